@@ -1,0 +1,27 @@
+//! Shared memory of virtual machines: where every byte a peer can write is reached from.
+//!
+//! | module | idea | owner of the bytes |
+//! |---|---|---|
+//! | [`region`] | one `mmap` of a peer's (or our own) file | the [`Region`], for as long as an `Arc` of it lives |
+//! | [`guest`] | an immutable set of regions and the translation of guest addresses | [`GuestMemory`], replaced as a whole when the map changes |
+//! | [`words`] | atomic words of a resolved range, for rings | an [`Area`] keeps its region alive |
+//! | [`slice`] | borrowed pieces of buffers, copied and never referenced | the lender |
+//! | [`shared`] | a memfd of our own, for driver halves | [`SharedMem`] |
+//! | [`sigbus`] | survival of a peer that truncates the file under a mapping | process-wide handler |
+//!
+//! A peer may change any shared byte at any moment, so nothing here ever makes a Rust reference
+//! to shared memory: words go through atomics, buffers through [`ReadSlice`] and [`WriteSlice`],
+//! which only copy. This crate and `ringferry-sys` are where the project's `unsafe` lives.
+
+pub mod guest;
+pub mod region;
+pub mod shared;
+pub mod sigbus;
+pub mod slice;
+pub mod words;
+
+pub use guest::{GuestMemory, MemoryError, Translator};
+pub use region::{MapError, Region, RegionSpec};
+pub use shared::SharedMem;
+pub use slice::{ReadSlice, WriteSlice};
+pub use words::{Area, Words};

@@ -1,0 +1,146 @@
+//! One mapping of one file: a piece of a virtual machine's memory, or of our own.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::FileType;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::sigbus;
+
+/// Where a region lies, in the terms of vhost-user's "memory region description".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionSpec {
+    /// First guest physical address.
+    pub guest_addr: u64,
+    /// Bytes.
+    pub size: u64,
+    /// First address in the front end's own address space; ring addresses are given in these.
+    pub user_addr: u64,
+    /// Where in the file the region begins.
+    pub mmap_offset: u64,
+}
+
+/// Why a region could not be mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    /// Size zero, or an address range that wraps around.
+    #[error("memory region at guest address {0:#x} is empty or wraps around")]
+    BadRange(u64),
+    /// The file is shorter than the region claims; touching the rest would raise SIGBUS.
+    #[error("memory region needs {needed} bytes of its file, which has only {size}")]
+    FileTooShort {
+        /// Offset plus size of the region.
+        needed: u64,
+        /// Size of the file.
+        size: u64,
+    },
+    /// The process holds as many mappings as [`sigbus::MAX_REGIONS`] allows.
+    #[error("more than {} memory regions are mapped", sigbus::MAX_REGIONS)]
+    TooMany,
+    /// The kernel refused.
+    #[error(
+        "cannot map guest memory ({0}); the VM's memory must be shared: for QEMU use -object memory-backend-memfd,share=on"
+    )]
+    Os(#[from] rustix::io::Errno),
+}
+
+/// A shared, writable, never executable mapping; unmapped when the last `Arc` goes.
+#[derive(Debug)]
+pub struct Region {
+    spec: RegionSpec,
+    /// Start of the whole mapping, which may begin before the region (page alignment).
+    map: *mut u8,
+    map_len: usize,
+    /// Address of the region's first byte.
+    base: *mut u8,
+    lost: AtomicBool,
+}
+
+// SAFETY: the mapping is plain shared memory, reached only through atomics and copies.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Maps `spec.size` bytes of `fd` from `spec.mmap_offset`, shared with whoever else holds it.
+    ///
+    /// The descriptor is not kept. The mapping is aligned to the file's block size, as hugetlbfs
+    /// demands for both ends.
+    ///
+    /// # Errors
+    /// See [`MapError`]; nothing stays mapped.
+    pub fn map(fd: BorrowedFd<'_>, spec: RegionSpec) -> Result<Arc<Region>, MapError> {
+        let bad = MapError::BadRange(spec.guest_addr);
+        let (Some(end), Some(_), Some(_), true) = (
+            spec.mmap_offset.checked_add(spec.size),
+            spec.guest_addr.checked_add(spec.size),
+            spec.user_addr.checked_add(spec.size),
+            spec.size > 0,
+        ) else {
+            return Err(bad);
+        };
+        let stat = rustix::fs::fstat(fd)?;
+        let size = stat.st_size as u64;
+        if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && size < end {
+            return Err(MapError::FileTooShort { needed: end, size });
+        }
+        let page = rustix::param::page_size() as u64;
+        let block = (stat.st_blksize as u64).max(page);
+        let align = if block.is_power_of_two() && block <= 1 << 30 { block } else { page };
+        let start = spec.mmap_offset & !(align - 1);
+        let (Some(end), true) = (end.checked_next_multiple_of(align), end <= i64::MAX as u64) else {
+            return Err(bad);
+        };
+        let map_len = usize::try_from(end - start).map_err(|_| MapError::BadRange(spec.guest_addr))?;
+        // SAFETY: a fresh mapping at an address the kernel chooses touches nothing that exists.
+        let map = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                map_len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                fd,
+                start,
+            )?
+        };
+        // Guest memory has no place in our core dumps.
+        // SAFETY: the advice concerns the mapping made just now and does not change its contents.
+        let _ = unsafe { rustix::mm::madvise(map, map_len, Advice::LinuxDontDump) };
+        let map: *mut u8 = map.cast();
+        // SAFETY: start <= mmap_offset and the region ends inside the mapping.
+        let base = unsafe { map.add((spec.mmap_offset - start) as usize) };
+        let region = Arc::new(Region { spec, map, map_len, base, lost: AtomicBool::new(false) });
+        // The handler gets the flag's address; Drop takes it back before the memory goes.
+        if !sigbus::guard(map.addr(), map_len, &region.lost) {
+            return Err(MapError::TooMany);
+        }
+        Ok(region)
+    }
+
+    /// Where the region lies.
+    pub fn spec(&self) -> &RegionSpec {
+        &self.spec
+    }
+
+    /// Whether the peer truncated the file: what is mapped now are private zero pages, and no
+    /// packet can pass through them any more. The owner should drop the connection.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Address of the first byte of the region in this process.
+    #[inline]
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        sigbus::release(self.map.addr());
+        // SAFETY: this mapping is ours, and no Area or slice outlives the last Arc.
+        let _ = unsafe { rustix::mm::munmap(self.map.cast(), self.map_len) };
+    }
+}
