@@ -1,0 +1,188 @@
+//! What the guest receives: frames to chains, one copy.
+
+use ringferry_memory::{ReadSlice, Translator, Words, WriteSlice};
+use ringferry_packet::vnet::Header;
+use ringferry_ring::split::Device;
+use ringferry_ring::{Chains, Fault};
+
+use crate::Features;
+
+/// Why a frame was not delivered. Nothing was written and no buffer was spent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The driver has not posted enough buffers.
+    #[error("no receive buffers")]
+    NoBuffers,
+    /// The next buffer is too small for the frame, and frames may not be spread over several.
+    #[error("frame larger than the receive buffer")]
+    TooBig,
+    /// The ring is broken.
+    #[error("the ring is broken")]
+    Broken,
+}
+
+/// The device's side of a receiveq.
+#[derive(Debug)]
+pub struct Receiveq<A> {
+    ring: Device<A>,
+    header_len: usize,
+    mergeable: bool,
+    /// Chains taken for this burst; those before `next` are spent.
+    chains: Chains,
+    next: usize,
+    /// Chains to take at a time: what is left of the burst.
+    ahead: usize,
+}
+
+impl<A: Words> Receiveq<A> {
+    /// Serves `ring` as negotiated.
+    pub fn new(ring: Device<A>, features: Features) -> Self {
+        Self {
+            ring,
+            header_len: features.header_len(),
+            mergeable: features.contains(Features::MRG_RXBUF),
+            chains: Chains::new(),
+            next: 0,
+            ahead: 1,
+        }
+    }
+
+    /// The ring, for its notifications and its state.
+    pub fn ring(&mut self) -> &mut Device<A> {
+        &mut self.ring
+    }
+
+    /// Announces that about `frames` frames follow until [`Receiveq::flush`], so that so many chains
+    /// are taken in one go.
+    #[inline]
+    pub fn expect(&mut self, frames: usize) {
+        self.ahead = frames.max(1);
+    }
+
+    /// Writes one frame, `first` and then `rest`, into the driver's next buffers. The driver does not
+    /// see it before [`Receiveq::flush`].
+    ///
+    /// # Errors
+    /// See [`Refused`].
+    #[inline]
+    pub fn deliver(
+        &mut self,
+        memory: &mut Translator<'_>,
+        mut header: Header,
+        first: &[u8],
+        rest: &[ReadSlice<'_>],
+    ) -> Result<(), Refused> {
+        let len = first.len() + rest.iter().map(ReadSlice::len).sum::<usize>();
+        let count = self.reserve(self.header_len + len, memory)?;
+        // 5.1.6.4.1: num_buffers is 1 when the feature is not negotiated.
+        header.num_buffers = count as u16;
+        let bytes = header.to_bytes();
+        let mut source = Source { inline: [&bytes[..self.header_len], first], rest, piece: ReadSlice::EMPTY };
+        for i in self.next..self.next + count {
+            let chain = self.chains.chain(i);
+            let mut written = 0;
+            for buffer in self.chains.writable(&chain) {
+                let mut done = 0;
+                while done < buffer.len as usize && !source.is_empty() {
+                    let room = buffer.addr.checked_add(done as u64);
+                    let Some(room) = room.and_then(|addr| memory.write(addr, buffer.len as usize - done))
+                    else {
+                        self.ring.break_with(Fault::Unusable);
+                        return Err(Refused::Broken);
+                    };
+                    done += source.fill(room);
+                }
+                written += done;
+            }
+            // written <= writable_len, which fits 32 bits.
+            self.ring.complete(chain.head, written as u32);
+        }
+        self.next += count;
+        self.ahead = self.ahead.saturating_sub(1).max(1);
+        Ok(())
+    }
+
+    /// Makes sure that the chains from `next` on hold `need` bytes; returns how many it takes.
+    #[inline]
+    fn reserve(&mut self, need: usize, memory: &mut Translator<'_>) -> Result<usize, Refused> {
+        let mut have = 0;
+        let mut count = 0;
+        loop {
+            while let Some(chain) = self.chains.get(self.next + count) {
+                // A buffer at least holds the header (5.1.6.3.2), and the driver only lends buffers
+                // to be written here.
+                if chain.readable > 0 || (chain.writable_len as usize) < self.header_len {
+                    self.ring.break_with(Fault::Unusable);
+                    return Err(Refused::Broken);
+                }
+                have += chain.writable_len as usize;
+                count += 1;
+                if have >= need {
+                    return Ok(count);
+                }
+                if !self.mergeable {
+                    return Err(Refused::TooBig);
+                }
+            }
+            if self.ring.take(self.ahead, memory, &mut self.chains) == 0 {
+                let broken = self.ring.fault().is_some();
+                return Err(if broken { Refused::Broken } else { Refused::NoBuffers });
+            }
+        }
+    }
+
+    /// Shows what was delivered to the driver and gives unspent chains back to the ring; true when
+    /// the driver wants a call.
+    #[inline]
+    pub fn flush(&mut self) -> bool {
+        let unspent = self.chains.len() - self.next;
+        self.chains.clear();
+        self.next = 0;
+        if self.ring.fault().is_some() {
+            return false;
+        }
+        self.ring.untake(unspent as u16);
+        self.ring.publish()
+    }
+}
+
+/// The bytes of a packet, virtual header first, in the order they are written.
+struct Source<'a, 's> {
+    inline: [&'a [u8]; 2],
+    rest: &'a [ReadSlice<'s>],
+    /// What is left of the piece that was begun.
+    piece: ReadSlice<'s>,
+}
+
+impl Source<'_, '_> {
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.piece.is_empty()
+            && self.rest.is_empty()
+            && self.inline[0].is_empty()
+            && self.inline[1].is_empty()
+    }
+
+    /// Copies as much as both sides have; returns how many bytes.
+    #[inline]
+    fn fill(&mut self, room: WriteSlice<'_>) -> usize {
+        let mut done = 0;
+        for bytes in &mut self.inline {
+            let n = room.skip(done).copy_from(bytes);
+            *bytes = &bytes[n..];
+            done += n;
+        }
+        while done < room.len() {
+            if self.piece.is_empty() {
+                let [next, rest @ ..] = self.rest else { break };
+                self.piece = *next;
+                self.rest = rest;
+                continue;
+            }
+            let n = self.piece.copy_to_slice(&room.skip(done));
+            self.piece = self.piece.skip(n);
+            done += n;
+        }
+        done
+    }
+}

@@ -1,0 +1,158 @@
+//! What the guest sends: chains to frames.
+
+use ringferry_memory::{GuestMemory, Translator, Words};
+use ringferry_packet::frame::Burst;
+use ringferry_packet::vnet::Header;
+use ringferry_ring::split::Device;
+use ringferry_ring::{Buffer, Chains, Fault};
+
+use crate::{Features, MAX_FRAME, MIN_FRAME};
+
+/// Packets that a guest sent and that are not frames, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rejected {
+    /// Shorter than a virtual header and an Ethernet header.
+    pub too_short: u64,
+    /// Longer than [`MAX_FRAME`].
+    pub too_long: u64,
+    /// A virtual header that contradicts itself or the frame.
+    pub bad_header: u64,
+}
+
+/// The device's side of a transmitq.
+#[derive(Debug)]
+pub struct Transmitq<A> {
+    ring: Device<A>,
+    header_len: usize,
+    /// The burst being forwarded: taken, not completed.
+    chains: Chains,
+    rejected: Rejected,
+}
+
+impl<A: Words> Transmitq<A> {
+    /// Serves `ring` as negotiated.
+    pub fn new(ring: Device<A>, features: Features) -> Self {
+        Self { ring, header_len: features.header_len(), chains: Chains::new(), rejected: Rejected::default() }
+    }
+
+    /// The ring, for its notifications and its state.
+    pub fn ring(&mut self) -> &mut Device<A> {
+        &mut self.ring
+    }
+
+    /// Packets that were not frames, since the queue was set up.
+    pub fn rejected(&self) -> Rejected {
+        self.rejected
+    }
+
+    /// Takes up to `max` packets and appends those that are frames to `burst`. Returns how many were
+    /// taken; each is completed by [`Transmitq::complete`], frame or not. A chain the ring or the
+    /// memory map refuses breaks the ring.
+    #[inline]
+    pub fn poll<'m>(&mut self, memory: &'m GuestMemory, max: usize, burst: &mut Burst<'m>) -> usize {
+        let mut translator = memory.translator();
+        self.chains.clear();
+        let taken = self.ring.take(max, &mut translator, &mut self.chains);
+        for chain in self.chains.iter() {
+            let total = chain.readable_len as usize;
+            if total < self.header_len + MIN_FRAME {
+                self.rejected.too_short += 1;
+                continue;
+            }
+            let len = total - self.header_len;
+            if len > MAX_FRAME {
+                self.rejected.too_long += 1;
+                continue;
+            }
+            let buffers = self.chains.readable(chain);
+            match read_frame(buffers, self.header_len, len, &mut translator, burst) {
+                Ok(true) => {}
+                Ok(false) => self.rejected.bad_header += 1,
+                Err(fault) => {
+                    self.ring.break_with(fault);
+                    break;
+                }
+            }
+        }
+        taken
+    }
+
+    /// Completes every packet of the last [`Transmitq::poll`]; true when the driver wants a call.
+    #[inline]
+    pub fn complete(&mut self) -> bool {
+        for chain in self.chains.iter() {
+            self.ring.complete(chain.head, 0);
+        }
+        self.chains.clear();
+        self.ring.publish()
+    }
+}
+
+/// Reads the header and lends the frame behind it; false when the header is bad.
+///
+/// Header and frame may be cut into buffers anywhere (2.6.4.1), also inside the header.
+#[inline]
+fn read_frame<'m>(
+    buffers: &[Buffer],
+    header_len: usize,
+    len: usize,
+    translator: &mut Translator<'m>,
+    burst: &mut Burst<'m>,
+) -> Result<bool, Fault> {
+    let mut bytes = [0; Header::LEN];
+    let mut pieces = Pieces { buffers, at: 0, translator };
+    let mut have = 0;
+    let mut spill = None;
+    while have < header_len {
+        let piece = pieces.next()?;
+        let n = piece.first(header_len - have).copy_to(&mut bytes[have..header_len]);
+        have += n;
+        spill = Some(piece.skip(n));
+    }
+    // What the driver puts into num_buffers is ignored (5.1.6.2).
+    let header = Header::from_bytes(&bytes).sanitised();
+    if header.check(len).is_err() {
+        return Ok(false);
+    }
+    let mut frame = burst.build(header, len as u32);
+    let mut left = len;
+    if let Some(piece) = spill {
+        left -= piece.len();
+        frame.piece(piece);
+    }
+    while left > 0 {
+        let piece = pieces.next()?;
+        left -= piece.len();
+        frame.piece(piece);
+    }
+    frame.finish();
+    Ok(true)
+}
+
+/// The contiguous pieces of a chain's readable buffers, whose lengths the ring has added up.
+struct Pieces<'a, 'm> {
+    buffers: &'a [Buffer],
+    /// Bytes of the first buffer that were already returned.
+    at: usize,
+    translator: &'a mut Translator<'m>,
+}
+
+impl<'m> Pieces<'_, 'm> {
+    #[inline]
+    fn next(&mut self) -> Result<ringferry_memory::ReadSlice<'m>, Fault> {
+        loop {
+            let [buffer, rest @ ..] = self.buffers else { return Err(Fault::Unusable) };
+            let left = buffer.len as usize - self.at;
+            if left == 0 {
+                // An empty buffer, or the end of one that crossed two regions.
+                self.buffers = rest;
+                self.at = 0;
+                continue;
+            }
+            let addr = buffer.addr.checked_add(self.at as u64).ok_or(Fault::Unusable)?;
+            let piece = self.translator.read(addr, left).ok_or(Fault::Unusable)?;
+            self.at += piece.len();
+            return Ok(piece);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! The driver's side of the control queue: one command at a time.
+
+use std::sync::Arc;
+
+use ringferry_memory::{Area, GuestMemory};
+use ringferry_ring::split::Driver;
+use ringferry_ring::{Buffer, Fault};
+
+use super::arena::{Arena, ArenaError, Queue};
+use crate::Features;
+use crate::control::{Command, ERR, MAX_COMMAND, OK};
+
+/// Entries of the queue; a command takes two.
+const SIZE: u16 = 4;
+
+/// The driver's side of the control queue.
+#[derive(Debug)]
+pub struct Controlq {
+    ring: Driver<Area, ()>,
+    memory: Arc<GuestMemory>,
+    /// Where the command lies; its acknowledgement is the byte behind [`MAX_COMMAND`].
+    command: u64,
+}
+
+impl Controlq {
+    /// Bytes of arena that it takes.
+    pub fn arena_bytes() -> usize {
+        Arena::queue_bytes(SIZE, 0) + 2 * MAX_COMMAND
+    }
+
+    /// Makes the queue.
+    ///
+    /// # Errors
+    /// See [`ArenaError`].
+    pub fn new(arena: &mut Arena, features: Features) -> Result<(Queue, Self), ArenaError> {
+        let (queue, ring) = arena.queue(SIZE, features.ring(), 0)?;
+        let command = arena.alloc(MAX_COMMAND + 1)?;
+        Ok((queue, Self { ring, memory: Arc::clone(arena.memory()), command }))
+    }
+
+    /// The ring, for its notifications and its state.
+    pub fn ring(&mut self) -> &mut Driver<Area, ()> {
+        &mut self.ring
+    }
+
+    /// The violation that broke this queue, if any.
+    pub fn fault(&self) -> Option<Fault> {
+        self.ring.fault()
+    }
+
+    /// Sends a command; `None` when one is under way, the command is too long, or the ring is
+    /// broken. Otherwise whether the device wants a kick.
+    pub fn submit(&mut self, command: &Command) -> Option<bool> {
+        let bytes = command.encode();
+        if self.ring.in_flight() > 0 || bytes.len() > MAX_COMMAND {
+            return None;
+        }
+        let ack = self.command + MAX_COMMAND as u64;
+        let mut translator = self.memory.translator();
+        translator.write(self.command, bytes.len())?.copy_from(&bytes);
+        // Not OK until the device says so.
+        translator.write(ack, 1)?.copy_from(&[ERR]);
+        let read = Buffer { addr: self.command, len: bytes.len() as u32 };
+        self.ring.add(&[read], &[Buffer { addr: ack, len: 1 }], ()).ok()?;
+        Some(self.ring.publish())
+    }
+
+    /// The answer to the command under way: whether the device carried it out. `None` while there
+    /// is no answer.
+    pub fn poll(&mut self) -> Option<bool> {
+        let used = self.ring.collect()?;
+        let mut ack = [ERR];
+        self.memory.translator().read(self.command + MAX_COMMAND as u64, 1)?.copy_to(&mut ack);
+        Some(used.len >= 1 && ack[0] == OK)
+    }
+}

@@ -1,0 +1,218 @@
+//! Feature bits (VIRTIO 1.4, 5.1.3 and 6) and what they mean for packets.
+
+use bitflags::bitflags;
+use ringferry_packet::vnet::{Header, Offloads};
+use ringferry_ring::RingFeatures;
+
+bitflags! {
+    /// The feature bits of a network device that this project knows, by their standard names
+    /// without the prefix `VIRTIO_NET_F_` or `VIRTIO_F_`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct Features: u64 {
+        /// The device completes checksums.
+        const CSUM = 1 << 0;
+        /// The driver takes packets with partial checksums.
+        const GUEST_CSUM = 1 << 1;
+        /// Receive offloads can be changed at run time.
+        const CTRL_GUEST_OFFLOADS = 1 << 2;
+        /// The device reports its MTU.
+        const MTU = 1 << 3;
+        /// The device has given itself an address.
+        const MAC = 1 << 5;
+        /// The driver takes unsegmented TCP over IPv4.
+        const GUEST_TSO4 = 1 << 7;
+        /// The driver takes unsegmented TCP over IPv6.
+        const GUEST_TSO6 = 1 << 8;
+        /// The driver takes unsegmented TCP with ECN.
+        const GUEST_ECN = 1 << 9;
+        /// The driver takes unfragmented UDP.
+        const GUEST_UFO = 1 << 10;
+        /// The device takes unsegmented TCP over IPv4.
+        const HOST_TSO4 = 1 << 11;
+        /// The device takes unsegmented TCP over IPv6.
+        const HOST_TSO6 = 1 << 12;
+        /// The device takes unsegmented TCP with ECN.
+        const HOST_ECN = 1 << 13;
+        /// The device takes unfragmented UDP.
+        const HOST_UFO = 1 << 14;
+        /// A packet may be spread over several receive buffers.
+        const MRG_RXBUF = 1 << 15;
+        /// The device reports its link.
+        const STATUS = 1 << 16;
+        /// There is a control queue.
+        const CTRL_VQ = 1 << 17;
+        /// Receive filters can be set.
+        const CTRL_RX = 1 << 18;
+        /// VLAN filters can be set.
+        const CTRL_VLAN = 1 << 19;
+        /// More receive filters can be set.
+        const CTRL_RX_EXTRA = 1 << 20;
+        /// The device may ask the guest to announce itself.
+        const GUEST_ANNOUNCE = 1 << 21;
+        /// Several queue pairs.
+        const MQ = 1 << 22;
+        /// The address can be set through the control queue.
+        const CTRL_MAC_ADDR = 1 << 23;
+        /// Descriptors may point to tables of descriptors.
+        const INDIRECT_DESC = 1 << 28;
+        /// Both sides say from which index on they want to be told.
+        const EVENT_IDX = 1 << 29;
+        /// Not a device feature: the vhost-user connection negotiates protocol features.
+        const PROTOCOL_FEATURES = 1 << 30;
+        /// VIRTIO 1.0 or later.
+        const VERSION_1 = 1 << 32;
+        /// Packed ring.
+        const RING_PACKED = 1 << 34;
+        /// Buffers are used in the order they were made available.
+        const IN_ORDER = 1 << 35;
+        /// The driver takes unsegmented UDP over IPv4.
+        const GUEST_USO4 = 1 << 54;
+        /// The driver takes unsegmented UDP over IPv6.
+        const GUEST_USO6 = 1 << 55;
+        /// The device takes unsegmented UDP.
+        const HOST_USO = 1 << 56;
+    }
+}
+
+impl Features {
+    /// What our device half offers, control queue and configuration space aside.
+    pub const DEVICE: Features = Features::CSUM
+        .union(Features::GUEST_CSUM)
+        .union(Features::GUEST_TSO4)
+        .union(Features::GUEST_TSO6)
+        .union(Features::GUEST_ECN)
+        .union(Features::GUEST_USO4)
+        .union(Features::GUEST_USO6)
+        .union(Features::HOST_TSO4)
+        .union(Features::HOST_TSO6)
+        .union(Features::HOST_ECN)
+        .union(Features::HOST_USO)
+        .union(Features::MRG_RXBUF)
+        .union(Features::INDIRECT_DESC)
+        .union(Features::EVENT_IDX)
+        .union(Features::VERSION_1);
+
+    /// Each feature that needs another (5.1.3.1), with what it needs.
+    const NEEDS: [(Features, Features); 15] = [
+        (Features::GUEST_TSO4, Features::GUEST_CSUM),
+        (Features::GUEST_TSO6, Features::GUEST_CSUM),
+        (Features::GUEST_UFO, Features::GUEST_CSUM),
+        (Features::GUEST_USO4, Features::GUEST_CSUM),
+        (Features::GUEST_USO6, Features::GUEST_CSUM),
+        (Features::HOST_TSO4, Features::CSUM),
+        (Features::HOST_TSO6, Features::CSUM),
+        (Features::HOST_UFO, Features::CSUM),
+        (Features::HOST_USO, Features::CSUM),
+        (Features::CTRL_RX, Features::CTRL_VQ),
+        (Features::CTRL_VLAN, Features::CTRL_VQ),
+        (Features::CTRL_RX_EXTRA, Features::CTRL_VQ),
+        (Features::GUEST_ANNOUNCE, Features::CTRL_VQ),
+        (Features::MQ, Features::CTRL_VQ),
+        (Features::CTRL_MAC_ADDR, Features::CTRL_VQ),
+    ];
+
+    /// These features without the ones whose precondition (5.1.3.1) is missing.
+    #[must_use]
+    pub fn consistent(self) -> Features {
+        let mut features = self;
+        for (feature, needs) in Self::NEEDS {
+            if !features.contains(needs) {
+                features.remove(feature);
+            }
+        }
+        if !features.intersects(Features::GUEST_TSO4.union(Features::GUEST_TSO6)) {
+            features.remove(Features::GUEST_ECN);
+        }
+        if !features.intersects(Features::HOST_TSO4.union(Features::HOST_TSO6)) {
+            features.remove(Features::HOST_ECN);
+        }
+        features
+    }
+
+    /// What the driver takes without software's help.
+    #[must_use]
+    pub fn guest_offloads(self) -> Offloads {
+        let features = self.consistent();
+        let mut offloads = Offloads::empty();
+        offloads.set(Offloads::CSUM, features.contains(Features::GUEST_CSUM));
+        offloads.set(Offloads::TSO4, features.contains(Features::GUEST_TSO4));
+        offloads.set(Offloads::TSO6, features.contains(Features::GUEST_TSO6));
+        offloads.set(Offloads::ECN, features.contains(Features::GUEST_ECN));
+        offloads.set(Offloads::USO, features.contains(Features::GUEST_USO4.union(Features::GUEST_USO6)));
+        offloads.set(Offloads::UFO, features.contains(Features::GUEST_UFO));
+        offloads
+    }
+
+    /// What the device takes without software's help.
+    #[must_use]
+    pub fn host_offloads(self) -> Offloads {
+        let features = self.consistent();
+        let mut offloads = Offloads::empty();
+        offloads.set(Offloads::CSUM, features.contains(Features::CSUM));
+        offloads.set(Offloads::TSO4, features.contains(Features::HOST_TSO4));
+        offloads.set(Offloads::TSO6, features.contains(Features::HOST_TSO6));
+        offloads.set(Offloads::ECN, features.contains(Features::HOST_ECN));
+        offloads.set(Offloads::USO, features.contains(Features::HOST_USO));
+        offloads.set(Offloads::UFO, features.contains(Features::HOST_UFO));
+        offloads
+    }
+
+    /// Size of the virtual header (5.1.6.1): `num_buffers` is always there since VERSION_1, and in
+    /// the legacy interface only with MRG_RXBUF.
+    #[must_use]
+    pub fn header_len(self) -> usize {
+        if self.intersects(Features::VERSION_1.union(Features::MRG_RXBUF)) {
+            Header::LEN
+        } else {
+            Header::LEGACY_LEN
+        }
+    }
+
+    /// The part that concerns rings.
+    #[must_use]
+    pub fn ring(self) -> RingFeatures {
+        RingFeatures::from_bits(self.bits())
+    }
+
+    /// The names of the features, by bit.
+    pub fn names(self) -> Vec<String> {
+        let mut names: Vec<String> = self.iter_names().map(|(name, _)| name.to_owned()).collect();
+        let unknown = self.bits() & !Features::all().bits();
+        names.extend((0..64).filter(|bit| unknown & (1 << bit) != 0).map(|bit| format!("BIT_{bit}")));
+        names
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clause_5_1_3_1_features_fall_with_what_they_need() {
+        let features = (Features::GUEST_TSO4 | Features::GUEST_ECN | Features::MQ).consistent();
+        assert_eq!(features, Features::empty());
+        let features = (Features::CSUM | Features::HOST_TSO6 | Features::HOST_ECN).consistent();
+        assert_eq!(features, Features::CSUM | Features::HOST_TSO6 | Features::HOST_ECN);
+        assert_eq!(Features::DEVICE.consistent(), Features::DEVICE);
+    }
+
+    #[test]
+    fn clause_5_1_6_1_header_is_12_bytes_with_version_1() {
+        assert_eq!(Features::VERSION_1.header_len(), 12);
+        assert_eq!(Features::MRG_RXBUF.header_len(), 12);
+        assert_eq!(Features::empty().header_len(), 10);
+    }
+
+    #[test]
+    fn uso_needs_both_families() {
+        let one = Features::GUEST_CSUM | Features::GUEST_USO4;
+        assert!(!one.guest_offloads().contains(Offloads::USO));
+        assert!((one | Features::GUEST_USO6).guest_offloads().contains(Offloads::USO));
+    }
+
+    #[test]
+    fn unknown_bits_have_names_too() {
+        let names = Features::from_bits_retain(1 | 1 << 63).names();
+        assert_eq!(names, ["CSUM", "BIT_63"]);
+    }
+}
