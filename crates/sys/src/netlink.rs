@@ -1,0 +1,76 @@
+//! The one netlink request this crate needs: giving an interface an address (rtnetlink(7)).
+//!
+//! The older ioctl cannot say "usable now": the kernel looks for duplicates of an IPv6 address first, in
+//! the background, even when told to spend no time on it.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+/// Size of `struct nlmsghdr`.
+const HEADER: usize = 16;
+
+/// Adds `address` to the interface with index `index`; one that is there already is no error. An IPv6 address
+/// is not checked for duplicates.
+pub(crate) fn add_address(index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
+    let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    // struct ifaddrmsg: family, prefix length, flags, scope (0: global), interface.
+    let mut body = vec![family as u8, prefix, 0, 0];
+    body.extend_from_slice(&index.to_ne_bytes());
+    match address {
+        IpAddr::V4(address) => {
+            attribute(&mut body, libc::IFA_LOCAL, &address.octets());
+            attribute(&mut body, libc::IFA_ADDRESS, &address.octets());
+            if prefix < 31 {
+                let broadcast = Ipv4Addr::from_bits(address.to_bits() | u32::MAX >> prefix);
+                attribute(&mut body, libc::IFA_BROADCAST, &broadcast.octets());
+            }
+        }
+        IpAddr::V6(address) => {
+            attribute(&mut body, libc::IFA_LOCAL, &address.octets());
+            attribute(&mut body, libc::IFA_ADDRESS, &address.octets());
+            attribute(&mut body, libc::IFA_FLAGS, &libc::IFA_F_NODAD.to_ne_bytes());
+        }
+    }
+    request(libc::RTM_NEWADDR, libc::NLM_F_CREATE | libc::NLM_F_REPLACE, &body)
+}
+
+/// Appends a `struct rtattr` and its value, padded to four bytes.
+fn attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    let len = (4 + value.len()) as u16; // values here have at most 16 bytes
+    body.extend_from_slice(&len.to_ne_bytes());
+    body.extend_from_slice(&kind.to_ne_bytes());
+    body.extend_from_slice(value);
+    body.resize(body.len().next_multiple_of(4), 0);
+}
+
+/// Sends one request and waits for the kernel's answer, which comes before the send returns.
+fn request(kind: u16, flags: libc::c_int, body: &[u8]) -> io::Result<()> {
+    let flags = (flags | libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
+    let mut message = Vec::with_capacity(HEADER + body.len());
+    message.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
+    message.extend_from_slice(&kind.to_ne_bytes());
+    message.extend_from_slice(&flags.to_ne_bytes());
+    message.extend_from_slice(&[0; 8]); // sequence number, sender: one request per socket needs neither
+    message.extend_from_slice(body);
+
+    let socket = rustix::net::socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        None, // NETLINK_ROUTE is 0
+    )?;
+    // A netlink socket that is not connected talks to the kernel.
+    rustix::net::send(&socket, &message, SendFlags::empty())?;
+    let mut reply = [0u8; 1024];
+    let (len, _) = rustix::net::recv(&socket, &mut reply[..], RecvFlags::empty())?;
+    // struct nlmsgerr: a header, then the negated error number.
+    match reply[..len].get(HEADER..HEADER + 4) {
+        Some(&[a, b, c, d]) => match i32::from_ne_bytes([a, b, c, d]) {
+            0 => Ok(()),
+            error => Err(io::Error::from_raw_os_error(error.saturating_neg())),
+        },
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}

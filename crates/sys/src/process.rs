@@ -1,0 +1,284 @@
+//! Children in namespaces of their own, CPU time, and privileges.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use rustix::thread::{CapabilitySet, UnshareFlags};
+
+use crate::namespace;
+
+/// What a child gets besides what its [`Command`] says.
+#[derive(Debug, Default)]
+pub struct Spawn {
+    /// A new network namespace, with a loopback interface that is down.
+    pub new_net: bool,
+    /// This network namespace. Not together with `new_net`.
+    pub join_net: Option<OwnedFd>,
+    /// The child is killed (SIGKILL) when the *thread* that starts it ends, as happens whenever the process
+    /// ends, in whatever way. Start such children from the main thread.
+    pub die_with_parent: bool,
+    /// Descriptors the child keeps, each under the number given with it. The parent's ones are closed.
+    pub keep_fds: Vec<(OwnedFd, RawFd)>,
+}
+
+/// Starts `command` with the options `spawn`. The child starts with no signal blocked. The
+/// command can be used again; the options hold for this child only.
+///
+/// # Errors
+/// What [`Command::spawn`] says; `InvalidInput` for two namespaces, or for a number that is negative or
+/// used twice; permission to make or enter the namespace (see [`namespace`]).
+pub fn spawn(command: &mut Command, spawn: Spawn) -> io::Result<Child> {
+    let Spawn { new_net, join_net, die_with_parent, keep_fds } = spawn;
+    let mut targets: Vec<RawFd> = keep_fds.iter().map(|&(_, target)| target).collect();
+    targets.sort_unstable();
+    let twice = targets.windows(2).any(|pair| pair[0] == pair[1]);
+    if (new_net && join_net.is_some()) || twice || targets.first().is_some_and(|&lowest| lowest < 0) {
+        let text = "one network namespace at most, and each descriptor under a number of its own";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+
+    // Sources move above all targets, so that filling one target never overwrites another's source. And a free
+    // target is taken until the child runs, or `Command` might put the pipe there on which
+    // it reports errors from the child.
+    let floor = targets.last().map_or(0, |&highest| highest.saturating_add(1));
+    let mut sources = Vec::with_capacity(keep_fds.len());
+    let mut reserved = Vec::with_capacity(keep_fds.len());
+    for (fd, target) in keep_fds {
+        let source = rustix::io::fcntl_dupfd_cloexec(&fd, floor)?;
+        let place = rustix::io::fcntl_dupfd_cloexec(&source, target)?;
+        if place.as_raw_fd() == target {
+            reserved.push(place);
+        }
+        sources.push((source, target));
+    }
+    let moves: Vec<(RawFd, RawFd)> = sources.iter().map(|(fd, target)| (fd.as_raw_fd(), *target)).collect();
+    let net = join_net.as_ref().map(AsRawFd::as_raw_fd);
+    let parent = rustix::process::getpid();
+    // The hook cannot be taken off the command, so it is disarmed: its descriptors end with this call.
+    let armed = Arc::new(AtomicBool::new(true));
+    let hook_armed = Arc::clone(&armed);
+    let in_child = move || -> io::Result<()> {
+        if !hook_armed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if die_with_parent {
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The parent may have ended before that, and then no signal comes.
+            if rustix::process::getppid() != Some(parent) {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+        }
+        if new_net {
+            // SAFETY: the child's own new network namespace touches no open descriptor and no memory.
+            unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }?;
+        }
+        if let Some(net) = net {
+            // SAFETY: `join_net` lives in the parent until `spawn` returns, and the child has a
+            // copy of it until exec.
+            namespace::join(unsafe { std::os::fd::BorrowedFd::borrow_raw(net) })?;
+        }
+        for &(source, target) in &moves {
+            // SAFETY: plain numbers; the target is a number the caller asked for, and what may be
+            // open there in this child is replaced on purpose. The copy is not closed on exec.
+            if unsafe { libc::dup2(source, target) } < 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        clear_signal_mask();
+        Ok(())
+    };
+    // SAFETY: between fork and exec the hook makes only plain system calls: it takes no lock and
+    // neither allocates nor frees (io::Error from a number is no allocation).
+    unsafe { command.pre_exec(in_child) };
+    let child = command.spawn();
+    armed.store(false, Ordering::Relaxed);
+    drop(reserved);
+    child
+}
+
+fn clear_signal_mask() {
+    let mut set = std::mem::MaybeUninit::uninit();
+    // SAFETY: sigemptyset initialises the set, and pthread_sigmask only reads it; both are allowed between
+    // fork and exec.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, set.as_ptr(), std::ptr::null_mut());
+    }
+}
+
+/// Asks a child to end (SIGTERM). Does nothing when it has ended already.
+///
+/// # Errors
+/// No permission: the child has become another user.
+pub fn terminate(child: &mut Child) -> io::Result<()> {
+    if child.try_wait()?.is_none() {
+        // Not waited for yet, so the number is still the child's.
+        rustix::process::kill_process(rustix::process::Pid::from_child(child), Signal::TERM)?;
+    }
+    Ok(())
+}
+
+/// The CPU time that all threads of process `pid` have used, in user and kernel mode, with the scheduler's
+/// resolution (nanoseconds). Works for any process, and for a child that has ended until it is waited for.
+///
+/// # Errors
+/// `ESRCH`: there is no such process.
+pub fn cpu_time(pid: u32) -> io::Result<Duration> {
+    let no_process = || io::Error::from_raw_os_error(libc::ESRCH);
+    let pid = libc::pid_t::try_from(pid).map_err(|_| no_process())?;
+    let mut clock: libc::clockid_t = 0;
+    // SAFETY: it writes one clockid_t, to ours.
+    if unsafe { libc::clock_getcpuclockid(pid, &mut clock) } != 0 {
+        return Err(no_process());
+    }
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: it writes one timespec, to ours; a clock that is gone is an error.
+    if unsafe { libc::clock_gettime(clock, &mut time) } != 0 {
+        return Err(no_process());
+    }
+    // Never negative, and nanoseconds below a second.
+    Ok(Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32))
+}
+
+/// Whether the process runs as root, in its user namespace.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Whether the calling thread may configure networks in its user namespace (CAP_NET_ADMIN).
+pub fn has_net_admin() -> bool {
+    rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_ADMIN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::namespace::current_net;
+    use crate::signal::Signals;
+    use crate::testing::in_new_net;
+    use std::io::Read;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Stdio;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdout(Stdio::piped());
+        command
+    }
+
+    fn output(child: Child) -> String {
+        String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap().trim().to_owned()
+    }
+
+    fn read_all(fd: OwnedFd) -> String {
+        let mut text = String::new();
+        std::fs::File::from(fd).read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn kept_descriptors_arrive_under_their_numbers() {
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let mut command = shell("echo ready >&7");
+        let options = Spawn { keep_fds: vec![(write, 7)], ..Spawn::default() };
+        let mut child = spawn(&mut command, options).unwrap();
+        assert_eq!(read_all(read), "ready\n"); // ends only when no writing end is left here
+        assert!(child.wait().unwrap().success());
+        // The command is as it was: number 7 is not open in the next child.
+        let child = spawn(&mut shell("test -e /proc/self/fd/7 || echo closed"), Spawn::default()).unwrap();
+        assert_eq!(output(child), "closed");
+        let mut again = command.stderr(Stdio::null()).spawn().unwrap();
+        assert!(!again.wait().unwrap().success());
+    }
+
+    #[test]
+    fn kept_descriptors_can_swap_places() {
+        let pipe = || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let ((read_a, a), (read_b, b)) = (pipe(), pipe());
+        let (number_a, number_b) = (a.as_raw_fd(), b.as_raw_fd());
+        let script = format!("echo a >/proc/self/fd/{number_b}; echo b >/proc/self/fd/{number_a}");
+        let options = Spawn { keep_fds: vec![(a, number_b), (b, number_a)], ..Spawn::default() };
+        let mut child = spawn(&mut shell(&script), options).unwrap();
+        assert_eq!((read_all(read_a), read_all(read_b)), ("a\n".into(), "b\n".into()));
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn errors_of_the_child_reach_the_parent() {
+        // Many targets, so that one would meet the pipe on which `Command` reports.
+        let file = tempfile::tempfile().unwrap();
+        let keep_fds = (3..100).map(|target| (OwnedFd::from(file.try_clone().unwrap()), target)).collect();
+        let error =
+            spawn(&mut Command::new("/nonexistent"), Spawn { keep_fds, ..Spawn::default() }).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+
+        let keep_fds = vec![(file.try_clone().unwrap().into(), 5), (file.into(), 5)];
+        let error = spawn(&mut shell("true"), Spawn { keep_fds, ..Spawn::default() }).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn children_live_in_the_namespace_they_were_given() {
+        in_new_net(|| {
+            let link = || std::fs::read_link("/proc/thread-self/ns/net").unwrap().display().to_string();
+            let ours = link();
+            let print = || shell("readlink /proc/self/ns/net");
+            let child = spawn(&mut print(), Spawn { new_net: true, ..Spawn::default() }).unwrap();
+            let other = output(child);
+            assert!(other.starts_with("net:[") && other != ours);
+
+            let net = current_net().unwrap();
+            namespace::unshare_net().unwrap();
+            assert_ne!(link(), ours);
+            let options = Spawn { join_net: Some(net), ..Spawn::default() };
+            assert_eq!(output(spawn(&mut print(), options).unwrap()), ours);
+        });
+        let net = current_net().unwrap();
+        let both = Spawn { new_net: true, join_net: Some(net), ..Spawn::default() };
+        assert_eq!(spawn(&mut shell("true"), both).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn a_child_can_be_terminated_though_we_block_the_signal() {
+        std::thread::spawn(|| {
+            let _signals = Signals::new(&[Signal::TERM]).unwrap();
+            let mut child = spawn(&mut shell("exec sleep 20"), Spawn::default()).unwrap();
+            terminate(&mut child).unwrap();
+            assert_eq!(child.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
+            terminate(&mut child).unwrap();
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn cpu_time_counts_what_a_child_used_until_it_is_waited_for() {
+        let mut child = Command::new("sh")
+            .args(["-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"])
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        let exited = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+        let id = rustix::process::WaitId::Pid(rustix::process::Pid::from_child(&child));
+        rustix::process::waitid(id, exited).unwrap();
+        assert!(cpu_time(pid).unwrap() > Duration::ZERO);
+        child.wait().unwrap();
+        assert_eq!(cpu_time(pid).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        assert!(cpu_time(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn privileges_agree_with_the_kernels_own_account() {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).unwrap();
+        let effective = u64::from_str_radix(field("CapEff:").trim(), 16).unwrap();
+        assert_eq!(has_net_admin(), effective >> 12 & 1 == 1);
+        assert_eq!(is_root(), field("Uid:").split_whitespace().nth(1) == Some("0"));
+    }
+}

@@ -1,0 +1,624 @@
+//! Unix stream sockets that carry file descriptors: the set-up channel of vhost-user and control.
+//!
+//! A [`Listener`] made by [`Listener::bind`] owns its file and removes it when dropped; an
+//! inherited one belongs to whoever made it. All sockets are closed on exec. Listeners never wait; streams wait
+//! until [`Stream::set_nonblocking`].
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::linux::fs::MetadataExt;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
+
+/// Longest socket path in bytes: `sun_path` less the terminating zero.
+pub const MAX_PATH: usize = 107;
+
+/// Most descriptors one [`Stream::recv`] takes or [`Stream::send`] gives. The longest vhost-user message has
+/// 32; the kernel's own limit is 253.
+pub const MAX_FDS: usize = 64;
+
+/// Connections that may wait to be accepted. A port has one client; the rest is for retries.
+const BACKLOG: i32 = 16;
+
+/// Why a path cannot be listened on. Each message says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Longer than the kernel allows, empty, or with a zero byte in it.
+    #[error("socket path {0:?} is not possible: use 1 to {MAX_PATH} bytes (it has {len}), none of them zero", len = .0.as_os_str().len())]
+    Path(PathBuf),
+    /// A living process listens there.
+    #[error("socket {0:?} is in use by a running program: end it, or choose another path")]
+    InUse(PathBuf),
+    /// Something that is no socket is there.
+    #[error("{0:?} exists and is not a socket: remove it, or choose another path")]
+    NotASocket(PathBuf),
+    /// Its directory does not exist.
+    #[error("the directory of socket {0:?} does not exist: create it (mkdir -p {dir:?})", dir = directory(.0))]
+    NoDirectory(PathBuf),
+    /// Its directory, or a stale socket in it, is out of reach.
+    #[error("no permission to make socket {0:?}: make directory {dir:?} writable for this user, remove what another user left there, or choose another path", dir = directory(.0))]
+    Permission(PathBuf),
+    /// An inherited descriptor is something else.
+    #[error(
+        "the inherited descriptor is not a listening Unix stream socket: pass one (systemd: ListenStream=/path)"
+    )]
+    NotAListener,
+    /// Anything else.
+    #[error("socket {path:?}: {source}")]
+    Os {
+        /// The path.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+fn directory(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// A socket that accepts connections. Non-blocking.
+#[derive(Debug)]
+pub struct Listener {
+    fd: OwnedFd,
+    file: Option<SocketFile>,
+}
+
+/// The file of a bound socket: removed on drop, if it is still the one that was made.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    id: (u64, u64),
+}
+
+impl SocketFile {
+    /// Device and inode of what is at `path` now.
+    fn id_at(path: &Path) -> io::Result<(u64, u64)> {
+        let status = std::fs::symlink_metadata(path)?;
+        Ok((status.st_dev(), status.st_ino()))
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if SocketFile::id_at(&self.path).is_ok_and(|id| id == self.id) {
+            let _ = std::fs::remove_file(&self.path); // gone already is as good
+        }
+    }
+}
+
+impl Listener {
+    /// Listens at `path`. A socket file that a dead process left there is replaced; whether it is
+    /// dead is found out by connecting, so a living listener sees one connection that closes at once.
+    ///
+    /// The file's permissions follow the umask. It is removed when the listener is dropped, unless
+    /// someone has put another in its place.
+    ///
+    /// # Errors
+    /// See [`BindError`].
+    pub fn bind(path: impl AsRef<Path>) -> Result<Listener, BindError> {
+        let path = path.as_ref();
+        let address = unix_address(path).ok_or_else(|| BindError::Path(path.to_owned()))?;
+        let os = |source: io::Error| BindError::Os { path: path.to_owned(), source };
+        let fd = stream_socket(SocketFlags::NONBLOCK).map_err(os)?;
+        match rustix::net::bind(&fd, &address) {
+            Err(Errno::ADDRINUSE) => {
+                remove_stale(path, &address)?;
+                rustix::net::bind(&fd, &address).map_err(|e| bind_error(path, e))?;
+            }
+            result => result.map_err(|e| bind_error(path, e))?,
+        }
+        // Absolute, so that it is still found at the end if the working directory changes.
+        let file = SocketFile {
+            path: std::path::absolute(path).map_err(os)?,
+            id: SocketFile::id_at(path).map_err(os)?,
+        };
+        rustix::net::listen(&fd, BACKLOG).map_err(|e| os(e.into()))?;
+        Ok(Listener { fd, file: Some(file) })
+    }
+
+    /// Takes over a socket that listens already, from a parent or service manager. Its file is
+    /// theirs and stays.
+    ///
+    /// # Errors
+    /// [`BindError::NotAListener`]; the descriptor is closed.
+    pub fn from_fd(fd: OwnedFd) -> Result<Listener, BindError> {
+        let suits = || -> rustix::io::Result<bool> {
+            let suits = sockopt::socket_domain(&fd)? == AddressFamily::UNIX
+                && sockopt::socket_type(&fd)? == SocketType::STREAM
+                && sockopt::socket_acceptconn(&fd)?;
+            adopt(&fd)?;
+            rustix::fs::fcntl_setfl(&fd, rustix::fs::fcntl_getfl(&fd)? | rustix::fs::OFlags::NONBLOCK)?;
+            Ok(suits)
+        };
+        if suits() != Ok(true) {
+            return Err(BindError::NotAListener);
+        }
+        Ok(Listener { fd, file: None })
+    }
+
+    /// Takes one waiting connection, or `None` when there is none (any more).
+    ///
+    /// # Errors
+    /// Too many open files, mostly. The connection then still waits and the listener stays readable: stop
+    /// watching it for a while, or the loop spins.
+    pub fn accept(&self) -> io::Result<Option<Stream>> {
+        match rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC) {
+            Ok(fd) => Ok(Some(Stream(fd))),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// The path of the file this listener owns; `None` when it was inherited.
+    pub fn path(&self) -> Option<&Path> {
+        self.file.as_ref().map(|file| file.path.as_path())
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Removes a socket file nobody listens on, or says why it cannot be removed.
+///
+/// Two programs that find the same stale file at the same moment can both get here. The second look at
+/// the file just before removal leaves them only the time between two system calls.
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), BindError> {
+    let os = |source: io::Error| BindError::Os { path: path.to_owned(), source };
+    let status = match std::fs::symlink_metadata(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()), // its owner has just removed it
+        status => status.map_err(os)?,
+    };
+    if !status.file_type().is_socket() {
+        return Err(BindError::NotASocket(path.to_owned()));
+    }
+    let probe = stream_socket(SocketFlags::NONBLOCK).map_err(os)?;
+    match rustix::net::connect(&probe, address) {
+        Err(Errno::CONNREFUSED) => {}
+        Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::ACCESS | Errno::PERM) => return Err(BindError::Permission(path.to_owned())),
+        // It answered, its queue is full, or it is a socket of another type.
+        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => return Err(BindError::InUse(path.to_owned())),
+        Err(e) => return Err(os(e.into())),
+    }
+    if SocketFile::id_at(path).is_ok_and(|id| id != (status.st_dev(), status.st_ino())) {
+        return Err(BindError::InUse(path.to_owned()));
+    }
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Err(BindError::Permission(path.to_owned())),
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(os(e)),
+        _ => Ok(()),
+    }
+}
+
+fn bind_error(path: &Path, error: Errno) -> BindError {
+    let path = path.to_owned();
+    match error {
+        Errno::ADDRINUSE => BindError::InUse(path),
+        Errno::NOENT | Errno::NOTDIR => BindError::NoDirectory(path),
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => BindError::Permission(path),
+        e => BindError::Os { path, source: e.into() },
+    }
+}
+
+/// The address of a path, if it can be one.
+fn unix_address(path: &Path) -> Option<SocketAddrUnix> {
+    let len = path.as_os_str().len();
+    if len == 0 || len > MAX_PATH {
+        return None;
+    }
+    SocketAddrUnix::new(path).ok()
+}
+
+fn stream_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | flags;
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
+}
+
+/// What every descriptor from outside gets: closed on exec, and no control messages but descriptors
+/// (a service manager may have asked for credentials with each message).
+fn adopt(fd: &OwnedFd) -> rustix::io::Result<()> {
+    rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::CLOEXEC)?;
+    sockopt::set_socket_passcred(fd, false)
+}
+
+/// What one [`Stream::recv`] brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Bytes of data; 0 means the peer has closed.
+    pub bytes: usize,
+    /// Whether descriptors were lost: the peer sent more than [`MAX_FDS`], or this process has too many
+    /// open. None of the lost ones is left open.
+    pub fds_lost: bool,
+}
+
+/// Who is at the other end, as of when it connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerCredentials {
+    /// Process, or `None` when it is in a PID namespace we cannot see into.
+    pub pid: Option<u32>,
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub struct Stream(OwnedFd);
+
+impl Stream {
+    /// Connects to the listener at `path`. Never waits: a listener whose queue is full is an error
+    /// like one that is not there, to be tried again later.
+    ///
+    /// # Errors
+    /// `NotFound`: no such file; `ConnectionRefused`: nobody listens; `PermissionDenied`: the file is
+    /// not writable for this user; `WouldBlock`: the queue is full; `InvalidInput`: the path is empty or
+    /// longer than [`MAX_PATH`].
+    pub fn connect(path: impl AsRef<Path>) -> io::Result<Stream> {
+        let address = unix_address(path.as_ref()).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidInput, format!("a socket path has 1 to {MAX_PATH} bytes"))
+        })?;
+        let stream = Stream(stream_socket(SocketFlags::NONBLOCK)?);
+        rustix::net::connect(&stream.0, &address)?;
+        stream.set_nonblocking(false)?;
+        Ok(stream)
+    }
+
+    /// Takes over a connected socket from a parent or service manager.
+    ///
+    /// # Errors
+    /// `InvalidInput` when it is not a connected Unix stream socket; the descriptor is closed.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Stream> {
+        let suits = || -> rustix::io::Result<bool> {
+            let suits = sockopt::socket_domain(&fd)? == AddressFamily::UNIX
+                && sockopt::socket_type(&fd)? == SocketType::STREAM
+                && rustix::net::getpeername(&fd)?.is_some();
+            adopt(&fd)?;
+            Ok(suits)
+        };
+        if suits() != Ok(true) {
+            let text = "the descriptor is not a connected Unix stream socket";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        Ok(Stream(fd))
+    }
+
+    /// Two ends of a new connection.
+    ///
+    /// # Errors
+    /// Too many open files.
+    pub fn pair() -> io::Result<(Stream, Stream)> {
+        let (a, b) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        Ok((Stream(a), Stream(b)))
+    }
+
+    /// Whether sending and receiving fail with `WouldBlock` instead of waiting.
+    ///
+    /// # Errors
+    /// None that a caller can cause.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        Ok(rustix::io::ioctl_fionbio(&self.0, nonblocking)?)
+    }
+
+    /// How long a waiting [`recv`](Self::recv) or [`send`](Self::send) may take before it fails with
+    /// `WouldBlock`; `None`: for ever.
+    ///
+    /// # Errors
+    /// `InvalidInput` for zero.
+    pub fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Recv, timeout)?;
+        Ok(sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Send, timeout)?)
+    }
+
+    /// Receives what is there, up to `data.len()` bytes, and appends the descriptors that came with it to
+    /// `fds`. The kernel ends a read where descriptors of another message begin, so they belong to the bytes
+    /// of this call, or to a message that began with them. The caller drops what it has not asked for.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is nothing (yet), `ConnectionReset` when the peer went without reading.
+    pub fn recv(&self, data: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Received> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut data = [IoSliceMut::new(data)];
+        let message = loop {
+            match rustix::net::recvmsg(&self.0, &mut data, &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Err(Errno::INTR) => {}
+                result => break result?,
+            }
+        };
+        let mut fds_lost = message.flags.contains(ReturnFlags::CTRUNC);
+        let mut room = MAX_FDS;
+        for part in control.drain() {
+            let RecvAncillaryMessage::ScmRights(passed) = part else { continue };
+            for fd in passed {
+                // The space, padded for alignment, may hold a few more.
+                if room == 0 {
+                    fds_lost = true;
+                    continue; // drops it
+                }
+                room -= 1;
+                fds.push(fd);
+            }
+        }
+        Ok(Received { bytes: message.bytes, fds_lost })
+    }
+
+    /// Sends as much of `data` as there is room for, with `fds` attached to its first byte; returns how many
+    /// bytes went. Send the rest without `fds`.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is no room; `BrokenPipe` when the peer is gone (there is no signal);
+    /// `InvalidInput` for more than [`MAX_FDS`] descriptors, or descriptors without data.
+    pub fn send(&self, data: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+        if fds.len() > MAX_FDS || (data.is_empty() && !fds.is_empty()) {
+            let text = format!("at most {MAX_FDS} descriptors, with at least one byte, can be sent");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            let fits = control.push(SendAncillaryMessage::ScmRights(fds));
+            debug_assert!(fits, "the space is for MAX_FDS");
+        }
+        loop {
+            match rustix::net::sendmsg(&self.0, &[IoSlice::new(data)], &mut control, SendFlags::NOSIGNAL) {
+                Err(Errno::INTR) => {}
+                result => return Ok(result?),
+            }
+        }
+    }
+
+    /// Who is at the other end.
+    ///
+    /// # Errors
+    /// None that a caller can cause.
+    pub fn peer_credentials(&self) -> io::Result<PeerCredentials> {
+        // Not through rustix: its `Pid` cannot be 0, which is what an invisible process has.
+        let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut len = size_of_val(&peer) as libc::socklen_t;
+        // SAFETY: SO_PEERCRED writes at most `len` bytes of a ucred, to a ucred of ours.
+        let result = unsafe {
+            libc::getsockopt(
+                self.0.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                std::ptr::from_mut(&mut peer).cast(),
+                &mut len,
+            )
+        };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let pid = u32::try_from(peer.pid).ok().filter(|&pid| pid != 0);
+        Ok(PeerCredentials { pid, uid: peer.uid, gid: peer.gid })
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl From<Stream> for OwnedFd {
+    fn from(stream: Stream) -> OwnedFd {
+        stream.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+
+    fn fd_count() -> usize {
+        std::fs::read_dir("/proc/self/fd").unwrap().count()
+    }
+
+    #[test]
+    fn bytes_and_descriptors_arrive_together() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = Listener::bind(&path).unwrap();
+        assert!(listener.accept().unwrap().is_none());
+        let client = Stream::connect(&path).unwrap();
+        let server = listener.accept().unwrap().unwrap();
+
+        let file = tempfile::tempfile().unwrap();
+        let passed = [file.as_fd(), client.as_fd()];
+        assert_eq!(client.send(b"hello", &passed).unwrap(), 5);
+        assert_eq!(client.send(b"again", &[]).unwrap(), 5);
+        let (mut data, mut fds) = ([0u8; 64], Vec::new());
+        let got = server.recv(&mut data, &mut fds).unwrap();
+        assert!(!got.fds_lost && data.starts_with(b"hello"));
+        assert_eq!(fds.len(), 2);
+        let same = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).map(|s| (s.st_dev, s.st_ino)).unwrap();
+        assert_eq!(same(fds[0].as_fd()), same(file.as_fd()));
+        for fd in &fds {
+            assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        }
+        let me = server.peer_credentials().unwrap();
+        assert_eq!(me.pid, Some(std::process::id()));
+        assert_eq!(me.uid, rustix::process::geteuid().as_raw());
+    }
+
+    #[test]
+    fn nothing_waits_when_nonblocking() {
+        let (a, b) = Stream::pair().unwrap();
+        a.set_nonblocking(true).unwrap();
+        let mut fds = Vec::new();
+        assert_eq!(a.recv(&mut [0; 8], &mut fds).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let full = loop {
+            if let Err(e) = a.send(&[0; 65536], &[]) {
+                break e;
+            }
+        };
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        drop(b);
+        assert_eq!(a.send(b"x", &[]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        let (c, d) = Stream::pair().unwrap();
+        drop(d);
+        assert_eq!(c.recv(&mut [0; 8], &mut fds).unwrap().bytes, 0);
+    }
+
+    #[test]
+    fn a_timeout_ends_a_wait() {
+        let (a, _b) = Stream::pair().unwrap();
+        a.set_timeout(Some(Duration::from_millis(1))).unwrap();
+        let error = a.recv(&mut [0; 8], &mut Vec::new()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+    }
+
+    /// Counting descriptors needs a process without other tests, so this one runs as a child of itself.
+    #[test]
+    fn surplus_descriptors_are_reported_and_closed() {
+        if std::env::var_os("SURPLUS_CHILD").is_none() {
+            let status = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "socket::tests::surplus_descriptors_are_reported_and_closed"])
+                .env("SURPLUS_CHILD", "1")
+                .stdout(std::process::Stdio::null())
+                .status()
+                .unwrap();
+            assert!(status.success());
+            return;
+        }
+        let (ours, theirs) = Stream::pair().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let many = vec![file.as_fd(); 253];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&many)));
+        let before = fd_count();
+        rustix::net::sendmsg(&theirs, &[IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
+        let mut fds = Vec::new();
+        let got = ours.recv(&mut [0; 8], &mut fds).unwrap();
+        assert_eq!(got, Received { bytes: 1, fds_lost: true });
+        assert_eq!(fds.len(), MAX_FDS);
+        drop(fds);
+        assert_eq!(fd_count(), before);
+        assert!(theirs.send(b"x", &many).is_err());
+        assert!(theirs.send(b"", &many[..1]).is_err());
+
+        // The same when this process may open no more than two.
+        theirs.send(b"y", &many[..4]).unwrap();
+        let highest = [ours.as_fd(), theirs.as_fd(), file.as_fd()].map(|fd| fd.as_raw_fd()).into_iter().max();
+        let resource = rustix::process::Resource::Nofile;
+        let limit = rustix::process::getrlimit(resource);
+        let tight = rustix::process::Rlimit { current: highest.map(|n| n as u64 + 3), ..limit };
+        rustix::process::setrlimit(resource, tight).unwrap();
+        let mut fds = Vec::new();
+        let got = ours.recv(&mut [0; 8], &mut fds).unwrap();
+        assert_eq!(got, Received { bytes: 1, fds_lost: true });
+        assert!(fds.len() < 4);
+        drop(fds);
+        rustix::process::setrlimit(resource, limit).unwrap();
+        assert_eq!(fd_count(), before);
+    }
+
+    #[test]
+    fn a_stale_file_is_replaced_and_a_living_listener_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        drop(UnixListener::bind(&path).unwrap()); // leaves its file
+        assert!(path.exists());
+        let listener = Listener::bind(&path).unwrap();
+        let error = Listener::bind(&path).unwrap_err();
+        assert!(matches!(error, BindError::InUse(_)), "{error}");
+        assert!(listener.accept().unwrap().is_some(), "the probe");
+        drop(listener);
+        assert!(!path.exists());
+
+        let _datagram = UnixDatagram::bind(&path).unwrap();
+        assert!(matches!(Listener::bind(&path), Err(BindError::InUse(_))));
+    }
+
+    #[test]
+    fn only_our_own_file_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = Listener::bind(&path).unwrap();
+        assert_eq!(listener.path(), Some(path.as_path()));
+        std::fs::rename(&path, dir.path().join("elsewhere")).unwrap();
+        let _other = UnixListener::bind(&path).unwrap();
+        drop(listener);
+        assert!(path.exists());
+        drop(UnixStream::connect(&path).unwrap());
+    }
+
+    #[test]
+    fn impossible_paths_say_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let fill = MAX_PATH - dir.path().as_os_str().len() - 1;
+        Listener::bind(dir.path().join("x".repeat(fill))).unwrap();
+        let error = Listener::bind(dir.path().join("x".repeat(fill + 1))).unwrap_err();
+        assert!(error.to_string().contains("use 1 to 107 bytes (it has 108)"), "{error}");
+        assert!(matches!(Listener::bind(""), Err(BindError::Path(_))));
+
+        let error = Listener::bind(dir.path().join("no/where")).unwrap_err();
+        assert!(matches!(error, BindError::NoDirectory(_)), "{error}");
+        assert!(error.to_string().contains("mkdir -p"), "{error}");
+        let file = dir.path().join("file");
+        std::fs::write(&file, "precious").unwrap();
+        assert!(matches!(Listener::bind(&file), Err(BindError::NotASocket(_))));
+        assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+        let dangling = dir.path().join("dangling");
+        std::os::unix::fs::symlink("/nonexistent", &dangling).unwrap();
+        assert!(matches!(Listener::bind(&dangling), Err(BindError::NotASocket(_))));
+        assert!(matches!(Listener::bind("/proc/version/s"), Err(BindError::NoDirectory(_))));
+        assert!(matches!(
+            Listener::bind("/proc/s"),
+            Err(BindError::Permission(_) | BindError::NoDirectory(_))
+        ));
+    }
+
+    #[test]
+    fn connect_fails_at_once_and_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        assert_eq!(Stream::connect(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
+        drop(UnixListener::bind(&path).unwrap());
+        assert_eq!(Stream::connect(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        let _listener = Listener::bind(&path).unwrap();
+        let waiting: Vec<_> = (0..=BACKLOG).map(|_| Stream::connect(&path).unwrap()).collect();
+        assert_eq!(Stream::connect(&path).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(waiting);
+        assert!(Stream::connect("x".repeat(MAX_PATH + 1)).is_err());
+    }
+
+    #[test]
+    fn inherited_descriptors_are_checked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = Listener::from_fd(UnixListener::bind(&path).unwrap().into()).unwrap();
+        assert!(listener.accept().unwrap().is_none());
+        assert_eq!(listener.path(), None);
+        let client = Stream::from_fd(UnixStream::connect(&path).unwrap().into()).unwrap();
+        listener.accept().unwrap().unwrap().send(b"x", &[]).unwrap();
+        assert_eq!(client.recv(&mut [0; 8], &mut Vec::new()).unwrap().bytes, 1);
+        drop(listener);
+        assert!(path.exists());
+
+        let (a, _b) = UnixStream::pair().unwrap();
+        assert!(matches!(Listener::from_fd(a.into()), Err(BindError::NotAListener)));
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(matches!(Listener::from_fd(tcp.into()), Err(BindError::NotAListener)));
+        assert!(Stream::from_fd(tempfile::tempfile().unwrap().into()).is_err());
+        assert!(Stream::from_fd(stream_socket(SocketFlags::empty()).unwrap()).is_err());
+    }
+}
