@@ -1,0 +1,411 @@
+//! Where the layers of a frame start: Ethernet, IPv4 with options or IPv6 with extension headers,
+//! TCP or UDP.
+//!
+//! Like [`ether`] this reads a prefix of the frame that is already private memory.
+//! Only what is needed to find the next layer is checked; length fields of IP are not, as they are
+//! meaningless in a frame that has yet to be segmented.
+
+use thiserror::Error;
+
+use crate::ether::{self, Link, be16};
+use crate::vnet;
+
+/// IP protocol number of TCP.
+pub const PROTO_TCP: u8 = 6;
+/// IP protocol number of UDP.
+pub const PROTO_UDP: u8 = 17;
+/// IP protocol number of SCTP, whose ports lie where those of TCP and UDP do.
+pub const PROTO_SCTP: u8 = 132;
+
+/// IPv6 extension headers that are skipped at most. RFC 8200 knows six kinds, one of which may
+/// occur twice; eight leaves room for a kind unknown today.
+pub const MAX_EXTENSIONS: usize = 8;
+
+/// Length of an IPv6 header without extension headers.
+pub(crate) const IPV6_LEN: usize = 40;
+/// Where TCP keeps its checksum, in bytes from the start of its header.
+pub(crate) const TCP_CHECKSUM: usize = 16;
+/// Where UDP keeps its checksum.
+pub(crate) const UDP_CHECKSUM: usize = 6;
+const TCP_MIN_LEN: usize = 20;
+const UDP_LEN: usize = 8;
+
+/// Version of the Internet Protocol.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum IpVersion {
+    /// IPv4
+    V4,
+    /// IPv6
+    V6,
+}
+
+/// Why a frame has no layers to speak of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum ParseError {
+    /// The bytes end inside a header.
+    #[error("the frame ends inside its headers; drop it if it needs software offload")]
+    Truncated,
+    /// Neither IPv4 nor IPv6 behind the Ethernet header.
+    #[error("EtherType {0:#06x} is neither IPv4 nor IPv6; forward the frame by its MAC addresses only")]
+    NotIp(u16),
+    /// Version or header length contradicts the format.
+    #[error("malformed {0} header; drop the frame if it needs software offload")]
+    Malformed(&'static str),
+    /// More than [`MAX_EXTENSIONS`] IPv6 extension headers.
+    #[error("more than {MAX_EXTENSIONS} IPv6 extension headers; drop the frame if it needs software offload")]
+    TooManyExtensions,
+}
+
+/// Offsets of the layers, in bytes from the start of the frame: `l3 < l4 <= payload`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Layers {
+    /// Start of the IP header.
+    pub l3: usize,
+    /// Start of the transport header, behind IPv4 options or IPv6 extension headers.
+    pub l4: usize,
+    /// Start of the transport payload; equal to `l4` if the transport is neither TCP nor UDP, or in
+    /// a fragment.
+    pub payload: usize,
+    /// Version of the IP header.
+    pub ip: IpVersion,
+    /// Transport protocol number, such as [`PROTO_TCP`].
+    pub proto: u8,
+    /// Whether this is one of several IP fragments, first one included. Its transport header isn't
+    /// looked at.
+    pub fragment: bool,
+}
+
+impl Layers {
+    /// Finds the layers of the frame that starts with `prefix`.
+    ///
+    /// # Errors
+    /// [`ParseError`]; headers must lie in `prefix` as a whole, TCP options included.
+    pub fn parse(prefix: &[u8]) -> Result<Layers, ParseError> {
+        let mut layers = Layers::parse_network(prefix)?;
+        let len = match layers.proto {
+            _ if layers.fragment => 0,
+            PROTO_TCP => {
+                let words = byte(prefix, layers.l4 + 12)? >> 4;
+                match usize::from(words) * 4 {
+                    TCP_MIN_LEN.. => usize::from(words) * 4,
+                    _ => return Err(ParseError::Malformed("TCP")),
+                }
+            }
+            PROTO_UDP => UDP_LEN,
+            _ => 0,
+        };
+        layers.payload = layers.l4 + len;
+        if layers.payload > prefix.len() { Err(ParseError::Truncated) } else { Ok(layers) }
+    }
+
+    /// Link and network layer only; `payload` is left at `l4`, which may lie beyond the prefix.
+    fn parse_network(prefix: &[u8]) -> Result<Layers, ParseError> {
+        let Link { ether_type, l3, .. } = Link::parse(prefix).ok_or(ParseError::Truncated)?;
+        match ether_type {
+            ether::TYPE_IPV4 => parse_ipv4(prefix, l3),
+            ether::TYPE_IPV6 => parse_ipv6(prefix, l3),
+            other => Err(ParseError::NotIp(other)),
+        }
+    }
+
+    /// Whether a header that asks for segmentation names the protocols of this frame. True without
+    /// such a request.
+    #[must_use]
+    pub const fn agree_with(&self, header: &vnet::Header) -> bool {
+        let transport = match header.gso_type & !vnet::GSO_ECN {
+            vnet::GSO_NONE => return true,
+            vnet::GSO_TCPV4 if matches!(self.ip, IpVersion::V4) => PROTO_TCP,
+            vnet::GSO_TCPV6 if matches!(self.ip, IpVersion::V6) => PROTO_TCP,
+            vnet::GSO_UDP | vnet::GSO_UDP_L4 => PROTO_UDP,
+            _ => return false,
+        };
+        self.proto == transport
+    }
+}
+
+fn parse_ipv4(prefix: &[u8], l3: usize) -> Result<Layers, ParseError> {
+    let first = byte(prefix, l3)?;
+    let len = usize::from(first & 0x0f) * 4;
+    if first >> 4 != 4 || len < 20 {
+        return Err(ParseError::Malformed("IPv4"));
+    }
+    if prefix.len() < l3 + len {
+        return Err(ParseError::Truncated);
+    }
+    // More-fragments flag and fragment offset.
+    let fragment = be16(prefix, l3 + 6).ok_or(ParseError::Truncated)? & 0x3fff != 0;
+    let proto = byte(prefix, l3 + 9)?;
+    Ok(Layers { l3, l4: l3 + len, payload: l3 + len, ip: IpVersion::V4, proto, fragment })
+}
+
+fn parse_ipv6(prefix: &[u8], l3: usize) -> Result<Layers, ParseError> {
+    const HOP_BY_HOP: u8 = 0;
+    const ROUTING: u8 = 43;
+    const FRAGMENT: u8 = 44;
+    const AUTHENTICATION: u8 = 51;
+    const DESTINATION_OPTIONS: u8 = 60;
+    const MOBILITY: u8 = 135;
+
+    if byte(prefix, l3)? >> 4 != 6 {
+        return Err(ParseError::Malformed("IPv6"));
+    }
+    let mut proto = byte(prefix, l3 + 6)?;
+    let mut l4 = l3 + IPV6_LEN;
+    // One turn more than headers may be skipped, so that the last turn can see the transport
+    // protocol.
+    for _ in 0..=MAX_EXTENSIONS {
+        let fragment = proto == FRAGMENT;
+        let unit = match proto {
+            HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | MOBILITY => 8,
+            AUTHENTICATION => 4,
+            FRAGMENT => 0,
+            _ if prefix.len() < l3 + IPV6_LEN => return Err(ParseError::Truncated),
+            _ => return Ok(Layers { l3, l4, payload: l4, ip: IpVersion::V6, proto, fragment: false }),
+        };
+        // The length byte counts units beyond the first eight bytes; a fragment header, which has
+        // none, is eight bytes long.
+        let len = usize::from(byte(prefix, l4 + 1)?) * unit + 8;
+        proto = byte(prefix, l4)?;
+        // Fragment offset and more-fragments flag. A lone ("atomic") fragment is a whole packet.
+        if fragment && be16(prefix, l4 + 2).ok_or(ParseError::Truncated)? & 0xfff9 != 0 {
+            let l4 = l4 + len;
+            return Ok(Layers { l3, l4, payload: l4, ip: IpVersion::V6, proto, fragment });
+        }
+        l4 += len;
+    }
+    Err(ParseError::TooManyExtensions)
+}
+
+/// A number that is the same for all frames of a flow, to choose a queue or worker by: addresses,
+/// protocol and ports for IP, addresses without ports for IP fragments, MAC addresses and EtherType
+/// for anything else. The two directions of a connection differ. The value may change between
+/// versions; it is no protection against a sender who wants collisions.
+///
+/// Pass the same number of bytes for every frame, since what is cut off is not hashed: 64 reach the
+/// ports of IPv4 with a few options and of IPv6 without extension headers, one VLAN tag included.
+#[must_use]
+pub fn flow_hash(prefix: &[u8]) -> u32 {
+    let Ok(layers) = Layers::parse_network(prefix) else {
+        return finish(mix(0, prefix.get(..ether::MIN_FRAME).unwrap_or(prefix)));
+    };
+    let addresses = match layers.ip {
+        IpVersion::V4 => prefix.get(layers.l3 + 12..layers.l3 + 20),
+        IpVersion::V6 => prefix.get(layers.l3 + 8..layers.l3 + IPV6_LEN),
+    };
+    let has_ports = !layers.fragment && matches!(layers.proto, PROTO_TCP | PROTO_UDP | PROTO_SCTP);
+    let ports = if has_ports { prefix.get(layers.l4..layers.l4 + 4) } else { None };
+    let hash = mix(u64::from(layers.proto), addresses.unwrap_or_default());
+    finish(mix(hash, ports.unwrap_or_default()))
+}
+
+/// Stirs bytes into a hash, four at a time: multiply by an odd constant (2^64 over the golden
+/// ratio), fold the high half down.
+#[inline]
+fn mix(mut hash: u64, bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<4>();
+    let tail = rest.iter().fold(0, |word, &byte| word << 8 | u32::from(byte));
+    for word in words.iter().map(|word| u32::from_be_bytes(*word)).chain((!rest.is_empty()).then_some(tail)) {
+        hash = (hash ^ u64::from(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        hash ^= hash >> 32;
+    }
+    hash
+}
+
+/// The well-mixed half. Callers reduce it by modulo or by multiplication, so both ends of it must
+/// vary.
+#[inline]
+const fn finish(hash: u64) -> u32 {
+    (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
+}
+
+#[inline]
+fn byte(bytes: &[u8], at: usize) -> Result<u8, ParseError> {
+    bytes.get(at).copied().ok_or(ParseError::Truncated)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Packet;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    const HOP_BY_HOP: u8 = 0;
+    const ROUTING: u8 = 43;
+    const FRAGMENT: u8 = 44;
+    const AUTHENTICATION: u8 = 51;
+
+    /// An IPv6 frame whose payload starts with the given extension headers (type, bytes), then TCP.
+    fn ipv6(extensions: &[(u8, Vec<u8>)]) -> Vec<u8> {
+        let packet = Packet::plain(true, true, vec![]);
+        let mut frame = packet.partial();
+        let tcp = frame.split_off(packet.l4());
+        let mut link = packet.l3() + 6;
+        for (kind, bytes) in extensions {
+            frame[link] = *kind;
+            link = frame.len();
+            frame.extend(bytes);
+        }
+        frame[link] = PROTO_TCP;
+        frame.extend(tcp);
+        frame
+    }
+
+    #[test]
+    fn ipv6_extension_headers_have_lengths_of_their_own_kind() {
+        let extensions = [
+            (HOP_BY_HOP, vec![0; 8]),
+            (ROUTING, [vec![0, 2], vec![0; 22]].concat()),
+            (AUTHENTICATION, [vec![0, 4], vec![0; 22]].concat()),
+            (FRAGMENT, vec![0, 0xff, 0, 0, 1, 2, 3, 4]),
+        ];
+        let layers = Layers::parse(&ipv6(&extensions)).unwrap();
+        assert_eq!((layers.l4, layers.proto, layers.fragment), (14 + 40 + 8 + 24 + 24 + 8, PROTO_TCP, false));
+    }
+
+    #[test]
+    fn number_of_ipv6_extension_headers_is_bounded() {
+        let many = |count| ipv6(&vec![(HOP_BY_HOP, vec![0; 8]); count]);
+        assert_eq!(Layers::parse(&many(MAX_EXTENSIONS)).unwrap().l4, 14 + 40 + 8 * MAX_EXTENSIONS);
+        assert_eq!(Layers::parse(&many(MAX_EXTENSIONS + 1)), Err(ParseError::TooManyExtensions));
+    }
+
+    #[test]
+    fn ipv6_fragments_are_recognised() {
+        for offset_and_more in [[0, 1], [0, 8], [0x05, 0xa0]] {
+            let fragment = (FRAGMENT, [&[0, 0], &offset_and_more[..], &[0; 4]].concat());
+            let layers = Layers::parse(&ipv6(&[fragment])).unwrap();
+            assert_eq!((layers.fragment, layers.payload), (true, layers.l4));
+        }
+    }
+
+    #[test]
+    fn ipv4_fragments_are_recognised() {
+        for (bits, fragment) in [([0x40, 0], false), ([0x20, 0], true), ([0, 1], true), ([0x1f, 0xff], true)]
+        {
+            let mut frame = Packet::plain(false, true, vec![]).partial();
+            frame[20..22].copy_from_slice(&bits);
+            assert_eq!(Layers::parse(&frame).unwrap().fragment, fragment, "{bits:?}");
+        }
+    }
+
+    #[test]
+    fn header_lengths_below_the_minimum_are_refused() {
+        let mut frame = Packet::plain(false, true, vec![]).partial();
+        frame[34 + 12] = 0x40;
+        assert_eq!(Layers::parse(&frame), Err(ParseError::Malformed("TCP")));
+        frame[14] = 0x44;
+        assert_eq!(Layers::parse(&frame), Err(ParseError::Malformed("IPv4")));
+        frame[14] = 0x65;
+        assert_eq!(Layers::parse(&frame), Err(ParseError::Malformed("IPv4")));
+        let mut frame = Packet::plain(true, true, vec![]).partial();
+        frame[14] = 0x45;
+        assert_eq!(Layers::parse(&frame), Err(ParseError::Malformed("IPv6")));
+    }
+
+    #[test]
+    fn other_ethertypes_are_not_ip() {
+        let mut frame = Packet::plain(false, true, vec![]).partial();
+        frame[12..14].copy_from_slice(&ether::TYPE_ARP.to_be_bytes());
+        assert_eq!(Layers::parse(&frame), Err(ParseError::NotIp(ether::TYPE_ARP)));
+    }
+
+    #[test]
+    fn flow_hash_tells_flows_apart_and_directions_too() {
+        let hash = |change: fn(&mut Packet)| {
+            let mut packet = Packet::plain(false, true, vec![]);
+            change(&mut packet);
+            flow_hash(&packet.partial())
+        };
+        let same = hash(|_| ());
+        assert_eq!(
+            same,
+            hash(|packet| (packet.sequence, packet.identification, packet.options) = (99, 98, 2))
+        );
+        let others = [
+            hash(|packet| packet.ports[1] ^= 1),
+            hash(|packet| packet.ports[3] ^= 1),
+            hash(|packet| packet.addresses[0] ^= 1),
+            hash(|packet| packet.addresses[7] ^= 1),
+            hash(|packet| packet.tcp = false),
+            hash(|packet| packet.ports = [3, 4, 1, 2]),
+        ];
+        assert!(!others.contains(&same));
+    }
+
+    #[test]
+    fn fragments_of_a_datagram_have_one_hash() {
+        let packet = Packet::plain(false, false, vec![1, 2, 3, 4]);
+        let (mut first, mut second) = (packet.partial(), packet.partial());
+        first[20] = 0x20;
+        second[21] = 1;
+        second[34..38].copy_from_slice(b"rest");
+        assert_eq!(flow_hash(&first), flow_hash(&second));
+    }
+
+    #[test]
+    fn frames_without_ip_are_told_apart_by_their_addresses() {
+        let mut frame = [0x11; 60];
+        let first = flow_hash(&frame);
+        frame[59] = 0;
+        assert_eq!(flow_hash(&frame), first);
+        frame[11] = 0;
+        assert_ne!(flow_hash(&frame), first);
+    }
+
+    #[test]
+    fn flows_spread_over_queues_of_any_number() {
+        let ports = 0..4096u16;
+        for queues in [2, 3, 4, 7, 8, 16] {
+            let (mut low, mut high) = (vec![0; queues], vec![0; queues]);
+            for port in ports.clone() {
+                let mut packet = Packet::plain(false, true, vec![]);
+                packet.ports[..2].copy_from_slice(&port.to_be_bytes());
+                let hash = flow_hash(&packet.partial());
+                low[hash as usize % queues] += 1;
+                high[((u64::from(hash) * queues as u64) >> 32) as usize] += 1;
+            }
+            let fair = ports.len() / queues;
+            for count in low.into_iter().chain(high) {
+                assert!((fair / 2..fair * 2).contains(&count), "{count} of {queues} queues, {fair} expected");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn layers_of_any_packet_are_found(packet in Packet::any(40)) {
+            let layers = Layers::parse(&packet.partial()).unwrap();
+            let ip = if packet.v6 { IpVersion::V6 } else { IpVersion::V4 };
+            let expected = Layers {
+                l3: packet.l3(),
+                l4: packet.l4(),
+                payload: packet.payload_at(),
+                ip,
+                proto: packet.proto(),
+                fragment: false,
+            };
+            prop_assert_eq!(layers, expected);
+            prop_assert!(layers.agree_with(&packet.gso_header(1)));
+        }
+
+        #[test]
+        fn headers_cut_short_are_refused(packet in Packet::any(0), cut: prop::sample::Index) {
+            let frame = packet.partial();
+            prop_assert_eq!(Layers::parse(&frame[..cut.index(frame.len())]), Err(ParseError::Truncated));
+        }
+
+        #[test]
+        fn any_bytes_do_no_harm(mut frame in vec(any::<u8>(), 0..200), kind in 0..3usize) {
+            let kind = [None, Some(ether::TYPE_IPV4), Some(ether::TYPE_IPV6)][kind];
+            if let (Some(ether_type), Some(kind)) = (frame.get_mut(12..14), kind) {
+                ether_type.copy_from_slice(&kind.to_be_bytes());
+            }
+            let _ = flow_hash(&frame);
+            if let Ok(layers) = Layers::parse(&frame) {
+                prop_assert!(layers.l3 < layers.l4 && layers.l4 <= layers.payload);
+                prop_assert!(layers.payload <= frame.len());
+            }
+        }
+    }
+}

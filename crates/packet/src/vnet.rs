@@ -1,0 +1,444 @@
+//! The header in front of every frame of a virtio network device (VIRTIO 1.4, 5.1.6), which Linux
+//! taps use too, and the offloads it may ask of the receiver.
+//!
+//! The header is plain data, copied out of shared memory once. [`Header::check`] is the only place
+//! that decides whether its fields agree with the length of the frame.
+
+use bitflags::bitflags;
+use thiserror::Error;
+
+use crate::ether;
+
+/// `flags`: the checksum is not finished; `csum_start` and `csum_offset` say how to finish it.
+pub const F_NEEDS_CSUM: u8 = 1;
+/// `flags`: the device has checked the checksum. A driver must not set it (5.1.6.2).
+pub const F_DATA_VALID: u8 = 2;
+/// `flags`: `csum_start` and `csum_offset` carry coalescing counts. Never valid here, as
+/// VIRTIO_NET_F_RSC_EXT is not offered.
+pub const F_RSC_INFO: u8 = 4;
+
+/// `gso_type`: one packet, no segmentation asked for.
+pub const GSO_NONE: u8 = 0;
+/// `gso_type`: TCP over IPv4, to be cut into segments.
+pub const GSO_TCPV4: u8 = 1;
+/// `gso_type`: one UDP datagram, to be cut into IP fragments (UFO).
+pub const GSO_UDP: u8 = 3;
+/// `gso_type`: TCP over IPv6, to be cut into segments.
+pub const GSO_TCPV6: u8 = 4;
+/// `gso_type`: UDP payload, to be cut into datagrams of their own (USO).
+pub const GSO_UDP_L4: u8 = 5;
+/// `gso_type`, a bit beside either TCP type: the segment has CWR set, which only the first packet
+/// may carry.
+pub const GSO_ECN: u8 = 0x80;
+
+/// `struct virtio_net_hdr` up to `num_buffers`, in native byte order.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// `F_NEEDS_CSUM` and the like.
+    pub flags: u8,
+    /// `GSO_NONE` and the like; a TCP type may carry `GSO_ECN`.
+    pub gso_type: u8,
+    /// Length of all headers including the transport header, in bytes. Only a hint: never to be
+    /// relied on (5.1.6.2).
+    pub hdr_len: u16,
+    /// Bytes of payload in each packet after segmentation, except the last.
+    pub gso_size: u16,
+    /// Where checksumming starts, in bytes from the start of the frame.
+    pub csum_start: u16,
+    /// Where the checksum is stored, in bytes from `csum_start`.
+    pub csum_offset: u16,
+    /// Receive buffers the frame is spread over; 0 on transmit. The queue that delivers the frame
+    /// sets it.
+    pub num_buffers: u16,
+}
+
+/// Why a header cannot belong to its frame. The frame is to be dropped and counted; nothing of it
+/// may be delivered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum HeaderError {
+    /// Shorter than an Ethernet header.
+    #[error("a frame of {0} bytes is shorter than an Ethernet header; drop it")]
+    FrameTooShort(usize),
+    /// The checksum would lie beyond the frame or inside the Ethernet header.
+    #[error("checksum at {start} + {offset} lies outside the packet of a {frame_len}-byte frame; drop it")]
+    ChecksumPosition {
+        /// `csum_start` as received.
+        start: u16,
+        /// `csum_offset` as received.
+        offset: u16,
+        /// Length of the frame in bytes.
+        frame_len: usize,
+    },
+    /// A `gso_type` that VIRTIO 1.4 does not define.
+    #[error("gso_type {0:#04x} is not defined; drop the frame")]
+    GsoType(u8),
+    /// Segmentation into packets of no payload.
+    #[error("gso_size is 0 in a frame that asks for segmentation; drop it")]
+    GsoSize,
+    /// Segmentation without `F_NEEDS_CSUM`.
+    #[error("segmentation asked for without NEEDS_CSUM (VIRTIO 1.4, 5.1.6.2); drop the frame")]
+    GsoWithoutChecksum,
+    /// `hdr_len` larger than the frame, which Linux taps refuse.
+    #[error("hdr_len {hdr_len} is beyond the {frame_len}-byte frame; drop it")]
+    HeaderLength {
+        /// `hdr_len` as received.
+        hdr_len: u16,
+        /// Length of the frame in bytes.
+        frame_len: usize,
+    },
+}
+
+impl Header {
+    /// Size on the wire with VIRTIO_F_VERSION_1, with or without mergeable receive buffers.
+    pub const LEN: usize = 12;
+    /// Size without `num_buffers`: the legacy interface, and a tap whose header size was left
+    /// alone.
+    pub const LEGACY_LEN: usize = 10;
+
+    /// Reads the little-endian wire form. Any bytes are a header; [`check`](Self::check) judges it.
+    #[inline]
+    #[must_use]
+    pub const fn from_bytes(bytes: &[u8; Self::LEN]) -> Header {
+        let [flags, gso_type, h0, h1, g0, g1, s0, s1, o0, o1, n0, n1] = *bytes;
+        Header {
+            flags,
+            gso_type,
+            hdr_len: u16::from_le_bytes([h0, h1]),
+            gso_size: u16::from_le_bytes([g0, g1]),
+            csum_start: u16::from_le_bytes([s0, s1]),
+            csum_offset: u16::from_le_bytes([o0, o1]),
+            num_buffers: u16::from_le_bytes([n0, n1]),
+        }
+    }
+
+    /// The little-endian wire form.
+    #[inline]
+    #[must_use]
+    pub const fn to_bytes(&self) -> [u8; Self::LEN] {
+        let [h0, h1] = self.hdr_len.to_le_bytes();
+        let [g0, g1] = self.gso_size.to_le_bytes();
+        let [s0, s1] = self.csum_start.to_le_bytes();
+        let [o0, o1] = self.csum_offset.to_le_bytes();
+        let [n0, n1] = self.num_buffers.to_le_bytes();
+        [self.flags, self.gso_type, h0, h1, g0, g1, s0, s1, o0, o1, n0, n1]
+    }
+
+    /// Whether the checksum has yet to be finished.
+    #[inline]
+    #[must_use]
+    pub const fn needs_csum(&self) -> bool {
+        self.flags & F_NEEDS_CSUM != 0
+    }
+
+    /// Whether the frame has yet to be cut into packets.
+    #[inline]
+    #[must_use]
+    pub const fn is_gso(&self) -> bool {
+        self.gso_type != GSO_NONE
+    }
+
+    /// A header written by a *driver*, reduced to what a device may pay heed to (5.1.6.2): of the
+    /// flags only `F_NEEDS_CSUM`, as a driver must set no other and unknown ones are to be ignored.
+    /// Fields that the rest says are unused become 0, so that nothing a guest left in them reaches
+    /// another guest or makes a tap refuse the frame.
+    #[inline]
+    #[must_use]
+    pub const fn sanitised(self) -> Header {
+        self.with_flags_of(F_NEEDS_CSUM)
+    }
+
+    /// The same for a header written by a *device* or by the kernel of this host, which may also
+    /// say `F_DATA_VALID` (5.1.6.4).
+    #[inline]
+    #[must_use]
+    pub const fn sanitised_from_device(self) -> Header {
+        self.with_flags_of(F_NEEDS_CSUM | F_DATA_VALID)
+    }
+
+    const fn with_flags_of(mut self, known: u8) -> Header {
+        self.flags &= known;
+        if !self.needs_csum() {
+            self.csum_start = 0;
+            self.csum_offset = 0;
+        }
+        if !self.is_gso() {
+            self.hdr_len = 0;
+            self.gso_size = 0;
+        }
+        self.num_buffers = 0;
+        self
+    }
+
+    /// Checks that the header can belong to a frame of `frame_len` bytes (header not counted): the
+    /// checksum lies inside the packet, the segmentation type is defined, has a size and comes with
+    /// `F_NEEDS_CSUM`. Fields that are not in use are not looked at.
+    ///
+    /// # Errors
+    /// The first rule broken; the frame must then be dropped.
+    #[inline]
+    pub const fn check(&self, frame_len: usize) -> Result<(), HeaderError> {
+        if frame_len < ether::MIN_FRAME {
+            return Err(HeaderError::FrameTooShort(frame_len));
+        }
+        if let Err(error) = self.checksum_position(frame_len) {
+            return Err(error);
+        }
+        if !self.is_gso() {
+            return Ok(());
+        }
+        if gso_offloads(self.gso_type).is_none() {
+            return Err(HeaderError::GsoType(self.gso_type));
+        }
+        if self.gso_size == 0 {
+            return Err(HeaderError::GsoSize);
+        }
+        if !self.needs_csum() {
+            return Err(HeaderError::GsoWithoutChecksum);
+        }
+        if self.hdr_len as usize > frame_len {
+            return Err(HeaderError::HeaderLength { hdr_len: self.hdr_len, frame_len });
+        }
+        Ok(())
+    }
+
+    /// Where summing starts and where the checksum is stored, in bytes from the start of the frame;
+    /// `None` if it is finished. Both bytes of the checksum lie inside the packet.
+    #[inline]
+    pub(crate) const fn checksum_position(
+        &self,
+        frame_len: usize,
+    ) -> Result<Option<(usize, usize)>, HeaderError> {
+        if !self.needs_csum() {
+            return Ok(None);
+        }
+        let start = self.csum_start as usize;
+        let field = start + self.csum_offset as usize;
+        // A checksum inside the Ethernet header would let a sender rewrite addresses after they
+        // were looked up.
+        if start < ether::MIN_FRAME || field + 2 > frame_len {
+            return Err(HeaderError::ChecksumPosition {
+                start: self.csum_start,
+                offset: self.csum_offset,
+                frame_len,
+            });
+        }
+        Ok(Some((start, field)))
+    }
+
+    /// What the receiver of a frame with this header must accept. A `gso_type` that is not defined
+    /// needs bits no receiver has.
+    #[inline]
+    #[must_use]
+    pub const fn needs(&self) -> Offloads {
+        // Without GUEST_CSUM a device must set flags to 0 (5.1.6.4), so F_DATA_VALID counts as
+        // well.
+        let checksum = if self.flags == 0 { Offloads::empty() } else { Offloads::CSUM };
+        match gso_offloads(self.gso_type) {
+            Some(segmentation) => checksum.union(segmentation),
+            None => Offloads::from_bits_retain(u8::MAX),
+        }
+    }
+}
+
+bitflags! {
+    /// Offloads that a *receiver* of frames accepts: the guest's `VIRTIO_NET_F_GUEST_*` features
+    /// for a virtio device, `TUNSETOFFLOAD` for a tap, `VIRTIO_NET_F_CSUM` and
+    /// `VIRTIO_NET_F_HOST_*` for a device that a driver half transmits to.
+    #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
+    pub struct Offloads: u8 {
+        /// Checksums may be unfinished, or declared valid.
+        const CSUM = 1 << 0;
+        /// TCP over IPv4 may come unsegmented.
+        const TSO4 = 1 << 1;
+        /// TCP over IPv6 may come unsegmented.
+        const TSO6 = 1 << 2;
+        /// Unsegmented TCP may have CWR set.
+        const ECN = 1 << 3;
+        /// UDP may come as a train of datagrams, over IPv4 and over IPv6: set it only if the
+        /// receiver negotiated both, as the header does not tell which one a frame is.
+        const USO = 1 << 4;
+        /// UDP datagrams may come unfragmented.
+        const UFO = 1 << 5;
+    }
+}
+
+impl Offloads {
+    /// Whether a frame with this header can be delivered as it is. If not, software must segment it
+    /// ([`Segmenter`](crate::segment::Segmenter)) or finish its checksum
+    /// ([`complete`](crate::checksum::complete)) first.
+    #[inline]
+    #[must_use]
+    pub const fn accepts(self, header: &Header) -> bool {
+        self.contains(header.needs())
+    }
+}
+
+/// What a `gso_type` asks of a receiver besides the checksum; `None` if the type is not defined.
+#[inline]
+const fn gso_offloads(gso_type: u8) -> Option<Offloads> {
+    const TCPV4_ECN: u8 = GSO_TCPV4 | GSO_ECN;
+    const TCPV6_ECN: u8 = GSO_TCPV6 | GSO_ECN;
+    Some(match gso_type {
+        GSO_NONE => Offloads::empty(),
+        GSO_TCPV4 => Offloads::TSO4,
+        TCPV4_ECN => Offloads::TSO4.union(Offloads::ECN),
+        GSO_TCPV6 => Offloads::TSO6,
+        TCPV6_ECN => Offloads::TSO6.union(Offloads::ECN),
+        GSO_UDP => Offloads::UFO,
+        GSO_UDP_L4 => Offloads::USO,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PARTIAL: Header = Header {
+        flags: F_NEEDS_CSUM,
+        gso_type: 0,
+        hdr_len: 0,
+        gso_size: 0,
+        csum_start: 34,
+        csum_offset: 16,
+        num_buffers: 0,
+    };
+    const TSO4: Header = Header { gso_type: GSO_TCPV4, hdr_len: 54, gso_size: 1448, ..PARTIAL };
+
+    #[test]
+    fn clause_5_1_6_header_is_little_endian_in_field_order() {
+        let bytes = [1, 0x84, 0x36, 0x01, 0xa8, 0x05, 0x22, 0x00, 0x10, 0x02, 0x03, 0x00];
+        let header = Header::from_bytes(&bytes);
+        let expected = Header {
+            flags: F_NEEDS_CSUM,
+            gso_type: GSO_TCPV6 | GSO_ECN,
+            hdr_len: 0x136,
+            gso_size: 1448,
+            csum_start: 34,
+            csum_offset: 0x210,
+            num_buffers: 3,
+        };
+        assert_eq!(header, expected);
+        assert_eq!(header.to_bytes(), bytes);
+    }
+
+    #[test]
+    fn cve_2024_11614_csum_start_beyond_packet() {
+        let header = Header { csum_start: 1500, csum_offset: 16, ..PARTIAL };
+        let refused = HeaderError::ChecksumPosition { start: 1500, offset: 16, frame_len: 60 };
+        assert_eq!(header.check(60), Err(refused));
+    }
+
+    #[test]
+    fn clause_5_1_6_2_checksum_field_must_end_inside_the_packet() {
+        assert_eq!(PARTIAL.check(34 + 16 + 2), Ok(()));
+        assert!(PARTIAL.check(34 + 16 + 1).is_err());
+    }
+
+    #[test]
+    fn checksum_position_does_not_wrap_around() {
+        for (csum_start, csum_offset) in [(u16::MAX, 1), (u16::MAX, u16::MAX), (14, u16::MAX)] {
+            let header = Header { csum_start, csum_offset, ..PARTIAL };
+            assert!(header.check(1514).is_err(), "{header:?}");
+        }
+    }
+
+    #[test]
+    fn checksum_cannot_be_put_into_the_ethernet_header() {
+        assert!(Header { csum_start: 0, csum_offset: 0, ..PARTIAL }.check(60).is_err());
+        assert!(Header { csum_start: 13, csum_offset: 6, ..PARTIAL }.check(60).is_err());
+        assert!(Header { csum_start: 14, csum_offset: 6, ..PARTIAL }.check(60).is_ok());
+    }
+
+    #[test]
+    fn frame_shorter_than_an_ethernet_header_is_refused() {
+        assert_eq!(Header::default().check(13), Err(HeaderError::FrameTooShort(13)));
+        assert_eq!(Header::default().check(14), Ok(()));
+    }
+
+    #[test]
+    fn gso_size_zero_is_refused() {
+        assert_eq!(TSO4.check(9000), Ok(()));
+        assert_eq!(Header { gso_size: 0, ..TSO4 }.check(9000), Err(HeaderError::GsoSize));
+    }
+
+    #[test]
+    fn clause_5_1_6_2_gso_requires_needs_csum() {
+        assert_eq!(Header { flags: 0, ..TSO4 }.check(9000), Err(HeaderError::GsoWithoutChecksum));
+        assert_eq!(Header { flags: F_DATA_VALID, ..TSO4 }.check(9000), Err(HeaderError::GsoWithoutChecksum));
+    }
+
+    #[test]
+    fn gso_header_longer_than_the_frame_is_refused() {
+        assert!(Header { hdr_len: 61, ..TSO4 }.check(61).is_ok());
+        assert!(Header { hdr_len: 62, ..TSO4 }.check(61).is_err());
+    }
+
+    #[test]
+    fn gso_types_outside_the_table_are_refused() {
+        let defined = [0, 1, 3, 4, 5, 0x81, 0x84];
+        for gso_type in 0..=u8::MAX {
+            let header = Header { gso_type, ..TSO4 };
+            assert_eq!(header.check(9000).is_ok(), defined.contains(&gso_type), "{gso_type:#x}");
+            assert!(header.check(9000).is_ok() || !Offloads::all().accepts(&header), "{gso_type:#x}");
+        }
+    }
+
+    #[test]
+    fn clause_5_1_6_2_device_ignores_flags_it_does_not_know() {
+        let header = Header { flags: 0xff, num_buffers: 7, ..TSO4 };
+        assert_eq!(header.sanitised(), TSO4);
+        assert_eq!(header.sanitised_from_device(), Header { flags: F_NEEDS_CSUM | F_DATA_VALID, ..TSO4 });
+    }
+
+    #[test]
+    fn clause_5_1_6_2_fields_without_their_flag_are_not_used() {
+        let header = Header { flags: F_RSC_INFO | 0x40, gso_type: GSO_NONE, ..TSO4 };
+        assert_eq!(header.check(60), Ok(()));
+        assert_eq!(header.sanitised(), Header::default());
+    }
+
+    #[test]
+    fn clause_5_1_6_4_offloads_not_negotiated_are_not_delivered() {
+        let types = [
+            (GSO_TCPV4, Offloads::TSO4),
+            (GSO_TCPV6, Offloads::TSO6),
+            (GSO_TCPV4 | GSO_ECN, Offloads::TSO4 | Offloads::ECN),
+            (GSO_TCPV6 | GSO_ECN, Offloads::TSO6 | Offloads::ECN),
+            (GSO_UDP, Offloads::UFO),
+            (GSO_UDP_L4, Offloads::USO),
+        ];
+        for (gso_type, segmentation) in types {
+            let header = Header { gso_type, ..TSO4 };
+            let needed = segmentation | Offloads::CSUM;
+            assert_eq!(header.needs(), needed);
+            assert!(needed.accepts(&header));
+            for missing in needed.iter() {
+                assert!(!(Offloads::all() - missing).accepts(&header), "{gso_type:#x} without {missing:?}");
+            }
+        }
+        let valid = Header { flags: F_DATA_VALID, ..Header::default() };
+        assert!(!Offloads::empty().accepts(&valid) && Offloads::CSUM.accepts(&valid));
+        assert!(Offloads::empty().accepts(&Header::default()));
+    }
+
+    proptest! {
+        #[test]
+        fn every_header_survives_the_wire(bytes: [u8; Header::LEN]) {
+            prop_assert_eq!(Header::from_bytes(&bytes).to_bytes(), bytes);
+        }
+
+        #[test]
+        fn what_passes_the_check_still_passes_when_sanitised(
+            bytes: [u8; Header::LEN],
+            frame_len in 0usize..140_000,
+        ) {
+            let header = Header::from_bytes(&bytes);
+            if header.check(frame_len).is_ok() {
+                prop_assert_eq!(header.sanitised().check(frame_len), Ok(()));
+                prop_assert_eq!(header.sanitised().sanitised(), header.sanitised());
+            }
+        }
+    }
+}
