@@ -1,0 +1,240 @@
+//! Memory for ring tests: where the three areas, the indirect tables and the buffers of a queue lie.
+//!
+//! [`Heap`] is plain private memory made of atomics; [`Shared`] is what production uses, a mapped
+//! memfd. Both stand for the guest physical addresses from [`BASE`] on.
+#![allow(dead_code, reason = "every test program uses its own part of this module")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering, fence};
+
+use ringferry_memory::{Area, GuestMemory, SharedMem, Words};
+use ringferry_ring::split::driver::IndirectTables;
+use ringferry_ring::split::{Layout, avail_bytes, desc_bytes, used_bytes};
+use ringferry_ring::{RingFeatures, Tables};
+
+/// First guest physical address of any test memory.
+pub const BASE: u64 = 0x10_0000;
+
+/// VIRTQ_DESC_F_NEXT.
+pub const NEXT: u16 = 1;
+/// VIRTQ_DESC_F_WRITE.
+pub const WRITE: u16 = 2;
+/// VIRTQ_DESC_F_INDIRECT.
+pub const INDIRECT: u16 = 4;
+
+/// All four combinations of the features rings care for.
+pub const FEATURES: [RingFeatures; 4] = [
+    RingFeatures { indirect: false, event_idx: false },
+    RingFeatures { indirect: false, event_idx: true },
+    RingFeatures { indirect: true, event_idx: false },
+    RingFeatures { indirect: true, event_idx: true },
+];
+
+/// Guest memory of a test.
+pub trait Memory {
+    /// How its words are reached.
+    type Words: Words + Clone;
+    /// At least `bytes` of zeroed memory at [`BASE`].
+    fn new(bytes: usize) -> Self;
+    /// A range of it.
+    fn area(&self, addr: u64, len: usize) -> Self::Words;
+    /// Where a device reads indirect tables from.
+    fn tables(&self) -> impl Tables + '_;
+}
+
+/// Private memory made of 16-bit atomics. Wider words are not atomic as a whole, so one thread only.
+#[derive(Clone)]
+pub struct Heap {
+    cells: Arc<[AtomicU16]>,
+    start: usize,
+    len: usize,
+}
+
+impl Heap {
+    /// Overwrites the memory from `at` on, a byte offset (even), as far as `bytes` go.
+    pub fn fill(&self, at: usize, bytes: &[u8]) {
+        for (i, pair) in bytes.chunks_exact(2).enumerate() {
+            self.store16(at + 2 * i, u16::from_le_bytes([pair[0], pair[1]]));
+        }
+    }
+
+    fn cell(&self, at: usize, width: usize) -> &[AtomicU16] {
+        assert!(at + width <= self.len && at.is_multiple_of(width), "{width} bytes at {at} of {}", self.len);
+        &self.cells[(self.start + at) / 2..][..width / 2]
+    }
+
+    fn load(&self, at: usize, width: usize) -> u64 {
+        let cells = self.cell(at, width).iter().rev();
+        cells.fold(0, |value, cell| value << 16 | u64::from(cell.load(Ordering::Relaxed)))
+    }
+
+    fn store(&self, at: usize, width: usize, value: u64) {
+        for (i, cell) in self.cell(at, width).iter().enumerate() {
+            cell.store((value >> (16 * i)) as u16, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Words for Heap {
+    fn len(&self) -> usize {
+        self.len
+    }
+    fn load16(&self, at: usize) -> u16 {
+        self.load(at, 2) as u16
+    }
+    fn load16_acquire(&self, at: usize) -> u16 {
+        self.load(at, 2) as u16
+    }
+    fn store16(&self, at: usize, value: u16) {
+        self.store(at, 2, value.into());
+    }
+    fn store16_release(&self, at: usize, value: u16) {
+        self.store(at, 2, value.into());
+    }
+    fn load32(&self, at: usize) -> u32 {
+        self.load(at, 4) as u32
+    }
+    fn store32(&self, at: usize, value: u32) {
+        self.store(at, 4, value.into());
+    }
+    fn load64(&self, at: usize) -> u64 {
+        self.load(at, 8)
+    }
+    fn store64(&self, at: usize, value: u64) {
+        self.store(at, 8, value);
+    }
+    fn full_fence() {
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl Memory for Heap {
+    type Words = Heap;
+
+    fn new(bytes: usize) -> Self {
+        let len = bytes.next_multiple_of(8);
+        Heap { cells: (0..len / 2).map(|_| AtomicU16::new(0)).collect(), start: 0, len }
+    }
+
+    fn area(&self, addr: u64, len: usize) -> Heap {
+        let start = (addr - BASE) as usize;
+        assert!(start + len <= self.len && start.is_multiple_of(2));
+        Heap { cells: Arc::clone(&self.cells), start, len }
+    }
+
+    fn tables(&self) -> impl Tables + '_ {
+        HeapTables(self)
+    }
+}
+
+struct HeapTables<'a>(&'a Heap);
+
+impl Tables for HeapTables<'_> {
+    fn descriptor(&mut self, addr: u64) -> Option<[u8; 16]> {
+        let at = usize::try_from(addr.checked_sub(BASE)?).ok()?;
+        if at.checked_add(16)? > self.0.len {
+            return None;
+        }
+        // Byte by byte: a table needs no alignment.
+        let byte = |i: usize| self.0.load16((at + i) & !1).to_le_bytes()[(at + i) & 1];
+        Some(std::array::from_fn(byte))
+    }
+}
+
+/// A memfd, mapped as a VM's memory is.
+pub struct Shared {
+    /// The file, for peers that map it too.
+    pub file: SharedMem,
+    /// The mapping.
+    pub map: GuestMemory,
+}
+
+impl Memory for Shared {
+    type Words = Area;
+
+    fn new(bytes: usize) -> Self {
+        let file = SharedMem::new("ring-test", bytes).unwrap();
+        let map = GuestMemory::new(vec![file.map_at(BASE).unwrap()]).unwrap();
+        Shared { file, map }
+    }
+
+    fn area(&self, addr: u64, len: usize) -> Area {
+        self.map.area(addr, len).unwrap()
+    }
+
+    fn tables(&self) -> impl Tables + '_ {
+        self.map.translator()
+    }
+}
+
+/// Where the parts of one queue lie.
+#[derive(Clone, Copy, Debug)]
+pub struct Places {
+    /// Number of entries.
+    pub size: u16,
+    /// Descriptor table.
+    pub desc: u64,
+    /// Available ring.
+    pub avail: u64,
+    /// Used ring.
+    pub used: u64,
+    /// What follows, aligned to a page: indirect tables, buffers.
+    pub rest: u64,
+}
+
+impl Places {
+    /// The parts one behind the other from [`BASE`] on, each on cache lines of its own.
+    pub fn new(size: u16) -> Self {
+        let after = |addr: u64, len: usize| (addr + len as u64).next_multiple_of(64);
+        let avail = after(BASE, desc_bytes(size));
+        let used = after(avail, avail_bytes(size));
+        let rest = after(used, used_bytes(size)).next_multiple_of(4096);
+        Places { size, desc: BASE, avail, used, rest }
+    }
+
+    /// Bytes of memory needed for the queue and `rest` bytes behind it.
+    pub fn bytes(&self, rest: usize) -> usize {
+        (self.rest - BASE) as usize + rest
+    }
+
+    /// The queue's areas in `memory`.
+    pub fn layout<M: Memory>(&self, memory: &M) -> Layout<M::Words> {
+        Layout::new(
+            self.size,
+            memory.area(self.desc, desc_bytes(self.size)),
+            memory.area(self.avail, avail_bytes(self.size)),
+            memory.area(self.used, used_bytes(self.size)),
+        )
+        .unwrap()
+    }
+
+    /// Indirect tables at `rest`.
+    pub fn tables<M: Memory>(&self, memory: &M, entries: u16) -> IndirectTables<M::Words> {
+        let len = desc_bytes(self.size) * usize::from(entries);
+        IndirectTables { area: memory.area(self.rest, len), addr: self.rest, entries }
+    }
+}
+
+/// Numbers that look random and are the same in every run (xorshift64*).
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// A sequence for `seed`.
+    pub fn new(seed: u64) -> Self {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// The next 64 bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// A number below `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.bits() >> 16) as usize % n
+    }
+}
