@@ -1,0 +1,415 @@
+//! What each message does: the part of the session behind the table.
+//!
+//! A handler checks everything before it changes anything, so a refused message leaves the session
+//! as it was; the one exception is a description that a waiting (kicked, not running) ring cannot
+//! start with, which is kept: the missing memory may still come.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use ringferry_memory::{GuestMemory, Region};
+use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::socket::Stream;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{Answer, Device, Refusal, Session};
+use crate::message::{
+    ConfigHeader, F_LOG_ALL, F_PROTOCOL_FEATURES, MAX_CONFIG, MemoryRegion, MemoryTable, NO_FD,
+    ProtocolFeatures, RING_INDEX_MASK, Request, SingleRegion, VringAddr, VringState,
+};
+use crate::vring::{Geometry, Kick, RingError, check_addr, check_size, duplicate};
+use crate::wire::Incoming;
+
+/// Smallest MTU of an Ethernet link that carries IPv4 (VIRTIO 1.4, 5.1.4.1).
+const MIN_MTU: u64 = 68;
+
+/// Reads a payload of fixed shape; the table has checked its size.
+fn body<T: FromBytes + KnownLayout + Immutable>(payload: &[u8]) -> Result<T, Refusal> {
+    T::read_from_bytes(payload).map_err(|_| Refusal::Size(payload.len()))
+}
+
+fn value(number: u64) -> Result<Answer, Refusal> {
+    Ok(Answer::Payload(number.as_bytes().to_vec()))
+}
+
+impl Session {
+    pub(super) fn handle(
+        &mut self,
+        request: Request,
+        message: Incoming,
+        dev: &mut dyn Device,
+    ) -> Result<Answer, Refusal> {
+        let Incoming { payload, fds, .. } = message;
+        match request {
+            Request::GetFeatures => value(self.offered_features()),
+            Request::SetFeatures => self.set_features(body(&payload)?, dev),
+            Request::GetProtocolFeatures => value(self.offer.protocol.bits()),
+            Request::SetProtocolFeatures => self.set_protocol_features(body(&payload)?),
+            Request::GetQueueNum => value(self.offer.queue_num.into()),
+            // The start of a session carries no information; resetting the owner is deprecated
+            // and best ignored (vhost-user, "Front-end message types").
+            Request::SetOwner | Request::ResetOwner => Ok(Answer::Done),
+
+            Request::SetMemTable => self.set_mem_table(&payload, fds, dev),
+            Request::GetMaxMemSlots => value(self.offer.max_mem_slots.into()),
+            Request::AddMemReg => self.add_mem_reg(body(&payload)?, &fds, dev),
+            Request::RemMemReg => self.rem_mem_reg(body(&payload)?, dev),
+
+            Request::SetVringNum => self.set_vring_num(body(&payload)?, dev),
+            Request::SetVringAddr => self.set_vring_addr(body(&payload)?, dev),
+            Request::SetVringBase => self.set_vring_base(body(&payload)?, dev),
+            Request::GetVringBase => self.get_vring_base(body(&payload)?, dev),
+            Request::SetVringEnable => self.set_vring_enable(body(&payload)?, dev),
+            Request::SetVringKick => {
+                let (index, fd) = self.event(body(&payload)?, fds)?;
+                let kick = fd.map_or(Kick::Poll, Kick::Event);
+                self.change(index, dev, |ring| ring.kick = kick)
+            }
+            Request::SetVringCall => {
+                let (index, fd) = self.event(body(&payload)?, fds)?;
+                self.set_vring_call(index, fd, dev)
+            }
+            Request::SetVringErr => {
+                let (index, fd) = self.event(body(&payload)?, fds)?;
+                self.change(index, dev, |ring| ring.err = fd)
+            }
+
+            Request::GetConfig => Self::get_config(&payload, dev),
+            Request::SetConfig => Self::set_config(&payload, dev),
+            Request::NetSetMtu => Self::net_set_mtu(body(&payload)?, dev),
+            Request::SendRarp => {
+                let [a, b, c, d, e, f, _, _]: [u8; 8] = body(&payload)?;
+                dev.announce([a, b, c, d, e, f]);
+                Ok(Answer::Done)
+            }
+            Request::SetBackendReqFd => {
+                let channel = fds.into_iter().next().and_then(|fd| Stream::from_fd(fd).ok());
+                self.backend_req = Some(channel.ok_or(Refusal::Channel)?);
+                Ok(Answer::Done)
+            }
+            Request::SetStatus => self.set_status(body(&payload)?, dev),
+            Request::GetStatus => value(self.status.into()),
+            Request::ResetDevice => Ok(self.reset_device(dev)),
+
+            Request::SetLogBase
+            | Request::SetLogFd
+            | Request::IotlbMsg
+            | Request::SetVringEndian
+            | Request::CreateCryptoSession
+            | Request::CloseCryptoSession
+            | Request::PostcopyAdvise
+            | Request::PostcopyListen
+            | Request::PostcopyEnd
+            | Request::GetInflightFd
+            | Request::SetInflightFd
+            | Request::GpuSetSocket
+            | Request::VringKick
+            | Request::GetSharedObject
+            | Request::SetDeviceStateFd
+            | Request::CheckDeviceState => {
+                self.counters.unexpected_fds_closed += fds.len() as u64;
+                Err(Refusal::Unsupported)
+            }
+        }
+    }
+
+    fn offered_features(&self) -> u64 {
+        let protocol = if self.offer.protocol.is_empty() { 0 } else { F_PROTOCOL_FEATURES };
+        self.offer.features | protocol
+    }
+
+    fn set_features(&mut self, features: u64, dev: &mut dyn Device) -> Result<Answer, Refusal> {
+        let unknown = features & !self.offered_features();
+        if unknown != 0 {
+            return Err(Refusal::Features(unknown));
+        }
+        // Migration switches the log bit while rings run; anything else changes what the rings mean.
+        let matters = !(F_LOG_ALL | F_PROTOCOL_FEATURES);
+        if self.features.is_some_and(|old| (old ^ features) & matters != 0) {
+            self.stop_all(dev);
+        }
+        self.features = Some(features);
+        dev.features_acked(features & !F_PROTOCOL_FEATURES);
+        // "upon receiving a SET_FEATURES message without F_PROTOCOL_FEATURES set, the back-end must
+        // enable all rings immediately"; with it, rings stay as they are.
+        if features & F_PROTOCOL_FEATURES == 0 {
+            for index in 0..self.rings.len() as u16 {
+                self.enable(index, true, dev);
+            }
+        }
+        self.start_all(dev);
+        Ok(Answer::Done)
+    }
+
+    fn set_protocol_features(&mut self, features: u64) -> Result<Answer, Refusal> {
+        let unknown = features & !self.offer.protocol.bits();
+        if unknown != 0 {
+            return Err(Refusal::Protocol(unknown));
+        }
+        self.protocol = ProtocolFeatures::from_bits_truncate(features);
+        Ok(Answer::Done)
+    }
+
+    // Memory
+
+    fn set_mem_table(
+        &mut self,
+        payload: &[u8],
+        fds: Vec<OwnedFd>,
+        dev: &mut dyn Device,
+    ) -> Result<Answer, Refusal> {
+        let bad_size = || Refusal::Size(payload.len());
+        let (table, rest) = MemoryTable::read_from_prefix(payload).map_err(|_| bad_size())?;
+        let count = table.count as usize;
+        if count > usize::from(self.offer.max_mem_slots) {
+            return Err(Refusal::Slots(self.offer.max_mem_slots.into()));
+        }
+        if fds.len() != count {
+            self.counters.unexpected_fds_closed += fds.len() as u64;
+            return Err(Refusal::Descriptors(fds.len()));
+        }
+        // Some front ends send the array at its full length; what is behind `count` means nothing.
+        let specs = rest.chunks_exact(size_of::<MemoryRegion>());
+        if specs.len() < count {
+            return Err(bad_size());
+        }
+        let mut regions = Vec::with_capacity(count);
+        for (spec, fd) in specs.zip(&fds) {
+            let spec: MemoryRegion = body(spec)?;
+            regions.push(Region::map(fd.as_fd(), spec.into())?);
+        }
+        let memory = GuestMemory::new(regions)?;
+        self.change_memory((count > 0).then_some(memory), dev);
+        Ok(Answer::Done)
+    }
+
+    fn add_mem_reg(
+        &mut self,
+        single: SingleRegion,
+        fds: &[OwnedFd],
+        dev: &mut dyn Device,
+    ) -> Result<Answer, Refusal> {
+        let [fd] = fds else { return Err(Refusal::Descriptors(fds.len())) };
+        let held = self.memory.as_ref().map_or(0, |memory| memory.regions().len());
+        if held >= usize::from(self.offer.max_mem_slots) {
+            return Err(Refusal::Slots(self.offer.max_mem_slots.into()));
+        }
+        let region = Region::map(fd.as_fd(), single.region.into())?;
+        let memory = match &self.memory {
+            Some(memory) => memory.with(region)?,
+            None => GuestMemory::new(vec![region])?,
+        };
+        self.change_memory(Some(memory), dev);
+        Ok(Answer::Done)
+    }
+
+    fn rem_mem_reg(&mut self, single: SingleRegion, dev: &mut dyn Device) -> Result<Answer, Refusal> {
+        let MemoryRegion { guest_addr, user_addr, size, .. } = single.region;
+        let nothing = GuestMemory::default();
+        let memory = self.memory.as_deref().unwrap_or(&nothing).without(guest_addr, user_addr, size)?;
+        let is_empty = memory.regions().is_empty();
+        self.change_memory((!is_empty).then_some(memory), dev);
+        Ok(Answer::Done)
+    }
+
+    /// Puts a new map in place. Rings whose memory is still there go on where they were.
+    fn change_memory(&mut self, memory: Option<GuestMemory>, dev: &mut dyn Device) {
+        self.stop_all(dev);
+        self.memory = memory.map(Arc::new);
+        dev.memory_changed(self.memory.clone());
+        self.start_all(dev);
+    }
+
+    // Rings
+
+    fn ring(&self, index: impl Into<u64>) -> Result<u16, Refusal> {
+        let index = index.into();
+        let rings = self.rings.len();
+        // Compared before it is narrowed (CVE-2020-10723).
+        if index < rings as u64 { Ok(index as u16) } else { Err(Refusal::Index { index, rings }) }
+    }
+
+    /// The ring and the descriptor of a kick, call or error message.
+    fn event(&mut self, payload: u64, mut fds: Vec<OwnedFd>) -> Result<(u16, Option<OwnedFd>), Refusal> {
+        let reserved = payload & !(RING_INDEX_MASK | NO_FD);
+        if reserved != 0 {
+            return Err(Refusal::Value { field: "ring index", value: payload });
+        }
+        let index = self.ring(payload & RING_INDEX_MASK)?;
+        match (payload & NO_FD == 0, fds.pop()) {
+            // An event that would make its user wait is refused here, not met on the data path.
+            (true, Some(fd)) => {
+                let event = EventFd::from_fd(fd).map_err(Refusal::Event)?;
+                Ok((index, Some(event.into())))
+            }
+            (false, None) => Ok((index, None)),
+            (_, fd) => {
+                let count = usize::from(fd.is_some());
+                self.counters.unexpected_fds_closed += count as u64;
+                Err(Refusal::Descriptors(count))
+            }
+        }
+    }
+
+    fn set_vring_num(&mut self, state: VringState, dev: &mut dyn Device) -> Result<Answer, Refusal> {
+        let index = self.ring(state.index)?;
+        let size = Some(check_size(state.num)?);
+        let geometry = self.rings[usize::from(index)].geometry;
+        self.set_geometry(index, Geometry { size, ..geometry }, dev)
+    }
+
+    fn set_vring_addr(&mut self, addr: VringAddr, dev: &mut dyn Device) -> Result<Answer, Refusal> {
+        let index = self.ring(addr.index)?;
+        check_addr(&addr)?;
+        let geometry = self.rings[usize::from(index)].geometry;
+        self.set_geometry(index, Geometry { addr: Some(addr), ..geometry }, dev)
+    }
+
+    /// A running ring goes on as it was if it cannot run as it is to be.
+    fn set_geometry(
+        &mut self,
+        index: u16,
+        geometry: Geometry,
+        dev: &mut dyn Device,
+    ) -> Result<Answer, Refusal> {
+        if self.rings[usize::from(index)].started
+            && let Some(memory) = &self.memory
+        {
+            geometry.check(memory)?;
+        }
+        self.change(index, dev, |ring| ring.geometry = geometry)
+    }
+
+    fn set_vring_base(&mut self, state: VringState, dev: &mut dyn Device) -> Result<Answer, Refusal> {
+        let index = self.ring(state.index)?;
+        if state.num > u32::from(u16::MAX) {
+            return Err(RingError::Base(state.num).into());
+        }
+        if self.rings[usize::from(index)].started {
+            return Err(RingError::Running.into());
+        }
+        self.change(index, dev, |ring| ring.base = state.num)
+    }
+
+    fn get_vring_base(&mut self, state: VringState, dev: &mut dyn Device) -> Result<Answer, Refusal> {
+        let index = self.ring(state.index)?;
+        self.stop(index, dev);
+        let ring = &mut self.rings[usize::from(index)];
+        ring.kick = Kick::Unset;
+        let state = VringState { index: index.into(), num: ring.base };
+        Ok(Answer::Payload(state.as_bytes().to_vec()))
+    }
+
+    fn set_vring_call(
+        &mut self,
+        index: u16,
+        call: Option<OwnedFd>,
+        dev: &mut dyn Device,
+    ) -> Result<Answer, Refusal> {
+        let ring = &mut self.rings[usize::from(index)];
+        if ring.started {
+            let copy = duplicate(call.as_ref())?;
+            ring.call = call;
+            dev.ring_call_changed(index, copy);
+        } else {
+            ring.call = call;
+        }
+        Ok(Answer::Done)
+    }
+
+    fn set_vring_enable(&mut self, state: VringState, dev: &mut dyn Device) -> Result<Answer, Refusal> {
+        let index = self.ring(state.index)?;
+        if state.num > 1 {
+            return Err(Refusal::Value { field: "enable", value: state.num.into() });
+        }
+        self.enable(index, state.num == 1, dev);
+        Ok(Answer::Done)
+    }
+
+    fn enable(&mut self, index: u16, enabled: bool, dev: &mut dyn Device) {
+        let ring = &mut self.rings[usize::from(index)];
+        if ring.enabled != enabled {
+            ring.enabled = enabled;
+            if ring.started {
+                dev.ring_enabled(index, enabled);
+            }
+        }
+    }
+
+    // Device
+
+    /// The header of a configuration space message whose size and range are right.
+    fn config_header(payload: &[u8]) -> Result<(ConfigHeader, &[u8]), Refusal> {
+        let (header, data) =
+            ConfigHeader::read_from_prefix(payload).map_err(|_| Refusal::Size(payload.len()))?;
+        if header.size as usize != data.len() {
+            return Err(Refusal::Size(payload.len()));
+        }
+        if u64::from(header.offset) + u64::from(header.size) > MAX_CONFIG as u64 {
+            return Err(Refusal::Value { field: "offset", value: header.offset.into() });
+        }
+        Ok((header, data))
+    }
+
+    fn get_config(payload: &[u8], dev: &mut dyn Device) -> Result<Answer, Refusal> {
+        let (header, data) = Self::config_header(payload)?;
+        let mut reply = header.as_bytes().to_vec();
+        let start = reply.len();
+        reply.resize(start + data.len(), 0);
+        if dev.config(header.offset as usize, &mut reply[start..]) {
+            Ok(Answer::Payload(reply))
+        } else {
+            Err(Refusal::Device)
+        }
+    }
+
+    fn set_config(payload: &[u8], dev: &mut dyn Device) -> Result<Answer, Refusal> {
+        let (header, data) = Self::config_header(payload)?;
+        if dev.set_config(header.offset as usize, data) { Ok(Answer::Done) } else { Err(Refusal::Device) }
+    }
+
+    fn net_set_mtu(mtu: u64, dev: &mut dyn Device) -> Result<Answer, Refusal> {
+        let out_of_range = Refusal::Value { field: "MTU", value: mtu };
+        match u16::try_from(mtu) {
+            Ok(small) if mtu >= MIN_MTU => {
+                if dev.mtu_set(small) {
+                    Ok(Answer::Done)
+                } else {
+                    Err(Refusal::Device)
+                }
+            }
+            _ => Err(out_of_range),
+        }
+    }
+
+    fn set_status(&mut self, status: u64, dev: &mut dyn Device) -> Result<Answer, Refusal> {
+        let status = u8::try_from(status).map_err(|_| Refusal::Value { field: "status", value: status })?;
+        if status == 0 {
+            // The driver reset the device (VIRTIO 1.4, 2.4): a ring starts again with a new kick.
+            self.stop_all(dev);
+            for ring in &mut self.rings {
+                ring.kick = Kick::Unset;
+            }
+        }
+        self.status = status;
+        dev.status(status);
+        Ok(Answer::Done)
+    }
+
+    /// "disable all rings and reset all internal device state". What belongs to the connection
+    /// stays: protocol features, events, and the memory map, of which front ends that add regions
+    /// one by one only send the differences afterwards.
+    fn reset_device(&mut self, dev: &mut dyn Device) -> Answer {
+        self.stop_all(dev);
+        for ring in &mut self.rings {
+            ring.geometry = Geometry::default();
+            ring.base = 0;
+            ring.kick = Kick::Unset;
+            ring.enabled = false;
+        }
+        self.features = None;
+        self.status = 0;
+        dev.reset();
+        Answer::Done
+    }
+}

@@ -1,0 +1,99 @@
+//! The vhost-user protocol: how a virtual machine (the *front end*) hands the rings of a virtio
+//! device to another process (the *back end*) over a Unix socket.
+//!
+//! | module | idea | owner |
+//! |---|---|---|
+//! | [`message`] | one table of all messages, and their payloads | nobody: constants and shapes |
+//! | `wire` | messages with their descriptors, over partial reads | the socket |
+//! | `vring` | one ring as described, checked and resolved | the ring's events |
+//! | [`backend`] | [`Session`]: one front end's connection as a state machine | what the front end said |
+//! | [`frontend`] | [`Frontend`]: one call per message | its end of the socket |
+//! | [`connection`] | [`Connection`]: a whole device set up and taken down | a [`Frontend`] |
+//!
+//! # States of a ring
+//!
+//! ```text
+//!            SET_VRING_KICK, once size, addresses, features and memory are known
+//!   stopped ------------------------------------------------------------------> started
+//!      ^                                                                           |
+//!      +---------------------------------------------------------------------------+
+//!            GET_VRING_BASE (tells where it stopped), SET_STATUS(0), RESET_DEVICE, disconnect
+//!
+//!   disabled <-- SET_VRING_ENABLE --> enabled          independent of the above
+//! ```
+//!
+//! A ring begins stopped and disabled. `SET_FEATURES` without `F_PROTOCOL_FEATURES` enables all
+//! rings; with it nothing changes, and `SET_VRING_ENABLE` may come before or after. A change of the
+//! memory map, the size or the addresses of a running ring stops and starts it behind the scenes.
+//!
+//! # Order of messages
+//!
+//! What QEMU sends: `GET_FEATURES`, `GET_PROTOCOL_FEATURES`, `SET_PROTOCOL_FEATURES`,
+//! `GET_QUEUE_NUM`, `SET_BACKEND_REQ_FD`, `SET_OWNER`, `GET_FEATURES`, then `SET_VRING_CALL` and
+//! `SET_VRING_ERR` per ring, `SET_VRING_ENABLE` many times, then `SET_FEATURES`, status,
+//! `SET_MEM_TABLE`, and per ring `NUM`, `BASE`, `ADDR`, `KICK`, `CALL`. To stop: `GET_VRING_BASE`
+//! per ring. None of this order is needed by [`Session`]; [`Connection`] keeps to it.
+//!
+//! # Example
+//!
+//! Both ends in one process, as the tests have them:
+//!
+//! ```
+//! use ringferry_sys::socket::Stream;
+//! use ringferry_vhost_user::message::{F_VERSION_1, ProtocolFeatures};
+//! use ringferry_vhost_user::{Device, Offer, RingSetup, Session, Wanted, connect_device};
+//!
+//! #[derive(Default)]
+//! struct Port {
+//!     features: u64,
+//! }
+//!
+//! impl Device for Port {
+//!     fn features_acked(&mut self, features: u64) {
+//!         self.features = features;
+//!     }
+//!     fn memory_changed(&mut self, _: Option<std::sync::Arc<ringferry_memory::GuestMemory>>) {}
+//!     fn ring_started(&mut self, _: u16, _: RingSetup) {}
+//!     fn ring_call_changed(&mut self, _: u16, _: Option<std::os::fd::OwnedFd>) {}
+//!     fn ring_enabled(&mut self, _: u16, _: bool) {}
+//!     fn ring_stopped(&mut self, _: u16) -> u32 {
+//!         0
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (ours, theirs) = Stream::pair()?;
+//! let back_end = std::thread::spawn(move || {
+//!     let mut port = Port::default();
+//!     let mut session = Session::new(theirs, Offer::net(F_VERSION_1, 1)).unwrap();
+//!     // A program waits in its epoll loop; see `Session::as_fd`.
+//!     while session.on_readable(&mut port).is_ok() {
+//!         std::thread::yield_now();
+//!     }
+//!     port.features
+//! });
+//! let wanted = Wanted { features: 0, required: F_VERSION_1, protocol: Wanted::NET_PROTOCOL };
+//! let mut device = connect_device(ours, &wanted)?;
+//! assert!(device.negotiated().protocol.contains(ProtocolFeatures::REPLY_ACK));
+//! device.start(&[], &[])?;
+//! drop(device);
+//! assert_eq!(back_end.join().unwrap(), F_VERSION_1);
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod backend;
+pub mod connection;
+pub mod frontend;
+pub mod message;
+mod vring;
+mod wire;
+
+pub use backend::{Counters, Device, Offer, Progress, Refusal, RingState, Session, SessionError};
+pub use connection::{Connection, Negotiated, RingPlan, Wanted, connect_device};
+pub use frontend::{Frontend, FrontendError};
+pub use message::ProtocolFeatures;
+pub use vring::{RingError, RingSetup};
+pub use wire::WireError;

@@ -1,0 +1,251 @@
+//! Our front end against our back end, each in its own thread.
+
+use std::os::fd::AsFd;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use ringferry_memory::{RegionSpec, SharedMem};
+use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::socket::Stream;
+use ringferry_vhost_user::message::{F_VERSION_1, Header, Request, VERSION};
+use ringferry_vhost_user::{
+    Connection, Counters, Frontend, FrontendError, Offer, ProtocolFeatures, RingPlan, Session, Wanted,
+    WireError, connect_device,
+};
+use rustix::event::{PollFd, PollFlags};
+use zerocopy::IntoBytes;
+
+use crate::rig::{Event, F_MRG_RXBUF, Recorder, USER, offer};
+
+/// Serves one connection until it ends; returns what the device saw.
+fn back_end(stream: Stream, offer: Offer) -> JoinHandle<(Vec<Event>, Counters)> {
+    std::thread::spawn(move || {
+        let mut dev = Recorder { config: (0..16).collect(), processed: 3, ..Recorder::default() };
+        let mut session = Session::new(stream, offer).unwrap();
+        loop {
+            rustix::event::poll(&mut [PollFd::new(&session, PollFlags::IN)], None).unwrap();
+            if let Err(err) = session.on_readable(&mut dev) {
+                assert!(err.is_disconnect(), "{err}");
+                return (dev.events, session.counters());
+            }
+        }
+    })
+}
+
+const WANTED: Wanted =
+    Wanted { features: F_MRG_RXBUF | 1 << 34, required: F_VERSION_1, protocol: Wanted::NET_PROTOCOL };
+
+fn connect(offer: Offer) -> (Connection, JoinHandle<(Vec<Event>, Counters)>) {
+    let (ours, theirs) = Stream::pair().unwrap();
+    let back = back_end(theirs, offer);
+    (connect_device(ours, &WANTED).unwrap(), back)
+}
+
+fn memory() -> (SharedMem, RegionSpec) {
+    let mem = SharedMem::new("guest", 0x10_0000).unwrap();
+    let spec = RegionSpec { guest_addr: 0, size: 0x10_0000, user_addr: USER, mmap_offset: 0 };
+    (mem, spec)
+}
+
+fn plan(index: u64, kick: &EventFd) -> RingPlan<'_> {
+    let start = USER + index * 0x4000;
+    RingPlan {
+        size: 256,
+        base: 0,
+        desc: start,
+        avail: start + 0x1000,
+        used: start + 0x2000,
+        kick: Some(kick.as_fd()),
+        call: Some(kick.as_fd()),
+        err: None,
+        enabled: true,
+    }
+}
+
+fn start_and_stop(offer: Offer) -> (Vec<Event>, Counters) {
+    let (mut device, back) = connect(offer);
+    let (mem, spec) = memory();
+    let kick = EventFd::new().unwrap();
+    let mut rings = [plan(0, &kick), plan(1, &kick)];
+    device.start(&[(spec, mem.fd())], &rings).unwrap();
+    assert_eq!(device.stop().unwrap(), [3, 3]);
+    assert!(device.stop().unwrap().is_empty());
+    rings[1].base = 3;
+    rings[1].enabled = false;
+    device.start(&[(spec, mem.fd())], &rings).unwrap();
+    device.set_enabled(1, true).unwrap();
+    device.frontend().check().unwrap();
+    drop(device);
+    back.join().unwrap()
+}
+
+#[test]
+fn a_device_starts_stops_and_starts_again() {
+    let (events, counters) = start_and_stop(offer());
+    assert_eq!(counters.rejected, 0);
+    let started = |index, base| Event::Started { index, size: 256, base, enabled: false };
+    let life: Vec<_> =
+        events.into_iter().filter(|event| !matches!(event, Event::Call { .. } | Event::Status(_))).collect();
+    let features = Event::Features(F_VERSION_1 | F_MRG_RXBUF);
+    assert_eq!(
+        life,
+        [
+            features,
+            Event::Memory(1),
+            started(0, 0),
+            started(1, 0),
+            Event::Enabled(0, true),
+            Event::Enabled(1, true),
+            Event::Stopped(0),
+            Event::Stopped(1),
+            features,
+            Event::Memory(1),
+            // Enabled is a state of its own; it outlives the stop.
+            Event::Started { index: 0, size: 256, base: 0, enabled: true },
+            Event::Started { index: 1, size: 256, base: 3, enabled: true },
+            Event::Enabled(1, false),
+            Event::Enabled(1, true),
+            Event::Stopped(0),
+            Event::Stopped(1),
+            Event::Memory(0),
+        ]
+    );
+}
+
+#[test]
+fn a_back_end_without_protocol_features_works_too() {
+    let (events, counters) = start_and_stop(Offer { protocol: ProtocolFeatures::empty(), ..offer() });
+    assert_eq!(counters.rejected, 0);
+    assert!(events.contains(&Event::Started { index: 1, size: 256, base: 3, enabled: true }));
+    assert!(!events.iter().any(|event| matches!(event, Event::Status(_) | Event::Enabled(..))));
+}
+
+#[test]
+fn typed_calls_arrive() {
+    let (mut device, back) = connect(offer());
+    assert_eq!(device.negotiated().queue_num, 2);
+    assert_eq!(device.negotiated().features, F_VERSION_1 | F_MRG_RXBUF);
+    let (mem, spec) = memory();
+    let kick = EventFd::new().unwrap();
+    device.start(&[(spec, mem.fd())], &[plan(0, &kick)]).unwrap();
+    let front = device.frontend();
+    assert!(!front.protocol().contains(ProtocolFeatures::CONFIG));
+    assert!(matches!(front.get_config(0, &mut [0; 4]), Err(FrontendError::NotNegotiated { .. })));
+    front
+        .set_protocol_features(
+            Wanted::NET_PROTOCOL | ProtocolFeatures::CONFIG | ProtocolFeatures::RESET_DEVICE,
+        )
+        .unwrap();
+    let mut config = [0; 4];
+    front.get_config(2, &mut config).unwrap();
+    assert_eq!(config, [2, 3, 4, 5]);
+    assert!(matches!(front.get_config(100, &mut config), Err(FrontendError::Refused(_))));
+    front.set_config(0, &[9]).unwrap();
+    front.net_set_mtu(1500).unwrap();
+    assert!(matches!(front.net_set_mtu(9001), Err(FrontendError::Refused("NET_SET_MTU"))));
+    front.send_rarp([1, 2, 3, 4, 5, 6]).unwrap();
+    assert_eq!(front.get_max_mem_slots().unwrap(), 32);
+    let dimm = RegionSpec { guest_addr: 1 << 32, user_addr: 1 << 32, ..spec };
+    front.add_mem_reg(dimm, mem.fd()).unwrap();
+    front.rem_mem_reg(dimm).unwrap();
+    assert!(matches!(front.rem_mem_reg(dimm), Err(FrontendError::Refused("REM_MEM_REG"))));
+    front.set_vring_err(0, Some(kick.as_fd())).unwrap();
+    front.set_vring_err(0, None).unwrap();
+    front.set_status(7).unwrap();
+    assert_eq!(front.get_status().unwrap(), 7);
+    front.reset_device().unwrap();
+    assert_eq!(front.get_status().unwrap(), 0);
+    drop(device);
+    let (events, counters) = back.join().unwrap();
+    assert_eq!(counters.rejected, 3);
+    assert!(events.contains(&Event::Announce([1, 2, 3, 4, 5, 6])));
+    assert!(events.contains(&Event::Reset));
+}
+
+#[test]
+fn a_back_end_that_lacks_features_is_named_in_one_line() {
+    let (ours, theirs) = Stream::pair().unwrap();
+    let back = back_end(theirs, Offer { features: 0, ..offer() });
+    let err = connect_device(ours, &WANTED).unwrap_err();
+    assert_eq!(err.to_string(), "the back end lacks required features: VERSION_1 (bit 32)");
+    back.join().unwrap();
+}
+
+#[test]
+fn rings_outside_memory_are_refused_with_the_message_named() {
+    let (mut device, back) = connect(offer());
+    let (mem, spec) = memory();
+    let kick = EventFd::new().unwrap();
+    let outside = RingPlan { used: USER + 0x10_0000, ..plan(0, &kick) };
+    let err = device.start(&[(spec, mem.fd())], &[plan(0, &kick), outside]).unwrap_err();
+    assert!(matches!(err, FrontendError::Refused("SET_VRING_KICK")), "{err}");
+    // The connection is as good as before.
+    device.start(&[(spec, mem.fd())], &[plan(0, &kick), plan(1, &kick)]).unwrap();
+    drop(device);
+    assert_eq!(back.join().unwrap().1.failed_starts, 1);
+}
+
+#[test]
+fn a_silent_back_end_is_not_waited_for_for_ever() {
+    let (ours, _theirs) = Stream::pair().unwrap();
+    let mut front = Frontend::new(ours).unwrap();
+    front.set_timeout(Duration::from_millis(10));
+    assert!(matches!(front.get_features(), Err(FrontendError::Timeout { message: "GET_FEATURES", .. })));
+}
+
+#[test]
+fn a_lost_back_end_is_noticed() {
+    let (ours, theirs) = Stream::pair().unwrap();
+    let mut front = Frontend::new(ours).unwrap();
+    front.check().unwrap();
+    drop(theirs);
+    let hung_up = |err| matches!(err, FrontendError::Wire(WireError::Disconnected));
+    assert!(hung_up(front.check().unwrap_err()));
+    assert!(hung_up(front.set_owner().unwrap_err()));
+    assert!(hung_up(front.get_features().unwrap_err()));
+}
+
+#[test]
+fn replies_that_make_no_sense_are_errors() {
+    let reply = |request: Request, flags, payload: &[u8]| {
+        let header = Header { request: request as u32, flags, size: payload.len() as u32 };
+        [header.as_bytes(), payload].concat()
+    };
+    let replies = [
+        reply(Request::GetFeatures, VERSION, 0u64.as_bytes()),
+        reply(Request::SetFeatures, VERSION | 4, 0u64.as_bytes()),
+        reply(Request::GetFeatures, VERSION | 4, &[0; 4]),
+        reply(Request::GetFeatures, VERSION | 4, &[]),
+    ];
+    for bytes in replies {
+        let (ours, theirs) = Stream::pair().unwrap();
+        theirs.send(&bytes, &[]).unwrap();
+        let mut front = Frontend::new(ours).unwrap();
+        assert!(matches!(front.get_features(), Err(FrontendError::BadReply("GET_FEATURES"))));
+    }
+    let (ours, theirs) = Stream::pair().unwrap();
+    theirs.send(&reply(Request::GetFeatures, VERSION | 4, &[0; 8]), &[]).unwrap();
+    assert!(matches!(Frontend::new(ours).unwrap().check(), Err(FrontendError::Unsolicited)));
+}
+
+#[test]
+fn a_back_end_that_is_slow_to_read_is_waited_for() {
+    let (ours, theirs) = Stream::pair().unwrap();
+    let (go, wait) = mpsc::channel::<()>();
+    let back = std::thread::spawn(move || {
+        wait.recv().unwrap();
+        back_end(theirs, offer()).join().unwrap()
+    });
+    let mut front = Frontend::new(ours).unwrap();
+    // More than the socket holds, without acknowledgements that would pace us.
+    let mut go = Some(go);
+    for sent in 0..5000 {
+        front.set_owner().unwrap();
+        if sent == 200 {
+            go.take().unwrap().send(()).unwrap();
+        }
+    }
+    drop(front);
+    assert_eq!(back.join().unwrap().1.messages, 5000);
+}

@@ -1,0 +1,178 @@
+//! Messages that broke other back ends.
+
+use std::os::fd::AsFd;
+
+use ringferry_memory::SharedMem;
+use ringferry_sys::eventfd::EventFd;
+use ringferry_vhost_user::message::{MemoryRegion, NO_FD, Request, TABLE, VringAddr, VringState};
+use ringferry_vhost_user::{Offer, ProtocolFeatures};
+use zerocopy::IntoBytes;
+
+use crate::rig::{RING_SIZE, Rig, USER, copies_of, guest, mem_table, offer, ring_addr};
+
+#[test]
+fn cve_2019_14818_extra_fds_closed_and_repeated_vring_num() {
+    let mut rig = Rig::negotiated();
+    let event = EventFd::new().unwrap();
+    for request in [Request::SetVringKick, Request::SetVringCall, Request::SetVringErr, Request::SetLogFd] {
+        for extra in 2..=8 {
+            assert!(!rig.event(request, 0, &vec![event.as_fd(); extra]));
+        }
+    }
+    assert_eq!(copies_of(&event), 1);
+    assert_eq!(rig.session.counters().unexpected_fds_closed, 4 * (2..=8).sum::<u64>());
+    for _ in 0..1000 {
+        assert!(rig.state(Request::SetVringNum, 0, 32768));
+    }
+    assert!(rig.dev.take().is_empty());
+}
+
+#[test]
+fn cve_2020_10723_vring_index_not_truncated() {
+    let mut rig = Rig::negotiated();
+    for index in [4, 0x1_0000, 0x1_0001, 0x8000_0000, u32::MAX] {
+        let state = VringState { index, num: 1 };
+        for request in [Request::SetVringNum, Request::SetVringBase, Request::SetVringEnable] {
+            assert!(!rig.ack(request, state.as_bytes(), &[]), "{request} {index:#x}");
+        }
+        assert!(!rig.ack(Request::SetVringAddr, VringAddr { index, ..ring_addr(0) }.as_bytes(), &[]));
+        let mut other = Rig::negotiated();
+        other.send(Request::GetVringBase as u32, 1, state.as_bytes(), &[]);
+        assert!(other.serve().is_err());
+    }
+    // The index of an event has 8 bits; what is above them and the flag is no index at all.
+    for payload in [0x200, 0x1_0000, 1 << 32, 1 << 63, u64::MAX] {
+        assert!(!rig.event(Request::SetVringKick, payload | NO_FD, &[]), "{payload:#x}");
+    }
+    assert!(rig.session.rings().all(|ring| ring.size == 0 && !ring.enabled));
+    assert!(rig.dev.take().is_empty());
+}
+
+#[test]
+fn ring_256_is_the_last_and_257_does_not_exist() {
+    let mut rig = Rig::with(Offer { max_queues: 257, ..offer() });
+    assert_eq!(rig.session.rings().len(), 256);
+    rig.tell(Request::SetVringEnable, VringState { index: 255, num: 1 }.as_bytes(), &[]);
+    assert_eq!(rig.session.counters().rejected, 0);
+    for index in [256, 257] {
+        rig.tell(Request::SetVringEnable, VringState { index, num: 1 }.as_bytes(), &[]);
+        rig.tell(Request::SetVringNum, VringState { index, num: 256 }.as_bytes(), &[]);
+    }
+    assert_eq!(rig.session.counters().rejected, 4);
+    // As an event's index, 256 is ring 0 without a descriptor, and 255 is the last ring.
+    let event = EventFd::new().unwrap();
+    rig.tell(Request::SetVringCall, 256u64.as_bytes(), &[event.as_fd()]);
+    assert_eq!(rig.session.counters().rejected, 5);
+    assert_eq!(copies_of(&event), 1);
+    rig.tell(Request::SetVringCall, 255u64.as_bytes(), &[event.as_fd()]);
+    assert_eq!(rig.session.counters().rejected, 5);
+    assert_eq!(copies_of(&event), 2);
+}
+
+#[test]
+fn cve_2020_10722_log_base_with_an_offset_that_overflows_is_refused() {
+    let mut rig = Rig::negotiated();
+    let log = SharedMem::new("log", 0x1000).unwrap();
+    for [size, offset] in [[0x1000u64, 0], [u64::MAX, u64::MAX], [0x1000, u64::MAX - 0xff]] {
+        assert!(!rig.ack(Request::SetLogBase, [size, offset].as_bytes(), &[log.fd()]));
+    }
+    assert!(!rig.ack(Request::SetLogFd, &[], &[log.fd()]));
+    assert_eq!(copies_of(log.fd()), 1);
+    assert!(!offer().protocol.contains(ProtocolFeatures::LOG_SHMFD));
+}
+
+#[test]
+fn cve_2020_10726_and_2021_3839_inflight_is_refused_however_often() {
+    let log = SharedMem::new("inflight", 0x1000).unwrap();
+    let mut payload = [0; 24];
+    payload[16..20].copy_from_slice([u16::MAX, u16::MAX].as_bytes());
+    let mut rig = Rig::negotiated();
+    for _ in 0..100 {
+        assert!(!rig.ack(Request::SetInflightFd, &payload, &[log.fd()]));
+    }
+    assert_eq!(copies_of(log.fd()), 1);
+    rig.send(Request::GetInflightFd as u32, 1, &payload, &[]);
+    assert!(rig.serve().is_err());
+}
+
+#[test]
+fn cve_2022_0669_fds_on_messages_that_take_none() {
+    let event = EventFd::new().unwrap();
+    for row in TABLE.iter().filter(|row| row.fds.1 == 0) {
+        let mut rig = Rig::negotiated();
+        rig.send(row.request as u32, 1, &vec![0; row.min], &[event.as_fd(); 8]);
+        // Where the refusal cannot be told, the session ends; either way nothing stays open.
+        let _ = rig.serve();
+        assert_eq!(rig.session.counters().unexpected_fds_closed, 8, "{}", row.name);
+        assert_eq!(rig.session.counters().rejected, 1, "{}", row.name);
+        assert_eq!(copies_of(&event), 1, "{}", row.name);
+    }
+}
+
+#[test]
+fn cve_2018_1059_rings_do_not_run_across_regions() {
+    let mut rig = Rig::negotiated();
+    let (region, mem) = guest(0x2000);
+    let next = MemoryRegion { guest_addr: 0x2000, user_addr: USER + 0x2000, ..region };
+    assert!(rig.mem_table(&[(region, &mem), (next, &mem)]));
+    assert!(rig.state(Request::SetVringNum, 0, RING_SIZE.into()));
+    let across = VringAddr { desc: USER + 0x1800, avail: USER, used: USER + 0x2000, ..ring_addr(0) };
+    assert!(rig.ack(Request::SetVringAddr, across.as_bytes(), &[]));
+    assert!(!rig.event(Request::SetVringKick, NO_FD, &[]));
+    let inside = VringAddr { desc: USER + 0x1000, ..across };
+    assert!(rig.ack(Request::SetVringAddr, inside.as_bytes(), &[]));
+    assert!(rig.dev.rings.contains_key(&0));
+}
+
+#[test]
+fn descriptors_of_the_wrong_number_of_regions_are_closed() {
+    let mut rig = Rig::negotiated();
+    let (region, mem) = guest(0x1000);
+    for (claimed, sent) in [(1, 0), (1, 2), (2, 1), (0, 1), (8, 32)] {
+        let regions = (0..claimed).map(|at| MemoryRegion { guest_addr: at * 0x1000, ..region });
+        let payload = mem_table(regions.collect::<Vec<_>>().into_iter());
+        assert!(!rig.ack(Request::SetMemTable, &payload, &vec![mem.fd(); sent]));
+    }
+    // A count that the payload does not hold.
+    let mut payload = mem_table([region].into_iter());
+    for count in [2u32, 33, u32::MAX] {
+        payload[..4].copy_from_slice(count.as_bytes());
+        assert!(!rig.ack(Request::SetMemTable, &payload, &[mem.fd(); 2]));
+    }
+    assert_eq!(copies_of(mem.fd()), 1);
+    assert!(rig.session.memory().is_none());
+}
+
+#[test]
+fn events_that_could_make_their_user_wait_are_refused() {
+    let mut rig = Rig::negotiated();
+    let (_reader, writer) = std::io::pipe().unwrap();
+    for request in [Request::SetVringKick, Request::SetVringCall, Request::SetVringErr] {
+        assert!(!rig.event(request, 0, &[writer.as_fd()]));
+    }
+    assert_eq!(copies_of(&writer), 2, "both ends of the pipe");
+}
+
+#[test]
+fn repeated_set_up_and_loss_leaks_nothing() {
+    let event = EventFd::new().unwrap();
+    let (region, mem) = guest(0x10_0000);
+    for _ in 0..20 {
+        let mut rig = Rig::negotiated();
+        for _ in 0..3 {
+            rig.base(1);
+            assert!(rig.mem_table(&[(region, &mem)]));
+            for request in [Request::SetVringErr, Request::SetVringCall] {
+                assert!(rig.event(request, 1, &[event.as_fd()]));
+            }
+            assert!(rig.start(1, 0));
+            assert!(rig.event(Request::SetVringKick, 1, &[event.as_fd()]));
+        }
+        // Once ours, and the session's and the device's kick, call and error.
+        assert_eq!(copies_of(&event), 7);
+        drop(rig.peer);
+        assert!(rig.session.on_readable(&mut rig.dev).is_err());
+        assert_eq!(copies_of(&event), 1);
+        assert_eq!(copies_of(mem.fd()), 1);
+    }
+}

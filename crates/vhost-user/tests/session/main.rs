@@ -1,0 +1,11 @@
+//! The protocol as seen from outside the crate: a session is fed messages by hand, or by our own
+//! front end, and a recording device says what became of them.
+
+mod both_ends;
+mod bounds;
+mod cve;
+mod memory;
+mod qemu;
+mod random;
+mod rig;
+mod rings;

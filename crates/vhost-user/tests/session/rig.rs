@@ -1,0 +1,319 @@
+//! A session on one end of a socket, a hand that writes messages on the other, and a device that
+//! records what it is told.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use ringferry_memory::{GuestMemory, Region, RegionSpec, SharedMem, Words};
+use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::socket::Stream;
+use ringferry_vhost_user::message::{
+    F_PROTOCOL_FEATURES, F_VERSION_1, FLAG_NEED_REPLY, FLAG_REPLY, Header, MemoryRegion, MemoryTable,
+    Request, SingleRegion, VERSION, VringAddr, VringState,
+};
+use ringferry_vhost_user::{Device, Offer, Progress, ProtocolFeatures, RingSetup, Session, SessionError};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Where the front end's memory begins in its own address space.
+pub const USER: u64 = 0x7f12_3400_0000;
+/// Entries of the rings the rig describes.
+pub const RING_SIZE: u16 = 256;
+/// Memory given to each ring.
+pub const RING_SPAN: u64 = 0x4000;
+/// A feature to switch on and off.
+pub const F_MRG_RXBUF: u64 = 1 << 15;
+
+/// What the device was told.
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+pub enum Event {
+    Features(u64),
+    Memory(usize),
+    Started { index: u16, size: u16, base: u32, enabled: bool },
+    Call { index: u16, polled: bool },
+    Enabled(u16, bool),
+    Stopped(u16),
+    Mtu(u16),
+    Announce([u8; 6]),
+    Status(u8),
+    Reset,
+}
+
+/// A device that records.
+#[derive(Default)]
+pub struct Recorder {
+    pub events: Vec<Event>,
+    /// Rings that run. Calls that a running device may not get are assertions.
+    pub rings: BTreeMap<u16, RingSetup>,
+    /// What the device pretends to have processed by the time a ring is stopped.
+    pub processed: u32,
+    pub config: Vec<u8>,
+}
+
+impl Recorder {
+    pub fn take(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+}
+
+impl Device for Recorder {
+    fn features_acked(&mut self, features: u64) {
+        self.events.push(Event::Features(features));
+    }
+
+    fn memory_changed(&mut self, memory: Option<Arc<GuestMemory>>) {
+        assert!(self.rings.is_empty(), "a ring ran while the map changed");
+        self.events.push(Event::Memory(memory.map_or(0, |memory| memory.regions().len())));
+    }
+
+    fn ring_started(&mut self, index: u16, ring: RingSetup) {
+        let event = Event::Started { index, size: ring.size, base: ring.base, enabled: ring.enabled };
+        assert!(ring.size.is_power_of_two());
+        assert_eq!(ring.desc.len(), 16 * usize::from(ring.size));
+        assert_eq!(ring.avail.len(), 6 + 2 * usize::from(ring.size));
+        assert_eq!(ring.used.len(), 6 + 8 * usize::from(ring.size));
+        // Every word of the ring can be reached.
+        ring.desc.load64(ring.desc.len() - 8);
+        ring.avail.load16(ring.avail.len() - 2);
+        ring.used.load16(ring.used.len() - 2);
+        self.events.push(event);
+        assert!(self.rings.insert(index, ring).is_none(), "started twice");
+    }
+
+    fn ring_call_changed(&mut self, index: u16, call: Option<OwnedFd>) {
+        assert!(self.rings.contains_key(&index), "not running");
+        self.events.push(Event::Call { index, polled: call.is_none() });
+        self.rings.get_mut(&index).unwrap().call = call;
+    }
+
+    fn ring_enabled(&mut self, index: u16, enabled: bool) {
+        assert!(self.rings.contains_key(&index), "not running");
+        self.events.push(Event::Enabled(index, enabled));
+    }
+
+    fn ring_stopped(&mut self, index: u16) -> u32 {
+        self.events.push(Event::Stopped(index));
+        let ring = self.rings.remove(&index).expect("stopped without having run");
+        (ring.base + self.processed) & 0xffff
+    }
+
+    fn config(&self, offset: usize, buf: &mut [u8]) -> bool {
+        match self.config.get(offset..offset + buf.len()) {
+            Some(data) => {
+                buf.copy_from_slice(data);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn set_config(&mut self, offset: usize, data: &[u8]) -> bool {
+        match self.config.get_mut(offset..offset + data.len()) {
+            Some(place) => {
+                place.copy_from_slice(data);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn mtu_set(&mut self, mtu: u16) -> bool {
+        self.events.push(Event::Mtu(mtu));
+        mtu <= 9000
+    }
+
+    fn announce(&mut self, mac: [u8; 6]) {
+        self.events.push(Event::Announce(mac));
+    }
+
+    fn status(&mut self, status: u8) {
+        self.events.push(Event::Status(status));
+    }
+
+    fn reset(&mut self) {
+        assert!(self.rings.is_empty(), "a ring ran during a reset");
+        self.events.push(Event::Reset);
+    }
+}
+
+/// What the rig's sessions offer.
+pub fn offer() -> Offer {
+    let mut offer = Offer::net(F_VERSION_1 | F_MRG_RXBUF, 2);
+    offer.protocol |= ProtocolFeatures::CONFIG;
+    offer
+}
+
+pub struct Rig {
+    pub peer: Stream,
+    pub session: Session,
+    pub dev: Recorder,
+}
+
+impl Rig {
+    pub fn new() -> Rig {
+        Rig::with(offer())
+    }
+
+    pub fn with(offer: Offer) -> Rig {
+        let (peer, theirs) = Stream::pair().unwrap();
+        peer.set_nonblocking(true).unwrap();
+        let session = Session::new(theirs, offer).unwrap();
+        Rig { peer, session, dev: Recorder { config: (0..16).collect(), ..Recorder::default() } }
+    }
+
+    /// A rig on which everything was agreed on, without memory or rings.
+    pub fn negotiated() -> Rig {
+        let mut rig = Rig::new();
+        let protocol = offer().protocol.bits();
+        rig.tell(Request::SetProtocolFeatures, protocol.as_bytes(), &[]);
+        assert!(rig.ack(Request::SetFeatures, (F_VERSION_1 | F_PROTOCOL_FEATURES).as_bytes(), &[]));
+        rig.dev.take();
+        rig
+    }
+
+    /// Writes a message as it is.
+    pub fn send(&mut self, request: u32, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        let header = Header { request, flags, size: payload.len() as u32 };
+        let message = [header.as_bytes(), payload].concat();
+        assert_eq!(self.peer.send(&message, fds).unwrap(), message.len());
+    }
+
+    /// Has the session serve what was sent.
+    pub fn serve(&mut self) -> Result<Progress, SessionError> {
+        self.session.on_readable(&mut self.dev)
+    }
+
+    /// The reply that waits, if one does.
+    pub fn reply(&mut self) -> Option<(Header, Vec<u8>)> {
+        let mut header = [0; Header::LEN];
+        let mut fds = Vec::new();
+        match self.peer.recv(&mut header, &mut fds) {
+            Ok(got) if got.bytes == Header::LEN => {}
+            Ok(got) => {
+                assert_eq!(got.bytes, 0, "a reply cut short");
+                return None;
+            }
+            Err(err) => {
+                assert_eq!(err.kind(), std::io::ErrorKind::WouldBlock);
+                return None;
+            }
+        }
+        let header = Header::read_from_bytes(&header).unwrap();
+        let mut payload = vec![0; header.size as usize];
+        if !payload.is_empty() {
+            assert_eq!(self.peer.recv(&mut payload, &mut fds).unwrap().bytes, payload.len());
+        }
+        assert!(fds.is_empty());
+        Some((header, payload))
+    }
+
+    /// A message without reply.
+    pub fn tell(&mut self, request: Request, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        self.send(request as u32, VERSION, payload, fds);
+        self.serve().unwrap();
+        assert!(self.reply().is_none(), "{request} was answered");
+    }
+
+    /// A message with `NEED_REPLY`: whether it was obeyed.
+    pub fn ack(&mut self, request: Request, payload: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
+        self.send(request as u32, VERSION | FLAG_NEED_REPLY, payload, fds);
+        self.serve().unwrap();
+        let (header, payload) = self.reply().unwrap_or_else(|| panic!("{request} was not acknowledged"));
+        assert_eq!((header.request, header.flags), (request as u32, VERSION | FLAG_REPLY));
+        assert!(self.reply().is_none(), "{request} was answered twice");
+        u64::read_from_bytes(&payload).unwrap() == 0
+    }
+
+    /// A message with a reply of its own.
+    pub fn ask(&mut self, request: Request, payload: &[u8]) -> Vec<u8> {
+        self.send(request as u32, VERSION, payload, &[]);
+        self.serve().unwrap();
+        let (header, payload) = self.reply().unwrap_or_else(|| panic!("{request} was not answered"));
+        assert_eq!((header.request, header.flags), (request as u32, VERSION | FLAG_REPLY));
+        payload
+    }
+
+    pub fn ask_u64(&mut self, request: Request) -> u64 {
+        u64::read_from_bytes(&self.ask(request, &[])).unwrap()
+    }
+
+    pub fn state(&mut self, request: Request, index: u32, num: u32) -> bool {
+        self.ack(request, VringState { index, num }.as_bytes(), &[])
+    }
+
+    pub fn base(&mut self, index: u32) -> u32 {
+        let reply = self.ask(Request::GetVringBase, VringState { index, num: 0 }.as_bytes());
+        let reply = VringState::read_from_bytes(&reply).unwrap();
+        assert_eq!(reply.index, index);
+        reply.num
+    }
+
+    pub fn mem_table(&mut self, regions: &[(MemoryRegion, &SharedMem)]) -> bool {
+        let fds: Vec<_> = regions.iter().map(|(_, mem)| mem.fd()).collect();
+        self.ack(Request::SetMemTable, &mem_table(regions.iter().map(|(region, _)| *region)), &fds)
+    }
+
+    pub fn slot(&mut self, request: Request, region: MemoryRegion, fds: &[BorrowedFd<'_>]) -> bool {
+        self.ack(request, SingleRegion { padding: 0, region }.as_bytes(), fds)
+    }
+
+    /// Kick, call or error event.
+    pub fn event(&mut self, request: Request, payload: u64, fds: &[BorrowedFd<'_>]) -> bool {
+        self.ack(request, payload.as_bytes(), fds)
+    }
+
+    /// Size, base, addresses and kick of a ring, in that order.
+    pub fn start(&mut self, index: u32, base: u32) -> bool {
+        let event = EventFd::new().unwrap();
+        self.state(Request::SetVringNum, index, RING_SIZE.into())
+            && self.state(Request::SetVringBase, index, base)
+            && self.ack(Request::SetVringAddr, ring_addr(index).as_bytes(), &[])
+            && self.event(Request::SetVringKick, index.into(), &[event.as_fd()])
+    }
+}
+
+/// The addresses of ring `index` in the rig's memory.
+pub fn ring_addr(index: u32) -> VringAddr {
+    let start = USER + u64::from(index) * RING_SPAN;
+    VringAddr { index, flags: 0, desc: start, avail: start + 0x1000, used: start + 0x2000, log: 0 }
+}
+
+pub fn mem_table(regions: impl ExactSizeIterator<Item = MemoryRegion>) -> Vec<u8> {
+    let mut payload = MemoryTable { count: regions.len() as u32, padding: 0 }.as_bytes().to_vec();
+    for region in regions {
+        payload.extend_from_slice(region.as_bytes());
+    }
+    payload
+}
+
+/// Memory for the rings of the rig.
+pub fn guest(size: usize) -> (MemoryRegion, SharedMem) {
+    let mem = SharedMem::new("guest", size).unwrap();
+    (MemoryRegion { guest_addr: 0, size: mem.size() as u64, user_addr: USER, mmap_offset: 0 }, mem)
+}
+
+/// The front end's own view of a region.
+pub fn view(region: MemoryRegion, mem: &SharedMem) -> GuestMemory {
+    GuestMemory::new(vec![Region::map(mem.fd(), RegionSpec::from(region)).unwrap()]).unwrap()
+}
+
+/// How many descriptors of this process refer to the file of `fd`.
+pub fn copies_of(fd: impl AsFd) -> usize {
+    let fd = fd.as_fd().try_clone_to_owned().unwrap();
+    let wanted = identity(&std::os::fd::AsRawFd::as_raw_fd(&fd).to_string()).unwrap();
+    let all = std::fs::read_dir("/proc/self/fd").unwrap();
+    let copies = all.filter(|entry| {
+        let name = entry.as_ref().unwrap().file_name().into_string().unwrap();
+        identity(&name) == Some(wanted.clone())
+    });
+    copies.count() - 1 // the clone made here
+}
+
+/// What tells one open file from another. Eventfds share an inode and are told apart by their id.
+fn identity(fd: &str) -> Option<(u64, u64, String)> {
+    let meta = std::fs::metadata(format!("/proc/self/fd/{fd}")).ok()?;
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
+    let event = info.lines().find(|line| line.starts_with("eventfd-id")).unwrap_or("");
+    Some((meta.dev(), meta.ino(), event.to_owned()))
+}
