@@ -1,0 +1,579 @@
+//! What the switch is to be: a typed [`Config`] made from a TOML file, from `--port` flags, or from both.
+//!
+//! The file is the source of truth and flags add to it. [`Config::builder`] gathers everything, checks each
+//! key where it was written and then all ports against each other, and either returns a configuration that
+//! can be started as it stands or **every** problem it found, each with its place, such as
+//! `ringferry.toml:12: port.mtu: 70000 is outside 68..=65535`. Nothing is opened, created or bound here.
+//!
+//! ```toml
+//! control = "/run/ringferry/control.sock"  # optional: where `ringferry ctl` connects
+//!
+//! [switch]                            # optional, these are the defaults
+//! mac_age_seconds = 300               # 1..=1000000: a silent MAC address is forgotten after this
+//! mac_table_size = 16384              # 64..=1048576: most MAC addresses, rounded up to a power of two
+//! # poll_microseconds = 50            # 0..=1000000: polling before sleep; default: the worker's choice
+//!
+//! [[port]]
+//! name = "vm0"                        # default: stem of the socket, `activation`, or "fd" and a number
+//! kind = "vhost-user"
+//! socket = "/run/ringferry/vm0.sock"  # or fd (inherited), or activation (systemd FileDescriptorName=)
+//! mode = "listen"                     # with socket: "listen" (default) or "connect" (retried for ever)
+//! mtu = 1500                          # 68..=65535, default 1500
+//! # queue_size = 1024                 # largest ring accepted, a power of two up to 32768; default: any
+//! # mac = "52:54:00:00:00:01"         # told to front ends that ask; default: the front end chooses
+//! mergeable = true                    # features offered, all true by default; tso and uso need csum
+//! csum = true
+//! tso = true
+//! uso = true
+//! event_idx = true
+//! indirect = true
+//!
+//! [[port]]
+//! name = "up"                         # default: name of the tap, or "fd" and a number
+//! kind = "tap"
+//! tap = "rf0"                         # or fd (inherited)
+//! # existing = true                   # with tap: true must exist, false must not; default: either
+//! # mtu = 1500                        # default: left as the tap has it
+//! offloads = true                     # checksum and segmentation offloads to and from the kernel
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Display, Write as _};
+use std::ops::RangeInclusive;
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use ringferry_packet::ether::Mac;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+mod parse;
+use parse::{Document, Fields, Place, check_socket_path, parse_flag, parse_port};
+
+/// Bytes a Unix socket path may have: `sun_path` holds 108 with the closing NUL (unix(7)).
+pub const MAX_SOCKET_PATH: usize = 107;
+/// Bytes the name of a network interface may have: `IFNAMSIZ` is 16 with the closing NUL (netdevice(7)).
+pub const MAX_TAP_NAME: usize = 15;
+/// Bytes the name of a port may have. It appears in tables, metrics labels and logs, hence short.
+pub const MAX_PORT_NAME: usize = 63;
+/// MTU of a vhost-user port that names none, in bytes without the Ethernet header.
+pub const DEFAULT_MTU: u16 = 1500;
+/// MTUs a port may have: the range VIRTIO 1.4, 5.1.4.1 allows in the configuration space.
+pub const MTU_RANGE: RangeInclusive<u64> = 68..=65535;
+
+/// Everything `ringferry run` needs to know. Made by [`Config::builder`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Path of the control socket; absent: the program's default.
+    pub control: Option<PathBuf>,
+    /// Settings of the switch as a whole.
+    pub switch: SwitchConfig,
+    /// The ports, in the order they were written (file before flags). Never empty; names, sockets, taps and
+    /// descriptors are unique.
+    pub ports: Vec<PortConfig>,
+}
+
+/// Settings of the switch as a whole: the `[switch]` table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwitchConfig {
+    /// Seconds after which a MAC address that sent nothing is forgotten. 300 as in IEEE 802.1Q, 8.8.3 and the
+    /// Linux bridge.
+    pub mac_age_seconds: u32,
+    /// Most MAC addresses remembered. A port can fill at most half of it (see [`crate::fdb`]), so size it for
+    /// twice the busiest port.
+    pub mac_table_size: u32,
+    /// Microseconds a worker polls without work before it sleeps; absent: the worker chooses.
+    pub poll_microseconds: Option<u32>,
+}
+
+impl Default for SwitchConfig {
+    fn default() -> Self {
+        SwitchConfig { mac_age_seconds: 300, mac_table_size: 16384, poll_microseconds: None }
+    }
+}
+
+/// One port: a `[[port]]` table or a `--port` flag.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortConfig {
+    /// Unique name, 1 to [`MAX_PORT_NAME`] ASCII letters, digits and `-_.:@`.
+    pub name: String,
+    /// Largest frame payload in bytes ([`MTU_RANGE`]). Absent: [`DEFAULT_MTU`] for vhost-user; a tap keeps
+    /// the MTU it has.
+    pub mtu: Option<u16>,
+    /// What is plugged in, with the settings only that kind has.
+    pub kind: PortKind,
+}
+
+/// What is plugged into a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PortKind {
+    /// A virtual machine: a vhost-user front end such as QEMU.
+    VhostUser(VhostUserConfig),
+    /// The host's network stack: a tap device.
+    Tap(TapConfig),
+}
+
+impl PortKind {
+    /// The value of the key `kind`: `vhost-user` or `tap`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            PortKind::VhostUser(_) => "vhost-user",
+            PortKind::Tap(_) => "tap",
+        }
+    }
+}
+
+/// Settings of a vhost-user port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VhostUserConfig {
+    /// Where the front end is met.
+    pub endpoint: VhostUserEndpoint,
+    /// Largest virtqueue accepted (the front end chooses the size); a power of two, 2 to 32768 (VIRTIO 1.4,
+    /// 2.7). Absent: any.
+    pub queue_size: Option<u16>,
+    /// MAC address shown in the device's configuration space to front ends that ask for it; absent: they
+    /// choose their own.
+    pub mac: Option<Mac>,
+    /// Features offered.
+    pub features: FeatureToggles,
+}
+
+/// Where a vhost-user front end is met.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VhostUserEndpoint {
+    /// Bind this path and wait for the front end (QEMU `-chardev socket,path=…`).
+    Listen(PathBuf),
+    /// Connect to this path, again and again until the front end is there (QEMU `server=on`).
+    Connect(PathBuf),
+    /// An inherited socket, at least 3: connected, or listening (the kernel knows which: `SO_ACCEPTCONN`).
+    Fd(RawFd),
+    /// A socket from systemd with this `FileDescriptorName=`.
+    Activation(String),
+}
+
+/// Features a vhost-user port offers, all on by default. Off means: not offered, whatever the front end can
+/// do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FeatureToggles {
+    /// Frames may span several receive buffers (`VIRTIO_NET_F_MRG_RXBUF`).
+    pub mergeable: bool,
+    /// Partial checksums both ways (`VIRTIO_NET_F_CSUM`, `GUEST_CSUM`).
+    pub csum: bool,
+    /// TCP segmentation offload both ways (`HOST_TSO4/6`, `GUEST_TSO4/6`, `*_ECN`). Needs `csum`.
+    pub tso: bool,
+    /// UDP segmentation offload both ways (`HOST_USO`, `GUEST_USO4/6`). Needs `csum`.
+    pub uso: bool,
+    /// Notification suppression by index (`VIRTIO_F_EVENT_IDX`).
+    pub event_idx: bool,
+    /// Indirect descriptors (`VIRTIO_F_INDIRECT_DESC`).
+    pub indirect: bool,
+}
+
+impl Default for FeatureToggles {
+    fn default() -> Self {
+        FeatureToggles { mergeable: true, csum: true, tso: true, uso: true, event_idx: true, indirect: true }
+    }
+}
+
+/// Settings of a tap port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TapConfig {
+    /// Which tap.
+    pub source: TapSource,
+    /// Checksum and segmentation offloads to and from the kernel (`TUNSETOFFLOAD`).
+    pub offloads: bool,
+}
+
+/// Which tap device a port uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TapSource {
+    /// The tap with this name.
+    Name {
+        /// Name of the interface, 1 to [`MAX_TAP_NAME`] bytes.
+        name: String,
+        /// Whether the tap must exist already (`Some(true)`), must not (`Some(false)`), or is created when it
+        /// does not (`None`).
+        existing: Option<bool>,
+    },
+    /// An inherited descriptor of `/dev/net/tun` with a tap attached, at least 3.
+    Fd(RawFd),
+}
+
+/// Why a configuration is refused: every problem found, one per line when displayed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("\n"))]
+pub struct ConfigError {
+    /// At least one problem, in the order they were written.
+    pub problems: Vec<Problem>,
+}
+
+/// One thing wrong with a configuration. Displayed as `place: key: message`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Where: `ringferry.toml:12`, or the flag as typed. Empty when the problem is something missing
+    /// everywhere.
+    pub place: String,
+    /// Which key, such as `port.mtu`; empty when the problem is not about one key.
+    pub key: String,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+impl Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for part in [&self.place, &self.key] {
+            if !part.is_empty() {
+                write!(f, "{part}: ")?;
+            }
+        }
+        f.write_str(&self.message)
+    }
+}
+
+impl Config {
+    /// Starts an empty configuration.
+    pub fn builder() -> ConfigBuilder {
+        ConfigBuilder::default()
+    }
+
+    /// The configuration in `file` alone.
+    ///
+    /// # Errors
+    /// The file cannot be read or holds a mistake.
+    pub fn from_file(file: &Path) -> Result<Config, ConfigError> {
+        Config::builder().file(file).build()
+    }
+
+    /// The configuration as a TOML file that yields the same configuration when read. Ports given by flags
+    /// are in it too.
+    pub fn dump(&self) -> String {
+        let mut out = String::new();
+        if let Some(control) = &self.control {
+            entry(&mut out, "control", control.to_string_lossy().as_ref());
+            out.push('\n');
+        }
+        out.push_str("[switch]\n");
+        entry(&mut out, "mac_age_seconds", i64::from(self.switch.mac_age_seconds));
+        entry(&mut out, "mac_table_size", i64::from(self.switch.mac_table_size));
+        if let Some(microseconds) = self.switch.poll_microseconds {
+            entry(&mut out, "poll_microseconds", i64::from(microseconds));
+        }
+        for port in &self.ports {
+            out.push_str("\n[[port]]\n");
+            port.dump(&mut out);
+        }
+        out
+    }
+}
+
+/// Appends `key = value`, the value written by the TOML library.
+fn entry(out: &mut String, key: &str, value: impl Into<toml::Value>) {
+    // Writing to a string cannot fail.
+    let _ = writeln!(out, "{key} = {}", value.into());
+}
+
+impl PortConfig {
+    /// The MTU this port starts with when it is a vhost-user port: the one asked for, else [`DEFAULT_MTU`].
+    pub fn mtu_or_default(&self) -> u16 {
+        self.mtu.unwrap_or(DEFAULT_MTU)
+    }
+
+    fn dump(&self, out: &mut String) {
+        entry(out, "name", self.name.as_str());
+        entry(out, "kind", self.kind.name());
+        match &self.kind {
+            PortKind::VhostUser(vhost_user) => {
+                match &vhost_user.endpoint {
+                    VhostUserEndpoint::Listen(path) | VhostUserEndpoint::Connect(path) => {
+                        entry(out, "socket", path.to_string_lossy().as_ref());
+                        let listen = matches!(vhost_user.endpoint, VhostUserEndpoint::Listen(_));
+                        entry(out, "mode", if listen { "listen" } else { "connect" });
+                    }
+                    VhostUserEndpoint::Fd(fd) => entry(out, "fd", *fd),
+                    VhostUserEndpoint::Activation(name) => entry(out, "activation", name.as_str()),
+                }
+                if let Some(size) = vhost_user.queue_size {
+                    entry(out, "queue_size", i64::from(size));
+                }
+                if let Some(mac) = vhost_user.mac {
+                    entry(out, "mac", mac.to_string());
+                }
+                let mut features = vhost_user.features;
+                for (key, on) in features.by_key() {
+                    entry(out, key, *on);
+                }
+            }
+            PortKind::Tap(tap) => {
+                match &tap.source {
+                    TapSource::Name { name, existing } => {
+                        entry(out, "tap", name.as_str());
+                        if let Some(existing) = existing {
+                            entry(out, "existing", *existing);
+                        }
+                    }
+                    TapSource::Fd(fd) => entry(out, "fd", *fd),
+                }
+                entry(out, "offloads", tap.offloads);
+            }
+        }
+        if let Some(mtu) = self.mtu {
+            entry(out, "mtu", i64::from(mtu));
+        }
+    }
+}
+
+impl FeatureToggles {
+    /// Every toggle with its key; `csum` first because others depend on it.
+    fn by_key(&mut self) -> [(&'static str, &mut bool); 6] {
+        [
+            ("csum", &mut self.csum),
+            ("tso", &mut self.tso),
+            ("uso", &mut self.uso),
+            ("mergeable", &mut self.mergeable),
+            ("event_idx", &mut self.event_idx),
+            ("indirect", &mut self.indirect),
+        ]
+    }
+}
+
+/// A port as written in a `--port` flag: `KIND:WHERE[,key=value...]`.
+///
+/// `KIND:WHERE` is one of `vhost-user:PATH`, `vhost-user-fd:N`, `vhost-user-activation:NAME`, `tap:NAME` and
+/// `tap-fd:N`; the keys are those of the file. A path with a comma in it can only be given in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortSpec {
+    /// The flag's value as typed.
+    pub text: String,
+    /// What it means.
+    pub port: PortConfig,
+}
+
+impl FromStr for PortSpec {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let mut problems = Vec::new();
+        match parse_flag(text, &mut problems) {
+            Some(port) if problems.is_empty() => Ok(PortSpec { text: text.to_owned(), port }),
+            _ => Err(ConfigError { problems }),
+        }
+    }
+}
+
+/// Gathers a file, flags and single settings; [`build`](ConfigBuilder::build) checks them together.
+#[derive(Debug, Default)]
+pub struct ConfigBuilder {
+    control: Option<(Place, PathBuf)>,
+    switch: SwitchConfig,
+    ports: Vec<(Place, PortConfig)>,
+    reserved: Vec<(Place, RawFd)>,
+    problems: Vec<Problem>,
+}
+
+impl ConfigBuilder {
+    /// Reads a TOML file. Its ports come after those already added.
+    #[must_use]
+    pub fn file(mut self, path: &Path) -> Self {
+        let name = path.display().to_string();
+        match std::fs::read_to_string(path) {
+            Ok(text) => self.toml(&name, &text),
+            Err(error) => {
+                self.problems.push(Place::new(&name, None).problem("", format!("cannot be read: {error}")));
+                self
+            }
+        }
+    }
+
+    /// Reads TOML from memory; `name` stands for the file name in errors.
+    #[must_use]
+    pub fn toml(mut self, name: &str, text: &str) -> Self {
+        let document = Document { name: name.into(), text };
+        match DeTable::parse(text) {
+            Ok(table) => self.document(&document, table.into_inner()),
+            Err(error) => {
+                let place = document.place(error.span().map_or(0, |span| span.start));
+                self.problems.push(place.problem("", error.message().replace('\n', ", ")));
+            }
+        }
+        self
+    }
+
+    /// Adds the port written in a `--port` flag (see [`PortSpec`]).
+    #[must_use]
+    pub fn port_flag(mut self, text: &str) -> Self {
+        if let Some(port) = parse_flag(text, &mut self.problems) {
+            self.ports.push((Place::flag(text), port));
+        }
+        self
+    }
+
+    /// Sets the control socket, over what a file says.
+    #[must_use]
+    pub fn control(mut self, path: &Path) -> Self {
+        let place = Place::new(&format!("--control {}", path.display()), None);
+        let checked =
+            path.to_str().ok_or_else(|| "the path is not UTF-8".to_owned()).and_then(check_socket_path);
+        match checked {
+            Ok(()) => self.control = Some((place, path.to_owned())),
+            Err(message) => self.problems.push(place.problem("", message)),
+        }
+        self
+    }
+
+    /// Says that the program itself uses descriptor `fd`, because of the flag `flag`; no port may have it.
+    #[must_use]
+    pub fn reserve_fd(mut self, flag: &str, fd: RawFd) -> Self {
+        self.reserved.push((Place::new(&format!("{flag} {fd}"), None), fd));
+        self
+    }
+
+    /// Checks the ports against each other and returns the configuration.
+    ///
+    /// # Errors
+    /// Every problem found since the builder was made.
+    pub fn build(mut self) -> Result<Config, ConfigError> {
+        if self.ports.is_empty() && self.problems.is_empty() {
+            let message = "no port is configured: add a [[port]] table to the file, \
+ or a flag such as --port vhost-user:/run/ringferry/vm0.sock";
+            self.problems.push(Place::default().problem("", message));
+        }
+        self.check_unique();
+        if !self.problems.is_empty() {
+            return Err(ConfigError { problems: self.problems });
+        }
+        Ok(Config {
+            control: self.control.map(|(_, path)| path),
+            switch: self.switch,
+            ports: self.ports.into_iter().map(|(_, port)| port).collect(),
+        })
+    }
+
+    /// Two ports cannot share a name, a socket, a tap or a descriptor, nor use the control socket.
+    fn check_unique(&mut self) {
+        let mut owners: BTreeMap<Claim<'_>, &Place> = BTreeMap::new();
+        if let Some((place, path)) = &self.control {
+            owners.insert(Claim::Socket(path), place);
+        }
+        for (place, fd) in &self.reserved {
+            owners.insert(Claim::Fd(*fd), place);
+        }
+        for (place, port) in &self.ports {
+            for claim in [Claim::Name(&port.name), Claim::of_kind(&port.kind)] {
+                if let Some(owner) = owners.get(&claim) {
+                    self.problems.push(place.problem("port", format!("{claim} is already used by {owner}")));
+                } else {
+                    owners.insert(claim, place);
+                }
+            }
+        }
+    }
+
+    fn document(&mut self, document: &Document<'_>, table: DeTable<'_>) {
+        let mut switch = None;
+        let mut ports = None;
+        let mut rest = Vec::new();
+        for (key, value) in table {
+            match key.get_ref().as_ref() {
+                "switch" => switch = Some(value),
+                "port" => ports = Some(value),
+                _ => rest.push((key, value)),
+            }
+        }
+        let mut fields = Fields::of_document(document, "", 0, rest, &mut self.problems);
+        if let Some((place, path)) = fields.checked("control", check_socket_path) {
+            self.control = Some((place, path.into()));
+        }
+        fields.knows(&["switch", "port"]);
+        fields.finish("");
+        if let Some(value) = switch {
+            self.switch_table(document, value);
+        }
+        if let Some(value) = ports {
+            self.port_tables(document, value);
+        }
+    }
+
+    fn switch_table(&mut self, document: &Document<'_>, value: Spanned<DeValue<'_>>) {
+        let start = value.span().start;
+        let DeValue::Table(table) = value.into_inner() else {
+            self.problems.push(document.place(start).problem("switch", "must be a table: [switch]"));
+            return;
+        };
+        let mut fields = Fields::of_document(document, "switch.", start, table, &mut self.problems);
+        if let Some((_, age)) = fields.number("mac_age_seconds", 1..=1_000_000) {
+            self.switch.mac_age_seconds = age;
+        }
+        if let Some((_, size)) = fields.number("mac_table_size", 64..=1 << 20) {
+            self.switch.mac_table_size = size;
+        }
+        if let Some((_, microseconds)) = fields.number("poll_microseconds", 0..=1_000_000) {
+            self.switch.poll_microseconds = Some(microseconds);
+        }
+        fields.finish(" of [switch]");
+    }
+
+    fn port_tables(&mut self, document: &Document<'_>, value: Spanned<DeValue<'_>>) {
+        let start = value.span().start;
+        let DeValue::Array(tables) = value.into_inner() else {
+            self.problems
+                .push(document.place(start).problem("port", "must be an array of tables: write [[port]]"));
+            return;
+        };
+        for table in tables {
+            let start = table.span().start;
+            let place = document.place(start);
+            let DeValue::Table(table) = table.into_inner() else {
+                self.problems.push(place.problem("port", "must be a table: write [[port]]"));
+                continue;
+            };
+            let fields = Fields::of_document(document, "port.", start, table, &mut self.problems);
+            if let Some(port) = parse_port(fields) {
+                self.ports.push((place, port));
+            }
+        }
+    }
+}
+
+/// Something only one port can have.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Claim<'a> {
+    Name(&'a str),
+    // Compared by component, so that `/run/a` and `/run//a` are the same.
+    Socket(&'a Path),
+    Tap(&'a str),
+    Fd(RawFd),
+    Activation(&'a str),
+}
+
+impl<'a> Claim<'a> {
+    fn of_kind(kind: &'a PortKind) -> Claim<'a> {
+        match kind {
+            PortKind::VhostUser(vhost_user) => match &vhost_user.endpoint {
+                VhostUserEndpoint::Listen(path) | VhostUserEndpoint::Connect(path) => Claim::Socket(path),
+                VhostUserEndpoint::Fd(fd) => Claim::Fd(*fd),
+                VhostUserEndpoint::Activation(name) => Claim::Activation(name),
+            },
+            PortKind::Tap(tap) => match &tap.source {
+                TapSource::Name { name, .. } => Claim::Tap(name),
+                TapSource::Fd(fd) => Claim::Fd(*fd),
+            },
+        }
+    }
+}
+
+impl Display for Claim<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Claim::Name(name) => write!(f, "the name {name:?}"),
+            Claim::Socket(path) => write!(f, "the socket {}", path.display()),
+            Claim::Tap(name) => write!(f, "the tap {name}"),
+            Claim::Fd(fd) => write!(f, "file descriptor {fd}"),
+            Claim::Activation(name) => write!(f, "the systemd socket {name:?}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,355 @@
+use super::*;
+
+const FULL: &str = r#"
+control = "/run/ringferry/control.sock"
+
+[switch]
+mac_age_seconds = 60
+mac_table_size = 1024
+poll_microseconds = 20
+
+[[port]]
+name = "vm0"
+kind = "vhost-user"
+socket = "/run/ringferry/vm0.sock"
+mode = "connect"
+mtu = 9000
+queue_size = 512
+mac = "52:54:00:00:00:01"
+mergeable = false
+uso = false
+
+[[port]]
+kind = "vhost-user"
+activation = "vm1"
+
+[[port]]
+kind = "vhost-user"
+fd = 5
+
+[[port]]
+kind = "tap"
+tap = "rf0"
+existing = true
+offloads = false
+
+[[port]]
+kind = "tap"
+fd = 7
+"#;
+
+fn read(text: &str) -> Result<Config, ConfigError> {
+    Config::builder().toml("rf.toml", text).build()
+}
+
+/// The only problem of `text`.
+fn problem(text: &str) -> String {
+    let error = read(text).expect_err("accepted");
+    assert_eq!(error.problems.len(), 1, "{error}");
+    error.to_string()
+}
+
+/// The only problem of a vhost-user port with these further lines, which start at line 4.
+fn vm_problem(lines: &str) -> String {
+    problem(&format!("[[port]]\nkind = \"vhost-user\"\nsocket = \"/a.sock\"\n{lines}\n"))
+}
+
+fn flag(text: &str) -> Result<PortConfig, String> {
+    text.parse::<PortSpec>().map(|spec| spec.port).map_err(|error| error.to_string())
+}
+
+#[test]
+fn every_key_is_read() {
+    let config = read(FULL).unwrap();
+    assert_eq!(config.control.as_deref(), Some(Path::new("/run/ringferry/control.sock")));
+    assert_eq!(
+        config.switch,
+        SwitchConfig { mac_age_seconds: 60, mac_table_size: 1024, poll_microseconds: Some(20) }
+    );
+    let names: Vec<_> = config.ports.iter().map(|port| port.name.as_str()).collect();
+    assert_eq!(names, ["vm0", "vm1", "fd5", "rf0", "fd7"]);
+    assert_eq!(config.ports[0].mtu, Some(9000));
+    assert_eq!(
+        config.ports[0].kind,
+        PortKind::VhostUser(VhostUserConfig {
+            endpoint: VhostUserEndpoint::Connect("/run/ringferry/vm0.sock".into()),
+            queue_size: Some(512),
+            mac: Some(Mac([0x52, 0x54, 0, 0, 0, 1])),
+            features: FeatureToggles { mergeable: false, uso: false, ..FeatureToggles::default() },
+        })
+    );
+    let endpoint = |port: &PortConfig| match &port.kind {
+        PortKind::VhostUser(vhost_user) => vhost_user.endpoint.clone(),
+        PortKind::Tap(_) => panic!("a tap"),
+    };
+    assert_eq!(endpoint(&config.ports[1]), VhostUserEndpoint::Activation("vm1".into()));
+    assert_eq!(endpoint(&config.ports[2]), VhostUserEndpoint::Fd(5));
+    let existing = TapSource::Name { name: "rf0".into(), existing: Some(true) };
+    assert_eq!(config.ports[3].kind, PortKind::Tap(TapConfig { source: existing, offloads: false }));
+    assert_eq!(config.ports[4].kind, PortKind::Tap(TapConfig { source: TapSource::Fd(7), offloads: true }));
+}
+
+#[test]
+fn dump_reads_back_the_same() {
+    let config = read(FULL).unwrap();
+    assert_eq!(read(&config.dump()).unwrap(), config, "{}", config.dump());
+    let odd = Config::builder().port_flag("vhost-user:/tmp/a \"b\\c\t.sock,name=x,csum=off").build().unwrap();
+    assert_eq!(read(&odd.dump()).unwrap(), odd, "{}", odd.dump());
+}
+
+#[test]
+fn defaults_are_those_documented() {
+    let config = read("[[port]]\nkind = 'vhost-user'\nsocket = '/run/vm-1.sock'").unwrap();
+    assert_eq!(config.switch, SwitchConfig::default());
+    let port = &config.ports[0];
+    assert_eq!((port.name.as_str(), port.mtu, port.mtu_or_default()), ("vm-1", None, 1500));
+    let endpoint = VhostUserEndpoint::Listen("/run/vm-1.sock".into());
+    let expected =
+        VhostUserConfig { endpoint, queue_size: None, mac: None, features: FeatureToggles::default() };
+    assert_eq!(port.kind, PortKind::VhostUser(expected));
+}
+
+/// The example in the module's description is what people copy.
+#[test]
+fn documented_example_is_valid() {
+    let source = include_str!("../config.rs");
+    let example = source.split("//! ```toml\n").nth(1).unwrap().split("//! ```").next().unwrap();
+    let text: String =
+        example.lines().map(|line| line.trim_start_matches("//!").trim_start().to_owned() + "\n").collect();
+    let config = read(&text).unwrap();
+    assert_eq!(config.switch, SwitchConfig::default());
+    assert_eq!(config.ports.len(), 2);
+    // The keys shown commented out are valid too, but for the alternatives to another key.
+    let uncommented = text.replace("\n# ", "\n");
+    assert_eq!(read(&uncommented).unwrap().ports[1].mtu, Some(1500));
+}
+
+#[test]
+fn problem_names_file_line_and_key() {
+    assert_eq!(vm_problem("\nmtu = 70000"), "rf.toml:5: port.mtu: 70000 is outside 68..=65535");
+    assert_eq!(vm_problem("mtu = -1"), "rf.toml:4: port.mtu: -1 is outside 68..=65535");
+    assert_eq!(vm_problem("mtu = \"9000\""), "rf.toml:4: port.mtu: \"9000\" is not a whole number");
+    assert_eq!(vm_problem("mtu = 1.5"), "rf.toml:4: port.mtu: float is not a whole number");
+    assert_eq!(vm_problem("mtu = 0x11111"), "rf.toml:4: port.mtu: 69905 is outside 68..=65535");
+    assert_eq!(vm_problem("queue_size = 100"), "rf.toml:4: port.queue_size: 100 is not a power of two");
+    assert_eq!(vm_problem("csum = 1"), "rf.toml:4: port.csum: 1 is neither true nor false");
+    assert_eq!(
+        vm_problem("mode = 'serve'"),
+        "rf.toml:4: port.mode: \"serve\" is not a mode; known: \"listen\", \"connect\""
+    );
+    assert_eq!(
+        problem("[switch]\nmac_table_size = 1\n[[port]]\nkind = 'tap'\ntap = 'a'"),
+        "rf.toml:2: switch.mac_table_size: 1 is outside 64..=1048576"
+    );
+}
+
+#[test]
+fn unknown_keys_and_kinds_are_refused() {
+    assert!(
+        vm_problem("mtuu = 1")
+            .starts_with("rf.toml:4: port.mtuu: is not a key of a vhost-user port; known: kind, name, mtu,")
+    );
+    assert!(
+        vm_problem("offloads = true")
+            .starts_with("rf.toml:4: port.offloads: is not a key of a vhost-user port")
+    );
+    assert!(
+        problem("x = 1\n[[port]]\nkind = 'tap'\ntap = 'a'")
+            .starts_with("rf.toml:1: x: is not a key; known: control, switch, port")
+    );
+    assert_eq!(
+        problem("[[port]]\nkind = 'veth'"),
+        "rf.toml:2: port.kind: \"veth\" is not a kind of port; known: \"vhost-user\", \"tap\""
+    );
+    assert_eq!(problem("\n[[port]]\nname = 'a'"), "rf.toml:2: port.kind: must be given");
+}
+
+#[test]
+fn tables_of_the_wrong_shape_are_refused() {
+    assert_eq!(
+        problem("[port]\nkind = 'tap'"),
+        "rf.toml:1: port: must be an array of tables: write [[port]]"
+    );
+    assert_eq!(problem("port = [1]"), "rf.toml:1: port: must be a table: write [[port]]");
+    assert_eq!(
+        problem("switch = 3\n[[port]]\nkind = 'tap'\ntap = 'a'"),
+        "rf.toml:1: switch: must be a table: [switch]"
+    );
+}
+
+#[test]
+fn syntax_error_names_the_line() {
+    assert!(problem("[switch]\nmac_age_seconds = = 3\n").starts_with("rf.toml:2: "));
+    assert!(problem("a = 1\n\na = 2\n").starts_with("rf.toml:3: "));
+}
+
+#[test]
+fn endpoints_exclude_each_other() {
+    assert_eq!(vm_problem("fd = 5"), "rf.toml:1: port.fd: cannot be given with socket: choose one");
+    assert_eq!(
+        problem("[[port]]\nkind = 'vhost-user'\nname = 'a'"),
+        "rf.toml:1: port.socket: must be given, or another of socket, fd, activation"
+    );
+    assert!(
+        problem("[[port]]\nkind = 'vhost-user'\nfd = 5\nmode = 'listen'")
+            .starts_with("rf.toml:4: port.mode: only goes with socket")
+    );
+    assert!(
+        problem("[[port]]\nkind = 'tap'\nfd = 5\nexisting = true")
+            .starts_with("rf.toml:4: port.existing: only goes with tap")
+    );
+}
+
+#[test]
+fn paths_names_and_addresses_are_checked() {
+    let socket = |length: usize| {
+        format!("[[port]]\nname='a'\nkind = 'vhost-user'\nsocket = '/{}'", "a".repeat(length - 1))
+    };
+    assert!(read(&socket(107)).is_ok());
+    assert!(
+        problem(&socket(108))
+            .starts_with("rf.toml:4: port.socket: the socket path has 108 bytes, 107 are possible")
+    );
+    let tap = |name: &str| format!("[[port]]\nname='a'\nkind = 'tap'\ntap = {name:?}");
+    assert!(read(&tap("fifteen-bytes-x")).is_ok());
+    assert!(problem(&tap("sixteen-bytes-xx")).contains("port.tap: \"sixteen-bytes-xx\" has 16 bytes"));
+    for name in ["a/b", "a b", "a:b", "tap%d", "..", "a\tb"] {
+        assert!(problem(&tap(name)).starts_with("rf.toml:4: port.tap: "), "{name}");
+    }
+    assert_eq!(problem(&tap("")), "rf.toml:4: port.tap: is empty");
+    assert_eq!(vm_problem("name = ''"), "rf.toml:4: port.name: is empty");
+    for name in ["a b", "ä", "a\\n"] {
+        assert!(vm_problem(&format!("name = \"{name}\"")).starts_with("rf.toml:4: port.name: "), "{name}");
+    }
+    for mac in [
+        "52:54:00:00:00",
+        "52:54:00:00:00:00:00",
+        "52-54-00-00-00-00",
+        "5:54:00:00:00:00",
+        "01:00:00:00:00:00",
+        "00:00:00:00:00:00",
+    ] {
+        assert!(vm_problem(&format!("mac = '{mac}'")).starts_with("rf.toml:4: port.mac: "), "{mac}");
+    }
+    for fd in [0, 2, -1] {
+        let message = problem(&format!("[[port]]\nkind = 'tap'\nfd = {fd}"));
+        assert_eq!(message, format!("rf.toml:3: port.fd: {fd} is outside 3..=2147483647"));
+    }
+}
+
+/// VIRTIO 1.4, 5.1.3.1: segmentation offloads require checksum offload.
+#[test]
+fn segmentation_needs_checksums() {
+    let features = |text| match flag(text).unwrap().kind {
+        PortKind::VhostUser(vhost_user) => vhost_user.features,
+        PortKind::Tap(_) => panic!("a tap"),
+    };
+    let without = features("vhost-user:/a,csum=off");
+    assert!(!without.csum && !without.tso && !without.uso && without.mergeable);
+    assert!(flag("vhost-user:/a,csum=off,tso=on").unwrap_err().contains(": tso: needs csum"));
+}
+
+#[test]
+fn ports_must_not_share_anything() {
+    let two = |a: &str, b: &str| problem(&format!("[[port]]\n{a}\n\n[[port]]\n{b}\n"));
+    let vm = |name: &str, path: &str| format!("name = '{name}'\nkind = 'vhost-user'\nsocket = '{path}'");
+    let tap = |name: &str, what: &str| format!("name = '{name}'\nkind = 'tap'\n{what}");
+    assert_eq!(
+        two(&vm("a", "/1"), &vm("a", "/2")),
+        "rf.toml:6: port: the name \"a\" is already used by rf.toml:1"
+    );
+    assert_eq!(
+        two(&vm("a", "/1"), &vm("b", "//1")),
+        "rf.toml:6: port: the socket //1 is already used by rf.toml:1"
+    );
+    assert_eq!(
+        two(&tap("a", "tap = 't'"), &tap("b", "tap = 't'")),
+        "rf.toml:6: port: the tap t is already used by rf.toml:1"
+    );
+    assert_eq!(
+        two(&tap("a", "fd = 5"), &tap("b", "fd = 5")),
+        "rf.toml:6: port: file descriptor 5 is already used by rf.toml:1"
+    );
+    let control = problem(&format!("control = '/1'\n[[port]]\n{}", vm("a", "/1")));
+    assert_eq!(control, "rf.toml:2: port: the socket /1 is already used by rf.toml:1");
+}
+
+#[test]
+fn every_problem_is_reported() {
+    let error =
+        read("x = 1\n[switch]\nmac_age_seconds = 0\n[[port]]\nkind = 'tap'\nmtu = 1\n[[port]]\nkind = 'x'")
+            .unwrap_err();
+    let lines: Vec<_> = error.problems.iter().map(|problem| problem.place.as_str()).collect();
+    assert_eq!(lines, ["rf.toml:1", "rf.toml:3", "rf.toml:6", "rf.toml:4", "rf.toml:8"], "{error}");
+    assert_eq!(error.to_string().lines().count(), 5);
+}
+
+#[test]
+fn no_port_is_an_error_with_a_remedy() {
+    assert!(problem("[switch]").starts_with("no port is configured: add a [[port]] table"));
+}
+
+#[test]
+fn unreadable_file_is_named() {
+    let error = Config::from_file(Path::new("/nonexistent/rf.toml")).unwrap_err().to_string();
+    assert_eq!(error, "/nonexistent/rf.toml: cannot be read: No such file or directory (os error 2)");
+}
+
+#[test]
+fn flags_say_the_same_as_a_file() {
+    let config = Config::builder()
+        .control(Path::new("/run/ringferry/control.sock"))
+        .port_flag(
+            "vhost-user:/run/ringferry/vm0.sock,mode=connect,mtu=9000,name=vm0,queue_size=512,\
+             mac=52:54:00:00:00:01,mergeable=off,uso=no",
+        )
+        .port_flag("vhost-user-activation:vm1")
+        .port_flag("vhost-user-fd:5")
+        .port_flag("tap:rf0,existing=yes,offloads=false")
+        .port_flag("tap-fd:7")
+        .build()
+        .unwrap();
+    assert_eq!(config.ports, read(FULL).unwrap().ports);
+}
+
+#[test]
+fn flags_and_file_merge_and_are_checked_together() {
+    let file = "control = '/c'\n[[port]]\nkind = 'tap'\ntap = 'rf0'\n";
+    let merge =
+        |flag: &str| Config::builder().toml("rf.toml", file).control(Path::new("/d")).port_flag(flag).build();
+    let config = merge("tap:rf1").unwrap();
+    assert_eq!((config.control, config.ports.len()), (Some("/d".into()), 2));
+    assert_eq!(
+        merge("tap:rf0,name=x").unwrap_err().to_string(),
+        "--port tap:rf0,name=x: port: the tap rf0 is already used by rf.toml:2"
+    );
+}
+
+#[test]
+fn descriptors_of_the_program_are_not_for_ports() {
+    let error = Config::builder().reserve_fd("--ready-fd", 7).port_flag("tap-fd:7").build().unwrap_err();
+    assert_eq!(error.to_string(), "--port tap-fd:7: port: file descriptor 7 is already used by --ready-fd 7");
+}
+
+#[test]
+fn problem_in_a_flag_quotes_it() {
+    assert_eq!(flag("tap:rf0,mtu=9").unwrap_err(), "--port tap:rf0,mtu=9: mtu: 9 is outside 68..=65535");
+    assert_eq!(
+        flag("tap:rf0,mtu=+99").unwrap_err(),
+        "--port tap:rf0,mtu=+99: mtu: \"+99\" is not a whole number"
+    );
+    assert!(flag("tap:rf0,big").unwrap_err().starts_with("--port tap:rf0,big: \"big\": is not KEY=VALUE"));
+    assert_eq!(
+        flag("tap:rf0,mtu=99,mtu=100").unwrap_err(),
+        "--port tap:rf0,mtu=99,mtu=100: mtu: is given twice"
+    );
+    assert!(flag("veth:a").unwrap_err().starts_with("--port veth:a: must start with vhost-user:PATH, "));
+    assert!(flag("/a.sock").unwrap_err().contains("must start with"));
+    assert_eq!(flag("tap:").unwrap_err(), "--port tap:: tap: is empty");
+    assert!(
+        flag("vhost-user:/tmp/my vm.sock")
+            .unwrap_err()
+            .contains(": name: must be given here: \"my vm\" is not a port name")
+    );
+    assert!(flag("vhost-user-fd:x").unwrap_err().contains(": fd: \"x\" is not a whole number"));
+}

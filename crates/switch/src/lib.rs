@@ -1,0 +1,13 @@
+//! A learning switch for virtual machines: ports, forwarding, workers.
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod control;
+pub mod counters;
+pub mod fdb;
+pub mod snapshot;
+pub mod plane;
+mod switch;
+mod vhost_port;
+
+pub use switch::{RunError, StartError, Switch};

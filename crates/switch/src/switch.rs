@@ -1,0 +1,415 @@
+//! The switch: opens what the configuration names, then runs the control plane until it is told to
+//! stop. Packets are the worker's business ([`crate::plane`]); everything here happens in human time.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
+use ringferry_sys::signal::{Signal, Signals};
+use ringferry_sys::socket::{BindError, Listener, Stream};
+use ringferry_sys::tap::{Existing, Offloads, Tap, TapConfig as OpenTap, TapError};
+use ringferry_sys::{inherited, netif};
+
+use crate::config::{Config, PortConfig, PortKind, TapConfig, TapSource, VhostUserEndpoint};
+use crate::control::{Answer, ControlServer, Request, Response};
+use crate::counters::PortCounters;
+use crate::fdb::PortId;
+use crate::plane::{Command, Plane};
+use crate::snapshot::{PortSnapshot, PortState, QueueRole, QueueSnapshot, Snapshot, VERSION, WorkerSnapshot};
+use crate::vhost_port::{Endpoint, VhostPort, Watch};
+
+/// How often things that nobody announces are looked at: silent control clients, truncated guest
+/// memory.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Why the switch did not start. Nothing was left running.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A socket cannot be had.
+    #[error("port {port}: {source}")]
+    Socket {
+        /// Name of the port.
+        port: String,
+        /// What is wrong and what to do.
+        source: BindError,
+    },
+    /// A tap cannot be had.
+    #[error("port {port}: {source}")]
+    Tap {
+        /// Name of the port.
+        port: String,
+        /// What is wrong and what to do.
+        source: TapError,
+    },
+    /// A tap cannot be configured.
+    #[error("port {port}: {source}")]
+    Interface {
+        /// Name of the port.
+        port: String,
+        /// What is wrong.
+        source: netif::InterfaceError,
+    },
+    /// A descriptor that was to be inherited is not there or not what it should be.
+    #[error("port {port}: descriptor {fd}: {source}")]
+    Inherited {
+        /// Name of the port.
+        port: String,
+        /// The number.
+        fd: i32,
+        /// What is wrong.
+        source: io::Error,
+    },
+    /// systemd passed no socket of that name.
+    #[error(
+        "port {port}: no socket named {name} was passed: start ringferry from a socket unit with \
+         FileDescriptorName={name}"
+    )]
+    NotActivated {
+        /// Name of the port.
+        port: String,
+        /// The name asked for.
+        name: String,
+    },
+    /// The control socket cannot be had.
+    #[error("control socket: {0}")]
+    Control(BindError),
+    /// The system has no descriptors or threads left.
+    #[error("cannot start: {0}")]
+    Os(#[from] io::Error),
+}
+
+/// Why a running switch ended by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The worker thread is gone; its panic message is above.
+    #[error("the worker thread has ended unexpectedly; please report this as a bug")]
+    WorkerDied,
+    /// The event loop cannot go on.
+    #[error("event loop: {0}")]
+    Os(#[from] io::Error),
+}
+
+/// Permissions of the control socket: who may connect may change the switch.
+const CONTROL_MODE: u32 = 0o600;
+
+/// A switch whose ports are open.
+pub struct Switch {
+    config: Config,
+    ports: Vec<Port>,
+    control: ControlServer,
+    plane: Arc<Plane>,
+    epoll: Epoll,
+    started: Instant,
+}
+
+struct Port {
+    config: PortConfig,
+    counters: Arc<PortCounters>,
+    kind: Kind,
+    /// What epoll watches for this port.
+    watched: Watched,
+}
+
+enum Kind {
+    VhostUser(Box<VhostPort>),
+    Tap { name: String, offloads: Vec<String> },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Watched {
+    Nothing,
+    Listener,
+    Session,
+}
+
+/// Epoll tokens; the ports' follow.
+const SIGNALS: u64 = 0;
+const CONTROL: u64 = 1;
+const PORTS: u64 = 2;
+
+/// A port's peer before the worker knows of it.
+enum Opened {
+    VhostUser(Endpoint),
+    Tap(Tap),
+}
+
+impl Switch {
+    /// Opens the control socket (at `control`) and every port. `activated` are the sockets systemd
+    /// passed, with their names.
+    ///
+    /// # Errors
+    /// The first thing that cannot be had; everything opened before is closed again.
+    pub fn start(
+        config: Config,
+        control: PathBuf,
+        mut activated: Vec<(String, OwnedFd)>,
+    ) -> Result<Switch, StartError> {
+        let control = ControlServer::bind(&control, CONTROL_MODE).map_err(StartError::Control)?;
+        // All ports before any is served: a configuration that cannot be had starts nothing.
+        let opened =
+            config.ports.iter().map(|port| open(port, &mut activated)).collect::<Result<Vec<_>, _>>()?;
+        let plane = Arc::new(Plane::start(&config.switch)?);
+        let epoll = Epoll::new()?;
+        epoll.add(&control, CONTROL, Interest::READABLE)?;
+        let mut ports = Vec::new();
+        for ((number, config), opened) in (0u16..).zip(&config.ports).zip(opened) {
+            let id = PortId(number);
+            let counters = Arc::new(PortCounters::default());
+            let kind = match (opened, &config.kind) {
+                (Opened::VhostUser(endpoint), PortKind::VhostUser(vhost_user)) => Kind::VhostUser(Box::new(
+                    VhostPort::new(id, &config.name, vhost_user, config.mtu, endpoint, &plane, &counters),
+                )),
+                (Opened::Tap(tap), _) => {
+                    let name = tap.name().to_owned();
+                    let offloads = tap.offloads().iter_names().map(|(name, _)| name.to_owned()).collect();
+                    plane.send(Command::AddTap(id, config.name.clone(), Arc::clone(&counters), tap));
+                    Kind::Tap { name, offloads }
+                }
+                // `open` opens what the kind says.
+                (Opened::VhostUser(_), PortKind::Tap(_)) => continue,
+            };
+            ports.push(Port { config: config.clone(), counters, kind, watched: Watched::Nothing });
+        }
+        Ok(Switch { config, ports, control, plane, epoll, started: Instant::now() })
+    }
+
+    /// Serves until SIGTERM or SIGINT, which `signals` must carry.
+    ///
+    /// # Errors
+    /// See [`RunError`].
+    pub fn run(mut self, signals: &Signals) -> Result<(), RunError> {
+        self.epoll.add(signals, SIGNALS, Interest::READABLE)?;
+        let mut events = EventBuf::with_capacity(64);
+        let mut tick = Instant::now() + TICK;
+        for at in 0..self.ports.len() {
+            self.step(at)?;
+        }
+        loop {
+            let due = self.ports.iter().filter_map(Port::deadline).chain([tick]).min().unwrap_or(tick);
+            self.epoll.wait(&mut events, Some(due.saturating_duration_since(Instant::now())))?;
+            let ready: Vec<u64> = events.iter().map(|event| event.token).collect();
+            for token in ready {
+                match token {
+                    SIGNALS => {
+                        if let Some(signal) = signals.next()?
+                            && matches!(signal, Signal::TERM | Signal::INT)
+                        {
+                            return Ok(());
+                        }
+                    }
+                    CONTROL => self.serve_control(),
+                    port => self.step((port - PORTS) as usize)?,
+                }
+            }
+            let now = Instant::now();
+            for at in 0..self.ports.len() {
+                if self.ports[at].deadline().is_some_and(|due| due <= now) {
+                    self.step(at)?;
+                }
+            }
+            if now >= tick {
+                tick = now + TICK;
+                self.tick()?;
+            }
+        }
+    }
+
+    /// Lets a port do what it can and watches what it waits for afterwards.
+    fn step(&mut self, at: usize) -> io::Result<()> {
+        let Some(Port { kind: Kind::VhostUser(port), watched, .. }) = self.ports.get_mut(at) else {
+            return Ok(());
+        };
+        // A session's descriptor leaves the set by being closed, as nobody else holds it; a listener
+        // that is not to be accepted from must be taken out.
+        port.step();
+        rewatch(&self.epoll, port, watched, at)
+    }
+
+    fn tick(&mut self) -> Result<(), RunError> {
+        self.control.tick();
+        for (at, port) in self.ports.iter_mut().enumerate() {
+            if let Port { kind: Kind::VhostUser(port), watched, .. } = port {
+                port.check_memory();
+                rewatch(&self.epoll, port, watched, at)?;
+            }
+        }
+        if self.plane.is_dead() { Err(RunError::WorkerDied) } else { Ok(()) }
+    }
+
+    fn serve_control(&mut self) {
+        let Switch { config, ports, control, plane, started, .. } = self;
+        control.serve(&mut |request| {
+            Response::Ok(match request {
+                Request::Show => Answer::Show(Box::new(snapshot(ports, plane, *started))),
+                Request::Dump => Answer::Dump(config.dump()),
+            })
+        });
+    }
+}
+
+fn rewatch(epoll: &Epoll, port: &VhostPort, watched: &mut Watched, at: usize) -> io::Result<()> {
+    let token = PORTS + at as u64;
+    let (now, fd) = match port.watch() {
+        Watch::Listener(fd) => (Watched::Listener, Some(fd)),
+        Watch::Session(fd) => (Watched::Session, Some(fd)),
+        Watch::Nothing => (Watched::Nothing, None),
+    };
+    if *watched == now {
+        return Ok(());
+    }
+    if let (Watched::Listener, Endpoint::Listen(listener)) = (*watched, &port.endpoint) {
+        epoll.remove(listener)?;
+    }
+    if let Some(fd) = fd {
+        epoll.add(fd, token, Interest::READABLE | Interest::HANGUP)?;
+    }
+    *watched = now;
+    Ok(())
+}
+
+impl Port {
+    fn deadline(&self) -> Option<Instant> {
+        match &self.kind {
+            Kind::VhostUser(port) => port.deadline(),
+            Kind::Tap { .. } => None,
+        }
+    }
+}
+
+/// Opens what a port needs.
+fn open(port: &PortConfig, activated: &mut Vec<(String, OwnedFd)>) -> Result<Opened, StartError> {
+    let name = || port.name.clone();
+    let socket = |source| StartError::Socket { port: name(), source };
+    match &port.kind {
+        PortKind::VhostUser(config) => Ok(Opened::VhostUser(match &config.endpoint {
+            VhostUserEndpoint::Listen(path) => Endpoint::Listen(Listener::bind(path).map_err(socket)?),
+            VhostUserEndpoint::Connect(path) => Endpoint::Connect(path.clone()),
+            VhostUserEndpoint::Fd(number) => {
+                let inherited = |source| StartError::Inherited { port: name(), fd: *number, source };
+                inherited_endpoint(inherited::take(*number).map_err(inherited)?).map_err(inherited)?
+            }
+            VhostUserEndpoint::Activation(wanted) => {
+                let at = activated.iter().position(|(name, _)| name == wanted);
+                let Some(at) = at else {
+                    return Err(StartError::NotActivated { port: name(), name: wanted.clone() });
+                };
+                let (_, fd) = activated.swap_remove(at);
+                Endpoint::Listen(Listener::from_fd(fd).map_err(socket)?)
+            }
+        })),
+        PortKind::Tap(config) => open_tap(port, config).map(Opened::Tap),
+    }
+}
+
+/// An inherited socket listens, or is connected.
+fn inherited_endpoint(fd: OwnedFd) -> io::Result<Endpoint> {
+    if rustix::net::sockopt::socket_acceptconn(&fd)? {
+        Ok(Endpoint::Listen(Listener::from_fd(fd).map_err(io::Error::other)?))
+    } else {
+        Ok(Endpoint::Once(Some(Stream::from_fd(fd)?)))
+    }
+}
+
+fn open_tap(port: &PortConfig, config: &TapConfig) -> Result<Tap, StartError> {
+    let failed = |source| StartError::Tap { port: port.name.clone(), source };
+    let offloads = if config.offloads { Offloads::all() } else { Offloads::empty() };
+    let (tap, created) = match &config.source {
+        TapSource::Fd(number) => {
+            let fd = inherited::take(*number).map_err(|source| StartError::Inherited {
+                port: port.name.clone(),
+                fd: *number,
+                source,
+            })?;
+            (Tap::from_fd(fd, offloads).map_err(failed)?, false)
+        }
+        TapSource::Name { name, existing } => {
+            let existed = netif::index(name).ok().flatten().is_some();
+            let existing = match existing {
+                None => Existing::Either,
+                Some(true) => Existing::Require,
+                Some(false) => Existing::Refuse,
+            };
+            let open = OpenTap { existing, offloads, ..OpenTap::new(name.clone()) };
+            (Tap::open(&open).map_err(failed)?, !existed)
+        }
+    };
+    let failed = |source| StartError::Interface { port: port.name.clone(), source };
+    if let Some(mtu) = port.mtu {
+        netif::set_mtu(tap.name(), mtu.into()).map_err(failed)?;
+    }
+    // A tap that someone else made is up or down as they wish.
+    if created {
+        netif::set_up(tap.name(), true).map_err(failed)?;
+    }
+    Ok(tap)
+}
+
+/// Everything there is to know.
+fn snapshot(ports: &[Port], plane: &Plane, started: Instant) -> Snapshot {
+    let names = ports.iter().map(|port| port.config.name.clone()).collect();
+    let inspection = plane.inspect(names);
+    let mut queues: BTreeMap<(PortId, u16), _> =
+        inspection.queues.into_iter().map(|queue| ((queue.port, queue.index), queue)).collect();
+    let ports = (0u16..).zip(ports).map(|(number, port)| {
+        let id = PortId(number);
+        let mut snapshot = PortSnapshot {
+            name: port.config.name.clone(),
+            kind: port.config.kind.name().to_owned(),
+            state: PortState::Up,
+            peer: String::new(),
+            mtu: 0,
+            mac: None,
+            features: Vec::new(),
+            queues: Vec::new(),
+            counters: port.counters.by_name(),
+            drops: port.counters.drops.by_name(),
+        };
+        match &port.kind {
+            Kind::Tap { name, offloads } => {
+                snapshot.peer.clone_from(name);
+                snapshot.features.clone_from(offloads);
+                snapshot.mtu = netif::mtu(name).map_or(0, |mtu| mtu.try_into().unwrap_or(u16::MAX));
+                snapshot.mac = netif::mac(name).ok().map(|mac| ringferry_packet::ether::Mac(mac).to_string());
+                if !netif::is_up(name).unwrap_or(false) {
+                    snapshot.state = PortState::Down;
+                }
+            }
+            Kind::VhostUser(vhost) => {
+                snapshot.state = vhost.state();
+                snapshot.peer = vhost.peer();
+                snapshot.mtu = vhost.mtu();
+                snapshot.features = vhost.features().names();
+                let rings = vhost.session().into_iter().flat_map(ringferry_vhost_user::Session::rings);
+                for (index, ring) in (0u16..).zip(rings).filter(|(_, ring)| ring.size > 0) {
+                    let live = queues.remove(&(id, index));
+                    if live.as_ref().is_some_and(|live| live.broken.is_some()) {
+                        snapshot.state = PortState::Broken;
+                    }
+                    snapshot.queues.push(QueueSnapshot {
+                        index,
+                        role: if index % 2 == 0 { QueueRole::Receiveq } else { QueueRole::Transmitq },
+                        size: ring.size,
+                        enabled: ring.enabled,
+                        started: ring.started,
+                        last_avail: live.as_ref().map_or(ring.base as u16, |live| live.last_avail),
+                        last_used: live.as_ref().map_or(0, |live| live.last_used),
+                        broken: live.and_then(|live| live.broken),
+                    });
+                }
+            }
+        }
+        snapshot
+    });
+    Snapshot {
+        version: VERSION,
+        pid: std::process::id(),
+        uptime_seconds: started.elapsed().as_secs(),
+        ports: ports.collect(),
+        fdb: inspection.fdb,
+        workers: vec![WorkerSnapshot::of(plane.counters(), started.elapsed())],
+    }
+}

@@ -1,0 +1,384 @@
+//! A port for a virtual machine, as the control plane sees it: the socket, the session on it, and the
+//! translation of what the front end says into commands for the worker.
+//!
+//! The socket outlives sessions: a listener is bound once and never re-bound, and a port that connects
+//! tries again for ever. One front end is served at a time; the next waits in the listener's backlog.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ringferry_memory::GuestMemory;
+use ringferry_packet::ether::{Mac, rarp_announcement};
+use ringferry_ring::split::Device as RingDevice;
+use ringferry_ring::{Layout, RingFeatures};
+use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::socket::{Listener, Stream};
+use ringferry_vhost_user::backend::{Device, Offer, Session};
+use ringferry_vhost_user::message::ProtocolFeatures;
+use ringferry_vhost_user::RingSetup;
+use ringferry_virtio_net::Features;
+use ringferry_virtio_net::config::{NetConfig, S_LINK_UP};
+
+use crate::config::{FeatureToggles, VhostUserConfig};
+use crate::counters::PortCounters;
+use crate::fdb::PortId;
+use crate::plane::{Command, Plane, RingStart};
+use crate::snapshot::PortState;
+
+/// Queue pairs offered. A guest uses as many as it enables; the rest cost nothing.
+const PAIRS: u16 = 16;
+
+/// Time between attempts to connect. The one who is connected to may be a VMM that is just starting:
+/// short enough not to be noticed, long enough not to be a load.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// Where front ends come from.
+pub(crate) enum Endpoint {
+    /// They connect to us.
+    Listen(Listener),
+    /// We connect to them.
+    Connect(PathBuf),
+    /// One that was connected when we started; there is no other.
+    Once(Option<Stream>),
+}
+
+/// The port.
+pub(crate) struct VhostPort {
+    pub(crate) endpoint: Endpoint,
+    session: Option<Session>,
+    device: PortDevice,
+    offer: Offer,
+    /// When to connect next.
+    retry_at: Instant,
+    /// The reason for the last failure to connect was logged.
+    failure_logged: bool,
+}
+
+/// What the port wants watched.
+pub(crate) enum Watch<'a> {
+    /// New connections.
+    Listener(BorrowedFd<'a>),
+    /// Messages.
+    Session(BorrowedFd<'a>),
+    /// Nothing but the time.
+    Nothing,
+}
+
+impl VhostPort {
+    pub(crate) fn new(
+        id: PortId,
+        name: &str,
+        config: &VhostUserConfig,
+        mtu: Option<u16>,
+        endpoint: Endpoint,
+        plane: &Arc<Plane>,
+        counters: &Arc<PortCounters>,
+    ) -> Self {
+        plane.send(Command::AddGuest(id, name.to_owned(), Arc::clone(counters)));
+        let mut offer = Offer::net(features(config.features).bits(), PAIRS);
+        if config.mac.is_some() {
+            offer.protocol |= ProtocolFeatures::CONFIG;
+        }
+        let device = PortDevice {
+            plane: Arc::clone(plane),
+            id,
+            name: name.to_owned(),
+            features: Features::empty(),
+            memory: None,
+            mac: config.mac,
+            mtu_limit: mtu,
+            mtu: mtu.unwrap_or(crate::config::DEFAULT_MTU),
+            queue_limit: config.queue_size,
+            bases: Vec::new(),
+            counters: Arc::clone(counters),
+        };
+        Self { endpoint, session: None, device, offer, retry_at: Instant::now(), failure_logged: false }
+    }
+
+    /// What to watch now.
+    pub(crate) fn watch(&self) -> Watch<'_> {
+        match (&self.session, &self.endpoint) {
+            (Some(session), _) => Watch::Session(session.as_fd()),
+            (None, Endpoint::Listen(listener)) => Watch::Listener(listener.as_fd()),
+            (None, _) => Watch::Nothing,
+        }
+    }
+
+    /// When [`VhostPort::step`] has something to do although nothing is watched.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let connects = matches!(self.endpoint, Endpoint::Connect(_) | Endpoint::Once(Some(_)));
+        (self.session.is_none() && connects).then_some(self.retry_at)
+    }
+
+    /// Does what can be done now: accepts, connects, serves messages.
+    pub(crate) fn step(&mut self) {
+        if let Some(session) = &mut self.session {
+            let served = session.on_readable(&mut self.device);
+            if let Err(error) = served {
+                if error.is_disconnect() {
+                    tracing::info!(port = self.device.name, "the front end has disconnected");
+                } else {
+                    tracing::warn!(port = self.device.name, "the connection is closed: {error}");
+                }
+                self.close();
+            }
+            return;
+        }
+        let stream = match &mut self.endpoint {
+            Endpoint::Listen(listener) => listener.accept(),
+            Endpoint::Once(stream) => Ok(stream.take()),
+            Endpoint::Connect(path) => {
+                if Instant::now() < self.retry_at {
+                    return;
+                }
+                Stream::connect(path).map(Some)
+            }
+        };
+        match stream.and_then(|stream| stream.map(|stream| Session::new(stream, self.offer)).transpose()) {
+            Ok(Some(session)) => {
+                tracing::info!(port = self.device.name, "a front end has connected");
+                self.device.counters.connections.add(1);
+                self.session = Some(session);
+                self.failure_logged = false;
+            }
+            Ok(None) => {}
+            Err(error) => {
+                self.retry_at = Instant::now() + RETRY;
+                if !std::mem::replace(&mut self.failure_logged, true) {
+                    let peer = self.peer();
+                    tracing::info!(
+                        port = self.device.name,
+                        "no front end at {peer} yet ({error}); trying again"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Ends the session if the guest's memory is gone: the front end shrank its file.
+    pub(crate) fn check_memory(&mut self) {
+        if self.device.memory.as_ref().is_some_and(|memory| memory.is_lost()) {
+            tracing::warn!(port = self.device.name, "the connection is closed: guest memory was truncated");
+            self.close();
+        }
+    }
+
+    /// Ends the session, if there is one.
+    pub(crate) fn close(&mut self) {
+        if let Some(mut session) = self.session.take() {
+            session.disconnect(&mut self.device);
+            self.device.plane.send(Command::Forget(self.device.id));
+            self.device.features = Features::empty();
+            self.retry_at = Instant::now() + RETRY;
+        }
+    }
+
+    /// Whether packets flow, as far as the control plane knows.
+    pub(crate) fn state(&self) -> PortState {
+        let Some(session) = &self.session else {
+            return match self.endpoint {
+                Endpoint::Listen(_) => PortState::Listening,
+                Endpoint::Connect(_) | Endpoint::Once(Some(_)) => PortState::Connecting,
+                Endpoint::Once(None) => PortState::Down,
+            };
+        };
+        let mut runs = [false; 2];
+        for (index, ring) in session.rings().enumerate() {
+            runs[index % 2] |= ring.started && ring.enabled;
+        }
+        if runs == [true; 2] { PortState::Up } else { PortState::Down }
+    }
+
+    /// The session, for its rings.
+    pub(crate) fn session(&self) -> Option<&Session> {
+        self.session.as_ref()
+    }
+
+    /// The features agreed on.
+    pub(crate) fn features(&self) -> Features {
+        self.device.features
+    }
+
+    /// The MTU in force.
+    pub(crate) fn mtu(&self) -> u16 {
+        self.device.mtu
+    }
+
+    /// Where the peer is, for people.
+    pub(crate) fn peer(&self) -> String {
+        match &self.endpoint {
+            Endpoint::Listen(listener) => listener
+                .path()
+                .map_or_else(|| "inherited socket".to_owned(), |path| path.display().to_string()),
+            Endpoint::Connect(path) => path.display().to_string(),
+            Endpoint::Once(_) => "inherited connection".to_owned(),
+        }
+    }
+}
+
+impl Drop for VhostPort {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// The features a port offers.
+fn features(toggles: FeatureToggles) -> Features {
+    let mut features = Features::DEVICE | Features::MTU | Features::MQ | Features::GUEST_ANNOUNCE;
+    let groups = [
+        (toggles.mergeable, Features::MRG_RXBUF),
+        (toggles.csum, Features::CSUM | Features::GUEST_CSUM),
+        (
+            toggles.tso,
+            Features::GUEST_TSO4
+                | Features::GUEST_TSO6
+                | Features::GUEST_ECN
+                | Features::HOST_TSO4
+                | Features::HOST_TSO6
+                | Features::HOST_ECN,
+        ),
+        (toggles.uso, Features::GUEST_USO4 | Features::GUEST_USO6 | Features::HOST_USO),
+        (toggles.event_idx, Features::EVENT_IDX),
+        (toggles.indirect, Features::INDIRECT_DESC),
+    ];
+    for (on, group) in groups {
+        if !on {
+            features.remove(group);
+        }
+    }
+    // The control queue that MQ and GUEST_ANNOUNCE need is the front end's own, and not offered here.
+    let served_by_front_end = Features::MQ | Features::GUEST_ANNOUNCE;
+    features.difference(served_by_front_end).consistent() | features & served_by_front_end
+}
+
+/// What the session talks to.
+struct PortDevice {
+    plane: Arc<Plane>,
+    id: PortId,
+    name: String,
+    features: Features,
+    memory: Option<Arc<GuestMemory>>,
+    mac: Option<Mac>,
+    /// The MTU of the configuration, which a front end may not exceed.
+    mtu_limit: Option<u16>,
+    mtu: u16,
+    queue_limit: Option<u16>,
+    /// Where each ring was started, for one the worker never got.
+    bases: Vec<u16>,
+    counters: Arc<PortCounters>,
+}
+
+impl PortDevice {
+    fn try_start(&mut self, index: u16, setup: RingSetup) -> Result<(), String> {
+        let RingSetup { size, desc, avail, used, base, kick, call, err, enabled, memory, features } = setup;
+        if let Some(limit) = self.queue_limit.filter(|limit| size > *limit) {
+            return Err(format!("it has {size} entries, and the port allows {limit}"));
+        }
+        let layout = Layout::new(size, desc, avail, used).map_err(|error| error.to_string())?;
+        let event = |fd: Option<OwnedFd>| {
+            fd.map(EventFd::from_fd).transpose().map_err(|error: io::Error| error.to_string())
+        };
+        let start = RingStart {
+            index,
+            ring: RingDevice::new(layout, RingFeatures::from_bits(features), base as u16),
+            memory,
+            features: Features::from_bits_retain(features),
+            enabled,
+            kick: event(kick)?,
+            call: event(call)?,
+            err: event(err)?,
+        };
+        self.plane.send(Command::StartRing(self.id, Box::new(start)));
+        Ok(())
+    }
+}
+
+impl Device for PortDevice {
+    fn features_acked(&mut self, features: u64) {
+        self.features = Features::from_bits_retain(features);
+        tracing::info!(port = self.name, features = self.features.names().join(" "), "features agreed on");
+    }
+
+    fn memory_changed(&mut self, memory: Option<Arc<GuestMemory>>) {
+        self.memory = memory;
+    }
+
+    fn ring_started(&mut self, index: u16, setup: RingSetup) {
+        let at = usize::from(index);
+        if self.bases.len() <= at {
+            self.bases.resize(at + 1, 0);
+        }
+        self.bases[at] = setup.base as u16;
+        tracing::debug!(port = self.name, index, size = setup.size, base = setup.base, "ring starts");
+        if let Err(why) = self.try_start(index, setup) {
+            tracing::warn!(port = self.name, "queue {index} cannot be served: {why}");
+        }
+    }
+
+    fn ring_call_changed(&mut self, index: u16, call: Option<OwnedFd>) {
+        match call.map(EventFd::from_fd).transpose() {
+            Ok(call) => self.plane.send(Command::SetCall(self.id, index, call)),
+            Err(error) => tracing::warn!(port = self.name, "queue {index}: {error}"),
+        }
+    }
+
+    fn ring_enabled(&mut self, index: u16, enabled: bool) {
+        self.plane.send(Command::EnableRing(self.id, index, enabled));
+    }
+
+    fn ring_stopped(&mut self, index: u16) -> u32 {
+        let started = self.bases.get(usize::from(index)).copied().unwrap_or(0);
+        let base = self.plane.stop_ring(self.id, index).unwrap_or(started);
+        tracing::debug!(port = self.name, index, base, "ring stops");
+        base.into()
+    }
+
+    fn config(&self, offset: usize, buf: &mut [u8]) -> bool {
+        let config = NetConfig {
+            mac: self.mac.unwrap_or_default().0,
+            status: S_LINK_UP,
+            max_virtqueue_pairs: PAIRS,
+            mtu: self.mtu,
+        };
+        config.read(offset, buf);
+        true
+    }
+
+    fn mtu_set(&mut self, mtu: u16) -> bool {
+        // A frame of any MTU passes through the switch; only the configuration sets a limit.
+        let fits = self.mtu_limit.is_none_or(|limit| mtu <= limit);
+        if fits {
+            self.mtu = mtu;
+        } else {
+            tracing::warn!(
+                port = self.name,
+                "the front end wants MTU {mtu}, and the port allows {}",
+                self.mtu
+            );
+        }
+        fits
+    }
+
+    fn announce(&mut self, mac: [u8; 6]) {
+        self.plane.send(Command::Inject(self.id, rarp_announcement(Mac(mac)).to_vec()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn toggles_take_their_dependants_along() {
+        let toggles = FeatureToggles { csum: false, ..FeatureToggles::default() };
+        let offered = features(toggles);
+        assert!(
+            !offered
+                .intersects(Features::CSUM | Features::HOST_TSO4 | Features::GUEST_USO6 | Features::HOST_ECN)
+        );
+        assert!(offered.contains(Features::MQ | Features::MRG_RXBUF | Features::VERSION_1));
+    }
+}
