@@ -1,0 +1,204 @@
+//! The data path of `ringferry guest`: packets between a tap and a pair of virtqueues, on one thread.
+//!
+//! A tap's virtual header and virtio-net's are the same bytes, so the kernel reads and writes packets
+//! right where the device sees them, and nothing is copied here.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use ringferry_packet::vnet::Header;
+use ringferry_ring::Fault;
+use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
+use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::signal::Signals;
+use ringferry_sys::tap::Tap;
+use ringferry_vhost_user::Connection;
+use ringferry_virtio_net::driver::{Packet, Receiveq, Transmitq};
+use serde::Serialize;
+
+/// Packets moved in one direction before the other gets its turn.
+const BURST: usize = 32;
+
+/// How long to poll after the last packet before waiting; see the switch's worker.
+const POLL: Duration = Duration::from_micros(20);
+
+/// What passed, from the guest's point of view as in `ip -s link`: `tx` is what the kernel behind the
+/// tap sent.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct Counts {
+    rx_packets: u64,
+    rx_bytes: u64,
+    /// Packets whose lengths made no sense.
+    rx_length_errors: u64,
+    /// Packets the kernel did not take from us.
+    rx_tap_errors: u64,
+    tx_packets: u64,
+    tx_bytes: u64,
+    kicks: u64,
+    wakeups: u64,
+}
+
+/// Why packets no longer pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// SIGTERM or SIGINT.
+    Signal,
+    /// The back end closed the connection.
+    Disconnected,
+    /// The back end broke the rules of a ring.
+    Broken(Fault),
+}
+
+/// Everything a session needs.
+pub(super) struct Bridge<'a> {
+    pub(super) tap: &'a Tap,
+    pub(super) signals: &'a Signals,
+    pub(super) connection: &'a mut Connection,
+    pub(super) receiveq: Receiveq,
+    pub(super) transmitq: Transmitq,
+    pub(super) rx_kick: EventFd,
+    pub(super) rx_call: EventFd,
+    pub(super) tx_kick: EventFd,
+    pub(super) tx_call: EventFd,
+    pub(super) counts: &'a mut Counts,
+}
+
+const SIGNALS: u64 = 0;
+const CONNECTION: u64 = 1;
+const TAP: u64 = 2;
+const RX_CALL: u64 = 3;
+const TX_CALL: u64 = 4;
+
+impl Bridge<'_> {
+    /// Carries packets until something ends it.
+    pub(super) fn run(mut self) -> io::Result<End> {
+        let epoll = Epoll::new()?;
+        epoll.add(self.signals, SIGNALS, Interest::READABLE)?;
+        epoll.add(&*self.connection, CONNECTION, Interest::READABLE | Interest::HANGUP)?;
+        epoll.add(self.tap, TAP, Interest::READABLE)?;
+        epoll.add(&self.rx_call, RX_CALL, Interest::READABLE)?;
+        epoll.add(&self.tx_call, TX_CALL, Interest::READABLE)?;
+        let mut events = EventBuf::with_capacity(8);
+        let mut tap_ready = true;
+        let mut tap_watched = true;
+        self.refill();
+        let mut idle_since: Option<Instant> = None;
+        let mut rounds = 0u32;
+        loop {
+            let sent = tap_ready && self.transmit(&mut tap_ready);
+            let received = self.receive();
+            if let Some(fault) = self.receiveq.fault().or_else(|| self.transmitq.fault()) {
+                return Ok(End::Broken(fault));
+            }
+            rounds = rounds.wrapping_add(1);
+            let busy = sent || received;
+            let timeout = if busy {
+                idle_since = None;
+                // While busy the other descriptors are looked at now and then.
+                if !rounds.is_multiple_of(16) && tap_ready {
+                    continue;
+                }
+                Some(Duration::ZERO)
+            } else if idle_since.get_or_insert_with(Instant::now).elapsed() < POLL {
+                Some(Duration::ZERO)
+            } else if self.arm(tap_ready) {
+                idle_since = None;
+                continue;
+            } else {
+                None
+            };
+            // A tap that has packets we have no slots for would wake us all the time.
+            let watch = !tap_ready;
+            if watch != tap_watched {
+                epoll.modify(self.tap, TAP, if watch { Interest::READABLE } else { Interest::empty() })?;
+                tap_watched = watch;
+            }
+            epoll.wait(&mut events, timeout)?;
+            if timeout.is_none() {
+                self.counts.wakeups += 1;
+                idle_since = None;
+                self.receiveq.ring().disable_calls();
+                self.transmitq.ring().disable_calls();
+            }
+            for event in events.iter() {
+                match event.token {
+                    SIGNALS if self.signals.next()?.is_some() => return Ok(End::Signal),
+                    CONNECTION if self.connection.frontend().check().is_err() => {
+                        return Ok(End::Disconnected);
+                    }
+                    TAP => tap_ready = true,
+                    RX_CALL => drop(self.rx_call.drain()),
+                    TX_CALL => drop(self.tx_call.drain()),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Asks to be woken; true when there is work already.
+    fn arm(&mut self, tap_ready: bool) -> bool {
+        // Packets wait in the tap, but no slot is free: wait for a good part of them.
+        let full = tap_ready && self.transmitq.ring().enable_calls_delayed();
+        self.receiveq.ring().enable_calls() || full
+    }
+
+    /// From the tap to the device; whether anything moved. Clears `tap_ready` when the tap is empty.
+    fn transmit(&mut self, tap_ready: &mut bool) -> bool {
+        self.transmitq.reclaim();
+        let mut count = 0;
+        while count < BURST {
+            let Some(slot) = self.transmitq.slot() else { break };
+            let bytes = self.transmitq.bytes(&slot);
+            match self.tap.readv(&mut [bytes]) {
+                Ok(len) if len > Header::LEN => {
+                    let mut header = [0; Header::LEN];
+                    bytes.as_read().copy_to(&mut header);
+                    // A driver may say only NEEDS_CSUM (5.1.6.2); the kernel says more.
+                    let clean = Header::from_bytes(&header).sanitised().to_bytes();
+                    if clean != header {
+                        bytes.copy_from(&clean);
+                    }
+                    self.transmitq.send(slot, len);
+                    self.counts.tx_packets += 1;
+                    self.counts.tx_bytes += (len - Header::LEN) as u64;
+                    count += 1;
+                }
+                Ok(_) => self.transmitq.cancel(slot),
+                Err(_) => {
+                    self.transmitq.cancel(slot);
+                    *tap_ready = false;
+                    break;
+                }
+            }
+        }
+        if self.transmitq.publish() {
+            self.counts.kicks += 1;
+            let _ = self.tx_kick.signal();
+        }
+        count > 0
+    }
+
+    /// From the device to the tap; whether anything moved.
+    fn receive(&mut self) -> bool {
+        let Bridge { receiveq, tap, counts, .. } = self;
+        let received = receiveq.receive(BURST, |packet: Packet<'_>| {
+            counts.rx_packets += 1;
+            counts.rx_bytes += packet.len as u64;
+            if tap.writev(packet.pieces).is_err() {
+                counts.rx_tap_errors += 1;
+            }
+        });
+        if received > 0 {
+            counts.rx_length_errors = receiveq.errors().length;
+            self.refill();
+        }
+        received > 0
+    }
+
+    fn refill(&mut self) {
+        if self.receiveq.refill() {
+            self.counts.kicks += 1;
+            let _ = self.rx_kick.signal();
+        }
+    }
+}

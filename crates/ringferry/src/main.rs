@@ -1,0 +1,74 @@
+//! ringferry carries packets between virtual machines, and between them and the host, in user space.
+#![forbid(unsafe_code)]
+
+mod ctl;
+mod demo;
+mod guest;
+mod run;
+mod run_args;
+mod traffic;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::{ArgAction, Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// Carries packets between virtual machines, and between them and the host, in user space.
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true, after_help = EXAMPLES)]
+struct Cli {
+    /// Log more: -v for what each message of a front end does, -vv for everything. RUST_LOG overrides it.
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    verbose: u8,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  ringferry demo                                     see it work: two guests, one switch, real TCP and UDP
+  ringferry run --port vhost-user:/run/ringferry/vm0.sock --port tap:rf0
+  ringferry ctl show
+  ringferry guest --socket /run/ringferry/vm0.sock --tap eth0 --address 10.0.0.2/24";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Shows the whole thing at work on this machine: needs no VM, leaves nothing behind.
+    Demo(demo::Args),
+    /// The switch that virtual machines plug into.
+    Run(run_args::RunArgs),
+    /// Asks a running switch.
+    Ctl(ctl::CtlArgs),
+    /// Plugs a tap into a vhost-user back end, as a virtual machine would be.
+    Guest(guest::GuestArgs),
+    /// Generates traffic and verifies every byte of it.
+    Traffic(traffic::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let level = match cli.verbose {
+        0 => "info",
+        1 => "debug",
+        _ => "trace",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false).init();
+    let failed = |error: &dyn std::error::Error, code: u8| {
+        eprintln!("ringferry: {error}");
+        ExitCode::from(code)
+    };
+    match &cli.command {
+        Command::Demo(args) => demo::run(args).map_or_else(|error| failed(&error, error.exit_code()), ok),
+        Command::Run(args) => run::run(args).map_or_else(|error| failed(&error, 1), ok),
+        Command::Ctl(args) => ctl::run(args, &mut io::stdout()).map_or_else(|error| failed(&error, 1), ok),
+        Command::Guest(args) => guest::run(args).map_or_else(|error| failed(&error, 1), ok),
+        Command::Traffic(args) => traffic::run(args).map_or_else(|error| failed(&error, 1), ok),
+    }
+}
+
+fn ok(_: ()) -> ExitCode {
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,136 @@
+//! The command line of `ringferry run`, and the configuration it stands for.
+
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+
+use ringferry_switch::config::{Config, ConfigError};
+use ringferry_switch::control;
+
+/// Shown below the options by `ringferry run --help`.
+const EXAMPLES: &str = "\
+Ports:
+  vhost-user:PATH               listen on PATH for a virtual machine's front end
+  vhost-user:PATH,mode=connect  connect to a front end that listens, again and again until it is there
+  vhost-user-fd:N               an inherited socket, connected or listening
+  vhost-user-activation:NAME    a socket from systemd with FileDescriptorName=NAME
+  tap:NAME                      a tap device, created if it does not exist
+  tap-fd:N                      an inherited tap
+
+Keys of every port:  name=NAME  mtu=BYTES
+Keys of vhost-user:  mode=listen|connect  queue_size=N  mac=ADDRESS  mergeable=off  csum=off  tso=off  uso=off
+                     event_idx=off  indirect=off
+Keys of tap:         existing=yes|no  offloads=off
+A configuration file has the same keys, and its own line for a path with a comma in it.
+
+Two virtual machines and the host:
+  ringferry run --port vhost-user:/run/ringferry/vm0.sock --port vhost-user:/run/ringferry/vm1.sock --port tap:rf0
+
+QEMU, one per machine; its memory must be shared for the switch to reach it:
+  qemu-system-x86_64 -m 1G -object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem \\
+    -chardev socket,id=net0,path=/run/ringferry/vm0.sock,reconnect=1 \\
+    -netdev vhost-user,id=net0,chardev=net0 -device virtio-net-pci,netdev=net0
+
+QEMU as the server (its -chardev has server=on,wait=off instead of reconnect=1):
+  ringferry run --port vhost-user:/run/vm0.sock,mode=connect --port tap:rf0";
+
+/// Starts a switch: a configuration file, flags, or both.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct RunArgs {
+    /// Configuration file. Flags add to it.
+    #[arg(value_name = "CONFIG.toml")]
+    pub file: Option<PathBuf>,
+
+    /// A port to add; may be given several times.
+    #[arg(long = "port", value_name = "KIND:WHERE[,KEY=VALUE...]")]
+    pub ports: Vec<String>,
+
+    /// Control socket for `ringferry ctl` [default: the file's, or /run/ringferry/control.sock for root and
+    /// $XDG_RUNTIME_DIR/ringferry.sock for others].
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+
+    /// Write "READY" and a newline to this descriptor when all ports are set up, then close it.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(RawFd).range(1..))]
+    pub ready_fd: Option<RawFd>,
+}
+
+impl RunArgs {
+    /// The configuration that file and flags make together, its control socket always set.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the file and the flags.
+    pub fn config(&self) -> Result<Config, ConfigError> {
+        let mut builder = Config::builder();
+        if let Some(file) = &self.file {
+            builder = builder.file(file);
+        }
+        if let Some(path) = &self.control {
+            builder = builder.control(path);
+        }
+        if let Some(fd) = self.ready_fd {
+            builder = builder.reserve_fd("--ready-fd", fd);
+        }
+        let builder = self.ports.iter().fold(builder, |builder, port| builder.port_flag(port));
+        let mut config = builder.build()?;
+        config.control.get_or_insert_with(control::default_path);
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Program {
+        #[command(flatten)]
+        run: RunArgs,
+    }
+
+    fn parse(arguments: &[&str]) -> RunArgs {
+        Program::try_parse_from([&["run"], arguments].concat()).unwrap().run
+    }
+
+    #[test]
+    fn flags_make_a_configuration() {
+        let run =
+            parse(&["--port", "vhost-user:/tmp/vm0.sock", "--port", "tap:rf0,mtu=9000", "--ready-fd", "3"]);
+        assert_eq!(run.ready_fd, Some(3));
+        let config = run.config().unwrap();
+        let names: Vec<_> = config.ports.iter().map(|port| port.name.as_str()).collect();
+        assert_eq!(names, ["vm0", "rf0"]);
+        assert_eq!(config.control, Some(control::default_path()));
+    }
+
+    #[test]
+    fn file_and_flags_add_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("rf.toml");
+        std::fs::write(&file, "control = '/c.sock'\n[[port]]\nkind = 'tap'\ntap = 'rf0'\n").unwrap();
+        let file = file.to_str().unwrap();
+        let config = parse(&[file, "--port", "tap:rf1"]).config().unwrap();
+        assert_eq!((config.ports.len(), config.control), (2, Some("/c.sock".into())));
+        let config = parse(&[file, "--control", "/d.sock"]).config().unwrap();
+        assert_eq!(config.control, Some("/d.sock".into()));
+        let error = parse(&[file, "--port", "tap:rf0,name=x"]).config().unwrap_err().to_string();
+        assert_eq!(error, format!("--port tap:rf0,name=x: port: the tap rf0 is already used by {file}:2"));
+    }
+
+    #[test]
+    fn ready_descriptor_is_not_a_port() {
+        assert!(parse(&["--port", "tap-fd:5", "--ready-fd", "5"]).config().is_err());
+        assert!(Program::try_parse_from(["run", "--ready-fd", "0"]).is_err());
+    }
+
+    /// The examples are what people copy.
+    #[test]
+    fn examples_are_valid() {
+        let lines = EXAMPLES.lines().filter_map(|line| line.trim().strip_prefix("ringferry run "));
+        let configs: Vec<_> =
+            lines.map(|line| parse(&line.split(' ').collect::<Vec<_>>()).config().unwrap()).collect();
+        assert_eq!(configs.iter().map(|config| config.ports.len()).collect::<Vec<_>>(), [3, 2]);
+    }
+}

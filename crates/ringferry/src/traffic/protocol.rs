@@ -1,0 +1,250 @@
+//! The control connection of a test: JSON lines over TCP between the two ends.
+//!
+//! ```text
+//! client                                  server
+//!   | -- test -------------------------->   |     control connection
+//!   | <-------------- ready | failed ----   |
+//!   | -- data ------------------------->    |     each further TCP connection starts with one line each way,
+//!   | <----------------------------- go -   |     then carries payload only
+//!   | -- start ------------------------>    |
+//!   | <-> progress, each 250 ms <------->   |     what has *arrived* so far at the end that sends the message
+//!   | <-> done | failed <-------------->    |     each end when its part is over
+//! ```
+
+use super::{Error, Mode};
+use serde::{Deserialize, Serialize};
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// An end that makes no step for this long has failed. Long enough for several retransmissions under heavy
+/// loss.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest control line in bytes; a real one is below 1 KiB.
+const MAX_LINE: usize = 16 << 10;
+/// Version of this protocol.
+pub const VERSION: u32 = 1;
+
+/// Which way payload flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Direction {
+    /// From the client to the server.
+    ToServer,
+    /// From the server to the client.
+    ToClient,
+}
+
+impl Direction {
+    /// A number that makes the payload of the two directions differ.
+    pub fn salt(self) -> u64 {
+        match self {
+            Direction::ToServer => 1,
+            Direction::ToClient => 2,
+        }
+    }
+}
+
+/// What the client asks for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Test {
+    /// [`VERSION`].
+    pub version: u32,
+    /// What to measure.
+    pub mode: Mode,
+    /// How long senders send, in seconds.
+    pub seconds: f64,
+    /// Bytes of a write, datagram or request.
+    pub size: usize,
+    /// Payload bits per second of each sender, if limited.
+    pub rate: Option<u64>,
+    /// The client's UDP port in UDP mode.
+    pub udp_port: Option<u16>,
+}
+
+/// Payload that passed through one end of one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Flow {
+    /// Which way.
+    pub direction: Direction,
+    /// Payload bytes.
+    pub bytes: u64,
+    /// Datagrams, requests or responses; for TCP streams whole blocks written, 0 at the receiver.
+    pub blocks: u64,
+    /// Seconds from the first byte to the last.
+    pub seconds: f64,
+    /// Blocks with wrong bytes (receiver only).
+    pub corrupt: u64,
+    /// Datagrams overtaken by a later one (receiver only).
+    pub reordered: u64,
+    /// Extra copies of datagrams, which `bytes` and `blocks` leave out (receiver only).
+    pub duplicated: u64,
+}
+
+impl Flow {
+    /// A flow in `direction` that carried nothing yet.
+    pub fn new(direction: Direction) -> Self {
+        Self { direction, bytes: 0, blocks: 0, seconds: 0.0, corrupt: 0, reordered: 0, duplicated: 0 }
+    }
+}
+
+/// What one end did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// What it sent.
+    pub sent: Vec<Flow>,
+    /// What it received.
+    pub received: Vec<Flow>,
+    /// CPU time of its process for this test, user and kernel, in seconds.
+    pub cpu_seconds: f64,
+}
+
+/// One control line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Message {
+    /// The request for a test.
+    Test(Test),
+    /// The server agrees.
+    Ready {
+        /// Names this test on its data connections and in its payload.
+        token: u64,
+        /// The server's UDP port in UDP mode.
+        udp_port: Option<u16>,
+    },
+    /// First line on a data connection.
+    Data {
+        /// From [`Message::Ready`].
+        token: u64,
+        /// Which way payload flows on it (a request/response test says `ToServer`).
+        direction: Direction,
+    },
+    /// The answer to [`Message::Data`].
+    Go,
+    /// All data connections are open; both ends begin.
+    Start,
+    /// What has arrived so far.
+    Progress {
+        /// Payload bytes.
+        bytes: u64,
+        /// Datagrams or transactions.
+        blocks: u64,
+    },
+    /// This end has finished.
+    Done(Outcome),
+    /// This end cannot go on.
+    Failed {
+        /// For the user of the other end.
+        reason: String,
+    },
+}
+
+/// A connection that carries [`Message`]s.
+pub struct Control {
+    stream: TcpStream,
+    pending: Vec<u8>,
+}
+
+impl Control {
+    /// Speaks over `stream`; sets its time limits.
+    pub fn new(stream: TcpStream) -> Result<Self, Error> {
+        stream.set_nodelay(true).map_err(Error::Control)?;
+        stream.set_write_timeout(Some(PATIENCE)).map_err(Error::Control)?;
+        Ok(Self { stream, pending: Vec::new() })
+    }
+
+    /// Sends one message.
+    pub fn send(&mut self, message: &Message) -> Result<(), Error> {
+        let mut line = serde_json::to_vec(message).map_err(|error| Error::Protocol(error.to_string()))?;
+        line.push(b'\n');
+        self.stream.write_all(&line).map_err(Error::Control)
+    }
+
+    /// The next message, or nothing if none is complete within `wait`.
+    pub fn receive(&mut self, wait: Duration) -> Result<Option<Message>, Error> {
+        self.stream.set_read_timeout(Some(wait)).map_err(Error::Control)?;
+        loop {
+            if let Some(end) = self.pending.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = self.pending.drain(..=end).collect();
+                return serde_json::from_slice(&line)
+                    .map(Some)
+                    .map_err(|error| Error::Protocol(error.to_string()));
+            }
+            if self.pending.len() > MAX_LINE {
+                return Err(Error::Protocol(format!("a line longer than {MAX_LINE} bytes")));
+            }
+            let mut bytes = [0; 4096];
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return Err(Error::Closed),
+                Ok(count) => self.pending.extend_from_slice(&bytes[..count]),
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    return Ok(None);
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::Control(error)),
+            }
+        }
+    }
+
+    /// The next message, which must come within [`PATIENCE`].
+    pub fn expect(&mut self) -> Result<Message, Error> {
+        match self.receive(PATIENCE)? {
+            Some(Message::Failed { reason }) => Err(Error::Peer(reason)),
+            Some(message) => Ok(message),
+            None => Err(Error::Silent),
+        }
+    }
+
+    /// The bare connection, once the messages are over.
+    pub fn into_stream(self) -> Result<TcpStream, Error> {
+        if self.pending.is_empty() {
+            Ok(self.stream)
+        } else {
+            Err(Error::Protocol("payload before go".into()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    fn pair() -> (TcpStream, Control) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (client, Control::new(listener.accept().unwrap().0).unwrap())
+    }
+
+    #[test]
+    fn a_message_survives_arriving_in_pieces() {
+        let (mut raw, mut control) = pair();
+        raw.write_all(b"{\"ready\":{\"token\":18446744073709551615,").unwrap();
+        assert_eq!(control.receive(Duration::from_millis(20)).unwrap(), None);
+        raw.write_all(b"\"udp_port\":null}}\n\"go\"\n").unwrap();
+        assert_eq!(control.expect().unwrap(), Message::Ready { token: u64::MAX, udp_port: None });
+        assert_eq!(control.expect().unwrap(), Message::Go);
+    }
+
+    #[test]
+    fn nonsense_endless_lines_and_an_early_end_are_errors() {
+        let (mut raw, mut control) = pair();
+        raw.write_all(b"GET / HTTP/1.1\n").unwrap();
+        assert!(matches!(control.expect(), Err(Error::Protocol(_))));
+
+        let (mut raw, mut control) = pair();
+        raw.write_all(&vec![b'x'; 2 * MAX_LINE]).unwrap();
+        assert!(matches!(control.expect(), Err(Error::Protocol(_))));
+
+        let (raw, mut control) = pair();
+        drop(raw);
+        assert!(matches!(control.expect(), Err(Error::Closed)));
+    }
+
+    #[test]
+    fn the_reason_of_a_failure_reaches_the_other_end() {
+        let (raw, mut control) = pair();
+        Control::new(raw).unwrap().send(&Message::Failed { reason: "busy".into() }).unwrap();
+        assert!(matches!(control.expect(), Err(Error::Peer(reason)) if reason == "busy"));
+    }
+}
