@@ -128,7 +128,7 @@ impl Tables for Translator<'_> {
         let mut done = 0;
         while done < bytes.len() {
             let at = addr.checked_add(done as u64)?;
-            // A table needs no alignment (2.6.5.3), so a descriptor may cross two regions.
+            // A table needs no alignment (2.7.5.3), so a descriptor may cross two regions.
             done += self.read(at, bytes.len() - done)?.copy_to(&mut bytes[done..]);
         }
         Some(bytes)

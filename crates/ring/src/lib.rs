@@ -1,4 +1,4 @@
-//! Virtqueues (VIRTIO 1.4, 2.6 and 2.7): the rings that carry buffers between a driver and a device.
+//! Virtqueues (VIRTIO 1.4, 2.6 to 2.8): the rings that carry buffers between a driver and a device.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -27,24 +27,24 @@ pub use split::{Layout, LayoutError};
 /// How a peer broke the rules of its ring. Sticky until the ring is set up anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// The peer's index ran ahead by more than the ring holds (or, for a used index, more than was
-    /// outstanding).
+    /// The peer's index ran ahead by more than the ring holds, chains not yet completed included
+    /// (or, for a used index, more than was outstanding).
     #[error("index jumped by {0}, more than the ring can hold")]
     IndexJump(u16),
     /// A descriptor or used index outside the ring.
     #[error("descriptor index {0} is outside the ring")]
     BadIndex(u32),
-    /// A chain longer than the queue size (VIRTIO 1.4, 2.6.5.3.1), hence possibly a loop.
+    /// A chain longer than the queue size (VIRTIO 1.4, 2.7.5.3.1), hence possibly a loop.
     #[error("descriptor chain is longer than the queue size")]
     ChainTooLong,
-    /// A chain of 2^32 bytes or more (2.6.5).
+    /// A chain of 2^32 bytes or more (2.7.5).
     #[error("descriptor chain has 2^32 bytes or more")]
     ChainTooLarge,
-    /// A device-readable descriptor behind a device-writable one (2.6.4.2).
+    /// A device-readable descriptor behind a device-writable one (2.7.4.2).
     #[error("device-readable descriptor behind a device-writable one")]
     ReadableAfterWritable,
     /// VIRTQ_DESC_F_INDIRECT without the feature, or inside an indirect table, or together with
-    /// VIRTQ_DESC_F_NEXT (2.6.5.3.1).
+    /// VIRTQ_DESC_F_NEXT (2.7.5.3.1).
     #[error("indirect descriptor where none is allowed")]
     BadIndirect,
     /// An indirect table that is empty, not a whole number of descriptors, or outside guest memory.

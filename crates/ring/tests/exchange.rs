@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use common::{FEATURES, Heap, Memory, Places, Random, Shared};
 use proptest::prelude::*;
+use ringferry_memory::Words;
 use ringferry_ring::split::driver::{AddError, Used};
 use ringferry_ring::split::{Device, Driver};
 use ringferry_ring::{Buffer, Chains, RingFeatures};
@@ -90,7 +91,7 @@ impl<M: Memory> World<M> {
         let tables = (setup.entries > 0).then(|| places.tables(&memory, setup.entries));
         World {
             driver: Driver::new(places.layout(&memory), setup.features, tables),
-            device: Device::new(places.layout(&memory), setup.features, 0),
+            device: Device::new(places.layout(&memory), setup.features),
             memory,
             setup,
             chains: Chains::new(),
@@ -278,6 +279,7 @@ impl<M: Memory> World<M> {
     fn tear_down(mut self) {
         while let Some(used) = self.driver.collect() {
             self.out.retain(|(token, _)| *token != used.token);
+            self.collected += 1;
         }
         let mut expected: BTreeSet<u64> = self.out.iter().map(|(token, _)| *token).collect();
         while let Some(token) = self.driver.detach_unused() {
@@ -286,6 +288,10 @@ impl<M: Memory> World<M> {
         assert!(expected.is_empty(), "tokens never came back: {expected:?}");
         assert_eq!((self.driver.free(), self.driver.in_flight()), (self.setup.size, 0));
         assert_eq!(self.driver.detach_unused(), None);
+        // The index has stepped back to what was really used, and nothing waits to be published.
+        assert!(!self.driver.publish());
+        let index = self.memory.area(Places::new(self.setup.size).avail, 4).load16(2);
+        assert_eq!(index, self.collected as u16);
     }
 }
 
@@ -385,7 +391,7 @@ fn indexes_wrap_and_nothing_is_lost() {
     }
 }
 
-/// 2.6.7 and 2.6.10: a side that polls is left alone, by the flag always and by the event index but
+/// 2.7.7 and 2.7.10: a side that polls is left alone, by the flag always and by the event index but
 /// for one stale match in every turn of the index.
 #[test]
 fn polling_sides_are_not_notified() {
@@ -406,14 +412,14 @@ fn polling_sides_are_not_notified() {
     }
 }
 
-/// 2.6.7.1, 2.6.10.1: with EVENT_IDX the flag words stay 0; without it they carry the wish.
+/// 2.7.7.1, 2.7.10.1: with EVENT_IDX the flag words stay 0; without it they carry the wish.
 #[test]
 fn flags_are_zero_with_event_idx_and_the_wish_without() {
     for features in FEATURES {
         let places = Places::new(4);
         let mut world = World::<Heap>::new(Setup { features, size: 4, entries: 0 });
         let flags = |world: &World<Heap>| {
-            let word = |addr| ringferry_memory::Words::load16(&world.memory.area(addr, 2), 0);
+            let word = |addr| world.memory.area(addr, 2).load16(0);
             (word(places.avail), word(places.used))
         };
         let off = u16::from(!features.event_idx);
@@ -449,7 +455,7 @@ fn two_threads_sleep_and_wake_and_see_each_others_bytes() {
         let slots = places.rest + 0x2000;
         let tables = Some(places.tables(&memory, 2));
         let mut driver = Driver::new(places.layout(&memory), features, tables);
-        let mut device = Device::new(places.layout(&memory), features, 0);
+        let mut device = Device::new(places.layout(&memory), features);
         let (kick, kicked) = sync_channel(1);
         let (call, called) = sync_channel(1);
         std::thread::scope(|scope| {

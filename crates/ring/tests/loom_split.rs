@@ -117,7 +117,7 @@ fn pair<D: Promises, V: Promises>(event_idx: bool) -> Pair<D, V> {
     let areas = [area(desc_bytes(SIZE)), area(avail_bytes(SIZE)), area(used_bytes(SIZE))];
     let features = RingFeatures { indirect: false, event_idx };
     let mut driver = Driver::new(layout(&areas), features, None);
-    let mut device = Device::new(layout(&areas), features, 0);
+    let mut device = Device::new(layout(&areas), features);
     send(&mut driver, 0);
     driver.publish();
     let head = receive(&mut device, 0).expect("the first chain");

@@ -213,7 +213,7 @@ fn our_device_and_the_mock_driver_of_virtio_queue() {
             area(mock.avail_addr(), avail_bytes(SIZE)),
             area(mock.used_addr(), used_bytes(SIZE)),
         );
-        let mut device = Device::new(layout.unwrap(), features, 0);
+        let mut device = Device::new(layout.unwrap(), features);
         let mut random = Random::new(2);
         let mut chains = Chains::new();
         let (mut next_slot, mut next_table) = (BASE + 0x1_0000, BASE + 0x8000);
@@ -430,7 +430,7 @@ fn device_against_virtio_drivers(features: RingFeatures) {
         map.area(avail, avail_bytes(size)).unwrap(),
         map.area(used, used_bytes(size)).unwrap(),
     );
-    let mut device = Device::new(layout.unwrap(), features, 0);
+    let mut device = Device::new(layout.unwrap(), features);
     let mut chains = Chains::new();
     let mut random = Random::new(3);
     let mut lent = HashMap::new();

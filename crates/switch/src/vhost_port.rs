@@ -16,9 +16,9 @@ use ringferry_ring::split::Device as RingDevice;
 use ringferry_ring::{Layout, RingFeatures};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::{Listener, Stream};
+use ringferry_vhost_user::RingSetup;
 use ringferry_vhost_user::backend::{Device, Offer, Session};
 use ringferry_vhost_user::message::ProtocolFeatures;
-use ringferry_vhost_user::RingSetup;
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::config::{NetConfig, S_LINK_UP};
 
@@ -273,7 +273,7 @@ struct PortDevice {
 
 impl PortDevice {
     fn try_start(&mut self, index: u16, setup: RingSetup) -> Result<(), String> {
-        let RingSetup { size, desc, avail, used, base, kick, call, err, enabled, memory, features } = setup;
+        let RingSetup { size, desc, avail, used, kick, call, err, enabled, memory, features, .. } = setup;
         if let Some(limit) = self.queue_limit.filter(|limit| size > *limit) {
             return Err(format!("it has {size} entries, and the port allows {limit}"));
         }
@@ -283,7 +283,7 @@ impl PortDevice {
         };
         let start = RingStart {
             index,
-            ring: RingDevice::new(layout, RingFeatures::from_bits(features), base as u16),
+            ring: RingDevice::new(layout, RingFeatures::from_bits(features)),
             memory,
             features: Features::from_bits_retain(features),
             enabled,

@@ -31,16 +31,21 @@ pub struct Device<A> {
 }
 
 impl<A: Words> Device<A> {
-    /// Takes over a ring at `base`, the index of the next available entry (0 on a fresh ring; what
-    /// vhost-user's SET_VRING_BASE says on one that has lived). Kicks start off.
-    pub fn new(layout: Layout<A>, features: RingFeatures, base: u16) -> Self {
-        // The only time the device reads what it publishes: a ring may have had another device.
+    /// Takes over a ring where it stands: at the used index in its memory, 0 on a fresh ring. Kicks
+    /// start off.
+    ///
+    /// A device that stops in order has completed what it took, so that index is also what it
+    /// answered to GET_VRING_BASE and what SET_VRING_BASE brings back. After one that died with
+    /// chains in hand it is the only place to go on from: those chains are taken again rather than
+    /// lost to the ring for ever.
+    pub fn new(layout: Layout<A>, features: RingFeatures) -> Self {
+        // The only time the device reads what it publishes.
         let used = layout.used.load16(IDX);
         let event = layout.used.load16(layout.avail_event());
         let mut device = Self {
             features,
-            next_avail: base,
-            avail_seen: base,
+            next_avail: used,
+            avail_seen: used,
             next_used: used,
             published: used,
             flags: 0,
@@ -148,7 +153,7 @@ impl<A: Words> Device<A> {
     fn walk(&self, head: u16, tables: &mut impl Tables, out: &mut Chains) -> Result<Chain, Fault> {
         let mut chain = out.open(head);
         let result = self.walk_table(head, tables, out, &mut chain);
-        // Either sum is below 2^32; so must be both together (2.6.5).
+        // Either sum is below 2^32; so must be both together (2.7.5).
         let result = result.and_then(|()| match chain.readable_len.checked_add(chain.writable_len) {
             Some(_) => Ok(chain),
             None => Err(Fault::ChainTooLarge),
@@ -176,8 +181,8 @@ impl<A: Words> Device<A> {
             let at = DESC * usize::from(index);
             let desc = Desc::from_words(self.layout.desc.load64(at), self.layout.desc.load64(at + 8));
             if desc.flags & F_INDIRECT != 0 {
-                // 2.6.5.3.1: only with the feature, never with NEXT. Direct descriptors before it
-                // are fine (2.6.5.3.2).
+                // 2.7.5.3.1: only with the feature, never with NEXT. Direct descriptors before it
+                // are fine (2.7.5.3.2).
                 if !self.features.indirect || desc.flags & F_NEXT != 0 {
                     return Err(Fault::BadIndirect);
                 }
@@ -256,7 +261,7 @@ impl<A: Words> Device<A> {
     /// Tells the driver not to kick: the device polls.
     #[inline]
     pub fn disable_kicks(&mut self) {
-        // With EVENT_IDX the flag must stay 0 (2.6.10.1); an event word that is not moved forward
+        // With EVENT_IDX the flag must stay 0 (2.7.10.1); an event word that is not moved forward
         // asks for at most one kick per 65536 entries.
         if !self.features.event_idx && self.flags != F_NO_SIGNAL {
             self.flags = F_NO_SIGNAL;

@@ -287,7 +287,7 @@ impl<A: Words, T> Driver<A, T> {
     /// Tells the device not to call: the driver polls.
     #[inline]
     pub fn disable_calls(&mut self) {
-        // With EVENT_IDX the flag must stay 0 (2.6.7.1); see Device::disable_kicks.
+        // With EVENT_IDX the flag must stay 0 (2.7.7.1); see Device::disable_kicks.
         if !self.features.event_idx && self.flags != F_NO_SIGNAL {
             self.flags = F_NO_SIGNAL;
             self.layout.avail.store16(FLAGS, F_NO_SIGNAL);

@@ -1,4 +1,4 @@
-//! The split virtqueue (VIRTIO 1.4, 2.6): three areas, two one-way rings.
+//! The split virtqueue (VIRTIO 1.4, 2.7): three areas, two one-way rings.
 //!
 //! ```text
 //! descriptor table          available ring (driver area)      used ring (device area)
@@ -34,7 +34,7 @@ const IDX: usize = 2;
 /// Offset of `ring` in the available and in the used ring.
 const RING: usize = 4;
 
-/// The largest split queue (2.6).
+/// The largest split queue (2.7).
 pub const MAX_SIZE: u16 = 32768;
 
 /// Bytes of the descriptor table of a queue of `size` entries; aligned to 16.
@@ -143,7 +143,7 @@ impl Desc {
 }
 
 /// Whether a peer that asked to be told when the index passes `event` must be told now that it went
-/// from `old` to `new` (VIRTIO 1.4, 2.6.7.2 and 2.6.10.2). All three run freely through 16 bits.
+/// from `old` to `new` (VIRTIO 1.4, 2.7.7.2 and 2.7.10.2). All three run freely through 16 bits.
 #[inline(always)]
 fn passed(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU16, Ordering, fence};
 use ringferry_memory::{Area, GuestMemory, SharedMem, Words};
 use ringferry_ring::split::driver::IndirectTables;
 use ringferry_ring::split::{Layout, avail_bytes, desc_bytes, used_bytes};
-use ringferry_ring::{RingFeatures, Tables};
+use ringferry_ring::{Buffer, Chains, RingFeatures, Tables};
 
 /// First guest physical address of any test memory.
 pub const BASE: u64 = 0x10_0000;
@@ -236,5 +236,27 @@ impl Random {
     /// A number below `n`.
     pub fn below(&mut self, n: usize) -> usize {
         (self.bits() >> 16) as usize % n
+    }
+}
+
+/// What must be true of every chain a device hands out, whatever the driver wrote.
+pub fn check_burst(chains: &Chains, size: u16) {
+    for chain in chains.iter() {
+        let (readable, writable) = (chains.readable(chain), chains.writable(chain));
+        assert!(chain.head < size);
+        assert!((1..=usize::from(size)).contains(&(readable.len() + writable.len())));
+        let sum = |buffers: &[Buffer]| buffers.iter().map(|buffer| u64::from(buffer.len)).sum::<u64>();
+        assert_eq!((sum(readable), sum(writable)), (chain.readable_len.into(), chain.writable_len.into()));
+        assert!(sum(readable) + sum(writable) < 1 << 32);
+    }
+}
+
+/// Values of which some lead deep into the code and some are nonsense.
+pub fn likely(random: &mut Random, size: u16) -> u64 {
+    match random.below(6) {
+        0 => random.bits(),
+        1 => random.bits() >> 48,
+        2 => 16 * random.below(20) as u64,
+        _ => random.below(usize::from(size) + 1) as u64,
     }
 }
