@@ -29,6 +29,11 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 const USER: u64 = 0x7f00_0000_0000;
 const SIZE: u64 = 0x1_0000;
 
+fn pair() -> (Stream, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    (Stream::from_fd(ours.into()).unwrap(), theirs)
+}
+
 fn memory() -> SharedMem {
     SharedMem::new("guest", SIZE as usize).unwrap()
 }
@@ -91,10 +96,9 @@ fn our_back_end(stream: Stream) -> JoinHandle<Vec<String>> {
 
 #[test]
 fn rust_vmm_front_end_drives_our_back_end() {
-    let (ours, theirs) = Stream::pair().unwrap();
+    let (ours, theirs) = pair();
     let back = our_back_end(ours);
-    let theirs = theirs.as_fd().try_clone_to_owned().unwrap();
-    let mut front = Frontend::from_stream(UnixStream::from(theirs), 2);
+    let mut front = Frontend::from_stream(theirs, 2);
     front.set_owner().unwrap();
     assert_eq!(front.get_features().unwrap(), F_VERSION_1 | F_PROTOCOL_FEATURES);
     let offered = front.get_protocol_features().unwrap();
@@ -314,12 +318,12 @@ impl VhostUserBackendReqHandlerMut for Handler {
 
 #[test]
 fn our_front_end_drives_the_rust_vmm_back_end() {
-    let (ours, theirs) = Stream::pair().unwrap();
-    let theirs = UnixStream::from(theirs.as_fd().try_clone_to_owned().unwrap());
+    let (ours, theirs) = pair();
     let handler = Arc::new(Mutex::new(Handler::default()));
     let back = {
         let mut requests = BackendReqHandler::from_stream(theirs, Arc::clone(&handler));
-        std::thread::spawn(move || while requests.handle_request().is_ok() {})
+        // A handler's failure comes back as an error here too, after the front end was told.
+        std::thread::spawn(move || while !matches!(requests.handle_request(), Err(Error::Disconnected)) {})
     };
     let wanted = Wanted { features: 1 << 15, required: F_VERSION_1, protocol: Wanted::NET_PROTOCOL };
     let mut device = connect_device(ours, &wanted).unwrap();

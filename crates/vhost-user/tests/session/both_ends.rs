@@ -84,6 +84,10 @@ fn start_and_stop(offer: Offer) -> (Vec<Event>, Counters) {
 fn a_device_starts_stops_and_starts_again() {
     let (events, counters) = start_and_stop(offer());
     assert_eq!(counters.rejected, 0);
+    let status: Vec<_> = events.iter().filter(|event| matches!(event, Event::Status(_))).collect();
+    let one_life = [3, 11, 15].map(Event::Status);
+    let two_lives = [one_life.as_slice(), &[Event::Status(0)], &one_life].concat();
+    assert_eq!(status, two_lives.iter().collect::<Vec<_>>());
     let started = |index, base| Event::Started { index, size: 256, base, enabled: false };
     let life: Vec<_> =
         events.into_iter().filter(|event| !matches!(event, Event::Call { .. } | Event::Status(_))).collect();

@@ -80,7 +80,7 @@ fn messages_whose_feature_was_not_agreed_on_are_refused() {
         let outcome = rig.serve();
         match row.reply {
             Reply::Value => {
-                assert!(matches!(outcome, Err(SessionError::Unanswerable { .. })), "{}", row.name)
+                assert!(matches!(outcome, Err(SessionError::Unanswerable { .. })), "{}", row.name);
             }
             Reply::Config => assert!(rig.reply().unwrap().1.is_empty()),
             // Whoever may not send the message does not wait for an answer.
@@ -190,19 +190,10 @@ fn a_message_may_come_byte_by_byte() {
     let event = EventFd::new().unwrap();
     let header = Header { request: Request::SetVringCall as u32, flags: VERSION | FLAG_NEED_REPLY, size: 8 };
     let message = [header.as_bytes(), 1u64.as_bytes()].concat();
+    let mut fds = vec![event.as_fd()];
     for (at, byte) in message.iter().enumerate() {
         assert!(rig.reply().is_none());
-        rig.peer
-            .send(
-                &[*byte],
-                if at == 0 {
-                    std::slice::from_ref(&event).iter().map(AsFd::as_fd).collect()
-                } else {
-                    Vec::new()
-                }
-                .as_slice(),
-            )
-            .unwrap();
+        rig.peer.send(&[*byte], &std::mem::take(&mut fds)).unwrap();
         let progress = rig.serve().unwrap();
         assert_eq!(progress.messages, usize::from(at + 1 == message.len()));
     }

@@ -119,7 +119,7 @@ fn a_refused_map_leaves_the_old_one_and_its_rings_running() {
     assert!(!rig.ack(Request::SetMemTable, &mem_table([region].into_iter()), &[reader.as_fd()]));
     assert!(rig.dev.take().is_empty());
     assert!(rig.dev.rings.contains_key(&0));
-    assert_eq!(copies_of(&mem.fd()), 1);
+    assert_eq!(copies_of(mem.fd()), 1);
 }
 
 #[test]
@@ -142,5 +142,5 @@ fn an_unmapped_descriptor_may_come_with_rem_mem_reg_and_is_closed() {
     let (region, mem) = guest(0x10_0000);
     assert!(rig.slot(Request::AddMemReg, region, &[mem.fd()]));
     assert!(rig.slot(Request::RemMemReg, region, &[mem.fd()]));
-    assert_eq!(copies_of(&mem.fd()), 1);
+    assert_eq!(copies_of(mem.fd()), 1);
 }

@@ -108,7 +108,7 @@ fn the_kick_may_come_first_and_the_features_last() {
     rig.tell(Request::SetVringKick, 0u64.as_bytes(), &[kick.as_fd()]);
     rig.tell(Request::SetVringAddr, ring_addr(0).as_bytes(), &[]);
     rig.tell(Request::SetMemTable, &crate::rig::mem_table([region].into_iter()), &[mem.fd()]);
-    rig.tell(Request::SetVringNum, &[0u32, 256].as_bytes().to_vec(), &[]);
+    rig.tell(Request::SetVringNum, [0u32, 256].as_bytes(), &[]);
     assert_eq!(rig.dev.take(), [Event::Memory(1)]);
     rig.tell(Request::SetFeatures, F_VERSION_1.as_bytes(), &[]);
     assert_eq!(rig.dev.take(), [Event::Features(F_VERSION_1), started(0, 0, true)]);
