@@ -137,10 +137,14 @@ impl<'a> WriteSlice<'a> {
         ReadSlice { iov: self.iov, lender: PhantomData }
     }
 
-    /// Asks the CPU to fetch the first cache line, as the one about to be written. Never faults.
+    /// Asks the CPU to fetch the first cache line for writing. Never faults.
     #[inline]
     pub fn prefetch(&self) {
-        self.as_read().prefetch();
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch is a hint; it has no architectural effect, whatever the address.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(self.base().cast());
+        }
     }
 }
 

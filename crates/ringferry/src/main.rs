@@ -8,7 +8,7 @@ mod run;
 mod run_args;
 mod traffic;
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use clap::{ArgAction, Parser, Subcommand};
@@ -55,7 +55,13 @@ fn main() -> ExitCode {
         _ => "trace",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false).init();
+    let colours = io::stderr().is_terminal();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(colours)
+        .with_target(false)
+        .init();
     let failed = |error: &dyn std::error::Error, code: u8| {
         eprintln!("ringferry: {error}");
         ExitCode::from(code)

@@ -19,6 +19,13 @@ const SLOT: usize = (MAX_FRAME + Header::LEN).next_multiple_of(4096);
 #[must_use]
 pub struct Slot(u16);
 
+impl Slot {
+    /// Which of the queue's slots this is: below the queue size, and the same memory each time.
+    pub fn index(&self) -> usize {
+        usize::from(self.0)
+    }
+}
+
 /// The driver's side of a transmitq.
 #[derive(Debug)]
 pub struct Transmitq {
