@@ -1,0 +1,92 @@
+# The guest: Debian's stock kernel from its package (not installed here), and an initramfs made of this host's programs, the few
+# modules a virtio guest needs, and our own `ringferry` as the payload verifier. Everything is cached in work/.
+
+KERNEL=$WORK/vmlinuz
+INITRD=$WORK/initrd.cpio
+
+# In insmod order: virtio.ko needs virtio_ring.ko first in 6.1. In later kernels some are built in, then the file is simply not there.
+GUEST_MODULES=(
+    drivers/virtio/virtio_ring drivers/virtio/virtio drivers/virtio/virtio_pci_modern_dev drivers/virtio/virtio_pci_legacy_dev
+    drivers/virtio/virtio_pci net/core/failover drivers/net/net_failover drivers/net/virtio_net
+    fs/netfs/netfs fs/fscache/fscache net/9p/9pnet net/9p/9pnet_virtio fs/9p/9p
+)
+# dash and timeout are not busybox's: what those start is busybox's own `ip` and `ping`, whatever PATH says.
+GUEST_PROGRAMS=(dash timeout ip ethtool iperf3 ping)
+
+image_build() {
+    [ -f "$KERNEL" ] && [ -d "$WORK/modules" ] || image_fetch_kernel
+    if [ ! -f "$WORK/base.cpio" ] || [ -n "$(find "$HERE/guest" "$HERE/lib/image.sh" -newer "$WORK/base.cpio")" ]; then
+        image_build_base
+    fi
+    # The kernel unpacks concatenated archives in turn, so a new ringferry costs only its own few megabytes.
+    # Not compressed: the emulated CPU needs half a second to decompress it.
+    local tree=$WORK/root.ringferry
+    rm -rf "$tree"
+    mkdir -p "$tree"
+    image_add_program "$tree" "$RINGFERRY" bin/ringferry
+    cp "$WORK/base.cpio" "$INITRD"
+    image_pack "$tree" >>"$INITRD"
+}
+
+image_fetch_kernel() {
+    local package deb
+    mkdir -p "$WORK/debs"
+    deb=$(find "$WORK/debs" -name 'linux-image-*.deb' | head -n 1)
+    if [ -z "$deb" ]; then
+        apt_update
+        package=$(apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9][^ ]*\)$/\1/p' | head -n 1)
+        [ -n "$package" ] || die "apt knows no linux-image-amd64: is this Debian 12 on amd64?"
+        echo "fetching the guest kernel: $package" >&2
+        # apt's download sandbox user may not be allowed to write here.
+        (cd "$WORK/debs" && apt-get -qq -o APT::Sandbox::User=root download "$package") || die "apt-get download $package failed"
+        deb=$(find "$WORK/debs" -name 'linux-image-*.deb' | head -n 1)
+    fi
+    rm -rf "$WORK/kernel" "$WORK/modules"
+    mkdir -p "$WORK/kernel" "$WORK/modules"
+    dpkg-deb -x "$deb" "$WORK/kernel"
+    local module file tree
+    tree=$(echo "$WORK"/kernel/lib/modules/*/kernel)
+    for module in "${GUEST_MODULES[@]}"; do
+        for file in "$tree/$module".ko "$tree/$module".ko.xz; do
+            [ -f "$file" ] && cp "$file" "$WORK/modules/"
+        done
+    done
+    find "$WORK/modules" -name '*.xz' -exec xz -d {} +
+    cp "$WORK"/kernel/boot/vmlinuz-* "$KERNEL"
+    rm -rf "$WORK/kernel"
+}
+
+image_build_base() {
+    local tree=$WORK/root.base program applet module
+    rm -rf "$tree"
+    mkdir -p "$tree"/{bin,dev,proc,sys,tmp,run,etc,share,modules}
+    ln -s bin "$tree/sbin"
+    cp "$WORK"/modules/*.ko "$tree/modules/"
+    for module in "${GUEST_MODULES[@]}"; do basename "$module"; done >"$tree/modules/order"
+    cp "$(command -v busybox)" "$tree/bin/busybox"
+    for applet in $("$tree/bin/busybox" --list); do
+        [ "$applet" = busybox ] || ln -s busybox "$tree/bin/$applet"
+    done
+    for program in "${GUEST_PROGRAMS[@]}"; do
+        rm -f "$tree/bin/$program"
+        image_add_program "$tree" "$(command -v "$program")" "bin/$program"
+    done
+    ln -sf dash "$tree/bin/sh"
+    echo 'root:x:0:0:root:/:/bin/sh' >"$tree/etc/passwd"
+    install -m 755 "$HERE/guest/init" "$tree/init"
+    install -m 755 "$HERE/guest/agent" "$tree/bin/agent"
+    image_pack "$tree" >"$WORK/base.cpio"
+}
+
+# image_add_program TREE FILE PLACE: the program and the shared libraries it loads (none when it is static).
+image_add_program() {
+    local tree=$1 file=$2 place=$3 library
+    install -D -m 755 "$(readlink -f "$file")" "$tree/$place"
+    { ldd "$file" 2>/dev/null | grep -o '/[^ ]*' || true; } | while read -r library; do
+        install -D -m 755 "$(readlink -f "$library")" "$tree$library"
+    done
+}
+
+image_pack() {
+    (cd "$1" && find . | cpio -o -H newc --quiet)
+}

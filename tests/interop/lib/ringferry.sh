@@ -1,0 +1,46 @@
+# Our own program in its three roles: the switch (`run`), the driver (`guest`) and the payload verifier (`traffic`).
+
+# rf_start NAME NAMESPACE ARGUMENT...: `ringferry ARGUMENT...` in a namespace; returns when it says it is ready: a switch when its
+# ports are set up, a guest when its link is up. So one that waits for its device is launched, and waited for later.
+rf_start() {
+    rf_launch "$@"
+    rf_wait_ready "$1"
+}
+
+rf_launch() {
+    local name=$1 namespace=$2
+    shift 2
+    # A plain file and not a pipe: it can be looked at again and again, and nobody waits in open.
+    spawn "$name" ip netns exec "$PREFIX$namespace" "$RINGFERRY" "$@" --ready-fd 3 3>"$RUN/$name.ready"
+}
+
+rf_wait_ready() {
+    wait_for 10 rf_ready_or_dead "$1" || fail "$1: not ready within 10 s"
+    alive "$1" || fail "$1 did not start"
+}
+
+rf_ready_or_dead() {
+    not_running "${PID[$1]}" || grep -qx READY "$RUN/$1.ready"
+}
+
+# rf_switch NAME NAMESPACE PORT...: a switch whose taps are in the namespace.
+rf_switch() {
+    local name=$1 namespace=$2 port arguments=()
+    shift 2
+    for port in "$@"; do arguments+=(--port "$port"); done
+    rf_start "$name" "$namespace" run --control "$RUN/$name.control" "${arguments[@]}"
+}
+
+# rf_stop NAME: what it counted goes to NAME.show, then it must end cleanly on SIGTERM.
+rf_stop() {
+    local name=$1
+    if [ -S "$RUN/$name.control" ]; then
+        "$RINGFERRY" ctl --control "$RUN/$name.control" show >"$LOG/$name.show" 2>&1 || fail "ringferry ctl show failed for $name"
+    fi
+    stop "$name"
+    [ "$STATUS" = 0 ] || fail "$name: exit code $STATUS after SIGTERM"
+}
+
+rf_fd_count() {
+    find "/proc/${PID[$1]}/fd" -mindepth 1 2>/dev/null | wc -l
+}
