@@ -205,7 +205,9 @@ impl<A: Words> Controlq<A> {
 /// Serves one command and writes its acknowledgement; `None` when the chain has no room for one, or
 /// lies outside memory.
 fn serve(chain: &Chain, chains: &Chains, memory: &mut Translator<'_>, settings: &mut Settings) -> Option<()> {
+    // Found before anything is done: what cannot be answered must change nothing.
     let ack = chains.writable(chain).iter().find(|buffer| buffer.len > 0)?;
+    let ack = memory.write(ack.addr, 1)?;
     let mut bytes = Vec::new();
     let fits = chain.readable_len as usize <= MAX_COMMAND;
     if fits {
@@ -220,7 +222,7 @@ fn serve(chain: &Chain, chains: &Chains, memory: &mut Translator<'_>, settings: 
         }
     }
     let done = fits && Command::decode(&bytes).is_some_and(|command| settings.apply(command));
-    memory.write(ack.addr, 1)?.copy_from(&[if done { OK } else { ERR }]);
+    ack.copy_from(&[if done { OK } else { ERR }]);
     Some(())
 }
 

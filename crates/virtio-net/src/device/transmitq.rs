@@ -83,9 +83,7 @@ impl<A: Words> Transmitq<A> {
     /// Completes every packet of the last [`Transmitq::poll`]; true when the driver wants a call.
     #[inline]
     pub fn complete(&mut self) -> bool {
-        for chain in self.chains.iter() {
-            self.ring.complete(chain.head, 0);
-        }
+        self.ring.complete_all(self.chains.iter().map(|chain| (chain.head, 0)));
         self.chains.clear();
         self.ring.publish()
     }

@@ -57,8 +57,8 @@ impl RxMode {
 /// packet is posted again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveErrors {
-    /// A length beyond the buffer, a packet shorter than its headers, `num_buffers` of 0 or more than
-    /// the device used. Linux calls these `rx_length_errors`.
+    /// A length beyond the buffer, a packet shorter than its headers or longer than [`MAX_FRAME`],
+    /// `num_buffers` of 0 or more than the device used. Linux calls these `rx_length_errors`.
     pub length: u64,
 }
 
@@ -189,7 +189,8 @@ impl Receiveq {
         let mut bytes = [0; Header::LEN];
         lend(used.token, self.header_len as u32).copy_to(&mut bytes);
         let header = Header::from_bytes(&bytes);
-        if self.mode == RxMode::Mergeable {
+        // A header that was not written is an earlier packet's: its count would swallow good packets.
+        if self.mode == RxMode::Mergeable && used.len as usize >= self.header_len {
             // Without a sane count there is no telling where the next packet begins: take one buffer.
             good &= header.num_buffers > 0;
             for _ in 1..header.num_buffers {
@@ -204,7 +205,7 @@ impl Receiveq {
                 total = total.saturating_add(next.len as usize);
             }
         }
-        if !good || total < self.header_len + MIN_FRAME {
+        if !good || !(MIN_FRAME..=MAX_FRAME).contains(&total.saturating_sub(self.header_len)) {
             self.errors.length += 1;
             return;
         }

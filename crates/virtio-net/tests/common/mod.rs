@@ -1,0 +1,311 @@
+//! Guests for tests. [`Guest`] is a driver half and a device half over one file that each of them maps
+//! for itself, as over vhost-user. [`Raw`] is a device half's ring that the test writes word by word, as
+//! a hostile driver would.
+#![allow(dead_code, reason = "every test program uses its own part of this module")]
+
+use std::sync::Arc;
+
+use ringferry_memory::{Area, GuestMemory, Region, RegionSpec, SharedMem, Words};
+use ringferry_packet::frame::Burst;
+use ringferry_packet::vnet::Header;
+use ringferry_ring::split::{Device, Layout, avail_bytes, desc_bytes, used_bytes};
+use ringferry_virtio_net::device::{self, Refused};
+use ringferry_virtio_net::driver::{Arena, Queue, Receiveq, RxMode, Transmitq};
+use ringferry_virtio_net::{Features, MAX_FRAME};
+
+/// VIRTQ_DESC_F_NEXT.
+pub const NEXT: u16 = 1;
+/// VIRTQ_DESC_F_WRITE.
+pub const WRITE: u16 = 2;
+/// VIRTQ_DESC_F_INDIRECT.
+pub const INDIRECT: u16 = 4;
+
+/// A frame that differs from all others in its bytes.
+pub fn payload(number: u64, len: usize) -> Vec<u8> {
+    let seed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    (0..len as u64).map(|i| (seed ^ i.wrapping_mul(167) ^ (i >> 8)) as u8).collect()
+}
+
+/// The header of a TCP segment to be cut, in a frame of at least 1514 bytes.
+pub const GSO: Header = Header {
+    flags: 1,
+    gso_type: 1,
+    hdr_len: 54,
+    gso_size: 1448,
+    csum_start: 34,
+    csum_offset: 16,
+    num_buffers: 0,
+};
+
+/// A packet as a driver received it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// The virtual header.
+    pub header: Header,
+    /// The frame.
+    pub frame: Vec<u8>,
+}
+
+/// Both halves of a guest's queue pair, each on its own mapping of the same memory.
+pub struct Guest {
+    /// The driver's transmitq.
+    pub tx: Transmitq,
+    /// The driver's receiveq.
+    pub rx: Receiveq,
+    /// The device's transmitq.
+    pub device_tx: device::Transmitq<Area>,
+    /// The device's receiveq.
+    pub device_rx: device::Receiveq<Area>,
+    /// The device's mapping.
+    pub memory: Arc<GuestMemory>,
+}
+
+/// The device's mapping of a driver's arena.
+pub fn device_map(arena: &Arena) -> Arc<GuestMemory> {
+    let region = Region::map(arena.fd(), arena.region()).unwrap();
+    Arc::new(GuestMemory::new(vec![region]).unwrap())
+}
+
+/// The device half of a driver's queue.
+pub fn device_ring(memory: &GuestMemory, queue: &Queue, features: Features) -> Device<Area> {
+    let area = |addr, len| memory.user_area(addr, len).unwrap();
+    let layout = Layout::new(
+        queue.size,
+        area(queue.desc, desc_bytes(queue.size)),
+        area(queue.avail, avail_bytes(queue.size)),
+        area(queue.used, used_bytes(queue.size)),
+    );
+    Device::new(layout.unwrap(), features.ring())
+}
+
+impl Guest {
+    /// A guest with queues of `size` entries and no receive buffers posted yet.
+    pub fn new(features: Features, size: u16, mode: RxMode) -> Self {
+        let bytes = Receiveq::arena_bytes(size, mode) + Transmitq::arena_bytes(size);
+        let mut arena = Arena::new(bytes).unwrap();
+        let (rx_queue, rx) = Receiveq::new(&mut arena, size, features, mode).unwrap();
+        let (tx_queue, tx) = Transmitq::new(&mut arena, size, features).unwrap();
+        let memory = device_map(&arena);
+        let device_tx = device::Transmitq::new(device_ring(&memory, &tx_queue, features), features);
+        let device_rx = device::Receiveq::new(device_ring(&memory, &rx_queue, features), features);
+        Self { tx, rx, device_tx, device_rx, memory }
+    }
+
+    /// Queues a frame for the device.
+    pub fn send(&mut self, header: &Header, frame: &[u8]) {
+        assert!(self.tx.send_frame(header, frame), "no free slot");
+    }
+
+    /// Delivers a frame that lies in private memory.
+    pub fn deliver(&mut self, header: Header, frame: &[u8]) -> Result<(), Refused> {
+        let (first, rest) = frame.split_at(frame.len().min(64));
+        self.device_rx.deliver(&mut self.memory.translator(), header, first, &[rest.into()])
+    }
+
+    /// All packets that are there.
+    pub fn receive(&mut self) -> Vec<Received> {
+        self.receive_some(usize::MAX)
+    }
+
+    /// Up to `max` packets.
+    pub fn receive_some(&mut self, max: usize) -> Vec<Received> {
+        let mut packets = Vec::new();
+        self.rx.receive(max, |packet| {
+            let mut bytes = Vec::new();
+            for piece in packet.pieces {
+                let at = bytes.len();
+                bytes.resize(at + piece.len(), 0);
+                piece.copy_to(&mut bytes[at..]);
+            }
+            assert_eq!(bytes.len(), Header::LEN + packet.len, "pieces add up to header and frame");
+            assert_eq!(packet.header.to_bytes(), bytes[..Header::LEN], "the header leads the first piece");
+            packets.push(Received { header: packet.header, frame: bytes.split_off(Header::LEN) });
+        });
+        packets
+    }
+
+    /// Every buffer and every slot is with the driver or posted: none was lost on the way.
+    pub fn assert_nothing_leaked(&mut self) {
+        self.tx.reclaim();
+        assert_eq!(self.tx.ring().in_flight(), 0);
+        let mut slots: Vec<_> = std::iter::from_fn(|| self.tx.slot()).collect();
+        assert_eq!(slots.len(), usize::from(self.tx.ring().size()));
+        slots.drain(..).for_each(|slot| self.tx.cancel(slot));
+        self.rx.refill();
+        assert_eq!(self.rx.ring().in_flight(), self.rx.ring().size());
+        assert_eq!((self.tx.fault(), self.rx.fault()), (None, None));
+        assert_eq!((self.device_tx.ring().fault(), self.device_rx.ring().fault()), (None, None));
+    }
+}
+
+/// Takes what `from` sent, up to `max` packets, and delivers it to `to`, as a switch does. Returns the
+/// answer for each frame.
+pub fn forward(from: &mut Guest, to: &mut Guest, max: usize) -> Vec<Result<(), Refused>> {
+    let memory = Arc::clone(&from.memory);
+    let mut burst = Burst::new();
+    from.device_tx.poll(&memory, max, &mut burst);
+    to.device_rx.expect(burst.len());
+    let mut translator = to.memory.translator();
+    let mut answers = Vec::new();
+    for frame in burst.frames() {
+        let (first, rest) = (frame.prefix(), burst.rest(frame));
+        answers.push(to.device_rx.deliver(&mut translator, frame.header, first, rest));
+    }
+    to.device_rx.flush();
+    from.device_tx.complete();
+    answers
+}
+
+/// Receive buffers that a frame of `len` bytes takes.
+pub fn buffers_for(mode: RxMode, len: usize) -> usize {
+    assert!(len <= MAX_FRAME);
+    if mode == RxMode::Mergeable { (Header::LEN + len).div_ceil(mode.buffer_len() as usize) } else { 1 }
+}
+
+/// First guest physical address of a [`Raw`] guest.
+pub const BASE: u64 = 0x10_0000;
+/// Bytes of its first region, which holds ring and buffers.
+pub const SIZE: u64 = 0x10_0000;
+/// A second region follows without a gap; behind it there is nothing.
+pub const BORDER: u64 = BASE + SIZE;
+/// First address behind all memory.
+pub const END: u64 = BORDER + 0x1_0000;
+/// Where buffers may lie.
+pub const BUFFERS: u64 = BASE + 0x1_0000;
+
+/// A guest whose ring the test writes itself.
+pub struct Raw {
+    /// What the device sees.
+    pub memory: Arc<GuestMemory>,
+    size: u16,
+    desc: Area,
+    avail: Area,
+    used: Area,
+    next_desc: u16,
+    next_avail: u16,
+    seen_used: u16,
+}
+
+/// A buffer: address, bytes, device-writable.
+pub type Piece = (u64, u32, bool);
+
+/// A device-readable buffer.
+pub fn readable(addr: u64, len: usize) -> Piece {
+    (addr, len as u32, false)
+}
+
+/// A device-writable buffer.
+pub fn writable(addr: u64, len: usize) -> Piece {
+    (addr, len as u32, true)
+}
+
+impl Raw {
+    /// A guest with a ring of `size` entries.
+    pub fn new(size: u16) -> Self {
+        let region = |guest_addr: u64, len: u64| {
+            let file = SharedMem::new("raw-guest", len as usize).unwrap();
+            let spec = RegionSpec { guest_addr, size: len, user_addr: guest_addr, mmap_offset: 0 };
+            Region::map(file.fd(), spec).unwrap()
+        };
+        let memory = GuestMemory::new(vec![region(BASE, SIZE), region(BORDER, END - BORDER)]).unwrap();
+        Self::over(Arc::new(memory), BASE, size)
+    }
+
+    /// A second ring in the same memory.
+    pub fn beside(&self, size: u16) -> Self {
+        Self::over(Arc::clone(&self.memory), BASE + 0x8000, size)
+    }
+
+    fn over(memory: Arc<GuestMemory>, at: u64, size: u16) -> Self {
+        assert!(used_bytes(size) <= 0x2000 && desc_bytes(size) <= 0x2000);
+        Self {
+            size,
+            desc: memory.area(at, desc_bytes(size)).unwrap(),
+            avail: memory.area(at + 0x2000, avail_bytes(size)).unwrap(),
+            used: memory.area(at + 0x4000, used_bytes(size)).unwrap(),
+            memory,
+            next_desc: 0,
+            next_avail: 0,
+            seen_used: 0,
+        }
+    }
+
+    /// The device half of the ring.
+    pub fn device(&self, features: Features) -> Device<Area> {
+        let layout = Layout::new(self.size, self.desc.clone(), self.avail.clone(), self.used.clone());
+        Device::new(layout.unwrap(), features.ring())
+    }
+
+    /// Writes a descriptor.
+    pub fn write_desc(&self, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
+        let at = 16 * usize::from(index % self.size);
+        self.desc.store64(at, addr);
+        self.desc.store64(at + 8, u64::from(len) | u64::from(flags) << 32 | u64::from(next) << 48);
+    }
+
+    /// Makes a chain available without more ado.
+    pub fn offer(&mut self, head: u16) {
+        let slot = usize::from(self.next_avail % self.size);
+        self.avail.store16(4 + 2 * slot, head);
+        self.next_avail = self.next_avail.wrapping_add(1);
+        self.avail.store16_release(2, self.next_avail);
+    }
+
+    /// Chains `pieces`, one descriptor each, and makes them available; returns the head.
+    pub fn chain(&mut self, pieces: &[Piece]) -> u16 {
+        let head = self.next_desc;
+        for (i, &(addr, len, write)) in pieces.iter().enumerate() {
+            let index = self.next_desc;
+            self.next_desc = (index + 1) % self.size;
+            let more = if i + 1 < pieces.len() { NEXT } else { 0 };
+            let flags = more | if write { WRITE } else { 0 };
+            self.write_desc(index, addr, len, flags, self.next_desc);
+        }
+        self.offer(head);
+        head
+    }
+
+    /// What the device has used since the last time of asking: head and length.
+    pub fn used(&mut self) -> Vec<(u32, u32)> {
+        let mut all = Vec::new();
+        while self.seen_used != self.used.load16_acquire(2) {
+            let at = 4 + 8 * usize::from(self.seen_used % self.size);
+            all.push((self.used.load32(at), self.used.load32(at + 4)));
+            self.seen_used = self.seen_used.wrapping_add(1);
+        }
+        all
+    }
+
+    /// Writes guest memory, across regions too.
+    pub fn write(&self, addr: u64, bytes: &[u8]) {
+        let mut translator = self.memory.translator();
+        let mut done = 0;
+        while done < bytes.len() {
+            let piece = translator.write(addr + done as u64, bytes.len() - done).unwrap();
+            done += piece.copy_from(&bytes[done..]);
+        }
+    }
+
+    /// Lays `parts` out behind `at` with gaps between them, one device-readable buffer each.
+    pub fn scatter(&self, mut at: u64, parts: &[&[u8]]) -> Vec<Piece> {
+        let lay = |part: &&[u8]| {
+            self.write(at, part);
+            let piece = readable(at, part.len());
+            at += part.len() as u64 + 3;
+            piece
+        };
+        parts.iter().map(lay).collect()
+    }
+
+    /// Reads guest memory, across regions too.
+    pub fn read(&self, addr: u64, len: usize) -> Vec<u8> {
+        let mut translator = self.memory.translator();
+        let mut bytes = vec![0; len];
+        let mut done = 0;
+        while done < len {
+            let piece = translator.read(addr + done as u64, len - done).unwrap();
+            done += piece.copy_to(&mut bytes[done..]);
+        }
+        bytes
+    }
+}
