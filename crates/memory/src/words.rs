@@ -4,6 +4,7 @@
 //! test's heap, and under a model checker that supplies its own atomics. Words are little endian
 //! (VIRTIO 1.4, 1.4 "Structure Specifications").
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -40,9 +41,168 @@ pub trait Words {
     /// "publish" and "does the peer want to be told?" on one side, and between "tell me" and
     /// "is there work?" on the other; each pairs with the other.
     fn full_fence();
-    /// A hint that `at` will soon be read.
-    fn prefetch(&self, at: usize) {
-        let _ = at;
+    /// How a table of entries in this memory is reached: [`WordTable`] unless there is a faster way.
+    type Table<E: Entry>: Table<E> + Clone + std::fmt::Debug;
+    /// The table of `count` entries (a power of two) at byte offset `at`; `None` when it is not
+    /// inside, not aligned to its entries' words, or `count` is no power of two.
+    fn table<E: Entry>(&self, at: usize, count: u16) -> Option<Self::Table<E>>;
+}
+
+/// A table whose size is a power of two. Indexes are masked, so that any index is inside and no
+/// access needs a check.
+pub trait Table<E> {
+    /// Reads an entry, word by word, relaxed.
+    fn load(&self, index: u16) -> E;
+    /// Writes an entry, word by word, relaxed.
+    fn store(&self, index: u16, entry: E);
+    /// A hint that an entry will soon be read.
+    fn prefetch(&self, index: u16) {
+        let _ = index;
+    }
+}
+
+/// What a table of a ring holds: a ring index, a used element, or a descriptor.
+pub trait Entry: Copy + sealed::Raw {
+    /// Reads an entry at a byte offset.
+    fn load_from(words: &impl Words, at: usize) -> Self;
+    /// Writes an entry at a byte offset.
+    fn store_to(self, words: &impl Words, at: usize);
+}
+
+mod sealed {
+    /// Entries as they lie in memory.
+    pub trait Raw: Sized {
+        /// Alignment of the words an entry is made of.
+        const ALIGN: usize;
+        /// # Safety
+        /// `at` is aligned to `ALIGN`, and the bytes of an entry there are mapped.
+        unsafe fn load(at: *mut u8) -> Self;
+        /// # Safety
+        /// As for `load`, and they may be written.
+        unsafe fn store(self, at: *mut u8);
+    }
+}
+
+macro_rules! entry {
+    ($entry:ty, $word:ty, $atomic:ty, $load:ident, $store:ident, [$($i:tt),*], $make:expr, $take:expr) => {
+        impl Entry for $entry {
+            fn load_from(words: &impl Words, at: usize) -> Self {
+                $make([$(words.$load(at + $i * size_of::<$word>())),*])
+            }
+            fn store_to(self, words: &impl Words, at: usize) {
+                let parts: [$word; [$($i),*].len()] = $take(self);
+                $(words.$store(at + $i * size_of::<$word>(), parts[$i]);)*
+            }
+        }
+
+        impl sealed::Raw for $entry {
+            const ALIGN: usize = align_of::<$word>();
+            #[inline(always)]
+            unsafe fn load(at: *mut u8) -> Self {
+                // SAFETY: the caller vouches for alignment and mapping of the whole entry.
+                $make([$(unsafe {
+                    <$word>::from_le(<$atomic>::from_ptr(at.cast::<$word>().add($i)).load(Ordering::Relaxed))
+                }),*])
+            }
+            #[inline(always)]
+            unsafe fn store(self, at: *mut u8) {
+                let parts: [$word; [$($i),*].len()] = $take(self);
+                // SAFETY: as for `load`.
+                $(unsafe {
+                    <$atomic>::from_ptr(at.cast::<$word>().add($i)).store(parts[$i].to_le(), Ordering::Relaxed)
+                };)*
+            }
+        }
+    };
+}
+
+entry!(u16, u16, AtomicU16, load16, store16, [0], |[value]: [u16; 1]| value, |value| [value]);
+entry!([u32; 2], u32, AtomicU32, load32, store32, [0, 1], |words| words, |words| words);
+entry!([u64; 2], u64, AtomicU64, load64, store64, [0, 1], |words| words, |words| words);
+
+/// A table reached word by word, for any [`Words`].
+#[derive(Clone)]
+pub struct WordTable<W> {
+    words: W,
+    at: usize,
+    mask: u16,
+}
+
+impl<W> std::fmt::Debug for WordTable<W> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "WordTable({} entries)", u32::from(self.mask) + 1)
+    }
+}
+
+impl<W: Words> WordTable<W> {
+    /// See [`Words::table`].
+    pub fn new<E: Entry>(words: W, at: usize, count: u16) -> Option<Self> {
+        let end = at.checked_add(usize::from(count) * size_of::<E>())?;
+        let fits = count.is_power_of_two() && end <= words.len();
+        fits.then(|| Self { words, at, mask: count - 1 })
+    }
+}
+
+impl<W: Words, E: Entry> Table<E> for WordTable<W> {
+    fn load(&self, index: u16) -> E {
+        E::load_from(&self.words, self.at + size_of::<E>() * usize::from(index & self.mask))
+    }
+
+    fn store(&self, index: u16, entry: E) {
+        entry.store_to(&self.words, self.at + size_of::<E>() * usize::from(index & self.mask));
+    }
+}
+
+/// A table in an [`Area`], which was checked once.
+#[derive(Clone)]
+pub struct AreaTable<E> {
+    base: *mut u8,
+    mask: u16,
+    _region: Arc<Region>,
+    entry: PhantomData<E>,
+}
+
+// SAFETY: only atomic accesses to memory that the Arc keeps mapped.
+unsafe impl<E> Send for AreaTable<E> {}
+// SAFETY: as above.
+unsafe impl<E> Sync for AreaTable<E> {}
+
+impl<E> std::fmt::Debug for AreaTable<E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "AreaTable({} entries)", u32::from(self.mask) + 1)
+    }
+}
+
+impl<E: Entry> AreaTable<E> {
+    #[inline(always)]
+    fn at(&self, index: u16) -> *mut u8 {
+        // SAFETY: a masked index is below the number of entries, all of which are inside.
+        unsafe { self.base.add(size_of::<E>() * usize::from(index & self.mask)) }
+    }
+}
+
+impl<E: Entry> Table<E> for AreaTable<E> {
+    #[inline(always)]
+    fn load(&self, index: u16) -> E {
+        // SAFETY: inside, and aligned as the base is; the region is mapped as long as self lives.
+        unsafe { E::load(self.at(index)) }
+    }
+
+    #[inline(always)]
+    fn store(&self, index: u16, entry: E) {
+        // SAFETY: as for the load; the mapping is writable.
+        unsafe { entry.store(self.at(index)) }
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, index: u16) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch is a hint without architectural effect.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(self.at(index).cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = index;
     }
 }
 
@@ -87,14 +247,21 @@ impl Area {
     #[inline(always)]
     fn word<T>(&self, at: usize) -> *mut T {
         let size = size_of::<T>();
-        // `at + size <= len`, written so that it cannot overflow. A ring checks its whole layout at
-        // set-up; these two comparisons are never true and keep the crate sound without trust.
-        assert!(at < self.len && self.len - at >= size, "ring word outside its area");
-        // SAFETY: checked just now.
-        let word = unsafe { self.base.add(at) };
-        assert!(word.addr().is_multiple_of(align_of::<T>()), "ring word not aligned");
+        let word = self.base.wrapping_add(at);
+        let (end, overflows) = at.overflowing_add(size);
+        // A ring checks its whole layout at set-up; this is never true and keeps the crate sound
+        // without trust. One branch for all three, as it stands in front of every access.
+        if overflows | (end > self.len) | (word.addr() & (align_of::<T>() - 1) != 0) {
+            bad_word(at, self.len);
+        }
         word.cast()
     }
+}
+
+#[cold]
+#[inline(never)]
+fn bad_word(at: usize, len: usize) -> ! {
+    panic!("ring word at {at} is not aligned inside its area of {len} bytes");
 }
 
 macro_rules! access {
@@ -128,16 +295,17 @@ impl Words for Area {
         fence(Ordering::SeqCst);
     }
 
-    #[inline(always)]
-    fn prefetch(&self, at: usize) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch is a hint without architectural effect, whatever the address.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(
-                self.base.wrapping_add(at).cast(),
-            );
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = at;
+    type Table<E: Entry> = AreaTable<E>;
+
+    fn table<E: Entry>(&self, at: usize, count: u16) -> Option<AreaTable<E>> {
+        let end = at.checked_add(usize::from(count) * size_of::<E>())?;
+        let base = self.base.wrapping_add(at);
+        let fits = count.is_power_of_two() && end <= self.len && base.addr().is_multiple_of(E::ALIGN);
+        fits.then(|| AreaTable {
+            base,
+            mask: count - 1,
+            _region: Arc::clone(&self.region),
+            entry: PhantomData,
+        })
     }
 }

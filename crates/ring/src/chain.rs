@@ -93,7 +93,20 @@ impl Chains {
         &self.buffers[chain.first as usize + chain.readable as usize..][..chain.writable as usize]
     }
 
-    /// Starts a chain that is still open; [`Chains::close`] or [`Chains::abandon`] ends it.
+    /// Adds chains of one buffer: head, whether the device writes it, and the buffer.
+    #[inline(always)]
+    pub(crate) fn extend(&mut self, singles: impl ExactSizeIterator<Item = (u16, bool, Buffer)> + Clone) {
+        let first = self.buffers.len() as u32;
+        self.buffers.extend(singles.clone().map(|(_, _, buffer)| buffer));
+        self.chains.extend((first..).zip(singles).map(|(first, (head, writable, buffer))| {
+            let (readable_len, writable_len) = if writable { (0, buffer.len) } else { (buffer.len, 0) };
+            let writable = u16::from(writable);
+            Chain { head, readable: 1 - writable, writable, readable_len, writable_len, first }
+        }));
+    }
+
+    /// Starts a chain that is still open; [`Chains::close`] adds it, and one that is dropped leaves
+    /// only buffers that no chain names.
     #[inline]
     pub(crate) fn open(&self, head: u16) -> Chain {
         Chain { head, first: self.buffers.len() as u32, ..Chain::default() }
@@ -107,10 +120,6 @@ impl Chains {
     #[inline]
     pub(crate) fn close(&mut self, chain: Chain) {
         self.chains.push(chain);
-    }
-
-    pub(crate) fn abandon(&mut self, chain: &Chain) {
-        self.buffers.truncate(chain.first as usize);
     }
 }
 

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use common::{BASE, Heap, INDIRECT, Memory, NEXT, Places, Random, WRITE, check_burst, likely};
 use proptest::prelude::*;
-use ringferry_memory::{GuestMemory, SharedMem, Words};
+use ringferry_memory::{Entry, GuestMemory, SharedMem, WordTable, Words};
 use ringferry_ring::split::{Device, Driver, Layout, avail_bytes, desc_bytes, used_bytes};
 use ringferry_ring::{Buffer, Chain, Chains, Fault, RingFeatures, Tables};
 
@@ -41,6 +41,12 @@ impl Watched {
 }
 
 impl Words for Watched {
+    type Table<E: Entry> = WordTable<Self>;
+
+    fn table<E: Entry>(&self, at: usize, count: u16) -> Option<WordTable<Self>> {
+        WordTable::new::<E>(self.clone(), at, count)
+    }
+
     fn len(&self) -> usize {
         self.words.len()
     }

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use common::{BASE, Heap, Memory, Places, Random, check_burst, likely};
 use proptest::prelude::*;
-use ringferry_memory::Words;
+use ringferry_memory::{Entry, WordTable, Words};
 use ringferry_ring::split::driver::AddError;
 use ringferry_ring::split::{Device, Driver, Layout, avail_bytes, desc_bytes, used_bytes};
 use ringferry_ring::{Buffer, Chains, Fault, RingFeatures, Tables};
@@ -217,6 +217,12 @@ impl Restless {
 }
 
 impl Words for Restless {
+    type Table<E: Entry> = WordTable<Self>;
+
+    fn table<E: Entry>(&self, at: usize, count: u16) -> Option<WordTable<Self>> {
+        WordTable::new::<E>(self.clone(), at, count)
+    }
+
     fn len(&self) -> usize {
         self.len
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use loom::sync::Notify;
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
-use ringferry_memory::Words;
+use ringferry_memory::{Entry, WordTable, Words};
 use ringferry_ring::split::driver::Used;
 use ringferry_ring::split::{Device, Driver, Layout, avail_bytes, desc_bytes, used_bytes};
 use ringferry_ring::{Buffer, Chains, RingFeatures, Tables};
@@ -55,6 +55,12 @@ struct Model<P> {
     promises: PhantomData<P>,
 }
 
+impl<P> Clone for Model<P> {
+    fn clone(&self) -> Self {
+        Model { cells: Arc::clone(&self.cells), promises: PhantomData }
+    }
+}
+
 impl<P: Promises> Model<P> {
     fn load(&self, at: usize, order: Ordering) -> u64 {
         self.cells[at / 2].load(order)
@@ -66,6 +72,12 @@ impl<P: Promises> Model<P> {
 }
 
 impl<P: Promises> Words for Model<P> {
+    type Table<E: Entry> = WordTable<Self>;
+
+    fn table<E: Entry>(&self, at: usize, count: u16) -> Option<WordTable<Self>> {
+        WordTable::new::<E>(self.clone(), at, count)
+    }
+
     fn len(&self) -> usize {
         2 * self.cells.len()
     }

@@ -1,8 +1,9 @@
 //! The device half of a split ring: takes chains, completes them, publishes once per burst.
 
-use ringferry_memory::Words;
+use arrayvec::ArrayVec;
+use ringferry_memory::{Table, Words};
 
-use super::{DESC, Desc, F_INDIRECT, F_NEXT, F_NO_SIGNAL, F_WRITE, FLAGS, IDX, Layout, RING, passed};
+use super::{DESC, Desc, F_INDIRECT, F_NEXT, F_NO_SIGNAL, F_WRITE, FLAGS, IDX, Layout, passed};
 use crate::chain::{Buffer, Chain, Chains, Tables};
 use crate::{Fault, RingFeatures};
 
@@ -12,7 +13,7 @@ const LOOKAHEAD: usize = 32;
 
 /// One side of one virtqueue, owned by one thread.
 #[derive(Debug)]
-pub struct Device<A> {
+pub struct Device<A: Words> {
     layout: Layout<A>,
     features: RingFeatures,
     /// The next entry of the available ring to take.
@@ -123,25 +124,63 @@ impl<A: Words> Device<A> {
             if ready == 0 {
                 break;
             }
-            let mut heads = [0u16; LOOKAHEAD];
-            for (i, head) in heads[..ready].iter_mut().enumerate() {
-                let slot = self.layout.slot(self.next_avail.wrapping_add(i as u16));
-                *head = self.layout.avail.load16(RING + 2 * slot);
-                self.layout.desc.prefetch(DESC * usize::from(*head));
-            }
-            for &head in &heads[..ready] {
-                match self.walk(head, tables, out) {
-                    Ok(chain) => out.close(chain),
-                    Err(fault) => {
-                        self.break_with(fault);
-                        return taken;
-                    }
-                }
-                self.next_avail = self.next_avail.wrapping_add(1);
-                taken += 1;
+            let next = self.next_avail;
+            let heads: ArrayVec<u16, LOOKAHEAD> = (0..ready as u16)
+                .map(|i| {
+                    let head = self.layout.heads.load(next.wrapping_add(i));
+                    self.layout.desc.prefetch(head);
+                    head
+                })
+                .collect();
+            let before = out.len();
+            let result = self.take_heads(&heads, tables, out);
+            let done = out.len() - before;
+            self.next_avail = self.next_avail.wrapping_add(done as u16);
+            taken += done;
+            if let Err(fault) = result {
+                self.break_with(fault);
+                break;
             }
         }
         taken
+    }
+
+    /// Reads the chains that begin at `heads`, checks them and adds them to `out`; stops at the first
+    /// that breaks a rule.
+    #[inline(always)]
+    fn take_heads(&self, heads: &[u16], tables: &mut impl Tables, out: &mut Chains) -> Result<(), Fault> {
+        let mut at = 0;
+        loop {
+            // Most chains are one descriptor. A run of them is read first and added at once: counters
+            // that live in memory would otherwise be incremented, one after the other, per chain.
+            let mut run = ArrayVec::<[u64; 2], LOOKAHEAD>::new();
+            let mut last = [0; 2];
+            for &head in heads[at..].iter().take_while(|head| **head < self.layout.size) {
+                last = self.layout.desc.load(head);
+                if Desc::from_words(last).flags & (F_NEXT | F_INDIRECT) != 0 {
+                    break;
+                }
+                run.push(last);
+            }
+            out.extend(heads[at..].iter().zip(&run).map(|(&head, words)| {
+                let desc = Desc::from_words(*words);
+                (head, desc.flags & F_WRITE != 0, Buffer { addr: desc.addr, len: desc.len })
+            }));
+            at += run.len();
+            // What ended the run: the end, a head outside the table, or a chain that starts with `last`.
+            let Some(&head) = heads.get(at) else { return Ok(()) };
+            self.check(head)?;
+            let mut chain = out.open(head);
+            self.walk(Desc::from_words(last), tables, out, &mut chain)?;
+            // Either sum is below 2^32; so must be both together (2.7.5).
+            chain.readable_len.checked_add(chain.writable_len).ok_or(Fault::ChainTooLarge)?;
+            out.close(chain);
+            at += 1;
+        }
+    }
+
+    fn check(&self, index: u16) -> Result<u16, Fault> {
+        if index < self.layout.size { Ok(index) } else { Err(Fault::BadIndex(u32::from(index))) }
     }
 
     /// Gives back the last `n` chains taken, none of which was completed.
@@ -149,37 +188,16 @@ impl<A: Words> Device<A> {
         self.next_avail = self.next_avail.wrapping_sub(n);
     }
 
-    #[inline]
-    fn walk(&self, head: u16, tables: &mut impl Tables, out: &mut Chains) -> Result<Chain, Fault> {
-        let mut chain = out.open(head);
-        let result = self.walk_table(head, tables, out, &mut chain);
-        // Either sum is below 2^32; so must be both together (2.7.5).
-        let result = result.and_then(|()| match chain.readable_len.checked_add(chain.writable_len) {
-            Some(_) => Ok(chain),
-            None => Err(Fault::ChainTooLarge),
-        });
-        if result.is_err() {
-            out.abandon(&chain);
-        }
-        result
-    }
-
-    #[inline]
-    fn walk_table(
+    fn walk(
         &self,
-        head: u16,
+        first: Desc,
         tables: &mut impl Tables,
         out: &mut Chains,
         chain: &mut Chain,
     ) -> Result<(), Fault> {
-        let mut index = head;
+        let mut desc = first;
         // Bounds the walk whatever the descriptors say: a chain has at most `size` descriptors.
-        for _ in 0..self.layout.size {
-            if index >= self.layout.size {
-                return Err(Fault::BadIndex(u32::from(index)));
-            }
-            let at = DESC * usize::from(index);
-            let desc = Desc::from_words(self.layout.desc.load64(at), self.layout.desc.load64(at + 8));
+        for left in (0..self.layout.size).rev() {
             if desc.flags & F_INDIRECT != 0 {
                 // 2.7.5.3.1: only with the feature, never with NEXT. Direct descriptors before it
                 // are fine (2.7.5.3.2).
@@ -192,7 +210,10 @@ impl<A: Words> Device<A> {
             if desc.flags & F_NEXT == 0 {
                 return Ok(());
             }
-            index = desc.next;
+            if left == 0 {
+                break;
+            }
+            desc = Desc::from_words(self.layout.desc.load(self.check(desc.next)?));
         }
         Err(Fault::ChainTooLong)
     }
@@ -232,10 +253,19 @@ impl<A: Words> Device<A> {
     /// driver until [`Device::publish`].
     #[inline]
     pub fn complete(&mut self, head: u16, written: u32) {
-        let at = RING + 8 * self.layout.slot(self.next_used);
-        self.layout.used.store32(at, u32::from(head));
-        self.layout.used.store32(at + 4, written);
-        self.next_used = self.next_used.wrapping_add(1);
+        self.complete_all([(head, written)]);
+    }
+
+    /// Puts chains into the used ring, in this order; see [`Device::complete`].
+    #[inline]
+    pub fn complete_all(&mut self, chains: impl IntoIterator<Item = (u16, u32)>) {
+        // In a register: the index in memory would make each element wait for the one before.
+        let mut next = self.next_used;
+        for (head, written) in chains {
+            self.layout.elements.store(next, [u32::from(head), written]);
+            next = next.wrapping_add(1);
+        }
+        self.next_used = next;
     }
 
     /// Shows all completions to the driver with one store; says whether it wants a call (an

@@ -3,9 +3,9 @@
 //! Descriptors are linked through private memory. What the device could have scribbled over the
 //! descriptor table is never read back.
 
-use ringferry_memory::Words;
+use ringferry_memory::{Table, Words};
 
-use super::{DESC, Desc, F_INDIRECT, F_NEXT, F_NO_SIGNAL, F_WRITE, FLAGS, IDX, Layout, RING, passed};
+use super::{DESC, Desc, F_INDIRECT, F_NEXT, F_NO_SIGNAL, F_WRITE, FLAGS, IDX, Layout, passed};
 use crate::chain::Buffer;
 use crate::{Fault, RingFeatures};
 
@@ -45,7 +45,7 @@ pub struct IndirectTables<A> {
 
 /// One side of one virtqueue, owned by one thread. `T` names a chain for its owner.
 #[derive(Debug)]
-pub struct Driver<A, T> {
+pub struct Driver<A: Words, T> {
     layout: Layout<A>,
     features: RingFeatures,
     tables: Option<IndirectTables<A>>,
@@ -162,7 +162,7 @@ impl<A: Words, T> Driver<A, T> {
                     flags: F_INDIRECT,
                     next: 0,
                 };
-                put(&self.layout.desc, DESC * usize::from(head), desc);
+                self.layout.desc.store(head, desc.into_words());
                 self.free_head = self.link[usize::from(head)];
                 1
             }
@@ -172,7 +172,7 @@ impl<A: Words, T> Driver<A, T> {
                     let next = self.link[usize::from(index)];
                     let more = if i + 1 < usize::from(count) { F_NEXT } else { 0 };
                     let desc = Desc { addr: buffer.addr, len: buffer.len, flags: flags | more, next };
-                    put(&self.layout.desc, DESC * usize::from(index), desc);
+                    self.layout.desc.store(index, desc.into_words());
                     index = next;
                 }
                 self.free_head = index;
@@ -182,8 +182,7 @@ impl<A: Words, T> Driver<A, T> {
         };
         self.free -= used;
         self.outstanding[usize::from(head)] = Some((used, token));
-        let slot = self.layout.slot(self.next_avail);
-        self.layout.avail.store16(RING + 2 * slot, head);
+        self.layout.heads.store(self.next_avail, head);
         self.next_avail = self.next_avail.wrapping_add(1);
         Ok(())
     }
@@ -243,9 +242,7 @@ impl<A: Words, T> Driver<A, T> {
         if self.completed() == 0 {
             return None;
         }
-        let at = RING + 8 * self.layout.slot(self.next_used);
-        let id = self.layout.used.load32(at);
-        let len = self.layout.used.load32(at + 4);
+        let [id, len] = self.layout.elements.load(self.next_used);
         if id >= u32::from(self.layout.size) {
             self.break_with(Fault::BadIndex(id));
             return None;
@@ -331,7 +328,7 @@ impl<A: Words, T> Driver<A, T> {
 
 #[inline(always)]
 fn put<A: Words>(area: &A, at: usize, desc: Desc) {
-    let (addr, rest) = desc.into_words();
+    let [addr, rest] = desc.into_words();
     area.store64(at, addr);
     area.store64(at + 8, rest);
 }

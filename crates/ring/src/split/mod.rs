@@ -61,15 +61,26 @@ pub enum LayoutError {
     /// The named area is shorter than the queue size needs.
     #[error("the {0} is too short for the queue size")]
     Short(&'static str),
+    /// The named area is not aligned (2.7): 16 bytes for descriptors, 2 for the available ring, 4 for
+    /// the used ring. What is checked is what access needs, 8, 2 and 4.
+    #[error("the {0} is not aligned")]
+    Unaligned(&'static str),
 }
 
 /// The three areas of a queue, resolved and checked once.
 #[derive(Clone, Debug)]
-pub struct Layout<A> {
+pub struct Layout<A: Words> {
     size: u16,
-    desc: A,
+    /// Descriptors, as two words each; see [`Desc`].
+    desc: A::Table<[u64; 2]>,
+    /// Flags, index and event of the available ring.
     avail: A,
+    /// Entries of the available ring: heads.
+    heads: A::Table<u16>,
+    /// Flags, index and event of the used ring.
     used: A,
+    /// Entries of the used ring: head and length.
+    elements: A::Table<[u32; 2]>,
 }
 
 impl<A: Words> Layout<A> {
@@ -86,20 +97,22 @@ impl<A: Words> Layout<A> {
             ("available ring", avail.len(), avail_bytes(size)),
             ("used ring", used.len(), used_bytes(size)),
         ];
-        match areas.iter().find(|(_, have, need)| have < need) {
-            Some((name, ..)) => Err(LayoutError::Short(name)),
-            None => Ok(Self { size, desc, avail, used }),
+        if let Some((name, ..)) = areas.iter().find(|(_, have, need)| have < need) {
+            return Err(LayoutError::Short(name));
         }
+        Ok(Self {
+            size,
+            desc: desc.table(0, size).ok_or(LayoutError::Unaligned("descriptor table"))?,
+            heads: avail.table(RING, size).ok_or(LayoutError::Unaligned("available ring"))?,
+            avail,
+            elements: used.table(RING, size).ok_or(LayoutError::Unaligned("used ring"))?,
+            used,
+        })
     }
 
     /// Number of entries, a power of two.
     pub fn size(&self) -> u16 {
         self.size
-    }
-
-    #[inline(always)]
-    fn slot(&self, index: u16) -> usize {
-        usize::from(index & (self.size - 1))
     }
 
     /// Offset of `used_event` in the available ring.
@@ -116,7 +129,7 @@ impl<A: Words> Layout<A> {
 }
 
 /// One descriptor, read once.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Desc {
     addr: u64,
     len: u32,
@@ -126,19 +139,19 @@ struct Desc {
 
 impl Desc {
     #[inline(always)]
-    fn from_words(addr: u64, rest: u64) -> Self {
+    fn from_words([addr, rest]: [u64; 2]) -> Self {
         Self { addr, len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
     }
 
     #[inline(always)]
-    fn into_words(self) -> (u64, u64) {
-        (self.addr, u64::from(self.len) | u64::from(self.flags) << 32 | u64::from(self.next) << 48)
+    fn into_words(self) -> [u64; 2] {
+        [self.addr, u64::from(self.len) | u64::from(self.flags) << 32 | u64::from(self.next) << 48]
     }
 
     #[inline(always)]
     fn from_bytes(bytes: [u8; 16]) -> Self {
         let both = u128::from_le_bytes(bytes);
-        Self::from_words(both as u64, (both >> 64) as u64)
+        Self::from_words([both as u64, (both >> 64) as u64])
     }
 }
 
@@ -172,7 +185,7 @@ mod tests {
     fn descriptors_survive_the_way_through_words() {
         let desc =
             Desc { addr: 0x1122_3344_5566_7788, len: 0x99aa_bbcc, flags: F_NEXT | F_WRITE, next: 0xdd };
-        let (a, b) = desc.into_words();
+        let [a, b] = desc.into_words();
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&a.to_le_bytes());
         bytes[8..].copy_from_slice(&b.to_le_bytes());

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
-use ringferry_memory::{Area, GuestMemory, SharedMem, Words};
+use ringferry_memory::{Area, Entry, GuestMemory, SharedMem, WordTable, Words};
 use ringferry_ring::split::driver::IndirectTables;
 use ringferry_ring::split::{Layout, avail_bytes, desc_bytes, used_bytes};
 use ringferry_ring::{Buffer, Chains, RingFeatures, Tables};
@@ -76,6 +76,12 @@ impl Heap {
 }
 
 impl Words for Heap {
+    type Table<E: Entry> = WordTable<Self>;
+
+    fn table<E: Entry>(&self, at: usize, count: u16) -> Option<WordTable<Self>> {
+        WordTable::new::<E>(self.clone(), at, count)
+    }
+
     fn len(&self) -> usize {
         self.len
     }
