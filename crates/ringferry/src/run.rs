@@ -1,6 +1,7 @@
 //! `ringferry run`: the switch.
 
 use std::io::{self, Write};
+use std::os::fd::RawFd;
 
 use ringferry_switch::config::ConfigError;
 use ringferry_switch::{RunError, StartError, Switch, control};
@@ -25,7 +26,10 @@ pub enum Error {
     /// The running switch failed.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// The ready descriptor, or the system has no descriptors left.
+    /// The ready descriptor.
+    #[error("--ready-fd {0}: {1}: pass the number of an open pipe or socket")]
+    ReadyFd(RawFd, io::Error),
+    /// The system has no descriptors left.
     #[error("cannot start: {0}")]
     Os(#[from] io::Error),
 }
@@ -36,7 +40,10 @@ pub enum Error {
 /// See [`enum@Error`].
 pub fn run(args: &RunArgs) -> Result<(), Error> {
     let activated = systemd::listen_fds();
-    let ready = args.ready_fd.map(inherited::take).transpose()?;
+    let ready = match args.ready_fd {
+        Some(fd) => Some(inherited::take(fd).map_err(|error| Error::ReadyFd(fd, error))?),
+        None => None,
+    };
     let config = args.config()?;
     let path = config.control.clone().unwrap_or_else(control::default_path);
     // Best effort: a switch with few ports does not need it.

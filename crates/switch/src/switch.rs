@@ -223,8 +223,6 @@ impl Switch {
         let Some(Port { kind: Kind::VhostUser(port), watched, .. }) = self.ports.get_mut(at) else {
             return Ok(());
         };
-        // A session's descriptor leaves the set by being closed, as nobody else holds it; a listener
-        // that is not to be accepted from must be taken out.
         port.step();
         rewatch(&self.epoll, port, watched, at)
     }
@@ -251,8 +249,13 @@ impl Switch {
     }
 }
 
-fn rewatch(epoll: &Epoll, port: &VhostPort, watched: &mut Watched, at: usize) -> io::Result<()> {
+fn rewatch(epoll: &Epoll, port: &mut VhostPort, watched: &mut Watched, at: usize) -> io::Result<()> {
     let token = PORTS + at as u64;
+    if let Some(session) = port.take_ended() {
+        // Closing its socket is not enough: who passed it to us may hold the same open file.
+        epoll.remove(&session)?;
+        *watched = Watched::Nothing;
+    }
     let (now, fd) = match port.watch() {
         Watch::Listener(fd) => (Watched::Listener, Some(fd)),
         Watch::Session(fd) => (Watched::Session, Some(fd)),

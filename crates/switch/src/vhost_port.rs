@@ -49,11 +49,15 @@ pub(crate) enum Endpoint {
 pub(crate) struct VhostPort {
     pub(crate) endpoint: Endpoint,
     session: Option<Session>,
+    /// One that is over, until its owner has stopped to watch it.
+    ended: Option<Session>,
     device: PortDevice,
     offer: Offer,
     /// When to connect next.
     retry_at: Instant,
-    /// The reason for the last failure to connect was logged.
+    /// The listener could not accept: it is left alone for a while, as it stays readable.
+    accept_failed: bool,
+    /// The reason for the last failure to connect or accept was logged.
     failure_logged: bool,
 }
 
@@ -95,22 +99,35 @@ impl VhostPort {
             bases: Vec::new(),
             counters: Arc::clone(counters),
         };
-        Self { endpoint, session: None, device, offer, retry_at: Instant::now(), failure_logged: false }
+        Self {
+            endpoint,
+            session: None,
+            ended: None,
+            device,
+            offer,
+            retry_at: Instant::now(),
+            accept_failed: false,
+            failure_logged: false,
+        }
     }
 
     /// What to watch now.
     pub(crate) fn watch(&self) -> Watch<'_> {
         match (&self.session, &self.endpoint) {
             (Some(session), _) => Watch::Session(session.as_fd()),
-            (None, Endpoint::Listen(listener)) => Watch::Listener(listener.as_fd()),
+            (None, Endpoint::Listen(listener)) if !self.accept_failed => Watch::Listener(listener.as_fd()),
             (None, _) => Watch::Nothing,
         }
     }
 
     /// When [`VhostPort::step`] has something to do although nothing is watched.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let connects = matches!(self.endpoint, Endpoint::Connect(_) | Endpoint::Once(Some(_)));
-        (self.session.is_none() && connects).then_some(self.retry_at)
+        let tries = match self.endpoint {
+            Endpoint::Listen(_) => self.accept_failed,
+            Endpoint::Connect(_) => true,
+            Endpoint::Once(ref stream) => stream.is_some(),
+        };
+        (self.session.is_none() && tries).then_some(self.retry_at)
     }
 
     /// Does what can be done now: accepts, connects, serves messages.
@@ -137,6 +154,7 @@ impl VhostPort {
                 Stream::connect(path).map(Some)
             }
         };
+        self.accept_failed = false;
         match stream.and_then(|stream| stream.map(|stream| Session::new(stream, self.offer)).transpose()) {
             Ok(Some(session)) => {
                 tracing::info!(port = self.device.name, "a front end has connected");
@@ -147,8 +165,17 @@ impl VhostPort {
             Ok(None) => {}
             Err(error) => {
                 self.retry_at = Instant::now() + RETRY;
-                if !std::mem::replace(&mut self.failure_logged, true) {
-                    let peer = self.peer();
+                self.accept_failed = matches!(self.endpoint, Endpoint::Listen(_));
+                if std::mem::replace(&mut self.failure_logged, true) {
+                    return;
+                }
+                let peer = self.peer();
+                if self.accept_failed {
+                    tracing::warn!(
+                        port = self.device.name,
+                        "cannot accept a front end at {peer} ({error}); trying again"
+                    );
+                } else {
                     tracing::info!(
                         port = self.device.name,
                         "no front end at {peer} yet ({error}); trying again"
@@ -170,10 +197,16 @@ impl VhostPort {
     pub(crate) fn close(&mut self) {
         if let Some(mut session) = self.session.take() {
             session.disconnect(&mut self.device);
+            self.ended = Some(session);
             self.device.plane.send(Command::Forget(self.device.id));
             self.device.features = Features::empty();
             self.retry_at = Instant::now() + RETRY;
         }
+    }
+
+    /// The session that has ended since this was last asked, its socket still open.
+    pub(crate) fn take_ended(&mut self) -> Option<Session> {
+        self.ended.take()
     }
 
     /// Whether packets flow, as far as the control plane knows.

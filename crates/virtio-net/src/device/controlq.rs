@@ -170,7 +170,7 @@ impl Settings {
 
 /// The device's side of the control queue.
 #[derive(Debug)]
-pub struct Controlq<A> {
+pub struct Controlq<A: Words> {
     ring: Device<A>,
     chains: Chains,
 }

@@ -23,7 +23,7 @@ pub enum Refused {
 
 /// The device's side of a receiveq.
 #[derive(Debug)]
-pub struct Receiveq<A> {
+pub struct Receiveq<A: Words> {
     ring: Device<A>,
     header_len: usize,
     mergeable: bool,

@@ -21,7 +21,7 @@ pub struct Rejected {
 
 /// The device's side of a transmitq.
 #[derive(Debug)]
-pub struct Transmitq<A> {
+pub struct Transmitq<A: Words> {
     ring: Device<A>,
     header_len: usize,
     /// The burst being forwarded: taken, not completed.
