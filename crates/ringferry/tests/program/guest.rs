@@ -1,0 +1,286 @@
+//! A guest that keeps the rules: the driver half on memory of its own, plugged into a vhost-user socket,
+//! sending and receiving raw Ethernet frames.
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use ringferry_memory::Words;
+use ringferry_packet::ether::Mac;
+use ringferry_packet::vnet::Header;
+use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::socket::Stream;
+use ringferry_vhost_user::{Connection, FrontendError, RingPlan, Wanted, connect_device};
+use ringferry_virtio_net::Features;
+use ringferry_virtio_net::driver::{Arena, Queue, Receiveq, RxMode, Transmitq};
+
+use crate::frames::{frame, mac};
+use crate::process::{PATIENCE, readable};
+
+/// How a guest is built.
+#[derive(Clone, Copy)]
+pub struct Options {
+    /// What it takes where it is offered.
+    pub features: Features,
+    /// Entries of the receiveq.
+    pub rx: u16,
+    /// Entries of the transmitq.
+    pub tx: u16,
+    /// Whether it posts receive buffers.
+    pub posts: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { features: Features::DEVICE, rx: 256, tx: 64, posts: true }
+    }
+}
+
+/// A received frame.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Received {
+    pub header: Header,
+    pub frame: Vec<u8>,
+}
+
+/// The two events of a queue.
+struct Events {
+    kick: EventFd,
+    call: EventFd,
+}
+
+impl Events {
+    fn new() -> Events {
+        Events { kick: EventFd::new().unwrap(), call: EventFd::new().unwrap() }
+    }
+
+    fn plan(&self, queue: Queue, base: u32) -> RingPlan<'_> {
+        let Queue { size, desc, avail, used } = queue;
+        let (kick, call) = (Some(self.kick.as_fd()), Some(self.call.as_fd()));
+        RingPlan { size, base, desc, avail, used, kick, call, err: None, enabled: true }
+    }
+}
+
+/// The guest.
+pub struct Guest {
+    pub connection: Connection,
+    pub mac: Mac,
+    /// What was agreed on.
+    pub features: Features,
+    pub arena: Arena,
+    queues: [Queue; 2],
+    receiveq: Receiveq,
+    pub transmitq: Transmitq,
+    rx: Events,
+    tx: Events,
+    posts: bool,
+    inbox: VecDeque<Received>,
+}
+
+fn negotiate(stream: Stream, features: Features) -> Connection {
+    let required = Features::VERSION_1.bits();
+    let wanted = Wanted { features: features.bits(), required, protocol: Wanted::NET_PROTOCOL };
+    let mut connection = connect_device(stream, &wanted).unwrap();
+    connection.frontend().set_timeout(PATIENCE);
+    connection
+}
+
+impl Guest {
+    /// Plugs guest `number` into a back end and starts its device.
+    pub fn plug(stream: Stream, number: u8, options: Options) -> Guest {
+        let connection = negotiate(stream, options.features);
+        let features = Features::from_bits_retain(connection.negotiated().features);
+        let mode = RxMode::of(features, 1500);
+        let bytes = Receiveq::arena_bytes(options.rx, mode) + Transmitq::arena_bytes(options.tx);
+        let mut arena = Arena::new(bytes).unwrap();
+        let (rx, receiveq) = Receiveq::new(&mut arena, options.rx, features, mode).unwrap();
+        let (tx, transmitq) = Transmitq::new(&mut arena, options.tx, features).unwrap();
+        let mut guest = Guest {
+            connection,
+            mac: mac(number),
+            features,
+            arena,
+            queues: [rx, tx],
+            receiveq,
+            transmitq,
+            rx: Events::new(),
+            tx: Events::new(),
+            posts: options.posts,
+            inbox: VecDeque::new(),
+        };
+        guest.start(&[0, 0]).unwrap();
+        guest.refill();
+        guest
+    }
+
+    /// Starts the device with rings that resume at `bases`.
+    pub fn start(&mut self, bases: &[u32]) -> Result<(), FrontendError> {
+        // Before the rings begin, as QEMU does: what waits in a ring that runs disabled is discarded.
+        for index in [0, 1] {
+            self.connection.set_enabled(index, true)?;
+        }
+        let plans = [self.rx.plan(self.queues[0], bases[0]), self.tx.plan(self.queues[1], bases[1])];
+        self.connection.start(&[(self.arena.region(), self.arena.fd())], &plans)
+    }
+
+    /// Goes on with another back end where the last one, which ended without a word, had got to:
+    /// what front ends do (they take the used index for the base).
+    pub fn move_to(&mut self, stream: Stream) {
+        let features = self.features;
+        self.connection = negotiate(stream, features);
+        assert_eq!(self.connection.negotiated().features, features.bits());
+        let used = |queue: &Queue| self.arena.memory().area(queue.used, 4).unwrap().load16(2).into();
+        let bases = self.queues.each_ref().map(used);
+        self.start(&bases).unwrap();
+    }
+
+    /// Copies a frame into the ring, waiting for room; not shown to the device before
+    /// [`Guest::flush`], except to make room.
+    #[track_caller]
+    pub fn put(&mut self, header: &Header, frame: &[u8]) {
+        let deadline = Instant::now() + PATIENCE;
+        self.transmitq.reclaim();
+        while !self.transmitq.send_frame(header, frame) {
+            self.flush();
+            assert!(Instant::now() < deadline, "the device takes nothing");
+            if !self.transmitq.ring().enable_calls() {
+                readable(&self.tx.call, WAIT);
+                let _ = self.tx.call.drain();
+            }
+            self.transmitq.reclaim();
+        }
+        assert_eq!(self.transmitq.fault(), None);
+    }
+
+    /// Shows the device what was put.
+    pub fn flush(&mut self) {
+        if self.transmitq.publish() {
+            self.tx.kick.signal().unwrap();
+        }
+    }
+
+    /// Sends a frame without offloads.
+    #[track_caller]
+    pub fn send(&mut self, frame: &[u8]) {
+        self.put(&Header::default(), frame);
+        self.flush();
+    }
+
+    /// Sends `count` frames of 100 bytes to `to`, numbered from `first`, in one burst.
+    #[track_caller]
+    pub fn send_numbered(&mut self, to: Mac, first: u32, count: u32) {
+        for number in first..first + count {
+            let frame = frame(to, self.mac, 100, number);
+            self.put(&Header::default(), &frame);
+        }
+        self.flush();
+    }
+
+    /// Waits until the device has given back everything that was sent.
+    #[track_caller]
+    pub fn drain(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        self.flush();
+        while self.transmitq.ring().in_flight() > 0 {
+            assert!(Instant::now() < deadline, "the device keeps what was sent");
+            if !self.transmitq.ring().enable_calls() {
+                readable(&self.tx.call, WAIT);
+                let _ = self.tx.call.drain();
+            }
+            self.transmitq.reclaim();
+        }
+    }
+
+    /// Posts free buffers, if this guest does.
+    pub fn refill(&mut self) {
+        if self.posts && self.receiveq.refill() {
+            self.rx.kick.signal().unwrap();
+        }
+    }
+
+    /// Takes what has arrived.
+    pub fn pump(&mut self) {
+        let Guest { receiveq, inbox, features, .. } = self;
+        let header_len = features.header_len();
+        receiveq.receive(usize::MAX, |packet| {
+            let mut bytes = vec![0; header_len + packet.len];
+            let mut at = 0;
+            for piece in packet.pieces {
+                at += piece.copy_to(&mut bytes[at..]);
+            }
+            assert_eq!(at, bytes.len());
+            inbox.push_back(Received { header: packet.header, frame: bytes.split_off(header_len) });
+        });
+        assert_eq!(self.receiveq.fault(), None);
+        assert_eq!(self.receiveq.errors().length, 0);
+        self.refill();
+    }
+
+    /// The next frame of those that were pumped.
+    pub fn take(&mut self) -> Option<Received> {
+        self.inbox.pop_front()
+    }
+
+    /// Waits for the next frame, asleep, as a guest's kernel does.
+    #[track_caller]
+    pub fn receive(&mut self) -> Received {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            self.pump();
+            if let Some(received) = self.take() {
+                return received;
+            }
+            assert!(Instant::now() < deadline, "guest {} received nothing", self.mac);
+            if !self.receiveq.ring().enable_calls() {
+                // With a bound that only saves the test from a call that is never made.
+                let left = deadline.saturating_duration_since(Instant::now());
+                readable(&self.rx.call, left);
+                let _ = self.rx.call.drain();
+            }
+            self.receiveq.ring().disable_calls();
+        }
+    }
+
+    /// The next frame, which came without offloads.
+    #[track_caller]
+    pub fn receive_plain(&mut self) -> Vec<u8> {
+        let Received { header, frame } = self.receive();
+        assert_eq!((header.flags, header.gso_type), (0, 0));
+        frame
+    }
+
+    /// Receives the `count` frames that [`Guest::send_numbered`] sends, in order and unharmed, and
+    /// nothing else before them.
+    #[track_caller]
+    pub fn expect_numbered(&mut self, from: Mac, first: u32, count: u32) {
+        for number in first..first + count {
+            assert_eq!(self.receive_plain(), frame(self.mac, from, 100, number));
+        }
+    }
+}
+
+/// How long to wait for a call that another thread's progress makes superfluous.
+const WAIT: Duration = Duration::from_millis(10);
+
+/// Lets the switch learn where each guest is, by a broadcast of each that all others receive.
+#[track_caller]
+pub fn acquaint(guests: &mut [&mut Guest]) {
+    for speaker in 0..guests.len() {
+        let hello = frame(Mac::BROADCAST, guests[speaker].mac, 60, 0);
+        guests[speaker].send(&hello);
+        for (listener, guest) in guests.iter_mut().enumerate() {
+            if listener != speaker {
+                assert_eq!(guest.receive_plain(), hello);
+            }
+        }
+    }
+}
+
+/// `one` sends `count` frames to `other`, which receives them, and the other way round.
+#[track_caller]
+pub fn converse(one: &mut Guest, other: &mut Guest, first: u32, count: u32) {
+    one.send_numbered(other.mac, first, count);
+    other.expect_numbered(one.mac, first, count);
+    other.send_numbered(one.mac, first, count);
+    one.expect_numbered(other.mac, first, count);
+}

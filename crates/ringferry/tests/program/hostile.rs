@@ -1,0 +1,404 @@
+//! Front ends and guests that break every rule: only their own queue or connection suffers, it is
+//! counted and said once, and they can begin anew.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use ringferry_packet::ether::Mac;
+use ringferry_switch::snapshot::PortState;
+use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::socket::Stream;
+use ringferry_vhost_user::FrontendError;
+use ringferry_vhost_user::message::{MAX_PAYLOAD, Request};
+
+use crate::frames::{frame, mac, pattern};
+use crate::guest::{Guest, Options, acquaint, converse};
+use crate::process::{Place, Switch, eventually};
+use crate::raw::{BASE, BUFFERS, ENTRIES, INDIRECT, NEXT, RX, Raw, SIZE, TX, WRITE};
+
+/// Address of the guest that breaks the rules.
+const VILLAIN: Mac = mac(9);
+/// What the worker says of a broken queue.
+const BROKEN: &str = "queue is broken until the guest resets it";
+
+/// A switch with two ports that talk, and one for the villain.
+struct Scene<'a> {
+    switch: Switch<'a>,
+    a: Guest,
+    b: Guest,
+}
+
+impl<'a> Scene<'a> {
+    fn new(place: &'a Place) -> Scene<'a> {
+        let switch = place.switch(&["a", "b", "villain"]);
+        let mut a = switch.plug("a", 1, Options::default());
+        let mut b = switch.plug("b", 2, Options::default());
+        acquaint(&mut [&mut a, &mut b]);
+        Scene { switch, a, b }
+    }
+
+    /// The others talk as if nothing had happened.
+    #[track_caller]
+    fn others_talk(&mut self) {
+        converse(&mut self.a, &mut self.b, 1, 40);
+    }
+
+    /// Lets the others take what the villain made the switch say: some noise is a SEND_RARP.
+    #[track_caller]
+    fn swallow(&mut self) {
+        let ends =
+            [(self.a.mac, self.b.mac), (self.b.mac, self.a.mac)].map(|(to, from)| frame(to, from, 64, 7));
+        self.b.send(&ends[0]);
+        while self.a.receive_plain() != ends[0] {}
+        self.a.send(&ends[1]);
+        while self.b.receive_plain() != ends[1] {}
+    }
+
+    /// The villain, reformed, sends and receives.
+    #[track_caller]
+    fn villain_is_heard(&mut self, villain: &mut Raw) {
+        self.switch.until_state("villain", PortState::Up);
+        let hello = frame(Mac::BROADCAST, VILLAIN, 200, 1);
+        villain.send(&hello);
+        assert_eq!((self.a.receive_plain(), self.b.receive_plain()), (hello.clone(), hello));
+        villain.post(8);
+        let answer = frame(VILLAIN, self.a.mac, 300, 2);
+        self.a.send(&answer);
+        assert_eq!(villain.receive_first(300), answer);
+    }
+}
+
+/// A message of a header (request, flags, size) and a payload.
+fn message(request: u32, flags: u32, size: u32, payload: &[u8]) -> Vec<u8> {
+    [&request.to_le_bytes()[..], &flags.to_le_bytes(), &size.to_le_bytes(), payload].concat()
+}
+
+/// Protocol version 1, in the flags.
+const V1: u32 = 1;
+
+/// Waits until the other end has closed the connection.
+#[track_caller]
+fn until_closed(stream: &Stream) {
+    stream.set_nonblocking(true).unwrap();
+    eventually("the switch closes the connection", || match stream.recv(&mut [0; 4096], &mut Vec::new()) {
+        Ok(received) => (received.bytes == 0).then_some(()),
+        Err(error) => (error.kind() != std::io::ErrorKind::WouldBlock).then_some(()),
+    });
+}
+
+#[test]
+fn bytes_that_are_no_protocol_end_only_their_connection() {
+    let place = Place::new();
+    let mut scene = Scene::new(&place);
+    let before = scene.switch.process.descriptors();
+    let closing: [(&str, Vec<u8>); 4] = [
+        ("another version", message(1, 2, 0, &[])),
+        ("a payload that is too large", message(1, V1, MAX_PAYLOAD as u32 + 1, &[])),
+        ("the largest size there is", message(5, V1, u32::MAX, &[])),
+        ("a reply", message(1, V1 | 4, 8, &[0; 8])),
+    ];
+    for (what, bytes) in &closing {
+        let stream = scene.switch.connect("villain");
+        assert_eq!(stream.send(bytes, &[]).unwrap(), bytes.len(), "{what}");
+        until_closed(&stream);
+        scene.others_talk();
+    }
+    scene.switch.process.until_logged_times("the connection is closed", closing.len());
+    // Cut off in the header, and in the payload.
+    for len in [0, 1, 11, 12, 15] {
+        let stream = scene.switch.connect("villain");
+        let bytes = message(Request::SetFeatures as u32, V1, 8, &[0; 8]);
+        if len > 0 {
+            stream.send(&bytes[..len], &[]).unwrap();
+        }
+        drop(stream);
+    }
+    // Random, with and without a header that makes sense.
+    for seed in 0..60 {
+        let stream = scene.switch.connect("villain");
+        let noise = pattern(seed, 600);
+        let bytes = match seed % 3 {
+            0 => noise,
+            // Any request and any payload.
+            1 => message(u32::from(noise[0]) % 48, V1, 100, &noise[..100]),
+            // A train of messages of the right sizes for many requests, all of them asking for an answer.
+            _ => noise
+                .chunks_exact(10)
+                .flat_map(|part| message(u32::from(part[0]) % 48, V1 | 8, 8, &part[..8]))
+                .collect(),
+        };
+        // The switch may have had enough before the end.
+        let _ = stream.send(&bytes, &[]);
+    }
+    eventually("all of that is served", || {
+        let port = scene.switch.port("villain");
+        (port.counters["connections"] == 4 + 5 + 60 && port.state == PortState::Listening).then_some(())
+    });
+    scene.swallow();
+    scene.others_talk();
+    let mut late = scene.switch.plug("villain", 3, Options::default());
+    converse(&mut late, &mut scene.a, 1, 20);
+    drop(late);
+    scene.switch.process.until_no_more_than(&before);
+    scene.switch.stop();
+}
+
+#[test]
+fn descriptors_that_nobody_asked_for_are_closed() {
+    let place = Place::new();
+    let mut scene = Scene::new(&place);
+    let before = scene.switch.process.descriptors();
+    let events: Vec<EventFd> = (0..64).map(|_| EventFd::new().unwrap()).collect();
+    let fds: Vec<BorrowedFd<'_>> = events.iter().map(AsFd::as_fd).collect();
+    // More than any message carries.
+    let stream = scene.switch.connect("villain");
+    stream.send(&message(Request::SetMemTable as u32, V1, 8, &[0; 8]), &fds).unwrap();
+    until_closed(&stream);
+    // As many as one may carry, with a message that takes none, with one that takes one, and with one that
+    // is never completed.
+    let stream = scene.switch.connect("villain");
+    for request in [Request::SetOwner, Request::SetFeatures, Request::SetVringKick, Request::SetMemTable] {
+        stream.send(&message(request as u32, V1, 8, &[0; 8]), &fds[..32]).unwrap();
+    }
+    stream.send(&message(200, V1, 0, &[]), &fds[..8]).unwrap();
+    // An answer shows that all of these were served.
+    stream.send(&message(Request::GetFeatures as u32, V1, 0, &[]), &[]).unwrap();
+    assert_eq!(stream.recv(&mut [0; 64], &mut Vec::new()).unwrap().bytes, 20);
+    let eventfds = |fds: &[String]| fds.iter().filter(|fd| *fd == "anon_inode").count();
+    assert_eq!(eventfds(&scene.switch.process.descriptors()), eventfds(&before));
+    stream.send(&message(Request::SetVringCall as u32, V1, 8, &[0; 4]), &fds[..1]).unwrap();
+    drop(stream);
+    scene.switch.process.until_no_more_than(&before);
+    scene.others_talk();
+    scene.switch.stop();
+}
+
+#[test]
+fn a_front_end_that_never_reads_its_answers_is_disconnected() {
+    let place = Place::new();
+    let mut scene = Scene::new(&place);
+    let stream = scene.switch.connect("villain");
+    stream.set_nonblocking(true).unwrap();
+    let question = message(Request::GetFeatures as u32, V1, 0, &[]);
+    eventually("the switch hangs up", || {
+        loop {
+            match stream.send(&question, &[]) {
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return None,
+                Err(_) => return Some(()),
+            }
+        }
+    });
+    scene.others_talk();
+    scene.switch.stop();
+}
+
+/// A rule that a guest can break, by the queue it breaks it on.
+type Crime = (&'static str, u16, fn(&mut Raw));
+
+const CRIMES: [Crime; 17] = [
+    ("buffer in no memory", TX, |guest| {
+        guest.desc(TX, 0, 0xdead_0000_0000, 64, 0, 0);
+        guest.offer(TX, 0);
+    }),
+    ("buffer that ends behind the memory", TX, |guest| {
+        guest.desc(TX, 0, BASE + SIZE - 32, 64, 0, 0);
+        guest.offer(TX, 0);
+    }),
+    ("buffer that wraps around the address space", TX, |guest| {
+        guest.desc(TX, 0, u64::MAX - 10, 64, 0, 0);
+        guest.offer(TX, 0);
+    }),
+    ("available index that jumps", TX, |guest| guest.set_index(TX, ENTRIES + 1)),
+    ("available index that goes back", TX, |guest| guest.set_index(TX, u16::MAX)),
+    ("head outside the ring", TX, |guest| guest.offer(TX, ENTRIES)),
+    ("chain that leaves the ring", TX, |guest| {
+        guest.desc(TX, 0, BUFFERS, 64, NEXT, ENTRIES);
+        guest.offer(TX, 0);
+    }),
+    ("loop of one descriptor", TX, |guest| {
+        guest.desc(TX, 0, BUFFERS, 64, NEXT, 0);
+        guest.offer(TX, 0);
+    }),
+    ("loop of empty descriptors", TX, |guest| {
+        guest.desc(TX, 0, BUFFERS, 0, NEXT, 1);
+        guest.desc(TX, 1, BUFFERS, 0, NEXT, 0);
+        guest.offer(TX, 0);
+    }),
+    ("chain of 4 GiB", TX, |guest| {
+        guest.desc(TX, 0, BUFFERS, u32::MAX, NEXT, 1);
+        guest.desc(TX, 1, BUFFERS, u32::MAX, 0, 0);
+        guest.offer(TX, 0);
+    }),
+    ("indirect table in no memory", TX, |guest| {
+        guest.desc(TX, 0, BASE - 4096, 64, INDIRECT, 0);
+        guest.offer(TX, 0);
+    }),
+    ("indirect table in an indirect table, which is itself", TX, |guest| {
+        guest.table_entry(BUFFERS, 0, BUFFERS, 16, INDIRECT, 0);
+        guest.desc(TX, 0, BUFFERS, 16, INDIRECT, 0);
+        guest.offer(TX, 0);
+    }),
+    ("loop in an indirect table", TX, |guest| {
+        guest.table_entry(BUFFERS, 0, BUFFERS, 1, NEXT, 0);
+        guest.desc(TX, 0, BUFFERS, 32, INDIRECT, 0);
+        guest.offer(TX, 0);
+    }),
+    ("buffer in no memory", RX, |guest| {
+        guest.desc(RX, 0, 0xdead_0000_0000, 2048, WRITE, 0);
+        guest.offer(RX, 0);
+    }),
+    ("buffer that is not to be written", RX, |guest| {
+        guest.desc(RX, 0, BUFFERS, 2048, 0, 0);
+        guest.offer(RX, 0);
+    }),
+    ("available index that jumps", RX, |guest| guest.set_index(RX, ENTRIES + 1)),
+    ("loop", RX, |guest| {
+        guest.desc(RX, 0, BUFFERS, 1, WRITE | NEXT, 0);
+        guest.offer(RX, 0);
+    }),
+];
+
+#[test]
+fn a_guest_that_breaks_the_rules_breaks_one_queue_and_a_restart_heals_it() {
+    let place = Place::new();
+    let mut scene = Scene::new(&place);
+    let mut villain = Raw::plug(scene.switch.connect("villain"));
+    scene.villain_is_heard(&mut villain);
+    for (count, (what, queue, commit)) in (1..).zip(CRIMES) {
+        villain.connection.stop().unwrap();
+        villain.start();
+        scene.switch.until_state("villain", PortState::Up);
+        commit(&mut villain);
+        // A receiveq is looked at when there is something for it; the others receive it all the same.
+        let bait = frame(Mac::BROADCAST, scene.a.mac, 60, count);
+        scene.a.send(&bait);
+        assert_eq!(scene.b.receive_plain(), bait);
+        let port = scene.switch.until_state("villain", PortState::Broken);
+        let [rx, tx] = &port.queues[..] else { panic!("{:?}", port.queues) };
+        let (broken, whole) = if queue == RX { (rx, tx) } else { (tx, rx) };
+        assert!(broken.broken.is_some(), "{what}");
+        assert_eq!((&whole.broken, whole.started, whole.enabled), (&None, true, true), "{what}");
+        // The front end is told, by the queue's event; it is counted and logged once, however often the
+        // queue is kicked and sent to.
+        let errors = villain.errors.each_ref().map(|event| event.drain().unwrap());
+        assert_eq!(errors, [queue == RX, queue == TX], "{what}");
+        villain.kick(queue);
+        scene.others_talk();
+        scene.a.send(&bait);
+        assert_eq!(scene.b.receive_plain(), bait);
+        let port = scene.switch.port("villain");
+        assert_eq!(port.counters["ring_errors"], u64::from(count), "{what}");
+        assert_eq!(port.state, PortState::Broken, "{what}: broken until it is reset");
+        assert_eq!(scene.switch.port("a").state, PortState::Up);
+    }
+    villain.connection.stop().unwrap();
+    villain.start();
+    scene.villain_is_heard(&mut villain);
+    assert!(scene.switch.process.logged(BROKEN) <= CRIMES.len());
+    scene.switch.stop();
+}
+
+#[test]
+fn a_broken_queue_is_logged_once() {
+    let place = Place::new();
+    let mut scene = Scene::new(&place);
+    let mut villain = Raw::plug(scene.switch.connect("villain"));
+    scene.switch.until_state("villain", PortState::Up);
+    for _ in 0..50 {
+        villain.offer(TX, ENTRIES);
+        scene.others_talk();
+    }
+    scene.switch.until_state("villain", PortState::Broken);
+    scene.switch.process.until_logged_times(BROKEN, 1);
+    let line = scene.switch.process.log().into_iter().find(|line| line.contains(BROKEN)).unwrap();
+    assert!(line.contains("villain") && line.contains("transmitq"), "{line}");
+    scene.switch.stop();
+}
+
+/// VIRTIO 1.4, 2.4, by way of RESET_DEVICE; and by a new connection.
+#[test]
+fn a_reset_heals_broken_queues_and_so_does_a_new_connection() {
+    let place = Place::new();
+    let mut scene = Scene::new(&place);
+    let mut villain = Raw::plug(scene.switch.connect("villain"));
+    for reset in [true, false] {
+        scene.switch.until_state("villain", PortState::Up);
+        villain.offer(TX, ENTRIES);
+        scene.switch.until_state("villain", PortState::Broken);
+        if reset {
+            villain.connection.frontend().reset_device().unwrap();
+            assert_eq!(scene.switch.port("villain").state, PortState::Down);
+            villain.start();
+        } else {
+            drop(villain);
+            villain = Raw::plug(scene.switch.connect("villain"));
+        }
+        scene.villain_is_heard(&mut villain);
+    }
+    scene.switch.stop();
+}
+
+/// A restart with rings as they are breaks the queue again, at once, and as cleanly.
+#[test]
+fn a_restart_on_garbage_breaks_the_queue_again() {
+    let place = Place::new();
+    let mut scene = Scene::new(&place);
+    let mut villain = Raw::plug(scene.switch.connect("villain"));
+    for seed in 0..30 {
+        villain.connection.stop().unwrap();
+        for queue in 0..2u64 {
+            let ring = BASE + queue * 0x1_0000;
+            villain.write(ring, &pattern(2 * seed + queue as u32, 0xc000));
+        }
+        villain.start_as_is();
+        villain.kick(TX);
+        let bait = frame(Mac::BROADCAST, scene.a.mac, 60, seed);
+        scene.a.send(&bait);
+        loop {
+            // Noise may, by chance, have been a frame.
+            if scene.b.receive().frame == bait {
+                break;
+            }
+        }
+        scene.a.pump();
+        while scene.a.take().is_some() {}
+    }
+    scene.switch.until_state("villain", PortState::Broken);
+    scene.others_talk();
+    villain.connection.stop().unwrap();
+    villain.start();
+    scene.villain_is_heard(&mut villain);
+    scene.switch.stop();
+}
+
+#[test]
+fn rings_outside_memory_are_refused_and_the_session_goes_on() {
+    let place = Place::new();
+    let mut scene = Scene::new(&place);
+    let mut villain = Raw::plug(scene.switch.connect("villain"));
+    scene.switch.until_state("villain", PortState::Up);
+    let frontend = villain.connection.frontend();
+    let refused = |result: Result<(), FrontendError>| matches!(result, Err(FrontendError::Refused(_)));
+    // Of a running ring: it runs on as it was.
+    assert!(refused(frontend.set_vring_addr(1, 0x10_0000, BASE, BASE)));
+    assert!(refused(frontend.set_vring_addr(1, BASE, BASE + SIZE - 16, BASE)));
+    assert!(refused(frontend.set_vring_addr(1, !15, BASE, BASE)));
+    assert!(refused(frontend.set_vring_num(1, 3)));
+    assert!(refused(frontend.set_vring_base(1, 7)));
+    assert!(refused(frontend.set_vring_num(200, 256)));
+    scene.villain_is_heard(&mut villain);
+    // Of a stopped one: it does not start.
+    villain.connection.stop().unwrap();
+    let frontend = villain.connection.frontend();
+    frontend.set_vring_addr(1, 0x10_0000, BASE, BASE).unwrap();
+    let kick = EventFd::new().unwrap();
+    assert!(refused(frontend.set_vring_kick(1, Some(kick.as_fd()))));
+    assert_eq!(scene.switch.port("villain").state, PortState::Down);
+    scene.switch.process.until_logged("not inside one shared memory region");
+    scene.others_talk();
+    // The kick stays said until the ring is stopped.
+    villain.connection.frontend().get_vring_base(1).unwrap();
+    villain.start();
+    scene.villain_is_heard(&mut villain);
+    scene.switch.stop();
+}

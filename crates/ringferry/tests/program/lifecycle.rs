@@ -1,0 +1,544 @@
+//! Front ends, switches and their parts come and go, in any order and at any moment.
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::process::Command;
+use std::time::Duration;
+
+use ringferry_memory::{RegionSpec, SharedMem};
+use ringferry_packet::ether::Mac;
+use ringferry_packet::vnet::Header;
+use ringferry_ring::Buffer;
+use ringferry_switch::snapshot::PortState;
+use ringferry_sys::epoll::{Epoll, Interest};
+use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::process::Spawn;
+use ringferry_sys::socket::{Listener, Stream};
+use ringferry_vhost_user::FrontendError;
+use rustix::process::{Pid, Resource, Rlimit, Signal};
+
+use crate::frames::frame;
+use crate::guest::{Guest, Options, acquaint, converse};
+use crate::process::{PATIENCE, Place, Process, Switch, eventually};
+use crate::raw::Raw;
+
+/// Two guests that talk to each other while things happen to others.
+fn bystanders(switch: &Switch<'_>) -> (Guest, Guest) {
+    let mut a = switch.plug("a", 1, Options::default());
+    let mut b = switch.plug("b", 2, Options::default());
+    acquaint(&mut [&mut a, &mut b]);
+    (a, b)
+}
+
+#[test]
+fn fifty_reconnects_in_mid_traffic_leak_nothing_and_disturb_nobody() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b", "restless"]);
+    let (mut a, mut b) = bystanders(&switch);
+    let before = switch.process.descriptors();
+    for round in 0..50 {
+        let mut restless = switch.plug("restless", 3, Options::default());
+        // To and from it, at the moment it goes: nobody reads what it gets, nor waits for what it sent.
+        restless.send_numbered(Mac::BROADCAST, 0, 20);
+        a.send_numbered(restless.mac, 0, 20);
+        drop(restless);
+        a.pump();
+        b.pump();
+        // Whatever came of it, the two take part in traffic as before.
+        b.send(&frame(a.mac, b.mac, 64, 1000 + round));
+        let last = loop {
+            let bytes = a.receive_plain();
+            if bytes[..12] == frame(a.mac, b.mac, 14, 0)[..12] {
+                break bytes;
+            }
+        };
+        assert_eq!(last, frame(a.mac, b.mac, 64, 1000 + round));
+        switch.until_state("restless", PortState::Listening);
+    }
+    let port = switch.port("restless");
+    assert_eq!((port.counters["connections"], port.counters["ring_errors"]), (50, 0));
+    assert_eq!(port.queues, []);
+    switch.process.until_no_more_than(&before);
+    assert_eq!(switch.process.mappings("ringferry-driver"), 2);
+    // Its address went with it.
+    let known = switch.show().fdb.entries;
+    assert!(known.iter().all(|entry| entry.port != "restless"), "{known:?}");
+    switch.stop();
+}
+
+#[test]
+fn one_front_end_at_a_time_and_the_next_one_waits() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b"]);
+    let (mut a, b) = bystanders(&switch);
+    let waiting = switch.connect("b");
+    drop(b);
+    let mut next = Guest::plug(waiting, 3, Options::default());
+    switch.until_state("b", PortState::Up);
+    acquaint(&mut [&mut a, &mut next]);
+    converse(&mut a, &mut next, 1, 10);
+    switch.stop();
+}
+
+#[test]
+fn a_connecting_port_finds_front_ends_that_come_later_and_come_back() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "later,mode=connect"]);
+    let mut a = switch.plug("a", 1, Options::default());
+    assert_eq!(switch.port("later").state, PortState::Connecting);
+    switch.process.until_logged("no front end at");
+    for number in 2..4 {
+        let listener = Listener::bind(place.socket("later")).unwrap();
+        let stream = eventually("the switch connects", || listener.accept().unwrap());
+        let mut later = Guest::plug(stream, number, Options::default());
+        switch.until_state("later", PortState::Up);
+        acquaint(&mut [&mut a, &mut later]);
+        converse(&mut a, &mut later, 1, 20);
+        drop((listener, later));
+        switch.until_state("later", PortState::Connecting);
+    }
+    switch.stop();
+}
+
+#[test]
+fn sigterm_and_sigint_end_it_and_remove_its_sockets() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let place = Place::new();
+        let mut switch = place.switch(&["a", "b", "c", "d,mode=connect"]);
+        let (mut a, mut b) = bystanders(&switch);
+        assert_eq!(place.files(), ["a.sock", "b.sock", "c.sock", "control"]);
+        a.send_numbered(b.mac, 0, 50);
+        switch.process.signal(signal);
+        let (status, _) = switch.process.wait();
+        assert!(status.success(), "{status}");
+        assert_eq!(place.files(), [""; 0]);
+        // What was sent before either arrived or did not; the guests find the connection closed.
+        b.pump();
+        assert!(a.connection.frontend().check().is_err());
+    }
+}
+
+#[test]
+fn after_sigkill_a_new_switch_takes_the_same_sockets_and_running_guests_go_on() {
+    let place = Place::new();
+    let mut switch = place.switch(&["a", "b"]);
+    let (mut a, mut b) = bystanders(&switch);
+    converse(&mut a, &mut b, 0, 30);
+    switch.process.signal(Signal::KILL);
+    switch.process.wait();
+    assert_eq!(place.files(), ["a.sock", "b.sock", "control"]);
+    // Sent while nobody is there: it is in the ring, and goes out when someone is.
+    a.send_numbered(b.mac, 100, 20);
+    drop(switch);
+
+    let switch = place.switch(&["a", "b"]);
+    b.move_to(switch.connect("b"));
+    switch.until_state("b", PortState::Up);
+    a.move_to(switch.connect("a"));
+    b.expect_numbered(a.mac, 100, 20);
+    switch.until_state("a", PortState::Up);
+    converse(&mut a, &mut b, 200, 60);
+    switch.stop();
+    assert_eq!(place.files(), [""; 0]);
+}
+
+/// A second region for `guest`, of one page.
+fn extra_region(at: u64) -> (SharedMem, RegionSpec) {
+    let memory = SharedMem::new("extra", 4096).unwrap();
+    let size = memory.size() as u64;
+    (memory, RegionSpec { guest_addr: at, size, user_addr: at, mmap_offset: 0 })
+}
+
+/// What a guest sends is never lost; what others send to it while its rings are being moved may be
+/// dropped, and is counted.
+#[test]
+fn the_memory_map_changes_under_traffic_and_every_packet_is_accounted_for() {
+    const ROUNDS: u32 = 20;
+    const BURST: u32 = 40;
+    let place = Place::new();
+    let switch = place.switch(&["a", "b"]);
+    let (mut a, mut b) = bystanders(&switch);
+    let mut arrived = 0;
+    for round in 0..ROUNDS {
+        // Under way while the map changes, in both directions.
+        let first = round * BURST;
+        a.send_numbered(b.mac, first, BURST);
+        b.send_numbered(a.mac, first, BURST);
+        let (memory, spec) = extra_region(0x8000_0000 + u64::from(round) * 0x10_0000);
+        let region = [(a.arena.region(), a.arena.fd())];
+        let frontend = a.connection.frontend();
+        match round % 2 {
+            0 => frontend.set_mem_table(&region).unwrap(),
+            _ => {
+                frontend.add_mem_reg(spec, memory.fd()).unwrap();
+                frontend.rem_mem_reg(spec).unwrap();
+            }
+        }
+        b.expect_numbered(a.mac, first, BURST);
+        b.drain();
+        // Behind all that b sent in this round.
+        switch.until_state("a", PortState::Up);
+        let end = frame(a.mac, b.mac, 60, u32::MAX);
+        b.send(&end);
+        let mut expected = first..first + BURST;
+        loop {
+            let received = a.receive_plain();
+            if received == end {
+                break;
+            }
+            let number = expected.find(|number| received == frame(a.mac, b.mac, 100, *number));
+            assert!(number.is_some(), "in order, unharmed, and only once");
+            arrived += 1;
+        }
+    }
+    // No packet counts twice, and none is missing: the rings resumed just where they were.
+    let port = switch.port("a");
+    assert_eq!(port.counters["rx_packets"], u64::from(ROUNDS * BURST + 1));
+    assert_eq!(port.counters["ring_errors"], 0);
+    assert_eq!(port.counters["tx_packets"], arrived + u64::from(ROUNDS + 1));
+    assert_eq!(arrived + port.drops["link-down"], u64::from(ROUNDS * BURST));
+    switch.stop();
+}
+
+#[test]
+fn plugged_memory_carries_packets_until_it_is_unplugged() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b"]);
+    let (mut a, mut b) = bystanders(&switch);
+    let (memory, spec) = extra_region(0x8000_0000);
+    let mapped = memory.map_at(spec.guest_addr).unwrap();
+    let map = ringferry_memory::GuestMemory::new(vec![mapped]).unwrap();
+    let frame = frame(b.mac, a.mac, 500, 1);
+    let bytes = [&[0; 12][..], &frame].concat();
+    map.translator().write(spec.guest_addr, bytes.len()).unwrap().copy_from(&bytes);
+    let send_from_it = |a: &mut Guest| {
+        let buffer = Buffer { addr: spec.guest_addr, len: bytes.len() as u32 };
+        // A token of a slot that is not in use: it only comes back below.
+        a.transmitq.ring().add(&[buffer], &[], 0).unwrap();
+        a.flush();
+    };
+    a.drain();
+
+    a.connection.frontend().add_mem_reg(spec, memory.fd()).unwrap();
+    send_from_it(&mut a);
+    assert_eq!(b.receive_plain(), frame);
+    eventually("the buffer comes back", || a.transmitq.ring().collect());
+    assert_eq!(switch.process.mappings("extra"), 1);
+    a.connection.frontend().rem_mem_reg(spec).unwrap();
+    assert_eq!(switch.process.mappings("extra"), 0);
+    // It is gone for good, not once more.
+    assert!(matches!(a.connection.frontend().rem_mem_reg(spec), Err(FrontendError::Refused(_))));
+
+    converse(&mut a, &mut b, 1, 20);
+    send_from_it(&mut a);
+    let port = switch.until_state("a", PortState::Broken);
+    assert!(port.queues[1].broken.is_some());
+    switch.stop();
+}
+
+/// vhost-user, "Ring states": GET_VRING_BASE stops a ring, and what it returns is where it resumes.
+#[test]
+fn rings_stopped_at_any_moment_resume_without_losing_or_repeating_a_packet() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b"]);
+    let (mut a, mut b) = bystanders(&switch);
+    for round in 0..50u32 {
+        let first = round * 60;
+        a.send_numbered(b.mac, first, 60);
+        let bases = a.connection.stop().unwrap();
+        // More, while nobody looks.
+        a.send_numbered(b.mac, first + 1_000_000, 2);
+        a.start(&bases).unwrap();
+        b.expect_numbered(a.mac, first, 60);
+        b.expect_numbered(a.mac, first + 1_000_000, 2);
+    }
+    switch.until_state("a", PortState::Up);
+    converse(&mut a, &mut b, 1, 100);
+    assert_eq!(switch.port("a").counters["rx_packets"], 50 * 62 + 1 + 100);
+    switch.stop();
+}
+
+/// vhost-user, "Ring states": while a ring is disabled, what the guest sends is discarded and nothing
+/// is delivered.
+#[test]
+fn a_disabled_ring_carries_nothing_and_every_frame_is_counted() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b"]);
+    let (mut a, mut b) = bystanders(&switch);
+    a.connection.set_enabled(1, false).unwrap();
+    assert_eq!(switch.port("a").state, PortState::Down);
+    a.send_numbered(b.mac, 0, 20);
+    a.drain();
+    a.connection.set_enabled(1, true).unwrap();
+    a.connection.set_enabled(0, false).unwrap();
+    // The sender is not held up.
+    switch.show();
+    a.send_numbered(b.mac, 100, 20);
+    b.expect_numbered(a.mac, 100, 20);
+    b.send_numbered(a.mac, 200, 30);
+    b.drain();
+    assert_eq!(switch.port("a").drops["link-down"], 20 + 30);
+    a.connection.set_enabled(0, true).unwrap();
+    switch.until_state("a", PortState::Up);
+    converse(&mut a, &mut b, 300, 40);
+    switch.stop();
+}
+
+#[test]
+fn a_guest_that_shrinks_its_memory_file_loses_its_connection_and_nothing_else() {
+    let place = Place::new();
+    let mut switch = place.switch(&["a", "b", "shrinking"]);
+    let (mut a, mut b) = bystanders(&switch);
+    let before = switch.process.descriptors();
+    for _ in 0..2 {
+        let mut raw = Raw::plug(switch.connect("shrinking"));
+        raw.post(16);
+        switch.until_state("shrinking", PortState::Up);
+        rustix::fs::ftruncate(&raw.file, 0).unwrap();
+        // Both queues are looked at: its kick, and frames for it.
+        raw.kick(crate::raw::TX);
+        a.send(&frame(Mac::BROADCAST, a.mac, 60, 1));
+        b.receive_plain();
+        switch.until_state("shrinking", PortState::Listening);
+        assert!(raw.connection.frontend().check().is_err(), "the connection is closed");
+        converse(&mut a, &mut b, 1, 50);
+    }
+    assert!(switch.process.is_running());
+    switch.process.until_logged_times("guest memory was truncated", 2);
+    switch.process.until_no_more_than(&before);
+    assert_eq!(switch.process.mappings("raw-guest"), 0);
+    // The port serves the next guest.
+    let mut honest = switch.plug("shrinking", 3, Options::default());
+    acquaint(&mut [&mut honest, &mut a, &mut b]);
+    converse(&mut honest, &mut a, 1, 20);
+    switch.stop();
+}
+
+#[test]
+fn what_is_no_eventfd_is_refused_as_a_kick_and_the_ring_can_be_kicked_properly_afterwards() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b", "odd"]);
+    let (mut a, mut b) = bystanders(&switch);
+    let mut raw = Raw::plug(switch.connect("odd"));
+    let (pipe, _write) = rustix::pipe::pipe().unwrap();
+    let file = OwnedFd::from(tempfile::tempfile().unwrap());
+    let (socket, _other) = Stream::pair().unwrap();
+    let socket = OwnedFd::from(socket);
+    for (index, fd) in [&pipe, &file, &socket].into_iter().enumerate() {
+        let frontend = raw.connection.frontend();
+        for refused in [
+            frontend.set_vring_kick(1, Some(fd.as_fd())),
+            frontend.set_vring_call(0, Some(fd.as_fd())),
+            frontend.set_vring_err(0, Some(fd.as_fd())),
+        ] {
+            assert!(matches!(refused, Err(FrontendError::Refused(_))), "descriptor {index}");
+        }
+    }
+    switch.process.until_logged("not an eventfd");
+    // The session is intact, its rings run on.
+    switch.until_state("odd", PortState::Up);
+    raw.send(&frame(Mac::BROADCAST, Mac([2, 0, 0, 0, 0, 9]), 60, 1));
+    assert_eq!((a.receive_plain().len(), b.receive_plain().len()), (60, 60));
+    switch.stop();
+}
+
+/// An epoll instance lives where eventfds do, and can be readable for ever: it must not keep the worker
+/// awake.
+#[test]
+fn a_kick_that_cannot_be_drained_breaks_its_queue_and_does_not_keep_the_switch_awake() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b", "odd"]);
+    let (mut a, mut b) = bystanders(&switch);
+    let mut raw = Raw::plug(switch.connect("odd"));
+    switch.until_state("odd", PortState::Up);
+    let rung = EventFd::new().unwrap();
+    rung.signal().unwrap();
+    let always = Epoll::new().unwrap();
+    always.add(&rung, 0, Interest::READABLE).unwrap();
+    raw.connection.frontend().set_vring_call(0, Some(always.as_fd())).unwrap();
+    raw.connection.frontend().set_vring_kick(1, Some(always.as_fd())).unwrap();
+    switch.until_state("odd", PortState::Broken);
+    converse(&mut a, &mut b, 1, 20);
+    assert_idle(&switch.process);
+    // A proper eventfd and a new start heal it.
+    raw.connection.stop().unwrap();
+    raw.start();
+    switch.until_state("odd", PortState::Up);
+    raw.send(&frame(Mac::BROADCAST, Mac([2, 0, 0, 0, 0, 9]), 60, 1));
+    assert_eq!((a.receive_plain().len(), b.receive_plain().len()), (60, 60));
+    switch.stop();
+}
+
+/// All threads of the process sleep whenever they are looked at. One that spins is never asleep, however
+/// little of a loaded machine it gets.
+#[track_caller]
+fn assert_idle(process: &Process) {
+    const LOOKS: usize = 20;
+    eventually("the process sleeps", || {
+        let asleep = |_| {
+            std::thread::sleep(Duration::from_millis(10));
+            process.is_asleep()
+        };
+        (0..LOOKS).all(asleep).then_some(())
+    });
+}
+
+#[test]
+fn a_guest_without_events_is_polled() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b", "quiet"]);
+    let (mut a, mut b) = bystanders(&switch);
+    let mut quiet = switch.plug("quiet", 3, Options::default());
+    acquaint(&mut [&mut quiet, &mut a, &mut b]);
+    let bases = quiet.connection.stop().unwrap();
+    quiet.start(&bases).unwrap();
+    for index in [0, 1] {
+        quiet.connection.frontend().set_vring_kick(index, None).unwrap();
+        quiet.connection.frontend().set_vring_call(index, None).unwrap();
+    }
+    switch.until_state("quiet", PortState::Up);
+    for number in 0..50 {
+        let frame = frame(a.mac, quiet.mac, 100, number);
+        quiet.put(&Header::default(), &frame);
+        // Published, and nobody told.
+        quiet.transmitq.publish();
+        assert_eq!(a.receive_plain(), frame);
+    }
+    a.send_numbered(quiet.mac, 0, 50);
+    for number in 0..50 {
+        let received = eventually("a frame arrives", || {
+            quiet.pump();
+            quiet.take()
+        });
+        assert_eq!(received.frame, frame(quiet.mac, a.mac, 100, number));
+    }
+    converse(&mut a, &mut b, 1, 20);
+    switch.stop();
+}
+
+/// A listening socket, as a service manager makes it.
+fn listening(place: &Place, name: &str) -> OwnedFd {
+    UnixListener::bind(place.socket(name)).unwrap().into()
+}
+
+fn run_with(place: &Place, port: &str) -> Command {
+    let mut command = place.run(&["a"]);
+    command.args(["--port", port]);
+    command
+}
+
+#[test]
+fn a_socket_from_systemd_is_taken_over_and_left_in_place() {
+    let place = Place::new();
+    let run = run_with(&place, "vhost-user-activation:vm0");
+    // LISTEN_PID is the number of the process itself, so it is set from within.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(run.get_program()).args(run.get_args());
+    shell.env("LISTEN_FDS", "2").env("LISTEN_FDNAMES", "other:vm0");
+    let sockets = vec![(listening(&place, "other"), 3), (listening(&place, "vm0"), 4)];
+    let switch = place.start(&mut shell, sockets);
+    assert_eq!(switch.port("vm0").state, PortState::Listening);
+    let mut a = switch.plug("a", 1, Options::default());
+    for number in 2..4 {
+        let mut b = switch.plug("vm0", number, Options::default());
+        acquaint(&mut [&mut a, &mut b]);
+        converse(&mut a, &mut b, 1, 20);
+        drop(b);
+        switch.until_state("vm0", PortState::Listening);
+    }
+    switch.stop();
+    assert_eq!(place.files(), ["other.sock", "vm0.sock"]);
+}
+
+#[test]
+fn an_inherited_listening_socket_serves_one_front_end_after_the_other() {
+    let place = Place::new();
+    let mut run = run_with(&place, "vhost-user-fd:7,name=vm7");
+    let switch = place.start(&mut run, vec![(listening(&place, "vm7"), 7)]);
+    let mut a = switch.plug("a", 1, Options::default());
+    for number in 2..4 {
+        let mut b = switch.plug("vm7", number, Options::default());
+        acquaint(&mut [&mut a, &mut b]);
+        converse(&mut a, &mut b, 1, 20);
+        drop(b);
+        switch.until_state("vm7", PortState::Listening);
+    }
+    switch.stop();
+    assert_eq!(place.files(), ["vm7.sock"]);
+}
+
+#[test]
+fn an_inherited_connection_is_served_once_and_its_end_is_no_load() {
+    let place = Place::new();
+    let (ours, theirs) = Stream::pair().unwrap();
+    let theirs = OwnedFd::from(theirs);
+    // The parent keeps its copy, so the socket stays open when the switch closes its own.
+    let copy = theirs.try_clone().unwrap();
+    let mut run = run_with(&place, "vhost-user-fd:5");
+    let switch = place.start(&mut run, vec![(theirs, 5)]);
+    let mut a = switch.plug("a", 1, Options::default());
+    let mut b = Guest::plug(ours, 2, Options::default());
+    switch.until_state("fd5", PortState::Up);
+    acquaint(&mut [&mut a, &mut b]);
+    converse(&mut a, &mut b, 1, 20);
+    drop(b);
+    switch.until_state("fd5", PortState::Down);
+    assert_idle(&switch.process);
+    drop(copy);
+    switch.stop();
+}
+
+#[test]
+fn the_service_manager_is_told_of_start_and_end() {
+    let place = Place::new();
+    let path = place.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut run = place.run(&["a"]);
+    run.env("NOTIFY_SOCKET", &path);
+    let mut process = Process::start_as_is(&mut run, Spawn::default());
+    let mut buffer = [0; 64];
+    let mut next = || {
+        let len = manager.recv(&mut buffer).unwrap();
+        String::from_utf8_lossy(&buffer[..len]).into_owned()
+    };
+    assert_eq!(next(), "READY=1");
+    // Ready means that front ends can connect.
+    let guest = Guest::plug(Stream::connect(place.socket("a")).unwrap(), 1, Options::default());
+    process.signal(Signal::TERM);
+    assert_eq!(next(), "STOPPING=1");
+    assert!(process.wait().0.success());
+    drop(guest);
+    assert_eq!(place.files(), ["notify"]);
+}
+
+/// A port whose switch has no descriptor left for a connection waits until there is one, asleep.
+#[test]
+fn running_out_of_descriptors_is_survived_without_spinning() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b"]);
+    // Nobody asks the switch anything meanwhile: that takes a descriptor, too.
+    let mut a = Guest::plug(switch.connect("a"), 1, Options::default());
+    let used: BTreeSet<u64> = std::fs::read_dir(format!("/proc/{}/fd", switch.process.pid()))
+        .unwrap()
+        .map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap())
+        .collect();
+    let lowest_free = (0..).find(|number| !used.contains(number)).unwrap();
+    let pid = Pid::from_raw(switch.process.pid() as i32);
+    // The hard limit, which it inherited from us, stays.
+    let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Nofile);
+    let tight = Rlimit { current: Some(lowest_free), maximum };
+    let limit = rustix::process::prlimit(pid, Resource::Nofile, tight).unwrap();
+
+    let waiting = switch.connect("b");
+    switch.process.until_logged("cannot accept");
+    assert_idle(&switch.process);
+    rustix::process::prlimit(pid, Resource::Nofile, limit).unwrap();
+    let mut b = Guest::plug(waiting, 2, Options::default());
+    switch.until_state("b", PortState::Up);
+    acquaint(&mut [&mut a, &mut b]);
+    converse(&mut a, &mut b, 1, 20);
+    assert_eq!(switch.process.logged("cannot accept"), 1);
+    switch.stop();
+}

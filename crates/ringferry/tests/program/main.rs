@@ -1,0 +1,25 @@
+//! The program as its users meet it: `ringferry` is started, guests made of our own driver half plug
+//! in over vhost-user and send raw Ethernet frames. No root needed, except where a test says so.
+//!
+//! | file | what is tested |
+//! |---|---|
+//! | [`forwarding`] | which frame goes where, unharmed, whatever was negotiated; counters add up |
+//! | [`lifecycle`] | coming and going: reconnects, restarts, signals, memory and ring changes, inherited sockets |
+//! | [`hostile`] | front ends and guests that break the rules harm only themselves |
+//! | [`bad_input`] | what cannot work is refused with one line that says what to do |
+//! | [`dpdk`] | our driver half against DPDK's `net_vhost` (needs Debian's dpdk-dev) |
+//! | [`demo`] | `ringferry demo` works and leaves nothing behind |
+//!
+//! [`process`], [`guest`], [`raw`] and [`frames`] are what they stand on.
+#![forbid(unsafe_code)]
+
+mod bad_input;
+mod demo;
+mod dpdk;
+mod forwarding;
+mod frames;
+mod guest;
+mod hostile;
+mod lifecycle;
+mod process;
+mod raw;
