@@ -5,7 +5,7 @@
 //! | [`region`] | one `mmap` of a peer's (or our own) file | the [`Region`], for as long as an `Arc` of it lives |
 //! | [`guest`] | an immutable set of regions and the translation of guest addresses | [`GuestMemory`], replaced as a whole when the map changes |
 //! | [`words`] | atomic words of a resolved range, for rings | an [`Area`] keeps its region alive |
-//! | [`slice`] | borrowed pieces of buffers, copied and never referenced | the lender |
+//! | [`mod@slice`] | borrowed pieces of buffers, copied and never referenced | the lender |
 //! | [`shared`] | a memfd of our own, for driver halves | [`SharedMem`] |
 //! | [`sigbus`] | survival of a peer that truncates the file under a mapping | process-wide handler |
 //!

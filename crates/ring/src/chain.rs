@@ -48,6 +48,11 @@ impl Chains {
         self.buffers.clear();
     }
 
+    /// Forgets all chains but the first `n`.
+    pub fn truncate(&mut self, n: usize) {
+        self.chains.truncate(n);
+    }
+
     /// Number of chains.
     #[inline]
     pub fn len(&self) -> usize {

@@ -5,8 +5,8 @@
 //! buffers with bytes that depend on the readable ones, so contents, order and lengths are all
 //! compared. Where a side may sleep, it sleeps, and sleeping through work is a failure.
 //!
-//! This is the only `unsafe` outside the crates that own it, because `virtio_drivers::Hal` is an
-//! unsafe trait and its queue takes buffers by unsafe functions.
+//! The `unsafe` here is the peer's: `virtio_drivers::Hal` is an unsafe trait and its queue takes
+//! buffers by unsafe functions.
 
 mod common;
 

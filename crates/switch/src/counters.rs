@@ -60,13 +60,13 @@ macro_rules! drop_reasons {
 }
 
 drop_reasons! {
-    /// The frame's virtio-net header contradicts the frame or uses offloads that were not negotiated.
+    /// The frame's virtio-net header contradicts itself or the frame.
     RxBadHeader = "rx-bad-header",
     /// The frame is shorter than an Ethernet header.
     RxTooShort = "rx-too-short",
     /// The frame is longer than the port's MTU or its offloads allow.
     RxTooBig = "rx-too-big",
-    /// The frame lies in memory the guest did not share, or in more pieces than one packet may have.
+    /// The frame lies in memory the guest did not share; it broke its queue.
     RxBadMemory = "rx-bad-memory",
     /// The frame's own destination is the port it came from.
     SamePort = "same-port",

@@ -5,8 +5,8 @@ pub mod config;
 pub mod control;
 pub mod counters;
 pub mod fdb;
-pub mod snapshot;
 pub mod plane;
+pub mod snapshot;
 mod switch;
 mod vhost_port;
 

@@ -280,6 +280,8 @@ pub struct Session {
     features: Option<u64>,
     protocol: ProtocolFeatures,
     memory: Option<Arc<GuestMemory>>,
+    /// Regions that were added more than once, once for each time more.
+    repeated: Vec<ringferry_memory::RegionSpec>,
     rings: Vec<Vring>,
     /// Kept open because the front end takes its closing for our end.
     backend_req: Option<Stream>,
@@ -312,6 +314,7 @@ impl Session {
             features: None,
             protocol: ProtocolFeatures::empty(),
             memory: None,
+            repeated: Vec::new(),
             rings: std::iter::repeat_with(Vring::default).take(usize::from(offer.max_queues)).collect(),
             backend_req: None,
             status: 0,

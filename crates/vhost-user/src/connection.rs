@@ -151,12 +151,13 @@ impl Connection {
         self.frontend.set_features(self.negotiated.features | protocol)?;
         self.set_status(status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK)?;
         self.frontend.set_mem_table(memory)?;
+        // Before the rings run, as QEMU does: a ring that runs disabled discards what waits in it.
+        for (index, ring) in (0u16..).zip(rings) {
+            self.set_enabled(index, ring.enabled)?;
+        }
         for (index, ring) in (0u16..).zip(rings) {
             self.running = index + 1;
             self.start_ring(index, ring)?;
-        }
-        for (index, ring) in (0u16..).zip(rings) {
-            self.set_enabled(index, ring.enabled)?;
         }
         // DPDK's back ends begin to work at this, where they were told of status at all.
         self.set_status(status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK | status::DRIVER_OK)

@@ -115,10 +115,6 @@ impl Guest {
 
     /// Starts the device with rings that resume at `bases`.
     pub fn start(&mut self, bases: &[u32]) -> Result<(), FrontendError> {
-        // Before the rings begin, as QEMU does: what waits in a ring that runs disabled is discarded.
-        for index in [0, 1] {
-            self.connection.set_enabled(index, true)?;
-        }
         let plans = [self.rx.plan(self.queues[0], bases[0]), self.tx.plan(self.queues[1], bases[1])];
         self.connection.start(&[(self.arena.region(), self.arena.fd())], &plans)
     }

@@ -1,6 +1,7 @@
 //! The queues of a virtual machine, as the worker owns them.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ringferry_memory::{Area, GuestMemory, ReadSlice};
 use ringferry_packet::frame::{Burst, Frame};
@@ -25,6 +26,16 @@ pub(super) struct Common {
     reported: bool,
 }
 
+/// Between two log lines about broken queues of one port. A guest that breaks its queue, resets it and
+/// breaks it again would otherwise fill the log; `ring_errors` counts them all.
+const QUIET: Duration = Duration::from_secs(10);
+
+/// Says at a limited rate that queues are broken.
+#[derive(Default)]
+pub(super) struct Reporter {
+    said: Option<Instant>,
+}
+
 impl Common {
     fn ring_call(&self, counters: &PortCounters) {
         if let Some(call) = &self.call {
@@ -36,13 +47,24 @@ impl Common {
 
     /// Says a fault once.
     #[cold]
-    fn report(&mut self, fault: Fault, what: &str, port: &str, counters: &PortCounters) {
-        if !std::mem::replace(&mut self.reported, true) {
-            counters.ring_errors.add(1);
+    fn report(
+        &mut self,
+        fault: Fault,
+        what: &str,
+        reporter: &mut Reporter,
+        port: &str,
+        counters: &PortCounters,
+    ) {
+        if std::mem::replace(&mut self.reported, true) {
+            return;
+        }
+        counters.ring_errors.add(1);
+        if let Some(err) = &self.err {
+            let _ = err.signal();
+        }
+        if reporter.said.is_none_or(|said| said.elapsed() >= QUIET) {
+            reporter.said = Some(Instant::now());
             tracing::warn!(port, queue = what, "queue is broken until the guest resets it: {fault}");
-            if let Some(err) = &self.err {
-                let _ = err.signal();
-            }
         }
     }
 }
@@ -70,6 +92,7 @@ pub(super) struct Guest {
     pub(super) rx: Vec<Option<RxQueue>>,
     /// Receiveqs that can be delivered to, by pair.
     ready: Vec<u16>,
+    pub(super) reporter: Reporter,
     /// What the driver takes.
     pub(super) offloads: Offloads,
 }
@@ -188,7 +211,7 @@ impl Guest {
                 queue.common.ring_call(counters);
             }
             if let Some(fault) = queue.queue.ring().fault() {
-                queue.common.report(fault, "receiveq", port, counters);
+                queue.common.report(fault, "receiveq", &mut self.reporter, port, counters);
             }
         }
     }
@@ -216,6 +239,7 @@ impl TxQueue {
                 drops.add(DropReason::RxTooShort, now.too_short - self.seen.too_short);
                 drops.add(DropReason::RxTooBig, now.too_long - self.seen.too_long);
                 drops.add(DropReason::RxBadHeader, now.bad_header - self.seen.bad_header);
+                drops.add(DropReason::RxBadMemory, now.bad_memory - self.seen.bad_memory);
                 self.seen = now;
             }
             if !self.common.enabled {
@@ -227,12 +251,12 @@ impl TxQueue {
 
     /// Gives the guest its buffers back.
     #[inline]
-    pub(super) fn complete(&mut self, port: &str, counters: &PortCounters) {
+    pub(super) fn complete(&mut self, reporter: &mut Reporter, port: &str, counters: &PortCounters) {
         if self.queue.complete() {
             self.common.ring_call(counters);
         }
         if let Some(fault) = self.queue.ring().fault() {
-            self.common.report(fault, "transmitq", port, counters);
+            self.common.report(fault, "transmitq", reporter, port, counters);
         }
     }
 }

@@ -195,7 +195,7 @@ impl Worker {
 
     /// Forwards a burst of what a guest sent.
     fn poll_transmitq(&mut self, port: PortId, pair: u16) -> Polled {
-        let Some((queue, counters, _)) = transmitq(&mut self.ports, port, pair) else {
+        let Some((queue, counters)) = transmitq(&mut self.ports, port, pair) else {
             return Polled::NOTHING;
         };
         if queue.queue.ring().available() == 0 && queue.queue.ring().fault().is_none() {
@@ -209,8 +209,12 @@ impl Worker {
             self.forwarder.forward(port, &burst, &mut self.ports, &mut self.fdb, self.now);
         }
         self.storage = Burst::reuse(burst);
-        if let Some((queue, counters, name)) = transmitq(&mut self.ports, port, pair) {
-            queue.complete(name, counters);
+        if let Some(Some(Port { kind: Kind::Guest(guest), counters, name })) =
+            self.ports.get_mut(usize::from(port.0))
+            && let Guest { tx, reporter, .. } = guest
+            && let Some(Some(queue)) = tx.get_mut(usize::from(pair))
+        {
+            queue.complete(reporter, name, counters);
         }
         Polled { moved: taken > 0, exhausted: false }
     }
@@ -249,7 +253,7 @@ impl Worker {
         match source {
             Source::Tap(_) => true,
             Source::Transmitq(port, pair) => {
-                let Some((queue, _, _)) = transmitq(&mut self.ports, port, pair) else { return true };
+                let Some((queue, _)) = transmitq(&mut self.ports, port, pair) else { return true };
                 let kick = queue.common.kick.is_some();
                 let ring = queue.queue.ring();
                 if ring.fault().is_some() {
@@ -259,7 +263,8 @@ impl Worker {
                     ring.disable_kicks();
                     return false;
                 }
-                true
+                // The re-check may have found the ring broken: the next poll reports it.
+                ring.fault().is_none()
             }
         }
     }
@@ -318,7 +323,7 @@ impl Worker {
     fn wake(&mut self, source: Source, hangup: bool) {
         match source {
             Source::Transmitq(port, pair) => {
-                let Some((queue, counters, _)) = transmitq(&mut self.ports, port, pair) else { return };
+                let Some((queue, counters)) = transmitq(&mut self.ports, port, pair) else { return };
                 counters.kicks.add(1);
                 queue.queue.ring().disable_kicks();
                 let drained = queue.common.kick.as_ref().is_none_or(|kick| kick.drain().is_ok());
@@ -441,14 +446,10 @@ fn guest(ports: &mut [Option<Port>], id: PortId) -> Option<&mut Guest> {
     }
 }
 
-fn transmitq(
-    ports: &mut [Option<Port>],
-    id: PortId,
-    pair: u16,
-) -> Option<(&mut TxQueue, &PortCounters, &str)> {
+fn transmitq(ports: &mut [Option<Port>], id: PortId, pair: u16) -> Option<(&mut TxQueue, &PortCounters)> {
     match ports.get_mut(usize::from(id.0)) {
-        Some(Some(Port { kind: Kind::Guest(guest), counters, name })) => {
-            Some((guest.tx.get_mut(usize::from(pair))?.as_mut()?, counters, name))
+        Some(Some(Port { kind: Kind::Guest(guest), counters, .. })) => {
+            Some((guest.tx.get_mut(usize::from(pair))?.as_mut()?, counters))
         }
         _ => None,
     }

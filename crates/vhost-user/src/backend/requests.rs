@@ -7,7 +7,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use ringferry_memory::{GuestMemory, Region};
+use ringferry_memory::{GuestMemory, Region, RegionSpec};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -22,6 +22,9 @@ use crate::wire::Incoming;
 
 /// Smallest MTU of an Ethernet link that carries IPv4 (VIRTIO 1.4, 5.1.4.1).
 const MIN_MTU: u64 = 68;
+
+/// Repeated regions remembered: each slot once for every further queue pair of a large machine.
+const MAX_REPEATS: usize = 4096;
 
 /// Reads a payload of fixed shape; the table has checked its size.
 fn body<T: FromBytes + KnownLayout + Immutable>(payload: &[u8]) -> Result<T, Refusal> {
@@ -179,6 +182,7 @@ impl Session {
             regions.push(Region::map(fd.as_fd(), spec.into())?);
         }
         let memory = GuestMemory::new(regions)?;
+        self.repeated.clear();
         self.change_memory((count > 0).then_some(memory), dev);
         Ok(Answer::Done)
     }
@@ -190,6 +194,14 @@ impl Session {
         dev: &mut dyn Device,
     ) -> Result<Answer, Refusal> {
         let [fd] = fds else { return Err(Refusal::Descriptors(fds.len())) };
+        if self.has_region(&single) {
+            // QEMU before 8.0 adds, and later removes, each region once per queue pair.
+            if self.repeated.len() >= MAX_REPEATS {
+                return Err(Refusal::Slots(self.offer.max_mem_slots.into()));
+            }
+            self.repeated.push(single.region.into());
+            return Ok(Answer::Done);
+        }
         let held = self.memory.as_ref().map_or(0, |memory| memory.regions().len());
         if held >= usize::from(self.offer.max_mem_slots) {
             return Err(Refusal::Slots(self.offer.max_mem_slots.into()));
@@ -203,8 +215,21 @@ impl Session {
         Ok(Answer::Done)
     }
 
+    /// Whether exactly this region is mapped.
+    fn has_region(&self, single: &SingleRegion) -> bool {
+        let spec: RegionSpec = single.region.into();
+        self.memory.iter().flat_map(|memory| memory.regions()).any(|region| *region.spec() == spec)
+    }
+
     fn rem_mem_reg(&mut self, single: SingleRegion, dev: &mut dyn Device) -> Result<Answer, Refusal> {
         let MemoryRegion { guest_addr, user_addr, size, .. } = single.region;
+        let is_it = |spec: &RegionSpec| {
+            spec.guest_addr == guest_addr && spec.user_addr == user_addr && spec.size == size
+        };
+        if let Some(at) = self.repeated.iter().position(is_it) {
+            self.repeated.swap_remove(at);
+            return Ok(Answer::Done);
+        }
         let nothing = GuestMemory::default();
         let memory = self.memory.as_deref().unwrap_or(&nothing).without(guest_addr, user_addr, size)?;
         let is_empty = memory.regions().is_empty();

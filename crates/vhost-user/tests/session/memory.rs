@@ -33,8 +33,28 @@ fn hot_plug_and_unplug_while_a_ring_runs() {
     assert!(rig.dev.rings[&0].memory.area(1 << 32, 1).is_none());
     // The same region cannot be removed twice, nor another added on top.
     assert!(!rig.slot(Request::RemMemReg, dimm, &[]));
-    assert!(!rig.slot(Request::AddMemReg, region, &[mem.fd()]));
+    let on_top = MemoryRegion { user_addr: region.user_addr + (1 << 40), ..region };
+    assert!(!rig.slot(Request::AddMemReg, on_top, &[mem.fd()]));
     assert!(rig.dev.take().is_empty());
+}
+
+#[test]
+fn qemu_before_8_adds_and_removes_each_region_once_per_queue_pair() {
+    let mut rig = Rig::negotiated();
+    let (region, mem) = guest(0x10_0000);
+    assert!(rig.slot(Request::AddMemReg, region, &[mem.fd()]));
+    assert!(rig.start(0, 0));
+    rig.dev.take();
+    for _ in 0..3 {
+        assert!(rig.slot(Request::AddMemReg, region, &[mem.fd()]));
+    }
+    for _ in 0..3 {
+        assert!(rig.slot(Request::RemMemReg, region, &[]));
+    }
+    assert!(rig.dev.take().is_empty(), "the ring runs on");
+    assert!(rig.slot(Request::RemMemReg, region, &[]));
+    assert_eq!(rig.dev.take(), [Event::Stopped(0), Event::Memory(0)]);
+    assert!(!rig.slot(Request::RemMemReg, region, &[]));
 }
 
 #[test]

@@ -30,6 +30,8 @@ pub struct Receiveq<A: Words> {
     /// Chains taken for this burst; those before `next` are spent.
     chains: Chains,
     next: usize,
+    /// Chains of frames that were written whole, with their lengths: completed together.
+    written: Vec<(u16, u32)>,
     /// Chains to take at a time: what is left of the burst.
     ahead: usize,
 }
@@ -43,6 +45,7 @@ impl<A: Words> Receiveq<A> {
             mergeable: features.contains(Features::MRG_RXBUF),
             chains: Chains::new(),
             next: 0,
+            written: Vec::new(),
             ahead: 1,
         }
     }
@@ -78,6 +81,7 @@ impl<A: Words> Receiveq<A> {
         header.num_buffers = count as u16;
         let bytes = header.to_bytes();
         let mut source = Source { inline: [&bytes[..self.header_len], first], rest, piece: ReadSlice::EMPTY };
+        let whole = self.written.len();
         for i in self.next..self.next + count {
             let chain = self.chains.chain(i);
             let mut written = 0;
@@ -87,6 +91,7 @@ impl<A: Words> Receiveq<A> {
                     let room = buffer.addr.checked_add(done as u64);
                     let Some(room) = room.and_then(|addr| memory.write(addr, buffer.len as usize - done))
                     else {
+                        self.written.truncate(whole);
                         self.ring.break_with(Fault::Unusable);
                         return Err(Refused::Broken);
                     };
@@ -95,7 +100,7 @@ impl<A: Words> Receiveq<A> {
                 written += done;
             }
             // written <= writable_len, which fits 32 bits.
-            self.ring.complete(chain.head, written as u32);
+            self.written.push((chain.head, written as u32));
         }
         self.next += count;
         self.ahead = self.ahead.saturating_sub(1).max(1);
@@ -145,13 +150,10 @@ impl<A: Words> Receiveq<A> {
     /// the driver wants a call.
     #[inline]
     pub fn flush(&mut self) -> bool {
-        let unspent = self.chains.len() - self.next;
+        self.ring.untake((self.chains.len() - self.next) as u16);
         self.chains.clear();
         self.next = 0;
-        if self.ring.fault().is_some() {
-            return false;
-        }
-        self.ring.untake(unspent as u16);
+        self.ring.complete_all(self.written.drain(..));
         self.ring.publish()
     }
 }

@@ -17,6 +17,8 @@ pub struct Rejected {
     pub too_long: u64,
     /// A virtual header that contradicts itself or the frame.
     pub bad_header: u64,
+    /// Buffers outside guest memory: the packet broke the queue.
+    pub bad_memory: u64,
 }
 
 /// The device's side of a transmitq.
@@ -47,16 +49,17 @@ impl<A: Words> Transmitq<A> {
 
     /// Takes up to `max` packets and appends those that are frames to `burst`. Returns how many were
     /// taken; each is completed by [`Transmitq::complete`], frame or not. A chain the ring or the
-    /// memory map refuses breaks the ring.
+    /// memory map refuses breaks the ring: it is not completed, and what is behind it is not taken.
     #[inline]
     pub fn poll<'m>(&mut self, memory: &'m GuestMemory, max: usize, burst: &mut Burst<'m>) -> usize {
         let mut translator = memory.translator();
         self.chains.clear();
-        let taken = self.ring.take(max, &mut translator, &mut self.chains);
+        let mut taken = self.ring.take(max, &mut translator, &mut self.chains);
         for chain in self.chains.iter() {
             prefetch(self.chains.readable(chain), &mut translator);
         }
-        for chain in self.chains.iter() {
+        let mut bad = None;
+        for (i, chain) in self.chains.iter().enumerate() {
             let total = chain.readable_len as usize;
             if total < self.header_len + MIN_FRAME {
                 self.rejected.too_short += 1;
@@ -72,10 +75,17 @@ impl<A: Words> Transmitq<A> {
                 Ok(true) => {}
                 Ok(false) => self.rejected.bad_header += 1,
                 Err(fault) => {
-                    self.ring.break_with(fault);
+                    bad = Some((i, fault));
                     break;
                 }
             }
+        }
+        if let Some((i, fault)) = bad {
+            self.rejected.bad_memory += 1;
+            self.ring.break_with(fault);
+            self.ring.untake((taken - i) as u16);
+            self.chains.truncate(i);
+            taken = i + 1;
         }
         taken
     }

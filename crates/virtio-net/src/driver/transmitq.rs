@@ -106,9 +106,19 @@ impl Transmitq {
     }
 
     /// Copies a whole frame into a slot and sends it; false when no slot is free.
+    ///
+    /// # Panics
+    /// When the frame is longer than a slot, which is longer than [`MAX_FRAME`]: a bug of the caller.
     pub fn send_frame(&mut self, header: &Header, frame: &[u8]) -> bool {
+        assert!(
+            self.header_len + frame.len() <= SLOT,
+            "a frame of {} bytes is too long to send",
+            frame.len()
+        );
         let Some(slot) = self.slot() else { return false };
         let bytes = self.bytes(&slot);
+        // num_buffers is 0 on transmit (5.1.6.2).
+        let header = Header { num_buffers: 0, ..*header };
         bytes.copy_from(&header.to_bytes()[..self.header_len]);
         bytes.skip(self.header_len).copy_from(frame);
         let len = self.header_len + frame.len();
