@@ -88,7 +88,7 @@ fn a_device_starts_stops_and_starts_again() {
     let one_life = [3, 11, 15].map(Event::Status);
     let two_lives = [one_life.as_slice(), &[Event::Status(0)], &one_life].concat();
     assert_eq!(status, two_lives.iter().collect::<Vec<_>>());
-    let started = |index, base| Event::Started { index, size: 256, base, enabled: false };
+    let started = |index, base, enabled| Event::Started { index, size: 256, base, enabled };
     let life: Vec<_> =
         events.into_iter().filter(|event| !matches!(event, Event::Call { .. } | Event::Status(_))).collect();
     let features = Event::Features(F_VERSION_1 | F_MRG_RXBUF);
@@ -97,18 +97,15 @@ fn a_device_starts_stops_and_starts_again() {
         [
             features,
             Event::Memory(1),
-            started(0, 0),
-            started(1, 0),
-            Event::Enabled(0, true),
-            Event::Enabled(1, true),
+            // Enabled before they run: a ring that runs disabled discards what waits in it.
+            started(0, 0, true),
+            started(1, 0, true),
             Event::Stopped(0),
             Event::Stopped(1),
             features,
             Event::Memory(1),
-            // Enabled is a state of its own; it outlives the stop.
-            Event::Started { index: 0, size: 256, base: 0, enabled: true },
-            Event::Started { index: 1, size: 256, base: 3, enabled: true },
-            Event::Enabled(1, false),
+            started(0, 0, true),
+            started(1, 3, false),
             Event::Enabled(1, true),
             Event::Stopped(0),
             Event::Stopped(1),
