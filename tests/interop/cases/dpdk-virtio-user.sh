@@ -9,6 +9,7 @@ case_add dpdk-virtio-user-mergeable 90 dvu_mergeable "mergeable receive buffers"
 case_add dpdk-virtio-user-plain 90 dvu_plain "one buffer per frame"
 case_add dpdk-virtio-user-in-order 90 dvu_in_order "the driver asks for IN_ORDER, large ring"
 case_add dpdk-virtio-user-jumbo 90 dvu_jumbo "MTU 9000 over chained receive buffers"
+case_add dpdk-virtio-user-queues 90 dvu_queues "two queue pairs on both sides"
 case_add dpdk-virtio-user-server 90 dvu_server "testpmd listens, ringferry connects; ringferry killed and restarted"
 case_add dpdk-virtio-user-loopback 60 dvu_loopback "testpmd answers pings on one port (icmpecho)"
 
@@ -62,6 +63,24 @@ dvu_jumbo() {
     MTU=9000 dvu_bed mrg_rxbuf=1,in_order=0 --max-pkt-len=9018 --enable-scatter --tx-offloads=0x8000
     ping_check ns:a 10.9.0.2 -s 8972 -M 'do'
     UDP_SIZE=8900 dvu_traffic
+    dvu_end
+}
+
+dvu_queues() {
+    # More than one pair needs a control queue, which testpmd answers itself.
+    dvu_bed mrg_rxbuf=1,in_order=0,cq=1,queues=2 --rxq=2 --txq=2
+    local port before_a before_b
+    for port in a b; do
+        check "both pairs of $port run" wait_for 5 rf_queues_are "switch-$port" "$port" runs runs runs runs
+    done
+    before_a=$(rf_queues switch-a a)
+    before_b=$(rf_queues switch-b b)
+    # ringferry spreads by flow, and testpmd sends on the pair it received from: 32 datagrams each way are 32 flows.
+    in_ns a bash -c 'for flow in {1..32}; do echo "$flow" >/dev/udp/10.9.0.2/9; done'
+    in_ns b bash -c 'for flow in {1..32}; do echo "$flow" >/dev/udp/10.9.0.1/9; done'
+    dvu_traffic
+    check "all queues of a were used" [ "$(rf_queues_used switch-a a "$before_a")" = "0 1 2 3" ]
+    check "all queues of b were used" [ "$(rf_queues_used switch-b b "$before_b")" = "0 1 2 3" ]
     dvu_end
 }
 

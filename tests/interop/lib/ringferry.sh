@@ -44,3 +44,21 @@ rf_stop() {
 rf_fd_count() {
     find "/proc/${PID[$1]}/fd" -mindepth 1 2>/dev/null | wc -l
 }
+
+# rf_queues NAME PORT: its virtqueues, one line each: index, whether it runs, and how many buffers it has returned so far, modulo 65536.
+rf_queues() {
+    "$RINGFERRY" ctl --control "$RUN/$1.control" show --json | jq -r --arg port "$2" '.ports[] | select(.name == $port) | .queues[] |
+        "\(.index) \(if .broken then "broken" elif .started and .enabled then "runs" elif .started then "disabled" else "stopped" end) \(.last_used)"'
+}
+
+# rf_queues_are NAME PORT STATE...: in the order of their indices, and no others.
+rf_queues_are() {
+    local name=$1 port=$2
+    shift 2
+    [ "$(rf_queues "$name" "$port" | cut -d' ' -f2 | paste -sd' ')" = "$*" ]
+}
+
+# rf_queues_used NAME PORT BEFORE: the indices of those that returned buffers since BEFORE, which rf_queues printed.
+rf_queues_used() {
+    comm -13 <(sort <<<"$3") <(rf_queues "$1" "$2" | sort) | cut -d' ' -f1 | paste -sd' '
+}

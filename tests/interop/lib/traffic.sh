@@ -51,16 +51,36 @@ traffic_check() {
 }
 
 traffic_one() {
-    local client=$1 address=$2 seconds=$3 mode=$4 arguments=() log
+    local log
+    log=$LOG/traffic.$((++TRAFFIC_RUNS)).$4
+    echo "== traffic $4 $1 -> $2"
+    traffic_client "$@" >"$log" 2>&1 || fail "payload-checked traffic: $4 from $1 to $2: $(tail -n 1 "$log")"
+    cat "$log"
+}
+
+traffic_client() {
+    local client=$1 address=$2 seconds=$3 mode=$4 arguments=()
     # UDP at a rate that every end here takes: what is lost because a receiver is slow would say nothing about the bytes.
     # 1452 bytes fill a frame of 1500 over IPv6.
     if [ "$mode" = udp ]; then arguments=(--rate "${UDP_RATE:-20000000}" --size "${UDP_SIZE:-1452}"); fi
-    log=$LOG/traffic.$((++TRAFFIC_RUNS)).$mode
-    echo "== traffic $mode $client -> $address"
     on "$client" $((seconds + 15)) "$(ringferry_at "$client")" traffic client --to "$address" --port 7000 \
-        --mode "$mode" --seconds "$seconds" --json "${arguments[@]}" >"$log" 2>&1 ||
-        fail "payload-checked traffic: $mode from $client to $address: $(tail -n 1 "$log")"
-    cat "$log"
+        --mode "$mode" --seconds "$seconds" --json "${arguments[@]}"
+}
+
+# traffic_launch NAME CLIENT ADDRESS SECONDS MODE: as traffic_check, in the background; traffic_join NAME says how it went.
+traffic_launch() {
+    local name=$1
+    shift
+    echo "== traffic $4 $1 -> $2 in the background: $name"
+    # How it went is for traffic_join to say, so the ERR trap must not.
+    traffic_client "$@" >"$LOG/$name.log" 2>&1 </dev/null || exit &
+    PID["$name"]=$!
+}
+
+traffic_join() {
+    wait "${PID[$1]}" || fail "payload-checked traffic in the background: $(tail -n 1 "$LOG/$1.log")"
+    unset "PID[$1]"
+    cat "$LOG/$1.log"
 }
 
 # ping_check END ADDRESS [ARGUMENT...]: ping compares the payload of each reply. The first packet may wait for a neighbour entry.

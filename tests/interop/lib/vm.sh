@@ -3,22 +3,23 @@
 
 
 # vm_start NAME SOCKET CHARDEV_OPTIONS [DEVICE_OPTIONS]: returns at once. Options begin with a comma: ",server=on", ",mrg_rxbuf=off".
-# The last byte of the device's MAC address is the NAME's digits.
+# The last byte of the device's MAC address is the NAME's digits. With QUEUES=2, two queue pairs and a CPU for each.
 vm_start() {
-    local name=$1 socket=$2 chardev=$3 device=${4:-} share=$LOG/$1.share
+    local name=$1 socket=$2 chardev=$3 device=${4:-} share=$LOG/$1.share pairs=${QUEUES:-1}
+    [ "$pairs" = 1 ] || device=,mq=on$device
     mkdir -p "$share"
     # qemu64, and not max: under emulation it is twice as fast. Shared guest memory from a memfd needs no set-up on the host.
     # vectors=0: QEMU 7.2 without KVM crashes at DRIVER_OK when a vhost-user device has MSI-X vectors.
     # romfile= leaves out the boot ROM: the kernel is given.
     # No -no-reboot: a reboot of the guest must reset the device under a running ringferry. panic=-1 would loop, so a panic stops.
-    spawn "$name" qemu-system-x86_64 -name "$name" -machine q35 -accel tcg,thread=multi -cpu qemu64 -smp 1 -m 256 \
+    spawn "$name" qemu-system-x86_64 -name "$name" -machine q35 -accel tcg,thread=multi -cpu qemu64 -smp "$pairs" -m 256 \
         -object memory-backend-memfd,id=m0,size=256M,share=on -numa node,memdev=m0 \
         -nodefaults -no-user-config -display none -action panic=shutdown \
         -kernel "$KERNEL" -initrd "$INITRD" \
         -append "console=ttyS0 quiet mitigations=off tsc=reliable no_timer_check nokaslr random.trust_cpu=on net.ifnames=0" \
         -serial "file:$LOG/$name.console" \
         -fsdev "local,id=share,path=$share,security_model=none" -device virtio-9p-pci,fsdev=share,mount_tag=share \
-        -chardev "socket,id=c0,path=$socket$chardev" -netdev vhost-user,id=n0,chardev=c0 \
+        -chardev "socket,id=c0,path=$socket$chardev" -netdev "vhost-user,id=n0,chardev=c0,queues=$pairs" \
         -device "virtio-net-pci,netdev=n0,mac=52:54:00:00:00:$(printf %02x "${name//[^0-9]/}"),vectors=0,romfile=$device"
 }
 
