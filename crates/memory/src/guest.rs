@@ -23,6 +23,8 @@ pub enum MemoryError {
 pub struct GuestMemory {
     /// Sorted by guest address, non-overlapping.
     regions: Vec<Arc<Region>>,
+    /// Index of the largest region, where most buffers are.
+    largest: usize,
 }
 
 impl GuestMemory {
@@ -39,7 +41,8 @@ impl GuestMemory {
                 return Err(MemoryError::Overlap(high.guest_addr));
             }
         }
-        Ok(Self { regions })
+        let largest = (0..regions.len()).max_by_key(|at| regions[*at].spec().size).unwrap_or(0);
+        Ok(Self { regions, largest })
     }
 
     /// The regions, by ascending guest address.
@@ -74,7 +77,7 @@ impl GuestMemory {
         match regions.iter().position(|region| is_it(region.spec())) {
             Some(at) => {
                 regions.remove(at);
-                Ok(Self { regions })
+                Self::new(regions)
             }
             None => Err(MemoryError::Missing(guest_addr)),
         }
@@ -102,10 +105,10 @@ impl GuestMemory {
         })
     }
 
-    /// A translator for one burst.
+    /// A translator for one burst, which looks in the largest region first.
     #[inline]
     pub fn translator(&self) -> Translator<'_> {
-        let last = self.regions.first().map_or(Window::NONE, |region| Window::of(region));
+        let last = self.regions.get(self.largest).map_or(Window::NONE, |region| Window::of(region));
         Translator { memory: self, last }
     }
 }

@@ -36,6 +36,13 @@ pub enum MapError {
         /// Size of the file.
         size: u64,
     },
+    /// Pages of the file come from another process or machine, which could make whoever touches them
+    /// wait for ever.
+    #[error(
+        "guest memory lies in a file served by another process or machine (FUSE or a network file system): \
+         use memory on tmpfs, hugetlbfs or a local disk, or memory-backend-memfd"
+    )]
+    Served,
     /// The process holds as many mappings as [`sigbus::MAX_REGIONS`] allows.
     #[error("more than {} memory regions are mapped", sigbus::MAX_REGIONS)]
     TooMany,
@@ -45,6 +52,20 @@ pub enum MapError {
     )]
     Os(#[from] rustix::io::Errno),
 }
+
+/// Magic numbers (`linux/magic.h`) of file systems whose pages another process or machine provides: FUSE,
+/// 9p, NFS, CIFS, SMB2, SMB, Ceph, AFS, Coda.
+const SERVED: [u32; 9] = [
+    0x6573_5546,
+    0x0102_1997,
+    0x6969,
+    0xff53_4d42,
+    0xfe53_4d42,
+    0x517b,
+    0x00c3_6400,
+    0x5346_414f,
+    0x7375_7245,
+];
 
 /// A shared, writable, never executable mapping; unmapped when the last `Arc` goes.
 #[derive(Debug)]
@@ -85,6 +106,9 @@ impl Region {
         let size = stat.st_size as u64;
         if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && size < end {
             return Err(MapError::FileTooShort { needed: end, size });
+        }
+        if SERVED.contains(&(rustix::fs::fstatfs(fd)?.f_type as u32)) {
+            return Err(MapError::Served);
         }
         let page = rustix::param::page_size() as u64;
         let block = (stat.st_blksize as u64).max(page);

@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 pub const MAX_REGIONS: usize = 2048;
 
 struct Slot {
+    /// Raised by every change, so that the handler knows that what it read belongs together.
+    generation: AtomicUsize,
     /// First address, or 0 when the slot is free. Written last on entry, first on release.
     start: AtomicUsize,
     len: AtomicUsize,
@@ -24,7 +26,12 @@ struct Slot {
 }
 
 static SLOTS: [Slot; MAX_REGIONS] = [const {
-    Slot { start: AtomicUsize::new(0), len: AtomicUsize::new(0), lost: AtomicPtr::new(std::ptr::null_mut()) }
+    Slot {
+        generation: AtomicUsize::new(0),
+        start: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+        lost: AtomicPtr::new(std::ptr::null_mut()),
+    }
 }; MAX_REGIONS];
 
 /// A slot that is being filled: neither free nor found by the handler.
@@ -38,8 +45,9 @@ pub(crate) fn guard(start: usize, len: usize, lost: &AtomicBool) -> bool {
         if slot.start.load(Ordering::Relaxed) == 0
             && slot.start.compare_exchange(0, RESERVED, Ordering::Acquire, Ordering::Relaxed).is_ok()
         {
-            slot.len.store(len, Ordering::Relaxed);
-            slot.lost.store(std::ptr::from_ref(lost).cast_mut(), Ordering::Relaxed);
+            slot.generation.fetch_add(1, Ordering::AcqRel);
+            slot.len.store(len, Ordering::Release);
+            slot.lost.store(std::ptr::from_ref(lost).cast_mut(), Ordering::Release);
             slot.start.store(start, Ordering::Release);
             return true;
         }
@@ -68,15 +76,26 @@ fn install() {
 }
 
 extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid siginfo, and SIGBUS carries an address.
-    let addr = unsafe { (*info).si_addr() }.addr();
+    // SAFETY: the kernel passes a valid siginfo.
+    let info = unsafe { &*info };
+    // Sent by a process, it carries no address and concerns no mapping.
+    let addr = if info.si_code > 0 {
+        // SAFETY: a SIGBUS of the kernel's own carries an address.
+        unsafe { info.si_addr() }.addr()
+    } else {
+        0
+    };
     for slot in &SLOTS {
+        let generation = slot.generation.load(Ordering::Acquire);
         let start = slot.start.load(Ordering::Acquire);
         if start == 0 || start == RESERVED {
             continue;
         }
-        let len = slot.len.load(Ordering::Relaxed);
-        if addr.wrapping_sub(start) >= len {
+        let len = slot.len.load(Ordering::Acquire);
+        let lost = slot.lost.load(Ordering::Acquire);
+        // A slot that changed meanwhile was not the faulting one: that thread holds its region.
+        let changed = slot.generation.load(Ordering::Acquire) != generation;
+        if changed || addr.wrapping_sub(start) >= len {
             continue;
         }
         // SAFETY: the range is a live mapping of ours (release comes before munmap) of which the
@@ -93,7 +112,7 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
         };
         if mapped != libc::MAP_FAILED {
             // SAFETY: the flag lives inside the Region, which releases its slot before it goes.
-            unsafe { (*slot.lost.load(Ordering::Relaxed)).store(true, Ordering::Relaxed) };
+            unsafe { (*lost).store(true, Ordering::Relaxed) };
             return;
         }
     }

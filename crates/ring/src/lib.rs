@@ -34,8 +34,9 @@ pub enum Fault {
     /// A descriptor or used index outside the ring.
     #[error("descriptor index {0} is outside the ring")]
     BadIndex(u32),
-    /// A chain longer than the queue size (VIRTIO 1.4, 2.7.5.3.1), hence possibly a loop.
-    #[error("descriptor chain is longer than the queue size")]
+    /// A chain longer than the queue size (VIRTIO 1.4, 2.7.5.3.1), hence possibly a loop, or longer
+    /// than 1024.
+    #[error("descriptor chain is longer than the queue size or 1024")]
     ChainTooLong,
     /// A chain of 2^32 bytes or more (2.7.5).
     #[error("descriptor chain has 2^32 bytes or more")]

@@ -412,7 +412,7 @@ fn polling_sides_are_not_notified() {
     }
 }
 
-/// 2.7.7.1, 2.7.10.1: with EVENT_IDX the flag words stay 0; without it they carry the wish.
+/// 2.7.7.1, 2.7.10.2: with EVENT_IDX the flag words stay 0; without it they carry the wish.
 #[test]
 fn flags_are_zero_with_event_idx_and_the_wish_without() {
     for features in FEATURES {

@@ -10,7 +10,7 @@ use ringferry_switch::snapshot::Snapshot;
 #[derive(Clone, Debug, clap::Args)]
 pub struct CtlArgs {
     /// Control socket of the switch [default: /run/ringferry/control.sock for root,
-    /// $XDG_RUNTIME_DIR/ringferry.sock for others].
+    /// $XDG_RUNTIME_DIR/ringferry.sock for others, without that variable /tmp/ringferry-UID.sock].
     #[arg(long, value_name = "PATH", global = true)]
     pub control: Option<PathBuf>,
 

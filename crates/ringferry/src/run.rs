@@ -39,18 +39,19 @@ pub enum Error {
 /// # Errors
 /// See [`enum@Error`].
 pub fn run(args: &RunArgs) -> Result<(), Error> {
-    let activated = systemd::listen_fds();
+    let mut passed = systemd::listen_fds();
     let ready = match args.ready_fd {
         Some(fd) => Some(inherited::take(fd).map_err(|error| Error::ReadyFd(fd, error))?),
         None => None,
     };
     let config = args.config()?;
+    Switch::inherit(&config, &mut passed)?;
     let path = config.control.clone().unwrap_or_else(control::default_path);
     // Best effort: a switch with few ports does not need it.
     let _ = rlimit::raise_open_files(OPEN_FILES);
     let signals = Signals::new(&[Signal::TERM, Signal::INT])?;
     let ports = config.ports.len();
-    let switch = Switch::start(config, path.clone(), activated)?;
+    let switch = Switch::start(config, path.clone(), passed)?;
     tracing::info!(ports, control = %path.display(), "the switch is up");
     let _ = systemd::ready();
     if let Some(ready) = ready {

@@ -46,12 +46,12 @@ pub struct RunArgs {
     pub ports: Vec<String>,
 
     /// Control socket for `ringferry ctl` [default: the file's, or /run/ringferry/control.sock for root and
-    /// $XDG_RUNTIME_DIR/ringferry.sock for others].
+    /// $XDG_RUNTIME_DIR/ringferry.sock for others, without that variable /tmp/ringferry-UID.sock].
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 
     /// Write "READY" and a newline to this descriptor when all ports are set up, then close it.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(RawFd).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(RawFd).range(3..))]
     pub ready_fd: Option<RawFd>,
 }
 

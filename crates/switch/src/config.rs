@@ -11,7 +11,7 @@
 //! [switch]                            # optional, these are the defaults
 //! mac_age_seconds = 300               # 1..=1000000: a silent MAC address is forgotten after this
 //! mac_table_size = 16384              # 64..=1048576: most MAC addresses, rounded up to a power of two
-//! # poll_microseconds = 50            # 0..=1000000: polling before sleep; default: the worker's choice
+//! # poll_microseconds = 50            # 0..=1000000: polling before sleep; default: 0
 //!
 //! [[port]]
 //! name = "vm0"                        # default: stem of the socket, `activation`, or "fd" and a number
@@ -84,7 +84,7 @@ pub struct SwitchConfig {
     /// Most MAC addresses remembered. A port can fill at most half of it (see [`crate::fdb`]), so size it for
     /// twice the busiest port.
     pub mac_table_size: u32,
-    /// Microseconds a worker polls without work before it sleeps; absent: the worker chooses.
+    /// Microseconds a worker polls without work before it sleeps; absent: none.
     pub poll_microseconds: Option<u32>,
 }
 
@@ -99,8 +99,9 @@ impl Default for SwitchConfig {
 pub struct PortConfig {
     /// Unique name, 1 to [`MAX_PORT_NAME`] ASCII letters, digits and `-_.:@`.
     pub name: String,
-    /// Largest frame payload in bytes ([`MTU_RANGE`]). Absent: [`DEFAULT_MTU`] for vhost-user; a tap keeps
-    /// the MTU it has.
+    /// MTU in bytes ([`MTU_RANGE`]): set on a tap, told to a front end that asks, and the most that one may
+    /// set. Frames are not measured against it. Absent: a tap keeps the MTU it has; a vhost-user port starts
+    /// with [`DEFAULT_MTU`], and its front end may set any.
     pub mtu: Option<u16>,
     /// What is plugged in, with the settings only that kind has.
     pub kind: PortKind,

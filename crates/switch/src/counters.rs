@@ -64,7 +64,7 @@ drop_reasons! {
     RxBadHeader = "rx-bad-header",
     /// The frame is shorter than an Ethernet header.
     RxTooShort = "rx-too-short",
-    /// The frame is longer than the port's MTU or its offloads allow.
+    /// The frame is longer than any the switch carries (65600 bytes).
     RxTooBig = "rx-too-big",
     /// The frame lies in memory the guest did not share; it broke its queue.
     RxBadMemory = "rx-bad-memory",

@@ -6,6 +6,7 @@ pub mod control;
 pub mod counters;
 pub mod fdb;
 pub mod plane;
+mod quiet;
 pub mod snapshot;
 mod switch;
 mod vhost_port;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use ringferry_sys::socket::{BindError, Listener, Stream};
 use ringferry_sys::tap::{Existing, Offloads, Tap, TapConfig as OpenTap, TapError};
 use ringferry_sys::{inherited, netif};
 
-use crate::config::{Config, PortConfig, PortKind, TapConfig, TapSource, VhostUserEndpoint};
+use crate::config::{Config, PortConfig, PortKind, TapConfig, TapSource, VhostUserConfig, VhostUserEndpoint};
 use crate::control::{Answer, ControlServer, Request, Response};
 use crate::counters::PortCounters;
 use crate::fdb::PortId;
@@ -138,20 +138,39 @@ enum Opened {
 }
 
 impl Switch {
-    /// Opens the control socket (at `control`) and every port. `activated` are the sockets systemd
-    /// passed, with their names.
+    /// Takes the descriptors that the configuration names. Call it before the process opens
+    /// descriptors of its own: a number that was not inherited may otherwise be one of those. They join
+    /// the sockets that systemd passed.
+    ///
+    /// # Errors
+    /// [`StartError::Inherited`].
+    pub fn inherit(config: &Config, passed: &mut Vec<(String, OwnedFd)>) -> Result<(), StartError> {
+        for port in &config.ports {
+            let number = match &port.kind {
+                PortKind::VhostUser(VhostUserConfig { endpoint: VhostUserEndpoint::Fd(number), .. })
+                | PortKind::Tap(TapConfig { source: TapSource::Fd(number), .. }) => *number,
+                _ => continue,
+            };
+            let failed = |source| StartError::Inherited { port: port.name.clone(), fd: number, source };
+            passed.push((inherited_name(number), inherited::take(number).map_err(failed)?));
+        }
+        Ok(())
+    }
+
+    /// Opens the control socket (at `control`) and every port. `passed` are the sockets systemd
+    /// passed, with their names, and what [`Switch::inherit`] took.
     ///
     /// # Errors
     /// The first thing that cannot be had; everything opened before is closed again.
     pub fn start(
         config: Config,
         control: PathBuf,
-        mut activated: Vec<(String, OwnedFd)>,
+        mut passed: Vec<(String, OwnedFd)>,
     ) -> Result<Switch, StartError> {
         let control = ControlServer::bind(&control, CONTROL_MODE).map_err(StartError::Control)?;
         // All ports before any is served: a configuration that cannot be had starts nothing.
         let opened =
-            config.ports.iter().map(|port| open(port, &mut activated)).collect::<Result<Vec<_>, _>>()?;
+            config.ports.iter().map(|port| open(port, &mut passed)).collect::<Result<Vec<_>, _>>()?;
         let plane = Arc::new(Plane::start(&config.switch)?);
         let epoll = Epoll::new()?;
         epoll.add(&control, CONTROL, Interest::READABLE)?;
@@ -186,7 +205,7 @@ impl Switch {
         let mut events = EventBuf::with_capacity(64);
         let mut tick = Instant::now() + TICK;
         for at in 0..self.ports.len() {
-            self.step(at)?;
+            self.step(at);
         }
         loop {
             let due = self.ports.iter().filter_map(Port::deadline).chain([tick]).min().unwrap_or(tick);
@@ -202,13 +221,13 @@ impl Switch {
                         }
                     }
                     CONTROL => self.serve_control(),
-                    port => self.step((port - PORTS) as usize)?,
+                    port => self.step((port - PORTS) as usize),
                 }
             }
             let now = Instant::now();
             for at in 0..self.ports.len() {
                 if self.ports[at].deadline().is_some_and(|due| due <= now) {
-                    self.step(at)?;
+                    self.step(at);
                 }
             }
             if now >= tick {
@@ -219,12 +238,11 @@ impl Switch {
     }
 
     /// Lets a port do what it can and watches what it waits for afterwards.
-    fn step(&mut self, at: usize) -> io::Result<()> {
-        let Some(Port { kind: Kind::VhostUser(port), watched, .. }) = self.ports.get_mut(at) else {
-            return Ok(());
-        };
-        port.step();
-        rewatch(&self.epoll, port, watched, at)
+    fn step(&mut self, at: usize) {
+        if let Some(Port { kind: Kind::VhostUser(port), watched, .. }) = self.ports.get_mut(at) {
+            port.step();
+            settle(&self.epoll, port, watched, at);
+        }
     }
 
     fn tick(&mut self) -> Result<(), RunError> {
@@ -232,7 +250,7 @@ impl Switch {
         for (at, port) in self.ports.iter_mut().enumerate() {
             if let Port { kind: Kind::VhostUser(port), watched, .. } = port {
                 port.check_memory();
-                rewatch(&self.epoll, port, watched, at)?;
+                settle(&self.epoll, port, watched, at);
             }
         }
         if self.plane.is_dead() { Err(RunError::WorkerDied) } else { Ok(()) }
@@ -246,6 +264,15 @@ impl Switch {
                 Request::Dump => Answer::Dump(config.dump()),
             })
         });
+    }
+}
+
+/// Watches what a port waits for now. Where that cannot be had (the user's limit of watched descriptors,
+/// say) the port alone goes down, and the next tick tries again.
+fn settle(epoll: &Epoll, port: &mut VhostPort, watched: &mut Watched, at: usize) {
+    if let Err(error) = rewatch(epoll, port, watched, at) {
+        tracing::error!(port = at, "cannot wait for the port's socket: {error}; trying again");
+        port.close();
     }
 }
 
@@ -284,7 +311,7 @@ impl Port {
 }
 
 /// Opens what a port needs.
-fn open(port: &PortConfig, activated: &mut Vec<(String, OwnedFd)>) -> Result<Opened, StartError> {
+fn open(port: &PortConfig, passed: &mut Vec<(String, OwnedFd)>) -> Result<Opened, StartError> {
     let name = || port.name.clone();
     let socket = |source| StartError::Socket { port: name(), source };
     match &port.kind {
@@ -293,19 +320,26 @@ fn open(port: &PortConfig, activated: &mut Vec<(String, OwnedFd)>) -> Result<Ope
             VhostUserEndpoint::Connect(path) => Endpoint::Connect(path.clone()),
             VhostUserEndpoint::Fd(number) => {
                 let inherited = |source| StartError::Inherited { port: name(), fd: *number, source };
-                inherited_endpoint(inherited::take(*number).map_err(inherited)?).map_err(inherited)?
+                inherited_endpoint(take(passed, &inherited_name(*number), port)?).map_err(inherited)?
             }
             VhostUserEndpoint::Activation(wanted) => {
-                let at = activated.iter().position(|(name, _)| name == wanted);
-                let Some(at) = at else {
-                    return Err(StartError::NotActivated { port: name(), name: wanted.clone() });
-                };
-                let (_, fd) = activated.swap_remove(at);
-                Endpoint::Listen(Listener::from_fd(fd).map_err(socket)?)
+                Endpoint::Listen(Listener::from_fd(take(passed, wanted, port)?).map_err(socket)?)
             }
         })),
-        PortKind::Tap(config) => open_tap(port, config).map(Opened::Tap),
+        PortKind::Tap(config) => open_tap(port, config, passed).map(Opened::Tap),
     }
+}
+
+/// The name under which a descriptor named by number is passed on; no `FileDescriptorName=` has a colon.
+fn inherited_name(number: RawFd) -> String {
+    format!("fd:{number}")
+}
+
+/// Takes what was passed under a name.
+fn take(passed: &mut Vec<(String, OwnedFd)>, name: &str, port: &PortConfig) -> Result<OwnedFd, StartError> {
+    let at = passed.iter().position(|(have, _)| have == name);
+    let missing = || StartError::NotActivated { port: port.name.clone(), name: name.to_owned() };
+    Ok(passed.swap_remove(at.ok_or_else(missing)?).1)
 }
 
 /// An inherited socket listens, or is connected.
@@ -317,16 +351,16 @@ fn inherited_endpoint(fd: OwnedFd) -> io::Result<Endpoint> {
     }
 }
 
-fn open_tap(port: &PortConfig, config: &TapConfig) -> Result<Tap, StartError> {
+fn open_tap(
+    port: &PortConfig,
+    config: &TapConfig,
+    passed: &mut Vec<(String, OwnedFd)>,
+) -> Result<Tap, StartError> {
     let failed = |source| StartError::Tap { port: port.name.clone(), source };
     let offloads = if config.offloads { Offloads::all() } else { Offloads::empty() };
     let (tap, created) = match &config.source {
         TapSource::Fd(number) => {
-            let fd = inherited::take(*number).map_err(|source| StartError::Inherited {
-                port: port.name.clone(),
-                fd: *number,
-                source,
-            })?;
+            let fd = take(passed, &inherited_name(*number), port)?;
             (Tap::from_fd(fd, offloads).map_err(failed)?, false)
         }
         TapSource::Name { name, existing } => {
@@ -386,6 +420,8 @@ fn snapshot(ports: &[Port], plane: &Plane, started: Instant) -> Snapshot {
                 snapshot.peer = vhost.peer();
                 snapshot.mtu = vhost.mtu();
                 snapshot.features = vhost.features().names();
+                let protocol = vhost.protocol_counters();
+                snapshot.counters.extend(protocol.map(|(name, count)| (name.to_owned(), count)));
                 let rings = vhost.session().into_iter().flat_map(ringferry_vhost_user::Session::rings);
                 for (index, ring) in (0u16..).zip(rings).filter(|(_, ring)| ring.size > 0) {
                     let live = queues.remove(&(id, index));

@@ -17,15 +17,16 @@ use ringferry_ring::{Layout, RingFeatures};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::{Listener, Stream};
 use ringferry_vhost_user::RingSetup;
-use ringferry_vhost_user::backend::{Device, Offer, Session};
+use ringferry_vhost_user::backend::{Counters, Device, Offer, Session};
 use ringferry_vhost_user::message::ProtocolFeatures;
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::config::{NetConfig, S_LINK_UP};
 
-use crate::config::{FeatureToggles, VhostUserConfig};
+use crate::config::{DEFAULT_MTU, FeatureToggles, VhostUserConfig};
 use crate::counters::PortCounters;
 use crate::fdb::PortId;
 use crate::plane::{Command, Plane, RingStart};
+use crate::quiet::Limit;
 use crate::snapshot::PortState;
 
 /// Queue pairs offered. A guest uses as many as it enables; the rest cost nothing.
@@ -34,6 +35,12 @@ const PAIRS: u16 = 16;
 /// Time between attempts to connect. The one who is connected to may be a VMM that is just starting:
 /// short enough not to be noticed, long enough not to be a load.
 const RETRY: Duration = Duration::from_millis(250);
+
+/// Announcements of a guest that has moved are this far apart at least.
+const ANNOUNCE_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Log lines about one port's front ends per interval: two or three restarts of a machine.
+const LOG_LINES: u32 = 20;
 
 /// Where front ends come from.
 pub(crate) enum Endpoint {
@@ -51,6 +58,8 @@ pub(crate) struct VhostPort {
     session: Option<Session>,
     /// One that is over, until its owner has stopped to watch it.
     ended: Option<Session>,
+    /// What happened on sessions that are over.
+    past: Counters,
     device: PortDevice,
     offer: Offer,
     /// When to connect next.
@@ -94,15 +103,18 @@ impl VhostPort {
             memory: None,
             mac: config.mac,
             mtu_limit: mtu,
-            mtu: mtu.unwrap_or(crate::config::DEFAULT_MTU),
+            mtu: mtu.unwrap_or(DEFAULT_MTU),
             queue_limit: config.queue_size,
             bases: Vec::new(),
+            announced: None,
+            limit: Limit::new(LOG_LINES),
             counters: Arc::clone(counters),
         };
         Self {
             endpoint,
             session: None,
             ended: None,
+            past: Counters::default(),
             device,
             offer,
             retry_at: Instant::now(),
@@ -135,7 +147,8 @@ impl VhostPort {
         if let Some(session) = &mut self.session {
             let served = session.on_readable(&mut self.device);
             if let Err(error) = served {
-                if error.is_disconnect() {
+                if !self.device.limit.allows() {
+                } else if error.is_disconnect() {
                     tracing::info!(port = self.device.name, "the front end has disconnected");
                 } else {
                     tracing::warn!(port = self.device.name, "the connection is closed: {error}");
@@ -157,7 +170,9 @@ impl VhostPort {
         self.accept_failed = false;
         match stream.and_then(|stream| stream.map(|stream| Session::new(stream, self.offer)).transpose()) {
             Ok(Some(session)) => {
-                tracing::info!(port = self.device.name, "a front end has connected");
+                if self.device.limit.allows() {
+                    tracing::info!(port = self.device.name, "a front end has connected");
+                }
                 self.device.counters.connections.add(1);
                 self.session = Some(session);
                 self.failure_logged = false;
@@ -197,9 +212,15 @@ impl VhostPort {
     pub(crate) fn close(&mut self) {
         if let Some(mut session) = self.session.take() {
             session.disconnect(&mut self.device);
+            self.past = sum(self.past, session.counters());
             self.ended = Some(session);
-            self.device.plane.send(Command::Forget(self.device.id));
+            // A front end that never started a ring left nothing to forget.
+            if !self.device.bases.is_empty() {
+                self.device.bases.clear();
+                self.device.plane.send(Command::Forget(self.device.id));
+            }
             self.device.features = Features::empty();
+            self.device.mtu = self.device.mtu_limit.unwrap_or(DEFAULT_MTU);
             self.retry_at = Instant::now() + RETRY;
         }
     }
@@ -230,6 +251,18 @@ impl VhostPort {
         self.session.as_ref()
     }
 
+    /// What happened on all sessions so far, by stable name.
+    pub(crate) fn protocol_counters(&self) -> [(&'static str, u64); 4] {
+        let now = self.session.as_ref().map_or_else(Default::default, Session::counters);
+        let Counters { messages, rejected, unexpected_fds_closed, failed_starts } = sum(self.past, now);
+        [
+            ("messages", messages),
+            ("messages_rejected", rejected),
+            ("unexpected_fds_closed", unexpected_fds_closed),
+            ("failed_ring_starts", failed_starts),
+        ]
+    }
+
     /// The features agreed on.
     pub(crate) fn features(&self) -> Features {
         self.device.features
@@ -255,6 +288,16 @@ impl VhostPort {
 impl Drop for VhostPort {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+/// What two sessions counted together.
+fn sum(one: Counters, other: Counters) -> Counters {
+    Counters {
+        messages: one.messages + other.messages,
+        rejected: one.rejected + other.rejected,
+        unexpected_fds_closed: one.unexpected_fds_closed + other.unexpected_fds_closed,
+        failed_starts: one.failed_starts + other.failed_starts,
     }
 }
 
@@ -301,6 +344,9 @@ struct PortDevice {
     queue_limit: Option<u16>,
     /// Where each ring was started, for one the worker never got.
     bases: Vec<u16>,
+    /// When the front end last had its guest announced.
+    announced: Option<Instant>,
+    limit: Limit,
     counters: Arc<PortCounters>,
 }
 
@@ -331,8 +377,11 @@ impl PortDevice {
 
 impl Device for PortDevice {
     fn features_acked(&mut self, features: u64) {
-        self.features = Features::from_bits_retain(features);
-        tracing::info!(port = self.name, features = self.features.names().join(" "), "features agreed on");
+        let features = Features::from_bits_retain(features);
+        if self.features != features && self.limit.allows() {
+            tracing::info!(port = self.name, features = features.names().join(" "), "features agreed on");
+        }
+        self.features = features;
     }
 
     fn memory_changed(&mut self, memory: Option<Arc<GuestMemory>>) {
@@ -346,7 +395,9 @@ impl Device for PortDevice {
         }
         self.bases[at] = setup.base as u16;
         tracing::debug!(port = self.name, index, size = setup.size, base = setup.base, "ring starts");
-        if let Err(why) = self.try_start(index, setup) {
+        if let Err(why) = self.try_start(index, setup)
+            && self.limit.allows()
+        {
             tracing::warn!(port = self.name, "queue {index} cannot be served: {why}");
         }
     }
@@ -354,7 +405,8 @@ impl Device for PortDevice {
     fn ring_call_changed(&mut self, index: u16, call: Option<OwnedFd>) {
         match call.map(EventFd::from_fd).transpose() {
             Ok(call) => self.plane.send(Command::SetCall(self.id, index, call)),
-            Err(error) => tracing::warn!(port = self.name, "queue {index}: {error}"),
+            Err(error) if self.limit.allows() => tracing::warn!(port = self.name, "queue {index}: {error}"),
+            Err(_) => {}
         }
     }
 
@@ -385,7 +437,7 @@ impl Device for PortDevice {
         let fits = self.mtu_limit.is_none_or(|limit| mtu <= limit);
         if fits {
             self.mtu = mtu;
-        } else {
+        } else if self.limit.allows() {
             tracing::warn!(
                 port = self.name,
                 "the front end wants MTU {mtu}, and the port allows {}",
@@ -396,6 +448,13 @@ impl Device for PortDevice {
     }
 
     fn announce(&mut self, mac: [u8; 6]) {
+        // Each is flooded to every port. A front end sends a few per migration; what comes faster would
+        // only keep the worker busy.
+        let now = Instant::now();
+        if self.announced.is_some_and(|last| now.duration_since(last) < ANNOUNCE_INTERVAL) {
+            return;
+        }
+        self.announced = Some(now);
         self.plane.send(Command::Inject(self.id, rarp_announcement(Mac(mac)).to_vec()));
     }
 }

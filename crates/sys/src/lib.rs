@@ -12,6 +12,7 @@
 //! | [`process`] | starting children in namespaces, CPU time, privileges | nothing |
 //! | [`inherited`] | descriptors passed by a parent | nothing; hands each out once |
 //! | [`systemd`] | readiness and socket activation | inherited sockets, handed out once |
+//! | [`spin`] | how long to look for work before sleeping | nothing |
 //! | [`cpu`] | which processors a thread may use | nothing |
 //! | [`rlimit`] | how many descriptors the process may open | nothing |
 //!
@@ -30,6 +31,7 @@ pub mod process;
 pub mod rlimit;
 pub mod signal;
 pub mod socket;
+pub mod spin;
 pub mod systemd;
 pub mod tap;
 #[cfg(test)]

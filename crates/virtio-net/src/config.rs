@@ -44,7 +44,7 @@ impl NetConfig {
     }
 
     /// Fills `out` from byte `offset` on; bytes past the end read as 0, as a driver may read more
-    /// than a device has (2.5.3).
+    /// than a device has.
     pub fn read(self, offset: usize, out: &mut [u8]) {
         out.fill(0);
         if let Some(have) = self.to_bytes().get(offset..) {

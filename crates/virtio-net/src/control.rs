@@ -60,9 +60,9 @@ pub enum Command {
     VlanDel(u16),
     /// The guest has announced itself (5.1.6.5.4).
     AnnounceAck,
-    /// Uses so many queue pairs from now on (5.1.6.5.5).
+    /// Uses so many queue pairs from now on (5.1.6.5.6).
     QueuePairs(u16),
-    /// Takes these receive offloads from now on, as feature bits (5.1.6.5.7).
+    /// Takes these receive offloads from now on, as feature bits (5.1.6.5.9).
     GuestOffloads(u64),
 }
 

@@ -163,7 +163,7 @@ impl Served {
 }
 
 #[test]
-fn clause_2_6_4_1_a_command_may_be_cut_anywhere() {
+fn clause_2_7_4_1_a_command_may_be_cut_anywhere() {
     let mut served = Served::new();
     let bytes = Command::MacTable { unicast: vec![[2; 6]], multicast: vec![[3; 6]] }.encode();
     for first in 0..=bytes.len() {

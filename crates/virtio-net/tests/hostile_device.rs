@@ -119,9 +119,9 @@ fn assert_all_posted(rx: &mut Receiveq) {
 
 const HDR: u32 = Header::LEN as u32;
 
-/// 2.7.8.2: a driver must not read beyond the used length, nor beyond what it posted.
+/// 2.7.8.3: a driver must not read beyond the used length, nor beyond what it posted.
 #[test]
-fn clause_2_7_8_2_lengths_that_make_no_sense_are_counted_and_the_buffer_posted_again() {
+fn clause_2_7_8_3_lengths_that_make_no_sense_are_counted_and_the_buffer_posted_again() {
     for mode in [RxMode::Mergeable, RxMode::Big, SMALL] {
         let limit = mode.buffer_len();
         let (mut rx, mut device) = receiver(mode, 8);

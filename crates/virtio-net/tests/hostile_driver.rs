@@ -45,9 +45,9 @@ fn sender() -> (Raw, Transmitq<Area>) {
     (raw, queue)
 }
 
-/// 2.6.4.1: a device must not assume any framing, wherever the header is cut.
+/// 2.7.4.1: a device must not assume any framing, wherever the header is cut.
 #[test]
-fn clause_2_6_4_1_header_in_1_to_12_descriptors() {
+fn clause_2_7_4_1_header_in_1_to_12_descriptors() {
     let (mut raw, mut queue) = sender();
     let frame = payload(1, 100);
     let bytes = packet(GSO, &frame);

@@ -11,6 +11,11 @@ use crate::{Fault, RingFeatures};
 /// 16, 32 and 64 were alike within noise; 32 matches the usual burst.
 const LOOKAHEAD: usize = 32;
 
+/// Descriptors of a chain at most, however large the queue. The specification allows as many as the
+/// queue has entries; a chain that long would only serve to keep the device busy. No driver makes
+/// chains longer than the 1024 pieces an `iovec` array may have.
+const MAX_CHAIN: u16 = 1024;
+
 /// One side of one virtqueue, owned by one thread.
 #[derive(Debug)]
 pub struct Device<A: Words> {
@@ -197,7 +202,7 @@ impl<A: Words> Device<A> {
     ) -> Result<(), Fault> {
         let mut desc = first;
         // Bounds the walk whatever the descriptors say: a chain has at most `size` descriptors.
-        for left in (0..self.layout.size).rev() {
+        for left in (0..self.layout.size.min(MAX_CHAIN)).rev() {
             if desc.flags & F_INDIRECT != 0 {
                 // 2.7.5.3.1: only with the feature, never with NEXT. Direct descriptors before it
                 // are fine (2.7.5.3.2).
@@ -231,7 +236,7 @@ impl<A: Words> Device<A> {
         }
         let before = u32::from(chain.readable) + u32::from(chain.writable);
         let mut index = 0u32;
-        for _ in before..u32::from(self.layout.size) {
+        for _ in before..u32::from(self.layout.size.min(MAX_CHAIN)) {
             if index >= entries {
                 return Err(Fault::BadIndex(index));
             }
@@ -291,7 +296,7 @@ impl<A: Words> Device<A> {
     /// Tells the driver not to kick: the device polls.
     #[inline]
     pub fn disable_kicks(&mut self) {
-        // With EVENT_IDX the flag must stay 0 (2.7.10.1); an event word that is not moved forward
+        // With EVENT_IDX the flag must stay 0 (2.7.10.2); an event word that is not moved forward
         // asks for at most one kick per 65536 entries.
         if !self.features.event_idx && self.flags != F_NO_SIGNAL {
             self.flags = F_NO_SIGNAL;

@@ -156,7 +156,7 @@ impl Desc {
 }
 
 /// Whether a peer that asked to be told when the index passes `event` must be told now that it went
-/// from `old` to `new` (VIRTIO 1.4, 2.7.7.2 and 2.7.10.2). All three run freely through 16 bits.
+/// from `old` to `new` (VIRTIO 1.4, 2.7.7.2 and 2.7.10.1). All three run freely through 16 bits.
 #[inline(always)]
 fn passed(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)

@@ -4,7 +4,7 @@
 //! right where the device sees them, and nothing is copied here.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ringferry_packet::vnet::Header;
 use ringferry_ring::Fault;
@@ -19,8 +19,8 @@ use serde::Serialize;
 /// Packets moved in one direction before the other gets its turn.
 const BURST: usize = 32;
 
-/// How long to poll after the last packet before waiting; see the switch's worker.
-const POLL: Duration = Duration::from_micros(20);
+/// Busy rounds between looks at the other descriptors; see the switch's worker.
+const BUSY_ROUNDS: u32 = 16;
 
 /// What passed, from the guest's point of view as in `ip -s link`: `tx` is what the kernel behind the
 /// tap sent.
@@ -47,6 +47,8 @@ pub(super) enum End {
     Disconnected,
     /// The back end broke the rules of a ring.
     Broken(Fault),
+    /// The tap was deleted.
+    TapGone,
 }
 
 /// Everything a session needs.
@@ -61,6 +63,8 @@ pub(super) struct Bridge<'a> {
     pub(super) tx_kick: EventFd,
     pub(super) tx_call: EventFd,
     pub(super) counts: &'a mut Counts,
+    /// Length errors of this session that were counted already.
+    pub(super) length_errors: u64,
 }
 
 const SIGNALS: u64 = 0;
@@ -82,31 +86,30 @@ impl Bridge<'_> {
         let mut tap_ready = true;
         let mut tap_watched = true;
         self.refill();
-        let mut idle_since: Option<Instant> = None;
-        let mut rounds = 0u32;
+        // Rounds since the descriptors were looked at.
+        let mut rounds = 0;
         loop {
             let sent = tap_ready && self.transmit(&mut tap_ready);
             let received = self.receive();
             if let Some(fault) = self.receiveq.fault().or_else(|| self.transmitq.fault()) {
                 return Ok(End::Broken(fault));
             }
-            rounds = rounds.wrapping_add(1);
-            let busy = sent || received;
-            let timeout = if busy {
-                idle_since = None;
-                // While busy the other descriptors are looked at now and then.
-                if !rounds.is_multiple_of(16) && tap_ready {
+            rounds += 1;
+            // While packets pass, the other descriptors are looked at now and then; a tap that was empty
+            // can only be looked at there.
+            let timeout = if sent || received {
+                if tap_ready && rounds < BUSY_ROUNDS {
                     continue;
                 }
                 Some(Duration::ZERO)
-            } else if idle_since.get_or_insert_with(Instant::now).elapsed() < POLL {
-                Some(Duration::ZERO)
             } else if self.arm(tap_ready) {
-                idle_since = None;
+                self.receiveq.ring().disable_calls();
+                self.transmitq.ring().disable_calls();
                 continue;
             } else {
                 None
             };
+            rounds = 0;
             // A tap that has packets we have no slots for would wake us all the time.
             let watch = !tap_ready;
             if watch != tap_watched {
@@ -116,7 +119,6 @@ impl Bridge<'_> {
             epoll.wait(&mut events, timeout)?;
             if timeout.is_none() {
                 self.counts.wakeups += 1;
-                idle_since = None;
                 self.receiveq.ring().disable_calls();
                 self.transmitq.ring().disable_calls();
             }
@@ -126,6 +128,7 @@ impl Bridge<'_> {
                     CONNECTION if self.connection.frontend().check().is_err() => {
                         return Ok(End::Disconnected);
                     }
+                    TAP if event.hangup => return Ok(End::TapGone),
                     TAP => tap_ready = true,
                     RX_CALL => drop(self.rx_call.drain()),
                     TX_CALL => drop(self.tx_call.drain()),
@@ -180,7 +183,7 @@ impl Bridge<'_> {
 
     /// From the device to the tap; whether anything moved.
     fn receive(&mut self) -> bool {
-        let Bridge { receiveq, tap, counts, .. } = self;
+        let Bridge { receiveq, tap, counts, length_errors, .. } = self;
         let received = receiveq.receive(BURST, |packet: Packet<'_>| {
             counts.rx_packets += 1;
             counts.rx_bytes += packet.len as u64;
@@ -189,7 +192,8 @@ impl Bridge<'_> {
             }
         });
         if received > 0 {
-            counts.rx_length_errors = receiveq.errors().length;
+            let errors = receiveq.errors().length;
+            counts.rx_length_errors += errors - std::mem::replace(length_errors, errors);
             self.refill();
         }
         received > 0

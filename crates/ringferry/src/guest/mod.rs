@@ -146,6 +146,12 @@ pub enum GuestError {
     /// No memory to share.
     #[error(transparent)]
     Arena(#[from] ArenaError),
+    /// The tap was deleted under us.
+    #[error("the tap {0} was deleted; start again to make a new one")]
+    TapGone(String),
+    /// The back end lacks what no driver can do without.
+    #[error("{0}: it speaks only the legacy interface; use a back end of VIRTIO 1.0 or later")]
+    Unusable(FrontendError),
     /// The ready descriptor.
     #[error("--ready-fd {0}: {1}")]
     ReadyFd(RawFd, io::Error),
@@ -182,7 +188,7 @@ struct Program<'a> {
 ///
 /// # Errors
 /// See [`GuestError`]. A back end that is not there, goes away or misbehaves is no error: the program
-/// says so and tries again.
+/// says so and tries again. One that lacks VERSION_1 will never do, and ends it.
 pub fn run(args: &GuestArgs) -> Result<(), GuestError> {
     let ready = match args.ready_fd {
         Some(fd) => Some(inherited::take(fd).map_err(|error| GuestError::ReadyFd(fd, error))?.into()),
@@ -203,8 +209,12 @@ pub fn run(args: &GuestArgs) -> Result<(), GuestError> {
                 tracing::info!("the back end has disconnected; waiting for it to come back");
                 last_failure.clear();
             }
+            Ok(End::TapGone) => return Err(GuestError::TapGone(args.tap.clone())),
             Ok(End::Broken(fault)) => tracing::warn!("the back end broke the ring ({fault}); starting anew"),
             Err(SessionError::Guest(error)) => return Err(error),
+            Err(SessionError::Frontend(error @ FrontendError::MissingFeatures(_))) => {
+                return Err(GuestError::Unusable(error));
+            }
             Err(SessionError::Frontend(error)) => {
                 let failure = error.to_string();
                 if failure != last_failure {
@@ -334,6 +344,7 @@ impl Program<'_> {
             tx_kick,
             tx_call,
             counts: &mut self.counts,
+            length_errors: 0,
         };
         let end = bridge.run()?;
         if end == End::Signal {

@@ -187,6 +187,18 @@ impl Guest {
         }
     }
 
+    /// Takes back a call on the receiveq, if there was one.
+    pub fn take_call(&self) {
+        let _ = self.rx.call.drain();
+    }
+
+    /// Waits for a call on the receiveq, and takes it back.
+    #[track_caller]
+    pub fn expect_call(&self) {
+        assert!(readable(&self.rx.call, PATIENCE), "the device does not call");
+        self.rx.call.drain().unwrap();
+    }
+
     /// Posts free buffers, if this guest does.
     pub fn refill(&mut self) {
         if self.posts && self.receiveq.refill() {

@@ -542,3 +542,20 @@ fn running_out_of_descriptors_is_survived_without_spinning() {
     assert_eq!(switch.process.logged("cannot accept"), 1);
     switch.stop();
 }
+
+/// A device may die after it has shown buffers and before it has called for them. With EVENT_IDX no later
+/// device would call for those, nor, once the index has passed the event, for any other.
+#[test]
+fn a_ring_that_starts_calls_once_whatever_was_shown_before() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b"]);
+    let mut a = switch.plug("a", 1, Options::default());
+    let mut b = switch.plug("b", 2, Options::default());
+    acquaint(&mut [&mut a, &mut b]);
+    let bases = a.connection.stop().unwrap();
+    a.take_call();
+    a.start(&bases).unwrap();
+    a.expect_call();
+    converse(&mut a, &mut b, 1, 20);
+    switch.stop();
+}

@@ -1,7 +1,6 @@
 //! The queues of a virtual machine, as the worker owns them.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use ringferry_memory::{Area, GuestMemory, ReadSlice};
 use ringferry_packet::frame::{Burst, Frame};
@@ -14,6 +13,7 @@ use ringferry_virtio_net::device::{Receiveq, Refused, Rejected, Transmitq};
 
 use super::command::RingStart;
 use crate::counters::{DropReason, PortCounters};
+use crate::quiet::Limit;
 
 /// What both kinds of queue have.
 pub(super) struct Common {
@@ -24,16 +24,6 @@ pub(super) struct Common {
     err: Option<EventFd>,
     /// The fault was counted, and the front end told.
     reported: bool,
-}
-
-/// Between two log lines about broken queues of one port. A guest that breaks its queue, resets it and
-/// breaks it again would otherwise fill the log; `ring_errors` counts them all.
-const QUIET: Duration = Duration::from_secs(10);
-
-/// Says at a limited rate that queues are broken.
-#[derive(Default)]
-pub(super) struct Reporter {
-    said: Option<Instant>,
 }
 
 impl Common {
@@ -47,14 +37,7 @@ impl Common {
 
     /// Says a fault once.
     #[cold]
-    fn report(
-        &mut self,
-        fault: Fault,
-        what: &str,
-        reporter: &mut Reporter,
-        port: &str,
-        counters: &PortCounters,
-    ) {
+    fn report(&mut self, fault: Fault, what: &str, limit: &mut Limit, port: &str, counters: &PortCounters) {
         if std::mem::replace(&mut self.reported, true) {
             return;
         }
@@ -62,8 +45,7 @@ impl Common {
         if let Some(err) = &self.err {
             let _ = err.signal();
         }
-        if reporter.said.is_none_or(|said| said.elapsed() >= QUIET) {
-            reporter.said = Some(Instant::now());
+        if limit.allows() {
             tracing::warn!(port, queue = what, "queue is broken until the guest resets it: {fault}");
         }
     }
@@ -86,18 +68,30 @@ pub(super) struct RxQueue {
 }
 
 /// A virtual machine's port. Index `i` of either vector is queue pair `i`.
-#[derive(Default)]
 pub(super) struct Guest {
     pub(super) tx: Vec<Option<TxQueue>>,
     pub(super) rx: Vec<Option<RxQueue>>,
     /// Receiveqs that can be delivered to, by pair.
     ready: Vec<u16>,
-    pub(super) reporter: Reporter,
+    /// One line about a broken queue per interval: a guest may break, reset and break it again;
+    /// `ring_errors` counts them all.
+    pub(super) limit: Limit,
     /// What the driver takes.
-    pub(super) offloads: Offloads,
+    offloads: Offloads,
 }
 
 impl Guest {
+    /// A port without rings.
+    pub(super) fn new() -> Self {
+        Self {
+            tx: Vec::new(),
+            rx: Vec::new(),
+            ready: Vec::new(),
+            limit: Limit::new(1),
+            offloads: Offloads::empty(),
+        }
+    }
+
     /// Serves one more ring.
     pub(super) fn start(&mut self, start: RingStart) {
         let RingStart { index, ring, memory, features, enabled, kick, call, err } = start;
@@ -148,6 +142,11 @@ impl Guest {
         let usable = |queue: &Option<RxQueue>| queue.as_ref().is_some_and(|queue| queue.common.enabled);
         let pairs = (0u16..).zip(&self.rx).filter(|(_, queue)| usable(queue));
         self.ready = pairs.map(|(pair, _)| pair).collect();
+    }
+
+    /// What the driver takes. Without a driver anything, as no work should go into what is dropped.
+    pub(super) fn offloads(&self) -> Offloads {
+        if self.ready.is_empty() { Offloads::all() } else { self.offloads }
     }
 
     /// Every ring with its index.
@@ -211,7 +210,7 @@ impl Guest {
                 queue.common.ring_call(counters);
             }
             if let Some(fault) = queue.queue.ring().fault() {
-                queue.common.report(fault, "receiveq", &mut self.reporter, port, counters);
+                queue.common.report(fault, "receiveq", &mut self.limit, port, counters);
             }
         }
     }
@@ -251,12 +250,12 @@ impl TxQueue {
 
     /// Gives the guest its buffers back.
     #[inline]
-    pub(super) fn complete(&mut self, reporter: &mut Reporter, port: &str, counters: &PortCounters) {
+    pub(super) fn complete(&mut self, limit: &mut Limit, port: &str, counters: &PortCounters) {
         if self.queue.complete() {
             self.common.ring_call(counters);
         }
         if let Some(fault) = self.queue.ring().fault() {
-            self.common.report(fault, "transmitq", reporter, port, counters);
+            self.common.report(fault, "transmitq", limit, port, counters);
         }
     }
 }

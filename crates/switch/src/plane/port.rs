@@ -29,7 +29,7 @@ impl Port {
     #[inline]
     fn offloads(&self) -> Offloads {
         match &self.kind {
-            Kind::Guest(guest) => guest.offloads,
+            Kind::Guest(guest) => guest.offloads(),
             Kind::Tap(tap) => tap.offloads,
         }
     }

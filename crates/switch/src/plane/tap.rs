@@ -21,8 +21,7 @@ pub(super) struct TapPort {
     pub(super) tap: Tap,
     /// What the kernel takes.
     pub(super) offloads: Offloads,
-    /// A buffer for each frame of a burst, taken by `rotate`d index so that a burst of small frames
-    /// touches little memory.
+    /// A buffer for each frame of a burst.
     buffers: Vec<Box<[u8]>>,
     lengths: Vec<usize>,
     scratch: Vec<u8>,

@@ -62,7 +62,7 @@ pub struct Settings {
     pub guest_offloads: Features,
 }
 
-/// The feature bits that VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET may carry (5.1.6.5.7).
+/// The feature bits that VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET may carry (5.1.6.5.9).
 const OFFLOAD_BITS: Features = Features::GUEST_CSUM
     .union(Features::GUEST_TSO4)
     .union(Features::GUEST_TSO6)
@@ -153,7 +153,7 @@ impl Settings {
             Command::VlanAdd(id) => self.vlans[usize::from(id) / 64] |= 1 << (id % 64),
             Command::VlanDel(id) => self.vlans[usize::from(id) / 64] &= !(1 << (id % 64)),
             Command::AnnounceAck => self.announce = false,
-            // 5.1.6.5.5.1: 0 or more than the maximum is an error and changes nothing.
+            // 5.1.6.5.6.1: 0 or more than the maximum is an error and changes nothing.
             Command::QueuePairs(pairs) if pairs == 0 || pairs > self.max_pairs => return false,
             Command::QueuePairs(pairs) => self.pairs = pairs,
             Command::GuestOffloads(bits) => {
@@ -233,7 +233,7 @@ mod tests {
     const ALL: Features = Features::all();
 
     #[test]
-    fn clause_5_1_6_5_5_queue_pairs_out_of_range_change_nothing() {
+    fn clause_5_1_6_5_6_queue_pairs_out_of_range_change_nothing() {
         let mut settings = Settings::new(ALL, [2; 6], 4);
         assert!(settings.apply(Command::QueuePairs(4)));
         assert!(!settings.apply(Command::QueuePairs(0)));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn clause_5_1_6_5_7_offloads_that_were_not_negotiated_are_refused() {
+    fn clause_5_1_6_5_9_offloads_that_were_not_negotiated_are_refused() {
         let mut settings = Settings::new(Features::CTRL_GUEST_OFFLOADS | Features::GUEST_CSUM, [2; 6], 1);
         assert!(settings.apply(Command::GuestOffloads(0)));
         assert!(!settings.apply(Command::GuestOffloads(Features::GUEST_TSO4.bits())));

@@ -7,6 +7,10 @@ use ringferry_ring::{Chains, Fault};
 
 use crate::Features;
 
+/// Buffers looked at for one frame. The largest frame then still fits buffers of 64 bytes; a driver that
+/// posts smaller ones, or empty ones by the thousand, would only keep the device busy.
+const MAX_BUFFERS: usize = 1024;
+
 /// Why a frame was not delivered. Nothing was written and no buffer was spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
@@ -112,11 +116,16 @@ impl<A: Words> Receiveq<A> {
     fn reserve(&mut self, need: usize, memory: &mut Translator<'_>) -> Result<usize, Refused> {
         let mut have = 0;
         let mut count = 0;
+        let mut buffers = 0;
         loop {
             while let Some(chain) = self.chains.get(self.next + count) {
-                // A buffer at least holds the header (5.1.6.3.2), and the driver only lends buffers
+                // A buffer at least holds the header (5.1.6.3.1), and the driver only lends buffers
                 // to be written here.
-                if chain.readable > 0 || (chain.writable_len as usize) < self.header_len {
+                buffers += usize::from(chain.writable);
+                if chain.readable > 0
+                    || (chain.writable_len as usize) < self.header_len
+                    || buffers > MAX_BUFFERS
+                {
                     self.ring.break_with(Fault::Unusable);
                     return Err(Refused::Broken);
                 }
