@@ -11,7 +11,7 @@
 //! burst apart. Counters never go back while the port exists.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A number that only one thread increases and any thread reads.
 #[derive(Debug, Default)]
@@ -170,6 +170,8 @@ pub struct WorkerCounters {
     pub wakeups: Counter,
     /// Nanoseconds asleep.
     pub sleep_nanoseconds: Counter,
+    /// Whether it sleeps now.
+    pub asleep: AtomicBool,
 }
 
 #[cfg(test)]

@@ -104,6 +104,8 @@ pub struct Switch {
     plane: Arc<Plane>,
     epoll: Epoll,
     started: Instant,
+    /// Rounds the worker had made at the last tick.
+    rounds: u64,
 }
 
 struct Port {
@@ -193,7 +195,7 @@ impl Switch {
             };
             ports.push(Port { config: config.clone(), counters, kind, watched: Watched::Nothing });
         }
-        Ok(Switch { config, ports, control, plane, epoll, started: Instant::now() })
+        Ok(Switch { config, ports, control, plane, epoll, started: Instant::now(), rounds: 0 })
     }
 
     /// Serves until SIGTERM or SIGINT, which `signals` must carry.
@@ -247,6 +249,7 @@ impl Switch {
 
     fn tick(&mut self) -> Result<(), RunError> {
         self.control.tick();
+        self.rounds = self.plane.watch(self.rounds);
         for (at, port) in self.ports.iter_mut().enumerate() {
             if let Port { kind: Kind::VhostUser(port), watched, .. } = port {
                 port.check_memory();

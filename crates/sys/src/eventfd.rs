@@ -54,15 +54,16 @@ impl EventFd {
     ///
     /// One way to make it wait is left, and needs a process that shares the open file, works
     /// against us, and both clears `O_NONBLOCK` again and fills the counter to its last value: Linux has no
-    /// non-waiting write to an eventfd (`RWF_NOWAIT` is for reads only).
+    /// non-waiting write to an eventfd (`RWF_NOWAIT` is for reads only). A thread that may meet such a
+    /// peer lets itself be [interrupted](crate::interrupt).
     ///
     /// # Errors
-    /// What `write` says when this is not an eventfd: the peer broke the protocol; stop using it.
+    /// `Interrupted` when it waited all the same, or what `write` says when this is not an eventfd: the
+    /// peer works against us; stop using it.
     #[inline]
     pub fn signal(&self) -> io::Result<()> {
         match rustix::io::write(&self.0, &1u64.to_ne_bytes()) {
-            // INTR: only a blocking write can be interrupted, so the counter was full.
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            Ok(_) | Err(Errno::AGAIN) => Ok(()),
             Err(e) => Err(e.into()),
         }
     }

@@ -12,6 +12,7 @@
 //! | [`process`] | starting children in namespaces, CPU time, privileges | nothing |
 //! | [`inherited`] | descriptors passed by a parent | nothing; hands each out once |
 //! | [`systemd`] | readiness and socket activation | inherited sockets, handed out once |
+//! | [`interrupt`] | getting a thread out of a call a peer holds it in | nothing |
 //! | [`spin`] | how long to look for work before sleeping | nothing |
 //! | [`cpu`] | which processors a thread may use | nothing |
 //! | [`rlimit`] | how many descriptors the process may open | nothing |
@@ -24,6 +25,7 @@ pub mod epoll;
 pub mod eventfd;
 mod ifreq;
 pub mod inherited;
+pub mod interrupt;
 pub mod namespace;
 pub mod netif;
 mod netlink;

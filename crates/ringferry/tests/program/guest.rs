@@ -187,6 +187,16 @@ impl Guest {
         }
     }
 
+    /// Asks to be called, through an event that was made to hold whoever rings it: blocking again, and
+    /// full. Its open file is shared with the device.
+    pub fn set_trap(&mut self) {
+        self.receiveq.ring().enable_calls();
+        let flags = rustix::fs::fcntl_getfl(&self.rx.call).unwrap();
+        rustix::fs::fcntl_setfl(&self.rx.call, flags - rustix::fs::OFlags::NONBLOCK).unwrap();
+        let _ = self.rx.call.drain();
+        rustix::io::write(&self.rx.call, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    }
+
     /// Takes back a call on the receiveq, if there was one.
     pub fn take_call(&self) {
         let _ = self.rx.call.drain();

@@ -402,3 +402,22 @@ fn rings_outside_memory_are_refused_and_the_session_goes_on() {
     scene.villain_is_heard(&mut villain);
     scene.switch.stop();
 }
+
+#[test]
+fn a_call_event_that_holds_whoever_rings_it_holds_nobody_for_long() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b", "trap"]);
+    let mut a = switch.plug("a", 1, Options::default());
+    let mut b = switch.plug("b", 2, Options::default());
+    let mut trap = switch.plug("trap", 3, Options::default());
+    acquaint(&mut [&mut a, &mut b, &mut trap]);
+    trap.set_trap();
+    a.send(&frame(trap.mac, a.mac, 60, 1));
+    converse(&mut a, &mut b, 2, 20);
+    switch.process.until_logged("call event does not work");
+    // What was delivered is there, for a guest that looks.
+    assert_eq!(trap.receive_plain().len(), 60);
+    drop(trap);
+    converse(&mut a, &mut b, 100, 20);
+    switch.stop();
+}

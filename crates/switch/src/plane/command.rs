@@ -5,14 +5,17 @@
 //! reply channel: when the reply is there, the worker does not touch it any more.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use ringferry_memory::{Area, GuestMemory};
 use ringferry_ring::split::Device;
 use ringferry_sys::epoll::{Epoll, Interest};
 use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::interrupt::Target;
 use ringferry_sys::tap::Tap;
 use ringferry_virtio_net::Features;
 
@@ -96,8 +99,14 @@ pub struct Plane {
     commands: Sender<Command>,
     bell: EventFd,
     counters: Arc<WorkerCounters>,
+    /// The worker's thread, once it runs.
+    target: Arc<OnceLock<Target>>,
     thread: Option<JoinHandle<()>>,
 }
+
+/// How long the worker may stand still before it is taken for caught in a call that a front end holds it
+/// in. A round takes well below a millisecond.
+const STANDSTILL: Duration = Duration::from_millis(500);
 
 /// The worker's end.
 #[derive(Debug)]
@@ -123,12 +132,16 @@ impl Plane {
         let random = u128::from_ne_bytes(random);
         let seed = [random as u64, (random >> 64) as u64];
         let config = *config;
+        let target = Arc::new(OnceLock::new());
         let thread = {
-            let counters = Arc::clone(&counters);
-            let run = move || Worker::new(&config, inbox, epoll, seed, counters).run();
+            let (counters, target) = (Arc::clone(&counters), Arc::clone(&target));
+            let run = move || {
+                target.get_or_init(Target::current);
+                Worker::new(&config, inbox, epoll, seed, counters).run();
+            };
             std::thread::Builder::new().name("ringferry-worker".into()).spawn(run)?
         };
-        Ok(Plane { commands, bell, counters, thread: Some(thread) })
+        Ok(Plane { commands, bell, counters, target, thread: Some(thread) })
     }
 
     /// What the worker counts about itself.
@@ -146,7 +159,30 @@ impl Plane {
     fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Option<T> {
         let (reply, answer) = sync_channel(1);
         self.send(command(reply));
-        answer.recv().ok()
+        loop {
+            match answer.recv_timeout(STANDSTILL) {
+                Ok(answer) => return Some(answer),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => self.interrupt(),
+            }
+        }
+    }
+
+    /// Gets the worker out of a call in which a front end holds it, if it stands in one.
+    fn interrupt(&self) {
+        if let Some(target) = self.target.get() {
+            target.interrupt();
+        }
+    }
+
+    /// To be called about once a second, with how many rounds the worker had made by then: gets it going
+    /// if it has made none since, although it does not sleep. Returns the number for the next time.
+    pub fn watch(&self, rounds_before: u64) -> u64 {
+        let rounds = self.counters.polls.get();
+        if rounds == rounds_before && !self.counters.asleep.load(Ordering::Relaxed) {
+            self.interrupt();
+        }
+        rounds
     }
 
     /// Takes a ring away from the worker; returns the index of the next available entry, or `None`
@@ -169,8 +205,15 @@ impl Plane {
 impl Drop for Plane {
     fn drop(&mut self) {
         self.send(Command::Stop);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        let Some(thread) = self.thread.take() else { return };
+        let mut asked = Instant::now();
+        while !thread.is_finished() {
+            if asked.elapsed() >= STANDSTILL {
+                self.interrupt();
+                asked = Instant::now();
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
+        let _ = thread.join();
     }
 }

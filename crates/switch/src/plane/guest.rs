@@ -27,11 +27,13 @@ pub(super) struct Common {
 }
 
 impl Common {
-    fn ring_call(&self, counters: &PortCounters) {
-        if let Some(call) = &self.call {
-            // The guest's own eventfd: if it no longer works, the guest has to poll.
-            let _ = call.signal();
-            counters.calls.add(1);
+    /// Calls the guest. An event that does not work is used no more: the guest has to poll.
+    pub(super) fn ring_call(&mut self, port: &str, counters: &PortCounters) {
+        let Some(call) = &self.call else { return };
+        counters.calls.add(1);
+        if let Err(error) = call.signal() {
+            tracing::warn!(port, "the call event does not work and is used no more: {error}");
+            self.call = None;
         }
     }
 
@@ -207,7 +209,7 @@ impl Guest {
             // Also a queue that took nothing may hold chains it looked at.
             let call = queue.queue.flush();
             if std::mem::take(&mut queue.dirty) && call {
-                queue.common.ring_call(counters);
+                queue.common.ring_call(port, counters);
             }
             if let Some(fault) = queue.queue.ring().fault() {
                 queue.common.report(fault, "receiveq", &mut self.limit, port, counters);
@@ -252,7 +254,7 @@ impl TxQueue {
     #[inline]
     pub(super) fn complete(&mut self, limit: &mut Limit, port: &str, counters: &PortCounters) {
         if self.queue.complete() {
-            self.common.ring_call(counters);
+            self.common.ring_call(port, counters);
         }
         if let Some(fault) = self.queue.ring().fault() {
             self.common.report(fault, "transmitq", limit, port, counters);

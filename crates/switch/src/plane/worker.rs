@@ -7,6 +7,7 @@
 //! sleeps in epoll.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ringferry_memory::ReadSlice;
@@ -302,7 +303,10 @@ impl Worker {
     fn sleep(&mut self, timeout: Option<Duration>) {
         self.counters.sleeps.add(1);
         let before = Instant::now();
-        if self.look(timeout) {
+        self.counters.asleep.store(true, Ordering::Relaxed);
+        let woken = self.look(timeout);
+        self.counters.asleep.store(false, Ordering::Relaxed);
+        if woken {
             self.counters.wakeups.add(1);
         }
         self.counters.sleep_nanoseconds.add(before.elapsed().as_nanos() as u64);
@@ -385,11 +389,9 @@ impl Worker {
             }
             Command::SetCall(id, index, call) => {
                 if let Some(common) = guest(&mut self.ports, id).and_then(|guest| guest.common(index)) {
-                    // For what was shown while there was nobody to call.
-                    if let Some(call) = &call {
-                        let _ = call.signal();
-                    }
                     common.call = call;
+                    // For what was shown while there was nobody to call.
+                    self.call(id, index);
                 }
             }
             Command::Forget(id) => self.fdb.forget_port(id),
@@ -420,11 +422,6 @@ impl Worker {
         let index = start.index;
         let sends = index % 2 == 1;
         let source = Source::Transmitq(id, index / 2);
-        // The last device may have died between showing buffers and calling for them, and with
-        // EVENT_IDX the guest would then never be called again. One call too many is legal.
-        if let Some(call) = &start.call {
-            let _ = call.signal();
-        }
         if let (true, Some(kick)) = (sends, &start.kick)
             && let Err(error) = self.epoll.add(kick, source.token(), Interest::READABLE)
         {
@@ -432,8 +429,21 @@ impl Worker {
             start.kick = None;
         }
         guest.start(start);
+        // The last device may have died between showing buffers and calling for them, and with
+        // EVENT_IDX the guest would then never be called again. One call too many is legal.
+        self.call(id, index);
         if sends {
             self.activate(source);
+        }
+    }
+
+    /// Calls the guest of a ring, whatever it said of wanting to be called.
+    fn call(&mut self, id: PortId, index: u16) {
+        if let Some(Some(Port { kind: Kind::Guest(guest), name, counters })) =
+            self.ports.get_mut(usize::from(id.0))
+            && let Some(common) = guest.common(index)
+        {
+            common.ring_call(name, counters);
         }
     }
 
