@@ -32,12 +32,6 @@ impl Frame {
     pub fn prefix(&self) -> &[u8] {
         &self.prefix[..(self.len as usize).min(PREFIX)]
     }
-
-    /// Changes the copied first bytes in place; they are what is delivered.
-    #[inline]
-    pub fn prefix_mut(&mut self) -> &mut [u8] {
-        &mut self.prefix[..(self.len as usize).min(PREFIX)]
-    }
 }
 
 /// Frames in the order they were sent, with flat storage that is reused from burst to burst.
@@ -70,12 +64,6 @@ impl<'m> Burst<'m> {
     #[inline]
     pub fn frames(&self) -> &[Frame] {
         &self.frames
-    }
-
-    /// The frames, to be changed (a header that offload work has settled, a prefix).
-    #[inline]
-    pub fn frames_mut(&mut self) -> &mut [Frame] {
-        &mut self.frames
     }
 
     /// Number of frames.

@@ -276,11 +276,6 @@ fn entry(out: &mut String, key: &str, value: impl Into<toml::Value>) {
 }
 
 impl PortConfig {
-    /// The MTU this port starts with when it is a vhost-user port: the one asked for, else [`DEFAULT_MTU`].
-    pub fn mtu_or_default(&self) -> u16 {
-        self.mtu.unwrap_or(DEFAULT_MTU)
-    }
-
     fn dump(&self, out: &mut String) {
         entry(out, "name", self.name.as_str());
         entry(out, "kind", self.kind.name());

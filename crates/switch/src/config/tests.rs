@@ -102,7 +102,7 @@ fn defaults_are_those_documented() {
     let config = read("[[port]]\nkind = 'vhost-user'\nsocket = '/run/vm-1.sock'").unwrap();
     assert_eq!(config.switch, SwitchConfig::default());
     let port = &config.ports[0];
-    assert_eq!((port.name.as_str(), port.mtu, port.mtu_or_default()), ("vm-1", None, 1500));
+    assert_eq!((port.name.as_str(), port.mtu), ("vm-1", None));
     let endpoint = VhostUserEndpoint::Listen("/run/vm-1.sock".into());
     let expected =
         VhostUserConfig { endpoint, queue_size: None, mac: None, features: FeatureToggles::default() };
