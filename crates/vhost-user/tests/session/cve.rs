@@ -8,7 +8,7 @@ use ringferry_vhost_user::message::{MemoryRegion, NO_FD, Request, TABLE, VringAd
 use ringferry_vhost_user::{Offer, ProtocolFeatures};
 use zerocopy::IntoBytes;
 
-use crate::rig::{RING_SIZE, Rig, USER, copies_of, guest, mem_table, offer, ring_addr};
+use crate::rig::{RING_SIZE, Rig, USER, copies_of, guest, mem_table, offer, ring_addr, until_gone};
 
 #[test]
 fn cve_2019_14818_extra_fds_closed_and_repeated_vring_num() {
@@ -171,7 +171,7 @@ fn repeated_set_up_and_loss_leaks_nothing() {
         // Once ours, and the session's and the device's kick, call and error.
         assert_eq!(copies_of(&event), 7);
         drop(rig.peer);
-        assert!(rig.session.on_readable(&mut rig.dev).is_err());
+        until_gone(&mut rig.session, &mut rig.dev);
         assert_eq!(copies_of(&event), 1);
         assert_eq!(copies_of(mem.fd()), 1);
     }

@@ -310,6 +310,21 @@ pub fn copies_of(fd: impl AsFd) -> usize {
     copies.count() - 1 // the clone made here
 }
 
+/// Serves the session until it notices that its peer has closed the connection. That need not be at once:
+/// whoever reads the descriptor's entry in /proc meanwhile, as other tests do by [`copies_of`], holds
+/// the open file.
+#[track_caller]
+pub fn until_gone(session: &mut Session, dev: &mut Recorder) -> SessionError {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    loop {
+        if let Err(error) = session.on_readable(dev) {
+            return error;
+        }
+        assert!(std::time::Instant::now() < deadline, "the session does not notice that its peer is gone");
+        std::thread::yield_now();
+    }
+}
+
 /// What tells one open file from another. Eventfds share an inode and are told apart by their id.
 fn identity(fd: &str) -> Option<(u64, u64, String)> {
     let meta = std::fs::metadata(format!("/proc/self/fd/{fd}")).ok()?;

@@ -7,7 +7,7 @@ use ringferry_sys::eventfd::EventFd;
 use ringferry_vhost_user::message::{F_PROTOCOL_FEATURES, F_VERSION_1, NO_FD, Request, VringAddr};
 use zerocopy::IntoBytes;
 
-use crate::rig::{Event, F_MRG_RXBUF, RING_SIZE, RING_SPAN, Rig, USER, guest, ring_addr, view};
+use crate::rig::{Event, F_MRG_RXBUF, RING_SIZE, RING_SPAN, Rig, USER, guest, ring_addr, until_gone, view};
 
 fn started(index: u16, base: u32, enabled: bool) -> Event {
     Event::Started { index, size: RING_SIZE, base, enabled }
@@ -240,7 +240,7 @@ fn a_front_end_that_goes_away_stops_its_rings_and_gives_memory_back() {
     rig.dev.take();
     let Rig { peer, mut session, mut dev } = rig;
     drop(peer);
-    assert!(session.on_readable(&mut dev).unwrap_err().is_disconnect());
+    assert!(until_gone(&mut session, &mut dev).is_disconnect());
     assert_eq!(dev.take(), [Event::Stopped(0), Event::Stopped(3), Event::Memory(0)]);
     assert!(session.on_readable(&mut dev).unwrap_err().is_disconnect());
     session.disconnect(&mut dev);
