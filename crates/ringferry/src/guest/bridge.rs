@@ -63,7 +63,7 @@ pub(super) struct Bridge<'a> {
     pub(super) tx_kick: EventFd,
     pub(super) tx_call: EventFd,
     pub(super) counts: &'a mut Counts,
-    /// Length errors of this session that were counted already.
+    /// Length errors since the device was started that were counted already.
     pub(super) length_errors: u64,
 }
 
