@@ -66,8 +66,9 @@ fn user_namespace() {
         assert!(matches!(refused, Err(TapError::Permission(_) | TapError::NoAccess | TapError::NoDriver)));
         assert!(matches!(Listener::bind("/ringferry-test.sock"), Err(BindError::Permission(_))));
     }
+    let may_skip = std::env::var("CI").as_deref() != Ok("true");
     match namespace::enter_user_namespace() {
-        Err(e @ NamespaceError::User { .. }) if std::env::var("CI").as_deref() != Ok("true") => {
+        Err(e @ NamespaceError::User { .. }) if may_skip => {
             println!("skipped: {e}");
             return;
         }
@@ -75,7 +76,14 @@ fn user_namespace() {
     }
     assert!(process::is_root() && process::has_net_admin());
     namespace::unshare_net().unwrap();
-    let tap = Tap::open(&TapConfig::new("t0")).unwrap();
+    let tap = match Tap::open(&TapConfig::new("t0")) {
+        // Some machines keep /dev/net/tun for root.
+        Err(e @ TapError::NoAccess) if may_skip => {
+            println!("skipped: {e}");
+            return;
+        }
+        result => result.unwrap(),
+    };
     netif::quiet_ipv6(tap.name());
     netif::add_address("t0", "10.0.0.1".parse().unwrap(), 24).unwrap();
     netif::add_address("t0", "fd00::1".parse().unwrap(), 64).unwrap();
