@@ -19,7 +19,6 @@ use std::time::Duration;
 
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::socket::{BindError, Listener, Stream};
-use rustix::fs::Mode;
 use serde::{Deserialize, Serialize};
 
 use crate::snapshot::Snapshot;
@@ -101,9 +100,6 @@ impl ControlServer {
     /// Listens on `path` with permissions `mode`, such as `0o600` for the same user only.
     /// [`SYSTEM_DIRECTORY`] is made if it is missing; no other is.
     ///
-    /// The umask is changed for a moment, because a socket must never exist with wider permissions: call this
-    /// before starting threads that create files.
-    ///
     /// # Errors
     /// The path cannot be bound; the message says why and what to do.
     pub fn bind(path: &Path, mode: u32) -> Result<ControlServer, BindError> {
@@ -111,10 +107,7 @@ impl ControlServer {
             // If this fails, bind says what is wrong.
             let _ = std::fs::create_dir(SYSTEM_DIRECTORY);
         }
-        let umask = rustix::process::umask(Mode::from_raw_mode(0o777 & !mode));
-        let listener = Listener::bind(path);
-        rustix::process::umask(umask);
-        let listener = listener?;
+        let listener = Listener::bind_with_mode(path, mode)?;
         let start = || {
             let epoll = Epoll::new()?;
             epoll.add(&listener, LISTENER, Interest::READABLE)?;

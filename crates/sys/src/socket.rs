@@ -108,10 +108,25 @@ impl Listener {
     /// # Errors
     /// See [`BindError`].
     pub fn bind(path: impl AsRef<Path>) -> Result<Listener, BindError> {
-        let path = path.as_ref();
+        Self::bind_with(path.as_ref(), None)
+    }
+
+    /// As [`bind`](Self::bind), with these permissions (less what the umask takes away) from the moment the
+    /// file exists: it takes them from the socket. The umask itself belongs to all threads and stays.
+    ///
+    /// # Errors
+    /// See [`BindError`].
+    pub fn bind_with_mode(path: impl AsRef<Path>, mode: u32) -> Result<Listener, BindError> {
+        Self::bind_with(path.as_ref(), Some(mode))
+    }
+
+    fn bind_with(path: &Path, mode: Option<u32>) -> Result<Listener, BindError> {
         let address = unix_address(path).ok_or_else(|| BindError::Path(path.to_owned()))?;
         let os = |source: io::Error| BindError::Os { path: path.to_owned(), source };
         let fd = stream_socket(SocketFlags::NONBLOCK).map_err(os)?;
+        if let Some(mode) = mode {
+            rustix::fs::fchmod(&fd, rustix::fs::Mode::from_raw_mode(mode)).map_err(|e| os(e.into()))?;
+        }
         match rustix::net::bind(&fd, &address) {
             Err(Errno::ADDRINUSE) => {
                 remove_stale(path, &address)?;
