@@ -147,11 +147,12 @@ impl VhostPort {
         if let Some(session) = &mut self.session {
             let served = session.on_readable(&mut self.device);
             if let Err(error) = served {
-                if !self.device.limit.allows() {
-                } else if error.is_disconnect() {
-                    tracing::info!(port = self.device.name, "the front end has disconnected");
-                } else {
-                    tracing::warn!(port = self.device.name, "the connection is closed: {error}");
+                if self.device.limit.allows() {
+                    if error.is_disconnect() {
+                        tracing::info!(port = self.device.name, "the front end has disconnected");
+                    } else {
+                        tracing::warn!(port = self.device.name, "the connection is closed: {error}");
+                    }
                 }
                 self.close();
             }

@@ -78,11 +78,7 @@ impl Features {
     /// What our device half offers, control queue and configuration space aside.
     pub const DEVICE: Features = Features::CSUM
         .union(Features::GUEST_CSUM)
-        .union(Features::GUEST_TSO4)
-        .union(Features::GUEST_TSO6)
-        .union(Features::GUEST_ECN)
-        .union(Features::GUEST_USO4)
-        .union(Features::GUEST_USO6)
+        .union(Features::GUEST_SEGMENTATION)
         .union(Features::HOST_TSO4)
         .union(Features::HOST_TSO6)
         .union(Features::HOST_ECN)
@@ -91,6 +87,13 @@ impl Features {
         .union(Features::INDIRECT_DESC)
         .union(Features::EVENT_IDX)
         .union(Features::VERSION_1);
+
+    /// What lets the device hand over frames longer than the MTU, UFO aside, which nobody offers.
+    pub const GUEST_SEGMENTATION: Features = Features::GUEST_TSO4
+        .union(Features::GUEST_TSO6)
+        .union(Features::GUEST_ECN)
+        .union(Features::GUEST_USO4)
+        .union(Features::GUEST_USO6);
 
     /// Each feature that needs another (5.1.3.1), with what it needs.
     const NEEDS: [(Features, Features); 15] = [

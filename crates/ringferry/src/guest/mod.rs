@@ -358,15 +358,10 @@ impl Program<'_> {
 /// The features to ask for.
 fn wanted(args: &GuestArgs) -> Features {
     let mut features = Features::DEVICE;
-    let receive_segments = Features::GUEST_TSO4
-        | Features::GUEST_TSO6
-        | Features::GUEST_ECN
-        | Features::GUEST_USO4
-        | Features::GUEST_USO6;
     match args.rx {
         Rx::Mergeable => {}
         Rx::Big => features.remove(Features::MRG_RXBUF),
-        Rx::Small => features.remove(Features::MRG_RXBUF | receive_segments),
+        Rx::Small => features.remove(Features::MRG_RXBUF | Features::GUEST_SEGMENTATION),
     }
     if args.no_offloads {
         features.remove(Features::CSUM | Features::GUEST_CSUM);

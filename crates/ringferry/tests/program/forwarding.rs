@@ -10,11 +10,7 @@ use crate::frames::{SEQUENCE, frame, mac, number, pattern, tcp, tcp_headers};
 use crate::guest::{Guest, Options, Received, acquaint, converse};
 use crate::process::Place;
 
-const SEGMENTATION: Features = Features::GUEST_TSO4
-    .union(Features::GUEST_TSO6)
-    .union(Features::GUEST_ECN)
-    .union(Features::GUEST_USO4)
-    .union(Features::GUEST_USO6)
+const SEGMENTATION: Features = Features::GUEST_SEGMENTATION
     .union(Features::HOST_TSO4)
     .union(Features::HOST_TSO6)
     .union(Features::HOST_ECN)

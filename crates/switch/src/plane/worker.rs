@@ -174,11 +174,10 @@ impl Worker {
                     self.look(Some(Duration::ZERO));
                 }
                 Idle::Sleep => {
-                    let before = self.active.len();
                     self.arm_all();
                     if self.active.is_empty() {
                         self.sleep(None);
-                    } else if self.active.len() == before && self.only_kickless() {
+                    } else if self.only_kickless() {
                         self.sleep(Some(KICKLESS));
                     }
                     self.spin.reset();
@@ -325,11 +324,11 @@ impl Worker {
         for event in events.iter() {
             if event.token == BELL {
                 let _ = self.inbox.bell.drain();
-                let mut commands = self.inbox.commands.try_iter().take(COMMANDS).collect::<Vec<_>>();
+                let commands = self.inbox.commands.try_iter().take(COMMANDS).collect::<Vec<_>>();
                 if commands.len() == COMMANDS {
                     let _ = self.inbox.bell.signal();
                 }
-                commands.drain(..).for_each(|command| self.execute(command));
+                commands.into_iter().for_each(|command| self.execute(command));
             } else {
                 self.wake(Source::of(event.token), event.hangup);
             }
