@@ -24,4 +24,4 @@ pub use guest::{GuestMemory, MemoryError, Translator};
 pub use region::{MapError, Region, RegionSpec};
 pub use shared::SharedMem;
 pub use slice::{ReadSlice, WriteSlice};
-pub use words::{Area, AreaTable, Entry, Table, WordTable, Words};
+pub use words::{Area, AreaSlots, AreaTable, Entry, Slots, Table, WordSlots, WordTable, Words};

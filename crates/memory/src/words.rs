@@ -6,7 +6,7 @@
 
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::region::Region;
 
@@ -15,6 +15,9 @@ use crate::region::Region;
 /// `at` is a byte offset. The owner of a ring has checked offsets against [`Words::len`] at set-up;
 /// an implementation checks again and panics on a bug of ours, never because of a peer.
 pub trait Words {
+    /// Whether a ring in this memory keeps private copies of the words it owns and so never reads
+    /// them back. Always, but in the experiment that measures what the copies are worth.
+    const SHADOW: bool = true;
     /// Length in bytes.
     fn len(&self) -> usize;
     /// Whether there are no bytes.
@@ -35,8 +38,12 @@ pub trait Words {
     fn store32(&self, at: usize, value: u32);
     /// Relaxed load.
     fn load64(&self, at: usize) -> u64;
+    /// Load that later accesses cannot move before.
+    fn load64_acquire(&self, at: usize) -> u64;
     /// Relaxed store.
     fn store64(&self, at: usize, value: u64);
+    /// Store that earlier accesses cannot move behind.
+    fn store64_release(&self, at: usize, value: u64);
     /// A full fence: no earlier store may become visible after a later load. Needed between
     /// "publish" and "does the peer want to be told?" on one side, and between "tell me" and
     /// "is there work?" on the other; each pairs with the other.
@@ -46,6 +53,30 @@ pub trait Words {
     /// The table of `count` entries (a power of two) at byte offset `at`; `None` when it is not
     /// inside, not aligned to its entries' words, or `count` is no power of two.
     fn table<E: Entry>(&self, at: usize, count: u16) -> Option<Self::Table<E>>;
+    /// How the descriptors of a packed ring are reached: [`WordSlots`] unless there is a faster way.
+    type Slots: Slots + Clone + std::fmt::Debug;
+    /// The `count` slots from the first byte on; `None` when they are not inside, not aligned to 8
+    /// bytes, or `count` is 0.
+    fn slots(&self, count: u16) -> Option<Self::Slots>;
+}
+
+/// The descriptors of a packed ring: any number of slots of two 64-bit words each. The second word,
+/// written and read as a whole, says who owns the slot; the first belongs to that owner.
+///
+/// An index outside is a bug of ours, never a peer's doing, and panics.
+pub trait Slots {
+    /// Reads the first word, relaxed.
+    fn first(&self, index: u16) -> u64;
+    /// Reads the second word, relaxed.
+    fn second(&self, index: u16) -> u64;
+    /// Reads the second word; later accesses cannot move before.
+    fn second_acquire(&self, index: u16) -> u64;
+    /// Writes the first word, relaxed.
+    fn set_first(&self, index: u16, word: u64);
+    /// Writes the second word, relaxed.
+    fn set_second(&self, index: u16, word: u64);
+    /// Writes the second word; earlier accesses cannot move behind.
+    fn set_second_release(&self, index: u16, word: u64);
 }
 
 /// A table whose size is a power of two. Indexes are masked, so that any index is inside and no
@@ -153,6 +184,46 @@ impl<W: Words, E: Entry> Table<E> for WordTable<W> {
     }
 }
 
+/// Slots reached word by word, for any [`Words`].
+#[derive(Clone)]
+pub struct WordSlots<W> {
+    words: W,
+}
+
+impl<W> std::fmt::Debug for WordSlots<W> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("WordSlots")
+    }
+}
+
+impl<W: Words> WordSlots<W> {
+    /// See [`Words::slots`].
+    pub fn new(words: W, count: u16) -> Option<Self> {
+        (count > 0 && SLOT * usize::from(count) <= words.len()).then_some(Self { words })
+    }
+}
+
+impl<W: Words> Slots for WordSlots<W> {
+    fn first(&self, index: u16) -> u64 {
+        self.words.load64(SLOT * usize::from(index))
+    }
+    fn second(&self, index: u16) -> u64 {
+        self.words.load64(SLOT * usize::from(index) + 8)
+    }
+    fn second_acquire(&self, index: u16) -> u64 {
+        self.words.load64_acquire(SLOT * usize::from(index) + 8)
+    }
+    fn set_first(&self, index: u16, word: u64) {
+        self.words.store64(SLOT * usize::from(index), word);
+    }
+    fn set_second(&self, index: u16, word: u64) {
+        self.words.store64(SLOT * usize::from(index) + 8, word);
+    }
+    fn set_second_release(&self, index: u16, word: u64) {
+        self.words.store64_release(SLOT * usize::from(index) + 8, word);
+    }
+}
+
 /// A table in an [`Area`], which was checked once.
 #[derive(Clone)]
 pub struct AreaTable<E> {
@@ -203,6 +274,65 @@ impl<E: Entry> Table<E> for AreaTable<E> {
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = index;
+    }
+}
+
+/// Bytes of a slot.
+const SLOT: usize = 16;
+
+/// Slots in an [`Area`], which was checked once.
+#[derive(Clone)]
+pub struct AreaSlots {
+    base: *mut u8,
+    count: u16,
+    _region: Arc<Region>,
+}
+
+// SAFETY: only atomic accesses to memory that the Arc keeps mapped.
+unsafe impl Send for AreaSlots {}
+// SAFETY: as above.
+unsafe impl Sync for AreaSlots {}
+
+impl std::fmt::Debug for AreaSlots {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "AreaSlots({})", self.count)
+    }
+}
+
+impl AreaSlots {
+    #[inline(always)]
+    fn word(&self, index: u16, offset: usize) -> &AtomicU64 {
+        assert!(index < self.count, "slot outside the ring");
+        // SAFETY: the slot is inside the area, which is mapped as long as self lives; the base was
+        // found to be aligned to 8.
+        unsafe { AtomicU64::from_ptr(self.base.add(SLOT * usize::from(index) + offset).cast()) }
+    }
+}
+
+impl Slots for AreaSlots {
+    #[inline(always)]
+    fn first(&self, index: u16) -> u64 {
+        u64::from_le(self.word(index, 0).load(Ordering::Relaxed))
+    }
+    #[inline(always)]
+    fn second(&self, index: u16) -> u64 {
+        u64::from_le(self.word(index, 8).load(Ordering::Relaxed))
+    }
+    #[inline(always)]
+    fn second_acquire(&self, index: u16) -> u64 {
+        u64::from_le(self.word(index, 8).load(Ordering::Acquire))
+    }
+    #[inline(always)]
+    fn set_first(&self, index: u16, word: u64) {
+        self.word(index, 0).store(word.to_le(), Ordering::Relaxed);
+    }
+    #[inline(always)]
+    fn set_second(&self, index: u16, word: u64) {
+        self.word(index, 8).store(word.to_le(), Ordering::Relaxed);
+    }
+    #[inline(always)]
+    fn set_second_release(&self, index: u16, word: u64) {
+        self.word(index, 8).store(word.to_le(), Ordering::Release);
     }
 }
 
@@ -289,10 +419,20 @@ impl Words for Area {
     access!(load16_acquire, store16_release, u16, AtomicU16, Acquire, Release);
     access!(load32, store32, u32, AtomicU32, Relaxed, Relaxed);
     access!(load64, store64, u64, AtomicU64, Relaxed, Relaxed);
+    access!(load64_acquire, store64_release, u64, AtomicU64, Acquire, Release);
 
     #[inline(always)]
     fn full_fence() {
-        fence(Ordering::SeqCst);
+        // Any locked operation is a full fence between ordinary loads and stores, and unlike MFENCE it
+        // does not hold up the prefetches and loads behind it.
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: adds nothing to the top of the stack. Not marked `nomem`: the compiler too must not
+        // move memory accesses across.
+        unsafe {
+            std::arch::asm!("lock or dword ptr [rsp], 0");
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        std::sync::atomic::fence(Ordering::SeqCst);
     }
 
     type Table<E: Entry> = AreaTable<E>;
@@ -307,5 +447,13 @@ impl Words for Area {
             _region: Arc::clone(&self.region),
             entry: PhantomData,
         })
+    }
+
+    type Slots = AreaSlots;
+
+    fn slots(&self, count: u16) -> Option<AreaSlots> {
+        let fits = count > 0 && SLOT * usize::from(count) <= self.len;
+        let aligned = self.base.addr().is_multiple_of(align_of::<u64>());
+        (fits && aligned).then(|| AreaSlots { base: self.base, count, _region: Arc::clone(&self.region) })
     }
 }

@@ -95,6 +95,23 @@ impl<'m> Burst<'m> {
         }
     }
 
+    /// Adds a frame that lies in one piece.
+    #[inline(always)]
+    pub fn push(&mut self, header: Header, frame: ReadSlice<'m>) {
+        let first = self.pieces.len() as u32;
+        let rest = frame.skip(PREFIX);
+        let prefix = frame.array().unwrap_or_else(|| {
+            let mut prefix = [0; PREFIX];
+            frame.copy_to(&mut prefix);
+            prefix
+        });
+        if !rest.is_empty() {
+            self.pieces.push(rest);
+        }
+        let pieces = u32::from(!rest.is_empty());
+        self.frames.push(Frame { header, len: frame.len() as u32, first, pieces, prefix });
+    }
+
     /// Starts a frame of `len` bytes. Its bytes are then added with [`Builder::piece`]; it joins the
     /// burst with [`Builder::finish`], and a builder that is dropped leaves no trace.
     #[inline]

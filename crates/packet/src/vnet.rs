@@ -111,6 +111,15 @@ impl Header {
         }
     }
 
+    /// Whether the wire form asks for nothing: no checksum, no segmentation, nothing left in unused
+    /// fields. Most headers are like that, and then there is nothing to check. `num_buffers`, which a
+    /// legacy header lacks, is not looked at.
+    #[inline]
+    #[must_use]
+    pub fn is_plain(bytes: &[u8; Self::LEN]) -> bool {
+        bytes[..Self::LEGACY_LEN] == [0; Self::LEGACY_LEN]
+    }
+
     /// The little-endian wire form.
     #[inline]
     #[must_use]

@@ -2,6 +2,26 @@
 
 use ringferry_memory::Translator;
 
+use crate::Fault;
+use crate::parts::DESC;
+
+/// VIRTQ_DESC_F_NEXT, of either layout.
+pub(crate) const F_NEXT: u16 = 1;
+/// VIRTQ_DESC_F_WRITE.
+pub(crate) const F_WRITE: u16 = 2;
+/// VIRTQ_DESC_F_INDIRECT.
+pub(crate) const F_INDIRECT: u16 = 4;
+
+/// Descriptors of a chain at most, however large the queue. The specification allows as many as the
+/// queue has entries; a chain that long would only serve to keep the device busy. No driver makes
+/// chains longer than the 1024 pieces an `iovec` array may have.
+const MAX_CHAIN: u16 = 1024;
+
+/// The longest chain a device takes from a queue of `size` entries.
+pub(crate) fn chain_limit(size: u16) -> u16 {
+    size.min(MAX_CHAIN)
+}
+
 /// One buffer: an address in guest physical memory and a length in bytes. Unchecked: translating
 /// it is the business of whoever owns the memory map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,8 +35,12 @@ pub struct Buffer {
 /// One descriptor chain as a device took it: first the readable buffers, then the writable ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chain {
-    /// Index of the first descriptor: the chain's name when it is completed.
-    pub head: u16,
+    /// The chain's name when it is completed: in a split ring the index of its first descriptor, in
+    /// a packed one its buffer id.
+    pub id: u16,
+    /// Entries of the ring it occupies: 1 in the available ring of a split queue, its descriptors in
+    /// a packed one.
+    pub slots: u16,
     /// Number of device-readable buffers.
     pub readable: u16,
     /// Number of device-writable buffers.
@@ -26,6 +50,28 @@ pub struct Chain {
     /// Bytes in the writable buffers.
     pub writable_len: u32,
     first: u32,
+}
+
+impl Chain {
+    /// This chain, to be completed: the device wrote `written` bytes from the start of the writable
+    /// buffers on.
+    #[inline]
+    pub fn done(&self, written: u32) -> Done {
+        Done { id: self.id, slots: self.slots, silent: self.writable == 0, written }
+    }
+}
+
+/// A chain the device has finished with; see [`Chain::done`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    pub(crate) id: u16,
+    pub(crate) slots: u16,
+    /// Nothing could be written, so with IN_ORDER no used element need say how much was. One with
+    /// writable buffers gets an element of its own even if it is full: DPDK's in-order receive path
+    /// reads an element for each.
+    pub(crate) silent: bool,
+    /// Bytes written.
+    pub(crate) written: u32,
 }
 
 /// A burst of chains in flat storage that is reused from burst to burst.
@@ -80,6 +126,12 @@ impl Chains {
         self.chains.get(i).copied()
     }
 
+    /// All chains in ring order, to be given back by [`crate::Device::untake`].
+    #[inline]
+    pub fn all(&self) -> &[Chain] {
+        &self.chains
+    }
+
     /// All chains in ring order.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = &Chain> {
@@ -98,33 +150,49 @@ impl Chains {
         &self.buffers[chain.first as usize + chain.readable as usize..][..chain.writable as usize]
     }
 
-    /// Adds chains of one buffer: head, whether the device writes it, and the buffer.
+    /// Adds chains of one buffer and one slot: id, whether the device writes it, and the buffer.
     #[inline(always)]
     pub(crate) fn extend(&mut self, singles: impl ExactSizeIterator<Item = (u16, bool, Buffer)> + Clone) {
         let first = self.buffers.len() as u32;
         self.buffers.extend(singles.clone().map(|(_, _, buffer)| buffer));
-        self.chains.extend((first..).zip(singles).map(|(first, (head, writable, buffer))| {
+        self.chains.extend((first..).zip(singles).map(|(first, (id, writable, buffer))| {
             let (readable_len, writable_len) = if writable { (0, buffer.len) } else { (buffer.len, 0) };
             let writable = u16::from(writable);
-            Chain { head, readable: 1 - writable, writable, readable_len, writable_len, first }
+            Chain { id, slots: 1, readable: 1 - writable, writable, readable_len, writable_len, first }
         }));
     }
 
     /// Starts a chain that is still open; [`Chains::close`] adds it, and one that is dropped leaves
     /// only buffers that no chain names.
     #[inline]
-    pub(crate) fn open(&self, head: u16) -> Chain {
-        Chain { head, first: self.buffers.len() as u32, ..Chain::default() }
+    pub(crate) fn open(&self, id: u16) -> Chain {
+        Chain { id, slots: 1, first: self.buffers.len() as u32, ..Chain::default() }
     }
 
-    #[inline]
-    pub(crate) fn push(&mut self, buffer: Buffer) {
+    /// Checks a buffer and adds it to the open chain.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, chain: &mut Chain, buffer: Buffer, flags: u16) -> Result<(), Fault> {
+        let (count, total) = if flags & F_WRITE != 0 {
+            (&mut chain.writable, &mut chain.writable_len)
+        } else {
+            if chain.writable > 0 {
+                return Err(Fault::ReadableAfterWritable);
+            }
+            (&mut chain.readable, &mut chain.readable_len)
+        };
+        *count += 1;
+        *total = total.checked_add(buffer.len).ok_or(Fault::ChainTooLarge)?;
         self.buffers.push(buffer);
+        Ok(())
     }
 
+    /// Adds the open chain, with all its buffers.
     #[inline]
-    pub(crate) fn close(&mut self, chain: Chain) {
+    pub(crate) fn close(&mut self, chain: Chain) -> Result<(), Fault> {
+        // Either sum is below 2^32; so must be both together (2.7.5).
+        chain.readable_len.checked_add(chain.writable_len).ok_or(Fault::ChainTooLarge)?;
         self.chains.push(chain);
+        Ok(())
     }
 }
 
@@ -133,6 +201,20 @@ pub trait Tables {
     /// Reads the 16 bytes of the descriptor at guest physical address `addr`; `None` when any of
     /// them lies outside guest memory.
     fn descriptor(&mut self, addr: u64) -> Option<[u8; 16]>;
+}
+
+/// The number of descriptors in an indirect table of `len` bytes.
+pub(crate) fn table_entries(len: u32) -> Result<u32, Fault> {
+    let entries = len / DESC as u32;
+    if entries == 0 || !len.is_multiple_of(DESC as u32) { Err(Fault::BadTable) } else { Ok(entries) }
+}
+
+/// The two words of the `index`-th descriptor of the indirect table at `addr`.
+#[inline]
+pub(crate) fn table_entry(tables: &mut impl Tables, addr: u64, index: u32) -> Result<[u64; 2], Fault> {
+    let at = addr.checked_add(DESC as u64 * u64::from(index)).ok_or(Fault::BadTable)?;
+    let both = u128::from_le_bytes(tables.descriptor(at).ok_or(Fault::BadTable)?);
+    Ok([both as u64, (both >> 64) as u64])
 }
 
 impl Tables for Translator<'_> {

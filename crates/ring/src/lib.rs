@@ -3,15 +3,18 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`chain`] | what a ring carries: buffers, chains of them, and a burst of chains |
-//! | [`split`] | the split ring's layout and the rules both its halves share |
-//! | [`split::device`] | the half that takes chains and completes them |
-//! | [`split::driver`] | the half that adds chains and collects them |
+//! | [`device`] | the half that takes chains and completes them, of either layout |
+//! | [`driver`] | the half that adds chains and collects them, of either layout |
+//! | [`parts`] | where a ring lies in memory |
+//! | [`split`] | the split ring: what both halves do alike, and the halves |
+//! | [`packed`] | the packed ring, file for file the split one's twin |
 //!
-//! A half owns one side of a ring and everything private to it. It *shadows* what it writes (shared
-//! words it owns are stored and never loaded) and *caches* what the peer writes (the peer's index is
-//! loaded only when the cached one has run dry), so each cache line flows one way. Work is done in
-//! bursts: [`split::Device::take`] / [`split::Device::complete`] / one [`split::Device::publish`];
-//! [`split::Driver::add`] / one [`split::Driver::publish`] / [`split::Driver::collect`].
+//! The layout is chosen once, when a ring is set up; [`Device`] and [`Driver`] look at it once per
+//! burst. A half owns one side of a ring and everything private to it. It *shadows* what it writes
+//! (shared words it owns are stored and never loaded) and *caches* what the peer writes (the peer's
+//! index is loaded only when the cached one has run dry), so each cache line flows one way. Work is
+//! done in bursts: [`Device::take`] / [`Device::complete`] / one [`Device::publish`];
+//! [`Driver::add`] / one [`Driver::publish`] / [`Driver::collect`].
 //!
 //! What the peer wrote is read once, checked, then used. A violation breaks the ring: the half
 //! remembers the [`Fault`], refuses all further work, and is only good for being dropped. Rings know
@@ -19,10 +22,17 @@
 #![forbid(unsafe_code)]
 
 pub mod chain;
+pub mod device;
+pub mod driver;
+mod outstanding;
+pub mod packed;
+pub mod parts;
 pub mod split;
 
-pub use chain::{Buffer, Chain, Chains, Tables};
-pub use split::{Layout, LayoutError};
+pub use chain::{Buffer, Chain, Chains, Done, Tables};
+pub use device::Device;
+pub use driver::{AddError, Driver, IndirectTables, Used};
+pub use parts::{LayoutError, MAX_SIZE, Parts, check_size, part_bytes};
 
 /// How a peer broke the rules of its ring. Sticky until the ring is set up anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -67,11 +77,16 @@ pub struct RingFeatures {
     pub indirect: bool,
     /// VIRTIO_F_EVENT_IDX (29).
     pub event_idx: bool,
+    /// VIRTIO_F_RING_PACKED (34).
+    pub packed: bool,
+    /// VIRTIO_F_IN_ORDER (35).
+    pub in_order: bool,
 }
 
 impl RingFeatures {
     /// The bits of a negotiated feature word that rings care for.
     pub fn from_bits(features: u64) -> Self {
-        Self { indirect: features & (1 << 28) != 0, event_idx: features & (1 << 29) != 0 }
+        let has = |bit: u32| features & (1 << bit) != 0;
+        Self { indirect: has(28), event_idx: has(29), packed: has(34), in_order: has(35) }
     }
 }

@@ -55,7 +55,7 @@ fn plug(path: &str) -> Result<End, Box<dyn Error>> {
     let calls = [EventFd::new()?, EventFd::new()?];
     let plan = |queue: Queue, at: usize| RingPlan {
         size: queue.size,
-        base: 0,
+        base: None,
         desc: queue.desc,
         avail: queue.avail,
         used: queue.used,

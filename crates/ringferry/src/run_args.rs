@@ -18,7 +18,7 @@ Ports:
 
 Keys of every port:  name=NAME  mtu=BYTES
 Keys of vhost-user:  mode=listen|connect  queue_size=N  mac=ADDRESS  mergeable=off  csum=off  tso=off  uso=off
-                     event_idx=off  indirect=off
+                     event_idx=off  indirect=off  packed=off  in_order=off
 Keys of tap:         existing=yes|no  offloads=off
 A configuration file has the same keys, and its own line for a path with a comma in it.
 

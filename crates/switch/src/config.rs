@@ -27,6 +27,8 @@
 //! uso = true
 //! event_idx = true
 //! indirect = true
+//! packed = true                       # packed rings, for front ends that want them
+//! in_order = true
 //!
 //! [[port]]
 //! name = "up"                         # default: name of the tap, or "fd" and a number
@@ -170,11 +172,24 @@ pub struct FeatureToggles {
     pub event_idx: bool,
     /// Indirect descriptors (`VIRTIO_F_INDIRECT_DESC`).
     pub indirect: bool,
+    /// Packed rings (`VIRTIO_F_RING_PACKED`).
+    pub packed: bool,
+    /// Buffers used in the order they came (`VIRTIO_F_IN_ORDER`).
+    pub in_order: bool,
 }
 
 impl Default for FeatureToggles {
     fn default() -> Self {
-        FeatureToggles { mergeable: true, csum: true, tso: true, uso: true, event_idx: true, indirect: true }
+        FeatureToggles {
+            mergeable: true,
+            csum: true,
+            tso: true,
+            uso: true,
+            event_idx: true,
+            indirect: true,
+            packed: true,
+            in_order: true,
+        }
     }
 }
 
@@ -322,7 +337,7 @@ impl PortConfig {
 
 impl FeatureToggles {
     /// Every toggle with its key; `csum` first because others depend on it.
-    fn by_key(&mut self) -> [(&'static str, &mut bool); 6] {
+    fn by_key(&mut self) -> [(&'static str, &mut bool); 8] {
         [
             ("csum", &mut self.csum),
             ("tso", &mut self.tso),
@@ -330,6 +345,8 @@ impl FeatureToggles {
             ("mergeable", &mut self.mergeable),
             ("event_idx", &mut self.event_idx),
             ("indirect", &mut self.indirect),
+            ("packed", &mut self.packed),
+            ("in_order", &mut self.in_order),
         ]
     }
 }

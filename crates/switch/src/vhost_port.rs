@@ -4,16 +4,14 @@
 //! The socket outlives sessions: a listener is bound once and never re-bound, and a port that connects
 //! tries again for ever. One front end is served at a time; the next waits in the listener's backlog.
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringferry_memory::GuestMemory;
 use ringferry_packet::ether::{Mac, rarp_announcement};
-use ringferry_ring::split::Device as RingDevice;
-use ringferry_ring::{Layout, RingFeatures};
+use ringferry_ring::{Device as RingDevice, LayoutError, RingFeatures};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::{Listener, Stream};
 use ringferry_vhost_user::RingSetup;
@@ -320,6 +318,8 @@ fn features(toggles: FeatureToggles) -> Features {
         (toggles.uso, Features::GUEST_USO4 | Features::GUEST_USO6 | Features::HOST_USO),
         (toggles.event_idx, Features::EVENT_IDX),
         (toggles.indirect, Features::INDIRECT_DESC),
+        (toggles.packed, Features::RING_PACKED),
+        (toggles.in_order, Features::IN_ORDER),
     ];
     for (on, group) in groups {
         if !on {
@@ -352,28 +352,33 @@ struct PortDevice {
 }
 
 impl PortDevice {
-    fn try_start(&mut self, index: u16, setup: RingSetup) -> Result<(), String> {
-        let RingSetup { size, desc, avail, used, kick, call, err, enabled, memory, features, .. } = setup;
-        if let Some(limit) = self.queue_limit.filter(|limit| size > *limit) {
-            return Err(format!("it has {size} entries, and the port allows {limit}"));
+    fn try_start(&mut self, index: u16, setup: RingSetup) -> Result<(), NoRing> {
+        let RingSetup { parts, base, inflight, kick, call, err, enabled, memory, features } = setup;
+        if let Some(limit) = self.queue_limit.filter(|limit| parts.size > *limit) {
+            return Err(NoRing::Limit { size: parts.size, limit });
         }
-        let layout = Layout::new(size, desc, avail, used).map_err(|error| error.to_string())?;
-        let event = |fd: Option<OwnedFd>| {
-            fd.map(EventFd::from_fd).transpose().map_err(|error: io::Error| error.to_string())
-        };
         let start = RingStart {
             index,
-            ring: RingDevice::new(layout, RingFeatures::from_bits(features)),
+            ring: RingDevice::new(parts, RingFeatures::from_bits(features), base, inflight)?,
             memory,
             features: Features::from_bits_retain(features),
             enabled,
-            kick: event(kick)?,
-            call: event(call)?,
-            err: event(err)?,
+            kick,
+            call,
+            err,
         };
         self.plane.send(Command::StartRing(self.id, Box::new(start)));
         Ok(())
     }
+}
+
+/// Why a ring that a front end has started is not served.
+#[derive(Debug, thiserror::Error)]
+enum NoRing {
+    #[error("it has {size} entries, and the port allows {limit}")]
+    Limit { size: u16, limit: u16 },
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
 }
 
 impl Device for PortDevice {
@@ -394,8 +399,8 @@ impl Device for PortDevice {
         if self.bases.len() <= at {
             self.bases.resize(at + 1, 0);
         }
-        self.bases[at] = setup.base as u16;
-        tracing::debug!(port = self.name, index, size = setup.size, base = setup.base, "ring starts");
+        self.bases[at] = setup.base;
+        tracing::debug!(port = self.name, index, size = setup.parts.size, base = setup.base, "ring starts");
         if let Err(why) = self.try_start(index, setup)
             && self.limit.allows()
         {
@@ -403,23 +408,19 @@ impl Device for PortDevice {
         }
     }
 
-    fn ring_call_changed(&mut self, index: u16, call: Option<OwnedFd>) {
-        match call.map(EventFd::from_fd).transpose() {
-            Ok(call) => self.plane.send(Command::SetCall(self.id, index, call)),
-            Err(error) if self.limit.allows() => tracing::warn!(port = self.name, "queue {index}: {error}"),
-            Err(_) => {}
-        }
+    fn ring_call_changed(&mut self, index: u16, call: Option<EventFd>) {
+        self.plane.send(Command::SetCall(self.id, index, call));
     }
 
     fn ring_enabled(&mut self, index: u16, enabled: bool) {
         self.plane.send(Command::EnableRing(self.id, index, enabled));
     }
 
-    fn ring_stopped(&mut self, index: u16) -> u32 {
+    fn ring_stopped(&mut self, index: u16) -> u16 {
         let started = self.bases.get(usize::from(index)).copied().unwrap_or(0);
         let base = self.plane.stop_ring(self.id, index).unwrap_or(started);
         tracing::debug!(port = self.name, index, base, "ring stops");
-        base.into()
+        base
     }
 
     fn config(&self, offset: usize, buf: &mut [u8]) -> bool {

@@ -15,17 +15,20 @@
 mod requests;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ringferry_memory::{GuestMemory, MapError, MemoryError};
+use ringferry_memory::{GuestMemory, MapError, MemoryError, SharedMem};
+use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
 use zerocopy::IntoBytes;
 
+use crate::base;
+use crate::inflight::{InflightError, Tracking};
 use crate::message::{
-    F_PROTOCOL_FEATURES, FLAG_REPLY, Header, MAX_FDS, MAX_MEM_SLOTS, MAX_VIRTQUEUES, Needs, ProtocolFeatures,
-    Reply, Row, feature_names,
+    F_PROTOCOL_FEATURES, F_RING_PACKED, FLAG_REPLY, Header, MAX_FDS, MAX_MEM_SLOTS, MAX_VIRTQUEUES, Needs,
+    ProtocolFeatures, Reply, Row, bit_numbers,
 };
 use crate::vring::{RingError, RingSetup, Vring};
 use crate::wire::{Incoming, Wire, WireError};
@@ -62,16 +65,17 @@ pub trait Device {
     fn ring_started(&mut self, index: u16, ring: RingSetup);
 
     /// Another event to signal used buffers of a running ring with; `None`: the front end polls.
-    fn ring_call_changed(&mut self, index: u16, call: Option<OwnedFd>);
+    fn ring_call_changed(&mut self, index: u16, call: Option<EventFd>);
 
     /// A running ring is enabled or disabled. While a ring is disabled, a network device discards
     /// what the guest sends and delivers nothing (vhost-user, "Ring states").
     fn ring_enabled(&mut self, index: u16, enabled: bool);
 
     /// A running ring stops: for `GET_VRING_BASE`, for a change under it, for a reset, or because
-    /// the front end went away. Buffers taken from the ring must be completed first. Returns the
-    /// next available index; from then on nobody touches the ring's memory or its events.
-    fn ring_stopped(&mut self, index: u16) -> u32;
+    /// the front end went away. Buffers taken from the ring must be completed first. Returns where
+    /// the ring stands, as [`RingSetup::base`] has it; from then on nobody touches the ring's memory,
+    /// its events, or its part of the in-flight region.
+    fn ring_stopped(&mut self, index: u16) -> u16;
 
     /// Reads configuration space at `offset`; false where there is none.
     fn config(&self, offset: usize, buf: &mut [u8]) -> bool {
@@ -127,6 +131,7 @@ impl Offer {
         .union(ProtocolFeatures::REPLY_ACK)
         .union(ProtocolFeatures::NET_MTU)
         .union(ProtocolFeatures::BACKEND_REQ)
+        .union(ProtocolFeatures::INFLIGHT_SHMFD)
         .union(ProtocolFeatures::RESET_DEVICE)
         .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS)
         .union(ProtocolFeatures::STATUS);
@@ -207,7 +212,7 @@ pub enum Refusal {
         value: u64,
     },
     /// Features that were not offered.
-    #[error("features that were not offered: {}", feature_names(*.0))]
+    #[error("features that were not offered: {}", bit_numbers(*.0))]
     Features(u64),
     /// Protocol features that were not offered.
     #[error("protocol features that were not offered: {0:#x}")]
@@ -221,6 +226,9 @@ pub enum Refusal {
     /// The map is impossible.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// The in-flight region cannot be used.
+    #[error(transparent)]
+    Inflight(#[from] InflightError),
     /// More regions than were offered.
     #[error("more than {0} memory regions")]
     Slots(usize),
@@ -267,7 +275,7 @@ pub struct RingState {
     pub started: bool,
     /// Whether the front end enabled it.
     pub enabled: bool,
-    /// The next available index when it was last started or stopped.
+    /// Where it was when it was last started or stopped, as `SET_VRING_BASE` has it.
     pub base: u32,
 }
 
@@ -283,6 +291,8 @@ pub struct Session {
     /// Regions that were added more than once, once for each time more.
     repeated: Vec<ringferry_memory::RegionSpec>,
     rings: Vec<Vring>,
+    /// Where packed rings keep their positions, if the front end gave us a region for it.
+    tracking: Option<Tracking>,
     /// Kept open because the front end takes its closing for our end.
     backend_req: Option<Stream>,
     status: u8,
@@ -297,6 +307,8 @@ enum Answer {
     Done,
     /// With this payload.
     Payload(Vec<u8>),
+    /// With this payload and this file.
+    File(Vec<u8>, SharedMem),
 }
 
 impl Session {
@@ -316,6 +328,7 @@ impl Session {
             memory: None,
             repeated: Vec::new(),
             rings: std::iter::repeat_with(Vring::default).take(usize::from(offer.max_queues)).collect(),
+            tracking: None,
             backend_req: None,
             status: 0,
             closed: false,
@@ -349,6 +362,7 @@ impl Session {
         self.closed = true;
         self.stop_all(dev);
         self.rings.clear();
+        self.tracking = None;
         self.backend_req = None;
         if self.memory.take().is_some() {
             dev.memory_changed(None);
@@ -381,7 +395,7 @@ impl Session {
             size: ring.geometry.size.unwrap_or(0),
             started: ring.started,
             enabled: ring.enabled,
-            base: ring.base,
+            base: ring.base.unwrap_or(0),
         })
     }
 
@@ -452,9 +466,10 @@ impl Session {
 
     fn answer(&mut self, header: &Header, reply: Option<Reply>, answer: Answer) -> Result<(), SessionError> {
         match answer {
-            Answer::Payload(payload) => self.reply(header, &payload),
+            Answer::Payload(payload) => self.reply(header, &payload, &[]),
+            Answer::File(payload, file) => self.reply(header, &payload, &[file.fd()]),
             Answer::Done if reply == Some(Reply::Status) || self.wants_ack(header) => {
-                self.reply(header, 0u64.as_bytes())
+                self.reply(header, 0u64.as_bytes(), &[])
             }
             Answer::Done => Ok(()),
         }
@@ -471,10 +486,10 @@ impl Session {
         self.warnings.warn(|| tracing::warn!(name, number = header.request, %reason, "message refused"));
         match row.map(|row| (row.reply, row.needs)) {
             Some((Reply::Value, _)) => Err(SessionError::Unanswerable { message: name, reason }),
-            Some((Reply::Config, _)) => self.reply(header, &[]),
+            Some((Reply::Config, _)) => self.reply(header, &[], &[]),
             // A front end that may not send the message does not wait for its reply either.
-            Some((Reply::Status, needs)) if self.is_open(needs) => self.reply(header, 1u64.as_bytes()),
-            _ if self.wants_ack(header) => self.reply(header, 1u64.as_bytes()),
+            Some((Reply::Status, needs)) if self.is_open(needs) => self.reply(header, 1u64.as_bytes(), &[]),
+            _ if self.wants_ack(header) => self.reply(header, 1u64.as_bytes(), &[]),
             _ => Ok(()),
         }
     }
@@ -483,8 +498,16 @@ impl Session {
         header.need_reply() && self.protocol.contains(ProtocolFeatures::REPLY_ACK)
     }
 
-    fn reply(&mut self, header: &Header, payload: &[u8]) -> Result<(), SessionError> {
-        Ok(self.wire.write(header.request, FLAG_REPLY, payload, &[])?)
+    fn reply(&mut self, header: &Header, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), SessionError> {
+        Ok(self.wire.write(header.request, FLAG_REPLY, payload, fds)?)
+    }
+
+    /// Whether rings are packed; `None` while that is open.
+    fn packed(&self) -> Option<bool> {
+        match self.features {
+            Some(features) => Some(features & F_RING_PACKED != 0),
+            None => (self.offer.features & F_RING_PACKED == 0).then_some(false),
+        }
     }
 
     /// Starts a ring if it is not running and all it needs has been said.
@@ -494,12 +517,14 @@ impl Session {
         if ring.started {
             return Ok(());
         }
-        match ring.setup(memory, features & !F_PROTOCOL_FEATURES) {
+        match ring.setup(index, memory, features & !F_PROTOCOL_FEATURES, self.tracking.as_ref()) {
             Ok(Some(setup)) => {
                 ring.started = true;
+                ring.recover = false;
+                ring.base = Some(base::encode(setup.base, setup.packed()));
                 tracing::debug!(
                     index,
-                    size = setup.size,
+                    size = setup.parts.size,
                     base = setup.base,
                     enabled = setup.enabled,
                     "ring starts"
@@ -526,10 +551,12 @@ impl Session {
     }
 
     fn stop(&mut self, index: u16, dev: &mut dyn Device) {
+        let packed = self.packed() == Some(true);
         let ring = &mut self.rings[usize::from(index)];
         if std::mem::take(&mut ring.started) {
-            ring.base = dev.ring_stopped(index);
-            tracing::debug!(index, base = ring.base, "ring stopped");
+            let position = dev.ring_stopped(index);
+            ring.base = Some(base::encode(position, packed));
+            tracing::debug!(index, position, "ring stopped");
         }
     }
 

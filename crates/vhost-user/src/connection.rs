@@ -2,20 +2,24 @@
 //!
 //! ```text
 //! connect_device   GET_FEATURES, GET_PROTOCOL_FEATURES, SET_PROTOCOL_FEATURES, GET_QUEUE_NUM, SET_OWNER
-//! start            SET_FEATURES, SET_MEM_TABLE,
+//! start            SET_FEATURES, SET_MEM_TABLE, GET_INFLIGHT_FD, SET_INFLIGHT_FD,
 //!                  per ring NUM, BASE, ADDR, ERR, KICK, CALL, then per ring ENABLE, then SET_STATUS
 //! stop             per ring GET_VRING_BASE, then SET_STATUS(0)
 //! ```
 //!
-//! A device may be stopped and started any number of times on one connection.
+//! A device may be stopped and started any number of times on one connection. Where the back end
+//! ended without a word, the [`InflightRegion`] says where the next one resumes packed rings: take it
+//! from the old connection, and give it to the new one before it starts.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
 use ringferry_memory::RegionSpec;
 use ringferry_sys::socket::Stream;
 
+use crate::base;
 use crate::frontend::{Frontend, FrontendError};
-use crate::message::{F_PROTOCOL_FEATURES, MAX_VIRTQUEUES, ProtocolFeatures};
+use crate::inflight::InflightRegion;
+use crate::message::{F_PROTOCOL_FEATURES, F_RING_PACKED, MAX_VIRTQUEUES, ProtocolFeatures};
 use crate::wire::WireError;
 
 /// Device status bits (VIRTIO 1.4, 2.1) in the order a driver sets them.
@@ -43,6 +47,7 @@ impl Wanted {
         .union(ProtocolFeatures::REPLY_ACK)
         .union(ProtocolFeatures::RARP)
         .union(ProtocolFeatures::NET_MTU)
+        .union(ProtocolFeatures::INFLIGHT_SHMFD)
         .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS)
         .union(ProtocolFeatures::STATUS);
 }
@@ -59,18 +64,26 @@ pub struct Negotiated {
     pub queue_num: u16,
 }
 
+impl Negotiated {
+    /// Whether rings are packed.
+    pub fn packed(&self) -> bool {
+        self.features & F_RING_PACKED != 0
+    }
+}
+
 /// One ring to be started. Addresses are user addresses, in one of the memory regions.
 #[derive(Clone, Copy, Debug)]
 pub struct RingPlan<'a> {
     /// Entries.
     pub size: u16,
-    /// Where to begin: 0, or what [`Connection::stop`] returned.
-    pub base: u32,
-    /// Descriptor table.
+    /// Where to begin: what [`Connection::stop`] or [`resume_base`](crate::resume_base) returned; `None`: at
+    /// the beginning of a new ring. See [`base`].
+    pub base: Option<u32>,
+    /// Descriptor table, or packed descriptor ring.
     pub desc: u64,
-    /// Available ring.
+    /// Available ring, or a packed ring's driver event suppression.
     pub avail: u64,
-    /// Used ring.
+    /// Used ring, or a packed ring's device event suppression.
     pub used: u64,
     /// Event we write; `None`: the back end polls.
     pub kick: Option<BorrowedFd<'a>>,
@@ -91,6 +104,8 @@ pub struct Connection {
     enables: bool,
     /// Rings that run, counted from index 0.
     running: u16,
+    /// What the rings that run are tracked in, or those to come.
+    inflight: Option<InflightRegion>,
 }
 
 /// Agrees with a back end on features.
@@ -118,7 +133,7 @@ pub fn connect_device(stream: Stream, wanted: &Wanted) -> Result<Connection, Fro
     frontend.set_owner()?;
     let features = offered & (wanted.features | wanted.required) & !F_PROTOCOL_FEATURES;
     let negotiated = Negotiated { features, protocol, queue_num: queue_num.min(MAX_VIRTQUEUES) };
-    Ok(Connection { frontend, negotiated, enables, running: 0 })
+    Ok(Connection { frontend, negotiated, enables, running: 0, inflight: None })
 }
 
 impl Connection {
@@ -130,6 +145,19 @@ impl Connection {
     /// The typed calls, for all that is not set-up: MTU, announcements, memory hot-plug.
     pub fn frontend(&mut self) -> &mut Frontend {
         &mut self.frontend
+    }
+
+    /// Has rings go on that were tracked in `region` on an earlier connection, the next time the
+    /// device starts: with as many rings of the same sizes, and in the memory in which they were.
+    /// Without it, the next start takes a new region if the back end has one to give.
+    pub fn set_inflight(&mut self, region: InflightRegion) {
+        self.inflight = Some(region);
+    }
+
+    /// Takes the region in which the rings are tracked, to be kept for the next connection; `None`
+    /// when the back end does not track them.
+    pub fn take_inflight(&mut self) -> Option<InflightRegion> {
+        self.inflight.take()
     }
 
     /// Starts the device with `rings`, the first of which has index 0. A device that runs is
@@ -151,6 +179,7 @@ impl Connection {
         self.frontend.set_features(self.negotiated.features | protocol)?;
         self.set_status(status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK)?;
         self.frontend.set_mem_table(memory)?;
+        self.share_inflight(rings)?;
         // Before the rings run, as QEMU does: a ring that runs disabled discards what waits in it.
         for (index, ring) in (0u16..).zip(rings) {
             self.set_enabled(index, ring.enabled)?;
@@ -163,9 +192,29 @@ impl Connection {
         self.set_status(status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK | status::DRIVER_OK)
     }
 
+    /// Gives the back end the region of an earlier connection, or one of its own.
+    fn share_inflight(&mut self, rings: &[RingPlan<'_>]) -> Result<(), FrontendError> {
+        let protocol = self.negotiated.protocol;
+        if rings.is_empty() || !protocol.contains(ProtocolFeatures::INFLIGHT_SHMFD) {
+            self.inflight = None;
+            return Ok(());
+        }
+        if self.inflight.is_none() {
+            let largest = rings.iter().map(|ring| ring.size).max().unwrap_or(0);
+            self.inflight = self.frontend.get_inflight_fd(rings.len() as u16, largest)?;
+        }
+        match &self.inflight {
+            Some(region) => self.frontend.set_inflight_fd(region),
+            None => Ok(()),
+        }
+    }
+
     fn start_ring(&mut self, index: u16, ring: &RingPlan<'_>) -> Result<(), FrontendError> {
+        let packed = self.negotiated.packed();
+        let first = base::encode(base::first_position(packed), packed);
+        let base = ring.base.map_or(first, |base| base::complete(base, packed));
         self.frontend.set_vring_num(index, ring.size)?;
-        self.frontend.set_vring_base(index, ring.base)?;
+        self.frontend.set_vring_base(index, base)?;
         self.frontend.set_vring_addr(index, ring.desc, ring.avail, ring.used)?;
         if ring.err.is_some() {
             self.frontend.set_vring_err(index, ring.err)?;
@@ -184,7 +233,7 @@ impl Connection {
     }
 
     /// Stops the device: once this returns, the back end touches no ring any more. Returns where
-    /// each ring can resume.
+    /// each ring can resume, and forgets the in-flight region, which is no longer needed for it.
     ///
     /// # Errors
     /// Whatever the connection meets; the rings are out of the back end's hands only when the
@@ -194,8 +243,10 @@ impl Connection {
         if running == 0 {
             return Ok(Vec::new());
         }
-        let bases =
-            (0..running).map(|index| self.frontend.get_vring_base(index)).collect::<Result<Vec<_>, _>>()?;
+        let packed = self.negotiated.packed();
+        let stop = |index| Ok(base::complete(self.frontend.get_vring_base(index)?, packed));
+        let bases = (0..running).map(stop).collect::<Result<Vec<_>, FrontendError>>()?;
+        self.inflight = None;
         self.set_status(0)?;
         Ok(bases)
     }

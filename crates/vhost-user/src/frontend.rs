@@ -14,11 +14,13 @@ use ringferry_sys::socket::Stream;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::inflight::InflightRegion;
 use crate::message::{
-    ConfigHeader, FLAG_NEED_REPLY, MAX_CONFIG, MAX_FDS, MemoryRegion, MemoryTable, NO_FD, Needs,
-    ProtocolFeatures, Reply, Request, SingleRegion, VringAddr, VringState, feature_names,
+    ConfigHeader, FLAG_NEED_REPLY, InflightDescription, MAX_CONFIG, MAX_FDS, MemoryRegion, MemoryTable,
+    NO_FD, Needs, ProtocolFeatures, Reply, Request, SingleRegion, VringAddr, VringState, bit_numbers,
+    inflight_description,
 };
-use crate::wire::{Wire, WireError};
+use crate::wire::{Incoming, Wire, WireError};
 
 /// How long a call waits for its answer. A back end that maps (and touches) gigabytes of memory
 /// before it answers needs seconds; who waits longer than this is dead.
@@ -56,7 +58,7 @@ pub enum FrontendError {
     #[error("the back end sent a message that nobody asked for")]
     Unsolicited,
     /// The back end lacks features we cannot do without.
-    #[error("the back end lacks required features: {}", feature_names(*.0))]
+    #[error("the back end lacks required features: {}", bit_numbers(*.0))]
     MissingFeatures(u64),
     /// More rings than the protocol can address.
     #[error("{0} virtqueues, but the protocol can address only 256")]
@@ -297,6 +299,33 @@ impl Frontend {
         self.command(Request::SetBackendReqFd, &[], &[fd])
     }
 
+    /// Asks for a region in which the back end tracks `num_queues` rings of up to `queue_size`
+    /// entries, to be given to the next back end with [`Frontend::set_inflight_fd`]; this one uses it
+    /// once it was given it, too. Features must have been set. `None`: the back end tracks nothing.
+    pub fn get_inflight_fd(
+        &mut self,
+        num_queues: u16,
+        queue_size: u16,
+    ) -> Result<Option<InflightRegion>, FrontendError> {
+        let request = Request::GetInflightFd;
+        let wanted = InflightDescription { num_queues, queue_size, ..InflightDescription::default() };
+        let deadline = self.send(request, 0, wanted.as_bytes(), &[])?;
+        let Incoming { payload, mut fds, .. } = self.receive_message(request, deadline)?;
+        let description =
+            inflight_description(&payload).ok_or_else(|| FrontendError::BadReply(request.row().name))?;
+        match (description.mmap_size, fds.pop()) {
+            (0, None) => Ok(None),
+            (1.., Some(fd)) if fds.is_empty() => Ok(Some(InflightRegion { description, fd })),
+            _ => Err(FrontendError::BadReply(request.row().name)),
+        }
+    }
+
+    /// Gives the back end the region in which it, or the one before it, tracks the rings. To be
+    /// sent before they start.
+    pub fn set_inflight_fd(&mut self, region: &InflightRegion) -> Result<(), FrontendError> {
+        self.command(Request::SetInflightFd, region.description.as_bytes(), &[region.fd()])
+    }
+
     fn state(&mut self, request: Request, index: u16, num: u32) -> Result<(), FrontendError> {
         self.command(request, VringState { index: index.into(), num }.as_bytes(), &[])
     }
@@ -382,16 +411,24 @@ impl Frontend {
     }
 
     fn receive_bytes(&mut self, request: Request, deadline: Instant) -> Result<Vec<u8>, FrontendError> {
+        let reply = self.receive_message(request, deadline)?;
+        if !reply.fds.is_empty() {
+            return Err(FrontendError::BadReply(request.row().name));
+        }
+        Ok(reply.payload)
+    }
+
+    fn receive_message(&mut self, request: Request, deadline: Instant) -> Result<Incoming, FrontendError> {
         let reply = loop {
             match self.wire.read()? {
                 Some(reply) => break reply,
                 None => self.wait(request, PollFlags::IN, deadline)?,
             }
         };
-        if !reply.header.is_reply() || reply.header.request != request as u32 || !reply.fds.is_empty() {
+        if !reply.header.is_reply() || reply.header.request != request as u32 {
             return Err(FrontendError::BadReply(request.row().name));
         }
-        Ok(reply.payload)
+        Ok(reply)
     }
 
     fn wait(&self, request: Request, flags: PollFlags, deadline: Instant) -> Result<(), FrontendError> {

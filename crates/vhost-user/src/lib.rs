@@ -5,6 +5,8 @@
 //! |---|---|---|
 //! | [`message`] | one table of all messages, and their payloads | nobody: constants and shapes |
 //! | `wire` | messages with their descriptors, over partial reads | the socket |
+//! | [`base`] | where a ring resumes | nobody: an encoding |
+//! | [`inflight`] | where packed rings resume after a crash | the front end, from one back end to the next |
 //! | `vring` | one ring as described, checked and resolved | the ring's events |
 //! | [`backend`] | [`Session`]: one front end's connection as a state machine | what the front end said |
 //! | [`frontend`] | [`Frontend`]: one call per message | its end of the socket |
@@ -25,6 +27,13 @@
 //! A ring begins stopped and disabled. `SET_FEATURES` without `F_PROTOCOL_FEATURES` enables all
 //! rings; with it nothing changes, and `SET_VRING_ENABLE` may come before or after. A change of the
 //! memory map, the size or the addresses of a running ring stops and starts it behind the scenes.
+//!
+//! # Packed rings
+//!
+//! With `RING_PACKED` the address of the available ring is that of the driver's event suppression
+//! structure, and the address of the used ring that of the device's; [`base`] tells what
+//! `SET_VRING_BASE` means. Size, addresses and base may come before `SET_FEATURES`: they are judged
+//! at once when the layout is known, and in any case when the ring starts.
 //!
 //! # Order of messages
 //!
@@ -54,9 +63,9 @@
 //!     }
 //!     fn memory_changed(&mut self, _: Option<std::sync::Arc<ringferry_memory::GuestMemory>>) {}
 //!     fn ring_started(&mut self, _: u16, _: RingSetup) {}
-//!     fn ring_call_changed(&mut self, _: u16, _: Option<std::os::fd::OwnedFd>) {}
+//!     fn ring_call_changed(&mut self, _: u16, _: Option<ringferry_sys::eventfd::EventFd>) {}
 //!     fn ring_enabled(&mut self, _: u16, _: bool) {}
-//!     fn ring_stopped(&mut self, _: u16) -> u32 {
+//!     fn ring_stopped(&mut self, _: u16) -> u16 {
 //!         0
 //!     }
 //! }
@@ -85,8 +94,10 @@
 #![forbid(unsafe_code)]
 
 pub mod backend;
+pub mod base;
 pub mod connection;
 pub mod frontend;
+pub mod inflight;
 pub mod message;
 mod vring;
 mod wire;
@@ -94,6 +105,7 @@ mod wire;
 pub use backend::{Counters, Device, Offer, Progress, Refusal, RingState, Session, SessionError};
 pub use connection::{Connection, Negotiated, RingPlan, Wanted, connect_device};
 pub use frontend::{Frontend, FrontendError};
+pub use inflight::{InflightError, InflightRegion, resume_base};
 pub use message::ProtocolFeatures;
 pub use vring::{RingError, RingSetup};
 pub use wire::WireError;

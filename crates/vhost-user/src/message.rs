@@ -29,6 +29,8 @@ pub const F_LOG_ALL: u64 = 1 << 26;
 pub const F_VERSION_1: u64 = 1 << 32;
 /// Feature bit 33: ring and buffer addresses go through an IOMMU.
 pub const F_ACCESS_PLATFORM: u64 = 1 << 33;
+/// Feature bit 34: rings are packed. Sizes, addresses and bases mean something else then.
+pub const F_RING_PACKED: u64 = 1 << 34;
 
 /// Bytes of the largest payload we read. The largest that a sane peer sends is a memory table of
 /// [`MAX_FDS`] regions (1032 bytes) or a crypto session (about 1 KiB); a page leaves room and bounds
@@ -39,8 +41,6 @@ pub const MAX_PAYLOAD: usize = 4096;
 pub const MAX_FDS: usize = 32;
 /// Virtqueues that the protocol can address: a kick carries its index in 8 bits.
 pub const MAX_VIRTQUEUES: u16 = 256;
-/// Entries of the largest split ring (VIRTIO 1.4, 2.7).
-pub const MAX_RING_SIZE: u32 = 32768;
 /// Bytes of configuration space that one message may carry.
 pub const MAX_CONFIG: usize = 256;
 /// Memory slots that QEMU's virtio-net can use at most on x86 (`VHOST_USER_MAX_RAM_SLOTS`).
@@ -199,6 +199,8 @@ const TABLE_HEADER: usize = size_of::<MemoryTable>();
 const REGION: usize = size_of::<MemoryRegion>();
 const SINGLE: usize = size_of::<SingleRegion>();
 const CONFIG: usize = size_of::<ConfigHeader>();
+/// Some peers leave out the padding at the end.
+const INFLIGHT: usize = size_of::<InflightDescription>();
 
 messages! {
     //                    number, name in the specification, payload min and max, fds, needs, reply
@@ -262,10 +264,10 @@ messages! {
     PostcopyListen         = 29, "POSTCOPY_LISTEN",          0, 0, (0, 0), Negotiated(P::PAGEFAULT), Ack;
     /// Post-copy migration.
     PostcopyEnd            = 30, "POSTCOPY_END",             0, 0, (0, 0), Negotiated(P::PAGEFAULT), Status;
-    /// In-flight tracking.
-    GetInflightFd          = 31, "GET_INFLIGHT_FD",          20, 24, (0, 0), Negotiated(P::INFLIGHT_SHMFD), Value;
-    /// In-flight tracking.
-    SetInflightFd          = 32, "SET_INFLIGHT_FD",          20, 24, (1, 1), Negotiated(P::INFLIGHT_SHMFD), Ack;
+    /// A region to track in-flight buffers in.
+    GetInflightFd          = 31, "GET_INFLIGHT_FD",          INFLIGHT - 4, INFLIGHT, (0, 0), Negotiated(P::INFLIGHT_SHMFD), Value;
+    /// The region of this connection, or of one before it.
+    SetInflightFd          = 32, "SET_INFLIGHT_FD",          INFLIGHT - 4, INFLIGHT, (1, 1), Negotiated(P::INFLIGHT_SHMFD), Ack;
     /// Socket of a GPU.
     GpuSetSocket           = 33, "GPU_SET_SOCKET",           0, 0, (1, 1), Nothing, Ack;
     /// Back to the initial state.
@@ -423,47 +425,37 @@ pub struct ConfigHeader {
     pub flags: u32,
 }
 
-/// Names of the virtio feature bits a network device can have, for messages to people. Bits without
-/// a name show as their number.
-pub fn feature_names(features: u64) -> String {
-    const NAMES: &[(u32, &str)] = &[
-        (0, "CSUM"),
-        (1, "GUEST_CSUM"),
-        (2, "CTRL_GUEST_OFFLOADS"),
-        (3, "MTU"),
-        (5, "MAC"),
-        (7, "GUEST_TSO4"),
-        (8, "GUEST_TSO6"),
-        (9, "GUEST_ECN"),
-        (10, "GUEST_UFO"),
-        (11, "HOST_TSO4"),
-        (12, "HOST_TSO6"),
-        (13, "HOST_ECN"),
-        (14, "HOST_UFO"),
-        (15, "MRG_RXBUF"),
-        (16, "STATUS"),
-        (17, "CTRL_VQ"),
-        (21, "GUEST_ANNOUNCE"),
-        (22, "MQ"),
-        (26, "LOG_ALL"),
-        (28, "INDIRECT_DESC"),
-        (29, "EVENT_IDX"),
-        (30, "PROTOCOL_FEATURES"),
-        (32, "VERSION_1"),
-        (33, "ACCESS_PLATFORM"),
-        (34, "RING_PACKED"),
-        (35, "IN_ORDER"),
-        (40, "RING_RESET"),
-        (54, "GUEST_USO4"),
-        (55, "GUEST_USO6"),
-        (56, "HOST_USO"),
-    ];
-    let name = |bit: u32| match NAMES.iter().find(|(known, _)| *known == bit) {
-        Some((_, name)) => format!("{name} (bit {bit})"),
-        None => format!("bit {bit}"),
-    };
+/// "Inflight description": a region in the file that comes with the message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct InflightDescription {
+    /// Bytes of the region; 0 in an answer: there is none.
+    pub mmap_size: u64,
+    /// Where in the file it begins.
+    pub mmap_offset: u64,
+    /// Virtqueues it is for.
+    pub num_queues: u16,
+    /// Entries of the largest of them.
+    pub queue_size: u16,
+    /// Ignored.
+    pub padding: u32,
+}
+
+/// Reads an "inflight description", with or without its padding.
+pub(crate) fn inflight_description(payload: &[u8]) -> Option<InflightDescription> {
+    let mut bytes = [0; INFLIGHT];
+    let known = INFLIGHT - 4;
+    if !(known..=INFLIGHT).contains(&payload.len()) {
+        return None;
+    }
+    bytes[..known].copy_from_slice(&payload[..known]);
+    InflightDescription::read_from_bytes(&bytes).ok()
+}
+
+/// Virtio feature bits, by number: what they mean is the device type's business.
+pub(crate) fn bit_numbers(features: u64) -> String {
     let bits = (0..u64::BITS).filter(|bit| features & (1 << bit) != 0);
-    bits.map(name).collect::<Vec<_>>().join(", ")
+    bits.map(|bit| format!("bit {bit}")).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -487,11 +479,12 @@ mod tests {
     fn payloads_have_the_sizes_of_the_specification() {
         assert_eq!(Header::LEN, 12);
         assert_eq!((STATE, ADDR, TABLE_HEADER, REGION, SINGLE, CONFIG), (8, 40, 8, 32, 40, 12));
+        assert_eq!(INFLIGHT, 24);
     }
 
     #[test]
     fn features_are_named_for_people() {
-        assert_eq!(feature_names(F_VERSION_1 | 1 << 63), "VERSION_1 (bit 32), bit 63");
+        assert_eq!(bit_numbers(F_VERSION_1 | 1 << 63), "bit 32, bit 63");
         assert_eq!((ProtocolFeatures::MQ | ProtocolFeatures::STATUS).to_string(), "MQ | STATUS");
     }
 }

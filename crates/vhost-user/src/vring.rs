@@ -1,36 +1,40 @@
 //! One virtqueue as the front end describes it, message by message, and its resolution to memory.
 //!
 //! The description is kept in the front end's terms (size, user addresses) and resolved anew each
-//! time the ring starts, so a change of the memory map can never leave an old address behind.
+//! time the ring starts, so a change of the memory map can never leave an old address behind. What
+//! the description means depends on the layout, which is known once features are agreed on; it may
+//! come before, and is then judged when the ring starts.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use ringferry_memory::{Area, GuestMemory};
+use ringferry_ring::parts::{LayoutError, Parts, check_size, part_aligns, part_bytes};
+use ringferry_sys::eventfd::EventFd;
 
-use crate::message::{MAX_RING_SIZE, VringAddr};
+use crate::base::{check_position, decode, first_position};
+use crate::inflight::{self, Tracking};
+use crate::message::{F_RING_PACKED, VringAddr};
 
 /// A started ring, as handed to the [`Device`](crate::backend::Device): everything checked and
-/// resolved. The descriptors are the device's own.
+/// resolved. The events are the device's own.
+#[derive(Debug)]
 pub struct RingSetup {
-    /// Entries: a power of two, at most 32768.
-    pub size: u16,
-    /// Descriptor table: 16 bytes per entry, 16-byte aligned.
-    pub desc: Area,
-    /// Available ring: 6 + 2 bytes per entry, 2-byte aligned.
-    pub avail: Area,
-    /// Used ring: 6 + 8 bytes per entry, 4-byte aligned.
-    pub used: Area,
-    /// Next available index to look at (16 bits in a split ring). The used index to continue with
-    /// is in the used ring.
-    pub base: u32,
+    /// Size and areas, of [`part_bytes`] and aligned to [`part_aligns`].
+    pub parts: Parts<Area>,
+    /// Where to begin, as the ring's device half takes it: the next available index of a split ring,
+    /// whose used index is in the used ring; or a packed ring's index, below the size, with the wrap
+    /// counter in bit 15.
+    pub base: u16,
+    /// A packed ring's part of the in-flight region, if there is one: `base` stands in it, and the
+    /// device keeps its position there; see [`crate::inflight`].
+    pub inflight: Option<Area>,
     /// Readable when buffers were made available; `None`: poll the ring.
-    pub kick: Option<OwnedFd>,
-    /// To be written when buffers were used; `None`: the front end polls.
-    pub call: Option<OwnedFd>,
-    /// To be written when the ring is broken.
-    pub err: Option<OwnedFd>,
+    pub kick: Option<EventFd>,
+    /// To be signalled when buffers were used; `None`: the front end polls.
+    pub call: Option<EventFd>,
+    /// To be signalled when the ring is broken.
+    pub err: Option<EventFd>,
     /// Whether the ring starts enabled; see [`Device::ring_enabled`](crate::backend::Device::ring_enabled).
     pub enabled: bool,
     /// The map buffers are translated with.
@@ -39,13 +43,20 @@ pub struct RingSetup {
     pub features: u64,
 }
 
+impl RingSetup {
+    /// Whether the ring is packed.
+    pub fn packed(&self) -> bool {
+        self.features & F_RING_PACKED != 0
+    }
+}
+
 /// Why a ring cannot be as the front end wants it.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
-    /// VIRTIO 1.4, 2.7: "Queue Size value is always a power of 2", at most 32768.
-    #[error("ring size {0} is not a power of two up to {MAX_RING_SIZE}")]
-    Size(u32),
-    /// VIRTIO 1.4, 2.7: alignment of the parts of a split ring.
+    /// No ring of this layout has this size.
+    #[error(transparent)]
+    Size(#[from] LayoutError),
+    /// VIRTIO 1.4, 2.7 and 2.8.10: alignment of the parts of a ring.
     #[error("the {part} at {addr:#x} is not aligned to {align} bytes")]
     Alignment {
         /// Which part of the ring.
@@ -68,9 +79,17 @@ pub enum RingError {
     /// Where a split ring resumes has 16 bits.
     #[error("base {0:#x} has more than the 16 bits of a split ring")]
     Base(u32),
-    /// Where a ring resumes can only be set while it is stopped.
-    #[error("the base of a running ring cannot be set; stop it with GET_VRING_BASE first")]
-    Running,
+    /// Where a packed ring resumes is inside it.
+    #[error("a packed ring of {size} entries cannot resume at entry {index}")]
+    Position {
+        /// Where it should resume.
+        index: u16,
+        /// Its entries.
+        size: u16,
+    },
+    /// What says where a running ring is can only be set while it is stopped.
+    #[error("the {0} of a running ring cannot be set; stop it with GET_VRING_BASE first")]
+    Running(&'static str),
     /// No descriptor left for the device's copy of the ring's events.
     #[error("no file descriptor left for the ring's events ({0}); raise the limit (ulimit -n)")]
     Descriptors(io::Error),
@@ -83,33 +102,26 @@ pub(crate) struct Geometry {
     pub addr: Option<VringAddr>,
 }
 
-/// The three parts of a split ring, resolved.
-struct Parts {
-    desc: Area,
-    avail: Area,
-    used: Area,
-}
-
-const DESC_ALIGN: usize = 16;
-const AVAIL_ALIGN: usize = 2;
-const USED_ALIGN: usize = 4;
-
-/// Checks a ring size.
-pub(crate) fn check_size(size: u32) -> Result<u16, RingError> {
-    match u16::try_from(size) {
-        Ok(entries) if entries.is_power_of_two() && size <= MAX_RING_SIZE => Ok(entries),
-        _ => Err(RingError::Size(size)),
+/// What people call the parts of a ring.
+fn part_names(packed: bool) -> [&'static str; 3] {
+    if packed {
+        ["descriptor ring", "driver event suppression area", "device event suppression area"]
+    } else {
+        ["descriptor table", "available ring", "used ring"]
     }
 }
 
-/// Checks the alignment of a ring's user addresses.
-pub(crate) fn check_addr(addr: &VringAddr) -> Result<(), RingError> {
-    let parts = [
-        ("descriptor table", addr.desc, DESC_ALIGN),
-        ("available ring", addr.avail, AVAIL_ALIGN),
-        ("used ring", addr.used, USED_ALIGN),
-    ];
-    for (part, addr, align) in parts {
+/// Checks a ring size; `packed` is `None` while it is open which layout it is for.
+pub(crate) fn check_num(size: u32, packed: Option<bool>) -> Result<u16, RingError> {
+    Ok(check_size(size, packed.unwrap_or(true))?)
+}
+
+/// Checks the alignment of a ring's user addresses; `packed` is `None` while it is open which
+/// layout they are for: then only what both need is asked for.
+pub(crate) fn check_addr(addr: &VringAddr, packed: Option<bool>) -> Result<(), RingError> {
+    let packed = packed.unwrap_or(false);
+    let addrs = [addr.desc, addr.avail, addr.used];
+    for ((part, addr), align) in part_names(packed).into_iter().zip(addrs).zip(part_aligns(packed)) {
         if !addr.is_multiple_of(align as u64) {
             return Err(RingError::Alignment { part, addr, align });
         }
@@ -119,24 +131,27 @@ pub(crate) fn check_addr(addr: &VringAddr) -> Result<(), RingError> {
 
 impl Geometry {
     /// Whether `memory` holds the ring; a ring not yet described fully holds.
-    pub fn check(&self, memory: &GuestMemory) -> Result<(), RingError> {
-        self.resolve(memory).map(|_| ())
+    pub fn check(&self, memory: &GuestMemory, packed: bool) -> Result<(), RingError> {
+        self.resolve(memory, packed).map(|_| ())
     }
 
-    fn resolve(&self, memory: &GuestMemory) -> Result<Option<(u16, Parts)>, RingError> {
+    fn resolve(&self, memory: &GuestMemory, packed: bool) -> Result<Option<Parts<Area>>, RingError> {
         let (Some(size), Some(addr)) = (self.size, self.addr) else { return Ok(None) };
-        let entries = usize::from(size);
-        let area = |part, addr, len, align| {
+        check_size(size.into(), packed)?;
+        check_addr(&addr, Some(packed))?;
+        let (names, lens, aligns) = (part_names(packed), part_bytes(size, packed), part_aligns(packed));
+        let area = |at: usize, addr| {
+            let (part, len, align) = (names[at], lens[at], aligns[at]);
             let area = memory.user_area(addr, len).ok_or(RingError::Outside { part, addr, len })?;
             // The region may be mapped at another offset within its page than the front end's.
             if area.is_aligned(align) { Ok(area) } else { Err(RingError::Alignment { part, addr, align }) }
         };
-        let parts = Parts {
-            desc: area("descriptor table", addr.desc, 16 * entries, DESC_ALIGN)?,
-            avail: area("available ring", addr.avail, 6 + 2 * entries, AVAIL_ALIGN)?,
-            used: area("used ring", addr.used, 6 + 8 * entries, USED_ALIGN)?,
-        };
-        Ok(Some((size, parts)))
+        Ok(Some(Parts {
+            size,
+            desc: area(0, addr.desc)?,
+            driver: area(1, addr.avail)?,
+            device: area(2, addr.used)?,
+        }))
     }
 }
 
@@ -149,41 +164,66 @@ pub(crate) enum Kick {
     /// No descriptor: the ring is to be polled.
     Poll,
     /// An event.
-    Event(OwnedFd),
+    Event(EventFd),
 }
 
 /// One virtqueue.
 #[derive(Debug, Default)]
 pub(crate) struct Vring {
     pub geometry: Geometry,
-    pub base: u32,
+    /// Where to begin, as `SET_VRING_BASE` has it; `None`: at the beginning.
+    pub base: Option<u32>,
+    /// Where to begin is rather in the in-flight region, which came after the ring last ran.
+    pub recover: bool,
     pub kick: Kick,
-    pub call: Option<OwnedFd>,
-    pub err: Option<OwnedFd>,
+    pub call: Option<EventFd>,
+    pub err: Option<EventFd>,
     pub enabled: bool,
     pub started: bool,
 }
 
 impl Vring {
-    /// Everything the device needs to start, or `None` while the front end has not said it all.
-    pub fn setup(&self, memory: &Arc<GuestMemory>, features: u64) -> Result<Option<RingSetup>, RingError> {
+    /// Everything the device needs to start as ring `index`, or `None` while the front end has not
+    /// said it all. The ring's part of the in-flight region is ready then.
+    pub fn setup(
+        &self,
+        index: u16,
+        memory: &Arc<GuestMemory>,
+        features: u64,
+        tracking: Option<&Tracking>,
+    ) -> Result<Option<RingSetup>, RingError> {
+        let packed = features & F_RING_PACKED != 0;
         let kick = match &self.kick {
             Kick::Unset => return Ok(None),
             Kick::Poll => None,
-            Kick::Event(fd) => Some(fd),
+            Kick::Event(event) => Some(event),
         };
-        let Some((size, Parts { desc, avail, used })) = self.geometry.resolve(memory)? else {
-            return Ok(None);
+        let Some(parts) = self.geometry.resolve(memory, packed)? else { return Ok(None) };
+        let size = parts.size;
+        let events = [duplicate(kick)?, duplicate(self.call.as_ref())?, duplicate(self.err.as_ref())?];
+        let [kick, call, err] = events;
+        let inflight =
+            if packed { tracking.and_then(|region| region.packed_part(index, size)) } else { None };
+        let recovered = match &inflight {
+            Some(part) if self.recover => inflight::recover(part, size, &parts.desc)?,
+            _ => None,
         };
+        let base = match (recovered, self.base) {
+            (Some(position), _) => position,
+            (None, Some(base)) => decode(base, packed)?,
+            (None, None) => first_position(packed),
+        };
+        check_position(base, size, packed)?;
+        if let Some(part) = &inflight {
+            inflight::begin(part, size, base);
+        }
         Ok(Some(RingSetup {
-            size,
-            desc,
-            avail,
-            used,
-            base: self.base,
-            kick: duplicate(kick)?,
-            call: duplicate(self.call.as_ref())?,
-            err: duplicate(self.err.as_ref())?,
+            parts,
+            base,
+            inflight,
+            kick,
+            call,
+            err,
             enabled: self.enabled,
             memory: Arc::clone(memory),
             features,
@@ -193,8 +233,8 @@ impl Vring {
 
 /// A copy of an event for the device: the session keeps its own, to start the ring again when the
 /// memory map changes.
-pub(crate) fn duplicate(fd: Option<&OwnedFd>) -> Result<Option<OwnedFd>, RingError> {
-    fd.map(|fd| fd.as_fd().try_clone_to_owned()).transpose().map_err(RingError::Descriptors)
+pub(crate) fn duplicate(event: Option<&EventFd>) -> Result<Option<EventFd>, RingError> {
+    event.map(EventFd::try_clone).transpose().map_err(RingError::Descriptors)
 }
 
 #[cfg(test)]
@@ -218,53 +258,111 @@ mod tests {
     }
 
     #[test]
-    fn virtio_2_7_ring_size_is_a_power_of_two_up_to_32768() {
+    fn a_size_is_judged_by_the_layout_once_that_is_known() {
         for size in [1, 2, 256, 32768] {
-            assert_eq!(u32::from(check_size(size).unwrap()), size);
+            assert!(
+                [None, Some(false), Some(true)].into_iter().all(|layout| check_num(size, layout).is_ok())
+            );
         }
-        for size in [0, 3, 255, 32769, 65536, 65536 + 256, u32::MAX] {
-            assert!(check_size(size).is_err(), "{size}");
+        for size in [3, 255, 32767] {
+            assert!([None, Some(true)].into_iter().all(|layout| check_num(size, layout).is_ok()));
+            assert!(check_num(size, Some(false)).is_err());
+        }
+        for size in [0, 32769, 65535, 65536 + 256, u32::MAX] {
+            assert!(
+                [None, Some(false), Some(true)].into_iter().all(|layout| check_num(size, layout).is_err())
+            );
         }
     }
 
     #[test]
-    fn virtio_2_7_parts_are_aligned() {
-        let good = VringAddr { desc: 16, avail: 2, used: 4, ..VringAddr::default() };
-        assert!(check_addr(&good).is_ok());
-        assert!(check_addr(&VringAddr { desc: 8, ..good }).is_err());
-        assert!(check_addr(&VringAddr { avail: 1, ..good }).is_err());
-        assert!(check_addr(&VringAddr { used: 2, ..good }).is_err());
+    fn virtio_2_7_and_2_8_10_parts_are_aligned() {
+        let good = VringAddr { desc: 16, avail: 4, used: 4, ..VringAddr::default() };
+        for layout in [Some(false), Some(true), None] {
+            assert!(check_addr(&good, layout).is_ok());
+            assert!(check_addr(&VringAddr { desc: 8, ..good }, layout).is_err());
+            assert!(check_addr(&VringAddr { avail: 1, ..good }, layout).is_err());
+            assert!(check_addr(&VringAddr { used: 2, ..good }, layout).is_err());
+            let halves = VringAddr { avail: 2, ..good };
+            assert_eq!(check_addr(&halves, layout).is_ok(), layout != Some(true));
+        }
     }
 
     #[test]
     fn parts_end_inside_their_region() {
         // 256 entries: 4096 bytes of descriptors, 518 available, 2054 used.
         let memory = memory(0x2000, 0);
-        assert!(ring(256, 0, 4096, 6136).check(&memory).is_ok());
-        assert!(ring(256, 0, 4096, 6140).check(&memory).is_err());
-        assert!(ring(256, 0x1010, 0, 0).check(&memory).is_err());
-        assert!(ring(256, 0, 0x2000 - 516, 0).check(&memory).is_err());
-        assert!(ring(256, 0u64.wrapping_sub(USER), 0, 0).check(&memory).is_err());
-        assert!(ring(256, u64::MAX.wrapping_sub(USER), 0, 0).check(&memory).is_err());
+        let check = |desc, avail, used| ring(256, desc, avail, used).check(&memory, false);
+        assert!(check(0, 4096, 6136).is_ok());
+        assert!(check(0, 4096, 6140).is_err());
+        assert!(check(0x1010, 0, 0).is_err());
+        assert!(check(0, 0x2000 - 516, 0).is_err());
+        assert!(check(0u64.wrapping_sub(USER), 0, 0).is_err());
+        assert!(check((u64::MAX - 15).wrapping_sub(USER), 0, 0).is_err());
+    }
+
+    #[test]
+    fn packed_parts_end_inside_their_region() {
+        // 300 entries: 4800 bytes of descriptors, 4 and 4 of events.
+        let memory = memory(0x2000, 0);
+        let check = |desc, driver, device| ring(300, desc, driver, device).check(&memory, true);
+        assert!(check(0x2000 - 4800, 0, 4).is_ok());
+        assert!(check(0, 0x2000 - 4, 0x2000 - 8).is_ok());
+        assert!(check(0x2000 - 4784, 0, 4).is_err());
+        assert!(check(0, 0x2000, 4).is_err());
+        assert!(check(0, 4, 0x2000).is_err());
+        assert!(ring(300, 0, 0x1000, 0x1800).check(&memory, false).is_err(), "no size of a split ring");
+    }
+
+    #[test]
+    fn events_do_not_run_across_the_end_of_their_region() {
+        // A region whose size is no multiple of 4: the last word is cut.
+        let memory = memory(0x2002, 0);
+        assert!(ring(4, 0, 0x1ffc, 0x1000).check(&memory, true).is_ok());
+        for (driver, device) in [(0x2000, 0x1000), (0x1000, 0x2000)] {
+            assert!(matches!(
+                ring(4, 0, driver, device).check(&memory, true),
+                Err(RingError::Outside { len: 4, .. })
+            ));
+        }
     }
 
     #[test]
     fn a_region_mapped_off_its_alignment_is_refused() {
         // The front end's address is aligned, ours would not be.
-        let memory = memory(0x4000, 0x1001);
-        assert!(matches!(ring(16, 0, 0x1000, 0x2000).check(&memory), Err(RingError::Alignment { .. })));
+        for (packed, offset) in [(false, 0x1001), (true, 0x1002)] {
+            let memory = memory(0x4000, offset);
+            let outcome = ring(16, 0, 0x1000, 0x2000).check(&memory, packed);
+            assert!(matches!(outcome, Err(RingError::Alignment { .. })), "{outcome:?}");
+        }
     }
 
     #[test]
     fn a_ring_starts_only_when_fully_described() {
         let memory = memory(0x4000, 0);
         let mut vring = Vring { geometry: ring(16, 0, 0x1000, 0x2000), ..Vring::default() };
-        assert!(vring.setup(&memory, 0).unwrap().is_none());
+        assert!(vring.setup(0, &memory, 0, None).unwrap().is_none());
         vring.kick = Kick::Poll;
-        let setup = vring.setup(&memory, 5).unwrap().unwrap();
-        assert_eq!((setup.size, setup.base, setup.features), (16, 0, 5));
-        assert!(setup.kick.is_none());
+        let setup = vring.setup(0, &memory, 5, None).unwrap().unwrap();
+        assert_eq!((setup.parts.size, setup.base, setup.features), (16, 0, 5));
+        assert!(setup.kick.is_none() && setup.inflight.is_none());
         vring.geometry.size = None;
-        assert!(vring.setup(&memory, 0).unwrap().is_none());
+        assert!(vring.setup(0, &memory, 0, None).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_packed_ring_resumes_inside_itself() {
+        let memory = memory(0x4000, 0);
+        let mut vring = Vring { geometry: ring(5, 0, 0x1000, 0x1004), kick: Kick::Poll, ..Vring::default() };
+        let start = |vring: &Vring| vring.setup(0, &memory, F_RING_PACKED, None);
+        assert_eq!(start(&vring).unwrap().unwrap().base, 0x8000, "wrap counters begin at 1");
+        for (base, position) in [(0x8000, 0x8000), (0x8004_8004, 0x8004), (0x4, 4), (0x8003_0004, 0x8003)] {
+            vring.base = Some(base);
+            assert_eq!(start(&vring).unwrap().unwrap().base, position);
+        }
+        for base in [5, 0x8005, 0x8005_8004, 0x7fff, 0xffff_ffff] {
+            vring.base = Some(base);
+            assert!(matches!(start(&vring), Err(RingError::Position { size: 5, .. })), "{base:#x}");
+        }
     }
 }

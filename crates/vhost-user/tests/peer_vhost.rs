@@ -2,7 +2,7 @@
 //! code and no author with this one.
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -53,13 +53,13 @@ impl Device for Port {
     }
     fn ring_started(&mut self, index: u16, ring: RingSetup) {
         assert!(ring.kick.is_some() && ring.call.is_some() && ring.err.is_some());
-        self.log.push(format!("start {index} size {} base {}", ring.size, ring.base));
+        self.log.push(format!("start {index} size {} base {}", ring.parts.size, ring.base));
     }
-    fn ring_call_changed(&mut self, _: u16, _: Option<OwnedFd>) {}
+    fn ring_call_changed(&mut self, _: u16, _: Option<EventFd>) {}
     fn ring_enabled(&mut self, index: u16, enabled: bool) {
         self.log.push(format!("enable {index} {enabled}"));
     }
-    fn ring_stopped(&mut self, index: u16) -> u32 {
+    fn ring_stopped(&mut self, index: u16) -> u16 {
         self.log.push(format!("stop {index}"));
         42
     }
@@ -117,6 +117,10 @@ fn rust_vmm_front_end_drives_our_back_end() {
         mmap_handle: mem.fd().as_raw_fd(),
     };
     front.set_mem_table(&[region]).unwrap();
+    let wanted = VhostUserInflight { mmap_size: 0, mmap_offset: 0, num_queues: 2, queue_size: 256 };
+    let (tracked, file) = front.get_inflight_fd(&wanted).unwrap();
+    assert_eq!({ tracked.mmap_size }, 2 * (16 + 16 * 256 + 48));
+    front.set_inflight_fd(&tracked, file.as_raw_fd()).unwrap();
     let ring = VringConfigData {
         queue_max_size: 256,
         queue_size: 256,
@@ -243,7 +247,9 @@ impl VhostUserBackendReqHandlerMut for Handler {
         self.note(format!("err {index} {}", fd.is_some()))
     }
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
-        Ok(VhostUserProtocolFeatures::MQ | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
+        Ok(VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
     }
     fn set_protocol_features(&mut self, features: u64) -> Result<()> {
         self.note(format!("protocol {features:#x}"))
@@ -271,11 +277,16 @@ impl VhostUserBackendReqHandlerMut for Handler {
     fn get_shared_object(&mut self, _: VhostUserSharedMsg) -> Result<File> {
         Err(Error::InvalidParam)
     }
-    fn get_inflight_fd(&mut self, _: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
-        Err(Error::InvalidParam)
+    fn get_inflight_fd(&mut self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let region = VhostUserInflight { mmap_size: SIZE, ..*wanted };
+        self.note(format!("track {} of {}", { wanted.num_queues }, { wanted.queue_size }))?;
+        Ok((region, memory().fd().try_clone_to_owned().unwrap().into()))
     }
-    fn set_inflight_fd(&mut self, _: &VhostUserInflight, _: File) -> Result<()> {
-        Err(Error::InvalidParam)
+    fn set_inflight_fd(&mut self, region: &VhostUserInflight, file: File) -> Result<()> {
+        assert_eq!(file.metadata().unwrap().len(), SIZE);
+        self.note(format!("tracked {} of {} in {}", { region.num_queues }, { region.queue_size }, {
+            region.mmap_size
+        }))
     }
     fn get_max_mem_slots(&mut self) -> Result<u64> {
         Ok(8)
@@ -337,7 +348,7 @@ fn our_front_end_drives_the_rust_vmm_back_end() {
     let event = EventFd::new().unwrap();
     let ring = RingPlan {
         size: 256,
-        base: 3,
+        base: Some(3),
         desc: USER,
         avail: USER + 0x1000,
         used: USER + 0x2000,
@@ -357,10 +368,12 @@ fn our_front_end_drives_the_rust_vmm_back_end() {
     drop(device);
     back.join().unwrap();
     let expected = [
-        "protocol 0x8009",
+        "protocol 0x9009",
         "owner",
         "features 0x140000000",
         "table of 1 at 0x7f0000000000 size 0x10000",
+        "track 2 of 256",
+        "tracked 2 of 256 in 65536",
         "enable 0 true",
         "enable 1 false",
         "num 0 256",

@@ -86,6 +86,8 @@ impl Features {
         .union(Features::MRG_RXBUF)
         .union(Features::INDIRECT_DESC)
         .union(Features::EVENT_IDX)
+        .union(Features::RING_PACKED)
+        .union(Features::IN_ORDER)
         .union(Features::VERSION_1);
 
     /// What lets the device hand over frames longer than the MTU, UFO aside, which nobody offers.

@@ -4,13 +4,14 @@
 //! memfd. Both stand for the guest physical addresses from [`BASE`] on.
 #![allow(dead_code, reason = "every test program uses its own part of this module")]
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
-use ringferry_memory::{Area, Entry, GuestMemory, SharedMem, WordTable, Words};
-use ringferry_ring::split::driver::IndirectTables;
-use ringferry_ring::split::{Layout, avail_bytes, desc_bytes, used_bytes};
-use ringferry_ring::{Buffer, Chains, RingFeatures, Tables};
+use ringferry_memory::{Area, Entry, GuestMemory, SharedMem, WordSlots, WordTable, Words};
+use ringferry_ring::{Buffer, Chains, IndirectTables, Parts, RingFeatures, Tables, part_bytes};
 
 /// First guest physical address of any test memory.
 pub const BASE: u64 = 0x10_0000;
@@ -22,13 +23,35 @@ pub const WRITE: u16 = 2;
 /// VIRTQ_DESC_F_INDIRECT.
 pub const INDIRECT: u16 = 4;
 
-/// All four combinations of the features rings care for.
-pub const FEATURES: [RingFeatures; 4] = [
-    RingFeatures { indirect: false, event_idx: false },
-    RingFeatures { indirect: false, event_idx: true },
-    RingFeatures { indirect: true, event_idx: false },
-    RingFeatures { indirect: true, event_idx: true },
-];
+/// VIRTQ_DESC_F_AVAIL of a packed ring.
+pub const AVAIL: u16 = 1 << 7;
+/// VIRTQ_DESC_F_USED of a packed ring.
+pub const USED: u16 = 1 << 15;
+
+/// Nothing negotiated but the layout.
+pub const fn bare(packed: bool) -> RingFeatures {
+    RingFeatures { indirect: false, event_idx: false, packed, in_order: false }
+}
+
+/// Every combination of the features rings care for, in one layout.
+pub fn features(packed: bool) -> impl Iterator<Item = RingFeatures> {
+    (0..8).map(move |bits| RingFeatures {
+        indirect: bits & 1 != 0,
+        event_idx: bits & 2 != 0,
+        packed,
+        in_order: bits & 4 != 0,
+    })
+}
+
+/// Every combination, in both layouts.
+pub fn all_features() -> impl Iterator<Item = RingFeatures> {
+    features(false).chain(features(true))
+}
+
+/// Where a fresh ring begins, as a vring base: a packed one with a wrap counter of 1.
+pub const fn fresh_base(packed: bool) -> u16 {
+    if packed { 0x8000 } else { 0 }
+}
 
 /// Guest memory of a test.
 pub trait Memory {
@@ -82,6 +105,12 @@ impl Words for Heap {
         WordTable::new::<E>(self.clone(), at, count)
     }
 
+    type Slots = WordSlots<Self>;
+
+    fn slots(&self, count: u16) -> Option<WordSlots<Self>> {
+        WordSlots::new(self.clone(), count)
+    }
+
     fn len(&self) -> usize {
         self.len
     }
@@ -106,7 +135,13 @@ impl Words for Heap {
     fn load64(&self, at: usize) -> u64 {
         self.load(at, 8)
     }
+    fn load64_acquire(&self, at: usize) -> u64 {
+        self.load(at, 8)
+    }
     fn store64(&self, at: usize, value: u64) {
+        self.store(at, 8, value);
+    }
+    fn store64_release(&self, at: usize, value: u64) {
         self.store(at, 8, value);
     }
     fn full_fence() {
@@ -173,29 +208,117 @@ impl Memory for Shared {
     }
 }
 
+/// What a test sees of the accesses to a [`Spied`] memory, before they happen.
+pub trait Spy: Clone {
+    /// See [`Words::SHADOW`].
+    const SHADOW: bool = true;
+    /// A word at byte offset `at` is about to be loaded.
+    fn load(&self, at: usize) {
+        let _ = at;
+    }
+    /// A word at byte offset `at` is about to be stored.
+    fn store(&self, at: usize) {
+        let _ = at;
+    }
+}
+
+/// A [`Heap`] whose accesses a [`Spy`] sees.
+#[derive(Clone)]
+pub struct Spied<S> {
+    /// The memory, for accesses nobody sees.
+    pub words: Heap,
+    /// Who sees.
+    pub spy: S,
+}
+
+macro_rules! spied {
+    ($($load:ident $store:ident $word:ty),*) => {$(
+        fn $load(&self, at: usize) -> $word {
+            self.spy.load(at);
+            self.words.$load(at)
+        }
+        fn $store(&self, at: usize, value: $word) {
+            self.spy.store(at);
+            self.words.$store(at, value);
+        }
+    )*};
+}
+
+impl<S: Spy> Words for Spied<S> {
+    const SHADOW: bool = S::SHADOW;
+
+    type Table<E: Entry> = WordTable<Self>;
+
+    fn table<E: Entry>(&self, at: usize, count: u16) -> Option<WordTable<Self>> {
+        WordTable::new::<E>(self.clone(), at, count)
+    }
+
+    type Slots = WordSlots<Self>;
+
+    fn slots(&self, count: u16) -> Option<WordSlots<Self>> {
+        WordSlots::new(self.clone(), count)
+    }
+
+    fn len(&self) -> usize {
+        self.words.len
+    }
+    spied!(load16 store16 u16, load16_acquire store16_release u16, load32 store32 u32);
+    spied!(load64 store64 u64, load64_acquire store64_release u64);
+    fn full_fence() {
+        Heap::full_fence();
+    }
+}
+
+/// Remembers how often each offset was loaded.
+#[derive(Clone, Default)]
+pub struct Counter(Rc<RefCell<BTreeMap<usize, usize>>>);
+
+impl Spy for Counter {
+    fn load(&self, at: usize) {
+        *self.0.borrow_mut().entry(at).or_default() += 1;
+    }
+}
+
+/// Memory that remembers how often each offset was loaded.
+pub type Watched = Spied<Counter>;
+
+impl Watched {
+    /// Watches `words`.
+    pub fn new(words: Heap) -> Self {
+        Spied { words, spy: Counter::default() }
+    }
+
+    /// The loads since the last time of asking, by offset.
+    pub fn loads(&self) -> BTreeMap<usize, usize> {
+        self.spy.0.take()
+    }
+}
+
 /// Where the parts of one queue lie.
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
     /// Number of entries.
     pub size: u16,
-    /// Descriptor table.
+    packed: bool,
+    /// Descriptor area.
     pub desc: u64,
-    /// Available ring.
-    pub avail: u64,
-    /// Used ring.
-    pub used: u64,
+    /// Driver area.
+    pub driver: u64,
+    /// Device area.
+    pub device: u64,
     /// What follows, aligned to a page: indirect tables, buffers.
     pub rest: u64,
 }
 
 impl Places {
     /// The parts one behind the other from [`BASE`] on, each on cache lines of its own.
-    pub fn new(size: u16) -> Self {
+    pub fn new(size: u16, packed: bool) -> Self {
         let after = |addr: u64, len: usize| (addr + len as u64).next_multiple_of(64);
-        let avail = after(BASE, desc_bytes(size));
-        let used = after(avail, avail_bytes(size));
-        let rest = after(used, used_bytes(size)).next_multiple_of(4096);
-        Places { size, desc: BASE, avail, used, rest }
+        let [desc, avail, used] = part_bytes(size, packed);
+        let driver = after(BASE, desc);
+        let device = after(driver, avail);
+        let rest = after(device, used).next_multiple_of(4096);
+        Places { size, packed, desc: BASE, driver, device, rest }
     }
 
     /// Bytes of memory needed for the queue and `rest` bytes behind it.
@@ -204,21 +327,32 @@ impl Places {
     }
 
     /// The queue's areas in `memory`.
-    pub fn layout<M: Memory>(&self, memory: &M) -> Layout<M::Words> {
-        Layout::new(
-            self.size,
-            memory.area(self.desc, desc_bytes(self.size)),
-            memory.area(self.avail, avail_bytes(self.size)),
-            memory.area(self.used, used_bytes(self.size)),
-        )
-        .unwrap()
+    pub fn parts<M: Memory>(&self, memory: &M) -> Parts<M::Words> {
+        let [desc, driver, device] = part_bytes(self.size, self.packed);
+        Parts {
+            size: self.size,
+            desc: memory.area(self.desc, desc),
+            driver: memory.area(self.driver, driver),
+            device: memory.area(self.device, device),
+        }
+    }
+
+    /// Bytes of indirect tables of `entries` descriptors for every chain.
+    pub fn table_bytes(&self, entries: u16) -> usize {
+        16 * usize::from(self.size) * usize::from(entries)
     }
 
     /// Indirect tables at `rest`.
     pub fn tables<M: Memory>(&self, memory: &M, entries: u16) -> IndirectTables<M::Words> {
-        let len = desc_bytes(self.size) * usize::from(entries);
-        IndirectTables { area: memory.area(self.rest, len), addr: self.rest, entries }
+        let area = memory.area(self.rest, self.table_bytes(entries));
+        IndirectTables { area, addr: self.rest, entries }
     }
+}
+
+/// The same areas, each of them watched.
+pub fn watched(parts: Parts<Heap>) -> Parts<Watched> {
+    let Parts { size, desc, driver, device } = parts;
+    Parts { size, desc: Watched::new(desc), driver: Watched::new(driver), device: Watched::new(device) }
 }
 
 /// Numbers that look random and are the same in every run (xorshift64*).
@@ -249,8 +383,8 @@ impl Random {
 pub fn check_burst(chains: &Chains, size: u16) {
     for chain in chains.iter() {
         let (readable, writable) = (chains.readable(chain), chains.writable(chain));
-        assert!(chain.head < size);
         assert!((1..=usize::from(size)).contains(&(readable.len() + writable.len())));
+        assert!((1..=size).contains(&chain.slots));
         let sum = |buffers: &[Buffer]| buffers.iter().map(|buffer| u64::from(buffer.len)).sum::<u64>();
         assert_eq!((sum(readable), sum(writable)), (chain.readable_len.into(), chain.writable_len.into()));
         assert!(sum(readable) + sum(writable) < 1 << 32);

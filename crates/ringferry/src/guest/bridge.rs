@@ -9,12 +9,13 @@ use std::time::Duration;
 use ringferry_packet::vnet::Header;
 use ringferry_ring::Fault;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
-use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::signal::Signals;
 use ringferry_sys::tap::Tap;
 use ringferry_vhost_user::Connection;
-use ringferry_virtio_net::driver::{Packet, Receiveq, Transmitq};
+use ringferry_virtio_net::driver::Packet;
 use serde::Serialize;
+
+use super::rings::Rings;
 
 /// Packets moved in one direction before the other gets its turn.
 const BURST: usize = 32;
@@ -34,6 +35,8 @@ pub(super) struct Counts {
     rx_tap_errors: u64,
     tx_packets: u64,
     tx_bytes: u64,
+    /// Packets that were on their way through rings that had to be made anew; some may have arrived.
+    pub(super) tx_lost: u64,
     kicks: u64,
     wakeups: u64,
 }
@@ -56,15 +59,8 @@ pub(super) struct Bridge<'a> {
     pub(super) tap: &'a Tap,
     pub(super) signals: &'a Signals,
     pub(super) connection: &'a mut Connection,
-    pub(super) receiveq: Receiveq,
-    pub(super) transmitq: Transmitq,
-    pub(super) rx_kick: EventFd,
-    pub(super) rx_call: EventFd,
-    pub(super) tx_kick: EventFd,
-    pub(super) tx_call: EventFd,
+    pub(super) rings: &'a mut Rings,
     pub(super) counts: &'a mut Counts,
-    /// Length errors since the device was started that were counted already.
-    pub(super) length_errors: u64,
 }
 
 const SIGNALS: u64 = 0;
@@ -80,8 +76,8 @@ impl Bridge<'_> {
         epoll.add(self.signals, SIGNALS, Interest::READABLE)?;
         epoll.add(&*self.connection, CONNECTION, Interest::READABLE | Interest::HANGUP)?;
         epoll.add(self.tap, TAP, Interest::READABLE)?;
-        epoll.add(&self.rx_call, RX_CALL, Interest::READABLE)?;
-        epoll.add(&self.tx_call, TX_CALL, Interest::READABLE)?;
+        epoll.add(&self.rings.rx.call, RX_CALL, Interest::READABLE)?;
+        epoll.add(&self.rings.tx.call, TX_CALL, Interest::READABLE)?;
         let mut events = EventBuf::with_capacity(8);
         let mut tap_ready = true;
         let mut tap_watched = true;
@@ -91,7 +87,7 @@ impl Bridge<'_> {
         loop {
             let sent = tap_ready && self.transmit(&mut tap_ready);
             let received = self.receive();
-            if let Some(fault) = self.receiveq.fault().or_else(|| self.transmitq.fault()) {
+            if let Some(fault) = self.rings.receiveq.fault().or_else(|| self.rings.transmitq.fault()) {
                 return Ok(End::Broken(fault));
             }
             rounds += 1;
@@ -103,8 +99,8 @@ impl Bridge<'_> {
                 }
                 Some(Duration::ZERO)
             } else if self.arm(tap_ready) {
-                self.receiveq.ring().disable_calls();
-                self.transmitq.ring().disable_calls();
+                self.rings.receiveq.ring().disable_calls();
+                self.rings.transmitq.ring().disable_calls();
                 continue;
             } else {
                 None
@@ -119,8 +115,8 @@ impl Bridge<'_> {
             epoll.wait(&mut events, timeout)?;
             if timeout.is_none() {
                 self.counts.wakeups += 1;
-                self.receiveq.ring().disable_calls();
-                self.transmitq.ring().disable_calls();
+                self.rings.receiveq.ring().disable_calls();
+                self.rings.transmitq.ring().disable_calls();
             }
             for event in events.iter() {
                 match event.token {
@@ -130,8 +126,8 @@ impl Bridge<'_> {
                     }
                     TAP if event.hangup => return Ok(End::TapGone),
                     TAP => tap_ready = true,
-                    RX_CALL => drop(self.rx_call.drain()),
-                    TX_CALL => drop(self.tx_call.drain()),
+                    RX_CALL => drop(self.rings.rx.call.drain()),
+                    TX_CALL => drop(self.rings.tx.call.drain()),
                     _ => {}
                 }
             }
@@ -141,17 +137,17 @@ impl Bridge<'_> {
     /// Asks to be woken; true when there is work already.
     fn arm(&mut self, tap_ready: bool) -> bool {
         // Packets wait in the tap, but no slot is free: wait for a good part of them.
-        let full = tap_ready && self.transmitq.ring().enable_calls_delayed();
-        self.receiveq.ring().enable_calls() || full
+        let full = tap_ready && self.rings.transmitq.ring().enable_calls_delayed();
+        self.rings.receiveq.ring().enable_calls() || full
     }
 
     /// From the tap to the device; whether anything moved. Clears `tap_ready` when the tap is empty.
     fn transmit(&mut self, tap_ready: &mut bool) -> bool {
-        self.transmitq.reclaim();
+        self.rings.transmitq.reclaim();
         let mut count = 0;
         while count < BURST {
-            let Some(slot) = self.transmitq.slot() else { break };
-            let bytes = self.transmitq.bytes(&slot);
+            let Some(slot) = self.rings.transmitq.slot() else { break };
+            let bytes = self.rings.transmitq.bytes(&slot);
             match self.tap.readv(&mut [bytes]) {
                 Ok(len) if len > Header::LEN => {
                     let mut header = [0; Header::LEN];
@@ -161,29 +157,29 @@ impl Bridge<'_> {
                     if clean != header {
                         bytes.copy_from(&clean);
                     }
-                    self.transmitq.send(slot, len);
+                    self.rings.transmitq.send(slot, len);
                     self.counts.tx_packets += 1;
                     self.counts.tx_bytes += (len - Header::LEN) as u64;
                     count += 1;
                 }
-                Ok(_) => self.transmitq.cancel(slot),
+                Ok(_) => self.rings.transmitq.cancel(slot),
                 Err(_) => {
-                    self.transmitq.cancel(slot);
+                    self.rings.transmitq.cancel(slot);
                     *tap_ready = false;
                     break;
                 }
             }
         }
-        if self.transmitq.publish() {
+        if self.rings.transmitq.publish() {
             self.counts.kicks += 1;
-            let _ = self.tx_kick.signal();
+            let _ = self.rings.tx.kick.signal();
         }
         count > 0
     }
 
     /// From the device to the tap; whether anything moved.
     fn receive(&mut self) -> bool {
-        let Bridge { receiveq, tap, counts, length_errors, .. } = self;
+        let Bridge { rings: Rings { receiveq, length_errors, .. }, tap, counts, .. } = self;
         let received = receiveq.receive(BURST, |packet: Packet<'_>| {
             counts.rx_packets += 1;
             counts.rx_bytes += packet.len as u64;
@@ -200,9 +196,9 @@ impl Bridge<'_> {
     }
 
     fn refill(&mut self) {
-        if self.receiveq.refill() {
+        if self.rings.receiveq.refill() {
             self.counts.kicks += 1;
-            let _ = self.rx_kick.signal();
+            let _ = self.rings.rx.kick.signal();
         }
     }
 }

@@ -2,13 +2,14 @@
 //!
 //! The kernel behind the tap plays the guest: what it sends goes through our driver half and shared
 //! memory into the back end, what the back end delivers is written to the tap. The tap stays while
-//! back ends come and go; rings and memory are new for each.
+//! back ends come and go; rings and memory stay too where the next back end can go on with them.
 
 mod bridge;
+mod rings;
 
 use std::io::{self, Write};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, RawFd};
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,12 +19,13 @@ use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::socket::{BindError, Listener, Stream};
 use ringferry_sys::tap::{Offloads as TapOffloads, Tap, TapConfig, TapError};
-use ringferry_sys::{eventfd::EventFd, inherited, netif};
-use ringferry_vhost_user::{FrontendError, RingPlan, Wanted, connect_device};
+use ringferry_sys::{inherited, netif};
+use ringferry_vhost_user::{FrontendError, Wanted, connect_device};
 use ringferry_virtio_net::Features;
-use ringferry_virtio_net::driver::{Arena, ArenaError, Receiveq, RxMode, Transmitq};
+use ringferry_virtio_net::driver::{ArenaError, RxMode};
 
 use bridge::{Bridge, Counts, End};
+use rings::Rings;
 
 /// Shown below the options by `ringferry guest --help`.
 const EXAMPLES: &str = "\
@@ -70,6 +72,15 @@ pub struct GuestArgs {
     #[arg(long, value_enum, default_value_t = Rx::Mergeable)]
     rx: Rx,
 
+    /// The layout of the rings. A back end that lacks the one asked for is an error.
+    #[arg(long, value_enum, default_value_t = Ring::Auto)]
+    ring: Ring,
+
+    /// Whether to agree, where the back end can, that buffers are used in the order in which they
+    /// were made available, which saves work on both sides.
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    in_order: Switch,
+
     /// Neither checksum nor segmentation offloads, in either direction.
     #[arg(long)]
     no_offloads: bool,
@@ -101,6 +112,22 @@ enum Rx {
     Big,
     /// Buffers of one MTU, one per packet; no segmentation offload on receive.
     Small,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Ring {
+    /// Packed if the back end has it, else split.
+    Auto,
+    /// The three-part ring that every back end has.
+    Split,
+    /// One ring of descriptors that both sides write (VIRTIO 1.1 and later).
+    Packed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Switch {
+    On,
+    Off,
 }
 
 fn parse_address(text: &str) -> Result<(IpAddr, u8), String> {
@@ -149,15 +176,24 @@ pub enum GuestError {
     /// The tap was deleted under us.
     #[error("the tap {0} was deleted; start again to make a new one")]
     TapGone(String),
-    /// The back end lacks what no driver can do without.
-    #[error("{0}: it speaks only the legacy interface; use a back end of VIRTIO 1.0 or later")]
-    Unusable(FrontendError),
+    /// The back end lacks what no driver can do without, or what the options ask for.
+    #[error("the back end lacks required features: {}; {}", .0.names().join(" "), advice(*.0))]
+    Unusable(Features),
     /// The ready descriptor.
     #[error("--ready-fd {0}: {1}")]
     ReadyFd(RawFd, io::Error),
     /// The system has no descriptors left, or the like.
     #[error("{0}")]
     Os(#[from] io::Error),
+}
+
+/// What to do about a back end without these features.
+fn advice(missing: Features) -> &'static str {
+    if missing.contains(Features::VERSION_1) {
+        "it speaks only the legacy interface: use a back end of VIRTIO 1.0 or later"
+    } else {
+        "use --ring auto or --ring split"
+    }
 }
 
 /// Why a session with a back end ended, or did not begin.
@@ -182,13 +218,16 @@ struct Program<'a> {
     signals: Signals,
     ready: Option<std::fs::File>,
     counts: Counts,
+    /// The rings of the last back end, which ended without a word.
+    kept: Option<Rings>,
 }
 
 /// Runs `ringferry guest` until SIGTERM or SIGINT.
 ///
 /// # Errors
 /// See [`GuestError`]. A back end that is not there, goes away or misbehaves is no error: the program
-/// says so and tries again. One that lacks VERSION_1 will never do, and ends it.
+/// says so and tries again. One that lacks VERSION_1, or the ring that was asked for, will never do,
+/// and ends it.
 pub fn run(args: &GuestArgs) -> Result<(), GuestError> {
     let ready = match args.ready_fd {
         Some(fd) => Some(inherited::take(fd).map_err(|error| GuestError::ReadyFd(fd, error))?.into()),
@@ -200,7 +239,7 @@ pub fn run(args: &GuestArgs) -> Result<(), GuestError> {
         Mode::Listen => Some(Listener::bind(&args.socket)?),
         Mode::Connect => None,
     };
-    let mut program = Program { args, tap, signals, ready, counts: Counts::default() };
+    let mut program = Program { args, tap, signals, ready, counts: Counts::default(), kept: None };
     let mut last_failure = String::new();
     while let Some(stream) = program.meet(listener.as_ref(), &mut last_failure)? {
         match program.session(stream) {
@@ -212,8 +251,8 @@ pub fn run(args: &GuestArgs) -> Result<(), GuestError> {
             Ok(End::TapGone) => return Err(GuestError::TapGone(args.tap.clone())),
             Ok(End::Broken(fault)) => tracing::warn!("the back end broke the ring ({fault}); starting anew"),
             Err(SessionError::Guest(error)) => return Err(error),
-            Err(SessionError::Frontend(error @ FrontendError::MissingFeatures(_))) => {
-                return Err(GuestError::Unusable(error));
+            Err(SessionError::Frontend(FrontendError::MissingFeatures(missing))) => {
+                return Err(GuestError::Unusable(Features::from_bits_retain(missing)));
             }
             Err(SessionError::Frontend(error)) => {
                 let failure = error.to_string();
@@ -290,7 +329,7 @@ impl Program<'_> {
         let args = self.args;
         let wanted = Wanted {
             features: wanted(args).bits(),
-            required: Features::VERSION_1.bits(),
+            required: required(args).bits(),
             protocol: Wanted::NET_PROTOCOL,
         };
         let mut connection = connect_device(stream, &wanted)?;
@@ -301,33 +340,20 @@ impl Program<'_> {
         let mtu = netif::mtu(self.tap.name()).map_err(GuestError::from)?;
         let mode = RxMode::of(features, u16::try_from(mtu).unwrap_or(u16::MAX));
 
-        let transmit_size = args.queue_size.min(TRANSMIT_QUEUE);
-        let bytes = Receiveq::arena_bytes(args.queue_size, mode) + Transmitq::arena_bytes(transmit_size);
-        let queues = |arena: &mut Arena| {
-            let receive = Receiveq::new(arena, args.queue_size, features, mode)?;
-            Ok((receive, Transmitq::new(arena, transmit_size, features)?))
+        let kept = self.kept.take();
+        let bases = kept.as_ref().and_then(|rings| rings.resume(features, mode));
+        let mut rings = match (kept, bases) {
+            (Some(rings), Some(_)) => rings,
+            (kept, _) => {
+                self.abandon(kept);
+                Rings::new(features, mode, args.queue_size, args.queue_size.min(TRANSMIT_QUEUE))?
+            }
         };
-        let mut arena = Arena::new(bytes).map_err(GuestError::from)?;
-        let ((rx_plan, receiveq), (tx_plan, transmitq)) = queues(&mut arena).map_err(GuestError::Arena)?;
-        let [rx_kick, rx_call, tx_kick, tx_call] =
-            [EventFd::new()?, EventFd::new()?, EventFd::new()?, EventFd::new()?];
-        let ring = |queue: ringferry_virtio_net::driver::Queue| RingPlan {
-            size: queue.size,
-            base: 0,
-            desc: queue.desc,
-            avail: queue.avail,
-            used: queue.used,
-            kick: None,
-            call: None,
-            err: None,
-            enabled: true,
-        };
-        let plans = [
-            RingPlan { kick: Some(rx_kick.as_fd()), call: Some(rx_call.as_fd()), ..ring(rx_plan) },
-            RingPlan { kick: Some(tx_kick.as_fd()), call: Some(tx_call.as_fd()), ..ring(tx_plan) },
-        ];
-        connection.start(&[(arena.region(), arena.fd())], &plans)?;
-        tracing::info!(features = features.names().join(" "), rx = ?mode, "the link is up");
+        if let Err(error) = rings.start(&mut connection, bases) {
+            self.abandon(Some(rings));
+            return Err(error.into());
+        }
+        tracing::info!(features = features.names().join(" "), rx = ?mode, resumed = bases.is_some(), "the link is up");
         if let Some(mut ready) = self.ready.take() {
             // Whoever asked may have gone; that is their business.
             let _ = ready.write_all(b"READY\n");
@@ -337,21 +363,33 @@ impl Program<'_> {
             tap: &self.tap,
             signals: &self.signals,
             connection: &mut connection,
-            receiveq,
-            transmitq,
-            rx_kick,
-            rx_call,
-            tx_kick,
-            tx_call,
+            rings: &mut rings,
             counts: &mut self.counts,
-            length_errors: 0,
         };
         let end = bridge.run()?;
-        if end == End::Signal {
+        match end {
             // Leave the back end in order. It may be gone, too.
-            let _ = connection.stop();
+            End::Signal => drop(connection.stop()),
+            End::Disconnected => self.kept = Some(rings.keep(&mut connection)),
+            End::Broken(_) => self.abandon(Some(rings)),
+            End::TapGone => {}
         }
         Ok(end)
+    }
+
+    /// Gives up rings with what is in them.
+    fn abandon(&mut self, rings: Option<Rings>) {
+        if let Some(mut rings) = rings {
+            self.counts.tx_lost += rings.sent_and_open();
+        }
+    }
+}
+
+/// The features without which there is nothing to be done.
+fn required(args: &GuestArgs) -> Features {
+    match args.ring {
+        Ring::Packed => Features::VERSION_1 | Features::RING_PACKED,
+        Ring::Auto | Ring::Split => Features::VERSION_1,
     }
 }
 
@@ -362,6 +400,12 @@ fn wanted(args: &GuestArgs) -> Features {
         Rx::Mergeable => {}
         Rx::Big => features.remove(Features::MRG_RXBUF),
         Rx::Small => features.remove(Features::MRG_RXBUF | Features::GUEST_SEGMENTATION),
+    }
+    if args.ring == Ring::Split {
+        features.remove(Features::RING_PACKED);
+    }
+    if args.in_order == Switch::Off {
+        features.remove(Features::IN_ORDER);
     }
     if args.no_offloads {
         features.remove(Features::CSUM | Features::GUEST_CSUM);
@@ -400,6 +444,42 @@ mod tests {
         for text in ["0", "100", "32", "65536", "x"] {
             assert!(parse_queue_size(text).is_err(), "{text}");
         }
+    }
+
+    fn args(options: &str) -> GuestArgs {
+        #[derive(clap::Parser)]
+        struct Cli {
+            #[command(flatten)]
+            args: GuestArgs,
+        }
+        let words = ["guest", "--socket", "s", "--tap", "t"].into_iter().chain(options.split_whitespace());
+        <Cli as clap::Parser>::try_parse_from(words).unwrap().args
+    }
+
+    #[test]
+    fn ring_and_order_are_taken_where_they_are_offered_unless_told_otherwise() {
+        let both = Features::RING_PACKED | Features::IN_ORDER;
+        for (options, wants, needs) in [
+            ("", both, Features::empty()),
+            ("--ring auto --in-order on", both, Features::empty()),
+            ("--ring split", Features::IN_ORDER, Features::empty()),
+            ("--ring packed --in-order off", Features::RING_PACKED, Features::RING_PACKED),
+        ] {
+            let args = args(options);
+            assert_eq!(wanted(&args) & both, wants, "{options}");
+            assert_eq!(required(&args), Features::VERSION_1 | needs, "{options}");
+        }
+    }
+
+    #[test]
+    fn a_back_end_that_lacks_something_is_named_with_what_to_do() {
+        let legacy = GuestError::Unusable(Features::VERSION_1 | Features::RING_PACKED).to_string();
+        assert!(legacy.contains("VERSION_1 RING_PACKED") && legacy.contains("VIRTIO 1.0"), "{legacy}");
+        let split = GuestError::Unusable(Features::RING_PACKED).to_string();
+        assert_eq!(
+            split,
+            "the back end lacks required features: RING_PACKED; use --ring auto or --ring split"
+        );
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use ringferry_memory::{GuestMemory, RegionSpec};
 use ringferry_packet::ether::Mac;
 use ringferry_switch::snapshot::PortState;
+use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::namespace;
 use ringferry_sys::process::{Spawn, is_root};
 use ringferry_sys::socket::Listener;
@@ -373,9 +374,9 @@ impl Device for Idle {
     fn features_acked(&mut self, _: u64) {}
     fn memory_changed(&mut self, _: Option<Arc<GuestMemory>>) {}
     fn ring_started(&mut self, _: u16, _: RingSetup) {}
-    fn ring_call_changed(&mut self, _: u16, _: Option<OwnedFd>) {}
+    fn ring_call_changed(&mut self, _: u16, _: Option<EventFd>) {}
     fn ring_enabled(&mut self, _: u16, _: bool) {}
-    fn ring_stopped(&mut self, _: u16) -> u32 {
+    fn ring_stopped(&mut self, _: u16) -> u16 {
         0
     }
 }

@@ -278,7 +278,10 @@ fn every_sender_reaches_every_receiver_with_the_offloads_it_takes() {
 #[test]
 fn features_switched_off_for_a_port_are_not_offered_there() {
     let place = Place::new();
-    let switch = place.switch(&["a,csum=off,mergeable=off,event_idx=off,indirect=off", "b,tso=off,uso=off"]);
+    let switch = place.switch(&[
+        "a,csum=off,mergeable=off,event_idx=off,indirect=off,packed=off,in_order=off",
+        "b,tso=off,uso=off",
+    ]);
     let mut a = switch.plug("a", 1, Options::default());
     let mut b = switch.plug("b", 2, Options::default());
     assert_eq!(a.features, Features::VERSION_1);

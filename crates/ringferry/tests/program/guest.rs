@@ -5,12 +5,12 @@ use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use ringferry_memory::Words;
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Header;
+use ringferry_ring::{Parts, part_bytes};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
-use ringferry_vhost_user::{Connection, FrontendError, RingPlan, Wanted, connect_device};
+use ringferry_vhost_user::{Connection, FrontendError, RingPlan, Wanted, connect_device, resume_base};
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Arena, Queue, Receiveq, RxMode, Transmitq};
 
@@ -54,7 +54,7 @@ impl Events {
         Events { kick: EventFd::new().unwrap(), call: EventFd::new().unwrap() }
     }
 
-    fn plan(&self, queue: Queue, base: u32) -> RingPlan<'_> {
+    fn plan(&self, queue: Queue, base: Option<u32>) -> RingPlan<'_> {
         let Queue { size, desc, avail, used } = queue;
         let (kick, call) = (Some(self.kick.as_fd()), Some(self.call.as_fd()));
         RingPlan { size, base, desc, avail, used, kick, call, err: None, enabled: true }
@@ -108,25 +108,38 @@ impl Guest {
             posts: options.posts,
             inbox: VecDeque::new(),
         };
-        guest.start(&[0, 0]).unwrap();
+        guest.start(&[]).unwrap();
         guest.refill();
         guest
     }
 
-    /// Starts the device with rings that resume at `bases`.
+    /// Starts the device with rings that resume at `bases`; without any, at the beginning.
     pub fn start(&mut self, bases: &[u32]) -> Result<(), FrontendError> {
-        let plans = [self.rx.plan(self.queues[0], bases[0]), self.tx.plan(self.queues[1], bases[1])];
+        let base = |at: usize| bases.get(at).copied();
+        let plans = [self.rx.plan(self.queues[0], base(0)), self.tx.plan(self.queues[1], base(1))];
         self.connection.start(&[(self.arena.region(), self.arena.fd())], &plans)
     }
 
-    /// Goes on with another back end where the last one, which ended without a word, had got to:
-    /// what front ends do (they take the used index for the base).
+    /// Goes on with another back end where the last one, which ended without a word, had got to: by the
+    /// used index of a split ring, and by the in-flight region of a packed one.
     pub fn move_to(&mut self, stream: Stream) {
         let features = self.features;
+        let region = self.connection.take_inflight();
         self.connection = negotiate(stream, features);
         assert_eq!(self.connection.negotiated().features, features.bits());
-        let used = |queue: &Queue| self.arena.memory().area(queue.used, 4).unwrap().load16(2).into();
-        let bases = self.queues.each_ref().map(used);
+        let packed = features.contains(Features::RING_PACKED);
+        let base = |index: u16| {
+            let queue = self.queues[usize::from(index)];
+            let [desc, driver, device] = part_bytes(queue.size, packed);
+            let area = |addr, len| self.arena.memory().area(addr, len).unwrap();
+            let (desc, driver) = (area(queue.desc, desc), area(queue.avail, driver));
+            let parts = Parts { size: queue.size, desc, driver, device: area(queue.used, device) };
+            resume_base(index, &parts, packed, region.as_ref()).unwrap()
+        };
+        let bases = [base(0), base(1)];
+        if let Some(region) = region {
+            self.connection.set_inflight(region);
+        }
         self.start(&bases).unwrap();
     }
 

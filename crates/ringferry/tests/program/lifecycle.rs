@@ -16,6 +16,7 @@ use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::process::Spawn;
 use ringferry_sys::socket::{Listener, Stream};
 use ringferry_vhost_user::FrontendError;
+use ringferry_virtio_net::driver::Sent;
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 
 use crate::frames::frame;
@@ -215,7 +216,7 @@ fn plugged_memory_carries_packets_until_it_is_unplugged() {
     let send_from_it = |a: &mut Guest| {
         let buffer = Buffer { addr: spec.guest_addr, len: bytes.len() as u32 };
         // A token of a slot that is not in use: it only comes back below.
-        a.transmitq.ring().add(&[buffer], &[], 0).unwrap();
+        a.transmitq.ring().add(&[buffer], &[], Sent::Slot(0)).unwrap();
         a.flush();
     };
     a.drain();

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`forwarding`] | which frame goes where, unharmed, whatever was negotiated; counters add up |
 //! | [`lifecycle`] | coming and going: reconnects, restarts, signals, memory and ring changes, inherited sockets |
+//! | [`restart`] | a switch killed under load, with every kind of ring |
 //! | [`hostile`] | front ends and guests that break the rules harm only themselves |
 //! | [`bad_input`] | what cannot work is refused with one line that says what to do |
 //! | [`dpdk`] | our driver half against DPDK's `net_vhost` (needs Debian's dpdk-dev) |
@@ -23,3 +24,4 @@ mod hostile;
 mod lifecycle;
 mod process;
 mod raw;
+mod restart;

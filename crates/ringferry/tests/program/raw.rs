@@ -110,7 +110,7 @@ impl Raw {
     pub fn start_as_is(&mut self) {
         let plan = |queue: u16| RingPlan {
             size: ENTRIES,
-            base: 0,
+            base: None,
             desc: desc_table(queue),
             avail: avail(queue),
             used: used(queue),

@@ -371,6 +371,8 @@ fn parse_features(fields: &mut Fields<'_>) -> FeatureToggles {
         ("mergeable", &mut features.mergeable),
         ("event_idx", &mut features.event_idx),
         ("indirect", &mut features.indirect),
+        ("packed", &mut features.packed),
+        ("in_order", &mut features.in_order),
     ] {
         *on = fields.boolean(key).is_none_or(|(_, on)| on);
     }

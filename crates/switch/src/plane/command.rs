@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ringferry_memory::{Area, GuestMemory};
-use ringferry_ring::split::Device;
+use ringferry_ring::Device;
 use ringferry_sys::epoll::{Epoll, Interest};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::interrupt::Target;
@@ -185,8 +185,7 @@ impl Plane {
         rounds
     }
 
-    /// Takes a ring away from the worker; returns the index of the next available entry, or `None`
-    /// when the worker did not have that ring.
+    /// Takes a ring away from the worker; returns where it stands ([`Device::base`]), or `None` when the worker did not have that ring.
     pub fn stop_ring(&self, port: PortId, index: u16) -> Option<u16> {
         self.ask(|reply| Command::StopRing(port, index, reply))
     }

@@ -6,8 +6,7 @@ use ringferry_memory::{Area, GuestMemory, ReadSlice};
 use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::parse::flow_hash;
 use ringferry_packet::vnet::{Header, Offloads};
-use ringferry_ring::Fault;
-use ringferry_ring::split::Device;
+use ringferry_ring::{Device, Fault};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_virtio_net::device::{Receiveq, Refused, Rejected, Transmitq};
 

@@ -211,7 +211,7 @@ impl Worker {
         let Some((queue, counters)) = transmitq(&mut self.ports, port, pair) else {
             return Polled::NOTHING;
         };
-        if queue.queue.ring().available() == 0 && queue.queue.ring().fault().is_none() {
+        if !queue.queue.ring().has_chains() && queue.queue.ring().fault().is_none() {
             return Polled::NOTHING;
         }
         // Keeps the memory mapped while frames borrow it, whatever happens to the queue.
@@ -287,9 +287,8 @@ impl Worker {
         let ports = &mut self.ports;
         self.active.iter().all(|active| match active.source {
             Source::Tap(_) => false,
-            Source::Transmitq(port, pair) => transmitq(ports, port, pair).is_some_and(|(queue, ..)| {
-                queue.common.kick.is_none() && queue.queue.ring().available() == 0
-            }),
+            Source::Transmitq(port, pair) => transmitq(ports, port, pair)
+                .is_some_and(|(queue, ..)| queue.common.kick.is_none() && !queue.queue.ring().has_chains()),
         })
     }
 

@@ -13,11 +13,14 @@ use ringferry_sys::socket::Stream;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Answer, Device, Refusal, Session};
+use crate::base;
+use crate::inflight::{self, Tracking};
 use crate::message::{
-    ConfigHeader, F_LOG_ALL, F_PROTOCOL_FEATURES, MAX_CONFIG, MemoryRegion, MemoryTable, NO_FD,
-    ProtocolFeatures, RING_INDEX_MASK, Request, SingleRegion, VringAddr, VringState,
+    ConfigHeader, F_LOG_ALL, F_PROTOCOL_FEATURES, InflightDescription, MAX_CONFIG, MemoryRegion, MemoryTable,
+    NO_FD, ProtocolFeatures, RING_INDEX_MASK, Request, SingleRegion, VringAddr, VringState,
+    inflight_description,
 };
-use crate::vring::{Geometry, Kick, RingError, check_addr, check_size, duplicate};
+use crate::vring::{Geometry, Kick, RingError, check_addr, check_num, duplicate};
 use crate::wire::Incoming;
 
 /// Smallest MTU of an Ethernet link that carries IPv4 (VIRTIO 1.4, 5.1.4.1).
@@ -77,6 +80,9 @@ impl Session {
                 self.change(index, dev, |ring| ring.err = fd)
             }
 
+            Request::GetInflightFd => self.get_inflight_fd(&payload),
+            Request::SetInflightFd => self.set_inflight_fd(&payload, &fds, dev),
+
             Request::GetConfig => Self::get_config(&payload, dev),
             Request::SetConfig => Self::set_config(&payload, dev),
             Request::NetSetMtu => Self::net_set_mtu(body(&payload)?, dev),
@@ -103,8 +109,6 @@ impl Session {
             | Request::PostcopyAdvise
             | Request::PostcopyListen
             | Request::PostcopyEnd
-            | Request::GetInflightFd
-            | Request::SetInflightFd
             | Request::GpuSetSocket
             | Request::VringKick
             | Request::GetSharedObject
@@ -255,7 +259,7 @@ impl Session {
     }
 
     /// The ring and the descriptor of a kick, call or error message.
-    fn event(&mut self, payload: u64, mut fds: Vec<OwnedFd>) -> Result<(u16, Option<OwnedFd>), Refusal> {
+    fn event(&mut self, payload: u64, mut fds: Vec<OwnedFd>) -> Result<(u16, Option<EventFd>), Refusal> {
         let reserved = payload & !(RING_INDEX_MASK | NO_FD);
         if reserved != 0 {
             return Err(Refusal::Value { field: "ring index", value: payload });
@@ -263,10 +267,7 @@ impl Session {
         let index = self.ring(payload & RING_INDEX_MASK)?;
         match (payload & NO_FD == 0, fds.pop()) {
             // An event that would make its user wait is refused here, not met on the data path.
-            (true, Some(fd)) => {
-                let event = EventFd::from_fd(fd).map_err(Refusal::Event)?;
-                Ok((index, Some(event.into())))
-            }
+            (true, Some(fd)) => Ok((index, Some(EventFd::from_fd(fd).map_err(Refusal::Event)?))),
             (false, None) => Ok((index, None)),
             (_, fd) => {
                 let count = usize::from(fd.is_some());
@@ -278,14 +279,20 @@ impl Session {
 
     fn set_vring_num(&mut self, state: VringState, dev: &mut dyn Device) -> Result<Answer, Refusal> {
         let index = self.ring(state.index)?;
-        let size = Some(check_size(state.num)?);
-        let geometry = self.rings[usize::from(index)].geometry;
-        self.set_geometry(index, Geometry { size, ..geometry }, dev)
+        let packed = self.packed();
+        let size = check_num(state.num, packed)?;
+        let ring = &self.rings[usize::from(index)];
+        let geometry = ring.geometry;
+        // Where a packed ring stands says nothing in a ring of another size.
+        if ring.started && packed == Some(true) && geometry.size != Some(size) {
+            return Err(RingError::Running("size").into());
+        }
+        self.set_geometry(index, Geometry { size: Some(size), ..geometry }, dev)
     }
 
     fn set_vring_addr(&mut self, addr: VringAddr, dev: &mut dyn Device) -> Result<Answer, Refusal> {
         let index = self.ring(addr.index)?;
-        check_addr(&addr)?;
+        check_addr(&addr, self.packed())?;
         let geometry = self.rings[usize::from(index)].geometry;
         self.set_geometry(index, Geometry { addr: Some(addr), ..geometry }, dev)
     }
@@ -300,35 +307,42 @@ impl Session {
         if self.rings[usize::from(index)].started
             && let Some(memory) = &self.memory
         {
-            geometry.check(memory)?;
+            geometry.check(memory, self.packed() == Some(true))?;
         }
         self.change(index, dev, |ring| ring.geometry = geometry)
     }
 
     fn set_vring_base(&mut self, state: VringState, dev: &mut dyn Device) -> Result<Answer, Refusal> {
         let index = self.ring(state.index)?;
-        if state.num > u32::from(u16::MAX) {
-            return Err(RingError::Base(state.num).into());
+        // What cannot be judged yet is when the ring starts.
+        let ring = &self.rings[usize::from(index)];
+        if let Some(packed) = self.packed() {
+            let position = base::decode(state.num, packed)?;
+            if let Some(size) = ring.geometry.size {
+                base::check_position(position, size, packed)?;
+            }
         }
-        if self.rings[usize::from(index)].started {
-            return Err(RingError::Running.into());
+        if ring.started {
+            return Err(RingError::Running("base").into());
         }
-        self.change(index, dev, |ring| ring.base = state.num)
+        self.change(index, dev, |ring| ring.base = Some(state.num))
     }
 
     fn get_vring_base(&mut self, state: VringState, dev: &mut dyn Device) -> Result<Answer, Refusal> {
         let index = self.ring(state.index)?;
         self.stop(index, dev);
+        let packed = self.packed() == Some(true);
         let ring = &mut self.rings[usize::from(index)];
         ring.kick = Kick::Unset;
-        let state = VringState { index: index.into(), num: ring.base };
+        let first = base::encode(base::first_position(packed), packed);
+        let state = VringState { index: index.into(), num: ring.base.unwrap_or(first) };
         Ok(Answer::Payload(state.as_bytes().to_vec()))
     }
 
     fn set_vring_call(
         &mut self,
         index: u16,
-        call: Option<OwnedFd>,
+        call: Option<EventFd>,
         dev: &mut dyn Device,
     ) -> Result<Answer, Refusal> {
         let ring = &mut self.rings[usize::from(index)];
@@ -359,6 +373,55 @@ impl Session {
                 dev.ring_enabled(index, enabled);
             }
         }
+    }
+
+    // In-flight tracking
+
+    /// The description in a message, its numbers within what there can be (CVE-2021-3839).
+    fn inflight_description(&self, payload: &[u8]) -> Result<InflightDescription, Refusal> {
+        let description = inflight_description(payload).ok_or(Refusal::Size(payload.len()))?;
+        let InflightDescription { num_queues, queue_size, .. } = description;
+        if num_queues == 0 || usize::from(num_queues) > self.rings.len() {
+            return Err(Refusal::Value { field: "number of queues", value: num_queues.into() });
+        }
+        check_num(queue_size.into(), self.packed())?;
+        Ok(description)
+    }
+
+    /// Makes a region and gives it away: all that stays is the answer (CVE-2020-10726).
+    fn get_inflight_fd(&self, payload: &[u8]) -> Result<Answer, Refusal> {
+        let InflightDescription { num_queues, queue_size, .. } = self.inflight_description(payload)?;
+        // Before features are agreed on, a region that is large enough for either layout.
+        let made = inflight::create(num_queues, queue_size, self.packed().unwrap_or(true));
+        // In the length in which the front end has it.
+        let bytes = |description: &InflightDescription| description.as_bytes()[..payload.len()].to_vec();
+        Ok(match made {
+            Ok((description, file)) => Answer::File(bytes(&description), file),
+            Err(error) => {
+                // The front end goes on without a region.
+                tracing::warn!("no in-flight region: {error}");
+                Answer::Payload(bytes(&InflightDescription::default()))
+            }
+        })
+    }
+
+    fn set_inflight_fd(
+        &mut self,
+        payload: &[u8],
+        fds: &[OwnedFd],
+        dev: &mut dyn Device,
+    ) -> Result<Answer, Refusal> {
+        let [fd] = fds else { return Err(Refusal::Descriptors(fds.len())) };
+        let description = self.inflight_description(payload)?;
+        let tracking = Tracking::map(fd.as_fd(), &description, self.packed().unwrap_or(false))?;
+        // A ring that runs goes on where it is; the region tells of the others.
+        for ring in &mut self.rings {
+            ring.recover = !ring.started;
+        }
+        self.stop_all(dev);
+        self.tracking = Some(tracking);
+        self.start_all(dev);
+        Ok(Answer::Done)
     }
 
     // Device
@@ -414,6 +477,7 @@ impl Session {
             self.stop_all(dev);
             for ring in &mut self.rings {
                 ring.kick = Kick::Unset;
+                ring.recover = false;
             }
         }
         self.status = status;
@@ -428,7 +492,8 @@ impl Session {
         self.stop_all(dev);
         for ring in &mut self.rings {
             ring.geometry = Geometry::default();
-            ring.base = 0;
+            ring.base = None;
+            ring.recover = false;
             ring.kick = Kick::Unset;
             ring.enabled = false;
         }

@@ -4,7 +4,9 @@ use std::os::fd::AsFd;
 
 use ringferry_memory::SharedMem;
 use ringferry_sys::eventfd::EventFd;
-use ringferry_vhost_user::message::{MemoryRegion, NO_FD, Request, TABLE, VringAddr, VringState};
+use ringferry_vhost_user::message::{
+    InflightDescription, MemoryRegion, NO_FD, Request, TABLE, VringAddr, VringState,
+};
 use ringferry_vhost_user::{Offer, ProtocolFeatures};
 use zerocopy::IntoBytes;
 
@@ -81,18 +83,66 @@ fn cve_2020_10722_log_base_with_an_offset_that_overflows_is_refused() {
     assert!(!offer().protocol.contains(ProtocolFeatures::LOG_SHMFD));
 }
 
+/// An "inflight description" of this many queues and entries, in 24 bytes.
+fn description(mmap_size: u64, mmap_offset: u64, num_queues: u16, queue_size: u16) -> InflightDescription {
+    InflightDescription { mmap_size, mmap_offset, num_queues, queue_size, padding: 0 }
+}
+
 #[test]
-fn cve_2020_10726_and_2021_3839_inflight_is_refused_however_often() {
-    let log = SharedMem::new("inflight", 0x1000).unwrap();
-    let mut payload = [0; 24];
-    payload[16..20].copy_from_slice([u16::MAX, u16::MAX].as_bytes());
-    let mut rig = Rig::negotiated();
+fn cve_2020_10726_repeated_get_inflight_fd_leaks_nothing() {
+    let mut rig = Rig::packed();
+    let wanted = description(0, 0, 4, 256);
+    let mut given = Vec::new();
     for _ in 0..100 {
-        assert!(!rig.ack(Request::SetInflightFd, &payload, &[log.fd()]));
+        rig.send(Request::GetInflightFd as u32, 1, wanted.as_bytes(), &[]);
+        rig.serve().unwrap();
+        given.extend(rig.reply_with_fds().unwrap().2);
     }
-    assert_eq!(copies_of(log.fd()), 1);
-    rig.send(Request::GetInflightFd as u32, 1, &payload, &[]);
-    assert!(rig.serve().is_err());
+    assert_eq!(given.len(), 100);
+    // The session has kept none of them, and gives up each it is told to use for the next.
+    for file in &given {
+        assert_eq!(copies_of(file), 1);
+        let description = description(4 * (32 + 32 * 256 + 32), 0, 4, 256);
+        assert!(rig.ack(Request::SetInflightFd, description.as_bytes(), &[file.as_fd()]));
+        assert_eq!(copies_of(file), 1);
+    }
+    let mapped = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let inode = rustix::fs::fstat(&given[0]).unwrap().st_ino.to_string();
+    assert!(!mapped.lines().any(|line| line.contains("inflight") && line.contains(&format!(" {inode} "))));
+}
+
+#[test]
+fn cve_2021_3839_inflight_num_queues_and_sizes_are_checked() {
+    let part = 32 + 32 * 256 + 32;
+    let mem = SharedMem::new("inflight", 4 * part).unwrap();
+    let (part, size) = (part as u64, mem.size() as u64);
+    let good = description(4 * part, 0, 4, 256);
+    let mut rig = Rig::packed();
+    assert!(rig.ack(Request::SetInflightFd, good.as_bytes(), &[mem.fd()]));
+    for bad in [
+        description(4 * part, 0, 0, 256),
+        description(4 * part, 0, 5, 256),
+        description(4 * part, 0, u16::MAX, 256),
+        description(4 * part, 0, 4, 0),
+        description(4 * part, 0, 4, 32769),
+        description(4 * part, 0, 4, u16::MAX),
+        // Less than the queues need, more than the file has, and sums that overflow.
+        description(4 * part - 1, 0, 4, 256),
+        description(0, 0, 1, 1),
+        description(4 * part, size - 4 * part + 1, 4, 256),
+        description(4 * part, u64::MAX - 4 * part, 4, 256),
+        description(4 * part, u64::MAX, 4, 256),
+        description(u64::MAX, u64::MAX, 4, 256),
+        description(u64::MAX, 1 << 40, 4, 256),
+    ] {
+        assert!(!rig.ack(Request::SetInflightFd, bad.as_bytes(), &[mem.fd()]), "{bad:x?}");
+    }
+    assert_eq!(copies_of(mem.fd()), 1);
+    for bad in [description(0, 0, 0, 256), description(0, 0, 5, 256), description(0, 0, 1, u16::MAX)] {
+        let mut rig = Rig::packed();
+        rig.send(Request::GetInflightFd as u32, 1, bad.as_bytes(), &[]);
+        assert!(rig.serve().is_err(), "{bad:x?}");
+    }
 }
 
 #[test]

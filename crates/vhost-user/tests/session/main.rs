@@ -4,7 +4,9 @@
 mod both_ends;
 mod bounds;
 mod cve;
+mod inflight;
 mod memory;
+mod packed;
 mod qemu;
 mod random;
 mod rig;

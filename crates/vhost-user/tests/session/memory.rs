@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 
 use crate::rig::{Event, RING_SIZE, Rig, USER, copies_of, guest, mem_table, offer, ring_addr};
 
-fn restarted(base: u32) -> [Event; 2] {
+fn restarted(base: u16) -> [Event; 2] {
     [Event::Stopped(0), Event::Started { index: 0, size: RING_SIZE, base, enabled: false }]
 }
 
@@ -76,11 +76,11 @@ fn rings_are_resolved_anew_when_the_map_changes() {
     let (region, mem) = guest(0x10_0000);
     assert!(rig.mem_table(&[(region, &mem)]));
     assert!(rig.start(0, 0));
-    rig.dev.rings[&0].desc.store16(0, 1);
+    rig.dev.rings[&0].parts.desc.store16(0, 1);
     let (_, other) = guest(0x10_0000);
     assert!(rig.mem_table(&[(region, &other)]));
-    assert_eq!(rig.dev.rings[&0].desc.load16(0), 0);
-    rig.dev.rings[&0].desc.store16(0, 2);
+    assert_eq!(rig.dev.rings[&0].parts.desc.load16(0), 0);
+    rig.dev.rings[&0].parts.desc.store16(0, 2);
     let view = crate::rig::view(region, &other);
     assert_eq!(view.user_area(USER, 2).unwrap().load16(0), 2);
 }

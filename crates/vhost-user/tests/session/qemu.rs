@@ -84,7 +84,7 @@ fn boot_order(mem_slots: bool) {
     assert!(rig.dev.take().is_empty());
     let guest = guest(0x10_0000);
     start(&mut rig, 0, &guest, true);
-    let started = |index, base| Event::Started { index, size: RING_SIZE, base, enabled: true };
+    let started = |index, base: u16| Event::Started { index, size: RING_SIZE, base, enabled: true };
     let call = |index| Event::Call { index, polled: false };
     assert_eq!(
         rig.dev.take(),

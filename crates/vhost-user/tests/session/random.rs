@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use ringferry_memory::SharedMem;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_vhost_user::message::{
-    F_PROTOCOL_FEATURES, F_VERSION_1, FLAG_NEED_REPLY, MemoryRegion, NO_FD, Request, SingleRegion, TABLE,
-    VERSION, VringAddr, VringState,
+    F_PROTOCOL_FEATURES, F_RING_PACKED, F_VERSION_1, FLAG_NEED_REPLY, InflightDescription, MemoryRegion,
+    NO_FD, Request, SingleRegion, TABLE, VERSION, VringAddr, VringState,
 };
 use zerocopy::IntoBytes;
 
@@ -47,13 +47,25 @@ fn index() -> impl Strategy<Value = u32> {
 }
 
 fn num() -> impl Strategy<Value = u32> {
-    prop_oneof![8 => (0u32..16).prop_map(|shift| 1 << shift), 4 => 0u32..2, 1 => any::<u32>()]
+    prop_oneof![
+        8 => (0u32..16).prop_map(|shift| 1 << shift),
+        4 => 0u32..2,
+        4 => 1u32..1000,
+        4 => (0u32..256).prop_map(|at| 0x8000_8000 | at << 16 | at),
+        1 => any::<u32>(),
+    ]
 }
 
 const EVENTS: &[Request] = &[Request::SetVringKick, Request::SetVringCall, Request::SetVringErr];
 const STATES: &[Request] =
     &[Request::SetVringNum, Request::SetVringBase, Request::GetVringBase, Request::SetVringEnable];
-const FEATURES: &[u64] = &[F_VERSION_1 | F_PROTOCOL_FEATURES, F_VERSION_1, 0];
+const FEATURES: &[u64] = &[
+    F_VERSION_1 | F_PROTOCOL_FEATURES,
+    F_VERSION_1 | F_PROTOCOL_FEATURES | F_RING_PACKED,
+    F_VERSION_1 | F_RING_PACKED,
+    F_VERSION_1,
+    0,
+];
 
 /// Request, payload, and descriptors chosen from a small set by number.
 type Body = (u32, Vec<u8>, Vec<usize>);
@@ -110,6 +122,22 @@ fn device() -> impl Strategy<Value = Body> {
     ]
 }
 
+fn inflight() -> impl Strategy<Value = Body> {
+    let number = || prop_oneof![16 => 0u16..5, 1 => any::<u16>()];
+    let size = || prop_oneof![8 => Just(0x1_0000u64), 4 => 0u64..0x1_0000, 1 => any::<u64>()];
+    let offset = prop_oneof![8 => Just(0u64), 1 => 0u64..0x1_0000, 1 => any::<u64>()];
+    let queue = prop_oneof![8 => 1u16..512, 1 => any::<u16>()];
+    (number(), queue, size(), offset, any::<bool>()).prop_map(
+        |(num_queues, queue_size, mmap_size, mmap_offset, get)| {
+            let description =
+                InflightDescription { mmap_size, mmap_offset, num_queues, queue_size, padding: 0 };
+            let (request, fds) =
+                if get { (Request::GetInflightFd, vec![]) } else { (Request::SetInflightFd, vec![MEMORY]) };
+            body(request, description.as_bytes(), fds)
+        },
+    )
+}
+
 /// Any row, with a payload and descriptors around its bounds.
 fn any_row() -> impl Strategy<Value = Body> {
     let fds = prop::collection::vec(0usize..3, 0..4);
@@ -132,6 +160,7 @@ fn message() -> impl Strategy<Value = Message> {
         6 => vring_event(),
         6 => memory(),
         4 => device(),
+        3 => inflight(),
         3 => any_row(),
         1 => anything(),
     ];
@@ -142,21 +171,25 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_messages_never_panic_and_leak_no_descriptor(messages in prop::collection::vec(message(), 1..60)) {
+    fn random_messages_never_panic_and_leak_no_descriptor(
+        packed: bool,
+        messages in prop::collection::vec(message(), 1..60),
+    ) {
         let event = EventFd::new().unwrap();
         let mem = SharedMem::new("guest", 0x1_0000).unwrap();
         let (_reader, pipe) = std::io::pipe().unwrap();
         let all: [BorrowedFd<'_>; 3] = [event.as_fd(), mem.fd(), pipe.as_fd()];
-        let mut rig = Rig::negotiated();
+        let fresh = || if packed { Rig::packed() } else { Rig::negotiated() };
+        let mut rig = fresh();
         for message in &messages {
             let fds: Vec<_> = message.fds.iter().map(|kind| all[*kind]).collect();
             rig.send(message.request, message.flags, &message.payload, &fds);
             // The rig's device asserts what it may rely on.
             if rig.serve().is_err() {
                 prop_assert!(rig.dev.rings.is_empty());
-                rig = Rig::negotiated();
+                rig = fresh();
             }
-            while rig.reply().is_some() {}
+            while rig.reply_with_fds().is_some() {}
             let running: Vec<_> = rig.session.rings().map(|ring| ring.started).collect();
             for (index, started) in running.iter().enumerate() {
                 prop_assert_eq!(rig.dev.rings.contains_key(&(index as u16)), *started);

@@ -7,11 +7,13 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use ringferry_memory::{GuestMemory, Region, RegionSpec, SharedMem, Words};
+use ringferry_ring::{Parts, part_bytes};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
+use ringferry_vhost_user::inflight::POSITION;
 use ringferry_vhost_user::message::{
-    F_PROTOCOL_FEATURES, F_VERSION_1, FLAG_NEED_REPLY, FLAG_REPLY, Header, MemoryRegion, MemoryTable,
-    Request, SingleRegion, VERSION, VringAddr, VringState,
+    F_PROTOCOL_FEATURES, F_RING_PACKED, F_VERSION_1, FLAG_NEED_REPLY, FLAG_REPLY, Header, MemoryRegion,
+    MemoryTable, Request, SingleRegion, VERSION, VringAddr, VringState,
 };
 use ringferry_vhost_user::{Device, Offer, Progress, ProtocolFeatures, RingSetup, Session, SessionError};
 use zerocopy::{FromBytes, IntoBytes};
@@ -30,7 +32,7 @@ pub const F_MRG_RXBUF: u64 = 1 << 15;
 pub enum Event {
     Features(u64),
     Memory(usize),
-    Started { index: u16, size: u16, base: u32, enabled: bool },
+    Started { index: u16, size: u16, base: u16, enabled: bool },
     Call { index: u16, polled: bool },
     Enabled(u16, bool),
     Stopped(u16),
@@ -46,8 +48,8 @@ pub struct Recorder {
     pub events: Vec<Event>,
     /// Rings that run. Calls that a running device may not get are assertions.
     pub rings: BTreeMap<u16, RingSetup>,
-    /// What the device pretends to have processed by the time a ring is stopped.
-    pub processed: u32,
+    /// How many entries the device pretends to have processed by the time a ring is stopped.
+    pub processed: u16,
     pub config: Vec<u8>,
 }
 
@@ -68,20 +70,25 @@ impl Device for Recorder {
     }
 
     fn ring_started(&mut self, index: u16, ring: RingSetup) {
-        let event = Event::Started { index, size: ring.size, base: ring.base, enabled: ring.enabled };
-        assert!(ring.size.is_power_of_two());
-        assert_eq!(ring.desc.len(), 16 * usize::from(ring.size));
-        assert_eq!(ring.avail.len(), 6 + 2 * usize::from(ring.size));
-        assert_eq!(ring.used.len(), 6 + 8 * usize::from(ring.size));
-        // Every word of the ring can be reached.
-        ring.desc.load64(ring.desc.len() - 8);
-        ring.avail.load16(ring.avail.len() - 2);
-        ring.used.load16(ring.used.len() - 2);
+        let Parts { size, desc, driver, device } = &ring.parts;
+        let event = Event::Started { index, size: *size, base: ring.base, enabled: ring.enabled };
+        assert!(*size > 0 && (ring.packed() || size.is_power_of_two()));
+        assert!(!ring.packed() || ring.base & 0x7fff < *size);
+        assert_eq!([desc.len(), driver.len(), device.len()], part_bytes(*size, ring.packed()));
+        // Every word of the ring can be reached, and of what it is tracked in.
+        desc.load64(desc.len() - 8);
+        driver.load16(driver.len() - 2);
+        device.load16(device.len() - 2);
+        if let Some(part) = &ring.inflight {
+            assert!(ring.packed());
+            assert_eq!(part.len(), 32 + 32 * usize::from(*size));
+            assert_eq!(part.load64(POSITION), position_word(ring.base, ring.base));
+        }
         self.events.push(event);
         assert!(self.rings.insert(index, ring).is_none(), "started twice");
     }
 
-    fn ring_call_changed(&mut self, index: u16, call: Option<OwnedFd>) {
+    fn ring_call_changed(&mut self, index: u16, call: Option<EventFd>) {
         assert!(self.rings.contains_key(&index), "not running");
         self.events.push(Event::Call { index, polled: call.is_none() });
         self.rings.get_mut(&index).unwrap().call = call;
@@ -92,10 +99,16 @@ impl Device for Recorder {
         self.events.push(Event::Enabled(index, enabled));
     }
 
-    fn ring_stopped(&mut self, index: u16) -> u32 {
+    fn ring_stopped(&mut self, index: u16) -> u16 {
         self.events.push(Event::Stopped(index));
         let ring = self.rings.remove(&index).expect("stopped without having run");
-        (ring.base + self.processed) & 0xffff
+        if !ring.packed() {
+            return ring.base.wrapping_add(self.processed);
+        }
+        (0..self.processed).fold(ring.base, |at, _| {
+            let wraps = at & 0x7fff == ring.parts.size - 1;
+            if wraps { at & 0x8000 ^ 0x8000 } else { at + 1 }
+        })
     }
 
     fn config(&self, offset: usize, buf: &mut [u8]) -> bool {
@@ -137,10 +150,24 @@ impl Device for Recorder {
     }
 }
 
+/// The word in which a packed ring's part of an in-flight region has its position.
+pub fn position_word(new: u16, old: u16) -> u64 {
+    let index = |position| u64::from(position & 0x7fff);
+    let wrap = |position| u64::from(position >> 15);
+    index(new) | index(old) << 16 | wrap(new) << 32 | wrap(old) << 40
+}
+
 /// What the rig's sessions offer.
 pub fn offer() -> Offer {
     let mut offer = Offer::net(F_VERSION_1 | F_MRG_RXBUF, 2);
     offer.protocol |= ProtocolFeatures::CONFIG;
+    offer
+}
+
+/// The same with packed rings.
+pub fn packed_offer() -> Offer {
+    let mut offer = offer();
+    offer.features |= F_RING_PACKED;
     offer
 }
 
@@ -172,6 +199,20 @@ impl Rig {
         rig
     }
 
+    /// A rig on which packed rings were agreed on.
+    pub fn packed() -> Rig {
+        let mut rig = Rig::with(packed_offer());
+        rig.tell(Request::SetProtocolFeatures, packed_offer().protocol.bits().as_bytes(), &[]);
+        assert!(rig.features(F_VERSION_1 | F_RING_PACKED));
+        rig.dev.take();
+        rig
+    }
+
+    /// Agrees on features, protocol features beside.
+    pub fn features(&mut self, features: u64) -> bool {
+        self.ack(Request::SetFeatures, (features | F_PROTOCOL_FEATURES).as_bytes(), &[])
+    }
+
     /// Writes a message as it is.
     pub fn send(&mut self, request: u32, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         let header = Header { request, flags, size: payload.len() as u32 };
@@ -186,6 +227,13 @@ impl Rig {
 
     /// The reply that waits, if one does.
     pub fn reply(&mut self) -> Option<(Header, Vec<u8>)> {
+        let (header, payload, fds) = self.reply_with_fds()?;
+        assert!(fds.is_empty());
+        Some((header, payload))
+    }
+
+    /// The reply that waits, if one does, and what came with it.
+    pub fn reply_with_fds(&mut self) -> Option<(Header, Vec<u8>, Vec<OwnedFd>)> {
         let mut header = [0; Header::LEN];
         let mut fds = Vec::new();
         match self.peer.recv(&mut header, &mut fds) {
@@ -204,8 +252,7 @@ impl Rig {
         if !payload.is_empty() {
             assert_eq!(self.peer.recv(&mut payload, &mut fds).unwrap().bytes, payload.len());
         }
-        assert!(fds.is_empty());
-        Some((header, payload))
+        Some((header, payload, fds))
     }
 
     /// A message without reply.

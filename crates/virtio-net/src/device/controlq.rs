@@ -4,8 +4,7 @@
 //! here and let [`Settings`] filter what they deliver.
 
 use ringferry_memory::{GuestMemory, Translator, Words};
-use ringferry_ring::split::Device;
-use ringferry_ring::{Chain, Chains, Fault};
+use ringferry_ring::{Chain, Chains, Device, Fault};
 
 use crate::Features;
 use crate::control::{Command, ERR, MAX_COMMAND, OK, RxMode};
@@ -196,7 +195,7 @@ impl<A: Words> Controlq<A> {
                 self.ring.break_with(Fault::Unusable);
                 return false;
             }
-            self.ring.complete(chain.head, 1);
+            self.ring.complete(chain.done(1));
         }
         self.ring.publish()
     }

@@ -2,8 +2,7 @@
 
 use ringferry_memory::{ReadSlice, Translator, Words, WriteSlice};
 use ringferry_packet::vnet::Header;
-use ringferry_ring::split::Device;
-use ringferry_ring::{Chains, Fault};
+use ringferry_ring::{Chain, Chains, Device, Done, Fault};
 
 use crate::Features;
 
@@ -35,7 +34,7 @@ pub struct Receiveq<A: Words> {
     chains: Chains,
     next: usize,
     /// Chains of frames that were written whole, with their lengths: completed together.
-    written: Vec<(u16, u32)>,
+    written: Vec<Done>,
     /// Chains to take at a time: what is left of the burst.
     ahead: usize,
 }
@@ -80,7 +79,11 @@ impl<A: Words> Receiveq<A> {
         rest: &[ReadSlice<'_>],
     ) -> Result<(), Refused> {
         let len = first.len() + rest.iter().map(ReadSlice::len).sum::<usize>();
-        let count = self.reserve(self.header_len + len, memory)?;
+        let need = self.header_len + len;
+        let count = self.reserve(need, memory)?;
+        if count == 1 && self.deliver_whole(memory, header, first, rest, need) {
+            return Ok(());
+        }
         // 5.1.6.4.1: num_buffers is 1 when the feature is not negotiated.
         header.num_buffers = count as u16;
         let bytes = header.to_bytes();
@@ -104,16 +107,51 @@ impl<A: Words> Receiveq<A> {
                 written += done;
             }
             // written <= writable_len, which fits 32 bits.
-            self.written.push((chain.head, written as u32));
+            self.written.push(chain.done(written as u32));
         }
         self.next += count;
         self.ahead = self.ahead.saturating_sub(1).max(1);
         Ok(())
     }
 
+    /// Writes a packet of `need` bytes into the next chain, if that is one piece of memory.
+    #[inline(always)]
+    fn deliver_whole(
+        &mut self,
+        memory: &mut Translator<'_>,
+        header: Header,
+        first: &[u8],
+        rest: &[ReadSlice<'_>],
+        need: usize,
+    ) -> bool {
+        let chain = self.chains.chain(self.next);
+        let [buffer, ..] = self.chains.writable(&chain) else { return false };
+        let room = memory.write(buffer.addr, (buffer.len as usize).min(need));
+        let Some(mut room) = room.filter(|room| room.len() == need) else { return false };
+        let bytes = Header { num_buffers: 1, ..header }.to_bytes();
+        for bytes in [&bytes[..self.header_len], first] {
+            room.copy_from(bytes);
+            room = room.skip(bytes.len());
+        }
+        for piece in rest {
+            room = room.skip(piece.copy_to_slice(&room));
+        }
+        // need <= writable_len, which fits 32 bits.
+        self.written.push(chain.done(need as u32));
+        self.next += 1;
+        self.ahead = self.ahead.saturating_sub(1).max(1);
+        true
+    }
+
     /// Makes sure that the chains from `next` on hold `need` bytes; returns how many it takes.
     #[inline]
     fn reserve(&mut self, need: usize, memory: &mut Translator<'_>) -> Result<usize, Refused> {
+        // Most frames fit the next buffer, and that is known already.
+        if let Some(Chain { readable: 0, writable: 1, writable_len, .. }) = self.chains.get(self.next)
+            && writable_len as usize >= need
+        {
+            return Ok(1);
+        }
         let mut have = 0;
         let mut count = 0;
         let mut buffers = 0;
@@ -159,7 +197,7 @@ impl<A: Words> Receiveq<A> {
     /// the driver wants a call.
     #[inline]
     pub fn flush(&mut self) -> bool {
-        self.ring.untake((self.chains.len() - self.next) as u16);
+        self.ring.untake(&self.chains.all()[self.next..]);
         self.chains.clear();
         self.next = 0;
         self.ring.complete_all(self.written.drain(..));

@@ -1,10 +1,10 @@
 //! What the guest sends: chains to frames.
 
-use ringferry_memory::{GuestMemory, Translator, Words};
+use arrayvec::ArrayVec;
+use ringferry_memory::{GuestMemory, ReadSlice, Translator, Words};
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
-use ringferry_ring::split::Device;
-use ringferry_ring::{Buffer, Chains, Fault};
+use ringferry_ring::{Buffer, Chains, Device, Fault};
 
 use crate::{Features, MAX_FRAME, MIN_FRAME};
 
@@ -55,61 +55,95 @@ impl<A: Words> Transmitq<A> {
         let mut translator = memory.translator();
         self.chains.clear();
         let mut taken = self.ring.take(max, &mut translator, &mut self.chains);
-        for chain in self.chains.iter() {
-            prefetch(self.chains.readable(chain), &mut translator);
-        }
         let mut bad = None;
-        for (i, chain) in self.chains.iter().enumerate() {
-            let total = chain.readable_len as usize;
-            if total < self.header_len + MIN_FRAME {
-                self.rejected.too_short += 1;
-                continue;
-            }
-            let len = total - self.header_len;
-            if len > MAX_FRAME {
-                self.rejected.too_long += 1;
-                continue;
-            }
-            let buffers = self.chains.readable(chain);
-            match read_frame(buffers, self.header_len, len, &mut translator, burst) {
-                Ok(true) => {}
-                Ok(false) => self.rejected.bad_header += 1,
-                Err(fault) => {
-                    bad = Some((i, fault));
-                    break;
+        'burst: for (group, chains) in self.chains.all().chunks(LOOKAHEAD).enumerate() {
+            let pieces: ArrayVec<ReadSlice<'m>, LOOKAHEAD> =
+                chains.iter().map(|chain| prefetch(self.chains.readable(chain), &mut translator)).collect();
+            for (i, (chain, piece)) in chains.iter().zip(pieces).enumerate() {
+                let total = chain.readable_len as usize;
+                if total < self.header_len + MIN_FRAME {
+                    self.rejected.too_short += 1;
+                    continue;
+                }
+                let len = total - self.header_len;
+                if len > MAX_FRAME {
+                    self.rejected.too_long += 1;
+                    continue;
+                }
+                // Most packets lie in one piece.
+                let read = if let Some(header) = piece.array().filter(|_| piece.len() == total) {
+                    Ok(self.read_whole(&header, piece.skip(self.header_len), burst))
+                } else {
+                    read_frame(self.chains.readable(chain), self.header_len, len, &mut translator, burst)
+                };
+                match read {
+                    Ok(true) => {}
+                    Ok(false) => self.rejected.bad_header += 1,
+                    Err(fault) => {
+                        bad = Some((group * LOOKAHEAD + i, fault));
+                        break 'burst;
+                    }
                 }
             }
         }
         if let Some((i, fault)) = bad {
             self.rejected.bad_memory += 1;
             self.ring.break_with(fault);
-            self.ring.untake((taken - i) as u16);
+            self.ring.untake(&self.chains.all()[i..]);
             self.chains.truncate(i);
             taken = i + 1;
         }
         taken
     }
 
+    /// Lends a packet that lies in one piece; false when the header is bad.
+    #[inline(always)]
+    fn read_whole<'m>(
+        &self,
+        header: &[u8; Header::LEN],
+        frame: ReadSlice<'m>,
+        burst: &mut Burst<'m>,
+    ) -> bool {
+        if Header::is_plain(header) {
+            burst.push(Header::default(), frame);
+            return true;
+        }
+        // num_buffers is ignored (5.1.6.2): in a legacy header those are bytes of the frame.
+        let header = Header::from_bytes(header).sanitised();
+        let good = header.check(frame.len()).is_ok();
+        if good {
+            burst.push(header, frame);
+        }
+        good
+    }
+
     /// Completes every packet of the last [`Transmitq::poll`]; true when the driver wants a call.
     #[inline]
     pub fn complete(&mut self) -> bool {
-        self.ring.complete_all(self.chains.iter().map(|chain| (chain.head, 0)));
+        self.ring.complete_all(self.chains.iter().map(|chain| chain.done(0)));
         self.chains.clear();
         self.ring.publish()
     }
 }
 
-/// Fetches the lines that [`read_frame`] will copy from: where the header is, and where the frame goes
-/// on. All misses of a burst overlap.
-#[inline]
-fn prefetch(buffers: &[Buffer], translator: &mut Translator<'_>) {
+/// Packets whose lines are fetched before the first of them is looked at. As many as the ring looks
+/// ahead.
+const LOOKAHEAD: usize = 32;
+
+/// Fetches the lines that will be copied from: where the header is, and where the frame goes on. All
+/// misses of a burst overlap. Returns the chain's first piece.
+#[inline(always)]
+fn prefetch<'m>(buffers: &[Buffer], translator: &mut Translator<'m>) -> ReadSlice<'m> {
+    let mut first = None;
     for buffer in buffers.iter().take(2) {
         if let Some(piece) = translator.read(buffer.addr, buffer.len as usize) {
             piece.prefetch();
             // A virtual header moves the frame so that its first 64 bytes lie on two lines.
             piece.skip(64).prefetch();
+            first.get_or_insert(piece);
         }
     }
+    first.unwrap_or(ReadSlice::EMPTY)
 }
 
 /// Reads the header and lends the frame behind it; false when the header is bad.
@@ -163,7 +197,7 @@ struct Pieces<'a, 'm> {
 
 impl<'m> Pieces<'_, 'm> {
     #[inline]
-    fn next(&mut self) -> Result<ringferry_memory::ReadSlice<'m>, Fault> {
+    fn next(&mut self) -> Result<ReadSlice<'m>, Fault> {
         loop {
             let [buffer, rest @ ..] = self.buffers else { return Err(Fault::Unusable) };
             let left = buffer.len as usize - self.at;

@@ -5,8 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ringferry_memory::{Area, GuestMemory, MapError, MemoryError, RegionSpec, SharedMem};
-use ringferry_ring::split::{Driver, IndirectTables, Layout, avail_bytes, desc_bytes, used_bytes};
-use ringferry_ring::{LayoutError, RingFeatures};
+use ringferry_ring::{Driver, IndirectTables, LayoutError, Parts, RingFeatures, part_bytes};
 
 /// Where the arena lies in the "guest physical" space that the device sees. Any value does; one
 /// that is not 0 catches addresses nobody set.
@@ -49,11 +48,11 @@ pub struct Arena {
 pub struct Queue {
     /// Entries.
     pub size: u16,
-    /// Address of the descriptor table.
+    /// Address of the descriptor area: descriptor table or descriptor ring.
     pub desc: u64,
-    /// Address of the available ring.
+    /// Address of the driver area: available ring or driver event suppression.
     pub avail: u64,
-    /// Address of the used ring.
+    /// Address of the device area: used ring or device event suppression.
     pub used: u64,
 }
 
@@ -112,13 +111,11 @@ impl Arena {
         Ok((addr, area))
     }
 
-    /// Bytes that [`Arena::queue`] takes, for sizing the arena.
+    /// Bytes that [`Arena::queue`] takes at most, for sizing the arena.
     pub fn queue_bytes(size: u16, indirect: u16) -> usize {
-        let table = usize::from(size) * desc_bytes(indirect);
-        [desc_bytes(size), avail_bytes(size), used_bytes(size), table]
-            .iter()
-            .map(|len| len.next_multiple_of(ALIGN as usize))
-            .sum()
+        // A packed ring takes less.
+        let parts = part_bytes(size, false).into_iter().chain([table_bytes(size, indirect)]);
+        parts.map(|len| len.next_multiple_of(ALIGN as usize)).sum()
     }
 
     /// Makes a queue of `size` entries, with tables for chains of up to `indirect` buffers if that
@@ -132,16 +129,22 @@ impl Arena {
         features: RingFeatures,
         indirect: u16,
     ) -> Result<(Queue, Driver<Area, T>), ArenaError> {
-        let (desc, desc_area) = self.alloc_area(desc_bytes(size))?;
-        let (avail, avail_area) = self.alloc_area(avail_bytes(size))?;
-        let (used, used_area) = self.alloc_area(used_bytes(size))?;
+        let [desc, driver, device] = part_bytes(size, features.packed);
+        let (desc, desc_area) = self.alloc_area(desc)?;
+        let (avail, driver) = self.alloc_area(driver)?;
+        let (used, device) = self.alloc_area(device)?;
         let tables = if indirect > 0 {
-            let (addr, area) = self.alloc_area(usize::from(size) * desc_bytes(indirect))?;
+            let (addr, area) = self.alloc_area(table_bytes(size, indirect))?;
             Some(IndirectTables { area, addr, entries: indirect })
         } else {
             None
         };
-        let layout = Layout::new(size, desc_area, avail_area, used_area)?;
-        Ok((Queue { size, desc, avail, used }, Driver::new(layout, features, tables)))
+        let parts = Parts { size, desc: desc_area, driver, device };
+        Ok((Queue { size, desc, avail, used }, Driver::new(parts, features, tables)?))
     }
+}
+
+/// Bytes of tables of `entries` descriptors for each entry of the queue.
+fn table_bytes(size: u16, entries: u16) -> usize {
+    16 * usize::from(size) * usize::from(entries)
 }

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use ringferry_memory::{Area, GuestMemory};
-use ringferry_ring::split::Driver;
-use ringferry_ring::{Buffer, Fault};
+use ringferry_ring::{Buffer, Driver, Fault};
 
 use super::arena::{Arena, ArenaError, Queue};
 use crate::Features;

@@ -15,5 +15,5 @@ mod transmitq;
 
 pub use arena::{Arena, ArenaError, Queue};
 pub use controlq::Controlq;
-pub use receiveq::{Packet, ReceiveErrors, Receiveq, RxMode};
-pub use transmitq::{Slot, Transmitq};
+pub use receiveq::{Loan, Packet, ReceiveErrors, Receiveq, RxMode};
+pub use transmitq::{Sent, Slot, Transmitq};

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use ringferry_memory::{Area, GuestMemory, ReadSlice};
+use arrayvec::ArrayVec;
+use ringferry_memory::{Area, GuestMemory, ReadSlice, Translator};
 use ringferry_packet::vnet::Header;
-use ringferry_ring::split::{Driver, Used};
-use ringferry_ring::{Buffer, Fault};
+use ringferry_ring::{Buffer, Driver, Fault, Used};
 
 use super::arena::{Arena, ArenaError, Queue};
+use super::transmitq::Transmitq;
 use crate::{Features, MAX_FRAME, MIN_FRAME};
 
 /// How receive buffers are laid out (5.1.6.3).
@@ -62,6 +63,20 @@ pub struct ReceiveErrors {
     pub length: u64,
 }
 
+/// A received packet that lies in one buffer and stays there: to be sent as it is with
+/// [`Transmitq::forward`](super::Transmitq::forward), or given back to the queue it came from with
+/// [`Receiveq::give_back`]. One that is forgotten is lost to that queue.
+#[derive(Debug)]
+#[must_use]
+pub struct Loan {
+    /// The receive buffer.
+    pub(super) index: u16,
+    /// Bytes in it, header included.
+    pub(super) len: u32,
+    /// Where they are.
+    pub(super) addr: u64,
+}
+
 /// A received packet, lent for one call.
 #[derive(Debug)]
 pub struct Packet<'a> {
@@ -71,6 +86,8 @@ pub struct Packet<'a> {
     pub len: usize,
     /// Header and frame, in pieces. The first piece holds all of the header.
     pub pieces: &'a [ReadSlice<'a>],
+    /// Its buffer, if there is only one, for who wants to keep it beyond the call.
+    pub loan: &'a mut Option<Loan>,
 }
 
 /// The driver's side of a receiveq.
@@ -89,16 +106,22 @@ pub struct Receiveq {
     errors: ReceiveErrors,
 }
 
+/// Used buffers that are collected, and their headers fetched, before any is looked at.
+const LOOKAHEAD: usize = 32;
+
+/// Bytes of a virtual header.
+const HEADER: u32 = Header::LEN as u32;
+
 /// Most pieces of one packet: a frame of [`MAX_FRAME`] in mergeable buffers, and one more for the header.
 const MAX_PIECES: usize = MAX_FRAME / MERGEABLE as usize + 2;
 
 impl Receiveq {
     /// Bytes of arena for a queue of `size` entries.
     pub fn arena_bytes(size: u16, mode: RxMode) -> usize {
-        Arena::queue_bytes(size, 0) + usize::from(size) * stride(mode) as usize + 4096
+        Arena::queue_bytes(size, 0) + buffers(size) * stride(mode) as usize + 4096
     }
 
-    /// Makes a queue of `size` entries and as many buffers, none posted yet.
+    /// Makes a queue of `size` entries and twice as many buffers, none posted yet.
     ///
     /// # Errors
     /// See [`ArenaError`].
@@ -110,7 +133,8 @@ impl Receiveq {
     ) -> Result<(Queue, Self), ArenaError> {
         let (queue, ring) = arena.queue(size, features.ring(), 0)?;
         let stride = stride(mode);
-        let buffers = arena.alloc(usize::from(size) * stride as usize)?;
+        let count = buffers(size);
+        let buffers = arena.alloc(count * stride as usize)?;
         let receiveq = Self {
             ring,
             memory: Arc::clone(arena.memory()),
@@ -118,7 +142,7 @@ impl Receiveq {
             header_len: features.header_len(),
             buffers,
             stride,
-            free: (0..size).rev().collect(),
+            free: (0..count).rev().map(|index| index as u16).collect(),
             parts: Vec::new(),
             errors: ReceiveErrors::default(),
         };
@@ -149,7 +173,8 @@ impl Receiveq {
     #[inline]
     pub fn refill(&mut self) -> bool {
         let len = self.mode.buffer_len();
-        while let Some(index) = self.free.pop() {
+        for _ in 0..self.ring.free() {
+            let Some(index) = self.free.pop() else { break };
             let addr = self.buffers + u64::from(index) * self.stride;
             if self.ring.add(&[], &[Buffer { addr, len }], index).is_err() {
                 self.free.push(index);
@@ -163,62 +188,133 @@ impl Receiveq {
     /// buffers are free afterwards and wait for [`Receiveq::refill`].
     #[inline]
     pub fn receive(&mut self, max: usize, mut deliver: impl FnMut(Packet<'_>)) -> usize {
+        let memory = Arc::clone(&self.memory);
+        let mut translator = memory.translator();
         let mut count = 0;
         while count < max {
-            let Some(used) = self.ring.collect() else { break };
-            self.gather(used, &mut deliver);
-            self.free.extend(self.parts.drain(..).map(|(index, _)| index));
-            count += 1;
+            // A packet has at least one buffer: no more of them are collected than are used up below.
+            let mut burst = ArrayVec::<Used<u16>, LOOKAHEAD>::new();
+            while burst.len() < LOOKAHEAD.min(max - count) {
+                let Some(used) = self.ring.collect() else { break };
+                // The device has just written it: all misses of a burst overlap.
+                self.lend(&mut translator, used.token, HEADER).prefetch();
+                burst.push(used);
+            }
+            if burst.is_empty() {
+                break;
+            }
+            let mut burst = burst.into_iter();
+            while let Some(used) = burst.next() {
+                self.gather(used, &mut burst, &mut translator, &mut deliver);
+                count += 1;
+            }
         }
         count
     }
 
-    /// Puts one packet together from its first buffer and those that follow, and lends it.
+    /// Takes a buffer back that was kept.
     #[inline]
-    fn gather(&mut self, used: Used<u16>, deliver: &mut impl FnMut(Packet<'_>)) {
+    pub fn give_back(&mut self, loan: Loan) {
+        self.free.push(loan.index);
+    }
+
+    /// Takes back the buffers of this queue that `transmitq` has forwarded and reclaimed.
+    #[inline]
+    pub fn take_back(&mut self, transmitq: &mut Transmitq) {
+        self.free.append(&mut transmitq.returned);
+    }
+
+    /// The first `len` bytes of a buffer, which lies inside the arena.
+    #[inline(always)]
+    fn lend<'m>(&self, translator: &mut Translator<'m>, index: u16, len: u32) -> ReadSlice<'m> {
+        let addr = self.buffers + u64::from(index) * self.stride;
+        translator.read(addr, len as usize).unwrap_or(ReadSlice::EMPTY)
+    }
+
+    /// Puts one packet together from its first buffer and those that follow, and lends it. Its buffers
+    /// are free afterwards.
+    #[inline(always)]
+    fn gather(
+        &mut self,
+        used: Used<u16>,
+        burst: &mut impl Iterator<Item = Used<u16>>,
+        translator: &mut Translator<'_>,
+        deliver: &mut impl FnMut(Packet<'_>),
+    ) {
         let limit = self.mode.buffer_len();
-        self.parts.push((used.token, used.len));
-        let mut good = used.len <= limit && used.len as usize >= self.header_len;
-        let mut total = used.len as usize;
-        let mut translator = self.memory.translator();
-        let (buffers, stride) = (self.buffers, self.stride);
-        let mut lend = |index: u16, len: u32| {
-            let addr = buffers + u64::from(index) * stride;
-            translator.read(addr, len as usize).unwrap_or(ReadSlice::EMPTY)
-        };
+        let first = self.lend(translator, used.token, used.len.min(limit));
         let mut bytes = [0; Header::LEN];
-        lend(used.token, self.header_len as u32).copy_to(&mut bytes);
+        first.first(self.header_len).copy_to(&mut bytes);
         let header = Header::from_bytes(&bytes);
+        let whole = used.len <= limit && used.len as usize >= self.header_len;
         // A header that was not written is an earlier packet's: its count would swallow good packets.
-        if self.mode == RxMode::Mergeable && used.len as usize >= self.header_len {
-            // Without a sane count there is no telling where the next packet begins: take one buffer.
-            good &= header.num_buffers > 0;
-            for _ in 1..header.num_buffers {
-                // All buffers of a packet become visible together (5.1.6.4.1): one that is missing
-                // is the device's error, not a reason to wait.
-                let Some(next) = self.ring.collect() else {
-                    good = false;
-                    break;
-                };
-                self.parts.push((next.token, next.len));
-                good &= next.len <= limit && self.parts.len() <= MAX_PIECES;
-                total = total.saturating_add(next.len as usize);
-            }
-        }
-        if !good || !(MIN_FRAME..=MAX_FRAME).contains(&total.saturating_sub(self.header_len)) {
-            self.errors.length += 1;
+        let counts = self.mode == RxMode::Mergeable && used.len as usize >= self.header_len;
+        if counts && header.num_buffers != 1 {
+            self.gather_many(used, header, whole, burst, translator, deliver);
             return;
         }
-        let mut pieces = [ReadSlice::EMPTY; MAX_PIECES];
-        for (piece, &(index, len)) in pieces.iter_mut().zip(&self.parts) {
-            *piece = lend(index, len);
+        let len = (used.len as usize).wrapping_sub(self.header_len);
+        let addr = self.buffers + u64::from(used.token) * self.stride;
+        let mut loan = Some(Loan { index: used.token, len: used.len, addr });
+        if whole && (MIN_FRAME..=MAX_FRAME).contains(&len) {
+            deliver(Packet { header, len, pieces: &[first], loan: &mut loan });
+        } else {
+            self.errors.length += 1;
         }
-        let pieces = &pieces[..self.parts.len()];
-        deliver(Packet { header, len: total - self.header_len, pieces });
+        if let Some(loan) = loan {
+            self.free.push(loan.index);
+        }
+    }
+
+    /// Puts together a packet of several buffers, or of a number of them that cannot be.
+    #[inline(never)]
+    fn gather_many(
+        &mut self,
+        used: Used<u16>,
+        header: Header,
+        mut good: bool,
+        burst: &mut impl Iterator<Item = Used<u16>>,
+        translator: &mut Translator<'_>,
+        deliver: &mut impl FnMut(Packet<'_>),
+    ) {
+        let limit = self.mode.buffer_len();
+        let mut total = used.len as usize;
+        self.parts.push((used.token, used.len));
+        // Without a sane count there is no telling where the next packet begins: take one buffer.
+        good &= header.num_buffers > 0;
+        for _ in 1..header.num_buffers {
+            // All buffers of a packet become visible together (5.1.6.4.1): one that is missing is the
+            // device's error, not a reason to wait.
+            let Some(next) = burst.next().or_else(|| self.ring.collect()) else {
+                good = false;
+                break;
+            };
+            self.parts.push((next.token, next.len));
+            good &= next.len <= limit && self.parts.len() <= MAX_PIECES;
+            total = total.saturating_add(next.len as usize);
+        }
+        if good && (MIN_FRAME..=MAX_FRAME).contains(&total.saturating_sub(self.header_len)) {
+            let pieces: ArrayVec<ReadSlice<'_>, MAX_PIECES> =
+                self.parts.iter().map(|&(index, len)| self.lend(translator, index, len)).collect();
+            let len = total - self.header_len;
+            deliver(Packet { header, len, pieces: &pieces, loan: &mut None });
+        } else {
+            self.errors.length += 1;
+        }
+        self.free.extend(self.parts.drain(..).map(|(index, _)| index));
     }
 }
 
-/// Distance between buffers: their length, up to a cache line.
+/// Buffers of a queue of `size` entries: as many as it holds, and as many again that may be on loan
+/// meanwhile, so that a driver that forwards keeps its ring full. Their numbers fit 16 bits. Those that
+/// are never used cost addresses, not memory.
+fn buffers(size: u16) -> usize {
+    2 * usize::from(size)
+}
+
+/// Distance between buffers: their length, up to a cache line, and an odd number of lines. A multiple
+/// of the page would put the headers of all buffers into the same few sets of the first-level cache.
 fn stride(mode: RxMode) -> u64 {
-    u64::from(mode.buffer_len()).next_multiple_of(64)
+    let lines = u64::from(mode.buffer_len()).div_ceil(64);
+    64 * (lines | 1)
 }

@@ -1,17 +1,21 @@
-//! What the driver sends: one contiguous slot per packet.
+//! What the driver sends: packets from slots of its own, one contiguous slot each, and received ones
+//! from where they lie.
 
 use std::sync::Arc;
 
 use ringferry_memory::{Area, GuestMemory, WriteSlice};
 use ringferry_packet::vnet::Header;
-use ringferry_ring::split::Driver;
-use ringferry_ring::{Buffer, Fault};
+use ringferry_ring::{Buffer, Driver, Fault};
 
 use super::arena::{Arena, ArenaError, Queue};
+use super::receiveq::Loan;
+#[cfg(doc)]
+use super::receiveq::Receiveq;
 use crate::{Features, MAX_FRAME};
 
-/// Bytes of a slot: the largest frame and its header, to the next page.
-const SLOT: usize = (MAX_FRAME + Header::LEN).next_multiple_of(4096);
+/// Bytes of a slot: the largest frame and its header, to an odd number of cache lines. A multiple of the
+/// page would put the headers of all slots into the same few sets of the first-level cache.
+const SLOT: usize = 64 * ((MAX_FRAME + Header::LEN).div_ceil(64) | 1);
 
 /// A slot that the caller may fill. Goes to [`Transmitq::send`] or back by [`Transmitq::cancel`]; one
 /// that is forgotten is lost to the queue.
@@ -26,15 +30,26 @@ impl Slot {
     }
 }
 
+/// Where a packet lies that the device has: what the ring's owner names chains by.
+#[derive(Clone, Copy, Debug)]
+pub enum Sent {
+    /// In one of the queue's slots.
+    Slot(u16),
+    /// In a receive buffer.
+    Loan(u16),
+}
+
 /// The driver's side of a transmitq.
 #[derive(Debug)]
 pub struct Transmitq {
-    ring: Driver<Area, u16>,
+    ring: Driver<Area, Sent>,
     memory: Arc<GuestMemory>,
     header_len: usize,
     slots: u64,
     /// Slots not in use, last returned on top: the one whose lines are still in the cache.
     free: Vec<u16>,
+    /// Receive buffers that the device is done with, until [`Receiveq::take_back`].
+    pub(super) returned: Vec<u16>,
 }
 
 impl Transmitq {
@@ -52,11 +67,12 @@ impl Transmitq {
         let slots = arena.alloc(usize::from(size) * SLOT)?;
         let memory = Arc::clone(arena.memory());
         let free = (0..size).rev().collect();
-        Ok((queue, Self { ring, memory, header_len: features.header_len(), slots, free }))
+        let header_len = features.header_len();
+        Ok((queue, Self { ring, memory, header_len, slots, free, returned: Vec::new() }))
     }
 
     /// The ring, for its notifications and its state.
-    pub fn ring(&mut self) -> &mut Driver<Area, u16> {
+    pub fn ring(&mut self) -> &mut Driver<Area, Sent> {
         &mut self.ring
     }
 
@@ -100,8 +116,28 @@ impl Transmitq {
     pub fn send(&mut self, slot: Slot, len: usize) {
         let addr = self.slots + u64::from(slot.0) * SLOT as u64;
         let buffer = Buffer { addr, len: len.min(SLOT) as u32 };
-        if self.ring.add(&[buffer], &[], slot.0).is_err() {
+        if self.ring.add(&[buffer], &[], Sent::Slot(slot.0)).is_err() {
             self.free.push(slot.0);
+        }
+    }
+
+    /// Sends a received packet from where it lies, with this header instead of the one it came with.
+    /// The buffer is the device's until [`Transmitq::reclaim`], and then goes back to its queue by
+    /// [`Receiveq::take_back`]. The two queues are those of one driver.
+    ///
+    /// # Errors
+    /// The packet, when the ring is full or broken.
+    #[inline]
+    pub fn forward(&mut self, header: &Header, loan: Loan) -> Result<(), Loan> {
+        let mut translator = self.memory.translator();
+        let Some(room) = translator.write(loan.addr, self.header_len) else { return Err(loan) };
+        // num_buffers is 0 on transmit (5.1.6.2).
+        let header = Header { num_buffers: 0, ..*header };
+        room.copy_from(&header.to_bytes()[..self.header_len]);
+        let buffer = Buffer { addr: loan.addr, len: loan.len };
+        match self.ring.add(&[buffer], &[], Sent::Loan(loan.index)) {
+            Ok(()) => Ok(()),
+            Err(_) => Err(loan),
         }
     }
 
@@ -136,9 +172,23 @@ impl Transmitq {
     #[inline]
     pub fn reclaim(&mut self) -> usize {
         let mut count = 0;
+        let mut translator = self.memory.translator();
         while let Some(used) = self.ring.collect() {
-            self.free.push(used.token);
             count += 1;
+            let slot = match used.token {
+                Sent::Slot(slot) => slot,
+                Sent::Loan(index) => {
+                    self.returned.push(index);
+                    continue;
+                }
+            };
+            // The device has read the slot's first lines; whoever fills it next wants them back, all
+            // those of a burst at once.
+            if let Some(piece) = translator.write(self.slots + u64::from(slot) * SLOT as u64, SLOT) {
+                piece.prefetch();
+                piece.skip(64).prefetch();
+            }
+            self.free.push(slot);
         }
         count
     }

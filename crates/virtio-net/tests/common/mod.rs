@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ringferry_memory::{Area, GuestMemory, Region, RegionSpec, SharedMem, Words};
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
-use ringferry_ring::split::{Device, Layout, avail_bytes, desc_bytes, used_bytes};
+use ringferry_ring::{Device, Parts, part_bytes};
 use ringferry_virtio_net::device::{self, Refused};
 use ringferry_virtio_net::driver::{Arena, Queue, Receiveq, RxMode, Transmitq};
 use ringferry_virtio_net::{Features, MAX_FRAME};
@@ -19,6 +19,9 @@ pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
 /// VIRTQ_DESC_F_INDIRECT.
 pub const INDIRECT: u16 = 4;
+
+/// Where a device takes over a fresh ring: index 0, and in a packed ring a wrap counter of 1.
+const FRESH: u16 = 1 << 15;
 
 /// A frame that differs from all others in its bytes.
 pub fn payload(number: u64, len: usize) -> Vec<u8> {
@@ -69,13 +72,10 @@ pub fn device_map(arena: &Arena) -> Arc<GuestMemory> {
 /// The device half of a driver's queue.
 pub fn device_ring(memory: &GuestMemory, queue: &Queue, features: Features) -> Device<Area> {
     let area = |addr, len| memory.user_area(addr, len).unwrap();
-    let layout = Layout::new(
-        queue.size,
-        area(queue.desc, desc_bytes(queue.size)),
-        area(queue.avail, avail_bytes(queue.size)),
-        area(queue.used, used_bytes(queue.size)),
-    );
-    Device::new(layout.unwrap(), features.ring())
+    let [desc, driver, device] = part_bytes(queue.size, features.ring().packed);
+    let (desc, driver) = (area(queue.desc, desc), area(queue.avail, driver));
+    let parts = Parts { size: queue.size, desc, driver, device: area(queue.used, device) };
+    Device::new(parts, features.ring(), FRESH, None).unwrap()
 }
 
 impl Guest {
@@ -217,12 +217,13 @@ impl Raw {
     }
 
     fn over(memory: Arc<GuestMemory>, at: u64, size: u16) -> Self {
-        assert!(used_bytes(size) <= 0x2000 && desc_bytes(size) <= 0x2000);
+        let bytes = part_bytes(size, false);
+        assert!(bytes.iter().all(|len| *len <= 0x2000));
         Self {
             size,
-            desc: memory.area(at, desc_bytes(size)).unwrap(),
-            avail: memory.area(at + 0x2000, avail_bytes(size)).unwrap(),
-            used: memory.area(at + 0x4000, used_bytes(size)).unwrap(),
+            desc: memory.area(at, bytes[0]).unwrap(),
+            avail: memory.area(at + 0x2000, bytes[1]).unwrap(),
+            used: memory.area(at + 0x4000, bytes[2]).unwrap(),
             memory,
             next_desc: 0,
             next_avail: 0,
@@ -230,10 +231,11 @@ impl Raw {
         }
     }
 
-    /// The device half of the ring.
+    /// The device half of the ring, a split one whatever the features say.
     pub fn device(&self, features: Features) -> Device<Area> {
-        let layout = Layout::new(self.size, self.desc.clone(), self.avail.clone(), self.used.clone());
-        Device::new(layout.unwrap(), features.ring())
+        let (desc, driver, device) = (self.desc.clone(), self.avail.clone(), self.used.clone());
+        let parts = Parts { size: self.size, desc, driver, device };
+        Device::new(parts, (features - Features::RING_PACKED).ring(), FRESH, None).unwrap()
     }
 
     /// Writes a descriptor.

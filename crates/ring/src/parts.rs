@@ -1,0 +1,104 @@
+//! Where a ring lies in memory: three areas, whose meaning depends on the layout.
+
+use ringferry_memory::Words;
+
+/// The largest queue of either layout (VIRTIO 1.4, 2.7 and 2.8).
+pub const MAX_SIZE: u16 = 32768;
+
+/// Bytes of one descriptor, of either layout and of an indirect table.
+pub(crate) const DESC: usize = 16;
+
+/// The areas of a queue, as VIRTIO 1.4 calls them in 2.6.
+#[derive(Clone, Debug)]
+pub struct Parts<A> {
+    /// Number of entries: a power of two for a split ring, anything for a packed one.
+    pub size: u16,
+    /// The descriptor area: descriptor table, or descriptor ring.
+    pub desc: A,
+    /// The driver area: available ring, or driver event suppression.
+    pub driver: A,
+    /// The device area: used ring, or device event suppression.
+    pub device: A,
+}
+
+/// Alignment of the descriptor, driver and device area in bytes.
+pub const fn part_aligns(packed: bool) -> [usize; 3] {
+    if packed { [16, 4, 4] } else { [16, 2, 4] }
+}
+
+/// Bytes of the descriptor, driver and device area of a queue of `size` entries.
+pub const fn part_bytes(size: u16, packed: bool) -> [usize; 3] {
+    let entries = size as usize;
+    if packed { [DESC * entries, 4, 4] } else { [DESC * entries, 6 + 2 * entries, 6 + 8 * entries] }
+}
+
+/// Whether a queue may have `size` entries.
+///
+/// # Errors
+/// [`LayoutError::Size`].
+pub fn check_size(size: u32, packed: bool) -> Result<u16, LayoutError> {
+    match u16::try_from(size) {
+        Ok(entries) if (1..=MAX_SIZE).contains(&entries) && (packed || entries.is_power_of_two()) => {
+            Ok(entries)
+        }
+        _ => Err(LayoutError::Size(size, if packed { "packed" } else { "split" })),
+    }
+}
+
+/// Why areas do not make a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// Not between 1 and [`MAX_SIZE`], or for a split ring not a power of two.
+    #[error(
+        "{0} entries do not make a {1} queue: it takes 1 to {MAX_SIZE}, and in a split queue a power of two"
+    )]
+    Size(u32, &'static str),
+    /// The named area is shorter than the queue size needs.
+    #[error("the {0} is too short for the queue size")]
+    Short(&'static str),
+    /// The named area is not aligned. The specification says 16 bytes for descriptors; what is
+    /// checked is what access needs, 8, 2 or 4.
+    #[error("the {0} is not aligned")]
+    Unaligned(&'static str),
+    /// The position at which a packed ring is to be taken over is not inside it.
+    #[error("the ring has no entry {0} to go on from")]
+    Base(u16),
+}
+
+impl<A: Words> Parts<A> {
+    /// Checks size and lengths for the layout.
+    pub(crate) fn check(&self, packed: bool) -> Result<(), LayoutError> {
+        check_size(self.size.into(), packed)?;
+        let names = ["descriptor area", "driver area", "device area"];
+        let areas = [&self.desc, &self.driver, &self.device];
+        for ((need, area), name) in part_bytes(self.size, packed).into_iter().zip(areas).zip(names) {
+            if area.len() < need {
+                return Err(LayoutError::Short(name));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn virtio_2_7_and_2_8_sizes() {
+        for (size, split, packed) in [
+            (0, false, false),
+            (1, true, true),
+            (3, false, true),
+            (256, true, true),
+            (32767, false, true),
+            (32768, true, true),
+            (32769, false, false),
+            (65536, false, false),
+            (65536 + 256, false, false),
+        ] {
+            assert_eq!(check_size(size, false).is_ok(), split, "split {size}");
+            assert_eq!(check_size(size, true).is_ok(), packed, "packed {size}");
+        }
+    }
+}

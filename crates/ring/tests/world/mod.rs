@@ -1,0 +1,361 @@
+//! Both halves of a ring, a plain model of what the ring should carry, and steps of either side.
+//!
+//! After every step the halves are compared with the model, and a half that sleeps while it has work
+//! fails the test: that is a lost wake-up.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use ringferry_memory::Words;
+use ringferry_ring::{AddError, Buffer, Chain, Chains, Device, Done, Driver, RingFeatures, Used};
+
+use crate::common::{Memory, Places, Random, fresh_base};
+
+/// How a queue is set up.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// What was negotiated, the layout included.
+    pub features: RingFeatures,
+    /// Entries of the queue.
+    pub size: u16,
+    /// Longest chain that goes into an indirect table; 0: the driver has no tables.
+    pub entries: u16,
+}
+
+impl Setup {
+    /// Where the parts lie.
+    pub fn places(&self) -> Places {
+        Places::new(self.size, self.features.packed)
+    }
+}
+
+/// One step of one side.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Op {
+    Add {
+        readable: usize,
+        writable: usize,
+    },
+    PublishChains,
+    Collect(usize),
+    Sleep {
+        delayed: bool,
+    },
+    StopCalls,
+    Take(usize),
+    Untake(usize),
+    /// One chain, with IN_ORDER always the oldest.
+    Complete {
+        pick: usize,
+        len: u32,
+    },
+    /// The oldest chains, together.
+    CompleteAll {
+        count: usize,
+        len: u32,
+    },
+    PublishUsed,
+    Doze,
+    StopKicks,
+}
+
+#[derive(Clone, Debug)]
+struct Sent {
+    token: u64,
+    /// Descriptors of the ring.
+    cost: u16,
+    readable: Vec<Buffer>,
+    writable: Vec<Buffer>,
+}
+
+struct Held {
+    sent: Sent,
+    chain: Chain,
+    /// Position in the order of taking.
+    order: u64,
+}
+
+/// A chain the device has finished with.
+#[derive(Clone, Copy, Debug)]
+struct Back {
+    used: Used<u64>,
+    cost: u16,
+}
+
+/// Both halves, and what must be true of them.
+#[allow(missing_docs, reason = "the names say it")]
+pub struct World<M: Memory> {
+    pub memory: M,
+    pub setup: Setup,
+    pub driver: Driver<M::Words, u64>,
+    pub device: Device<M::Words>,
+    pub chains: Chains,
+    pub next_token: u64,
+    /// Added, not published.
+    added: VecDeque<Sent>,
+    /// Published, not taken.
+    visible: VecDeque<Sent>,
+    /// Taken, not completed.
+    held: VecDeque<Held>,
+    takes: u64,
+    /// Completed, not published.
+    done: VecDeque<Back>,
+    /// Published by the device, not collected.
+    used: VecDeque<Back>,
+    /// Tokens with the ring or the device.
+    pub out: BTreeSet<u64>,
+    /// Descriptors they occupy.
+    occupied: u16,
+    collected: u64,
+    device_sleeps: bool,
+    /// With what it may sleep through: chains in a split ring, slots in a packed one.
+    driver_sleeps: Option<usize>,
+}
+
+impl<M: Memory> World<M> {
+    /// A fresh ring.
+    pub fn new(setup: Setup) -> Self {
+        let places = setup.places();
+        let memory = M::new(places.bytes(places.table_bytes(setup.entries)));
+        let base = fresh_base(setup.features.packed);
+        let tables = (setup.entries > 0).then(|| places.tables(&memory, setup.entries));
+        World {
+            driver: Driver::new(places.parts(&memory), setup.features, tables).unwrap(),
+            device: Device::new(places.parts(&memory), setup.features, base, None).unwrap(),
+            memory,
+            setup,
+            chains: Chains::new(),
+            next_token: 0,
+            added: VecDeque::new(),
+            visible: VecDeque::new(),
+            held: VecDeque::new(),
+            takes: 0,
+            done: VecDeque::new(),
+            used: VecDeque::new(),
+            out: BTreeSet::new(),
+            occupied: 0,
+            collected: 0,
+            device_sleeps: false,
+            driver_sleeps: None,
+        }
+    }
+
+    /// Buffers that depend on the token, so that mixed-up chains are noticed.
+    fn buffers(token: u64, count: usize) -> Vec<Buffer> {
+        let mut random = Random::new(token);
+        (0..count).map(|_| Buffer { addr: random.bits(), len: (random.bits() >> 44) as u32 }).collect()
+    }
+
+    /// Chains with the device, neither completed nor given back.
+    #[allow(dead_code, reason = "not every test program asks")]
+    pub fn held(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Takes one step and checks.
+    pub fn step(&mut self, op: Op) {
+        match op {
+            Op::Add { readable, writable } => self.add(readable, writable),
+            Op::PublishChains => self.publish_chains(),
+            Op::Collect(max) if self.driver_sleeps.is_none() => self.collect(max),
+            Op::Sleep { delayed } => self.sleep(delayed),
+            Op::StopCalls if self.driver_sleeps.is_none() => self.driver.disable_calls(),
+            Op::Take(max) if !self.device_sleeps => self.take(max),
+            Op::Untake(n) if !self.device_sleeps => self.untake(n),
+            Op::Complete { pick, len } => self.complete(pick, len),
+            Op::CompleteAll { count, len } => self.complete_all(count, len),
+            Op::PublishUsed => self.publish_used(),
+            Op::Doze => self.doze(),
+            Op::StopKicks if !self.device_sleeps => self.device.disable_kicks(),
+            // A side that sleeps does nothing that needs a wake-up first.
+            Op::Collect(_) | Op::StopCalls | Op::Take(_) | Op::Untake(_) | Op::StopKicks => {}
+        }
+        self.check();
+    }
+
+    fn check(&self) {
+        assert_eq!((self.device.fault(), self.driver.fault()), (None, None));
+        assert_eq!(self.driver.free(), self.setup.size - self.occupied);
+        assert_eq!(usize::from(self.driver.in_flight()), self.out.len());
+        assert!(!self.device_sleeps || self.visible.is_empty(), "lost wake-up: the device sleeps");
+        if let Some(unnoticed) = self.driver_sleeps {
+            assert!(
+                self.amount(self.used.iter().map(|back| back.cost)) <= unnoticed,
+                "lost wake-up: the driver sleeps"
+            );
+        }
+    }
+
+    /// What calls are counted in: chains or, in a packed ring, slots.
+    fn amount(&self, costs: impl Iterator<Item = u16>) -> usize {
+        if self.setup.features.packed { costs.map(usize::from).sum() } else { costs.count() }
+    }
+
+    fn add(&mut self, readable: usize, writable: usize) {
+        let token = self.next_token;
+        let mut buffers = Self::buffers(token, readable + writable);
+        let tail = buffers.split_off(readable);
+        let count = readable + writable;
+        let tabled = self.setup.features.indirect && count > 1 && count <= self.setup.entries.into();
+        let cost = if tabled { 1 } else { count };
+        let sent = Sent { token, cost: cost as u16, readable: buffers, writable: tail };
+        let result = self.driver.add(&sent.readable, &sent.writable, token);
+        if count == 0 || count > self.setup.size.into() {
+            assert_eq!(result, Err(AddError::BadChain(token)));
+        } else if cost > usize::from(self.setup.size - self.occupied) {
+            assert_eq!(result, Err(AddError::Full(token)));
+        } else {
+            assert_eq!(result, Ok(()));
+            self.next_token += 1;
+            self.out.insert(token);
+            self.occupied += sent.cost;
+            self.added.push_back(sent);
+        }
+    }
+
+    fn publish_chains(&mut self) {
+        let kick = self.driver.publish();
+        assert!(!kick || !self.added.is_empty(), "a kick for nothing");
+        self.visible.append(&mut self.added);
+        if kick && self.device_sleeps {
+            self.device_sleeps = false;
+            self.device.disable_kicks();
+        }
+    }
+
+    fn collect(&mut self, max: usize) {
+        for _ in 0..max {
+            let expected = self.used.pop_front();
+            let used = self.driver.collect();
+            assert_eq!(used, expected.map(|back| back.used));
+            let Some(back) = expected else { break };
+            assert!(self.out.remove(&back.used.token), "a token that is not out");
+            self.occupied -= back.cost;
+            self.collected += 1;
+        }
+    }
+
+    fn sleep(&mut self, delayed: bool) {
+        if self.driver_sleeps.is_some() {
+            return;
+        }
+        let held = self.held.iter().map(|held| held.sent.cost);
+        let back = self.done.iter().chain(&self.used).map(|back| back.cost);
+        let published = self.amount(self.visible.iter().map(|sent| sent.cost).chain(held).chain(back));
+        let unnoticed = if delayed { published * 3 / 4 } else { 0 };
+        let enough = if delayed { self.driver.enable_calls_delayed() } else { self.driver.enable_calls() };
+        // In a packed ring only the next used descriptor is looked at, however many there are.
+        let used = self.used.len();
+        assert_eq!(enough, used > if self.setup.features.packed { 0 } else { unnoticed });
+        self.driver_sleeps = (!enough).then_some(unnoticed);
+    }
+
+    fn take(&mut self, max: usize) {
+        self.chains.clear();
+        let taken = self.device.take(max, &mut self.memory.tables(), &mut self.chains);
+        assert_eq!(taken, max.min(self.visible.len()));
+        assert_eq!(taken, self.chains.len());
+        for chain in self.chains.iter() {
+            let sent = self.visible.pop_front().unwrap();
+            assert_eq!(self.chains.readable(chain), sent.readable);
+            assert_eq!(self.chains.writable(chain), sent.writable);
+            let total = |buffers: &[Buffer]| buffers.iter().map(|buffer| buffer.len).sum::<u32>();
+            assert_eq!(chain.readable_len, total(&sent.readable));
+            assert_eq!(chain.writable_len, total(&sent.writable));
+            let slots = if self.setup.features.packed { sent.cost } else { 1 };
+            assert_eq!(chain.slots, slots);
+            self.held.push_back(Held { sent, chain: *chain, order: self.takes });
+            self.takes += 1;
+        }
+    }
+
+    fn untake(&mut self, n: usize) {
+        let mut given_back = VecDeque::new();
+        while given_back.len() < n && self.held.back().is_some_and(|held| held.order + 1 == self.takes) {
+            let Held { sent, chain, .. } = self.held.pop_back().unwrap();
+            given_back.push_front(chain);
+            self.visible.push_front(sent);
+            self.takes -= 1;
+        }
+        self.device.untake(given_back.make_contiguous());
+    }
+
+    fn complete(&mut self, pick: usize, len: u32) {
+        if self.held.is_empty() {
+            return;
+        }
+        let pick = if self.setup.features.in_order { 0 } else { pick % self.held.len() };
+        let held = self.held.remove(pick).unwrap();
+        let (done, back) = Self::finish(&held, len);
+        self.device.complete(done);
+        self.done.push_back(back);
+    }
+
+    fn complete_all(&mut self, count: usize, len: u32) {
+        let count = count.min(self.held.len());
+        let (done, back): (Vec<_>, Vec<_>) =
+            self.held.drain(..count).map(|held| Self::finish(&held, len)).unzip();
+        self.device.complete_all(done);
+        self.done.extend(back);
+    }
+
+    /// What is said of a chain: nothing was written if nothing could be.
+    fn finish(Held { sent, chain, .. }: &Held, len: u32) -> (Done, Back) {
+        let len = if sent.writable.is_empty() { 0 } else { len };
+        (chain.done(len), Back { used: Used { token: sent.token, len }, cost: sent.cost })
+    }
+
+    fn publish_used(&mut self) {
+        let call = self.device.publish();
+        assert!(!call || !self.done.is_empty(), "a call for nothing");
+        self.used.append(&mut self.done);
+        if call && self.driver_sleeps.is_some() {
+            self.driver_sleeps = None;
+            self.driver.disable_calls();
+        }
+    }
+
+    fn doze(&mut self) {
+        if !self.device_sleeps {
+            let work = self.device.enable_kicks();
+            assert_eq!(work, !self.visible.is_empty());
+            self.device_sleeps = !work;
+        }
+    }
+
+    /// Lets both sides work as they would, sleeping whenever they may, until the ring is empty.
+    pub fn drain(&mut self) {
+        self.step(Op::PublishChains);
+        for _ in 0..4 {
+            self.step(Op::Take(usize::MAX));
+            self.step(Op::CompleteAll { count: usize::MAX, len: 1 });
+            self.step(Op::PublishUsed);
+            self.step(Op::Doze);
+            self.step(Op::Collect(usize::MAX));
+            self.step(Op::Sleep { delayed: false });
+        }
+        assert!(self.out.is_empty(), "the ring stands still with {} chains out", self.out.len());
+        assert_eq!(self.collected, self.next_token);
+        assert_eq!((self.driver.free(), self.driver.in_flight()), (self.setup.size, 0));
+    }
+
+    /// Stops the device where it stands and takes everything back.
+    pub fn tear_down(mut self) {
+        while let Some(used) = self.driver.collect() {
+            assert!(self.out.remove(&used.token));
+            self.collected += 1;
+        }
+        while let Some(token) = self.driver.detach_unused() {
+            assert!(self.out.remove(&token), "token {token} came back twice or never went out");
+        }
+        assert!(self.out.is_empty(), "tokens never came back: {:?}", self.out);
+        assert_eq!((self.driver.free(), self.driver.in_flight()), (self.setup.size, 0));
+        assert_eq!(self.driver.detach_unused(), None);
+        if !self.setup.features.packed {
+            // The index has stepped back to what was really used, and nothing waits to be published.
+            assert!(!self.driver.publish());
+            let index = self.memory.area(self.setup.places().driver, 4).load16(2);
+            assert_eq!(index, self.collected as u16);
+        }
+    }
+}

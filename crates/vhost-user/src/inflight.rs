@@ -1,0 +1,425 @@
+//! The region that outlives a back end, and tells the next one where it was ("Inflight I/O
+//! tracking").
+//!
+//! The back end makes the region, the front end keeps it ([`InflightRegion`]) and gives it to whoever it
+//! connects to next, who maps it. Each ring has a part of it:
+//!
+//! ```text
+//! split:  features 8, version 2, desc_num 2, last_batch_head 2, used_idx 2, then 16 bytes per entry
+//! packed: features 8, version 2, desc_num 2, free_head 2, old_free_head 2,
+//!         used_idx 2, old_used_idx 2, used_wrap_counter 1, old_used_wrap_counter 1, padding 10,
+//!         then 32 bytes per entry
+//! ```
+//!
+//! Our device halves complete in ring order, as network devices do, so that what is in flight is
+//! what lies between the used and the available position, in the ring itself ("If virtqueue is
+//! processed in order, we can easily achieve that"). No entry of the region is ever in flight, and
+//! a split ring needs nothing of it: its used index is in its own memory. A packed ring has its
+//! position nowhere but here. Its device half publishes a burst in these steps, each of which may be
+//! the last before it is killed:
+//!
+//! 1. It notes in the region what it will write to the ring: in entry `k` the slot ([`LOG_SLOT`]) and
+//!    the descriptor's second word ([`LOG_WORD`]), entry 0 being the first of the burst. A burst of one
+//!    descriptor needs no note.
+//! 2. It stores the new position as `used`, the present one as `old_used`, and how many entries it
+//!    noted, as one word at [`POSITION`].
+//! 3. It writes the descriptors to the ring, the first one last: the driver sees none before that.
+//! 4. It stores the new position as both.
+//!
+//! Whoever comes next looks at the descriptor at the old position. If it is still available, the
+//! driver has seen nothing of the burst: without notes the ring is as it was before the burst; with
+//! them it may have been written in part, and the notes are carried out. If it is not, the burst is
+//! complete.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use ringferry_memory::{Area, GuestMemory, Region, RegionSpec, SharedMem, Words};
+use ringferry_ring::Parts;
+
+use crate::base::{INDEX, check_position, encode, parts, position};
+use crate::message::InflightDescription;
+use crate::vring::RingError;
+
+/// Offset of the feature flags of a part, all zero: 64 bits.
+const FEATURES: usize = 0;
+/// Offset of the version: 16 bits, 0 in a region nobody has used.
+const VERSION: usize = 8;
+/// Offset of the number of entries: 16 bits.
+const DESC_NUM: usize = 10;
+/// Offset of the first free entry, now and before the burst: 16 bits each.
+const FREE_HEADS: usize = 12;
+/// Offset of a packed ring's position, as one 64-bit word: `used_idx` (bits 0 to 15),
+/// `old_used_idx` (16 to 31), `used_wrap_counter` (32 to 39), `old_used_wrap_counter` (40 to 47); and in
+/// the padding behind them how many entries hold notes of a burst (48 to 63).
+pub const POSITION: usize = 16;
+/// Offset of the slot in an entry that holds a note: 16 bits, `last` of an entry in flight.
+pub const LOG_SLOT: usize = 4;
+/// Offset of the descriptor's second word, as it goes to the ring, in an entry that holds a note: 64
+/// bits, `id`, `flags` and `len` of an entry in flight.
+pub const LOG_WORD: usize = 16;
+/// Bytes before the entries of a split ring's part.
+const SPLIT_HEADER: usize = 16;
+/// Bytes of an entry of a split ring's part.
+const SPLIT_ENTRY: usize = 16;
+/// Bytes before the entries of a packed ring's part.
+const PACKED_HEADER: usize = 32;
+/// Bytes of an entry of a packed ring's part.
+const PACKED_ENTRY: usize = 32;
+/// Offset of the next free entry within an entry of a packed ring's part: 16 bits.
+const NEXT: usize = 2;
+
+/// The only version there is.
+const VERSION_1: u16 = 1;
+/// Parts begin at multiples of this, as in QEMU's and DPDK's regions.
+const PART_ALIGN: u64 = 64;
+
+/// Offset of length, identifier and flags in a packed ring's descriptor (VIRTIO 1.4, 2.8.13).
+const DESC_WORD: usize = 8;
+/// Offset of the flags alone.
+const DESC_FLAGS: usize = 14;
+const DESC_BYTES: usize = 16;
+/// Offset of the index in a split ring's used ring (VIRTIO 1.4, 2.7.8).
+const SPLIT_USED_IDX: usize = 2;
+const F_AVAIL: u16 = 1 << 7;
+const F_USED: u16 = 1 << 15;
+
+/// Bytes of one ring's part.
+fn part_len(queue_size: u16, packed: bool) -> usize {
+    let entries = usize::from(queue_size);
+    if packed { PACKED_HEADER + PACKED_ENTRY * entries } else { SPLIT_HEADER + SPLIT_ENTRY * entries }
+}
+
+/// Bytes from one ring's part to the next.
+fn stride(queue_size: u16, packed: bool) -> u64 {
+    (part_len(queue_size, packed) as u64).next_multiple_of(PART_ALIGN)
+}
+
+/// Bytes of a region: at most 65535 parts of about 1 MiB.
+fn region_len(num_queues: u16, queue_size: u16, packed: bool) -> u64 {
+    u64::from(num_queues) * stride(queue_size, packed)
+}
+
+/// A new region, for a front end that asks for one. Its pages are zero ("Zero value indicates an
+/// uninitialized buffer") and take memory only once a ring runs on them.
+pub(crate) fn create(
+    num_queues: u16,
+    queue_size: u16,
+    packed: bool,
+) -> io::Result<(InflightDescription, SharedMem)> {
+    let mmap_size = region_len(num_queues, queue_size, packed);
+    let mem = SharedMem::new("ringferry-inflight", mmap_size as usize)?;
+    Ok((InflightDescription { mmap_size, mmap_offset: 0, num_queues, queue_size, padding: 0 }, mem))
+}
+
+/// A region as the back end has it: mapped, and survived when its file is truncated.
+#[derive(Debug)]
+pub(crate) struct Tracking {
+    memory: GuestMemory,
+    num_queues: u16,
+    queue_size: u16,
+}
+
+impl Tracking {
+    /// Maps the region that `description` says is in `fd`. Its sizes must have been checked against
+    /// zero and the device's limits; here they are checked against each other and against the file.
+    ///
+    /// # Errors
+    /// See [`InflightError`]; nothing stays mapped.
+    pub fn map(
+        fd: BorrowedFd<'_>,
+        description: &InflightDescription,
+        packed: bool,
+    ) -> Result<Self, InflightError> {
+        let InflightDescription { mmap_size, mmap_offset, num_queues, queue_size, .. } = *description;
+        let needed = region_len(num_queues, queue_size, packed);
+        if mmap_size < needed {
+            return Err(InflightError::TooSmall { num_queues, queue_size, needed, mmap_size });
+        }
+        // No more than there can be use for, whatever the front end says the size is.
+        let size = mmap_size.min(region_len(num_queues, queue_size, true));
+        let spec = RegionSpec { guest_addr: 0, size, user_addr: 0, mmap_offset };
+        let memory = GuestMemory::new(vec![Region::map(fd, spec)?])?;
+        Ok(Self { memory, num_queues, queue_size })
+    }
+
+    /// The part of a packed ring; `None` when the region has none of that index and size.
+    pub fn packed_part(&self, index: u16, size: u16) -> Option<Area> {
+        if index >= self.num_queues || size > self.queue_size {
+            return None;
+        }
+        let at = u64::from(index) * stride(self.queue_size, true);
+        self.memory.area(at, part_len(size, true)).filter(|part| part.is_aligned(align_of::<u64>()))
+    }
+}
+
+/// Why a region cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum InflightError {
+    /// The region does not hold the queues it is said to be for.
+    #[error(
+        "an in-flight region of {mmap_size} bytes, but {num_queues} queues of {queue_size} entries need {needed}"
+    )]
+    TooSmall {
+        /// Queues.
+        num_queues: u16,
+        /// Entries of each.
+        queue_size: u16,
+        /// Bytes they need.
+        needed: u64,
+        /// Bytes there are.
+        mmap_size: u64,
+    },
+    /// The region cannot be mapped.
+    #[error(transparent)]
+    Map(#[from] ringferry_memory::MapError),
+    /// Cannot happen with one region; here so that nothing is unwrapped.
+    #[error(transparent)]
+    Memory(#[from] ringferry_memory::MemoryError),
+}
+
+/// Where the last user of a packed ring's part stopped, however it ended; `None` when the part was
+/// never used, or for a ring of another size. `desc` is the ring, in which a burst that was being
+/// published is completed.
+///
+/// # Errors
+/// [`RingError::Position`] when the part says what cannot be.
+pub(crate) fn recover(part: &Area, size: u16, desc: &Area) -> Result<Option<u16>, RingError> {
+    if part.load16(VERSION) != VERSION_1 || part.load16(DESC_NUM) != size {
+        return Ok(None);
+    }
+    let word = part.load64(POSITION);
+    let new = position(word as u16, word >> 32 & 1 != 0);
+    let old = position((word >> 16) as u16, word >> 40 & 1 != 0);
+    let noted = (word >> 48) as u16;
+    for position in [old, new] {
+        check_position(position, size, true)?;
+    }
+    let (index, wrap) = parts(old);
+    let flags = desc.load16(DESC_BYTES * usize::from(index) + DESC_FLAGS);
+    let is_available = (flags & F_AVAIL != 0) == wrap && (flags & F_USED != 0) != wrap;
+    if old == new || !is_available {
+        return Ok(Some(new));
+    }
+    if noted < 2 {
+        return Ok(Some(old));
+    }
+    redo(part, size, desc, noted)?;
+    Ok(Some(new))
+}
+
+/// Writes the descriptors of a burst to the ring as they were noted, the first one last.
+fn redo(part: &Area, size: u16, desc: &Area, noted: u16) -> Result<(), RingError> {
+    if noted > size {
+        return Err(RingError::Position { index: noted, size });
+    }
+    for entry in (0..noted).rev() {
+        let entry = PACKED_HEADER + PACKED_ENTRY * usize::from(entry);
+        let slot = part.load16(entry + LOG_SLOT);
+        check_position(slot, size, true)?;
+        desc.store64_release(
+            DESC_BYTES * usize::from(slot & INDEX) + DESC_WORD,
+            part.load64(entry + LOG_WORD),
+        );
+    }
+    Ok(())
+}
+
+/// Makes a packed ring's part ready for a device that starts at `at`.
+pub(crate) fn begin(part: &Area, size: u16, at: u16) {
+    let (index, wrap) = parts(at);
+    let (index, wrap) = (u64::from(index), u64::from(wrap));
+    let word = index | index << 16 | wrap << 32 | wrap << 40;
+    if part.load16(VERSION) == VERSION_1 && part.load16(DESC_NUM) == size {
+        part.store64(POSITION, word);
+        return;
+    }
+    part.store16(VERSION, 0);
+    part.store64(FEATURES, 0);
+    part.store16(DESC_NUM, size);
+    // All entries are free, for a back end after us that uses them.
+    part.store16(FREE_HEADS, 0);
+    part.store16(FREE_HEADS + 2, 0);
+    for entry in 0..size {
+        part.store16(PACKED_HEADER + PACKED_ENTRY * usize::from(entry) + NEXT, entry + 1);
+    }
+    part.store64(POSITION, word);
+    part.store16_release(VERSION, VERSION_1);
+}
+
+/// A region as the front end keeps it, from one back end to the next. It is good for the rings it
+/// was made for: when the driver resets the device, drop it and take a new one.
+#[derive(Debug)]
+pub struct InflightRegion {
+    pub(crate) description: InflightDescription,
+    pub(crate) fd: OwnedFd,
+}
+
+impl InflightRegion {
+    /// The file.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn resume(&self, index: u16, ring: &Parts<Area>) -> Option<u32> {
+        let tracking = Tracking::map(self.fd(), &self.description, true).ok()?;
+        let part = tracking.packed_part(index, ring.size)?;
+        let position = recover(&part, ring.size, &ring.desc).ok()??;
+        Some(encode(position, true))
+    }
+}
+
+/// The base at which a front end has ring `index` go on after its back end ended without a word: the
+/// used index of a split ring, or what `region` says of a packed one, in which a burst that was
+/// being published is completed. `None` when nobody tracked the ring or what was noted cannot be:
+/// then it must be set up anew.
+pub fn resume_base(
+    index: u16,
+    ring: &Parts<Area>,
+    packed: bool,
+    region: Option<&InflightRegion>,
+) -> Option<u32> {
+    if packed { region?.resume(index, ring) } else { Some(ring.device.load16(SPLIT_USED_IDX).into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn area(len: usize) -> Area {
+        let mem = SharedMem::new("area", len).unwrap();
+        GuestMemory::new(vec![mem.map_at(0).unwrap()]).unwrap().area(0, len).unwrap()
+    }
+
+    #[test]
+    fn parts_have_the_sizes_of_the_specification() {
+        // sizeof(QueueRegionSplit) + n * sizeof(DescStateSplit), and the same of the packed ones.
+        assert_eq!((part_len(256, false), part_len(256, true)), (16 + 16 * 256, 32 + 32 * 256));
+        assert_eq!((stride(256, false), stride(256, true)), (4160, 8256));
+        assert_eq!((stride(1, false), stride(1, true)), (64, 64));
+        assert_eq!(region_len(u16::MAX, 32768, true), 65535 * (32 * 32768 + 64));
+    }
+
+    #[test]
+    fn a_part_nobody_used_says_nothing_and_begins_where_it_is_told() {
+        let (part, desc) = (area(part_len(5, true)), area(5 * DESC_BYTES));
+        assert_eq!(recover(&part, 5, &desc).unwrap(), None);
+        begin(&part, 5, position(3, true));
+        let header: Vec<u16> = (0..12).map(|word| part.load16(2 * word)).collect();
+        // features, version, desc_num, free heads, used and old index, both wrap counters, padding
+        assert_eq!(header, [0, 0, 0, 0, 1, 5, 0, 0, 3, 3, 0x0101, 0]);
+        let free: Vec<u16> = (0..5).map(|entry| part.load16(32 + 32 * entry + 2)).collect();
+        assert_eq!(free, [1, 2, 3, 4, 5]);
+        assert_eq!(recover(&part, 5, &desc).unwrap(), Some(position(3, true)));
+        assert_eq!(recover(&part, 4, &desc).unwrap(), None, "another size");
+        begin(&part, 5, position(4, false));
+        assert_eq!(recover(&part, 5, &desc).unwrap(), Some(position(4, false)));
+    }
+
+    #[test]
+    fn a_burst_counts_when_the_descriptor_at_the_old_position_was_marked_used() {
+        let (part, desc) = (area(part_len(5, true)), area(5 * DESC_BYTES));
+        for wrap in [false, true] {
+            begin(&part, 5, position(3, wrap));
+            // A burst of four is about to be published, across the ring's end.
+            let (old, new) = (u64::from(wrap), u64::from(!wrap));
+            part.store64(POSITION, 2 | 3 << 16 | new << 32 | old << 40);
+            let (available, used) = if wrap { (F_AVAIL, F_AVAIL | F_USED) } else { (F_USED, 0) };
+            desc.store16(3 * DESC_BYTES + DESC_FLAGS, available | 1);
+            assert_eq!(recover(&part, 5, &desc).unwrap(), Some(position(3, wrap)), "not published");
+            desc.store16(3 * DESC_BYTES + DESC_FLAGS, used | 2);
+            assert_eq!(recover(&part, 5, &desc).unwrap(), Some(position(2, !wrap)), "published");
+        }
+    }
+
+    /// A ring of five with four chains of one descriptor that are completed as one burst, from entry 3
+    /// across the end, by a device that is killed after `steps` stores.
+    fn killed_after(steps: usize, wrap: bool) -> (Area, Area) {
+        let (part, desc) = (area(part_len(5, true)), area(5 * DESC_BYTES));
+        let flags = |wrap| if wrap { F_AVAIL } else { F_USED };
+        let used = |wrap| if wrap { F_AVAIL | F_USED } else { 0 };
+        let chains: [(u16, bool); 4] = [(3, wrap), (4, wrap), (0, !wrap), (1, !wrap)];
+        for (slot, wrap) in chains {
+            desc.store16(DESC_BYTES * usize::from(slot) + DESC_FLAGS, flags(wrap));
+        }
+        begin(&part, 5, position(3, wrap));
+        let (old, new) = (u64::from(wrap), u64::from(!wrap));
+        let word = |(slot, wrap): (u16, bool)| {
+            (100 + u64::from(slot)) | u64::from(slot) << 32 | u64::from(used(wrap)) << 48
+        };
+        let entry = |k: usize| PACKED_HEADER + PACKED_ENTRY * k;
+        let mut stores: Vec<Box<dyn Fn()>> = Vec::new();
+        let (part, desc) = (&part, &desc);
+        for (k, chain) in chains.into_iter().enumerate() {
+            stores.push(Box::new(move || part.store16(entry(k) + LOG_SLOT, chain.0)));
+            stores.push(Box::new(move || part.store64(entry(k) + LOG_WORD, word(chain))));
+        }
+        stores.push(Box::new(move || part.store64(POSITION, 2 | 3 << 16 | new << 32 | old << 40 | 4 << 48)));
+        for chain in chains.into_iter().rev() {
+            let at = DESC_BYTES * usize::from(chain.0) + DESC_WORD;
+            stores.push(Box::new(move || desc.store64(at, word(chain))));
+        }
+        stores.push(Box::new(move || part.store64(POSITION, 2 | 2 << 16 | new << 32 | new << 40)));
+        assert_eq!(stores.len(), STORES);
+        stores.iter().take(steps).for_each(|store| store());
+        drop(stores);
+        (part.clone(), desc.clone())
+    }
+
+    const STORES: usize = 8 + 1 + 4 + 1;
+
+    #[test]
+    fn wherever_a_device_is_killed_a_burst_is_seen_whole_or_not_at_all() {
+        for (wrap, steps) in [false, true].into_iter().flat_map(|wrap| (0..=STORES).map(move |at| (wrap, at)))
+        {
+            let (part, desc) = killed_after(steps, wrap);
+            let at = recover(&part, 5, &desc).unwrap().unwrap();
+            let flags = |slot: usize| desc.load16(DESC_BYTES * slot + DESC_FLAGS);
+            let seen = [(3, wrap), (4, wrap), (0, !wrap), (1, !wrap)].map(|(slot, wrap)| {
+                let used = (flags(slot) & F_AVAIL != 0) == wrap && (flags(slot) & F_USED != 0) == wrap;
+                assert_eq!(used, desc.load32(DESC_BYTES * slot + DESC_WORD) == 100 + slot as u32);
+                used
+            });
+            let published = steps > 8;
+            assert_eq!(seen, [published; 4], "killed after {steps}");
+            let expected = if published { position(2, !wrap) } else { position(3, wrap) };
+            assert_eq!(at, expected, "killed after {steps}");
+            // Finding out twice makes no difference: the front end does, and then the back end.
+            assert_eq!(recover(&part, 5, &desc).unwrap(), Some(at));
+        }
+    }
+
+    #[test]
+    fn notes_are_not_carried_out_once_the_driver_goes_on() {
+        // Killed before the last store; the driver has taken the burst and used the slots anew.
+        let (part, desc) = killed_after(STORES - 1, true);
+        for slot in [3, 4] {
+            desc.store64(DESC_BYTES * slot + DESC_WORD, 7 | u64::from(F_USED) << 48);
+        }
+        assert_eq!(recover(&part, 5, &desc).unwrap(), Some(position(2, false)));
+        assert_eq!(desc.load32(DESC_BYTES * 3 + DESC_WORD), 7);
+    }
+
+    #[test]
+    fn notes_that_cannot_be_are_refused() {
+        for (k, slot, noted) in [(0, 5, 4u64), (3, 0x7fff, 4), (0, 3, 6), (0, 3, 0xffff)] {
+            let (part, desc) = killed_after(9, true);
+            part.store16(PACKED_HEADER + PACKED_ENTRY * k + LOG_SLOT, slot);
+            part.store64(POSITION, part.load64(POSITION) & ((1 << 48) - 1) | noted << 48);
+            assert!(matches!(recover(&part, 5, &desc), Err(RingError::Position { .. })), "{slot} {noted}");
+        }
+    }
+
+    #[test]
+    fn positions_outside_the_ring_are_refused() {
+        let (part, desc) = (area(part_len(5, true)), area(5 * DESC_BYTES));
+        begin(&part, 5, 0);
+        for word in [5, 5 << 16, 0x7fff, 0x7fff << 16, u64::MAX] {
+            part.store64(POSITION, word);
+            assert!(
+                matches!(recover(&part, 5, &desc), Err(RingError::Position { size: 5, .. })),
+                "{word:#x}"
+            );
+        }
+    }
+}
