@@ -170,6 +170,13 @@ impl<'a> WriteSlice<'a> {
         n
     }
 
+    /// Copies like [`WriteSlice::copy_from`] what is not there already: a line that does not change stays
+    /// with everyone who reads it, while writing the same bytes again takes it away from them.
+    #[inline(always)]
+    pub fn update_from<const N: usize>(&self, src: &[u8; N]) -> usize {
+        if self.as_read().array() == Some(*src) { N } else { self.copy_from(src) }
+    }
+
     /// The same bytes, for reading.
     #[inline]
     pub fn as_read(&self) -> ReadSlice<'a> {

@@ -129,10 +129,15 @@ impl<A: Words> Receiveq<A> {
         let room = memory.write(buffer.addr, (buffer.len as usize).min(need));
         let Some(mut room) = room.filter(|room| room.len() == need) else { return false };
         let bytes = Header { num_buffers: 1, ..header }.to_bytes();
-        for bytes in [&bytes[..self.header_len], first] {
-            room.copy_from(bytes);
-            room = room.skip(bytes.len());
+        // Most packets have the header that the packet before them in this buffer had.
+        if self.header_len == Header::LEN {
+            room.update_from(&bytes);
+        } else {
+            room.copy_from(&bytes[..self.header_len]);
         }
+        room = room.skip(self.header_len);
+        room.copy_from(first);
+        room = room.skip(first.len());
         for piece in rest {
             room = room.skip(piece.copy_to_slice(&room));
         }

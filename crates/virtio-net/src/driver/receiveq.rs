@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use ringferry_memory::{Area, GuestMemory, ReadSlice, Translator};
+use ringferry_memory::{Area, GuestMemory, ReadSlice};
 use ringferry_packet::vnet::Header;
 use ringferry_ring::{Buffer, Driver, Fault, Used};
 
-use super::arena::{Arena, ArenaError, Queue};
+use super::arena::{Arena, ArenaError, LEAD, Queue, line_stride};
 use super::transmitq::Transmitq;
 use crate::{Features, MAX_FRAME, MIN_FRAME};
 
@@ -97,17 +97,19 @@ pub struct Receiveq {
     memory: Arc<GuestMemory>,
     mode: RxMode,
     header_len: usize,
-    buffers: u64,
-    stride: u64,
+    buffers: Buffers,
     /// Buffers not posted.
     free: Vec<u16>,
-    /// The packet being put together: buffer and used length.
-    parts: Vec<(u16, u32)>,
+    /// The packet being put together.
+    parts: Vec<Used<u16>>,
     errors: ReceiveErrors,
 }
 
 /// Used buffers that are collected, and their headers fetched, before any is looked at.
 const LOOKAHEAD: usize = 32;
+
+/// Free entries that are worth posting buffers for: a burst.
+const REFILL: u16 = 32;
 
 /// Bytes of a virtual header.
 const HEADER: u32 = Header::LEN as u32;
@@ -118,7 +120,7 @@ const MAX_PIECES: usize = MAX_FRAME / MERGEABLE as usize + 2;
 impl Receiveq {
     /// Bytes of arena for a queue of `size` entries.
     pub fn arena_bytes(size: u16, mode: RxMode) -> usize {
-        Arena::queue_bytes(size, 0) + buffers(size) * stride(mode) as usize + 4096
+        Arena::queue_bytes(size, 0) + Buffers::count(size) * Buffers::stride(mode) + 4096
     }
 
     /// Makes a queue of `size` entries and twice as many buffers, none posted yet.
@@ -132,16 +134,15 @@ impl Receiveq {
         mode: RxMode,
     ) -> Result<(Queue, Self), ArenaError> {
         let (queue, ring) = arena.queue(size, features.ring(), 0)?;
-        let stride = stride(mode);
-        let count = buffers(size);
-        let buffers = arena.alloc(count * stride as usize)?;
+        let stride = Buffers::stride(mode);
+        let count = Buffers::count(size);
+        let base = arena.alloc(count * stride)?;
         let receiveq = Self {
             ring,
             memory: Arc::clone(arena.memory()),
             mode,
             header_len: features.header_len(),
-            buffers,
-            stride,
+            buffers: Buffers { base, stride: stride as u64 },
             free: (0..count).rev().map(|index| index as u16).collect(),
             parts: Vec::new(),
             errors: ReceiveErrors::default(),
@@ -169,13 +170,21 @@ impl Receiveq {
         self.errors
     }
 
+    /// Posts free buffers once there are enough to be worth showing; true when the device wants a
+    /// kick. For whoever polls: a device that is given its buffers one by one also works one by one.
+    /// [`Receiveq::refill`] is due before sleeping.
+    #[inline]
+    pub fn top_up(&mut self) -> bool {
+        self.ring.free() >= REFILL.min(self.ring.size() / 4) && self.refill()
+    }
+
     /// Posts every free buffer; true when the device wants a kick.
     #[inline]
     pub fn refill(&mut self) -> bool {
         let len = self.mode.buffer_len();
         for _ in 0..self.ring.free() {
             let Some(index) = self.free.pop() else { break };
-            let addr = self.buffers + u64::from(index) * self.stride;
+            let addr = self.buffers.addr(index);
             if self.ring.add(&[], &[Buffer { addr, len }], index).is_err() {
                 self.free.push(index);
                 break;
@@ -188,25 +197,59 @@ impl Receiveq {
     /// buffers are free afterwards and wait for [`Receiveq::refill`].
     #[inline]
     pub fn receive(&mut self, max: usize, mut deliver: impl FnMut(Packet<'_>)) -> usize {
-        let memory = Arc::clone(&self.memory);
+        let Self { ring, memory, mode, header_len, buffers, free, parts, errors } = self;
+        let (limit, mergeable) = (mode.buffer_len(), *mode == RxMode::Mergeable);
         let mut translator = memory.translator();
+        let mut lend = |index: u16, len: u32| translator.read(buffers.addr(index), len as usize);
+        let mut lend = |index, len| lend(index, len).unwrap_or(ReadSlice::EMPTY);
         let mut count = 0;
         while count < max {
             // A packet has at least one buffer: no more of them are collected than are used up below.
             let mut burst = ArrayVec::<Used<u16>, LOOKAHEAD>::new();
             while burst.len() < LOOKAHEAD.min(max - count) {
-                let Some(used) = self.ring.collect() else { break };
+                let Some(used) = ring.collect() else { break };
                 // The device has just written it: all misses of a burst overlap.
-                self.lend(&mut translator, used.token, HEADER).prefetch();
+                lend(used.token, HEADER).prefetch();
                 burst.push(used);
             }
             if burst.is_empty() {
                 break;
             }
             let mut burst = burst.into_iter();
-            while let Some(used) = burst.next() {
-                self.gather(used, &mut burst, &mut translator, &mut deliver);
+            while let Some(Used { token, len: used }) = burst.next() {
                 count += 1;
+                let first = lend(token, used.min(limit));
+                let mut bytes = [0; Header::LEN];
+                first.first(*header_len).copy_to(&mut bytes);
+                let header = Header::from_bytes(&bytes);
+                let written = used as usize >= *header_len;
+                // A header that was not written is an earlier packet's: its count would swallow good
+                // packets.
+                if mergeable && written && header.num_buffers != 1 {
+                    let first = Used { token, len: used };
+                    let mut next = || burst.next().or_else(|| ring.collect());
+                    let total = gather(first, header.num_buffers, limit, parts, &mut next);
+                    let len = total.unwrap_or(0).saturating_sub(*header_len);
+                    if (MIN_FRAME..=MAX_FRAME).contains(&len) {
+                        let pieces: ArrayVec<ReadSlice<'_>, MAX_PIECES> =
+                            parts.iter().map(|part| lend(part.token, part.len)).collect();
+                        deliver(Packet { header, len, pieces: &pieces, loan: &mut None });
+                    } else {
+                        errors.length += 1;
+                    }
+                    free.extend(parts.drain(..).map(|part| part.token));
+                    continue;
+                }
+                let len = (used as usize).saturating_sub(*header_len);
+                let mut loan = Some(Loan { index: token, len: used, addr: buffers.addr(token) });
+                if used <= limit && (MIN_FRAME..=MAX_FRAME).contains(&len) {
+                    deliver(Packet { header, len, pieces: &[first], loan: &mut loan });
+                } else {
+                    errors.length += 1;
+                }
+                if let Some(loan) = loan {
+                    free.push(loan.index);
+                }
             }
         }
         count
@@ -223,98 +266,55 @@ impl Receiveq {
     pub fn take_back(&mut self, transmitq: &mut Transmitq) {
         self.free.append(&mut transmitq.returned);
     }
-
-    /// The first `len` bytes of a buffer, which lies inside the arena.
-    #[inline(always)]
-    fn lend<'m>(&self, translator: &mut Translator<'m>, index: u16, len: u32) -> ReadSlice<'m> {
-        let addr = self.buffers + u64::from(index) * self.stride;
-        translator.read(addr, len as usize).unwrap_or(ReadSlice::EMPTY)
-    }
-
-    /// Puts one packet together from its first buffer and those that follow, and lends it. Its buffers
-    /// are free afterwards.
-    #[inline(always)]
-    fn gather(
-        &mut self,
-        used: Used<u16>,
-        burst: &mut impl Iterator<Item = Used<u16>>,
-        translator: &mut Translator<'_>,
-        deliver: &mut impl FnMut(Packet<'_>),
-    ) {
-        let limit = self.mode.buffer_len();
-        let first = self.lend(translator, used.token, used.len.min(limit));
-        let mut bytes = [0; Header::LEN];
-        first.first(self.header_len).copy_to(&mut bytes);
-        let header = Header::from_bytes(&bytes);
-        let whole = used.len <= limit && used.len as usize >= self.header_len;
-        // A header that was not written is an earlier packet's: its count would swallow good packets.
-        let counts = self.mode == RxMode::Mergeable && used.len as usize >= self.header_len;
-        if counts && header.num_buffers != 1 {
-            self.gather_many(used, header, whole, burst, translator, deliver);
-            return;
-        }
-        let len = (used.len as usize).wrapping_sub(self.header_len);
-        let addr = self.buffers + u64::from(used.token) * self.stride;
-        let mut loan = Some(Loan { index: used.token, len: used.len, addr });
-        if whole && (MIN_FRAME..=MAX_FRAME).contains(&len) {
-            deliver(Packet { header, len, pieces: &[first], loan: &mut loan });
-        } else {
-            self.errors.length += 1;
-        }
-        if let Some(loan) = loan {
-            self.free.push(loan.index);
-        }
-    }
-
-    /// Puts together a packet of several buffers, or of a number of them that cannot be.
-    #[inline(never)]
-    fn gather_many(
-        &mut self,
-        used: Used<u16>,
-        header: Header,
-        mut good: bool,
-        burst: &mut impl Iterator<Item = Used<u16>>,
-        translator: &mut Translator<'_>,
-        deliver: &mut impl FnMut(Packet<'_>),
-    ) {
-        let limit = self.mode.buffer_len();
-        let mut total = used.len as usize;
-        self.parts.push((used.token, used.len));
-        // Without a sane count there is no telling where the next packet begins: take one buffer.
-        good &= header.num_buffers > 0;
-        for _ in 1..header.num_buffers {
-            // All buffers of a packet become visible together (5.1.6.4.1): one that is missing is the
-            // device's error, not a reason to wait.
-            let Some(next) = burst.next().or_else(|| self.ring.collect()) else {
-                good = false;
-                break;
-            };
-            self.parts.push((next.token, next.len));
-            good &= next.len <= limit && self.parts.len() <= MAX_PIECES;
-            total = total.saturating_add(next.len as usize);
-        }
-        if good && (MIN_FRAME..=MAX_FRAME).contains(&total.saturating_sub(self.header_len)) {
-            let pieces: ArrayVec<ReadSlice<'_>, MAX_PIECES> =
-                self.parts.iter().map(|&(index, len)| self.lend(translator, index, len)).collect();
-            let len = total - self.header_len;
-            deliver(Packet { header, len, pieces: &pieces, loan: &mut None });
-        } else {
-            self.errors.length += 1;
-        }
-        self.free.extend(self.parts.drain(..).map(|(index, _)| index));
-    }
 }
 
-/// Buffers of a queue of `size` entries: as many as it holds, and as many again that may be on loan
-/// meanwhile, so that a driver that forwards keeps its ring full. Their numbers fit 16 bits. Those that
-/// are never used cost addresses, not memory.
-fn buffers(size: u16) -> usize {
-    2 * usize::from(size)
+/// Collects the buffers of a packet that says it has `count`, into `parts`; the bytes in them, or `None`
+/// when it cannot be so.
+#[inline(never)]
+fn gather(
+    first: Used<u16>,
+    count: u16,
+    limit: u32,
+    parts: &mut Vec<Used<u16>>,
+    next: &mut impl FnMut() -> Option<Used<u16>>,
+) -> Option<usize> {
+    let mut total = first.len as usize;
+    // Without a sane count there is no telling where the next packet begins: take one buffer.
+    let mut good = first.len <= limit && count > 0;
+    parts.push(first);
+    for _ in 1..count {
+        // All buffers of a packet become visible together (5.1.6.4.1): one that is missing is the
+        // device's error, not a reason to wait.
+        let part = next()?;
+        good &= part.len <= limit && parts.len() < MAX_PIECES;
+        total = total.saturating_add(part.len as usize);
+        parts.push(part);
+    }
+    good.then_some(total)
 }
 
-/// Distance between buffers: their length, up to a cache line, and an odd number of lines. A multiple
-/// of the page would put the headers of all buffers into the same few sets of the first-level cache.
-fn stride(mode: RxMode) -> u64 {
-    let lines = u64::from(mode.buffer_len()).div_ceil(64);
-    64 * (lines | 1)
+/// Where the buffers of a queue lie.
+#[derive(Clone, Copy, Debug)]
+struct Buffers {
+    base: u64,
+    stride: u64,
+}
+
+impl Buffers {
+    /// How many buffers a queue of `size` entries has: as many as it holds, and as many again that may
+    /// be on loan meanwhile, so that a driver that forwards keeps its ring full. Their numbers fit 16
+    /// bits. Those that are never used cost addresses, not memory.
+    fn count(size: u16) -> usize {
+        2 * usize::from(size)
+    }
+
+    /// Bytes from one to the next; see [`line_stride`].
+    fn stride(mode: RxMode) -> usize {
+        line_stride(mode.buffer_len() as usize)
+    }
+
+    #[inline(always)]
+    fn addr(self, index: u16) -> u64 {
+        self.base + u64::from(index) * self.stride + LEAD as u64
+    }
 }

@@ -7,15 +7,14 @@ use ringferry_memory::{Area, GuestMemory, WriteSlice};
 use ringferry_packet::vnet::Header;
 use ringferry_ring::{Buffer, Driver, Fault};
 
-use super::arena::{Arena, ArenaError, Queue};
+use super::arena::{Arena, ArenaError, LEAD, Queue, line_stride};
 use super::receiveq::Loan;
 #[cfg(doc)]
 use super::receiveq::Receiveq;
 use crate::{Features, MAX_FRAME};
 
-/// Bytes of a slot: the largest frame and its header, to an odd number of cache lines. A multiple of the
-/// page would put the headers of all slots into the same few sets of the first-level cache.
-const SLOT: usize = 64 * ((MAX_FRAME + Header::LEN).div_ceil(64) | 1);
+/// Bytes of a slot: the largest frame and its header.
+const SLOT: usize = MAX_FRAME + Header::LEN;
 
 /// A slot that the caller may fill. Goes to [`Transmitq::send`] or back by [`Transmitq::cancel`]; one
 /// that is forgotten is lost to the queue.
@@ -55,7 +54,7 @@ pub struct Transmitq {
 impl Transmitq {
     /// Bytes of arena for a queue of `size` entries.
     pub fn arena_bytes(size: u16) -> usize {
-        Arena::queue_bytes(size, 0) + usize::from(size) * SLOT
+        Arena::queue_bytes(size, 0) + usize::from(size) * line_stride(SLOT) + 4096
     }
 
     /// Makes a queue of `size` entries and as many slots.
@@ -64,7 +63,7 @@ impl Transmitq {
     /// See [`ArenaError`].
     pub fn new(arena: &mut Arena, size: u16, features: Features) -> Result<(Queue, Self), ArenaError> {
         let (queue, ring) = arena.queue(size, features.ring(), 0)?;
-        let slots = arena.alloc(usize::from(size) * SLOT)?;
+        let slots = arena.alloc(usize::from(size) * line_stride(SLOT))?;
         let memory = Arc::clone(arena.memory());
         let free = (0..size).rev().collect();
         let header_len = features.header_len();
@@ -92,16 +91,31 @@ impl Transmitq {
         self.free.pop().map(Slot)
     }
 
+    #[inline(always)]
+    fn addr(&self, slot: u16) -> u64 {
+        self.slots + u64::from(slot) * line_stride(SLOT) as u64 + LEAD as u64
+    }
+
     /// The bytes of a slot: the virtual header, then the frame.
     ///
     /// # Panics
     /// Never: a slot lies inside the arena.
     #[inline]
     pub fn bytes(&self, slot: &Slot) -> WriteSlice<'_> {
-        self.memory
-            .translator()
-            .write(self.slots + u64::from(slot.0) * SLOT as u64, SLOT)
-            .expect("slots lie inside the arena")
+        self.memory.translator().write(self.addr(slot.0), SLOT).expect("slots lie inside the arena")
+    }
+
+    /// Writes a packet's virtual header to the front of its bytes, if another is there: slots that carry
+    /// one kind of packet keep theirs.
+    #[inline(always)]
+    pub fn put_header(&self, bytes: &WriteSlice<'_>, header: &Header) {
+        // num_buffers is 0 on transmit (5.1.6.2).
+        let header = Header { num_buffers: 0, ..*header }.to_bytes();
+        if self.header_len == Header::LEN {
+            bytes.update_from(&header);
+        } else {
+            bytes.copy_from(&header[..self.header_len]);
+        }
     }
 
     /// Gives a slot back unused.
@@ -114,7 +128,7 @@ impl Transmitq {
     /// [`Transmitq::publish`]. On a broken ring the packet is lost with the ring.
     #[inline]
     pub fn send(&mut self, slot: Slot, len: usize) {
-        let addr = self.slots + u64::from(slot.0) * SLOT as u64;
+        let addr = self.addr(slot.0);
         let buffer = Buffer { addr, len: len.min(SLOT) as u32 };
         if self.ring.add(&[buffer], &[], Sent::Slot(slot.0)).is_err() {
             self.free.push(slot.0);
@@ -131,9 +145,7 @@ impl Transmitq {
     pub fn forward(&mut self, header: &Header, loan: Loan) -> Result<(), Loan> {
         let mut translator = self.memory.translator();
         let Some(room) = translator.write(loan.addr, self.header_len) else { return Err(loan) };
-        // num_buffers is 0 on transmit (5.1.6.2).
-        let header = Header { num_buffers: 0, ..*header };
-        room.copy_from(&header.to_bytes()[..self.header_len]);
+        self.put_header(&room, header);
         let buffer = Buffer { addr: loan.addr, len: loan.len };
         match self.ring.add(&[buffer], &[], Sent::Loan(loan.index)) {
             Ok(()) => Ok(()),
@@ -153,9 +165,7 @@ impl Transmitq {
         );
         let Some(slot) = self.slot() else { return false };
         let bytes = self.bytes(&slot);
-        // num_buffers is 0 on transmit (5.1.6.2).
-        let header = Header { num_buffers: 0, ..*header };
-        bytes.copy_from(&header.to_bytes()[..self.header_len]);
+        self.put_header(&bytes, header);
         bytes.skip(self.header_len).copy_from(frame);
         let len = self.header_len + frame.len();
         self.send(slot, len);
@@ -168,11 +178,19 @@ impl Transmitq {
         self.ring.publish()
     }
 
-    /// Takes back the slots the device is done with; returns how many.
+    /// Reclaims unless `slots` slots are free already: whoever polls looks at the device's words no
+    /// more often than it must, since each look takes their cache line away from the device.
+    #[inline]
+    pub fn make_room(&mut self, slots: usize) {
+        if self.free.len() < slots {
+            self.reclaim();
+        }
+    }
+
+    /// Takes back the slots and receive buffers the device is done with; returns how many.
     #[inline]
     pub fn reclaim(&mut self) -> usize {
         let mut count = 0;
-        let mut translator = self.memory.translator();
         while let Some(used) = self.ring.collect() {
             count += 1;
             let slot = match used.token {
@@ -182,13 +200,11 @@ impl Transmitq {
                     continue;
                 }
             };
-            // The device has read the slot's first lines; whoever fills it next wants them back, all
-            // those of a burst at once.
-            if let Some(piece) = translator.write(self.slots + u64::from(slot) * SLOT as u64, SLOT) {
-                piece.prefetch();
-                piece.skip(64).prefetch();
-            }
-            self.free.push(slot);
+            // The device has read the frame's first line; whoever fills the slot next wants it back,
+            // all those of a burst at once.
+            let slot = Slot(slot);
+            self.bytes(&slot).skip(self.header_len).prefetch();
+            self.free.push(slot.0);
         }
         count
     }
