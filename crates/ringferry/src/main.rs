@@ -4,6 +4,7 @@
 mod ctl;
 mod demo;
 mod guest;
+mod lab;
 mod run;
 mod run_args;
 mod traffic;
@@ -43,6 +44,8 @@ enum Command {
     Ctl(ctl::CtlArgs),
     /// Plugs a tap into a vhost-user back end, as a virtual machine would be.
     Guest(guest::GuestArgs),
+    /// Measures data paths, compares the results, and draws them.
+    Lab(Box<lab::LabArgs>),
     /// Generates traffic and verifies every byte of it.
     Traffic(traffic::Args),
 }
@@ -71,6 +74,9 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Ctl(args) => ctl::run(args, &mut io::stdout()).map_or_else(|error| failed(&error, 1), ok),
         Command::Guest(args) => guest::run(args).map_or_else(|error| failed(&error, 1), ok),
+        Command::Lab(args) => {
+            lab::run(args).map_or_else(|error| failed(&error, error.exit_code()), ExitCode::from)
+        }
         Command::Traffic(args) => traffic::run(args).map_or_else(|error| failed(&error, 1), ok),
     }
 }

@@ -1,0 +1,364 @@
+//! What an experiment is: the interface between the things that are measured and the lab that
+//! measures them.
+//!
+//! An [`Experiment`] has a name, a line that says what it is about, and a [`Plan`]: rows, made for the
+//! [`Setup`] the user asked for. A [`Row`] is one thing measured: a name made of labelled parameters,
+//! a unit, and a function called once per run that returns one value. The lab decides when a row runs
+//! (interleaved with all others, after a warm-up round), keeps the values, and compares a row with its
+//! baseline. Whatever a run needs, the row's function sets up and takes down; nothing may be left
+//! behind when it returns, error or not.
+//!
+//! What cannot be measured here is a row too: one that is *missing*, with the reason and the package to
+//! install. It is listed as missing and never replaced by a number from elsewhere. Numbers from
+//! elsewhere are [`Published`] figures, and stand in a column of their own.
+//!
+//! To add an experiment: a module beside the others in `experiments`, a type that implements
+//! [`Experiment`], and a line in `experiments::all`.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::labels::Labels;
+use crate::stop::Stop;
+
+/// Something the lab can measure.
+pub trait Experiment {
+    /// What the user types: `ringferry lab NAME`. Lower-case letters, digits and `-`.
+    fn name(&self) -> &'static str;
+
+    /// One line for `lab list`.
+    fn about(&self) -> &'static str;
+
+    /// Settings of its own, for `--option NAME=VALUE`. The lab refuses names that are not among them.
+    fn options(&self) -> &'static [OptionSpec] {
+        &[]
+    }
+
+    /// Runs and seconds per run when the user does not say.
+    fn defaults(&self) -> Defaults {
+        Defaults::default()
+    }
+
+    /// The rows, in the order they are listed. Looks for peers and checks options; measures nothing.
+    ///
+    /// # Errors
+    /// A bad option value, or a machine on which nothing of it can run.
+    fn plan(&self, setup: &Setup) -> Result<Plan, RowError>;
+
+    /// The body of a process of its own; see [`Setup::child`]. What it prints is for the row that started
+    /// it.
+    ///
+    /// # Errors
+    /// Whatever went wrong; the process ends with status 1 and the message on standard error.
+    fn child(&self, args: &[String]) -> Result<(), RowError> {
+        Err(RowError::failed(format!("{} has no child process {args:?}", self.name())))
+    }
+}
+
+/// A setting that an experiment has besides those of the lab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptionSpec {
+    /// What stands in front of the `=`.
+    pub name: &'static str,
+    /// What it means, with its unit and default, in one line.
+    pub help: &'static str,
+}
+
+/// How much an experiment measures unless told otherwise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Defaults {
+    /// Runs of each row that count; the warm-up run comes on top.
+    pub runs: usize,
+    /// Length of one run in seconds.
+    pub seconds: f64,
+}
+
+impl Default for Defaults {
+    fn default() -> Self {
+        // Five is what network people use with ministat; the t table is kind enough from there on.
+        Self { runs: 5, seconds: 1.0 }
+    }
+}
+
+/// What the user asked for, as far as an experiment's plan depends on it.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Length of one run.
+    pub seconds: Duration,
+    /// Processors to pin to: the user's `--cpus`, else all this process may use.
+    pub cpus: Vec<usize>,
+    /// The experiment's own settings.
+    pub options: BTreeMap<String, String>,
+    /// The program that answers to `lab child EXPERIMENT ARGS`: normally the running one.
+    pub program: PathBuf,
+}
+
+impl Setup {
+    /// The command that runs [`Experiment::child`] of the named experiment in a process of its own. The
+    /// caller appends arguments, starts it (by `ringferry_sys::process::spawn`, which gives it back the
+    /// signals the lab keeps for itself) and must wait for it.
+    pub fn child(&self, experiment: &str) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(["lab", "child", experiment]);
+        command
+    }
+
+    /// The value of an option, parsed; `default` when it was not given.
+    ///
+    /// # Errors
+    /// A value that does not parse.
+    pub fn option<T: std::str::FromStr>(&self, name: &str, default: T) -> Result<T, RowError>
+    where
+        T::Err: Display,
+    {
+        match self.options.get(name) {
+            None => Ok(default),
+            Some(text) => {
+                text.parse().map_err(|error| RowError::failed(format!("--option {name}={text}: {error}")))
+            }
+        }
+    }
+}
+
+/// What an experiment is going to measure.
+#[derive(Default)]
+pub struct Plan {
+    /// The rows, each with a name of its own.
+    pub rows: Vec<Row>,
+    /// Published figures that belong to the experiment and to no single row.
+    pub published: Vec<Published>,
+    /// Programs and libraries it measures with, for the machine facts.
+    pub peers: Vec<Peer>,
+    /// Things other than rows that are missing, the tool for counting loads for example.
+    pub missing: Vec<Missing>,
+    /// Lines for the reader: what was chosen, what a row means.
+    pub notes: Vec<String>,
+}
+
+/// A program that takes part, and its version.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peer {
+    /// Its name, `testpmd` for example.
+    pub name: String,
+    /// What it says about its version.
+    pub version: String,
+}
+
+/// Something that could not be measured here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Missing {
+    /// What is missing.
+    pub name: String,
+    /// Why.
+    pub reason: String,
+    /// The Debian package that brings it, if one does.
+    pub package: Option<String>,
+}
+
+/// A figure somebody else measured on another machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Published {
+    /// What was measured.
+    pub what: String,
+    /// The figure.
+    pub value: f64,
+    /// Its unit.
+    pub unit: String,
+    /// Who measured it, where, on what.
+    pub source: String,
+}
+
+impl Published {
+    /// A figure with its unit and source.
+    pub fn new(what: &str, value: f64, unit: &str, source: &str) -> Self {
+        Self { what: what.into(), value, unit: unit.into(), source: source.into() }
+    }
+}
+
+/// Which way is up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Better {
+    /// A time, a cost, a count of drops.
+    Lower,
+    /// A rate.
+    Higher,
+}
+
+/// The function that makes one run.
+pub type Measure = Box<dyn FnMut(&Run<'_>) -> Result<Sample, RowError>>;
+/// The function that counts: called once, before the first round.
+pub type Count = Box<dyn FnMut(&Run<'_>) -> Result<BTreeMap<String, f64>, RowError>>;
+
+/// How a row gets its values.
+pub enum Source {
+    /// By measuring once per run.
+    Measured(Measure),
+    /// Not at all: it cannot be measured here.
+    Missing(Missing),
+}
+
+/// One thing that is measured. Made with [`Row::measured`] or [`Row::missing`] and the builder methods.
+pub struct Row {
+    /// The parameters; together they are its name.
+    pub labels: Labels,
+    /// Rows of one group share a unit, are drawn in one plot, and have an A/A row in common.
+    pub group: String,
+    /// Unit of the value, `ns/buffer` or `Mpps` for example.
+    pub unit: String,
+    /// Whether a low or a high value is good.
+    pub better: Better,
+    /// Name of the row it is compared with.
+    pub baseline: Option<String>,
+    /// Published figures to stand beside it.
+    pub published: Vec<Published>,
+    /// Deterministic counts that belong to it, taken once.
+    pub counts: Option<Count>,
+    /// Where its values come from.
+    pub source: Source,
+}
+
+impl Row {
+    /// A row that `measure` makes a run of.
+    pub fn measured(
+        labels: Labels,
+        unit: &str,
+        better: Better,
+        measure: impl FnMut(&Run<'_>) -> Result<Sample, RowError> + 'static,
+    ) -> Self {
+        Self::new(labels, unit, better, Source::Measured(Box::new(measure)))
+    }
+
+    /// A row that cannot be measured here, why, and the Debian package to install.
+    pub fn missing(labels: Labels, unit: &str, better: Better, reason: &str, package: Option<&str>) -> Self {
+        let missing =
+            Missing { name: labels.to_string(), reason: reason.into(), package: package.map(Into::into) };
+        Self::new(labels, unit, better, Source::Missing(missing))
+    }
+
+    fn new(labels: Labels, unit: &str, better: Better, source: Source) -> Self {
+        Self {
+            labels,
+            group: String::new(),
+            unit: unit.into(),
+            better,
+            baseline: None,
+            published: Vec::new(),
+            counts: None,
+            source,
+        }
+    }
+
+    /// The row's name: its labels, `ring=packed order=in batch=32`.
+    pub fn name(&self) -> String {
+        self.labels.to_string()
+    }
+
+    /// Puts it into a group; see [`Row::group`].
+    pub fn in_group(mut self, group: &str) -> Self {
+        self.group = group.into();
+        self
+    }
+
+    /// Compares it with the row of that name.
+    pub fn against(mut self, baseline: impl Into<String>) -> Self {
+        self.baseline = Some(baseline.into());
+        self
+    }
+
+    /// Puts a published figure beside it.
+    pub fn published(mut self, figure: Published) -> Self {
+        self.published.push(figure);
+        self
+    }
+
+    /// Adds deterministic counts: taken once, shown beside the values, not compared by statistics.
+    pub fn counting(
+        mut self,
+        count: impl FnMut(&Run<'_>) -> Result<BTreeMap<String, f64>, RowError> + 'static,
+    ) -> Self {
+        self.counts = Some(Box::new(count));
+        self
+    }
+}
+
+/// One run of one row.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    /// How long to measure, set-up and tear-down not included.
+    pub seconds: Duration,
+    /// For whatever is random in a run: the same for all rows of a round, different from round to round,
+    /// and reproducible.
+    pub seed: u64,
+    /// 0 is the warm-up round, whose values are thrown away; the rounds that count start at 1.
+    pub round: usize,
+    /// Processors to pin threads or processes to, the one that matters most first. Never empty; may be
+    /// one only.
+    pub cpus: &'a [usize],
+    /// Whether the user wants to stop.
+    pub stop: &'a Stop,
+}
+
+impl Run<'_> {
+    /// The processor for the `n`-th thread, counted from 0, while there are enough; `None` when threads
+    /// would have to share one, and then they are better left to the scheduler.
+    pub fn cpu(&self, n: usize) -> Option<usize> {
+        self.cpus.get(n).copied()
+    }
+
+    /// Whether the user pressed Ctrl-C: return [`RowError::Stopped`] soon.
+    pub fn stopped(&self) -> bool {
+        self.stop.requested()
+    }
+}
+
+/// What one run measured.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sample {
+    /// The value, in the row's unit. Must be finite.
+    pub value: f64,
+    /// Other figures of the same run by name, `drops` or `CPU share` for example.
+    pub extra: BTreeMap<String, f64>,
+}
+
+impl Sample {
+    /// A value.
+    pub fn new(value: f64) -> Self {
+        Self { value, extra: BTreeMap::new() }
+    }
+
+    /// And another figure of the same run.
+    pub fn with(mut self, name: &str, value: f64) -> Self {
+        self.extra.insert(name.into(), value);
+        self
+    }
+}
+
+/// Why a run gave no value. Other rows go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RowError {
+    /// It went wrong; the message says what to do.
+    #[error("{0}")]
+    Failed(String),
+    /// The user wants to stop.
+    #[error("stopped")]
+    Stopped,
+}
+
+impl RowError {
+    /// A failure with a message.
+    pub fn failed(message: impl Display) -> Self {
+        Self::Failed(message.to_string())
+    }
+}
+
+impl From<std::io::Error> for RowError {
+    fn from(error: std::io::Error) -> Self {
+        Self::failed(error)
+    }
+}

@@ -1,0 +1,11 @@
+//! The experiments there are. A new one is a module here and a line in [`all`].
+
+pub mod peers;
+pub mod ring;
+
+use crate::experiment::Experiment;
+
+/// All experiments, in the order they are listed.
+pub fn all() -> Vec<Box<dyn Experiment>> {
+    vec![Box::new(ring::Ring), Box::new(peers::Peers)]
+}

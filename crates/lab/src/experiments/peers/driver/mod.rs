@@ -1,0 +1,120 @@
+//! ringferry as the driver: a vhost-user front end with one queue pair, used as any program would.
+
+mod forward;
+mod sink;
+mod source;
+
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::socket::Stream;
+use ringferry_vhost_user::{Connection, ProtocolFeatures, RingPlan, Wanted, connect_device};
+use ringferry_virtio_net::Features;
+use ringferry_virtio_net::driver::{Arena, Packet, Queue, Receiveq, RxMode, Transmitq};
+
+pub(super) use forward::Forward;
+pub(super) use sink::Sink;
+pub(super) use source::Source;
+
+use super::case::Case;
+use crate::experiment::RowError;
+
+/// A queue pair whose device is set up. Both sides poll: calls are turned off.
+pub(super) struct End {
+    /// The device stops when it is closed.
+    _connection: Connection,
+    _calls: [EventFd; 2],
+    kicks: [EventFd; 2],
+    receiveq: Receiveq,
+    transmitq: Transmitq,
+}
+
+impl End {
+    /// Connects to the device that listens at `socket` and starts it with the rings of `case`; buffers are
+    /// posted.
+    pub(super) fn connect(case: &Case, socket: &Path) -> Result<End, RowError> {
+        let features = case.features();
+        let wanted = Wanted {
+            features: features.bits(),
+            required: features.bits(),
+            // DPDK tracks no chains in flight, so ringferry does not either.
+            protocol: Wanted::NET_PROTOCOL - ProtocolFeatures::INFLIGHT_SHMFD,
+        };
+        let connection = Stream::connect(socket).map_err(RowError::from);
+        let mut connection = connect_device(connection?, &wanted).map_err(RowError::failed)?;
+        let features = Features::from_bits_retain(connection.negotiated().features);
+        let mode = RxMode::of(features, (case.size - 14).max(1500) as u16);
+        let bytes = Receiveq::arena_bytes(case.queue, mode) + Transmitq::arena_bytes(case.queue);
+        let mut arena = Arena::new(bytes).map_err(RowError::failed)?;
+        let (rx, receiveq) =
+            Receiveq::new(&mut arena, case.queue, features, mode).map_err(RowError::failed)?;
+        let (tx, transmitq) = Transmitq::new(&mut arena, case.queue, features).map_err(RowError::failed)?;
+        let kicks = [EventFd::new()?, EventFd::new()?];
+        let calls = [EventFd::new()?, EventFd::new()?];
+        let plan = |queue: Queue, at: usize| RingPlan {
+            size: queue.size,
+            base: None,
+            desc: queue.desc,
+            avail: queue.avail,
+            used: queue.used,
+            kick: Some(kicks[at].as_fd()),
+            call: Some(calls[at].as_fd()),
+            err: None,
+            enabled: true,
+        };
+        let rings = [plan(rx, 0), plan(tx, 1)];
+        connection.start(&[(arena.region(), arena.fd())], &rings).map_err(RowError::failed)?;
+        let mut end = End { _connection: connection, _calls: calls, kicks, receiveq, transmitq };
+        end.receiveq.ring().disable_calls();
+        end.transmitq.ring().disable_calls();
+        end.refill();
+        Ok(end)
+    }
+
+    /// Posts what was received again, a burst at a time.
+    #[inline]
+    fn top_up(&mut self) {
+        if self.receiveq.top_up() {
+            let _ = self.kicks[0].signal();
+        }
+    }
+
+    /// Posts what was received again.
+    #[inline]
+    fn refill(&mut self) {
+        if self.receiveq.refill() {
+            let _ = self.kicks[0].signal();
+        }
+    }
+
+    /// Shows what was sent to the device.
+    #[inline]
+    fn publish(&mut self) {
+        if self.transmitq.publish() {
+            let _ = self.kicks[1].signal();
+        }
+    }
+
+    /// An error once the device has broken a rule.
+    #[inline]
+    fn check(&mut self) -> Result<(), RowError> {
+        let errors = self.receiveq.errors().length;
+        match self.receiveq.fault().or_else(|| self.transmitq.fault()) {
+            Some(fault) => Err(RowError::failed(format!("the device broke a ring: {fault}"))),
+            None if errors > 0 => Err(RowError::failed(format!("{errors} frames had impossible lengths"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Copies a frame together, without its virtual header.
+fn flatten(packet: &Packet<'_>, header_len: usize, whole: &mut Vec<u8>) {
+    whole.resize(packet.len, 0);
+    let mut at = 0;
+    let mut skip = header_len;
+    for piece in packet.pieces {
+        at += piece.skip(skip).copy_to(&mut whole[at..]);
+        skip = 0;
+    }
+}

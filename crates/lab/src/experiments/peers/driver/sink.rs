@@ -1,0 +1,53 @@
+//! Receives as testpmd's `rxonly` does: takes the frames of a burst, counts them and their bytes, and posts the
+//! buffers again. It reads no payload, but while frames are checked.
+
+use super::End;
+use crate::experiment::RowError;
+use crate::experiments::peers::case::{BURST, Case};
+use crate::experiments::peers::engine::{Counts, Engine, Phase};
+use crate::experiments::peers::frames::Checker;
+
+/// The engine.
+pub(in crate::experiments::peers) struct Sink {
+    end: End,
+    checker: Checker,
+    whole: Vec<u8>,
+    counts: Counts,
+}
+
+impl Sink {
+    /// Receives what `case` says.
+    pub(in crate::experiments::peers) fn new(end: End, case: &Case) -> Sink {
+        let checker = Checker::new(case, case.device);
+        Sink { end, checker, whole: Vec::new(), counts: Counts::default() }
+    }
+}
+
+impl Engine for Sink {
+    #[inline]
+    fn round(&mut self, phase: Phase) -> Result<(), RowError> {
+        let Sink { end, checker, whole, counts } = self;
+        let mut bytes = 0;
+        let mut good = Ok(());
+        let header_len = end.transmitq.header_len();
+        let received = end.receiveq.receive(BURST, |packet| {
+            bytes += packet.len as u64;
+            // Also in Hold: the sender may have heard of the check first.
+            if phase != Phase::Run && good.is_ok() {
+                super::flatten(&packet, header_len, whole);
+                good = checker.check(whole);
+            }
+        });
+        if received > 0 {
+            end.top_up();
+            counts.received += received as u64;
+            counts.bytes += bytes;
+            counts.checked = checker.checked();
+        }
+        good.and_then(|()| end.check())
+    }
+
+    fn counts(&self) -> Counts {
+        self.counts
+    }
+}

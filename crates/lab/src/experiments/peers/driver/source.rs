@@ -1,0 +1,68 @@
+//! Sends as testpmd's `txonly` does: for each frame a buffer that is free, a virtual header, and the 42 bytes
+//! of Ethernet, IPv4 and UDP; the rest of the buffer is what it was. One publish per burst.
+//!
+//! Unlike `txonly` it does not prepare frames for which the ring has no room.
+
+use ringferry_packet::vnet::Header;
+
+use super::End;
+use crate::experiment::RowError;
+use crate::experiments::peers::case::{BURST, Case};
+use crate::experiments::peers::engine::{Counts, Engine, Phase};
+use crate::experiments::peers::frames::{Format, Pool};
+
+/// The engine.
+pub(in crate::experiments::peers) struct Source {
+    end: End,
+    format: Format,
+    pool: Pool,
+    /// Numbered frames to send.
+    limit: u64,
+    counts: Counts,
+}
+
+impl Source {
+    /// Sends what `case` says.
+    pub(in crate::experiments::peers) fn new(end: End, case: &Case) -> Source {
+        let format = Format::new(case.size);
+        Source { end, format, pool: Pool::new(case.size), limit: case.checked(), counts: Counts::default() }
+    }
+
+    fn send(&mut self, phase: Phase) {
+        let header_len = self.end.transmitq.header_len();
+        for _ in 0..BURST {
+            if phase == Phase::Check && self.counts.sent == self.limit {
+                break;
+            }
+            let Some(slot) = self.end.transmitq.slot() else { break };
+            let bytes = self.end.transmitq.bytes(&slot);
+            self.end.transmitq.put_header(&bytes, &Header::default());
+            let frame = bytes.skip(header_len);
+            if phase == Phase::Check {
+                let whole = &mut self.pool.frame(0)[..self.format.size()];
+                self.format.write(self.counts.sent, whole);
+                frame.copy_from(whole);
+            } else {
+                frame.copy_from(self.format.headers());
+            }
+            self.end.transmitq.send(slot, header_len + self.format.size());
+            self.counts.sent += 1;
+        }
+        self.end.publish();
+    }
+}
+
+impl Engine for Source {
+    #[inline]
+    fn round(&mut self, phase: Phase) -> Result<(), RowError> {
+        self.end.transmitq.make_room(BURST);
+        if matches!(phase, Phase::Check | Phase::Run) {
+            self.send(phase);
+        }
+        self.end.check()
+    }
+
+    fn counts(&self) -> Counts {
+        self.counts
+    }
+}

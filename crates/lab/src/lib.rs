@@ -1,0 +1,32 @@
+//! How ringferry measures itself: experiments, statistics and reports.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`experiment`] | what an experiment, a row and a run are: the interface to plug into |
+//! | [`experiments`] | the experiments there are |
+//! | [`labels`] | labelled parameters, which rows are named by |
+//! | [`runner`] | runs rows interleaved, with a warm-up and an A/A row |
+//! | [`stats`] | summaries, Student's and Welch's tests, ministat's output |
+//! | [`results`] | the document a session leaves behind, and its JSON schema |
+//! | [`versus`] | two results of one experiment against each other |
+//! | [`report`] | results for people: text and HTML |
+//! | [`output`] | files written as a whole |
+//! | [`session`] | from what the user asked for to files and a report |
+//! | [`machine`] | facts about the machine and the program |
+//! | [`progress`] | the bar on standard error |
+//! | [`stop`] | Ctrl-C |
+#![forbid(unsafe_code)]
+
+pub mod experiment;
+pub mod experiments;
+pub mod labels;
+pub mod machine;
+pub mod output;
+pub mod progress;
+pub mod report;
+pub mod results;
+pub mod runner;
+pub mod session;
+pub mod stats;
+pub mod stop;
+pub mod versus;

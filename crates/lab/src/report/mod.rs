@@ -1,0 +1,15 @@
+//! Results for people.
+//!
+//! | module | idea |
+//! |---|---|
+//! | [`text`] | tables and ministat's output for a terminal |
+//! | [`table`] | columns of text |
+//! | [`html`] | one self-contained page |
+//! | [`svg`] | the plots of that page |
+//! | [`words`] | how numbers, names and verdicts are worded in both |
+
+pub mod html;
+pub mod svg;
+pub mod table;
+pub mod text;
+pub mod words;

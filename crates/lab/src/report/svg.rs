@@ -1,0 +1,394 @@
+//! Plots as inline SVG: box plots of a group's rows, and curves over a numeric label.
+//!
+//! Colours and fonts come from the page's style by class, so that one drawing serves light and dark.
+//! Drawings are narrow (a phone's width) and grow with the page. Each has a title and a description for
+//! those who do not see it; the tables on the page hold the same figures.
+
+use std::fmt::Write;
+
+use super::words;
+use crate::results::RowResult;
+use crate::stats::summary::quartiles;
+
+/// Width of all drawings in user units, about a phone's pixels.
+const WIDTH: f64 = 420.0;
+/// Left and right margins of a box plot.
+const MARGIN: f64 = 12.0;
+/// Height of one row of a box plot: the name above, the box below.
+const ROW: f64 = 34.0;
+/// Height of an axis with its numbers and title.
+const AXIS: f64 = 38.0;
+/// Height of the field of a curve plot.
+const FIELD: f64 = 210.0;
+/// Room for the numbers left of it.
+const LEFT: f64 = 46.0;
+/// Values that span more than this factor are drawn on a logarithmic axis.
+const LOG: f64 = 12.0;
+/// Different values of a numeric label from which on curves are drawn over it.
+const MIN_POINTS: usize = 3;
+/// Series a plot has colours for; what comes after goes round.
+const COLOURS: usize = 6;
+
+/// Text for HTML and SVG, in elements and attributes.
+pub fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            // Not allowed in XML, nor of use anywhere.
+            c if c.is_control() && c != '\n' && c != '\t' => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// An axis: values to positions.
+struct Scale {
+    low: f64,
+    high: f64,
+    log: bool,
+    from: f64,
+    to: f64,
+}
+
+impl Scale {
+    /// Over all `values`, a little wider, at positions `from` to `to`.
+    fn over(values: impl Iterator<Item = f64> + Clone, from: f64, to: f64) -> Self {
+        let low = values.clone().fold(f64::INFINITY, f64::min);
+        let high = values.fold(f64::NEG_INFINITY, f64::max);
+        let log = low > 0.0 && high / low > LOG;
+        let (low, high) = if log {
+            (low / 1.15, high * 1.15)
+        } else {
+            let room = ((high - low) * 0.06).max(high.abs() * 1e-3).max(f64::MIN_POSITIVE);
+            (low - room, high + room)
+        };
+        Self { low, high, log, from, to }
+    }
+
+    fn at(&self, value: f64) -> f64 {
+        let part = if self.log {
+            (value / self.low).ln() / (self.high / self.low).ln()
+        } else {
+            (value - self.low) / (self.high - self.low)
+        };
+        self.from + part * (self.to - self.from)
+    }
+
+    /// Round values on the axis: three to eight or so.
+    fn ticks(&self) -> Vec<f64> {
+        if self.log {
+            let decades = (self.low.log10().floor() as i32)..=(self.high.log10().ceil() as i32);
+            // Over many decades there is only room for their beginnings.
+            let steps: &[f64] = if self.high / self.low > 1000.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+            let all = decades.flat_map(|decade| steps.iter().map(move |step| step * 10f64.powi(decade)));
+            return all.filter(|tick| (self.low..=self.high).contains(tick)).collect();
+        }
+        let rough = (self.high - self.low) / 5.0;
+        let power = 10f64.powf(rough.log10().floor());
+        let step = [1.0, 2.0, 5.0, 10.0].map(|factor| factor * power);
+        let step = step.into_iter().find(|step| *step >= rough).unwrap_or(rough);
+        let first = (self.low / step).ceil() as i64;
+        let last = (self.high / step).floor() as i64;
+        (first..=last).map(|at| at as f64 * step).collect()
+    }
+}
+
+/// Opens a drawing with its title and description.
+fn open(id: &str, height: f64, title: &str, description: &str) -> String {
+    format!(
+        "<svg viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" aria-labelledby=\"{id}-t {id}-d\">\n\
+         <title id=\"{id}-t\">{}</title><desc id=\"{id}-d\">{}</desc>\n",
+        escape(title),
+        escape(description)
+    )
+}
+
+fn logarithmic(scale: &Scale) -> &'static str {
+    if scale.log { ", logarithmic" } else { "" }
+}
+
+/// A horizontal axis below `y` with grid lines up to `top`.
+fn axis(out: &mut String, scale: &Scale, top: f64, y: f64, title: &str) {
+    for tick in scale.ticks() {
+        let x = scale.at(tick);
+        let _ = writeln!(
+            out,
+            "<line class=\"grid\" x1=\"{x:.1}\" y1=\"{top:.1}\" x2=\"{x:.1}\" y2=\"{y:.1}\"/>\
+             <text class=\"num\" text-anchor=\"middle\" x=\"{x:.1}\" y=\"{:.1}\">{}</text>",
+            y + 13.0,
+            words::value(tick)
+        );
+    }
+    let kind = logarithmic(scale);
+    let _ = writeln!(
+        out,
+        "<text class=\"axis\" text-anchor=\"middle\" x=\"{:.1}\" y=\"{:.1}\">{}{kind}</text>",
+        WIDTH / 2.0,
+        y + 30.0,
+        escape(title)
+    );
+}
+
+/// Box plots of the rows that have values: whiskers from the least to the largest value, a box between the
+/// quartiles, a line at the median, a dot per value. `None` when no row has values.
+pub fn boxes(id: &str, title: &str, rows: &[&RowResult]) -> Option<String> {
+    let drawn: Vec<&RowResult> = rows.iter().copied().filter(|row| row.summary.is_some()).collect();
+    let first = drawn.first()?;
+    let values = drawn.iter().flat_map(|row| row.values.iter().copied());
+    let scale = Scale::over(values, MARGIN, WIDTH - MARGIN);
+    let height = ROW * drawn.len() as f64 + AXIS;
+    let mut out = open(
+        id,
+        height,
+        &format!("{title}: box plots"),
+        "One box per row: whiskers at the least and largest value, the box between the quartiles, a line \
+         at the median. The table below has the figures.",
+    );
+    axis(&mut out, &scale, 2.0, height - AXIS, &first.unit);
+    let named: Vec<&RowResult> = rows.iter().copied().filter(|row| row.repeats.is_none()).collect();
+    for (at, row) in drawn.iter().enumerate() {
+        let class = match (&row.repeats, &row.baseline) {
+            (Some(_), _) => "again",
+            (None, Some(_)) => "row",
+            (None, None) => "base",
+        };
+        draw_box(&mut out, &scale, ROW * at as f64, class, &words::short(row, &named), row);
+    }
+    out.push_str("</svg>\n");
+    Some(out)
+}
+
+fn draw_box(out: &mut String, scale: &Scale, top: f64, class: &str, name: &str, row: &RowResult) {
+    let (Some(summary), Some(quartiles)) = (row.summary, quartiles(&row.values)) else { return };
+    let middle = top + 22.0;
+    let [low, high] = [summary.min, summary.max].map(|value| scale.at(value));
+    let [q1, q2, q3] = quartiles.map(|value| scale.at(value));
+    let _ = writeln!(
+        out,
+        "<g class=\"{class}\"><text x=\"{MARGIN}\" y=\"{:.1}\">{}</text>\
+         <line x1=\"{low:.1}\" y1=\"{middle:.1}\" x2=\"{high:.1}\" y2=\"{middle:.1}\"/>",
+        top + 11.0,
+        escape(name)
+    );
+    for x in [low, high] {
+        let _ = write!(
+            out,
+            "<line x1=\"{x:.1}\" y1=\"{:.1}\" x2=\"{x:.1}\" y2=\"{:.1}\"/>",
+            middle - 4.0,
+            middle + 4.0
+        );
+    }
+    // A box that is too thin to see is still a box.
+    let width = (q3 - q1).max(1.0);
+    let _ = write!(
+        out,
+        "<rect x=\"{q1:.1}\" y=\"{:.1}\" width=\"{width:.1}\" height=\"12\"/>\
+         <line class=\"median\" x1=\"{q2:.1}\" y1=\"{:.1}\" x2=\"{q2:.1}\" y2=\"{:.1}\"/>",
+        middle - 6.0,
+        middle - 6.0,
+        middle + 6.0
+    );
+    for value in &row.values {
+        let _ = write!(out, "<circle cx=\"{:.1}\" cy=\"{middle:.1}\" r=\"2.2\"/>", scale.at(*value));
+    }
+    out.push_str("</g>\n");
+}
+
+/// One curve: where its rows agree, and a point per row.
+struct Series<'a> {
+    name: String,
+    points: Vec<(f64, &'a RowResult)>,
+}
+
+/// Curves of the medians over every numeric label of which the group has at least three values; none for
+/// labels that only tell other things.
+pub fn curves(id: &str, title: &str, rows: &[&RowResult]) -> Vec<String> {
+    let drawn: Vec<&RowResult> =
+        rows.iter().copied().filter(|row| row.summary.is_some() && row.repeats.is_none()).collect();
+    let Some(first) = drawn.first() else { return Vec::new() };
+    let keys: Vec<&str> = first.labels.iter().map(|(key, _)| key).collect();
+    let numeric = keys.into_iter().filter(|key| {
+        let mut values: Vec<f64> = drawn.iter().filter_map(|row| number(row.labels.get(key)?)).collect();
+        let complete = values.len() == drawn.len();
+        values.sort_by(f64::total_cmp);
+        values.dedup();
+        complete && values.len() >= MIN_POINTS
+    });
+    numeric.map(|key| curve(&format!("{id}-{}", escape(key)), title, key, &drawn)).collect()
+}
+
+/// The number a label is, with the usual suffixes of sizes: `64`, `64K`, `64KiB`.
+fn number(text: &str) -> Option<f64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "kib" => 1024.0,
+        "m" | "mib" => 1024.0 * 1024.0,
+        _ => return None,
+    };
+    digits.trim().parse::<f64>().ok().filter(|value| value.is_finite()).map(|value| value * factor)
+}
+
+fn curve(id: &str, title: &str, key: &str, rows: &[&RowResult]) -> String {
+    let series = series(key, rows);
+    let legend = 18.0 * series.len() as f64 + 24.0;
+    let height = legend + FIELD + AXIS;
+    let bottom = legend + FIELD;
+    let points = || series.iter().flat_map(|series| &series.points);
+    let xs = Scale::over(points().map(|(x, _)| *x), LEFT + 8.0, WIDTH - MARGIN - 6.0);
+    let ends = points().filter_map(|(_, row)| row.summary).flat_map(|s| [s.min, s.max]);
+    let ys = Scale::over(ends, bottom, legend);
+    let unit = rows.first().map_or("", |row| row.unit.as_str());
+    let mut out = open(
+        id,
+        height,
+        &format!("{title}: median over {key}"),
+        &format!(
+            "Medians in {unit} over {key}, with a bar from the least to the largest value. The table below has the figures."
+        ),
+    );
+    for tick in ys.ticks() {
+        let y = ys.at(tick);
+        let _ = writeln!(
+            out,
+            "<line class=\"grid\" x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{:.1}\" y2=\"{y:.1}\"/>\
+             <text class=\"num\" text-anchor=\"end\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+            WIDTH - MARGIN,
+            LEFT - 4.0,
+            y + 3.5,
+            words::value(tick)
+        );
+    }
+    let mut values: Vec<f64> = points().map(|(x, _)| *x).collect();
+    values.sort_by(f64::total_cmp);
+    values.dedup();
+    for value in values {
+        let _ = writeln!(
+            out,
+            "<text class=\"num\" text-anchor=\"middle\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+            xs.at(value),
+            bottom + 14.0,
+            words::value(value)
+        );
+    }
+    let _ = writeln!(
+        out,
+        "<text class=\"axis\" x=\"4\" y=\"{:.1}\">{}{}</text>\
+         <text class=\"axis\" text-anchor=\"middle\" x=\"{:.1}\" y=\"{:.1}\">{}{}</text>",
+        legend - 8.0,
+        escape(unit),
+        logarithmic(&ys),
+        WIDTH / 2.0,
+        bottom + 30.0,
+        escape(key),
+        logarithmic(&xs)
+    );
+    for (at, series) in series.iter().enumerate() {
+        draw_series(&mut out, (&xs, &ys), at, series);
+    }
+    out.push_str("</svg>\n");
+    out
+}
+
+fn series<'a>(key: &str, rows: &[&'a RowResult]) -> Vec<Series<'a>> {
+    let mut all: Vec<(String, Series<'a>)> = Vec::new();
+    for row in rows {
+        let Some(x) = row.labels.get(key).and_then(number) else { continue };
+        let rest = row.labels.without(key);
+        let name = rest.to_string();
+        match all.iter_mut().find(|(have, _)| *have == name) {
+            Some((_, series)) => series.points.push((x, row)),
+            None => {
+                let differs = |(k, v): &(&str, &str)| rows.iter().any(|other| other.labels.get(k) != Some(v));
+                let own: Vec<String> = rest.iter().filter(differs).map(|(k, v)| format!("{k}={v}")).collect();
+                let shown = if own.is_empty() { "median".into() } else { own.join(" ") };
+                all.push((name, Series { name: shown, points: vec![(x, row)] }));
+            }
+        }
+    }
+    for (_, series) in &mut all {
+        series.points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    }
+    all.into_iter().map(|(_, series)| series).collect()
+}
+
+fn draw_series(out: &mut String, (xs, ys): (&Scale, &Scale), at: usize, series: &Series<'_>) {
+    let y = 18.0 * at as f64 + 10.0;
+    let class = at % COLOURS;
+    let _ = writeln!(
+        out,
+        "<g class=\"s{class}\"><line x1=\"{LEFT}\" y1=\"{y}\" x2=\"{:.1}\" y2=\"{y}\"/>{}\
+         <text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+        LEFT + 28.0,
+        marker(class, LEFT + 14.0, y),
+        LEFT + 34.0,
+        y + 4.0,
+        escape(&series.name)
+    );
+    let summaries = series.points.iter().filter_map(|(x, row)| Some((xs.at(*x), row.summary?)));
+    let line: Vec<String> =
+        summaries.clone().map(|(x, s)| format!("{x:.1},{:.1}", ys.at(s.median))).collect();
+    let _ = writeln!(out, "<polyline points=\"{}\"/>", line.join(" "));
+    for (x, s) in summaries {
+        let _ = writeln!(
+            out,
+            "<line class=\"range\" x1=\"{x:.1}\" y1=\"{:.1}\" x2=\"{x:.1}\" y2=\"{:.1}\"/>{}",
+            ys.at(s.min),
+            ys.at(s.max),
+            marker(class, x, ys.at(s.median))
+        );
+    }
+    out.push_str("</g>\n");
+}
+
+/// A mark of a shape of its own, for those who cannot tell the colours.
+fn marker(class: usize, x: f64, y: f64) -> String {
+    match class % 3 {
+        0 => format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.6\"/>"),
+        1 => format!("<rect x=\"{:.1}\" y=\"{:.1}\" width=\"7\" height=\"7\"/>", x - 3.5, y - 3.5),
+        _ => format!(
+            "<polygon points=\"{x:.1},{:.1} {:.1},{:.1} {:.1},{:.1}\"/>",
+            y - 4.5,
+            x + 4.5,
+            y + 3.5,
+            x - 4.5,
+            y + 3.5
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_have_round_numbers_inside() {
+        let linear = Scale::over([21.3, 30.2].into_iter(), 0.0, 100.0);
+        assert_eq!(linear.ticks(), [22.0, 24.0, 26.0, 28.0, 30.0]);
+        let log = Scale::over([3.0, 400.0].into_iter(), 0.0, 100.0);
+        assert_eq!(log.ticks(), [5.0, 10.0, 20.0, 50.0, 100.0, 200.0]);
+        // One value, or none that differ, still make an axis.
+        for value in [0.0, 5.0, -3.0, 1e12] {
+            let scale = Scale::over([value, value].into_iter(), 0.0, 100.0);
+            assert!((scale.at(value) - 50.0).abs() < 1e-3, "{value}");
+            assert!(scale.ticks().len() < 20);
+        }
+    }
+
+    #[test]
+    fn numbers_of_labels_are_read_with_their_suffixes() {
+        assert_eq!(number("256"), Some(256.0));
+        assert_eq!((number("64K"), number("64 KiB")), (Some(65536.0), Some(65536.0)));
+        assert_eq!((number("on"), number("12 apples"), number("")), (None, None, None));
+    }
+
+    #[test]
+    fn text_is_escaped() {
+        assert_eq!(escape("a<b> & \"c\"\u{1}"), "a&lt;b&gt; &amp; &quot;c&quot;\u{fffd}");
+    }
+}

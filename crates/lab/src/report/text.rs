@@ -1,0 +1,152 @@
+//! Results for a terminal: what ministat would print for each comparison, then the tables.
+
+use std::fmt::Write;
+
+use super::table::Table;
+use super::words;
+use crate::results::{Results, RowResult};
+use crate::stats::ministat::{self, Set};
+
+/// The whole report. Without `plot`, ministat's plots are left out.
+pub fn report(results: &Results, plot: bool) -> String {
+    let mut out = comparisons(results, plot);
+    for group in results.groups() {
+        out.push_str(&table(results, group));
+    }
+    for line in words::noise(results).into_iter().chain(words::chance(results)) {
+        let _ = writeln!(out, "{line}");
+    }
+    out.push_str(&rest(results));
+    out
+}
+
+/// What ministat prints for each row and its baseline, with Welch's test and the verdict below.
+fn comparisons(results: &Results, plot: bool) -> String {
+    let mut out = String::new();
+    for found in &results.comparisons {
+        let sets = [&found.baseline, &found.row]
+            .map(|name| Set { name, values: results.row(name).map_or(&[], |row| row.values.as_slice()) });
+        let Some(text) = ministat::report(&sets, results.settings.confidence, plot) else { continue };
+        if !plot {
+            let _ = writeln!(out, "x {}\n+ {}", sets[0].name, sets[1].name);
+        }
+        out.push_str(&text);
+        let _ = writeln!(out, "\t(Welch: {})", words::welch(&found.comparison));
+        let verdict = if found.noise_floor { "A/A: ".into() } else { String::new() };
+        let _ = writeln!(out, "{verdict}{}\n", found.comparison.verdict);
+    }
+    out
+}
+
+fn table(results: &Results, group: &str) -> String {
+    let rows: Vec<&RowResult> = results.rows.iter().filter(|row| row.group == group).collect();
+    let Some(first) = rows.first() else { return String::new() };
+    let named: Vec<&RowResult> = rows.iter().copied().filter(|row| row.repeats.is_none()).collect();
+    let counts = counts(&rows);
+    let mut header = vec![
+        "row",
+        "N",
+        "min",
+        "median",
+        "mean",
+        "max",
+        "stddev",
+        "difference",
+        "ratio",
+        "verdict",
+        "published",
+    ];
+    header.extend(counts.iter().copied());
+    let mut table = Table::new(&header);
+    for row in &rows {
+        let mut cells = vec![words::short(row, &named)];
+        match (&row.summary, &row.missing) {
+            (Some(s), _) => {
+                cells.push(s.n.to_string());
+                cells.extend([s.min, s.median, s.mean, s.max, s.stddev].map(words::value));
+            }
+            (None, Some(missing)) => {
+                cells.push(missing_text(&missing.reason, missing.package.as_deref()));
+                cells.resize(7, String::new());
+            }
+            (None, None) => {
+                cells.push("no values".into());
+                cells.resize(7, String::new());
+            }
+        }
+        match results.comparison(&row.name) {
+            Some(found) => cells.extend([
+                words::difference(&found.comparison),
+                words::ratio(&found.comparison),
+                found.comparison.verdict.to_string(),
+            ]),
+            None => cells.resize(10, String::new()),
+        }
+        cells.push(row.published.iter().map(words::published).collect::<Vec<_>>().join(", "));
+        cells.extend(
+            counts
+                .iter()
+                .map(|name| row.counts.get(*name).map_or_else(String::new, |count| words::value(*count))),
+        );
+        table.push(cells);
+    }
+    let title = if group.is_empty() { results.experiment.as_str() } else { group };
+    format!("{title} ({}, {})\n{}\n", first.unit, words::better(first.better), table.draw())
+}
+
+/// Names of the counts of a group's rows.
+fn counts<'a>(rows: &[&'a RowResult]) -> Vec<&'a str> {
+    let mut names: Vec<&str> = rows.iter().flat_map(|row| row.counts.keys().map(String::as_str)).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+fn missing_text(reason: &str, package: Option<&str>) -> String {
+    match package {
+        Some(package) => format!("missing: {reason} (apt install {package})"),
+        None => format!("missing: {reason}"),
+    }
+}
+
+fn rest(results: &Results) -> String {
+    let mut out = String::new();
+    for missing in &results.missing {
+        let _ =
+            writeln!(out, "{}: {}", missing.name, missing_text(&missing.reason, missing.package.as_deref()));
+    }
+    for row in &results.rows {
+        for error in &row.errors {
+            let round = if error.round == 0 { "warm-up".into() } else { format!("round {}", error.round) };
+            let _ = writeln!(out, "failed: {}, {round}: {}", row.name, error.message);
+        }
+    }
+    if !results.published.is_empty() {
+        out.push_str("\nPublished figures, measured elsewhere:\n");
+        let mut table = Table::new(&["what", "value", "source"]);
+        for figure in &results.published {
+            table.push(vec![figure.what.clone(), words::published(figure), figure.source.clone()]);
+        }
+        out.push_str(&table.draw());
+    }
+    out.push('\n');
+    for note in &results.notes {
+        let _ = writeln!(out, "{note}");
+    }
+    let _ = writeln!(
+        out,
+        "{} runs of {} s per row after a warm-up, interleaved, order shuffled from seed {}; {:.0} s in all",
+        results.settings.runs, results.settings.seconds, results.settings.seed, results.elapsed_seconds
+    );
+    let machine = &results.machine;
+    let cpu = machine.cpu.as_deref().unwrap_or("unknown processor");
+    let kind = if machine.virtual_machine { "virtual machine, " } else { "" };
+    let _ = writeln!(out, "{cpu}, {kind}{} processors, {}", machine.cpus_online, machine.kernel);
+    if machine.build == "debug" {
+        out.push_str("This is a debug build: its figures mean little. Build with --release.\n");
+    }
+    if !results.complete {
+        out.push_str("Stopped before the last round: these are partial results.\n");
+    }
+    out
+}

@@ -1,0 +1,114 @@
+//! How numbers, names and verdicts are worded, on the terminal and on the page alike.
+
+use crate::experiment::{Better, Published};
+use crate::results::{Results, RowComparison, RowResult};
+use crate::stats::Comparison;
+use crate::stats::format::general;
+
+/// Significant digits of a measured value: more than its noise, fewer than would pretend.
+const DIGITS: usize = 4;
+
+/// A value for people, without an exponent while it is of a size people read.
+pub fn value(value: f64) -> String {
+    let size = value.abs();
+    // Large values keep all digits in front of the point.
+    if (10f64.powi(DIGITS as i32)..1e15).contains(&size) {
+        return format!("{value:.0}");
+    }
+    general(value, DIGITS)
+}
+
+/// A ratio and its interval: `0.9761 [0.97, 0.98]`.
+pub fn ratio(comparison: &Comparison) -> String {
+    comparison
+        .ratio
+        .map_or_else(String::new, |ratio| format!("{:.4} [{:.4}, {:.4}]", ratio.value, ratio.low, ratio.high))
+}
+
+/// The difference in per cent and its interval by Student's test: `-2.4 % ± 0.3 %`.
+pub fn difference(comparison: &Comparison) -> String {
+    let student = comparison.student.filter(|student| student.percent.is_finite());
+    student.map_or_else(String::new, |student| {
+        format!("{:+.2} % ± {:.2} %", student.percent, student.percent_error.abs())
+    })
+}
+
+/// The difference by Welch's test: `-0.71 ± 0.12 (df 7.3)`.
+pub fn welch(comparison: &Comparison) -> String {
+    comparison.welch.map_or_else(String::new, |welch| {
+        format!("{} ± {} (df {:.1})", value(welch.difference), value(welch.error), welch.df)
+    })
+}
+
+/// A published figure with its unit.
+pub fn published(figure: &Published) -> String {
+    format!("{} {}", value(figure.value), figure.unit)
+}
+
+/// Which way is up.
+pub fn better(better: Better) -> &'static str {
+    match better {
+        Better::Lower => "lower is better",
+        Better::Higher => "higher is better",
+    }
+}
+
+/// A row's name within its group: the labels that not all rows of the group share.
+pub fn short(row: &RowResult, group: &[&RowResult]) -> String {
+    let shared = |key: &str, value: &str| group.iter().all(|other| other.labels.get(key) == Some(value));
+    let own = row.labels.iter().filter(|(key, value)| !shared(key, value));
+    let name = own.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ");
+    if name.is_empty() { row.name.clone() } else { name }
+}
+
+/// What a reader must know about many comparisons at once.
+pub fn chance(results: &Results) -> Option<String> {
+    let count = results.comparisons.iter().filter(|comparison| !comparison.noise_floor).count();
+    let wrong = count as f64 * (1.0 - results.settings.confidence.percent() / 100.0);
+    (wrong >= 0.5).then(|| {
+        format!(
+            "Of {count} comparisons at {} % confidence, up to about {wrong:.0} come out as proven by chance alone.",
+            results.settings.confidence.percent()
+        )
+    })
+}
+
+/// One line on the noise: how far A/A rows were from the rows they repeat.
+pub fn noise(results: &Results) -> Option<String> {
+    let floor: Vec<&RowComparison> =
+        results.comparisons.iter().filter(|comparison| comparison.noise_floor).collect();
+    let percents = floor.iter().filter_map(|floor| Some(floor.comparison.student?.percent.abs()));
+    let largest = percents
+        .filter(|percent| percent.is_finite())
+        .fold(None, |most: Option<f64>, percent| Some(most.map_or(percent, |most| most.max(percent))))?;
+    let proven = floor
+        .iter()
+        .filter(|floor| floor.comparison.student.is_some_and(|s| s.proven()))
+        .filter(|floor| floor.comparison.welch.is_some_and(|w| w.proven()))
+        .count();
+    Some(format!(
+        "A/A: {} row{} measured twice, the largest difference {largest:.2} %; {proven} called proven, which \
+         can only be chance or drift.",
+        floor.len(),
+        if floor.len() == 1 { "" } else { "s" },
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_have_as_many_digits_as_are_read() {
+        for (number, text) in [
+            (75.0, "75"),
+            (21.123_456, "21.12"),
+            (0.012_345_6, "0.01235"),
+            (123_456.7, "123457"),
+            (5_451_082_016.0, "5451082016"),
+            (0.0, "0"),
+        ] {
+            assert_eq!(value(number), text);
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! What a session of measuring leaves behind: the document that is written as JSON, drawn as HTML,
+//! printed as text and read back for a comparison.
+//!
+//! The schema is documented in `docs/lab.md`. Members are only ever added within a version; readers
+//! ignore what they do not know.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::experiment::{Better, Missing, Peer, Published};
+use crate::labels::Labels;
+use crate::machine::Machine;
+use crate::stats::{Comparison, Confidence, Summary};
+
+/// Name and version of the schema.
+pub const SCHEMA: &str = "ringferry-lab/1";
+
+/// The results of one experiment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// Name of the experiment.
+    pub experiment: String,
+    /// What it is about.
+    pub about: String,
+    /// The command line, word by word.
+    pub command: Vec<String>,
+    /// When measuring began, RFC 3339, UTC.
+    pub started: String,
+    /// How long it took.
+    pub elapsed_seconds: f64,
+    /// False when the user stopped it before the last round.
+    pub complete: bool,
+    /// How it was measured.
+    pub settings: Settings,
+    /// Where.
+    pub machine: Machine,
+    /// Programs that took part.
+    pub peers: Vec<Peer>,
+    /// Remarks of the experiment.
+    pub notes: Vec<String>,
+    /// Published figures for the experiment as a whole.
+    pub published: Vec<Published>,
+    /// What was missing besides rows.
+    pub missing: Vec<Missing>,
+    /// The rows, in the experiment's order; an A/A row follows the row it repeats.
+    pub rows: Vec<RowResult>,
+    /// Rows against their baselines, in the order of the rows.
+    pub comparisons: Vec<RowComparison>,
+}
+
+/// How an experiment was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Runs per row that count.
+    pub runs: usize,
+    /// Seconds per run.
+    pub seconds: f64,
+    /// Where all that is random started from: the order of the rows, and each run's seed.
+    pub seed: u64,
+    /// Level of all intervals, in per cent.
+    pub confidence: Confidence,
+    /// Processors that threads were pinned to.
+    pub cpus: Vec<usize>,
+    /// Which rows were asked for; all when empty.
+    pub filters: Vec<String>,
+    /// The experiment's own settings, as given.
+    pub options: BTreeMap<String, String>,
+}
+
+/// One row's values.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RowResult {
+    /// The labels as one text; unique.
+    pub name: String,
+    /// Its parameters.
+    pub labels: Labels,
+    /// Rows of a group are drawn together.
+    pub group: String,
+    /// Unit of the values.
+    pub unit: String,
+    /// Whether low or high is good.
+    pub better: Better,
+    /// The row it is compared with.
+    pub baseline: Option<String>,
+    /// For an A/A row: the row that it measures once more.
+    pub repeats: Option<String>,
+    /// One value per run that succeeded, in the order they were measured.
+    pub values: Vec<f64>,
+    /// Other figures of the runs, by name.
+    pub extra: BTreeMap<String, Vec<f64>>,
+    /// Deterministic counts, taken once.
+    pub counts: BTreeMap<String, f64>,
+    /// What the values say; absent without values.
+    pub summary: Option<Summary>,
+    /// Runs that failed.
+    pub errors: Vec<RunError>,
+    /// Why it could not be measured at all.
+    pub missing: Option<Missing>,
+    /// Published figures to compare with by eye.
+    pub published: Vec<Published>,
+}
+
+/// A run that gave no value.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunError {
+    /// The round; 0 is the warm-up, which also stands for the counts.
+    pub round: usize,
+    /// What went wrong.
+    pub message: String,
+}
+
+/// A row against its baseline.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RowComparison {
+    /// Name of the row.
+    pub row: String,
+    /// Name of the baseline.
+    pub baseline: String,
+    /// The row is the baseline measured again: what is found here is noise.
+    pub noise_floor: bool,
+    /// The tests and their verdict.
+    #[serde(flatten)]
+    pub comparison: Comparison,
+}
+
+/// Why a results file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The file cannot be read.
+    #[error("cannot read {path}: {error}")]
+    Io {
+        /// The file.
+        path: String,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// It is no JSON, or not of the schema it claims.
+    #[error("{path} is not a result of `ringferry lab NAME --json`: {error}")]
+    Json {
+        /// The file.
+        path: String,
+        /// Where it is wrong.
+        error: serde_json::Error,
+    },
+    /// It is of another schema.
+    #[error(
+        "{path} has schema {found}, this ringferry reads {SCHEMA}: measure again with this version, or \
+         compare with the version that wrote it"
+    )]
+    Schema {
+        /// The file.
+        path: String,
+        /// What it says it is.
+        found: String,
+    },
+}
+
+impl Results {
+    /// Reads a results file.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn read(path: &Path) -> Result<Self, ReadError> {
+        let name = path.display().to_string();
+        let text = std::fs::read(path).map_err(|error| ReadError::Io { path: name.clone(), error })?;
+        let json = |error| ReadError::Json { path: name.clone(), error };
+        // Twice: first only what it claims to be.
+        let claim: Claim = serde_json::from_slice(&text).map_err(json)?;
+        if claim.schema != SCHEMA {
+            return Err(ReadError::Schema { path: name, found: claim.schema.to_string() });
+        }
+        serde_json::from_slice(&text).map_err(json)
+    }
+
+    /// The row of that name.
+    pub fn row(&self, name: &str) -> Option<&RowResult> {
+        self.rows.iter().find(|row| row.name == name)
+    }
+
+    /// The comparison of a row with its baseline, if there is one.
+    pub fn comparison(&self, row: &str) -> Option<&RowComparison> {
+        self.comparisons.iter().find(|comparison| comparison.row == row)
+    }
+
+    /// Whether a run of any row failed.
+    pub fn failed(&self) -> bool {
+        self.rows.iter().any(|row| !row.errors.is_empty())
+    }
+
+    /// The groups in the order of their first rows.
+    pub fn groups(&self) -> Vec<&str> {
+        let mut groups: Vec<&str> = Vec::new();
+        for row in &self.rows {
+            if !groups.contains(&row.group.as_str()) {
+                groups.push(&row.group);
+            }
+        }
+        groups
+    }
+
+    /// All that could not be measured: rows first, then the rest.
+    pub fn all_missing(&self) -> Vec<&Missing> {
+        self.rows.iter().filter_map(|row| row.missing.as_ref()).chain(&self.missing).collect()
+    }
+}
+
+/// What a document says it is; null when it does not.
+#[derive(Deserialize)]
+struct Claim {
+    #[serde(default)]
+    schema: serde_json::Value,
+}
+
+/// Compares every row that has a baseline, or repeats a row, where both have values.
+pub fn compare_rows(rows: &[RowResult], confidence: Confidence) -> Vec<RowComparison> {
+    let summary = |name: &str| rows.iter().find(|row| row.name == name).and_then(|row| row.summary);
+    let compare = |row: &RowResult| {
+        let baseline = row.repeats.as_ref().or(row.baseline.as_ref())?;
+        let comparison = Comparison::new(&row.summary?, &summary(baseline)?, row.better, confidence);
+        Some(RowComparison {
+            row: row.name.clone(),
+            baseline: baseline.clone(),
+            noise_floor: row.repeats.is_some(),
+            comparison,
+        })
+    };
+    rows.iter().filter_map(compare).collect()
+}
+
+/// Figures that division by a mean of zero leaves undefined are `null` in JSON and NaN here.
+pub(crate) mod undefined {
+    use serde::{Deserialize, Deserializer};
+
+    /// Reads a number or `null`.
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+    }
+}

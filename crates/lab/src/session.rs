@@ -1,0 +1,279 @@
+//! A session: from what the user asked for to results that are printed and written.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use regex::Regex;
+
+use crate::experiment::{Experiment, Plan, RowError, Setup};
+use crate::experiments;
+use crate::machine::{self, Machine};
+use crate::output::{Output, OutputError};
+use crate::progress::Progress;
+use crate::report::{html, text};
+use crate::results::{ReadError, Results, SCHEMA, Settings, compare_rows};
+use crate::runner::{self, Schedule};
+use crate::stats::Confidence;
+use crate::stop::Stop;
+use crate::versus::{Versus, VersusError};
+
+/// The seed unless the user gives one: any will do, and the same one makes sessions alike.
+pub const SEED: u64 = 1;
+
+/// What to measure and where to put it.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// Name of the experiment.
+    pub experiment: String,
+    /// Runs per row, if not the experiment's default.
+    pub runs: Option<usize>,
+    /// Seconds per run, if not the experiment's default.
+    pub seconds: Option<f64>,
+    /// Seed of order and runs, if not [`SEED`].
+    pub seed: Option<u64>,
+    /// Confidence in per cent, if not 95.
+    pub confidence: Option<f64>,
+    /// Processors to pin to, if not all that are allowed.
+    pub cpus: Vec<usize>,
+    /// Which rows: regular expressions on their names, any of which may match.
+    pub filters: Vec<String>,
+    /// Settings of the experiment, `NAME=VALUE`.
+    pub options: Vec<String>,
+    /// File for JSON.
+    pub json: Option<PathBuf>,
+    /// File for HTML.
+    pub html: Option<PathBuf>,
+    /// Leave ministat's plots out.
+    pub no_plot: bool,
+    /// The command line, word by word, for the record.
+    pub command: Vec<String>,
+}
+
+/// Why a session did not take place, or its results were lost.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// No experiment of that name.
+    #[error("there is no experiment {name}: try {}", known.join(", "))]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: Vec<&'static str>,
+    },
+    /// An argument that makes no sense.
+    #[error("{0}")]
+    Usage(String),
+    /// The experiment cannot be planned.
+    #[error(transparent)]
+    Plan(#[from] RowError),
+    /// A file cannot be written.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    /// A file cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// Results that cannot be compared.
+    #[error(transparent)]
+    Versus(#[from] VersusError),
+    /// The report cannot be printed.
+    #[error("cannot print the report: {0}")]
+    Print(#[from] io::Error),
+}
+
+impl LabError {
+    /// 2 for what the user can put right on the command line, 1 for the rest.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Print(_) => 1,
+            _ => 2,
+        }
+    }
+}
+
+/// The experiment of that name.
+///
+/// # Errors
+/// [`LabError::Unknown`].
+pub fn find(name: &str) -> Result<Box<dyn Experiment>, LabError> {
+    let mut all = experiments::all();
+    match all.iter().position(|experiment| experiment.name() == name) {
+        Some(at) => Ok(all.swap_remove(at)),
+        None => {
+            let known = all.iter().map(|experiment| experiment.name()).collect();
+            Err(LabError::Unknown { name: name.into(), known })
+        }
+    }
+}
+
+/// Measures, prints to `out`, writes the files. The results say whether a row failed.
+///
+/// # Errors
+/// See [`LabError`]; nothing was measured unless it is an output that failed in the end.
+pub fn measure(request: &Request, stop: &Stop, out: &mut impl Write) -> Result<Results, LabError> {
+    let experiment = find(&request.experiment)?;
+    measure_with(experiment.as_ref(), request, &mut Progress::stderr(), stop, out)
+}
+
+/// [`measure`] for a given experiment and progress.
+///
+/// # Errors
+/// See [`measure`].
+pub fn measure_with(
+    experiment: &dyn Experiment,
+    request: &Request,
+    progress: &mut Progress,
+    stop: &Stop,
+    out: &mut impl Write,
+) -> Result<Results, LabError> {
+    let settings = settings(experiment, request)?;
+    let seconds = Duration::from_secs_f64(settings.seconds);
+    let setup = Setup {
+        seconds,
+        cpus: settings.cpus.clone(),
+        options: settings.options.clone(),
+        program: std::env::current_exe()?,
+    };
+    let mut plan = experiment.plan(&setup)?;
+    let filters = filters(&settings.filters)?;
+    runner::filter(&mut plan, &filters);
+    if plan.rows.is_empty() {
+        return Err(LabError::Usage(format!(
+            "no row of `lab {}` matches --filter: see `ringferry lab list {}`",
+            request.experiment, request.experiment
+        )));
+    }
+    let json = request.json.as_deref().map(Output::open).transpose()?;
+    let page = request.html.as_deref().map(Output::open).transpose()?;
+    let results = run(experiment, request, settings, plan, progress, stop);
+    // Files first: a terminal that went away must not take the results with it.
+    let alone = json.as_ref().is_some_and(Output::is_stdout) || page.as_ref().is_some_and(Output::is_stdout);
+    if let Some(json) = json {
+        json.write(&to_json(&results)?)?;
+    }
+    if let Some(page) = page {
+        page.write(&html::page(&results))?;
+    }
+    if !alone {
+        out.write_all(text::report(&results, !request.no_plot).as_bytes())?;
+    }
+    Ok(results)
+}
+
+fn run(
+    experiment: &dyn Experiment,
+    request: &Request,
+    settings: Settings,
+    mut plan: Plan,
+    progress: &mut Progress,
+    stop: &Stop,
+) -> Results {
+    let schedule = Schedule {
+        runs: settings.runs,
+        seconds: Duration::from_secs_f64(settings.seconds),
+        seed: settings.seed,
+        cpus: settings.cpus.clone(),
+    };
+    let machine = Machine::here();
+    let (started, clock) = (machine::now(), Instant::now());
+    let (rows, complete) = runner::run(&mut plan.rows, &schedule, progress, stop);
+    Results {
+        schema: SCHEMA.into(),
+        experiment: experiment.name().into(),
+        about: experiment.about().into(),
+        command: request.command.clone(),
+        started,
+        elapsed_seconds: clock.elapsed().as_secs_f64(),
+        complete,
+        comparisons: compare_rows(&rows, settings.confidence),
+        settings,
+        machine,
+        peers: plan.peers,
+        notes: plan.notes,
+        published: plan.published,
+        missing: plan.missing,
+        rows,
+    }
+}
+
+/// Compares two results files, prints to `out`, writes the files.
+///
+/// # Errors
+/// See [`LabError`].
+pub fn compare(
+    [old, new]: [&std::path::Path; 2],
+    json: Option<&std::path::Path>,
+    page: Option<&std::path::Path>,
+    out: &mut impl Write,
+) -> Result<Versus, LabError> {
+    let (old, new) = (Results::read(old)?, Results::read(new)?);
+    let versus = Versus::new(&old, &new)?;
+    let json = json.map(Output::open).transpose()?;
+    let page = page.map(Output::open).transpose()?;
+    let alone = json.as_ref().is_some_and(Output::is_stdout) || page.as_ref().is_some_and(Output::is_stdout);
+    if let Some(json) = json {
+        json.write(&to_json(&versus)?)?;
+    }
+    if let Some(page) = page {
+        page.write(&html::versus_page(&versus, &old, &new))?;
+    }
+    if !alone {
+        out.write_all(versus.text().as_bytes())?;
+    }
+    Ok(versus)
+}
+
+fn to_json(document: &impl serde::Serialize) -> Result<String, LabError> {
+    let text = serde_json::to_string_pretty(document).map_err(io::Error::from)?;
+    Ok(text + "\n")
+}
+
+fn filters(texts: &[String]) -> Result<Vec<Regex>, LabError> {
+    let compile = |text: &String| {
+        Regex::new(text).map_err(|error| LabError::Usage(format!("--filter {text}: {error}")))
+    };
+    texts.iter().map(compile).collect()
+}
+
+fn settings(experiment: &dyn Experiment, request: &Request) -> Result<Settings, LabError> {
+    let usage = |text: String| Err(LabError::Usage(text));
+    let defaults = experiment.defaults();
+    let runs = request.runs.unwrap_or(defaults.runs);
+    if !(1..=10_000).contains(&runs) {
+        return usage(format!("--runs {runs}: between 1 and 10000"));
+    }
+    let seconds = request.seconds.unwrap_or(defaults.seconds);
+    if !(0.001..=86_400.0).contains(&seconds) {
+        return usage(format!("--seconds {seconds}: between 0.001 and 86400"));
+    }
+    let percent = request.confidence.unwrap_or(95.0);
+    let Some(confidence) = Confidence::from_percent(percent) else {
+        return usage(format!("--confidence {percent}: one of 80, 90, 95, 98, 99, 99.5"));
+    };
+    let allowed = ringferry_sys::cpu::allowed()?;
+    if let Some(cpu) = request.cpus.iter().find(|cpu| !allowed.contains(cpu)) {
+        return usage(format!("--cpus {cpu}: this process may use {allowed:?} only"));
+    }
+    let cpus = if request.cpus.is_empty() { allowed } else { request.cpus.clone() };
+    let mut options = BTreeMap::new();
+    for option in &request.options {
+        let Some((name, value)) = option.split_once('=') else {
+            return usage(format!("--option {option}: write NAME=VALUE"));
+        };
+        if !experiment.options().iter().any(|known| known.name == name) {
+            let known: Vec<_> = experiment.options().iter().map(|known| known.name).collect();
+            return usage(format!("`lab {}` has no option {name}: {known:?}", experiment.name()));
+        }
+        options.insert(name.into(), value.into());
+    }
+    Ok(Settings {
+        runs,
+        seconds,
+        seed: request.seed.unwrap_or(SEED),
+        confidence,
+        cpus,
+        filters: request.filters.clone(),
+        options,
+    })
+}

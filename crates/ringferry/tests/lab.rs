@@ -1,0 +1,160 @@
+//! `ringferry lab` by the program itself.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// Two rows that are over in no time, three runs each.
+const QUICK: [&str; 9] = [
+    "ring",
+    "--runs=3",
+    "--seconds=0.002",
+    "--option",
+    "counts=off",
+    "--filter",
+    "mode=polling ring=split order=any chain=direct batch=32 ",
+    "--confidence=99",
+    "--no-plot",
+];
+
+fn lab(args: &[&str]) -> Output {
+    command(args).output().unwrap()
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringferry"));
+    command.arg("lab").args(args).env_remove("RUST_LOG");
+    command
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn read(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn the_experiments_are_listed_for_people_and_for_programs() {
+    let output = lab(&["list"]);
+    assert!(output.status.success());
+    assert!(stdout(&output).contains("ring ") && stdout(&output).contains("--option buffers="));
+    let rows = stdout(&lab(&["list", "ring"]));
+    assert!(rows.contains("mode=notified ring=packed order=in chain=indirect batch=256 shadow=on"), "{rows}");
+    let document: Value = serde_json::from_slice(&lab(&["list", "--json"]).stdout).unwrap();
+    assert_eq!(document["schema"], "ringferry-lab-list/1");
+    let ring = &document["experiments"][0];
+    assert_eq!((&ring["name"], &ring["rows"][0]["labels"]["ring"]), (&"ring".into(), &"null".into()));
+}
+
+#[test]
+fn results_are_written_and_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let output = lab(&[&QUICK[..], &["--json", &path("a.json"), "--html", &path("a.html")]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains("split, direct, polling (ns/buffer, lower is better)"));
+    assert!(stderr(&output).contains("warm-up") && stderr(&output).contains("round 3/3"));
+    let result = read(&folder.path().join("a.json"));
+    assert_eq!(result["schema"], "ringferry-lab/1");
+    assert_eq!(result["rows"].as_array().unwrap().len(), 3, "off, off again, on");
+    assert_eq!(result["rows"][0]["values"].as_array().unwrap().len(), 3);
+    assert_eq!(result["settings"]["confidence"], "99");
+    assert_eq!(result["command"][1], "lab");
+    assert!(std::fs::read_to_string(folder.path().join("a.html")).unwrap().starts_with("<!doctype html>"));
+
+    assert!(lab(&[&QUICK[..], &["--json", &path("b.json")]].concat()).status.success());
+    let output = lab(&["compare", &path("a.json"), &path("b.json"), "--json", "-"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let versus: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(versus["schema"], "ringferry-lab-compare/1");
+    assert_eq!(versus["rows"].as_array().unwrap().len(), 3);
+    let text = stdout(&lab(&["compare", &path("a.json"), &path("b.json"), "--html", &path("c.html")]));
+    assert!(text.contains("shadow=on") && text.contains("old mean"), "{text}");
+    assert!(folder.path().join("c.html").exists());
+}
+
+#[test]
+fn a_wrong_command_line_ends_with_status_2_and_says_what_to_do() {
+    for (args, message) in [
+        (&["rings"][..], "there is no experiment rings: try ring"),
+        (&["ring", "--runs", "0"], "between 1 and 10000"),
+        (&["ring", "--filter", "nothing like it"], "ringferry lab list ring"),
+        (&["ring", "--option", "size=77"], "77"),
+        (&["ring", "--json", "/nonexistent/x.json"], "choose a folder"),
+        (&["ring", "--nonsense"], "unexpected argument"),
+        (&["compare", "/nonexistent/a", "/nonexistent/b"], "cannot read /nonexistent/a"),
+    ] {
+        let output = lab(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(message), "{args:?}: {}", stderr(&output));
+        assert!(stdout(&output).is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn help_has_examples_and_hides_what_is_internal() {
+    let help = stdout(&lab(&["--help"]));
+    assert!(help.contains("lab compare old.json new.json") && help.contains("Exit status"));
+    assert!(!help.contains("child"), "{help}");
+}
+
+#[test]
+fn ctrl_c_keeps_what_was_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("partial.json");
+    let mut args = QUICK.to_vec();
+    args[1] = "--runs=10000";
+    let json = path.display().to_string();
+    args.extend(["--json", &json]);
+    let mut child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // The rounds that count have begun when the first of them is announced.
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().unwrap()));
+    assert!(lines.any(|line| line.unwrap().starts_with("round 4/")));
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let rest = std::thread::spawn(move || lines.for_each(drop));
+    let output = child.wait_with_output().unwrap();
+    rest.join().unwrap();
+    assert!(output.status.success(), "{:?}", output.status);
+    assert!(stdout(&output).contains("partial results"));
+    let result = read(&path);
+    assert_eq!(result["complete"], false);
+    let values = result["rows"][0]["values"].as_array().unwrap().len();
+    assert!((3..10_000).contains(&values), "{values}");
+}
+
+#[test]
+fn loads_and_stores_are_counted_by_valgrind() {
+    if !Command::new("valgrind").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        let message = "skipped: valgrind is not installed (Debian package valgrind)";
+        assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "{message}");
+        eprintln!("{message}");
+        return;
+    }
+    let count = || -> Vec<(f64, f64)> {
+        let mut args = QUICK.to_vec();
+        args[4] = "counts=on";
+        args.extend(["--json", "-"]);
+        let output = command(&args).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let counted = |row: &Value| {
+            let counts = &row["counts"];
+            Some((counts["loads/buffer"].as_f64()?, counts["stores/buffer"].as_f64()?))
+        };
+        result["rows"].as_array().unwrap().iter().filter_map(counted).collect()
+    };
+    let (first, second) = (count(), count());
+    assert_eq!(first.len(), 2, "the A/A row is not counted again");
+    assert_eq!(first, second, "counts are the same every time");
+    let [(loads_off, _), (loads_on, stores_on)] = first[..] else { unreachable!() };
+    assert!(loads_on > 1.0 && stores_on > 1.0);
+    assert!(loads_on < loads_off, "shadowing saves loads: {loads_on} of {loads_off}");
+}
