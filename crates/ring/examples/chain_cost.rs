@@ -1,6 +1,7 @@
 //! What a chain costs a device half: one thread, everything in cache, no bytes touched.
 //!
-//! A burst of one-descriptor chains is taken, completed and published, by our device half in either
+//! A burst of one-descriptor chains is taken, its buffers are translated to host addresses, and it is
+//! completed and published, by our device half in either
 //! layout and by rust-vmm's `virtio-queue`. Only the device's part is timed; between two laps the
 //! driver makes the same chains available again: by one store in a split ring, by one per descriptor
 //! in a packed one. Run with `cargo run --release -p ringferry-ring --example chain_cost`.
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 use ringferry_memory::{Area, GuestMemory, SharedMem, Words};
 use ringferry_ring::{Chains, Device, Parts, RingFeatures, part_bytes};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 const SIZE: u16 = 256;
 const DESC_AREA: u64 = 0x10_0000;
@@ -114,6 +115,10 @@ fn ours(burst: usize, features: RingFeatures) -> Vec<Duration> {
         for _ in 0..bursts {
             chains.clear();
             taken += device.take(burst, &mut tables, &mut chains);
+            for chain in chains.iter() {
+                let [buffer] = chains.readable(chain) else { panic!("chains of one buffer") };
+                black_box(tables.read(buffer.addr, buffer.len as usize).expect("inside"));
+            }
             device.complete_all(chains.iter().map(|chain| chain.done(0)));
             black_box(device.publish());
         }
@@ -152,7 +157,8 @@ fn theirs(burst: usize, event_idx: bool) -> Vec<Duration> {
             for chain in queue.iter(&mem).expect("a good queue").take(burst) {
                 heads.push(chain.head_index());
                 for desc in chain {
-                    black_box((desc.addr(), desc.len()));
+                    let slice = mem.get_slice(desc.addr(), desc.len() as usize);
+                    black_box(slice.expect("inside"));
                 }
             }
             for head in &heads {

@@ -49,10 +49,31 @@ pub struct Chain {
     pub readable_len: u32,
     /// Bytes in the writable buffers.
     pub writable_len: u32,
+    /// Where the buffers are, if there is more than one.
     first: u32,
+    /// The buffer, if there is only one: most chains are, and then nothing else need be looked at.
+    only: Buffer,
 }
 
 impl Chain {
+    /// A chain of one descriptor.
+    #[inline(always)]
+    pub(crate) fn single(id: u16, only: Buffer, flags: u16) -> Self {
+        let writable = (flags & F_WRITE) / F_WRITE;
+        let writable_len = only.len * u32::from(writable);
+        Self {
+            id,
+            slots: 1,
+            readable: 1 - writable,
+            writable,
+            readable_len: only.len - writable_len,
+            writable_len,
+            first: 0,
+            only,
+        }
+    }
+
+
     /// This chain, to be completed: the device wrote `written` bytes from the start of the writable
     /// buffers on.
     #[inline]
@@ -140,26 +161,28 @@ impl Chains {
 
     /// The device-readable buffers of a chain of this burst.
     #[inline]
-    pub fn readable(&self, chain: &Chain) -> &[Buffer] {
-        &self.buffers[chain.first as usize..][..chain.readable as usize]
+    pub fn readable<'a>(&'a self, chain: &'a Chain) -> &'a [Buffer] {
+        &self.buffers(chain)[..chain.readable as usize]
     }
 
     /// The device-writable buffers of a chain of this burst.
     #[inline]
-    pub fn writable(&self, chain: &Chain) -> &[Buffer] {
-        &self.buffers[chain.first as usize + chain.readable as usize..][..chain.writable as usize]
+    pub fn writable<'a>(&'a self, chain: &'a Chain) -> &'a [Buffer] {
+        &self.buffers(chain)[chain.readable as usize..]
     }
 
-    /// Adds chains of one buffer and one slot: id, whether the device writes it, and the buffer.
     #[inline(always)]
-    pub(crate) fn extend(&mut self, singles: impl ExactSizeIterator<Item = (u16, bool, Buffer)> + Clone) {
-        let first = self.buffers.len() as u32;
-        self.buffers.extend(singles.clone().map(|(_, _, buffer)| buffer));
-        self.chains.extend((first..).zip(singles).map(|(first, (id, writable, buffer))| {
-            let (readable_len, writable_len) = if writable { (0, buffer.len) } else { (buffer.len, 0) };
-            let writable = u16::from(writable);
-            Chain { id, slots: 1, readable: 1 - writable, writable, readable_len, writable_len, first }
-        }));
+    fn buffers<'a>(&'a self, chain: &'a Chain) -> &'a [Buffer] {
+        match chain.readable + chain.writable {
+            1 => std::slice::from_ref(&chain.only),
+            count => &self.buffers[chain.first as usize..][..count as usize],
+        }
+    }
+
+    /// Adds chains of one buffer.
+    #[inline(always)]
+    pub(crate) fn extend(&mut self, singles: impl Iterator<Item = Chain>) {
+        self.chains.extend(singles);
     }
 
     /// Starts a chain that is still open; [`Chains::close`] adds it, and one that is dropped leaves
@@ -188,9 +211,13 @@ impl Chains {
 
     /// Adds the open chain, with all its buffers.
     #[inline]
-    pub(crate) fn close(&mut self, chain: Chain) -> Result<(), Fault> {
+    pub(crate) fn close(&mut self, mut chain: Chain) -> Result<(), Fault> {
         // Either sum is below 2^32; so must be both together (2.7.5).
         chain.readable_len.checked_add(chain.writable_len).ok_or(Fault::ChainTooLarge)?;
+        // One descriptor in an indirect table.
+        if let [only] = self.buffers[chain.first as usize..] {
+            chain.only = only;
+        }
         self.chains.push(chain);
         Ok(())
     }

@@ -1,6 +1,5 @@
 //! The device half of a packed ring: takes chains, completes them, publishes once per burst.
 
-use arrayvec::ArrayVec;
 use ringferry_memory::Words;
 
 use super::log::Log;
@@ -98,24 +97,29 @@ impl<A: Words> Device<A> {
         }
         let mut taken = 0;
         while taken < max {
-            // Most chains are one descriptor. A run of them is read first and added at once: counters
+            // Most chains are one descriptor. A run of them is found first and added at once: counters
             // that live in memory would otherwise be incremented, one after the other, per chain.
-            let mut run = ArrayVec::<(u16, bool, Buffer), LOOKAHEAD>::new();
             let free = usize::from(self.side.size - self.in_flight);
             let limit = free.min(max - taken).min(LOOKAHEAD);
-            let mut at = self.side.peer_next;
+            let (start, size) = (self.side.peer_next, self.side.size);
+            let mut at = start;
+            let mut run = [Desc { len: 0, id: 0, flags: 0 }; LOOKAHEAD];
+            let mut count = 0;
             let mut stopped_at = None;
-            while run.len() < limit {
+            for found in &mut run[..limit] {
                 let Some(desc) = self.side.look(at, at.available()) else { break };
                 if desc.flags & (F_NEXT | F_INDIRECT) != 0 {
                     stopped_at = Some(desc);
                     break;
                 }
-                run.push((desc.id, desc.flags & F_WRITE != 0, desc.buffer(self.side.addr(at))));
-                at = at.forward(1, self.side.size);
+                *found = desc;
+                count += 1;
+                at = at.forward(1, size);
             }
-            let count = run.len();
-            out.extend(run.iter().copied());
+            out.extend((0..).zip(&run[..count]).map(|(i, desc)| {
+                let buffer = desc.buffer(self.side.addr(start.forward(i, size)));
+                Chain::single(desc.id, buffer, desc.flags)
+            }));
             self.side.peer_next = at;
             self.in_flight += count as u16;
             taken += count;

@@ -1,11 +1,10 @@
 //! The device half of a split ring: takes chains, completes them, publishes once per burst.
 
-use arrayvec::ArrayVec;
 use ringferry_memory::{Table, Words};
 
 use super::side::Side;
 use super::{Desc, Layout};
-use crate::chain::{Buffer, Chain, Chains, Done, F_INDIRECT, F_NEXT, F_WRITE, Tables};
+use crate::chain::{Buffer, Chain, Chains, Done, F_INDIRECT, F_NEXT, Tables};
 use crate::chain::{chain_limit, table_entries, table_entry};
 use crate::device::group_in_order;
 use crate::parts::{LayoutError, Parts};
@@ -110,15 +109,14 @@ impl<A: Words> Device<A> {
                 break;
             }
             let next = self.side.peer_next();
-            let heads: ArrayVec<u16, LOOKAHEAD> = (0..ready as u16)
-                .map(|i| {
-                    let head = self.layout.heads.load(next.wrapping_add(i));
-                    self.layout.desc.prefetch(head);
-                    head
-                })
-                .collect();
+            let mut heads = [0; LOOKAHEAD];
+            let heads = &mut heads[..ready];
+            for (i, head) in (0..).zip(&mut *heads) {
+                *head = self.layout.heads.load(next.wrapping_add(i));
+                self.layout.desc.prefetch(*head);
+            }
             let before = out.len();
-            let result = self.take_heads(&heads, tables, out);
+            let result = self.take_heads(heads, tables, out);
             let done = out.len() - before;
             self.side.consume(done as u16);
             taken += done;
@@ -134,32 +132,26 @@ impl<A: Words> Device<A> {
     /// that breaks a rule.
     #[inline(always)]
     fn take_heads(&self, heads: &[u16], tables: &mut impl Tables, out: &mut Chains) -> Result<(), Fault> {
-        let mut at = 0;
-        loop {
-            // Most chains are one descriptor. A run of them is read first and added at once: counters
-            // that live in memory would otherwise be incremented, one after the other, per chain.
-            let mut run = ArrayVec::<[u64; 2], LOOKAHEAD>::new();
-            let mut last = [0; 2];
-            for &head in heads[at..].iter().take_while(|head| **head < self.layout.size) {
-                last = self.layout.desc.load(head);
-                if Desc::from_words(last).flags & (F_NEXT | F_INDIRECT) != 0 {
-                    break;
-                }
-                run.push(last);
-            }
-            out.extend(heads[at..].iter().zip(&run).map(|(&head, words)| {
-                let desc = Desc::from_words(*words);
-                (head, desc.flags & F_WRITE != 0, desc.buffer())
-            }));
-            at += run.len();
-            // What ended the run: the end, a head outside the table, or a chain that starts with `last`.
-            let Some(&head) = heads.get(at) else { return Ok(()) };
-            self.check(head)?;
-            let mut chain = out.open(head);
-            self.walk(Desc::from_words(last), tables, out, &mut chain)?;
-            out.close(chain)?;
-            at += 1;
+        // Most chains are one descriptor. All are taken for such at once, without a branch for each; an
+        // index outside is masked by the table. If one was something else, all are read again.
+        let before = out.len();
+        let mut others = 0;
+        out.extend(heads.iter().map(|&head| {
+            let desc = Desc::from_words(self.layout.desc.load(head));
+            others |= desc.flags & (F_NEXT | F_INDIRECT) | u16::from(head >= self.layout.size);
+            Chain::single(head, desc.buffer(), desc.flags)
+        }));
+        if others == 0 {
+            return Ok(());
         }
+        out.truncate(before);
+        for &head in heads {
+            let desc = Desc::from_words(self.layout.desc.load(self.check(head)?));
+            let mut chain = out.open(head);
+            self.walk(desc, tables, out, &mut chain)?;
+            out.close(chain)?;
+        }
+        Ok(())
     }
 
     fn check(&self, index: u16) -> Result<u16, Fault> {
