@@ -24,6 +24,8 @@ pub trait Words {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
+    /// Whether the first byte lies at a multiple of `align` (a power of two).
+    fn is_aligned(&self, align: usize) -> bool;
     /// Relaxed load.
     fn load16(&self, at: usize) -> u16;
     /// Load that later accesses cannot move before.
@@ -363,16 +365,6 @@ impl Area {
         Self { base, len, region }
     }
 
-    /// Whether the first byte's address is a multiple of `align` (a power of two).
-    pub fn is_aligned(&self, align: usize) -> bool {
-        self.base.addr() & (align - 1) == 0
-    }
-
-    /// The region this range lies in.
-    pub fn region(&self) -> &Arc<Region> {
-        &self.region
-    }
-
     /// The address of the `T` at byte offset `at`, checked for bounds and alignment.
     #[inline(always)]
     fn word<T>(&self, at: usize) -> *mut T {
@@ -414,6 +406,9 @@ macro_rules! access {
 impl Words for Area {
     fn len(&self) -> usize {
         self.len
+    }
+    fn is_aligned(&self, align: usize) -> bool {
+        self.base.addr() & (align - 1) == 0
     }
     access!(load16, store16, u16, AtomicU16, Relaxed, Relaxed);
     access!(load16_acquire, store16_release, u16, AtomicU16, Acquire, Release);

@@ -49,7 +49,8 @@ pub struct Chain {
     pub readable_len: u32,
     /// Bytes in the writable buffers.
     pub writable_len: u32,
-    /// Where the buffers are, if there is more than one.
+    /// Where the buffers are, if there is more than one. Before that is known, what else the first
+    /// descriptor said.
     first: u32,
     /// The buffer, if there is only one: most chains are, and then nothing else need be looked at.
     only: Buffer,
@@ -73,6 +74,16 @@ impl Chain {
         }
     }
 
+    /// This chain, with what else its descriptor said, in case there is more to it.
+    #[inline(always)]
+    pub(crate) fn with_rest(self, rest: u32) -> Self {
+        Self { first: rest, ..self }
+    }
+
+    /// The first buffer of a chain that there may be more to, and what [`Chain::with_rest`] noted.
+    pub(crate) fn rest(&self) -> (Buffer, u32) {
+        (self.only, self.first)
+    }
 
     /// This chain, to be completed: the device wrote `written` bytes from the start of the writable
     /// buffers on.

@@ -101,7 +101,7 @@ impl<A: Words> Device<A> {
 
     /// Says that chains were used, in this order; see [`Device::complete`]. With IN_ORDER, chains
     /// are completed in the order they were taken, and those that had nothing to write share one
-    /// used element (2.7.9, 2.8.10).
+    /// used element (2.7.9, 2.8.8).
     #[inline]
     pub fn complete_all(&mut self, chains: impl IntoIterator<Item = Done>) {
         each!(self, ring => ring.complete_all(chains));
@@ -128,7 +128,7 @@ impl<A: Words> Device<A> {
     }
 }
 
-/// Groups chains that IN_ORDER lets share a used element (2.7.9, 2.8.10): calls `element` with the
+/// Groups chains that IN_ORDER lets share a used element (2.7.9, 2.8.8): calls `element` with the
 /// entry of the ring where each group begins (`at` plus what was completed before it), the last
 /// chain's id, and the bytes written. Returns the entries passed over.
 ///

@@ -56,8 +56,7 @@ pub enum LayoutError {
     /// The named area is shorter than the queue size needs.
     #[error("the {0} is too short for the queue size")]
     Short(&'static str),
-    /// The named area is not aligned. The specification says 16 bytes for descriptors; what is
-    /// checked is what access needs, 8, 2 or 4.
+    /// The named area is not aligned; see [`part_aligns`].
     #[error("the {0} is not aligned")]
     Unaligned(&'static str),
     /// The position at which a packed ring is to be taken over is not inside it.
@@ -66,14 +65,18 @@ pub enum LayoutError {
 }
 
 impl<A: Words> Parts<A> {
-    /// Checks size and lengths for the layout.
+    /// Checks size, lengths and alignment for the layout.
     pub(crate) fn check(&self, packed: bool) -> Result<(), LayoutError> {
         check_size(self.size.into(), packed)?;
         let names = ["descriptor area", "driver area", "device area"];
         let areas = [&self.desc, &self.driver, &self.device];
-        for ((need, area), name) in part_bytes(self.size, packed).into_iter().zip(areas).zip(names) {
+        let needs = part_bytes(self.size, packed).into_iter().zip(part_aligns(packed));
+        for (((need, align), area), name) in needs.zip(areas).zip(names) {
             if area.len() < need {
                 return Err(LayoutError::Short(name));
+            }
+            if !area.is_aligned(align) {
+                return Err(LayoutError::Unaligned(name));
             }
         }
         Ok(())

@@ -197,6 +197,9 @@ impl Words for Restless {
     fn len(&self) -> usize {
         self.len
     }
+    fn is_aligned(&self, _: usize) -> bool {
+        true
+    }
     fn load16(&self, at: usize) -> u16 {
         // The used index, which a device loads once, when it takes the ring over.
         if at == 2 { 0 } else { self.any() as u16 }

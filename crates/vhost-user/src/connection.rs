@@ -3,7 +3,7 @@
 //! ```text
 //! connect_device   GET_FEATURES, GET_PROTOCOL_FEATURES, SET_PROTOCOL_FEATURES, GET_QUEUE_NUM, SET_OWNER
 //! start            SET_FEATURES, SET_MEM_TABLE, GET_INFLIGHT_FD, SET_INFLIGHT_FD,
-//!                  per ring NUM, BASE, ADDR, ERR, KICK, CALL, then per ring ENABLE, then SET_STATUS
+//!                  per ring ENABLE, then per ring NUM, BASE, ADDR, ERR, KICK, CALL, then SET_STATUS
 //! stop             per ring GET_VRING_BASE, then SET_STATUS(0)
 //! ```
 //!

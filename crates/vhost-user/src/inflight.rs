@@ -18,8 +18,8 @@
 //! position nowhere but here. Its device half publishes a burst in these steps, each of which may be
 //! the last before it is killed:
 //!
-//! 1. It notes in the region what it will write to the ring: in entry `k` the slot ([`LOG_SLOT`]) and
-//!    the descriptor's second word ([`LOG_WORD`]), entry 0 being the first of the burst. A burst of one
+//! 1. It notes in the region what it will write to the ring: in entry `k` the slot ([`SLOT`]) and
+//!    the descriptor's second word ([`WORD`]), entry 0 being the first of the burst. A burst of one
 //!    descriptor needs no note.
 //! 2. It stores the new position as `used`, the present one as `old_used`, and how many entries it
 //!    noted, as one word at [`POSITION`].
@@ -36,6 +36,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ringferry_memory::{Area, GuestMemory, Region, RegionSpec, SharedMem, Words};
 use ringferry_ring::Parts;
+use ringferry_ring::packed::log::{ENTRY, POSITION, SLOT, WORD};
 
 use crate::base::{INDEX, check_position, encode, parts, position};
 use crate::message::InflightDescription;
@@ -49,23 +50,10 @@ const VERSION: usize = 8;
 const DESC_NUM: usize = 10;
 /// Offset of the first free entry, now and before the burst: 16 bits each.
 const FREE_HEADS: usize = 12;
-/// Offset of a packed ring's position, as one 64-bit word: `used_idx` (bits 0 to 15),
-/// `old_used_idx` (16 to 31), `used_wrap_counter` (32 to 39), `old_used_wrap_counter` (40 to 47); and in
-/// the padding behind them how many entries hold notes of a burst (48 to 63).
-pub const POSITION: usize = 16;
-/// Offset of the slot in an entry that holds a note: 16 bits, `last` of an entry in flight.
-pub const LOG_SLOT: usize = 4;
-/// Offset of the descriptor's second word, as it goes to the ring, in an entry that holds a note: 64
-/// bits, `id`, `flags` and `len` of an entry in flight.
-pub const LOG_WORD: usize = 16;
 /// Bytes before the entries of a split ring's part.
 const SPLIT_HEADER: usize = 16;
 /// Bytes of an entry of a split ring's part.
 const SPLIT_ENTRY: usize = 16;
-/// Bytes before the entries of a packed ring's part.
-const PACKED_HEADER: usize = 32;
-/// Bytes of an entry of a packed ring's part.
-const PACKED_ENTRY: usize = 32;
 /// Offset of the next free entry within an entry of a packed ring's part: 16 bits.
 const NEXT: usize = 2;
 
@@ -87,7 +75,7 @@ const F_USED: u16 = 1 << 15;
 /// Bytes of one ring's part.
 fn part_len(queue_size: u16, packed: bool) -> usize {
     let entries = usize::from(queue_size);
-    if packed { PACKED_HEADER + PACKED_ENTRY * entries } else { SPLIT_HEADER + SPLIT_ENTRY * entries }
+    if packed { ENTRY + ENTRY * entries } else { SPLIT_HEADER + SPLIT_ENTRY * entries }
 }
 
 /// Bytes from one ring's part to the next.
@@ -214,13 +202,10 @@ fn redo(part: &Area, size: u16, desc: &Area, noted: u16) -> Result<(), RingError
         return Err(RingError::Position { index: noted, size });
     }
     for entry in (0..noted).rev() {
-        let entry = PACKED_HEADER + PACKED_ENTRY * usize::from(entry);
-        let slot = part.load16(entry + LOG_SLOT);
+        let entry = ENTRY + ENTRY * usize::from(entry);
+        let slot = part.load16(entry + SLOT);
         check_position(slot, size, true)?;
-        desc.store64_release(
-            DESC_BYTES * usize::from(slot & INDEX) + DESC_WORD,
-            part.load64(entry + LOG_WORD),
-        );
+        desc.store64_release(DESC_BYTES * usize::from(slot & INDEX) + DESC_WORD, part.load64(entry + WORD));
     }
     Ok(())
 }
@@ -241,7 +226,7 @@ pub(crate) fn begin(part: &Area, size: u16, at: u16) {
     part.store16(FREE_HEADS, 0);
     part.store16(FREE_HEADS + 2, 0);
     for entry in 0..size {
-        part.store16(PACKED_HEADER + PACKED_ENTRY * usize::from(entry) + NEXT, entry + 1);
+        part.store16(ENTRY + ENTRY * usize::from(entry) + NEXT, entry + 1);
     }
     part.store64(POSITION, word);
     part.store16_release(VERSION, VERSION_1);
@@ -347,12 +332,12 @@ mod tests {
         let word = |(slot, wrap): (u16, bool)| {
             (100 + u64::from(slot)) | u64::from(slot) << 32 | u64::from(used(wrap)) << 48
         };
-        let entry = |k: usize| PACKED_HEADER + PACKED_ENTRY * k;
+        let entry = |k: usize| ENTRY + ENTRY * k;
         let mut stores: Vec<Box<dyn Fn()>> = Vec::new();
         let (part, desc) = (&part, &desc);
         for (k, chain) in chains.into_iter().enumerate() {
-            stores.push(Box::new(move || part.store16(entry(k) + LOG_SLOT, chain.0)));
-            stores.push(Box::new(move || part.store64(entry(k) + LOG_WORD, word(chain))));
+            stores.push(Box::new(move || part.store16(entry(k) + SLOT, chain.0)));
+            stores.push(Box::new(move || part.store64(entry(k) + WORD, word(chain))));
         }
         stores.push(Box::new(move || part.store64(POSITION, 2 | 3 << 16 | new << 32 | old << 40 | 4 << 48)));
         for chain in chains.into_iter().rev() {
@@ -404,7 +389,7 @@ mod tests {
     fn notes_that_cannot_be_are_refused() {
         for (k, slot, noted) in [(0, 5, 4u64), (3, 0x7fff, 4), (0, 3, 6), (0, 3, 0xffff)] {
             let (part, desc) = killed_after(9, true);
-            part.store16(PACKED_HEADER + PACKED_ENTRY * k + LOG_SLOT, slot);
+            part.store16(ENTRY + ENTRY * k + SLOT, slot);
             part.store64(POSITION, part.load64(POSITION) & ((1 << 48) - 1) | noted << 48);
             assert!(matches!(recover(&part, 5, &desc), Err(RingError::Position { .. })), "{slot} {noted}");
         }

@@ -8,7 +8,7 @@
 use std::io;
 use std::sync::Arc;
 
-use ringferry_memory::{Area, GuestMemory};
+use ringferry_memory::{Area, GuestMemory, Words};
 use ringferry_ring::parts::{LayoutError, Parts, check_size, part_aligns, part_bytes};
 use ringferry_sys::eventfd::EventFd;
 

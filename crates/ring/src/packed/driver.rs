@@ -192,7 +192,15 @@ impl<A: Words, T> Driver<A, T> {
         if self.fault.is_some() {
             return None;
         }
-        let used = if self.outstanding.in_batch() { None } else { Some(self.next_used()?) };
+        let used = if !self.outstanding.in_batch() {
+            Some(self.next_used()?)
+        } else if self.side.peer_next == self.side.published {
+            // The batch's element names a chain that the device was not shown yet.
+            self.fault = Some(Fault::IndexJump(1));
+            return None;
+        } else {
+            None
+        };
         // Inside a batch no element is read. The length is taken without WRITE too, where 2.8.4 has it
         // ignored: QEMU's devices never set that flag, and Linux's driver takes it as well.
         let element = || used.map_or((0, 0), |desc| (desc.id.into(), desc.len));

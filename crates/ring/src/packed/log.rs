@@ -13,15 +13,18 @@ use super::side::Side;
 use super::{Cursor, Desc};
 use crate::parts::LayoutError;
 
-/// Offset of `used_idx`, `old_used_idx`, their wrap counters, and in the padding behind them the
-/// number of notes, in one 64-bit word that is never left half written.
-const POSITION: usize = 16;
+/// Offset of the position in a packed ring's part of the region, one 64-bit word that is never left
+/// half written: `used_idx` (bits 0 to 15), `old_used_idx` (16 to 31), `used_wrap_counter` (32 to 39),
+/// `old_used_wrap_counter` (40 to 47); and in the padding behind them how many entries hold notes of a
+/// burst (48 to 63).
+pub const POSITION: usize = 16;
 /// Offset of the first entry, and bytes of each: one per descriptor of the ring.
-const ENTRY: usize = 32;
-/// Offset of a note's slot in its entry.
-const SLOT: usize = 4;
-/// Offset of a note's descriptor, its second word as it goes to the ring.
-const WORD: usize = 16;
+pub const ENTRY: usize = 32;
+/// Offset of the slot in an entry that holds a note: 16 bits, `last` of an entry in flight.
+pub const SLOT: usize = 4;
+/// Offset of the descriptor's second word, as it goes to the ring, in an entry that holds a note: 64
+/// bits, `id`, `flags` and `len` of an entry in flight.
+pub const WORD: usize = 16;
 
 /// The burst being completed, and the region it is noted in.
 #[derive(Debug)]
@@ -35,6 +38,9 @@ impl<A: Words> Log<A> {
     pub(super) fn new(region: A, size: u16) -> Result<Self, LayoutError> {
         if region.len() < ENTRY * (1 + usize::from(size)) {
             return Err(LayoutError::Short("in-flight region"));
+        }
+        if !region.is_aligned(8) {
+            return Err(LayoutError::Unaligned("in-flight region"));
         }
         Ok(Self { region, burst: Vec::new() })
     }

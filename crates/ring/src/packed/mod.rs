@@ -20,7 +20,7 @@
 
 pub mod device;
 pub mod driver;
-mod log;
+pub mod log;
 mod side;
 
 pub use device::Device;

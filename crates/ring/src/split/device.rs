@@ -133,21 +133,26 @@ impl<A: Words> Device<A> {
     #[inline(always)]
     fn take_heads(&self, heads: &[u16], tables: &mut impl Tables, out: &mut Chains) -> Result<(), Fault> {
         // Most chains are one descriptor. All are taken for such at once, without a branch for each; an
-        // index outside is masked by the table. If one was something else, all are read again.
+        // index outside is masked by the table. What was read is kept: nothing is read twice.
         let before = out.len();
         let mut others = 0;
         out.extend(heads.iter().map(|&head| {
             let desc = Desc::from_words(self.layout.desc.load(head));
             others |= desc.flags & (F_NEXT | F_INDIRECT) | u16::from(head >= self.layout.size);
-            Chain::single(head, desc.buffer(), desc.flags)
+            let rest = u32::from(desc.flags) | u32::from(desc.next) << 16;
+            Chain::single(head, desc.buffer(), desc.flags).with_rest(rest)
         }));
         if others == 0 {
             return Ok(());
         }
+        let mut read = [Chain::default(); LOOKAHEAD];
+        let read = &mut read[..heads.len()];
+        read.copy_from_slice(&out.all()[before..]);
         out.truncate(before);
-        for &head in heads {
-            let desc = Desc::from_words(self.layout.desc.load(self.check(head)?));
-            let mut chain = out.open(head);
+        for first in read {
+            let (Buffer { addr, len }, rest) = first.rest();
+            let desc = Desc { addr, len, flags: rest as u16, next: (rest >> 16) as u16 };
+            let mut chain = out.open(self.check(first.id)?);
             self.walk(desc, tables, out, &mut chain)?;
             out.close(chain)?;
         }

@@ -114,6 +114,9 @@ impl Words for Heap {
     fn len(&self) -> usize {
         self.len
     }
+    fn is_aligned(&self, align: usize) -> bool {
+        self.start.is_multiple_of(align)
+    }
     fn load16(&self, at: usize) -> u16 {
         self.load(at, 2) as u16
     }
@@ -261,6 +264,9 @@ impl<S: Spy> Words for Spied<S> {
 
     fn len(&self) -> usize {
         self.words.len
+    }
+    fn is_aligned(&self, align: usize) -> bool {
+        self.words.is_aligned(align)
     }
     spied!(load16 store16 u16, load16_acquire store16_release u16, load32 store32 u32);
     spied!(load64 store64 u64, load64_acquire store64_release u64);

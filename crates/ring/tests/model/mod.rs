@@ -97,6 +97,9 @@ impl<P: Promises> Words for Model<P> {
     fn len(&self) -> usize {
         2 * self.cells.len()
     }
+    fn is_aligned(&self, _: usize) -> bool {
+        true
+    }
     access! {
         load16 store16 u16, Ordering::Relaxed, Ordering::Relaxed;
         load16_acquire store16_release u16, P::ACQUIRE, P::RELEASE;

@@ -7,10 +7,10 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use ringferry_memory::{GuestMemory, Region, RegionSpec, SharedMem, Words};
+use ringferry_ring::packed::log::POSITION;
 use ringferry_ring::{Parts, part_bytes};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
-use ringferry_vhost_user::inflight::POSITION;
 use ringferry_vhost_user::message::{
     F_PROTOCOL_FEATURES, F_RING_PACKED, F_VERSION_1, FLAG_NEED_REPLY, FLAG_REPLY, Header, MemoryRegion,
     MemoryTable, Request, SingleRegion, VERSION, VringAddr, VringState,

@@ -29,6 +29,10 @@ impl Words for Unshadowed {
         self.0.len()
     }
 
+    fn is_aligned(&self, align: usize) -> bool {
+        self.0.is_aligned(align)
+    }
+
     delegate!(
         load16 store16 u16, load16_acquire store16_release u16, load32 store32 u32,
         load64 store64 u64, load64_acquire store64_release u64
