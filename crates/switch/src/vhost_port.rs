@@ -436,17 +436,17 @@ impl Device for PortDevice {
 
     fn mtu_set(&mut self, mtu: u16) -> bool {
         // A frame of any MTU passes through the switch; only the configuration sets a limit.
-        let fits = self.mtu_limit.is_none_or(|limit| mtu <= limit);
-        if fits {
-            self.mtu = mtu;
-        } else if self.limit.allows() {
-            tracing::warn!(
-                port = self.name,
-                "the front end wants MTU {mtu}, and the port allows {}",
-                self.mtu
-            );
+        if let Some(limit) = self.mtu_limit.filter(|limit| mtu > *limit) {
+            if self.limit.allows() {
+                tracing::warn!(
+                    port = self.name,
+                    "the front end wants MTU {mtu}, and the port allows {limit}"
+                );
+            }
+            return false;
         }
-        fits
+        self.mtu = mtu;
+        true
     }
 
     fn announce(&mut self, mac: [u8; 6]) {

@@ -93,6 +93,10 @@ impl Settings {
 
     /// Whether a frame to `dst`, tagged with `vlan` if any, is to be delivered.
     pub fn accepts(&self, dst: [u8; 6], vlan: Option<u16>) -> bool {
+        // All means all, of any VLAN too; but where the driver cannot choose, its VLANs are what it chose.
+        if self.promiscuous && self.features.contains(Features::CTRL_RX) {
+            return true;
+        }
         if vlan.is_some_and(|id| self.vlans[usize::from(id & 0xfff) / 64] >> (id % 64) & 1 == 0) {
             return false;
         }
@@ -285,7 +289,11 @@ mod tests {
         assert!(settings.apply(Command::VlanDel(100)));
         assert!(!settings.accepts([2; 6], Some(100)));
         assert!(!settings.apply(Command::VlanAdd(4096)));
+        assert!(settings.apply(Command::Rx(RxMode::Promiscuous, true)));
+        assert!(settings.accepts([2; 6], Some(101)), "promiscuous");
         assert!(Settings::new(Features::empty(), [2; 6], 1).accepts([2; 6], Some(100)));
+        let unfiltered = Settings::new(Features::CTRL_VLAN, [2; 6], 1);
+        assert!(unfiltered.accepts([3; 6], None) && !unfiltered.accepts([2; 6], Some(100)), "no CTRL_RX");
     }
 
     #[test]

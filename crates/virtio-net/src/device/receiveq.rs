@@ -78,6 +78,10 @@ impl<A: Words> Receiveq<A> {
         first: &[u8],
         rest: &[ReadSlice<'_>],
     ) -> Result<(), Refused> {
+        // Chains may be left that were taken before the ring broke: its memory is no longer touched.
+        if self.ring.fault().is_some() {
+            return Err(Refused::Broken);
+        }
         let len = first.len() + rest.iter().map(ReadSlice::len).sum::<usize>();
         let need = self.header_len + len;
         let count = self.reserve(need, memory)?;

@@ -13,8 +13,8 @@ use super::receiveq::Loan;
 use super::receiveq::Receiveq;
 use crate::{Features, MAX_FRAME};
 
-/// Bytes of a slot: the largest frame and its header.
-const SLOT: usize = MAX_FRAME + Header::LEN;
+/// Bytes of a slot: the largest frame and its header, in whole cache lines.
+const SLOT: usize = (MAX_FRAME + Header::LEN).next_multiple_of(64);
 
 /// A slot that the caller may fill. Goes to [`Transmitq::send`] or back by [`Transmitq::cancel`]; one
 /// that is forgotten is lost to the queue.
@@ -179,7 +179,8 @@ impl Transmitq {
     }
 
     /// Reclaims unless `slots` slots are free already: whoever polls looks at the device's words no
-    /// more often than it must, since each look takes their cache line away from the device.
+    /// more often than it must, since each look takes their cache line away from the device. Loans do
+    /// not count; whoever forwards reclaims when it is short of receive buffers.
     #[inline]
     pub fn make_room(&mut self, slots: usize) {
         if self.free.len() < slots {
