@@ -19,7 +19,9 @@ enum Style {
 /// Where the session is.
 pub struct Progress {
     style: Style,
-    started: Instant,
+    /// When the steps began that tell the pace, and how many had been begun before them. Counting goes at
+    /// a pace of its own, which says nothing about the rounds.
+    paced: Option<(Instant, usize)>,
     /// Steps begun, and all there are.
     done: usize,
     total: usize,
@@ -38,21 +40,26 @@ impl Progress {
     }
 
     fn new(style: Style) -> Self {
-        Self { style, started: Instant::now(), done: 0, total: 0, round: String::new() }
+        Self { style, paced: None, done: 0, total: 0, round: String::new() }
     }
 
     /// The work begins: so many steps, of about the same length.
     pub(crate) fn begin(&mut self, total: usize) {
-        self.started = Instant::now();
+        self.paced = None;
         (self.done, self.total) = (0, total);
         self.round = "counting".into();
     }
 
     /// A round begins; 0 is the warm-up.
     pub(crate) fn round(&mut self, round: usize, of: usize) {
+        self.paced.get_or_insert_with(|| (Instant::now(), self.done));
         self.round = if round == 0 { "warm-up".into() } else { format!("round {round}/{of}") };
         if self.style == Style::Lines {
-            eprintln!("{}, {}", self.round, left(self.left()));
+            eprintln!(
+                "{}{}",
+                self.round,
+                self.left().map_or_else(String::new, |time| format!(", {}", left(time)))
+            );
         }
     }
 
@@ -60,7 +67,12 @@ impl Progress {
     pub(crate) fn step(&mut self, name: &str) {
         if self.style == Style::Terminal {
             let fraction = self.done as f64 / self.total.max(1) as f64;
-            let line = format!("{} {:<11} {:<14} {name}", bar(fraction), self.round, left(self.left()));
+            let line = format!(
+                "{} {:<11} {:<14} {name}",
+                bar(fraction),
+                self.round,
+                self.left().map_or_else(String::new, left)
+            );
             let columns = rustix::termios::tcgetwinsize(std::io::stderr())
                 .map_or(COLUMNS, |size| usize::from(size.ws_col).max(COLUMNS / 2));
             self.rewrite(&line.chars().take(columns - 1).collect::<String>());
@@ -70,8 +82,10 @@ impl Progress {
 
     /// Time left, once enough is done to tell.
     fn left(&self) -> Option<Duration> {
+        let (since, before) = self.paced?;
         let done = self.done.min(self.total);
-        (done > 0).then(|| self.started.elapsed().mul_f64((self.total - done) as f64 / done as f64))
+        let paced = done.saturating_sub(before);
+        (paced > 0).then(|| since.elapsed().mul_f64((self.total - done) as f64 / paced as f64))
     }
 
     fn rewrite(&self, line: &str) {
@@ -95,13 +109,10 @@ fn bar(fraction: f64) -> String {
     format!("[{}{}]", "#".repeat(full), "-".repeat(BAR - full))
 }
 
-fn left(time: Option<Duration>) -> String {
-    match time.map(|time| time.as_secs()) {
-        None => String::new(),
-        Some(seconds) if seconds < 3600 => format!("{}:{:02} left", seconds / 60, seconds % 60),
-        Some(seconds) => {
-            format!("{}:{:02}:{:02} left", seconds / 3600, seconds / 60 % 60, seconds % 60)
-        }
+fn left(time: Duration) -> String {
+    match time.as_secs() {
+        seconds if seconds < 3600 => format!("{}:{:02} left", seconds / 60, seconds % 60),
+        seconds => format!("{}:{:02}:{:02} left", seconds / 3600, seconds / 60 % 60, seconds % 60),
     }
 }
 
@@ -118,17 +129,19 @@ mod tests {
 
     #[test]
     fn the_time_left_is_told_in_the_largest_unit_needed() {
-        let text = |seconds| left(Some(Duration::from_secs(seconds)));
+        let text = |seconds| left(Duration::from_secs(seconds));
         assert_eq!([text(5), text(83), text(3723)], ["0:05 left", "1:23 left", "1:02:03 left"]);
-        assert_eq!(left(None), "");
     }
 
     #[test]
     fn the_time_left_follows_the_pace_so_far() {
         let mut progress = Progress::silent();
-        progress.begin(4);
+        progress.begin(5);
+        progress.step("counting");
         assert_eq!(progress.left(), None);
-        progress.started = Instant::now().checked_sub(Duration::from_secs(10)).unwrap();
+        progress.round(0, 3);
+        assert_eq!(progress.left(), None);
+        progress.paced = Some((Instant::now().checked_sub(Duration::from_secs(10)).unwrap(), 1));
         progress.step("a");
         let after_one = progress.left().unwrap().as_secs_f64();
         assert!((29.0..32.0).contains(&after_one), "{after_one}");

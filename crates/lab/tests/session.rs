@@ -183,7 +183,7 @@ fn the_page_is_well_formed_and_holds_everything() {
     well_formed(&page);
     for expected in [
         "median over batch",
-        "box plots",
+        "all values",
         "&lt;known&gt; values &amp; no surprises",
         "a &lt;paper&gt;",
         "it is not installed",

@@ -61,33 +61,10 @@ pub fn versus_page(versus: &Versus, old: &Results, new: &Results) -> String {
         let _ = writeln!(body, "<p class=\"warn\">{}</p>", escape(warning));
     }
     let verdicts = versus.rows.iter().map(|row| row.comparison.verdict);
-    let _ = writeln!(body, "<p>{}</p>", tally(verdicts));
-    let header = ["row", "unit", "old mean", "new mean", "difference", "ratio, interval", "verdict"];
-    let rows = versus.rows.iter().map(|row| {
-        let mut cells = vec![
-            th(&row.name),
-            td(&row.unit),
-            td(&words::value(row.old.mean)),
-            td(&words::value(row.new.mean)),
-        ];
-        cells.extend(compared(Some(&row.comparison)));
-        cells.concat()
-    });
-    body.push_str(&table("New against old", "", &header, rows));
-    for (at, row) in versus.rows.iter().enumerate() {
-        let side = |results: &Results, name: &str| -> Option<RowResult> {
-            let found = results.row(&row.name)?;
-            let labels = crate::labels::Labels::new().with("result", name);
-            let baseline = (name == "new").then(|| "old".to_owned());
-            Some(RowResult { labels, repeats: None, baseline, ..found.clone() })
-        };
-        let (Some(before), Some(now)) = (side(old, "old"), side(new, "new")) else { continue };
-        let drawing = boxes(&format!("v{at}"), &row.name, &[&before, &now]).unwrap_or_default();
-        let _ = writeln!(
-            body,
-            "<details><summary>{}</summary><figure>\n{drawing}</figure></details>",
-            escape(&row.name)
-        );
+    let _ = writeln!(body, "<p>{}</p>", tally(verdicts, "the old results"));
+    let compared = |group: &&str| versus.rows.iter().any(|row| row.group == *group);
+    for (at, group) in new.groups().into_iter().filter(compared).enumerate() {
+        body.push_str(&versus_section(versus, group, &format!("v{at}"), old, new));
     }
     for (what, names) in [("old", &versus.only_old), ("new", &versus.only_new)] {
         for name in names {
@@ -95,6 +72,45 @@ pub fn versus_page(versus: &Versus, old: &Results, new: &Results) -> String {
         }
     }
     document(&format!("ringferry lab {}: new against old", versus.experiment), &body)
+}
+
+/// A group of a comparison: the table, and what lies behind each of its rows to unfold.
+fn versus_section(versus: &Versus, group: &str, id: &str, old: &Results, new: &Results) -> String {
+    let rows: Vec<_> = versus.rows.iter().filter(|row| row.group == group).collect();
+    let named: Vec<&RowResult> = rows.iter().filter_map(|row| new.row(&row.name)).collect();
+    let name = title(new, group);
+    let short = |of: &str| new.row(of).map_or_else(|| of.to_owned(), |row| words::short(row, &named));
+    let mut out = format!("<section>\n<h2>{}</h2>\n", escape(name));
+    let header =
+        ["row", "old mean", "new mean", "difference", "ratio, interval", "verdict", "old N", "new N"];
+    let cells = rows.iter().map(|row| {
+        let mut cells =
+            vec![th(&short(&row.name)), td(&words::value(row.old.mean)), td(&words::value(row.new.mean))];
+        cells.extend(compared(Some(&row.comparison), false));
+        cells.extend([row.old.n, row.new.n].map(|n| td(&n.to_string())));
+        cells.concat()
+    });
+    let caption = rows
+        .first()
+        .map_or_else(String::new, |row| format!("{name}: {}, {}", row.unit, words::better(row.better)));
+    out.push_str(&table(&caption, "", &header, cells));
+    out.push_str("<details><summary>All values, old and new</summary>\n<div class=\"plots\">\n");
+    for (at, row) in rows.iter().enumerate() {
+        let side = |results: &Results, name: &str| -> Option<RowResult> {
+            let found = results.row(&row.name)?;
+            let labels = crate::labels::Labels::new().with("result", name);
+            let baseline = (name == "new").then(|| "old".to_owned());
+            Some(RowResult { labels, repeats: None, baseline, ..found.clone() })
+        };
+        let (Some(before), Some(now)) = (side(old, "old"), side(new, "new")) else { continue };
+        let Some(drawing) = boxes(&format!("{id}-{at}"), &row.name, &[&before, &now]) else { continue };
+        let _ = writeln!(
+            out,
+            "<figure><figcaption>{}</figcaption>\n{drawing}</figure>",
+            escape(&short(&row.name))
+        );
+    }
+    out + "</div></details>\n</section>\n"
 }
 
 fn document(title: &str, body: &str) -> String {
@@ -116,7 +132,7 @@ fn glance(results: &Results) -> String {
     let compared = results.comparisons.iter().filter(|comparison| !comparison.noise_floor);
     let verdicts: Vec<Verdict> = compared.map(|comparison| comparison.comparison.verdict).collect();
     if !verdicts.is_empty() {
-        let _ = writeln!(out, "<li>{}</li>", tally(verdicts.into_iter()));
+        let _ = writeln!(out, "<li>{}</li>", tally(verdicts.into_iter(), "their baselines"));
     }
     for line in words::noise(results).into_iter().chain(words::chance(results)) {
         let _ = writeln!(out, "<li>{}</li>", escape(&line));
@@ -127,16 +143,16 @@ fn glance(results: &Results) -> String {
     }
     let failed = results.rows.iter().filter(|row| !row.errors.is_empty()).count();
     if failed > 0 {
-        let _ = writeln!(out, "<li><a href=\"#errors\">Runs failed</a> in {failed} rows.</li>");
+        let _ = writeln!(out, "<li><a href=\"#errors\">Runs failed</a> in {}.</li>", words::rows(failed));
     }
     out + "</ul>\n"
 }
 
-fn tally(verdicts: impl Iterator<Item = Verdict> + Clone) -> String {
+fn tally(verdicts: impl Iterator<Item = Verdict> + Clone, with: &str) -> String {
     let count = |wanted| verdicts.clone().filter(|verdict| *verdict == wanted).count();
     format!(
-        "{} rows compared with their baselines: {} faster, {} slower, {} without a proven difference.",
-        verdicts.clone().count(),
+        "{} compared with {with}: {} faster, {} slower, {} without a proven difference.",
+        words::rows(verdicts.clone().count()),
         count(Verdict::Faster),
         count(Verdict::Slower),
         count(Verdict::NoDifferenceProven) + count(Verdict::TooFewRuns)
@@ -168,18 +184,29 @@ fn td(text: &str) -> String {
 }
 
 /// Three cells: difference, ratio, verdict.
-fn compared(comparison: Option<&Comparison>) -> [String; 3] {
+fn compared(comparison: Option<&Comparison>, noise_floor: bool) -> [String; 3] {
     let Some(comparison) = comparison else { return [td(""), td(""), td("")] };
-    let (class, sign) = match comparison.verdict {
-        Verdict::Faster => ("faster", "▲ "),
-        Verdict::Slower => ("slower", "▼ "),
-        _ => ("", ""),
+    let (class, sign, remark) = match (comparison.verdict, noise_floor) {
+        (Verdict::Faster | Verdict::Slower, true) => ("", "", ", by chance or drift"),
+        (Verdict::Faster, false) => ("faster", "▲ ", ""),
+        (Verdict::Slower, false) => ("slower", "▼ ", ""),
+        _ => ("", "", ""),
     };
     [
-        td(&words::difference(comparison)),
-        td(&words::ratio(comparison)),
-        format!("<td class=\"{class}\">{sign}{}</td>", comparison.verdict),
+        interval(&words::difference(comparison), " ±"),
+        interval(&words::ratio(comparison), " ["),
+        format!("<td class=\"verdict {class}\">{sign}{}{remark}</td>", comparison.verdict),
     ]
+}
+
+/// A figure with its interval, which begins at `mark`, below it.
+fn interval(text: &str, mark: &str) -> String {
+    match text.find(mark) {
+        Some(at) => {
+            format!("<td>{}<br/><small>{}</small></td>", escape(&text[..at]), escape(&text[at + 1..]))
+        }
+        None => td(text),
+    }
 }
 
 /// A table in a box that scrolls by itself on narrow screens.
@@ -206,13 +233,15 @@ fn values(results: &Results, name: &str, first: &RowResult, rows: &[&RowResult])
     counts.dedup();
     let with_published = rows.iter().any(|row| !row.published.is_empty());
     let with_verdict = rows.iter().any(|row| results.comparison(&row.name).is_some());
-    let mut header = vec!["row", "N", "min", "median", "mean", "max", "std. dev."];
+    // What the reader came for stands first: the rest may be beyond the edge of a small screen.
+    let mut header = vec!["row", "median", "mean"];
     if with_verdict {
         header.extend(["difference", "ratio, interval", "verdict"]);
     }
     if with_published {
         header.push("published");
     }
+    header.extend(["N", "min", "max", "std. dev."]);
     header.extend(&counts);
     let cells = rows.iter().map(|row| {
         let mut cells = vec![match row.repeats {
@@ -221,14 +250,18 @@ fn values(results: &Results, name: &str, first: &RowResult, rows: &[&RowResult])
             }
             None => th(&words::short(row, &named)),
         }];
-        cells.extend(summary(row));
+        let [means, spread] = summary(row);
+        cells.push(means);
         if with_verdict {
-            cells.extend(compared(results.comparison(&row.name).map(|found| &found.comparison)));
+            let found = results.comparison(&row.name);
+            let noise = found.is_some_and(|found| found.noise_floor);
+            cells.extend(compared(found.map(|found| &found.comparison), noise));
         }
         if with_published {
             let figures: Vec<String> = row.published.iter().map(words::published).collect();
             cells.push(format!("<td class=\"published\">{}</td>", escape(&figures.join(", "))));
         }
+        cells.push(spread);
         cells.extend(
             counts
                 .iter()
@@ -240,14 +273,18 @@ fn values(results: &Results, name: &str, first: &RowResult, rows: &[&RowResult])
     table(&caption, "", &header, cells)
 }
 
-fn summary(row: &RowResult) -> Vec<String> {
+/// The cells of median and mean, and those of N, min, max and standard deviation.
+fn summary(row: &RowResult) -> [String; 2] {
     let Some(Summary { n, min, max, median, mean, stddev }) = row.summary else {
-        let why = if row.missing.is_some() { "missing" } else { "no values" };
-        return vec![format!("<td colspan=\"6\">{why}</td>")];
+        let why = match (&row.missing, row.errors.is_empty()) {
+            (Some(_), _) => "<a href=\"#missing\">missing</a>",
+            (None, false) => "<a href=\"#errors\">failed</a>",
+            (None, true) => "no values",
+        };
+        return [format!("<td colspan=\"2\">{why}</td>"), td("").repeat(4)];
     };
-    let mut cells = vec![td(&n.to_string())];
-    cells.extend([min, median, mean, max, stddev].map(|value| td(&words::value(value))));
-    cells
+    let cells = |values: &[f64]| values.iter().map(|value| td(&words::value(*value))).collect::<String>();
+    [cells(&[median, mean]), td(&n.to_string()) + &cells(&[min, max, stddev])]
 }
 
 /// What is long: ministat's output and all values.
@@ -329,10 +366,10 @@ fn published(results: &Results) -> String {
 fn how(results: &Results) -> String {
     let settings = &results.settings;
     let mut facts: Vec<(String, String)> = vec![
-        ("command".into(), results.command.join(" ")),
+        ("command".into(), words::command(&results.command)),
         ("seed".into(), settings.seed.to_string()),
         ("confidence".into(), format!("{} %", settings.confidence.percent())),
-        ("pinned to processors".into(), format!("{:?}", settings.cpus)),
+        ("pinned to processors".into(), words::cpus(&settings.cpus)),
     ];
     facts.extend(results.machine.facts().into_iter().map(|(name, value)| (name.into(), value)));
     facts.extend(results.peers.iter().map(|peer| (peer.name.clone(), peer.version.clone())));

@@ -23,10 +23,12 @@ const FIELD: f64 = 210.0;
 /// Room for the numbers left of it.
 const LEFT: f64 = 46.0;
 /// Values that span more than this factor are drawn on a logarithmic axis.
-const LOG: f64 = 12.0;
+const LOG: f64 = 8.0;
+/// Fewer values than this have no quartiles worth a box: they are drawn as they are.
+const MIN_BOX: usize = 5;
 /// Different values of a numeric label from which on curves are drawn over it.
 const MIN_POINTS: usize = 3;
-/// Series a plot has colours for; what comes after goes round.
+/// Series a plot has colours for; what comes after has them again, dashed.
 const COLOURS: usize = 6;
 
 /// Text for HTML and SVG, in elements and attributes.
@@ -56,6 +58,16 @@ struct Scale {
 }
 
 impl Scale {
+    /// Like [`Scale::over`], from zero unless that would need a logarithm: on a curve the height is read as
+    /// the amount.
+    fn from_zero(values: impl Iterator<Item = f64> + Clone, from: f64, to: f64) -> Self {
+        let mut scale = Self::over(values, from, to);
+        if !scale.log && scale.high > 0.0 {
+            scale.low = scale.low.min(0.0);
+        }
+        scale
+    }
+
     /// Over all `values`, a little wider, at positions `from` to `to`.
     fn over(values: impl Iterator<Item = f64> + Clone, from: f64, to: f64) -> Self {
         let low = values.clone().fold(f64::INFINITY, f64::min);
@@ -65,7 +77,9 @@ impl Scale {
             (low / 1.15, high * 1.15)
         } else {
             let room = ((high - low) * 0.06).max(high.abs() * 1e-3).max(f64::MIN_POSITIVE);
-            (low - room, high + room)
+            // What is never negative gets no negative stretch; a low end close to zero might as well be zero.
+            let below = low - room;
+            (if high > low && low >= 0.0 && below < high * 0.2 { 0.0 } else { below }, high + room)
         };
         Self { low, high, log, from, to }
     }
@@ -88,7 +102,7 @@ impl Scale {
             let all = decades.flat_map(|decade| steps.iter().map(move |step| step * 10f64.powi(decade)));
             return all.filter(|tick| (self.low..=self.high).contains(tick)).collect();
         }
-        let rough = (self.high - self.low) / 5.0;
+        let rough = (self.high - self.low) / 8.0;
         let power = 10f64.powf(rough.log10().floor());
         let step = [1.0, 2.0, 5.0, 10.0].map(|factor| factor * power);
         let step = step.into_iter().find(|step| *step >= rough).unwrap_or(rough);
@@ -108,8 +122,13 @@ fn open(id: &str, height: f64, title: &str, description: &str) -> String {
     )
 }
 
-fn logarithmic(scale: &Scale) -> &'static str {
-    if scale.log { ", logarithmic" } else { "" }
+/// What a reader must know about an axis before comparing lengths on it.
+fn kind(scale: &Scale) -> &'static str {
+    match (scale.log, scale.low > 0.0) {
+        (true, _) => ", logarithmic",
+        (false, true) => ", not from zero",
+        (false, false) => "",
+    }
 }
 
 /// A horizontal axis below `y` with grid lines up to `top`.
@@ -124,18 +143,19 @@ fn axis(out: &mut String, scale: &Scale, top: f64, y: f64, title: &str) {
             words::value(tick)
         );
     }
-    let kind = logarithmic(scale);
     let _ = writeln!(
         out,
-        "<text class=\"axis\" text-anchor=\"middle\" x=\"{:.1}\" y=\"{:.1}\">{}{kind}</text>",
+        "<text class=\"axis\" text-anchor=\"middle\" x=\"{:.1}\" y=\"{:.1}\">{}{}</text>",
         WIDTH / 2.0,
         y + 30.0,
-        escape(title)
+        escape(title),
+        kind(scale)
     );
 }
 
 /// Box plots of the rows that have values: whiskers from the least to the largest value, a box between the
-/// quartiles, a line at the median, a dot per value. `None` when no row has values.
+/// quartiles when there are enough values, a line at the median, a dot per value. `None` when no row has
+/// values.
 pub fn boxes(id: &str, title: &str, rows: &[&RowResult]) -> Option<String> {
     let drawn: Vec<&RowResult> = rows.iter().copied().filter(|row| row.summary.is_some()).collect();
     let first = drawn.first()?;
@@ -145,11 +165,12 @@ pub fn boxes(id: &str, title: &str, rows: &[&RowResult]) -> Option<String> {
     let mut out = open(
         id,
         height,
-        &format!("{title}: box plots"),
-        "One box per row: whiskers at the least and largest value, the box between the quartiles, a line \
-         at the median. The table below has the figures.",
+        &format!("{title}: all values"),
+        "One line per row, with a dot for each value and a bar at the median. Rows of five values or more \
+         have a box between the quartiles. The table below has the figures.",
     );
-    axis(&mut out, &scale, 2.0, height - AXIS, &first.unit);
+    let unit = format!("{}, {}", first.unit, words::better(first.better));
+    axis(&mut out, &scale, 2.0, height - AXIS, &unit);
     let named: Vec<&RowResult> = rows.iter().copied().filter(|row| row.repeats.is_none()).collect();
     for (at, row) in drawn.iter().enumerate() {
         let class = match (&row.repeats, &row.baseline) {
@@ -183,19 +204,21 @@ fn draw_box(out: &mut String, scale: &Scale, top: f64, class: &str, name: &str, 
             middle + 4.0
         );
     }
-    // A box that is too thin to see is still a box.
-    let width = (q3 - q1).max(1.0);
-    let _ = write!(
-        out,
-        "<rect x=\"{q1:.1}\" y=\"{:.1}\" width=\"{width:.1}\" height=\"12\"/>\
-         <line class=\"median\" x1=\"{q2:.1}\" y1=\"{:.1}\" x2=\"{q2:.1}\" y2=\"{:.1}\"/>",
-        middle - 6.0,
-        middle - 6.0,
-        middle + 6.0
-    );
+    if row.values.len() >= MIN_BOX {
+        // A box that is too thin to see is still a box.
+        let width = (q3 - q1).max(1.0);
+        let y = middle - 6.0;
+        let _ = write!(out, "<rect x=\"{q1:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"12\"/>");
+    }
     for value in &row.values {
         let _ = write!(out, "<circle cx=\"{:.1}\" cy=\"{middle:.1}\" r=\"2.2\"/>", scale.at(*value));
     }
+    let _ = write!(
+        out,
+        "<line class=\"median\" x1=\"{q2:.1}\" y1=\"{:.1}\" x2=\"{q2:.1}\" y2=\"{:.1}\"/>",
+        middle - 6.0,
+        middle + 6.0
+    );
     out.push_str("</g>\n");
 }
 
@@ -242,8 +265,9 @@ fn curve(id: &str, title: &str, key: &str, rows: &[&RowResult]) -> String {
     let points = || series.iter().flat_map(|series| &series.points);
     let xs = Scale::over(points().map(|(x, _)| *x), LEFT + 8.0, WIDTH - MARGIN - 6.0);
     let ends = points().filter_map(|(_, row)| row.summary).flat_map(|s| [s.min, s.max]);
-    let ys = Scale::over(ends, bottom, legend);
-    let unit = rows.first().map_or("", |row| row.unit.as_str());
+    let ys = Scale::from_zero(ends, bottom, legend);
+    let unit =
+        rows.first().map_or_else(String::new, |row| format!("{}, {}", row.unit, words::better(row.better)));
     let mut out = open(
         id,
         height,
@@ -281,12 +305,12 @@ fn curve(id: &str, title: &str, key: &str, rows: &[&RowResult]) -> String {
         "<text class=\"axis\" x=\"4\" y=\"{:.1}\">{}{}</text>\
          <text class=\"axis\" text-anchor=\"middle\" x=\"{:.1}\" y=\"{:.1}\">{}{}</text>",
         legend - 8.0,
-        escape(unit),
-        logarithmic(&ys),
+        escape(&unit),
+        kind(&ys),
         WIDTH / 2.0,
         bottom + 30.0,
         escape(key),
-        logarithmic(&xs)
+        if xs.log { ", logarithmic" } else { "" }
     );
     for (at, series) in series.iter().enumerate() {
         draw_series(&mut out, (&xs, &ys), at, series);
@@ -320,9 +344,10 @@ fn series<'a>(key: &str, rows: &[&'a RowResult]) -> Vec<Series<'a>> {
 fn draw_series(out: &mut String, (xs, ys): (&Scale, &Scale), at: usize, series: &Series<'_>) {
     let y = 18.0 * at as f64 + 10.0;
     let class = at % COLOURS;
+    let dashed = if at < COLOURS { "" } else { " dashed" };
     let _ = writeln!(
         out,
-        "<g class=\"s{class}\"><line x1=\"{LEFT}\" y1=\"{y}\" x2=\"{:.1}\" y2=\"{y}\"/>{}\
+        "<g class=\"s{class}{dashed}\"><line x1=\"{LEFT}\" y1=\"{y}\" x2=\"{:.1}\" y2=\"{y}\"/>{}\
          <text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
         LEFT + 28.0,
         marker(class, LEFT + 14.0, y),

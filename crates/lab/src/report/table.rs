@@ -1,4 +1,9 @@
-//! Columns of text.
+//! Columns of text, folded to the width of the terminal.
+
+use std::io::IsTerminal;
+
+/// Which column, its width, and whether it stands to the right.
+type Column = (usize, usize, bool);
 
 /// Cells in rows; the first row is the header.
 #[derive(Clone, Debug, Default)]
@@ -22,12 +27,22 @@ impl Table {
         self.rows.len() < 2
     }
 
-    /// The lines, indented by two; columns without any content are left out. Numbers, and what begins
-    /// like one, stand to the right.
+    /// The lines, for standard output: folded to the width of a terminal, as wide as they are elsewhere.
     pub fn draw(&self) -> String {
+        let stdout = std::io::stdout();
+        let terminal = stdout.is_terminal().then(|| rustix::termios::tcgetwinsize(&stdout).ok()).flatten();
+        // A terminal that does not know its width says 0.
+        let width = terminal.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0);
+        self.folded(width.unwrap_or(usize::MAX))
+    }
+
+    /// The lines, indented by two; columns without any content are left out. Numbers, and what begins
+    /// like one, stand to the right. Columns that do not fit into the width are drawn below, after the
+    /// first column once more.
+    fn folded(&self, width: usize) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let cell = |row: &Vec<String>, column: usize| row.get(column).cloned().unwrap_or_default();
-        let shown: Vec<(usize, usize, bool)> = (0..columns)
+        let shown: Vec<Column> = (0..columns)
             .filter(|column| self.rows[1..].iter().any(|row| !cell(row, *column).is_empty()))
             .map(|column| {
                 let width = self.rows.iter().map(|row| cell(row, column).chars().count()).max();
@@ -35,14 +50,31 @@ impl Table {
                 (column, width.unwrap_or(0), right)
             })
             .collect();
+        let Some((first, others)) = shown.split_first() else { return String::new() };
+        // Two characters in front of each column.
+        let room = width.saturating_sub(first.1 + 2);
+        let mut blocks: Vec<Vec<Column>> = vec![vec![*first]];
+        let mut used = 0;
+        for column in others {
+            if used > 0 && used + column.1 + 2 > room {
+                blocks.push(vec![*first]);
+                used = 0;
+            }
+            used += column.1 + 2;
+            blocks.last_mut().expect("there is one from the start").push(*column);
+        }
+        let blocks: Vec<String> = blocks.iter().map(|columns| self.block(columns)).collect();
+        blocks.join("\n")
+    }
+
+    fn block(&self, columns: &[Column]) -> String {
         let mut out = String::new();
         for row in &self.rows {
-            let mut line = String::from(" ");
-            for &(column, width, right) in &shown {
-                let text = cell(row, column);
-                line.push(' ');
+            let mut line = String::new();
+            for &(column, width, right) in columns {
+                let text = row.get(column).map_or("", String::as_str);
+                line.push_str("  ");
                 line.push_str(&if right { format!("{text:>width$}") } else { format!("{text:<width$}") });
-                line.push(' ');
             }
             out.push_str(line.trim_end());
             out.push('\n');
@@ -64,7 +96,21 @@ mod tests {
         let mut table = Table::new(&["name", "value", "note", "nothing"]);
         table.push(vec!["a".into(), "1.5".into(), "x".into(), String::new()]);
         table.push(vec!["long name".into(), "-12".into()]);
-        assert_eq!(table.draw(), "  name       value  note\n  a            1.5  x\n  long name    -12\n");
+        assert_eq!(
+            table.folded(usize::MAX),
+            "  name       value  note\n  a            1.5  x\n  long name    -12\n"
+        );
         assert!(!table.is_empty() && Table::new(&["a"]).is_empty());
+    }
+    #[test]
+    fn columns_that_do_not_fit_are_drawn_below_with_their_rows_names() {
+        let mut table = Table::new(&["row", "one", "two", "three"]);
+        table.push(vec!["first".into(), "111".into(), "222".into(), "333333".into()]);
+        let folded = "  row    one  two\n  first  111  222\n\n  row     three\n  first  333333\n";
+        assert_eq!(table.folded(17), folded);
+        assert_eq!(table.folded(18), folded);
+        assert_eq!(table.folded(25), "  row    one  two   three\n  first  111  222  333333\n");
+        // However narrow, a column at a time.
+        assert_eq!(table.folded(0).lines().filter(|line| line.starts_with("  row")).count(), 3);
     }
 }

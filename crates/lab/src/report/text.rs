@@ -43,19 +43,8 @@ fn table(results: &Results, group: &str) -> String {
     let Some(first) = rows.first() else { return String::new() };
     let named: Vec<&RowResult> = rows.iter().copied().filter(|row| row.repeats.is_none()).collect();
     let counts = counts(&rows);
-    let mut header = vec![
-        "row",
-        "N",
-        "min",
-        "median",
-        "mean",
-        "max",
-        "stddev",
-        "difference",
-        "ratio",
-        "verdict",
-        "published",
-    ];
+    let mut header = vec!["row", "N", "min", "median", "mean", "max", "stddev"];
+    header.extend(["difference", "ratio", "verdict", "published"]);
     header.extend(counts.iter().copied());
     let mut table = Table::new(&header);
     for row in &rows {
@@ -65,12 +54,9 @@ fn table(results: &Results, group: &str) -> String {
                 cells.push(s.n.to_string());
                 cells.extend([s.min, s.median, s.mean, s.max, s.stddev].map(words::value));
             }
-            (None, Some(missing)) => {
-                cells.push(missing_text(&missing.reason, missing.package.as_deref()));
-                cells.resize(7, String::new());
-            }
-            (None, None) => {
-                cells.push("no values".into());
+            (None, missing) => {
+                // The reason is told once, after the tables.
+                cells.push(if missing.is_some() { "missing" } else { "no values" }.into());
                 cells.resize(7, String::new());
             }
         }
@@ -111,9 +97,20 @@ fn missing_text(reason: &str, package: Option<&str>) -> String {
 
 fn rest(results: &Results) -> String {
     let mut out = String::new();
-    for missing in &results.missing {
-        let _ =
-            writeln!(out, "{}: {}", missing.name, missing_text(&missing.reason, missing.package.as_deref()));
+    // Many rows miss the same thing.
+    let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
+    for missing in results.all_missing() {
+        let reason = missing_text(&missing.reason, missing.package.as_deref());
+        match reasons.iter_mut().find(|(have, _)| *have == reason) {
+            Some((_, names)) => names.push(&missing.name),
+            None => reasons.push((reason, vec![&missing.name])),
+        }
+    }
+    for (reason, names) in &reasons {
+        let _ = match names[..] {
+            [name] => writeln!(out, "{name}: {reason}"),
+            _ => writeln!(out, "{reason}\n  {}", names.join("\n  ")),
+        };
     }
     for row in &results.rows {
         for error in &row.errors {
@@ -123,11 +120,9 @@ fn rest(results: &Results) -> String {
     }
     if !results.published.is_empty() {
         out.push_str("\nPublished figures, measured elsewhere:\n");
-        let mut table = Table::new(&["what", "value", "source"]);
         for figure in &results.published {
-            table.push(vec![figure.what.clone(), words::published(figure), figure.source.clone()]);
+            let _ = writeln!(out, "  {}: {} ({})", figure.what, words::published(figure), figure.source);
         }
-        out.push_str(&table.draw());
     }
     out.push('\n');
     for note in &results.notes {
@@ -141,7 +136,8 @@ fn rest(results: &Results) -> String {
     let machine = &results.machine;
     let cpu = machine.cpu.as_deref().unwrap_or("unknown processor");
     let kind = if machine.virtual_machine { "virtual machine, " } else { "" };
-    let _ = writeln!(out, "{cpu}, {kind}{} processors, {}", machine.cpus_online, machine.kernel);
+    let processors = if machine.cpus_online == 1 { "processor" } else { "processors" };
+    let _ = writeln!(out, "{cpu}, {kind}{} {processors}, {}", machine.cpus_online, machine.kernel);
     if machine.build == "debug" {
         out.push_str("This is a debug build: its figures mean little. Build with --release.\n");
     }

@@ -45,6 +45,29 @@ pub fn published(figure: &Published) -> String {
     format!("{} {}", value(figure.value), figure.unit)
 }
 
+/// `1 row`, `2 rows`.
+pub fn rows(count: usize) -> String {
+    format!("{count} row{}", if count == 1 { "" } else { "s" })
+}
+
+/// A command line that a shell takes apart into the same words.
+pub fn command(words: &[String]) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    let quoted = words.iter().map(|word| match word.is_empty() || !word.chars().all(plain) {
+        true => format!("'{}'", word.replace('\'', r"'\''")),
+        false => word.clone(),
+    });
+    quoted.collect::<Vec<_>>().join(" ")
+}
+
+/// Processors that threads were pinned to.
+pub fn cpus(cpus: &[usize]) -> String {
+    if cpus.is_empty() {
+        return "none".into();
+    }
+    cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+}
+
 /// Which way is up.
 pub fn better(better: Better) -> &'static str {
     match better {
@@ -86,17 +109,25 @@ pub fn noise(results: &Results) -> Option<String> {
         .filter(|floor| floor.comparison.student.is_some_and(|s| s.proven()))
         .filter(|floor| floor.comparison.welch.is_some_and(|w| w.proven()))
         .count();
+    let verdict = match proven {
+        0 => "none called proven".to_owned(),
+        _ => format!("{proven} called proven, which can only be chance or drift"),
+    };
     Some(format!(
-        "A/A: {} row{} measured twice, the largest difference {largest:.2} %; {proven} called proven, which \
-         can only be chance or drift.",
-        floor.len(),
-        if floor.len() == 1 { "" } else { "s" },
+        "A/A: {} measured twice, the largest difference {largest:.2} %; {verdict}.",
+        rows(floor.len())
     ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_command_line_can_be_given_to_a_shell_again() {
+        let words = ["ringferry", "--filter", "ring=split batch=1 ", "it's", ""].map(String::from);
+        assert_eq!(command(&words), r"ringferry --filter 'ring=split batch=1 ' 'it'\''s' ''");
+    }
 
     #[test]
     fn values_have_as_many_digits_as_are_read() {

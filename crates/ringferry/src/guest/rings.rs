@@ -111,7 +111,12 @@ impl Rings {
         let [rx_queue, tx_queue] = self.queues;
         let [rx_base, tx_base] = bases.map_or([None; 2], |bases| bases.map(Some));
         let plans = [self.rx.plan(rx_queue, rx_base), self.tx.plan(tx_queue, tx_base)];
-        connection.start(&[(self.arena.region(), self.arena.fd())], &plans)
+        connection.start(&[(self.arena.region(), self.arena.fd())], &plans)?;
+        // The back end before may have taken kicks with it: one that waits for them would wait for ever.
+        for events in [&self.rx, &self.tx] {
+            let _ = events.kick.signal();
+        }
+        Ok(())
     }
 
     /// Keeps what is needed to go on with the back end that comes after `connection`'s.

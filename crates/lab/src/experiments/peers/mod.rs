@@ -7,7 +7,7 @@
 //! | | `txonly` / source | `rxonly` / sink | `io` / forward |
 //! |---|---|---|---|
 //! | driver | virtual header and 42 bytes of headers written into a buffer of its own that the device reads | nothing read but the virtual header; buffers posted again | what is received is sent |
-//! | device | 42 bytes of headers written into a private buffer, which is copied whole to the driver's | copied whole to a private buffer | copied whole to a private buffer, and from there to the driver's |
+//! | device | 42 bytes of headers written into a private buffer, which is copied whole to the driver's | copied whole to a private buffer | DPDK copies to an mbuf, and from there to the driver's; ringferry once, from the one to the other |
 //!
 //! Bursts are of 32 frames, queues of 256 entries unless asked for otherwise, calls and kicks are off. Of a frame's
 //! payload no side reads more than the copies need; both count frames and bytes.
