@@ -2,13 +2,15 @@
 #
 #   namespace a: tap - ringferry guest - testpmd (two net_vhost ports, each frame from one goes out of the other) - ringferry guest - tap: namespace b
 
-case_add dpdk-net-vhost-mergeable 90 dnv_mergeable "mergeable receive buffers"
+case_add dpdk-net-vhost-mergeable 90 dnv_mergeable "mergeable receive buffers; this and the next three with split rings"
 case_add dpdk-net-vhost-big 90 dnv_big "receive buffers of 64 KiB"
 case_add dpdk-net-vhost-small 90 dnv_small "receive buffers of one frame, no offloads"
 case_add dpdk-net-vhost-tso 90 dnv_tso "the device offers segmentation offload"
+case_add dpdk-net-vhost-packed 180 dnv_packed "packed rings, with and without IN_ORDER, with each layout of receive buffers"
 case_add dpdk-net-vhost-client 90 dnv_client "ringferry guest listens, testpmd connects"
 case_add dpdk-net-vhost-jumbo 90 dnv_jumbo "MTU 9000"
 case_add dpdk-net-vhost-restart 90 dnv_restart "testpmd killed and restarted: the driver connects again"
+case_add dpdk-net-vhost-packed-restart 90 dnv_packed_restart "the same with packed rings"
 case_add dpdk-both 90 dnv_both "driver and device of ringferry with DPDK between: guest - net_vhost - virtio_user - switch"
 
 dnv_guests() {
@@ -42,21 +44,51 @@ dnv_end() {
     stop testpmd 10
 }
 
-# dnv_simple DEVOPTIONS GUESTOPTION...
+# dnv_simple DEVOPTIONS "BITS" GUESTOPTION...: BITS as testpmd_agreed takes them: 15 is MRG_RXBUF, 34 RING_PACKED, 35 IN_ORDER.
 dnv_simple() {
-    local device=$1
-    shift
+    local device=$1 bits=$2
+    shift 2
     netns_add a b
     dnv_testpmd "$device"
     dnv_guests "$@"
     dnv_traffic
+    # shellcheck disable=SC2086 # one word per bit
+    testpmd_agreed testpmd $bits
     dnv_end
 }
 
-dnv_mergeable() { dnv_simple '' --rx mergeable; }
-dnv_big() { dnv_simple ,tso=1 --rx big; }
-dnv_small() { dnv_simple '' --rx small --no-offloads; }
-dnv_tso() { dnv_simple ,tso=1 --rx mergeable; }
+dnv_mergeable() { dnv_simple '' '15 -34 35' --ring split --rx mergeable; }
+dnv_big() { dnv_simple ,tso=1 '-15 -34 -35' --ring split --in-order off --rx big; }
+dnv_small() { dnv_simple '' '-15 -34 35' --ring split --rx small --no-offloads; }
+dnv_tso() { dnv_simple ,tso=1 '15 -34 -35' --ring split --in-order off --rx mergeable; }
+
+# One testpmd, one pair of drivers after another.
+dnv_packed() {
+    netns_add a b
+    dnv_testpmd ,tso=1
+    traffic_server ns:b
+    dnv_packed_pair '15 35' --rx mergeable
+    dnv_packed_pair '15 -35' --rx mergeable --in-order off
+    dnv_packed_pair '-15 35' --rx big
+    dnv_packed_pair '-15 -35' --rx big --in-order off
+    dnv_packed_pair '-15 35' --rx small --no-offloads
+    dnv_packed_pair '-15 -35' --rx small --no-offloads --in-order off
+    stop testpmd 10
+}
+
+# dnv_packed_pair "BITS" GUESTOPTION...
+dnv_packed_pair() {
+    local bits=$1
+    shift
+    echo "== guests with $*"
+    dnv_guests --ring packed "$@"
+    dnv_path
+    # shellcheck disable=SC2086 # one word per bit
+    testpmd_agreed testpmd 28 29 34 $bits
+    traffic_check ns:a 10.9.0.2 1 tcp-both
+    rf_stop guest-a
+    rf_stop guest-b
+}
 
 dnv_client() {
     netns_add a b
@@ -78,10 +110,16 @@ dnv_jumbo() {
     dnv_end
 }
 
-dnv_restart() {
+dnv_restart() { dnv_killed '-34 35' --ring split; }
+dnv_packed_restart() { dnv_killed '34 35' --ring packed; }
+
+# dnv_killed "BITS" GUESTOPTION...
+dnv_killed() {
+    local bits=$1
+    shift
     netns_add a b
     dnv_testpmd ''
-    dnv_guests
+    dnv_guests "$@"
     dnv_path
     local before killed gap
     before=$(rf_fd_count guest-a)
@@ -98,6 +136,8 @@ dnv_restart() {
     kill_hard flood
     traffic_server ns:b
     traffic_check ns:a 10.9.0.2 1 tcp-both udp
+    # shellcheck disable=SC2086 # one word per bit
+    testpmd_agreed testpmd $bits
     [ "$(rf_fd_count guest-a)" = "$before" ] || fail "ringferry guest had $before file descriptors before and has $(rf_fd_count guest-a) after"
     dnv_end
 }

@@ -22,6 +22,8 @@ feature_case no-csum "$NO_CSUM,guest_csum=off,$NO_GUEST_OFFLOADS" "-0 -1 -7 -11 
 feature_case no-guest-csum "guest_csum=off,$NO_GUEST_OFFLOADS" "0 -1 -7 11" "the guest sends with offloads and receives without"
 feature_case nothing "mrg_rxbuf=off,event_idx=off,indirect_desc=off,status=off,$NO_CTRL,$NO_CSUM,guest_csum=off,$NO_GUEST_OFFLOADS" \
     "-0 -1 -7 -11 -15 -16 -17 -28 -29 32" "everything off but VERSION_1"
+feature_case packed-no-event-idx "packed=on,event_idx=off" "34 -29 28 15" "packed rings: notification flags in place of descriptor events"
+feature_case packed-no-indirect "packed=on,indirect_desc=off,mrg_rxbuf=off" "34 -28 29 -15" "packed rings: chains in the ring itself, no MRG_RXBUF"
 feature_case legacy "disable-modern=on,disable-legacy=off" "-32 15" "a legacy device: no VERSION_1"
 
 qemu_feature() {

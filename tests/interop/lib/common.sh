@@ -54,6 +54,13 @@ spawn() {
     PID[$name]=$!
 }
 
+# said NAME: what it printed since it was started last; those of one name share a log.
+said() {
+    local begin
+    begin=$(grep -n '^-- [0-9][0-9]:' "$LOG/$1.log" | tail -n 1)
+    tail -n "+${begin%%:*}" "$LOG/$1.log"
+}
+
 # False for a process that ended and was not waited for yet.
 alive() {
     [ -n "${PID[$1]:-}" ] && ! not_running "${PID[$1]}"

@@ -45,6 +45,20 @@ rf_fd_count() {
     find "/proc/${PID[$1]}/fd" -mindepth 1 2>/dev/null | wc -l
 }
 
+# rf_has_features NAME PORT FEATURE...: negotiated on that port of a switch; one with a minus in front must be off.
+rf_has_features() {
+    local name=$1 port=$2 features feature
+    shift 2
+    features=" $("$RINGFERRY" ctl --control "$RUN/$name.control" show --json |
+        jq -r --arg port "$port" '.ports[] | select(.name == $port) | .features | join(" ")') "
+    for feature; do
+        case $feature in
+        -*) [[ $features != *" ${feature#-} "* ]] || fail "$name: ${feature#-} was negotiated on port $port:$features" ;;
+        *) [[ $features == *" $feature "* ]] || fail "$name: $feature was not negotiated on port $port:$features" ;;
+        esac
+    done
+}
+
 # rf_queues NAME PORT: its virtqueues, one line each: index, whether it runs, and how many buffers it has returned so far, modulo 65536.
 rf_queues() {
     "$RINGFERRY" ctl --control "$RUN/$1.control" show --json | jq -r --arg port "$2" '.ports[] | select(.name == $port) | .queues[] |
