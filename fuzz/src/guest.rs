@@ -1,0 +1,251 @@
+//! Guest memory that a peer may write at any moment, also between two loads of the half under test.
+//!
+//! It is mapped as production maps it and made once per thread; each run begins with zeroes.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use ringferry_memory::{Area, Entry, GuestMemory, SharedMem, WordSlots, WordTable, Words};
+use ringferry_ring::{Parts, part_bytes};
+
+/// First guest physical address.
+pub const BASE: u64 = 0x10_0000;
+
+/// Guest address and bytes of each region: a large one, one that follows it (so that a buffer can cross
+/// the border of two), and one behind a hole.
+pub const REGIONS: [(u64, usize); 3] =
+    [(BASE, 0x2_0000), (BASE + 0x2_0000, 0x1000), (BASE + 0x4_0000, 0x3000)];
+
+thread_local! {
+    static MEMORY: Rc<GuestMemory> = {
+        let map = |(addr, len)| SharedMem::new("fuzz", len).unwrap().map_at(addr).unwrap();
+        Rc::new(GuestMemory::new(REGIONS.into_iter().map(map).collect()).unwrap())
+    };
+}
+
+/// The memory of one run.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    map: Rc<GuestMemory>,
+    peer: Rc<Peer>,
+}
+
+/// What the peer does while the half under test works.
+#[derive(Debug, Default)]
+struct Peer {
+    surprises: RefCell<VecDeque<Surprise>>,
+    loads: Cell<u64>,
+    struck: Cell<bool>,
+}
+
+/// A write of the peer just before one of our loads.
+#[derive(Clone, Copy, Debug)]
+pub struct Surprise {
+    /// How many loads before it, counted from the surprise before.
+    pub after: u8,
+    /// Whether the value is xored to what is there.
+    pub flip: bool,
+    /// What is written to the word that is about to be loaded.
+    pub value: u64,
+}
+
+impl Guest {
+    /// Zeroed memory and a peer without plans.
+    pub fn new() -> Self {
+        let guest = Self { map: MEMORY.with(Rc::clone), peer: Rc::default() };
+        for (addr, len) in REGIONS {
+            guest.write(addr, &vec![0; len]);
+        }
+        guest
+    }
+
+    /// The memory map.
+    pub fn map(&self) -> &GuestMemory {
+        &self.map
+    }
+
+    /// Writes as far as there is memory.
+    pub fn write(&self, addr: u64, bytes: &[u8]) {
+        let (mut translator, mut done) = (self.map.translator(), 0);
+        while done < bytes.len() {
+            let piece = translator.write(addr.wrapping_add(done as u64), bytes.len() - done);
+            let Some(piece) = piece else { break };
+            done += piece.copy_from(&bytes[done..]);
+        }
+    }
+
+    /// Reads up to `len` bytes, as far as there is memory.
+    pub fn read_some(&self, addr: u64, len: usize) -> Vec<u8> {
+        let (mut translator, mut bytes) = (self.map.translator(), vec![0; len]);
+        let mut done = 0;
+        while done < len {
+            let piece = addr.checked_add(done as u64).and_then(|addr| translator.read(addr, len - done));
+            let Some(piece) = piece else { break };
+            done += piece.copy_to(&mut bytes[done..]);
+        }
+        bytes.truncate(done);
+        bytes
+    }
+
+    /// Reads `len` bytes; `None` when some of them are in no memory.
+    pub fn read(&self, addr: u64, len: usize) -> Option<Vec<u8>> {
+        Some(self.read_some(addr, len)).filter(|bytes| bytes.len() == len)
+    }
+
+    /// Reads a number that is in memory.
+    pub fn number<const N: usize>(&self, addr: u64) -> [u8; N] {
+        self.read(addr, N).expect("a number in memory").try_into().expect("as long as asked for")
+    }
+
+    /// All bytes of all regions.
+    pub fn snapshot(&self) -> Vec<u8> {
+        let read = |(addr, len)| self.read(addr, len).expect("a region");
+        REGIONS.map(read).concat()
+    }
+
+    /// Plans a write of the peer.
+    pub fn plan(&self, surprise: Surprise) {
+        self.peer.surprises.borrow_mut().push_back(surprise);
+    }
+
+    /// Calls `work`; returns what it returned, the loads it made, and whether the peer wrote meanwhile.
+    pub fn watch<R>(&self, work: impl FnOnce() -> R) -> (R, u64, bool) {
+        self.peer.loads.set(0);
+        self.peer.struck.set(false);
+        let result = work();
+        (result, self.peer.loads.get(), self.peer.struck.get())
+    }
+
+    /// A range that the half under test may read, and may write if it is `own`.
+    pub fn area(&self, addr: u64, len: usize, own: bool) -> Hostile {
+        let area = self.map.area(addr, len).expect("an area in memory");
+        Hostile { area, peer: Rc::clone(&self.peer), own }
+    }
+}
+
+impl Default for Guest {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A range of guest memory as the half under test sees it.
+#[derive(Clone, Debug)]
+pub struct Hostile {
+    area: Area,
+    peer: Rc<Peer>,
+    own: bool,
+}
+
+impl Hostile {
+    /// Counts a load of the word at `at`, and lets the peer write it first if that was the plan.
+    fn strike(&self, old: impl FnOnce() -> u64, store: impl FnOnce(u64)) {
+        self.peer.loads.set(self.peer.loads.get() + 1);
+        let mut surprises = self.peer.surprises.borrow_mut();
+        match surprises.front_mut() {
+            Some(Surprise { after: 0, flip, value }) => {
+                store(if *flip { *value ^ old() } else { *value });
+                self.peer.struck.set(true);
+                surprises.pop_front();
+            }
+            Some(Surprise { after, .. }) => *after -= 1,
+            None => {}
+        }
+    }
+}
+
+macro_rules! access {
+    ($($load:ident $store:ident $word:ty),*) => {$(
+        fn $load(&self, at: usize) -> $word {
+            self.strike(|| self.area.$load(at).into(), |value| self.area.$store(at, value as $word));
+            self.area.$load(at)
+        }
+        fn $store(&self, at: usize, value: $word) {
+            assert!(self.own, "a store to what the peer owns");
+            self.area.$store(at, value);
+        }
+    )*};
+}
+
+impl Words for Hostile {
+    type Table<E: Entry> = WordTable<Self>;
+
+    fn table<E: Entry>(&self, at: usize, count: u16) -> Option<WordTable<Self>> {
+        WordTable::new::<E>(self.clone(), at, count)
+    }
+
+    type Slots = WordSlots<Self>;
+
+    fn slots(&self, count: u16) -> Option<WordSlots<Self>> {
+        WordSlots::new(self.clone(), count)
+    }
+
+    fn len(&self) -> usize {
+        self.area.len()
+    }
+    fn is_aligned(&self, align: usize) -> bool {
+        self.area.is_aligned(align)
+    }
+    access!(load16 store16 u16, load16_acquire store16_release u16, load32 store32 u32);
+    access!(load64 store64 u64, load64_acquire store64_release u64);
+    fn full_fence() {}
+}
+
+/// Where the areas of a queue lie in the first region.
+#[derive(Clone, Copy, Debug)]
+pub struct Places {
+    /// Number of entries.
+    pub size: u16,
+    /// Whether the ring is packed.
+    pub packed: bool,
+    /// Addresses of the descriptor, driver and device area.
+    pub at: [u64; 3],
+    /// What follows, for indirect tables and buffers.
+    pub rest: u64,
+}
+
+impl Places {
+    /// The areas one behind the other.
+    pub fn new(size: u16, packed: bool) -> Self {
+        let mut next = BASE;
+        let at = part_bytes(size, packed).map(|len| {
+            let at = next;
+            next = (at + len as u64).next_multiple_of(64);
+            at
+        });
+        Places { size, packed, at, rest: next.next_multiple_of(256) }
+    }
+
+    /// The areas, for a half that may write the ones that are its `own`.
+    pub fn parts(&self, guest: &Guest, own: [bool; 3]) -> Parts<Hostile> {
+        let lens = part_bytes(self.size, self.packed);
+        let [desc, driver, device] = std::array::from_fn(|i| guest.area(self.at[i], lens[i], own[i]));
+        Parts { size: self.size, desc, driver, device }
+    }
+
+    /// What a device half may write.
+    pub fn of_device(&self, guest: &Guest) -> Parts<Hostile> {
+        self.parts(guest, [self.packed, false, true])
+    }
+
+    /// What a driver half may write.
+    pub fn of_driver(&self, guest: &Guest) -> Parts<Hostile> {
+        self.parts(guest, [true, true, false])
+    }
+
+    /// Address of the `i`-th descriptor.
+    pub fn desc(&self, i: u16) -> u64 {
+        self.at[0] + 16 * u64::from(i % self.size)
+    }
+
+    /// Address of an entry of the available ring.
+    pub fn head(&self, index: u16) -> u64 {
+        self.at[1] + 4 + 2 * u64::from(index % self.size)
+    }
+
+    /// Address of an entry of the used ring.
+    pub fn element(&self, index: u16) -> u64 {
+        self.at[2] + 4 + 8 * u64::from(index % self.size)
+    }
+}

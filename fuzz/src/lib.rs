@@ -1,0 +1,39 @@
+//! Fuzz targets: an input is a script by which a hostile peer and the code under test take turns.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`script`] | bytes to operations and back |
+//! | [`guest`] | guest memory in which the peer also writes between two loads |
+//! | [`ring`] | how an input chooses a ring |
+//! | [`pen`] | the hostile driver |
+//! | [`oracle`] | a second reader of rings, to compare with |
+//! | [`device`], [`driver`], [`net`], [`mod@session`] | the targets |
+//! | [`seeds`] | scenarios that reach deep, from which the fuzzer starts |
+//!
+//! The targets are plain functions: only the programs in `targets/` know libFuzzer.
+#![forbid(unsafe_code)]
+
+pub mod device;
+pub mod driver;
+pub mod guest;
+pub mod net;
+pub mod oracle;
+pub mod pen;
+pub mod ring;
+pub mod script;
+pub mod seeds;
+pub mod session;
+
+/// A target: runs an input and says how far it got. It panics when something is wrong.
+pub type Target = fn(&[u8]) -> ring::Reached;
+
+/// All targets by name.
+pub const TARGETS: [(&str, Target); 7] = [
+    ("split_device", device::split),
+    ("packed_device", device::packed),
+    ("split_driver", driver::split),
+    ("packed_driver", driver::packed),
+    ("net_transmitq", net::transmitq),
+    ("net_receiveq", net::receiveq),
+    ("vhost_user_session", session::session),
+];

@@ -1,0 +1,264 @@
+//! A vhost-user back end's session against a hostile front end.
+//!
+//! Whatever the front end sends, with whatever descriptors, in whatever pieces: no panic, a device that is
+//! told of rings only as they are, nothing left open or mapped when the session is gone, and a well-behaved
+//! front end is served afterwards.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use ringferry_memory::{GuestMemory, SharedMem, Words};
+use ringferry_ring::part_bytes;
+use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::socket::Stream;
+use ringferry_vhost_user::message::{
+    F_PROTOCOL_FEATURES, F_RING_PACKED, F_VERSION_1, FLAG_NEED_REPLY, Header, MAX_FDS, MemoryRegion,
+    MemoryTable, Request, SingleRegion, VERSION, VringAddr, VringState,
+};
+use ringferry_vhost_user::{Device, Offer, ProtocolFeatures, RingSetup, Session};
+use zerocopy::IntoBytes;
+
+use crate::ring::Reached;
+use crate::script::{Bytes, Field};
+
+/// Where guest memory begins in the front end's address space.
+pub const USER: u64 = 0x7000_0000_0000;
+/// Bytes of the file that is guest memory.
+pub const MEMORY: u64 = 0x1_0000;
+/// Queue pairs on offer.
+const PAIRS: u16 = 2;
+/// Descriptors a session may hold at a time: three events for each ring, twice while it runs, the socket for
+/// the back end's requests, and those of a message that has not come to its end.
+const MAX_HELD: usize = 6 * 2 * PAIRS as usize + 1 + MAX_FDS;
+
+/// A message, or some bytes that are none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Number of the request.
+    pub request: u8,
+    /// Bit 0: wants a reply, 1: the header promises one byte more than follows, 2: a reply itself, 3: another
+    /// version, 4: only the payload is sent, 5: the session is not served before the next message.
+    pub flags: u8,
+    /// Descriptors: bits 0 and 1 say how many, then two bits for each what: an event, memory, a pipe, a
+    /// socket.
+    pub fds: u8,
+    /// What follows the header.
+    pub payload: Vec<u8>,
+}
+
+impl Field for Message {
+    fn get(bytes: &mut Bytes<'_>) -> Option<Self> {
+        let (request, flags, fds) = (u8::get(bytes)?, u8::get(bytes)?, u8::get(bytes)?);
+        let len = usize::from(u8::get(bytes)?).min(bytes.0.len());
+        let (payload, rest) = bytes.0.split_at(len);
+        let message = Self { request, flags, fds, payload: payload.to_vec() };
+        bytes.0 = rest;
+        Some(message)
+    }
+
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend([self.request, self.flags, self.fds, self.payload.len() as u8]);
+        out.extend(&self.payload);
+    }
+}
+
+/// A device that holds the session to what it promises.
+#[derive(Default)]
+struct Witness {
+    rings: BTreeMap<u16, RingSetup>,
+}
+
+impl Device for Witness {
+    fn features_acked(&mut self, _: u64) {}
+
+    fn memory_changed(&mut self, _: Option<Arc<GuestMemory>>) {
+        assert!(self.rings.is_empty(), "a ring ran while the map changed");
+    }
+
+    fn ring_started(&mut self, index: u16, ring: RingSetup) {
+        let size = ring.parts.size;
+        assert!(index < 2 * PAIRS && size > 0 && (ring.packed() || size.is_power_of_two()));
+        assert!(!ring.packed() || ring.base & 0x7fff < size);
+        let areas = [&ring.parts.desc, &ring.parts.driver, &ring.parts.device];
+        assert_eq!(areas.map(Words::len), part_bytes(size, ring.packed()));
+        for area in areas {
+            // The last word can be reached.
+            area.load16(area.len() - 2);
+        }
+        assert!(self.rings.insert(index, ring).is_none(), "started twice");
+    }
+
+    fn ring_call_changed(&mut self, index: u16, call: Option<EventFd>) {
+        self.rings.get_mut(&index).expect("a ring that runs").call = call;
+    }
+
+    fn ring_enabled(&mut self, index: u16, enabled: bool) {
+        self.rings.get_mut(&index).expect("a ring that runs").enabled = enabled;
+    }
+
+    fn ring_stopped(&mut self, index: u16) -> u16 {
+        self.rings.remove(&index).expect("a ring that runs").base
+    }
+}
+
+/// What descriptors a front end has to send.
+struct Files {
+    event: EventFd,
+    memory: SharedMem,
+    pipe: std::io::PipeWriter,
+    _reader: std::io::PipeReader,
+    socket: Stream,
+    _other: Stream,
+}
+
+impl Files {
+    fn new() -> std::io::Result<Self> {
+        let (reader, pipe) = std::io::pipe()?;
+        let (socket, other) = Stream::pair()?;
+        let memory = SharedMem::new("fuzz", MEMORY as usize)?;
+        Ok(Self { event: EventFd::new()?, memory, pipe, _reader: reader, socket, _other: other })
+    }
+
+    fn choose(&self, fds: u8) -> Vec<BorrowedFd<'_>> {
+        let all = [self.event.as_fd(), self.memory.fd(), self.pipe.as_fd(), self.socket.as_fd()];
+        (0..fds & 3).map(|i| all[usize::from(fds >> (2 + 2 * i) & 3)]).collect()
+    }
+}
+
+/// A session and the front end's end of its connection.
+struct Rig {
+    peer: Stream,
+    session: Session,
+    device: Witness,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let (peer, ours) = Stream::pair().expect("a connection");
+        peer.set_nonblocking(true).expect("a socket that does not block");
+        let features = F_VERSION_1 | F_RING_PACKED | 1 << 15 | 1 << 28 | 1 << 29 | 1 << 35;
+        let mut offer = Offer::net(features, PAIRS);
+        offer.protocol |= ProtocolFeatures::CONFIG;
+        Self { peer, session: Session::new(ours, offer).expect("a session"), device: Witness::default() }
+    }
+
+    /// Sends a message; false when there is no room.
+    fn send(&self, message: &Message, files: &Files) -> bool {
+        let has = |bit: u8| u32::from(message.flags >> bit & 1);
+        let header = Header {
+            request: message.request.into(),
+            flags: (VERSION + has(3)) | (has(0) * FLAG_NEED_REPLY) | (has(2) << 2),
+            size: message.payload.len() as u32 + has(1),
+        };
+        let mut bytes = if has(4) == 0 { header.as_bytes().to_vec() } else { Vec::new() };
+        bytes.extend(&message.payload);
+        bytes.is_empty() || self.peer.send(&bytes, &files.choose(message.fds)).is_ok()
+    }
+
+    /// Serves what is there and reads the answers; false when the session is over.
+    fn serve(&mut self) -> bool {
+        let served = self.session.on_readable(&mut self.device).is_ok();
+        let (mut bytes, mut fds) = ([0; 4096], Vec::new());
+        while self.peer.recv(&mut bytes, &mut fds).is_ok_and(|got| got.bytes > 0) {}
+        for (index, ring) in self.session.rings().enumerate() {
+            assert_eq!(self.device.rings.contains_key(&(index as u16)), ring.started, "ring {index}");
+        }
+        assert!(served || self.device.rings.is_empty(), "a ring outlived its session");
+        served
+    }
+}
+
+/// Open descriptors of this process. The listing has one of its own, in every count alike.
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
+}
+
+/// Plays a front end that sends what the input says.
+pub fn session(input: &[u8]) -> Reached {
+    let files = Files::new().expect("descriptors");
+    let before = open_files();
+    let mut rig = Rig::new();
+    let mut input = Bytes(input);
+    while let Some(message) = Message::get(&mut input) {
+        let sent = rig.send(&message, &files);
+        if (message.flags >> 5 & 1 == 0 || !sent) && !rig.serve() {
+            break;
+        }
+    }
+    rig.serve();
+    // Two ends of a connection, and what the session may hold; counted once, as it is slow.
+    let held = open_files().saturating_sub(before + 2);
+    assert!(held <= MAX_HELD, "{held} descriptors are held");
+    let reached = Reached {
+        chains: rig.session.counters().messages as usize - rig.session.counters().rejected as usize,
+        longest: rig.device.rings.len(),
+        ..Reached::default()
+    };
+    rig.session.disconnect(&mut rig.device);
+    assert!(rig.device.rings.is_empty(), "a ring outlived its session");
+    drop(rig);
+    assert_eq!(open_files(), before, "descriptors were leaked");
+    let mut rig = Rig::new();
+    for message in set_up(false) {
+        assert!(rig.send(&message, &files) && rig.serve());
+    }
+    assert_eq!(rig.device.rings.len(), 1, "a well-behaved front end is served");
+    rig.session.disconnect(&mut rig.device);
+    reached
+}
+
+/// What a message is made of.
+pub fn message(request: Request, payload: &[u8], fds: &[u8]) -> Message {
+    let kinds = fds.iter().rev().fold(0, |bits, kind| bits << 2 | kind);
+    Message { request: request as u8, flags: 1, fds: kinds << 2 | fds.len() as u8, payload: payload.to_vec() }
+}
+
+/// Descriptor kinds of [`Message::fds`].
+pub const EVENT: u8 = 0;
+/// See [`EVENT`].
+pub const MEMORY_FILE: u8 = 1;
+
+/// The region that is all of guest memory.
+pub fn region() -> MemoryRegion {
+    MemoryRegion { guest_addr: 0, size: MEMORY, user_addr: USER, mmap_offset: 0 }
+}
+
+/// The messages that start ring 0 with 16 entries.
+pub fn set_up(packed: bool) -> Vec<Message> {
+    let features = F_VERSION_1 | F_PROTOCOL_FEATURES | if packed { F_RING_PACKED } else { 0 };
+    let protocol = Offer::NET_PROTOCOL.bits();
+    let table = [MemoryTable { count: 1, padding: 0 }.as_bytes(), region().as_bytes()].concat();
+    let mut messages = vec![
+        message(Request::GetFeatures, &[], &[]),
+        message(Request::GetProtocolFeatures, &[], &[]),
+        message(Request::SetProtocolFeatures, protocol.as_bytes(), &[]),
+        message(Request::SetOwner, &[], &[]),
+        message(Request::SetFeatures, features.as_bytes(), &[]),
+        message(Request::SetMemTable, &table, &[MEMORY_FILE]),
+    ];
+    messages.extend(start(0, if packed { 0x8000_8000 } else { 0 }));
+    messages
+}
+
+/// The messages that start a ring.
+pub fn start(index: u32, base: u32) -> Vec<Message> {
+    let state = |request, num| message(request, VringState { index, num }.as_bytes(), &[]);
+    let at = USER + 0x2000 * u64::from(index);
+    let addr = VringAddr { index, flags: 0, desc: at, avail: at + 0x800, used: at + 0x1000, log: 0 };
+    vec![
+        state(Request::SetVringNum, 16),
+        state(Request::SetVringBase, base),
+        message(Request::SetVringAddr, addr.as_bytes(), &[]),
+        message(Request::SetVringCall, u64::from(index).as_bytes(), &[EVENT]),
+        message(Request::SetVringKick, u64::from(index).as_bytes(), &[EVENT]),
+        state(Request::SetVringEnable, 1),
+    ]
+}
+
+/// A memory slot added or removed.
+pub fn slot(request: Request, guest_addr: u64) -> Message {
+    let region = MemoryRegion { guest_addr, user_addr: USER + guest_addr, ..region() };
+    let fds: &[u8] = if request == Request::AddMemReg { &[MEMORY_FILE] } else { &[] };
+    message(request, SingleRegion { padding: 0, region }.as_bytes(), fds)
+}
