@@ -13,6 +13,7 @@
 //! to shared memory: words go through atomics, buffers through [`ReadSlice`] and [`WriteSlice`],
 //! which only copy. This crate and `ringferry-sys` are where the project's `unsafe` lives.
 
+pub mod buffer;
 pub mod guest;
 pub mod region;
 pub mod shared;
@@ -20,6 +21,7 @@ pub mod sigbus;
 pub mod slice;
 pub mod words;
 
+pub use buffer::Buffer;
 pub use guest::{GuestMemory, MemoryError, Translator};
 pub use region::{MapError, Region, RegionSpec};
 pub use shared::SharedMem;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::region::Region;
+use crate::slice::{ReadSlice, WriteSlice};
 
 /// A resolved range of shared memory, seen as naturally aligned little-endian words.
 ///
@@ -363,6 +364,20 @@ impl Area {
     /// `base..base + len` lies inside the mapping of `region`.
     pub(crate) unsafe fn new(base: *mut u8, len: usize, region: Arc<Region>) -> Self {
         Self { base, len, region }
+    }
+
+    /// The `len` bytes at byte offset `at`, for reading packets; `None` when they are not all inside.
+    #[inline(always)]
+    pub fn read(&self, at: usize, len: usize) -> Option<ReadSlice<'_>> {
+        self.write(at, len).map(|slice| slice.as_read())
+    }
+
+    /// The `len` bytes at byte offset `at`, for writing packets; `None` when they are not all inside.
+    #[inline(always)]
+    pub fn write(&self, at: usize, len: usize) -> Option<WriteSlice<'_>> {
+        let inside = at <= self.len && len <= self.len - at;
+        // SAFETY: the range is inside the area, which stays mapped as long as it is borrowed.
+        inside.then(|| unsafe { WriteSlice::from_raw(self.base.add(at), len) })
     }
 
     /// The address of the `T` at byte offset `at`, checked for bounds and alignment.

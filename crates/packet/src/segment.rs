@@ -3,10 +3,17 @@
 //!
 //! The frame is one slice of private memory. Nothing is copied but the headers: [`Segmenter`] keeps
 //! one copy of them and rewrites it for each segment, and a [`Segment`] borrows that copy and its
-//! part of the payload, so the caller writes both straight into the receiver's buffers.
+//! part of the payload, so the caller writes both straight into the receiver's buffers. Or it is a chain
+//! of buffers, which [`segment_chain`] cuts into chains.
 //!
 //! The lengths of the headers are parsed from the frame. What the sender says about them must agree
 //! and is otherwise not used.
+
+mod chain;
+
+pub use chain::{Reason, Unsegmented, segment_chain};
+
+use std::ops::Range;
 
 use thiserror::Error;
 
@@ -23,9 +30,9 @@ pub const MAX_HEADERS: usize = 256;
 /// 1 would cost the switch 65536 packets.
 pub const MAX_SEGMENTS: usize = 2048;
 
-const FIN: u8 = 0x01;
-const PSH: u8 = 0x08;
-const CWR: u8 = 0x80;
+pub(crate) const FIN: u8 = 0x01;
+pub(crate) const PSH: u8 = 0x08;
+pub(crate) const CWR: u8 = 0x80;
 
 /// What to do about the transport checksum of each segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,21 +98,9 @@ impl Segment<'_> {
 /// Cuts one frame. Ask [`next_segment`](Self::next_segment) until it answers `None`.
 #[derive(Clone, Debug)]
 pub struct Segmenter<'f> {
-    /// The original headers, and the payload behind them.
-    front: &'f [u8],
+    heads: Heads<'f>,
     payload: &'f [u8],
-    /// The headers of the current segment, as long as `front`.
-    head: [u8; MAX_HEADERS],
-    layers: Layers,
-    gso_size: usize,
     checksum: Checksum,
-    /// The sender's pseudo header sum without its length.
-    pseudo: Sum,
-    /// Where the transport checksum is stored.
-    field: usize,
-    /// Segments handed out so far, and in all.
-    done: usize,
-    segments: usize,
 }
 
 impl<'f> Segmenter<'f> {
@@ -119,13 +114,63 @@ impl<'f> Segmenter<'f> {
     /// # Errors
     /// [`SegmentError`]
     pub fn new(header: &Header, frame: &'f [u8], checksum: Checksum) -> Result<Segmenter<'f>, SegmentError> {
-        header.check(frame.len())?;
+        let heads = Heads::new(header, frame, frame.len())?;
+        Ok(Segmenter { payload: &frame[heads.front.len()..], heads, checksum })
+    }
+
+    /// Number of segments in all, between 1 and [`MAX_SEGMENTS`].
+    #[must_use]
+    pub const fn segments(&self) -> usize {
+        self.heads.segments
+    }
+
+    /// The next segment, in order. It borrows the headers from here, so it has to be used before
+    /// the next call.
+    pub fn next_segment(&mut self) -> Option<Segment<'_>> {
+        let payload = &self.payload[self.heads.advance()?];
+        let header = match self.checksum {
+            Checksum::Partial => self.heads.partial(),
+            Checksum::Complete => {
+                let mut sum = self.heads.sum();
+                sum.add(payload);
+                self.heads.complete(sum);
+                Header::default()
+            }
+        };
+        Some(Segment { head: self.heads.current(), payload, header })
+    }
+}
+
+/// The headers of the segments of a frame, one after the other.
+#[derive(Clone, Debug)]
+struct Heads<'f> {
+    /// The original headers.
+    front: &'f [u8],
+    /// Bytes of payload behind them.
+    payload: usize,
+    /// The headers of the current segment, as long as `front`.
+    head: [u8; MAX_HEADERS],
+    layers: Layers,
+    gso_size: usize,
+    /// The sender's pseudo header sum without its length.
+    pseudo: Sum,
+    /// Where the transport checksum is stored.
+    field: usize,
+    /// Segments handed out so far, and in all.
+    done: usize,
+    segments: usize,
+}
+
+impl<'f> Heads<'f> {
+    /// Prepares to cut a frame of `len` bytes that begins with `prefix`, which has all of its headers.
+    fn new(header: &Header, prefix: &'f [u8], len: usize) -> Result<Heads<'f>, SegmentError> {
+        header.check(len)?;
         match header.gso_type {
             GSO_NONE => return Err(SegmentError::NotNeeded),
             GSO_UDP => return Err(SegmentError::Fragmentation),
             _ => (),
         }
-        let layers = Layers::parse(frame)?;
+        let layers = Layers::parse(prefix)?;
         if layers.fragment {
             return Err(SegmentError::Fragment);
         }
@@ -135,17 +180,18 @@ impl<'f> Segmenter<'f> {
             return Err(SegmentError::Mismatch);
         }
 
-        let (front, payload) = frame.split_at(layers.payload);
+        let front = &prefix[..layers.payload];
+        let payload = len - front.len();
         let mut head = [0; MAX_HEADERS];
         head.get_mut(..front.len()).ok_or(SegmentError::HeadersTooLong(front.len()))?.copy_from_slice(front);
         let gso_size = usize::from(header.gso_size);
         // Payload length of IPv6 does not count its first header, total length of IPv4 does.
         let counted = layers.payload - layers.l3 - if layers.ip == IpVersion::V6 { IPV6_LEN } else { 0 };
-        let longest = counted + gso_size.min(payload.len());
+        let longest = counted + gso_size.min(payload);
         if longest > usize::from(u16::MAX) {
             return Err(SegmentError::SegmentTooLong(longest));
         }
-        let segments = payload.len().div_ceil(gso_size).max(1);
+        let segments = payload.div_ceil(gso_size).max(1);
         if segments > MAX_SEGMENTS {
             return Err(SegmentError::TooManySegments(segments));
         }
@@ -154,35 +200,59 @@ impl<'f> Segmenter<'f> {
         let mut pseudo = Sum::new();
         pseudo.add_u16(get16(front, field));
         // Adding the complement subtracts the length of the whole.
-        pseudo.add(&(!((frame.len() - layers.l4) as u32)).to_be_bytes());
-        Ok(Segmenter { front, payload, head, layers, gso_size, checksum, pseudo, field, done: 0, segments })
+        pseudo.add(&(!((len - layers.l4) as u32)).to_be_bytes());
+        Ok(Heads { front, payload, head, layers, gso_size, pseudo, field, done: 0, segments })
     }
 
-    /// Number of segments in all, between 1 and [`MAX_SEGMENTS`].
-    #[must_use]
-    pub const fn segments(&self) -> usize {
-        self.segments
-    }
-
-    /// The next segment, in order. It borrows the headers from here, so it has to be used before
-    /// the next call.
-    pub fn next_segment(&mut self) -> Option<Segment<'_>> {
+    /// Writes the next headers, in their checksum field the sum of the pseudo header. Returns which part of
+    /// the payload they are for.
+    fn advance(&mut self) -> Option<Range<usize>> {
         if self.done == self.segments {
             return None;
         }
         let index = self.done;
         self.done += 1;
         let start = index * self.gso_size;
-        let payload = &self.payload[start..self.payload.len().min(start + self.gso_size)];
+        let part = start..self.payload.min(start + self.gso_size);
 
-        self.write_network(index, payload.len());
-        let transport_len = fit(self.front.len() - self.layers.l4 + payload.len());
+        self.write_network(index, part.len());
+        let transport_len = fit(self.front.len() - self.layers.l4 + part.len());
         match self.layers.proto {
             PROTO_TCP => self.write_tcp(index),
             _ => put16(&mut self.head, self.layers.l4 + 4, transport_len),
         }
-        let header = self.write_checksum(transport_len, payload);
-        Some(Segment { head: &self.head[..self.front.len()], payload, header })
+        let mut pseudo = self.pseudo;
+        pseudo.add_u16(transport_len);
+        put16(&mut self.head, self.field, pseudo.partial());
+        Some(part)
+    }
+
+    /// The headers that were written last.
+    fn current(&self) -> &[u8] {
+        &self.head[..self.front.len()]
+    }
+
+    /// The header that says that the checksum is partial.
+    fn partial(&self) -> Header {
+        Header {
+            flags: F_NEEDS_CSUM,
+            csum_start: fit(self.layers.l4),
+            csum_offset: fit(self.field - self.layers.l4),
+            ..Header::default()
+        }
+    }
+
+    /// The sum of what the transport checksum covers in front of the payload.
+    fn sum(&self) -> Sum {
+        // The pseudo header's sum stands in the field already.
+        let mut sum = Sum::new();
+        sum.add(&self.head[self.layers.l4..self.front.len()]);
+        sum
+    }
+
+    /// Stores the transport checksum, of which this is the whole sum.
+    fn complete(&mut self, sum: Sum) {
+        put16(&mut self.head, self.field, never_zero(sum.finish()));
     }
 
     /// Length and identification of the IP header. Identifications count up, as those of separate
@@ -215,29 +285,6 @@ impl<'f> Segmenter<'f> {
         let not_last = if index + 1 < self.segments { FIN | PSH } else { 0 };
         self.head[l4 + 13] = self.front[l4 + 13] & !(not_first | not_last);
     }
-
-    /// The transport checksum, as the caller chose, and the header that goes with it.
-    fn write_checksum(&mut self, transport_len: u16, payload: &[u8]) -> Header {
-        let mut pseudo = self.pseudo;
-        pseudo.add_u16(transport_len);
-        put16(&mut self.head, self.field, pseudo.partial());
-        match self.checksum {
-            Checksum::Partial => Header {
-                flags: F_NEEDS_CSUM,
-                csum_start: fit(self.layers.l4),
-                csum_offset: fit(self.field - self.layers.l4),
-                ..Header::default()
-            },
-            Checksum::Complete => {
-                // The pseudo header's sum stands in the field already.
-                let mut sum = Sum::new();
-                sum.add(&self.head[self.layers.l4..self.front.len()]);
-                sum.add(payload);
-                put16(&mut self.head, self.field, never_zero(sum.finish()));
-                Header::default()
-            }
-        }
-    }
 }
 
 /// Reads a 16-bit number in network byte order. Offsets come from [`Layers`], so they lie inside
@@ -247,11 +294,11 @@ fn get16(head: &[u8], at: usize) -> u16 {
 }
 
 /// Writes a 16-bit number in network byte order.
-fn put16(head: &mut [u8], at: usize, number: u16) {
+pub(crate) fn put16(head: &mut [u8], at: usize, number: u16) {
     head[at..at + 2].copy_from_slice(&number.to_be_bytes());
 }
 
-/// Narrows a length that [`Segmenter::new`] has bounded: headers by [`MAX_HEADERS`], IP packets by
+/// Narrows a length that [`Heads::new`] has bounded: headers by [`MAX_HEADERS`], IP packets by
 /// 65535, segments by [`MAX_SEGMENTS`].
 fn fit(number: usize) -> u16 {
     debug_assert!(number <= usize::from(u16::MAX), "{number}");

@@ -3,7 +3,9 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use ringferry_memory::{GuestMemory, SharedMem};
 
+use crate::buffer::{Chain, Pools, PoolsLayout};
 use crate::ether::{TYPE_IPV4, TYPE_IPV6, TYPE_SERVICE_VLAN, TYPE_VLAN};
 use crate::parse::{PROTO_TCP, PROTO_UDP};
 use crate::vnet::{F_NEEDS_CSUM, GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header};
@@ -174,6 +176,33 @@ impl Packet {
         };
         Header { gso_type, gso_size, hdr_len: 1, ..self.header() }
     }
+}
+
+/// Pools of `count` buffers of each size.
+pub fn pools(count: u32) -> Pools {
+    let layout = PoolsLayout::new(count, 4096);
+    let file = SharedMem::new("packets", layout.bytes()).unwrap();
+    let memory = GuestMemory::new(vec![file.map_at(0x10000).unwrap()]).unwrap();
+    Pools::new(&memory, 0x10000, layout).unwrap()
+}
+
+/// Buffers that are free.
+pub fn available(pools: &Pools) -> [u32; 3] {
+    [pools.small.available(), pools.frame.available(), pools.large.available()]
+}
+
+/// The frame in buffers of these lengths, and one more.
+pub fn chain_of(pools: &mut Pools, header: Header, frame: &[u8], lens: &[usize]) -> Chain {
+    let mut chain = Chain::default();
+    chain.header = header;
+    let mut rest = frame;
+    for len in lens {
+        let (piece, behind) = rest.split_at((*len).min(rest.len()));
+        chain.append(pools.chain_of(piece).unwrap());
+        rest = behind;
+    }
+    chain.append(pools.chain_of(rest).unwrap());
+    chain
 }
 
 /// Bytes from hexadecimal digits; white space is skipped.

@@ -1,5 +1,6 @@
 //! What a ring carries: buffers, chains of buffers, bursts of chains.
 
+pub use ringferry_memory::Buffer;
 use ringferry_memory::Translator;
 
 use crate::Fault;
@@ -20,16 +21,6 @@ const MAX_CHAIN: u16 = 1024;
 /// The longest chain a device takes from a queue of `size` entries.
 pub(crate) fn chain_limit(size: u16) -> u16 {
     size.min(MAX_CHAIN)
-}
-
-/// One buffer: an address in guest physical memory and a length in bytes. Unchecked: translating
-/// it is the business of whoever owns the memory map.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Buffer {
-    /// Guest physical address.
-    pub addr: u64,
-    /// Bytes.
-    pub len: u32,
 }
 
 /// One descriptor chain as a device took it: first the readable buffers, then the writable ones.
