@@ -644,9 +644,8 @@ fn headers_are_parsed_wherever_the_buffers_end() {
     let (layers, hash) = (Layers::parse(&frame).unwrap(), parse::flow_hash(&frame[..64]));
     for piece in 1..60 {
         let mut pools = pools(2, 2048);
-        pools.small.faults().split = NonZeroUsize::new(piece);
         let packet = pools.chain_of(&frame).unwrap();
-        let packet = pools.small.shatter(packet);
+        let packet = packet.cut(piece);
         assert_eq!(packet.bufs().len(), 100usize.div_ceil(piece));
         assert_eq!(Layers::parse(packet.prefix(&mut [0; 128])), Ok(layers));
         assert_eq!(parse::flow_hash(packet.prefix(&mut [0; 64])), hash);
@@ -674,17 +673,34 @@ fn faults_happen_as_often_as_asked() {
 }
 
 #[test]
-fn shattering_changes_no_byte() {
+fn cutting_changes_no_byte() {
     let mut pool = pool(SMALL);
     let packet = chain(&mut pool, &[b"0123456", b"78", b"9abcdef"]);
-    let packet = pool.shatter(packet);
-    assert_eq!(packet.bufs().len(), 3);
-    pool.faults().split = NonZeroUsize::new(3);
-    let mut packet = pool.shatter(packet);
+    let mut packet = packet.cut(3);
     assert_eq!(packet.bufs().iter().map(Buf::len).collect::<Vec<_>>(), [3, 3, 1, 2, 3, 3, 1]);
     assert_eq!((packet.to_vec(), packet.len()), (b"0123456789abcdef".to_vec(), 16));
     packet.coalesce();
     assert_eq!(packet.bufs().len(), 3);
     drop(packet);
     assert_eq!(pool.available(), 4);
+}
+
+#[test]
+fn shattering_leaves_the_bytes_and_no_two_buffers_adjoin() {
+    let mut pools = pools(8, 2048);
+    let bytes: Vec<u8> = (0..20).collect();
+    let packet = pools.chain_of(&bytes).unwrap();
+    let packet = pools.shatter(packet);
+    assert_eq!(packet.bufs().len(), 1);
+    pools.frame.faults().split = NonZeroUsize::new(3);
+    let mut packet = pools.shatter(packet);
+    packet.coalesce();
+    assert_eq!((packet.bufs().len(), packet.to_vec()), (7, bytes.clone()));
+    pools.recycle_chain(packet);
+    // Without buffers the packet stays as it is.
+    let packet = pools.chain_of(&bytes).unwrap();
+    let rest: Vec<Buf> = std::iter::from_fn(|| pools.small.alloc()).take(3).collect();
+    let packet = pools.shatter(packet);
+    assert_eq!((packet.bufs().len(), packet.to_vec()), (1, bytes));
+    drop(rest);
 }

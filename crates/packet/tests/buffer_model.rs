@@ -7,7 +7,6 @@
 mod common;
 
 use std::collections::HashMap;
-use std::num::NonZeroUsize;
 
 use common::{fragments, pools, range};
 use proptest::collection::vec;
@@ -215,9 +214,8 @@ impl World {
                 assert!(chain.bufs().windows(2).all(|pair| !pair[0].is_continued_by(&pair[1])));
             }
             Op::Shatter(at, piece) => {
-                self.pools.small.faults().split = NonZeroUsize::new(piece);
                 let Held { chain, model } = self.held.swap_remove(at.index(count));
-                let chain = self.pools.small.shatter(chain);
+                let chain = chain.cut(piece);
                 assert!(chain.bufs().iter().all(|buf| buf.len() <= piece));
                 self.hold(chain, model);
             }

@@ -181,8 +181,8 @@ impl Chain {
         Chain { bufs, len: self.len, header: self.header, hash: self.hash }
     }
 
-    /// The same packet in buffers of at most `piece` bytes.
-    pub(super) fn shattered(mut self, piece: usize) -> Chain {
+    /// The same packet in buffers of at most `piece` bytes, which is not 0. Those cut from one buffer adjoin.
+    pub fn cut(mut self, piece: usize) -> Chain {
         let mut bufs = Bufs::new();
         for mut buf in std::mem::take(&mut self.bufs) {
             while buf.len() > piece {

@@ -5,7 +5,8 @@ use std::num::{NonZeroU32, NonZeroUsize};
 /// Faults of a pool; none by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// Packets are cut into buffers of this many bytes before they are mapped.
+    /// Packets are copied to buffers of this many bytes each before they are mapped; see
+    /// [`Pools::shatter`](super::Pools::shatter). Only in the pool for frames.
     pub split: Option<NonZeroUsize>,
     /// Every n-th allocation fails.
     pub fail_alloc: Option<NonZeroU32>,

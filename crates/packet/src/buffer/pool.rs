@@ -1,11 +1,12 @@
 //! Chunks of one size in shared memory, counted by reference.
 
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ringferry_memory::{Area, GuestMemory, Words};
 
-use super::{Buf, Chain, Faults};
+use super::{Buf, Faults};
 
 /// How the memory of a pool is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,12 +198,9 @@ impl Pool {
         self.faults.as_mut().is_some_and(|faults| faults.defrag_fails())
     }
 
-    /// Cuts a packet into pieces, if [faults](Pool::faults) say so.
+    /// Bytes of the pieces that packets are to be cut into, on purpose.
     #[inline]
-    pub fn shatter(&self, chain: Chain) -> Chain {
-        match self.faults.as_ref().and_then(|faults| faults.split) {
-            Some(piece) => chain.shattered(piece.get()),
-            None => chain,
-        }
+    pub(super) fn split(&self) -> Option<usize> {
+        self.faults.as_ref().and_then(|faults| faults.split).map(NonZeroUsize::get)
     }
 }

@@ -91,6 +91,36 @@ impl Pools {
         Some(chain)
     }
 
+    /// Copies a packet to buffers of a few bytes each, far apart, if the [faults](Pool::faults) of the pool for frames say
+    /// so: what a network stack hands over that was fed in small pieces.
+    #[inline]
+    pub fn shatter(&mut self, chain: Chain) -> Chain {
+        match self.frame.split() {
+            Some(piece) => self.shattered(chain, piece),
+            None => chain,
+        }
+    }
+
+    #[cold]
+    fn shattered(&mut self, chain: Chain, piece: usize) -> Chain {
+        let mut all = Chain::default();
+        (all.header, all.hash) = (chain.header, chain.hash);
+        for part in chain.bufs() {
+            let mut rest = part.read();
+            while !rest.is_empty() {
+                let Some(mut buf) = self.alloc(piece) else {
+                    self.recycle_chain(all);
+                    return chain;
+                };
+                let n = buf.append_slice(&rest.first(piece));
+                rest = rest.skip(n);
+                all.push_back(buf);
+            }
+        }
+        self.recycle_chain(chain);
+        all
+    }
+
     /// Takes a buffer that nobody needs any more; see [`Pool::recycle`].
     #[inline]
     pub fn recycle(&mut self, buf: Buf) {

@@ -1,0 +1,103 @@
+//! A device that takes everything at once and never has anything: what is left is the cost of the framework.
+
+use std::collections::VecDeque;
+
+use ringferry_memory::ReadSlice;
+
+use crate::driver::{Completion, Refused, RxDriver, Segment, Start, TxDriver, TxPacket};
+use crate::limits::{RxLimits, TxLimits};
+
+/// Sends to nowhere.
+#[derive(Debug)]
+pub struct NullTx {
+    limits: TxLimits,
+    /// What was sent and not yet reclaimed.
+    sent: VecDeque<u16>,
+}
+
+impl NullTx {
+    /// A ring with these limits. A packet takes one entry, whatever its shape.
+    pub fn new(limits: TxLimits) -> Self {
+        Self { limits, sent: VecDeque::with_capacity(limits.ring.into()) }
+    }
+}
+
+impl TxDriver for NullTx {
+    fn limits(&self) -> TxLimits {
+        self.limits
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        usize::from(self.limits.ring) - self.sent.len()
+    }
+
+    #[inline]
+    fn cost(&self, _: usize) -> usize {
+        1
+    }
+
+    #[inline]
+    fn encap(&mut self, _: &TxPacket<'_>, token: u16) -> Result<(), Refused> {
+        if self.room() == 0 {
+            return Err(Refused::Full);
+        }
+        self.sent.push_back(token);
+        Ok(())
+    }
+
+    #[inline]
+    fn flush(&mut self) -> bool {
+        false
+    }
+
+    #[inline]
+    fn completed(&mut self) -> Option<u16> {
+        self.sent.pop_front()
+    }
+}
+
+/// Receives nothing.
+#[derive(Debug)]
+pub struct NullRx {
+    limits: RxLimits,
+    room: usize,
+}
+
+impl NullRx {
+    /// A ring with these limits. It keeps what is posted.
+    pub fn new(limits: RxLimits) -> Self {
+        Self { limits, room: limits.ring.into() }
+    }
+}
+
+impl RxDriver for NullRx {
+    fn limits(&self) -> RxLimits {
+        self.limits
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        self.room
+    }
+
+    #[inline]
+    fn post(&mut self, _: &[Segment], _: u16) -> Result<(), Refused> {
+        self.room = self.room.checked_sub(1).ok_or(Refused::Full)?;
+        Ok(())
+    }
+
+    #[inline]
+    fn flush(&mut self) -> bool {
+        false
+    }
+
+    #[inline]
+    fn completed(&mut self) -> Option<Completion> {
+        None
+    }
+
+    fn start(&self, _: ReadSlice<'_>) -> Start {
+        Start::default()
+    }
+}
