@@ -6,19 +6,26 @@
 use std::io;
 use std::time::Duration;
 
-use ringferry_packet::vnet::Header;
+use arrayvec::ArrayVec;
+use ringferry_memory::ReadSlice;
+use ringferry_packet::buffer::Chain;
 use ringferry_ring::Fault;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::signal::Signals;
 use ringferry_sys::tap::Tap;
 use ringferry_vhost_user::Connection;
-use ringferry_virtio_net::driver::Packet;
+use ringferry_virtio_net::driver::Pair;
 use serde::Serialize;
 
+use super::read;
 use super::rings::Rings;
 
 /// Packets moved in one direction before the other gets its turn.
 const BURST: usize = 32;
+
+/// Most buffers of a packet that go to the kernel, the header among them: a frame of any length in buffers of an
+/// MTU, and some.
+const PIECES: usize = 64;
 
 /// Busy rounds between looks at the other descriptors; see the switch's worker.
 const BUSY_ROUNDS: u32 = 16;
@@ -61,6 +68,8 @@ pub(super) struct Bridge<'a> {
     pub(super) connection: &'a mut Connection,
     pub(super) rings: &'a mut Rings,
     pub(super) counts: &'a mut Counts,
+    /// Bytes of the buffers that packets are read into; one buffer for all of a packet if not given.
+    pub(super) pieces: Option<usize>,
 }
 
 const SIGNALS: u64 = 0;
@@ -87,7 +96,7 @@ impl Bridge<'_> {
         loop {
             let sent = tap_ready && self.transmit(&mut tap_ready);
             let received = self.receive();
-            if let Some(fault) = self.rings.receiveq.fault().or_else(|| self.rings.transmitq.fault()) {
+            if let Some(fault) = self.rings.pair.fault() {
                 return Ok(End::Broken(fault));
             }
             rounds += 1;
@@ -99,8 +108,7 @@ impl Bridge<'_> {
                 }
                 Some(Duration::ZERO)
             } else if self.arm(tap_ready) {
-                self.rings.receiveq.ring().disable_calls();
-                self.rings.transmitq.ring().disable_calls();
+                self.rings.pair.disable_calls();
                 continue;
             } else {
                 None
@@ -115,8 +123,7 @@ impl Bridge<'_> {
             epoll.wait(&mut events, timeout)?;
             if timeout.is_none() {
                 self.counts.wakeups += 1;
-                self.rings.receiveq.ring().disable_calls();
-                self.rings.transmitq.ring().disable_calls();
+                self.rings.pair.disable_calls();
             }
             for event in events.iter() {
                 match event.token {
@@ -137,58 +144,57 @@ impl Bridge<'_> {
     /// Asks to be woken; true when there is work already.
     fn arm(&mut self, tap_ready: bool) -> bool {
         // Packets wait in the tap, but no slot is free: wait for a good part of them.
-        let full = tap_ready && self.rings.transmitq.ring().enable_calls_delayed();
-        self.rings.receiveq.ring().enable_calls() || full
+        let Pair { receiveq, transmitq, .. } = &mut self.rings.pair;
+        let full = tap_ready && transmitq.driver().ring().enable_calls_delayed();
+        receiveq.driver().ring().enable_calls() || full
     }
 
     /// From the tap to the device; whether anything moved. Clears `tap_ready` when the tap is empty.
     fn transmit(&mut self, tap_ready: &mut bool) -> bool {
-        self.rings.transmitq.reclaim();
+        let Bridge { rings: Rings { pair, tx, .. }, tap, counts, pieces, .. } = self;
+        let Pair { transmitq, pools, .. } = pair;
+        transmitq.reclaim(pools);
         let mut count = 0;
-        while count < BURST {
-            let Some(slot) = self.rings.transmitq.slot() else { break };
-            let bytes = self.rings.transmitq.bytes(&slot);
-            match self.tap.readv(&mut [bytes]) {
-                Ok(len) if len > Header::LEN => {
-                    let mut header = [0; Header::LEN];
-                    bytes.as_read().copy_to(&mut header);
-                    // A driver may say only NEEDS_CSUM (5.1.6.2); the kernel says more.
-                    let clean = Header::from_bytes(&header).sanitised().to_bytes();
-                    if clean != header {
-                        bytes.copy_from(&clean);
-                    }
-                    self.rings.transmitq.send(slot, len);
-                    self.counts.tx_packets += 1;
-                    self.counts.tx_bytes += (len - Header::LEN) as u64;
-                    count += 1;
-                }
-                Ok(_) => self.rings.transmitq.cancel(slot),
+        while count < BURST && transmitq.free() > 0 {
+            let packet = match read::packet(tap, pools, *pieces) {
+                Ok(Some(packet)) => packet,
+                Ok(None) => break,
                 Err(_) => {
-                    self.rings.transmitq.cancel(slot);
                     *tap_ready = false;
                     break;
                 }
+            };
+            let len = packet.len();
+            if let Err(unsent) = transmitq.send(packet, pools) {
+                // Not for want of room: the ring is broken, or the kernel's frame is longer than any may be.
+                pools.recycle_chain(unsent.chain);
+                continue;
             }
+            counts.tx_packets += 1;
+            counts.tx_bytes += len as u64;
+            count += 1;
         }
-        if self.rings.transmitq.publish() {
-            self.counts.kicks += 1;
-            let _ = self.rings.tx.kick.signal();
+        if transmitq.flush() {
+            counts.kicks += 1;
+            let _ = tx.kick.signal();
         }
         count > 0
     }
 
     /// From the device to the tap; whether anything moved.
     fn receive(&mut self) -> bool {
-        let Bridge { rings: Rings { receiveq, length_errors, .. }, tap, counts, .. } = self;
-        let received = receiveq.receive(BURST, |packet: Packet<'_>| {
+        let Bridge { rings: Rings { pair, length_errors, .. }, tap, counts, .. } = self;
+        let Pair { receiveq, pools, .. } = pair;
+        let received = receiveq.lend(BURST, pools, |packet, _| {
             counts.rx_packets += 1;
-            counts.rx_bytes += packet.len as u64;
-            if tap.writev(packet.pieces).is_err() {
+            counts.rx_bytes += packet.len() as u64;
+            if !write(tap, &packet) {
                 counts.rx_tap_errors += 1;
             }
+            Some(packet)
         });
         if received > 0 {
-            let errors = receiveq.errors().length;
+            let errors = receiveq.stats().rx_length_errors;
             counts.rx_length_errors += errors - std::mem::replace(length_errors, errors);
             self.refill();
         }
@@ -196,9 +202,18 @@ impl Bridge<'_> {
     }
 
     fn refill(&mut self) {
-        if self.rings.receiveq.refill() {
+        if self.rings.pair.refill() {
             self.counts.kicks += 1;
             let _ = self.rings.rx.kick.signal();
         }
     }
+}
+
+/// Hands a packet to the kernel; false when it does not take it.
+fn write(tap: &Tap, packet: &Chain) -> bool {
+    let header = packet.header.to_bytes();
+    let mut slices = ArrayVec::<ReadSlice<'_>, PIECES>::new();
+    slices.push(ReadSlice::from(&header[..]));
+    slices.extend(packet.pieces().take(PIECES - 1));
+    packet.bufs().len() < PIECES && tap.writev(&slices).is_ok()
 }

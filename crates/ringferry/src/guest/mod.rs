@@ -5,6 +5,8 @@
 //! back ends come and go; rings and memory stay too where the next back end can go on with them.
 
 mod bridge;
+mod queues;
+mod read;
 mod rings;
 
 use std::io::{self, Write};
@@ -13,6 +15,7 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ringferry_nic::rx::{PolicyKind, RxConfig};
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Offloads;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
@@ -22,9 +25,10 @@ use ringferry_sys::tap::{Offloads as TapOffloads, Tap, TapConfig, TapError};
 use ringferry_sys::{inherited, netif};
 use ringferry_vhost_user::{FrontendError, Wanted, connect_device};
 use ringferry_virtio_net::Features;
-use ringferry_virtio_net::driver::{ArenaError, RxMode};
+use ringferry_virtio_net::driver::{ArenaError, MAX_SEGS, PairConfig, PairError};
 
 use bridge::{Bridge, Counts, End};
+use queues::QueuePair;
 use rings::Rings;
 
 /// Shown below the options by `ringferry guest --help`.
@@ -72,6 +76,19 @@ pub struct GuestArgs {
     #[arg(long, value_enum, default_value_t = Rx::Mergeable)]
     rx: Rx,
 
+    /// How long mergeable receive buffers are.
+    #[arg(long, value_enum, default_value_t = Buffers::Best)]
+    buffers: Buffers,
+
+    /// Most pieces of memory that a packet is sent in; one of more is copied together.
+    #[arg(long, value_name = "N", default_value_t = MAX_SEGS, value_parser = clap::value_parser!(u16).range(1..=64))]
+    max_segs: u16,
+
+    /// Read packets from the tap into buffers of so many bytes each, as a network stack that was fed in small
+    /// pieces would hand them over [default: one buffer per packet].
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(64..))]
+    pieces: Option<u32>,
+
     /// The layout of the rings. A back end that lacks the one asked for is an error.
     #[arg(long, value_enum, default_value_t = Ring::Auto)]
     ring: Ring,
@@ -106,12 +123,35 @@ enum Mode {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Rx {
-    /// Buffers of a page, as many per packet as it needs.
+    /// Buffers whose length follows the traffic, as many per packet as it needs.
     Mergeable,
     /// Buffers of 64 KiB, one per packet.
     Big,
     /// Buffers of one MTU, one per packet; no segmentation offload on receive.
     Small,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Buffers {
+    /// A frame of MTU 1500: least memory for small packets.
+    Mtu,
+    /// A page: fewer pieces for large packets.
+    Page,
+    /// The moving average of packet lengths, between those two.
+    Ewma,
+    /// What costs least for the packets of late, up to 32 KiB.
+    Best,
+}
+
+impl From<Buffers> for PolicyKind {
+    fn from(buffers: Buffers) -> Self {
+        match buffers {
+            Buffers::Mtu => Self::FixedMtu,
+            Buffers::Page => Self::FixedPage,
+            Buffers::Ewma => Self::Ewma,
+            Buffers::Best => Self::Best,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -173,6 +213,9 @@ pub enum GuestError {
     /// No memory to share.
     #[error(transparent)]
     Arena(#[from] ArenaError),
+    /// Queues that cannot be with these settings.
+    #[error(transparent)]
+    Pair(#[from] PairError),
     /// The tap was deleted under us.
     #[error("the tap {0} was deleted; start again to make a new one")]
     TapGone(String),
@@ -218,8 +261,19 @@ struct Program<'a> {
     signals: Signals,
     ready: Option<std::fs::File>,
     counts: Counts,
+    /// Statistics of the queue pair that was last in use.
+    queues: Option<QueuePair>,
     /// The rings of the last back end, which ended without a word.
     kept: Option<Rings>,
+}
+
+/// What is printed at the end.
+#[derive(serde::Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    counts: &'a Counts,
+    /// One entry per queue pair; none before the first back end.
+    queues: &'a [QueuePair],
 }
 
 /// Runs `ringferry guest` until SIGTERM or SIGINT.
@@ -239,7 +293,8 @@ pub fn run(args: &GuestArgs) -> Result<(), GuestError> {
         Mode::Listen => Some(Listener::bind(&args.socket)?),
         Mode::Connect => None,
     };
-    let mut program = Program { args, tap, signals, ready, counts: Counts::default(), kept: None };
+    let mut program =
+        Program { args, tap, signals, ready, counts: Counts::default(), queues: None, kept: None };
     let mut last_failure = String::new();
     while let Some(stream) = program.meet(listener.as_ref(), &mut last_failure)? {
         match program.session(stream) {
@@ -267,7 +322,8 @@ pub fn run(args: &GuestArgs) -> Result<(), GuestError> {
         }
     }
     if args.json {
-        let text = serde_json::to_string_pretty(&program.counts).map_err(io::Error::from)?;
+        let report = Report { counts: &program.counts, queues: program.queues.as_slice() };
+        let text = serde_json::to_string_pretty(&report).map_err(io::Error::from)?;
         writeln!(io::stdout(), "{text}")?;
     }
     Ok(())
@@ -338,22 +394,29 @@ impl Program<'_> {
         // What the kernel may leave unfinished is what the back end finishes.
         self.tap.set_offloads(tap_offloads(features.host_offloads())).map_err(GuestError::from)?;
         let mtu = netif::mtu(self.tap.name()).map_err(GuestError::from)?;
-        let mode = RxMode::of(features, u16::try_from(mtu).unwrap_or(u16::MAX));
+        let config = PairConfig {
+            receive: args.queue_size,
+            transmit: args.queue_size.min(TRANSMIT_QUEUE),
+            mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
+            max_segs: args.max_segs,
+            rx: RxConfig { policy: args.buffers.into(), ..RxConfig::default() },
+            ..PairConfig::default()
+        };
 
         let kept = self.kept.take();
-        let bases = kept.as_ref().and_then(|rings| rings.resume(features, mode));
+        let bases = kept.as_ref().and_then(|rings| rings.resume(features, config.mtu));
         let mut rings = match (kept, bases) {
             (Some(rings), Some(_)) => rings,
             (kept, _) => {
                 self.abandon(kept);
-                Rings::new(features, mode, args.queue_size, args.queue_size.min(TRANSMIT_QUEUE))?
+                Rings::new(features, &config)?
             }
         };
         if let Err(error) = rings.start(&mut connection, bases) {
             self.abandon(Some(rings));
             return Err(error.into());
         }
-        tracing::info!(features = features.names().join(" "), rx = ?mode, resumed = bases.is_some(), "the link is up");
+        tracing::info!(features = features.names().join(" "), resumed = bases.is_some(), "the link is up");
         if let Some(mut ready) = self.ready.take() {
             // Whoever asked may have gone; that is their business.
             let _ = ready.write_all(b"READY\n");
@@ -365,8 +428,10 @@ impl Program<'_> {
             connection: &mut connection,
             rings: &mut rings,
             counts: &mut self.counts,
+            pieces: args.pieces.map(|bytes| bytes as usize),
         };
         let end = bridge.run()?;
+        self.queues = Some(QueuePair::of(&rings.pair));
         match end {
             // Leave the back end in order. It may be gone, too.
             End::Signal => drop(connection.stop()),

@@ -13,7 +13,7 @@ use ringferry_ring::{Parts, part_bytes};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_vhost_user::{Connection, FrontendError, InflightRegion, RingPlan, resume_base};
 use ringferry_virtio_net::Features;
-use ringferry_virtio_net::driver::{Arena, Queue, Receiveq, RxMode, Transmitq};
+use ringferry_virtio_net::driver::{Arena, Pair, PairConfig, Queue};
 
 use super::GuestError;
 
@@ -38,11 +38,9 @@ impl Events {
 /// Receiveq and transmitq.
 pub(super) struct Rings {
     features: Features,
-    mode: RxMode,
+    mtu: u16,
     arena: Arena,
-    queues: [Queue; 2],
-    pub(super) receiveq: Receiveq,
-    pub(super) transmitq: Transmitq,
+    pub(super) pair: Pair,
     pub(super) rx: Events,
     pub(super) tx: Events,
     /// Length errors that were counted already.
@@ -52,24 +50,15 @@ pub(super) struct Rings {
 }
 
 impl Rings {
-    /// New ones, of `receive` and `transmit` entries.
-    pub(super) fn new(
-        features: Features,
-        mode: RxMode,
-        receive: u16,
-        transmit: u16,
-    ) -> Result<Rings, GuestError> {
-        let bytes = Receiveq::arena_bytes(receive, mode) + Transmitq::arena_bytes(transmit);
-        let mut arena = Arena::new(bytes)?;
-        let (rx_queue, receiveq) = Receiveq::new(&mut arena, receive, features, mode)?;
-        let (tx_queue, transmitq) = Transmitq::new(&mut arena, transmit, features)?;
+    /// New ones.
+    pub(super) fn new(features: Features, config: &PairConfig) -> Result<Rings, GuestError> {
+        let mut arena = Arena::new(config.arena_bytes(features))?;
+        let pair = Pair::new(&mut arena, features, config)?;
         Ok(Rings {
             features,
-            mode,
+            mtu: config.mtu,
             arena,
-            queues: [rx_queue, tx_queue],
-            receiveq,
-            transmitq,
+            pair,
             rx: Events::new()?,
             tx: Events::new()?,
             length_errors: 0,
@@ -78,11 +67,11 @@ impl Rings {
     }
 
     /// Where these rings go on in a device with these features, if they can.
-    pub(super) fn resume(&self, features: Features, mode: RxMode) -> Option<[u32; 2]> {
-        if features != self.features || mode != self.mode {
+    pub(super) fn resume(&self, features: Features, mtu: u16) -> Option<[u32; 2]> {
+        if features != self.features || mtu != self.mtu {
             return None;
         }
-        let [rx, tx] = &self.queues;
+        let [rx, tx] = &self.pair.queues;
         Some([self.position(0, rx)?, self.position(1, tx)?])
     }
 
@@ -108,7 +97,7 @@ impl Rings {
         if let Some(region) = self.inflight.take() {
             connection.set_inflight(region);
         }
-        let [rx_queue, tx_queue] = self.queues;
+        let [rx_queue, tx_queue] = self.pair.queues;
         let [rx_base, tx_base] = bases.map_or([None; 2], |bases| bases.map(Some));
         let plans = [self.rx.plan(rx_queue, rx_base), self.tx.plan(tx_queue, tx_base)];
         connection.start(&[(self.arena.region(), self.arena.fd())], &plans)?;
@@ -127,7 +116,7 @@ impl Rings {
 
     /// Packets that were sent and not yet taken by the back end, as far as it said.
     pub(super) fn sent_and_open(&mut self) -> u64 {
-        self.transmitq.reclaim();
-        self.transmitq.ring().in_flight().into()
+        self.pair.reclaim();
+        self.pair.transmitq.in_flight() as u64
     }
 }

@@ -152,7 +152,8 @@ fn payload_of_every_size_arrives_byte_for_byte() {
         assert_eq!(a.features.difference(features), Features::empty());
         acquaint(&mut [&mut a, &mut b]);
         let sizes: Vec<usize> = (14..=1514).chain(large.iter().copied()).collect();
-        for (index, sizes) in sizes.chunks(8).enumerate() {
+        // Four of the longest fit what is posted, however short the buffers are.
+        for (index, sizes) in sizes.chunks(4).enumerate() {
             let (from, to) = if index % 2 == 0 { (&mut a, &mut b) } else { (&mut b, &mut a) };
             for &len in sizes {
                 let frame = frame(to.mac, from.mac, len, len as u32);
@@ -313,7 +314,7 @@ fn a_guest_without_buffers_loses_only_its_own_frames_and_they_are_counted() {
     let late = frame(Mac::BROADCAST, lazy.mac, 60, 1);
     lazy.send(&late);
     assert_eq!((a.receive_plain(), b.receive_plain()), (late.clone(), late));
-    assert!(lazy.transmitq.fault().is_none());
+    assert!(lazy.pair.fault().is_none());
     drop(lazy);
     switch.until_state("lazy", PortState::Listening);
     let mut eager = switch.plug("lazy", 3, Options::default());
@@ -346,11 +347,12 @@ fn counters_account_for_every_frame() {
     for number in 0..5 {
         a.send(&frame(b.mac, a.mac, 3000, number));
     }
-    for len in 0..13 {
+    a.send_unchecked(&[]);
+    for len in 1..13 {
         a.send(&frame(b.mac, a.mac, 14, 0)[..len]);
     }
     for _ in 0..3 {
-        a.send(&frame(b.mac, a.mac, MAX_FRAME + 1, 0));
+        a.send_unchecked(&frame(b.mac, a.mac, MAX_FRAME + 1, 0));
     }
     let impossible = [
         Header { flags: F_NEEDS_CSUM, csum_start: 90, csum_offset: 9, ..Header::default() },

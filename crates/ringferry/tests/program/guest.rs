@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Header;
-use ringferry_ring::{Parts, part_bytes};
+use ringferry_ring::{Buffer, Parts, part_bytes};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::{Connection, FrontendError, RingPlan, Wanted, connect_device, resume_base};
 use ringferry_virtio_net::Features;
-use ringferry_virtio_net::driver::{Arena, Queue, Receiveq, RxMode, Transmitq};
+use ringferry_virtio_net::driver::{Arena, Pair, PairConfig, Queue};
 
 use crate::frames::{frame, mac};
 use crate::process::{PATIENCE, readable};
@@ -68,9 +68,7 @@ pub struct Guest {
     /// What was agreed on.
     pub features: Features,
     pub arena: Arena,
-    queues: [Queue; 2],
-    receiveq: Receiveq,
-    pub transmitq: Transmitq,
+    pub pair: Pair,
     rx: Events,
     tx: Events,
     posts: bool,
@@ -90,19 +88,15 @@ impl Guest {
     pub fn plug(stream: Stream, number: u8, options: Options) -> Guest {
         let connection = negotiate(stream, options.features);
         let features = Features::from_bits_retain(connection.negotiated().features);
-        let mode = RxMode::of(features, 1500);
-        let bytes = Receiveq::arena_bytes(options.rx, mode) + Transmitq::arena_bytes(options.tx);
-        let mut arena = Arena::new(bytes).unwrap();
-        let (rx, receiveq) = Receiveq::new(&mut arena, options.rx, features, mode).unwrap();
-        let (tx, transmitq) = Transmitq::new(&mut arena, options.tx, features).unwrap();
+        let config = PairConfig { receive: options.rx, transmit: options.tx, ..PairConfig::default() };
+        let mut arena = Arena::new(config.arena_bytes(features)).unwrap();
+        let pair = Pair::new(&mut arena, features, &config).unwrap();
         let mut guest = Guest {
             connection,
             mac: mac(number),
             features,
             arena,
-            queues: [rx, tx],
-            receiveq,
-            transmitq,
+            pair,
             rx: Events::new(),
             tx: Events::new(),
             posts: options.posts,
@@ -116,7 +110,7 @@ impl Guest {
     /// Starts the device with rings that resume at `bases`; without any, at the beginning.
     pub fn start(&mut self, bases: &[u32]) -> Result<(), FrontendError> {
         let base = |at: usize| bases.get(at).copied();
-        let plans = [self.rx.plan(self.queues[0], base(0)), self.tx.plan(self.queues[1], base(1))];
+        let plans = [self.rx.plan(self.pair.queues[0], base(0)), self.tx.plan(self.pair.queues[1], base(1))];
         self.connection.start(&[(self.arena.region(), self.arena.fd())], &plans)
     }
 
@@ -129,7 +123,7 @@ impl Guest {
         assert_eq!(self.connection.negotiated().features, features.bits());
         let packed = features.contains(Features::RING_PACKED);
         let base = |index: u16| {
-            let queue = self.queues[usize::from(index)];
+            let queue = self.pair.queues[usize::from(index)];
             let [desc, driver, device] = part_bytes(queue.size, packed);
             let area = |addr, len| self.arena.memory().area(addr, len).unwrap();
             let (desc, driver) = (area(queue.desc, desc), area(queue.avail, driver));
@@ -148,22 +142,22 @@ impl Guest {
     #[track_caller]
     pub fn put(&mut self, header: &Header, frame: &[u8]) {
         let deadline = Instant::now() + PATIENCE;
-        self.transmitq.reclaim();
-        while !self.transmitq.send_frame(header, frame) {
+        self.pair.reclaim();
+        while !self.pair.send_frame(header, frame) {
             self.flush();
             assert!(Instant::now() < deadline, "the device takes nothing");
-            if !self.transmitq.ring().enable_calls() {
+            if !self.pair.transmitq.driver().ring().enable_calls() {
                 readable(&self.tx.call, WAIT);
                 let _ = self.tx.call.drain();
             }
-            self.transmitq.reclaim();
+            self.pair.reclaim();
         }
-        assert_eq!(self.transmitq.fault(), None);
+        assert_eq!(self.pair.fault(), None);
     }
 
     /// Shows the device what was put.
     pub fn flush(&mut self) {
-        if self.transmitq.publish() {
+        if self.pair.transmitq.flush() {
             self.tx.kick.signal().unwrap();
         }
     }
@@ -173,6 +167,30 @@ impl Guest {
     pub fn send(&mut self, frame: &[u8]) {
         self.put(&Header::default(), frame);
         self.flush();
+    }
+
+    /// Shows the device what was put into the ring past the queue, which knows nothing of it.
+    pub fn publish_ring(&mut self) {
+        if self.pair.transmitq.driver().ring().publish() {
+            self.tx.kick.signal().unwrap();
+        }
+    }
+
+    /// Sends a frame that the driver's own limits would refuse, and waits until the device is done with it.
+    #[track_caller]
+    pub fn send_unchecked(&mut self, frame: &[u8]) {
+        self.drain();
+        let mut buf = self.pair.pools.large.alloc().unwrap();
+        let bytes = [&[0; Header::LEN][..], frame].concat();
+        assert_eq!(buf.append(&bytes), bytes.len());
+        let buffer = Buffer { addr: buf.addr(), len: bytes.len() as u32 };
+        self.pair.transmitq.driver().ring().add(&[buffer], &[], u16::MAX).unwrap();
+        self.publish_ring();
+        let deadline = Instant::now() + PATIENCE;
+        while self.pair.transmitq.driver().ring().collect().is_none() {
+            assert!(Instant::now() < deadline, "the device keeps what was sent");
+            std::thread::yield_now();
+        }
     }
 
     /// Sends `count` frames of 100 bytes to `to`, numbered from `first`, in one burst.
@@ -190,20 +208,20 @@ impl Guest {
     pub fn drain(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         self.flush();
-        while self.transmitq.ring().in_flight() > 0 {
+        while self.pair.transmitq.in_flight() > 0 {
             assert!(Instant::now() < deadline, "the device keeps what was sent");
-            if !self.transmitq.ring().enable_calls() {
+            if !self.pair.transmitq.driver().ring().enable_calls() {
                 readable(&self.tx.call, WAIT);
                 let _ = self.tx.call.drain();
             }
-            self.transmitq.reclaim();
+            self.pair.reclaim();
         }
     }
 
     /// Asks to be called, through an event that was made to hold whoever rings it: blocking again, and
     /// full. Its open file is shared with the device.
     pub fn set_trap(&mut self) {
-        self.receiveq.ring().enable_calls();
+        self.pair.receiveq.driver().ring().enable_calls();
         let flags = rustix::fs::fcntl_getfl(&self.rx.call).unwrap();
         rustix::fs::fcntl_setfl(&self.rx.call, flags - rustix::fs::OFlags::NONBLOCK).unwrap();
         let _ = self.rx.call.drain();
@@ -224,26 +242,20 @@ impl Guest {
 
     /// Posts free buffers, if this guest does.
     pub fn refill(&mut self) {
-        if self.posts && self.receiveq.refill() {
+        if self.posts && self.pair.refill() {
             self.rx.kick.signal().unwrap();
         }
     }
 
     /// Takes what has arrived.
     pub fn pump(&mut self) {
-        let Guest { receiveq, inbox, features, .. } = self;
-        let header_len = features.header_len();
-        receiveq.receive(usize::MAX, |packet| {
-            let mut bytes = vec![0; header_len + packet.len];
-            let mut at = 0;
-            for piece in packet.pieces {
-                at += piece.copy_to(&mut bytes[at..]);
-            }
-            assert_eq!(at, bytes.len());
-            inbox.push_back(Received { header: packet.header, frame: bytes.split_off(header_len) });
+        let Guest { pair: Pair { receiveq, pools, .. }, inbox, .. } = self;
+        receiveq.lend(usize::MAX, pools, |packet, _| {
+            inbox.push_back(Received { header: packet.header, frame: packet.to_vec() });
+            Some(packet)
         });
-        assert_eq!(self.receiveq.fault(), None);
-        assert_eq!(self.receiveq.errors().length, 0);
+        assert_eq!(self.pair.fault(), None);
+        assert_eq!(self.pair.receiveq.stats().rx_length_errors, 0);
         self.refill();
     }
 
@@ -262,13 +274,13 @@ impl Guest {
                 return received;
             }
             assert!(Instant::now() < deadline, "guest {} received nothing", self.mac);
-            if !self.receiveq.ring().enable_calls() {
+            if !self.pair.receiveq.driver().ring().enable_calls() {
                 // With a bound that only saves the test from a call that is never made.
                 let left = deadline.saturating_duration_since(Instant::now());
                 readable(&self.rx.call, left);
                 let _ = self.rx.call.drain();
             }
-            self.receiveq.ring().disable_calls();
+            self.pair.receiveq.driver().ring().disable_calls();
         }
     }
 

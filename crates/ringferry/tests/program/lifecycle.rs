@@ -16,7 +16,6 @@ use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::process::Spawn;
 use ringferry_sys::socket::{Listener, Stream};
 use ringferry_vhost_user::FrontendError;
-use ringferry_virtio_net::driver::Sent;
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 
 use crate::frames::frame;
@@ -215,16 +214,16 @@ fn plugged_memory_carries_packets_until_it_is_unplugged() {
     map.translator().write(spec.guest_addr, bytes.len()).unwrap().copy_from(&bytes);
     let send_from_it = |a: &mut Guest| {
         let buffer = Buffer { addr: spec.guest_addr, len: bytes.len() as u32 };
-        // A token of a slot that is not in use: it only comes back below.
-        a.transmitq.ring().add(&[buffer], &[], Sent::Slot(0)).unwrap();
-        a.flush();
+        // A token of no packet: it only comes back below.
+        a.pair.transmitq.driver().ring().add(&[buffer], &[], u16::MAX).unwrap();
+        a.publish_ring();
     };
     a.drain();
 
     a.connection.frontend().add_mem_reg(spec, memory.fd()).unwrap();
     send_from_it(&mut a);
     assert_eq!(b.receive_plain(), frame);
-    eventually("the buffer comes back", || a.transmitq.ring().collect());
+    eventually("the buffer comes back", || a.pair.transmitq.driver().ring().collect());
     assert_eq!(switch.process.mappings("extra"), 1);
     a.connection.frontend().rem_mem_reg(spec).unwrap();
     assert_eq!(switch.process.mappings("extra"), 0);
@@ -403,7 +402,7 @@ fn a_guest_without_events_is_polled() {
         let frame = frame(a.mac, quiet.mac, 100, number);
         quiet.put(&Header::default(), &frame);
         // Published, and nobody told.
-        quiet.transmitq.publish();
+        quiet.pair.transmitq.flush();
         assert_eq!(a.receive_plain(), frame);
     }
     a.send_numbered(quiet.mac, 0, 50);

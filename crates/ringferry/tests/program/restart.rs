@@ -20,8 +20,8 @@ const ROUNDS: u32 = 25;
 fn flood(from: &mut Guest, to: &mut Guest) {
     let filler = frame(to.mac, from.mac, 200, 0);
     while from.connection.frontend().check().is_ok() {
-        from.transmitq.reclaim();
-        while from.transmitq.send_frame(&Header::default(), &filler) {}
+        from.pair.reclaim();
+        while from.pair.send_frame(&Header::default(), &filler) {}
         from.flush();
         to.pump();
         while to.take().is_some() {}

@@ -5,7 +5,6 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ringferry_memory::{Area, GuestMemory, MapError, MemoryError, RegionSpec, SharedMem};
-use ringferry_packet::vnet::Header;
 use ringferry_ring::{Driver, IndirectTables, LayoutError, Parts, RingFeatures, part_bytes};
 
 /// Where the arena lies in the "guest physical" space that the device sees. Any value does; one
@@ -15,17 +14,6 @@ const GUEST_ADDR: u64 = 1 << 32;
 /// Alignment of every allocation: a page, so that no two of them share a cache line and buffers
 /// can be handed to the kernel.
 const ALIGN: u64 = 4096;
-
-/// Bytes in front of a packet buffer: with them the virtual header ends where a cache line ends and the
-/// frame begins a line of its own. Headers seldom change, so their lines stay with both sides, and a
-/// frame of 64 bytes is one line that moves, not two.
-pub(super) const LEAD: usize = 64 - Header::LEN;
-
-/// Distance between packet buffers of `len` bytes: an odd number of cache lines. A multiple of the page
-/// would put the headers of all of them into the same few sets of the first-level cache.
-pub(super) fn line_stride(len: usize) -> usize {
-    64 * ((LEAD + len).div_ceil(64) | 1)
-}
 
 /// Why there is no arena.
 #[derive(Debug, thiserror::Error)]

@@ -6,12 +6,14 @@
 use std::sync::Arc;
 
 use ringferry_memory::{Area, GuestMemory, Region, RegionSpec, SharedMem, Words};
+use ringferry_nic::rx::{PolicyKind, RxConfig};
+use ringferry_packet::buffer::{Buf, Chain, Pools};
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
-use ringferry_ring::{Device, Parts, part_bytes};
+use ringferry_ring::{Chains, Device, Parts, part_bytes};
 use ringferry_virtio_net::device::{self, Refused};
-use ringferry_virtio_net::driver::{Arena, Queue, Receiveq, RxMode, Transmitq};
-use ringferry_virtio_net::{Features, MAX_FRAME};
+use ringferry_virtio_net::driver::{Arena, MAX_SEGS, Pair, PairConfig, Queue};
+use ringferry_virtio_net::{Features, MAX_FRAME, MIN_FRAME};
 
 /// VIRTQ_DESC_F_NEXT.
 pub const NEXT: u16 = 1;
@@ -40,6 +42,52 @@ pub const GSO: Header = Header {
     num_buffers: 0,
 };
 
+/// How received packets lie in buffers (5.1.6.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// As many buffers as a packet needs.
+    Mergeable,
+    /// Buffers of the largest packet, each a chain of descriptors.
+    Big,
+    /// Buffers of one MTU-sized packet.
+    Small {
+        /// Largest packet behind the Ethernet header, in bytes.
+        mtu: u16,
+    },
+}
+
+impl Mode {
+    /// One of each kind.
+    pub const ALL: [Mode; 3] = [Mode::Mergeable, Mode::Big, Mode::Small { mtu: 1500 }];
+
+    /// `features`, and those that call for this mode.
+    pub fn with(self, mut features: Features) -> Features {
+        features.set(Features::MRG_RXBUF, self == Mode::Mergeable);
+        features.set(Features::GUEST_TSO4, self == Mode::Big);
+        features
+    }
+
+    fn mtu(self) -> u16 {
+        if let Mode::Small { mtu } = self { mtu } else { 1500 }
+    }
+
+    /// Longest frame that a driver takes in this mode: for [`Mode::Small`] with a VLAN tag.
+    pub fn max_frame(self) -> usize {
+        if let Mode::Small { mtu } = self { 22 + usize::from(mtu) } else { MAX_FRAME }
+    }
+
+    /// Entries that a ring needs at least: as many as the longest packet takes chunks.
+    pub fn least(self) -> u16 {
+        if matches!(self, Mode::Small { .. }) { 1 } else { LARGEST }
+    }
+}
+
+/// Chunks of receive buffers that a frame of [`MAX_FRAME`] takes, rounded up to a ring size.
+const LARGEST: u16 = 4;
+
+/// Receive settings in which a buffer is a page and every frame stays where it was received.
+pub const PLAIN: RxConfig = RxConfig { policy: PolicyKind::FixedPage, copy_break: 0 };
+
 /// A packet as a driver received it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
@@ -51,10 +99,8 @@ pub struct Received {
 
 /// Both halves of a guest's queue pair, each on its own mapping of the same memory.
 pub struct Guest {
-    /// The driver's transmitq.
-    pub tx: Transmitq,
-    /// The driver's receiveq.
-    pub rx: Receiveq,
+    /// The driver's queues.
+    pub pair: Pair,
     /// The device's transmitq.
     pub device_tx: device::Transmitq<Area>,
     /// The device's receiveq.
@@ -80,20 +126,32 @@ pub fn device_ring(memory: &GuestMemory, queue: &Queue, features: Features) -> D
 
 impl Guest {
     /// A guest with queues of `size` entries and no receive buffers posted yet.
-    pub fn new(features: Features, size: u16, mode: RxMode) -> Self {
-        let bytes = Receiveq::arena_bytes(size, mode) + Transmitq::arena_bytes(size);
-        let mut arena = Arena::new(bytes).unwrap();
-        let (rx_queue, rx) = Receiveq::new(&mut arena, size, features, mode).unwrap();
-        let (tx_queue, tx) = Transmitq::new(&mut arena, size, features).unwrap();
+    pub fn new(features: Features, size: u16, mode: Mode, rx: RxConfig) -> Self {
+        Self::segmented(features, size, mode, rx, MAX_SEGS)
+    }
+
+    /// A guest whose packets are sent in at most `max_segs` segments.
+    pub fn segmented(features: Features, size: u16, mode: Mode, rx: RxConfig, max_segs: u16) -> Self {
+        let config = PairConfig {
+            receive: size,
+            transmit: size,
+            mtu: mode.mtu(),
+            max_segs,
+            rx,
+            ..PairConfig::default()
+        };
+        let mut arena = Arena::new(config.arena_bytes(features)).unwrap();
+        let pair = Pair::new(&mut arena, features, &config).unwrap();
         let memory = device_map(&arena);
-        let device_tx = device::Transmitq::new(device_ring(&memory, &tx_queue, features), features);
-        let device_rx = device::Receiveq::new(device_ring(&memory, &rx_queue, features), features);
-        Self { tx, rx, device_tx, device_rx, memory }
+        let [rx_queue, tx_queue] = &pair.queues;
+        let device_tx = device::Transmitq::new(device_ring(&memory, tx_queue, features), features);
+        let device_rx = device::Receiveq::new(device_ring(&memory, rx_queue, features), features);
+        Self { pair, device_tx, device_rx, memory }
     }
 
     /// Queues a frame for the device.
     pub fn send(&mut self, header: &Header, frame: &[u8]) {
-        assert!(self.tx.send_frame(header, frame), "no free slot");
+        assert!(self.pair.send_frame(header, frame), "no room");
     }
 
     /// Delivers a frame that lies in private memory.
@@ -102,7 +160,16 @@ impl Guest {
         self.device_rx.deliver(&mut self.memory.translator(), header, first, &[rest.into()])
     }
 
-    /// All packets that are there.
+    /// Bytes of each receive buffer that the device has not taken yet, in order.
+    pub fn room(&mut self) -> Vec<usize> {
+        let mut chains = Chains::new();
+        let ring = self.device_rx.ring();
+        ring.take(usize::MAX, &mut self.memory.translator(), &mut chains);
+        ring.untake(chains.all());
+        chains.iter().map(|chain| chain.writable_len as usize).collect()
+    }
+
+    /// All packets that are there. Their buffers wait to be posted again.
     pub fn receive(&mut self) -> Vec<Received> {
         self.receive_some(usize::MAX)
     }
@@ -110,32 +177,74 @@ impl Guest {
     /// Up to `max` packets.
     pub fn receive_some(&mut self, max: usize) -> Vec<Received> {
         let mut packets = Vec::new();
-        self.rx.receive(max, |packet| {
-            let mut bytes = Vec::new();
-            for piece in packet.pieces {
-                let at = bytes.len();
-                bytes.resize(at + piece.len(), 0);
-                piece.copy_to(&mut bytes[at..]);
-            }
-            assert_eq!(bytes.len(), Header::LEN + packet.len, "pieces add up to header and frame");
-            assert_eq!(packet.header.to_bytes(), bytes[..Header::LEN], "the header leads the first piece");
-            packets.push(Received { header: packet.header, frame: bytes.split_off(Header::LEN) });
+        let Pair { receiveq, pools, .. } = &mut self.pair;
+        receiveq.lend(max, pools, |chain, _| {
+            packets.push(received(&chain));
+            Some(chain)
         });
         packets
     }
 
-    /// Every buffer and every slot is with the driver or posted: none was lost on the way.
-    pub fn assert_nothing_leaked(&mut self) {
-        self.tx.reclaim();
-        assert_eq!(self.tx.ring().in_flight(), 0);
-        let mut slots: Vec<_> = std::iter::from_fn(|| self.tx.slot()).collect();
-        assert_eq!(slots.len(), usize::from(self.tx.ring().size()));
-        slots.drain(..).for_each(|slot| self.tx.cancel(slot));
-        self.rx.refill();
-        assert_eq!(self.rx.ring().in_flight(), self.rx.ring().size());
-        assert_eq!((self.tx.fault(), self.rx.fault()), (None, None));
-        assert_eq!((self.device_tx.ring().fault(), self.device_rx.ring().fault()), (None, None));
+    /// Up to `max` packets, to be kept; see [`received`] and [`Guest::recycle`].
+    pub fn keep(&mut self, max: usize) -> Vec<Chain> {
+        let mut chains = Vec::new();
+        self.pair.receiveq.receive(max, &mut self.pair.pools, |chain, _| chains.push(chain));
+        chains
     }
+
+    /// Gives a received packet back to its queue.
+    pub fn recycle(&mut self, chain: Chain) {
+        self.pair.receiveq.recycle_chain(chain, &mut self.pair.pools);
+    }
+
+    /// With no packet under way or kept, every buffer to send from is free, and the receiveq is full again.
+    pub fn assert_all_home(&mut self) {
+        let Pair { receiveq, transmitq, pools, .. } = &mut self.pair;
+        transmitq.reclaim(pools);
+        assert_eq!((transmitq.in_flight(), transmitq.driver().ring().in_flight()), (0, 0));
+        assert_eq!(transmitq.free(), usize::from(transmitq.driver().ring().size()));
+        assert_pools_full(pools);
+        receiveq.refill();
+        let stats = receiveq.stats();
+        assert_eq!(usize::from(receiveq.driver().ring().in_flight()), receiveq.posted());
+        assert_eq!((stats.unknown, stats.no_replacement), (0, 0));
+        assert_eq!(receiveq.driver().ring().free(), 0, "entries that nothing is posted in");
+        let faults = [self.device_tx.ring().fault(), self.device_rx.ring().fault(), self.pair.fault()];
+        assert_eq!(faults, [None; 3]);
+    }
+
+    /// Takes the pair apart: nothing was lost, neither of what is sent nor of what is received.
+    pub fn finish(mut self) {
+        self.assert_all_home();
+        dismantle(self.pair);
+    }
+}
+
+/// Takes a pair apart, whatever state it is in, of which nobody keeps a packet. Every buffer comes back.
+pub fn dismantle(pair: Pair) {
+    let Pair { receiveq, transmitq, mut pools, .. } = pair;
+    transmitq.detach(&mut pools);
+    assert_pools_full(&pools);
+    let (_, fragments) = receiveq.detach();
+    let pool = fragments.into_pool();
+    assert_eq!(pool.available(), pool.layout().count, "chunks of receive buffers");
+}
+
+/// No buffer of these pools is in use.
+pub fn assert_pools_full(pools: &Pools) {
+    for pool in [&pools.small, &pools.frame, &pools.large] {
+        assert_eq!(pool.available(), pool.layout().count, "{:?}", pool.layout());
+    }
+}
+
+/// What a received packet says.
+pub fn received(chain: &Chain) -> Received {
+    assert!((MIN_FRAME..=MAX_FRAME).contains(&chain.len()), "{}", chain.len());
+    assert!(chain.bufs().iter().all(|buf| !buf.is_empty() && buf.is_exclusive()));
+    assert!(chain.truesize() >= chain.len());
+    let frame = chain.to_vec();
+    assert_eq!(frame.len(), chain.bufs().iter().map(Buf::len).sum::<usize>());
+    Received { header: chain.header, frame }
 }
 
 /// Takes what `from` sent, up to `max` packets, and delivers it to `to`, as a switch does. Returns the
@@ -156,10 +265,20 @@ pub fn forward(from: &mut Guest, to: &mut Guest, max: usize) -> Vec<Result<(), R
     answers
 }
 
-/// Receive buffers that a frame of `len` bytes takes.
-pub fn buffers_for(mode: RxMode, len: usize) -> usize {
-    assert!(len <= MAX_FRAME);
-    if mode == RxMode::Mergeable { (Header::LEN + len).div_ceil(mode.buffer_len() as usize) } else { 1 }
+/// How many of the posted buffers, of `room` bytes each, a frame of `len` bytes takes, if the device
+/// can deliver it.
+pub fn buffers_for(mode: Mode, len: usize, room: impl IntoIterator<Item = usize>) -> Result<usize, Refused> {
+    let mut left = Header::LEN + len;
+    for (count, bytes) in (1..).zip(room) {
+        left = left.saturating_sub(bytes);
+        if left == 0 {
+            return Ok(count);
+        }
+        if mode != Mode::Mergeable {
+            return Err(Refused::TooBig);
+        }
+    }
+    Err(Refused::NoBuffers)
 }
 
 /// First guest physical address of a [`Raw`] guest.

@@ -1,8 +1,8 @@
 //! Sends what it receives, as testpmd's `io` does, and is where the frames of a loop come from. Like testpmd it
-//! copies nothing: a packet of one buffer is sent from where it lies.
+//! copies nothing: a packet is sent from where it lies.
 
 use ringferry_packet::vnet::Header;
-use ringferry_virtio_net::driver::{Packet, Transmitq};
+use ringferry_virtio_net::driver::Pair;
 
 use super::End;
 use crate::experiment::RowError;
@@ -46,13 +46,14 @@ impl Forward {
     fn check(&mut self) -> Result<(), RowError> {
         let Forward { end, checker, whole, counts, .. } = self;
         let mut good = Ok(());
-        let header_len = end.transmitq.header_len();
-        let received = end.receiveq.receive(BURST, |packet| {
+        let Pair { receiveq, pools, .. } = &mut end.pair;
+        let received = receiveq.lend(BURST, pools, |packet, _| {
             if good.is_ok() {
-                super::flatten(&packet, header_len, whole);
+                super::flatten(&packet, whole);
                 good = checker.check(whole);
-                counts.bytes += packet.len as u64;
+                counts.bytes += packet.len() as u64;
             }
+            Some(packet)
         });
         counts.received += received as u64;
         counts.checked = checker.checked();
@@ -80,27 +81,22 @@ impl Forward {
     fn put(&mut self, number: u64) -> bool {
         let frame = &mut self.pool.frame(0)[..self.format.size()];
         self.format.write(number, frame);
-        let sent = self.end.transmitq.send_frame(&Header::default(), frame);
+        let sent = self.end.pair.send_frame(&Header::default(), frame);
         self.counts.sent += u64::from(sent);
         sent
     }
 
-    /// Sends what came, from where it lies; what came in several buffers is copied together.
+    /// Sends what came, from where it lies.
     #[inline]
     fn turn(&mut self) {
-        let Forward { end: End { receiveq, transmitq, .. }, counts, .. } = self;
-        let header_len = transmitq.header_len();
-        let received = receiveq.receive(BURST, |packet| {
-            counts.bytes += packet.len as u64;
-            let sent = match packet.loan.take() {
-                Some(loan) => {
-                    *packet.loan = transmitq.forward(&Header::default(), loan).err();
-                    packet.loan.is_none()
-                }
-                None => copy(&packet, header_len, transmitq),
-            };
-            counts.sent += u64::from(sent);
-            counts.dropped += u64::from(!sent);
+        let Forward { end: End { pair: Pair { receiveq, transmitq, pools, .. }, .. }, counts, .. } = self;
+        let received = receiveq.lend(BURST, pools, |mut packet, pools| {
+            counts.bytes += packet.len() as u64;
+            packet.header = Header::default();
+            let unsent = transmitq.send(packet, pools).err();
+            counts.sent += u64::from(unsent.is_none());
+            counts.dropped += u64::from(unsent.is_some());
+            unsent.map(|unsent| unsent.chain)
         });
         if received > 0 {
             counts.received += received as u64;
@@ -111,26 +107,12 @@ impl Forward {
     }
 }
 
-/// Sends a copy of a packet; false when there is no slot.
-fn copy(packet: &Packet<'_>, header_len: usize, transmitq: &mut Transmitq) -> bool {
-    let Some(slot) = transmitq.slot() else { return false };
-    let bytes = transmitq.bytes(&slot);
-    transmitq.put_header(&bytes, &Header::default());
-    let mut at = header_len;
-    let mut skip = header_len;
-    for piece in packet.pieces {
-        at += piece.skip(skip).copy_to_slice(&bytes.skip(at));
-        skip = 0;
-    }
-    transmitq.send(slot, at);
-    true
-}
-
 impl Engine for Forward {
     #[inline]
     fn round(&mut self, phase: Phase) -> Result<(), RowError> {
-        self.end.transmitq.reclaim();
-        self.end.receiveq.take_back(&mut self.end.transmitq);
+        let Pair { receiveq, transmitq, pools, .. } = &mut self.end.pair;
+        // What was forwarded goes back to where it was received.
+        transmitq.reclaim_with(|chain| receiveq.recycle_chain(chain, pools));
         match phase {
             Phase::Check => self.check()?,
             Phase::Run => {

@@ -7,11 +7,13 @@ mod source;
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use ringferry_nic::rx::RxConfig;
+use ringferry_packet::buffer::Chain;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::{Connection, ProtocolFeatures, RingPlan, Wanted, connect_device};
 use ringferry_virtio_net::Features;
-use ringferry_virtio_net::driver::{Arena, Packet, Queue, Receiveq, RxMode, Transmitq};
+use ringferry_virtio_net::driver::{Arena, Pair, PairConfig, Queue};
 
 pub(super) use forward::Forward;
 pub(super) use sink::Sink;
@@ -26,8 +28,7 @@ pub(super) struct End {
     _connection: Connection,
     _calls: [EventFd; 2],
     kicks: [EventFd; 2],
-    receiveq: Receiveq,
-    transmitq: Transmitq,
+    pair: Pair,
 }
 
 impl End {
@@ -44,12 +45,17 @@ impl End {
         let connection = Stream::connect(socket).map_err(RowError::from);
         let mut connection = connect_device(connection?, &wanted).map_err(RowError::failed)?;
         let features = Features::from_bits_retain(connection.negotiated().features);
-        let mode = RxMode::of(features, (case.size - 14).max(1500) as u16);
-        let bytes = Receiveq::arena_bytes(case.queue, mode) + Transmitq::arena_bytes(case.queue);
-        let mut arena = Arena::new(bytes).map_err(RowError::failed)?;
-        let (rx, receiveq) =
-            Receiveq::new(&mut arena, case.queue, features, mode).map_err(RowError::failed)?;
-        let (tx, transmitq) = Transmitq::new(&mut arena, case.queue, features).map_err(RowError::failed)?;
+        let config = PairConfig {
+            receive: case.queue,
+            transmit: case.queue,
+            mtu: (case.size - 14).max(1500) as u16,
+            // Packets are not kept: a copy would only move lines that nobody reads.
+            rx: RxConfig { copy_break: 0, ..RxConfig::default() },
+            ..PairConfig::default()
+        };
+        let mut arena = Arena::new(config.arena_bytes(features)).map_err(RowError::failed)?;
+        let pair = Pair::new(&mut arena, features, &config).map_err(RowError::failed)?;
+        let [rx, tx] = pair.queues;
         let kicks = [EventFd::new()?, EventFd::new()?];
         let calls = [EventFd::new()?, EventFd::new()?];
         let plan = |queue: Queue, at: usize| RingPlan {
@@ -65,9 +71,9 @@ impl End {
         };
         let rings = [plan(rx, 0), plan(tx, 1)];
         connection.start(&[(arena.region(), arena.fd())], &rings).map_err(RowError::failed)?;
-        let mut end = End { _connection: connection, _calls: calls, kicks, receiveq, transmitq };
-        end.receiveq.ring().disable_calls();
-        end.transmitq.ring().disable_calls();
+        let mut end = End { _connection: connection, _calls: calls, kicks, pair };
+        end.pair.receiveq.driver().ring().disable_calls();
+        end.pair.transmitq.driver().ring().disable_calls();
         end.refill();
         Ok(end)
     }
@@ -75,7 +81,7 @@ impl End {
     /// Posts what was received again, a burst at a time.
     #[inline]
     fn top_up(&mut self) {
-        if self.receiveq.top_up() {
+        if self.pair.receiveq.top_up() {
             let _ = self.kicks[0].signal();
         }
     }
@@ -83,7 +89,7 @@ impl End {
     /// Posts what was received again.
     #[inline]
     fn refill(&mut self) {
-        if self.receiveq.refill() {
+        if self.pair.refill() {
             let _ = self.kicks[0].signal();
         }
     }
@@ -91,7 +97,7 @@ impl End {
     /// Shows what was sent to the device.
     #[inline]
     fn publish(&mut self) {
-        if self.transmitq.publish() {
+        if self.pair.transmitq.flush() {
             let _ = self.kicks[1].signal();
         }
     }
@@ -99,8 +105,9 @@ impl End {
     /// An error once the device has broken a rule.
     #[inline]
     fn check(&mut self) -> Result<(), RowError> {
-        let errors = self.receiveq.errors().length;
-        match self.receiveq.fault().or_else(|| self.transmitq.fault()) {
+        let Pair { receiveq, transmitq, .. } = &mut self.pair;
+        let errors = receiveq.stats().rx_length_errors;
+        match receiveq.driver().fault().or_else(|| transmitq.driver().fault()) {
             Some(fault) => Err(RowError::failed(format!("the device broke a ring: {fault}"))),
             None if errors > 0 => Err(RowError::failed(format!("{errors} frames had impossible lengths"))),
             None => Ok(()),
@@ -108,13 +115,8 @@ impl End {
     }
 }
 
-/// Copies a frame together, without its virtual header.
-fn flatten(packet: &Packet<'_>, header_len: usize, whole: &mut Vec<u8>) {
-    whole.resize(packet.len, 0);
-    let mut at = 0;
-    let mut skip = header_len;
-    for piece in packet.pieces {
-        at += piece.skip(skip).copy_to(&mut whole[at..]);
-        skip = 0;
-    }
+/// Copies a frame together.
+fn flatten(packet: &Chain, whole: &mut Vec<u8>) {
+    whole.resize(packet.len(), 0);
+    packet.copy_to(whole);
 }

@@ -1,6 +1,8 @@
 //! Receives as testpmd's `rxonly` does: takes the frames of a burst, counts them and their bytes, and posts the
 //! buffers again. It reads no payload, but while frames are checked.
 
+use ringferry_virtio_net::driver::Pair;
+
 use super::End;
 use crate::experiment::RowError;
 use crate::experiments::peers::case::{BURST, Case};
@@ -29,14 +31,15 @@ impl Engine for Sink {
         let Sink { end, checker, whole, counts } = self;
         let mut bytes = 0;
         let mut good = Ok(());
-        let header_len = end.transmitq.header_len();
-        let received = end.receiveq.receive(BURST, |packet| {
-            bytes += packet.len as u64;
+        let Pair { receiveq, pools, .. } = &mut end.pair;
+        let received = receiveq.lend(BURST, pools, |packet, _| {
+            bytes += packet.len() as u64;
             // Also in Hold: the sender may have heard of the check first.
             if phase != Phase::Run && good.is_ok() {
-                super::flatten(&packet, header_len, whole);
+                super::flatten(&packet, whole);
                 good = checker.check(whole);
             }
+            Some(packet)
         });
         if received > 0 {
             end.top_up();

@@ -3,7 +3,8 @@
 //!
 //! Unlike `txonly` it does not prepare frames for which the ring has no room.
 
-use ringferry_packet::vnet::Header;
+use ringferry_packet::buffer::Chain;
+use ringferry_virtio_net::driver::Pair;
 
 use super::End;
 use crate::experiment::RowError;
@@ -29,23 +30,28 @@ impl Source {
     }
 
     fn send(&mut self, phase: Phase) {
-        let header_len = self.end.transmitq.header_len();
+        let Pair { transmitq, pools, .. } = &mut self.end.pair;
         for _ in 0..BURST {
             if phase == Phase::Check && self.counts.sent == self.limit {
                 break;
             }
-            let Some(slot) = self.end.transmitq.slot() else { break };
-            let bytes = self.end.transmitq.bytes(&slot);
-            self.end.transmitq.put_header(&bytes, &Header::default());
-            let frame = bytes.skip(header_len);
-            if phase == Phase::Check {
-                let whole = &mut self.pool.frame(0)[..self.format.size()];
-                self.format.write(self.counts.sent, whole);
-                frame.copy_from(whole);
-            } else {
-                frame.copy_from(self.format.headers());
+            if transmitq.free() == 0 {
+                break;
             }
-            self.end.transmitq.send(slot, header_len + self.format.size());
+            let size = self.format.size();
+            let Some(mut buf) = pools.alloc(size) else { break };
+            if phase == Phase::Check {
+                let whole = &mut self.pool.frame(0)[..size];
+                self.format.write(self.counts.sent, whole);
+                buf.append(whole);
+            } else {
+                buf.room().copy_from(self.format.headers());
+                buf.grow(size);
+            }
+            if let Err(unsent) = transmitq.send(Chain::from(buf), pools) {
+                pools.recycle_chain(unsent.chain);
+                break;
+            }
             self.counts.sent += 1;
         }
         self.end.publish();
@@ -55,7 +61,8 @@ impl Source {
 impl Engine for Source {
     #[inline]
     fn round(&mut self, phase: Phase) -> Result<(), RowError> {
-        self.end.transmitq.make_room(BURST);
+        let Pair { transmitq, pools, .. } = &mut self.end.pair;
+        transmitq.make_room(BURST, pools);
         if matches!(phase, Phase::Check | Phase::Run) {
             self.send(phase);
         }

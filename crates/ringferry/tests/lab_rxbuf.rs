@@ -1,0 +1,40 @@
+//! `ringferry lab rxbuf` with kernel traffic, which takes the program itself: a switch, two guests, and traffic.
+
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+/// The rows whose names match, one short run each.
+fn lab(filter: &str) -> Value {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringferry"));
+    command.args(["lab", "rxbuf", "--runs=1", "--seconds=0.1", "--option", "kernel=all", "--json", "-"]);
+    command.args(["--filter", filter]).env_remove("RUST_LOG").stdin(Stdio::null());
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn guests_receive_with_the_buffers_they_were_told_to_have_and_say_what_they_cost() {
+    let result = lab("workload=gso device=kernel policy=(mtu|page)$");
+    let rows = result["rows"].as_array().unwrap();
+    if let Some(reason) = rows[0]["missing"]["reason"].as_str() {
+        assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{reason}");
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let extra = |row: &Value, name: &str| row["extra"][name][0].as_f64().unwrap();
+    for (policy, length) in [("mtu", 1536.0), ("page", 4096.0)] {
+        let row = rows.iter().find(|row| row["labels"]["policy"] == policy && row["repeats"].is_null());
+        let row = row.unwrap();
+        assert!(row["values"][0].as_f64().unwrap() > 0.0, "{row}");
+        assert_eq!((extra(row, "buffer"), extra(row, "sender's buffer")), (length, length), "{row}");
+        assert!(extra(row, "descriptors/packet") >= 1.0 && extra(row, "truesize/payload") >= 1.0, "{row}");
+    }
+    // Many of the packets are of 64 KiB, whatever the machine.
+    let descriptors = |policy: &str| {
+        extra(rows.iter().find(|row| row["labels"]["policy"] == policy).unwrap(), "descriptors/packet")
+    };
+    assert!(descriptors("mtu") > descriptors("page"));
+}

@@ -1,0 +1,225 @@
+//! The two packet queues as the framework drives them: how its segments become descriptor chains.
+//!
+//! Nothing here owns a packet or a buffer, and nothing decides: that is the framework's
+//! ([`ringferry_nic`]).
+
+use ringferry_memory::{Area, ReadSlice};
+use ringferry_nic::driver::{Completion, Refused, RxDriver, Segment, Start, TxDriver, TxPacket};
+use ringferry_nic::limits::{RxLimits, RxMode, SegLimits, TxLimits};
+use ringferry_packet::vnet::Header;
+use ringferry_ring::{AddError, Driver};
+
+use super::arena::{Arena, ArenaError, Queue};
+use crate::{Features, MAX_FRAME};
+
+/// Most segments of a packet unless asked for otherwise: a frame of [`MAX_FRAME`] from page-sized buffers
+/// that begin and end anywhere is 18. FreeBSD's driver for this device takes 32 to 64; DPDK's back end takes 256.
+pub const MAX_SEGS: u16 = 32;
+
+/// Bytes that the device may take for the longest descriptor. Any length is legal; what is longer than
+/// a packet never comes.
+const MAX_SEG_LEN: u32 = (MAX_FRAME + Header::LEN) as u32;
+
+/// Most segments of a receive buffer for the longest packet, if it is not in one piece: chunks of 32 KiB make
+/// three, of 16 KiB five.
+const BIG_SEGS: u16 = 5;
+
+fn refused<T>(error: AddError<T>) -> Refused {
+    match error {
+        AddError::Full(_) => Refused::Full,
+        _ => Refused::Broken,
+    }
+}
+
+/// A transmitq's ring.
+#[derive(Debug)]
+pub struct TxRing {
+    ring: Driver<Area, u16>,
+    header_len: usize,
+    max_segs: u16,
+    /// Chains of more than one segment take one entry of the ring.
+    indirect: bool,
+}
+
+impl TxRing {
+    /// Bytes of arena for a ring of `size` entries and packets of up to `max_segs` segments.
+    pub fn arena_bytes(size: u16, max_segs: u16) -> usize {
+        Arena::queue_bytes(size, max_segs)
+    }
+
+    /// Makes a ring of `size` entries for packets of up to `max_segs` segments (usually [`MAX_SEGS`]).
+    ///
+    /// # Errors
+    /// See [`ArenaError`].
+    pub fn new(
+        arena: &mut Arena,
+        size: u16,
+        features: Features,
+        max_segs: u16,
+    ) -> Result<(Queue, Self), ArenaError> {
+        // A chain may not be longer than the ring, table or not (2.7.5.3.1).
+        let max_segs = max_segs.min(size);
+        let indirect = features.ring().indirect && max_segs > 1;
+        let (queue, ring) = arena.queue(size, features.ring(), if indirect { max_segs } else { 0 })?;
+        Ok((queue, Self { ring, header_len: features.header_len(), max_segs, indirect }))
+    }
+
+    /// The ring, for its notifications and its state.
+    pub fn ring(&mut self) -> &mut Driver<Area, u16> {
+        &mut self.ring
+    }
+
+    /// The violation that broke this queue, if any.
+    pub fn fault(&self) -> Option<ringferry_ring::Fault> {
+        self.ring.fault()
+    }
+}
+
+impl TxDriver for TxRing {
+    fn limits(&self) -> TxLimits {
+        let segs = SegLimits {
+            max_segs: self.max_segs,
+            reserved: 0,
+            max_seg_len: MAX_SEG_LEN,
+            boundary: None,
+            // The header is never divided: a device may read it in one piece.
+            min_first: self.header_len as u32,
+            max_bytes: (self.header_len + MAX_FRAME) as u32,
+        };
+        TxLimits { ring: self.ring.size(), header_room: self.header_len, plain: segs, tso: segs }
+    }
+
+    #[inline(always)]
+    fn room(&self) -> usize {
+        self.ring.free().into()
+    }
+
+    #[inline(always)]
+    fn cost(&self, segments: usize) -> usize {
+        if self.indirect { 1 } else { segments }
+    }
+
+    #[inline(always)]
+    fn encap(&mut self, packet: &TxPacket<'_>, token: u16) -> Result<(), Refused> {
+        // num_buffers is 0 on transmit (5.1.6.2).
+        let header = Header { num_buffers: 0, ..*packet.header }.to_bytes();
+        // Written only where another is there: headers seldom change, and a line nobody writes stays with
+        // both sides.
+        if self.header_len == Header::LEN {
+            packet.room.update_from(&header);
+        } else {
+            packet.room.copy_from(&header[..self.header_len]);
+        }
+        self.ring.add(packet.segments, &[], token).map_err(refused)
+    }
+
+    #[inline]
+    fn flush(&mut self) -> bool {
+        self.ring.publish()
+    }
+
+    fn is_broken(&self) -> bool {
+        self.ring.fault().is_some()
+    }
+
+    #[inline(always)]
+    fn completed(&mut self) -> Option<u16> {
+        self.ring.collect().map(|used| used.token)
+    }
+}
+
+/// Longest frame that a driver with these features takes.
+pub(super) fn max_frame(features: Features, mtu: u16) -> usize {
+    let large = features.intersects(Features::MRG_RXBUF.union(Features::GUEST_SEGMENTATION));
+    // 14 for Ethernet and 4 for a VLAN tag.
+    if large { MAX_FRAME } else { 22 + usize::from(mtu) }
+}
+
+/// A receiveq's ring.
+#[derive(Debug)]
+pub struct RxRing {
+    ring: Driver<Area, u16>,
+    limits: RxLimits,
+}
+
+impl RxRing {
+    /// Bytes of arena for a ring of `size` entries.
+    pub fn arena_bytes(size: u16) -> usize {
+        Arena::queue_bytes(size, BIG_SEGS)
+    }
+
+    /// Whether a buffer for the longest packet may be several segments: if they all take one entry of the ring.
+    /// Otherwise the ring would hold as many packets fewer.
+    pub(super) fn takes_segments(features: Features) -> bool {
+        features.intersects(Features::GUEST_SEGMENTATION) && features.ring().indirect
+    }
+
+    /// Makes a ring of `size` entries. `mtu` counts where no feature lets larger packets come.
+    ///
+    /// # Errors
+    /// See [`ArenaError`].
+    pub fn new(
+        arena: &mut Arena,
+        size: u16,
+        features: Features,
+        mtu: u16,
+    ) -> Result<(Queue, Self), ArenaError> {
+        let mergeable = features.contains(Features::MRG_RXBUF);
+        let segmented = !mergeable && Self::takes_segments(features);
+        let tables = if segmented { BIG_SEGS.min(size) } else { 0 };
+        let (queue, ring) = arena.queue(size, features.ring(), tables)?;
+        let limits = RxLimits {
+            ring: size,
+            header_len: features.header_len(),
+            mode: if mergeable { RxMode::Mergeable } else { RxMode::Whole },
+            max_frame: max_frame(features, mtu),
+            max_segs: if segmented { tables } else { 1 },
+        };
+        Ok((queue, Self { ring, limits }))
+    }
+
+    /// The ring, for its notifications and its state.
+    pub fn ring(&mut self) -> &mut Driver<Area, u16> {
+        &mut self.ring
+    }
+
+    /// The violation that broke this queue, if any.
+    pub fn fault(&self) -> Option<ringferry_ring::Fault> {
+        self.ring.fault()
+    }
+}
+
+impl RxDriver for RxRing {
+    fn limits(&self) -> RxLimits {
+        self.limits
+    }
+
+    #[inline(always)]
+    fn room(&self) -> usize {
+        self.ring.free().into()
+    }
+
+    #[inline(always)]
+    fn post(&mut self, segments: &[Segment], token: u16) -> Result<(), Refused> {
+        self.ring.add(&[], segments, token).map_err(refused)
+    }
+
+    #[inline]
+    fn flush(&mut self) -> bool {
+        self.ring.publish()
+    }
+
+    #[inline(always)]
+    fn completed(&mut self) -> Option<Completion> {
+        self.ring.collect().map(|used| Completion { token: used.token, len: used.len })
+    }
+
+    #[inline(always)]
+    fn start(&self, front: ReadSlice<'_>) -> Start {
+        let mut bytes = [0; Header::LEN];
+        front.copy_to(&mut bytes);
+        let header = Header::from_bytes(&bytes);
+        let buffers = if self.limits.mode == RxMode::Mergeable { header.num_buffers } else { 1 };
+        Start { header, buffers, hash: None }
+    }
+}
