@@ -170,11 +170,23 @@ impl<'a> WriteSlice<'a> {
         n
     }
 
-    /// Copies like [`WriteSlice::copy_from`] what is not there already: a line that does not change stays
-    /// with everyone who reads it, while writing the same bytes again takes it away from them.
+    /// Writes two little-endian words, 12 bytes, if others are there; false when there are fewer bytes. A line that
+    /// does not change stays with everyone who reads it, while writing the same bytes again takes it away from
+    /// them.
     #[inline(always)]
-    pub fn update_from<const N: usize>(&self, src: &[u8; N]) -> usize {
-        if self.as_read().array() == Some(*src) { N } else { self.copy_from(src) }
+    pub fn update(&self, low: u64, high: u32) -> bool {
+        let fits = self.len() >= 12;
+        if fits {
+            // SAFETY: 12 bytes are readable and writable; the accesses need no alignment.
+            unsafe {
+                let (first, second) = (self.base().cast::<u64>(), self.base().add(8).cast::<u32>());
+                if first.read_unaligned() != low.to_le() || second.read_unaligned() != high.to_le() {
+                    first.write_unaligned(low.to_le());
+                    second.write_unaligned(high.to_le());
+                }
+            }
+        }
+        fits
     }
 
     /// The same bytes, for reading.

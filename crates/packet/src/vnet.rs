@@ -33,6 +33,7 @@ pub const GSO_ECN: u8 = 0x80;
 
 /// `struct virtio_net_hdr` up to `num_buffers`, in native byte order.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[repr(C)]
 pub struct Header {
     /// `F_NEEDS_CSUM` and the like.
     pub flags: u8,
@@ -124,12 +125,22 @@ impl Header {
     #[inline]
     #[must_use]
     pub const fn to_bytes(&self) -> [u8; Self::LEN] {
-        let [h0, h1] = self.hdr_len.to_le_bytes();
-        let [g0, g1] = self.gso_size.to_le_bytes();
-        let [s0, s1] = self.csum_start.to_le_bytes();
-        let [o0, o1] = self.csum_offset.to_le_bytes();
-        let [n0, n1] = self.num_buffers.to_le_bytes();
-        [self.flags, self.gso_type, h0, h1, g0, g1, s0, s1, o0, o1, n0, n1]
+        let (low, high) = self.to_words();
+        let ([a, b, c, d, e, f, g, h], [i, j, k, l]) = (low.to_le_bytes(), high.to_le_bytes());
+        [a, b, c, d, e, f, g, h, i, j, k, l]
+    }
+
+    /// The wire form as two little-endian words, for who would load the bytes again: what was stored in
+    /// pieces cannot be loaded as a whole before all of it has reached the cache.
+    #[inline(always)]
+    #[must_use]
+    pub const fn to_words(&self) -> (u64, u32) {
+        let low = self.flags as u64
+            | (self.gso_type as u64) << 8
+            | (self.hdr_len as u64) << 16
+            | (self.gso_size as u64) << 32
+            | (self.csum_start as u64) << 48;
+        (low, self.csum_offset as u32 | (self.num_buffers as u32) << 16)
     }
 
     /// Whether the checksum has yet to be finished.

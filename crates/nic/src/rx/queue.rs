@@ -553,9 +553,7 @@ impl<D: RxDriver> RxQueue<D> {
     #[inline]
     pub fn recycle_chain(&mut self, chain: Chain, pools: &mut Pools) {
         // The last that came back is posted first: as they lie in memory, so that they can be joined again.
-        for buf in chain.into_bufs().into_iter().rev() {
-            self.recycle(buf, pools);
-        }
+        chain.dissolve(|buf| self.recycle(buf, pools));
     }
 
     /// Takes the queue apart. Every buffer that is posted or waits goes back to its chunk, once; the device must

@@ -1,5 +1,7 @@
 //! A packet: one buffer or more, its virtual header, its flow.
 
+use std::ops::{Deref, DerefMut};
+
 use ringferry_memory::{ReadSlice, WriteSlice};
 use smallvec::SmallVec;
 
@@ -10,9 +12,13 @@ use crate::vnet::Header;
 /// others.
 pub type Bufs = SmallVec<[Buf; 1]>;
 
-/// A packet. No buffer of it is empty.
+/// A packet. No buffer of it is empty. A pointer, as a [`Buf`] is.
 #[derive(Debug, Default)]
-pub struct Chain {
+pub struct Chain(Box<Packet>);
+
+/// What a [`Chain`] is.
+#[derive(Debug, Default)]
+pub struct Packet {
     bufs: Bufs,
     len: usize,
     /// Offloads: what is left to be done with the frame.
@@ -21,10 +27,26 @@ pub struct Chain {
     pub hash: Option<u32>,
 }
 
+impl Deref for Chain {
+    type Target = Packet;
+
+    #[inline(always)]
+    fn deref(&self) -> &Packet {
+        &self.0
+    }
+}
+
+impl DerefMut for Chain {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Packet {
+        &mut self.0
+    }
+}
+
 impl From<Buf> for Chain {
     #[inline(always)]
-    fn from(buf: Buf) -> Self {
-        let mut chain = Chain::default();
+    fn from(mut buf: Buf) -> Self {
+        let mut chain = Chain(buf.spare.take().unwrap_or_default());
         chain.push_back(buf);
         chain
     }
@@ -57,8 +79,22 @@ impl Chain {
 
     /// The buffers, without the packet.
     #[inline(always)]
-    pub fn into_bufs(self) -> Bufs {
-        self.bufs
+    pub fn into_bufs(mut self) -> Bufs {
+        std::mem::take(&mut self.bufs)
+    }
+
+    /// Takes the packet apart: `keep` gets the buffers, the last one first.
+    #[inline(always)]
+    pub fn dissolve(mut self, mut keep: impl FnMut(Buf)) {
+        while let Some(mut buf) = self.bufs.pop() {
+            if self.bufs.is_empty() {
+                self.len = 0;
+                (self.header, self.hash) = (Header::default(), None);
+                buf.spare = Some(self.0);
+                return keep(buf);
+            }
+            keep(buf);
+        }
     }
 
     /// The data, in order.
@@ -133,7 +169,8 @@ impl Chain {
     /// Divides the packet: this one keeps the first `n` bytes. Header and flow stay with both.
     pub fn split_off(&mut self, n: usize) -> Chain {
         let mut left = n;
-        let mut behind = Chain { header: self.header, hash: self.hash, ..Chain::default() };
+        let mut behind = Chain::default();
+        (behind.header, behind.hash) = (self.header, self.hash);
         let mut kept = Bufs::new();
         for mut buf in std::mem::take(&mut self.bufs) {
             if left >= buf.len() {
@@ -157,7 +194,7 @@ impl Chain {
     /// Puts the buffers of `next` behind these. Its header and flow are dropped.
     pub fn append(&mut self, next: Chain) {
         self.len += next.len;
-        self.bufs.extend(next.bufs);
+        self.bufs.extend(next.into_bufs());
     }
 
     /// Joins buffers that lie one behind the other in memory, without room between.
@@ -178,7 +215,7 @@ impl Chain {
     /// A second owner of the same bytes: see [`Buf::share`].
     pub fn share(&mut self) -> Chain {
         let bufs = self.bufs.iter_mut().map(Buf::share).collect();
-        Chain { bufs, len: self.len, header: self.header, hash: self.hash }
+        Chain(Box::new(Packet { bufs, len: self.len, header: self.header, hash: self.hash }))
     }
 
     /// The same packet in buffers of at most `piece` bytes, which is not 0. Those cut from one buffer adjoin.
@@ -191,7 +228,8 @@ impl Chain {
             }
             bufs.push(buf);
         }
-        Chain { bufs, ..self }
+        self.bufs = bufs;
+        self
     }
 
     /// Copies the first bytes, as many as both sides have; returns how many.

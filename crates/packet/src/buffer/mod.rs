@@ -23,8 +23,8 @@ mod fragments;
 mod pool;
 mod pools;
 
-pub use buf::Buf;
-pub use chain::{Bufs, Chain};
+pub use buf::{Buf, Extent};
+pub use chain::{Bufs, Chain, Packet};
 pub use faults::Faults;
 pub use fragments::Fragments;
 pub use pool::{Pool, PoolError, PoolLayout};

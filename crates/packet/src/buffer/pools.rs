@@ -135,8 +135,6 @@ impl Pools {
     /// [Recycles](Pools::recycle) all buffers of a packet.
     #[inline]
     pub fn recycle_chain(&mut self, chain: Chain) {
-        for buf in chain.into_bufs() {
-            self.recycle(buf);
-        }
+        chain.dissolve(|buf| self.recycle(buf));
     }
 }

@@ -132,12 +132,13 @@ impl<A: Words> Receiveq<A> {
         let [buffer, ..] = self.chains.writable(&chain) else { return false };
         let room = memory.write(buffer.addr, (buffer.len as usize).min(need));
         let Some(mut room) = room.filter(|room| room.len() == need) else { return false };
-        let bytes = Header { num_buffers: 1, ..header }.to_bytes();
+        let header = Header { num_buffers: 1, ..header };
         // Most packets have the header that the packet before them in this buffer had.
         if self.header_len == Header::LEN {
-            room.update_from(&bytes);
+            let (low, high) = header.to_words();
+            room.update(low, high);
         } else {
-            room.copy_from(&bytes[..self.header_len]);
+            room.copy_from(&header.to_bytes()[..self.header_len]);
         }
         room = room.skip(self.header_len);
         room.copy_from(first);

@@ -102,13 +102,14 @@ impl TxDriver for TxRing {
     #[inline(always)]
     fn encap(&mut self, packet: &TxPacket<'_>, token: u16) -> Result<(), Refused> {
         // num_buffers is 0 on transmit (5.1.6.2).
-        let header = Header { num_buffers: 0, ..*packet.header }.to_bytes();
+        let header = Header { num_buffers: 0, ..*packet.header };
         // Written only where another is there: headers seldom change, and a line nobody writes stays with
         // both sides.
         if self.header_len == Header::LEN {
-            packet.room.update_from(&header);
+            let (low, high) = header.to_words();
+            packet.room.update(low, high);
         } else {
-            packet.room.copy_from(&header[..self.header_len]);
+            packet.room.copy_from(&header.to_bytes()[..self.header_len]);
         }
         self.ring.add(packet.segments, &[], token).map_err(refused)
     }
@@ -216,9 +217,11 @@ impl RxDriver for RxRing {
 
     #[inline(always)]
     fn start(&self, front: ReadSlice<'_>) -> Start {
-        let mut bytes = [0; Header::LEN];
-        front.copy_to(&mut bytes);
-        let header = Header::from_bytes(&bytes);
+        let header = Header::from_bytes(&front.array().unwrap_or_else(|| {
+            let mut bytes = [0; Header::LEN];
+            front.copy_to(&mut bytes);
+            bytes
+        }));
         let buffers = if self.limits.mode == RxMode::Mergeable { header.num_buffers } else { 1 };
         Start { header, buffers, hash: None }
     }
