@@ -1,11 +1,20 @@
 //! The experiments there are. A new one is a module here and a line in [`all`].
 
+pub mod forward;
 pub mod peers;
 pub mod ring;
+pub mod rxbuf;
+pub mod txmap;
 
 use crate::experiment::Experiment;
 
 /// All experiments, in the order they are listed.
 pub fn all() -> Vec<Box<dyn Experiment>> {
-    vec![Box::new(ring::Ring), Box::new(peers::Peers)]
+    vec![
+        Box::new(ring::Ring),
+        Box::new(peers::Peers),
+        Box::new(txmap::Txmap),
+        Box::new(forward::Forward),
+        Box::new(rxbuf::Rxbuf),
+    ]
 }

@@ -3,11 +3,13 @@
 //! | module | idea |
 //! |---|---|
 //! | [`text`] | tables and ministat's output for a terminal |
+//! | `extra` | the other figures of rows |
 //! | [`table`] | columns of text |
 //! | [`html`] | one self-contained page |
 //! | [`svg`] | the plots of that page |
 //! | [`words`] | how numbers, names and verdicts are worded in both |
 
+mod extra;
 pub mod html;
 pub mod svg;
 pub mod table;

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::table::Table;
-use super::words;
+use super::{extra, words};
 use crate::results::{Results, RowResult};
 use crate::stats::ministat::{self, Set};
 
@@ -77,7 +77,8 @@ fn table(results: &Results, group: &str) -> String {
         table.push(cells);
     }
     let title = if group.is_empty() { results.experiment.as_str() } else { group };
-    format!("{title} ({}, {})\n{}\n", first.unit, words::better(first.better), table.draw())
+    let extra = extra::table(results, &rows, &named);
+    format!("{title} ({}, {})\n{}\n{extra}", first.unit, words::better(first.better), table.draw())
 }
 
 /// Names of the counts of a group's rows.

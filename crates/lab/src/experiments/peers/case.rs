@@ -8,20 +8,20 @@ use crate::experiment::Published;
 use crate::labels::Labels;
 
 /// Frames that are handled together, on either side: what testpmd does by default.
-pub(super) const BURST: usize = 32;
+pub(in crate::experiments) const BURST: usize = 32;
 
 /// Sizes of frames in bytes, without checksum: smallest, small, largest of Ethernet, and as large as
 /// a frame with its virtual header can be in one of DPDK's buffers (65535 bytes, 128 of them headroom).
-pub(super) const SIZES: [usize; 4] = [64, 256, 1518, 65_000];
+pub(in crate::experiments) const SIZES: [usize; 4] = [64, 256, 1518, 65_000];
 
 /// Bytes of a receive buffer in a mergeable ring when frames are larger than that: ringferry's own
 /// choice, and DPDK is given the same. With smaller frames each side has its own default, one frame to a
 /// buffer.
-pub(super) const LARGE_BUFFER: usize = 4096;
+pub(in crate::experiments) const LARGE_BUFFER: usize = 4096;
 
 /// Who plays a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Who {
+pub(in crate::experiments) enum Who {
     Ringferry,
     Dpdk,
 }
@@ -37,7 +37,7 @@ impl fmt::Display for Who {
 
 /// The format of the virtqueues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ring {
+pub(in crate::experiments) enum Ring {
     Split,
     SplitInOrder,
     Packed,
@@ -48,14 +48,14 @@ pub(super) enum Ring {
 }
 
 impl Ring {
-    pub(super) const ALL: [Ring; 5] =
+    pub(in crate::experiments) const ALL: [Ring; 5] =
         [Ring::Split, Ring::SplitInOrder, Ring::Packed, Ring::PackedInOrder, Ring::PackedVectorized];
 
-    pub(super) fn packed(self) -> bool {
+    pub(in crate::experiments) fn packed(self) -> bool {
         !matches!(self, Ring::Split | Ring::SplitInOrder)
     }
 
-    pub(super) fn in_order(self) -> bool {
+    pub(in crate::experiments) fn in_order(self) -> bool {
         !matches!(self, Ring::Split | Ring::Packed)
     }
 }
@@ -74,7 +74,7 @@ impl fmt::Display for Ring {
 
 /// Where frames go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
+pub(in crate::experiments) enum Direction {
     /// From the driver to the device.
     Transmit,
     /// From the device to the driver.
@@ -84,7 +84,8 @@ pub(super) enum Direction {
 }
 
 impl Direction {
-    pub(super) const ALL: [Direction; 3] = [Direction::Transmit, Direction::Receive, Direction::Loopback];
+    pub(in crate::experiments) const ALL: [Direction; 3] =
+        [Direction::Transmit, Direction::Receive, Direction::Loopback];
 }
 
 impl fmt::Display for Direction {
@@ -99,7 +100,7 @@ impl fmt::Display for Direction {
 
 /// One row of the matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Case {
+pub(in crate::experiments) struct Case {
     pub driver: Who,
     pub device: Who,
     pub ring: Ring,
@@ -113,7 +114,7 @@ pub(super) struct Case {
 
 impl Case {
     /// All of them, by size and direction, then ring, then pair.
-    pub(super) fn all(queue: u16) -> Vec<Case> {
+    pub(in crate::experiments) fn all(queue: u16) -> Vec<Case> {
         let mut cases = Vec::new();
         let pairs = [
             (Who::Dpdk, Who::Dpdk),
@@ -139,11 +140,11 @@ impl Case {
     }
 
     /// Whether the row is measured unless all are asked for: the rows that tell most, in minutes.
-    pub(super) fn by_default(&self) -> bool {
+    pub(in crate::experiments) fn by_default(&self) -> bool {
         self.mergeable && matches!(self.size, 64 | 1518)
     }
 
-    pub(super) fn labels(&self) -> Labels {
+    pub(in crate::experiments) fn labels(&self) -> Labels {
         Labels::new()
             .with("size", self.size)
             .with("direction", self.direction)
@@ -154,23 +155,23 @@ impl Case {
     }
 
     /// DPDK with itself in the same circumstances.
-    pub(super) fn baseline(&self) -> Case {
+    pub(in crate::experiments) fn baseline(&self) -> Case {
         Case { driver: Who::Dpdk, device: Who::Dpdk, ..*self }
     }
 
     /// Rows that are drawn together.
-    pub(super) fn group(&self) -> String {
+    pub(in crate::experiments) fn group(&self) -> String {
         format!("{} bytes, {}", self.size, self.direction)
     }
 
     /// Whether DPDK takes part.
-    pub(super) fn needs_dpdk(&self) -> bool {
+    pub(in crate::experiments) fn needs_dpdk(&self) -> bool {
         self.driver == Who::Dpdk || self.device == Who::Dpdk
     }
 
     /// The features both ends agree on: what DPDK's driver takes when it is told of this ring (no EVENT_IDX,
     /// no offloads), and so what ringferry asks for and offers too.
-    pub(super) fn features(&self) -> Features {
+    pub(in crate::experiments) fn features(&self) -> Features {
         let mut features = Features::VERSION_1 | Features::INDIRECT_DESC;
         features.set(Features::MRG_RXBUF, self.mergeable);
         features.set(Features::RING_PACKED, self.ring.packed());
@@ -179,25 +180,25 @@ impl Case {
     }
 
     /// Frames that go round in a loop: what testpmd's `tx_first 8` sends.
-    pub(super) fn circulating(&self) -> u64 {
+    pub(in crate::experiments) fn circulating(&self) -> u64 {
         8 * BURST as u64
     }
 
     /// Frames that may be under way while they are checked: half of what fits into the receive buffers,
     /// so that none is lost.
-    pub(super) fn window(&self) -> u64 {
+    pub(in crate::experiments) fn window(&self) -> u64 {
         let buffers = self.size.div_ceil(LARGE_BUFFER / 2) as u64;
         (u64::from(self.queue) / (2 * buffers)).clamp(1, 4 * BURST as u64)
     }
 
     /// Frames that are checked before anything is measured: 32 MiB of them, which is many times round the
     /// ring with the smallest and a moment with the largest.
-    pub(super) fn checked(&self) -> u64 {
+    pub(in crate::experiments) fn checked(&self) -> u64 {
         (32 * 1024 * 1024 / self.size as u64).clamp(500, 20_000)
     }
 
     /// What DPDK was measured at in advance.
-    pub(super) fn published(&self) -> Option<Published> {
+    pub(in crate::experiments) fn published(&self) -> Option<Published> {
         let column = match (self.size, self.direction) {
             (64, Direction::Receive) => 0,
             (64, Direction::Transmit) => 1,

@@ -6,7 +6,7 @@ use crate::experiment::RowError;
 use super::case::{BURST, Case, Who};
 
 /// Ethernet, IPv4 and UDP: what `txonly` writes into each frame. It leaves the rest as it finds it.
-pub(super) const HEADERS: usize = 14 + 20 + 8;
+pub(in crate::experiments) const HEADERS: usize = 14 + 20 + 8;
 
 /// Where a numbered frame's number ends and its pattern begins.
 const PATTERN: usize = HEADERS + 8;
@@ -16,7 +16,7 @@ const PORT: u16 = 9;
 
 /// Frames of one size.
 #[derive(Clone)]
-pub(super) struct Format {
+pub(in crate::experiments) struct Format {
     size: usize,
     headers: [u8; HEADERS],
     /// Bytes of no short period; a frame's begin at its number's last byte.
@@ -24,7 +24,7 @@ pub(super) struct Format {
 }
 
 impl Format {
-    pub(super) fn new(size: usize) -> Format {
+    pub(in crate::experiments) fn new(size: usize) -> Format {
         let ip_len = (size - 14) as u16;
         let mut headers = [0; HEADERS];
         headers[..12].copy_from_slice(&[2, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 1]);
@@ -50,13 +50,13 @@ impl Format {
 
     /// Bytes of a frame.
     #[inline]
-    pub(super) fn size(&self) -> usize {
+    pub(in crate::experiments) fn size(&self) -> usize {
         self.size
     }
 
     /// The first bytes of each frame.
     #[inline]
-    pub(super) fn headers(&self) -> &[u8; HEADERS] {
+    pub(in crate::experiments) fn headers(&self) -> &[u8; HEADERS] {
         &self.headers
     }
 
@@ -65,14 +65,14 @@ impl Format {
     }
 
     /// Makes `frame` the numbered one.
-    pub(super) fn write(&self, number: u64, frame: &mut [u8]) {
+    pub(in crate::experiments) fn write(&self, number: u64, frame: &mut [u8]) {
         frame[..HEADERS].copy_from_slice(&self.headers);
         frame[HEADERS..PATTERN].copy_from_slice(&number.to_le_bytes());
         frame[PATTERN..].copy_from_slice(self.tail(number));
     }
 
     /// Whether `frame` is the one of that number, whole.
-    pub(super) fn check(&self, number: u64, frame: &[u8]) -> Result<(), RowError> {
+    pub(in crate::experiments) fn check(&self, number: u64, frame: &[u8]) -> Result<(), RowError> {
         self.check_len(frame)?;
         let mut bytes = [0; 8];
         bytes.copy_from_slice(&frame[HEADERS..PATTERN]);
@@ -89,7 +89,7 @@ impl Format {
     }
 
     /// Whether `frame` is one of `txonly`'s: its length, its IPv4 header with its checksum, its UDP header.
-    pub(super) fn check_txonly(&self, frame: &[u8]) -> Result<(), RowError> {
+    pub(in crate::experiments) fn check_txonly(&self, frame: &[u8]) -> Result<(), RowError> {
         self.check_len(frame)?;
         let lengths = frame[16..18] == self.headers[16..18] && frame[38..40] == self.headers[38..40];
         let kind = frame[12..16] == self.headers[12..16] && frame[36..38] == self.headers[36..38];
@@ -116,7 +116,7 @@ fn ip_sum(header: &[u8]) -> u16 {
 }
 
 /// How the receiver of frames tells a good one, while they are checked.
-pub(super) struct Checker {
+pub(in crate::experiments) struct Checker {
     format: Format,
     /// Frames with numbers, from 0; `None` when testpmd sends, which does not number.
     numbered: Option<u64>,
@@ -125,7 +125,7 @@ pub(super) struct Checker {
 
 impl Checker {
     /// For the frames that `sender` sends.
-    pub(super) fn new(case: &Case, sender: Who) -> Checker {
+    pub(in crate::experiments) fn new(case: &Case, sender: Who) -> Checker {
         let format = Format::new(case.size);
         match sender {
             Who::Ringferry => Checker::numbered(format, case.checked()),
@@ -134,12 +134,12 @@ impl Checker {
     }
 
     /// For `count` numbered frames.
-    pub(super) fn numbered(format: Format, count: u64) -> Checker {
+    pub(in crate::experiments) fn numbered(format: Format, count: u64) -> Checker {
         Checker { format, numbered: Some(count), checked: 0 }
     }
 
     /// Looks at the next frame.
-    pub(super) fn check(&mut self, frame: &[u8]) -> Result<(), RowError> {
+    pub(in crate::experiments) fn check(&mut self, frame: &[u8]) -> Result<(), RowError> {
         match self.numbered {
             Some(count) if self.checked < count => self.format.check(self.checked, frame)?,
             // The sender runs already, and the receiver has not heard yet.
@@ -151,21 +151,21 @@ impl Checker {
     }
 
     /// Frames that were good.
-    pub(super) fn checked(&self) -> u64 {
+    pub(in crate::experiments) fn checked(&self) -> u64 {
         self.checked
     }
 }
 
 /// Private memory for the frames of one burst, as DPDK has its buffers: those of a burst are the ones
 /// that the burst before gave back.
-pub(super) struct Pool {
+pub(in crate::experiments) struct Pool {
     bytes: Vec<u8>,
     stride: usize,
 }
 
 impl Pool {
     /// Buffers for frames of `size` bytes.
-    pub(super) fn new(size: usize) -> Pool {
+    pub(in crate::experiments) fn new(size: usize) -> Pool {
         // An odd number of cache lines, so that the buffers' first lines spread over the cache's sets.
         let lines = (size.div_ceil(64) + 4) | 1;
         Pool { bytes: vec![0; lines * 64 * BURST], stride: lines * 64 }
@@ -173,7 +173,7 @@ impl Pool {
 
     /// The buffer of the `at`-th frame of a burst.
     #[inline]
-    pub(super) fn frame(&mut self, at: usize) -> &mut [u8] {
+    pub(in crate::experiments) fn frame(&mut self, at: usize) -> &mut [u8] {
         &mut self.bytes[at * self.stride..][..self.stride]
     }
 }

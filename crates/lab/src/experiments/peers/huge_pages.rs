@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Reserved huge pages. Dropping it puts the number back. Fields go in this order: the lock last.
 #[derive(Debug)]
-pub(super) struct HugePages {
+pub(in crate::experiments) struct HugePages {
     _guard: Guard,
     _lock: File,
 }
@@ -39,7 +39,7 @@ impl HugePages {
     ///
     /// # Errors
     /// Another lab has not finished in time, or the user wants to stop.
-    pub(super) fn reserve(bytes: u64, stop: &Stop) -> Result<Option<HugePages>, RowError> {
+    pub(in crate::experiments) fn reserve(bytes: u64, stop: &Stop) -> Result<Option<HugePages>, RowError> {
         let Ok(number) = File::open(NUMBER) else { return Ok(None) };
         let deadline = Instant::now() + PATIENCE;
         while flock(&number, FlockOperation::NonBlockingLockExclusive).is_err() {

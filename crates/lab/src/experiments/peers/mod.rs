@@ -19,14 +19,14 @@
 //! is over. Generators wait for room, except DPDK's, which drops what does not fit; frames of a loop that do not
 //! fit the other ring are dropped by both.
 
-mod case;
+pub(super) mod case;
 mod device;
 mod driver;
 mod engine;
-mod frames;
-mod huge_pages;
+pub(super) mod frames;
+pub(super) mod huge_pages;
 mod pair;
-mod testpmd;
+pub(super) mod testpmd;
 
 #[cfg(test)]
 mod tests;

@@ -17,13 +17,13 @@ use crate::stop::Stop;
 /// The program.
 const PROGRAM: &str = "dpdk-testpmd";
 /// The Debian packages of it and of the two drivers it needs.
-pub(super) const PACKAGES: &str = "dpdk-dev librte-net-vhost23 librte-net-virtio23";
+pub(in crate::experiments) const PACKAGES: &str = "dpdk-dev librte-net-vhost23 librte-net-virtio23";
 
 /// How long testpmd may take to start or to answer. It starts in a quarter of a second on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Memory for each process: buffers for one direction, with room.
-pub(super) const MEGABYTES: u64 = 192;
+pub(in crate::experiments) const MEGABYTES: u64 = 192;
 
 /// Bytes in front of the data in each of DPDK's buffers.
 const HEADROOM: usize = 128;
@@ -33,13 +33,13 @@ const LARGEST_BUFFER: usize = 65_535;
 const LAST_LINES: usize = 8;
 
 /// Where testpmd is, if it is installed.
-pub(super) fn find() -> Option<PathBuf> {
+pub(in crate::experiments) fn find() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join(PROGRAM)).find(|file| file.is_file())
 }
 
 /// What it says its version is.
-pub(super) fn version(program: &Path) -> String {
+pub(in crate::experiments) fn version(program: &Path) -> String {
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
     let text = output.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -49,13 +49,13 @@ pub(super) fn version(program: &Path) -> String {
 
 /// The part it plays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(in crate::experiments) enum Part {
     Driver,
     Device,
 }
 
 /// Where and with what it runs.
-pub(super) struct Place<'a> {
+pub(in crate::experiments) struct Place<'a> {
     pub program: &'a Path,
     /// The processor of its worker, and of its main thread, which sleeps.
     pub cpu: usize,
@@ -68,7 +68,7 @@ pub(super) struct Place<'a> {
 
 /// What a port has counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Stats {
+pub(in crate::experiments) struct Stats {
     pub rx_packets: u64,
     pub rx_bytes: u64,
     /// Received per second since the last time the port was asked, by testpmd's own clock, read with
@@ -78,7 +78,7 @@ pub(super) struct Stats {
 
 /// The running program. Dropping it kills it and waits until it is gone.
 #[derive(Debug)]
-pub(super) struct Testpmd {
+pub(in crate::experiments) struct Testpmd {
     child: Child,
     output: Receiver<Vec<u8>>,
     text: String,
@@ -88,7 +88,7 @@ pub(super) struct Testpmd {
 
 impl Testpmd {
     /// Starts it; [`Testpmd::wait_ready`] says when it can be used.
-    pub(super) fn start(
+    pub(in crate::experiments) fn start(
         part: Part,
         case: &Case,
         place: &Place<'_>,
@@ -118,12 +118,12 @@ impl Testpmd {
     }
 
     /// Waits until it takes commands.
-    pub(super) fn wait_ready(&mut self) -> Result<(), RowError> {
+    pub(in crate::experiments) fn wait_ready(&mut self) -> Result<(), RowError> {
         self.wait_for(0, "testpmd> ")
     }
 
     /// Begins to forward; in a loop between two of them the driver's is the one that puts frames in.
-    pub(super) fn begin(&mut self, case: &Case) -> Result<(), RowError> {
+    pub(in crate::experiments) fn begin(&mut self, case: &Case) -> Result<(), RowError> {
         let from = self.text.len();
         let origin = self.part == Part::Driver && case.device == case.driver;
         match case.direction {
@@ -134,14 +134,14 @@ impl Testpmd {
     }
 
     /// Stops to forward.
-    pub(super) fn end(&mut self) -> Result<(), RowError> {
+    pub(in crate::experiments) fn end(&mut self) -> Result<(), RowError> {
         let from = self.text.len();
         self.command("stop")?;
         self.wait_for(from, "Done.")
     }
 
     /// What its port has counted.
-    pub(super) fn stats(&mut self) -> Result<Stats, RowError> {
+    pub(in crate::experiments) fn stats(&mut self) -> Result<Stats, RowError> {
         let from = self.text.len();
         self.command("show port stats 0")?;
         self.wait_for(from, "Tx-bps:")?;
@@ -158,12 +158,18 @@ impl Testpmd {
         })
     }
 
+    /// The number of its process.
+    pub(in crate::experiments) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Processor time it has used, all threads together.
-    pub(super) fn processor_time(&self) -> Result<Duration, RowError> {
+    pub(in crate::experiments) fn processor_time(&self) -> Result<Duration, RowError> {
         Ok(cpu_time(self.child.id())?)
     }
 
-    fn command(&mut self, line: &str) -> Result<(), RowError> {
+    /// Gives it a command that needs no answer.
+    pub(in crate::experiments) fn command(&mut self, line: &str) -> Result<(), RowError> {
         let stdin = self.child.stdin.as_mut();
         let written = stdin.map(|stdin| stdin.write_all(format!("{line}\n").as_bytes()));
         match written {
@@ -194,7 +200,7 @@ impl Testpmd {
     }
 
     /// An error with the last lines of its output: of its own, or of a peer that waits for it.
-    pub(super) fn explain(&mut self, error: RowError) -> RowError {
+    pub(in crate::experiments) fn explain(&mut self, error: RowError) -> RowError {
         while let Ok(bytes) = self.output.try_recv() {
             self.text.push_str(&String::from_utf8_lossy(&bytes));
         }

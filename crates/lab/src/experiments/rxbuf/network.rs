@@ -1,0 +1,258 @@
+//! Two guests on a switch, all of them this program, in network namespaces of their own, and the kernel's TCP and UDP
+//! between them.
+//!
+//! A process of the lab's own starts them (see [`Setup::child`]), so that it can enter a user namespace where the lab has
+//! no right to make network namespaces. Whatever ends it ends them.
+//!
+//! ```text
+//! lab -- lab child EXPERIMENT ... -- ringferry run              the switch
+//!                                 |- ringferry guest            namespace a
+//!                                 |- ringferry guest            namespace b
+//!                                 |- ringferry traffic server   namespace b
+//!                                 `- ringferry traffic client   namespace a
+//! ```
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use ringferry_sys::namespace;
+use ringferry_sys::process::{Spawn, has_net_admin, is_root, spawn, terminate};
+use serde_json::Value;
+
+use crate::experiment::{RowError, Run, Setup};
+
+/// Beyond the time that is measured: starting everything, and the end. Half a second on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often to look whether a process has ended.
+const LOOK: Duration = Duration::from_millis(5);
+/// How long a process may take to end after SIGTERM.
+const GRACE: Duration = Duration::from_secs(2);
+/// The descriptor on which a process says that it is ready.
+const READY_FD: i32 = 3;
+
+/// The guests, their addresses, and the tap that each has.
+const GUESTS: [&str; 2] = ["a", "b"];
+const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
+const TAP: &str = "rf0";
+
+/// Why there can be no such network here, if so. `probe` of the experiment's child process is [`probe`].
+pub(super) fn impossible(setup: &Setup, experiment: &str) -> Option<String> {
+    let mut command = setup.child(experiment);
+    command.arg("probe").stdin(Stdio::null());
+    match command.output() {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => Some(last_line(&String::from_utf8_lossy(&output.stderr), output.status)),
+        Err(error) => Some(format!("cannot start {}: {error}", setup.program.display())),
+    }
+}
+
+/// Runs an experiment's child process for about `seconds`; returns what it printed.
+pub(super) fn run_child(command: &mut Command, seconds: Duration, run: &Run<'_>) -> Result<String, RowError> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut process = Process::spawn("the network", command, Spawn::default())?;
+    let deadline = Instant::now() + seconds + PATIENCE;
+    let status = loop {
+        if let Some(status) = process.child.try_wait()? {
+            break status;
+        }
+        if run.stopped() {
+            return Err(RowError::Stopped);
+        }
+        if Instant::now() >= deadline {
+            return Err(RowError::failed(format!("the network was not done {PATIENCE:?} after its time")));
+        }
+        std::thread::sleep(LOOK);
+    };
+    // Both are short enough to fit their pipes.
+    let (mut output, mut errors) = (String::new(), String::new());
+    process.child.stdout.take().map(|mut pipe| pipe.read_to_string(&mut output)).transpose()?;
+    process.child.stderr.take().map(|mut pipe| pipe.read_to_string(&mut errors)).transpose()?;
+    if status.success() { Ok(output) } else { Err(RowError::failed(last_line(&errors, status))) }
+}
+
+/// The last line of what a program said, or how it ended.
+fn last_line(text: &str, status: ExitStatus) -> String {
+    let last = text.lines().rev().find(|line| !line.trim().is_empty());
+    last.map_or_else(
+        || format!("it ended with {status}"),
+        |line| line.trim_start_matches("ringferry: ").into(),
+    )
+}
+
+/// Gets the right to make network namespaces, where it is not there already. Before any thread.
+pub(super) fn contain() -> Result<(), RowError> {
+    if is_root() && has_net_admin() {
+        return Ok(());
+    }
+    namespace::enter_user_namespace().map_err(RowError::failed)
+}
+
+/// Whether everything can be had that a network takes.
+pub(super) fn probe() -> Result<(), RowError> {
+    contain()?;
+    namespace::unshare_net().map_err(RowError::failed)?;
+    let tun = File::options().read(true).write(true).open("/dev/net/tun");
+    match tun {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            Err(RowError::failed(format!("/dev/net/tun cannot be opened: {error}; load the module tun")))
+        }
+    }
+}
+
+/// A process that ends with this.
+struct Process {
+    name: &'static str,
+    child: Child,
+}
+
+impl Process {
+    /// It dies with this thread, which is the only one that starts processes.
+    fn spawn(name: &'static str, command: &mut Command, options: Spawn) -> Result<Self, RowError> {
+        let child = spawn(command, Spawn { die_with_parent: true, ..options });
+        let child = child.map_err(|error| RowError::failed(format!("cannot start {name}: {error}")))?;
+        Ok(Self { name, child })
+    }
+
+    /// Asks it to end, and sees to it that it does.
+    fn end(&mut self) {
+        let asked = terminate(&mut self.child).is_ok();
+        let deadline = Instant::now() + GRACE;
+        while asked && Instant::now() < deadline {
+            if matches!(self.child.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            std::thread::sleep(LOOK);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The network. Fields end in this order.
+pub(super) struct Network {
+    folder: PathBuf,
+    program: PathBuf,
+    _server: Process,
+    guests: [Process; 2],
+    _switch: Process,
+}
+
+impl Network {
+    /// Starts all of it; each guest with options of its own. What programs say goes to files in `folder`.
+    pub(super) fn start(folder: &Path, options: [&[&str]; 2]) -> Result<Self, RowError> {
+        let program = std::env::current_exe()?;
+        let socket = |name: &str| folder.join(format!("{name}.sock"));
+        let mut arguments = words(&["run"]);
+        for guest in GUESTS {
+            let mut port = OsString::from("vhost-user:");
+            port.push(socket(guest));
+            arguments.extend([OsString::from("--port"), port]);
+        }
+        arguments.extend([OsString::from("--control"), socket("control").into()]);
+        let switch = ready(&program, folder, "switch", arguments, Spawn::default())?;
+        let guest = |at: usize| {
+            let address = format!("{}/24", ADDRESSES[at]);
+            let mut arguments = words(&["guest", "--tap", TAP, "--json", "--address", &address]);
+            arguments.extend(words(options[at]));
+            arguments.extend([OsString::from("--socket"), socket(GUESTS[at]).into()]);
+            ready(&program, folder, GUESTS[at], arguments, Spawn { new_net: true, ..Spawn::default() })
+        };
+        let guests = [guest(0)?, guest(1)?];
+        let server = words(&["traffic", "server", "--bind", ADDRESSES[1]]);
+        let mut command = logged(&program, folder, "server", server)?;
+        let server = Process::spawn("server", &mut command, inside(&guests[1])?)?;
+        Ok(Self { folder: folder.to_owned(), program, _server: server, guests, _switch: switch })
+    }
+
+    /// Runs the traffic client in guest a against the server in guest b; returns its report. Every byte that arrived
+    /// was checked, or it is an error.
+    pub(super) fn traffic(&mut self, options: &[&str]) -> Result<Value, RowError> {
+        let client = words(&["traffic", "client", "--to", ADDRESSES[1], "--json", "--wait", "10"]);
+        let mut command = logged(&self.program, &self.folder, "client", client)?;
+        let mut client = Process::spawn("client", command.args(options), inside(&self.guests[0])?)?;
+        let status = client.child.wait()?;
+        if !status.success() {
+            return Err(complaint(&self.folder, client.name, status));
+        }
+        self.output("client")
+    }
+
+    /// What the switch says about itself.
+    pub(super) fn switch(&self) -> Result<Value, RowError> {
+        let mut command = Command::new(&self.program);
+        command.arg("ctl").arg("--control").arg(self.folder.join("control.sock")).args(["show", "--json"]);
+        let output = command.stdin(Stdio::null()).output()?;
+        serde_json::from_slice(&output.stdout).map_err(RowError::failed)
+    }
+
+    /// Ends the guests; returns what they counted.
+    pub(super) fn finish(mut self) -> Result<[Value; 2], RowError> {
+        self.guests.iter_mut().for_each(Process::end);
+        Ok([self.output(GUESTS[0])?, self.output(GUESTS[1])?])
+    }
+
+    /// What a process printed.
+    fn output(&self, name: &str) -> Result<Value, RowError> {
+        let text = std::fs::read_to_string(self.folder.join(format!("{name}.out")))?;
+        let json = serde_json::from_str(&text);
+        json.map_err(|error| RowError::failed(format!("{name} printed no JSON: {error}: {text}")))
+    }
+}
+
+fn words(words: &[&str]) -> Vec<OsString> {
+    words.iter().map(OsString::from).collect()
+}
+
+/// In the network namespace of a process.
+fn inside(process: &Process) -> Result<Spawn, RowError> {
+    let net: OwnedFd = namespace::open_net(process.child.id()).map_err(RowError::failed)?;
+    Ok(Spawn { join_net: Some(net), ..Spawn::default() })
+}
+
+/// This program with these arguments; what it says goes to files.
+fn logged(program: &Path, folder: &Path, name: &str, arguments: Vec<OsString>) -> Result<Command, RowError> {
+    let file = |end: &str| File::create(folder.join(format!("{name}.{end}")));
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(file("out")?).stderr(file("log")?);
+    Ok(command)
+}
+
+/// Starts a process that says when it is ready, and waits until then.
+fn ready(
+    program: &Path,
+    folder: &Path,
+    name: &'static str,
+    arguments: Vec<OsString>,
+    mut options: Spawn,
+) -> Result<Process, RowError> {
+    let (reader, writer) = std::io::pipe()?;
+    let mut command = logged(program, folder, name, arguments)?;
+    command.arg("--ready-fd").arg(READY_FD.to_string());
+    options.keep_fds.push((writer.into(), READY_FD));
+    let mut process = Process::spawn(name, &mut command, options)?;
+    let mut line = String::new();
+    BufReader::new(reader).read_line(&mut line)?;
+    if line != "READY\n" {
+        let _ = process.child.kill();
+        return Err(complaint(folder, name, process.child.wait()?));
+    }
+    Ok(process)
+}
+
+/// Why a process ended, in its own words.
+fn complaint(folder: &Path, name: &str, status: ExitStatus) -> RowError {
+    let text = std::fs::read_to_string(folder.join(format!("{name}.log"))).unwrap_or_default();
+    RowError::failed(format!("{name} failed: {}", last_line(&text, status)))
+}

@@ -1,0 +1,139 @@
+//! `lab txmap`: what becomes of a stream's throughput when its sends are small, and its packets chains of more
+//! buffers than the device takes segments.
+//!
+//! | module | idea |
+//! |---|---|
+//! | `case` | which rows there are |
+//! | `stack` | a stream of sends as packets |
+//! | `paths` | a driver that takes everything, and a virtqueue with our device half behind it |
+//! | `sender` | the stack and the framework's queue |
+//! | `stream` | one run of a stream |
+//! | `direct` | what the planner costs packets that need none |
+//! | `kernel` | the kernel's TCP through two guests and the switch |
+//! | `clock` | threads that work and one that measures |
+//!
+//! No packet may be dropped for its shape: a run in which one was has failed.
+
+mod case;
+pub(super) mod clock;
+mod direct;
+mod kernel;
+mod paths;
+mod sender;
+mod stack;
+mod stream;
+
+#[cfg(test)]
+mod tests;
+
+use self::case::{Direct, Kernel, Path, Synthetic};
+use crate::experiment::{Better, Defaults, Experiment, OptionSpec, Plan, Row, RowError, Run, Setup};
+use crate::labels::Labels;
+
+/// The experiment.
+#[derive(Clone, Copy, Debug)]
+pub struct Txmap;
+
+const OPTIONS: [OptionSpec; 1] = [OptionSpec {
+    name: "kernel",
+    help: "kernel TCP rows: `32` segments only (default), `all` limits, `off`",
+}];
+
+/// What two threads need.
+const TWO: &str = "needs two processors, one for each side";
+
+impl Experiment for Txmap {
+    fn name(&self) -> &'static str {
+        "txmap"
+    }
+
+    fn about(&self) -> &'static str {
+        "streams of small sends through limits of 8 to 64 segments: mapping alone, virtqueues, kernel TCP"
+    }
+
+    fn options(&self) -> &'static [OptionSpec] {
+        &OPTIONS
+    }
+
+    fn defaults(&self) -> Defaults {
+        // Some 90 rows of a tenth of a second and a dozen of a second, four times: two and a half minutes.
+        Defaults { runs: 3, seconds: 0.1 }
+    }
+
+    fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {
+        let kernel: String = setup.option("kernel", "32".into())?;
+        let kernel: Vec<Kernel> = match kernel.as_str() {
+            "32" => Kernel::all(false).collect(),
+            "all" => Kernel::all(true).collect(),
+            "off" => Vec::new(),
+            _ => return Err(RowError::failed(format!("--option kernel={kernel}: `32`, `all` or `off`"))),
+        };
+        let mut plan = Plan::default();
+        plan.rows.extend(Synthetic::all().map(|case| synthetic(case, setup)));
+        plan.rows.extend(Direct::all().map(|case| single(case, setup)));
+        let missing = if kernel.is_empty() { None } else { kernel::impossible(setup) };
+        plan.rows.extend(kernel.into_iter().map(|case| tcp(case, setup, missing.as_deref())));
+        plan.notes = vec![
+            "Every row's baseline is the one of 256 KiB sends through the same limit, over the same path: its ratio is what \
+             small sends keep. A packet dropped for its shape fails the run."
+                .into(),
+            "null: stack, its copy of every send, and mapping, on one processor, and nothing behind; send ns/packet is what \
+             the framework takes of it. virtio: and a device on the second processor that copies every byte out."
+                .into(),
+            format!(
+                "kernel: TCP between two guests on the switch, {} times as long a run; the sending guest reads packets in \
+                 buffers of `pieces` bytes. Small writes cost the socket, too: the rows with sends of 256 KiB in small pieces \
+                 leave that out.",
+                kernel::TIMES
+            ),
+        ];
+        Ok(plan)
+    }
+
+    fn child(&self, args: &[String]) -> Result<(), RowError> {
+        kernel::child(args)
+    }
+}
+
+/// A row that runs, or one that cannot.
+fn row(
+    labels: Labels,
+    unit: &str,
+    missing: Option<&str>,
+    measure: impl FnMut(&Run<'_>) -> Result<crate::experiment::Sample, RowError> + 'static,
+) -> Row {
+    match missing {
+        Some(why) => Row::missing(labels, unit, Better::Higher, why, None),
+        None => Row::measured(labels, unit, Better::Higher, measure),
+    }
+}
+
+fn against(row: Row, baseline: Option<Labels>) -> Row {
+    match baseline {
+        Some(labels) => row.against(labels.to_string()),
+        None => row,
+    }
+}
+
+fn too_few(path: Path, setup: &Setup) -> Option<&'static str> {
+    (path == Path::Virtio && setup.cpus.len() < 2).then_some(TWO)
+}
+
+fn synthetic(case: Synthetic, setup: &Setup) -> Row {
+    let missing = too_few(case.path, setup);
+    let measured = row(case.labels(), "Gbit/s", missing, move |run| stream::measure(&case, run));
+    against(measured.in_group(&case.group()), case.baseline().map(|case| case.labels()))
+}
+
+fn single(case: Direct, setup: &Setup) -> Row {
+    let missing = too_few(case.path, setup);
+    let measured = row(case.labels(), "Mpps", missing, move |run| direct::measure(&case, run));
+    against(measured.in_group(&case.group()), case.baseline().map(|case| case.labels()))
+}
+
+fn tcp(case: Kernel, setup: &Setup, missing: Option<&str>) -> Row {
+    let own = setup.clone();
+    let measured = row(case.labels(), "Gbit/s", missing, move |run| kernel::measure(&case, &own, run));
+    let measured = against(measured.in_group(&case.group()), case.baseline().map(|case| case.labels()));
+    case.published().into_iter().fold(measured, Row::published)
+}

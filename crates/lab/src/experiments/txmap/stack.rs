@@ -1,0 +1,219 @@
+//! A stack made for the purpose: it turns a stream of sends into TCP packets that the device is to cut up.
+//!
+//! As a socket does, it copies every send into buffers of its own: one if the send fits, several if not. As TCP does,
+//! it takes what is next in the stream for a packet wherever sends begin and end; a buffer that belongs to two packets
+//! is divided between them, not copied. So small sends make long chains.
+
+use ringferry_packet::buffer::{Buf, Chain, PoolLayout, Pools, PoolsLayout};
+use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, Header};
+
+use crate::experiment::RowError;
+
+/// Ethernet, IPv4 and TCP with time stamps.
+pub(super) const HEADERS: usize = 14 + 20 + 32;
+/// Bytes of payload that the device puts into each frame: MTU 1500.
+const MSS: usize = 1448;
+/// Bytes of payload of a packet: as many whole frames as 64 KiB hold.
+pub(super) const PAYLOAD: usize = 45 * MSS;
+
+/// Room of the large buffers: four hold the longest packet, so that it fits 8 segments, and a send of 256 KiB takes 16.
+/// Pages would be the stack's choice, too, but 64 KiB of them do not fit the smaller limits even when copied.
+const LARGE: u32 = 16 << 10;
+
+/// Pools for such a stack: packets of 64 bytes a buffer, several at once.
+pub(super) const POOLS: fn() -> PoolsLayout = || {
+    let layout = |len, count| PoolLayout::fixed(len, count, PoolsLayout::HEADROOM);
+    PoolsLayout {
+        small: layout(PoolsLayout::SMALL, 8192),
+        frame: layout(PoolsLayout::FRAME, 4096),
+        large: layout(LARGE, 2048),
+    }
+};
+
+/// What the application sends: bytes that repeat, but not after as many as a packet or a buffer has.
+#[derive(Debug)]
+pub(super) struct Payload(Vec<u8>);
+
+/// Bytes after which the payload repeats: a prime.
+const PERIOD: usize = 65_521;
+
+impl Payload {
+    pub(super) fn new() -> Self {
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let mut bytes: Vec<u8> = Vec::with_capacity(2 * PERIOD);
+        bytes.resize_with(PERIOD, || {
+            // xorshift64
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        });
+        bytes.extend_from_within(..);
+        Self(bytes)
+    }
+
+    /// `len` bytes of the stream from `at` on, at most [`PERIOD`].
+    #[inline]
+    fn slice(&self, at: u64, len: usize) -> &[u8] {
+        &self.0[(at % PERIOD as u64) as usize..][..len]
+    }
+
+    /// Whether `frame` is the `number`-th packet of a stream, whole.
+    pub(super) fn check(&self, number: u64, frame: &[u8]) -> Result<(), RowError> {
+        let good = frame.len() == HEADERS + PAYLOAD
+            && frame[..HEADERS] == headers()
+            && frame[HEADERS..] == *self.slice(number * PAYLOAD as u64, PAYLOAD);
+        let text =
+            || format!("packet {number} was lost, repeated, out of order or damaged: {} bytes", frame.len());
+        if good { Ok(()) } else { Err(RowError::failed(text())) }
+    }
+}
+
+/// The headers of every packet. The addresses are those of the other experiments.
+fn headers() -> [u8; HEADERS] {
+    let mut headers = [0; HEADERS];
+    headers[..12].copy_from_slice(&[2, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 1]);
+    headers[12..16].copy_from_slice(&[0x08, 0x00, 0x45, 0x00]);
+    headers[16..18].copy_from_slice(&((HEADERS - 14 + PAYLOAD) as u16).to_be_bytes());
+    headers[22..24].copy_from_slice(&[64, 6]);
+    headers[26..34].copy_from_slice(&[198, 18, 0, 1, 198, 18, 0, 2]);
+    headers[34..38].copy_from_slice(&[0, 9, 0, 9]);
+    // 32 bytes of TCP header; ACK.
+    headers[46..48].copy_from_slice(&[0x80, 0x10]);
+    headers
+}
+
+/// What is left to be done with a packet.
+fn offloads() -> Header {
+    Header {
+        flags: F_NEEDS_CSUM,
+        gso_type: GSO_TCPV4,
+        hdr_len: HEADERS as u16,
+        gso_size: MSS as u16,
+        csum_start: 34,
+        csum_offset: 16,
+        num_buffers: 0,
+    }
+}
+
+/// The stack.
+#[derive(Debug)]
+pub(super) struct Stack {
+    send: usize,
+    payload: Payload,
+    headers: [u8; HEADERS],
+    /// Bytes of the stream that were sent by the application.
+    at: u64,
+    /// Bytes of the current send that are not in buffers yet.
+    left: usize,
+    /// The rest of the last buffer, which belongs to the next packet.
+    rest: Option<Buf>,
+    /// The packet that is being made.
+    chain: Chain,
+}
+
+impl Stack {
+    /// An application that sends `send` bytes at a time.
+    pub(super) fn new(send: usize) -> Self {
+        let payload = Payload::new();
+        let (rest, chain) = (None, Chain::default());
+        Self { send, payload, headers: headers(), at: 0, left: send, rest, chain }
+    }
+
+    /// The next packet of the stream; `None` when there are no buffers now, and the next call goes on with it.
+    pub(super) fn packet(&mut self, pools: &mut Pools) -> Option<Chain> {
+        if self.chain.is_empty() {
+            let mut buf = pools.alloc(HEADERS)?;
+            buf.append(&self.headers);
+            self.chain = Chain::from(buf);
+            self.chain.header = offloads();
+        }
+        while let missing @ 1.. = HEADERS + PAYLOAD - self.chain.len() {
+            let mut buf = match self.rest.take() {
+                Some(rest) => rest,
+                None => self.buffer(pools)?,
+            };
+            if buf.len() > missing {
+                self.rest = Some(buf.split_off(missing));
+            }
+            self.chain.push_back(buf);
+        }
+        Some(std::mem::take(&mut self.chain))
+    }
+
+    /// A buffer of the current send, or the next.
+    fn buffer(&mut self, pools: &mut Pools) -> Option<Buf> {
+        let mut buf = pools.alloc(self.left)?;
+        let len = buf.append(self.payload.slice(self.at, self.left.min(LARGE as usize)));
+        self.at += len as u64;
+        self.left -= len;
+        if self.left == 0 {
+            self.left = self.send;
+        }
+        Some(buf)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::case::SENDS;
+    use super::*;
+    use ringferry_virtio_net::driver::Arena;
+
+    fn pools() -> Pools {
+        let mut arena = Arena::new(POOLS().bytes()).unwrap();
+        let at = arena.alloc(POOLS().bytes()).unwrap();
+        Pools::new(arena.memory(), at, POOLS()).unwrap()
+    }
+
+    #[test]
+    fn a_stream_is_the_same_bytes_whatever_the_sends() {
+        for send in SENDS {
+            let (mut pools, mut stack, payload) = (pools(), Stack::new(send), Payload::new());
+            for number in 0..50 {
+                let packet = stack.packet(&mut pools).unwrap();
+                payload.check(number, &packet.to_vec()).unwrap();
+                assert!(packet.header.check(packet.len()).is_ok());
+                pools.recycle_chain(packet);
+            }
+        }
+    }
+
+    #[test]
+    fn a_send_takes_a_buffer_or_as_many_as_it_needs() {
+        for (send, buffers) in
+            [(64, PAYLOAD.div_ceil(64)), (512, PAYLOAD.div_ceil(512)), (4096, 16), (256 << 10, 4)]
+        {
+            let (mut pools, mut stack) = (pools(), Stack::new(send));
+            let packet = stack.packet(&mut pools).unwrap();
+            // And one for the headers.
+            assert_eq!(packet.bufs().len(), 1 + buffers, "{send}");
+        }
+    }
+
+    #[test]
+    fn a_stack_without_buffers_goes_on_where_it_was() {
+        let (mut pools, mut stack, payload) = (pools(), Stack::new(64), Payload::new());
+        let mut kept = Vec::new();
+        while let Some(packet) = stack.packet(&mut pools) {
+            kept.push(packet);
+        }
+        let so_far = kept.len() as u64;
+        assert!(so_far > 2);
+        kept.drain(..).for_each(|packet| pools.recycle_chain(packet));
+        payload.check(so_far, &stack.packet(&mut pools).unwrap().to_vec()).unwrap();
+    }
+
+    #[test]
+    fn damage_and_loss_are_found() {
+        let (mut pools, mut stack, payload) = (pools(), Stack::new(512), Payload::new());
+        let mut frame = stack.packet(&mut pools).unwrap().to_vec();
+        assert!(payload.check(1, &frame).is_err() && payload.check(0, &frame[..HEADERS + 9]).is_err());
+        for at in [0, HEADERS, frame.len() - 1] {
+            frame[at] ^= 1;
+            assert!(payload.check(0, &frame).is_err(), "{at}");
+            frame[at] ^= 1;
+        }
+        payload.check(0, &frame).unwrap();
+    }
+}
