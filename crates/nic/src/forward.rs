@@ -64,7 +64,7 @@ impl Forwarder {
 
     /// Forwards a burst; returns how many packets it had, 0 when there was nothing to do.
     ///
-    /// `choose` says which output a packet goes to, or none, in which case it is dropped. `ring` is called with the
+    /// `choose` says which output a packet goes to, or none, in which case it is dropped. It may rewrite the packet. `ring` is called with the
     /// number of each output whose device wants its doorbell rung, and the output. Completed packets are taken back
     /// as needed, and go back to `input` where they came from it. Posting them again is up to the caller, by
     /// [`RxQueue::top_up`]: the input has a doorbell of its own.
@@ -74,7 +74,7 @@ impl Forwarder {
         input: &mut RxQueue<R>,
         outputs: &mut [TxQueue<T>],
         pools: &mut Pools,
-        mut choose: impl FnMut(&Chain) -> Option<usize>,
+        mut choose: impl FnMut(&mut Chain) -> Option<usize>,
         mut ring: impl FnMut(usize, &mut TxQueue<T>),
     ) -> usize {
         let Self { groups, burst, stats } = self;
@@ -88,7 +88,7 @@ impl Forwarder {
                 stats.bad_header += 1;
                 return Some(chain);
             }
-            match choose(&chain).filter(|output| *output < known) {
+            match choose(&mut chain).filter(|output| *output < known) {
                 Some(output) => groups[output].push(chain),
                 None => {
                     stats.no_output += 1;

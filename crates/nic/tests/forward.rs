@@ -89,7 +89,7 @@ fn router(outputs: usize, ring: u16) -> Router {
     let pools = world.pools(600);
     let fragments = world.fragments(64);
     // Nothing is copied: what is forwarded is what was received.
-    let config = RxConfig { copy_break: 0, policy: PolicyKind::FixedMtu };
+    let config = RxConfig { copy_break: 0, policy: PolicyKind::FixedMtu, ..RxConfig::default() };
     let mut input = RxQueue::attach(driver, fragments, config).unwrap();
     input.refill();
     let attach = |_| TxQueue::attach(Ring::new(ring, 4), &pools, TxConfig::default()).unwrap();
@@ -118,7 +118,7 @@ fn plain(first: u8, len: usize) -> (Header, Vec<u8>) {
 }
 
 /// The output is in the first byte.
-fn by_first_byte(chain: &Chain) -> Option<usize> {
+fn by_first_byte(chain: &mut Chain) -> Option<usize> {
     let mut first = [0];
     chain.copy_to(&mut first);
     Some(first[0].into())
@@ -240,7 +240,7 @@ fn what_devices_say_of_frames_is_checked_and_made_fit_for_sending() {
     r.arrive(headers.map(|header| (header, plain(0, 100).1)));
     let mut forwarder = Forwarder::new(1, 64);
     let mut seen = Vec::new();
-    let choose = |chain: &Chain| {
+    let choose = |chain: &mut Chain| {
         seen.push(chain.header);
         Some(0)
     };

@@ -359,7 +359,7 @@ proptest! {
         ),
     ) {
         let mut setup = modes()[mode];
-        setup.config = RxConfig { policy: PolicyKind::ALL[policy], copy_break };
+        setup.config = RxConfig { policy: PolicyKind::ALL[policy], copy_break, ..RxConfig::default() };
         if plain_chunks {
             setup.chunks = PoolLayout::chunks(32 * 1024, 256, 52);
         }

@@ -349,11 +349,8 @@ fn layouts_keep_their_promises() {
     for (len, headroom) in [(1, 0), (64, 64), (192, 64), (1600, 64), (65_550, 64), (4096, 0)] {
         let fixed = PoolLayout::fixed(len, 3, headroom);
         assert!(fixed.room() >= len, "{fixed:?}");
-        assert_eq!(
-            (fixed.stride / 64 % 2, fixed.stride % 64, fixed.chunk),
-            (1, 0, fixed.stride),
-            "{fixed:?}"
-        );
+        assert_eq!((fixed.stride / 64 % 2, fixed.stride % 64), (1, 0), "{fixed:?}");
+        assert!(fixed.chunk <= fixed.stride && fixed.stride > 4096, "{fixed:?}");
         let chunks = PoolLayout::chunks(headroom + len, 3, headroom);
         assert_eq!((chunks.chunk, chunks.room(), chunks.stride % 64), (headroom + len, len, 0));
         assert_eq!(chunks.bytes(), chunks.stride as usize * 3);

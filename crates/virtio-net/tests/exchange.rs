@@ -105,7 +105,7 @@ fn clause_5_1_6_3_every_policy_and_mode_receives_every_length() {
         for (copy_break, ring) in
             [0, 128, 256].into_iter().zip(RINGS.into_iter().cycle().skip(policy as usize))
         {
-            let rx = RxConfig { policy, copy_break };
+            let rx = RxConfig { policy, copy_break, ..RxConfig::default() };
             let features = features(mode, true, true, ring);
             let (mut from, mut to) = (Guest::new(features, 64, mode, rx), Guest::new(features, 64, mode, rx));
             for (number, len) in (0..).zip(&lengths) {
@@ -128,7 +128,12 @@ fn clause_5_1_6_3_1_big_buffers_hold_the_largest_packet() {
     for (policy, ring) in PolicyKind::ALL.into_iter().zip(RINGS) {
         for (size, indirect) in [(4, false), (4, true), (64, false), (64, true), (256, true)] {
             let features = features(Mode::Big, true, indirect, ring);
-            let mut guest = Guest::new(features, size, Mode::Big, RxConfig { policy, copy_break: 0 });
+            let mut guest = Guest::new(
+                features,
+                size,
+                Mode::Big,
+                RxConfig { policy, copy_break: 0, ..RxConfig::default() },
+            );
             guest.pair.refill();
             let room = guest.room();
             assert!(
@@ -805,7 +810,7 @@ proptest! {
         copy_break in proptest::sample::select(&[0, 128, 256][..]),
     ) {
         let size = size.max(mode.least());
-        let mut model = Model::new(mode, event_idx, size, ring, RxConfig { policy, copy_break });
+        let mut model = Model::new(mode, event_idx, size, ring, RxConfig { policy, copy_break, fetch_frame: true });
         let memory = Arc::clone(&model.from.memory);
         let mut burst = Burst::new();
         for step in &steps {

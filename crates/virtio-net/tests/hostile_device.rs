@@ -513,7 +513,7 @@ proptest! {
     ) {
         let mut features = mode.with(Features::VERSION_1);
         features.set(Features::INDIRECT_DESC, indirect);
-        let config = config(mode, 64, RxConfig { policy, copy_break });
+        let config = config(mode, 64, RxConfig { policy, copy_break, fetch_frame: true });
         let mut arena = Arena::new(config.arena_bytes(features)).unwrap();
         let mut rx = Pair::new(&mut arena, features, &config).unwrap();
         rx.refill();

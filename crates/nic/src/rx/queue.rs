@@ -25,12 +25,15 @@ pub struct RxConfig {
     /// Frames of up to so many bytes are copied into a small buffer, and their own is posted again. 0:
     /// none are.
     pub copy_break: usize,
+    /// Whether the first line of a frame is fetched together with the driver's header, for who looks at frames at
+    /// once. Who only counts them, or hands them on as they are, leaves that line where the device has it.
+    pub fetch_frame: bool,
 }
 
 impl Default for RxConfig {
     /// 128 bytes: two lines are copied in less time than a buffer takes to come back.
     fn default() -> Self {
-        Self { policy: PolicyKind::default(), copy_break: 128 }
+        Self { policy: PolicyKind::default(), copy_break: 128, fetch_frame: true }
     }
 }
 
@@ -89,6 +92,8 @@ pub struct RxQueue<D> {
     max_segs: usize,
     ring: usize,
     copy_break: usize,
+    /// Lines at the front of a completed buffer that are fetched.
+    lines: usize,
     /// Unused bytes at the end of a buffer from which on they are cut off.
     trim: usize,
     supply: Supply,
@@ -154,6 +159,7 @@ impl<D: RxDriver> RxQueue<D> {
             max_segs,
             ring,
             copy_break: config.copy_break,
+            lines: if config.fetch_frame { 2 } else { 1 },
             trim: policy.trim(&bounds).unwrap_or(usize::MAX),
             supply: Supply::new(fragments, minimum),
             policy,
@@ -294,7 +300,7 @@ impl<D: RxDriver> RxQueue<D> {
             while burst.len() < LOOKAHEAD.min(max - count) {
                 let Some(done) = self.driver.completed() else { break };
                 if let Some(Some(buf)) = self.posted.get(usize::from(done.token)) {
-                    buf.prefetch();
+                    buf.prefetch(self.lines);
                 }
                 burst.push(done);
             }

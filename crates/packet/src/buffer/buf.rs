@@ -138,7 +138,7 @@ impl Buf {
 
     /// Where the data begins, in the memory of the pool.
     #[inline(always)]
-    fn at(&self) -> usize {
+    pub(super) fn at(&self) -> usize {
         self.origin + self.head as usize
     }
 

@@ -143,15 +143,14 @@ impl Fragments {
 }
 
 impl Buf {
-    /// Asks the CPU to fetch the line the data begins in, and the one behind it, of a buffer that a device has
-    /// written since. Never faults.
+    /// Asks the CPU to fetch the line the data begins in, and so many less one behind it, of a buffer that a device
+    /// has written since. Never faults.
     #[inline(always)]
-    pub fn prefetch(&self) {
-        let at = self.chunk as usize * self.core.layout.stride as usize + self.head as usize;
-        let lines = self.core.area.read(at, (self.end - self.head) as usize);
-        if let Some(lines) = lines {
-            lines.prefetch();
-            lines.skip(LINE as usize).prefetch();
+    pub fn prefetch(&self, lines: usize) {
+        if let Some(range) = self.core.area.read(self.at(), (self.end - self.head) as usize) {
+            for line in 0..lines {
+                range.skip(line * LINE as usize).prefetch();
+            }
         }
     }
 }

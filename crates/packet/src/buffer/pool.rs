@@ -25,12 +25,17 @@ impl PoolLayout {
     /// Bytes of a cache line.
     const LINE: u32 = 64;
 
+    /// Bytes of a page.
+    const PAGE: u32 = 4096;
+
     /// Chunks for one buffer each, of at least `len` bytes behind the head room. They are an odd number of
     /// cache lines apart: a multiple of the page would put the first lines of all of them into the same few
-    /// sets of the first-level cache.
+    /// sets of the first-level cache. And more than a page: within one, a processor that sees a few lines read one
+    /// after the other fetches what comes next, which would be the buffer that the other side is writing.
     pub fn fixed(len: u32, count: u32, headroom: u32) -> Self {
-        let stride = Self::LINE * ((headroom + len).div_ceil(Self::LINE) | 1);
-        Self { chunk: stride, stride, count, headroom }
+        let lines = (headroom + len).div_ceil(Self::LINE);
+        let stride = Self::LINE * (lines.max(Self::PAGE / Self::LINE) | 1);
+        Self { chunk: Self::LINE * lines, stride, count, headroom }
     }
 
     /// Chunks of exactly `chunk` bytes, one behind the other, for [`Fragments`](super::Fragments).

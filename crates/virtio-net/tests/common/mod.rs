@@ -86,7 +86,7 @@ impl Mode {
 const LARGEST: u16 = 4;
 
 /// Receive settings in which a buffer is a page and every frame stays where it was received.
-pub const PLAIN: RxConfig = RxConfig { policy: PolicyKind::FixedPage, copy_break: 0 };
+pub const PLAIN: RxConfig = RxConfig { policy: PolicyKind::FixedPage, copy_break: 0, fetch_frame: true };
 
 /// A packet as a driver received it.
 #[derive(Clone, Debug, PartialEq, Eq)]

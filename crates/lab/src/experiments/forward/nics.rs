@@ -4,9 +4,7 @@
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
 
-use ringferry_memory::GuestMemory;
 use ringferry_nic::forward::Forwarder;
 use ringferry_nic::rx::RxConfig;
 use ringferry_nic::tx::{Chooser, NoHash, TxConfig, TxPort};
@@ -30,7 +28,6 @@ pub(super) struct Nics {
     pools: Pools,
     way: Way,
     how: How,
-    memory: Arc<GuestMemory>,
     chooser: Chooser,
     macs: [u8; 12],
     /// Doorbells of the outputs.
@@ -122,16 +119,16 @@ impl Nics {
         }
         let pools = pools.ok_or_else(|| RowError::failed("an output has no queues"))?;
         let chooser = Chooser::new(0, case.how.queues, NoHash::Worker);
-        let (how, memory) = (case.how, Arc::clone(arena.memory()));
+        let how = case.how;
         let way = Way::new(&how, outputs)?;
         let (macs, rang) = (departing(), 0);
-        Ok(Self { input, pools, way, how, memory, chooser, macs, kicks, rang, _connections: connections })
+        Ok(Self { input, pools, way, how, chooser, macs, kicks, rang, _connections: connections })
     }
 
     /// Forwards a burst, or finds that there is none.
     #[inline]
     pub(super) fn round(&mut self) -> Result<(), RowError> {
-        let Self { input, pools, way, how, memory, chooser, macs, kicks, rang, .. } = self;
+        let Self { input, pools, way, how, chooser, macs, kicks, rang, .. } = self;
         let mut ring = |queue: usize| {
             *rang += 1;
             let _ = kicks[queue].signal();
@@ -139,8 +136,8 @@ impl Nics {
         let taken = match way {
             Way::Bursts { forwarder, outputs } => {
                 let queues = outputs.len();
-                let choose = |packet: &Chain| {
-                    rewrite(memory, packet, macs);
+                let choose = |packet: &mut Chain| {
+                    rewrite(packet, macs);
                     if queues == 1 {
                         return Some(0);
                     }
@@ -152,7 +149,7 @@ impl Nics {
             Way::Singly(output) => {
                 output.make_room_with(how.burst, |chain| input.recycle_chain(chain, pools));
                 let taken = input.lend(how.burst, pools, |mut packet, pools| {
-                    rewrite(memory, &packet, macs);
+                    rewrite(&mut packet, macs);
                     packet.header = Header::default();
                     let unsent = output.send(packet, pools).err();
                     if if how.doorbell == Doorbell::Packet { output.flush() } else { output.due() } {
@@ -170,7 +167,7 @@ impl Nics {
                     output.make_room_with(how.burst, |chain| input.recycle_chain(chain, pools));
                 });
                 let taken = input.receive(how.burst, pools, |mut packet, _| {
-                    rewrite(memory, &packet, macs);
+                    rewrite(&mut packet, macs);
                     packet.header = Header::default();
                     burst.push_back(packet);
                 });
@@ -222,13 +219,11 @@ impl Way {
     }
 }
 
-/// Writes the addresses of the next hop and of the output where the packet lies. It was just received, so nobody else has
-/// it; whoever chooses an output is shown packets and not lent them, hence by address.
+/// Writes the addresses of the next hop and of the output where the packet lies: it was just received, so nobody else
+/// has it.
 #[inline]
-fn rewrite(memory: &GuestMemory, packet: &Chain, macs: &[u8; 12]) {
-    if let Some(first) = packet.bufs().first()
-        && let Some(room) = memory.translator().write(first.addr(), macs.len().min(first.len()))
-    {
-        room.copy_from(macs);
+fn rewrite(packet: &mut Chain, macs: &[u8; 12]) {
+    if let Some(first) = packet.first_mut() {
+        first.write().copy_from(macs);
     }
 }

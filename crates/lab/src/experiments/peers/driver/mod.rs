@@ -49,8 +49,8 @@ impl End {
             receive: case.queue,
             transmit: case.queue,
             mtu: (case.size - 14).max(1500) as u16,
-            // Packets are not kept: a copy would only move lines that nobody reads.
-            rx: RxConfig { copy_break: 0, ..RxConfig::default() },
+            // Nobody reads frames, and nobody keeps them: a copy, or a fetch, would only move lines.
+            rx: RxConfig { copy_break: 0, fetch_frame: false, ..RxConfig::default() },
             ..PairConfig::default()
         };
         let mut arena = Arena::new(config.arena_bytes(features)).map_err(RowError::failed)?;
