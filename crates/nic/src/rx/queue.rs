@@ -269,7 +269,7 @@ impl<D: RxDriver> RxQueue<D> {
     }
 
     /// Delivers up to `max` packets; returns how many there were, good and bad. The driver's header is taken off
-    /// their front and is in [`Chain::header`]. Buffers that come back by [`RxQueue::recycle`] are posted
+    /// their front and is in [`Packet::header`](ringferry_packet::buffer::Packet::header). Buffers that come back by [`RxQueue::recycle`] are posted
     /// again.
     #[inline]
     pub fn receive(

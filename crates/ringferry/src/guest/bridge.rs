@@ -42,6 +42,8 @@ pub(super) struct Counts {
     rx_tap_errors: u64,
     tx_packets: u64,
     tx_bytes: u64,
+    /// Packets that no ring takes: longer than any may be, or the ring is broken.
+    tx_dropped: u64,
     /// Packets that were on their way through rings that had to be made anew; some may have arrived.
     pub(super) tx_lost: u64,
     kicks: u64,
@@ -151,12 +153,15 @@ impl Bridge<'_> {
 
     /// From the tap to the device; whether anything moved. Clears `tap_ready` when the tap is empty.
     fn transmit(&mut self, tap_ready: &mut bool) -> bool {
-        let Bridge { rings: Rings { pair, tx, .. }, tap, counts, pieces, .. } = self;
+        let Bridge { rings: Rings { pair, tx, waiting, .. }, tap, counts, pieces, .. } = self;
         let Pair { transmitq, pools, .. } = pair;
         transmitq.reclaim(pools);
         let mut count = 0;
         while count < BURST && transmitq.free() > 0 {
-            let packet = match read::packet(tap, pools, *pieces) {
+            let packet = match waiting
+                .take()
+                .map_or_else(|| read::packet(tap, pools, *pieces), |packet| Ok(Some(packet)))
+            {
                 Ok(Some(packet)) => packet,
                 Ok(None) => break,
                 Err(_) => {
@@ -166,8 +171,13 @@ impl Bridge<'_> {
             };
             let len = packet.len();
             if let Err(unsent) = transmitq.send(packet, pools) {
-                // Not for want of room: the ring is broken, or the kernel's frame is longer than any may be.
-                pools.recycle_chain(unsent.chain);
+                if unsent.reason.is_retryable() {
+                    // A packet of many pieces needs more room than is left.
+                    *waiting = Some(unsent.chain);
+                    break;
+                }
+                counts.tx_dropped += 1;
+                transmitq.give_up(unsent, pools);
                 continue;
             }
             counts.tx_packets += 1;

@@ -9,6 +9,7 @@
 use std::io;
 use std::os::fd::AsFd;
 
+use ringferry_packet::buffer::Chain;
 use ringferry_ring::{Parts, part_bytes};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_vhost_user::{Connection, FrontendError, InflightRegion, RingPlan, resume_base};
@@ -41,6 +42,8 @@ pub(super) struct Rings {
     mtu: u16,
     arena: Arena,
     pub(super) pair: Pair,
+    /// A packet that the transmitq had no room for.
+    pub(super) waiting: Option<Chain>,
     pub(super) rx: Events,
     pub(super) tx: Events,
     /// Length errors that were counted already.
@@ -59,6 +62,7 @@ impl Rings {
             mtu: config.mtu,
             arena,
             pair,
+            waiting: None,
             rx: Events::new()?,
             tx: Events::new()?,
             length_errors: 0,
@@ -117,6 +121,6 @@ impl Rings {
     /// Packets that were sent and not yet taken by the back end, as far as it said.
     pub(super) fn sent_and_open(&mut self) -> u64 {
         self.pair.reclaim();
-        self.pair.transmitq.in_flight() as u64
+        self.pair.transmitq.in_flight() as u64 + u64::from(self.waiting.is_some())
     }
 }

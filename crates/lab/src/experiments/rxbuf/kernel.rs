@@ -8,9 +8,9 @@ use ringferry_nic::rx::PolicyKind;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::network::{self, Network};
 use super::workload::Workload;
 use crate::experiment::{RowError, Run, Sample, Setup};
+use crate::experiments::network::{self, Network};
 
 /// The experiment, for its child process.
 const EXPERIMENT: &str = super::NAME;

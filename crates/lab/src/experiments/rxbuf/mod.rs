@@ -18,7 +18,6 @@
 
 mod dpdk;
 mod kernel;
-mod network;
 mod ours;
 mod sink;
 mod source;

@@ -41,7 +41,7 @@ const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 const TAP: &str = "rf0";
 
 /// Why there can be no such network here, if so. `probe` of the experiment's child process is [`probe`].
-pub(super) fn impossible(setup: &Setup, experiment: &str) -> Option<String> {
+pub(in crate::experiments) fn impossible(setup: &Setup, experiment: &str) -> Option<String> {
     let mut command = setup.child(experiment);
     command.arg("probe").stdin(Stdio::null());
     match command.output() {
@@ -52,7 +52,11 @@ pub(super) fn impossible(setup: &Setup, experiment: &str) -> Option<String> {
 }
 
 /// Runs an experiment's child process for about `seconds`; returns what it printed.
-pub(super) fn run_child(command: &mut Command, seconds: Duration, run: &Run<'_>) -> Result<String, RowError> {
+pub(in crate::experiments) fn run_child(
+    command: &mut Command,
+    seconds: Duration,
+    run: &Run<'_>,
+) -> Result<String, RowError> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut process = Process::spawn("the network", command, Spawn::default())?;
     let deadline = Instant::now() + seconds + PATIENCE;
@@ -85,7 +89,7 @@ fn last_line(text: &str, status: ExitStatus) -> String {
 }
 
 /// Gets the right to make network namespaces, where it is not there already. Before any thread.
-pub(super) fn contain() -> Result<(), RowError> {
+pub(in crate::experiments) fn contain() -> Result<(), RowError> {
     if is_root() && has_net_admin() {
         return Ok(());
     }
@@ -93,7 +97,7 @@ pub(super) fn contain() -> Result<(), RowError> {
 }
 
 /// Whether everything can be had that a network takes.
-pub(super) fn probe() -> Result<(), RowError> {
+pub(in crate::experiments) fn probe() -> Result<(), RowError> {
     contain()?;
     namespace::unshare_net().map_err(RowError::failed)?;
     let tun = File::options().read(true).write(true).open("/dev/net/tun");
@@ -141,7 +145,7 @@ impl Drop for Process {
 }
 
 /// The network. Fields end in this order.
-pub(super) struct Network {
+pub(in crate::experiments) struct Network {
     folder: PathBuf,
     program: PathBuf,
     _server: Process,
@@ -151,7 +155,7 @@ pub(super) struct Network {
 
 impl Network {
     /// Starts all of it; each guest with options of its own. What programs say goes to files in `folder`.
-    pub(super) fn start(folder: &Path, options: [&[&str]; 2]) -> Result<Self, RowError> {
+    pub(in crate::experiments) fn start(folder: &Path, options: [&[&str]; 2]) -> Result<Self, RowError> {
         let program = std::env::current_exe()?;
         let socket = |name: &str| folder.join(format!("{name}.sock"));
         let mut arguments = words(&["run"]);
@@ -178,7 +182,7 @@ impl Network {
 
     /// Runs the traffic client in guest a against the server in guest b; returns its report. Every byte that arrived
     /// was checked, or it is an error.
-    pub(super) fn traffic(&mut self, options: &[&str]) -> Result<Value, RowError> {
+    pub(in crate::experiments) fn traffic(&mut self, options: &[&str]) -> Result<Value, RowError> {
         let client = words(&["traffic", "client", "--to", ADDRESSES[1], "--json", "--wait", "10"]);
         let mut command = logged(&self.program, &self.folder, "client", client)?;
         let mut client = Process::spawn("client", command.args(options), inside(&self.guests[0])?)?;
@@ -190,7 +194,7 @@ impl Network {
     }
 
     /// What the switch says about itself.
-    pub(super) fn switch(&self) -> Result<Value, RowError> {
+    pub(in crate::experiments) fn switch(&self) -> Result<Value, RowError> {
         let mut command = Command::new(&self.program);
         command.arg("ctl").arg("--control").arg(self.folder.join("control.sock")).args(["show", "--json"]);
         let output = command.stdin(Stdio::null()).output()?;
@@ -198,7 +202,7 @@ impl Network {
     }
 
     /// Ends the guests; returns what they counted.
-    pub(super) fn finish(mut self) -> Result<[Value; 2], RowError> {
+    pub(in crate::experiments) fn finish(mut self) -> Result<[Value; 2], RowError> {
         self.guests.iter_mut().for_each(Process::end);
         Ok([self.output(GUESTS[0])?, self.output(GUESTS[1])?])
     }
