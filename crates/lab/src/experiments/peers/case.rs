@@ -179,9 +179,11 @@ impl Case {
         features
     }
 
-    /// Frames that go round in a loop: what testpmd's `tx_first 8` sends.
+    /// Frames that go round in a loop: what testpmd's `tx_first 8` sends; of frames that take several receive buffers,
+    /// what half of those hold. What finds no buffer is dropped, and a loop in which too much goes round can lose all
+    /// of it.
     pub(in crate::experiments) fn circulating(&self) -> u64 {
-        8 * BURST as u64
+        if self.size <= LARGE_BUFFER { 8 * BURST as u64 } else { self.window() }
     }
 
     /// Frames that may be under way while they are checked: half of what fits into the receive buffers,
