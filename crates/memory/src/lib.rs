@@ -6,7 +6,9 @@
 //! | [`guest`] | an immutable set of regions and the translation of guest addresses | [`GuestMemory`], replaced as a whole when the map changes |
 //! | [`words`] | atomic words of a resolved range, for rings | an [`Area`] keeps its region alive |
 //! | [`mod@slice`] | borrowed pieces of buffers, copied and never referenced | the lender |
+//! | [`counters`] | words that several processes count in | [`Counters`] keeps its region alive |
 //! | [`shared`] | a memfd of our own, for driver halves | [`SharedMem`] |
+//! | [`window`] | reserved addresses into which single pages are mapped | [`Window`] |
 //! | [`sigbus`] | survival of a peer that truncates the file under a mapping | process-wide handler |
 //!
 //! A peer may change any shared byte at any moment, so nothing here ever makes a Rust reference
@@ -14,16 +16,20 @@
 //! which only copy. This crate and `ringferry-sys` are where the project's `unsafe` lives.
 
 pub mod buffer;
+pub mod counters;
 pub mod guest;
 pub mod region;
 pub mod shared;
 pub mod sigbus;
 pub mod slice;
+pub mod window;
 pub mod words;
 
 pub use buffer::Buffer;
+pub use counters::Counters;
 pub use guest::{GuestMemory, MemoryError, Translator};
 pub use region::{MapError, Region, RegionSpec};
 pub use shared::SharedMem;
 pub use slice::{ReadSlice, WriteSlice};
+pub use window::Window;
 pub use words::{Area, AreaSlots, AreaTable, Entry, Slots, Table, WordSlots, WordTable, Words};

@@ -1,5 +1,7 @@
 //! One mapping of one file: a piece of a virtual machine's memory, or of our own.
 
+use std::any::Any;
+use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,6 +10,7 @@ use rustix::fs::FileType;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::sigbus;
+use crate::words::Area;
 
 /// Where a region lies, in the terms of vhost-user's "memory region description".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +70,15 @@ const SERVED: [u32; 9] = [
     0x7375_7245,
 ];
 
+/// Something that is dropped after the mapping it belongs to.
+pub(crate) struct Kept(pub(crate) Box<dyn Any + Send + Sync>);
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Kept")
+    }
+}
+
 /// A shared, writable, never executable mapping; unmapped when the last `Arc` goes.
 #[derive(Debug)]
 pub struct Region {
@@ -77,6 +89,8 @@ pub struct Region {
     /// Address of the region's first byte.
     base: *mut u8,
     lost: AtomicBool,
+    /// Dropped after the mapping is gone.
+    _kept: Vec<Kept>,
 }
 
 // SAFETY: the mapping is plain shared memory, reached only through atomics and copies.
@@ -135,12 +149,53 @@ impl Region {
         let map: *mut u8 = map.cast();
         // SAFETY: start <= mmap_offset and the region ends inside the mapping.
         let base = unsafe { map.add((spec.mmap_offset - start) as usize) };
-        let region = Arc::new(Region { spec, map, map_len, base, lost: AtomicBool::new(false) });
+        let region =
+            Arc::new(Region { spec, map, map_len, base, lost: AtomicBool::new(false), _kept: Vec::new() });
         // The handler gets the flag's address; Drop takes it back before the memory goes.
         if !sigbus::guard(map.addr(), map_len, &region.lost) {
             return Err(MapError::TooMany);
         }
         Ok(region)
+    }
+
+    /// Maps exactly `size` bytes of `fd` from `offset` on, readable and writable. For device files, which know
+    /// neither size nor file system and mean something by each offset (Xen's `gntdev` and `gntalloc`), and for files
+    /// that [`is_steady`](crate::window::is_steady): there is no guard against a file that is truncated.
+    ///
+    /// Both addresses of its [`spec`](Self::spec) are those of this process, so any number of such regions make a
+    /// [`GuestMemory`](crate::GuestMemory).
+    ///
+    /// # Errors
+    /// [`MapError::BadRange`] for size zero, or [`MapError::Os`].
+    pub fn map_exact(fd: BorrowedFd<'_>, offset: u64, size: usize) -> Result<Arc<Region>, MapError> {
+        if size == 0 {
+            return Err(MapError::BadRange(offset));
+        }
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address the kernel chooses touches nothing that exists.
+        let map = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), size, protection, MapFlags::SHARED, fd, offset)?
+        };
+        // SAFETY: the mapping was made just now, and nobody else knows of it.
+        Ok(unsafe { Region::adopt(map.cast(), size, Vec::new()) })
+    }
+
+    /// A region of what is mapped already; `kept` is dropped after it is unmapped.
+    ///
+    /// # Safety
+    /// `size` bytes at `map` are mapped readable and writable, never fault, and are handed over.
+    pub(crate) unsafe fn adopt(map: *mut u8, size: usize, kept: Vec<Kept>) -> Arc<Region> {
+        let addr = map.addr() as u64;
+        let spec = RegionSpec { guest_addr: addr, size: size as u64, user_addr: addr, mmap_offset: 0 };
+        let lost = AtomicBool::new(false);
+        Arc::new(Region { spec, map, map_len: size, base: map, lost, _kept: kept })
+    }
+
+    /// The range of `len` bytes at byte offset `at`, when it lies inside the region.
+    pub fn area(self: &Arc<Self>, at: usize, len: usize) -> Option<Area> {
+        let room = (self.spec.size as usize).checked_sub(at)?;
+        // SAFETY: at + len <= size, checked just now.
+        (len <= room).then(|| unsafe { Area::new(self.base.add(at), len, Arc::clone(self)) })
     }
 
     /// Where the region lies.

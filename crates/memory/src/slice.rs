@@ -198,14 +198,22 @@ impl<'a> WriteSlice<'a> {
     /// Asks the CPU to fetch the first cache line for writing, away from whoever has it. Never faults.
     #[inline]
     pub fn prefetch(&self) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch is a hint; it has no architectural effect, whatever the address. Every
-        // 64-bit processor takes this one, if only to do nothing. (The intrinsic for it becomes a
-        // prefetch for reading unless the whole program is built for newer processors.)
-        unsafe {
-            std::arch::asm!("prefetchw [{}]", in(reg) self.base(), options(nostack, preserves_flags));
-        }
+        prefetch_write(self.base());
     }
+}
+
+/// Asks the CPU to fetch the line of a byte, to be written soon. Never faults.
+#[inline(always)]
+pub(crate) fn prefetch_write(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch is a hint; it has no architectural effect, whatever the address. Every
+    // 64-bit processor takes this one, if only to do nothing. (The intrinsic for it becomes a
+    // prefetch for reading unless the whole program is built for newer processors.)
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 impl<'a> From<&'a [u8]> for ReadSlice<'a> {

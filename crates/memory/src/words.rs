@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::region::Region;
-use crate::slice::{ReadSlice, WriteSlice};
+use crate::slice::{ReadSlice, WriteSlice, prefetch_write};
 
 /// A resolved range of shared memory, seen as naturally aligned little-endian words.
 ///
@@ -39,6 +39,10 @@ pub trait Words {
     fn load32(&self, at: usize) -> u32;
     /// Relaxed store.
     fn store32(&self, at: usize, value: u32);
+    /// Load that later accesses cannot move before.
+    fn load32_acquire(&self, at: usize) -> u32;
+    /// Store that earlier accesses cannot move behind.
+    fn store32_release(&self, at: usize, value: u32);
     /// Relaxed load.
     fn load64(&self, at: usize) -> u64;
     /// Load that later accesses cannot move before.
@@ -93,9 +97,13 @@ pub trait Table<E> {
     fn prefetch(&self, index: u16) {
         let _ = index;
     }
+    /// A hint that an entry will soon be written.
+    fn prefetch_write(&self, index: u16) {
+        let _ = index;
+    }
 }
 
-/// What a table of a ring holds: a ring index, a used element, or a descriptor.
+/// What a table of a ring holds: a ring index, a used element, a descriptor, or a slot of a Xen ring.
 pub trait Entry: Copy + sealed::Raw {
     /// Reads an entry at a byte offset.
     fn load_from(words: &impl Words, at: usize) -> Self;
@@ -152,6 +160,8 @@ macro_rules! entry {
 
 entry!(u16, u16, AtomicU16, load16, store16, [0], |[value]: [u16; 1]| value, |value| [value]);
 entry!([u32; 2], u32, AtomicU32, load32, store32, [0, 1], |words| words, |words| words);
+entry!([u32; 3], u32, AtomicU32, load32, store32, [0, 1, 2], |words| words, |words| words);
+entry!([u32; 4], u32, AtomicU32, load32, store32, [0, 1, 2, 3], |words| words, |words| words);
 entry!([u64; 2], u64, AtomicU64, load64, store64, [0, 1], |words| words, |words| words);
 
 /// A table reached word by word, for any [`Words`].
@@ -277,6 +287,11 @@ impl<E: Entry> Table<E> for AreaTable<E> {
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = index;
+    }
+
+    #[inline(always)]
+    fn prefetch_write(&self, index: u16) {
+        prefetch_write(self.at(index));
     }
 }
 
@@ -428,6 +443,7 @@ impl Words for Area {
     access!(load16, store16, u16, AtomicU16, Relaxed, Relaxed);
     access!(load16_acquire, store16_release, u16, AtomicU16, Acquire, Release);
     access!(load32, store32, u32, AtomicU32, Relaxed, Relaxed);
+    access!(load32_acquire, store32_release, u32, AtomicU32, Acquire, Release);
     access!(load64, store64, u64, AtomicU64, Relaxed, Relaxed);
     access!(load64_acquire, store64_release, u64, AtomicU64, Acquire, Release);
 

@@ -213,6 +213,10 @@ impl Words for Restless {
         self.any() as u32
     }
     fn store32(&self, _: usize, _: u32) {}
+    fn load32_acquire(&self, _: usize) -> u32 {
+        self.any() as u32
+    }
+    fn store32_release(&self, _: usize, _: u32) {}
     fn load64(&self, _: usize) -> u64 {
         // As the second half of a descriptor: a length, flags and a next one that may be valid.
         let mut random = self.random.borrow_mut();

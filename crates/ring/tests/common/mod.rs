@@ -135,6 +135,12 @@ impl Words for Heap {
     fn store32(&self, at: usize, value: u32) {
         self.store(at, 4, value.into());
     }
+    fn load32_acquire(&self, at: usize) -> u32 {
+        self.load(at, 4) as u32
+    }
+    fn store32_release(&self, at: usize, value: u32) {
+        self.store(at, 4, value.into());
+    }
     fn load64(&self, at: usize) -> u64 {
         self.load(at, 8)
     }
@@ -268,7 +274,8 @@ impl<S: Spy> Words for Spied<S> {
     fn is_aligned(&self, align: usize) -> bool {
         self.words.is_aligned(align)
     }
-    spied!(load16 store16 u16, load16_acquire store16_release u16, load32 store32 u32);
+    spied!(load16 store16 u16, load16_acquire store16_release u16);
+    spied!(load32 store32 u32, load32_acquire store32_release u32);
     spied!(load64 store64 u64, load64_acquire store64_release u64);
     fn full_fence() {
         Heap::full_fence();

@@ -103,6 +103,7 @@ impl<P: Promises> Words for Model<P> {
     access! {
         load16 store16 u16, Ordering::Relaxed, Ordering::Relaxed;
         load16_acquire store16_release u16, P::ACQUIRE, P::RELEASE;
+        load32_acquire store32_release u32, P::ACQUIRE, P::RELEASE;
         load64 store64 u64, Ordering::Relaxed, Ordering::Relaxed;
         load64_acquire store64_release u64, P::ACQUIRE, P::RELEASE;
     }

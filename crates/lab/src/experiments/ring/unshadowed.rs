@@ -34,7 +34,8 @@ impl Words for Unshadowed {
     }
 
     delegate!(
-        load16 store16 u16, load16_acquire store16_release u16, load32 store32 u32,
+        load16 store16 u16, load16_acquire store16_release u16,
+        load32 store32 u32, load32_acquire store32_release u32,
         load64 store64 u64, load64_acquire store64_release u64
     );
 
