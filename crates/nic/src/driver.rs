@@ -23,6 +23,10 @@ pub enum Refused {
     /// The device broke the rules: nothing will be taken until the queue is reset.
     #[error("the ring is broken; reset the queue")]
     Broken,
+    /// This packet can never be taken: its buffers are not shared with the device, or it asks for an offload that
+    /// was not agreed on.
+    #[error("the packet asks for what the device does not do, or lies where it cannot reach")]
+    Unfit,
 }
 
 /// A packet on its way into the ring.
@@ -111,6 +115,8 @@ pub trait RxDriver {
     /// The next buffer that the device has filled.
     fn completed(&mut self) -> Option<Completion>;
 
-    /// Reads the driver's header, `front`: the first [`RxLimits::header_len`] bytes of the first buffer of a packet.
-    fn start(&self, front: ReadSlice<'_>) -> Start;
+    /// Says how a packet begins. `front` is the driver's header, the first [`RxLimits::header_len`] bytes of the packet's
+    /// first buffer. Called once per packet, in the order in which first buffers were
+    /// [completed](RxDriver::completed), for rings that say it beside the buffers.
+    fn start(&mut self, front: ReadSlice<'_>) -> Start;
 }

@@ -68,7 +68,7 @@ impl RxDriver for LastFirst {
         self.done.pop_front()
     }
 
-    fn start(&self, front: ReadSlice<'_>) -> Start {
+    fn start(&mut self, front: ReadSlice<'_>) -> Start {
         let header = Header::from_bytes(&front.array().unwrap());
         Start { header, buffers: header.num_buffers, hash: None }
     }

@@ -139,9 +139,11 @@ fn a_driver_that_refuses_gives_the_packet_back_without_header() {
     let mut pools = world.pools(8);
     let all = available(&pools);
     let mut queue = attach(Ring::new(8, 8), &pools);
-    for (refused, reason) in
-        [(Refused::Full, SendError::Map(MapError::RingFull)), (Refused::Broken, SendError::Broken)]
-    {
+    for (refused, reason) in [
+        (Refused::Full, SendError::Map(MapError::RingFull)),
+        (Refused::Unfit, SendError::Unfit(Refused::Unfit)),
+        (Refused::Broken, SendError::Broken),
+    ] {
         queue.driver().refuse = Some(refused);
         let unsent = queue.send(pools.chain_of(&[3; 70]).unwrap(), &mut pools).unwrap_err();
         assert_eq!((unsent.reason, unsent.chain.to_vec()), (reason, vec![3; 70]));
@@ -153,7 +155,8 @@ fn a_driver_that_refuses_gives_the_packet_back_without_header() {
     assert_eq!(unsent.reason, SendError::Broken);
     queue.give_up(unsent, &mut pools);
     let stats = queue.stats();
-    assert_eq!((stats.packets(), stats.refused, stats.broken, stats.dropped()), (0, 2, 2, 3));
+    assert_eq!((stats.packets(), stats.refused, stats.dropped()), (0, 3, 4));
+    assert_eq!((stats.map.dropped.ring_full, stats.unfit, stats.broken), (1, 1, 2));
     assert_eq!((available(&pools), queue.in_flight(), queue.pending()), (all, 0, 0));
 }
 

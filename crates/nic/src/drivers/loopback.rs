@@ -251,7 +251,7 @@ impl RxDriver for LoopbackRx {
         Some(done)
     }
 
-    fn start(&self, front: ReadSlice<'_>) -> Start {
+    fn start(&mut self, front: ReadSlice<'_>) -> Start {
         let header = Header::from_bytes(&front.array().unwrap_or_default());
         Start { header, buffers: header.num_buffers, hash: None }
     }

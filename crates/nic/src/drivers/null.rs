@@ -97,7 +97,7 @@ impl RxDriver for NullRx {
         None
     }
 
-    fn start(&self, _: ReadSlice<'_>) -> Start {
+    fn start(&mut self, _: ReadSlice<'_>) -> Start {
         Start::default()
     }
 }

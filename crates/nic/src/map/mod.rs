@@ -122,6 +122,26 @@ impl Mapper {
         &self.counters
     }
 
+    /// A packet that goes as it is, in one segment, as nearly all do. Afterwards it begins with
+    /// [`TxLimits::header_room`] bytes to be written, owned by nobody else. `None`, and nothing has changed, for any
+    /// other packet, which [`Mapper::map`] maps. The ring must have room for it: it is counted as mapped.
+    #[inline(always)]
+    pub fn direct(&mut self, chain: &mut Chain) -> Option<Segment> {
+        let limits = if chain.header.is_gso() { &self.limits.tso } else { &self.limits.plain };
+        let header = self.limits.header_room;
+        let only = chain.only_mut()?;
+        let len = header + only.len();
+        let fits = len > header
+            && len <= limits.max_bytes as usize
+            && limits.is_one(only.addr().wrapping_sub(header as u64), len)
+            && limits.fits(1);
+        // Last, as it changes the packet.
+        (fits && only.push(header)).then(|| {
+            self.counters.count(Outcome::Direct, 1);
+            Segment { addr: only.addr(), len: len as u32 }
+        })
+    }
+
     /// Makes a packet fit. `room` says whether the ring has room for so many segments: it is asked before anything
     /// is done. Afterwards `segs` describes the packet that is returned, which begins with
     /// [`TxLimits::header_room`] bytes to be written, in one piece and owned by nobody else.
@@ -137,21 +157,12 @@ impl Mapper {
         room: impl Fn(usize) -> bool,
         segs: &mut SegList,
     ) -> Result<Chain, Unmapped> {
-        let limits = if chain.header.is_gso() { &self.limits.tso } else { &self.limits.plain };
-        let header = self.limits.header_room;
-        if let [only] = chain.bufs()
-            && header <= only.headroom()
-            && only.is_exclusive()
-            && !only.is_empty()
+        if room(1)
+            && let Some(segment) = self.direct(&mut chain)
         {
-            let (addr, len) = (only.addr() - header as u64, header + only.len());
-            if len <= limits.max_bytes as usize && limits.is_one(addr, len) && limits.fits(1) && room(1) {
-                chain.push(header);
-                segs.clear();
-                segs.push(Segment { addr, len: len as u32 });
-                self.counters.count(Outcome::Direct, 1);
-                return Ok(chain);
-            }
+            segs.clear();
+            segs.push(segment);
+            return Ok(chain);
         }
         self.map_any(chain, pools, &room, segs)
     }

@@ -269,7 +269,7 @@ impl<D: RxDriver> RxQueue<D> {
     }
 
     /// Delivers up to `max` packets; returns how many there were, good and bad. The driver's header is taken off
-    /// their front and is in [`Packet::header`](ringferry_packet::buffer::Packet::header). Buffers that come back by [`RxQueue::recycle`] are posted
+    /// their front and is in [`Info::header`](ringferry_packet::buffer::Info::header). Buffers that come back by [`RxQueue::recycle`] are posted
     /// again.
     #[inline]
     pub fn receive(
@@ -547,7 +547,7 @@ impl<D: RxDriver> RxQueue<D> {
 
     /// Takes a buffer that nobody needs any more. One of this queue that nobody shares waits for
     /// [`RxQueue::refill`]; any other goes to `pools`.
-    #[inline]
+    #[inline(always)]
     pub fn recycle(&mut self, buf: Buf, pools: &mut Pools) {
         match self.supply.take_back(buf) {
             Ok(()) => self.stats.recycled += 1,
@@ -556,7 +556,7 @@ impl<D: RxDriver> RxQueue<D> {
     }
 
     /// [Recycles](RxQueue::recycle) all buffers of a packet.
-    #[inline]
+    #[inline(always)]
     pub fn recycle_chain(&mut self, chain: Chain, pools: &mut Pools) {
         // The last that came back is posted first: as they lie in memory, so that they can be joined again.
         chain.dissolve(|buf| self.recycle(buf, pools));

@@ -62,7 +62,7 @@ impl Supply {
     }
 
     /// A buffer to post; `None` when there is none and no chunk to carve one from.
-    #[inline]
+    #[inline(always)]
     pub fn next(&mut self) -> Option<Fresh> {
         if !self.ends.is_empty()
             && let Some(buf) = self.end()
@@ -88,7 +88,7 @@ impl Supply {
         None
     }
 
-    #[inline]
+    #[inline(never)]
     fn carve(&mut self) -> Option<Fresh> {
         self.fragments.carve(self.len).map(|buf| Fresh { buf, carved: true })
     }
@@ -159,7 +159,7 @@ impl Supply {
     ///
     /// # Errors
     /// The buffer, if it is not from here.
-    #[inline]
+    #[inline(always)]
     pub fn take_back(&mut self, buf: Buf) -> Result<(), Buf> {
         match self.fragments.renew(buf) {
             Ok(buf) if self.fits(&buf) => self.spare.push(buf),

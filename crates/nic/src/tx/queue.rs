@@ -2,13 +2,14 @@
 
 use std::num::NonZeroU16;
 
+use ringferry_memory::WriteSlice;
 use ringferry_packet::buffer::{Chain, Pools};
 
 use super::config::{AttachError, TxConfig};
 use super::doorbell::Doorbell;
 use super::reclaim::{reclaim_due, reclaim_threshold};
 use super::stats::TxStats;
-use crate::driver::{Refused, TxDriver, TxPacket};
+use crate::driver::{Refused, Segment, TxDriver, TxPacket};
 use crate::map::{MapError, Mapper, SegList, Unmapped};
 
 /// Why a packet was not sent.
@@ -20,6 +21,9 @@ pub enum SendError {
     /// The device broke the rules of its ring, which takes nothing any more.
     #[error("the transmit ring is broken; reset the queue")]
     Broken,
+    /// The driver can never send it: see [`Refused::Unfit`].
+    #[error(transparent)]
+    Unfit(Refused),
 }
 
 impl SendError {
@@ -58,6 +62,8 @@ pub struct TxQueue<D> {
     header_room: usize,
     /// Entries of the ring.
     ring: usize,
+    /// Entries that a packet of one segment takes.
+    one: usize,
     /// Entries that a packet may take.
     packet: usize,
     /// The packets that the device has, by token.
@@ -71,8 +77,6 @@ pub struct TxQueue<D> {
     worth: usize,
     broken: bool,
     stats: TxStats,
-    /// The packet that is being sent; here so that it need not be made room for each time.
-    segments: SegList,
 }
 
 impl<D: TxDriver> TxQueue<D> {
@@ -97,6 +101,7 @@ impl<D: TxDriver> TxQueue<D> {
             config,
             header_room: limits.header_room,
             ring,
+            one: driver.cost(1),
             packet: driver.cost(limits.plain.segs()),
             chains: std::iter::repeat_with(|| None).take(ring).collect(),
             vacant: (0..limits.ring).rev().collect(),
@@ -108,7 +113,6 @@ impl<D: TxDriver> TxQueue<D> {
                 .into(),
             broken: false,
             stats: TxStats::default(),
-            segments: SegList::new(),
             driver,
         })
     }
@@ -155,27 +159,45 @@ impl<D: TxDriver> TxQueue<D> {
     /// [given up](TxQueue::give_up); nothing else counts it.
     #[inline]
     pub fn send(&mut self, chain: Chain, pools: &mut Pools) -> Result<(), Unsent> {
-        let chain = pools.shatter(chain);
+        let mut chain = pools.shatter(chain);
+        if self.driver.room() >= self.one
+            && let Some(&token) = self.vacant.last()
+            && !self.broken
+            && let Some(segment) = self.mapper.direct(&mut chain)
+        {
+            return self.encap(chain, token, &[segment]);
+        }
+        self.send_any(chain, pools)
+    }
+
+    /// Any packet, at any time.
+    #[inline(never)]
+    fn send_any(&mut self, chain: Chain, pools: &mut Pools) -> Result<(), Unsent> {
         let driver = &self.driver;
         let usable = !self.vacant.is_empty() && !self.broken;
         let room = |segments| usable && driver.cost(segments) <= driver.room();
-        let mut chain = match self.mapper.map(chain, pools, room, &mut self.segments) {
-            Ok(chain) => chain,
-            Err(unmapped) => return Err(self.unmapped(unmapped)),
-        };
+        let mut segments = SegList::new();
+        match self.mapper.map(chain, pools, room, &mut segments) {
+            Ok(chain) => match self.vacant.last() {
+                Some(&token) => self.encap(chain, token, &segments),
+                None => Err(self.refused(chain, Refused::Full)),
+            },
+            Err(unmapped) => Err(self.unmapped(unmapped)),
+        }
+    }
+
+    /// Writes a packet that is mapped.
+    #[inline(always)]
+    fn encap(&mut self, mut chain: Chain, token: u16, segments: &[Segment]) -> Result<(), Unsent> {
         let header = chain.header;
         let len = chain.len() - self.header_room;
-        let (Some(&token), Some(first)) = (self.vacant.last(), chain.first_mut()) else {
-            return Err(self.refused(chain, Refused::Full));
-        };
-        let room = first.write().first(self.header_room);
-        let packet = TxPacket { header: &header, len, room, segments: &self.segments };
-        if let Err(refused) = self.driver.encap(&packet, token) {
+        let room = chain.first_mut().map_or(WriteSlice::EMPTY, |first| first.front(self.header_room));
+        if let Err(refused) = self.driver.encap(&TxPacket { header: &header, len, room, segments }, token) {
             return Err(self.refused(chain, refused));
         }
         self.vacant.pop();
         self.chains[usize::from(token)] = Some(chain);
-        let cost = self.driver.cost(self.segments.len());
+        let cost = self.driver.cost(segments.len());
         self.doorbell.written(cost);
         self.used += cost;
         self.stats.bytes += len as u64;
@@ -204,6 +226,7 @@ impl<D: TxDriver> TxQueue<D> {
                 self.broken = true;
                 SendError::Broken
             }
+            Refused::Unfit => SendError::Unfit(refused),
         };
         Unsent { reason, chain }
     }
@@ -234,6 +257,7 @@ impl<D: TxDriver> TxQueue<D> {
         match unsent.reason {
             SendError::Map(reason) => self.mapper.dropped(reason),
             SendError::Broken => self.stats.broken += 1,
+            SendError::Unfit(_) => self.stats.unfit += 1,
         }
         pools.recycle_chain(unsent.chain);
     }

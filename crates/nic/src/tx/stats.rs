@@ -18,6 +18,8 @@ pub struct TxStats {
     pub refused: u64,
     /// Packets dropped by [`TxQueue::give_up`](super::TxQueue::give_up) because the ring is broken.
     pub broken: u64,
+    /// Packets dropped by [`TxQueue::give_up`](super::TxQueue::give_up) because the driver can never send them.
+    pub unfit: u64,
     /// How often the device was shown what is new, and why.
     pub flushes: Rings,
     /// Flushes of which the device wanted to be told: what a kick costs is paid so often.
@@ -38,6 +40,6 @@ impl TxStats {
 
     /// Packets dropped, whatever the reason.
     pub fn dropped(&self) -> u64 {
-        self.map.dropped.total() + self.broken
+        self.map.dropped.total() + self.broken + self.unfit
     }
 }

@@ -128,7 +128,7 @@ impl RxDriver for Fake {
         Some(done)
     }
 
-    fn start(&self, front: ReadSlice<'_>) -> Start {
+    fn start(&mut self, front: ReadSlice<'_>) -> Start {
         let mut bytes = [0; HEADER];
         front.copy_to(&mut bytes);
         let header = Header::from_bytes(&bytes);

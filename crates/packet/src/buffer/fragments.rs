@@ -107,7 +107,7 @@ impl Fragments {
     /// # Errors
     /// The buffer, unchanged: it is not from here, others have the same range, or it was cut so that its
     /// data would not begin where a cache line is to begin.
-    #[inline]
+    #[inline(always)]
     pub fn renew(&self, mut buf: Buf) -> Result<Buf, Buf> {
         let headroom = self.pool.layout().headroom;
         let aligned = buf.start == 0 || buf.start.wrapping_sub(headroom).is_multiple_of(LINE);

@@ -24,7 +24,7 @@ mod pool;
 mod pools;
 
 pub use buf::{Buf, Extent};
-pub use chain::{Bufs, Chain, Packet};
+pub use chain::{Bufs, Chain, Info};
 pub use faults::Faults;
 pub use fragments::Fragments;
 pub use pool::{Pool, PoolError, PoolLayout};

@@ -4,10 +4,12 @@ mod forward;
 mod sink;
 mod source;
 
+use std::num::NonZeroU16;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use ringferry_nic::rx::RxConfig;
+use ringferry_nic::rx::{PolicyKind, RxConfig};
+use ringferry_nic::tx::TxConfig;
 use ringferry_packet::buffer::Chain;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
@@ -31,6 +33,14 @@ pub(super) struct End {
     pair: Pair,
 }
 
+/// Longest frame of MTU 1500 with a tag.
+const FRAME: usize = 1518;
+
+/// Buffers of one frame, as the other peer has, as long as that is enough.
+fn policy(size: usize) -> PolicyKind {
+    if size <= FRAME { PolicyKind::FixedMtu } else { PolicyKind::Best }
+}
+
 impl End {
     /// Connects to the device that listens at `socket` and starts it with the rings of `case`; buffers are
     /// posted.
@@ -49,8 +59,11 @@ impl End {
             receive: case.queue,
             transmit: case.queue,
             mtu: (case.size - 14).max(1500) as u16,
-            // Nobody reads frames, and nobody keeps them: a copy, or a fetch, would only move lines.
-            rx: RxConfig { copy_break: 0, fetch_frame: false, ..RxConfig::default() },
+            // Nobody reads frames, and nobody keeps them: a copy, or a fetch, would only move lines, and memory that is
+            // cut off would be joined again at once.
+            rx: RxConfig { copy_break: 0, fetch_frame: false, policy: policy(case.size) },
+            // When the ring is short of space, as testpmd does.
+            tx: TxConfig { reclaim_after: NonZeroU16::new(case.queue), ..TxConfig::default() },
             ..PairConfig::default()
         };
         let mut arena = Arena::new(config.arena_bytes(features)).map_err(RowError::failed)?;
