@@ -5,8 +5,8 @@
 //!
 //! 1. [`vnet::Header`] is copied out of shared memory once, [`sanitised`](vnet::Header::sanitised) and
 //!    [`checked`](vnet::Header::check) against the length of the frame.
-//! 2. [`ether`] reads addresses from the first bytes for the look-up; [`parse::flow_hash`] picks a
-//!    queue.
+//! 2. [`ether`] reads addresses from the first bytes for the look-up; [`flow`] tells frames of a flow by
+//!    their hash, to choose a queue or worker.
 //! 3. [`vnet::Offloads::accepts`] tells whether the receiver can take the frame as it is. If not,
 //!    [`segment::Segmenter`] cuts an oversized frame and [`checksum::complete`] finishes a checksum.
 //!
@@ -23,6 +23,7 @@
 pub mod buffer;
 pub mod checksum;
 pub mod ether;
+pub mod flow;
 pub mod frame;
 pub mod gro;
 pub mod parse;

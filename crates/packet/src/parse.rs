@@ -176,48 +176,6 @@ fn parse_ipv6(prefix: &[u8], l3: usize) -> Result<Layers, ParseError> {
     Err(ParseError::TooManyExtensions)
 }
 
-/// A number that is the same for all frames of a flow, to choose a queue or worker by: addresses,
-/// protocol and ports for IP, addresses without ports for IP fragments, MAC addresses and EtherType
-/// for anything else. The two directions of a connection differ. The value may change between
-/// versions; it is no protection against a sender who wants collisions.
-///
-/// Pass the same number of bytes for every frame, since what is cut off is not hashed: 64 reach the
-/// ports of IPv4 with a few options and of IPv6 without extension headers, one VLAN tag included.
-#[must_use]
-pub fn flow_hash(prefix: &[u8]) -> u32 {
-    let Ok(layers) = Layers::parse_network(prefix) else {
-        return finish(mix(0, prefix.get(..ether::MIN_FRAME).unwrap_or(prefix)));
-    };
-    let addresses = match layers.ip {
-        IpVersion::V4 => prefix.get(layers.l3 + 12..layers.l3 + 20),
-        IpVersion::V6 => prefix.get(layers.l3 + 8..layers.l3 + IPV6_LEN),
-    };
-    let has_ports = !layers.fragment && matches!(layers.proto, PROTO_TCP | PROTO_UDP | PROTO_SCTP);
-    let ports = if has_ports { prefix.get(layers.l4..layers.l4 + 4) } else { None };
-    let hash = mix(u64::from(layers.proto), addresses.unwrap_or_default());
-    finish(mix(hash, ports.unwrap_or_default()))
-}
-
-/// Stirs bytes into a hash, four at a time: multiply by an odd constant (2^64 over the golden
-/// ratio), fold the high half down.
-#[inline]
-fn mix(mut hash: u64, bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<4>();
-    let tail = rest.iter().fold(0, |word, &byte| word << 8 | u32::from(byte));
-    for word in words.iter().map(|word| u32::from_be_bytes(*word)).chain((!rest.is_empty()).then_some(tail)) {
-        hash = (hash ^ u64::from(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        hash ^= hash >> 32;
-    }
-    hash
-}
-
-/// The well-mixed half. Callers reduce it by modulo or by multiplication, so both ends of it must
-/// vary.
-#[inline]
-const fn finish(hash: u64) -> u32 {
-    (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
-}
-
 #[inline]
 fn byte(bytes: &[u8], at: usize) -> Result<u8, ParseError> {
     bytes.get(at).copied().ok_or(ParseError::Truncated)
@@ -310,68 +268,6 @@ mod tests {
         assert_eq!(Layers::parse(&frame), Err(ParseError::NotIp(ether::TYPE_ARP)));
     }
 
-    #[test]
-    fn flow_hash_tells_flows_apart_and_directions_too() {
-        let hash = |change: fn(&mut Packet)| {
-            let mut packet = Packet::plain(false, true, vec![]);
-            change(&mut packet);
-            flow_hash(&packet.partial())
-        };
-        let same = hash(|_| ());
-        assert_eq!(
-            same,
-            hash(|packet| (packet.sequence, packet.identification, packet.options) = (99, 98, 2))
-        );
-        let others = [
-            hash(|packet| packet.ports[1] ^= 1),
-            hash(|packet| packet.ports[3] ^= 1),
-            hash(|packet| packet.addresses[0] ^= 1),
-            hash(|packet| packet.addresses[7] ^= 1),
-            hash(|packet| packet.tcp = false),
-            hash(|packet| packet.ports = [3, 4, 1, 2]),
-        ];
-        assert!(!others.contains(&same));
-    }
-
-    #[test]
-    fn fragments_of_a_datagram_have_one_hash() {
-        let packet = Packet::plain(false, false, vec![1, 2, 3, 4]);
-        let (mut first, mut second) = (packet.partial(), packet.partial());
-        first[20] = 0x20;
-        second[21] = 1;
-        second[34..38].copy_from_slice(b"rest");
-        assert_eq!(flow_hash(&first), flow_hash(&second));
-    }
-
-    #[test]
-    fn frames_without_ip_are_told_apart_by_their_addresses() {
-        let mut frame = [0x11; 60];
-        let first = flow_hash(&frame);
-        frame[59] = 0;
-        assert_eq!(flow_hash(&frame), first);
-        frame[11] = 0;
-        assert_ne!(flow_hash(&frame), first);
-    }
-
-    #[test]
-    fn flows_spread_over_queues_of_any_number() {
-        let ports = 0..4096u16;
-        for queues in [2, 3, 4, 7, 8, 16] {
-            let (mut low, mut high) = (vec![0; queues], vec![0; queues]);
-            for port in ports.clone() {
-                let mut packet = Packet::plain(false, true, vec![]);
-                packet.ports[..2].copy_from_slice(&port.to_be_bytes());
-                let hash = flow_hash(&packet.partial());
-                low[hash as usize % queues] += 1;
-                high[((u64::from(hash) * queues as u64) >> 32) as usize] += 1;
-            }
-            let fair = ports.len() / queues;
-            for count in low.into_iter().chain(high) {
-                assert!((fair / 2..fair * 2).contains(&count), "{count} of {queues} queues, {fair} expected");
-            }
-        }
-    }
-
     proptest! {
         #[test]
         fn layers_of_any_packet_are_found(packet in Packet::any(40)) {
@@ -401,7 +297,6 @@ mod tests {
             if let (Some(ether_type), Some(kind)) = (frame.get_mut(12..14), kind) {
                 ether_type.copy_from_slice(&kind.to_be_bytes());
             }
-            let _ = flow_hash(&frame);
             if let Ok(layers) = Layers::parse(&frame) {
                 prop_assert!(layers.l3 < layers.l4 && layers.l4 <= layers.payload);
                 prop_assert!(layers.payload <= frame.len());

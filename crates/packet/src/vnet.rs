@@ -91,8 +91,15 @@ pub enum HeaderError {
 
 impl Header {
     /// Nothing is left to be done: the default.
-    pub const NONE: Header =
-        Header { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0, num_buffers: 0 };
+    pub const NONE: Header = Header {
+        flags: 0,
+        gso_type: 0,
+        hdr_len: 0,
+        gso_size: 0,
+        csum_start: 0,
+        csum_offset: 0,
+        num_buffers: 0,
+    };
 
     /// Size on the wire with VIRTIO_F_VERSION_1, with or without mergeable receive buffers.
     pub const LEN: usize = 12;

@@ -7,7 +7,8 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use common::{BASE, bytes, fragments, memory, pool, pools, range};
 use ringferry_memory::ReadSlice;
 use ringferry_packet::buffer::{Buf, Chain, Fragments, Pool, PoolError, PoolLayout, Pools, PoolsLayout};
-use ringferry_packet::parse::{self, Layers};
+use ringferry_packet::flow;
+use ringferry_packet::parse::Layers;
 use ringferry_packet::vnet::Header;
 
 const SMALL: PoolLayout = PoolLayout { chunk: 256, stride: 256, count: 4, headroom: 64 };
@@ -638,14 +639,14 @@ fn headers_are_parsed_wherever_the_buffers_end() {
     frame[12..15].copy_from_slice(&[0x08, 0x00, 0x45]);
     (frame[23], frame[46]) = (6, 0x50);
     frame[26..38].copy_from_slice(b"1234abcdABXY");
-    let (layers, hash) = (Layers::parse(&frame).unwrap(), parse::flow_hash(&frame[..64]));
+    let (layers, hash) = (Layers::parse(&frame).unwrap(), flow::flow_hash(&frame[..64]));
     for piece in 1..60 {
         let mut pools = pools(2, 2048);
         let packet = pools.chain_of(&frame).unwrap();
         let packet = packet.cut(piece);
         assert_eq!(packet.bufs().len(), 100usize.div_ceil(piece));
         assert_eq!(Layers::parse(packet.prefix(&mut [0; 128])), Ok(layers));
-        assert_eq!(parse::flow_hash(packet.prefix(&mut [0; 64])), hash);
+        assert_eq!(flow::flow_hash(packet.prefix(&mut [0; 64])), hash);
     }
 }
 

@@ -1,14 +1,15 @@
 //! The commands of the control queue (VIRTIO 1.4, 5.1.6.5), as bytes and as values.
 //!
 //! On the wire a command is `class`, `command`, its data, and one byte that the device writes: the
-//! acknowledgement. Both halves use the one table below.
+//! acknowledgement. Behind that, one command has a result. Both halves use the one table below, which
+//! knows sizes; what values are in range is for [`Settings`](crate::device::Settings) to say.
 
 /// `ack`: done.
 pub const OK: u8 = 0;
 /// `ack`: refused; nothing has changed.
 pub const ERR: u8 = 1;
 
-/// Longest command accepted, in bytes: MAC tables of 680 entries each.
+/// Longest command accepted, in bytes: MAC tables of 680 entries each, or an indirection table of 2048.
 pub const MAX_COMMAND: usize = 8192;
 
 /// The switches of VIRTIO_NET_CTRL_RX, with their command numbers.
@@ -40,6 +41,59 @@ impl RxMode {
     ];
 }
 
+/// When a device that has used buffers sends a notification (5.1.6.5.10): after `max_packets`, or `max_usecs` after
+/// the first of them. Either 0: after every packet, which is what a device does before a driver says otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Coalesce {
+    /// Most packets before a notification.
+    pub max_packets: u32,
+    /// Longest delay of a notification, in microseconds.
+    pub max_usecs: u32,
+}
+
+impl Coalesce {
+    /// Bytes of the little-endian form.
+    pub const LEN: usize = 8;
+
+    /// The little-endian form.
+    pub fn to_bytes(self) -> [u8; Self::LEN] {
+        let [p0, p1, p2, p3] = self.max_packets.to_le_bytes();
+        let [u0, u1, u2, u3] = self.max_usecs.to_le_bytes();
+        [p0, p1, p2, p3, u0, u1, u2, u3]
+    }
+
+    /// Reads the little-endian form.
+    pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
+        let [p0, p1, p2, p3, u0, u1, u2, u3] = *bytes;
+        Self {
+            max_packets: u32::from_le_bytes([p0, p1, p2, p3]),
+            max_usecs: u32::from_le_bytes([u0, u1, u2, u3]),
+        }
+    }
+
+    /// Whether notifications are held back at all.
+    #[inline]
+    pub const fn is_on(self) -> bool {
+        self.max_packets != 0 && self.max_usecs != 0
+    }
+}
+
+/// Receive-side scaling as a driver configures it (5.1.6.5.7). Queues are numbered by pair.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rss {
+    /// VIRTIO_NET_HASH_TYPE_* of what is hashed.
+    pub types: u32,
+    /// The queue of packets that are not.
+    pub unclassified: u16,
+    /// The queue for each value of the hash, of which as many low bits count as the table has entries; their number
+    /// is a power of two.
+    pub table: Vec<u16>,
+    /// Transmit queues that the driver uses.
+    pub max_tx: u16,
+    /// Key of the hash, at most 255 bytes.
+    pub key: Vec<u8>,
+}
+
 /// One command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
@@ -60,10 +114,27 @@ pub enum Command {
     VlanDel(u16),
     /// The guest has announced itself (5.1.6.5.4).
     AnnounceAck,
-    /// Uses so many queue pairs from now on (5.1.6.5.6).
+    /// Uses so many queue pairs from now on, with automatic receive steering (5.1.6.5.6).
     QueuePairs(u16),
+    /// Spreads packets over receive queues in this way from now on (5.1.6.5.7).
+    Rss(Rss),
+    /// Reports hashes of this kind from now on, with automatic receive steering (5.1.6.5.6.4).
+    Hash {
+        /// VIRTIO_NET_HASH_TYPE_* of what is hashed.
+        types: u32,
+        /// Key of the hash, at most 255 bytes.
+        key: Vec<u8>,
+    },
     /// Takes these receive offloads from now on, as feature bits (5.1.6.5.9).
     GuestOffloads(u64),
+    /// Coalesces notifications of all transmitqs (5.1.6.5.10).
+    CoalesceTransmit(Coalesce),
+    /// Coalesces notifications of all receiveqs (5.1.6.5.10).
+    CoalesceReceive(Coalesce),
+    /// Coalesces notifications of one queue, by its index (5.1.6.5.10).
+    CoalesceQueue(u16, Coalesce),
+    /// Asks how those of one queue are coalesced; the result is a [`Coalesce`] (5.1.6.5.10).
+    QueryQueue(u16),
 }
 
 const CLASS_RX: u8 = 0;
@@ -72,6 +143,11 @@ const CLASS_VLAN: u8 = 2;
 const CLASS_ANNOUNCE: u8 = 3;
 const CLASS_MQ: u8 = 4;
 const CLASS_GUEST_OFFLOADS: u8 = 5;
+const CLASS_NOTF_COAL: u8 = 6;
+
+/// Bytes in VIRTIO_NET_CTRL_MQ_HASH_CONFIG between types and key. They match what RSS has there and should be 0;
+/// drivers were seen to leave some of it in, so nobody looks.
+const HASH_RESERVED: usize = 8;
 
 impl Command {
     /// The bytes a driver sends.
@@ -94,12 +170,50 @@ impl Command {
             Command::VlanDel(id) => bytes = with_u16(CLASS_VLAN, 1, *id),
             Command::AnnounceAck => bytes = vec![CLASS_ANNOUNCE, 0],
             Command::QueuePairs(pairs) => bytes = with_u16(CLASS_MQ, 0, *pairs),
+            Command::Rss(Rss { types, unclassified, table, max_tx, key }) => {
+                bytes = vec![CLASS_MQ, 1];
+                bytes.extend(types.to_le_bytes());
+                // One less than entries, of which there is one at least.
+                bytes.extend((table.len().max(1) as u16).wrapping_sub(1).to_le_bytes());
+                bytes.extend(unclassified.to_le_bytes());
+                bytes.extend(table.iter().flat_map(|queue| queue.to_le_bytes()));
+                bytes.extend(max_tx.to_le_bytes());
+                put_key(&mut bytes, key);
+            }
+            Command::Hash { types, key } => {
+                bytes = vec![CLASS_MQ, 2];
+                bytes.extend(types.to_le_bytes());
+                bytes.extend([0; HASH_RESERVED]);
+                put_key(&mut bytes, key);
+            }
             Command::GuestOffloads(bits) => {
                 bytes = vec![CLASS_GUEST_OFFLOADS, 0];
                 bytes.extend_from_slice(&bits.to_le_bytes());
             }
+            Command::CoalesceTransmit(coalesce) => {
+                bytes = vec![CLASS_NOTF_COAL, 0];
+                bytes.extend(coalesce.to_bytes());
+            }
+            Command::CoalesceReceive(coalesce) => {
+                bytes = vec![CLASS_NOTF_COAL, 1];
+                bytes.extend(coalesce.to_bytes());
+            }
+            Command::CoalesceQueue(queue, coalesce) => {
+                bytes = with_u16(CLASS_NOTF_COAL, 2, *queue);
+                bytes.extend([0; 2]);
+                bytes.extend(coalesce.to_bytes());
+            }
+            Command::QueryQueue(queue) => {
+                bytes = with_u16(CLASS_NOTF_COAL, 3, *queue);
+                bytes.extend([0; 2]);
+            }
         }
         bytes
+    }
+
+    /// Bytes that the device writes behind the acknowledgement if it carries the command out.
+    pub fn result_len(&self) -> usize {
+        if let Command::QueryQueue(_) = self { Coalesce::LEN } else { 0 }
     }
 
     /// Reads what a driver sent; `None` for a command that is unknown, too short or too long.
@@ -121,6 +235,23 @@ impl Command {
             (CLASS_VLAN, 1) => Command::VlanDel(u16::from_le_bytes(data.try_into().ok()?)),
             (CLASS_ANNOUNCE, 0) if data.is_empty() => Command::AnnounceAck,
             (CLASS_MQ, 0) => Command::QueuePairs(u16::from_le_bytes(data.try_into().ok()?)),
+            (CLASS_MQ, 1) => Command::Rss(rss(data)?),
+            (CLASS_MQ, 2) => {
+                let (types, data) = data.split_first_chunk()?;
+                let key = key(data.get(HASH_RESERVED..)?)?;
+                Command::Hash { types: u32::from_le_bytes(*types), key }
+            }
+            (CLASS_NOTF_COAL, 0) => Command::CoalesceTransmit(coalesce(data)?),
+            (CLASS_NOTF_COAL, 1) => Command::CoalesceReceive(coalesce(data)?),
+            // Two reserved bytes behind the queue are to be ignored (5.1.6.5.10.6).
+            (CLASS_NOTF_COAL, 2) => {
+                let (queue, data) = data.split_first_chunk()?;
+                Command::CoalesceQueue(u16::from_le_bytes(*queue), coalesce(data.get(2..)?)?)
+            }
+            (CLASS_NOTF_COAL, 3) => {
+                let [low, high, _, _] = *data else { return None };
+                Command::QueryQueue(u16::from_le_bytes([low, high]))
+            }
             (CLASS_GUEST_OFFLOADS, 0) => Command::GuestOffloads(u64::from_le_bytes(data.try_into().ok()?)),
             _ => return None,
         })
@@ -130,6 +261,39 @@ impl Command {
 fn with_u16(class: u8, command: u8, value: u16) -> Vec<u8> {
     let [low, high] = value.to_le_bytes();
     vec![class, command, low, high]
+}
+
+fn put_key(bytes: &mut Vec<u8>, key: &[u8]) {
+    let key = &key[..key.len().min(u8::MAX.into())];
+    bytes.push(key.len() as u8);
+    bytes.extend(key);
+}
+
+/// Reads a key, which is the end of its command.
+fn key(data: &[u8]) -> Option<Vec<u8>> {
+    let (len, key) = data.split_first()?;
+    (key.len() == usize::from(*len)).then(|| key.to_vec())
+}
+
+/// Reads the data of VIRTIO_NET_CTRL_MQ_RSS_CONFIG. The length of the table is the driver's word: the bytes must be
+/// there.
+fn rss(data: &[u8]) -> Option<Rss> {
+    let (head, data) = data.split_first_chunk::<8>()?;
+    let [t0, t1, t2, t3, m0, m1, u0, u1] = *head;
+    let entries = usize::from(u16::from_le_bytes([m0, m1])) + 1;
+    let (table, data) = data.split_at_checked(2 * entries)?;
+    let (max_tx, data) = data.split_first_chunk()?;
+    Some(Rss {
+        types: u32::from_le_bytes([t0, t1, t2, t3]),
+        unclassified: u16::from_le_bytes([u0, u1]),
+        table: table.as_chunks().0.iter().map(|queue| u16::from_le_bytes(*queue)).collect(),
+        max_tx: u16::from_le_bytes(*max_tx),
+        key: key(data)?,
+    })
+}
+
+fn coalesce(data: &[u8]) -> Option<Coalesce> {
+    Some(Coalesce::from_bytes(data.try_into().ok()?))
 }
 
 /// Reads one table and returns what is behind it. The count is the driver's word: the bytes must be
@@ -156,9 +320,63 @@ mod tests {
             Command::AnnounceAck,
             Command::QueuePairs(2),
             Command::GuestOffloads(1 << 54 | 1),
+            Command::Rss(Rss {
+                types: 0x3f,
+                unclassified: 3,
+                table: vec![0, 1, 2, 3],
+                max_tx: 4,
+                key: vec![9; 40],
+            }),
+            Command::Rss(Rss { table: vec![0x8001], key: vec![7; 255], ..Rss::default() }),
+            Command::Hash { types: 1, key: vec![5; 40] },
+            Command::Hash { types: 0, key: vec![] },
+            Command::CoalesceTransmit(Coalesce { max_packets: 1, max_usecs: u32::MAX }),
+            Command::CoalesceReceive(Coalesce { max_packets: 15, max_usecs: 10 }),
+            Command::CoalesceQueue(0xfffe, Coalesce { max_packets: 3, max_usecs: 4 }),
+            Command::QueryQueue(3),
         ];
         for command in commands {
             assert_eq!(Command::decode(&command.encode()), Some(command));
+        }
+    }
+
+    #[test]
+    fn clause_5_1_6_5_7_layout_of_rss() {
+        let rss = Rss { types: 0x12, unclassified: 3, table: vec![1, 2], max_tx: 4, key: vec![8, 9] };
+        let bytes = [4, 1, 0x12, 0, 0, 0, 1, 0, 3, 0, 1, 0, 2, 0, 4, 0, 2, 8, 9];
+        assert_eq!(Command::Rss(rss).encode(), bytes);
+        let hash = Command::Hash { types: 0x12, key: vec![8, 9] };
+        assert_eq!(hash.encode(), [4, 2, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 8, 9]);
+        let mut bytes = hash.encode();
+        bytes[6..14].fill(0xee);
+        assert_eq!(Command::decode(&bytes), Some(hash), "reserved bytes are ignored");
+    }
+
+    #[test]
+    fn clause_5_1_6_5_10_layout_of_coalescing() {
+        let coalesce = Coalesce { max_packets: 15, max_usecs: 10 };
+        assert_eq!(Command::CoalesceTransmit(coalesce).encode(), [6, 0, 15, 0, 0, 0, 10, 0, 0, 0]);
+        let queue = Command::CoalesceQueue(3, coalesce);
+        assert_eq!(queue.encode(), [6, 2, 3, 0, 0, 0, 15, 0, 0, 0, 10, 0, 0, 0]);
+        // The device MUST ignore reserved.
+        assert_eq!(Command::decode(&[6, 2, 3, 0, 0xff, 0xff, 15, 0, 0, 0, 10, 0, 0, 0]), Some(queue));
+        assert_eq!(Command::QueryQueue(0x0102).encode(), [6, 3, 2, 1, 0, 0]);
+        assert_eq!(Command::decode(&[6, 3, 2, 1, 0xff, 0xff]), Some(Command::QueryQueue(0x0102)));
+    }
+
+    #[test]
+    fn rss_tables_and_keys_are_checked_against_the_bytes_there() {
+        let head = |mask: [u8; 2]| [&[4, 1, 0, 0, 0, 0][..], &mask, &[0, 0]].concat();
+        assert_eq!(Command::decode(&head([0xff, 0xff])), None);
+        for mask in [[0xff, 0xff], [0xff, 0x0f], [40, 0]] {
+            assert_eq!(Command::decode(&[&head(mask)[..], &[0; 80]].concat()), None, "{mask:?}");
+        }
+        let table = [0, 0, 1, 0];
+        for (key, good) in
+            [(&[1, 7][..], true), (&[2, 7], false), (&[0, 7], false), (&[255, 7], false), (&[], false)]
+        {
+            let bytes = [&head([0, 0])[..], &table, key].concat();
+            assert_eq!(Command::decode(&bytes).is_some(), good, "{key:?}");
         }
     }
 

@@ -4,6 +4,8 @@ use bitflags::bitflags;
 use ringferry_packet::vnet::{Header, Offloads};
 use ringferry_ring::RingFeatures;
 
+use crate::header::HASHED_LEN;
+
 bitflags! {
     /// The feature bits of a network device that this project knows, by their standard names
     /// without the prefix `VIRTIO_NET_F_` or `VIRTIO_F_`.
@@ -65,12 +67,20 @@ bitflags! {
         const RING_PACKED = 1 << 34;
         /// Buffers are used in the order they were made available.
         const IN_ORDER = 1 << 35;
+        /// Notifications can be coalesced queue by queue.
+        const VQ_NOTF_COAL = 1 << 52;
+        /// Notifications can be coalesced.
+        const NOTF_COAL = 1 << 53;
         /// The driver takes unsegmented UDP over IPv4.
         const GUEST_USO4 = 1 << 54;
         /// The driver takes unsegmented UDP over IPv6.
         const GUEST_USO6 = 1 << 55;
         /// The device takes unsegmented UDP.
         const HOST_USO = 1 << 56;
+        /// The device reports the hash of each packet, and headers are longer.
+        const HASH_REPORT = 1 << 57;
+        /// The driver says how packets spread over receive queues.
+        const RSS = 1 << 60;
     }
 }
 
@@ -90,6 +100,14 @@ impl Features {
         .union(Features::IN_ORDER)
         .union(Features::VERSION_1);
 
+    /// What our device half can do besides where a control queue is served ([`Controlq`](crate::device::Controlq)).
+    pub const MULTIQUEUE: Features = Features::CTRL_VQ
+        .union(Features::MQ)
+        .union(Features::RSS)
+        .union(Features::HASH_REPORT)
+        .union(Features::NOTF_COAL)
+        .union(Features::VQ_NOTF_COAL);
+
     /// What lets the device hand over frames longer than the MTU, UFO aside, which nobody offers.
     pub const GUEST_SEGMENTATION: Features = Features::GUEST_TSO4
         .union(Features::GUEST_TSO6)
@@ -98,7 +116,7 @@ impl Features {
         .union(Features::GUEST_USO6);
 
     /// Each feature that needs another (5.1.3.1), with what it needs.
-    const NEEDS: [(Features, Features); 15] = [
+    const NEEDS: [(Features, Features); 18] = [
         (Features::GUEST_TSO4, Features::GUEST_CSUM),
         (Features::GUEST_TSO6, Features::GUEST_CSUM),
         (Features::GUEST_UFO, Features::GUEST_CSUM),
@@ -114,6 +132,9 @@ impl Features {
         (Features::GUEST_ANNOUNCE, Features::CTRL_VQ),
         (Features::MQ, Features::CTRL_VQ),
         (Features::CTRL_MAC_ADDR, Features::CTRL_VQ),
+        (Features::NOTF_COAL, Features::CTRL_VQ),
+        (Features::VQ_NOTF_COAL, Features::CTRL_VQ),
+        (Features::RSS, Features::CTRL_VQ),
     ];
 
     /// These features without the ones whose precondition (5.1.3.1) is missing.
@@ -162,11 +183,13 @@ impl Features {
         offloads
     }
 
-    /// Size of the virtual header (5.1.6.1): `num_buffers` is always there since VERSION_1, and in
-    /// the legacy interface only with MRG_RXBUF.
+    /// Size of the virtual header (5.1.6): with HASH_REPORT, 20 bytes on all queues. `num_buffers` is always there
+    /// since VERSION_1, and in the legacy interface only with MRG_RXBUF.
     #[must_use]
     pub fn header_len(self) -> usize {
-        if self.intersects(Features::VERSION_1.union(Features::MRG_RXBUF)) {
+        if self.contains(Features::HASH_REPORT) {
+            HASHED_LEN
+        } else if self.intersects(Features::VERSION_1.union(Features::MRG_RXBUF)) {
             Header::LEN
         } else {
             Header::LEGACY_LEN
@@ -206,6 +229,23 @@ mod tests {
         assert_eq!(Features::VERSION_1.header_len(), 12);
         assert_eq!(Features::MRG_RXBUF.header_len(), 12);
         assert_eq!(Features::empty().header_len(), 10);
+    }
+
+    #[test]
+    fn clause_5_1_6_header_is_20_bytes_with_hash_report() {
+        for other in [Features::VERSION_1, Features::MRG_RXBUF, Features::empty()] {
+            assert_eq!((Features::HASH_REPORT | other).header_len(), 20);
+        }
+    }
+
+    #[test]
+    fn clause_5_1_3_1_multiqueue_needs_the_control_queue() {
+        let without = Features::MULTIQUEUE - Features::CTRL_VQ;
+        // Of HASH_REPORT it is only said that it should not come alone (5.1.4.2), and the header is longer
+        // all the same.
+        assert_eq!(without.consistent(), Features::HASH_REPORT);
+        assert_eq!(Features::MULTIQUEUE.consistent(), Features::MULTIQUEUE);
+        assert!(!Features::DEVICE.intersects(Features::MULTIQUEUE));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! | [`features`] | feature bits, what depends on what, what they mean for offloads |
 //! | [`config`] | the configuration space |
 //! | [`control`] | the commands of the control queue, as bytes and as values |
-//! | [`device`] | the half that carries packets for a guest: [`device::Transmitq`], [`device::Receiveq`], [`device::Controlq`] |
+//! | [`device`] | the half that carries packets for a guest: [`device::Transmitq`], [`device::Receiveq`], [`device::Controlq`], where frames go and when the guest hears of them |
 //! | [`driver`] | the half that a guest is: [`driver::Transmitq`], [`driver::Receiveq`], [`driver::Controlq`] |
 //!
 //! Queues are named from the driver's side, as the specification does: a *transmitq* carries packets
@@ -22,6 +22,7 @@ pub mod control;
 pub mod device;
 pub mod driver;
 pub mod features;
+mod header;
 
 pub use features::Features;
 

@@ -354,7 +354,7 @@ impl Chain {
     }
 
     /// The first bytes as a slice: what fits in `out`, or the whole packet. For
-    /// [`Layers::parse`](crate::parse::Layers::parse), [`flow_hash`](crate::parse::flow_hash) and
+    /// [`Layers::parse`](crate::parse::Layers::parse), [`flow_hash`](crate::flow::flow_hash) and
     /// [`ether`](crate::ether), which read private memory only.
     #[inline]
     pub fn prefix<'a>(&self, out: &'a mut [u8]) -> &'a [u8] {

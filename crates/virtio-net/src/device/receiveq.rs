@@ -1,10 +1,11 @@
 //! What the guest receives: frames to chains, one copy.
 
 use ringferry_memory::{ReadSlice, Translator, Words, WriteSlice};
+use ringferry_packet::flow::PacketHash;
 use ringferry_packet::vnet::Header;
 use ringferry_ring::{Chain, Chains, Device, Done, Fault};
 
-use crate::Features;
+use crate::{Features, header};
 
 /// Buffers looked at for one frame. The largest frame then still fits buffers of 64 bytes; a driver that
 /// posts smaller ones, or empty ones by the thousand, would only keep the device busy.
@@ -74,7 +75,23 @@ impl<A: Words> Receiveq<A> {
     pub fn deliver(
         &mut self,
         memory: &mut Translator<'_>,
+        header: Header,
+        first: &[u8],
+        rest: &[ReadSlice<'_>],
+    ) -> Result<(), Refused> {
+        self.deliver_hashed(memory, header, PacketHash::NONE, first, rest)
+    }
+
+    /// The same, with the hash that the driver is told if it negotiated HASH_REPORT (5.1.6.4.5).
+    ///
+    /// # Errors
+    /// See [`Refused`].
+    #[inline]
+    pub fn deliver_hashed(
+        &mut self,
+        memory: &mut Translator<'_>,
         mut header: Header,
+        hash: PacketHash,
         first: &[u8],
         rest: &[ReadSlice<'_>],
     ) -> Result<(), Refused> {
@@ -85,12 +102,12 @@ impl<A: Words> Receiveq<A> {
         let len = first.len() + rest.iter().map(ReadSlice::len).sum::<usize>();
         let need = self.header_len + len;
         let count = self.reserve(need, memory)?;
-        if count == 1 && self.deliver_whole(memory, header, first, rest, need) {
+        if count == 1 && self.deliver_whole(memory, header, hash, first, rest, need) {
             return Ok(());
         }
         // 5.1.6.4.1: num_buffers is 1 when the feature is not negotiated.
         header.num_buffers = count as u16;
-        let bytes = header.to_bytes();
+        let bytes = header::to_bytes(&header, hash);
         let mut source = Source { inline: [&bytes[..self.header_len], first], rest, piece: ReadSlice::EMPTY };
         let whole = self.written.len();
         for i in self.next..self.next + count {
@@ -124,6 +141,7 @@ impl<A: Words> Receiveq<A> {
         &mut self,
         memory: &mut Translator<'_>,
         header: Header,
+        hash: PacketHash,
         first: &[u8],
         rest: &[ReadSlice<'_>],
         need: usize,
@@ -138,7 +156,7 @@ impl<A: Words> Receiveq<A> {
             let (low, high) = header.to_words();
             room.update(low, high);
         } else {
-            room.copy_from(&header.to_bytes()[..self.header_len]);
+            room.copy_from(&header::to_bytes(&header, hash)[..self.header_len]);
         }
         room = room.skip(self.header_len);
         room.copy_from(first);

@@ -6,6 +6,7 @@ use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
 use ringferry_ring::{Buffer, Chains, Device, Fault};
 
+use crate::header::HASHED_LEN;
 use crate::{Features, MAX_FRAME, MIN_FRAME};
 
 /// Packets that a guest sent and that are not frames, by reason.
@@ -157,7 +158,7 @@ fn read_frame<'m>(
     translator: &mut Translator<'m>,
     burst: &mut Burst<'m>,
 ) -> Result<bool, Fault> {
-    let mut bytes = [0; Header::LEN];
+    let mut bytes = [0; HASHED_LEN];
     let mut pieces = Pieces { buffers, at: 0, translator };
     let mut have = 0;
     let mut spill = None;
@@ -167,8 +168,9 @@ fn read_frame<'m>(
         have += n;
         spill = Some(piece.skip(n));
     }
-    // What the driver puts into num_buffers is ignored (5.1.6.2).
-    let header = Header::from_bytes(&bytes).sanitised();
+    // What the driver puts into num_buffers is ignored (5.1.6.2), and so is a hash.
+    let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = bytes;
+    let header = Header::from_bytes(&[a, b, c, d, e, f, g, h, i, j, k, l]).sanitised();
     if header.check(len).is_err() {
         return Ok(false);
     }

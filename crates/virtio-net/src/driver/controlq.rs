@@ -7,9 +7,9 @@ use ringferry_ring::{Buffer, Driver, Fault};
 
 use super::arena::{Arena, ArenaError, Queue};
 use crate::Features;
-use crate::control::{Command, ERR, MAX_COMMAND, OK};
+use crate::control::{Coalesce, Command, ERR, MAX_COMMAND, OK};
 
-/// Entries of the queue; a command takes two.
+/// Entries of the queue; a command takes two, or three with a result.
 const SIZE: u16 = 4;
 
 /// The driver's side of the control queue.
@@ -17,9 +17,15 @@ const SIZE: u16 = 4;
 pub struct Controlq {
     ring: Driver<Area, ()>,
     memory: Arc<GuestMemory>,
-    /// Where the command lies; its acknowledgement is the byte behind [`MAX_COMMAND`].
+    /// Where the command lies; its acknowledgement is the byte behind [`MAX_COMMAND`], and its result follows.
     command: u64,
+    /// Bytes of result that the command under way has.
+    expects: usize,
+    result: Option<Coalesce>,
 }
+
+/// Bytes of an acknowledgement and the longest result.
+const ANSWER: usize = 1 + Coalesce::LEN;
 
 impl Controlq {
     /// Bytes of arena that it takes.
@@ -33,8 +39,8 @@ impl Controlq {
     /// See [`ArenaError`].
     pub fn new(arena: &mut Arena, features: Features) -> Result<(Queue, Self), ArenaError> {
         let (queue, ring) = arena.queue(SIZE, features.ring(), 0)?;
-        let command = arena.alloc(MAX_COMMAND + 1)?;
-        Ok((queue, Self { ring, memory: Arc::clone(arena.memory()), command }))
+        let command = arena.alloc(MAX_COMMAND + ANSWER)?;
+        Ok((queue, Self { ring, memory: Arc::clone(arena.memory()), command, expects: 0, result: None }))
     }
 
     /// The ring, for its notifications and its state.
@@ -60,7 +66,11 @@ impl Controlq {
         // Not OK until the device says so.
         translator.write(ack, 1)?.copy_from(&[ERR]);
         let read = Buffer { addr: self.command, len: bytes.len() as u32 };
-        self.ring.add(&[read], &[Buffer { addr: ack, len: 1 }], ()).ok()?;
+        let expects = command.result_len();
+        let answer = [Buffer { addr: ack, len: 1 }, Buffer { addr: ack + 1, len: expects as u32 }];
+        let answer = if expects > 0 { &answer[..] } else { &answer[..1] };
+        self.ring.add(&[read], answer, ()).ok()?;
+        (self.expects, self.result) = (expects, None);
         Some(self.ring.publish())
     }
 
@@ -68,8 +78,20 @@ impl Controlq {
     /// is no answer.
     pub fn poll(&mut self) -> Option<bool> {
         let used = self.ring.collect()?;
-        let mut ack = [ERR];
-        self.memory.translator().read(self.command + MAX_COMMAND as u64, 1)?.copy_to(&mut ack);
-        Some(used.len >= 1 && ack[0] == OK)
+        let mut answer = [ERR; ANSWER];
+        self.memory.translator().read(self.command + MAX_COMMAND as u64, ANSWER)?.copy_to(&mut answer);
+        let [ack, result @ ..] = answer;
+        let done = used.len >= 1 && ack == OK;
+        // A result comes with an acknowledgement, and whole (5.1.6.5.10.5).
+        if done && self.expects > 0 && used.len as usize > self.expects {
+            self.result = Some(Coalesce::from_bytes(&result));
+        }
+        Some(done && (self.expects == 0 || self.result.is_some()))
+    }
+
+    /// The result of the last command, if the device carried it out and it has one: how notifications of the queue that
+    /// was asked about are coalesced.
+    pub fn result(&self) -> Option<Coalesce> {
+        self.result
     }
 }

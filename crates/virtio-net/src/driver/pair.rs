@@ -57,21 +57,22 @@ impl Default for PairConfig {
 
 impl PairConfig {
     /// Pools that fill both rings twice: what is under way, and what is being made.
-    fn pools(&self) -> PoolsLayout {
+    fn pools(&self, features: Features) -> PoolsLayout {
         let count = 2 * (u32::from(self.transmit) + u32::from(self.receive));
         // The longest packet in one buffer.
-        PoolsLayout::new(count, (MAX_FRAME + Header::LEN) as u32)
+        PoolsLayout::new(count, (MAX_FRAME + features.header_len().max(Header::LEN)) as u32)
     }
 
     /// Chunks for the buffers of the receiveq twice: a ring full, and as many that packets are in. Those that
     /// are never used cost addresses, not memory.
     fn chunks(&self, features: Features) -> PoolLayout {
         let mergeable = features.contains(Features::MRG_RXBUF);
-        let whole = Fragments::layout(1, Header::LEN as u32);
+        let header = features.header_len().max(Header::LEN);
+        let whole = Fragments::layout(1, header as u32);
         let len = match self.rx.policy {
             PolicyKind::Best if mergeable => whole.room() as usize,
             _ if mergeable => PAGE,
-            _ => (Header::LEN + max_frame(features, self.mtu)).next_multiple_of(LINE),
+            _ => (header + max_frame(features, self.mtu)).next_multiple_of(LINE),
         };
         let room = whole.room() as usize;
         let buffers = 2 * usize::from(self.receive);
@@ -79,11 +80,11 @@ impl PairConfig {
         let count = |chunks: usize| chunks.max(8) as u32;
         match room / len {
             0 if RxRing::takes_segments(features) => {
-                Fragments::layout(count(buffers * len.div_ceil(room)), Header::LEN as u32)
+                Fragments::layout(count(buffers * len.div_ceil(room)), header as u32)
             }
             // In one piece, each in a chunk of its own.
             0 => PoolLayout::chunks(whole.headroom + len as u32, count(buffers), whole.headroom),
-            each => Fragments::layout(count(buffers.div_ceil(each)), Header::LEN as u32),
+            each => Fragments::layout(count(buffers.div_ceil(each)), header as u32),
         }
     }
 
@@ -91,7 +92,7 @@ impl PairConfig {
     pub fn arena_bytes(&self, features: Features) -> usize {
         let rings = RxRing::arena_bytes(self.receive) + TxRing::arena_bytes(self.transmit, self.max_segs);
         // Each of both kinds of pool begins a page.
-        rings + self.pools().bytes() + self.chunks(features).bytes() + 2 * 4096
+        rings + self.pools(features).bytes() + self.chunks(features).bytes() + 2 * 4096
     }
 }
 
@@ -133,7 +134,7 @@ impl Pair {
     pub fn new(arena: &mut Arena, features: Features, config: &PairConfig) -> Result<Self, PairError> {
         let (rx_queue, rx_ring) = RxRing::new(arena, config.receive, features, config.mtu)?;
         let (tx_queue, tx_ring) = TxRing::new(arena, config.transmit, features, config.max_segs)?;
-        let (layout, chunks) = (config.pools(), config.chunks(features));
+        let (layout, chunks) = (config.pools(features), config.chunks(features));
         let buffers = arena.alloc(layout.bytes())?;
         let fragments = arena.alloc(chunks.bytes())?;
         let memory: &GuestMemory = arena.memory();

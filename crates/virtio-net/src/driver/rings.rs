@@ -6,10 +6,12 @@
 use ringferry_memory::{Area, ReadSlice};
 use ringferry_nic::driver::{Completion, Refused, RxDriver, Segment, Start, TxDriver, TxPacket};
 use ringferry_nic::limits::{RxLimits, RxMode, SegLimits, TxLimits};
+use ringferry_packet::flow::PacketHash;
 use ringferry_packet::vnet::Header;
 use ringferry_ring::{AddError, Driver};
 
 use super::arena::{Arena, ArenaError, Queue};
+use crate::header::{self, HASHED_LEN};
 use crate::{Features, MAX_FRAME};
 
 /// Most segments of a packet unless asked for otherwise: a frame of [`MAX_FRAME`] from page-sized buffers
@@ -18,7 +20,7 @@ pub const MAX_SEGS: u16 = 32;
 
 /// Bytes that the device may take for the longest descriptor. Any length is legal; what is longer than
 /// a packet never comes.
-const MAX_SEG_LEN: u32 = (MAX_FRAME + Header::LEN) as u32;
+const MAX_SEG_LEN: u32 = (MAX_FRAME + HASHED_LEN) as u32;
 
 /// Most segments of a receive buffer for the longest packet, if it is not in one piece: chunks of 32 KiB make
 /// three, of 16 KiB five.
@@ -109,7 +111,7 @@ impl TxDriver for TxRing {
             let (low, high) = header.to_words();
             packet.room.update(low, high);
         } else {
-            packet.room.copy_from(&header.to_bytes()[..self.header_len]);
+            packet.room.copy_from(&header::to_bytes(&header, PacketHash::NONE)[..self.header_len]);
         }
         self.ring.add(packet.segments, &[], token).map_err(refused)
     }
@@ -141,6 +143,8 @@ pub(super) fn max_frame(features: Features, mtu: u16) -> usize {
 pub struct RxRing {
     ring: Driver<Area, u16>,
     limits: RxLimits,
+    /// The device reports hashes.
+    hashed: bool,
 }
 
 impl RxRing {
@@ -176,7 +180,7 @@ impl RxRing {
             max_frame: max_frame(features, mtu),
             max_segs: if segmented { tables } else { 1 },
         };
-        Ok((queue, Self { ring, limits }))
+        Ok((queue, Self { ring, limits, hashed: features.contains(Features::HASH_REPORT) }))
     }
 
     /// The ring, for its notifications and its state.
@@ -216,13 +220,14 @@ impl RxDriver for RxRing {
     }
 
     #[inline(always)]
-    fn start(&self, front: ReadSlice<'_>) -> Start {
+    fn start(&mut self, front: ReadSlice<'_>) -> Start {
         let header = Header::from_bytes(&front.array().unwrap_or_else(|| {
             let mut bytes = [0; Header::LEN];
             front.copy_to(&mut bytes);
             bytes
         }));
         let buffers = if self.limits.mode == RxMode::Mergeable { header.num_buffers } else { 1 };
-        Start { header, buffers, hash: None }
+        let hash = if self.hashed { header::hash(front) } else { None };
+        Start { header, buffers, hash }
     }
 }

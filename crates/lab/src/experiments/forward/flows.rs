@@ -2,7 +2,7 @@
 
 use ringferry_nic::tx::select_queue;
 use ringferry_packet::checksum::Sum;
-use ringferry_packet::parse::flow_hash;
+use ringferry_packet::flow::flow_hash;
 
 use crate::experiment::RowError;
 

@@ -10,7 +10,7 @@ use ringferry_nic::rx::RxConfig;
 use ringferry_nic::tx::{Chooser, NoHash, TxConfig, TxPort};
 use ringferry_packet::buffer::{Chain, Pools};
 use ringferry_packet::frame::PREFIX;
-use ringferry_packet::parse::flow_hash;
+use ringferry_packet::flow::flow_hash;
 use ringferry_packet::vnet::Header;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;

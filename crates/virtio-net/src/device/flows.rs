@@ -1,0 +1,407 @@
+//! Which pair a guest sends a flow on: the memory of automatic receive steering (VIRTIO 1.4, 5.1.6.5.6).
+//!
+//! A table of bounded size that forgets. It can belong to one worker or be shared by all that carry packets of a
+//! port: an entry is two words, read and written without locks, and only written when they change. Workers that
+//! write one entry at once may forget one of two observations; a wrong pair can never come of it, as every pair
+//! that is read is checked again where it is used.
+//!
+//! Order within a flow is kept by moving it rarely. While frames are under way to a guest on one pair, a
+//! frame that goes to another may overtake them. So a flow whose sender has moved follows when nothing was
+//! delivered to it for [`GAP`]: by then the guest has emptied what it got before. A flow that never pauses follows when the sender has
+//! stayed for [`SETTLED`], so that it does not stay behind for ever.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Unit of time here: 2^6 microseconds. Long enough that a busy flow seldom writes its time, short against [`GAP`].
+const TICK_SHIFT: u32 = 6;
+
+/// A pause, half a millisecond: longer than a guest that runs takes for a ring full of packets, shorter than the time
+/// between two bursts of a connection that waits for its peer.
+const GAP: u32 = 500 >> TICK_SHIFT;
+
+/// 10 milliseconds: a sender that moves more often is being moved about by its scheduler, and is not followed
+/// without a pause.
+const SETTLED: u32 = 10_000 >> TICK_SHIFT;
+
+/// 3 seconds: a flow that is silent for so long gives its place to any other. Linux's tap uses the same.
+const AGE: u32 = 3_000_000 >> TICK_SHIFT;
+
+/// Entries that a flow can be in: one cache line of them.
+const WAYS: usize = 4;
+
+/// Sets of entries: 4096 flows in 64 KiB. Linux's tap keeps as many; with more live flows than entries, the
+/// rest are spread by their hash.
+const SETS: usize = 1024;
+
+/// Who a flow is, and where it goes: `hash << 32 | (wanted + 1) << 16 | (pair + 1)`; 0 for nobody. `pair` is where frames go, `wanted`
+/// the pair the guest last sent on.
+///
+/// When: `delivered << 32 | since`, in ticks. `delivered` is the last frame to the guest, `since` the first that it sent on `wanted`.
+#[derive(Debug, Default)]
+struct Entry {
+    who: AtomicU64,
+    when: AtomicU64,
+}
+
+/// An [`Entry`] as it was read.
+#[derive(Clone, Copy)]
+struct Flow {
+    hash: u32,
+    pair: u16,
+    wanted: u16,
+    delivered: u32,
+    since: u32,
+}
+
+impl Flow {
+    fn who(self) -> u64 {
+        // Pairs are less than 0x8000 (MAX_PAIRS).
+        u64::from(self.hash) << 32 | u64::from(self.wanted + 1) << 16 | u64::from(self.pair + 1)
+    }
+
+    fn when(self) -> u64 {
+        u64::from(self.delivered) << 32 | u64::from(self.since)
+    }
+}
+
+impl Entry {
+    /// The flow in it, if that is the one of this hash.
+    #[inline]
+    fn load_if(&self, hash: u32) -> Option<Flow> {
+        // Most entries are others': the first word says so.
+        let who = self.who.load(Relaxed);
+        if (who >> 32) as u32 == hash { self.decode(who) } else { None }
+    }
+
+    #[inline]
+    fn load(&self) -> Option<Flow> {
+        self.decode(self.who.load(Relaxed))
+    }
+
+    #[inline]
+    fn decode(&self, who: u64) -> Option<Flow> {
+        let when = self.when.load(Relaxed);
+        let pair = (who as u16).checked_sub(1)?;
+        let wanted = ((who >> 16) as u16).checked_sub(1)?;
+        let (delivered, since) = ((when >> 32) as u32, when as u32);
+        Some(Flow { hash: (who >> 32) as u32, pair, wanted, delivered, since })
+    }
+
+    /// Writes what has changed since it was read: a line that nobody writes stays with everybody.
+    fn update(&self, before: Flow, flow: Flow) {
+        if before.when() != flow.when() {
+            self.when.store(flow.when(), Relaxed);
+        }
+        if before.who() != flow.who() {
+            self.who.store(flow.who(), Relaxed);
+        }
+    }
+
+    /// Writes another flow.
+    fn replace(&self, flow: Flow) {
+        self.when.store(flow.when(), Relaxed);
+        self.who.store(flow.who(), Relaxed);
+    }
+}
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Set([Entry; WAYS]);
+
+/// The flows of one port.
+#[derive(Debug)]
+pub struct FlowTable {
+    sets: Box<[Set]>,
+}
+
+impl Default for FlowTable {
+    fn default() -> Self {
+        Self { sets: std::iter::repeat_with(Set::default).take(SETS).collect() }
+    }
+}
+
+impl FlowTable {
+    /// The guest has sent a frame of this flow on `pair`, less than [`MAX_PAIRS`](crate::config::MAX_PAIRS); `now` is
+    /// in microseconds.
+    #[inline]
+    pub fn learn(&self, hash: u32, pair: u16, now: u64) {
+        if pair >= crate::config::MAX_PAIRS {
+            return;
+        }
+        let now = ticks(now);
+        let set = self.set(hash);
+        if let Some((entry, before)) = find(set, hash) {
+            if before.wanted != pair {
+                let mut flow = Flow { wanted: pair, since: now, ..before };
+                follow(&mut flow, now);
+                entry.update(before, flow);
+            }
+            return;
+        }
+        let never = now.wrapping_sub(GAP);
+        let flow = Flow { hash, pair, wanted: pair, delivered: never, since: now };
+        // A flow that the guest sends matters more than one that it has been silent about for longest.
+        let silence = |entry: &&Entry| entry.load().map_or(u32::MAX, |flow| idle(flow, now));
+        if let Some(entry) = set.0.iter().max_by_key(silence) {
+            entry.replace(flow);
+        }
+    }
+
+    /// The pair for a frame of this flow to the guest. `spread`, which is usable, is for flows that are not known, or
+    /// whose pair is not `usable`; they stay there while the guest does not send and the pair is not back.
+    #[inline]
+    pub fn choose(&self, hash: u32, now: u64, usable: impl Fn(u16) -> bool, spread: u16) -> u16 {
+        let now = ticks(now);
+        let set = self.set(hash);
+        let Some((entry, before)) = find(set, hash) else {
+            // Remembered where there is room, so that the guest's answer on another pair is a move like any other;
+            // strangers push out nobody.
+            let vacant = |entry: &&Entry| entry.load().is_none_or(|flow| idle(flow, now) >= AGE);
+            if spread < crate::config::MAX_PAIRS
+                && let Some(entry) = set.0.iter().find(vacant)
+            {
+                entry.replace(Flow { hash, pair: spread, wanted: spread, delivered: now, since: now });
+            }
+            return spread;
+        };
+        let mut flow = before;
+        if usable(flow.wanted) {
+            follow(&mut flow, now);
+        }
+        if !usable(flow.pair) {
+            flow.pair = if usable(flow.wanted) { flow.wanted } else { spread };
+            if flow.pair >= crate::config::MAX_PAIRS {
+                return spread;
+            }
+        }
+        flow.delivered = now;
+        entry.update(before, flow);
+        flow.pair
+    }
+
+    /// Flows that are remembered.
+    pub fn len(&self) -> usize {
+        self.sets.iter().flat_map(|set| &set.0).filter(|entry| entry.load().is_some()).count()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Forgets all flows: those of another guest.
+    pub fn clear(&self) {
+        for entry in self.sets.iter().flat_map(|set| &set.0) {
+            entry.who.store(0, Relaxed);
+        }
+    }
+
+    fn set(&self, hash: u32) -> &Set {
+        // Other bits than those that spread flows over pairs.
+        &self.sets[hash as usize % SETS]
+    }
+}
+
+#[inline]
+fn ticks(now: u64) -> u32 {
+    (now >> TICK_SHIFT) as u32
+}
+
+#[inline]
+fn find(set: &Set, hash: u32) -> Option<(&Entry, Flow)> {
+    set.0.iter().find_map(|entry| Some((entry, entry.load_if(hash)?)))
+}
+
+/// Ticks from `then` to `now`; 0 if another worker's clock is ahead of this one's.
+#[inline]
+fn elapsed(then: u32, now: u32) -> u32 {
+    let ticks = now.wrapping_sub(then);
+    if ticks > u32::MAX / 2 { 0 } else { ticks }
+}
+
+/// Ticks since anything was seen of a flow.
+fn idle(flow: Flow, now: u32) -> u32 {
+    elapsed(flow.delivered, now).min(elapsed(flow.since, now))
+}
+
+/// Lets a flow go where its sender is, if it may.
+#[inline]
+fn follow(flow: &mut Flow, now: u32) {
+    if flow.wanted != flow.pair
+        && (elapsed(flow.delivered, now) >= GAP || elapsed(flow.since, now) >= SETTLED)
+    {
+        flow.pair = flow.wanted;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: u64 = 1000;
+    const SECOND: u64 = 1000 * MS;
+
+    fn all(_: u16) -> bool {
+        true
+    }
+
+    #[test]
+    fn clause_5_1_6_5_6_replies_come_on_the_pair_that_sent() {
+        let table = FlowTable::default();
+        for hash in 0..100 {
+            table.learn(hash, (hash % 7) as u16, 5);
+        }
+        for hash in 0..100 {
+            assert_eq!(table.choose(hash, 6, all, 9), (hash % 7) as u16);
+        }
+        assert_eq!(table.choose(1000, 6, all, 9), 9, "a flow that the guest has not sent");
+        assert_eq!(table.len(), 101);
+        table.clear();
+        assert!(table.is_empty());
+    }
+
+    #[test]
+    fn a_flow_follows_its_sender_after_a_pause_and_not_before() {
+        let table = FlowTable::default();
+        table.learn(7, 1, 0);
+        let mut now = SECOND;
+        assert_eq!(table.choose(7, now, all, 0), 1);
+        table.learn(7, 2, now);
+        // No pause is long enough.
+        for _ in 0..20 {
+            now += 300;
+            assert_eq!(table.choose(7, now, all, 0), 1);
+        }
+        now += MS;
+        assert_eq!(table.choose(7, now, all, 0), 2);
+        assert_eq!(table.choose(7, now + 1, all, 0), 2);
+        // Nothing is under way: at once.
+        now += MS;
+        table.learn(7, 3, now);
+        assert_eq!(table.choose(7, now, all, 0), 3);
+    }
+
+    #[test]
+    fn a_flow_without_pauses_follows_a_sender_that_has_settled() {
+        let table = FlowTable::default();
+        table.learn(7, 1, 0);
+        let mut moves = Vec::new();
+        let mut now = 0;
+        let mut last = 1;
+        for step in 0..1000u64 {
+            now = step * 50;
+            // Back and forth every 5 ms, from 20 ms on quiet.
+            let sender = if now < 20 * MS { 1 + (now / (5 * MS) % 2) as u16 } else { 2 };
+            table.learn(7, sender, now);
+            let pair = table.choose(7, now, all, 0);
+            if pair != last {
+                moves.push(now);
+            }
+            last = pair;
+        }
+        assert_eq!((moves.len(), last), (1, 2), "{moves:?}");
+        assert!((25 * MS..35 * MS).contains(&moves[0]), "{moves:?} of {now}");
+    }
+
+    #[test]
+    fn silent_flows_are_forgotten_for_others_and_strangers_push_out_nobody() {
+        let table = FlowTable::default();
+        // All in one set.
+        let hash = |flow: u32| flow << 20;
+        for flow in 0..WAYS as u32 {
+            table.learn(hash(flow), 1, SECOND);
+        }
+        for stranger in 100..200 {
+            assert_eq!(table.choose(hash(stranger), SECOND + MS, all, 5), 5);
+        }
+        for flow in 0..WAYS as u32 {
+            assert_eq!(table.choose(hash(flow), SECOND + 2 * MS, all, 5), 1, "{flow}");
+        }
+        // A flow that is sent takes the place of the one that was silent for longest.
+        for flow in 1..WAYS as u32 {
+            table.choose(hash(flow), SECOND + 3 * MS, all, 5);
+        }
+        table.learn(hash(50), 2, SECOND + 3 * MS);
+        assert_eq!(table.choose(hash(50), SECOND + 4 * MS, all, 5), 2);
+        assert_eq!(table.choose(hash(0), SECOND + 4 * MS, all, 5), 5);
+        // After a long silence a stranger is remembered, too.
+        assert_eq!(table.choose(hash(100), 10 * SECOND, all, 6), 6);
+        assert_eq!(table.choose(hash(100), 10 * SECOND, all, 5), 6);
+        assert_eq!(table.len(), WAYS);
+    }
+
+    #[test]
+    fn a_pair_that_is_gone_is_not_chosen() {
+        let table = FlowTable::default();
+        table.learn(7, 3, 0);
+        assert_eq!(table.choose(7, MS, |pair| pair < 2, 1), 1);
+        // It stays there, and follows its sender when the old pair is back.
+        assert_eq!(table.choose(7, 2 * MS, |pair| pair < 2, 0), 1);
+        assert_eq!(table.choose(7, 2 * MS + 1, all, 0), 1, "not without a pause");
+        assert_eq!(table.choose(7, 3 * MS, all, 0), 3);
+        // A sender that has moved is followed at once.
+        table.learn(8, 3, 10 * MS);
+        table.choose(8, 10 * MS, all, 0);
+        table.learn(8, 1, 10 * MS + 1);
+        assert_eq!(table.choose(8, 10 * MS + 2, |pair| pair < 2, 0), 1);
+    }
+
+    #[test]
+    fn workers_share_a_table_without_locks() {
+        let table = FlowTable::default();
+        std::thread::scope(|scope| {
+            for worker in 0..2u16 {
+                let table = &table;
+                scope.spawn(move || {
+                    for step in 0..20_000u64 {
+                        let hash = (step % 5000) as u32;
+                        table.learn(hash, worker, step);
+                        assert!(table.choose(hash, step, |pair| pair < 2, 0) < 2);
+                    }
+                });
+            }
+        });
+        assert!(table.len() <= SETS * WAYS);
+    }
+
+    proptest! {
+        #[test]
+        fn no_pair_is_chosen_that_cannot_be_used(
+            steps in proptest::collection::vec((0u32..40, any::<u16>(), any::<bool>(), 0u64..20_000), 1..300),
+            start: u64, limit in 1u16..9,
+        ) {
+            let table = FlowTable::default();
+            let mut now = start;
+            for (flow, pair, learn, wait) in steps {
+                now = now.wrapping_add(wait);
+                let hash = flow << 10;
+                if learn {
+                    table.learn(hash, pair % 12, now);
+                    table.learn(hash, pair, now);
+                } else {
+                    prop_assert!(table.choose(hash, now, |pair| pair < limit, pair % limit) < limit);
+                }
+            }
+            prop_assert!(table.len() <= WAYS);
+        }
+
+        /// Whatever senders do, between two frames that are less than a pause apart a flow moves at most once in
+        /// the time a sender needs to settle.
+        #[test]
+        fn a_busy_flow_does_not_flap(senders in proptest::collection::vec(0u16..4, 1..400)) {
+            let table = FlowTable::default();
+            let (mut last, mut moved) = (None, None::<u64>);
+            for (now, sender) in (SECOND..).step_by(100).zip(senders) {
+                table.learn(7, sender, now);
+                let pair = table.choose(7, now, all, 0);
+                if last.is_some_and(|last| last != pair) {
+                    prop_assert!(moved.is_none_or(|before| now - before + 64 >= 10 * MS));
+                    moved = Some(now);
+                }
+                last = Some(pair);
+            }
+        }
+    }
+}
