@@ -1,15 +1,17 @@
-//! `ringferry ctl`: asks a running switch through its control socket and prints the answer.
+//! `ringferry ctl`: asks a running switch, or a running `ringferry guest`, through its control socket and prints the
+//! answer.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use ringferry_switch::channels::{Channels, GuestSnapshot, Stats, Steering};
 use ringferry_switch::control::{self, Answer, ControlError, Request};
 use ringferry_switch::snapshot::Snapshot;
 
-/// Asks a running switch.
+/// Asks a running switch or guest.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CtlArgs {
-    /// Control socket of the switch [default: /run/ringferry/control.sock for root,
+    /// Control socket of the switch, or of a `ringferry guest` that was given one [default: /run/ringferry/control.sock for root,
     /// $XDG_RUNTIME_DIR/ringferry.sock for others, without that variable /tmp/ringferry-UID.sock].
     #[arg(long, value_name = "PATH", global = true)]
     pub control: Option<PathBuf>,
@@ -20,7 +22,7 @@ pub struct CtlArgs {
 }
 
 /// What can be asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Subcommand)]
+#[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
 pub enum CtlCommand {
     /// Ports, their state, features, queues and counters.
     Show {
@@ -36,6 +38,46 @@ pub enum CtlCommand {
     },
     /// The configuration in force as a TOML file, ports given by flags included.
     Dump,
+    /// How many queue pairs a port uses, as `ethtool -l`; of a guest with a number, changes it, as `ethtool -L`.
+    Channels {
+        /// The port; of a guest, its tap.
+        port: String,
+        /// What to change.
+        #[arg(requires = "count")]
+        parameter: Option<Parameter>,
+        /// How many queue pairs to use from now on.
+        #[arg(value_name = "N")]
+        count: Option<u16>,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// What decides which queue pair a packet takes, and which processor serves each.
+    Steering {
+        /// The port; of a guest, its tap.
+        port: String,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Counters, as `ethtool -S`.
+    Stats {
+        /// The port; of a guest, its tap.
+        port: String,
+        /// Those of each queue, too.
+        #[arg(long)]
+        queues: bool,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// What can be changed about a port's queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Parameter {
+    /// Queue pairs, each a receive and a transmit queue.
+    Combined,
 }
 
 /// Why nothing was printed.
@@ -47,6 +89,9 @@ pub enum CtlError {
     /// The answer belongs to another question.
     #[error("ringferry answered another question: is it the same version as this program?")]
     Mismatch,
+    /// A guest was asked for what only a switch has.
+    #[error("this is a ringferry guest, which has no forwarding database: ask the switch it is plugged into")]
+    NoFdb,
     /// The answer could not be written.
     #[error("cannot write the answer: {0}")]
     Output(#[from] io::Error),
@@ -58,7 +103,7 @@ pub enum CtlError {
 /// No switch answers, or `out` cannot be written. A reader that has seen enough (`| head`) is not an error.
 pub fn run(args: &CtlArgs, out: &mut dyn Write) -> Result<(), CtlError> {
     let path = args.control.clone().unwrap_or_else(control::default_path);
-    print(&ask(&path, args.command)?, out)
+    print(&ask(&path, &args.command)?, out)
 }
 
 fn print(text: &str, out: &mut dyn Write) -> Result<(), CtlError> {
@@ -68,24 +113,34 @@ fn print(text: &str, out: &mut dyn Write) -> Result<(), CtlError> {
     }
 }
 
-fn ask(path: &Path, command: CtlCommand) -> Result<String, CtlError> {
-    Ok(match command {
-        CtlCommand::Show { json: true } => pretty(&snapshot(path)?)?,
-        CtlCommand::Show { json: false } => snapshot(path)?.to_text(),
-        CtlCommand::Fdb { json: true } => pretty(&snapshot(path)?.fdb)?,
-        CtlCommand::Fdb { json: false } => snapshot(path)?.fdb_to_text(),
-        CtlCommand::Dump => match control::call(path, &Request::Dump)? {
-            Answer::Dump(text) => text,
-            Answer::Show(_) => return Err(CtlError::Mismatch),
-        },
+fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
+    let (request, json) = match command.clone() {
+        CtlCommand::Show { json } => (Request::Show, json),
+        CtlCommand::Fdb { json } => {
+            let Answer::Show(snapshot) = control::call(path, &Request::Show)? else {
+                return Err(CtlError::NoFdb);
+            };
+            return Ok(if json { pretty(&snapshot.fdb)? } else { snapshot.fdb_to_text() });
+        }
+        CtlCommand::Dump => (Request::Dump, false),
+        CtlCommand::Channels { port, count, json, .. } => (Request::Channels { port, combined: count }, json),
+        CtlCommand::Steering { port, json } => (Request::Steering { port }, json),
+        CtlCommand::Stats { port, queues, json } => (Request::Stats { port, queues }, json),
+    };
+    let answer = control::call(path, &request)?;
+    Ok(match (&request, &answer) {
+        (Request::Show, Answer::Show(snapshot)) => show(&**snapshot, Snapshot::to_text, json)?,
+        (Request::Show, Answer::Guest(snapshot)) => show(&**snapshot, GuestSnapshot::to_text, json)?,
+        (Request::Dump, Answer::Dump(text)) => text.clone(),
+        (Request::Channels { .. }, Answer::Channels(channels)) => show(channels, Channels::to_text, json)?,
+        (Request::Steering { .. }, Answer::Steering(steering)) => show(steering, Steering::to_text, json)?,
+        (Request::Stats { .. }, Answer::Stats(stats)) => show(stats, Stats::to_text, json)?,
+        _ => return Err(CtlError::Mismatch),
     })
 }
 
-fn snapshot(path: &Path) -> Result<Snapshot, CtlError> {
-    match control::call(path, &Request::Show)? {
-        Answer::Show(snapshot) => Ok(*snapshot),
-        Answer::Dump(_) => Err(CtlError::Mismatch),
-    }
+fn show<T: serde::Serialize>(answer: &T, to_text: impl Fn(&T) -> String, json: bool) -> io::Result<String> {
+    if json { pretty(answer) } else { Ok(to_text(answer)) }
 }
 
 fn pretty(value: &impl serde::Serialize) -> io::Result<String> {
@@ -126,6 +181,22 @@ mod tests {
                                 Answer::Show(Box::new(Snapshot { pid: 42, ..Snapshot::default() }))
                             }
                             Request::Dump => Answer::Dump("[switch]\n".into()),
+                            Request::Channels { combined: Some(0), .. } => {
+                                return Response::Error("0 is too few".into());
+                            }
+                            Request::Channels { port, combined } => {
+                                let combined = combined.unwrap_or(1);
+                                Answer::Channels(Channels { port, max_combined: 4, combined, started: 4 })
+                            }
+                            Request::Steering { port } => Answer::Steering(Steering {
+                                port,
+                                by: "chance".into(),
+                                ..Steering::default()
+                            }),
+                            Request::Stats { port, queues } => {
+                                let counters = [("queues".to_owned(), queues.into())].into();
+                                Answer::Stats(Stats { port, counters })
+                            }
                         })
                     });
                     std::thread::sleep(Duration::from_millis(1));
@@ -151,6 +222,33 @@ mod tests {
         let json: serde_json::Value = serde_json::from_str(&ctl(&["fdb", "--json"]).unwrap()).unwrap();
         assert_eq!(json["entries"], serde_json::json!([]));
         assert_eq!(ctl(&["dump"]).unwrap(), "[switch]\n");
+    }
+
+    #[test]
+    fn channels_are_shown_and_changed() {
+        let text = ctl(&["channels", "eth0"]).unwrap();
+        assert!(
+            text.starts_with("Channel parameters for eth0:\n") && text.contains("Combined: 1\n"),
+            "{text}"
+        );
+        let json: serde_json::Value =
+            serde_json::from_str(&ctl(&["channels", "eth0", "combined", "3", "--json"]).unwrap()).unwrap();
+        assert_eq!(json["combined"], 3);
+        let error = ctl(&["channels", "eth0", "combined", "0"]).unwrap_err();
+        assert_eq!(error.to_string(), "ringferry refuses: 0 is too few");
+        for wrong in [&["channels"][..], &["channels", "eth0", "combined"], &["channels", "eth0", "rx", "2"]]
+        {
+            assert!(Program::try_parse_from([&["ctl"], wrong].concat()).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn steering_and_stats_print_text_or_json() {
+        assert!(ctl(&["steering", "eth0"]).unwrap().starts_with("Steering of eth0: chance\n"));
+        assert_eq!(ctl(&["stats", "eth0", "--queues"]).unwrap(), "Statistics for eth0:\n     queues: 1\n");
+        let json: serde_json::Value =
+            serde_json::from_str(&ctl(&["stats", "eth0", "--json"]).unwrap()).unwrap();
+        assert_eq!(json["counters"]["queues"], 0);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
-use ringferry_switch::config::{Config, ConfigError};
+use ringferry_switch::config::{Config, ConfigError, MAX_WORKERS};
 use ringferry_switch::control;
 
 /// Shown below the options by `ringferry run --help`.
@@ -19,11 +19,14 @@ Ports:
 Keys of every port:  name=NAME  mtu=BYTES
 Keys of vhost-user:  mode=listen|connect  queue_size=N  mac=ADDRESS  mergeable=off  csum=off  tso=off  uso=off
                      event_idx=off  indirect=off  packed=off  in_order=off
-Keys of tap:         existing=yes|no  offloads=off
+Keys of tap:         existing=yes|no  offloads=off  queues=N
 A configuration file has the same keys, and its own line for a path with a comma in it.
 
 Two virtual machines and the host:
   ringferry run --port vhost-user:/run/ringferry/vm0.sock --port vhost-user:/run/ringferry/vm1.sock --port tap:rf0
+
+A busy machine with several queues (mq=on,vectors=10 and queues=4 in QEMU's -netdev):
+  ringferry run --workers 4 --port vhost-user:/run/ringferry/vm0.sock --port tap:rf0
 
 QEMU, one per machine; its memory must be shared for the switch to reach it:
   qemu-system-x86_64 -m 1G -object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem \\
@@ -44,6 +47,11 @@ pub struct RunArgs {
     /// A port to add; may be given several times.
     #[arg(long = "port", value_name = "KIND:WHERE[,KEY=VALUE...]")]
     pub ports: Vec<String>,
+
+    /// Threads that move packets, 1 to 16 [default: the file's, or one for each two processors, at most 4]. Queue pair P of
+    /// a machine is served by thread P modulo their number.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS)))]
+    pub workers: Option<u16>,
 
     /// Control socket for `ringferry ctl` [default: the file's, or /run/ringferry/control.sock for root and
     /// $XDG_RUNTIME_DIR/ringferry.sock for others, without that variable /tmp/ringferry-UID.sock].
@@ -67,6 +75,9 @@ impl RunArgs {
         }
         if let Some(path) = &self.control {
             builder = builder.control(path);
+        }
+        if let Some(workers) = self.workers {
+            builder = builder.workers(workers);
         }
         if let Some(fd) = self.ready_fd {
             builder = builder.reserve_fd("--ready-fd", fd);

@@ -12,6 +12,7 @@
 //! mac_age_seconds = 300               # 1..=1000000: a silent MAC address is forgotten after this
 //! mac_table_size = 16384              # 64..=1048576: most MAC addresses, rounded up to a power of two
 //! # poll_microseconds = 50            # 0..=1000000: polling before sleep; default: 0
+//! # workers = 2                       # 1..=16: threads that move packets; default: one for each two processors, at most 4
 //!
 //! [[port]]
 //! name = "vm0"                        # default: stem of the socket, `activation`, or "fd" and a number
@@ -37,6 +38,7 @@
 //! # existing = true                   # with tap: true must exist, false must not; default: either
 //! # mtu = 1500                        # default: left as the tap has it
 //! offloads = true                     # checksum and segmentation offloads to and from the kernel
+//! # queues = 2                        # with tap: 1..=16; default: one per worker, one if it exists and has one
 //! ```
 
 use std::collections::BTreeMap;
@@ -88,11 +90,25 @@ pub struct SwitchConfig {
     pub mac_table_size: u32,
     /// Microseconds a worker polls without work before it sleeps; absent: none.
     pub poll_microseconds: Option<u32>,
+    /// Threads that move packets, 1 to [`MAX_WORKERS`]; absent: one for each two processors, at most 4. Queue pair `p` of
+    /// every port belongs to worker `p` modulo their number, so that more of them serve machines with several queues.
+    pub workers: Option<u16>,
+}
+
+/// Most workers: no port has more queue pairs.
+pub const MAX_WORKERS: u16 = crate::plane::PAIRS;
+
+impl SwitchConfig {
+    /// How many workers there are to be.
+    pub fn workers(&self) -> usize {
+        let processors = || std::thread::available_parallelism().map_or(1, usize::from);
+        self.workers.map_or_else(|| (processors() / 2).clamp(1, 4), usize::from)
+    }
 }
 
 impl Default for SwitchConfig {
     fn default() -> Self {
-        SwitchConfig { mac_age_seconds: 300, mac_table_size: 16384, poll_microseconds: None }
+        SwitchConfig { mac_age_seconds: 300, mac_table_size: 16384, poll_microseconds: None, workers: None }
     }
 }
 
@@ -200,6 +216,8 @@ pub struct TapConfig {
     pub source: TapSource,
     /// Checksum and segmentation offloads to and from the kernel (`TUNSETOFFLOAD`).
     pub offloads: bool,
+    /// Queues of the tap, 1 to [`MAX_WORKERS`]; absent: one per worker, or one if the tap exists and has one.
+    pub queues: Option<u16>,
 }
 
 /// Which tap device a port uses.
@@ -276,6 +294,9 @@ impl Config {
         if let Some(microseconds) = self.switch.poll_microseconds {
             entry(&mut out, "poll_microseconds", i64::from(microseconds));
         }
+        if let Some(workers) = self.switch.workers {
+            entry(&mut out, "workers", i64::from(workers));
+        }
         for port in &self.ports {
             out.push_str("\n[[port]]\n");
             port.dump(&mut out);
@@ -327,6 +348,9 @@ impl PortConfig {
                     TapSource::Fd(fd) => entry(out, "fd", *fd),
                 }
                 entry(out, "offloads", tap.offloads);
+                if let Some(queues) = tap.queues {
+                    entry(out, "queues", i64::from(queues));
+                }
             }
         }
         if let Some(mtu) = self.mtu {
@@ -419,6 +443,13 @@ impl ConfigBuilder {
         if let Some(port) = parse_flag(text, &mut self.problems) {
             self.ports.push((Place::flag(text), port));
         }
+        self
+    }
+
+    /// Sets the number of workers, 1 to [`MAX_WORKERS`], over what a file says that was read before.
+    #[must_use]
+    pub fn workers(mut self, workers: u16) -> Self {
+        self.switch.workers = Some(workers.clamp(1, MAX_WORKERS));
         self
     }
 
@@ -523,6 +554,9 @@ impl ConfigBuilder {
         }
         if let Some((_, microseconds)) = fields.number("poll_microseconds", 0..=1_000_000) {
             self.switch.poll_microseconds = Some(microseconds);
+        }
+        if let Some((_, workers)) = fields.number("workers", 1..=MAX_WORKERS.into()) {
+            self.switch.workers = Some(workers);
         }
         fields.finish(" of [switch]");
     }

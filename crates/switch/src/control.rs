@@ -1,4 +1,4 @@
-//! The control socket: how `ringferry ctl` and other programs ask a running switch.
+//! The control socket: how `ringferry ctl` and other programs ask a running switch, or a running `ringferry guest`.
 //!
 //! **Protocol.** A Unix stream socket. A request is one line of JSON, `{"command":"show"}`; the answer is one
 //! line, `{"ok":{"show":…}}` or `{"error":"…"}`. Any number of requests may follow on one connection, each
@@ -21,6 +21,7 @@ use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::socket::{BindError, Listener, Stream};
 use serde::{Deserialize, Serialize};
 
+use crate::channels::{Channels, GuestSnapshot, Stats, Steering};
 use crate::snapshot::Snapshot;
 
 /// Longest request, in bytes with the newline.
@@ -52,13 +53,34 @@ pub fn default_path() -> PathBuf {
 }
 
 /// What can be asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
-    /// The state of the switch.
+    /// The state of everything.
     Show,
-    /// The configuration in force, as TOML.
+    /// The configuration in force, as TOML. Only a switch has one.
     Dump,
+    /// How many queue pairs a port has.
+    Channels {
+        /// The port; of a guest, its tap.
+        port: String,
+        /// Change the number in use to so many. Only a guest can.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        combined: Option<u16>,
+    },
+    /// What decides which queue pair a packet takes, and who serves each.
+    Steering {
+        /// The port; of a guest, its tap.
+        port: String,
+    },
+    /// Counters.
+    Stats {
+        /// The port; of a guest, its tap.
+        port: String,
+        /// Those of each queue, too.
+        #[serde(default)]
+        queues: bool,
+    },
 }
 
 /// What is answered.
@@ -75,10 +97,18 @@ pub enum Response {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {
-    /// To [`Request::Show`].
+    /// To [`Request::Show`], from a switch.
     Show(Box<Snapshot>),
+    /// To [`Request::Show`], from `ringferry guest`.
+    Guest(Box<GuestSnapshot>),
     /// To [`Request::Dump`].
     Dump(String),
+    /// To [`Request::Channels`].
+    Channels(Channels),
+    /// To [`Request::Steering`].
+    Steering(Steering),
+    /// To [`Request::Stats`].
+    Stats(Stats),
 }
 
 /// The switch's end of the control socket. Dropping it closes all connections and removes the socket file.
@@ -441,6 +471,7 @@ mod tests {
         match request {
             Request::Show => Response::Ok(Answer::Show(Box::new(snapshot()))),
             Request::Dump => Response::Error("line one\nline two".into()),
+            other => Response::Error(format!("{other:?}")),
         }
     }
 
@@ -503,7 +534,23 @@ mod tests {
         client.write_all(b"{\"command\":\"show\"}\n").unwrap();
         fixture.settle();
         assert!(line(&client).starts_with("{\"ok\":{\"show\":{\"version\":1,\"pid\":7,"));
+        for (request, meaning) in [
+            (
+                r#"{"command":"channels","port":"a","combined":2}"#,
+                r#"Channels { port: \"a\", combined: Some(2) }"#,
+            ),
+            (r#"{"command":"channels","port":"a"}"#, r#"Channels { port: \"a\", combined: None }"#),
+            (r#"{"command":"steering","port":"a"}"#, r#"Steering { port: \"a\" }"#),
+            (r#"{"command":"stats","port":"a","queues":true}"#, r#"Stats { port: \"a\", queues: true }"#),
+        ] {
+            client.write_all(format!("{request}\n").as_bytes()).unwrap();
+            fixture.settle();
+            assert_eq!(line(&client), format!("{{\"error\":\"{meaning}\"}}\n"));
+        }
         for (request, part) in [
+            ("{\"command\":\"channels\",\"port\":\"a\",\"combined\":65536}\n", "65536"),
+            ("{\"command\":\"channels\"}\n", "missing field `port`"),
+            ("{\"command\":\"stats\",\"port\":\"a\",\"queue\":true}\n", "unknown field `queue`"),
             ("{\"command\":\"fly\"}\n", "unknown variant `fly`"),
             ("\n", "EOF"),
             ("\u{fffd}{}\n", "expected value"),

@@ -5,12 +5,13 @@
 //! machine's port equals `tx_packets` of the machine's own interface, as it does for a tap or a switch port
 //! in hardware.
 //!
-//! **Ownership.** A counter is written by the one worker thread that owns the port and read by anyone at any
+//! **Ownership.** A counter is written by one worker thread (each has its own of every port) and read by anyone at any
 //! time. A plain load and store is therefore enough, where an atomic read-modify-write costs a locked
 //! instruction per packet. Values are exact per counter; two counters read one after the other may be one
 //! burst apart. Counters never go back while the port exists.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A number that only one thread increases and any thread reads.
@@ -84,6 +85,8 @@ drop_reasons! {
     TapBusy = "tap-busy",
     /// The kernel refused the frame written to the tap.
     TapWriteError = "tap-write-error",
+    /// The worker that serves the receiving queue is too far behind.
+    WorkerBusy = "worker-busy",
 }
 
 /// Drops by reason. A drop is counted at the port it would have left by, or at the port it came from when it
@@ -154,6 +157,60 @@ port_counters! {
     ring_errors,
     /// Times a peer connected.
     connections,
+}
+
+/// The counters of one port in every worker: each writes its own, and what is shown is their sum.
+#[derive(Clone, Debug)]
+pub struct PortTotals(Vec<Arc<PortCounters>>);
+
+impl PortTotals {
+    /// For so many workers.
+    pub fn new(workers: usize) -> Self {
+        Self((0..workers.max(1)).map(|_| Arc::default()).collect())
+    }
+
+    /// Those of one worker.
+    pub fn of(&self, worker: usize) -> Arc<PortCounters> {
+        Arc::clone(&self.0[worker % self.0.len()])
+    }
+
+    /// Every counter but the drops, by stable name.
+    pub fn by_name(&self) -> BTreeMap<String, u64> {
+        self.sum(PortCounters::by_name)
+    }
+
+    /// The drops by reason.
+    pub fn drops_by_name(&self) -> BTreeMap<String, u64> {
+        self.sum(|counters| counters.drops.by_name())
+    }
+
+    fn sum(&self, of: impl Fn(&PortCounters) -> BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+        let mut sum = BTreeMap::new();
+        for (name, value) in self.0.iter().flat_map(|counters| of(counters)) {
+            *sum.entry(name).or_insert(0) += value;
+        }
+        sum
+    }
+}
+
+/// What the queues of one pair count. Like a port's, from the switch's point of view: the guest's transmitq is `rx`.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct PairCounters {
+    /// Frames that the guest sent on it.
+    pub rx_packets: Counter,
+    /// Their bytes.
+    pub rx_bytes: Counter,
+    /// Doorbells of its transmitq.
+    pub kicks: Counter,
+    /// Frames that the guest received on it.
+    pub tx_packets: Counter,
+    /// Their bytes.
+    pub tx_bytes: Counter,
+    /// Frames for it that found no buffers.
+    pub tx_dropped: Counter,
+    /// Interrupts for both queues.
+    pub calls: Counter,
 }
 
 /// What a worker thread counts about itself.
@@ -227,6 +284,16 @@ mod tests {
         let map = counters.by_name();
         assert_eq!((map["rx_packets"], map["tx_bytes"], map["kicks"]), (7, 1500, 0));
         assert!(!map.contains_key("drops"));
+    }
+
+    #[test]
+    fn totals_are_the_sums_of_all_workers() {
+        let totals = PortTotals::new(3);
+        for worker in 0..3 {
+            totals.of(worker).rx_packets.add(1 << worker);
+            totals.of(worker).drops.add(DropReason::LinkDown, 10);
+        }
+        assert_eq!((totals.by_name()["rx_packets"], totals.drops_by_name()["link-down"]), (7, 30));
     }
 
     #[test]

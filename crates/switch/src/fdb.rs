@@ -19,8 +19,8 @@
 //!   own.
 //!
 //! An address that is silent for longer than the age is no longer found; its slot is reused when needed and
-//! freed by [`sweep`](Fdb::sweep). Time is a coarse tick in seconds that the caller reads once per burst. One
-//! worker owns the table.
+//! freed by [`sweep`](Fdb::sweep). Time is a coarse tick in seconds that the caller reads once per burst. Each
+//! worker has a table of its own, and tells the others what [`learn`](Fdb::learn) says is news.
 
 use ringferry_packet::ether::Mac;
 
@@ -39,6 +39,8 @@ struct Slot {
     /// Tick at which the address last sent.
     seen: u32,
     port: u16,
+    /// When other workers were last told, as the low bits of a tick.
+    told: u16,
 }
 
 /// Slots that share a cache line.
@@ -144,30 +146,38 @@ impl Fdb {
     }
 
     /// Notes that `mac` sent a frame into `port` at `now`. Multicast, broadcast and zero addresses belong to
-    /// no station and are ignored.
+    /// no station and are ignored. True when the tables of other workers should hear of it: the address is new or has moved,
+    /// or they were last told a quarter of the age ago.
     #[inline]
-    pub fn learn(&mut self, mac: Mac, port: PortId, now: u32) {
+    pub fn learn(&mut self, mac: Mac, port: PortId, now: u32) -> bool {
         if mac.is_multicast() || mac == Mac::default() {
-            return;
+            return false;
         }
         let key = key(mac);
         let pair = self.pair(key);
         for bucket in pair {
-            let bucket = &mut self.buckets[bucket];
-            if let Some(way) = bucket.find(key) {
-                let slot = &mut bucket.0[way];
+            if let Some(way) = self.buckets[bucket].find(key) {
+                let slot = &mut self.buckets[bucket].0[way];
                 // Stored only when it changes, so that a busy table is only read.
-                if slot.seen != now {
-                    slot.seen = now;
+                if slot.seen == now && slot.port == port.0 {
+                    return false;
                 }
+                slot.seen = now;
+                let mut news =
+                    u32::from((now as u16).wrapping_sub(slot.told)) > (self.max_age / 4).min(0x7fff);
                 if slot.port != port.0 {
                     let from = std::mem::replace(&mut slot.port, port.0);
                     self.moved(from, port.0);
+                    news = true;
                 }
-                return;
+                if news {
+                    self.buckets[bucket].0[way].told = now as u16;
+                }
+                return news;
             }
         }
-        self.insert(pair, Slot { key, seen: now, port: port.0 });
+        self.insert(pair, Slot { key, seen: now, port: port.0, told: now as u16 });
+        true
     }
 
     /// The port `mac` was last seen on, unless that was too long ago.

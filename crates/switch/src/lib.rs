@@ -1,6 +1,7 @@
 //! A learning switch for virtual machines: ports, forwarding, workers.
 #![forbid(unsafe_code)]
 
+pub mod channels;
 pub mod config;
 pub mod control;
 pub mod counters;

@@ -141,6 +141,18 @@ pub struct FdbEntry {
 }
 
 impl FdbSnapshot {
+    /// Adds what another worker knows. Of an address that both know, the one that was seen last stays.
+    pub fn merge(&mut self, other: FdbSnapshot) {
+        self.capacity = self.capacity.max(other.capacity);
+        for (name, count) in other.counters {
+            *self.counters.entry(name).or_insert(0) += count;
+        }
+        self.entries.extend(other.entries);
+        self.entries.sort_by(|a, b| (&a.mac, a.age_seconds).cmp(&(&b.mac, b.age_seconds)));
+        self.entries.dedup_by(|later, first| later.mac == first.mac);
+        self.entries.sort_by(|a, b| (&a.port, &a.mac).cmp(&(&b.port, &b.mac)));
+    }
+
     /// The addresses in `fdb` at tick `now`, with ports named by `name`.
     pub fn of(fdb: &Fdb, now: u32, name: impl Fn(PortId) -> String) -> FdbSnapshot {
         let mut items: Vec<_> = fdb.iter(now).collect();
@@ -323,20 +335,20 @@ impl PortSnapshot {
 
 /// Columns of text, aligned. A heading starts with `<` for a column aligned left and `>` for one aligned
 /// right.
-struct Table {
+pub(crate) struct Table {
     right: Vec<bool>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    fn new(headings: &[&str]) -> Table {
+    pub(crate) fn new(headings: &[&str]) -> Table {
         Table {
             right: headings.iter().map(|heading| heading.starts_with('>')).collect(),
             rows: vec![headings.iter().map(|heading| heading[1..].to_owned()).collect()],
         }
     }
 
-    fn row<const N: usize>(&mut self, cells: [String; N]) {
+    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
         self.rows.push(cells.into());
     }
 }

@@ -1,5 +1,5 @@
 //! The switch: opens what the configuration names, then runs the control plane until it is told to
-//! stop. Packets are the worker's business ([`crate::plane`]); everything here happens in human time.
+//! stop. Packets are the workers' business ([`crate::plane`]); everything here happens in human time.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,13 +14,18 @@ use ringferry_sys::socket::{BindError, Listener, Stream};
 use ringferry_sys::tap::{Existing, Offloads, Tap, TapConfig as OpenTap, TapError};
 use ringferry_sys::{inherited, netif};
 
+use crate::channels;
 use crate::config::{Config, PortConfig, PortKind, TapConfig, TapSource, VhostUserConfig, VhostUserEndpoint};
 use crate::control::{Answer, ControlServer, Request, Response};
-use crate::counters::PortCounters;
+use crate::counters::PortTotals;
 use crate::fdb::PortId;
-use crate::plane::{Command, Plane};
+use crate::plane::{PAIRS, Plane};
 use crate::snapshot::{PortSnapshot, PortState, QueueRole, QueueSnapshot, Snapshot, VERSION, WorkerSnapshot};
 use crate::vhost_port::{Endpoint, VhostPort, Watch};
+
+/// What spreads frames over a guest's queue pairs.
+const STEERING: &str = "automatic flow steering: a flow goes to the pair that the guest last sent it on, a new one to a \
+                        pair of the worker that has it, by the hash of its addresses and ports";
 
 /// How often things that nobody announces are looked at: silent control clients, truncated guest
 /// memory.
@@ -104,13 +109,13 @@ pub struct Switch {
     plane: Arc<Plane>,
     epoll: Epoll,
     started: Instant,
-    /// Rounds the worker had made at the last tick.
-    rounds: u64,
+    /// See [`Plane::watch`].
+    rounds: Vec<u64>,
 }
 
 struct Port {
     config: PortConfig,
-    counters: Arc<PortCounters>,
+    counters: PortTotals,
     kind: Kind,
     /// What epoll watches for this port.
     watched: Watched,
@@ -136,7 +141,8 @@ const PORTS: u64 = 2;
 /// A port's peer before the worker knows of it.
 enum Opened {
     VhostUser(Endpoint),
-    Tap(Tap),
+    /// Its queues, at least one.
+    Tap(Vec<Tap>),
 }
 
 impl Switch {
@@ -171,23 +177,25 @@ impl Switch {
     ) -> Result<Switch, StartError> {
         let control = ControlServer::bind(&control, CONTROL_MODE).map_err(StartError::Control)?;
         // All ports before any is served: a configuration that cannot be had starts nothing.
-        let opened =
-            config.ports.iter().map(|port| open(port, &mut passed)).collect::<Result<Vec<_>, _>>()?;
+        let workers = config.switch.workers();
+        let opened = config.ports.iter().map(|port| open(port, workers, &mut passed));
+        let opened = opened.collect::<Result<Vec<_>, _>>()?;
         let plane = Arc::new(Plane::start(&config.switch)?);
         let epoll = Epoll::new()?;
         epoll.add(&control, CONTROL, Interest::READABLE)?;
         let mut ports = Vec::new();
         for ((number, config), opened) in (0u16..).zip(&config.ports).zip(opened) {
             let id = PortId(number);
-            let counters = Arc::new(PortCounters::default());
+            let counters = PortTotals::new(workers);
             let kind = match (opened, &config.kind) {
                 (Opened::VhostUser(endpoint), PortKind::VhostUser(vhost_user)) => Kind::VhostUser(Box::new(
                     VhostPort::new(id, &config.name, vhost_user, config.mtu, endpoint, &plane, &counters),
                 )),
-                (Opened::Tap(tap), _) => {
+                (Opened::Tap(queues), _) => {
+                    let Some(tap) = queues.first() else { continue };
                     let name = tap.name().to_owned();
                     let offloads = tap.offloads().iter_names().map(|(name, _)| name.to_owned()).collect();
-                    plane.send(Command::AddTap(id, config.name.clone(), Arc::clone(&counters), tap));
+                    plane.add_tap(id, &config.name, &counters, queues)?;
                     Kind::Tap { name, offloads }
                 }
                 // `open` opens what the kind says.
@@ -195,7 +203,7 @@ impl Switch {
             };
             ports.push(Port { config: config.clone(), counters, kind, watched: Watched::Nothing });
         }
-        Ok(Switch { config, ports, control, plane, epoll, started: Instant::now(), rounds: 0 })
+        Ok(Switch { config, ports, control, plane, epoll, started: Instant::now(), rounds: Vec::new() })
     }
 
     /// Serves until SIGTERM or SIGINT, which `signals` must carry.
@@ -249,7 +257,7 @@ impl Switch {
 
     fn tick(&mut self) -> Result<(), RunError> {
         self.control.tick();
-        self.rounds = self.plane.watch(self.rounds);
+        self.plane.watch(&mut self.rounds);
         for (at, port) in self.ports.iter_mut().enumerate() {
             if let Port { kind: Kind::VhostUser(port), watched, .. } = port {
                 port.check_memory();
@@ -262,11 +270,43 @@ impl Switch {
     fn serve_control(&mut self) {
         let Switch { config, ports, control, plane, started, .. } = self;
         control.serve(&mut |request| {
-            Response::Ok(match request {
-                Request::Show => Answer::Show(Box::new(snapshot(ports, plane, *started))),
-                Request::Dump => Answer::Dump(config.dump()),
-            })
+            let snapshot = || snapshot(ports, plane, *started);
+            let answer = match &request {
+                Request::Show => Ok(Answer::Show(Box::new(snapshot()))),
+                Request::Dump => Ok(Answer::Dump(config.dump())),
+                Request::Channels { port, .. } | Request::Steering { port } | Request::Stats { port, .. } => {
+                    let snapshot = snapshot();
+                    channels::find(&snapshot, port)
+                        .and_then(|found| answer(&request, found, ports, plane.workers()))
+                }
+            };
+            match answer {
+                Ok(answer) => Response::Ok(answer),
+                Err(refusal) => Response::Error(refusal),
+            }
         });
+    }
+}
+
+/// The answer to a request about one port.
+fn answer(request: &Request, found: &PortSnapshot, ports: &[Port], workers: usize) -> Result<Answer, String> {
+    let port = ports.iter().find(|port| port.config.name == found.name);
+    let vhost = port.and_then(|port| match &port.kind {
+        Kind::VhostUser(vhost) => Some(vhost),
+        Kind::Tap { .. } => None,
+    });
+    match request {
+        Request::Channels { port, combined: Some(_) } => Err(channels::refuse(port)),
+        Request::Steering { .. } => {
+            let worker = |pair: u16| (Some((usize::from(pair) % workers) as u16), None);
+            Ok(Answer::Steering(channels::steering(found, STEERING, worker)))
+        }
+        Request::Stats { queues, .. } => {
+            let pairs = vhost.filter(|_| *queues).map_or(&[][..], |vhost| &vhost.shared().pairs);
+            let used = (0..).zip(pairs).filter(|(pair, _)| found.queues.iter().any(|q| q.index / 2 == *pair));
+            Ok(Answer::Stats(channels::stats(found, used)))
+        }
+        _ => Ok(Answer::Channels(channels::channels(found, if vhost.is_some() { PAIRS } else { 1 }))),
     }
 }
 
@@ -314,7 +354,11 @@ impl Port {
 }
 
 /// Opens what a port needs.
-fn open(port: &PortConfig, passed: &mut Vec<(String, OwnedFd)>) -> Result<Opened, StartError> {
+fn open(
+    port: &PortConfig,
+    workers: usize,
+    passed: &mut Vec<(String, OwnedFd)>,
+) -> Result<Opened, StartError> {
     let name = || port.name.clone();
     let socket = |source| StartError::Socket { port: name(), source };
     match &port.kind {
@@ -329,7 +373,7 @@ fn open(port: &PortConfig, passed: &mut Vec<(String, OwnedFd)>) -> Result<Opened
                 Endpoint::Listen(Listener::from_fd(take(passed, wanted, port)?).map_err(socket)?)
             }
         })),
-        PortKind::Tap(config) => open_tap(port, config, passed).map(Opened::Tap),
+        PortKind::Tap(config) => open_tap(port, config, workers, passed).map(Opened::Tap),
     }
 }
 
@@ -357,14 +401,15 @@ fn inherited_endpoint(fd: OwnedFd) -> io::Result<Endpoint> {
 fn open_tap(
     port: &PortConfig,
     config: &TapConfig,
+    workers: usize,
     passed: &mut Vec<(String, OwnedFd)>,
-) -> Result<Tap, StartError> {
+) -> Result<Vec<Tap>, StartError> {
     let failed = |source| StartError::Tap { port: port.name.clone(), source };
     let offloads = if config.offloads { Offloads::all() } else { Offloads::empty() };
-    let (tap, created) = match &config.source {
+    let (queues, created) = match &config.source {
         TapSource::Fd(number) => {
             let fd = take(passed, &inherited_name(*number), port)?;
-            (Tap::from_fd(fd, offloads).map_err(failed)?, false)
+            (vec![Tap::from_fd(fd, offloads).map_err(failed)?], false)
         }
         TapSource::Name { name, existing } => {
             let existed = netif::index(name).ok().flatten().is_some();
@@ -373,25 +418,41 @@ fn open_tap(
                 Some(true) => Existing::Require,
                 Some(false) => Existing::Refuse,
             };
-            let open = OpenTap { existing, offloads, ..OpenTap::new(name.clone()) };
-            (Tap::open(&open).map_err(failed)?, !existed)
+            let count = config.queues.map_or(workers, usize::from);
+            let open = |existing, multi_queue| {
+                Tap::open(&OpenTap { existing, offloads, multi_queue, ..OpenTap::new(name.clone()) })
+            };
+            let (first, several) = match open(existing, count > 1) {
+                // Somebody made it with one queue.
+                Err(TapError::OtherKind { .. }) if config.queues.is_none() && count > 1 => {
+                    (open(existing, false), false)
+                }
+                result => (result, count > 1),
+            };
+            let mut queues = vec![first.map_err(failed)?];
+            if several {
+                for _ in 1..count.min(workers) {
+                    queues.push(open(Existing::Require, true).map_err(failed)?);
+                }
+            }
+            (queues, !existed)
         }
     };
     let failed = |source| StartError::Interface { port: port.name.clone(), source };
     if let Some(mtu) = port.mtu {
-        netif::set_mtu(tap.name(), mtu.into()).map_err(failed)?;
+        netif::set_mtu(queues[0].name(), mtu.into()).map_err(failed)?;
     }
     // A tap that someone else made is up or down as they wish.
     if created {
-        netif::set_up(tap.name(), true).map_err(failed)?;
+        netif::set_up(queues[0].name(), true).map_err(failed)?;
     }
-    Ok(tap)
+    Ok(queues)
 }
 
 /// Everything there is to know.
 fn snapshot(ports: &[Port], plane: &Plane, started: Instant) -> Snapshot {
-    let names = ports.iter().map(|port| port.config.name.clone()).collect();
-    let inspection = plane.inspect(names);
+    let names: Vec<_> = ports.iter().map(|port| port.config.name.clone()).collect();
+    let inspection = plane.inspect(&names);
     let mut queues: BTreeMap<(PortId, u16), _> =
         inspection.queues.into_iter().map(|queue| ((queue.port, queue.index), queue)).collect();
     let ports = (0u16..).zip(ports).map(|(number, port)| {
@@ -406,7 +467,7 @@ fn snapshot(ports: &[Port], plane: &Plane, started: Instant) -> Snapshot {
             features: Vec::new(),
             queues: Vec::new(),
             counters: port.counters.by_name(),
-            drops: port.counters.drops.by_name(),
+            drops: port.counters.drops_by_name(),
         };
         match &port.kind {
             Kind::Tap { name, offloads } => {
@@ -452,6 +513,6 @@ fn snapshot(ports: &[Port], plane: &Plane, started: Instant) -> Snapshot {
         uptime_seconds: started.elapsed().as_secs(),
         ports: ports.collect(),
         fdb: inspection.fdb,
-        workers: vec![WorkerSnapshot::of(plane.counters(), started.elapsed())],
+        workers: plane.counters().map(|counters| WorkerSnapshot::of(counters, started.elapsed())).collect(),
     }
 }

@@ -21,14 +21,11 @@ use ringferry_virtio_net::Features;
 use ringferry_virtio_net::config::{NetConfig, S_LINK_UP};
 
 use crate::config::{DEFAULT_MTU, FeatureToggles, VhostUserConfig};
-use crate::counters::PortCounters;
+use crate::counters::{PortCounters, PortTotals};
 use crate::fdb::PortId;
-use crate::plane::{Command, Plane, RingStart};
+use crate::plane::{PAIRS, Plane, PortShared, RingStart};
 use crate::quiet::Limit;
 use crate::snapshot::PortState;
-
-/// Queue pairs offered. A guest uses as many as it enables; the rest cost nothing.
-const PAIRS: u16 = 16;
 
 /// Time between attempts to connect. The one who is connected to may be a VMM that is just starting:
 /// short enough not to be noticed, long enough not to be a load.
@@ -86,9 +83,10 @@ impl VhostPort {
         mtu: Option<u16>,
         endpoint: Endpoint,
         plane: &Arc<Plane>,
-        counters: &Arc<PortCounters>,
+        counters: &PortTotals,
     ) -> Self {
-        plane.send(Command::AddGuest(id, name.to_owned(), Arc::clone(counters)));
+        let shared = Arc::new(PortShared::default());
+        plane.add_guest(id, name, counters, &shared);
         let mut offer = Offer::net(features(config.features).bits(), PAIRS);
         if config.mac.is_some() {
             offer.protocol |= ProtocolFeatures::CONFIG;
@@ -106,7 +104,8 @@ impl VhostPort {
             bases: Vec::new(),
             announced: None,
             limit: Limit::new(LOG_LINES),
-            counters: Arc::clone(counters),
+            counters: counters.of(0),
+            shared,
         };
         Self {
             endpoint,
@@ -216,7 +215,7 @@ impl VhostPort {
             // A front end that never started a ring left nothing to forget.
             if !self.device.bases.is_empty() {
                 self.device.bases.clear();
-                self.device.plane.send(Command::Forget(self.device.id));
+                self.device.plane.forget(self.device.id);
             }
             self.device.features = Features::empty();
             self.device.mtu = self.device.mtu_limit.unwrap_or(DEFAULT_MTU);
@@ -265,6 +264,11 @@ impl VhostPort {
     /// The features agreed on.
     pub(crate) fn features(&self) -> Features {
         self.device.features
+    }
+
+    /// What its workers know and count.
+    pub(crate) fn shared(&self) -> &PortShared {
+        &self.device.shared
     }
 
     /// The MTU in force.
@@ -348,7 +352,9 @@ struct PortDevice {
     /// When the front end last had its guest announced.
     announced: Option<Instant>,
     limit: Limit,
+    /// Of which only connections are counted here.
     counters: Arc<PortCounters>,
+    shared: Arc<PortShared>,
 }
 
 impl PortDevice {
@@ -357,17 +363,19 @@ impl PortDevice {
         if let Some(limit) = self.queue_limit.filter(|limit| parts.size > *limit) {
             return Err(NoRing::Limit { size: parts.size, limit });
         }
+        let features = Features::from_bits_retain(features);
+        self.shared.set_features(features);
         let start = RingStart {
             index,
-            ring: RingDevice::new(parts, RingFeatures::from_bits(features), base, inflight)?,
+            ring: RingDevice::new(parts, RingFeatures::from_bits(features.bits()), base, inflight)?,
             memory,
-            features: Features::from_bits_retain(features),
+            features,
             enabled,
             kick,
             call,
             err,
         };
-        self.plane.send(Command::StartRing(self.id, Box::new(start)));
+        self.plane.start_ring(self.id, start);
         Ok(())
     }
 }
@@ -409,11 +417,11 @@ impl Device for PortDevice {
     }
 
     fn ring_call_changed(&mut self, index: u16, call: Option<EventFd>) {
-        self.plane.send(Command::SetCall(self.id, index, call));
+        self.plane.set_call(self.id, index, call);
     }
 
     fn ring_enabled(&mut self, index: u16, enabled: bool) {
-        self.plane.send(Command::EnableRing(self.id, index, enabled));
+        self.plane.enable_ring(self.id, index, enabled);
     }
 
     fn ring_stopped(&mut self, index: u16) -> u16 {
@@ -457,7 +465,7 @@ impl Device for PortDevice {
             return;
         }
         self.announced = Some(now);
-        self.plane.send(Command::Inject(self.id, rarp_announcement(Mac(mac)).to_vec()));
+        self.plane.inject(self.id, rarp_announcement(Mac(mac)).to_vec());
     }
 }
 

@@ -234,6 +234,15 @@ impl Tap {
         Ok(tap)
     }
 
+    /// A second handle to this queue. What is written through either goes the same way; frames that are read are
+    /// divided between them.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub fn try_clone(&self) -> io::Result<Tap> {
+        Ok(Tap { fd: self.fd.try_clone()?, name: self.name.clone(), ..*self })
+    }
+
     /// Takes over a queue that another program opened and attached, and makes it non-blocking.
     ///
     /// # Errors

@@ -6,6 +6,7 @@
 //! | [`forwarding`] | which frame goes where, unharmed, whatever was negotiated; counters add up |
 //! | [`lifecycle`] | coming and going: reconnects, restarts, signals, memory and ring changes, inherited sockets |
 //! | [`restart`] | a switch killed under load, with every kind of ring |
+//! | [`workers`] | queue pairs of one machine on several threads |
 //! | [`hostile`] | front ends and guests that break the rules harm only themselves |
 //! | [`bad_input`] | what cannot work is refused with one line that says what to do |
 //! | [`dpdk`] | our driver half against DPDK's `net_vhost` (needs Debian's dpdk-dev) |
@@ -25,3 +26,4 @@ mod lifecycle;
 mod process;
 mod raw;
 mod restart;
+mod workers;

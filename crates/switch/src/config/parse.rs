@@ -389,7 +389,8 @@ fn parse_tap(fields: &mut Fields<'_>) -> Option<TapConfig> {
     let tap = tap.map(|(_, name)| TapSource::Name { name, existing: existing.map(|(_, existing)| existing) });
     let fd = fields.descriptor().map(TapSource::Fd);
     let offloads = fields.boolean("offloads").is_none_or(|(_, on)| on);
-    Some(TapConfig { source: tap.or(fd)?, offloads })
+    let queues = fields.number("queues", 1..=MAX_WORKERS.into()).map(|(_, queues)| queues);
+    Some(TapConfig { source: tap.or(fd)?, offloads, queues })
 }
 
 /// The name of a port that gives none.

@@ -7,6 +7,7 @@ control = "/run/ringferry/control.sock"
 mac_age_seconds = 60
 mac_table_size = 1024
 poll_microseconds = 20
+workers = 3
 
 [[port]]
 name = "vm0"
@@ -32,6 +33,7 @@ kind = "tap"
 tap = "rf0"
 existing = true
 offloads = false
+queues = 4
 
 [[port]]
 kind = "tap"
@@ -64,7 +66,12 @@ fn every_key_is_read() {
     assert_eq!(config.control.as_deref(), Some(Path::new("/run/ringferry/control.sock")));
     assert_eq!(
         config.switch,
-        SwitchConfig { mac_age_seconds: 60, mac_table_size: 1024, poll_microseconds: Some(20) }
+        SwitchConfig {
+            mac_age_seconds: 60,
+            mac_table_size: 1024,
+            poll_microseconds: Some(20),
+            workers: Some(3)
+        }
     );
     let names: Vec<_> = config.ports.iter().map(|port| port.name.as_str()).collect();
     assert_eq!(names, ["vm0", "vm1", "fd5", "rf0", "fd7"]);
@@ -85,8 +92,14 @@ fn every_key_is_read() {
     assert_eq!(endpoint(&config.ports[1]), VhostUserEndpoint::Activation("vm1".into()));
     assert_eq!(endpoint(&config.ports[2]), VhostUserEndpoint::Fd(5));
     let existing = TapSource::Name { name: "rf0".into(), existing: Some(true) };
-    assert_eq!(config.ports[3].kind, PortKind::Tap(TapConfig { source: existing, offloads: false }));
-    assert_eq!(config.ports[4].kind, PortKind::Tap(TapConfig { source: TapSource::Fd(7), offloads: true }));
+    assert_eq!(
+        config.ports[3].kind,
+        PortKind::Tap(TapConfig { source: existing, offloads: false, queues: Some(4) })
+    );
+    assert_eq!(
+        config.ports[4].kind,
+        PortKind::Tap(TapConfig { source: TapSource::Fd(7), offloads: true, queues: None })
+    );
 }
 
 #[test]
@@ -305,7 +318,7 @@ fn flags_say_the_same_as_a_file() {
         )
         .port_flag("vhost-user-activation:vm1")
         .port_flag("vhost-user-fd:5")
-        .port_flag("tap:rf0,existing=yes,offloads=false")
+        .port_flag("tap:rf0,existing=yes,offloads=false,queues=4")
         .port_flag("tap-fd:7")
         .build()
         .unwrap();

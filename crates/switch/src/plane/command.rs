@@ -1,4 +1,4 @@
-//! What the control plane asks of a worker, and how it reaches it.
+//! What the control plane asks of the workers, and how it reaches them.
 //!
 //! A command travels through a channel and is carried out between two bursts; an eventfd wakes a
 //! worker that sleeps. Commands that take something away from the worker (a ring, a port) carry a
@@ -19,9 +19,11 @@ use ringferry_sys::interrupt::Target;
 use ringferry_sys::tap::Tap;
 use ringferry_virtio_net::Features;
 
+use super::crossing::{Crossing, Doorbell};
+use super::shared::PortShared;
 use super::worker::{BELL, Worker};
 use crate::config::SwitchConfig;
-use crate::counters::{PortCounters, WorkerCounters};
+use crate::counters::{PortCounters, PortTotals, WorkerCounters};
 use crate::fdb::PortId;
 use crate::snapshot::FdbSnapshot;
 
@@ -72,9 +74,9 @@ pub struct Inspection {
 /// One thing to do between two bursts.
 pub enum Command {
     /// Serve a port of this name for virtual machines; its rings come with [`Command::StartRing`].
-    AddGuest(PortId, String, Arc<PortCounters>),
-    /// Serve a tap as the port of this name.
-    AddTap(PortId, String, Arc<PortCounters>, Tap),
+    AddGuest(PortId, String, Arc<PortCounters>, Arc<PortShared>),
+    /// Serve a tap as the port of this name, and read it if so told.
+    AddTap(PortId, String, Arc<PortCounters>, Tap, bool),
     /// Serve a ring of a port.
     StartRing(PortId, Box<RingStart>),
     /// Let go of a ring and say where it stands.
@@ -93,9 +95,15 @@ pub enum Command {
     Stop,
 }
 
-/// The control plane's end of a running worker.
+/// The control plane's end of the running workers. Dropping it ends them.
 #[derive(Debug)]
 pub struct Plane {
+    workers: Vec<Hand>,
+}
+
+/// The control plane's end of one of them.
+#[derive(Debug)]
+struct Hand {
     commands: Sender<Command>,
     bell: EventFd,
     counters: Arc<WorkerCounters>,
@@ -116,13 +124,120 @@ pub(super) struct Inbox {
 }
 
 impl Plane {
-    /// Starts a worker without ports.
+    /// Starts the workers, without ports.
     ///
     /// # Errors
     /// No descriptors or no thread to be had.
     pub fn start(config: &SwitchConfig) -> io::Result<Plane> {
+        let bells = (0..config.workers()).map(|_| EventFd::new()).collect::<io::Result<Vec<_>>>()?;
+        let doorbells = bells.iter().map(|bell| Ok(Arc::new(Doorbell::new(bell.try_clone()?))));
+        let doorbells = doorbells.collect::<io::Result<Vec<_>>>()?;
+        let workers = bells.into_iter().zip(Crossing::mesh(&doorbells));
+        let workers =
+            workers.enumerate().map(|(number, (bell, crossing))| Hand::start(config, number, bell, crossing));
+        Ok(Plane { workers: workers.collect::<io::Result<_>>()? })
+    }
+
+    /// How many workers there are.
+    pub fn workers(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// What each worker counts about itself.
+    pub fn counters(&self) -> impl Iterator<Item = &WorkerCounters> {
+        self.workers.iter().map(|worker| &*worker.counters)
+    }
+
+    /// The worker that owns a queue, by its index in the device.
+    fn owner(&self, index: u16) -> &Hand {
+        &self.workers[usize::from(index / 2) % self.workers.len()]
+    }
+
+    /// Serves a port for virtual machines.
+    pub fn add_guest(&self, id: PortId, name: &str, totals: &PortTotals, shared: &Arc<PortShared>) {
+        for (number, worker) in self.workers.iter().enumerate() {
+            let counters = totals.of(number);
+            worker.send(Command::AddGuest(id, name.to_owned(), counters, Arc::clone(shared)));
+        }
+    }
+
+    /// Serves a tap: its queues, at most one per worker, in order. A worker without one writes to another's.
+    ///
+    /// # Errors
+    /// No descriptors are left, or there is no queue.
+    pub fn add_tap(&self, id: PortId, name: &str, totals: &PortTotals, queues: Vec<Tap>) -> io::Result<()> {
+        let further = (queues.len()..self.workers.len()).map(|number| {
+            let shared = number.checked_rem(queues.len()).ok_or(io::ErrorKind::InvalidInput)?;
+            Ok((queues[shared].try_clone()?, false))
+        });
+        let further = further.collect::<io::Result<Vec<_>>>()?;
+        let queues = queues.into_iter().map(|tap| (tap, true)).chain(further);
+        for ((number, worker), (tap, read)) in self.workers.iter().enumerate().zip(queues) {
+            worker.send(Command::AddTap(id, name.to_owned(), totals.of(number), tap, read));
+        }
+        Ok(())
+    }
+
+    /// Serves a ring of a port.
+    pub fn start_ring(&self, port: PortId, start: RingStart) {
+        self.owner(start.index).send(Command::StartRing(port, Box::new(start)));
+    }
+
+    /// Lets packets flow through a ring, or not.
+    pub fn enable_ring(&self, port: PortId, index: u16, enabled: bool) {
+        self.owner(index).send(Command::EnableRing(port, index, enabled));
+    }
+
+    /// Signals the guest of a ring through this from now on.
+    pub fn set_call(&self, port: PortId, index: u16, call: Option<EventFd>) {
+        self.owner(index).send(Command::SetCall(port, index, call));
+    }
+
+    /// Forgets the addresses learnt behind a port: its guest has gone.
+    pub fn forget(&self, port: PortId) {
+        self.workers.iter().for_each(|worker| worker.send(Command::Forget(port)));
+    }
+
+    /// Forwards a frame as if it had come from a port.
+    pub fn inject(&self, port: PortId, frame: Vec<u8>) {
+        self.workers[0].send(Command::Inject(port, frame));
+    }
+
+    /// Takes a ring away from its worker; returns where it stands ([`Device::base`]), or `None` when the worker did not have
+    /// that ring.
+    pub fn stop_ring(&self, port: PortId, index: u16) -> Option<u16> {
+        self.owner(index).ask(|reply| Command::StopRing(port, index, reply))
+    }
+
+    /// To be called about once a second: gets workers going that have made no round since, although they do not sleep.
+    /// `rounds` is between the calls whatever this leaves in it; empty at first.
+    pub fn watch(&self, rounds: &mut Vec<u64>) {
+        rounds.resize(self.workers.len(), 0);
+        for (worker, before) in self.workers.iter().zip(rounds) {
+            *before = worker.watch(*before);
+        }
+    }
+
+    /// The state of every ring and of the forwarding database: an address is where it was seen last by any worker.
+    pub fn inspect(&self, names: &[String]) -> Inspection {
+        let mut all = Inspection::default();
+        for worker in &self.workers {
+            let one = worker.ask(|reply| Command::Inspect(names.to_vec(), reply)).unwrap_or_default();
+            all.queues.extend(one.queues);
+            all.fdb.merge(one.fdb);
+        }
+        all
+    }
+
+    /// Whether a worker has ended by itself, which it only does if it panicked.
+    pub fn is_dead(&self) -> bool {
+        self.workers.iter().any(|worker| worker.thread.as_ref().is_none_or(JoinHandle::is_finished))
+    }
+}
+
+impl Hand {
+    fn start(config: &SwitchConfig, number: usize, bell: EventFd, crossing: Crossing) -> io::Result<Hand> {
         let (commands, receiver) = channel();
-        let bell = EventFd::new()?;
         let inbox = Inbox { commands: receiver, bell: bell.try_clone()? };
         let counters = Arc::new(WorkerCounters::default());
         let epoll = Epoll::new()?;
@@ -137,20 +252,15 @@ impl Plane {
             let (counters, target) = (Arc::clone(&counters), Arc::clone(&target));
             let run = move || {
                 target.get_or_init(Target::current);
-                Worker::new(&config, inbox, epoll, seed, counters).run();
+                Worker::new(&config, inbox, crossing, epoll, seed, counters).run();
             };
-            std::thread::Builder::new().name("ringferry-worker".into()).spawn(run)?
+            std::thread::Builder::new().name(format!("ringferry-{number}")).spawn(run)?
         };
-        Ok(Plane { commands, bell, counters, target, thread: Some(thread) })
-    }
-
-    /// What the worker counts about itself.
-    pub fn counters(&self) -> &WorkerCounters {
-        &self.counters
+        Ok(Hand { commands, bell, counters, target, thread: Some(thread) })
     }
 
     /// Asks for something that needs no answer.
-    pub fn send(&self, command: Command) {
+    fn send(&self, command: Command) {
         // A worker that is gone has let go of everything, which is all a command could want.
         let _ = self.commands.send(command);
         let _ = self.bell.signal();
@@ -175,33 +285,17 @@ impl Plane {
         }
     }
 
-    /// To be called about once a second, with how many rounds the worker had made by then: gets it going
-    /// if it has made none since, although it does not sleep. Returns the number for the next time.
-    pub fn watch(&self, rounds_before: u64) -> u64 {
+    /// See [`Plane::watch`].
+    fn watch(&self, rounds_before: u64) -> u64 {
         let rounds = self.counters.polls.get();
         if rounds == rounds_before && !self.counters.asleep.load(Ordering::Relaxed) {
             self.interrupt();
         }
         rounds
     }
-
-    /// Takes a ring away from the worker; returns where it stands ([`Device::base`]), or `None` when the worker did not have that ring.
-    pub fn stop_ring(&self, port: PortId, index: u16) -> Option<u16> {
-        self.ask(|reply| Command::StopRing(port, index, reply))
-    }
-
-    /// The state of every ring and of the forwarding database.
-    pub fn inspect(&self, names: Vec<String>) -> Inspection {
-        self.ask(|reply| Command::Inspect(names, reply)).unwrap_or_default()
-    }
-
-    /// Whether the worker has ended by itself, which it only does if it panicked.
-    pub fn is_dead(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
-    }
 }
 
-impl Drop for Plane {
+impl Drop for Hand {
     fn drop(&mut self) {
         self.send(Command::Stop);
         let Some(thread) = self.thread.take() else { return };

@@ -3,6 +3,8 @@
 use ringferry_packet::ether;
 use ringferry_packet::frame::Burst;
 
+use super::crossing::Crossing;
+use super::moment::Moment;
 use super::port::Port;
 use crate::counters::DropReason;
 use crate::fdb::{Fdb, PortId};
@@ -38,7 +40,8 @@ impl Forwarder {
         burst: &Burst<'_>,
         ports: &mut [Option<Port>],
         fdb: &mut Fdb,
-        now: u32,
+        crossing: &mut Crossing,
+        now: &Moment,
     ) {
         self.to.clear();
         self.outputs.clear();
@@ -50,8 +53,10 @@ impl Forwarder {
                 self.to.push(To::Nowhere);
                 continue;
             };
-            fdb.learn(src, from, now);
-            let to = match fdb.lookup(dst, now) {
+            if fdb.learn(src, from, now.seconds) {
+                crossing.tell(src, from);
+            }
+            let to = match fdb.lookup(dst, now.seconds) {
                 Some(port) if !dst.is_multicast() => {
                     if port == from {
                         To::Nowhere
@@ -89,14 +94,15 @@ impl Forwarder {
             if frames == 0 {
                 continue;
             }
-            port.expect(frames);
+            port.expect(frames, crossing);
             for (frame, to) in burst.frames().iter().zip(&self.to) {
                 if mine(to) {
-                    port.deliver(burst, frame, &mut self.scratch);
+                    port.deliver(burst, frame, &mut self.scratch, crossing, now);
                 }
             }
             port.flush();
         }
+        crossing.flush();
     }
 }
 

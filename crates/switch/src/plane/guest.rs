@@ -1,17 +1,24 @@
-//! The queues of a virtual machine, as the worker owns them.
+//! The queues of a virtual machine, as a worker owns them: those of every pair that is its own.
+//!
+//! Any worker may have a frame for the machine. Which pair it goes to says the [`Steering`], the same for all workers; a frame for
+//! another worker's pair crosses to that worker.
 
 use std::sync::Arc;
 
 use ringferry_memory::{Area, GuestMemory, ReadSlice};
+use ringferry_packet::flow::flow_hash;
 use ringferry_packet::frame::{Burst, Frame};
-use ringferry_packet::parse::flow_hash;
 use ringferry_packet::vnet::{Header, Offloads};
 use ringferry_ring::{Device, Fault};
 use ringferry_sys::eventfd::EventFd;
-use ringferry_virtio_net::device::{Receiveq, Refused, Rejected, Transmitq};
+use ringferry_virtio_net::device::{Receiveq, Refused, Rejected, Steering, Transmitq};
 
 use super::command::RingStart;
-use crate::counters::{DropReason, PortCounters};
+use super::crossing::Crossing;
+use super::moment::Moment;
+use super::shared::{PortShared, Ready};
+use crate::counters::{DropReason, PairCounters, PortCounters};
+use crate::fdb::PortId;
 use crate::quiet::Limit;
 
 /// What both kinds of queue have.
@@ -27,9 +34,10 @@ pub(super) struct Common {
 
 impl Common {
     /// Calls the guest. An event that does not work is used no more: the guest has to poll.
-    pub(super) fn ring_call(&mut self, port: &str, counters: &PortCounters) {
+    pub(super) fn ring_call(&mut self, port: &str, counters: &PortCounters, pair: &PairCounters) {
         let Some(call) = &self.call else { return };
         counters.calls.add(1);
+        pair.calls.add(1);
         if let Err(error) = call.signal() {
             tracing::warn!(port, "the call event does not work and is used no more: {error}");
             self.call = None;
@@ -64,16 +72,21 @@ pub(super) struct TxQueue {
 pub(super) struct RxQueue {
     pub(super) queue: Receiveq<Area>,
     pub(super) common: Common,
-    /// Frames were delivered that the guest has not been shown.
-    dirty: bool,
+    /// Frames that were delivered and that the guest has not been shown, and their bytes.
+    unseen: (u64, u64),
+    /// Frames that found no buffers meanwhile.
+    dropped: u64,
 }
 
-/// A virtual machine's port. Index `i` of either vector is queue pair `i`.
+/// A virtual machine's port. Index `i` of either vector is queue pair `i`; there are rings only of this worker's pairs.
 pub(super) struct Guest {
+    id: PortId,
     pub(super) tx: Vec<Option<TxQueue>>,
     pub(super) rx: Vec<Option<RxQueue>>,
-    /// Receiveqs that can be delivered to, by pair.
-    ready: Vec<u16>,
+    pub(super) shared: Arc<PortShared>,
+    /// What `steering` and `offloads` were made from.
+    ready: Ready,
+    steering: Steering,
     /// One line about a broken queue per interval: a guest may break, reset and break it again;
     /// `ring_errors` counts them all.
     pub(super) limit: Limit,
@@ -81,15 +94,29 @@ pub(super) struct Guest {
     offloads: Offloads,
 }
 
+/// What became of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Delivered {
+    /// The guest has it.
+    Here,
+    /// Another worker has it, who counts it.
+    Away,
+}
+
 impl Guest {
     /// A port without rings.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(id: PortId, shared: Arc<PortShared>) -> Self {
+        let mut steering = Steering::automatic(Arc::clone(&shared.flows));
+        steering.set_ready([]);
         Self {
+            id,
             tx: Vec::new(),
             rx: Vec::new(),
-            ready: Vec::new(),
+            ready: Ready::default(),
+            steering,
             limit: Limit::new(1),
-            offloads: Offloads::empty(),
+            offloads: Offloads::all(),
+            shared,
         }
     }
 
@@ -97,28 +124,28 @@ impl Guest {
     pub(super) fn start(&mut self, start: RingStart) {
         let RingStart { index, ring, memory, features, enabled, kick, call, err } = start;
         let common = Common { memory, enabled, kick, call, err, reported: false };
-        let pair = usize::from(index / 2);
-        self.offloads = features.guest_offloads();
+        let pair = index / 2;
         if index.is_multiple_of(2) {
-            let queue = RxQueue { queue: Receiveq::new(ring, features), common, dirty: false };
-            put(&mut self.rx, pair, queue);
+            let queue = RxQueue { queue: Receiveq::new(ring, features), common, unseen: (0, 0), dropped: 0 };
+            put(&mut self.rx, pair.into(), queue);
+            self.say_ready(pair);
         } else {
             let queue = TxQueue { queue: Transmitq::new(ring, features), common, seen: Rejected::default() };
-            put(&mut self.tx, pair, queue);
+            put(&mut self.tx, pair.into(), queue);
         }
-        self.update_ready();
     }
 
     /// Lets go of a ring; returns where it stands.
     pub(super) fn stop(&mut self, index: u16) -> Option<u16> {
-        let pair = usize::from(index / 2);
-        let base = if index.is_multiple_of(2) {
-            self.rx.get_mut(pair)?.take()?.queue.ring().base()
+        let pair = index / 2;
+        let at = usize::from(pair);
+        if index.is_multiple_of(2) {
+            let base = self.rx.get_mut(at)?.take()?.queue.ring().base();
+            self.say_ready(pair);
+            Some(base)
         } else {
-            self.tx.get_mut(pair)?.take()?.queue.ring().base()
-        };
-        self.update_ready();
-        Some(base)
+            Some(self.tx.get_mut(at)?.take()?.queue.ring().base())
+        }
     }
 
     /// The common part of a ring.
@@ -135,19 +162,53 @@ impl Guest {
     pub(super) fn enable(&mut self, index: u16, enabled: bool) {
         if let Some(common) = self.common(index) {
             common.enabled = enabled;
+            if index.is_multiple_of(2) {
+                self.say_ready(index / 2);
+            }
         }
-        self.update_ready();
     }
 
-    fn update_ready(&mut self) {
-        let usable = |queue: &Option<RxQueue>| queue.as_ref().is_some_and(|queue| queue.common.enabled);
-        let pairs = (0u16..).zip(&self.rx).filter(|(_, queue)| usable(queue));
-        self.ready = pairs.map(|(pair, _)| pair).collect();
+    /// Tells all workers whether a pair of this one can be delivered to.
+    fn say_ready(&self, pair: u16) {
+        let queue = self.rx.get(usize::from(pair)).and_then(Option::as_ref);
+        self.shared.set_ready(pair, queue.is_some_and(|queue| queue.common.enabled));
     }
 
-    /// What the driver takes. Without a driver anything, as no work should go into what is dropped.
+    /// Takes note of what the port's pairs and features are now; cheap when nothing has changed. Before each burst.
+    #[inline]
+    fn look(&mut self, crossing: &Crossing) {
+        let ready = self.shared.ready();
+        if ready != self.ready {
+            self.changed(ready, crossing);
+        }
+    }
+
+    #[cold]
+    fn changed(&mut self, ready: Ready, crossing: &Crossing) {
+        self.ready = ready;
+        self.steering.set_ready(ready.pairs());
+        self.steering.prefer(|pair| crossing.owner(pair) == crossing.me());
+        let features = self.shared.features();
+        let none = self.steering.ready().is_empty();
+        // Without a driver anything, as no work should go into what is dropped.
+        self.offloads = if none { Offloads::all() } else { features.guest_offloads() };
+    }
+
+    /// What the driver takes.
+    #[inline]
     pub(super) fn offloads(&self) -> Offloads {
-        if self.ready.is_empty() { Offloads::all() } else { self.offloads }
+        self.offloads
+    }
+
+    /// Remembers where the guest sends the flows of a burst from, if it matters.
+    #[inline]
+    pub(super) fn learn(&mut self, pair: u16, burst: &Burst<'_>, crossing: &Crossing, now: &Moment) {
+        self.look(crossing);
+        if self.steering.learns() {
+            for frame in burst.frames() {
+                self.steering.learn(flow_hash(frame.prefix()), pair, now.micros());
+            }
+        }
     }
 
     /// Every ring with its index.
@@ -161,41 +222,46 @@ impl Guest {
 
     /// Announces about how many frames follow for this port.
     #[inline]
-    pub(super) fn expect(&mut self, frames: usize) {
-        for &pair in &self.ready {
-            if let Some(queue) = &mut self.rx[usize::from(pair)] {
-                queue.queue.expect(frames);
-            }
+    pub(super) fn expect(&mut self, frames: usize, crossing: &Crossing) {
+        self.look(crossing);
+        for queue in self.rx.iter_mut().flatten().filter(|queue| queue.common.enabled) {
+            queue.queue.expect(frames);
         }
     }
 
-    /// The receiveq for a frame that starts with `prefix`: stable for a flow.
-    #[inline]
-    fn pick(&mut self, prefix: &[u8]) -> Option<&mut RxQueue> {
-        let pair = match self.ready[..] {
-            [] => return None,
-            [only] => only,
-            ref many => many[flow_hash(prefix) as usize % many.len()],
-        };
-        self.rx[usize::from(pair)].as_mut()
-    }
-
-    /// Copies a frame into the guest's buffers.
+    /// Copies a frame of `len` bytes into the guest's buffers, or hands it to the worker who does.
     #[inline]
     pub(super) fn deliver(
         &mut self,
         header: Header,
         first: &[u8],
         rest: &[ReadSlice<'_>],
-    ) -> Result<(), DropReason> {
-        let queue = self.pick(first).ok_or(DropReason::LinkDown)?;
+        len: u64,
+        crossing: &mut Crossing,
+        now: &Moment,
+    ) -> Result<Delivered, DropReason> {
+        let pair = match self.steering.ready() {
+            [] => return Err(DropReason::LinkDown),
+            [only] => *only,
+            _ => self.steering.choose(first, now.micros()).0.ok_or(DropReason::LinkDown)?,
+        };
+        let owner = crossing.owner(pair);
+        if owner != crossing.me() {
+            return crossing.send(owner, self.id, header, first, rest).map(|()| Delivered::Away);
+        }
+        let queue = self.rx.get_mut(usize::from(pair)).and_then(Option::as_mut);
+        let queue = queue.ok_or(DropReason::LinkDown)?;
         let mut translator = queue.common.memory.translator();
         match queue.queue.deliver(&mut translator, header, first, rest) {
             Ok(()) => {
-                queue.dirty = true;
-                Ok(())
+                queue.unseen.0 += 1;
+                queue.unseen.1 += len;
+                Ok(Delivered::Here)
             }
-            Err(Refused::NoBuffers) => Err(DropReason::NoReceiveBuffers),
+            Err(Refused::NoBuffers) => {
+                queue.dropped += 1;
+                Err(DropReason::NoReceiveBuffers)
+            }
             Err(Refused::TooBig) => Err(DropReason::TxTooBig),
             Err(Refused::Broken) => Err(DropReason::LinkDown),
         }
@@ -204,11 +270,20 @@ impl Guest {
     /// Shows the guest what was delivered, and calls it if it wants.
     #[inline]
     pub(super) fn flush(&mut self, port: &str, counters: &PortCounters) {
-        for queue in self.rx.iter_mut().flatten() {
+        for (pair, queue) in self.shared.pairs.iter().zip(&mut self.rx) {
+            let Some(queue) = queue else { continue };
             // Also a queue that took nothing may hold chains it looked at.
             let call = queue.queue.flush();
-            if std::mem::take(&mut queue.dirty) && call {
-                queue.common.ring_call(port, counters);
+            if queue.dropped > 0 {
+                pair.tx_dropped.add(std::mem::take(&mut queue.dropped));
+            }
+            let (packets, bytes) = std::mem::take(&mut queue.unseen);
+            if packets > 0 {
+                pair.tx_packets.add(packets);
+                pair.tx_bytes.add(bytes);
+                if call {
+                    queue.common.ring_call(port, counters, pair);
+                }
             }
             if let Some(fault) = queue.queue.ring().fault() {
                 queue.common.report(fault, "receiveq", &mut self.limit, port, counters);
@@ -227,12 +302,15 @@ impl TxQueue {
         max: usize,
         burst: &mut Burst<'m>,
         counters: &PortCounters,
+        pair: &PairCounters,
     ) -> (usize, bool) {
         let taken = self.queue.poll(memory, max, burst);
         if taken > 0 {
             let bytes: u64 = burst.frames().iter().map(|frame: &Frame| u64::from(frame.len)).sum();
             counters.rx_packets.add(taken as u64);
             counters.rx_bytes.add(bytes);
+            pair.rx_packets.add(taken as u64);
+            pair.rx_bytes.add(bytes);
             let now = self.queue.rejected();
             if now != self.seen {
                 let drops = &counters.drops;
@@ -251,9 +329,15 @@ impl TxQueue {
 
     /// Gives the guest its buffers back.
     #[inline]
-    pub(super) fn complete(&mut self, limit: &mut Limit, port: &str, counters: &PortCounters) {
+    pub(super) fn complete(
+        &mut self,
+        limit: &mut Limit,
+        port: &str,
+        counters: &PortCounters,
+        pair: &PairCounters,
+    ) {
         if self.queue.complete() {
-            self.common.ring_call(port, counters);
+            self.common.ring_call(port, counters, pair);
         }
         if let Some(fault) = self.queue.ring().fault() {
             self.common.report(fault, "transmitq", limit, port, counters);

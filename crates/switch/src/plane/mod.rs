@@ -1,23 +1,35 @@
-//! The data plane: one worker thread that owns every queue it serves.
+//! The data plane: worker threads, each of which owns the queues it serves.
+//!
+//! Queue pair `p` of every port belongs to worker `p` modulo their number, and so does queue `p` of a tap. A frame from a
+//! queue of one worker to a queue of another crosses between them; where a port has a queue of the same worker, it
+//! goes there, unless the guest sends that flow elsewhere.
 //!
 //! | file | idea |
 //! |---|---|
 //! | `worker` | the loop: poll what is active, arm what is idle, sleep when nothing is active |
 //! | `port` | a port as the worker sees it, and the two kinds of it |
 //! | `guest` | the queues of a virtual machine |
+//! | `shared` | what all workers know of a virtual machine's port |
 //! | `tap` | the host's network stack behind a tap |
 //! | `forward` | where each frame of a burst goes |
 //! | `software` | offloads a receiver lacks, done here |
+//! | `crossing` | what goes from worker to worker |
+//! | `moment` | the time of a burst |
 //! | `command` | what the control plane asks a worker to do, between bursts |
 //!
 //! Nothing here takes a lock or allocates per packet, and nothing waits but the worker, in epoll.
 
 pub mod command;
+mod crossing;
 mod forward;
 mod guest;
+mod moment;
 mod port;
+mod shared;
 mod software;
 mod tap;
 mod worker;
 
-pub use command::{Command, Plane, QueueState, RingStart};
+pub use command::{Plane, QueueState, RingStart};
+pub(crate) use shared::PAIRS;
+pub use shared::PortShared;

@@ -6,10 +6,12 @@ use ringferry_memory::ReadSlice;
 use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::vnet::{Header, Offloads};
 
-use super::guest::Guest;
+use super::crossing::Crossing;
+use super::guest::{Delivered, Guest};
+use super::moment::Moment;
 use super::software;
 use super::tap::TapPort;
-use crate::counters::{DropReason, PortCounters};
+use crate::counters::PortCounters;
 
 /// What is plugged in.
 pub(super) enum Kind {
@@ -36,38 +38,60 @@ impl Port {
 
     /// Announces about how many frames follow until [`Port::flush`].
     #[inline]
-    pub(super) fn expect(&mut self, frames: usize) {
+    pub(super) fn expect(&mut self, frames: usize, crossing: &Crossing) {
         if let Kind::Guest(guest) = &mut self.kind {
-            guest.expect(frames);
+            guest.expect(frames, crossing);
         }
     }
 
     /// Sends a frame out of this port, doing in software what its receiver cannot. Counts what
     /// becomes of it.
     #[inline]
-    pub(super) fn deliver(&mut self, burst: &Burst<'_>, frame: &Frame, scratch: &mut Vec<u8>) {
+    pub(super) fn deliver(
+        &mut self,
+        burst: &Burst<'_>,
+        frame: &Frame,
+        scratch: &mut Vec<u8>,
+        crossing: &mut Crossing,
+        now: &Moment,
+    ) {
         let accepts = self.offloads();
-        let Port { kind, counters, .. } = self;
         if accepts.accepts(&frame.header) {
-            match put(kind, frame.header, frame.prefix(), burst.rest(frame)) {
-                Ok(()) => {
-                    counters.tx_packets.add(1);
-                    counters.tx_bytes.add(u64::from(frame.len));
-                }
-                Err(reason) => counters.drops.add(reason, 1),
-            }
+            self.put(frame.header, frame.prefix(), burst.rest(frame), crossing, now);
             return;
         }
-        let (packets, bytes) = software::deliver(
-            burst,
-            frame,
-            accepts,
-            scratch,
-            |header, first, rest| put(kind, header, first, rest),
-            |reason| counters.drops.add(reason, 1),
-        );
-        counters.tx_packets.add(packets);
-        counters.tx_bytes.add(bytes);
+        let result = software::deliver(burst, frame, accepts, scratch, |header, first, rest| {
+            self.put(header, first, rest, crossing, now);
+        });
+        if let Err(reason) = result {
+            self.counters.drops.add(reason, 1);
+        }
+    }
+
+    /// Sends a frame that the receiver takes as it is.
+    #[inline]
+    pub(super) fn put(
+        &mut self,
+        header: Header,
+        first: &[u8],
+        rest: &[ReadSlice<'_>],
+        crossing: &mut Crossing,
+        now: &Moment,
+    ) {
+        let Port { kind, counters, .. } = self;
+        let len = (first.len() + rest.iter().map(ReadSlice::len).sum::<usize>()) as u64;
+        let delivered = match kind {
+            Kind::Guest(guest) => guest.deliver(header, first, rest, len, crossing, now),
+            Kind::Tap(tap) => tap.deliver(header, first, rest).map(|()| Delivered::Here),
+        };
+        match delivered {
+            Ok(Delivered::Here) => {
+                counters.tx_packets.add(1);
+                counters.tx_bytes.add(len);
+            }
+            Ok(Delivered::Away) => {}
+            Err(reason) => counters.drops.add(reason, 1),
+        }
     }
 
     /// Shows the receiver what was delivered.
@@ -76,13 +100,5 @@ impl Port {
         if let Kind::Guest(guest) = &mut self.kind {
             guest.flush(&self.name, &self.counters);
         }
-    }
-}
-
-#[inline]
-fn put(kind: &mut Kind, header: Header, first: &[u8], rest: &[ReadSlice<'_>]) -> Result<(), DropReason> {
-    match kind {
-        Kind::Guest(guest) => guest.deliver(header, first, rest),
-        Kind::Tap(tap) => tap.deliver(header, first, rest),
     }
 }

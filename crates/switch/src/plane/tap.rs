@@ -28,6 +28,7 @@ pub(super) struct TapPort {
 }
 
 impl TapPort {
+    /// A tap of which bursts of up to so many frames are read: 0 if another worker does that.
     pub(super) fn new(tap: Tap, burst: usize) -> Self {
         let has = |offload| tap.offloads().contains(offload);
         let mut offloads = Offloads::empty();

@@ -1,4 +1,4 @@
-//! The worker: one thread that moves packets between the queues it owns.
+//! A worker: one thread that moves packets between the queues it owns.
 //!
 //! A queue that packets come from is either *active* (polled each round, its notifications off) or
 //! *armed* (notifications on, its descriptor watched, costing nothing). Whatever is found in an
@@ -19,12 +19,14 @@ use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::spin::{Idle, Spin};
 
 use super::command::{Command, Inbox, Inspection, QueueState, RingStart};
+use super::crossing::{Crossing, Message, Parcel};
 use super::forward::Forwarder;
 use super::guest::{Guest, TxQueue};
+use super::moment::Moment;
 use super::port::{Kind, Port};
 use super::tap::{self, TapPort};
 use crate::config::SwitchConfig;
-use crate::counters::{PortCounters, WorkerCounters};
+use crate::counters::{PairCounters, PortCounters, WorkerCounters};
 use crate::fdb::{Fdb, PortId};
 use crate::snapshot::FdbSnapshot;
 
@@ -115,6 +117,9 @@ pub(super) struct Worker {
     /// Lent out while its events are served.
     events: Option<EventBuf>,
     inbox: Inbox,
+    crossing: Crossing,
+    /// Ports that frames which crossed go to, in this round.
+    crossed: Vec<PortId>,
     counters: Arc<WorkerCounters>,
     spin: Spin,
     started: Instant,
@@ -129,6 +134,7 @@ impl Worker {
     pub(super) fn new(
         config: &SwitchConfig,
         inbox: Inbox,
+        crossing: Crossing,
         epoll: Epoll,
         seed: [u64; 2],
         counters: Arc<WorkerCounters>,
@@ -142,6 +148,8 @@ impl Worker {
             epoll,
             events: None,
             inbox,
+            crossing,
+            crossed: Vec::new(),
             counters,
             spin: Spin::new(
                 config.poll_microseconds.map_or(POLL, |micros| Duration::from_micros(micros.into())),
@@ -188,7 +196,7 @@ impl Worker {
 
     /// Polls every active source once; whether anything moved.
     fn round(&mut self) -> bool {
-        let mut moved = false;
+        let mut moved = self.poll_crossing();
         let mut at = 0;
         while let Some(&Active { source, empty }) = self.active.get(at) {
             let polled = match source {
@@ -206,9 +214,45 @@ impl Worker {
         moved
     }
 
+    /// Delivers what other workers have for queues of this one.
+    #[inline]
+    fn poll_crossing(&mut self) -> bool {
+        let mut moved = false;
+        for _ in 0..BURST {
+            let Some((from, message)) = self.crossing.receive() else { break };
+            moved = true;
+            match message {
+                Message::Frame(Parcel { port, header, frame }) => {
+                    let now = Moment::new(self.started, self.now);
+                    if let Some(Some(to)) = self.ports.get_mut(usize::from(port.0)) {
+                        if !self.crossed.contains(&port) {
+                            self.crossed.push(port);
+                            to.expect(1, &self.crossing);
+                        }
+                        to.put(header, &frame, &[], &mut self.crossing, &now);
+                    }
+                    self.crossing.give_back(from, frame);
+                }
+                Message::Learn(mac, port) => {
+                    self.fdb.learn(mac, port, self.now);
+                }
+            }
+        }
+        for port in self.crossed.drain(..) {
+            if let Some(Some(port)) = self.ports.get_mut(usize::from(port.0)) {
+                port.flush();
+            }
+        }
+        if moved {
+            // A pair may have gone to another worker meanwhile, and the frame after it.
+            self.crossing.flush();
+        }
+        moved
+    }
+
     /// Forwards a burst of what a guest sent.
     fn poll_transmitq(&mut self, port: PortId, pair: u16) -> Polled {
-        let Some((queue, counters)) = transmitq(&mut self.ports, port, pair) else {
+        let Some((queue, counters, pairs)) = transmitq(&mut self.ports, port, pair) else {
             return Polled::NOTHING;
         };
         if !queue.queue.ring().has_chains() && queue.queue.ring().fault().is_none() {
@@ -217,17 +261,23 @@ impl Worker {
         // Keeps the memory mapped while frames borrow it, whatever happens to the queue.
         let memory = Arc::clone(&queue.common.memory);
         let mut burst = Burst::reuse(std::mem::take(&mut self.storage));
-        let (taken, forward) = queue.poll(&memory, BURST, &mut burst, counters);
+        let (taken, forward) = queue.poll(&memory, BURST, &mut burst, counters, pairs);
         if forward && !burst.is_empty() {
-            self.forwarder.forward(port, &burst, &mut self.ports, &mut self.fdb, self.now);
+            let now = Moment::new(self.started, self.now);
+            if let Some(guest) = guest(&mut self.ports, port) {
+                guest.learn(pair, &burst, &self.crossing, &now);
+            }
+            let Worker { forwarder, ports, fdb, crossing, .. } = self;
+            forwarder.forward(port, &burst, ports, fdb, crossing, &now);
         }
         self.storage = Burst::reuse(burst);
         if let Some(Some(Port { kind: Kind::Guest(guest), counters, name })) =
             self.ports.get_mut(usize::from(port.0))
-            && let Guest { tx, limit, .. } = guest
+            && let Guest { tx, limit, shared, .. } = guest
             && let Some(Some(queue)) = tx.get_mut(usize::from(pair))
+            && let Some(pair) = shared.pairs.get(usize::from(pair))
         {
-            queue.complete(limit, name, counters);
+            queue.complete(limit, name, counters, pair);
         }
         Polled { moved: taken > 0, exhausted: false }
     }
@@ -240,7 +290,9 @@ impl Worker {
             let lent = tap.lend();
             let mut burst = Burst::reuse(std::mem::take(&mut self.storage));
             tap::frames(&lent.0, &lent.1, &mut burst, counters);
-            self.forwarder.forward(port, &burst, &mut self.ports, &mut self.fdb, self.now);
+            let now = Moment::new(self.started, self.now);
+            let Worker { forwarder, ports, fdb, crossing, .. } = self;
+            forwarder.forward(port, &burst, ports, fdb, crossing, &now);
             self.storage = Burst::reuse(burst);
             if let Some((tap, _)) = tap_port(&mut self.ports, port) {
                 tap.give_back(lent);
@@ -266,7 +318,7 @@ impl Worker {
         match source {
             Source::Tap(_) => true,
             Source::Transmitq(port, pair) => {
-                let Some((queue, _)) = transmitq(&mut self.ports, port, pair) else { return true };
+                let Some((queue, ..)) = transmitq(&mut self.ports, port, pair) else { return true };
                 let kick = queue.common.kick.is_some();
                 let ring = queue.queue.ring();
                 if ring.fault().is_some() {
@@ -299,11 +351,15 @@ impl Worker {
     }
 
     fn sleep(&mut self, timeout: Option<Duration>) {
+        if !self.crossing.about_to_sleep() {
+            return;
+        }
         self.counters.sleeps.add(1);
         let before = Instant::now();
         self.counters.asleep.store(true, Ordering::Relaxed);
         let woken = self.look(timeout);
         self.counters.asleep.store(false, Ordering::Relaxed);
+        self.crossing.awake();
         if woken {
             self.counters.wakeups.add(1);
         }
@@ -340,8 +396,9 @@ impl Worker {
     fn wake(&mut self, source: Source, hangup: bool) {
         match source {
             Source::Transmitq(port, pair) => {
-                let Some((queue, counters)) = transmitq(&mut self.ports, port, pair) else { return };
+                let Some((queue, counters, pairs)) = transmitq(&mut self.ports, port, pair) else { return };
                 counters.kicks.add(1);
+                pairs.kicks.add(1);
                 queue.queue.ring().disable_kicks();
                 let drained = queue.common.kick.as_ref().is_none_or(|kick| kick.drain().is_ok());
                 if !drained {
@@ -364,15 +421,18 @@ impl Worker {
 
     fn execute(&mut self, command: Command) {
         match command {
-            Command::AddGuest(id, name, counters) => {
-                self.add(id, name, counters, Kind::Guest(Guest::new()));
+            Command::AddGuest(id, name, counters, shared) => {
+                self.add(id, name, counters, Kind::Guest(Guest::new(id, shared)));
             }
-            Command::AddTap(id, name, counters, tap) => {
-                if let Err(error) = self.epoll.add(&tap, Source::Tap(id).token(), Interest::READABLE) {
-                    tracing::error!(port = name, "cannot wait for the tap: {error}");
+            Command::AddTap(id, name, counters, tap, read) => {
+                if read {
+                    if let Err(error) = self.epoll.add(&tap, Source::Tap(id).token(), Interest::READABLE) {
+                        tracing::error!(port = name, "cannot wait for the tap: {error}");
+                    }
+                    self.activate(Source::Tap(id));
                 }
-                self.add(id, name, counters, Kind::Tap(TapPort::new(tap, BURST)));
-                self.activate(Source::Tap(id));
+                let burst = if read { BURST } else { 0 };
+                self.add(id, name, counters, Kind::Tap(TapPort::new(tap, burst)));
             }
             Command::StartRing(id, start) => self.start_ring(id, *start),
             Command::StopRing(id, index, reply) => {
@@ -381,6 +441,9 @@ impl Worker {
                 }
             }
             Command::EnableRing(id, index, enabled) => {
+                if !enabled {
+                    self.drain(id, index);
+                }
                 if let Some(guest) = guest(&mut self.ports, id) {
                     guest.enable(index, enabled);
                 }
@@ -398,12 +461,28 @@ impl Worker {
                 let mut builder = burst.build(Header::default(), frame.len() as u32);
                 builder.piece(ReadSlice::from(&frame[..]));
                 builder.finish();
-                self.forwarder.forward(id, &burst, &mut self.ports, &mut self.fdb, self.now);
+                let now = Moment::new(self.started, self.now);
+                let Worker { forwarder, ports, fdb, crossing, .. } = self;
+                forwarder.forward(id, &burst, ports, fdb, crossing, &now);
             }
             Command::Inspect(names, reply) => {
                 let _ = reply.send(self.inspect(&names));
             }
             Command::Stop => self.stop = true,
+        }
+    }
+
+    /// Forwards what a guest had sent on a transmitq before it was disabled: it counts as accepted.
+    fn drain(&mut self, id: PortId, index: u16) {
+        let pair = index / 2;
+        let size = match transmitq(&mut self.ports, id, pair) {
+            Some((queue, ..)) if index % 2 == 1 && queue.common.enabled => queue.queue.ring().size(),
+            _ => return,
+        };
+        for _ in 0..usize::from(size).div_ceil(BURST) {
+            if !self.poll_transmitq(id, pair).moved {
+                break;
+            }
         }
     }
 
@@ -439,9 +518,10 @@ impl Worker {
     fn call(&mut self, id: PortId, index: u16) {
         if let Some(Some(Port { kind: Kind::Guest(guest), name, counters })) =
             self.ports.get_mut(usize::from(id.0))
+            && let Some(pair) = Arc::clone(&guest.shared).pairs.get(usize::from(index / 2))
             && let Some(common) = guest.common(index)
         {
-            common.ring_call(name, counters);
+            common.ring_call(name, counters, pair);
         }
     }
 
@@ -479,10 +559,15 @@ fn guest(ports: &mut [Option<Port>], id: PortId) -> Option<&mut Guest> {
     }
 }
 
-fn transmitq(ports: &mut [Option<Port>], id: PortId, pair: u16) -> Option<(&mut TxQueue, &PortCounters)> {
+fn transmitq(
+    ports: &mut [Option<Port>],
+    id: PortId,
+    pair: u16,
+) -> Option<(&mut TxQueue, &PortCounters, &PairCounters)> {
     match ports.get_mut(usize::from(id.0)) {
-        Some(Some(Port { kind: Kind::Guest(guest), counters, .. })) => {
-            Some((guest.tx.get_mut(usize::from(pair))?.as_mut()?, counters))
+        Some(Some(Port { kind: Kind::Guest(Guest { tx, shared, .. }), counters, .. })) => {
+            let pair = usize::from(pair);
+            Some((tx.get_mut(pair)?.as_mut()?, counters, shared.pairs.get(pair)?))
         }
         _ => None,
     }

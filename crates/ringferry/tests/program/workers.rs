@@ -1,0 +1,279 @@
+//! Several workers: queue pairs of one machine on different threads, and frames that cross between them.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use ringferry_packet::ether::Mac;
+use ringferry_packet::vnet::Header;
+use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::socket::Stream;
+use ringferry_vhost_user::{Connection, RingPlan, Wanted, connect_device};
+use ringferry_virtio_net::Features;
+use ringferry_virtio_net::driver::{Arena, Pair, PairConfig};
+
+use crate::process::{PATIENCE, Place, eventually};
+
+/// A machine with several queue pairs, which it polls.
+struct Wide {
+    connection: Connection,
+    pairs: Vec<Pair>,
+    kicks: Vec<[EventFd; 2]>,
+    mac: Mac,
+    _arena: Arena,
+}
+
+impl Wide {
+    /// Plugs in with `count` pairs, of which the first `enabled` carry packets.
+    fn plug(stream: Stream, number: u8, count: usize, enabled: usize) -> Wide {
+        let wanted = Wanted {
+            features: (Features::DEVICE | Features::MQ).bits(),
+            required: Features::VERSION_1.bits(),
+            protocol: Wanted::NET_PROTOCOL,
+        };
+        let mut connection = connect_device(stream, &wanted).unwrap();
+        connection.frontend().set_timeout(PATIENCE);
+        let features = Features::from_bits_retain(connection.negotiated().features);
+        let config = PairConfig { receive: 256, transmit: 256, ..PairConfig::default() };
+        let mut arena = Arena::new(count * config.arena_bytes(features)).unwrap();
+        let pairs = (0..count).map(|_| Pair::new(&mut arena, features, &config).unwrap());
+        let mut pairs: Vec<_> = pairs.collect();
+        let event = || EventFd::new().unwrap();
+        let kicks: Vec<_> = pairs.iter().map(|_| [event(), event()]).collect();
+        let plans: Vec<_> = pairs
+            .iter()
+            .zip(&kicks)
+            .enumerate()
+            .flat_map(|(number, (pair, kicks))| {
+                pair.queues.iter().zip(kicks).map(move |(queue, kick)| RingPlan {
+                    size: queue.size,
+                    base: None,
+                    desc: queue.desc,
+                    avail: queue.avail,
+                    used: queue.used,
+                    kick: Some(kick.as_fd()),
+                    call: None,
+                    err: None,
+                    enabled: number < enabled,
+                })
+            })
+            .collect();
+        connection.start(&[(arena.region(), arena.fd())], &plans).unwrap();
+        for (pair, kicks) in pairs.iter_mut().zip(&kicks) {
+            if pair.refill() {
+                kicks[0].signal().unwrap();
+            }
+        }
+        Wide { connection, pairs, kicks, mac: crate::frames::mac(number), _arena: arena }
+    }
+
+    /// Switches a pair on or off.
+    fn enable(&mut self, pair: usize, on: bool) {
+        for queue in [2 * pair, 2 * pair + 1] {
+            self.connection.frontend().set_vring_enable(queue as u16, on).unwrap();
+        }
+    }
+
+    /// Sends a frame on a pair; waits for room.
+    #[track_caller]
+    fn send(&mut self, pair: usize, frame: &[u8]) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.pairs[pair].send_frame(&Header::default(), frame) {
+            assert!(Instant::now() < deadline, "the device takes nothing");
+            self.flush(pair);
+            self.pairs[pair].reclaim();
+        }
+        self.flush(pair);
+    }
+
+    fn flush(&mut self, pair: usize) {
+        if self.pairs[pair].transmitq.flush() {
+            self.kicks[pair][1].signal().unwrap();
+        }
+    }
+
+    /// What has arrived: pair and frame.
+    fn received(&mut self) -> Vec<(usize, Vec<u8>)> {
+        let mut all = Vec::new();
+        for (number, (pair, kicks)) in self.pairs.iter_mut().zip(&self.kicks).enumerate() {
+            let Pair { receiveq, pools, .. } = pair;
+            receiveq.lend(usize::MAX, pools, |packet, _| {
+                all.push((number, packet.to_vec()));
+                Some(packet)
+            });
+            if pair.refill() {
+                kicks[0].signal().unwrap();
+            }
+            assert_eq!(pair.fault(), None);
+        }
+        all
+    }
+
+    /// Waits for `count` frames.
+    #[track_caller]
+    fn expect(&mut self, count: usize) -> Vec<(usize, Vec<u8>)> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut all = self.received();
+        while all.len() < count {
+            assert!(Instant::now() < deadline, "{} of {count} frames have arrived", all.len());
+            std::thread::yield_now();
+            all.extend(self.received());
+        }
+        assert_eq!(all.len(), count, "more has arrived than was sent");
+        all
+    }
+}
+
+/// A UDP packet of a flow, numbered.
+fn packet(to: Mac, from: Mac, flow: u16, number: u32) -> Vec<u8> {
+    let mut frame = vec![0; 100];
+    frame[..6].copy_from_slice(&to.0);
+    frame[6..12].copy_from_slice(&from.0);
+    frame[12..14].copy_from_slice(&[8, 0]);
+    frame[14..34]
+        .copy_from_slice(&[0x45, 0, 0, 86, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, from.0[5], 10, 0, 0, to.0[5]]);
+    // The lower port is the flow's, in either direction.
+    let ports = if from.0[5] < to.0[5] { [flow, 9] } else { [9, flow] };
+    frame[34..36].copy_from_slice(&ports[0].to_be_bytes());
+    frame[36..38].copy_from_slice(&ports[1].to_be_bytes());
+    frame[38..40].copy_from_slice(&66u16.to_be_bytes());
+    frame[42..46].copy_from_slice(&number.to_be_bytes());
+    frame[46..].fill(flow as u8 ^ number as u8);
+    frame
+}
+
+/// Flow and number of a packet, its payload being what was sent.
+#[track_caller]
+fn opened(frame: &[u8]) -> (u16, u32) {
+    let port = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
+    let flow = if port(34) == 9 { port(36) } else { port(34) };
+    let number = u32::from_be_bytes(frame[42..46].try_into().unwrap());
+    assert!(frame[46..].iter().all(|byte| *byte == flow as u8 ^ number as u8), "payload of {flow}/{number}");
+    (flow, number)
+}
+
+/// Two machines on a switch with so many workers, which know each other's addresses.
+fn two<'a>(place: &'a Place, workers: &str, pairs: [usize; 2]) -> (crate::process::Switch<'a>, Wide, Wide) {
+    let mut command = place.run(&["a", "b"]);
+    command.args(["--workers", workers]);
+    let switch = place.start(&mut command, Vec::new());
+    let mut a = Wide::plug(switch.connect("a"), 1, pairs[0], pairs[0]);
+    let mut b = Wide::plug(switch.connect("b"), 2, pairs[1], pairs[1]);
+    // Whatever comes too early for the other's rings is not there yet.
+    eventually("the machines hear of each other", || {
+        a.send(0, &packet(b.mac, a.mac, 1, 0));
+        b.send(0, &packet(a.mac, b.mac, 1, 0));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        (!a.received().is_empty() & !b.received().is_empty()).then_some(())
+    });
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    (a.received(), b.received());
+    (switch, a, b)
+}
+
+#[test]
+fn frames_cross_between_workers_in_order_and_none_is_lost() {
+    let place = Place::new();
+    // The second machine has one pair: what the first sends on its other pairs crosses to worker 0.
+    let (switch, mut a, mut b) = two(&place, "3", [6, 1]);
+    const ROUNDS: u32 = 40;
+    for round in 0..ROUNDS {
+        for flow in 0..6u16 {
+            for number in 4 * round..4 * round + 4 {
+                a.send(usize::from(flow), &packet(b.mac, a.mac, 100 + flow, number));
+            }
+        }
+        let mut last = BTreeMap::new();
+        for (_, frame) in b.expect(24) {
+            let (flow, number) = opened(&frame);
+            let before = last.insert(flow, number);
+            assert!(before.is_none_or(|before| before < number), "flow {flow} out of order");
+        }
+        assert_eq!(last.len(), 6);
+    }
+    let shown = switch.show();
+    assert_eq!(shown.workers.len(), 3);
+    let port = switch.port("b");
+    assert!(port.counters["tx_packets"] >= u64::from(ROUNDS) * 24);
+    assert_eq!(port.drops.values().sum::<u64>(), 0, "{:?}", port.drops);
+    assert_eq!(switch.port("a").drops["worker-busy"], 0);
+}
+
+#[test]
+fn an_address_is_learnt_by_every_worker() {
+    let place = Place::new();
+    let mut command = place.run(&["a", "b", "c"]);
+    command.args(["--workers", "2"]);
+    let switch = place.start(&mut command, Vec::new());
+    let mut a = Wide::plug(switch.connect("a"), 1, 2, 2);
+    let mut b = Wide::plug(switch.connect("b"), 2, 1, 1);
+    let mut c = Wide::plug(switch.connect("c"), 3, 1, 1);
+    // Worker 0 learns where b is; pair 1 of a belongs to worker 1, which has never seen it.
+    eventually("b is heard", || {
+        b.send(0, &packet(a.mac, b.mac, 5, 0));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        (!a.received().is_empty()).then_some(())
+    });
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    c.received();
+    for number in 0..50 {
+        a.send(1, &packet(b.mac, a.mac, 6, number));
+    }
+    assert_eq!(b.expect(50).len(), 50);
+    assert_eq!(c.received().len(), 0, "flooded");
+    assert_eq!(switch.show().fdb.entries.iter().filter(|entry| entry.port == "b").count(), 1);
+}
+
+#[test]
+fn a_flow_comes_back_on_the_pair_it_is_sent_on() {
+    let place = Place::new();
+    let (_switch, mut a, mut b) = two(&place, "2", [4, 4]);
+    for flow in 0..16u16 {
+        let pair = usize::from(flow) % 4;
+        a.send(pair, &packet(b.mac, a.mac, 1000 + flow, 0));
+        b.expect(1);
+        for number in 1..20 {
+            b.send((pair + usize::from(flow / 4)) % 4, &packet(a.mac, b.mac, 1000 + flow, number));
+        }
+        let pairs: Vec<_> = a.expect(19).into_iter().map(|(pair, _)| pair).collect();
+        assert!(pairs.iter().all(|arrived| *arrived == pair), "flow {flow} of pair {pair}: {pairs:?}");
+    }
+}
+
+#[test]
+fn pairs_come_and_go_under_traffic_and_accepted_frames_arrive() {
+    let place = Place::new();
+    let (switch, mut a, mut b) = two(&place, "2", [2, 2]);
+    let mut sent = 0;
+    let mut arrived = 0;
+    for round in 0..200u32 {
+        // Pair 1 is on in even rounds, and switched off behind what was put into its ring: that was accepted.
+        let on = round % 2 == 1;
+        for flow in 0..8u16 {
+            let pair = if on { 0 } else { usize::from(flow % 2) };
+            a.send(pair, &packet(b.mac, a.mac, 2000 + flow, round));
+            sent += 1;
+        }
+        a.enable(1, on);
+        b.enable(1, on);
+        arrived += b.received().len();
+    }
+    eventually("everything arrives", || {
+        arrived += b.received().len();
+        (arrived >= sent).then_some(())
+    });
+    let drops: u64 = switch.port("b").drops.values().sum();
+    assert_eq!((arrived, drops), (sent, 0));
+    // Both are still of use.
+    a.send(1, &packet(b.mac, a.mac, 1, 1));
+    b.expect(1);
+}
+
+#[test]
+fn more_workers_than_pairs_do_no_harm() {
+    let place = Place::new();
+    let (switch, mut a, mut b) = two(&place, "16", [1, 1]);
+    a.send(0, &packet(b.mac, a.mac, 7, 7));
+    assert_eq!(opened(&b.expect(1)[0].1), (7, 7));
+    assert_eq!(switch.show().workers.len(), 16);
+}

@@ -1,0 +1,291 @@
+//! What crosses from one worker to another: frames for queues that the other owns, and addresses that were learnt.
+//!
+//! From every worker to every other lead two rings of their own: one with messages, one with the empty buffers that come
+//! back. Nothing is locked and, once buffers have their size, nothing allocated. A frame is copied into a buffer here, and from
+//! there to its receiver: its sender's memory is given back without waiting for another worker. (A worker that
+//! owns a queue of the receiver uses that one, so that frames cross only where they must.)
+//!
+//! **Waking.** Who is about to sleep says so, then looks once more; who has put something in looks whether the other
+//! sleeps. A full fence on either side lies between the two steps, so at least one of them sees the other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+use ringferry_memory::{ReadSlice, WriteSlice};
+use ringferry_packet::ether::Mac;
+use ringferry_packet::vnet::Header;
+use ringferry_sys::eventfd::EventFd;
+use rtrb::{Consumer, Producer, RingBuffer};
+
+use crate::counters::DropReason;
+use crate::fdb::PortId;
+
+/// Messages under way from one worker to another at most: as many frames as a ring of the usual size holds. Sixteen
+/// bursts; a worker that is that far behind would only be given more than it can do.
+const DEPTH: usize = 512;
+
+/// A frame that crosses.
+#[derive(Debug)]
+pub(super) struct Parcel {
+    /// The port that it leaves by.
+    pub(super) port: PortId,
+    /// What is left to be done with it; the receiver takes it as it is.
+    pub(super) header: Header,
+    /// The frame.
+    pub(super) frame: Vec<u8>,
+}
+
+/// What one worker tells another.
+#[derive(Debug)]
+pub(super) enum Message {
+    /// Deliver this.
+    Frame(Parcel),
+    /// This address is behind that port.
+    Learn(Mac, PortId),
+}
+
+/// How a worker is woken.
+#[derive(Debug)]
+pub(super) struct Doorbell {
+    bell: EventFd,
+    asleep: AtomicBool,
+}
+
+impl Doorbell {
+    /// A worker that is awake; `bell` wakes it.
+    pub(super) fn new(bell: EventFd) -> Self {
+        Self { bell, asleep: AtomicBool::new(false) }
+    }
+
+    fn wake(&self) {
+        // Pairs with the fence in `Crossing::about_to_sleep`.
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) {
+            let _ = self.bell.signal();
+        }
+    }
+}
+
+/// The way to one other worker.
+#[derive(Debug)]
+struct Out {
+    messages: Producer<Message>,
+    /// Buffers that come back.
+    empty: Consumer<Vec<u8>>,
+    doorbell: Arc<Doorbell>,
+    /// Something was put in since the other was last woken.
+    dirty: bool,
+}
+
+/// The way from one other worker.
+#[derive(Debug)]
+struct In {
+    messages: Consumer<Message>,
+    empty: Producer<Vec<u8>>,
+}
+
+/// One worker's ends of all ways.
+#[derive(Debug)]
+pub(super) struct Crossing {
+    me: usize,
+    out: Vec<Option<Out>>,
+    inn: Vec<Option<In>>,
+    doorbell: Arc<Doorbell>,
+    /// Buffers that nobody needs now.
+    spare: Vec<Vec<u8>>,
+}
+
+impl Crossing {
+    /// The ends of as many workers as there are doorbells.
+    pub(super) fn mesh(doorbells: &[Arc<Doorbell>]) -> Vec<Crossing> {
+        let workers = doorbells.len();
+        let none = || (0..workers).map(|_| None).collect::<Vec<_>>();
+        let mut mesh: Vec<Crossing> = (0..workers)
+            .map(|me| Crossing {
+                me,
+                out: none(),
+                inn: (0..workers).map(|_| None).collect(),
+                doorbell: Arc::clone(&doorbells[me]),
+                spare: Vec::new(),
+            })
+            .collect();
+        for from in 0..workers {
+            for to in (0..workers).filter(|to| *to != from) {
+                let (messages, received) = RingBuffer::new(DEPTH);
+                let (returned, empty) = RingBuffer::new(DEPTH);
+                let doorbell = Arc::clone(&doorbells[to]);
+                mesh[from].out[to] = Some(Out { messages, empty, doorbell, dirty: false });
+                mesh[to].inn[from] = Some(In { messages: received, empty: returned });
+            }
+        }
+        mesh
+    }
+
+    /// Number of this worker.
+    #[inline]
+    pub(super) fn me(&self) -> usize {
+        self.me
+    }
+
+    /// The worker that owns both queues of a pair, of any port.
+    #[inline]
+    pub(super) fn owner(&self, pair: u16) -> usize {
+        usize::from(pair) % self.out.len()
+    }
+
+    /// Hands a frame to the worker that owns the queue it goes to.
+    ///
+    /// # Errors
+    /// That worker is too far behind.
+    pub(super) fn send(
+        &mut self,
+        worker: usize,
+        port: PortId,
+        header: Header,
+        first: &[u8],
+        rest: &[ReadSlice<'_>],
+    ) -> Result<(), DropReason> {
+        let Some(out) = self.out.get_mut(worker).and_then(Option::as_mut) else {
+            return Err(DropReason::LinkDown);
+        };
+        if out.messages.is_full() {
+            return Err(DropReason::WorkerBusy);
+        }
+        let buffer = out.empty.pop().ok().or_else(|| self.spare.pop());
+        let mut frame = buffer.unwrap_or_default();
+        frame.clear();
+        frame.extend_from_slice(first);
+        frame.resize(first.len() + rest.iter().map(ReadSlice::len).sum::<usize>(), 0);
+        let mut to = WriteSlice::from(&mut frame[first.len()..]);
+        for piece in rest {
+            to = to.skip(piece.copy_to_slice(&to));
+        }
+        let sent = out.messages.push(Message::Frame(Parcel { port, header, frame }));
+        out.dirty |= sent.is_ok();
+        sent.map_err(|_| DropReason::WorkerBusy)
+    }
+
+    /// Tells all others where an address is. One who is too far behind floods frames to it until it is told again.
+    #[cold]
+    pub(super) fn tell(&mut self, mac: Mac, port: PortId) {
+        for out in self.out.iter_mut().flatten() {
+            out.dirty |= out.messages.push(Message::Learn(mac, port)).is_ok();
+        }
+    }
+
+    /// Wakes everybody who was given something.
+    #[inline]
+    pub(super) fn flush(&mut self) {
+        for out in self.out.iter_mut().flatten() {
+            if std::mem::take(&mut out.dirty) {
+                out.doorbell.wake();
+            }
+        }
+    }
+
+    /// The next message of any other worker.
+    #[inline]
+    pub(super) fn receive(&mut self) -> Option<(usize, Message)> {
+        self.inn
+            .iter_mut()
+            .enumerate()
+            .find_map(|(from, way)| Some((from, way.as_mut()?.messages.pop().ok()?)))
+    }
+
+    /// Returns a buffer to the worker that it came from.
+    #[inline]
+    pub(super) fn give_back(&mut self, from: usize, frame: Vec<u8>) {
+        if let Some(Some(way)) = self.inn.get_mut(from)
+            && let Err(rtrb::PushError::Full(frame)) = way.empty.push(frame)
+        {
+            self.spare.push(frame);
+            self.spare.truncate(DEPTH);
+        }
+    }
+
+    /// To be called before the worker sleeps, and [`Crossing::awake`] after it: false if it must not, as there is
+    /// something to do.
+    pub(super) fn about_to_sleep(&self) -> bool {
+        self.doorbell.asleep.store(true, Ordering::Relaxed);
+        // Pairs with the fence in `Doorbell::wake`.
+        fence(Ordering::SeqCst);
+        let nothing = self.inn.iter().flatten().all(|way| way.messages.is_empty());
+        if !nothing {
+            self.awake();
+        }
+        nothing
+    }
+
+    /// The worker has slept.
+    pub(super) fn awake(&self) {
+        self.doorbell.asleep.store(false, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn two() -> (Crossing, Crossing) {
+        let doorbell = || Arc::new(Doorbell::new(EventFd::new().unwrap()));
+        let mut mesh = Crossing::mesh(&[doorbell(), doorbell()]);
+        let second = mesh.pop().unwrap();
+        (mesh.pop().unwrap(), second)
+    }
+
+    fn send(crossing: &mut Crossing, frame: &[u8]) -> Result<(), DropReason> {
+        let (first, rest) = frame.split_at(frame.len() / 3);
+        let (some, more) = rest.split_at(rest.len() / 2);
+        let rest = [ReadSlice::from(some), ReadSlice::from(more)];
+        crossing.send(1, PortId(3), Header::default(), first, &rest)
+    }
+
+    #[test]
+    fn frames_arrive_in_order_and_buffers_come_back() {
+        let (mut a, mut b) = two();
+        for round in 0..3 * DEPTH {
+            let frame: Vec<u8> = (0..round % 2000).map(|byte| (byte + round) as u8).collect();
+            send(&mut a, &frame).unwrap();
+            let (from, Message::Frame(parcel)) = b.receive().unwrap() else { panic!("not a frame") };
+            assert_eq!((from, parcel.port, &parcel.frame), (0, PortId(3), &frame));
+            b.give_back(from, parcel.frame);
+        }
+        assert!(b.receive().is_none());
+        assert_eq!(a.out[1].as_ref().unwrap().empty.slots(), 1, "one buffer was enough");
+    }
+
+    #[test]
+    fn a_worker_that_is_behind_costs_frames_and_nothing_else() {
+        let (mut a, mut b) = two();
+        for _ in 0..DEPTH {
+            send(&mut a, &[7; 60]).unwrap();
+        }
+        assert_eq!(send(&mut a, &[7; 60]), Err(DropReason::WorkerBusy));
+        a.tell(Mac([2; 6]), PortId(0));
+        assert!(b.receive().is_some());
+        send(&mut a, &[7; 60]).unwrap();
+    }
+
+    #[test]
+    fn who_sleeps_is_woken_and_who_has_work_does_not_sleep() {
+        let (mut a, mut b) = two();
+        assert!(b.about_to_sleep());
+        send(&mut a, &[1; 60]).unwrap();
+        a.flush();
+        assert!(b.doorbell.bell.drain().unwrap());
+        b.awake();
+        assert!(!b.about_to_sleep(), "there is a frame");
+        assert!(b.receive().is_some());
+        a.tell(Mac([2; 6]), PortId(1));
+        a.flush();
+        assert!(!b.doorbell.bell.drain().unwrap(), "it is awake");
+        assert!(matches!(b.receive(), Some((0, Message::Learn(Mac([2, ..]), PortId(1))))));
+    }
+
+    #[test]
+    fn pairs_are_spread_over_workers() {
+        let (a, b) = two();
+        assert_eq!([0, 1, 2, 3].map(|pair| a.owner(pair)), [0, 1, 0, 1]);
+        assert_eq!((a.me(), b.me()), (0, 1));
+    }
+}
