@@ -14,12 +14,15 @@
 //! | [`systemd`] | readiness and socket activation | inherited sockets, handed out once |
 //! | [`interrupt`] | getting a thread out of a call a peer holds it in | nothing |
 //! | [`spin`] | how long to look for work before sleeping | nothing |
+//! | [`copy`] | copies from and to memory of another process | nothing |
 //! | [`cpu`] | which processors a thread may use | nothing |
+//! | [`xen`] | Xen's devices: grants and event channels | the descriptor and its bookings |
 //! | [`rlimit`] | how many descriptors the process may open | nothing |
 //!
 //! This crate and `ringferry-memory` are where the project's `unsafe` lives. Linux 5.11 or newer is
 //! expected; what older kernels lack and still can be done without is said at each function.
 
+pub mod copy;
 pub mod cpu;
 pub mod epoll;
 pub mod eventfd;
@@ -38,3 +41,4 @@ pub mod systemd;
 pub mod tap;
 #[cfg(test)]
 mod testing;
+pub mod xen;

@@ -1,0 +1,345 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+impl Cache {
+    /// Uses a page for a moment; whether it had a slot, or got one.
+    fn touch(&mut self, gref: u32) -> Found {
+        let found = self.find(GrantRef(gref), Access::Read, true);
+        if let Found::Hit(slot) | Found::New { slot, .. } = found {
+            assert!(!self.release(slot));
+        }
+        found
+    }
+
+    fn hits(&mut self, grefs: impl IntoIterator<Item = u32>) -> usize {
+        grefs.into_iter().filter(|gref| matches!(self.touch(*gref), Found::Hit(_))).count()
+    }
+
+    /// The cached pages, least recently used first, by walking the list in both directions.
+    fn order(&self) -> Vec<u32> {
+        let walk = |mut at: Slot, next: fn(&Node) -> Slot| {
+            let mut order = Vec::new();
+            while let Some(node) = self.nodes.get(usize::from(at)) {
+                order.push(node.gref.0);
+                at = next(node);
+            }
+            order
+        };
+        let mut order = walk(self.newest, |node| node.older);
+        order.reverse();
+        assert_eq!(order, walk(self.oldest, |node| node.newer));
+        order
+    }
+}
+
+#[test]
+fn the_second_use_gets_a_slot_and_the_third_is_a_hit() {
+    let mut cache = Cache::new(4);
+    assert_eq!(cache.touch(7), Found::Miss);
+    assert_eq!(cache.touch(7), Found::New { slot: 0, evicted: false });
+    assert_eq!(cache.touch(7), Found::Hit(0));
+    assert_eq!(cache.held(), (1, 0));
+}
+
+#[test]
+fn pages_used_once_never_get_a_slot() {
+    let mut cache = Cache::new(4);
+    for gref in 0..10_000 {
+        assert_eq!(cache.touch(gref), Found::Miss);
+    }
+    assert!(cache.is_empty());
+}
+
+#[test]
+fn a_full_cache_follows_when_the_front_end_changes_its_set() {
+    let mut cache = Cache::new(64);
+    // Twice is enough for nearly all; a few share a crowded set of the memory of uses.
+    for _ in 0..10 {
+        cache.hits(0..64);
+    }
+    assert_eq!(cache.hits(0..64), 64);
+    for _ in 0..40 {
+        cache.hits(1000..1064);
+    }
+    assert_eq!(cache.hits(1000..1064), 64, "the old set is gone");
+    assert_eq!(cache.hits(0..64), 0);
+}
+
+#[test]
+fn more_pages_than_slots_in_turn_keep_what_fits() {
+    let mut cache = Cache::new(64);
+    for _ in 0..10 {
+        cache.hits(0..128);
+    }
+    let mut evicted = 0;
+    for _ in 0..10 {
+        let found: Vec<_> = (0..128).map(|gref| cache.touch(gref)).collect();
+        assert_eq!(found.iter().filter(|found| matches!(found, Found::Hit(_))).count(), 64);
+        evicted += found.iter().filter(|found| matches!(found, Found::New { .. })).count();
+    }
+    assert_eq!(evicted, 0, "mapping and unmapping in turn costs more than it saves");
+}
+
+#[test]
+fn a_slot_in_use_is_never_given_away() {
+    let mut cache = Cache::new(1);
+    cache.touch(1);
+    let Found::New { slot, .. } = cache.find(GrantRef(1), Access::Read, true) else { panic!() };
+    // Two packets in one page.
+    assert_eq!(cache.find(GrantRef(1), Access::Read, true), Found::Hit(slot));
+    for _ in 0..5 {
+        assert_eq!(cache.find(GrantRef(2), Access::Read, true), Found::Miss);
+    }
+    assert!(!cache.release(slot));
+    assert_eq!(cache.find(GrantRef(2), Access::Read, true), Found::Miss, "one is left");
+    assert!(!cache.release(slot));
+    assert_eq!(cache.find(GrantRef(2), Access::Read, true), Found::New { slot, evicted: true });
+}
+
+#[test]
+fn a_page_that_was_sent_from_and_is_received_into_is_mapped_for_both() {
+    let mut cache = Cache::new(4);
+    cache.touch(1);
+    let Found::New { slot, .. } = cache.find(GrantRef(1), Access::Read, true) else { panic!() };
+    assert_eq!(cache.find(GrantRef(1), Access::Write, true), Found::Miss, "it is in use");
+    cache.release(slot);
+    assert_eq!(cache.find(GrantRef(1), Access::Write, false), Found::Miss, "nothing is to be learned");
+    assert_eq!(cache.find(GrantRef(1), Access::Write, true), Found::New { slot, evicted: true });
+    cache.release(slot);
+    assert_eq!(cache.touch(1), Found::Hit(slot));
+    assert_eq!((cache.find(GrantRef(1), Access::Write, true), cache.held()), (Found::Hit(slot), (1, 0)));
+    cache.fix(GrantRef(2), Access::Read).unwrap();
+    assert_eq!(cache.find(GrantRef(2), Access::Write, true), Found::Miss, "the front end said so");
+}
+
+#[test]
+fn a_page_that_could_not_be_mapped_is_not_found_and_its_slot_comes_back() {
+    let mut cache = Cache::new(1);
+    cache.touch(1);
+    let Found::New { slot, .. } = cache.find(GrantRef(1), Access::Read, true) else { panic!() };
+    cache.fail(slot);
+    assert!(cache.is_lost(slot) && cache.is_empty());
+    assert_eq!(cache.find(GrantRef(1), Access::Read, false), Found::Miss);
+    assert!(cache.release(slot), "nothing is in it");
+    cache.free(slot);
+    assert_eq!(cache.pass(), Some(slot));
+    assert_eq!(cache.pass(), None);
+}
+
+#[test]
+fn static_grants_take_slots_of_learned_ones_and_stay() {
+    let mut cache = Cache::new(2);
+    for _ in 0..2 {
+        cache.hits([1, 2]);
+    }
+    assert_eq!(
+        cache.fix(GrantRef(3), Access::Write),
+        Ok(Found::New { slot: 0, evicted: true }),
+        "1 is older"
+    );
+    assert_eq!(cache.fix(GrantRef(2), Access::Write), Ok(Found::New { slot: 1, evicted: true }));
+    assert_eq!(cache.fix(GrantRef(2), Access::Write), Err(Unfit::State), "a duplicate");
+    assert_eq!(cache.fix(GrantRef(4), Access::Read), Err(Unfit::Full));
+    for _ in 0..5 {
+        assert_eq!(cache.touch(9), Found::Miss);
+    }
+    assert_eq!(cache.find(GrantRef(3), Access::Write, false), Found::Hit(0));
+    assert_eq!(cache.unfix(GrantRef(3)), Err(Unfit::InUse));
+    cache.release(0);
+    assert_eq!(cache.unfix(GrantRef(3)), Ok(0));
+    assert_eq!(cache.unfix(GrantRef(3)), Err(Unfit::State));
+    assert_eq!(cache.held(), (0, 1));
+}
+
+#[test]
+fn references_that_lie_close_or_far_probe_little_whatever_the_secret() {
+    for stride in [1, 2, 3, 8, 512, 4096, 1 << 20] {
+        for _ in 0..200 {
+            let mut index = Index::new(1024, Hash::new(&RandomState::new()));
+            let grefs: Vec<_> = (0..1024u32).map(|i| GrantRef(i.wrapping_mul(stride))).collect();
+            for (slot, gref) in grefs.iter().enumerate() {
+                index.insert(*gref, slot as Slot);
+            }
+            let far = |gref: &GrantRef| {
+                let (at, _) = index.locate(*gref);
+                at.wrapping_sub(index.home(*gref)) & (index.entries.len() - 1)
+            };
+            let probes: usize = grefs.iter().map(|gref| 1 + far(gref)).sum();
+            // A table half full needs 1.5 when the hash is as good as random.
+            assert!(probes < 2 * grefs.len(), "{probes} probes for {} grants, {stride} apart", grefs.len());
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Find(u32, bool),
+    Release(usize),
+    Fix(u32),
+    Unfix(u32),
+    Pass,
+    Fail(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0u32..24, any::<bool>()).prop_map(|(gref, write)| Step::Find(gref, write)),
+        6 => (0usize..64).prop_map(Step::Release),
+        1 => (0u32..24).prop_map(Step::Fix),
+        1 => (0u32..24).prop_map(Step::Unfix),
+        1 => Just(Step::Pass),
+        1 => (0usize..64).prop_map(Step::Fail),
+    ]
+}
+
+/// A page with a slot, in the model.
+#[derive(Debug)]
+struct Held {
+    slot: Slot,
+    used: u64,
+    fixed: bool,
+    writable: bool,
+}
+
+/// What the cache should be: maps searched from end to end.
+#[derive(Default, Debug)]
+struct Model {
+    held: BTreeMap<u32, Held>,
+    seen: BTreeMap<u32, u64>,
+    /// Who refers to which slot.
+    taken: Vec<Slot>,
+    now: u64,
+}
+
+impl Model {
+    fn in_use(&self, slot: Slot) -> bool {
+        self.taken.contains(&slot)
+    }
+
+    /// The least recently used of the pages that are not fixed.
+    fn oldest(&self) -> Option<(u32, Slot, u64)> {
+        let cached = self.held.iter().filter(|(_, held)| !held.fixed);
+        cached.min_by_key(|(_, held)| held.used).map(|(gref, held)| (*gref, held.slot, held.used))
+    }
+
+    fn put(&mut self, gref: u32, slot: Slot, fixed: bool, writable: bool) {
+        assert!(!self.in_use(slot), "a slot in use was given away");
+        self.held.retain(|_, held| held.slot != slot);
+        self.held.insert(gref, Held { slot, used: self.now, fixed, writable });
+    }
+}
+
+proptest! {
+    /// With few enough pages that nothing seen is forgotten, the cache does exactly what the model does.
+    #[test]
+    fn the_cache_agrees_with_a_model(slots in 1usize..16, steps in prop::collection::vec(step(), 1..300)) {
+        let mut cache = Cache::new(slots);
+        // Enough memory of uses that nothing is pushed out: the model forgets nothing.
+        cache.seen = Seen::new(4096, Hash { secret: 0, multiplier: 0xd6e8_feb8_6659_fd93 });
+        let mut model = Model::default();
+        for step in steps {
+            match step {
+                Step::Find(gref, write) => {
+                    model.now += 1;
+                    let access = if write { Access::Write } else { Access::Read };
+                    let full = cache.free.is_empty();
+                    let found = cache.find(GrantRef(gref), access, true);
+                    match model.held.get_mut(&gref) {
+                        Some(held) if write && !held.writable => {
+                            let slot = held.slot;
+                            if model.taken.contains(&slot) || held.fixed {
+                                prop_assert_eq!(found, Found::Miss);
+                            } else {
+                                prop_assert_eq!(found, Found::New { slot, evicted: true });
+                                model.put(gref, slot, false, true);
+                                model.taken.push(slot);
+                            }
+                        }
+                        Some(held) => {
+                            held.used = model.now;
+                            prop_assert_eq!(found, Found::Hit(held.slot));
+                            model.taken.push(held.slot);
+                        }
+                        None => {
+                            let before = model.seen.insert(gref, model.now);
+                            let victim = model.oldest().filter(|(_, slot, used)| {
+                                !model.in_use(*slot) && before.is_some_and(|before| *used < before)
+                            });
+                            match found {
+                                Found::New { slot, evicted } => {
+                                    prop_assert!(before.is_some(), "first use");
+                                    prop_assert_eq!(evicted, full);
+                                    if full {
+                                        prop_assert_eq!(Some(slot), victim.map(|(_, slot, _)| slot));
+                                    }
+                                    model.put(gref, slot, false, write);
+                                    model.seen.remove(&gref);
+                                    model.taken.push(slot);
+                                }
+                                Found::Miss => prop_assert!(before.is_none() || full && victim.is_none()),
+                                Found::Hit(_) => prop_assert!(false, "a hit of what is not there"),
+                            }
+                        }
+                    }
+                }
+                Step::Release(at) if !model.taken.is_empty() => {
+                    let slot = model.taken.swap_remove(at % model.taken.len());
+                    let known = model.held.values().any(|held| held.slot == slot);
+                    let done = cache.release(slot);
+                    prop_assert_eq!(done, !known && !model.in_use(slot));
+                    if done {
+                        cache.free(slot);
+                    }
+                }
+                Step::Fix(gref) => {
+                    model.now += 1;
+                    let full = cache.free.is_empty();
+                    let oldest = model.oldest().filter(|(_, slot, _)| !model.in_use(*slot));
+                    match (cache.fix(GrantRef(gref), Access::Write), model.held.get(&gref)) {
+                        (Err(Unfit::State), Some(held)) => prop_assert!(held.fixed),
+                        (Err(Unfit::InUse), Some(held)) => prop_assert!(model.in_use(held.slot)),
+                        (Err(Unfit::Full), None) => prop_assert!(full && oldest.is_none()),
+                        (Ok(Found::New { slot, .. }), known) => {
+                            prop_assert!(known.is_none_or(|held| !held.fixed && held.slot == slot));
+                            model.put(gref, slot, true, true);
+                        }
+                        other => prop_assert!(false, "{:?}", other),
+                    }
+                }
+                Step::Unfix(gref) => match (cache.unfix(GrantRef(gref)), model.held.get(&gref)) {
+                    (Ok(slot), Some(held)) => {
+                        prop_assert!(held.fixed && held.slot == slot && !model.in_use(slot));
+                        model.held.remove(&gref);
+                        model.seen.remove(&gref);
+                        cache.free(slot);
+                    }
+                    (Err(Unfit::InUse), Some(held)) => prop_assert!(held.fixed && model.in_use(held.slot)),
+                    (Err(Unfit::State), held) => prop_assert!(held.is_none_or(|held| !held.fixed)),
+                    other => prop_assert!(false, "{:?}", other),
+                },
+                Step::Pass => {
+                    let full = cache.free.is_empty();
+                    let slot = cache.pass();
+                    prop_assert_eq!(slot.is_none(), full);
+                    if let Some(slot) = slot {
+                        prop_assert!(!model.in_use(slot));
+                        model.taken.push(slot);
+                    }
+                }
+                Step::Fail(at) if !model.taken.is_empty() => {
+                    let slot = model.taken[at % model.taken.len()];
+                    cache.fail(slot);
+                    model.held.retain(|_, held| held.slot != slot);
+                }
+                Step::Release(_) | Step::Fail(_) => {}
+            }
+            let mut cached: Vec<_> = model.held.iter().filter(|(_, held)| !held.fixed).collect();
+            cached.sort_by_key(|(_, held)| held.used);
+            prop_assert_eq!(cache.order(), cached.iter().map(|(gref, _)| **gref).collect::<Vec<_>>());
+            prop_assert_eq!(cache.held(), (cached.len(), model.held.len() - cached.len()));
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! The receive ring: slots become packets.
+//!
+//! A page is posted as a whole, and a response says what part of it was written. What is to be said of a packet, and how
+//! many pages it lies in, stands in the ring, so packets are put together here before the framework sees the first of
+//! their pages. A page whose slot held an extra comes back as an empty end of its packet.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use ringferry_memory::{Area, GuestMemory, ReadSlice, WriteSlice};
+use ringferry_nic::driver::{Completion, Refused, RxDriver, Segment, Start};
+use ringferry_nic::limits::{RxLimits, RxMode};
+use ringferry_packet::vnet::{F_DATA_VALID, Header};
+use ringferry_xen::domain::PAGE;
+use ringferry_xen::netif::wire::{Extra, MAX_PACKET, MAX_SLOTS, RxFlags, RxRequest, RxResponse, RxSlot};
+use ringferry_xen::netif::{Fault, FrontRing, LayoutError};
+
+use super::arena::GrantMap;
+use crate::offload::{Gso, HEADERS, Marks};
+
+/// What became of packets, beside what the framework counts. Those that are dropped here the framework counts as of a wrong
+/// length.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RxCounters {
+    /// Packets dropped because the back end could not write a page of theirs, or claims to have written outside one.
+    pub errors: u64,
+    /// Packets dropped because they are not what the back end says of them.
+    pub unfit: u64,
+    /// Pages in which the data had to be moved to the front.
+    pub moved: u64,
+}
+
+/// A page that is posted.
+#[derive(Clone, Copy, Debug, Default)]
+struct Posted {
+    token: u16,
+    addr: u64,
+}
+
+/// A part of a packet.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    page: Posted,
+    offset: usize,
+    len: usize,
+}
+
+/// What the slots of a packet say.
+#[derive(Clone, Copy, Debug, Default)]
+struct Said {
+    marks: Marks,
+    hash: Option<u32>,
+    /// A slot could not be filled.
+    error: bool,
+}
+
+/// A receive ring, from the front end.
+#[derive(Debug)]
+pub struct NetfrontRx {
+    ring: FrontRing<Area, RxSlot>,
+    grants: Arc<GrantMap>,
+    memory: Arc<GuestMemory>,
+    /// Where the last look-up found its page.
+    hint: usize,
+    /// What is posted, by slot: the response to a request lies where the request did, whatever it says.
+    posted: Box<[Posted]>,
+    /// Pages of packets that were put together, not yet collected.
+    ready: VecDeque<Completion>,
+    /// What the packets say, in the order of their pages.
+    starts: VecDeque<Start>,
+    /// The packet that is being put together.
+    parts: Vec<Part>,
+    /// Pages whose slots held its extras.
+    unused: Vec<Posted>,
+    counters: RxCounters,
+}
+
+impl NetfrontRx {
+    /// A ring in the page `page`. Buffers are whole pages of `grants`, mapped in `memory`.
+    ///
+    /// # Errors
+    /// `page` is none.
+    pub fn new(page: Area, grants: Arc<GrantMap>, memory: Arc<GuestMemory>) -> Result<Self, LayoutError> {
+        let ring = FrontRing::new(page)?;
+        let size = ring.size() as usize;
+        Ok(Self {
+            ring,
+            grants,
+            memory,
+            hint: 0,
+            posted: vec![Posted::default(); size].into(),
+            ready: VecDeque::with_capacity(size),
+            starts: VecDeque::with_capacity(size),
+            parts: Vec::with_capacity(MAX_SLOTS),
+            unused: Vec::new(),
+            counters: RxCounters::default(),
+        })
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> RxCounters {
+        self.counters
+    }
+
+    /// The violation that broke this ring, if any.
+    pub fn fault(&self) -> Option<Fault> {
+        self.ring.fault()
+    }
+
+    /// Asks to be notified of the next packet; whether one is there already, and then nobody will notify.
+    pub fn final_check(&mut self) -> bool {
+        !self.ready.is_empty() || self.ring.final_check(1)
+    }
+
+    /// The next response, and the page that it is about.
+    #[inline(always)]
+    fn take(&mut self) -> Option<(RxSlot, Posted)> {
+        let at = self.ring.next_response() as usize & (self.posted.len() - 1);
+        Some((self.ring.take()?, self.posted[at]))
+    }
+
+    /// Puts the next packet together. `None` when there is no other.
+    #[inline(always)]
+    fn packet(&mut self) -> Option<Completion> {
+        if self.ring.available() == 0 {
+            self.ring.refresh();
+        }
+        let (slot, page) = self.take()?;
+        let response = RxResponse::from_slot(slot);
+        if response.offset == 0
+            && !response.flags.intersects(SPECIAL)
+            && let Some(len) = response.len()
+        {
+            let valid = response.flags.contains(RxFlags::DATA_VALIDATED);
+            let header = Header { flags: if valid { F_DATA_VALID } else { 0 }, ..Header::default() };
+            self.starts.push_back(Start { header, buffers: 1, hash: None });
+            return Some(Completion { token: page.token, len: len as u32 });
+        }
+        self.assemble(response, page)
+    }
+
+    /// A packet of which there is more to say than one length.
+    #[inline(never)]
+    fn assemble(&mut self, response: RxResponse, page: Posted) -> Option<Completion> {
+        self.parts.clear();
+        self.unused.clear();
+        match self.collect(response, page) {
+            Ok(said) => self.deliver(said),
+            Err(fault) => self.ring.break_with(fault),
+        }
+        self.ready.pop_front()
+    }
+
+    /// Collects the parts and the extras of a packet. All of them are visible together: one that is not there will not come.
+    fn collect(&mut self, mut response: RxResponse, mut page: Posted) -> Result<Said, Fault> {
+        let mut said = Said::default();
+        said.marks.csum_blank = response.flags.contains(RxFlags::CSUM_BLANK);
+        said.marks.data_validated = response.flags.contains(RxFlags::DATA_VALIDATED);
+        loop {
+            let len = response.len();
+            said.error |= len.is_none();
+            self.parts.push(Part { page, offset: response.offset.into(), len: len.unwrap_or(0) });
+            if response.flags.contains(RxFlags::EXTRA_INFO) {
+                if self.parts.len() > 1 {
+                    return Err(Fault::BadExtra);
+                }
+                self.extras(&mut said)?;
+            }
+            if !response.flags.contains(RxFlags::MORE_DATA) {
+                return Ok(said);
+            }
+            if self.parts.len() == MAX_SLOTS {
+                return Err(Fault::TooManySlots);
+            }
+            let (slot, next) = self.take().ok_or(Fault::Incomplete)?;
+            (response, page) = (RxResponse::from_slot(slot), next);
+        }
+    }
+
+    fn extras(&mut self, said: &mut Said) -> Result<(), Fault> {
+        let mut seen = 0;
+        loop {
+            let (slot, page) = self.take().ok_or(Fault::Incomplete)?;
+            self.unused.push(page);
+            let (extra, more) = Extra::decode(slot).ok_or(Fault::BadExtra)?;
+            if seen & extra.bit() != 0 {
+                return Err(Fault::BadExtra);
+            }
+            seen |= extra.bit();
+            match extra {
+                Extra::Gso { size, kind } => said.marks.gso = Some(Gso { size, kind }),
+                Extra::Hash { value, .. } => said.hash = Some(value),
+                Extra::MulticastAdd(_) | Extra::MulticastDel(_) => return Err(Fault::BadExtra),
+            }
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Makes a packet ready for the framework; one that is bad, too, as pages without a byte.
+    fn deliver(&mut self, said: Said) {
+        let header = if said.error {
+            self.counters.errors += 1;
+            None
+        } else {
+            self.header(&said.marks)
+        };
+        let bad = header.is_none();
+        for at in 0..self.parts.len() {
+            let part = if bad { Part { len: 0, ..self.parts[at] } } else { self.parts[at] };
+            if part.offset > 0 && part.len > 0 {
+                self.move_to_front(part);
+            }
+            self.ready.push_back(Completion { token: part.page.token, len: part.len as u32 });
+        }
+        self.ready.extend(self.unused.drain(..).map(|page| Completion { token: page.token, len: 0 }));
+        self.starts.push_back(Start {
+            header: header.unwrap_or_default(),
+            // No more than there are slots.
+            buffers: self.ready.len() as u16,
+            hash: said.hash,
+        });
+    }
+
+    /// What is to be done with the packet, if that can be. Read from a copy: the back end may still write to its pages.
+    fn header(&mut self, marks: &Marks) -> Option<Header> {
+        let mut first = [0; HEADERS];
+        let mut copied = 0;
+        let total = self.parts.iter().map(|part| part.len).sum();
+        let mut memory = self.memory.translator();
+        if marks.csum_blank || marks.gso.is_some() {
+            for part in &self.parts {
+                let len = part.len.min(HEADERS - copied);
+                if let Some(bytes) = memory.read(part.page.addr + part.offset as u64, len) {
+                    copied += bytes.copy_to(&mut first[copied..copied + len]);
+                }
+            }
+        }
+        let header = marks.header(&first[..copied], total).ok();
+        self.counters.unfit += u64::from(header.is_none());
+        header
+    }
+
+    /// Moves data to where the framework expects it: the front of its page. Linux' back end and ours put it there at once.
+    #[cold]
+    fn move_to_front(&mut self, part: Part) {
+        let mut bytes = [0; PAGE];
+        let mut memory = self.memory.translator();
+        let from = memory.read(part.page.addr + part.offset as u64, part.len);
+        let len = from.map_or(0, |from| from.copy_to(&mut bytes));
+        let to = memory.write(part.page.addr, len).unwrap_or(WriteSlice::EMPTY);
+        to.copy_from(&bytes[..len]);
+        self.counters.moved += 1;
+    }
+}
+
+/// Flags of a packet that is not only a page with bytes in it.
+const SPECIAL: RxFlags = RxFlags::CSUM_BLANK.union(RxFlags::MORE_DATA).union(RxFlags::EXTRA_INFO);
+
+impl RxDriver for NetfrontRx {
+    fn limits(&self) -> RxLimits {
+        RxLimits {
+            ring: self.ring.size() as u16,
+            header_len: 0,
+            mode: RxMode::Mergeable,
+            max_frame: MAX_PACKET,
+            max_segs: 1,
+        }
+    }
+
+    #[inline(always)]
+    fn room(&self) -> usize {
+        self.ring.free() as usize
+    }
+
+    #[inline(always)]
+    fn post(&mut self, segments: &[Segment], token: u16) -> Result<(), Refused> {
+        if self.ring.fault().is_some() {
+            return Err(Refused::Broken);
+        }
+        if self.ring.free() == 0 {
+            return Err(Refused::Full);
+        }
+        let &[Segment { addr, len }] = segments else { return Err(Refused::Unfit) };
+        // The back end may write anywhere in the page: it must be ours as a whole.
+        let Some((gref, 0)) = self.grants.find(addr, &mut self.hint).filter(|_| len as usize >= PAGE) else {
+            return Err(Refused::Unfit);
+        };
+        let at = self.ring.next_request() as usize & (self.posted.len() - 1);
+        self.posted[at] = Posted { token, addr };
+        self.ring.push(RxRequest { id: at as u16, gref }.to_slot());
+        Ok(())
+    }
+
+    #[inline]
+    fn flush(&mut self) -> bool {
+        self.ring.publish()
+    }
+
+    #[inline(always)]
+    fn completed(&mut self) -> Option<Completion> {
+        self.ready.pop_front().or_else(|| self.packet())
+    }
+
+    #[inline(always)]
+    fn start(&mut self, _: ReadSlice<'_>) -> Start {
+        self.starts.pop_front().unwrap_or_default()
+    }
+}

@@ -1,0 +1,281 @@
+//! What is left to be done with a frame: as the network interface says it, and as the rest of the house does.
+//!
+//! Xen says "the checksum is blank" and "segments of so many bytes, of such a kind"; where the checksum lies is for the
+//! receiver to find. The virtual header says it all with offsets. Both halves translate here and nowhere else.
+
+use ringferry_packet::parse::{Layers, PROTO_TCP, PROTO_UDP, ParseError};
+use ringferry_packet::vnet::{
+    F_DATA_VALID, F_NEEDS_CSUM, GSO_NONE, GSO_TCPV4, GSO_TCPV6, Header, HeaderError, Offloads,
+};
+use ringferry_xen::netif::wire;
+
+/// Bytes of a frame that are copied to find its headers: what Linux gathers, and room for options behind it. Longer
+/// headers exist only to be longer; such a frame cannot be offloaded.
+pub const HEADERS: usize = 256;
+
+/// Where TCP and UDP keep their checksum, in bytes from the start of their header.
+const TCP_CHECKSUM: u16 = 16;
+const UDP_CHECKSUM: u16 = 6;
+
+/// The extra-info of a frame that has yet to be cut into packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gso {
+    /// Bytes of payload in each packet but the last.
+    pub size: u16,
+    /// [`wire::GSO_TCPV4`] or [`wire::GSO_TCPV6`], as the peer says.
+    pub kind: u8,
+}
+
+/// What the slots of a frame say about it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// The checksum has yet to be finished; its field holds the sum of the pseudo header.
+    pub csum_blank: bool,
+    /// The data is known to be good: it came from a checked packet, or never left this machine.
+    pub data_validated: bool,
+    /// Whether it has yet to be cut.
+    pub gso: Option<Gso>,
+}
+
+/// Why a frame cannot be what its marks say. It is to be dropped and counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MarkError {
+    /// There is no header to find.
+    #[error(transparent)]
+    Parse(#[from] ParseError),
+    /// The checksum of something that is neither TCP nor UDP.
+    #[error("protocol {0} has no checksum that could be finished; drop the frame")]
+    Protocol(u8),
+    /// Segments of a protocol that the frame does not carry, or of no known protocol.
+    #[error("segments of kind {0} cannot be made of this frame; drop it")]
+    Kind(u8),
+    /// What was found does not agree with the length of the frame.
+    #[error(transparent)]
+    Header(#[from] HeaderError),
+}
+
+impl Marks {
+    /// The virtual header of a frame of `len` bytes that begins with the bytes `first`, a private copy: [`HEADERS`] of
+    /// them, or all if it is shorter.
+    ///
+    /// # Errors
+    /// See [`MarkError`]. A frame to be cut must have a blank checksum: there is no saying what another would mean for its
+    /// pieces.
+    #[inline]
+    pub fn header(&self, first: &[u8], len: usize) -> Result<Header, MarkError> {
+        if !self.csum_blank && self.gso.is_none() {
+            let header =
+                Header { flags: if self.data_validated { F_DATA_VALID } else { 0 }, ..Header::default() };
+            header.check(len)?;
+            return Ok(header);
+        }
+        self.offloaded(first, len)
+    }
+
+    fn offloaded(&self, first: &[u8], len: usize) -> Result<Header, MarkError> {
+        let layers = Layers::parse(first)?;
+        let csum_offset = match layers.proto {
+            PROTO_TCP if !layers.fragment => TCP_CHECKSUM,
+            PROTO_UDP if !layers.fragment => UDP_CHECKSUM,
+            other => return Err(MarkError::Protocol(other)),
+        };
+        let mut header = Header {
+            flags: if self.csum_blank { F_NEEDS_CSUM } else { 0 },
+            // Within `first`, and so within 16 bits.
+            csum_start: layers.l4 as u16,
+            csum_offset,
+            ..Header::default()
+        };
+        if let Some(Gso { size, kind }) = self.gso {
+            header.gso_type = match kind {
+                wire::GSO_TCPV4 => GSO_TCPV4,
+                wire::GSO_TCPV6 => GSO_TCPV6,
+                other => return Err(MarkError::Kind(other)),
+            };
+            header.gso_size = size;
+            header.hdr_len = layers.payload as u16;
+            if !layers.agree_with(&header) {
+                return Err(MarkError::Kind(kind));
+            }
+        }
+        header.check(len)?;
+        Ok(header)
+    }
+
+    /// The marks of a frame with this header; `None` when it asks for what the network interface cannot say: UDP to be cut
+    /// or fragmented, or TCP whose first piece alone is to have CWR set.
+    #[inline]
+    pub fn of(header: &Header) -> Option<Self> {
+        let gso = match header.gso_type {
+            GSO_NONE => None,
+            GSO_TCPV4 => Some(Gso { size: header.gso_size, kind: wire::GSO_TCPV4 }),
+            GSO_TCPV6 => Some(Gso { size: header.gso_size, kind: wire::GSO_TCPV6 }),
+            _ => return None,
+        };
+        let csum_blank = header.needs_csum();
+        // Linux marks both: what has no checksum yet has not been damaged either.
+        let data_validated = csum_blank || header.flags & F_DATA_VALID != 0;
+        Some(Self { csum_blank, data_validated, gso })
+    }
+}
+
+/// What a receiver takes, as the store says it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Accepts {
+    /// Frames of more than one slot (`feature-sg`).
+    pub sg: bool,
+    /// Blank checksums of IPv4 (the opposite of `feature-no-csum-offload`).
+    pub csum4: bool,
+    /// Blank checksums of IPv6 (`feature-ipv6-csum-offload`).
+    pub csum6: bool,
+    /// TCP over IPv4 that has yet to be cut (`feature-gso-tcpv4`).
+    pub gso4: bool,
+    /// TCP over IPv6 that has yet to be cut (`feature-gso-tcpv6`).
+    pub gso6: bool,
+}
+
+impl Accepts {
+    /// Everything.
+    pub const ALL: Self = Self { sg: true, csum4: true, csum6: true, gso4: true, gso6: true };
+
+    /// Only what makes sense together: nothing is to be cut that has no blank checksum or must fit one slot.
+    #[must_use]
+    pub fn consistent(self) -> Self {
+        let Self { sg, csum4, csum6, gso4, gso6 } = self;
+        Self { sg, csum4, csum6, gso4: gso4 && sg && csum4, gso6: gso6 && sg && csum6 }
+    }
+
+    /// What both accept.
+    #[must_use]
+    pub fn both(self, other: Self) -> Self {
+        Self {
+            sg: self.sg && other.sg,
+            csum4: self.csum4 && other.csum4,
+            csum6: self.csum6 && other.csum6,
+            gso4: self.gso4 && other.gso4,
+            gso6: self.gso6 && other.gso6,
+        }
+    }
+
+    /// The same for the rest of the house, which does not tell the checksums of IPv4 and IPv6 apart: a receiver that takes
+    /// only one of them takes none.
+    #[must_use]
+    pub fn offloads(self) -> Offloads {
+        let Self { csum4, csum6, gso4, gso6, .. } = self.consistent();
+        let csum = csum4 && csum6;
+        let mut offloads = Offloads::empty();
+        offloads.set(Offloads::CSUM, csum);
+        offloads.set(Offloads::TSO4, csum && gso4);
+        offloads.set(Offloads::TSO6, csum && gso6);
+        offloads
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ethernet, IPv4 or IPv6, TCP or UDP, all without options.
+    fn frame(v6: bool, proto: u8, payload: usize) -> Vec<u8> {
+        let mut frame = vec![2; 12];
+        let transport = if proto == PROTO_TCP { 20 } else { 8 };
+        if v6 {
+            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, proto, 64]);
+            frame.extend([7; 32]);
+        } else {
+            frame.extend([8, 0, 0x45, 0, 0, 0, 0, 0, 0, 0, 64, proto, 0, 0]);
+            frame.extend([7; 8]);
+        }
+        let l4 = frame.len();
+        frame.resize(l4 + transport + payload, 0);
+        if proto == PROTO_TCP {
+            frame[l4 + 12] = 0x50;
+        }
+        frame
+    }
+
+    const BLANK: Marks = Marks { csum_blank: true, data_validated: true, gso: None };
+
+    fn cut(kind: u8, size: u16) -> Marks {
+        Marks { gso: Some(Gso { size, kind }), ..BLANK }
+    }
+
+    #[test]
+    fn marks_survive_the_way_there_and_back() {
+        for (v6, kind) in [(false, wire::GSO_TCPV4), (true, wire::GSO_TCPV6)] {
+            let frame = frame(v6, PROTO_TCP, 5000);
+            for marks in [Marks::default(), BLANK, cut(kind, 1448)] {
+                let header = marks.header(&frame[..HEADERS], frame.len()).unwrap();
+                assert_eq!(Marks::of(&header), Some(marks), "{header:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn blank_checksums_are_found_in_tcp_and_udp() {
+        for (v6, l4) in [(false, 34), (true, 54)] {
+            for (proto, offset) in [(PROTO_TCP, TCP_CHECKSUM), (PROTO_UDP, UDP_CHECKSUM)] {
+                let frame = frame(v6, proto, 10);
+                let header = BLANK.header(&frame, frame.len()).unwrap();
+                assert_eq!((header.csum_start, header.csum_offset), (l4, offset));
+            }
+        }
+    }
+
+    #[test]
+    fn blank_checksums_of_other_protocols_are_refused() {
+        let mut frame = frame(false, PROTO_UDP, 10);
+        frame[23] = 1;
+        assert_eq!(BLANK.header(&frame, frame.len()), Err(MarkError::Protocol(1)));
+        // A fragment has no transport header to put a checksum into.
+        frame[23] = PROTO_UDP;
+        frame[20] = 0x20;
+        assert_eq!(BLANK.header(&frame, frame.len()), Err(MarkError::Protocol(PROTO_UDP)));
+    }
+
+    #[test]
+    fn gso_that_the_frame_does_not_carry_is_refused() {
+        let tcp4 = frame(false, PROTO_TCP, 5000);
+        for (marks, error) in [
+            (cut(wire::GSO_TCPV6, 1448), MarkError::Kind(wire::GSO_TCPV6)),
+            (cut(0, 1448), MarkError::Kind(0)),
+            (cut(3, 1448), MarkError::Kind(3)),
+            (cut(wire::GSO_TCPV4, 0), MarkError::Header(HeaderError::GsoSize)),
+            (
+                Marks { csum_blank: false, ..cut(wire::GSO_TCPV4, 1448) },
+                MarkError::Header(HeaderError::GsoWithoutChecksum),
+            ),
+        ] {
+            assert_eq!(marks.header(&tcp4, tcp4.len()), Err(error));
+        }
+        let udp = frame(false, PROTO_UDP, 5000);
+        assert_eq!(cut(wire::GSO_TCPV4, 1448).header(&udp, udp.len()), Err(MarkError::Kind(wire::GSO_TCPV4)));
+    }
+
+    #[test]
+    fn xsa_423_headers_that_are_not_whole_are_refused() {
+        let whole = frame(true, PROTO_TCP, 0);
+        for len in 0..whole.len() {
+            assert!(BLANK.header(&whole[..len], len).is_err(), "{len}");
+        }
+        assert!(BLANK.header(&whole, whole.len()).is_ok());
+    }
+
+    #[test]
+    fn what_the_interface_cannot_say_is_not_said() {
+        use ringferry_packet::vnet::{GSO_ECN, GSO_UDP, GSO_UDP_L4};
+        for gso_type in [GSO_UDP, GSO_UDP_L4, GSO_TCPV4 | GSO_ECN, 9] {
+            assert_eq!(Marks::of(&Header { gso_type, ..Header::default() }), None);
+        }
+    }
+
+    #[test]
+    fn segmentation_needs_sg_and_checksums() {
+        let all = Accepts::ALL;
+        assert_eq!(all.offloads(), Offloads::CSUM | Offloads::TSO4 | Offloads::TSO6);
+        assert_eq!(Accepts { sg: false, ..all }.offloads(), Offloads::CSUM);
+        assert_eq!(Accepts { csum6: false, ..all }.offloads(), Offloads::empty());
+        assert_eq!(Accepts { gso6: false, ..all }.offloads(), Offloads::CSUM | Offloads::TSO4);
+        assert!(!Accepts { csum4: false, ..all }.consistent().gso4);
+    }
+}

@@ -1,0 +1,262 @@
+//! Both halves connected, and packets between them.
+
+use ringferry_memory::{Area, ReadSlice};
+use ringferry_packet::frame::Burst;
+use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, Header};
+use ringferry_xen::domain::PAGE;
+use ringferry_xen_net::bus::back::MappedControl;
+use ringferry_xen_net::bus::{BackConfig, FrontConfig, MappedQueue, Session};
+use ringferry_xen_net::events::Events;
+use ringferry_xen_net::netback::{Control, Mode, Multicast, Queue, QueueConfig, Refused};
+use ringferry_xen_net::netfront::Pair;
+
+use super::{Both, ID, Machine, Provider};
+
+/// A frame and what is to be done with it.
+pub type Frame = (Header, Vec<u8>);
+
+/// How pages are reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    Copy,
+    Map,
+    Persistent,
+    Static,
+}
+
+impl Sharing {
+    pub const ALL: [Self; 4] = [Self::Copy, Self::Map, Self::Persistent, Self::Static];
+}
+
+/// A queue of the back end.
+pub struct BackQueue {
+    pub queue: Queue,
+    events: Events,
+}
+
+/// Both halves, connected.
+pub struct Wire {
+    pub machine: Machine,
+    pub both: Both,
+    pub sharing: Sharing,
+    pub session: Session,
+    pub queues: Vec<BackQueue>,
+    control: Option<(Control<Area>, MappedChannel)>,
+    pub multicast: Multicast,
+}
+
+type MappedChannel = Box<dyn ringferry_xen::event::EventChannel>;
+
+fn page(region: &std::sync::Arc<ringferry_memory::Region>) -> Area {
+    region.area(0, PAGE).unwrap()
+}
+
+impl Wire {
+    pub fn new(provider: Provider, sharing: Sharing, front: FrontConfig, back: BackConfig) -> Self {
+        let mut machine = Machine::of(provider);
+        machine.plug(ID);
+        let persistent = sharing == Sharing::Persistent;
+        let static_grants = sharing == Sharing::Static;
+        let front = machine.front(ID, FrontConfig { persistent, static_grants, ..front });
+        let plugs = machine.plugs(BackConfig { persistent, static_grants, ..back });
+        let mut both = Both::new(Some(front), Some(plugs));
+        both.connect();
+        let session = both.session.take().unwrap();
+        let mut wire = Self {
+            machine,
+            both,
+            sharing,
+            session,
+            queues: Vec::new(),
+            control: None,
+            multicast: Multicast::new(false),
+        };
+        wire.serve();
+        for pair in &mut wire.session.pairs {
+            if pair.refill() {
+                pair.events().notify_receive().unwrap();
+            }
+        }
+        wire
+    }
+
+    /// Makes a back end of the connection that was handed over.
+    pub fn serve(&mut self) {
+        let connection = self.both.connection.take().unwrap();
+        let sg = connection.front.accepts.sg;
+        let mode = match self.sharing {
+            Sharing::Map => Mode::Map,
+            Sharing::Persistent if connection.front.persistent => Mode::Persistent,
+            _ => Mode::Copy,
+        };
+        let make = |MappedQueue { tx_ring, rx_ring, events, foreign }| {
+            let config = QueueConfig::new(mode, sg);
+            let queue = Queue::new(page(&tx_ring), page(&rx_ring), foreign, config).unwrap();
+            BackQueue { queue, events }
+        };
+        self.queues = connection.queues.into_iter().map(make).collect();
+        self.control = connection.control.map(|MappedControl { ring, channel, foreign }| {
+            (Control::new(page(&ring), foreign).unwrap(), channel)
+        });
+        assert_eq!(self.control.is_some(), self.sharing == Sharing::Static);
+        if self.control.is_some() {
+            self.settle_statics();
+        }
+    }
+
+    /// Serves the control ring until all grants are handed over.
+    pub fn settle_statics(&mut self) {
+        let Self { both, control, queues, .. } = self;
+        let Some((control, channel)) = control else { return };
+        // All pages but those of the rings, of the control ring and its list.
+        let all = both.front.as_ref().unwrap().granted() - 2 * queues.len() - 2;
+        both.until("static grants", |both| {
+            channel.drain().unwrap();
+            let mut queues: Vec<_> = queues.iter_mut().map(|queue| &mut queue.queue).collect();
+            if control.poll(&mut queues) {
+                channel.notify().unwrap();
+            }
+            let mapped: usize = queues.iter().map(|queue| queue.mapped().1).sum();
+            mapped == all && both.front.as_ref().unwrap().static_grants() == all
+        });
+        assert_eq!(control.fault(), None);
+    }
+
+    pub fn pair(&mut self, queue: usize) -> &mut Pair {
+        &mut self.session.pairs[queue]
+    }
+
+    /// Sends a frame from the front end.
+    pub fn send(&mut self, queue: usize, (header, frame): &Frame) -> bool {
+        let pair = self.pair(queue);
+        let sent = pair.send_frame(header, frame);
+        if pair.transmit.flush() {
+            pair.events().notify_transmit().unwrap();
+        }
+        sent
+    }
+
+    /// What the back end takes.
+    pub fn taken(&mut self, queue: usize) -> Vec<Frame> {
+        let BackQueue { queue, events } = &mut self.queues[queue];
+        events.drain().unwrap();
+        let mut frames = Vec::new();
+        while queue.poll(32, &mut self.multicast) > 0 {
+            let lent = queue.lend().unwrap();
+            let mut burst = Burst::new();
+            lent.frames(&mut burst);
+            for frame in burst.frames() {
+                let mut bytes = Vec::new();
+                burst.flatten(frame, &mut bytes);
+                frames.push((frame.header, bytes));
+            }
+            drop(burst);
+            queue.give_back(lent);
+            if queue.complete() {
+                events.notify_transmit().unwrap();
+            }
+        }
+        assert_eq!(queue.fault(), None);
+        frames
+    }
+
+    /// Gives frames to the front end, in one burst.
+    pub fn give(&mut self, queue: usize, frames: &[Frame]) -> Result<(), Refused> {
+        let BackQueue { queue, events } = &mut self.queues[queue];
+        queue.expect(frames.len());
+        let mut result = Ok(());
+        for (header, frame) in frames {
+            let (first, rest) = frame.split_at(frame.len().min(64));
+            // In pieces, as a sender's pages are.
+            let rest: Vec<_> = rest.chunks(3000).map(ReadSlice::from).collect();
+            result = result.and_then(|()| queue.deliver(*header, first, &rest));
+        }
+        if queue.flush() {
+            events.notify_receive().unwrap();
+        }
+        result
+    }
+
+    /// What the front end receives.
+    pub fn received(&mut self, queue: usize) -> Vec<Frame> {
+        let pair = self.pair(queue);
+        pair.events().drain().unwrap();
+        let mut frames = Vec::new();
+        let Pair { pools, receive, .. } = pair;
+        while receive.lend(32, pools, |chain, _| {
+            frames.push((chain.header, chain.to_vec()));
+            Some(chain)
+        }) > 0
+        {}
+        if pair.refill() {
+            pair.events().notify_receive().unwrap();
+        }
+        assert_eq!(pair.fault(), None);
+        frames
+    }
+
+    /// Closes everything; nothing may be left.
+    #[track_caller]
+    pub fn end(self) {
+        let Self { machine, mut both, session, queues, control, .. } = self;
+        drop((queues, control));
+        both.session = Some(session);
+        both.front.as_mut().unwrap().close();
+        both.until("the end", |both| both.closed.len() == 1);
+        assert_eq!(both.closed, [0]);
+        drop(both);
+        machine.assert_nothing_left();
+    }
+}
+
+/// A frame of `len` bytes that is no IP, all bytes others than in frames of another seed.
+pub fn raw(len: usize, seed: u64) -> Frame {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut byte = || {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (state >> 56) as u8
+    };
+    let mut frame: Vec<u8> = (0..len).map(|_| byte()).collect();
+    frame[12..14].copy_from_slice(&[0x88, 0xb5]);
+    (Header::default(), frame)
+}
+
+/// A TCP segment of `len` bytes whose checksum is blank, to be cut if `gso_size` is not 0.
+pub fn tcp(v6: bool, len: usize, gso_size: u16, seed: u64) -> Frame {
+    let (_, mut frame) = raw(len, seed);
+    let l4 = if v6 {
+        frame[12..22].copy_from_slice(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, 6, 64]);
+        54
+    } else {
+        frame[12..26].copy_from_slice(&[8, 0, 0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0]);
+        34
+    };
+    frame[l4 + 12] = 0x50;
+    let mut header =
+        Header { flags: F_NEEDS_CSUM, csum_start: l4 as u16, csum_offset: 16, ..Header::default() };
+    if gso_size > 0 {
+        header.gso_type = if v6 { GSO_TCPV6 } else { GSO_TCPV4 };
+        header.gso_size = gso_size;
+        header.hdr_len = l4 as u16 + 20;
+    }
+    (header, frame)
+}
+
+impl Wire {
+    /// Ends the back end's process, without a word to anyone.
+    pub fn kill_back(&mut self) {
+        self.queues.clear();
+        self.control = None;
+        self.both.plugs = None;
+    }
+
+    /// Starts it again.
+    pub fn start_back(&mut self) {
+        let (persistent, static_grants) =
+            (self.sharing == Sharing::Persistent, self.sharing == Sharing::Static);
+        let config = BackConfig { persistent, static_grants, ..BackConfig::default() };
+        self.both.plugs = Some(self.machine.plugs(config));
+        self.both.until("the rings again", |both| both.connection.is_some());
+        self.serve();
+    }
+}

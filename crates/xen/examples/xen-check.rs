@@ -1,0 +1,329 @@
+//! Checks the provider for real Xen where there is one. Runs inside a domain, started by `tests/interop/xen`.
+//!
+//!     xen-check self                   all properties of a provider, this domain granting to itself
+//!     xen-check store BASE [SOCKET]    all properties of a store below a node, through the kernel or a socket
+//!     xen-check limit                  the limit of grants, and runs longer than one mapping
+//!     xen-check hold DOMAIN            maps what `front` in that domain grants, and keeps it until it is killed
+//!     xen-check front DOMAIN           grants pages to that domain, and takes turns with its `back`
+//!     xen-check back DOMAIN            uses what `front` in that domain grants
+
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use ringferry_memory::{ReadSlice, Window, WriteSlice};
+use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
+use ringferry_xen::domain::{DomId, Domain, EventPort, PAGE};
+use ringferry_xen::event::EventChannel;
+use ringferry_xen::grant::{Access, CopySegment, Foreign, GrantError, GrantRef, Granted, Local};
+use ringferry_xen::real::RealDomain;
+use ringferry_xen::store::testing as store_testing;
+use ringferry_xen::store::{Client, Event, Nodes, path};
+use ringferry_xen::testing::{self, Pair};
+
+/// How long the other end may take. An emulated CPU that two domains share is slow.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Pages that the front end grants.
+const PAGES: usize = 64;
+
+/// Events that go there and back.
+const EVENTS: usize = 100;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let domain = RealDomain::open().expect("this is a domain of Xen");
+    match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["self"] => {
+            let pair = Pair { front: &domain, back: &domain, counts_uses: false };
+            testing::all(&pair, |name| println!("ok: {name}"));
+        }
+        ["store", base, rest @ ..] => store(&domain, base, rest.first().copied()),
+        ["limit"] => limit(&domain),
+        ["hold", number] => hold(&domain, DomId(number.parse().expect("the number of a domain"))),
+        ["front", number] => front(&domain, DomId(number.parse().expect("the number of a domain"))),
+        ["back", number] => back(&domain, DomId(number.parse().expect("the number of a domain"))),
+        _ => {
+            eprintln!(
+                "usage: xen-check self | store BASE [SOCKET] | limit | front DOMAIN | back DOMAIN | hold DOMAIN"
+            );
+            return ExitCode::from(2);
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn store(domain: &RealDomain, base: &str, socket: Option<&str>) {
+    let connect = || match socket {
+        Some(path) => Client::connect(path).expect("the socket"),
+        None => Client::open().expect("the kernel's store"),
+    };
+    let subject = store_testing::Subject { connect: &connect, domain: domain.id(), base };
+    store_testing::all(&subject, |name| println!("ok: {name}"));
+}
+
+/// More grants than there can be are refused as such and leave nothing behind; more pages than one mapping takes are
+/// mapped all the same, and one that is bad costs only itself.
+fn limit(domain: &RealDomain) {
+    const MANY: usize = 700;
+    let mut table = domain.grants().expect("gntalloc");
+    for _ in 0..3 {
+        let error = table.grant(domain.id(), 1 << 16, Access::Write).expect_err("more than there are");
+        assert!(matches!(error, GrantError::Exhausted(_)), "{error}");
+    }
+    println!("ok: more grants than there can be are refused");
+    for round in 0..3 {
+        let granted =
+            table.grant(domain.id(), MANY, Access::Write).expect("what the refused ones did not take");
+        let mut foreign = domain.foreign(domain.id()).expect("gntdev");
+        let mut window = Window::reserve(MANY).expect("addresses");
+        let mut list: Vec<_> = granted.refs().iter().copied().enumerate().collect();
+        list[MANY / 2].1 = GrantRef(u32::MAX);
+        let mut mapped = Vec::new();
+        foreign.map(&mut window, &list, Access::Write, &mut mapped);
+        let bad: Vec<usize> = (0..MANY).filter(|page| !mapped[*page]).collect();
+        assert_eq!(bad, [MANY / 2], "round {round}");
+        for page in [0, MANY / 2 - 1, MANY - 1] {
+            window.write(page, 0, 4).expect("mapped").copy_from(b"page");
+            let mut bytes = [0; 4];
+            let area = granted.region().area(page * PAGE, 4).expect("a page");
+            area.read(0, 4).expect("a page").copy_to(&mut bytes);
+            assert_eq!(&bytes, b"page");
+        }
+        println!("note: {:?}", foreign.counters());
+    }
+    println!("ok: {MANY} pages are mapped around a bad one, again and again");
+}
+
+fn hold(domain: &RealDomain, peer: DomId) {
+    let mut turns = Turns::new(peer);
+    turns.wait("done", 1);
+    let refs = turns.list("writable");
+    let mut foreign = domain.foreign(peer).expect("gntdev");
+    let region = foreign.map_region(&refs).expect("a region");
+    println!("ok: {} pages are mapped", region.spec().size as usize / PAGE);
+    loop {
+        std::thread::park();
+    }
+}
+
+/// The two ends take turns: `back` writes the number of a step, `front` does it and answers with the same number.
+struct Turns {
+    store: Client,
+    base: String,
+}
+
+impl Turns {
+    fn new(front: DomId) -> Turns {
+        let store = Client::open().expect("the store");
+        Turns { store, base: path::join(&path::domain(front), "data/check") }
+    }
+
+    fn node(&self, name: &str) -> String {
+        path::join(&self.base, name)
+    }
+
+    /// Waits until the number in a node is at least `least`.
+    fn wait(&mut self, name: &str, least: u32) -> u32 {
+        let node = self.node(name);
+        self.store.watch(&node, 1).expect("watch");
+        let number = loop {
+            while self.store.event().expect("event").is_some_and(|event| event != Event::Flood) {}
+            match self.store.number(&node).expect("a number") {
+                Some(number) if number >= least => break number,
+                _ => assert!(wait_for(self.store.as_fd()), "no {name} {least} within {PATIENCE:?}"),
+            }
+        };
+        self.store.unwatch(&node, 1).expect("unwatch");
+        number
+    }
+
+    fn set(&mut self, name: &str, value: impl ToString) {
+        let node = self.node(name);
+        self.store.write(&node, value.to_string()).expect("write");
+    }
+
+    fn list(&mut self, name: &str) -> Vec<GrantRef> {
+        let node = self.node(name);
+        let text = self.store.text(&node).expect("text").expect("a list");
+        text.split('-').map(|gref| GrantRef(gref.parse().expect("a reference"))).collect()
+    }
+}
+
+fn wait_for(fd: impl AsFd) -> bool {
+    let epoll = Epoll::new().expect("epoll");
+    epoll.add(fd, 0, Interest::READABLE).expect("epoll");
+    epoll.wait(&mut EventBuf::with_capacity(1), Some(PATIENCE)).expect("epoll") > 0
+}
+
+fn wait_event(channel: &dyn EventChannel) {
+    while !channel.drain().expect("drain") {
+        assert!(wait_for(channel.as_fd()), "no event within {PATIENCE:?}");
+    }
+}
+
+fn byte(page: usize, at: usize, seed: usize) -> u8 {
+    (page * 7 + at * 13 + seed) as u8
+}
+
+fn page_of(page: usize, seed: usize) -> Vec<u8> {
+    (0..PAGE).map(|at| byte(page, at, seed)).collect()
+}
+
+fn list(granted: &dyn Granted) -> String {
+    granted.refs().iter().map(ToString::to_string).collect::<Vec<_>>().join("-")
+}
+
+fn front(domain: &RealDomain, peer: DomId) {
+    let mut turns = Turns::new(domain.id());
+    let mut table = domain.grants().expect("gntalloc");
+    let writable = table.grant(peer, PAGES, Access::Write).expect("grants");
+    let readable = table.grant(peer, 4, Access::Read).expect("grants");
+    for (granted, count) in [(&writable, PAGES), (&readable, 4)] {
+        for page in 0..count {
+            let area = granted.region().area(page * PAGE, PAGE).expect("a page");
+            area.write(0, PAGE).expect("a page").copy_from(&page_of(page, 0));
+        }
+    }
+    let (port, channel) = domain.alloc_unbound(peer).expect("a port");
+    let (base, lists) = (turns.base.clone(), [list(writable.as_ref()), list(readable.as_ref())]);
+    turns
+        .store
+        .transaction(|t| {
+            t.write(&path::join(&base, "port"), port.0.to_string())?;
+            t.write(&path::join(&base, "writable"), &lists[0])?;
+            t.write(&path::join(&base, "readable"), &lists[1])?;
+            t.write(&path::join(&base, "done"), "1")
+        })
+        .expect("a transaction");
+
+    turns.wait("step", 2);
+    for page in 0..PAGES {
+        let area = writable.region().area(page * PAGE, PAGE).expect("a page");
+        let mut bytes = vec![0; PAGE];
+        area.read(0, PAGE).expect("a page").copy_to(&mut bytes);
+        assert_eq!(bytes, page_of(page, 1), "page {page} as the other end wrote it");
+    }
+    turns.set("done", 2);
+
+    turns.wait("step", 3);
+    for _ in 0..EVENTS {
+        wait_event(channel.as_ref());
+        channel.notify().expect("notify");
+    }
+    turns.set("done", 3);
+
+    turns.wait("step", 4);
+    assert_eq!(writable.end(), 0);
+    turns.set("done", 4);
+    turns.wait("step", 5);
+    drop((readable, channel));
+    turns.set("done", 5);
+    println!("ok: the front end is done");
+}
+
+fn back(domain: &RealDomain, peer: DomId) {
+    let mut turns = Turns::new(peer);
+    turns.wait("done", 1);
+    let (writable, readable) = (turns.list("writable"), turns.list("readable"));
+    let node = turns.node("port");
+    let port = turns.store.number(&node).expect("a number").expect("a port");
+    let mut foreign = domain.foreign(peer).expect("gntdev");
+    let mut window = Window::reserve(2 * PAGES).expect("addresses");
+
+    let half = PAGES / 2;
+    let mut mapped = Vec::new();
+    let pages: Vec<_> = writable.iter().copied().enumerate().take(half).collect();
+    foreign.map(&mut window, &pages, Access::Write, &mut mapped);
+    assert!(mapped.iter().all(|mapped| *mapped), "{mapped:?}");
+    for page in 0..half {
+        let mut bytes = vec![0; PAGE];
+        window.read(page, 0, PAGE).expect("mapped").copy_to(&mut bytes);
+        assert_eq!(bytes, page_of(page, 0));
+        window.write(page, 0, PAGE).expect("mapped").copy_from(&page_of(page, 1));
+    }
+    println!("ok: {half} pages of another domain are mapped, read and written");
+
+    copy_pages(foreign.as_mut(), &writable, half);
+    println!("ok: {half} pages of another domain are copied both ways");
+
+    foreign.map(&mut window, &[(PAGES, readable[0])], Access::Write, &mut mapped);
+    assert_eq!(mapped, [false]);
+    foreign.map(&mut window, &[(PAGES, readable[0])], Access::Read, &mut mapped);
+    assert_eq!(mapped, [true]);
+    let mut batch = [CopySegment {
+        gref: readable[1],
+        offset: 0,
+        local: Local::From(ReadSlice::from(&b"no"[..])),
+        done: true,
+    }];
+    foreign.copy(&mut batch).expect("the call itself is good");
+    assert!(!batch[0].done);
+    println!("ok: a read-only grant cannot be mapped or copied to for writing");
+
+    turns.set("step", 2);
+    turns.wait("done", 2);
+    println!("ok: the other domain has seen all that was written");
+
+    let channel = domain.bind_interdomain(peer, EventPort(port)).expect("the port");
+    while channel.drain().expect("drain") {} // a new end finds one at once
+    turns.set("step", 3);
+    for _ in 0..EVENTS {
+        channel.notify().expect("notify");
+        wait_event(channel.as_ref());
+    }
+    turns.wait("done", 3);
+    println!("ok: {EVENTS} events went there and back");
+
+    turns.set("step", 4);
+    turns.wait("done", 4);
+    let mut kept = vec![0; PAGE];
+    window.read(3, 0, PAGE).expect("still mapped").copy_to(&mut kept);
+    assert_eq!(kept, page_of(3, 1));
+    println!("ok: xsa_396: a page whose grant ends while it is mapped stays what it is");
+    let slots: Vec<usize> = (0..half).collect();
+    let (last, others) = slots.split_last().expect("pages");
+    foreign.unmap(&mut window, others);
+    foreign.unmap(&mut window, &[*last, PAGES]);
+    assert_eq!(window.mapped(), 0);
+    foreign.map(&mut window, &[(0, writable[PAGES - 1])], Access::Read, &mut mapped);
+    assert_eq!(mapped, [false]);
+    println!("ok: an ended grant cannot be mapped");
+
+    turns.set("step", 5);
+    turns.wait("done", 5);
+    let _ = channel.notify(); // to nobody: no harm
+    let counters = foreign.counters();
+    assert_eq!((counters.mapped, counters.unmapped), (half as u64 + 1, half as u64 + 1));
+    println!("note: {counters:?}");
+}
+
+/// Reads the second half of the pages by copies, and overwrites them, in pieces of uneven length.
+fn copy_pages(foreign: &mut dyn Foreign, refs: &[GrantRef], half: usize) {
+    const PIECE: usize = 1500;
+    let pieces = || {
+        (0..half).flat_map(|page| (0..PAGE).step_by(PIECE).map(move |at| (page, at, PIECE.min(PAGE - at))))
+    };
+    let mut read = vec![0; half * PAGE];
+    let mut rest = &mut read[..];
+    let mut batch = Vec::new();
+    for (page, at, len) in pieces() {
+        let (piece, after) = rest.split_at_mut(len);
+        rest = after;
+        let local = Local::To(WriteSlice::from(piece));
+        batch.push(CopySegment { gref: refs[half + page], offset: at as u16, local, done: false });
+    }
+    foreign.copy(&mut batch).expect("copies");
+    assert!(batch.iter().all(|segment| segment.done));
+    drop(batch);
+    let written: Vec<u8> = (0..half).flat_map(|page| page_of(half + page, 1)).collect();
+    assert_eq!(read, (0..half).flat_map(|page| page_of(half + page, 0)).collect::<Vec<_>>());
+    let mut batch: Vec<_> = pieces()
+        .map(|(page, at, len)| {
+            let local = Local::From(ReadSlice::from(&written[page * PAGE + at..][..len]));
+            CopySegment { gref: refs[half + page], offset: at as u16, local, done: false }
+        })
+        .collect();
+    foreign.copy(&mut batch).expect("copies");
+    assert!(batch.iter().all(|segment| segment.done));
+}

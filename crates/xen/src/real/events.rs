@@ -1,0 +1,29 @@
+//! Event channels of the hypervisor. Each has a descriptor of its own, so that each can be waited for and
+//! closed alone, and one that is flooded takes nothing from the others' queue.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use ringferry_sys::xen::EventDevice;
+
+use crate::event::EventChannel;
+
+/// One end.
+#[derive(Debug)]
+pub struct RealChannel(pub(super) EventDevice);
+
+impl EventChannel for RealChannel {
+    fn notify(&self) -> io::Result<()> {
+        self.0.notify()
+    }
+
+    fn drain(&self) -> io::Result<bool> {
+        self.0.drain()
+    }
+}
+
+impl AsFd for RealChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

@@ -1,0 +1,251 @@
+//! Every interleaving and every allowed reordering of one exchange on a ring, by model checking.
+//!
+//! In each model one side publishes while the other finds nothing, makes its final check and sleeps. Wrong is to sleep
+//! while there is work and no notification (a lost wake-up), or to see an index without the slots it stands for. The
+//! same models with one fence or one order taken away must find that mistake: nothing in the ring is there in vain.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use loom::sync::atomic::{AtomicU64, Ordering, fence};
+use loom::thread;
+use ringferry_memory::{Entry, WordSlots, WordTable, Words};
+use ringferry_xen::netif::{BackRing, FrontRing};
+
+/// What a side's [`Words`] keep of their promises.
+trait Promises: Send + 'static {
+    const FULL_FENCE: bool = true;
+    const ACQUIRE: Ordering = Ordering::Acquire;
+    const RELEASE: Ordering = Ordering::Release;
+}
+
+struct Sound;
+impl Promises for Sound {}
+
+struct NoFence;
+impl Promises for NoFence {
+    const FULL_FENCE: bool = false;
+}
+
+struct NoAcquire;
+impl Promises for NoAcquire {
+    const ACQUIRE: Ordering = Ordering::Relaxed;
+}
+
+struct NoRelease;
+impl Promises for NoRelease {
+    const RELEASE: Ordering = Ordering::Relaxed;
+}
+
+/// Words that the model knows: the four indexes and the first two slots. The rest of the page is never looked at.
+const CELLS: usize = 4 + 2 * 4;
+
+struct Model<P> {
+    cells: Arc<Vec<AtomicU64>>,
+    promises: PhantomData<P>,
+}
+
+impl<P> Clone for Model<P> {
+    fn clone(&self) -> Self {
+        Model { cells: Arc::clone(&self.cells), promises: PhantomData }
+    }
+}
+
+impl<P> Model<P> {
+    fn cell(&self, at: usize) -> Option<&AtomicU64> {
+        let at = if at < 16 { at / 4 } else { 4 + at.checked_sub(64)? / 4 };
+        self.cells.get(at)
+    }
+
+    fn load(&self, at: usize, order: Ordering) -> u64 {
+        self.cell(at).expect("a word of the model").load(order)
+    }
+
+    fn store(&self, at: usize, value: u64, order: Ordering) {
+        self.cell(at).expect("a word of the model").store(value, order);
+    }
+}
+
+impl<P: Promises> Words for Model<P> {
+    type Table<E: Entry> = WordTable<Self>;
+    fn table<E: Entry>(&self, at: usize, count: u16) -> Option<WordTable<Self>> {
+        WordTable::new::<E>(self.clone(), at, count)
+    }
+    type Slots = WordSlots<Self>;
+    fn slots(&self, count: u16) -> Option<WordSlots<Self>> {
+        WordSlots::new(self.clone(), count)
+    }
+    fn len(&self) -> usize {
+        4096
+    }
+    fn is_aligned(&self, _: usize) -> bool {
+        true
+    }
+    fn load16(&self, _: usize) -> u16 {
+        unreachable!("a Xen ring has no words of 16 bits")
+    }
+    fn load16_acquire(&self, at: usize) -> u16 {
+        self.load16(at)
+    }
+    fn store16(&self, at: usize, _: u16) {
+        self.load16(at);
+    }
+    fn store16_release(&self, at: usize, _: u16) {
+        self.load16(at);
+    }
+    fn load32(&self, at: usize) -> u32 {
+        self.load(at, Ordering::Relaxed) as u32
+    }
+    fn load32_acquire(&self, at: usize) -> u32 {
+        self.load(at, P::ACQUIRE) as u32
+    }
+    fn store32(&self, at: usize, value: u32) {
+        self.store(at, value.into(), Ordering::Relaxed);
+    }
+    fn store32_release(&self, at: usize, value: u32) {
+        self.store(at, value.into(), P::RELEASE);
+    }
+    fn load64(&self, _: usize) -> u64 {
+        unreachable!("a Xen ring has no words of 64 bits")
+    }
+    fn load64_acquire(&self, at: usize) -> u64 {
+        self.load64(at)
+    }
+    fn store64(&self, at: usize, value: u64) {
+        // A new ring is cleared; the model's cells begin at zero.
+        assert_eq!((at % 8, value), (0, 0));
+    }
+    fn store64_release(&self, at: usize, value: u64) {
+        self.store64(at, value);
+    }
+    fn full_fence() {
+        if P::FULL_FENCE {
+            fence(Ordering::SeqCst);
+        }
+    }
+}
+
+type Pair<F, B> = (FrontRing<Model<F>, [u32; 4]>, BackRing<Model<B>, [u32; 4]>);
+
+/// Both halves over the same cells. Each was told of its first event and sleeps not yet.
+fn pair<F: Promises, B: Promises>() -> Pair<F, B> {
+    let cells = Arc::new((0..CELLS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>());
+    let front = FrontRing::new(Model { cells: Arc::clone(&cells), promises: PhantomData }).unwrap();
+    let back = BackRing::attach(Model { cells, promises: PhantomData }).unwrap();
+    (front, back)
+}
+
+/// One request made the whole round, so that events are stale.
+fn used_pair<F: Promises, B: Promises>() -> Pair<F, B> {
+    let (mut front, mut back) = pair::<F, B>();
+    front.push([1; 4]);
+    assert!(front.publish());
+    assert!(receive(&mut back, 1));
+    back.respond([1; 4]);
+    assert!(back.publish());
+    assert!(collect(&mut front, 1));
+    (front, back)
+}
+
+fn receive<P: Promises>(back: &mut BackRing<Model<P>, [u32; 4]>, number: u32) -> bool {
+    back.refresh();
+    back.take().inspect(|slot| assert_eq!(*slot, [number; 4], "stale slot")).is_some()
+}
+
+fn collect<P: Promises>(front: &mut FrontRing<Model<P>, [u32; 4]>, number: u32) -> bool {
+    front.refresh();
+    front.take().inspect(|slot| assert_eq!(*slot, [number; 4], "stale slot")).is_some()
+}
+
+/// The front end publishes a request while the back end goes to sleep.
+fn request<F: Promises, B: Promises>(careless: bool) {
+    loom::model(move || {
+        let (mut front, mut back) = used_pair::<F, B>();
+        let front = thread::spawn(move || {
+            front.push([2; 4]);
+            front.publish()
+        });
+        let served = receive(&mut back, 2)
+            || (back.final_check(1) && !careless && {
+                assert!(receive(&mut back, 2), "told of work that is not there");
+                true
+            });
+        let notified = front.join().unwrap();
+        assert!(served || notified, "lost wake-up: the back end sleeps");
+    });
+}
+
+/// The back end publishes a response while the front end goes to sleep.
+fn response<F: Promises, B: Promises>(careless: bool) {
+    loom::model(move || {
+        let (mut front, mut back) = used_pair::<F, B>();
+        front.push([2; 4]);
+        let _ = front.publish();
+        assert!(receive(&mut back, 2));
+        let back = thread::spawn(move || {
+            back.respond([3; 4]);
+            back.publish()
+        });
+        let served = collect(&mut front, 3)
+            || (front.final_check(1) && !careless && {
+                assert!(collect(&mut front, 3), "told of work that is not there");
+                true
+            });
+        let notified = back.join().unwrap();
+        assert!(served || notified, "lost wake-up: the front end sleeps");
+    });
+}
+
+/// The front end publishes two requests at once: the back end sees both or none.
+fn burst<F: Promises, B: Promises>() {
+    loom::model(|| {
+        let (mut front, mut back) = pair::<F, B>();
+        let front = thread::spawn(move || {
+            front.push([1; 4]);
+            front.push([2; 4]);
+            let _ = front.publish();
+        });
+        let seen = back.refresh();
+        assert!(seen == 0 || seen == 2, "stale burst: half of it");
+        for number in 1..=seen {
+            assert_eq!(back.take(), Some([number; 4]), "stale slot");
+        }
+        front.join().unwrap();
+    });
+}
+
+#[test]
+fn a_back_end_never_sleeps_through_a_request() {
+    request::<Sound, Sound>(false);
+}
+
+#[test]
+fn a_front_end_never_sleeps_through_a_response() {
+    response::<Sound, Sound>(false);
+}
+
+#[test]
+fn a_packet_of_two_slots_is_seen_whole() {
+    burst::<Sound, Sound>();
+}
+
+macro_rules! mistake {
+    ($name:ident, $expected:literal, $model:expr) => {
+        #[test]
+        #[should_panic(expected = $expected)]
+        fn $name() {
+            $model;
+        }
+    };
+}
+
+mistake!(publish_without_a_fence_loses_a_request, "lost wake-up", request::<NoFence, Sound>(false));
+mistake!(final_check_without_a_fence_loses_a_request, "lost wake-up", request::<Sound, NoFence>(false));
+mistake!(publish_without_a_fence_loses_a_response, "lost wake-up", response::<Sound, NoFence>(false));
+mistake!(final_check_without_a_fence_loses_a_response, "lost wake-up", response::<NoFence, Sound>(false));
+mistake!(no_second_look_loses_a_request, "lost wake-up", request::<Sound, Sound>(true));
+mistake!(no_second_look_loses_a_response, "lost wake-up", response::<Sound, Sound>(true));
+mistake!(request_published_too_early, "stale", burst::<NoRelease, Sound>());
+mistake!(request_read_too_early, "stale", burst::<Sound, NoAcquire>());
+mistake!(response_published_too_early, "stale", response::<Sound, NoRelease>(false));
+mistake!(response_read_too_early, "stale", response::<NoAcquire, Sound>(false));
