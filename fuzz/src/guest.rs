@@ -187,7 +187,8 @@ impl Words for Hostile {
     fn is_aligned(&self, align: usize) -> bool {
         self.area.is_aligned(align)
     }
-    access!(load16 store16 u16, load16_acquire store16_release u16, load32 store32 u32);
+    access!(load16 store16 u16, load16_acquire store16_release u16);
+    access!(load32 store32 u32, load32_acquire store32_release u32);
     access!(load64 store64 u64, load64_acquire store64_release u64);
     fn full_fence() {}
 }
