@@ -19,11 +19,19 @@ pub fn allowed() -> io::Result<Vec<usize>> {
 /// # Errors
 /// `InvalidInput` when there is no such processor or the container does not allow it.
 pub fn pin_current_thread(cpu: usize) -> io::Result<()> {
-    if cpu >= CpuSet::MAX_CPU {
+    restrict_current_thread(&[cpu])
+}
+
+/// Lets the calling thread, and threads it starts later, run on these processors only.
+///
+/// # Errors
+/// `InvalidInput` when there is none of them, or the container allows none.
+pub fn restrict_current_thread(cpus: &[usize]) -> io::Result<()> {
+    if cpus.iter().any(|&cpu| cpu >= CpuSet::MAX_CPU) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let mut set = CpuSet::new();
-    set.set(cpu);
+    cpus.iter().for_each(|&cpu| set.set(cpu));
     Ok(sched_setaffinity(None, &set)?)
 }
 
@@ -36,10 +44,14 @@ mod tests {
         let all = allowed().unwrap();
         assert!(!all.is_empty());
         for &cpu in &all {
+            let all = all.clone();
             std::thread::spawn(move || {
                 pin_current_thread(cpu).unwrap();
                 assert_eq!(allowed().unwrap(), [cpu]);
                 assert_eq!(rustix::thread::sched_getcpu(), cpu);
+                restrict_current_thread(&all).unwrap();
+                assert_eq!(allowed().unwrap(), all);
+                assert!(restrict_current_thread(&[]).is_err());
             })
             .join()
             .unwrap();

@@ -5,7 +5,8 @@
 //! segments of up to 64 KiB cross without checksums. The [`Tap`] owns its descriptor; a device it
 //! created disappears with it, one that was there before stays.
 //!
-//! A tap belongs to the network namespace of the thread that opened it.
+//! A tap belongs to the network namespace of the thread that opened it. One with several queues is several [`Tap`]s;
+//! `queues` says what the kernel does with them.
 //!
 //! What the kernel does, and a caller must know (measured on Linux 6.18):
 //! - A read into too small a buffer silently cuts the frame; below the header's size the frame is
@@ -23,6 +24,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::{ifreq, netif};
+
+mod queues;
 
 /// Size in bytes of the virtio header in front of each frame.
 pub const HEADER_LEN: usize = 12;

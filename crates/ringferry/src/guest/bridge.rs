@@ -1,24 +1,30 @@
-//! The data path of `ringferry guest`: packets between a tap and a pair of virtqueues, on one thread.
+//! The data path of `ringferry guest`: packets between a queue of the tap and a pair of virtqueues, on a thread of its
+//! own, which shares nothing with those of other pairs.
 //!
 //! A tap's virtual header and virtio-net's are the same bytes, so the kernel reads and writes packets
 //! right where the device sees them, and nothing is copied here.
+//!
+//! What the session wants of the thread comes as an [`Order`] and is carried out between two bursts. A pair that is not
+//! in use has nothing to do: the kernel gives it no packets, as its tap queue is detached, and the device none either. Its
+//! thread sleeps, and would still take what the device delivered before it knew.
 
 use std::io;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use ringferry_memory::ReadSlice;
 use ringferry_packet::buffer::Chain;
 use ringferry_ring::Fault;
+use ringferry_sys::cpu;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
-use ringferry_sys::signal::Signals;
+use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::tap::Tap;
-use ringferry_vhost_user::Connection;
 use ringferry_virtio_net::driver::Pair;
-use serde::Serialize;
 
+use super::counts::{Counts, QueuePair, Report};
 use super::read;
-use super::rings::Rings;
+use super::rings::PairRings;
 
 /// Packets moved in one direction before the other gets its turn.
 const BURST: usize = 32;
@@ -30,32 +36,53 @@ const PIECES: usize = 64;
 /// Busy rounds between looks at the other descriptors; see the switch's worker.
 const BUSY_ROUNDS: u32 = 16;
 
-/// What passed, from the guest's point of view as in `ip -s link`: `tx` is what the kernel behind the
-/// tap sent.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(super) struct Counts {
-    rx_packets: u64,
-    rx_bytes: u64,
-    /// Packets whose lengths made no sense.
-    rx_length_errors: u64,
-    /// Packets the kernel did not take from us.
-    rx_tap_errors: u64,
-    tx_packets: u64,
-    tx_bytes: u64,
-    /// Packets that no ring takes: longer than any may be, or the ring is broken.
-    tx_dropped: u64,
-    /// Packets that were on their way through rings that had to be made anew; some may have arrived.
-    pub(super) tx_lost: u64,
-    kicks: u64,
-    wakeups: u64,
+/// What the session asks of a thread. An answer says that it is done.
+pub(super) enum Order {
+    /// Post receive buffers: packets are about to come.
+    Post(SyncSender<()>),
+    /// Send what is in the tap's queue, and say so when the device has taken all of it.
+    Drain(SyncSender<()>),
+    /// Tell what was counted.
+    Report(SyncSender<Report>),
+    /// Run on these processors only.
+    Place(Vec<usize>),
+    /// Return.
+    Stop,
+}
+
+/// The session's end of a line to a thread.
+pub(super) struct Line {
+    orders: Sender<Order>,
+    bell: EventFd,
+}
+
+/// The thread's end.
+pub(super) struct Inbox {
+    orders: Receiver<Order>,
+    bell: EventFd,
+}
+
+impl Line {
+    /// Both ends.
+    pub(super) fn new() -> io::Result<(Line, Inbox)> {
+        let (sender, receiver) = channel();
+        let bell = EventFd::new()?;
+        Ok((Line { orders: sender, bell: bell.try_clone()? }, Inbox { orders: receiver, bell }))
+    }
+
+    /// Gives an order. A thread that has ended does not hear it, and its answer does not come.
+    pub(super) fn give(&self, order: Order) {
+        let _ = self.orders.send(order);
+        let _ = self.bell.signal();
+    }
 }
 
 /// Why packets no longer pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// SIGTERM or SIGINT.
+    /// The session is over: SIGTERM or SIGINT.
     Signal,
-    /// The back end closed the connection.
+    /// The session is over: the back end closed the connection.
     Disconnected,
     /// The back end broke the rules of a ring.
     Broken(Fault),
@@ -63,43 +90,55 @@ pub(super) enum End {
     TapGone,
 }
 
-/// Everything a session needs.
+/// Everything a thread needs.
 pub(super) struct Bridge<'a> {
-    pub(super) tap: &'a Tap,
-    pub(super) signals: &'a Signals,
-    pub(super) connection: &'a mut Connection,
-    pub(super) rings: &'a mut Rings,
-    pub(super) counts: &'a mut Counts,
+    tap: &'a Tap,
+    rings: &'a mut PairRings,
+    counts: &'a mut Counts,
     /// Bytes of the buffers that packets are read into; one buffer for all of a packet if not given.
-    pub(super) pieces: Option<usize>,
+    pieces: Option<usize>,
+    inbox: Inbox,
+    /// Whom to answer when the tap's queue and the transmitq are empty.
+    draining: Option<SyncSender<()>>,
 }
 
-const SIGNALS: u64 = 0;
-const CONNECTION: u64 = 1;
-const TAP: u64 = 2;
-const RX_CALL: u64 = 3;
-const TX_CALL: u64 = 4;
+const ORDERS: u64 = 0;
+const TAP: u64 = 1;
+const RX_CALL: u64 = 2;
+const TX_CALL: u64 = 3;
 
-impl Bridge<'_> {
-    /// Carries packets until something ends it.
-    pub(super) fn run(mut self) -> io::Result<End> {
+impl<'a> Bridge<'a> {
+    /// Between a queue of the tap and a pair; packets are read into buffers of `pieces` bytes, or in one piece.
+    pub(super) fn new(
+        tap: &'a Tap,
+        rings: &'a mut PairRings,
+        counts: &'a mut Counts,
+        pieces: Option<usize>,
+        inbox: Inbox,
+    ) -> Self {
+        Self { tap, rings, counts, pieces, inbox, draining: None }
+    }
+
+    /// Carries packets until something ends it; `None` when told to stop.
+    pub(super) fn run(mut self) -> io::Result<Option<End>> {
         let epoll = Epoll::new()?;
-        epoll.add(self.signals, SIGNALS, Interest::READABLE)?;
-        epoll.add(&*self.connection, CONNECTION, Interest::READABLE | Interest::HANGUP)?;
+        epoll.add(&self.inbox.bell, ORDERS, Interest::READABLE)?;
         epoll.add(self.tap, TAP, Interest::READABLE)?;
         epoll.add(&self.rings.rx.call, RX_CALL, Interest::READABLE)?;
         epoll.add(&self.rings.tx.call, TX_CALL, Interest::READABLE)?;
         let mut events = EventBuf::with_capacity(8);
         let mut tap_ready = true;
         let mut tap_watched = true;
-        self.refill();
         // Rounds since the descriptors were looked at.
         let mut rounds = 0;
         loop {
             let sent = tap_ready && self.transmit(&mut tap_ready);
             let received = self.receive();
             if let Some(fault) = self.rings.pair.fault() {
-                return Ok(End::Broken(fault));
+                return Ok(Some(End::Broken(fault)));
+            }
+            if !tap_ready && self.draining.is_some() {
+                self.try_answer();
             }
             rounds += 1;
             // While packets pass, the other descriptors are looked at now and then; a tap that was empty
@@ -129,11 +168,8 @@ impl Bridge<'_> {
             }
             for event in events.iter() {
                 match event.token {
-                    SIGNALS if self.signals.next()?.is_some() => return Ok(End::Signal),
-                    CONNECTION if self.connection.frontend().check().is_err() => {
-                        return Ok(End::Disconnected);
-                    }
-                    TAP if event.hangup => return Ok(End::TapGone),
+                    ORDERS if !self.obey(&mut tap_ready) => return Ok(None),
+                    TAP if event.hangup => return Ok(Some(End::TapGone)),
                     TAP => tap_ready = true,
                     RX_CALL => drop(self.rings.rx.call.drain()),
                     TX_CALL => drop(self.rings.tx.call.drain()),
@@ -143,17 +179,53 @@ impl Bridge<'_> {
         }
     }
 
+    /// Carries out what was ordered; false when that is to end.
+    fn obey(&mut self, tap_ready: &mut bool) -> bool {
+        let _ = self.inbox.bell.drain();
+        while let Ok(order) = self.inbox.orders.try_recv() {
+            // Whoever does not wait for an answer any more does not get one.
+            match order {
+                Order::Post(done) => {
+                    self.refill();
+                    let _ = done.try_send(());
+                }
+                Order::Drain(done) => {
+                    *tap_ready = true;
+                    self.draining = Some(done);
+                }
+                Order::Report(answer) => {
+                    let queues = Some(QueuePair::of(&self.rings.pair));
+                    let _ = answer.try_send(Report { counts: *self.counts, queues });
+                }
+                Order::Place(cpus) => place(&cpus),
+                Order::Stop => return false,
+            }
+        }
+        true
+    }
+
+    /// Answers whoever waits for the queue to be empty, if it is. The tap's was a moment ago.
+    #[cold]
+    fn try_answer(&mut self) {
+        if self.rings.sent_and_open() == 0
+            && let Some(done) = self.draining.take()
+        {
+            let _ = done.try_send(());
+        }
+    }
+
     /// Asks to be woken; true when there is work already.
     fn arm(&mut self, tap_ready: bool) -> bool {
         // Packets wait in the tap, but no slot is free: wait for a good part of them.
         let Pair { receiveq, transmitq, .. } = &mut self.rings.pair;
         let full = tap_ready && transmitq.driver().ring().enable_calls_delayed();
-        receiveq.driver().ring().enable_calls() || full
+        let last = self.draining.is_some() && transmitq.driver().ring().enable_calls();
+        receiveq.driver().ring().enable_calls() || full || last
     }
 
     /// From the tap to the device; whether anything moved. Clears `tap_ready` when the tap is empty.
     fn transmit(&mut self, tap_ready: &mut bool) -> bool {
-        let Bridge { rings: Rings { pair, tx, waiting, .. }, tap, counts, pieces, .. } = self;
+        let Bridge { rings: PairRings { pair, tx, waiting, .. }, tap, counts, pieces, .. } = self;
         let Pair { transmitq, pools, .. } = pair;
         transmitq.reclaim(pools);
         let mut count = 0;
@@ -186,6 +258,7 @@ impl Bridge<'_> {
         }
         if transmitq.flush() {
             counts.kicks += 1;
+            counts.tx_kicks += 1;
             let _ = tx.kick.signal();
         }
         count > 0
@@ -193,7 +266,7 @@ impl Bridge<'_> {
 
     /// From the device to the tap; whether anything moved.
     fn receive(&mut self) -> bool {
-        let Bridge { rings: Rings { pair, length_errors, .. }, tap, counts, .. } = self;
+        let Bridge { rings: PairRings { pair, length_errors, .. }, tap, counts, .. } = self;
         let Pair { receiveq, pools, .. } = pair;
         let received = receiveq.lend(BURST, pools, |packet, _| {
             counts.rx_packets += 1;
@@ -214,8 +287,17 @@ impl Bridge<'_> {
     fn refill(&mut self) {
         if self.rings.pair.refill() {
             self.counts.kicks += 1;
+            self.counts.rx_kicks += 1;
             let _ = self.rings.rx.kick.signal();
         }
+    }
+}
+
+/// Moves the calling thread to these processors. One that has just gone offline is no reason to stop: the session
+/// notices, and chooses anew.
+fn place(cpus: &[usize]) {
+    if let Err(error) = cpu::restrict_current_thread(cpus) {
+        tracing::debug!(?cpus, "cannot run there: {error}");
     }
 }
 

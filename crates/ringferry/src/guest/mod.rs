@@ -3,190 +3,50 @@
 //! The kernel behind the tap plays the guest: what it sends goes through our driver half and shared
 //! memory into the back end, what the back end delivers is written to the tap. The tap stays while
 //! back ends come and go; rings and memory stay too where the next back end can go on with them.
+//!
+//! | file | idea | owner of |
+//! |---|---|---|
+//! | `args` | the command line | nothing |
+//! | `taps` | the tap's queues, and which of them are in use | the tap |
+//! | `rings` | queue pairs, and how they go on with another back end | rings, buffers, events |
+//! | `session` | what happens while there is a back end; changes of the number of pairs | the pairs' threads |
+//! | `bridge` | the data path: one pair, one thread | while it runs, a pair |
+//! | `read` | from the tap into buffers | nothing |
+//! | `counts` | what is counted | nothing |
+//! | `status` | answers on the control socket | nothing |
 
+mod args;
 mod bridge;
-mod queues;
+mod counts;
 mod read;
 mod rings;
+mod session;
+mod status;
+mod taps;
 
 use std::io::{self, Write};
-use std::net::IpAddr;
 use std::os::fd::RawFd;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ringferry_nic::rx::{PolicyKind, RxConfig};
-use ringferry_packet::ether::Mac;
-use ringferry_packet::vnet::Offloads;
+use ringferry_nic::rx::RxConfig;
+use ringferry_switch::control::{Answer, ControlServer, Request};
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::socket::{BindError, Listener, Stream};
-use ringferry_sys::tap::{Offloads as TapOffloads, Tap, TapConfig, TapError};
+use ringferry_sys::tap::TapError;
 use ringferry_sys::{inherited, netif};
 use ringferry_vhost_user::{FrontendError, Wanted, connect_device};
 use ringferry_virtio_net::Features;
-use ringferry_virtio_net::driver::{ArenaError, MAX_SEGS, PairConfig, PairError};
+use ringferry_virtio_net::driver::{ArenaError, PairConfig, PairError};
 
-use bridge::{Bridge, Counts, End};
-use queues::QueuePair;
+pub use args::GuestArgs;
+use args::{Mode, required, wanted};
+use bridge::End;
+use counts::{Counts, QueuePair, Report};
 use rings::Rings;
-
-/// Shown below the options by `ringferry guest --help`.
-const EXAMPLES: &str = "\
-Examples:
-  A network namespace as a guest of a running switch:
-    ip netns add blue
-    ip netns exec blue ringferry guest --socket /run/ringferry/vm0.sock --tap eth0 --address 10.0.0.2/24
-
-  A container's namespace, by process number:
-    nsenter --net=/proc/PID/ns/net ringferry guest --socket /run/ringferry/vm1.sock --tap eth1
-
-  Any other vhost-user back end that connects to us (DPDK's net_vhost with client=1):
-    ringferry guest --socket /tmp/vhost.sock --mode listen --tap tap0 --rx small";
-
-/// Attaches a tap to a vhost-user back end as a virtio-net driver.
-#[derive(Clone, Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
-pub struct GuestArgs {
-    /// Socket of the back end, such as the path of a vhost-user port of `ringferry run`.
-    #[arg(long, value_name = "PATH")]
-    socket: PathBuf,
-
-    /// Whether to connect to the socket, again and again until someone listens, or to listen on it.
-    #[arg(long, value_enum, default_value_t = Mode::Connect)]
-    mode: Mode,
-
-    /// Name of the tap, made in the current network namespace if it does not exist there.
-    #[arg(long, value_name = "NAME")]
-    tap: String,
-
-    /// IPv4 or IPv6 address with prefix length to give to the tap; may be given several times.
-    #[arg(long = "address", value_name = "ADDRESS/PREFIX", value_parser = parse_address)]
-    addresses: Vec<(IpAddr, u8)>,
-
-    /// MAC address of the tap [default: the one it has].
-    #[arg(long, value_name = "ADDRESS")]
-    mac: Option<Mac>,
-
-    /// MTU of the tap [default: the one it has].
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(68..))]
-    mtu: Option<u16>,
-
-    /// How receive buffers are laid out, as far as the back end allows it.
-    #[arg(long, value_enum, default_value_t = Rx::Mergeable)]
-    rx: Rx,
-
-    /// How long mergeable receive buffers are.
-    #[arg(long, value_enum, default_value_t = Buffers::Best)]
-    buffers: Buffers,
-
-    /// Most pieces of memory that a packet is sent in; one of more is copied together.
-    #[arg(long, value_name = "N", default_value_t = MAX_SEGS, value_parser = clap::value_parser!(u16).range(1..=64))]
-    max_segs: u16,
-
-    /// Read packets from the tap into buffers of so many bytes each, as a network stack that was fed in small
-    /// pieces would hand them over [default: one buffer per packet].
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(64..))]
-    pieces: Option<u32>,
-
-    /// The layout of the rings. A back end that lacks the one asked for is an error.
-    #[arg(long, value_enum, default_value_t = Ring::Auto)]
-    ring: Ring,
-
-    /// Whether to agree, where the back end can, that buffers are used in the order in which they
-    /// were made available, which saves work on both sides.
-    #[arg(long, value_enum, default_value_t = Switch::On)]
-    in_order: Switch,
-
-    /// Neither checksum nor segmentation offloads, in either direction.
-    #[arg(long)]
-    no_offloads: bool,
-
-    /// Entries of the receive queue, a power of two. The transmit queue has at most 256.
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = parse_queue_size)]
-    queue_size: u16,
-
-    /// Write "READY" and a newline to this descriptor when the link is up for the first time, then close it.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(RawFd).range(3..))]
-    ready_fd: Option<RawFd>,
-
-    /// At the end, print what was counted to standard output, as JSON.
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Mode {
-    Connect,
-    Listen,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Rx {
-    /// Buffers whose length follows the traffic, as many per packet as it needs.
-    Mergeable,
-    /// Buffers of 64 KiB, one per packet.
-    Big,
-    /// Buffers of one MTU, one per packet; no segmentation offload on receive.
-    Small,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Buffers {
-    /// A frame of MTU 1500: least memory for small packets.
-    Mtu,
-    /// A page: fewer pieces for large packets.
-    Page,
-    /// The moving average of packet lengths, between those two.
-    Ewma,
-    /// What costs least for the packets of late, up to 32 KiB.
-    Best,
-}
-
-impl From<Buffers> for PolicyKind {
-    fn from(buffers: Buffers) -> Self {
-        match buffers {
-            Buffers::Mtu => Self::FixedMtu,
-            Buffers::Page => Self::FixedPage,
-            Buffers::Ewma => Self::Ewma,
-            Buffers::Best => Self::Best,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Ring {
-    /// Packed if the back end has it, else split.
-    Auto,
-    /// The three-part ring that every back end has.
-    Split,
-    /// One ring of descriptors that both sides write (VIRTIO 1.1 and later).
-    Packed,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Switch {
-    On,
-    Off,
-}
-
-fn parse_address(text: &str) -> Result<(IpAddr, u8), String> {
-    let (address, prefix) = text.split_once('/').ok_or("write ADDRESS/PREFIX, such as 10.0.0.2/24")?;
-    let address: IpAddr = address.parse().map_err(|error| format!("{error}"))?;
-    let longest = if address.is_ipv4() { 32 } else { 128 };
-    match prefix.parse() {
-        Ok(prefix) if prefix <= longest => Ok((address, prefix)),
-        _ => Err(format!("the prefix length is a number from 0 to {longest}")),
-    }
-}
-
-fn parse_queue_size(text: &str) -> Result<u16, String> {
-    let range = 64..=32768;
-    match text.parse() {
-        Ok(size) if range.contains(&size) && u16::is_power_of_two(size) => Ok(size),
-        _ => Err("a queue has a power of two of entries, from 64 to 32768".into()),
-    }
-}
+use session::Session;
+use status::{Status, check_range, respond};
+use taps::Taps;
 
 /// Entries of the transmit queue at most: as many packets as can be on their way. More only adds
 /// delay; each has a slot of 64 KiB.
@@ -194,6 +54,9 @@ const TRANSMIT_QUEUE: u16 = 256;
 
 /// Time between attempts to connect.
 const RETRY: Duration = Duration::from_millis(250);
+
+/// Only the user that runs the program, and root, may connect to its control socket.
+const CONTROL_MODE: u32 = 0o600;
 
 /// How long a back end may take to answer a set-up message.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -257,21 +120,26 @@ impl From<io::Error> for SessionError {
 /// The tap, and what outlives sessions.
 struct Program<'a> {
     args: &'a GuestArgs,
-    tap: Tap,
+    taps: Taps,
     signals: Signals,
+    control: Option<ControlServer>,
+    started: Instant,
     ready: Option<std::fs::File>,
-    counts: Counts,
-    /// Statistics of the queue pair that was last in use.
-    queues: Option<QueuePair>,
+    /// Pairs to use of those that there are: as many as were last asked for.
+    combined: u16,
+    /// By pair; of those that the last back end lacked, too.
+    counts: Vec<Counts>,
+    /// Statistics of the queue pairs that were last in use.
+    queues: Vec<QueuePair>,
     /// The rings of the last back end, which ended without a word.
     kept: Option<Rings>,
 }
 
 /// What is printed at the end.
 #[derive(serde::Serialize)]
-struct Report<'a> {
+struct Summary<'a> {
     #[serde(flatten)]
-    counts: &'a Counts,
+    counts: Counts,
     /// One entry per queue pair; none before the first back end.
     queues: &'a [QueuePair],
 }
@@ -288,13 +156,24 @@ pub fn run(args: &GuestArgs) -> Result<(), GuestError> {
         None => None,
     };
     let signals = Signals::new(&[Signal::TERM, Signal::INT])?;
-    let tap = open_tap(args)?;
+    let taps = Taps::open(args)?;
+    let control = args.control.as_ref().map(|path| ControlServer::bind(path, CONTROL_MODE)).transpose()?;
     let listener = match args.mode {
         Mode::Listen => Some(Listener::bind(&args.socket)?),
         Mode::Connect => None,
     };
-    let mut program =
-        Program { args, tap, signals, ready, counts: Counts::default(), queues: None, kept: None };
+    let mut program = Program {
+        args,
+        taps,
+        signals,
+        control,
+        started: Instant::now(),
+        ready,
+        combined: args.queues,
+        counts: vec![Counts::default(); args.queues.into()],
+        queues: Vec::new(),
+        kept: None,
+    };
     let mut last_failure = String::new();
     while let Some(stream) = program.meet(listener.as_ref(), &mut last_failure)? {
         match program.session(stream) {
@@ -322,33 +201,16 @@ pub fn run(args: &GuestArgs) -> Result<(), GuestError> {
         }
     }
     if args.json {
-        let report = Report { counts: &program.counts, queues: program.queues.as_slice() };
-        let text = serde_json::to_string_pretty(&report).map_err(io::Error::from)?;
+        let summary = Summary { counts: program.counts.iter().copied().sum(), queues: &program.queues };
+        let text = serde_json::to_string_pretty(&summary).map_err(io::Error::from)?;
         writeln!(io::stdout(), "{text}")?;
     }
     Ok(())
 }
 
-fn open_tap(args: &GuestArgs) -> Result<Tap, GuestError> {
-    let tap = Tap::open(&TapConfig::new(args.tap.clone()))?;
-    let name = tap.name();
-    netif::quiet_ipv6(name);
-    if let Some(mac) = args.mac {
-        netif::set_mac(name, mac.0)?;
-    }
-    if let Some(mtu) = args.mtu {
-        netif::set_mtu(name, mtu.into())?;
-    }
-    for &(address, prefix) in &args.addresses {
-        netif::add_address(name, address, prefix)?;
-    }
-    netif::set_up(name, true)?;
-    Ok(tap)
-}
-
 impl Program<'_> {
     /// Waits for a connection with a back end; `None` when a signal came first.
-    fn meet(&self, listener: Option<&Listener>, said: &mut String) -> io::Result<Option<Stream>> {
+    fn meet(&mut self, listener: Option<&Listener>, said: &mut String) -> io::Result<Option<Stream>> {
         let path = self.args.socket.display();
         loop {
             let attempt = match listener {
@@ -372,12 +234,48 @@ impl Program<'_> {
         }
     }
 
-    /// Sleeps, unless a signal comes, which is then said.
-    fn pause(&self, time: Duration) -> io::Result<bool> {
+    /// Sleeps, unless a signal comes, which is then said. Requests are answered meanwhile.
+    fn pause(&mut self, time: Duration) -> io::Result<bool> {
+        let Self { args, signals, control, started, combined, counts, queues, .. } = self;
         let epoll = Epoll::new()?;
-        epoll.add(&self.signals, 0, Interest::READABLE)?;
-        epoll.wait(&mut EventBuf::with_capacity(1), Some(time))?;
-        Ok(self.signals.next()?.is_some())
+        epoll.add(&*signals, 0, Interest::READABLE)?;
+        if let Some(control) = control {
+            control.tick();
+            epoll.add(&*control, 1, Interest::READABLE)?;
+        }
+        let status = Status {
+            args,
+            started: *started,
+            up: false,
+            features: &[],
+            max: args.queues,
+            combined: *combined,
+            cpus: &[],
+        };
+        let answer = |request: Request| -> Result<Answer, String> {
+            if let Request::Channels { combined: Some(wanted), .. } = request {
+                check_range(wanted, args.queues)?;
+                return Err("there is no back end now; try again when the link is up".into());
+            }
+            let report = |(pair, counts): (usize, &Counts)| Report {
+                counts: *counts,
+                queues: queues.get(pair).copied(),
+            };
+            status.answer(&request, || Ok(counts.iter().enumerate().map(report).collect()))
+        };
+        let deadline = Instant::now() + time;
+        let mut events = EventBuf::with_capacity(2);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            epoll.wait(&mut events, Some(left))?;
+            if signals.next()?.is_some() {
+                return Ok(true);
+            }
+            match control {
+                Some(control) if !left.is_zero() => control.serve(&mut |request| respond(answer(request))),
+                _ => return Ok(false),
+            }
+        }
     }
 
     /// Negotiates, starts the device and carries packets until something ends it.
@@ -391,9 +289,17 @@ impl Program<'_> {
         let mut connection = connect_device(stream, &wanted)?;
         connection.frontend().set_timeout(PATIENCE);
         let features = Features::from_bits_retain(connection.negotiated().features);
+        let negotiated = connection.negotiated();
+        let pairs = if features.contains(Features::MQ) { negotiated.queue_num } else { 1 };
+        let pairs = pairs.clamp(1, args.queues);
+        if pairs < args.queues {
+            tracing::info!(asked = args.queues, pairs, "the back end has fewer queue pairs");
+        }
+        let combined = self.combined.min(pairs);
         // What the kernel may leave unfinished is what the back end finishes.
-        self.tap.set_offloads(tap_offloads(features.host_offloads())).map_err(GuestError::from)?;
-        let mtu = netif::mtu(self.tap.name()).map_err(GuestError::from)?;
+        self.taps.set_offloads(features.host_offloads()).map_err(GuestError::from)?;
+        self.taps.attach(combined).map_err(GuestError::from)?;
+        let mtu = netif::mtu(&args.tap).map_err(GuestError::from)?;
         let config = PairConfig {
             receive: args.queue_size,
             transmit: args.queue_size.min(TRANSMIT_QUEUE),
@@ -404,34 +310,38 @@ impl Program<'_> {
         };
 
         let kept = self.kept.take();
-        let bases = kept.as_ref().and_then(|rings| rings.resume(features, config.mtu));
-        let mut rings = match (kept, bases) {
+        let bases = kept.as_ref().and_then(|rings| rings.resume(features, config.mtu, pairs));
+        let mut rings = match (kept, &bases) {
             (Some(rings), Some(_)) => rings,
             (kept, _) => {
                 self.abandon(kept);
-                Rings::new(features, &config)?
+                Rings::new(features, &config, pairs)?
             }
         };
-        if let Err(error) = rings.start(&mut connection, bases) {
+        if let Err(error) = rings.start(&mut connection, bases.as_deref(), combined) {
             self.abandon(Some(rings));
             return Err(error.into());
         }
-        tracing::info!(features = features.names().join(" "), resumed = bases.is_some(), "the link is up");
+        tracing::info!(
+            features = features.names().join(" "),
+            pairs,
+            combined,
+            resumed = bases.is_some(),
+            "the link is up"
+        );
         if let Some(mut ready) = self.ready.take() {
             // Whoever asked may have gone; that is their business.
             let _ = ready.write_all(b"READY\n");
             let _ = ringferry_sys::systemd::ready();
         }
-        let bridge = Bridge {
-            tap: &self.tap,
-            signals: &self.signals,
-            connection: &mut connection,
-            rings: &mut rings,
-            counts: &mut self.counts,
-            pieces: args.pieces.map(|bytes| bytes as usize),
-        };
-        let end = bridge.run()?;
-        self.queues = Some(QueuePair::of(&rings.pair));
+        let session =
+            Session::new(args, &self.taps, &mut connection, features.names(), self.started, combined);
+        let (end, used) = session.run(&self.signals, self.control.as_mut(), &mut rings, &mut self.counts)?;
+        // A back end with fewer pairs is no reason to use fewer of the next.
+        if used != combined {
+            self.combined = used;
+        }
+        self.queues = rings.pairs.iter().map(|rings| QueuePair::of(&rings.pair)).collect();
         match end {
             // Leave the back end in order. It may be gone, too.
             End::Signal => drop(connection.stop()),
@@ -444,97 +354,16 @@ impl Program<'_> {
 
     /// Gives up rings with what is in them.
     fn abandon(&mut self, rings: Option<Rings>) {
-        if let Some(mut rings) = rings {
-            self.counts.tx_lost += rings.sent_and_open();
+        let pairs = rings.into_iter().flat_map(|rings| rings.pairs);
+        for (mut rings, counts) in pairs.zip(&mut self.counts) {
+            counts.tx_lost += rings.sent_and_open();
         }
     }
-}
-
-/// The features without which there is nothing to be done.
-fn required(args: &GuestArgs) -> Features {
-    match args.ring {
-        Ring::Packed => Features::VERSION_1 | Features::RING_PACKED,
-        Ring::Auto | Ring::Split => Features::VERSION_1,
-    }
-}
-
-/// The features to ask for.
-fn wanted(args: &GuestArgs) -> Features {
-    let mut features = Features::DEVICE;
-    match args.rx {
-        Rx::Mergeable => {}
-        Rx::Big => features.remove(Features::MRG_RXBUF),
-        Rx::Small => features.remove(Features::MRG_RXBUF | Features::GUEST_SEGMENTATION),
-    }
-    if args.ring == Ring::Split {
-        features.remove(Features::RING_PACKED);
-    }
-    if args.in_order == Switch::Off {
-        features.remove(Features::IN_ORDER);
-    }
-    if args.no_offloads {
-        features.remove(Features::CSUM | Features::GUEST_CSUM);
-    }
-    features.consistent()
-}
-
-fn tap_offloads(host: Offloads) -> TapOffloads {
-    let pairs = [
-        (Offloads::CSUM, TapOffloads::CSUM),
-        (Offloads::TSO4, TapOffloads::TSO4),
-        (Offloads::TSO6, TapOffloads::TSO6),
-        (Offloads::ECN, TapOffloads::ECN),
-        (Offloads::USO, TapOffloads::USO4 | TapOffloads::USO6),
-    ];
-    let taken = pairs.into_iter().filter(|(offload, _)| host.contains(*offload));
-    taken.map(|(_, tap)| tap).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_need_a_prefix_that_fits() {
-        assert_eq!(parse_address("10.0.0.2/24").unwrap(), ("10.0.0.2".parse().unwrap(), 24));
-        assert_eq!(parse_address("fd00::1/64").unwrap().1, 64);
-        for text in ["10.0.0.2", "10.0.0.2/33", "fd00::1/129", "x/8", "10.0.0.2/"] {
-            assert!(parse_address(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn queue_sizes_are_powers_of_two() {
-        assert_eq!(parse_queue_size("1024"), Ok(1024));
-        for text in ["0", "100", "32", "65536", "x"] {
-            assert!(parse_queue_size(text).is_err(), "{text}");
-        }
-    }
-
-    fn args(options: &str) -> GuestArgs {
-        #[derive(clap::Parser)]
-        struct Cli {
-            #[command(flatten)]
-            args: GuestArgs,
-        }
-        let words = ["guest", "--socket", "s", "--tap", "t"].into_iter().chain(options.split_whitespace());
-        <Cli as clap::Parser>::try_parse_from(words).unwrap().args
-    }
-
-    #[test]
-    fn ring_and_order_are_taken_where_they_are_offered_unless_told_otherwise() {
-        let both = Features::RING_PACKED | Features::IN_ORDER;
-        for (options, wants, needs) in [
-            ("", both, Features::empty()),
-            ("--ring auto --in-order on", both, Features::empty()),
-            ("--ring split", Features::IN_ORDER, Features::empty()),
-            ("--ring packed --in-order off", Features::RING_PACKED, Features::RING_PACKED),
-        ] {
-            let args = args(options);
-            assert_eq!(wanted(&args) & both, wants, "{options}");
-            assert_eq!(required(&args), Features::VERSION_1 | needs, "{options}");
-        }
-    }
 
     #[test]
     fn a_back_end_that_lacks_something_is_named_with_what_to_do() {
@@ -545,11 +374,5 @@ mod tests {
             split,
             "the back end lacks required features: RING_PACKED; use --ring auto or --ring split"
         );
-    }
-
-    #[test]
-    fn the_kernel_leaves_unfinished_only_what_the_back_end_finishes() {
-        assert_eq!(tap_offloads(Offloads::empty()), TapOffloads::empty());
-        assert_eq!(tap_offloads(Features::DEVICE.host_offloads()), TapOffloads::all());
     }
 }

@@ -1,10 +1,13 @@
-//! The two queues of `ringferry guest`, with their memory: what goes on when a back end comes back.
+//! The queue pairs of `ringferry guest`, with their memory: what goes on when a back end comes back.
 //!
 //! A back end that ends without a word leaves rings that it may have worked on to the last moment. A
 //! split ring tells how far it came by its used index, a packed one by the in-flight region, if the
 //! back end kept one; then the next back end goes on there and no packet is lost. Otherwise, and
 //! when anything else about the device has changed, the rings are made anew, and what was on its way
 //! through the old ones is lost.
+//!
+//! [`Rings`] holds the memory of all pairs. Each [`PairRings`] is lent to the thread of its pair for as long as
+//! packets pass.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -29,18 +32,15 @@ impl Events {
         Ok(Events { kick: EventFd::new()?, call: EventFd::new()? })
     }
 
-    fn plan(&self, queue: Queue, base: Option<u32>) -> RingPlan<'_> {
+    fn plan(&self, queue: Queue, base: Option<u32>, enabled: bool) -> RingPlan<'_> {
         let Queue { size, desc, avail, used } = queue;
         let (kick, call) = (Some(self.kick.as_fd()), Some(self.call.as_fd()));
-        RingPlan { size, base, desc, avail, used, kick, call, err: None, enabled: true }
+        RingPlan { size, base, desc, avail, used, kick, call, err: None, enabled }
     }
 }
 
-/// Receiveq and transmitq.
-pub(super) struct Rings {
-    features: Features,
-    mtu: u16,
-    arena: Arena,
+/// Receiveq and transmitq of one pair.
+pub(super) struct PairRings {
     pub(super) pair: Pair,
     /// A packet that the transmitq had no room for.
     pub(super) waiting: Option<Chain>,
@@ -48,35 +48,49 @@ pub(super) struct Rings {
     pub(super) tx: Events,
     /// Length errors that were counted already.
     pub(super) length_errors: u64,
+}
+
+impl PairRings {
+    fn new(arena: &mut Arena, features: Features, config: &PairConfig) -> Result<PairRings, GuestError> {
+        let pair = Pair::new(arena, features, config)?;
+        let (rx, tx) = (Events::new()?, Events::new()?);
+        Ok(PairRings { pair, waiting: None, rx, tx, length_errors: 0 })
+    }
+
+    /// Packets that were sent and not yet taken by the back end, as far as it said.
+    pub(super) fn sent_and_open(&mut self) -> u64 {
+        self.pair.reclaim();
+        self.pair.transmitq.in_flight() as u64 + u64::from(self.waiting.is_some())
+    }
+}
+
+/// All pairs.
+pub(super) struct Rings {
+    features: Features,
+    mtu: u16,
+    /// One memory for all: a back end may take no more than eight.
+    arena: Arena,
+    pub(super) pairs: Vec<PairRings>,
     /// Where the last back end kept the positions of packed rings.
     inflight: Option<InflightRegion>,
 }
 
 impl Rings {
-    /// New ones.
-    pub(super) fn new(features: Features, config: &PairConfig) -> Result<Rings, GuestError> {
-        let mut arena = Arena::new(config.arena_bytes(features))?;
-        let pair = Pair::new(&mut arena, features, config)?;
-        Ok(Rings {
-            features,
-            mtu: config.mtu,
-            arena,
-            pair,
-            waiting: None,
-            rx: Events::new()?,
-            tx: Events::new()?,
-            length_errors: 0,
-            inflight: None,
-        })
+    /// New ones, for so many pairs.
+    pub(super) fn new(features: Features, config: &PairConfig, pairs: u16) -> Result<Rings, GuestError> {
+        let mut arena = Arena::new(config.arena_bytes(features).saturating_mul(pairs.into()))?;
+        let pairs = (0..pairs).map(|_| PairRings::new(&mut arena, features, config));
+        let pairs = pairs.collect::<Result<_, _>>()?;
+        Ok(Rings { features, mtu: config.mtu, arena, pairs, inflight: None })
     }
 
-    /// Where these rings go on in a device with these features, if they can.
-    pub(super) fn resume(&self, features: Features, mtu: u16) -> Option<[u32; 2]> {
-        if features != self.features || mtu != self.mtu {
+    /// Where these rings go on in a device with these features and as many pairs, if they can.
+    pub(super) fn resume(&self, features: Features, mtu: u16, pairs: u16) -> Option<Vec<u32>> {
+        if features != self.features || mtu != self.mtu || self.pairs.len() != usize::from(pairs) {
             return None;
         }
-        let [rx, tx] = &self.pair.queues;
-        Some([self.position(0, rx)?, self.position(1, tx)?])
+        let queues = self.pairs.iter().flat_map(|rings| &rings.pair.queues);
+        (0..).zip(queues).map(|(index, queue)| self.position(index, queue)).collect()
     }
 
     fn position(&self, index: u16, queue: &Queue) -> Option<u32> {
@@ -92,22 +106,32 @@ impl Rings {
         resume_base(index, &parts, packed, self.inflight.as_ref())
     }
 
-    /// Starts the device with them, at `bases` or at the beginning.
+    /// Starts the device with them, at `bases` or at the beginning, the first `enabled` pairs enabled.
     pub(super) fn start(
         &mut self,
         connection: &mut Connection,
-        bases: Option<[u32; 2]>,
+        bases: Option<&[u32]>,
+        enabled: u16,
     ) -> Result<(), FrontendError> {
         if let Some(region) = self.inflight.take() {
             connection.set_inflight(region);
         }
-        let [rx_queue, tx_queue] = self.pair.queues;
-        let [rx_base, tx_base] = bases.map_or([None; 2], |bases| bases.map(Some));
-        let plans = [self.rx.plan(rx_queue, rx_base), self.tx.plan(tx_queue, tx_base)];
+        // Their buffers are posted before the device hears of them.
+        for rings in self.pairs.iter_mut().take(enabled.into()) {
+            rings.pair.refill();
+        }
+        let mut plans = Vec::with_capacity(2 * self.pairs.len());
+        for (number, rings) in self.pairs.iter().enumerate() {
+            for (events, queue) in [&rings.rx, &rings.tx].into_iter().zip(rings.pair.queues) {
+                let base = bases.and_then(|bases| bases.get(plans.len()).copied());
+                plans.push(events.plan(queue, base, number < enabled.into()));
+            }
+        }
         connection.start(&[(self.arena.region(), self.arena.fd())], &plans)?;
         // The back end before may have taken kicks with it: one that waits for them would wait for ever.
-        for events in [&self.rx, &self.tx] {
-            let _ = events.kick.signal();
+        for rings in self.pairs.iter().take(enabled.into()) {
+            let _ = rings.rx.kick.signal();
+            let _ = rings.tx.kick.signal();
         }
         Ok(())
     }
@@ -116,11 +140,5 @@ impl Rings {
     pub(super) fn keep(mut self, connection: &mut Connection) -> Rings {
         self.inflight = connection.take_inflight();
         self
-    }
-
-    /// Packets that were sent and not yet taken by the back end, as far as it said.
-    pub(super) fn sent_and_open(&mut self) -> u64 {
-        self.pair.reclaim();
-        self.pair.transmitq.in_flight() as u64 + u64::from(self.waiting.is_some())
     }
 }

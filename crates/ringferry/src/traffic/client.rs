@@ -2,7 +2,7 @@
 
 use super::protocol::{Control, Message, PATIENCE, Test, VERSION};
 use super::report::Report;
-use super::session::{self, Data, End};
+use super::session::{self, Data, End, Socket};
 use super::units::{bit_rate, scaled};
 use super::workers::{prepare_tcp, prepare_udp};
 use super::{ClientArgs, Error, Mode};
@@ -53,39 +53,43 @@ pub fn measure(args: &ClientArgs) -> Result<Report, Error> {
         seconds: args.seconds,
         size: args.size.unwrap_or_else(|| args.mode.default_size()),
         rate: args.rate,
-        udp_port: None,
+        sessions: args.sessions,
+        ports: Vec::new(),
     };
-    let mut udp = None;
+    let mut udp = Vec::new();
     if test.mode == Mode::Udp {
         local.set_port(0);
-        let socket = UdpSocket::bind(local).map_err(Error::Data)?;
-        test.udp_port = Some(socket.local_addr().map_err(Error::Data)?.port());
-        udp = Some(socket);
+        for _ in 0..test.sessions {
+            let socket = UdpSocket::bind(local).map_err(Error::Data)?;
+            test.ports.push(socket.local_addr().map_err(Error::Data)?.port());
+            udp.push(socket);
+        }
     }
     control.send(&Message::Test(test.clone()))?;
-    let (token, udp_port) = match control.expect()? {
-        Message::Ready { token, udp_port } => (token, udp_port),
+    let (token, ports) = match control.expect()? {
+        Message::Ready { token, ports } => (token, ports),
         other => return Err(Error::Protocol(format!("unexpected {other:?}"))),
     };
-    let mut data = Vec::new();
-    if let Some(socket) = udp {
-        let mut to = server;
-        to.set_port(udp_port.unwrap_or_default());
-        socket.connect(to).map_err(Error::Data)?;
-        prepare_udp(&socket)?;
-        data.push(Data::Udp(socket));
+    let needed = if matches!(test.mode, Mode::Udp | Mode::Crr) { usize::from(test.sessions) } else { 0 };
+    if ports.len() != needed {
+        return Err(Error::Protocol(format!("{} ports for {needed} sessions", ports.len())));
     }
-    for &direction in session::tcp_directions(test.mode) {
-        let stream = TcpStream::connect_timeout(&server, CONNECT).map_err(Error::Data)?;
-        let mut opening = Control::new(stream)?;
-        opening.send(&Message::Data { token, direction })?;
-        match opening.expect()? {
-            Message::Go => {}
-            other => return Err(Error::Protocol(format!("unexpected {other:?}"))),
+    let to = |session: u16| SocketAddr::new(server.ip(), ports[usize::from(session)]);
+    let mut data = Vec::new();
+    for (session, socket) in (0..).zip(udp) {
+        socket.connect(to(session)).map_err(Error::Data)?;
+        prepare_udp(&socket)?;
+        data.push(Data { session, socket: Socket::Udp(socket) });
+    }
+    for session in 0..test.sessions {
+        if test.mode == Mode::Crr {
+            data.push(Data { session, socket: Socket::Call(to(session)) });
         }
-        let stream = opening.into_stream()?;
-        prepare_tcp(&stream, test.mode)?;
-        data.push(Data::Tcp(stream, direction));
+        for &direction in session::tcp_directions(test.mode) {
+            let stream = data_connection(server, Message::Data { token, direction, session })?;
+            prepare_tcp(&stream, test.mode)?;
+            data.push(Data { session, socket: Socket::Tcp(stream, direction) });
+        }
     }
     control.send(&Message::Start)?;
     let mut printer = Printer::new(args);
@@ -93,6 +97,17 @@ pub fn measure(args: &ClientArgs) -> Result<Report, Error> {
         printer.update(bytes, blocks);
     })?;
     Ok(Report::new(&test, server.to_string(), &finished))
+}
+
+/// Opens a data connection with its first line.
+fn data_connection(server: SocketAddr, first: Message) -> Result<TcpStream, Error> {
+    let stream = TcpStream::connect_timeout(&server, CONNECT).map_err(Error::Data)?;
+    let mut opening = Control::new(stream)?;
+    opening.send(&first)?;
+    match opening.expect()? {
+        Message::Go => opening.into_stream(),
+        other => Err(Error::Protocol(format!("unexpected {other:?}"))),
+    }
 }
 
 /// Connects to the server, trying again for `wait`.

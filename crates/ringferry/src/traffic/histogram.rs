@@ -50,6 +50,14 @@ impl Histogram {
         self.max = self.max.max(nanos);
     }
 
+    /// Counts what another one counted.
+    pub fn merge(&mut self, other: &Histogram) {
+        self.counts.iter_mut().zip(&other.counts).for_each(|(count, more)| *count += more);
+        self.total += other.total;
+        self.sum += other.sum;
+        self.max = self.max.max(other.max);
+    }
+
     /// The smallest duration in nanoseconds that at least `part` (0 to 1) of the recorded ones do not
     /// exceed, rounded up to its cell; 0 when empty.
     fn quantile(&self, part: f64) -> u64 {
@@ -136,6 +144,18 @@ mod tests {
         (0..2).for_each(|_| histogram.record(Duration::from_millis(7)));
         let latency = histogram.latency().unwrap();
         assert_eq!((latency.p50, latency.p99, latency.p999, latency.max), (0.05, 0.05, 7000.0, 7000.0));
+    }
+
+    #[test]
+    fn merged_histograms_are_one_of_everything() {
+        let (mut one, mut two, mut all) = (Histogram::new(), Histogram::new(), Histogram::new());
+        for nanos in 1..5000u64 {
+            let duration = Duration::from_nanos(nanos * nanos);
+            if nanos % 3 == 0 { &mut one } else { &mut two }.record(duration);
+            all.record(duration);
+        }
+        one.merge(&two);
+        assert_eq!(one.latency(), all.latency());
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //! verified at the far end.
 //!
 //! One process per end. The client asks the server over a TCP control connection for a test ([`protocol`]);
-//! payload ([`pattern`]) flows over connections of its own between one [`workers`] thread per socket and
-//! end; [`session`] owns a test from its first to its last message; [`report`] is what the client prints.
+//! payload ([`pattern`]) flows over connections of its own between one thread per session and end, of [`workers`] or
+//! [`transactions`]; [`session`] owns a test from its first to its last message; [`report`] is what the client prints.
 
 mod client;
 mod histogram;
@@ -12,6 +12,7 @@ mod protocol;
 mod report;
 mod server;
 mod session;
+mod transactions;
 pub mod units;
 mod workers;
 
@@ -34,6 +35,7 @@ Examples:
   ringferry traffic client --to 10.0.0.2 --mode tcp --seconds 10 --interval 1
   ringferry traffic client --to fd00::2 --mode udp --size 1472 --rate 2G
   ringferry traffic client --to 10.0.0.2 --mode rr --size 1 --json
+  ringferry traffic client --to 10.0.0.2 --mode crr --sessions 100
 
 The client exits with 1 when a payload byte was wrong, nothing arrived, or the test could not be finished.";
 
@@ -87,6 +89,10 @@ struct ClientArgs {
     /// a request and its response (1)
     #[arg(long, value_name = "BYTES")]
     size: Option<usize>,
+    /// How many times over to do it at once: so many connections, sockets or callers, each with a thread at
+    /// either end
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(protocol::MAX_SESSIONS)))]
+    sessions: u16,
     /// Payload bits per second that each sender may send, like 500M or 2.5G; as fast as possible by default
     #[arg(long, value_name = "BITS", value_parser = rate)]
     rate: Option<u64>,
@@ -118,6 +124,8 @@ pub enum Mode {
     Udp,
     /// Request and response over TCP, one at a time: latency
     Rr,
+    /// Connect, request, response and the connection's end, over and over
+    Crr,
 }
 
 impl Mode {
@@ -126,8 +134,13 @@ impl Mode {
             // As iperf3 writes.
             Mode::Tcp | Mode::TcpReverse | Mode::TcpBoth => 128 << 10,
             Mode::Udp => 1472,
-            Mode::Rr => 1,
+            Mode::Rr | Mode::Crr => 1,
         }
+    }
+
+    /// Whether every request has its response, and what counts is how many.
+    fn is_transactional(self) -> bool {
+        matches!(self, Mode::Rr | Mode::Crr)
     }
 }
 
@@ -139,6 +152,7 @@ impl fmt::Display for Mode {
             Mode::TcpBoth => "tcp-both",
             Mode::Udp => "udp",
             Mode::Rr => "rr",
+            Mode::Crr => "crr",
         })
     }
 }
@@ -172,6 +186,9 @@ pub enum Error {
     /// A data connection broke.
     #[error("the data connection failed: {0}; is there a firewall or a too small MTU on the path?")]
     Data(io::Error),
+    /// More sessions than there can be threads.
+    #[error("cannot start a thread for each session: {0}; use fewer --sessions")]
+    Threads(io::Error),
     /// The other end went away.
     #[error("the other end closed the connection before the test was over; see its output")]
     Closed,

@@ -36,6 +36,11 @@ static TABLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     table
 });
 
+/// Bytes of number and check at the front of a block of `len` bytes: none in one that is shorter than they are.
+fn head(len: usize) -> usize {
+    if len < HEADER { 0 } else { HEADER }
+}
+
 /// The finaliser of SplitMix64: every input bit changes about half of the output bits.
 fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -57,8 +62,19 @@ impl Pattern {
         Self { key: mix(token ^ mix(salt)) }
     }
 
-    /// The first 16 bytes of block `number` of `len` bytes.
-    pub fn header(&self, number: u64, len: usize) -> [u8; HEADER] {
+    /// Block `number` of `len` bytes, as its header and what comes after it.
+    pub fn parts<'a>(
+        &self,
+        number: u64,
+        len: usize,
+        header: &'a mut [u8; HEADER],
+    ) -> (&'a [u8], &'static [u8]) {
+        *header = self.header(number, len);
+        (&header[..head(len)], self.body(number, len))
+    }
+
+    /// The first 16 bytes of block `number` of `len` bytes, at least [`HEADER`].
+    fn header(&self, number: u64, len: usize) -> [u8; HEADER] {
         let mut header = [0; HEADER];
         header[..8].copy_from_slice(&number.to_le_bytes());
         header[8..].copy_from_slice(&mix(number ^ self.key ^ ((len as u64) << 40)).to_le_bytes());
@@ -67,16 +83,15 @@ impl Pattern {
 
     /// Everything after the header of block `number` of `len` bytes; the whole block when `len` is below
     /// [`HEADER`].
-    pub fn body(&self, number: u64, len: usize) -> &'static [u8] {
+    fn body(&self, number: u64, len: usize) -> &'static [u8] {
         let shift = (mix(number ^ self.key) % SHIFTS as u64) as usize;
-        let len = if len < HEADER { len } else { len - HEADER };
-        &TABLE[shift..shift + len]
+        &TABLE[shift..shift + len - head(len)]
     }
 
     /// Writes block `number` over all of `block`.
     pub fn fill(&self, number: u64, block: &mut [u8]) {
         let len = block.len();
-        let (header, body) = block.split_at_mut(if len < HEADER { 0 } else { HEADER });
+        let (header, body) = block.split_at_mut(head(len));
         header.copy_from_slice(&self.header(number, len)[..header.len()]);
         body.copy_from_slice(self.body(number, len));
     }
@@ -84,7 +99,7 @@ impl Pattern {
     /// Whether `block` is exactly block `number`.
     pub fn matches(&self, number: u64, block: &[u8]) -> bool {
         let len = block.len();
-        let (header, body) = block.split_at(if len < HEADER { 0 } else { HEADER });
+        let (header, body) = block.split_at(head(len));
         header == &self.header(number, len)[..header.len()] && body == self.body(number, len)
     }
 
@@ -106,7 +121,7 @@ pub struct StreamVerifier {
 }
 
 impl StreamVerifier {
-    /// A verifier at the start of a stream of blocks of `block` bytes, [`HEADER`] to [`MAX_BLOCK`].
+    /// A verifier at the start of a stream of blocks of `block` bytes, 1 to [`MAX_BLOCK`].
     pub fn new(pattern: Pattern, block: usize) -> Self {
         Self { pattern, block, number: 0, at: 0, damaged: false, corrupt: 0 }
     }
@@ -114,10 +129,11 @@ impl StreamVerifier {
     /// Checks the next bytes of the stream.
     pub fn feed(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            let header = self.pattern.header(self.number, self.block);
-            let expected = match self.at {
-                at if at < HEADER => &header[at..],
-                at => &self.pattern.body(self.number, self.block)[at - HEADER..],
+            let mut header = [0; HEADER];
+            let (header, body) = self.pattern.parts(self.number, self.block, &mut header);
+            let expected = match self.at.checked_sub(header.len()) {
+                None => &header[self.at..],
+                Some(at) => &body[at..],
             };
             let take = expected.len().min(bytes.len());
             self.damaged |= bytes[..take] != expected[..take];
@@ -241,6 +257,21 @@ mod tests {
             let mut verifier = StreamVerifier::new(PATTERN, 50);
             data.chunks(piece).for_each(|bytes| verifier.feed(bytes));
             assert_eq!(verifier.corrupt(), 0, "pieces of {piece}");
+        }
+    }
+
+    #[test]
+    fn a_stream_of_blocks_shorter_than_a_header_is_verified_byte_by_byte() {
+        for block in [1, 5, 15, 16, 17] {
+            let mut data = stream(40, block);
+            let check = |data: &[u8], piece: usize| {
+                let mut verifier = StreamVerifier::new(PATTERN, block);
+                data.chunks(piece).for_each(|bytes| verifier.feed(bytes));
+                verifier.corrupt()
+            };
+            assert_eq!((check(&data, 1), check(&data, 7), check(&data, 1000)), (0, 0, 0), "{block}");
+            data[3 * block] ^= 1;
+            assert_eq!((check(&data, 1), check(&data, 1000)), (1, 1), "{block}");
         }
     }
 

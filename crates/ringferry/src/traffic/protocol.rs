@@ -4,8 +4,8 @@
 //! client                                  server
 //!   | -- test -------------------------->   |     control connection
 //!   | <-------------- ready | failed ----   |
-//!   | -- data ------------------------->    |     each further TCP connection starts with one line each way,
-//!   | <----------------------------- go -   |     then carries payload only
+//!   | -- data ------------------------->    |     each TCP connection that lasts as long as the test starts with one
+//!   | <----------------------------- go -   |     line each way, then carries payload only
 //!   | -- start ------------------------>    |
 //!   | <-> progress, each 250 ms <------->   |     what has *arrived* so far at the end that sends the message
 //!   | <-> done | failed <-------------->    |     each end when its part is over
@@ -23,7 +23,9 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest control line in bytes; a real one is below 1 KiB.
 const MAX_LINE: usize = 16 << 10;
 /// Version of this protocol.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
+/// Most sessions of a test. Each is a thread and a socket or two at either end.
+pub const MAX_SESSIONS: u16 = 256;
 
 /// Which way payload flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,11 +60,20 @@ pub struct Test {
     pub size: usize,
     /// Payload bits per second of each sender, if limited.
     pub rate: Option<u64>,
-    /// The client's UDP port in UDP mode.
-    pub udp_port: Option<u16>,
+    /// How many times over all of it happens at once, 1 to [`MAX_SESSIONS`].
+    #[serde(default = "one")]
+    pub sessions: u16,
+    /// The client's UDP ports in UDP mode, one per session.
+    #[serde(default)]
+    pub ports: Vec<u16>,
 }
 
-/// Payload that passed through one end of one direction.
+/// Sessions where nobody says how many.
+pub fn one() -> u16 {
+    1
+}
+
+/// Payload that passed through one end of one direction, all sessions together.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Flow {
     /// Which way.
@@ -71,7 +82,7 @@ pub struct Flow {
     pub bytes: u64,
     /// Datagrams, requests or responses; for TCP streams whole blocks written, 0 at the receiver.
     pub blocks: u64,
-    /// Seconds from the first byte to the last.
+    /// Seconds from the first byte to the last, of the session that took longest.
     pub seconds: f64,
     /// Blocks with wrong bytes (receiver only).
     pub corrupt: u64,
@@ -86,14 +97,29 @@ impl Flow {
     pub fn new(direction: Direction) -> Self {
         Self { direction, bytes: 0, blocks: 0, seconds: 0.0, corrupt: 0, reordered: 0, duplicated: 0 }
     }
+
+    /// Adds a session of the same direction to its entry in `flows`, or makes one.
+    pub fn add_to(self, flows: &mut Vec<Flow>) {
+        match flows.iter_mut().find(|flow| flow.direction == self.direction) {
+            Some(sum) => {
+                sum.bytes += self.bytes;
+                sum.blocks += self.blocks;
+                sum.seconds = sum.seconds.max(self.seconds);
+                sum.corrupt += self.corrupt;
+                sum.reordered += self.reordered;
+                sum.duplicated += self.duplicated;
+            }
+            None => flows.push(self),
+        }
+    }
 }
 
 /// What one end did.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// What it sent.
+    /// What it sent, one entry per direction.
     pub sent: Vec<Flow>,
-    /// What it received.
+    /// What it received, likewise.
     pub received: Vec<Flow>,
     /// CPU time of its process for this test, user and kernel, in seconds.
     pub cpu_seconds: f64,
@@ -109,8 +135,10 @@ pub enum Message {
     Ready {
         /// Names this test on its data connections and in its payload.
         token: u64,
-        /// The server's UDP port in UDP mode.
-        udp_port: Option<u16>,
+        /// One per session: the server's UDP ports in UDP mode, its TCP ports where every transaction has a
+        /// connection of its own.
+        #[serde(default)]
+        ports: Vec<u16>,
     },
     /// First line on a data connection.
     Data {
@@ -118,6 +146,8 @@ pub enum Message {
         token: u64,
         /// Which way payload flows on it (a request/response test says `ToServer`).
         direction: Direction,
+        /// Which session, from 0.
+        session: u16,
     },
     /// The answer to [`Message::Data`].
     Go,
@@ -221,9 +251,31 @@ mod tests {
         let (mut raw, mut control) = pair();
         raw.write_all(b"{\"ready\":{\"token\":18446744073709551615,").unwrap();
         assert_eq!(control.receive(Duration::from_millis(20)).unwrap(), None);
-        raw.write_all(b"\"udp_port\":null}}\n\"go\"\n").unwrap();
-        assert_eq!(control.expect().unwrap(), Message::Ready { token: u64::MAX, udp_port: None });
+        raw.write_all(b"\"ports\":[7]}}\n\"go\"\n").unwrap();
+        assert_eq!(control.expect().unwrap(), Message::Ready { token: u64::MAX, ports: vec![7] });
         assert_eq!(control.expect().unwrap(), Message::Go);
+    }
+
+    #[test]
+    fn the_sessions_of_a_direction_add_up_and_last_as_long_as_the_longest() {
+        let mut flows = Vec::new();
+        for (direction, seconds) in
+            [(Direction::ToServer, 2.0), (Direction::ToClient, 9.0), (Direction::ToServer, 1.0)]
+        {
+            let flow = Flow { bytes: 10, blocks: 3, corrupt: 1, seconds, ..Flow::new(direction) };
+            Flow { reordered: 4, duplicated: 5, ..flow }.add_to(&mut flows);
+        }
+        assert_eq!(flows.len(), 2);
+        let sum = flows[0];
+        assert_eq!((sum.direction, sum.seconds), (Direction::ToServer, 2.0));
+        assert_eq!((sum.bytes, sum.blocks, sum.corrupt, sum.reordered, sum.duplicated), (20, 6, 2, 8, 10));
+    }
+
+    #[test]
+    fn a_test_of_a_client_that_knows_no_sessions_is_read_so_that_its_version_can_be_refused() {
+        let text = r#"{"version":1,"mode":"rr","seconds":1.0,"size":1,"rate":null,"udp_port":null}"#;
+        let test: Test = serde_json::from_str(text).unwrap();
+        assert_eq!((test.version, test.sessions), (1, 1));
     }
 
     #[test]

@@ -1,21 +1,21 @@
 //! What a test found, for people and as JSON. All figures are of payload that *arrived*, without any header.
 
 use super::histogram::Latency;
-use super::protocol::{Direction, Flow, Test};
+use super::protocol::{Direction, Flow, Test, one};
 use super::session::Finished;
 use super::units::{bit_rate, micros, scaled};
 use super::{Error, Mode};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// One direction of a test.
+/// One direction of a test, all sessions together.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stream {
     /// Which way payload flowed.
     pub direction: Direction,
     /// Payload bytes that arrived.
     pub bytes: u64,
-    /// From the first byte to the last.
+    /// From the first byte to the last, in the session that took longest.
     pub seconds: f64,
     /// `bytes` over `seconds`, in bits.
     pub bits_per_second: f64,
@@ -30,11 +30,14 @@ pub struct Report {
     pub server: String,
     /// Bytes of a write, datagram or request.
     pub size: usize,
+    /// Sessions at once.
+    #[serde(default = "one")]
+    pub sessions: u16,
     /// Length of the longest stream.
     pub seconds: f64,
     /// Payload bytes that arrived, all directions together (request/response: responses only).
     pub bytes: u64,
-    /// Sum over the streams.
+    /// Sum over the directions.
     pub bits_per_second: f64,
     /// Payload bytes sent.
     pub sent_bytes: u64,
@@ -47,10 +50,10 @@ pub struct Report {
     /// Datagrams per second that arrived (UDP only).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packets_per_second: Option<f64>,
-    /// Completed transactions (request/response only).
+    /// Completed transactions (modes that have them only).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transactions: Option<u64>,
-    /// Transactions per second (request/response only).
+    /// Transactions per second, of all sessions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transactions_per_second: Option<f64>,
     /// Datagrams that never arrived.
@@ -61,7 +64,7 @@ pub struct Report {
     pub duplicated: u64,
     /// Blocks with a wrong byte: always an error.
     pub corrupt: u64,
-    /// Round-trip time of a transaction in microseconds (request/response only).
+    /// How long transactions took, connecting included, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<Latency>,
     /// Each direction by itself.
@@ -83,7 +86,7 @@ impl Report {
         let sent: Vec<Flow> = client.sent.iter().chain(&remote.sent).copied().collect();
         let all: Vec<Flow> = client.received.iter().chain(&remote.received).copied().collect();
         // A transaction has both directions; it is measured where it is complete.
-        let received = if test.mode == Mode::Rr { &client.received } else { &all };
+        let received = if test.mode.is_transactional() { &client.received } else { &all };
         let streams: Vec<Stream> = received
             .iter()
             .map(|flow| Stream {
@@ -102,11 +105,12 @@ impl Report {
         let blocks = sum(received, |flow| flow.blocks);
         let sent_blocks = sum(&sent, |flow| flow.blocks);
         let udp = (test.mode == Mode::Udp).then_some(());
-        let rr = (test.mode == Mode::Rr).then_some(());
+        let rr = test.mode.is_transactional().then_some(());
         Self {
             mode: test.mode,
             server,
             size: test.size,
+            sessions: test.sessions,
             seconds,
             bytes: sum(received, |flow| flow.bytes),
             bits_per_second: streams.iter().map(|stream| stream.bits_per_second).sum(),
@@ -146,10 +150,13 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} with {}, {} B, {:.2} s", self.mode, self.server, self.size, self.seconds)?;
+        write!(f, "{} with {}, {} B, {:.2} s", self.mode, self.server, self.size, self.seconds)?;
+        let sessions =
+            if self.sessions == 1 { String::new() } else { format!(", {} sessions", self.sessions) };
+        writeln!(f, "{sessions}")?;
         for stream in &self.streams {
             let direction = match stream.direction {
-                _ if self.mode == Mode::Rr => "responses",
+                _ if self.mode.is_transactional() => "responses",
                 Direction::ToServer => "to the server",
                 Direction::ToClient => "from the server",
             };
@@ -207,7 +214,7 @@ mod tests {
     }
 
     fn test(mode: Mode) -> Test {
-        Test { version: VERSION, mode, seconds: 2.0, size: 1000, rate: None, udp_port: None }
+        Test { version: VERSION, mode, seconds: 2.0, size: 1000, rate: None, sessions: 3, ports: Vec::new() }
     }
 
     fn finished(ours: Outcome, theirs: Outcome) -> Finished {
@@ -261,5 +268,6 @@ mod tests {
         assert!(json.get("packets").is_none() && json.get("latency_us").is_none());
         assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
         assert!(report.to_string().contains("16.0 kbit/s"), "{report}");
+        assert!(report.to_string().contains(", 3 sessions\n"), "{report}");
     }
 }

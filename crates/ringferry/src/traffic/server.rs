@@ -1,9 +1,9 @@
 //! The end that waits: serves one test after another.
 
-use super::protocol::{Control, Direction, Message, PATIENCE, Test, VERSION};
-use super::session::{self, Data, End};
+use super::protocol::{Control, Direction, MAX_SESSIONS, Message, PATIENCE, Test, VERSION};
+use super::session::{self, Data, End, Socket};
 use super::workers::{prepare_tcp, prepare_udp, sizes};
-use super::{Error, Mode, ServerArgs};
+use super::{Error, Mode, ServerArgs, transactions};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::ErrorKind;
@@ -104,6 +104,12 @@ fn check(test: &Test) -> Result<(), String> {
             sizes(test.mode).end()
         ));
     }
+    if !(1..=MAX_SESSIONS).contains(&test.sessions) {
+        return Err(format!("{} is not a number of sessions between 1 and {MAX_SESSIONS}", test.sessions));
+    }
+    if test.mode == Mode::Udp && test.ports.len() != usize::from(test.sessions) {
+        return Err(format!("{} ports for {} sessions", test.ports.len(), test.sessions));
+    }
     if test.rate == Some(0) {
         return Err("a rate of 0 sends nothing".into());
     }
@@ -124,19 +130,33 @@ fn serve(listener: &TcpListener, stream: TcpStream, peer: SocketAddr) -> Result<
     }
     let token = RandomState::new().build_hasher().finish();
     let mut data = Vec::new();
-    let mut udp_port = None;
-    if test.mode == Mode::Udp {
-        let socket = UdpSocket::bind(with_port(local, 0)).map_err(Error::Data)?;
-        socket.connect(with_port(peer, test.udp_port.unwrap_or_default())).map_err(Error::Data)?;
-        prepare_udp(&socket)?;
-        udp_port = Some(socket.local_addr().map_err(Error::Data)?.port());
-        data.push(Data::Udp(socket));
+    let mut ports = Vec::new();
+    for session in 0..test.sessions {
+        let socket = match test.mode {
+            Mode::Udp => {
+                let socket = UdpSocket::bind(with_port(local, 0)).map_err(Error::Data)?;
+                socket.connect(with_port(peer, test.ports[usize::from(session)])).map_err(Error::Data)?;
+                prepare_udp(&socket)?;
+                ports.push(socket.local_addr().map_err(Error::Data)?.port());
+                Socket::Udp(socket)
+            }
+            Mode::Crr => {
+                let socket = transactions::listen(with_port(local, 0)).map_err(Error::Data)?;
+                ports.push(socket.local_addr().map_err(Error::Data)?.port());
+                Socket::Listen(socket, peer.ip())
+            }
+            Mode::Tcp | Mode::TcpReverse | Mode::TcpBoth | Mode::Rr => break,
+        };
+        data.push(Data { session, socket });
     }
-    control.send(&Message::Ready { token, udp_port })?;
-    for _ in session::tcp_directions(test.mode) {
-        let (stream, direction) = data_connection(listener, token)?;
+    control.send(&Message::Ready { token, ports })?;
+    for _ in 0..session::tcp_directions(test.mode).len() * usize::from(test.sessions) {
+        let (stream, direction, session) = data_connection(listener, token)?;
+        if session >= test.sessions {
+            return Err(Error::Protocol(format!("session {session} of {}", test.sessions)));
+        }
         prepare_tcp(&stream, test.mode)?;
-        data.push(Data::Tcp(stream, direction));
+        data.push(Data { session, socket: Socket::Tcp(stream, direction) });
     }
     match control.expect()? {
         Message::Start => {}
@@ -154,7 +174,7 @@ fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
 
 /// Waits for a data connection of test `token`. Whoever else connects meanwhile is told that the server is
 /// busy.
-fn data_connection(listener: &TcpListener, token: u64) -> Result<(TcpStream, Direction), Error> {
+fn data_connection(listener: &TcpListener, token: u64) -> Result<(TcpStream, Direction, u16), Error> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -164,9 +184,9 @@ fn data_connection(listener: &TcpListener, token: u64) -> Result<(TcpStream, Dir
         let Some((stream, _)) = accept(listener, Some(left))? else { continue };
         let mut control = Control::new(stream)?;
         match control.expect() {
-            Ok(Message::Data { token: theirs, direction }) if theirs == token => {
+            Ok(Message::Data { token: theirs, direction, session }) if theirs == token => {
                 control.send(&Message::Go)?;
-                return Ok((control.into_stream()?, direction));
+                return Ok((control.into_stream()?, direction, session));
             }
             Ok(_) => {
                 // A stranger that is gone already does not concern this test.
@@ -183,7 +203,8 @@ mod tests {
     use super::*;
 
     fn test(seconds: f64, size: usize) -> Test {
-        Test { version: VERSION, mode: Mode::Udp, seconds, size, rate: None, udp_port: None }
+        let (sessions, ports) = (2, vec![1, 2]);
+        Test { version: VERSION, mode: Mode::Udp, seconds, size, rate: None, sessions, ports }
     }
 
     #[test]
@@ -201,5 +222,12 @@ mod tests {
         }
         assert!(check(&Test { version: VERSION + 1, ..test(1.0, 1472) }).is_err());
         assert!(check(&Test { rate: Some(0), ..test(1.0, 1472) }).is_err());
+        // Sessions without a port, none, and more than there are threads for.
+        for sessions in [0, 1, 3] {
+            assert!(check(&Test { sessions, ..test(1.0, 1472) }).is_err(), "{sessions}");
+        }
+        let rr = |sessions| Test { mode: Mode::Rr, sessions, ..test(1.0, 1) };
+        assert_eq!(check(&rr(MAX_SESSIONS)), Ok(()));
+        assert!(check(&rr(MAX_SESSIONS + 1)).is_err());
     }
 }

@@ -1,18 +1,18 @@
 //! One test, seen from either end: the control connection, the data sockets, the workers on them, and how
 //! all of it ends.
 //!
-//! Both ends run the same loop. Each worker finishes by itself (its time is over, or its stream ended);
+//! A test has one or more sessions, which do the same at the same time, each with a worker and payload of its own. Both ends run the same loop. Each worker finishes by itself (its time is over, or its stream ended);
 //! when all have, the end says [`Message::Done`]; when both ends have said it, the test is over. Any error
 //! or silence stops every worker of this end and is told to the other.
 
-use super::histogram::Latency;
+use super::histogram::{Histogram, Latency};
 use super::protocol::{Control, Direction, Message, Outcome, PATIENCE, Test};
 use super::workers::{self, Job, Moved, Shared};
-use super::{Error, Mode};
+use super::{Error, Mode, transactions};
 use rustix::time::{ClockId, clock_gettime};
-use std::net::{Shutdown, TcpStream, UdpSocket};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::Ordering::Relaxed;
-use std::thread::ScopedJoinHandle;
+use std::thread::{Builder, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 /// How long the loop waits for a message before it looks at its workers.
@@ -29,12 +29,24 @@ pub enum End {
     Server,
 }
 
-/// A socket that carries payload.
-pub enum Data {
+/// What a worker has to move payload.
+pub struct Data {
+    /// Which session it is part of, from 0.
+    pub session: u16,
+    /// Where payload goes through.
+    pub socket: Socket,
+}
+
+/// Where payload goes through.
+pub enum Socket {
     /// A TCP connection and the direction its first line named.
     Tcp(TcpStream, Direction),
     /// A connected UDP socket.
     Udp(UdpSocket),
+    /// Where to connect to for each transaction.
+    Call(SocketAddr),
+    /// Where a client does.
+    Listen(TcpListener, IpAddr),
 }
 
 /// What both ends did.
@@ -43,17 +55,17 @@ pub struct Finished {
     pub ours: Outcome,
     /// The other end.
     pub theirs: Outcome,
-    /// Latencies, at the client in request/response mode.
+    /// Latencies of all transactions, at the client.
     pub latency: Option<Latency>,
 }
 
-/// The data connections that `mode` needs over TCP.
+/// The data connections that a session of `mode` needs over TCP.
 pub fn tcp_directions(mode: Mode) -> &'static [Direction] {
     match mode {
         Mode::Tcp | Mode::Rr => &[Direction::ToServer],
         Mode::TcpReverse => &[Direction::ToClient],
         Mode::TcpBoth => &[Direction::ToServer, Direction::ToClient],
-        Mode::Udp => &[],
+        Mode::Udp | Mode::Crr => &[],
     }
 }
 
@@ -65,27 +77,44 @@ pub fn cpu_seconds() -> f64 {
 
 impl Data {
     fn run(&self, end: End, test: &Test, token: u64, shared: &Shared) -> Result<Moved, Error> {
-        let job = |direction| Job::new(test, token, direction);
+        let job = |direction| Job::new(test, token, self.session, direction);
         let (ask, answer) = (job(Direction::ToServer), job(Direction::ToClient));
-        match (self, end, test.mode) {
-            (Data::Tcp(stream, _), End::Client, Mode::Rr) => workers::request(stream, ask, answer, shared),
-            (Data::Tcp(stream, _), End::Server, Mode::Rr) => workers::respond(stream, ask, answer, shared),
-            (Data::Tcp(stream, direction), ..) => match (end, direction) {
+        match (&self.socket, end, test.mode) {
+            (Socket::Tcp(stream, _), End::Client, Mode::Rr) => {
+                transactions::request(stream, ask, answer, shared)
+            }
+            (Socket::Tcp(stream, _), End::Server, Mode::Rr) => {
+                transactions::respond(stream, ask, answer, shared)
+            }
+            (Socket::Call(address), ..) => transactions::call(*address, ask, answer, shared),
+            (Socket::Listen(listener, client), ..) => {
+                transactions::answer_calls(listener, *client, ask, answer, shared)
+            }
+            (Socket::Tcp(stream, direction), ..) => match (end, direction) {
                 (End::Client, Direction::ToServer) | (End::Server, Direction::ToClient) => {
                     workers::send_stream(stream, job(*direction), shared)
                 }
                 _ => workers::receive_stream(stream, job(*direction), shared),
             },
-            (Data::Udp(socket), End::Client, _) => workers::send_datagrams(socket, ask, shared),
-            (Data::Udp(socket), End::Server, _) => workers::receive_datagrams(socket, ask, shared),
+            (Socket::Udp(socket), End::Client, _) => workers::send_datagrams(socket, ask, shared),
+            (Socket::Udp(socket), End::Server, _) => workers::receive_datagrams(socket, ask, shared),
         }
     }
 
-    /// Wakes the worker that may be blocked on the socket.
+    /// Wakes the worker that may be blocked on the socket, for good.
     fn wake(&self) {
-        if let Data::Tcp(stream, _) = self {
+        if let Socket::Tcp(stream, _) = &self.socket {
             // Fails when the other end has closed already, and then nobody is blocked.
             let _ = stream.shutdown(Shutdown::Both);
+        }
+        self.hang_up();
+    }
+
+    /// The client will not call again.
+    fn hang_up(&self) {
+        if let Socket::Listen(listener, _) = &self.socket {
+            // On Linux this ends a blocked accept.
+            let _ = rustix::net::shutdown(listener, rustix::net::Shutdown::Both);
         }
     }
 }
@@ -102,8 +131,14 @@ pub fn run(
 ) -> Result<Finished, Error> {
     let shared = Shared::default();
     let result = std::thread::scope(|scope| {
-        let workers = data.iter().map(|data| scope.spawn(|| data.run(end, test, token, &shared))).collect();
-        let result = converse(control, test, &shared, workers, progress);
+        let shared = &shared;
+        let start = |data| {
+            let work = move || Data::run(data, end, test, token, shared);
+            Builder::new().name("traffic".into()).spawn_scoped(scope, work).map_err(Error::Threads)
+        };
+        let workers: Result<Vec<_>, Error> = data.iter().map(start).collect();
+        let hang_up = || data.iter().for_each(Data::hang_up);
+        let result = workers.and_then(|workers| converse(control, test, shared, workers, &hang_up, progress));
         if result.is_err() {
             shared.stop.store(true, Relaxed);
             data.iter().for_each(Data::wake);
@@ -124,6 +159,7 @@ fn converse(
     test: &Test,
     shared: &Shared,
     mut workers: Vec<ScopedJoinHandle<'_, Result<Moved, Error>>>,
+    hang_up: &dyn Fn(),
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Finished, Error> {
     let cpu = cpu_seconds();
@@ -132,7 +168,7 @@ fn converse(
     let limit = Duration::from_secs_f64(test.seconds) + 3 * PATIENCE;
     let mut told = start;
     let mut heard = start;
-    let (mut ours, mut theirs, mut latency) = (None, None, None);
+    let (mut ours, mut theirs, mut latency) = (None, None, None::<Histogram>);
     loop {
         let message = control.receive(TICK)?;
         if message.is_some() {
@@ -146,6 +182,7 @@ fn converse(
             }
             Some(Message::Done(outcome)) => {
                 shared.peer_done.store(true, Relaxed);
+                hang_up();
                 theirs = Some(outcome);
             }
             Some(Message::Failed { reason }) => return Err(Error::Peer(reason)),
@@ -160,9 +197,12 @@ fn converse(
             let mut outcome = Outcome::default();
             for worker in workers.drain(..) {
                 let moved = worker.join().map_err(|_| Error::Protocol("a worker panicked".into()))??;
-                outcome.sent.extend(moved.sent);
-                outcome.received.extend(moved.received);
-                latency = latency.or(moved.latency);
+                moved.sent.into_iter().for_each(|flow| flow.add_to(&mut outcome.sent));
+                moved.received.into_iter().for_each(|flow| flow.add_to(&mut outcome.received));
+                match (&mut latency, moved.latency) {
+                    (Some(all), Some(more)) => all.merge(&more),
+                    (all, more) => *all = all.take().or(more),
+                }
             }
             outcome.cpu_seconds = cpu_seconds() - cpu;
             control.send(&Message::Done(outcome.clone()))?;
@@ -174,6 +214,7 @@ fn converse(
             control.send(&Message::Progress { bytes, blocks })?;
         }
         if let (Some(ours), Some(theirs)) = (&ours, &theirs) {
+            let latency = latency.as_ref().and_then(Histogram::latency);
             return Ok(Finished { ours: ours.clone(), theirs: theirs.clone(), latency });
         }
     }

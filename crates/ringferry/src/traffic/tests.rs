@@ -15,6 +15,7 @@ fn client(to: &str, port: u16, mode: Mode) -> ClientArgs {
         mode,
         seconds: 0.2,
         size: None,
+        sessions: 1,
         rate: None,
         wait: 5.0,
         interval: None,
@@ -81,13 +82,48 @@ fn request_response_measures_latency_for_any_size() {
 }
 
 #[test]
+fn every_transaction_can_have_a_connection_of_its_own() {
+    for (size, sessions) in [(1, 1), (70_000, 1), (100, 7)] {
+        let change = |args: &mut ClientArgs| (args.size, args.sessions) = (Some(size), sessions);
+        let report = loopback("127.0.0.1", change, Mode::Crr).unwrap();
+        report.verdict().unwrap();
+        let count = report.transactions.unwrap();
+        // Each session has done some: their calls go to ports of their own.
+        assert!(count >= u64::from(sessions) && report.bytes == count * size as u64, "{report:?}");
+        assert!(report.latency_us.unwrap().p50 > 0.0 && report.sessions == sessions);
+        // What the server answered is what the client heard.
+        assert_eq!((report.sent_bytes, report.corrupt), (2 * report.bytes, 0));
+    }
+}
+
+#[test]
+fn sessions_run_at_once_in_every_mode_and_their_figures_add_up() {
+    for mode in [Mode::Tcp, Mode::TcpReverse, Mode::TcpBoth, Mode::Udp, Mode::Rr, Mode::Crr] {
+        let change = |args: &mut ClientArgs| {
+            args.sessions = 5;
+            args.size = Some(if mode == Mode::Udp { 100 } else { 3 });
+            args.rate = (mode == Mode::Udp).then_some(8_000_000);
+        };
+        let report = loopback("127.0.0.1", change, mode).unwrap();
+        report.verdict().unwrap();
+        assert_eq!(report.sessions, 5);
+        // A direction is one entry, however many sessions.
+        assert_eq!(report.streams.len(), if mode == Mode::TcpBoth { 2 } else { 1 }, "{mode}");
+        assert_eq!(report.corrupt, 0, "{mode}");
+        if mode == Mode::Udp {
+            assert_eq!(report.packets.unwrap() + report.lost, report.sent_packets.unwrap());
+        }
+    }
+}
+
+#[test]
 fn ipv6_works_for_tcp_and_udp() {
     if std::net::UdpSocket::bind("[::1]:0").is_err() {
         assert!(std::env::var_os("CI").is_none(), "no IPv6 loopback");
         eprintln!("skipped: no IPv6 loopback");
         return;
     }
-    for mode in [Mode::Tcp, Mode::Udp] {
+    for mode in [Mode::Tcp, Mode::Udp, Mode::Crr] {
         loopback("::1", |args| args.rate = Some(20_000_000), mode).unwrap().verdict().unwrap();
     }
 }

@@ -1,10 +1,10 @@
-//! The threads that move payload, one per data socket: TCP stream, UDP datagrams and request/response,
-//! sender and receiver of each.
+//! The threads that move payload, one per data socket: TCP streams and UDP datagrams, sender and receiver of
+//! each. Those of requests and responses are in [`transactions`](super::transactions).
 //!
 //! A worker owns its socket's data path and returns what it moved. All of its calls have a time limit;
 //! [`Shared::stop`] ends it early.
 
-use super::histogram::{Histogram, Latency};
+use super::histogram::Histogram;
 use super::pattern::{HEADER, Ledger, Pattern, StreamVerifier};
 use super::protocol::{Direction, Flow, PATIENCE, Test};
 use super::{Error, Mode};
@@ -41,12 +41,14 @@ impl Shared {
         (self.bytes.load(Relaxed), self.blocks.load(Relaxed))
     }
 
-    fn count(&self, bytes: usize, blocks: u64) {
+    /// Counts what has arrived.
+    pub fn count(&self, bytes: usize, blocks: u64) {
         self.bytes.fetch_add(bytes as u64, Relaxed);
         self.blocks.fetch_add(blocks, Relaxed);
     }
 
-    fn stopped(&self) -> bool {
+    /// Whether to give up.
+    pub fn stopped(&self) -> bool {
         self.stop.load(Relaxed)
     }
 }
@@ -58,26 +60,31 @@ pub struct Moved {
     pub sent: Option<Flow>,
     /// Payload received.
     pub received: Option<Flow>,
-    /// Latencies, of a client in request/response mode.
-    pub latency: Option<Latency>,
+    /// Latencies of transactions, at the client.
+    pub latency: Option<Histogram>,
 }
 
-/// One direction of a test.
+/// One direction of a session.
 #[derive(Clone, Copy)]
 pub struct Job {
-    direction: Direction,
-    pattern: Pattern,
-    size: usize,
-    duration: Duration,
-    rate: Option<u64>,
+    /// Which way payload flows.
+    pub direction: Direction,
+    /// What it is.
+    pub pattern: Pattern,
+    /// Bytes of a block.
+    pub size: usize,
+    /// How long to send.
+    pub duration: Duration,
+    /// Bits per second, if limited.
+    pub rate: Option<u64>,
 }
 
 impl Job {
-    /// The part of `test` that flows in `direction`.
-    pub fn new(test: &Test, token: u64, direction: Direction) -> Self {
+    /// The part of `test` that flows in `direction` in a session. Its payload is unlike that of any other.
+    pub fn new(test: &Test, token: u64, session: u16, direction: Direction) -> Self {
         Self {
             direction,
-            pattern: Pattern::new(token, direction.salt()),
+            pattern: Pattern::new(token, u64::from(session) << 2 | direction.salt()),
             size: test.size,
             duration: Duration::from_secs_f64(test.seconds),
             rate: test.rate,
@@ -86,19 +93,21 @@ impl Job {
 }
 
 /// Holds a sender to a number of bits per second.
-struct Pacer {
-    start: Instant,
+pub struct Pacer {
+    /// When it began.
+    pub start: Instant,
     rate: Option<u64>,
     bits: u128,
 }
 
 impl Pacer {
-    fn new(rate: Option<u64>) -> Self {
+    /// Begins now.
+    pub fn new(rate: Option<u64>) -> Self {
         Self { start: Instant::now(), rate, bits: 0 }
     }
 
     /// Waits until the `bytes` counted before this call are due; returns the time since the start.
-    fn pace(&mut self, bytes: usize) -> Duration {
+    pub fn pace(&mut self, bytes: usize) -> Duration {
         let elapsed = self.start.elapsed();
         let Some(rate) = self.rate else { return elapsed };
         let due = Duration::from_nanos(
@@ -116,17 +125,19 @@ impl Pacer {
 
 /// Time from the first to the last event.
 #[derive(Default)]
-struct Span {
+pub struct Span {
     ends: Option<(Instant, Instant)>,
 }
 
 impl Span {
-    fn note(&mut self) {
+    /// Something happened.
+    pub fn note(&mut self) {
         let now = Instant::now();
         self.ends = Some((self.ends.map_or(now, |(first, _)| first), now));
     }
 
-    fn seconds(&self) -> f64 {
+    /// The time, in seconds.
+    pub fn seconds(&self) -> f64 {
         self.ends.map_or(0.0, |(first, last)| (last - first).as_secs_f64())
     }
 }
@@ -136,14 +147,14 @@ fn timed_out(error: &io::Error) -> bool {
 }
 
 /// An error of a data socket, for the user.
-fn data_error(error: io::Error) -> Error {
+pub fn data_error(error: io::Error) -> Error {
     if timed_out(&error) { Error::Silent } else { Error::Data(error) }
 }
 
 /// Prepares a connected TCP socket for a worker.
 pub fn prepare_tcp(stream: &TcpStream, mode: Mode) -> Result<(), Error> {
     (|| {
-        stream.set_nodelay(mode == Mode::Rr)?;
+        stream.set_nodelay(mode.is_transactional())?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))
     })()
@@ -165,8 +176,9 @@ pub fn send_stream(mut stream: &TcpStream, job: Job, shared: &Shared) -> Result<
     let mut flow = Flow::new(job.direction);
     let mut pacer = Pacer::new(job.rate);
     while pacer.pace(job.size) < job.duration && !shared.stopped() {
-        let header = job.pattern.header(flow.blocks, job.size);
-        let mut rest = [IoSlice::new(&header), IoSlice::new(job.pattern.body(flow.blocks, job.size))];
+        let mut header = [0; HEADER];
+        let (header, body) = job.pattern.parts(flow.blocks, job.size, &mut header);
+        let mut rest = [IoSlice::new(header), IoSlice::new(body)];
         let mut rest = rest.as_mut_slice();
         while !rest.is_empty() {
             match stream.write_vectored(rest) {
@@ -257,75 +269,12 @@ pub fn receive_datagrams(socket: &UdpSocket, job: Job, shared: &Shared) -> Resul
     Ok(Moved { received: Some(flow), ..Moved::default() })
 }
 
-/// Fills `buffer` from `stream`; false when the stream ended before its first byte.
-fn read_block(mut stream: &TcpStream, buffer: &mut [u8]) -> Result<bool, Error> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match stream.read(&mut buffer[filled..]) {
-            Ok(0) if filled == 0 => return Ok(false),
-            Ok(0) => return Err(Error::Data(ErrorKind::UnexpectedEof.into())),
-            Ok(count) => filled += count,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(data_error(error)),
-        }
-    }
-    Ok(true)
-}
-
-/// Sends a request, awaits its response, and again, for the test's time. `flow.blocks` of what it received
-/// counts transactions.
-pub fn request(mut stream: &TcpStream, ask: Job, answer: Job, shared: &Shared) -> Result<Moved, Error> {
-    let (mut sent, mut received) = (Flow::new(ask.direction), Flow::new(answer.direction));
-    let mut histogram = Histogram::new();
-    let (mut request, mut response) = (vec![0; ask.size], vec![0; answer.size]);
-    let mut pacer = Pacer::new(ask.rate);
-    while pacer.pace(ask.size) < ask.duration && !shared.stopped() {
-        ask.pattern.fill(sent.blocks, &mut request);
-        let start = Instant::now();
-        stream.write_all(&request).map_err(data_error)?;
-        if !read_block(stream, &mut response)? {
-            return Err(Error::Closed);
-        }
-        histogram.record(start.elapsed());
-        received.corrupt += u64::from(!answer.pattern.matches(sent.blocks, &response));
-        for flow in [&mut sent, &mut received] {
-            flow.blocks += 1;
-            flow.bytes += ask.size as u64;
-        }
-        shared.count(ask.size, 1);
-    }
-    sent.seconds = pacer.start.elapsed().as_secs_f64();
-    received.seconds = sent.seconds;
-    stream.shutdown(std::net::Shutdown::Write).map_err(Error::Data)?;
-    Ok(Moved { sent: Some(sent), received: Some(received), latency: histogram.latency() })
-}
-
-/// Checks and answers requests until the client ends the stream.
-pub fn respond(mut stream: &TcpStream, ask: Job, answer: Job, shared: &Shared) -> Result<Moved, Error> {
-    let (mut sent, mut received) = (Flow::new(answer.direction), Flow::new(ask.direction));
-    let (mut request, mut response) = (vec![0; ask.size], vec![0; answer.size]);
-    let mut span = Span::default();
-    while !shared.stopped() && read_block(stream, &mut request)? {
-        answer.pattern.fill(sent.blocks, &mut response);
-        stream.write_all(&response).map_err(data_error)?;
-        span.note();
-        received.corrupt += u64::from(!ask.pattern.matches(sent.blocks, &request));
-        for flow in [&mut sent, &mut received] {
-            flow.blocks += 1;
-            flow.bytes += ask.size as u64;
-            flow.seconds = span.seconds();
-        }
-    }
-    Ok(Moved { sent: Some(sent), received: Some(received), latency: None })
-}
-
 /// Smallest and largest block of `mode`, in bytes.
 pub fn sizes(mode: Mode) -> std::ops::RangeInclusive<usize> {
     match mode {
-        Mode::Tcp | Mode::TcpReverse | Mode::TcpBoth => HEADER..=super::pattern::MAX_BLOCK,
         // 65507: the largest payload of UDP over IPv4 (RFC 768, RFC 791).
         Mode::Udp => HEADER..=65_507,
-        Mode::Rr => 1..=super::pattern::MAX_BLOCK,
+        Mode::Tcp | Mode::TcpReverse | Mode::TcpBoth | Mode::Rr | Mode::Crr => 1..=super::pattern::MAX_BLOCK,
     }
 }
 
@@ -387,18 +336,5 @@ mod tests {
         assert_eq!((flow.blocks, flow.bytes), (4, 400));
         assert_eq!((flow.corrupt, flow.reordered, flow.duplicated), (4, 1, 1));
         assert_eq!(shared.arrived().1, 9);
-    }
-
-    #[test]
-    fn a_wrong_response_is_corrupt() {
-        let (ask, answer) = (job(8), Job { pattern: Pattern::new(5, 2), ..job(8) });
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let server = listener.accept().unwrap().0;
-        client.write_all(&[block(ask, 0), vec![0; 8], block(ask, 2)].concat()).unwrap();
-        client.shutdown(std::net::Shutdown::Write).unwrap();
-        let moved = respond(&server, ask, answer, &Shared::default()).unwrap();
-        let received = moved.received.unwrap();
-        assert_eq!((received.blocks, received.corrupt), (3, 1));
     }
 }

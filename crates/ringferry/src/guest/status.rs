@@ -1,0 +1,109 @@
+//! What `ringferry guest` answers on its control socket.
+
+use std::time::Instant;
+
+use ringferry_switch::channels::{Channels, GuestSnapshot, QueueSteering, Stats, Steering};
+use ringferry_switch::control::{Answer, Request, Response};
+use ringferry_switch::snapshot::VERSION;
+
+use super::args::GuestArgs;
+use super::counts::{Report, by_name};
+
+/// What steers, for people.
+const BY: &str = "what is sent takes the pair that its flow was last received on (automatic flow steering of the \
+                  tap); what is received, the pair that the back end chooses";
+
+/// All that is known at one moment, counters aside.
+pub(super) struct Status<'a> {
+    pub(super) args: &'a GuestArgs,
+    /// When the program began.
+    pub(super) started: Instant,
+    /// A back end serves it.
+    pub(super) up: bool,
+    /// Names of the features agreed on.
+    pub(super) features: &'a [String],
+    /// Most pairs.
+    pub(super) max: u16,
+    /// Pairs in use.
+    pub(super) combined: u16,
+    /// The processor of each pair that is set up; `None`: any.
+    pub(super) cpus: &'a [Option<usize>],
+}
+
+impl Status<'_> {
+    /// The answer to a request; a change it asks for was made before. `reports` tells the counters of each pair.
+    pub(super) fn answer(
+        &self,
+        request: &Request,
+        reports: impl FnOnce() -> Result<Vec<Report>, String>,
+    ) -> Result<Answer, String> {
+        let tap = &self.args.tap;
+        if let Request::Channels { port, .. } | Request::Steering { port } | Request::Stats { port, .. } =
+            request
+            && port != tap
+        {
+            return Err(format!("there is no port {port:?}; this guest has one, {tap:?}"));
+        }
+        Ok(match request {
+            Request::Show => Answer::Guest(Box::new(GuestSnapshot {
+                version: VERSION,
+                pid: std::process::id(),
+                uptime_seconds: self.started.elapsed().as_secs(),
+                port: tap.clone(),
+                peer: self.args.socket.display().to_string(),
+                up: self.up,
+                features: self.features.to_vec(),
+                channels: self.channels(),
+                steering: self.steering(),
+                stats: self.stats(&reports()?, true),
+            })),
+            Request::Dump => return Err("a guest has no configuration file; its options are its own".into()),
+            Request::Channels { .. } => Answer::Channels(self.channels()),
+            Request::Steering { .. } => Answer::Steering(self.steering()),
+            Request::Stats { queues, .. } => Answer::Stats(self.stats(&reports()?, *queues)),
+        })
+    }
+
+    fn channels(&self) -> Channels {
+        Channels {
+            port: self.args.tap.clone(),
+            max_combined: self.max,
+            combined: self.combined,
+            started: self.cpus.len() as u16,
+        }
+    }
+
+    fn steering(&self) -> Steering {
+        let queues = (0..).zip(self.cpus).map(|(queue, cpu)| QueueSteering {
+            queue,
+            enabled: queue < self.combined,
+            cpu: *cpu,
+            worker: None,
+        });
+        // Over vhost-user a back end is told of no hash: it steers as it sees fit.
+        Steering {
+            port: self.args.tap.clone(),
+            by: BY.to_owned(),
+            hash_types: Vec::new(),
+            queues: queues.collect(),
+        }
+    }
+
+    fn stats(&self, reports: &[Report], queues: bool) -> Stats {
+        Stats { port: self.args.tap.clone(), counters: by_name(reports, queues) }
+    }
+}
+
+/// Refuses a number of pairs that cannot be.
+pub(super) fn check_range(wanted: u16, max: u16) -> Result<(), String> {
+    if (1..=max).contains(&wanted) {
+        Ok(())
+    } else {
+        Err(format!("{wanted} queue pairs are not between 1 and {max}; nothing has changed"))
+    }
+}
+
+/// An answer, or why there is none.
+pub(super) fn respond(answer: Result<Answer, String>) -> Response {
+    answer.map_or_else(Response::Error, Response::Ok)
+}
