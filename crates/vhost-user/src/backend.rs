@@ -139,15 +139,15 @@ impl Offer {
     /// A network device of `pairs` queue pairs (at most 128). Add [`ProtocolFeatures::CONFIG`] to
     /// `protocol` for front ends that want [`Device::config`] answered; QEMU's virtio-net does not,
     /// and warns.
+    ///
+    /// A device of one pair does not offer `MQ`: cloud-hypervisor compares `GET_QUEUE_NUM` with its
+    /// number of virtqueues and would not start with two where one pair is there. Front ends that
+    /// are not told the number use one pair.
     pub fn net(features: u64, pairs: u16) -> Offer {
         let pairs = pairs.min(MAX_VIRTQUEUES / 2);
-        Offer {
-            features,
-            protocol: Self::NET_PROTOCOL,
-            max_queues: pairs * 2,
-            queue_num: pairs,
-            max_mem_slots: NET_MEM_SLOTS,
-        }
+        let mut protocol = Self::NET_PROTOCOL;
+        protocol.set(ProtocolFeatures::MQ, pairs > 1);
+        Offer { features, protocol, max_queues: pairs * 2, queue_num: pairs, max_mem_slots: NET_MEM_SLOTS }
     }
 }
 

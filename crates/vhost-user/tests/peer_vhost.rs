@@ -79,7 +79,7 @@ impl Device for Port {
 /// Our back end, until the other side has gone.
 fn our_back_end(stream: Stream) -> JoinHandle<Vec<String>> {
     std::thread::spawn(move || {
-        let mut offer = Offer::net(F_VERSION_1, 1);
+        let mut offer = Offer::net(F_VERSION_1, 2);
         offer.protocol |= ProtocolFeatures::CONFIG;
         let mut session = Session::new(stream, offer).unwrap();
         let mut port = Port::default();
@@ -151,7 +151,7 @@ fn rust_vmm_front_end_drives_our_back_end() {
     assert_eq!(front.get_vring_base(0).unwrap(), 42);
     assert_eq!(front.get_vring_base(1).unwrap(), 42);
     front.reset_device().unwrap();
-    assert_eq!(front.get_queue_num().unwrap(), 1);
+    assert_eq!(front.get_queue_num().unwrap(), 2);
     drop(front);
     let restart = |regions: &str| {
         ["stop 0", "stop 1", regions, "start 0 size 256 base 42", "start 1 size 256 base 42"]

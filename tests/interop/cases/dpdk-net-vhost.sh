@@ -11,11 +11,18 @@ case_add dpdk-net-vhost-client 90 dnv_client "ringferry guest listens, testpmd c
 case_add dpdk-net-vhost-jumbo 90 dnv_jumbo "MTU 9000"
 case_add dpdk-net-vhost-restart 90 dnv_restart "testpmd killed and restarted: the driver connects again"
 case_add dpdk-net-vhost-packed-restart 90 dnv_packed_restart "the same with packed rings"
+case_add dpdk-net-vhost-multiqueue 180 dnv_multiqueue "two pairs: changed under checked traffic, then on testpmd's side between its starts"
+case_add dpdk-net-vhost-packed-multiqueue 180 dnv_packed_multiqueue "the same with packed rings"
 case_add dpdk-both 90 dnv_both "driver and device of ringferry with DPDK between: guest - net_vhost - virtio_user - switch"
 
+# dnv_guests GUESTOPTION...: QUEUES is their number of queue pairs; with more than one they can be asked (rf_ctl guest-a).
 dnv_guests() {
-    rf_launch guest-a a guest --socket "$RUN/a.sock" --tap rf0 --address 10.9.0.1/24 --mac 02:00:00:00:09:01 "$@"
-    rf_launch guest-b b guest --socket "$RUN/b.sock" --tap rf0 --address 10.9.0.2/24 --mac 02:00:00:00:09:02 "$@"
+    local side n=0
+    for side in a b; do
+        n=$((n + 1))
+        rf_launch "guest-$side" "$side" guest --socket "$RUN/$side.sock" --tap rf0 --address "10.9.0.$n/24" --mac "02:00:00:00:09:0$n" \
+            ${QUEUES:+--queues "$QUEUES" --control "$RUN/guest-$side.control"} "$@"
+    done
 }
 
 # dnv_testpmd DEVOPTIONS [TESTPMDARGUMENT...]
@@ -140,6 +147,71 @@ dnv_killed() {
     testpmd_agreed testpmd $bits
     [ "$(rf_fd_count guest-a)" = "$before" ] || fail "ringferry guest had $before file descriptors before and has $(rf_fd_count guest-a) after"
     dnv_end
+}
+
+dnv_multiqueue() { dnv_pairs '-34 22' --ring split; }
+dnv_packed_multiqueue() { dnv_pairs '34 22' --ring packed; }
+
+# dnv_pairs "BITS" GUESTOPTION...: testpmd puts what it takes from a pair of one driver into the same pair of the other, and drops it
+# when that is off, so both drivers use the same number.
+dnv_pairs() {
+    local bits=$1 side pairs changes=0 said
+    shift
+    netns_add a b
+    INTERACTIVE=1 dnv_testpmd ,queues=2 --rxq=2 --txq=2
+    QUEUES=2 dnv_guests "$@"
+    dnv_path
+    # shellcheck disable=SC2086 # one word per bit
+    testpmd_agreed testpmd $bits
+    traffic_server ns:b
+    for side in a b; do
+        check "the tap of $side has a queue for each pair" tap_queues_are "$side" rf0 2
+        rf_ctl "guest-$side" steering rf0
+    done
+    dnv_pairs_carry 2
+    for pairs in 0 3 65535; do
+        ! said=$(rf_ctl guest-a channels rf0 combined $pairs 2>&1) || fail "the driver takes $pairs pairs of 2"
+        [[ $said == *"between 1 and 2"* ]] || fail "the refusal of $pairs pairs does not say the range: $said"
+    done
+    rf_channels_are guest-a rf0 2 || fail "a refused number has changed something"
+
+    traffic_launch during ns:a 10.9.0.2 6 tcp-both
+    pairs=2
+    while alive during; do
+        pairs=$((3 - pairs))
+        dnv_pairs_set $pairs
+        ! alive during || changes=$((changes + 1))
+    done
+    traffic_join during
+    note "changes of the number of pairs under traffic: $changes"
+    [ $changes -ge 4 ] || fail "the checked traffic has ended after $changes changes of the number of pairs"
+
+    for pairs in 1 2; do
+        dnv_pairs_set $pairs
+        testpmd_tell testpmd stop 'port stop all' "port config all rxq $pairs" "port config all txq $pairs" 'port start all' start
+        dnv_path
+        dnv_pairs_carry $pairs
+    done
+    dnv_end
+}
+
+dnv_pairs_set() {
+    local side
+    for side in a b; do rf_ctl "guest-$side" channels rf0 combined "$1" >/dev/null || fail "guest-$side refuses $1 pairs"; done
+    for side in a b; do rf_channels_are "guest-$side" rf0 "$1" || fail "guest-$side does not use $1 pairs"; done
+}
+
+# dnv_pairs_carry PAIRS: checked traffic goes over exactly the first PAIRS.
+dnv_pairs_carry() {
+    local before_a before_b used
+    used=$(seq -s ' ' 0 $(($1 - 1)))
+    before_a=$(pair_counts rf:guest-a rf0)
+    before_b=$(pair_counts rf:guest-b rf0)
+    ns_flows a 10.9.0.2
+    ns_flows b 10.9.0.1
+    traffic_check ns:a 10.9.0.2 1 tcp-both udp
+    pairs_carried guest-a "$used" "$before_a" "$(pair_counts rf:guest-a rf0)"
+    pairs_carried guest-b "$used" "$before_b" "$(pair_counts rf:guest-b rf0)"
 }
 
 dnv_both() {

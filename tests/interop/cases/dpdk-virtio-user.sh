@@ -14,6 +14,8 @@ case_add dpdk-virtio-user-jumbo 90 dvu_jumbo "MTU 9000 over chained receive buff
 case_add dpdk-virtio-user-packed-jumbo 150 dvu_packed_jumbo "packed rings, MTU 9000: chains in the ring, with and without IN_ORDER"
 case_add dpdk-virtio-user-queues 90 dvu_queues "two queue pairs on both sides"
 case_add dpdk-virtio-user-packed-queues 90 dvu_packed_queues "the same with packed rings"
+case_add dpdk-virtio-user-multiqueue 240 dvu_multiqueue "four pairs and two workers; testpmd starts anew with 1, 4, 3, 2 of them"
+case_add dpdk-virtio-user-packed-multiqueue 240 dvu_packed_multiqueue "the same with packed rings"
 case_add dpdk-virtio-user-server 90 dvu_server "testpmd listens, ringferry connects; ringferry killed and restarted"
 case_add dpdk-virtio-user-packed-server 90 dvu_packed_server "the same with packed rings"
 case_add dpdk-virtio-user-loopback 60 dvu_loopback "testpmd answers pings on one port (icmpecho)"
@@ -174,12 +176,48 @@ dvu_two_pairs() {
     before_a=$(rf_queues switch-a a)
     before_b=$(rf_queues switch-b b)
     # ringferry spreads by flow, and testpmd sends on the pair it received from: 32 datagrams each way are 32 flows.
-    in_ns a bash -c 'for flow in {1..32}; do echo "$flow" >/dev/udp/10.9.0.2/9; done'
-    in_ns b bash -c 'for flow in {1..32}; do echo "$flow" >/dev/udp/10.9.0.1/9; done'
+    ns_flows a 10.9.0.2
+    ns_flows b 10.9.0.1
     dvu_traffic
     check "all queues of a were used" [ "$(rf_queues_used switch-a a "$before_a")" = "0 1 2 3" ]
     check "all queues of b were used" [ "$(rf_queues_used switch-b b "$before_b")" = "0 1 2 3" ]
     dvu_end
+}
+
+dvu_multiqueue() { dvu_pairs in_order=0 -RING_PACKED -IN_ORDER; }
+dvu_packed_multiqueue() { dvu_pairs packed_vq=1,in_order=1 RING_PACKED IN_ORDER; }
+
+# dvu_pairs VDEVOPTIONS FEATURE...: the port is stopped, its number of queues changed, and started, as a network function does it.
+dvu_pairs() {
+    local port pairs used
+    WORKERS=2 INTERACTIVE=1 dvu_bed "mrg_rxbuf=1,cq=1,queues=4,$1" --rxq=4 --txq=4
+    traffic_server ns:b
+    for port in a b; do rf_has_features "switch-$port" "$port" "${@:2}"; done
+    dvu_pairs_carry 4
+    # All of them again at the end: what was off for a while comes back.
+    for pairs in 1 4 3 2 4; do
+        testpmd_tell testpmd stop 'port stop all' "port config all rxq $pairs" "port config all txq $pairs" 'port start all' start
+        dvu_pairs_carry "$pairs"
+    done
+    dvu_end
+}
+
+# dvu_pairs_carry PAIRS: checked traffic goes over exactly the first PAIRS.
+dvu_pairs_carry() {
+    local before_a before_b used
+    used=$(seq -s ' ' 0 $(($1 - 1)))
+    check "a uses $1 pairs" wait_for 5 rf_channels_are switch-a a "$1"
+    check "b uses $1 pairs" wait_for 5 rf_channels_are switch-b b "$1"
+    dvu_path
+    before_a=$(pair_counts rf:switch-a a)
+    before_b=$(pair_counts rf:switch-b b)
+    # ringferry spreads by flow, and testpmd sends on the pair it received from.
+    ns_flows a 10.9.0.2
+    ns_flows b 10.9.0.1
+    ping_check ns:a 10.9.0.2 -s 1472 -M 'do'
+    traffic_check ns:a 10.9.0.2 1 tcp-both udp
+    pairs_carried "port a" "$used" "$before_a" "$(pair_counts rf:switch-a a)"
+    pairs_carried "port b" "$used" "$before_b" "$(pair_counts rf:switch-b b)"
 }
 
 dvu_server() { dvu_restart in_order=0 -RING_PACKED -IN_ORDER; }

@@ -9,7 +9,6 @@ case_add qemu-reboot 240 qemu_reboot "the guest reboots, then QEMU is killed and
 case_add qemu-client-restart 180 qemu_client_restart "ringferry killed and restarted, QEMU connects again: same guest, traffic resumes"
 case_add qemu-server-restart 180 qemu_server_restart "the same with ringferry connecting to QEMU"
 case_add qemu-two-guests 240 qemu_two_guests "two guests talk to each other through one switch"
-case_add qemu-multiqueue 240 qemu_multiqueue "two queue pairs and CPUs: ethtool turns the second pair off and on under checked traffic"
 
 # What Linux must have accepted on a default port: CSUM, GUEST_CSUM, GUEST_TSO4/6, HOST_TSO4/6, MRG_RXBUF, INDIRECT_DESC, EVENT_IDX, VERSION_1.
 QEMU_DEFAULT_FEATURES=(0 1 7 8 11 12 15 28 29 32)
@@ -102,7 +101,7 @@ qemu_packed_restart() {
         ns_up a rf0 1
         check "the guest sees its link again" wait_for 10 guest vm2 5 'grep -q 1 /sys/class/net/eth0/carrier'
         if wait_for 2 in_ns a ping -n -q -c 1 -W 1 10.9.0.2; then note "traffic resumed after $how"; else note "no traffic after $how until the driver's reset"; fi
-        "$RINGFERRY" ctl --control "$RUN/switch.control" show >"$LOG/after.$how.show"
+        rf_ctl switch show >"$LOG/after.$how.show"
         guest vm2 10 'd=$(readlink -f /sys/class/net/eth0/device) && cd /sys/bus/virtio/drivers/virtio_net && echo ${d##*/} >unbind && echo ${d##*/} >bind' ||
             fail "the guest's driver cannot be bound again"
         vm_up vm2 2
@@ -209,57 +208,4 @@ qemu_two_guests() {
     vm_off vm2
     vm_off vm3
     rf_stop switch
-}
-
-# The guest's driver takes as many pairs as it has CPUs. QEMU 7.2 announces all memory once per pair.
-qemu_multiqueue() {
-    QUEUES=2 qemu_bed client
-    ns_up a rf0 1
-    vm_wait vm2
-    vm_up vm2 2
-    vm_has_features vm2 22
-    check "both pairs run" wait_for 5 rf_queues_are switch vm2 runs runs runs runs
-    ping_check ns:a 10.9.0.2
-    traffic_server ns:a
-    traffic_server vm:vm2
-    qemu_pairs_carry "0 1 2 3"
-
-    # A ring that stops may have frames in it. They must not hold up the rest: every stream goes on over the first pair, and back.
-    local pairs=2 changes=0 states
-    traffic_launch during ns:a 10.9.0.2 10 tcp-both
-    sleep 1
-    while alive during; do
-        pairs=$((3 - pairs))
-        check "$pairs pairs are taken" guest vm2 10 "ethtool -L eth0 combined $pairs && ethtool -l eth0 | tail -n 2 | grep -q 'Combined:.*$pairs'"
-        states="runs runs runs runs"
-        [ "$pairs" = 2 ] || states="runs runs disabled disabled"
-        # shellcheck disable=SC2086 # one word per queue
-        check "pairs: $pairs" wait_for 5 rf_queues_are switch vm2 $states
-        ! alive during || changes=$((changes + 1))
-        ping_check ns:a 10.9.0.2
-    done
-    traffic_join during
-    note "changes of the number of pairs under traffic: $changes"
-    [ $changes -ge 2 ] || fail "the checked traffic has ended before the second pair was off and on again"
-
-    guest vm2 10 'ethtool -L eth0 combined 1' || fail "ethtool -L"
-    wait_for 5 rf_queues_are switch vm2 runs runs disabled disabled || fail "the second pair is not disabled"
-    qemu_pairs_carry "0 1"
-    guest vm2 10 'ethtool -L eth0 combined 2' || fail "ethtool -L"
-    wait_for 5 rf_queues_are switch vm2 runs runs runs runs || fail "the second pair is not enabled"
-    qemu_pairs_carry "0 1 2 3"
-    vm_off vm2
-    rf_stop switch
-}
-
-# qemu_pairs_carry INDICES: checked traffic uses exactly these queues. The guest sends on the pair of the CPU it sends from; what it
-# receives is spread by flow, and 32 datagrams are 32 flows.
-qemu_pairs_carry() {
-    local before used
-    before=$(rf_queues switch vm2)
-    guest vm2 10 'for mask in 1 2; do taskset $mask ping -q -c 1 -W 2 10.9.0.1 >/dev/null || exit; done' || fail "ping from each CPU"
-    in_ns a bash -c 'for flow in {1..32}; do echo "$flow" >/dev/udp/10.9.0.2/9; done'
-    traffic_check vm:vm2 10.9.0.1 1 "${MODES[@]}"
-    used=$(rf_queues_used switch vm2 "$before")
-    [ "$used" = "$1" ] || fail "queues that carried traffic: $used, not $1"
 }

@@ -45,12 +45,12 @@ wait_for() {
     done
 }
 
-# spawn NAME COMMAND...: in the background, output to NAME.log, process id in PID[NAME]. Dies with the case.
+# spawn NAME COMMAND...: in the background, output to NAME.log, input from STDIN if set, process id in PID[NAME]. Dies with the case.
 spawn() {
     local name=$1
     shift
     echo "-- $(date +%T.%N | cut -c1-12) $*" >>"$LOG/$name.log"
-    setpriv --pdeathsig KILL "$@" >>"$LOG/$name.log" 2>&1 </dev/null &
+    setpriv --pdeathsig KILL "$@" >>"$LOG/$name.log" 2>&1 <"${STDIN:-/dev/null}" &
     PID[$name]=$!
 }
 

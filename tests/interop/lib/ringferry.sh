@@ -23,19 +23,26 @@ rf_ready_or_dead() {
     not_running "${PID[$1]}" || grep -qx READY "$RUN/$1.ready"
 }
 
-# rf_switch NAME NAMESPACE PORT...: a switch whose taps are in the namespace.
+# rf_switch NAME NAMESPACE PORT...: a switch whose taps are in the namespace. WORKERS says how many threads move its packets.
 rf_switch() {
     local name=$1 namespace=$2 port arguments=()
     shift 2
     for port in "$@"; do arguments+=(--port "$port"); done
-    rf_start "$name" "$namespace" run --control "$RUN/$name.control" "${arguments[@]}"
+    rf_start "$name" "$namespace" run ${WORKERS:+--workers "$WORKERS"} --control "$RUN/$name.control" "${arguments[@]}"
+}
+
+# rf_ctl NAME ARGUMENT...: asks a switch, or a guest with a control socket.
+rf_ctl() {
+    local name=$1
+    shift
+    "$RINGFERRY" ctl --control "$RUN/$name.control" "$@"
 }
 
 # rf_stop NAME: what it counted goes to NAME.show, then it must end cleanly on SIGTERM.
 rf_stop() {
     local name=$1
     if [ -S "$RUN/$name.control" ]; then
-        "$RINGFERRY" ctl --control "$RUN/$name.control" show >"$LOG/$name.show" 2>&1 || fail "ringferry ctl show failed for $name"
+        rf_ctl "$name" show >"$LOG/$name.show" 2>&1 || fail "ringferry ctl show failed for $name"
     fi
     stop "$name"
     [ "$STATUS" = 0 ] || fail "$name: exit code $STATUS after SIGTERM"
@@ -49,7 +56,7 @@ rf_fd_count() {
 rf_has_features() {
     local name=$1 port=$2 features feature
     shift 2
-    features=" $("$RINGFERRY" ctl --control "$RUN/$name.control" show --json |
+    features=" $(rf_ctl "$name" show --json |
         jq -r --arg port "$port" '.ports[] | select(.name == $port) | .features | join(" ")') "
     for feature; do
         case $feature in
@@ -61,7 +68,7 @@ rf_has_features() {
 
 # rf_queues NAME PORT: its virtqueues, one line each: index, whether it runs, and how many buffers it has returned so far, modulo 65536.
 rf_queues() {
-    "$RINGFERRY" ctl --control "$RUN/$1.control" show --json | jq -r --arg port "$2" '.ports[] | select(.name == $port) | .queues[] |
+    rf_ctl "$1" show --json | jq -r --arg port "$2" '.ports[] | select(.name == $port) | .queues[] |
         "\(.index) \(if .broken then "broken" elif .started and .enabled then "runs" elif .started then "disabled" else "stopped" end) \(.last_used)"'
 }
 

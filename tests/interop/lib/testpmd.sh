@@ -3,24 +3,49 @@
 # --no-huge works for both in DPDK 22.11: its memory is then one memfd, which net_virtio_user shares with the device, and net_vhost maps
 # the driver's memory anyway. So no huge pages are reserved and nothing of the host is changed. (--in-memory excludes --no-huge.)
 
-# testpmd_start NAME VDEV... -- [ARGUMENT...]: returns when it forwards. Not interactive: it prints counters each second and ends on SIGTERM.
+declare -A TESTPMD_COMMANDS=()
+
+# testpmd_start NAME VDEV... -- [ARGUMENT...]: returns when it forwards. Not interactive: it prints counters each second and ends on
+# SIGTERM. With INTERACTIVE=1 it takes commands: testpmd_tell.
 # With SIMD=512 DPDK may use AVX-512, which its packed vectorized path needs and which is off by default.
 testpmd_start() {
-    local name=$1 devices=() last
+    local name=$1 devices=() last mode=(--stats-period 1) STDIN='' commands
     shift
+    if [ -n "${INTERACTIVE:-}" ]; then
+        mode=(-i --auto-start)
+        STDIN=$RUN/$name.commands
+        mkfifo "$STDIN"
+        # Open for reading and writing: opening does not wait for the other side, and testpmd sees no end of file.
+        exec {commands}<>"$STDIN"
+        TESTPMD_COMMANDS[$name]=$commands
+    fi
     while [ "$1" != -- ]; do devices+=(--vdev "$1"); shift; done
     shift
     last=$(($(nproc) - 1))
     # One worker. Both threads may run on any CPU: ringferry, the kernels behind the taps and testpmd's endless polling share two.
     RUNTIME_DIRECTORY=$RUN spawn "$name" stdbuf -oL dpdk-testpmd --lcores "0@(0-$last),1@(0-$last)" --no-pci --no-huge -m 192 \
         --no-telemetry --file-prefix="$name" --log-level='pmd.net.virtio.*:info' ${SIMD:+--force-max-simd-bitwidth="$SIMD"} "${devices[@]}" -- \
-        --nb-cores=1 --total-num-mbufs=16384 --no-flush-rx --stats-period 1 "$@"
+        --nb-cores=1 --total-num-mbufs=16384 --no-flush-rx "${mode[@]}" "$@"
     wait_for 15 testpmd_runs "$name" || fail "$name did not start within 15 s"
     alive "$name" || fail "$name ended: $(tail -n 1 "$LOG/$name.log")"
 }
 
 testpmd_runs() {
     ! alive "$1" || said "$1" | grep 'packets/burst'
+}
+
+# testpmd_tell NAME COMMAND...: the last of them must be `start`; returns when it forwards again.
+testpmd_tell() {
+    local name=$1 before
+    shift
+    before=$(said "$name" | grep -c 'packets/burst' || true)
+    printf '%s\n' "$@" >&"${TESTPMD_COMMANDS[$name]}"
+    wait_for 15 testpmd_started_after "$name" "$before" || fail "$name does not forward within 15 s of: $*"
+    alive "$name" || fail "$name ended: $(tail -n 1 "$LOG/$name.log")"
+}
+
+testpmd_started_after() {
+    ! alive "$1" || [ "$(said "$1" | grep -c 'packets/burst')" -gt "$2" ]
 }
 
 # testpmd_path NAME DIRECTION WORDS: net_virtio_user said it uses this path on both of its ports ("packed ring standard", "inorder", "vectorized", ...).

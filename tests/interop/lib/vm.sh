@@ -2,31 +2,35 @@
 # The host asks, the agent in the guest answers, through a 9p share (guest/agent).
 
 
+GUEST_COMMAND_LINE="console=ttyS0 quiet mitigations=off tsc=reliable no_timer_check nokaslr random.trust_cpu=on net.ifnames=0"
+
 # vm_start NAME SOCKET CHARDEV_OPTIONS [DEVICE_OPTIONS]: returns at once. Options begin with a comma: ",server=on", ",mrg_rxbuf=off".
-# The last byte of the device's MAC address is the NAME's digits. With QUEUES=2, two queue pairs and a CPU for each.
+# The last byte of the device's MAC address is the NAME's digits. With QUEUES=2, two queue pairs and a CPU for each, unless CPUS says
+# how many there are. With NETBOOT=1 the firmware has to get the kernel through the device (netboot.sh).
 vm_start() {
     local name=$1 socket=$2 chardev=$3 device=${4:-} share=$LOG/$1.share pairs=${QUEUES:-1}
+    local kernel=(-kernel "$KERNEL" -initrd "$INITRD" -append "$GUEST_COMMAND_LINE") rom=,romfile=
     [ "$pairs" = 1 ] || device=,mq=on$device
+    [ -z "${NETBOOT:-}" ] || kernel=() rom=,bootindex=0
     mkdir -p "$share"
     # qemu64, and not max: under emulation it is twice as fast. Shared guest memory from a memfd needs no set-up on the host.
     # vectors=0: QEMU 7.2 without KVM crashes at DRIVER_OK when a vhost-user device has MSI-X vectors.
-    # romfile= leaves out the boot ROM: the kernel is given.
+    # romfile= leaves out the boot ROM where the kernel is given.
     # No -no-reboot: a reboot of the guest must reset the device under a running ringferry. panic=-1 would loop, so a panic stops.
-    spawn "$name" qemu-system-x86_64 -name "$name" -machine q35 -accel tcg,thread=multi -cpu qemu64 -smp "$pairs" -m 256 \
+    spawn "$name" qemu-system-x86_64 -name "$name" -machine q35 -accel tcg,thread=multi -cpu qemu64 -smp "${CPUS:-$pairs}" -m 256 \
         -object memory-backend-memfd,id=m0,size=256M,share=on -numa node,memdev=m0 \
         -nodefaults -no-user-config -display none -action panic=shutdown \
-        -kernel "$KERNEL" -initrd "$INITRD" \
-        -append "console=ttyS0 quiet mitigations=off tsc=reliable no_timer_check nokaslr random.trust_cpu=on net.ifnames=0" \
+        "${kernel[@]}" \
         -serial "file:$LOG/$name.console" \
         -fsdev "local,id=share,path=$share,security_model=none" -device virtio-9p-pci,fsdev=share,mount_tag=share \
         -chardev "socket,id=c0,path=$socket$chardev" -netdev "vhost-user,id=n0,chardev=c0,queues=$pairs" \
-        -device "virtio-net-pci,netdev=n0,mac=52:54:00:00:00:$(printf %02x "${name//[^0-9]/}"),vectors=0,romfile=$device"
+        -device "virtio-net-pci,netdev=n0,mac=52:54:00:00:00:$(printf %02x "${name//[^0-9]/}"),vectors=0$rom$device"
 }
 
 # vm_wait NAME [BOOT]: until the agent runs after the BOOTth boot.
 vm_wait() {
     local name=$1 boot=${2:-1}
-    wait_for 90 vm_booted "$name" "$boot" || fail "$name did not boot within 90 s (see $name.console)"
+    wait_for 180 vm_booted "$name" "$boot" || fail "$name did not boot within 180 s (see $name.console)"
     alive "$name" || fail "QEMU ended: $(tail -n 1 "$LOG/$name.log")"
 }
 
@@ -89,7 +93,7 @@ vm_has_features() {
 vm_off() {
     local name=$1
     guest_ask "$name" 'poweroff -f' >/dev/null
-    wait_for 10 not_running "${PID[$name]}" || fail "$name did not power off"
+    wait_for 30 not_running "${PID[$name]}" || fail "$name did not power off"
     wait "${PID[$name]}" || fail "$name: QEMU exit code $?"
     unset "PID[$name]"
 }

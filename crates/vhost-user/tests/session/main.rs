@@ -8,6 +8,7 @@ mod inflight;
 mod memory;
 mod packed;
 mod qemu;
+mod queue_counts;
 mod random;
 mod rig;
 mod rings;
