@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use ringferry_ring::{AddError, Buffer, Driver, Fault, IndirectTables, RingFeatures};
 
-use crate::guest::{BASE, Guest, Hostile, Places, Surprise};
+use crate::guest::{BASE, Guest, Hostile, Memory, Places, Surprise};
 use crate::ring::{Cursor, NEXT, Reached, Setup, WRITE};
 use crate::script::{Bytes, Field, operations};
 

@@ -88,20 +88,15 @@ impl Guest {
         bytes
     }
 
-    /// Reads `len` bytes; `None` when some of them are in no memory.
-    pub fn read(&self, addr: u64, len: usize) -> Option<Vec<u8>> {
-        Some(self.read_some(addr, len)).filter(|bytes| bytes.len() == len)
-    }
-
-    /// Reads a number that is in memory.
-    pub fn number<const N: usize>(&self, addr: u64) -> [u8; N] {
-        self.read(addr, N).expect("a number in memory").try_into().expect("as long as asked for")
-    }
-
     /// All bytes of all regions.
     pub fn snapshot(&self) -> Vec<u8> {
         let read = |(addr, len)| self.read(addr, len).expect("a region");
         REGIONS.map(read).concat()
+    }
+
+    /// A copy of all bytes.
+    pub fn image(&self) -> Image {
+        Image(self.snapshot())
     }
 
     /// Plans a write of the peer.
@@ -121,6 +116,67 @@ impl Guest {
     pub fn area(&self, addr: u64, len: usize, own: bool) -> Hostile {
         let area = self.map.area(addr, len).expect("an area in memory");
         Hostile { area, peer: Rc::clone(&self.peer), own }
+    }
+}
+
+/// Something to read guest memory from.
+pub trait Memory {
+    /// Reads `len` bytes; `None` when some of them are in no memory.
+    fn read(&self, addr: u64, len: usize) -> Option<Vec<u8>>;
+
+    /// Reads a number that is in memory.
+    fn number<const N: usize>(&self, addr: u64) -> [u8; N] {
+        self.read(addr, N).expect("a number in memory").try_into().expect("as long as asked for")
+    }
+}
+
+impl Memory for Guest {
+    fn read(&self, addr: u64, len: usize) -> Option<Vec<u8>> {
+        Some(self.read_some(addr, len)).filter(|bytes| bytes.len() == len)
+    }
+}
+
+/// A copy of guest memory at some moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image(Vec<u8>);
+
+impl Image {
+    /// Where an address lies in the copy, and how many bytes of its region are there from it on.
+    fn place(addr: u64) -> Option<(usize, usize)> {
+        let mut before = 0;
+        for (start, len) in REGIONS {
+            let at = addr.wrapping_sub(start);
+            if at < len as u64 {
+                return Some((before + at as usize, len - at as usize));
+            }
+            before += len;
+        }
+        None
+    }
+
+    /// Writes as far as there is memory.
+    pub fn write(&mut self, mut addr: u64, mut bytes: &[u8]) {
+        while let Some((at, room)) = Self::place(addr)
+            && !bytes.is_empty()
+        {
+            let (now, later) = bytes.split_at(room.min(bytes.len()));
+            self.0[at..at + now.len()].copy_from_slice(now);
+            addr += now.len() as u64;
+            bytes = later;
+        }
+    }
+}
+
+impl Memory for Image {
+    fn read(&self, mut addr: u64, len: usize) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        while bytes.len() < len {
+            let (at, room) = Self::place(addr)?;
+            let now = room.min(len - bytes.len());
+            bytes.extend(&self.0[at..at + now]);
+            addr += now as u64;
+        }
+        Some(bytes)
     }
 }
 

@@ -7,28 +7,33 @@
 //! | [`ring`] | how an input chooses a ring |
 //! | [`pen`] | the hostile driver |
 //! | [`oracle`] | a second reader of rings, to compare with |
-//! | [`device`], [`driver`], [`net`], [`mod@session`] | the targets |
+//! | [`device`], [`driver`], [`net`], [`control`], [`mod@session`] | the targets for VIRTIO |
+//! | [`mod@netback`], [`mod@netfront`], [`mod@store`] | the targets for Xen |
 //! | [`seeds`] | scenarios that reach deep, from which the fuzzer starts |
 //!
 //! The targets are plain functions: only the programs in `targets/` know libFuzzer.
 #![forbid(unsafe_code)]
 
+pub mod control;
 pub mod device;
 pub mod driver;
 pub mod guest;
 pub mod net;
+pub mod netback;
+pub mod netfront;
 pub mod oracle;
 pub mod pen;
 pub mod ring;
 pub mod script;
 pub mod seeds;
 pub mod session;
+pub mod store;
 
 /// A target: runs an input and says how far it got. It panics when something is wrong.
 pub type Target = fn(&[u8]) -> ring::Reached;
 
 /// All targets by name.
-pub const TARGETS: [(&str, Target); 7] = [
+pub const TARGETS: [(&str, Target); 11] = [
     ("split_device", device::split),
     ("packed_device", device::packed),
     ("split_driver", driver::split),
@@ -36,4 +41,8 @@ pub const TARGETS: [(&str, Target); 7] = [
     ("net_transmitq", net::transmitq),
     ("net_receiveq", net::receiveq),
     ("vhost_user_session", session::session),
+    ("control_queue", control::queue),
+    ("netback", netback::netback),
+    ("netfront", netfront::netfront),
+    ("xenstore", store::store),
 ];

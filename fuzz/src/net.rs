@@ -10,7 +10,7 @@ use ringferry_ring::{Buffer, Device, part_bytes};
 use ringferry_virtio_net::device::{Receiveq, Refused, Transmitq};
 use ringferry_virtio_net::{Features, MAX_FRAME, MIN_FRAME};
 
-use crate::guest::{BASE, Guest, Hostile, Places, REGIONS};
+use crate::guest::{BASE, Guest, Hostile, Memory, Places, REGIONS};
 use crate::oracle;
 use crate::pen::{Pen, Stroke};
 use crate::ring::{Cursor, Reached, Setup};

@@ -3,7 +3,7 @@
 
 use ringferry_ring::{Buffer, RingFeatures};
 
-use crate::guest::{Guest, Places};
+use crate::guest::{Memory, Places};
 use crate::ring::{Cursor, INDIRECT, NEXT, OWNER, WRITE};
 
 /// Descriptors of a chain at most, as the crate under test documents it.
@@ -41,7 +41,7 @@ impl Desc {
     }
 }
 
-fn desc(guest: &Guest, addr: u64, packed: bool) -> Option<Desc> {
+fn desc(guest: &impl Memory, addr: u64, packed: bool) -> Option<Desc> {
     Some(Desc::new(guest.read(addr, 16)?.as_array()?, packed))
 }
 
@@ -62,7 +62,7 @@ impl Model {
     }
 
     /// Adds the entries of an indirect table (2.7.5.3, 2.8.7).
-    fn table(&mut self, guest: &Guest, table: Buffer, limit: usize, packed: bool) -> Option<()> {
+    fn table(&mut self, guest: &impl Memory, table: Buffer, limit: usize, packed: bool) -> Option<()> {
         let entries = table.len / 16;
         if entries == 0 || !table.len.is_multiple_of(16) {
             return None;
@@ -87,7 +87,7 @@ impl Model {
 }
 
 /// How many chains the driver shows from `at` on; in a packed ring just whether there is one.
-pub fn available(guest: &Guest, places: &Places, at: Cursor) -> u16 {
+pub fn available(guest: &impl Memory, places: &Places, at: Cursor) -> u16 {
     if !places.packed {
         return u16::from_le_bytes(guest.number(places.at[1] + 2)).wrapping_sub(at.index);
     }
@@ -95,7 +95,13 @@ pub fn available(guest: &Guest, places: &Places, at: Cursor) -> u16 {
 }
 
 /// The chain at `at`, of which at most `free` slots belong to the driver; `None` when it breaks a rule.
-pub fn chain(guest: &Guest, places: &Places, features: RingFeatures, at: Cursor, free: u16) -> Option<Model> {
+pub fn chain(
+    guest: &impl Memory,
+    places: &Places,
+    features: RingFeatures,
+    at: Cursor,
+    free: u16,
+) -> Option<Model> {
     let packed = places.packed;
     let limit = usize::from(if packed { free } else { places.size }).min(MAX_CHAIN);
     let table_limit = usize::from(places.size).min(MAX_CHAIN);

@@ -1,7 +1,7 @@
 //! The hostile driver: writes a device half's ring, by the rules or not, as the input says.
 
 use crate::guest::{BASE, Guest, Places, Surprise};
-use crate::ring::{Cursor, OWNER};
+use crate::ring::{Cursor, NEXT, OWNER};
 use crate::script::operations;
 
 operations! {
@@ -91,4 +91,18 @@ impl Pen {
             }
         }
     }
+}
+
+/// The strokes that offer a chain of `buffers` (offset, length, flags but NEXT) at descriptor `at`.
+pub fn offer(packed: bool, at: u16, buffers: &[(u32, u32, u16)]) -> Vec<Stroke> {
+    let mut strokes = Vec::new();
+    for (i, (addr, len, flags)) in (0..).zip(buffers) {
+        let more = if usize::from(i) + 1 < buffers.len() { NEXT } else { 0 };
+        // A packed chain's id is given the number of its first descriptor, too.
+        let (at, link) = if packed { (i, at) } else { (at + i, at + i + 1) };
+        strokes.push(Stroke::Desc { at, addr: *addr, len: *len, flags: flags | more, link });
+    }
+    strokes.push(Stroke::Offer { head: if packed { buffers.len() as u16 } else { at } });
+    strokes.push(Stroke::Show { jump: 0 });
+    strokes
 }

@@ -1,11 +1,16 @@
 //! Scenarios that reach deep, from which the fuzzer starts. Each says what it reaches, and a test holds it
 //! to that; `cargo run --bin seeds` writes them to `corpus/`.
 
+mod control;
+mod netback;
+mod netfront;
+mod store;
+
 use crate::device::{self, INFLIGHT};
 use crate::driver::{self, TABLES};
 use crate::guest::BASE;
 use crate::net::{LEGACY, MERGEABLE, PACKED, ReceiveStep, TransmitStep};
-use crate::pen::Stroke;
+use crate::pen::{Stroke, offer};
 use crate::ring::{INDIRECT, NEXT, OWNER, Reached, Setup, WRITE};
 use crate::script::Field;
 use crate::session::{self, EVENT, MEMORY_FILE, Message, message};
@@ -40,7 +45,15 @@ pub struct Seed {
 pub fn all() -> Vec<Seed> {
     let layouts = [false, true];
     let rings = layouts.into_iter().flat_map(|packed| [devices(packed), drivers(packed)].concat());
-    rings.chain(transmitqs()).chain(receiveqs()).chain(sessions()).collect()
+    rings
+        .chain(transmitqs())
+        .chain(receiveqs())
+        .chain(sessions())
+        .chain(control::seeds())
+        .chain(netback::seeds())
+        .chain(netfront::seeds())
+        .chain(store::seeds())
+        .collect()
 }
 
 fn script(setup: Setup, steps: &[impl Field]) -> Vec<u8> {
@@ -70,20 +83,6 @@ enum Size {
 
 fn reaches(chains: usize, longest: usize, broken: bool) -> Reached {
     Reached { chains, longest, frames: 0, broken }
-}
-
-/// The strokes that offer a chain of `buffers` (offset, length, flags but NEXT) at descriptor `at`.
-fn offer(packed: bool, at: u16, buffers: &[(u32, u32, u16)]) -> Vec<Stroke> {
-    let mut strokes = Vec::new();
-    for (i, (addr, len, flags)) in (0..).zip(buffers) {
-        let more = if usize::from(i) + 1 < buffers.len() { NEXT } else { 0 };
-        // A packed chain's id is given the number of its first descriptor, too.
-        let (at, link) = if packed { (i, at) } else { (at + i, at + i + 1) };
-        strokes.push(Stroke::Desc { at, addr: *addr, len: *len, flags: flags | more, link });
-    }
-    strokes.push(Stroke::Offer { head: if packed { buffers.len() as u16 } else { at } });
-    strokes.push(Stroke::Show { jump: 0 });
-    strokes
 }
 
 /// The strokes that write an indirect table.

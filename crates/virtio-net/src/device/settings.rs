@@ -33,7 +33,7 @@ impl Filter {
 }
 
 /// What a driver has set through the control queue.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     features: Features,
     /// The device's own address.
