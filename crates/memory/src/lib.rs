@@ -9,6 +9,7 @@
 //! | [`counters`] | words that several processes count in | [`Counters`] keeps its region alive |
 //! | [`shared`] | a memfd of our own, for driver halves | [`SharedMem`] |
 //! | [`window`] | reserved addresses into which single pages are mapped | [`Window`] |
+//! | [`mod@spare`] | storage that is used again | whoever keeps it |
 //! | [`sigbus`] | survival of a peer that truncates the file under a mapping | process-wide handler |
 //!
 //! A peer may change any shared byte at any moment, so nothing here ever makes a Rust reference
@@ -22,6 +23,7 @@ pub mod region;
 pub mod shared;
 pub mod sigbus;
 pub mod slice;
+pub mod spare;
 pub mod window;
 pub mod words;
 
@@ -31,5 +33,6 @@ pub use guest::{GuestMemory, MemoryError, Translator};
 pub use region::{MapError, Region, RegionSpec};
 pub use shared::SharedMem;
 pub use slice::{ReadSlice, WriteSlice};
+pub use spare::Spare;
 pub use window::Window;
 pub use words::{Area, AreaSlots, AreaTable, Entry, Slots, Table, WordSlots, WordTable, Words};

@@ -1,8 +1,10 @@
 //! The experiments there are. A new one is a module here and a line in [`all`].
 
 pub mod forward;
+pub mod grants;
 mod network;
 pub mod peers;
+pub mod queues;
 pub mod ring;
 pub mod rxbuf;
 pub mod txmap;
@@ -17,5 +19,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(txmap::Txmap),
         Box::new(forward::Forward),
         Box::new(rxbuf::Rxbuf),
+        Box::new(queues::Queues),
+        Box::new(grants::Grants),
     ]
 }

@@ -21,7 +21,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use ringferry_sys::namespace;
-use ringferry_sys::process::{Spawn, has_net_admin, is_root, spawn, terminate};
+use ringferry_sys::process::{Spawn, cpu_time, has_net_admin, is_root, spawn, terminate};
 use serde_json::Value;
 
 use crate::experiment::{RowError, Run, Setup};
@@ -38,7 +38,7 @@ const READY_FD: i32 = 3;
 /// The guests, their addresses, and the tap that each has.
 const GUESTS: [&str; 2] = ["a", "b"];
 const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
-const TAP: &str = "rf0";
+pub(in crate::experiments) const TAP: &str = "rf0";
 
 /// Why there can be no such network here, if so. `probe` of the experiment's child process is [`probe`].
 pub(in crate::experiments) fn impossible(setup: &Setup, experiment: &str) -> Option<String> {
@@ -150,12 +150,22 @@ pub(in crate::experiments) struct Network {
     program: PathBuf,
     _server: Process,
     guests: [Process; 2],
-    _switch: Process,
+    switch: Process,
 }
 
 impl Network {
     /// Starts all of it; each guest with options of its own. What programs say goes to files in `folder`.
     pub(in crate::experiments) fn start(folder: &Path, options: [&[&str]; 2]) -> Result<Self, RowError> {
+        Self::start_with(folder, &[], options)
+    }
+
+    /// [`Network::start`], and the switch has options, too. The guests answer `ringferry ctl`, if they were told to, at
+    /// [`Network::control`].
+    pub(in crate::experiments) fn start_with(
+        folder: &Path,
+        switch: &[&str],
+        options: [&[&str]; 2],
+    ) -> Result<Self, RowError> {
         let program = std::env::current_exe()?;
         let socket = |name: &str| folder.join(format!("{name}.sock"));
         let mut arguments = words(&["run"]);
@@ -165,6 +175,7 @@ impl Network {
             arguments.extend([OsString::from("--port"), port]);
         }
         arguments.extend([OsString::from("--control"), socket("control").into()]);
+        arguments.extend(words(switch));
         let switch = ready(&program, folder, "switch", arguments, Spawn::default())?;
         let guest = |at: usize| {
             let address = format!("{}/24", ADDRESSES[at]);
@@ -177,7 +188,7 @@ impl Network {
         let server = words(&["traffic", "server", "--bind", ADDRESSES[1]]);
         let mut command = logged(&program, folder, "server", server)?;
         let server = Process::spawn("server", &mut command, inside(&guests[1])?)?;
-        Ok(Self { folder: folder.to_owned(), program, _server: server, guests, _switch: switch })
+        Ok(Self { folder: folder.to_owned(), program, _server: server, guests, switch })
     }
 
     /// Runs the traffic client in guest a against the server in guest b; returns its report. Every byte that arrived
@@ -195,10 +206,30 @@ impl Network {
 
     /// What the switch says about itself.
     pub(in crate::experiments) fn switch(&self) -> Result<Value, RowError> {
+        self.ctl(&self.folder.join("control.sock"), &["show", "--json"])
+    }
+
+    /// Where guest 0 or 1 is to have its control socket, if it is to have one.
+    pub(in crate::experiments) fn control(folder: &Path, guest: usize) -> PathBuf {
+        folder.join(format!("{}-control.sock", GUESTS[guest]))
+    }
+
+    /// What a switch or a guest answers to `ringferry ctl`.
+    pub(in crate::experiments) fn ctl(&self, socket: &Path, request: &[&str]) -> Result<Value, RowError> {
         let mut command = Command::new(&self.program);
-        command.arg("ctl").arg("--control").arg(self.folder.join("control.sock")).args(["show", "--json"]);
+        command.arg("ctl").arg("--control").arg(socket).args(request);
         let output = command.stdin(Stdio::null()).output()?;
+        if !output.status.success() {
+            return Err(RowError::failed(last_line(&String::from_utf8_lossy(&output.stderr), output.status)));
+        }
         serde_json::from_slice(&output.stdout).map_err(RowError::failed)
+    }
+
+    /// Processor time that the switch and both guests have used so far.
+    pub(in crate::experiments) fn cpu_time(&self) -> Result<[Duration; 2], RowError> {
+        let time = |process: &Process| cpu_time(process.child.id());
+        let [a, b] = &self.guests;
+        Ok([time(&self.switch)?, time(a)? + time(b)?])
     }
 
     /// Ends the guests; returns what they counted.

@@ -243,7 +243,8 @@ impl Frontend {
     /// # Errors
     /// See [`FrontError`].
     pub fn step(&mut self) -> Result<Option<FrontEvent>, FrontError> {
-        let drained = self.take_events()?;
+        // What comes while the store is asked waits with us, and the descriptor says nothing of it.
+        let mut told = !self.take_events()?;
         if let Some(statics) = self.shared.as_mut().and_then(|shared| shared.statics.as_mut()) {
             statics.step()?;
         }
@@ -253,11 +254,12 @@ impl Frontend {
                 break;
             }
             self.look()?;
+            told = true;
         }
         if let Some(event) = self.events.pop_front() {
             return Ok(Some(event));
         }
-        Ok((!drained || self.dirty).then_some(FrontEvent::Busy))
+        Ok((told || self.dirty).then_some(FrontEvent::Busy))
     }
 
     /// Notes what the store has told; whether that was all.

@@ -33,6 +33,10 @@ pub struct BackConfig {
     pub persistent: bool,
     /// A control ring, over which front ends hand over grants.
     pub static_grants: bool,
+    /// Front ends may choose the multicast packets that they get.
+    pub multicast_control: bool,
+    /// The only interface to serve; absent: all of the class.
+    pub only: Option<VifId>,
 }
 
 impl Default for BackConfig {
@@ -44,6 +48,8 @@ impl Default for BackConfig {
             split_events: true,
             persistent: true,
             static_grants: true,
+            multicast_control: true,
+            only: None,
         }
     }
 }
@@ -57,7 +63,7 @@ impl BackConfig {
             max_queues: self.max_queues.clamp(1, MAX_QUEUES),
             ctrl_ring: self.static_grants,
             persistent: self.persistent,
-            multicast_control: true,
+            multicast_control: self.multicast_control,
         }
     }
 }
@@ -153,15 +159,18 @@ impl Plugs {
     /// # Errors
     /// The store cannot be asked.
     pub fn step(&mut self) -> Result<Step, StoreError> {
-        let drained = self.take_events()?;
+        // What comes while the store is asked waits with us, and the descriptor says nothing of it.
+        let mut told = !self.take_events()?;
         if std::mem::take(&mut self.rescan) {
             self.scan()?;
+            told = true;
         }
         for _ in 0..TURNS {
             let Some(id) = self.queue.pop_front() else {
-                return Ok(if drained { Step::Idle } else { Step::Busy });
+                return Ok(if told { Step::Busy } else { Step::Idle });
             };
             self.queued.remove(&id);
+            told = true;
             if let Some(event) = self.look(id)? {
                 return Ok(Step::Vif(id, event));
             }
@@ -196,7 +205,7 @@ impl Plugs {
     }
 
     fn enqueue(&mut self, id: VifId) {
-        if self.queued.insert(id) {
+        if self.config.only.is_none_or(|only| only == id) && self.queued.insert(id) {
             self.queue.push_back(id);
         }
     }

@@ -22,6 +22,42 @@ const BURST: usize = 16;
 /// `XEN_NETIF_CTRL_HASH_ALGORITHM_NONE`
 const ALGORITHM_NONE: u32 = 0;
 
+/// The queues of an interface, for the requests that are about their static grants.
+pub trait StaticGrants {
+    /// How many static grants there is room for in a queue.
+    ///
+    /// # Errors
+    /// What the front end is answered: there is no such queue, or it is not to be had now.
+    fn capacity(&mut self, queue: u32) -> Result<u32, Status>;
+
+    /// Maps grants for good: all or none.
+    ///
+    /// # Errors
+    /// What the front end is answered.
+    fn add(&mut self, queue: u32, entries: &[GrefEntry]) -> Result<(), Status>;
+
+    /// Unmaps grants, and says in each entry what became of it; how many are unmapped.
+    ///
+    /// # Errors
+    /// What the front end is answered.
+    fn remove(&mut self, queue: u32, entries: &mut [GrefEntry]) -> Result<u32, Status>;
+}
+
+/// Queues of this thread, in order, none of them lent out.
+impl<A: Words> StaticGrants for &mut [&mut Queue<A>] {
+    fn capacity(&mut self, queue: u32) -> Result<u32, Status> {
+        pick(self, queue)?.static_capacity()
+    }
+
+    fn add(&mut self, queue: u32, entries: &[GrefEntry]) -> Result<(), Status> {
+        pick(self, queue)?.add_static(entries)
+    }
+
+    fn remove(&mut self, queue: u32, entries: &mut [GrefEntry]) -> Result<u32, Status> {
+        pick(self, queue)?.remove_static(entries)
+    }
+}
+
 /// The back end's side of the control ring.
 #[derive(Debug)]
 pub struct Control<A: Words> {
@@ -50,7 +86,12 @@ impl<A: Words> Control<A> {
 
     /// Serves the requests that are there, up to a bound; true when the front end wants to be notified. `queues` are all
     /// queues in order, none of them lent out.
-    pub fn poll(&mut self, queues: &mut [&mut Queue<A>]) -> bool {
+    pub fn poll(&mut self, mut queues: &mut [&mut Queue<A>]) -> bool {
+        self.poll_for(&mut queues)
+    }
+
+    /// As [`poll`](Self::poll), for queues that are wherever they are.
+    pub fn poll_for(&mut self, queues: &mut dyn StaticGrants) -> bool {
         self.ring.refresh();
         for _ in 0..BURST {
             let Some(slot) = self.ring.take() else { break };
@@ -61,19 +102,13 @@ impl<A: Words> Control<A> {
         self.ring.publish()
     }
 
-    fn serve(&mut self, request: &Request, queues: &mut [&mut Queue<A>]) -> ControlSlot {
+    fn serve(&mut self, request: &Request, queues: &mut dyn StaticGrants) -> ControlSlot {
         let result = match request.message() {
             Some(Message::SetHashAlgorithm(ALGORITHM_NONE)) => Ok(0),
             Some(Message::SetHashAlgorithm(_)) => Err(Status::InvalidParameter),
-            Some(Message::GetGrefMappingSize { queue: number }) => {
-                pick(queues, number).and_then(|queue| queue.static_capacity())
-            }
-            Some(Message::AddGrefMapping(list)) => {
-                pick(queues, list.queue).and_then(|queue| self.add(queue, list))
-            }
-            Some(Message::DelGrefMapping(list)) => {
-                pick(queues, list.queue).and_then(|queue| self.remove(queue, list))
-            }
+            Some(Message::GetGrefMappingSize { queue: number }) => queues.capacity(number),
+            Some(Message::AddGrefMapping(list)) => self.add(queues, list),
+            Some(Message::DelGrefMapping(list)) => self.remove(queues, list),
             Some(
                 Message::GetHashFlags
                 | Message::SetHashFlags(_)
@@ -88,15 +123,18 @@ impl<A: Words> Control<A> {
         Response::to(request, status, data).to_slot()
     }
 
-    fn add(&mut self, queue: &mut Queue<A>, list: GrefList) -> Result<u32, Status> {
+    fn add(&mut self, queues: &mut dyn StaticGrants, list: GrefList) -> Result<u32, Status> {
+        // Nothing is copied for a queue that is not there.
+        queues.capacity(list.queue)?;
         let entries = self.fetch(list)?;
-        queue.add_static(&entries)?;
+        queues.add(list.queue, &entries)?;
         Ok(0)
     }
 
-    fn remove(&mut self, queue: &mut Queue<A>, list: GrefList) -> Result<u32, Status> {
+    fn remove(&mut self, queues: &mut dyn StaticGrants, list: GrefList) -> Result<u32, Status> {
+        queues.capacity(list.queue)?;
         let mut entries = self.fetch(list)?;
-        let removed = queue.remove_static(&mut entries)?;
+        let removed = queues.remove(list.queue, &mut entries)?;
         let bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.to_bytes()).collect();
         // The pages are unmapped; a front end that does not let us tell it which has only the number.
         let _ = self.copy(segment(list.page, 0, Local::From((&bytes[..]).into())));

@@ -32,7 +32,7 @@ mod queue;
 mod rx;
 mod tx;
 
-pub use control::Control;
+pub use control::{Control, StaticGrants};
 pub use multicast::{MAX_ADDRESSES, Multicast};
 pub use pages::{Mode, PageCounters};
 pub use queue::{DEFAULT_PAGES, Lent, Queue, QueueConfig, QueueError};

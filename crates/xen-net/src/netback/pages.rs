@@ -6,9 +6,9 @@
 
 use std::io;
 
-use ringferry_memory::{ReadSlice, Window, WriteSlice};
+use ringferry_memory::{ReadSlice, Spare, Window, WriteSlice};
 use ringferry_xen::domain::PAGE;
-use ringferry_xen::grant::{Access, CopySegment, Foreign, GrantRef, Local};
+use ringferry_xen::grant::{Access, CopySegment, Foreign, ForeignCounters, GrantRef, Local};
 use ringferry_xen::netif::control::{GrefEntry, Status};
 
 use super::cache::{Cache, Found, Slot, Unfit};
@@ -57,7 +57,7 @@ pub struct Pages {
     /// Slots that have nothing to hold any more: for the next [`sweep`](Self::sweep).
     released: Vec<usize>,
     /// Storage of the last batch.
-    segments: Vec<CopySegment<'static>>,
+    segments: Spare<CopySegment<'static>>,
     counters: PageCounters,
 }
 
@@ -77,7 +77,7 @@ impl Pages {
             wanted: Vec::new(),
             mapped: Vec::new(),
             released: Vec::new(),
-            segments: Vec::new(),
+            segments: Spare::default(),
             counters: PageCounters::default(),
         })
     }
@@ -85,6 +85,11 @@ impl Pages {
     /// What was done so far.
     pub fn counters(&self) -> PageCounters {
         self.counters
+    }
+
+    /// What the provider of the grants was asked to do.
+    pub fn foreign_counters(&self) -> ForeignCounters {
+        self.foreign.counters()
     }
 
     /// Pages kept mapped: learned ones, and those the front end asked for.
@@ -229,7 +234,7 @@ impl Pages {
         segments: impl Iterator<Item = CopySegment<'a>>,
         mut done: impl FnMut(usize, bool),
     ) {
-        let mut batch = recycle(std::mem::take(&mut self.segments));
+        let mut batch = recycle(self.segments.take());
         batch.extend(segments);
         if !batch.is_empty() {
             // A call that fails as a whole may have done some: each says so.
@@ -242,7 +247,7 @@ impl Pages {
             }
             done(i, segment.done);
         }
-        self.segments = recycle(batch);
+        self.segments.put(recycle(batch));
     }
 
     /// Keeps a list of pages mapped, or none of it.

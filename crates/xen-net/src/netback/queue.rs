@@ -5,7 +5,7 @@ use std::io;
 use ringferry_memory::{Area, ReadSlice, Words};
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
-use ringferry_xen::grant::Foreign;
+use ringferry_xen::grant::{Foreign, ForeignCounters};
 use ringferry_xen::netif::control::{GrefEntry, Status};
 use ringferry_xen::netif::{BackRing, Fault, LayoutError};
 
@@ -112,6 +112,11 @@ impl<A: Words> Queue<A> {
         self.held.as_ref().map_or_else(PageCounters::default, |held| held.pages.counters())
     }
 
+    /// What the provider of the grants was asked to do; nothing while the pages are lent out.
+    pub fn foreign_counters(&self) -> ForeignCounters {
+        self.held.as_ref().map_or_else(ForeignCounters::default, |held| held.pages.foreign_counters())
+    }
+
     /// Pages mapped for longer than a burst: learned ones, and static grants.
     pub fn mapped(&self) -> (usize, usize) {
         self.held.as_ref().map_or((0, 0), |held| held.pages.held())
@@ -188,17 +193,35 @@ impl<A: Words> Queue<A> {
         self.rx.flush(pages)
     }
 
+    /// How many requests the front end has made and how many were answered, modulo 2^32: of the ring it sends on, and of the
+    /// one it receives from.
+    pub fn positions(&self) -> [(u32, u32); 2] {
+        let tx = (self.tx.ring.next_request(), self.tx.ring.next_response());
+        [tx, (self.rx.ring.next_request(), self.rx.ring.next_response())]
+    }
+
     /// How many static grants there is room for.
-    pub(super) fn static_capacity(&self) -> Result<u32, Status> {
+    ///
+    /// # Errors
+    /// The pages are lent out.
+    pub fn static_capacity(&self) -> Result<u32, Status> {
         let held = self.held.as_ref().ok_or(Status::InvalidParameter)?;
         Ok(held.pages.capacity() as u32)
     }
 
-    pub(super) fn add_static(&mut self, entries: &[GrefEntry]) -> Result<(), Status> {
+    /// Maps grants for good: all or none.
+    ///
+    /// # Errors
+    /// What the front end is answered.
+    pub fn add_static(&mut self, entries: &[GrefEntry]) -> Result<(), Status> {
         self.held.as_mut().ok_or(Status::InvalidParameter)?.pages.add_static(entries)
     }
 
-    pub(super) fn remove_static(&mut self, entries: &mut [GrefEntry]) -> Result<u32, Status> {
+    /// Unmaps static grants, and says in each entry what became of it; how many are unmapped.
+    ///
+    /// # Errors
+    /// The pages are lent out.
+    pub fn remove_static(&mut self, entries: &mut [GrefEntry]) -> Result<u32, Status> {
         Ok(self.held.as_mut().ok_or(Status::InvalidParameter)?.pages.remove_static(entries))
     }
 }

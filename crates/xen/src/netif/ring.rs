@@ -168,6 +168,16 @@ impl<A: Words, E: Entry> BackRing<A, E> {
         self.available()
     }
 
+    /// Index of the next request to take.
+    pub fn next_request(&self) -> u32 {
+        self.req_cons
+    }
+
+    /// Index of the next response to write.
+    pub fn next_response(&self) -> u32 {
+        self.rsp_pvt
+    }
+
     /// Whether there are requests, seen or not.
     #[inline]
     pub fn has_requests(&mut self) -> bool {

@@ -84,6 +84,17 @@ fn more_pages_than_slots_in_turn_keep_what_fits() {
 }
 
 #[test]
+fn more_pages_than_slots_in_no_order_are_not_mapped_and_unmapped_all_the_time() {
+    let mut cache = Cache::new(64);
+    let (mut state, mut evicted, uses) = (1u64, 0, 20_000);
+    for _ in 0..uses {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        evicted += u64::from(matches!(cache.touch((state >> 57) as u32), Found::New { evicted: true, .. }));
+    }
+    assert!((1..=uses / SPACING + 1).contains(&evicted), "{evicted}");
+}
+
+#[test]
 fn a_slot_in_use_is_never_given_away() {
     let mut cache = Cache::new(1);
     cache.touch(1);
@@ -212,6 +223,8 @@ struct Model {
     /// Who refers to which slot.
     taken: Vec<Slot>,
     now: u64,
+    /// No page is replaced before.
+    next_eviction: u64,
 }
 
 impl Model {
@@ -266,7 +279,9 @@ proptest! {
                         None => {
                             let before = model.seen.insert(gref, model.now);
                             let victim = model.oldest().filter(|(_, slot, used)| {
-                                !model.in_use(*slot) && before.is_some_and(|before| *used < before)
+                                !model.in_use(*slot)
+                                    && before.is_some_and(|before| *used < before)
+                                    && model.now >= model.next_eviction
                             });
                             match found {
                                 Found::New { slot, evicted } => {
@@ -274,6 +289,7 @@ proptest! {
                                     prop_assert_eq!(evicted, full);
                                     if full {
                                         prop_assert_eq!(Some(slot), victim.map(|(_, slot, _)| slot));
+                                        model.next_eviction = model.now + SPACING;
                                     }
                                     model.put(gref, slot, false, write);
                                     model.seen.remove(&gref);
