@@ -5,6 +5,7 @@ mod ctl;
 mod demo;
 mod guest;
 mod lab;
+mod netfront;
 mod run;
 mod run_args;
 mod traffic;
@@ -44,6 +45,8 @@ enum Command {
     Ctl(ctl::CtlArgs),
     /// Plugs a tap into a vhost-user back end, as a virtual machine would be.
     Guest(guest::GuestArgs),
+    /// Plugs a tap into a Xen network back end, as a guest would be.
+    Netfront(netfront::NetfrontArgs),
     /// Measures data paths, compares the results, and draws them.
     Lab(Box<lab::LabArgs>),
     /// Generates traffic and verifies every byte of it.
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Ctl(args) => ctl::run(args, &mut io::stdout()).map_or_else(|error| failed(&error, 1), ok),
         Command::Guest(args) => guest::run(args).map_or_else(|error| failed(&error, 1), ok),
+        Command::Netfront(args) => netfront::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Lab(args) => {
             lab::run(args).map_or_else(|error| failed(&error, error.exit_code()), ExitCode::from)
         }

@@ -148,6 +148,11 @@ pub fn stats<'a>(port: &PortSnapshot, pairs: impl IntoIterator<Item = (u16, &'a 
         ];
         counters.extend(named.map(|(way, name, count)| (format!("{way}_queue_{pair}_{name}"), count.get())));
     }
+    for queue in &port.queues {
+        let Some(grants) = &queue.grants else { continue };
+        let (pair, named) = (queue.index / 2, grants.by_name().into_iter().chain(grants.gauges_by_name()));
+        counters.extend(named.map(|(name, count)| (format!("queue_{pair}_grant_{name}"), count)));
+    }
     Stats { port: port.name.clone(), counters }
 }
 
@@ -166,6 +171,30 @@ pub fn refuse(port: &str) -> String {
     format!(
         "the guest on port {port:?} decides how many queue pairs it uses: change it there (ethtool -L DEVICE combined \
          N; of `ringferry guest`, ringferry ctl channels on its own control socket)"
+    )
+}
+
+/// The queues of a tap, which are all in use.
+pub fn of_tap(port: &str, queues: u16) -> Channels {
+    Channels { port: port.to_owned(), max_combined: queues, combined: queues, started: queues }
+}
+
+/// The queues of a tap, each of which is read by the worker of its number.
+pub fn steering_of_tap(port: &str, by: &str, queues: u16) -> Steering {
+    let queue = |queue| QueueSteering { queue, enabled: true, cpu: None, worker: Some(queue) };
+    Steering {
+        port: port.to_owned(),
+        by: by.to_owned(),
+        hash_types: Vec::new(),
+        queues: (0..queues).map(queue).collect(),
+    }
+}
+
+/// Why the number of a tap's queues is not changed.
+pub fn refuse_tap(port: &str) -> String {
+    format!(
+        "port {port:?} is a tap, which has a queue for each worker: set queues in its configuration, or workers, and \
+         start the switch again"
     )
 }
 
@@ -261,6 +290,7 @@ mod tests {
             broken: None,
             last_avail: 0,
             last_used: 0,
+            grants: None,
         });
         PortSnapshot {
             name: "vm0".into(),

@@ -39,6 +39,21 @@
 //! # mtu = 1500                        # default: left as the tap has it
 //! offloads = true                     # checksum and segmentation offloads to and from the kernel
 //! # queues = 2                        # with tap: 1..=16; default: one per worker, one if it exists and has one
+//!
+//! [[port]]
+//! name = "xen"                        # default: "xen"; each interface of a guest gets a port of its own, such as xen5.0
+//! kind = "xen-vif"
+//! provider = "xen"                    # or "process", with broker and store (sockets) and domain (our number, default 0)
+//! # class = "vif"                     # class of the devices in the store; default: "vif"
+//! # vif = "5.0"                       # this interface alone (domain and device), on a port of this very name
+//! # queues = 2                        # 1..=16, offered (multi-queue-max-queues); default: one per worker
+//! persistent = true                   # keep pages mapped of front ends that allow it (feature-persistent)
+//! static_grants = true                # and those that they hand over on the control ring (feature-ctrl-ring)
+//! transfer = "copy"                   # all other pages: copied by the hypervisor, or "map": mapped for a burst
+//! pages = 1024                        # 1..=65534: most pages kept mapped for a queue; all are held below vm.max_map_count
+//! sg = true                           # what front ends may send us, all true by default: packets of several pages,
+//! csum = true                         # blank checksums,
+//! gso = true                          # and what is to be segmented; needs sg and csum
 //! ```
 
 use std::collections::BTreeMap;
@@ -54,7 +69,10 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 mod parse;
+mod vif;
 use parse::{Document, Fields, Place, check_socket_path, parse_flag, parse_port};
+
+pub use vif::{Transfer, VifName, XenProvider, XenVifConfig};
 
 /// Bytes a Unix socket path may have: `sun_path` holds 108 with the closing NUL (unix(7)).
 pub const MAX_SOCKET_PATH: usize = 107;
@@ -132,14 +150,17 @@ pub enum PortKind {
     VhostUser(VhostUserConfig),
     /// The host's network stack: a tap device.
     Tap(TapConfig),
+    /// Xen guests: one interface that a toolstack makes, or all of a class.
+    XenVif(XenVifConfig),
 }
 
 impl PortKind {
-    /// The value of the key `kind`: `vhost-user` or `tap`.
+    /// The value of the key `kind`: `vhost-user`, `tap` or `xen-vif`.
     pub fn name(&self) -> &'static str {
         match self {
             PortKind::VhostUser(_) => "vhost-user",
             PortKind::Tap(_) => "tap",
+            PortKind::XenVif(_) => "xen-vif",
         }
     }
 }
@@ -352,6 +373,7 @@ impl PortConfig {
                     entry(out, "queues", i64::from(queues));
                 }
             }
+            PortKind::XenVif(vif) => vif.dump(out),
         }
         if let Some(mtu) = self.mtu {
             entry(out, "mtu", i64::from(mtu));
@@ -377,8 +399,8 @@ impl FeatureToggles {
 
 /// A port as written in a `--port` flag: `KIND:WHERE[,key=value...]`.
 ///
-/// `KIND:WHERE` is one of `vhost-user:PATH`, `vhost-user-fd:N`, `vhost-user-activation:NAME`, `tap:NAME` and
-/// `tap-fd:N`; the keys are those of the file. A path with a comma in it can only be given in a file.
+/// `KIND:WHERE` is one of `vhost-user:PATH`, `vhost-user-fd:N`, `vhost-user-activation:NAME`, `tap:NAME`, `tap-fd:N` and
+/// `xen-vif:PROVIDER`; the keys are those of the file. A path with a comma in it can only be given in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortSpec {
     /// The flag's value as typed.
@@ -505,7 +527,10 @@ impl ConfigBuilder {
         }
         for (place, port) in &self.ports {
             for claim in [Claim::Name(&port.name), Claim::of_kind(&port.kind)] {
-                if let Some(owner) = owners.get(&claim) {
+                let owner = owners.get(&claim).or_else(|| {
+                    owners.iter().find_map(|(owned, owner)| owned.overlaps(&claim).then_some(owner))
+                });
+                if let Some(owner) = owner {
                     self.problems.push(place.problem("port", format!("{claim} is already used by {owner}")));
                 } else {
                     owners.insert(claim, place);
@@ -592,9 +617,21 @@ enum Claim<'a> {
     Tap(&'a str),
     Fd(RawFd),
     Activation(&'a str),
+    /// One interface of a class, or all.
+    Vif(&'a XenProvider, &'a str, Option<VifName>),
 }
 
 impl<'a> Claim<'a> {
+    /// Whether two claims that are not equal still exclude each other: all interfaces, and one of them.
+    fn overlaps(&self, other: &Claim<'_>) -> bool {
+        match (self, other) {
+            (Claim::Vif(one, class, vif), Claim::Vif(two, other, another)) => {
+                one == two && class == other && (vif.is_none() || another.is_none())
+            }
+            _ => false,
+        }
+    }
+
     fn of_kind(kind: &'a PortKind) -> Claim<'a> {
         match kind {
             PortKind::VhostUser(vhost_user) => match &vhost_user.endpoint {
@@ -606,6 +643,7 @@ impl<'a> Claim<'a> {
                 TapSource::Name { name, .. } => Claim::Tap(name),
                 TapSource::Fd(fd) => Claim::Fd(*fd),
             },
+            PortKind::XenVif(vif) => Claim::Vif(&vif.provider, &vif.class, vif.only),
         }
     }
 }
@@ -618,6 +656,8 @@ impl Display for Claim<'_> {
             Claim::Tap(name) => write!(f, "the tap {name}"),
             Claim::Fd(fd) => write!(f, "file descriptor {fd}"),
             Claim::Activation(name) => write!(f, "the systemd socket {name:?}"),
+            Claim::Vif(_, class, Some(vif)) => write!(f, "interface {vif} of class {class:?}"),
+            Claim::Vif(_, class, None) => write!(f, "every interface of class {class:?}"),
         }
     }
 }

@@ -87,6 +87,10 @@ drop_reasons! {
     TapWriteError = "tap-write-error",
     /// The worker that serves the receiving queue is too far behind.
     WorkerBusy = "worker-busy",
+    /// The slots of a Xen guest's packet do not add up.
+    RxBadSlots = "rx-bad-slots",
+    /// The receiving guest has asked not to get this multicast frame.
+    Filtered = "filtered",
 }
 
 /// Drops by reason. A drop is counted at the port it would have left by, or at the port it came from when it

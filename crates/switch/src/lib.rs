@@ -11,5 +11,7 @@ mod quiet;
 pub mod snapshot;
 mod switch;
 mod vhost_port;
+mod xen;
 
 pub use switch::{RunError, StartError, Switch};
+pub use xen::XenError;

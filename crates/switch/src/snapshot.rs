@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use ringferry_xen_net::netback::PageCounters;
 use serde::{Deserialize, Serialize};
 
 use crate::counters::WorkerCounters;
@@ -38,7 +39,7 @@ pub struct Snapshot {
 pub struct PortSnapshot {
     /// Its unique name.
     pub name: String,
-    /// `vhost-user` or `tap`.
+    /// `vhost-user`, `tap` or `xen-vif`.
     pub kind: String,
     /// Whether it carries packets, and if not, why.
     pub state: PortState,
@@ -116,6 +117,76 @@ pub struct QueueSnapshot {
     pub last_avail: u16,
     /// Used-ring index up to which the device has published.
     pub last_used: u16,
+    /// What was done with the pages of a Xen guest's pair of rings; shown with its transmitq.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grants: Option<GrantSnapshot>,
+}
+
+/// What was done with granted pages since the queue was connected, and how many are mapped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrantSnapshot {
+    /// Uses of pages that were mapped already.
+    pub hits: u64,
+    /// Uses of pages that were not.
+    pub misses: u64,
+    /// Pages mapped.
+    pub mapped: u64,
+    /// Mappings replaced by others.
+    pub evicted: u64,
+    /// Pages that could not be mapped.
+    pub failed: u64,
+    /// Pieces that the hypervisor copied.
+    pub copies: u64,
+    /// Bytes in them.
+    pub copied_bytes: u64,
+    /// Pages that are mapped now because they were used.
+    pub learned_pages: u64,
+    /// Pages that are mapped now because the front end asked for it.
+    pub static_pages: u64,
+    /// Most pages that may be mapped.
+    pub max_pages: u64,
+}
+
+impl GrantSnapshot {
+    /// What a queue tells, of which `max` pages may be mapped, and are: learned ones and static grants.
+    pub(crate) fn of(counters: &PageCounters, (learned, fixed): (usize, usize), max: usize) -> GrantSnapshot {
+        let PageCounters { hits, misses, mapped, evicted, failed, copies, copied_bytes } = *counters;
+        let [learned_pages, static_pages, max_pages] = [learned, fixed, max].map(|pages| pages as u64);
+        GrantSnapshot {
+            hits,
+            misses,
+            mapped,
+            evicted,
+            failed,
+            copies,
+            copied_bytes,
+            learned_pages,
+            static_pages,
+            max_pages,
+        }
+    }
+
+    /// What is counted, by name.
+    pub fn by_name(&self) -> [(&'static str, u64); 7] {
+        [
+            ("hits", self.hits),
+            ("misses", self.misses),
+            ("mapped", self.mapped),
+            ("evicted", self.evicted),
+            ("failed", self.failed),
+            ("copies", self.copies),
+            ("copied_bytes", self.copied_bytes),
+        ]
+    }
+
+    /// What there is now, by name.
+    pub fn gauges_by_name(&self) -> [(&'static str, u64); 3] {
+        [
+            ("learned_pages", self.learned_pages),
+            ("static_pages", self.static_pages),
+            ("max_pages", self.max_pages),
+        ]
+    }
 }
 
 /// The forwarding database.
@@ -430,6 +501,7 @@ mod tests {
             broken: None,
             last_avail: 300,
             last_used: 44,
+            grants: None,
         };
         let broken = QueueSnapshot {
             index: 1,

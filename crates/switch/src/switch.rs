@@ -22,10 +22,15 @@ use crate::fdb::PortId;
 use crate::plane::{PAIRS, Plane};
 use crate::snapshot::{PortSnapshot, PortState, QueueRole, QueueSnapshot, Snapshot, VERSION, WorkerSnapshot};
 use crate::vhost_port::{Endpoint, VhostPort, Watch};
+use crate::xen::{CONTROL_RINGS, Desk, Maps, Numbers, XenEntry, XenError};
 
 /// What spreads frames over a guest's queue pairs.
 const STEERING: &str = "automatic flow steering: a flow goes to the pair that the guest last sent it on, a new one to a \
                         pair of the worker that has it, by the hash of its addresses and ports";
+
+/// What spreads frames over a tap's queues.
+const TAP_STEERING: &str =
+    "the kernel: a flow comes from the queue that it was last written to, a new one by its hash";
 
 /// How often things that nobody announces are looked at: silent control clients, truncated guest
 /// memory.
@@ -79,6 +84,14 @@ pub enum StartError {
         /// The name asked for.
         name: String,
     },
+    /// There is no Xen, or no store.
+    #[error("port {port}: {source}")]
+    Xen {
+        /// Name of the port.
+        port: String,
+        /// What is wrong and what to do.
+        source: XenError,
+    },
     /// The control socket cannot be had.
     #[error("control socket: {0}")]
     Control(BindError),
@@ -111,6 +124,10 @@ pub struct Switch {
     started: Instant,
     /// See [`Plane::watch`].
     rounds: Vec<u64>,
+    /// Numbers for ports of Xen guests.
+    numbers: Numbers,
+    /// Pages of Xen guests.
+    maps: Maps,
 }
 
 struct Port {
@@ -123,7 +140,8 @@ struct Port {
 
 enum Kind {
     VhostUser(Box<VhostPort>),
-    Tap { name: String, offloads: Vec<String> },
+    Tap { name: String, offloads: Vec<String>, queues: u16 },
+    Xen(Box<XenEntry>),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -136,13 +154,15 @@ enum Watched {
 /// Epoll tokens; the ports' follow.
 const SIGNALS: u64 = 0;
 const CONTROL: u64 = 1;
-const PORTS: u64 = 2;
+const REPORTS: u64 = 2;
+const PORTS: u64 = 3;
 
 /// A port's peer before the worker knows of it.
 enum Opened {
     VhostUser(Endpoint),
     /// Its queues, at least one.
     Tap(Vec<Tap>),
+    Xen(Box<XenEntry>),
 }
 
 impl Switch {
@@ -178,11 +198,14 @@ impl Switch {
         let control = ControlServer::bind(&control, CONTROL_MODE).map_err(StartError::Control)?;
         // All ports before any is served: a configuration that cannot be had starts nothing.
         let workers = config.switch.workers();
-        let opened = config.ports.iter().map(|port| open(port, workers, &mut passed));
+        let opened =
+            (PORTS..).zip(&config.ports).map(|(token, port)| open(port, token, workers, &mut passed));
         let opened = opened.collect::<Result<Vec<_>, _>>()?;
         let plane = Arc::new(Plane::start(&config.switch)?);
         let epoll = Epoll::new()?;
         epoll.add(&control, CONTROL, Interest::READABLE)?;
+        epoll.add(plane.reports(), REPORTS, Interest::READABLE)?;
+        let (mut numbers, mut maps) = (Numbers::from(config.ports.len() as u16), Maps::of_system());
         let mut ports = Vec::new();
         for ((number, config), opened) in (0u16..).zip(&config.ports).zip(opened) {
             let id = PortId(number);
@@ -195,15 +218,22 @@ impl Switch {
                     let Some(tap) = queues.first() else { continue };
                     let name = tap.name().to_owned();
                     let offloads = tap.offloads().iter_names().map(|(name, _)| name.to_owned()).collect();
+                    let count = queues.len() as u16;
                     plane.add_tap(id, &config.name, &counters, queues)?;
-                    Kind::Tap { name, offloads }
+                    Kind::Tap { name, offloads, queues: count }
+                }
+                (Opened::Xen(entry), _) => {
+                    let (numbers, maps) = (&mut numbers, &mut maps);
+                    entry.watch(&Desk { plane: &plane, epoll: &epoll, numbers, maps })?;
+                    Kind::Xen(entry)
                 }
                 // `open` opens what the kind says.
-                (Opened::VhostUser(_), PortKind::Tap(_)) => continue,
+                (Opened::VhostUser(_), PortKind::Tap(_) | PortKind::XenVif(_)) => continue,
             };
             ports.push(Port { config: config.clone(), counters, kind, watched: Watched::Nothing });
         }
-        Ok(Switch { config, ports, control, plane, epoll, started: Instant::now(), rounds: Vec::new() })
+        let (started, rounds) = (Instant::now(), Vec::new());
+        Ok(Switch { config, ports, control, plane, epoll, started, rounds, numbers, maps })
     }
 
     /// Serves until SIGTERM or SIGINT, which `signals` must carry.
@@ -231,6 +261,10 @@ impl Switch {
                         }
                     }
                     CONTROL => self.serve_control(),
+                    REPORTS => self.serve_reports(),
+                    ring if ring & CONTROL_RINGS != 0 => {
+                        self.with_xen(|entry, desk| entry.serve_control(PortId(ring as u16), desk));
+                    }
                     port => self.step((port - PORTS) as usize),
                 }
             }
@@ -249,9 +283,33 @@ impl Switch {
 
     /// Lets a port do what it can and watches what it waits for afterwards.
     fn step(&mut self, at: usize) {
-        if let Some(Port { kind: Kind::VhostUser(port), watched, .. }) = self.ports.get_mut(at) {
-            port.step();
-            settle(&self.epoll, port, watched, at);
+        let Switch { ports, plane, epoll, numbers, maps, .. } = self;
+        match ports.get_mut(at) {
+            Some(Port { kind: Kind::VhostUser(port), watched, .. }) => {
+                port.step();
+                settle(epoll, port, watched, at);
+            }
+            Some(Port { kind: Kind::Xen(entry), .. }) => {
+                entry.step(&mut Desk { plane, epoll, numbers, maps });
+            }
+            _ => {}
+        }
+    }
+
+    /// Does something with the entry whose it is: `task` says whether it was.
+    fn with_xen(&mut self, mut task: impl FnMut(&mut XenEntry, &mut Desk<'_>) -> bool) {
+        let Switch { ports, plane, epoll, numbers, maps, .. } = self;
+        let mut desk = Desk { plane, epoll, numbers, maps };
+        ports.iter_mut().any(|port| match &mut port.kind {
+            Kind::Xen(entry) => task(entry, &mut desk),
+            _ => false,
+        });
+    }
+
+    /// Disconnects the front ends that workers cannot serve any more.
+    fn serve_reports(&mut self) {
+        for broken in self.plane.broken() {
+            self.with_xen(|entry, desk| entry.broken(&broken, desk));
         }
     }
 
@@ -268,9 +326,9 @@ impl Switch {
     }
 
     fn serve_control(&mut self) {
-        let Switch { config, ports, control, plane, started, .. } = self;
+        let Switch { config, ports, control, plane, started, maps, .. } = self;
         control.serve(&mut |request| {
-            let snapshot = || snapshot(ports, plane, *started);
+            let snapshot = || snapshot(ports, plane, maps, *started);
             let answer = match &request {
                 Request::Show => Ok(Answer::Show(Box::new(snapshot()))),
                 Request::Dump => Ok(Answer::Dump(config.dump())),
@@ -290,23 +348,34 @@ impl Switch {
 
 /// The answer to a request about one port.
 fn answer(request: &Request, found: &PortSnapshot, ports: &[Port], workers: usize) -> Result<Answer, String> {
-    let port = ports.iter().find(|port| port.config.name == found.name);
-    let vhost = port.and_then(|port| match &port.kind {
-        Kind::VhostUser(vhost) => Some(vhost),
+    let shared = ports.iter().find_map(|port| match &port.kind {
+        Kind::VhostUser(vhost) => (port.config.name == found.name).then(|| vhost.shared()),
+        Kind::Xen(entry) => entry.shared(&found.name),
         Kind::Tap { .. } => None,
     });
-    match request {
-        Request::Channels { port, combined: Some(_) } => Err(channels::refuse(port)),
-        Request::Steering { .. } => {
+    let tap = ports.iter().find_map(|port| match &port.kind {
+        Kind::Tap { queues, .. } => (port.config.name == found.name).then_some(*queues),
+        _ => None,
+    });
+    match (request, tap) {
+        (Request::Channels { port, combined: Some(_) }, Some(_)) => Err(channels::refuse_tap(port)),
+        (Request::Channels { .. }, Some(queues)) => {
+            Ok(Answer::Channels(channels::of_tap(&found.name, queues)))
+        }
+        (Request::Steering { .. }, Some(queues)) => {
+            Ok(Answer::Steering(channels::steering_of_tap(&found.name, TAP_STEERING, queues)))
+        }
+        (Request::Channels { port, combined: Some(_) }, None) => Err(channels::refuse(port)),
+        (Request::Steering { .. }, None) => {
             let worker = |pair: u16| (Some((usize::from(pair) % workers) as u16), None);
             Ok(Answer::Steering(channels::steering(found, STEERING, worker)))
         }
-        Request::Stats { queues, .. } => {
-            let pairs = vhost.filter(|_| *queues).map_or(&[][..], |vhost| &vhost.shared().pairs);
+        (Request::Stats { queues, .. }, _) => {
+            let pairs = shared.filter(|_| *queues).map_or(&[][..], |shared| &shared.pairs);
             let used = (0..).zip(pairs).filter(|(pair, _)| found.queues.iter().any(|q| q.index / 2 == *pair));
             Ok(Answer::Stats(channels::stats(found, used)))
         }
-        _ => Ok(Answer::Channels(channels::channels(found, if vhost.is_some() { PAIRS } else { 1 }))),
+        _ => Ok(Answer::Channels(channels::channels(found, PAIRS))),
     }
 }
 
@@ -348,6 +417,7 @@ impl Port {
     fn deadline(&self) -> Option<Instant> {
         match &self.kind {
             Kind::VhostUser(port) => port.deadline(),
+            Kind::Xen(entry) => entry.deadline(),
             Kind::Tap { .. } => None,
         }
     }
@@ -356,6 +426,7 @@ impl Port {
 /// Opens what a port needs.
 fn open(
     port: &PortConfig,
+    token: u64,
     workers: usize,
     passed: &mut Vec<(String, OwnedFd)>,
 ) -> Result<Opened, StartError> {
@@ -374,6 +445,10 @@ fn open(
             }
         })),
         PortKind::Tap(config) => open_tap(port, config, workers, passed).map(Opened::Tap),
+        PortKind::XenVif(config) => match XenEntry::new(port, config, token, workers) {
+            Ok(entry) => Ok(Opened::Xen(Box::new(entry))),
+            Err(source) => Err(StartError::Xen { port: name(), source }),
+        },
     }
 }
 
@@ -450,13 +525,26 @@ fn open_tap(
 }
 
 /// Everything there is to know.
-fn snapshot(ports: &[Port], plane: &Plane, started: Instant) -> Snapshot {
-    let names: Vec<_> = ports.iter().map(|port| port.config.name.clone()).collect();
+fn snapshot(ports: &[Port], plane: &Plane, maps: &Maps, started: Instant) -> Snapshot {
+    let mut names: Vec<_> = ports.iter().map(|port| port.config.name.clone()).collect();
+    for port in ports {
+        let Kind::Xen(entry) = &port.kind else { continue };
+        for (PortId(number), name) in entry.ports() {
+            let at = usize::from(number);
+            if names.len() <= at {
+                names.resize(at + 1, String::new());
+            }
+            names[at] = name.to_owned();
+        }
+    }
     let inspection = plane.inspect(&names);
     let mut queues: BTreeMap<(PortId, u16), _> =
         inspection.queues.into_iter().map(|queue| ((queue.port, queue.index), queue)).collect();
-    let ports = (0u16..).zip(ports).map(|(number, port)| {
+    let ports = (0u16..).zip(ports).flat_map(|(number, port)| {
         let id = PortId(number);
+        if let Kind::Xen(entry) = &port.kind {
+            return entry.snapshots(maps, &mut queues);
+        }
         let mut snapshot = PortSnapshot {
             name: port.config.name.clone(),
             kind: port.config.kind.name().to_owned(),
@@ -470,7 +558,7 @@ fn snapshot(ports: &[Port], plane: &Plane, started: Instant) -> Snapshot {
             drops: port.counters.drops_by_name(),
         };
         match &port.kind {
-            Kind::Tap { name, offloads } => {
+            Kind::Tap { name, offloads, .. } => {
                 snapshot.peer.clone_from(name);
                 snapshot.features.clone_from(offloads);
                 snapshot.mtu = netif::mtu(name).map_or(0, |mtu| mtu.try_into().unwrap_or(u16::MAX));
@@ -501,11 +589,14 @@ fn snapshot(ports: &[Port], plane: &Plane, started: Instant) -> Snapshot {
                         last_avail: live.as_ref().map_or(ring.base as u16, |live| live.last_avail),
                         last_used: live.as_ref().map_or(0, |live| live.last_used),
                         broken: live.and_then(|live| live.broken),
+                        grants: None,
                     });
                 }
             }
+            // Answered above.
+            Kind::Xen(_) => {}
         }
-        snapshot
+        vec![snapshot]
     });
     Snapshot {
         version: VERSION,

@@ -364,7 +364,7 @@ impl PortDevice {
             return Err(NoRing::Limit { size: parts.size, limit });
         }
         let features = Features::from_bits_retain(features);
-        self.shared.set_features(features);
+        self.shared.set_offloads(features.guest_offloads());
         let start = RingStart {
             index,
             ring: RingDevice::new(parts, RingFeatures::from_bits(features.bits()), base, inflight)?,

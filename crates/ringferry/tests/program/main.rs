@@ -10,13 +10,17 @@
 //! | [`hostile`] | front ends and guests that break the rules harm only themselves |
 //! | [`bad_input`] | what cannot work is refused with one line that says what to do |
 //! | [`dpdk`] | our driver half against DPDK's `net_vhost` (needs Debian's dpdk-dev) |
+//! | [`xen`] | Xen guests on the same switch: forwarding, restarts on either side, several queues, hostile front ends |
+//! | [`channels`] | several queue pairs, and their number changing under traffic |
 //! | [`demo`] | `ringferry demo` works and leaves nothing behind |
 //!
-//! [`process`], [`guest`], [`raw`] and [`frames`] are what they stand on.
+//! [`process`], [`guest`], [`domu`], [`raw`] and [`frames`] are what they stand on.
 #![forbid(unsafe_code)]
 
 mod bad_input;
+mod channels;
 mod demo;
+mod domu;
 mod dpdk;
 mod forwarding;
 mod frames;
@@ -27,3 +31,4 @@ mod process;
 mod raw;
 mod restart;
 mod workers;
+mod xen;

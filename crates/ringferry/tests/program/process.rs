@@ -229,6 +229,15 @@ impl Place {
         names
     }
 
+    /// What `ringferry ctl` answers to `words`.
+    #[track_caller]
+    pub fn ctl(&self, words: &[&str]) -> String {
+        let output =
+            ringferry().arg("ctl").arg("--control").arg(self.control()).args(words).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
     /// The command `ringferry run` with a vhost-user port for each of `ports`: a name, and keys
     /// after commas.
     pub fn run(&self, ports: &[&str]) -> Command {

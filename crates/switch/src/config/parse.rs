@@ -129,6 +129,11 @@ impl<'a> Fields<'a> {
         self.problems.push(place.problem(format!("{}{key}", self.prefix), message));
     }
 
+    /// Where the table or flag is.
+    pub(super) fn place(&self) -> Place {
+        self.place.clone()
+    }
+
     fn has(&self, key: &str) -> bool {
         self.entries.contains_key(key)
     }
@@ -261,9 +266,10 @@ pub(super) fn parse_flag(text: &str, problems: &mut Vec<Problem>) -> Option<Port
         Some("vhost-user-activation") => ("vhost-user", "activation"),
         Some("tap") => ("tap", "tap"),
         Some("tap-fd") => ("tap", "fd"),
+        Some("xen-vif") => ("xen-vif", "provider"),
         _ => {
             let message = "must start with vhost-user:PATH, vhost-user-fd:N, vhost-user-activation:NAME, \
- tap:NAME or tap-fd:N";
+ tap:NAME, tap-fd:N or xen-vif:PROVIDER";
             problems.push(place.problem("", message));
             return None;
         }
@@ -298,11 +304,12 @@ pub(super) fn parse_port(mut fields: Fields<'_>) -> Option<PortConfig> {
     let (kind, context) = match kind.as_str() {
         "vhost-user" => (parse_vhost_user(&mut fields).map(PortKind::VhostUser), " of a vhost-user port"),
         "tap" => (parse_tap(&mut fields).map(PortKind::Tap), " of a tap port"),
+        "xen-vif" => (vif::parse(&mut fields).map(PortKind::XenVif), " of a xen-vif port"),
         _ => {
             fields.report(
                 &kind_place,
                 "kind",
-                format!("{kind:?} is not a kind of port; known: \"vhost-user\", \"tap\""),
+                format!("{kind:?} is not a kind of port; known: \"vhost-user\", \"tap\", \"xen-vif\""),
             );
             return None;
         }
@@ -399,6 +406,8 @@ fn default_name(kind: &PortKind, fields: &mut Fields<'_>) -> Option<String> {
         Claim::Socket(path) => path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
         Claim::Fd(fd) => format!("fd{fd}"),
         Claim::Tap(name) | Claim::Activation(name) | Claim::Name(name) => name.to_owned(),
+        Claim::Vif(_, _, Some(vif)) => format!("xen{vif}"),
+        Claim::Vif(_, _, None) => "xen".to_owned(),
     };
     match check_port_name(&name) {
         Ok(()) => Some(name),

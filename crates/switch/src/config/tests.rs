@@ -87,7 +87,7 @@ fn every_key_is_read() {
     );
     let endpoint = |port: &PortConfig| match &port.kind {
         PortKind::VhostUser(vhost_user) => vhost_user.endpoint.clone(),
-        PortKind::Tap(_) => panic!("a tap"),
+        _ => panic!("no virtual machine"),
     };
     assert_eq!(endpoint(&config.ports[1]), VhostUserEndpoint::Activation("vm1".into()));
     assert_eq!(endpoint(&config.ports[2]), VhostUserEndpoint::Fd(5));
@@ -131,10 +131,60 @@ fn documented_example_is_valid() {
         example.lines().map(|line| line.trim_start_matches("//!").trim_start().to_owned() + "\n").collect();
     let config = read(&text).unwrap();
     assert_eq!(config.switch, SwitchConfig::default());
-    assert_eq!(config.ports.len(), 2);
+    assert_eq!(config.ports.len(), 3);
     // The keys shown commented out are valid too, but for the alternatives to another key.
     let uncommented = text.replace("\n# ", "\n");
     assert_eq!(read(&uncommented).unwrap().ports[1].mtu, Some(1500));
+}
+
+fn xen(lines: &str) -> Result<XenVifConfig, ConfigError> {
+    let config = read(&format!("[[port]]\nkind = 'xen-vif'\n{lines}"))?;
+    match &config.ports[0].kind {
+        PortKind::XenVif(vif) => {
+            assert_eq!(read(&config.dump()).unwrap(), config, "{}", config.dump());
+            Ok(vif.clone())
+        }
+        _ => panic!("no Xen guest"),
+    }
+}
+
+#[test]
+fn xen_ports_have_providers_classes_and_interfaces() {
+    let plain = xen("").unwrap();
+    assert_eq!((&plain.provider, plain.class.as_str(), plain.only), (&XenProvider::Xen, "vif", None));
+    assert!(plain.persistent && plain.static_grants && plain.gso);
+    let process = "provider = 'process'\nbroker = '/b'\nstore = '/s'\ndomain = 3\nclass = 'rf'\nvif = '5.1'\n\
+                   transfer = 'map'\npages = 64\nqueues = 4\ncsum = false\nname = 'web'";
+    let vif = xen(process).unwrap();
+    let (broker, store) = ("/b".into(), "/s".into());
+    assert_eq!(vif.provider, XenProvider::Process { broker, store, domain: 3 });
+    assert_eq!((vif.only, vif.transfer), (Some(VifName { domain: 5, device: 1 }), Transfer::Map));
+    assert_eq!((vif.pages, vif.queues, vif.csum, vif.gso), (64, Some(4), false, false));
+    let problem = |lines: &str| xen(lines).unwrap_err().to_string();
+    assert!(problem("broker = '/b'").contains("only goes with provider"));
+    assert!(problem("provider = 'process'\nbroker = '/b'").contains("port.store: must be given"));
+    assert!(problem("gso = true\nsg = false").contains("needs sg and csum"));
+    assert!(problem("vif = '5'").contains("write DOMAIN.DEVICE"));
+    assert!(problem("vif = '40000.0'").contains("write DOMAIN.DEVICE"));
+    assert!(problem("class = 'a/b'").contains("is not a class"));
+    assert!(problem("pages = 65535").contains("is outside"));
+    assert_eq!(flag("xen-vif:xen,queues=2").unwrap().name, "xen");
+    assert_eq!(flag("xen-vif:xen,vif=7.2").unwrap().name, "xen7.2");
+}
+
+#[test]
+fn an_interface_has_one_port() {
+    let both = |one: &str, two: &str| {
+        Config::builder()
+            .port_flag(&format!("xen-vif:xen,name=a{one}"))
+            .port_flag(&format!("xen-vif:xen,name=b{two}"))
+            .build()
+    };
+    assert!(both(",vif=5.0", ",vif=5.1").is_ok());
+    assert!(both("", ",class=other").is_ok());
+    for (one, two) in [("", ""), ("", ",vif=5.0"), (",vif=5.0", ""), (",vif=5.0", ",vif=5.0")] {
+        assert!(both(one, two).unwrap_err().to_string().contains("is already used by"), "{one} {two}");
+    }
 }
 
 #[test]
@@ -172,7 +222,7 @@ fn unknown_keys_and_kinds_are_refused() {
     );
     assert_eq!(
         problem("[[port]]\nkind = 'veth'"),
-        "rf.toml:2: port.kind: \"veth\" is not a kind of port; known: \"vhost-user\", \"tap\""
+        "rf.toml:2: port.kind: \"veth\" is not a kind of port; known: \"vhost-user\", \"tap\", \"xen-vif\""
     );
     assert_eq!(problem("\n[[port]]\nname = 'a'"), "rf.toml:2: port.kind: must be given");
 }
@@ -255,7 +305,7 @@ fn paths_names_and_addresses_are_checked() {
 fn segmentation_needs_checksums() {
     let features = |text| match flag(text).unwrap().kind {
         PortKind::VhostUser(vhost_user) => vhost_user.features,
-        PortKind::Tap(_) => panic!("a tap"),
+        _ => panic!("no virtual machine"),
     };
     let without = features("vhost-user:/a,csum=off");
     assert!(!without.csum && !without.tso && !without.uso && without.mergeable);

@@ -5,9 +5,10 @@
 //! reply channel: when the reply is there, the worker does not touch it any more.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,9 +19,11 @@ use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::interrupt::Target;
 use ringferry_sys::tap::Tap;
 use ringferry_virtio_net::Features;
+use ringferry_xen_net::netback::{PageCounters, Queue};
 
 use super::crossing::{Crossing, Doorbell};
 use super::shared::PortShared;
+use super::vif::{Broken, Reporter, VifStart, VifState};
 use super::worker::{BELL, Worker};
 use crate::config::SwitchConfig;
 use crate::counters::{PortCounters, PortTotals, WorkerCounters};
@@ -60,6 +63,8 @@ pub struct QueueState {
     pub last_used: u16,
     /// Why it broke.
     pub broken: Option<String>,
+    /// What a Xen guest's queue did with pages; with its transmit ring.
+    pub pages: Option<VifState>,
 }
 
 /// What a worker tells about itself.
@@ -83,6 +88,18 @@ pub enum Command {
     StopRing(PortId, u16, SyncSender<u16>),
     /// Let packets flow through a ring, or not.
     EnableRing(PortId, u16, bool),
+    /// Serve a Xen guest's interface as the port of this name; its queues come with [`Command::StartVif`].
+    AddVif(PortId, String, Arc<PortCounters>, Arc<PortShared>),
+    /// Forget what the last front end of an interface wanted; the next one filters multicast frames, or not.
+    FilterVif(PortId, bool),
+    /// Serve a queue of an interface.
+    StartVif(PortId, Box<VifStart>),
+    /// Let go of a queue, with all that it has mapped, and say what it did.
+    StopVif(PortId, u16, SyncSender<PageCounters>),
+    /// Do this with a queue of an interface.
+    WithVif(PortId, u16, VifTask),
+    /// Serve a port no more, and forget it.
+    Remove(PortId, SyncSender<()>),
     /// Signal the guest through this from now on.
     SetCall(PortId, u16, Option<EventFd>),
     /// Forget the addresses learnt behind a port: its guest has gone.
@@ -95,10 +112,16 @@ pub enum Command {
     Stop,
 }
 
+/// What is done with a queue of an interface, by the worker that owns it.
+pub type VifTask = Box<dyn FnOnce(&mut Queue<Area>) + Send>;
+
 /// The control plane's end of the running workers. Dropping it ends them.
 #[derive(Debug)]
 pub struct Plane {
     workers: Vec<Hand>,
+    /// What the workers report.
+    broken: Mutex<Receiver<Broken>>,
+    reported: EventFd,
 }
 
 /// The control plane's end of one of them.
@@ -121,6 +144,8 @@ const STANDSTILL: Duration = Duration::from_millis(500);
 pub(super) struct Inbox {
     pub(super) commands: Receiver<Command>,
     pub(super) bell: EventFd,
+    /// For what the control plane is to be told unasked.
+    pub(super) reporter: Arc<Reporter>,
 }
 
 impl Plane {
@@ -132,10 +157,25 @@ impl Plane {
         let bells = (0..config.workers()).map(|_| EventFd::new()).collect::<io::Result<Vec<_>>>()?;
         let doorbells = bells.iter().map(|bell| Ok(Arc::new(Doorbell::new(bell.try_clone()?))));
         let doorbells = doorbells.collect::<io::Result<Vec<_>>>()?;
+        let (sender, broken) = channel();
+        let reported = EventFd::new()?;
+        let reporter = Arc::new(Reporter { sender, bell: reported.try_clone()? });
         let workers = bells.into_iter().zip(Crossing::mesh(&doorbells));
-        let workers =
-            workers.enumerate().map(|(number, (bell, crossing))| Hand::start(config, number, bell, crossing));
-        Ok(Plane { workers: workers.collect::<io::Result<_>>()? })
+        let workers = workers.enumerate().map(|(number, (bell, crossing))| {
+            Hand::start(config, number, bell, crossing, Arc::clone(&reporter))
+        });
+        Ok(Plane { workers: workers.collect::<io::Result<_>>()?, broken: Mutex::new(broken), reported })
+    }
+
+    /// Readable when there is something for [`Plane::broken`].
+    pub fn reports(&self) -> BorrowedFd<'_> {
+        self.reported.as_fd()
+    }
+
+    /// The interfaces that workers can serve no more, since it was last asked for.
+    pub fn broken(&self) -> Vec<Broken> {
+        let _ = self.reported.drain();
+        self.broken.lock().unwrap_or_else(PoisonError::into_inner).try_iter().collect()
     }
 
     /// How many workers there are.
@@ -176,6 +216,57 @@ impl Plane {
             worker.send(Command::AddTap(id, name.to_owned(), totals.of(number), tap, read));
         }
         Ok(())
+    }
+
+    /// Serves a Xen guest's interface. The number may have been another port's, whose addresses are forgotten.
+    pub fn add_vif(&self, id: PortId, name: &str, totals: &PortTotals, shared: &Arc<PortShared>) {
+        for (number, worker) in self.workers.iter().enumerate() {
+            worker.send(Command::Forget(id));
+            worker.send(Command::AddVif(id, name.to_owned(), totals.of(number), Arc::clone(shared)));
+        }
+    }
+
+    /// Prepares a port for a new front end, which filters multicast frames or not.
+    pub fn filter_vif(&self, id: PortId, filter: bool) {
+        self.workers.iter().for_each(|worker| worker.send(Command::FilterVif(id, filter)));
+    }
+
+    /// Serves a queue of an interface.
+    pub fn start_vif(&self, port: PortId, start: VifStart) {
+        self.vif_owner(start.number).send(Command::StartVif(port, Box::new(start)));
+    }
+
+    /// Takes a queue away from its worker. When this returns nothing of it is mapped; says what it did, or `None` when
+    /// the worker did not have it.
+    pub fn stop_vif(&self, port: PortId, number: u16) -> Option<PageCounters> {
+        self.vif_owner(number).ask(|reply| Command::StopVif(port, number, reply))
+    }
+
+    /// Lets the owner of a queue do something with it; `None` when there is no such queue.
+    pub fn with_vif<T: Send + 'static>(
+        &self,
+        port: PortId,
+        number: u16,
+        task: impl FnOnce(&mut Queue<Area>) -> T + Send + 'static,
+    ) -> Option<T> {
+        self.vif_owner(number).ask(|reply| {
+            let task = move |queue: &mut Queue<Area>| {
+                let _ = reply.send(task(queue));
+            };
+            Command::WithVif(port, number, Box::new(task))
+        })
+    }
+
+    /// Serves a port no more. When this returns no worker knows of it.
+    pub fn remove(&self, port: PortId) {
+        for worker in &self.workers {
+            worker.ask(|reply| Command::Remove(port, reply));
+        }
+    }
+
+    /// The worker that owns a queue of an interface.
+    fn vif_owner(&self, number: u16) -> &Hand {
+        &self.workers[usize::from(number) % self.workers.len()]
     }
 
     /// Serves a ring of a port.
@@ -236,9 +327,15 @@ impl Plane {
 }
 
 impl Hand {
-    fn start(config: &SwitchConfig, number: usize, bell: EventFd, crossing: Crossing) -> io::Result<Hand> {
+    fn start(
+        config: &SwitchConfig,
+        number: usize,
+        bell: EventFd,
+        crossing: Crossing,
+        reporter: Arc<Reporter>,
+    ) -> io::Result<Hand> {
         let (commands, receiver) = channel();
-        let inbox = Inbox { commands: receiver, bell: bell.try_clone()? };
+        let inbox = Inbox { commands: receiver, bell: bell.try_clone()?, reporter };
         let counters = Arc::new(WorkerCounters::default());
         let epoll = Epoll::new()?;
         epoll.add(&inbox.bell, BELL, Interest::READABLE)?;

@@ -1,22 +1,22 @@
 //! The queues of a virtual machine, as a worker owns them: those of every pair that is its own.
 //!
-//! Any worker may have a frame for the machine. Which pair it goes to says the [`Steering`], the same for all workers; a frame for
+//! Any worker may have a frame for the machine. Which pair it goes to says the [`Aim`], the same for all workers; a frame for
 //! another worker's pair crosses to that worker.
 
 use std::sync::Arc;
 
 use ringferry_memory::{Area, GuestMemory, ReadSlice};
-use ringferry_packet::flow::flow_hash;
 use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::vnet::{Header, Offloads};
 use ringferry_ring::{Device, Fault};
 use ringferry_sys::eventfd::EventFd;
-use ringferry_virtio_net::device::{Receiveq, Refused, Rejected, Steering, Transmitq};
+use ringferry_virtio_net::device::{Receiveq, Refused, Rejected, Transmitq};
 
+use super::aim::Aim;
 use super::command::RingStart;
 use super::crossing::Crossing;
 use super::moment::Moment;
-use super::shared::{PortShared, Ready};
+use super::shared::PortShared;
 use crate::counters::{DropReason, PairCounters, PortCounters};
 use crate::fdb::PortId;
 use crate::quiet::Limit;
@@ -84,14 +84,10 @@ pub(super) struct Guest {
     pub(super) tx: Vec<Option<TxQueue>>,
     pub(super) rx: Vec<Option<RxQueue>>,
     pub(super) shared: Arc<PortShared>,
-    /// What `steering` and `offloads` were made from.
-    ready: Ready,
-    steering: Steering,
+    aim: Aim,
     /// One line about a broken queue per interval: a guest may break, reset and break it again;
     /// `ring_errors` counts them all.
     pub(super) limit: Limit,
-    /// What the driver takes.
-    offloads: Offloads,
 }
 
 /// What became of a frame.
@@ -106,18 +102,8 @@ pub(super) enum Delivered {
 impl Guest {
     /// A port without rings.
     pub(super) fn new(id: PortId, shared: Arc<PortShared>) -> Self {
-        let mut steering = Steering::automatic(Arc::clone(&shared.flows));
-        steering.set_ready([]);
-        Self {
-            id,
-            tx: Vec::new(),
-            rx: Vec::new(),
-            ready: Ready::default(),
-            steering,
-            limit: Limit::new(1),
-            offloads: Offloads::all(),
-            shared,
-        }
+        let aim = Aim::new(Arc::clone(&shared));
+        Self { id, tx: Vec::new(), rx: Vec::new(), aim, limit: Limit::new(1), shared }
     }
 
     /// Serves one more ring.
@@ -174,41 +160,16 @@ impl Guest {
         self.shared.set_ready(pair, queue.is_some_and(|queue| queue.common.enabled));
     }
 
-    /// Takes note of what the port's pairs and features are now; cheap when nothing has changed. Before each burst.
-    #[inline]
-    fn look(&mut self, crossing: &Crossing) {
-        let ready = self.shared.ready();
-        if ready != self.ready {
-            self.changed(ready, crossing);
-        }
-    }
-
-    #[cold]
-    fn changed(&mut self, ready: Ready, crossing: &Crossing) {
-        self.ready = ready;
-        self.steering.set_ready(ready.pairs());
-        self.steering.prefer(|pair| crossing.owner(pair) == crossing.me());
-        let features = self.shared.features();
-        let none = self.steering.ready().is_empty();
-        // Without a driver anything, as no work should go into what is dropped.
-        self.offloads = if none { Offloads::all() } else { features.guest_offloads() };
-    }
-
     /// What the driver takes.
     #[inline]
     pub(super) fn offloads(&self) -> Offloads {
-        self.offloads
+        self.aim.offloads()
     }
 
     /// Remembers where the guest sends the flows of a burst from, if it matters.
     #[inline]
     pub(super) fn learn(&mut self, pair: u16, burst: &Burst<'_>, crossing: &Crossing, now: &Moment) {
-        self.look(crossing);
-        if self.steering.learns() {
-            for frame in burst.frames() {
-                self.steering.learn(flow_hash(frame.prefix()), pair, now.micros());
-            }
-        }
+        self.aim.learn(pair, burst, crossing, now);
     }
 
     /// Every ring with its index.
@@ -223,7 +184,7 @@ impl Guest {
     /// Announces about how many frames follow for this port.
     #[inline]
     pub(super) fn expect(&mut self, frames: usize, crossing: &Crossing) {
-        self.look(crossing);
+        self.aim.look(crossing);
         for queue in self.rx.iter_mut().flatten().filter(|queue| queue.common.enabled) {
             queue.queue.expect(frames);
         }
@@ -240,11 +201,7 @@ impl Guest {
         crossing: &mut Crossing,
         now: &Moment,
     ) -> Result<Delivered, DropReason> {
-        let pair = match self.steering.ready() {
-            [] => return Err(DropReason::LinkDown),
-            [only] => *only,
-            _ => self.steering.choose(first, now.micros()).0.ok_or(DropReason::LinkDown)?,
-        };
+        let pair = self.aim.choose(first, now)?;
         let owner = crossing.owner(pair);
         if owner != crossing.me() {
             return crossing.send(owner, self.id, header, first, rest).map(|()| Delivered::Away);

@@ -7,9 +7,11 @@
 //! | file | idea |
 //! |---|---|
 //! | `worker` | the loop: poll what is active, arm what is idle, sleep when nothing is active |
-//! | `port` | a port as the worker sees it, and the two kinds of it |
+//! | `port` | a port as the worker sees it, and the kinds of it |
 //! | `guest` | the queues of a virtual machine |
-//! | `shared` | what all workers know of a virtual machine's port |
+//! | `vif` | the queues of a Xen guest |
+//! | `shared` | what all workers know of a machine's port |
+//! | `aim` | which queue pair of a machine a frame goes to |
 //! | `tap` | the host's network stack behind a tap |
 //! | `forward` | where each frame of a burst goes |
 //! | `software` | offloads a receiver lacks, done here |
@@ -19,6 +21,7 @@
 //!
 //! Nothing here takes a lock or allocates per packet, and nothing waits but the worker, in epoll.
 
+mod aim;
 pub mod command;
 mod crossing;
 mod forward;
@@ -28,8 +31,10 @@ mod port;
 mod shared;
 mod software;
 mod tap;
+mod vif;
 mod worker;
 
 pub use command::{Plane, QueueState, RingStart};
 pub(crate) use shared::PAIRS;
 pub use shared::PortShared;
+pub use vif::{Broken, Reporter, VifStart, VifState};

@@ -11,12 +11,14 @@ use super::guest::{Delivered, Guest};
 use super::moment::Moment;
 use super::software;
 use super::tap::TapPort;
+use super::vif::Vif;
 use crate::counters::PortCounters;
 
 /// What is plugged in.
 pub(super) enum Kind {
     Guest(Guest),
     Tap(TapPort),
+    Vif(Vif),
 }
 
 /// A port and what it counts.
@@ -33,14 +35,17 @@ impl Port {
         match &self.kind {
             Kind::Guest(guest) => guest.offloads(),
             Kind::Tap(tap) => tap.offloads,
+            Kind::Vif(vif) => vif.offloads(),
         }
     }
 
     /// Announces about how many frames follow until [`Port::flush`].
     #[inline]
     pub(super) fn expect(&mut self, frames: usize, crossing: &Crossing) {
-        if let Kind::Guest(guest) = &mut self.kind {
-            guest.expect(frames, crossing);
+        match &mut self.kind {
+            Kind::Guest(guest) => guest.expect(frames, crossing),
+            Kind::Vif(vif) => vif.expect(frames, crossing),
+            Kind::Tap(_) => {}
         }
     }
 
@@ -83,6 +88,7 @@ impl Port {
         let delivered = match kind {
             Kind::Guest(guest) => guest.deliver(header, first, rest, len, crossing, now),
             Kind::Tap(tap) => tap.deliver(header, first, rest).map(|()| Delivered::Here),
+            Kind::Vif(vif) => vif.deliver(header, first, rest, len, crossing, now),
         };
         match delivered {
             Ok(Delivered::Here) => {
@@ -97,8 +103,10 @@ impl Port {
     /// Shows the receiver what was delivered.
     #[inline]
     pub(super) fn flush(&mut self) {
-        if let Kind::Guest(guest) = &mut self.kind {
-            guest.flush(&self.name, &self.counters);
+        match &mut self.kind {
+            Kind::Guest(guest) => guest.flush(&self.name, &self.counters),
+            Kind::Vif(vif) => vif.flush(&self.counters),
+            Kind::Tap(_) => {}
         }
     }
 }

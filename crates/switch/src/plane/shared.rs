@@ -1,9 +1,9 @@
 //! What all workers, and the control plane, know of a virtual machine's port.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use ringferry_virtio_net::Features;
+use ringferry_packet::vnet::Offloads;
 use ringferry_virtio_net::device::FlowTable;
 
 use crate::counters::PairCounters;
@@ -15,10 +15,10 @@ pub(crate) const PAIRS: u16 = 16;
 #[derive(Debug)]
 pub struct PortShared {
     /// The pairs whose receiveqs can be delivered to, one bit each: written by the worker that owns the pair. Above
-    /// them a number that changes with the features.
+    /// them a number that changes with the offloads.
     ready: AtomicU64,
-    /// The features agreed on: written by the control plane before any ring is started.
-    features: AtomicU64,
+    /// What the machine takes without our help: written by the control plane before any ring is started.
+    offloads: AtomicU8,
     /// Where the guest sends its flows from.
     pub(super) flows: Arc<FlowTable>,
     /// By pair; written by the worker that owns the pair.
@@ -42,7 +42,7 @@ impl Default for PortShared {
     fn default() -> Self {
         Self {
             ready: AtomicU64::new(0),
-            features: AtomicU64::new(0),
+            offloads: AtomicU8::new(0),
             flows: Arc::default(),
             pairs: std::array::from_fn(|_| PairCounters::default()),
         }
@@ -50,16 +50,16 @@ impl Default for PortShared {
 }
 
 impl PortShared {
-    /// What has been agreed on, for the rings that are started next.
-    pub(crate) fn set_features(&self, features: Features) {
-        if self.features.swap(features.bits(), Ordering::Relaxed) != features.bits() {
+    /// What the machine takes, for the rings that are started next.
+    pub(crate) fn set_offloads(&self, offloads: Offloads) {
+        if self.offloads.swap(offloads.bits(), Ordering::Relaxed) != offloads.bits() {
             self.ready.fetch_add(1 << Ready::NUMBER, Ordering::Release);
         }
     }
 
-    /// The features agreed on.
-    pub(super) fn features(&self) -> Features {
-        Features::from_bits_retain(self.features.load(Ordering::Relaxed))
+    /// What the machine takes without our help.
+    pub(super) fn offloads(&self) -> Offloads {
+        Offloads::from_bits_retain(self.offloads.load(Ordering::Relaxed))
     }
 
     /// Says whether a pair's receiveq can be delivered to.
@@ -75,7 +75,7 @@ impl PortShared {
         }
     }
 
-    /// What can be delivered to. Whoever sees a change sees the features that belong to it.
+    /// What can be delivered to. Whoever sees a change sees the offloads that belong to it.
     #[inline]
     pub(super) fn ready(&self) -> Ready {
         Ready(self.ready.load(Ordering::Acquire))
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pairs_come_and_go_and_features_show() {
+    fn pairs_come_and_go_and_offloads_show() {
         let port = PortShared::default();
         assert_eq!(port.ready().pairs().count(), 0);
         port.set_ready(0, true);
@@ -95,11 +95,11 @@ mod tests {
         port.set_ready(200, true);
         assert_eq!(port.ready().pairs().collect::<Vec<_>>(), [0, 5]);
         let before = port.ready();
-        port.set_features(Features::MQ);
+        port.set_offloads(Offloads::CSUM);
         assert_ne!(port.ready(), before);
         assert_eq!(port.ready().pairs().collect::<Vec<_>>(), [0, 5]);
         let before = port.ready();
-        port.set_features(Features::MQ);
+        port.set_offloads(Offloads::CSUM);
         assert_eq!(port.ready(), before, "nothing has changed");
         port.set_ready(0, false);
         assert_eq!(port.ready().pairs().collect::<Vec<_>>(), [5]);

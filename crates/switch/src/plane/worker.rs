@@ -17,6 +17,7 @@ use ringferry_ring::Fault;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::spin::{Idle, Spin};
+use ringferry_xen_net::netback::PageCounters;
 
 use super::command::{Command, Inbox, Inspection, QueueState, RingStart};
 use super::crossing::{Crossing, Message, Parcel};
@@ -25,6 +26,7 @@ use super::guest::{Guest, TxQueue};
 use super::moment::Moment;
 use super::port::{Kind, Port};
 use super::tap::{self, TapPort};
+use super::vif::{Vif, VifQueue, VifStart};
 use crate::config::SwitchConfig;
 use crate::counters::{PairCounters, PortCounters, WorkerCounters};
 use crate::fdb::{Fdb, PortId};
@@ -57,6 +59,9 @@ const EVENTS: usize = 64;
 /// Commands carried out per look, so that no flood of them keeps packets waiting.
 const COMMANDS: usize = 64;
 
+/// Slots of the ring that a Xen guest sends on.
+const VIF_SLOTS: usize = 256;
+
 /// Buckets of the forwarding database swept per second of activity.
 const SWEEP: usize = 1024;
 
@@ -70,21 +75,29 @@ enum Source {
     Transmitq(PortId, u16),
     /// The tap of this port.
     Tap(PortId),
+    /// This queue of a Xen guest.
+    Vif(PortId, u16),
 }
 
 impl Source {
     const TAP: u64 = 1 << 32;
+    const VIF: u64 = 1 << 33;
 
     fn token(self) -> u64 {
         match self {
             Source::Transmitq(port, pair) => u64::from(port.0) << 16 | u64::from(pair),
             Source::Tap(port) => Self::TAP | u64::from(port.0) << 16,
+            Source::Vif(port, number) => Self::VIF | u64::from(port.0) << 16 | u64::from(number),
         }
     }
 
     fn of(token: u64) -> Source {
         let port = PortId((token >> 16) as u16);
-        if token & Self::TAP != 0 { Source::Tap(port) } else { Source::Transmitq(port, token as u16) }
+        match token & (Self::TAP | Self::VIF) {
+            Self::TAP => Source::Tap(port),
+            Self::VIF => Source::Vif(port, token as u16),
+            _ => Source::Transmitq(port, token as u16),
+        }
     }
 }
 
@@ -202,6 +215,7 @@ impl Worker {
             let polled = match source {
                 Source::Transmitq(port, pair) => self.poll_transmitq(port, pair),
                 Source::Tap(port) => self.poll_tap(port),
+                Source::Vif(port, number) => self.poll_vif(port, number),
             };
             moved |= polled.moved;
             if polled.exhausted || !polled.moved && empty >= ROUNDS_TO_ARM && self.arm(source) {
@@ -301,6 +315,42 @@ impl Worker {
         Polled { moved: count > 0, exhausted: !more }
     }
 
+    /// Forwards a burst of what a Xen guest sent.
+    fn poll_vif(&mut self, port: PortId, number: u16) -> Polled {
+        let Some((vif, counters)) = vif_port(&mut self.ports, port) else { return Polled::NOTHING };
+        let Some((queue, multicast, pair, reporter)) = vif.queue(number) else { return Polled::NOTHING };
+        if queue.is_broken() {
+            return Polled { moved: false, exhausted: true };
+        }
+        let taken = queue.poll(BURST, multicast);
+        if taken == 0 {
+            if queue.queue.fault().is_some() {
+                queue.complete(port, counters, pair, reporter);
+            }
+            return Polled::NOTHING;
+        }
+        // Its pages stay where they are while frames borrow them, whatever happens to the queue.
+        if let Some(lent) = queue.queue.lend() {
+            let mut burst = Burst::reuse(std::mem::take(&mut self.storage));
+            lent.frames(&mut burst);
+            queue.count(&burst, counters, pair);
+            if !burst.is_empty() {
+                let now = Moment::new(self.started, self.now);
+                vif.learn(number, &burst, &self.crossing, &now);
+                let Worker { forwarder, ports, fdb, crossing, .. } = self;
+                forwarder.forward(port, &burst, ports, fdb, crossing, &now);
+            }
+            self.storage = Burst::reuse(burst);
+            if let Some((vif, counters)) = vif_port(&mut self.ports, port)
+                && let Some((queue, _, pair, reporter)) = vif.queue(number)
+            {
+                queue.queue.give_back(lent);
+                queue.complete(port, counters, pair, reporter);
+            }
+        }
+        Polled { moved: true, exhausted: false }
+    }
+
     /// Arms every active source that has a way to wake us.
     fn arm_all(&mut self) {
         let mut at = 0;
@@ -317,6 +367,7 @@ impl Worker {
     fn arm(&mut self, source: Source) -> bool {
         match source {
             Source::Tap(_) => true,
+            Source::Vif(port, number) => vif_queue(&mut self.ports, port, number).is_none_or(VifQueue::arm),
             Source::Transmitq(port, pair) => {
                 let Some((queue, ..)) = transmitq(&mut self.ports, port, pair) else { return true };
                 let kick = queue.common.kick.is_some();
@@ -338,7 +389,7 @@ impl Worker {
     fn only_kickless(&mut self) -> bool {
         let ports = &mut self.ports;
         self.active.iter().all(|active| match active.source {
-            Source::Tap(_) => false,
+            Source::Tap(_) | Source::Vif(..) => false,
             Source::Transmitq(port, pair) => transmitq(ports, port, pair)
                 .is_some_and(|(queue, ..)| queue.common.kick.is_none() && !queue.queue.ring().has_chains()),
         })
@@ -415,6 +466,18 @@ impl Worker {
                 return;
             }
             Source::Tap(_) => {}
+            Source::Vif(port, number) => {
+                let Some((vif, counters)) = vif_port(&mut self.ports, port) else { return };
+                let Some((queue, _, pair, reporter)) = vif.queue(number) else { return };
+                counters.kicks.add(1);
+                pair.kicks.add(1);
+                if queue.events.drain().is_err() {
+                    // It would keep us awake for ever.
+                    unwatch_vif(&self.epoll, queue);
+                    queue.report(port, "its event channel is gone", reporter);
+                    return;
+                }
+            }
         }
         self.activate(source);
     }
@@ -433,6 +496,33 @@ impl Worker {
                 }
                 let burst = if read { BURST } else { 0 };
                 self.add(id, name, counters, Kind::Tap(TapPort::new(tap, burst)));
+            }
+            Command::AddVif(id, name, counters, shared) => {
+                let reporter = Arc::clone(&self.inbox.reporter);
+                self.add(id, name, counters, Kind::Vif(Vif::new(id, shared, reporter)));
+            }
+            Command::FilterVif(id, filter) => {
+                if let Some((vif, _)) = vif_port(&mut self.ports, id) {
+                    vif.filter(filter);
+                }
+            }
+            Command::StartVif(id, start) => self.start_vif(id, *start),
+            Command::StopVif(id, number, reply) => {
+                if let Some(counters) = self.stop_vif(id, number) {
+                    let _ = reply.send(counters);
+                }
+            }
+            Command::WithVif(id, number, task) => {
+                if let Some(queue) = vif_queue(&mut self.ports, id, number) {
+                    task(&mut queue.queue);
+                }
+            }
+            Command::Remove(id, reply) => {
+                if let Some(port) = self.ports.get_mut(usize::from(id.0)) {
+                    *port = None;
+                }
+                self.fdb.forget_port(id);
+                let _ = reply.send(());
             }
             Command::StartRing(id, start) => self.start_ring(id, *start),
             Command::StopRing(id, index, reply) => {
@@ -514,6 +604,33 @@ impl Worker {
         }
     }
 
+    fn start_vif(&mut self, id: PortId, start: VifStart) {
+        let Some((vif, _)) = vif_port(&mut self.ports, id) else { return };
+        let number = start.number;
+        let source = Source::Vif(id, number);
+        vif.start(start);
+        let Some((queue, _, _, reporter)) = vif.queue(number) else { return };
+        // The first is the one for what the guest sends; nobody waits for it to receive.
+        let events = queue.events.fds().next();
+        if let Some(Err(error)) = events.map(|fd| self.epoll.add(fd, source.token(), Interest::READABLE)) {
+            queue.report(id, &format!("its events cannot be waited for: {error}"), reporter);
+        }
+        self.activate(source);
+    }
+
+    fn stop_vif(&mut self, id: PortId, number: u16) -> Option<PageCounters> {
+        // What the guest had sent before counts as accepted; a ring holds no more than this.
+        for _ in 0..VIF_SLOTS.div_ceil(BURST) {
+            if !self.poll_vif(id, number).moved {
+                break;
+            }
+        }
+        unwatch_vif(&self.epoll, vif_queue(&mut self.ports, id, number)?);
+        let source = Source::Vif(id, number);
+        self.active.retain(|active| active.source != source);
+        vif_port(&mut self.ports, id)?.0.stop(number)
+    }
+
     /// Calls the guest of a ring, whatever it said of wanting to be called.
     fn call(&mut self, id: PortId, index: u16) {
         if let Some(Some(Port { kind: Kind::Guest(guest), name, counters })) =
@@ -538,14 +655,32 @@ impl Worker {
     fn inspect(&mut self, names: &[String]) -> Inspection {
         let mut queues = Vec::new();
         for (port, kind) in (0u16..).zip(&mut self.ports) {
-            let Some(Port { kind: Kind::Guest(guest), .. }) = kind else { continue };
-            queues.extend(guest.rings().map(|(index, ring)| QueueState {
-                port: PortId(port),
-                index,
-                last_avail: ring.base(),
-                last_used: ring.used_index(),
-                broken: ring.fault().map(|fault| fault.to_string()),
-            }));
+            let port = PortId(port);
+            match kind.as_mut().map(|port| &mut port.kind) {
+                Some(Kind::Guest(guest)) => queues.extend(guest.rings().map(|(index, ring)| QueueState {
+                    port,
+                    index,
+                    last_avail: ring.base(),
+                    last_used: ring.used_index(),
+                    broken: ring.fault().map(|fault| fault.to_string()),
+                    pages: None,
+                })),
+                Some(Kind::Vif(vif)) => {
+                    for (number, state, broken) in vif.states() {
+                        let [tx, rx] = state.positions;
+                        let ring = |index, (asked, answered): (u32, u32), pages| QueueState {
+                            port,
+                            index,
+                            last_avail: asked as u16,
+                            last_used: answered as u16,
+                            broken: broken.clone(),
+                            pages,
+                        };
+                        queues.extend([ring(2 * number, rx, None), ring(2 * number + 1, tx, Some(state))]);
+                    }
+                }
+                Some(Kind::Tap(_)) | None => {}
+            }
         }
         let name = |port: PortId| names.get(usize::from(port.0)).cloned().unwrap_or_default();
         Inspection { queues, fdb: FdbSnapshot::of(&self.fdb, self.now, name) }
@@ -577,6 +712,24 @@ fn tap_port(ports: &mut [Option<Port>], id: PortId) -> Option<(&mut TapPort, &Po
     match ports.get_mut(usize::from(id.0)) {
         Some(Some(Port { kind: Kind::Tap(tap), counters, .. })) => Some((tap, counters)),
         _ => None,
+    }
+}
+
+fn vif_port(ports: &mut [Option<Port>], id: PortId) -> Option<(&mut Vif, &PortCounters)> {
+    match ports.get_mut(usize::from(id.0)) {
+        Some(Some(Port { kind: Kind::Vif(vif), counters, .. })) => Some((vif, counters)),
+        _ => None,
+    }
+}
+
+fn vif_queue(ports: &mut [Option<Port>], id: PortId, number: u16) -> Option<&mut VifQueue> {
+    vif_port(ports, id)?.0.queues.get_mut(usize::from(number))?.as_mut()
+}
+
+/// As [`unwatch`], for the events of a Xen guest's queue.
+fn unwatch_vif(epoll: &Epoll, queue: &VifQueue) {
+    if let Some(events) = queue.events.fds().next() {
+        let _ = epoll.remove(events);
     }
 }
 

@@ -1,0 +1,213 @@
+//! The data path of `ringferry netfront`: packets between a tap and the queues of a front end, on one thread.
+//!
+//! Packets to send are read where they can be of any length and copied to a buffer of their own length: large buffers are
+//! dear, as every page of them is granted. Received ones are written to the tap from where the back end put them.
+
+use arrayvec::ArrayVec;
+use ringferry_memory::ReadSlice;
+use ringferry_packet::buffer::Chain;
+use ringferry_packet::flow::flow_hash;
+use ringferry_packet::vnet::Header;
+use ringferry_sys::tap::{MAX_READ, Tap};
+use ringferry_xen::netif::Fault;
+use ringferry_xen_net::netfront::Pair;
+use serde::Serialize;
+
+/// Packets moved in one direction before the other gets its turn.
+const BURST: usize = 32;
+
+/// Most buffers of a packet that go to the kernel, the header among them: more than any packet has slots.
+const PIECES: usize = 64;
+
+/// Busy rounds between looks at the other descriptors.
+const BUSY_ROUNDS: u32 = 16;
+
+/// What passed, from the guest's point of view: `tx` is what the kernel behind the tap sent.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct Counts {
+    rx_packets: u64,
+    rx_bytes: u64,
+    /// Packets the kernel did not take from us.
+    rx_tap_errors: u64,
+    tx_packets: u64,
+    tx_bytes: u64,
+    /// Packets that the back end takes in no way.
+    tx_dropped: u64,
+    /// Events sent.
+    kicks: u64,
+    /// Times that there was nothing to do.
+    waits: u64,
+}
+
+/// What is to be done next.
+pub(super) enum Turn {
+    /// The same again.
+    Again,
+    /// Look at the descriptors, without waiting.
+    Look,
+    /// Wait for them.
+    Wait,
+    /// The back end broke a ring.
+    Broken(Fault),
+}
+
+/// The data path.
+pub(super) struct Bridge {
+    pub(super) counts: Counts,
+    /// The tap may have packets.
+    pub(super) tap_ready: bool,
+    buffer: Box<[u8]>,
+    /// Bytes in the buffer that wait for room in a queue.
+    waiting: Option<usize>,
+    rounds: u32,
+}
+
+impl Bridge {
+    pub(super) fn new() -> Self {
+        let buffer = vec![0; MAX_READ].into_boxed_slice();
+        Self { counts: Counts::default(), tap_ready: true, buffer, waiting: None, rounds: 0 }
+    }
+
+    /// Posts pages to receive into.
+    pub(super) fn begin(&mut self, pairs: &mut [Pair]) {
+        pairs.iter_mut().for_each(|pair| refill(pair, &mut self.counts));
+        self.tap_ready = true;
+    }
+
+    /// Moves what there is.
+    pub(super) fn turn(&mut self, pairs: &mut [Pair], tap: &Tap) -> Turn {
+        let sent = self.tap_ready && self.transmit(pairs, tap);
+        let mut received = false;
+        for pair in &mut *pairs {
+            received |= receive(pair, tap, &mut self.counts);
+        }
+        if let Some(fault) = pairs.iter_mut().find_map(Pair::fault) {
+            return Turn::Broken(fault);
+        }
+        self.rounds += 1;
+        if sent || received {
+            if self.tap_ready && self.rounds < BUSY_ROUNDS {
+                return Turn::Again;
+            }
+            self.rounds = 0;
+            return Turn::Look;
+        }
+        // Each is armed, whatever the one before it says.
+        let mut work = false;
+        for pair in pairs {
+            work |= pair.arm();
+        }
+        if work {
+            return Turn::Again;
+        }
+        self.rounds = 0;
+        self.counts.waits += 1;
+        Turn::Wait
+    }
+
+    /// From the tap to the back end; whether anything moved.
+    fn transmit(&mut self, pairs: &mut [Pair], tap: &Tap) -> bool {
+        let mut moved = false;
+        for pair in &mut *pairs {
+            moved |= pair.reclaim() > 0;
+        }
+        for _ in 0..BURST {
+            let len = match self.waiting.take() {
+                Some(len) => len,
+                None => match tap.read(&mut self.buffer) {
+                    Ok(len) => len,
+                    Err(_) => {
+                        self.tap_ready = false;
+                        break;
+                    }
+                },
+            };
+            let Some((header, frame)) = self.buffer[..len].split_first_chunk::<{ Header::LEN }>() else {
+                continue;
+            };
+            let header = Header::from_bytes(header).sanitised();
+            let at = flow_hash(frame) as usize % pairs.len().max(1);
+            let Some(pair) = pairs.get_mut(at) else { break };
+            match send(pair, header, frame) {
+                Sent::Yes => {
+                    self.counts.tx_packets += 1;
+                    self.counts.tx_bytes += frame.len() as u64;
+                    moved = true;
+                }
+                Sent::Never => self.counts.tx_dropped += 1,
+                Sent::Later => {
+                    self.waiting = Some(len);
+                    break;
+                }
+            }
+        }
+        for pair in pairs {
+            if pair.transmit.flush() {
+                self.counts.kicks += 1;
+                // A back end that is gone says so in the store.
+                let _ = pair.events().notify_transmit();
+            }
+        }
+        moved
+    }
+}
+
+/// What became of a packet.
+enum Sent {
+    Yes,
+    /// When the back end has taken others.
+    Later,
+    Never,
+}
+
+fn send(pair: &mut Pair, header: Header, frame: &[u8]) -> Sent {
+    // With nothing on its way nothing comes back: then there will never be room.
+    let nothing = pair.transmit.in_flight() == 0;
+    let later = if nothing { Sent::Never } else { Sent::Later };
+    let Some(mut chain) = pair.pools.chain_of(frame) else { return later };
+    chain.header = header;
+    match pair.transmit.send(chain, &mut pair.pools) {
+        Ok(()) => Sent::Yes,
+        Err(unsent) if unsent.reason.is_retryable() => {
+            pair.pools.recycle_chain(unsent.chain);
+            later
+        }
+        Err(unsent) => {
+            pair.transmit.give_up(unsent, &mut pair.pools);
+            Sent::Never
+        }
+    }
+}
+
+/// From the back end to the tap; whether anything moved.
+fn receive(pair: &mut Pair, tap: &Tap, counts: &mut Counts) -> bool {
+    let Pair { receive, pools, .. } = pair;
+    let received = receive.lend(BURST, pools, |packet, _| {
+        counts.rx_packets += 1;
+        counts.rx_bytes += packet.len() as u64;
+        if !write(tap, &packet) {
+            counts.rx_tap_errors += 1;
+        }
+        Some(packet)
+    });
+    if received > 0 {
+        refill(pair, counts);
+    }
+    received > 0
+}
+
+fn refill(pair: &mut Pair, counts: &mut Counts) {
+    if pair.refill() {
+        counts.kicks += 1;
+        let _ = pair.events().notify_receive();
+    }
+}
+
+/// Hands a packet to the kernel; false when it does not take it.
+fn write(tap: &Tap, packet: &Chain) -> bool {
+    let header = packet.header.to_bytes();
+    let mut slices = ArrayVec::<ReadSlice<'_>, PIECES>::new();
+    slices.push(ReadSlice::from(&header[..]));
+    slices.extend(packet.pieces().take(PIECES - 1));
+    packet.bufs().len() < PIECES && tap.writev(&slices).is_ok()
+}

@@ -1,0 +1,445 @@
+//! `ringferry netfront`: a tap plugged into any netback, through our netfront.
+//!
+//! The kernel behind the tap plays the guest: what it sends goes through granted pages into the back end, what the back end
+//! delivers is written to the tap. In a domain of Xen it takes the place of the kernel's xen-netfront, for an interface whose
+//! class the kernel does not know, or that it has let go of.
+
+mod bridge;
+
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ringferry_packet::ether::Mac;
+use ringferry_packet::vnet::Offloads;
+use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
+use ringferry_sys::signal::{Signal, Signals};
+use ringferry_sys::tap::{Offloads as TapOffloads, Tap, TapConfig, TapError};
+use ringferry_sys::{inherited, netif};
+use ringferry_xen::domain::{DomId, Domain};
+use ringferry_xen::process::{ConnectError, ProcessDomain};
+use ringferry_xen::real::RealDomain;
+use ringferry_xen::store::Client;
+use ringferry_xen_net::bus::front::FrontError;
+use ringferry_xen_net::bus::{FrontConfig, FrontEvent, Frontend, Session};
+use ringferry_xen_net::netfront::PairConfig;
+use ringferry_xen_net::offload::Accepts;
+
+use bridge::{Bridge, Counts, Turn};
+
+/// Shown below the options by `ringferry netfront --help`.
+const EXAMPLES: &str = "\
+Examples:
+  In a domU whose interface 0 the kernel has let go of (echo vif-0 > /sys/bus/xen/drivers/vif/unbind):
+    ringferry netfront --tap xn0 --address 10.0.0.2/24
+
+  A class of its own, which no kernel driver takes, in dom0 or domU, with ringferry run --port xen-vif:xen,class=rfvif:
+    ringferry netfront --tap xn0 --class rfvif --device 0 --queues 2
+
+  Without Xen, where processes are domains:
+    ringferry netfront --tap xn0 --provider process --broker /run/broker --store /run/store --domain 5";
+
+/// Attaches a tap to a Xen network back end as a front end.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct NetfrontArgs {
+    /// Name of the tap, made in the current network namespace if it does not exist there.
+    #[arg(long, value_name = "NAME")]
+    tap: String,
+
+    /// Number of the interface in this domain.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    device: u32,
+
+    /// Class of the interface in the store.
+    #[arg(long, value_name = "NAME", default_value = "vif")]
+    class: String,
+
+    /// Queues to use, if the back end has so many. Each has 980 granted pages; a guest's kernel allows 1024 in all unless
+    /// /sys/module/xen_gntalloc/parameters/limit says more.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
+    queues: u16,
+
+    /// What plays the hypervisor.
+    #[arg(long, value_enum, default_value_t = Provider::Xen)]
+    provider: Provider,
+
+    /// Socket of the broker of domains.
+    #[arg(long, value_name = "PATH", required_if_eq("provider", "process"))]
+    broker: Option<PathBuf>,
+
+    /// Socket of the store, for this domain.
+    #[arg(long, value_name = "PATH", required_if_eq("provider", "process"))]
+    store: Option<PathBuf>,
+
+    /// Number of this domain.
+    #[arg(long, value_name = "N", required_if_eq("provider", "process"))]
+    domain: Option<u16>,
+
+    /// IPv4 or IPv6 address with prefix length to give to the tap; may be given several times.
+    #[arg(long = "address", value_name = "ADDRESS/PREFIX", value_parser = parse_address)]
+    addresses: Vec<(IpAddr, u8)>,
+
+    /// MAC address of the tap [default: the one that the toolstack has chosen].
+    #[arg(long, value_name = "ADDRESS")]
+    mac: Option<Mac>,
+
+    /// MTU of the tap [default: the one it has].
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(68..))]
+    mtu: Option<u16>,
+
+    /// Do not say that grants stay with their pages (feature-persistent).
+    #[arg(long)]
+    no_persistent: bool,
+
+    /// Do not hand grants over on the control ring.
+    #[arg(long)]
+    no_static_grants: bool,
+
+    /// One event channel for both directions.
+    #[arg(long)]
+    no_split_events: bool,
+
+    /// Neither checksum nor segmentation offloads, in either direction.
+    #[arg(long)]
+    no_offloads: bool,
+
+    /// Write "READY" and a newline to this descriptor when the link is up for the first time, then close it.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(RawFd).range(3..))]
+    ready_fd: Option<RawFd>,
+
+    /// At the end, print what was counted to standard output, as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Provider {
+    /// Xen, in one of whose domains we run.
+    Xen,
+    /// A broker whose domains are processes.
+    Process,
+}
+
+fn parse_address(text: &str) -> Result<(IpAddr, u8), String> {
+    let (address, prefix) = text.split_once('/').ok_or("write ADDRESS/PREFIX, such as 10.0.0.2/24")?;
+    let address: IpAddr = address.parse().map_err(|error| format!("{error}"))?;
+    let longest = if address.is_ipv4() { 32 } else { 128 };
+    match prefix.parse() {
+        Ok(prefix) if prefix <= longest => Ok((address, prefix)),
+        _ => Err(format!("the prefix length is a number from 0 to {longest}")),
+    }
+}
+
+/// How long the back end may take to let go when we end. Without it the grants end with us all the same, and the hypervisor
+/// waits for the back end.
+const PARTING: Duration = Duration::from_secs(5);
+
+/// Time between attempts to go on after a failure.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// Why the program ended.
+#[derive(Debug, thiserror::Error)]
+pub enum NetfrontError {
+    /// No tap.
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    /// The tap cannot be configured.
+    #[error(transparent)]
+    Interface(#[from] netif::InterfaceError),
+    /// The tap was deleted under us.
+    #[error("the tap {0} was deleted; start again to make a new one")]
+    TapGone(String),
+    /// This is no domain.
+    #[error(
+        "cannot be a domain ({0}): is this Xen, with /dev/xen/xenbus, gntalloc and evtchn, and may we use them?"
+    )]
+    Domain(#[source] io::Error),
+    /// The broker does not take us.
+    #[error(transparent)]
+    Broker(#[from] ConnectError),
+    /// The store cannot be reached.
+    #[error("cannot reach the store: {0}")]
+    Store(#[source] io::Error),
+    /// The interface cannot be used.
+    #[error("the interface cannot be used: {0}")]
+    Front(#[from] FrontError),
+    /// The back end broke the rules.
+    #[error("the back end broke a ring: {0}")]
+    Broken(String),
+    /// The ready descriptor.
+    #[error("--ready-fd {0}: {1}")]
+    ReadyFd(RawFd, io::Error),
+    /// The system has no descriptors left, or the like.
+    #[error("{0}")]
+    Os(#[from] io::Error),
+}
+
+/// What is printed at the end.
+#[derive(serde::Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    counts: &'a Counts,
+    /// Times that a back end was connected.
+    connections: u64,
+    /// Pages that were granted, and of these handed over on the control ring, when a back end was last connected.
+    granted_pages: usize,
+    static_grants: usize,
+    /// Pages that the back end had not let go of when the interface was closed, as far as that can be known.
+    left_mapped: usize,
+}
+
+const SIGNALS: u64 = 0;
+const BUS: u64 = 1;
+const TAP: u64 = 2;
+const EVENTS: u64 = 3;
+
+/// The tap, and what outlives sessions.
+struct Program<'a> {
+    args: &'a NetfrontArgs,
+    tap: Tap,
+    signals: Signals,
+    front: Frontend,
+    ready: Option<std::fs::File>,
+    session: Option<Session>,
+    bridge: Bridge,
+    connections: u64,
+    granted: (usize, usize),
+    left_mapped: usize,
+    /// When we were told to end; and until when the back end may take.
+    ending: Option<Instant>,
+    /// Why we end, if not because we were told to.
+    failure: Option<NetfrontError>,
+    closed: bool,
+}
+
+/// Runs `ringferry netfront` until SIGTERM or SIGINT.
+///
+/// # Errors
+/// See [`NetfrontError`]. A back end that is not there or goes away is no error: the program waits for the next.
+pub fn run(args: &NetfrontArgs) -> Result<(), NetfrontError> {
+    let ready = match args.ready_fd {
+        Some(fd) => Some(inherited::take(fd).map_err(|error| NetfrontError::ReadyFd(fd, error))?.into()),
+        None => None,
+    };
+    let signals = Signals::new(&[Signal::TERM, Signal::INT])?;
+    let (domain, store) = connect(args)?;
+    let accepts = if args.no_offloads { Accepts { sg: true, ..Accepts::default() } } else { Accepts::ALL };
+    let config = FrontConfig {
+        class: args.class.clone(),
+        device: args.device,
+        queues: args.queues,
+        pair: PairConfig::default(),
+        accepts,
+        split_events: !args.no_split_events,
+        persistent: !args.no_persistent,
+        static_grants: !args.no_static_grants,
+    };
+    let front = Frontend::new(store, domain, config)?;
+    let tap = open_tap(args)?;
+    let mut program = Program {
+        args,
+        tap,
+        signals,
+        front,
+        ready,
+        session: None,
+        bridge: Bridge::new(),
+        connections: 0,
+        granted: (0, 0),
+        left_mapped: 0,
+        ending: None,
+        failure: None,
+        closed: false,
+    };
+    program.serve()?;
+    if args.json {
+        let report = Report {
+            counts: &program.bridge.counts,
+            connections: program.connections,
+            granted_pages: program.granted.0,
+            static_grants: program.granted.1,
+            left_mapped: program.left_mapped,
+        };
+        let text = serde_json::to_string_pretty(&report).map_err(io::Error::from)?;
+        writeln!(io::stdout(), "{text}")?;
+    }
+    program.failure.map_or(Ok(()), Err)
+}
+
+fn connect(args: &NetfrontArgs) -> Result<(Arc<dyn Domain>, Client), NetfrontError> {
+    match (args.provider, &args.broker, &args.store) {
+        (Provider::Process, Some(broker), Some(store)) => {
+            let domain = ProcessDomain::connect(broker, args.domain.map(DomId))?;
+            Ok((Arc::new(domain), Client::connect(store).map_err(NetfrontError::Store)?))
+        }
+        _ => {
+            let domain = RealDomain::open().map_err(NetfrontError::Domain)?;
+            Ok((Arc::new(domain), Client::open().map_err(NetfrontError::Store)?))
+        }
+    }
+}
+
+fn open_tap(args: &NetfrontArgs) -> Result<Tap, NetfrontError> {
+    let tap = Tap::open(&TapConfig::new(args.tap.clone()))?;
+    let name = tap.name();
+    netif::quiet_ipv6(name);
+    if let Some(mac) = args.mac {
+        netif::set_mac(name, mac.0)?;
+    }
+    if let Some(mtu) = args.mtu {
+        netif::set_mtu(name, mtu.into())?;
+    }
+    for &(address, prefix) in &args.addresses {
+        netif::add_address(name, address, prefix)?;
+    }
+    netif::set_up(name, true)?;
+    Ok(tap)
+}
+
+fn tap_offloads(host: Offloads) -> TapOffloads {
+    let pairs = [
+        (Offloads::CSUM, TapOffloads::CSUM),
+        (Offloads::TSO4, TapOffloads::TSO4),
+        (Offloads::TSO6, TapOffloads::TSO6),
+    ];
+    pairs.into_iter().filter(|(offload, _)| host.contains(*offload)).map(|(_, tap)| tap).collect()
+}
+
+impl Program<'_> {
+    /// Carries packets, and follows the back end, until the end.
+    fn serve(&mut self) -> Result<(), NetfrontError> {
+        let mut events = EventBuf::with_capacity(64);
+        let (mut epoll, mut tap_watched) = (self.watch()?, true);
+        loop {
+            if self.bus()? {
+                (epoll, tap_watched) = (self.watch()?, true);
+            }
+            let late = self.ending.is_some_and(|until| Instant::now() >= until);
+            if late && !self.closed {
+                tracing::warn!("the back end does not let go of the interface");
+            }
+            if self.closed || late {
+                return Ok(());
+            }
+            let turn = match &mut self.session {
+                Some(session) => self.bridge.turn(&mut session.pairs, &self.tap),
+                None => Turn::Wait,
+            };
+            let timeout = match turn {
+                Turn::Again => continue,
+                Turn::Look => Some(Duration::ZERO),
+                Turn::Wait => self.ending.map(|until| until.saturating_duration_since(Instant::now())),
+                Turn::Broken(fault) => {
+                    self.failure.get_or_insert_with(|| NetfrontError::Broken(fault.to_string()));
+                    self.end();
+                    Some(Duration::ZERO)
+                }
+            };
+            // A tap whose packets there is no room for would wake us all the time.
+            let watch = !self.bridge.tap_ready && self.session.is_some();
+            if watch != tap_watched {
+                epoll.modify(&self.tap, TAP, if watch { Interest::READABLE } else { Interest::empty() })?;
+                tap_watched = watch;
+            }
+            epoll.wait(&mut events, timeout)?;
+            for event in events.iter() {
+                match event.token {
+                    SIGNALS if self.signals.next()?.is_some() => self.end(),
+                    TAP if event.hangup => return Err(NetfrontError::TapGone(self.args.tap.clone())),
+                    TAP => self.bridge.tap_ready = true,
+                    EVENTS.. => {
+                        let pairs = self.session.iter().flat_map(|session| &session.pairs);
+                        if let Some(pair) = pairs.into_iter().nth((event.token - EVENTS) as usize) {
+                            pair.events().drain()?;
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Begins to end.
+    fn end(&mut self) {
+        if self.ending.is_none() {
+            self.ending = Some(Instant::now() + PARTING);
+            self.front.close();
+        }
+    }
+
+    /// Does what the store asks for; whether there are other descriptors to watch now.
+    fn bus(&mut self) -> Result<bool, NetfrontError> {
+        let mut changed = false;
+        loop {
+            let event = match self.front.step() {
+                Ok(Some(event)) => event,
+                Ok(None) => return Ok(changed),
+                Err(FrontError::Store(error)) if error.is_fatal() => {
+                    return Err(FrontError::Store(error).into());
+                }
+                Err(error) if self.session.is_none() && self.ending.is_none() => {
+                    // Nothing is shared; maybe the next back end, or more memory, is better.
+                    tracing::warn!("cannot connect: {error}; trying again");
+                    std::thread::sleep(RETRY);
+                    return Ok(true);
+                }
+                Err(error) => return Err(error.into()),
+            };
+            match event {
+                FrontEvent::Connected(session) => self.connected(session)?,
+                FrontEvent::Stop => {
+                    tracing::info!("the back end lets go");
+                    let pairs = self.session.take().map_or(Vec::new(), |session| session.pairs);
+                    self.front.stopped(pairs)?;
+                }
+                FrontEvent::Closed { mapped } => {
+                    self.left_mapped = mapped;
+                    self.closed = self.ending.is_some();
+                }
+                FrontEvent::Busy => continue,
+            }
+            changed = true;
+        }
+    }
+
+    fn connected(&mut self, mut session: Session) -> Result<(), NetfrontError> {
+        // What the kernel may leave unfinished is what the back end finishes.
+        let offloads = if self.args.no_offloads { Offloads::empty() } else { session.accepts.offloads() };
+        self.tap.set_offloads(tap_offloads(offloads))?;
+        if let (Some(mac), None) = (session.mac, self.args.mac) {
+            netif::set_mac(self.tap.name(), mac.0)?;
+        }
+        self.bridge.begin(&mut session.pairs);
+        self.connections += 1;
+        self.granted = (self.front.granted(), self.front.static_grants());
+        tracing::info!(queues = session.pairs.len(), granted = self.granted.0, "the link is up");
+        self.session = Some(session);
+        if let Some(mut ready) = self.ready.take() {
+            // Whoever asked may have gone; that is their business.
+            let _ = ready.write_all(b"READY\n");
+            let _ = ringferry_sys::systemd::ready();
+        }
+        Ok(())
+    }
+
+    /// Everything that may wake us now.
+    fn watch(&self) -> io::Result<Epoll> {
+        let epoll = Epoll::new()?;
+        epoll.add(&self.signals, SIGNALS, Interest::READABLE)?;
+        epoll.add(&self.tap, TAP, Interest::READABLE)?;
+        for fd in self.front.fds() {
+            epoll.add(fd, BUS, Interest::READABLE)?;
+        }
+        let pairs = self.session.iter().flat_map(|session| &session.pairs);
+        for (token, pair) in (EVENTS..).zip(pairs) {
+            for fd in pair.events().fds() {
+                epoll.add(fd, token, Interest::READABLE)?;
+            }
+        }
+        Ok(epoll)
+    }
+}

@@ -1,0 +1,457 @@
+//! Xen guests on a switch, beside virtual machines: our front end, in domains that are processes.
+
+use ringferry_memory::Words;
+use ringferry_packet::ether::Mac;
+use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6};
+use ringferry_switch::snapshot::{GrantSnapshot, PortState};
+use ringferry_sys::process::Spawn;
+use ringferry_xen::domain::DomId;
+use ringferry_xen::grant::GrantRef;
+use ringferry_xen::netif::wire::{ERROR, TxFlags, TxResponse};
+use ringferry_xen_net::bus::FrontConfig;
+use rustix::process::Signal;
+
+use crate::domu::{DomU, Machine, Raw, small};
+use crate::frames::{frame, pattern, tcp};
+use crate::guest::{Guest, Options, Received};
+use crate::process::{Place, Process, Switch, eventually, may_network};
+
+/// The first Xen guest's domain and its port.
+const ONE: u16 = 5;
+const PORT: &str = "xen5.0";
+
+/// Lets the switch learn where both are.
+#[track_caller]
+fn acquaint(xen: &mut DomU, guest: &mut Guest) {
+    let hello = frame(Mac::BROADCAST, xen.mac, 60, 0);
+    xen.send(&hello);
+    assert_eq!(guest.receive_plain(), hello);
+    let answer = frame(xen.mac, guest.mac, 60, 1);
+    guest.send(&answer);
+    assert_eq!(xen.receive_plain(), answer);
+}
+
+/// `count` frames each way.
+#[track_caller]
+fn converse(xen: &mut DomU, guest: &mut Guest, first: u32, count: u32) {
+    xen.send_numbered(guest.mac, first, count);
+    guest.expect_numbered(xen.mac, first, count);
+    guest.send_numbered(xen.mac, first, count);
+    xen.expect_numbered(guest.mac, first, count);
+}
+
+/// What the queues of a port did with pages.
+fn grants(switch: &Switch<'_>, port: &str) -> Vec<GrantSnapshot> {
+    switch.port(port).queues.iter().filter_map(|queue| queue.grants).collect()
+}
+
+#[test]
+fn a_xen_guest_and_a_virtual_machine_exchange_frames_with_offloads_kept() {
+    for (keys, persistent, statics) in [
+        ("", true, true),
+        ("static_grants=off", true, false),
+        ("static_grants=off,persistent=off", true, true),
+        ("transfer=map", false, false),
+        ("transfer=map,pages=8", true, false),
+    ] {
+        let place = Place::new();
+        let mut machine = Machine::new(&place);
+        machine.create(DomId(ONE), 0);
+        let switch = place.start(&mut machine.run(&place, &["vm"], keys, 1), Vec::new());
+        let mut vm = switch.plug("vm", 1, Options::default());
+        let mut xen = machine.guest(ONE, FrontConfig { persistent, static_grants: statics, ..small(1) });
+        xen.plug(&switch, PORT);
+        acquaint(&mut xen, &mut vm);
+        converse(&mut xen, &mut vm, 10, 50);
+        for v6 in [false, true] {
+            for (payload, mss) in [(60_000, 1448), (9000, 0), (3, 0), (1448 * 3, 1448)] {
+                let seed = payload as u32 + u32::from(v6);
+                let (header, sent) = tcp(vm.mac, xen.mac, v6, &pattern(seed, payload), mss);
+                xen.send_on(0, &header, &sent);
+                let Received { header: got, frame } = vm.receive();
+                assert!(frame == sent, "{keys} v6={v6} {payload}: harmed on the way to the virtual machine");
+                assert_eq!(got.flags & F_NEEDS_CSUM, F_NEEDS_CSUM);
+                assert_eq!((got.gso_type, got.gso_size), (header.gso_type, header.gso_size));
+                assert_eq!((got.csum_start, got.csum_offset), (header.csum_start, header.csum_offset));
+
+                let (header, sent) = tcp(xen.mac, vm.mac, v6, &pattern(!seed, payload), mss);
+                vm.put(&header, &sent);
+                vm.flush();
+                let Received { header: got, frame } = xen.receive();
+                assert!(frame == sent, "{keys} v6={v6} {payload}: harmed on the way to the Xen guest");
+                let kind = if v6 { GSO_TCPV6 } else { GSO_TCPV4 };
+                assert_eq!(got.gso_type, if mss == 0 { 0 } else { kind });
+                assert_eq!((got.gso_size, got.csum_start), (header.gso_size, header.csum_start));
+                assert!(got.needs_csum());
+            }
+        }
+        vm.drain();
+        let port = switch.port(PORT);
+        assert_eq!(port.state, PortState::Up);
+        assert_eq!(port.counters["tx_packets"], port.queues.len() as u64 / 2 * 59);
+        assert_eq!(port.counters["rx_packets"], 59);
+        assert_eq!(port.drops.values().sum::<u64>(), 0, "{:?}", port.drops);
+        xen.close();
+        switch.until_state(PORT, PortState::Listening);
+        machine.assert_nothing_left();
+        switch.stop();
+    }
+}
+
+#[test]
+fn persistent_grants_hit_and_are_shown_with_their_queue() {
+    let place = Place::new();
+    let mut machine = Machine::new(&place);
+    machine.create(DomId(ONE), 0);
+    let switch = place.start(&mut machine.run(&place, &["vm"], "static_grants=off", 1), Vec::new());
+    let mut vm = switch.plug("vm", 1, Options::default());
+    let mut xen = machine.guest(ONE, small(1));
+    xen.plug(&switch, PORT);
+    acquaint(&mut xen, &mut vm);
+    for round in 0..20 {
+        converse(&mut xen, &mut vm, 100 * round, 50);
+    }
+    let [queue] = grants(&switch, PORT)[..] else { panic!("one queue") };
+    assert!(queue.hits > 1000, "{queue:?}");
+    assert!(queue.learned_pages > 0 && queue.learned_pages <= queue.max_pages, "{queue:?}");
+    assert_eq!((queue.static_pages, queue.failed, queue.max_pages), (0, 0, 1024));
+    let shown = switch.ctl_show().ports.into_iter().find(|port| port.name == PORT).unwrap();
+    assert_eq!(shown.counters["grant_hits"], queue.hits);
+    let stats = place.ctl(&["stats", PORT, "--queues"]);
+    for line in [format!("queue_0_grant_hits: {}", queue.hits), "rx_queue_0_packets: 1001".to_owned()] {
+        assert!(stats.contains(&line), "{line} in {stats}");
+    }
+    xen.close();
+    let after = switch.until_state(PORT, PortState::Listening);
+    assert_eq!(after.counters["grant_hits"], queue.hits, "what was counted stays");
+    machine.assert_nothing_left();
+}
+
+#[test]
+fn a_front_end_that_is_killed_is_replaced_by_the_next() {
+    let place = Place::new();
+    let mut machine = Machine::new(&place);
+    machine.create(DomId(ONE), 0);
+    let switch = place.start(&mut machine.run(&place, &["vm"], "", 1), Vec::new());
+    let mut vm = switch.plug("vm", 1, Options::default());
+    for round in 0..3 {
+        let mut xen = machine.guest(ONE, small(1));
+        xen.plug(&switch, PORT);
+        acquaint(&mut xen, &mut vm);
+        converse(&mut xen, &mut vm, 10, 20);
+        // Packets are on their way when it ends without a word.
+        if round < 2 {
+            xen.send_numbered(vm.mac, 1000, 5);
+            drop(xen);
+            vm.expect_numbered(crate::frames::mac(ONE as u8), 1000, 5);
+        } else {
+            xen.close();
+        }
+    }
+    let port = switch.until_state(PORT, PortState::Listening);
+    assert_eq!(port.counters["connections"], 3);
+    machine.assert_nothing_left();
+    switch.stop();
+}
+
+#[test]
+fn a_switch_that_is_restarted_takes_live_rings_over() {
+    let place = Place::new();
+    let mut machine = Machine::new(&place);
+    machine.create(DomId(ONE), 0);
+    machine.create(DomId(ONE + 1), 0);
+    let start = || place.start(&mut machine.run(&place, &[], "", 1), Vec::new());
+    let mut switch = start();
+    let mut one = machine.guest(ONE, small(1));
+    let mut two = machine.guest(ONE + 1, FrontConfig { static_grants: false, ..small(1) });
+    one.plug(&switch, PORT);
+    two.plug(&switch, "xen6.0");
+    for signal in [Signal::TERM, Signal::KILL] {
+        one.send_numbered(two.mac, 1, 20);
+        two.expect_numbered(one.mac, 1, 20);
+        two.send_numbered(one.mac, 1, 20);
+        one.expect_numbered(two.mac, 1, 20);
+        switch.process.signal(signal);
+        switch.process.wait();
+        // While nobody is there.
+        one.send_numbered(two.mac, 21, 10);
+        switch = start();
+        two.plug(&switch, "xen6.0");
+        one.plug(&switch, PORT);
+        // The first frames may have come before their receiver was served again.
+        one.send_numbered(two.mac, 100, 1);
+        eventually("frames flow again", || {
+            (two.receive_plain() == frame(two.mac, one.mac, 100, 100)).then_some(())
+        });
+    }
+    assert_eq!((one.connected, two.connected), (1, 1), "the front ends did not notice");
+    for mut guest in [one, two] {
+        guest.front.close();
+        // What the killed switch had mapped is counted for ever: a broker is told, and the dead tell nothing.
+        guest.until("the end", |guest| !guest.closed.is_empty());
+    }
+    let broker = &machine.broker;
+    eventually("nothing is granted", || (broker.granted_pages() + broker.open_ports() == 0).then_some(()));
+    switch.stop();
+}
+
+#[test]
+fn interfaces_come_and_go() {
+    let place = Place::new();
+    let mut machine = Machine::new(&place);
+    let switch = place.start(&mut machine.run(&place, &["vm"], "", 1), Vec::new());
+    let mut vm = switch.plug("vm", 1, Options::default());
+    let ports =
+        |switch: &Switch<'_>| switch.show().ports.into_iter().map(|port| port.name).collect::<Vec<_>>();
+    assert_eq!(ports(&switch), ["vm", "xen"]);
+    for device in [0, 1, 0] {
+        machine.create(DomId(ONE), device);
+        let name = format!("xen{ONE}.{device}");
+        eventually("there is a port", || ports(&switch).contains(&name).then_some(()));
+        let mut xen = machine.guest(ONE, FrontConfig { device, ..small(1) });
+        xen.plug(&switch, &name);
+        acquaint(&mut xen, &mut vm);
+        xen.send_numbered(vm.mac, 1, 10);
+        vm.expect_numbered(xen.mac, 1, 10);
+        machine.unplug(DomId(ONE), device);
+        // The toolstack said so to both at once: the front end does not know how far the back end is.
+        xen.until("the end", |xen| !xen.closed.is_empty());
+        drop(xen);
+        eventually("the port is gone", || (ports(&switch) == ["vm", "xen"]).then_some(()));
+        assert_eq!(switch.show().fdb.entries.iter().filter(|entry| entry.port == name).count(), 0);
+        machine.destroy(DomId(ONE), device);
+        machine.assert_nothing_left();
+    }
+    switch.stop();
+}
+
+#[test]
+fn one_interface_alone_has_a_port_with_the_name_of_its_entry() {
+    let place = Place::new();
+    let mut machine = Machine::new(&place);
+    machine.create(DomId(ONE), 0);
+    machine.create(DomId(ONE), 1);
+    let switch = place.start(&mut machine.run(&place, &["vm"], "vif=5.1,name=web", 1), Vec::new());
+    let mut vm = switch.plug("vm", 1, Options::default());
+    let mut xen = machine.guest(ONE, FrontConfig { device: 1, ..small(1) });
+    xen.plug(&switch, "web");
+    acquaint(&mut xen, &mut vm);
+    assert_eq!(switch.show().ports.len(), 2);
+    let (back, _) = crate::domu::nodes(DomId(ONE), 0);
+    use ringferry_xen::store::Nodes;
+    assert_eq!(machine.tools.text(&format!("{back}/state")).unwrap().as_deref(), Some("1"), "left to others");
+    xen.close();
+    switch.stop();
+}
+
+#[test]
+fn two_queues_are_served_by_two_workers_and_flows_stay_where_the_guest_sends_them() {
+    let place = Place::new();
+    let mut machine = Machine::new(&place);
+    machine.create(DomId(ONE), 0);
+    let switch = place.start(&mut machine.run(&place, &["vm"], "", 2), Vec::new());
+    let mut vm = switch.plug("vm", 1, Options::default());
+    let mut xen = machine.guest(ONE, small(2));
+    xen.plug(&switch, PORT);
+    assert_eq!(xen.session.as_ref().unwrap().pairs.len(), 2);
+    acquaint(&mut xen, &mut vm);
+    for queue in [0, 1, 1, 0] {
+        let (header, sent) = tcp(vm.mac, xen.mac, false, &pattern(queue as u32, 500), 0);
+        for _ in 0..20 {
+            xen.send_on(queue, &header, &sent);
+            assert!(vm.receive().frame == sent);
+        }
+        // The same flow the other way round.
+        let (header, mut answer) = tcp(xen.mac, vm.mac, false, &pattern(7, 900), 0);
+        let (addresses, ports) = (answer[26..34].to_vec(), answer[34..38].to_vec());
+        answer[26..34].copy_from_slice(&[&addresses[4..], &addresses[..4]].concat());
+        answer[34..38].copy_from_slice(&[&ports[2..], &ports[..2]].concat());
+        vm.put(&header, &answer);
+        vm.flush();
+        let (at, received) = xen.receive_on();
+        assert!(received.frame == answer);
+        assert_eq!(at, queue, "a flow goes to the queue that it comes from");
+    }
+    let port = switch.port(PORT);
+    assert_eq!(port.queues.len(), 4);
+    // Each queue's grants were handed over, whichever worker has it.
+    xen.until("static grants", |_| grants(&switch, PORT).iter().all(|queue| queue.static_pages > 300));
+    xen.close();
+    machine.assert_nothing_left();
+    switch.stop();
+}
+
+/// Each does something that only a hostile front end does, after which it must be disconnected.
+#[test]
+fn hostile_front_ends_harm_only_themselves() {
+    type Attack = fn(&mut Raw);
+    let attacks: [(&str, Attack); 6] = [
+        ("XSA-216 and 424: a producer index that runs away", |raw| {
+            raw.page.store32_release(0, 100_000);
+            raw.channel.notify().unwrap();
+        }),
+        ("XSA-39: a packet of too many slots", |raw| {
+            for id in 0..40 {
+                raw.send(id, 0, 10, TxFlags::MORE_DATA);
+            }
+            raw.publish();
+        }),
+        ("XSA-39: a packet that never ends", |raw| {
+            raw.send(0, 0, 100, TxFlags::MORE_DATA);
+            raw.publish();
+        }),
+        ("XSA-40: bytes beyond the page", |raw| {
+            raw.send(0, 4000, 1000, TxFlags::empty());
+            raw.publish();
+        }),
+        ("extras without end", |raw| {
+            raw.send(0, 0, 100, TxFlags::EXTRA_INFO);
+            for _ in 0..50 {
+                raw.tx.push([0x0101, 0, 0]);
+            }
+            raw.publish();
+        }),
+        ("an extra of no known kind", |raw| {
+            raw.send(0, 0, 100, TxFlags::EXTRA_INFO);
+            raw.tx.push([0xee, 0, 0]);
+            raw.publish();
+        }),
+    ];
+    let place = Place::new();
+    let mut machine = Machine::new(&place);
+    machine.create(DomId(ONE), 0);
+    let switch = place.start(&mut machine.run(&place, &["vm"], "", 1), Vec::new());
+    let mut vm = switch.plug("vm", 1, Options::default());
+    let mut good = machine.guest(ONE, small(1));
+    good.plug(&switch, PORT);
+    acquaint(&mut good, &mut vm);
+    for (number, (what, attack)) in attacks.into_iter().enumerate() {
+        let domain = 20 + number as u16;
+        machine.create(DomId(domain), 0);
+        let name = format!("xen{domain}.0");
+        let mut raw = Raw::plug(&machine, domain);
+        switch.until_state(&name, PortState::Up);
+        attack(&mut raw);
+        switch.until(&name, what, |port| port.state == PortState::Listening);
+        switch.process.until_logged_times("is disconnected: ", number + 1);
+        converse(&mut good, &mut vm, 10, 20);
+        // It never closes anything: the toolstack takes the interface away.
+        drop(raw);
+        machine.destroy(DomId(domain), 0);
+        eventually("its port is gone", || {
+            switch.show().ports.iter().all(|port| port.name != name).then_some(())
+        });
+    }
+    assert_eq!(good.connected, 1);
+    good.close();
+    machine.assert_nothing_left();
+    switch.stop();
+}
+
+/// XSA-332 and 331: a front end that sends events all the time.
+#[test]
+fn event_storms_and_bad_grants_are_borne() {
+    let place = Place::new();
+    let mut machine = Machine::new(&place);
+    machine.create(DomId(ONE), 0);
+    machine.create(DomId(9), 0);
+    let switch = place.start(&mut machine.run(&place, &["vm"], "", 1), Vec::new());
+    let mut vm = switch.plug("vm", 1, Options::default());
+    let mut good = machine.guest(ONE, small(1));
+    good.plug(&switch, PORT);
+    acquaint(&mut good, &mut vm);
+    let mut raw = Raw::plug(&machine, 9);
+    for round in 0..10u16 {
+        for _ in 0..1000 {
+            raw.channel.notify().unwrap();
+        }
+        // Pages that were never granted: one answer with an error each.
+        raw.data[0] = GrantRef(70_000 + u32::from(round));
+        raw.send(round, 0, 200, TxFlags::empty());
+        raw.publish();
+        converse(&mut good, &mut vm, 10, 10);
+        let answer = eventually("an answer", || {
+            raw.tx.refresh();
+            raw.tx.take()
+        });
+        assert_eq!(TxResponse::from_slot(answer), TxResponse { id: round, status: ERROR });
+    }
+    assert_eq!(switch.port("xen9.0").drops["rx-bad-memory"], 10);
+    assert_eq!(switch.port("xen9.0").state, PortState::Up);
+    drop(raw);
+    machine.unplug(DomId(9), 0);
+    good.close();
+    machine.assert_nothing_left();
+    switch.stop();
+}
+
+/// `ringferry netfront`: a tap is the guest's interface, and the kernel behind it answers.
+#[test]
+fn a_tap_is_plugged_in_by_the_front_end_program_and_leaves_nothing_behind() {
+    if !may_network() {
+        return;
+    }
+    let place = Place::new();
+    let mut machine = Machine::new(&place);
+    machine.create(DomId(ONE), 0);
+    let switch = place.start(&mut machine.run(&place, &["vm"], "", 2), Vec::new());
+    let mut vm = switch.plug("vm", 1, Options::default());
+    let words = ["--address", "10.99.0.2/24", "--queues", "2", "--json"];
+    let mut netfront = Process::start(&mut machine.netfront(ONE, &words), Spawn::default());
+    // Not before its pages to receive into are posted.
+    netfront.until_logged("the link is up");
+    assert_eq!(switch.port(PORT).queues.len(), 4);
+    // The address that the toolstack has chosen.
+    let tap = Mac([0, 0x16, 0x3e, 0, 0, 9]);
+    let arp = |to: Mac, from: Mac, operation: u8, sender: [u8; 4], target: Mac, wanted: [u8; 4]| {
+        let header = [8, 6, 0, 1, 8, 0, 6, 4, 0, operation];
+        [&to.0[..], &from.0, &header, &from.0, &sender, &target.0, &wanted].concat()
+    };
+    let (ours, theirs) = ([10, 99, 0, 1], [10, 99, 0, 2]);
+    for _ in 0..50 {
+        vm.send(&arp(Mac::BROADCAST, vm.mac, 1, ours, Mac::default(), theirs));
+        // The kernel behind the tap may say things of its own.
+        let reply = arp(vm.mac, tap, 2, theirs, vm.mac, ours);
+        eventually("an answer", || (vm.receive().frame == reply).then_some(()));
+    }
+    netfront.signal(Signal::TERM);
+    let (status, output) = netfront.wait();
+    assert!(status.success(), "{:#?}", netfront.log());
+    let report: serde_json::Value = serde_json::from_str(&output).unwrap();
+    assert_eq!((&report["left_mapped"], &report["connections"]), (&0.into(), &1.into()), "{output}");
+    assert!(
+        report["rx_packets"].as_u64() >= Some(50) && report["tx_packets"].as_u64() >= Some(50),
+        "{output}"
+    );
+    switch.until_state(PORT, PortState::Listening);
+    machine.assert_nothing_left();
+    switch.stop();
+}
+
+/// A store whose keys a guest makes nonsense of.
+#[test]
+fn nodes_that_make_no_sense_connect_nothing() {
+    let place = Place::new();
+    let mut machine = Machine::new(&place);
+    machine.create(DomId(ONE), 0);
+    machine.create(DomId(9), 0);
+    let switch = place.start(&mut machine.run(&place, &["vm"], "", 1), Vec::new());
+    let mut vm = switch.plug("vm", 1, Options::default());
+    let mut good = machine.guest(ONE, small(1));
+    good.plug(&switch, PORT);
+    acquaint(&mut good, &mut vm);
+    let mut raw = Raw::plug(&machine, 9);
+    switch.until_state("xen9.0", PortState::Up);
+    for (key, value) in [("tx-ring-ref", "-1"), ("multi-queue-num-queues", "4000000000"), ("state", "1")] {
+        raw.say(key, value);
+    }
+    switch.until_state("xen9.0", PortState::Listening);
+    raw.say("state", "4");
+    switch.process.until_logged("cannot be served");
+    converse(&mut good, &mut vm, 10, 10);
+    drop(raw);
+    machine.unplug(DomId(9), 0);
+    good.close();
+    machine.assert_nothing_left();
+    switch.stop();
+}

@@ -1,0 +1,440 @@
+//! One `[[port]]` of kind `xen-vif`: every interface of a class, each a port as the toolstack makes it; or one of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ringferry_sys::epoll::Interest;
+use ringferry_xen::domain::{DomId, Domain};
+use ringferry_xen::process::ProcessDomain;
+use ringferry_xen::real::RealDomain;
+use ringferry_xen::store::{Client, StoreError};
+use ringferry_xen_net::bus::plugs::Step;
+use ringferry_xen_net::bus::{BackConfig, BackEvent, Plugs, VifId};
+use ringferry_xen_net::netback::Mode;
+use ringferry_xen_net::offload::Accepts;
+
+use super::Desk;
+use super::vif::{Vif, add};
+use crate::config::{DEFAULT_MTU, PortConfig, XenProvider, XenVifConfig};
+use crate::counters::PortTotals;
+use crate::fdb::PortId;
+use crate::plane::{Broken, PAIRS, PortShared, QueueState};
+use crate::quiet::Limit;
+use crate::snapshot::{GrantSnapshot, PortSnapshot, PortState, QueueRole, QueueSnapshot};
+
+/// Turns of the bus before the caller gets a word in: signals and other ports wait no longer than so many look-ups in
+/// the store.
+const TURNS: usize = 64;
+
+/// Time between attempts to reach the store.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// Log lines about front ends per interval.
+const LOG_LINES: u32 = 20;
+
+/// Slots of either ring of a queue: what fits in a page.
+const SLOTS: u16 = 256;
+
+/// Why the store or the hypervisor cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum XenError {
+    /// This is no domain.
+    #[error(
+        "cannot be a domain ({0}): is this Xen, with /dev/xen/xenbus, gntdev and evtchn, and may we use them?"
+    )]
+    Domain(io::Error),
+    /// The store cannot be reached.
+    #[error("cannot reach the store: {0}")]
+    Connect(io::Error),
+    /// The store refuses.
+    #[error("the store: {0}")]
+    Store(#[from] StoreError),
+}
+
+/// The entry.
+pub(crate) struct XenEntry {
+    name: String,
+    mtu: u16,
+    config: XenVifConfig,
+    /// Epoll token of the store.
+    token: u64,
+    /// All interfaces, while the store can be reached.
+    plugs: Option<Plugs>,
+    /// When to try to reach it next.
+    retry_at: Instant,
+    failure_logged: bool,
+    vifs: BTreeMap<VifId, Vif>,
+    /// There is more to do than was done in one go.
+    busy: bool,
+    limit: Limit,
+}
+
+/// Reaches the hypervisor and the store.
+fn open(config: &XenVifConfig, workers: usize) -> Result<Plugs, XenError> {
+    let (domain, store): (Arc<dyn Domain>, Client) = match &config.provider {
+        XenProvider::Xen => {
+            let domain = RealDomain::open().map_err(XenError::Domain)?;
+            (Arc::new(domain), Client::open().map_err(XenError::Connect)?)
+        }
+        XenProvider::Process { broker, store, domain } => {
+            let domain = ProcessDomain::connect(broker, Some(DomId(*domain)));
+            let domain = domain.map_err(|error| XenError::Domain(io::Error::other(error)))?;
+            (Arc::new(domain), Client::connect(store).map_err(XenError::Connect)?)
+        }
+    };
+    let XenVifConfig { sg, csum, gso, .. } = *config;
+    let queues = config.queues.unwrap_or_else(|| workers.min(PAIRS.into()) as u16);
+    let back = BackConfig {
+        class: config.class.clone(),
+        accepts: Accepts { sg, csum4: csum, csum6: csum, gso4: gso, gso6: gso },
+        max_queues: queues,
+        split_events: true,
+        persistent: config.persistent,
+        static_grants: config.static_grants,
+        // Frames may be sent and received on any queue, and one worker must know of both.
+        multicast_control: workers == 1 || queues == 1,
+        only: config.only.map(|only| VifId { front: DomId(only.domain), device: only.device }),
+    };
+    Ok(Plugs::new(store, domain, back)?)
+}
+
+impl XenEntry {
+    /// An entry, whose store epoll watches under `token`. A broker that is not there yet is tried again; a machine without
+    /// Xen is not.
+    ///
+    /// # Errors
+    /// See [`XenError`].
+    pub(crate) fn new(
+        port: &PortConfig,
+        config: &XenVifConfig,
+        token: u64,
+        workers: usize,
+    ) -> Result<XenEntry, XenError> {
+        let mut entry = XenEntry {
+            name: port.name.clone(),
+            mtu: port.mtu.unwrap_or(DEFAULT_MTU),
+            config: config.clone(),
+            token,
+            plugs: None,
+            retry_at: Instant::now(),
+            failure_logged: false,
+            vifs: BTreeMap::new(),
+            busy: true,
+            limit: Limit::new(LOG_LINES),
+        };
+        if config.provider == XenProvider::Xen {
+            entry.plugs = Some(open(config, workers)?);
+        }
+        Ok(entry)
+    }
+
+    /// When [`XenEntry::step`] has something to do although nothing is readable.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        (self.busy || self.plugs.is_none()).then_some(self.retry_at)
+    }
+
+    /// Begins to watch a store that was reached at the start.
+    pub(crate) fn watch(&self, desk: &Desk<'_>) -> io::Result<()> {
+        let Some(plugs) = &self.plugs else { return Ok(()) };
+        desk.epoll.add(plugs, self.token, Interest::READABLE)
+    }
+
+    /// Does what can be done now.
+    pub(crate) fn step(&mut self, desk: &mut Desk<'_>) {
+        if self.plugs.is_none() && !self.reach(desk) {
+            return;
+        }
+        let controls: Vec<_> = self.vifs.values().filter(|vif| vif.has_more()).map(|vif| vif.id).collect();
+        self.busy = true;
+        for _ in 0..TURNS {
+            let Some(plugs) = &mut self.plugs else { return };
+            match plugs.step() {
+                Ok(Step::Busy) => {}
+                Ok(Step::Idle) => {
+                    self.busy = false;
+                    break;
+                }
+                Ok(Step::Vif(id, event)) => {
+                    if let Err(error) = self.turn(id, event, desk) {
+                        return self.lose(&error, desk);
+                    }
+                }
+                Err(error) => return self.lose(&error, desk),
+            }
+        }
+        self.settle(desk);
+        for port in controls {
+            self.serve_control(port, desk);
+        }
+        self.busy |= self.vifs.values().any(Vif::has_more);
+    }
+
+    /// Tries to reach the store.
+    fn reach(&mut self, desk: &mut Desk<'_>) -> bool {
+        let now = Instant::now();
+        if now < self.retry_at {
+            return false;
+        }
+        let reached = open(&self.config, desk.plane.workers()).and_then(|plugs| {
+            desk.epoll.add(&plugs, self.token, Interest::READABLE).map_err(XenError::Connect)?;
+            Ok(plugs)
+        });
+        match reached {
+            Ok(plugs) => {
+                tracing::info!(port = self.name, "the store is there");
+                self.plugs = Some(plugs);
+                self.failure_logged = false;
+                true
+            }
+            Err(error) => {
+                self.retry_at = now + RETRY;
+                if !std::mem::replace(&mut self.failure_logged, true) {
+                    tracing::warn!(port = self.name, "{error}; trying again");
+                }
+                false
+            }
+        }
+    }
+
+    /// The store is gone, and with it all that is known of interfaces.
+    fn lose(&mut self, error: &StoreError, desk: &mut Desk<'_>) {
+        tracing::error!(
+            port = self.name,
+            "the store cannot be used any more: {error}; trying to reach it again"
+        );
+        if let Some(plugs) = self.plugs.take() {
+            let _ = desk.epoll.remove(&plugs);
+        }
+        for vif in std::mem::take(&mut self.vifs).into_values() {
+            vif.remove(desk);
+        }
+        self.retry_at = Instant::now() + RETRY;
+    }
+
+    /// Ports for the interfaces that have come.
+    fn settle(&mut self, desk: &mut Desk<'_>) {
+        let Some(plugs) = &self.plugs else { return };
+        let known: BTreeSet<VifId> = plugs.vifs().collect();
+        for id in known {
+            self.vif(id, desk);
+        }
+    }
+
+    /// The port of an interface.
+    fn vif(&mut self, id: VifId, desk: &mut Desk<'_>) -> Option<&mut Vif> {
+        if !self.vifs.contains_key(&id) {
+            let name = match self.config.only {
+                Some(_) => self.name.clone(),
+                None => format!("{}{}.{}", self.name, id.front, id.device),
+            };
+            let vif = Vif::new(name, desk)?;
+            self.vifs.insert(id, vif);
+        }
+        self.vifs.get_mut(&id)
+    }
+
+    fn turn(&mut self, id: VifId, event: BackEvent, desk: &mut Desk<'_>) -> Result<(), StoreError> {
+        let loud = self.limit.allows();
+        match event {
+            BackEvent::Connect(connection) => {
+                let config = self.config.clone();
+                let Some(vif) = self.vif(id, desk) else {
+                    tracing::error!("{id}: no number is left for a port");
+                    self.let_go(id);
+                    return Ok(());
+                };
+                match vif.serve(*connection, &config, desk) {
+                    Ok(()) => {
+                        if loud {
+                            let queues = vif.served.as_ref().map_or(0, |served| served.queues);
+                            tracing::info!(port = vif.name, queues, "a front end has connected");
+                        }
+                        if let Some(plugs) = &mut self.plugs {
+                            plugs.connected(id)?;
+                        }
+                    }
+                    Err(error) => {
+                        if loud {
+                            tracing::warn!(port = vif.name, "the front end cannot be served: {error}");
+                        }
+                        self.let_go(id);
+                    }
+                }
+            }
+            BackEvent::Disconnect => {
+                if let Some(vif) = self.vifs.get_mut(&id) {
+                    vif.stop(desk);
+                    if loud {
+                        tracing::info!(port = vif.name, "the front end has disconnected");
+                    }
+                }
+                self.let_go(id);
+            }
+            BackEvent::Refused(refusal) => {
+                if loud {
+                    tracing::warn!("{id}: the front end cannot be served: {refusal}");
+                }
+            }
+            BackEvent::Removed => {
+                if let Some(vif) = self.vifs.remove(&id) {
+                    if loud {
+                        tracing::info!(port = vif.name, "the interface is gone");
+                    }
+                    vif.remove(desk);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing of the front end's is mapped any more.
+    fn let_go(&mut self, id: VifId) {
+        if let Some(plugs) = &mut self.plugs {
+            plugs.disconnected(id);
+            self.busy = true;
+        }
+    }
+
+    /// The interface whose port this is.
+    fn find(&self, port: PortId) -> Option<VifId> {
+        self.vifs.iter().find(|(_, vif)| vif.id == port).map(|(id, _)| *id)
+    }
+
+    /// A worker cannot serve an interface any more. Whether it is one of ours.
+    pub(crate) fn broken(&mut self, broken: &Broken, desk: &mut Desk<'_>) -> bool {
+        let Some(id) = self.find(broken.port) else { return false };
+        let current =
+            self.vifs.get(&id).is_some_and(|vif| vif.session == broken.session && vif.served.is_some());
+        if current {
+            self.expel(id, &broken.why, desk);
+        }
+        true
+    }
+
+    /// Serves the control ring of a port. Whether the port is one of ours.
+    pub(crate) fn serve_control(&mut self, port: PortId, desk: &mut Desk<'_>) -> bool {
+        let Some(id) = self.find(port) else { return false };
+        let Some(vif) = self.vifs.get_mut(&id) else { return false };
+        match vif.serve_control(desk.plane) {
+            Ok(()) => self.busy |= vif.has_more(),
+            Err(why) => self.expel(id, &why, desk),
+        }
+        true
+    }
+
+    /// Disconnects a front end for what it has done.
+    fn expel(&mut self, id: VifId, why: &str, desk: &mut Desk<'_>) {
+        let Some(vif) = self.vifs.get_mut(&id) else { return };
+        if self.limit.allows() {
+            tracing::warn!(port = vif.name, "the front end is disconnected: {why}");
+        }
+        vif.stop(desk);
+        self.let_go(id);
+    }
+
+    /// Every port with its number and name.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = (PortId, &str)> {
+        self.vifs.values().map(|vif| (vif.id, vif.name.as_str()))
+    }
+
+    /// What the pairs of the port of this name have counted.
+    pub(crate) fn shared(&self, name: &str) -> Option<&PortShared> {
+        self.vifs.values().find(|vif| vif.name == name).map(|vif| &*vif.shared)
+    }
+
+    /// The entry, and every port that it has now.
+    pub(crate) fn snapshots(
+        &self,
+        maps: &super::Maps,
+        queues: &mut BTreeMap<(PortId, u16), QueueState>,
+    ) -> Vec<PortSnapshot> {
+        let class = &self.config.class;
+        let mut entry = PortSnapshot {
+            name: self.name.clone(),
+            kind: "xen-vif".into(),
+            state: if self.plugs.is_some() { PortState::Listening } else { PortState::Connecting },
+            peer: match &self.config.provider {
+                XenProvider::Xen => format!("xenstore backend/{class}"),
+                XenProvider::Process { store, .. } => format!("{} backend/{class}", store.display()),
+            },
+            mtu: self.mtu,
+            mac: None,
+            features: Vec::new(),
+            queues: Vec::new(),
+            counters: PortTotals::new(1).by_name(),
+            drops: PortTotals::new(1).drops_by_name(),
+        };
+        let mut ports: Vec<_> =
+            self.vifs.iter().map(|(id, vif)| snapshot(*id, vif, self.mtu, queues)).collect();
+        if self.config.only.is_none() || ports.is_empty() {
+            let gauge = |name: &str, value: usize| (name.to_owned(), value as u64);
+            entry.counters.extend([
+                gauge("interfaces", self.vifs.len()),
+                gauge("grant_pages_limit", maps.limit()),
+                gauge("grant_pages_reserved", maps.taken()),
+            ]);
+            ports.insert(0, entry);
+        }
+        ports
+    }
+}
+
+/// One port.
+fn snapshot(
+    id: VifId,
+    vif: &Vif,
+    mtu: u16,
+    queues: &mut BTreeMap<(PortId, u16), QueueState>,
+) -> PortSnapshot {
+    let mut port = PortSnapshot {
+        name: vif.name.clone(),
+        kind: "xen-vif".into(),
+        state: PortState::Listening,
+        peer: id.to_string(),
+        mtu,
+        mac: vif.mac.map(|mac| mac.to_string()),
+        features: Vec::new(),
+        queues: Vec::new(),
+        counters: vif.counters.by_name(),
+        drops: vif.counters.drops_by_name(),
+    };
+    let mut done = vif.past;
+    if let Some(served) = &vif.served {
+        port.state = PortState::Up;
+        let accepts = served.front.accepts;
+        let features = [
+            (accepts.sg, "sg"),
+            (accepts.csum4 && accepts.csum6, "csum"),
+            (accepts.gso4, "gso-tcpv4"),
+            (accepts.gso6, "gso-tcpv6"),
+            (served.mode == Mode::Persistent, "persistent"),
+            (served.mode == Mode::Copy, "copy"),
+            (served.mode == Mode::Map, "map"),
+            (served.control.is_some(), "ctrl-ring"),
+        ];
+        port.features = features.iter().filter(|(on, _)| *on).map(|(_, name)| (*name).to_owned()).collect();
+        for index in 0..2 * served.queues {
+            let live = queues.remove(&(vif.id, index));
+            let grants = live.as_ref().and_then(|live| live.pages).map(|state| {
+                add(&mut done, &state.pages);
+                GrantSnapshot::of(&state.pages, state.mapped, served.pages)
+            });
+            port.queues.push(QueueSnapshot {
+                index,
+                role: if index % 2 == 0 { QueueRole::Receiveq } else { QueueRole::Transmitq },
+                size: SLOTS,
+                enabled: true,
+                started: live.is_some(),
+                last_avail: live.as_ref().map_or(0, |live| live.last_avail),
+                last_used: live.as_ref().map_or(0, |live| live.last_used),
+                broken: live.and_then(|live| live.broken),
+                grants,
+            });
+        }
+    }
+    port.counters
+        .extend(GrantSnapshot::of(&done, (0, 0), 0).by_name().map(|(name, n)| (format!("grant_{name}"), n)));
+    port
+}
