@@ -86,8 +86,8 @@ pub enum Command {
     StartRing(PortId, Box<RingStart>),
     /// Let go of a ring and say where it stands.
     StopRing(PortId, u16, SyncSender<u16>),
-    /// Let packets flow through a ring, or not.
-    EnableRing(PortId, u16, bool),
+    /// Let packets flow through a ring, or not, and say when.
+    EnableRing(PortId, u16, bool, SyncSender<()>),
     /// Serve a Xen guest's interface as the port of this name; its queues come with [`Command::StartVif`].
     AddVif(PortId, String, Arc<PortCounters>, Arc<PortShared>),
     /// Forget what the last front end of an interface wanted; the next one filters multicast frames, or not.
@@ -274,9 +274,10 @@ impl Plane {
         self.owner(start.index).send(Command::StartRing(port, Box::new(start)));
     }
 
-    /// Lets packets flow through a ring, or not.
+    /// Lets packets flow through a ring, or not; when this returns it is so. (Whoever is told earlier may send on a ring that its
+    /// worker still empties for nothing.)
     pub fn enable_ring(&self, port: PortId, index: u16, enabled: bool) {
-        self.owner(index).send(Command::EnableRing(port, index, enabled));
+        self.owner(index).ask(|reply| Command::EnableRing(port, index, enabled, reply));
     }
 
     /// Signals the guest of a ring through this from now on.

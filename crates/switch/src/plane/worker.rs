@@ -530,13 +530,14 @@ impl Worker {
                     let _ = reply.send(base);
                 }
             }
-            Command::EnableRing(id, index, enabled) => {
+            Command::EnableRing(id, index, enabled, reply) => {
                 if !enabled {
                     self.drain(id, index);
                 }
                 if let Some(guest) = guest(&mut self.ports, id) {
                     guest.enable(index, enabled);
                 }
+                let _ = reply.send(());
             }
             Command::SetCall(id, index, call) => {
                 if let Some(common) = guest(&mut self.ports, id).and_then(|guest| guest.common(index)) {
