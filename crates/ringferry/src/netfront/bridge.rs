@@ -76,31 +76,38 @@ impl Bridge {
 
     /// Moves what there is.
     pub(super) fn turn(&mut self, pairs: &mut [Pair], tap: &Tap) -> Turn {
-        let sent = self.tap_ready && self.transmit(pairs, tap);
-        let mut received = false;
+        let mut moved = false;
+        // Whether or not there is more to send: what has been sent is answered later, and arming looks at the answers.
         for pair in &mut *pairs {
-            received |= receive(pair, tap, &mut self.counts);
+            moved |= pair.reclaim() > 0;
+        }
+        if self.tap_ready {
+            moved |= self.transmit(pairs, tap);
+        }
+        for pair in &mut *pairs {
+            moved |= receive(pair, tap, &mut self.counts);
         }
         if let Some(fault) = pairs.iter_mut().find_map(Pair::fault) {
             return Turn::Broken(fault);
         }
-        self.rounds += 1;
-        if sent || received {
+        if moved {
+            self.rounds += 1;
             if self.tap_ready && self.rounds < BUSY_ROUNDS {
                 return Turn::Again;
             }
             self.rounds = 0;
             return Turn::Look;
         }
+        self.rounds = 0;
         // Each is armed, whatever the one before it says.
         let mut work = false;
         for pair in pairs {
             work |= pair.arm();
         }
         if work {
-            return Turn::Again;
+            // Signals and the store are heard even when a back end always has more.
+            return Turn::Look;
         }
-        self.rounds = 0;
         self.counts.waits += 1;
         Turn::Wait
     }
@@ -108,9 +115,6 @@ impl Bridge {
     /// From the tap to the back end; whether anything moved.
     fn transmit(&mut self, pairs: &mut [Pair], tap: &Tap) -> bool {
         let mut moved = false;
-        for pair in &mut *pairs {
-            moved |= pair.reclaim() > 0;
-        }
         for _ in 0..BURST {
             let len = match self.waiting.take() {
                 Some(len) => len,

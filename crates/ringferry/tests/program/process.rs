@@ -20,7 +20,10 @@ use tempfile::TempDir;
 use crate::guest::{Guest, Options};
 
 /// Bound on everything a test waits for: only there so that a failure is not a hang.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Bound on the life of a process that ends by itself, such as a short demo.
+const LIFE: Duration = Duration::from_secs(180);
 
 /// How often something is looked at that nothing announces.
 const LOOK: Duration = Duration::from_millis(5);
@@ -137,11 +140,22 @@ impl Process {
     /// Waits for its end; returns its status and its standard output. The log is complete then.
     #[track_caller]
     pub fn wait(&mut self) -> (ExitStatus, String) {
-        let mut output = String::new();
-        if let Some(mut stdout) = self.child.stdout.take() {
-            stdout.read_to_string(&mut output).unwrap();
-        }
-        let status = eventually("the process ends", || self.child.try_wait().unwrap());
+        // Read beside, so that a process that hangs is a test that fails and not one that hangs, too.
+        let reader = self.child.stdout.take().map(|mut stdout| {
+            std::thread::spawn(move || {
+                let mut output = String::new();
+                stdout.read_to_string(&mut output).map(|_| output)
+            })
+        });
+        let deadline = Instant::now() + LIFE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "it does not end: {:#?}", self.log());
+            std::thread::sleep(LOOK);
+        };
+        let output = reader.map_or_else(String::new, |reader| reader.join().unwrap().unwrap());
         if let Some(listener) = self.listener.take() {
             listener.join().unwrap();
         }
