@@ -4,6 +4,7 @@ use std::num::NonZeroU16;
 
 use ringferry_memory::WriteSlice;
 use ringferry_packet::buffer::{Chain, Pools};
+use ringferry_packet::vnet::Header;
 
 use super::config::{AttachError, TxConfig};
 use super::doorbell::Doorbell;
@@ -249,6 +250,27 @@ impl<D: TxDriver> TxQueue<D> {
             return Err(unsent);
         }
         self.send(unsent.chain, pools)
+    }
+
+    /// [Sends](TxQueue::send) a packet, or recycles it: false when there is no room. For whoever has nothing better to do with one
+    /// that does not go.
+    #[inline]
+    pub fn try_send(&mut self, chain: Chain, pools: &mut Pools) -> bool {
+        match self.send(chain, pools) {
+            Ok(()) => true,
+            Err(unsent) => {
+                pools.recycle_chain(unsent.chain);
+                false
+            }
+        }
+    }
+
+    /// [Sends](TxQueue::try_send) a copy of a frame; false when there is no room, or no buffer.
+    #[inline]
+    pub fn try_send_frame(&mut self, header: &Header, frame: &[u8], pools: &mut Pools) -> bool {
+        let Some(mut chain) = pools.chain_of(frame) else { return false };
+        chain.header = *header;
+        self.try_send(chain, pools)
     }
 
     /// Drops a packet that was not sent, and counts it, by reason.

@@ -174,20 +174,12 @@ impl Pair {
     /// [`TxQueue::flush`].
     #[inline]
     pub fn send_frame(&mut self, header: &Header, frame: &[u8]) -> bool {
-        let Some(mut chain) = self.pools.chain_of(frame) else { return false };
-        chain.header = *header;
-        self.send(chain)
+        self.transmitq.try_send_frame(header, frame, &mut self.pools)
     }
 
     /// Sends a packet, or recycles it: false when there is no room.
     #[inline]
     pub fn send(&mut self, chain: Chain) -> bool {
-        match self.transmitq.send(chain, &mut self.pools) {
-            Ok(()) => true,
-            Err(unsent) => {
-                self.pools.recycle_chain(unsent.chain);
-                false
-            }
-        }
+        self.transmitq.try_send(chain, &mut self.pools)
     }
 }

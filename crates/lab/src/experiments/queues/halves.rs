@@ -185,8 +185,7 @@ impl Generator {
                 buf.room().copy_from(format.headers());
                 buf.grow(FRAME);
             }
-            if let Err(unsent) = transmitq.send(Chain::from(buf), pools) {
-                pools.recycle_chain(unsent.chain);
+            if !transmitq.try_send(Chain::from(buf), pools) {
                 break;
             }
             *sent += 1;

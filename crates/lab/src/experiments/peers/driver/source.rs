@@ -48,8 +48,7 @@ impl Source {
                 buf.room().copy_from(self.format.headers());
                 buf.grow(size);
             }
-            if let Err(unsent) = transmitq.send(Chain::from(buf), pools) {
-                pools.recycle_chain(unsent.chain);
+            if !transmitq.try_send(Chain::from(buf), pools) {
                 break;
             }
             self.counts.sent += 1;
