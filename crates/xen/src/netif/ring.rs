@@ -15,10 +15,17 @@ use ringferry_memory::{Entry, Table, Words};
 
 use crate::domain::PAGE;
 
-const REQ_PROD: usize = 0;
-const REQ_EVENT: usize = 4;
-const RSP_PROD: usize = 8;
-const RSP_EVENT: usize = 12;
+/// Where one direction's two words lie in the page.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    /// How far its producer has got.
+    producer: usize,
+    /// From where on its consumer wants to be told.
+    event: usize,
+}
+
+const REQUESTS: Way = Way { producer: 0, event: 4 };
+const RESPONSES: Way = Way { producer: 8, event: 12 };
 const SLOTS: usize = 64;
 
 /// Why a ring is used no more.
@@ -87,24 +94,117 @@ fn fetch<E: Entry>(table: &impl Table<E>, from: u32, to: u32) {
     }
 }
 
-/// The back end's half: takes requests, writes responses into slots whose requests were taken.
-pub struct BackRing<A: Words, E: Entry> {
+/// What both halves do alike: one way is ours, of which we publish what we have written, and the other is the peer's, of
+/// which we take what it has published.
+struct Side<A: Words, E: Entry> {
     words: A,
     table: A::Table<E>,
-    /// The front end's producer index, as last seen and found to be sane.
-    req_prod: u32,
-    req_cons: u32,
-    /// Ours: what was published, and what was written.
-    rsp_prod: u32,
-    rsp_pvt: u32,
+    ours: Way,
+    theirs: Way,
+    /// The peer's producer index, as last seen and found to be sane.
+    seen: u32,
+    /// What of it was taken.
+    taken: u32,
+    /// What of ours was published.
+    published: u32,
+    /// What of ours was written.
+    written: u32,
     fault: Option<Fault>,
 }
 
+impl<A: Words, E: Entry> Side<A, E> {
+    /// A side of which all indexes stand at `start`.
+    fn new(words: A, ours: Way, theirs: Way, start: u32) -> Result<Self, LayoutError> {
+        let table = table(&words)?;
+        let (seen, taken, published, written) = (start, start, start, start);
+        Ok(Self { words, table, ours, theirs, seen, taken, published, written, fault: None })
+    }
+
+    fn describe(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { seen, taken, published, written, fault, .. } = self;
+        write!(f, "{name}(seen {seen}, taken {taken}, published {published}, written {written}, {fault:?})")
+    }
+
+    #[cold]
+    fn break_with(&mut self, fault: Fault) {
+        self.fault.get_or_insert(fault);
+        self.seen = self.taken;
+    }
+
+    #[inline]
+    fn available(&self) -> u32 {
+        self.seen.wrapping_sub(self.taken)
+    }
+
+    /// Looks how far the peer is: between what was seen and `limit`, counted from `base`, which is behind both.
+    #[inline]
+    fn refresh(&mut self, base: u32, limit: u32) -> u32 {
+        if self.fault.is_none() {
+            let producer = self.words.load32_acquire(self.theirs.producer);
+            if producer != self.seen {
+                let ahead = producer.wrapping_sub(base);
+                if ahead > limit || ahead < self.seen.wrapping_sub(base) {
+                    self.break_with(Fault::Index);
+                } else {
+                    fetch(&self.table, self.seen, producer);
+                    self.seen = producer;
+                }
+            }
+        }
+        self.available()
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<E> {
+        (self.available() > 0).then(|| {
+            let slot = self.table.load(self.taken as u16);
+            self.taken = self.taken.wrapping_add(1);
+            slot
+        })
+    }
+
+    #[inline]
+    fn write(&mut self, slot: E) {
+        if self.fault.is_none() {
+            self.table.store(self.written as u16, slot);
+        }
+        self.written = self.written.wrapping_add(1);
+    }
+
+    #[inline]
+    fn publish(&mut self) -> bool {
+        if self.written == self.published || self.fault.is_some() {
+            return false;
+        }
+        let old = std::mem::replace(&mut self.published, self.written);
+        self.words.store32_release(self.ours.producer, self.written);
+        // Pairs with the fence in the peer's final check.
+        A::full_fence();
+        passes(self.words.load32(self.ours.event), old, self.written)
+    }
+
+    /// Asks to be told when `count` are there; whether they are, by `refresh`, after that.
+    #[inline]
+    fn final_check(&mut self, count: u32, refresh: impl FnOnce(&mut Self) -> u32) -> bool {
+        if self.fault.is_some() {
+            return false;
+        }
+        if self.available() >= count {
+            return true;
+        }
+        self.words.store32(self.theirs.event, self.taken.wrapping_add(count));
+        // Pairs with the fence in the peer's publish.
+        A::full_fence();
+        refresh(self) >= count
+    }
+}
+
+/// The back end's half: takes requests, writes responses into slots whose requests were taken.
+pub struct BackRing<A: Words, E: Entry>(Side<A, E>);
+
 impl<A: Words, E: Entry> fmt::Debug for BackRing<A, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { req_prod, req_cons, rsp_prod, rsp_pvt, fault, .. } = self;
-        let indexes = [req_prod, req_cons, rsp_prod, rsp_pvt];
-        write!(f, "BackRing({indexes:?}, {fault:?})")
+        self.0.describe("BackRing", f)
     }
 }
 
@@ -115,14 +215,15 @@ impl<A: Words, E: Entry> BackRing<A, E> {
     /// # Errors
     /// See [`LayoutError`].
     pub fn attach(words: A) -> Result<Self, LayoutError> {
-        let table = table(&words)?;
-        let done = words.load32(RSP_PROD);
-        let req_prod = words.load32_acquire(REQ_PROD);
-        let outstanding = req_prod.wrapping_sub(done);
+        table::<A, E>(&words)?;
+        let done = words.load32(RESPONSES.producer);
+        let mut side = Side::new(words, RESPONSES, REQUESTS, done)?;
+        side.seen = side.words.load32_acquire(REQUESTS.producer);
+        let outstanding = side.available();
         if outstanding > slots::<E>() {
             return Err(LayoutError::Outstanding(outstanding));
         }
-        Ok(Self { words, table, req_prod, req_cons: done, rsp_prod: done, rsp_pvt: done, fault: None })
+        Ok(Self(side))
     }
 
     /// Number of slots.
@@ -133,49 +234,41 @@ impl<A: Words, E: Entry> BackRing<A, E> {
     /// Why the ring is broken, if it is.
     #[inline]
     pub fn fault(&self) -> Option<Fault> {
-        self.fault
+        self.0.fault
     }
 
     /// Gives the ring up, for what was found in its slots. The first fault stays.
     #[cold]
     pub fn break_with(&mut self, fault: Fault) {
-        self.fault.get_or_insert(fault);
-        self.req_prod = self.req_cons;
+        self.0.break_with(fault);
     }
 
     /// Requests that were seen and not taken yet. Touches no shared memory.
     #[inline]
     pub fn available(&self) -> u32 {
-        self.req_prod.wrapping_sub(self.req_cons)
+        self.0.available()
     }
 
     /// Looks how far the front end is; returns what is available then.
     #[inline]
     pub fn refresh(&mut self) -> u32 {
-        if self.fault.is_none() {
-            let prod = self.words.load32_acquire(REQ_PROD);
-            if prod != self.req_prod {
-                // Never behind what was seen, never so far ahead that slots would be overwritten.
-                let ahead = prod.wrapping_sub(self.rsp_pvt);
-                if ahead > self.size() || ahead < self.req_prod.wrapping_sub(self.rsp_pvt) {
-                    self.break_with(Fault::Index);
-                } else {
-                    fetch(&self.table, self.req_prod, prod);
-                    self.req_prod = prod;
-                }
-            }
-        }
-        self.available()
+        Self::look(&mut self.0)
+    }
+
+    /// Never so far ahead of what was answered that slots would be overwritten.
+    #[inline]
+    fn look(side: &mut Side<A, E>) -> u32 {
+        side.refresh(side.written, slots::<E>())
     }
 
     /// Index of the next request to take.
     pub fn next_request(&self) -> u32 {
-        self.req_cons
+        self.0.taken
     }
 
     /// Index of the next response to write.
     pub fn next_response(&self) -> u32 {
-        self.rsp_pvt
+        self.0.written
     }
 
     /// Whether there are requests, seen or not.
@@ -187,27 +280,23 @@ impl<A: Words, E: Entry> BackRing<A, E> {
     /// Takes the next request that was seen. Its slot is loaded once.
     #[inline]
     pub fn take(&mut self) -> Option<E> {
-        (self.available() > 0).then(|| {
-            let slot = self.table.load(self.req_cons as u16);
-            self.req_cons = self.req_cons.wrapping_add(1);
-            slot
-        })
+        self.0.take()
     }
 
     /// Puts the last `count` requests back, which must have been taken and not been answered. They will be loaded again:
     /// what was found in them must be forgotten.
     #[inline]
     pub fn untake(&mut self, count: u32) {
-        assert!(count <= self.req_cons.wrapping_sub(self.rsp_pvt), "only what was taken can be put back");
-        if self.fault.is_none() {
-            self.req_cons = self.req_cons.wrapping_sub(count);
+        assert!(count <= self.unanswered(), "only what was taken can be put back");
+        if self.0.fault.is_none() {
+            self.0.taken = self.0.taken.wrapping_sub(count);
         }
     }
 
     /// Requests taken and not answered yet.
     #[inline]
     pub fn unanswered(&self) -> u32 {
-        self.req_cons.wrapping_sub(self.rsp_pvt)
+        self.0.taken.wrapping_sub(self.0.written)
     }
 
     /// Writes the next response, into the slot of the oldest request that has none. The front end does not see it before
@@ -219,61 +308,30 @@ impl<A: Words, E: Entry> BackRing<A, E> {
     #[inline]
     pub fn respond(&mut self, slot: E) {
         assert!(self.unanswered() > 0, "a response without a request");
-        if self.fault.is_none() {
-            self.table.store(self.rsp_pvt as u16, slot);
-        }
-        self.rsp_pvt = self.rsp_pvt.wrapping_add(1);
+        self.0.write(slot);
     }
 
     /// Shows the responses to the front end; true when it wants to be notified.
     #[inline]
     #[must_use]
     pub fn publish(&mut self) -> bool {
-        if self.rsp_pvt == self.rsp_prod || self.fault.is_some() {
-            return false;
-        }
-        let old = std::mem::replace(&mut self.rsp_prod, self.rsp_pvt);
-        self.words.store32_release(RSP_PROD, self.rsp_pvt);
-        // Pairs with the fence in the front end's final check.
-        A::full_fence();
-        passes(self.words.load32(RSP_EVENT), old, self.rsp_pvt)
+        self.0.publish()
     }
 
     /// Asks to be notified when there are `count` requests more than were taken; whether there are already, and then nobody
     /// will notify. There is nothing to switch notifications off with: whoever does not ask again is not told.
     #[inline]
     pub fn final_check(&mut self, count: u32) -> bool {
-        if self.fault.is_some() {
-            return false;
-        }
-        if self.available() >= count {
-            return true;
-        }
-        self.words.store32(REQ_EVENT, self.req_cons.wrapping_add(count));
-        // Pairs with the fence in the front end's publish.
-        A::full_fence();
-        self.refresh() >= count
+        self.0.final_check(count, Self::look)
     }
 }
 
 /// The front end's half: writes requests, takes responses.
-pub struct FrontRing<A: Words, E: Entry> {
-    words: A,
-    table: A::Table<E>,
-    /// The back end's producer index, as last seen and found to be sane.
-    rsp_prod: u32,
-    rsp_cons: u32,
-    /// Ours: what was published, and what was written.
-    req_prod: u32,
-    req_pvt: u32,
-    fault: Option<Fault>,
-}
+pub struct FrontRing<A: Words, E: Entry>(Side<A, E>);
 
 impl<A: Words, E: Entry> fmt::Debug for FrontRing<A, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rsp_prod, rsp_cons, req_prod, req_pvt, fault, .. } = self;
-        let indexes = [req_prod, req_pvt, rsp_prod, rsp_cons];
-        write!(f, "FrontRing({indexes:?}, {fault:?})")
+        self.0.describe("FrontRing", f)
     }
 }
 
@@ -283,13 +341,13 @@ impl<A: Words, E: Entry> FrontRing<A, E> {
     /// # Errors
     /// [`LayoutError::Page`].
     pub fn new(words: A) -> Result<Self, LayoutError> {
-        let table = table(&words)?;
+        let side = Side::new(words, REQUESTS, RESPONSES, 0)?;
         for at in (0..PAGE).step_by(8) {
-            words.store64(at, 0);
+            side.words.store64(at, 0);
         }
-        words.store32(REQ_EVENT, 1);
-        words.store32(RSP_EVENT, 1);
-        Ok(Self { words, table, rsp_prod: 0, rsp_cons: 0, req_prod: 0, req_pvt: 0, fault: None })
+        side.words.store32(REQUESTS.event, 1);
+        side.words.store32(RESPONSES.event, 1);
+        Ok(Self(side))
     }
 
     /// Number of slots.
@@ -300,14 +358,13 @@ impl<A: Words, E: Entry> FrontRing<A, E> {
     /// Why the ring is broken, if it is.
     #[inline]
     pub fn fault(&self) -> Option<Fault> {
-        self.fault
+        self.0.fault
     }
 
     /// Gives the ring up, for what was found in its slots. The first fault stays.
     #[cold]
     pub fn break_with(&mut self, fault: Fault) {
-        self.fault.get_or_insert(fault);
-        self.rsp_prod = self.rsp_cons;
+        self.0.break_with(fault);
     }
 
     /// Slots that can be written.
@@ -319,13 +376,13 @@ impl<A: Words, E: Entry> FrontRing<A, E> {
     /// Requests written, published or not, whose responses were not taken.
     #[inline]
     pub fn in_flight(&self) -> u32 {
-        self.req_pvt.wrapping_sub(self.rsp_cons)
+        self.0.written.wrapping_sub(self.0.taken)
     }
 
     /// Index that the next request will have: its slot is this modulo the size.
     #[inline]
     pub fn next_request(&self) -> u32 {
-        self.req_pvt
+        self.0.written
     }
 
     /// Writes the next request. The back end does not see it before [`publish`](Self::publish).
@@ -335,81 +392,50 @@ impl<A: Words, E: Entry> FrontRing<A, E> {
     #[inline]
     pub fn push(&mut self, slot: E) {
         assert!(self.free() > 0, "a request without a free slot");
-        if self.fault.is_none() {
-            self.table.store(self.req_pvt as u16, slot);
-        }
-        self.req_pvt = self.req_pvt.wrapping_add(1);
+        self.0.write(slot);
     }
 
     /// Shows the requests to the back end; true when it wants to be notified.
     #[inline]
     #[must_use]
     pub fn publish(&mut self) -> bool {
-        if self.req_pvt == self.req_prod || self.fault.is_some() {
-            return false;
-        }
-        let old = std::mem::replace(&mut self.req_prod, self.req_pvt);
-        self.words.store32_release(REQ_PROD, self.req_pvt);
-        // Pairs with the fence in the back end's final check.
-        A::full_fence();
-        passes(self.words.load32(REQ_EVENT), old, self.req_pvt)
+        self.0.publish()
     }
 
     /// Responses that were seen and not taken yet. Touches no shared memory.
     #[inline]
     pub fn available(&self) -> u32 {
-        self.rsp_prod.wrapping_sub(self.rsp_cons)
+        self.0.available()
     }
 
     /// Looks how far the back end is; returns what is available then.
     #[inline]
     pub fn refresh(&mut self) -> u32 {
-        if self.fault.is_none() {
-            let prod = self.words.load32_acquire(RSP_PROD);
-            if prod != self.rsp_prod {
-                // Never behind what was seen, never ahead of what was asked.
-                let ahead = prod.wrapping_sub(self.rsp_cons);
-                let asked = self.req_prod.wrapping_sub(self.rsp_cons);
-                if ahead > asked || ahead < self.available() {
-                    self.break_with(Fault::Index);
-                } else {
-                    fetch(&self.table, self.rsp_prod, prod);
-                    self.rsp_prod = prod;
-                }
-            }
-        }
-        self.available()
+        Self::look(&mut self.0)
+    }
+
+    /// Never ahead of what was asked.
+    #[inline]
+    fn look(side: &mut Side<A, E>) -> u32 {
+        side.refresh(side.taken, side.published.wrapping_sub(side.taken))
     }
 
     /// Index of the next response; on a receive ring also of the request that it answers.
     #[inline]
     pub fn next_response(&self) -> u32 {
-        self.rsp_cons
+        self.0.taken
     }
 
     /// Takes the next response that was seen. Its slot is loaded once.
     #[inline]
     pub fn take(&mut self) -> Option<E> {
-        (self.available() > 0).then(|| {
-            let slot = self.table.load(self.rsp_cons as u16);
-            self.rsp_cons = self.rsp_cons.wrapping_add(1);
-            slot
-        })
+        self.0.take()
     }
 
     /// Asks to be notified when there are `count` responses more than were taken; whether there are already, and then nobody
     /// will notify. There is nothing to switch notifications off with: whoever does not ask again is not told.
     #[inline]
     pub fn final_check(&mut self, count: u32) -> bool {
-        if self.fault.is_some() {
-            return false;
-        }
-        if self.available() >= count {
-            return true;
-        }
-        self.words.store32(RSP_EVENT, self.rsp_cons.wrapping_add(count));
-        // Pairs with the fence in the back end's publish.
-        A::full_fence();
-        self.refresh() >= count
+        self.0.final_check(count, Self::look)
     }
 }
