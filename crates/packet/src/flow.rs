@@ -9,7 +9,8 @@
 //! IPv4, options or a VLAN tag included, and of IPv6 without extension headers.
 
 use crate::ether::{self, Link, be16};
-use crate::parse::{IpVersion, MAX_EXTENSIONS, PROTO_SCTP, PROTO_TCP, PROTO_UDP};
+use crate::extension::{DESTINATION_OPTIONS, Extension, MAX_EXTENSIONS, ROUTING};
+use crate::parse::{IPV6_LEN, IpVersion, PROTO_SCTP, PROTO_TCP, PROTO_UDP};
 
 mod rss;
 mod toeplitz;
@@ -19,12 +20,8 @@ pub use toeplitz::{KEY_LEN, SYMMETRIC_KEY, Toeplitz};
 
 /// Length of an IPv4 header without options.
 const IPV4_LEN: usize = 20;
-/// Length of an IPv6 header without extension headers.
-const IPV6_LEN: usize = 40;
 /// More-fragments flag and fragment offset of IPv4.
 const IPV4_FRAGMENT: u16 = 0x3fff;
-/// The same of IPv6.
-const IPV6_FRAGMENT: u16 = 0xfff9;
 
 /// What names the flow of an IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,13 +72,6 @@ impl<'a> Fields<'a> {
     }
 
     fn parse_ipv6(prefix: &'a [u8], l3: usize) -> Option<Self> {
-        const HOP_BY_HOP: u8 = 0;
-        const ROUTING: u8 = 43;
-        const FRAGMENT: u8 = 44;
-        const AUTHENTICATION: u8 = 51;
-        const DESTINATION_OPTIONS: u8 = 60;
-        const MOBILITY: u8 = 135;
-
         let header = prefix.get(l3..l3 + IPV6_LEN)?;
         if header[0] >> 4 != 6 {
             return None;
@@ -98,29 +88,21 @@ impl<'a> Fields<'a> {
         let mut at = l3 + IPV6_LEN;
         // One turn more than headers may be skipped: the last sees the transport protocol.
         for _ in 0..=MAX_EXTENSIONS {
-            let unit = match fields.proto {
-                HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | MOBILITY => 8,
-                AUTHENTICATION => 4,
-                FRAGMENT => 0,
-                proto => {
-                    fields.ports = ports(prefix, at, proto);
-                    break;
-                }
+            let Some(extension) = Extension::read(fields.proto, prefix, at) else {
+                fields.ports = ports(prefix, at, fields.proto);
+                break;
             };
-            let Some(&[next, length, ..]) = prefix.get(at..at + 2) else { break };
-            let len = usize::from(length) * unit + 8;
+            let Ok(Extension { next, len, fragment }) = extension else { break };
             let bytes = prefix.get(at..at + len);
             match fields.proto {
                 DESTINATION_OPTIONS => fields.home = fields.home.or_else(|| home_address(bytes?)),
                 ROUTING => fields.route = fields.route.or_else(|| routing_address(bytes?)),
-                // A lone ("atomic") fragment is a whole packet.
-                FRAGMENT if be16(prefix, at + 2).is_none_or(|bits| bits & IPV6_FRAGMENT != 0) => {
-                    (fields.proto, fields.extended) = (next, true);
-                    break;
-                }
                 _ => {}
             }
             (fields.proto, fields.extended) = (next, true);
+            if fragment.unwrap_or(true) {
+                break;
+            }
             at += len;
         }
         Some(fields)

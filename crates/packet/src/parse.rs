@@ -8,7 +8,10 @@
 use thiserror::Error;
 
 use crate::ether::{self, Link, be16};
+use crate::extension::{Cut, Extension};
 use crate::vnet;
+
+pub use crate::extension::MAX_EXTENSIONS;
 
 /// IP protocol number of TCP.
 pub const PROTO_TCP: u8 = 6;
@@ -16,10 +19,6 @@ pub const PROTO_TCP: u8 = 6;
 pub const PROTO_UDP: u8 = 17;
 /// IP protocol number of SCTP, whose ports lie where those of TCP and UDP do.
 pub const PROTO_SCTP: u8 = 132;
-
-/// IPv6 extension headers that are skipped at most. RFC 8200 knows six kinds, one of which may
-/// occur twice; eight leaves room for a kind unknown today.
-pub const MAX_EXTENSIONS: usize = 8;
 
 /// Length of an IPv6 header without extension headers.
 pub(crate) const IPV6_LEN: usize = 40;
@@ -139,41 +138,32 @@ fn parse_ipv4(prefix: &[u8], l3: usize) -> Result<Layers, ParseError> {
 }
 
 fn parse_ipv6(prefix: &[u8], l3: usize) -> Result<Layers, ParseError> {
-    const HOP_BY_HOP: u8 = 0;
-    const ROUTING: u8 = 43;
-    const FRAGMENT: u8 = 44;
-    const AUTHENTICATION: u8 = 51;
-    const DESTINATION_OPTIONS: u8 = 60;
-    const MOBILITY: u8 = 135;
-
     if byte(prefix, l3)? >> 4 != 6 {
         return Err(ParseError::Malformed("IPv6"));
     }
     let mut proto = byte(prefix, l3 + 6)?;
     let mut l4 = l3 + IPV6_LEN;
+    let layers = |l4, proto, fragment| Ok(Layers { l3, l4, payload: l4, ip: IpVersion::V6, proto, fragment });
     // One turn more than headers may be skipped, so that the last turn can see the transport
     // protocol.
     for _ in 0..=MAX_EXTENSIONS {
-        let fragment = proto == FRAGMENT;
-        let unit = match proto {
-            HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | MOBILITY => 8,
-            AUTHENTICATION => 4,
-            FRAGMENT => 0,
-            _ if prefix.len() < l3 + IPV6_LEN => return Err(ParseError::Truncated),
-            _ => return Ok(Layers { l3, l4, payload: l4, ip: IpVersion::V6, proto, fragment: false }),
+        let Some(extension) = Extension::read(proto, prefix, l4) else {
+            let whole = prefix.len() >= l3 + IPV6_LEN;
+            return if whole { layers(l4, proto, false) } else { Err(ParseError::Truncated) };
         };
-        // The length byte counts units beyond the first eight bytes; a fragment header, which has
-        // none, is eight bytes long.
-        let len = usize::from(byte(prefix, l4 + 1)?) * unit + 8;
-        proto = byte(prefix, l4)?;
-        // Fragment offset and more-fragments flag. A lone ("atomic") fragment is a whole packet.
-        if fragment && be16(prefix, l4 + 2).ok_or(ParseError::Truncated)? & 0xfff9 != 0 {
-            let l4 = l4 + len;
-            return Ok(Layers { l3, l4, payload: l4, ip: IpVersion::V6, proto, fragment });
+        let Extension { next, len, fragment } = extension?;
+        (proto, l4) = (next, l4 + len);
+        if fragment.ok_or(ParseError::Truncated)? {
+            return layers(l4, proto, true);
         }
-        l4 += len;
     }
     Err(ParseError::TooManyExtensions)
+}
+
+impl From<Cut> for ParseError {
+    fn from(_: Cut) -> Self {
+        Self::Truncated
+    }
 }
 
 #[inline]
@@ -188,10 +178,7 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    const HOP_BY_HOP: u8 = 0;
-    const ROUTING: u8 = 43;
-    const FRAGMENT: u8 = 44;
-    const AUTHENTICATION: u8 = 51;
+    use crate::extension::{AUTHENTICATION, FRAGMENT, HOP_BY_HOP, ROUTING};
 
     /// An IPv6 frame whose payload starts with the given extension headers (type, bytes), then TCP.
     fn ipv6(extensions: &[(u8, Vec<u8>)]) -> Vec<u8> {

@@ -1,0 +1,54 @@
+//! IPv6 extension headers (RFC 8200, 4): which there are, and how long each of them is. Whoever looks for what lies
+//! behind them walks them here.
+
+use crate::ether::be16;
+
+/// Extension headers that are skipped at most. RFC 8200 knows six kinds, one of which may occur twice; eight leaves
+/// room for a kind unknown today.
+pub const MAX_EXTENSIONS: usize = 8;
+
+pub(crate) const HOP_BY_HOP: u8 = 0;
+pub(crate) const ROUTING: u8 = 43;
+pub(crate) const FRAGMENT: u8 = 44;
+pub(crate) const AUTHENTICATION: u8 = 51;
+pub(crate) const DESTINATION_OPTIONS: u8 = 60;
+const MOBILITY: u8 = 135;
+
+/// Fragment offset and more-fragments flag.
+const PART: u16 = 0xfff9;
+
+/// An extension header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extension {
+    /// What follows it: another, or the transport protocol.
+    pub next: u8,
+    /// Its bytes, which may lie beyond the prefix.
+    pub len: usize,
+    /// Whether the packet is a part of a larger one; unknown where the prefix ends before it says so. A lone ("atomic")
+    /// fragment is a whole packet.
+    pub fragment: Option<bool>,
+}
+
+/// The prefix of a frame ends in front of an extension header's length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cut;
+
+impl Extension {
+    /// The header of type `kind` that begins at `at`; `None` if that is a transport protocol, or nothing known.
+    #[inline]
+    pub fn read(kind: u8, prefix: &[u8], at: usize) -> Option<Result<Self, Cut>> {
+        // Bytes that the length field counts beyond the first eight; a fragment header has no such field.
+        let unit = match kind {
+            HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | MOBILITY => 8,
+            AUTHENTICATION => 4,
+            FRAGMENT => 0,
+            _ => return None,
+        };
+        let Some(&[next, units]) = prefix.get(at..at + 2) else { return Some(Err(Cut)) };
+        let fragment = match kind {
+            FRAGMENT => be16(prefix, at + 2).map(|bits| bits & PART != 0),
+            _ => Some(false),
+        };
+        Some(Ok(Self { next, len: usize::from(units) * unit + 8, fragment }))
+    }
+}
