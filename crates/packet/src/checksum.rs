@@ -164,6 +164,25 @@ pub fn complete(header: &Header, frame: &mut [u8]) -> Result<(), HeaderError> {
     Ok(())
 }
 
+/// The same for a frame of which only the `head` is private memory, and what follows lies in pieces that a peer may be writing to.
+///
+/// # Errors
+/// [`HeaderError`] if the position lies outside the packet, or the checksum beyond the head; the frame is then unchanged.
+pub fn complete_head<'a>(
+    header: &Header,
+    head: &mut [u8],
+    rest: impl IntoIterator<Item = ReadSlice<'a>>,
+) -> Result<(), HeaderError> {
+    let Some((start, field)) = header.checksum_position(head.len())? else { return Ok(()) };
+    let mut sum = Sum::new();
+    sum.add(&head[start..]);
+    for piece in rest {
+        sum.add_slice(&piece);
+    }
+    head[field..field + 2].copy_from_slice(&never_zero(sum.finish()).to_be_bytes());
+    Ok(())
+}
+
 /// The form of a checksum that goes into a transport header: 0 would mean "not computed" to UDP,
 /// and 0xffff says the same to every receiver's sum.
 #[inline]
@@ -253,6 +272,7 @@ pub(crate) fn pseudo_header(frame: &[u8], layers: &Layers, len: usize) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parse::TCP_CHECKSUM;
     use crate::testing::{Packet, hex, reference_sum};
     use proptest::collection::vec;
     use proptest::prelude::*;
@@ -332,6 +352,26 @@ mod tests {
             let mut copy = frame.clone();
             assert!(complete(&Header { csum_start, csum_offset, ..packet.header() }, &mut copy).is_err());
             assert_eq!(copy, frame);
+        }
+    }
+
+    #[test]
+    fn a_head_gets_the_checksum_of_the_whole_frame() {
+        for len in [0, 1, 40, 999] {
+            let packet = Packet::plain(true, true, vec![7; len]);
+            let mut expected = packet.partial();
+            complete(&packet.header(), &mut expected).unwrap();
+            for cut in [packet.payload_at() - 2, packet.payload_at(), packet.payload_at() + len] {
+                let mut frame = packet.partial();
+                let (head, rest) = frame.split_at_mut(cut);
+                let (first, second) = rest.split_at(rest.len() / 3);
+                complete_head(&packet.header(), head, [first, second].map(ReadSlice::from)).unwrap();
+                assert_eq!(frame, expected, "{len} {cut}");
+            }
+            let mut head = packet.partial()[..packet.l4() + TCP_CHECKSUM + 1].to_vec();
+            let before = head.clone();
+            assert!(complete_head(&packet.header(), &mut head, []).is_err());
+            assert_eq!(head, before);
         }
     }
 

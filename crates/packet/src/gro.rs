@@ -15,37 +15,16 @@
 //! from that copy if they change; payload that changes after its checksum was verified is payload a
 //! device could have sent in the first place.
 
+mod rules;
+
 use crate::buffer::Chain;
-use crate::checksum::{self, Sum};
-use crate::ether::be16;
-use crate::parse::{
-    IPV6_LEN, IpVersion, Layers, PROTO_TCP, PROTO_UDP, ParseError, TCP_CHECKSUM, UDP_CHECKSUM,
-};
-use crate::segment::{CWR, FIN, PSH, put16};
-use crate::vnet::{F_DATA_VALID, F_NEEDS_CSUM, GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header, Offloads};
+use crate::vnet::{F_DATA_VALID, Offloads};
+
+pub use rules::{Candidate, Flow, MAX_FRAME, MAX_HEAD, MAX_PACKETS, Run, Unfit, behind};
 
 /// Flows of which packets are held at a time. A burst has 64 packets at most: more flows than this in one
 /// leave less than four packets to merge for each. (Linux: eight hash buckets of eight.)
 pub const MAX_FLOWS: usize = 16;
-
-/// Packets that one frame is made of at most: 64 KiB at the usual MTU take 45. Without a bound, segments of one
-/// byte would make a frame that software may not [cut](crate::segment::MAX_SEGMENTS) again, and a chain
-/// that no device takes. (Linux: the same number for UDP, none for TCP.)
-pub const MAX_PACKETS: usize = 64;
-
-/// Bytes of a frame at most, link header included, so that every length field holds it.
-pub const MAX_FRAME: usize = u16::MAX as usize;
-
-/// Ethernet with two tags, IPv6, and the longest TCP header have 122 bytes.
-const MAX_HEAD: usize = 128;
-
-const SYN: u8 = 0x02;
-const RST: u8 = 0x04;
-const URG: u8 = 0x20;
-/// Where TCP keeps its flags, in bytes from the start of its header.
-const TCP_FLAGS: usize = 13;
-/// The "don't fragment" bit, in the first byte of the IPv4 fragment field.
-const DF: u8 = 0x40;
 
 /// What became of the packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,375 +83,119 @@ impl Gro {
 
     /// Takes a packet: holds it, appends it to one that is held, or delivers it, after what is held of its
     /// flow. Packets whose checksum was verified for this are delivered with `F_DATA_VALID`.
-    pub fn push(&mut self, chain: Chain, mut deliver: impl FnMut(Chain)) {
+    pub fn push(&mut self, mut chain: Chain, mut deliver: impl FnMut(Chain)) {
         self.counters.packets += 1;
         if self.accepted.is_empty() {
             return deliver(chain);
         }
         let mut head = [0; MAX_HEAD];
-        let n = chain.copy_to(&mut head);
-        let layers = match Layers::parse(&head[..n]) {
-            Ok(layers) if matches!(layers.proto, PROTO_TCP | PROTO_UDP) => layers,
-            Ok(_) | Err(ParseError::NotIp(_)) => return deliver(chain),
-            Err(_) => {
+        chain.copy_to(&mut head);
+        let packet = match Candidate::read(chain.header, head, chain.len()) {
+            Ok(packet) => packet,
+            Err(Unfit::Foreign) => return deliver(chain),
+            Err(Unfit::Unreadable) => {
                 // Whatever it is, nothing that came before it is late.
                 self.flush(&mut deliver);
                 return deliver(chain);
             }
         };
-        let flow = Flow::of(&head, &layers);
-        if layers.fragment {
-            // Which ports it belongs to is known to its receiver only.
-            while let Some(at) = self.held.iter().position(|held| held.first.flow.is_between(&flow)) {
+        let flow = packet.flow();
+        if packet.is_fragment() {
+            while let Some(at) = self.held.iter().position(|held| held.flow.is_between(&flow)) {
                 self.release(at, &mut deliver);
             }
             return deliver(chain);
         }
-        let found = self.held.iter().position(|held| held.first.flow == flow);
-        head[layers.payload..].fill(0);
-        let mut packet = Packet { flow, head, layers, chain };
-        if !self.may_merge(&mut packet) {
+        let found = self.held.iter().position(|held| held.flow == flow);
+        if !self.may_merge(&packet, &mut chain) {
             if let Some(at) = found {
                 self.release(at, &mut deliver);
             }
-            return deliver(packet.chain);
+            return deliver(chain);
         }
         if let Some(at) = found {
             let held = &mut self.held[at];
-            let takes = held.takes(&packet);
-            if !takes || held.append(&mut packet) {
+            if !held.run.takes(&packet) {
                 self.release(at, &mut deliver);
-            }
-            if takes {
+            } else {
                 self.counters.merged += 1;
+                if held.append(&packet, chain) {
+                    self.release(at, &mut deliver);
+                }
                 return;
             }
         }
-        if !packet.may_be_first() {
-            return deliver(packet.chain);
+        // Its headers will be written, in one place.
+        let first = chain.bufs().first();
+        let writable = first.is_some_and(|buf| buf.len() >= packet.headers() && buf.is_exclusive());
+        if !packet.may_be_first() || !writable {
+            return deliver(chain);
         }
         if self.held.len() == MAX_FLOWS {
             self.turn = (self.turn + 1) % MAX_FLOWS;
             self.release(self.turn, &mut deliver);
         }
-        self.held.push(Held::new(packet));
+        self.held.push(Held { flow, run: Run::new(packet), chain });
     }
 
     /// Delivers all that is held.
     pub fn flush(&mut self, mut deliver: impl FnMut(Chain)) {
         for held in self.held.drain(..) {
-            self.counters.frames += u64::from(held.packets > 1);
+            self.counters.frames += u64::from(held.run.packets() > 1);
             deliver(held.finish());
         }
     }
 
     fn release(&mut self, at: usize, deliver: &mut impl FnMut(Chain)) {
         let held = self.held.swap_remove(at);
-        self.counters.frames += u64::from(held.packets > 1);
+        self.counters.frames += u64::from(held.run.packets() > 1);
         deliver(held.finish());
     }
 
-    /// Whether a packet can be part of a larger frame: as its headers say, cheapest first, and with good
-    /// checksums.
-    fn may_merge(&mut self, packet: &mut Packet) -> bool {
-        let Packet { head, layers, chain, .. } = packet;
-        let &mut Layers { l3, l4, payload, ip, proto, .. } = layers;
-        let needed = match (proto, ip) {
-            (PROTO_TCP, IpVersion::V4) => Offloads::TSO4,
-            (PROTO_TCP, IpVersion::V6) => Offloads::TSO6,
-            _ => Offloads::USO,
-        };
-        if !self.accepted.contains(needed) || chain.header.is_gso() || chain.len() <= payload {
+    /// Whether a packet can be part of a larger frame: as its headers say, and with good checksums, which its header says
+    /// from then on.
+    fn may_merge(&mut self, packet: &Candidate, chain: &mut Chain) -> bool {
+        if !packet.fits(self.accepted) {
             return false;
         }
-        // IP length, which has to be that of the frame: no padding, nothing cut off.
-        let (ip_len, field, counted) = match ip {
-            IpVersion::V4 => (20, l3 + 2, l3),
-            IpVersion::V6 => (IPV6_LEN, l3 + 4, l3 + IPV6_LEN),
-        };
-        if l4 - l3 != ip_len || be16(head, field).map(usize::from) != Some(chain.len() - counted) {
-            return false;
-        }
-        let fits = match proto {
-            PROTO_TCP => {
-                let flags = head[l4 + TCP_FLAGS];
-                let ecn = flags & CWR == 0 || self.accepted.contains(Offloads::ECN);
-                flags & (SYN | RST | URG) == 0 && ecn
-            }
-            // Without a checksum there would be none in the segments of the merged frame either, which
-            // no header can say.
-            _ => {
-                be16(head, l4 + 4).map(usize::from) == Some(chain.len() - l4)
-                    && be16(head, l4 + UDP_CHECKSUM) != Some(0)
-            }
-        };
-        if !fits {
-            return false;
-        }
-        let good = packet.has_good_checksums();
+        let good = packet.has_good_checksums(chain.pieces());
         self.counters.bad_checksum += u64::from(!good);
-        good
-    }
-}
-
-/// What packets of a flow have in common.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Flow {
-    ports: [u8; 4],
-    addresses: [u8; 32],
-    ip: IpVersion,
-    proto: u8,
-}
-
-impl Flow {
-    fn of(head: &[u8; MAX_HEAD], layers: &Layers) -> Flow {
-        let mut flow = Flow { ports: [0; 4], addresses: [0; 32], ip: layers.ip, proto: layers.proto };
-        let (at, len) = match layers.ip {
-            IpVersion::V4 => (12, 8),
-            IpVersion::V6 => (8, 32),
-        };
-        if let Some(addresses) = head.get(layers.l3 + at..layers.l3 + at + len) {
-            flow.addresses[..len].copy_from_slice(addresses);
-        }
-        if let (false, Some(ports)) = (layers.fragment, head.get(layers.l4..layers.l4 + 4)) {
-            flow.ports.copy_from_slice(ports);
-        }
-        flow
-    }
-
-    /// Whether the two are the same but for the ports.
-    fn is_between(&self, other: &Flow) -> bool {
-        (self.addresses, self.ip, self.proto) == (other.addresses, other.ip, other.proto)
-    }
-}
-
-/// A packet with TCP or UDP.
-#[derive(Debug)]
-struct Packet {
-    flow: Flow,
-    /// Its headers, and zeros.
-    head: [u8; MAX_HEAD],
-    layers: Layers,
-    chain: Chain,
-}
-
-impl Packet {
-    /// Where the transport checksum is stored.
-    fn checksum_field(&self) -> usize {
-        self.layers.l4 + if self.layers.proto == PROTO_TCP { TCP_CHECKSUM } else { UDP_CHECKSUM }
-    }
-
-    /// The sum of the pseudo header, of the length that the packet has now.
-    fn pseudo(&self) -> Option<Sum> {
-        checksum::pseudo_header(&self.head, &self.layers, self.chain.len() - self.layers.l4)
-    }
-
-    /// Whether the checksums hold: the device says so, the sender is to be trusted, or they are verified here,
-    /// which the header says from then on.
-    fn has_good_checksums(&mut self) -> bool {
-        let Layers { l3, l4, payload, ip, .. } = self.layers;
-        let mut network = Sum::new();
-        network.add(&self.head[l3..l4]);
-        if ip == IpVersion::V4 && network.finish() != 0 {
-            return false;
-        }
-        let header = self.chain.header;
-        let field = self.checksum_field();
-        if header.needs_csum() {
-            // A sender on this host, who left the sum of the pseudo header for whoever finishes it.
-            let position = (usize::from(header.csum_start), usize::from(header.csum_offset));
-            let pseudo = self.pseudo().map(Sum::partial).map(checksum::never_zero);
-            return position == (l4, field - l4)
-                && be16(&self.head, field).map(checksum::never_zero) == pseudo;
-        }
-        if header.flags & F_DATA_VALID != 0 {
-            return true;
-        }
-        let Some(mut sum) = self.pseudo() else { return false };
-        sum.add(&self.head[l4..payload]);
-        let mut headers = payload;
-        for piece in self.chain.pieces() {
-            sum.add_slice(&piece.skip(headers));
-            headers -= headers.min(piece.len());
-        }
-        let good = sum.finish() == 0;
-        if good {
-            self.chain.header.flags |= F_DATA_VALID;
+        if good && !chain.header.needs_csum() {
+            chain.header.flags |= F_DATA_VALID;
         }
         good
-    }
-
-    /// The headers without what may differ between segments of one frame: lengths, identification,
-    /// checksums, sequence number, and the flags that only the first or the last segment has. Window, time to live,
-    /// traffic class with its ECN bits, TCP options and all the others have to be equal.
-    fn constant(&self) -> [u8; MAX_HEAD] {
-        let mut head = self.head;
-        let Layers { l3, l4, ip, proto, .. } = self.layers;
-        match ip {
-            IpVersion::V4 => {
-                head[l3 + 2..l3 + 6].fill(0);
-                head[l3 + 10..l3 + 12].fill(0);
-            }
-            IpVersion::V6 => head[l3 + 4..l3 + 6].fill(0),
-        }
-        if proto == PROTO_TCP {
-            head[l4 + 4..l4 + 8].fill(0);
-            head[l4 + TCP_FLAGS] &= !(FIN | PSH | CWR);
-            head[l4 + TCP_CHECKSUM..l4 + TCP_CHECKSUM + 2].fill(0);
-        } else {
-            head[l4 + 4..l4 + 8].fill(0);
-        }
-        head
-    }
-
-    /// Whether others may be appended: it does not end a frame, and its headers can be written, in one place.
-    fn may_be_first(&self) -> bool {
-        let first = self.chain.bufs().first();
-        self.tcp_flags() & (FIN | PSH) == 0
-            && first.is_some_and(|buf| buf.len() >= self.layers.payload && buf.is_exclusive())
-    }
-
-    fn is_tcp(&self) -> bool {
-        self.layers.proto == PROTO_TCP
-    }
-
-    fn tcp_flags(&self) -> u8 {
-        if self.is_tcp() { self.head[self.layers.l4 + TCP_FLAGS] } else { 0 }
-    }
-
-    fn sequence(&self) -> u32 {
-        let at = self.layers.l4 + 4;
-        if self.is_tcp() {
-            self.head[at..].first_chunk().map_or(0, |number| u32::from_be_bytes(*number))
-        } else {
-            0
-        }
-    }
-
-    /// Identification of an IPv4 packet.
-    fn identification(&self) -> u16 {
-        let at = self.layers.l3 + 4;
-        if self.layers.ip == IpVersion::V4 { be16(&self.head, at).unwrap_or(0) } else { 0 }
-    }
-
-    /// Bytes of payload.
-    fn size(&self) -> usize {
-        self.chain.len() - self.layers.payload
     }
 }
 
 /// A packet that waits for more of its flow.
 #[derive(Debug)]
 struct Held {
+    flow: Flow,
+    run: Run,
     /// The first packet, and the payload of the others behind it.
-    first: Packet,
-    /// What the headers of all have in common.
-    constant: [u8; MAX_HEAD],
-    packets: usize,
-    /// Payload of each packet but the last.
-    size: usize,
-    /// The sequence number that comes next.
-    sequence: u32,
-    /// Identification of the last packet, and how it has changed from packet to packet.
-    identification: u16,
-    step: Option<u16>,
+    chain: Chain,
 }
 
 impl Held {
-    fn new(first: Packet) -> Held {
-        Held {
-            constant: first.constant(),
-            packets: 1,
-            size: first.size(),
-            sequence: first.sequence().wrapping_add(first.size() as u32),
-            identification: first.identification(),
-            step: None,
-            first,
-        }
-    }
-
-    /// Whether a packet of the same flow is the next segment of the same frame.
-    fn takes(&self, packet: &Packet) -> bool {
-        packet.size() <= self.size
-            && self.first.chain.len() + packet.size() <= MAX_FRAME
-            && (!packet.is_tcp() || packet.sequence() == self.sequence)
-            && packet.tcp_flags() & CWR == 0
-            && packet.constant() == self.constant
-            && self.continues_identification(packet)
-    }
-
-    /// Whether the identification counts up, or stays where it means nothing (RFC 6864, 4.1), and goes on as it has
-    /// begun.
-    fn continues_identification(&self, packet: &Packet) -> bool {
-        let step = packet.identification().wrapping_sub(self.identification);
-        let known = match packet.layers.ip {
-            IpVersion::V6 => true,
-            IpVersion::V4 => step == 1 || (step == 0 && packet.head[packet.layers.l3 + 6] & DF != 0),
-        };
-        known && self.step.is_none_or(|before| before == step)
-    }
-
     /// Takes a packet's payload; true when it is the last.
-    fn append(&mut self, packet: &mut Packet) -> bool {
-        let (size, flags) = (packet.size(), packet.tcp_flags());
-        self.step = Some(packet.identification().wrapping_sub(self.identification));
-        self.identification = packet.identification();
-        self.sequence = self.sequence.wrapping_add(size as u32);
-        self.packets += 1;
-        let mut payload = std::mem::take(&mut packet.chain);
-        payload.pull(packet.layers.payload);
-        self.first.chain.append(payload);
-        if self.first.is_tcp() {
-            self.first.head[self.first.layers.l4 + TCP_FLAGS] |= flags & (FIN | PSH);
-        }
-        size < self.size || flags & (FIN | PSH) != 0 || self.packets == MAX_PACKETS
+    fn append(&mut self, packet: &Candidate, mut chain: Chain) -> bool {
+        chain.pull(packet.headers());
+        self.chain.append(chain);
+        self.run.append(packet)
     }
 
     /// The packet, with the headers of the frame it has become.
     fn finish(self) -> Chain {
-        let Held { first: mut packet, packets, size, .. } = self;
-        if packets == 1 {
-            return packet.chain;
+        let Held { mut run, mut chain, .. } = self;
+        if run.packets() == 1 {
+            return chain;
         }
-        let Layers { l3, l4, payload, ip, proto, .. } = packet.layers;
-        let (len, field) = (packet.chain.len(), packet.checksum_field());
-        let pseudo = packet.pseudo().map_or(0, Sum::partial);
-        let head = &mut packet.head;
-        // No length is beyond MAX_FRAME.
-        match ip {
-            IpVersion::V4 => {
-                put16(head, l3 + 2, (len - l3) as u16);
-                put16(head, l3 + 10, 0);
-                let mut sum = Sum::new();
-                sum.add(&head[l3..l4]);
-                put16(head, l3 + 10, sum.finish());
-            }
-            IpVersion::V6 => put16(head, l3 + 4, (len - l3 - IPV6_LEN) as u16),
-        }
-        if proto == PROTO_UDP {
-            put16(head, l4 + 4, (len - l4) as u16);
-        }
-        put16(head, field, pseudo);
-        let flags = packet.tcp_flags();
-        let mut chain = packet.chain;
+        let headers = run.first().headers();
+        let (header, head) = run.finish();
         if let Some(first) = chain.first_mut() {
-            first.write().copy_from(&packet.head[..payload]);
+            first.write().copy_from(&head[..headers]);
         }
-        let ecn = if flags & CWR == 0 { 0 } else { GSO_ECN };
-        let gso_type = match (proto, ip) {
-            (PROTO_TCP, IpVersion::V4) => GSO_TCPV4 | ecn,
-            (PROTO_TCP, IpVersion::V6) => GSO_TCPV6 | ecn,
-            _ => GSO_UDP_L4,
-        };
-        chain.header = Header {
-            flags: F_NEEDS_CSUM,
-            gso_type,
-            hdr_len: payload as u16,
-            gso_size: size as u16,
-            csum_start: l4 as u16,
-            csum_offset: (field - l4) as u16,
-            num_buffers: 0,
-        };
+        chain.header = header;
         chain
     }
 }

@@ -1,17 +1,19 @@
 //! Segmentation in software (GSO): cuts a frame that its sender left oversized into the packets a
 //! network card would have sent.
 //!
-//! The frame is one slice of private memory. Nothing is copied but the headers: [`Segmenter`] keeps
+//! The frame is one slice of private memory, for [`Segmenter`]. Nothing is copied but the headers: it keeps
 //! one copy of them and rewrites it for each segment, and a [`Segment`] borrows that copy and its
-//! part of the payload, so the caller writes both straight into the receiver's buffers. Or it is a chain
-//! of buffers, which [`segment_chain`] cuts into chains.
+//! part of the payload, so the caller writes both straight into the receiver's buffers. Or it lies in pieces of somebody else's
+//! memory, of which [`PieceSegmenter`] borrows. Or it is a chain of buffers, which [`segment_chain`] cuts into chains.
 //!
 //! The lengths of the headers are parsed from the frame. What the sender says about them must agree
 //! and is otherwise not used.
 
 mod chain;
+mod pieces;
 
 pub use chain::{Reason, Unsegmented, segment_chain};
+pub use pieces::{PieceSegment, PieceSegmenter};
 
 use std::ops::Range;
 

@@ -1,8 +1,11 @@
+use super::rules::{DF, RST, SYN, URG};
 use super::*;
 use crate::buffer::Pools;
-use crate::checksum::{complete, verify};
-use crate::segment::{self, Checksum, Segmenter};
+use crate::checksum::{self, Sum, complete, verify};
+use crate::parse::{IpVersion, Layers, PROTO_TCP, TCP_CHECKSUM, UDP_CHECKSUM};
+use crate::segment::{self, Checksum, FIN, PSH, Segmenter, put16};
 use crate::testing::{Packet, available, chain_of, pools};
+use crate::vnet::{F_NEEDS_CSUM, GSO_ECN, GSO_TCPV4, Header};
 use proptest::collection::vec;
 use proptest::prelude::*;
 

@@ -1,0 +1,175 @@
+//! Segmentation of a frame that lies in pieces of somebody else's memory: its payload stays where it is.
+
+use ringferry_memory::ReadSlice;
+use smallvec::SmallVec;
+
+use super::{Checksum, Heads, SegmentError};
+use crate::gro::behind;
+use crate::vnet::Header;
+
+/// Pieces that a segment has without an allocation. At the usual MTU it has two at most, of pieces of a page or more.
+const PIECES: usize = 4;
+
+/// One packet: `head` followed by `payload` is the frame to deliver, behind `header`.
+#[derive(Clone, Copy, Debug)]
+pub struct PieceSegment<'a, 'm> {
+    /// Ethernet, IP and transport header. Valid until the next segment is asked for.
+    pub head: &'a [u8],
+    /// This segment's part of the original frame.
+    pub payload: &'a [ReadSlice<'m>],
+    /// As in [`Segment`](super::Segment).
+    pub header: Header,
+}
+
+/// Cuts one frame of pieces. Ask [`next_segment`](Self::next_segment) until it answers `None`.
+#[derive(Clone, Debug)]
+pub struct PieceSegmenter<'f, 'm, I> {
+    heads: Heads<'f>,
+    rest: I,
+    piece: ReadSlice<'m>,
+    parts: SmallVec<[ReadSlice<'m>; PIECES]>,
+    checksum: Checksum,
+}
+
+impl<'f, 'm> PieceSegmenter<'f, 'm, std::iter::Empty<ReadSlice<'m>>> {
+    /// Prepares to cut a frame of `len` bytes, which are `pieces`, as `header` asks. `prefix` is a private copy of how it
+    /// begins, with all of its headers; those in the pieces are not looked at.
+    ///
+    /// What was said about [`Segmenter::new`](super::Segmenter::new) holds here, too. Whoever writes to the pieces meanwhile gets
+    /// segments with wrong checksums.
+    ///
+    /// # Errors
+    /// [`SegmentError`]
+    pub fn new<P>(
+        header: &Header,
+        prefix: &'f [u8],
+        pieces: P,
+        len: usize,
+        checksum: Checksum,
+    ) -> Result<PieceSegmenter<'f, 'm, impl Iterator<Item = ReadSlice<'m>>>, SegmentError>
+    where
+        P: IntoIterator<Item = ReadSlice<'m>>,
+    {
+        let heads = Heads::new(header, prefix, len)?;
+        let rest = behind(pieces, heads.front.len());
+        Ok(PieceSegmenter { heads, rest, piece: ReadSlice::EMPTY, parts: SmallVec::new(), checksum })
+    }
+}
+
+impl<'m, I: Iterator<Item = ReadSlice<'m>>> PieceSegmenter<'_, 'm, I> {
+    /// Number of segments in all, between 1 and [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
+    #[must_use]
+    pub const fn segments(&self) -> usize {
+        self.heads.segments
+    }
+
+    /// The next segment, in order. It borrows the headers from here, so it has to be used before
+    /// the next call.
+    pub fn next_segment(&mut self) -> Option<PieceSegment<'_, 'm>> {
+        let mut missing = self.heads.advance()?.len();
+        self.parts.clear();
+        while missing > 0 {
+            if self.piece.is_empty() {
+                let Some(piece) = self.rest.next() else { break };
+                self.piece = piece;
+            }
+            let part = self.piece.first(missing);
+            self.piece = self.piece.skip(part.len());
+            missing -= part.len();
+            self.parts.push(part);
+        }
+        let header = match self.checksum {
+            Checksum::Partial => self.heads.partial(),
+            Checksum::Complete => {
+                let mut sum = self.heads.sum();
+                self.parts.iter().for_each(|part| sum.add_slice(part));
+                self.heads.complete(sum);
+                Header::default()
+            }
+        };
+        Some(PieceSegment { head: self.heads.current(), payload: &self.parts, header })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::{MAX_HEADERS, Segmenter};
+    use crate::testing::Packet;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    /// The frame in pieces of these lengths, and one more.
+    fn pieces<'f>(mut frame: &'f [u8], lens: &[usize]) -> Vec<ReadSlice<'f>> {
+        let mut pieces = Vec::new();
+        for len in lens {
+            let (piece, rest) = frame.split_at((*len).min(frame.len()));
+            pieces.push(ReadSlice::from(piece));
+            frame = rest;
+        }
+        pieces.push(ReadSlice::from(frame));
+        pieces
+    }
+
+    #[test]
+    fn payload_is_not_copied() {
+        let packet = Packet::plain(false, true, vec![1; 3000]);
+        let (header, frame) = (packet.gso_header(1000), packet.partial());
+        let lens = [packet.payload_at() + 500, 1000];
+        let mut segments = PieceSegmenter::new(
+            &header,
+            &frame[..60],
+            pieces(&frame, &lens),
+            frame.len(),
+            Checksum::Complete,
+        )
+        .unwrap();
+        let mut parts = Vec::new();
+        while let Some(segment) = segments.next_segment() {
+            parts.push(segment.payload.iter().map(ReadSlice::len).collect::<Vec<_>>());
+        }
+        assert_eq!(
+            parts,
+            [[500, 500], [500, 500], [1000, 0]]
+                .map(|part| { part.into_iter().filter(|len| *len > 0).collect::<Vec<_>>() })
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn segments_equal_those_of_a_frame_in_one_slice(
+            packet in Packet::any(4000),
+            gso_size in 20..2000u16,
+            lens in vec(0..900usize, 0..6),
+            partial: bool,
+        ) {
+            let (header, frame) = (packet.gso_header(gso_size), packet.partial());
+            let checksum = if partial { Checksum::Partial } else { Checksum::Complete };
+            let prefix = &frame[..frame.len().min(MAX_HEADERS)];
+            let scattered =
+                PieceSegmenter::new(&header, prefix, pieces(&frame, &lens), frame.len(), checksum);
+            match (scattered, Segmenter::new(&header, &frame, checksum)) {
+                (Ok(mut scattered), Ok(mut whole)) => {
+                    prop_assert_eq!(scattered.segments(), whole.segments());
+                    while let Some(segment) = whole.next_segment() {
+                        let other = scattered.next_segment().unwrap();
+                        let mut payload = vec![0; other.payload.iter().map(ReadSlice::len).sum()];
+                        let mut at = 0;
+                        for piece in other.payload {
+                            at += piece.copy_to(&mut payload[at..]);
+                        }
+                        prop_assert_eq!((other.header, other.head), (segment.header, segment.head));
+                        prop_assert!(payload == segment.payload);
+                    }
+                    prop_assert!(scattered.next_segment().is_none());
+                }
+                // Of headers that are too long, the prefix does not have all.
+                (Err(_), Err(SegmentError::HeadersTooLong(_))) => {}
+                (Err(error), Err(expected)) => prop_assert_eq!(error, expected),
+                (scattered, whole) => {
+                    prop_assert!(false, "{:?} {:?}", scattered.err(), whole.err());
+                }
+            }
+        }
+    }
+}
