@@ -41,6 +41,13 @@ impl Pair {
     }
 }
 
+/// What the guide promises to who writes a driver.
+#[test]
+fn a_driver_and_its_device_are_under_300_lines() {
+    let lines = include_str!("../src/drivers/loopback.rs").lines().count();
+    assert!((100..300).contains(&lines), "{lines}");
+}
+
 #[test]
 fn frames_of_any_length_come_back_with_their_headers() {
     for mode in [RxMode::Mergeable, RxMode::Whole] {

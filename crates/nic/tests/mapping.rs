@@ -116,6 +116,27 @@ fn small_sends_are_merged_at_the_least_cost() {
     }
 }
 
+/// Where less than half of a packet could stay where it is, all of it is copied, and the device has a few long segments
+/// instead of as many short ones as it takes.
+#[test]
+fn what_would_be_copied_for_the_most_part_is_copied_all_at_once() {
+    let mut bench = Bench::new(16, 1 << 16, 130);
+    for tail in [false, true] {
+        let mut mapper = mapper(&bench, 0, SegLimits { max_bytes: 1 << 16, ..limits(63) });
+        let chain = packet(&mut bench, &[512; 128], tail);
+        assert_eq!(send(&mut bench, &mut mapper, chain), 1);
+        let counters = mapper.counters();
+        assert_eq!((counters.defragged, counters.collapse_failed, counters.packets()), (1, 1, 1));
+        assert_eq!(counters.copied_bytes, 128 * 512);
+        // Not if most of it is in a few long pieces.
+        let lens = [&[512; 64][..], &[4000; 8]].concat();
+        let chain = packet(&mut bench, &lens, tail);
+        assert_eq!(send(&mut bench, &mut mapper, chain), 63);
+        assert!(mapper.counters().copied_bytes - 128 * 512 <= 10 * 512);
+        bench.assert_nothing_leaked();
+    }
+}
+
 #[test]
 fn large_pieces_stay_where_they_are() {
     let mut bench = Bench::new(16, 1 << 16, 40);
@@ -251,9 +272,9 @@ fn one_segment_is_enough() {
 fn plain_packets_and_packets_to_be_segmented_have_limits_of_their_own() {
     let mut bench = Bench::new(16, 1 << 16, 40);
     let tx =
-        TxLimits { ring: 256, header_room: 0, plain: limits(2), tso: SegLimits { reserved: 1, ..limits(5) } };
+        TxLimits { ring: 256, header_room: 0, plain: limits(3), tso: SegLimits { reserved: 1, ..limits(5) } };
     let mut mapper = Mapper::new(&tx, &bench.pools).unwrap();
-    for (gso_type, segments) in [(0, 2), (GSO_TCPV6, 4)] {
+    for (gso_type, segments) in [(0, 3), (GSO_TCPV6, 4)] {
         let mut chain = packet(&mut bench, &[70; 6], false);
         chain.header.gso_type = gso_type;
         chain.hash = Some(7);

@@ -119,12 +119,16 @@ pub(super) fn defrag(job: &Job, chain: Chain, full: &Full, fresh: &mut Vec<Buf>,
             left -= job.header;
         }
         left -= part;
-        while part > 0 {
-            let Some(rest) = piece else { break };
-            let n = buf.append_slice(&rest.first(part));
-            part -= n;
+        let mut room = buf.room().first(part);
+        while let Some(rest) = piece
+            && !room.is_empty()
+        {
+            let n = rest.copy_to_slice(&room);
+            room = room.skip(n);
             piece = if n < rest.len() { Some(rest.skip(n)) } else { pieces.next() };
         }
+        let unused = room.len();
+        buf.grow(part - unused);
         next.push_back(buf);
     }
     drop(pieces);

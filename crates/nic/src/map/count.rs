@@ -10,13 +10,7 @@ use crate::limits::SegLimits;
 /// that is longer than [`SegLimits::max_seg_len`] or crosses a [`SegLimits::boundary`]; empty buffers are none.
 #[inline]
 pub fn count(chain: &Chain, limits: &SegLimits) -> usize {
-    count_bufs(chain.bufs(), 0, limits)
-}
-
-/// Segments of these buffers, the first of them beginning `lead` bytes in front of its data.
-#[inline]
-pub(super) fn count_bufs(bufs: &[Buf], lead: usize, limits: &SegLimits) -> usize {
-    Runs::of(bufs, lead).fold(0, |count, run| count.saturating_add(limits.pieces(run.addr, run.len)))
+    Runs::of(chain.bufs(), 0).fold(0, |count, run| count.saturating_add(limits.pieces(run.addr, run.len)))
 }
 
 /// Replaces the segments by those of these buffers: as many as [`count`] says. They must fit.
@@ -44,29 +38,29 @@ pub(super) struct Run {
 
 /// The runs of some buffers, each as long as can be.
 pub(super) struct Runs<'a> {
-    bufs: &'a [Buf],
-    lead: usize,
-    at: usize,
+    bufs: std::iter::Enumerate<std::slice::Iter<'a, Buf>>,
+    /// The next buffer that has data, so that each is looked at once.
+    ahead: Option<Run>,
 }
 
 impl<'a> Runs<'a> {
     #[inline]
     pub fn of(bufs: &'a [Buf], lead: usize) -> Self {
-        Self { bufs, lead, at: 0 }
+        let mut runs = Self { bufs: bufs.iter().enumerate(), ahead: None };
+        if lead > 0
+            && let Some((last, buf)) = runs.bufs.next()
+        {
+            runs.ahead = Some(Run { addr: buf.addr() - lead as u64, len: buf.len() + lead, last });
+        } else {
+            runs.ahead = runs.next_buf();
+        }
+        runs
     }
 
-    /// The next buffer that has data.
     #[inline]
     fn next_buf(&mut self) -> Option<Run> {
-        loop {
-            let (last, buf) = (self.at, self.bufs.get(self.at)?);
-            let lead = if last == 0 { self.lead } else { 0 };
-            let len = buf.len() + lead;
-            if len > 0 {
-                return Some(Run { addr: buf.addr() - lead as u64, len, last });
-            }
-            self.at += 1;
-        }
+        let (last, buf) = self.bufs.by_ref().find(|(_, buf)| !buf.is_empty())?;
+        Some(Run { addr: buf.addr(), len: buf.len(), last })
     }
 }
 
@@ -75,12 +69,12 @@ impl Iterator for Runs<'_> {
 
     #[inline]
     fn next(&mut self) -> Option<Run> {
-        let mut run = self.next_buf()?;
-        self.at += 1;
-        while let Some(next) = self.next_buf().filter(|next| next.addr == run.addr + run.len as u64) {
+        let mut run = self.ahead?;
+        self.ahead = self.next_buf();
+        while let Some(next) = self.ahead.filter(|next| next.addr == run.addr + run.len as u64) {
             run.len += next.len;
             run.last = next.last;
-            self.at += 1;
+            self.ahead = self.next_buf();
         }
         Some(run)
     }

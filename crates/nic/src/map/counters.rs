@@ -27,7 +27,8 @@ pub struct MapCounters {
     pub dropped: Drops,
     /// Packets handed back because ring or pools were empty, once for each time: they have no outcome yet.
     pub retries: u64,
-    /// Times that merging neighbours did not do, or found no buffers. The packet was copied instead.
+    /// Times that merging neighbours did not do, would have copied most of the packet, or found no buffers. All of it was
+    /// copied instead.
     pub collapse_failed: u64,
     /// Times that there were no buffers to copy a packet to. The packet was handed back.
     pub defrag_failed: u64,

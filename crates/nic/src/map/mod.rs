@@ -5,7 +5,7 @@
 //!
 //! 1. *direct*: it fits as it is, exactly N segments included;
 //! 2. *collapse*: some neighbours are merged, in tail room or in new buffers, copying few bytes;
-//! 3. *full copy* to large buffers, if merging does not do, or finds no buffers.
+//! 3. *full copy* to large buffers, if merging does not do, would copy most of the packet, or finds no buffers.
 //!
 //! The rules, each in one place:
 //! - [`TxLimits`] are checked once, by [`Mapper::new`]: a full copy of the longest packet fits, so no packet is ever

@@ -14,8 +14,13 @@
 
 use ringferry_packet::buffer::{Buf, Chain, Pool, Pools};
 
-use super::count::{Runs, count_bufs};
+use super::count::Runs;
 use crate::limits::SegLimits;
+
+/// Merging is worth while if a half of the packet may stay where it is. Otherwise all of it is copied at once: what merging
+/// would leave is as many short segments as the device takes, which costs its side more than the rest of the copy, and
+/// this one a plan. 128 pieces of 512 bytes for 32 segments: 47 000 instructions with the plan, 26 000 without.
+const WORTH: usize = 2;
 
 /// What the planner knows of a packet.
 #[derive(Clone, Copy, Debug)]
@@ -117,6 +122,17 @@ impl Unit {
     }
 }
 
+/// Runs with lengths of as many bits.
+#[derive(Clone, Copy, Debug, Default)]
+struct Class {
+    /// The segments they are.
+    segments: usize,
+    bytes: usize,
+}
+
+/// Classes of lengths.
+const CLASSES: usize = usize::BITS as usize + 1;
+
 /// A group that may grow.
 #[derive(Clone, Copy, Debug)]
 struct Open {
@@ -150,14 +166,19 @@ impl Job {
     #[inline]
     pub fn direct(&self, chain: &Chain) -> Option<(usize, usize)> {
         let lead = if self.own { 0 } else { self.header };
-        let count = count_bufs(chain.bufs(), lead, &self.limits);
-        let (segments, first, need) = if self.own {
+        let mut runs = Runs::of(chain.bufs(), lead).peekable();
+        let (before, first, need) = if self.own {
             let fresh = self.own()?;
-            (count + fresh.segments, fresh.first, fresh.need)
+            (fresh.segments, fresh.first, fresh.need)
         } else {
-            let first = Runs::of(chain.bufs(), lead).next()?;
-            (count, self.limits.first_len(first.addr, first.len), 0)
+            let first = runs.peek()?;
+            (0, self.limits.first_len(first.addr, first.len), 0)
         };
+        // How far a packet is from fitting is nobody's concern here.
+        let segments = runs.try_fold(before, |count, run| {
+            let count = count + self.limits.pieces(run.addr, run.len);
+            self.fits(count, first).then_some(count)
+        })?;
         self.fits(segments, first).then_some((segments, need))
     }
 
@@ -173,22 +194,37 @@ impl Job {
         let own = if self.own { self.own()?.segments } else { 0 };
         let before = units.iter().fold(own, |count, unit| count.saturating_add(unit.segments));
         let excess = before.saturating_sub(self.limits.segs());
-        // How many segments lie in runs with lengths of so many bits.
-        let mut lengths = [0usize; usize::BITS as usize + 1];
+        let mut lengths = [Class::default(); CLASSES];
         for unit in units {
-            lengths[(usize::BITS - unit.len.leading_zeros()) as usize] += unit.segments;
+            let Class { segments, bytes } = &mut lengths[(usize::BITS - unit.len.leading_zeros()) as usize];
+            *segments += unit.segments;
+            *bytes += unit.len;
+        }
+        if self.stays(&lengths) < self.total / WORTH {
+            return None;
         }
         let any_tail = self.own || units.iter().any(|unit| unit.tail > 0);
         // Tail room first: that takes no buffers.
         let stages = if any_tail { &[false, true][..] } else { &[true] };
         stages.iter().find_map(|&copies| {
             let mut enough = 0usize;
-            lengths.iter().enumerate().filter(|(_, segments)| **segments > 0).find_map(|(bits, segments)| {
+            lengths.iter().enumerate().filter(|(_, class)| class.segments > 0).find_map(|(bits, class)| {
                 // What is not merged saves nothing.
-                enough += segments;
+                enough += class.segments;
                 let longest = (1usize << bits) - 1;
                 if enough >= excess { self.merge(units, before, longest, copies, groups) } else { None }
             })
+        })
+    }
+
+    /// Bytes that may stay where they are, about: those of as many segments as the packet may have, the longest ones.
+    fn stays(&self, lengths: &[Class; CLASSES]) -> usize {
+        let mut left = self.limits.segs();
+        let longest_first = lengths.iter().rev().filter(|class| class.segments > 0);
+        longest_first.fold(0, |stays, &Class { segments, bytes }| {
+            let taken = segments.min(left);
+            left -= taken;
+            stays + bytes / segments * taken
         })
     }
 

@@ -22,7 +22,7 @@ pub(super) fn packet(tap: &Tap, pools: &mut Pools, pieces: Option<usize>) -> io:
     let piece = pieces.unwrap_or(longest);
     let count = longest.div_ceil(piece).min(MAX_PIECES);
     // The kernel says how long a packet is when it has copied it: there is room for the longest.
-    let mut bufs = Bufs::new();
+    let mut bufs = Bufs::with_capacity(count);
     while bufs.len() < count {
         let Some(mut buf) = pools.alloc(piece) else {
             bufs.drain(..).for_each(|buf| pools.recycle(buf));
