@@ -546,6 +546,30 @@ fn a_packet_for_which_there_are_not_enough_buffers_takes_none() {
 }
 
 #[test]
+fn pieces_that_are_appended_share_buffers_and_none_is_written_that_others_have() {
+    let mut pools = pools(16, 4096);
+    let sent: Vec<u8> = (0..9000u32).map(|i| (i * 7 % 251) as u8).collect();
+    for piece in [1, 64, 512, 5000, 9000] {
+        let mut packet = Chain::default();
+        for (number, bytes) in sent.chunks(piece).enumerate() {
+            assert_eq!(pools.append(&mut packet, bytes, sent.len() - number * piece), bytes.len());
+        }
+        assert_eq!((packet.to_vec(), packet.len()), (sent.clone(), 9000), "{piece}");
+        // 4096, 4096 and what is left, as if it had been one piece.
+        assert_eq!(packet.bufs().len(), 3, "{piece}");
+        let twin = packet.share();
+        assert_eq!(pools.append(&mut packet, b"more", 4), 4);
+        assert_eq!((packet.bufs().len(), twin.to_vec()), (4, sent.clone()));
+        assert!(packet.to_vec().ends_with(b"more"));
+    }
+    // As much as there are buffers for; the rest is the caller's.
+    let mut packet = Chain::default();
+    let most = pools.append(&mut packet, &[1; 100_000], 0);
+    assert_eq!((most, packet.len(), pools.large.available()), (16 * 4096, 16 * 4096, 0));
+    assert_eq!(pools.append(&mut packet, &[1; 5000], 0), 0);
+}
+
+#[test]
 fn a_chain_has_no_empty_buffers() {
     let mut pool = pool(SMALL);
     let mut packet = Chain::from(pool.alloc().unwrap());

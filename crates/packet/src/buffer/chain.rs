@@ -201,12 +201,28 @@ impl Chain {
     /// Adds a buffer behind the others; an empty one is dropped.
     #[inline(always)]
     pub fn push_back(&mut self, buf: Buf) {
-        if matches!(self.0, Shape::Empty) {
-            *self = Self::from(buf);
-        } else if !buf.is_empty() {
-            let packet = self.many();
-            packet.len += buf.len();
-            packet.bufs.push(buf);
+        let packet = match &mut self.0 {
+            _ if buf.is_empty() => return,
+            Shape::Empty => return *self = Self::from(buf),
+            Shape::One(_) => self.many(),
+            Shape::Many(packet) => packet,
+        };
+        packet.len += buf.len();
+        packet.bufs.push(buf);
+    }
+
+    /// Appends as many of the bytes as the room behind the last buffer's data takes; returns how many. None if others have
+    /// that buffer, or there is none.
+    #[inline]
+    pub fn append_bytes(&mut self, bytes: &[u8]) -> usize {
+        match &mut self.0 {
+            Shape::Empty => 0,
+            Shape::One(buf) => buf.append(bytes),
+            Shape::Many(packet) => {
+                let n = packet.bufs.last_mut().map_or(0, |last| last.append(bytes));
+                packet.len += n;
+                n
+            }
         }
     }
 

@@ -78,17 +78,35 @@ impl Pools {
     #[inline]
     pub fn chain_of(&mut self, bytes: &[u8]) -> Option<Chain> {
         let mut chain = Chain::default();
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let Some(mut buf) = self.alloc(rest.len()) else {
-                self.recycle_chain(chain);
-                return None;
-            };
-            let n = buf.append(rest);
-            rest = &rest[n..];
+        if self.append(&mut chain, bytes, bytes.len()) == bytes.len() {
+            return Some(chain);
+        }
+        self.recycle_chain(chain);
+        None
+    }
+
+    /// Appends `bytes` to a packet that is being made: behind the data of its last buffer, as far as that has room and
+    /// belongs to nobody else, then in new buffers. Those are for `expected` bytes, these and what is still to come, so that a
+    /// packet made of many short pieces has as few buffers as one that was made at once. Returns how many bytes were
+    /// appended: fewer when there are no buffers.
+    ///
+    /// This is what a network stack does with what it is sent, and the place to do it: a copy there is anyway, and each
+    /// buffer that does not come into being need not be described to anybody, mapped and given back.
+    #[inline(always)]
+    pub fn append(&mut self, chain: &mut Chain, bytes: &[u8], expected: usize) -> usize {
+        let at = chain.append_bytes(bytes);
+        if at == bytes.len() { at } else { self.append_rest(chain, bytes, at, expected) }
+    }
+
+    /// Appends what is behind `at` in new buffers; returns how many bytes are appended then.
+    #[inline(never)]
+    fn append_rest(&mut self, chain: &mut Chain, bytes: &[u8], mut at: usize, expected: usize) -> usize {
+        while at < bytes.len() {
+            let Some(mut buf) = self.alloc(expected.max(bytes.len()) - at) else { break };
+            at += buf.append(&bytes[at..]);
             chain.push_back(buf);
         }
-        Some(chain)
+        at
     }
 
     /// Copies a packet to buffers of a few bytes each, far apart, if the [faults](Pool::faults) of the pool for frames say

@@ -42,21 +42,26 @@ pub(super) struct Synthetic {
     pub send: usize,
     /// Most segments of a packet.
     pub limit: u16,
+    /// Whether the stack puts a send behind the one before, or each into buffers of its own.
+    pub coalesces: bool,
 }
 
 impl Synthetic {
-    /// All of them.
+    /// All of them. Packets of a stack that coalesces fit every limit, so they go through the smallest.
     pub(super) fn all() -> impl Iterator<Item = Synthetic> {
-        Path::ALL.into_iter().flat_map(|path| {
-            LIMITS.into_iter().flat_map(move |limit| {
+        let stacks = LIMITS.map(|limit| (limit, false)).into_iter().chain([(LIMITS[0], true)]);
+        Path::ALL.into_iter().flat_map(move |path| {
+            stacks.clone().flat_map(move |(limit, coalesces)| {
                 // The baseline first: its A/A row shows what the others may be off by.
-                SENDS.into_iter().rev().map(move |send| Synthetic { path, send, limit })
+                SENDS.into_iter().rev().map(move |send| Synthetic { path, send, limit, coalesces })
             })
         })
     }
 
     pub(super) fn labels(&self) -> Labels {
-        Labels::new().with("path", self.path.name()).with("limit", self.limit).with("send", self.send)
+        let labels =
+            Labels::new().with("path", self.path.name()).with("limit", self.limit).with("send", self.send);
+        if self.coalesces { labels.with("stack", "coalescing") } else { labels }
     }
 
     /// The largest sends through the same limit, over the same path.
@@ -65,7 +70,8 @@ impl Synthetic {
     }
 
     pub(super) fn group(&self) -> String {
-        format!("{}, {} segments", self.path.name(), self.limit)
+        let stack = if self.coalesces { ", a stack that coalesces" } else { "" };
+        format!("{}, {} segments{stack}", self.path.name(), self.limit)
     }
 }
 
@@ -178,7 +184,7 @@ mod tests {
         let baselines = baselines.chain(direct.iter().filter_map(|case| Some(case.baseline()?.labels())));
         let baselines = baselines.chain(kernel.iter().filter_map(|case| Some(case.baseline()?.labels())));
         assert!(baselines.map(|labels| labels.to_string()).all(|name| names.contains(&name)));
-        assert_eq!(synthetic.len(), 2 * 4 * 9);
+        assert_eq!(synthetic.len(), 2 * (4 + 1) * 9);
         assert_eq!(Kernel::all(false).count(), 9 + 2);
     }
 

@@ -56,7 +56,7 @@ impl Experiment for Txmap {
     }
 
     fn defaults(&self) -> Defaults {
-        // Some 90 rows of a tenth of a second and a dozen of a second, four times: two and a half minutes.
+        // Some 110 rows of a tenth of a second and a dozen of a second, four times: two and a half minutes.
         Defaults { runs: 3, seconds: 0.1 }
     }
 
@@ -76,6 +76,9 @@ impl Experiment for Txmap {
         plan.notes = vec![
             "Every row's baseline is the one of 256 KiB sends through the same limit, over the same path: its ratio is what \
              small sends keep. A packet dropped for its shape fails the run."
+                .into(),
+            "stack=coalescing: a send goes behind the one before it while that buffer has room, as in the stacks of kernels; \
+             in all other rows each send has a buffer of its own, so that the chains of small sends are as long as can be."
                 .into(),
             "null: stack, its copy of every send, and mapping, on one processor, and nothing behind; send ns/packet is what \
              the framework takes of it. virtio: and a device on the second processor that copies every byte out."

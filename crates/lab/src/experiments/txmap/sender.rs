@@ -25,11 +25,11 @@ pub(super) struct Sender<D> {
 }
 
 impl<D: TxDriver> Sender<D> {
-    /// Sends what an application sends `send` bytes of at a time.
-    pub(super) fn new(driver: D, pools: Pools, send: usize) -> Result<Self, RowError> {
+    /// Sends what `stack` makes.
+    pub(super) fn new(driver: D, pools: Pools, stack: Stack) -> Result<Self, RowError> {
         let queue = TxQueue::attach(driver, &pools, TxConfig::default()).map_err(RowError::failed)?;
         let (unsent, sent, mapping) = (None, 0, Duration::ZERO);
-        Ok(Self { queue, pools, stack: Stack::new(send), unsent, sent, mapping })
+        Ok(Self { queue, pools, stack, unsent, sent, mapping })
     }
 
     /// Fills the window. Packets sent so far.

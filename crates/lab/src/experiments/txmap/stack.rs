@@ -3,6 +3,9 @@
 //! As a socket does, it copies every send into buffers of its own: one if the send fits, several if not. As TCP does,
 //! it takes what is next in the stream for a packet wherever sends begin and end; a buffer that belongs to two packets
 //! is divided between them, not copied. So small sends make long chains.
+//!
+//! Or it coalesces, as the stacks of FreeBSD (sbcompress) and Linux (tcp_sendmsg) do where they can: what is sent goes behind
+//! what was sent before, as far as that buffer has room.
 
 use ringferry_packet::buffer::{Buf, Chain, PoolLayout, Pools, PoolsLayout};
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, Header};
@@ -100,6 +103,7 @@ fn offloads() -> Header {
 #[derive(Debug)]
 pub(super) struct Stack {
     send: usize,
+    coalesces: bool,
     payload: Payload,
     headers: [u8; HEADERS],
     /// Bytes of the stream that were sent by the application.
@@ -113,11 +117,11 @@ pub(super) struct Stack {
 }
 
 impl Stack {
-    /// An application that sends `send` bytes at a time.
-    pub(super) fn new(send: usize) -> Self {
+    /// An application that sends `send` bytes at a time, into buffers of their own unless the stack `coalesces`.
+    pub(super) fn new(send: usize, coalesces: bool) -> Self {
         let payload = Payload::new();
         let (rest, chain) = (None, Chain::default());
-        Self { send, payload, headers: headers(), at: 0, left: send, rest, chain }
+        Self { send, coalesces, payload, headers: headers(), at: 0, left: send, rest, chain }
     }
 
     /// The next packet of the stream; `None` when there are no buffers now, and the next call goes on with it.
@@ -129,6 +133,13 @@ impl Stack {
             self.chain.header = offloads();
         }
         while let missing @ 1.. = HEADERS + PAYLOAD - self.chain.len() {
+            if self.coalesces {
+                let bytes = self.payload.slice(self.at, self.left.min(missing));
+                let taken = pools.append(&mut self.chain, bytes, missing);
+                let all = taken == bytes.len();
+                self.sent(taken);
+                if all { continue } else { return None }
+            }
             let mut buf = match self.rest.take() {
                 Some(rest) => rest,
                 None => self.buffer(pools)?,
@@ -145,12 +156,17 @@ impl Stack {
     fn buffer(&mut self, pools: &mut Pools) -> Option<Buf> {
         let mut buf = pools.alloc(self.left)?;
         let len = buf.append(self.payload.slice(self.at, self.left.min(LARGE as usize)));
+        self.sent(len);
+        Some(buf)
+    }
+
+    /// So many bytes are in buffers.
+    fn sent(&mut self, len: usize) {
         self.at += len as u64;
         self.left -= len;
         if self.left == 0 {
             self.left = self.send;
         }
-        Some(buf)
     }
 }
 
@@ -168,8 +184,8 @@ mod tests {
 
     #[test]
     fn a_stream_is_the_same_bytes_whatever_the_sends() {
-        for send in SENDS {
-            let (mut pools, mut stack, payload) = (pools(), Stack::new(send), Payload::new());
+        for (send, coalesces) in SENDS.into_iter().flat_map(|send| [(send, false), (send, true)]) {
+            let (mut pools, mut stack, payload) = (pools(), Stack::new(send, coalesces), Payload::new());
             for number in 0..50 {
                 let packet = stack.packet(&mut pools).unwrap();
                 payload.check(number, &packet.to_vec()).unwrap();
@@ -184,7 +200,7 @@ mod tests {
         for (send, buffers) in
             [(64, PAYLOAD.div_ceil(64)), (512, PAYLOAD.div_ceil(512)), (4096, 16), (256 << 10, 4)]
         {
-            let (mut pools, mut stack) = (pools(), Stack::new(send));
+            let (mut pools, mut stack) = (pools(), Stack::new(send, false));
             let packet = stack.packet(&mut pools).unwrap();
             // And one for the headers.
             assert_eq!(packet.bufs().len(), 1 + buffers, "{send}");
@@ -192,21 +208,35 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_without_buffers_goes_on_where_it_was() {
-        let (mut pools, mut stack, payload) = (pools(), Stack::new(64), Payload::new());
-        let mut kept = Vec::new();
-        while let Some(packet) = stack.packet(&mut pools) {
-            kept.push(packet);
+    fn a_stack_that_coalesces_makes_the_same_packets_of_small_sends_as_of_large_ones() {
+        for send in SENDS {
+            let (mut pools, mut stack) = (pools(), Stack::new(send, true));
+            for _ in 0..20 {
+                let packet = stack.packet(&mut pools).unwrap();
+                assert_eq!(packet.bufs().len(), 1 + PAYLOAD.div_ceil(LARGE as usize), "{send}");
+                pools.recycle_chain(packet);
+            }
         }
-        let so_far = kept.len() as u64;
-        assert!(so_far > 2);
-        kept.drain(..).for_each(|packet| pools.recycle_chain(packet));
-        payload.check(so_far, &stack.packet(&mut pools).unwrap().to_vec()).unwrap();
+    }
+
+    #[test]
+    fn a_stack_without_buffers_goes_on_where_it_was() {
+        for coalesces in [false, true] {
+            let (mut pools, mut stack, payload) = (pools(), Stack::new(64, coalesces), Payload::new());
+            let mut kept = Vec::new();
+            while let Some(packet) = stack.packet(&mut pools) {
+                kept.push(packet);
+            }
+            let so_far = kept.len() as u64;
+            assert!(so_far > 2);
+            kept.drain(..).for_each(|packet| pools.recycle_chain(packet));
+            payload.check(so_far, &stack.packet(&mut pools).unwrap().to_vec()).unwrap();
+        }
     }
 
     #[test]
     fn damage_and_loss_are_found() {
-        let (mut pools, mut stack, payload) = (pools(), Stack::new(512), Payload::new());
+        let (mut pools, mut stack, payload) = (pools(), Stack::new(512, false), Payload::new());
         let mut frame = stack.packet(&mut pools).unwrap().to_vec();
         assert!(payload.check(1, &frame).is_err() && payload.check(0, &frame[..HEADERS + 9]).is_err());
         for at in [0, HEADERS, frame.len() - 1] {

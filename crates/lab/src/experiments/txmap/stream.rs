@@ -8,7 +8,7 @@ use super::case::{Path, Synthetic};
 use super::clock::{Finally, Gauge, Over, PATIENCE, joined, pin, sleep, wait};
 use super::paths;
 use super::sender::{Sender, Sent, bits};
-use super::stack::{POOLS, Payload};
+use super::stack::{POOLS, Payload, Stack};
 use crate::experiment::{RowError, Run, Sample};
 
 /// Packets whose every byte is looked at before anything is timed: 13 MiB, many times round the window.
@@ -37,7 +37,7 @@ fn null(case: &Synthetic, run: &Run<'_>) -> Result<Sample, RowError> {
     let body = || -> Result<Sample, RowError> {
         pin(run.cpu(0))?;
         let (driver, pools) = paths::null(case.limit, POOLS())?;
-        let mut sender = Sender::new(driver, pools, case.send)?;
+        let mut sender = Sender::new(driver, pools, Stack::new(case.send, case.coalesces))?;
         while sender.round()? < CHECKED {}
         let (used, from, begin) = (processor_time()?, sender.round()?, Instant::now());
         let to = loop {
@@ -65,7 +65,7 @@ fn virtio(case: &Synthetic, run: &Run<'_>) -> Result<Sample, RowError> {
         let _finally = Finally([sending, taking]);
         let sender = scope.spawn(move || -> Result<Sent, RowError> {
             pin(run.cpu(0))?;
-            let mut sender = Sender::new(ring, pools, case.send)?;
+            let mut sender = Sender::new(ring, pools, Stack::new(case.send, case.coalesces))?;
             while !sending.told() {
                 sender.round()?;
             }

@@ -28,7 +28,7 @@ fn measured(case: Synthetic) -> Sample {
 fn no_packet_is_dropped_for_its_shape_and_each_has_one_outcome() {
     for limit in LIMITS {
         for send in SENDS {
-            let sample = measured(Synthetic { path: Path::Null, send, limit });
+            let sample = measured(Synthetic { path: Path::Null, send, limit, coalesces: false });
             let extra = |name: &str| sample.extra[name];
             let outcomes = extra("direct") + extra("collapsed") + extra("defragged");
             assert_eq!(outcomes, extra("packets"), "{send} {limit}");
@@ -49,9 +49,17 @@ fn no_packet_is_dropped_for_its_shape_and_each_has_one_outcome() {
 }
 
 #[test]
+fn what_a_stack_coalesced_needs_no_copy_whatever_the_sends() {
+    for send in SENDS {
+        let extra = measured(Synthetic { path: Path::Null, send, limit: LIMITS[0], coalesces: true }).extra;
+        assert_eq!((extra["direct"], extra["copied bytes/packet"]), (extra["packets"], 0.0), "{send}");
+    }
+}
+
+#[test]
 fn every_byte_of_a_stream_arrives_through_a_virtqueue() {
     for (send, limit) in [(64, 8), (512, 32), (1024, 64), (4096, 16), (256 << 10, 8)] {
-        let sample = measured(Synthetic { path: Path::Virtio, send, limit });
+        let sample = measured(Synthetic { path: Path::Virtio, send, limit, coalesces: send == 1024 });
         assert!(sample.extra["packets"] >= 200.0 && sample.extra["dropped"] == 0.0, "{send} {limit}");
     }
 }
@@ -79,8 +87,8 @@ fn what_cannot_be_measured_is_missing_with_the_reason() {
             Source::Missing(missing) => assert!(missing.reason.contains("cannot start /nonexistent")),
         }
     }
-    assert_eq!(plan.rows.len(), 72 + 4 + 11);
-    assert_eq!(Txmap.plan(&setup("off", 2)).unwrap().rows.len(), 72 + 4);
+    assert_eq!(plan.rows.len(), 90 + 4 + 11);
+    assert_eq!(Txmap.plan(&setup("off", 2)).unwrap().rows.len(), 90 + 4);
     assert!(Txmap.plan(&setup("some", 2)).is_err());
 }
 
