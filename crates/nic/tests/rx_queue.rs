@@ -6,9 +6,10 @@ mod rx_common;
 use proptest::prelude::*;
 use ringferry_nic::limits::RxMode;
 use ringferry_nic::rx::policy::Average;
+use ringferry_nic::rx::queue::{FEWEST, POSTED};
 use ringferry_nic::rx::{AttachError, PolicyKind, RxConfig, RxQueue};
 use ringferry_packet::buffer::{Chain, Fragments, PoolLayout};
-use rx_common::{HEADER, MAX_FRAME, Setup, check_disjoint, check_nothing_leaked, frame, receive};
+use rx_common::{Fake, HEADER, MAX_FRAME, Setup, check_disjoint, check_nothing_leaked, frame, receive};
 
 /// Mergeable; one buffer of several segments; one buffer of one.
 fn modes() -> [Setup; 3] {
@@ -290,6 +291,39 @@ fn top_up_waits_for_a_burst_and_refill_does_not() {
     assert_eq!(queue.posted(), 225);
     assert!(queue.refill());
     assert_eq!(queue.posted(), 256);
+}
+
+#[test]
+fn a_large_ring_of_long_buffers_is_not_filled_further_than_the_budget_of_bytes() {
+    let ring = 1024;
+    let (mut queue, mut pools) = Setup::mergeable(ring, 2048).attach();
+    let bytes = |queue: &mut RxQueue<Fake>| queue.driver().segments().map(|s| s.len as usize).sum::<usize>();
+    queue.refill();
+    assert_eq!(queue.posted(), ring.into(), "short buffers fill the ring");
+    // Until every buffer is of the length that suits these.
+    for round in 0..2000 {
+        assert!(queue.driver().deliver_with(&frame(65_000, round), false, |_, _| {}), "{round}");
+        receive(&mut queue, &mut pools).into_iter().for_each(|chain| queue.recycle_chain(chain, &mut pools));
+        queue.top_up();
+    }
+    queue.refill();
+    let longest = queue.next_buffer_len();
+    assert!(longest > 16384 && queue.posted() >= FEWEST, "{longest}: {}", queue.posted());
+    assert!(bytes(&mut queue) <= POSTED + POSTED / 100, "{}", bytes(&mut queue));
+    // A burst of short packets finds a buffer each, and soon the ring is full again.
+    for round in 0..FEWEST as u64 {
+        assert!(queue.driver().deliver(&frame(500, round)), "{round}");
+    }
+    for round in 0..4000 {
+        receive(&mut queue, &mut pools).into_iter().for_each(|chain| queue.recycle_chain(chain, &mut pools));
+        queue.top_up();
+        assert!(queue.driver().deliver(&frame(500, round)), "{round}");
+    }
+    receive(&mut queue, &mut pools);
+    queue.refill();
+    assert_eq!(queue.posted(), ring.into());
+    assert!(bytes(&mut queue) <= POSTED);
+    check_nothing_leaked(queue, &pools);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! # The life of a received packet
 //!
 //! 1. [`RxQueue::refill`] asks the [policy] how long buffers are to be now, takes as many as the ring has
-//!    room for (first those that came back, then new ones carved from 32 KiB chunks), and posts
+//!    room for, up to [`queue::POSTED`] bytes (first those that came back, then new ones carved from 32 KiB chunks), and posts
 //!    each under a token. The queue keeps a buffer only once the ring has accepted it.
 //! 2. The device fills one buffer or more and says how many bytes it wrote.
 //! 3. [`RxQueue::receive`] collects a burst of completions and fetches their headers before it looks at any.
