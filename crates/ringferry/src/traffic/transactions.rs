@@ -32,51 +32,108 @@ fn read_block(mut stream: &TcpStream, buffer: &mut [u8]) -> Result<bool, Error> 
     Ok(true)
 }
 
+/// What transactions have moved at one end, and the blocks of the one that is under way.
+struct Exchange {
+    sends: Job,
+    receives: Job,
+    sent: Flow,
+    received: Flow,
+    out: Vec<u8>,
+    into: Vec<u8>,
+}
+
+impl Exchange {
+    fn new(sends: Job, receives: Job) -> Self {
+        let [sent, received] = [sends, receives].map(|job| Flow::new(job.direction));
+        Self { sends, receives, sent, received, out: vec![0; sends.size], into: vec![0; receives.size] }
+    }
+
+    /// A transaction is over; `good` if what was received was what it should be.
+    fn count(&mut self, good: bool) {
+        self.received.corrupt += u64::from(!good);
+        for flow in [&mut self.sent, &mut self.received] {
+            flow.blocks += 1;
+            flow.bytes += self.sends.size as u64;
+        }
+    }
+
+    /// What was moved in `seconds`.
+    fn finish(self, seconds: f64, latency: Option<Histogram>) -> Moved {
+        let over = |flow| Some(Flow { seconds, ..flow });
+        Moved { sent: over(self.sent), received: over(self.received), latency }
+    }
+}
+
+/// Asks again and again, for the test's time. `transact` sends the request and awaits the response; false when that had
+/// more to it than a response has.
+fn ask_all(
+    ask: Job,
+    answer: Job,
+    shared: &Shared,
+    mut transact: impl FnMut(&[u8], &mut [u8]) -> Result<bool, Error>,
+) -> Result<Moved, Error> {
+    let mut exchange = Exchange::new(ask, answer);
+    let mut histogram = Histogram::new();
+    let mut pacer = Pacer::new(ask.rate);
+    while pacer.pace(ask.size) < ask.duration && !shared.stopped() {
+        let Exchange { sent, out, into, .. } = &mut exchange;
+        ask.pattern.fill(sent.blocks, out);
+        let start = Instant::now();
+        let whole = transact(out, into)?;
+        histogram.record(start.elapsed());
+        let good = whole && answer.pattern.matches(sent.blocks, into);
+        exchange.count(good);
+        shared.count(ask.size, 1);
+    }
+    Ok(exchange.finish(pacer.start.elapsed().as_secs_f64(), Some(histogram)))
+}
+
+/// Answers requests.
+struct Answers {
+    exchange: Exchange,
+    span: Span,
+}
+
+impl Answers {
+    fn new(ask: Job, answer: Job) -> Self {
+        Self { exchange: Exchange::new(answer, ask), span: Span::default() }
+    }
+
+    /// Checks and answers a request; false when the stream ended in front of it.
+    fn next(&mut self, mut stream: &TcpStream) -> Result<bool, Error> {
+        let Exchange { sends, receives, sent, out, into, .. } = &mut self.exchange;
+        if !read_block(stream, into)? {
+            return Ok(false);
+        }
+        sends.pattern.fill(sent.blocks, out);
+        stream.write_all(out).map_err(data_error)?;
+        let good = receives.pattern.matches(sent.blocks, into);
+        self.span.note();
+        self.exchange.count(good);
+        Ok(true)
+    }
+
+    fn finish(self) -> Moved {
+        self.exchange.finish(self.span.seconds(), None)
+    }
+}
+
 /// Sends a request, awaits its response, and again, for the test's time. `flow.blocks` of what it received
 /// counts transactions.
 pub fn request(mut stream: &TcpStream, ask: Job, answer: Job, shared: &Shared) -> Result<Moved, Error> {
-    let (mut sent, mut received) = (Flow::new(ask.direction), Flow::new(answer.direction));
-    let mut histogram = Histogram::new();
-    let (mut request, mut response) = (vec![0; ask.size], vec![0; answer.size]);
-    let mut pacer = Pacer::new(ask.rate);
-    while pacer.pace(ask.size) < ask.duration && !shared.stopped() {
-        ask.pattern.fill(sent.blocks, &mut request);
-        let start = Instant::now();
-        stream.write_all(&request).map_err(data_error)?;
-        if !read_block(stream, &mut response)? {
-            return Err(Error::Closed);
-        }
-        histogram.record(start.elapsed());
-        received.corrupt += u64::from(!answer.pattern.matches(sent.blocks, &response));
-        for flow in [&mut sent, &mut received] {
-            flow.blocks += 1;
-            flow.bytes += ask.size as u64;
-        }
-        shared.count(ask.size, 1);
-    }
-    sent.seconds = pacer.start.elapsed().as_secs_f64();
-    received.seconds = sent.seconds;
+    let moved = ask_all(ask, answer, shared, |request, response| {
+        stream.write_all(request).map_err(data_error)?;
+        if read_block(stream, response)? { Ok(true) } else { Err(Error::Closed) }
+    })?;
     stream.shutdown(std::net::Shutdown::Write).map_err(Error::Data)?;
-    Ok(Moved { sent: Some(sent), received: Some(received), latency: Some(histogram) })
+    Ok(moved)
 }
 
 /// Checks and answers requests until the client ends the stream.
-pub fn respond(mut stream: &TcpStream, ask: Job, answer: Job, shared: &Shared) -> Result<Moved, Error> {
-    let (mut sent, mut received) = (Flow::new(answer.direction), Flow::new(ask.direction));
-    let (mut request, mut response) = (vec![0; ask.size], vec![0; answer.size]);
-    let mut span = Span::default();
-    while !shared.stopped() && read_block(stream, &mut request)? {
-        answer.pattern.fill(sent.blocks, &mut response);
-        stream.write_all(&response).map_err(data_error)?;
-        span.note();
-        received.corrupt += u64::from(!ask.pattern.matches(sent.blocks, &request));
-        for flow in [&mut sent, &mut received] {
-            flow.blocks += 1;
-            flow.bytes += ask.size as u64;
-            flow.seconds = span.seconds();
-        }
-    }
-    Ok(Moved { sent: Some(sent), received: Some(received), latency: None })
+pub fn respond(stream: &TcpStream, ask: Job, answer: Job, shared: &Shared) -> Result<Moved, Error> {
+    let mut answers = Answers::new(ask, answer);
+    while !shared.stopped() && answers.next(stream)? {}
+    Ok(answers.finish())
 }
 
 /// Bounds every call on a socket in time, and lets short segments go at once.
@@ -104,31 +161,14 @@ fn open(address: SocketAddr) -> io::Result<TcpStream> {
 /// Connects, sends a request, awaits its response and the end of the connection, and again, for the test's time.
 /// `flow.blocks` of what it received counts transactions.
 pub fn call(address: SocketAddr, ask: Job, answer: Job, shared: &Shared) -> Result<Moved, Error> {
-    let (mut sent, mut received) = (Flow::new(ask.direction), Flow::new(answer.direction));
-    let mut histogram = Histogram::new();
-    let (mut request, mut response) = (vec![0; ask.size], vec![0; answer.size]);
-    let mut pacer = Pacer::new(ask.rate);
-    while pacer.pace(ask.size) < ask.duration && !shared.stopped() {
-        ask.pattern.fill(sent.blocks, &mut request);
-        let start = Instant::now();
+    ask_all(ask, answer, shared, |request, response| {
         let mut stream = open(address).map_err(data_error)?;
-        stream.write_all(&request).map_err(data_error)?;
-        if !read_block(&stream, &mut response)? {
+        stream.write_all(request).map_err(data_error)?;
+        if !read_block(&stream, response)? {
             return Err(Error::Closed);
         }
-        let whole = !read_block(&stream, &mut [0])?;
-        drop(stream);
-        histogram.record(start.elapsed());
-        received.corrupt += u64::from(!whole || !answer.pattern.matches(sent.blocks, &response));
-        for flow in [&mut sent, &mut received] {
-            flow.blocks += 1;
-            flow.bytes += ask.size as u64;
-        }
-        shared.count(ask.size, 1);
-    }
-    sent.seconds = pacer.start.elapsed().as_secs_f64();
-    received.seconds = sent.seconds;
-    Ok(Moved { sent: Some(sent), received: Some(received), latency: Some(histogram) })
+        Ok(!read_block(&stream, &mut [0])?)
+    })
 }
 
 /// A listener at `address`, with any port, for [`answer_calls`].
@@ -147,36 +187,23 @@ pub fn answer_calls(
     answer: Job,
     shared: &Shared,
 ) -> Result<Moved, Error> {
-    let (mut sent, mut received) = (Flow::new(answer.direction), Flow::new(ask.direction));
-    let (mut request, mut response) = (vec![0; ask.size], vec![0; answer.size]);
-    let mut span = Span::default();
+    let mut answers = Answers::new(ask, answer);
     let over = || shared.stopped() || shared.peer_done.load(Relaxed);
     loop {
-        let mut stream = match listener.accept() {
+        let stream = match listener.accept() {
             Ok((stream, peer)) if peer.ip() == client => stream,
             Ok(_) => continue,
-            Err(_) if over() => break,
+            Err(_) if over() => return Ok(answers.finish()),
             // Whoever connected gave up, or a signal came.
             Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {
                 continue;
             }
             Err(error) => return Err(data_error(error)),
         };
-        if !read_block(&stream, &mut request)? {
+        if !answers.next(&stream)? {
             return Err(Error::Closed);
         }
-        answer.pattern.fill(sent.blocks, &mut response);
-        stream.write_all(&response).map_err(data_error)?;
-        drop(stream);
-        span.note();
-        received.corrupt += u64::from(!ask.pattern.matches(sent.blocks, &request));
-        for flow in [&mut sent, &mut received] {
-            flow.blocks += 1;
-            flow.bytes += ask.size as u64;
-            flow.seconds = span.seconds();
-        }
     }
-    Ok(Moved { sent: Some(sent), received: Some(received), latency: None })
 }
 
 #[cfg(test)]
