@@ -8,6 +8,7 @@ mod lab;
 mod netfront;
 mod run;
 mod run_args;
+mod tap;
 mod traffic;
 
 use std::io::{self, IsTerminal};

@@ -10,6 +10,8 @@ use ringferry_vhost_user::message::MAX_VIRTQUEUES;
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::MAX_SEGS;
 
+use crate::tap::parse_address;
+
 /// Most queue pairs that vhost-user can address.
 const MAX_PAIRS: i64 = MAX_VIRTQUEUES as i64 / 2;
 
@@ -170,16 +172,6 @@ pub(super) enum Switch {
     Off,
 }
 
-fn parse_address(text: &str) -> Result<(IpAddr, u8), String> {
-    let (address, prefix) = text.split_once('/').ok_or("write ADDRESS/PREFIX, such as 10.0.0.2/24")?;
-    let address: IpAddr = address.parse().map_err(|error| format!("{error}"))?;
-    let longest = if address.is_ipv4() { 32 } else { 128 };
-    match prefix.parse() {
-        Ok(prefix) if prefix <= longest => Ok((address, prefix)),
-        _ => Err(format!("the prefix length is a number from 0 to {longest}")),
-    }
-}
-
 fn parse_queue_size(text: &str) -> Result<u16, String> {
     let range = 64..=32768;
     match text.parse() {
@@ -221,15 +213,6 @@ pub(super) fn wanted(args: &GuestArgs) -> Features {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_need_a_prefix_that_fits() {
-        assert_eq!(parse_address("10.0.0.2/24").unwrap(), ("10.0.0.2".parse().unwrap(), 24));
-        assert_eq!(parse_address("fd00::1/64").unwrap().1, 64);
-        for text in ["10.0.0.2", "10.0.0.2/33", "fd00::1/129", "x/8", "10.0.0.2/"] {
-            assert!(parse_address(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn queue_sizes_are_powers_of_two() {

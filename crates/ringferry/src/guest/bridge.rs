@@ -12,9 +12,6 @@ use std::io;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
 use std::time::Duration;
 
-use arrayvec::ArrayVec;
-use ringferry_memory::ReadSlice;
-use ringferry_packet::buffer::Chain;
 use ringferry_ring::Fault;
 use ringferry_sys::cpu;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
@@ -25,13 +22,10 @@ use ringferry_virtio_net::driver::Pair;
 use super::counts::{Counts, QueuePair, Report};
 use super::read;
 use super::rings::PairRings;
+use crate::tap;
 
 /// Packets moved in one direction before the other gets its turn.
 const BURST: usize = 32;
-
-/// Most buffers of a packet that go to the kernel, the header among them: a frame of any length in buffers of an
-/// MTU, and some.
-const PIECES: usize = 64;
 
 /// Busy rounds between looks at the other descriptors; see the switch's worker.
 const BUSY_ROUNDS: u32 = 16;
@@ -271,7 +265,7 @@ impl<'a> Bridge<'a> {
         let received = receiveq.lend(BURST, pools, |packet, _| {
             counts.rx_packets += 1;
             counts.rx_bytes += packet.len() as u64;
-            if !write(tap, &packet) {
+            if !tap::write(tap, &packet) {
                 counts.rx_tap_errors += 1;
             }
             Some(packet)
@@ -299,13 +293,4 @@ fn place(cpus: &[usize]) {
     if let Err(error) = cpu::restrict_current_thread(cpus) {
         tracing::debug!(?cpus, "cannot run there: {error}");
     }
-}
-
-/// Hands a packet to the kernel; false when it does not take it.
-fn write(tap: &Tap, packet: &Chain) -> bool {
-    let header = packet.header.to_bytes();
-    let mut slices = ArrayVec::<ReadSlice<'_>, PIECES>::new();
-    slices.push(ReadSlice::from(&header[..]));
-    slices.extend(packet.pieces().take(PIECES - 1));
-    packet.bufs().len() < PIECES && tap.writev(&slices).is_ok()
 }

@@ -60,6 +60,12 @@ impl Status<'_> {
             Request::Dump => return Err("a guest has no configuration file; its options are its own".into()),
             Request::Channels { .. } => Answer::Channels(self.channels()),
             Request::Steering { .. } => Answer::Steering(self.steering()),
+            Request::Explain { .. } => {
+                return Err("a guest knows only its own end: ask the switch it is plugged into".into());
+            }
+            Request::Rules { .. } | Request::Set { .. } | Request::Unset { .. } => {
+                return Err("a guest has no rules: ask the switch it is plugged into".into());
+            }
             Request::Stats { queues, .. } => Answer::Stats(self.stats(&reports()?, *queues)),
         })
     }

@@ -6,11 +6,11 @@
 use std::cell::Cell;
 
 use ringferry_packet::vnet::Offloads;
-use ringferry_sys::netif;
-use ringferry_sys::tap::{Offloads as TapOffloads, Tap, TapConfig, TapError};
+use ringferry_sys::tap::{Tap, TapConfig, TapError};
 
 use super::GuestError;
 use super::args::GuestArgs;
+use crate::tap;
 
 /// See the head of this file.
 pub(super) struct Taps {
@@ -24,18 +24,7 @@ impl Taps {
     pub(super) fn open(args: &GuestArgs) -> Result<Taps, GuestError> {
         let config = TapConfig { multi_queue: args.queues > 1, ..TapConfig::new(args.tap.clone()) };
         let queues = (0..args.queues).map(|_| Tap::open(&config)).collect::<Result<Vec<_>, _>>()?;
-        let name = &args.tap;
-        netif::quiet_ipv6(name);
-        if let Some(mac) = args.mac {
-            netif::set_mac(name, mac.0)?;
-        }
-        if let Some(mtu) = args.mtu {
-            netif::set_mtu(name, mtu.into())?;
-        }
-        for &(address, prefix) in &args.addresses {
-            netif::add_address(name, address, prefix)?;
-        }
-        netif::set_up(name, true)?;
+        tap::set_up(&args.tap, args.mac, args.mtu, &args.addresses)?;
         Ok(Taps { queues, attached: Cell::new(args.queues) })
     }
 
@@ -47,7 +36,7 @@ impl Taps {
     /// Has the kernel leave unfinished what the back end finishes.
     pub(super) fn set_offloads(&mut self, host: Offloads) -> Result<(), TapError> {
         // They are the device's, not the queue's.
-        self.queues.iter_mut().take(1).try_for_each(|tap| tap.set_offloads(tap_offloads(host)).map(drop))
+        self.queues.iter_mut().take(1).try_for_each(|tap| tap.set_offloads(tap::offloads(host)).map(drop))
     }
 
     /// Attaches the first `wanted` queues, and no others. What waits in one that is detached is lost. After an error
@@ -74,30 +63,5 @@ impl Taps {
         {
             tracing::debug!("cannot tell the tap where to send packets: {error}");
         }
-    }
-}
-
-fn tap_offloads(host: Offloads) -> TapOffloads {
-    let pairs = [
-        (Offloads::CSUM, TapOffloads::CSUM),
-        (Offloads::TSO4, TapOffloads::TSO4),
-        (Offloads::TSO6, TapOffloads::TSO6),
-        (Offloads::ECN, TapOffloads::ECN),
-        (Offloads::USO, TapOffloads::USO4 | TapOffloads::USO6),
-    ];
-    let taken = pairs.into_iter().filter(|(offload, _)| host.contains(*offload));
-    taken.map(|(_, tap)| tap).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use ringferry_virtio_net::Features;
-
-    use super::*;
-
-    #[test]
-    fn the_kernel_leaves_unfinished_only_what_the_back_end_finishes() {
-        assert_eq!(tap_offloads(Offloads::empty()), TapOffloads::empty());
-        assert_eq!(tap_offloads(Features::DEVICE.host_offloads()), TapOffloads::all());
     }
 }

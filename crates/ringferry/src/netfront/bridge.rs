@@ -3,9 +3,6 @@
 //! Packets to send are read where they can be of any length and copied to a buffer of their own length: large buffers are
 //! dear, as every page of them is granted. Received ones are written to the tap from where the back end put them.
 
-use arrayvec::ArrayVec;
-use ringferry_memory::ReadSlice;
-use ringferry_packet::buffer::Chain;
 use ringferry_packet::flow::flow_hash;
 use ringferry_packet::vnet::Header;
 use ringferry_sys::tap::{MAX_READ, Tap};
@@ -13,11 +10,10 @@ use ringferry_xen::netif::Fault;
 use ringferry_xen_net::netfront::Pair;
 use serde::Serialize;
 
+use crate::tap;
+
 /// Packets moved in one direction before the other gets its turn.
 const BURST: usize = 32;
-
-/// Most buffers of a packet that go to the kernel, the header among them: more than any packet has slots.
-const PIECES: usize = 64;
 
 /// Busy rounds between looks at the other descriptors.
 const BUSY_ROUNDS: u32 = 16;
@@ -189,7 +185,7 @@ fn receive(pair: &mut Pair, tap: &Tap, counts: &mut Counts) -> bool {
     let received = receive.lend(BURST, pools, |packet, _| {
         counts.rx_packets += 1;
         counts.rx_bytes += packet.len() as u64;
-        if !write(tap, &packet) {
+        if !tap::write(tap, &packet) {
             counts.rx_tap_errors += 1;
         }
         Some(packet)
@@ -205,13 +201,4 @@ fn refill(pair: &mut Pair, counts: &mut Counts) {
         counts.kicks += 1;
         let _ = pair.events().notify_receive();
     }
-}
-
-/// Hands a packet to the kernel; false when it does not take it.
-fn write(tap: &Tap, packet: &Chain) -> bool {
-    let header = packet.header.to_bytes();
-    let mut slices = ArrayVec::<ReadSlice<'_>, PIECES>::new();
-    slices.push(ReadSlice::from(&header[..]));
-    slices.extend(packet.pieces().take(PIECES - 1));
-    packet.bufs().len() < PIECES && tap.writev(&slices).is_ok()
 }

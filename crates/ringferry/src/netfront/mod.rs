@@ -17,7 +17,7 @@ use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Offloads;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::signal::{Signal, Signals};
-use ringferry_sys::tap::{Offloads as TapOffloads, Tap, TapConfig, TapError};
+use ringferry_sys::tap::{Tap, TapConfig, TapError};
 use ringferry_sys::{inherited, netif};
 use ringferry_xen::domain::{DomId, Domain};
 use ringferry_xen::process::{ConnectError, ProcessDomain};
@@ -28,6 +28,7 @@ use ringferry_xen_net::bus::{FrontConfig, FrontEvent, Frontend, Session};
 use ringferry_xen_net::netfront::PairConfig;
 use ringferry_xen_net::offload::Accepts;
 
+use crate::tap::{self, parse_address};
 use bridge::{Bridge, Counts, Turn};
 
 /// Shown below the options by `ringferry netfront --help`.
@@ -122,16 +123,6 @@ enum Provider {
     Xen,
     /// A broker whose domains are processes.
     Process,
-}
-
-fn parse_address(text: &str) -> Result<(IpAddr, u8), String> {
-    let (address, prefix) = text.split_once('/').ok_or("write ADDRESS/PREFIX, such as 10.0.0.2/24")?;
-    let address: IpAddr = address.parse().map_err(|error| format!("{error}"))?;
-    let longest = if address.is_ipv4() { 32 } else { 128 };
-    match prefix.parse() {
-        Ok(prefix) if prefix <= longest => Ok((address, prefix)),
-        _ => Err(format!("the prefix length is a number from 0 to {longest}")),
-    }
 }
 
 /// How long the back end may take to let go when we end. Without it the grants end with us all the same, and the hypervisor
@@ -285,28 +276,8 @@ fn connect(args: &NetfrontArgs) -> Result<(Arc<dyn Domain>, Client), NetfrontErr
 
 fn open_tap(args: &NetfrontArgs) -> Result<Tap, NetfrontError> {
     let tap = Tap::open(&TapConfig::new(args.tap.clone()))?;
-    let name = tap.name();
-    netif::quiet_ipv6(name);
-    if let Some(mac) = args.mac {
-        netif::set_mac(name, mac.0)?;
-    }
-    if let Some(mtu) = args.mtu {
-        netif::set_mtu(name, mtu.into())?;
-    }
-    for &(address, prefix) in &args.addresses {
-        netif::add_address(name, address, prefix)?;
-    }
-    netif::set_up(name, true)?;
+    tap::set_up(tap.name(), args.mac, args.mtu, &args.addresses)?;
     Ok(tap)
-}
-
-fn tap_offloads(host: Offloads) -> TapOffloads {
-    let pairs = [
-        (Offloads::CSUM, TapOffloads::CSUM),
-        (Offloads::TSO4, TapOffloads::TSO4),
-        (Offloads::TSO6, TapOffloads::TSO6),
-    ];
-    pairs.into_iter().filter(|(offload, _)| host.contains(*offload)).map(|(_, tap)| tap).collect()
 }
 
 impl Program<'_> {
@@ -409,7 +380,7 @@ impl Program<'_> {
     fn connected(&mut self, mut session: Session) -> Result<(), NetfrontError> {
         // What the kernel may leave unfinished is what the back end finishes.
         let offloads = if self.args.no_offloads { Offloads::empty() } else { session.accepts.offloads() };
-        self.tap.set_offloads(tap_offloads(offloads))?;
+        self.tap.set_offloads(tap::offloads(offloads))?;
         if let (Some(mac), None) = (session.mac, self.args.mac) {
             netif::set_mac(self.tap.name(), mac.0)?;
         }
