@@ -3,7 +3,7 @@
 use ringferry_memory::Words;
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6};
-use ringferry_switch::snapshot::{GrantSnapshot, PortState};
+use ringferry_switch::snapshot::{GrantSnapshot, PortSnapshot, PortState};
 use ringferry_sys::process::Spawn;
 use ringferry_xen::domain::DomId;
 use ringferry_xen::grant::GrantRef;
@@ -96,6 +96,50 @@ fn a_xen_guest_and_a_virtual_machine_exchange_frames_with_offloads_kept() {
         machine.assert_nothing_left();
         switch.stop();
     }
+}
+
+#[test]
+fn xsa_392_a_burst_that_finds_too_few_pages_waits_for_more_and_nothing_is_lost() {
+    let place = Place::new();
+    let mut machine = Machine::new(&place);
+    machine.create(DomId(ONE), 0);
+    let switch = place.start(&mut machine.run(&place, &["vm"], "", 1), Vec::new());
+    let mut vm = switch.plug("vm", 1, Options::default());
+    let mut xen = machine.guest(ONE, FrontConfig { split_events: true, ..small(1) });
+    xen.plug(&switch, PORT);
+    acquaint(&mut xen, &mut vm);
+    // Sixteen slots each, of 256.
+    const BURST: u32 = 24;
+    let mut sent = Vec::new();
+    for seed in 0..BURST {
+        let (header, frame) = tcp(xen.mac, vm.mac, false, &pattern(seed, 60_000), 1448);
+        vm.put(&header, &frame);
+        vm.flush();
+        sent.push(frame);
+    }
+    switch.until(PORT, "waiting frames", |port| port.counters["tx_waited"] > 5);
+    assert!(switch.port(PORT).counters["tx_packets"] < u64::from(BURST));
+    for frame in sent {
+        assert!(xen.receive().frame == frame);
+    }
+    let port = switch.until(PORT, "all frames", |port| port.counters["tx_packets"] == u64::from(BURST) + 1);
+    assert_eq!(port.drops.values().sum::<u64>(), 0, "{:?}", port.drops);
+    // One that takes nothing loses what is too much, and then what is too old.
+    for seed in 0..100 {
+        let (header, frame) = tcp(xen.mac, vm.mac, false, &pattern(seed, 60_000), 1448);
+        vm.put(&header, &frame);
+        vm.flush();
+        vm.drain();
+    }
+    let dropped = |port: &PortSnapshot| port.drops["no-receive-buffers"];
+    let full = switch.until(PORT, "drops", |port| dropped(port) > 40);
+    eventually("what waits is too old", || {
+        vm.send(&frame(xen.mac, vm.mac, 60, 0));
+        (dropped(&switch.port(PORT)) > dropped(&full) + 20).then_some(())
+    });
+    xen.close();
+    machine.assert_nothing_left();
+    switch.stop();
 }
 
 #[test]

@@ -4,6 +4,9 @@
 //! burst lie in pages that belong to the queue, which is therefore lent out while they are forwarded; and a front end that
 //! breaks a ring loses the whole interface, which only the control plane can take down. The worker [reports](Reporter) it
 //! and serves the queue no more.
+//!
+//! A stock front end posts 256 pages, which fourteen frames of 64 KiB fill; what finds none waits in the queue, up to
+//! a bound, and is delivered when the front end has told of more.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -14,7 +17,7 @@ use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::{Header, Offloads};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_xen_net::events::Events;
-use ringferry_xen_net::netback::{Multicast, PageCounters, Queue, Refused, Rejected};
+use ringferry_xen_net::netback::{Delivery, Multicast, PageCounters, Queue, Refused, Rejected};
 
 use super::aim::Aim;
 use super::crossing::Crossing;
@@ -34,6 +37,8 @@ pub struct VifStart {
     pub events: Events,
     /// Which connection of the interface it belongs to, for [`Broken`].
     pub session: u32,
+    /// What its worker counts for the port.
+    pub counters: Arc<PortCounters>,
 }
 
 /// The state of a queue, for people.
@@ -45,6 +50,8 @@ pub struct VifState {
     pub pages: PageCounters,
     /// Pages that are mapped now: learned ones, and static grants.
     pub mapped: (usize, usize),
+    /// Frames that had to wait for pages.
+    pub waited: u64,
 }
 
 /// An interface that can be served no more, and why.
@@ -79,11 +86,15 @@ pub(super) struct VifQueue {
     pub(super) queue: Queue<Area>,
     pub(super) events: Events,
     session: u32,
+    /// For frames that are delivered when nothing is sent to the port.
+    counters: Arc<PortCounters>,
+    shared: Arc<PortShared>,
+    number: usize,
     /// What was already taken over into the port's counters.
     seen: Rejected,
     /// Frames that were delivered and that the guest has not been shown, and their bytes.
     unseen: (u64, u64),
-    /// Frames that found no pages meanwhile.
+    /// Frames that found no pages meanwhile, nor room to wait for them.
     dropped: u64,
     /// The control plane was told that it is broken.
     reported: bool,
@@ -109,15 +120,25 @@ impl Vif {
 
     /// Serves one more queue.
     pub(super) fn start(&mut self, start: VifStart) {
-        let VifStart { number, queue, events, session } = start;
+        let VifStart { number, queue, events, session, counters } = start;
         let at = usize::from(number);
         if self.queues.len() <= at {
             self.queues.resize_with(at + 1, || None);
         }
         // The last back end may have died between answering and telling. One event too many is legal.
         let told = events.notify_transmit().and_then(|()| events.notify_receive());
-        let (seen, unseen) = (Rejected::default(), (0, 0));
-        let queue = VifQueue { queue, events, session, seen, unseen, dropped: 0, reported: false };
+        let queue = VifQueue {
+            queue,
+            events,
+            session,
+            counters,
+            shared: Arc::clone(&self.shared),
+            number: at,
+            seen: Rejected::default(),
+            unseen: (0, 0),
+            dropped: 0,
+            reported: false,
+        };
         let queue = self.queues[at].insert(queue);
         if told.is_err() {
             queue.report(self.id, "its event channel is gone", &self.reporter);
@@ -192,8 +213,10 @@ impl Vif {
         }
         let queue = self.queues.get_mut(usize::from(number)).and_then(Option::as_mut);
         let queue = queue.ok_or(DropReason::LinkDown)?;
-        match queue.queue.deliver(header, first, rest) {
-            Ok(()) => {
+        match queue.queue.deliver_or_wait(header, first, rest) {
+            // Counted when it is delivered.
+            Ok(Delivery::Waits) => Ok(Delivered::Away),
+            Ok(Delivery::Done) => {
                 queue.unseen.0 += 1;
                 queue.unseen.1 += len;
                 Ok(Delivered::Here)
@@ -213,7 +236,7 @@ impl Vif {
     pub(super) fn flush(&mut self, counters: &PortCounters) {
         for (pair, queue) in self.shared.pairs.iter().zip(&mut self.queues) {
             let Some(queue) = queue else { continue };
-            let notify = queue.queue.flush();
+            let notify = queue.show();
             if queue.dropped > 0 {
                 pair.tx_dropped.add(std::mem::take(&mut queue.dropped));
             }
@@ -237,17 +260,56 @@ impl Vif {
     pub(super) fn states(&self) -> impl Iterator<Item = (u16, VifState, Option<String>)> {
         (0u16..).zip(&self.queues).filter_map(|(number, queue)| {
             let queue = &queue.as_ref()?.queue;
-            let state =
-                VifState { positions: queue.positions(), pages: queue.counters(), mapped: queue.mapped() };
+            let state = VifState {
+                positions: queue.positions(),
+                pages: queue.counters(),
+                mapped: queue.mapped(),
+                waited: queue.waited(),
+            };
             Some((number, state, queue.fault().map(|fault| fault.to_string())))
         })
     }
 }
 
 impl VifQueue {
+    /// Shows the guest what was delivered, and as much of what waits as there are pages for; whether it wants to be told.
+    #[inline]
+    fn show(&mut self) -> bool {
+        if !self.queue.has_backlog() {
+            return self.queue.flush();
+        }
+        let mut notify = false;
+        loop {
+            self.drain();
+            notify |= self.queue.flush();
+            // Each time that there are pages already, at least one frame less waits.
+            if !self.queue.arm_backlog() {
+                return notify;
+            }
+        }
+    }
+
+    #[cold]
+    fn drain(&mut self) {
+        let drained = self.queue.drain();
+        let Some(pair) = self.shared.pairs.get(self.number) else { return };
+        for (packets, bytes) in
+            [(&self.counters.tx_packets, &self.counters.tx_bytes), (&pair.tx_packets, &pair.tx_bytes)]
+        {
+            packets.add(drained.frames);
+            bytes.add(drained.bytes);
+        }
+        self.counters.drops.add(DropReason::NoReceiveBuffers, drained.expired);
+        pair.tx_dropped.add(drained.expired);
+    }
+
     /// Takes a burst of what the guest sent; returns how many packets. `lent` are then to be forwarded.
     #[inline]
     pub(super) fn poll(&mut self, max: usize, multicast: &mut Multicast) -> usize {
+        if self.queue.has_backlog() && self.show() {
+            // A channel that is gone is found by whoever sends next.
+            let _ = self.events.notify_receive();
+        }
         if self.queue.has_packets() { self.queue.poll(max, multicast) } else { 0 }
     }
 

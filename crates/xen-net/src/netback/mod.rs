@@ -5,6 +5,7 @@
 //! | `queue` | [`Queue`]: a pair of rings with the pages behind them, as a port uses it |
 //! | `tx` | what the front end sends: slots to frames |
 //! | `rx` | what it receives: frames to pages |
+//! | `backlog` | frames that wait for pages |
 //! | `pages` | pages mapped for one burst, mapped for longer, or copied |
 //! | [`cache`] | which page has which slot of the window: O(1), bounded, evicting |
 //! | `control` | [`Control`]: the control ring, static grants |
@@ -24,6 +25,7 @@
 //! breaks the ring, and the interface is to be disconnected ([`Queue::fault`]). Pages are read after
 //! the checks, so whatever depends on bytes (headers, look-ups) works on private copies. A burst is bounded by the ring.
 
+mod backlog;
 pub mod cache;
 mod control;
 mod multicast;
@@ -35,6 +37,6 @@ mod tx;
 pub use control::{Control, StaticGrants};
 pub use multicast::{MAX_ADDRESSES, Multicast};
 pub use pages::{Mode, PageCounters};
-pub use queue::{DEFAULT_PAGES, Lent, Queue, QueueConfig, QueueError};
+pub use queue::{DEFAULT_PAGES, Delivery, Drained, Lent, Queue, QueueConfig, QueueError};
 pub use rx::Refused;
 pub use tx::Rejected;

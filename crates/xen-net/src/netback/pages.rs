@@ -149,11 +149,10 @@ impl Pages {
 
     #[inline(never)]
     fn map_wanted(&mut self, access: Access) -> bool {
-        if !self.stale.is_empty() {
-            self.foreign.unmap(&mut self.window, &self.stale);
-            self.stale.clear();
-        }
+        self.unmap_stale();
         self.mapped.clear();
+        // Neighbours side by side: one call of the hypervisor maps them all. Free slots come back in any order.
+        self.wanted.sort_unstable_by_key(|(slot, _)| *slot);
         self.foreign.map(&mut self.window, &self.wanted, access, &mut self.mapped);
         let mut all = true;
         for (i, (slot, _)) in self.wanted.iter().enumerate() {
@@ -168,6 +167,15 @@ impl Pages {
         }
         self.wanted.clear();
         all
+    }
+
+    /// Unmaps what others take the place of.
+    fn unmap_stale(&mut self) {
+        if !self.stale.is_empty() {
+            self.stale.sort_unstable();
+            self.foreign.unmap(&mut self.window, &self.stale);
+            self.stale.clear();
+        }
     }
 
     /// Whether a slot that was found is one into which nothing could be mapped.
@@ -276,10 +284,7 @@ impl Pages {
                 break;
             }
         }
-        if !self.stale.is_empty() {
-            self.foreign.unmap(&mut self.window, &self.stale);
-            self.stale.clear();
-        }
+        self.unmap_stale();
         if result.is_ok() {
             for access in [Access::Read, Access::Write] {
                 let wanted = added.iter().filter(|(.., how)| *how == access);

@@ -1,6 +1,7 @@
 //! One queue of a virtual interface, as a port of a switch uses it.
 
 use std::io;
+use std::time::Instant;
 
 use ringferry_memory::{Area, ReadSlice, Words};
 use ringferry_packet::frame::Burst;
@@ -9,6 +10,7 @@ use ringferry_xen::grant::{Foreign, ForeignCounters};
 use ringferry_xen::netif::control::{GrefEntry, Status};
 use ringferry_xen::netif::{BackRing, Fault, LayoutError};
 
+use super::backlog::Backlog;
 use super::multicast::Multicast;
 use super::pages::{Mode, PageCounters, Pages};
 use super::rx::{Refused, Rx};
@@ -66,11 +68,32 @@ impl Lent {
     }
 }
 
+/// What became of a frame that was not refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// It is in the front end's pages.
+    Done,
+    /// It waits until the front end has posted more of them.
+    Waits,
+}
+
+/// What became of frames that waited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drained {
+    /// Frames that were delivered.
+    pub frames: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Frames that waited for too long, and are lost.
+    pub expired: u64,
+}
+
 /// A pair of rings and the pages behind them.
 ///
 /// Sending: [`poll`](Self::poll) takes a burst; [`lend`](Self::lend) moves it out, so that other ports can be used while
 /// its frames are forwarded; [`give_back`](Self::give_back) and [`complete`](Self::complete) answer it. Receiving:
-/// [`expect`](Self::expect), [`deliver`](Self::deliver) each frame, [`flush`](Self::flush). The queue has no event channels:
+/// [`expect`](Self::expect), [`deliver`](Self::deliver) each frame, [`flush`](Self::flush). With
+/// [`deliver_or_wait`](Self::deliver_or_wait) frames wait for pages, up to a bound. The queue has no event channels:
 /// `true` from `complete` and `flush` asks the owner to notify the front end.
 ///
 /// Dropping the queue unmaps every page. That comes before telling the front end that we are closed.
@@ -79,6 +102,7 @@ pub struct Queue<A: Words = Area> {
     tx: Tx<A>,
     rx: Rx<A>,
     held: Option<Box<Held>>,
+    backlog: Backlog,
 }
 
 impl<A: Words> Queue<A> {
@@ -92,7 +116,15 @@ impl<A: Words> Queue<A> {
             tx: Tx::new(BackRing::attach(tx)?),
             rx: Rx::new(BackRing::attach(rx)?, config.sg),
             held: Some(Box::new(Held { pages, sent: Sent::default() })),
+            backlog: Backlog::new(0),
         })
+    }
+
+    /// Lets up to `bytes` of frames wait for pages. Only for a front end that tells when it has posted some
+    /// (`feature-rx-notify`).
+    #[must_use]
+    pub fn with_backlog(self, bytes: usize) -> Self {
+        Self { backlog: Backlog::new(bytes), ..self }
     }
 
     /// Why a ring is broken, if one is. The whole interface is then to be disconnected, as the front end is faulty
@@ -184,6 +216,72 @@ impl<A: Words> Queue<A> {
     pub fn deliver(&mut self, header: Header, first: &[u8], rest: &[ReadSlice<'_>]) -> Result<(), Refused> {
         let Some(Held { pages, .. }) = self.held.as_deref_mut() else { return Err(Refused::Lent) };
         self.rx.deliver(pages, header, first, rest)
+    }
+
+    /// As [`deliver`](Self::deliver), but a frame for which there are no pages waits for them, if there is room, and all that
+    /// come after it wait behind it. Then call [`drain`](Self::drain) before each flush, and after the flush
+    /// [`arm_backlog`](Self::arm_backlog).
+    ///
+    /// # Errors
+    /// See [`Refused`].
+    #[inline]
+    pub fn deliver_or_wait(
+        &mut self,
+        header: Header,
+        first: &[u8],
+        rest: &[ReadSlice<'_>],
+    ) -> Result<Delivery, Refused> {
+        if self.backlog.is_empty() {
+            match self.deliver(header, first, rest) {
+                Ok(()) => return Ok(Delivery::Done),
+                Err(Refused::NoBuffers) => {}
+                Err(refused) => return Err(refused),
+            }
+        } else {
+            // Not behind others, only to be refused then.
+            self.rx.shape(&header, first.len() + rest.iter().map(ReadSlice::len).sum::<usize>())?;
+        }
+        let waits = self.rx.ring.fault().is_none() && self.backlog.push(header, first, rest);
+        if waits { Ok(Delivery::Waits) } else { Err(Refused::NoBuffers) }
+    }
+
+    /// Whether frames wait for pages.
+    #[inline]
+    pub fn has_backlog(&self) -> bool {
+        !self.backlog.is_empty()
+    }
+
+    /// Frames that ever had to wait.
+    pub fn waited(&self) -> u64 {
+        self.backlog.waited()
+    }
+
+    /// Delivers frames that waited, as far as there are pages now.
+    #[cold]
+    pub fn drain(&mut self) -> Drained {
+        let mut drained = Drained { expired: self.backlog.expire(Instant::now()), ..Drained::default() };
+        let Some(Held { pages, .. }) = self.held.as_deref_mut() else { return drained };
+        while let Some(frame) = self.backlog.front() {
+            match self.rx.deliver(pages, frame.header, &frame.bytes, &[]) {
+                Ok(()) => {
+                    drained.frames += 1;
+                    drained.bytes += frame.bytes.len() as u64;
+                }
+                Err(Refused::NoBuffers) => break,
+                Err(_) => drained.expired += 1,
+            }
+            self.backlog.pop();
+        }
+        drained
+    }
+
+    /// Asks to be told when there are pages for the frame that waits longest; whether there are already, and then nobody will
+    /// tell. Not while there is something to [flush](Self::flush).
+    pub fn arm_backlog(&mut self) -> bool {
+        let Some(frame) = self.backlog.front() else { return false };
+        // Its shape was checked before it came to wait.
+        let slots = self.rx.shape(&frame.header, frame.bytes.len()).map_or(1, |(_, slots)| slots);
+        self.rx.ring.final_check(slots as u32)
     }
 
     /// Shows the front end what was delivered; true when it wants to be notified.

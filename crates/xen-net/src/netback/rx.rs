@@ -108,12 +108,9 @@ impl<A: Words> Rx<A> {
             return Err(Refused::Broken);
         }
         let len = first.len() + rest.iter().map(ReadSlice::len).sum::<usize>();
-        let marks = Marks::of(&header).ok_or(Refused::Offload)?;
+        let (marks, slots) = self.shape(&header, len)?;
         let count = len.div_ceil(PAGE);
-        if len > MAX_PACKET || count > 1 && !self.sg {
-            return Err(Refused::TooBig);
-        }
-        self.reserve(count.max(1) + usize::from(marks.gso.is_some()), pages)?;
+        self.reserve(slots, pages)?;
         self.ahead = self.ahead.saturating_sub(1).max(1);
         // Most frames lie in one page, and that is mapped.
         let Posted { id, slot, .. } = self.posted[self.next];
@@ -131,6 +128,17 @@ impl<A: Words> Rx<A> {
             return Ok(());
         }
         self.scatter(pages, marks, len, Source { first, rest, piece: ReadSlice::EMPTY })
+    }
+
+    /// What a frame asks for, and the slots that it takes.
+    #[inline]
+    pub(super) fn shape(&self, header: &Header, len: usize) -> Result<(Marks, usize), Refused> {
+        let marks = Marks::of(header).ok_or(Refused::Offload)?;
+        let count = len.div_ceil(PAGE);
+        if len > MAX_PACKET || count > 1 && !self.sg {
+            return Err(Refused::TooBig);
+        }
+        Ok((marks, count.max(1) + usize::from(marks.gso.is_some())))
     }
 
     /// Writes a frame page by page, where there may be an extra and pages may not be mapped.

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use ringferry_packet::vnet::{F_DATA_VALID, F_NEEDS_CSUM, GSO_TCPV4, GSO_UDP_L4, Header};
 use ringferry_xen::grant::Access;
 use ringferry_xen::netif::wire::{GSO_TCPV4 as KIND_TCPV4, MAX_PACKET, RxFlags};
-use ringferry_xen_net::netback::{Mode, QueueConfig, Refused};
+use ringferry_xen_net::netback::{Delivery, Drained, Mode, QueueConfig, Refused};
 
 use crate::front::{Front, MODES, Received, deliver, frame, tcp4};
 
@@ -183,6 +183,66 @@ fn xsa_392_a_frame_that_needs_more_pages_than_are_posted_spends_none() {
     assert!(!front.rx.publish(), "one page is not enough for a page and an extra");
     front.post_page(front.gref(1), 1);
     assert!(front.rx.publish(), "feature-rx-notify");
+    front.finish(queue);
+}
+
+#[test]
+fn frames_without_pages_wait_in_order_and_are_told_of() {
+    for mode in MODES {
+        let mut front = Front::new(64);
+        let mut queue = front.queue(mode).with_backlog(100_000);
+        let frames: Vec<_> =
+            [4000, 60, 9000, 100, 60_000, 60].iter().zip(0..).map(|(len, i)| frame(*len, i)).collect();
+        front.post(2);
+        let put = |queue: &mut ringferry_xen_net::netback::Queue<_>, frame: &[u8]| {
+            let (first, rest) = frame.split_at(40);
+            let rest: Vec<_> = rest.chunks(3000).map(ringferry_memory::ReadSlice::from).collect();
+            queue.deliver_or_wait(Header::default(), first, &rest)
+        };
+        let mut became = Vec::new();
+        for frame in &frames {
+            became.push(put(&mut queue, frame).unwrap());
+        }
+        // What would fit waits as well, behind what came before it.
+        let (done, waits) = (Delivery::Done, Delivery::Waits);
+        assert_eq!(became, [done, done, waits, waits, waits, waits]);
+        assert_eq!(put(&mut queue, &frame(40_000, 0)), Err(Refused::NoBuffers), "the bound");
+        assert_eq!(put(&mut queue, &frame(MAX_PACKET + 1, 0)), Err(Refused::TooBig));
+        assert_eq!(queue.drain(), Drained::default());
+        queue.flush();
+        assert!(!queue.arm_backlog());
+        let mut arrived = front.received();
+        assert_eq!(arrived.len(), 2);
+        front.post_page(front.gref(10), 10);
+        front.post_page(front.gref(11), 11);
+        assert!(!front.rx.publish(), "two pages are not enough for the first that waits");
+        assert_eq!((queue.drain(), queue.arm_backlog()), (Drained::default(), false));
+        front.post_page(front.gref(12), 12);
+        assert!(front.rx.publish(), "feature-rx-notify");
+        assert!(queue.arm_backlog(), "they are there already");
+        assert_eq!(queue.drain(), Drained { frames: 1, bytes: 9000, expired: 0 });
+        queue.flush();
+        arrived.extend(front.received());
+        assert!(!queue.arm_backlog());
+        front.post(30);
+        assert_eq!(queue.drain(), Drained { frames: 3, bytes: 60_160, expired: 0 });
+        queue.flush();
+        arrived.extend(front.received());
+        assert!(arrived.iter().map(|frame| &frame.bytes).eq(&frames), "{mode:?}");
+        assert!(!queue.has_backlog() && !queue.arm_backlog());
+        assert_eq!(queue.waited(), 4);
+        assert_eq!(put(&mut queue, &frames[1]), Ok(Delivery::Done));
+        queue.flush();
+        front.finish(queue);
+    }
+}
+
+#[test]
+fn nothing_waits_for_a_front_end_that_does_not_tell() {
+    let front = Front::new(8);
+    let mut queue = front.queue(Mode::Copy);
+    assert_eq!(queue.deliver_or_wait(Header::default(), &frame(60, 0), &[]), Err(Refused::NoBuffers));
+    assert!(!queue.has_backlog() && !queue.arm_backlog());
     front.finish(queue);
 }
 

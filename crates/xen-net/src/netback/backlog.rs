@@ -1,0 +1,113 @@
+//! Frames that wait until the front end has posted pages for them: copied once, bounded in bytes and in time.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use ringferry_memory::ReadSlice;
+use ringferry_packet::vnet::Header;
+
+/// How long a frame waits at most. What a sender has not heard of for so long it sends again; Linux's netback drops after 10
+/// seconds, when a connection has long backed off.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A frame.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) header: Header,
+    pub(super) bytes: Vec<u8>,
+    since: Instant,
+}
+
+/// The frames of a queue that wait, oldest first.
+#[derive(Debug)]
+pub(super) struct Backlog {
+    frames: VecDeque<Waiting>,
+    bytes: usize,
+    /// Most bytes.
+    limit: usize,
+    /// Frames that ever waited.
+    waited: u64,
+}
+
+impl Backlog {
+    /// Room for so many bytes of frames.
+    pub(super) fn new(limit: usize) -> Self {
+        Self { frames: VecDeque::new(), bytes: 0, limit, waited: 0 }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// Frames that ever waited.
+    pub(super) fn waited(&self) -> u64 {
+        self.waited
+    }
+
+    /// The oldest frame.
+    pub(super) fn front(&self) -> Option<&Waiting> {
+        self.frames.front()
+    }
+
+    /// Lets a copy of a frame wait; false when there is no room.
+    #[cold]
+    pub(super) fn push(&mut self, header: Header, first: &[u8], rest: &[ReadSlice<'_>]) -> bool {
+        let len = first.len() + rest.iter().map(ReadSlice::len).sum::<usize>();
+        if len > self.limit.saturating_sub(self.bytes) {
+            return false;
+        }
+        let mut bytes = vec![0; len];
+        let (begin, mut end) = bytes.split_at_mut(first.len());
+        begin.copy_from_slice(first);
+        for piece in rest {
+            let (here, after) = end.split_at_mut(piece.len());
+            piece.copy_to(here);
+            end = after;
+        }
+        self.waited += 1;
+        self.bytes += len;
+        self.frames.push_back(Waiting { header, bytes, since: Instant::now() });
+        true
+    }
+
+    /// Takes the oldest away.
+    pub(super) fn pop(&mut self) {
+        if let Some(frame) = self.frames.pop_front() {
+            self.bytes -= frame.bytes.len();
+        }
+    }
+
+    /// Forgets the frames that have waited too long at `now`; returns how many.
+    pub(super) fn expire(&mut self, now: Instant) -> u64 {
+        let late = |frame: &Waiting| now.saturating_duration_since(frame.since) >= PATIENCE;
+        let mut count = 0;
+        while self.frames.front().is_some_and(late) {
+            self.pop();
+            count += 1;
+        }
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn xsa_392_what_waits_is_bounded_in_bytes_and_in_time() {
+        let mut backlog = Backlog::new(1000);
+        let mut push = |len| backlog.push(Header::default(), &vec![1; len], &[]);
+        assert_eq!([600, 401, 400, 1].map(&mut push), [true, false, true, false]);
+        let now = Instant::now();
+        assert_eq!(backlog.expire(now), 0);
+        assert_eq!(backlog.expire(now + PATIENCE), 2);
+        assert!(backlog.is_empty());
+        assert!(backlog.push(Header::default(), &[0; 10], &[ReadSlice::from(&[2; 990][..])]));
+        let frame = backlog.front().unwrap();
+        assert!(frame.bytes[..10] == [0; 10] && frame.bytes[10..] == [2; 990]);
+        backlog.pop();
+        assert!(backlog.push(Header::default(), &[0; 1000], &[]));
+        assert!(!Backlog::new(0).push(Header::default(), &[0; 14], &[]));
+    }
+}
