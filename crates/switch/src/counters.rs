@@ -91,6 +91,23 @@ drop_reasons! {
     RxBadSlots = "rx-bad-slots",
     /// The receiving guest has asked not to get this multicast frame.
     Filtered = "filtered",
+    /// The frame is tagged for a VLAN that the port is not in, or lacks a tag that the port demands.
+    Vlan = "vlan",
+    /// Sender and receiver are isolated ports.
+    Isolated = "isolated",
+    /// The frame's source address may not be used behind this port (anti-spoofing).
+    Spoofed = "spoofed",
+    /// The port has as many source addresses as it may have, and this frame is from another, or from one that is fixed to another
+    /// port.
+    MacLimit = "mac-limit",
+    /// The port floods more frames than it may.
+    Storm = "storm",
+    /// The port sends more than it may.
+    RateIn = "rate-in",
+    /// The port is sent more than it may receive.
+    RateOut = "rate-out",
+    /// The frame does not fit the receiving port, and its sender was told so (ICMP).
+    TooBigAnswered = "too-big-answered",
 }
 
 /// Drops by reason. A drop is counted at the port it would have left by, or at the port it came from when it
@@ -153,6 +170,10 @@ port_counters! {
     tx_packets,
     /// Bytes of those frames, from the Ethernet header on, without the virtio-net header.
     tx_bytes,
+    /// Frames for the port whose checksums were finished, or that were cut, here, as its receiver takes no such frames.
+    tx_software,
+    /// Packets for the port that left it merged into larger frames.
+    tx_coalesced,
     /// Notifications received from the port's peer (a guest's doorbell).
     kicks,
     /// Notifications sent to the port's peer (a guest's interrupt).

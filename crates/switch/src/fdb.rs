@@ -1,4 +1,4 @@
-//! The forwarding database: which port a MAC address was last seen on (IEEE 802.1Q, 8.8).
+//! The forwarding database: which port a MAC address was last seen on, in each VLAN (IEEE 802.1Q, 8.8).
 //!
 //! Every frame costs one [`learn`](Fdb::learn) (its source) and one [`lookup`](Fdb::lookup) (its
 //! destination), and guests choose both addresses. So the table is built to stay small, fast and fair
@@ -6,9 +6,11 @@
 //!
 //! - **Bounded.** All memory is allocated at the start and the table never grows.
 //! - **Bounded work.** An address can only be in two places, two buckets of four slots, each bucket one cache
-//!   line; it goes to the emptier one (two-choice hashing). Twice as many slots as addresses allowed makes a
-//!   full pair of buckets rare. Linear probing was considered: its probe length depends on the other
-//!   addresses, and removal needs tombstones.
+//!   line; it goes to the first if that has a free slot. Twice as many slots as addresses allowed makes a full pair of buckets
+//!   rare, and then one of the eight addresses in it moves to its own other bucket. Putting an address into the
+//!   emptier bucket was tried: half of them are then in the second, which takes a look-up 1.5 to 3 times as long.
+//!   Linear probing was considered: its probe length depends on the other addresses, and removal needs
+//!   tombstones.
 //! - **Unpredictable.** The hash is keyed with a random seed, so a guest cannot choose addresses that
 //!   collide.
 //! - **Fair.** A port may add an address only while it holds fewer addresses than are free. One port alone
@@ -18,25 +20,39 @@
 //!   is refused; it never evicts an address of another port. Whoever floods source addresses hurts only their
 //!   own.
 //!
+//! Two rules of a port bear on the table. Its *static* addresses lie among the others but are never aged, moved, replaced
+//! or evicted; a frame that comes from one behind another port is to be dropped. Its *limit* is exact: the port never
+//! holds more learned addresses, and an address that has gone silent stops counting at once.
+//!
 //! An address that is silent for longer than the age is no longer found; its slot is reused when needed and
 //! freed by [`sweep`](Fdb::sweep). Time is a coarse tick in seconds that the caller reads once per burst. Each
 //! worker has a table of its own, and tells the others what [`learn`](Fdb::learn) says is news.
 
+use std::collections::HashSet;
+
+use ringferry_memory::ReadSlice;
 use ringferry_packet::ether::Mac;
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::rules::Vid;
 
 /// Index of a port in its switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortId(pub u16);
 
-/// Set in the key of a used slot, so that no key is zero. Bits 48 to 59 stay free for a VLAN id: tables per
-/// VLAN cost nothing more.
+/// Set in the key of a used slot, so that no key is zero. The address is in bits 0 to 47, its VLAN in bits 48 to 59.
 const USED: u64 = 1 << 63;
 
+/// What a static address has as the tick at which it was last seen. No clock gets there (it would take 136 years), so it is
+/// always young, and no other field is needed to tell it.
+const FIXED: u32 = u32::MAX;
+
 /// One address. A key of zero is a free slot.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, IntoBytes, Immutable)]
+#[repr(C)]
 struct Slot {
     key: u64,
-    /// Tick at which the address last sent.
+    /// Tick at which the address last sent, or [`FIXED`].
     seen: u32,
     port: u16,
     /// When other workers were last told, as the low bits of a tick.
@@ -46,8 +62,8 @@ struct Slot {
 /// Slots that share a cache line.
 const WAYS: usize = 4;
 
-#[derive(Clone, Copy, Default)]
-#[repr(align(64))]
+#[derive(Clone, Copy, Default, IntoBytes, Immutable)]
+#[repr(C, align(64))]
 struct Bucket([Slot; WAYS]);
 
 impl Bucket {
@@ -62,6 +78,20 @@ impl Bucket {
             .fold(0_u32, |bits, (way, slot)| bits | u32::from(slot.key == key) << way);
         (matches != 0).then(|| matches.trailing_zeros() as usize % WAYS)
     }
+}
+
+/// What [`Fdb::learn`] made of a frame's source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Learned {
+    /// Nothing that the tables of other workers lack.
+    Known,
+    /// The tables of other workers should hear of it: the address is new or has moved, or they were last told a quarter of the
+    /// age ago.
+    News,
+    /// The frame is to be dropped: its port has as many addresses as it may have, or the address is a static one of
+    /// another port.
+    Limited,
 }
 
 /// What happened to the table since it was made.
@@ -79,17 +109,44 @@ pub struct FdbStats {
     pub refused: u64,
     /// Addresses removed because they were silent for too long.
     pub aged: u64,
+    /// Frames that [`Learned::Limited`] was the answer to.
+    pub limited: u64,
 }
 
 /// One address in the table, for display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FdbItem {
+    /// The VLAN in which it was seen.
+    pub vid: Vid,
     /// The address.
     pub mac: Mac,
     /// The port it was last seen on.
     pub port: PortId,
-    /// Seconds since it last sent.
+    /// Seconds since it last sent; 0 for a static address.
     pub age: u32,
+    /// Whether it is a static address.
+    pub fixed: bool,
+}
+
+/// What the table knows of a port.
+#[derive(Debug, Default)]
+struct Holder {
+    /// Addresses learned behind it, aged ones included until their slot is freed.
+    held: u32,
+    limit: Option<Limit>,
+    /// Keys of its static addresses that are in the table.
+    fixed: Vec<u64>,
+}
+
+/// How many addresses may be learned behind a port.
+#[derive(Debug)]
+struct Limit {
+    most: u32,
+    /// Keys of those there are: `held` of them, found without a look at the whole table.
+    keys: HashSet<u64>,
+    /// Before this tick none of them is too old. So a guest that sends from ever new addresses makes us look at those it has
+    /// at most once per tick.
+    settled: u32,
 }
 
 /// The table. See the module's description.
@@ -98,9 +155,9 @@ pub struct Fdb {
     seed: [u64; 2],
     max_age: u32,
     capacity: usize,
+    /// Addresses learned; static ones do not count.
     len: usize,
-    /// Addresses held by each port, aged ones included until their slot is freed.
-    held: Vec<u32>,
+    ports: Vec<Holder>,
     /// Next bucket to sweep.
     cursor: usize,
     stats: FdbStats,
@@ -119,25 +176,30 @@ impl Fdb {
             max_age,
             capacity,
             len: 0,
-            held: Vec::new(),
+            ports: Vec::new(),
             cursor: 0,
             stats: FdbStats::default(),
         }
     }
 
-    /// Most addresses the table holds.
+    /// Most addresses the table learns.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Addresses in the table, silent ones included until their slot is freed.
+    /// Addresses learned, silent ones included until their slot is freed.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the table holds no address.
+    /// Whether no address is learned.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Static addresses in the table.
+    pub fn static_len(&self) -> usize {
+        self.ports.iter().map(|holder| holder.fixed.len()).sum()
     }
 
     /// What happened so far.
@@ -145,45 +207,40 @@ impl Fdb {
         self.stats
     }
 
-    /// Notes that `mac` sent a frame into `port` at `now`. Multicast, broadcast and zero addresses belong to
-    /// no station and are ignored. True when the tables of other workers should hear of it: the address is new or has moved,
-    /// or they were last told a quarter of the age ago.
+    /// Notes that `mac` sent a frame into `port` in VLAN `vid` at `now`. Multicast, broadcast and zero addresses belong to
+    /// no station and are ignored.
     #[inline]
-    pub fn learn(&mut self, mac: Mac, port: PortId, now: u32) -> bool {
+    pub fn learn(&mut self, vid: Vid, mac: Mac, port: PortId, now: u32) -> Learned {
         if mac.is_multicast() || mac == Mac::default() {
-            return false;
+            return Learned::Known;
         }
-        let key = key(mac);
+        let key = key(vid, mac);
         let pair = self.pair(key);
         for bucket in pair {
             if let Some(way) = self.buckets[bucket].find(key) {
                 let slot = &mut self.buckets[bucket].0[way];
                 // Stored only when it changes, so that a busy table is only read.
-                if slot.seen == now && slot.port == port.0 {
-                    return false;
+                if slot.port == port.0 && (slot.seen == now || slot.seen == FIXED) {
+                    return Learned::Known;
+                }
+                if slot.port != port.0 {
+                    return self.moved((bucket, way), port.0, now);
                 }
                 slot.seen = now;
-                let mut news =
-                    u32::from((now as u16).wrapping_sub(slot.told)) > (self.max_age / 4).min(0x7fff);
-                if slot.port != port.0 {
-                    let from = std::mem::replace(&mut slot.port, port.0);
-                    self.moved(from, port.0);
-                    news = true;
+                if u32::from((now as u16).wrapping_sub(slot.told)) > (self.max_age / 4).min(0x7fff) {
+                    slot.told = now as u16;
+                    return Learned::News;
                 }
-                if news {
-                    self.buckets[bucket].0[way].told = now as u16;
-                }
-                return news;
+                return Learned::Known;
             }
         }
-        self.insert(pair, Slot { key, seen: now, port: port.0, told: now as u16 });
-        true
+        self.insert(pair, Slot { key, seen: now, port: port.0, told: now as u16 })
     }
 
-    /// The port `mac` was last seen on, unless that was too long ago.
+    /// The port `mac` was last seen on in VLAN `vid`, unless that was too long ago.
     #[inline]
-    pub fn lookup(&self, mac: Mac, now: u32) -> Option<PortId> {
-        let key = key(mac);
+    pub fn lookup(&self, vid: Vid, mac: Mac, now: u32) -> Option<PortId> {
+        let key = key(vid, mac);
         let [first, second] = self.pair(key).map(|bucket| &self.buckets[bucket]);
         let slot = match first.find(key) {
             Some(way) => &first.0[way],
@@ -192,11 +249,64 @@ impl Fdb {
         (age(slot, now) <= self.max_age).then_some(PortId(slot.port))
     }
 
-    /// Removes every address of `port`: it was unplugged.
-    pub fn forget_port(&mut self, port: PortId) {
-        for bucket in 0..self.buckets.len() {
-            self.retain(bucket, |slot| slot.port != port.0);
+    /// Has the processor fetch what [`learn`](Self::learn) and [`lookup`](Self::lookup) of this address will look at. Worth
+    /// it for all addresses of a burst before the first is looked up, as a large table is not in the cache. Only the first
+    /// bucket, where nearly all are: to fetch both takes longer than it saves.
+    #[inline]
+    pub fn prefetch(&self, vid: Vid, mac: Mac) {
+        let [first, _] = self.pair(key(vid, mac));
+        ReadSlice::from(self.buckets[first].as_bytes()).prefetch();
+    }
+
+    /// Lets at most `most` addresses be learned behind `port`, or as many as its share of the table. Of those beyond,
+    /// the ones that were silent for longest are forgotten.
+    pub fn set_limit(&mut self, port: PortId, most: Option<u32>) {
+        let holder = self.holder(port.0);
+        if holder.limit.as_ref().map(|limit| limit.most) == most {
+            return;
         }
+        holder.limit = None;
+        let Some(most) = most else { return };
+        let places = (0..self.buckets.len()).flat_map(|bucket| (0..WAYS).map(move |way| (bucket, way)));
+        let mut own: Vec<_> = places
+            .map(|(bucket, way)| ((bucket, way), self.buckets[bucket].0[way]))
+            .filter(|(_, slot)| slot.key != 0 && slot.port == port.0 && slot.seen != FIXED)
+            .collect();
+        own.sort_unstable_by_key(|(_, slot)| std::cmp::Reverse(slot.seen));
+        for (place, _) in own.drain((most as usize).min(own.len())..) {
+            self.free(place);
+        }
+        let keys = own.iter().map(|(_, slot)| slot.key).collect();
+        self.holder(port.0).limit = Some(Limit { most, keys, settled: 0 });
+    }
+
+    /// Puts addresses behind `port` for ever, instead of those that an earlier call put there. Whoever names an address
+    /// last has it. Returns how many found no place: group addresses and those for which the table is too
+    /// full of static ones; they are learned like any other.
+    pub fn set_static(&mut self, port: PortId, addresses: &[(Mac, Vid)]) -> usize {
+        for key in std::mem::take(&mut self.holder(port.0).fixed) {
+            if let Some((bucket, way)) = self.find(key) {
+                self.buckets[bucket].0[way] = Slot::default();
+            }
+        }
+        addresses.iter().filter(|(mac, vid)| !self.fix(*mac, *vid, port.0)).count()
+    }
+
+    /// Removes every address learned behind `port`: what was behind it has gone. Static ones stay.
+    pub fn forget_port(&mut self, port: PortId) {
+        if self.holder(port.0).held == 0 {
+            return;
+        }
+        for bucket in 0..self.buckets.len() {
+            self.retain(bucket, |slot| slot.port != port.0 || slot.seen == FIXED);
+        }
+    }
+
+    /// Removes everything about `port`: it was unplugged, and another may get its number.
+    pub fn remove_port(&mut self, port: PortId) {
+        self.forget_port(port);
+        self.set_static(port, &[]);
+        *self.holder(port.0) = Holder::default();
     }
 
     /// Frees the slots of silent addresses in the next `buckets` buckets of four slots and returns how many
@@ -216,9 +326,11 @@ impl Fdb {
     pub fn iter(&self, now: u32) -> impl Iterator<Item = FdbItem> {
         let used = self.buckets.iter().flat_map(|bucket| &bucket.0).filter(|slot| slot.key != 0);
         let items = used.map(move |slot| FdbItem {
+            vid: vid(slot.key),
             mac: mac(slot.key),
             port: PortId(slot.port),
             age: age(slot, now),
+            fixed: slot.seen == FIXED,
         });
         items.filter(|item| item.age <= self.max_age)
     }
@@ -231,69 +343,196 @@ impl Fdb {
         [hash as usize & mask, (hash >> 32) as usize & mask]
     }
 
+    /// Bucket and slot of `key`, however old.
+    fn find(&self, key: u64) -> Option<(usize, usize)> {
+        self.pair(key).into_iter().find_map(|bucket| Some((bucket, self.buckets[bucket].find(key)?)))
+    }
+
     /// Puts an address that is not in the table into one of its two buckets.
     #[cold]
-    fn insert(&mut self, pair: [usize; 2], new: Slot) {
+    fn insert(&mut self, pair: [usize; 2], new: Slot) -> Learned {
+        if !self.may_hold_more(new.port, new.seen) {
+            self.stats.limited += 1;
+            return Learned::Limited;
+        }
         // A silent address gives way first, so that what follows counts only addresses in use.
         let max_age = self.max_age;
         for bucket in pair {
             self.stats.aged += self.retain(bucket, |slot| age(slot, new.seen) <= max_age) as u64;
         }
-        let used = |bucket: usize| self.buckets[bucket].0.iter().filter(|slot| slot.key != 0).count();
-        let bucket = if used(pair[1]) < used(pair[0]) { pair[1] } else { pair[0] };
-        let held = *self.held_by(new.port) as usize;
-        if held < self.capacity - self.len
-            && let Some(free) = self.buckets[bucket].0.iter_mut().find(|slot| slot.key == 0)
+        let held = self.holder(new.port).held as usize;
+        if held < self.capacity.saturating_sub(self.len)
+            && let Some((bucket, way)) = self.free_slot(pair)
         {
-            *free = new;
-            self.len += 1;
-            *self.held_by(new.port) += 1;
-            self.stats.learned += 1;
-        } else if let Some((bucket, way)) = self.oldest_of_port(pair, new) {
             self.buckets[bucket].0[way] = new;
+            self.len += 1;
+            self.hold(new);
+            self.stats.learned += 1;
+        } else if let Some((bucket, way)) = self.oldest(pair, new.seen, |slot| slot.port == new.port) {
+            self.release(self.buckets[bucket].0[way]);
+            self.buckets[bucket].0[way] = new;
+            self.hold(new);
             self.stats.replaced += 1;
         } else {
             self.stats.refused += 1;
         }
+        Learned::News
     }
 
-    /// Where in `pair` the oldest address of the same port as `new` is.
-    fn oldest_of_port(&self, pair: [usize; 2], new: Slot) -> Option<(usize, usize)> {
+    /// An address was seen behind another port than the table says.
+    #[cold]
+    fn moved(&mut self, (bucket, way): (usize, usize), to: u16, now: u32) -> Learned {
+        // Making room frees only slots of the port that it moves to, so it stays where it is.
+        if self.buckets[bucket].0[way].seen == FIXED || !self.may_hold_more(to, now) {
+            self.stats.limited += 1;
+            return Learned::Limited;
+        }
+        let old = self.buckets[bucket].0[way];
+        let new = Slot { seen: now, port: to, told: now as u16, ..old };
+        self.release(old);
+        self.buckets[bucket].0[way] = new;
+        self.hold(new);
+        self.stats.moved += 1;
+        Learned::News
+    }
+
+    /// Makes `mac` a static address of `port` and returns whether there is a place for it.
+    fn fix(&mut self, mac: Mac, vid: Vid, port: u16) -> bool {
+        if mac.is_multicast() || mac == Mac::default() {
+            return false;
+        }
+        let key = key(vid, mac);
+        if let Some((bucket, way)) = self.find(key) {
+            let old = self.buckets[bucket].0[way];
+            if old.seen == FIXED {
+                self.holder(old.port).fixed.retain(|fixed| *fixed != key);
+                self.buckets[bucket].0[way] = Slot::default();
+            } else {
+                self.free((bucket, way));
+            }
+        }
+        let pair = self.pair(key);
+        let place = self.free_slot(pair).or_else(|| {
+            // Their ages compare whatever the time is now.
+            let evicted = self.oldest(pair, FIXED, |_| true)?;
+            self.free(evicted);
+            Some(evicted)
+        });
+        let Some((bucket, way)) = place else { return false };
+        self.buckets[bucket].0[way] = Slot { key, seen: FIXED, port, told: 0 };
+        self.holder(port).fixed.push(key);
+        true
+    }
+
+    /// A free slot in one of the buckets of `pair`, if need be made free by moving an address to its other bucket.
+    fn free_slot(&mut self, pair: [usize; 2]) -> Option<(usize, usize)> {
+        let free = |buckets: &[Bucket], bucket: usize| {
+            Some((bucket, buckets[bucket].0.iter().position(|slot| slot.key == 0)?))
+        };
+        if let Some(place) = pair.into_iter().find_map(|bucket| free(&self.buckets, bucket)) {
+            return Some(place);
+        }
+        let places = pair.into_iter().flat_map(|bucket| (0..WAYS).map(move |way| (bucket, way)));
+        let moves = places.map(|(bucket, way)| {
+            let [first, second] = self.pair(self.buckets[bucket].0[way].key);
+            ((bucket, way), if first == bucket { second } else { first })
+        });
+        let mut possible = moves.filter_map(|(from, to)| Some((from, free(&self.buckets, to)?)));
+        let ((bucket, way), (to, there)) = possible.next()?;
+        self.buckets[to].0[there] = std::mem::take(&mut self.buckets[bucket].0[way]);
+        Some((bucket, way))
+    }
+
+    /// Where in `pair` the oldest learned address is that is `among` those meant.
+    fn oldest(&self, pair: [usize; 2], now: u32, among: impl Fn(&Slot) -> bool) -> Option<(usize, usize)> {
         let places = pair.into_iter().flat_map(|bucket| (0..WAYS).map(move |way| (bucket, way)));
         let slot = |(bucket, way): (usize, usize)| &self.buckets[bucket].0[way];
-        let own = places.filter(|place| slot(*place).key != 0 && slot(*place).port == new.port);
-        own.max_by_key(|place| age(slot(*place), new.seen))
+        let learned =
+            places.filter(|place| slot(*place).key != 0 && slot(*place).seen != FIXED && among(slot(*place)));
+        learned.max_by_key(|place| age(slot(*place), now))
     }
 
-    #[cold]
-    fn moved(&mut self, from: u16, to: u16) {
-        *self.held_by(from) -= 1;
-        *self.held_by(to) += 1;
-        self.stats.moved += 1;
+    /// Whether the limit of `port` allows one more address, when those that are too old by now do not count. They are
+    /// freed if that matters.
+    fn may_hold_more(&mut self, port: u16, now: u32) -> bool {
+        let holder = self.holder(port);
+        let held = holder.held;
+        let Some(limit) = &mut holder.limit else { return true };
+        let most = limit.most;
+        if held < most || now < limit.settled {
+            return held < most;
+        }
+        let mut keys = std::mem::take(&mut limit.keys);
+        let mut oldest = now;
+        keys.retain(|key| {
+            let Some((bucket, way)) = self.find(*key) else { return false };
+            let slot = &mut self.buckets[bucket].0[way];
+            let young = age(slot, now) <= self.max_age;
+            if young {
+                oldest = oldest.min(slot.seen);
+            } else {
+                *slot = Slot::default();
+            }
+            young
+        });
+        let settled = oldest.saturating_add(self.max_age).saturating_add(1);
+        let left = keys.len() as u32;
+        let freed = held - left;
+        self.len -= freed as usize;
+        self.stats.aged += u64::from(freed);
+        let holder = self.holder(port);
+        holder.held = left;
+        holder.limit = Some(Limit { most, keys, settled });
+        left < most
     }
 
-    /// Frees the slots of `bucket` that `keep` does not want and returns how many.
+    /// Counts an address that was learned.
+    fn hold(&mut self, slot: Slot) {
+        let settled = slot.seen.saturating_add(self.max_age).saturating_add(1);
+        let holder = self.holder(slot.port);
+        holder.held += 1;
+        if let Some(limit) = &mut holder.limit {
+            limit.keys.insert(slot.key);
+            limit.settled = limit.settled.min(settled);
+        }
+    }
+
+    /// Counts one out that had been learned.
+    fn release(&mut self, slot: Slot) {
+        let holder = self.holder(slot.port);
+        holder.held -= 1;
+        if let Some(limit) = &mut holder.limit {
+            limit.keys.remove(&slot.key);
+        }
+    }
+
+    /// Frees the slot of a learned address.
+    fn free(&mut self, (bucket, way): (usize, usize)) {
+        let slot = std::mem::take(&mut self.buckets[bucket].0[way]);
+        self.release(slot);
+        self.len -= 1;
+    }
+
+    /// Frees the slots of `bucket` that `keep` does not want and returns how many. None may be static.
     fn retain(&mut self, bucket: usize, keep: impl Fn(&Slot) -> bool) -> usize {
         let mut freed = 0;
         for way in 0..WAYS {
             let slot = self.buckets[bucket].0[way];
             if slot.key != 0 && !keep(&slot) {
-                self.buckets[bucket].0[way] = Slot::default();
-                *self.held_by(slot.port) -= 1;
+                self.free((bucket, way));
                 freed += 1;
             }
         }
-        self.len -= freed;
         freed
     }
 
-    /// The number of addresses `port` holds. Grows with the number of ports, which guests do not choose.
-    fn held_by(&mut self, port: u16) -> &mut u32 {
+    /// What is known of `port`. Grows with the number of ports, which guests do not choose.
+    fn holder(&mut self, port: u16) -> &mut Holder {
         let index = usize::from(port);
-        if index >= self.held.len() {
-            self.held.resize(index + 1, 0);
+        if index >= self.ports.len() {
+            self.ports.resize_with(index + 1, Holder::default);
         }
-        &mut self.held[index]
+        &mut self.ports[index]
     }
 }
 
@@ -304,9 +543,13 @@ fn age(slot: &Slot, now: u32) -> u32 {
 }
 
 #[inline]
-fn key(mac: Mac) -> u64 {
+fn key(vid: Vid, mac: Mac) -> u64 {
     let [a, b, c, d, e, f] = mac.0;
-    u64::from_be_bytes([0, 0, a, b, c, d, e, f]) | USED
+    u64::from_be_bytes([0, 0, a, b, c, d, e, f]) | u64::from(vid & 0xfff) << 48 | USED
+}
+
+fn vid(key: u64) -> Vid {
+    (key >> 48) as u16 & 0xfff
 }
 
 fn mac(key: u64) -> Mac {
@@ -323,234 +566,4 @@ fn mix(word: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::HashMap;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const SEED: [u64; 2] = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210];
-    const A: PortId = PortId(0);
-    const B: PortId = PortId(1);
-
-    /// The `n`th address of a station.
-    fn station(n: u64) -> Mac {
-        let [_, _, _, a, b, c, d, e] = (n + 1).to_be_bytes();
-        Mac([0x52, a, b, c, d, e])
-    }
-
-    fn held(fdb: &Fdb, port: PortId) -> usize {
-        fdb.iter(0).filter(|item| item.port == port).count()
-    }
-
-    #[test]
-    fn learned_address_is_found_until_it_ages() {
-        let mut fdb = Fdb::new(64, 300, SEED);
-        fdb.learn(station(1), B, 1000);
-        assert_eq!(fdb.lookup(station(1), 1300), Some(B));
-        assert_eq!(fdb.lookup(station(1), 1301), None);
-        assert_eq!(fdb.lookup(station(2), 1000), None);
-        fdb.learn(station(1), B, 1200);
-        assert_eq!(fdb.lookup(station(1), 1500), Some(B), "a frame makes the address young again");
-    }
-
-    /// IEEE 802.1Q, 8.7: a group address is never learned.
-    #[test]
-    fn group_and_zero_addresses_are_not_learned() {
-        let mut fdb = Fdb::new(64, 300, SEED);
-        for mac in
-            [Mac::BROADCAST, Mac([0x01, 0, 0x5e, 0, 0, 1]), Mac([0x33, 0x33, 0, 0, 0, 1]), Mac::default()]
-        {
-            fdb.learn(mac, A, 0);
-            assert_eq!(fdb.lookup(mac, 0), None);
-        }
-        assert!(fdb.is_empty());
-    }
-
-    #[test]
-    fn address_that_changes_ports_is_counted_and_followed() {
-        let mut fdb = Fdb::new(64, 300, SEED);
-        fdb.learn(station(1), A, 0);
-        fdb.learn(station(1), B, 0);
-        assert_eq!(fdb.lookup(station(1), 0), Some(B));
-        assert_eq!((fdb.stats().moved, fdb.len()), (1, 1));
-        fdb.forget_port(A);
-        assert_eq!(fdb.lookup(station(1), 0), Some(B));
-    }
-
-    #[test]
-    fn unplugged_port_is_forgotten() {
-        let mut fdb = Fdb::new(256, 300, SEED);
-        for n in 0..100 {
-            fdb.learn(station(n), PortId((n % 2) as u16), 0);
-        }
-        fdb.forget_port(A);
-        assert_eq!((held(&fdb, A), held(&fdb, B), fdb.len()), (0, 50, 50));
-        assert!((0..100).all(|n| fdb.lookup(station(n), 0) == (n % 2 == 1).then_some(B)));
-    }
-
-    #[test]
-    fn sweep_frees_silent_addresses_and_no_others() {
-        let mut fdb = Fdb::new(256, 300, SEED);
-        for n in 0..100 {
-            fdb.learn(station(n), A, if n < 60 { 0 } else { 200 });
-        }
-        let freed: usize = (0..128).map(|_| fdb.sweep(1, 301)).sum();
-        assert_eq!((freed, fdb.len(), fdb.stats().aged), (60, 40, 60));
-        assert!((60..100).all(|n| fdb.lookup(station(n), 301) == Some(A)));
-        assert_eq!(fdb.sweep(usize::MAX, 301), 0, "a budget larger than the table is one round");
-    }
-
-    /// A guest that sends from ever new addresses (macof) neither evicts the others nor keeps them from being
-    /// learned.
-    #[test]
-    fn flooding_guest_hurts_only_itself() {
-        let mut fdb = Fdb::new(1024, 300, SEED);
-        for n in 0..100 {
-            fdb.learn(station(n), A, 0);
-        }
-        for n in 1000..101_000 {
-            fdb.learn(station(n), B, 0);
-        }
-        assert!((0..100).all(|n| fdb.lookup(station(n), 0) == Some(A)), "evicted by the flood");
-        assert!(fdb.len() <= fdb.capacity());
-        assert_eq!(held(&fdb, B), (1024 - 100) / 2);
-        let newcomer = PortId(2);
-        for n in 100..300 {
-            fdb.learn(station(n), newcomer, 0);
-        }
-        assert!(
-            (100..300).filter(|n| fdb.lookup(station(*n), 0) == Some(newcomer)).count() >= 190,
-            "no room left by the flood"
-        );
-        let stats = fdb.stats();
-        assert_eq!(stats.learned + stats.replaced + stats.refused, 100 + 100_000 + 200);
-    }
-
-    #[test]
-    fn flooding_guests_together_leave_a_share() {
-        let mut fdb = Fdb::new(1024, 300, SEED);
-        for n in 0..100_000 {
-            fdb.learn(station(n), PortId((n % 7) as u16), 0);
-        }
-        assert!(fdb.capacity() - fdb.len() >= 1024 / 8);
-        assert!((0..7).all(|port| held(&fdb, PortId(port)) >= 1024 / 8 - 7));
-    }
-
-    #[test]
-    fn half_of_the_capacity_fits_without_loss_from_one_port() {
-        let mut fdb = Fdb::new(16384, 300, SEED);
-        for n in 0..8192 {
-            fdb.learn(station(n), A, 0);
-        }
-        assert!((0..8192).filter(|n| fdb.lookup(station(*n), 0) == Some(A)).count() >= 8190);
-    }
-
-    #[test]
-    fn silent_addresses_make_room_without_a_sweep() {
-        let mut fdb = Fdb::new(64, 300, SEED);
-        for n in 0..10_000 {
-            fdb.learn(station(n), A, 0);
-        }
-        for n in 20_000..30_000 {
-            fdb.learn(station(n), B, 301);
-        }
-        assert!(fdb.iter(301).filter(|item| item.port == B).count() >= 16);
-    }
-
-    #[test]
-    fn placement_depends_on_the_seed() {
-        let fdb = Fdb::new(16384, 300, SEED);
-        let other = Fdb::new(16384, 300, [SEED[0] ^ 1, SEED[1]]);
-        let same = (0..1000).filter(|n| fdb.pair(key(station(*n))) == other.pair(key(station(*n)))).count();
-        assert!(same < 5, "{same} of 1000 addresses are where they were");
-    }
-
-    #[test]
-    fn bucket_is_one_cache_line() {
-        assert_eq!(size_of::<Bucket>(), 64);
-    }
-
-    #[derive(Clone, Debug)]
-    enum Step {
-        Learn(u64, u16),
-        Lookup(u64),
-        Forget(u16),
-        Sweep(usize),
-        Wait(u32),
-    }
-
-    fn step() -> impl Strategy<Value = Step> {
-        prop_oneof![
-            6 => (0..40u64, 0..4u16).prop_map(|(n, port)| Step::Learn(n, port)),
-            3 => (0..40u64).prop_map(Step::Lookup),
-            1 => (0..4u16).prop_map(Step::Forget),
-            1 => (0..20usize).prop_map(Step::Sweep),
-            2 => (0..15u32).prop_map(Step::Wait),
-        ]
-    }
-
-    proptest! {
-        /// With far more room than addresses, the table is a map with ageing.
-        #[test]
-        fn agrees_with_a_map(steps in proptest::collection::vec(step(), 0..300), seed: [u64; 2]) {
-            let mut fdb = Fdb::new(1024, 30, seed);
-            let mut model: HashMap<u64, (u16, u32)> = HashMap::new();
-            let mut now = 0;
-            for step in steps {
-                match step {
-                    Step::Learn(n, port) => {
-                        fdb.learn(station(n), PortId(port), now);
-                        model.insert(n, (port, now));
-                    }
-                    Step::Lookup(n) => {
-                        let expected = model.get(&n).filter(|(_, seen)| now - seen <= 30);
-                        let expected = expected.map(|(port, _)| PortId(*port));
-                        prop_assert_eq!(fdb.lookup(station(n), now), expected);
-                    }
-                    Step::Forget(port) => {
-                        fdb.forget_port(PortId(port));
-                        model.retain(|_, (at, _)| *at != port);
-                    }
-                    Step::Sweep(buckets) => {
-                        fdb.sweep(buckets, now);
-                    }
-                    Step::Wait(seconds) => now += seconds,
-                }
-            }
-            let mut listed: Vec<_> = fdb.iter(now).map(|item| (item.mac, item.port.0, item.age)).collect();
-            let live = model.iter().filter(|(_, (_, seen))| now - seen <= 30);
-            let mut expected: Vec<_> =
-                live.map(|(n, (port, seen))| (station(*n), *port, now - seen)).collect();
-            listed.sort_unstable();
-            expected.sort_unstable();
-            prop_assert_eq!(listed, expected);
-        }
-
-        /// However full: never over capacity, never a wrong port, and the count per port is true.
-        #[test]
-        fn stays_consistent_when_full(
-            steps in proptest::collection::vec((0..400u64, 0..4u16, 0..3u32), 0..2000),
-            seed: [u64; 2],
-        ) {
-            let mut fdb = Fdb::new(64, 10, seed);
-            let mut last = HashMap::new();
-            let mut now = 0;
-            for (n, port, seconds) in steps {
-                now += seconds / 2;
-                fdb.learn(station(n), PortId(port), now);
-                last.insert(n, PortId(port));
-                prop_assert!(fdb.len() <= fdb.capacity());
-                if let Some(found) = fdb.lookup(station(n), now) {
-                    prop_assert_eq!(found, last[&n]);
-                }
-            }
-            let used = fdb.buckets.iter().flat_map(|bucket| bucket.0).filter(|slot| slot.key != 0);
-            let mut held = vec![0; fdb.held.len()];
-            used.for_each(|slot| held[usize::from(slot.port)] += 1);
-            prop_assert_eq!(held.iter().sum::<u32>() as usize, fdb.len());
-            prop_assert_eq!(held, fdb.held);
-        }
-    }
-}
+mod tests;

@@ -11,8 +11,10 @@ use std::time::Duration;
 use ringferry_xen_net::netback::PageCounters;
 use serde::{Deserialize, Serialize};
 
+use crate::config;
 use crate::counters::WorkerCounters;
 use crate::fdb::{Fdb, PortId};
+use crate::rules::Rules;
 
 /// Version of the schema. Raised when a field changes its meaning or goes away.
 pub const VERSION: u32 = 1;
@@ -57,6 +59,76 @@ pub struct PortSnapshot {
     pub counters: BTreeMap<String, u64>,
     /// Dropped packets by reason.
     pub drops: BTreeMap<String, u64>,
+    /// What its frames must obey.
+    #[serde(default)]
+    pub rules: RulesByKey,
+}
+
+/// Rules of a port that are not as they are by default: keys and values are those of the configuration file.
+pub type RulesByKey = BTreeMap<String, serde_json::Value>;
+
+/// The rules of a port: the answer to `ringferry ctl rules`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PortRules {
+    /// The port.
+    pub port: String,
+    /// Its rules.
+    pub rules: RulesByKey,
+}
+
+/// What became of a change of rules: the answer to `ringferry ctl set` and `unset`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RulesChange {
+    /// The port.
+    pub port: String,
+    /// Its rules now.
+    pub rules: RulesByKey,
+    /// Whether the configuration file says the same, so that the next start has them, too.
+    pub persistent: bool,
+    /// Where they are kept, or why they are not, for people.
+    pub note: String,
+}
+
+/// Rules as they are shown and reported.
+pub(crate) fn rules_by_key(rules: &Rules) -> RulesByKey {
+    let value = |value| serde_json::to_value(value).unwrap_or_default();
+    config::rules_by_key(rules).into_iter().map(|(key, toml)| (key.to_owned(), value(toml))).collect()
+}
+
+/// Rules in the words of `ringferry ctl set`.
+fn settings(rules: &RulesByKey) -> impl Iterator<Item = String> {
+    fn flag(value: &serde_json::Value) -> String {
+        match value {
+            serde_json::Value::String(text) => text.clone(),
+            serde_json::Value::Array(items) if items.is_empty() => "none".to_owned(),
+            serde_json::Value::Array(items) => items.iter().map(flag).collect::<Vec<_>>().join(","),
+            other => other.to_string(),
+        }
+    }
+    rules.iter().map(|(key, value)| format!("{key}={}", flag(value)))
+}
+
+impl PortRules {
+    /// A rule a line, in the words of `ringferry ctl set`.
+    pub fn to_text(&self) -> String {
+        rules_to_text(&self.port, &self.rules)
+    }
+}
+
+impl RulesChange {
+    /// The rules now, and whether they are kept.
+    pub fn to_text(&self) -> String {
+        let kept = if self.persistent { "kept" } else { "not kept when the switch ends" };
+        format!("{}{kept}: {}\n", rules_to_text(&self.port, &self.rules), self.note)
+    }
+}
+
+fn rules_to_text(port: &str, rules: &RulesByKey) -> String {
+    if rules.is_empty() {
+        return format!("{port} has no rules\n");
+    }
+    let lines = settings(rules).map(|setting| format!("  {setting}\n"));
+    format!("rules of {port}:\n{}", lines.collect::<String>())
 }
 
 /// Whether a port carries packets.
@@ -194,21 +266,27 @@ impl GrantSnapshot {
 pub struct FdbSnapshot {
     /// Most addresses it can hold.
     pub capacity: usize,
-    /// Addresses seen lately, ordered by port and address.
+    /// Addresses seen lately, ordered by port, VLAN and address.
     pub entries: Vec<FdbEntry>,
-    /// `learned`, `moved`, `replaced`, `refused`, `aged`: see [`crate::fdb::FdbStats`].
+    /// `learned`, `moved`, `replaced`, `refused`, `aged`, `limited`: see [`crate::fdb::FdbStats`].
     pub counters: BTreeMap<String, u64>,
 }
 
 /// One address in the forwarding database.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FdbEntry {
+    /// The VLAN in which it was seen; 0 is that of frames that nobody has put into another.
+    #[serde(default)]
+    pub vlan: u16,
     /// The address.
     pub mac: String,
     /// Name of the port it was last seen on.
     pub port: String,
     /// Seconds since it last sent a frame.
     pub age_seconds: u32,
+    /// Whether it was put there by the configuration, for ever.
+    #[serde(default, rename = "static", skip_serializing_if = "std::ops::Not::not")]
+    pub fixed: bool,
 }
 
 impl FdbSnapshot {
@@ -219,19 +297,21 @@ impl FdbSnapshot {
             *self.counters.entry(name).or_insert(0) += count;
         }
         self.entries.extend(other.entries);
-        self.entries.sort_by(|a, b| (&a.mac, a.age_seconds).cmp(&(&b.mac, b.age_seconds)));
-        self.entries.dedup_by(|later, first| later.mac == first.mac);
-        self.entries.sort_by(|a, b| (&a.port, &a.mac).cmp(&(&b.port, &b.mac)));
+        self.entries.sort_by(|a, b| (a.vlan, &a.mac, a.age_seconds).cmp(&(b.vlan, &b.mac, b.age_seconds)));
+        self.entries.dedup_by(|later, first| (later.vlan, &later.mac) == (first.vlan, &first.mac));
+        self.entries.sort_by(|a, b| (&a.port, a.vlan, &a.mac).cmp(&(&b.port, b.vlan, &b.mac)));
     }
 
     /// The addresses in `fdb` at tick `now`, with ports named by `name`.
     pub fn of(fdb: &Fdb, now: u32, name: impl Fn(PortId) -> String) -> FdbSnapshot {
         let mut items: Vec<_> = fdb.iter(now).collect();
-        items.sort_unstable_by_key(|item| (item.port, item.mac));
+        items.sort_unstable_by_key(|item| (item.port, item.vid, item.mac));
         let entries = items.into_iter().map(|item| FdbEntry {
+            vlan: item.vid,
             mac: item.mac.to_string(),
             port: name(item.port),
             age_seconds: item.age,
+            fixed: item.fixed,
         });
         let stats = fdb.stats();
         let counters = [
@@ -240,6 +320,7 @@ impl FdbSnapshot {
             ("replaced", stats.replaced),
             ("refused", stats.refused),
             ("aged", stats.aged),
+            ("limited", stats.limited),
         ];
         FdbSnapshot {
             capacity: fdb.capacity(),
@@ -317,9 +398,19 @@ impl Snapshot {
 
     /// The forwarding database as a table for a terminal.
     pub fn fdb_to_text(&self) -> String {
-        let mut table = Table::new(&["<MAC", "<PORT", ">AGE"]);
+        let age = |entry: &FdbEntry| {
+            if entry.fixed { "static".to_owned() } else { format!("{} s", entry.age_seconds) }
+        };
+        if self.fdb.entries.iter().all(|entry| entry.vlan == 0) {
+            let mut table = Table::new(&["<MAC", "<PORT", ">AGE"]);
+            for entry in &self.fdb.entries {
+                table.row([entry.mac.clone(), entry.port.clone(), age(entry)]);
+            }
+            return table.to_string();
+        }
+        let mut table = Table::new(&[">VLAN", "<MAC", "<PORT", ">AGE"]);
         for entry in &self.fdb.entries {
-            table.row([entry.mac.clone(), entry.port.clone(), format!("{} s", entry.age_seconds)]);
+            table.row([entry.vlan.to_string(), entry.mac.clone(), entry.port.clone(), age(entry)]);
         }
         table.to_string()
     }
@@ -393,6 +484,7 @@ impl PortSnapshot {
             counts.map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
         };
         let lines = [
+            ("rules", settings(&self.rules).collect::<Vec<_>>().join(" ")),
             ("features", self.features.join(" ")),
             ("counters", nonzero(&self.counters, &["rx_packets", "rx_bytes", "tx_packets", "tx_bytes"])),
             ("drops", nonzero(&self.drops, &[])),
@@ -485,6 +577,7 @@ mod tests {
 
     use super::*;
     use crate::counters::{DropReason, PortCounters};
+    use crate::rules::Vlans;
 
     fn example() -> Snapshot {
         let counters = PortCounters::default();
@@ -520,6 +613,7 @@ mod tests {
             queues: vec![queue, broken],
             counters: counters.by_name(),
             drops: counters.drops.by_name(),
+            rules: RulesByKey::new(),
         };
         let tap = PortSnapshot {
             name: "uplink".into(),
@@ -532,10 +626,11 @@ mod tests {
             queues: vec![],
             counters: PortCounters::default().by_name(),
             drops: BTreeMap::new(),
+            rules: rules_by_key(&Rules { isolated: true, vlans: Vlans::Access(10), ..Rules::default() }),
         };
         let mut fdb = Fdb::new(64, 300, [1, 2]);
-        fdb.learn(Mac([0x52, 0x54, 0, 0, 0, 2]), PortId(1), 0);
-        fdb.learn(Mac([0x52, 0x54, 0, 0, 0, 1]), PortId(0), 5);
+        let _ = fdb.learn(0, Mac([0x52, 0x54, 0, 0, 0, 2]), PortId(1), 0);
+        let _ = fdb.learn(0, Mac([0x52, 0x54, 0, 0, 0, 1]), PortId(0), 5);
         Snapshot {
             version: VERSION,
             pid: 42,
@@ -564,7 +659,7 @@ mod tests {
         assert_eq!(json["ports"][0]["queues"][1]["broken"], "descriptor loop");
         assert_eq!(
             json["fdb"]["entries"][0],
-            serde_json::json!({"mac": "52:54:00:00:00:01", "port": "vm0", "age_seconds": 5})
+            serde_json::json!({"vlan": 0, "mac": "52:54:00:00:00:01", "port": "vm0", "age_seconds": 5})
         );
         assert_eq!(json["fdb"]["counters"]["learned"], 2);
         assert_eq!(json["workers"][0]["busy_percent"], 12.34);
@@ -572,7 +667,12 @@ mod tests {
             value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ")
         };
         assert_eq!(keys(&json), "fdb pid ports uptime_seconds version workers");
-        assert_eq!(keys(&json["ports"][0]), "counters drops features kind mac mtu name peer queues state");
+        assert_eq!(
+            keys(&json["ports"][0]),
+            "counters drops features kind mac mtu name peer queues rules state"
+        );
+        assert_eq!(json["ports"][0]["rules"], serde_json::json!({}));
+        assert_eq!(json["ports"][1]["rules"], serde_json::json!({"isolated": true, "vlan": 10}));
     }
 
     #[test]
@@ -611,12 +711,35 @@ vm0: /run/ringferry/vm0.sock, 52:54:00:00:00:01
   drops: no-receive-buffers 12
 
 uplink: rf0
+  rules: isolated=true vlan=10
 ";
         assert_eq!(example().to_text(), expected);
         assert_eq!(
             example().fdb_to_text(),
             "MAC                PORT     AGE\n52:54:00:00:00:01  vm0      5 s\n52:54:00:00:00:02  uplink  10 s\n"
         );
+    }
+
+    #[test]
+    fn vlans_are_shown_where_there_are_any() {
+        let mut fdb = Fdb::new(64, 300, [1, 2]);
+        let mac = Mac([0x52, 0x54, 0, 0, 0, 1]);
+        let _ = fdb.learn(7, mac, PortId(0), 5);
+        fdb.set_static(PortId(1), &[(mac, 0)]);
+        let of = || FdbSnapshot::of(&fdb, 10, |port| ["vm0", "uplink"][usize::from(port.0)].to_owned());
+        let mut all = of();
+        all.merge(of());
+        let text = Snapshot { fdb: all, ..example() }.fdb_to_text();
+        let expected = "\
+VLAN  MAC                PORT       AGE
+   0  52:54:00:00:00:01  uplink  static
+   7  52:54:00:00:00:01  vm0        5 s
+";
+        assert_eq!(text, expected);
+        let json = serde_json::to_value(of()).unwrap();
+        let static_one = serde_json::json!(
+            {"vlan": 0, "mac": "52:54:00:00:00:01", "port": "uplink", "age_seconds": 0, "static": true});
+        assert_eq!(json["entries"][1], static_one);
     }
 
     #[test]

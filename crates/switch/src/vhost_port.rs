@@ -365,6 +365,7 @@ impl PortDevice {
         }
         let features = Features::from_bits_retain(features);
         self.shared.set_offloads(features.guest_offloads());
+        self.shared.set_mtu(self.mtu);
         let start = RingStart {
             index,
             ring: RingDevice::new(parts, RingFeatures::from_bits(features.bits()), base, inflight)?,

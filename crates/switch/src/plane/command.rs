@@ -22,12 +22,14 @@ use ringferry_virtio_net::Features;
 use ringferry_xen_net::netback::{PageCounters, Queue};
 
 use super::crossing::{Crossing, Doorbell};
+use super::gate::Gate;
 use super::shared::PortShared;
 use super::vif::{Broken, Reporter, VifStart, VifState};
 use super::worker::{BELL, Worker};
 use crate::config::SwitchConfig;
 use crate::counters::{PortCounters, PortTotals, WorkerCounters};
 use crate::fdb::PortId;
+use crate::rules::Rules;
 use crate::snapshot::FdbSnapshot;
 
 /// A ring that a front end has started.
@@ -77,7 +79,7 @@ pub struct Inspection {
 }
 
 /// One thing to do between two bursts.
-pub enum Command {
+pub(super) enum Command {
     /// Serve a port of this name for virtual machines; its rings come with [`Command::StartRing`].
     AddGuest(PortId, String, Arc<PortCounters>, Arc<PortShared>),
     /// Serve a tap as the port of this name, and read it if so told.
@@ -102,6 +104,8 @@ pub enum Command {
     Remove(PortId, SyncSender<()>),
     /// Signal the guest through this from now on.
     SetCall(PortId, u16, Option<EventFd>),
+    /// See that a port's frames obey these from now on; the gate is what was made of them.
+    SetRules(PortId, Arc<Rules>, Option<Arc<Gate>>),
     /// Forget the addresses learnt behind a port: its guest has gone.
     Forget(PortId),
     /// Forward a frame as if it had come from this port.
@@ -160,9 +164,10 @@ impl Plane {
         let (sender, broken) = channel();
         let reported = EventFd::new()?;
         let reporter = Arc::new(Reporter { sender, bell: reported.try_clone()? });
+        let started = Instant::now();
         let workers = bells.into_iter().zip(Crossing::mesh(&doorbells));
         let workers = workers.enumerate().map(|(number, (bell, crossing))| {
-            Hand::start(config, number, bell, crossing, Arc::clone(&reporter))
+            Hand::start(config, number, bell, crossing, Arc::clone(&reporter), started)
         });
         Ok(Plane { workers: workers.collect::<io::Result<_>>()?, broken: Mutex::new(broken), reported })
     }
@@ -191,6 +196,15 @@ impl Plane {
     /// The worker that owns a queue, by its index in the device.
     fn owner(&self, index: u16) -> &Hand {
         &self.workers[usize::from(index / 2) % self.workers.len()]
+    }
+
+    /// Says what a port's frames must obey from now on. Called before the port is added, so that no frame comes first, again when
+    /// rules change, and for a number that had been another port's.
+    pub fn set_rules(&self, port: PortId, rules: &Rules) {
+        let (gate, rules) = (Gate::new(rules).map(Arc::new), Arc::new(rules.clone()));
+        for worker in &self.workers {
+            worker.send(Command::SetRules(port, Arc::clone(&rules), gate.clone()));
+        }
     }
 
     /// Serves a port for virtual machines.
@@ -334,6 +348,7 @@ impl Hand {
         bell: EventFd,
         crossing: Crossing,
         reporter: Arc<Reporter>,
+        started: Instant,
     ) -> io::Result<Hand> {
         let (commands, receiver) = channel();
         let inbox = Inbox { commands: receiver, bell: bell.try_clone()?, reporter };
@@ -350,7 +365,7 @@ impl Hand {
             let (counters, target) = (Arc::clone(&counters), Arc::clone(&target));
             let run = move || {
                 target.get_or_init(Target::current);
-                Worker::new(&config, inbox, crossing, epoll, seed, counters).run();
+                Worker::new(&config, inbox, crossing, epoll, seed, counters, started).run();
             };
             std::thread::Builder::new().name(format!("ringferry-{number}")).spawn(run)?
         };

@@ -19,6 +19,7 @@ use rtrb::{Consumer, Producer, RingBuffer};
 
 use crate::counters::DropReason;
 use crate::fdb::PortId;
+use crate::rules::Vid;
 
 /// Messages under way from one worker to another at most: as many frames as a ring of the usual size holds. Sixteen
 /// bursts; a worker that is that far behind would only be given more than it can do.
@@ -40,8 +41,8 @@ pub(super) struct Parcel {
 pub(super) enum Message {
     /// Deliver this.
     Frame(Parcel),
-    /// This address is behind that port.
-    Learn(Mac, PortId),
+    /// This address is behind that port, in this VLAN.
+    Learn(Vid, Mac, PortId),
 }
 
 /// How a worker is woken.
@@ -167,9 +168,9 @@ impl Crossing {
 
     /// Tells all others where an address is. One who is too far behind floods frames to it until it is told again.
     #[cold]
-    pub(super) fn tell(&mut self, mac: Mac, port: PortId) {
+    pub(super) fn tell(&mut self, vid: Vid, mac: Mac, port: PortId) {
         for out in self.out.iter_mut().flatten() {
-            out.dirty |= out.messages.push(Message::Learn(mac, port)).is_ok();
+            out.dirty |= out.messages.push(Message::Learn(vid, mac, port)).is_ok();
         }
     }
 
@@ -261,7 +262,7 @@ mod tests {
             send(&mut a, &[7; 60]).unwrap();
         }
         assert_eq!(send(&mut a, &[7; 60]), Err(DropReason::WorkerBusy));
-        a.tell(Mac([2; 6]), PortId(0));
+        a.tell(0, Mac([2; 6]), PortId(0));
         assert!(b.receive().is_some());
         send(&mut a, &[7; 60]).unwrap();
     }
@@ -276,10 +277,10 @@ mod tests {
         b.awake();
         assert!(!b.about_to_sleep(), "there is a frame");
         assert!(b.receive().is_some());
-        a.tell(Mac([2; 6]), PortId(1));
+        a.tell(0, Mac([2; 6]), PortId(1));
         a.flush();
         assert!(!b.doorbell.bell.drain().unwrap(), "it is awake");
-        assert!(matches!(b.receive(), Some((0, Message::Learn(Mac([2, ..]), PortId(1))))));
+        assert!(matches!(b.receive(), Some((0, Message::Learn(0, Mac([2, ..]), PortId(1))))));
     }
 
     #[test]

@@ -1,16 +1,27 @@
-//! Where each frame of a burst goes: learn, look up, group by output port, deliver.
+//! Where each frame of a burst goes: admit, learn, look up, group by output port, deliver.
 
-use ringferry_packet::ether;
-use ringferry_packet::frame::Burst;
+use std::sync::Arc;
 
+use ringferry_memory::ReadSlice;
+use ringferry_packet::ether::{self, Mac};
+use ringferry_packet::frame::{Burst, Frame};
+use ringferry_packet::vnet::Header;
+
+use super::coalesce::Coalescer;
 use super::crossing::Crossing;
+use super::gate::{Gate, Refusal};
 use super::moment::Moment;
-use super::port::Port;
+use super::port::{Port, Way};
+use super::vlan::{Membership, Retag, Tagged};
 use crate::counters::DropReason;
-use crate::fdb::{Fdb, PortId};
+use crate::fdb::{Fdb, Learned, PortId};
+
+/// Addresses in the table from which on those of a burst are fetched before any is looked up: as many as fill half of a usual
+/// second-level cache, from which they are looked up as fast as they are fetched.
+const LARGE_TABLE: usize = 16 * 1024;
 
 /// Where one frame goes.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum To {
     /// Out of this port.
     Port(PortId),
@@ -20,95 +31,324 @@ enum To {
     Nowhere,
 }
 
+/// What was decided about one frame.
+#[derive(Clone, Copy, Debug)]
+struct Decision {
+    to: To,
+    tagged: Tagged,
+}
+
+impl Decision {
+    const NOWHERE: Decision = Decision { to: To::Nowhere, tagged: Tagged { vid: 0, wire: None } };
+}
+
+/// What a burst comes from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Origin {
+    /// The port.
+    pub(super) port: PortId,
+    /// Nobody but this process can write the memory that the burst lies in.
+    pub(super) private: bool,
+}
+
+/// What a worker forwards with.
+pub(super) struct Tables<'w> {
+    pub(super) ports: &'w mut [Option<Port>],
+    pub(super) fdb: &'w mut Fdb,
+    pub(super) crossing: &'w mut Crossing,
+}
+
+impl Tables<'_> {
+    fn gate(&self, port: PortId) -> Option<&Gate> {
+        self.ports.get(usize::from(port.0))?.as_ref()?.gate.as_deref()
+    }
+}
+
 /// Storage for one burst's decisions, reused.
 #[derive(Default)]
 pub(super) struct Forwarder {
-    to: Vec<To>,
+    decisions: Vec<Decision>,
     /// Output ports of the burst, each once.
     outputs: Vec<PortId>,
+    /// Indexes of the frames for one output port.
+    picks: Vec<u32>,
+    /// Some frame is in a VLAN that its tag, or its having none, does not say.
+    foreign: bool,
+    /// Frames that can be judged only where their senders cannot change them.
+    unstable: Vec<(Header, Vec<u8>)>,
+    /// For frames that must be in one piece.
     scratch: Vec<u8>,
+    coalescer: Coalescer,
 }
 
 impl Forwarder {
-    /// Forwards the frames of `burst`, which came from port `from`.
+    /// For frames that must be in one piece.
+    pub(super) fn scratch(&mut self) -> &mut Vec<u8> {
+        &mut self.scratch
+    }
+
+    /// Forwards the frames of `burst`.
     ///
     /// All frames of a burst are decided on before any is copied; then each output port gets all its
     /// frames in the order they were sent, one publish and at most one call.
-    pub(super) fn forward(
-        &mut self,
-        from: PortId,
-        burst: &Burst<'_>,
-        ports: &mut [Option<Port>],
-        fdb: &mut Fdb,
-        crossing: &mut Crossing,
-        now: &Moment,
-    ) {
-        self.to.clear();
-        self.outputs.clear();
-        let mut flooding = false;
+    pub(super) fn forward(&mut self, from: Origin, burst: &Burst<'_>, tables: &mut Tables<'_>, now: &Moment) {
+        self.decide(from, burst, tables, now);
+        self.deliver(from.port, burst, tables, now);
+        if !self.unstable.is_empty() {
+            self.forward_copies(from.port, tables, now);
+        }
+        tables.crossing.flush();
+    }
+
+    /// Decides where each frame goes.
+    fn decide(&mut self, from: Origin, burst: &Burst<'_>, tables: &mut Tables<'_>, now: &Moment) {
+        let Self { decisions, outputs, foreign, unstable, .. } = self;
+        let Tables { ports, fdb, crossing } = tables;
+        decisions.clear();
+        outputs.clear();
+        *foreign = false;
+        let Some(Some(port)) = ports.get(usize::from(from.port.0)) else { return };
+        let gate = port.gate.as_deref();
+        let drops = &port.counters.drops;
+        let everywhere = Membership::default();
+        if fdb.len() >= LARGE_TABLE {
+            for frame in burst.frames() {
+                if let Some(tagged) = everywhere.classify(frame.prefix(), &frame.header)
+                    && let Some((dst, src)) =
+                        ether::destination(frame.prefix()).zip(ether::source(frame.prefix()))
+                {
+                    fdb.prefetch(tagged.vid, dst);
+                    fdb.prefetch(tagged.vid, src);
+                }
+            }
+        }
+        // Most bursts are of few conversations: what was found for a frame holds for the next one of the same.
+        let mut learned: Option<(u16, Mac)> = None;
+        let mut found: Option<(u16, Mac, To)> = None;
+        let mut same_port = 0;
         for frame in burst.frames() {
             let prefix = frame.prefix();
             // A frame has at least an Ethernet header: its queue made sure.
             let (Some(dst), Some(src)) = (ether::destination(prefix), ether::source(prefix)) else {
-                self.to.push(To::Nowhere);
+                decisions.push(Decision::NOWHERE);
                 continue;
             };
-            if fdb.learn(src, from, now.seconds) {
-                crossing.tell(src, from);
-            }
-            let to = match fdb.lookup(dst, now.seconds) {
-                Some(port) if !dst.is_multicast() => {
-                    if port == from {
-                        To::Nowhere
-                    } else {
-                        if !self.outputs.contains(&port) {
-                            self.outputs.push(port);
-                        }
-                        To::Port(port)
+            let admitted = match gate {
+                None => {
+                    let tagged = everywhere.classify(prefix, &frame.header);
+                    tagged.ok_or(Refusal::Drop(DropReason::Vlan))
+                }
+                Some(gate) => gate.admit(burst, frame, from.private, now),
+            };
+            let tagged = match admitted {
+                Ok(tagged) => tagged,
+                Err(refusal) => {
+                    match refusal {
+                        Refusal::Drop(reason) => drops.add(reason, 1),
+                        Refusal::Unstable => unstable.push((frame.header, copy(burst, frame))),
+                    }
+                    decisions.push(Decision::NOWHERE);
+                    continue;
+                }
+            };
+            *foreign |= tagged.is_foreign();
+            if learned != Some((tagged.vid, src)) {
+                match fdb.learn(tagged.vid, src, from.port, now.seconds) {
+                    Learned::Known => {}
+                    Learned::News => crossing.tell(tagged.vid, src, from.port),
+                    Learned::Limited => {
+                        drops.add(DropReason::MacLimit, 1);
+                        decisions.push(Decision::NOWHERE);
+                        continue;
                     }
                 }
+                learned = Some((tagged.vid, src));
+            }
+            let to = match found {
+                Some((vid, mac, to)) if (vid, mac) == (tagged.vid, dst) => to,
                 _ => {
-                    flooding = true;
-                    To::Flood
+                    let to = match fdb.lookup(tagged.vid, dst, now.seconds) {
+                        Some(port) if !dst.is_multicast() => {
+                            if port == from.port {
+                                To::Nowhere
+                            } else {
+                                if !outputs.contains(&port) {
+                                    outputs.push(port);
+                                }
+                                To::Port(port)
+                            }
+                        }
+                        _ => To::Flood,
+                    };
+                    found = Some((tagged.vid, dst, to));
+                    to
                 }
             };
-            self.to.push(to);
+            match to {
+                To::Port(_) => {}
+                To::Nowhere => same_port += 1,
+                To::Flood if gate.is_none_or(|gate| gate.may_flood(now)) => {}
+                To::Flood => {
+                    drops.add(DropReason::Storm, 1);
+                    decisions.push(Decision::NOWHERE);
+                    continue;
+                }
+            }
+            decisions.push(Decision { to, tagged });
         }
-        let nowhere = self.to.iter().filter(|to| **to == To::Nowhere).count();
-        if nowhere > 0 {
-            count(ports, from, DropReason::SamePort, nowhere);
+        if same_port > 0 {
+            drops.add(DropReason::SamePort, same_port);
         }
-        if flooding {
-            self.outputs.clear();
+        let floods = decisions.iter().filter(|decision| decision.to == To::Flood).count();
+        if floods > 0 {
+            outputs.clear();
             let others = (0u16..).zip(ports.iter()).filter(|(_, port)| port.is_some());
-            self.outputs.extend(others.map(|(id, _)| PortId(id)).filter(|id| *id != from));
-            if self.outputs.is_empty() {
-                let floods = self.to.iter().filter(|to| **to == To::Flood).count();
-                count(ports, from, DropReason::NoDestination, floods);
+            outputs.extend(others.map(|(id, _)| PortId(id)).filter(|id| *id != from.port));
+            if outputs.is_empty() {
+                drops.add(DropReason::NoDestination, floods as u64);
             }
         }
-        for &output in &self.outputs {
-            let Some(port) = ports.get_mut(usize::from(output.0)).and_then(Option::as_mut) else { continue };
-            let mine = |to: &To| *to == To::Flood || *to == To::Port(output);
-            let frames = self.to.iter().filter(|to| mine(to)).count();
-            if frames == 0 {
+    }
+
+    /// Gives each output port its frames.
+    fn deliver(&mut self, from: PortId, burst: &Burst<'_>, tables: &mut Tables<'_>, now: &Moment) {
+        let Self { decisions, outputs, picks, foreign, scratch, coalescer, .. } = self;
+        let apart = tables.gate(from).is_some_and(Gate::isolated);
+        let Tables { ports, fdb, crossing } = tables;
+        let way = &mut Way { crossing, now, scratch };
+        for &output in &*outputs {
+            let Some(Some(port)) = ports.get_mut(usize::from(output.0)) else { continue };
+            picks.clear();
+            let mine = |to| to == To::Flood || to == To::Port(output);
+            let frames = (0u32..).zip(&*decisions).filter(|(_, decision)| mine(decision.to));
+            picks.extend(frames.map(|(index, _)| index));
+            if picks.is_empty() {
                 continue;
             }
-            port.expect(frames, crossing);
-            for (frame, to) in burst.frames().iter().zip(&self.to) {
-                if mine(to) {
-                    port.deliver(burst, frame, &mut self.scratch, crossing, now);
-                }
+            port.expect(picks.len(), way.crossing);
+            if port.gate.is_none() && !*foreign {
+                port.deliver_all(burst, picks, coalescer, way);
+            } else {
+                leave(port, burst, decisions, picks, apart, coalescer, way);
             }
             port.flush();
         }
-        crossing.flush();
+        for &output in &*outputs {
+            if let Some(Some(port)) = ports.get_mut(usize::from(output.0))
+                && port.has_answers()
+            {
+                answer(output, ports, fdb, way);
+            }
+        }
+    }
+
+    /// Forwards what [could not be judged](Refusal::Unstable) where it lay.
+    #[cold]
+    fn forward_copies(&mut self, port: PortId, tables: &mut Tables<'_>, now: &Moment) {
+        let copies = std::mem::take(&mut self.unstable);
+        let mut burst = Burst::new();
+        for (header, frame) in &copies {
+            burst.push(*header, ReadSlice::from(&frame[..]));
+        }
+        let from = Origin { port, private: true };
+        self.decide(from, &burst, tables, now);
+        self.deliver(port, &burst, tables, now);
     }
 }
 
 #[cold]
-fn count(ports: &[Option<Port>], port: PortId, reason: DropReason, packets: usize) {
-    if let Some(Some(port)) = ports.get(usize::from(port.0)) {
-        port.counters.drops.add(reason, packets as u64);
+fn copy(burst: &Burst<'_>, frame: &Frame) -> Vec<u8> {
+    let mut copy = Vec::new();
+    burst.flatten(frame, &mut copy);
+    copy
+}
+
+/// Sends frames out of a port that has rules, or whose tags have to change; `apart`: they come from an isolated port.
+fn leave(
+    port: &mut Port,
+    burst: &Burst<'_>,
+    decisions: &[Decision],
+    picks: &mut Vec<u32>,
+    apart: bool,
+    coalescer: &mut Coalescer,
+    way: &mut Way<'_>,
+) {
+    let gate = port.gate.clone();
+    let gate = gate.as_deref();
+    let everywhere = Membership::default();
+    let membership = gate.map_or(&everywhere, Gate::membership);
+    let apart = apart && gate.is_some_and(Gate::isolated);
+    let retag = |decision: &Decision| {
+        let out = if apart {
+            Err(DropReason::Isolated)
+        } else {
+            membership.leaves(decision.tagged.vid).ok_or(DropReason::Vlan)
+        };
+        out.map(|out| decision.tagged.retag(out))
+    };
+    let mut keep = true;
+    picks.retain(|&index| {
+        let (frame, decision) = (&burst.frames()[index as usize], &decisions[index as usize]);
+        let may = |gate: &Gate| gate.may_leave(&frame.header, frame.prefix(), frame.len.into(), way.now);
+        let refused = match retag(decision) {
+            // What is flooded goes where it may; that it goes nowhere else is no loss.
+            Err(_) if decision.to == To::Flood => return false,
+            Err(reason) => reason,
+            Ok(_) if !gate.is_none_or(may) => DropReason::RateOut,
+            Ok(retag) => {
+                keep &= retag == Retag::Keep;
+                return true;
+            }
+        };
+        port.counters.drops.add(refused, 1);
+        false
+    });
+    if keep {
+        port.deliver_all(burst, picks, coalescer, way);
+        return;
     }
+    for &mut index in picks {
+        if let Ok(retag) = retag(&decisions[index as usize]) {
+            port.deliver(burst, &burst.frames()[index as usize], retag, way);
+        }
+    }
+}
+
+/// Tells senders that their frames do not fit the receiver behind a port. It is that receiver's words that they get, so they must
+/// come from where it is: a frame that was flooded to other ports, too, is only counted.
+#[cold]
+pub(super) fn answer(output: PortId, ports: &mut [Option<Port>], fdb: &Fdb, way: &mut Way<'_>) {
+    let Some(Some(port)) = ports.get_mut(usize::from(output.0)) else { return };
+    let (answers, counters, gate) = (port.take_answers(), Arc::clone(&port.counters), port.gate.clone());
+    for frame in answers {
+        let told = tell(output, gate.as_deref(), &frame, ports, fdb, way).is_some();
+        let reason = if told { DropReason::TooBigAnswered } else { DropReason::TxTooBig };
+        counters.drops.add(reason, 1);
+    }
+}
+
+/// Delivers what the receiver behind a port with this gate would say; `None` if there is nobody to be told.
+fn tell(
+    output: PortId,
+    gate: Option<&Gate>,
+    frame: &[u8],
+    ports: &mut [Option<Port>],
+    fdb: &Fdb,
+    way: &mut Way<'_>,
+) -> Option<()> {
+    let everywhere = Membership::default();
+    let tagged = gate.map_or(&everywhere, Gate::membership).classify(frame, &Header::default())?;
+    let whereabouts = |mac| fdb.lookup(tagged.vid, mac, way.now.seconds);
+    let (back, from) = (whereabouts(ether::destination(frame)?)?, whereabouts(ether::source(frame)?)?);
+    if from != output || back == output {
+        return None;
+    }
+    let port = ports.get_mut(usize::from(back.0))?.as_mut()?;
+    let out = port.gate.as_deref().map_or(&everywhere, Gate::membership).leaves(tagged.vid)?;
+    let mut burst = Burst::new();
+    burst.push(Header::default(), ReadSlice::from(frame));
+    port.expect(1, way.crossing);
+    port.deliver(&burst, &burst.frames()[0], tagged.retag(out), way);
+    port.flush();
+    Some(())
 }

@@ -15,23 +15,37 @@
 //! | `tap` | the host's network stack behind a tap |
 //! | `forward` | where each frame of a burst goes |
 //! | `software` | offloads a receiver lacks, done here |
+//! | `coalesce` | packets of a flow as one frame, for a receiver that takes it |
+//! | `too_big` | what a sender is told whose packet does not fit |
 //! | `crossing` | what goes from worker to worker |
+//! | `gate` | what a port's rules say about a frame |
+//! | `vlan` | which VLAN a frame belongs to, and its tag |
+//! | `guard` | whether a frame's sender is who it says |
+//! | `bucket` | a token bucket that all workers share |
 //! | `moment` | the time of a burst |
 //! | `command` | what the control plane asks a worker to do, between bursts |
 //!
 //! Nothing here takes a lock or allocates per packet, and nothing waits but the worker, in epoll.
 
 mod aim;
+mod bucket;
+mod coalesce;
 pub mod command;
 mod crossing;
 mod forward;
+mod gate;
+mod guard;
 mod guest;
 mod moment;
 mod port;
 mod shared;
 mod software;
 mod tap;
+#[cfg(test)]
+mod testing;
+mod too_big;
 mod vif;
+mod vlan;
 mod worker;
 
 pub use command::{Plane, QueueState, RingStart};

@@ -1,11 +1,12 @@
 //! What all workers, and the control plane, know of a virtual machine's port.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
 use ringferry_packet::vnet::Offloads;
 use ringferry_virtio_net::device::FlowTable;
 
+use crate::config::DEFAULT_MTU;
 use crate::counters::PairCounters;
 
 /// Queue pairs offered. A guest uses as many as it enables; the rest cost nothing.
@@ -19,6 +20,8 @@ pub struct PortShared {
     ready: AtomicU64,
     /// What the machine takes without our help: written by the control plane before any ring is started.
     offloads: AtomicU8,
+    /// The largest packet the machine takes, in bytes behind the Ethernet header: written by the control plane.
+    mtu: AtomicU16,
     /// Where the guest sends its flows from.
     pub(super) flows: Arc<FlowTable>,
     /// By pair; written by the worker that owns the pair.
@@ -43,6 +46,7 @@ impl Default for PortShared {
         Self {
             ready: AtomicU64::new(0),
             offloads: AtomicU8::new(0),
+            mtu: AtomicU16::new(DEFAULT_MTU),
             flows: Arc::default(),
             pairs: std::array::from_fn(|_| PairCounters::default()),
         }
@@ -60,6 +64,16 @@ impl PortShared {
     /// What the machine takes without our help.
     pub(super) fn offloads(&self) -> Offloads {
         Offloads::from_bits_retain(self.offloads.load(Ordering::Relaxed))
+    }
+
+    /// What senders are told whose packets do not fit.
+    pub(crate) fn set_mtu(&self, mtu: u16) {
+        self.mtu.store(mtu, Ordering::Relaxed);
+    }
+
+    /// The largest packet the machine takes.
+    pub(super) fn mtu(&self) -> u16 {
+        self.mtu.load(Ordering::Relaxed)
     }
 
     /// Says whether a pair's receiveq can be delivered to.

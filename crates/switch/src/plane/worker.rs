@@ -21,10 +21,11 @@ use ringferry_xen_net::netback::PageCounters;
 
 use super::command::{Command, Inbox, Inspection, QueueState, RingStart};
 use super::crossing::{Crossing, Message, Parcel};
-use super::forward::Forwarder;
+use super::forward::{self, Forwarder, Origin, Tables};
+use super::gate::Gate;
 use super::guest::{Guest, TxQueue};
 use super::moment::Moment;
-use super::port::{Kind, Port};
+use super::port::{Kind, Port, Way};
 use super::tap::{self, TapPort};
 use super::vif::{Vif, VifQueue, VifStart};
 use crate::config::SwitchConfig;
@@ -121,6 +122,8 @@ impl Polled {
 /// The state of the thread.
 pub(super) struct Worker {
     ports: Vec<Option<Port>>,
+    /// What the rules of ports say, of those that have any; a port's rules come before it does.
+    gates: Vec<Option<Arc<Gate>>>,
     active: Vec<Active>,
     fdb: Fdb,
     forwarder: Forwarder,
@@ -143,7 +146,7 @@ pub(super) struct Worker {
 
 impl Worker {
     /// A worker without ports. `epoll` watches nothing but the inbox's bell, under [`BELL`]; `seed`
-    /// is random and secret.
+    /// is random and secret; `started` is the same for all workers, as token buckets are filled by all of their clocks.
     pub(super) fn new(
         config: &SwitchConfig,
         inbox: Inbox,
@@ -151,9 +154,11 @@ impl Worker {
         epoll: Epoll,
         seed: [u64; 2],
         counters: Arc<WorkerCounters>,
+        started: Instant,
     ) -> Self {
         Self {
             ports: Vec::new(),
+            gates: Vec::new(),
             active: Vec::new(),
             fdb: Fdb::new(config.mac_table_size as usize, config.mac_age_seconds, seed),
             forwarder: Forwarder::default(),
@@ -167,7 +172,7 @@ impl Worker {
             spin: Spin::new(
                 config.poll_microseconds.map_or(POLL, |micros| Duration::from_micros(micros.into())),
             ),
-            started: Instant::now(),
+            started,
             now: 0,
             stop: false,
         }
@@ -243,18 +248,29 @@ impl Worker {
                             self.crossed.push(port);
                             to.expect(1, &self.crossing);
                         }
-                        to.put(header, &frame, &[], &mut self.crossing, &now);
+                        let scratch = self.forwarder.scratch();
+                        to.put(
+                            header,
+                            &frame,
+                            &[],
+                            &mut Way { crossing: &mut self.crossing, now: &now, scratch },
+                        );
                     }
                     self.crossing.give_back(from, frame);
                 }
-                Message::Learn(mac, port) => {
-                    self.fdb.learn(mac, port, self.now);
+                Message::Learn(vid, mac, port) => {
+                    let _ = self.fdb.learn(vid, mac, port, self.now);
                 }
             }
         }
-        for port in self.crossed.drain(..) {
-            if let Some(Some(port)) = self.ports.get_mut(usize::from(port.0)) {
+        for id in self.crossed.drain(..) {
+            if let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) {
                 port.flush();
+                if port.has_answers() {
+                    let now = &Moment::new(self.started, self.now);
+                    let (crossing, scratch) = (&mut self.crossing, self.forwarder.scratch());
+                    forward::answer(id, &mut self.ports, &self.fdb, &mut Way { crossing, now, scratch });
+                }
             }
         }
         if moved {
@@ -281,11 +297,10 @@ impl Worker {
             if let Some(guest) = guest(&mut self.ports, port) {
                 guest.learn(pair, &burst, &self.crossing, &now);
             }
-            let Worker { forwarder, ports, fdb, crossing, .. } = self;
-            forwarder.forward(port, &burst, ports, fdb, crossing, &now);
+            self.forward(Origin { port, private: false }, &burst, &now);
         }
         self.storage = Burst::reuse(burst);
-        if let Some(Some(Port { kind: Kind::Guest(guest), counters, name })) =
+        if let Some(Some(Port { kind: Kind::Guest(guest), counters, name, .. })) =
             self.ports.get_mut(usize::from(port.0))
             && let Guest { tx, limit, shared, .. } = guest
             && let Some(Some(queue)) = tx.get_mut(usize::from(pair))
@@ -305,8 +320,7 @@ impl Worker {
             let mut burst = Burst::reuse(std::mem::take(&mut self.storage));
             tap::frames(&lent.0, &lent.1, &mut burst, counters);
             let now = Moment::new(self.started, self.now);
-            let Worker { forwarder, ports, fdb, crossing, .. } = self;
-            forwarder.forward(port, &burst, ports, fdb, crossing, &now);
+            self.forward(Origin { port, private: true }, &burst, &now);
             self.storage = Burst::reuse(burst);
             if let Some((tap, _)) = tap_port(&mut self.ports, port) {
                 tap.give_back(lent);
@@ -337,8 +351,7 @@ impl Worker {
             if !burst.is_empty() {
                 let now = Moment::new(self.started, self.now);
                 vif.learn(number, &burst, &self.crossing, &now);
-                let Worker { forwarder, ports, fdb, crossing, .. } = self;
-                forwarder.forward(port, &burst, ports, fdb, crossing, &now);
+                self.forward(Origin { port, private: false }, &burst, &now);
             }
             self.storage = Burst::reuse(burst);
             if let Some((vif, counters)) = vif_port(&mut self.ports, port)
@@ -361,6 +374,11 @@ impl Worker {
                 at += 1;
             }
         }
+    }
+
+    fn forward(&mut self, from: Origin, burst: &Burst<'_>, now: &Moment) {
+        let Worker { forwarder, ports, fdb, crossing, .. } = self;
+        forwarder.forward(from, burst, &mut Tables { ports, fdb, crossing }, now);
     }
 
     /// Asks a source to wake us; false when it has work already, or cannot.
@@ -521,7 +539,8 @@ impl Worker {
                 if let Some(port) = self.ports.get_mut(usize::from(id.0)) {
                     *port = None;
                 }
-                self.fdb.forget_port(id);
+                self.fdb.remove_port(id);
+                self.set_gate(id, None);
                 let _ = reply.send(());
             }
             Command::StartRing(id, start) => self.start_ring(id, *start),
@@ -547,14 +566,20 @@ impl Worker {
                 }
             }
             Command::Forget(id) => self.fdb.forget_port(id),
+            Command::SetRules(id, rules, gate) => {
+                self.fdb.set_limit(id, rules.max_macs);
+                if self.fdb.set_static(id, &rules.static_macs) > 0 {
+                    tracing::warn!(port = id.0, "no place for all static addresses: raise mac_table_size");
+                }
+                self.set_gate(id, gate);
+            }
             Command::Inject(id, frame) => {
                 let mut burst = Burst::new();
                 let mut builder = burst.build(Header::default(), frame.len() as u32);
                 builder.piece(ReadSlice::from(&frame[..]));
                 builder.finish();
                 let now = Moment::new(self.started, self.now);
-                let Worker { forwarder, ports, fdb, crossing, .. } = self;
-                forwarder.forward(id, &burst, ports, fdb, crossing, &now);
+                self.forward(Origin { port: id, private: true }, &burst, &now);
             }
             Command::Inspect(names, reply) => {
                 let _ = reply.send(self.inspect(&names));
@@ -582,7 +607,19 @@ impl Worker {
         if self.ports.len() <= at {
             self.ports.resize_with(at + 1, || None);
         }
-        self.ports[at] = Some(Port { kind, name, counters });
+        let gate = self.gates.get(at).cloned().flatten();
+        self.ports[at] = Some(Port::new(kind, name, counters, gate));
+    }
+
+    fn set_gate(&mut self, id: PortId, gate: Option<Arc<Gate>>) {
+        let at = usize::from(id.0);
+        if let Some(Some(port)) = self.ports.get_mut(at) {
+            port.gate.clone_from(&gate);
+        }
+        if self.gates.len() <= at {
+            self.gates.resize_with(at + 1, || None);
+        }
+        self.gates[at] = gate;
     }
 
     fn start_ring(&mut self, id: PortId, mut start: RingStart) {
@@ -611,9 +648,10 @@ impl Worker {
         let source = Source::Vif(id, number);
         vif.start(start);
         let Some((queue, _, _, reporter)) = vif.queue(number) else { return };
-        // The first is the one for what the guest sends; nobody waits for it to receive.
-        let events = queue.events.fds().next();
-        if let Some(Err(error)) = events.map(|fd| self.epoll.add(fd, source.token(), Interest::READABLE)) {
+        // Those for what the guest receives tell that frames which wait for pages may go on.
+        let watched =
+            queue.events.fds().try_for_each(|fd| self.epoll.add(fd, source.token(), Interest::READABLE));
+        if let Err(error) = watched {
             queue.report(id, &format!("its events cannot be waited for: {error}"), reporter);
         }
         self.activate(source);
@@ -634,7 +672,7 @@ impl Worker {
 
     /// Calls the guest of a ring, whatever it said of wanting to be called.
     fn call(&mut self, id: PortId, index: u16) {
-        if let Some(Some(Port { kind: Kind::Guest(guest), name, counters })) =
+        if let Some(Some(Port { kind: Kind::Guest(guest), name, counters, .. })) =
             self.ports.get_mut(usize::from(id.0))
             && let Some(pair) = Arc::clone(&guest.shared).pairs.get(usize::from(index / 2))
             && let Some(common) = guest.common(index)
@@ -729,7 +767,7 @@ fn vif_queue(ports: &mut [Option<Port>], id: PortId, number: u16) -> Option<&mut
 
 /// As [`unwatch`], for the events of a Xen guest's queue.
 fn unwatch_vif(epoll: &Epoll, queue: &VifQueue) {
-    if let Some(events) = queue.events.fds().next() {
+    for events in queue.events.fds() {
         let _ = epoll.remove(events);
     }
 }

@@ -20,9 +20,10 @@ use super::vif::{Vif, add};
 use crate::config::{DEFAULT_MTU, PortConfig, XenProvider, XenVifConfig};
 use crate::counters::PortTotals;
 use crate::fdb::PortId;
-use crate::plane::{Broken, PAIRS, PortShared, QueueState};
+use crate::plane::{Broken, PAIRS, Plane, PortShared, QueueState};
 use crate::quiet::Limit;
-use crate::snapshot::{GrantSnapshot, PortSnapshot, PortState, QueueRole, QueueSnapshot};
+use crate::rules::Rules;
+use crate::snapshot::{GrantSnapshot, PortSnapshot, PortState, QueueRole, QueueSnapshot, rules_by_key};
 
 /// Turns of the bus before the caller gets a word in: signals and other ports wait no longer than so many look-ups in
 /// the store.
@@ -58,6 +59,8 @@ pub(crate) struct XenEntry {
     name: String,
     mtu: u16,
     config: XenVifConfig,
+    /// What the frames of every interface must obey.
+    rules: Rules,
     /// Epoll token of the store.
     token: u64,
     /// All interfaces, while the store can be reached.
@@ -116,6 +119,7 @@ impl XenEntry {
             name: port.name.clone(),
             mtu: port.mtu.unwrap_or(DEFAULT_MTU),
             config: config.clone(),
+            rules: port.rules.clone(),
             token,
             plugs: None,
             retry_at: Instant::now(),
@@ -229,7 +233,8 @@ impl XenEntry {
                 Some(_) => self.name.clone(),
                 None => format!("{}{}.{}", self.name, id.front, id.device),
             };
-            let vif = Vif::new(name, desk)?;
+            let vif = Vif::new(name, &self.rules, desk)?;
+            vif.shared.set_mtu(self.mtu);
             self.vifs.insert(id, vif);
         }
         self.vifs.get_mut(&id)
@@ -334,6 +339,12 @@ impl XenEntry {
         self.let_go(id);
     }
 
+    /// Changes what the frames of every interface must obey.
+    pub(crate) fn set_rules(&mut self, rules: &Rules, plane: &Plane) {
+        self.rules.clone_from(rules);
+        self.vifs.values().for_each(|vif| plane.set_rules(vif.id, rules));
+    }
+
     /// Every port with its number and name.
     pub(crate) fn ports(&self) -> impl Iterator<Item = (PortId, &str)> {
         self.vifs.values().map(|vif| (vif.id, vif.name.as_str()))
@@ -365,9 +376,11 @@ impl XenEntry {
             queues: Vec::new(),
             counters: PortTotals::new(1).by_name(),
             drops: PortTotals::new(1).drops_by_name(),
+            rules: rules_by_key(&self.rules),
         };
         let mut ports: Vec<_> =
             self.vifs.iter().map(|(id, vif)| snapshot(*id, vif, self.mtu, queues)).collect();
+        ports.iter_mut().for_each(|port| port.rules.clone_from(&entry.rules));
         if self.config.only.is_none() || ports.is_empty() {
             let gauge = |name: &str, value: usize| (name.to_owned(), value as u64);
             entry.counters.extend([
@@ -399,8 +412,10 @@ fn snapshot(
         queues: Vec::new(),
         counters: vif.counters.by_name(),
         drops: vif.counters.drops_by_name(),
+        // The entry's.
+        rules: BTreeMap::new(),
     };
-    let mut done = vif.past;
+    let (mut done, mut waited) = (vif.past, 0);
     if let Some(served) = &vif.served {
         port.state = PortState::Up;
         let accepts = served.front.accepts;
@@ -419,6 +434,7 @@ fn snapshot(
             let live = queues.remove(&(vif.id, index));
             let grants = live.as_ref().and_then(|live| live.pages).map(|state| {
                 add(&mut done, &state.pages);
+                waited += state.waited;
                 GrantSnapshot::of(&state.pages, state.mapped, served.pages)
             });
             port.queues.push(QueueSnapshot {
@@ -434,6 +450,8 @@ fn snapshot(
             });
         }
     }
+    // Of this connection.
+    port.counters.insert("tx_waited".into(), waited);
     port.counters
         .extend(GrantSnapshot::of(&done, (0, 0), 0).by_name().map(|(name, n)| (format!("grant_{name}"), n)));
     port

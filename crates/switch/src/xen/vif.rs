@@ -20,6 +20,11 @@ use crate::config::{Transfer, XenVifConfig};
 use crate::counters::PortTotals;
 use crate::fdb::PortId;
 use crate::plane::{PAIRS, Plane, PortShared, VifStart};
+use crate::rules::Rules;
+
+/// Bytes of frames that may wait for the pages of a queue: those of a burst of the largest. Linux's netback lets 512 KiB wait
+/// and then stops who sends, which a switch must not.
+const BACKLOG: usize = 2 * 1024 * 1024;
 
 /// Why a front end that has connected cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -76,8 +81,10 @@ fn page(region: &Arc<Region>) -> Result<Area, LayoutError> {
 
 impl Vif {
     /// A port without queues; `None` when all numbers are taken.
-    pub(super) fn new(name: String, desk: &mut Desk<'_>) -> Option<Vif> {
+    pub(super) fn new(name: String, rules: &Rules, desk: &mut Desk<'_>) -> Option<Vif> {
         let id = desk.numbers.take(Instant::now())?;
+        // The number may have been another port's, with rules of its own.
+        desk.plane.set_rules(id, rules);
         let counters = PortTotals::new(desk.plane.workers());
         let shared = Arc::new(PortShared::default());
         desk.plane.add_vif(id, &name, &counters, &shared);
@@ -114,7 +121,7 @@ impl Vif {
                 config.pages
             );
         }
-        let made = Self::make(queues, control, mode, pages, front.accepts.sg);
+        let made = Self::make(queues, control, mode, pages, &front);
         let made = made.and_then(|Made { queues, control }| {
             let control = control.map(|(control, channel)| self.watch(control, channel, desk.epoll));
             Ok((queues, control.transpose()?))
@@ -125,7 +132,9 @@ impl Vif {
         self.shared.set_offloads(front.accepts.offloads());
         desk.plane.filter_vif(self.id, front.multicast_filter);
         for (number, (queue, events)) in (0u16..).zip(queues) {
-            desk.plane.start_vif(self.id, VifStart { number, queue, events, session: self.session });
+            let counters = self.counters.of(number.into());
+            desk.plane
+                .start_vif(self.id, VifStart { number, queue, events, session: self.session, counters });
         }
         self.counters.of(0).connections.add(1);
         self.served = Some(Served { queues: count as u16, pages, mode, front, control });
@@ -137,14 +146,16 @@ impl Vif {
         control: Option<MappedControl>,
         mode: Mode,
         pages: usize,
-        sg: bool,
+        front: &FrontFeatures,
     ) -> Result<Made, ServeError> {
         let queue = |MappedQueue { tx_ring, rx_ring, events, foreign }| {
             let [tx, rx] = [page(&tx_ring), page(&rx_ring)];
-            let config = QueueConfig { mode, pages: pages.max(1), sg };
+            let config = QueueConfig { mode, pages: pages.max(1), sg: front.accepts.sg };
             let queue =
                 Queue::new(tx.map_err(QueueError::from)?, rx.map_err(QueueError::from)?, foreign, config)?;
-            Ok((queue, events))
+            // Who does not tell of new pages is not waited for.
+            let backlog = if front.rx_notify { BACKLOG } else { 0 };
+            Ok((queue.with_backlog(backlog), events))
         };
         let queues = queues.into_iter().map(queue).collect::<Result<_, ServeError>>()?;
         let control = match control {
