@@ -6,10 +6,49 @@ use std::path::{Path, PathBuf};
 
 use ringferry_switch::channels::{Channels, GuestSnapshot, Stats, Steering};
 use ringferry_switch::control::{self, Answer, ControlError, Request};
-use ringferry_switch::snapshot::Snapshot;
+use ringferry_switch::explain::Explanation;
+use ringferry_switch::snapshot::{PortRules, RulesChange, Snapshot};
+
+/// Shown below the options by `ringferry ctl --help`.
+const EXAMPLES: &str = "\
+Examples:
+  ringferry ctl show                                             everything, for people
+  ringferry ctl set vm0 vlan=10 isolated=on                      rules of a port, now and in the configuration file
+  ringferry ctl set vm0 rate_in=1gbit rate_out=1gbit --runtime   now, and not in the file
+  ringferry ctl rules vm0
+  ringferry ctl unset vm0 rate_in rate_out
+  ringferry ctl dump > ringferry.toml                            what is in force, as a file";
+
+/// Shown below the options by `ringferry ctl set --help`.
+const RULES: &str = "\
+Keys, as in a [[port]] table and in --port flags; a list has commas between its entries:
+  vlan=N                       access port: its frames are in VLAN N, 0 to 4094, and carry no tag
+  trunk=all|N,N-M,...          its frames carry tags of these VLANs; replaces vlan, as vlan replaces it
+  native=N|none                with trunk: the VLAN of frames without a tag
+  isolated=on                  no frames to and from other isolated ports
+  max_macs=N                   most addresses learned behind it
+  static_macs=MAC[@VLAN],...   behind it and nowhere else
+  allowed_macs=MAC,...|none    what it may send from: Ethernet source, and sender in ARP and neighbour discovery
+  allowed_ips=IP[/BITS],...|none  with allowed_macs: IP source, and sender in ARP and neighbour discovery
+  storm=RATE                   most broadcast, multicast and unknown-destination frames taken from it (pps, kpps, mpps)
+  rate_in=RATE rate_out=RATE   most bytes taken from it and sent to it (kbit, mbit, gbit a second: 2.5gbit)
+  rate_in_packets=RATE rate_out_packets=RATE  the same in packets (pps, kpps, mpps), those of large frames as segmented
+  storm_burst=N rate_in_packets_burst=N rate_out_packets_burst=N  packets at once after a pause
+  rate_in_burst=SIZE rate_out_burst=SIZE      bytes at once after a pause (kb, mb, kib, mib)
+`in` is what the switch takes from the port, what its guest sends. What is above a limit is dropped and counted: `ringferry ctl show`.
+
+Either all settings are carried out or none. They are kept in the configuration file that the switch was started from, where only
+these keys are touched; if they cannot be kept, the answer says why.
+
+Examples:
+  ringferry ctl set vm0 vlan=10
+  ringferry ctl set uplink trunk=10,20-29 native=5
+  ringferry ctl set vm0 allowed_macs=52:54:00:00:00:01 allowed_ips=10.0.0.2,fd00::/64
+  ringferry ctl set vm0 storm=1kpps rate_in=1gbit rate_in_burst=1mib --runtime";
 
 /// Asks a running switch or guest.
 #[derive(Clone, Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct CtlArgs {
     /// Control socket of the switch, or of a `ringferry guest` that was given one [default: /run/ringferry/control.sock for root,
     /// $XDG_RUNTIME_DIR/ringferry.sock for others, without that variable /tmp/ringferry-UID.sock].
@@ -71,6 +110,52 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
+    /// What becomes of packets to and from a port, in words: offloads, what the switch does in their place and what that costs.
+    Explain {
+        /// The port.
+        port: String,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// The rules of a port: VLANs, isolation, allowed addresses, limits.
+    Rules {
+        /// The port.
+        port: String,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Changes rules of a port, at once and in the configuration file.
+    #[command(after_help = RULES)]
+    Set {
+        /// The port.
+        port: String,
+        /// What to change.
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        settings: Vec<String>,
+        /// Leave the configuration file as it is: the next start does not know of it.
+        #[arg(long)]
+        runtime: bool,
+        /// The answer as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Takes rules of a port away, at once and in the configuration file. What depends on a key goes with it, such as native with
+    /// trunk; `ringferry ctl set --help` lists the keys.
+    Unset {
+        /// The port.
+        port: String,
+        /// Which.
+        #[arg(value_name = "KEY", required = true)]
+        keys: Vec<String>,
+        /// Leave the configuration file as it is: the next start does not know of it.
+        #[arg(long)]
+        runtime: bool,
+        /// The answer as JSON.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 /// What can be changed about a port's queues.
@@ -126,6 +211,10 @@ fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
         CtlCommand::Channels { port, count, json, .. } => (Request::Channels { port, combined: count }, json),
         CtlCommand::Steering { port, json } => (Request::Steering { port }, json),
         CtlCommand::Stats { port, queues, json } => (Request::Stats { port, queues }, json),
+        CtlCommand::Explain { port, json } => (Request::Explain { port }, json),
+        CtlCommand::Rules { port, json } => (Request::Rules { port }, json),
+        CtlCommand::Set { port, settings, runtime, json } => (Request::Set { port, settings, runtime }, json),
+        CtlCommand::Unset { port, keys, runtime, json } => (Request::Unset { port, keys, runtime }, json),
     };
     let answer = control::call(path, &request)?;
     Ok(match (&request, &answer) {
@@ -135,6 +224,11 @@ fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
         (Request::Channels { .. }, Answer::Channels(channels)) => show(channels, Channels::to_text, json)?,
         (Request::Steering { .. }, Answer::Steering(steering)) => show(steering, Steering::to_text, json)?,
         (Request::Stats { .. }, Answer::Stats(stats)) => show(stats, Stats::to_text, json)?,
+        (Request::Explain { .. }, Answer::Explain(answer)) => show(answer, Explanation::to_text, json)?,
+        (Request::Rules { .. }, Answer::Rules(rules)) => show(rules, PortRules::to_text, json)?,
+        (Request::Set { .. } | Request::Unset { .. }, Answer::RulesChanged(change)) => {
+            show(change, RulesChange::to_text, json)?
+        }
         _ => return Err(CtlError::Mismatch),
     })
 }
@@ -197,6 +291,25 @@ mod tests {
                                 let counters = [("queues".to_owned(), queues.into())].into();
                                 Answer::Stats(Stats { port, counters })
                             }
+                            Request::Explain { port } => {
+                                Answer::Explain(Explanation { port, mtu: 1500, ..Explanation::default() })
+                            }
+                            Request::Rules { port } => {
+                                let rules = [(
+                                    "allowed_ips".to_owned(),
+                                    serde_json::json!(["10.0.0.2", "fd00::/64"]),
+                                )];
+                                Answer::Rules(PortRules { port, rules: rules.into() })
+                            }
+                            Request::Set { port, settings, runtime } => {
+                                let rules = settings.into_iter().map(|setting| (setting, runtime.into()));
+                                let (rules, note) = (rules.collect(), "in rf.toml".to_owned());
+                                Answer::RulesChanged(RulesChange { port, rules, persistent: !runtime, note })
+                            }
+                            Request::Unset { port, runtime, .. } => {
+                                let (rules, note) = (Default::default(), "there is no file".to_owned());
+                                Answer::RulesChanged(RulesChange { port, rules, persistent: runtime, note })
+                            }
                         })
                     });
                     std::thread::sleep(Duration::from_millis(1));
@@ -243,12 +356,42 @@ mod tests {
     }
 
     #[test]
+    fn explain_prints_text_or_json() {
+        assert!(ctl(&["explain", "eth0"]).unwrap().starts_with("eth0: takes nothing; "));
+        let json: serde_json::Value =
+            serde_json::from_str(&ctl(&["explain", "eth0", "--json"]).unwrap()).unwrap();
+        assert_eq!((json["mtu"].as_u64(), json["ways"].as_array().unwrap().len()), (Some(1500), 0));
+    }
+
+    #[test]
     fn steering_and_stats_print_text_or_json() {
         assert!(ctl(&["steering", "eth0"]).unwrap().starts_with("Steering of eth0: chance\n"));
         assert_eq!(ctl(&["stats", "eth0", "--queues"]).unwrap(), "Statistics for eth0:\n     queues: 1\n");
         let json: serde_json::Value =
             serde_json::from_str(&ctl(&["stats", "eth0", "--json"]).unwrap()).unwrap();
         assert_eq!(json["counters"]["queues"], 0);
+    }
+
+    #[test]
+    fn rules_are_shown_and_changed() {
+        assert_eq!(ctl(&["rules", "vm0"]).unwrap(), "rules of vm0:\n  allowed_ips=10.0.0.2,fd00::/64\n");
+        let json: serde_json::Value =
+            serde_json::from_str(&ctl(&["rules", "vm0", "--json"]).unwrap()).unwrap();
+        assert_eq!(json["rules"]["allowed_ips"][1], "fd00::/64");
+        assert_eq!(
+            ctl(&["set", "vm0", "vlan=10", "isolated=on"]).unwrap(),
+            "rules of vm0:\n  isolated=on=false\n  vlan=10=false\nkept: in rf.toml\n"
+        );
+        assert_eq!(
+            ctl(&["unset", "vm0", "vlan"]).unwrap(),
+            "vm0 has no rules\nnot kept when the switch ends: there is no file\n"
+        );
+        let json = ctl(&["set", "vm0", "vlan=10", "--runtime", "--json"]).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!((&json["persistent"], &json["rules"]["vlan=10"]), (&false.into(), &true.into()));
+        for wrong in [&["set", "vm0"][..], &["unset", "vm0"], &["rules"]] {
+            assert!(Program::try_parse_from([&["ctl"], wrong].concat()).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

@@ -17,13 +17,16 @@ Ports:
   tap-fd:N                      an inherited tap
   xen-vif:xen                   every network interface of this Xen machine's guests, each a port such as xen5.0
 
-Keys of every port:  name=NAME  mtu=BYTES
+Keys of every port:  name=NAME  mtu=BYTES, and its rules (below)
 Keys of vhost-user:  mode=listen|connect  queue_size=N  mac=ADDRESS  mergeable=off  csum=off  tso=off  uso=off
                      event_idx=off  indirect=off  packed=off  in_order=off
 Keys of tap:         existing=yes|no  offloads=off  queues=N
 Keys of xen-vif:     class=NAME  vif=DOMAIN.DEVICE  queues=N  persistent=off  static_grants=off  transfer=copy|map
                      pages=N  sg=off  csum=off  gso=off
 A configuration file has the same keys, and its own line for a path with a comma in it.
+
+Rules of a port, of any kind. `ringferry ctl set` changes them while the switch runs; its --help lists the keys:
+  ringferry run --port vhost-user:/run/ringferry/vm0.sock,vlan=10,rate_in=1gbit --port tap:rf0,trunk=10,20-29,native=5
 
 Two virtual machines and the host:
   ringferry run --port vhost-user:/run/ringferry/vm0.sock --port vhost-user:/run/ringferry/vm1.sock --port tap:rf0
@@ -145,6 +148,6 @@ mod tests {
         let lines = EXAMPLES.lines().filter_map(|line| line.trim().strip_prefix("ringferry run "));
         let configs: Vec<_> =
             lines.map(|line| parse(&line.split(' ').collect::<Vec<_>>()).config().unwrap()).collect();
-        assert_eq!(configs.iter().map(|config| config.ports.len()).collect::<Vec<_>>(), [3, 2, 2]);
+        assert_eq!(configs.iter().map(|config| config.ports.len()).collect::<Vec<_>>(), [2, 3, 2, 2]);
     }
 }

@@ -303,6 +303,7 @@ mod tests {
             queues: queues.collect(),
             counters: [("rx_packets".to_owned(), 7)].into(),
             drops: [("no-receive-buffers".to_owned(), 3)].into(),
+            rules: [].into(),
         }
     }
 

@@ -5,6 +5,9 @@
 //! can be started as it stands or **every** problem it found, each with its place, such as
 //! `ringferry.toml:12: port.mtu: 70000 is outside 68..=65535`. Nothing is opened, created or bound here.
 //!
+//! A port of any kind may have rules ([`Rules`]), which `ringferry ctl set` changes while the switch runs; interfaces of a
+//! xen-vif port have those of their entry.
+//!
 //! ```toml
 //! control = "/run/ringferry/control.sock"  # optional: where `ringferry ctl` connects
 //!
@@ -31,6 +34,20 @@
 //! packed = true                       # packed rings, for front ends that want them
 //! in_order = true
 //!
+//! vlan = 10                           # rules, from here on; 0..=4094: an access port; its frames carry no tag. Default: a trunk of all VLANs
+//! isolated = true                     # no frames to and from other isolated ports
+//! max_macs = 8                        # 0..=1048576: most addresses learned behind it; others are dropped
+//! static_macs = ["52:54:00:00:00:01"] # behind it and nowhere else; MAC@VLAN: in another VLAN than that without a tag
+//! allowed_macs = ["52:54:00:00:00:01"] # it may send from these alone, in Ethernet, ARP and neighbour discovery
+//! allowed_ips = ["10.0.0.2", "fd00::/64"] # needs allowed_macs: and from these; "none": from no IP address
+//! storm = "1kpps"                     # most broadcast, multicast and unknown-destination frames taken from it: pps, kpps, mpps
+//! storm_burst = 1000                  # packets at once after a pause; default: those of a second
+//! rate_in = "1gbit"                   # most taken from it, 1kbit..=1tbit: bit, kbit, mbit, gbit, tbit (per second, decimal)
+//! rate_in_burst = "1mib"              # at once, 72kib..=4gib: b, kb, mb, gb, kib, mib, gib; default: 0.1 s, at least 128kib
+//! rate_in_packets = "100kpps"         # most packets taken from it, counted as they are after segmentation
+//! rate_in_packets_burst = 1000        # at once, from 128; default: 0.1 s, at least 128
+//! # rate_out = "1gbit"                # most sent to it; rate_out_burst, rate_out_packets and rate_out_packets_burst likewise
+//!
 //! [[port]]
 //! name = "up"                         # default: name of the tap, or "fd" and a number
 //! kind = "tap"
@@ -38,6 +55,8 @@
 //! # existing = true                   # with tap: true must exist, false must not; default: either
 //! # mtu = 1500                        # default: left as the tap has it
 //! offloads = true                     # checksum and segmentation offloads to and from the kernel
+//! trunk = [10, "20-29"]               # in place of vlan: frames carry tags of these VLANs, or of "all" (1 to 4094)
+//! native = 5                          # with trunk: VLAN of frames without a tag; default: "none", and 0 with trunk = "all"
 //! # queues = 2                        # with tap: 1..=16; default: one per worker, one if it exists and has one
 //!
 //! [[port]]
@@ -56,7 +75,7 @@
 //! gso = true                          # and what is to be segmented; needs sg and csum
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display, Write as _};
 use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
@@ -68,10 +87,16 @@ use ringferry_packet::ether::Mac;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::rules::{Rules, Vid};
+
+mod file;
 mod parse;
+mod rules;
 mod vif;
 use parse::{Document, Fields, Place, check_socket_path, parse_flag, parse_port};
 
+pub(crate) use file::{KeepError, keep};
+pub(crate) use rules::{Edit, entries as rules_by_key};
 pub use vif::{Transfer, VifName, XenProvider, XenVifConfig};
 
 /// Bytes a Unix socket path may have: `sun_path` holds 108 with the closing NUL (unix(7)).
@@ -92,9 +117,20 @@ pub struct Config {
     pub control: Option<PathBuf>,
     /// Settings of the switch as a whole.
     pub switch: SwitchConfig,
-    /// The ports, in the order they were written (file before flags). Never empty; names, sockets, taps and
-    /// descriptors are unique.
+    /// The ports, in the order they were written (file before flags). Never empty; names, sockets, taps,
+    /// descriptors and static addresses are unique.
     pub ports: Vec<PortConfig>,
+    /// The file it was read from.
+    pub file: Option<ConfigFile>,
+}
+
+/// A file that a configuration was read from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigFile {
+    /// Where it is, from the root.
+    pub path: PathBuf,
+    /// Names of the ports in it.
+    pub ports: Vec<String>,
 }
 
 /// Settings of the switch as a whole: the `[switch]` table.
@@ -141,6 +177,8 @@ pub struct PortConfig {
     pub mtu: Option<u16>,
     /// What is plugged in, with the settings only that kind has.
     pub kind: PortKind,
+    /// What its frames must obey.
+    pub rules: Rules,
 }
 
 /// What is plugged into a port.
@@ -301,6 +339,23 @@ impl Config {
         Config::builder().file(file).build()
     }
 
+    /// Whether the port of this number could have these rules beside the others.
+    ///
+    /// # Errors
+    /// Another port has one of its static addresses.
+    pub(crate) fn check_rules(&self, at: usize, rules: &Rules) -> Result<(), ConfigError> {
+        let wanted: BTreeSet<_> = rules.static_macs.iter().collect();
+        let mut problems = Vec::new();
+        for (_, other) in self.ports.iter().enumerate().filter(|(other, _)| *other != at) {
+            for (mac, vid) in other.rules.static_macs.iter().filter(|station| wanted.contains(station)) {
+                let message =
+                    format!("{} is already used by port {:?}", Claim::Station(*mac, *vid), other.name);
+                problems.push(Place::default().problem("static_macs", message));
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(ConfigError { problems }) }
+    }
+
     /// The configuration as a TOML file that yields the same configuration when read. Ports given by flags
     /// are in it too.
     pub fn dump(&self) -> String {
@@ -378,6 +433,9 @@ impl PortConfig {
         if let Some(mtu) = self.mtu {
             entry(out, "mtu", i64::from(mtu));
         }
+        for (key, value) in rules_by_key(&self.rules) {
+            entry(out, key, value);
+        }
     }
 }
 
@@ -427,6 +485,7 @@ pub struct ConfigBuilder {
     control: Option<(Place, PathBuf)>,
     switch: SwitchConfig,
     ports: Vec<(Place, PortConfig)>,
+    file: Option<ConfigFile>,
     reserved: Vec<(Place, RawFd)>,
     problems: Vec<Problem>,
 }
@@ -437,7 +496,14 @@ impl ConfigBuilder {
     pub fn file(mut self, path: &Path) -> Self {
         let name = path.display().to_string();
         match std::fs::read_to_string(path) {
-            Ok(text) => self.toml(&name, &text),
+            Ok(text) => {
+                let before = self.ports.len();
+                let mut read = self.toml(&name, &text);
+                let ports = read.ports[before..].iter().map(|(_, port)| port.name.clone()).collect();
+                let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+                read.file = Some(ConfigFile { path, ports });
+                read
+            }
             Err(error) => {
                 self.problems.push(Place::new(&name, None).problem("", format!("cannot be read: {error}")));
                 self
@@ -513,10 +579,11 @@ impl ConfigBuilder {
             control: self.control.map(|(_, path)| path),
             switch: self.switch,
             ports: self.ports.into_iter().map(|(_, port)| port).collect(),
+            file: self.file,
         })
     }
 
-    /// Two ports cannot share a name, a socket, a tap or a descriptor, nor use the control socket.
+    /// Two ports cannot share a name, a socket, a tap, a descriptor or a static address, nor use the control socket.
     fn check_unique(&mut self) {
         let mut owners: BTreeMap<Claim<'_>, &Place> = BTreeMap::new();
         if let Some((place, path)) = &self.control {
@@ -526,10 +593,12 @@ impl ConfigBuilder {
             owners.insert(Claim::Fd(*fd), place);
         }
         for (place, port) in &self.ports {
-            for claim in [Claim::Name(&port.name), Claim::of_kind(&port.kind)] {
-                let owner = owners.get(&claim).or_else(|| {
-                    owners.iter().find_map(|(owned, owner)| owned.overlaps(&claim).then_some(owner))
-                });
+            let stations = port.rules.static_macs.iter().map(|(mac, vid)| Claim::Station(*mac, *vid));
+            for claim in [Claim::Name(&port.name), Claim::of_kind(&port.kind)].into_iter().chain(stations) {
+                let mut owner = owners.get(&claim);
+                if let (None, Claim::Vif(..)) = (owner, &claim) {
+                    owner = owners.iter().find_map(|(owned, owner)| owned.overlaps(&claim).then_some(owner));
+                }
                 if let Some(owner) = owner {
                     self.problems.push(place.problem("port", format!("{claim} is already used by {owner}")));
                 } else {
@@ -617,6 +686,8 @@ enum Claim<'a> {
     Tap(&'a str),
     Fd(RawFd),
     Activation(&'a str),
+    /// A static address.
+    Station(Mac, Vid),
     /// One interface of a class, or all.
     Vif(&'a XenProvider, &'a str, Option<VifName>),
 }
@@ -656,6 +727,7 @@ impl Display for Claim<'_> {
             Claim::Tap(name) => write!(f, "the tap {name}"),
             Claim::Fd(fd) => write!(f, "file descriptor {fd}"),
             Claim::Activation(name) => write!(f, "the systemd socket {name:?}"),
+            Claim::Station(mac, vid) => write!(f, "the static address {mac} in VLAN {vid}"),
             Claim::Vif(_, class, Some(vif)) => write!(f, "interface {vif} of class {class:?}"),
             Claim::Vif(_, class, None) => write!(f, "every interface of class {class:?}"),
         }

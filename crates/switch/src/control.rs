@@ -22,7 +22,8 @@ use ringferry_sys::socket::{BindError, Listener, Stream};
 use serde::{Deserialize, Serialize};
 
 use crate::channels::{Channels, GuestSnapshot, Stats, Steering};
-use crate::snapshot::Snapshot;
+use crate::explain::Explanation;
+use crate::snapshot::{PortRules, RulesChange, Snapshot};
 
 /// Longest request, in bytes with the newline.
 pub const MAX_REQUEST: usize = 64 * 1024;
@@ -81,6 +82,36 @@ pub enum Request {
         #[serde(default)]
         queues: bool,
     },
+    /// What becomes of packets to and from a port. Only a switch knows.
+    Explain {
+        /// The port.
+        port: String,
+    },
+    /// The rules of a port.
+    Rules {
+        /// The port.
+        port: String,
+    },
+    /// Change rules of a port, all or none.
+    Set {
+        /// The port.
+        port: String,
+        /// Each `KEY=VALUE`, as in a `--port` flag.
+        settings: Vec<String>,
+        /// Leave the configuration file as it is.
+        #[serde(default)]
+        runtime: bool,
+    },
+    /// Take rules of a port away, all or none.
+    Unset {
+        /// The port.
+        port: String,
+        /// Which.
+        keys: Vec<String>,
+        /// Leave the configuration file as it is.
+        #[serde(default)]
+        runtime: bool,
+    },
 }
 
 /// What is answered.
@@ -109,6 +140,12 @@ pub enum Answer {
     Steering(Steering),
     /// To [`Request::Stats`].
     Stats(Stats),
+    /// To [`Request::Explain`].
+    Explain(Explanation),
+    /// To [`Request::Rules`].
+    Rules(PortRules),
+    /// To [`Request::Set`] and [`Request::Unset`].
+    RulesChanged(RulesChange),
 }
 
 /// The switch's end of the control socket. Dropping it closes all connections and removes the socket file.
@@ -542,6 +579,16 @@ mod tests {
             (r#"{"command":"channels","port":"a"}"#, r#"Channels { port: \"a\", combined: None }"#),
             (r#"{"command":"steering","port":"a"}"#, r#"Steering { port: \"a\" }"#),
             (r#"{"command":"stats","port":"a","queues":true}"#, r#"Stats { port: \"a\", queues: true }"#),
+            (r#"{"command":"rules","port":"a"}"#, r#"Rules { port: \"a\" }"#),
+            (
+                r#"{"command":"set","port":"a","settings":["vlan=1","isolated=on"]}"#,
+                r#"Set { port: \"a\", settings: [\"vlan=1\", \"isolated=on\"], runtime: false }"#,
+            ),
+            (
+                r#"{"command":"unset","port":"a","keys":["vlan"],"runtime":true}"#,
+                r#"Unset { port: \"a\", keys: [\"vlan\"], runtime: true }"#,
+            ),
+            (r#"{"command":"explain","port":"a"}"#, r#"Explain { port: \"a\" }"#),
         ] {
             client.write_all(format!("{request}\n").as_bytes()).unwrap();
             fixture.settle();
@@ -551,6 +598,8 @@ mod tests {
             ("{\"command\":\"channels\",\"port\":\"a\",\"combined\":65536}\n", "65536"),
             ("{\"command\":\"channels\"}\n", "missing field `port`"),
             ("{\"command\":\"stats\",\"port\":\"a\",\"queue\":true}\n", "unknown field `queue`"),
+            ("{\"command\":\"set\",\"port\":\"a\",\"settings\":{\"vlan\":1}}\n", "expected a sequence"),
+            ("{\"command\":\"unset\",\"port\":\"a\"}\n", "missing field `keys`"),
             ("{\"command\":\"fly\"}\n", "unknown variant `fly`"),
             ("\n", "EOF"),
             ("\u{fffd}{}\n", "expected value"),

@@ -15,12 +15,19 @@ use ringferry_sys::tap::{Existing, Offloads, Tap, TapConfig as OpenTap, TapError
 use ringferry_sys::{inherited, netif};
 
 use crate::channels;
-use crate::config::{Config, PortConfig, PortKind, TapConfig, TapSource, VhostUserConfig, VhostUserEndpoint};
+use crate::config::{
+    Config, Edit, KeepError, PortConfig, PortKind, TapConfig, TapSource, VhostUserConfig, VhostUserEndpoint,
+    keep,
+};
 use crate::control::{Answer, ControlServer, Request, Response};
 use crate::counters::PortTotals;
+use crate::explain::explain;
 use crate::fdb::PortId;
 use crate::plane::{PAIRS, Plane};
-use crate::snapshot::{PortSnapshot, PortState, QueueRole, QueueSnapshot, Snapshot, VERSION, WorkerSnapshot};
+use crate::snapshot::{
+    PortRules, PortSnapshot, PortState, QueueRole, QueueSnapshot, RulesChange, Snapshot, VERSION,
+    WorkerSnapshot, rules_by_key,
+};
 use crate::vhost_port::{Endpoint, VhostPort, Watch};
 use crate::xen::{CONTROL_RINGS, Desk, Maps, Numbers, XenEntry, XenError};
 
@@ -209,6 +216,8 @@ impl Switch {
         let mut ports = Vec::new();
         for ((number, config), opened) in (0u16..).zip(&config.ports).zip(opened) {
             let id = PortId(number);
+            // Before there is a port, so that no frame comes first.
+            plane.set_rules(id, &config.rules);
             let counters = PortTotals::new(workers);
             let kind = match (opened, &config.kind) {
                 (Opened::VhostUser(endpoint), PortKind::VhostUser(vhost_user)) => Kind::VhostUser(Box::new(
@@ -328,15 +337,24 @@ impl Switch {
     fn serve_control(&mut self) {
         let Switch { config, ports, control, plane, started, maps, .. } = self;
         control.serve(&mut |request| {
-            let snapshot = || snapshot(ports, plane, maps, *started);
             let answer = match &request {
-                Request::Show => Ok(Answer::Show(Box::new(snapshot()))),
+                Request::Show => Ok(Answer::Show(Box::new(snapshot(ports, plane, maps, *started)))),
                 Request::Dump => Ok(Answer::Dump(config.dump())),
                 Request::Channels { port, .. } | Request::Steering { port } | Request::Stats { port, .. } => {
-                    let snapshot = snapshot();
+                    let snapshot = snapshot(ports, plane, maps, *started);
                     channels::find(&snapshot, port)
                         .and_then(|found| answer(&request, found, ports, plane.workers()))
                 }
+                Request::Explain { port } => {
+                    explain(&snapshot(ports, plane, maps, *started), port).map(Answer::Explain)
+                }
+                Request::Rules { port } => rules_of(ports, port).map(Answer::Rules),
+                Request::Set { port, settings, runtime } => Edit::set(settings)
+                    .map_err(|error| error.to_string())
+                    .and_then(|edit| change_rules(config, ports, plane, port, &edit, *runtime)),
+                Request::Unset { port, keys, runtime } => Edit::unset(keys)
+                    .map_err(|error| error.to_string())
+                    .and_then(|edit| change_rules(config, ports, plane, port, &edit, *runtime)),
             };
             match answer {
                 Ok(answer) => Response::Ok(answer),
@@ -344,6 +362,72 @@ impl Switch {
             }
         });
     }
+}
+
+/// The rules of a port, or of an interface of a Xen guest, which has its entry's.
+fn rules_of(ports: &[Port], name: &str) -> Result<PortRules, String> {
+    let interface = |port: &Port| match &port.kind {
+        Kind::Xen(entry) => entry.ports().any(|(_, interface)| interface == name),
+        _ => false,
+    };
+    let found = ports.iter().find(|port| port.config.name == name || interface(port));
+    let found = found.ok_or_else(|| no_such_port(ports, name))?;
+    Ok(PortRules { port: name.to_owned(), rules: rules_by_key(&found.config.rules) })
+}
+
+fn no_such_port(ports: &[Port], name: &str) -> String {
+    let names: Vec<_> = ports.iter().map(|port| port.config.name.as_str()).collect();
+    format!("there is no port {name:?} in the configuration; the ports are: {}", names.join(", "))
+}
+
+/// Changes rules of a port, now and in the configuration file. Either all of the edit can be had, or nothing is changed.
+fn change_rules(
+    config: &mut Config,
+    ports: &mut [Port],
+    plane: &Plane,
+    name: &str,
+    edit: &Edit,
+    runtime: bool,
+) -> Result<Answer, String> {
+    let Some(at) = ports.iter().position(|port| port.config.name == name) else {
+        return Err(match rules_of(ports, name) {
+            Ok(_) => format!(
+                "{name:?} is one interface of an entry, whose rules hold for all of them: change the entry's, or give each \
+                 interface an entry of its own (vif = \"DOMAIN.DEVICE\")"
+            ),
+            Err(missing) => missing,
+        });
+    };
+    let rules = config.ports[at].edited(edit).map_err(|error| error.to_string())?;
+    config.check_rules(at, &rules).map_err(|error| error.to_string())?;
+    let (persistent, note) = match &config.file {
+        _ if runtime => (false, "a change of the running switch alone was asked for".to_owned()),
+        None => (false, "the switch was started without a configuration file".to_owned()),
+        Some(file) if !file.ports.iter().any(|port| port == name) => {
+            let path = file.path.display();
+            (false, format!("the port was given by a flag and is not in {path}: change the flag, too"))
+        }
+        Some(file) => match keep(&file.path, name, edit, &rules) {
+            Ok(true) => (true, format!("in {}", file.path.display())),
+            Ok(false) => (
+                true,
+                format!("in {}, where other rules of the port are not those in force", file.path.display()),
+            ),
+            Err(KeepError::NotKept(why)) => (false, why),
+            Err(KeepError::Refused(error)) => {
+                return Err(format!("the configuration file would be refused at the next start: {error}"));
+            }
+        },
+    };
+    tracing::info!(port = name, persistent, "rules have changed");
+    match &mut ports[at].kind {
+        Kind::Xen(entry) => entry.set_rules(&rules, plane),
+        Kind::VhostUser(_) | Kind::Tap { .. } => plane.set_rules(PortId(at as u16), &rules),
+    }
+    let answer = RulesChange { port: name.to_owned(), rules: rules_by_key(&rules), persistent, note };
+    ports[at].config.rules.clone_from(&rules);
+    config.ports[at].rules = rules;
+    Ok(Answer::RulesChanged(answer))
 }
 
 /// The answer to a request about one port.
@@ -556,6 +640,7 @@ fn snapshot(ports: &[Port], plane: &Plane, maps: &Maps, started: Instant) -> Sna
             queues: Vec::new(),
             counters: port.counters.by_name(),
             drops: port.counters.drops_by_name(),
+            rules: rules_by_key(&port.config.rules),
         };
         match &port.kind {
             Kind::Tap { name, offloads, .. } => {

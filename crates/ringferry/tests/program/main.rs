@@ -4,6 +4,7 @@
 //! | file | what is tested |
 //! |---|---|
 //! | [`forwarding`] | which frame goes where, unharmed, whatever was negotiated; counters add up |
+//! | [`offloads`] | every set of offloads to every other, and to a tap |
 //! | [`lifecycle`] | coming and going: reconnects, restarts, signals, memory and ring changes, inherited sockets |
 //! | [`restart`] | a switch killed under load, with every kind of ring |
 //! | [`workers`] | queue pairs of one machine on several threads |
@@ -12,6 +13,7 @@
 //! | [`dpdk`] | our driver half against DPDK's `net_vhost` (needs Debian's dpdk-dev) |
 //! | [`xen`] | Xen guests on the same switch: forwarding, restarts on either side, several queues, hostile front ends |
 //! | [`channels`] | several queue pairs, and their number changing under traffic |
+//! | [`rules`] | rules of ports: live changes, kept in the file, and obeyed |
 //! | [`demo`] | `ringferry demo` works and leaves nothing behind |
 //!
 //! [`process`], [`guest`], [`domu`], [`raw`] and [`frames`] are what they stand on.
@@ -27,8 +29,10 @@ mod frames;
 mod guest;
 mod hostile;
 mod lifecycle;
+mod offloads;
 mod process;
 mod raw;
 mod restart;
+mod rules;
 mod workers;
 mod xen;

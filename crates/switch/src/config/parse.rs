@@ -57,10 +57,11 @@ impl Document<'_> {
 
 /// A value as written. A flag's value has no type of its own: it is whatever its key asks for.
 #[derive(Debug)]
-enum Value {
+pub(super) enum Value {
     Text(String),
     Integer(Option<i64>),
     Boolean(bool),
+    List(Vec<Value>),
     Other(&'static str),
     Flag(String),
 }
@@ -74,17 +75,40 @@ impl Value {
             DeValue::Integer(digits) => {
                 Value::Integer(i64::from_str_radix(digits.as_str(), digits.radix()).ok())
             }
+            DeValue::Array(items) => {
+                Value::List(items.into_iter().map(|item| Value::from_toml(item.into_inner())).collect())
+            }
             other => Value::Other(other.type_str()),
         }
     }
 
-    fn describe(&self) -> String {
+    /// A value that was made to be written.
+    pub(super) fn from_written(value: toml::Value) -> Value {
+        match value {
+            toml::Value::String(text) => Value::Text(text),
+            toml::Value::Boolean(on) => Value::Boolean(on),
+            toml::Value::Integer(number) => Value::Integer(Some(number)),
+            toml::Value::Array(items) => Value::List(items.into_iter().map(Value::from_written).collect()),
+            other => Value::Other(other.type_str()),
+        }
+    }
+
+    /// A string.
+    pub(super) fn text(&self) -> Result<&str, String> {
+        match self {
+            Value::Text(text) | Value::Flag(text) => Ok(text),
+            other => Err(format!("{} is not a string in quotes", other.describe())),
+        }
+    }
+
+    pub(super) fn describe(&self) -> String {
         match self {
             Value::Flag(text) if text.bytes().all(|byte| byte.is_ascii_digit()) => text.clone(),
             Value::Text(text) | Value::Flag(text) => format!("{text:?}"),
             Value::Integer(Some(number)) => number.to_string(),
             Value::Integer(None) => "the number given".to_owned(),
             Value::Boolean(on) => on.to_string(),
+            Value::List(_) => "array".to_owned(),
             Value::Other(kind) => (*kind).to_owned(),
         }
     }
@@ -120,6 +144,15 @@ impl<'a> Fields<'a> {
         Fields { prefix, place: document.place(start), entries, known: Vec::new(), problems }
     }
 
+    /// Keys and values that are nowhere but in a request. Of a key given twice the last counts.
+    pub(super) fn of_values(
+        values: impl Iterator<Item = (String, Value)>,
+        problems: &'a mut Vec<Problem>,
+    ) -> Fields<'a> {
+        let entries = values.map(|(key, value)| (key, (Place::default(), value))).collect();
+        Fields { prefix: "", place: Place::default(), entries, known: Vec::new(), problems }
+    }
+
     /// Notes a key that is read elsewhere.
     pub(super) fn knows(&mut self, keys: &[&'static str]) {
         self.known.extend(keys);
@@ -134,8 +167,25 @@ impl<'a> Fields<'a> {
         self.place.clone()
     }
 
-    fn has(&self, key: &str) -> bool {
+    pub(super) fn has(&self, key: &str) -> bool {
         self.entries.contains_key(key)
+    }
+
+    /// The keys asked for so far.
+    #[cfg(test)]
+    pub(super) fn known(&self) -> &[&'static str] {
+        &self.known
+    }
+
+    /// Where a key is given.
+    pub(super) fn place_of(&self, key: &str) -> Option<Place> {
+        self.entries.get(key).map(|(place, _)| place.clone())
+    }
+
+    /// Whether a key is given, as this very word.
+    pub(super) fn is_word(&self, key: &str, word: &str) -> bool {
+        let value = self.entries.get(key).map(|(_, value)| value);
+        matches!(value, Some(Value::Text(text) | Value::Flag(text)) if text == word)
     }
 
     /// Whether exactly one of `keys` is given; reports when not.
@@ -152,7 +202,7 @@ impl<'a> Fields<'a> {
         false
     }
 
-    fn take(&mut self, key: &'static str) -> Option<(Place, Value)> {
+    pub(super) fn take(&mut self, key: &'static str) -> Option<(Place, Value)> {
         self.known.push(key);
         self.entries.remove(key)
     }
@@ -241,6 +291,25 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A list; in a flag its entries have commas between them.
+    pub(super) fn list(&mut self, key: &'static str) -> Option<(Place, Vec<Value>)> {
+        match self.take(key)? {
+            (place, Value::List(items)) => Some((place, items)),
+            (place, Value::Flag(text)) => {
+                let items = text.split(',').map(|item| Value::Flag(item.to_owned())).collect();
+                Some((place, items))
+            }
+            (place, other) => {
+                self.report(
+                    &place,
+                    key,
+                    format!("{} is not a list: write [{}]", other.describe(), other.describe()),
+                );
+                None
+            }
+        }
+    }
+
     /// The key `fd`: an inherited descriptor, not one of the standard streams.
     fn descriptor(&mut self) -> Option<RawFd> {
         self.number("fd", 3..=RawFd::MAX as u64).map(|(_, fd)| fd)
@@ -275,20 +344,27 @@ pub(super) fn parse_flag(text: &str, problems: &mut Vec<Problem>) -> Option<Port
         }
     };
     let location = head.split_once(':').map_or("", |(_, location)| location);
-    let mut entries = BTreeMap::from([("kind", kind), (key, location)]);
+    let mut entries = BTreeMap::from([("kind", kind.to_owned()), (key, location.to_owned())]);
+    let mut list = None;
     for part in parts {
         let Some((key, value)) = part.split_once('=') else {
+            if let Some(values) = list.and_then(|list| entries.get_mut(list)) {
+                values.push(',');
+                values.push_str(part);
+                continue;
+            }
             let message = "is not KEY=VALUE (a path with a comma can only be given in a configuration file)";
             problems.push(place.problem(format!("{part:?}"), message));
             continue;
         };
-        if entries.insert(key, value).is_some() {
+        list = rules::LISTS.contains(&key).then_some(key);
+        if entries.insert(key, value.to_owned()).is_some() {
             problems.push(place.problem(key, "is given twice"));
         }
     }
     let entries = entries
         .into_iter()
-        .map(|(key, value)| (key.to_owned(), (place.clone(), Value::Flag(value.to_owned()))))
+        .map(|(key, value)| (key.to_owned(), (place.clone(), Value::Flag(value))))
         .collect();
     parse_port(Fields { prefix: "", place, entries, known: Vec::new(), problems })
 }
@@ -319,8 +395,9 @@ pub(super) fn parse_port(mut fields: Fields<'_>) -> Option<PortConfig> {
     } else {
         kind.as_ref().and_then(|kind| default_name(kind, &mut fields))
     };
+    let rules = rules::parse(&mut fields, kind.as_ref().is_some_and(rules::is_shared));
     fields.finish(context);
-    Some(PortConfig { name: name?, mtu, kind: kind? })
+    Some(PortConfig { name: name?, mtu, kind: kind?, rules })
 }
 
 fn parse_vhost_user(fields: &mut Fields<'_>) -> Option<VhostUserConfig> {
@@ -408,6 +485,7 @@ fn default_name(kind: &PortKind, fields: &mut Fields<'_>) -> Option<String> {
         Claim::Tap(name) | Claim::Activation(name) | Claim::Name(name) => name.to_owned(),
         Claim::Vif(_, _, Some(vif)) => format!("xen{vif}"),
         Claim::Vif(_, _, None) => "xen".to_owned(),
+        Claim::Station(mac, _) => mac.to_string(),
     };
     match check_port_name(&name) {
         Ok(()) => Some(name),
@@ -469,7 +547,7 @@ fn check_activation(name: &str) -> Result<(), String> {
 }
 
 /// The address of one station, so neither multicast nor zero.
-fn parse_mac(text: &str) -> Result<Mac, String> {
+pub(super) fn parse_mac(text: &str) -> Result<Mac, String> {
     let mac: Mac = text.parse().map_err(|error: MacError| error.to_string())?;
     if mac.is_multicast() || mac == Mac::default() {
         return Err(format!(

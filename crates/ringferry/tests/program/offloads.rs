@@ -1,0 +1,308 @@
+//! Every set of offloads that a guest may have negotiated, to every other, both ways: what arrives is what a network card would have
+//! delivered, in headers that the receiver agreed to, and the counters say what the switch did for it.
+
+use std::net::{Ipv4Addr, UdpSocket};
+
+use ringferry_packet::checksum::{self, Sum, pseudo_header_v4, pseudo_header_v6};
+use ringferry_packet::ether::Mac;
+use ringferry_packet::segment::{Checksum, Segmenter};
+use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header};
+use ringferry_switch::snapshot::PortState;
+use ringferry_sys::{namespace, netif};
+use ringferry_virtio_net::Features;
+
+use crate::frames::pattern;
+use crate::guest::{Guest, Options, Received, acquaint, converse};
+use crate::process::{PATIENCE, Place, Switch, may_network};
+
+const CSUM: Features = Features::CSUM.union(Features::GUEST_CSUM);
+const TSO4: Features = CSUM.union(Features::HOST_TSO4).union(Features::GUEST_TSO4);
+const TSO: Features = TSO4.union(Features::HOST_TSO6).union(Features::GUEST_TSO6);
+const ALL: Features = TSO
+    .union(Features::HOST_ECN)
+    .union(Features::GUEST_ECN)
+    .union(Features::HOST_USO)
+    .union(Features::GUEST_USO4)
+    .union(Features::GUEST_USO6);
+
+/// What a guest can do itself, both ways.
+const SETS: [(&str, Features); 5] =
+    [("nothing", Features::empty()), ("csum", CSUM), ("tso4", TSO4), ("tso", TSO), ("all", ALL)];
+
+/// A kind of traffic: one flow.
+#[derive(Clone, Copy, Debug)]
+struct Flow {
+    tcp: bool,
+    v6: bool,
+    tagged: bool,
+}
+
+const FLOWS: [Flow; 6] = [
+    Flow { tcp: true, v6: false, tagged: false },
+    Flow { tcp: true, v6: true, tagged: false },
+    Flow { tcp: false, v6: false, tagged: false },
+    Flow { tcp: false, v6: true, tagged: false },
+    Flow { tcp: true, v6: true, tagged: true },
+    Flow { tcp: false, v6: false, tagged: true },
+];
+
+/// Odd, so that payload begins at every alignment and sums end in the middle of a word.
+const SIZE: usize = 1001;
+/// Five packets, and a short one.
+const PAYLOAD: usize = 5 * SIZE + 333;
+
+/// Where datagrams go.
+const HOST: [u8; 4] = [10, 9, 0, 1];
+const PORT: u16 = 9029;
+
+/// A frame with its virtual header.
+type Sent = (Header, Vec<u8>);
+
+impl Flow {
+    /// Bytes from `at` of a payload as one frame with a partial checksum, to be cut every `gso_size` bytes, or not with 0.
+    fn frame(self, to: Mac, from: Mac, payload: &[u8], at: usize, gso_size: usize) -> Sent {
+        let mut frame = [&to.0[..], &from.0].concat();
+        if self.tagged {
+            frame.extend([0x81, 0, 0x20, 7]);
+        }
+        let data = &payload[at..];
+        let len = data.len() + if self.tcp { 32 } else { 8 };
+        let proto = if self.tcp { 6 } else { 17 };
+        let pseudo = if self.v6 {
+            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+            frame.extend((len as u16).to_be_bytes());
+            frame.extend([proto, 64]);
+            let (source, destination) = ([0xfd; 16], [0xfe; 16]);
+            frame.extend([source, destination].concat());
+            pseudo_header_v6(source, destination, proto, len as u32)
+        } else {
+            frame.extend([8, 0]);
+            let l3 = frame.len();
+            frame.extend([0x45, 0]);
+            frame.extend((20 + len as u16).to_be_bytes());
+            frame.extend(((at / SIZE) as u16).to_be_bytes());
+            frame.extend([0x40, 0, 64, proto, 0, 0]);
+            let (source, destination) = ([10, 9, 0, 2], HOST);
+            frame.extend([source, destination].concat());
+            let mut sum = Sum::new();
+            sum.add(&frame[l3..]);
+            frame[l3 + 10..l3 + 12].copy_from_slice(&sum.finish().to_be_bytes());
+            pseudo_header_v4(source, destination, proto, len as u16)
+        };
+        let l4 = frame.len();
+        frame.extend([0x12, 0x34]);
+        frame.extend(PORT.to_be_bytes());
+        if self.tcp {
+            frame.extend((0xffff_ff00u32.wrapping_add(at as u32)).to_be_bytes());
+            frame.extend([0, 0, 0, 1, 0x80, 0x10, 1, 0]);
+            frame.extend(pseudo.partial().to_be_bytes());
+            // Time stamps, as every stack sends them.
+            frame.extend([0, 0, 1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2]);
+        } else {
+            frame.extend((len as u16).to_be_bytes());
+            frame.extend(pseudo.partial().to_be_bytes());
+        }
+        let headers = frame.len();
+        frame.extend(data);
+        let gso_type = match (gso_size, self.tcp, self.v6) {
+            (0, ..) => GSO_NONE,
+            (_, true, false) => GSO_TCPV4,
+            (_, true, true) => GSO_TCPV6,
+            (_, false, _) => GSO_UDP_L4,
+        };
+        let header = Header {
+            flags: F_NEEDS_CSUM,
+            gso_type,
+            hdr_len: if gso_size == 0 { 0 } else { headers as u16 },
+            gso_size: gso_size as u16,
+            csum_start: l4 as u16,
+            csum_offset: if self.tcp { 16 } else { 6 },
+            num_buffers: 0,
+        };
+        (header, frame)
+    }
+
+    /// A payload in packets that ask for nothing, or for their checksum only.
+    fn packets(self, to: Mac, from: Mac, payload: &[u8], partial: bool) -> Vec<Sent> {
+        let packets = (0..payload.len()).step_by(SIZE).map(|at| {
+            let end = payload.len().min(at + SIZE);
+            let (header, mut frame) = self.frame(to, from, &payload[..end], at, 0);
+            if partial {
+                return (header, frame);
+            }
+            checksum::complete(&header, &mut frame).unwrap();
+            (Header::default(), frame)
+        });
+        packets.collect()
+    }
+}
+
+/// What a network card would send for a frame.
+fn on_the_wire((header, frame): &Sent) -> Vec<Vec<u8>> {
+    let mut packets = Vec::new();
+    if header.is_gso() {
+        let mut segments = Segmenter::new(header, frame, Checksum::Complete).unwrap();
+        while let Some(segment) = segments.next_segment() {
+            packets.push([segment.head, segment.payload].concat());
+        }
+    } else {
+        let mut frame = frame.clone();
+        checksum::complete(header, &mut frame).unwrap();
+        packets.push(frame);
+    }
+    for packet in &packets {
+        checksum::verify(packet).unwrap();
+    }
+    packets
+}
+
+/// Sends frames of one flow in one burst and checks what arrives. Returns how many frames that was.
+#[track_caller]
+fn exchange(case: &str, from: &mut Guest, to: &mut Guest, frames: &[Sent]) -> usize {
+    for (header, frame) in frames {
+        from.put(header, frame);
+    }
+    from.flush();
+    let wanted: Vec<Vec<u8>> = frames.iter().flat_map(on_the_wire).collect();
+    let takes = to.features.guest_offloads();
+    let (mut got, mut arrived) = (Vec::new(), 0);
+    while got.len() < wanted.len() {
+        let Received { header, frame } = to.receive();
+        let header = Header { num_buffers: 0, ..header };
+        // VIRTIO 1.4, 5.1.6.4.1: nothing that was not negotiated.
+        assert!(takes.accepts(&header), "{case}: {header:?}");
+        header.check(frame.len()).unwrap();
+        got.extend(on_the_wire(&(header, frame)));
+        arrived += 1;
+    }
+    assert!(got == wanted, "{case}: what arrived is not what was sent");
+    arrived
+}
+
+/// How many frames the switch has changed for a port, and put together.
+fn done_for(switch: &Switch<'_>, port: &str) -> (u64, u64) {
+    let counters = switch.port(port).counters;
+    (counters["tx_software"], counters["tx_coalesced"])
+}
+
+/// All that one guest can send, to the other, which is plugged into `port`.
+fn one_way(case: &str, switch: &Switch<'_>, from: &mut Guest, to: &mut Guest, port: &str) {
+    let (sends, takes) = (from.features.host_offloads(), to.features.guest_offloads());
+    for flow in FLOWS {
+        let payload = pattern(flow.v6.into(), PAYLOAD);
+        let whole = flow.frame(to.mac, from.mac, &payload, 0, SIZE);
+        let merges = takes.accepts(&whole.0);
+        for partial in [false, true] {
+            let frames = flow.packets(to.mac, from.mac, &payload, partial);
+            if !sends.accepts(&frames[0].0) {
+                continue;
+            }
+            let case = format!("{case}, {flow:?}, partial {partial}");
+            let before = done_for(switch, port);
+            let arrived = exchange(&case, from, to, &frames);
+            let after = done_for(switch, port);
+            let changed = if takes.accepts(&frames[0].0) { 0 } else { frames.len() as u64 };
+            // For a guest, what costs more to merge than to deliver is not merged.
+            let joins = merges && flow.tcp && partial;
+            let merged = if joins { frames.len() as u64 } else { 0 };
+            assert_eq!((after.0 - before.0, after.1 - before.1), (changed, merged), "{case}");
+            assert_eq!(arrived, if joins { 1 } else { frames.len() }, "{case}");
+        }
+        if sends.accepts(&whole.0) {
+            let before = done_for(switch, port);
+            let arrived = exchange(&format!("{case}, {flow:?}, unsegmented"), from, to, &[whole]);
+            let after = done_for(switch, port);
+            assert_eq!((after.0 - before.0, after.1 - before.1), (u64::from(!merges), 0), "{case}");
+            assert_eq!(arrived, if merges { 1 } else { PAYLOAD.div_ceil(SIZE) }, "{case}");
+        }
+    }
+}
+
+/// Every set of features to every other, both ways, with and without mergeable receive buffers, split and packed.
+#[test]
+fn every_set_of_offloads_reaches_every_other() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b"]);
+    let base = Features::DEVICE.difference(ALL);
+    let mut number = 0;
+    for (index, (a_has, a_set)) in SETS.into_iter().enumerate() {
+        for (b_has, b_set) in SETS.into_iter().skip(index) {
+            for (a_merges, b_merges) in [(true, true), (true, false), (false, true), (false, false)] {
+                // Both layouts of rings, without another factor of two.
+                number += 1;
+                let layout = if number % 3 == 0 { Features::empty() } else { Features::RING_PACKED };
+                let features = |set: Features, mergeable: bool| {
+                    let buffers = if mergeable { Features::empty() } else { Features::MRG_RXBUF };
+                    let features = set.union(base).difference(buffers).difference(layout);
+                    Options { features, ..Options::default() }
+                };
+                let mut a = switch.plug("a", 1, features(a_set, a_merges));
+                let mut b = switch.plug("b", 2, features(b_set, b_merges));
+                acquaint(&mut [&mut a, &mut b]);
+                let case = format!("{a_has} (mergeable {a_merges}) and {b_has} (mergeable {b_merges})");
+                one_way(&format!("{case}, there"), &switch, &mut a, &mut b, "b");
+                one_way(&format!("{case}, back"), &switch, &mut b, &mut a, "a");
+                converse(&mut a, &mut b, 1, 3);
+                drop((a, b));
+                switch.until_state("a", PortState::Listening);
+                switch.until_state("b", PortState::Listening);
+            }
+        }
+    }
+    let drops: u64 = switch.show().ports.iter().flat_map(|port| port.drops.values()).sum();
+    assert_eq!(drops, 0);
+    switch.stop();
+}
+
+/// The kernel behind a tap gets each datagram, in whatever shape the guest sent it, and plain ones of a burst in one write.
+#[test]
+fn datagrams_of_every_shape_reach_a_socket_behind_a_tap() {
+    if !may_network() {
+        return;
+    }
+    // The switch starts in this thread's namespace.
+    let in_namespace = || {
+        namespace::unshare_net().unwrap();
+        for port in ["tap:rf0", "tap:rf0,offloads=off"] {
+            to_the_tap(port);
+        }
+    };
+    std::thread::spawn(in_namespace).join().unwrap();
+}
+
+fn to_the_tap(port: &str) {
+    let place = Place::new();
+    let mut command = place.run(&["a"]);
+    command.args(["--port", port]);
+    let switch = place.start(&mut command, Vec::new());
+    netif::add_address("rf0", Ipv4Addr::from(HOST).into(), 24).unwrap();
+    let socket = UdpSocket::bind((Ipv4Addr::from(HOST), PORT)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut a = switch.plug("a", 1, Options::default());
+    // A kernel before 6.2 takes no unsegmented UDP.
+    let whole_ones = switch.port("rf0").features.iter().any(|feature| feature == "USO4");
+    let flow = Flow { tcp: false, v6: false, tagged: false };
+    let host = Mac(netif::mac("rf0").unwrap());
+    let payload = pattern(3, PAYLOAD);
+    let shapes = [
+        flow.packets(host, a.mac, &payload, false),
+        flow.packets(host, a.mac, &payload, true),
+        vec![flow.frame(host, a.mac, &payload, 0, SIZE)],
+    ];
+    let mut coalesced = 0;
+    for frames in shapes {
+        for (header, frame) in &frames {
+            a.put(header, frame);
+        }
+        a.flush();
+        let mut datagram = [0; 2 * SIZE];
+        for part in payload.chunks(SIZE) {
+            let len = socket.recv(&mut datagram).unwrap();
+            assert!(datagram[..len] == *part, "{port}: {} frames", frames.len());
+        }
+        coalesced += if whole_ones && frames.len() > 1 { frames.len() as u64 } else { 0 };
+        assert_eq!(done_for(&switch, "rf0").1, coalesced, "{port}");
+    }
+    drop(a);
+    switch.stop();
+}

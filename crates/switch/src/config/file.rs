@@ -1,0 +1,181 @@
+//! Rules changed while the switch runs, kept in the file that it was started from.
+//!
+//! The file is read when it is edited, so that what people wrote into it meanwhile stays, with comments and order; only the keys
+//! that were changed are touched. It is replaced as a whole or not at all: a new file in the same directory, with
+//! the same owner and permissions, takes its name once it is on the disk.
+
+use std::ffi::OsString;
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+
+use toml_edit::{DocumentMut, Item, KeyMut, TableLike, Value};
+
+use super::rules::{Edit, KEYS, entries};
+use super::*;
+
+/// Why an edit is not in the file.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum KeepError {
+    /// The file is as it was: why it could not be changed.
+    #[error("{0}")]
+    NotKept(String),
+    /// The file would make no sense any more with this edit.
+    #[error("{0}")]
+    Refused(ConfigError),
+}
+
+/// Changes the rules of a port in the file, so that the keys of `edit` say what `rules` do. Returns whether the port has
+/// these very rules in the file then: others of its keys may have been changed there by hand, or here and not kept.
+///
+/// # Errors
+/// See [`KeepError`]; the file is as it was.
+pub(crate) fn keep(path: &Path, port: &str, edit: &Edit, rules: &Rules) -> Result<bool, KeepError> {
+    let not_kept =
+        |what: &str, error: &dyn Display| KeepError::NotKept(format!("{}: {what}{error}", path.display()));
+    // What a link leads to is replaced, not the link.
+    let target = fs::canonicalize(path).map_err(|error| not_kept("cannot be read: ", &error))?;
+    // Reading a pipe might wait for ever.
+    if !fs::metadata(&target).is_ok_and(|metadata| metadata.is_file()) {
+        return Err(not_kept("is not a file that could be written", &""));
+    }
+    let text = fs::read_to_string(&target).map_err(|error| not_kept("cannot be read: ", &error))?;
+    let name = path.display().to_string();
+    let ports = |text: &str| Config::builder().toml(&name, text).build().map(|config| config.ports);
+    let before = ports(&text).map_err(|error| {
+        KeepError::NotKept(format!(
+            "it has changed since the switch was started and cannot be used as it is: {error}"
+        ))
+    })?;
+    let Some(at) = before.iter().position(|before| before.name == port) else {
+        return Err(not_kept("has changed since the switch was started and has no such port any more", &""));
+    };
+    let edited =
+        edit_text(&text, at, edit, rules).ok_or_else(|| not_kept("the port cannot be found", &""))?;
+    let after = ports(&edited).map_err(KeepError::Refused)?;
+    replace(&target, &edited).map_err(|error| not_kept("cannot be written: ", &error))?;
+    Ok(after.get(at).is_some_and(|after| after.rules == *rules))
+}
+
+/// The text with the keys of `edit` changed in the `at`th `[[port]]`.
+fn edit_text(text: &str, at: usize, edit: &Edit, rules: &Rules) -> Option<String> {
+    let mut document: DocumentMut = text.parse().ok()?;
+    let written: BTreeMap<_, _> = entries(rules).into_iter().collect();
+    let mut orphans = String::new();
+    let table = port_table(document.get_mut("port")?, at)?;
+    for key in KEYS.into_iter().filter(|key| edit.touches(key)) {
+        match written.get(key) {
+            Some(value) => put(table, key, value.to_string().parse().ok()?),
+            None => orphans.push_str(&take_away(table, key)),
+        }
+    }
+    if !orphans.is_empty() {
+        prepend_after(&mut document, at, orphans);
+    }
+    Some(document.to_string())
+}
+
+fn port_table(ports: &mut Item, at: usize) -> Option<&mut dyn TableLike> {
+    match ports {
+        Item::ArrayOfTables(tables) => tables.get_mut(at).map(|table| table as &mut dyn TableLike),
+        Item::Value(Value::Array(tables)) => {
+            tables.get_mut(at)?.as_inline_table_mut().map(|table| table as &mut dyn TableLike)
+        }
+        _ => None,
+    }
+}
+
+/// Sets a key, which keeps its place and the comment behind it if it was there.
+fn put(table: &mut dyn TableLike, key: &str, mut value: Value) {
+    match table.get_mut(key) {
+        Some(Item::Value(old)) => {
+            *value.decor_mut() = old.decor().clone();
+            *old = value;
+        }
+        _ => {
+            table.insert(key, Item::Value(value));
+        }
+    }
+}
+
+/// Removes a key and what is behind it on its line. Comment lines before it go to the next key of the table; returned
+/// if there is none.
+fn take_away(table: &mut dyn TableLike, key: &str) -> String {
+    let comment = table.key(key).and_then(|key| key.leaf_decor().prefix()?.as_str().map(str::to_owned));
+    let next = table.iter().skip_while(|(other, _)| *other != key).nth(1).map(|(next, _)| next.to_owned());
+    table.remove(key);
+    let comment = comment.filter(|comment| comment.contains('#')).unwrap_or_default();
+    match next.and_then(|next| table.key_mut(&next)) {
+        Some(mut next) => {
+            prepend_to_key(&mut next, &comment);
+            String::new()
+        }
+        None => comment,
+    }
+}
+
+fn prepend_to_key(key: &mut KeyMut<'_>, comment: &str) {
+    let prefix = key.leaf_decor().prefix().and_then(|prefix| prefix.as_str()).unwrap_or_default();
+    let prefix = format!("{comment}{prefix}");
+    key.leaf_decor_mut().set_prefix(prefix);
+}
+
+/// Puts comment lines behind the `at`th port: before the table that follows it in the file, or at its end.
+fn prepend_after(document: &mut DocumentMut, at: usize, comment: String) {
+    let position = |item: &Item| item.as_array_of_tables()?.get(at)?.position();
+    let Some(from) = document.get("port").and_then(position) else { return };
+    let tables = document.iter_mut().flat_map(|(_, item)| match item {
+        Item::Table(table) => vec![table],
+        Item::ArrayOfTables(tables) => tables.iter_mut().collect(),
+        _ => Vec::new(),
+    });
+    let next = tables.filter(|table| table.position() > Some(from)).min_by_key(|table| table.position());
+    match next {
+        Some(table) => {
+            let prefix = table.decor().prefix().and_then(|prefix| prefix.as_str()).unwrap_or_default();
+            let prefix = format!("{comment}{prefix}");
+            table.decor_mut().set_prefix(prefix);
+        }
+        None => {
+            let trailing = document.trailing().as_str().unwrap_or_default();
+            let trailing = format!("{comment}{trailing}");
+            document.set_trailing(trailing);
+        }
+    }
+}
+
+/// Replaces a file by one with another content, at once.
+fn replace(target: &Path, text: &str) -> io::Result<()> {
+    let before = fs::metadata(target)?;
+    let directory = target.parent().unwrap_or_else(|| Path::new("/"));
+    let mut name = OsString::from(".");
+    name.push(target.file_name().unwrap_or_default());
+    name.push(format!(".{}", std::process::id()));
+    let temporary = directory.join(name);
+    let written = write(&temporary, &before, text).and_then(|()| fs::rename(&temporary, target));
+    if written.is_err() {
+        // It may never have been made.
+        let _ = fs::remove_file(&temporary);
+    }
+    written?;
+    // That it is the one that has the name now should be on the disk, too. There are file systems that cannot say so.
+    let _ = File::open(directory).and_then(|directory| directory.sync_all());
+    Ok(())
+}
+
+fn write(path: &Path, like: &Metadata, text: &str) -> io::Result<()> {
+    // One of a switch that died on the way; the number was its own.
+    let _ = fs::remove_file(path);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    let new = file.metadata()?;
+    if (new.uid(), new.gid()) != (like.uid(), like.gid()) {
+        fchown(&file, Some(like.uid()), Some(like.gid()))
+            .map_err(|error| io::Error::new(error.kind(), format!("its owner would change ({error})")))?;
+    }
+    file.set_permissions(fs::Permissions::from_mode(like.mode() & 0o7777))?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests;

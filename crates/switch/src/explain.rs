@@ -1,0 +1,518 @@
+//! `ringferry ctl explain PORT`: what becomes of packets between a port and each other one, in plain words: which offloads are used, what
+//! the switch does in their place and what that costs, and what could be changed.
+//!
+//! All of it follows from what the two ports are [able](Abilities) to do; nothing is measured. The data plane decides by the same
+//! rules: `plane/software.rs`, `plane/coalesce.rs`, `plane/too_big.rs`.
+
+use std::fmt::Write;
+
+use ringferry_packet::vnet::Offloads;
+use ringferry_virtio_net::Features;
+use serde::{Deserialize, Serialize};
+
+use crate::snapshot::{PortSnapshot, PortState, Snapshot};
+
+/// Bytes of the largest packet that goes unsegmented, link and network headers included.
+const LARGEST: u32 = 65_535;
+/// IPv4 and TCP with time stamps, as every stack sends today.
+const HEADERS_V4: u32 = 52;
+const HEADERS_V6: u32 = 72;
+const HEADERS_UDP: u32 = 28;
+
+/// What is plugged into a port, as far as advice depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plug {
+    /// A virtual machine, by vhost-user.
+    Machine,
+    /// A Xen guest.
+    Xen,
+    /// The host's network stack.
+    Tap,
+}
+
+/// What the two ends of a port can do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Abilities {
+    /// The port.
+    pub name: String,
+    /// What is plugged in.
+    pub plug: Plug,
+    /// Whether it carries packets; if not, the rest is what it had last, or nothing.
+    pub up: bool,
+    /// What it takes without software's help.
+    pub takes: Offloads,
+    /// What it may leave to others in what it sends.
+    pub sends: Offloads,
+    /// Whether a packet may lie in several of its receive buffers.
+    pub mergeable: bool,
+    /// Largest IP packet in bytes; 0 if nobody knows.
+    pub mtu: u16,
+}
+
+impl Abilities {
+    /// Those of a port.
+    pub fn of(port: &PortSnapshot) -> Abilities {
+        let has = |name: &str| port.features.iter().any(|feature| feature == name);
+        let (plug, takes, sends, mergeable) = match port.kind.as_str() {
+            "tap" => {
+                let mut both = Offloads::empty();
+                both.set(Offloads::CSUM, has("CSUM"));
+                both.set(Offloads::TSO4, has("TSO4"));
+                both.set(Offloads::TSO6, has("TSO6"));
+                both.set(Offloads::ECN, has("ECN"));
+                both.set(Offloads::USO, has("USO4"));
+                (Plug::Tap, both, both, true)
+            }
+            "xen-vif" => {
+                let mut takes = Offloads::empty();
+                takes.set(Offloads::CSUM, has("csum"));
+                takes.set(Offloads::TSO4, has("gso-tcpv4"));
+                takes.set(Offloads::TSO6, has("gso-tcpv6"));
+                // The back end takes all there is; whether the guest uses it is not said.
+                let sends =
+                    if has("sg") { Offloads::CSUM | Offloads::TSO4 | Offloads::TSO6 } else { Offloads::CSUM };
+                (Plug::Xen, takes, sends, true)
+            }
+            _ => {
+                let named = port.features.iter().filter_map(|name| Features::from_name(name));
+                let features = named.fold(Features::empty(), Features::union);
+                let mergeable = features.contains(Features::MRG_RXBUF);
+                (Plug::Machine, features.guest_offloads(), features.host_offloads(), mergeable)
+            }
+        };
+        let up = port.state == PortState::Up;
+        Abilities { name: port.name.clone(), plug, up, takes, sends, mergeable, mtu: port.mtu }
+    }
+}
+
+/// Everything about one port: the answer to `ringferry ctl explain`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// The port.
+    pub port: String,
+    /// What it takes without software's help.
+    pub takes: Vec<String>,
+    /// What it may leave to others in what it sends.
+    pub sends: Vec<String>,
+    /// Its MTU in bytes.
+    pub mtu: u16,
+    /// What becomes of packets to and from each other port.
+    pub ways: Vec<Way>,
+}
+
+/// One direction between two ports.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Way {
+    /// Who sends.
+    pub from: String,
+    /// Who receives.
+    pub to: String,
+    /// What becomes of each kind of traffic; empty while one of the two is down.
+    pub traffic: Vec<Traffic>,
+    /// What is to be known besides: an MTU that differs, a port that is down.
+    pub notes: Vec<String>,
+    /// What would make it cheaper.
+    pub hints: Vec<String>,
+}
+
+/// One kind of traffic on its way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Which, for people.
+    pub kind: String,
+    /// What is done to large packets.
+    pub segments: Segments,
+    /// What is done about checksums.
+    pub checksums: Checksums,
+    /// What the worst of the two costs.
+    pub cost: Cost,
+    /// All of it in a sentence.
+    pub text: String,
+}
+
+/// What is done to large packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Segments {
+    /// Packets of up to 64 KiB go through whole.
+    Unsegmented,
+    /// The sender sends them, the receiver does not take them: they are cut.
+    Cut,
+    /// The sender does not send them, the receiver takes them: packets of a burst are put together.
+    Merged,
+    /// Neither knows them: each packet is one of the link.
+    Single,
+}
+
+/// What is done about checksums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Checksums {
+    /// The sender leaves them out and the receiver knows: nobody computes them.
+    LeftOut,
+    /// The sender leaves them out and the receiver needs them: the switch computes them.
+    Computed,
+    /// The sender finishes them, and the switch looks whether they are right before it puts packets together.
+    Verified,
+    /// The sender finishes them, the receiver verifies them.
+    Untouched,
+}
+
+/// What work costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cost {
+    /// The one copy that there always is.
+    Nothing,
+    /// Headers are looked at, packet by packet.
+    Headers,
+    /// Headers are written for each packet, and each goes to the receiver on its own.
+    Packets,
+    /// One more pass over every byte.
+    Bytes,
+}
+
+impl Cost {
+    /// For people.
+    const fn words(self) -> &'static str {
+        match self {
+            Cost::Nothing => "nothing to do",
+            Cost::Headers => "cheap: headers are read",
+            Cost::Packets => "dear: every packet on its own",
+            Cost::Bytes => "dear: every byte once more",
+        }
+    }
+}
+
+/// The kinds of traffic that differ.
+const KINDS: [(&str, Offloads, u32); 3] = [
+    ("TCP over IPv4", Offloads::TSO4, HEADERS_V4),
+    ("TCP over IPv6", Offloads::TSO6, HEADERS_V6),
+    ("UDP", Offloads::USO, HEADERS_UDP),
+];
+
+/// Explains a port of a switch.
+///
+/// # Errors
+/// There is no such port; the message says which there are.
+pub fn explain(snapshot: &Snapshot, name: &str) -> Result<Explanation, String> {
+    let ports: Vec<Abilities> = snapshot.ports.iter().map(Abilities::of).collect();
+    let Some(port) = ports.iter().find(|port| port.name == name) else {
+        let names: Vec<_> = ports.iter().map(|port| port.name.as_str()).collect();
+        return Err(format!("there is no port {name:?}; the ports are: {}", names.join(", ")));
+    };
+    let others = ports.iter().filter(|other| other.name != name);
+    Ok(Explanation {
+        port: name.to_owned(),
+        takes: names(port.takes),
+        sends: names(port.sends),
+        mtu: port.mtu,
+        ways: others.flat_map(|other| [way(port, other), way(other, port)]).collect(),
+    })
+}
+
+/// What becomes of packets on the way from one port to another.
+pub fn way(from: &Abilities, to: &Abilities) -> Way {
+    let mut way = Way {
+        from: from.name.clone(),
+        to: to.name.clone(),
+        traffic: Vec::new(),
+        notes: Vec::new(),
+        hints: Vec::new(),
+    };
+    for port in [from, to].into_iter().filter(|port| !port.up) {
+        way.notes.push(format!("{} is down: nothing has been agreed on with it", port.name));
+    }
+    if !way.notes.is_empty() {
+        return way;
+    }
+    way.traffic =
+        KINDS.iter().map(|(kind, offload, headers)| traffic(kind, *offload, *headers, from, to)).collect();
+    if from.mtu > to.mtu && to.mtu > 0 {
+        way.notes.push(format!(
+            "{} may send packets of {} bytes, of which {} takes {}: a longer one is dropped, and its sender told with ICMP \
+             (too-big-answered) unless it is of a kind that nobody answers (tx-too-big)",
+            from.name, from.mtu, to.name, to.mtu
+        ));
+        way.hints.push(format!("give both the same MTU: mtu={} for {}", to.mtu, from.name));
+    }
+    if !to.mergeable && to.takes.intersects(Offloads::TSO4 | Offloads::TSO6 | Offloads::USO) {
+        way.notes.push(format!(
+            "{} has no mergeable receive buffers: it keeps 64 KiB ready for each packet, however short",
+            to.name
+        ));
+        way.hints.push(format!("{}: mrg_rxbuf=on", to.name));
+    }
+    advise(&mut way, from, to);
+    way
+}
+
+fn traffic(kind: &str, offload: Offloads, headers: u32, from: &Abilities, to: &Abilities) -> Traffic {
+    let needed = offload | Offloads::CSUM;
+    let segments = match (from.sends.contains(needed), to.takes.contains(needed)) {
+        (true, true) => Segments::Unsegmented,
+        (true, false) => Segments::Cut,
+        (false, true) => Segments::Merged,
+        (false, false) => Segments::Single,
+    };
+    let checksums = match (from.sends.contains(Offloads::CSUM), to.takes.contains(Offloads::CSUM)) {
+        (true, true) => Checksums::LeftOut,
+        (true, false) => Checksums::Computed,
+        (false, _) if segments == Segments::Merged => Checksums::Verified,
+        (false, _) => Checksums::Untouched,
+    };
+    let mtu = if from.mtu == 0 { to.mtu } else { from.mtu };
+    let pieces = LARGEST.checked_div(u32::from(mtu).saturating_sub(headers)).unwrap_or(1).max(1);
+    let (how, handling) = match segments {
+        Segments::Unsegmented => ("packets of up to 64 KiB go through whole".to_owned(), Cost::Nothing),
+        Segments::Cut => (
+            format!("each packet of 64 KiB is cut into {pieces} by the switch, without another copy"),
+            Cost::Packets,
+        ),
+        Segments::Merged if to.plug == Plug::Tap => (
+            format!("packets of a burst become one of up to {pieces}, one system call for all"),
+            Cost::Headers,
+        ),
+        Segments::Merged => (
+            format!("large packets of a burst become one of up to {pieces}, which the guest handles once"),
+            Cost::Headers,
+        ),
+        Segments::Single => ("each packet goes through as it is".to_owned(), Cost::Nothing),
+    };
+    let (what, summing) = match checksums {
+        Checksums::LeftOut => ("checksums are left out, as memory needs none", Cost::Nothing),
+        Checksums::Computed => ("checksums are computed by the switch, over every byte", Cost::Bytes),
+        Checksums::Verified => ("checksums are verified by the switch, over every byte", Cost::Bytes),
+        Checksums::Untouched => ("checksums are the two ends' own", Cost::Nothing),
+    };
+    let text = format!("{how}; {what}");
+    Traffic { kind: kind.to_owned(), segments, checksums, cost: handling.max(summing), text }
+}
+
+/// Says what could be changed so that less is left to the switch. Only what the other end has already is worth having.
+fn advise(way: &mut Way, from: &Abilities, to: &Abilities) {
+    let lacking_receiver = from.sends - to.takes;
+    let lacking_sender = to.takes - from.sends;
+    for (port, lacking, receives) in [(to, lacking_receiver, true), (from, lacking_sender, false)] {
+        match port.plug {
+            Plug::Tap if !lacking.is_empty() => way.hints.push(format!("{}: offloads=on", port.name)),
+            Plug::Tap => {}
+            Plug::Xen => {
+                let words =
+                    [(Offloads::CSUM, "checksums"), (Offloads::TSO4 | Offloads::TSO6, "TCP segments")];
+                for (_, what) in words.iter().filter(|(offload, _)| lacking.intersects(*offload)) {
+                    let who = &port.name;
+                    way.hints.push(format!(
+                        "{who}: let the guest's interface offload {what} (ethtool -K DEVICE tx on tso on sg on)"
+                    ));
+                }
+            }
+            Plug::Machine => {
+                let words = if receives { MACHINE_TAKES } else { MACHINE_SENDS };
+                let wanted = words.iter().filter(|(offload, ..)| lacking.intersects(*offload));
+                for (_, qemu, toggle) in wanted {
+                    way.hints.push(format!(
+                        "{}: {qemu} for the guest's device (as QEMU has it), and no {toggle}=off for the port",
+                        port.name
+                    ));
+                }
+            }
+        }
+    }
+}
+
+/// What a machine's device needs to take an offload, in QEMU's words, and the port's own switch for it.
+const MACHINE_TAKES: [(Offloads, &str, &str); 3] = [
+    (Offloads::CSUM, "guest_csum=on", "csum"),
+    (Offloads::TSO4.union(Offloads::TSO6), "guest_tso4=on,guest_tso6=on", "tso"),
+    (Offloads::USO, "guest_uso4=on,guest_uso6=on", "uso"),
+];
+/// The same for what it sends.
+const MACHINE_SENDS: [(Offloads, &str, &str); 3] = [
+    (Offloads::CSUM, "csum=on", "csum"),
+    (Offloads::TSO4.union(Offloads::TSO6), "host_tso4=on,host_tso6=on", "tso"),
+    (Offloads::USO, "host_uso=on", "uso"),
+];
+
+fn names(offloads: Offloads) -> Vec<String> {
+    offloads.iter_names().map(|(name, _)| name.to_ascii_lowercase()).collect()
+}
+
+impl Explanation {
+    /// For people.
+    pub fn to_text(&self) -> String {
+        let list = |names: &[String]| if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
+        let (takes, sends) = (list(&self.takes), list(&self.sends));
+        let mut text =
+            format!("{}: takes {takes}; may leave to others {sends}; MTU {}\n", self.port, self.mtu);
+        for way in &self.ways {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "\n{} -> {}", way.from, way.to);
+            for Traffic { kind, text: what, cost, .. } in &way.traffic {
+                let _ = writeln!(text, "  {kind:<14} {what} [{}]", cost.words());
+            }
+            for note in &way.notes {
+                let _ = writeln!(text, "  note: {note}");
+            }
+            for hint in &way.hints {
+                let _ = writeln!(text, "  hint: {hint}");
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEGMENTATION: Offloads = Offloads::TSO4.union(Offloads::TSO6).union(Offloads::USO);
+
+    fn port(name: &str, plug: Plug, takes: Offloads, sends: Offloads) -> Abilities {
+        Abilities { name: name.into(), plug, up: true, takes, sends, mergeable: true, mtu: 1500 }
+    }
+
+    fn both(name: &str, offloads: Offloads) -> Abilities {
+        port(name, Plug::Machine, offloads, offloads)
+    }
+
+    /// What a sender leaves, what a receiver takes, and what follows for each kind of traffic.
+    #[test]
+    fn every_pair_of_ends_is_explained() {
+        use Checksums::{Computed, LeftOut, Untouched, Verified};
+        use Cost::{Bytes, Headers, Nothing, Packets};
+        use Segments::{Cut, Merged, Single, Unsegmented};
+        let (none, csum, all) =
+            (Offloads::empty(), Offloads::CSUM, Offloads::CSUM | SEGMENTATION | Offloads::ECN);
+        let matrix = [
+            (none, none, Single, Untouched, Nothing),
+            (none, csum, Single, Untouched, Nothing),
+            (none, all, Merged, Verified, Bytes),
+            (csum, none, Single, Computed, Bytes),
+            (csum, csum, Single, LeftOut, Nothing),
+            (csum, all, Merged, LeftOut, Headers),
+            (all, none, Cut, Computed, Bytes),
+            (all, csum, Cut, LeftOut, Packets),
+            (all, all, Unsegmented, LeftOut, Nothing),
+        ];
+        for (sends, takes, segments, checksums, cost) in matrix {
+            let way = way(&port("a", Plug::Machine, none, sends), &port("b", Plug::Machine, takes, none));
+            assert_eq!(way.traffic.len(), 3);
+            for traffic in way.traffic {
+                let got = (traffic.segments, traffic.checksums, traffic.cost);
+                assert_eq!(got, (segments, checksums, cost), "{sends:?} to {takes:?}, {}", traffic.kind);
+            }
+            assert_eq!(way.hints.is_empty(), sends == takes, "{sends:?} to {takes:?}: {:?}", way.hints);
+        }
+    }
+
+    #[test]
+    fn each_protocol_goes_its_own_way() {
+        let from = both("a", Offloads::CSUM | Offloads::TSO4 | Offloads::USO);
+        let to = both("b", Offloads::CSUM | Offloads::TSO4 | Offloads::TSO6);
+        let segments: Vec<_> = way(&from, &to).traffic.iter().map(|traffic| traffic.segments).collect();
+        assert_eq!(segments, [Segments::Unsegmented, Segments::Merged, Segments::Cut]);
+    }
+
+    #[test]
+    fn words_and_numbers_are_those_of_the_mtu() {
+        let all = Offloads::CSUM | SEGMENTATION;
+        let to = both("b", Offloads::empty());
+        let text = |mtu| way(&Abilities { mtu, ..both("a", all) }, &to).traffic[0].text.clone();
+        assert!(
+            text(1500).starts_with("each packet of 64 KiB is cut into 45 by the switch"),
+            "{}",
+            text(1500)
+        );
+        assert!(text(9000).contains("cut into 7 "), "{}", text(9000));
+        for odd in [0, 40, 68] {
+            let to = Abilities { mtu: 0, ..to.clone() };
+            assert_eq!(way(&Abilities { mtu: odd, ..both("a", all) }, &to).traffic.len(), 3);
+        }
+    }
+
+    #[test]
+    fn hints_are_what_a_person_can_type() {
+        let all = Offloads::CSUM | SEGMENTATION;
+        let way = |from: &Abilities, to: &Abilities| way(from, to).hints.join("\n");
+        let hints = way(&both("a", all), &both("b", Offloads::CSUM));
+        assert!(hints.contains("b: guest_tso4=on,guest_tso6=on") && !hints.contains("guest_csum"), "{hints}");
+        let hints = way(&both("b", Offloads::CSUM), &both("a", all));
+        assert!(hints.contains("b: host_tso4=on,host_tso6=on") && hints.contains("no uso=off"), "{hints}");
+        let tap = port("t", Plug::Tap, Offloads::empty(), Offloads::empty());
+        assert_eq!(way(&both("a", all), &tap), "t: offloads=on");
+        assert_eq!(way(&both("a", all), &both("c", all)), "");
+        let xen = port("x", Plug::Xen, Offloads::CSUM, Offloads::CSUM);
+        assert!(way(&both("a", all), &xen).contains("ethtool -K"));
+    }
+
+    #[test]
+    fn what_does_not_fit_and_who_is_down_are_said() {
+        let small = both("small", Offloads::CSUM);
+        let large = Abilities { mtu: 9000, ..both("large", Offloads::CSUM) };
+        let notes = way(&large, &small).notes;
+        assert!(
+            notes.len() == 1 && notes[0].contains("9000") && notes[0].contains("too-big-answered"),
+            "{notes:?}"
+        );
+        assert_eq!(way(&small, &large).notes, Vec::<String>::new());
+        let down = Abilities { up: false, ..both("down", Offloads::CSUM) };
+        let way = way(&small, &down);
+        assert!(way.traffic.is_empty() && way.notes[0].starts_with("down is down"), "{way:?}");
+    }
+
+    #[test]
+    fn abilities_are_those_that_a_port_shows() {
+        let snapshot = |kind: &str, features: &[&str]| PortSnapshot {
+            name: "p".into(),
+            kind: kind.into(),
+            state: PortState::Up,
+            peer: String::new(),
+            mtu: 1500,
+            mac: None,
+            features: features.iter().map(|name| (*name).to_owned()).collect(),
+            queues: Vec::new(),
+            counters: [].into(),
+            drops: [].into(),
+            rules: [].into(),
+        };
+        let names =
+            (Features::GUEST_CSUM | Features::GUEST_TSO4 | Features::CSUM | Features::MRG_RXBUF).names();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let port = Abilities::of(&snapshot("vhost-user", &names));
+        assert_eq!((port.plug, port.takes), (Plug::Machine, Offloads::CSUM | Offloads::TSO4));
+        assert_eq!((port.sends, port.mergeable), (Offloads::CSUM, true));
+        let tap = Abilities::of(&snapshot("tap", &["CSUM", "TSO4", "TSO6", "ECN", "USO4", "USO6"]));
+        assert_eq!((tap.takes, tap.sends), (Offloads::all() - Offloads::UFO, tap.takes));
+        let xen = Abilities::of(&snapshot("xen-vif", &["sg", "csum", "gso-tcpv4"]));
+        assert_eq!((xen.plug, xen.takes), (Plug::Xen, Offloads::CSUM | Offloads::TSO4));
+    }
+
+    #[test]
+    fn the_text_has_both_ways_to_every_other_port() {
+        let mut snapshot = Snapshot::default();
+        assert!(explain(&snapshot, "a").unwrap_err().contains("there is no port"));
+        for name in ["a", "b", "c"] {
+            snapshot.ports.push(PortSnapshot {
+                name: name.into(),
+                kind: "tap".into(),
+                state: PortState::Up,
+                peer: String::new(),
+                mtu: 1500,
+                mac: None,
+                features: vec!["CSUM".into()],
+                queues: Vec::new(),
+                counters: [].into(),
+                drops: [].into(),
+                rules: [].into(),
+            });
+        }
+        let explanation = explain(&snapshot, "b").unwrap();
+        let ways: Vec<_> = explanation.ways.iter().map(|way| (way.from.as_str(), way.to.as_str())).collect();
+        assert_eq!(ways, [("b", "a"), ("a", "b"), ("b", "c"), ("c", "b")]);
+        let text = explanation.to_text();
+        assert!(text.starts_with("b: takes csum; may leave to others csum; MTU 1500\n\nb -> a\n"), "{text}");
+        let json = serde_json::to_string(&explanation).unwrap();
+        assert_eq!(serde_json::from_str::<Explanation>(&json).unwrap(), explanation);
+    }
+}
