@@ -8,7 +8,7 @@
 //! | [`pen`] | the hostile driver |
 //! | [`oracle`] | a second reader of rings, to compare with |
 //! | [`device`], [`driver`], [`net`], [`control`], [`mod@session`] | the targets for VIRTIO |
-//! | [`mod@netback`], [`mod@netfront`], [`mod@store`] | the targets for Xen |
+//! | [`mod@netback`], [`mod@netfront`], [`mod@store`], [`mod@xenbus`] | the targets for Xen |
 //! | [`seeds`] | scenarios that reach deep, from which the fuzzer starts |
 //!
 //! The targets are plain functions: only the programs in `targets/` know libFuzzer.
@@ -28,12 +28,13 @@ pub mod script;
 pub mod seeds;
 pub mod session;
 pub mod store;
+pub mod xenbus;
 
 /// A target: runs an input and says how far it got. It panics when something is wrong.
 pub type Target = fn(&[u8]) -> ring::Reached;
 
 /// All targets by name.
-pub const TARGETS: [(&str, Target); 11] = [
+pub const TARGETS: [(&str, Target); 12] = [
     ("split_device", device::split),
     ("packed_device", device::packed),
     ("split_driver", driver::split),
@@ -45,4 +46,5 @@ pub const TARGETS: [(&str, Target); 11] = [
     ("netback", netback::netback),
     ("netfront", netfront::netfront),
     ("xenstore", store::store),
+    ("xenbus", xenbus::xenbus),
 ];

@@ -5,6 +5,7 @@ mod control;
 mod netback;
 mod netfront;
 mod store;
+mod xenbus;
 
 use crate::device::{self, INFLIGHT};
 use crate::driver::{self, TABLES};
@@ -53,6 +54,7 @@ pub fn all() -> Vec<Seed> {
         .chain(netback::seeds())
         .chain(netfront::seeds())
         .chain(store::seeds())
+        .chain(xenbus::seeds())
         .collect()
 }
 
