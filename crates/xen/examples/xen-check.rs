@@ -5,6 +5,7 @@
 //!     xen-check limit                  the limit of grants, and runs longer than one mapping
 //!     xen-check hold DOMAIN            maps what `front` in that domain grants, and keeps it until it is killed
 //!     xen-check front DOMAIN           grants pages to that domain, and takes turns with its `back`
+//!     xen-check each DOMAIN            maps what `front` in that domain grants page by page, again and again
 //!     xen-check back DOMAIN            uses what `front` in that domain grants
 
 use std::os::fd::AsFd;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use ringferry_memory::{ReadSlice, Window, WriteSlice};
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
+use ringferry_sys::xen::GrantDevice;
 use ringferry_xen::domain::{DomId, Domain, EventPort, PAGE};
 use ringferry_xen::event::EventChannel;
 use ringferry_xen::grant::{Access, CopySegment, Foreign, GrantError, GrantRef, Granted, Local};
@@ -40,12 +42,13 @@ fn main() -> ExitCode {
         }
         ["store", base, rest @ ..] => store(&domain, base, rest.first().copied()),
         ["limit"] => limit(&domain),
+        ["each", number] => each(DomId(number.parse().expect("the number of a domain"))),
         ["hold", number] => hold(&domain, DomId(number.parse().expect("the number of a domain"))),
         ["front", number] => front(&domain, DomId(number.parse().expect("the number of a domain"))),
         ["back", number] => back(&domain, DomId(number.parse().expect("the number of a domain"))),
         _ => {
             eprintln!(
-                "usage: xen-check self | store BASE [SOCKET] | limit | front DOMAIN | back DOMAIN | hold DOMAIN"
+                "usage: xen-check self | store BASE [SOCKET] | limit | front DOMAIN | back DOMAIN | each DOMAIN | hold DOMAIN"
             );
             return ExitCode::from(2);
         }
@@ -105,6 +108,46 @@ fn hold(domain: &RealDomain, peer: DomId) {
     loop {
         std::thread::park();
     }
+}
+
+/// Maps the pages of another domain one after the other, through one handle, and lets go of them in another order, again and
+/// again. A kernel that is not PV refuses one now and then; says which, and that the same one can be mapped the next time.
+fn each(peer: DomId) {
+    const ROUNDS: usize = 20;
+    const ATTEMPTS: usize = 3;
+    let mut turns = Turns::new(peer);
+    turns.wait("done", 1);
+    let refs = turns.list("writable");
+    let device = GrantDevice::open().expect("gntdev");
+    let mut window = Window::reserve(refs.len()).expect("addresses");
+    let mut refused = 0;
+    for round in 0..ROUNDS {
+        for (slot, gref) in refs.iter().enumerate() {
+            let mut attempt = || {
+                let offset = device.book(peer.0, &[gref.0])?;
+                let result = window.map(slot, 1, device.as_fd(), offset, true);
+                device.forget(offset, 1);
+                result
+            };
+            let mut attempts = 1;
+            while let Err(error) = attempt() {
+                println!("round {round}, page {slot}, attempt {attempts}: {error}");
+                assert!(attempts < ATTEMPTS, "page {slot} cannot be mapped");
+                attempts += 1;
+                refused += 1;
+            }
+        }
+        for page in 0..refs.len() {
+            let mut bytes = vec![0; PAGE];
+            window.read(page, 0, PAGE).expect("mapped").copy_to(&mut bytes);
+            assert_eq!(bytes, page_of(page, 0), "round {round}, page {page}");
+        }
+        let (even, odd): (Vec<usize>, Vec<usize>) = (0..refs.len()).partition(|page| page % 2 == 0);
+        for slot in even.into_iter().chain(odd.into_iter().rev()) {
+            window.unmap(slot, 1).expect("mapped");
+        }
+    }
+    println!("ok: {} pages mapped one by one, {ROUNDS} times; refused at first: {refused}", refs.len());
 }
 
 /// The two ends take turns: `back` writes the number of a step, `front` does it and answers with the same number.

@@ -9,7 +9,7 @@ XEN_PROGRAMS=(usr/lib/xen-4.17/bin/{xl,xenstored,xenconsoled,xen-init-dom0} usr/
 XENSTORE_NAMES=(chmod exists list ls read rm watch write)
 
 images_build() {
-    if [ ! -f "$CACHE/dom0.cpio" ] || [ -n "$(find "$HERE"/{dom0,domu,lib} "$CACHE/fetched" -newer "$CACHE/dom0.cpio")" ]; then
+    if [ ! -f "$CACHE/dom0.cpio" ] || [ -n "$(find "$HERE"/{both,dom0,domu,lib} "$CACHE/fetched" -newer "$CACHE/dom0.cpio")" ]; then
         domu_base
         dom0_base
     fi
@@ -78,6 +78,7 @@ base_tree() {
     ln -sf dash "$tree/bin/sh"
     add_program "$tree" "$CACHE/unpacked/usr/bin/xenstore" bin/xenstore
     for name in "${XENSTORE_NAMES[@]}"; do ln -s xenstore "$tree/bin/xenstore-$name"; done
+    install -m 755 "$HERE"/both/* "$tree/bin/"
     echo 'root:x:0:0:root:/:/bin/sh' >"$tree/etc/passwd"
     echo 'root:x:0:' >"$tree/etc/group"
 }
