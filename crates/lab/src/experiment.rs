@@ -123,6 +123,23 @@ impl Setup {
             }
         }
     }
+
+    /// The value of an option that is a list of numbers from 1 to `most`, with commas: in order, each once. `None` when
+    /// it was not given.
+    ///
+    /// # Errors
+    /// A value that is no such list.
+    pub fn numbers(&self, name: &str, most: usize) -> Result<Option<Vec<usize>>, RowError> {
+        let Some(text) = self.options.get(name) else { return Ok(None) };
+        let number = |word: &str| word.parse().ok().filter(|number| (1..=most).contains(number));
+        let mut numbers: Vec<usize> =
+            text.split(',').map(number).collect::<Option<_>>().ok_or_else(|| {
+                RowError::failed(format!("--option {name}={text}: numbers from 1 to {most}, with commas"))
+            })?;
+        numbers.sort_unstable();
+        numbers.dedup();
+        Ok(Some(numbers))
+    }
 }
 
 /// What an experiment is going to measure.
@@ -215,6 +232,8 @@ pub struct Row {
     pub better: Better,
     /// Name of the row it is compared with.
     pub baseline: Option<String>,
+    /// How many times as good as this row its baseline is to be.
+    pub goal: Option<f64>,
     /// Published figures to stand beside it.
     pub published: Vec<Published>,
     /// Deterministic counts that belong to it, taken once.
@@ -248,6 +267,7 @@ impl Row {
             unit: unit.into(),
             better,
             baseline: None,
+            goal: None,
             published: Vec::new(),
             counts: None,
             source,
@@ -268,6 +288,12 @@ impl Row {
     /// Compares it with the row of that name.
     pub fn against(mut self, baseline: impl Into<String>) -> Self {
         self.baseline = Some(baseline.into());
+        self
+    }
+
+    /// Wants its baseline to be so many times as good: that is the row under development, this one a peer.
+    pub fn goal(mut self, times: f64) -> Self {
+        self.goal = Some(times);
         self
     }
 

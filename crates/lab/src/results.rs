@@ -86,6 +86,9 @@ pub struct RowResult {
     pub better: Better,
     /// The row it is compared with.
     pub baseline: Option<String>,
+    /// How many times as good as this row its baseline is to be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goal: Option<f64>,
     /// For an A/A row: the row that it measures once more.
     pub repeats: Option<String>,
     /// One value per run that succeeded, in the order they were measured.
@@ -122,9 +125,34 @@ pub struct RowComparison {
     pub baseline: String,
     /// The row is the baseline measured again: what is found here is noise.
     pub noise_floor: bool,
+    /// Whether the baseline is as many times as good as this row as it is to be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goal: Option<Goal>,
     /// The tests and their verdict.
     #[serde(flatten)]
     pub comparison: Comparison,
+}
+
+/// A row that is to be so many times as good as another.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Goal {
+    /// How many times.
+    pub wanted: f64,
+    /// How many it is, by the means.
+    pub reached: f64,
+    /// Whether that is enough.
+    pub met: bool,
+}
+
+impl Goal {
+    /// How many times as good `baseline` is as `row`; `None` where one of them is 0.
+    fn new(wanted: f64, baseline: f64, row: f64, better: Better) -> Option<Self> {
+        let reached = match better {
+            Better::Higher => baseline / row,
+            Better::Lower => row / baseline,
+        };
+        (reached.is_finite() && reached > 0.0).then_some(Self { wanted, reached, met: reached >= wanted })
+    }
 }
 
 /// Why a results file cannot be used.
@@ -220,9 +248,12 @@ pub fn compare_rows(rows: &[RowResult], confidence: Confidence) -> Vec<RowCompar
     let summary = |name: &str| rows.iter().find(|row| row.name == name).and_then(|row| row.summary);
     let compare = |row: &RowResult| {
         let baseline = row.repeats.as_ref().or(row.baseline.as_ref())?;
-        let comparison = Comparison::new(&row.summary?, &summary(baseline)?, row.better, confidence);
+        let (own, base) = (row.summary?, summary(baseline)?);
+        let comparison = Comparison::new(&own, &base, row.better, confidence);
+        let goal = row.goal.and_then(|wanted| Goal::new(wanted, base.mean, own.mean, row.better));
         Some(RowComparison {
             row: row.name.clone(),
+            goal,
             baseline: baseline.clone(),
             noise_floor: row.repeats.is_some(),
             comparison,

@@ -119,6 +119,7 @@ fn prepare(rows: &[Row]) -> (Vec<Slot>, Vec<RowResult>) {
                 labels,
                 repeats: Some(row.name()),
                 baseline: None,
+                goal: None,
                 published: Vec::new(),
                 ..empty(row)
             });
@@ -136,6 +137,7 @@ fn empty(row: &Row) -> RowResult {
         unit: row.unit.clone(),
         better: row.better,
         baseline: row.baseline.clone(),
+        goal: row.goal,
         repeats: None,
         values: Vec::new(),
         extra: BTreeMap::new(),

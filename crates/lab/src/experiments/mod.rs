@@ -7,6 +7,9 @@ pub mod peers;
 pub mod queues;
 pub mod ring;
 pub mod rxbuf;
+mod shared;
+pub mod switch;
+mod testpmd;
 pub mod txmap;
 
 use crate::experiment::Experiment;
@@ -21,5 +24,6 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(rxbuf::Rxbuf),
         Box::new(queues::Queues),
         Box::new(grants::Grants),
+        Box::new(switch::Switch),
     ]
 }

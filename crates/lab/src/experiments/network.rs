@@ -110,17 +110,31 @@ pub(in crate::experiments) fn probe() -> Result<(), RowError> {
 }
 
 /// A process that ends with this.
-struct Process {
+pub(in crate::experiments) struct Process {
     name: &'static str,
     child: Child,
 }
 
 impl Process {
     /// It dies with this thread, which is the only one that starts processes.
-    fn spawn(name: &'static str, command: &mut Command, options: Spawn) -> Result<Self, RowError> {
+    pub(in crate::experiments) fn spawn(
+        name: &'static str,
+        command: &mut Command,
+        options: Spawn,
+    ) -> Result<Self, RowError> {
         let child = spawn(command, Spawn { die_with_parent: true, ..options });
         let child = child.map_err(|error| RowError::failed(format!("cannot start {name}: {error}")))?;
         Ok(Self { name, child })
+    }
+
+    /// Its number.
+    pub(in crate::experiments) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it ended, if it has.
+    pub(in crate::experiments) fn ended(&mut self) -> Result<Option<ExitStatus>, RowError> {
+        Ok(self.child.try_wait()?)
     }
 
     /// Asks it to end, and sees to it that it does.
@@ -246,7 +260,13 @@ impl Network {
     }
 }
 
-fn words(words: &[&str]) -> Vec<OsString> {
+/// A number in what a process printed.
+pub(in crate::experiments) fn number(value: &Value, path: &str) -> Result<f64, RowError> {
+    let found = value.pointer(path).and_then(Value::as_f64);
+    found.ok_or_else(|| RowError::failed(format!("no {path} among what was counted: {value}")))
+}
+
+pub(in crate::experiments) fn words(words: &[&str]) -> Vec<OsString> {
     words.iter().map(OsString::from).collect()
 }
 
@@ -257,7 +277,12 @@ fn inside(process: &Process) -> Result<Spawn, RowError> {
 }
 
 /// This program with these arguments; what it says goes to files.
-fn logged(program: &Path, folder: &Path, name: &str, arguments: Vec<OsString>) -> Result<Command, RowError> {
+pub(in crate::experiments) fn logged(
+    program: &Path,
+    folder: &Path,
+    name: &str,
+    arguments: Vec<OsString>,
+) -> Result<Command, RowError> {
     let file = |end: &str| File::create(folder.join(format!("{name}.{end}")));
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(file("out")?).stderr(file("log")?);
@@ -265,7 +290,7 @@ fn logged(program: &Path, folder: &Path, name: &str, arguments: Vec<OsString>) -
 }
 
 /// Starts a process that says when it is ready, and waits until then.
-fn ready(
+pub(in crate::experiments) fn ready(
     program: &Path,
     folder: &Path,
     name: &'static str,

@@ -233,11 +233,13 @@ fn values(results: &Results, name: &str, first: &RowResult, rows: &[&RowResult])
     counts.dedup();
     let with_published = rows.iter().any(|row| !row.published.is_empty());
     let with_verdict = rows.iter().any(|row| results.comparison(&row.name).is_some());
+    let with_goal = rows.iter().any(|row| row.goal.is_some());
     // What the reader came for stands first: the rest may be beyond the edge of a small screen.
     let mut header = vec!["row", "median", "mean"];
     if with_verdict {
         header.extend(["difference", "ratio, interval", "verdict"]);
     }
+    header.extend(with_goal.then_some("goal"));
     if with_published {
         header.push("published");
     }
@@ -256,6 +258,10 @@ fn values(results: &Results, name: &str, first: &RowResult, rows: &[&RowResult])
             let found = results.comparison(&row.name);
             let noise = found.is_some_and(|found| found.noise_floor);
             cells.extend(compared(found.map(|found| &found.comparison), noise));
+        }
+        if with_goal {
+            let goal = results.comparison(&row.name).and_then(|found| found.goal.as_ref());
+            cells.push(td(&goal.map_or_else(String::new, words::goal)));
         }
         if with_published {
             let figures: Vec<String> = row.published.iter().map(words::published).collect();

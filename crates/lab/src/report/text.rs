@@ -44,7 +44,10 @@ fn table(results: &Results, group: &str) -> String {
     let named: Vec<&RowResult> = rows.iter().copied().filter(|row| row.repeats.is_none()).collect();
     let counts = counts(&rows);
     let mut header = vec!["row", "N", "min", "median", "mean", "max", "stddev"];
-    header.extend(["difference", "ratio", "verdict", "published"]);
+    header.extend(["difference", "ratio", "verdict"]);
+    let with_goal = rows.iter().any(|row| row.goal.is_some());
+    header.extend(with_goal.then_some("goal"));
+    header.push("published");
     header.extend(counts.iter().copied());
     let mut table = Table::new(&header);
     for row in &rows {
@@ -67,6 +70,10 @@ fn table(results: &Results, group: &str) -> String {
                 found.comparison.verdict.to_string(),
             ]),
             None => cells.resize(10, String::new()),
+        }
+        if with_goal {
+            let goal = results.comparison(&row.name).and_then(|found| found.goal.as_ref());
+            cells.push(goal.map_or_else(String::new, words::goal));
         }
         cells.push(row.published.iter().map(words::published).collect::<Vec<_>>().join(", "));
         cells.extend(

@@ -1,9 +1,15 @@
 //! How numbers, names and verdicts are worded, on the terminal and on the page alike.
 
 use crate::experiment::{Better, Published};
-use crate::results::{Results, RowComparison, RowResult};
+use crate::results::{Goal, Results, RowComparison, RowResult};
 use crate::stats::Comparison;
 use crate::stats::format::general;
+
+/// Whether a goal is met, in a few words.
+pub(crate) fn goal(goal: &Goal) -> String {
+    let Goal { wanted, reached, met } = goal;
+    format!("{reached:.2} of {wanted}: {}", if *met { "met" } else { "missed" })
+}
 
 /// Significant digits of a measured value: more than its noise, fewer than would pretend.
 const DIGITS: usize = 4;

@@ -10,9 +10,10 @@ use super::case::{Case, Who};
 use super::ends::{CHECKED, Counts, Ends};
 use super::nics::Nics;
 use super::port::Ports;
-use super::testpmd::{MEGABYTES, Testpmd};
+use super::testpmd::Testpmd;
 use crate::experiment::{RowError, Run, Sample};
 use crate::experiments::peers::huge_pages::HugePages;
+use crate::experiments::testpmd::MEGABYTES;
 use crate::experiments::txmap::clock::{Finally, Gauge, Over, joined, pin, sleep, wait};
 
 /// Before the rate is read: caches and branch predictors are warm long before.

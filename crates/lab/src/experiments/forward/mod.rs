@@ -56,7 +56,7 @@ impl Experiment for Forward {
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {
-        let program = testpmd::find().map(Rc::from);
+        let program = crate::experiments::testpmd::find().map(Rc::from);
         let mut plan = Plan { published: published(), ..Plan::default() };
         plan.rows.extend(Case::all().into_iter().map(|case| row(case, setup, program.clone())));
         plan.notes = vec![

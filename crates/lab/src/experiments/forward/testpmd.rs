@@ -4,7 +4,6 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use ringferry_sys::process::{Spawn, cpu_time, spawn};
@@ -12,21 +11,10 @@ use ringferry_sys::process::{Spawn, cpu_time, spawn};
 use super::case::{Case, QUEUE, Ring};
 use super::flows::{NEXT_HOP, OUTPUT};
 use crate::experiment::RowError;
+use crate::experiments::testpmd::{self, MEGABYTES};
 
-/// The program.
-const PROGRAM: &str = "dpdk-testpmd";
 /// The Debian packages of it and of the driver it needs.
 pub(super) const PACKAGES: &str = "dpdk-dev librte-net-virtio23";
-/// Its memory.
-pub(super) const MEGABYTES: u64 = 192;
-/// Lines of output that go into an error message.
-const LAST_LINES: usize = 8;
-
-/// Where testpmd is, if it is installed.
-pub(super) fn find() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(PROGRAM)).find(|file| file.is_file())
-}
 
 /// The running program. Dropping it kills it.
 #[derive(Debug)]
@@ -73,9 +61,7 @@ impl Testpmd {
 
     /// The last it printed.
     pub(super) fn last_words(&self) -> String {
-        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-        lines[lines.len().saturating_sub(LAST_LINES)..].join("\n  ")
+        testpmd::last_words(&std::fs::read_to_string(&self.log).unwrap_or_default())
     }
 }
 
@@ -93,21 +79,8 @@ fn mac(bytes: [u8; 6]) -> String {
 
 /// Its command line.
 fn arguments(case: &Case, cpu: usize, sockets: [&Path; 2], huge_pages: bool) -> Vec<String> {
-    static STARTED: AtomicU32 = AtomicU32::new(0);
-    let number = STARTED.fetch_add(1, Ordering::Relaxed);
     let packed = u8::from(case.ring == Ring::PackedInOrder);
-    let mut arguments = vec![
-        // Both threads on one processor: the main thread only waits.
-        format!("--lcores=0@{cpu},1@{cpu}"),
-        "--no-pci".into(),
-        "--no-telemetry".into(),
-        format!("-m{MEGABYTES}"),
-        format!("--file-prefix=ringferry-lab-forward-{}-{number}", std::process::id()),
-    ];
-    // virtio_user can share memory that is in few files only.
-    let memory: &[&str] =
-        if huge_pages { &["--in-memory", "--single-file-segments"] } else { &["--no-huge"] };
-    arguments.extend(memory.iter().map(|&argument| argument.into()));
+    let mut arguments = testpmd::environment(cpu, MEGABYTES, huge_pages);
     for (at, socket) in sockets.into_iter().enumerate() {
         let mut own = OUTPUT;
         own[5] = own[5].wrapping_sub(1 - at as u8);
@@ -117,11 +90,9 @@ fn arguments(case: &Case, cpu: usize, sockets: [&Path; 2], huge_pages: bool) -> 
             mac(own),
         ));
     }
+    arguments.push("--".into());
+    arguments.extend(testpmd::options());
     arguments.extend([
-        "--".into(),
-        "--nb-cores=1".into(),
-        "--disable-link-check".into(),
-        "--no-flush-rx".into(),
         "--forward-mode=mac".into(),
         format!("--eth-peer=1,{}", mac(NEXT_HOP)),
         "--txd=1024".into(),

@@ -95,17 +95,10 @@ impl Experiment for Grants {
 
 /// The numbers of queues.
 fn queues(setup: &Setup) -> Result<Vec<usize>, RowError> {
-    let Some(text) = setup.options.get("queues") else {
+    Ok(setup.numbers("queues", MAX_QUEUES)?.unwrap_or_else(|| {
         let more = [4, MAX_QUEUES].into_iter().filter(|queues| setup.cpus.len() >= 2 * queues);
-        return Ok([1, 2].into_iter().chain(more).collect());
-    };
-    let number = |word: &str| word.parse().ok().filter(|number| (1..=MAX_QUEUES).contains(number));
-    let mut queues: Vec<usize> = text.split(',').map(number).collect::<Option<_>>().ok_or_else(|| {
-        RowError::failed(format!("--option queues={text}: numbers from 1 to {MAX_QUEUES}, with commas"))
-    })?;
-    queues.sort_unstable();
-    queues.dedup();
-    Ok(queues)
+        [1, 2].into_iter().chain(more).collect()
+    }))
 }
 
 fn row(case: Case, provider: Provider, setup: &Setup) -> Row {

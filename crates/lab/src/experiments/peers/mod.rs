@@ -81,10 +81,13 @@ impl Experiment for Peers {
             "default" => false,
             _ => return Err(RowError::failed(format!("--option matrix={matrix}: `default` or `all`"))),
         };
-        let program = testpmd::find().map(Rc::from);
+        let program = crate::experiments::testpmd::find().map(Rc::from);
         let mut plan = Plan::default();
         if let Some(program) = &program {
-            plan.peers.push(Peer { name: "testpmd".into(), version: testpmd::version(program) });
+            plan.peers.push(Peer {
+                name: "testpmd".into(),
+                version: crate::experiments::testpmd::version(program),
+            });
         }
         let cases = Case::all(queue).into_iter().filter(|case| all || case.by_default());
         plan.rows.extend(cases.map(|case| row(case, setup, program.clone())));

@@ -33,7 +33,7 @@ const SHARE: f64 = 0.95;
 const ATTEMPTS: usize = 4;
 
 /// Memory for one testpmd in huge pages: what it is told to take.
-const HUGE_BYTES: u64 = super::testpmd::MEGABYTES << 20;
+const HUGE_BYTES: u64 = crate::experiments::testpmd::MEGABYTES << 20;
 
 /// What a run needs to know besides its case.
 pub(super) struct Conditions<'a> {

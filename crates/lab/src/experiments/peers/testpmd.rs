@@ -2,9 +2,8 @@
 //! one processor; commands through standard input, answers from its output.
 
 use std::io::{PipeReader, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -12,40 +11,19 @@ use ringferry_sys::process::{Spawn, cpu_time, spawn};
 
 use super::case::{Case, Direction, LARGE_BUFFER, Ring};
 use crate::experiment::RowError;
+use crate::experiments::testpmd::{self, MEGABYTES};
 use crate::stop::Stop;
 
-/// The program.
-const PROGRAM: &str = "dpdk-testpmd";
 /// The Debian packages of it and of the two drivers it needs.
 pub(in crate::experiments) const PACKAGES: &str = "dpdk-dev librte-net-vhost23 librte-net-virtio23";
 
 /// How long testpmd may take to start or to answer. It starts in a quarter of a second on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Memory for each process: buffers for one direction, with room.
-pub(in crate::experiments) const MEGABYTES: u64 = 192;
-
 /// Bytes in front of the data in each of DPDK's buffers.
 const HEADROOM: usize = 128;
 /// The largest buffer DPDK can have.
 const LARGEST_BUFFER: usize = 65_535;
-/// Lines of output that go into an error message.
-const LAST_LINES: usize = 8;
-
-/// Where testpmd is, if it is installed.
-pub(in crate::experiments) fn find() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(PROGRAM)).find(|file| file.is_file())
-}
-
-/// What it says its version is.
-pub(in crate::experiments) fn version(program: &Path) -> String {
-    let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
-    let text = output.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    let line = text.lines().find_map(|line| line.split_once("RTE Version:"));
-    line.map_or_else(|| "unknown".into(), |(_, version)| version.trim().trim_matches('\'').to_owned())
-}
 
 /// The part it plays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,8 +189,7 @@ impl Testpmd {
     }
 
     fn failure(&self, what: &str) -> RowError {
-        let lines: Vec<&str> = self.text.lines().filter(|line| !line.trim().is_empty()).collect();
-        let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n  ");
+        let last = testpmd::last_words(&self.text);
         RowError::failed(format!("testpmd {what}; the last it printed:\n  {last}"))
     }
 }
@@ -227,22 +204,8 @@ impl Drop for Testpmd {
 
 /// Its command line.
 fn arguments(part: Part, case: &Case, place: &Place<'_>) -> Vec<String> {
-    static STARTED: AtomicU32 = AtomicU32::new(0);
-    let Place { cpu, socket, .. } = place;
-    let socket = socket.display();
-    let number = STARTED.fetch_add(1, Ordering::Relaxed);
-    let mut arguments = vec![
-        // Both threads on one processor: the main thread only waits for commands.
-        format!("--lcores=0@{cpu},1@{cpu}"),
-        "--no-pci".into(),
-        "--no-telemetry".into(),
-        format!("-m{MEGABYTES}"),
-        format!("--file-prefix=ringferry-lab-{}-{number}", std::process::id()),
-    ];
-    // virtio_user can share memory that is in few files only.
-    let memory: &[&str] =
-        if place.huge_pages { &["--in-memory", "--single-file-segments"] } else { &["--no-huge"] };
-    arguments.extend(memory.iter().map(|&argument| argument.into()));
+    let socket = place.socket.display();
+    let mut arguments = testpmd::environment(place.cpu, MEGABYTES, place.huge_pages);
     let vectorized = case.ring == Ring::PackedVectorized;
     match part {
         Part::Device => arguments.push(format!("--vdev=net_vhost0,iface={socket},queues=1")),
@@ -267,12 +230,9 @@ fn arguments(part: Part, case: &Case, place: &Place<'_>) -> Vec<String> {
         (Part::Driver, Direction::Receive) | (Part::Device, Direction::Transmit) => "rxonly",
     };
     let buffer = buffer(case);
+    arguments.extend(["--".into(), "-i".into()]);
+    arguments.extend(testpmd::options());
     arguments.extend([
-        "--".into(),
-        "-i".into(),
-        "--nb-cores=1".into(),
-        "--disable-link-check".into(),
-        "--no-flush-rx".into(),
         format!("--forward-mode={mode}"),
         format!("--txd={DESCRIPTORS}"),
         format!("--rxd={DESCRIPTORS}"),

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::case::{Case, Per, Test};
 use crate::experiment::{RowError, Run, Sample, Setup};
-use crate::experiments::network::{self, Network, TAP};
+use crate::experiments::network::{self, Network, TAP, number};
 
 /// The experiment, for its child process.
 const EXPERIMENT: &str = super::NAME;
@@ -46,12 +46,6 @@ struct Cpu {
     guests: f64,
     /// The processes that have the sockets.
     sockets: f64,
-}
-
-/// A number in what a process printed.
-fn number(value: &Value, path: &str) -> Result<f64, RowError> {
-    let found = value.pointer(path).and_then(Value::as_f64);
-    found.ok_or_else(|| RowError::failed(format!("no {path} among what was counted: {value}")))
 }
 
 /// The sum of a number over the queue pairs of a guest.

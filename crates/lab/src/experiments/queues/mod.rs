@@ -7,12 +7,10 @@
 //! | `kernel` | a run of kernel traffic between two guests on a switch |
 //! | `generator` | a run of the packet generator: a thread per queue |
 //! | `halves` | a queue pair of which one thread plays both halves |
-//! | `both` | one run, two rows |
 //!
 //! Every figure is there twice: over time, and over the processor time that all of it took. Each row of several queues
 //! is compared with the one of one queue, a row of idle queues with the one that has none.
 
-mod both;
 mod case;
 mod generator;
 mod halves;
@@ -20,9 +18,9 @@ mod kernel;
 
 use std::rc::Rc;
 
-use self::both::both;
 use self::case::{Case, Per};
 use crate::experiment::{Better, Defaults, Experiment, Measure, OptionSpec, Plan, Row, RowError, Setup};
+use crate::experiments::shared::shared;
 use crate::labels::Labels;
 
 /// The experiment.
@@ -33,7 +31,7 @@ pub struct Queues;
 const NAME: &str = "queues";
 
 /// Most queue pairs of a guest here: as many as a switch has workers.
-const MOST: u16 = 16;
+const MOST: usize = 16;
 
 /// Numbers of queues that are measured where there are as many processors.
 const USUAL: [u16; 3] = [1, 2, 4];
@@ -94,21 +92,16 @@ impl Experiment for Queues {
 
 /// The numbers of queues to measure.
 fn queues(setup: &Setup) -> Result<Vec<u16>, RowError> {
-    let wrong = |text: &str| {
-        RowError::failed(format!(
-            "--option queues={text}: numbers from 1 to {MOST}, with 1 among them, as 1,2"
-        ))
-    };
-    let Some(text) = setup.options.get("queues") else {
-        let usual = USUAL.into_iter().filter(|&queues| usize::from(queues) <= setup.cpus.len().max(1));
-        return Ok(usual.collect());
-    };
-    let numbers: Result<Vec<u16>, _> = text.split(',').map(str::parse).collect();
-    let mut numbers = numbers.map_err(|_| wrong(text))?;
-    numbers.sort_unstable();
-    numbers.dedup();
-    let good = numbers.first() == Some(&1) && numbers.last().is_some_and(|&most| most <= MOST);
-    if good { Ok(numbers) } else { Err(wrong(text)) }
+    match setup.numbers("queues", MOST)? {
+        None => {
+            Ok(USUAL.into_iter().filter(|&queues| usize::from(queues) <= setup.cpus.len().max(1)).collect())
+        }
+        // No more than MOST.
+        Some(numbers) if numbers.first() == Some(&1) => {
+            Ok(numbers.into_iter().map(|queues| queues as u16).collect())
+        }
+        Some(_) => Err(RowError::failed("--option queues: 1 must be among the numbers, as in 1,2")),
+    }
 }
 
 fn notes() -> Vec<String> {
@@ -160,7 +153,7 @@ fn placed(
 
 fn kernel_measures(case: Case, setup: &Setup) -> [Measure; 2] {
     let setup = Rc::new(setup.clone());
-    both(move |run| kernel::measure(&case, &setup, run))
+    shared(move |run| kernel::measure(&case, &setup, run))
 }
 
 fn matrix_rows(case: Case, setup: &Setup, missing: Option<&str>) -> Vec<Row> {
@@ -183,7 +176,7 @@ fn idle_rows(case: Case, setup: &Setup, missing: Option<&str>) -> Vec<Row> {
 fn generator_rows(case: generator::Case, setup: &Setup) -> Vec<Row> {
     let too_few = (setup.cpus.len() < case.queues)
         .then(|| format!("needs {} processors, one for each queue", case.queues));
-    let measures = both(move |run| generator::measure(&case, run));
+    let measures = shared(move |run| generator::measure(&case, run));
     let rows = rows(too_few.as_deref(), |per| per.unit("kpackets"), |per| case.labels(per), measures);
     let single = case.single();
     let baseline = (single != case).then_some(|per| single.labels(per));

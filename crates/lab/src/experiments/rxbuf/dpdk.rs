@@ -18,7 +18,8 @@ use super::workload::{GSO, Sequence, Workload};
 use crate::experiment::{RowError, Run, Sample};
 use crate::experiments::peers::case::{Case, Direction, Ring, Who};
 use crate::experiments::peers::huge_pages::HugePages;
-use crate::experiments::peers::testpmd::{MEGABYTES, Part, Place, Testpmd};
+use crate::experiments::peers::testpmd::{Part, Place, Testpmd};
+use crate::experiments::testpmd::MEGABYTES;
 use crate::experiments::txmap::clock::{PATIENCE, joined, pin};
 
 /// Why testpmd cannot send this, if it cannot. It sends frames of one length, or ends each after a random number of

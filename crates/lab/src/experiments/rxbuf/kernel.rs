@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::workload::Workload;
 use crate::experiment::{RowError, Run, Sample, Setup};
-use crate::experiments::network::{self, Network};
+use crate::experiments::network::{self, Network, number};
 
 /// The experiment, for its child process.
 const EXPERIMENT: &str = super::NAME;
@@ -60,10 +60,6 @@ impl Outcome {
 
     /// From the report of the traffic client, what the switch says, and what the guests counted.
     fn new(report: &Value, switch: &Value, [a, b]: [&Value; 2]) -> Result<Self, RowError> {
-        let number = |value: &Value, path: &str| {
-            let found = value.pointer(path).and_then(Value::as_f64);
-            found.ok_or_else(|| RowError::failed(format!("no {path} among what was counted: {value}")))
-        };
         let rx = |name: &str| number(b, &format!("/queues/0/rx/{name}"));
         let ports = switch["ports"].as_array().into_iter().flatten();
         let refused: f64 = ports.filter_map(|port| port["drops"]["no-receive-buffers"].as_f64()).sum();

@@ -33,7 +33,8 @@ use std::rc::Rc;
 use ringferry_nic::rx::PolicyKind;
 
 use self::workload::Workload;
-use super::peers::testpmd;
+use super::peers::testpmd::PACKAGES;
+use super::testpmd;
 use crate::experiment::{
     Better, Defaults, Experiment, OptionSpec, Peer, Plan, Published, Row, RowError, Run, Sample, Setup,
 };
@@ -253,7 +254,7 @@ fn missing(case: &Case, conditions: &Conditions) -> Option<(String, Option<&'sta
             .map(why)
             .or_else(|| {
                 let text = "needs dpdk-testpmd and its vhost driver";
-                conditions.testpmd.is_none().then(|| (text.to_owned(), Some(testpmd::PACKAGES)))
+                conditions.testpmd.is_none().then(|| (text.to_owned(), Some(PACKAGES)))
             })
             .or_else(two),
         Device::Kernel => kernel::traffic(case.workload)

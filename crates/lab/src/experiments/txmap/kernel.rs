@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::case::Kernel;
 use crate::experiment::{RowError, Run, Sample, Setup};
-use crate::experiments::network::{self, Network};
+use crate::experiments::network::{self, Network, number};
 
 /// How much longer than another's a run of this is: TCP takes a moment to find its window.
 pub(super) const TIMES: u32 = 5;
@@ -40,10 +40,6 @@ pub(super) fn measure(case: &Kernel, setup: &Setup, run: &Run<'_>) -> Result<Sam
     command.arg(seconds.as_secs_f64().max(0.2).to_string());
     let output = network::run_child(&mut command, seconds, run)?;
     let Outcome { client, sender } = serde_json::from_str(&output).map_err(RowError::failed)?;
-    let number = |value: &Value, path: &str| {
-        let number = value.pointer(path).and_then(Value::as_f64);
-        number.ok_or_else(|| RowError::failed(format!("no {path} in {value}")))
-    };
     let mapped = |name: &str| number(&sender, &format!("/queues/0/tx/{name}"));
     let packets = mapped("packets")?.max(1.0);
     if mapped("dropped")? > 0.0 {

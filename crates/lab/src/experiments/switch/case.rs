@@ -1,0 +1,342 @@
+//! The matrix: which ends, how many ports, flows and frames, and who switches. One [`Case`] is one run, and its figures are
+//! rows.
+
+use std::fmt;
+
+use ringferry_virtio_net::Features;
+use serde::{Deserialize, Serialize};
+
+use crate::experiment::{Better, Published};
+use crate::labels::Labels;
+
+/// What the two ends of each way are. A way is a pair of ports: frames go from its first to its second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Ends {
+    GuestGuest,
+    GuestTap,
+    TapGuest,
+}
+
+impl Ends {
+    pub(super) const ALL: [Ends; 3] = [Ends::GuestGuest, Ends::GuestTap, Ends::TapGuest];
+
+    /// Whether the first and the second port of a way are taps.
+    pub(super) fn taps(self) -> [bool; 2] {
+        match self {
+            Ends::GuestGuest => [false, false],
+            Ends::GuestTap => [false, true],
+            Ends::TapGuest => [true, false],
+        }
+    }
+}
+
+impl fmt::Display for Ends {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Ends::GuestGuest => "guest-guest",
+            Ends::GuestTap => "guest-tap",
+            Ends::TapGuest => "tap-guest",
+        })
+    }
+}
+
+/// Which frames. Lengths are those of RFC 2544, with four bytes of checksum that no virtual wire has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Frames {
+    /// 64 bytes.
+    Smallest,
+    /// 64, 594 and 1518 bytes, 7 : 4 : 1.
+    Imix,
+    /// UDP that fills an MTU of 1500 bytes, no offloads: 1518 bytes.
+    Mtu,
+    /// TCP over IPv4 to be cut into 45 packets of 1448 bytes (TSO), checksum left blank.
+    Tso,
+}
+
+impl Frames {
+    pub(super) const ALL: [Frames; 4] = [Frames::Smallest, Frames::Imix, Frames::Mtu, Frames::Tso];
+}
+
+impl fmt::Display for Frames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Frames::Smallest => "64",
+            Frames::Imix => "imix",
+            Frames::Mtu => "1500",
+            Frames::Tso => "64K-tso",
+        })
+    }
+}
+
+/// Who switches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Who {
+    Ringferry,
+    /// From port to port as it comes.
+    TestpmdIo,
+    /// And with new Ethernet addresses.
+    TestpmdMac,
+    Ovs,
+    /// The kernel's bridge between taps, which stand for guests, too.
+    Bridge,
+}
+
+impl Who {
+    pub(super) const ALL: [Who; 5] = [Who::Ringferry, Who::TestpmdIo, Who::TestpmdMac, Who::Ovs, Who::Bridge];
+
+    pub(super) fn is_testpmd(self) -> bool {
+        matches!(self, Who::TestpmdIo | Who::TestpmdMac)
+    }
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Who::Ringferry => "ringferry",
+            Who::TestpmdIo => "testpmd-io",
+            Who::TestpmdMac => "testpmd-mac",
+            Who::Ovs => "ovs-dpdk",
+            Who::Bridge => "bridge",
+        })
+    }
+}
+
+/// The virtqueues of the guests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Ring {
+    /// What every guest has.
+    #[default]
+    Split,
+    Packed,
+    PackedInOrder,
+}
+
+impl std::str::FromStr for Ring {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "split" => Ok(Ring::Split),
+            "packed" => Ok(Ring::Packed),
+            "packed-in-order" => Ok(Ring::PackedInOrder),
+            _ => Err("`split`, `packed` or `packed-in-order`"),
+        }
+    }
+}
+
+/// Shares of the NDR at which latency is measured, in per cent.
+pub(super) const LOADS: [u32; 3] = [10, 50, 90];
+
+/// What is told of a run, each in a row of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Figure {
+    /// What arrives when as much is sent as goes in.
+    Rate,
+    /// The most that passes without a loss (RFC 2544, 26.1).
+    Ndr,
+    /// The most that passes with a loss of a given share (RFC 8204, "partial drop rate").
+    Pdr,
+    /// 99 of 100 frames take no longer, at one of [`LOADS`].
+    Latency(u32),
+    /// Processor time of the switch for what it carries at full load.
+    CpuPerGigabyte,
+    /// Processor time of the switch while nothing happens.
+    IdleCpu,
+}
+
+impl Figure {
+    pub(super) const ALL: [Figure; 8] = [
+        Figure::Rate,
+        Figure::Ndr,
+        Figure::Pdr,
+        Figure::Latency(LOADS[0]),
+        Figure::Latency(LOADS[1]),
+        Figure::Latency(LOADS[2]),
+        Figure::CpuPerGigabyte,
+        Figure::IdleCpu,
+    ];
+
+    pub(super) fn unit(self) -> &'static str {
+        match self {
+            Figure::Rate | Figure::Ndr | Figure::Pdr => "Mpps",
+            Figure::Latency(_) => "µs",
+            Figure::CpuPerGigabyte => "CPU s/GB",
+            Figure::IdleCpu => "% of a CPU",
+        }
+    }
+
+    pub(super) fn better(self) -> Better {
+        match self {
+            Figure::Rate | Figure::Ndr | Figure::Pdr => Better::Higher,
+            _ => Better::Lower,
+        }
+    }
+}
+
+impl fmt::Display for Figure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Figure::Rate => f.write_str("rate"),
+            Figure::Ndr => f.write_str("ndr"),
+            Figure::Pdr => f.write_str("pdr"),
+            Figure::Latency(load) => write!(f, "p99-at-{load}%"),
+            Figure::CpuPerGigabyte => f.write_str("cpu"),
+            Figure::IdleCpu => f.write_str("idle-cpu"),
+        }
+    }
+}
+
+/// One run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Case {
+    pub ends: Ends,
+    /// Ports, in pairs.
+    pub ports: usize,
+    /// Flows of each way. A flow has Ethernet addresses, IP addresses and a source port of its own.
+    pub flows: u32,
+    pub frames: Frames,
+    pub who: Who,
+}
+
+/// Most flows, and numbers that are measured.
+const FLOWS: [u32; 3] = [1, 1000, 100_000];
+const PORTS: [usize; 2] = [2, 8];
+
+impl Case {
+    /// The whole matrix, or what tells most of it in a few minutes.
+    pub(super) fn matrix(all: bool) -> Vec<Case> {
+        let mut cases = Vec::new();
+        for ends in Ends::ALL {
+            for ports in PORTS {
+                for frames in Frames::ALL {
+                    for flows in FLOWS {
+                        for who in Who::ALL {
+                            cases.push(Case { ends, ports, flows, frames, who });
+                        }
+                    }
+                }
+            }
+        }
+        cases.retain(|case| all || case.by_default());
+        cases
+    }
+
+    fn by_default(&self) -> bool {
+        let asked = self.ends == Ends::GuestGuest || self.frames == Frames::Mtu;
+        self.ports == 2 && self.flows == 1000 && asked
+    }
+
+    pub(super) fn labels(&self, figure: Figure) -> Labels {
+        Labels::new()
+            .with("ends", self.ends)
+            .with("ports", self.ports)
+            .with("frames", self.frames)
+            .with("flows", self.flows)
+            .with("figure", figure)
+            .with("switch", self.who)
+    }
+
+    /// Rows that are drawn together: a figure of all who switch.
+    pub(super) fn group(&self, figure: Figure) -> String {
+        let what = match figure {
+            Figure::Rate => "full load".into(),
+            Figure::Ndr => "no-drop rate".into(),
+            Figure::Pdr => "partial-drop rate".into(),
+            Figure::Latency(load) => format!("latency at {load} % of the no-drop rate, 99th percentile"),
+            Figure::CpuPerGigabyte => "processor time for what was carried".into(),
+            Figure::IdleCpu => "processor time while idle".into(),
+        };
+        let Case { ends, ports, frames, flows, .. } = self;
+        format!("{ends}, {ports} ports, frames {frames}, {flows} flows: {what}")
+    }
+
+    /// The row that all others of a group are compared with.
+    pub(super) fn ours(&self) -> Case {
+        Case { who: Who::Ringferry, ..*self }
+    }
+
+    /// How many times as good as this row ringferry's is to be.
+    pub(super) fn goal(&self, figure: Figure) -> Option<f64> {
+        let taps = self.ends != Ends::GuestGuest;
+        match (figure, self.frames, self.who) {
+            (Figure::Rate | Figure::Ndr, Frames::Smallest, Who::TestpmdMac) if !taps => Some(1.3),
+            (Figure::Rate | Figure::Ndr, Frames::Smallest, Who::Ovs) if !taps => Some(2.0),
+            (Figure::Rate | Figure::Ndr, Frames::Mtu | Frames::Tso, Who::TestpmdMac | Who::Ovs) if !taps => {
+                Some(1.5)
+            }
+            (Figure::Rate | Figure::Latency(10), Frames::Mtu, Who::Bridge) if taps => Some(1.0),
+            _ => None,
+        }
+    }
+
+    /// What was measured in advance, on two cores of a virtual machine.
+    pub(super) fn published(&self, figure: Figure) -> Vec<Published> {
+        let taps = self.ends != Ends::GuestGuest;
+        let figures: &[(&str, f64, &str)] = match (figure, self.frames, self.who) {
+            (Figure::Rate, Frames::Mtu, Who::Bridge) if taps => &[
+                ("a copy loop between two taps, no offloads, a direction, about", 0.25, "Mpps"),
+                ("the same", 2.7, "Gbit/s"),
+            ],
+            (Figure::Rate, Frames::Tso, Who::Bridge) => &[
+                ("veth, TCP", 12.9, "Gbit/s"),
+                ("a copy loop between two taps with offloads, at least", 12.0, "Gbit/s"),
+                ("at most", 15.0, "Gbit/s"),
+            ],
+            _ => &[],
+        };
+        let source = "measured in advance, kernel sockets at both ends, two cores of a virtual machine";
+        figures.iter().map(|&(what, value, unit)| Published::new(what, value, unit, source)).collect()
+    }
+
+    /// Features that the guests ask for, and none less.
+    pub(super) fn features(&self, ring: Ring) -> Features {
+        let mut features = Features::VERSION_1 | Features::MRG_RXBUF;
+        features.set(Features::RING_PACKED, ring != Ring::Split);
+        features.set(Features::IN_ORDER, ring == Ring::PackedInOrder);
+        if self.frames == Frames::Tso {
+            features |= Features::CSUM | Features::GUEST_CSUM | Features::HOST_TSO4 | Features::GUEST_TSO4;
+        }
+        features
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_row_has_a_name_of_its_own_and_ours_is_in_its_group() {
+        for (all, count) in [(true, 3 * 2 * 4 * 3 * 5), (false, 6 * 5)] {
+            let cases = Case::matrix(all);
+            assert_eq!(cases.len(), count);
+            let rows = || cases.iter().flat_map(|case| Figure::ALL.map(|figure| (case, figure)));
+            let names: BTreeSet<String> =
+                rows().map(|(case, figure)| case.labels(figure).to_string()).collect();
+            assert_eq!(names.len(), count * Figure::ALL.len());
+            for (case, figure) in rows() {
+                assert!(cases.contains(&case.ours()));
+                assert_eq!(case.ours().group(figure), case.group(figure));
+            }
+        }
+    }
+
+    #[test]
+    fn goals_are_those_of_peers_and_never_our_own() {
+        let cases = Case::matrix(true);
+        assert!(
+            cases
+                .iter()
+                .filter(|case| case.who == Who::Ringferry)
+                .all(|case| { Figure::ALL.iter().all(|&figure| case.goal(figure).is_none()) })
+        );
+        let goal = |who, frames, figure| {
+            Case { ends: Ends::GuestGuest, ports: 2, flows: 1, frames, who }.goal(figure)
+        };
+        assert_eq!(goal(Who::TestpmdMac, Frames::Smallest, Figure::Rate), Some(1.3));
+        assert_eq!(goal(Who::Ovs, Frames::Smallest, Figure::Ndr), Some(2.0));
+        assert_eq!(goal(Who::Ovs, Frames::Tso, Figure::Rate), Some(1.5));
+        assert_eq!(goal(Who::TestpmdIo, Frames::Tso, Figure::Rate), None);
+    }
+}

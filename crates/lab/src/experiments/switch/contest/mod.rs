@@ -1,0 +1,121 @@
+//! Who switches: a process on a processor of its own, or the kernel. Each is started for one run, with the ports that the
+//! row wants, in a network namespace that goes with the run; what it says goes to files in the run's folder.
+//!
+//! | module | who |
+//! |---|---|
+//! | `ringferry` | `ringferry run`, which listens for its guests |
+//! | `testpmd` | DPDK's testpmd with a `net_vhost` or `net_tap` port for each |
+//! | `ovs` | Open vSwitch's own datapath, which connects to its guests |
+//! | `bridge` | the kernel's bridge; taps stand for guests |
+//! | `taps` | network interfaces: taps, and what lies behind them |
+
+mod bridge;
+pub(super) mod ovs;
+mod ringferry;
+mod taps;
+pub(super) mod testpmd;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ringferry_sys::{cpu, process};
+use serde::{Deserialize, Serialize};
+
+use super::case::{Case, Frames, Ring, Who};
+use super::end::Place;
+use crate::experiment::RowError;
+use crate::experiments::network::Process;
+use crate::experiments::testpmd::last_words;
+
+/// What a run is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Order {
+    pub case: Case,
+    /// Where the run's files are.
+    pub folder: PathBuf,
+    /// The ends' processor, and the switch's.
+    pub cpus: [usize; 2],
+    pub ring: Ring,
+    /// Entries of each virtqueue.
+    pub queue: u16,
+    /// Seconds of a rate or a latency, and of a trial.
+    pub seconds: f64,
+    pub trial: f64,
+    /// The second threshold of loss, and how well a rate is to be known, as shares.
+    pub loss: f64,
+    pub precision: f64,
+    /// Huge pages are reserved.
+    pub huge_pages: bool,
+    /// Where testpmd is.
+    pub testpmd: Option<PathBuf>,
+}
+
+impl Order {
+    /// Whether the ports of the first and the second end of each way are taps.
+    fn taps(&self) -> impl Iterator<Item = bool> {
+        let taps = self.case.ends.taps();
+        (0..self.case.ports).map(move |port| taps[port % 2])
+    }
+
+    fn tso(&self) -> bool {
+        self.case.frames == Frames::Tso
+    }
+}
+
+/// A switch at work. Fields go in this order.
+pub(super) struct Contest {
+    /// What it consists of; the first is the one whose time counts. None is the kernel.
+    processes: Vec<Process>,
+    /// Where the last words of the first process are.
+    log: PathBuf,
+    /// Where each port is; taken when the ends start.
+    pub places: Vec<Place>,
+}
+
+impl Contest {
+    /// Starts it on its processor.
+    pub(super) fn start(order: &Order) -> Result<Self, RowError> {
+        // What a thread starts runs where the thread does.
+        let cpus = cpu::allowed()?;
+        cpu::pin_current_thread(order.cpus[1])?;
+        let started = match order.case.who {
+            Who::Ringferry => ringferry::start(order),
+            Who::TestpmdIo | Who::TestpmdMac => testpmd::start(order),
+            Who::Ovs => ovs::start(order),
+            Who::Bridge => bridge::start(order),
+        };
+        cpu::restrict_current_thread(&cpus)?;
+        started
+    }
+
+    /// An error, with its last words, once it has ended.
+    pub(super) fn check(&mut self) -> Result<(), RowError> {
+        for process in &mut self.processes {
+            if let Some(status) = process.ended()? {
+                let text = format!("the switch ended by itself ({status}): {}", words(&self.log));
+                return Err(RowError::failed(text));
+            }
+        }
+        Ok(())
+    }
+
+    /// What went wrong, and what it said last.
+    pub(super) fn explain(&self, error: RowError) -> RowError {
+        match error {
+            RowError::Failed(text) if !self.processes.is_empty() => {
+                RowError::failed(format!("{text}; the last the switch said: {}", words(&self.log)))
+            }
+            error => error,
+        }
+    }
+
+    /// Processor time it has used; `None` for the kernel, which works in whoever calls it.
+    pub(super) fn processor_time(&self) -> Result<Option<Duration>, RowError> {
+        Ok(self.processes.first().map(|process| process::cpu_time(process.id())).transpose()?)
+    }
+}
+
+/// Its last words, in one line: an error is the last line of what a process says.
+fn words(log: &Path) -> String {
+    last_words(&std::fs::read_to_string(log).unwrap_or_default()).replace('\n', " |")
+}

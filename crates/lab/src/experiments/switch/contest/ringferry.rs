@@ -1,0 +1,40 @@
+//! `ringferry run`, with one worker and a table for all addresses; otherwise as it comes.
+
+use std::ffi::OsString;
+
+use ringferry_sys::process::Spawn;
+
+use super::{Contest, Order, taps};
+use crate::experiment::RowError;
+use crate::experiments::network::{ready, words};
+use crate::experiments::switch::end::Place;
+
+pub(super) fn start(order: &Order) -> Result<Contest, RowError> {
+    let program = std::env::current_exe()?;
+    let config = order.folder.join("switch.toml");
+    // Two addresses of each flow; a port may fill half of the table.
+    let addresses = 4 * u64::from(order.case.flows) * order.case.ports as u64;
+    std::fs::write(&config, format!("[switch]\nmac_table_size = {}\n", addresses.clamp(16384, 1 << 20)))?;
+    let mut arguments = words(&["run", "--workers", "1", "--control"]);
+    arguments.push(order.folder.join("control.sock").into());
+    for (port, tap) in order.taps().enumerate() {
+        let mut place = OsString::from(if tap { "tap:" } else { "vhost-user:" });
+        if tap {
+            place.push(taps::name(port));
+        } else {
+            place.push(order.folder.join(format!("{port}.sock")));
+        }
+        arguments.extend([OsString::from("--port"), place]);
+    }
+    arguments.push(config.into());
+    let process = ready(&program, &order.folder, "switch", arguments, Spawn::default())?;
+    let places = order.taps().enumerate().map(|(port, tap)| {
+        Ok(if tap {
+            Place::Tap(taps::behind(port)?)
+        } else {
+            Place::Connect(order.folder.join(format!("{port}.sock")))
+        })
+    });
+    let places = places.collect::<Result<_, RowError>>()?;
+    Ok(Contest { processes: vec![process], log: order.folder.join("switch.log"), places })
+}

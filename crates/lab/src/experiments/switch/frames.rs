@@ -1,0 +1,370 @@
+//! The frames of a way, and what must have become of them.
+//!
+//! Frame `n` is of flow `n` modulo their number, and as long as the mix has it. A flow has Ethernet addresses, IP addresses
+//! and a source port of its own, so whatever a switch goes by, it sees as many flows as the row says. Behind the headers
+//! are the frame's number, with the way's in its top byte, and the time that it was due; behind these a pattern that
+//! depends on the number, in every [`WHOLE`]th frame and while frames are checked: in the others the headers, number and
+//! time are written, and the rest of a buffer is what it was, as in testpmd's generator.
+
+use ringferry_packet::checksum::Sum;
+use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, Header};
+
+use super::case::Frames;
+use crate::experiment::RowError;
+
+/// Bytes at the front of a frame that are always written, and always looked at: the headers, number and time.
+pub(super) const HEAD: usize = 70;
+
+/// Of so many frames one is written and compared whole while the rate is measured, a power of two. More often would make
+/// the ends the limit at 1500 bytes.
+pub(super) const WHOLE: u64 = 256;
+
+/// The top byte of a number: a frame that only shows where an address is.
+const HELLO: u8 = 0xff;
+
+/// Bytes of Ethernet, IPv4 and UDP, or TCP.
+const UDP: usize = 42;
+const TCP: usize = 54;
+
+/// Payload of each packet that a TSO frame is to be cut into, and how many.
+const MSS: usize = 1448;
+const SEGMENTS: usize = 45;
+
+/// Where a testpmd that writes addresses sends frames.
+pub(super) const NEXT_HOP: [u8; 6] = [2, 0, 0, 0, 0x0b, 1];
+
+/// Lengths of frames in memory, without checksum, in the order they are sent; again and again. IMIX is spread evenly.
+fn sizes(frames: Frames) -> &'static [usize] {
+    match frames {
+        Frames::Smallest => &[60],
+        Frames::Imix => &[60, 590, 60, 60, 590, 60, 590, 60, 60, 590, 60, 1514],
+        Frames::Mtu => &[1514],
+        Frames::Tso => &[TCP + SEGMENTS * MSS],
+    }
+}
+
+/// The longest frame.
+pub(super) fn longest(frames: Frames) -> usize {
+    sizes(frames).iter().copied().max().unwrap_or_default()
+}
+
+/// Addresses of a flow of a way: where its frames go, and where they come from.
+fn macs(way: u8, flow: u32) -> [u8; 12] {
+    let [_, a, b, c] = flow.to_be_bytes();
+    [2, way, 1, a, b, c, 2, way, 0, a, b, c]
+}
+
+/// The frames of one way.
+#[derive(Clone, Debug)]
+pub(super) struct Format {
+    way: u8,
+    flows: u32,
+    /// Where the number is; the time follows.
+    number_at: usize,
+    sizes: &'static [usize],
+    /// A front of each length, of flow 0.
+    fronts: Vec<[u8; HEAD]>,
+    /// Of every frame.
+    pub header: Header,
+    pattern: Vec<u8>,
+}
+
+impl Format {
+    pub(super) fn new(frames: Frames, way: u8, flows: u32) -> Self {
+        let (sizes, tcp) = (sizes(frames), frames == Frames::Tso);
+        let header = if tcp {
+            Header {
+                flags: F_NEEDS_CSUM,
+                gso_type: GSO_TCPV4,
+                hdr_len: TCP as u16,
+                gso_size: MSS as u16,
+                csum_start: 34,
+                csum_offset: 16,
+                num_buffers: 0,
+            }
+        } else {
+            Header::default()
+        };
+        Self {
+            way,
+            flows,
+            number_at: if tcp { TCP } else { UDP },
+            sizes,
+            fronts: sizes.iter().map(|&size| front(way, size, tcp)).collect(),
+            header,
+            pattern: (0..longest(frames) + WHOLE as usize).map(|at| at as u8 ^ (at >> 8) as u8).collect(),
+        }
+    }
+
+    /// Length of a frame.
+    #[inline]
+    pub(super) fn size(&self, number: u64) -> usize {
+        match self.sizes {
+            [size] => *size,
+            sizes => sizes[(number % sizes.len() as u64) as usize],
+        }
+    }
+
+    pub(super) fn flows(&self) -> u32 {
+        self.flows
+    }
+
+    /// The front of a frame. `slot` is its number modulo that of the lengths.
+    #[inline]
+    fn front(&self, number: u64, flow: u32, slot: usize, time: u64) -> [u8; HEAD] {
+        let mut front = self.fronts[slot];
+        let [_, a, b, c] = flow.to_be_bytes();
+        front[3..6].copy_from_slice(&[a, b, c]);
+        front[9..12].copy_from_slice(&[a, b, c]);
+        front[27..30].copy_from_slice(&[a, b, c]);
+        // The sum of both addresses is that of every flow, and so is the checksum.
+        front[31..34].copy_from_slice(&[!a, !b, !c]);
+        front[35] = c;
+        let number = number | u64::from(self.way) << 56;
+        front[self.number_at..self.number_at + 8].copy_from_slice(&number.to_be_bytes());
+        front[self.number_at + 8..self.number_at + 16].copy_from_slice(&time.to_be_bytes());
+        front
+    }
+
+    /// A frame from its first byte to its last.
+    fn whole(&self, number: u64, time: u64, out: &mut Vec<u8>) {
+        let (size, flow) = (self.size(number), (number % u64::from(self.flows)) as u32);
+        let slot = (number % self.sizes.len() as u64) as usize;
+        let front = self.front(number, flow, slot, time);
+        let shift = (number / WHOLE % WHOLE) as usize;
+        out.clear();
+        out.extend_from_slice(&self.pattern[shift..shift + size]);
+        let head = size.min(self.number_at + 16);
+        out[..head].copy_from_slice(&front[..head]);
+    }
+
+    /// A frame that goes the other way and shows where the destination of a flow is.
+    pub(super) fn hello(&self, flow: u32) -> [u8; 60] {
+        let mut frame = [0; 60];
+        let front = self.front(u64::from(HELLO) << 56, flow, 0, 0);
+        frame[..UDP].copy_from_slice(&front[..UDP]);
+        let macs = macs(self.way, flow);
+        frame[..6].copy_from_slice(&macs[6..]);
+        frame[6..12].copy_from_slice(&macs[..6]);
+        // An Ethernet type for experiments (IEEE 802.1): nobody answers.
+        frame[12..14].copy_from_slice(&[0x88, 0xb5]);
+        frame
+    }
+
+    /// Whose a frame is, from its front.
+    #[inline]
+    pub(super) fn read(&self, front: &[u8]) -> Mark {
+        let word =
+            |at: usize| front.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map(u64::from_be_bytes);
+        let (Some(number), Some(time)) = (word(self.number_at), word(self.number_at + 8)) else {
+            return Mark::Foreign;
+        };
+        if (number >> 56) as u8 == self.way && front[12..14] == [8, 0] {
+            return Mark::Own { number: number & (u64::MAX >> 8), time };
+        }
+        // Of another way, or of the kernel's own making.
+        let lab = front[12..14] == [8, 0] && front[26] == 10 && front[30] == 11;
+        if lab { Mark::Stray } else { Mark::Foreign }
+    }
+
+    /// Compares a frame with what was sent. With `rewritten` the addresses must be new ones.
+    pub(super) fn check(
+        &self,
+        frame: &[u8],
+        number: u64,
+        time: u64,
+        rewritten: bool,
+        scratch: &mut Vec<u8>,
+    ) -> Result<(), RowError> {
+        self.whole(number, time, scratch);
+        if self.header.is_gso() && frame.len() == scratch.len() {
+            // The checksum of what is to be cut is anybody's to write.
+            scratch[50..52].copy_from_slice(&frame[50..52]);
+        }
+        let from = if rewritten { 12 } else { 0 };
+        let moved = !rewritten || (frame[..6] == NEXT_HOP && frame[6..12] != scratch[6..12]);
+        if frame.len() == scratch.len() && frame[from..] == scratch[from..] && moved {
+            return Ok(());
+        }
+        let at = frame.iter().zip(scratch.iter()).skip(from).position(|(got, sent)| got != sent);
+        let at = at.map_or_else(|| "its length or addresses".into(), |at| format!("byte {}", from + at));
+        let front = &frame[..frame.len().min(HEAD)];
+        Err(RowError::failed(format!("frame {number} was damaged, first at {at}: {front:02x?}")))
+    }
+}
+
+/// What the front of a frame says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mark {
+    /// The way's own.
+    Own { number: u64, time: u64 },
+    /// Another way's.
+    Stray,
+    /// Nobody's: it shows an address, or the kernel had something to say.
+    Foreign,
+}
+
+/// The front of a frame of flow 0.
+fn front(way: u8, size: usize, tcp: bool) -> [u8; HEAD] {
+    let mut front = [0; HEAD];
+    front[..12].copy_from_slice(&macs(way, 0));
+    front[12..16].copy_from_slice(&[0x08, 0x00, 0x45, 0x00]);
+    front[16..18].copy_from_slice(&(size as u16 - 14).to_be_bytes());
+    front[22..24].copy_from_slice(&[64, if tcp { 6 } else { 17 }]);
+    front[26..34].copy_from_slice(&[10, 0, 0, 0, 11, 0xff, 0xff, 0xff]);
+    let mut sum = Sum::default();
+    sum.add(&front[14..34]);
+    let sum = sum.finish();
+    front[24..26].copy_from_slice(&sum.to_be_bytes());
+    front[34..38].copy_from_slice(&[0x40, 0, 0x72, 0x66]);
+    let length = (size - 34) as u16;
+    if tcp {
+        // Twenty bytes, ACK, a window; the sum of the pseudo header, for whoever cuts and finishes it.
+        front[46..50].copy_from_slice(&[0x50, 0x10, 0xff, 0xff]);
+        let mut sum = Sum::default();
+        sum.add(&front[26..34]);
+        sum.add(&[0, 6]);
+        sum.add(&length.to_be_bytes());
+        let sum = !sum.finish();
+        front[50..52].copy_from_slice(&sum.to_be_bytes());
+    } else {
+        // No checksum: IPv4 allows that.
+        front[38..40].copy_from_slice(&length.to_be_bytes());
+    }
+    front
+}
+
+/// A way's frames, one after another.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub format: Format,
+    number: u64,
+    flow: u32,
+    slot: usize,
+    /// Whether every frame is written whole.
+    pub whole: bool,
+    scratch: Vec<u8>,
+}
+
+/// The next frame, as far as it is written.
+#[derive(Debug)]
+pub(super) struct Next<'a> {
+    pub bytes: &'a [u8],
+    pub size: usize,
+}
+
+impl Stream {
+    pub(super) fn new(format: Format) -> Self {
+        Self { format, number: 0, flow: 0, slot: 0, whole: true, scratch: Vec::new() }
+    }
+
+    /// The number of the next frame.
+    #[inline]
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The next frame, due at `time`.
+    #[inline]
+    pub(super) fn peek(&mut self, time: u64) -> Next<'_> {
+        let Self { format, number, flow, slot, whole, scratch } = self;
+        let size = format.sizes[*slot];
+        if *whole || number.is_multiple_of(WHOLE) {
+            format.whole(*number, time, scratch);
+        } else {
+            let front = format.front(*number, *flow, *slot, time);
+            scratch.clear();
+            scratch.extend_from_slice(&front[..size.min(HEAD)]);
+        }
+        Next { bytes: scratch, size }
+    }
+
+    /// It was sent.
+    #[inline]
+    pub(super) fn advance(&mut self) {
+        self.number += 1;
+        self.flow = if self.flow + 1 == self.format.flows { 0 } else { self.flow + 1 };
+        self.slot = if self.slot + 1 == self.format.sizes.len() { 0 } else { self.slot + 1 };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use ringferry_packet::parse::Layers;
+
+    use super::*;
+
+    #[test]
+    fn mixes_have_the_lengths_that_their_names_say() {
+        let count = |size| sizes(Frames::Imix).iter().filter(|&&of| of == size).count();
+        // 64, 594 and 1518 bytes with their checksum, 7 : 4 : 1.
+        assert_eq!([60, 590, 1514].map(count), [7, 4, 1]);
+        assert_eq!(sizes(Frames::Imix).len(), 12);
+        assert_eq!((longest(Frames::Smallest), longest(Frames::Mtu)), (60, 1514));
+        assert!((65_000..65_536 + 14).contains(&longest(Frames::Tso)));
+    }
+
+    #[test]
+    fn frames_are_good_ip_and_flows_differ_in_everything() {
+        for frames in Frames::ALL {
+            let mut stream = Stream::new(Format::new(frames, 3, 70_000));
+            let mut seen: [BTreeSet<Vec<u8>>; 4] = Default::default();
+            for number in 0..70_000 {
+                if (100..69_900).contains(&number) {
+                    stream.advance();
+                    continue;
+                }
+                let header = stream.format.header;
+                let next = stream.peek(5);
+                assert_eq!(next.bytes.len(), next.size);
+                let mut sum = Sum::default();
+                sum.add(&next.bytes[14..34]);
+                assert_eq!(sum.finish(), 0, "{frames} {number}");
+                assert!(Layers::parse(&next.bytes[..next.size.min(64)]).is_ok());
+                assert!(header.check(next.size).is_ok());
+                for (of, range) in seen.iter_mut().zip([0..6, 6..12, 26..30, 30..34]) {
+                    assert!(of.insert(next.bytes[range].to_vec()), "{frames} {number}");
+                }
+                stream.advance();
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_sent_is_known_again_and_damage_is_found() {
+        let (mut stream, mut scratch) = (Stream::new(Format::new(Frames::Imix, 1, 5)), Vec::new());
+        for number in 0..600 {
+            stream.whole = number < 300;
+            let time = 1_000_000 + number;
+            let next = stream.peek(time);
+            let (bytes, size) = (next.bytes.to_vec(), next.size);
+            assert_eq!(stream.format.read(&bytes), Mark::Own { number, time });
+            assert_eq!(stream.format.size(number), size);
+            if stream.whole || number == 512 {
+                let check = |frame: &[u8], rewritten, scratch: &mut Vec<u8>| {
+                    stream.format.check(frame, number, time, rewritten, scratch)
+                };
+                check(&bytes, false, &mut scratch).unwrap();
+                for at in [0, 11, 29, size - 1] {
+                    let mut bad = bytes.clone();
+                    bad[at] ^= 1;
+                    assert!(check(&bad, false, &mut scratch).is_err(), "{number} {at}");
+                }
+                assert!(check(&bytes[..size - 1], false, &mut scratch).is_err());
+                assert!(check(&bytes, true, &mut scratch).is_err(), "not rewritten");
+                let mut moved = bytes.clone();
+                moved[..6].copy_from_slice(&NEXT_HOP);
+                moved[6..12].copy_from_slice(&[2, 9, 9, 9, 9, 9]);
+                check(&moved, true, &mut scratch).unwrap();
+            }
+            stream.advance();
+        }
+        let (own, other) = (Format::new(Frames::Smallest, 1, 5), Format::new(Frames::Smallest, 2, 5));
+        let mut stray = Stream::new(other);
+        assert_eq!(own.read(stray.peek(0).bytes), Mark::Stray);
+        assert_eq!(own.read(&own.hello(3)), Mark::Foreign);
+        assert_eq!(own.read(&[0; 42]), Mark::Foreign);
+    }
+}
