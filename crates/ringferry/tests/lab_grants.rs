@@ -36,7 +36,8 @@ fn modes_cost_the_calls_copies_and_mappings_that_they_are_about() {
                     assert!(calls < 0.2 && copies < 0.2 && extra(row, "hit share") > 0.9, "{row}");
                 }
                 "copy" => assert!(copies >= pages && maps == 0.0 && calls <= 2.0 * pages, "{row}"),
-                "map" => assert!(maps >= pages && copies == 0.0 && calls >= 1.0, "{row}"),
+                // Neighbouring pages are mapped by one call.
+                "map" => assert!(maps >= pages && copies == 0.0 && calls > 0.0, "{row}"),
                 other => panic!("{other}"),
             }
         }
