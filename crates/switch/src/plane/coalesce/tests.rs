@@ -195,11 +195,12 @@ fn small_packets_are_merged_for_a_tap_and_not_for_a_guest() {
     let small: Vec<Sent> = complete(&Packet::plain(false, false, vec![5; 160]).stream(16));
     assert_eq!(counts(&small, all()), [10]);
     assert_eq!(counts(&small, Terms::for_guest(all().accepts).unwrap()), [1; 10]);
-    let large = Packet::plain(false, true, vec![5; 1600]).stream(512);
-    let partial: Vec<Sent> = large.iter().map(|packet| packet.partial(0)).collect();
-    assert_eq!(counts(&partial, Terms::for_guest(all().accepts).unwrap()), [4]);
-    // Nothing is summed up for a guest.
-    assert_eq!(counts(&complete(&large), Terms::for_guest(all().accepts).unwrap()), [1; 4]);
+    for v6 in [false, true] {
+        let large = complete(&Packet::plain(v6, true, vec![5; 1600]).stream(512));
+        assert_eq!(counts(&large, Terms::for_guest(all().accepts).unwrap()), [4]);
+        let datagrams = complete(&Packet::plain(v6, false, vec![5; 1600]).stream(512));
+        assert_eq!(counts(&datagrams, Terms::for_guest(all().accepts).unwrap()), [1; 4]);
+    }
 }
 
 #[test]
