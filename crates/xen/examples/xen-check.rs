@@ -7,12 +7,13 @@
 //!     xen-check front DOMAIN           grants pages to that domain, and takes turns with its `back`
 //!     xen-check each DOMAIN            maps what `front` in that domain grants page by page, again and again
 //!     xen-check back DOMAIN            uses what `front` in that domain grants
+//!     xen-check hostile CLASS ATTACK   is a network front end in this domain that breaks the rules, until its back end lets go
 
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use ringferry_memory::{ReadSlice, Window, WriteSlice};
+use ringferry_memory::{ReadSlice, Window, Words, WriteSlice};
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::xen::GrantDevice;
 use ringferry_xen::domain::{DomId, Domain, EventPort, PAGE};
@@ -46,9 +47,11 @@ fn main() -> ExitCode {
         ["hold", number] => hold(&domain, DomId(number.parse().expect("the number of a domain"))),
         ["front", number] => front(&domain, DomId(number.parse().expect("the number of a domain"))),
         ["back", number] => back(&domain, DomId(number.parse().expect("the number of a domain"))),
+        ["hostile", class, attack] => hostile(&domain, class, attack),
         _ => {
             eprintln!(
-                "usage: xen-check self | store BASE [SOCKET] | limit | front DOMAIN | back DOMAIN | each DOMAIN | hold DOMAIN"
+                "usage: xen-check self | store BASE [SOCKET] | limit | front DOMAIN | back DOMAIN | each DOMAIN | hold DOMAIN | \
+                 hostile CLASS ATTACK"
             );
             return ExitCode::from(2);
         }
@@ -369,4 +372,129 @@ fn copy_pages(foreign: &mut dyn Foreign, refs: &[GrantRef], half: usize) {
         .collect();
     foreign.copy(&mut batch).expect("copies");
     assert!(batch.iter().all(|segment| segment.done));
+}
+
+/// A transmit request (netif.h, `netif_tx_request`).
+#[derive(Clone, Copy)]
+struct Request {
+    gref: u32,
+    offset: u16,
+    flags: u16,
+    id: u16,
+    size: u16,
+}
+
+/// NETTXF_more_data.
+const MORE_DATA: u16 = 1 << 2;
+/// NETTXF_extra_info.
+const EXTRA_INFO: u16 = 1 << 3;
+/// Bytes of an entry of the transmit ring, and where the first is (ring.h).
+const ENTRY: usize = 12;
+const ENTRIES_AT: usize = 64;
+
+/// Connects to a back end of this domain as its own front end, attacks it, and waits until it has let go or, after a reference
+/// that is merely bad, has answered with an error.
+fn hostile(domain: &RealDomain, class: &str, attack: &str) {
+    let mut store = Client::open().expect("the store");
+    let front = path::join(&path::domain(domain.id()), &format!("device/{class}/0"));
+    let back = store.text(&path::join(&front, "backend")).expect("text").expect("a back end");
+    let state = path::join(&back, "state");
+    let until = |store: &mut Client, wanted: &dyn Fn(u32) -> bool| {
+        store.watch(&state, 1).expect("watch");
+        loop {
+            while store.event().expect("event").is_some_and(|event| event != Event::Flood) {}
+            if wanted(store.number(&state).expect("a number").unwrap_or(0)) {
+                break;
+            }
+            assert!(wait_for(store.as_fd()), "{state} does not change within {PATIENCE:?}");
+        }
+        store.unwatch(&state, 1).expect("unwatch");
+    };
+    until(&mut store, &|state| state == 2);
+
+    let mut table = domain.grants().expect("gntalloc");
+    let rings = table.grant(domain.id(), 2, Access::Write).expect("grants");
+    let page = table.grant(domain.id(), 1, Access::Write).expect("a grant");
+    let (port, channel) = domain.alloc_unbound(domain.id()).expect("a port");
+    let [tx, rx] = [0, 1].map(|ring| rings.region().area(ring * PAGE, PAGE).expect("a page"));
+    for ring in [&tx, &rx] {
+        // req_event and rsp_event: the first.
+        ring.store32_release(4, 1);
+        ring.store32_release(12, 1);
+    }
+    let refs: Vec<String> = rings.refs().iter().map(ToString::to_string).collect();
+    let nodes = [
+        ("tx-ring-ref", refs[0].as_str()),
+        ("rx-ring-ref", &refs[1]),
+        ("event-channel", &port.0.to_string()),
+        ("request-rx-copy", "1"),
+        ("feature-rx-notify", "1"),
+        ("feature-sg", "1"),
+        ("state", "4"),
+    ];
+    for (node, value) in nodes {
+        store.write(&path::join(&front, node), value).expect("write");
+    }
+    until(&mut store, &|state| state == 4);
+
+    let gref = page.refs()[0].0;
+    let good = Request { gref, offset: 0, flags: 0, id: 0, size: 100 };
+    let more = Request { flags: MORE_DATA, size: 10, ..good };
+    let extra = Request { flags: EXTRA_INFO, ..good };
+    let put = |at: usize, bytes: &[u8]| {
+        let slot = tx.write(ENTRIES_AT + ENTRY * at, ENTRY).expect("an entry");
+        assert_eq!(slot.copy_from(bytes), ENTRY);
+    };
+    let request = |at: usize, request: Request| {
+        let Request { gref, offset, flags, id, size } = request;
+        let (gref, halves) = (gref.to_le_bytes(), [offset, flags, id, size].map(u16::to_le_bytes));
+        put(at, &[&gref[..], halves.as_flattened()].concat());
+    };
+    let entries = match attack {
+        // XSA-216, XSA-424.
+        "producer" => 100_000,
+        // XSA-39.
+        "slots" => (0..40).inspect(|at| request(*at, Request { id: *at as u16, ..more })).count(),
+        "endless" => (0..1).inspect(|at| request(*at, more)).count(),
+        // XSA-40.
+        "beyond" => (0..1).inspect(|at| request(*at, Request { offset: 4000, size: 1000, ..good })).count(),
+        "extras" => {
+            request(0, extra);
+            // GSO, and more of the same.
+            (1..51).inspect(|at| put(*at, &[1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])).count() + 1
+        }
+        "kind" => {
+            request(0, extra);
+            put(1, &[0xee, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+            2
+        }
+        "grants" => {
+            let bad = [u32::MAX, 0, 1 << 20, refs[0].parse::<u32>().expect("a number") + 4000];
+            bad.iter()
+                .enumerate()
+                .for_each(|(at, gref)| request(at, Request { gref: *gref, id: at as u16, ..good }));
+            bad.len()
+        }
+        other => panic!("no attack {other}"),
+    };
+    tx.store32_release(0, entries as u32);
+    channel.notify().expect("notify");
+    if attack == "grants" {
+        // Each is answered, and the next good one is taken.
+        while tx.load32_acquire(8) < 4 {
+            wait_event(channel.as_ref());
+        }
+        for at in 0..4 {
+            let mut answer = [0; 4];
+            tx.read(ENTRIES_AT + ENTRY * at, 4).expect("an answer").copy_to(&mut answer);
+            let status = i16::from_le_bytes([answer[2], answer[3]]);
+            assert!(status < 0, "reference {at} was taken: {status}");
+        }
+        println!("ok: bad references are answered with an error");
+        // So that it lets go all the same.
+        tx.store32_release(0, 100_000);
+        channel.notify().expect("notify");
+    }
+    until(&mut store, &|state| state != 4);
+    println!("ok: {attack}: the back end has let go");
 }
