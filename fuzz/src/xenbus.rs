@@ -143,6 +143,8 @@ struct Machine {
     granted: Option<Box<dyn Granted>>,
     channels: Vec<(u32, Box<dyn EventChannel>)>,
     faults: usize,
+    /// The front end was told to close, with or without a device to close.
+    closing: bool,
     reached: Reached,
 }
 
@@ -179,8 +181,17 @@ impl Machine {
         store.introduce(BACK);
         store.introduce(FRONT);
         let granted = Some(granted.expect("pages"));
-        let mut machine =
-            Self { fake, store, tools, guest, granted, channels, faults: 0, reached: Reached::default() };
+        let mut machine = Self {
+            fake,
+            store,
+            tools,
+            guest,
+            granted,
+            channels,
+            faults: 0,
+            closing: false,
+            reached: Reached::default(),
+        };
         machine.plug();
         machine
     }
@@ -478,10 +489,12 @@ fn run(step: Step, mut half: Half, machine: &mut Machine, side: u8) -> Half {
         Step::Close {} => {
             if let Half::Front { front, .. } = &mut half {
                 front.close();
+                machine.closing = true;
             }
         }
         Step::Restart {} => {
             drop(half);
+            machine.closing = false;
             assert_eq!(machine.fake.mapped_pages(), 0, "pages outlive the process");
             half = Half::new(machine, side);
         }
@@ -499,7 +512,7 @@ fn run(step: Step, mut half: Half, machine: &mut Machine, side: u8) -> Half {
 
 /// A well-behaved peer is served, whatever was before; and both end in order.
 fn afterwards(half: Half, machine: &mut Machine, side: u8) {
-    let closing = matches!(&half, Half::Front { closed: true, .. });
+    let closing = machine.closing || matches!(&half, Half::Front { closed: true, .. });
     // A front end that was told to close stays closed: that is its user's wish.
     let mut first = if closing {
         drop(half);

@@ -1,5 +1,5 @@
 //! The rules of a port ([`Rules`]) as keys: read from a `[[port]]` table, from a flag or from `ringferry ctl set`, and written back.
-//! Whatever is written by [`entries`] is read as the same rules by [`parse`]; nothing else knows the keys.
+//! Whatever is written by [`entries`] is read as the same rules by [`parse()`]; nothing else knows the keys.
 
 use std::net::{IpAddr, Ipv6Addr};
 
