@@ -1,5 +1,7 @@
 //! Xen guests on a switch, beside virtual machines: our front end, in domains that are processes.
 
+use std::time::Duration;
+
 use ringferry_memory::Words;
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6};
@@ -288,6 +290,9 @@ fn one_interface_alone_has_a_port_with_the_name_of_its_entry() {
     switch.stop();
 }
 
+/// Several times the pause that a flow makes before it moves (half a millisecond).
+const PAUSE: Duration = Duration::from_millis(5);
+
 #[test]
 fn two_queues_are_served_by_two_workers_and_flows_stay_where_the_guest_sends_them() {
     let place = Place::new();
@@ -305,6 +310,8 @@ fn two_queues_are_served_by_two_workers_and_flows_stay_where_the_guest_sends_the
             xen.send_on(queue, &header, &sent);
             assert!(vm.receive().frame == sent);
         }
+        // A flow follows its sender only after a pause: what is under way to the guest must not be overtaken.
+        std::thread::sleep(PAUSE);
         // The same flow the other way round.
         let (header, mut answer) = tcp(xen.mac, vm.mac, false, &pattern(7, 900), 0);
         let (addresses, ports) = (answer[26..34].to_vec(), answer[34..38].to_vec());
