@@ -100,16 +100,16 @@ impl<'m> Burst<'m> {
     pub fn push(&mut self, header: Header, frame: ReadSlice<'m>) {
         let first = self.pieces.len() as u32;
         let rest = frame.skip(PREFIX);
-        let prefix = frame.array().unwrap_or_else(|| {
-            let mut prefix = [0; PREFIX];
-            frame.copy_to(&mut prefix);
-            prefix
-        });
         if !rest.is_empty() {
             self.pieces.push(rest);
         }
         let pieces = u32::from(!rest.is_empty());
-        self.frames.push(Frame { header, len: frame.len() as u32, first, pieces, prefix });
+        // The bytes go straight to where they stay: copied in parts and then moved on as a whole, the move would wait
+        // for the parts to leave the store buffer.
+        self.frames.push(Frame { header, len: frame.len() as u32, first, pieces, prefix: [0; PREFIX] });
+        if let Some(added) = self.frames.last_mut() {
+            frame.copy_to(&mut added.prefix);
+        }
     }
 
     /// Starts a frame of `len` bytes. Its bytes are then added with [`Builder::piece`]; it joins the
