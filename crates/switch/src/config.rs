@@ -142,7 +142,7 @@ pub struct SwitchConfig {
     /// Most MAC addresses remembered. A port can fill at most half of it (see [`crate::fdb`]), so size it for
     /// twice the busiest port.
     pub mac_table_size: u32,
-    /// Microseconds a worker polls without work before it sleeps; absent: none.
+    /// Microseconds that a worker polls at most without work before it sleeps, as long as that finds some; absent: none.
     pub poll_microseconds: Option<u32>,
     /// Threads that move packets, 1 to [`MAX_WORKERS`]; absent: one for each two processors, at most 4. Queue pair `p` of
     /// every port belongs to worker `p` modulo their number, so that more of them serve machines with several queues.

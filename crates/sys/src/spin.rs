@@ -2,8 +2,12 @@
 //!
 //! Looking again costs nothing when the processor has nothing else to do, and saves the peer a
 //! doorbell and us a wake-up. When someone else wants the processor it costs dearly: often that is the
-//! very peer whose work we are looking for. So each look yields the processor, and a yield that takes
-//! long, because someone else ran meanwhile, ends the looking for a while.
+//! very peer whose work we are looking for. And when no work comes it is heat.
+//!
+//! So looking is on trial. While it finds work within its limit it goes on. Each time it does not, it pauses for twice as
+//! many sleeps as before, up to [`MAX_PAUSE`]; a sleep that ends within the limit, so that looking would have found
+//! what it ended for, halves what is left of the pause. And each few looks yield the processor: a yield that takes long,
+//! because someone else ran meanwhile, ends the looking for [`REST`] and, while that goes on, for ever longer.
 
 use std::time::{Duration, Instant};
 
@@ -12,8 +16,14 @@ use std::time::{Duration, Instant};
 const CONTENDED: Duration = Duration::from_micros(3);
 
 /// How long not to look again after the processor was wanted by someone else. Long against a burst,
-/// short against a change of load; 2 to 50 milliseconds were alike.
+/// short against a change of load; 2 to 50 milliseconds were alike. It doubles each time, up to [`MAX_REST`].
 const REST: Duration = Duration::from_millis(10);
+
+/// How long a processor that is always wanted is left alone. A trial costs some 10 microseconds.
+const MAX_REST: Duration = Duration::from_millis(640);
+
+/// Sleeps between two trials when looking never finds anything: it then costs a thousandth of its limit per sleep.
+const MAX_PAUSE: u32 = 1023;
 
 /// Empty looks between two yields. A look at a few empty rings takes some ten nanoseconds, a yield and
 /// what goes with it a microsecond: with a yield in every round new work was found late enough to cost a
@@ -36,27 +46,45 @@ pub enum Idle {
 pub struct Spin {
     limit: Duration,
     looks: u32,
+    /// When looking without finding began.
     since: Option<Instant>,
+    /// Sleeps until looking is tried again, and how many they were when the pause began.
+    pause: u32,
+    paused: u32,
+    /// For others who want the processor: until when, and how long the next one is.
     rest_until: Option<Instant>,
+    rest: Duration,
 }
 
 impl Spin {
-    /// Looks for about `limit` before sleeping; never with zero.
+    /// Looks for about `limit` before sleeping, as long as that pays; never with zero.
     pub fn new(limit: Duration) -> Spin {
-        Spin { limit, looks: 0, since: None, rest_until: None }
+        Spin { limit, looks: 0, since: None, pause: 0, paused: 0, rest_until: None, rest: REST }
     }
 
-    /// Work was found, or the thread has slept: patience begins anew.
+    /// Work was found.
     #[inline]
-    pub fn reset(&mut self) {
+    pub fn found(&mut self) {
+        self.looks = 0;
+        if self.since.is_some() {
+            // Found by looking.
+            self.since = None;
+            (self.pause, self.paused) = (0, 0);
+            self.rest = REST;
+        }
+    }
+
+    /// The thread has slept for `time`.
+    pub fn slept(&mut self, time: Duration) {
         self.looks = 0;
         self.since = None;
+        self.pause = if time < self.limit { self.pause / 2 } else { self.pause.saturating_sub(1) };
     }
 
     /// No work was found. The processor may have been offered to others meanwhile.
     #[inline]
     pub fn idle(&mut self) -> Idle {
-        if self.limit.is_zero() {
+        if self.limit.is_zero() || self.pause > 0 {
             return Idle::Sleep;
         }
         self.looks += 1;
@@ -65,22 +93,29 @@ impl Spin {
             return Idle::Again;
         }
         self.looks = 0;
-        if self.is_spent() { Idle::Sleep } else { Idle::Around }
+        let offer = |now: Instant| {
+            std::thread::yield_now();
+            now.elapsed()
+        };
+        if self.is_spent(Instant::now(), offer) { Idle::Sleep } else { Idle::Around }
     }
 
-    fn is_spent(&mut self) -> bool {
-        let now = Instant::now();
+    /// Whether there was enough looking for now. `offer` yields the processor and says how long that took.
+    fn is_spent(&mut self, now: Instant, offer: impl FnOnce(Instant) -> Duration) -> bool {
         if self.rest_until.is_some_and(|until| now < until) {
             return true;
         }
         self.rest_until = None;
         if now.duration_since(*self.since.get_or_insert(now)) >= self.limit {
+            self.paused = (2 * self.paused + 1).min(MAX_PAUSE);
+            self.pause = self.paused;
             return true;
         }
-        std::thread::yield_now();
-        let wanted = now.elapsed() > CONTENDED;
+        let wanted = offer(now) > CONTENDED;
         if wanted {
-            self.rest_until = Some(now + REST);
+            self.since = None;
+            self.rest_until = Some(now + self.rest);
+            self.rest = (2 * self.rest).min(MAX_REST);
         }
         wanted
     }
@@ -103,7 +138,64 @@ mod tests {
         while spin.idle() != Idle::Sleep {
             assert!(Instant::now() < deadline, "looks for ever");
         }
-        spin.reset();
-        assert_eq!(spin.idle(), Idle::Again);
+    }
+
+    const LIMIT: Duration = Duration::from_micros(100);
+    const SHORT: Duration = Duration::from_micros(50);
+    const LONG: Duration = Duration::from_micros(200);
+
+    /// Nobody else wants the processor.
+    fn alone(_: Instant) -> Duration {
+        Duration::ZERO
+    }
+
+    #[test]
+    fn looking_that_finds_nothing_becomes_rare() {
+        let mut spin = Spin::new(LIMIT);
+        let (mut now, mut trials) = (Instant::now(), 0);
+        for _ in 0..4 * MAX_PAUSE {
+            if spin.pause == 0 {
+                assert!(!spin.is_spent(now, alone) && !spin.is_spent(now + SHORT, alone));
+                now += LONG;
+                assert!(spin.is_spent(now, alone));
+                trials += 1;
+            }
+            assert_eq!(spin.idle(), Idle::Sleep);
+            spin.slept(LONG);
+        }
+        // After 1, 3, 7 ... 511 sleeps, and then after 1023 each.
+        assert_eq!(trials, 10 + 3);
+        // Sleeps that looking would have saved bring the next trial on.
+        spin.pause = MAX_PAUSE;
+        (0..9).for_each(|_| spin.slept(SHORT));
+        assert_eq!(spin.pause, 1);
+        spin.slept(SHORT);
+        assert_eq!(spin.pause, 0);
+    }
+
+    #[test]
+    fn what_is_found_by_looking_ends_pauses_and_what_is_found_at_once_does_not() {
+        let mut spin = Spin::new(LIMIT);
+        let now = Instant::now();
+        (spin.pause, spin.paused) = (0, 511);
+        spin.found();
+        assert_eq!(spin.paused, 511);
+        assert!(!spin.is_spent(now, alone));
+        spin.found();
+        assert_eq!((spin.pause, spin.paused), (0, 0));
+    }
+
+    #[test]
+    fn a_processor_that_others_want_is_left_alone_for_longer_and_longer() {
+        let mut spin = Spin::new(LIMIT);
+        let mut now = Instant::now();
+        for wait in [REST, 2 * REST, 4 * REST] {
+            assert!(spin.is_spent(now, |_| LONG), "wanted");
+            assert!(spin.is_spent(now + wait - SHORT, alone), "it rests");
+            now += wait;
+        }
+        assert!(!spin.is_spent(now, alone));
+        spin.found();
+        assert_eq!(spin.rest, REST);
     }
 }
