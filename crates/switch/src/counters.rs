@@ -71,7 +71,7 @@ drop_reasons! {
     RxBadMemory = "rx-bad-memory",
     /// The frame's own destination is the port it came from.
     SamePort = "same-port",
-    /// The switch has no other port to send the frame to.
+    /// The frame is for everybody, and no other port is in its VLAN, or may be reached by it.
     NoDestination = "no-destination",
     /// The receiving guest posted too few buffers: it is slower than its senders.
     NoReceiveBuffers = "no-receive-buffers",

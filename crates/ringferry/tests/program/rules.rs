@@ -311,6 +311,27 @@ fn isolated_ports_reach_others_and_not_each_other() {
 }
 
 #[test]
+fn what_is_for_everybody_and_reaches_nobody_is_counted() {
+    let place = Place::new();
+    let switch = place.switch(&["a,vlan=10,isolated=on", "b,vlan=10,isolated=on", "t,trunk=20"]);
+    let [mut a, b, mut t] = plug(&switch, ["a", "b", "t"]);
+    a.send(&frame(Mac::BROADCAST, a.mac, 100, 1));
+    a.send(&frame(b.mac, a.mac, 100, 2));
+    t.send(&tagged(&frame(Mac::BROADCAST, t.mac, 100, 3), 20));
+    a.drain();
+    t.drain();
+    assert_eq!((drops(&switch, "a", "no-destination"), drops(&switch, "t", "no-destination")), (2, 1));
+    // Reached by one of several.
+    set(&place, &switch, "t", &["trunk=10,20"]);
+    let to_all = frame(Mac::BROADCAST, a.mac, 100, 4);
+    a.send(&to_all);
+    assert_eq!(t.receive_plain(), tagged(&to_all, 10));
+    a.drain();
+    assert_eq!(drops(&switch, "a", "no-destination"), 2);
+    switch.stop();
+}
+
+#[test]
 fn a_port_speaks_for_its_own_addresses_alone() {
     let place = Place::new();
     let switch = place.switch(&["a,allowed_macs=52:54:00:00:00:01", "b,max_macs=1", "c"]);

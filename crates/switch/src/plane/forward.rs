@@ -12,9 +12,10 @@ use super::crossing::Crossing;
 use super::gate::{Gate, Refusal};
 use super::moment::Moment;
 use super::port::{Port, Way};
-use super::vlan::{Membership, Retag, Tagged};
+use super::vlan::{EVERYWHERE, Retag, Tagged};
 use crate::counters::DropReason;
 use crate::fdb::{Fdb, Learned, PortId};
+use crate::rules::Vid;
 
 /// Addresses in the table from which on those of a burst are fetched before any is looked up: as many as fill half of a usual
 /// second-level cache, from which they are looked up as fast as they are fetched.
@@ -36,10 +37,16 @@ enum To {
 struct Decision {
     to: To,
     tagged: Tagged,
+    /// Some port with rules was in its VLAN.
+    reached: bool,
 }
 
 impl Decision {
-    const NOWHERE: Decision = Decision { to: To::Nowhere, tagged: Tagged { vid: 0, wire: None } };
+    const NOWHERE: Decision = Decision::new(To::Nowhere, Tagged { vid: 0, wire: None });
+
+    const fn new(to: To, tagged: Tagged) -> Self {
+        Self { to, tagged, reached: false }
+    }
 }
 
 /// What a burst comes from.
@@ -70,8 +77,11 @@ pub(super) struct Forwarder {
     decisions: Vec<Decision>,
     /// Output ports of the burst, each once.
     outputs: Vec<PortId>,
-    /// Indexes of the frames for one output port.
+    /// Indexes of the frames for one output port, and what is done to the tag of each if it has to change.
     picks: Vec<u32>,
+    retags: Vec<Retag>,
+    /// Some frame goes out of every port.
+    flooded: bool,
     /// Some frame is in a VLAN that its tag, or its having none, does not say.
     foreign: bool,
     /// Frames that can be judged only where their senders cannot change them.
@@ -102,18 +112,17 @@ impl Forwarder {
 
     /// Decides where each frame goes.
     fn decide(&mut self, from: Origin, burst: &Burst<'_>, tables: &mut Tables<'_>, now: &Moment) {
-        let Self { decisions, outputs, foreign, unstable, .. } = self;
+        let Self { decisions, outputs, foreign, flooded, unstable, .. } = self;
         let Tables { ports, fdb, crossing } = tables;
         decisions.clear();
         outputs.clear();
-        *foreign = false;
+        (*foreign, *flooded) = (false, false);
         let Some(Some(port)) = ports.get(usize::from(from.port.0)) else { return };
         let gate = port.gate.as_deref();
         let drops = &port.counters.drops;
-        let everywhere = Membership::default();
         if fdb.len() >= LARGE_TABLE {
             for frame in burst.frames() {
-                if let Some(tagged) = everywhere.classify(frame.prefix(), &frame.header)
+                if let Some(tagged) = port.membership().classify(frame.prefix(), &frame.header)
                     && let Some((dst, src)) =
                         ether::destination(frame.prefix()).zip(ether::source(frame.prefix()))
                 {
@@ -134,10 +143,7 @@ impl Forwarder {
                 continue;
             };
             let admitted = match gate {
-                None => {
-                    let tagged = everywhere.classify(prefix, &frame.header);
-                    tagged.ok_or(Refusal::Drop(DropReason::Vlan))
-                }
+                None => EVERYWHERE.classify(prefix, &frame.header).ok_or(Refusal::Drop(DropReason::Vlan)),
                 Some(gate) => gate.admit(burst, frame, from.private, now),
             };
             let tagged = match admitted {
@@ -167,19 +173,12 @@ impl Forwarder {
             let to = match found {
                 Some((vid, mac, to)) if (vid, mac) == (tagged.vid, dst) => to,
                 _ => {
-                    let to = match fdb.lookup(tagged.vid, dst, now.seconds) {
-                        Some(port) if !dst.is_multicast() => {
-                            if port == from.port {
-                                To::Nowhere
-                            } else {
-                                if !outputs.contains(&port) {
-                                    outputs.push(port);
-                                }
-                                To::Port(port)
-                            }
-                        }
-                        _ => To::Flood,
-                    };
+                    let to = destination(fdb, tagged.vid, dst, from.port, now);
+                    if let To::Port(port) = to
+                        && !outputs.contains(&port)
+                    {
+                        outputs.push(port);
+                    }
                     found = Some((tagged.vid, dst, to));
                     to
                 }
@@ -187,34 +186,32 @@ impl Forwarder {
             match to {
                 To::Port(_) => {}
                 To::Nowhere => same_port += 1,
-                To::Flood if gate.is_none_or(|gate| gate.may_flood(now)) => {}
+                To::Flood if gate.is_none_or(|gate| gate.may_flood(now)) => *flooded = true,
                 To::Flood => {
                     drops.add(DropReason::Storm, 1);
                     decisions.push(Decision::NOWHERE);
                     continue;
                 }
             }
-            decisions.push(Decision { to, tagged });
+            decisions.push(Decision::new(to, tagged));
         }
         if same_port > 0 {
             drops.add(DropReason::SamePort, same_port);
         }
-        let floods = decisions.iter().filter(|decision| decision.to == To::Flood).count();
-        if floods > 0 {
+        if *flooded {
             outputs.clear();
             let others = (0u16..).zip(ports.iter()).filter(|(_, port)| port.is_some());
             outputs.extend(others.map(|(id, _)| PortId(id)).filter(|id| *id != from.port));
-            if outputs.is_empty() {
-                drops.add(DropReason::NoDestination, floods as u64);
-            }
         }
     }
 
     /// Gives each output port its frames.
     fn deliver(&mut self, from: PortId, burst: &Burst<'_>, tables: &mut Tables<'_>, now: &Moment) {
-        let Self { decisions, outputs, picks, foreign, scratch, coalescer, .. } = self;
+        let Self { decisions, outputs, picks, retags, foreign, flooded, scratch, coalescer, .. } = self;
         let apart = tables.gate(from).is_some_and(Gate::isolated);
         let Tables { ports, fdb, crossing } = tables;
+        // Whether some port takes whatever is flooded.
+        let mut open = false;
         let way = &mut Way { crossing, now, scratch };
         for &output in &*outputs {
             let Some(Some(port)) = ports.get_mut(usize::from(output.0)) else { continue };
@@ -227,9 +224,14 @@ impl Forwarder {
             }
             port.expect(picks.len(), way.crossing);
             if port.gate.is_none() && !*foreign {
+                open = true;
+                port.deliver_all(burst, picks, coalescer, way);
+            } else if leave(port, burst, decisions, apart, picks, retags, now) {
                 port.deliver_all(burst, picks, coalescer, way);
             } else {
-                leave(port, burst, decisions, picks, apart, coalescer, way);
+                for (index, retag) in picks.iter().zip(&*retags) {
+                    port.deliver(burst, &burst.frames()[*index as usize], *retag, way);
+                }
             }
             port.flush();
         }
@@ -238,6 +240,13 @@ impl Forwarder {
                 && port.has_answers()
             {
                 answer(output, ports, fdb, way);
+            }
+        }
+        if *flooded && !open {
+            let lost = |decision: &&Decision| decision.to == To::Flood && !decision.reached;
+            let lost = decisions.iter().filter(lost).count();
+            if let Some(Some(port)) = ports.get(usize::from(from.0)) {
+                port.counters.drops.add(DropReason::NoDestination, lost as u64);
             }
         }
     }
@@ -263,55 +272,60 @@ fn copy(burst: &Burst<'_>, frame: &Frame) -> Vec<u8> {
     copy
 }
 
-/// Sends frames out of a port that has rules, or whose tags have to change; `apart`: they come from an isolated port.
+/// Where frames to an address go that come from another port.
+#[inline]
+fn destination(fdb: &Fdb, vid: Vid, dst: Mac, from: PortId, now: &Moment) -> To {
+    if dst.is_multicast() {
+        return To::Flood;
+    }
+    match fdb.lookup(vid, dst, now.seconds) {
+        Some(port) if port == from => To::Nowhere,
+        Some(port) => To::Port(port),
+        None => To::Flood,
+    }
+}
+
+/// For a port that has rules, or frames whose tags have to change: leaves in `picks` what goes out of it, with what is done to each
+/// one's tag in `retags`; whether that is nothing. `apart`: the frames come from an isolated port.
 fn leave(
-    port: &mut Port,
+    port: &Port,
     burst: &Burst<'_>,
-    decisions: &[Decision],
-    picks: &mut Vec<u32>,
+    decisions: &mut [Decision],
     apart: bool,
-    coalescer: &mut Coalescer,
-    way: &mut Way<'_>,
-) {
-    let gate = port.gate.clone();
-    let gate = gate.as_deref();
-    let everywhere = Membership::default();
-    let membership = gate.map_or(&everywhere, Gate::membership);
+    picks: &mut Vec<u32>,
+    retags: &mut Vec<Retag>,
+    now: &Moment,
+) -> bool {
+    let gate = port.gate.as_deref();
+    let membership = port.membership();
     let apart = apart && gate.is_some_and(Gate::isolated);
-    let retag = |decision: &Decision| {
-        let out = if apart {
+    retags.clear();
+    picks.retain(|&index| {
+        let (frame, decision) = (&burst.frames()[index as usize], &mut decisions[index as usize]);
+        let way_out = if apart {
             Err(DropReason::Isolated)
         } else {
             membership.leaves(decision.tagged.vid).ok_or(DropReason::Vlan)
         };
-        out.map(|out| decision.tagged.retag(out))
-    };
-    let mut keep = true;
-    picks.retain(|&index| {
-        let (frame, decision) = (&burst.frames()[index as usize], &decisions[index as usize]);
-        let may = |gate: &Gate| gate.may_leave(&frame.header, frame.prefix(), frame.len.into(), way.now);
-        let refused = match retag(decision) {
-            // What is flooded goes where it may; that it goes nowhere else is no loss.
+        let may = |gate: &Gate| gate.may_leave(&frame.header, frame.prefix(), frame.len.into(), now);
+        let refused = match way_out {
+            // What is flooded goes where it may; that it does not go here is no loss.
             Err(_) if decision.to == To::Flood => return false,
             Err(reason) => reason,
-            Ok(_) if !gate.is_none_or(may) => DropReason::RateOut,
-            Ok(retag) => {
-                keep &= retag == Retag::Keep;
+            Ok(_) if !gate.is_none_or(may) => {
+                decision.reached = true;
+                DropReason::RateOut
+            }
+            Ok(egress) => {
+                decision.reached = true;
+                retags.push(decision.tagged.retag(egress));
                 return true;
             }
         };
         port.counters.drops.add(refused, 1);
         false
     });
-    if keep {
-        port.deliver_all(burst, picks, coalescer, way);
-        return;
-    }
-    for &mut index in picks {
-        if let Ok(retag) = retag(&decisions[index as usize]) {
-            port.deliver(burst, &burst.frames()[index as usize], retag, way);
-        }
-    }
+    retags.iter().all(|retag| *retag == Retag::Keep)
 }
 
 /// Tells senders that their frames do not fit the receiver behind a port. It is that receiver's words that they get, so they must
@@ -319,32 +333,31 @@ fn leave(
 #[cold]
 pub(super) fn answer(output: PortId, ports: &mut [Option<Port>], fdb: &Fdb, way: &mut Way<'_>) {
     let Some(Some(port)) = ports.get_mut(usize::from(output.0)) else { return };
-    let (answers, counters, gate) = (port.take_answers(), Arc::clone(&port.counters), port.gate.clone());
+    let (answers, counters) = (port.take_answers(), Arc::clone(&port.counters));
     for frame in answers {
-        let told = tell(output, gate.as_deref(), &frame, ports, fdb, way).is_some();
+        let told = tell(output, &frame, ports, fdb, way).is_some();
         let reason = if told { DropReason::TooBigAnswered } else { DropReason::TxTooBig };
         counters.drops.add(reason, 1);
     }
 }
 
-/// Delivers what the receiver behind a port with this gate would say; `None` if there is nobody to be told.
+/// Delivers what the receiver behind a port would say; `None` if there is nobody to be told.
 fn tell(
     output: PortId,
-    gate: Option<&Gate>,
     frame: &[u8],
     ports: &mut [Option<Port>],
     fdb: &Fdb,
     way: &mut Way<'_>,
 ) -> Option<()> {
-    let everywhere = Membership::default();
-    let tagged = gate.map_or(&everywhere, Gate::membership).classify(frame, &Header::default())?;
+    let membership = ports.get(usize::from(output.0))?.as_ref()?.membership();
+    let tagged = membership.classify(frame, &Header::default())?;
     let whereabouts = |mac| fdb.lookup(tagged.vid, mac, way.now.seconds);
     let (back, from) = (whereabouts(ether::destination(frame)?)?, whereabouts(ether::source(frame)?)?);
     if from != output || back == output {
         return None;
     }
     let port = ports.get_mut(usize::from(back.0))?.as_mut()?;
-    let out = port.gate.as_deref().map_or(&everywhere, Gate::membership).leaves(tagged.vid)?;
+    let out = port.membership().leaves(tagged.vid)?;
     let mut burst = Burst::new();
     burst.push(Header::default(), ReadSlice::from(frame));
     port.expect(1, way.crossing);

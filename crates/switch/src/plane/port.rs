@@ -17,7 +17,7 @@ use super::software;
 use super::tap::TapPort;
 use super::too_big;
 use super::vif::Vif;
-use super::vlan::{Head, Retag};
+use super::vlan::{EVERYWHERE, Head, Membership, Retag};
 use crate::counters::{DropReason, PortCounters};
 use crate::rules::Rate;
 
@@ -30,6 +30,10 @@ pub(super) enum Kind {
 
 /// Most answers to frames that do not fit, of each port: as many as Linux gives one peer by default (`icmp_ratelimit`).
 const ANSWERS: Rate = Rate { per_second: 1000, burst: 50 };
+
+/// Pieces of a frame whose tag changes that need no allocation: the largest frame in pages of 4 KiB, not aligned, and what is
+/// left of its prefix.
+const PIECES: usize = 18;
 
 /// What a frame needs on its way to a port.
 pub(super) struct Way<'w> {
@@ -60,6 +64,12 @@ impl Port {
         gate: Option<Arc<Gate>>,
     ) -> Self {
         Self { kind, name, counters, gate, answers: Vec::new(), answering: Bucket::new(ANSWERS) }
+    }
+
+    /// Which VLANs it is in.
+    #[inline]
+    pub(super) fn membership(&self) -> &Membership {
+        self.gate.as_deref().map_or(&EVERYWHERE, Gate::membership)
     }
 
     /// What the receiver behind this port takes without our help.
@@ -159,7 +169,7 @@ impl Port {
             self.counters.drops.add(DropReason::RxBadHeader, 1);
             return;
         };
-        let mut pieces = SmallVec::<[ReadSlice<'_>; 18]>::new();
+        let mut pieces = SmallVec::<[ReadSlice<'_>; PIECES]>::new();
         pieces.extend((used < first.len()).then(|| ReadSlice::from(&first[used..])));
         pieces.extend_from_slice(rest);
         self.put(header, &head, &pieces, way);

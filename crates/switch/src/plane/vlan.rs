@@ -36,12 +36,8 @@ pub(super) struct Membership {
     native: Option<Vid>,
 }
 
-impl Default for Membership {
-    /// That of a port without rules.
-    fn default() -> Self {
-        Self { allowed: Allowed::All, native: Some(0) }
-    }
-}
+/// That of a port without rules.
+pub(super) static EVERYWHERE: Membership = Membership { allowed: Allowed::All, native: Some(0) };
 
 /// How the frames of a VLAN leave by a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -279,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_port_without_rules_carries_every_tag_as_it_is() {
-        let port = Membership::default();
+        let port = &EVERYWHERE;
         for (frame, vid) in [(untagged(), 0), (tagged(0x6000), 0), (tagged(0xe005), 5), (tagged(4094), 4094)]
         {
             let tagged = port.classify(&frame, &PLAIN).unwrap();
@@ -294,7 +290,7 @@ mod tests {
     #[test]
     fn the_reserved_vlan_is_nobodys() {
         for port in
-            [Membership::default(), trunk(Some(&[4095]), Some(4095)), Membership::new(&Vlans::Access(1))]
+            [EVERYWHERE.clone(), trunk(Some(&[4095]), Some(4095)), Membership::new(&Vlans::Access(1))]
         {
             assert_eq!(vid(&port, &tagged(4095)).filter(|vid| *vid <= MAX_VID), None);
         }
@@ -330,9 +326,9 @@ mod tests {
     fn half_a_tag_is_none() {
         let whole = tagged(5);
         for len in 14..18 {
-            assert_eq!(vid(&Membership::default(), &whole[..len]), None, "{len}");
+            assert_eq!(vid(&EVERYWHERE, &whole[..len]), None, "{len}");
         }
-        assert_eq!(vid(&Membership::default(), &whole[..18]), Some(5));
+        assert_eq!(vid(&EVERYWHERE, &whole[..18]), Some(5));
     }
 
     #[test]
@@ -404,7 +400,7 @@ mod tests {
     fn checksum_cannot_be_filled_into_the_tag() {
         let header =
             |csum_start, csum_offset| Header { flags: F_NEEDS_CSUM, csum_start, csum_offset, ..PLAIN };
-        for port in [Membership::default(), Membership::new(&Vlans::Access(5))] {
+        for port in [EVERYWHERE.clone(), Membership::new(&Vlans::Access(5))] {
             assert_eq!(port.classify(&tagged(5), &header(14, 0)), None);
             assert_eq!(port.classify(&tagged(5), &header(17, 40)), None);
             assert!(port.classify(&tagged(5), &header(18, 0)).is_some());
@@ -488,7 +484,7 @@ mod tests {
         #[test]
         fn any_bytes_do_no_harm(frame in vec(any::<u8>(), 0..100), bytes: [u8; 12], tci: u16, vid: u16) {
             let mut header = Header::from_bytes(&bytes);
-            let _ = Membership::default().classify(&frame, &header);
+            let _ = EVERYWHERE.classify(&frame, &header);
             let _ = trunk(Some(&[vid]), Some(vid)).leaves(vid);
             for retag in [Retag::Keep, Retag::Strip, Retag::Insert(tci), Retag::Replace(tci)] {
                 let _ = retagged(retag, &mut header, &frame);
