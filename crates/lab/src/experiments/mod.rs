@@ -1,6 +1,7 @@
 //! The experiments there are. A new one is a module here and a line in [`all`].
 
 pub mod forward;
+mod front;
 pub mod grants;
 mod network;
 pub mod peers;

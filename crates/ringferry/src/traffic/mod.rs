@@ -6,7 +6,7 @@
 //! [`transactions`]; [`session`] owns a test from its first to its last message; [`report`] is what the client prints.
 
 mod client;
-mod histogram;
+mod latency;
 mod pattern;
 mod protocol;
 mod report;
@@ -17,7 +17,7 @@ pub mod units;
 mod workers;
 
 pub use client::Progress;
-pub use histogram::Latency;
+pub use latency::Latency;
 pub use report::Report;
 
 use clap::ValueEnum;

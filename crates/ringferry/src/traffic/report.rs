@@ -1,6 +1,6 @@
 //! What a test found, for people and as JSON. All figures are of payload that *arrived*, without any header.
 
-use super::histogram::Latency;
+use super::latency::Latency;
 use super::protocol::{Direction, Flow, Test, one};
 use super::session::Finished;
 use super::units::{bit_rate, micros, scaled};

@@ -5,10 +5,11 @@
 //! when all have, the end says [`Message::Done`]; when both ends have said it, the test is over. Any error
 //! or silence stops every worker of this end and is told to the other.
 
-use super::histogram::{Histogram, Latency};
+use super::latency::Latency;
 use super::protocol::{Control, Direction, Message, Outcome, PATIENCE, Test};
 use super::workers::{self, Job, Moved, Shared};
 use super::{Error, Mode, transactions};
+use ringferry_lab::histogram::Histogram;
 use rustix::time::{ClockId, clock_gettime};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::Ordering::Relaxed;
@@ -214,7 +215,7 @@ fn converse(
             control.send(&Message::Progress { bytes, blocks })?;
         }
         if let (Some(ours), Some(theirs)) = (&ours, &theirs) {
-            let latency = latency.as_ref().and_then(Histogram::latency);
+            let latency = latency.as_ref().and_then(Latency::of);
             return Ok(Finished { ours: ours.clone(), theirs: theirs.clone(), latency });
         }
     }

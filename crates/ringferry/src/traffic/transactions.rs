@@ -6,9 +6,9 @@
 //! the client does not run out of them.
 
 use super::Error;
-use super::histogram::Histogram;
 use super::protocol::{Flow, PATIENCE};
 use super::workers::{Job, Moved, Pacer, Shared, Span, data_error};
+use ringferry_lab::histogram::Histogram;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, set_tcp_nodelay};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 use std::io::{self, ErrorKind, Read, Write};
@@ -80,7 +80,7 @@ fn ask_all(
         ask.pattern.fill(sent.blocks, out);
         let start = Instant::now();
         let whole = transact(out, into)?;
-        histogram.record(start.elapsed());
+        histogram.record(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
         let good = whole && answer.pattern.matches(sent.blocks, into);
         exchange.count(good);
         shared.count(ask.size, 1);
@@ -274,7 +274,7 @@ mod tests {
         let received = good.received.unwrap();
         assert!(received.blocks > 0 && received.corrupt == 0);
         assert_eq!(received.bytes, received.blocks * 8);
-        assert!(good.latency.unwrap().latency().is_some());
+        assert!(crate::traffic::Latency::of(&good.latency.unwrap()).is_some());
         // A wrong byte, a byte too many, the response of another call.
         for bad in [
             &(|number| [&block(answer, number)[..7], &[!block(answer, number)[7]]].concat())

@@ -289,8 +289,7 @@ mod tests {
     /// IEEE 802.1Q, table 9-2.
     #[test]
     fn the_reserved_vlan_is_nobodys() {
-        for port in
-            [EVERYWHERE.clone(), trunk(Some(&[4095]), Some(4095)), Membership::new(&Vlans::Access(1))]
+        for port in [EVERYWHERE.clone(), trunk(Some(&[4095]), Some(4095)), Membership::new(&Vlans::Access(1))]
         {
             assert_eq!(vid(&port, &tagged(4095)).filter(|vid| *vid <= MAX_VID), None);
         }

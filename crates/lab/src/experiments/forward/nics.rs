@@ -2,7 +2,6 @@
 //! rewritten on the way, as testpmd's `mac` does. Packets are sent from where they were received.
 
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
 use std::path::Path;
 
 use ringferry_nic::forward::Forwarder;
@@ -14,13 +13,14 @@ use ringferry_packet::frame::PREFIX;
 use ringferry_packet::vnet::Header;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
-use ringferry_vhost_user::{Connection, ProtocolFeatures, RingPlan, Wanted, connect_device};
+use ringferry_vhost_user::{Connection, connect_device};
 use ringferry_virtio_net::Features;
-use ringferry_virtio_net::driver::{Arena, Pair, PairConfig, Queue, Receiveq, Transmitq, TxRing};
+use ringferry_virtio_net::driver::{Arena, Pair, PairConfig, Receiveq, Transmitq, TxRing};
 
 use super::case::{Case, Doorbell, How, QUEUE};
 use super::flows::departing;
 use crate::experiment::RowError;
+use crate::experiments::front::{ring, wanted};
 
 /// The forwarder.
 pub(super) struct Nics {
@@ -47,31 +47,11 @@ enum Way {
     Port { port: Box<TxPort<TxRing>>, burst: VecDeque<Chain> },
 }
 
-/// A ring for the device. Calls are turned off, so nobody needs an event for them.
-fn plan<'a>(queue: &Queue, kick: &'a EventFd, call: &'a EventFd) -> RingPlan<'a> {
-    let Queue { size, desc, avail, used } = *queue;
-    RingPlan {
-        size,
-        base: None,
-        desc,
-        avail,
-        used,
-        kick: Some(kick.as_fd()),
-        call: Some(call.as_fd()),
-        err: None,
-        enabled: true,
-    }
-}
-
 impl Nics {
     /// Connects the two NICs and posts buffers on the first.
     pub(super) fn connect(case: &Case, sockets: [&Path; 2]) -> Result<Self, RowError> {
         let features = case.features();
-        let wanted = Wanted {
-            features: features.bits(),
-            required: features.bits(),
-            protocol: Wanted::NET_PROTOCOL - ProtocolFeatures::INFLIGHT_SHMFD,
-        };
+        let wanted = wanted(features, features);
         let connect = |socket: &Path| -> Result<Connection, RowError> {
             connect_device(Stream::connect(socket)?, &wanted).map_err(RowError::failed)
         };
@@ -98,7 +78,7 @@ impl Nics {
             let plans: Vec<_> = pairs
                 .iter()
                 .zip(&kicks)
-                .flat_map(|(pair, kick)| pair.queues.iter().map(|queue| plan(queue, kick, &call)))
+                .flat_map(|(pair, kick)| pair.queues.iter().map(|queue| ring(queue, kick, &call)))
                 .collect();
             connection.start(&[(arena.region(), arena.fd())], &plans).map_err(RowError::failed)?;
             Ok(kicks)

@@ -306,7 +306,7 @@ fn engage_driver(
     socket: &Path,
 ) -> Result<Engaged, RowError> {
     let (of, socket) = (*case, socket.to_owned());
-    let connect = move || driver::End::connect(&of, &socket);
+    let connect = move || driver::connect(&of, &socket);
     let cpu = Some(cpu);
     match case.direction {
         Direction::Transmit => {

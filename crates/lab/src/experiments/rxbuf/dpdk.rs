@@ -1,6 +1,5 @@
 //! One run against DPDK's device: testpmd with `net_vhost` in `txonly` mode, over a vhost-user socket.
 
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -9,13 +8,14 @@ use ringferry_nic::rx::PolicyKind;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::process;
 use ringferry_sys::socket::Stream;
-use ringferry_vhost_user::{Connection, ProtocolFeatures, RingPlan, Wanted, connect_device};
+use ringferry_vhost_user::{Connection, connect_device};
 
 use super::ours::{Checker, check, checked};
 use super::sink::{RING, Sink, features};
 use super::window::Window;
 use super::workload::{GSO, Sequence, Workload};
 use crate::experiment::{RowError, Run, Sample};
+use crate::experiments::front::{ring, wanted};
 use crate::experiments::peers::case::{Case, Direction, Ring, Who};
 use crate::experiments::peers::huge_pages::HugePages;
 use crate::experiments::peers::testpmd::{Part, Place, Testpmd};
@@ -94,28 +94,11 @@ pub(super) fn measure(
 /// Starts the device that listens at `socket` with the rings of `sink`; buffers are posted. It stops when the
 /// connection is closed.
 fn connect(sink: &mut Sink, socket: &Path) -> Result<(Connection, [EventFd; 4]), RowError> {
-    let features = features();
-    let wanted = Wanted {
-        features: features.bits(),
-        required: features.bits(),
-        // DPDK tracks no chains in flight.
-        protocol: Wanted::NET_PROTOCOL - ProtocolFeatures::INFLIGHT_SHMFD,
-    };
     let stream = Stream::connect(socket)?;
-    let mut connection = connect_device(stream, &wanted).map_err(RowError::failed)?;
+    let mut connection = connect_device(stream, &wanted(features(), features())).map_err(RowError::failed)?;
     let events = [EventFd::new()?, EventFd::new()?, EventFd::new()?, EventFd::new()?];
     let kick = events[0].try_clone()?;
-    let plan = |at: usize| RingPlan {
-        size: sink.rings[at].size,
-        base: None,
-        desc: sink.rings[at].desc,
-        avail: sink.rings[at].avail,
-        used: sink.rings[at].used,
-        kick: Some(events[at].as_fd()),
-        call: Some(events[2 + at].as_fd()),
-        err: None,
-        enabled: true,
-    };
+    let plan = |at: usize| ring(&sink.rings[at], &events[at], &events[2 + at]);
     connection.start(&[sink.region()], &[plan(0), plan(1)]).map_err(RowError::failed)?;
     sink.kick = Some(kick);
     sink.begin();

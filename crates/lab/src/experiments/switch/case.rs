@@ -258,12 +258,12 @@ impl Case {
     /// How many times as good as this row ringferry's is to be.
     pub(super) fn goal(&self, figure: Figure) -> Option<f64> {
         let taps = self.ends != Ends::GuestGuest;
+        // What is carried by one core: as much as one can, and for the time that it is used.
+        let per_core = matches!(figure, Figure::Rate | Figure::Ndr | Figure::CpuPerGigabyte);
         match (figure, self.frames, self.who) {
-            (Figure::Rate | Figure::Ndr, Frames::Smallest, Who::TestpmdMac) if !taps => Some(1.3),
-            (Figure::Rate | Figure::Ndr, Frames::Smallest, Who::Ovs) if !taps => Some(2.0),
-            (Figure::Rate | Figure::Ndr, Frames::Mtu | Frames::Tso, Who::TestpmdMac | Who::Ovs) if !taps => {
-                Some(1.5)
-            }
+            (_, Frames::Smallest, Who::TestpmdMac) if per_core && !taps => Some(1.3),
+            (_, Frames::Smallest, Who::Ovs) if per_core && !taps => Some(2.0),
+            (_, Frames::Mtu | Frames::Tso, Who::TestpmdMac | Who::Ovs) if per_core && !taps => Some(1.5),
             (Figure::Rate | Figure::Latency(10), Frames::Mtu, Who::Bridge) if taps => Some(1.0),
             _ => None,
         }
@@ -337,6 +337,7 @@ mod tests {
         assert_eq!(goal(Who::TestpmdMac, Frames::Smallest, Figure::Rate), Some(1.3));
         assert_eq!(goal(Who::Ovs, Frames::Smallest, Figure::Ndr), Some(2.0));
         assert_eq!(goal(Who::Ovs, Frames::Tso, Figure::Rate), Some(1.5));
+        assert_eq!(goal(Who::TestpmdMac, Frames::Mtu, Figure::CpuPerGigabyte), Some(1.5));
         assert_eq!(goal(Who::TestpmdIo, Frames::Tso, Figure::Rate), None);
     }
 }

@@ -2,7 +2,6 @@
 //! does not depend on who switches.
 
 use std::num::NonZeroU16;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -10,15 +9,14 @@ use ringferry_nic::rx::{PolicyKind, RxConfig};
 use ringferry_nic::tx::TxConfig;
 use ringferry_packet::buffer::Chain;
 use ringferry_packet::vnet::Header;
-use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::{Listener, Stream as Socket};
 use ringferry_sys::tap::{HEADER_LEN, MAX_READ, Tap};
-use ringferry_vhost_user::{Connection, ProtocolFeatures, RingPlan, Wanted, connect_device};
 use ringferry_virtio_net::Features;
-use ringferry_virtio_net::driver::{Arena, Pair, PairConfig, Queue};
+use ringferry_virtio_net::driver::{Pair, PairConfig};
 
 use super::frames::Stream;
 use crate::experiment::RowError;
+use crate::experiments::front::{Front, wanted};
 
 /// Frames that are handled together: what testpmd, Open vSwitch and the switch do.
 pub(super) const BURST: usize = 32;
@@ -135,9 +133,10 @@ impl End {
     pub(super) fn say(&mut self, frame: &[u8]) -> Result<bool, RowError> {
         match self {
             End::Guest(guest) => {
-                guest.pair.transmitq.make_room(1, &mut guest.pair.pools);
-                let sent = guest.pair.send_frame(&Header::default(), frame);
-                guest.publish();
+                let Guest(front) = &mut **guest;
+                front.pair.transmitq.make_room(1, &mut front.pair.pools);
+                let sent = front.pair.send_frame(&Header::default(), frame);
+                front.publish();
                 Ok(sent)
             }
             End::Tap(tap) => {
@@ -190,24 +189,10 @@ fn accept(listener: &Listener, mut alive: impl FnMut() -> Result<(), RowError>) 
 }
 
 /// A guest with one queue pair.
-pub(super) struct Guest {
-    /// The device stops when it is closed.
-    _connection: Connection,
-    _calls: [EventFd; 2],
-    kicks: [EventFd; 2],
-    pair: Pair,
-}
+pub(super) struct Guest(Front);
 
 impl Guest {
     fn start(socket: Socket, shape: &Shape) -> Result<Self, RowError> {
-        let wanted = Wanted {
-            features: (shape.features | Features::INDIRECT_DESC).bits(),
-            required: shape.features.bits(),
-            // DPDK tracks no chains in flight, so nobody does.
-            protocol: Wanted::NET_PROTOCOL - ProtocolFeatures::INFLIGHT_SHMFD,
-        };
-        let mut connection = connect_device(socket, &wanted).map_err(RowError::failed)?;
-        let features = Features::from_bits_retain(connection.negotiated().features);
         let large = shape.longest > 1514;
         let config = PairConfig {
             receive: shape.queue,
@@ -222,29 +207,8 @@ impl Guest {
             tx: TxConfig { reclaim_after: NonZeroU16::new(shape.queue), ..TxConfig::default() },
             ..PairConfig::default()
         };
-        let mut arena = Arena::new(config.arena_bytes(features)).map_err(RowError::failed)?;
-        let pair = Pair::new(&mut arena, features, &config).map_err(RowError::failed)?;
-        let kicks = [EventFd::new()?, EventFd::new()?];
-        let calls = [EventFd::new()?, EventFd::new()?];
-        let plan = |queue: &Queue, at: usize| RingPlan {
-            size: queue.size,
-            base: None,
-            desc: queue.desc,
-            avail: queue.avail,
-            used: queue.used,
-            kick: Some(kicks[at].as_fd()),
-            call: Some(calls[at].as_fd()),
-            err: None,
-            enabled: true,
-        };
-        let rings = [plan(&pair.queues[0], 0), plan(&pair.queues[1], 1)];
-        connection.start(&[(arena.region(), arena.fd())], &rings).map_err(RowError::failed)?;
-        let mut guest = Self { _connection: connection, _calls: calls, kicks, pair };
-        guest.pair.disable_calls();
-        if guest.pair.refill() {
-            let _ = guest.kicks[0].signal();
-        }
-        Ok(guest)
+        let wanted = wanted(shape.features | Features::INDIRECT_DESC, shape.features);
+        Front::start(socket, &wanted, &config).map(Self)
     }
 
     #[inline]
@@ -254,7 +218,7 @@ impl Guest {
         stream: &mut Stream,
         mut time: impl FnMut(u64) -> u64,
     ) -> Result<usize, RowError> {
-        let Pair { transmitq, pools, .. } = &mut self.pair;
+        let Pair { transmitq, pools, .. } = &mut self.0.pair;
         transmitq.make_room(max, pools);
         let header = stream.format.header;
         let mut sent = 0;
@@ -271,35 +235,21 @@ impl Guest {
             stream.advance();
             sent += 1;
         }
-        self.publish();
-        match self.pair.fault() {
-            Some(fault) => Err(RowError::failed(format!("the switch broke a ring: {fault}"))),
-            None => Ok(sent),
-        }
-    }
-
-    /// Shows the device what was sent.
-    #[inline]
-    fn publish(&mut self) {
-        if self.pair.transmitq.flush() {
-            let _ = self.kicks[1].signal();
-        }
+        self.0.publish();
+        self.0.check().map(|()| sent)
     }
 
     #[inline]
     fn receive(&mut self, max: usize, mut see: impl FnMut(&Seen<'_>)) -> Result<usize, RowError> {
-        let Pair { receiveq, pools, .. } = &mut self.pair;
+        let Pair { receiveq, pools, .. } = &mut self.0.pair;
         let received = receiveq.lend(max, pools, |packet, _| {
             see(&Seen::Packet(&packet));
             Some(packet)
         });
-        if received > 0 && receiveq.top_up() {
-            let _ = self.kicks[0].signal();
+        if received > 0 {
+            self.0.top_up();
         }
-        match receiveq.driver().fault() {
-            Some(fault) => Err(RowError::failed(format!("the switch broke a ring: {fault}"))),
-            None => Ok(received),
-        }
+        self.0.check().map(|()| received)
     }
 }
 

@@ -18,7 +18,6 @@
 //! | `end` | guests and taps |
 //! | `pace`, `load` | open-loop generator and receiver |
 //! | `search` | NDR and PDR |
-//! | `histogram` | latency |
 //! | `contest` | who switches |
 //! | `run` | one run |
 
@@ -26,7 +25,6 @@ mod case;
 mod contest;
 mod end;
 mod frames;
-mod histogram;
 mod load;
 mod pace;
 mod run;
@@ -218,7 +216,8 @@ fn notes(conditions: &Conditions) -> Vec<String> {
              in the thread that sends: its time is the generator's, which has the second processor there.",
             conditions.queue, conditions.ring
         ),
-        "The ratio is that of a row to ringferry's; goal: how many times as good ringferry is, of how many it is to be. testpmd \
+        "The ratio is that of a row to ringferry's; goal: how many times as good ringferry is, of how many it is to be, per core: \
+         for rates each has one, and cpu is what it used of that. One that polls uses all of it whatever it carries. testpmd \
          and Open vSwitch get huge pages for the length of a run where they can be had; ringferry uses none."
             .into(),
     ]

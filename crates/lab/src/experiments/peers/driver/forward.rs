@@ -4,15 +4,15 @@
 use ringferry_packet::vnet::Header;
 use ringferry_virtio_net::driver::Pair;
 
-use super::End;
 use crate::experiment::RowError;
+use crate::experiments::front::Front;
 use crate::experiments::peers::case::{BURST, Case};
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
 use crate::experiments::peers::frames::{Checker, Format, Pool};
 
 /// The engine.
 pub(in crate::experiments::peers) struct Forward {
-    end: End,
+    end: Front,
     case: Case,
     format: Format,
     checker: Checker,
@@ -27,7 +27,7 @@ pub(in crate::experiments::peers) struct Forward {
 
 impl Forward {
     /// Turns round what `case` says.
-    pub(in crate::experiments::peers) fn new(end: End, case: &Case) -> Forward {
+    pub(in crate::experiments::peers) fn new(end: Front, case: &Case) -> Forward {
         let format = Format::new(case.size);
         Forward {
             end,
@@ -89,7 +89,7 @@ impl Forward {
     /// Sends what came, from where it lies.
     #[inline]
     fn turn(&mut self) {
-        let Forward { end: End { pair: Pair { receiveq, transmitq, pools, .. }, .. }, counts, .. } = self;
+        let Forward { end: Front { pair: Pair { receiveq, transmitq, pools, .. }, .. }, counts, .. } = self;
         let received = receiveq.lend(BURST, pools, |mut packet, pools| {
             counts.bytes += packet.len() as u64;
             packet.header = Header::default();

@@ -3,15 +3,15 @@
 
 use ringferry_virtio_net::driver::Pair;
 
-use super::End;
 use crate::experiment::RowError;
+use crate::experiments::front::Front;
 use crate::experiments::peers::case::{BURST, Case};
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
 use crate::experiments::peers::frames::Checker;
 
 /// The engine.
 pub(in crate::experiments::peers) struct Sink {
-    end: End,
+    end: Front,
     checker: Checker,
     whole: Vec<u8>,
     counts: Counts,
@@ -19,7 +19,7 @@ pub(in crate::experiments::peers) struct Sink {
 
 impl Sink {
     /// Receives what `case` says.
-    pub(in crate::experiments::peers) fn new(end: End, case: &Case) -> Sink {
+    pub(in crate::experiments::peers) fn new(end: Front, case: &Case) -> Sink {
         let checker = Checker::new(case, case.device);
         Sink { end, checker, whole: Vec::new(), counts: Counts::default() }
     }

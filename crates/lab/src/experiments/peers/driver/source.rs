@@ -6,15 +6,15 @@
 use ringferry_packet::buffer::Chain;
 use ringferry_virtio_net::driver::Pair;
 
-use super::End;
 use crate::experiment::RowError;
+use crate::experiments::front::Front;
 use crate::experiments::peers::case::{BURST, Case};
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
 use crate::experiments::peers::frames::{Format, Pool};
 
 /// The engine.
 pub(in crate::experiments::peers) struct Source {
-    end: End,
+    end: Front,
     format: Format,
     pool: Pool,
     /// Numbered frames to send.
@@ -24,7 +24,7 @@ pub(in crate::experiments::peers) struct Source {
 
 impl Source {
     /// Sends what `case` says.
-    pub(in crate::experiments::peers) fn new(end: End, case: &Case) -> Source {
+    pub(in crate::experiments::peers) fn new(end: Front, case: &Case) -> Source {
         let format = Format::new(case.size);
         Source { end, format, pool: Pool::new(case.size), limit: case.checked(), counts: Counts::default() }
     }

@@ -57,6 +57,19 @@ impl Order {
         (0..self.case.ports).map(move |port| taps[port % 2])
     }
 
+    /// The socket of a port that is no tap.
+    fn socket(&self, port: usize) -> PathBuf {
+        self.folder.join(format!("{port}.sock"))
+    }
+
+    /// Where each port of a switch is that listens at its sockets and makes its taps.
+    fn places(&self) -> Result<Vec<Place>, RowError> {
+        let place = |(port, tap)| {
+            Ok(if tap { Place::Tap(taps::behind(port)?) } else { Place::Connect(self.socket(port)) })
+        };
+        self.taps().enumerate().map(place).collect()
+    }
+
     fn tso(&self) -> bool {
         self.case.frames == Frames::Tso
     }

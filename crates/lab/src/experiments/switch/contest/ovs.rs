@@ -76,7 +76,7 @@ pub(super) fn start(order: &Order) -> Result<Contest, RowError> {
         if tap {
             command.arg("type=tap");
         } else {
-            let path = folder.join(format!("{port}.sock"));
+            let path = order.socket(port);
             // Before it tries: it would try again after a second only.
             places.push(Some(Place::Listen(Listener::bind(&path).map_err(RowError::failed)?)));
             command.arg("type=dpdkvhostuserclient");

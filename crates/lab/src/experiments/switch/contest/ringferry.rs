@@ -7,7 +7,6 @@ use ringferry_sys::process::Spawn;
 use super::{Contest, Order, taps};
 use crate::experiment::RowError;
 use crate::experiments::network::{ready, words};
-use crate::experiments::switch::end::Place;
 
 pub(super) fn start(order: &Order) -> Result<Contest, RowError> {
     let program = std::env::current_exe()?;
@@ -22,19 +21,11 @@ pub(super) fn start(order: &Order) -> Result<Contest, RowError> {
         if tap {
             place.push(taps::name(port));
         } else {
-            place.push(order.folder.join(format!("{port}.sock")));
+            place.push(order.socket(port));
         }
         arguments.extend([OsString::from("--port"), place]);
     }
     arguments.push(config.into());
     let process = ready(&program, &order.folder, "switch", arguments, Spawn::default())?;
-    let places = order.taps().enumerate().map(|(port, tap)| {
-        Ok(if tap {
-            Place::Tap(taps::behind(port)?)
-        } else {
-            Place::Connect(order.folder.join(format!("{port}.sock")))
-        })
-    });
-    let places = places.collect::<Result<_, RowError>>()?;
-    Ok(Contest { processes: vec![process], log: order.folder.join("switch.log"), places })
+    Ok(Contest { processes: vec![process], log: order.folder.join("switch.log"), places: order.places()? })
 }

@@ -9,7 +9,6 @@ use super::{Contest, Order, taps};
 use crate::experiment::RowError;
 use crate::experiments::network::{Process, logged};
 use crate::experiments::switch::case::Who;
-use crate::experiments::switch::end::Place;
 use crate::experiments::switch::frames::NEXT_HOP;
 use crate::experiments::testpmd;
 
@@ -27,15 +26,7 @@ pub(super) fn start(order: &Order) -> Result<Contest, RowError> {
     // It ends when its input does.
     command.env("RUNTIME_DIRECTORY", &order.folder).stdin(Stdio::piped());
     let process = Process::spawn("testpmd", &mut command, Spawn::default())?;
-    let places = order.taps().enumerate().map(|(port, tap)| {
-        Ok(if tap {
-            Place::Tap(taps::behind(port)?)
-        } else {
-            Place::Connect(order.folder.join(format!("{port}.sock")))
-        })
-    });
-    let places = places.collect::<Result<_, RowError>>()?;
-    Ok(Contest { processes: vec![process], log: order.folder.join("switch.out"), places })
+    Ok(Contest { processes: vec![process], log: order.folder.join("switch.out"), places: order.places()? })
 }
 
 /// Its command line.
@@ -45,7 +36,7 @@ fn arguments(order: &Order) -> Vec<String> {
         arguments.push(if tap {
             format!("--vdev=net_tap{port},iface={}", taps::name(port))
         } else {
-            let socket = order.folder.join(format!("{port}.sock"));
+            let socket = order.socket(port);
             // What is to be cut stays so: flags of what was received are those of what is sent, and checksums stay blank.
             let tso = if order.tso() { ",tso=1,legacy-ol-flags=1" } else { "" };
             format!("--vdev=net_vhost{port},iface={},queues=1{tso}", socket.display())
