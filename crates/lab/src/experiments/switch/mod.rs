@@ -187,6 +187,9 @@ impl Conditions {
         if case.who.is_testpmd() && taps && case.frames == Frames::Tso {
             return Some(("testpmd's net_tap port takes no frames that are to be cut".into(), None));
         }
+        if case.who == Who::TestpmdMac && case.frames == Frames::Tso {
+            return Some(("testpmd's mac mode forgets that a frame is to be cut".into(), None));
+        }
         if case.who == Who::Ovs && !self.ovs {
             return Some(("needs Open vSwitch with DPDK".into(), Some(ovs::PACKAGES)));
         }
