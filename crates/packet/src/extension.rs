@@ -7,19 +7,29 @@ use crate::ether::be16;
 /// room for a kind unknown today.
 pub const MAX_EXTENSIONS: usize = 8;
 
-pub(crate) const HOP_BY_HOP: u8 = 0;
-pub(crate) const ROUTING: u8 = 43;
-pub(crate) const FRAGMENT: u8 = 44;
-pub(crate) const AUTHENTICATION: u8 = 51;
-pub(crate) const DESTINATION_OPTIONS: u8 = 60;
-const MOBILITY: u8 = 135;
+/// Options for every router (RFC 8200, 4.3).
+pub const HOP_BY_HOP: u8 = 0;
+/// Routing header (RFC 8200, 4.4).
+pub const ROUTING: u8 = 43;
+/// Fragment header (RFC 8200, 4.5).
+pub const FRAGMENT: u8 = 44;
+/// Authentication header (RFC 4302).
+pub const AUTHENTICATION: u8 = 51;
+/// Options for the destination (RFC 8200, 4.6).
+pub const DESTINATION_OPTIONS: u8 = 60;
+/// Mobility header (RFC 6275, 6.1).
+pub const MOBILITY: u8 = 135;
+/// Host identity protocol (RFC 7401, 5.1).
+pub const HOST_IDENTITY: u8 = 139;
+/// Shim6 (RFC 5533, 5.1).
+pub const SHIM6: u8 = 140;
 
 /// Fragment offset and more-fragments flag.
 const PART: u16 = 0xfff9;
 
 /// An extension header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Extension {
+pub struct Extension {
     /// What follows it: another, or the transport protocol.
     pub next: u8,
     /// Its bytes, which may lie beyond the prefix.
@@ -31,7 +41,7 @@ pub(crate) struct Extension {
 
 /// The prefix of a frame ends in front of an extension header's length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cut;
+pub struct Cut;
 
 impl Extension {
     /// The header of type `kind` that begins at `at`; `None` if that is a transport protocol, or nothing known.
@@ -39,7 +49,7 @@ impl Extension {
     pub fn read(kind: u8, prefix: &[u8], at: usize) -> Option<Result<Self, Cut>> {
         // Bytes that the length field counts beyond the first eight; a fragment header has no such field.
         let unit = match kind {
-            HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | MOBILITY => 8,
+            HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | MOBILITY | HOST_IDENTITY | SHIM6 => 8,
             AUTHENTICATION => 4,
             FRAGMENT => 0,
             _ => return None,

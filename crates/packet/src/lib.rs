@@ -23,7 +23,7 @@
 pub mod buffer;
 pub mod checksum;
 pub mod ether;
-mod extension;
+pub mod extension;
 pub mod flow;
 pub mod frame;
 pub mod gro;

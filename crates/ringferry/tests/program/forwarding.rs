@@ -122,8 +122,7 @@ fn eight_guests_all_to_all_keep_every_flow_in_order() {
             }
         }
     }
-    let drops: u64 = switch.show().ports.iter().flat_map(|port| port.drops.values()).sum();
-    assert_eq!(drops, 0);
+    switch.assert_no_drops();
     switch.stop();
 }
 
@@ -271,8 +270,7 @@ fn every_sender_reaches_every_receiver_with_the_offloads_it_takes() {
             }
         }
     }
-    let drops: u64 = switch.show().ports.iter().flat_map(|port| port.drops.values()).sum();
-    assert_eq!(drops, 0);
+    switch.assert_no_drops();
     switch.stop();
 }
 

@@ -329,6 +329,15 @@ impl Switch<'_> {
         self.show().ports.into_iter().find(|port| port.name == name).unwrap()
     }
 
+    /// Every frame so far has arrived.
+    #[track_caller]
+    pub fn assert_no_drops(&self) {
+        for port in self.show().ports {
+            let drops = port.drops.iter().filter(|(_, count)| **count > 0);
+            assert_eq!(drops.count(), 0, "{}: {:?}", port.name, port.drops);
+        }
+    }
+
     /// Waits until `port` is as `wanted`, and returns what it is then.
     #[track_caller]
     pub fn until(&self, port: &str, what: &str, wanted: impl Fn(&PortSnapshot) -> bool) -> PortSnapshot {

@@ -17,6 +17,7 @@ use std::net::IpAddr;
 use ringferry_packet::ether::{
     Link, Mac, TYPE_ARP, TYPE_IPV4, TYPE_IPV6, TYPE_RARP, TYPE_SERVICE_VLAN, TYPE_VLAN,
 };
+use ringferry_packet::extension::{Cut, Extension, FRAGMENT};
 use ringferry_packet::frame::{Burst, Frame, PREFIX};
 use ringferry_packet::parse::PROTO_UDP;
 use ringferry_packet::vnet::Header;
@@ -29,16 +30,6 @@ const HEAD: usize = 256;
 
 /// Below this, an EtherType is a length (IEEE 802.3, 3.2.6).
 const MIN_ETHER_TYPE: u16 = 0x0600;
-
-/// IPv6 headers before the transport (RFC 8200, 4; 135: RFC 6275; 139: RFC 7401; 140: RFC 5533).
-const HOP_BY_HOP: u8 = 0;
-const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
-const AUTHENTICATION: u8 = 51;
-const DESTINATION_OPTIONS: u8 = 60;
-const MOBILITY: u8 = 135;
-const HOST_IDENTITY: u8 = 139;
-const SHIM6: u8 = 140;
 
 const ICMPV6: u8 = 58;
 const IPV4_LEN: usize = 20;
@@ -275,20 +266,17 @@ impl Transport {
         let (mut proto, mut at, mut fragmented) = (frame.byte(l3 + 6)?, l3 + IPV6_LEN, false);
         // Every turn goes at least eight bytes on, through at most `HEAD`.
         loop {
-            let unit = match proto {
-                HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | MOBILITY | HOST_IDENTITY | SHIM6 => 8,
-                AUTHENTICATION => 4,
-                FRAGMENT => 0,
-                _ => return Ok(Self { proto: Some(proto), at, fragmented }),
+            let Some(found) = Extension::read(proto, frame.bytes, at) else {
+                return Ok(Self { proto: Some(proto), at, fragmented });
             };
-            let [next, units] = frame.array(at)?;
+            let Extension { next, len, .. } = found.map_err(|Cut| Doubt::Beyond)?;
             if proto == FRAGMENT {
                 fragmented = true;
                 if frame.be16(at + 2)? & 0xfff8 != 0 {
                     return Ok(Self { proto: None, at: at + 8, fragmented });
                 }
             }
-            (proto, at) = (next, at + 8 + usize::from(units) * unit);
+            (proto, at) = (next, at + len);
         }
     }
 }

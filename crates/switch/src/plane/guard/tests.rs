@@ -3,6 +3,9 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use ringferry_memory::ReadSlice;
 use ringferry_packet::ether::rarp_announcement;
+use ringferry_packet::extension::{
+    AUTHENTICATION, DESTINATION_OPTIONS, HOP_BY_HOP, HOST_IDENTITY, MOBILITY, ROUTING, SHIM6,
+};
 use ringferry_packet::vnet::F_NEEDS_CSUM;
 
 use super::*;
