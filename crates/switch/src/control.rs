@@ -34,9 +34,9 @@ pub const MAX_CLIENTS: usize = 16;
 pub const MAX_SILENCE: u32 = 60;
 /// Longest answer [`call`] takes, in bytes: a full forwarding database of 2^20 addresses has 90 MB.
 const MAX_ANSWER: usize = 256 * 1024 * 1024;
-/// How long [`call`] waits for each piece of an answer. The switch answers between bursts, within
-/// milliseconds.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long [`call`] waits for each piece of an answer. The switch answers between bursts, within milliseconds; but a
+/// change may wait for the kernel's network lock, which the end of a network namespace holds for seconds on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Where system-wide instances keep their sockets.
 pub const SYSTEM_DIRECTORY: &str = "/run/ringferry";
 

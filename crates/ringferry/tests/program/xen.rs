@@ -183,13 +183,19 @@ fn a_front_end_that_is_killed_is_replaced_by_the_next() {
     for round in 0..3 {
         let mut xen = machine.guest(ONE, small(1));
         xen.plug(&switch, PORT);
+        // Of what the last one had sent before it ended, whatever was taken in time has arrived: pages of a domain that is
+        // gone cannot be read.
+        vm.pump();
+        for number in 1000.. {
+            let Some(late) = vm.take() else { break };
+            assert!(number < 1005 && late.frame == frame(vm.mac, xen.mac, 100, number), "frame {number}");
+        }
         acquaint(&mut xen, &mut vm);
         converse(&mut xen, &mut vm, 10, 20);
         // Packets are on their way when it ends without a word.
         if round < 2 {
             xen.send_numbered(vm.mac, 1000, 5);
             drop(xen);
-            vm.expect_numbered(crate::frames::mac(ONE as u8), 1000, 5);
         } else {
             xen.close();
         }
