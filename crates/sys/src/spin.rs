@@ -5,9 +5,9 @@
 //! very peer whose work we are looking for. And when no work comes it is heat.
 //!
 //! So looking is on trial. While it finds work within its limit it goes on. Each time it does not, it pauses for twice as
-//! many sleeps as before, up to [`MAX_PAUSE`]; a sleep that ends within the limit, so that looking would have found
+//! many sleeps as before, up to `MAX_PAUSE`; a sleep that ends within the limit, so that looking would have found
 //! what it ended for, halves what is left of the pause. And each few looks yield the processor: a yield that takes long,
-//! because someone else ran meanwhile, ends the looking for [`REST`] and, while that goes on, for ever longer.
+//! because someone else ran meanwhile, ends the looking for `REST` and, while that goes on, for ever longer.
 
 use std::time::{Duration, Instant};
 
