@@ -113,6 +113,23 @@ pub struct FdbStats {
     pub limited: u64,
 }
 
+/// Buckets of a [`FdbPage`]. Reading them takes a worker about as long as a few bursts; the whole of a large table would
+/// keep packets waiting for a tenth of a second.
+const PAGE: usize = 4096;
+
+/// A part of the table, for display.
+#[derive(Clone, Debug)]
+pub struct FdbPage {
+    /// Its addresses that are not too old, in no particular order.
+    pub items: Vec<FdbItem>,
+    /// Where the next part begins. An address that moves meanwhile may be in two parts, or in none.
+    pub next: Option<usize>,
+    /// Most addresses the table learns.
+    pub capacity: usize,
+    /// What happened to the table so far.
+    pub stats: FdbStats,
+}
+
 /// One address in the table, for display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FdbItem {
@@ -322,9 +339,20 @@ impl Fdb {
         freed
     }
 
-    /// Every address that is not too old, in no particular order.
-    pub fn iter(&self, now: u32) -> impl Iterator<Item = FdbItem> {
-        let used = self.buckets.iter().flat_map(|bucket| &bucket.0).filter(|slot| slot.key != 0);
+    /// The part of the table that begins at `from`, 0 or the last part's [`FdbPage::next`].
+    pub fn page(&self, from: usize, now: u32) -> FdbPage {
+        let from = from.min(self.buckets.len());
+        let end = (from + PAGE).min(self.buckets.len());
+        FdbPage {
+            items: self.items(&self.buckets[from..end], now).collect(),
+            next: (end < self.buckets.len()).then_some(end),
+            capacity: self.capacity,
+            stats: self.stats,
+        }
+    }
+
+    fn items(&self, buckets: &[Bucket], now: u32) -> impl Iterator<Item = FdbItem> {
+        let used = buckets.iter().flat_map(|bucket| &bucket.0).filter(|slot| slot.key != 0);
         let items = used.map(move |slot| FdbItem {
             vid: vid(slot.key),
             mac: mac(slot.key),

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config;
 use crate::counters::WorkerCounters;
-use crate::fdb::{Fdb, PortId};
+use crate::fdb::{FdbPage, FdbStats, PortId};
 use crate::rules::Rules;
 
 /// Version of the schema. Raised when a field changes its meaning or goes away.
@@ -290,43 +290,38 @@ pub struct FdbEntry {
 }
 
 impl FdbSnapshot {
-    /// Adds what another worker knows. Of an address that both know, the one that was seen last stays.
-    pub fn merge(&mut self, other: FdbSnapshot) {
-        self.capacity = self.capacity.max(other.capacity);
-        for (name, count) in other.counters {
-            *self.counters.entry(name).or_insert(0) += count;
-        }
-        self.entries.extend(other.entries);
-        self.entries.sort_by(|a, b| (a.vlan, &a.mac, a.age_seconds).cmp(&(b.vlan, &b.mac, b.age_seconds)));
-        self.entries.dedup_by(|later, first| (later.vlan, &later.mac) == (first.vlan, &first.mac));
-        self.entries.sort_by(|a, b| (&a.port, a.vlan, &a.mac).cmp(&(&b.port, b.vlan, &b.mac)));
-    }
-
-    /// The addresses in `fdb` at tick `now`, with ports named by `name`.
-    pub fn of(fdb: &Fdb, now: u32, name: impl Fn(PortId) -> String) -> FdbSnapshot {
-        let mut items: Vec<_> = fdb.iter(now).collect();
-        items.sort_unstable_by_key(|item| (item.port, item.vid, item.mac));
-        let entries = items.into_iter().map(|item| FdbEntry {
+    /// Adds a part of what a worker knows, with ports named by `name`; to be [settled](Self::settle) when all has been added.
+    pub fn add(&mut self, page: FdbPage, name: impl Fn(PortId) -> String) {
+        self.capacity = self.capacity.max(page.capacity);
+        self.entries.extend(page.items.into_iter().map(|item| FdbEntry {
             vlan: item.vid,
             mac: item.mac.to_string(),
             port: name(item.port),
             age_seconds: item.age,
             fixed: item.fixed,
-        });
-        let stats = fdb.stats();
-        let counters = [
-            ("learned", stats.learned),
-            ("moved", stats.moved),
-            ("replaced", stats.replaced),
-            ("refused", stats.refused),
-            ("aged", stats.aged),
-            ("limited", stats.limited),
-        ];
-        FdbSnapshot {
-            capacity: fdb.capacity(),
-            entries: entries.collect(),
-            counters: counters.into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
+        }));
+        if page.next.is_some() {
+            return;
         }
+        // The worker's last part.
+        let FdbStats { learned, moved, replaced, refused, aged, limited } = page.stats;
+        for (name, count) in [
+            ("learned", learned),
+            ("moved", moved),
+            ("replaced", replaced),
+            ("refused", refused),
+            ("aged", aged),
+            ("limited", limited),
+        ] {
+            *self.counters.entry(name.to_owned()).or_insert(0) += count;
+        }
+    }
+
+    /// Puts the addresses in order. Of one that several workers know, the one that was seen last stays.
+    pub fn settle(&mut self) {
+        self.entries.sort_by(|a, b| (a.vlan, &a.mac, a.age_seconds).cmp(&(b.vlan, &b.mac, b.age_seconds)));
+        self.entries.dedup_by(|later, first| (later.vlan, &later.mac) == (first.vlan, &first.mac));
+        self.entries.sort_by(|a, b| (&a.port, a.vlan, &a.mac).cmp(&(&b.port, b.vlan, &b.mac)));
     }
 }
 
@@ -577,7 +572,18 @@ mod tests {
 
     use super::*;
     use crate::counters::{DropReason, PortCounters};
+    use crate::fdb::Fdb;
     use crate::rules::Vlans;
+
+    /// What the workers with these tables know at tick 10.
+    fn known<const N: usize>(tables: [&Fdb; N]) -> FdbSnapshot {
+        let mut all = FdbSnapshot::default();
+        for table in tables {
+            all.add(table.page(0, 10), |port| ["vm0", "uplink"][usize::from(port.0)].to_owned());
+        }
+        all.settle();
+        all
+    }
 
     fn example() -> Snapshot {
         let counters = PortCounters::default();
@@ -636,7 +642,7 @@ mod tests {
             pid: 42,
             uptime_seconds: 3725,
             ports: vec![vm0, tap],
-            fdb: FdbSnapshot::of(&fdb, 10, |port| ["vm0", "uplink"][usize::from(port.0)].to_owned()),
+            fdb: known([&fdb]),
             workers: vec![WorkerSnapshot {
                 polls: 10,
                 busy_polls: 5,
@@ -658,7 +664,7 @@ mod tests {
         assert_eq!(json["ports"][0]["queues"][1]["role"], "transmitq");
         assert_eq!(json["ports"][0]["queues"][1]["broken"], "descriptor loop");
         assert_eq!(
-            json["fdb"]["entries"][0],
+            json["fdb"]["entries"][1],
             serde_json::json!({"vlan": 0, "mac": "52:54:00:00:00:01", "port": "vm0", "age_seconds": 5})
         );
         assert_eq!(json["fdb"]["counters"]["learned"], 2);
@@ -716,7 +722,7 @@ uplink: rf0
         assert_eq!(example().to_text(), expected);
         assert_eq!(
             example().fdb_to_text(),
-            "MAC                PORT     AGE\n52:54:00:00:00:01  vm0      5 s\n52:54:00:00:00:02  uplink  10 s\n"
+            "MAC                PORT     AGE\n52:54:00:00:00:02  uplink  10 s\n52:54:00:00:00:01  vm0      5 s\n"
         );
     }
 
@@ -726,20 +732,18 @@ uplink: rf0
         let mac = Mac([0x52, 0x54, 0, 0, 0, 1]);
         let _ = fdb.learn(7, mac, PortId(0), 5);
         fdb.set_static(PortId(1), &[(mac, 0)]);
-        let of = || FdbSnapshot::of(&fdb, 10, |port| ["vm0", "uplink"][usize::from(port.0)].to_owned());
-        let mut all = of();
-        all.merge(of());
-        let text = Snapshot { fdb: all, ..example() }.fdb_to_text();
+        // Both workers know both.
+        let text = Snapshot { fdb: known([&fdb, &fdb]), ..example() }.fdb_to_text();
         let expected = "\
 VLAN  MAC                PORT       AGE
    0  52:54:00:00:00:01  uplink  static
    7  52:54:00:00:00:01  vm0        5 s
 ";
         assert_eq!(text, expected);
-        let json = serde_json::to_value(of()).unwrap();
+        let json = serde_json::to_value(known([&fdb])).unwrap();
         let static_one = serde_json::json!(
             {"vlan": 0, "mac": "52:54:00:00:00:01", "port": "uplink", "age_seconds": 0, "static": true});
-        assert_eq!(json["entries"][1], static_one);
+        assert_eq!(json["entries"][0], static_one);
     }
 
     #[test]

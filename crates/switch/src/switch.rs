@@ -25,8 +25,8 @@ use crate::explain::explain;
 use crate::fdb::PortId;
 use crate::plane::{PAIRS, Plane};
 use crate::snapshot::{
-    PortRules, PortSnapshot, PortState, QueueRole, QueueSnapshot, RulesChange, Snapshot, VERSION,
-    WorkerSnapshot, rules_by_key,
+    FdbSnapshot, PortRules, PortSnapshot, PortState, QueueRole, QueueSnapshot, RulesChange, Snapshot,
+    VERSION, WorkerSnapshot, rules_by_key,
 };
 use crate::vhost_port::{Endpoint, VhostPort, Watch};
 use crate::xen::{CONTROL_RINGS, Desk, Maps, Numbers, XenEntry, XenError};
@@ -338,7 +338,10 @@ impl Switch {
         let Switch { config, ports, control, plane, started, maps, .. } = self;
         control.serve(&mut |request| {
             let answer = match &request {
-                Request::Show => Ok(Answer::Show(Box::new(snapshot(ports, plane, maps, *started)))),
+                Request::Show => {
+                    let fdb = plane.addresses(&names(ports));
+                    Ok(Answer::Show(Box::new(Snapshot { fdb, ..snapshot(ports, plane, maps, *started) })))
+                }
                 Request::Dump => Ok(Answer::Dump(config.dump())),
                 Request::Channels { port, .. } | Request::Steering { port } | Request::Stats { port, .. } => {
                     let snapshot = snapshot(ports, plane, maps, *started);
@@ -608,8 +611,8 @@ fn open_tap(
     Ok(queues)
 }
 
-/// Everything there is to know.
-fn snapshot(ports: &[Port], plane: &Plane, maps: &Maps, started: Instant) -> Snapshot {
+/// The names of all ports, in the order of their numbers.
+fn names(ports: &[Port]) -> Vec<String> {
     let mut names: Vec<_> = ports.iter().map(|port| port.config.name.clone()).collect();
     for port in ports {
         let Kind::Xen(entry) = &port.kind else { continue };
@@ -621,9 +624,13 @@ fn snapshot(ports: &[Port], plane: &Plane, maps: &Maps, started: Instant) -> Sna
             names[at] = name.to_owned();
         }
     }
-    let inspection = plane.inspect(&names);
+    names
+}
+
+/// Everything there is to know.
+fn snapshot(ports: &[Port], plane: &Plane, maps: &Maps, started: Instant) -> Snapshot {
     let mut queues: BTreeMap<(PortId, u16), _> =
-        inspection.queues.into_iter().map(|queue| ((queue.port, queue.index), queue)).collect();
+        plane.inspect().into_iter().map(|queue| ((queue.port, queue.index), queue)).collect();
     let ports = (0u16..).zip(ports).flat_map(|(number, port)| {
         let id = PortId(number);
         if let Kind::Xen(entry) = &port.kind {
@@ -688,7 +695,7 @@ fn snapshot(ports: &[Port], plane: &Plane, maps: &Maps, started: Instant) -> Sna
         pid: std::process::id(),
         uptime_seconds: started.elapsed().as_secs(),
         ports: ports.collect(),
-        fdb: inspection.fdb,
+        fdb: FdbSnapshot::default(),
         workers: plane.counters().map(|counters| WorkerSnapshot::of(counters, started.elapsed())).collect(),
     }
 }

@@ -14,6 +14,20 @@ fn station(n: u64) -> Mac {
     Mac([0x52, a, b, c, d, e])
 }
 
+impl Fdb {
+    /// Every address, part by part.
+    fn iter(&self, now: u32) -> impl Iterator<Item = FdbItem> {
+        let (mut all, mut next) = (Vec::new(), Some(0));
+        while let Some(from) = next {
+            let page = self.page(from, now);
+            assert!(page.items.len() <= PAGE * WAYS && page.next.is_none_or(|next| next > from));
+            all.extend(page.items);
+            next = page.next;
+        }
+        all.into_iter()
+    }
+}
+
 fn held(fdb: &Fdb, port: PortId) -> usize {
     fdb.iter(0).filter(|item| item.port == port).count()
 }
@@ -27,6 +41,19 @@ fn learned_address_is_found_until_it_ages() {
     assert_eq!(fdb.lookup(0, station(2), 1000), None);
     let _ = fdb.learn(0, station(1), B, 1200);
     assert_eq!(fdb.lookup(0, station(1), 1500), Some(B), "a frame makes the address young again");
+}
+
+#[test]
+fn a_large_table_is_told_in_parts() {
+    let mut fdb = Fdb::new(100_000, 300, SEED);
+    for n in 0..40_000 {
+        let _ = fdb.learn(0, station(n), if n % 2 == 0 { A } else { B }, 0);
+    }
+    assert!(fdb.page(0, 0).next.is_some() && fdb.page(0, 0).items.len() < 40_000);
+    let all: std::collections::BTreeSet<_> = fdb.iter(0).map(|item| item.mac).collect();
+    assert_eq!((all.len(), fdb.iter(0).count()), (40_000, 40_000));
+    // There is nothing behind the end.
+    assert_eq!((fdb.page(usize::MAX, 0).items.len(), fdb.page(usize::MAX, 0).next), (0, None));
 }
 
 /// IEEE 802.1Q, 8.7: a group address is never learned.

@@ -28,7 +28,7 @@ use super::vif::{Broken, Reporter, VifStart, VifState};
 use super::worker::{BELL, Worker};
 use crate::config::SwitchConfig;
 use crate::counters::{PortCounters, PortTotals, WorkerCounters};
-use crate::fdb::PortId;
+use crate::fdb::{FdbPage, PortId};
 use crate::rules::Rules;
 use crate::snapshot::FdbSnapshot;
 
@@ -69,15 +69,6 @@ pub struct QueueState {
     pub pages: Option<VifState>,
 }
 
-/// What a worker tells about itself.
-#[derive(Clone, Debug, Default)]
-pub struct Inspection {
-    /// Every ring it owns.
-    pub queues: Vec<QueueState>,
-    /// Its forwarding database.
-    pub fdb: FdbSnapshot,
-}
-
 /// One thing to do between two bursts.
 pub(super) enum Command {
     /// Serve a port of this name for virtual machines; its rings come with [`Command::StartRing`].
@@ -111,7 +102,9 @@ pub(super) enum Command {
     /// Forward a frame as if it had come from this port.
     Inject(PortId, Vec<u8>),
     /// Tell the state of rings and forwarding database; the names are the ports', by number.
-    Inspect(Vec<String>, SyncSender<Inspection>),
+    Inspect(SyncSender<Vec<QueueState>>),
+    /// Tell a part of the forwarding database.
+    Addresses(usize, SyncSender<FdbPage>),
     /// End the thread.
     Stop,
 }
@@ -324,14 +317,25 @@ impl Plane {
         }
     }
 
-    /// The state of every ring and of the forwarding database: an address is where it was seen last by any worker.
-    pub fn inspect(&self, names: &[String]) -> Inspection {
-        let mut all = Inspection::default();
+    /// The state of every ring.
+    pub fn inspect(&self) -> Vec<QueueState> {
+        self.workers.iter().filter_map(|worker| worker.ask(Command::Inspect)).flatten().collect()
+    }
+
+    /// The forwarding database, with ports named by `names`: an address is where it was seen last by any worker. Packets go
+    /// on between its parts.
+    pub fn addresses(&self, names: &[String]) -> FdbSnapshot {
+        let name = |port: PortId| names.get(usize::from(port.0)).cloned().unwrap_or_default();
+        let mut all = FdbSnapshot::default();
         for worker in &self.workers {
-            let one = worker.ask(|reply| Command::Inspect(names.to_vec(), reply)).unwrap_or_default();
-            all.queues.extend(one.queues);
-            all.fdb.merge(one.fdb);
+            let mut next = Some(0);
+            while let Some(from) = next {
+                let Some(page) = worker.ask(|reply| Command::Addresses(from, reply)) else { break };
+                next = page.next;
+                all.add(page, name);
+            }
         }
+        all.settle();
         all
     }
 

@@ -19,7 +19,7 @@ use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::spin::{Idle, Spin};
 use ringferry_xen_net::netback::PageCounters;
 
-use super::command::{Command, Inbox, Inspection, QueueState, RingStart};
+use super::command::{Command, Inbox, QueueState, RingStart};
 use super::crossing::{Crossing, Message, Parcel};
 use super::forward::{self, Forwarder, Origin, Tables};
 use super::gate::Gate;
@@ -31,7 +31,6 @@ use super::vif::{Vif, VifQueue, VifStart};
 use crate::config::SwitchConfig;
 use crate::counters::{PairCounters, PortCounters, WorkerCounters};
 use crate::fdb::{Fdb, PortId};
-use crate::snapshot::FdbSnapshot;
 
 /// Packets taken from a queue at a time. DPDK, OVS and VPP settled on 32 (or 256 with vectors); 64
 /// gained nothing here and keeps others waiting twice as long.
@@ -582,8 +581,11 @@ impl Worker {
                 let now = Moment::new(self.started, self.now);
                 self.forward(Origin { port: id, private: true }, &burst, &now);
             }
-            Command::Inspect(names, reply) => {
-                let _ = reply.send(self.inspect(&names));
+            Command::Inspect(reply) => {
+                let _ = reply.send(self.inspect());
+            }
+            Command::Addresses(from, reply) => {
+                let _ = reply.send(self.fdb.page(from, self.now));
             }
             Command::Stop => self.stop = true,
         }
@@ -692,7 +694,7 @@ impl Worker {
         guest.stop(index)
     }
 
-    fn inspect(&mut self, names: &[String]) -> Inspection {
+    fn inspect(&mut self) -> Vec<QueueState> {
         let mut queues = Vec::new();
         for (port, kind) in (0u16..).zip(&mut self.ports) {
             let port = PortId(port);
@@ -722,8 +724,7 @@ impl Worker {
                 Some(Kind::Tap(_)) | None => {}
             }
         }
-        let name = |port: PortId| names.get(usize::from(port.0)).cloned().unwrap_or_default();
-        Inspection { queues, fdb: FdbSnapshot::of(&self.fdb, self.now, name) }
+        queues
     }
 }
 
