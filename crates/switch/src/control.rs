@@ -35,7 +35,7 @@ pub const MAX_SILENCE: u32 = 60;
 /// Longest answer [`call`] takes, in bytes: a full forwarding database of 2^20 addresses has 90 MB.
 const MAX_ANSWER: usize = 256 * 1024 * 1024;
 /// How long [`call`] waits for each piece of an answer. The switch answers between bursts, within milliseconds; but a
-/// change may wait for the kernel's network lock, which the end of a network namespace holds for seconds on a busy machine.
+/// change of a tap's queues may wait for the kernel: on a machine with three programs too many it took more than five seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Where system-wide instances keep their sockets.
 pub const SYSTEM_DIRECTORY: &str = "/run/ringferry";

@@ -627,7 +627,7 @@ fn names(ports: &[Port]) -> Vec<String> {
     names
 }
 
-/// Everything there is to know.
+/// Everything there is to know but the addresses, which few ask for.
 fn snapshot(ports: &[Port], plane: &Plane, maps: &Maps, started: Instant) -> Snapshot {
     let mut queues: BTreeMap<(PortId, u16), _> =
         plane.inspect().into_iter().map(|queue| ((queue.port, queue.index), queue)).collect();

@@ -101,9 +101,9 @@ pub(super) enum Command {
     Forget(PortId),
     /// Forward a frame as if it had come from this port.
     Inject(PortId, Vec<u8>),
-    /// Tell the state of rings and forwarding database; the names are the ports', by number.
+    /// Tell the state of every ring.
     Inspect(SyncSender<Vec<QueueState>>),
-    /// Tell a part of the forwarding database.
+    /// Tell the part of the forwarding database that begins at this bucket.
     Addresses(usize, SyncSender<FdbPage>),
     /// End the thread.
     Stop,
