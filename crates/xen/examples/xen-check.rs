@@ -21,7 +21,7 @@ use ringferry_xen::event::EventChannel;
 use ringferry_xen::grant::{Access, CopySegment, Foreign, GrantError, GrantRef, Granted, Local};
 use ringferry_xen::real::RealDomain;
 use ringferry_xen::store::testing as store_testing;
-use ringferry_xen::store::{Client, Event, Nodes, path};
+use ringferry_xen::store::{Client, Nodes, path};
 use ringferry_xen::testing::{self, Pair};
 
 /// How long the other end may take. An emulated CPU that two domains share is slow.
@@ -170,18 +170,9 @@ impl Turns {
     }
 
     /// Waits until the number in a node is at least `least`.
-    fn wait(&mut self, name: &str, least: u32) -> u32 {
+    fn wait(&mut self, name: &str, least: u32) {
         let node = self.node(name);
-        self.store.watch(&node, 1).expect("watch");
-        let number = loop {
-            while self.store.event().expect("event").is_some_and(|event| event != Event::Flood) {}
-            match self.store.number(&node).expect("a number") {
-                Some(number) if number >= least => break number,
-                _ => assert!(wait_for(self.store.as_fd()), "no {name} {least} within {PATIENCE:?}"),
-            }
-        };
-        self.store.unwatch(&node, 1).expect("unwatch");
-        number
+        until(&mut self.store, &node, |number| number.is_some_and(|number| number >= least));
     }
 
     fn set(&mut self, name: &str, value: impl ToString) {
@@ -194,6 +185,18 @@ impl Turns {
         let text = self.store.text(&node).expect("text").expect("a list");
         text.split('-').map(|gref| GrantRef(gref.parse().expect("a reference"))).collect()
     }
+}
+
+/// Waits until the number in a node is a wanted one.
+fn until(store: &mut Client, node: &str, wanted: impl Fn(Option<u32>) -> bool) {
+    store.watch(node, 1).expect("watch");
+    while !wanted(store.number(node).expect("a number")) {
+        // The question may have brought an event with it, of which the descriptor then says nothing: look before waiting.
+        while store.event().expect("event").is_none() {
+            assert!(wait_for(store.as_fd()), "{node} does not change within {PATIENCE:?}");
+        }
+    }
+    store.unwatch(node, 1).expect("unwatch");
 }
 
 fn wait_for(fd: impl AsFd) -> bool {
@@ -399,18 +402,7 @@ fn hostile(domain: &RealDomain, class: &str, attack: &str) {
     let front = path::join(&path::domain(domain.id()), &format!("device/{class}/0"));
     let back = store.text(&path::join(&front, "backend")).expect("text").expect("a back end");
     let state = path::join(&back, "state");
-    let until = |store: &mut Client, wanted: &dyn Fn(u32) -> bool| {
-        store.watch(&state, 1).expect("watch");
-        loop {
-            while store.event().expect("event").is_some_and(|event| event != Event::Flood) {}
-            if wanted(store.number(&state).expect("a number").unwrap_or(0)) {
-                break;
-            }
-            assert!(wait_for(store.as_fd()), "{state} does not change within {PATIENCE:?}");
-        }
-        store.unwatch(&state, 1).expect("unwatch");
-    };
-    until(&mut store, &|state| state == 2);
+    until(&mut store, &state, |state| state == Some(2));
 
     let mut table = domain.grants().expect("gntalloc");
     let rings = table.grant(domain.id(), 2, Access::Write).expect("grants");
@@ -435,7 +427,7 @@ fn hostile(domain: &RealDomain, class: &str, attack: &str) {
     for (node, value) in nodes {
         store.write(&path::join(&front, node), value).expect("write");
     }
-    until(&mut store, &|state| state == 4);
+    until(&mut store, &state, |state| state == Some(4));
 
     let gref = page.refs()[0].0;
     let good = Request { gref, offset: 0, flags: 0, id: 0, size: 100 };
@@ -495,6 +487,6 @@ fn hostile(domain: &RealDomain, class: &str, attack: &str) {
         tx.store32_release(0, 100_000);
         channel.notify().expect("notify");
     }
-    until(&mut store, &|state| state != 4);
+    until(&mut store, &state, |state| state != Some(4));
     println!("ok: {attack}: the back end has let go");
 }
