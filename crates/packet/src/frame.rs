@@ -112,21 +112,21 @@ impl<'m> Burst<'m> {
         }
     }
 
-    /// Starts a frame of `len` bytes. Its bytes are then added with [`Builder::piece`]; it joins the
+    /// Starts a frame of `len` bytes. Its bytes are then added with [`Builder::piece`]; it stays in the
     /// burst with [`Builder::finish`], and a builder that is dropped leaves no trace.
     #[inline]
     pub fn build(&mut self, header: Header, len: u32) -> Builder<'_, 'm> {
         let first = self.pieces.len() as u32;
-        let frame = Frame { header, len, first, pieces: 0, prefix: [0; PREFIX] };
-        Builder { burst: self, frame, have: 0 }
+        // In its place from the beginning, for the reason that `push` has.
+        self.frames.push(Frame { header, len, first, pieces: 0, prefix: [0; PREFIX] });
+        Builder { burst: self, have: 0 }
     }
 }
 
-/// A frame under construction.
+/// A frame under construction, the last of its burst.
 #[derive(Debug)]
 pub struct Builder<'b, 'm> {
     burst: &'b mut Burst<'m>,
-    frame: Frame,
     have: usize,
 }
 
@@ -135,8 +135,10 @@ impl<'m> Builder<'_, 'm> {
     #[inline]
     pub fn piece(&mut self, piece: ReadSlice<'m>) {
         let mut rest = piece;
-        if self.have < PREFIX {
-            let n = piece.copy_to(&mut self.frame.prefix[self.have..]);
+        if self.have < PREFIX
+            && let Some(frame) = self.burst.frames.last_mut()
+        {
+            let n = piece.copy_to(&mut frame.prefix[self.have..]);
             self.have += n;
             rest = piece.skip(n);
         }
@@ -146,22 +148,26 @@ impl<'m> Builder<'_, 'm> {
         }
     }
 
-    /// Puts the frame at the end of the burst.
+    /// The frame is complete.
     ///
     /// # Panics
     /// In debug builds, when the pieces do not add up to the length that was announced.
     #[inline]
-    pub fn finish(mut self) {
-        debug_assert_eq!(self.have, self.frame.len as usize, "a frame's pieces add up to its length");
-        self.frame.pieces = self.burst.pieces.len() as u32 - self.frame.first;
-        self.burst.frames.push(self.frame.clone());
+    pub fn finish(self) {
+        let Burst { frames, pieces } = &mut *self.burst;
+        if let Some(frame) = frames.last_mut() {
+            debug_assert_eq!(self.have, frame.len as usize, "a frame's pieces add up to its length");
+            frame.pieces = pieces.len() as u32 - frame.first;
+        }
         std::mem::forget(self);
     }
 }
 
 impl Drop for Builder<'_, '_> {
     fn drop(&mut self) {
-        self.burst.pieces.truncate(self.frame.first as usize);
+        if let Some(frame) = self.burst.frames.pop() {
+            self.burst.pieces.truncate(frame.first as usize);
+        }
     }
 }
 

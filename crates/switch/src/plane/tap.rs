@@ -135,8 +135,6 @@ pub(super) fn frames<'m>(
             counters.drops.add(DropReason::RxBadHeader, 1);
             continue;
         }
-        let mut builder = burst.build(header, frame.len() as u32);
-        builder.piece(ReadSlice::from(frame));
-        builder.finish();
+        burst.push(header, ReadSlice::from(frame));
     }
 }
