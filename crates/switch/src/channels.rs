@@ -24,7 +24,8 @@ pub struct Channels {
     pub port: String,
     /// Most pairs that can be in use.
     pub max_combined: u16,
-    /// Pairs in use: what `SET_VRING_ENABLE` enabled.
+    /// Pairs in use: of a switch's port what `SET_VRING_ENABLE` enabled; of a guest what was asked for, of which
+    /// [`Steering`] shows those that there is enough to do for.
     pub combined: u16,
     /// Pairs that are set up, in use or not.
     pub started: u16,

@@ -16,6 +16,7 @@
 //! | [`spin`] | how long to look for work before sleeping | nothing |
 //! | [`copy`] | copies from and to memory of another process | nothing |
 //! | [`cpu`] | which processors a thread may use | nothing |
+//! | [`usage`] | how much of the processors a thread uses, and nobody | nothing |
 //! | [`xen`] | Xen's devices: grants and event channels | the descriptor and its bookings |
 //! | [`rlimit`] | how many descriptors the process may open | nothing |
 //!
@@ -41,4 +42,5 @@ pub mod systemd;
 pub mod tap;
 #[cfg(test)]
 mod testing;
+pub mod usage;
 pub mod xen;

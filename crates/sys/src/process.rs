@@ -12,6 +12,7 @@ use rustix::process::Signal;
 use rustix::thread::{CapabilitySet, UnshareFlags};
 
 use crate::namespace;
+use crate::usage::read_clock;
 
 /// What a child gets besides what its [`Command`] says.
 #[derive(Debug, Default)]
@@ -137,13 +138,7 @@ pub fn cpu_time(pid: u32) -> io::Result<Duration> {
     if unsafe { libc::clock_getcpuclockid(pid, &mut clock) } != 0 {
         return Err(no_process());
     }
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: it writes one timespec, to ours; a clock that is gone is an error.
-    if unsafe { libc::clock_gettime(clock, &mut time) } != 0 {
-        return Err(no_process());
-    }
-    // Never negative, and nanoseconds below a second.
-    Ok(Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32))
+    read_clock(clock).ok_or_else(no_process)
 }
 
 /// Whether the process runs as root, in its user namespace.

@@ -21,7 +21,7 @@ dnv_guests() {
     for side in a b; do
         n=$((n + 1))
         rf_launch "guest-$side" "$side" guest --socket "$RUN/$side.sock" --tap rf0 --address "10.9.0.$n/24" --mac "02:00:00:00:09:0$n" \
-            ${QUEUES:+--queues "$QUEUES" --control "$RUN/guest-$side.control"} "$@"
+            ${QUEUES:+--queues "$QUEUES" --spread-at 0 --control "$RUN/guest-$side.control"} "$@"
     done
 }
 

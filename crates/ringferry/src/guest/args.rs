@@ -15,6 +15,9 @@ use crate::tap::parse_address;
 /// Most queue pairs that vhost-user can address.
 const MAX_PAIRS: i64 = MAX_VIRTQUEUES as i64 / 2;
 
+/// Default of `--spread-at`: short of a whole processor, as a thread that has to wait for one at times never has all of it.
+const SPREAD_AT: u8 = 80;
+
 /// Shown below the options by `ringferry guest --help`.
 const EXAMPLES: &str = "\
 Examples:
@@ -103,8 +106,13 @@ pub struct GuestArgs {
     #[arg(long, value_name = "PATH")]
     pub(super) control: Option<PathBuf>,
 
-    /// Whether the thread of each pair stays on a processor of its own where there are as many as pairs in use. With one
-    /// pair it never does.
+    /// Load of a pair, in per cent of a processor, from which flows are spread over all pairs in use, if processors are
+    /// free for that. With less to do they stay on the first pair, where more packets make one batch. 0 spreads them always.
+    #[arg(long, value_name = "PER CENT", default_value_t = SPREAD_AT, value_parser = clap::value_parser!(u8).range(..=100))]
+    pub(super) spread_at: u8,
+
+    /// Whether the thread of each pair stays on a processor of its own while flows are spread, where there are as many
+    /// as pairs in use.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(super) pin: Switch,
 

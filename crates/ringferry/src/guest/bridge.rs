@@ -10,8 +10,11 @@
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use ringferry_packet::buffer::Chain;
+use ringferry_packet::flow::flow_hash;
+use ringferry_packet::frame::PREFIX;
 use ringferry_ring::Fault;
 use ringferry_sys::cpu;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
@@ -22,6 +25,7 @@ use ringferry_virtio_net::driver::Pair;
 use super::counts::{Counts, QueuePair, Report};
 use super::read;
 use super::rings::PairRings;
+use super::spread::Gauge;
 use crate::tap;
 
 /// Packets moved in one direction before the other gets its turn.
@@ -29,6 +33,9 @@ const BURST: usize = 32;
 
 /// Busy rounds between looks at the other descriptors; see the switch's worker.
 const BUSY_ROUNDS: u32 = 16;
+
+/// How long a pair shares its flows with others: many round trips, and longer than a kernel waits before it repeats a packet.
+const SHARING: Duration = Duration::from_secs(1);
 
 /// What the session asks of a thread. An answer says that it is done.
 pub(super) enum Order {
@@ -40,6 +47,9 @@ pub(super) enum Order {
     Report(SyncSender<Report>),
     /// Run on these processors only.
     Place(Vec<usize>),
+    /// For a while, write what is received to the first so many queues of the tap, each flow to one of them: what is sent
+    /// follows it there. See [`spread`](super::spread).
+    Share(u16),
     /// Return.
     Stop,
 }
@@ -86,14 +96,20 @@ pub(super) enum End {
 
 /// Everything a thread needs.
 pub(super) struct Bridge<'a> {
+    /// All queues.
+    taps: &'a [Tap],
+    /// The pair's.
     tap: &'a Tap,
     rings: &'a mut PairRings,
     counts: &'a mut Counts,
+    gauge: &'a Gauge,
     /// Bytes of the buffers that packets are read into; one buffer for all of a packet if not given.
     pieces: Option<usize>,
     inbox: Inbox,
     /// Whom to answer when the tap's queue and the transmitq are empty.
     draining: Option<SyncSender<()>>,
+    /// The queues that flows are shared among, and until when.
+    sharing: Option<(&'a [Tap], Instant)>,
 }
 
 const ORDERS: u64 = 0;
@@ -102,19 +118,21 @@ const RX_CALL: u64 = 2;
 const TX_CALL: u64 = 3;
 
 impl<'a> Bridge<'a> {
-    /// Between a queue of the tap and a pair; packets are read into buffers of `pieces` bytes, or in one piece.
+    /// Between queue `number` of the tap and a pair; packets are read into buffers of `pieces` bytes, or in one piece.
     pub(super) fn new(
-        tap: &'a Tap,
+        (number, taps): (usize, &'a [Tap]),
         rings: &'a mut PairRings,
-        counts: &'a mut Counts,
+        (counts, gauge): (&'a mut Counts, &'a Gauge),
         pieces: Option<usize>,
         inbox: Inbox,
     ) -> Self {
-        Self { tap, rings, counts, pieces, inbox, draining: None }
+        let tap = &taps[number];
+        Self { taps, tap, rings, counts, gauge, pieces, inbox, draining: None, sharing: None }
     }
 
     /// Carries packets until something ends it; `None` when told to stop.
     pub(super) fn run(mut self) -> io::Result<Option<End>> {
+        self.gauge.begin();
         let epoll = Epoll::new()?;
         epoll.add(&self.inbox.bell, ORDERS, Interest::READABLE)?;
         epoll.add(self.tap, TAP, Interest::READABLE)?;
@@ -155,7 +173,11 @@ impl<'a> Bridge<'a> {
                 epoll.modify(self.tap, TAP, if watch { Interest::READABLE } else { Interest::empty() })?;
                 tap_watched = watch;
             }
+            let stall = (timeout.is_none() && tap_ready).then(Instant::now);
             epoll.wait(&mut events, timeout)?;
+            if let Some(since) = stall {
+                self.gauge.stalled(since.elapsed());
+            }
             if timeout.is_none() {
                 self.counts.wakeups += 1;
                 self.rings.pair.disable_calls();
@@ -192,6 +214,10 @@ impl<'a> Bridge<'a> {
                     let _ = answer.try_send(Report { counts: *self.counts, queues });
                 }
                 Order::Place(cpus) => place(&cpus),
+                Order::Share(queues) => {
+                    let queues = self.taps.get(..usize::from(queues)).unwrap_or(self.taps);
+                    self.sharing = Some((queues, Instant::now() + SHARING));
+                }
                 Order::Stop => return false,
             }
         }
@@ -260,11 +286,15 @@ impl<'a> Bridge<'a> {
 
     /// From the device to the tap; whether anything moved.
     fn receive(&mut self) -> bool {
-        let Bridge { rings: PairRings { pair, length_errors, .. }, tap, counts, .. } = self;
+        let Bridge { rings: PairRings { pair, length_errors, .. }, tap, counts, sharing, .. } = self;
         let Pair { receiveq, pools, .. } = pair;
+        if sharing.is_some_and(|(_, end)| Instant::now() >= end) {
+            *sharing = None;
+        }
         let received = receiveq.lend(BURST, pools, |packet, _| {
             counts.rx_packets += 1;
             counts.rx_bytes += packet.len() as u64;
+            let tap = sharing.map_or(*tap, |(queues, _)| of_flow(&packet, queues));
             if !tap::write(tap, &packet) {
                 counts.rx_tap_errors += 1;
             }
@@ -285,6 +315,13 @@ impl<'a> Bridge<'a> {
             let _ = self.rings.rx.kick.signal();
         }
     }
+}
+
+/// The queue that a packet's flow shall have.
+#[cold]
+fn of_flow<'a>(packet: &Chain, queues: &'a [Tap]) -> &'a Tap {
+    let mut prefix = [0; PREFIX];
+    &queues[flow_hash(packet.prefix(&mut prefix)) as usize % queues.len()]
 }
 
 /// Moves the calling thread to these processors. One that has just gone offline is no reason to stop: the session

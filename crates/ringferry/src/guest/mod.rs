@@ -21,6 +21,7 @@ mod counts;
 mod read;
 mod rings;
 mod session;
+mod spread;
 mod status;
 mod taps;
 
@@ -250,6 +251,7 @@ impl Program<'_> {
             features: &[],
             max: args.queues,
             combined: *combined,
+            used: *combined,
             cpus: &[],
         };
         let answer = |request: Request| -> Result<Answer, String> {
@@ -296,9 +298,11 @@ impl Program<'_> {
             tracing::info!(asked = args.queues, pairs, "the back end has fewer queue pairs");
         }
         let combined = self.combined.min(pairs);
+        // The first is enough until there is more to do, unless it was not enough for the back end before.
+        let used = if args.spread_at > 0 && self.taps.attached() == 1 { 1 } else { combined };
         // What the kernel may leave unfinished is what the back end finishes.
         self.taps.set_offloads(features.host_offloads()).map_err(GuestError::from)?;
-        self.taps.attach(combined).map_err(GuestError::from)?;
+        self.taps.attach(used).map_err(GuestError::from)?;
         let mtu = netif::mtu(&args.tap).map_err(GuestError::from)?;
         let config = PairConfig {
             receive: args.queue_size,
@@ -318,7 +322,7 @@ impl Program<'_> {
                 Rings::new(features, &config, pairs)?
             }
         };
-        if let Err(error) = rings.start(&mut connection, bases.as_deref(), combined) {
+        if let Err(error) = rings.start(&mut connection, bases.as_deref(), used) {
             self.abandon(Some(rings));
             return Err(error.into());
         }
@@ -335,11 +339,11 @@ impl Program<'_> {
             let _ = ringferry_sys::systemd::ready();
         }
         let session =
-            Session::new(args, &self.taps, &mut connection, features.names(), self.started, combined);
-        let (end, used) = session.run(&self.signals, self.control.as_mut(), &mut rings, &mut self.counts)?;
+            Session::new(args, &self.taps, &mut connection, features.names(), self.started, [combined, used]);
+        let (end, now) = session.run(&self.signals, self.control.as_mut(), &mut rings, &mut self.counts)?;
         // A back end with fewer pairs is no reason to use fewer of the next.
-        if used != combined {
-            self.combined = used;
+        if now != combined {
+            self.combined = now;
         }
         self.queues = rings.pairs.iter().map(|rings| QueuePair::of(&rings.pair)).collect();
         match end {

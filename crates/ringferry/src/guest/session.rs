@@ -3,6 +3,8 @@
 //!
 //! # How the number of pairs in use changes under traffic
 //!
+//! `ctl channels` says how many there may be; whether they are all needed, [`spread`](super::spread).
+//!
 //! More: the new pairs post receive buffers; the back end is told to use them (`SET_VRING_ENABLE`); the kernel is told to
 //! (their tap queues are attached).
 //!
@@ -12,6 +14,7 @@
 //!
 //! A step that fails is undone together with those before it, and the old number stays.
 
+use std::cmp::Ordering;
 use std::io;
 use std::ops::Range;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -30,6 +33,7 @@ use super::args::{GuestArgs, Switch};
 use super::bridge::{Bridge, End, Line, Order};
 use super::counts::Counts;
 use super::rings::Rings;
+use super::spread::{Gauge, Spread, WINDOW};
 use super::status::{Status, check_range, respond};
 use super::taps::Taps;
 
@@ -53,12 +57,18 @@ pub(super) struct Session<'a> {
     /// Names of the features agreed on.
     pub(super) features: Vec<String>,
     pub(super) started: Instant,
-    /// Pairs in use.
+    /// Pairs that may be used.
     pub(super) combined: u16,
+    /// Pairs in use, the first.
+    used: u16,
     /// The back end cannot be spoken with any more.
     lost: bool,
     /// Processors that this process may use.
     online: Vec<usize>,
+    /// The processor of each pair; `None`: any.
+    placed: Vec<Option<usize>>,
+    /// Whether flows take all of them.
+    spread: Spread,
     /// One line to each pair's thread. When they are dropped the threads are told to stop.
     lines: Lines,
 }
@@ -73,17 +83,31 @@ impl Drop for Lines {
 }
 
 impl<'a> Session<'a> {
-    /// With a back end whose device was started, `combined` pairs enabled.
+    /// With a back end whose device was started, of whose pairs all `combined` or, for the time being, the first is enabled.
     pub(super) fn new(
         args: &'a GuestArgs,
         taps: &'a Taps,
         connection: &'a mut Connection,
         features: Vec<String>,
         started: Instant,
-        combined: u16,
+        [combined, used]: [u16; 2],
     ) -> Self {
-        let (online, lines) = (Vec::new(), Lines::default());
-        Self { args, taps, connection, features, started, combined, lost: false, online, lines }
+        let spread = Spread::new(args.spread_at, used == combined);
+        let (online, placed, lines) = (Vec::new(), Vec::new(), Lines::default());
+        Self {
+            args,
+            taps,
+            connection,
+            features,
+            started,
+            combined,
+            used,
+            lost: false,
+            online,
+            placed,
+            spread,
+            lines,
+        }
     }
 
     /// Carries packets until something ends it; returns that, and the number of pairs that were in use.
@@ -103,12 +127,14 @@ impl<'a> Session<'a> {
             epoll.add(&**control, CONTROL, Interest::READABLE)?;
         }
         let (taps, pieces) = (self.taps.queues(), self.args.pieces.map(|bytes| bytes as usize));
+        let gauges: Vec<_> = rings.pairs.iter().map(|_| Gauge::default()).collect();
         scope(|scope| {
             let mut threads = Vec::new();
-            for (number, ((tap, rings), counts)) in taps.iter().zip(&mut rings.pairs).zip(counts).enumerate()
+            for (number, ((rings, counts), gauge)) in
+                rings.pairs.iter_mut().zip(counts).zip(&gauges).enumerate()
             {
                 let (line, inbox) = Line::new()?;
-                let bridge = Bridge::new(tap, rings, counts, pieces, inbox);
+                let bridge = Bridge::new((number, taps), rings, (counts, gauge), pieces, inbox);
                 let ended = &ended;
                 let run = move || {
                     let end = bridge.run();
@@ -119,7 +145,7 @@ impl<'a> Session<'a> {
                 self.lines.0.push(line);
             }
             self.settle();
-            let told = self.wait(&epoll, signals, control);
+            let told = self.wait(&epoll, signals, control, &gauges);
             let combined = self.combined;
             drop(self);
             let mut end = told?;
@@ -140,10 +166,11 @@ impl<'a> Session<'a> {
         epoll: &Epoll,
         signals: &Signals,
         mut control: Option<&mut ControlServer>,
+        gauges: &[Gauge],
     ) -> io::Result<Option<End>> {
         let mut events = EventBuf::with_capacity(8);
         let ticks = control.is_some() || self.pairs() > 1;
-        let mut tick = Instant::now() + TICK;
+        let mut tick = Instant::now() + self.tick();
         loop {
             epoll.wait(&mut events, ticks.then(|| tick.saturating_duration_since(Instant::now())))?;
             for event in events.iter() {
@@ -165,13 +192,57 @@ impl<'a> Session<'a> {
                 return Ok(Some(End::Disconnected));
             }
             if ticks && Instant::now() >= tick {
-                tick = Instant::now() + TICK;
+                tick = Instant::now() + self.tick();
                 if let Some(control) = &mut control {
                     control.tick();
                 }
+                self.adapt(gauges);
                 self.settle();
             }
         }
+    }
+
+    /// Time between looks at what nobody announces.
+    fn tick(&self) -> Duration {
+        if self.combined > 1 && self.spread.adapts() { WINDOW } else { TICK }
+    }
+
+    /// Pairs that there is enough to do for.
+    fn wanted(&self) -> u16 {
+        if self.spread.is_spread() { self.combined } else { 1 }
+    }
+
+    /// Looks whether there is more to do than one pair does, or not any more, and has flows follow.
+    fn adapt(&mut self, gauges: &[Gauge]) {
+        if self.combined == 1 || !self.spread.look(gauges.iter(), &self.online) {
+            return;
+        }
+        let (old, wanted) = (self.used, self.wanted());
+        if wanted < old && !self.taps.steer_to_first(Some(wanted)) {
+            // The last packets of a queue that is detached would be lost, and nobody has asked for that.
+            self.spread.give_up();
+        } else if let Err(error) = self.use_pairs(wanted) {
+            tracing::debug!("flows stay on {old} of {} pairs: {error}", self.combined);
+            self.spread.undo();
+        } else {
+            tracing::debug!(old, new = wanted, "flows have moved");
+        }
+    }
+
+    /// Uses so many pairs. After an error those in use are as before.
+    fn use_pairs(&mut self, wanted: u16) -> Result<(), String> {
+        let old = self.used;
+        match wanted.cmp(&old) {
+            Ordering::Greater => {
+                self.more(wanted)?;
+                self.lines.0.iter().take(old.into()).for_each(|line| line.give(Order::Share(wanted)));
+            }
+            Ordering::Less => self.fewer(wanted)?,
+            Ordering::Equal => {}
+        }
+        self.used = wanted;
+        self.settle();
+        Ok(())
     }
 
     /// Pairs that there are.
@@ -184,16 +255,13 @@ impl<'a> Session<'a> {
             && *port == self.args.tap
         {
             check_range(*wanted, self.pairs())?;
-            let old = self.combined;
-            if *wanted > old {
-                self.more(*wanted)?;
-            } else if *wanted < old {
-                self.fewer(*wanted)?;
+            let old = std::mem::replace(&mut self.combined, *wanted);
+            if let Err(error) = self.use_pairs(self.wanted()) {
+                self.combined = old;
+                return Err(error);
             }
-            self.combined = *wanted;
-            self.settle();
             if *wanted != old {
-                tracing::info!(old, new = wanted, "the number of queue pairs in use has changed");
+                tracing::info!(old, new = *wanted, used = self.used, "the number of queue pairs has changed");
             }
         }
         let reports = || self.ask(0..self.pairs(), Order::Report);
@@ -204,14 +272,15 @@ impl<'a> Session<'a> {
             features: &self.features,
             max: self.pairs(),
             combined: self.combined,
-            cpus: &self.cpus(),
+            used: self.used,
+            cpus: &self.placed,
         };
         status.answer(&request, reports)
     }
 
     /// Uses more pairs.
     fn more(&mut self, wanted: u16) -> Result<(), String> {
-        let old = self.combined;
+        let old = self.used;
         self.ask(old..wanted, Order::Post)?;
         self.enable(old..wanted, true)?;
         if let Err(error) = self.taps.attach(wanted) {
@@ -229,9 +298,9 @@ impl<'a> Session<'a> {
     /// Uses fewer pairs.
     fn fewer(&mut self, wanted: u16) -> Result<(), String> {
         self.taps.steer_to_first(Some(wanted));
-        let result = self.withdraw(wanted..self.combined);
+        let result = self.withdraw(wanted..self.used);
         if result.is_err() {
-            let _ = self.taps.attach(self.combined);
+            let _ = self.taps.attach(self.used);
         }
         self.taps.steer_to_first(None);
         result
@@ -280,20 +349,18 @@ impl<'a> Session<'a> {
         answers.collect()
     }
 
-    /// The processor of each pair; `None`: any.
-    fn cpus(&self) -> Vec<Option<usize>> {
-        places(self.pairs(), if self.args.pin == Switch::On { self.combined } else { 0 }, &self.online)
-    }
-
     /// Looks which processors there are, and sends each thread where it belongs if that has changed.
     fn settle(&mut self) {
-        let before = self.cpus();
         self.online = cpu::allowed().unwrap_or_default();
-        for (line, (now, before)) in self.lines.0.iter().zip(self.cpus().into_iter().zip(before)) {
+        let pinned = if self.args.pin == Switch::On { self.used } else { 0 };
+        let places = places(self.pairs(), pinned, &self.online);
+        self.placed.resize(places.len(), None);
+        for ((line, now), before) in self.lines.0.iter().zip(&places).zip(&self.placed) {
             if now != before {
                 line.give(Order::Place(now.map_or_else(|| self.online.clone(), |cpu| vec![cpu])));
             }
         }
+        self.placed = places;
     }
 }
 

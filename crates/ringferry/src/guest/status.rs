@@ -13,6 +13,9 @@ use super::counts::{Report, by_name};
 const BY: &str = "what is sent takes the pair that its flow was last received on (automatic flow steering of the \
                   tap); what is received, the pair that the back end chooses";
 
+/// The same while one pair is enough.
+const BY_FIRST: &str = "all takes the first pair as long as that is enough (--spread-at)";
+
 /// All that is known at one moment, counters aside.
 pub(super) struct Status<'a> {
     pub(super) args: &'a GuestArgs,
@@ -24,8 +27,10 @@ pub(super) struct Status<'a> {
     pub(super) features: &'a [String],
     /// Most pairs.
     pub(super) max: u16,
-    /// Pairs in use.
+    /// Pairs that may be used.
     pub(super) combined: u16,
+    /// Of those, the ones that there is enough to do for.
+    pub(super) used: u16,
     /// The processor of each pair that is set up; `None`: any.
     pub(super) cpus: &'a [Option<usize>],
 }
@@ -82,14 +87,14 @@ impl Status<'_> {
     fn steering(&self) -> Steering {
         let queues = (0..).zip(self.cpus).map(|(queue, cpu)| QueueSteering {
             queue,
-            enabled: queue < self.combined,
+            enabled: queue < self.used,
             cpu: *cpu,
             worker: None,
         });
         // Over vhost-user a back end is told of no hash: it steers as it sees fit.
         Steering {
             port: self.args.tap.clone(),
-            by: BY.to_owned(),
+            by: if self.used == self.combined { BY } else { BY_FIRST }.to_owned(),
             hash_types: Vec::new(),
             queues: queues.collect(),
         }

@@ -20,12 +20,21 @@ pub(super) struct Taps {
 }
 
 impl Taps {
-    /// Opens all queues, attached, and sets the interface up as `args` say.
+    /// Opens all queues, and sets the interface up as `args` say. All are attached, or the first if flows may stay on it.
     pub(super) fn open(args: &GuestArgs) -> Result<Taps, GuestError> {
         let config = TapConfig { multi_queue: args.queues > 1, ..TapConfig::new(args.tap.clone()) };
         let queues = (0..args.queues).map(|_| Tap::open(&config)).collect::<Result<Vec<_>, _>>()?;
+        let taps = Taps { queues, attached: Cell::new(args.queues) };
+        if args.spread_at > 0 {
+            taps.attach(1)?;
+        }
         tap::set_up(&args.tap, args.mac, args.mtu, &args.addresses)?;
-        Ok(Taps { queues, attached: Cell::new(args.queues) })
+        Ok(taps)
+    }
+
+    /// How many are attached, the first.
+    pub(super) fn attached(&self) -> u16 {
+        self.attached.get()
     }
 
     /// The queues, by number of their pair.
@@ -56,12 +65,14 @@ impl Taps {
     }
 
     /// Has the kernel send packets on the first `queues` only, attached or not, or, with `None`, on all that are
-    /// attached. Where this process may not, packets that come in the instant in which their queue is detached are lost.
-    pub(super) fn steer_to_first(&self, queues: Option<u16>) {
-        if let Some(tap) = self.queues.first()
-            && let Err(error) = tap.steer_to_first(queues)
-        {
+    /// attached; whether it does. Where this process may not say so, packets that come in the instant in which their queue is
+    /// detached are lost.
+    pub(super) fn steer_to_first(&self, queues: Option<u16>) -> bool {
+        let [first, _, ..] = &self.queues[..] else { return true };
+        let result = first.steer_to_first(queues);
+        if let Err(error) = &result {
             tracing::debug!("cannot tell the tap where to send packets: {error}");
         }
+        result.is_ok()
     }
 }

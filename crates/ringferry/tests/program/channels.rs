@@ -13,6 +13,7 @@ use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::namespace;
 use ringferry_sys::process::Spawn;
 use ringferry_sys::socket::{Listener, Stream};
+use ringferry_sys::{cpu, usage};
 use ringferry_vhost_user::{Device, Offer, RingSetup, Session};
 use ringferry_virtio_net::Features;
 use rustix::process::Signal;
@@ -28,13 +29,22 @@ struct Guest {
 }
 
 impl Guest {
-    /// Starts one that plugs into `socket`.
+    /// Starts one that plugs into `socket`, and uses all its pairs whatever there is to do.
     fn start(place: &Place, name: &str, address: &str, queues: u16, socket: &Path) -> Guest {
+        Guest::start_with(
+            place,
+            name,
+            address,
+            &["--queues", &queues.to_string(), "--spread-at", "0"],
+            socket,
+        )
+    }
+
+    fn start_with(place: &Place, name: &str, address: &str, options: &[&str], socket: &Path) -> Guest {
         let control = place.path().join(format!("{name}.ctl"));
         let mut command = ringferry();
         command.args(["-v", "guest", "--tap", TAP, "--address", &format!("{address}/24")]);
-        command.args(["--queues", &queues.to_string()]).arg("--control").arg(&control);
-        command.arg("--socket").arg(socket);
+        command.args(options).arg("--control").arg(&control).arg("--socket").arg(socket);
         let process = Process::start(&mut command, Spawn { new_net: true, ..Spawn::default() });
         Guest { process, control }
     }
@@ -127,9 +137,12 @@ struct Rig<'a> {
 
 impl<'a> Rig<'a> {
     fn new(place: &'a Place, queues: u16) -> Rig<'a> {
+        Rig::new_with(place, |name, address| Guest::start(place, name, address, queues, &place.socket(name)))
+    }
+
+    fn new_with(place: &'a Place, guest: impl Fn(&str, &str) -> Guest) -> Rig<'a> {
         let switch = place.switch(&["a", "b"]);
-        let [a, b] = [("a", "10.9.0.1"), ("b", "10.9.0.2")]
-            .map(|(name, address)| Guest::start(place, name, address, queues, &place.socket(name)));
+        let [a, b] = [("a", "10.9.0.1"), ("b", "10.9.0.2")].map(|(name, address)| guest(name, address));
         a.until_up();
         b.until_up();
         let server = b.beside(&["traffic", "server", "--bind", "10.9.0.2"]);
@@ -210,6 +223,65 @@ fn several_pairs_carry_traffic_and_each_counts_its_own() {
         let Answer::Channels(channels) = ask(None).unwrap() else { panic!("channels") };
         (channels.combined == 2 && channels.started == 3).then_some(())
     });
+    rig.switch.stop();
+}
+
+/// Flows stay on the first pair while that is enough, spread when it is not, those that are there already among them, and return.
+#[test]
+fn flows_take_more_pairs_when_one_is_not_enough_and_leave_them_again() {
+    if !may_network() {
+        return;
+    }
+    let place = Place::new();
+    // One per cent of a processor is soon too much for one pair.
+    let options = ["--queues", "3", "--spread-at", "1"];
+    let rig = Rig::new_with(&place, |name, address| {
+        Guest::start_with(&place, name, address, &options, &place.socket(name))
+    });
+    let used = |guest: &Guest| guest.ctl(&["steering", TAP]).matches(" enabled ").count();
+    let packets = |guest: &Guest| {
+        let stats = guest.stats();
+        [0, 1, 2].map(|pair| {
+            stats[&format!("rx_queue_{pair}_packets")] + stats[&format!("tx_queue_{pair}_packets")]
+        })
+    };
+    report(&mut rig.traffic("--mode rr --sessions 1 --size 64 --seconds 0.1"));
+    let guests = [&rig.a, &rig.b];
+    for guest in guests {
+        assert_eq!(guest.channels(), (3, 3));
+        let [first, rest @ ..] = packets(guest);
+        assert!(first > 0);
+        assert!(rest == [0; 2] || used(guest) == 3, "{rest:?}");
+    }
+    let mut client = rig.traffic("--mode tcp-both --sessions 16 --size 1024 --rate 1M --seconds 100");
+    // Nothing spreads where no processor is free for it.
+    let idle = || usage::idle_time(&cpu::allowed().unwrap()).unwrap();
+    let (end, idle_before) = (Instant::now() + PATIENCE, idle());
+    let spread = || guests.iter().all(|guest| used(guest) == 3);
+    while !spread() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let free = idle() - idle_before > PATIENCE / 4;
+    if !may("needs half a processor that nobody else keeps busy", spread() || free) {
+        return;
+    }
+    assert!(spread(), "a processor is free, and flows do not spread");
+    // Connections that were there before move, too: no other packets come.
+    let before = guests.map(packets);
+    for (guest, before) in guests.into_iter().zip(before) {
+        eventually("all pairs carry some", || {
+            packets(guest).iter().zip(before).all(|(now, before)| *now > before).then_some(())
+        });
+    }
+    client.signal(Signal::TERM);
+    client.wait();
+    for guest in guests {
+        eventually("flows have returned", || (used(guest) == 1).then_some(()));
+    }
+    report(&mut rig.traffic("--mode tcp --sessions 4 --seconds 0.2"));
+    for guest in guests {
+        assert_eq!((guest.stats()["tx_drops"], guest.stats()["tx_lost"]), (0, 0));
+    }
     rig.switch.stop();
 }
 

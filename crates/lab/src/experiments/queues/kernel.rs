@@ -145,6 +145,7 @@ pub(super) fn measure(
     command.arg("run").arg(folder.path()).arg(case.test.to_string());
     command.args([case.size.to_string(), case.sessions.to_string()]);
     command.args([case.queues.to_string(), case.offered.to_string(), seconds.as_secs_f64().to_string()]);
+    command.args(setup.options.get(super::SPREAD_AT));
     let output = network::run_child(&mut command, seconds + OPENING, run)?;
     let outcome: Outcome = serde_json::from_str(&output).map_err(RowError::failed)?;
     Ok(outcome.samples())
@@ -155,17 +156,17 @@ pub(super) fn child(args: &[String]) -> Result<(), RowError> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.as_slice() {
         ["probe"] => network::probe(),
-        ["run", folder, test, size, sessions, queues, offered, seconds] => {
+        ["run", folder, test, size, sessions, queues, offered, seconds, spread_at @ ..] => {
             let test = Test::ALL.into_iter().find(|known| known.to_string() == *test);
             let test = test.ok_or_else(|| RowError::failed("no such test"))?;
             network::contain()?;
             let folder = Path::new(folder);
-            let outcome = exchange(folder, test, [size, sessions, seconds], [queues, offered])?;
+            let outcome = exchange(folder, test, [size, sessions, seconds], [queues, offered], spread_at)?;
             println!("{}", serde_json::to_string(&outcome).map_err(RowError::failed)?);
             Ok(())
         }
         _ => Err(RowError::failed(
-            "usage: lab child queues probe | run FOLDER TEST SIZE SESSIONS QUEUES OFFERED SECONDS",
+            "usage: lab child queues probe | run FOLDER TEST SIZE SESSIONS QUEUES OFFERED SECONDS [SPREAD_AT]",
         )),
     }
 }
@@ -176,12 +177,16 @@ fn exchange(
     test: Test,
     [size, sessions, seconds]: [&str; 3],
     [queues, offered]: [&str; 2],
+    spread_at: &[&str],
 ) -> Result<Outcome, RowError> {
     let controls = [0, 1].map(|guest| Network::control(folder, guest));
     let paths = controls.each_ref().map(|path| path.to_str().unwrap_or_default());
-    let options = paths.map(|path| ["--queues", offered, "--control", path]);
+    let spread = spread_at.iter().flat_map(|load| ["--spread-at", load]);
+    let options =
+        paths.map(|path| ["--queues", offered, "--control", path].into_iter().chain(spread.clone()));
+    let options = options.map(Iterator::collect::<Vec<_>>);
     let mut network =
-        Network::start_with(folder, &["--workers", queues], options.each_ref().map(<[_; 4]>::as_slice))?;
+        Network::start_with(folder, &["--workers", queues], options.each_ref().map(Vec::as_slice))?;
     for control in &controls {
         let channels = network.ctl(control, &["channels", TAP, "combined", queues, "--json"])?;
         let [most, used] = [number(&channels, "/max_combined")?, number(&channels, "/combined")?];

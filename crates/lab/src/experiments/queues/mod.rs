@@ -36,7 +36,10 @@ const MOST: usize = 16;
 /// Numbers of queues that are measured where there are as many processors.
 const USUAL: [u16; 3] = [1, 2, 4];
 
-const OPTIONS: [OptionSpec; 2] = [
+/// The guests' `--spread-at`, where it was given.
+const SPREAD_AT: &str = "spread-at";
+
+const OPTIONS: [OptionSpec; 3] = [
     OptionSpec {
         name: "matrix",
         help: "kernel rows: `default`, `all` of the published matrix (an hour; for use with --filter), `off`",
@@ -44,6 +47,10 @@ const OPTIONS: [OptionSpec; 2] = [
     OptionSpec {
         name: "queues",
         help: "queue pairs of the kernel rows, as 1,2,4 (default: those that have a processor each); 1 is the baseline",
+    },
+    OptionSpec {
+        name: SPREAD_AT,
+        help: "load of a pair, in per cent, from which the guests use all of theirs; 0: always (default: the guest's)",
     },
 ];
 
@@ -67,6 +74,7 @@ impl Experiment for Queues {
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {
         let numbers = queues(setup)?;
+        setup.option(SPREAD_AT, 0u8)?;
         let matrix: String = setup.option("matrix", "default".into())?;
         let (cases, idle) = match matrix.as_str() {
             "default" => (Case::matrix(false, &numbers), Case::idle()),
@@ -110,8 +118,9 @@ fn notes() -> Vec<String> {
          time of the switch, both guests and the processes with the sockets, of the same runs. The kernel's work in an \
          interrupt counts for whom it interrupts."
             .into(),
-        "Both guests have `queues` queue pairs and the switch as many workers. transmit and receive differ in who connects; the \
-         published rows are between a guest and its host."
+        "Both guests have `queues` queue pairs and the switch as many workers; a guest uses one of them until that is not enough and a \
+         processor is free, so shares show what was used (--option spread-at=0: all, always). transmit and receive differ in \
+         who connects; the published rows are between a guest and its host."
             .into(),
         format!(
             "idle queues: {} pairs set up and one in use, against one. generator: driver and device of a queue take turns on one \
@@ -241,9 +250,14 @@ mod tests {
         assert!(reason("test=rr size=1 sessions=1 queues=1 offered=16 per=second").contains("/nowhere"));
         assert_eq!(reason("test=generator direction=transmit queues=2 per=second"), "");
         assert!(reason("test=generator direction=receive queues=3 per=CPU-second").contains("3 processors"));
-        for wrong in
-            [("matrix", "some"), ("queues", "2"), ("queues", "1,17"), ("queues", "1,x"), ("queues", "")]
-        {
+        for wrong in [
+            ("matrix", "some"),
+            ("queues", "2"),
+            ("queues", "1,17"),
+            ("queues", "1,x"),
+            ("queues", ""),
+            (SPREAD_AT, "x"),
+        ] {
             assert!(Queues.plan(&setup(2, &[wrong])).is_err(), "{wrong:?}");
         }
         let off = Queues.plan(&setup(2, &[("matrix", "off")])).unwrap();

@@ -1,0 +1,104 @@
+//! How much of the processors is used: by a thread of this process, and how much by nobody.
+
+use std::io;
+use std::time::Duration;
+
+/// A thread's processor time, which any thread of the process can read.
+#[derive(Clone, Copy, Debug)]
+pub struct ThreadClock(libc::clockid_t);
+
+impl ThreadClock {
+    /// The calling thread's.
+    ///
+    /// # Errors
+    /// None that a caller can cause.
+    pub fn current() -> io::Result<ThreadClock> {
+        let mut clock = 0;
+        // SAFETY: writes the number of the calling thread's clock, which exists.
+        match unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &mut clock) } {
+            0 => Ok(ThreadClock(clock)),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+
+    /// What the thread has used so far; `None` when it has ended.
+    #[must_use]
+    pub fn used(self) -> Option<Duration> {
+        read_clock(self.0)
+    }
+}
+
+/// What a clock of processor time says; `None` when whose it was is no more.
+pub(crate) fn read_clock(clock: libc::clockid_t) -> Option<Duration> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: it writes one timespec, to ours; a clock that is gone is an error.
+    let result = unsafe { libc::clock_gettime(clock, &mut time) };
+    // Never negative, and nanoseconds below a second.
+    (result == 0).then(|| Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32))
+}
+
+/// How long these processors have had nothing to do since the machine was started, together, to about 10 ms each. One that has
+/// gone offline counts for nothing.
+///
+/// # Errors
+/// `/proc` is not there, or says what cannot be read.
+pub fn idle_time(cpus: &[usize]) -> io::Result<Duration> {
+    let tick = rustix::param::clock_ticks_per_second().max(1);
+    let ticks =
+        idle_ticks(&std::fs::read_to_string("/proc/stat")?, cpus).ok_or(io::ErrorKind::InvalidData)?;
+    Ok(Duration::from_millis(ticks * 1000 / tick))
+}
+
+/// The sum of idle time and of time that waits for disks (proc_stat(5)) over `cpus`.
+fn idle_ticks(stat: &str, cpus: &[usize]) -> Option<u64> {
+    let mut sum = 0;
+    for line in stat.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let Some(cpu) = words.next().and_then(|name| name.strip_prefix("cpu")).and_then(|n| n.parse().ok())
+        else {
+            continue;
+        };
+        if cpus.contains(&cpu) {
+            let mut idle = words.skip(3).map(|word| word.parse::<u64>().ok());
+            sum += idle.next()?? + idle.next()??;
+        }
+    }
+    Some(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_works_uses_time_and_one_that_waits_none() {
+        let (sender, clocks) = channel();
+        let (done, wait) = channel::<()>();
+        let waiting = std::thread::spawn(move || {
+            sender.send(ThreadClock::current().unwrap()).unwrap();
+            let _ = wait.recv();
+        });
+        let other = clocks.recv().unwrap();
+        let mine = ThreadClock::current().unwrap();
+        let (other_before, before, start) = (other.used().unwrap(), mine.used().unwrap(), Instant::now());
+        while mine.used().unwrap() < before + Duration::from_millis(20) {}
+        assert!(start.elapsed() >= Duration::from_millis(20), "a thread uses one processor at most");
+        assert!(other.used().unwrap() - other_before < Duration::from_millis(10));
+        drop(done);
+        waiting.join().unwrap();
+    }
+
+    #[test]
+    fn idle_time_is_that_of_the_processors_asked_for() {
+        let stat = "cpu  1 2 3 999 5 6\ncpu0 1 0 1 100 20 0 0\ncpu1 0 0 0 7 1\ncpu10 0 0 0 5000 0\nintr 1 2 3 4 5 6\n";
+        assert_eq!(idle_ticks(stat, &[0, 1]), Some(128));
+        assert_eq!(idle_ticks(stat, &[10, 11]), Some(5000));
+        assert_eq!(idle_ticks("cpu0 1 2 3 4\n", &[0]), None, "cut off");
+        let cpus = crate::cpu::allowed().unwrap();
+        let first = idle_time(&cpus).unwrap();
+        assert!(idle_time(&cpus).unwrap() >= first);
+    }
+}
