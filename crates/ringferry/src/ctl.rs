@@ -17,6 +17,7 @@ Examples:
   ringferry ctl set vm0 rate_in=1gbit rate_out=1gbit --runtime   now, and not in the file
   ringferry ctl rules vm0
   ringferry ctl unset vm0 rate_in rate_out
+  ringferry ctl assign vm1 0 1                                   pair 0 of vm1 is served by worker 1 from now on
   ringferry ctl dump > ringferry.toml                            what is in force, as a file";
 
 /// Shown below the options by `ringferry ctl set --help`.
@@ -95,6 +96,18 @@ pub enum CtlCommand {
     Steering {
         /// The port; of a guest, its tap.
         port: String,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Has a worker of the switch serve a queue pair of a port, or the queue of a tap, from now on; no packet is lost or overtaken.
+    Assign {
+        /// The port.
+        port: String,
+        /// Number of the pair, as `ctl steering` shows it.
+        queue: u16,
+        /// Number of the worker, as `ctl show` has it.
+        worker: u16,
         /// As JSON.
         #[arg(long)]
         json: bool,
@@ -210,6 +223,7 @@ fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
         CtlCommand::Dump => (Request::Dump, false),
         CtlCommand::Channels { port, count, json, .. } => (Request::Channels { port, combined: count }, json),
         CtlCommand::Steering { port, json } => (Request::Steering { port }, json),
+        CtlCommand::Assign { port, queue, worker, json } => (Request::Assign { port, queue, worker }, json),
         CtlCommand::Stats { port, queues, json } => (Request::Stats { port, queues }, json),
         CtlCommand::Explain { port, json } => (Request::Explain { port }, json),
         CtlCommand::Rules { port, json } => (Request::Rules { port }, json),
@@ -222,7 +236,9 @@ fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
         (Request::Show, Answer::Guest(snapshot)) => show(&**snapshot, GuestSnapshot::to_text, json)?,
         (Request::Dump, Answer::Dump(text)) => text.clone(),
         (Request::Channels { .. }, Answer::Channels(channels)) => show(channels, Channels::to_text, json)?,
-        (Request::Steering { .. }, Answer::Steering(steering)) => show(steering, Steering::to_text, json)?,
+        (Request::Steering { .. } | Request::Assign { .. }, Answer::Steering(steering)) => {
+            show(steering, Steering::to_text, json)?
+        }
         (Request::Stats { .. }, Answer::Stats(stats)) => show(stats, Stats::to_text, json)?,
         (Request::Explain { .. }, Answer::Explain(answer)) => show(answer, Explanation::to_text, json)?,
         (Request::Rules { .. }, Answer::Rules(rules)) => show(rules, PortRules::to_text, json)?,
@@ -247,6 +263,7 @@ mod tests {
     use std::time::Duration;
 
     use clap::Parser;
+    use ringferry_switch::channels::QueueSteering;
     use ringferry_switch::control::{ControlServer, Response};
 
     use super::*;
@@ -287,6 +304,18 @@ mod tests {
                                 by: "chance".into(),
                                 ..Steering::default()
                             }),
+                            Request::Assign { worker: 9, .. } => {
+                                return Response::Error("there is no worker 9".into());
+                            }
+                            Request::Assign { port, queue, worker } => {
+                                let worker = Some(worker);
+                                let queue = QueueSteering { queue, worker, ..QueueSteering::default() };
+                                Answer::Steering(Steering {
+                                    port,
+                                    queues: vec![queue],
+                                    ..Steering::default()
+                                })
+                            }
                             Request::Stats { port, queues } => {
                                 let counters = [("queues".to_owned(), queues.into())].into();
                                 Answer::Stats(Stats { port, counters })
@@ -353,6 +382,19 @@ mod tests {
         {
             assert!(Program::try_parse_from([&["ctl"], wrong].concat()).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn a_pair_is_assigned_to_a_worker() {
+        let json: serde_json::Value =
+            serde_json::from_str(&ctl(&["assign", "eth0", "1", "3", "--json"]).unwrap()).unwrap();
+        assert_eq!((&json["queues"][0]["queue"], &json["queues"][0]["worker"]), (&1.into(), &3.into()));
+        assert!(
+            ctl(&["assign", "eth0", "1", "2"]).unwrap().contains("WORKER\n    1  disabled  any       2\n")
+        );
+        let error = ctl(&["assign", "eth0", "1", "9"]).unwrap_err();
+        assert_eq!(error.to_string(), "ringferry refuses: there is no worker 9");
+        assert!(Program::try_parse_from(["ctl", "assign", "eth0", "1"]).is_err());
     }
 
     #[test]

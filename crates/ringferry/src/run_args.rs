@@ -17,7 +17,7 @@ Ports:
   tap-fd:N                      an inherited tap
   xen-vif:xen                   every network interface of this Xen machine's guests, each a port such as xen5.0
 
-Keys of every port:  name=NAME  mtu=BYTES, and its rules (below)
+Keys of every port:  name=NAME  mtu=BYTES  worker=N, and its rules (below)
 Keys of vhost-user:  mode=listen|connect  queue_size=N  mac=ADDRESS  mergeable=off  csum=off  tso=off  uso=off
                      event_idx=off  indirect=off  packed=off  in_order=off
 Keys of tap:         existing=yes|no  offloads=off  queues=N

@@ -117,15 +117,13 @@ pub fn channels(port: &PortSnapshot, max: u16) -> Channels {
     }
 }
 
-/// Where a port's queue pairs are served; `place` says worker and processor of a pair, `by` what spreads packets.
-pub fn steering(
-    port: &PortSnapshot,
-    by: &str,
-    place: impl Fn(u16) -> (Option<u16>, Option<usize>),
-) -> Steering {
-    let queues = pairs(port).into_iter().map(|(queue, (_, enabled))| {
-        let (worker, cpu) = place(queue);
-        QueueSteering { queue, enabled, cpu, worker }
+/// Where a port's queue pairs are served; `worker` says by whom each is, `by` what spreads packets.
+pub fn steering(port: &PortSnapshot, by: &str, worker: impl Fn(u16) -> u16) -> Steering {
+    let queues = pairs(port).into_iter().map(|(queue, (_, enabled))| QueueSteering {
+        queue,
+        enabled,
+        cpu: None,
+        worker: Some(worker(queue)),
     });
     Steering { port: port.name.clone(), by: by.to_owned(), hash_types: Vec::new(), queues: queues.collect() }
 }
@@ -180,9 +178,9 @@ pub fn of_tap(port: &str, queues: u16) -> Channels {
     Channels { port: port.to_owned(), max_combined: queues, combined: queues, started: queues }
 }
 
-/// The queues of a tap, each of which is read by the worker of its number.
-pub fn steering_of_tap(port: &str, by: &str, queues: u16) -> Steering {
-    let queue = |queue| QueueSteering { queue, enabled: true, cpu: None, worker: Some(queue) };
+/// The queues of a tap; `worker` says who reads each.
+pub fn steering_of_tap(port: &str, by: &str, queues: u16, worker: impl Fn(u16) -> u16) -> Steering {
+    let queue = |queue| QueueSteering { queue, enabled: true, cpu: None, worker: Some(worker(queue)) };
     Steering {
         port: port.to_owned(),
         by: by.to_owned(),
@@ -321,15 +319,14 @@ mod tests {
 
     #[test]
     fn steering_names_each_pair_with_who_serves_it() {
-        let steering =
-            steering(&port(), "the flow of a packet", |pair| (Some(pair % 2), (pair < 2).then_some(5)));
+        let steering = steering(&port(), "the flow of a packet", |pair| pair % 2);
         assert_eq!(
             steering.to_text(),
             "\
 Steering of vm0: the flow of a packet
 QUEUE  STATE     CPU  WORKER
-    0  enabled     5       0
-    1  enabled     5       1
+    0  enabled   any       0
+    1  enabled   any       1
     2  disabled  any       0
     3  disabled  any       1
 "

@@ -23,6 +23,7 @@
 //! socket = "/run/ringferry/vm0.sock"  # or fd (inherited), or activation (systemd FileDescriptorName=)
 //! mode = "listen"                     # with socket: "listen" (default) or "connect" (retried for ever)
 //! mtu = 1500                          # 68..=65535, default 1500
+//! # worker = 1                        # serves the first pair; those after it the next pairs in turn; default: 0
 //! # queue_size = 1024                 # largest ring accepted, a power of two up to 32768; default: any
 //! # mac = "52:54:00:00:00:01"         # told to front ends that ask; default: the front end chooses
 //! mergeable = true                    # features offered, all true by default; tso and uso need csum
@@ -57,7 +58,7 @@
 //! offloads = true                     # checksum and segmentation offloads to and from the kernel
 //! trunk = [10, "20-29"]               # in place of vlan: frames carry tags of these VLANs, or of "all" (1 to 4094)
 //! native = 5                          # with trunk: VLAN of frames without a tag; default: "none", and 0 with trunk = "all"
-//! # queues = 2                        # with tap: 1..=16; default: one per worker, one if it exists and has one
+//! # queues = 2                        # with tap: 1..=16; default: one per worker, one if it exists and has one; with 1, worker reads it
 //!
 //! [[port]]
 //! name = "xen"                        # default: "xen"; each interface of a guest gets a port of its own, such as xen5.0
@@ -175,6 +176,8 @@ pub struct PortConfig {
     /// set. Frames are not measured against it. Absent: a tap keeps the MTU it has; a vhost-user port starts
     /// with [`DEFAULT_MTU`], and its front end may set any.
     pub mtu: Option<u16>,
+    /// The worker that serves the first pair, those after it the next pairs in turn; who reads a tap with one queue. Absent: worker 0.
+    pub worker: Option<u16>,
     /// What is plugged in, with the settings only that kind has.
     pub kind: PortKind,
     /// What its frames must obey.
@@ -430,8 +433,10 @@ impl PortConfig {
             }
             PortKind::XenVif(vif) => vif.dump(out),
         }
-        if let Some(mtu) = self.mtu {
-            entry(out, "mtu", i64::from(mtu));
+        for (key, number) in [("mtu", self.mtu), ("worker", self.worker)] {
+            if let Some(number) = number {
+                entry(out, key, i64::from(number));
+            }
         }
         for (key, value) in rules_by_key(&self.rules) {
             entry(out, key, value);
@@ -572,6 +577,7 @@ impl ConfigBuilder {
             self.problems.push(Place::default().problem("", message));
         }
         self.check_unique();
+        self.check_workers();
         if !self.problems.is_empty() {
             return Err(ConfigError { problems: self.problems });
         }
@@ -604,6 +610,19 @@ impl ConfigBuilder {
                 } else {
                     owners.insert(claim, place);
                 }
+            }
+        }
+    }
+
+    /// Ports begin with workers that there are.
+    fn check_workers(&mut self) {
+        let workers = self.switch.workers();
+        for (place, port) in &self.ports {
+            if let Some(worker) = port.worker.filter(|worker| usize::from(*worker) >= workers) {
+                let message = format!(
+                    "there is no worker {worker}: the switch has {workers}, from 0 on; set [switch] workers, or --workers"
+                );
+                self.problems.push(place.problem("port.worker", message));
             }
         }
     }

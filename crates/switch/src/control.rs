@@ -74,6 +74,15 @@ pub enum Request {
         /// The port; of a guest, its tap.
         port: String,
     },
+    /// Have a worker serve a queue pair of a port, or the queue of a tap, from now on. Only a switch has workers.
+    Assign {
+        /// The port.
+        port: String,
+        /// Number of the pair.
+        queue: u16,
+        /// Number of the worker.
+        worker: u16,
+    },
     /// Counters.
     Stats {
         /// The port; of a guest, its tap.
@@ -136,7 +145,7 @@ pub enum Answer {
     Dump(String),
     /// To [`Request::Channels`].
     Channels(Channels),
-    /// To [`Request::Steering`].
+    /// To [`Request::Steering`] and [`Request::Assign`].
     Steering(Steering),
     /// To [`Request::Stats`].
     Stats(Stats),

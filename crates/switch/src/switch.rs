@@ -239,6 +239,10 @@ impl Switch {
                 // `open` opens what the kind says.
                 (Opened::VhostUser(_), PortKind::Tap(_) | PortKind::XenVif(_)) => continue,
             };
+            if let Some(worker) = config.worker {
+                // Of an entry for Xen guests, which has no queues, when a guest comes.
+                plane.assign_all(id, worker);
+            }
             ports.push(Port { config: config.clone(), counters, kind, watched: Watched::Nothing });
         }
         let (started, rounds) = (Instant::now(), Vec::new());
@@ -343,10 +347,12 @@ impl Switch {
                     Ok(Answer::Show(Box::new(Snapshot { fdb, ..snapshot(ports, plane, maps, *started) })))
                 }
                 Request::Dump => Ok(Answer::Dump(config.dump())),
-                Request::Channels { port, .. } | Request::Steering { port } | Request::Stats { port, .. } => {
+                Request::Channels { port, .. }
+                | Request::Steering { port }
+                | Request::Assign { port, .. }
+                | Request::Stats { port, .. } => {
                     let snapshot = snapshot(ports, plane, maps, *started);
-                    channels::find(&snapshot, port)
-                        .and_then(|found| answer(&request, found, ports, plane.workers()))
+                    channels::find(&snapshot, port).and_then(|found| answer(&request, found, ports, plane))
                 }
                 Request::Explain { port } => {
                     explain(&snapshot(ports, plane, maps, *started), port).map(Answer::Explain)
@@ -434,7 +440,15 @@ fn change_rules(
 }
 
 /// The answer to a request about one port.
-fn answer(request: &Request, found: &PortSnapshot, ports: &[Port], workers: usize) -> Result<Answer, String> {
+fn answer(request: &Request, found: &PortSnapshot, ports: &[Port], plane: &Plane) -> Result<Answer, String> {
+    let id = id_of(ports, &found.name);
+    if let Request::Assign { queue, worker, .. } = request {
+        let id =
+            id.ok_or_else(|| format!("{:?} has no queues yet: no Xen guest is connected", found.name))?;
+        let before = plane.assign(id, *queue, (*worker).into()).map_err(|error| error.to_string())?;
+        tracing::info!(port = found.name, queue, worker, before, "a queue is assigned");
+    }
+    let worker = |queue| id.map_or(0, |id| plane.owner(id, queue)) as u16;
     let shared = ports.iter().find_map(|port| match &port.kind {
         Kind::VhostUser(vhost) => (port.config.name == found.name).then(|| vhost.shared()),
         Kind::Xen(entry) => entry.shared(&found.name),
@@ -449,12 +463,11 @@ fn answer(request: &Request, found: &PortSnapshot, ports: &[Port], workers: usiz
         (Request::Channels { .. }, Some(queues)) => {
             Ok(Answer::Channels(channels::of_tap(&found.name, queues)))
         }
-        (Request::Steering { .. }, Some(queues)) => {
-            Ok(Answer::Steering(channels::steering_of_tap(&found.name, TAP_STEERING, queues)))
+        (Request::Steering { .. } | Request::Assign { .. }, Some(queues)) => {
+            Ok(Answer::Steering(channels::steering_of_tap(&found.name, TAP_STEERING, queues, worker)))
         }
         (Request::Channels { port, combined: Some(_) }, None) => Err(channels::refuse(port)),
-        (Request::Steering { .. }, None) => {
-            let worker = |pair: u16| (Some((usize::from(pair) % workers) as u16), None);
+        (Request::Steering { .. } | Request::Assign { .. }, None) => {
             Ok(Answer::Steering(channels::steering(found, STEERING, worker)))
         }
         (Request::Stats { queues, .. }, _) => {
@@ -464,6 +477,14 @@ fn answer(request: &Request, found: &PortSnapshot, ports: &[Port], workers: usiz
         }
         _ => Ok(Answer::Channels(channels::channels(found, PAIRS))),
     }
+}
+
+/// The number of the port, or of the interface of a Xen guest, of this name.
+fn id_of(ports: &[Port], name: &str) -> Option<PortId> {
+    ports.iter().enumerate().find_map(|(at, port)| match &port.kind {
+        Kind::Xen(entry) => entry.ports().find(|(_, interface)| *interface == name).map(|(id, _)| id),
+        Kind::VhostUser(_) | Kind::Tap { .. } => (port.config.name == name).then_some(PortId(at as u16)),
+    })
 }
 
 /// Watches what a port waits for now. Where that cannot be had (the user's limit of watched descriptors,

@@ -65,6 +65,12 @@ impl Status<'_> {
             Request::Dump => return Err("a guest has no configuration file; its options are its own".into()),
             Request::Channels { .. } => Answer::Channels(self.channels()),
             Request::Steering { .. } => Answer::Steering(self.steering()),
+            Request::Assign { .. } => {
+                return Err(
+                    "a guest has a thread for each pair and no workers: ask the switch it is plugged into"
+                        .into(),
+                );
+            }
             Request::Explain { .. } => {
                 return Err("a guest knows only its own end: ask the switch it is plugged into".into());
             }

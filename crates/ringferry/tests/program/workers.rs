@@ -1,18 +1,24 @@
 //! Several workers: queue pairs of one machine on different threads, and frames that cross between them.
 
 use std::collections::BTreeMap;
+use std::net::UdpSocket;
 use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Header;
+use ringferry_switch::channels::Steering;
+use ringferry_switch::control::{self, Answer, Request};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
+use ringferry_sys::{namespace, netif};
 use ringferry_vhost_user::{Connection, RingPlan, Wanted, connect_device};
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Arena, Pair, PairConfig};
 
-use crate::process::{PATIENCE, Place, eventually};
+use crate::process::{PATIENCE, Place, eventually, may_network};
 
 /// A machine with several queue pairs, which it polls.
 struct Wide {
@@ -74,16 +80,22 @@ impl Wide {
         }
     }
 
-    /// Sends a frame on a pair; waits for room.
+    /// Sends a frame on a pair.
     #[track_caller]
     fn send(&mut self, pair: usize, frame: &[u8]) {
+        self.put(pair, frame);
+        self.flush(pair);
+    }
+
+    /// Puts a frame into a transmitq, where it is seen after a flush; waits for room.
+    #[track_caller]
+    fn put(&mut self, pair: usize, frame: &[u8]) {
         let deadline = Instant::now() + PATIENCE;
         while !self.pairs[pair].send_frame(&Header::default(), frame) {
             assert!(Instant::now() < deadline, "the device takes nothing");
             self.flush(pair);
             self.pairs[pair].reclaim();
         }
-        self.flush(pair);
     }
 
     fn flush(&mut self, pair: usize) {
@@ -275,6 +287,155 @@ fn pairs_come_and_go_under_traffic_and_accepted_frames_arrive() {
     // Both are still of use.
     a.send(1, &packet(b.mac, a.mac, 1, 1));
     b.expect(1);
+}
+
+fn assign(control: &Path, port: &str, queue: u16, worker: u16) -> Result<Steering, String> {
+    match control::call(control, &Request::Assign { port: port.into(), queue, worker }) {
+        Ok(Answer::Steering(steering)) => Ok(steering),
+        Ok(other) => panic!("{other:?}"),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Pairs of both machines go from worker to worker all the time, those that a flow is sent on and those it is received on.
+#[test]
+fn pairs_change_workers_under_traffic_and_frames_stay_in_order() {
+    const FLOWS: u16 = 12;
+    const FRAMES: u32 = 50_000;
+    let place = Place::new();
+    let (switch, mut a, mut b) = two(&place, "3", [3, 2]);
+    let flow = |number: u32| 3000 + (number % u32::from(FLOWS)) as u16;
+    for number in 0..FLOWS.into() {
+        // So that each flow has a pair of its own at b, whoever is near.
+        b.send(number as usize % 2, &packet(a.mac, b.mac, flow(number), 0));
+    }
+    a.expect(FLOWS.into());
+    let done = AtomicBool::new(false);
+    let moves = std::thread::scope(|scope| {
+        let (control, done) = (place.control(), &done);
+        let mover = scope.spawn(move || {
+            let mut moves = 0_u16;
+            while !done.load(Ordering::Relaxed) {
+                // Strides that have no common divisor: every pair is moved to every worker.
+                let (port, queue) =
+                    [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2)][usize::from(moves % 5)];
+                let worker = moves / 5 % 3;
+                let steering = assign(&control, port, queue, worker).unwrap();
+                assert_eq!(steering.queues[usize::from(queue)].worker, Some(worker));
+                moves += 1;
+            }
+            moves
+        });
+        let (mut sent, mut arrived) = (0, 0);
+        let mut last = BTreeMap::new();
+        while sent < FRAMES {
+            // Many at once, so that workers have some in hand when a pair goes.
+            for _ in 0..UNDER_WAY {
+                let frame = packet(b.mac, a.mac, flow(sent), sent);
+                a.put(sent as usize % 3, &frame);
+                sent += 1;
+            }
+            (0..3).for_each(|pair| a.flush(pair));
+            eventually("most have arrived", || {
+                for (pair, frame) in b.received() {
+                    let (flow, number) = opened(&frame);
+                    assert_eq!(pair, usize::from(flow) % 2, "flow {flow} has left its pair");
+                    let before = last.insert(flow, number);
+                    assert!(
+                        before.is_none_or(|before| before < number),
+                        "flow {flow}: {number} after {before:?}"
+                    );
+                    arrived += 1;
+                }
+                (sent - arrived < FLOWS.into() && (sent < FRAMES || sent == arrived)).then_some(())
+            });
+        }
+        done.store(true, Ordering::Relaxed);
+        mover.join().unwrap()
+    });
+    eprintln!("{moves} moves");
+    assert!(moves >= 15, "every pair to every worker: {moves}");
+    switch.assert_no_drops();
+}
+
+#[test]
+fn an_assignment_that_cannot_be_is_refused() {
+    let place = Place::new();
+    let (_switch, mut a, mut b) = two(&place, "2", [1, 1]);
+    let refused = |port, queue, worker| assign(&place.control(), port, queue, worker).unwrap_err();
+    assert!(refused("a", 0, 2).contains("there is no worker 2: the switch has 2"), "{}", refused("a", 0, 2));
+    assert!(refused("a", 16, 1).contains("the port has no queue 16"));
+    assert!(refused("c", 0, 1).contains("there is no port \"c\""));
+    // One that the machine has not set up yet may be given away before.
+    assign(&place.control(), "a", 3, 0).unwrap();
+    assign(&place.control(), "b", 0, 1).unwrap();
+    a.send(0, &packet(b.mac, a.mac, 7, 7));
+    assert_eq!(opened(&b.expect(1)[0].1), (7, 7));
+}
+
+#[test]
+fn a_port_begins_with_the_worker_that_its_configuration_names() {
+    let place = Place::new();
+    let mut command = place.run(&["a,worker=1", "b,worker=1", "c"]);
+    command.args(["--workers", "3"]);
+    let switch = place.start(&mut command, Vec::new());
+    let mut a = Wide::plug(switch.connect("a"), 1, 3, 3);
+    let mut b = Wide::plug(switch.connect("b"), 2, 1, 1);
+    let workers = |port: &str| {
+        let steering: Steering = serde_json::from_str(&place.ctl(&["steering", port, "--json"])).unwrap();
+        steering.queues.iter().filter_map(|queue| queue.worker).collect::<Vec<_>>()
+    };
+    eventually("the pairs are there", || (workers("a").len() == 3 && workers("b").len() == 1).then_some(()));
+    assert_eq!((workers("a"), workers("b")), (vec![1, 2, 0], vec![1]));
+    a.send(0, &packet(b.mac, a.mac, 7, 7));
+    assert_eq!(opened(&b.expect(1)[0].1), (7, 7));
+}
+
+/// What the kernel sends keeps its order while one worker after another reads the tap.
+#[test]
+fn a_tap_is_read_by_the_worker_it_is_assigned_to() {
+    const FRAMES: u32 = 3000;
+    if !may_network() {
+        return;
+    }
+    let test = || {
+        namespace::unshare_net().unwrap();
+        std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").unwrap();
+        let place = Place::new();
+        let mut command = place.run(&["a"]);
+        command.args(["--workers", "3", "--port", "tap:rf0,queues=1", "--port", "tap:rf1,queues=2"]);
+        let switch = place.start(&mut command, Vec::new());
+        let mut a = Wide::plug(switch.connect("a"), 1, 1, 1);
+        let assign = |port, queue, worker| assign(&place.control(), port, queue, worker);
+        assert!(assign("rf1", 1, 0).unwrap_err().contains("tap's 2 queues"));
+        assert!(assign("rf0", 1, 0).unwrap_err().contains("the port has no queue 1"));
+        netif::add_address("rf0", [10, 9, 0, 9].into(), 24).unwrap();
+        let socket = UdpSocket::bind("10.9.0.9:0").unwrap();
+        socket.set_broadcast(true).unwrap();
+        let mut next = 0;
+        for number in 0..FRAMES {
+            if number % 50 == 0 {
+                let worker = (number / 50 % 3) as u16;
+                assert_eq!(assign("rf0", 0, worker).unwrap().queues[0].worker, Some(worker));
+            }
+            socket.send_to(&number.to_be_bytes(), "10.9.0.255:9").unwrap();
+            eventually("most have arrived", || {
+                for (_, frame) in a.received() {
+                    let number =
+                        frame.get(42..46).map(|number| u32::from_be_bytes(number.try_into().unwrap()));
+                    assert_eq!(number, Some(next));
+                    next += 1;
+                }
+                (number < next + UNDER_WAY as u32).then_some(())
+            });
+        }
+        eventually("all have arrived", || {
+            next += a.received().len() as u32;
+            (next == FRAMES).then_some(())
+        });
+        switch.stop();
+    };
+    std::thread::spawn(test).join().unwrap();
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use ringferry_memory::Words;
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6};
+use ringferry_switch::control::{self, Request};
 use ringferry_switch::snapshot::{GrantSnapshot, PortSnapshot, PortState};
 use ringferry_sys::process::Spawn;
 use ringferry_xen::domain::DomId;
@@ -336,6 +337,33 @@ fn two_queues_are_served_by_two_workers_and_flows_stay_where_the_guest_sends_the
     xen.close();
     machine.assert_nothing_left();
     switch.stop();
+}
+
+#[test]
+fn queues_of_a_xen_guest_change_workers_and_keep_what_they_have_mapped() {
+    for queues in [1, 2] {
+        let place = Place::new();
+        let mut machine = Machine::new(&place);
+        machine.create(DomId(ONE), 0);
+        let switch = place.start(&mut machine.run(&place, &["vm"], "", 2), Vec::new());
+        let mut vm = switch.plug("vm", 1, Options::default());
+        let mut xen = machine.guest(ONE, small(queues));
+        xen.plug(&switch, PORT);
+        acquaint(&mut xen, &mut vm);
+        let all = |wanted| grants(&switch, PORT).iter().all(|queue| queue.static_pages > wanted);
+        xen.until("static grants", |_| all(300));
+        for round in 0..16 {
+            let (queue, worker) = (round % queues, round / queues % 2);
+            let request = Request::Assign { port: PORT.into(), queue, worker };
+            control::call(&place.control(), &request).unwrap();
+            converse(&mut xen, &mut vm, 10, 20);
+        }
+        assert!(all(300), "they were handed over once");
+        switch.assert_no_drops();
+        xen.close();
+        machine.assert_nothing_left();
+        switch.stop();
+    }
 }
 
 /// Each does something that only a hostile front end does, after which it must be disconnected.

@@ -377,6 +377,7 @@ pub(super) fn parse_port(mut fields: Fields<'_>) -> Option<PortConfig> {
     let named = fields.has("name");
     let name = fields.checked("name", check_port_name);
     let mtu = fields.number("mtu", MTU_RANGE).map(|(_, mtu)| mtu);
+    let worker = fields.number("worker", 0..=u64::from(MAX_WORKERS) - 1);
     let (kind, context) = match kind.as_str() {
         "vhost-user" => (parse_vhost_user(&mut fields).map(PortKind::VhostUser), " of a vhost-user port"),
         "tap" => (parse_tap(&mut fields).map(PortKind::Tap), " of a tap port"),
@@ -395,9 +396,14 @@ pub(super) fn parse_port(mut fields: Fields<'_>) -> Option<PortConfig> {
     } else {
         kind.as_ref().and_then(|kind| default_name(kind, &mut fields))
     };
+    if let (Some((place, _)), Some(PortKind::Tap(TapConfig { queues, .. }))) = (&worker, &kind)
+        && *queues != Some(1)
+    {
+        fields.report(place, "worker", "only goes with queues = 1: of several queues each worker reads one");
+    }
     let rules = rules::parse(&mut fields, kind.as_ref().is_some_and(rules::is_shared));
     fields.finish(context);
-    Some(PortConfig { name: name?, mtu, kind: kind?, rules })
+    Some(PortConfig { name: name?, mtu, worker: worker.map(|(_, worker)| worker), kind: kind?, rules })
 }
 
 fn parse_vhost_user(fields: &mut Fields<'_>) -> Option<VhostUserConfig> {

@@ -122,6 +122,25 @@ fn defaults_are_those_documented() {
     assert_eq!(port.kind, PortKind::VhostUser(expected));
 }
 
+#[test]
+fn a_port_begins_with_a_worker_that_there_is() {
+    let with = |workers: u16, keys: &str| {
+        read(&format!("[switch]\nworkers = {workers}\n[[port]]\nkind = 'tap'\ntap = 'rf0'\n{keys}\n"))
+    };
+    let config = with(3, "queues = 1\nworker = 2").unwrap();
+    assert_eq!(config.ports[0].worker, Some(2));
+    assert!(config.dump().contains("worker = 2\n"), "{}", config.dump());
+    let error = with(2, "queues = 1\nworker = 2").unwrap_err().to_string();
+    assert!(
+        error.starts_with("rf.toml:3: port.worker: there is no worker 2: the switch has 2, from 0 on"),
+        "{error}"
+    );
+    for queues in ["", "queues = 2"] {
+        let error = with(2, &format!("worker = 1\n{queues}")).unwrap_err().to_string();
+        assert!(error.starts_with("rf.toml:6: port.worker: only goes with queues = 1"), "{error}");
+    }
+}
+
 /// The example in the module's description is what people copy.
 #[test]
 fn documented_example_is_valid() {
@@ -190,6 +209,7 @@ fn an_interface_has_one_port() {
 #[test]
 fn problem_names_file_line_and_key() {
     assert_eq!(vm_problem("\nmtu = 70000"), "rf.toml:5: port.mtu: 70000 is outside 68..=65535");
+    assert_eq!(vm_problem("worker = 16"), "rf.toml:4: port.worker: 16 is outside 0..=15");
     assert_eq!(vm_problem("mtu = -1"), "rf.toml:4: port.mtu: -1 is outside 68..=65535");
     assert_eq!(vm_problem("mtu = \"9000\""), "rf.toml:4: port.mtu: \"9000\" is not a whole number");
     assert_eq!(vm_problem("mtu = 1.5"), "rf.toml:4: port.mtu: float is not a whole number");

@@ -23,6 +23,7 @@ use ringferry_xen_net::netback::{PageCounters, Queue};
 
 use super::crossing::{Crossing, Doorbell};
 use super::gate::Gate;
+use super::moving::{Moving, Owners};
 use super::shared::PortShared;
 use super::vif::{Broken, Reporter, VifStart, VifState};
 use super::worker::{BELL, Worker};
@@ -91,6 +92,14 @@ pub(super) enum Command {
     StopVif(PortId, u16, SyncSender<PageCounters>),
     /// Do this with a queue of an interface.
     WithVif(PortId, u16, VifTask),
+    /// Deliver all that other workers have handed over, and say when.
+    Settle(SyncSender<()>),
+    /// Keep frames for this pair of a port, which will be given.
+    Expect(PortId, u16, SyncSender<()>),
+    /// Let go of a pair for another worker.
+    Take(PortId, u16, SyncSender<Moving>),
+    /// Serve a pair that another worker had.
+    Give(PortId, u16, Box<Moving>),
     /// Serve a port no more, and forget it.
     Remove(PortId, SyncSender<()>),
     /// Signal the guest through this from now on.
@@ -115,7 +124,8 @@ pub type VifTask = Box<dyn FnOnce(&mut Queue<Area>) + Send>;
 /// The control plane's end of the running workers. Dropping it ends them.
 #[derive(Debug)]
 pub struct Plane {
-    workers: Vec<Hand>,
+    pub(super) workers: Vec<Hand>,
+    pub(super) owners: Owners,
     /// What the workers report.
     broken: Mutex<Receiver<Broken>>,
     reported: EventFd,
@@ -123,7 +133,7 @@ pub struct Plane {
 
 /// The control plane's end of one of them.
 #[derive(Debug)]
-struct Hand {
+pub(super) struct Hand {
     commands: Sender<Command>,
     bell: EventFd,
     counters: Arc<WorkerCounters>,
@@ -162,7 +172,12 @@ impl Plane {
         let workers = workers.enumerate().map(|(number, (bell, crossing))| {
             Hand::start(config, number, bell, crossing, Arc::clone(&reporter), started)
         });
-        Ok(Plane { workers: workers.collect::<io::Result<_>>()?, broken: Mutex::new(broken), reported })
+        Ok(Plane {
+            workers: workers.collect::<io::Result<_>>()?,
+            owners: Owners::default(),
+            broken: Mutex::new(broken),
+            reported,
+        })
     }
 
     /// Readable when there is something for [`Plane::broken`].
@@ -186,9 +201,13 @@ impl Plane {
         self.workers.iter().map(|worker| &*worker.counters)
     }
 
-    /// The worker that owns a queue, by its index in the device.
-    fn owner(&self, index: u16) -> &Hand {
-        &self.workers[usize::from(index / 2) % self.workers.len()]
+    /// The number of the worker that serves a queue of a tap, or a pair of another port.
+    pub fn owner(&self, port: PortId, queue: u16) -> usize {
+        self.owners.of(port, queue)
+    }
+
+    fn server(&self, port: PortId, queue: u16) -> &Hand {
+        &self.workers[self.owner(port, queue)]
     }
 
     /// Says what a port's frames must obey from now on. Called before the port is added, so that no frame comes first, again when
@@ -202,6 +221,7 @@ impl Plane {
 
     /// Serves a port for virtual machines.
     pub fn add_guest(&self, id: PortId, name: &str, totals: &PortTotals, shared: &Arc<PortShared>) {
+        self.owners.add_pairs(id, shared, self.workers.len());
         for (number, worker) in self.workers.iter().enumerate() {
             let counters = totals.of(number);
             worker.send(Command::AddGuest(id, name.to_owned(), counters, Arc::clone(shared)));
@@ -218,6 +238,7 @@ impl Plane {
             Ok((queues[shared].try_clone()?, false))
         });
         let further = further.collect::<io::Result<Vec<_>>>()?;
+        self.owners.add_tap(id, queues.len());
         let queues = queues.into_iter().map(|tap| (tap, true)).chain(further);
         for ((number, worker), (tap, read)) in self.workers.iter().enumerate().zip(queues) {
             worker.send(Command::AddTap(id, name.to_owned(), totals.of(number), tap, read));
@@ -227,6 +248,7 @@ impl Plane {
 
     /// Serves a Xen guest's interface. The number may have been another port's, whose addresses are forgotten.
     pub fn add_vif(&self, id: PortId, name: &str, totals: &PortTotals, shared: &Arc<PortShared>) {
+        self.owners.add_pairs(id, shared, self.workers.len());
         for (number, worker) in self.workers.iter().enumerate() {
             worker.send(Command::Forget(id));
             worker.send(Command::AddVif(id, name.to_owned(), totals.of(number), Arc::clone(shared)));
@@ -240,13 +262,13 @@ impl Plane {
 
     /// Serves a queue of an interface.
     pub fn start_vif(&self, port: PortId, start: VifStart) {
-        self.vif_owner(start.number).send(Command::StartVif(port, Box::new(start)));
+        self.server(port, start.number).send(Command::StartVif(port, Box::new(start)));
     }
 
     /// Takes a queue away from its worker. When this returns nothing of it is mapped; says what it did, or `None` when
     /// the worker did not have it.
     pub fn stop_vif(&self, port: PortId, number: u16) -> Option<PageCounters> {
-        self.vif_owner(number).ask(|reply| Command::StopVif(port, number, reply))
+        self.server(port, number).ask(|reply| Command::StopVif(port, number, reply))
     }
 
     /// Lets the owner of a queue do something with it; `None` when there is no such queue.
@@ -256,7 +278,7 @@ impl Plane {
         number: u16,
         task: impl FnOnce(&mut Queue<Area>) -> T + Send + 'static,
     ) -> Option<T> {
-        self.vif_owner(number).ask(|reply| {
+        self.server(port, number).ask(|reply| {
             let task = move |queue: &mut Queue<Area>| {
                 let _ = reply.send(task(queue));
             };
@@ -266,30 +288,26 @@ impl Plane {
 
     /// Serves a port no more. When this returns no worker knows of it.
     pub fn remove(&self, port: PortId) {
+        self.owners.remove(port);
         for worker in &self.workers {
             worker.ask(|reply| Command::Remove(port, reply));
         }
     }
 
-    /// The worker that owns a queue of an interface.
-    fn vif_owner(&self, number: u16) -> &Hand {
-        &self.workers[usize::from(number) % self.workers.len()]
-    }
-
     /// Serves a ring of a port.
     pub fn start_ring(&self, port: PortId, start: RingStart) {
-        self.owner(start.index).send(Command::StartRing(port, Box::new(start)));
+        self.server(port, start.index / 2).send(Command::StartRing(port, Box::new(start)));
     }
 
     /// Lets packets flow through a ring, or not; when this returns it is so. (Whoever is told earlier may send on a ring that its
     /// worker still empties for nothing.)
     pub fn enable_ring(&self, port: PortId, index: u16, enabled: bool) {
-        self.owner(index).ask(|reply| Command::EnableRing(port, index, enabled, reply));
+        self.server(port, index / 2).ask(|reply| Command::EnableRing(port, index, enabled, reply));
     }
 
     /// Signals the guest of a ring through this from now on.
     pub fn set_call(&self, port: PortId, index: u16, call: Option<EventFd>) {
-        self.owner(index).send(Command::SetCall(port, index, call));
+        self.server(port, index / 2).send(Command::SetCall(port, index, call));
     }
 
     /// Forgets the addresses learnt behind a port: its guest has gone.
@@ -305,7 +323,7 @@ impl Plane {
     /// Takes a ring away from its worker; returns where it stands ([`Device::base`]), or `None` when the worker did not have
     /// that ring.
     pub fn stop_ring(&self, port: PortId, index: u16) -> Option<u16> {
-        self.owner(index).ask(|reply| Command::StopRing(port, index, reply))
+        self.server(port, index / 2).ask(|reply| Command::StopRing(port, index, reply))
     }
 
     /// To be called about once a second: gets workers going that have made no round since, although they do not sleep.
@@ -377,13 +395,14 @@ impl Hand {
     }
 
     /// Asks for something that needs no answer.
-    fn send(&self, command: Command) {
+    pub(super) fn send(&self, command: Command) {
         // A worker that is gone has let go of everything, which is all a command could want.
         let _ = self.commands.send(command);
         let _ = self.bell.signal();
     }
 
-    fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Option<T> {
+    /// Asks, and waits for the answer; `None` if the worker has none.
+    pub(super) fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Option<T> {
         let (reply, answer) = sync_channel(1);
         self.send(command(reply));
         loop {

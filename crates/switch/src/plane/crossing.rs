@@ -23,7 +23,7 @@ use crate::rules::Vid;
 
 /// Messages under way from one worker to another at most: as many frames as a ring of the usual size holds. Sixteen
 /// bursts; a worker that is that far behind would only be given more than it can do.
-const DEPTH: usize = 512;
+pub(super) const DEPTH: usize = 512;
 
 /// A frame that crosses.
 #[derive(Debug)]
@@ -94,6 +94,8 @@ pub(super) struct Crossing {
     doorbell: Arc<Doorbell>,
     /// Buffers that nobody needs now.
     spare: Vec<Vec<u8>>,
+    /// Who is asked first for the next message.
+    turn: usize,
 }
 
 impl Crossing {
@@ -108,6 +110,7 @@ impl Crossing {
                 inn: (0..workers).map(|_| None).collect(),
                 doorbell: Arc::clone(&doorbells[me]),
                 spare: Vec::new(),
+                turn: 0,
             })
             .collect();
         for from in 0..workers {
@@ -128,10 +131,9 @@ impl Crossing {
         self.me
     }
 
-    /// The worker that owns both queues of a pair, of any port.
-    #[inline]
-    pub(super) fn owner(&self, pair: u16) -> usize {
-        usize::from(pair) % self.out.len()
+    /// Messages that wait for this worker at most. Receiving as many leaves none of those that wait now.
+    pub(super) fn most(&self) -> usize {
+        self.inn.iter().flatten().count() * DEPTH
     }
 
     /// Hands a frame to the worker that owns the queue it goes to.
@@ -154,13 +156,7 @@ impl Crossing {
         }
         let buffer = out.empty.pop().ok().or_else(|| self.spare.pop());
         let mut frame = buffer.unwrap_or_default();
-        frame.clear();
-        frame.extend_from_slice(first);
-        frame.resize(first.len() + rest.iter().map(ReadSlice::len).sum::<usize>(), 0);
-        let mut to = WriteSlice::from(&mut frame[first.len()..]);
-        for piece in rest {
-            to = to.skip(piece.copy_to_slice(&to));
-        }
+        gather(first, rest, &mut frame);
         let sent = out.messages.push(Message::Frame(Parcel { port, header, frame }));
         out.dirty |= sent.is_ok();
         sent.map_err(|_| DropReason::WorkerBusy)
@@ -184,13 +180,20 @@ impl Crossing {
         }
     }
 
-    /// The next message of any other worker.
+    /// The next message of any other worker; they take turns.
     #[inline]
     pub(super) fn receive(&mut self) -> Option<(usize, Message)> {
-        self.inn
-            .iter_mut()
-            .enumerate()
-            .find_map(|(from, way)| Some((from, way.as_mut()?.messages.pop().ok()?)))
+        let workers = self.inn.len();
+        for _ in 0..workers {
+            let from = self.turn;
+            self.turn = if from + 1 == workers { 0 } else { from + 1 };
+            if let Some(Some(way)) = self.inn.get_mut(from)
+                && let Ok(message) = way.messages.pop()
+            {
+                return Some((from, message));
+            }
+        }
+        None
     }
 
     /// Returns a buffer to the worker that it came from.
@@ -220,6 +223,17 @@ impl Crossing {
     /// The worker has slept.
     pub(super) fn awake(&self) {
         self.doorbell.asleep.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Makes one piece of a frame, in `frame`.
+pub(super) fn gather(first: &[u8], rest: &[ReadSlice<'_>], frame: &mut Vec<u8>) {
+    frame.clear();
+    frame.extend_from_slice(first);
+    frame.resize(first.len() + rest.iter().map(ReadSlice::len).sum::<usize>(), 0);
+    let mut to = WriteSlice::from(&mut frame[first.len()..]);
+    for piece in rest {
+        to = to.skip(piece.copy_to_slice(&to));
     }
 }
 
@@ -284,9 +298,19 @@ mod tests {
     }
 
     #[test]
-    fn pairs_are_spread_over_workers() {
-        let (a, b) = two();
-        assert_eq!([0, 1, 2, 3].map(|pair| a.owner(pair)), [0, 1, 0, 1]);
-        assert_eq!((a.me(), b.me()), (0, 1));
+    fn who_says_much_does_not_keep_others_waiting() {
+        let doorbell = || Arc::new(Doorbell::new(EventFd::new().unwrap()));
+        let mut mesh = Crossing::mesh(&[doorbell(), doorbell(), doorbell()]);
+        let mut to = mesh.pop().unwrap();
+        let learn = Mac([2; 6]);
+        for from in &mut mesh {
+            from.tell(0, learn, PortId(0));
+        }
+        assert_eq!(to.most(), 2 * DEPTH);
+        for _ in 0..DEPTH {
+            mesh[0].tell(0, learn, PortId(0));
+        }
+        let order: Vec<_> = (0..3).map(|_| to.receive().unwrap().0).collect();
+        assert_eq!(order, [0, 1, 0]);
     }
 }

@@ -1,7 +1,7 @@
 //! The queues of a virtual machine, as a worker owns them: those of every pair that is its own.
 //!
 //! Any worker may have a frame for the machine. Which pair it goes to says the [`Aim`], the same for all workers; a frame for
-//! another worker's pair crosses to that worker.
+//! another worker's pair crosses to that worker. Whoever has a pair delivers to it, also while it is being moved.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use ringferry_ring::{Device, Fault};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_virtio_net::device::{Receiveq, Refused, Rejected, Transmitq};
 
-use super::aim::Aim;
+use super::aim::{Aim, Delivered};
 use super::command::RingStart;
 use super::crossing::Crossing;
 use super::moment::Moment;
@@ -80,30 +80,26 @@ pub(super) struct RxQueue {
 
 /// A virtual machine's port. Index `i` of either vector is queue pair `i`; there are rings only of this worker's pairs.
 pub(super) struct Guest {
-    id: PortId,
     pub(super) tx: Vec<Option<TxQueue>>,
     pub(super) rx: Vec<Option<RxQueue>>,
     pub(super) shared: Arc<PortShared>,
-    aim: Aim,
+    pub(super) aim: Aim,
     /// One line about a broken queue per interval: a guest may break, reset and break it again;
     /// `ring_errors` counts them all.
     pub(super) limit: Limit,
 }
 
-/// What became of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Delivered {
-    /// The guest has it.
-    Here,
-    /// Another worker has it, who counts it.
-    Away,
+/// Both queues of a pair, as far as they run, on their way from one worker to another.
+pub(super) struct Rings {
+    pub(super) tx: Option<TxQueue>,
+    rx: Option<RxQueue>,
 }
 
 impl Guest {
     /// A port without rings.
     pub(super) fn new(id: PortId, shared: Arc<PortShared>) -> Self {
-        let aim = Aim::new(Arc::clone(&shared));
-        Self { id, tx: Vec::new(), rx: Vec::new(), aim, limit: Limit::new(1), shared }
+        let aim = Aim::new(id, Arc::clone(&shared));
+        Self { tx: Vec::new(), rx: Vec::new(), aim, limit: Limit::new(1), shared }
     }
 
     /// Serves one more ring.
@@ -131,6 +127,27 @@ impl Guest {
             Some(base)
         } else {
             Some(self.tx.get_mut(at)?.take()?.queue.ring().base())
+        }
+    }
+
+    /// Lets another worker have a pair. To those who send to it, it stays as it is.
+    pub(super) fn take(&mut self, pair: u16) -> Rings {
+        let at = usize::from(pair);
+        Rings {
+            tx: self.tx.get_mut(at).and_then(Option::take),
+            rx: self.rx.get_mut(at).and_then(Option::take),
+        }
+    }
+
+    /// Serves a pair that another worker had.
+    pub(super) fn give(&mut self, pair: u16, rings: Rings) {
+        let Rings { tx, rx } = rings;
+        let at = usize::from(pair);
+        if let Some(queue) = tx {
+            put(&mut self.tx, at, queue);
+        }
+        if let Some(queue) = rx {
+            put(&mut self.rx, at, queue);
         }
     }
 
@@ -202,12 +219,9 @@ impl Guest {
         now: &Moment,
     ) -> Result<Delivered, DropReason> {
         let pair = self.aim.choose(first, now)?;
-        let owner = crossing.owner(pair);
-        if owner != crossing.me() {
-            return crossing.send(owner, self.id, header, first, rest).map(|()| Delivered::Away);
-        }
-        let queue = self.rx.get_mut(usize::from(pair)).and_then(Option::as_mut);
-        let queue = queue.ok_or(DropReason::LinkDown)?;
+        let Some(queue) = self.rx.get_mut(usize::from(pair)).and_then(Option::as_mut) else {
+            return self.aim.elsewhere(pair, header, first, rest, crossing);
+        };
         let mut translator = queue.common.memory.translator();
         match queue.queue.deliver(&mut translator, header, first, rest) {
             Ok(()) => {
@@ -302,9 +316,10 @@ impl TxQueue {
     }
 }
 
-fn put<T>(queues: &mut Vec<Option<T>>, at: usize, queue: T) {
+/// Puts a queue in its place.
+pub(super) fn put<T>(queues: &mut Vec<Option<T>>, at: usize, queue: T) -> &mut T {
     if queues.len() <= at {
         queues.resize_with(at + 1, || None);
     }
-    queues[at] = Some(queue);
+    queues[at].insert(queue)
 }

@@ -1,7 +1,7 @@
 //! The data plane: worker threads, each of which owns the queues it serves.
 //!
-//! Queue pair `p` of every port belongs to worker `p` modulo their number, and so does queue `p` of a tap. A frame from a
-//! queue of one worker to a queue of another crosses between them; where a port has a queue of the same worker, it
+//! Queue pair `p` of every port belongs to worker `p` modulo their number until it is moved, and so does queue `p` of a tap. A frame
+//! from a queue of one worker to a queue of another crosses between them; where a port has a queue of the same worker, it
 //! goes there, unless the guest sends that flow elsewhere.
 //!
 //! | file | idea |
@@ -18,6 +18,7 @@
 //! | `coalesce` | packets of a flow as one frame, for a receiver that takes it |
 //! | `too_big` | what a sender is told whose packet does not fit |
 //! | `crossing` | what goes from worker to worker |
+//! | `moving` | how a pair goes from worker to worker |
 //! | `gate` | what a port's rules say about a frame |
 //! | `vlan` | which VLAN a frame belongs to, and its tag |
 //! | `guard` | whether a frame's sender is who it says |
@@ -37,6 +38,7 @@ mod gate;
 mod guard;
 mod guest;
 mod moment;
+mod moving;
 mod port;
 mod shared;
 mod software;
@@ -49,6 +51,7 @@ mod vlan;
 mod worker;
 
 pub use command::{Plane, QueueState, RingStart};
+pub use moving::NotMoved;
 pub(crate) use shared::PAIRS;
 pub use shared::PortShared;
 pub use vif::{Broken, Reporter, VifStart, VifState};

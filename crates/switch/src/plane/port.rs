@@ -7,11 +7,12 @@ use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::vnet::{Header, Offloads};
 use smallvec::SmallVec;
 
+use super::aim::{Aim, Delivered};
 use super::bucket::Bucket;
 use super::coalesce::{Coalescer, Terms, Unit};
 use super::crossing::Crossing;
 use super::gate::Gate;
-use super::guest::{Delivered, Guest};
+use super::guest::Guest;
 use super::moment::Moment;
 use super::software;
 use super::tap::TapPort;
@@ -79,6 +80,15 @@ impl Port {
             Kind::Guest(guest) => guest.offloads(),
             Kind::Tap(tap) => tap.offloads,
             Kind::Vif(vif) => vif.offloads(),
+        }
+    }
+
+    /// Which pair frames go to, where there are pairs.
+    pub(super) fn aim(&mut self) -> Option<&mut Aim> {
+        match &mut self.kind {
+            Kind::Guest(guest) => Some(&mut guest.aim),
+            Kind::Vif(vif) => Some(&mut vif.aim),
+            Kind::Tap(_) => None,
         }
     }
 

@@ -1,5 +1,6 @@
 //! What all workers, and the control plane, know of a virtual machine's port.
 
+use std::array;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
@@ -16,8 +17,10 @@ pub(crate) const PAIRS: u16 = 16;
 #[derive(Debug)]
 pub struct PortShared {
     /// The pairs whose receiveqs can be delivered to, one bit each: written by the worker that owns the pair. Above
-    /// them a number that changes with the offloads.
+    /// them a number that changes with the offloads and the owners.
     ready: AtomicU64,
+    /// The worker that owns each pair: written by the control plane.
+    owners: [AtomicU16; PAIRS as usize],
     /// What the machine takes without our help: written by the control plane before any ring is started.
     offloads: AtomicU8,
     /// The largest packet the machine takes, in bytes behind the Ethernet header: written by the control plane.
@@ -45,10 +48,11 @@ impl Default for PortShared {
     fn default() -> Self {
         Self {
             ready: AtomicU64::new(0),
+            owners: array::from_fn(|_| AtomicU16::new(0)),
             offloads: AtomicU8::new(0),
             mtu: AtomicU16::new(DEFAULT_MTU),
             flows: Arc::default(),
-            pairs: std::array::from_fn(|_| PairCounters::default()),
+            pairs: array::from_fn(|_| PairCounters::default()),
         }
     }
 }
@@ -57,8 +61,26 @@ impl PortShared {
     /// What the machine takes, for the rings that are started next.
     pub(crate) fn set_offloads(&self, offloads: Offloads) {
         if self.offloads.swap(offloads.bits(), Ordering::Relaxed) != offloads.bits() {
-            self.ready.fetch_add(1 << Ready::NUMBER, Ordering::Release);
+            self.changed();
         }
+    }
+
+    /// Whoever looks at [`PortShared::ready`] from now on sees that something is new.
+    fn changed(&self) {
+        self.ready.fetch_add(1 << Ready::NUMBER, Ordering::Release);
+    }
+
+    /// Says which worker owns a pair from now on.
+    pub(super) fn set_owner(&self, pair: u16, worker: usize) {
+        if let Some(owner) = self.owners.get(usize::from(pair)) {
+            owner.store(worker as u16, Ordering::Relaxed);
+            self.changed();
+        }
+    }
+
+    /// The worker that owns a pair, of those there are: the first, for one that cannot be.
+    pub(crate) fn owner(&self, pair: u16) -> usize {
+        self.owners.get(usize::from(pair)).map_or(0, |owner| owner.load(Ordering::Relaxed).into())
     }
 
     /// What the machine takes without our help.
@@ -117,5 +139,9 @@ mod tests {
         assert_eq!(port.ready(), before, "nothing has changed");
         port.set_ready(0, false);
         assert_eq!(port.ready().pairs().collect::<Vec<_>>(), [5]);
+        let before = port.ready();
+        port.set_owner(5, 3);
+        assert_ne!(port.ready(), before);
+        assert_eq!([4, 5, 200].map(|pair| port.owner(pair)), [0, 3, 0]);
     }
 }

@@ -31,8 +31,8 @@ pub(super) struct TapPort {
 }
 
 impl TapPort {
-    /// A tap of which bursts of up to so many frames are read: 0 if another worker does that.
-    pub(super) fn new(tap: Tap, burst: usize) -> Self {
+    /// A tap of which no frames are read yet.
+    pub(super) fn new(tap: Tap) -> Self {
         let has = |offload| tap.offloads().contains(offload);
         let mut offloads = Offloads::empty();
         offloads.set(Offloads::CSUM, has(TapOffloads::CSUM));
@@ -40,8 +40,13 @@ impl TapPort {
         offloads.set(Offloads::TSO6, has(TapOffloads::TSO6));
         offloads.set(Offloads::ECN, has(TapOffloads::ECN));
         offloads.set(Offloads::USO, has(TapOffloads::USO4));
-        let buffers = (0..burst).map(|_| vec![0; MAX_READ].into_boxed_slice()).collect();
-        Self { tap, offloads, buffers, lengths: Vec::with_capacity(burst), scratch: Vec::new() }
+        Self { tap, offloads, buffers: Vec::new(), lengths: Vec::new(), scratch: Vec::new() }
+    }
+
+    /// From now on bursts of up to so many frames are read here: 0 if another worker does that.
+    pub(super) fn set_burst(&mut self, burst: usize) {
+        self.buffers.truncate(burst);
+        self.buffers.resize_with(burst, || vec![0; MAX_READ].into_boxed_slice());
     }
 
     /// Reads a burst into our buffers; returns how many frames, and whether more may be waiting.

@@ -19,9 +19,9 @@ use ringferry_sys::eventfd::EventFd;
 use ringferry_xen_net::events::Events;
 use ringferry_xen_net::netback::{Delivery, Multicast, PageCounters, Queue, Refused, Rejected};
 
-use super::aim::Aim;
+use super::aim::{Aim, Delivered};
 use super::crossing::Crossing;
-use super::guest::Delivered;
+use super::guest::put;
 use super::moment::Moment;
 use super::shared::PortShared;
 use crate::counters::{DropReason, PairCounters, PortCounters};
@@ -37,8 +37,6 @@ pub struct VifStart {
     pub events: Events,
     /// Which connection of the interface it belongs to, for [`Broken`].
     pub session: u32,
-    /// What its worker counts for the port.
-    pub counters: Arc<PortCounters>,
 }
 
 /// The state of a queue, for people.
@@ -105,8 +103,8 @@ pub(super) struct Vif {
     id: PortId,
     pub(super) queues: Vec<Option<VifQueue>>,
     pub(super) shared: Arc<PortShared>,
-    aim: Aim,
-    /// The multicast frames that are wanted. Only a port all of whose queues are with one worker has a filter.
+    pub(super) aim: Aim,
+    /// The multicast frames that are wanted. Only a port all of whose queues are with one worker, wherever they go, has a filter.
     multicast: Multicast,
     reporter: Arc<Reporter>,
 }
@@ -114,32 +112,28 @@ pub(super) struct Vif {
 impl Vif {
     /// A port without queues.
     pub(super) fn new(id: PortId, shared: Arc<PortShared>, reporter: Arc<Reporter>) -> Self {
-        let aim = Aim::new(Arc::clone(&shared));
+        let aim = Aim::new(id, Arc::clone(&shared));
         Self { id, queues: Vec::new(), aim, shared, multicast: Multicast::new(false), reporter }
     }
 
-    /// Serves one more queue.
-    pub(super) fn start(&mut self, start: VifStart) {
-        let VifStart { number, queue, events, session, counters } = start;
-        let at = usize::from(number);
-        if self.queues.len() <= at {
-            self.queues.resize_with(at + 1, || None);
-        }
+    /// Serves one more queue. `counters` are those of this worker.
+    pub(super) fn start(&mut self, start: VifStart, counters: &Arc<PortCounters>) {
+        let VifStart { number, queue, events, session } = start;
         // The last back end may have died between answering and telling. One event too many is legal.
         let told = events.notify_transmit().and_then(|()| events.notify_receive());
         let queue = VifQueue {
             queue,
             events,
             session,
-            counters,
+            counters: Arc::clone(counters),
             shared: Arc::clone(&self.shared),
-            number: at,
+            number: number.into(),
             seen: Rejected::default(),
             unseen: (0, 0),
             dropped: 0,
             reported: false,
         };
-        let queue = self.queues[at].insert(queue);
+        let queue = put(&mut self.queues, number.into(), queue);
         if told.is_err() {
             queue.report(self.id, "its event channel is gone", &self.reporter);
         }
@@ -156,6 +150,23 @@ impl Vif {
         let queue = self.queues.get_mut(usize::from(number))?.take()?;
         self.shared.set_ready(number, false);
         Some(queue.queue.counters())
+    }
+
+    /// Lets another worker have a queue, and the filter. To those who send to it, it stays as it is.
+    pub(super) fn take(&mut self, number: u16) -> Option<(VifQueue, Multicast)> {
+        let queue = self.queues.get_mut(usize::from(number))?.take()?;
+        Some((queue, std::mem::replace(&mut self.multicast, Multicast::new(false))))
+    }
+
+    /// Serves a queue that another worker had. `counters` are those of this one.
+    pub(super) fn give(
+        &mut self,
+        (mut queue, multicast): (VifQueue, Multicast),
+        counters: &Arc<PortCounters>,
+    ) {
+        queue.counters = Arc::clone(counters);
+        self.multicast = multicast;
+        put(&mut self.queues, queue.number, queue);
     }
 
     /// A queue, with the filter, its counters, and who is told when it breaks.
@@ -202,17 +213,14 @@ impl Vif {
         now: &Moment,
     ) -> Result<Delivered, DropReason> {
         let number = self.aim.choose(first, now)?;
-        let owner = crossing.owner(number);
-        if owner != crossing.me() {
-            return crossing.send(owner, self.id, header, first, rest).map(|()| Delivered::Away);
-        }
+        let Some(queue) = self.queues.get_mut(usize::from(number)).and_then(Option::as_mut) else {
+            return self.aim.elsewhere(number, header, first, rest, crossing);
+        };
         if let Some(destination) = ether::destination(first)
             && !self.multicast.accepts(&destination.0)
         {
             return Err(DropReason::Filtered);
         }
-        let queue = self.queues.get_mut(usize::from(number)).and_then(Option::as_mut);
-        let queue = queue.ok_or(DropReason::LinkDown)?;
         match queue.queue.deliver_or_wait(header, first, rest) {
             // Counted when it is delivered.
             Ok(Delivery::Waits) => Ok(Delivered::Away),

@@ -19,12 +19,14 @@ use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::spin::{Idle, Spin};
 use ringferry_xen_net::netback::PageCounters;
 
+use super::aim::Aim;
 use super::command::{Command, Inbox, QueueState, RingStart};
 use super::crossing::{Crossing, Message, Parcel};
 use super::forward::{self, Forwarder, Origin, Tables};
 use super::gate::Gate;
 use super::guest::{Guest, TxQueue};
 use super::moment::Moment;
+use super::moving::Moving;
 use super::port::{Kind, Port, Way};
 use super::tap::{self, TapPort};
 use super::vif::{Vif, VifQueue, VifStart};
@@ -261,21 +263,26 @@ impl Worker {
                 }
             }
         }
-        for id in self.crossed.drain(..) {
-            if let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) {
-                port.flush();
-                if port.has_answers() {
-                    let now = &Moment::new(self.started, self.now);
-                    let (crossing, scratch) = (&mut self.crossing, self.forwarder.scratch());
-                    forward::answer(id, &mut self.ports, &self.fdb, &mut Way { crossing, now, scratch });
-                }
-            }
+        while let Some(id) = self.crossed.pop() {
+            self.show(id);
         }
         if moved {
             // A pair may have gone to another worker meanwhile, and the frame after it.
             self.crossing.flush();
         }
         moved
+    }
+
+    /// Shows a port's receiver what was delivered, and senders what its answers are.
+    fn show(&mut self, id: PortId) {
+        if let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) {
+            port.flush();
+            if port.has_answers() {
+                let now = &Moment::new(self.started, self.now);
+                let (crossing, scratch) = (&mut self.crossing, self.forwarder.scratch());
+                forward::answer(id, &mut self.ports, &self.fdb, &mut Way { crossing, now, scratch });
+            }
+        }
     }
 
     /// Forwards a burst of what a guest sent.
@@ -506,14 +513,10 @@ impl Worker {
                 self.add(id, name, counters, Kind::Guest(Guest::new(id, shared)));
             }
             Command::AddTap(id, name, counters, tap, read) => {
+                self.add(id, name, counters, Kind::Tap(TapPort::new(tap)));
                 if read {
-                    if let Err(error) = self.epoll.add(&tap, Source::Tap(id).token(), Interest::READABLE) {
-                        tracing::error!(port = name, "cannot wait for the tap: {error}");
-                    }
-                    self.activate(Source::Tap(id));
+                    self.read_tap(id);
                 }
-                let burst = if read { BURST } else { 0 };
-                self.add(id, name, counters, Kind::Tap(TapPort::new(tap, burst)));
             }
             Command::AddVif(id, name, counters, shared) => {
                 let reporter = Arc::clone(&self.inbox.reporter);
@@ -535,6 +538,25 @@ impl Worker {
                     task(&mut queue.queue);
                 }
             }
+            Command::Settle(reply) => {
+                self.settle();
+                let _ = reply.send(());
+            }
+            Command::Expect(id, pair, reply) => {
+                if let Some(Some(port)) = self.ports.get_mut(usize::from(id.0))
+                    && let Some(aim) = port.aim()
+                {
+                    aim.expect(pair);
+                }
+                let _ = reply.send(());
+            }
+            Command::Take(id, pair, reply) => {
+                self.settle();
+                if let Some(moving) = self.take(id, pair) {
+                    let _ = reply.send(moving);
+                }
+            }
+            Command::Give(id, pair, moving) => self.give(id, pair, *moving),
             Command::Remove(id, reply) => {
                 if let Some(port) = self.ports.get_mut(usize::from(id.0)) {
                     *port = None;
@@ -629,28 +651,106 @@ impl Worker {
         let Some(guest) = guest(&mut self.ports, id) else { return };
         let index = start.index;
         let sends = index % 2 == 1;
-        let source = Source::Transmitq(id, index / 2);
-        if let (true, Some(kick)) = (sends, &start.kick)
-            && let Err(error) = self.epoll.add(kick, source.token(), Interest::READABLE)
-        {
-            tracing::error!(port = id.0, "cannot wait for kicks, so the queue is polled: {error}");
-            start.kick = None;
+        if sends {
+            watch_kicks(&self.epoll, id, index / 2, &mut start.kick);
         }
         guest.start(start);
         // The last device may have died between showing buffers and calling for them, and with
         // EVENT_IDX the guest would then never be called again. One call too many is legal.
         self.call(id, index);
         if sends {
-            self.activate(source);
+            self.activate(Source::Transmitq(id, index / 2));
         }
     }
 
+    /// Delivers all that other workers have had for this one.
+    fn settle(&mut self) {
+        for _ in 0..self.crossing.most().div_ceil(BURST) {
+            if !self.poll_crossing() {
+                break;
+            }
+        }
+    }
+
+    /// Lets another worker have a pair of a port, or what a tap has received.
+    fn take(&mut self, id: PortId, pair: u16) -> Option<Moving> {
+        let port = self.ports.get_mut(usize::from(id.0))?.as_mut()?;
+        let (moving, source) = match &mut port.kind {
+            Kind::Guest(guest) => {
+                let rings = guest.take(pair);
+                if let Some(kick) = rings.tx.as_ref().and_then(|queue| queue.common.kick.as_ref()) {
+                    let _ = self.epoll.remove(kick);
+                }
+                (Moving::Rings(rings), Source::Transmitq(id, pair))
+            }
+            Kind::Vif(vif) => {
+                let queue = vif.take(pair);
+                queue.iter().for_each(|(queue, _)| unwatch_vif(&self.epoll, queue));
+                (Moving::Vif(queue), Source::Vif(id, pair))
+            }
+            Kind::Tap(tap) => {
+                let _ = self.epoll.remove(&tap.tap);
+                tap.set_burst(0);
+                (Moving::Tap, Source::Tap(id))
+            }
+        };
+        self.active.retain(|active| active.source != source);
+        Some(moving)
+    }
+
+    /// Serves what another worker had, beginning with the frames that have come for it meanwhile.
+    fn give(&mut self, id: PortId, pair: u16, moving: Moving) {
+        let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) else { return };
+        match (&mut port.kind, moving) {
+            (Kind::Guest(guest), Moving::Rings(rings)) => {
+                guest.give(pair, rings);
+                if let Some(Some(queue)) = guest.tx.get_mut(usize::from(pair)) {
+                    watch_kicks(&self.epoll, id, pair, &mut queue.common.kick);
+                    self.activate(Source::Transmitq(id, pair));
+                }
+            }
+            (Kind::Vif(vif), Moving::Vif(Some(queue))) => {
+                vif.give(queue, &port.counters);
+                self.serve_vif(id, pair);
+            }
+            (Kind::Tap(_), Moving::Tap) => self.read_tap(id),
+            _ => {}
+        }
+        let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) else { return };
+        let held = port.aim().map(Aim::arrived).unwrap_or_default();
+        let now = Moment::new(self.started, self.now);
+        port.expect(held.len(), &self.crossing);
+        for (header, frame) in held {
+            let (crossing, scratch) = (&mut self.crossing, self.forwarder.scratch());
+            port.put(header, &frame, &[], &mut Way { crossing, now: &now, scratch });
+        }
+        self.show(id);
+        self.crossing.flush();
+    }
+
+    /// Reads what a tap receives.
+    fn read_tap(&mut self, id: PortId) {
+        let Some((tap, _)) = tap_port(&mut self.ports, id) else { return };
+        tap.set_burst(BURST);
+        if let Err(error) = self.epoll.add(&tap.tap, Source::Tap(id).token(), Interest::READABLE) {
+            tracing::error!(tap = tap.tap.name(), "cannot wait for the tap: {error}");
+        }
+        self.activate(Source::Tap(id));
+    }
+
     fn start_vif(&mut self, id: PortId, start: VifStart) {
+        if let Some(Some(Port { kind: Kind::Vif(vif), counters, .. })) = self.ports.get_mut(usize::from(id.0))
+        {
+            let number = start.number;
+            vif.start(start, counters);
+            self.serve_vif(id, number);
+        }
+    }
+
+    fn serve_vif(&mut self, id: PortId, number: u16) {
         let Some((vif, _)) = vif_port(&mut self.ports, id) else { return };
-        let number = start.number;
-        let source = Source::Vif(id, number);
-        vif.start(start);
         let Some((queue, _, _, reporter)) = vif.queue(number) else { return };
+        let source = Source::Vif(id, number);
         // Those for what the guest receives tell that frames which wait for pages may go on.
         let watched =
             queue.events.fds().try_for_each(|fd| self.epoll.add(fd, source.token(), Interest::READABLE));
@@ -765,6 +865,15 @@ fn vif_port(ports: &mut [Option<Port>], id: PortId) -> Option<(&mut Vif, &PortCo
 
 fn vif_queue(ports: &mut [Option<Port>], id: PortId, number: u16) -> Option<&mut VifQueue> {
     vif_port(ports, id)?.0.queues.get_mut(usize::from(number))?.as_mut()
+}
+
+/// Waits for the kicks of a transmitq. One that cannot be waited for is polled.
+fn watch_kicks(epoll: &Epoll, id: PortId, pair: u16, kick: &mut Option<EventFd>) {
+    let token = Source::Transmitq(id, pair).token();
+    if let Some(Err(error)) = kick.as_ref().map(|kick| epoll.add(kick, token, Interest::READABLE)) {
+        tracing::error!(port = id.0, "cannot wait for kicks, so the queue is polled: {error}");
+        *kick = None;
+    }
 }
 
 /// As [`unwatch`], for the events of a Xen guest's queue.

@@ -58,6 +58,8 @@ pub enum XenError {
 pub(crate) struct XenEntry {
     name: String,
     mtu: u16,
+    /// With whom the queues of every interface begin.
+    worker: Option<u16>,
     config: XenVifConfig,
     /// What the frames of every interface must obey.
     rules: Rules,
@@ -118,6 +120,7 @@ impl XenEntry {
         let mut entry = XenEntry {
             name: port.name.clone(),
             mtu: port.mtu.unwrap_or(DEFAULT_MTU),
+            worker: port.worker,
             config: config.clone(),
             rules: port.rules.clone(),
             token,
@@ -235,6 +238,9 @@ impl XenEntry {
             };
             let vif = Vif::new(name, &self.rules, desk)?;
             vif.shared.set_mtu(self.mtu);
+            if let Some(worker) = self.worker {
+                desk.plane.assign_all(vif.id, worker);
+            }
             self.vifs.insert(id, vif);
         }
         self.vifs.get_mut(&id)

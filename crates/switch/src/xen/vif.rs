@@ -132,9 +132,7 @@ impl Vif {
         self.shared.set_offloads(front.accepts.offloads());
         desk.plane.filter_vif(self.id, front.multicast_filter);
         for (number, (queue, events)) in (0u16..).zip(queues) {
-            let counters = self.counters.of(number.into());
-            desk.plane
-                .start_vif(self.id, VifStart { number, queue, events, session: self.session, counters });
+            desk.plane.start_vif(self.id, VifStart { number, queue, events, session: self.session });
         }
         self.counters.of(0).connections.add(1);
         self.served = Some(Served { queues: count as u16, pages, mode, front, control });
