@@ -14,6 +14,7 @@
 //! | [`xen`] | Xen guests on the same switch: forwarding, restarts on either side, several queues, hostile front ends |
 //! | [`channels`] | several queue pairs, and their number changing under traffic |
 //! | [`rules`] | rules of ports: live changes, kept in the file, and obeyed |
+//! | [`rules_kernel`] | rules of taps, and of guests, whose kernel has other ideas |
 //! | [`demo`] | `ringferry demo` works and leaves nothing behind |
 //!
 //! [`process`], [`guest`], [`domu`], [`raw`] and [`frames`] are what they stand on.
@@ -34,5 +35,6 @@ mod process;
 mod raw;
 mod restart;
 mod rules;
+mod rules_kernel;
 mod workers;
 mod xen;

@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use ringferry_packet::ether::Mac;
-use ringferry_sys::process::is_root;
+use ringferry_sys::process::{Spawn, is_root};
 use ringferry_xen::domain::DomId;
 
 use crate::domu::{Machine, small};
-use crate::frames::{frame, mac};
+use crate::frames::{frame, mac, pattern, tcp};
 use crate::guest::{Guest, Options, acquaint, converse};
-use crate::process::{Place, Switch, may, ringferry};
+use crate::process::{Place, Process, Switch, may, ringferry};
 
 /// A configuration file with two ports, the second with rules.
 fn write_file(place: &Place) -> PathBuf {
@@ -230,18 +230,18 @@ fn a_file_that_may_not_be_written_is_said_so() {
 }
 
 /// The same frame with a tag.
-fn tagged(frame: &[u8], vid: u16) -> Vec<u8> {
+pub fn tagged(frame: &[u8], vid: u16) -> Vec<u8> {
     [&frame[..12], &[0x81, 0], &vid.to_be_bytes(), &frame[12..]].concat()
 }
 
 /// Changes rules of a port. When this returns, every worker knows of it.
 #[track_caller]
-fn set(place: &Place, switch: &Switch<'_>, port: &str, settings: &[&str]) {
+pub fn set(place: &Place, switch: &Switch<'_>, port: &str, settings: &[&str]) {
     place.ctl(&[&["set", port], settings].concat());
     switch.show();
 }
 
-fn drops(switch: &Switch<'_>, port: &str, reason: &str) -> u64 {
+pub fn drops(switch: &Switch<'_>, port: &str, reason: &str) -> u64 {
     switch.port(port).drops[reason]
 }
 
@@ -390,6 +390,88 @@ fn what_is_above_a_limit_is_dropped_and_counted() {
     b.pump();
     while b.take().is_some() {}
     converse(&mut a, &mut b, 1, 100);
+    switch.stop();
+}
+
+/// A bucket whose burst is two frames, and that would grant a third only after five minutes. They are as long as all of
+/// their segments, whose headers are two fifths of that.
+#[test]
+fn a_byte_rate_lets_its_burst_through_counted_in_segments() {
+    const SEGMENTS: usize = 288;
+    const MSS: usize = (36 << 10) / SEGMENTS - 54;
+    let place = Place::new();
+    let switch = place.switch(&["a", "b"]);
+    let [mut a, mut b] = plug(&switch, ["a", "b"]);
+    acquaint(&mut [&mut a, &mut b]);
+    let frames: Vec<_> =
+        (0..4).map(|number| tcp(b.mac, a.mac, false, &pattern(number, SEGMENTS * MSS), MSS as u16)).collect();
+    let mut arrived = || {
+        for (header, frame) in &frames {
+            a.put(header, frame);
+        }
+        a.drain();
+        b.pump();
+        let arrived: Vec<_> = std::iter::from_fn(|| b.take()).map(|received| received.frame).collect();
+        assert!(
+            arrived.iter().eq(frames.iter().map(|(_, frame)| frame).take(arrived.len())),
+            "not the first"
+        );
+        arrived.len()
+    };
+    for (port, key, reason) in [("a", "rate_in", "rate-in"), ("b", "rate_out", "rate-out")] {
+        set(&place, &switch, port, &[&format!("{key}=1kbit"), &format!("{key}_burst=72kib")]);
+        assert_eq!((arrived(), drops(&switch, port, reason)), (2, 2), "{key}");
+        place.ctl(&["unset", port, key]);
+        switch.show();
+        assert_eq!((arrived(), drops(&switch, port, reason)), (4, 2), "{key}");
+    }
+    switch.stop();
+}
+
+#[test]
+fn a_change_under_traffic_is_made_at_one_moment_and_loses_nothing_else() {
+    const BURST: u32 = 16;
+    let place = Place::new();
+    let switch = place.switch(&["a,vlan=10,isolated=on", "b,vlan=10"]);
+    let [mut a, mut b] = plug(&switch, ["a", "b"]);
+    acquaint(&mut [&mut a, &mut b]);
+    let mut next = 0;
+    // Sends a burst to b; for each of its frames, whether it has arrived.
+    let mut send = || {
+        let numbers = next..next + BURST;
+        next += BURST;
+        a.send_numbered(b.mac, numbers.start, BURST);
+        a.drain();
+        b.pump();
+        let arrived: Vec<_> = std::iter::from_fn(|| b.take()).map(|received| received.frame).collect();
+        numbers.map(|number| arrived.contains(&frame(b.mac, a.mac, 100, number))).collect::<Vec<_>>()
+    };
+    for (port, close, open, reason) in [
+        ("b", ["set", "vlan=20"], ["set", "vlan=10"], "vlan"),
+        ("b", ["set", "isolated=on"], ["unset", "isolated"], "isolated"),
+        ("a", ["set", "allowed_macs=52:54:00:00:00:09"], ["unset", "allowed_macs"], "spoofed"),
+    ] {
+        let mut lost = 0;
+        for ([verb, what], opens) in [(close, false), (open, true)] {
+            let mut command = ringferry();
+            command.arg("ctl").arg("--control").arg(place.control()).args([verb, port, what]);
+            let mut ctl = Process::start(&mut command, Spawn::default());
+            let mut arrived = send();
+            while ctl.is_running() {
+                arrived.extend(send());
+            }
+            assert!(ctl.wait().0.success(), "{:#?}", ctl.log());
+            // Every worker knows of it.
+            switch.show();
+            let before = arrived.len();
+            arrived.extend((0..4).flat_map(|_| send()));
+            assert!(arrived[before..].iter().all(|arrived| *arrived == opens), "{verb} {what}: not in force");
+            let changes = arrived.windows(2).filter(|pair| pair[0] != pair[1]).count();
+            assert!(changes <= 1, "{verb} {what}: {changes} changes");
+            lost += arrived.iter().filter(|arrived| !*arrived).count() as u64;
+        }
+        assert_eq!(drops(&switch, port, reason), lost, "{reason}");
+    }
     switch.stop();
 }
 
