@@ -67,7 +67,7 @@ pub(super) struct Session<'a> {
     online: Vec<usize>,
     /// The processor of each pair; `None`: any.
     placed: Vec<Option<usize>>,
-    /// Whether flows take all of them.
+    /// When flows take all of them.
     spread: Spread,
     /// One line to each pair's thread. When they are dropped the threads are told to stop.
     lines: Lines,
@@ -92,7 +92,7 @@ impl<'a> Session<'a> {
         started: Instant,
         [combined, used]: [u16; 2],
     ) -> Self {
-        let spread = Spread::new(args.spread_at, used == combined);
+        let spread = Spread::new(args.spread_at);
         let (online, placed, lines) = (Vec::new(), Vec::new(), Lines::default());
         Self {
             args,
@@ -207,23 +207,23 @@ impl<'a> Session<'a> {
         if self.combined > 1 && self.spread.adapts() { WINDOW } else { TICK }
     }
 
-    /// Pairs that there is enough to do for.
-    fn wanted(&self) -> u16 {
-        if self.spread.is_spread() { self.combined } else { 1 }
+    /// Flows have more than the first pair.
+    fn is_spread(&self) -> bool {
+        self.used > 1
     }
 
     /// Looks whether there is more to do than one pair does, or not any more, and has flows follow.
     fn adapt(&mut self, gauges: &[Gauge]) {
-        if self.combined == 1 || !self.spread.look(gauges.iter(), &self.online) {
+        let spread = self.is_spread();
+        if self.combined == 1 || !self.spread.look(spread, gauges.iter(), &self.online) {
             return;
         }
-        let (old, wanted) = (self.used, self.wanted());
+        let (old, wanted) = (self.used, if spread { 1 } else { self.combined });
         if wanted < old && !self.taps.steer_to_first(Some(wanted)) {
             // The last packets of a queue that is detached would be lost, and nobody has asked for that.
             self.spread.give_up();
         } else if let Err(error) = self.use_pairs(wanted) {
             tracing::debug!("flows stay on {old} of {} pairs: {error}", self.combined);
-            self.spread.undo();
         } else {
             tracing::debug!(old, new = wanted, "flows have moved");
         }
@@ -255,11 +255,9 @@ impl<'a> Session<'a> {
             && *port == self.args.tap
         {
             check_range(*wanted, self.pairs())?;
+            let used = if self.spread.adapts() && !self.is_spread() { 1 } else { *wanted };
+            self.use_pairs(used)?;
             let old = std::mem::replace(&mut self.combined, *wanted);
-            if let Err(error) = self.use_pairs(self.wanted()) {
-                self.combined = old;
-                return Err(error);
-            }
             if *wanted != old {
                 tracing::info!(old, new = *wanted, used = self.used, "the number of queue pairs has changed");
             }

@@ -64,12 +64,11 @@ impl Gauge {
     }
 }
 
-/// Whether flows are spread, and what that follows from.
+/// When flows are spread, and what that follows from.
 #[derive(Debug)]
 pub(super) struct Spread {
     /// Load of a pair that spreads flows, as a part of a processor; `None`: they are spread always.
     at: Option<f64>,
-    spread: bool,
     /// Windows without much to do, one after another.
     sparse: u32,
     last: Option<Reading>,
@@ -91,55 +90,45 @@ struct Load {
 }
 
 impl Spread {
-    /// Flows are spread from this load on, in per cent of a processor; 0: always. `spread`: they are now.
-    pub(super) fn new(per_cent: u8, spread: bool) -> Spread {
-        let at = (per_cent > 0).then_some(f64::from(per_cent) / 100.0);
-        Spread { at, spread: spread || at.is_none(), sparse: 0, last: None }
+    /// Flows are spread from this load on, in per cent of a processor; 0: always.
+    pub(super) fn new(per_cent: u8) -> Spread {
+        Spread { at: (per_cent > 0).then_some(f64::from(per_cent) / 100.0), sparse: 0, last: None }
     }
 
-    /// Flows are spread over all pairs in use.
-    pub(super) fn is_spread(&self) -> bool {
-        self.spread
-    }
-
-    /// Whether that can change.
+    /// Whether it depends on loads.
     pub(super) fn adapts(&self) -> bool {
         self.at.is_some()
     }
 
-    /// What [`look`](Spread::look) has said last could not be done.
-    pub(super) fn undo(&mut self) {
-        self.spread = !self.spread;
-    }
-
     /// They are spread from now on whatever happens: they cannot be brought back.
     pub(super) fn give_up(&mut self) {
-        (self.at, self.spread) = (None, true);
+        self.at = None;
     }
 
-    /// Looks at the loads of all pairs; call it every [`WINDOW`]. Whether flows are to be spread when they were not, or the other way.
-    pub(super) fn look<'a>(&mut self, gauges: impl Iterator<Item = &'a Gauge>, online: &[usize]) -> bool {
+    /// Looks at the loads of all pairs; call it every [`WINDOW`]. `spread`: flows are, now. Whether that is to change.
+    pub(super) fn look<'a>(
+        &mut self,
+        spread: bool,
+        gauges: impl Iterator<Item = &'a Gauge>,
+        online: &[usize],
+    ) -> bool {
         let Some(at) = self.at else { return false };
         let Ok(idle) = idle_time(online) else {
             self.give_up();
-            return true;
+            return !spread;
         };
         let now = Reading { at: Instant::now(), busy: gauges.map(Gauge::busy).collect(), idle };
         let load = self.last.replace(now).zip(self.last.as_ref()).and_then(|(then, now)| now.since(&then));
-        load.is_some_and(|load| self.decide(at, &load))
+        load.is_some_and(|load| self.decide(spread, at, &load))
     }
 
-    fn decide(&mut self, at: f64, load: &Load) -> bool {
-        let change = if self.spread {
-            self.sparse = if load.sum < at * SPARSE { self.sparse + 1 } else { 0 };
-            self.sparse >= PATIENCE
-        } else {
-            load.busiest >= at && load.idle >= ROOM
-        };
-        if change {
-            (self.spread, self.sparse) = (!self.spread, 0);
+    fn decide(&mut self, spread: bool, at: f64, load: &Load) -> bool {
+        if !spread {
+            self.sparse = 0;
+            return load.busiest >= at && load.idle >= ROOM;
         }
-        change
+        self.sparse = if load.sum < at * SPARSE { self.sparse + 1 } else { 0 };
+        self.sparse >= PATIENCE
     }
 }
 
@@ -167,35 +156,34 @@ mod tests {
 
     #[test]
     fn flows_spread_when_a_pair_is_saturated_and_a_processor_is_free() {
-        let mut spread = Spread::new(80, false);
-        let mut decide = |busiest, idle| spread.decide(0.8, &load(busiest, busiest, idle));
-        assert!(!decide(0.5, 2.0), "not saturated");
-        assert!(!decide(0.95, 0.1), "nothing free");
-        assert!(decide(0.9, 0.6));
-        assert!(!decide(0.9, 0.6), "they are");
-        assert!(spread.is_spread());
+        let mut decider = Spread::new(80);
+        let mut decide = |spread, busiest, idle| decider.decide(spread, 0.8, &load(busiest, busiest, idle));
+        assert!(!decide(false, 0.5, 2.0), "not saturated");
+        assert!(!decide(false, 0.95, 0.1), "nothing free");
+        assert!(decide(false, 0.9, 0.6));
+        assert!(!decide(true, 0.9, 0.6), "they are");
     }
 
     #[test]
     fn flows_return_when_there_was_little_to_do_for_a_while() {
-        let mut spread = Spread::new(80, true);
-        let mut windows =
-            |sums: &[f64]| sums.iter().filter(|sum| spread.decide(0.8, &load(0.3, **sum, 0.0))).count();
-        assert_eq!(windows(&[0.1, 0.1, 0.1, 0.9, 0.1, 0.1, 0.1]), 0);
-        assert_eq!(windows(&[0.1]), 1);
-        assert_eq!(windows(&[0.1; 10]), 0);
-        assert!(!spread.is_spread());
+        let mut decider = Spread::new(80);
+        let mut windows = |spread, sums: &[f64]| {
+            sums.iter().filter(|sum| decider.decide(spread, 0.8, &load(0.3, **sum, 0.0))).count()
+        };
+        assert_eq!(windows(true, &[0.1, 0.1, 0.1, 0.9, 0.1, 0.1, 0.1]), 0);
+        assert_eq!(windows(true, &[0.1]), 1);
+        assert_eq!(windows(false, &[0.1; 10]), 0);
+        assert_eq!(windows(true, &[0.1; 3]), 0, "patience begins anew");
     }
 
     #[test]
     fn always_is_always() {
-        let mut spread = Spread::new(0, false);
-        assert!(spread.is_spread() && !spread.adapts());
-        assert!(!spread.look([Gauge::default()].iter(), &[0]));
-        let mut spread = Spread::new(50, false);
-        assert!(!spread.is_spread() && spread.adapts());
+        let mut spread = Spread::new(0);
+        assert!(!spread.adapts() && !spread.look(true, [Gauge::default()].iter(), &[0]));
+        let mut spread = Spread::new(50);
+        assert!(spread.adapts());
         spread.give_up();
-        assert!(spread.is_spread() && !spread.look([].into_iter(), &[0]));
+        assert!(!spread.adapts() && !spread.look(true, [].into_iter(), &[0]));
     }
 
     #[test]
@@ -213,12 +201,12 @@ mod tests {
         let gauges = [Gauge::default(), Gauge::default()];
         let cpus = ringferry_sys::cpu::allowed().unwrap();
         gauges[0].begin();
-        let mut spread = Spread::new(80, false);
-        assert!(!spread.look(gauges.iter(), &cpus), "nothing to compare with");
+        let mut spread = Spread::new(80);
+        assert!(!spread.look(false, gauges.iter(), &cpus), "nothing to compare with");
         let used = gauges[0].busy();
         while gauges[0].busy() < used + Duration::from_millis(5) {}
         gauges[1].stalled(Duration::from_millis(7));
-        spread.look(gauges.iter(), &cpus);
+        spread.look(false, gauges.iter(), &cpus);
         let busy = &spread.last.unwrap().busy;
         assert!(busy[0] >= Duration::from_millis(5));
         assert_eq!(busy[1], Duration::from_millis(7));
