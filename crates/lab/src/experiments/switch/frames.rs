@@ -3,16 +3,23 @@
 //! Frame `n` is of flow `n` modulo their number, and as long as the mix has it. A flow has Ethernet addresses, IP addresses
 //! and a source port of its own, so whatever a switch goes by, it sees as many flows as the row says. Behind the headers
 //! are the frame's number, with the way's in its top byte, and the time that it was due; behind these a pattern that
-//! depends on the number, in every [`WHOLE`]th frame and while frames are checked: in the others the headers, number and
-//! time are written, and the rest of a buffer is what it was, as in testpmd's generator.
+//! depends on the number, in every [`WHOLE`]th frame and while frames are checked: in the others the first [`HEAD`] bytes
+//! are written, and the rest of a buffer is what it was, as in testpmd's generator.
+//!
+//! UDP comes as a connected socket of Linux sends it without offloads: with a checksum, not to be fragmented, and with an
+//! identification that counts the packets of the flow. With these a switch may merge datagrams, and whoever cuts them again
+//! makes what was sent. A rest that is what it was is summed up by nobody: the pattern consists of groups of four bytes,
+//! a word and its complement, which add up to nothing, and one begins at `HEAD` in every frame. So the checksum holds
+//! whatever frame left the rest there, and where it is still zero.
 
-use ringferry_packet::checksum::Sum;
+use ringferry_packet::checksum::{self, Sum};
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, Header};
 
 use super::case::Frames;
 use crate::experiment::RowError;
 
-/// Bytes at the front of a frame that are always written, and always looked at: the headers, number and time.
+/// Bytes at the front of a frame that are always written, and always looked at: the headers, number and time, and zeros
+/// where these end before. Behind them is a whole number of groups.
 pub(super) const HEAD: usize = 70;
 
 /// Of so many frames one is written and compared whole while the rate is measured, a power of two. More often would make
@@ -22,9 +29,20 @@ pub(super) const WHOLE: u64 = 256;
 /// The top byte of a number: a frame that only shows where an address is.
 const HELLO: u8 = 0xff;
 
-/// Bytes of Ethernet, IPv4 and UDP, or TCP.
+/// Bytes of Ethernet and IPv4, and with UDP, or TCP.
+const IP: usize = 34;
 const UDP: usize = 42;
 const TCP: usize = 54;
+
+/// Where the checksums of UDP and TCP are.
+const UDP_CHECKSUM: usize = 40;
+const TCP_CHECKSUM: usize = 50;
+
+/// Bytes of number and time.
+const STAMP: usize = 16;
+
+/// Bytes of a group of the pattern.
+const GROUP: usize = 4;
 
 /// Payload of each packet that a TSO frame is to be cut into, and how many.
 const MSS: usize = 1448;
@@ -62,11 +80,22 @@ pub(super) struct Format {
     /// Where the number is; the time follows.
     number_at: usize,
     sizes: &'static [usize],
-    /// A front of each length, of flow 0.
+    /// A front of each length, of flow 0; where the transport checksum belongs, the sum of the pseudo header.
     fronts: Vec<[u8; HEAD]>,
     /// Of every frame.
     pub header: Header,
     pattern: Vec<u8>,
+}
+
+/// Which frame it is: its number, and what follows from it and takes a division to find out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Position {
+    number: u64,
+    flow: u32,
+    /// How many frames of the flow were before it; goes round.
+    turn: u16,
+    /// The number modulo that of the lengths.
+    slot: usize,
 }
 
 impl Format {
@@ -92,7 +121,21 @@ impl Format {
             sizes,
             fronts: sizes.iter().map(|&size| front(way, size, tcp)).collect(),
             header,
-            pattern: (0..longest(frames) + WHOLE as usize).map(|at| at as u8 ^ (at >> 8) as u8).collect(),
+            // Knuth's multiplier: no two groups are the same.
+            pattern: (0..longest(frames) / GROUP + WHOLE as usize)
+                .map(|group| (group as u16).wrapping_mul(0x9e37))
+                .flat_map(|word| (u32::from(word) << 16 | u32::from(!word)).to_be_bytes())
+                .collect(),
+        }
+    }
+
+    fn position(&self, number: u64) -> Position {
+        let flows = u64::from(self.flows);
+        Position {
+            number,
+            flow: (number % flows) as u32,
+            turn: (number / flows) as u16,
+            slot: (number % self.sizes.len() as u64) as usize,
         }
     }
 
@@ -109,39 +152,49 @@ impl Format {
         self.flows
     }
 
-    /// The front of a frame. `slot` is its number modulo that of the lengths.
+    /// The front of a frame.
     #[inline]
-    fn front(&self, number: u64, flow: u32, slot: usize, time: u64) -> [u8; HEAD] {
+    fn front(&self, position: Position, time: u64) -> [u8; HEAD] {
+        let Position { number, flow, turn, slot } = position;
         let mut front = self.fronts[slot];
         let [_, a, b, c] = flow.to_be_bytes();
         front[3..6].copy_from_slice(&[a, b, c]);
         front[9..12].copy_from_slice(&[a, b, c]);
         front[27..30].copy_from_slice(&[a, b, c]);
-        // The sum of both addresses is that of every flow, and so is the checksum.
+        // The sum of both addresses is that of every flow.
         front[31..34].copy_from_slice(&[!a, !b, !c]);
         front[35] = c;
         let number = number | u64::from(self.way) << 56;
         front[self.number_at..self.number_at + 8].copy_from_slice(&number.to_be_bytes());
         front[self.number_at + 8..self.number_at + 16].copy_from_slice(&time.to_be_bytes());
+        if !self.header.is_gso() {
+            front[18..20].copy_from_slice(&turn.to_be_bytes());
+            let of_first = u16::from_be_bytes([front[24], front[25]]);
+            front[24..26].copy_from_slice(&checksum::update(of_first, 0, turn).to_be_bytes());
+            // With the sum of the pseudo header among it, and nothing behind it that adds to it.
+            let mut sum = Sum::new();
+            sum.add(&front[IP..UDP + STAMP]);
+            // Zero would say that there is none (RFC 768).
+            let sum = if sum.finish() == 0 { 0xffff } else { sum.finish() };
+            front[UDP_CHECKSUM..UDP_CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
+        }
         front
     }
 
     /// A frame from its first byte to its last.
-    fn whole(&self, number: u64, time: u64, out: &mut Vec<u8>) {
-        let (size, flow) = (self.size(number), (number % u64::from(self.flows)) as u32);
-        let slot = (number % self.sizes.len() as u64) as usize;
-        let front = self.front(number, flow, slot, time);
-        let shift = (number / WHOLE % WHOLE) as usize;
+    fn whole(&self, position: Position, time: u64, out: &mut Vec<u8>) {
+        let size = self.sizes[position.slot];
+        let shift = GROUP * (position.number / WHOLE % WHOLE) as usize;
         out.clear();
-        out.extend_from_slice(&self.pattern[shift..shift + size]);
-        let head = size.min(self.number_at + 16);
-        out[..head].copy_from_slice(&front[..head]);
+        out.extend_from_slice(&self.front(position, time)[..size.min(HEAD)]);
+        out.extend_from_slice(&self.pattern[shift..shift + size.saturating_sub(HEAD)]);
     }
 
     /// A frame that goes the other way and shows where the destination of a flow is.
     pub(super) fn hello(&self, flow: u32) -> [u8; 60] {
         let mut frame = [0; 60];
-        let front = self.front(u64::from(HELLO) << 56, flow, 0, 0);
+        let position = Position { number: u64::from(HELLO) << 56, flow, ..Position::default() };
+        let front = self.front(position, 0);
         frame[..UDP].copy_from_slice(&front[..UDP]);
         let macs = macs(self.way, flow);
         frame[..6].copy_from_slice(&macs[6..]);
@@ -176,10 +229,11 @@ impl Format {
         rewritten: bool,
         scratch: &mut Vec<u8>,
     ) -> Result<(), RowError> {
-        self.whole(number, time, scratch);
+        self.whole(self.position(number), time, scratch);
         if self.header.is_gso() && frame.len() == scratch.len() {
             // The checksum of what is to be cut is anybody's to write.
-            scratch[50..52].copy_from_slice(&frame[50..52]);
+            let field = TCP_CHECKSUM..TCP_CHECKSUM + 2;
+            scratch[field.clone()].copy_from_slice(&frame[field]);
         }
         let from = if rewritten { 12 } else { 0 };
         let moved = !rewritten || (frame[..6] == NEXT_HOP && frame[6..12] != scratch[6..12]);
@@ -204,33 +258,33 @@ pub(super) enum Mark {
     Foreign,
 }
 
-/// The front of a frame of flow 0.
+/// The front of the first frame of flow 0.
 fn front(way: u8, size: usize, tcp: bool) -> [u8; HEAD] {
+    const SOURCE: [u8; 4] = [10, 0, 0, 0];
+    const DESTINATION: [u8; 4] = [11, 0xff, 0xff, 0xff];
+    const DF: u8 = 0x40;
+    let (protocol, fragments, field) = if tcp { (6, 0, TCP_CHECKSUM) } else { (17, DF, UDP_CHECKSUM) };
     let mut front = [0; HEAD];
     front[..12].copy_from_slice(&macs(way, 0));
     front[12..16].copy_from_slice(&[0x08, 0x00, 0x45, 0x00]);
     front[16..18].copy_from_slice(&(size as u16 - 14).to_be_bytes());
-    front[22..24].copy_from_slice(&[64, if tcp { 6 } else { 17 }]);
-    front[26..34].copy_from_slice(&[10, 0, 0, 0, 11, 0xff, 0xff, 0xff]);
-    let mut sum = Sum::default();
-    sum.add(&front[14..34]);
-    let sum = sum.finish();
-    front[24..26].copy_from_slice(&sum.to_be_bytes());
+    front[20..24].copy_from_slice(&[fragments, 0, 64, protocol]);
+    front[26..30].copy_from_slice(&SOURCE);
+    front[30..34].copy_from_slice(&DESTINATION);
+    let mut sum = Sum::new();
+    sum.add(&front[14..IP]);
+    front[24..26].copy_from_slice(&sum.finish().to_be_bytes());
     front[34..38].copy_from_slice(&[0x40, 0, 0x72, 0x66]);
-    let length = (size - 34) as u16;
+    let length = (size - IP) as u16;
     if tcp {
-        // Twenty bytes, ACK, a window; the sum of the pseudo header, for whoever cuts and finishes it.
+        // Twenty bytes, ACK, a window.
         front[46..50].copy_from_slice(&[0x50, 0x10, 0xff, 0xff]);
-        let mut sum = Sum::default();
-        sum.add(&front[26..34]);
-        sum.add(&[0, 6]);
-        sum.add(&length.to_be_bytes());
-        let sum = !sum.finish();
-        front[50..52].copy_from_slice(&sum.to_be_bytes());
     } else {
-        // No checksum: IPv4 allows that.
         front[38..40].copy_from_slice(&length.to_be_bytes());
     }
+    // For whoever finishes it: of TCP whoever cuts it, of UDP whoever knows the rest of the front.
+    let pseudo = checksum::pseudo_header_v4(SOURCE, DESTINATION, protocol, length).partial();
+    front[field..field + 2].copy_from_slice(&pseudo.to_be_bytes());
     front
 }
 
@@ -238,9 +292,7 @@ fn front(way: u8, size: usize, tcp: bool) -> [u8; HEAD] {
 #[derive(Debug)]
 pub(super) struct Stream {
     pub format: Format,
-    number: u64,
-    flow: u32,
-    slot: usize,
+    position: Position,
     /// Whether every frame is written whole.
     pub whole: bool,
     scratch: Vec<u8>,
@@ -255,24 +307,24 @@ pub(super) struct Next<'a> {
 
 impl Stream {
     pub(super) fn new(format: Format) -> Self {
-        Self { format, number: 0, flow: 0, slot: 0, whole: true, scratch: Vec::new() }
+        Self { format, position: Position::default(), whole: true, scratch: Vec::new() }
     }
 
     /// The number of the next frame.
     #[inline]
     pub(super) fn number(&self) -> u64 {
-        self.number
+        self.position.number
     }
 
     /// The next frame, due at `time`.
     #[inline]
     pub(super) fn peek(&mut self, time: u64) -> Next<'_> {
-        let Self { format, number, flow, slot, whole, scratch } = self;
-        let size = format.sizes[*slot];
-        if *whole || number.is_multiple_of(WHOLE) {
-            format.whole(*number, time, scratch);
+        let Self { format, position, whole, scratch } = self;
+        let size = format.sizes[position.slot];
+        if *whole || position.number.is_multiple_of(WHOLE) {
+            format.whole(*position, time, scratch);
         } else {
-            let front = format.front(*number, *flow, *slot, time);
+            let front = format.front(*position, time);
             scratch.clear();
             scratch.extend_from_slice(&front[..size.min(HEAD)]);
         }
@@ -282,9 +334,13 @@ impl Stream {
     /// It was sent.
     #[inline]
     pub(super) fn advance(&mut self) {
-        self.number += 1;
-        self.flow = if self.flow + 1 == self.format.flows { 0 } else { self.flow + 1 };
-        self.slot = if self.slot + 1 == self.format.sizes.len() { 0 } else { self.slot + 1 };
+        let Self { format, position: Position { number, flow, turn, slot }, .. } = self;
+        *number += 1;
+        *flow += 1;
+        if *flow == format.flows {
+            (*flow, *turn) = (0, turn.wrapping_add(1));
+        }
+        *slot = if *slot + 1 == format.sizes.len() { 0 } else { *slot + 1 };
     }
 }
 
@@ -329,6 +385,58 @@ mod tests {
                 }
                 stream.advance();
             }
+        }
+    }
+
+    #[test]
+    fn checksums_hold_whatever_frame_the_rest_of_a_buffer_is_of() {
+        for frames in [Frames::Smallest, Frames::Imix, Frames::Mtu] {
+            let mut stream = Stream::new(Format::new(frames, 3, 7));
+            let (mut used, mut wholes) = (vec![0; longest(frames)], BTreeSet::new());
+            for number in 0..4000_u64 {
+                // Whole ones now and then, each of another part of the pattern, and times that reach every byte.
+                stream.whole = number % 50 > 45;
+                let Next { bytes, size } = stream.peek(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+                let mut fresh = vec![0; size];
+                for buffer in [&mut used, &mut fresh] {
+                    buffer[..bytes.len()].copy_from_slice(bytes);
+                    assert_ne!(buffer[UDP_CHECKSUM..UDP_CHECKSUM + 2], [0, 0], "{frames} {number}");
+                    checksum::verify(&buffer[..size]).unwrap_or_else(|e| panic!("{frames} {number}: {e}"));
+                }
+                if bytes.len() == size {
+                    wholes.insert(size);
+                }
+                stream.advance();
+            }
+            assert_eq!(wholes, sizes(frames).iter().copied().collect(), "{frames}");
+        }
+    }
+
+    #[test]
+    fn a_checksum_that_comes_out_as_zero_is_sent_as_ones() {
+        // Among as many times as there are checksums each comes out.
+        let format = Format::new(Frames::Smallest, 0, 1);
+        let mut ones = 0;
+        for time in 0..=0xffff {
+            let front = format.front(format.position(1), time);
+            checksum::verify(&front[..60]).unwrap();
+            ones += u64::from(front[UDP_CHECKSUM..UDP_CHECKSUM + 2] == [0xff, 0xff]);
+            assert_ne!(front[UDP_CHECKSUM..UDP_CHECKSUM + 2], [0, 0], "{time}");
+        }
+        assert!(ones > 0);
+    }
+
+    #[test]
+    fn identifications_count_the_packets_of_a_flow_and_may_go_round() {
+        let mut stream = Stream::new(Format::new(Frames::Smallest, 3, 3));
+        for number in 0..3 * 0x1_0010_u64 {
+            let (next, turn) = (stream.peek(0), number / 3);
+            assert_eq!(next.bytes[18..21], [(turn >> 8) as u8, turn as u8, 0x40], "{number}");
+            if next.size == next.bytes.len() {
+                checksum::verify(next.bytes).unwrap();
+            }
+            stream.advance();
+            assert_eq!(stream.position, stream.format.position(number + 1));
         }
     }
 

@@ -63,7 +63,7 @@ const PRECISION: f64 = 1.0;
 const OPTIONS: [OptionSpec; 6] = [
     OptionSpec {
         name: "matrix",
-        help: "`default`: 2 ports, 1000 flows; `full`: 2 and 8 ports, 1 to 100000 flows (hours; for use with --filter)",
+        help: "`default`: 2 ports, 1000 flows, with taps 1 as well; `full`: 2 and 8 ports, 1 to 100000 flows (hours; for use with --filter)",
     },
     OptionSpec {
         name: "trial",
@@ -110,7 +110,7 @@ impl Experiment for Switch {
     }
 
     fn defaults(&self) -> Defaults {
-        // 30 runs of 2 to 5 seconds, and six again for A/A, four times: seven minutes.
+        // 40 runs of 2 to 5 seconds, and eight again for A/A, four times: ten minutes.
         Defaults { runs: 3, seconds: 0.2 }
     }
 

@@ -9,7 +9,7 @@ pub(super) fn start(order: &Order) -> Result<Contest, RowError> {
     let mut places = Vec::new();
     for port in 0..order.case.ports {
         let name = taps::name(port);
-        let tap = taps::open(&name)?;
+        let tap = taps::open(order, &name)?;
         taps::join(&name, "br0", true)?;
         places.push(Place::Tap(tap));
     }

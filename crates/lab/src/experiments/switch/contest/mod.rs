@@ -65,7 +65,7 @@ impl Order {
     /// Where each port of a switch is that listens at its sockets and makes its taps.
     fn places(&self) -> Result<Vec<Place>, RowError> {
         let place = |(port, tap)| {
-            Ok(if tap { Place::Tap(taps::behind(port)?) } else { Place::Connect(self.socket(port)) })
+            Ok(if tap { Place::Tap(taps::behind(self, port)?) } else { Place::Connect(self.socket(port)) })
         };
         self.taps().enumerate().map(place).collect()
     }

@@ -92,7 +92,7 @@ pub(super) fn start(order: &Order) -> Result<Contest, RowError> {
     let switch = Process::spawn("ovs-vswitchd", here(&mut command, folder), Spawn::default())?;
     let places = places.into_iter().enumerate().map(|(port, place)| match place {
         Some(place) => Ok(place),
-        None => Ok(Place::Tap(taps::behind(port)?)),
+        None => Ok(Place::Tap(taps::behind(order, port)?)),
     });
     let places = places.collect::<Result<_, RowError>>()?;
     Ok(Contest { processes: vec![switch, server], log: folder.join("switch.ovs"), places })

@@ -6,13 +6,17 @@
 //! ```text
 //!   switch -- rf0 == bridge == rb0 -- the lab
 //! ```
+//!
+//! What a switch merges on the way to its tap the kernel cuts again before it comes to the lab, which counts what it sent.
+//! That happens in the call that writes to the tap, so it is the switch's time.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ringferry_sys::netif;
-use ringferry_sys::tap::{Tap, TapConfig};
+use ringferry_sys::tap::{Offloads, Tap, TapConfig};
 
+use super::Order;
 use crate::experiment::RowError;
 
 /// How long a switch may take to make a tap.
@@ -50,13 +54,14 @@ pub(super) fn join(interface: &str, bridge: &str, learning: bool) -> Result<(), 
     ip(&format!("link set {interface} up"))
 }
 
-/// Makes a tap that the lab reads and writes.
-pub(super) fn open(name: &str) -> Result<Tap, RowError> {
-    Tap::open(&TapConfig::new(name)).map_err(RowError::failed)
+/// Makes a tap that the lab reads and writes. Frames are read as they were sent: to be cut, or not.
+pub(super) fn open(order: &Order, name: &str) -> Result<Tap, RowError> {
+    let offloads = if order.tso() { Offloads::all() } else { Offloads::empty() };
+    Tap::open(&TapConfig { offloads, ..TapConfig::new(name) }).map_err(RowError::failed)
 }
 
 /// What lies behind the tap of a port, once the switch has made that.
-pub(super) fn behind(port: usize) -> Result<Tap, RowError> {
+pub(super) fn behind(order: &Order, port: usize) -> Result<Tap, RowError> {
     let (near, bridge, far) = (name(port), format!("rx{port}"), format!("rb{port}"));
     let begin = Instant::now();
     while netif::index(&near).map_err(RowError::failed)?.is_none() {
@@ -65,7 +70,7 @@ pub(super) fn behind(port: usize) -> Result<Tap, RowError> {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    let tap = open(&far)?;
+    let tap = open(order, &far)?;
     self::bridge(&bridge)?;
     join(&near, &bridge, false)?;
     join(&far, &bridge, false)?;
