@@ -391,6 +391,11 @@ fn entry(out: &mut String, key: &str, value: impl Into<toml::Value>) {
 }
 
 impl PortConfig {
+    /// The worker that its pairs begin with.
+    pub(crate) fn first_worker(&self) -> usize {
+        self.worker.unwrap_or(0).into()
+    }
+
     fn dump(&self, out: &mut String) {
         entry(out, "name", self.name.as_str());
         entry(out, "kind", self.kind.name());

@@ -221,14 +221,14 @@ impl Switch {
             let counters = PortTotals::new(workers);
             let kind = match (opened, &config.kind) {
                 (Opened::VhostUser(endpoint), PortKind::VhostUser(vhost_user)) => Kind::VhostUser(Box::new(
-                    VhostPort::new(id, &config.name, vhost_user, config.mtu, endpoint, &plane, &counters),
+                    VhostPort::new(id, config, vhost_user, endpoint, &plane, &counters),
                 )),
                 (Opened::Tap(queues), _) => {
                     let Some(tap) = queues.first() else { continue };
                     let name = tap.name().to_owned();
                     let offloads = tap.offloads().iter_names().map(|(name, _)| name.to_owned()).collect();
                     let count = queues.len() as u16;
-                    plane.add_tap(id, &config.name, &counters, queues)?;
+                    plane.add_tap(id, &config.name, &counters, queues, config.first_worker())?;
                     Kind::Tap { name, offloads, queues: count }
                 }
                 (Opened::Xen(entry), _) => {
@@ -239,10 +239,6 @@ impl Switch {
                 // `open` opens what the kind says.
                 (Opened::VhostUser(_), PortKind::Tap(_) | PortKind::XenVif(_)) => continue,
             };
-            if let Some(worker) = config.worker {
-                // Of an entry for Xen guests, which has no queues, when a guest comes.
-                plane.assign_all(id, worker);
-            }
             ports.push(Port { config: config.clone(), counters, kind, watched: Watched::Nothing });
         }
         let (started, rounds) = (Instant::now(), Vec::new());

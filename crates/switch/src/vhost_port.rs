@@ -20,7 +20,7 @@ use ringferry_vhost_user::message::ProtocolFeatures;
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::config::{NetConfig, S_LINK_UP};
 
-use crate::config::{DEFAULT_MTU, FeatureToggles, VhostUserConfig};
+use crate::config::{DEFAULT_MTU, FeatureToggles, PortConfig, VhostUserConfig};
 use crate::counters::{PortCounters, PortTotals};
 use crate::fdb::PortId;
 use crate::plane::{PAIRS, Plane, PortShared, RingStart};
@@ -78,15 +78,14 @@ pub(crate) enum Watch<'a> {
 impl VhostPort {
     pub(crate) fn new(
         id: PortId,
-        name: &str,
+        port: &PortConfig,
         config: &VhostUserConfig,
-        mtu: Option<u16>,
         endpoint: Endpoint,
         plane: &Arc<Plane>,
         counters: &PortTotals,
     ) -> Self {
         let shared = Arc::new(PortShared::default());
-        plane.add_guest(id, name, counters, &shared);
+        plane.add_guest(id, &port.name, counters, &shared, port.first_worker());
         let mut offer = Offer::net(features(config.features).bits(), PAIRS);
         if config.mac.is_some() {
             offer.protocol |= ProtocolFeatures::CONFIG;
@@ -94,12 +93,12 @@ impl VhostPort {
         let device = PortDevice {
             plane: Arc::clone(plane),
             id,
-            name: name.to_owned(),
+            name: port.name.clone(),
             features: Features::empty(),
             memory: None,
             mac: config.mac,
-            mtu_limit: mtu,
-            mtu: mtu.unwrap_or(DEFAULT_MTU),
+            mtu_limit: port.mtu,
+            mtu: port.mtu.unwrap_or(DEFAULT_MTU),
             queue_limit: config.queue_size,
             bases: Vec::new(),
             announced: None,

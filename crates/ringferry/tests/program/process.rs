@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use ringferry_switch::control::{self, Answer, Request};
 use ringferry_switch::snapshot::{PortSnapshot, PortState, Snapshot};
+use ringferry_sys::namespace;
 use ringferry_sys::process::{Spawn, spawn};
 use ringferry_sys::socket::Stream;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -64,6 +65,20 @@ pub fn may_network() -> bool {
         && ringferry_sys::process::has_net_admin()
         && Path::new("/dev/net/tun").exists();
     may("needs root and /dev/net/tun", possible)
+}
+
+/// Carries out `test` in a network namespace where the kernel says nothing of its own accord.
+pub fn in_a_namespace(test: fn()) {
+    if !may_network() {
+        return;
+    }
+    // What the switch opens there is in this thread's namespace.
+    let thread = std::thread::spawn(move || {
+        namespace::unshare_net().unwrap();
+        std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").unwrap();
+        test();
+    });
+    thread.join().unwrap();
 }
 
 /// The program under test.

@@ -10,26 +10,12 @@ use ringferry_sys::{namespace, netif};
 
 use crate::frames::{mac, pattern};
 use crate::guest::{Guest, Options, Received};
-use crate::process::{PATIENCE, Place, Process, Switch, eventually, may_network, ringferry};
+use crate::process::{PATIENCE, Place, Process, Switch, eventually, in_a_namespace, may_network, ringferry};
 use crate::rules::{drops, set, tagged};
 
 /// Addresses of the kernel.
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
 const OTHER: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 3);
-
-/// Carries out `test` in a network namespace where the kernel says nothing of its own accord.
-fn in_a_namespace(test: fn()) {
-    if !may_network() {
-        return;
-    }
-    // What the switch opens there is in this thread's namespace.
-    let thread = std::thread::spawn(move || {
-        namespace::unshare_net().unwrap();
-        std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").unwrap();
-        test();
-    });
-    thread.join().unwrap();
-}
 
 /// Starts a switch with these ports and a tap `rf0`, on one worker: frames of the kernel keep their order.
 fn start<'a>(place: &'a Place, ports: &[&str], tap: &str) -> Switch<'a> {

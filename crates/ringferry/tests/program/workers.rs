@@ -12,13 +12,13 @@ use ringferry_packet::vnet::Header;
 use ringferry_switch::channels::Steering;
 use ringferry_switch::control::{self, Answer, Request};
 use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::netif;
 use ringferry_sys::socket::Stream;
-use ringferry_sys::{namespace, netif};
 use ringferry_vhost_user::{Connection, RingPlan, Wanted, connect_device};
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Arena, Pair, PairConfig};
 
-use crate::process::{PATIENCE, Place, eventually, may_network};
+use crate::process::{PATIENCE, Place, Switch, eventually, in_a_namespace};
 
 /// A machine with several queue pairs, which it polls.
 struct Wide {
@@ -164,11 +164,14 @@ fn opened(frame: &[u8]) -> (u16, u32) {
     (flow, number)
 }
 
+/// A switch with these ports and so many workers.
+fn start<'a>(place: &'a Place, ports: &[&str], workers: &str) -> Switch<'a> {
+    place.start(place.run(ports).args(["--workers", workers]), Vec::new())
+}
+
 /// Two machines on a switch with so many workers, which know each other's addresses.
-fn two<'a>(place: &'a Place, workers: &str, pairs: [usize; 2]) -> (crate::process::Switch<'a>, Wide, Wide) {
-    let mut command = place.run(&["a", "b"]);
-    command.args(["--workers", workers]);
-    let switch = place.start(&mut command, Vec::new());
+fn two<'a>(place: &'a Place, workers: &str, pairs: [usize; 2]) -> (Switch<'a>, Wide, Wide) {
+    let switch = start(place, &["a", "b"], workers);
     let mut a = Wide::plug(switch.connect("a"), 1, pairs[0], pairs[0]);
     let mut b = Wide::plug(switch.connect("b"), 2, pairs[1], pairs[1]);
     // Whatever comes too early for the other's rings is not there yet.
@@ -215,9 +218,7 @@ fn frames_cross_between_workers_in_order_and_none_is_lost() {
 #[test]
 fn an_address_is_learnt_by_every_worker() {
     let place = Place::new();
-    let mut command = place.run(&["a", "b", "c"]);
-    command.args(["--workers", "2"]);
-    let switch = place.start(&mut command, Vec::new());
+    let switch = start(&place, &["a", "b", "c"], "2");
     let mut a = Wide::plug(switch.connect("a"), 1, 2, 2);
     let mut b = Wide::plug(switch.connect("b"), 2, 1, 1);
     let mut c = Wide::plug(switch.connect("c"), 3, 1, 1);
@@ -295,6 +296,12 @@ fn assign(control: &Path, port: &str, queue: u16, worker: u16) -> Result<Steerin
         Ok(other) => panic!("{other:?}"),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// The worker of each queue of a port.
+fn served_by(place: &Place, port: &str) -> Vec<u16> {
+    let steering: Steering = serde_json::from_str(&place.ctl(&["steering", port, "--json"])).unwrap();
+    steering.queues.iter().filter_map(|queue| queue.worker).collect()
 }
 
 /// Pairs of both machines go from worker to worker all the time, those that a flow is sent on and those it is received on.
@@ -376,15 +383,10 @@ fn an_assignment_that_cannot_be_is_refused() {
 #[test]
 fn a_port_begins_with_the_worker_that_its_configuration_names() {
     let place = Place::new();
-    let mut command = place.run(&["a,worker=1", "b,worker=1", "c"]);
-    command.args(["--workers", "3"]);
-    let switch = place.start(&mut command, Vec::new());
+    let switch = start(&place, &["a,worker=1", "b,worker=1"], "3");
     let mut a = Wide::plug(switch.connect("a"), 1, 3, 3);
     let mut b = Wide::plug(switch.connect("b"), 2, 1, 1);
-    let workers = |port: &str| {
-        let steering: Steering = serde_json::from_str(&place.ctl(&["steering", port, "--json"])).unwrap();
-        steering.queues.iter().filter_map(|queue| queue.worker).collect::<Vec<_>>()
-    };
+    let workers = |port: &str| served_by(&place, port);
     eventually("the pairs are there", || (workers("a").len() == 3 && workers("b").len() == 1).then_some(()));
     assert_eq!((workers("a"), workers("b")), (vec![1, 2, 0], vec![1]));
     a.send(0, &packet(b.mac, a.mac, 7, 7));
@@ -395,17 +397,13 @@ fn a_port_begins_with_the_worker_that_its_configuration_names() {
 #[test]
 fn a_tap_is_read_by_the_worker_it_is_assigned_to() {
     const FRAMES: u32 = 3000;
-    if !may_network() {
-        return;
-    }
-    let test = || {
-        namespace::unshare_net().unwrap();
-        std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").unwrap();
+    in_a_namespace(|| {
         let place = Place::new();
         let mut command = place.run(&["a"]);
-        command.args(["--workers", "3", "--port", "tap:rf0,queues=1", "--port", "tap:rf1,queues=2"]);
+        command.args(["--workers", "3", "--port", "tap:rf0,queues=1,worker=2", "--port", "tap:rf1,queues=2"]);
         let switch = place.start(&mut command, Vec::new());
         let mut a = Wide::plug(switch.connect("a"), 1, 1, 1);
+        assert_eq!(served_by(&place, "rf0"), [2]);
         let assign = |port, queue, worker| assign(&place.control(), port, queue, worker);
         assert!(assign("rf1", 1, 0).unwrap_err().contains("tap's 2 queues"));
         assert!(assign("rf0", 1, 0).unwrap_err().contains("the port has no queue 1"));
@@ -434,8 +432,7 @@ fn a_tap_is_read_by_the_worker_it_is_assigned_to() {
             (next == FRAMES).then_some(())
         });
         switch.stop();
-    };
-    std::thread::spawn(test).join().unwrap();
+    });
 }
 
 #[test]

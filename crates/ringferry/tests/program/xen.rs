@@ -350,15 +350,15 @@ fn queues_of_a_xen_guest_change_workers_and_keep_what_they_have_mapped() {
         let mut xen = machine.guest(ONE, small(queues));
         xen.plug(&switch, PORT);
         acquaint(&mut xen, &mut vm);
-        let all = |wanted| grants(&switch, PORT).iter().all(|queue| queue.static_pages > wanted);
-        xen.until("static grants", |_| all(300));
+        let mapped = || grants(&switch, PORT).iter().all(|queue| queue.static_pages > 300);
+        xen.until("static grants", |_| mapped());
         for round in 0..16 {
             let (queue, worker) = (round % queues, round / queues % 2);
             let request = Request::Assign { port: PORT.into(), queue, worker };
             control::call(&place.control(), &request).unwrap();
             converse(&mut xen, &mut vm, 10, 20);
         }
-        assert!(all(300), "they were handed over once");
+        assert!(mapped(), "they were handed over once");
         switch.assert_no_drops();
         xen.close();
         machine.assert_nothing_left();

@@ -219,36 +219,61 @@ impl Plane {
         }
     }
 
-    /// Serves a port for virtual machines.
-    pub fn add_guest(&self, id: PortId, name: &str, totals: &PortTotals, shared: &Arc<PortShared>) {
-        self.owners.add_pairs(id, shared, self.workers.len());
+    /// Serves a port for virtual machines, whose pairs begin with worker `first`.
+    pub fn add_guest(
+        &self,
+        id: PortId,
+        name: &str,
+        totals: &PortTotals,
+        shared: &Arc<PortShared>,
+        first: usize,
+    ) {
+        self.owners.add_pairs(id, shared, first, self.workers.len());
         for (number, worker) in self.workers.iter().enumerate() {
             let counters = totals.of(number);
             worker.send(Command::AddGuest(id, name.to_owned(), counters, Arc::clone(shared)));
         }
     }
 
-    /// Serves a tap: its queues, at most one per worker, in order. A worker without one writes to another's.
+    /// Serves a tap: its queues, at most one per worker, in order, or a single one that worker `reader` reads. A worker without one
+    /// writes to another's.
     ///
     /// # Errors
     /// No descriptors are left, or there is no queue.
-    pub fn add_tap(&self, id: PortId, name: &str, totals: &PortTotals, queues: Vec<Tap>) -> io::Result<()> {
-        let further = (queues.len()..self.workers.len()).map(|number| {
-            let shared = number.checked_rem(queues.len()).ok_or(io::ErrorKind::InvalidInput)?;
-            Ok((queues[shared].try_clone()?, false))
+    pub fn add_tap(
+        &self,
+        id: PortId,
+        name: &str,
+        totals: &PortTotals,
+        queues: Vec<Tap>,
+        reader: usize,
+    ) -> io::Result<()> {
+        let count = queues.len();
+        let further = (count..self.workers.len()).map(|number| {
+            let shared = number.checked_rem(count).ok_or(io::ErrorKind::InvalidInput)?;
+            queues[shared].try_clone()
         });
         let further = further.collect::<io::Result<Vec<_>>>()?;
-        self.owners.add_tap(id, queues.len());
-        let queues = queues.into_iter().map(|tap| (tap, true)).chain(further);
-        for ((number, worker), (tap, read)) in self.workers.iter().enumerate().zip(queues) {
+        self.owners.add_tap(id, count, reader);
+        let queues = queues.into_iter().chain(further);
+        for ((number, worker), tap) in self.workers.iter().enumerate().zip(queues) {
+            let read = if count == 1 { number == reader } else { number < count };
             worker.send(Command::AddTap(id, name.to_owned(), totals.of(number), tap, read));
         }
         Ok(())
     }
 
     /// Serves a Xen guest's interface. The number may have been another port's, whose addresses are forgotten.
-    pub fn add_vif(&self, id: PortId, name: &str, totals: &PortTotals, shared: &Arc<PortShared>) {
-        self.owners.add_pairs(id, shared, self.workers.len());
+    /// Its queues begin with worker `first`.
+    pub fn add_vif(
+        &self,
+        id: PortId,
+        name: &str,
+        totals: &PortTotals,
+        shared: &Arc<PortShared>,
+        first: usize,
+    ) {
+        self.owners.add_pairs(id, shared, first, self.workers.len());
         for (number, worker) in self.workers.iter().enumerate() {
             worker.send(Command::Forget(id));
             worker.send(Command::AddVif(id, name.to_owned(), totals.of(number), Arc::clone(shared)));

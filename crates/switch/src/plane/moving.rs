@@ -81,16 +81,16 @@ impl Owners {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pair `p` of a machine is with worker `p` modulo their number, for a start.
-    pub(super) fn add_pairs(&self, port: PortId, shared: &Arc<PortShared>, workers: usize) {
-        (0..PAIRS).for_each(|pair| shared.set_owner(pair, usize::from(pair) % workers));
+    /// The first pair of a machine is with worker `first` for a start, and those after it with the next in turn.
+    pub(super) fn add_pairs(&self, port: PortId, shared: &Arc<PortShared>, first: usize, workers: usize) {
+        (0..PAIRS).for_each(|pair| shared.set_owner(pair, (first + usize::from(pair)) % workers));
         self.all().insert(port, Served::Pairs(Arc::clone(shared)));
     }
 
-    /// Queue `q` of a tap is with worker `q`.
-    pub(super) fn add_tap(&self, port: PortId, queues: usize) {
+    /// Queue `q` of a tap is with worker `q`, a single one with `reader`.
+    pub(super) fn add_tap(&self, port: PortId, queues: usize, reader: usize) {
         let queues = queues as u16;
-        self.all().insert(port, Served::Tap { queues, reader: 0 });
+        self.all().insert(port, Served::Tap { queues, reader });
     }
 
     pub(super) fn remove(&self, port: PortId) {
@@ -156,16 +156,5 @@ impl Plane {
             new.send(Command::Give(port, queue, Box::new(moving)));
         }
         Ok(before)
-    }
-
-    /// Has `worker` serve the first pair of a port, and those after it the next pairs in turn; or read a tap. What the configuration
-    /// checks cannot be refused here.
-    pub fn assign_all(&self, port: PortId, worker: u16) {
-        let workers = self.workers.len();
-        for queue in 0..self.owners.queues(port) {
-            if let Err(error) = self.assign(port, queue, usize::from(worker + queue) % workers) {
-                tracing::warn!(port = port.0, "queue {queue} stays where it is: {error}");
-            }
-        }
     }
 }

@@ -59,7 +59,7 @@ pub(crate) struct XenEntry {
     name: String,
     mtu: u16,
     /// With whom the queues of every interface begin.
-    worker: Option<u16>,
+    first_worker: usize,
     config: XenVifConfig,
     /// What the frames of every interface must obey.
     rules: Rules,
@@ -120,7 +120,7 @@ impl XenEntry {
         let mut entry = XenEntry {
             name: port.name.clone(),
             mtu: port.mtu.unwrap_or(DEFAULT_MTU),
-            worker: port.worker,
+            first_worker: port.first_worker(),
             config: config.clone(),
             rules: port.rules.clone(),
             token,
@@ -236,11 +236,8 @@ impl XenEntry {
                 Some(_) => self.name.clone(),
                 None => format!("{}{}.{}", self.name, id.front, id.device),
             };
-            let vif = Vif::new(name, &self.rules, desk)?;
+            let vif = Vif::new(name, &self.rules, self.first_worker, desk)?;
             vif.shared.set_mtu(self.mtu);
-            if let Some(worker) = self.worker {
-                desk.plane.assign_all(vif.id, worker);
-            }
             self.vifs.insert(id, vif);
         }
         self.vifs.get_mut(&id)

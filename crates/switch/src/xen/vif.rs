@@ -80,14 +80,14 @@ fn page(region: &Arc<Region>) -> Result<Area, LayoutError> {
 }
 
 impl Vif {
-    /// A port without queues; `None` when all numbers are taken.
-    pub(super) fn new(name: String, rules: &Rules, desk: &mut Desk<'_>) -> Option<Vif> {
+    /// A port without queues, which will begin with worker `first`; `None` when all numbers are taken.
+    pub(super) fn new(name: String, rules: &Rules, first: usize, desk: &mut Desk<'_>) -> Option<Vif> {
         let id = desk.numbers.take(Instant::now())?;
         // The number may have been another port's, with rules of its own.
         desk.plane.set_rules(id, rules);
         let counters = PortTotals::new(desk.plane.workers());
         let shared = Arc::new(PortShared::default());
-        desk.plane.add_vif(id, &name, &counters, &shared);
+        desk.plane.add_vif(id, &name, &counters, &shared, first);
         let past = PageCounters::default();
         Some(Vif { id, name, counters, shared, mac: None, session: 0, served: None, past })
     }
