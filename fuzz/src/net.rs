@@ -57,6 +57,8 @@ operations! {
         Deliver { len: u16 },
         /// Delivers a frame that lies in the same guest's memory.
         Echo { at: u32, len: u16 },
+        /// Delivers a frame that was written to its place before.
+        InPlace { len: u16 },
         /// Announces frames.
         Expect { frames: u8 },
         /// Shows what was delivered.
@@ -223,6 +225,7 @@ fn run_receiveq(input: &[u8]) -> Option<Reached> {
             ReceiveStep::Driver { stroke } => subject.ring.apply(stroke),
             ReceiveStep::Deliver { len } => subject.deliver(len.into(), None),
             ReceiveStep::Echo { at, len } => subject.deliver(len.into(), Some(BASE + u64::from(at))),
+            ReceiveStep::InPlace { len } => subject.deliver_in_place(len.into()),
             ReceiveStep::Expect { frames } => subject.queue.expect(frames.into()),
             ReceiveStep::Flush {} => subject.flush(),
             ReceiveStep::Enable {} => {
@@ -275,6 +278,34 @@ impl Receiver {
             }
             Err(Refused::NoBuffers) => assert!(before == changed, "a frame was written and refused"),
         }
+    }
+
+    /// Writes a frame to where the queue has room for it, and delivers it from there.
+    fn deliver_in_place(&mut self, len: usize) {
+        const HEAD: usize = 64;
+        self.note_offers();
+        let before = self.ring.guest.snapshot();
+        let guest = self.ring.guest.clone();
+        let mut translator = guest.map().translator();
+        let mut room = Vec::new();
+        if self.queue.room(&mut translator, HEAD, len, &mut room) {
+            let mut left = len.saturating_sub(HEAD);
+            let rest = room.iter().map(|piece| {
+                let piece = piece.first(left);
+                left -= piece.copy_from(&vec![0x5a; piece.len()]);
+                piece.as_read()
+            });
+            let rest: Vec<_> = rest.collect();
+            assert_eq!(left, 0, "less room than was said");
+            let first = &[0x5a; HEAD][..len.min(HEAD)];
+            let result = self.queue.deliver(&mut translator, Header::default(), first, &rest);
+            assert_eq!(result, Ok(()), "there was room");
+            self.delivered += 1;
+            self.reached.frames += 1;
+        } else {
+            assert!(before == self.ring.guest.snapshot(), "asking writes nothing");
+        }
+        self.only_offered(&before, &self.ring.guest.snapshot());
     }
 
     /// Shows what was delivered: the device's own part of the ring changes, and nothing else.

@@ -375,6 +375,9 @@ fn receiveqs() -> Vec<Seed> {
         let name = layout("split_merged_in_order", "packed_merged_in_order");
         let steps = [expect(1), deliver(1000), deliver(2000), flush];
         seed(name, MERGEABLE | F_IN_ORDER, &many, &steps, 1, 1, false);
+        let in_place = |len| ReceiveStep::InPlace { len };
+        let steps = [expect(2), in_place(1000), flush, in_place(60), deliver(60), in_place(3000), flush];
+        seed(layout("split_in_place", "packed_in_place"), MERGEABLE, &many, &steps, 3, 3, false);
         let name = layout("split_too_small", "packed_too_small");
         seed(name, LEGACY, &many, &[deliver(1514), deliver(64), flush], 1, 1, false);
         let parts = [(BORDER, 100, WRITE), (DATA, 0, WRITE), (DATA, 2000, WRITE)];

@@ -91,7 +91,8 @@ common!(ReadSlice);
 common!(WriteSlice);
 
 /// Copies `n` bytes as if through a buffer, so the two sides may overlap. Headers and small frames
-/// are a few loads and stores: the call to `memmove` costs more than it does for them.
+/// are a few loads and stores: the call to `memmove` costs more than it does for them. What lies there already is left
+/// alone: the kernel may have written a frame where it is to go.
 ///
 /// # Safety
 /// `src..src + n` may be read and `dst..dst + n` written.
@@ -117,6 +118,7 @@ unsafe fn copy(src: *const u8, dst: *mut u8, n: usize) {
             8..=16 => parts::<u64>(src, dst, n),
             17..=32 => parts::<u128>(src, dst, n),
             33..=64 => parts::<[u128; 2]>(src, dst, n),
+            _ if std::ptr::eq(src, dst) => {}
             _ => std::ptr::copy(src, dst, n),
         }
     }

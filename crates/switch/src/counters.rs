@@ -166,6 +166,8 @@ port_counters! {
     rx_packets,
     /// Bytes of those frames, from the Ethernet header on, without the virtio-net header.
     rx_bytes,
+    /// Frames received from the port that the kernel wrote straight into their receiver's buffers (taps only).
+    rx_in_place,
     /// Frames sent to the port.
     tx_packets,
     /// Bytes of those frames, from the Ethernet header on, without the virtio-net header.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use common::{GSO, Guest, Mode, PLAIN, Received, buffers_for, forward, payload, received};
 use proptest::prelude::*;
+use ringferry_memory::WriteSlice;
 use ringferry_nic::rx::{PolicyKind, RxConfig};
 use ringferry_packet::buffer::Chain;
 use ringferry_packet::frame::Burst;
@@ -307,6 +308,56 @@ fn too_big_for_a_small_buffer_spends_nothing() {
         assert_eq!(to.pair.receiveq.stats().rx_length_errors, 1);
         to.finish();
     }
+}
+
+/// Who fills the next buffers before they are delivered finds its packet there, whole, and no more was spent than it takes.
+#[test]
+fn a_packet_may_lie_in_its_place_before_it_is_delivered() {
+    const HEAD: usize = 64;
+    for (mode, ring) in MODES.into_iter().flat_map(|mode| RINGS.map(|ring| (mode, ring))) {
+        let features = features(mode, true, false, ring);
+        let mut to = Guest::new(features, 256, mode, PLAIN);
+        to.pair.refill();
+        let longest = mode.max_frame();
+        for (number, len) in (0..).zip(SIZES.into_iter().filter(|len| *len <= longest)) {
+            let frame = payload(number, len);
+            let memory = Arc::clone(&to.memory);
+            let mut room = Vec::new();
+            assert!(to.device_rx.room(&mut memory.translator(), HEAD, longest, &mut room));
+            assert!(room.iter().map(WriteSlice::len).sum::<usize>() >= longest - HEAD);
+            let (first, rest) = frame.split_at(len.min(HEAD));
+            let mut done = 0;
+            let rest = room.iter().map(|piece| {
+                let written = piece.copy_from(&rest[done..]);
+                done += written;
+                piece.as_read().first(written)
+            });
+            let rest: Vec<_> = rest.filter(|piece| !piece.is_empty()).collect();
+            let delivered = to.device_rx.deliver(&mut memory.translator(), GSO, first, &rest);
+            assert_eq!(delivered, Ok(()));
+            to.device_rx.flush();
+            let received = to.receive();
+            assert!(received.len() == 1 && received[0].frame == frame, "{mode:?} {ring:?} {len}");
+            to.pair.refill();
+        }
+        to.finish();
+    }
+}
+
+#[test]
+fn there_is_room_for_what_could_be_delivered_and_asking_breaks_nothing() {
+    let (_, mut to) = pair(Mode::Mergeable, 32);
+    let memory = Arc::clone(&to.memory);
+    let all: usize = to.room().iter().sum();
+    let room =
+        |to: &mut Guest, most| to.device_rx.room(&mut memory.translator(), 64, most, &mut Vec::new());
+    assert!(!room(&mut to, all - 11));
+    assert!(room(&mut to, all - 12));
+    assert_eq!(to.deliver(Header::default(), &payload(1, 60)), Ok(()));
+    assert!(!room(&mut to, all - 12));
+    to.device_rx.flush();
+    assert_eq!(to.receive().len(), 1);
+    to.finish();
 }
 
 #[test]

@@ -433,6 +433,9 @@ fn receive_chains_of_no_use_break_the_ring_and_only_that() {
             fill_with_canaries(&raw);
             raw.chain(chain);
             raw.chain(&[writable(BUFFERS + 4096, 2048)]);
+            let memory = Arc::clone(&raw.memory);
+            assert!(!queue.room(&mut memory.translator(), 64, 1500, &mut Vec::new()), "{chain:?}");
+            assert_eq!(queue.ring().fault(), None, "only asked");
             assert_eq!(deliver(&raw, &mut queue, &payload(0, 60)), Err(Refused::Broken), "{chain:?}");
             assert_eq!(deliver(&raw, &mut queue, &payload(0, 60)), Err(Refused::Broken), "sticky");
             assert!(!queue.flush());

@@ -15,6 +15,7 @@
 //! | [`channels`] | several queue pairs, and their number changing under traffic |
 //! | [`rules`] | rules of ports: live changes, kept in the file, and obeyed |
 //! | [`rules_kernel`] | rules of taps, and of guests, whose kernel has other ideas |
+//! | [`straight`] | large frames of a tap, which the kernel writes to where they are read |
 //! | [`demo`] | `ringferry demo` works and leaves nothing behind |
 //!
 //! [`process`], [`guest`], [`domu`], [`raw`] and [`frames`] are what they stand on.
@@ -36,5 +37,6 @@ mod raw;
 mod restart;
 mod rules;
 mod rules_kernel;
+mod straight;
 mod workers;
 mod xen;

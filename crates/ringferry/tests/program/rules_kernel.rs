@@ -27,7 +27,7 @@ fn start<'a>(place: &'a Place, ports: &[&str], tap: &str) -> Switch<'a> {
     switch
 }
 
-fn arp(to: Mac, from: Mac, operation: u8, sender: Ipv4Addr, target: Mac, wanted: Ipv4Addr) -> Vec<u8> {
+pub fn arp(to: Mac, from: Mac, operation: u8, sender: Ipv4Addr, target: Mac, wanted: Ipv4Addr) -> Vec<u8> {
     let header = [8, 6, 0, 1, 8, 0, 6, 4, 0, operation];
     [&to.0[..], &from.0, &header, &from.0, &sender.octets(), &target.0, &wanted.octets()].concat()
 }

@@ -18,6 +18,7 @@ use ringferry_vhost_user::{Connection, RingPlan, Wanted, connect_device};
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Arena, Pair, PairConfig};
 
+use crate::frames::pattern;
 use crate::process::{PATIENCE, Place, Switch, eventually, in_a_namespace};
 
 /// A machine with several queue pairs, which it polls.
@@ -431,6 +432,37 @@ fn a_tap_is_read_by_the_worker_it_is_assigned_to() {
             next += a.received().len() as u32;
             (next == FRAMES).then_some(())
         });
+        switch.stop();
+    });
+}
+
+/// A large frame is read to where one pair would have it before it is known which pair its flow goes to.
+#[test]
+fn large_frames_of_a_tap_find_their_pairs() {
+    const FLOWS: usize = 8;
+    const ROUNDS: u32 = 48;
+    in_a_namespace(|| {
+        let place = Place::new();
+        let mut command = place.run(&["a"]);
+        command.args(["--workers", "2", "--port", "tap:rf0,queues=1,mtu=40000"]);
+        let switch = place.start(&mut command, Vec::new());
+        let mut a = Wide::plug(switch.connect("a"), 1, 3, 3);
+        netif::add_address("rf0", [10, 9, 0, 9].into(), 24).unwrap();
+        let sockets = [(); FLOWS].map(|()| UdpSocket::bind("10.9.0.9:0").unwrap());
+        let mut pairs = BTreeMap::new();
+        for number in 0..ROUNDS {
+            // Some of each flow, so that the next is expected where the last was.
+            let flow = number as usize / 6 % FLOWS;
+            let payload = pattern(number, 20_001);
+            sockets[flow].set_broadcast(true).unwrap();
+            sockets[flow].send_to(&payload, "10.9.0.255:9").unwrap();
+            let [(pair, frame)] = &a.expect(1)[..] else { unreachable!() };
+            assert!(frame.ends_with(&payload), "frame {number}");
+            assert_eq!(*pairs.entry(flow).or_insert(*pair), *pair, "flow {flow}");
+        }
+        let straight = switch.port("rf0").counters["rx_in_place"];
+        assert!(straight > 0 && straight < u64::from(ROUNDS), "{straight}");
+        switch.assert_no_drops();
         switch.stop();
     });
 }

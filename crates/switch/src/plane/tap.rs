@@ -11,10 +11,10 @@ use crate::counters::{DropReason, PortCounters};
 
 /// Bytes read before the burst is forwarded. Several large frames amortise a burst as well as many
 /// small ones do, and more than this would push them out of the second-level cache.
-const BURST_BYTES: usize = 256 * 1024;
+pub(super) const BURST_BYTES: usize = 256 * 1024;
 
 /// Most pieces the kernel takes in one call (`UIO_MAXIOV`).
-const MAX_PIECES: usize = 1024;
+pub(super) const MAX_PIECES: usize = 1024;
 
 /// Pieces that need no list on the heap: those of a burst that became one frame, where each packet is one, or two.
 const FEW_PIECES: usize = 72;
@@ -24,6 +24,8 @@ pub(super) struct TapPort {
     pub(super) tap: Tap,
     /// What the kernel takes.
     pub(super) offloads: Offloads,
+    /// The pair of the only receiver that large frames were lately for: the next burst is read straight into its buffers.
+    pub(super) straight: Option<u16>,
     /// A buffer for each frame of a burst.
     buffers: Vec<Box<[u8]>>,
     lengths: Vec<usize>,
@@ -40,7 +42,7 @@ impl TapPort {
         offloads.set(Offloads::TSO6, has(TapOffloads::TSO6));
         offloads.set(Offloads::ECN, has(TapOffloads::ECN));
         offloads.set(Offloads::USO, has(TapOffloads::USO4));
-        Self { tap, offloads, buffers: Vec::new(), lengths: Vec::new(), scratch: Vec::new() }
+        Self { tap, offloads, straight: None, buffers: Vec::new(), lengths: Vec::new(), scratch: Vec::new() }
     }
 
     /// From now on bursts of up to so many frames are read here: 0 if another worker does that.
@@ -129,17 +131,26 @@ pub(super) fn frames<'m>(
     counters: &PortCounters,
 ) {
     for (buffer, &len) in buffers.iter().zip(lengths) {
-        let Some((bytes, frame)) = buffer[..len].split_first_chunk::<{ Header::LEN }>() else {
-            counters.drops.add(DropReason::RxTooShort, 1);
-            continue;
-        };
-        let header = Header::from_bytes(bytes).sanitised_from_device();
-        counters.rx_packets.add(1);
-        counters.rx_bytes.add(frame.len() as u64);
-        if header.check(frame.len()).is_err() {
-            counters.drops.add(DropReason::RxBadHeader, 1);
-            continue;
+        let read = ReadSlice::from(&buffer[..len]);
+        if let Some(header) = admit(read, len, counters) {
+            burst.push(header, read.skip(Header::LEN));
         }
-        burst.push(header, ReadSlice::from(frame));
     }
+}
+
+/// Counts what was read: `len` bytes that begin with `head`. Its virtual header, if it is a frame.
+#[inline]
+pub(super) fn admit(head: ReadSlice<'_>, len: usize, counters: &PortCounters) -> Option<Header> {
+    let Some(bytes) = head.array() else {
+        counters.drops.add(DropReason::RxTooShort, 1);
+        return None;
+    };
+    let header = Header::from_bytes(&bytes).sanitised_from_device();
+    counters.rx_packets.add(1);
+    counters.rx_bytes.add((len - Header::LEN) as u64);
+    let sound = header.check(len - Header::LEN).is_ok();
+    if !sound {
+        counters.drops.add(DropReason::RxBadHeader, 1);
+    }
+    sound.then_some(header)
 }

@@ -34,6 +34,8 @@ use crate::config::SwitchConfig;
 use crate::counters::{PairCounters, PortCounters, WorkerCounters};
 use crate::fdb::{Fdb, PortId};
 
+mod straight;
+
 /// Packets taken from a queue at a time. DPDK, OVS and VPP settled on 32 (or 256 with vectors); 64
 /// gained nothing here and keeps others waiting twice as long.
 const BURST: usize = 32;
@@ -318,6 +320,9 @@ impl Worker {
 
     /// Forwards a burst of what the host sent.
     fn poll_tap(&mut self, port: PortId) -> Polled {
+        if let Some(polled) = self.poll_straight(port) {
+            return polled;
+        }
         let Some((tap, counters)) = tap_port(&mut self.ports, port) else { return Polled::NOTHING };
         let (count, more) = tap.read();
         if count > 0 {
@@ -326,6 +331,7 @@ impl Worker {
             tap::frames(&lent.0, &lent.1, &mut burst, counters);
             let now = Moment::new(self.started, self.now);
             self.forward(Origin { port, private: true }, &burst, &now);
+            self.consider_straight(port, &burst, &now);
             self.storage = Burst::reuse(burst);
             if let Some((tap, _)) = tap_port(&mut self.ports, port) {
                 tap.give_back(lent);

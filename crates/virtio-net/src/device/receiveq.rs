@@ -25,6 +25,13 @@ pub enum Refused {
     Broken,
 }
 
+/// Why there is no room for a frame.
+enum Missing {
+    Refused(Refused),
+    /// The driver lends what it must not, or too many buffers for one frame.
+    Unusable,
+}
+
 /// The device's side of a receiveq.
 #[derive(Debug)]
 pub struct Receiveq<A: Words> {
@@ -64,6 +71,41 @@ impl<A: Words> Receiveq<A> {
     #[inline]
     pub fn expect(&mut self, frames: usize) {
         self.ahead = frames.max(1);
+    }
+
+    /// Where the next packet would lie: adds to `room` the pieces of the driver's next buffers that are left behind a virtual
+    /// header and `skip` bytes, for a packet of `most` bytes. False, and nothing to rely on in `room`, if there is not
+    /// enough. Nothing is spent: who has filled them, wholly or in part, delivers the packet's first `skip` bytes and
+    /// then these pieces, which are not copied as they lie where they are to go.
+    pub fn room<'m>(
+        &mut self,
+        memory: &mut Translator<'m>,
+        skip: usize,
+        most: usize,
+        room: &mut impl Extend<WriteSlice<'m>>,
+    ) -> bool {
+        if self.ring.fault().is_some() {
+            return false;
+        }
+        let Ok(count) = self.find(self.header_len + most, memory) else { return false };
+        let mut skip = self.header_len + skip;
+        for i in self.next..self.next + count {
+            let chain = self.chains.chain(i);
+            for buffer in self.chains.writable(&chain) {
+                let mut done = 0;
+                while done < buffer.len as usize {
+                    let addr = buffer.addr.checked_add(done as u64);
+                    let piece = addr.and_then(|addr| memory.write(addr, buffer.len as usize - done));
+                    // Its delivery finds that out and says so.
+                    let Some(piece) = piece else { return false };
+                    done += piece.len();
+                    let rest = piece.skip(skip);
+                    skip -= piece.len() - rest.len();
+                    room.extend((!rest.is_empty()).then_some(rest));
+                }
+            }
+        }
+        true
     }
 
     /// Writes one frame, `first` and then `rest`, into the driver's next buffers. The driver does not
@@ -171,9 +213,22 @@ impl<A: Words> Receiveq<A> {
         true
     }
 
-    /// Makes sure that the chains from `next` on hold `need` bytes; returns how many it takes.
+    /// Makes sure that the chains from `next` on hold `need` bytes; returns how many it takes. Buffers that cannot be break the
+    /// ring.
     #[inline]
     fn reserve(&mut self, need: usize, memory: &mut Translator<'_>) -> Result<usize, Refused> {
+        self.find(need, memory).map_err(|missing| match missing {
+            Missing::Refused(refused) => refused,
+            Missing::Unusable => {
+                self.ring.break_with(Fault::Unusable);
+                Refused::Broken
+            }
+        })
+    }
+
+    /// The same, and says so if buffers cannot be.
+    #[inline]
+    fn find(&mut self, need: usize, memory: &mut Translator<'_>) -> Result<usize, Missing> {
         // Most frames fit the next buffer, and that is known already.
         if let Some(Chain { readable: 0, writable: 1, writable_len, .. }) = self.chains.get(self.next)
             && writable_len as usize >= need
@@ -192,8 +247,7 @@ impl<A: Words> Receiveq<A> {
                     || (chain.writable_len as usize) < self.header_len
                     || buffers > MAX_BUFFERS
                 {
-                    self.ring.break_with(Fault::Unusable);
-                    return Err(Refused::Broken);
+                    return Err(Missing::Unusable);
                 }
                 have += chain.writable_len as usize;
                 count += 1;
@@ -201,13 +255,13 @@ impl<A: Words> Receiveq<A> {
                     return Ok(count);
                 }
                 if !self.mergeable {
-                    return Err(Refused::TooBig);
+                    return Err(Missing::Refused(Refused::TooBig));
                 }
             }
             let taken = self.chains.len();
             if self.ring.take(self.ahead, memory, &mut self.chains) == 0 {
                 let broken = self.ring.fault().is_some();
-                return Err(if broken { Refused::Broken } else { Refused::NoBuffers });
+                return Err(Missing::Refused(if broken { Refused::Broken } else { Refused::NoBuffers }));
             }
             // The lines that will be written first, all at once rather than one miss after the other.
             for chain in self.chains.iter().skip(taken) {
