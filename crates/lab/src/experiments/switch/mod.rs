@@ -60,7 +60,7 @@ const TRIAL: f64 = 0.1;
 const LOSS: f64 = 0.1;
 const PRECISION: f64 = 1.0;
 
-const OPTIONS: [OptionSpec; 6] = [
+const OPTIONS: [OptionSpec; 7] = [
     OptionSpec {
         name: "matrix",
         help: "`default`: 2 ports, 1000 flows, with taps 1 as well; `full`: 2 and 8 ports, 1 to 100000 flows (hours; for use with --filter)",
@@ -79,6 +79,10 @@ const OPTIONS: [OptionSpec; 6] = [
         help: "virtqueues of the guests: `split` (default), `packed`, `packed-in-order`",
     },
     OptionSpec { name: "queue-size", help: "entries of each virtqueue, a power of two (default 256)" },
+    OptionSpec {
+        name: "poll",
+        help: "`poll_microseconds` of ringferry: how long a worker polls before it sleeps (default: its own)",
+    },
 ];
 
 /// What is the same for all rows.
@@ -86,6 +90,8 @@ struct Conditions {
     setup: Setup,
     ring: Ring,
     queue: u16,
+    /// Microseconds that ringferry is to poll.
+    poll: Option<u32>,
     trial: f64,
     /// Shares.
     loss: f64,
@@ -165,6 +171,7 @@ impl Conditions {
             setup: setup.clone(),
             ring: setup.option("ring", Ring::default())?,
             queue,
+            poll: setup.options.contains_key("poll").then(|| setup.option("poll", 0)).transpose()?,
             trial: number("trial", TRIAL, 0.001, 600.0)?,
             loss: number("loss", LOSS, 0.0, 50.0)? / 100.0,
             precision: number("precision", PRECISION, 0.05, 50.0)? / 100.0,
@@ -273,6 +280,7 @@ fn measure(
         cpus: [ends, switch],
         ring: conditions.ring,
         queue: conditions.queue,
+        poll: conditions.poll,
         seconds: run.seconds.as_secs_f64(),
         trial: conditions.trial,
         loss: conditions.loss,
@@ -354,6 +362,7 @@ mod tests {
             ("precision", "90"),
             ("ring", "round"),
             ("queue-size", "100"),
+            ("poll", "1s"),
         ] {
             assert!(Switch.plan(&setup(2, &[wrong])).is_err(), "{wrong:?}");
         }

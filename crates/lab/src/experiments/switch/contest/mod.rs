@@ -38,6 +38,8 @@ pub(super) struct Order {
     pub ring: Ring,
     /// Entries of each virtqueue.
     pub queue: u16,
+    /// Microseconds that ringferry is to poll, if not as many as it does of its own accord.
+    pub poll: Option<u32>,
     /// Seconds of a rate or a latency, and of a trial.
     pub seconds: f64,
     pub trial: f64,

@@ -1,4 +1,4 @@
-//! `ringferry run`, with one worker and a table for all addresses; otherwise as it comes.
+//! `ringferry run`, with one worker, a table for all addresses, and the polling that was asked for; otherwise as it comes.
 
 use std::ffi::OsString;
 
@@ -13,7 +13,9 @@ pub(super) fn start(order: &Order) -> Result<Contest, RowError> {
     let config = order.folder.join("switch.toml");
     // Two addresses of each flow; a port may fill half of the table.
     let addresses = 4 * u64::from(order.case.flows) * order.case.ports as u64;
-    std::fs::write(&config, format!("[switch]\nmac_table_size = {}\n", addresses.clamp(16384, 1 << 20)))?;
+    let mut text = format!("[switch]\nmac_table_size = {}\n", addresses.clamp(16384, 1 << 20));
+    text.extend(order.poll.map(|micros| format!("poll_microseconds = {micros}\n")));
+    std::fs::write(&config, text)?;
     let mut arguments = words(&["run", "--workers", "1", "--control"]);
     arguments.push(order.folder.join("control.sock").into());
     for (port, tap) in order.taps().enumerate() {

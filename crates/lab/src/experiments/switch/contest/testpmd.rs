@@ -73,6 +73,7 @@ mod tests {
             cpus: [0, 1],
             ring: Ring::Split,
             queue: 256,
+            poll: None,
             seconds: 1.0,
             trial: 1.0,
             loss: 0.001,
