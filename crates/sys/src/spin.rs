@@ -6,18 +6,20 @@
 //!
 //! So looking is on trial. While it finds work within its limit it goes on. Each time it does not, it pauses for twice as
 //! many sleeps as before, up to `MAX_PAUSE`; a sleep that ends within the limit, so that looking would have found
-//! what it ended for, halves what is left of the pause. And each few looks yield the processor: a yield that takes long,
-//! because someone else ran meanwhile, ends the looking for `REST` and, while that goes on, for ever longer.
+//! what it ended for, halves what is left of the pause. And each few looks yield the processor: if someone else runs
+//! meanwhile, that ends the looking for `REST` times as long and, while that goes on, for ever longer.
 
 use std::time::{Duration, Instant};
 
 /// A yield with nobody waiting returns within half a microsecond; one that lets another thread run
-/// takes two context switches and that thread's work. 1 to 5 microseconds were alike.
+/// takes two context switches and that thread's work. 1 to 5 microseconds were alike. An interrupt makes one as long, some hundred
+/// times a second in a virtual machine: so from here on the kernel is asked.
 const CONTENDED: Duration = Duration::from_micros(3);
 
-/// How long not to look again after the processor was wanted by someone else. Long against a burst,
-/// short against a change of load; 2 to 50 milliseconds were alike. It doubles each time, up to [`MAX_REST`].
-const REST: Duration = Duration::from_millis(10);
+/// How many times as long as someone else had the processor not to look again. It doubles each time, until looking finds
+/// something. Ten milliseconds after each, however short, let a thread that runs for microseconds some hundred times a second end all
+/// looking.
+const REST: u32 = 64;
 
 /// How long a processor that is always wanted is left alone. A trial costs some 10 microseconds.
 const MAX_REST: Duration = Duration::from_millis(640);
@@ -46,14 +48,14 @@ pub enum Idle {
 pub struct Spin {
     limit: Duration,
     looks: u32,
-    /// When looking without finding began.
-    since: Option<Instant>,
+    /// When looking without finding began, and how often the thread had had to make room for others by then.
+    since: Option<(Instant, i64)>,
     /// Sleeps until looking is tried again, and how many they were when the pause began.
     pause: u32,
     paused: u32,
-    /// For others who want the processor: until when, and how long the next one is.
+    /// For others who want the processor: until when, and how many times as long as they have it the next time.
     rest_until: Option<Instant>,
-    rest: Duration,
+    rest: u32,
 }
 
 impl Spin {
@@ -84,7 +86,8 @@ impl Spin {
     /// No work was found. The processor may have been offered to others meanwhile.
     #[inline]
     pub fn idle(&mut self) -> Idle {
-        if self.limit.is_zero() || self.pause > 0 {
+        let resting = || self.rest_until.is_some_and(|until| Instant::now() < until);
+        if self.limit.is_zero() || self.pause > 0 || resting() {
             return Idle::Sleep;
         }
         self.looks += 1;
@@ -93,32 +96,43 @@ impl Spin {
             return Idle::Again;
         }
         self.looks = 0;
-        let offer = |now: Instant| {
+        let now = Instant::now();
+        let offer = |displaced| {
             std::thread::yield_now();
-            now.elapsed()
+            let time = now.elapsed();
+            (time > CONTENDED && times_displaced() != displaced).then_some(time)
         };
-        if self.is_spent(Instant::now(), offer) { Idle::Sleep } else { Idle::Around }
+        if self.is_spent(now, offer) { Idle::Sleep } else { Idle::Around }
     }
 
-    /// Whether there was enough looking for now. `offer` yields the processor and says how long that took.
-    fn is_spent(&mut self, now: Instant, offer: impl FnOnce(Instant) -> Duration) -> bool {
+    /// Whether there was enough looking for now. `offer` yields the processor and says for how long someone took it, given how often that
+    /// had happened before looking began.
+    fn is_spent(&mut self, now: Instant, offer: impl FnOnce(i64) -> Option<Duration>) -> bool {
         if self.rest_until.is_some_and(|until| now < until) {
             return true;
         }
         self.rest_until = None;
-        if now.duration_since(*self.since.get_or_insert(now)) >= self.limit {
+        let (since, displaced) = *self.since.get_or_insert_with(|| (now, times_displaced()));
+        if now.duration_since(since) >= self.limit {
             self.paused = (2 * self.paused + 1).min(MAX_PAUSE);
             self.pause = self.paused;
             return true;
         }
-        let wanted = offer(now) > CONTENDED;
-        if wanted {
-            self.since = None;
-            self.rest_until = Some(now + self.rest);
-            self.rest = (2 * self.rest).min(MAX_REST);
-        }
-        wanted
+        let Some(time) = offer(displaced) else { return false };
+        self.since = None;
+        self.rest_until = Some(now + (time * self.rest).min(MAX_REST));
+        self.rest = (2 * self.rest).min(MAX_REST.as_micros() as u32);
+        true
     }
+}
+
+/// How often another thread was given the processor while this one wanted to go on.
+fn times_displaced() -> i64 {
+    // SAFETY: a structure of integers, for which zeroes are values.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel fills in the structure it is given; on failure it stays as it is.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    usage.ru_nivcsw
 }
 
 #[cfg(test)]
@@ -145,8 +159,8 @@ mod tests {
     const LONG: Duration = Duration::from_micros(200);
 
     /// Nobody else wants the processor.
-    fn alone(_: Instant) -> Duration {
-        Duration::ZERO
+    fn alone(_: i64) -> Option<Duration> {
+        None
     }
 
     #[test]
@@ -189,13 +203,15 @@ mod tests {
     fn a_processor_that_others_want_is_left_alone_for_longer_and_longer() {
         let mut spin = Spin::new(LIMIT);
         let mut now = Instant::now();
-        for wait in [REST, 2 * REST, 4 * REST] {
-            assert!(spin.is_spent(now, |_| LONG), "wanted");
+        for wait in [REST, 2 * REST, 4 * REST].map(|rest| rest * LONG) {
+            assert!(spin.is_spent(now, |_| Some(LONG)), "wanted");
             assert!(spin.is_spent(now + wait - SHORT, alone), "it rests");
             now += wait;
         }
         assert!(!spin.is_spent(now, alone));
         spin.found();
         assert_eq!(spin.rest, REST);
+        assert!(spin.is_spent(now, |_| Some(MAX_REST)));
+        assert!(spin.is_spent(now + MAX_REST - SHORT, alone) && !spin.is_spent(now + MAX_REST, alone));
     }
 }

@@ -349,8 +349,7 @@ fn there_is_room_for_what_could_be_delivered_and_asking_breaks_nothing() {
     let (_, mut to) = pair(Mode::Mergeable, 32);
     let memory = Arc::clone(&to.memory);
     let all: usize = to.room().iter().sum();
-    let room =
-        |to: &mut Guest, most| to.device_rx.room(&mut memory.translator(), 64, most, &mut Vec::new());
+    let room = |to: &mut Guest, most| to.device_rx.room(&mut memory.translator(), 64, most, &mut Vec::new());
     assert!(!room(&mut to, all - 11));
     assert!(room(&mut to, all - 12));
     assert_eq!(to.deliver(Header::default(), &payload(1, 60)), Ok(()));
