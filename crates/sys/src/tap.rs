@@ -351,8 +351,8 @@ impl Tap {
     /// Reads one frame and its header into the pieces of `buffers` (at most 1024), in order.
     ///
     /// # Errors
-    /// As [`read`](Self::read), and `EFAULT` when memory of a peer is no longer there; the frame
-    /// is then lost.
+    /// As [`read`](Self::read), and `EFAULT` when the memory for the header is no longer there; the frame
+    /// is then lost. Of bytes of the frame that could not be written the kernel (6.18) says nothing.
     pub fn readv(&self, buffers: &mut [WriteSlice<'_>]) -> io::Result<usize> {
         let count = libc::c_int::try_from(buffers.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
         // SAFETY: WriteSlice is repr(transparent) over iovec and stands for memory that may be

@@ -5,6 +5,7 @@ use std::num::NonZero;
 use std::os::fd::OwnedFd;
 
 use ringferry_packet::ether::Mac;
+use ringferry_switch::snapshot::PortState;
 use ringferry_sys::netif;
 use ringferry_sys::tap::{Tap, TapConfig};
 use ringferry_virtio_net::Features;
@@ -13,6 +14,7 @@ use rustix::net::{AddressFamily, Protocol, SendFlags, SocketType, sendto, socket
 use crate::frames::{mac, pattern, tcp};
 use crate::guest::{Guest, Options};
 use crate::process::{Place, Switch, in_a_namespace};
+use crate::raw::{self, Raw};
 use crate::rules::set;
 use crate::rules_kernel::arp;
 
@@ -205,6 +207,35 @@ fn without_room_for_the_largest_frame_nothing_is_lost() {
             payload
         });
         switch.assert_no_drops();
+        switch.stop();
+    });
+}
+
+/// The kernel does not say when it could not write there; the switch, which writes there next, notices as ever.
+#[test]
+fn a_machine_whose_memory_goes_loses_its_connection_and_nothing_else() {
+    in_a_namespace(|| {
+        let place = Place::new();
+        let (mut switch, host) = start(&place, &["a"]);
+        let mut raw = Raw::plug(switch.connect("a"));
+        raw.post(raw::ENTRIES);
+        switch.until_state("a", PortState::Up);
+        let deliver = |number: u32| {
+            host.packet(&pattern(number, LARGE));
+            switch.until("a", "the frame", |port| port.counters["tx_packets"] == u64::from(number) + 1);
+        };
+        (0..2).for_each(deliver);
+        assert_eq!(in_place(&switch), 1);
+        // The rings stay, and the first of the buffers that are next.
+        rustix::fs::ftruncate(&raw.file, raw::BUFFERS - raw::BASE + 2 * LARGE as u64 + 8192).unwrap();
+        deliver(2);
+        assert_eq!(in_place(&switch), 2);
+        host.packet(&pattern(3, LARGE));
+        switch.process.until_logged("guest memory was truncated");
+        switch.until_state("a", PortState::Listening);
+        assert!(switch.process.is_running());
+        drop(raw);
+        carry_datagrams(&host, &mut switch.plug("a", 1, Options::default()), LARGE);
         switch.stop();
     });
 }

@@ -106,7 +106,8 @@ impl Worker {
         let len = match tap.tap.readv(&mut pieces) {
             Ok(len) => len,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Read::Nothing,
-            // With the receiver's memory gone the frame is lost: its queue will notice when it writes there itself.
+            // The tap is down or gone: reading it in the usual way finds that out. If it is the receiver's memory that is gone, the kernel
+            // says nothing; whoever writes there next notices.
             Err(_) => return Read::Other,
         };
         let mut pieces = pieces.iter().map(WriteSlice::as_read);
