@@ -105,7 +105,8 @@ impl Forwarder {
         self.decide(from, burst, tables, now);
         self.deliver(from.port, burst, tables, now);
         if !self.unstable.is_empty() {
-            self.forward_copies(from.port, tables, now);
+            let copies = std::mem::take(&mut self.unstable);
+            self.forward(Origin { private: true, ..from }, &burst_of(&copies), tables, now);
         }
         tables.crossing.flush();
     }
@@ -151,7 +152,7 @@ impl Forwarder {
                 Err(refusal) => {
                     match refusal {
                         Refusal::Drop(reason) => drops.add(reason, 1),
-                        Refusal::Unstable => unstable.push((frame.header, copy(burst, frame))),
+                        Refusal::Unstable => unstable.push(copy(burst, frame)),
                     }
                     decisions.push(Decision::NOWHERE);
                     continue;
@@ -250,26 +251,24 @@ impl Forwarder {
             }
         }
     }
-
-    /// Forwards what [could not be judged](Refusal::Unstable) where it lay.
-    #[cold]
-    fn forward_copies(&mut self, port: PortId, tables: &mut Tables<'_>, now: &Moment) {
-        let copies = std::mem::take(&mut self.unstable);
-        let mut burst = Burst::new();
-        for (header, frame) in &copies {
-            burst.push(*header, ReadSlice::from(&frame[..]));
-        }
-        let from = Origin { port, private: true };
-        self.decide(from, &burst, tables, now);
-        self.deliver(port, &burst, tables, now);
-    }
 }
 
+/// A frame and its header, in memory of ours.
 #[cold]
-fn copy(burst: &Burst<'_>, frame: &Frame) -> Vec<u8> {
+pub(super) fn copy(burst: &Burst<'_>, frame: &Frame) -> (Header, Vec<u8>) {
     let mut copy = Vec::new();
     burst.flatten(frame, &mut copy);
-    copy
+    (frame.header, copy)
+}
+
+/// Copies of frames, to be forwarded as what is [private](Origin::private).
+#[cold]
+pub(super) fn burst_of(copies: &[(Header, Vec<u8>)]) -> Burst<'_> {
+    let mut burst = Burst::new();
+    for (header, frame) in copies {
+        burst.push(*header, ReadSlice::from(&frame[..]));
+    }
+    burst
 }
 
 /// Where frames to an address go that come from another port.

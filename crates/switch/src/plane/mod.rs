@@ -7,6 +7,7 @@
 //! | file | idea |
 //! |---|---|
 //! | `worker` | the loop: poll what is active, arm what is idle, sleep when nothing is active |
+//! | `worker/straight` | from a tap straight into a machine's buffers |
 //! | `port` | a port as the worker sees it, and the kinds of it |
 //! | `guest` | the queues of a virtual machine |
 //! | `vif` | the queues of a Xen guest |

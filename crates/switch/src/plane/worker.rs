@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use ringferry_memory::ReadSlice;
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
 use ringferry_ring::Fault;
@@ -602,12 +601,9 @@ impl Worker {
                 self.set_gate(id, gate);
             }
             Command::Inject(id, frame) => {
-                let mut burst = Burst::new();
-                let mut builder = burst.build(Header::default(), frame.len() as u32);
-                builder.piece(ReadSlice::from(&frame[..]));
-                builder.finish();
                 let now = Moment::new(self.started, self.now);
-                self.forward(Origin { port: id, private: true }, &burst, &now);
+                let frame = [(Header::default(), frame)];
+                self.forward(Origin { port: id, private: true }, &forward::burst_of(&frame), &now);
             }
             Command::Inspect(reply) => {
                 let _ = reply.send(self.inspect());

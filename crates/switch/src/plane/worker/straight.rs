@@ -16,9 +16,9 @@ use ringferry_packet::vnet::Header;
 use ringferry_virtio_net::MAX_FRAME;
 use smallvec::SmallVec;
 
-use super::{BURST, Polled, Worker, tap_port};
+use super::{BURST, Polled, Worker, guest, tap_port};
 use crate::fdb::PortId;
-use crate::plane::forward::Origin;
+use crate::plane::forward::{self, Origin};
 use crate::plane::guest::Guest;
 use crate::plane::moment::Moment;
 use crate::plane::port::{Kind, Port};
@@ -72,25 +72,31 @@ impl Worker {
 
     /// Remembers whether to read the next burst straight, now that this one has been forwarded.
     pub(super) fn consider_straight(&mut self, port: PortId, burst: &Burst<'_>, now: &Moment) {
-        let [.., last] = burst.frames() else { return };
         let bytes: usize = burst.frames().iter().map(|frame| frame.len as usize).sum();
         if bytes < burst.len() * LARGE {
             return;
         }
-        let Some((_, guest)) = sole_receiver(&mut self.ports, port) else { return };
-        let as_it_is = burst.frames().iter().all(|frame| guest.offloads().accepts(&frame.header));
-        let pair = guest.aim.choose(last.prefix(), now).ok().filter(|_| as_it_is);
+        let pair = self.straight_pair(port, burst, now);
         if let Some((tap, _)) = tap_port(&mut self.ports, port) {
             tap.straight = pair;
         }
     }
 
+    /// The pair that the last of a burst is for, if all of it goes to the only receiver as it is.
+    fn straight_pair(&mut self, port: PortId, burst: &Burst<'_>, now: &Moment) -> Option<u16> {
+        let (_, guest) = sole_receiver(&mut self.ports, port)?;
+        guest.aim.look(&self.crossing);
+        let offloads = guest.offloads();
+        let as_it_is = burst.frames().iter().all(|frame| offloads.accepts(&frame.header));
+        let last = burst.frames().last().filter(|_| as_it_is)?;
+        guest.aim.choose(last.prefix(), now).ok()
+    }
+
     /// Reads a frame to where the queue of `pair` would put it, and forwards it.
     fn read_straight(&mut self, port: PortId, to: PortId, pair: u16) -> Read {
-        let Some(Some(Port { kind: Kind::Guest(guest), .. })) = self.ports.get_mut(usize::from(to.0)) else {
-            return Read::NoRoom;
-        };
-        let Some(queue) = guest.rx.get_mut(usize::from(pair)).and_then(Option::as_mut) else {
+        let Some(Some(queue)) =
+            guest(&mut self.ports, to).and_then(|guest| guest.rx.get_mut(usize::from(pair)))
+        else {
             return Read::NoRoom;
         };
         // Keeps the memory mapped while the frame borrows it, whatever happens to the queue.
@@ -124,23 +130,15 @@ impl Worker {
         }
         frame.finish();
         let now = Moment::new(self.started, self.now);
-        let aim = sole_receiver(&mut self.ports, port).and_then(|(_, guest)| {
-            guest.aim.look(&self.crossing);
-            let frame = &burst.frames()[0];
-            let pair = guest.aim.choose(frame.prefix(), &now).ok()?;
-            guest.offloads().accepts(&frame.header).then_some(pair)
-        });
-        if aim.is_some() {
+        let pair = self.straight_pair(port, &burst, &now);
+        if pair.is_some() {
             self.forward(Origin { port, private: false }, &burst, &now);
         } else {
-            let mut copy = Vec::new();
-            burst.flatten(&burst.frames()[0], &mut copy);
-            let mut burst = Burst::new();
-            burst.push(header, ReadSlice::from(&copy[..]));
-            self.forward(Origin { port, private: true }, &burst, &now);
+            let copy = [forward::copy(&burst, &burst.frames()[0])];
+            self.forward(Origin { port, private: true }, &forward::burst_of(&copy), &now);
         }
         self.storage = Burst::reuse(burst);
-        aim.map_or(Read::Other, |pair| Read::Frame(len, pair))
+        pair.map_or(Read::Other, |pair| Read::Frame(len, pair))
     }
 }
 
