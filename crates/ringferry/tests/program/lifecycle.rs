@@ -20,8 +20,9 @@ use rustix::process::{Pid, Resource, Rlimit, Signal};
 
 use crate::frames::frame;
 use crate::guest::{Guest, Options, acquaint, converse};
-use crate::process::{PATIENCE, Place, Process, Switch, eventually};
+use crate::process::{PATIENCE, Place, Process, Switch, eventually, in_a_namespace};
 use crate::raw::Raw;
+use crate::straight::Host;
 
 /// Two guests that talk to each other while things happen to others.
 fn bystanders(switch: &Switch<'_>) -> (Guest, Guest) {
@@ -381,6 +382,30 @@ fn assert_idle(process: &Process) {
             process.is_asleep()
         };
         (0..LOOKS).all(asleep).then_some(())
+    });
+}
+
+/// A tap has no ring that is looked at: while a worker polls, it asks the kernel instead.
+#[test]
+fn a_worker_that_polls_finds_what_a_tap_has_without_sleeping() {
+    in_a_namespace(|| {
+        let place = Place::new();
+        let file = place.path().join("switch.toml");
+        std::fs::write(&file, "[switch]\nworkers = 1\npoll_microseconds = 100000\n").unwrap();
+        let switch = place.start(place.run(&["a"]).args(["--port", "tap:rf0"]).arg(file), Vec::new());
+        let host = Host::new();
+        let mut a = switch.plug("a", 1, Options::default());
+        let sleeps = || switch.show().workers[0].sleeps;
+        // Then nothing but the tap is left to be looked at, as the machine never sends.
+        let started = sleeps();
+        eventually("the machine's queue is armed", || (sleeps() > started).then_some(()));
+        eventually("a packet is found by looking, which takes a processor that nobody else wants", || {
+            let before = sleeps();
+            host.datagram(b"found");
+            assert!(a.receive().frame.ends_with(b"found"));
+            (sleeps() == before).then_some(())
+        });
+        switch.stop();
     });
 }
 

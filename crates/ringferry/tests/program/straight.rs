@@ -28,13 +28,13 @@ const LARGE: usize = 30_001;
 const FEW: u32 = 4;
 
 /// What sends packets that lie in one piece: with a checksum for others to finish, and with none.
-struct Host {
+pub struct Host {
     udp: UdpSocket,
     ip: OwnedFd,
 }
 
 impl Host {
-    fn new() -> Host {
+    pub fn new() -> Host {
         netif::add_address("rf0", HOST.into(), 24).unwrap();
         let udp = UdpSocket::bind((HOST, 0)).unwrap();
         udp.set_broadcast(true).unwrap();
@@ -44,7 +44,7 @@ impl Host {
         Host { udp, ip }
     }
 
-    fn datagram(&self, payload: &[u8]) {
+    pub fn datagram(&self, payload: &[u8]) {
         self.udp.send_to(payload, (EVERYBODY, 9)).unwrap();
     }
 

@@ -47,12 +47,6 @@ const ROUNDS_TO_ARM: u32 = 256;
 /// 16 rounds of 32 packets take well below a millisecond.
 const BUSY_ROUNDS: u32 = 16;
 
-/// How long a worker without work polls at most before it arms everything and sleeps, when the configuration does not say:
-/// not at all. Sleeping gathers work: with 20 microseconds, which the worker had a core of its own for, the median latency at a tenth
-/// of the load fell from 5 to 2 microseconds, but time per gigabyte rose by a fifth and throughput did not. On two
-/// cores that guests share it raised latency, too, as long as nothing ended the polling ([`Spin`] now does).
-const POLL: Duration = Duration::ZERO;
-
 /// How often rings without a kick descriptor are looked at while everything else is idle.
 const KICKLESS: Duration = Duration::from_micros(100);
 
@@ -171,9 +165,7 @@ impl Worker {
             crossing,
             crossed: Vec::new(),
             counters,
-            spin: Spin::new(
-                config.poll_microseconds.map_or(POLL, |micros| Duration::from_micros(micros.into())),
-            ),
+            spin: Spin::new(Duration::from_micros(config.poll_microseconds.into())),
             started,
             now: 0,
             stop: false,
@@ -196,9 +188,10 @@ impl Worker {
                 }
                 continue;
             }
-            match if self.active.is_empty() { Idle::Sleep } else { self.spin.idle() } {
-                Idle::Again => {}
-                Idle::Around => {
+            match self.spin.idle() {
+                Idle::Again if !self.active.is_empty() => {}
+                // A tap has no ring that could be looked at.
+                Idle::Again | Idle::Around => {
                     self.look(Some(Duration::ZERO));
                 }
                 Idle::Sleep => {
