@@ -18,7 +18,8 @@ use ringferry_xen::netif::wire::{
     TxRequest, TxResponse, TxSlot,
 };
 use ringferry_xen::netif::{BackRing, Fault};
-use ringferry_xen_net::bus::{BackConfig, Connection, FrontConfig, Session};
+use ringferry_xen::store::path;
+use ringferry_xen_net::bus::{BackConfig, Connection, FrontConfig, Session, State};
 use ringferry_xen_net::netfront::Pair;
 
 /// Where a ring page has its producer index for responses.
@@ -108,13 +109,9 @@ impl Victim {
     /// Ends it all; nothing may be left.
     #[track_caller]
     fn end(self) {
-        let Self { machine, mut both, session, connection, tx, rx, foreign } = self;
+        let Self { machine, both, session, connection, tx, rx, foreign } = self;
         drop((connection, tx, rx, foreign));
-        both.session = Some(session);
-        both.front.as_mut().unwrap().close();
-        both.until("the end", |both| both.closed == [0]);
-        drop(both);
-        machine.assert_nothing_left();
+        both.end(session, machine);
     }
 }
 
@@ -352,6 +349,14 @@ fn with_control(queues: u16) -> (Machine, Both, Session, Box<Connection>, Contro
     (machine, both, session, connection, ring)
 }
 
+/// Answers a request on the control ring.
+fn answer(ring: &mut ControlBack<Area>, connection: &Connection, response: Response) {
+    ring.respond(response.to_slot());
+    if ring.publish() {
+        connection.control.as_ref().unwrap().channel.notify().unwrap();
+    }
+}
+
 #[test]
 fn static_grants_are_handed_over_as_far_as_the_back_end_takes_them() {
     // What it answers to the size and to the lists, and how many grants it is then given, per queue.
@@ -384,22 +389,44 @@ fn static_grants_are_handed_over_as_far_as_the_back_end_takes_them() {
                     }
                     other => panic!("{other:?}"),
                 };
-                ring.respond(Response::to(&request, status, data).to_slot());
-                if ring.publish() {
-                    connection.control.as_ref().unwrap().channel.notify().unwrap();
-                }
+                answer(&mut ring, &connection, Response::to(&request, status, data));
             }
         }
         assert_eq!(both.front.as_ref().unwrap().static_grants(), 2 * given);
         assert_eq!(sizes, if size.0 == Status::NotSupported { 1 } else { 2 });
         assert!(lists.iter().all(|count| (1..=512).contains(count)));
         drop((ring, connection));
-        both.session = Some(session);
-        both.front.as_mut().unwrap().close();
-        both.until("the end", |both| both.closed == [0]);
-        drop(both);
-        machine.assert_nothing_left();
+        both.end(session, machine);
     }
+}
+
+/// After another back end has taken the first one's place, its answers count.
+#[test]
+fn static_grants_that_the_next_back_end_has_no_room_for_are_not_kept() {
+    let (mut machine, mut both, session, connection, mut ring) = with_control(1);
+    let pages = 300 + 4 + 16 + 68;
+    let state = path::join(&nodes(ID).0, "state");
+    for (list, kept) in
+        [(Status::Success, pages), (Status::InvalidParameter, pages), (Status::BufferOverflow, 0)]
+    {
+        let mut lists = 0;
+        both.until("the list", |_| {
+            ring.refresh();
+            while let Some(slot) = ring.take() {
+                let request = Request::from_slot(slot);
+                let asked = matches!(request.message().unwrap(), Message::GetGrefMappingSize { .. });
+                lists += usize::from(!asked);
+                let (status, data) = if asked { (Status::Success, 1000) } else { (list, 0) };
+                answer(&mut ring, &connection, Response::to(&request, status, data));
+            }
+            lists == 1
+        });
+        both.step();
+        assert_eq!(both.front.as_ref().unwrap().static_grants(), kept, "{list:?}");
+        machine.write(&state, State::Connected.number().to_string());
+    }
+    drop((ring, connection));
+    both.end(session, machine);
 }
 
 #[test]
@@ -421,11 +448,7 @@ fn answers_that_nobody_asked_for_break_the_control_ring_and_not_the_packets() {
         assert_eq!((ring.available(), both.front.as_ref().unwrap().static_grants()), (0, 0));
         assert!(session.pairs[0].send_frame(&Header::default(), &[1; 60]));
         drop((ring, connection));
-        both.session = Some(session);
-        both.front.as_mut().unwrap().close();
-        both.until("the end", |both| both.closed == [0]);
-        drop(both);
-        machine.assert_nothing_left();
+        both.end(session, machine);
     }
 }
 
@@ -472,7 +495,7 @@ proptest! {
             let stats = victim.pair().receive.stats();
             prop_assert_eq!((stats.unknown, victim.pair().transmit.stats().unknown), (0, 0));
         }
-        let Victim { machine, mut both, mut session, connection, tx, rx, foreign } = victim;
+        let Victim { machine, both, mut session, connection, tx, rx, foreign } = victim;
         let Pair { pools, transmit, receive, .. } = session.pairs.pop().unwrap();
         let mut pools = pools;
         drop(transmit.detach(&mut pools));
@@ -483,10 +506,6 @@ proptest! {
         prop_assert_eq!(pages.available(), pages.layout().count);
         prop_assert!(pages.alloc().is_some());
         drop((driver, pages, pools, rings, connection, tx, rx, foreign));
-        both.session = Some(session);
-        both.front.as_mut().unwrap().close();
-        both.until("the end", |both| both.closed == [0]);
-        drop(both);
-        machine.assert_nothing_left();
+        both.end(session, machine);
     }
 }

@@ -4,13 +4,14 @@
 mod pair_support;
 
 use pair_support::wire::{Frame, Sharing, Wire, raw, tcp};
-use pair_support::{BACK, FRONT, Provider, front_config, small_pair};
+use pair_support::{BACK, FRONT, ID, Provider, front_config, nodes, small_pair};
 use ringferry_nic::map::MapError;
 use ringferry_nic::tx::SendError;
 use ringferry_packet::buffer::Chain;
 use ringferry_packet::vnet::{GSO_UDP_L4, Header};
 use ringferry_xen::fake::Op;
-use ringferry_xen_net::bus::{BackConfig, FrontConfig};
+use ringferry_xen::store::path;
+use ringferry_xen_net::bus::{BackConfig, FrontConfig, State};
 use ringferry_xen_net::netback::Refused;
 use ringferry_xen_net::netfront::PairConfig;
 use ringferry_xen_net::offload::Accepts;
@@ -143,6 +144,25 @@ fn persistent_and_static_grants_cost_no_call_once_they_are_warm() {
             wire.end();
         }
     }
+}
+
+/// The store may tell of a state when it has been seen already. To the front end it is then another back end in the same place,
+/// perhaps: it is asked again, and refuses what it has.
+#[test]
+fn a_back_end_that_is_given_its_static_grants_again_keeps_them() {
+    let mut wire = wire(Provider::Fake, Sharing::Static);
+    let kept =
+        |wire: &Wire| (wire.both.front.as_ref().unwrap().static_grants(), wire.queues[0].queue.mapped());
+    let before = kept(&wire);
+    assert!(before.0 > 0);
+    let state = path::join(&nodes(ID).0, "state");
+    for _ in 0..2 {
+        wire.machine.write(&state, State::Connected.number().to_string());
+        wire.answer_all();
+        assert_eq!(kept(&wire), before);
+    }
+    exchange(&mut wire, &[raw(1514, 1)]);
+    wire.end();
 }
 
 #[test]

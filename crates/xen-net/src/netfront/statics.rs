@@ -40,7 +40,8 @@ pub struct Statics {
     /// Number of the request that was sent and not answered.
     asked: Option<u16>,
     next_id: u16,
-    kept: usize,
+    /// How many of each queue the back end has said it keeps.
+    kept: Vec<usize>,
     /// The back end has said that it knows nothing of this.
     refused: bool,
     again: bool,
@@ -61,11 +62,11 @@ impl Statics {
             ring: ControlFront::new(ring)?,
             channel,
             list,
+            kept: vec![0; grants.len()],
             grants,
             step: Step::Done,
             asked: None,
             next_id: 0,
-            kept: 0,
             refused: false,
             again: false,
         })
@@ -73,7 +74,7 @@ impl Statics {
 
     /// Grants that the back end has said it keeps, of all queues.
     pub fn kept(&self) -> usize {
-        self.kept
+        self.kept.iter().sum()
     }
 
     /// The violation that broke the control ring, if any. Packets go on without it.
@@ -90,7 +91,6 @@ impl Statics {
             self.again = true;
             return Ok(());
         }
-        self.kept = 0;
         self.step = Step::Ask { queue: 0 };
         self.ask()
     }
@@ -123,20 +123,30 @@ impl Statics {
         let success = response.status == Status::Success;
         self.refused = response.status == Status::NotSupported;
         self.step = match self.step {
-            _ if self.refused => Step::Done,
-            Step::Ask { queue } if success => {
-                let end = self.grants[queue].len().min(response.data as usize);
+            _ if self.refused => {
+                self.kept.fill(0);
+                Step::Done
+            }
+            Step::Ask { queue } => {
+                let room = if success { response.data as usize } else { 0 };
+                let end = self.grants[queue].len().min(room);
+                self.kept[queue] = self.kept[queue].min(end);
                 self.add(queue, 0, end)
             }
-            Step::Add { queue, from, to, end } if success => {
-                self.kept += to - from;
+            Step::Add { queue, to, end, .. } if success => {
+                self.kept[queue] = to;
                 self.add(queue, to, end)
             }
-            Step::Ask { queue } | Step::Add { queue, .. } => self.next_queue(queue),
+            Step::Add { queue, from, .. } => {
+                // One that has them already refuses them so. With any other word it has none but those it has just taken.
+                if response.status != Status::InvalidParameter {
+                    self.kept[queue] = from;
+                }
+                self.next_queue(queue)
+            }
             Step::Done => Step::Done,
         };
         if self.step == Step::Done && std::mem::take(&mut self.again) && !self.refused {
-            self.kept = 0;
             self.step = Step::Ask { queue: 0 };
         }
     }

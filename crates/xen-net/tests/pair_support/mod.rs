@@ -201,6 +201,17 @@ impl Both {
         }
     }
 
+    /// Closes the front end, whose queues are `session`, and ends both; nothing may be left.
+    #[track_caller]
+    pub fn end(mut self, session: Session, machine: Machine) {
+        self.session = Some(session);
+        self.front.as_mut().unwrap().close();
+        self.until("the end", |both| both.closed.len() == 1);
+        assert_eq!(self.closed, [0]);
+        drop(self);
+        machine.assert_nothing_left();
+    }
+
     /// Both, until there is nothing more to be done for now.
     pub fn step(&mut self) {
         if let Some(front) = &mut self.front {

@@ -47,6 +47,17 @@ pub struct Wire {
 
 type MappedChannel = Box<dyn ringferry_xen::event::EventChannel>;
 
+/// Serves the control ring, if there is one.
+fn answer(control: &mut Option<(Control<Area>, MappedChannel)>, queues: &mut [BackQueue]) {
+    let Some((control, channel)) = control else { return };
+    channel.drain().unwrap();
+    let mut queues: Vec<_> = queues.iter_mut().map(|queue| &mut queue.queue).collect();
+    if control.poll(&mut queues) {
+        channel.notify().unwrap();
+    }
+    assert_eq!(control.fault(), None);
+}
+
 fn page(region: &std::sync::Arc<ringferry_memory::Region>) -> Area {
     region.area(0, PAGE).unwrap()
 }
@@ -107,19 +118,21 @@ impl Wire {
     /// Serves the control ring until all grants are handed over.
     pub fn settle_statics(&mut self) {
         let Self { both, control, queues, .. } = self;
-        let Some((control, channel)) = control else { return };
         // All pages but those of the rings, of the control ring and its list.
         let all = both.front.as_ref().unwrap().granted() - 2 * queues.len() - 2;
         both.until("static grants", |both| {
-            channel.drain().unwrap();
-            let mut queues: Vec<_> = queues.iter_mut().map(|queue| &mut queue.queue).collect();
-            if control.poll(&mut queues) {
-                channel.notify().unwrap();
-            }
-            let mapped: usize = queues.iter().map(|queue| queue.mapped().1).sum();
+            answer(control, queues);
+            let mapped: usize = queues.iter().map(|queue| queue.queue.mapped().1).sum();
             mapped == all && both.front.as_ref().unwrap().static_grants() == all
         });
-        assert_eq!(control.fault(), None);
+    }
+
+    /// Lets the front end ask, and answers, for longer than all that it can have to ask.
+    pub fn answer_all(&mut self) {
+        for _ in 0..100 {
+            self.both.step();
+            answer(&mut self.control, &mut self.queues);
+        }
     }
 
     pub fn pair(&mut self, queue: usize) -> &mut Pair {
@@ -198,14 +211,9 @@ impl Wire {
     /// Closes everything; nothing may be left.
     #[track_caller]
     pub fn end(self) {
-        let Self { machine, mut both, session, queues, control, .. } = self;
+        let Self { machine, both, session, queues, control, .. } = self;
         drop((queues, control));
-        both.session = Some(session);
-        both.front.as_mut().unwrap().close();
-        both.until("the end", |both| both.closed.len() == 1);
-        assert_eq!(both.closed, [0]);
-        drop(both);
-        machine.assert_nothing_left();
+        both.end(session, machine);
     }
 }
 
