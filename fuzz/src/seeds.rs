@@ -378,6 +378,10 @@ fn receiveqs() -> Vec<Seed> {
         let in_place = |len| ReceiveStep::InPlace { len };
         let steps = [expect(2), in_place(1000), flush, in_place(60), deliver(60), in_place(3000), flush];
         seed(layout("split_in_place", "packed_in_place"), MERGEABLE, &many, &steps, 3, 3, false);
+        let endless = offer(packed, 1, &[(DATA, u32::MAX, WRITE), (DATA, 1, WRITE)]);
+        let name = layout("split_in_place_broken", "packed_in_place_broken");
+        let steps = [expect(2), in_place(500), deliver(60), flush];
+        seed(name, MERGEABLE, &[post(0, 600), endless], &steps, 0, 0, true);
         let name = layout("split_too_small", "packed_too_small");
         seed(name, LEGACY, &many, &[deliver(1514), deliver(64), flush], 1, 1, false);
         let parts = [(BORDER, 100, WRITE), (DATA, 0, WRITE), (DATA, 2000, WRITE)];

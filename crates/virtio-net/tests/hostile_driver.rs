@@ -448,6 +448,25 @@ fn receive_chains_of_no_use_break_the_ring_and_only_that() {
     }
 }
 
+/// What lies behind a good chain may break the ring in the same look at it: then no frame may be prepared in that chain either, as
+/// none is delivered to it any more.
+#[test]
+fn there_is_no_room_in_a_ring_that_breaks_behind_it() {
+    for features in [PLAIN, MERGEABLE] {
+        let (mut raw, mut queue) = receiver(features);
+        fill_with_canaries(&raw);
+        raw.chain(&[writable(BUFFERS, 2048)]);
+        raw.offer(u16::MAX);
+        queue.expect(2);
+        let memory = Arc::clone(&raw.memory);
+        assert!(!queue.room(&mut memory.translator(), 64, 1500, &mut Vec::new()));
+        assert!(queue.ring().fault().is_some(), "the head is no descriptor");
+        assert_eq!(deliver(&raw, &mut queue, &payload(0, 60)), Err(Refused::Broken));
+        queue.flush();
+        assert_canaries_live(&raw, &[]);
+    }
+}
+
 #[test]
 fn cve_2018_1059_a_receive_buffer_across_the_end_of_memory_breaks_the_ring() {
     let (mut raw, mut queue) = receiver(PLAIN);

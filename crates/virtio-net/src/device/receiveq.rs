@@ -25,13 +25,6 @@ pub enum Refused {
     Broken,
 }
 
-/// Why there is no room for a frame.
-enum Missing {
-    Refused(Refused),
-    /// The driver lends what it must not, or too many buffers for one frame.
-    Unusable,
-}
-
 /// The device's side of a receiveq.
 #[derive(Debug)]
 pub struct Receiveq<A: Words> {
@@ -84,10 +77,9 @@ impl<A: Words> Receiveq<A> {
         most: usize,
         room: &mut impl Extend<WriteSlice<'m>>,
     ) -> bool {
-        if self.ring.fault().is_some() {
-            return false;
-        }
-        let Ok(count) = self.find(self.header_len + most, memory) else { return false };
+        let found = self.find(self.header_len + most, memory);
+        // The ring may have broken behind chains that are good: they are there, but no frame is delivered to them any more.
+        let (Ok(count), None) = (found, self.ring.fault()) else { return false };
         let mut skip = self.header_len + skip;
         for i in self.next..self.next + count {
             let chain = self.chains.chain(i);
@@ -217,18 +209,17 @@ impl<A: Words> Receiveq<A> {
     /// ring.
     #[inline]
     fn reserve(&mut self, need: usize, memory: &mut Translator<'_>) -> Result<usize, Refused> {
-        self.find(need, memory).map_err(|missing| match missing {
-            Missing::Refused(refused) => refused,
-            Missing::Unusable => {
-                self.ring.break_with(Fault::Unusable);
-                Refused::Broken
-            }
-        })
+        let found = self.find(need, memory);
+        if found == Err(Refused::Broken) {
+            // What the ring itself found first stays its fault.
+            self.ring.break_with(Fault::Unusable);
+        }
+        found
     }
 
-    /// The same, and says so if buffers cannot be.
+    /// The same, but leaves the ring as it is.
     #[inline]
-    fn find(&mut self, need: usize, memory: &mut Translator<'_>) -> Result<usize, Missing> {
+    fn find(&mut self, need: usize, memory: &mut Translator<'_>) -> Result<usize, Refused> {
         // Most frames fit the next buffer, and that is known already.
         if let Some(Chain { readable: 0, writable: 1, writable_len, .. }) = self.chains.get(self.next)
             && writable_len as usize >= need
@@ -247,7 +238,7 @@ impl<A: Words> Receiveq<A> {
                     || (chain.writable_len as usize) < self.header_len
                     || buffers > MAX_BUFFERS
                 {
-                    return Err(Missing::Unusable);
+                    return Err(Refused::Broken);
                 }
                 have += chain.writable_len as usize;
                 count += 1;
@@ -255,13 +246,13 @@ impl<A: Words> Receiveq<A> {
                     return Ok(count);
                 }
                 if !self.mergeable {
-                    return Err(Missing::Refused(Refused::TooBig));
+                    return Err(Refused::TooBig);
                 }
             }
             let taken = self.chains.len();
             if self.ring.take(self.ahead, memory, &mut self.chains) == 0 {
                 let broken = self.ring.fault().is_some();
-                return Err(Missing::Refused(if broken { Refused::Broken } else { Refused::NoBuffers }));
+                return Err(if broken { Refused::Broken } else { Refused::NoBuffers });
             }
             // The lines that will be written first, all at once rather than one miss after the other.
             for chain in self.chains.iter().skip(taken) {
