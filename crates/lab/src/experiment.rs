@@ -116,12 +116,21 @@ impl Setup {
     where
         T::Err: Display,
     {
-        match self.options.get(name) {
-            None => Ok(default),
-            Some(text) => {
-                text.parse().map_err(|error| RowError::failed(format!("--option {name}={text}: {error}")))
-            }
-        }
+        Ok(self.given(name)?.unwrap_or(default))
+    }
+
+    /// The value of an option, parsed; `None` when it was not given.
+    ///
+    /// # Errors
+    /// A value that does not parse.
+    pub fn given<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>, RowError>
+    where
+        T::Err: Display,
+    {
+        let parse = |text: &String| {
+            text.parse().map_err(|error| RowError::failed(format!("--option {name}={text}: {error}")))
+        };
+        self.options.get(name).map(parse).transpose()
     }
 
     /// The value of an option that is a list of numbers from 1 to `most`, with commas: in order, each once. `None` when

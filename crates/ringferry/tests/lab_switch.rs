@@ -61,6 +61,8 @@ fn good(rows: &[Value], ends: &str) {
         assert!(0.0 < p50 && p50 <= p99 && p99 <= p999 && p999 <= max, "{row}");
         assert!(extra(row, "frames") > 0.0, "{row}");
     }
+    let wake_up = find("wake-up");
+    assert!(0.0 < value("wake-up") && value("wake-up") <= extra(wake_up, "p99 µs"), "{wake_up}");
     assert!(value("cpu") > 0.0);
     assert!(value("idle-cpu") < 50.0, "{}", find("idle-cpu"));
 }

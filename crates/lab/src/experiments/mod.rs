@@ -4,6 +4,7 @@ pub mod forward;
 mod front;
 pub mod grants;
 mod network;
+pub mod offloads;
 pub mod peers;
 pub mod queues;
 pub mod ring;
@@ -26,5 +27,6 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(queues::Queues),
         Box::new(grants::Grants),
         Box::new(switch::Switch),
+        Box::new(offloads::Offloads),
     ]
 }

@@ -22,10 +22,14 @@ use std::time::{Duration, Instant};
 
 use ringferry_sys::namespace;
 use ringferry_sys::process::{Spawn, cpu_time, has_net_admin, is_root, spawn, terminate};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::experiment::{RowError, Run, Setup};
 
+/// The shortest test that the traffic generator makes sense of.
+pub(in crate::experiments) const SHORTEST: Duration = Duration::from_millis(200);
 /// Beyond the time that is measured: starting everything, and the end. Half a second on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How often to look whether a process has ended.
@@ -51,12 +55,12 @@ pub(in crate::experiments) fn impossible(setup: &Setup, experiment: &str) -> Opt
     }
 }
 
-/// Runs an experiment's child process for about `seconds`; returns what it printed.
-pub(in crate::experiments) fn run_child(
+/// Runs an experiment's child process for about `seconds`; returns what it [told](tell).
+pub(in crate::experiments) fn run_child<T: DeserializeOwned>(
     command: &mut Command,
     seconds: Duration,
     run: &Run<'_>,
-) -> Result<String, RowError> {
+) -> Result<T, RowError> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut process = Process::spawn("the network", command, Spawn::default())?;
     let deadline = Instant::now() + seconds + PATIENCE;
@@ -76,7 +80,16 @@ pub(in crate::experiments) fn run_child(
     let (mut output, mut errors) = (String::new(), String::new());
     process.child.stdout.take().map(|mut pipe| pipe.read_to_string(&mut output)).transpose()?;
     process.child.stderr.take().map(|mut pipe| pipe.read_to_string(&mut errors)).transpose()?;
-    if status.success() { Ok(output) } else { Err(RowError::failed(last_line(&errors, status))) }
+    if !status.success() {
+        return Err(RowError::failed(last_line(&errors, status)));
+    }
+    serde_json::from_str(&output).map_err(RowError::failed)
+}
+
+/// Tells the process that [runs this one](run_child) what was measured.
+pub(in crate::experiments) fn tell(outcome: &impl Serialize) -> Result<(), RowError> {
+    println!("{}", serde_json::to_string(outcome).map_err(RowError::failed)?);
+    Ok(())
 }
 
 /// The last line of what a program said, or how it ended.
@@ -158,6 +171,15 @@ impl Drop for Process {
     }
 }
 
+/// What the parts of a network are told, beyond what all are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::experiments) struct Options<'a> {
+    pub switch: &'a [&'a str],
+    /// Keys of the guests' ports, each behind a comma.
+    pub ports: [&'a str; 2],
+    pub guests: [&'a [&'a str]; 2],
+}
+
 /// The network. Fields end in this order.
 pub(in crate::experiments) struct Network {
     folder: PathBuf,
@@ -168,33 +190,25 @@ pub(in crate::experiments) struct Network {
 }
 
 impl Network {
-    /// Starts all of it; each guest with options of its own. What programs say goes to files in `folder`.
-    pub(in crate::experiments) fn start(folder: &Path, options: [&[&str]; 2]) -> Result<Self, RowError> {
-        Self::start_with(folder, &[], options)
-    }
-
-    /// [`Network::start`], and the switch has options, too. The guests answer `ringferry ctl`, if they were told to, at
-    /// [`Network::control`].
-    pub(in crate::experiments) fn start_with(
-        folder: &Path,
-        switch: &[&str],
-        options: [&[&str]; 2],
-    ) -> Result<Self, RowError> {
+    /// Starts all of it. What programs say goes to files in `folder`. The guests answer `ringferry ctl`, if they were
+    /// told to, at [`Network::control`].
+    pub(in crate::experiments) fn start(folder: &Path, options: Options<'_>) -> Result<Self, RowError> {
         let program = std::env::current_exe()?;
         let socket = |name: &str| folder.join(format!("{name}.sock"));
         let mut arguments = words(&["run"]);
-        for guest in GUESTS {
+        for (guest, keys) in std::iter::zip(GUESTS, options.ports) {
             let mut port = OsString::from("vhost-user:");
             port.push(socket(guest));
+            port.push(keys);
             arguments.extend([OsString::from("--port"), port]);
         }
         arguments.extend([OsString::from("--control"), socket("control").into()]);
-        arguments.extend(words(switch));
+        arguments.extend(words(options.switch));
         let switch = ready(&program, folder, "switch", arguments, Spawn::default())?;
         let guest = |at: usize| {
             let address = format!("{}/24", ADDRESSES[at]);
             let mut arguments = words(&["guest", "--tap", TAP, "--json", "--address", &address]);
-            arguments.extend(words(options[at]));
+            arguments.extend(words(options.guests[at]));
             arguments.extend([OsString::from("--socket"), socket(GUESTS[at]).into()]);
             ready(&program, folder, GUESTS[at], arguments, Spawn { new_net: true, ..Spawn::default() })
         };

@@ -9,13 +9,10 @@ use serde_json::Value;
 
 use super::case::{Case, Per, Test};
 use crate::experiment::{RowError, Run, Sample, Setup};
-use crate::experiments::network::{self, Network, TAP, number};
+use crate::experiments::network::{self, Network, Options, TAP, number};
 
 /// The experiment, for its child process.
 const EXPERIMENT: &str = super::NAME;
-
-/// The shortest test that the traffic generator makes sense of.
-const SHORTEST: Duration = Duration::from_millis(200);
 
 /// Time that connections of many sessions take to be opened, one after another, before the test begins.
 const OPENING: Duration = Duration::from_secs(5);
@@ -140,14 +137,13 @@ pub(super) fn measure(
     run: &Run<'_>,
 ) -> Result<[Sample; Per::BOTH.len()], RowError> {
     let folder = tempfile::Builder::new().prefix("ringferry-lab-").tempdir()?;
-    let seconds = run.seconds.max(SHORTEST);
+    let seconds = run.seconds.max(network::SHORTEST);
     let mut command = setup.child(EXPERIMENT);
     command.arg("run").arg(folder.path()).arg(case.test.to_string());
     command.args([case.size.to_string(), case.sessions.to_string()]);
     command.args([case.queues.to_string(), case.offered.to_string(), seconds.as_secs_f64().to_string()]);
     command.args(setup.options.get(super::SPREAD_AT));
-    let output = network::run_child(&mut command, seconds + OPENING, run)?;
-    let outcome: Outcome = serde_json::from_str(&output).map_err(RowError::failed)?;
+    let outcome: Outcome = network::run_child(&mut command, seconds + OPENING, run)?;
     Ok(outcome.samples())
 }
 
@@ -162,8 +158,7 @@ pub(super) fn child(args: &[String]) -> Result<(), RowError> {
             network::contain()?;
             let folder = Path::new(folder);
             let outcome = exchange(folder, test, [size, sessions, seconds], [queues, offered], spread_at)?;
-            println!("{}", serde_json::to_string(&outcome).map_err(RowError::failed)?);
-            Ok(())
+            network::tell(&outcome)
         }
         _ => Err(RowError::failed(
             "usage: lab child queues probe | run FOLDER TEST SIZE SESSIONS QUEUES OFFERED SECONDS [SPREAD_AT]",
@@ -182,11 +177,14 @@ fn exchange(
     let controls = [0, 1].map(|guest| Network::control(folder, guest));
     let paths = controls.each_ref().map(|path| path.to_str().unwrap_or_default());
     let spread = spread_at.iter().flat_map(|load| ["--spread-at", load]);
-    let options =
-        paths.map(|path| ["--queues", offered, "--control", path].into_iter().chain(spread.clone()));
-    let options = options.map(Iterator::collect::<Vec<_>>);
-    let mut network =
-        Network::start_with(folder, &["--workers", queues], options.each_ref().map(Vec::as_slice))?;
+    let guests = paths.map(|path| ["--queues", offered, "--control", path].into_iter().chain(spread.clone()));
+    let guests = guests.map(Iterator::collect::<Vec<_>>);
+    let options = Options {
+        switch: &["--workers", queues],
+        guests: guests.each_ref().map(Vec::as_slice),
+        ..Options::default()
+    };
+    let mut network = Network::start(folder, options)?;
     for control in &controls {
         let channels = network.ctl(control, &["channels", TAP, "combined", queues, "--json"])?;
         let [most, used] = [number(&channels, "/max_combined")?, number(&channels, "/combined")?];

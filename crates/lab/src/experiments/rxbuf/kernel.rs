@@ -2,7 +2,6 @@
 //! one whose figures count. In the bimodal workload both send, and b receives long frames and acknowledgements.
 
 use std::path::Path;
-use std::time::Duration;
 
 use ringferry_nic::rx::PolicyKind;
 use serde::{Deserialize, Serialize};
@@ -10,16 +9,13 @@ use serde_json::Value;
 
 use super::workload::Workload;
 use crate::experiment::{RowError, Run, Sample, Setup};
-use crate::experiments::network::{self, Network, number};
+use crate::experiments::network::{self, Network, Options, number};
 
 /// The experiment, for its child process.
 const EXPERIMENT: &str = super::NAME;
 
 /// How much longer than another's a run of this is: TCP takes a moment to find its window.
 pub(super) const TIMES: u32 = 3;
-
-/// The shortest test that the traffic generator makes sense of.
-const SHORTEST: Duration = Duration::from_millis(200);
 
 /// Mode of the traffic generator and bytes of a write or a datagram; why there is none if so. Datagrams are 42 bytes
 /// shorter than their frames.
@@ -88,12 +84,11 @@ pub(super) fn measure(
 ) -> Result<Sample, RowError> {
     let (mode, size) = traffic(workload).map_err(RowError::failed)?;
     let folder = tempfile::Builder::new().prefix("ringferry-lab-").tempdir()?;
-    let seconds = (run.seconds * TIMES).max(SHORTEST);
+    let seconds = (run.seconds * TIMES).max(network::SHORTEST);
     let mut command = setup.child(EXPERIMENT);
     command.arg("run").arg(folder.path()).args([policy.name(), mode, size]);
     command.arg(seconds.as_secs_f64().to_string());
-    let output = network::run_child(&mut command, seconds, run)?;
-    let outcome: Outcome = serde_json::from_str(&output).map_err(RowError::failed)?;
+    let outcome: Outcome = network::run_child(&mut command, seconds, run)?;
     Ok(outcome.sample())
 }
 
@@ -104,14 +99,14 @@ pub(super) fn child(args: &[String]) -> Result<(), RowError> {
         ["probe"] => network::probe(),
         ["run", folder, policy, mode, size, seconds] => {
             network::contain()?;
-            let options = ["--buffers", policy];
-            let mut network = Network::start(Path::new(folder), [&options; 2])?;
+            let buffers = ["--buffers", policy];
+            let options = Options { guests: [&buffers; 2], ..Options::default() };
+            let mut network = Network::start(Path::new(folder), options)?;
             let report = network.traffic(&["--mode", mode, "--size", size, "--seconds", seconds])?;
             let switch = network.switch()?;
             let [a, b] = network.finish()?;
             let outcome = Outcome::new(&report, &switch, [&a, &b])?;
-            println!("{}", serde_json::to_string(&outcome).map_err(RowError::failed)?);
-            Ok(())
+            network::tell(&outcome)
         }
         _ => Err(RowError::failed("usage: lab child rxbuf probe | run FOLDER POLICY MODE SIZE SECONDS")),
     }

@@ -127,6 +127,9 @@ impl std::str::FromStr for Ring {
 /// Shares of the NDR at which latency is measured, in per cent.
 pub(super) const LOADS: [u32; 3] = [10, 50, 90];
 
+/// Frames a second that come one by one: nobody polls for as long as it takes until the next.
+pub(super) const SINGLE: f64 = 1000.0;
+
 /// What is told of a run, each in a row of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Figure {
@@ -138,6 +141,8 @@ pub(super) enum Figure {
     Pdr,
     /// 99 of 100 frames take no longer, at one of [`LOADS`].
     Latency(u32),
+    /// What half of single frames take at most, each of which finds everybody asleep who sleeps at all: at [`SINGLE`].
+    WakeUp,
     /// Processor time of the switch for what it carries at full load.
     CpuPerGigabyte,
     /// Processor time of the switch while nothing happens.
@@ -145,13 +150,14 @@ pub(super) enum Figure {
 }
 
 impl Figure {
-    pub(super) const ALL: [Figure; 8] = [
+    pub(super) const ALL: [Figure; 9] = [
         Figure::Rate,
         Figure::Ndr,
         Figure::Pdr,
         Figure::Latency(LOADS[0]),
         Figure::Latency(LOADS[1]),
         Figure::Latency(LOADS[2]),
+        Figure::WakeUp,
         Figure::CpuPerGigabyte,
         Figure::IdleCpu,
     ];
@@ -159,7 +165,7 @@ impl Figure {
     pub(super) fn unit(self) -> &'static str {
         match self {
             Figure::Rate | Figure::Ndr | Figure::Pdr => "Mpps",
-            Figure::Latency(_) => "µs",
+            Figure::Latency(_) | Figure::WakeUp => "µs",
             Figure::CpuPerGigabyte => "CPU s/GB",
             Figure::IdleCpu => "% of a CPU",
         }
@@ -180,6 +186,7 @@ impl fmt::Display for Figure {
             Figure::Ndr => f.write_str("ndr"),
             Figure::Pdr => f.write_str("pdr"),
             Figure::Latency(load) => write!(f, "p99-at-{load}%"),
+            Figure::WakeUp => f.write_str("wake-up"),
             Figure::CpuPerGigabyte => f.write_str("cpu"),
             Figure::IdleCpu => f.write_str("idle-cpu"),
         }
@@ -249,6 +256,7 @@ impl Case {
             Figure::Ndr => "no-drop rate".into(),
             Figure::Pdr => "partial-drop rate".into(),
             Figure::Latency(load) => format!("latency at {load} % of the no-drop rate, 99th percentile"),
+            Figure::WakeUp => "latency of single frames, median".into(),
             Figure::CpuPerGigabyte => "processor time for what was carried".into(),
             Figure::IdleCpu => "processor time while idle".into(),
         };

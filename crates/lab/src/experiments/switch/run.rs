@@ -6,7 +6,7 @@ use ringferry_sys::namespace;
 use ringferry_sys::{cpu, process};
 use serde::{Deserialize, Serialize};
 
-use super::case::{Figure, LOADS, Who};
+use super::case::{Figure, LOADS, SINGLE, Who};
 use super::contest::{Contest, Order};
 use super::end::{End, Shape};
 use super::frames::{Format, longest};
@@ -51,18 +51,36 @@ pub(super) struct Outcome {
     pdr: f64,
     trials: [usize; 2],
     latency: Vec<Latency>,
+    wake_up: Latency,
     huge_pages: bool,
 }
 
-/// Microseconds at a share of the NDR.
+/// Microseconds at a rate.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Latency {
     /// Frames a second.
     rate: f64,
-    /// p50, p99, p99.9, the longest.
+    /// Those of [`MICROS`].
     micros: [f64; 4],
     loss: f64,
     frames: u64,
+}
+
+/// What is told of a latency.
+const MICROS: [&str; 4] = ["p50 µs", "p99 µs", "p99.9 µs", "max µs"];
+const P50: usize = 0;
+const P99: usize = 1;
+
+impl Latency {
+    /// One of [`MICROS`], and all else beside it.
+    fn sample(&self, figure: usize) -> Sample {
+        let others = (0..MICROS.len()).filter(|at| *at != figure);
+        others
+            .fold(Sample::new(self.micros[figure]), |sample, at| sample.with(MICROS[at], self.micros[at]))
+            .with("Mpps", self.rate / 1e6)
+            .with("lost share", self.loss)
+            .with("frames", self.frames as f64)
+    }
 }
 
 impl Outcome {
@@ -88,15 +106,9 @@ impl Outcome {
             Figure::Pdr => Sample::new(self.pdr / 1e6).with("loss allowed, %", 100.0 * loss),
             Figure::Latency(load) => {
                 let at = LOADS.iter().position(|&of| of == load).unwrap_or_default();
-                let Latency { rate, micros: [p50, p99, p999, max], loss, frames } = &self.latency[at];
-                Sample::new(*p99)
-                    .with("p50 µs", *p50)
-                    .with("p99.9 µs", *p999)
-                    .with("max µs", *max)
-                    .with("Mpps", rate / 1e6)
-                    .with("lost share", *loss)
-                    .with("frames", *frames as f64)
+                self.latency[at].sample(P99)
             }
+            Figure::WakeUp => self.wake_up.sample(P50),
             Figure::CpuPerGigabyte => Sample::new(self.cpu_per_gigabyte),
             Figure::IdleCpu => Sample::new(self.idle_cpu),
         })
@@ -174,14 +186,14 @@ fn measure(order: &Order, bench: &mut Bench, contest: &mut Contest) -> Result<Ou
     // Where no rate is free of loss, the next best is what latency is told of.
     let reference = [ndr, pdr, full.in_time as f64 / full.seconds].into_iter().find(|&rate| rate > 0.0);
     let reference = reference.ok_or_else(|| RowError::failed("nothing arrived at full load"))?;
-    let latency = LOADS.iter().map(|&load| {
-        let rate = reference * f64::from(load) / 100.0;
+    let mut at = |rate: f64| {
         // Long enough for some frames, however slow.
         let time = time.max(Duration::from_secs_f64((LEAST / rate).min(1.0)));
         let window = bench.run(Load::Rate(rate), time, true)?;
         contest.check()?;
         let found = window.latency.as_ref().filter(|found| found.total() > 0);
-        let found = found.ok_or_else(|| RowError::failed(format!("nothing arrived at {load} % load")))?;
+        let found =
+            found.ok_or_else(|| RowError::failed(format!("nothing arrived at {rate:.0} frames a second")))?;
         let micros = |percent| found.percentile(percent) as f64 / 1000.0;
         Ok(Latency {
             rate,
@@ -189,8 +201,10 @@ fn measure(order: &Order, bench: &mut Bench, contest: &mut Contest) -> Result<Ou
             loss: window.loss(),
             frames: found.total(),
         })
-    });
-    let latency = latency.collect::<Result<Vec<_>, RowError>>()?;
+    };
+    let loads = LOADS.iter().map(|&load| at(reference * f64::from(load) / 100.0));
+    let latency = loads.collect::<Result<Vec<_>, RowError>>()?;
+    let wake_up = at(SINGLE)?;
     let share = |frames: u64| frames as f64 / full.received.max(1) as f64;
     Ok(Outcome {
         packets: full.in_time as f64 / full.seconds,
@@ -209,6 +223,7 @@ fn measure(order: &Order, bench: &mut Bench, contest: &mut Contest) -> Result<Ou
         pdr,
         trials,
         latency,
+        wake_up,
         huge_pages: order.huge_pages,
     })
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::case::Kernel;
 use crate::experiment::{RowError, Run, Sample, Setup};
-use crate::experiments::network::{self, Network, number};
+use crate::experiments::network::{self, Network, Options, number};
 
 /// How much longer than another's a run of this is: TCP takes a moment to find its window.
 pub(super) const TIMES: u32 = 5;
@@ -33,13 +33,12 @@ pub(super) fn impossible(setup: &Setup) -> Option<String> {
 /// Measures one run, in Gbit/s of payload that arrived and was right. A packet dropped for its shape is an error.
 pub(super) fn measure(case: &Kernel, setup: &Setup, run: &Run<'_>) -> Result<Sample, RowError> {
     let folder = tempfile::Builder::new().prefix("ringferry-lab-").tempdir()?;
-    let seconds = run.seconds * TIMES;
+    let seconds = (run.seconds * TIMES).max(network::SHORTEST);
     let mut command = setup.child(EXPERIMENT);
     command.arg("run").arg(folder.path());
     command.args([case.send.to_string(), case.piece.to_string(), case.limit.to_string()]);
-    command.arg(seconds.as_secs_f64().max(0.2).to_string());
-    let output = network::run_child(&mut command, seconds, run)?;
-    let Outcome { client, sender } = serde_json::from_str(&output).map_err(RowError::failed)?;
+    command.arg(seconds.as_secs_f64().to_string());
+    let Outcome { client, sender } = network::run_child(&mut command, seconds, run)?;
     let mapped = |name: &str| number(&sender, &format!("/queues/0/tx/{name}"));
     let packets = mapped("packets")?.max(1.0);
     if mapped("dropped")? > 0.0 {
@@ -62,11 +61,11 @@ pub(super) fn child(args: &[String]) -> Result<(), RowError> {
         ["run", folder, send, piece, limit, seconds] => {
             network::contain()?;
             let sender: &[&str] = &["--pieces", piece, "--max-segs", limit];
-            let mut network = Network::start(Path::new(folder), [sender, &[]])?;
+            let options = Options { guests: [sender, &[]], ..Options::default() };
+            let mut network = Network::start(Path::new(folder), options)?;
             let client = network.traffic(&["--mode", "tcp", "--size", send, "--seconds", seconds])?;
             let [sender, _] = network.finish()?;
-            println!("{}", serde_json::to_string(&Outcome { client, sender }).map_err(RowError::failed)?);
-            Ok(())
+            network::tell(&Outcome { client, sender })
         }
         _ => Err(RowError::failed("usage: lab child txmap probe | run FOLDER SEND PIECE LIMIT SECONDS")),
     }
