@@ -10,8 +10,8 @@ fn lab(filter: &str) -> Value {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringferry"));
     command.args(["lab", "grants", "--runs=1", "--seconds=0.02", "--json", "-", "--filter", filter]);
     let output = command.env_remove("RUST_LOG").stdin(Stdio::null()).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}");
+    let [said, result] = [&output.stderr, &output.stdout].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success(), "{said}{result}");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
