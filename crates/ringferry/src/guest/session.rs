@@ -235,7 +235,7 @@ impl<'a> Session<'a> {
         match wanted.cmp(&old) {
             Ordering::Greater => {
                 self.more(wanted)?;
-                self.lines.0.iter().take(old.into()).for_each(|line| line.give(Order::Share(wanted)));
+                self.lines.0.iter().take(wanted.into()).for_each(|line| line.give(Order::Share(wanted)));
             }
             Ordering::Less => self.fewer(wanted)?,
             Ordering::Equal => {}

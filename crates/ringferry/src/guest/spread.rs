@@ -15,9 +15,11 @@
 //! steer flows to the first cost one session of requests 4 % (in 40 interleaved runs).
 //!
 //! Flows would not take new pairs by themselves: a flow is sent on the queue that it was last received on, and the back end
-//! delivers it on the pair it was last sent on. So for a while the old pairs' threads hand what they receive to the kernel on
-//! the queue that each flow shall have ([`Order::Share`](super::bridge::Order::Share)); the rest follows. Flows keep their
-//! order but for packets that are in two queues in the instant of the change.
+//! delivers it on the pair it was last sent on. So for a while the threads hand what they receive to the kernel on
+//! the queue that each flow shall have ([`Order::Share`](super::bridge::Order::Share)); the rest follows. All of them do: a flow
+//! that sends first goes where the kernel's hash says, and when only the old pairs' threads shared, the first pair kept a ninth of
+//! the flows on three pairs, those that both hashes gave to it. Flows keep their order but for packets that are in two queues in
+//! the instant of the change.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

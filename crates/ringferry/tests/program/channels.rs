@@ -253,7 +253,7 @@ fn flows_take_more_pairs_when_one_is_not_enough_and_leave_them_again() {
         assert!(first > 0);
         assert!(rest == [0; 2] || used(guest) == 3, "{rest:?}");
     }
-    let mut client = rig.traffic("--mode tcp-both --sessions 16 --size 1024 --rate 1M --seconds 200");
+    let mut client = rig.traffic("--mode tcp-both --sessions 100 --size 1024 --rate 100k --seconds 200");
     // Nothing spreads where no processor is free for it: until the tests beside this one are done, perhaps.
     let idle = || usage::idle_time(&cpu::allowed().unwrap()).unwrap();
     let patience = 2 * PATIENCE;
@@ -267,11 +267,16 @@ fn flows_take_more_pairs_when_one_is_not_enough_and_leave_them_again() {
         return;
     }
     assert!(spread(), "a processor is free, and flows do not spread");
-    // Connections that were there before move, too: no other packets come.
-    let before = guests.map(packets);
-    for (guest, before) in guests.into_iter().zip(before) {
-        eventually("all pairs carry some", || {
-            packets(guest).iter().zip(before).all(|(now, before)| *now > before).then_some(())
+    // Connections that were there before move, too, to any pair alike: no other packets come. Of 200 flows on three pairs one in
+    // 30 000 times a pair has less than a fifth.
+    for guest in guests {
+        let mut before = packets(guest);
+        eventually("all pairs carry a fair share", || {
+            let now = packets(guest);
+            let passed = [0, 1, 2].map(|pair| now[pair] - before[pair]);
+            let sum: u64 = passed.iter().sum();
+            (sum >= 1000).then(|| before = now)?;
+            passed.iter().all(|count| 5 * count >= sum).then_some(())
         });
     }
     client.signal(Signal::TERM);
