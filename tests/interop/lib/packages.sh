@@ -1,5 +1,15 @@
 # Debian packages: installs what `packages` lists and is missing. One `apt-get update` at most, and none when nothing is missing.
 
+# apt_begin, apt_end: around whatever calls apt, which does not wait for itself everywhere; the two suites may begin side by side.
+apt_begin() {
+    exec {APT_LOCK}>/run/ringferry-interop.apt
+    flock "$APT_LOCK"
+}
+
+apt_end() {
+    exec {APT_LOCK}>&-
+}
+
 packages_install() {
     local name missing=()
     while read -r name; do
