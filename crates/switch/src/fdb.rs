@@ -59,6 +59,10 @@ struct Slot {
     told: u16,
 }
 
+/// Addresses in the table from which on those of a burst are fetched before any is looked up: as many as fill half of a usual
+/// second-level cache, from which they are looked up as fast as they are fetched.
+const LARGE: usize = 16 * 1024;
+
 /// Slots that share a cache line.
 const WAYS: usize = 4;
 
@@ -266,9 +270,16 @@ impl Fdb {
         (age(slot, now) <= self.max_age).then_some(PortId(slot.port))
     }
 
+    /// Whether it holds so many addresses that [`prefetch`](Self::prefetch) pays.
+    #[inline]
+    pub fn is_large(&self) -> bool {
+        self.len >= LARGE
+    }
+
     /// Has the processor fetch what [`learn`](Self::learn) and [`lookup`](Self::lookup) of this address will look at. Worth
     /// it for all addresses of a burst before the first is looked up, as a large table is not in the cache. Only the first
-    /// bucket, where nearly all are: to fetch both takes longer than it saves.
+    /// bucket, where nearly all are: to fetch both takes longer than it saves. Where it is, is found again in the look-up: to
+    /// keep it for that, 24 bytes for each address, made look-ups slower in all tables.
     #[inline]
     pub fn prefetch(&self, vid: Vid, mac: Mac) {
         let [first, _] = self.pair(key(vid, mac));

@@ -1,5 +1,6 @@
 //! The experiments there are. A new one is a module here and a line in [`all`].
 
+pub mod fdb;
 pub mod forward;
 mod front;
 pub mod grants;
@@ -27,6 +28,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(queues::Queues),
         Box::new(grants::Grants),
         Box::new(switch::Switch),
+        Box::new(fdb::Database),
         Box::new(offloads::Offloads),
     ]
 }

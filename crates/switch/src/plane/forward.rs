@@ -17,10 +17,6 @@ use crate::counters::DropReason;
 use crate::fdb::{Fdb, Learned, PortId};
 use crate::rules::Vid;
 
-/// Addresses in the table from which on those of a burst are fetched before any is looked up: as many as fill half of a usual
-/// second-level cache, from which they are looked up as fast as they are fetched.
-const LARGE_TABLE: usize = 16 * 1024;
-
 /// Where one frame goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum To {
@@ -121,7 +117,7 @@ impl Forwarder {
         let Some(Some(port)) = ports.get(usize::from(from.port.0)) else { return };
         let gate = port.gate.as_deref();
         let drops = &port.counters.drops;
-        if fdb.len() >= LARGE_TABLE {
+        if fdb.is_large() {
             for frame in burst.frames() {
                 if let Some(tagged) = port.membership().classify(frame.prefix(), &frame.header)
                     && let Some((dst, src)) =
