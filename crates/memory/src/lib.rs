@@ -9,6 +9,7 @@
 //! | [`counters`] | words that several processes count in | [`Counters`] keeps its region alive |
 //! | [`shared`] | a memfd of our own, for driver halves | [`SharedMem`] |
 //! | [`window`] | reserved addresses into which single pages are mapped | [`Window`] |
+//! | [`huge`] | huge pages for tables of our own | whoever allocated them |
 //! | [`mod@spare`] | storage that is used again | whoever keeps it |
 //! | [`sigbus`] | survival of a peer that truncates the file under a mapping | process-wide handler |
 //!
@@ -19,6 +20,7 @@
 pub mod buffer;
 pub mod counters;
 pub mod guest;
+pub mod huge;
 pub mod region;
 pub mod shared;
 pub mod sigbus;
@@ -30,6 +32,7 @@ pub mod words;
 pub use buffer::Buffer;
 pub use counters::Counters;
 pub use guest::{GuestMemory, MemoryError, Translator};
+pub use huge::prefer_huge_pages;
 pub use region::{MapError, Region, RegionSpec};
 pub use shared::SharedMem;
 pub use slice::{ReadSlice, WriteSlice};

@@ -24,13 +24,16 @@
 //! or evicted; a frame that comes from one behind another port is to be dropped. Its *limit* is exact: the port never
 //! holds more learned addresses, and an address that has gone silent stops counting at once.
 //!
+//! The storage of a large table is in huge pages, if the kernel has some: of a million addresses one was then found in 13 % less time
+//! (`ringferry lab fdb`), as nearly every look-up misses the processor's address translations.
+//!
 //! An address that is silent for longer than the age is no longer found; its slot is reused when needed and
 //! freed by [`sweep`](Fdb::sweep). Time is a coarse tick in seconds that the caller reads once per burst. Each
 //! worker has a table of its own, and tells the others what [`learn`](Fdb::learn) says is news.
 
 use std::collections::HashSet;
 
-use ringferry_memory::ReadSlice;
+use ringferry_memory::{ReadSlice, prefer_huge_pages};
 use ringferry_packet::ether::Mac;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -190,9 +193,12 @@ impl Fdb {
     /// allowed.
     pub fn new(capacity: usize, max_age: u32, seed: [u64; 2]) -> Fdb {
         let capacity = capacity.next_power_of_two().max(WAYS);
-        let buckets = vec![Bucket::default(); 2 * capacity / WAYS].into_boxed_slice();
+        let count = 2 * capacity / WAYS;
+        let mut buckets = Vec::with_capacity(count);
+        prefer_huge_pages(buckets.spare_capacity_mut());
+        buckets.resize(count, Bucket::default());
         Fdb {
-            buckets,
+            buckets: buckets.into_boxed_slice(),
             seed,
             max_age,
             capacity,
