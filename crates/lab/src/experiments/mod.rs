@@ -32,3 +32,8 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(offloads::Offloads),
     ]
 }
+
+/// A folder for the sockets and files of one run, removed with the value. By its name one can tell whose it was if the lab was killed.
+fn folder() -> std::io::Result<tempfile::TempDir> {
+    tempfile::Builder::new().prefix("ringferry-lab-").tempdir()
+}

@@ -59,7 +59,7 @@ pub(super) fn measure(case: &Case, run: &Run<'_>, program: Option<&Path>) -> Res
     let (Some(ends_cpu), Some(cpu)) = (run.cpu(0), run.cpu(1)) else {
         return Err(RowError::failed("needs two processors, one for the ends and one for the forwarder"));
     };
-    let folder = tempfile::Builder::new().prefix("ringferry-lab-").tempdir()?;
+    let folder = crate::experiments::folder()?;
     let sockets = ["near.sock", "far.sock"].map(|name| folder.path().join(name));
     let sockets = [sockets[0].as_path(), sockets[1].as_path()];
     let ports = Ports::listen(case, sockets)?;

@@ -63,7 +63,7 @@ pub(super) struct Machine {
 impl Machine {
     /// Starts it.
     pub(super) fn new(provider: Provider) -> Result<Self, RowError> {
-        let folder = tempfile::Builder::new().prefix("ringferry-lab-").tempdir()?;
+        let folder = crate::experiments::folder()?;
         let (own, tools, place, ids) = match provider {
             Provider::Process => {
                 let broker = Broker::bind(folder.path().join(BROKER)).map_err(RowError::failed)?;

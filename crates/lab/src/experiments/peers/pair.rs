@@ -63,7 +63,7 @@ impl End {
 
 /// Measures one run of `case`, in millions of frames received per second.
 pub(super) fn measure(case: &Case, conditions: &Conditions<'_>) -> Result<Sample, RowError> {
-    let folder = tempfile::Builder::new().prefix("ringferry-lab-").tempdir()?;
+    let folder = crate::experiments::folder()?;
     let socket = folder.path().join("vhost.sock");
     let testpmds = [case.driver, case.device].iter().filter(|&&who| who == Who::Dpdk).count() as u64;
     let pages = if testpmds > 0 { HugePages::reserve(testpmds * HUGE_BYTES, conditions.stop)? } else { None };

@@ -136,7 +136,7 @@ pub(super) fn measure(
     setup: &Setup,
     run: &Run<'_>,
 ) -> Result<[Sample; Per::BOTH.len()], RowError> {
-    let folder = tempfile::Builder::new().prefix("ringferry-lab-").tempdir()?;
+    let folder = crate::experiments::folder()?;
     let seconds = run.seconds.max(network::SHORTEST);
     let mut command = setup.child(EXPERIMENT);
     command.arg("run").arg(folder.path()).arg(case.test.to_string());

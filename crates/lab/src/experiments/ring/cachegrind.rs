@@ -49,7 +49,7 @@ pub fn count(setup: &Setup, variant: &Variant, size: u16) -> Result<BTreeMap<Str
 
 /// Data reads and writes of a whole process that exchanges so many buffers.
 fn accesses(setup: &Setup, variant: &Variant, size: u16, buffers: usize) -> Result<[u64; 2], RowError> {
-    let folder = tempfile::tempdir()?;
+    let folder = crate::experiments::folder()?;
     let out = folder.path().join("cachegrind.out");
     let child = setup.child("ring");
     let mut command = Command::new("valgrind");

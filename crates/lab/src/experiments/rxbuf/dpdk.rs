@@ -43,7 +43,7 @@ pub(super) fn measure(
     let (Some(driver_cpu), Some(cpu)) = (run.cpu(0), run.cpu(1)) else {
         return Err(RowError::failed("needs two processors, one for each side"));
     };
-    let folder = tempfile::Builder::new().prefix("ringferry-lab-").tempdir()?;
+    let folder = crate::experiments::folder()?;
     let socket = folder.path().join("vhost.sock");
     let pages = HugePages::reserve(MEGABYTES << 20, run.stop)?;
     let mixed = workload == Workload::Bimodal;

@@ -83,7 +83,7 @@ pub(super) fn measure(
     run: &Run<'_>,
 ) -> Result<Sample, RowError> {
     let (mode, size) = traffic(workload).map_err(RowError::failed)?;
-    let folder = tempfile::Builder::new().prefix("ringferry-lab-").tempdir()?;
+    let folder = crate::experiments::folder()?;
     let seconds = (run.seconds * TIMES).max(network::SHORTEST);
     let mut command = setup.child(EXPERIMENT);
     command.arg("run").arg(folder.path()).args([policy.name(), mode, size]);

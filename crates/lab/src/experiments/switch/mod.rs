@@ -267,7 +267,7 @@ fn measure(
     let (Some(ends), Some(switch)) = (run.cpu(0), run.cpu(1)) else {
         return Err(RowError::failed("needs two processors, one for the ends and one for the switch"));
     };
-    let folder = tempfile::Builder::new().prefix("ringferry-lab-").tempdir()?;
+    let folder = crate::experiments::folder()?;
     let megabytes = match case.who {
         Who::TestpmdIo | Who::TestpmdMac => testpmd::MEGABYTES,
         Who::Ovs => ovs::MEGABYTES,

@@ -32,7 +32,7 @@ pub(super) fn impossible(setup: &Setup) -> Option<String> {
 
 /// Measures one run, in Gbit/s of payload that arrived and was right. A packet dropped for its shape is an error.
 pub(super) fn measure(case: &Kernel, setup: &Setup, run: &Run<'_>) -> Result<Sample, RowError> {
-    let folder = tempfile::Builder::new().prefix("ringferry-lab-").tempdir()?;
+    let folder = crate::experiments::folder()?;
     let seconds = (run.seconds * TIMES).max(network::SHORTEST);
     let mut command = setup.child(EXPERIMENT);
     command.arg("run").arg(folder.path());
