@@ -229,7 +229,7 @@ pub enum Source {
     Missing(Missing),
 }
 
-/// One thing that is measured. Made with [`Row::measured`] or [`Row::missing`] and the builder methods.
+/// One thing that is measured. Made with [`Row::measured`] and the builder methods.
 pub struct Row {
     /// The parameters; together they are its name.
     pub labels: Labels,
@@ -259,17 +259,6 @@ impl Row {
         better: Better,
         measure: impl FnMut(&Run<'_>) -> Result<Sample, RowError> + 'static,
     ) -> Self {
-        Self::new(labels, unit, better, Source::Measured(Box::new(measure)))
-    }
-
-    /// A row that cannot be measured here, why, and the Debian package to install.
-    pub fn missing(labels: Labels, unit: &str, better: Better, reason: &str, package: Option<&str>) -> Self {
-        let missing =
-            Missing { name: labels.to_string(), reason: reason.into(), package: package.map(Into::into) };
-        Self::new(labels, unit, better, Source::Missing(missing))
-    }
-
-    fn new(labels: Labels, unit: &str, better: Better, source: Source) -> Self {
         Self {
             labels,
             group: String::new(),
@@ -279,8 +268,17 @@ impl Row {
             goal: None,
             published: Vec::new(),
             counts: None,
-            source,
+            source: Source::Measured(Box::new(measure)),
         }
+    }
+
+    /// Does not measure it if there is a reason why it cannot be measured here; with the Debian package to install, if one helps.
+    pub fn unless(mut self, missing: Option<(impl Into<String>, Option<&str>)>) -> Self {
+        if let Some((reason, package)) = missing {
+            let package = package.map(Into::into);
+            self.source = Source::Missing(Missing { name: self.name(), reason: reason.into(), package });
+        }
+        self
     }
 
     /// The row's name: its labels, `ring=packed order=in batch=32`.
@@ -294,21 +292,21 @@ impl Row {
         self
     }
 
-    /// Compares it with the row of that name.
-    pub fn against(mut self, baseline: impl Into<String>) -> Self {
-        self.baseline = Some(baseline.into());
+    /// Compares it with the row of these labels, if any.
+    pub fn against(mut self, baseline: Option<Labels>) -> Self {
+        self.baseline = baseline.map(|labels| labels.to_string());
         self
     }
 
-    /// Wants its baseline to be so many times as good: that is the row under development, this one a peer.
-    pub fn goal(mut self, times: f64) -> Self {
-        self.goal = Some(times);
+    /// Wants its baseline to be so many times as good, if that is wanted: that is the row under development, this one a peer.
+    pub fn goal(mut self, times: Option<f64>) -> Self {
+        self.goal = times;
         self
     }
 
-    /// Puts a published figure beside it.
-    pub fn published(mut self, figure: Published) -> Self {
-        self.published.push(figure);
+    /// Puts published figures beside it.
+    pub fn published(mut self, figures: impl IntoIterator<Item = Published>) -> Self {
+        self.published.extend(figures);
         self
     }
 

@@ -367,15 +367,13 @@ mod tests {
     fn a_missing_row_is_listed_and_never_measured() {
         let log = Log::default();
         let figure = Published::new("rate", 21.0, "Mpps", "elsewhere");
-        let missing = Row::missing(
-            Labels::new().with("row", "peer"),
-            "ns",
-            Better::Lower,
-            "testpmd is not installed",
-            Some("dpdk"),
-        )
-        .in_group("g")
-        .published(figure.clone());
+        let missing = Row::measured(Labels::new().with("row", "peer"), "ns", Better::Lower, |_| {
+            unreachable!("it cannot be measured")
+        });
+        let missing = missing
+            .unless(Some(("testpmd is not installed", Some("dpdk"))))
+            .in_group("g")
+            .published([figure.clone()]);
         let (results, _) = go(&mut [missing, row("a", &log)], 3, &Stop::new());
         // The A/A row is the first one that can be measured.
         let names: Vec<_> = results.iter().map(|result| result.name.as_str()).collect();

@@ -74,14 +74,11 @@ impl Case {
     }
 
     fn row(self) -> Row {
-        let row = Row::measured(self.labels(), UNIT, Better::Lower, move |run| self.measure(run));
-        let row = row.in_group(&format!("address={}", self.work));
-        let largest = || Case { entries: MOST, ..self }.labels().to_string();
-        match self.entries {
-            MOST => row,
-            entries if entries == ENTRIES[0] => row.against(largest()).goal(GOAL),
-            _ => row.against(largest()),
-        }
+        let largest = Case { entries: MOST, ..self };
+        Row::measured(self.labels(), UNIT, Better::Lower, move |run| self.measure(run))
+            .in_group(&format!("address={}", self.work))
+            .against((self != largest).then(|| largest.labels()))
+            .goal((self.entries == ENTRIES[0]).then_some(GOAL))
     }
 
     fn measure(self, run: &Run<'_>) -> Result<Sample, RowError> {

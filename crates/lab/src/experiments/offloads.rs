@@ -91,22 +91,15 @@ impl Case {
     }
 
     fn row(self, setup: &Setup, missing: Option<&str>) -> Row {
-        let row = match missing {
-            Some(why) => Row::missing(self.labels(), "Gbit/s", Better::Higher, why, None),
-            None => {
-                let setup = setup.clone();
-                Row::measured(self.labels(), "Gbit/s", Better::Higher, move |run| self.measure(&setup, run))
-            }
-        };
-        let row = row.in_group(&format!("traffic={}", self.traffic));
-        match self.baseline() {
-            Some(alone) => row.against(alone.labels().to_string()),
-            None => row,
-        }
+        let setup = setup.clone();
+        Row::measured(self.labels(), "Gbit/s", Better::Higher, move |run| self.measure(&setup, run))
+            .unless(missing.map(|why| (why, None)))
+            .in_group(&format!("traffic={}", self.traffic))
+            .against(self.baseline().map(Case::labels))
     }
 
     fn measure(self, setup: &Setup, run: &Run<'_>) -> Result<Sample, RowError> {
-        let folder = tempfile::Builder::new().prefix("ringferry-lab-").tempdir()?;
+        let folder = crate::experiments::folder()?;
         let seconds = run.seconds.max(network::SHORTEST);
         let mut command = setup.child(NAME);
         command.arg("run").arg(folder.path()).args([self.traffic, self.from.keys(), self.to.keys()]);

@@ -79,18 +79,12 @@ fn row(case: Case, setup: &Setup, program: Option<Rc<Path>>) -> Row {
     } else {
         None
     };
-    let row = match missing {
-        Some((why, package)) => Row::missing(case.labels(), "Mpps", Better::Higher, why, package),
-        None => Row::measured(case.labels(), "Mpps", Better::Higher, move |run: &Run<'_>| {
-            measure::measure(&case, run, program.as_deref())
-        }),
-    };
-    let row = row.in_group(case.group());
-    let row = if case.group() == "output queues" { row.counting(move |_| Ok(spread(&case))) } else { row };
-    match case.baseline() {
-        Some(baseline) => row.against(baseline.labels().to_string()),
-        None => row,
-    }
+    let row = Row::measured(case.labels(), "Mpps", Better::Higher, move |run: &Run<'_>| {
+        measure::measure(&case, run, program.as_deref())
+    });
+    let row =
+        row.unless(missing).in_group(case.group()).against(case.baseline().map(|baseline| baseline.labels()));
+    if case.group() == "output queues" { row.counting(move |_| Ok(spread(&case))) } else { row }
 }
 
 /// How the flows lie over the queues.

@@ -103,25 +103,18 @@ fn queues(setup: &Setup) -> Result<Vec<usize>, RowError> {
 
 fn row(case: Case, provider: Provider, setup: &Setup) -> Row {
     let setup = setup.clone();
-    let measured = Row::measured(case.labels(), "kpps", Better::Higher, move |run| {
+    let row = Row::measured(case.labels(), "kpps", Better::Higher, move |run| {
         measure::measure(&case, provider, &setup, run)
     });
-    let row = measured.in_group(&case.group());
-    let row = match case.baseline() {
-        Some(baseline) => row.against(baseline.labels().to_string()),
-        None => row,
-    };
-    case.published().into_iter().fold(row, Row::published)
+    row.in_group(&case.group())
+        .against(case.baseline().map(|baseline| baseline.labels()))
+        .published(case.published())
 }
 
 fn look_up(case: Lookup) -> Row {
-    let row =
-        Row::measured(case.labels(), "ns/look-up", Better::Lower, move |run| lookup::measure(&case, run))
-            .in_group(case.group());
-    match case.baseline() {
-        Some(baseline) => row.against(baseline.labels().to_string()),
-        None => row,
-    }
+    Row::measured(case.labels(), "ns/look-up", Better::Lower, move |run| lookup::measure(&case, run))
+        .in_group(case.group())
+        .against(case.baseline().map(|baseline| baseline.labels()))
 }
 
 fn notes() -> Vec<String> {

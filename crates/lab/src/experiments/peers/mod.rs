@@ -109,25 +109,15 @@ fn row(case: Case, setup: &Setup, program: Option<Rc<std::path::Path>>) -> Row {
     } else {
         None
     };
-    let mut row = match missing {
-        Some((why, package)) => Row::missing(case.labels(), "Mpps", Better::Higher, why, package),
-        None => Row::measured(case.labels(), "Mpps", Better::Higher, move |run: &Run<'_>| {
-            let (Some(driver), Some(device)) = (run.cpu(0), run.cpu(1)) else {
-                return Err(RowError::failed("needs two processors, one for each side"));
-            };
-            let program = program.as_deref();
-            measure(
-                &case,
-                &Conditions { seconds: run.seconds, cpus: [driver, device], program, stop: run.stop },
-            )
-        }),
-    };
-    row = row.in_group(&case.group());
-    if case != case.baseline() {
-        row = row.against(case.baseline().labels().to_string());
-    }
-    match case.published() {
-        Some(figure) => row.published(figure),
-        None => row,
-    }
+    let row = Row::measured(case.labels(), "Mpps", Better::Higher, move |run: &Run<'_>| {
+        let (Some(driver), Some(device)) = (run.cpu(0), run.cpu(1)) else {
+            return Err(RowError::failed("needs two processors, one for each side"));
+        };
+        let program = program.as_deref();
+        measure(&case, &Conditions { seconds: run.seconds, cpus: [driver, device], program, stop: run.stop })
+    });
+    row.unless(missing)
+        .in_group(&case.group())
+        .against((case != case.baseline()).then(|| case.baseline().labels()))
+        .published(case.published())
 }

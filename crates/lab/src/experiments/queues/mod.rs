@@ -137,10 +137,10 @@ fn rows(
     labels: impl Fn(Per) -> Labels,
     measures: [Measure; 2],
 ) -> [Row; 2] {
-    let mut measures = measures.into_iter();
-    Per::BOTH.map(|per| match (missing, measures.next()) {
-        (None, Some(measure)) => Row::measured(labels(per), &unit(per), Better::Higher, measure),
-        (why, _) => Row::missing(labels(per), &unit(per), Better::Higher, why.unwrap_or_default(), None),
+    let [first, second] = measures;
+    let [one, other] = Per::BOTH;
+    [(one, first), (other, second)].map(|(per, measure)| {
+        Row::measured(labels(per), &unit(per), Better::Higher, measure).unless(missing.map(|why| (why, None)))
     })
 }
 
@@ -150,13 +150,8 @@ fn placed(
     group: impl Fn(Per) -> String,
     baseline: Option<impl Fn(Per) -> Labels>,
 ) -> Vec<Row> {
-    let placed = std::iter::zip(rows, Per::BOTH).map(|(row, per)| {
-        let row = row.in_group(&group(per));
-        match &baseline {
-            Some(labels) => row.against(labels(per).to_string()),
-            None => row,
-        }
-    });
+    let placed = std::iter::zip(rows, Per::BOTH)
+        .map(|(row, per)| row.in_group(&group(per)).against(baseline.as_ref().map(|labels| labels(per))));
     placed.collect()
 }
 
@@ -170,9 +165,7 @@ fn matrix_rows(case: Case, setup: &Setup, missing: Option<&str>) -> Vec<Row> {
     let single = case.single();
     let baseline = (single != case).then_some(|per| single.labels(per));
     let rows = placed(rows, |per| case.group(per), baseline);
-    std::iter::zip(rows, Per::BOTH)
-        .map(|(row, per)| case.published(per).into_iter().fold(row, Row::published))
-        .collect()
+    std::iter::zip(rows, Per::BOTH).map(|(row, per)| row.published(case.published(per))).collect()
 }
 
 fn idle_rows(case: Case, setup: &Setup, missing: Option<&str>) -> Vec<Row> {
@@ -190,9 +183,7 @@ fn generator_rows(case: generator::Case, setup: &Setup) -> Vec<Row> {
     let single = case.single();
     let baseline = (single != case).then_some(|per| single.labels(per));
     let rows = placed(rows, |per| case.group(per), baseline);
-    std::iter::zip(rows, Per::BOTH)
-        .map(|(row, per)| case.published(per).into_iter().fold(row, Row::published))
-        .collect()
+    std::iter::zip(rows, Per::BOTH).map(|(row, per)| row.published(case.published(per))).collect()
 }
 
 #[cfg(test)]

@@ -90,16 +90,12 @@ impl Experiment for Ring {
                 Row::measured(variant.labels(), "ns/buffer", Better::Lower, move |run: &Run<'_>| {
                     measure(&variant, size, goal, run)
                 })
-                .in_group(&variant.group());
-            if let Some(baseline) = variant.baseline() {
-                row = row.against(baseline.labels().to_string());
-            }
+                .in_group(&variant.group())
+                .against(variant.baseline().map(|baseline| baseline.labels()))
+                .published(figures(&variant));
             if counting && counts.wanted(&variant) {
                 let setup = setup.clone();
                 row = row.counting(move |_| cachegrind::count(&setup, &variant, size));
-            }
-            for figure in figures(&variant) {
-                row = row.published(figure);
             }
             plan.rows.push(row);
         }

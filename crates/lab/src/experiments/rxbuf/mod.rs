@@ -229,19 +229,12 @@ fn notes(acks: usize) -> Vec<String> {
 
 /// A row that runs, or one that cannot.
 fn row(case: Case, conditions: &Conditions) -> Row {
-    let (labels, unit) = (case.labels(), "Gbit/s");
-    let mut row = match missing(&case, conditions) {
-        Some((why, package)) => Row::missing(labels, unit, Better::Higher, &why, package),
-        None => {
-            let conditions = conditions.clone();
-            Row::measured(labels, unit, Better::Higher, move |run| measure(&case, &conditions, run))
-        }
-    };
-    row = row.in_group(case.workload.title());
-    if let Some(baseline) = case.baseline() {
-        row = row.against(baseline.labels().to_string());
-    }
-    case.published().into_iter().fold(row, Row::published)
+    let own = conditions.clone();
+    Row::measured(case.labels(), "Gbit/s", Better::Higher, move |run| measure(&case, &own, run))
+        .unless(missing(&case, conditions))
+        .in_group(case.workload.title())
+        .against(case.baseline().map(|baseline| baseline.labels()))
+        .published(case.published())
 }
 
 /// Why a row cannot be measured here, and the package to install.

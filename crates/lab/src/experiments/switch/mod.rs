@@ -239,21 +239,12 @@ fn rows(case: Case, conditions: &Rc<Conditions>) -> Vec<Row> {
     let own = Rc::clone(conditions);
     let measures = shared(move |run| measure(&case, &own, run));
     let rows = std::iter::zip(Figure::ALL, measures).map(|(figure, measure)| {
-        let (labels, unit, better) = (case.labels(figure), figure.unit(), figure.better());
-        let row = match &missing {
-            Some((why, package)) => Row::missing(labels, unit, better, why, *package),
-            None => Row::measured(labels, unit, better, measure),
-        };
-        let row = row.in_group(&case.group(figure));
-        let row = case.published(figure).into_iter().fold(row, Row::published);
-        if case == case.ours() {
-            return row;
-        }
-        let row = row.against(case.ours().labels(figure).to_string());
-        match case.goal(figure) {
-            Some(goal) => row.goal(goal),
-            None => row,
-        }
+        Row::measured(case.labels(figure), figure.unit(), figure.better(), measure)
+            .unless(missing.clone())
+            .in_group(&case.group(figure))
+            .published(case.published(figure))
+            .against((case != case.ours()).then(|| case.ours().labels(figure)))
+            .goal(case.goal(figure))
     });
     rows.collect()
 }

@@ -27,8 +27,7 @@ mod stream;
 mod tests;
 
 use self::case::{Direct, Kernel, Path, Synthetic};
-use crate::experiment::{Better, Defaults, Experiment, OptionSpec, Plan, Row, RowError, Run, Setup};
-use crate::labels::Labels;
+use crate::experiment::{Better, Defaults, Experiment, OptionSpec, Plan, Row, RowError, Setup};
 
 /// The experiment.
 #[derive(Clone, Copy, Debug)]
@@ -98,45 +97,29 @@ impl Experiment for Txmap {
     }
 }
 
-/// A row that runs, or one that cannot.
-fn row(
-    labels: Labels,
-    unit: &str,
-    missing: Option<&str>,
-    measure: impl FnMut(&Run<'_>) -> Result<crate::experiment::Sample, RowError> + 'static,
-) -> Row {
-    match missing {
-        Some(why) => Row::missing(labels, unit, Better::Higher, why, None),
-        None => Row::measured(labels, unit, Better::Higher, measure),
-    }
-}
-
-fn against(row: Row, baseline: Option<Labels>) -> Row {
-    match baseline {
-        Some(labels) => row.against(labels.to_string()),
-        None => row,
-    }
-}
-
-fn too_few(path: Path, setup: &Setup) -> Option<&'static str> {
-    (path == Path::Virtio && setup.cpus.len() < 2).then_some(TWO)
+fn too_few(path: Path, setup: &Setup) -> Option<(&'static str, Option<&'static str>)> {
+    (path == Path::Virtio && setup.cpus.len() < 2).then_some((TWO, None))
 }
 
 fn synthetic(case: Synthetic, setup: &Setup) -> Row {
-    let missing = too_few(case.path, setup);
-    let measured = row(case.labels(), "Gbit/s", missing, move |run| stream::measure(&case, run));
-    against(measured.in_group(&case.group()), case.baseline().map(|case| case.labels()))
+    Row::measured(case.labels(), "Gbit/s", Better::Higher, move |run| stream::measure(&case, run))
+        .unless(too_few(case.path, setup))
+        .in_group(&case.group())
+        .against(case.baseline().map(|case| case.labels()))
 }
 
 fn single(case: Direct, setup: &Setup) -> Row {
-    let missing = too_few(case.path, setup);
-    let measured = row(case.labels(), "Mpps", missing, move |run| direct::measure(&case, run));
-    against(measured.in_group(&case.group()), case.baseline().map(|case| case.labels()))
+    Row::measured(case.labels(), "Mpps", Better::Higher, move |run| direct::measure(&case, run))
+        .unless(too_few(case.path, setup))
+        .in_group(&case.group())
+        .against(case.baseline().map(|case| case.labels()))
 }
 
 fn tcp(case: Kernel, setup: &Setup, missing: Option<&str>) -> Row {
     let own = setup.clone();
-    let measured = row(case.labels(), "Gbit/s", missing, move |run| kernel::measure(&case, &own, run));
-    let measured = against(measured.in_group(&case.group()), case.baseline().map(|case| case.labels()));
-    case.published().into_iter().fold(measured, Row::published)
+    Row::measured(case.labels(), "Gbit/s", Better::Higher, move |run| kernel::measure(&case, &own, run))
+        .unless(missing.map(|why| (why, None)))
+        .in_group(&case.group())
+        .against(case.baseline().map(|case| case.labels()))
+        .published(case.published())
 }

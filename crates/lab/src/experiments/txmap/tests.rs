@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::case::{LIMITS, Path, SENDS, Synthetic};
 use super::stack::PAYLOAD;
 use super::*;
-use crate::experiment::{Sample, Source};
+use crate::experiment::{Run, Sample, Source};
 use crate::stop::Stop;
 
 fn setup(kernel: &str, cpus: usize) -> Setup {
