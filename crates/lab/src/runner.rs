@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crate::experiment::{Plan, Row, RowError, Run, Sample, Source};
 use crate::progress::Progress;
+use crate::random::Random;
 use crate::results::{RowResult, RunError};
 use crate::stats::Summary;
 use crate::stop::Stop;
@@ -207,26 +208,6 @@ fn finish(mut results: Vec<RowResult>) -> Vec<RowResult> {
         result.summary = Summary::of(&result.values);
     }
     results
-}
-
-/// SplitMix64 (Steele, Lea, Flood 2014): repeatable, and good enough to shuffle with.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Fisher and Yates. The remainder's bias is below 2^-50 for any list that fits on a page.
-    fn shuffle<T>(&mut self, list: &mut [T]) {
-        for last in (1..list.len()).rev() {
-            list.swap(last, (self.next() % (last as u64 + 1)) as usize);
-        }
-    }
 }
 
 #[cfg(test)]

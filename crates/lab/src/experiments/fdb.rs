@@ -2,14 +2,15 @@
 
 use std::fmt;
 use std::hint::black_box;
-use std::time::Instant;
 
 use ringferry_packet::ether::Mac;
 use ringferry_switch::fdb::{Fdb, Learned, PortId};
 
+use super::lookups::{BURST, time};
 use super::txmap::clock::pin;
 use crate::experiment::{Better, Defaults, Experiment, Plan, Row, RowError, Run, Sample, Setup};
 use crate::labels::Labels;
+use crate::random::Random;
 
 /// The experiment.
 #[derive(Clone, Copy, Debug)]
@@ -19,14 +20,8 @@ pub struct Database;
 const ENTRIES: [u32; 5] = [16, 250, 4000, 62_500, MOST];
 const MOST: u32 = 1_000_000;
 
-/// Frames whose addresses are looked up together.
-const BURST: usize = 32;
-
 /// Addresses of a run, drawn at random: so many for every table, so that the processor learns the order of none.
 const DRAWN: usize = 1 << 20;
-
-/// Bursts between two looks at the clock.
-const BATCH: usize = 256;
 
 /// The time, in seconds: a second in which all addresses have been seen.
 const NOW: u32 = 1;
@@ -85,24 +80,9 @@ impl Case {
         pin(run.cpu(0))?;
         let mut fdb = filled(self.entries, run.seed)?;
         let drawn = draw(self.entries, run.seed);
-        let mut bursts = drawn.chunks_exact(BURST).cycle();
-        let (mut begin, mut count, mut warm) = (Instant::now(), 0, false);
-        while begin.elapsed() < run.seconds || !warm || count == 0 {
-            if run.stopped() {
-                return Err(RowError::Stopped);
-            }
-            for burst in bursts.by_ref().take(BATCH) {
-                if !self.work.of(&mut fdb, burst) {
-                    return Err(RowError::failed("an address that the table holds was not found"));
-                }
-            }
-            count += BURST * BATCH;
-            // Once round everything first.
-            if !warm && count >= DRAWN {
-                (begin, count, warm) = (Instant::now(), 0, true);
-            }
-        }
-        Ok(Sample::new(begin.elapsed().as_secs_f64() * 1e9 / count as f64))
+        time(run, &drawn, "an address that the table holds was not found", |burst| {
+            self.work.of(&mut fdb, burst)
+        })
     }
 }
 
@@ -141,12 +121,8 @@ fn filled(entries: u32, seed: u64) -> Result<Fdb, RowError> {
 
 /// [`DRAWN`] of the first `entries` addresses.
 fn draw(entries: u32, seed: u64) -> Vec<Mac> {
-    let mut state = seed | 1;
-    let draw = || {
-        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        mac((((state >> 32) * u64::from(entries)) >> 32) as u32)
-    };
-    std::iter::repeat_with(draw).take(DRAWN).collect()
+    let mut random = Random(seed);
+    std::iter::repeat_with(|| mac(random.below(entries as usize) as u32)).take(DRAWN).collect()
 }
 
 /// A station's address.

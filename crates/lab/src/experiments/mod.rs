@@ -4,6 +4,7 @@ pub mod fdb;
 pub mod forward;
 mod front;
 pub mod grants;
+mod lookups;
 mod network;
 pub mod offloads;
 pub mod peers;

@@ -3,26 +3,21 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::hint::black_box;
-use std::time::Instant;
 
 use ringferry_xen::grant::{Access, GrantRef};
 use ringferry_xen_net::netback::cache::{Cache, Found, MAX_SLOTS, Slot};
 
 use crate::experiment::{RowError, Run, Sample};
+use crate::experiments::lookups::{BURST, time};
 use crate::experiments::txmap::clock::pin;
 use crate::labels::Labels;
+use crate::random::Random;
 
 /// Grants that are mapped.
 pub(super) const ENTRIES: [usize; 5] = [64, 1024, 8192, 32_768, MAX_SLOTS];
 
-/// Looked up together, then released together, as a burst is.
-const BURST: usize = 32;
-
 /// Pages that a ring goes round: what is used at a time, however many are mapped.
 const RING: usize = 256;
-
-/// Bursts between two looks at the clock.
-const BATCH: usize = 256;
 
 /// What the grants are found in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,11 +91,7 @@ impl Lookup {
     /// References in the order they are looked up: as they are, of pages that were granted together, mixed.
     fn order(&self, seed: u64) -> Vec<GrantRef> {
         let mut all: Vec<_> = (8..8 + self.entries as u32).map(GrantRef).collect();
-        let mut state = seed | 1;
-        for last in (1..all.len()).rev() {
-            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-            all.swap(last, (state >> 33) as usize % (last + 1));
-        }
+        Random(seed).shuffle(&mut all);
         if self.used == Used::Ring {
             all.truncate(RING);
         }
@@ -108,10 +99,13 @@ impl Lookup {
     }
 }
 
-/// Measures one run, in nanoseconds of a look-up with the release that belongs to it.
+/// Measures one run, in nanoseconds of a look-up with the release that belongs to it: a burst is looked up together, then released
+/// together.
 pub(super) fn measure(row: &Lookup, run: &Run<'_>) -> Result<Sample, RowError> {
     pin(run.cpu(0))?;
     let order = row.order(run.seed);
+    let lost = "a grant that is mapped was not found";
+    let mut slots = Vec::with_capacity(BURST);
     match row.structure {
         Structure::Cache => {
             let mut cache = Cache::new(row.entries);
@@ -132,64 +126,31 @@ pub(super) fn measure(row: &Lookup, run: &Run<'_>) -> Result<Sample, RowError> {
                 cache.release(slot);
                 cache.release(slot);
             }
-            time(run, &order, |burst, slots| {
+            time(run, &order, lost, |burst| {
+                slots.clear();
                 for gref in burst {
                     if let Found::Hit(slot) = cache.find(*gref, Access::Write, true) {
                         slots.push(slot);
                     }
                 }
-                for slot in slots.iter() {
+                for slot in &slots {
                     black_box(cache.release(*slot));
                 }
+                slots.len() == BURST
             })
         }
         Structure::Tree => {
             let tree: BTreeMap<GrantRef, Slot> =
                 (0..row.entries as u32).map(|at| (GrantRef(8 + at), at as Slot)).collect();
-            time(run, &order, |burst, slots| {
+            time(run, &order, lost, |burst| {
+                slots.clear();
                 for gref in burst {
                     slots.extend(tree.get(gref));
                 }
-                black_box(slots);
+                black_box(&mut slots).len() == BURST
             })
         }
     }
-}
-
-/// Looks bursts up until the time is over.
-fn time(
-    run: &Run<'_>,
-    order: &[GrantRef],
-    mut look_up: impl FnMut(&[GrantRef], &mut Vec<Slot>),
-) -> Result<Sample, RowError> {
-    let mut slots = Vec::with_capacity(BURST);
-    let mut bursts = order.chunks_exact(BURST).cycle();
-    let mut round = || {
-        for _ in 0..BATCH {
-            let Some(burst) = bursts.next() else { return false };
-            slots.clear();
-            look_up(burst, &mut slots);
-            if slots.len() != BURST {
-                return false;
-            }
-        }
-        true
-    };
-    // Once round everything first.
-    let rounds = (order.len() / (BURST * BATCH)).max(4);
-    let lost = || RowError::failed("a grant that is mapped was not found");
-    (0..rounds).all(|_| round()).then_some(()).ok_or_else(lost)?;
-    let (begin, mut count) = (Instant::now(), 0);
-    while begin.elapsed() < run.seconds || count == 0 {
-        if run.stopped() {
-            return Err(RowError::Stopped);
-        }
-        if !round() {
-            return Err(lost());
-        }
-        count += BURST * BATCH;
-    }
-    Ok(Sample::new(begin.elapsed().as_secs_f64() * 1e9 / count as f64))
 }
 
 #[cfg(test)]
