@@ -1,10 +1,12 @@
 //! Compares the house and the arrows of ARCHITECTURE.md with the crates and dependencies that `cargo metadata` lists.
 //!
-//! The house is the indented list below `crates/`: one crate a line, the highest first. An arrow is a line
+//! Both are in blocks of `text`. The house is the indented list below `crates/`: one crate a line, the highest first. An arrow is a line
 //! `from ─► to, to` for dependencies of the product, or `from ┄► to, to` for those that only its tests and examples have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
+
+use super::markdown::Page;
 
 const PRODUCT: &str = "─►";
 const TESTS: &str = "┄►";
@@ -35,17 +37,19 @@ fn drawn(page: &str) -> Picture {
     let page = page.split_once("\n## The house\n").expect("a section \"The house\"").1;
     let page = page.split("\n#").next().unwrap();
     let mut picture = Picture::default();
-    // A crate's line has six spaces in front of its name; deeper ones continue a description, less deep ones end the list.
-    let house = page.lines().skip_while(|line| line.trim() != "crates/").skip(1);
-    for line in house.take_while(|line| line.starts_with("      ")) {
-        if let Some(name) = line.strip_prefix("      ").filter(|rest| !rest.starts_with(' ')) {
+    let pictures = Page::parse(page).blocks;
+    let lines = || pictures.iter().filter(|block| block.language == "text").flat_map(|block| &block.lines);
+    // A crate's line has two spaces in front of its name; deeper ones continue a description, less deep ones end the list.
+    let house = lines().skip_while(|line| *line != "crates/").skip(1);
+    for line in house.take_while(|line| line.starts_with("  ")) {
+        if let Some(name) = line.strip_prefix("  ").filter(|rest| !rest.starts_with(' ')) {
             picture.crates.push(name.split_whitespace().next().unwrap().to_owned());
         }
     }
-    for line in page.lines().filter(|line| line.starts_with("    ")) {
+    for line in lines() {
         for head in [PRODUCT, TESTS] {
             // Two arrows may share a line, three spaces or more apart, so a list ends where such a gap is.
-            let mut rest = line;
+            let mut rest = line.as_str();
             while let Some((before, after)) = rest.split_once(head) {
                 let from = before.trim_end_matches(['─', '┄', ' ']).rsplit(' ').next().unwrap();
                 let end = after.find("   ").unwrap_or(after.len());
@@ -140,19 +144,23 @@ fn a_picture_that_is_not_true_is_found() {
     let page = "
 ## The house
 
-    crates/
-      top        the program
-                 and more of it
-      side       a twin
-      base       all stand on it
-    tests/x      not a crate
+```text
+crates/
+  top        the program
+             and more of it
+  side       a twin
+  base       all stand on it
+tests/x      not a crate
 
-    top ──► base     side ──► base
-    top ┄┄► side
+top ──► base     side ──► base
+top ┄┄► side
+```
 
 ## Another section
 
-    base ──► top
+```text
+base ──► top
+```
 ";
     let good = drawn(page);
     assert_eq!(good.crates, ["top", "side", "base"]);
@@ -168,13 +176,12 @@ fn a_picture_that_is_not_true_is_found() {
         ["missing arrow: top ─► base", "extra arrow: top ─► side (no Cargo.toml has this dependency)"]
     );
     assert_eq!(changed("top ┄┄► side", ""), ["missing arrow: top ┄► side"]);
-    assert_eq!(changed("      side       a twin\n", ""), ["crates/side is missing from the house"]);
+    assert_eq!(changed("  side       a twin\n", ""), ["crates/side is missing from the house"]);
     assert_eq!(
-        changed("      base ", "      more       nothing\n      base "),
+        changed("  base  ", "  more       nothing\n  base  "),
         ["the house has more, which is no folder of crates/ with a package"]
     );
-    let upside_down =
-        page.replace("      top  ", "      base  ").replace("      base       all", "      top       all");
+    let upside_down = page.replace("  top  ", "  base  ").replace("  base       all", "  top       all");
     assert_eq!(
         differences(&drawn(&upside_down), &drawn(&upside_down)),
         [

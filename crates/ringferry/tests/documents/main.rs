@@ -1,6 +1,7 @@
 //! Checks that the documents say what is so: what a page draws, lists, links to or tells the reader to type is compared
 //! with the workspace it is part of. These tests need no root and no network, and take a second.
 
+mod commands;
 mod house;
 mod links;
 mod markdown;
