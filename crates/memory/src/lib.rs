@@ -33,7 +33,7 @@ pub use buffer::Buffer;
 pub use counters::Counters;
 pub use guest::{GuestMemory, MemoryError, Translator};
 pub use huge::prefer_huge_pages;
-pub use region::{MapError, Region, RegionSpec};
+pub use region::{MapError, Region, RegionSpec, Truncation};
 pub use shared::SharedMem;
 pub use slice::{ReadSlice, WriteSlice};
 pub use spare::Spare;

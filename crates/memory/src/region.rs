@@ -3,13 +3,13 @@
 use std::any::Any;
 use std::fmt;
 use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::FileType;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::sigbus;
+use crate::sigbus::{self, Guard};
 use crate::words::Area;
 
 /// Where a region lies, in the terms of vhost-user's "memory region description".
@@ -46,6 +46,9 @@ pub enum MapError {
          use memory on tmpfs, hugetlbfs or a local disk, or memory-backend-memfd"
     )]
     Served,
+    /// An existing mapping that is to be guarded does not begin a page.
+    #[error("memory region at guest address {0:#x} does not begin a page, so it cannot be guarded")]
+    Unaligned(u64),
     /// The process holds as many mappings as [`sigbus::MAX_REGIONS`] allows.
     #[error("more than {} memory regions are mapped", sigbus::MAX_REGIONS)]
     TooMany,
@@ -79,16 +82,27 @@ impl fmt::Debug for Kept {
     }
 }
 
-/// A shared, writable, never executable mapping; unmapped when the last `Arc` goes.
+/// Whether the file under an existing mapping can become shorter than the mapping; see [`Region::existing`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Truncation {
+    /// Somebody else may truncate the file. The mapping is guarded as those of [`Region::map`] are: when a page
+    /// turns out to be gone, private zero pages take the place of the mapping and [`Region::is_lost`] says so.
+    Possible,
+    /// There is no file (anonymous memory, the heap), or it is sealed against shrinking or nobody else's: touching
+    /// a page never raises SIGBUS.
+    Impossible,
+}
+
+/// A range of shared, writable memory. A mapping that the region made is unmapped when the last `Arc` goes; one that
+/// existed before goes when its owner lets it go, which is not before then.
 #[derive(Debug)]
 pub struct Region {
     spec: RegionSpec,
-    /// Start of the whole mapping, which may begin before the region (page alignment).
-    map: *mut u8,
-    map_len: usize,
+    /// Start and length of the mapping that is to be unmapped, which may begin before the region (page alignment).
+    map: Option<(*mut u8, usize)>,
     /// Address of the region's first byte.
     base: *mut u8,
-    lost: AtomicBool,
+    guard: Option<Guard>,
     /// Dropped after the mapping is gone.
     _kept: Vec<Kept>,
 }
@@ -149,13 +163,80 @@ impl Region {
         let map: *mut u8 = map.cast();
         // SAFETY: start <= mmap_offset and the region ends inside the mapping.
         let base = unsafe { map.add((spec.mmap_offset - start) as usize) };
-        let region =
-            Arc::new(Region { spec, map, map_len, base, lost: AtomicBool::new(false), _kept: Vec::new() });
-        // The handler gets the flag's address; Drop takes it back before the memory goes.
-        if !sigbus::guard(map.addr(), map_len, &region.lost) {
-            return Err(MapError::TooMany);
-        }
-        Ok(region)
+        let mut region = Region { spec, map: Some((map, map_len)), base, guard: None, _kept: Vec::new() };
+        region.guard = Some(Guard::new(map.addr(), map_len).ok_or(MapError::TooMany)?);
+        Ok(Arc::new(region))
+    }
+
+    /// A region of memory that is mapped already: by the VMM that this library is part of, say, or on the heap.
+    /// `base` is where it lies in this process; `spec` where it lies for the guest and for the front end
+    /// (`mmap_offset` means nothing here). `owner` is dropped when the last user of the region is gone: an
+    /// `Arc` of whatever unmaps or frees the memory.
+    ///
+    /// Any alignment of `base` will do for buffers; a ring is refused when its parts turn out not to be aligned in
+    /// this process. Regions may share bytes: two regions of one mapping are two views of the same memory.
+    ///
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// use std::sync::Arc;
+    /// use ringferry_memory::{GuestMemory, Region, RegionSpec, Truncation, Words};
+    ///
+    /// // Atomics, because a Rust reference to them stays legal while others write.
+    /// let heap: Arc<[AtomicU64]> = (0..512).map(AtomicU64::new).collect();
+    /// let spec = RegionSpec { guest_addr: 0x8000_0000, size: 4096, user_addr: 0, mmap_offset: 0 };
+    /// let base = NonNull::from(&heap[..]).cast();
+    /// // SAFETY: the owner is the heap memory itself, 4096 bytes of it, and it is reached through atomics only.
+    /// let region = unsafe { Region::existing(base, spec, Truncation::Impossible, Arc::clone(&heap)) }?;
+    /// let memory = GuestMemory::new(vec![region])?;
+    /// let area = memory.area(0x8000_0000 + 8 * 7, 8).ok_or("outside")?;
+    /// area.store64(0, 9);
+    /// assert_eq!(heap[7].load(Ordering::Relaxed), 9u64.to_le());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`MapError::BadRange`] for size zero or a range that wraps around, in any of the three address spaces;
+    /// [`MapError::Unaligned`] and [`MapError::TooMany`] for [`Truncation::Possible`] only.
+    ///
+    /// # Safety
+    /// From now until `owner` is dropped:
+    /// - `spec.size` bytes at `base` stay mapped there, readable and writable. They are not unmapped, remapped,
+    ///   protected, moved or freed.
+    /// - Nobody has a Rust reference to any of them, except to atomics and to `UnsafeCell`s that are only reached as
+    ///   described next.
+    /// - Others in this process (and any number of other processes) may read and write them at any time, through
+    ///   atomics, volatile accesses or raw copies, as they would memory that a device shares; what they read there
+    ///   may be anything.
+    /// - With [`Truncation::Impossible`], touching them never raises SIGBUS. With [`Truncation::Possible`], `base`
+    ///   begins a page of the file (a huge page on hugetlbfs), nothing else lies in the region's last page, and its
+    ///   owner does not mind that what is mapped there is replaced by private zero pages once the file is truncated.
+    pub unsafe fn existing(
+        base: NonNull<u8>,
+        spec: RegionSpec,
+        truncation: Truncation,
+        owner: impl Any + Send + Sync,
+    ) -> Result<Arc<Region>, MapError> {
+        let base = base.as_ptr();
+        let size = usize::try_from(spec.size).ok().filter(|size| (1..=isize::MAX as usize).contains(size));
+        let (Some(size), Some(_), Some(_)) =
+            (size, spec.guest_addr.checked_add(spec.size), spec.user_addr.checked_add(spec.size))
+        else {
+            return Err(MapError::BadRange(spec.guest_addr));
+        };
+        let page = rustix::param::page_size();
+        let end = base.addr().checked_add(size).and_then(|end| end.checked_next_multiple_of(page));
+        let Some(end) = end else { return Err(MapError::BadRange(spec.guest_addr)) };
+        let guard = match truncation {
+            Truncation::Impossible => None,
+            Truncation::Possible if !base.addr().is_multiple_of(page) => {
+                return Err(MapError::Unaligned(spec.guest_addr));
+            }
+            Truncation::Possible => {
+                Some(Guard::new(base.addr(), end - base.addr()).ok_or(MapError::TooMany)?)
+            }
+        };
+        Ok(Arc::new(Region { spec, map: None, base, guard, _kept: vec![Kept(Box::new(owner))] }))
     }
 
     /// Maps exactly `size` bytes of `fd` from `offset` on, readable and writable. For device files, which know
@@ -187,8 +268,7 @@ impl Region {
     pub(crate) unsafe fn adopt(map: *mut u8, size: usize, kept: Vec<Kept>) -> Arc<Region> {
         let addr = map.addr() as u64;
         let spec = RegionSpec { guest_addr: addr, size: size as u64, user_addr: addr, mmap_offset: 0 };
-        let lost = AtomicBool::new(false);
-        Arc::new(Region { spec, map, map_len: size, base: map, lost, _kept: kept })
+        Arc::new(Region { spec, map: Some((map, size)), base: map, guard: None, _kept: kept })
     }
 
     /// The range of `len` bytes at byte offset `at`, when it lies inside the region.
@@ -206,7 +286,7 @@ impl Region {
     /// Whether the peer truncated the file: what is mapped now are private zero pages, and no
     /// packet can pass through them any more. The owner should drop the connection.
     pub fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Relaxed)
+        self.guard.as_ref().is_some_and(Guard::is_lost)
     }
 
     /// Address of the first byte of the region in this process.
@@ -218,8 +298,11 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        sigbus::release(self.map.addr());
-        // SAFETY: this mapping is ours, and no Area or slice outlives the last Arc.
-        let _ = unsafe { rustix::mm::munmap(self.map.cast(), self.map_len) };
+        // Before the mapping, whose addresses may be somebody else's at once.
+        self.guard = None;
+        if let Some((map, len)) = self.map {
+            // SAFETY: this mapping is ours, and no Area or slice outlives the last Arc.
+            let _ = unsafe { rustix::mm::munmap(map.cast(), len) };
+        }
     }
 }

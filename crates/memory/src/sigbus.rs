@@ -2,27 +2,32 @@
 //!
 //! Touching a shared mapping beyond the end of its file raises SIGBUS. A front end holds the file
 //! and can shrink it at any time, so without care any guest's VMM could kill the switch. Every
-//! [`Region`](crate::Region) is registered here; when SIGBUS hits one, the handler puts private zero
-//! pages in its place, marks it lost, and the interrupted access goes on. Any other SIGBUS ends the
-//! process as it would without us.
+//! [`Region`](crate::Region) whose file a peer may shrink is registered here; when SIGBUS hits one, the
+//! handler puts private zero pages in its place, marks it lost, and the interrupted access goes on. Any
+//! other SIGBUS goes to the handler that was installed before this one, or ends the process as it would
+//! without us.
+//!
+//! A registered mapping is a slot of a fixed table, which the handler reads without a lock. Slots may
+//! overlap, as several regions can be made of one existing mapping; the table is all that the handler
+//! touches, so a region that another thread drops meanwhile does no harm.
 //!
 //! Alternatives considered: demanding `F_SEAL_SHRINK` (refuses stock memory-backend-file), and
 //! `process_vm_readv` (a system call per packet).
 
-use std::sync::Once;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Once, OnceLock};
 
 /// Mappings that can exist at once in a process: 256 ports with 8 regions each.
 pub const MAX_REGIONS: usize = 2048;
 
 struct Slot {
-    /// Raised by every change, so that the handler knows that what it read belongs together.
+    /// Raised by every registration, so that the handler knows that what it read belongs together.
     generation: AtomicUsize,
     /// First address, or 0 when the slot is free. Written last on entry, first on release.
     start: AtomicUsize,
     len: AtomicUsize,
-    lost: AtomicPtr<AtomicBool>,
+    /// The last generation whose memory was lost; generations begin at 1.
+    lost: AtomicUsize,
 }
 
 static SLOTS: [Slot; MAX_REGIONS] = [const {
@@ -30,43 +35,68 @@ static SLOTS: [Slot; MAX_REGIONS] = [const {
         generation: AtomicUsize::new(0),
         start: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
-        lost: AtomicPtr::new(std::ptr::null_mut()),
+        lost: AtomicUsize::new(0),
     }
 }; MAX_REGIONS];
 
 /// A slot that is being filled: neither free nor found by the handler.
 const RESERVED: usize = usize::MAX;
 
-/// Registers a mapping; `lost` must stay where it is until [`release`]. False when all slots are taken.
-pub(crate) fn guard(start: usize, len: usize, lost: &AtomicBool) -> bool {
-    static INSTALL: Once = Once::new();
-    INSTALL.call_once(install);
-    for slot in &SLOTS {
-        if slot.start.load(Ordering::Relaxed) == 0
-            && slot.start.compare_exchange(0, RESERVED, Ordering::Acquire, Ordering::Relaxed).is_ok()
-        {
-            slot.generation.fetch_add(1, Ordering::AcqRel);
-            slot.len.store(len, Ordering::Release);
-            slot.lost.store(std::ptr::from_ref(lost).cast_mut(), Ordering::Release);
-            slot.start.store(start, Ordering::Release);
-            return true;
-        }
-    }
-    false
+/// The registration of one mapping, which must be dropped before the mapping goes.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    slot: &'static Slot,
+    generation: usize,
 }
 
-/// Forgets the mapping that starts at `start`.
-pub(crate) fn release(start: usize) {
-    for slot in &SLOTS {
-        if slot.start.compare_exchange(start, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            return;
-        }
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Slot")
     }
 }
+
+impl Guard {
+    /// Registers `len` bytes from `start` on, both multiples of the page size. `None` when all slots are taken.
+    pub fn new(start: usize, len: usize) -> Option<Guard> {
+        static INSTALL: Once = Once::new();
+        INSTALL.call_once(install);
+        for slot in &SLOTS {
+            if slot.start.load(Ordering::Relaxed) == 0
+                && slot.start.compare_exchange(0, RESERVED, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                let generation = slot.generation.fetch_add(1, Ordering::AcqRel) + 1;
+                slot.len.store(len, Ordering::Release);
+                slot.start.store(start, Ordering::Release);
+                return Some(Guard { slot, generation });
+            }
+        }
+        None
+    }
+
+    /// Whether pages of the mapping were replaced.
+    #[inline]
+    pub fn is_lost(&self) -> bool {
+        self.slot.lost.load(Ordering::Relaxed) == self.generation
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.slot.start.store(0, Ordering::Release);
+    }
+}
+
+/// What was done about SIGBUS before our handler was installed.
+static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 fn install() {
-    // SAFETY: the handler does only what is allowed in a signal handler: atomics, mmap, sigaction.
+    // SAFETY: zeroed is a valid sigaction. The handler does only what is allowed in a signal handler:
+    // atomics, mmap, sigaction, and calling the handler that was there before.
     unsafe {
+        let mut previous: libc::sigaction = std::mem::zeroed();
+        if libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut previous) == 0 {
+            let _ = PREVIOUS.set(previous);
+        }
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_sigbus as extern "C" fn(_, _, _) as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
@@ -75,48 +105,75 @@ fn install() {
     }
 }
 
-extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid siginfo.
-    let info = unsafe { &*info };
-    // Sent by a process, it carries no address and concerns no mapping.
-    let addr = if info.si_code > 0 {
-        // SAFETY: a SIGBUS of the kernel's own carries an address.
-        unsafe { info.si_addr() }.addr()
-    } else {
-        0
-    };
-    for slot in &SLOTS {
+/// The registered mappings as generation, start, end and slot. A slot that changes meanwhile is left out: the
+/// faulting thread holds its region, so it was not that one.
+fn registered() -> impl Iterator<Item = (usize, usize, usize, &'static Slot)> {
+    SLOTS.iter().filter_map(|slot| {
         let generation = slot.generation.load(Ordering::Acquire);
         let start = slot.start.load(Ordering::Acquire);
-        if start == 0 || start == RESERVED {
-            continue;
-        }
         let len = slot.len.load(Ordering::Acquire);
-        let lost = slot.lost.load(Ordering::Acquire);
-        // A slot that changed meanwhile was not the faulting one: that thread holds its region.
-        let changed = slot.generation.load(Ordering::Acquire) != generation;
-        if changed || addr.wrapping_sub(start) >= len {
-            continue;
-        }
-        // SAFETY: the range is a live mapping of ours (release comes before munmap) of which the
-        // faulting thread holds a borrow; private zero pages in its place keep every address valid.
-        let mapped = unsafe {
-            libc::mmap(
-                std::ptr::without_provenance_mut(start),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if mapped != libc::MAP_FAILED {
-            // SAFETY: the flag lives inside the Region, which releases its slot before it goes.
-            unsafe { (*lost).store(true, Ordering::Relaxed) };
-            return;
+        let steady = slot.generation.load(Ordering::Acquire) == generation;
+        let taken = start != 0 && start != RESERVED;
+        (steady && taken).then(|| (generation, start, start.saturating_add(len), slot))
+    })
+}
+
+/// Replaces the memory around a faulting address; false when it is not registered.
+fn replace(addr: usize) -> bool {
+    // Of mappings that overlap, only what they have in common is certainly mapped on behalf of the faulting
+    // thread, which holds one of them; another thread may be about to unmap the rest.
+    let covers = |start, end| (start..end).contains(&addr);
+    let common = registered()
+        .filter(|&(_, start, end, _)| covers(start, end))
+        .map(|(_, start, end, _)| (start, end))
+        .reduce(|a, b| (a.0.max(b.0), a.1.min(b.1)));
+    let Some((start, end)) = common else { return false };
+    // SAFETY: the range is part of a mapping whose region the faulting thread has borrowed (a Guard goes
+    // before its mapping); private zero pages in its place keep every address valid.
+    let mapped = unsafe {
+        libc::mmap(
+            std::ptr::without_provenance_mut(start),
+            end - start,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    if mapped == libc::MAP_FAILED {
+        return false;
+    }
+    for (generation, other_start, other_end, slot) in registered() {
+        if other_start < end && start < other_end {
+            slot.lost.store(generation, Ordering::Relaxed);
         }
     }
-    // Not ours: die of it, as without this handler, when the access is repeated.
-    // SAFETY: resetting a disposition is async-signal-safe.
-    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    true
+}
+
+extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid siginfo. Sent by a process, the signal carries no address and concerns no
+    // mapping; one of the kernel's own carries the address.
+    let addr = unsafe { if (*info).si_code > 0 { (*info).si_addr().addr() } else { 0 } };
+    if replace(addr) {
+        return;
+    }
+    let previous =
+        PREVIOUS.get().filter(|action| ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction));
+    match previous {
+        // SAFETY: the kernel was given these functions as handlers of this signal; the flag says which kind each is.
+        Some(action) => unsafe {
+            if action.sa_flags & libc::SA_SIGINFO != 0 {
+                type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+                std::mem::transmute::<usize, Handler>(action.sa_sigaction)(signal, info, context);
+            } else {
+                std::mem::transmute::<usize, extern "C" fn(libc::c_int)>(action.sa_sigaction)(signal);
+            }
+        },
+        // Nobody's: die of it, as without this handler, when the access is repeated.
+        // SAFETY: resetting a disposition is async-signal-safe.
+        None => unsafe {
+            libc::signal(libc::SIGBUS, libc::SIG_DFL);
+        },
+    }
 }
