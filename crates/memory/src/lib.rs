@@ -26,6 +26,8 @@ pub mod shared;
 pub mod sigbus;
 pub mod slice;
 pub mod spare;
+#[cfg(feature = "vm-memory")]
+mod vm_memory;
 pub mod window;
 pub mod words;
 
@@ -37,5 +39,7 @@ pub use region::{MapError, Region, RegionSpec, Truncation};
 pub use shared::SharedMem;
 pub use slice::{ReadSlice, WriteSlice};
 pub use spare::Spare;
+#[cfg(feature = "vm-memory")]
+pub use vm_memory::VmMemoryError;
 pub use window::Window;
 pub use words::{Area, AreaSlots, AreaTable, Entry, Slots, Table, WordSlots, WordTable, Words};
