@@ -93,17 +93,17 @@ use crate::rules::{Rules, Vid};
 mod file;
 mod parse;
 mod rules;
-mod vif;
-use parse::{Document, Fields, Place, check_socket_path, parse_flag, parse_port};
+use parse::{Document, Place, parse_flag, parse_port};
 
+pub use crate::ports::tap::config::{MAX_TAP_NAME, TapConfig, TapSource};
+pub use crate::ports::vhost::config::{FeatureToggles, VhostUserConfig, VhostUserEndpoint};
+pub use crate::ports::xen::config::{Transfer, VifName, XenProvider, XenVifConfig};
 pub(crate) use file::{KeepError, keep};
+pub(crate) use parse::{Fields, check_socket_path, parse_mac};
 pub(crate) use rules::{Edit, entries as rules_by_key};
-pub use vif::{Transfer, VifName, XenProvider, XenVifConfig};
 
 /// Bytes a Unix socket path may have: `sun_path` holds 108 with the closing NUL (unix(7)).
 pub const MAX_SOCKET_PATH: usize = 107;
-/// Bytes the name of a network interface may have: `IFNAMSIZ` is 16 with the closing NUL (netdevice(7)).
-pub const MAX_TAP_NAME: usize = 15;
 /// Bytes the name of a port may have. It appears in tables, metrics labels and logs, hence short.
 pub const MAX_PORT_NAME: usize = 63;
 /// MTU of a vhost-user port that names none, in bytes without the Ethernet header.
@@ -186,117 +186,101 @@ pub struct PortConfig {
     pub rules: Rules,
 }
 
-/// What is plugged into a port.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PortKind {
+/// The configuration of one kind of port, as its folder defines it.
+pub(crate) trait PortSettings: Sized {
+    /// The value of the key `kind`.
+    const KIND: &'static str;
+    /// How a `--port` flag may begin for this kind.
+    const FLAGS: &'static [Flag];
+
+    /// Reads the keys that only this kind has. Reports what is wrong; `None` if too little makes sense.
+    fn parse(fields: &mut Fields<'_>) -> Option<Self>;
+
+    /// Writes them, one on each line.
+    fn dump(&self, out: &mut String);
+
+    /// What the port takes that no other port can have then.
+    fn claim(&self) -> Claim<'_>;
+
+    /// The name of a port of this kind that gives none.
+    fn default_name(&self) -> String;
+
+    /// Whether several ports are made of one entry of the configuration.
+    fn is_shared(&self) -> bool {
+        false
+    }
+}
+
+/// One way to begin a `--port` flag: `WORD:PLACE` is short for `kind` and one more key.
+#[derive(Debug)]
+pub(crate) struct Flag {
+    /// The word before the colon.
+    pub(crate) word: &'static str,
+    /// The key that gets what is behind the colon.
+    pub(crate) key: &'static str,
+    /// What to write there, for messages.
+    pub(crate) place: &'static str,
+}
+
+/// Makes [`PortKind`] from one line for each kind of port.
+macro_rules! port_kinds {
+    ($($(#[$doc:meta])+ $kind:ident($config:ty),)+) => {
+        /// What is plugged into a port.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub enum PortKind {
+            $($(#[$doc])+ $kind($config),)+
+        }
+
+        impl PortKind {
+            /// The value of the key `kind`: `vhost-user`, `tap` or `xen-vif`.
+            pub fn name(&self) -> &'static str {
+                match self { $(PortKind::$kind(_) => <$config>::KIND,)+ }
+            }
+
+            /// The words that may begin a `--port` flag, with the kind that each stands for.
+            fn flags() -> impl Iterator<Item = (&'static str, &'static Flag)> {
+                [].into_iter()$(.chain(<$config>::FLAGS.iter().map(|flag| (<$config>::KIND, flag))))+
+            }
+
+            /// Every kind, as in [`name`](Self::name).
+            fn names() -> &'static [&'static str] {
+                &[$(<$config>::KIND),+]
+            }
+
+            /// Reads the keys of the kind of this name, which must be one of [`names`](Self::names).
+            fn parse(name: &str, fields: &mut Fields<'_>) -> Option<PortKind> {
+                $(if name == <$config>::KIND {
+                    return <$config>::parse(fields).map(PortKind::$kind);
+                })+
+                None
+            }
+
+            fn dump(&self, out: &mut String) {
+                match self { $(PortKind::$kind(config) => config.dump(out),)+ }
+            }
+
+            fn claim(&self) -> Claim<'_> {
+                match self { $(PortKind::$kind(config) => config.claim(),)+ }
+            }
+
+            fn default_name(&self) -> String {
+                match self { $(PortKind::$kind(config) => config.default_name(),)+ }
+            }
+
+            fn is_shared(&self) -> bool {
+                match self { $(PortKind::$kind(config) => config.is_shared(),)+ }
+            }
+        }
+    };
+}
+
+port_kinds! {
     /// A virtual machine: a vhost-user front end such as QEMU.
     VhostUser(VhostUserConfig),
     /// The host's network stack: a tap device.
     Tap(TapConfig),
     /// Xen guests: one interface that a toolstack makes, or all of a class.
     XenVif(XenVifConfig),
-}
-
-impl PortKind {
-    /// The value of the key `kind`: `vhost-user`, `tap` or `xen-vif`.
-    pub fn name(&self) -> &'static str {
-        match self {
-            PortKind::VhostUser(_) => "vhost-user",
-            PortKind::Tap(_) => "tap",
-            PortKind::XenVif(_) => "xen-vif",
-        }
-    }
-}
-
-/// Settings of a vhost-user port.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VhostUserConfig {
-    /// Where the front end is met.
-    pub endpoint: VhostUserEndpoint,
-    /// Largest virtqueue accepted (the front end chooses the size); a power of two, 2 to 32768 (VIRTIO 1.4,
-    /// 2.7). Absent: any.
-    pub queue_size: Option<u16>,
-    /// MAC address shown in the device's configuration space to front ends that ask for it; absent: they
-    /// choose their own.
-    pub mac: Option<Mac>,
-    /// Features offered.
-    pub features: FeatureToggles,
-}
-
-/// Where a vhost-user front end is met.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum VhostUserEndpoint {
-    /// Bind this path and wait for the front end (QEMU `-chardev socket,path=…`).
-    Listen(PathBuf),
-    /// Connect to this path, again and again until the front end is there (QEMU `server=on`).
-    Connect(PathBuf),
-    /// An inherited socket, at least 3: connected, or listening (the kernel knows which: `SO_ACCEPTCONN`).
-    Fd(RawFd),
-    /// A socket from systemd with this `FileDescriptorName=`.
-    Activation(String),
-}
-
-/// Features a vhost-user port offers, all on by default. Off means: not offered, whatever the front end can
-/// do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FeatureToggles {
-    /// Frames may span several receive buffers (`VIRTIO_NET_F_MRG_RXBUF`).
-    pub mergeable: bool,
-    /// Partial checksums both ways (`VIRTIO_NET_F_CSUM`, `GUEST_CSUM`).
-    pub csum: bool,
-    /// TCP segmentation offload both ways (`HOST_TSO4/6`, `GUEST_TSO4/6`, `*_ECN`). Needs `csum`.
-    pub tso: bool,
-    /// UDP segmentation offload both ways (`HOST_USO`, `GUEST_USO4/6`). Needs `csum`.
-    pub uso: bool,
-    /// Notification suppression by index (`VIRTIO_F_EVENT_IDX`).
-    pub event_idx: bool,
-    /// Indirect descriptors (`VIRTIO_F_INDIRECT_DESC`).
-    pub indirect: bool,
-    /// Packed rings (`VIRTIO_F_RING_PACKED`).
-    pub packed: bool,
-    /// Buffers used in the order they came (`VIRTIO_F_IN_ORDER`).
-    pub in_order: bool,
-}
-
-impl Default for FeatureToggles {
-    fn default() -> Self {
-        FeatureToggles {
-            mergeable: true,
-            csum: true,
-            tso: true,
-            uso: true,
-            event_idx: true,
-            indirect: true,
-            packed: true,
-            in_order: true,
-        }
-    }
-}
-
-/// Settings of a tap port.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TapConfig {
-    /// Which tap.
-    pub source: TapSource,
-    /// Checksum and segmentation offloads to and from the kernel (`TUNSETOFFLOAD`).
-    pub offloads: bool,
-    /// Queues of the tap, 1 to [`MAX_WORKERS`]; absent: one per worker, or one if the tap exists and has one.
-    pub queues: Option<u16>,
-}
-
-/// Which tap device a port uses.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TapSource {
-    /// The tap with this name.
-    Name {
-        /// Name of the interface, 1 to [`MAX_TAP_NAME`] bytes.
-        name: String,
-        /// Whether the tap must exist already (`Some(true)`), must not (`Some(false)`), or is created when it
-        /// does not (`None`).
-        existing: Option<bool>,
-    },
-    /// An inherited descriptor of `/dev/net/tun` with a tap attached, at least 3.
-    Fd(RawFd),
 }
 
 /// Why a configuration is refused: every problem found, one per line when displayed.
@@ -385,7 +369,7 @@ impl Config {
 }
 
 /// Appends `key = value`, the value written by the TOML library.
-fn entry(out: &mut String, key: &str, value: impl Into<toml::Value>) {
+pub(crate) fn entry(out: &mut String, key: &str, value: impl Into<toml::Value>) {
     // Writing to a string cannot fail.
     let _ = writeln!(out, "{key} = {}", value.into());
 }
@@ -399,45 +383,7 @@ impl PortConfig {
     fn dump(&self, out: &mut String) {
         entry(out, "name", self.name.as_str());
         entry(out, "kind", self.kind.name());
-        match &self.kind {
-            PortKind::VhostUser(vhost_user) => {
-                match &vhost_user.endpoint {
-                    VhostUserEndpoint::Listen(path) | VhostUserEndpoint::Connect(path) => {
-                        entry(out, "socket", path.to_string_lossy().as_ref());
-                        let listen = matches!(vhost_user.endpoint, VhostUserEndpoint::Listen(_));
-                        entry(out, "mode", if listen { "listen" } else { "connect" });
-                    }
-                    VhostUserEndpoint::Fd(fd) => entry(out, "fd", *fd),
-                    VhostUserEndpoint::Activation(name) => entry(out, "activation", name.as_str()),
-                }
-                if let Some(size) = vhost_user.queue_size {
-                    entry(out, "queue_size", i64::from(size));
-                }
-                if let Some(mac) = vhost_user.mac {
-                    entry(out, "mac", mac.to_string());
-                }
-                let mut features = vhost_user.features;
-                for (key, on) in features.by_key() {
-                    entry(out, key, *on);
-                }
-            }
-            PortKind::Tap(tap) => {
-                match &tap.source {
-                    TapSource::Name { name, existing } => {
-                        entry(out, "tap", name.as_str());
-                        if let Some(existing) = existing {
-                            entry(out, "existing", *existing);
-                        }
-                    }
-                    TapSource::Fd(fd) => entry(out, "fd", *fd),
-                }
-                entry(out, "offloads", tap.offloads);
-                if let Some(queues) = tap.queues {
-                    entry(out, "queues", i64::from(queues));
-                }
-            }
-            PortKind::XenVif(vif) => vif.dump(out),
-        }
+        self.kind.dump(out);
         for (key, number) in [("mtu", self.mtu), ("worker", self.worker)] {
             if let Some(number) = number {
                 entry(out, key, i64::from(number));
@@ -446,22 +392,6 @@ impl PortConfig {
         for (key, value) in rules_by_key(&self.rules) {
             entry(out, key, value);
         }
-    }
-}
-
-impl FeatureToggles {
-    /// Every toggle with its key; `csum` first because others depend on it.
-    fn by_key(&mut self) -> [(&'static str, &mut bool); 8] {
-        [
-            ("csum", &mut self.csum),
-            ("tso", &mut self.tso),
-            ("uso", &mut self.uso),
-            ("mergeable", &mut self.mergeable),
-            ("event_idx", &mut self.event_idx),
-            ("indirect", &mut self.indirect),
-            ("packed", &mut self.packed),
-            ("in_order", &mut self.in_order),
-        ]
     }
 }
 
@@ -605,9 +535,9 @@ impl ConfigBuilder {
         }
         for (place, port) in &self.ports {
             let stations = port.rules.static_macs.iter().map(|(mac, vid)| Claim::Station(*mac, *vid));
-            for claim in [Claim::Name(&port.name), Claim::of_kind(&port.kind)].into_iter().chain(stations) {
+            for claim in [Claim::Name(&port.name), port.kind.claim()].into_iter().chain(stations) {
                 let mut owner = owners.get(&claim);
-                if let (None, Claim::Vif(..)) = (owner, &claim) {
+                if let (None, Claim::Thing { .. }) = (owner, &claim) {
                     owner = owners.iter().find_map(|(owned, owner)| owned.overlaps(&claim).then_some(owner));
                 }
                 if let Some(owner) = owner {
@@ -703,42 +633,39 @@ impl ConfigBuilder {
 
 /// Something only one port can have.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum Claim<'a> {
+pub(crate) enum Claim<'a> {
+    /// The name of a port.
     Name(&'a str),
-    // Compared by component, so that `/run/a` and `/run//a` are the same.
+    /// A socket. Compared by component, so that `/run/a` and `/run//a` are the same.
     Socket(&'a Path),
-    Tap(&'a str),
+    /// A file descriptor.
     Fd(RawFd),
-    Activation(&'a str),
     /// A static address.
     Station(Mac, Vid),
-    /// One interface of a class, or all.
-    Vif(&'a XenProvider, &'a str, Option<VifName>),
+    /// Something that only one kind of port knows, or a part of it.
+    Thing {
+        /// Tells it from all others.
+        whole: String,
+        /// Which part; absent: all of it.
+        part: Option<String>,
+        /// What it is, for messages.
+        shown: String,
+    },
 }
 
-impl<'a> Claim<'a> {
-    /// Whether two claims that are not equal still exclude each other: all interfaces, and one of them.
-    fn overlaps(&self, other: &Claim<'_>) -> bool {
-        match (self, other) {
-            (Claim::Vif(one, class, vif), Claim::Vif(two, other, another)) => {
-                one == two && class == other && (vif.is_none() || another.is_none())
-            }
-            _ => false,
-        }
+impl Claim<'_> {
+    /// Something undivided, told from others by its description.
+    pub(crate) fn thing(shown: String) -> Self {
+        Claim::Thing { whole: shown.clone(), part: None, shown }
     }
 
-    fn of_kind(kind: &'a PortKind) -> Claim<'a> {
-        match kind {
-            PortKind::VhostUser(vhost_user) => match &vhost_user.endpoint {
-                VhostUserEndpoint::Listen(path) | VhostUserEndpoint::Connect(path) => Claim::Socket(path),
-                VhostUserEndpoint::Fd(fd) => Claim::Fd(*fd),
-                VhostUserEndpoint::Activation(name) => Claim::Activation(name),
-            },
-            PortKind::Tap(tap) => match &tap.source {
-                TapSource::Name { name, .. } => Claim::Tap(name),
-                TapSource::Fd(fd) => Claim::Fd(*fd),
-            },
-            PortKind::XenVif(vif) => Claim::Vif(&vif.provider, &vif.class, vif.only),
+    /// Whether two claims that are not equal still exclude each other: the whole of a thing, and a part of it.
+    fn overlaps(&self, other: &Claim<'_>) -> bool {
+        match (self, other) {
+            (Claim::Thing { whole, part, .. }, Claim::Thing { whole: other, part: another, .. }) => {
+                whole == other && (part.is_none() || another.is_none())
+            }
+            _ => false,
         }
     }
 }
@@ -748,12 +675,9 @@ impl Display for Claim<'_> {
         match self {
             Claim::Name(name) => write!(f, "the name {name:?}"),
             Claim::Socket(path) => write!(f, "the socket {}", path.display()),
-            Claim::Tap(name) => write!(f, "the tap {name}"),
             Claim::Fd(fd) => write!(f, "file descriptor {fd}"),
-            Claim::Activation(name) => write!(f, "the systemd socket {name:?}"),
             Claim::Station(mac, vid) => write!(f, "the static address {mac} in VLAN {vid}"),
-            Claim::Vif(_, class, Some(vif)) => write!(f, "interface {vif} of class {class:?}"),
-            Claim::Vif(_, class, None) => write!(f, "every interface of class {class:?}"),
+            Claim::Thing { shown, .. } => f.write_str(shown),
         }
     }
 }

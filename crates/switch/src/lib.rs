@@ -8,6 +8,7 @@ pub mod counters;
 pub mod explain;
 pub mod fdb;
 pub mod plane;
+mod ports;
 mod quiet;
 pub mod rules;
 pub mod snapshot;

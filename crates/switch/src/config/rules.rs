@@ -593,20 +593,10 @@ impl PortConfig {
         let set = edit.set.iter().map(|(key, value)| (key.clone(), Value::Flag(value.clone())));
         // What comes later replaces what was there.
         let mut fields = Fields::of_values(kept.chain(set), &mut problems);
-        let rules = parse(&mut fields, self.is_shared());
+        let rules = parse(&mut fields, self.kind.is_shared());
         fields.finish("");
         if problems.is_empty() { Ok(rules) } else { Err(ConfigError { problems }) }
     }
-
-    /// Whether several ports are made of this entry.
-    pub(super) fn is_shared(&self) -> bool {
-        is_shared(&self.kind)
-    }
-}
-
-/// Whether several ports are made of an entry of this kind.
-pub(super) fn is_shared(kind: &PortKind) -> bool {
-    matches!(kind, PortKind::XenVif(vif) if vif.only.is_none())
 }
 
 #[cfg(test)]

@@ -1,11 +1,10 @@
-//! The settings of a `xen-vif` port.
+//! The configuration of a xen-vif port.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use super::parse::{Fields, check_socket_path};
-use super::{MAX_WORKERS, entry};
+use crate::config::{Claim, Fields, Flag, MAX_WORKERS, PortSettings, check_socket_path, entry};
 
 /// Most pages kept mapped for a queue: slots have 16 bits, one value of which means none.
 const MAX_PAGES: u64 = 65534;
@@ -100,8 +99,53 @@ impl FromStr for VifName {
     }
 }
 
-impl XenVifConfig {
-    pub(super) fn dump(&self, out: &mut String) {
+impl PortSettings for XenVifConfig {
+    const KIND: &'static str = "xen-vif";
+
+    const FLAGS: &'static [Flag] = &[Flag { word: "xen-vif", key: "provider", place: "PROVIDER" }];
+
+    fn parse(fields: &mut Fields<'_>) -> Option<Self> {
+        let provider = parse_provider(fields);
+        let class = fields.checked("class", check_class).map_or_else(|| "vif".to_owned(), |(_, class)| class);
+        let only = fields.checked("vif", |text| text.parse::<VifName>().map(drop));
+        let queues = fields.number("queues", 1..=MAX_WORKERS.into()).map(|(_, queues)| queues);
+        let persistent = fields.boolean("persistent").is_none_or(|(_, on)| on);
+        let static_grants = fields.boolean("static_grants").is_none_or(|(_, on)| on);
+        let transfer = fields.checked("transfer", |text| match text {
+            "copy" | "map" => Ok(()),
+            _ => Err(format!("{text:?} is not a way to reach pages; known: \"copy\", \"map\"")),
+        });
+        let pages = fields.number("pages", 1..=MAX_PAGES).map(|(_, pages)| pages);
+        let sg = fields.boolean("sg").is_none_or(|(_, on)| on);
+        let csum = fields.boolean("csum").is_none_or(|(_, on)| on);
+        let gso = fields.boolean("gso");
+        if let Some((place, true)) = gso.as_ref().filter(|_| !(sg && csum)) {
+            fields.report(
+                place,
+                "gso",
+                "needs sg and csum: what is to be segmented has several pages and no checksum; turn them on or this off",
+            );
+        }
+        Some(XenVifConfig {
+            provider: provider?,
+            class,
+            only: only.and_then(|(_, text)| text.parse().ok()),
+            queues,
+            persistent,
+            static_grants,
+            transfer: if transfer.is_some_and(|(_, way)| way == "map") {
+                Transfer::Map
+            } else {
+                Transfer::Copy
+            },
+            pages: pages.unwrap_or(ringferry_xen_net::netback::DEFAULT_PAGES),
+            sg,
+            csum,
+            gso: gso.map_or(sg && csum, |(_, on)| on),
+        })
+    }
+
+    fn dump(&self, out: &mut String) {
         let provider = if self.provider == XenProvider::Xen { "xen" } else { "process" };
         entry(out, "provider", provider);
         if let XenProvider::Process { broker, store, domain } = &self.provider {
@@ -124,44 +168,25 @@ impl XenVifConfig {
         entry(out, "csum", self.csum);
         entry(out, "gso", self.gso);
     }
-}
-
-/// Reads the keys of a xen-vif port.
-pub(super) fn parse(fields: &mut Fields<'_>) -> Option<XenVifConfig> {
-    let provider = parse_provider(fields);
-    let class = fields.checked("class", check_class).map_or_else(|| "vif".to_owned(), |(_, class)| class);
-    let only = fields.checked("vif", |text| text.parse::<VifName>().map(drop));
-    let queues = fields.number("queues", 1..=MAX_WORKERS.into()).map(|(_, queues)| queues);
-    let persistent = fields.boolean("persistent").is_none_or(|(_, on)| on);
-    let static_grants = fields.boolean("static_grants").is_none_or(|(_, on)| on);
-    let transfer = fields.checked("transfer", |text| match text {
-        "copy" | "map" => Ok(()),
-        _ => Err(format!("{text:?} is not a way to reach pages; known: \"copy\", \"map\"")),
-    });
-    let pages = fields.number("pages", 1..=MAX_PAGES).map(|(_, pages)| pages);
-    let sg = fields.boolean("sg").is_none_or(|(_, on)| on);
-    let csum = fields.boolean("csum").is_none_or(|(_, on)| on);
-    let gso = fields.boolean("gso");
-    if let Some((place, true)) = gso.as_ref().filter(|_| !(sg && csum)) {
-        fields.report(
-            place,
-            "gso",
-            "needs sg and csum: what is to be segmented has several pages and no checksum; turn them on or this off",
-        );
+    fn claim(&self) -> Claim<'_> {
+        let class = &self.class;
+        Claim::Thing {
+            whole: format!("interfaces of class {class:?} of {:?}", self.provider),
+            part: self.only.map(|vif| vif.to_string()),
+            shown: match self.only {
+                Some(vif) => format!("interface {vif} of class {class:?}"),
+                None => format!("every interface of class {class:?}"),
+            },
+        }
     }
-    Some(XenVifConfig {
-        provider: provider?,
-        class,
-        only: only.and_then(|(_, text)| text.parse().ok()),
-        queues,
-        persistent,
-        static_grants,
-        transfer: if transfer.is_some_and(|(_, way)| way == "map") { Transfer::Map } else { Transfer::Copy },
-        pages: pages.unwrap_or(ringferry_xen_net::netback::DEFAULT_PAGES),
-        sg,
-        csum,
-        gso: gso.map_or(sg && csum, |(_, on)| on),
-    })
+
+    fn default_name(&self) -> String {
+        self.only.map_or_else(|| "xen".to_owned(), |vif| format!("xen{vif}"))
+    }
+
+    fn is_shared(&self) -> bool {
+        self.only.is_none()
+    }
 }
 
 fn parse_provider(fields: &mut Fields<'_>) -> Option<XenProvider> {
