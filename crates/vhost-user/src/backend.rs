@@ -1,16 +1,19 @@
-//! The back end: one connection of one front end, as a state machine that never blocks.
+//! [`Session`]: the back end of one connection, as a state machine that never blocks.
 //!
-//! A [`Session`] owns what the front end said: features, memory map, rings. Its owner owns the
-//! [`Device`] and an epoll loop; when the session's descriptor is readable it calls
-//! [`Session::on_readable`], which serves messages and tells the device what they mean. The device
-//! sees rings only started, checked and resolved, and never after [`Device::ring_stopped`].
+//! Its owner creates it for each accepted connection and keeps it in its epoll loop beside a
+//! [`Device`]. When the session's descriptor is readable the owner calls [`Session::on_readable`],
+//! which serves messages and calls the device on the same thread. The session holds what the front
+//! end has told it (features, memory map, rings); the device only sees rings that are started,
+//! checked and resolved, and never touches one after [`Device::ring_stopped`]. The session ends
+//! when `on_readable` returns an error or its owner calls [`Session::disconnect`]; then the owner
+//! drops it.
 //!
-//! Messages may come in any order and any number of times. Three things keep that safe:
-//! a ring is started when, and as soon as, everything it needs has been said; a change under a
-//! running ring stops it, is applied, and starts it again where it was; a message that is refused
-//! is counted, logged at a limited rate and reported where the front end asked for that, and the
-//! session goes on. Only what leaves no way to go on (a broken stream, or a refused message whose
-//! reply has no way to say so) ends the session, and never anything else.
+//! Messages may come in any order and any number of times. Three rules keep that safe: a ring
+//! starts as soon as everything that it needs is known, and not before; a change to a running ring
+//! stops it, is applied, and starts it again at the same position; a message that is refused is
+//! counted, logged at a limited rate and reported where the front end asked for that, and the
+//! session continues. The session ends only where it cannot continue: when the stream breaks, or
+//! when a message is refused whose reply cannot express failure. No other session is affected.
 
 mod requests;
 
@@ -25,102 +28,110 @@ use ringferry_sys::socket::Stream;
 use zerocopy::IntoBytes;
 
 use crate::base;
-use crate::inflight::{InflightError, Tracking};
+use crate::inflight::{InflightError, InflightTracking};
 use crate::message::{
-    F_PROTOCOL_FEATURES, F_RING_PACKED, FLAG_REPLY, Header, MAX_FDS, MAX_MEM_SLOTS, MAX_VIRTQUEUES, Needs,
-    ProtocolFeatures, Reply, Row, bit_numbers,
+    F_PROTOCOL_FEATURES, F_RING_PACKED, FLAG_REPLY, Header, MAX_FDS, MAX_MEM_SLOTS, MAX_VIRTQUEUES,
+    MessageSpec, Needs, ProtocolFeatures, Reply, bit_numbers,
 };
 use crate::vring::{RingError, RingSetup, Vring};
-use crate::wire::{Incoming, Wire, WireError};
+use crate::wire::{Message, Wire, WireError};
 
-/// Memory slots a network device offers. Every slot is a mapping, and a process has room for a few
-/// thousand: at this number one front end takes little of what the others need, and QEMU with memory
-/// hot-plug uses fewer than ten. DPDK has 8; libvhost-user offers all [`MAX_MEM_SLOTS`].
+/// Number of memory slots that a network device offers. Every slot is a mapping, and a process has
+/// room for a few thousand: at this number one front end takes little of what the others need, and
+/// QEMU with memory hot-plug uses fewer than ten. DPDK has 8; libvhost-user offers all
+/// [`MAX_MEM_SLOTS`].
 const NET_MEM_SLOTS: u16 = 32;
 
-/// Messages served in one call of [`Session::on_readable`], so that one front end cannot keep the
-/// owner's loop from the others. QEMU sends about 20 in a row per queue pair.
+/// Most messages served in one call of [`Session::on_readable`], so that one front end cannot keep
+/// the owner's loop from the others. QEMU sends about 20 in a row per queue pair.
 const BURST: usize = 64;
 
-/// Warnings one session may log per [`WARN_INTERVAL`]; the rest is counted.
+/// Most warnings that one session may log per [`WARN_INTERVAL`]; the rest is counted.
 const WARN_BURST: u32 = 8;
-/// See [`WARN_BURST`].
+/// Length of the interval in which a session may log [`WARN_BURST`] warnings.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What a session's owner does with what the front end says.
+/// The device behind a session, which is told what the front end's messages mean.
 ///
 /// Calls come from [`Session::on_readable`] and [`Session::disconnect`] only, on the thread that
-/// called those. Features are virtio features; the bit that vhost-user borrowed for itself
-/// ([`F_PROTOCOL_FEATURES`]) is not among them.
+/// called those. Features are virtio features without [`F_PROTOCOL_FEATURES`], the bit that
+/// vhost-user uses for itself.
 pub trait Device {
-    /// `SET_FEATURES`, also when repeated. When features other than the log bit change under
-    /// running rings, the rings are stopped before this call and started again after it.
+    /// The driver acknowledged features. The call comes for every `SET_FEATURES`, also a repeated
+    /// one. When features other than the log bit change while rings run, the rings are stopped
+    /// before this call and started again after it.
     fn features_acked(&mut self, features: u64);
 
-    /// A new memory map; `None` when there is none any more. No ring runs during this call:
-    /// running ones were stopped, and start again afterwards, resolved in the new map.
+    /// The memory map changed; `None` when there is none any more. No ring runs during this call:
+    /// running rings were stopped, and start again afterwards, resolved in the new map.
     fn memory_changed(&mut self, memory: Option<Arc<GuestMemory>>);
 
-    /// A ring starts. See [`RingSetup`] for what is guaranteed.
+    /// A ring starts. [`RingSetup`] says what was checked before.
     fn ring_started(&mut self, index: u16, ring: RingSetup);
 
-    /// Another event to signal used buffers of a running ring with; `None`: the front end polls.
+    /// The event with which used buffers of a running ring are signalled changed; `None`: the
+    /// driver polls.
     fn ring_call_changed(&mut self, index: u16, call: Option<EventFd>);
 
     /// A running ring is enabled or disabled. While a ring is disabled, a network device discards
     /// what the guest sends and delivers nothing (vhost-user, "Ring states").
     fn ring_enabled(&mut self, index: u16, enabled: bool);
 
-    /// A running ring stops: for `GET_VRING_BASE`, for a change under it, for a reset, or because
-    /// the front end went away. Buffers taken from the ring must be completed first. Returns where
-    /// the ring stands, as [`RingSetup::base`] has it; from then on nobody touches the ring's memory,
-    /// its events, or its part of the in-flight region.
+    /// A running ring stops: for `GET_VRING_BASE`, for a change to it, for a reset, or because the
+    /// connection ends. The device must first complete the buffers that it took from the ring. It
+    /// returns the ring's position, in the form of [`RingSetup::base`]; from then on it must not
+    /// touch the ring's memory, its events, or its part of the in-flight region.
     fn ring_stopped(&mut self, index: u16) -> u16;
 
-    /// Reads configuration space at `offset`; false where there is none.
+    /// Reads `buf.len()` bytes of configuration space from `offset`; returns false if the device
+    /// has none there.
     fn config(&self, offset: usize, buf: &mut [u8]) -> bool {
         let _ = (offset, buf);
         false
     }
 
-    /// Writes configuration space at `offset`; false where it cannot be written.
+    /// Writes `data` to configuration space at `offset`; returns false if it cannot be written
+    /// there.
     fn set_config(&mut self, offset: usize, data: &[u8]) -> bool {
         let _ = (offset, data);
         false
     }
 
-    /// The MTU the guest is told; false when the device cannot carry it.
+    /// The front end set the MTU that the guest is told, in bytes; returns false if the device
+    /// cannot carry it.
     fn mtu_set(&mut self, mtu: u16) -> bool {
         let _ = mtu;
         false
     }
 
-    /// A migrated guest, with this MAC address, is here now: tell the network.
+    /// A migrated guest with this MAC address now runs behind this device, which should announce it
+    /// to the network.
     fn announce(&mut self, mac: [u8; 6]) {
         let _ = mac;
     }
 
-    /// The driver's device status (VIRTIO 1.4, 2.1). No ring runs when it is 0.
+    /// The driver wrote its device status (VIRTIO 1.4, 2.1). No ring runs when it is 0.
     fn status(&mut self, status: u8) {
         let _ = status;
     }
 
-    /// Back to the initial state, except for the memory map. All rings were stopped.
+    /// The front end reset the device to its initial state, except for the memory map. All rings
+    /// were stopped before.
     fn reset(&mut self) {}
 }
 
-/// What a back end offers to front ends.
+/// The features and limits that a back end offers to every front end.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
     /// Virtio features, without [`F_PROTOCOL_FEATURES`], which follows from `protocol`.
     pub features: u64,
-    /// Protocol features; none: only the oldest messages are served.
+    /// Protocol features. If empty, only the messages without [`Needs`] are served.
     pub protocol: ProtocolFeatures,
-    /// Virtqueues, at most [`MAX_VIRTQUEUES`].
+    /// Number of virtqueues, at most [`MAX_VIRTQUEUES`].
     pub max_queues: u16,
-    /// What `GET_QUEUE_NUM` says: for a network device the number of queue *pairs*.
+    /// Reply to `GET_QUEUE_NUM`, for a network device the number of queue *pairs*.
     pub queue_num: u16,
-    /// Regions of guest memory, at most [`MAX_MEM_SLOTS`].
+    /// Most regions of guest memory, at most [`MAX_MEM_SLOTS`].
     pub max_mem_slots: u16,
 }
 
@@ -136,13 +147,13 @@ impl Offer {
         .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS)
         .union(ProtocolFeatures::STATUS);
 
-    /// A network device of `pairs` queue pairs (at most 128). Add [`ProtocolFeatures::CONFIG`] to
-    /// `protocol` for front ends that want [`Device::config`] answered; QEMU's virtio-net does not,
-    /// and warns.
+    /// Returns the offer of a network device of `pairs` queue pairs (at most 128). Add
+    /// [`ProtocolFeatures::CONFIG`] to `protocol` for front ends that want [`Device::config`]
+    /// answered; QEMU's virtio-net does not want it, and warns.
     ///
     /// A device of one pair does not offer `MQ`: cloud-hypervisor compares `GET_QUEUE_NUM` with its
-    /// number of virtqueues and would not start with two where one pair is there. Front ends that
-    /// are not told the number use one pair.
+    /// number of virtqueues and would refuse to start with two virtqueues on one pair. Front ends
+    /// that are not told the number use one pair.
     pub fn net(features: u64, pairs: u16) -> Offer {
         let pairs = pairs.min(MAX_VIRTQUEUES / 2);
         let mut protocol = Self::NET_PROTOCOL;
@@ -151,171 +162,174 @@ impl Offer {
     }
 }
 
-/// Why a session is over. Rings are stopped and memory is given back already.
+/// The reason why a session ended. By then its rings are stopped and the memory was taken from the
+/// device.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// The stream is at its end or broken.
+    /// The front end closed the connection, or the stream broke.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// A message that had to be answered with a value could not be.
+    /// A message was refused whose reply cannot express failure.
     #[error("{message} cannot be answered: {reason}")]
     Unanswerable {
-        /// Name of the message.
+        /// Name of the message that was refused.
         message: &'static str,
-        /// Why it was refused.
+        /// The reason for the refusal.
         reason: Refusal,
     },
-    /// A reply came where requests are expected.
+    /// A reply came where only requests are expected.
     #[error("a reply came where requests are expected: both ends are back ends")]
     Reply,
 }
 
 impl SessionError {
-    /// Whether the front end simply went away.
+    /// Returns true if the front end closed the connection, which is no fault.
     pub fn is_disconnect(&self) -> bool {
         matches!(self, SessionError::Wire(WireError::Disconnected))
     }
 }
 
-/// Why a message was refused.
+/// The reason why a message was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// Not in the specification.
+    /// The specification has no message of this number.
     #[error("no such message")]
     Unknown,
-    /// In the specification, but not served here.
+    /// The specification has the message, but this crate does not serve it.
     #[error("not supported")]
     Unsupported,
-    /// The feature that opens the message is missing.
+    /// The message needs a feature that was not negotiated.
     #[error("needs a feature that was not agreed on: {0:?}")]
-    Closed(Needs),
-    /// Wrong payload size.
+    NotNegotiated(Needs),
+    /// The payload's size in bytes does not fit the message.
     #[error("payload of {0} bytes does not fit the message")]
     Size(usize),
-    /// Wrong number of descriptors.
+    /// The number of file descriptors does not fit the message.
     #[error("{0} file descriptors, which does not fit the message")]
     Descriptors(usize),
-    /// There is no such ring.
+    /// The device has no ring of this index.
     #[error("no ring {index}: the device has {rings}")]
     Index {
-        /// The ring asked for.
+        /// Index that the message carries.
         index: u64,
-        /// Rings there are.
+        /// Number of rings that the device has.
         rings: usize,
     },
-    /// A field has a value without meaning.
+    /// A field has a value that the specification gives no meaning.
     #[error("{field} cannot be {value:#x}")]
     Value {
-        /// Name of the field.
+        /// Name of the field in error messages.
         field: &'static str,
-        /// What the front end wrote into it.
+        /// The value that the front end wrote into it.
         value: u64,
     },
-    /// Features that were not offered.
+    /// The front end acknowledged virtio features that were not offered.
     #[error("features that were not offered: {}", bit_numbers(*.0))]
     Features(u64),
-    /// Protocol features that were not offered.
+    /// The front end acknowledged protocol features that were not offered.
     #[error("protocol features that were not offered: {0:#x}")]
     Protocol(u64),
-    /// The ring cannot be as described.
+    /// The ring's description is invalid.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// The region cannot be mapped.
+    /// The memory region cannot be mapped.
     #[error(transparent)]
     Map(#[from] MapError),
-    /// The map is impossible.
+    /// The memory map would be invalid.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The in-flight region cannot be used.
+    /// The in-flight region is invalid or cannot be mapped.
     #[error(transparent)]
     Inflight(#[from] InflightError),
-    /// More regions than were offered.
+    /// The map would have more regions than were offered.
     #[error("more than {0} memory regions")]
     Slots(usize),
-    /// What came for a kick, call or error event is no event.
+    /// The descriptor of a kick, call or error event is not an eventfd.
     #[error("not an eventfd: {0}")]
     Event(io::Error),
-    /// What came for a channel is no socket.
+    /// The descriptor of a channel is not a connected Unix stream socket.
     #[error("not a connected Unix stream socket")]
     Channel,
-    /// The device said no.
+    /// The device's implementation refused the request.
     #[error("the device refused")]
     Device,
 }
 
-/// What one call of [`Session::on_readable`] did.
+/// The result of one call of [`Session::on_readable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Messages served.
+    /// Number of messages served by the call.
     pub messages: usize,
-    /// There may be more: call again before sleeping, unless the descriptor is polled
+    /// True if more messages may wait: call again before sleeping, unless the descriptor is polled
     /// level-triggered.
     pub more: bool,
 }
 
-/// What happened on a session so far.
+/// Counters of a session, from its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Messages received.
+    /// Messages that were received, whether served or refused.
     pub messages: u64,
-    /// Messages refused.
+    /// Messages that were refused with a [`Refusal`].
     pub rejected: u64,
-    /// Descriptors closed because their message takes none, or not so many.
+    /// Descriptors that were closed because their message takes none, or not so many.
     pub unexpected_fds_closed: u64,
-    /// Times a ring could not be started (again) because its memory was not there.
+    /// Failed attempts to start a ring that was fully described, for example because its memory was
+    /// not mapped.
     pub failed_starts: u64,
 }
 
-/// The state of a ring, for people.
+/// The state of a ring, for display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingState {
-    /// Entries; 0 while unknown.
+    /// Size of the ring in entries; 0 while unknown.
     pub size: u16,
-    /// Whether the device has it.
+    /// True while the device owns the ring.
     pub started: bool,
-    /// Whether the front end enabled it.
+    /// True if the front end enabled the ring.
     pub enabled: bool,
-    /// Where it was when it was last started or stopped, as `SET_VRING_BASE` has it.
+    /// Base at which the ring was last started or stopped, encoded as in `SET_VRING_BASE`.
     pub base: u32,
 }
 
-/// One connection. See the [module](self) for how it is driven.
+/// The back end of one connection. The [module](self) describes how it is driven.
 #[derive(Debug)]
 pub struct Session {
     wire: Wire,
     offer: Offer,
-    /// `None` until the first `SET_FEATURES`: no ring starts before.
+    /// `None` until the first `SET_FEATURES`; no ring starts before that.
     features: Option<u64>,
     protocol: ProtocolFeatures,
     memory: Option<Arc<GuestMemory>>,
-    /// Regions that were added more than once, once for each time more.
+    /// Regions that were added more than once: one entry for each repetition.
     repeated: Vec<ringferry_memory::RegionSpec>,
     rings: Vec<Vring>,
-    /// Where packed rings keep their positions, if the front end gave us a region for it.
-    tracking: Option<Tracking>,
-    /// Kept open because the front end takes its closing for our end.
+    /// The in-flight region in which packed rings keep their positions, if the front end gave us
+    /// one.
+    tracking: Option<InflightTracking>,
+    /// Kept open because the front end takes its closing for the back end's death.
     backend_req: Option<Stream>,
     status: u8,
     closed: bool,
     counters: Counters,
-    warnings: Warnings,
+    log_limit: LogRateLimit,
 }
 
-/// How a served message is answered.
+/// The answer to a message that was served.
 enum Answer {
-    /// With success, if the front end asked.
+    /// Success, which is sent only if the front end asked for it.
     Done,
-    /// With this payload.
+    /// A reply with this payload.
     Payload(Vec<u8>),
-    /// With this payload and this file.
+    /// A reply with this payload and the descriptor of this file.
     File(Vec<u8>, SharedMem),
 }
 
 impl Session {
-    /// A session on a fresh connection.
+    /// Creates a session on a fresh connection, and makes the stream non-blocking.
     ///
     /// # Errors
-    /// The socket cannot be made non-blocking; none that a front end can cause.
+    /// Fails if the socket cannot be made non-blocking, which a front end cannot cause.
     pub fn new(stream: Stream, mut offer: Offer) -> io::Result<Session> {
         offer.max_queues = offer.max_queues.min(MAX_VIRTQUEUES);
         offer.max_mem_slots = offer.max_mem_slots.min(MAX_MEM_SLOTS as u16);
@@ -333,14 +347,14 @@ impl Session {
             status: 0,
             closed: false,
             counters: Counters::default(),
-            warnings: Warnings::default(),
+            log_limit: LogRateLimit::default(),
         })
     }
 
-    /// Serves what the front end has sent, at most a bounded number of messages.
+    /// Serves the messages that the front end has sent, at most 64 in one call.
     ///
     /// # Errors
-    /// The session is over: its rings are stopped (the device was told) and it can be dropped.
+    /// The session has ended: its rings are stopped (the device was told) and it can be dropped.
     pub fn on_readable(&mut self, dev: &mut dyn Device) -> Result<Progress, SessionError> {
         if self.closed {
             return Err(WireError::Disconnected.into());
@@ -352,9 +366,9 @@ impl Session {
         result
     }
 
-    /// Ends the session from this side: stops its rings, takes the memory from the device, closes
-    /// every descriptor but the socket, which goes when the session is dropped. Call it before
-    /// dropping a session that has not failed.
+    /// Ends the session from this side: stops its rings, takes the memory from the device, and
+    /// closes every descriptor but the socket, which closes when the session is dropped. Call it
+    /// before dropping a session that has not failed.
     pub fn disconnect(&mut self, dev: &mut dyn Device) {
         if self.closed {
             return;
@@ -369,27 +383,27 @@ impl Session {
         }
     }
 
-    /// The virtio features agreed on, once they are.
+    /// Returns the virtio features that were negotiated; `None` before `SET_FEATURES`.
     pub fn features(&self) -> Option<u64> {
         self.features.map(|features| features & !F_PROTOCOL_FEATURES)
     }
 
-    /// The protocol features agreed on.
+    /// Returns the protocol features that were negotiated.
     pub fn protocol(&self) -> ProtocolFeatures {
         self.protocol
     }
 
-    /// The guest's memory, once it is known.
+    /// Returns the guest's memory; `None` before the front end shared any.
     pub fn memory(&self) -> Option<&Arc<GuestMemory>> {
         self.memory.as_ref()
     }
 
-    /// The driver's device status, 0 where the front end does not tell.
+    /// Returns the driver's device status, 0 if the front end does not forward it.
     pub fn status(&self) -> u8 {
         self.status
     }
 
-    /// The rings in the order of their indices.
+    /// Returns the state of every ring, in the order of their indices.
     pub fn rings(&self) -> impl ExactSizeIterator<Item = RingState> {
         self.rings.iter().map(|ring| RingState {
             size: ring.geometry.size.unwrap_or(0),
@@ -399,7 +413,7 @@ impl Session {
         })
     }
 
-    /// What happened so far.
+    /// Returns what the session has counted since its start.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -414,13 +428,13 @@ impl Session {
         Ok(Progress { messages: BURST, more: true })
     }
 
-    fn serve(&mut self, message: Incoming, dev: &mut dyn Device) -> Result<(), SessionError> {
+    fn serve(&mut self, message: Message, dev: &mut dyn Device) -> Result<(), SessionError> {
         let header = message.header;
         self.counters.messages += 1;
         if header.is_reply() {
             return Err(SessionError::Reply);
         }
-        let row = Row::of(header.request);
+        let row = MessageSpec::of(header.request);
         tracing::debug!(
             name = row.map_or("unknown", |row| row.name),
             number = header.request,
@@ -436,13 +450,13 @@ impl Session {
             }
         };
         match outcome {
-            Ok(answer) => self.answer(&header, row.map(|row| row.reply), answer),
+            Ok(answer) => self.send_answer(&header, row.map(|row| row.reply), answer),
             Err(reason) => self.refuse(&header, row, reason),
         }
     }
 
-    /// Everything the table says of a message, before its content is looked at.
-    fn check(&mut self, row: &'static Row, message: &Incoming) -> Result<(), Refusal> {
+    /// Checks what the table says of a message, before its content is parsed.
+    fn check(&mut self, row: &'static MessageSpec, message: &Message) -> Result<(), Refusal> {
         let fds = message.fds.len();
         if !(row.fds.0..=row.fds.1).contains(&fds) {
             self.counters.unexpected_fds_closed += fds as u64;
@@ -451,10 +465,10 @@ impl Session {
         if !(row.min..=row.max).contains(&message.payload.len()) {
             return Err(Refusal::Size(message.payload.len()));
         }
-        if self.is_open(row.needs) { Ok(()) } else { Err(Refusal::Closed(row.needs)) }
+        if self.is_negotiated(row.needs) { Ok(()) } else { Err(Refusal::NotNegotiated(row.needs)) }
     }
 
-    fn is_open(&self, needs: Needs) -> bool {
+    fn is_negotiated(&self, needs: Needs) -> bool {
         match needs {
             Needs::Nothing => true,
             Needs::ProtocolFeatures => !self.offer.protocol.is_empty(),
@@ -464,7 +478,12 @@ impl Session {
         }
     }
 
-    fn answer(&mut self, header: &Header, reply: Option<Reply>, answer: Answer) -> Result<(), SessionError> {
+    fn send_answer(
+        &mut self,
+        header: &Header,
+        reply: Option<Reply>,
+        answer: Answer,
+    ) -> Result<(), SessionError> {
         match answer {
             Answer::Payload(payload) => self.reply(header, &payload, &[]),
             Answer::File(payload, file) => self.reply(header, &payload, &[file.fd()]),
@@ -478,17 +497,19 @@ impl Session {
     fn refuse(
         &mut self,
         header: &Header,
-        row: Option<&'static Row>,
+        row: Option<&'static MessageSpec>,
         reason: Refusal,
     ) -> Result<(), SessionError> {
         self.counters.rejected += 1;
         let name = row.map_or("unknown", |row| row.name);
-        self.warnings.warn(|| tracing::warn!(name, number = header.request, %reason, "message refused"));
+        self.log_limit.warn(|| tracing::warn!(name, number = header.request, %reason, "message refused"));
         match row.map(|row| (row.reply, row.needs)) {
             Some((Reply::Value, _)) => Err(SessionError::Unanswerable { message: name, reason }),
             Some((Reply::Config, _)) => self.reply(header, &[], &[]),
             // A front end that may not send the message does not wait for its reply either.
-            Some((Reply::Status, needs)) if self.is_open(needs) => self.reply(header, 1u64.as_bytes(), &[]),
+            Some((Reply::Status, needs)) if self.is_negotiated(needs) => {
+                self.reply(header, 1u64.as_bytes(), &[])
+            }
             _ if self.wants_ack(header) => self.reply(header, 1u64.as_bytes(), &[]),
             _ => Ok(()),
         }
@@ -502,7 +523,7 @@ impl Session {
         Ok(self.wire.write(header.request, FLAG_REPLY, payload, fds)?)
     }
 
-    /// Whether rings are packed; `None` while that is open.
+    /// Returns whether rings are packed; `None` while features could still decide that.
     fn packed(&self) -> Option<bool> {
         match self.features {
             Some(features) => Some(features & F_RING_PACKED != 0),
@@ -510,7 +531,7 @@ impl Session {
         }
     }
 
-    /// Starts a ring if it is not running and all it needs has been said.
+    /// Starts a ring if it is not running and everything that it needs is known.
     fn start(&mut self, index: u16, dev: &mut dyn Device) -> Result<(), Refusal> {
         let (Some(memory), Some(features)) = (&self.memory, self.features) else { return Ok(()) };
         let ring = &mut self.rings[usize::from(index)];
@@ -540,12 +561,12 @@ impl Session {
         }
     }
 
-    /// Starts every ring that can be; one that cannot stays stopped until its description or the
+    /// Starts every ring that can start; one that cannot stays stopped until its description or the
     /// memory map changes.
     fn start_all(&mut self, dev: &mut dyn Device) {
         for index in 0..self.rings.len() as u16 {
             if let Err(reason) = self.start(index, dev) {
-                self.warnings.warn(|| tracing::warn!(index, %reason, "ring cannot be started"));
+                self.log_limit.warn(|| tracing::warn!(index, %reason, "ring cannot be started"));
             }
         }
     }
@@ -566,8 +587,9 @@ impl Session {
         }
     }
 
-    /// Changes a ring's description; a running ring is stopped for it and resumes where it was.
-    fn change(
+    /// Changes a ring's description; a running ring is stopped for it and resumes at the same
+    /// position.
+    fn reconfigure(
         &mut self,
         index: u16,
         dev: &mut dyn Device,
@@ -581,20 +603,21 @@ impl Session {
 }
 
 impl AsFd for Session {
-    /// The socket, to be polled for reading.
+    /// Returns the socket, to be polled for reading.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.wire.as_fd()
     }
 }
 
-/// Keeps a hostile front end from filling the log.
+/// Limits the rate at which one session logs, so that a hostile front end cannot fill the log: a
+/// fixed window of [`WARN_INTERVAL`], whose suppressed warnings are counted in the next.
 #[derive(Debug, Default)]
-struct Warnings {
+struct LogRateLimit {
     since: Option<Instant>,
     count: u32,
 }
 
-impl Warnings {
+impl LogRateLimit {
     fn warn(&mut self, log: impl FnOnce()) {
         let now = Instant::now();
         if self.since.is_none_or(|since| now - since >= WARN_INTERVAL) {

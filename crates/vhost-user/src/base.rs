@@ -1,4 +1,5 @@
-//! Where a ring resumes, as `SET_VRING_BASE` and `GET_VRING_BASE` carry it.
+//! The vring base: the encoding in which `SET_VRING_BASE` and `GET_VRING_BASE` carry the place at
+//! which a ring resumes. These are pure functions without state.
 //!
 //! | bits | split ring | packed ring |
 //! |---|---|---|
@@ -7,37 +8,39 @@
 //! | 16 to 30 | zero | next used index |
 //! | 31 | zero | device's wrap counter |
 //!
-//! Inside, a *position* is one half: what a ring's device half is made with and tells when it stops.
-//! It has completed everything it has taken by then, so that both halves are the same.
+//! Inside this crate a *position* is one 16-bit half of a base: the value that a ring's device half
+//! starts from and returns when it stops. A device half has by then completed every chain that it
+//! has taken, so both halves of the base are equal.
 
 use crate::vring::RingError;
 
-/// Bits of a packed ring's index in either half.
+/// Mask of a packed ring's index in either half.
 pub(crate) const INDEX: u16 = 0x7fff;
-/// The wrap counter above it.
+/// Bit of the wrap counter in either half.
 const WRAP: u16 = 0x8000;
 
-/// The position in a ring that nobody has used yet: a packed ring's wrap counters begin at 1
-/// (VIRTIO 1.4, 2.8.1).
+/// Returns the position of a ring that has never been used: a packed ring's wrap counters begin at
+/// 1 (VIRTIO 1.4, 2.8.1).
 pub const fn first_position(packed: bool) -> u16 {
     if packed { WRAP } else { 0 }
 }
 
-/// The base that says `position`: both halves of a packed ring, as QEMU expects them.
+/// Encodes `position` as a base. A packed base carries it in both halves, as QEMU expects.
 pub const fn encode(position: u16, packed: bool) -> u32 {
     let low = position as u32;
     if packed { low << 16 | low } else { low }
 }
 
-/// A packed base with both halves, of which DPDK leaves the upper one zero; a split one as it is.
+/// Fills in the upper half of a packed base where it is zero, as DPDK leaves it; a split base is
+/// returned unchanged.
 pub const fn complete(base: u32, packed: bool) -> u32 {
     if base >> 16 == 0 { encode(base as u16, packed) } else { base }
 }
 
-/// The position that a base says, not yet compared with the ring's size.
+/// Decodes a base into a position, which is not yet compared with the ring's size.
 ///
-/// Where the halves of a packed base differ, chains were taken and not completed by whoever stopped;
-/// a device that resumes at the used index takes them again.
+/// The halves of a packed base differ when the previous device had taken chains and not completed
+/// them. The used index is returned then, so a device that resumes there takes those chains again.
 pub(crate) fn decode(base: u32, packed: bool) -> Result<u16, RingError> {
     let complete = complete(base, packed);
     match (packed, (complete >> 16) as u16) {
@@ -47,19 +50,19 @@ pub(crate) fn decode(base: u32, packed: bool) -> Result<u16, RingError> {
     }
 }
 
-/// Whether a ring of `size` entries has this position. A split ring has every one: its index runs
-/// freely.
+/// Checks that a position lies within a ring of `size` entries. Every position is valid in a split
+/// ring, whose index runs freely.
 pub(crate) fn check_position(position: u16, size: u16, packed: bool) -> Result<(), RingError> {
     let index = position & INDEX;
     if packed && index >= size { Err(RingError::Position { index, size }) } else { Ok(()) }
 }
 
-/// The position of an index and a wrap counter.
+/// Joins a packed ring's index and wrap counter to a position.
 pub(crate) fn position(index: u16, wrap: bool) -> u16 {
     index & INDEX | if wrap { WRAP } else { 0 }
 }
 
-/// The index and the wrap counter of a packed ring's position.
+/// Splits a packed ring's position into its index and its wrap counter.
 pub(crate) fn parts(position: u16) -> (u16, bool) {
     (position & INDEX, position & WRAP != 0)
 }

@@ -1,4 +1,10 @@
-//! A device behind a back end, set up and taken down in the order that QEMU uses.
+//! [`Connection`]: the front end's set-up of a whole device behind a back end, in the order that
+//! QEMU uses.
+//!
+//! [`connect_device`] creates it on a connected socket, [`Connection::start`] and
+//! [`Connection::stop`] alternate any number of times, and dropping it closes the socket, which is
+//! the back end's order to stop. Every call blocks on the caller's thread for at most the
+//! [`Frontend`]'s timeout per message.
 //!
 //! ```text
 //! connect_device   GET_FEATURES, GET_PROTOCOL_FEATURES, SET_PROTOCOL_FEATURES, GET_QUEUE_NUM, SET_OWNER
@@ -7,9 +13,9 @@
 //! stop             per ring GET_VRING_BASE, then SET_STATUS(0)
 //! ```
 //!
-//! A device may be stopped and started any number of times on one connection. Where the back end
-//! ended without a word, the [`InflightRegion`] says where the next one resumes packed rings: take it
-//! from the old connection, and give it to the new one before it starts.
+//! If the back end ends without stopping its rings, the [`InflightRegion`] holds the positions at
+//! which the next one resumes packed rings: take it from the old connection, and give it to the new
+//! one before it starts.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -30,19 +36,19 @@ mod status {
     pub const FEATURES_OK: u8 = 8;
 }
 
-/// What a front end would like of a back end.
+/// The features that a front end asks of a back end.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// Virtio features to take where they are offered.
+    /// Virtio features that are negotiated where the back end offers them.
     pub features: u64,
-    /// Those among them without which nothing works.
+    /// Virtio features without which [`connect_device`] fails; they are negotiated, too.
     pub required: u64,
-    /// Protocol features to take where they are offered.
+    /// Protocol features that are negotiated where the back end offers them.
     pub protocol: ProtocolFeatures,
 }
 
 impl Wanted {
-    /// Protocol features this front end makes use of with a network device.
+    /// The protocol features that this front end uses with a network device.
     pub const NET_PROTOCOL: ProtocolFeatures = ProtocolFeatures::MQ
         .union(ProtocolFeatures::REPLY_ACK)
         .union(ProtocolFeatures::RARP)
@@ -52,67 +58,68 @@ impl Wanted {
         .union(ProtocolFeatures::STATUS);
 }
 
-/// What both ends agreed on.
+/// The result of negotiation, fixed for the life of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Negotiated {
-    /// Virtio features.
+    /// Virtio features that both ends use.
     pub features: u64,
-    /// Protocol features.
+    /// Protocol features that both ends use.
     pub protocol: ProtocolFeatures,
-    /// What the back end says of its queues (queue pairs of a network device); 1 where it cannot
+    /// Number of queues that the back end has (queue pairs of a network device); 1 where it cannot
     /// be asked.
     pub queue_num: u16,
 }
 
 impl Negotiated {
-    /// Whether rings are packed.
+    /// Returns true if packed rings were negotiated.
     pub fn packed(&self) -> bool {
         self.features & F_RING_PACKED != 0
     }
 }
 
-/// One ring to be started. Addresses are user addresses, in one of the memory regions.
+/// Describes one ring to [`Connection::start`]. Addresses are user addresses, in one of the memory
+/// regions.
 #[derive(Clone, Copy, Debug)]
 pub struct RingPlan<'a> {
-    /// Entries.
+    /// Size of the ring in entries.
     pub size: u16,
-    /// Where to begin: what [`Connection::stop`] or [`resume_base`](crate::resume_base) returned; `None`: at
-    /// the beginning of a new ring. See [`base`].
+    /// Base at which the ring resumes, as returned by [`Connection::stop`] or
+    /// [`resume_base`](crate::resume_base); `None` for a new ring. See [`base`].
     pub base: Option<u32>,
-    /// Descriptor table, or packed descriptor ring.
+    /// Address of the descriptor table, or of a packed ring's descriptors.
     pub desc: u64,
-    /// Available ring, or a packed ring's driver event suppression.
+    /// Address of the available ring, or of a packed ring's driver event suppression.
     pub avail: u64,
-    /// Used ring, or a packed ring's device event suppression.
+    /// Address of the used ring, or of a packed ring's device event suppression.
     pub used: u64,
-    /// Event we write; `None`: the back end polls.
+    /// Event with which the driver signals available buffers; `None`: the back end polls.
     pub kick: Option<BorrowedFd<'a>>,
-    /// Event the back end writes; `None`: we poll.
+    /// Event with which the back end signals used buffers; `None`: the driver polls.
     pub call: Option<BorrowedFd<'a>>,
-    /// Event the back end writes when it finds the ring broken.
+    /// Event with which the back end signals that it found the ring broken.
     pub err: Option<BorrowedFd<'a>>,
-    /// Whether the ring begins enabled.
+    /// True if the ring is enabled before it starts.
     pub enabled: bool,
 }
 
-/// A device behind a back end.
+/// A device behind a back end, stopped or started.
 #[derive(Debug)]
 pub struct Connection {
     frontend: Frontend,
     negotiated: Negotiated,
-    /// Whether `SET_VRING_ENABLE` is spoken.
+    /// True if the back end offers protocol features and so knows `SET_VRING_ENABLE`.
     enables: bool,
-    /// Rings that run, counted from index 0.
+    /// Number of rings that run; they have the indices from 0.
     running: u16,
-    /// What the rings that run are tracked in, or those to come.
+    /// In-flight region of the rings that run, or of those that start next.
     inflight: Option<InflightRegion>,
 }
 
-/// Agrees with a back end on features.
+/// Negotiates features with the back end at the other end of `stream`, and starts the session.
 ///
 /// # Errors
-/// [`FrontendError::MissingFeatures`] when the back end lacks what is required; else whatever the
-/// connection meets.
+/// [`FrontendError::MissingFeatures`] when the back end lacks what is required; otherwise any other
+/// [`FrontendError`] of the messages sent.
 pub fn connect_device(stream: Stream, wanted: &Wanted) -> Result<Connection, FrontendError> {
     let mut frontend = Frontend::new(stream).map_err(WireError::Io)?;
     let offered = frontend.get_features()?;
@@ -137,19 +144,20 @@ pub fn connect_device(stream: Stream, wanted: &Wanted) -> Result<Connection, Fro
 }
 
 impl Connection {
-    /// What was agreed on.
+    /// Returns the features and the number of queues that were negotiated.
     pub fn negotiated(&self) -> Negotiated {
         self.negotiated
     }
 
-    /// The typed calls, for all that is not set-up: MTU, announcements, memory hot-plug.
+    /// Gives access to the typed calls for everything beside set-up: MTU, announcements, memory
+    /// hot-plug.
     pub fn frontend(&mut self) -> &mut Frontend {
         &mut self.frontend
     }
 
-    /// Has rings go on that were tracked in `region` on an earlier connection, the next time the
-    /// device starts: with as many rings of the same sizes, and in the memory in which they were.
-    /// Without it, the next start takes a new region if the back end has one to give.
+    /// Sets the in-flight region of an earlier connection. The next [`start`](Connection::start)
+    /// resumes the rings that it tracks, which must be as many and of the same sizes, in the same
+    /// memory. Without it, the next start takes a new region if the back end provides one.
     pub fn set_inflight(&mut self, region: InflightRegion) {
         self.inflight = Some(region);
     }
@@ -160,11 +168,11 @@ impl Connection {
         self.inflight.take()
     }
 
-    /// Starts the device with `rings`, the first of which has index 0. A device that runs is
-    /// stopped first, and its rings' bases are lost.
+    /// Starts the device with `rings`, the first of which has index 0. If the device is running it
+    /// is stopped first, and its rings' bases are lost.
     ///
     /// # Errors
-    /// A [refusal](FrontendError::Refused) leaves some rings started: call [`Connection::stop`].
+    /// A [refusal](FrontendError::Refused) can leave some rings started: call [`Connection::stop`].
     pub fn start(
         &mut self,
         memory: &[(RegionSpec, BorrowedFd<'_>)],
@@ -180,7 +188,8 @@ impl Connection {
         self.set_status(status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK)?;
         self.frontend.set_mem_table(memory)?;
         self.share_inflight(rings)?;
-        // Before the rings run, as QEMU does: a ring that runs disabled discards what waits in it.
+        // Rings are enabled before they run, as QEMU does: a ring that runs disabled discards the
+        // frames that wait in it.
         for (index, ring) in (0u16..).zip(rings) {
             self.set_enabled(index, ring.enabled)?;
         }
@@ -188,11 +197,11 @@ impl Connection {
             self.running = index + 1;
             self.start_ring(index, ring)?;
         }
-        // DPDK's back ends begin to work at this, where they were told of status at all.
+        // DPDK's back ends begin to work only at DRIVER_OK if status is negotiated.
         self.set_status(status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK | status::DRIVER_OK)
     }
 
-    /// Gives the back end the region of an earlier connection, or one of its own.
+    /// Gives the back end the region of an earlier connection, or a new one that it made itself.
     fn share_inflight(&mut self, rings: &[RingPlan<'_>]) -> Result<(), FrontendError> {
         let protocol = self.negotiated.protocol;
         if rings.is_empty() || !protocol.contains(ProtocolFeatures::INFLIGHT_SHMFD) {
@@ -227,17 +236,18 @@ impl Connection {
     /// does nothing.
     ///
     /// # Errors
-    /// Whatever the connection meets.
+    /// Any [`FrontendError`] of `SET_VRING_ENABLE`.
     pub fn set_enabled(&mut self, index: u16, enabled: bool) -> Result<(), FrontendError> {
         if self.enables { self.frontend.set_vring_enable(index, enabled) } else { Ok(()) }
     }
 
-    /// Stops the device: once this returns, the back end touches no ring any more. Returns where
-    /// each ring can resume, and forgets the in-flight region, which is no longer needed for it.
+    /// Stops the device: once this returns, the back end no longer touches any ring. Returns the
+    /// base at which each ring can resume, and drops the in-flight region, which is not needed for
+    /// that.
     ///
     /// # Errors
-    /// Whatever the connection meets; the rings are out of the back end's hands only when the
-    /// connection is closed.
+    /// Any [`FrontendError`] of the messages sent; the back end lets go of the rings then only when
+    /// the connection is closed.
     pub fn stop(&mut self) -> Result<Vec<u32>, FrontendError> {
         let running = std::mem::take(&mut self.running);
         if running == 0 {
@@ -260,7 +270,7 @@ impl Connection {
 }
 
 impl AsFd for Connection {
-    /// The socket; see [`Frontend::check`].
+    /// Returns the socket, to be polled for [`Frontend::check`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.frontend.as_fd()
     }

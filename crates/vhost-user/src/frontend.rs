@@ -1,9 +1,10 @@
-//! The front end: typed calls that wait for their answer.
+//! [`Frontend`]: one typed call for each message of a front end, which waits for its reply.
 //!
-//! [`Frontend`] has one method per message and decides nothing. [`Connection`](crate::connection::Connection)
-//! puts them in the order that QEMU uses. A call waits at most the [timeout](Frontend::set_timeout);
-//! after an error the connection is of no use any more, except after [`FrontendError::Refused`] and
-//! [`FrontendError::NotNegotiated`].
+//! It is created on a connected socket, is used by one thread at a time, and closes the socket when
+//! it is dropped. It imposes no order on the calls: [`Connection`](crate::connection::Connection)
+//! puts them in the order that QEMU uses. A call blocks for at most the
+//! [timeout](Frontend::set_timeout). After an error the connection is unusable, except after
+//! [`FrontendError::Refused`] and the errors that say that nothing was sent.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,70 +21,71 @@ use crate::message::{
     NO_FD, Needs, ProtocolFeatures, Reply, Request, SingleRegion, VringAddr, VringState, bit_numbers,
     inflight_description,
 };
-use crate::wire::{Incoming, Wire, WireError};
+use crate::wire::{Message, Wire, WireError};
 
-/// How long a call waits for its answer. A back end that maps (and touches) gigabytes of memory
-/// before it answers needs seconds; who waits longer than this is dead.
+/// Default limit on the wait for a reply. A back end that maps (and touches) gigabytes of memory
+/// before it answers needs seconds; one that takes longer than this is considered dead.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why a call failed.
+/// The reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum FrontendError {
-    /// The connection is over or broken.
+    /// The connection was closed or broke.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// No answer in time.
+    /// The reply did not come within the timeout.
     #[error("the back end did not answer {message} within {after:?}")]
     Timeout {
-        /// Name of the message.
+        /// Name of the message that was sent.
         message: &'static str,
-        /// How long we waited.
+        /// Length of the wait, which is the timeout.
         after: Duration,
     },
-    /// The back end says that it failed; the connection is intact.
+    /// The back end reported failure; the connection is intact.
     #[error("the back end refused {0}; its log says why")]
     Refused(&'static str),
-    /// The call needs a protocol feature that was not agreed on; nothing was sent.
+    /// The call needs a protocol feature that was not negotiated; nothing was sent.
     #[error("{message} needs the protocol feature {needs}, which was not agreed on")]
     NotNegotiated {
-        /// Name of the message.
+        /// Name of the message that was not sent.
         message: &'static str,
-        /// What it needs.
+        /// The protocol feature that is missing.
         needs: ProtocolFeatures,
     },
-    /// What came is not the answer.
+    /// The message that came is not a valid reply to the one sent.
     #[error("the back end's answer to {0} makes no sense")]
     BadReply(&'static str),
-    /// Something came that nobody asked for.
+    /// The back end sent a message although no call waited for one.
     #[error("the back end sent a message that nobody asked for")]
     Unsolicited,
-    /// The back end lacks features we cannot do without.
+    /// The back end does not offer these required virtio features.
     #[error("the back end lacks required features: {}", bit_numbers(*.0))]
     MissingFeatures(u64),
-    /// More rings than the protocol can address.
+    /// There are more rings than the protocol can address; nothing was sent.
     #[error("{0} virtqueues, but the protocol can address only 256")]
     TooManyRings(usize),
-    /// More regions than fit the message.
+    /// There are more regions than fit the message; nothing was sent.
     #[error("{0} memory regions do not fit one memory table of at most {MAX_FDS}")]
     TooManyRegions(usize),
-    /// A configuration access larger than any configuration space.
+    /// The access is larger than any configuration space; nothing was sent.
     #[error("configuration space has {MAX_CONFIG} bytes")]
     ConfigRange,
 }
 
-/// The front end's side of a connection.
+/// The front end's side of a connection, with the protocol features that were negotiated.
 #[derive(Debug)]
 pub struct Frontend {
     wire: Wire,
     timeout: Duration,
-    /// What the back end offers, as far as it was asked.
+    /// The protocol features that the back end offers, empty until it was asked.
     offered: ProtocolFeatures,
-    /// What was agreed on.
+    /// The protocol features that both ends use.
     protocol: ProtocolFeatures,
 }
 
 impl Frontend {
-    /// A front end on a connected stream; either side may have listened.
+    /// Creates a front end on a connected stream; either side may have listened. The stream becomes
+    /// non-blocking, and calls wait by polling it.
     ///
     /// # Errors
     /// The socket cannot be made non-blocking; none that a back end can cause.
@@ -96,20 +98,21 @@ impl Frontend {
         })
     }
 
-    /// Changes how long a call waits for its answer.
+    /// Sets how long each later call waits for its reply.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// The protocol features agreed on.
+    /// Returns the protocol features that both ends use; empty until they are set.
     pub fn protocol(&self) -> ProtocolFeatures {
         self.protocol
     }
 
-    /// Looks after the connection when its descriptor is readable though nothing was asked.
+    /// Finds out why the socket is readable although no call waits for a reply.
     ///
     /// # Errors
-    /// [`WireError::Disconnected`] when the back end is gone; [`FrontendError::Unsolicited`].
+    /// [`WireError::Disconnected`] when the back end closed the connection;
+    /// [`FrontendError::Unsolicited`] when it sent a message.
     pub fn check(&mut self) -> Result<(), FrontendError> {
         match self.wire.read()? {
             None => Ok(()),
@@ -117,21 +120,23 @@ impl Frontend {
         }
     }
 
-    /// The virtio features the back end offers, with [`F_PROTOCOL_FEATURES`](crate::message::F_PROTOCOL_FEATURES) among them.
+    /// Asks for the virtio features that the back end offers,
+    /// [`F_PROTOCOL_FEATURES`](crate::message::F_PROTOCOL_FEATURES) among them.
     pub fn get_features(&mut self) -> Result<u64, FrontendError> {
         self.query(Request::GetFeatures, &[])
     }
 
-    /// The protocol features the back end offers, those among them that this crate knows. Only
-    /// for back ends that offer [`F_PROTOCOL_FEATURES`](crate::message::F_PROTOCOL_FEATURES).
+    /// Asks for the protocol features that the back end offers, and returns those that this crate
+    /// knows. It is allowed only where the back end offers
+    /// [`F_PROTOCOL_FEATURES`](crate::message::F_PROTOCOL_FEATURES).
     pub fn get_protocol_features(&mut self) -> Result<ProtocolFeatures, FrontendError> {
         let bits: u64 = self.query(Request::GetProtocolFeatures, &[])?;
         self.offered = ProtocolFeatures::from_bits_truncate(bits);
         Ok(self.offered)
     }
 
-    /// Agrees on protocol features. Never acknowledged: the agreement on acknowledgements is part
-    /// of it.
+    /// Sets the protocol features that both ends use from now on. The message itself is never
+    /// acknowledged, because `REPLY_ACK` is one of them.
     pub fn set_protocol_features(&mut self, protocol: ProtocolFeatures) -> Result<(), FrontendError> {
         self.protocol = ProtocolFeatures::empty();
         self.command(Request::SetProtocolFeatures, protocol.bits().as_bytes(), &[])?;
@@ -139,22 +144,22 @@ impl Frontend {
         Ok(())
     }
 
-    /// Agrees on virtio features.
+    /// Sets the virtio features that the driver acknowledged.
     pub fn set_features(&mut self, features: u64) -> Result<(), FrontendError> {
         self.command(Request::SetFeatures, features.as_bytes(), &[])
     }
 
-    /// Begins the session.
+    /// Marks the start of the session.
     pub fn set_owner(&mut self) -> Result<(), FrontendError> {
         self.command(Request::SetOwner, &[], &[])
     }
 
-    /// How many queues the back end has; of a network device, how many queue pairs.
+    /// Asks for the number of queues of the back end, which for a network device is queue pairs.
     pub fn get_queue_num(&mut self) -> Result<u64, FrontendError> {
         self.query(Request::GetQueueNum, &[])
     }
 
-    /// Reads configuration space.
+    /// Reads `buf.len()` bytes of configuration space, at most [`MAX_CONFIG`].
     pub fn get_config(&mut self, offset: u32, buf: &mut [u8]) -> Result<(), FrontendError> {
         if buf.len() > MAX_CONFIG {
             return Err(FrontendError::ConfigRange);
@@ -163,18 +168,18 @@ impl Frontend {
         let mut payload = header.as_bytes().to_vec();
         let start = payload.len();
         payload.resize(start + buf.len(), 0);
-        let reply = self.ask(Request::GetConfig, &payload)?;
+        let reply = self.query_bytes(Request::GetConfig, &payload)?;
         if reply.is_empty() {
-            return Err(FrontendError::Refused(Request::GetConfig.row().name));
+            return Err(FrontendError::Refused(Request::GetConfig.spec().name));
         }
         match reply.get(start..) {
             Some(data) if data.len() == buf.len() => buf.copy_from_slice(data),
-            _ => return Err(FrontendError::BadReply(Request::GetConfig.row().name)),
+            _ => return Err(FrontendError::BadReply(Request::GetConfig.spec().name)),
         }
         Ok(())
     }
 
-    /// Writes configuration space.
+    /// Writes `data` to configuration space, at most [`MAX_CONFIG`] bytes.
     pub fn set_config(&mut self, offset: u32, data: &[u8]) -> Result<(), FrontendError> {
         if data.len() > MAX_CONFIG {
             return Err(FrontendError::ConfigRange);
@@ -184,8 +189,8 @@ impl Frontend {
         self.command(Request::SetConfig, &payload, &[])
     }
 
-    /// Replaces the whole memory map. The files are mapped by the back end; the descriptors stay
-    /// the caller's.
+    /// Replaces the whole memory map with at most [`MAX_FDS`] regions. The back end maps the files;
+    /// the descriptors remain the caller's.
     pub fn set_mem_table(&mut self, regions: &[(RegionSpec, BorrowedFd<'_>)]) -> Result<(), FrontendError> {
         if regions.len() > MAX_FDS {
             return Err(FrontendError::TooManyRegions(regions.len()));
@@ -199,27 +204,27 @@ impl Frontend {
         self.command(Request::SetMemTable, &payload, &fds)
     }
 
-    /// How many regions the back end takes one by one.
+    /// Asks how many regions can be added one by one.
     pub fn get_max_mem_slots(&mut self) -> Result<u64, FrontendError> {
         self.query(Request::GetMaxMemSlots, &[])
     }
 
-    /// Adds one region.
+    /// Adds one region to the back end's memory map; `fd` remains the caller's.
     pub fn add_mem_reg(&mut self, spec: RegionSpec, fd: BorrowedFd<'_>) -> Result<(), FrontendError> {
         self.command(Request::AddMemReg, SingleRegion { padding: 0, region: spec.into() }.as_bytes(), &[fd])
     }
 
-    /// Removes one region, known by its addresses and size.
+    /// Removes the region with these addresses and this size.
     pub fn rem_mem_reg(&mut self, spec: RegionSpec) -> Result<(), FrontendError> {
         self.command(Request::RemMemReg, SingleRegion { padding: 0, region: spec.into() }.as_bytes(), &[])
     }
 
-    /// Entries of a ring.
+    /// Sets the size of a ring, in entries.
     pub fn set_vring_num(&mut self, index: u16, size: u16) -> Result<(), FrontendError> {
-        self.state(Request::SetVringNum, index, size.into())
+        self.set_vring_state(Request::SetVringNum, index, size.into())
     }
 
-    /// User addresses of a ring's parts.
+    /// Sets the user addresses of a ring's three parts.
     pub fn set_vring_addr(
         &mut self,
         index: u16,
@@ -231,77 +236,80 @@ impl Frontend {
         self.command(Request::SetVringAddr, addr.as_bytes(), &[])
     }
 
-    /// Where a ring resumes.
+    /// Sets the base at which a ring resumes; see [`crate::base`].
     pub fn set_vring_base(&mut self, index: u16, base: u32) -> Result<(), FrontendError> {
-        self.state(Request::SetVringBase, index, base)
+        self.set_vring_state(Request::SetVringBase, index, base)
     }
 
-    /// Stops a ring; returns where it can resume.
+    /// Stops a ring and returns the base at which it can resume.
     pub fn get_vring_base(&mut self, index: u16) -> Result<u32, FrontendError> {
         let request = VringState { index: index.into(), num: 0 };
         let reply: VringState = self.query(Request::GetVringBase, request.as_bytes())?;
         if reply.index != u32::from(index) {
-            return Err(FrontendError::BadReply(Request::GetVringBase.row().name));
+            return Err(FrontendError::BadReply(Request::GetVringBase.spec().name));
         }
         Ok(reply.num)
     }
 
-    /// The event we write when buffers are available; starts the ring. `None`: it is polled.
+    /// Sets the event that the driver signals when buffers are available, and starts the ring. With
+    /// `None` the back end polls the ring.
     pub fn set_vring_kick(&mut self, index: u16, fd: Option<BorrowedFd<'_>>) -> Result<(), FrontendError> {
-        self.event(Request::SetVringKick, index, fd)
+        self.set_vring_event(Request::SetVringKick, index, fd)
     }
 
-    /// The event the back end writes when buffers are used. `None`: we poll.
+    /// Sets the event that the back end signals when buffers are used. With `None` the driver polls
+    /// the ring.
     pub fn set_vring_call(&mut self, index: u16, fd: Option<BorrowedFd<'_>>) -> Result<(), FrontendError> {
-        self.event(Request::SetVringCall, index, fd)
+        self.set_vring_event(Request::SetVringCall, index, fd)
     }
 
-    /// The event the back end writes when the ring is broken.
+    /// Sets the event that the back end signals when it finds the ring broken.
     pub fn set_vring_err(&mut self, index: u16, fd: Option<BorrowedFd<'_>>) -> Result<(), FrontendError> {
-        self.event(Request::SetVringErr, index, fd)
+        self.set_vring_event(Request::SetVringErr, index, fd)
     }
 
-    /// Enables or disables a ring. Only where
-    /// [`F_PROTOCOL_FEATURES`](crate::message::F_PROTOCOL_FEATURES) was offered.
+    /// Enables or disables a ring. It is allowed only where the back end offered
+    /// [`F_PROTOCOL_FEATURES`](crate::message::F_PROTOCOL_FEATURES).
     pub fn set_vring_enable(&mut self, index: u16, enable: bool) -> Result<(), FrontendError> {
-        self.state(Request::SetVringEnable, index, enable.into())
+        self.set_vring_state(Request::SetVringEnable, index, enable.into())
     }
 
-    /// Has the back end announce a migrated guest.
+    /// Has the back end announce by RARP that the guest with this address has migrated to it.
     pub fn send_rarp(&mut self, mac: [u8; 6]) -> Result<(), FrontendError> {
         let [a, b, c, d, e, f] = mac;
         self.command(Request::SendRarp, &[a, b, c, d, e, f, 0, 0], &[])
     }
 
-    /// The MTU the guest is told.
+    /// Tells the back end the MTU that the guest is told, in bytes.
     pub fn net_set_mtu(&mut self, mtu: u16) -> Result<(), FrontendError> {
         self.command(Request::NetSetMtu, u64::from(mtu).as_bytes(), &[])
     }
 
-    /// Writes the device status.
+    /// Sets the device status (VIRTIO 1.4, 2.1).
     pub fn set_status(&mut self, status: u8) -> Result<(), FrontendError> {
         self.command(Request::SetStatus, u64::from(status).as_bytes(), &[])
     }
 
-    /// Reads the device status.
+    /// Asks for the device status (VIRTIO 1.4, 2.1).
     pub fn get_status(&mut self) -> Result<u8, FrontendError> {
         let status: u64 = self.query(Request::GetStatus, &[])?;
-        u8::try_from(status).map_err(|_| FrontendError::BadReply(Request::GetStatus.row().name))
+        u8::try_from(status).map_err(|_| FrontendError::BadReply(Request::GetStatus.spec().name))
     }
 
-    /// Resets the device.
+    /// Returns the device to its initial state; the memory map stays.
     pub fn reset_device(&mut self) -> Result<(), FrontendError> {
         self.command(Request::ResetDevice, &[], &[])
     }
 
-    /// Gives the back end a socket for its own requests.
+    /// Gives the back end a socket for its own requests; `fd` remains the caller's.
     pub fn set_backend_req_fd(&mut self, fd: BorrowedFd<'_>) -> Result<(), FrontendError> {
         self.command(Request::SetBackendReqFd, &[], &[fd])
     }
 
-    /// Asks for a region in which the back end tracks `num_queues` rings of up to `queue_size`
-    /// entries, to be given to the next back end with [`Frontend::set_inflight_fd`]; this one uses it
-    /// once it was given it, too. Features must have been set. `None`: the back end tracks nothing.
+    /// Asks for a region in which a back end tracks `num_queues` rings of up to `queue_size`
+    /// entries. The caller passes it with [`Frontend::set_inflight_fd`] to this back end, which
+    /// does not track before that, and keeps it for the next one. Virtio features must have been
+    /// set. `None`: the back end does not track in-flight buffers.
     pub fn get_inflight_fd(
         &mut self,
         num_queues: u16,
@@ -310,27 +318,27 @@ impl Frontend {
         let request = Request::GetInflightFd;
         let wanted = InflightDescription { num_queues, queue_size, ..InflightDescription::default() };
         let deadline = self.send(request, 0, wanted.as_bytes(), &[])?;
-        let Incoming { payload, mut fds, .. } = self.receive_message(request, deadline)?;
+        let Message { payload, mut fds, .. } = self.receive_message(request, deadline)?;
         let description =
-            inflight_description(&payload).ok_or_else(|| FrontendError::BadReply(request.row().name))?;
+            inflight_description(&payload).ok_or_else(|| FrontendError::BadReply(request.spec().name))?;
         match (description.mmap_size, fds.pop()) {
             (0, None) => Ok(None),
             (1.., Some(fd)) if fds.is_empty() => Ok(Some(InflightRegion { description, fd })),
-            _ => Err(FrontendError::BadReply(request.row().name)),
+            _ => Err(FrontendError::BadReply(request.spec().name)),
         }
     }
 
-    /// Gives the back end the region in which it, or the one before it, tracks the rings. To be
-    /// sent before they start.
+    /// Gives the back end the region in which it, or the back end before it, tracks the rings. It
+    /// must be sent before the rings start.
     pub fn set_inflight_fd(&mut self, region: &InflightRegion) -> Result<(), FrontendError> {
         self.command(Request::SetInflightFd, region.description.as_bytes(), &[region.fd()])
     }
 
-    fn state(&mut self, request: Request, index: u16, num: u32) -> Result<(), FrontendError> {
+    fn set_vring_state(&mut self, request: Request, index: u16, num: u32) -> Result<(), FrontendError> {
         self.command(request, VringState { index: index.into(), num }.as_bytes(), &[])
     }
 
-    fn event(
+    fn set_vring_event(
         &mut self,
         request: Request,
         index: u16,
@@ -340,7 +348,8 @@ impl Frontend {
         self.command(request, payload.as_bytes(), fd.as_slice())
     }
 
-    /// Sends a message that has no reply of its own; waits for success where that was agreed on.
+    /// Sends a message that has no reply of its own; waits for its acknowledgement where
+    /// `REPLY_ACK` is negotiated.
     fn command(
         &mut self,
         request: Request,
@@ -354,11 +363,11 @@ impl Frontend {
         }
         match self.receive::<u64>(request, deadline)? {
             0 => Ok(()),
-            _ => Err(FrontendError::Refused(request.row().name)),
+            _ => Err(FrontendError::Refused(request.spec().name)),
         }
     }
 
-    /// Sends a message that is answered with a value of fixed shape.
+    /// Sends a message whose reply has a fixed layout, and returns the reply.
     fn query<T: FromBytes + KnownLayout + Immutable>(
         &mut self,
         request: Request,
@@ -368,7 +377,7 @@ impl Frontend {
         self.receive(request, deadline)
     }
 
-    fn ask(&mut self, request: Request, payload: &[u8]) -> Result<Vec<u8>, FrontendError> {
+    fn query_bytes(&mut self, request: Request, payload: &[u8]) -> Result<Vec<u8>, FrontendError> {
         let deadline = self.send(request, 0, payload, &[])?;
         self.receive_bytes(request, deadline)
     }
@@ -380,7 +389,7 @@ impl Frontend {
         payload: &[u8],
         fds: &[BorrowedFd<'_>],
     ) -> Result<Instant, FrontendError> {
-        let row = request.row();
+        let row = request.spec();
         debug_assert!(flags == 0 || row.reply == Reply::Ack, "{} has a reply of its own", row.name);
         let missing = match row.needs {
             Needs::Offered(feature) if !self.offered.contains(feature) => Some(feature),
@@ -394,8 +403,8 @@ impl Frontend {
         loop {
             match self.wire.write(request as u32, flags, payload, fds) {
                 Ok(()) => return Ok(deadline),
-                // The back end is behind with reading.
-                Err(WireError::Stuck) => self.wait(request, PollFlags::OUT, deadline)?,
+                // The back end has not yet read earlier messages.
+                Err(WireError::WouldBlock) => self.wait(request, PollFlags::OUT, deadline)?,
                 Err(err) => return Err(err.into()),
             }
         }
@@ -407,18 +416,18 @@ impl Frontend {
         deadline: Instant,
     ) -> Result<T, FrontendError> {
         let bytes = self.receive_bytes(request, deadline)?;
-        T::read_from_bytes(&bytes).map_err(|_| FrontendError::BadReply(request.row().name))
+        T::read_from_bytes(&bytes).map_err(|_| FrontendError::BadReply(request.spec().name))
     }
 
     fn receive_bytes(&mut self, request: Request, deadline: Instant) -> Result<Vec<u8>, FrontendError> {
         let reply = self.receive_message(request, deadline)?;
         if !reply.fds.is_empty() {
-            return Err(FrontendError::BadReply(request.row().name));
+            return Err(FrontendError::BadReply(request.spec().name));
         }
         Ok(reply.payload)
     }
 
-    fn receive_message(&mut self, request: Request, deadline: Instant) -> Result<Incoming, FrontendError> {
+    fn receive_message(&mut self, request: Request, deadline: Instant) -> Result<Message, FrontendError> {
         let reply = loop {
             match self.wire.read()? {
                 Some(reply) => break reply,
@@ -426,13 +435,13 @@ impl Frontend {
             }
         };
         if !reply.header.is_reply() || reply.header.request != request as u32 {
-            return Err(FrontendError::BadReply(request.row().name));
+            return Err(FrontendError::BadReply(request.spec().name));
         }
         Ok(reply)
     }
 
     fn wait(&self, request: Request, flags: PollFlags, deadline: Instant) -> Result<(), FrontendError> {
-        let timeout = || FrontendError::Timeout { message: request.row().name, after: self.timeout };
+        let timeout = || FrontendError::Timeout { message: request.spec().name, after: self.timeout };
         let left = deadline.checked_duration_since(Instant::now()).ok_or_else(timeout)?;
         let left = Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos() as _ };
         match rustix::event::poll(&mut [PollFd::new(&self.wire, flags)], Some(&left)) {
@@ -444,8 +453,8 @@ impl Frontend {
 }
 
 impl AsFd for Frontend {
-    /// The socket: readable, though nothing was asked, when the back end is gone; see
-    /// [`Frontend::check`].
+    /// Returns the socket. When it is readable although no call waits, the back end has probably
+    /// closed the connection; see [`Frontend::check`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.wire.as_fd()
     }

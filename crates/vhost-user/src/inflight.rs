@@ -1,8 +1,9 @@
-//! The region that outlives a back end, and tells the next one where it was ("Inflight I/O
-//! tracking").
+//! The in-flight region ("Inflight I/O tracking"): shared memory that outlives a back end and tells
+//! the next one where rings resume. For packed rings it holds a write-ahead (redo) log of the burst
+//! that is being published.
 //!
-//! The back end makes the region, the front end keeps it ([`InflightRegion`]) and gives it to whoever it
-//! connects to next, who maps it. Each ring has a part of it:
+//! The back end creates the region on request, the front end keeps it ([`InflightRegion`]) and
+//! gives it to each back end that it connects to, which maps it. Each ring has a part of it:
 //!
 //! ```text
 //! split:  features 8, version 2, desc_num 2, last_batch_head 2, used_idx 2, then 16 bytes per entry
@@ -11,25 +12,25 @@
 //!         then 32 bytes per entry
 //! ```
 //!
-//! Our device halves complete in ring order, as network devices do, so that what is in flight is
-//! what lies between the used and the available position, in the ring itself ("If virtqueue is
-//! processed in order, we can easily achieve that"). No entry of the region is ever in flight, and
-//! a split ring needs nothing of it: its used index is in its own memory. A packed ring has its
-//! position nowhere but here. Its device half publishes a burst in these steps, each of which may be
-//! the last before it is killed:
+//! Our device halves complete in ring order, as network devices do, so the chains in flight are
+//! those between the used and the available position, in the ring itself ("If virtqueue is
+//! processed in order, we can easily achieve that"). No entry of the region is ever marked in
+//! flight, and a split ring uses nothing of it: its used index is in its own memory. A packed
+//! ring's position is stored only here. Its device half publishes a burst in these steps, and may
+//! be killed after any store:
 //!
-//! 1. It notes in the region what it will write to the ring: in entry `k` the slot ([`SLOT`]) and
+//! 1. It logs in the region what it will write to the ring: in entry `k` the slot ([`SLOT`]) and
 //!    the descriptor's second word ([`WORD`]), entry 0 being the first of the burst. A burst of one
-//!    descriptor needs no note.
-//! 2. It stores the new position as `used`, the present one as `old_used`, and how many entries it
-//!    noted, as one word at [`POSITION`].
+//!    descriptor needs no log.
+//! 2. It stores the new position as `used`, the present one as `old_used`, and the number of logged
+//!    entries, as one word at [`POSITION`].
 //! 3. It writes the descriptors to the ring, the first one last: the driver sees none before that.
 //! 4. It stores the new position as both.
 //!
-//! Whoever comes next looks at the descriptor at the old position. If it is still available, the
-//! driver has seen nothing of the burst: without notes the ring is as it was before the burst; with
-//! them it may have been written in part, and the notes are carried out. If it is not, the burst is
-//! complete.
+//! The next user (`recover`) reads the descriptor at the old position. If it is still available,
+//! the driver has seen nothing of the burst: without a log the ring is as it was before the burst;
+//! with a log it may have been written in part, and the log is replayed. If it is not available any
+//! more, the burst is complete.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -42,9 +43,9 @@ use crate::base::{INDEX, check_position, encode, parts, position};
 use crate::message::InflightDescription;
 use crate::vring::RingError;
 
-/// Offset of the feature flags of a part, all zero: 64 bits.
+/// Offset of a part's feature flags, all zero: 64 bits.
 const FEATURES: usize = 0;
-/// Offset of the version: 16 bits, 0 in a region nobody has used.
+/// Offset of the version: 16 bits, 0 in a region that was never used.
 const VERSION: usize = 8;
 /// Offset of the number of entries: 16 bits.
 const DESC_NUM: usize = 10;
@@ -57,14 +58,14 @@ const SPLIT_ENTRY: usize = 16;
 /// Offset of the next free entry within an entry of a packed ring's part: 16 bits.
 const NEXT: usize = 2;
 
-/// The only version there is.
+/// The only version that is defined.
 const VERSION_1: u16 = 1;
-/// Parts begin at multiples of this, as in QEMU's and DPDK's regions.
+/// Alignment of parts, as in QEMU's and DPDK's regions.
 const PART_ALIGN: u64 = 64;
 
 /// Offset of length, identifier and flags in a packed ring's descriptor (VIRTIO 1.4, 2.8.13).
 const DESC_WORD: usize = 8;
-/// Offset of the flags alone.
+/// Offset of the flags in a packed ring's descriptor.
 const DESC_FLAGS: usize = 14;
 const DESC_BYTES: usize = 16;
 /// Offset of the index in a split ring's used ring (VIRTIO 1.4, 2.7.8).
@@ -72,23 +73,23 @@ const SPLIT_USED_IDX: usize = 2;
 const F_AVAIL: u16 = 1 << 7;
 const F_USED: u16 = 1 << 15;
 
-/// Bytes of one ring's part.
+/// Returns the size of one ring's part in bytes.
 fn part_len(queue_size: u16, packed: bool) -> usize {
     let entries = usize::from(queue_size);
     if packed { ENTRY + ENTRY * entries } else { SPLIT_HEADER + SPLIT_ENTRY * entries }
 }
 
-/// Bytes from one ring's part to the next.
+/// Returns the distance from one ring's part to the next in bytes.
 fn stride(queue_size: u16, packed: bool) -> u64 {
     (part_len(queue_size, packed) as u64).next_multiple_of(PART_ALIGN)
 }
 
-/// Bytes of a region: at most 65535 parts of about 1 MiB.
+/// Returns the size of a region in bytes: at most 65535 parts of about 1 MiB.
 fn region_len(num_queues: u16, queue_size: u16, packed: bool) -> u64 {
     u64::from(num_queues) * stride(queue_size, packed)
 }
 
-/// A new region, for a front end that asks for one. Its pages are zero ("Zero value indicates an
+/// Creates a region for a front end that asks for one. Its pages are zero ("Zero value indicates an
 /// uninitialized buffer") and take memory only once a ring runs on them.
 pub(crate) fn create(
     num_queues: u16,
@@ -100,20 +101,20 @@ pub(crate) fn create(
     Ok((InflightDescription { mmap_size, mmap_offset: 0, num_queues, queue_size, padding: 0 }, mem))
 }
 
-/// A region as the back end has it: mapped, and survived when its file is truncated.
+/// The region of a session, mapped by the back end. Truncating its file does not crash the process.
 #[derive(Debug)]
-pub(crate) struct Tracking {
+pub(crate) struct InflightTracking {
     memory: GuestMemory,
     num_queues: u16,
     queue_size: u16,
 }
 
-impl Tracking {
+impl InflightTracking {
     /// Maps the region that `description` says is in `fd`. Its sizes must have been checked against
     /// zero and the device's limits; here they are checked against each other and against the file.
     ///
     /// # Errors
-    /// See [`InflightError`]; nothing stays mapped.
+    /// Any [`InflightError`]; nothing stays mapped.
     pub fn map(
         fd: BorrowedFd<'_>,
         description: &InflightDescription,
@@ -124,14 +125,15 @@ impl Tracking {
         if mmap_size < needed {
             return Err(InflightError::TooSmall { num_queues, queue_size, needed, mmap_size });
         }
-        // No more than there can be use for, whatever the front end says the size is.
+        // No more is mapped than rings can use, whatever size the front end claims.
         let size = mmap_size.min(region_len(num_queues, queue_size, true));
         let spec = RegionSpec { guest_addr: 0, size, user_addr: 0, mmap_offset };
         let memory = GuestMemory::new(vec![Region::map(fd, spec)?])?;
         Ok(Self { memory, num_queues, queue_size })
     }
 
-    /// The part of a packed ring; `None` when the region has none of that index and size.
+    /// Returns the part of packed ring `index`; `None` when the region has no part of that index
+    /// and size.
     pub fn packed_part(&self, index: u16, size: u16) -> Option<Area> {
         if index >= self.num_queues || size > self.queue_size {
             return None;
@@ -141,37 +143,37 @@ impl Tracking {
     }
 }
 
-/// Why a region cannot be used.
+/// The reason why a region cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum InflightError {
-    /// The region does not hold the queues it is said to be for.
+    /// The region is too small for the queues that it is said to be for.
     #[error(
         "an in-flight region of {mmap_size} bytes, but {num_queues} queues of {queue_size} entries need {needed}"
     )]
     TooSmall {
-        /// Queues.
+        /// Number of queues in the description.
         num_queues: u16,
-        /// Entries of each.
+        /// Number of entries of each queue.
         queue_size: u16,
-        /// Bytes they need.
+        /// Size in bytes that they need.
         needed: u64,
-        /// Bytes there are.
+        /// Size in bytes in the description.
         mmap_size: u64,
     },
-    /// The region cannot be mapped.
+    /// The region's file cannot be mapped.
     #[error(transparent)]
     Map(#[from] ringferry_memory::MapError),
-    /// Cannot happen with one region; here so that nothing is unwrapped.
+    /// Cannot happen with one region; it exists so that nothing is unwrapped.
     #[error(transparent)]
     Memory(#[from] ringferry_memory::MemoryError),
 }
 
-/// Where the last user of a packed ring's part stopped, however it ended; `None` when the part was
-/// never used, or for a ring of another size. `desc` is the ring, in which a burst that was being
-/// published is completed.
+/// Returns the position at which the last user of a packed ring's part stopped, and first replays
+/// the log of a burst that it was publishing. `None` when the part was never used, or was used for
+/// a ring of another size. `desc` is the descriptor ring, to which the log is replayed.
 ///
 /// # Errors
-/// [`RingError::Position`] when the part says what cannot be.
+/// [`RingError::Position`] when the part holds an index outside the ring.
 pub(crate) fn recover(part: &Area, size: u16, desc: &Area) -> Result<Option<u16>, RingError> {
     if part.load16(VERSION) != VERSION_1 || part.load16(DESC_NUM) != size {
         return Ok(None);
@@ -179,7 +181,7 @@ pub(crate) fn recover(part: &Area, size: u16, desc: &Area) -> Result<Option<u16>
     let word = part.load64(POSITION);
     let new = position(word as u16, word >> 32 & 1 != 0);
     let old = position((word >> 16) as u16, word >> 40 & 1 != 0);
-    let noted = (word >> 48) as u16;
+    let logged = (word >> 48) as u16;
     for position in [old, new] {
         check_position(position, size, true)?;
     }
@@ -189,19 +191,19 @@ pub(crate) fn recover(part: &Area, size: u16, desc: &Area) -> Result<Option<u16>
     if old == new || !is_available {
         return Ok(Some(new));
     }
-    if noted < 2 {
+    if logged < 2 {
         return Ok(Some(old));
     }
-    redo(part, size, desc, noted)?;
+    replay(part, size, desc, logged)?;
     Ok(Some(new))
 }
 
-/// Writes the descriptors of a burst to the ring as they were noted, the first one last.
-fn redo(part: &Area, size: u16, desc: &Area, noted: u16) -> Result<(), RingError> {
-    if noted > size {
-        return Err(RingError::Position { index: noted, size });
+/// Writes the logged descriptors of a burst to the ring, the first one last.
+fn replay(part: &Area, size: u16, desc: &Area, logged: u16) -> Result<(), RingError> {
+    if logged > size {
+        return Err(RingError::Position { index: logged, size });
     }
-    for entry in (0..noted).rev() {
+    for entry in (0..logged).rev() {
         let entry = ENTRY + ENTRY * usize::from(entry);
         let slot = part.load16(entry + SLOT);
         check_position(slot, size, true)?;
@@ -210,8 +212,8 @@ fn redo(part: &Area, size: u16, desc: &Area, noted: u16) -> Result<(), RingError
     Ok(())
 }
 
-/// Makes a packed ring's part ready for a device that starts at `at`.
-pub(crate) fn begin(part: &Area, size: u16, at: u16) {
+/// Initialises a packed ring's part for a device that starts at position `at`.
+pub(crate) fn initialise(part: &Area, size: u16, at: u16) {
     let (index, wrap) = parts(at);
     let (index, wrap) = (u64::from(index), u64::from(wrap));
     let word = index | index << 16 | wrap << 32 | wrap << 40;
@@ -222,7 +224,7 @@ pub(crate) fn begin(part: &Area, size: u16, at: u16) {
     part.store16(VERSION, 0);
     part.store64(FEATURES, 0);
     part.store16(DESC_NUM, size);
-    // All entries are free, for a back end after us that uses them.
+    // All entries are marked free, for a later back end that uses them.
     part.store16(FREE_HEADS, 0);
     part.store16(FREE_HEADS + 2, 0);
     for entry in 0..size {
@@ -232,8 +234,8 @@ pub(crate) fn begin(part: &Area, size: u16, at: u16) {
     part.store16_release(VERSION, VERSION_1);
 }
 
-/// A region as the front end keeps it, from one back end to the next. It is good for the rings it
-/// was made for: when the driver resets the device, drop it and take a new one.
+/// The region as the front end keeps it, from one back end to the next. It is valid for the rings
+/// that it was made for: when the driver resets the device, drop it and get a new one.
 #[derive(Debug)]
 pub struct InflightRegion {
     pub(crate) description: InflightDescription,
@@ -241,23 +243,23 @@ pub struct InflightRegion {
 }
 
 impl InflightRegion {
-    /// The file.
+    /// Returns the descriptor of the file that holds the region.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
     fn resume(&self, index: u16, ring: &Parts<Area>) -> Option<u32> {
-        let tracking = Tracking::map(self.fd(), &self.description, true).ok()?;
+        let tracking = InflightTracking::map(self.fd(), &self.description, true).ok()?;
         let part = tracking.packed_part(index, ring.size)?;
         let position = recover(&part, ring.size, &ring.desc).ok()??;
         Some(encode(position, true))
     }
 }
 
-/// The base at which a front end has ring `index` go on after its back end ended without a word: the
-/// used index of a split ring, or what `region` says of a packed one, in which a burst that was
-/// being published is completed. `None` when nobody tracked the ring or what was noted cannot be:
-/// then it must be set up anew.
+/// Returns the base at which a front end resumes ring `index` after its back end died: the used
+/// index of a split ring, or the position that `region` holds for a packed one, after the log of an
+/// unfinished burst is replayed. `None` when the ring was not tracked or its part is invalid: then
+/// the ring must be set up anew.
 pub fn resume_base(
     index: u16,
     ring: &Parts<Area>,
@@ -289,7 +291,7 @@ mod tests {
     fn a_part_nobody_used_says_nothing_and_begins_where_it_is_told() {
         let (part, desc) = (area(part_len(5, true)), area(5 * DESC_BYTES));
         assert_eq!(recover(&part, 5, &desc).unwrap(), None);
-        begin(&part, 5, position(3, true));
+        initialise(&part, 5, position(3, true));
         let header: Vec<u16> = (0..12).map(|word| part.load16(2 * word)).collect();
         // features, version, desc_num, free heads, used and old index, both wrap counters, padding
         assert_eq!(header, [0, 0, 0, 0, 1, 5, 0, 0, 3, 3, 0x0101, 0]);
@@ -297,7 +299,7 @@ mod tests {
         assert_eq!(free, [1, 2, 3, 4, 5]);
         assert_eq!(recover(&part, 5, &desc).unwrap(), Some(position(3, true)));
         assert_eq!(recover(&part, 4, &desc).unwrap(), None, "another size");
-        begin(&part, 5, position(4, false));
+        initialise(&part, 5, position(4, false));
         assert_eq!(recover(&part, 5, &desc).unwrap(), Some(position(4, false)));
     }
 
@@ -305,7 +307,7 @@ mod tests {
     fn a_burst_counts_when_the_descriptor_at_the_old_position_was_marked_used() {
         let (part, desc) = (area(part_len(5, true)), area(5 * DESC_BYTES));
         for wrap in [false, true] {
-            begin(&part, 5, position(3, wrap));
+            initialise(&part, 5, position(3, wrap));
             // A burst of four is about to be published, across the ring's end.
             let (old, new) = (u64::from(wrap), u64::from(!wrap));
             part.store64(POSITION, 2 | 3 << 16 | new << 32 | old << 40);
@@ -327,7 +329,7 @@ mod tests {
         for (slot, wrap) in chains {
             desc.store16(DESC_BYTES * usize::from(slot) + DESC_FLAGS, flags(wrap));
         }
-        begin(&part, 5, position(3, wrap));
+        initialise(&part, 5, position(3, wrap));
         let (old, new) = (u64::from(wrap), u64::from(!wrap));
         let word = |(slot, wrap): (u16, bool)| {
             (100 + u64::from(slot)) | u64::from(slot) << 32 | u64::from(used(wrap)) << 48
@@ -375,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_are_not_carried_out_once_the_driver_goes_on() {
+    fn a_log_is_not_replayed_once_the_driver_goes_on() {
         // Killed before the last store; the driver has taken the burst and used the slots anew.
         let (part, desc) = killed_after(STORES - 1, true);
         for slot in [3, 4] {
@@ -386,19 +388,19 @@ mod tests {
     }
 
     #[test]
-    fn notes_that_cannot_be_are_refused() {
-        for (k, slot, noted) in [(0, 5, 4u64), (3, 0x7fff, 4), (0, 3, 6), (0, 3, 0xffff)] {
+    fn a_log_with_impossible_slots_is_refused() {
+        for (k, slot, logged) in [(0, 5, 4u64), (3, 0x7fff, 4), (0, 3, 6), (0, 3, 0xffff)] {
             let (part, desc) = killed_after(9, true);
             part.store16(ENTRY + ENTRY * k + SLOT, slot);
-            part.store64(POSITION, part.load64(POSITION) & ((1 << 48) - 1) | noted << 48);
-            assert!(matches!(recover(&part, 5, &desc), Err(RingError::Position { .. })), "{slot} {noted}");
+            part.store64(POSITION, part.load64(POSITION) & ((1 << 48) - 1) | logged << 48);
+            assert!(matches!(recover(&part, 5, &desc), Err(RingError::Position { .. })), "{slot} {logged}");
         }
     }
 
     #[test]
     fn positions_outside_the_ring_are_refused() {
         let (part, desc) = (area(part_len(5, true)), area(5 * DESC_BYTES));
-        begin(&part, 5, 0);
+        initialise(&part, 5, 0);
         for word in [5, 5 << 16, 0x7fff, 0x7fff << 16, u64::MAX] {
             part.store64(POSITION, word);
             assert!(

@@ -1,5 +1,12 @@
-//! The vhost-user protocol: how a virtual machine (the *front end*) hands the rings of a virtio
-//! device to another process (the *back end*) over a Unix socket.
+//! The vhost-user protocol, both ends: the VMM of a guest (the *front end*) hands the rings of a
+//! virtio device to another process (the *back end*) over a Unix socket.
+//!
+//! A back end creates one [`Session`] for each accepted connection, calls [`Session::on_readable`]
+//! from its epoll loop, and implements [`Device`] to be told which rings start and stop. The
+//! session ends when `on_readable` fails or its owner calls [`Session::disconnect`]. A front end
+//! calls [`connect_device`], then [`Connection::start`] and [`Connection::stop`] as often as it
+//! likes, and ends the connection by dropping it. Neither end starts a thread: every call runs on
+//! its caller's, a session never blocks, and a connection blocks for at most its timeout.
 //!
 //! | module | idea | owner |
 //! |---|---|---|
@@ -31,21 +38,21 @@
 //! # Packed rings
 //!
 //! With `RING_PACKED` the address of the available ring is that of the driver's event suppression
-//! structure, and the address of the used ring that of the device's; [`base`] tells what
-//! `SET_VRING_BASE` means. Size, addresses and base may come before `SET_FEATURES`: they are judged
-//! at once when the layout is known, and in any case when the ring starts.
+//! structure, and the address of the used ring that of the device's; [`base`] describes what
+//! `SET_VRING_BASE` means. Size, addresses and base may come before `SET_FEATURES`: they are
+//! checked at once when the layout is known, and in any case when the ring starts.
 //!
 //! # Order of messages
 //!
-//! What QEMU sends: `GET_FEATURES`, `GET_PROTOCOL_FEATURES`, `SET_PROTOCOL_FEATURES`,
-//! `GET_QUEUE_NUM`, `SET_BACKEND_REQ_FD`, `SET_OWNER`, `GET_FEATURES`, then `SET_VRING_CALL` and
-//! `SET_VRING_ERR` per ring, `SET_VRING_ENABLE` many times, then `SET_FEATURES`, status,
-//! `SET_MEM_TABLE`, and per ring `NUM`, `BASE`, `ADDR`, `KICK`, `CALL`. To stop: `GET_VRING_BASE`
-//! per ring. None of this order is needed by [`Session`]; [`Connection`] keeps to it.
+//! QEMU sends `GET_FEATURES`, `GET_PROTOCOL_FEATURES`, `SET_PROTOCOL_FEATURES`, `GET_QUEUE_NUM`,
+//! `SET_BACKEND_REQ_FD`, `SET_OWNER`, `GET_FEATURES`, then `SET_VRING_CALL` and `SET_VRING_ERR` per
+//! ring, `SET_VRING_ENABLE` many times, then `SET_FEATURES`, status, `SET_MEM_TABLE`, and per ring
+//! `NUM`, `BASE`, `ADDR`, `KICK`, `CALL`. To stop, it sends `GET_VRING_BASE` per ring. [`Session`]
+//! depends on none of this order; [`Connection`] keeps to it.
 //!
 //! # Example
 //!
-//! Both ends in one process, as the tests have them:
+//! This program runs both ends in one process, as the tests do:
 //!
 //! ```
 //! use ringferry_sys::socket::Stream;

@@ -1,23 +1,23 @@
-//! The one table of vhost-user messages, and the shapes of their payloads.
+//! The table of vhost-user messages, and the layouts of their payloads. Everything here is constant
+//! or plain data; it has no life cycle.
 //!
-//! A row of [`TABLE`] says everything the two ends need to know of a message before they look at
-//! its content: how large its payload may be, how many descriptors come with it, which feature
-//! opens it, and what answers it. Both ends and the tests read the same rows.
+//! A row of [`TABLE`] holds what the two ends need to know of a message before they read its
+//! content: how large its payload may be, how many descriptors come with it, which feature it
+//! needs, and how it is answered. Both ends and the tests read the same rows.
 //!
-//! Numbers on the socket are in the byte order of the machine (vhost-user, "Message
-//! Specification").
+//! Integers on the socket are in the host's byte order (vhost-user, "Message Specification").
 
 use std::fmt;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Version of the protocol, bits 0 and 1 of a header's flags.
+/// Version of the protocol, which stands in bits 0 and 1 of a header's flags.
 pub const VERSION: u32 = 1;
-/// The two version bits.
+/// Mask of the two version bits in a header's flags.
 pub const VERSION_MASK: u32 = 0x3;
-/// Header flag: this is a reply.
+/// Header flag that marks a reply.
 pub const FLAG_REPLY: u32 = 1 << 2;
-/// Header flag: the sender wants success or failure reported (protocol feature `REPLY_ACK`).
+/// Header flag with which the sender asks for success or failure (protocol feature `REPLY_ACK`).
 pub const FLAG_NEED_REPLY: u32 = 1 << 3;
 
 /// Virtio feature bit 30, reserved by VIRTIO and taken by vhost-user to say that protocol features
@@ -25,25 +25,25 @@ pub const FLAG_NEED_REPLY: u32 = 1 << 3;
 pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 /// Feature bit 26: the front end wants writes to its memory logged (live migration).
 pub const F_LOG_ALL: u64 = 1 << 26;
-/// Feature bit 32 of every modern device.
+/// Feature bit 32, `VIRTIO_F_VERSION_1`, which every non-legacy device offers.
 pub const F_VERSION_1: u64 = 1 << 32;
 /// Feature bit 33: ring and buffer addresses go through an IOMMU.
 pub const F_ACCESS_PLATFORM: u64 = 1 << 33;
-/// Feature bit 34: rings are packed. Sizes, addresses and bases mean something else then.
+/// Feature bit 34: rings are packed, which changes the meaning of sizes, addresses and bases.
 pub const F_RING_PACKED: u64 = 1 << 34;
 
-/// Bytes of the largest payload we read. The largest that a sane peer sends is a memory table of
-/// [`MAX_FDS`] regions (1032 bytes) or a crypto session (about 1 KiB); a page leaves room and bounds
-/// what one connection may cost.
+/// Largest payload that is read, in bytes. The largest that a well-behaved peer sends is a memory
+/// table of [`MAX_FDS`] regions (1032 bytes) or a crypto session (about 1 KiB); a page leaves room
+/// and bounds what one connection may cost.
 pub const MAX_PAYLOAD: usize = 4096;
-/// Descriptors taken with one message. The specification speaks of 8 regions in a memory table;
-/// rust-vmm front ends send up to 32.
+/// Most descriptors taken with one message. The specification speaks of 8 regions in a memory
+/// table; rust-vmm front ends send up to 32.
 pub const MAX_FDS: usize = 32;
-/// Virtqueues that the protocol can address: a kick carries its index in 8 bits.
+/// Most virtqueues that the protocol can address: a kick carries its index in 8 bits.
 pub const MAX_VIRTQUEUES: u16 = 256;
-/// Bytes of configuration space that one message may carry.
+/// Most bytes of configuration space that one message may carry.
 pub const MAX_CONFIG: usize = 256;
-/// Memory slots that QEMU's virtio-net can use at most on x86 (`VHOST_USER_MAX_RAM_SLOTS`).
+/// Most memory slots that QEMU's virtio-net can use on x86 (`VHOST_USER_MAX_RAM_SLOTS`).
 pub const MAX_MEM_SLOTS: usize = 509;
 
 /// Payload bit of the kick, call and error messages: no descriptor comes with the message.
@@ -52,50 +52,51 @@ pub const NO_FD: u64 = 1 << 8;
 pub const RING_INDEX_MASK: u64 = 0xff;
 
 bitflags::bitflags! {
-    /// Extensions of the protocol itself, negotiated beside the virtio features.
+    /// Extensions of the protocol itself (`VHOST_USER_PROTOCOL_F_*`), negotiated beside the virtio
+    /// features.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct ProtocolFeatures: u64 {
-        /// `GET_QUEUE_NUM`: several queues.
+        /// Multiple queues: `GET_QUEUE_NUM` reports how many.
         const MQ = 1 << 0;
-        /// Dirty log in shared memory.
+        /// The dirty log lies in shared memory.
         const LOG_SHMFD = 1 << 1;
-        /// `SEND_RARP`.
+        /// `SEND_RARP` announces a migrated guest.
         const RARP = 1 << 2;
         /// Any message may ask for success or failure.
         const REPLY_ACK = 1 << 3;
-        /// `NET_SET_MTU`.
+        /// `NET_SET_MTU` tells the back end the guest's MTU.
         const NET_MTU = 1 << 4;
-        /// A socket for requests of the back end.
+        /// The back end gets a socket for requests of its own.
         const BACKEND_REQ = 1 << 5;
-        /// `SET_VRING_ENDIAN`.
+        /// `SET_VRING_ENDIAN` sets the byte order of legacy rings.
         const CROSS_ENDIAN = 1 << 6;
-        /// Crypto sessions.
+        /// A crypto device's sessions can be created and closed.
         const CRYPTO_SESSION = 1 << 7;
-        /// Post-copy migration.
+        /// Post-copy migration resolves page faults through userfaultfd.
         const PAGEFAULT = 1 << 8;
-        /// Configuration space.
+        /// Configuration space is read and written over the socket.
         const CONFIG = 1 << 9;
         /// The back end's requests may carry descriptors.
         const BACKEND_SEND_FD = 1 << 10;
-        /// Doorbells mapped into the guest.
+        /// The back end can have doorbells mapped into the guest.
         const HOST_NOTIFIER = 1 << 11;
-        /// In-flight tracking in shared memory.
+        /// In-flight descriptors are tracked in shared memory.
         const INFLIGHT_SHMFD = 1 << 12;
-        /// `RESET_DEVICE`.
+        /// `RESET_DEVICE` returns the device to its initial state.
         const RESET_DEVICE = 1 << 13;
-        /// Kicks and calls as messages.
+        /// Kicks and calls can be sent as messages.
         const INBAND_NOTIFICATIONS = 1 << 14;
-        /// Memory regions one by one.
+        /// Memory regions are added and removed one by one.
         const CONFIGURE_MEM_SLOTS = 1 << 15;
-        /// Device status.
+        /// The front end forwards the driver's device status.
         const STATUS = 1 << 16;
-        /// Xen memory.
+        /// Memory regions carry Xen's foreign or grant mapping data.
         const XEN_MMAP = 1 << 17;
-        /// Shared dma-buf objects.
+        /// Back ends can share dma-buf objects.
         const SHARED_OBJECT = 1 << 18;
-        /// Transfer of the back end's state.
+        /// The back end's state can be transferred for migration.
         const DEVICE_STATE = 1 << 19;
-        /// `GET_VRING_BASE` that leaves requests in flight.
+        /// `GET_VRING_BASE` may leave requests in flight.
         const GET_VRING_BASE_INFLIGHT = 1 << 20;
     }
 }
@@ -106,13 +107,13 @@ impl fmt::Display for ProtocolFeatures {
     }
 }
 
-/// What must have happened before a message is served.
+/// The negotiation that must have happened before a message is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
-    /// Nothing: allowed at any time, any number of times.
+    /// No negotiation: the message is allowed at any time, any number of times.
     Nothing,
     /// The back end offers protocol features at all (bit 30 in its features). Such a message may
-    /// come before `SET_FEATURES`, and QEMU's do.
+    /// come before `SET_FEATURES`, as QEMU's do.
     ProtocolFeatures,
     /// The back end offers this protocol feature ("is present in `GET_PROTOCOL_FEATURES`").
     Offered(ProtocolFeatures),
@@ -122,43 +123,43 @@ pub enum Needs {
     Virtio(u64),
 }
 
-/// What a message is answered with.
+/// The way in which a message is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Nothing, unless the sender set [`FLAG_NEED_REPLY`] and `REPLY_ACK` is negotiated: then zero
+    /// No reply, unless the sender set [`FLAG_NEED_REPLY`] and `REPLY_ACK` is negotiated: then zero
     /// for success, anything else for failure.
     Ack,
-    /// Always a number that says success (zero) or failure.
+    /// Always a number: zero for success, anything else for failure.
     Status,
-    /// Always a value of its own, which has no way to say "failed": who cannot answer must close
-    /// the connection, or the sender waits for ever.
+    /// Always a value of its own, which cannot express failure: a back end that cannot answer must
+    /// close the connection, or the front end waits for ever.
     Value,
-    /// Always configuration space; without payload it means failure.
+    /// Always configuration space; a reply without payload means failure.
     Config,
 }
 
-/// One row of the table.
+/// The fixed properties of one message, which both ends check before they parse its payload.
 #[derive(Clone, Copy, Debug)]
-pub struct Row {
-    /// Which message.
+pub struct MessageSpec {
+    /// The message that the row describes.
     pub request: Request,
-    /// Its name in the specification without the common prefix `VHOST_USER_`.
+    /// The message's name in the specification without the common prefix `VHOST_USER_`.
     pub name: &'static str,
-    /// Smallest payload in bytes.
+    /// Size of the smallest valid payload, in bytes.
     pub min: usize,
-    /// Largest payload in bytes.
+    /// Size of the largest valid payload, in bytes.
     pub max: usize,
-    /// Fewest and most descriptors that come with it.
+    /// Fewest and most descriptors that may come with the message.
     pub fds: (usize, usize),
-    /// What opens it.
+    /// The negotiation that the message depends on.
     pub needs: Needs,
-    /// What answers it.
+    /// The way in which the message is answered.
     pub reply: Reply,
 }
 
-impl Row {
-    /// The row of a request number, if the number is one of the specification's.
-    pub fn of(number: u32) -> Option<&'static Row> {
+impl MessageSpec {
+    /// Looks up a request number; `None` when the specification has no such message.
+    pub fn of(number: u32) -> Option<&'static MessageSpec> {
         // Numbers run from 1 without a gap; a test holds the table to that.
         TABLE.get((number as usize).checked_sub(1)?)
     }
@@ -167,7 +168,7 @@ impl Row {
 macro_rules! messages {
     ($($(#[$doc:meta])* $variant:ident = $number:literal, $name:literal,
         $min:expr, $max:expr, $fds:expr, $needs:expr, $reply:ident;)*) => {
-        /// The messages of a front end.
+        /// A message of the front end; the discriminant is its number on the socket.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u32)]
         pub enum Request {
@@ -175,8 +176,8 @@ macro_rules! messages {
         }
 
         /// All messages of a front end, in the order of their numbers.
-        pub const TABLE: &[Row] = &[
-            $(Row {
+        pub const TABLE: &[MessageSpec] = &[
+            $(MessageSpec {
                 request: Request::$variant,
                 name: $name,
                 min: $min,
@@ -204,146 +205,146 @@ const INFLIGHT: usize = size_of::<InflightDescription>();
 
 messages! {
     //                    number, name in the specification, payload min and max, fds, needs, reply
-    /// The virtio features on offer.
+    /// Asks for the virtio features that the back end offers.
     GetFeatures            =  1, "GET_FEATURES",             0, 0, (0, 0), Nothing, Value;
-    /// The virtio features agreed on.
+    /// Sets the virtio features that the driver acknowledged.
     SetFeatures            =  2, "SET_FEATURES",             U64, U64, (0, 0), Nothing, Ack;
-    /// Start of a session.
+    /// Marks the start of a session.
     SetOwner               =  3, "SET_OWNER",                0, 0, (0, 0), Nothing, Ack;
-    /// Deprecated; has no effect.
+    /// Deprecated by the specification, and without effect here.
     ResetOwner             =  4, "RESET_OWNER",              0, 0, (0, 0), Nothing, Ack;
-    /// The whole memory map.
+    /// Replaces the whole memory map; one descriptor per region.
     SetMemTable            =  5, "SET_MEM_TABLE",            TABLE_HEADER, TABLE_HEADER + MAX_FDS * REGION, (0, MAX_FDS), Nothing, Ack;
-    /// Dirty log memory.
+    /// Shares the memory of the dirty log.
     SetLogBase             =  6, "SET_LOG_BASE",             U64, 2 * U64, (0, 1), Negotiated(P::LOG_SHMFD), Status;
-    /// Event of the dirty log.
+    /// Sets the event that signals writes to the dirty log.
     SetLogFd               =  7, "SET_LOG_FD",               0, U64, (0, 1), Negotiated(P::LOG_SHMFD), Ack;
-    /// Entries of a ring.
+    /// Sets the size of a ring, in entries.
     SetVringNum            =  8, "SET_VRING_NUM",            STATE, STATE, (0, 0), Nothing, Ack;
-    /// Addresses of a ring.
+    /// Sets the user addresses of a ring's three parts.
     SetVringAddr           =  9, "SET_VRING_ADDR",           ADDR, ADDR, (0, 0), Nothing, Ack;
-    /// Where a ring resumes.
+    /// Sets the position at which a ring resumes; see [`crate::base`].
     SetVringBase           = 10, "SET_VRING_BASE",           STATE, STATE, (0, 0), Nothing, Ack;
-    /// Stops a ring and tells where.
+    /// Stops a ring and asks for the position at which it can resume.
     GetVringBase           = 11, "GET_VRING_BASE",           STATE, STATE, (0, 0), Nothing, Value;
-    /// Event for "buffers available"; starts a ring.
+    /// Sets the event that signals available buffers, and starts the ring.
     SetVringKick           = 12, "SET_VRING_KICK",           U64, U64, (0, 1), Nothing, Ack;
-    /// Event for "buffers used".
+    /// Sets the event that signals used buffers.
     SetVringCall           = 13, "SET_VRING_CALL",           U64, U64, (0, 1), Nothing, Ack;
-    /// Event for "ring broken".
+    /// Sets the event that signals a broken ring.
     SetVringErr            = 14, "SET_VRING_ERR",            U64, U64, (0, 1), Nothing, Ack;
-    /// The protocol features on offer.
+    /// Asks for the protocol features that the back end offers.
     GetProtocolFeatures    = 15, "GET_PROTOCOL_FEATURES",    0, 0, (0, 0), Needs::ProtocolFeatures, Value;
-    /// The protocol features agreed on.
+    /// Sets the protocol features that both ends use.
     SetProtocolFeatures    = 16, "SET_PROTOCOL_FEATURES",    U64, U64, (0, 0), Needs::ProtocolFeatures, Ack;
-    /// How many queues (queue pairs of a network device).
+    /// Asks for the number of queues, which for a network device is queue pairs.
     GetQueueNum            = 17, "GET_QUEUE_NUM",            0, 0, (0, 0), Offered(P::MQ), Value;
     /// Enables or disables a ring.
     SetVringEnable         = 18, "SET_VRING_ENABLE",         STATE, STATE, (0, 0), Needs::ProtocolFeatures, Ack;
-    /// Announce a migrated guest.
+    /// Has the back end announce a migrated guest by RARP.
     SendRarp               = 19, "SEND_RARP",                U64, U64, (0, 0), Offered(P::RARP), Ack;
-    /// The MTU the guest is told.
+    /// Tells the back end the MTU that the guest is told.
     NetSetMtu              = 20, "NET_SET_MTU",              U64, U64, (0, 0), Offered(P::NET_MTU), Ack;
-    /// Socket for the back end's own requests.
+    /// Hands over the socket for the back end's own requests.
     SetBackendReqFd        = 21, "SET_BACKEND_REQ_FD",       0, 0, (1, 1), Offered(P::BACKEND_REQ), Ack;
-    /// IOMMU translation.
+    /// Updates or invalidates an IOMMU translation.
     IotlbMsg               = 22, "IOTLB_MSG",                26, 32, (0, 0), Needs::Virtio(F_ACCESS_PLATFORM), Status;
-    /// Byte order of a legacy ring.
+    /// Sets the byte order of a legacy ring.
     SetVringEndian         = 23, "SET_VRING_ENDIAN",         STATE, STATE, (0, 0), Negotiated(P::CROSS_ENDIAN), Ack;
-    /// Reads configuration space.
+    /// Reads a range of configuration space.
     GetConfig              = 24, "GET_CONFIG",               CONFIG, CONFIG + MAX_CONFIG, (0, 0), Negotiated(P::CONFIG), Config;
-    /// Writes configuration space.
+    /// Writes a range of configuration space.
     SetConfig              = 25, "SET_CONFIG",               CONFIG, CONFIG + MAX_CONFIG, (0, 0), Negotiated(P::CONFIG), Ack;
-    /// Crypto session.
+    /// Creates a session of a crypto device.
     CreateCryptoSession    = 26, "CREATE_CRYPTO_SESSION",    0, MAX_PAYLOAD, (0, 0), Negotiated(P::CRYPTO_SESSION), Value;
-    /// Crypto session.
+    /// Closes a session of a crypto device.
     CloseCryptoSession     = 27, "CLOSE_CRYPTO_SESSION",     U64, U64, (0, 0), Negotiated(P::CRYPTO_SESSION), Ack;
-    /// Post-copy migration.
+    /// Prepares for post-copy migration; answered with a userfaultfd.
     PostcopyAdvise         = 28, "POSTCOPY_ADVISE",          0, 0, (0, 0), Negotiated(P::PAGEFAULT), Value;
-    /// Post-copy migration.
+    /// Switches to post-copy: memory mapped from now on may fault.
     PostcopyListen         = 29, "POSTCOPY_LISTEN",          0, 0, (0, 0), Negotiated(P::PAGEFAULT), Ack;
-    /// Post-copy migration.
+    /// Ends post-copy migration, with all pages in place.
     PostcopyEnd            = 30, "POSTCOPY_END",             0, 0, (0, 0), Negotiated(P::PAGEFAULT), Status;
-    /// A region to track in-flight buffers in.
+    /// Asks for a region in which the back end tracks in-flight buffers.
     GetInflightFd          = 31, "GET_INFLIGHT_FD",          INFLIGHT - 4, INFLIGHT, (0, 0), Negotiated(P::INFLIGHT_SHMFD), Value;
-    /// The region of this connection, or of one before it.
+    /// Hands over the in-flight region of this connection or of an earlier one.
     SetInflightFd          = 32, "SET_INFLIGHT_FD",          INFLIGHT - 4, INFLIGHT, (1, 1), Negotiated(P::INFLIGHT_SHMFD), Ack;
-    /// Socket of a GPU.
+    /// Hands over the socket of a GPU's display protocol.
     GpuSetSocket           = 33, "GPU_SET_SOCKET",           0, 0, (1, 1), Nothing, Ack;
-    /// Back to the initial state.
+    /// Returns the device to its initial state.
     ResetDevice            = 34, "RESET_DEVICE",             0, 0, (0, 0), Negotiated(P::RESET_DEVICE), Ack;
-    /// A kick as a message.
+    /// Signals available buffers by message instead of by event.
     VringKick              = 35, "VRING_KICK",               STATE, STATE, (0, 0), Negotiated(P::INBAND_NOTIFICATIONS), Ack;
-    /// How many memory regions.
+    /// Asks how many memory regions can be added.
     GetMaxMemSlots         = 36, "GET_MAX_MEM_SLOTS",        0, 0, (0, 0), Negotiated(P::CONFIGURE_MEM_SLOTS), Value;
-    /// One region more.
+    /// Adds one memory region to the map.
     AddMemReg              = 37, "ADD_MEM_REG",              SINGLE, SINGLE, (1, 1), Negotiated(P::CONFIGURE_MEM_SLOTS), Ack;
-    /// One region less. Some front ends send a descriptor, which is closed unused.
+    /// Removes one memory region. Some front ends send a descriptor, which is closed unused.
     RemMemReg              = 38, "REM_MEM_REG",              SINGLE, SINGLE, (0, 1), Negotiated(P::CONFIGURE_MEM_SLOTS), Ack;
-    /// Device status.
+    /// Sets the device status (VIRTIO 1.4, 2.1).
     SetStatus              = 39, "SET_STATUS",               U64, U64, (0, 0), Negotiated(P::STATUS), Ack;
-    /// Device status.
+    /// Asks for the device status (VIRTIO 1.4, 2.1).
     GetStatus              = 40, "GET_STATUS",               0, 0, (0, 0), Negotiated(P::STATUS), Value;
-    /// dma-buf of an object.
+    /// Asks for the dma-buf of a shared object.
     GetSharedObject        = 41, "GET_SHARED_OBJECT",        16, 16, (0, 0), Negotiated(P::SHARED_OBJECT), Value;
-    /// Channel for the back end's state.
+    /// Hands over a channel for the transfer of the back end's state.
     SetDeviceStateFd       = 42, "SET_DEVICE_STATE_FD",      STATE, STATE, (1, 1), Negotiated(P::DEVICE_STATE), Status;
-    /// Result of a state transfer.
+    /// Asks whether the transfer of the back end's state succeeded.
     CheckDeviceState       = 43, "CHECK_DEVICE_STATE",       0, 0, (0, 0), Negotiated(P::DEVICE_STATE), Status;
 }
 
 impl Request {
-    /// The row of this message.
-    pub fn row(self) -> &'static Row {
+    /// Returns the row of [`TABLE`] that describes this message.
+    pub fn spec(self) -> &'static MessageSpec {
         &TABLE[self as usize - 1]
     }
 }
 
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.row().name)
+        f.write_str(self.spec().name)
     }
 }
 
-/// What every message begins with.
+/// The header of every message, 12 bytes in the host's byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
     /// Number of the message; see [`Request`].
     pub request: u32,
-    /// [`VERSION`], [`FLAG_REPLY`], [`FLAG_NEED_REPLY`].
+    /// Combination of [`VERSION`], [`FLAG_REPLY`] and [`FLAG_NEED_REPLY`].
     pub flags: u32,
-    /// Bytes of payload behind the header.
+    /// Size of the payload behind the header, in bytes.
     pub size: u32,
 }
 
 impl Header {
-    /// Bytes of a header.
+    /// Size of a header in bytes.
     pub const LEN: usize = size_of::<Header>();
 
-    /// Whether the sender wants to be told success or failure.
+    /// Returns true if the sender asks for success or failure.
     pub fn need_reply(&self) -> bool {
         self.flags & FLAG_NEED_REPLY != 0
     }
 
-    /// Whether this is a reply.
+    /// Returns true if the message is a reply rather than a request.
     pub fn is_reply(&self) -> bool {
         self.flags & FLAG_REPLY != 0
     }
 
-    /// The version the sender speaks.
+    /// Returns the protocol version that the sender speaks.
     pub fn version(&self) -> u32 {
         self.flags & VERSION_MASK
     }
 }
 
-/// "A vring state description": a ring and a number that belongs to it.
+/// "A vring state description": a ring's index and a number whose meaning depends on the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct VringState {
-    /// The ring.
+    /// Index of the ring, below [`MAX_VIRTQUEUES`] when valid.
     pub index: u32,
-    /// Size, base or switch, depending on the message.
+    /// The ring's size, its base, or 0 or 1 to disable or enable it.
     pub num: u32,
 }
 
@@ -351,31 +352,31 @@ pub struct VringState {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct VringAddr {
-    /// The ring.
+    /// Index of the ring, below [`MAX_VIRTQUEUES`] when valid.
     pub index: u32,
-    /// Bit 0: log writes to the used ring.
+    /// Flags, of which bit 0 asks for the used ring's writes to be logged.
     pub flags: u32,
-    /// User address of the descriptor table.
+    /// User address of the descriptor table, or of a packed descriptor ring.
     pub desc: u64,
-    /// User address of the used ring.
+    /// User address of the used ring, or of a packed ring's device event suppression.
     pub used: u64,
-    /// User address of the available ring.
+    /// User address of the available ring, or of a packed ring's driver event suppression.
     pub avail: u64,
     /// Guest address at which used ring writes are logged.
     pub log: u64,
 }
 
-/// "Memory region description".
+/// "Memory region description": where a region lies in the guest, in the front end and in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MemoryRegion {
-    /// Guest physical address.
+    /// Guest physical address of the region's first byte.
     pub guest_addr: u64,
-    /// Bytes.
+    /// Size of the region in bytes.
     pub size: u64,
-    /// Address in the front end.
+    /// Address of the region in the front end's own address space.
     pub user_addr: u64,
-    /// Offset in the file.
+    /// Offset of the region in the file that comes with the message.
     pub mmap_offset: u64,
 }
 
@@ -393,51 +394,51 @@ impl From<ringferry_memory::RegionSpec> for MemoryRegion {
     }
 }
 
-/// What a memory table begins with; `count` regions follow.
+/// The header of a memory table; `count` regions follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MemoryTable {
-    /// Regions that follow.
+    /// Number of regions that follow the header.
     pub count: u32,
-    /// Ignored.
+    /// Padding, ignored by the back end.
     pub padding: u32,
 }
 
-/// "Single memory region description".
+/// "Single memory region description": the payload of `ADD_MEM_REG` and `REM_MEM_REG`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SingleRegion {
-    /// Ignored.
+    /// Padding, ignored by the back end.
     pub padding: u64,
-    /// The region.
+    /// The region to be added or removed.
     pub region: MemoryRegion,
 }
 
-/// "Virtio device config space": `size` bytes follow.
+/// "Virtio device config space": the header in front of `size` bytes of content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ConfigHeader {
-    /// First byte in the configuration space.
+    /// Offset of the first byte in the configuration space.
     pub offset: u32,
-    /// Bytes.
+    /// Number of bytes that follow or are asked for.
     pub size: u32,
-    /// 0: writable fields only; 1: live migration.
+    /// 0 for an access to writable fields only, 1 for one of live migration.
     pub flags: u32,
 }
 
-/// "Inflight description": a region in the file that comes with the message.
+/// "Inflight description": an in-flight region within the file that comes with the message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct InflightDescription {
-    /// Bytes of the region; 0 in an answer: there is none.
+    /// Size of the region in bytes; 0 in a reply when there is none.
     pub mmap_size: u64,
-    /// Where in the file it begins.
+    /// Offset of the region in its file.
     pub mmap_offset: u64,
-    /// Virtqueues it is for.
+    /// Number of virtqueues that the region is for.
     pub num_queues: u16,
-    /// Entries of the largest of them.
+    /// Number of entries of the largest of those virtqueues.
     pub queue_size: u16,
-    /// Ignored.
+    /// Padding, ignored; some peers leave it out.
     pub padding: u32,
 }
 
@@ -452,7 +453,7 @@ pub(crate) fn inflight_description(payload: &[u8]) -> Option<InflightDescription
     InflightDescription::read_from_bytes(&bytes).ok()
 }
 
-/// Virtio feature bits, by number: what they mean is the device type's business.
+/// Lists virtio feature bits by number, since their names depend on the device type.
 pub(crate) fn bit_numbers(features: u64) -> String {
     let bits = (0..u64::BITS).filter(|bit| features & (1 << bit) != 0);
     bits.map(|bit| format!("bit {bit}")).collect::<Vec<_>>().join(", ")
@@ -468,11 +469,11 @@ mod tests {
             assert_eq!(row.request as usize, at + 1, "{}", row.name);
             assert!(row.min <= row.max && row.max <= MAX_PAYLOAD, "{}", row.name);
             assert!(row.fds.0 <= row.fds.1 && row.fds.1 <= MAX_FDS, "{}", row.name);
-            assert_eq!(Row::of(row.request as u32).unwrap().name, row.request.to_string());
+            assert_eq!(MessageSpec::of(row.request as u32).unwrap().name, row.request.to_string());
         }
-        assert!(Row::of(0).is_none());
-        assert!(Row::of(TABLE.len() as u32 + 1).is_none());
-        assert!(Row::of(u32::MAX).is_none());
+        assert!(MessageSpec::of(0).is_none());
+        assert!(MessageSpec::of(TABLE.len() as u32 + 1).is_none());
+        assert!(MessageSpec::of(u32::MAX).is_none());
     }
 
     #[test]

@@ -1,9 +1,11 @@
-//! One virtqueue as the front end describes it, message by message, and its resolution to memory.
+//! One virtqueue of a [`Session`](crate::backend::Session): its description, which the front end
+//! sends message by message, and its resolution to memory.
 //!
-//! The description is kept in the front end's terms (size, user addresses) and resolved anew each
-//! time the ring starts, so a change of the memory map can never leave an old address behind. What
-//! the description means depends on the layout, which is known once features are agreed on; it may
-//! come before, and is then judged when the ring starts.
+//! The session creates one [`Vring`] per virtqueue, handlers fill it in, and [`Vring::setup`] turns
+//! it into a [`RingSetup`] each time the ring starts. The description is kept in the front end's
+//! terms (size, user addresses) and resolved anew at every start, so a change of the memory map can
+//! never leave an old address behind. Its meaning depends on the layout, which is known once
+//! features are negotiated; a description that comes earlier is checked when the ring starts.
 
 use std::io;
 use std::sync::Arc;
@@ -13,96 +15,97 @@ use ringferry_ring::parts::{LayoutError, Parts, check_size, part_aligns, part_by
 use ringferry_sys::eventfd::EventFd;
 
 use crate::base::{check_position, decode, first_position};
-use crate::inflight::{self, Tracking};
+use crate::inflight::{self, InflightTracking};
 use crate::message::{F_RING_PACKED, VringAddr};
 
-/// A started ring, as handed to the [`Device`](crate::backend::Device): everything checked and
-/// resolved. The events are the device's own.
+/// A started ring, as handed to the [`Device`](crate::backend::Device), checked and resolved. The
+/// events are copies that the device owns.
 #[derive(Debug)]
 pub struct RingSetup {
-    /// Size and areas, of [`part_bytes`] and aligned to [`part_aligns`].
+    /// The ring's size and its three areas, of [`part_bytes`] and aligned to [`part_aligns`].
     pub parts: Parts<Area>,
-    /// Where to begin, as the ring's device half takes it: the next available index of a split ring,
-    /// whose used index is in the used ring; or a packed ring's index, below the size, with the wrap
-    /// counter in bit 15.
+    /// Position at which the ring's device half starts: the next available index of a split ring,
+    /// whose used index is in the used ring; or a packed ring's index, below the size, with the
+    /// wrap counter in bit 15.
     pub base: u16,
-    /// A packed ring's part of the in-flight region, if there is one: `base` stands in it, and the
-    /// device keeps its position there; see [`crate::inflight`].
+    /// A packed ring's part of the in-flight region, if there is one. It already holds `base`, and
+    /// the device must log its position there; see [`crate::inflight`].
     pub inflight: Option<Area>,
-    /// Readable when buffers were made available; `None`: poll the ring.
+    /// Event that becomes readable when buffers were made available; `None`: poll the ring.
     pub kick: Option<EventFd>,
-    /// To be signalled when buffers were used; `None`: the front end polls.
+    /// Event to be signalled when buffers were used; `None`: the driver polls.
     pub call: Option<EventFd>,
-    /// To be signalled when the ring is broken.
+    /// Event to be signalled when the ring is found broken.
     pub err: Option<EventFd>,
-    /// Whether the ring starts enabled; see [`Device::ring_enabled`](crate::backend::Device::ring_enabled).
+    /// True if the ring starts enabled; see
+    /// [`Device::ring_enabled`](crate::backend::Device::ring_enabled).
     pub enabled: bool,
-    /// The map buffers are translated with.
+    /// The memory map that translates the addresses of buffers.
     pub memory: Arc<GuestMemory>,
-    /// The virtio features agreed on.
+    /// The virtio features that were negotiated.
     pub features: u64,
 }
 
 impl RingSetup {
-    /// Whether the ring is packed.
+    /// Returns true if the ring is packed.
     pub fn packed(&self) -> bool {
         self.features & F_RING_PACKED != 0
     }
 }
 
-/// Why a ring cannot be as the front end wants it.
+/// The reason why a ring's description is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
-    /// No ring of this layout has this size.
+    /// A ring of this layout cannot have this size.
     #[error(transparent)]
     Size(#[from] LayoutError),
-    /// VIRTIO 1.4, 2.7 and 2.8.10: alignment of the parts of a ring.
+    /// A part of the ring is not aligned (VIRTIO 1.4, 2.7 and 2.8.10).
     #[error("the {part} at {addr:#x} is not aligned to {align} bytes")]
     Alignment {
-        /// Which part of the ring.
+        /// Name of the part in the words of VIRTIO.
         part: &'static str,
-        /// Its user address.
+        /// User address of the part.
         addr: u64,
-        /// What it must be a multiple of.
+        /// Alignment that the part needs, in bytes.
         align: usize,
     },
-    /// A part is not inside one shared region.
+    /// A part of the ring is not inside one shared region.
     #[error("the {part} at {addr:#x} ({len} bytes) is not inside one shared memory region")]
     Outside {
-        /// Which part of the ring.
+        /// Name of the part in the words of VIRTIO.
         part: &'static str,
-        /// Its user address.
+        /// User address of the part.
         addr: u64,
-        /// Its length in bytes.
+        /// Length of the part in bytes.
         len: usize,
     },
-    /// Where a split ring resumes has 16 bits.
+    /// The base of a split ring has more than 16 bits.
     #[error("base {0:#x} has more than the 16 bits of a split ring")]
     Base(u32),
-    /// Where a packed ring resumes is inside it.
+    /// The base of a packed ring lies outside the ring.
     #[error("a packed ring of {size} entries cannot resume at entry {index}")]
     Position {
-        /// Where it should resume.
+        /// Index at which the ring should resume.
         index: u16,
-        /// Its entries.
+        /// Size of the ring in entries.
         size: u16,
     },
-    /// What says where a running ring is can only be set while it is stopped.
+    /// The base of a running ring, or the size of a running packed ring, cannot be set.
     #[error("the {0} of a running ring cannot be set; stop it with GET_VRING_BASE first")]
     Running(&'static str),
-    /// No descriptor left for the device's copy of the ring's events.
+    /// The process has no file descriptor left for the device's copies of the ring's events.
     #[error("no file descriptor left for the ring's events ({0}); raise the limit (ulimit -n)")]
     Descriptors(io::Error),
 }
 
-/// What says where ring entries can be found.
+/// Size and addresses of a ring, as far as the front end has sent them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Geometry {
     pub size: Option<u16>,
     pub addr: Option<VringAddr>,
 }
 
-/// What people call the parts of a ring.
+/// Names the parts of a ring in the words of VIRTIO, for error messages.
 fn part_names(packed: bool) -> [&'static str; 3] {
     if packed {
         ["descriptor ring", "driver event suppression area", "device event suppression area"]
@@ -111,13 +114,13 @@ fn part_names(packed: bool) -> [&'static str; 3] {
     }
 }
 
-/// Checks a ring size; `packed` is `None` while it is open which layout it is for.
+/// Checks a ring's size; `packed` is `None` while the layout is unknown.
 pub(crate) fn check_num(size: u32, packed: Option<bool>) -> Result<u16, RingError> {
     Ok(check_size(size, packed.unwrap_or(true))?)
 }
 
-/// Checks the alignment of a ring's user addresses; `packed` is `None` while it is open which
-/// layout they are for: then only what both need is asked for.
+/// Checks the alignment of a ring's user addresses; `packed` is `None` while the layout is unknown,
+/// and then only what both layouts need is checked.
 pub(crate) fn check_addr(addr: &VringAddr, packed: Option<bool>) -> Result<(), RingError> {
     let packed = packed.unwrap_or(false);
     let addrs = [addr.desc, addr.avail, addr.used];
@@ -130,7 +133,7 @@ pub(crate) fn check_addr(addr: &VringAddr, packed: Option<bool>) -> Result<(), R
 }
 
 impl Geometry {
-    /// Whether `memory` holds the ring; a ring not yet described fully holds.
+    /// Checks that `memory` holds the ring; an incomplete description passes.
     pub fn check(&self, memory: &GuestMemory, packed: bool) -> Result<(), RingError> {
         self.resolve(memory, packed).map(|_| ())
     }
@@ -143,7 +146,7 @@ impl Geometry {
         let area = |at: usize, addr| {
             let (part, len, align) = (names[at], lens[at], aligns[at]);
             let area = memory.user_area(addr, len).ok_or(RingError::Outside { part, addr, len })?;
-            // The region may be mapped at another offset within its page than the front end's.
+            // The region may be mapped at another offset within its page than in the front end.
             if area.is_aligned(align) { Ok(area) } else { Err(RingError::Alignment { part, addr, align }) }
         };
         Ok(Some(Parts {
@@ -155,25 +158,26 @@ impl Geometry {
     }
 }
 
-/// What the front end said of the kick.
+/// The kick event as the front end set it.
 #[derive(Debug, Default)]
 pub(crate) enum Kick {
-    /// Nothing yet: the ring is stopped.
+    /// Not set: the ring is stopped.
     #[default]
     Unset,
-    /// No descriptor: the ring is to be polled.
+    /// Set without a descriptor: the device polls the ring.
     Poll,
-    /// An event.
+    /// Set to an event that the device waits for.
     Event(EventFd),
 }
 
-/// One virtqueue.
+/// One virtqueue as described by the front end.
 #[derive(Debug, Default)]
 pub(crate) struct Vring {
     pub geometry: Geometry,
-    /// Where to begin, as `SET_VRING_BASE` has it; `None`: at the beginning.
+    /// Base at which the ring starts, encoded as in `SET_VRING_BASE`; `None`: at the beginning.
     pub base: Option<u32>,
-    /// Where to begin is rather in the in-flight region, which came after the ring last ran.
+    /// True if the in-flight region came after the ring last ran, so that its position takes
+    /// precedence over `base`.
     pub recover: bool,
     pub kick: Kick,
     pub call: Option<EventFd>,
@@ -183,14 +187,14 @@ pub(crate) struct Vring {
 }
 
 impl Vring {
-    /// Everything the device needs to start as ring `index`, or `None` while the front end has not
-    /// said it all. The ring's part of the in-flight region is ready then.
+    /// Resolves everything that the device needs to start ring `index`, and initialises the ring's
+    /// part of the in-flight region. Returns `None` while the description is incomplete.
     pub fn setup(
         &self,
         index: u16,
         memory: &Arc<GuestMemory>,
         features: u64,
-        tracking: Option<&Tracking>,
+        tracking: Option<&InflightTracking>,
     ) -> Result<Option<RingSetup>, RingError> {
         let packed = features & F_RING_PACKED != 0;
         let kick = match &self.kick {
@@ -215,7 +219,7 @@ impl Vring {
         };
         check_position(base, size, packed)?;
         if let Some(part) = &inflight {
-            inflight::begin(part, size, base);
+            inflight::initialise(part, size, base);
         }
         Ok(Some(RingSetup {
             parts,
@@ -231,7 +235,7 @@ impl Vring {
     }
 }
 
-/// A copy of an event for the device: the session keeps its own, to start the ring again when the
+/// Duplicates an event for the device. The session keeps its own, to start the ring again when the
 /// memory map changes.
 pub(crate) fn duplicate(event: Option<&EventFd>) -> Result<Option<EventFd>, RingError> {
     event.map(EventFd::try_clone).transpose().map_err(RingError::Descriptors)

@@ -1,10 +1,14 @@
-//! Messages to and from a socket: header, payload and descriptors as one thing, put together over
-//! as many partial reads as it takes.
+//! Framing: reads and writes whole messages (header, payload and descriptors) on a non-blocking
+//! Unix stream, and assembles a message over as many partial reads as it takes.
+//!
+//! A [`Wire`] is created with the connection by a `Session` or a `Frontend`, which alone calls
+//! `read` and `write`, and is dropped with it. After an error its place in the stream is lost and
+//! the connection must be closed.
 //!
 //! Descriptors belong to the message whose first byte they travel with. A message is read in two
 //! steps, header then payload, so that the kernel never hands us the descriptors of the next
-//! message with the end of this one. Whatever arrives is owned from the first moment: a message
-//! that is dropped at any point closes its descriptors.
+//! message with the end of this one. Every descriptor is owned from the moment it arrives: dropping
+//! a message at any point closes its descriptors.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,38 +18,38 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::message::{Header, MAX_FDS, MAX_PAYLOAD, VERSION};
 
-/// A complete message.
+/// A complete message with the descriptors that came with it.
 #[derive(Debug)]
-pub(crate) struct Incoming {
+pub(crate) struct Message {
     pub header: Header,
     pub payload: Vec<u8>,
     pub fds: Vec<OwnedFd>,
 }
 
-/// Why a connection cannot go on.
+/// The reason why a connection cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     /// The peer closed the connection.
     #[error("the peer closed the connection")]
     Disconnected,
-    /// Not a vhost-user message.
+    /// The header's version is not 1, so this is hardly a vhost-user message.
     #[error("the peer speaks vhost-user version {0}, not 1: is it a vhost-user peer?")]
     Version(u32),
-    /// A payload larger than any message has.
+    /// The header announces a payload larger than any message has.
     #[error("a payload of {0} bytes, more than the {MAX_PAYLOAD} any vhost-user message needs")]
     Oversize(u32),
-    /// More descriptors than any message carries; the kernel dropped some.
+    /// More descriptors came than any message carries, or the kernel dropped some.
     #[error("more than {MAX_FDS} descriptors with one message, or no room in our descriptor table")]
     TooManyFds,
-    /// The peer does not read what we send; nothing of the message was sent.
+    /// The socket's buffer is full because the peer does not read; nothing of the message was sent.
     #[error("the peer does not read what it is sent")]
-    Stuck,
-    /// The socket failed.
+    WouldBlock,
+    /// Reading from or writing to the socket failed.
     #[error("the socket failed: {0}")]
     Io(#[from] io::Error),
 }
 
-/// One end of a connection, non-blocking.
+/// One end of a connection, with the message that is being assembled.
 #[derive(Debug)]
 pub(crate) struct Wire {
     stream: Stream,
@@ -60,9 +64,9 @@ impl Wire {
         Ok(Self { stream, buffer: Box::new([0; Header::LEN + MAX_PAYLOAD]), filled: 0, fds: Vec::new() })
     }
 
-    /// The next message, or `None` when the socket has no more of it yet. After an error the
-    /// position in the stream is lost: close the connection.
-    pub fn read(&mut self) -> Result<Option<Incoming>, WireError> {
+    /// Reads the next message; `None` when it is not yet complete. After an error the position in
+    /// the stream is lost: close the connection.
+    pub fn read(&mut self) -> Result<Option<Message>, WireError> {
         if !self.fill(Header::LEN)? {
             return Ok(None);
         }
@@ -79,10 +83,11 @@ impl Wire {
         }
         let payload = self.buffer[Header::LEN..Header::LEN + size].to_vec();
         self.filled = 0;
-        Ok(Some(Incoming { header, payload, fds: std::mem::take(&mut self.fds) }))
+        Ok(Some(Message { header, payload, fds: std::mem::take(&mut self.fds) }))
     }
 
-    /// Reads until `wanted` bytes are there; false when the socket has no more.
+    /// Reads until `wanted` bytes of the current message are in the buffer; returns false when the
+    /// socket has no more for now.
     fn fill(&mut self, wanted: usize) -> Result<bool, WireError> {
         while self.filled < wanted {
             match self.stream.recv(&mut self.buffer[self.filled..wanted], &mut self.fds) {
@@ -100,7 +105,7 @@ impl Wire {
     }
 
     /// Sends a whole message or fails. A Unix stream takes a message of this size whole or not at
-    /// all; when it takes none, the peer has left hundreds of replies unread.
+    /// all; it takes none when the peer has left hundreds of replies unread.
     pub fn write(
         &mut self,
         request: u32,
@@ -116,7 +121,7 @@ impl Wire {
             Ok(count) if count == message.len() => Ok(()),
             Ok(_) => Err(io::Error::from(io::ErrorKind::WriteZero).into()),
             Err(err) => match err.kind() {
-                io::ErrorKind::WouldBlock => Err(WireError::Stuck),
+                io::ErrorKind::WouldBlock => Err(WireError::WouldBlock),
                 io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Err(WireError::Disconnected),
                 _ => Err(err.into()),
             },

@@ -1,8 +1,9 @@
-//! What each message does: the part of the session behind the table.
+//! The handlers of a [`Session`]'s messages, called by `Session::serve` once the message has passed
+//! the checks of its row in the table.
 //!
 //! A handler checks everything before it changes anything, so a refused message leaves the session
-//! as it was; the one exception is a description that a waiting (kicked, not running) ring cannot
-//! start with, which is kept: the missing memory may still come.
+//! as it was. There is one exception: a description with which a kicked ring cannot start is kept,
+//! because the missing memory may still come.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -14,27 +15,28 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Answer, Device, Refusal, Session};
 use crate::base;
-use crate::inflight::{self, Tracking};
+use crate::inflight::{self, InflightTracking};
 use crate::message::{
     ConfigHeader, F_LOG_ALL, F_PROTOCOL_FEATURES, InflightDescription, MAX_CONFIG, MemoryRegion, MemoryTable,
     NO_FD, ProtocolFeatures, RING_INDEX_MASK, Request, SingleRegion, VringAddr, VringState,
     inflight_description,
 };
 use crate::vring::{Geometry, Kick, RingError, check_addr, check_num, duplicate};
-use crate::wire::Incoming;
+use crate::wire::Message;
 
 /// Smallest MTU of an Ethernet link that carries IPv4 (VIRTIO 1.4, 5.1.4.1).
 const MIN_MTU: u64 = 68;
 
-/// Repeated regions remembered: each slot once for every further queue pair of a large machine.
+/// Most repeated regions that are remembered: a large guest's front end repeats each slot once for
+/// every further queue pair.
 const MAX_REPEATS: usize = 4096;
 
-/// Reads a payload of fixed shape; the table has checked its size.
-fn body<T: FromBytes + KnownLayout + Immutable>(payload: &[u8]) -> Result<T, Refusal> {
+/// Parses a payload of fixed layout, whose size the table has checked.
+fn parse<T: FromBytes + KnownLayout + Immutable>(payload: &[u8]) -> Result<T, Refusal> {
     T::read_from_bytes(payload).map_err(|_| Refusal::Size(payload.len()))
 }
 
-fn value(number: u64) -> Result<Answer, Refusal> {
+fn reply_u64(number: u64) -> Result<Answer, Refusal> {
     Ok(Answer::Payload(number.as_bytes().to_vec()))
 }
 
@@ -42,42 +44,42 @@ impl Session {
     pub(super) fn handle(
         &mut self,
         request: Request,
-        message: Incoming,
+        message: Message,
         dev: &mut dyn Device,
     ) -> Result<Answer, Refusal> {
-        let Incoming { payload, fds, .. } = message;
+        let Message { payload, fds, .. } = message;
         match request {
-            Request::GetFeatures => value(self.offered_features()),
-            Request::SetFeatures => self.set_features(body(&payload)?, dev),
-            Request::GetProtocolFeatures => value(self.offer.protocol.bits()),
-            Request::SetProtocolFeatures => self.set_protocol_features(body(&payload)?),
-            Request::GetQueueNum => value(self.offer.queue_num.into()),
-            // The start of a session carries no information; resetting the owner is deprecated
-            // and best ignored (vhost-user, "Front-end message types").
+            Request::GetFeatures => reply_u64(self.offered_features()),
+            Request::SetFeatures => self.set_features(parse(&payload)?, dev),
+            Request::GetProtocolFeatures => reply_u64(self.offer.protocol.bits()),
+            Request::SetProtocolFeatures => self.set_protocol_features(parse(&payload)?),
+            Request::GetQueueNum => reply_u64(self.offer.queue_num.into()),
+            // SET_OWNER carries no information; resetting the owner is deprecated and best ignored
+            // (vhost-user, "Front-end message types").
             Request::SetOwner | Request::ResetOwner => Ok(Answer::Done),
 
             Request::SetMemTable => self.set_mem_table(&payload, fds, dev),
-            Request::GetMaxMemSlots => value(self.offer.max_mem_slots.into()),
-            Request::AddMemReg => self.add_mem_reg(body(&payload)?, &fds, dev),
-            Request::RemMemReg => self.rem_mem_reg(body(&payload)?, dev),
+            Request::GetMaxMemSlots => reply_u64(self.offer.max_mem_slots.into()),
+            Request::AddMemReg => self.add_mem_reg(parse(&payload)?, &fds, dev),
+            Request::RemMemReg => self.rem_mem_reg(parse(&payload)?, dev),
 
-            Request::SetVringNum => self.set_vring_num(body(&payload)?, dev),
-            Request::SetVringAddr => self.set_vring_addr(body(&payload)?, dev),
-            Request::SetVringBase => self.set_vring_base(body(&payload)?, dev),
-            Request::GetVringBase => self.get_vring_base(body(&payload)?, dev),
-            Request::SetVringEnable => self.set_vring_enable(body(&payload)?, dev),
+            Request::SetVringNum => self.set_vring_num(parse(&payload)?, dev),
+            Request::SetVringAddr => self.set_vring_addr(parse(&payload)?, dev),
+            Request::SetVringBase => self.set_vring_base(parse(&payload)?, dev),
+            Request::GetVringBase => self.get_vring_base(parse(&payload)?, dev),
+            Request::SetVringEnable => self.set_vring_enable(parse(&payload)?, dev),
             Request::SetVringKick => {
-                let (index, fd) = self.event(body(&payload)?, fds)?;
+                let (index, fd) = self.parse_event(parse(&payload)?, fds)?;
                 let kick = fd.map_or(Kick::Poll, Kick::Event);
-                self.change(index, dev, |ring| ring.kick = kick)
+                self.reconfigure(index, dev, |ring| ring.kick = kick)
             }
             Request::SetVringCall => {
-                let (index, fd) = self.event(body(&payload)?, fds)?;
+                let (index, fd) = self.parse_event(parse(&payload)?, fds)?;
                 self.set_vring_call(index, fd, dev)
             }
             Request::SetVringErr => {
-                let (index, fd) = self.event(body(&payload)?, fds)?;
-                self.change(index, dev, |ring| ring.err = fd)
+                let (index, fd) = self.parse_event(parse(&payload)?, fds)?;
+                self.reconfigure(index, dev, |ring| ring.err = fd)
             }
 
             Request::GetInflightFd => self.get_inflight_fd(&payload),
@@ -85,9 +87,9 @@ impl Session {
 
             Request::GetConfig => Self::get_config(&payload, dev),
             Request::SetConfig => Self::set_config(&payload, dev),
-            Request::NetSetMtu => Self::net_set_mtu(body(&payload)?, dev),
+            Request::NetSetMtu => Self::net_set_mtu(parse(&payload)?, dev),
             Request::SendRarp => {
-                let [a, b, c, d, e, f, _, _]: [u8; 8] = body(&payload)?;
+                let [a, b, c, d, e, f, _, _]: [u8; 8] = parse(&payload)?;
                 dev.announce([a, b, c, d, e, f]);
                 Ok(Answer::Done)
             }
@@ -96,8 +98,8 @@ impl Session {
                 self.backend_req = Some(channel.ok_or(Refusal::Channel)?);
                 Ok(Answer::Done)
             }
-            Request::SetStatus => self.set_status(body(&payload)?, dev),
-            Request::GetStatus => value(self.status.into()),
+            Request::SetStatus => self.set_status(parse(&payload)?, dev),
+            Request::GetStatus => reply_u64(self.status.into()),
             Request::ResetDevice => Ok(self.reset_device(dev)),
 
             Request::SetLogBase
@@ -130,7 +132,8 @@ impl Session {
         if unknown != 0 {
             return Err(Refusal::Features(unknown));
         }
-        // Migration switches the log bit while rings run; anything else changes what the rings mean.
+        // Migration switches the log bit while rings run; any other feature changes how rings are
+        // interpreted.
         let matters = !(F_LOG_ALL | F_PROTOCOL_FEATURES);
         if self.features.is_some_and(|old| (old ^ features) & matters != 0) {
             self.stop_all(dev);
@@ -175,14 +178,14 @@ impl Session {
             self.counters.unexpected_fds_closed += fds.len() as u64;
             return Err(Refusal::Descriptors(fds.len()));
         }
-        // Some front ends send the array at its full length; what is behind `count` means nothing.
+        // Some front ends send the array at its full length; entries beyond `count` are ignored.
         let specs = rest.chunks_exact(size_of::<MemoryRegion>());
         if specs.len() < count {
             return Err(bad_size());
         }
         let mut regions = Vec::with_capacity(count);
         for (spec, fd) in specs.zip(&fds) {
-            let spec: MemoryRegion = body(spec)?;
+            let spec: MemoryRegion = parse(spec)?;
             regions.push(Region::map(fd.as_fd(), spec.into())?);
         }
         let memory = GuestMemory::new(regions)?;
@@ -219,7 +222,7 @@ impl Session {
         Ok(Answer::Done)
     }
 
-    /// Whether exactly this region is mapped.
+    /// Returns true if exactly this region is mapped.
     fn has_region(&self, single: &SingleRegion) -> bool {
         let spec: RegionSpec = single.region.into();
         self.memory.iter().flat_map(|memory| memory.regions()).any(|region| *region.spec() == spec)
@@ -241,7 +244,8 @@ impl Session {
         Ok(Answer::Done)
     }
 
-    /// Puts a new map in place. Rings whose memory is still there go on where they were.
+    /// Replaces the memory map. Running rings whose memory is still mapped resume at the same
+    /// position.
     fn change_memory(&mut self, memory: Option<GuestMemory>, dev: &mut dyn Device) {
         self.stop_all(dev);
         self.memory = memory.map(Arc::new);
@@ -251,22 +255,27 @@ impl Session {
 
     // Rings
 
-    fn ring(&self, index: impl Into<u64>) -> Result<u16, Refusal> {
+    fn check_index(&self, index: impl Into<u64>) -> Result<u16, Refusal> {
         let index = index.into();
         let rings = self.rings.len();
-        // Compared before it is narrowed (CVE-2020-10723).
+        // The index is compared before it is narrowed (CVE-2020-10723).
         if index < rings as u64 { Ok(index as u16) } else { Err(Refusal::Index { index, rings }) }
     }
 
-    /// The ring and the descriptor of a kick, call or error message.
-    fn event(&mut self, payload: u64, mut fds: Vec<OwnedFd>) -> Result<(u16, Option<EventFd>), Refusal> {
+    /// Parses a kick, call or error message into the ring's index and the event, if one came.
+    fn parse_event(
+        &mut self,
+        payload: u64,
+        mut fds: Vec<OwnedFd>,
+    ) -> Result<(u16, Option<EventFd>), Refusal> {
         let reserved = payload & !(RING_INDEX_MASK | NO_FD);
         if reserved != 0 {
             return Err(Refusal::Value { field: "ring index", value: payload });
         }
-        let index = self.ring(payload & RING_INDEX_MASK)?;
+        let index = self.check_index(payload & RING_INDEX_MASK)?;
         match (payload & NO_FD == 0, fds.pop()) {
-            // An event that would make its user wait is refused here, not met on the data path.
+            // A descriptor on which the device could block is refused here, before the data path
+            // uses it.
             (true, Some(fd)) => Ok((index, Some(EventFd::from_fd(fd).map_err(Refusal::Event)?))),
             (false, None) => Ok((index, None)),
             (_, fd) => {
@@ -278,12 +287,12 @@ impl Session {
     }
 
     fn set_vring_num(&mut self, state: VringState, dev: &mut dyn Device) -> Result<Answer, Refusal> {
-        let index = self.ring(state.index)?;
+        let index = self.check_index(state.index)?;
         let packed = self.packed();
         let size = check_num(state.num, packed)?;
         let ring = &self.rings[usize::from(index)];
         let geometry = ring.geometry;
-        // Where a packed ring stands says nothing in a ring of another size.
+        // A packed ring's position means nothing in a ring of another size.
         if ring.started && packed == Some(true) && geometry.size != Some(size) {
             return Err(RingError::Running("size").into());
         }
@@ -291,13 +300,14 @@ impl Session {
     }
 
     fn set_vring_addr(&mut self, addr: VringAddr, dev: &mut dyn Device) -> Result<Answer, Refusal> {
-        let index = self.ring(addr.index)?;
+        let index = self.check_index(addr.index)?;
         check_addr(&addr, self.packed())?;
         let geometry = self.rings[usize::from(index)].geometry;
         self.set_geometry(index, Geometry { addr: Some(addr), ..geometry }, dev)
     }
 
-    /// A running ring goes on as it was if it cannot run as it is to be.
+    /// Changes a ring's size or addresses. A running ring continues unchanged if it could not run
+    /// with the new ones.
     fn set_geometry(
         &mut self,
         index: u16,
@@ -309,12 +319,12 @@ impl Session {
         {
             geometry.check(memory, self.packed() == Some(true))?;
         }
-        self.change(index, dev, |ring| ring.geometry = geometry)
+        self.reconfigure(index, dev, |ring| ring.geometry = geometry)
     }
 
     fn set_vring_base(&mut self, state: VringState, dev: &mut dyn Device) -> Result<Answer, Refusal> {
-        let index = self.ring(state.index)?;
-        // What cannot be judged yet is when the ring starts.
+        let index = self.check_index(state.index)?;
+        // Properties that cannot be checked yet are checked when the ring starts.
         let ring = &self.rings[usize::from(index)];
         if let Some(packed) = self.packed() {
             let position = base::decode(state.num, packed)?;
@@ -325,11 +335,11 @@ impl Session {
         if ring.started {
             return Err(RingError::Running("base").into());
         }
-        self.change(index, dev, |ring| ring.base = Some(state.num))
+        self.reconfigure(index, dev, |ring| ring.base = Some(state.num))
     }
 
     fn get_vring_base(&mut self, state: VringState, dev: &mut dyn Device) -> Result<Answer, Refusal> {
-        let index = self.ring(state.index)?;
+        let index = self.check_index(state.index)?;
         self.stop(index, dev);
         let packed = self.packed() == Some(true);
         let ring = &mut self.rings[usize::from(index)];
@@ -357,7 +367,7 @@ impl Session {
     }
 
     fn set_vring_enable(&mut self, state: VringState, dev: &mut dyn Device) -> Result<Answer, Refusal> {
-        let index = self.ring(state.index)?;
+        let index = self.check_index(state.index)?;
         if state.num > 1 {
             return Err(Refusal::Value { field: "enable", value: state.num.into() });
         }
@@ -377,7 +387,8 @@ impl Session {
 
     // In-flight tracking
 
-    /// The description in a message, its numbers within what there can be (CVE-2021-3839).
+    /// Parses an in-flight description, and checks its numbers against the device's limits
+    /// (CVE-2021-3839).
     fn inflight_description(&self, payload: &[u8]) -> Result<InflightDescription, Refusal> {
         let description = inflight_description(payload).ok_or(Refusal::Size(payload.len()))?;
         let InflightDescription { num_queues, queue_size, .. } = description;
@@ -388,17 +399,18 @@ impl Session {
         Ok(description)
     }
 
-    /// Makes a region and gives it away: all that stays is the answer (CVE-2020-10726).
+    /// Creates an in-flight region and hands it to the front end. The session keeps nothing of it,
+    /// so repeated requests cost no memory (CVE-2020-10726).
     fn get_inflight_fd(&self, payload: &[u8]) -> Result<Answer, Refusal> {
         let InflightDescription { num_queues, queue_size, .. } = self.inflight_description(payload)?;
-        // Before features are agreed on, a region that is large enough for either layout.
+        // Before features are negotiated the region is large enough for either layout.
         let made = inflight::create(num_queues, queue_size, self.packed().unwrap_or(true));
-        // In the length in which the front end has it.
+        // The reply has the length of the request, with or without padding.
         let bytes = |description: &InflightDescription| description.as_bytes()[..payload.len()].to_vec();
         Ok(match made {
             Ok((description, file)) => Answer::File(bytes(&description), file),
             Err(error) => {
-                // The front end goes on without a region.
+                // The front end continues without a region.
                 tracing::warn!("no in-flight region: {error}");
                 Answer::Payload(bytes(&InflightDescription::default()))
             }
@@ -413,8 +425,8 @@ impl Session {
     ) -> Result<Answer, Refusal> {
         let [fd] = fds else { return Err(Refusal::Descriptors(fds.len())) };
         let description = self.inflight_description(payload)?;
-        let tracking = Tracking::map(fd.as_fd(), &description, self.packed().unwrap_or(false))?;
-        // A ring that runs goes on where it is; the region tells of the others.
+        let tracking = InflightTracking::map(fd.as_fd(), &description, self.packed().unwrap_or(false))?;
+        // A running ring keeps its position; rings that start later take theirs from the region.
         for ring in &mut self.rings {
             ring.recover = !ring.started;
         }
@@ -426,7 +438,7 @@ impl Session {
 
     // Device
 
-    /// The header of a configuration space message whose size and range are right.
+    /// Parses the header of a configuration space message, and checks its size and range.
     fn config_header(payload: &[u8]) -> Result<(ConfigHeader, &[u8]), Refusal> {
         let (header, data) =
             ConfigHeader::read_from_prefix(payload).map_err(|_| Refusal::Size(payload.len()))?;
@@ -473,7 +485,8 @@ impl Session {
     fn set_status(&mut self, status: u64, dev: &mut dyn Device) -> Result<Answer, Refusal> {
         let status = u8::try_from(status).map_err(|_| Refusal::Value { field: "status", value: status })?;
         if status == 0 {
-            // The driver reset the device (VIRTIO 1.4, 2.4): a ring starts again with a new kick.
+            // The driver reset the device (VIRTIO 1.4, 2.4): a ring starts again only with a new
+            // kick.
             self.stop_all(dev);
             for ring in &mut self.rings {
                 ring.kick = Kick::Unset;
@@ -485,9 +498,9 @@ impl Session {
         Ok(Answer::Done)
     }
 
-    /// "disable all rings and reset all internal device state". What belongs to the connection
-    /// stays: protocol features, events, and the memory map, of which front ends that add regions
-    /// one by one only send the differences afterwards.
+    /// Serves `RESET_DEVICE`: "disable all rings and reset all internal device state". State of the
+    /// connection stays: protocol features, events, and the memory map, since front ends that add
+    /// regions one by one only send the differences afterwards.
     fn reset_device(&mut self, dev: &mut dyn Device) -> Answer {
         self.stop_all(dev);
         for ring in &mut self.rings {

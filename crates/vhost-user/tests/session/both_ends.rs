@@ -222,7 +222,7 @@ fn a_back_end_that_does_not_track_is_used_all_the_same() {
     assert_eq!(back.join().unwrap().1.rejected, 0);
 }
 
-/// What our front end makes of a back end's answer to `GET_INFLIGHT_FD`.
+/// The front end's judgement of a back end's reply to `GET_INFLIGHT_FD`.
 fn inflight_answer(payload: &[u8], fds: usize) -> Result<bool, FrontendError> {
     let (ours, theirs) = Stream::pair().unwrap();
     let mut front = Frontend::new(ours).unwrap();

@@ -1,4 +1,5 @@
-//! Every row of the table at its bounds, and what is refused how.
+//! Sends every message of the table at the bounds of its payload and descriptors, and checks how it
+//! is refused beyond them.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -16,7 +17,7 @@ use crate::rig::{Event, Rig, copies_of, offer};
 /// Sends a message that must be refused, and checks that the refusal has the row's form: an answer
 /// that says failure, or the end of the session where no answer can say so.
 fn refused(mut rig: Rig, request: Request, payload: &[u8], fds: &[BorrowedFd<'_>]) {
-    let row = request.row();
+    let row = request.spec();
     rig.send(request as u32, VERSION | FLAG_NEED_REPLY, payload, fds);
     match (row.reply, rig.serve()) {
         (Reply::Value, Err(SessionError::Unanswerable { message, .. })) => assert_eq!(message, row.name),
@@ -83,7 +84,7 @@ fn messages_whose_feature_was_not_agreed_on_are_refused() {
                 assert!(matches!(outcome, Err(SessionError::Unanswerable { .. })), "{}", row.name);
             }
             Reply::Config => assert!(rig.reply().unwrap().1.is_empty()),
-            // Whoever may not send the message does not wait for an answer.
+            // A front end that may not send the message does not wait for a reply.
             Reply::Ack | Reply::Status => assert!(outcome.is_ok() && rig.reply().is_none(), "{}", row.name),
         }
         assert_eq!(rig.session.counters().rejected, 1, "{}", row.name);
@@ -243,7 +244,7 @@ fn a_front_end_that_never_reads_is_dropped_rather_than_waited_for() {
             break err;
         }
     };
-    assert!(matches!(outcome, SessionError::Wire(WireError::Stuck)), "{outcome}");
+    assert!(matches!(outcome, SessionError::Wire(WireError::WouldBlock)), "{outcome}");
 }
 
 #[test]

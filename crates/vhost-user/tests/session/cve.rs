@@ -1,4 +1,4 @@
-//! Messages that broke other back ends.
+//! Replays messages that broke other back ends (published CVEs) against a session.
 
 use std::os::fd::AsFd;
 
@@ -151,7 +151,7 @@ fn cve_2022_0669_fds_on_messages_that_take_none() {
     for row in TABLE.iter().filter(|row| row.fds.1 == 0) {
         let mut rig = Rig::negotiated();
         rig.send(row.request as u32, 1, &vec![0; row.min], &[event.as_fd(); 8]);
-        // Where the refusal cannot be told, the session ends; either way nothing stays open.
+        // The session ends where the reply cannot express a refusal; either way nothing stays open.
         let _ = rig.serve();
         assert_eq!(rig.session.counters().unexpected_fds_closed, 8, "{}", row.name);
         assert_eq!(rig.session.counters().rejected, 1, "{}", row.name);

@@ -1,4 +1,5 @@
-//! "Inflight I/O tracking": the region, made, given, given back, and what a packed ring finds in it.
+//! "Inflight I/O tracking": the region is requested, handed over and handed back, and a packed ring
+//! resumes from it.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -122,7 +123,7 @@ fn a_packed_ring_gets_its_part_ready_to_be_written() {
         let part = view.area(index * PART, 64).unwrap();
         assert_eq!((part.load64(0), part.load16(8), part.load16(10)), (0, 1, SIZE));
         assert_eq!(part.load64(POSITION), position_word(base, base));
-        // What the device writes is what the front end keeps.
+        // The device's writes are visible in the region that the front end keeps.
         rig.dev.rings[&(index as u16)].inflight.as_ref().unwrap().store64(POSITION, 77 << 32 | 77);
         assert_eq!(part.load64(POSITION), 77 << 32 | 77);
     }

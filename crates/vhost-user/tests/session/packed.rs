@@ -199,7 +199,7 @@ fn set_up_in_every_order() {
                 1 => rig.ack(Request::SetMemTable, &mem_table([region].into_iter()), &[mem.fd()]),
                 2 => rig.state(Request::SetVringNum, 0, ODD.into()),
                 3 => {
-                    // Where it begins has a default, and cannot be set once the ring runs.
+                    // The base has a default, and cannot be set once the ring runs.
                     let running = rig.dev.rings.contains_key(&0);
                     rig.state(Request::SetVringBase, 0, 0x8003_8003) != running
                 }

@@ -1,5 +1,6 @@
-//! What QEMU's virtio-net really sends, recorded from 7.2 with `-netdev vhost-user,queues=2`; 10.0
-//! sends the same. It was seen to reset the status before it stops the rings, and after.
+//! Replays the messages that QEMU's virtio-net sends, recorded from 7.2 with `-netdev
+//! vhost-user,queues=2`; 10.0 sends the same. QEMU resets the status sometimes before it stops the
+//! rings, and sometimes after.
 
 use std::os::fd::AsFd;
 

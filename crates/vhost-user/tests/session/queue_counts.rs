@@ -1,6 +1,7 @@
-//! How many queues there are, as front ends mean it. QEMU's `queues=` counts pairs; cloud-hypervisor's `num_queues=` counts
-//! virtqueues. Both compare their number with what `GET_QUEUE_NUM` says, and both let a guest's driver use fewer: QEMU enables
-//! rings as the driver asks for pairs, cloud-hypervisor only speaks of the rings that the driver has set up.
+//! Checks the number of queues against each front end's meaning of it. QEMU's `queues=` counts
+//! pairs; cloud-hypervisor's `num_queues=` counts virtqueues. Both compare their number with
+//! `GET_QUEUE_NUM`, and both let a guest's driver use fewer: QEMU enables rings as the driver asks
+//! for pairs, cloud-hypervisor only sets up the rings that the driver has set up.
 
 use std::os::fd::AsFd;
 
@@ -14,7 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::rig::{Event, RING_SIZE, Rig, guest, ring_addr};
 
-/// Pairs of the device.
+/// Number of queue pairs of the device under test.
 const PAIRS: u16 = 4;
 
 fn rig() -> Rig {

@@ -1,5 +1,5 @@
-//! A session on one end of a socket, a hand that writes messages on the other, and a device that
-//! records what it is told.
+//! The test bed of this folder: a session on one end of a socket, raw messages written to the
+//! other, and a device that records the calls that it gets.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ use ringferry_vhost_user::message::{
 use ringferry_vhost_user::{Device, Offer, Progress, ProtocolFeatures, RingSetup, Session, SessionError};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Where the front end's memory begins in its own address space.
+/// User address at which the front end's memory begins.
 pub const USER: u64 = 0x7f12_3400_0000;
 /// Entries of the rings the rig describes.
 pub const RING_SIZE: u16 = 256;
@@ -27,7 +27,7 @@ pub const RING_SPAN: u64 = 0x4000;
 /// A feature to switch on and off.
 pub const F_MRG_RXBUF: u64 = 1 << 15;
 
-/// What the device was told.
+/// One call of the session to the device.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 pub enum Event {
     Features(u64),
@@ -42,13 +42,13 @@ pub enum Event {
     Reset,
 }
 
-/// A device that records.
+/// A device that records every call of the session and asserts that it is allowed.
 #[derive(Default)]
 pub struct Recorder {
     pub events: Vec<Event>,
     /// Rings that run. Calls that a running device may not get are assertions.
     pub rings: BTreeMap<u16, RingSetup>,
-    /// How many entries the device pretends to have processed by the time a ring is stopped.
+    /// Number of entries that the device pretends to have processed by the time a ring is stopped.
     pub processed: u16,
     pub config: Vec<u8>,
 }
@@ -157,14 +157,14 @@ pub fn position_word(new: u16, old: u16) -> u64 {
     index(new) | index(old) << 16 | wrap(new) << 32 | wrap(old) << 40
 }
 
-/// What the rig's sessions offer.
+/// The offer of the rig's sessions, with split rings.
 pub fn offer() -> Offer {
     let mut offer = Offer::net(F_VERSION_1 | F_MRG_RXBUF, 2);
     offer.protocol |= ProtocolFeatures::CONFIG;
     offer
 }
 
-/// The same with packed rings.
+/// The offer of the rig's sessions, with packed rings.
 pub fn packed_offer() -> Offer {
     let mut offer = offer();
     offer.features |= F_RING_PACKED;
@@ -255,14 +255,14 @@ impl Rig {
         Some((header, payload, fds))
     }
 
-    /// A message without reply.
+    /// Sends a message that asks for no reply.
     pub fn tell(&mut self, request: Request, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         self.send(request as u32, VERSION, payload, fds);
         self.serve().unwrap();
         assert!(self.reply().is_none(), "{request} was answered");
     }
 
-    /// A message with `NEED_REPLY`: whether it was obeyed.
+    /// Sends a message with `NEED_REPLY`; returns true if it was served.
     pub fn ack(&mut self, request: Request, payload: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         self.send(request as u32, VERSION | FLAG_NEED_REPLY, payload, fds);
         self.serve().unwrap();
@@ -272,7 +272,7 @@ impl Rig {
         u64::read_from_bytes(&payload).unwrap() == 0
     }
 
-    /// A message with a reply of its own.
+    /// Sends a message that has a reply of its own, and returns the reply.
     pub fn ask(&mut self, request: Request, payload: &[u8]) -> Vec<u8> {
         self.send(request as u32, VERSION, payload, &[]);
         self.serve().unwrap();
@@ -345,7 +345,7 @@ pub fn view(region: MemoryRegion, mem: &SharedMem) -> GuestMemory {
     GuestMemory::new(vec![Region::map(mem.fd(), RegionSpec::from(region)).unwrap()]).unwrap()
 }
 
-/// How many descriptors of this process refer to the file of `fd`.
+/// Counts the descriptors of this process that refer to the file of `fd`.
 pub fn copies_of(fd: impl AsFd) -> usize {
     let fd = fd.as_fd().try_clone_to_owned().unwrap();
     let wanted = identity(&std::os::fd::AsRawFd::as_raw_fd(&fd).to_string()).unwrap();
@@ -357,8 +357,8 @@ pub fn copies_of(fd: impl AsFd) -> usize {
     copies.count() - 1 // the clone made here
 }
 
-/// Serves the session until it notices that its peer has closed the connection. That need not be at once:
-/// whoever reads the descriptor's entry in /proc meanwhile, as other tests do by [`copies_of`], holds
+/// Serves the session until it notices that its peer has closed the connection. That may take a
+/// while: a test that reads the descriptor's entry in /proc meanwhile, as [`copies_of`] does, holds
 /// the open file.
 #[track_caller]
 pub fn until_gone(session: &mut Session, dev: &mut Recorder) -> SessionError {
@@ -372,7 +372,7 @@ pub fn until_gone(session: &mut Session, dev: &mut Recorder) -> SessionError {
     }
 }
 
-/// What tells one open file from another. Eventfds share an inode and are told apart by their id.
+/// Identifies an open file. Eventfds share an inode and are told apart by their id.
 fn identity(fd: &str) -> Option<(u64, u64, String)> {
     let meta = std::fs::metadata(format!("/proc/self/fd/{fd}")).ok()?;
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
