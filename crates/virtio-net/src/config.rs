@@ -1,5 +1,8 @@
-//! The device configuration space (VIRTIO 1.4, 5.1.4): what every device has, and, behind it, what a device has
-//! that hashes packets.
+//! The device configuration space (VIRTIO 1.4, 5.1.4): [`NetConfig`] holds the fields that every
+//! device has, [`HashConfig`] also those of a device that hashes packets.
+//!
+//! These are plain values: a device builds one when it is set up and answers reads from it, and a
+//! driver parses one after negotiation.
 
 use ringferry_packet::flow::HashTypes;
 
@@ -8,29 +11,30 @@ use crate::Features;
 /// VIRTIO_NET_CTRL_MQ_VQ_PAIRS_MAX: most queue pairs that a device may have (5.1.6.5.6).
 pub const MAX_PAIRS: u16 = 0x8000;
 
-/// Fields up to `mtu`: all of a device that does not hash packets.
+/// The fields up to `mtu`, which are all fields of a device that does not hash packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetConfig {
-    /// Meaningful with VIRTIO_NET_F_MAC.
+    /// The device's address; meaningful with VIRTIO_NET_F_MAC.
     pub mac: [u8; 6],
-    /// VIRTIO_NET_S_LINK_UP and VIRTIO_NET_S_ANNOUNCE; meaningful with VIRTIO_NET_F_STATUS.
+    /// Combination of [`S_LINK_UP`] and [`S_ANNOUNCE`]; meaningful with VIRTIO_NET_F_STATUS.
     pub status: u16,
-    /// Meaningful with VIRTIO_NET_F_MQ or VIRTIO_NET_F_RSS.
+    /// Most queue pairs that the driver may use; meaningful with VIRTIO_NET_F_MQ or
+    /// VIRTIO_NET_F_RSS.
     pub max_virtqueue_pairs: u16,
-    /// Meaningful with VIRTIO_NET_F_MTU.
+    /// Largest MTU in bytes that the driver may use; meaningful with VIRTIO_NET_F_MTU.
     pub mtu: u16,
 }
 
-/// `status`: the link is up.
+/// Bit of `status` that reports a link that is up.
 pub const S_LINK_UP: u16 = 1;
-/// `status`: the guest should announce itself.
+/// Bit of `status` that asks the guest to announce itself.
 pub const S_ANNOUNCE: u16 = 2;
 
 impl NetConfig {
-    /// Bytes of the little-endian form.
+    /// Size of the encoded fields in bytes.
     pub const LEN: usize = 12;
 
-    /// The little-endian form.
+    /// Encodes the fields in little-endian byte order.
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[..6].copy_from_slice(&self.mac);
@@ -40,7 +44,7 @@ impl NetConfig {
         bytes
     }
 
-    /// Reads the little-endian form.
+    /// Decodes fields in little-endian byte order.
     pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
         let [m0, m1, m2, m3, m4, m5, s0, s1, p0, p1, t0, t1] = *bytes;
         Self {
@@ -51,14 +55,14 @@ impl NetConfig {
         }
     }
 
-    /// Fills `out` from byte `offset` on; bytes past the end read as 0, as a driver may read more
-    /// than a device has.
+    /// Reads from byte `offset` into `out`; bytes past the end read as 0, because a driver may read
+    /// more than a device has.
     pub fn read(self, offset: usize, out: &mut [u8]) {
         read(&self.to_bytes(), offset, out);
     }
 
-    /// How many queue pairs a driver with these features may use (5.1.4.2): 1 without a control queue, and where the
-    /// device does not say a number between 1 and [`MAX_PAIRS`].
+    /// Returns the number of queue pairs that a driver with these features may use (5.1.4.2): 1
+    /// without a control queue, and if the device reports a number outside 1 to [`MAX_PAIRS`].
     pub fn pairs(self, features: Features) -> u16 {
         let multiqueue = features.consistent().intersects(Features::MQ.union(Features::RSS));
         match self.max_virtqueue_pairs {
@@ -68,24 +72,26 @@ impl NetConfig {
     }
 }
 
-/// What a device can hash, and how packets can be spread by it.
+/// The hashes that a device can calculate, and the indirection tables that it takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HashLimits {
-    /// Longest key in bytes; meaningful with VIRTIO_NET_F_RSS or VIRTIO_NET_F_HASH_REPORT.
+    /// Longest hash key in bytes; meaningful with VIRTIO_NET_F_RSS or VIRTIO_NET_F_HASH_REPORT.
     pub max_key: u8,
     /// Most entries of the indirection table; meaningful with VIRTIO_NET_F_RSS.
     pub max_table: u16,
-    /// What can be hashed; meaningful with either.
+    /// Packet types that can be hashed; meaningful with VIRTIO_NET_F_RSS or
+    /// VIRTIO_NET_F_HASH_REPORT.
     pub types: HashTypes,
 }
 
 impl HashLimits {
-    /// What our device offers: keys and tables of the least size that a device may (5.1.4.1), which is also the
-    /// largest that older Linux drivers have room for; types whose fields lie in what a switch copies
-    /// of a frame.
+    /// The limits of this crate's device half: keys and tables of the least size that a device may
+    /// have (5.1.4.1), which is also the largest that older Linux drivers have room for; types
+    /// whose fields lie in the bytes that a switch copies of a frame.
     pub const DEVICE: HashLimits = HashLimits { max_key: 40, max_table: 128, types: HashTypes::SHORT };
 
-    /// Whether a device may say this (5.1.4.1). A driver does without the features of one that says less.
+    /// Returns true if a device with these features may report these limits (5.1.4.1). A driver
+    /// does not use the hash features of a device that reports less.
     pub fn is_valid(self, features: Features) -> bool {
         let hashes = features.intersects(Features::RSS.union(Features::HASH_REPORT));
         let rss = features.contains(Features::RSS);
@@ -98,31 +104,31 @@ impl HashLimits {
 /// VIRTIO_NET_F_HASH_REPORT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HashConfig {
-    /// The fields that every device has.
+    /// The fields that every device has, in front of the others.
     pub net: NetConfig,
-    /// Units of 1 Mbit/s; meaningful with VIRTIO_NET_F_SPEED_DUPLEX.
+    /// Speed of the link in Mbit/s; meaningful with VIRTIO_NET_F_SPEED_DUPLEX.
     pub speed: u32,
     /// 1 for full duplex, 0 for half; meaningful with VIRTIO_NET_F_SPEED_DUPLEX.
     pub duplex: u8,
-    /// What can be hashed.
+    /// Hashes and tables that the device supports.
     pub hash: HashLimits,
 }
 
-/// `speed`: unknown.
+/// Value of `speed` for a link of unknown speed.
 pub const SPEED_UNKNOWN: u32 = u32::MAX;
-/// `duplex`: unknown.
+/// Value of `duplex` for a link of unknown mode.
 pub const DUPLEX_UNKNOWN: u8 = u8::MAX;
 
 impl HashConfig {
-    /// Bytes of the little-endian form.
+    /// Size of the encoded fields in bytes.
     pub const LEN: usize = 24;
 
-    /// Of a device of unknown speed.
+    /// Creates the configuration of a device of unknown speed.
     pub const fn new(net: NetConfig, hash: HashLimits) -> Self {
         Self { net, speed: SPEED_UNKNOWN, duplex: DUPLEX_UNKNOWN, hash }
     }
 
-    /// The little-endian form.
+    /// Encodes the fields in little-endian byte order.
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[..NetConfig::LEN].copy_from_slice(&self.net.to_bytes());
@@ -134,8 +140,8 @@ impl HashConfig {
         bytes
     }
 
-    /// Reads the little-endian form. Hash types that are not defined are left out, as a driver must not ask for
-    /// them.
+    /// Decodes fields in little-endian byte order. Hash types that are not defined are left out,
+    /// because a driver must not ask for them.
     pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
         let le16 = |at| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let le32 = |at| u32::from(le16(at)) | u32::from(le16(at + 2)) << 16;
@@ -151,13 +157,13 @@ impl HashConfig {
         }
     }
 
-    /// Fills `out` from byte `offset` on, as [`NetConfig::read`].
+    /// Reads from byte `offset` into `out`, like [`NetConfig::read`].
     pub fn read(self, offset: usize, out: &mut [u8]) {
         read(&self.to_bytes(), offset, out);
     }
 }
 
-/// Fills `out` with `bytes` from `offset` on, and zeroes.
+/// Copies `bytes` from `offset` on into `out`, and fills the rest with zeroes.
 fn read(bytes: &[u8], offset: usize, out: &mut [u8]) {
     out.fill(0);
     if let Some(have) = bytes.get(offset..) {

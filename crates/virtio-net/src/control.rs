@@ -1,32 +1,34 @@
-//! The commands of the control queue (VIRTIO 1.4, 5.1.6.5), as bytes and as values.
+//! The commands of the control queue (VIRTIO 1.4, 5.1.6.5), encoded by the driver half and decoded
+//! by the device half.
 //!
-//! On the wire a command is `class`, `command`, its data, and one byte that the device writes: the
-//! acknowledgement. Behind that, one command has a result. Both halves use the one table below, which
-//! knows sizes; what values are in range is for [`Settings`](crate::device::Settings) to say.
+//! An encoded command is `class`, `command`, its data, and one byte that the device writes: the
+//! acknowledgement. One command has a result after it. This module checks sizes only;
+//! [`Settings`](crate::device::Settings) checks whether values are in range. It holds no state.
 
-/// `ack`: done.
+/// Acknowledgement of a command that was carried out.
 pub const OK: u8 = 0;
-/// `ack`: refused; nothing has changed.
+/// Acknowledgement of a command that was refused and changed nothing.
 pub const ERR: u8 = 1;
 
-/// Longest command accepted, in bytes: MAC tables of 680 entries each, or an indirection table of 2048.
+/// Longest command that is accepted, in bytes: MAC tables of 680 entries each, or an indirection
+/// table of 2048.
 pub const MAX_COMMAND: usize = 8192;
 
-/// The switches of VIRTIO_NET_CTRL_RX, with their command numbers.
+/// The receive modes of VIRTIO_NET_CTRL_RX, with their command numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RxMode {
-    /// Receive everything.
+    /// The device delivers every frame.
     Promiscuous = 0,
-    /// Receive all multicast.
+    /// The device delivers every multicast frame.
     AllMulticast = 1,
-    /// Receive all unicast.
+    /// The device delivers every unicast frame.
     AllUnicast = 2,
-    /// Receive no multicast.
+    /// The device delivers no multicast frame.
     NoMulticast = 3,
-    /// Receive no unicast.
+    /// The device delivers no unicast frame.
     NoUnicast = 4,
-    /// Receive no broadcast.
+    /// The device delivers no broadcast frame.
     NoBroadcast = 5,
 }
 
@@ -41,8 +43,9 @@ impl RxMode {
     ];
 }
 
-/// When a device that has used buffers sends a notification (5.1.6.5.10): after `max_packets`, or `max_usecs` after
-/// the first of them. Either 0: after every packet, which is what a device does before a driver says otherwise.
+/// Limits of notification coalescing (5.1.6.5.10): a device that has used buffers notifies after
+/// `max_packets`, or `max_usecs` after the first of them. If either is 0, as it is before a driver
+/// sets them, it notifies after every packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Coalesce {
     /// Most packets before a notification.
@@ -52,17 +55,17 @@ pub struct Coalesce {
 }
 
 impl Coalesce {
-    /// Bytes of the little-endian form.
+    /// Size of the encoded limits in bytes.
     pub const LEN: usize = 8;
 
-    /// The little-endian form.
+    /// Encodes the limits in little-endian byte order.
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         let [p0, p1, p2, p3] = self.max_packets.to_le_bytes();
         let [u0, u1, u2, u3] = self.max_usecs.to_le_bytes();
         [p0, p1, p2, p3, u0, u1, u2, u3]
     }
 
-    /// Reads the little-endian form.
+    /// Decodes limits in little-endian byte order.
     pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
         let [p0, p1, p2, p3, u0, u1, u2, u3] = *bytes;
         Self {
@@ -71,7 +74,7 @@ impl Coalesce {
         }
     }
 
-    /// Whether notifications are held back at all.
+    /// Returns true if notifications are held back at all.
     #[inline]
     pub const fn is_on(self) -> bool {
         self.max_packets != 0 && self.max_usecs != 0
@@ -81,59 +84,59 @@ impl Coalesce {
 /// Receive-side scaling as a driver configures it (5.1.6.5.7). Queues are numbered by pair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rss {
-    /// VIRTIO_NET_HASH_TYPE_* of what is hashed.
+    /// Packet types that are hashed, as bits VIRTIO_NET_HASH_TYPE_*.
     pub types: u32,
-    /// The queue of packets that are not.
+    /// Queue of the packets whose type is not hashed.
     pub unclassified: u16,
-    /// The queue for each value of the hash, of which as many low bits count as the table has entries; their number
-    /// is a power of two.
+    /// Indirection table: the queue for each value of the hash's low bits. The number of entries is
+    /// a power of two.
     pub table: Vec<u16>,
-    /// Transmit queues that the driver uses.
+    /// Number of transmitqs that the driver uses.
     pub max_tx: u16,
-    /// Key of the hash, at most 255 bytes.
+    /// Key of the hash, at most 255 bytes long.
     pub key: Vec<u8>,
 }
 
-/// One command.
+/// One command of the driver, with its data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Switches a receive mode on or off (5.1.6.5.1).
     Rx(RxMode, bool),
-    /// Replaces the address filters (5.1.6.5.2).
+    /// Replaces both tables of the address filter (5.1.6.5.2).
     MacTable {
-        /// Unicast addresses to receive.
+        /// Unicast addresses that the device delivers.
         unicast: Vec<[u8; 6]>,
-        /// Multicast addresses to receive.
+        /// Multicast addresses that the device delivers.
         multicast: Vec<[u8; 6]>,
     },
     /// Sets the device's own address (5.1.6.5.2).
     MacAddress([u8; 6]),
-    /// Receives frames of a VLAN (5.1.6.5.3).
+    /// Adds a VLAN ID to the VLAN filter (5.1.6.5.3).
     VlanAdd(u16),
-    /// Receives frames of a VLAN no more (5.1.6.5.3).
+    /// Removes a VLAN ID from the VLAN filter (5.1.6.5.3).
     VlanDel(u16),
-    /// The guest has announced itself (5.1.6.5.4).
+    /// Acknowledges a request to announce the guest (5.1.6.5.4).
     AnnounceAck,
-    /// Uses so many queue pairs from now on, with automatic receive steering (5.1.6.5.6).
+    /// Sets the number of queue pairs in use and selects automatic receive steering (5.1.6.5.6).
     QueuePairs(u16),
-    /// Spreads packets over receive queues in this way from now on (5.1.6.5.7).
+    /// Selects receive-side scaling with these parameters (5.1.6.5.7).
     Rss(Rss),
-    /// Reports hashes of this kind from now on, with automatic receive steering (5.1.6.5.6.4).
+    /// Sets the hash that is reported and selects automatic receive steering (5.1.6.5.6.4).
     Hash {
-        /// VIRTIO_NET_HASH_TYPE_* of what is hashed.
+        /// Packet types that are hashed, as bits VIRTIO_NET_HASH_TYPE_*.
         types: u32,
-        /// Key of the hash, at most 255 bytes.
+        /// Key of the hash, at most 255 bytes long.
         key: Vec<u8>,
     },
-    /// Takes these receive offloads from now on, as feature bits (5.1.6.5.9).
+    /// Sets the receive offloads in use, as feature bits (5.1.6.5.9).
     GuestOffloads(u64),
-    /// Coalesces notifications of all transmitqs (5.1.6.5.10).
+    /// Sets the coalescing limits of all transmitqs (5.1.6.5.10).
     CoalesceTransmit(Coalesce),
-    /// Coalesces notifications of all receiveqs (5.1.6.5.10).
+    /// Sets the coalescing limits of all receiveqs (5.1.6.5.10).
     CoalesceReceive(Coalesce),
-    /// Coalesces notifications of one queue, by its index (5.1.6.5.10).
+    /// Sets the coalescing limits of one queue, by its index (5.1.6.5.10).
     CoalesceQueue(u16, Coalesce),
-    /// Asks how those of one queue are coalesced; the result is a [`Coalesce`] (5.1.6.5.10).
+    /// Asks for the coalescing limits of one queue; the result is a [`Coalesce`] (5.1.6.5.10).
     QueryQueue(u16),
 }
 
@@ -145,12 +148,13 @@ const CLASS_MQ: u8 = 4;
 const CLASS_GUEST_OFFLOADS: u8 = 5;
 const CLASS_NOTF_COAL: u8 = 6;
 
-/// Bytes in VIRTIO_NET_CTRL_MQ_HASH_CONFIG between types and key. They match what RSS has there and should be 0;
-/// drivers were seen to leave some of it in, so nobody looks.
+/// Number of reserved bytes in VIRTIO_NET_CTRL_MQ_HASH_CONFIG between types and key. They lie where
+/// RSS has other fields and should be 0, but some drivers leave values in them, so they are
+/// ignored.
 const HASH_RESERVED: usize = 8;
 
 impl Command {
-    /// The bytes a driver sends.
+    /// Encodes the command as the driver sends it.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes;
         match self {
@@ -173,7 +177,7 @@ impl Command {
             Command::Rss(Rss { types, unclassified, table, max_tx, key }) => {
                 bytes = vec![CLASS_MQ, 1];
                 bytes.extend(types.to_le_bytes());
-                // One less than entries, of which there is one at least.
+                // The field holds the number of entries minus 1; a table has at least one entry.
                 bytes.extend((table.len().max(1) as u16).wrapping_sub(1).to_le_bytes());
                 bytes.extend(unclassified.to_le_bytes());
                 bytes.extend(table.iter().flat_map(|queue| queue.to_le_bytes()));
@@ -211,12 +215,13 @@ impl Command {
         bytes
     }
 
-    /// Bytes that the device writes behind the acknowledgement if it carries the command out.
+    /// Returns the size of the command's result, which the device writes after the acknowledgement
+    /// if it carries the command out.
     pub fn result_len(&self) -> usize {
         if let Command::QueryQueue(_) = self { Coalesce::LEN } else { 0 }
     }
 
-    /// Reads what a driver sent; `None` for a command that is unknown, too short or too long.
+    /// Decodes a driver's command; `None` if it is unknown, too short or too long.
     pub fn decode(bytes: &[u8]) -> Option<Command> {
         let [class, command, data @ ..] = bytes else { return None };
         Some(match (*class, *command) {
@@ -243,7 +248,7 @@ impl Command {
             }
             (CLASS_NOTF_COAL, 0) => Command::CoalesceTransmit(coalesce(data)?),
             (CLASS_NOTF_COAL, 1) => Command::CoalesceReceive(coalesce(data)?),
-            // Two reserved bytes behind the queue are to be ignored (5.1.6.5.10.6).
+            // Two reserved bytes after the queue are ignored (5.1.6.5.10.6).
             (CLASS_NOTF_COAL, 2) => {
                 let (queue, data) = data.split_first_chunk()?;
                 Command::CoalesceQueue(u16::from_le_bytes(*queue), coalesce(data.get(2..)?)?)
@@ -269,14 +274,14 @@ fn put_key(bytes: &mut Vec<u8>, key: &[u8]) {
     bytes.extend(key);
 }
 
-/// Reads a key, which is the end of its command.
+/// Decodes a key, which ends its command.
 fn key(data: &[u8]) -> Option<Vec<u8>> {
     let (len, key) = data.split_first()?;
     (key.len() == usize::from(*len)).then(|| key.to_vec())
 }
 
-/// Reads the data of VIRTIO_NET_CTRL_MQ_RSS_CONFIG. The length of the table is the driver's word: the bytes must be
-/// there.
+/// Decodes the data of VIRTIO_NET_CTRL_MQ_RSS_CONFIG. The driver chooses the length of the table,
+/// so it is checked against the bytes that are there.
 fn rss(data: &[u8]) -> Option<Rss> {
     let (head, data) = data.split_first_chunk::<8>()?;
     let [t0, t1, t2, t3, m0, m1, u0, u1] = *head;
@@ -296,8 +301,8 @@ fn coalesce(data: &[u8]) -> Option<Coalesce> {
     Some(Coalesce::from_bytes(data.try_into().ok()?))
 }
 
-/// Reads one table and returns what is behind it. The count is the driver's word: the bytes must be
-/// there.
+/// Decodes one table and returns the bytes after it. The driver chooses the count, so it is checked
+/// against the bytes that are there.
 fn mac_table(data: &[u8]) -> Option<(Vec<[u8; 6]>, &[u8])> {
     let (count, data) = data.split_first_chunk::<4>()?;
     let bytes = (u32::from_le_bytes(*count) as usize).checked_mul(6)?;

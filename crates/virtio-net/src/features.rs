@@ -1,4 +1,5 @@
-//! Feature bits (VIRTIO 1.4, 5.1.3 and 6) and what they mean for packets.
+//! Feature bits (VIRTIO 1.4, 5.1.3 and 6), the dependencies between them, and the offloads that
+//! follow from them. A set of features is a plain value, fixed once it is negotiated.
 
 use bitflags::bitflags;
 use ringferry_packet::vnet::{Header, Offloads};
@@ -7,19 +8,19 @@ use ringferry_ring::RingFeatures;
 use crate::header::HASHED_LEN;
 
 bitflags! {
-    /// The feature bits of a network device that this project knows, by their standard names
-    /// without the prefix `VIRTIO_NET_F_` or `VIRTIO_F_`.
+    /// The feature bits of a network device that this crate knows, by their standard names without
+    /// the prefix `VIRTIO_NET_F_` or `VIRTIO_F_`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Features: u64 {
-        /// The device completes checksums.
+        /// The device completes partial checksums.
         const CSUM = 1 << 0;
         /// The driver takes packets with partial checksums.
         const GUEST_CSUM = 1 << 1;
         /// Receive offloads can be changed at run time.
         const CTRL_GUEST_OFFLOADS = 1 << 2;
-        /// The device reports its MTU.
+        /// The device reports its MTU in configuration space.
         const MTU = 1 << 3;
-        /// The device has given itself an address.
+        /// The device reports its address in configuration space.
         const MAC = 1 << 5;
         /// The driver takes unsegmented TCP over IPv4.
         const GUEST_TSO4 = 1 << 7;
@@ -39,37 +40,38 @@ bitflags! {
         const HOST_UFO = 1 << 14;
         /// A packet may be spread over several receive buffers.
         const MRG_RXBUF = 1 << 15;
-        /// The device reports its link.
+        /// The device reports the state of its link.
         const STATUS = 1 << 16;
-        /// There is a control queue.
+        /// The device has a control queue.
         const CTRL_VQ = 1 << 17;
-        /// Receive filters can be set.
+        /// The receive modes and the address filter can be set.
         const CTRL_RX = 1 << 18;
-        /// VLAN filters can be set.
+        /// The VLAN filter can be set.
         const CTRL_VLAN = 1 << 19;
-        /// More receive filters can be set.
+        /// The further receive modes can be set.
         const CTRL_RX_EXTRA = 1 << 20;
         /// The device may ask the guest to announce itself.
         const GUEST_ANNOUNCE = 1 << 21;
-        /// Several queue pairs.
+        /// The device has several queue pairs.
         const MQ = 1 << 22;
         /// The address can be set through the control queue.
         const CTRL_MAC_ADDR = 1 << 23;
-        /// Descriptors may point to tables of descriptors.
+        /// Descriptors may point to indirect tables of descriptors.
         const INDIRECT_DESC = 1 << 28;
-        /// Both sides say from which index on they want to be told.
+        /// Both sides suppress notifications by index (`used_event`, `avail_event`).
         const EVENT_IDX = 1 << 29;
-        /// Not a device feature: the vhost-user connection negotiates protocol features.
+        /// The vhost-user connection negotiates protocol features; this is not a feature of the
+        /// device.
         const PROTOCOL_FEATURES = 1 << 30;
-        /// VIRTIO 1.0 or later.
+        /// The device complies with VIRTIO 1.0 or later.
         const VERSION_1 = 1 << 32;
-        /// Packed ring.
+        /// Rings have the packed layout.
         const RING_PACKED = 1 << 34;
         /// Buffers are used in the order they were made available.
         const IN_ORDER = 1 << 35;
-        /// Notifications can be coalesced queue by queue.
+        /// Coalescing limits can be set for single queues.
         const VQ_NOTF_COAL = 1 << 52;
-        /// Notifications can be coalesced.
+        /// Coalescing limits can be set for all queues.
         const NOTF_COAL = 1 << 53;
         /// The driver takes unsegmented UDP over IPv4.
         const GUEST_USO4 = 1 << 54;
@@ -77,15 +79,16 @@ bitflags! {
         const GUEST_USO6 = 1 << 55;
         /// The device takes unsegmented UDP.
         const HOST_USO = 1 << 56;
-        /// The device reports the hash of each packet, and headers are longer.
+        /// The device reports the hash of each packet, and virtual headers have 20 bytes.
         const HASH_REPORT = 1 << 57;
-        /// The driver says how packets spread over receive queues.
+        /// The driver configures receive-side scaling.
         const RSS = 1 << 60;
     }
 }
 
 impl Features {
-    /// What our device half offers, control queue and configuration space aside.
+    /// The features that this crate's device half offers without a control queue or configuration
+    /// space.
     pub const DEVICE: Features = Features::CSUM
         .union(Features::GUEST_CSUM)
         .union(Features::GUEST_SEGMENTATION)
@@ -100,7 +103,8 @@ impl Features {
         .union(Features::IN_ORDER)
         .union(Features::VERSION_1);
 
-    /// What our device half can do besides where a control queue is served ([`Controlq`](crate::device::Controlq)).
+    /// The features that the device half can offer in addition if a control queue is served
+    /// ([`Controlq`](crate::device::Controlq)).
     pub const MULTIQUEUE: Features = Features::CTRL_VQ
         .union(Features::MQ)
         .union(Features::RSS)
@@ -108,14 +112,15 @@ impl Features {
         .union(Features::NOTF_COAL)
         .union(Features::VQ_NOTF_COAL);
 
-    /// What lets the device hand over frames longer than the MTU, UFO aside, which nobody offers.
+    /// The features with which the device may deliver frames longer than the MTU, except UFO, which
+    /// no device offers any more.
     pub const GUEST_SEGMENTATION: Features = Features::GUEST_TSO4
         .union(Features::GUEST_TSO6)
         .union(Features::GUEST_ECN)
         .union(Features::GUEST_USO4)
         .union(Features::GUEST_USO6);
 
-    /// Each feature that needs another (5.1.3.1), with what it needs.
+    /// Each feature that needs another (5.1.3.1), paired with the one that it needs.
     const NEEDS: [(Features, Features); 18] = [
         (Features::GUEST_TSO4, Features::GUEST_CSUM),
         (Features::GUEST_TSO6, Features::GUEST_CSUM),
@@ -137,7 +142,7 @@ impl Features {
         (Features::RSS, Features::CTRL_VQ),
     ];
 
-    /// These features without the ones whose precondition (5.1.3.1) is missing.
+    /// Returns these features without the ones whose precondition (5.1.3.1) is missing.
     #[must_use]
     pub fn consistent(self) -> Features {
         let mut features = self;
@@ -155,7 +160,7 @@ impl Features {
         features
     }
 
-    /// What the driver takes without software's help.
+    /// Returns the offloads that the driver accepts in received packets.
     #[must_use]
     pub fn guest_offloads(self) -> Offloads {
         let features = self.consistent();
@@ -169,7 +174,7 @@ impl Features {
         offloads
     }
 
-    /// What the device takes without software's help.
+    /// Returns the offloads that the device accepts in transmitted packets.
     #[must_use]
     pub fn host_offloads(self) -> Offloads {
         let features = self.consistent();
@@ -183,8 +188,9 @@ impl Features {
         offloads
     }
 
-    /// Size of the virtual header (5.1.6): with HASH_REPORT, 20 bytes on all queues. `num_buffers` is always there
-    /// since VERSION_1, and in the legacy interface only with MRG_RXBUF.
+    /// Returns the size of the virtual header in bytes (5.1.6): 20 on all queues with HASH_REPORT.
+    /// `num_buffers` is always present with VERSION_1, and in the legacy interface only with
+    /// MRG_RXBUF.
     #[must_use]
     pub fn header_len(self) -> usize {
         if self.contains(Features::HASH_REPORT) {
@@ -196,13 +202,14 @@ impl Features {
         }
     }
 
-    /// The part that concerns rings.
+    /// Returns the features that concern rings.
     #[must_use]
     pub fn ring(self) -> RingFeatures {
         RingFeatures::from_bits(self.bits())
     }
 
-    /// The names of the features, by bit.
+    /// Returns the names of the features, in the order of their bits; an unknown bit is named
+    /// `BIT_n`.
     pub fn names(self) -> Vec<String> {
         let mut names: Vec<String> = self.iter_names().map(|(name, _)| name.to_owned()).collect();
         let unknown = self.bits() & !Features::all().bits();
@@ -241,8 +248,8 @@ mod tests {
     #[test]
     fn clause_5_1_3_1_multiqueue_needs_the_control_queue() {
         let without = Features::MULTIQUEUE - Features::CTRL_VQ;
-        // Of HASH_REPORT it is only said that it should not come alone (5.1.4.2), and the header is longer
-        // all the same.
+        // The specification only says that HASH_REPORT should not come alone (5.1.4.2), and the
+        // header is longer all the same.
         assert_eq!(without.consistent(), Features::HASH_REPORT);
         assert_eq!(Features::MULTIQUEUE.consistent(), Features::MULTIQUEUE);
         assert!(!Features::DEVICE.intersects(Features::MULTIQUEUE));

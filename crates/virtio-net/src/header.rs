@@ -1,17 +1,17 @@
-//! The virtual header on the wire, of any length that can be negotiated (VIRTIO 1.4, 5.1.6): 10 bytes in the
-//! legacy interface, 12 as a rule, 20 with hash reports.
+//! The virtual header (`virtio_net_hdr`) in every length that can be negotiated (VIRTIO 1.4,
+//! 5.1.6): 10 bytes in the legacy interface, 12 as a rule, 20 with hash reports.
 //!
-//! Queues keep the length that was negotiated and take the short way where it is 12; what is here is the way of
-//! the other two.
+//! These are pure functions. Queues store the length that was negotiated, handle 12 bytes
+//! themselves on their fast path, and call this module for the other two.
 
 use ringferry_memory::ReadSlice;
 use ringferry_packet::flow::PacketHash;
 use ringferry_packet::vnet::Header;
 
-/// Length with VIRTIO_NET_F_HASH_REPORT, on transmit too.
+/// Length with VIRTIO_NET_F_HASH_REPORT, in bytes, on transmitqs too.
 pub(crate) const HASHED_LEN: usize = 20;
 
-/// The longest form. Its first 10 or 12 bytes are the shorter ones.
+/// Encodes the longest form, whose first 10 or 12 bytes are the shorter forms.
 #[inline]
 pub(crate) fn to_bytes(header: &Header, hash: PacketHash) -> [u8; HASHED_LEN] {
     let mut bytes = [0; HASHED_LEN];
@@ -22,7 +22,8 @@ pub(crate) fn to_bytes(header: &Header, hash: PacketHash) -> [u8; HASHED_LEN] {
     bytes
 }
 
-/// What a device reports of the hash in the header `front`, if it is all there. A report that is not defined says nothing.
+/// Returns the hash that the device reports in the header `front`; `None` if the header is
+/// incomplete or the report type is not defined.
 #[inline]
 pub(crate) fn hash(front: ReadSlice<'_>) -> Option<u32> {
     let [v0, v1, v2, v3, r0, r1] = front.skip(Header::LEN).array()?;

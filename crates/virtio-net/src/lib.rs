@@ -1,4 +1,10 @@
-//! The virtio network device (VIRTIO 1.4, 5.1), both halves.
+//! The virtio network device (VIRTIO 1.4, 5.1), both halves: the device that a back end provides,
+//! and the driver that a guest runs.
+//!
+//! Both halves are sets of queues. An owner creates each queue on a ring once features are
+//! negotiated, and drives it from one thread: it polls, delivers or sends, flushes, and signals the
+//! other side when a call returns true. Queues share nothing with each other, start no threads and
+//! never block; they end by being dropped.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -8,13 +14,12 @@
 //! | [`device`] | the half that carries packets for a guest: [`device::Transmitq`], [`device::Receiveq`], [`device::Controlq`], where frames go and when the guest hears of them |
 //! | [`driver`] | the half that a guest is: [`driver::Transmitq`], [`driver::Receiveq`], [`driver::Controlq`] |
 //!
-//! Queues are named from the driver's side, as the specification does: a *transmitq* carries packets
-//! from the driver to the device, a *receiveq* the other way. A queue belongs to one thread, and
-//! nothing in it is shared with another queue.
+//! Queues are named from the driver's side, as in the specification: a *transmitq* carries packets
+//! from the driver to the device, a *receiveq* from the device to the driver.
 //!
-//! Over vhost-user the front end (the VMM, or [`driver`]'s owner) keeps the control queue and the
-//! configuration space to itself; a back end only ever sees packet queues. [`device::Controlq`] and
-//! [`config`] serve programs that embed the device half.
+//! Over vhost-user the front end (the VMM, or the owner of [`driver`]) serves the control queue and
+//! the configuration space itself; a back end only ever sees packet queues. [`device::Controlq`]
+//! and [`config`] are for programs that embed the device half.
 #![forbid(unsafe_code)]
 
 pub mod config;
@@ -26,9 +31,9 @@ mod header;
 
 pub use features::Features;
 
-/// Largest frame either half carries, virtual header excluded: an IPv6 packet of 65535 bytes of
-/// payload, its header, an Ethernet header and two VLAN tags, rounded up.
+/// Largest frame that either half carries, in bytes without the virtual header: an IPv6 packet of
+/// 65535 bytes of payload, its header, an Ethernet header and two VLAN tags, rounded up.
 pub const MAX_FRAME: usize = 65_600;
 
-/// Smallest frame: an Ethernet header.
+/// Smallest frame that either half carries, in bytes: an Ethernet header.
 pub const MIN_FRAME: usize = 14;

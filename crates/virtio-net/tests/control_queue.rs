@@ -127,7 +127,7 @@ struct Served {
     settings: Settings,
 }
 
-/// Where the acknowledgement goes, among canaries.
+/// Address of the acknowledgement, among canaries.
 const ACK: u64 = END - 64;
 
 impl Served {

@@ -22,7 +22,7 @@ const MODES: [Mode; 4] = [Mode::Mergeable, Mode::Big, SMALL, Mode::Small { mtu: 
 /// Smallest frame, smallest on a wire, around the prefix that is copied, MTU-sized, jumbo, GSO.
 const SIZES: [usize; 9] = [14, 60, 63, 64, 65, 1514, 9014, 65_550, MAX_FRAME];
 
-/// Every kind of ring.
+/// Every kind of ring that can be negotiated.
 const RINGS: [Features; 4] = [
     Features::empty(),
     Features::IN_ORDER,
@@ -94,7 +94,8 @@ fn clause_5_1_6_4_1_every_size_arrives_as_it_was_sent() {
     }
 }
 
-/// Whatever the policy, from frame to frame and while buffers grow and shrink: 14 bytes to the largest.
+/// Every buffer policy receives every length from 14 bytes to the largest, from frame to frame and
+/// while buffers grow and shrink.
 #[test]
 fn clause_5_1_6_3_every_policy_and_mode_receives_every_length() {
     // Long runs, so that averages follow; then every length of a walk through all of them.
@@ -177,8 +178,8 @@ fn clause_5_1_6_1_legacy_header_of_10_bytes() {
     }
 }
 
-/// What a driver leaves in fields it does not use does not reach another guest, nor does its
-/// num_buffers (5.1.6.2).
+/// The content of header fields that a driver does not use does not reach another guest, nor does
+/// its num_buffers (5.1.6.2).
 #[test]
 fn clause_5_1_6_2_unused_header_fields_stay_behind() {
     for mode in [Mode::Mergeable, SMALL] {
@@ -203,7 +204,7 @@ fn indexes_wrap_and_no_wake_up_is_lost() {
         let mut to = Guest::new(features, 16, Mode::Mergeable, RxConfig { copy_break: 128, ..PLAIN });
         let len = |number: u64| if number % 64 == 63 { 5000 } else { 14 + (number as usize * 37) % 200 };
         let (mut sent, mut came) = (0, 0);
-        // Who is awake: the device (on the sender's ring), the receiver, the sender.
+        // True while awake: the device (on the sender's ring), the receiver, the sender.
         let (mut device, mut receiver, mut sender) = (true, true, true);
         to.pair.refill();
         let mut kicks = 0;
@@ -267,7 +268,7 @@ fn no_buffers_refuses_the_frame_and_spends_nothing() {
         room.drain(..need);
         expect.push(large.clone());
     }
-    // What is left is not enough for another large one, and stays for small ones.
+    // The buffers left are not enough for another large frame, and stay for small ones.
     assert!(!room.is_empty() && room.len() < 3);
     assert_eq!(to.deliver(Header::default(), &large), Err(Refused::NoBuffers));
     for _ in room {
@@ -310,7 +311,8 @@ fn too_big_for_a_small_buffer_spends_nothing() {
     }
 }
 
-/// Who fills the next buffers before they are delivered finds its packet there, whole, and no more was spent than it takes.
+/// A caller that fills the next buffers before it delivers them finds its packet there, whole, and
+/// no more buffers are consumed than it takes.
 #[test]
 fn a_packet_may_lie_in_its_place_before_it_is_delivered() {
     const HEAD: usize = 64;
@@ -478,7 +480,7 @@ struct Piece {
     len: usize,
     /// Bytes that were taken off its front: where it begins in memory.
     pulled: usize,
-    /// Without tail room.
+    /// True if the buffer has no tail room.
     cut: bool,
     /// Somebody else has it as well.
     shared: bool,
@@ -776,7 +778,7 @@ impl Model {
                     self.posted.drain(..need);
                     self.delivered.extend(self.polled.pop_front().map(|frame| (frame, need)));
                 }
-                // What will never fit is dropped, what does not fit now waits.
+                // A frame that can never fit is dropped, and one that does not fit now waits.
                 Err(Refused::NoBuffers) => break,
                 Err(_) => drop(self.polled.pop_front()),
             }
@@ -840,7 +842,7 @@ proptest! {
                 left -= piece.len;
             }
             pieces.retain(|piece| piece.len > 0);
-            // What is shorter than an Ethernet header is no frame.
+            // A packet shorter than an Ethernet header is not a frame.
             pieces[0].len = pieces[0].len.max(14);
             if left >= 14 {
                 shapes.send(&pieces);

@@ -306,7 +306,8 @@ fn clause_5_1_6_4_2_num_buffers_without_mergeable_buffers_is_ignored() {
     }
 }
 
-/// Whether the frame stays where it was received or is copied.
+/// Both kinds of frames are checked: those that stay where they were received, and those that are
+/// copied.
 #[test]
 fn bytes_behind_the_used_length_are_not_delivered() {
     for (mode, copy_break) in Mode::ALL.into_iter().flat_map(|mode| [(mode, 0), (mode, 128)]) {
@@ -446,7 +447,7 @@ fn a_full_transmitq_that_breaks_keeps_no_packet() {
     dismantle(tx);
 }
 
-/// What no device would take does not reach the ring.
+/// A packet that no device would take does not reach the ring.
 #[test]
 fn frames_too_long_or_empty_are_not_sent() {
     let (mut tx, mut device) = sender(4);
@@ -491,8 +492,8 @@ fn control_answers_that_were_not_written_or_are_not_ok() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Whatever lengths, counts and order: every buffer is posted again, every packet is delivered or
-    /// counted, and none owns less memory than it has bytes.
+    /// For all lengths, counts and orders of completions: every buffer is posted again, every
+    /// packet is delivered or counted, and none owns less memory than it has bytes.
     #[test]
     fn lies_about_lengths_lose_no_buffer(
         mode in proptest::sample::select(&[Mode::Mergeable, Mode::Big, SMALL][..]),

@@ -448,8 +448,8 @@ fn receive_chains_of_no_use_break_the_ring_and_only_that() {
     }
 }
 
-/// What lies behind a good chain may break the ring in the same look at it: then no frame may be prepared in that chain either, as
-/// none is delivered to it any more.
+/// A chain after a good one may break the ring in the same call that takes both: then no frame may
+/// be prepared in the good chain either, because none is delivered to it any more.
 #[test]
 fn there_is_no_room_in_a_ring_that_breaks_behind_it() {
     for features in [PLAIN, MERGEABLE] {

@@ -18,7 +18,7 @@ use ringferry_packet::vnet::Header;
 use ringferry_ring::Fault;
 use ringferry_virtio_net::config::{HashConfig, HashLimits, NetConfig};
 use ringferry_virtio_net::control::{Coalesce, Command, ERR, OK};
-use ringferry_virtio_net::device::{self, Call, Coalescer, FlowTable, Settings, Steering};
+use ringferry_virtio_net::device::{self, Coalescer, FlowTable, Notify, Settings, Steering};
 use ringferry_virtio_net::driver::{Arena, Channels, Controlq};
 use ringferry_virtio_net::{Features, MAX_FRAME};
 
@@ -89,7 +89,7 @@ impl Rig {
     fn new(features: Features) -> Self {
         let features = features | BASE;
         let net = NetConfig { mac: MAC, status: 1, max_virtqueue_pairs: PAIRS, mtu: 1500 };
-        // What the driver reads of the device.
+        // The configuration that the driver reads.
         let config = HashConfig::from_bytes(&HashConfig::new(net, HashLimits::DEVICE).to_bytes());
         let control = Control::new(features);
         let flows = Arc::new(FlowTable::default());
@@ -285,7 +285,7 @@ fn clause_5_1_6_5_7_2_rss_puts_packets_where_the_table_says_and_reports_hashes()
         assert!(rig.carry_out(&command));
         let table = table.unwrap_or_else(|| (0..128).map(|entry| entry % 4).collect::<Vec<u16>>());
         for flow in 0..60 {
-            // Where the guest sends from does not matter.
+            // The pair on which the guest sends does not matter.
             rig.send(flow % 4, &reply(flow, 0));
             let hash = hasher.hash(&frame(flow, 0));
             let pair = table[hash.value as usize % table.len()];
@@ -426,7 +426,8 @@ fn clause_5_1_6_5_10_coalescing_is_set_and_asked_for_queue_by_queue() {
     assert!(!plain.command(&Command::QueryQueue(0)));
 }
 
-/// What a driver that sleeps sees: with 8 packets to a notification an eighth of the calls, in time.
+/// A driver that sleeps gets, with 8 packets to a notification, an eighth of the notifications, in
+/// time.
 #[test]
 fn clause_5_1_6_5_10_1_a_sleeping_driver_is_called_as_seldom_as_it_asked() {
     for event_idx in [true, false] {
@@ -442,8 +443,8 @@ fn clause_5_1_6_5_10_1_a_sleeping_driver_is_called_as_seldom_as_it_asked() {
                 guest.deliver(Header::default(), &payload(now, 60)).unwrap();
                 let wanted = guest.device_rx.flush();
                 let call = coalescer.used(now, 1, wanted);
-                *timer = if let Call::At(at) = call { Some(at) } else { None };
-                call == Call::Now
+                *timer = if let Notify::At(at) = call { Some(at) } else { None };
+                call == Notify::Now
             };
             assert!(!guest.pair.receiveq.driver().ring().enable_calls());
             for now in 0..64 {
@@ -460,8 +461,8 @@ fn clause_5_1_6_5_10_1_a_sleeping_driver_is_called_as_seldom_as_it_asked() {
             let at_once = deliver(100, &mut guest, &mut timer);
             assert_eq!((at_once, timer), if limits.is_on() { (false, Some(150)) } else { (true, None) });
             if let Some(at) = timer {
-                assert_eq!(coalescer.poll(at - 1), Call::At(at));
-                assert_eq!(coalescer.poll(at), Call::Now);
+                assert_eq!(coalescer.poll(at - 1), Notify::At(at));
+                assert_eq!(coalescer.poll(at), Notify::Now);
             }
             assert_eq!(guest.receive().len(), 1);
             // A driver that polls is not called at all.
@@ -470,7 +471,7 @@ fn clause_5_1_6_5_10_1_a_sleeping_driver_is_called_as_seldom_as_it_asked() {
             for now in 200..220 {
                 guest.deliver(Header::default(), &payload(now, 60)).unwrap();
                 let wanted = guest.device_rx.flush();
-                assert_eq!(coalescer.used(now, 1, wanted && !event_idx), Call::No);
+                assert_eq!(coalescer.used(now, 1, wanted && !event_idx), Notify::No);
             }
             guest.receive();
             guest.finish();
@@ -478,7 +479,7 @@ fn clause_5_1_6_5_10_1_a_sleeping_driver_is_called_as_seldom_as_it_asked() {
     }
 }
 
-/// Where answers go, among canaries.
+/// Address of acknowledgements, among canaries.
 const ANSWER: u64 = END - 64;
 
 #[test]

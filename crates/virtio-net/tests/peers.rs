@@ -31,10 +31,10 @@ const SLOT: u64 = 4096;
 const SIZE: usize = 16;
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 7];
 
-/// What stands behind the static functions of [`Ours`].
+/// The state behind the static functions of [`Ours`].
 struct Pool {
     map: GuestMemoryMmap,
-    /// Where the next queue page comes from.
+    /// Address of the next queue page.
     pages: u64,
     /// Free places for buffers on their way.
     slots: Vec<u64>,
@@ -103,7 +103,7 @@ struct Host {
     status: DeviceStatus,
     receiveq: Option<Receiveq<Area>>,
     transmitq: Option<Transmitq<Area>>,
-    /// What the guest sent.
+    /// Frames that the guest sent.
     sent: Vec<(Header, Vec<u8>)>,
 }
 

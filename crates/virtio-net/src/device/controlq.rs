@@ -1,7 +1,8 @@
-//! The control queue of an embedded device: commands to settings.
+//! The control queue of an embedded device: it applies the driver's commands to [`Settings`].
 //!
-//! Over vhost-user the VMM keeps this queue to itself; programs that embed the device half serve it
-//! here and let [`Settings`] filter what they deliver.
+//! A program that embeds the device half creates the queue with its ring, calls [`Controlq::poll`]
+//! on one thread when the driver kicks, and drops the queue at reset. A vhost-user back end has
+//! none, because the VMM serves it.
 
 use ringferry_memory::{GuestMemory, Translator, Words};
 use ringferry_ring::{Buffer, Chain, Chains, Device, Fault};
@@ -9,10 +10,10 @@ use ringferry_ring::{Buffer, Chain, Chains, Device, Fault};
 use super::settings::Settings;
 use crate::control::{Coalesce, Command, ERR, MAX_COMMAND, OK};
 
-/// Commands served per poll: a driver sends one at a time, so more is a flood.
+/// Most commands served per poll: a driver sends one at a time, so more is a flood.
 const BURST: usize = 16;
 
-/// The device's side of the control queue.
+/// The device's side of the control queue, which also bounds the work of one poll.
 #[derive(Debug)]
 pub struct Controlq<A: Words> {
     ring: Device<A>,
@@ -20,17 +21,18 @@ pub struct Controlq<A: Words> {
 }
 
 impl<A: Words> Controlq<A> {
-    /// Serves `ring`.
+    /// Creates the queue on a ring.
     pub fn new(ring: Device<A>) -> Self {
         Self { ring, chains: Chains::new() }
     }
 
-    /// The ring, for its notifications and its state.
+    /// Returns the ring, for its notifications and its state.
     pub fn ring(&mut self) -> &mut Device<A> {
         &mut self.ring
     }
 
-    /// Serves the commands that are there, up to a bound; true when the driver wants a call.
+    /// Serves up to 16 waiting commands; returns true if the driver wants a notification. A command
+    /// whose chain has no room for an acknowledgement, or lies outside `memory`, breaks the ring.
     pub fn poll(&mut self, memory: &GuestMemory, settings: &mut Settings) -> bool {
         let mut translator = memory.translator();
         self.chains.clear();
@@ -46,15 +48,17 @@ impl<A: Words> Controlq<A> {
     }
 }
 
-/// Serves one command and writes its acknowledgement, and its result if it has one and there is room; returns how many bytes.
-/// `None` when the chain has no room for an acknowledgement, or lies outside memory.
+/// Serves one command, writes its acknowledgement, and its result if it has one that fits; returns
+/// the number of bytes written. `None` when the chain has no room for an acknowledgement, or lies
+/// outside memory.
 fn serve(
     chain: &Chain,
     chains: &Chains,
     memory: &mut Translator<'_>,
     settings: &mut Settings,
 ) -> Option<u32> {
-    // Found before anything is done: what cannot be answered must change nothing.
+    // The room is found before the command is applied: a command that cannot be acknowledged must
+    // change nothing.
     let at = chains.writable(chain).iter().position(|buffer| buffer.len > 0)?;
     let room = &chains.writable(chain)[at..];
     let ack = memory.write(room[0].addr, 1)?;
@@ -76,7 +80,7 @@ fn serve(
         ack.copy_from(&[ERR]);
         return Some(1);
     };
-    // Asking changes nothing, so the result may be written before the answer.
+    // A query changes nothing, so its result may be written before the acknowledgement.
     let result = settings.query(&command).map(Coalesce::to_bytes);
     if let Some(result) = &result {
         write_behind(room, result, memory)?;
@@ -86,8 +90,8 @@ fn serve(
     Some(1 + result.map_or(0, |result| result.len() as u32))
 }
 
-/// Writes `bytes` into `buffers`, all but their first byte, wherever they are cut; `None` when they lie outside memory or
-/// are too short.
+/// Writes `bytes` into `buffers` after their first byte, wherever they are divided; `None` when
+/// they lie outside memory or are too short.
 fn write_behind(buffers: &[Buffer], mut bytes: &[u8], memory: &mut Translator<'_>) -> Option<()> {
     let mut skip = 1;
     for buffer in buffers {

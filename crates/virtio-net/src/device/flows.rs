@@ -1,49 +1,59 @@
-//! Which pair a guest sends a flow on: the memory of automatic receive steering (VIRTIO 1.4, 5.1.6.5.6).
+//! The flow table of automatic receive steering (VIRTIO 1.4, 5.1.6.5.6): it remembers on which
+//! queue pair the guest sends each flow, so that replies are delivered on that pair. It is a 4-way
+//! set-associative table that evicts the flow idle for longest, and it moves flows by flowlet
+//! switching.
 //!
-//! A table of bounded size that forgets. It can belong to one worker or be shared by all that carry packets of a
-//! port: an entry is two words, read and written without locks, and only written when they change. Workers that
-//! write one entry at once may forget one of two observations; a wrong pair can never come of it, as every pair
-//! that is read is checked again where it is used.
+//! A table is created with a port and dropped with it, and is shared by all workers that carry the
+//! port's packets; any thread may call it. [`FlowTable::learn`] is called for frames from the guest
+//! and [`FlowTable::choose`] for frames to it. An entry is two atomic words, read and written
+//! without locks, and only written when they change. Two workers that write one entry at once may
+//! lose one of the two observations; no wrong pair can come of it, because every pair that is read
+//! is checked again where it is used.
 //!
-//! Order within a flow is kept by moving it rarely. While frames are under way to a guest on one pair, a
-//! frame that goes to another may overtake them. So a flow whose sender has moved follows when nothing was
-//! delivered to it for [`GAP`]: by then the guest has emptied what it got before. A flow that never pauses follows when the sender has
-//! stayed for [`SETTLED`], so that it does not stay behind for ever.
+//! A flow is moved rarely, because frames under way to the guest on one pair may be overtaken by
+//! frames on another. A flow whose sender has moved to another pair follows when nothing was
+//! delivered to it for [`GAP`]: by then the guest has taken the frames that it got before, so a new
+//! flowlet begins. A flow that never pauses follows when its sender has stayed on the new pair for
+//! [`SETTLED`], so that it does not stay behind for ever.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Unit of time here: 2^6 microseconds. Long enough that a busy flow seldom writes its time, short against [`GAP`].
+/// Logarithm of the unit of time, the tick: 2^6 microseconds. That is long enough that a busy flow
+/// seldom writes its time, and short against [`GAP`].
 const TICK_SHIFT: u32 = 6;
 
-/// A pause, half a millisecond: longer than a guest that runs takes for a ring full of packets, shorter than the time
-/// between two bursts of a connection that waits for its peer.
+/// The pause that begins a new flowlet, half a millisecond in ticks: longer than a guest that runs
+/// takes for a ring full of packets, shorter than the time between two bursts of a connection that
+/// waits for its peer.
 const GAP: u32 = 500 >> TICK_SHIFT;
 
-/// 10 milliseconds: a sender that moves more often is being moved about by its scheduler, and is not followed
-/// without a pause.
+/// The stay of a sender that is followed without a pause, 10 milliseconds in ticks: a sender that
+/// moves more often is being moved about by the guest's scheduler.
 const SETTLED: u32 = 10_000 >> TICK_SHIFT;
 
-/// 3 seconds: a flow that is silent for so long gives its place to any other. Linux's tap uses the same.
+/// The silence after which a flow yields its place to any other, 3 seconds in ticks. Linux's tap
+/// uses the same.
 const AGE: u32 = 3_000_000 >> TICK_SHIFT;
 
-/// Entries that a flow can be in: one cache line of them.
+/// Entries of one set, in which a flow can be stored: one cache line.
 const WAYS: usize = 4;
 
-/// Sets of entries: 4096 flows in 64 KiB. Linux's tap keeps as many; with more live flows than entries, the
-/// rest are spread by their hash.
+/// Number of sets: 4096 flows in 64 KiB, as many as Linux's tap keeps. With more live flows than
+/// entries, the rest are spread by their hash.
 const SETS: usize = 1024;
 
-/// Who a flow is, and where it goes: `hash << 32 | (wanted + 1) << 16 | (pair + 1)`; 0 for nobody. `pair` is where frames go, `wanted`
-/// the pair the guest last sent on.
+/// A flow as two words. `key` is `hash << 32 | (wanted + 1) << 16 | (pair + 1)`, or 0 for a free
+/// entry: frames are delivered on `pair`, and `wanted` is the pair that the guest last sent on.
 ///
-/// When: `delivered << 32 | since`, in ticks. `delivered` is the last frame to the guest, `since` the first that it sent on `wanted`.
+/// `times` is `delivered << 32 | since`, in ticks: the last delivery to the guest, and the first
+/// frame that it sent on `wanted`.
 #[derive(Debug, Default)]
 struct Entry {
-    who: AtomicU64,
-    when: AtomicU64,
+    key: AtomicU64,
+    times: AtomicU64,
 }
 
-/// An [`Entry`] as it was read.
+/// The decoded content of an [`Entry`].
 #[derive(Clone, Copy)]
 struct Flow {
     hash: u32,
@@ -54,53 +64,54 @@ struct Flow {
 }
 
 impl Flow {
-    fn who(self) -> u64 {
+    fn key(self) -> u64 {
         // Pairs are less than 0x8000 (MAX_PAIRS).
         u64::from(self.hash) << 32 | u64::from(self.wanted + 1) << 16 | u64::from(self.pair + 1)
     }
 
-    fn when(self) -> u64 {
+    fn times(self) -> u64 {
         u64::from(self.delivered) << 32 | u64::from(self.since)
     }
 }
 
 impl Entry {
-    /// The flow in it, if that is the one of this hash.
+    /// Loads the entry if it holds the flow of this hash.
     #[inline]
     fn load_if(&self, hash: u32) -> Option<Flow> {
-        // Most entries are others': the first word says so.
-        let who = self.who.load(Relaxed);
-        if (who >> 32) as u32 == hash { self.decode(who) } else { None }
+        // The first word alone rules out the entries of other flows.
+        let key = self.key.load(Relaxed);
+        if (key >> 32) as u32 == hash { self.decode(key) } else { None }
     }
 
     #[inline]
     fn load(&self) -> Option<Flow> {
-        self.decode(self.who.load(Relaxed))
+        self.decode(self.key.load(Relaxed))
     }
 
     #[inline]
-    fn decode(&self, who: u64) -> Option<Flow> {
-        let when = self.when.load(Relaxed);
-        let pair = (who as u16).checked_sub(1)?;
-        let wanted = ((who >> 16) as u16).checked_sub(1)?;
-        let (delivered, since) = ((when >> 32) as u32, when as u32);
-        Some(Flow { hash: (who >> 32) as u32, pair, wanted, delivered, since })
+    fn decode(&self, key: u64) -> Option<Flow> {
+        let times = self.times.load(Relaxed);
+        let pair = (key as u16).checked_sub(1)?;
+        let wanted = ((key >> 16) as u16).checked_sub(1)?;
+        let (delivered, since) = ((times >> 32) as u32, times as u32);
+        Some(Flow { hash: (key >> 32) as u32, pair, wanted, delivered, since })
     }
 
-    /// Writes what has changed since it was read: a line that nobody writes stays with everybody.
+    /// Stores only the words that changed, so that an unchanged cache line stays shared between
+    /// processors.
     fn update(&self, before: Flow, flow: Flow) {
-        if before.when() != flow.when() {
-            self.when.store(flow.when(), Relaxed);
+        if before.times() != flow.times() {
+            self.times.store(flow.times(), Relaxed);
         }
-        if before.who() != flow.who() {
-            self.who.store(flow.who(), Relaxed);
+        if before.key() != flow.key() {
+            self.key.store(flow.key(), Relaxed);
         }
     }
 
-    /// Writes another flow.
+    /// Stores another flow in the entry.
     fn replace(&self, flow: Flow) {
-        self.when.store(flow.when(), Relaxed);
-        self.who.store(flow.who(), Relaxed);
+        self.times.store(flow.times(), Relaxed);
+        self.key.store(flow.key(), Relaxed);
     }
 }
 
@@ -108,7 +119,7 @@ impl Entry {
 #[repr(align(64))]
 struct Set([Entry; WAYS]);
 
-/// The flows of one port.
+/// The flow table of one port.
 #[derive(Debug)]
 pub struct FlowTable {
     sets: Box<[Set]>,
@@ -121,8 +132,8 @@ impl Default for FlowTable {
 }
 
 impl FlowTable {
-    /// The guest has sent a frame of this flow on `pair`, less than [`MAX_PAIRS`](crate::config::MAX_PAIRS); `now` is
-    /// in microseconds.
+    /// Records that the guest sent a frame of this flow on `pair`, which must be less than
+    /// [`MAX_PAIRS`](crate::config::MAX_PAIRS) or is ignored; `now` is in microseconds.
     #[inline]
     pub fn learn(&self, hash: u32, pair: u16, now: u64) {
         if pair >= crate::config::MAX_PAIRS {
@@ -140,22 +151,24 @@ impl FlowTable {
         }
         let never = now.wrapping_sub(GAP);
         let flow = Flow { hash, pair, wanted: pair, delivered: never, since: now };
-        // A flow that the guest sends matters more than one that it has been silent about for longest.
+        // A flow that the guest sends replaces the one that has been idle for longest.
         let silence = |entry: &&Entry| entry.load().map_or(u32::MAX, |flow| idle(flow, now));
         if let Some(entry) = set.0.iter().max_by_key(silence) {
             entry.replace(flow);
         }
     }
 
-    /// The pair for a frame of this flow to the guest. `spread`, which is usable, is for flows that are not known, or
-    /// whose pair is not `usable`; they stay there while the guest does not send and the pair is not back.
+    /// Selects the pair for a frame of this flow to the guest; `now` is in microseconds. `spread`,
+    /// which must be usable, is taken for flows that are unknown or whose pair is not `usable`;
+    /// such a flow stays on it until the guest sends on another pair or its old pair is usable
+    /// again.
     #[inline]
     pub fn choose(&self, hash: u32, now: u64, usable: impl Fn(u16) -> bool, spread: u16) -> u16 {
         let now = ticks(now);
         let set = self.set(hash);
         let Some((entry, before)) = find(set, hash) else {
-            // Remembered where there is room, so that the guest's answer on another pair is a move like any other;
-            // strangers push out nobody.
+            // The flow is stored if there is room, so that an answer of the guest on another pair
+            // counts as a move; flows that the guest never sent evict no live flow.
             let vacant = |entry: &&Entry| entry.load().is_none_or(|flow| idle(flow, now) >= AGE);
             if spread < crate::config::MAX_PAIRS
                 && let Some(entry) = set.0.iter().find(vacant)
@@ -179,25 +192,25 @@ impl FlowTable {
         flow.pair
     }
 
-    /// Flows that are remembered.
+    /// Counts the flows that are stored.
     pub fn len(&self) -> usize {
         self.sets.iter().flat_map(|set| &set.0).filter(|entry| entry.load().is_some()).count()
     }
 
-    /// Whether none is.
+    /// Returns true if no flow is stored.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Forgets all flows: those of another guest.
+    /// Removes all flows, for a port that gets another guest.
     pub fn clear(&self) {
         for entry in self.sets.iter().flat_map(|set| &set.0) {
-            entry.who.store(0, Relaxed);
+            entry.key.store(0, Relaxed);
         }
     }
 
     fn set(&self, hash: u32) -> &Set {
-        // Other bits than those that spread flows over pairs.
+        // Sets are indexed by the low bits of the hash, pairs by the high bits of a product of it.
         &self.sets[hash as usize % SETS]
     }
 }
@@ -212,19 +225,19 @@ fn find(set: &Set, hash: u32) -> Option<(&Entry, Flow)> {
     set.0.iter().find_map(|entry| Some((entry, entry.load_if(hash)?)))
 }
 
-/// Ticks from `then` to `now`; 0 if another worker's clock is ahead of this one's.
+/// Returns the ticks from `then` to `now`; 0 if another worker's clock is ahead of this one's.
 #[inline]
 fn elapsed(then: u32, now: u32) -> u32 {
     let ticks = now.wrapping_sub(then);
     if ticks > u32::MAX / 2 { 0 } else { ticks }
 }
 
-/// Ticks since anything was seen of a flow.
+/// Returns the ticks since the flow was last active in either direction.
 fn idle(flow: Flow, now: u32) -> u32 {
     elapsed(flow.delivered, now).min(elapsed(flow.since, now))
 }
 
-/// Lets a flow go where its sender is, if it may.
+/// Moves a flow to its sender's pair if the time allows it.
 #[inline]
 fn follow(flow: &mut Flow, now: u32) {
     if flow.wanted != flow.pair
@@ -269,7 +282,7 @@ mod tests {
         let mut now = SECOND;
         assert_eq!(table.choose(7, now, all, 0), 1);
         table.learn(7, 2, now);
-        // No pause is long enough.
+        // No pause is as long as the gap.
         for _ in 0..20 {
             now += 300;
             assert_eq!(table.choose(7, now, all, 0), 1);
@@ -277,7 +290,7 @@ mod tests {
         now += MS;
         assert_eq!(table.choose(7, now, all, 0), 2);
         assert_eq!(table.choose(7, now + 1, all, 0), 2);
-        // Nothing is under way: at once.
+        // After a pause nothing is under way, so the flow moves at once.
         now += MS;
         table.learn(7, 3, now);
         assert_eq!(table.choose(7, now, all, 0), 3);
@@ -308,7 +321,7 @@ mod tests {
     #[test]
     fn silent_flows_are_forgotten_for_others_and_strangers_push_out_nobody() {
         let table = FlowTable::default();
-        // All in one set.
+        // These hashes all fall into one set.
         let hash = |flow: u32| flow << 20;
         for flow in 0..WAYS as u32 {
             table.learn(hash(flow), 1, SECOND);
@@ -319,14 +332,14 @@ mod tests {
         for flow in 0..WAYS as u32 {
             assert_eq!(table.choose(hash(flow), SECOND + 2 * MS, all, 5), 1, "{flow}");
         }
-        // A flow that is sent takes the place of the one that was silent for longest.
+        // A flow that the guest sends takes the place of the one that was idle for longest.
         for flow in 1..WAYS as u32 {
             table.choose(hash(flow), SECOND + 3 * MS, all, 5);
         }
         table.learn(hash(50), 2, SECOND + 3 * MS);
         assert_eq!(table.choose(hash(50), SECOND + 4 * MS, all, 5), 2);
         assert_eq!(table.choose(hash(0), SECOND + 4 * MS, all, 5), 5);
-        // After a long silence a stranger is remembered, too.
+        // After a long silence a flow that the guest never sent is stored, too.
         assert_eq!(table.choose(hash(100), 10 * SECOND, all, 6), 6);
         assert_eq!(table.choose(hash(100), 10 * SECOND, all, 5), 6);
         assert_eq!(table.len(), WAYS);
@@ -341,7 +354,7 @@ mod tests {
         assert_eq!(table.choose(7, 2 * MS, |pair| pair < 2, 0), 1);
         assert_eq!(table.choose(7, 2 * MS + 1, all, 0), 1, "not without a pause");
         assert_eq!(table.choose(7, 3 * MS, all, 0), 3);
-        // A sender that has moved is followed at once.
+        // A sender that has moved off an unusable pair is followed at once.
         table.learn(8, 3, 10 * MS);
         table.choose(8, 10 * MS, all, 0);
         table.learn(8, 1, 10 * MS + 1);
@@ -387,8 +400,8 @@ mod tests {
             prop_assert!(table.len() <= WAYS);
         }
 
-        /// Whatever senders do, between two frames that are less than a pause apart a flow moves at most once in
-        /// the time a sender needs to settle.
+        /// For every movement of senders: between two frames that are less than a gap apart, a flow
+        /// moves at most once in the time that a sender needs to settle.
         #[test]
         fn a_busy_flow_does_not_flap(senders in proptest::collection::vec(0u16..4, 1..400)) {
             let table = FlowTable::default();

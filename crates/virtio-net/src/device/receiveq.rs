@@ -1,4 +1,11 @@
-//! What the guest receives: frames to chains, one copy.
+//! [`Receiveq`]: the device's side of a receiveq. It copies frames once, into the chains that the
+//! driver posted.
+//!
+//! The owner creates it when its ring starts, with the features negotiated by then, and uses it
+//! from one thread. For each burst it calls [`Receiveq::expect`] with the number of frames,
+//! [`Receiveq::deliver`] for each, and [`Receiveq::flush`] once, which publishes the burst. A
+//! violation by the driver breaks the ring, and every later delivery is refused. The queue ends by
+//! being dropped.
 
 use ringferry_memory::{ReadSlice, Translator, Words, WriteSlice};
 use ringferry_packet::flow::PacketHash;
@@ -7,41 +14,42 @@ use ringferry_ring::{Chain, Chains, Device, Done, Fault};
 
 use crate::{Features, header};
 
-/// Buffers looked at for one frame. The largest frame then still fits buffers of 64 bytes; a driver that
-/// posts smaller ones, or empty ones by the thousand, would only keep the device busy.
+/// Most buffers that are examined for one frame. The largest frame then still fits buffers of 64
+/// bytes; a driver that posts smaller ones, or empty ones by the thousand, would only keep the
+/// device busy.
 const MAX_BUFFERS: usize = 1024;
 
-/// Why a frame was not delivered. Nothing was written and no buffer was spent.
+/// The reason why a frame was not delivered. Nothing was published and no buffer was consumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// The driver has not posted enough buffers.
+    /// The driver has not posted enough buffers for the frame.
     #[error("no receive buffers")]
     NoBuffers,
     /// The next buffer is too small for the frame, and frames may not be spread over several.
     #[error("frame larger than the receive buffer")]
     TooBig,
-    /// The ring is broken.
+    /// The ring is broken by a violation of its driver.
     #[error("the ring is broken")]
     Broken,
 }
 
-/// The device's side of a receiveq.
+/// The device's side of a receiveq, with the burst that is being delivered.
 #[derive(Debug)]
 pub struct Receiveq<A: Words> {
     ring: Device<A>,
     header_len: usize,
     mergeable: bool,
-    /// Chains taken for this burst; those before `next` are spent.
+    /// Chains taken for this burst; those before `next` are consumed.
     chains: Chains,
     next: usize,
-    /// Chains of frames that were written whole, with their lengths: completed together.
+    /// Consumed chains with the bytes written to each, which the next flush completes together.
     written: Vec<Done>,
-    /// Chains to take at a time: what is left of the burst.
+    /// Number of chains to take at a time: the frames left of the announced burst.
     ahead: usize,
 }
 
 impl<A: Words> Receiveq<A> {
-    /// Serves `ring` as negotiated.
+    /// Creates the queue on a ring, with the features that were negotiated.
     pub fn new(ring: Device<A>, features: Features) -> Self {
         Self {
             ring,
@@ -54,22 +62,24 @@ impl<A: Words> Receiveq<A> {
         }
     }
 
-    /// The ring, for its notifications and its state.
+    /// Returns the ring, for its notifications and its state.
     pub fn ring(&mut self) -> &mut Device<A> {
         &mut self.ring
     }
 
-    /// Announces that about `frames` frames follow until [`Receiveq::flush`], so that so many chains
-    /// are taken in one go.
+    /// Announces that about `frames` frames follow until [`Receiveq::flush`], so that this many
+    /// chains are taken from the ring at once.
     #[inline]
     pub fn expect(&mut self, frames: usize) {
         self.ahead = frames.max(1);
     }
 
-    /// Where the next packet would lie: adds to `room` the pieces of the driver's next buffers that are left behind a virtual
-    /// header and `skip` bytes, for a packet of `most` bytes. False, and nothing to rely on in `room`, if there is not
-    /// enough. Nothing is spent: who has filled them, wholly or in part, delivers the packet's first `skip` bytes and
-    /// then these pieces, which are not copied as they lie where they are to go.
+    /// Finds the memory in which the next packet would lie: appends to `room` the pieces of the
+    /// driver's next buffers after the virtual header and `skip` bytes, for a packet of at most
+    /// `most` bytes. Returns false, with `room` in an undefined state, if there is not enough.
+    /// Nothing is consumed: the caller fills the pieces, wholly or in part, and then delivers the
+    /// packet's first `skip` bytes and these pieces, which are not copied because they already lie
+    /// at their destination.
     pub fn room<'m>(
         &mut self,
         memory: &mut Translator<'m>,
@@ -78,7 +88,8 @@ impl<A: Words> Receiveq<A> {
         room: &mut impl Extend<WriteSlice<'m>>,
     ) -> bool {
         let found = self.find(self.header_len + most, memory);
-        // The ring may have broken behind chains that are good: they are there, but no frame is delivered to them any more.
+        // The ring may have broken after it yielded good chains: they are still here, but no frame
+        // is delivered to them any more.
         let (Ok(count), None) = (found, self.ring.fault()) else { return false };
         let mut skip = self.header_len + skip;
         for i in self.next..self.next + count {
@@ -88,7 +99,7 @@ impl<A: Words> Receiveq<A> {
                 while done < buffer.len as usize {
                     let addr = buffer.addr.checked_add(done as u64);
                     let piece = addr.and_then(|addr| memory.write(addr, buffer.len as usize - done));
-                    // Its delivery finds that out and says so.
+                    // The delivery of the frame finds the same fault and breaks the ring.
                     let Some(piece) = piece else { return false };
                     done += piece.len();
                     let rest = piece.skip(skip);
@@ -100,8 +111,8 @@ impl<A: Words> Receiveq<A> {
         true
     }
 
-    /// Writes one frame, `first` and then `rest`, into the driver's next buffers. The driver does not
-    /// see it before [`Receiveq::flush`].
+    /// Writes one frame, `first` and then `rest`, into the driver's next buffers. The driver does
+    /// not see it before [`Receiveq::flush`].
     ///
     /// # Errors
     /// See [`Refused`].
@@ -116,7 +127,8 @@ impl<A: Words> Receiveq<A> {
         self.deliver_hashed(memory, header, PacketHash::NONE, first, rest)
     }
 
-    /// The same, with the hash that the driver is told if it negotiated HASH_REPORT (5.1.6.4.5).
+    /// Does the same as [`Receiveq::deliver`] with the hash that is reported to the driver if it
+    /// negotiated HASH_REPORT (5.1.6.4.5).
     ///
     /// # Errors
     /// See [`Refused`].
@@ -129,7 +141,7 @@ impl<A: Words> Receiveq<A> {
         first: &[u8],
         rest: &[ReadSlice<'_>],
     ) -> Result<(), Refused> {
-        // Chains may be left that were taken before the ring broke: its memory is no longer touched.
+        // Chains may be left from before the ring broke; their memory is no longer touched.
         if self.ring.fault().is_some() {
             return Err(Refused::Broken);
         }
@@ -169,7 +181,8 @@ impl<A: Words> Receiveq<A> {
         Ok(())
     }
 
-    /// Writes a packet of `need` bytes into the next chain, if that is one piece of memory.
+    /// Writes a packet of `need` bytes into the next chain if its first buffer holds it in one
+    /// piece of memory; returns false otherwise.
     #[inline(always)]
     fn deliver_whole(
         &mut self,
@@ -185,7 +198,8 @@ impl<A: Words> Receiveq<A> {
         let room = memory.write(buffer.addr, (buffer.len as usize).min(need));
         let Some(mut room) = room.filter(|room| room.len() == need) else { return false };
         let header = Header { num_buffers: 1, ..header };
-        // Most packets have the header that the packet before them in this buffer had.
+        // Most packets have the header that the previous packet in this buffer had, and then
+        // nothing is stored.
         if self.header_len == Header::LEN {
             let (low, high) = header.to_words();
             room.update(low, high);
@@ -205,22 +219,22 @@ impl<A: Words> Receiveq<A> {
         true
     }
 
-    /// Makes sure that the chains from `next` on hold `need` bytes; returns how many it takes. Buffers that cannot be break the
-    /// ring.
+    /// Makes sure that the chains from `next` on hold `need` bytes, and returns how many chains
+    /// that takes. Invalid buffers break the ring.
     #[inline]
     fn reserve(&mut self, need: usize, memory: &mut Translator<'_>) -> Result<usize, Refused> {
         let found = self.find(need, memory);
         if found == Err(Refused::Broken) {
-            // What the ring itself found first stays its fault.
+            // A fault that the ring itself found first is kept.
             self.ring.break_with(Fault::Unusable);
         }
         found
     }
 
-    /// The same, but leaves the ring as it is.
+    /// Does the same as [`Receiveq::reserve`] but never breaks the ring.
     #[inline]
     fn find(&mut self, need: usize, memory: &mut Translator<'_>) -> Result<usize, Refused> {
-        // Most frames fit the next buffer, and that is known already.
+        // Fast path: most frames fit the next buffer, which is already taken.
         if let Some(Chain { readable: 0, writable: 1, writable_len, .. }) = self.chains.get(self.next)
             && writable_len as usize >= need
         {
@@ -231,8 +245,8 @@ impl<A: Words> Receiveq<A> {
         let mut buffers = 0;
         loop {
             while let Some(chain) = self.chains.get(self.next + count) {
-                // A buffer at least holds the header (5.1.6.3.1), and the driver only lends buffers
-                // to be written here.
+                // A buffer must hold at least the header (5.1.6.3.1), and the driver may only post
+                // writable buffers here.
                 buffers += usize::from(chain.writable);
                 if chain.readable > 0
                     || (chain.writable_len as usize) < self.header_len
@@ -254,7 +268,8 @@ impl<A: Words> Receiveq<A> {
                 let broken = self.ring.fault().is_some();
                 return Err(if broken { Refused::Broken } else { Refused::NoBuffers });
             }
-            // The lines that will be written first, all at once rather than one miss after the other.
+            // The cache lines that will be written first are fetched together, so that their misses
+            // overlap.
             for chain in self.chains.iter().skip(taken) {
                 if let [buffer, ..] = self.chains.writable(chain)
                     && let Some(room) = memory.write(buffer.addr, buffer.len as usize)
@@ -266,8 +281,8 @@ impl<A: Words> Receiveq<A> {
         }
     }
 
-    /// Shows what was delivered to the driver and gives unspent chains back to the ring; true when
-    /// the driver wants a call.
+    /// Publishes the delivered frames to the driver and returns unused chains to the ring. Returns
+    /// true if the driver wants a notification.
     #[inline]
     pub fn flush(&mut self) -> bool {
         self.ring.untake(&self.chains.all()[self.next..]);
@@ -278,11 +293,11 @@ impl<A: Words> Receiveq<A> {
     }
 }
 
-/// The bytes of a packet, virtual header first, in the order they are written.
+/// The bytes of a packet that are not yet written, virtual header first.
 struct Source<'a, 's> {
     inline: [&'a [u8]; 2],
     rest: &'a [ReadSlice<'s>],
-    /// What is left of the piece that was begun.
+    /// The rest of the piece that is being copied.
     piece: ReadSlice<'s>,
 }
 
@@ -295,7 +310,7 @@ impl Source<'_, '_> {
             && self.inline[1].is_empty()
     }
 
-    /// Copies as much as both sides have; returns how many bytes.
+    /// Copies as many bytes as are left and `room` holds; returns how many.
     #[inline]
     fn fill(&mut self, room: WriteSlice<'_>) -> usize {
         let mut done = 0;

@@ -1,4 +1,10 @@
-//! What a driver has set through the control queue, and what of it is in range (VIRTIO 1.4, 5.1.6.5).
+//! [`Settings`]: the state that a driver sets through the control queue, and the checks of its
+//! range (VIRTIO 1.4, 5.1.6.5).
+//!
+//! A device creates its settings when features are negotiated, passes them to
+//! [`Controlq::poll`](super::Controlq::poll), which applies commands, and derives [`Steering`],
+//! coalescing limits and filters from them after each change. They belong to one thread, and reset
+//! replaces them by new ones.
 
 use std::sync::Arc;
 
@@ -10,18 +16,18 @@ use crate::Features;
 use crate::config::{HashLimits, MAX_PAIRS};
 use crate::control::{Coalesce, Command, Rss, RxMode};
 
-/// Addresses kept per table; a longer table is answered by receiving the whole kind, as a device may
-/// (5.1.6.5.2.1). 64 is what QEMU keeps.
+/// Most addresses kept per table, as in QEMU. A longer table is answered by receiving the whole
+/// kind, as a device may (5.1.6.5.2.1).
 const MAC_TABLE: usize = 64;
 
-/// One kind of address: a table, or everything.
+/// The filter of one kind of address, unicast or multicast.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Receive all of this kind.
+    /// Frames to every address of this kind are received.
     pub all: bool,
-    /// Receive none of this kind, whatever else says.
+    /// No frame to an address of this kind is received, whatever the other fields say.
     pub none: bool,
-    /// Receive these.
+    /// Frames to these addresses are received.
     pub table: Vec<[u8; 6]>,
 }
 
@@ -32,38 +38,38 @@ impl Filter {
     }
 }
 
-/// What a driver has set through the control queue.
+/// The state that a driver sets through the control queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     features: Features,
-    /// The device's own address.
+    /// The device's own unicast address.
     pub mac: [u8; 6],
-    /// Receive every frame.
+    /// True if every frame is received.
     pub promiscuous: bool,
-    /// Receive no broadcast.
+    /// True if no broadcast frame is received.
     pub no_broadcast: bool,
-    /// Unicast addresses besides the device's own.
+    /// Filter of unicast addresses, beside the device's own.
     pub unicast: Filter,
-    /// Multicast addresses.
+    /// Filter of multicast addresses, broadcast excepted.
     pub multicast: Filter,
     unicast_overflow: bool,
     multicast_overflow: bool,
-    /// Bit per VLAN ID; all VLANs are received while the driver cannot filter (5.1.6.5.3.1).
+    /// One bit per VLAN ID; all VLANs are received if the driver cannot filter (5.1.6.5.3.1).
     vlans: Box<[u64; 64]>,
-    /// The guest was asked to announce itself and has not yet answered.
+    /// True from the request to the guest to announce itself until it acknowledges.
     pub announce: bool,
-    /// Queue pairs in use; see [`Settings::steering`] for which frames go where.
+    /// Number of queue pairs in use; [`Settings::steering`] selects among them.
     pub pairs: u16,
     max_pairs: u16,
     hash_limits: HashLimits,
     hasher: Option<Arc<RssHasher>>,
-    /// The driver's own table; without one, steering is automatic.
+    /// The driver's indirection table; without one, steering is automatic.
     table: Option<Arc<Indirection>>,
-    /// How notifications of receiveqs and transmitqs are coalesced where nothing is said of one queue.
+    /// Coalescing limits of receiveqs and transmitqs, which a queue starts with.
     coalesce_all: [Coalesce; 2],
-    /// The same of each queue in use, by its index.
+    /// Coalescing limits of each queue in use, by its index.
     coalesce: Vec<Coalesce>,
-    /// The device is being reset.
+    /// True while the device is being reset, and commands are refused.
     resetting: bool,
     /// Receive offloads in use, a subset of the negotiated ones.
     pub guest_offloads: Features,
@@ -79,7 +85,8 @@ const OFFLOAD_BITS: Features = Features::GUEST_CSUM
     .union(Features::GUEST_USO6);
 
 impl Settings {
-    /// The state after reset: everything a driver must have before it says otherwise (5.1.6.5).
+    /// Creates the state after reset, in which a driver finds every setting before its first
+    /// command (5.1.6.5).
     pub fn new(features: Features, mac: [u8; 6], max_pairs: u16) -> Self {
         let filtered = features.contains(Features::CTRL_VLAN);
         Self {
@@ -105,9 +112,10 @@ impl Settings {
         }
     }
 
-    /// Whether a frame to `dst`, tagged with `vlan` if any, is to be delivered.
+    /// Returns true if a frame to `dst`, tagged with `vlan` if any, is to be delivered.
     pub fn accepts(&self, dst: [u8; 6], vlan: Option<u16>) -> bool {
-        // All means all, of any VLAN too; but where the driver cannot choose, its VLANs are what it chose.
+        // Promiscuous mode that the driver chose includes every VLAN; without CTRL_RX the driver
+        // cannot choose the mode, and its VLAN filter applies.
         if self.promiscuous && self.features.contains(Features::CTRL_RX) {
             return true;
         }
@@ -129,18 +137,20 @@ impl Settings {
         !filter.none && (own || filter.all || overflow || filter.table.contains(&dst))
     }
 
-    /// What can be hashed, if not [`HashLimits::DEVICE`].
+    /// Replaces the device's hash limits, which are [`HashLimits::DEVICE`] otherwise.
     #[must_use]
     pub fn with_hash_limits(self, hash_limits: HashLimits) -> Self {
         Self { hash_limits, ..self }
     }
 
-    /// The device is being reset (2.4): from now on every command is refused. The state after reset is that of new settings.
+    /// Refuses every command from now on, because the device is being reset (2.4). New settings
+    /// hold the state after reset.
     pub fn begin_reset(&mut self) {
         self.resetting = true;
     }
 
-    /// How frames are to be steered, over the pairs in use. Flows are remembered in `flows`.
+    /// Creates the receive steering over the pairs in use; automatic steering remembers flows in
+    /// `flows`.
     #[must_use]
     pub fn steering(&self, flows: Arc<FlowTable>) -> Steering {
         let mut steering = Steering::automatic(flows);
@@ -158,26 +168,26 @@ impl Settings {
         }
     }
 
-    /// How notifications of a queue are to be coalesced, by its index. A queue that is not in use has the value it
-    /// will begin with.
+    /// Returns the coalescing limits of a queue, by its index. A queue that is not in use has the
+    /// limits that it will start with.
     #[must_use]
     pub fn coalesce(&self, queue: u16) -> Coalesce {
         let all = self.coalesce_all[usize::from(queue % 2)];
         self.coalesce.get(usize::from(queue)).copied().unwrap_or(all)
     }
 
-    /// The result of a command that has one, if the driver may have it.
+    /// Returns the result of a command that has one, if the driver may send it.
     pub(super) fn query(&self, command: &Command) -> Option<Coalesce> {
         match command {
-            Command::QueryQueue(queue) if self.may(command) => {
+            Command::QueryQueue(queue) if self.permits(command) => {
                 self.coalesce.get(usize::from(*queue)).copied()
             }
             _ => None,
         }
     }
 
-    /// Whether a command was negotiated, and the device is there to carry it out.
-    fn may(&self, command: &Command) -> bool {
+    /// Returns true if the command's feature was negotiated and the device is not being reset.
+    fn permits(&self, command: &Command) -> bool {
         let needs = match command {
             Command::Rx(RxMode::Promiscuous | RxMode::AllMulticast, _) | Command::MacTable { .. } => {
                 Features::CTRL_RX
@@ -196,7 +206,8 @@ impl Settings {
         !self.resetting && self.features.contains(needs)
     }
 
-    /// Puts `pairs` in use. A queue that was not in use begins with what was said of all of its kind (5.1.6.5.10.6).
+    /// Sets the number of pairs in use. A queue that was not in use starts with the limits of all
+    /// queues of its kind (5.1.6.5.10.6).
     fn set_pairs(&mut self, pairs: u16) {
         self.pairs = pairs;
         let queues = 2 * usize::from(pairs);
@@ -205,18 +216,19 @@ impl Settings {
         self.coalesce.extend(new.map(|queue| self.coalesce_all[queue % 2]));
     }
 
-    /// The hash that a driver asks for, if the device has it.
+    /// Creates the hasher that a driver asks for, if the device supports it.
     fn hasher(&self, types: u32, key: &[u8]) -> Option<Arc<RssHasher>> {
         let types = HashTypes::from_bits_retain(types);
         let HashLimits { max_key, types: supported, .. } = self.hash_limits;
-        // Without a key every hash is 0: that is only good where there is none.
+        // An empty key makes every hash 0, so it is accepted only if nothing is hashed.
         let good = supported.contains(types)
             && key.len() <= usize::from(max_key)
             && (types.is_empty() || !key.is_empty());
         good.then(|| Arc::new(RssHasher::new(types, key)))
     }
 
-    /// Applies VIRTIO_NET_CTRL_MQ_RSS_CONFIG.
+    /// Applies VIRTIO_NET_CTRL_MQ_RSS_CONFIG; returns false, and changes nothing, if it is out of
+    /// range.
     fn set_rss(&mut self, rss: &Rss) -> bool {
         let Rss { types, unclassified, table, max_tx, key } = rss;
         if table.len() > usize::from(self.hash_limits.max_table) || !(1..=self.max_pairs).contains(max_tx) {
@@ -228,15 +240,17 @@ impl Settings {
             return false;
         };
         (self.hasher, self.table) = (Some(hasher), Some(Arc::new(indirection)));
-        // Receiveqs are in use that the table names, transmitqs up to max_tx: pairs that have either.
+        // Receiveqs named by the table are in use, and transmitqs up to max_tx: a pair is in use if
+        // either queue is.
         let receive = table.iter().chain([unclassified]).max().map_or(1, |last| last + 1);
         self.set_pairs(receive.max(*max_tx));
         true
     }
 
-    /// Applies a command; false when it is not negotiated or out of range, and then nothing changes.
+    /// Applies a command. Returns false, and changes nothing, if it was not negotiated or is out of
+    /// range.
     pub fn apply(&mut self, command: Command) -> bool {
-        if !self.may(&command) {
+        if !self.permits(&command) {
             return false;
         }
         match command {
@@ -267,8 +281,8 @@ impl Settings {
             // 5.1.6.5.6.1: 0 or more than the maximum is an error and changes nothing.
             Command::QueuePairs(pairs) if pairs == 0 || pairs > self.max_pairs => return false,
             Command::QueuePairs(pairs) => {
-                // Steering is automatic again: the last command counts (5.1.6.5.5). The hash that is reported
-                // stays.
+                // The last command decides (5.1.6.5.5), so steering is automatic again. The hash
+                // that is reported stays.
                 self.table = None;
                 self.set_pairs(pairs);
             }
@@ -296,7 +310,7 @@ impl Settings {
         true
     }
 
-    /// Coalesces notifications of all receiveqs (0) or transmitqs (1), whatever was said of one of them.
+    /// Sets the limits of all receiveqs (0) or transmitqs (1), and replaces those of single queues.
     fn coalesce_kind(&mut self, kind: usize, coalesce: Coalesce) {
         self.coalesce_all[kind] = coalesce;
         self.coalesce.iter_mut().skip(kind).step_by(2).for_each(|own| *own = coalesce);
@@ -382,7 +396,8 @@ mod tests {
         Rss { types: HashTypes::SHORT.bits(), unclassified, table: table.to_vec(), max_tx, key: vec![7; 40] }
     }
 
-    /// What steering would do, in words.
+    /// Summarises the steering that follows from the settings: whether it is RSS, and over which
+    /// pairs.
     fn steering(settings: &Settings) -> (bool, Vec<u16>) {
         let steering = settings.steering(Arc::default());
         (steering.is_rss(), steering.ready().to_vec())
@@ -452,7 +467,7 @@ mod tests {
             assert!(settings.apply(command));
             assert_eq!(of(&settings), expected);
         }
-        // A queue that was switched off and on again has what was said of all (5.1.6.5.10.6).
+        // A queue that was disabled and enabled again has the limits of all queues (5.1.6.5.10.6).
         assert!(settings.apply(Command::CoalesceQueue(2, limits(9))));
         assert!(settings.apply(Command::QueuePairs(1)));
         assert!(!settings.apply(Command::CoalesceQueue(2, limits(9))), "not in use");

@@ -1,8 +1,10 @@
-//! Which receive pair a frame goes to (VIRTIO 1.4, 5.1.6.5.5 to 5.1.6.5.7).
+//! Receive steering (VIRTIO 1.4, 5.1.6.5.5 to 5.1.6.5.7): [`Steering`] selects the receiveq of a
+//! frame, automatically by flow or by the driver's indirection table (RSS).
 //!
-//! A [`Steering`] is what a worker decides with, frame by frame: a value of its own, replaced when the driver says
-//! something new. What is large in it, the indirection table, the tables of the hash and the memory of flows, is
-//! shared between the workers of a port.
+//! [`Settings::steering`](super::Settings::steering) creates one after each command that changes
+//! steering. Each worker owns a clone and asks it once per frame, until a new one replaces it. Its
+//! large parts (the indirection table, the tables of the hash and the flow table) are shared
+//! between the workers of a port.
 
 use std::sync::Arc;
 
@@ -12,7 +14,7 @@ use ringferry_packet::flow::{PacketHash, RssHasher, flow_hash};
 use super::flows::FlowTable;
 use crate::config::MAX_PAIRS;
 
-/// The queue for each value of the hash (5.1.6.5.7).
+/// The indirection table (5.1.6.5.7): the queue pair for each value of the hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Indirection {
     table: Box<[u16]>,
@@ -20,60 +22,61 @@ pub struct Indirection {
 }
 
 impl Indirection {
-    /// A table of pairs, and the pair for packets without a hash; `None` unless the number of entries is a power of
-    /// two and every entry less than `pairs`.
+    /// Creates a table of pairs with the pair for packets without a hash. `None` unless the number
+    /// of entries is a power of two and every entry is less than `pairs`.
     pub fn new(table: &[u16], unclassified: u16, pairs: u16) -> Option<Self> {
         let good =
             table.len().is_power_of_two() && table.iter().chain([&unclassified]).all(|pair| *pair < pairs);
         good.then(|| Self { table: table.into(), unclassified })
     }
 
-    /// The entries.
+    /// Returns the entries, indexed by the low bits of the hash.
     pub fn table(&self) -> &[u16] {
         &self.table
     }
 
-    /// The pair of packets without a hash.
+    /// Returns the pair for packets without a hash.
     pub fn unclassified(&self) -> u16 {
         self.unclassified
     }
 
-    /// The pair for a packet.
+    /// Returns the pair for a packet with this hash.
     #[inline]
     fn get(&self, hash: PacketHash) -> u16 {
         match hash.get() {
-            // A power of two, so one at least.
+            // The number of entries is a power of two, so there is one at least.
             Some(hash) => self.table[hash as usize & (self.table.len() - 1)],
             None => self.unclassified,
         }
     }
 }
 
-/// How pairs are chosen.
+/// The way in which pairs are chosen.
 #[derive(Clone, Debug)]
 enum Mode {
-    /// By where the guest sends from (5.1.6.5.6).
+    /// Automatic: by the pair on which the guest sends the flow (5.1.6.5.6).
     Automatic(Arc<FlowTable>),
-    /// By the driver's table (5.1.6.5.7).
+    /// Receive-side scaling: by the driver's table (5.1.6.5.7).
     Table(Arc<Indirection>),
 }
 
-/// Decides which pair a frame to the guest goes to. Only pairs that are [ready](Steering::set_ready) are ever
-/// chosen, whatever the driver has said.
+/// Selects the queue pair of a frame to the guest. It only chooses pairs that are
+/// [ready](Steering::set_ready), whatever the driver configured.
 #[derive(Clone, Debug)]
 pub struct Steering {
     mode: Mode,
     hasher: Option<Arc<RssHasher>>,
-    /// Pairs that frames may go to, in ascending order.
+    /// Ready pairs, in ascending order.
     ready: Vec<u16>,
-    /// Whether a pair is ready.
+    /// Readiness of each pair up to the last that is ready.
     usable: Vec<bool>,
-    /// Those of the ready pairs that new flows are spread over; empty: all of them.
+    /// Preferred pairs for new flows, a subset of the ready ones; empty: all ready ones.
     near: Vec<u16>,
 }
 
 impl Steering {
-    /// Automatic steering by the flows in `table`, with no hash and pair 0 ready: a device after reset.
+    /// Creates automatic steering by the flows in `table`, with no hash and only pair 0 ready, as
+    /// after reset.
     pub fn automatic(table: Arc<FlowTable>) -> Self {
         let mut steering = Self {
             mode: Mode::Automatic(table),
@@ -86,22 +89,22 @@ impl Steering {
         steering
     }
 
-    /// Steers by the driver's table.
+    /// Selects receive-side scaling by the driver's table.
     #[must_use]
     pub fn with_table(mut self, table: Arc<Indirection>) -> Self {
         self.mode = Mode::Table(table);
         self
     }
 
-    /// Hashes frames, for the driver's table and to report.
+    /// Sets the hash of frames, which indexes the driver's table and is reported.
     #[must_use]
     pub fn with_hasher(mut self, hasher: Arc<RssHasher>) -> Self {
         self.hasher = Some(hasher);
         self
     }
 
-    /// The pairs that frames may go to from now on: whose receiveqs are enabled and not being reset. Flows of others
-    /// move, and those that stay do not.
+    /// Sets the pairs that may be chosen from now on, which are those whose receiveqs are enabled
+    /// and not being reset. Flows on other pairs move; the rest stay.
     pub fn set_ready(&mut self, pairs: impl IntoIterator<Item = u16>) {
         self.near.clear();
         self.ready.clear();
@@ -115,35 +118,38 @@ impl Steering {
         }
     }
 
-    /// Spreads flows that are not known over those of the ready pairs for which `near` is true, if there are any: the ones
-    /// that this worker owns, so that a frame need not cross to another.
+    /// Spreads flows that are not yet known over those ready pairs for which `near` is true, if
+    /// there are any. A worker names the pairs that it owns, so that a frame need not be handed off
+    /// to another worker.
     pub fn prefer(&mut self, near: impl Fn(u16) -> bool) {
         self.near.clear();
         self.near.extend(self.ready.iter().copied().filter(|pair| near(*pair)));
     }
 
-    /// The first `count` pairs.
+    /// Makes the first `count` pairs ready, and no others.
     pub fn set_pairs(&mut self, count: u16) {
         self.set_ready(0..count);
     }
 
-    /// Pairs that frames may go to.
+    /// Returns the ready pairs, in ascending order.
     pub fn ready(&self) -> &[u16] {
         &self.ready
     }
 
-    /// Whether frames go by the driver's table.
+    /// Returns true if the driver's table selects pairs.
     pub fn is_rss(&self) -> bool {
         matches!(self.mode, Mode::Table(_))
     }
 
-    /// Whether [`Steering::learn`] does anything: whether the flow hash of what the guest sends is needed.
+    /// Returns true if [`Steering::learn`] has an effect, so that the flow hash of frames from the
+    /// guest is needed.
     #[inline]
     pub fn learns(&self) -> bool {
         self.ready.len() > 1 && matches!(self.mode, Mode::Automatic(_))
     }
 
-    /// The guest has sent a frame on `pair`, with this [`flow_hash`]; `now` is in microseconds.
+    /// Records that the guest sent a frame with this [`flow_hash`] on `pair`; `now` is in
+    /// microseconds.
     #[inline]
     pub fn learn(&self, flow: u32, pair: u16, now: u64) {
         if let Mode::Automatic(table) = &self.mode
@@ -153,16 +159,18 @@ impl Steering {
         }
     }
 
-    /// The pair for a frame that starts with `prefix`, and what is to be reported of its hash. `now` is in microseconds.
-    /// No pair: the frame is to be dropped, as none is ready, or not the one that the driver's table names (5.1.6.5.7.2).
+    /// Selects the pair for a frame that starts with `prefix`, and the hash to be reported with it.
+    /// `now` is in microseconds. Without a pair the frame is to be dropped: no pair is ready, or
+    /// the one that the driver's table names is not (5.1.6.5.7.2).
     ///
-    /// With one pair ready and no hash asked for, this looks at nothing.
+    /// With one pair ready and no hash required, the frame is not read.
     #[inline]
     pub fn choose(&self, prefix: &[u8], now: u64) -> (Option<u16>, PacketHash) {
         self.choose_flow(prefix, || flow_hash(prefix), now)
     }
 
-    /// The same for who may know the frame's [`flow_hash`] already, as it was sent by a guest that steers, too.
+    /// Does the same as [`Steering::choose`] for a caller that may know the frame's [`flow_hash`]
+    /// already, because it was sent by a guest with automatic steering.
     #[inline]
     pub fn choose_flow(
         &self,
@@ -313,7 +321,7 @@ mod tests {
         }
         assert!(seen.iter().all(|count| *count > 50), "{seen:?}");
         assert_eq!(steering.choose(&[0; 60], 0), (Some(2), PacketHash::NONE));
-        // One pair does not mean that the table is not asked.
+        // The table is asked even if only one pair is ready.
         let mut steering = steering;
         steering.set_ready([2]);
         assert_eq!(steering.choose(&[0; 60], 0).0, Some(2));

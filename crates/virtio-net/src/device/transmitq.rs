@@ -1,4 +1,10 @@
-//! What the guest sends: chains to frames.
+//! [`Transmitq`]: the device's side of a transmitq. It turns chains into frames that still lie in
+//! the guest's memory.
+//!
+//! The owner creates it when its ring starts, with the features negotiated by then, and uses it
+//! from one thread. [`Transmitq::poll`] takes a burst and lends its frames; once they are delivered
+//! or dropped, [`Transmitq::complete`] returns all buffers of the burst. A violation by the driver
+//! breaks the ring, and polls find nothing more. The queue ends by being dropped.
 
 use arrayvec::ArrayVec;
 use ringferry_memory::{GuestMemory, ReadSlice, Translator, Words};
@@ -9,48 +15,49 @@ use ringferry_ring::{Buffer, Chains, Device, Fault};
 use crate::header::HASHED_LEN;
 use crate::{Features, MAX_FRAME, MIN_FRAME};
 
-/// Packets that a guest sent and that are not frames, by reason.
+/// Counters of packets that a guest sent and that are not valid frames, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rejected {
-    /// Shorter than a virtual header and an Ethernet header.
+    /// Packets shorter than a virtual header and an Ethernet header.
     pub too_short: u64,
-    /// Longer than [`MAX_FRAME`].
+    /// Packets whose frame is longer than [`MAX_FRAME`].
     pub too_long: u64,
-    /// A virtual header that contradicts itself or the frame.
+    /// Packets whose virtual header contradicts itself or the frame.
     pub bad_header: u64,
-    /// Buffers outside guest memory: the packet broke the queue.
+    /// Packets with buffers outside guest memory, which broke the queue.
     pub bad_memory: u64,
 }
 
-/// The device's side of a transmitq.
+/// The device's side of a transmitq, with the burst that is being forwarded.
 #[derive(Debug)]
 pub struct Transmitq<A: Words> {
     ring: Device<A>,
     header_len: usize,
-    /// The burst being forwarded: taken, not completed.
+    /// The chains of the current burst, taken and not yet completed.
     chains: Chains,
     rejected: Rejected,
 }
 
 impl<A: Words> Transmitq<A> {
-    /// Serves `ring` as negotiated.
+    /// Creates the queue on a ring, with the features that were negotiated.
     pub fn new(ring: Device<A>, features: Features) -> Self {
         Self { ring, header_len: features.header_len(), chains: Chains::new(), rejected: Rejected::default() }
     }
 
-    /// The ring, for its notifications and its state.
+    /// Returns the ring, for its notifications and its state.
     pub fn ring(&mut self) -> &mut Device<A> {
         &mut self.ring
     }
 
-    /// Packets that were not frames, since the queue was set up.
+    /// Returns the counters of invalid packets since the queue was created.
     pub fn rejected(&self) -> Rejected {
         self.rejected
     }
 
-    /// Takes up to `max` packets and appends those that are frames to `burst`. Returns how many were
-    /// taken; each is completed by [`Transmitq::complete`], frame or not. A chain the ring or the
-    /// memory map refuses breaks the ring: it is not completed, and what is behind it is not taken.
+    /// Takes up to `max` packets and appends the valid frames among them to `burst`. Returns the
+    /// number of packets taken, each of which [`Transmitq::complete`] completes whether valid or
+    /// not. A chain that the ring or the memory map refuses breaks the ring: that chain is not
+    /// completed, and no chain after it is taken.
     #[inline]
     pub fn poll<'m>(&mut self, memory: &'m GuestMemory, max: usize, burst: &mut Burst<'m>) -> usize {
         let mut translator = memory.translator();
@@ -71,7 +78,7 @@ impl<A: Words> Transmitq<A> {
                     self.rejected.too_long += 1;
                     continue;
                 }
-                // Most packets lie in one piece.
+                // Fast path: most packets lie in one piece.
                 let read = if let Some(header) = piece.array().filter(|_| piece.len() == total) {
                     Ok(self.read_whole(&header, piece.skip(self.header_len), burst))
                 } else {
@@ -97,7 +104,7 @@ impl<A: Words> Transmitq<A> {
         taken
     }
 
-    /// Lends a packet that lies in one piece; false when the header is bad.
+    /// Lends a packet that lies in one piece; returns false if the header is invalid.
     #[inline(always)]
     fn read_whole<'m>(
         &self,
@@ -109,7 +116,7 @@ impl<A: Words> Transmitq<A> {
             burst.push(Header::default(), frame);
             return true;
         }
-        // num_buffers is ignored (5.1.6.2): in a legacy header those are bytes of the frame.
+        // num_buffers is ignored (5.1.6.2); after a legacy header these are bytes of the frame.
         let header = Header::from_bytes(header).sanitised();
         let good = header.check(frame.len()).is_ok();
         if good {
@@ -118,7 +125,8 @@ impl<A: Words> Transmitq<A> {
         good
     }
 
-    /// Completes every packet of the last [`Transmitq::poll`]; true when the driver wants a call.
+    /// Completes every packet of the last [`Transmitq::poll`]. Returns true if the driver wants a
+    /// notification.
     #[inline]
     pub fn complete(&mut self) -> bool {
         self.ring.complete_all(self.chains.iter().map(|chain| chain.done(0)));
@@ -127,19 +135,19 @@ impl<A: Words> Transmitq<A> {
     }
 }
 
-/// Packets whose lines are fetched before the first of them is looked at. As many as the ring looks
-/// ahead.
+/// Number of packets whose cache lines are fetched before the first of them is read, as many as the
+/// ring looks ahead.
 const LOOKAHEAD: usize = 32;
 
-/// Fetches the lines that will be copied from: where the header is, and where the frame goes on. All
-/// misses of a burst overlap. Returns the chain's first piece.
+/// Prefetches the cache lines that will be read, at the header and at the start of the frame, so
+/// that all misses of a burst overlap. Returns the chain's first piece.
 #[inline(always)]
 fn prefetch<'m>(buffers: &[Buffer], translator: &mut Translator<'m>) -> ReadSlice<'m> {
     let mut first = None;
     for buffer in buffers.iter().take(2) {
         if let Some(piece) = translator.read(buffer.addr, buffer.len as usize) {
             piece.prefetch();
-            // A virtual header moves the frame so that its first 64 bytes lie on two lines.
+            // The virtual header shifts the frame, so that its first 64 bytes lie on two lines.
             piece.skip(64).prefetch();
             first.get_or_insert(piece);
         }
@@ -147,9 +155,9 @@ fn prefetch<'m>(buffers: &[Buffer], translator: &mut Translator<'m>) -> ReadSlic
     first.unwrap_or(ReadSlice::EMPTY)
 }
 
-/// Reads the header and lends the frame behind it; false when the header is bad.
+/// Reads the header and lends the frame after it; returns false if the header is invalid.
 ///
-/// Header and frame may be cut into buffers anywhere (2.7.4.1), also inside the header.
+/// Header and frame may be divided into buffers anywhere (2.7.4.1), also inside the header.
 #[inline]
 fn read_frame<'m>(
     buffers: &[Buffer],
@@ -168,7 +176,7 @@ fn read_frame<'m>(
         have += n;
         spill = Some(piece.skip(n));
     }
-    // What the driver puts into num_buffers is ignored (5.1.6.2), and so is a hash.
+    // num_buffers is ignored on transmit (5.1.6.2), and so is a hash.
     let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = bytes;
     let header = Header::from_bytes(&[a, b, c, d, e, f, g, h, i, j, k, l]).sanitised();
     if header.check(len).is_err() {
@@ -189,7 +197,8 @@ fn read_frame<'m>(
     Ok(true)
 }
 
-/// The contiguous pieces of a chain's readable buffers, whose lengths the ring has added up.
+/// Iterates over the contiguous pieces of a chain's readable buffers, whose lengths the ring has
+/// added up.
 struct Pieces<'a, 'm> {
     buffers: &'a [Buffer],
     /// Bytes of the first buffer that were already returned.

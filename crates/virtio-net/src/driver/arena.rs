@@ -1,4 +1,9 @@
-//! The memory of a driver: rings and buffers in one file that the device maps.
+//! [`Arena`]: the memory of a driver, one shared file that holds its rings and buffers and that the
+//! device maps.
+//!
+//! A driver creates it with a size computed from its queues, allocates rings and buffers from it
+//! once on its set-up thread (a bump allocator: nothing is ever freed), tells the device its
+//! [`Arena::region`] and descriptor, and drops it with the driver.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -7,35 +12,35 @@ use std::sync::Arc;
 use ringferry_memory::{Area, GuestMemory, MapError, MemoryError, RegionSpec, SharedMem};
 use ringferry_ring::{Driver, IndirectTables, LayoutError, Parts, RingFeatures, part_bytes};
 
-/// Where the arena lies in the "guest physical" space that the device sees. Any value does; one
-/// that is not 0 catches addresses nobody set.
+/// Guest physical address at which the device sees the arena. Any value does; one that is not 0
+/// catches addresses that nobody set.
 const GUEST_ADDR: u64 = 1 << 32;
 
-/// Alignment of every allocation: a page, so that no two of them share a cache line and buffers
-/// can be handed to the kernel.
+/// Alignment of every allocation in bytes: a page, so that no two allocations share a cache line
+/// and buffers can be handed to the kernel.
 const ALIGN: u64 = 4096;
 
-/// Why there is no arena.
+/// The reason why an arena or a queue in it cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaError {
-    /// No memory file.
+    /// The shared memory file cannot be created.
     #[error("cannot make shared memory: {0}")]
     Shared(#[from] io::Error),
-    /// No mapping.
+    /// The file cannot be mapped.
     #[error(transparent)]
     Map(#[from] MapError),
-    /// Cannot happen with one region; here so that nothing is unwrapped.
+    /// Cannot happen with one region; it exists so that nothing is unwrapped.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// More was asked for than the arena was made for.
+    /// An allocation exceeds the arena's size, which is given in bytes.
     #[error("the driver's memory of {0} bytes is used up")]
     Full(usize),
-    /// A queue size the ring does not take.
+    /// The ring cannot have the queue's size.
     #[error(transparent)]
     Layout(#[from] LayoutError),
 }
 
-/// Memory that is handed out once and lives as long as the driver.
+/// Shared memory from which allocations live as long as the driver.
 #[derive(Debug)]
 pub struct Arena {
     shared: SharedMem,
@@ -43,10 +48,10 @@ pub struct Arena {
     next: u64,
 }
 
-/// Where the parts of one queue lie: what the device has to be told.
+/// The addresses of one queue's parts, which the device has to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queue {
-    /// Entries.
+    /// Number of entries of the queue.
     pub size: u16,
     /// Address of the descriptor area: descriptor table or descriptor ring.
     pub desc: u64,
@@ -57,7 +62,7 @@ pub struct Queue {
 }
 
 impl Arena {
-    /// Makes an arena of `size` bytes. Pages cost memory only once they are touched.
+    /// Creates an arena of `size` bytes. Its pages cost memory only once they are touched.
     ///
     /// # Errors
     /// See [`ArenaError`].
@@ -68,12 +73,13 @@ impl Arena {
         Ok(Self { shared, memory, next: GUEST_ADDR })
     }
 
-    /// The descriptor for the device.
+    /// Returns the descriptor of the file, for the device to map.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.shared.fd()
     }
 
-    /// Where it lies, for the device. User addresses equal guest addresses.
+    /// Returns the arena's place in guest memory, for the device. User addresses equal guest
+    /// addresses.
     pub fn region(&self) -> RegionSpec {
         RegionSpec {
             guest_addr: GUEST_ADDR,
@@ -83,15 +89,15 @@ impl Arena {
         }
     }
 
-    /// The memory map, for translation.
+    /// Returns the memory map that translates the arena's addresses.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
 
-    /// Hands out `len` bytes, page-aligned and zeroed; returns their guest address.
+    /// Allocates `len` bytes, page-aligned and zeroed; returns their guest address.
     ///
     /// # Errors
-    /// [`ArenaError::Full`].
+    /// [`ArenaError::Full`] when the arena has not that many bytes left.
     pub fn alloc(&mut self, len: usize) -> Result<u64, ArenaError> {
         let addr = self.next;
         let end = GUEST_ADDR + self.shared.size() as u64;
@@ -111,15 +117,15 @@ impl Arena {
         Ok((addr, area))
     }
 
-    /// Bytes that [`Arena::queue`] takes at most, for sizing the arena.
+    /// Returns the most bytes that [`Arena::queue`] allocates, for sizing the arena.
     pub fn queue_bytes(size: u16, indirect: u16) -> usize {
-        // A packed ring takes less.
+        // A packed ring takes less than a split one.
         let parts = part_bytes(size, false).into_iter().chain([table_bytes(size, indirect)]);
         parts.map(|len| len.next_multiple_of(ALIGN as usize)).sum()
     }
 
-    /// Makes a queue of `size` entries, with tables for chains of up to `indirect` buffers if that
-    /// is not 0.
+    /// Creates a queue of `size` entries, with indirect tables for chains of up to `indirect`
+    /// buffers if that is not 0.
     ///
     /// # Errors
     /// See [`ArenaError`].
@@ -144,7 +150,7 @@ impl Arena {
     }
 }
 
-/// Bytes of tables of `entries` descriptors for each entry of the queue.
+/// Returns the size in bytes of one table of `entries` descriptors for each entry of the queue.
 fn table_bytes(size: u16, entries: u16) -> usize {
     16 * usize::from(size) * usize::from(entries)
 }

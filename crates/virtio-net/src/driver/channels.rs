@@ -1,9 +1,20 @@
-//! How many queue pairs a driver uses, and how that changes under traffic (VIRTIO 1.4, 5.1.6.5.5 to 5.1.6.5.7): what
-//! `ethtool -L` and `ethtool -X` are to a kernel.
+//! [`Channels`]: the number of queue pairs that a driver uses, and its change under traffic (VIRTIO
+//! 1.4, 5.1.6.5.5 to 5.1.6.5.7). It does for this driver what `ethtool -L` and `ethtool -X` do for
+//! the kernel's.
 //!
-//! A change is a command that the device must answer, and until it does either number may be in force. This
-//! keeps to what both allow: while it waits, the driver sends on the queues of the smaller number and
-//! listens on those of the larger one. A change that is refused leaves everything as it was.
+//! A driver creates it after negotiation and uses it from its control thread:
+//! [`Channels::set_pairs`] or [`Channels::set_table`] returns a command to submit, and
+//! [`Channels::answered`] takes the device's acknowledgement. Until then either number of pairs may
+//! be in force, so the driver keeps to what both allow: it sends on the queues of the smaller
+//! number and listens on those of the larger one. A change that is refused leaves everything as it
+//! was.
+//! ```text
+//!            set_pairs, set_table                 (transmit = min, receive = max of both)
+//!   settled ----------------------> changing
+//!      ^                               |
+//!      +-------------------------------+
+//!        answered(true): the new state; answered(false): the old one
+//! ```
 
 use ringferry_packet::flow::{HashTypes, KEY_LEN};
 
@@ -11,43 +22,43 @@ use crate::Features;
 use crate::config::{HashConfig, HashLimits};
 use crate::control::{Command, Rss};
 
-/// Why pairs or steering cannot change. Nothing has.
+/// The reason why pairs or steering cannot change. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChannelError {
-    /// 0, or more than the device has.
+    /// The number of pairs is 0 or more than the device has.
     #[error("{wanted} queue pairs are not between 1 and the {max} of the device")]
     Pairs {
-        /// Pairs that were asked for.
+        /// Number of pairs that was requested.
         wanted: u16,
-        /// Pairs that there are.
+        /// Number of pairs that the device has.
         max: u16,
     },
-    /// The device was not yet heard of the last change.
+    /// The device has not yet acknowledged the last change.
     #[error("the last change is not answered yet; wait for it")]
     Busy,
-    /// The device has one pair and no way to say otherwise.
+    /// The device has one pair and no command to change that.
     #[error("the device does not offer multiqueue; there is one pair")]
     NoMultiqueue,
-    /// The device cannot do this.
+    /// The device does not offer receive-side scaling.
     #[error("the device does not offer receive-side scaling; steering is automatic")]
     NoRss,
-    /// A table that the device cannot take.
+    /// The device cannot take an indirection table of this many entries.
     #[error("an indirection table of {0} entries is not a power of two of at most {1}")]
     Table(usize, u16),
-    /// A table that names queues that are not used.
+    /// The indirection table names a queue that is not in use.
     #[error("the indirection table names queue {entry} of {pairs}; use more queues or change the table")]
     Entry {
-        /// The largest entry.
+        /// The largest entry of the table.
         entry: u16,
-        /// Pairs in use.
+        /// Number of pairs in use.
         pairs: u16,
     },
-    /// A key that the device cannot take, or none.
+    /// The hash key is empty, or longer than the device takes.
     #[error("a key of {0} bytes is not between 1 and {1}")]
     Key(usize, u8),
 }
 
-/// The pairs of a driver, and how the device is to spread packets over them.
+/// The number of pairs of a driver and its receive steering, with at most one change in flight.
 #[derive(Clone, Debug)]
 pub struct Channels {
     max: u16,
@@ -57,29 +68,31 @@ pub struct Channels {
     reports: bool,
     key: Vec<u8>,
     now: State,
-    /// What was asked for and is not answered.
+    /// The change that the device has not yet acknowledged.
     next: Option<State>,
 }
 
-/// What a device was told.
+/// The configuration that a device was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct State {
     pairs: u16,
-    /// A table the user has chosen; otherwise every pair has its turn.
+    /// The user's indirection table; without one, pairs take turns.
     table: Option<Vec<u16>>,
 }
 
-/// Entries of a table that nobody has chosen: several for each pair, so that all have nearly the same share.
+/// Number of entries of the default table: several for each pair, so that all have nearly the same
+/// share.
 const TABLE: u16 = 128;
 
 impl Channels {
-    /// One pair in use, of those that the device's configuration space says. `key` is for the hash, and should not be
-    /// known to those who send; [`SYMMETRIC_KEY`](ringferry_packet::flow::SYMMETRIC_KEY) makes both directions of a
-    /// connection equal. What is behind 40 bytes of it, or behind what the device takes, is not used.
+    /// Starts with one pair in use, of those that the device's configuration space reports. `key`
+    /// is the hash key, which senders should not know;
+    /// [`SYMMETRIC_KEY`](ringferry_packet::flow::SYMMETRIC_KEY) makes both directions of a
+    /// connection equal. Bytes of it after the 40th, or beyond the device's limit, are not used.
     pub fn new(features: Features, config: &HashConfig, key: &[u8]) -> Self {
         let HashConfig { net, hash: limits, .. } = *config;
         let offered = features.consistent();
-        // A device that hashes too little has not understood what it offers (5.1.4.1).
+        // A device with limits below the minimum does not implement what it offers (5.1.4.1).
         let valid = limits.is_valid(features) && !limits.types.is_empty();
         let len = key.len().min(KEY_LEN).min(limits.max_key.into());
         Self {
@@ -94,42 +107,43 @@ impl Channels {
         }
     }
 
-    /// Most pairs.
+    /// Returns the most pairs that the device supports.
     pub fn max(&self) -> u16 {
         self.max
     }
 
-    /// Pairs that the device has agreed to.
+    /// Returns the number of pairs that the device has acknowledged.
     pub fn pairs(&self) -> u16 {
         self.now.pairs
     }
 
-    /// The first so many transmitqs may be sent on. They become fewer when a change is submitted (5.1.6.5.6.1), and more
-    /// when it is answered.
+    /// Returns how many transmitqs, from the first, may be sent on. They become fewer when a change
+    /// is submitted (5.1.6.5.6.1), and more when it is acknowledged.
     pub fn transmit(&self) -> u16 {
         self.next.as_ref().map_or(self.now.pairs, |next| next.pairs.min(self.now.pairs))
     }
 
-    /// The first so many receiveqs may receive packets, and must have buffers. They become more when a change
-    /// is submitted, and fewer when it is answered; what was received before that on others is still to be taken.
+    /// Returns how many receiveqs, from the first, may receive packets and must have buffers. They
+    /// become more when a change is submitted, and fewer when it is acknowledged; packets that
+    /// others received before that are still to be taken.
     pub fn receive(&self) -> u16 {
         self.next.as_ref().map_or(self.now.pairs, |next| next.pairs.max(self.now.pairs))
     }
 
-    /// Whether a change waits for its answer.
+    /// Returns true while a change is not acknowledged.
     pub fn is_changing(&self) -> bool {
         self.next.is_some()
     }
 
-    /// The command that lets the device report hashes before anything else is said, if it does; needs no answer to be
-    /// [heard](Channels::answered).
+    /// Returns the command that enables hash reports at the start, if the device has them without
+    /// RSS; its acknowledgement is not passed to [`answered`](Channels::answered).
     pub fn start(&self) -> Option<Command> {
         let hash = Command::Hash { types: self.limits.types.bits(), key: self.key.clone() };
         (self.reports && !self.rss && !self.key.is_empty()).then_some(hash)
     }
 
-    /// Begins to use `pairs` pairs. Submit the command when the receiveqs of all of them have buffers, and give the answer
-    /// to [`Channels::answered`].
+    /// Begins a change to `pairs` pairs. Submit the command when the receiveqs of all of them have
+    /// buffers, and pass its acknowledgement to [`Channels::answered`].
     ///
     /// # Errors
     /// See [`ChannelError`].
@@ -140,7 +154,8 @@ impl Channels {
         self.change(State { pairs, ..self.now.clone() })
     }
 
-    /// Begins to spread packets by this table; `None` gives every pair its turn again. As [`Channels::set_pairs`].
+    /// Begins a change to this indirection table; `None` selects the default, in which pairs take
+    /// turns. The command is handled like that of [`Channels::set_pairs`].
     ///
     /// # Errors
     /// See [`ChannelError`].
@@ -155,7 +170,8 @@ impl Channels {
         self.change(State { table, ..self.now.clone() })
     }
 
-    /// The answer to the command under way. True if anything has changed.
+    /// Ends the change in flight: `done` is the device's acknowledgement. Returns true if the
+    /// configuration differs now.
     pub fn answered(&mut self, done: bool) -> bool {
         match self.next.take().filter(|_| done) {
             Some(next) => std::mem::replace(&mut self.now, next) != self.now,
@@ -172,8 +188,9 @@ impl Channels {
         Ok(command)
     }
 
-    /// The command for a state. With RSS the number of pairs is part of its command: the other one would
-    /// switch RSS off, and a later one would bring an old number back.
+    /// Returns the command for a state. With RSS the number of pairs is part of its command: the
+    /// multiqueue command would switch RSS off, and a later RSS command would restore an old
+    /// number.
     fn command(&self, state: &State) -> Result<Command, ChannelError> {
         let State { pairs, table } = state;
         let &pairs = pairs;
@@ -248,7 +265,7 @@ mod tests {
         let Ok(Command::Rss(rss)) = channels.set_table(Some(vec![2, 1])) else { panic!("RSS") };
         assert_eq!((rss.max_tx, rss.table), (3, vec![2, 1]), "the number is not taken back");
         assert!(channels.answered(true));
-        // A table of the user's is not thrown away.
+        // The user's table is not discarded.
         assert_eq!(channels.set_pairs(2), Err(ChannelError::Entry { entry: 2, pairs: 2 }));
         assert_eq!(channels.set_table(Some(vec![0, 3])), Err(ChannelError::Entry { entry: 3, pairs: 3 }));
         assert_eq!(channels.set_table(Some(vec![0; 3])), Err(ChannelError::Table(3, 128)));

@@ -1,11 +1,13 @@
-//! The driver half: what a guest is.
+//! The driver half: the queues of a guest's driver.
 //!
-//! The rings are here ([`TxRing`], [`RxRing`]), and the [`Arena`] they and all buffers lie in, memory of our own
-//! that the device maps. What drives them is the framework ([`ringferry_nic`]): a [`Transmitq`] is its
-//! transmit queue over such a ring, a [`Receiveq`] its receive queue. [`Pair`] puts them together, and [`Channels`]
-//! keeps how many of them are in use.
+//! An owner creates an [`Arena`] for rings and buffers, one [`Pair`] per queue pair in it, tells
+//! the device where they lie, and uses each pair from one thread until it drops it. This module
+//! holds the rings ([`TxRing`], [`RxRing`]) and their memory; the framework ([`ringferry_nic`])
+//! drives them: a [`Transmitq`] is its transmit queue over such a ring, a [`Receiveq`] its receive
+//! queue. [`Channels`] tracks how many pairs are in use.
 //!
-//! What the device writes (used lengths, headers, packet bytes) is hostile, as everywhere.
+//! Everything that the device writes (used lengths, headers, packet bytes) is untrusted and
+//! checked.
 
 mod arena;
 mod channels;

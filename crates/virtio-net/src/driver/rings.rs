@@ -1,7 +1,9 @@
-//! The two packet queues as the framework drives them: how its segments become descriptor chains.
+//! [`TxRing`] and [`RxRing`]: the two packet rings as drivers of the framework, which turn its
+//! segments into descriptor chains.
 //!
-//! Nothing here owns a packet or a buffer, and nothing decides: that is the framework's
-//! ([`ringferry_nic`]).
+//! A [`Pair`](super::Pair) creates both in its arena and gives them to the framework's queues
+//! ([`ringferry_nic`]), which call them on the pair's thread, own all packets and buffers, and make
+//! all decisions.
 
 use ringferry_memory::{Area, ReadSlice};
 use ringferry_nic::driver::{Completion, Refused, RxDriver, Segment, Start, TxDriver, TxPacket};
@@ -14,16 +16,16 @@ use super::arena::{Arena, ArenaError, Queue};
 use crate::header::{self, HASHED_LEN};
 use crate::{Features, MAX_FRAME};
 
-/// Most segments of a packet unless asked for otherwise: a frame of [`MAX_FRAME`] from page-sized buffers
-/// that begin and end anywhere is 18. FreeBSD's driver for this device takes 32 to 64; DPDK's back end takes 256.
+/// Default for the most segments of a packet: a frame of [`MAX_FRAME`] in page-sized buffers that
+/// begin and end anywhere has 18. FreeBSD's driver for this device takes 32 to 64; DPDK's back end
+/// takes 256.
 pub const MAX_SEGS: u16 = 32;
 
-/// Bytes that the device may take for the longest descriptor. Any length is legal; what is longer than
-/// a packet never comes.
+/// Longest descriptor in bytes. VIRTIO sets no limit; nothing is longer than a packet.
 const MAX_SEG_LEN: u32 = (MAX_FRAME + HASHED_LEN) as u32;
 
-/// Most segments of a receive buffer for the longest packet, if it is not in one piece: chunks of 32 KiB make
-/// three, of 16 KiB five.
+/// Most segments of a receive buffer for the longest packet, if it is not in one piece: chunks of
+/// 32 KiB make three, of 16 KiB five.
 const BIG_SEGS: u16 = 5;
 
 fn refused<T>(error: AddError<T>) -> Refused {
@@ -33,23 +35,25 @@ fn refused<T>(error: AddError<T>) -> Refused {
     }
 }
 
-/// A transmitq's ring.
+/// The ring of a transmitq, driven by the framework.
 #[derive(Debug)]
 pub struct TxRing {
     ring: Driver<Area, u16>,
     header_len: usize,
     max_segs: u16,
-    /// Chains of more than one segment take one entry of the ring.
+    /// True if a chain of several segments takes one entry of the ring, by an indirect table.
     indirect: bool,
 }
 
 impl TxRing {
-    /// Bytes of arena for a ring of `size` entries and packets of up to `max_segs` segments.
+    /// Returns the bytes of arena for a ring of `size` entries and packets of up to `max_segs`
+    /// segments.
     pub fn arena_bytes(size: u16, max_segs: u16) -> usize {
         Arena::queue_bytes(size, max_segs)
     }
 
-    /// Makes a ring of `size` entries for packets of up to `max_segs` segments (usually [`MAX_SEGS`]).
+    /// Creates a ring of `size` entries for packets of up to `max_segs` segments (usually
+    /// [`MAX_SEGS`]).
     ///
     /// # Errors
     /// See [`ArenaError`].
@@ -59,19 +63,19 @@ impl TxRing {
         features: Features,
         max_segs: u16,
     ) -> Result<(Queue, Self), ArenaError> {
-        // A chain may not be longer than the ring, table or not (2.7.5.3.1).
+        // A chain may not be longer than the ring, even with an indirect table (2.7.5.3.1).
         let max_segs = max_segs.min(size);
         let indirect = features.ring().indirect && max_segs > 1;
         let (queue, ring) = arena.queue(size, features.ring(), if indirect { max_segs } else { 0 })?;
         Ok((queue, Self { ring, header_len: features.header_len(), max_segs, indirect }))
     }
 
-    /// The ring, for its notifications and its state.
+    /// Returns the ring, for its notifications and its state.
     pub fn ring(&mut self) -> &mut Driver<Area, u16> {
         &mut self.ring
     }
 
-    /// The violation that broke this queue, if any.
+    /// Returns the violation that broke the queue, if any.
     pub fn fault(&self) -> Option<ringferry_ring::Fault> {
         self.ring.fault()
     }
@@ -84,7 +88,7 @@ impl TxDriver for TxRing {
             reserved: 0,
             max_seg_len: MAX_SEG_LEN,
             boundary: None,
-            // The header is never divided: a device may read it in one piece.
+            // The header is never divided, because some devices read it in one piece.
             min_first: self.header_len as u32,
             max_bytes: (self.header_len + MAX_FRAME) as u32,
         };
@@ -105,8 +109,8 @@ impl TxDriver for TxRing {
     fn encap(&mut self, packet: &TxPacket<'_>, token: u16) -> Result<(), Refused> {
         // num_buffers is 0 on transmit (5.1.6.2).
         let header = Header { num_buffers: 0, ..*packet.header };
-        // Written only where another is there: headers seldom change, and a line nobody writes stays with
-        // both sides.
+        // The header is stored only if it differs: headers seldom change, and an unchanged cache
+        // line stays shared with the device.
         if self.header_len == Header::LEN {
             let (low, high) = header.to_words();
             packet.room.update(low, high);
@@ -131,35 +135,35 @@ impl TxDriver for TxRing {
     }
 }
 
-/// Longest frame that a driver with these features takes.
+/// Returns the longest frame in bytes that a driver with these features takes.
 pub(super) fn max_frame(features: Features, mtu: u16) -> usize {
     let large = features.intersects(Features::MRG_RXBUF.union(Features::GUEST_SEGMENTATION));
-    // 14 for Ethernet and 4 for a VLAN tag.
+    // The Ethernet header takes 14 bytes, and two VLAN tags take 4 each.
     if large { MAX_FRAME } else { 22 + usize::from(mtu) }
 }
 
-/// A receiveq's ring.
+/// The ring of a receiveq, driven by the framework.
 #[derive(Debug)]
 pub struct RxRing {
     ring: Driver<Area, u16>,
     limits: RxLimits,
-    /// The device reports hashes.
+    /// True if the device reports hashes.
     hashed: bool,
 }
 
 impl RxRing {
-    /// Bytes of arena for a ring of `size` entries.
+    /// Returns the bytes of arena for a ring of `size` entries.
     pub fn arena_bytes(size: u16) -> usize {
         Arena::queue_bytes(size, BIG_SEGS)
     }
 
-    /// Whether a buffer for the longest packet may be several segments: if they all take one entry of the ring.
-    /// Otherwise the ring would hold as many packets fewer.
+    /// Returns true if a buffer for the longest packet may have several segments, which needs
+    /// indirect tables: without them the ring would hold correspondingly fewer packets.
     pub(super) fn takes_segments(features: Features) -> bool {
         features.intersects(Features::GUEST_SEGMENTATION) && features.ring().indirect
     }
 
-    /// Makes a ring of `size` entries. `mtu` counts where no feature lets larger packets come.
+    /// Creates a ring of `size` entries. `mtu` limits frames unless a feature admits larger ones.
     ///
     /// # Errors
     /// See [`ArenaError`].
@@ -183,12 +187,12 @@ impl RxRing {
         Ok((queue, Self { ring, limits, hashed: features.contains(Features::HASH_REPORT) }))
     }
 
-    /// The ring, for its notifications and its state.
+    /// Returns the ring, for its notifications and its state.
     pub fn ring(&mut self) -> &mut Driver<Area, u16> {
         &mut self.ring
     }
 
-    /// The violation that broke this queue, if any.
+    /// Returns the violation that broke the queue, if any.
     pub fn fault(&self) -> Option<ringferry_ring::Fault> {
         self.ring.fault()
     }

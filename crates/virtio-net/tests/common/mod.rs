@@ -15,14 +15,15 @@ use ringferry_virtio_net::device::{self, Refused};
 use ringferry_virtio_net::driver::{Arena, MAX_SEGS, Pair, PairConfig, Queue};
 use ringferry_virtio_net::{Features, MAX_FRAME, MIN_FRAME};
 
-/// VIRTQ_DESC_F_NEXT.
+/// Descriptor flag VIRTQ_DESC_F_NEXT (2.7.5).
 pub const NEXT: u16 = 1;
-/// VIRTQ_DESC_F_WRITE.
+/// Descriptor flag VIRTQ_DESC_F_WRITE (2.7.5).
 pub const WRITE: u16 = 2;
-/// VIRTQ_DESC_F_INDIRECT.
+/// Descriptor flag VIRTQ_DESC_F_INDIRECT (2.7.5).
 pub const INDIRECT: u16 = 4;
 
-/// Where a device takes over a fresh ring: index 0, and in a packed ring a wrap counter of 1.
+/// Position at which a device starts a fresh ring: index 0, and in a packed ring a wrap counter of
+/// 1.
 const FRESH: u16 = 1 << 15;
 
 /// A frame that differs from all others in its bytes.
@@ -42,7 +43,7 @@ pub const GSO: Header = Header {
     num_buffers: 0,
 };
 
-/// How received packets lie in buffers (5.1.6.3).
+/// The layout of received packets in buffers (5.1.6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// As many buffers as a packet needs.
@@ -57,7 +58,6 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// One of each kind.
     pub const ALL: [Mode; 3] = [Mode::Mergeable, Mode::Big, Mode::Small { mtu: 1500 }];
 
     /// `features`, and those that call for this mode.
@@ -91,21 +91,16 @@ pub const PLAIN: RxConfig = RxConfig { policy: PolicyKind::FixedPage, copy_break
 /// A packet as a driver received it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// The virtual header.
     pub header: Header,
-    /// The frame.
     pub frame: Vec<u8>,
 }
 
 /// Both halves of a guest's queue pair, each on its own mapping of the same memory.
 pub struct Guest {
-    /// The driver's queues.
     pub pair: Pair,
-    /// The device's transmitq.
     pub device_tx: device::Transmitq<Area>,
-    /// The device's receiveq.
     pub device_rx: device::Receiveq<Area>,
-    /// The device's mapping.
+    /// The device's own mapping of the arena.
     pub memory: Arc<GuestMemory>,
 }
 
@@ -174,7 +169,7 @@ impl Guest {
         self.receive_some(usize::MAX)
     }
 
-    /// Up to `max` packets.
+    /// Receives up to `max` packets.
     pub fn receive_some(&mut self, max: usize) -> Vec<Received> {
         let mut packets = Vec::new();
         let Pair { receiveq, pools, .. } = &mut self.pair;
@@ -237,7 +232,7 @@ pub fn assert_pools_full(pools: &Pools) {
     }
 }
 
-/// What a received packet says.
+/// Checks a received packet's invariants and returns its header and frame.
 pub fn received(chain: &Chain) -> Received {
     assert!((MIN_FRAME..=MAX_FRAME).contains(&chain.len()), "{}", chain.len());
     assert!(chain.bufs().iter().all(|buf| !buf.is_empty() && buf.is_exclusive()));
@@ -265,8 +260,8 @@ pub fn forward(from: &mut Guest, to: &mut Guest, max: usize) -> Vec<Result<(), R
     answers
 }
 
-/// How many of the posted buffers, of `room` bytes each, a frame of `len` bytes takes, if the device
-/// can deliver it.
+/// Returns how many of the posted buffers, of `room` bytes each, a frame of `len` bytes takes, if
+/// the device can deliver it.
 pub fn buffers_for(mode: Mode, len: usize, room: impl IntoIterator<Item = usize>) -> Result<usize, Refused> {
     let mut left = Header::LEN + len;
     for (count, bytes) in (1..).zip(room) {
@@ -289,12 +284,12 @@ pub const SIZE: u64 = 0x10_0000;
 pub const BORDER: u64 = BASE + SIZE;
 /// First address behind all memory.
 pub const END: u64 = BORDER + 0x1_0000;
-/// Where buffers may lie.
+/// First address at which buffers may lie.
 pub const BUFFERS: u64 = BASE + 0x1_0000;
 
 /// A guest whose ring the test writes itself.
 pub struct Raw {
-    /// What the device sees.
+    /// Guest memory as the device sees it.
     pub memory: Arc<GuestMemory>,
     size: u16,
     desc: Area,
@@ -308,12 +303,10 @@ pub struct Raw {
 /// A buffer: address, bytes, device-writable.
 pub type Piece = (u64, u32, bool);
 
-/// A device-readable buffer.
 pub fn readable(addr: u64, len: usize) -> Piece {
     (addr, len as u32, false)
 }
 
-/// A device-writable buffer.
 pub fn writable(addr: u64, len: usize) -> Piece {
     (addr, len as u32, true)
 }
@@ -357,7 +350,6 @@ impl Raw {
         Device::new(parts, (features - Features::RING_PACKED).ring(), FRESH, None).unwrap()
     }
 
-    /// Writes a descriptor.
     pub fn write_desc(&self, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
         let at = 16 * usize::from(index % self.size);
         self.desc.store64(at, addr);
@@ -386,7 +378,7 @@ impl Raw {
         head
     }
 
-    /// What the device has used since the last time of asking: head and length.
+    /// Collects the head and length of the chains that the device has used since the last call.
     pub fn used(&mut self) -> Vec<(u32, u32)> {
         let mut all = Vec::new();
         while self.seen_used != self.used.load16_acquire(2) {
