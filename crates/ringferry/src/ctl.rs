@@ -4,10 +4,12 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use ringferry_switch::channels::{Channels, GuestSnapshot, Stats, Steering};
-use ringferry_switch::control::{self, Answer, ControlError, Request};
-use ringferry_switch::explain::Explanation;
-use ringferry_switch::snapshot::{PortRules, RulesChange, Snapshot};
+use ringferry_control::GuestSnapshot;
+use ringferry_control::channels::{Channels, Stats, Steering};
+use ringferry_control::explain::Explanation;
+use ringferry_control::snapshot::Snapshot;
+use ringferry_control::{self as control, Answer, ControlError, Request};
+use ringferry_control::{PortRules, RulesChange};
 
 /// Shown below the options by `ringferry ctl --help`.
 const EXAMPLES: &str = "\
@@ -263,8 +265,8 @@ mod tests {
     use std::time::Duration;
 
     use clap::Parser;
-    use ringferry_switch::channels::QueueSteering;
-    use ringferry_switch::control::{ControlServer, Response};
+    use ringferry_control::channels::QueueSteering;
+    use ringferry_control::{ControlServer, Response};
 
     use super::*;
 

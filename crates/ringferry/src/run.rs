@@ -3,8 +3,9 @@
 use std::io::{self, Write};
 use std::os::fd::RawFd;
 
+use ringferry_control as control;
 use ringferry_switch::config::ConfigError;
-use ringferry_switch::{RunError, StartError, Switch, control};
+use ringferry_switch::{RunError, StartError, Switch};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::{inherited, rlimit, systemd};
 

@@ -3,8 +3,8 @@
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
+use ringferry_control as control;
 use ringferry_switch::config::{Config, ConfigError, MAX_WORKERS};
-use ringferry_switch::control;
 
 /// Shown below the options by `ringferry run --help`.
 const EXAMPLES: &str = "\

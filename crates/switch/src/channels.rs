@@ -1,96 +1,11 @@
-//! Queue pairs as a control socket tells of them, in ethtool's words: how many are in use (`ethtool -l`), what
-//! spreads packets over them, and what each has counted (`ethtool -S`).
-//!
-//! `ringferry guest` answers for its own tap and can change the number. A switch tells what the guests behind its
-//! ports did: [`channels`], [`steering`] and [`stats`] make the answers from a [`PortSnapshot`], and [`refuse`] says
-//! why a switch changes nothing.
-//!
-//! Names of counters keep the point of view of who answers: `rx` is what a guest received, and what a switch received
-//! from the port.
+//! What the switch answers about the queue pairs behind its ports, in ethtool's words ([`ringferry_control::channels`]).
 
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
-use serde::{Deserialize, Serialize};
+use ringferry_control::channels::{Channels, QueueSteering, Stats, Steering};
+use ringferry_control::snapshot::{PortSnapshot, Snapshot};
 
 use crate::counters::PairCounters;
-use crate::snapshot::{PortSnapshot, Snapshot, Table};
-
-/// How many queue pairs there are.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Channels {
-    /// The port.
-    pub port: String,
-    /// Most pairs that can be in use.
-    pub max_combined: u16,
-    /// Pairs in use: of a switch's port what `SET_VRING_ENABLE` enabled; of a guest what was asked for, of which
-    /// [`Steering`] shows those that there is enough to do for.
-    pub combined: u16,
-    /// Pairs that are set up, in use or not.
-    pub started: u16,
-}
-
-/// What decides which queue a packet takes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Steering {
-    /// The port.
-    pub port: String,
-    /// What steers, for people.
-    pub by: String,
-    /// What is hashed of a packet where a hash decides, in the words of VIRTIO 1.4, 5.1.6.4.3.
-    pub hash_types: Vec<String>,
-    /// Each queue pair that there is.
-    pub queues: Vec<QueueSteering>,
-}
-
-/// Where a queue pair is served.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QueueSteering {
-    /// Number of the pair.
-    pub queue: u16,
-    /// Whether it is in use.
-    pub enabled: bool,
-    /// The processor that serves it, and handles its calls; `None`: any.
-    pub cpu: Option<usize>,
-    /// The worker that serves it, in a switch.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub worker: Option<u16>,
-}
-
-/// What was counted.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stats {
-    /// The port.
-    pub port: String,
-    /// Counters by name, such as `rx_packets`, and of queues such as `rx_queue_0_packets`.
-    pub counters: BTreeMap<String, u64>,
-}
-
-/// What `ringferry guest` tells about itself: the answer to `show` on its control socket.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GuestSnapshot {
-    /// [`VERSION`](crate::snapshot::VERSION) of the schema.
-    pub version: u32,
-    /// Process id.
-    pub pid: u32,
-    /// Seconds since it started.
-    pub uptime_seconds: u64,
-    /// The tap.
-    pub port: String,
-    /// Path of the back end's socket.
-    pub peer: String,
-    /// Whether a back end serves it.
-    pub up: bool,
-    /// Names of the features agreed on.
-    pub features: Vec<String>,
-    /// Queue pairs.
-    pub channels: Channels,
-    /// Where they are served.
-    pub steering: Steering,
-    /// What was counted; of each queue, too.
-    pub stats: Stats,
-}
 
 /// Whether a ring is set up, and whether it is in use; for each pair, the receiveq and the transmitq.
 fn pairs(port: &PortSnapshot) -> BTreeMap<u16, (bool, bool)> {
@@ -197,86 +112,10 @@ pub fn refuse_tap(port: &str) -> String {
     )
 }
 
-impl Channels {
-    /// As `ethtool -l` has it.
-    pub fn to_text(&self) -> String {
-        let Channels { port, max_combined, combined, started } = self;
-        format!(
-            "Channel parameters for {port}:\nPre-set maximums:\nCombined: {max_combined}\n\
-             Current hardware settings:\nCombined: {combined}\nSet up:   {started}\n"
-        )
-    }
-}
-
-impl Steering {
-    /// For a terminal.
-    pub fn to_text(&self) -> String {
-        let mut text = format!("Steering of {}: {}\n", self.port, self.by);
-        if !self.hash_types.is_empty() {
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "Hash types: {}", self.hash_types.join(" "));
-        }
-        let mut table = Table::new(&[">QUEUE", "<STATE", ">CPU", ">WORKER"]);
-        for queue in &self.queues {
-            let or = |number: Option<String>, none: &str| number.unwrap_or_else(|| none.to_owned());
-            table.row([
-                queue.queue.to_string(),
-                if queue.enabled { "enabled" } else { "disabled" }.to_owned(),
-                or(queue.cpu.map(|cpu| cpu.to_string()), "any"),
-                or(queue.worker.map(|worker| worker.to_string()), "-"),
-            ]);
-        }
-        let _ = write!(text, "{table}");
-        text
-    }
-}
-
-impl Stats {
-    /// As `ethtool -S` has it: one counter a line, queues in the order of their numbers.
-    pub fn to_text(&self) -> String {
-        let mut text = format!("Statistics for {}:\n", self.port);
-        let mut counters: Vec<_> = self.counters.iter().collect();
-        counters.sort_by(|(one, _), (other, _)| natural(one, other));
-        for (name, count) in counters {
-            let _ = writeln!(text, "     {name}: {count}");
-        }
-        text
-    }
-}
-
-impl GuestSnapshot {
-    /// For a terminal.
-    pub fn to_text(&self) -> String {
-        let mut text = format!(
-            "ringferry guest, process {}, up {} s\n{}: {}, {}\n",
-            self.pid,
-            self.uptime_seconds,
-            self.port,
-            self.peer,
-            if self.up { "link up" } else { "no back end" }
-        );
-        if !self.features.is_empty() {
-            let _ = writeln!(text, "  features: {}", self.features.join(" "));
-        }
-        for part in [self.channels.to_text(), self.steering.to_text(), self.stats.to_text()] {
-            let _ = write!(text, "\n{part}");
-        }
-        text
-    }
-}
-
-/// Names with the numbers in them by their value: `queue_2` before `queue_10`.
-fn natural(one: &str, other: &str) -> Ordering {
-    let parts = |name: &str| -> Vec<(u64, String)> {
-        name.split('_').map(|part| (part.parse().unwrap_or(0), part.to_owned())).collect()
-    };
-    parts(one).cmp(&parts(other))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::{PortState, QueueRole, QueueSnapshot};
+    use ringferry_control::snapshot::{PortState, QueueRole, QueueSnapshot};
 
     /// A port whose guest has set up three pairs and uses two; of a fourth it has one ring.
     fn port() -> PortSnapshot {
@@ -360,12 +199,5 @@ QUEUE  STATE     CPU  WORKER
         let snapshot = Snapshot { ports: vec![port()], ..Snapshot::default() };
         assert_eq!(find(&snapshot, "vm0").unwrap().name, "vm0");
         assert_eq!(find(&snapshot, "vm1").unwrap_err(), "there is no port \"vm1\"; the ports are: vm0");
-    }
-
-    #[test]
-    fn queues_are_listed_by_number() {
-        let mut names = ["rx_queue_10_bytes", "rx_queue_2_packets", "rx_packets", "rx_queue_2_bytes"];
-        names.sort_by(|one, other| natural(one, other));
-        assert_eq!(names, ["rx_packets", "rx_queue_2_bytes", "rx_queue_2_packets", "rx_queue_10_bytes"]);
     }
 }

@@ -4,13 +4,10 @@
 //! All of it follows from what the two ports are [able](Abilities) to do; nothing is measured. The data plane decides by the same
 //! rules: `plane/software.rs`, `plane/coalesce.rs`, `plane/too_big.rs`.
 
-use std::fmt::Write;
-
+use ringferry_control::explain::{Checksums, Cost, Explanation, Segments, Traffic, Way};
+use ringferry_control::snapshot::{PortSnapshot, PortState, Snapshot};
 use ringferry_packet::vnet::Offloads;
 use ringferry_virtio_net::Features;
-use serde::{Deserialize, Serialize};
-
-use crate::snapshot::{PortSnapshot, PortState, Snapshot};
 
 /// Bytes of the largest packet that goes unsegmented, link and network headers included.
 const LARGEST: u32 = 65_535;
@@ -82,105 +79,6 @@ impl Abilities {
         };
         let up = port.state == PortState::Up;
         Abilities { name: port.name.clone(), plug, up, takes, sends, mergeable, mtu: port.mtu }
-    }
-}
-
-/// Everything about one port: the answer to `ringferry ctl explain`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Explanation {
-    /// The port.
-    pub port: String,
-    /// What it takes without software's help.
-    pub takes: Vec<String>,
-    /// What it may leave to others in what it sends.
-    pub sends: Vec<String>,
-    /// Its MTU in bytes.
-    pub mtu: u16,
-    /// What becomes of packets to and from each other port.
-    pub ways: Vec<Way>,
-}
-
-/// One direction between two ports.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Way {
-    /// Who sends.
-    pub from: String,
-    /// Who receives.
-    pub to: String,
-    /// What becomes of each kind of traffic; empty while one of the two is down.
-    pub traffic: Vec<Traffic>,
-    /// What is to be known besides: an MTU that differs, a port that is down.
-    pub notes: Vec<String>,
-    /// What would make it cheaper.
-    pub hints: Vec<String>,
-}
-
-/// One kind of traffic on its way.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Traffic {
-    /// Which, for people.
-    pub kind: String,
-    /// What is done to large packets.
-    pub segments: Segments,
-    /// What is done about checksums.
-    pub checksums: Checksums,
-    /// What the worst of the two costs.
-    pub cost: Cost,
-    /// All of it in a sentence.
-    pub text: String,
-}
-
-/// What is done to large packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Segments {
-    /// Packets of up to 64 KiB go through whole.
-    Unsegmented,
-    /// The sender sends them, the receiver does not take them: they are cut.
-    Cut,
-    /// The sender does not send them, the receiver takes them: packets of a burst are put together.
-    Merged,
-    /// Neither knows them: each packet is one of the link.
-    Single,
-}
-
-/// What is done about checksums.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Checksums {
-    /// The sender leaves them out and the receiver knows: nobody computes them.
-    LeftOut,
-    /// The sender leaves them out and the receiver needs them: the switch computes them.
-    Computed,
-    /// The sender finishes them, and the switch looks whether they are right before it puts packets together.
-    Verified,
-    /// The sender finishes them, the receiver verifies them.
-    Untouched,
-}
-
-/// What work costs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Cost {
-    /// The one copy that there always is.
-    Nothing,
-    /// Headers are looked at, packet by packet.
-    Headers,
-    /// Headers are written for each packet, and each goes to the receiver on its own.
-    Packets,
-    /// One more pass over every byte.
-    Bytes,
-}
-
-impl Cost {
-    /// For people.
-    const fn words(self) -> &'static str {
-        match self {
-            Cost::Nothing => "nothing to do",
-            Cost::Headers => "cheap: headers are read",
-            Cost::Packets => "dear: every packet on its own",
-            Cost::Bytes => "dear: every byte once more",
-        }
     }
 }
 
@@ -339,30 +237,6 @@ const MACHINE_SENDS: [(Offloads, &str, &str); 3] = [
 
 fn names(offloads: Offloads) -> Vec<String> {
     offloads.iter_names().map(|(name, _)| name.to_ascii_lowercase()).collect()
-}
-
-impl Explanation {
-    /// For people.
-    pub fn to_text(&self) -> String {
-        let list = |names: &[String]| if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
-        let (takes, sends) = (list(&self.takes), list(&self.sends));
-        let mut text =
-            format!("{}: takes {takes}; may leave to others {sends}; MTU {}\n", self.port, self.mtu);
-        for way in &self.ways {
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "\n{} -> {}", way.from, way.to);
-            for Traffic { kind, text: what, cost, .. } in &way.traffic {
-                let _ = writeln!(text, "  {kind:<14} {what} [{}]", cost.words());
-            }
-            for note in &way.notes {
-                let _ = writeln!(text, "  note: {note}");
-            }
-            for hint in &way.hints {
-                let _ = writeln!(text, "  hint: {hint}");
-            }
-        }
-        text
-    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,10 @@
 //! A learning switch for virtual machines: ports, forwarding, workers.
 #![forbid(unsafe_code)]
 
-pub mod channels;
+mod channels;
 pub mod config;
-pub mod control;
 pub mod counters;
-pub mod explain;
+mod explain;
 pub mod fdb;
 pub mod plane;
 mod ports;

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ringferry_control::snapshot::{PortSnapshot, PortState, QueueRole, QueueSnapshot, Snapshot, VERSION};
+use ringferry_control::{Answer, ControlServer, PortRules, Request, Response, RulesChange};
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::socket::{BindError, Listener, Stream};
@@ -19,15 +21,11 @@ use crate::config::{
     Config, Edit, KeepError, PortConfig, PortKind, TapConfig, TapSource, VhostUserConfig, VhostUserEndpoint,
     keep,
 };
-use crate::control::{Answer, ControlServer, Request, Response};
 use crate::counters::PortTotals;
 use crate::explain::explain;
 use crate::fdb::PortId;
 use crate::plane::{PAIRS, Plane};
-use crate::snapshot::{
-    FdbSnapshot, PortRules, PortSnapshot, PortState, QueueRole, QueueSnapshot, RulesChange, Snapshot,
-    VERSION, WorkerSnapshot, rules_by_key,
-};
+use crate::snapshot::{self, rules_by_key};
 use crate::vhost_port::{Endpoint, VhostPort, Watch};
 use crate::xen::{CONTROL_RINGS, Desk, Maps, Numbers, XenEntry, XenError};
 
@@ -339,7 +337,7 @@ impl Switch {
         control.serve(&mut |request| {
             let answer = match &request {
                 Request::Show => {
-                    let fdb = plane.addresses(&names(ports));
+                    let fdb = plane.addresses(&names(ports)).into_inner();
                     Ok(Answer::Show(Box::new(Snapshot { fdb, ..snapshot(ports, plane, maps, *started) })))
                 }
                 Request::Dump => Ok(Answer::Dump(config.dump())),
@@ -712,7 +710,7 @@ fn snapshot(ports: &[Port], plane: &Plane, maps: &Maps, started: Instant) -> Sna
         pid: std::process::id(),
         uptime_seconds: started.elapsed().as_secs(),
         ports: ports.collect(),
-        fdb: FdbSnapshot::default(),
-        workers: plane.counters().map(|counters| WorkerSnapshot::of(counters, started.elapsed())).collect(),
+        fdb: Default::default(),
+        workers: plane.counters().map(|counters| snapshot::worker(counters, started.elapsed())).collect(),
     }
 }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ringferry_control::snapshot::PortState;
 use ringferry_memory::GuestMemory;
 use ringferry_packet::ether::{Mac, rarp_announcement};
 use ringferry_ring::{Device as RingDevice, LayoutError, RingFeatures};
@@ -25,7 +26,6 @@ use crate::counters::{PortCounters, PortTotals};
 use crate::fdb::PortId;
 use crate::plane::{PAIRS, Plane, PortShared, RingStart};
 use crate::quiet::Limit;
-use crate::snapshot::PortState;
 
 /// Time between attempts to connect. The one who is connected to may be a VMM that is just starting:
 /// short enough not to be noticed, long enough not to be a load.

@@ -29,8 +29,8 @@ use std::io::{self, Write};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
+use ringferry_control::{Answer, ControlServer, Request};
 use ringferry_nic::rx::RxConfig;
-use ringferry_switch::control::{Answer, ControlServer, Request};
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::socket::{BindError, Listener, Stream};

@@ -21,8 +21,8 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::{Builder, scope};
 use std::time::{Duration, Instant};
 
+use ringferry_control::{Answer, ControlServer, Request};
 use ringferry_nic::cpus::{CpuOptions, Direction, cpu_for_queue};
-use ringferry_switch::control::{Answer, ControlServer, Request};
 use ringferry_sys::cpu;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::eventfd::EventFd;

@@ -2,9 +2,10 @@
 
 use std::time::Instant;
 
-use ringferry_switch::channels::{Channels, GuestSnapshot, QueueSteering, Stats, Steering};
-use ringferry_switch::control::{Answer, Request, Response};
-use ringferry_switch::snapshot::VERSION;
+use ringferry_control::GuestSnapshot;
+use ringferry_control::channels::{Channels, QueueSteering, Stats, Steering};
+use ringferry_control::snapshot::VERSION;
+use ringferry_control::{Answer, Request, Response};
 
 use super::args::GuestArgs;
 use super::counts::{Report, by_name};

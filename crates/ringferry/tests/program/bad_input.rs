@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use ringferry_control::snapshot::PortState;
 use ringferry_memory::{GuestMemory, RegionSpec};
 use ringferry_packet::ether::Mac;
-use ringferry_switch::snapshot::PortState;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::namespace;
 use ringferry_sys::process::{Spawn, is_root};

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use ringferry_switch::channels::Channels;
-use ringferry_switch::control::{self, Answer, ControlError, Request};
+use ringferry_control::channels::Channels;
+use ringferry_control::{self as control, Answer, ControlError, Request};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::namespace;
 use ringferry_sys::process::Spawn;

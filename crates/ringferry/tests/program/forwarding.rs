@@ -1,9 +1,9 @@
 //! Which frame goes where, whole and in order, whatever each guest negotiated.
 
+use ringferry_control::snapshot::PortState;
 use ringferry_packet::checksum;
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, Header};
-use ringferry_switch::snapshot::PortState;
 use ringferry_virtio_net::{Features, MAX_FRAME};
 
 use crate::frames::{SEQUENCE, frame, mac, number, pattern, tcp, tcp_headers};
@@ -390,7 +390,7 @@ fn counters_account_for_every_frame() {
     assert_eq!((counter("lazy", "tx_packets"), counter("empty", "tx_packets")), (0, 0));
 
     // In sum: a flooded frame has three outcomes, a segmented one as many as segments.
-    let sum = |counters: &dyn Fn(&ringferry_switch::snapshot::PortSnapshot) -> u64| -> u64 {
+    let sum = |counters: &dyn Fn(&ringferry_control::snapshot::PortSnapshot) -> u64| -> u64 {
         show.ports.iter().map(counters).sum()
     };
     let received = sum(&|port| port.counters["rx_packets"]);

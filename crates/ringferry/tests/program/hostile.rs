@@ -3,8 +3,8 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
+use ringferry_control::snapshot::PortState;
 use ringferry_packet::ether::Mac;
-use ringferry_switch::snapshot::PortState;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::FrontendError;

@@ -6,11 +6,11 @@ use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::process::Command;
 use std::time::Duration;
 
+use ringferry_control::snapshot::PortState;
 use ringferry_memory::{RegionSpec, SharedMem};
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Header;
 use ringferry_ring::Buffer;
-use ringferry_switch::snapshot::PortState;
 use ringferry_sys::epoll::{Epoll, Interest};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::process::Spawn;

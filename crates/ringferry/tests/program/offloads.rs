@@ -3,11 +3,11 @@
 
 use std::net::{Ipv4Addr, UdpSocket};
 
+use ringferry_control::snapshot::PortState;
 use ringferry_packet::checksum::{self, Sum, pseudo_header_v4, pseudo_header_v6};
 use ringferry_packet::ether::Mac;
 use ringferry_packet::segment::{Checksum, Segmenter};
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header};
-use ringferry_switch::snapshot::PortState;
 use ringferry_sys::{namespace, netif};
 use ringferry_virtio_net::Features;
 

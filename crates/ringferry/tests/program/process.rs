@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ringferry_switch::control::{self, Answer, Request};
-use ringferry_switch::snapshot::{PortSnapshot, PortState, Snapshot};
+use ringferry_control::snapshot::{PortSnapshot, PortState, Snapshot};
+use ringferry_control::{self as control, Answer, Request};
 use ringferry_sys::namespace;
 use ringferry_sys::process::{Spawn, spawn};
 use ringferry_sys::socket::Stream;

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
+use ringferry_control::snapshot::PortState;
 use ringferry_packet::vnet::Header;
-use ringferry_switch::snapshot::PortState;
 use ringferry_virtio_net::Features;
 use rustix::process::{Pid, Signal, kill_process};
 

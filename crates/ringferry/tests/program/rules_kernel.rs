@@ -2,9 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
+use ringferry_control::snapshot::PortState;
 use ringferry_packet::checksum::{Sum, pseudo_header_v6};
 use ringferry_packet::ether::Mac;
-use ringferry_switch::snapshot::PortState;
 use ringferry_sys::process::Spawn;
 use ringferry_sys::{namespace, netif};
 

@@ -4,8 +4,8 @@ use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::num::NonZero;
 use std::os::fd::OwnedFd;
 
+use ringferry_control::snapshot::PortState;
 use ringferry_packet::ether::Mac;
-use ringferry_switch::snapshot::PortState;
 use ringferry_sys::netif;
 use ringferry_sys::tap::{Tap, TapConfig};
 use ringferry_virtio_net::Features;

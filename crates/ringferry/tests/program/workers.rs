@@ -7,10 +7,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use ringferry_control::channels::Steering;
+use ringferry_control::{self as control, Answer, Request};
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Header;
-use ringferry_switch::channels::Steering;
-use ringferry_switch::control::{self, Answer, Request};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::netif;
 use ringferry_sys::socket::Stream;

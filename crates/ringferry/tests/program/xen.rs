@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use ringferry_control::snapshot::{GrantSnapshot, PortSnapshot, PortState};
+use ringferry_control::{self as control, Request};
 use ringferry_memory::Words;
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6};
-use ringferry_switch::control::{self, Request};
-use ringferry_switch::snapshot::{GrantSnapshot, PortSnapshot, PortState};
 use ringferry_sys::process::Spawn;
 use ringferry_xen::domain::DomId;
 use ringferry_xen::grant::GrantRef;

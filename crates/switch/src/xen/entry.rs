@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ringferry_control::snapshot::{PortSnapshot, PortState, QueueRole, QueueSnapshot};
 use ringferry_sys::epoll::Interest;
 use ringferry_xen::domain::{DomId, Domain};
 use ringferry_xen::process::ProcessDomain;
@@ -23,7 +24,7 @@ use crate::fdb::PortId;
 use crate::plane::{Broken, PAIRS, Plane, PortShared, QueueState};
 use crate::quiet::Limit;
 use crate::rules::Rules;
-use crate::snapshot::{GrantSnapshot, PortSnapshot, PortState, QueueRole, QueueSnapshot, rules_by_key};
+use crate::snapshot::{grants, rules_by_key};
 
 /// Turns of the bus before the caller gets a word in: signals and other ports wait no longer than so many look-ups in
 /// the store.
@@ -435,10 +436,10 @@ fn snapshot(
         port.features = features.iter().filter(|(on, _)| *on).map(|(_, name)| (*name).to_owned()).collect();
         for index in 0..2 * served.queues {
             let live = queues.remove(&(vif.id, index));
-            let grants = live.as_ref().and_then(|live| live.pages).map(|state| {
+            let pages = live.as_ref().and_then(|live| live.pages).map(|state| {
                 add(&mut done, &state.pages);
                 waited += state.waited;
-                GrantSnapshot::of(&state.pages, state.mapped, served.pages)
+                grants(&state.pages, state.mapped, served.pages)
             });
             port.queues.push(QueueSnapshot {
                 index,
@@ -449,13 +450,12 @@ fn snapshot(
                 last_avail: live.as_ref().map_or(0, |live| live.last_avail),
                 last_used: live.as_ref().map_or(0, |live| live.last_used),
                 broken: live.and_then(|live| live.broken),
-                grants,
+                grants: pages,
             });
         }
     }
     // Of this connection.
     port.counters.insert("tx_waited".into(), waited);
-    port.counters
-        .extend(GrantSnapshot::of(&done, (0, 0), 0).by_name().map(|(name, n)| (format!("grant_{name}"), n)));
+    port.counters.extend(grants(&done, (0, 0), 0).by_name().map(|(name, n)| (format!("grant_{name}"), n)));
     port
 }

@@ -1,0 +1,100 @@
+//! The asking end of a control socket.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ringferry_sys::socket::Stream;
+
+use crate::protocol::{Answer, Request, Response};
+
+/// Longest answer [`call`] takes, in bytes: a full forwarding database of 2^20 addresses has 90 MB.
+const MAX_ANSWER: usize = 256 * 1024 * 1024;
+/// How long [`call`] waits for each piece of an answer. The switch answers between bursts, within milliseconds; but a
+/// change of a tap's queues may wait for the kernel: on a machine with three programs too many it took more than five seconds.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Why a request got no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// Nobody listens.
+    #[error(
+        "no ringferry is running with control socket {0:?}: start one with `ringferry run`, \
+         or say which one with --control PATH"
+    )]
+    NotRunning(PathBuf),
+    /// The socket belongs to somebody else.
+    #[error(
+        "no permission to use control socket {0:?}: run this as the user that runs ringferry (sudo), \
+         or choose another with --control PATH"
+    )]
+    Permission(PathBuf),
+    /// No answer in time.
+    #[error("ringferry does not answer on control socket {0:?}: is the process stopped or overloaded?")]
+    Silent(PathBuf),
+    /// The answer makes no sense.
+    #[error(
+        "control socket {path:?} does not answer like ringferry ({reason}): \
+         is it the right path, and the same version?"
+    )]
+    Garbled {
+        /// The path.
+        path: PathBuf,
+        /// What is wrong with the answer.
+        reason: String,
+    },
+    /// The switch answered with an error.
+    #[error("ringferry refuses: {0}")]
+    Refused(String),
+    /// Anything else.
+    #[error("control socket {path:?}: {source}")]
+    Os {
+        /// The path.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Asks the switch whose control socket is `path`, and waits for the answer.
+///
+/// # Errors
+/// See [`ControlError`].
+pub fn call(path: &Path, request: &Request) -> Result<Answer, ControlError> {
+    let failed = |source: io::Error| match source.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            ControlError::NotRunning(path.to_owned())
+        }
+        io::ErrorKind::PermissionDenied => ControlError::Permission(path.to_owned()),
+        io::ErrorKind::WouldBlock => ControlError::Silent(path.to_owned()),
+        _ => ControlError::Os { path: path.to_owned(), source },
+    };
+    let line = exchange(path, request).map_err(failed)?;
+    match serde_json::from_slice(&line) {
+        Ok(Response::Ok(answer)) => Ok(answer),
+        Ok(Response::Error(message)) => Err(ControlError::Refused(message)),
+        Err(error) => Err(ControlError::Garbled { path: path.to_owned(), reason: error.to_string() }),
+    }
+}
+
+/// Sends one line and receives one.
+fn exchange(path: &Path, request: &Request) -> io::Result<Vec<u8>> {
+    let stream = Stream::connect(path)?;
+    stream.set_timeout(Some(PATIENCE))?;
+    let mut line = serde_json::to_vec(request)?;
+    line.push(b'\n');
+    let mut rest = line.as_slice();
+    while !rest.is_empty() {
+        rest = &rest[stream.send(rest, &[])?..];
+    }
+    let mut answer = Vec::new();
+    let mut piece = vec![0; 64 * 1024];
+    while answer.last() != Some(&b'\n') && answer.len() <= MAX_ANSWER {
+        let bytes = stream.recv(&mut piece, &mut Vec::new())?.bytes;
+        if bytes == 0 {
+            break; // half an answer is no JSON and will be reported as such
+        }
+        answer.extend_from_slice(&piece[..bytes]);
+    }
+    Ok(answer)
+}

@@ -1,0 +1,53 @@
+//! What a running `ringferry guest` tells about itself: its answer to [`Request::Show`](crate::Request::Show).
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+
+use crate::channels::{Channels, Stats, Steering};
+
+/// What `ringferry guest` tells about itself: the answer to `show` on its control socket.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestSnapshot {
+    /// [`VERSION`](crate::snapshot::VERSION) of the schema.
+    pub version: u32,
+    /// Process id.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime_seconds: u64,
+    /// The tap.
+    pub port: String,
+    /// Path of the back end's socket.
+    pub peer: String,
+    /// Whether a back end serves it.
+    pub up: bool,
+    /// Names of the features agreed on.
+    pub features: Vec<String>,
+    /// Queue pairs.
+    pub channels: Channels,
+    /// Where they are served.
+    pub steering: Steering,
+    /// What was counted; of each queue, too.
+    pub stats: Stats,
+}
+
+impl GuestSnapshot {
+    /// For a terminal.
+    pub fn to_text(&self) -> String {
+        let mut text = format!(
+            "ringferry guest, process {}, up {} s\n{}: {}, {}\n",
+            self.pid,
+            self.uptime_seconds,
+            self.port,
+            self.peer,
+            if self.up { "link up" } else { "no back end" }
+        );
+        if !self.features.is_empty() {
+            let _ = writeln!(text, "  features: {}", self.features.join(" "));
+        }
+        for part in [self.channels.to_text(), self.steering.to_text(), self.stats.to_text()] {
+            let _ = write!(text, "\n{part}");
+        }
+        text
+    }
+}

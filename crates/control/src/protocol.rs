@@ -1,0 +1,116 @@
+//! What is said on the control socket: a line of JSON each way.
+//!
+//! A [`Request`] is one line, `{"command":"show"}`; the [`Response`] is one line, `{"ok":{"show":…}}` or `{"error":"…"}`. Any
+//! number of requests may follow on one connection, each answered before the next is read.
+
+use serde::{Deserialize, Serialize};
+
+use crate::channels::{Channels, Stats, Steering};
+use crate::explain::Explanation;
+use crate::guest::GuestSnapshot;
+use crate::rules::{PortRules, RulesChange};
+use crate::snapshot::Snapshot;
+
+/// What can be asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// The state of everything.
+    Show,
+    /// The configuration in force, as TOML. Only a switch has one.
+    Dump,
+    /// How many queue pairs a port has.
+    Channels {
+        /// The port; of a guest, its tap.
+        port: String,
+        /// Change the number in use to so many. Only a guest can.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        combined: Option<u16>,
+    },
+    /// What decides which queue pair a packet takes, and who serves each.
+    Steering {
+        /// The port; of a guest, its tap.
+        port: String,
+    },
+    /// Have a worker serve a queue pair of a port, or the queue of a tap, from now on. Only a switch has workers.
+    Assign {
+        /// The port.
+        port: String,
+        /// Number of the pair.
+        queue: u16,
+        /// Number of the worker.
+        worker: u16,
+    },
+    /// Counters.
+    Stats {
+        /// The port; of a guest, its tap.
+        port: String,
+        /// Those of each queue, too.
+        #[serde(default)]
+        queues: bool,
+    },
+    /// What becomes of packets to and from a port. Only a switch knows.
+    Explain {
+        /// The port.
+        port: String,
+    },
+    /// The rules of a port.
+    Rules {
+        /// The port.
+        port: String,
+    },
+    /// Change rules of a port, all or none.
+    Set {
+        /// The port.
+        port: String,
+        /// Each `KEY=VALUE`, as in a `--port` flag.
+        settings: Vec<String>,
+        /// Leave the configuration file as it is.
+        #[serde(default)]
+        runtime: bool,
+    },
+    /// Take rules of a port away, all or none.
+    Unset {
+        /// The port.
+        port: String,
+        /// Which.
+        keys: Vec<String>,
+        /// Leave the configuration file as it is.
+        #[serde(default)]
+        runtime: bool,
+    },
+}
+
+/// What is answered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Response {
+    /// The answer.
+    Ok(Answer),
+    /// Why there is none, for people.
+    Error(String),
+}
+
+/// The answer to each [`Request`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// To [`Request::Show`], from a switch.
+    Show(Box<Snapshot>),
+    /// To [`Request::Show`], from `ringferry guest`.
+    Guest(Box<GuestSnapshot>),
+    /// To [`Request::Dump`].
+    Dump(String),
+    /// To [`Request::Channels`].
+    Channels(Channels),
+    /// To [`Request::Steering`] and [`Request::Assign`].
+    Steering(Steering),
+    /// To [`Request::Stats`].
+    Stats(Stats),
+    /// To [`Request::Explain`].
+    Explain(Explanation),
+    /// To [`Request::Rules`].
+    Rules(PortRules),
+    /// To [`Request::Set`] and [`Request::Unset`].
+    RulesChanged(RulesChange),
+}

@@ -1,0 +1,278 @@
+//! The answering end of a control socket.
+//!
+//! A program binds a [`ControlServer`] at its start and drops it at its end. The server never blocks and owns an epoll instance
+//! of its own, which is readable whenever there is something to do: the owner adds that one descriptor to its event loop, calls
+//! [`serve`](ControlServer::serve) when it is readable and [`tick`](ControlServer::tick) about once a second.
+//!
+//! Clients are limited in number ([`MAX_CLIENTS`]), in the length of a line ([`MAX_REQUEST`]) and in the time they may stay silent
+//! ([`MAX_SILENCE`]); each call of `serve` handles one request per client. Who may connect is decided by the permissions of the
+//! socket file and by nothing else.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
+use ringferry_sys::socket::{BindError, Listener, Stream};
+
+use crate::path::SYSTEM_DIRECTORY;
+use crate::protocol::{Request, Response};
+
+/// Longest request, in bytes with the newline.
+pub const MAX_REQUEST: usize = 64 * 1024;
+/// Most clients at a time. One more replaces the one that has been silent for longest.
+pub const MAX_CLIENTS: usize = 16;
+/// Ticks (about seconds) after which a silent client is dropped. A person typing JSON into `socat` still gets
+/// an answer.
+pub const MAX_SILENCE: u32 = 60;
+
+/// The switch's end of the control socket. Dropping it closes all connections and removes the socket file.
+#[derive(Debug)]
+pub struct ControlServer {
+    listener: Listener,
+    /// False while the process has no descriptors left, so that a waiting connection does not keep the event
+    /// loop spinning.
+    listening: bool,
+    epoll: Epoll,
+    clients: BTreeMap<u64, Client>,
+    next_token: u64,
+}
+
+/// Token of the listener; clients count from there.
+const LISTENER: u64 = 0;
+
+impl ControlServer {
+    /// Listens on `path` with permissions `mode`, such as `0o600` for the same user only.
+    /// [`SYSTEM_DIRECTORY`] is made if it is missing; no other is.
+    ///
+    /// # Errors
+    /// The path cannot be bound; the message says why and what to do.
+    pub fn bind(path: &Path, mode: u32) -> Result<ControlServer, BindError> {
+        if path.parent() == Some(Path::new(SYSTEM_DIRECTORY)) {
+            // If this fails, bind says what is wrong.
+            let _ = std::fs::create_dir(SYSTEM_DIRECTORY);
+        }
+        let listener = Listener::bind_with_mode(path, mode)?;
+        let start = || {
+            let epoll = Epoll::new()?;
+            epoll.add(&listener, LISTENER, Interest::READABLE)?;
+            Ok(epoll)
+        };
+        let epoll = start().map_err(|source| BindError::Os { path: path.to_owned(), source })?;
+        Ok(ControlServer {
+            listener,
+            listening: true,
+            epoll,
+            clients: BTreeMap::new(),
+            next_token: LISTENER + 1,
+        })
+    }
+
+    /// Does whatever can be done without waiting: accepts clients, reads requests, answers them through
+    /// `handle`, and drops clients that left or broke the protocol. Call it whenever the descriptor is
+    /// readable.
+    pub fn serve(&mut self, handle: &mut dyn FnMut(Request) -> Response) {
+        let mut events = EventBuf::with_capacity(MAX_CLIENTS + 1);
+        if let Err(error) = self.epoll.wait(&mut events, Some(Duration::ZERO)) {
+            tracing::warn!("control socket: {error}");
+            return;
+        }
+        for event in events.iter() {
+            if event.token == LISTENER {
+                self.accept();
+            } else if let Some(client) = self.clients.get_mut(&event.token) {
+                let proceed = client.step(handle).and_then(|()| client.rearm(&self.epoll, event.token));
+                if proceed.is_err() {
+                    self.drop_client(event.token);
+                }
+            }
+        }
+    }
+
+    /// Call it about once a second: drops clients that have been silent for [`MAX_SILENCE`] calls and tries
+    /// again to accept clients after the process had run out of descriptors.
+    pub fn tick(&mut self) {
+        self.clients.values_mut().for_each(|client| client.silence += 1);
+        let silent: Vec<_> = self
+            .clients
+            .iter()
+            .filter(|(_, client)| client.silence > MAX_SILENCE)
+            .map(|(token, _)| *token)
+            .collect();
+        silent.into_iter().for_each(|token| self.drop_client(token));
+        if !self.listening {
+            self.listening = self.epoll.add(&self.listener, LISTENER, Interest::READABLE).is_ok();
+        }
+    }
+
+    /// The socket file.
+    pub fn path(&self) -> Option<&Path> {
+        self.listener.path()
+    }
+
+    fn accept(&mut self) {
+        // As many as there is room for; more wait for the next turn.
+        for _ in 0..MAX_CLIENTS {
+            let stream = match self.listener.accept() {
+                Ok(Some(stream)) => stream,
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!(
+                        "control socket: cannot accept a client, trying again in a second: {error}"
+                    );
+                    self.listening = self.epoll.remove(&self.listener).is_err();
+                    return;
+                }
+            };
+            if self.clients.len() == MAX_CLIENTS
+                && let Some(token) =
+                    self.clients.iter().max_by_key(|(_, client)| client.silence).map(|(token, _)| *token)
+            {
+                self.drop_client(token);
+            }
+            let token = self.next_token;
+            let added = stream
+                .set_nonblocking(true)
+                .and_then(|()| self.epoll.add(&stream, token, Interest::READABLE));
+            if added.is_ok() {
+                self.next_token += 1;
+                self.clients.insert(token, Client::new(stream));
+            }
+        }
+    }
+
+    fn drop_client(&mut self, token: u64) {
+        if let Some(client) = self.clients.remove(&token) {
+            // Closing takes the stream out of the set; this is for a client that passed the stream on to
+            // another process.
+            let _ = self.epoll.remove(&client.stream);
+        }
+    }
+}
+
+impl AsFd for ControlServer {
+    /// Readable whenever [`serve`](ControlServer::serve) has something to do.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+/// One connection: bytes of requests come in, bytes of at most one answer go out.
+#[derive(Debug)]
+struct Client {
+    stream: Stream,
+    /// What was received and not yet handled: less than [`MAX_REQUEST`] and one read.
+    input: Vec<u8>,
+    /// The answer under way, from `sent` on still to be sent.
+    output: Vec<u8>,
+    sent: usize,
+    /// What epoll watches: room to write, or something to read.
+    writing: bool,
+    /// Close once the answer is sent.
+    closing: bool,
+    /// Ticks since something was received or sent.
+    silence: u32,
+}
+
+impl Client {
+    fn new(stream: Stream) -> Client {
+        Client {
+            stream,
+            input: Vec::new(),
+            output: Vec::new(),
+            sent: 0,
+            writing: false,
+            closing: false,
+            silence: 0,
+        }
+    }
+
+    /// Goes on until it would have to wait or one request is answered. An error means that the connection is
+    /// over.
+    fn step(&mut self, handle: &mut dyn FnMut(Request) -> Response) -> io::Result<()> {
+        self.flush()?;
+        if self.has_output() {
+            return Ok(());
+        }
+        if !self.input.contains(&b'\n') {
+            self.receive()?;
+        }
+        if let Some(end) = self.input.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.input.drain(..=end).collect();
+            let response = match serde_json::from_slice(&line) {
+                Ok(request) => handle(request),
+                Err(error) => Response::Error(format!(
+                    "this is not a request such as {{\"command\":\"show\"}}: {error}"
+                )),
+            };
+            self.answer(&response)?;
+        } else if self.input.len() >= MAX_REQUEST {
+            self.input = Vec::new();
+            self.closing = true;
+            self.answer(&Response::Error(format!("the request is longer than {MAX_REQUEST} bytes")))?;
+        }
+        self.flush()
+    }
+
+    fn receive(&mut self) -> io::Result<()> {
+        let mut piece = [0; 4096];
+        // Descriptors sent along are closed here, unasked for as they are.
+        match self.stream.recv(&mut piece, &mut Vec::new()) {
+            Ok(received) if received.bytes == 0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(received) => {
+                self.silence = 0;
+                self.input.extend_from_slice(&piece[..received.bytes]);
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn answer(&mut self, response: &Response) -> io::Result<()> {
+        self.output = serde_json::to_vec(response)?;
+        self.output.push(b'\n');
+        self.sent = 0;
+        Ok(())
+    }
+
+    fn has_output(&self) -> bool {
+        self.sent < self.output.len()
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        while self.has_output() {
+            match self.stream.send(&self.output[self.sent..], &[]) {
+                Ok(sent) => {
+                    self.silence = 0;
+                    self.sent += sent;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        self.output = Vec::new();
+        self.sent = 0;
+        if self.closing { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(()) }
+    }
+
+    /// Watches for room while an answer is under way, and also while another whole request has been received:
+    /// there is room then, so the next turn comes at once, after the other clients'.
+    fn rearm(&mut self, epoll: &Epoll, token: u64) -> io::Result<()> {
+        let writing = self.has_output() || self.input.contains(&b'\n');
+        if writing != self.writing {
+            epoll.modify(
+                &self.stream,
+                token,
+                if writing { Interest::WRITABLE } else { Interest::READABLE },
+            )?;
+            self.writing = writing;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

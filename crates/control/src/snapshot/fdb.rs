@@ -1,0 +1,33 @@
+//! The forwarding database: which address is behind which port.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The forwarding database.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FdbSnapshot {
+    /// Most addresses it can hold.
+    pub capacity: usize,
+    /// Addresses seen lately, ordered by port, VLAN and address.
+    pub entries: Vec<FdbEntry>,
+    /// `learned`, `moved`, `replaced`, `refused`, `aged`, `limited`: see [`crate::fdb::FdbStats`].
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// One address in the forwarding database.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FdbEntry {
+    /// The VLAN in which it was seen; 0 is that of frames that nobody has put into another.
+    #[serde(default)]
+    pub vlan: u16,
+    /// The address.
+    pub mac: String,
+    /// Name of the port it was last seen on.
+    pub port: String,
+    /// Seconds since it last sent a frame.
+    pub age_seconds: u32,
+    /// Whether it was put there by the configuration, for ever.
+    #[serde(default, rename = "static", skip_serializing_if = "std::ops::Not::not")]
+    pub fixed: bool,
+}

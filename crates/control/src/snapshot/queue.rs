@@ -1,0 +1,86 @@
+//! One virtqueue of a port, and the granted pages behind a Xen guest's.
+
+use serde::{Deserialize, Serialize};
+
+/// What a virtqueue is for, by its name in VIRTIO 1.4, 5.1.2, which takes the guest's point of view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum QueueRole {
+    /// The guest receives from it; what the switch sends (`tx`).
+    Receiveq,
+    /// The guest transmits on it; what the switch receives (`rx`).
+    Transmitq,
+}
+
+/// One virtqueue.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueSnapshot {
+    /// Its index in the device.
+    pub index: u16,
+    /// What it is for.
+    pub role: QueueRole,
+    /// Number of descriptors; 0 before set-up.
+    pub size: u16,
+    /// Whether the front end enabled it.
+    pub enabled: bool,
+    /// Whether it is set up and running.
+    pub started: bool,
+    /// Why it broke, if it did.
+    pub broken: Option<String>,
+    /// Available-ring index up to which the device has looked.
+    pub last_avail: u16,
+    /// Used-ring index up to which the device has published.
+    pub last_used: u16,
+    /// What was done with the pages of a Xen guest's pair of rings; shown with its transmitq.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grants: Option<GrantSnapshot>,
+}
+
+/// What was done with granted pages since the queue was connected, and how many are mapped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrantSnapshot {
+    /// Uses of pages that were mapped already.
+    pub hits: u64,
+    /// Uses of pages that were not.
+    pub misses: u64,
+    /// Pages mapped.
+    pub mapped: u64,
+    /// Mappings replaced by others.
+    pub evicted: u64,
+    /// Pages that could not be mapped.
+    pub failed: u64,
+    /// Pieces that the hypervisor copied.
+    pub copies: u64,
+    /// Bytes in them.
+    pub copied_bytes: u64,
+    /// Pages that are mapped now because they were used.
+    pub learned_pages: u64,
+    /// Pages that are mapped now because the front end asked for it.
+    pub static_pages: u64,
+    /// Most pages that may be mapped.
+    pub max_pages: u64,
+}
+
+impl GrantSnapshot {
+    /// What is counted, by name.
+    pub fn by_name(&self) -> [(&'static str, u64); 7] {
+        [
+            ("hits", self.hits),
+            ("misses", self.misses),
+            ("mapped", self.mapped),
+            ("evicted", self.evicted),
+            ("failed", self.failed),
+            ("copies", self.copies),
+            ("copied_bytes", self.copied_bytes),
+        ]
+    }
+
+    /// What there is now, by name.
+    pub fn gauges_by_name(&self) -> [(&'static str, u64); 3] {
+        [
+            ("learned_pages", self.learned_pages),
+            ("static_pages", self.static_pages),
+            ("max_pages", self.max_pages),
+        ]
+    }
+}

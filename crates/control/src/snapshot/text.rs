@@ -1,0 +1,144 @@
+//! A snapshot as tables and lines for a terminal.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::{FdbEntry, PortSnapshot, QueueRole, Snapshot};
+use crate::rules::settings;
+use crate::text::{Table, duration, humane};
+
+impl Snapshot {
+    /// A few aligned tables for a terminal: the switch, its ports, their queues, and whatever was dropped.
+    pub fn to_text(&self) -> String {
+        let mut text = format!(
+            "ringferry, process {}, up {}, {} of {} MAC addresses\n",
+            self.pid,
+            duration(self.uptime_seconds),
+            self.fdb.entries.len(),
+            self.fdb.capacity
+        );
+        for (index, worker) in self.workers.iter().enumerate() {
+            // Writing to a string cannot fail.
+            let _ = writeln!(
+                text,
+                "worker {index}: busy {:.1} %, {} polls, {} of them with packets, {} sleeps, {} wakeups",
+                worker.busy_percent,
+                humane(worker.polls),
+                humane(worker.busy_polls),
+                humane(worker.sleeps),
+                humane(worker.wakeups)
+            );
+        }
+        text.push('\n');
+        text.push_str(&self.ports_table());
+        let queues = self.queues_table();
+        if !queues.is_empty() {
+            text.push('\n');
+            text.push_str(&queues);
+        }
+        for port in &self.ports {
+            text.push('\n');
+            text.push_str(&port.details());
+        }
+        text
+    }
+
+    /// The forwarding database as a table for a terminal.
+    pub fn fdb_to_text(&self) -> String {
+        let age = |entry: &FdbEntry| {
+            if entry.fixed { "static".to_owned() } else { format!("{} s", entry.age_seconds) }
+        };
+        if self.fdb.entries.iter().all(|entry| entry.vlan == 0) {
+            let mut table = Table::new(&["<MAC", "<PORT", ">AGE"]);
+            for entry in &self.fdb.entries {
+                table.row([entry.mac.clone(), entry.port.clone(), age(entry)]);
+            }
+            return table.to_string();
+        }
+        let mut table = Table::new(&[">VLAN", "<MAC", "<PORT", ">AGE"]);
+        for entry in &self.fdb.entries {
+            table.row([entry.vlan.to_string(), entry.mac.clone(), entry.port.clone(), age(entry)]);
+        }
+        table.to_string()
+    }
+
+    fn ports_table(&self) -> String {
+        let mut table = Table::new(&[
+            "<PORT",
+            "<KIND",
+            "<STATE",
+            ">MTU",
+            ">RX PACKETS",
+            ">RX BYTES",
+            ">TX PACKETS",
+            ">TX BYTES",
+            ">DROPS",
+        ]);
+        for port in &self.ports {
+            let counter = |name: &str| humane(port.counters.get(name).copied().unwrap_or_default());
+            table.row([
+                port.name.clone(),
+                port.kind.clone(),
+                port.state.name().to_owned(),
+                port.mtu.to_string(),
+                counter("rx_packets"),
+                counter("rx_bytes"),
+                counter("tx_packets"),
+                counter("tx_bytes"),
+                humane(port.drops.values().sum()),
+            ]);
+        }
+        table.to_string()
+    }
+
+    fn queues_table(&self) -> String {
+        let mut table = Table::new(&["<PORT", ">QUEUE", "<ROLE", ">SIZE", "<STATE"]);
+        for port in &self.ports {
+            for queue in &port.queues {
+                let state = match (&queue.broken, queue.started, queue.enabled) {
+                    (Some(reason), _, _) => format!("broken: {reason}"),
+                    (None, true, true) => "running".to_owned(),
+                    (None, true, false) => "disabled".to_owned(),
+                    (None, false, _) => "stopped".to_owned(),
+                };
+                let role = match queue.role {
+                    QueueRole::Receiveq => "receiveq",
+                    QueueRole::Transmitq => "transmitq",
+                };
+                table.row([
+                    port.name.clone(),
+                    queue.index.to_string(),
+                    role.to_owned(),
+                    queue.size.to_string(),
+                    state,
+                ]);
+            }
+        }
+        if table.is_empty() { String::new() } else { table.to_string() }
+    }
+}
+
+impl PortSnapshot {
+    /// What does not fit into a table: where it leads, features, and counters that are not zero.
+    fn details(&self) -> String {
+        let mut text = format!("{}: {}", self.name, self.peer);
+        if let Some(mac) = &self.mac {
+            let _ = write!(text, ", {mac}");
+        }
+        text.push('\n');
+        let nonzero = |counts: &BTreeMap<String, u64>, shown: &[&str]| {
+            let counts = counts.iter().filter(|(name, count)| **count > 0 && !shown.contains(&name.as_str()));
+            counts.map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
+        };
+        let lines = [
+            ("rules", settings(&self.rules).collect::<Vec<_>>().join(" ")),
+            ("features", self.features.join(" ")),
+            ("counters", nonzero(&self.counters, &["rx_packets", "rx_bytes", "tx_packets", "tx_bytes"])),
+            ("drops", nonzero(&self.drops, &[])),
+        ];
+        for (label, line) in lines.into_iter().filter(|(_, line)| !line.is_empty()) {
+            let _ = writeln!(text, "  {label}: {line}");
+        }
+        text
+    }
+}
