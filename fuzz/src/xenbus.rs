@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use ringferry_xen::domain::{DomId, Domain};
 use ringferry_xen::event::EventChannel;
-use ringferry_xen::fake::{Fake, FakeDomain, Op};
+use ringferry_xen_sim::fake::{Fake, FakeDomain, Op};
 use ringferry_xen::grant::{Access, Granted};
-use ringferry_xen::store::server::{Limits, Running};
-use ringferry_xen::store::{Client, NodeAccess, Nodes, Permission, Server, StoreError, path};
+use ringferry_xen_sim::store::{Limits, Running, Server};
+use ringferry_xen::store::{Client, NodeAccess, Nodes, Permission, StoreError, path};
 use ringferry_xen_net::bus::plugs::Step as Turn;
 use ringferry_xen_net::bus::{
     BackConfig, BackEvent, Connection, FrontConfig, FrontEvent, Frontend, Plugs, Session, State, VifId,

@@ -5,11 +5,11 @@ mod pair_support;
 
 use pair_support::*;
 use ringferry_xen::domain::{DomId, EventPort};
-use ringferry_xen::fake::Op;
 use ringferry_xen::store::{Nodes, path};
 use ringferry_xen_net::bus::rings::{Ports, RingNodes};
 use ringferry_xen_net::bus::{BackConfig, FrontConfig, Refusal, State, VifId};
 use ringferry_xen_net::offload::Accepts;
+use ringferry_xen_sim::fake::Op;
 
 const CONNECTED: (Option<State>, Option<State>) = (Some(State::Connected), Some(State::Connected));
 const CLOSED: (Option<State>, Option<State>) = (Some(State::Closed), Some(State::Closed));

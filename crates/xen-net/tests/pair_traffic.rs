@@ -9,12 +9,12 @@ use ringferry_nic::map::MapError;
 use ringferry_nic::tx::SendError;
 use ringferry_packet::buffer::Chain;
 use ringferry_packet::vnet::{GSO_UDP_L4, Header};
-use ringferry_xen::fake::Op;
 use ringferry_xen::store::path;
 use ringferry_xen_net::bus::{BackConfig, FrontConfig, State};
 use ringferry_xen_net::netback::Refused;
 use ringferry_xen_net::netfront::PairConfig;
 use ringferry_xen_net::offload::Accepts;
+use ringferry_xen_sim::fake::Op;
 
 const PROVIDERS: [Provider; 2] = [Provider::Fake, Provider::Process];
 

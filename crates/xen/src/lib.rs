@@ -4,23 +4,26 @@
 //!
 //! | module | idea |
 //! |---|---|
-//! | [`domain`] | what a domain can do, as a trait; who provides it |
+//! | [`domain`] | what a domain can do, as a trait |
+//! | [`provider`] | which hypervisor a program speaks to |
 //! | [`grant`] | pages granted, mapped, copied |
 //! | [`event`] | event channels |
-//! | [`store`] | the store: its wire protocol, a client, a server |
+//! | [`store`] | the store: its wire protocol and a client |
 //! | [`netif`] | the slots and rings of the network interface |
-//! | [`testing`] | what every provider must do, as functions for tests |
+//! | [`real`] | a domain under Xen (`/dev/xen/*`) |
 //!
-//! Three providers of [`Domain`](domain::Domain): [`real`] for a domain under Xen (`/dev/xen/*`), [`process`] where Linux
-//! processes play domains, with real kernel crossings on any machine, and [`fake`] in one address space, for tests and fault injection.
+//! With the feature `process` there are two more: `process`, where Linux processes play domains, with real kernel crossings on any
+//! machine, and `segment`, grants in memfds, on which that stands. The crate `ringferry-xen-sim`, which is for tests, turns the feature on; it has the
+//! broker of those processes, a hypervisor in one address space, a server of the store, and what every provider must do.
 
 pub mod domain;
 pub mod event;
-pub mod fake;
 pub mod grant;
 pub mod netif;
+#[cfg(feature = "process")]
 pub mod process;
+pub mod provider;
 pub mod real;
-mod segment;
+#[cfg(feature = "process")]
+pub mod segment;
 pub mod store;
-pub mod testing;

@@ -20,8 +20,7 @@ use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::tap::{Tap, TapConfig, TapError};
 use ringferry_sys::{inherited, netif};
 use ringferry_xen::domain::{DomId, Domain};
-use ringferry_xen::process::{ConnectError, ProcessDomain};
-use ringferry_xen::real::RealDomain;
+use ringferry_xen::provider::{OpenError, Provider};
 use ringferry_xen::store::Client;
 use ringferry_xen_net::bus::front::FrontError;
 use ringferry_xen_net::bus::{FrontConfig, FrontEvent, Frontend, Session};
@@ -38,10 +37,7 @@ Examples:
     ringferry netfront --tap xn0 --address 10.0.0.2/24
 
   A class of its own, which no kernel driver takes, in dom0 or domU, with ringferry run --port xen-vif:xen,class=rfvif:
-    ringferry netfront --tap xn0 --class rfvif --device 0 --queues 2
-
-  Without Xen, where processes are domains:
-    ringferry netfront --tap xn0 --provider process --broker /run/broker --store /run/store --domain 5";
+    ringferry netfront --tap xn0 --class rfvif --device 0 --queues 2";
 
 /// Attaches a tap to a Xen network back end as a front end.
 #[derive(Clone, Debug, clap::Args)]
@@ -65,8 +61,8 @@ pub struct NetfrontArgs {
     queues: u16,
 
     /// What plays the hypervisor.
-    #[arg(long, value_enum, default_value_t = Provider::Xen)]
-    provider: Provider,
+    #[arg(long, value_enum, default_value_t = ProviderKind::Xen)]
+    provider: ProviderKind,
 
     /// Socket of the broker of domains.
     #[arg(long, value_name = "PATH", required_if_eq("provider", "process"))]
@@ -118,10 +114,10 @@ pub struct NetfrontArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Provider {
+enum ProviderKind {
     /// Xen, in one of whose domains we run.
     Xen,
-    /// A broker whose domains are processes.
+    /// A broker whose domains are processes, for tests; not in every build.
     Process,
 }
 
@@ -144,17 +140,9 @@ pub enum NetfrontError {
     /// The tap was deleted under us.
     #[error("the tap {0} was deleted; start again to make a new one")]
     TapGone(String),
-    /// This is no domain.
-    #[error(
-        "cannot be a domain ({0}): is this Xen, with /dev/xen/xenbus, gntalloc and evtchn, and may we use them?"
-    )]
-    Domain(#[source] io::Error),
-    /// The broker does not take us.
+    /// The hypervisor or the store cannot be reached.
     #[error(transparent)]
-    Broker(#[from] ConnectError),
-    /// The store cannot be reached.
-    #[error("cannot reach the store: {0}")]
-    Store(#[source] io::Error),
+    Open(#[from] OpenError),
     /// The interface cannot be used.
     #[error("the interface cannot be used: {0}")]
     Front(#[from] FrontError),
@@ -262,16 +250,13 @@ pub fn run(args: &NetfrontArgs) -> Result<(), NetfrontError> {
 }
 
 fn connect(args: &NetfrontArgs) -> Result<(Arc<dyn Domain>, Client), NetfrontError> {
-    match (args.provider, &args.broker, &args.store) {
-        (Provider::Process, Some(broker), Some(store)) => {
-            let domain = ProcessDomain::connect(broker, args.domain.map(DomId))?;
-            Ok((Arc::new(domain), Client::connect(store).map_err(NetfrontError::Store)?))
+    let provider = match (args.provider, &args.broker, &args.store, args.domain) {
+        (ProviderKind::Process, Some(broker), Some(store), Some(domain)) => {
+            Provider::Process { broker: broker.clone(), store: store.clone(), domain: DomId(domain) }
         }
-        _ => {
-            let domain = RealDomain::open().map_err(NetfrontError::Domain)?;
-            Ok((Arc::new(domain), Client::open().map_err(NetfrontError::Store)?))
-        }
-    }
+        _ => Provider::Xen,
+    };
+    Ok(provider.open()?)
 }
 
 fn open_tap(args: &NetfrontArgs) -> Result<Tap, NetfrontError> {

@@ -13,11 +13,12 @@ use ringferry_xen::event::EventChannel;
 use ringferry_xen::grant::{Access, GrantRef, Granted};
 use ringferry_xen::netif::FrontRing;
 use ringferry_xen::netif::wire::{TxFlags, TxRequest, TxSlot};
-use ringferry_xen::process::{Broker, ProcessDomain};
-use ringferry_xen::store::server::{Limits, Running};
-use ringferry_xen::store::{Client, NodeAccess, Nodes, Permission, Server, path};
+use ringferry_xen::process::ProcessDomain;
+use ringferry_xen::store::{Client, NodeAccess, Nodes, Permission, path};
 use ringferry_xen_net::bus::{FrontConfig, FrontEvent, Frontend, Session};
 use ringferry_xen_net::netfront::{Pair, PairConfig};
+use ringferry_xen_sim::Broker;
+use ringferry_xen_sim::store::{Limits, Running, Server};
 
 use crate::frames::{frame, mac};
 use crate::guest::Received;

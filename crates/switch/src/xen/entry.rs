@@ -2,15 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringferry_control::snapshot::{PortSnapshot, PortState, QueueRole, QueueSnapshot};
 use ringferry_sys::epoll::Interest;
-use ringferry_xen::domain::{DomId, Domain};
-use ringferry_xen::process::ProcessDomain;
-use ringferry_xen::real::RealDomain;
-use ringferry_xen::store::{Client, StoreError};
+use ringferry_xen::domain::DomId;
+use ringferry_xen::provider::{OpenError, Provider};
+use ringferry_xen::store::StoreError;
 use ringferry_xen_net::bus::plugs::Step;
 use ringferry_xen_net::bus::{BackConfig, BackEvent, Plugs, VifId};
 use ringferry_xen_net::netback::Mode;
@@ -42,14 +40,12 @@ const SLOTS: u16 = 256;
 /// Why the store or the hypervisor cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum XenError {
-    /// This is no domain.
-    #[error(
-        "cannot be a domain ({0}): is this Xen, with /dev/xen/xenbus, gntdev and evtchn, and may we use them?"
-    )]
-    Domain(io::Error),
-    /// The store cannot be reached.
-    #[error("cannot reach the store: {0}")]
-    Connect(io::Error),
+    /// The hypervisor or the store cannot be reached.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The store cannot be watched.
+    #[error("cannot watch the store: {0}")]
+    Watch(io::Error),
     /// The store refuses.
     #[error("the store: {0}")]
     Store(#[from] StoreError),
@@ -77,19 +73,19 @@ pub(crate) struct XenEntry {
     limit: Limit,
 }
 
+/// The provider that a configuration names.
+fn provider(config: &XenProvider) -> Provider {
+    match config {
+        XenProvider::Xen => Provider::Xen,
+        XenProvider::Process { broker, store, domain } => {
+            Provider::Process { broker: broker.clone(), store: store.clone(), domain: DomId(*domain) }
+        }
+    }
+}
+
 /// Reaches the hypervisor and the store.
 fn open(config: &XenVifConfig, workers: usize) -> Result<Plugs, XenError> {
-    let (domain, store): (Arc<dyn Domain>, Client) = match &config.provider {
-        XenProvider::Xen => {
-            let domain = RealDomain::open().map_err(XenError::Domain)?;
-            (Arc::new(domain), Client::open().map_err(XenError::Connect)?)
-        }
-        XenProvider::Process { broker, store, domain } => {
-            let domain = ProcessDomain::connect(broker, Some(DomId(*domain)));
-            let domain = domain.map_err(|error| XenError::Domain(io::Error::other(error)))?;
-            (Arc::new(domain), Client::connect(store).map_err(XenError::Connect)?)
-        }
-    };
+    let (domain, store) = provider(&config.provider).open()?;
     let XenVifConfig { sg, csum, gso, .. } = *config;
     let queues = config.queues.unwrap_or_else(|| workers.min(PAIRS.into()) as u16);
     let back = BackConfig {
@@ -132,6 +128,7 @@ impl XenEntry {
             busy: true,
             limit: Limit::new(LOG_LINES),
         };
+        provider(&config.provider).check()?;
         if config.provider == XenProvider::Xen {
             entry.plugs = Some(open(config, workers)?);
         }
@@ -186,7 +183,7 @@ impl XenEntry {
             return false;
         }
         let reached = open(&self.config, desk.plane.workers()).and_then(|plugs| {
-            desk.epoll.add(&plugs, self.token, Interest::READABLE).map_err(XenError::Connect)?;
+            desk.epoll.add(&plugs, self.token, Interest::READABLE).map_err(XenError::Watch)?;
             Ok(plugs)
         });
         match reached {

@@ -161,7 +161,7 @@ impl Arena {
 mod tests {
     use super::*;
     use ringferry_xen::domain::Domain;
-    use ringferry_xen::fake::{Fake, Op};
+    use ringferry_xen_sim::fake::{Fake, Op};
 
     const PAGE64: u64 = PAGE as u64;
 

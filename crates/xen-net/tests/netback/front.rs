@@ -7,7 +7,6 @@ use ringferry_memory::{Area, ReadSlice, Window, Words};
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
 use ringferry_xen::domain::{DomId, Domain, PAGE};
-use ringferry_xen::fake::Fake;
 use ringferry_xen::grant::{Access, CopySegment, Foreign, ForeignCounters, GrantError, GrantRef, Granted};
 use ringferry_xen::netif::FrontRing;
 use ringferry_xen::netif::control::{ControlFront, Message, Request, Response};
@@ -15,6 +14,7 @@ use ringferry_xen::netif::wire::{
     Extra, RxFlags, RxRequest, RxResponse, RxSlot, TxFlags, TxRequest, TxResponse, TxSlot,
 };
 use ringferry_xen_net::netback::{Control, Mode, Multicast, Queue, QueueConfig};
+use ringferry_xen_sim::fake::Fake;
 
 pub const HOST: DomId = DomId(0);
 pub const GUEST: DomId = DomId(7);

@@ -2,11 +2,11 @@
 
 use proptest::prelude::*;
 use ringferry_packet::vnet::Header;
-use ringferry_xen::fake::Op;
 use ringferry_xen::grant::GrantRef;
 use ringferry_xen::netif::Fault;
 use ringferry_xen::netif::wire::{ERROR, Extra, NULL, OKAY, TxFlags};
 use ringferry_xen_net::netback::{Mode, Refused, Rejected};
+use ringferry_xen_sim::fake::Op;
 
 use crate::front::{Front, HOST, MODES, deliver, frame, tcp4};
 

@@ -1,11 +1,11 @@
 //! Pages that stay mapped: learned, bounded, static.
 
 use ringferry_packet::vnet::Header;
-use ringferry_xen::fake::Op;
 use ringferry_xen::grant::{Access, GrantRef};
 use ringferry_xen::netif::control::{GrefEntry, GrefList, Message, Status};
 use ringferry_xen::netif::wire::{ERROR, OKAY, TxFlags};
 use ringferry_xen_net::netback::{Mode, QueueConfig};
+use ringferry_xen_sim::fake::Op;
 
 use crate::front::{Calls, Front, GUEST, HOST, deliver, frame};
 

@@ -1,11 +1,12 @@
 //! The same where Linux processes play domains: pages are really mapped and copied by the kernel.
 
 use ringferry_packet::vnet::Header;
-use ringferry_xen::fake::Fake;
 use ringferry_xen::grant::Access;
 use ringferry_xen::netif::wire::{MAX_PACKET, OKAY};
-use ringferry_xen::process::{Broker, ProcessDomain};
+use ringferry_xen::process::ProcessDomain;
 use ringferry_xen_net::netback::Mode;
+use ringferry_xen_sim::Broker;
+use ringferry_xen_sim::fake::Fake;
 
 use crate::front::{Front, GUEST, HOST, MODES, deliver, frame};
 

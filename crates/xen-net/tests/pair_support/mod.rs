@@ -9,16 +9,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ringferry_xen::domain::{DomId, Domain};
-use ringferry_xen::fake::Fake;
-use ringferry_xen::process::{Broker, ProcessDomain};
-use ringferry_xen::store::server::{Limits, Running};
-use ringferry_xen::store::{Client, NodeAccess, Nodes, Permission, Server, path};
+use ringferry_xen::process::ProcessDomain;
+use ringferry_xen::store::{Client, NodeAccess, Nodes, Permission, path};
 use ringferry_xen_net::bus::plugs::Step;
 use ringferry_xen_net::bus::{
     BackConfig, BackEvent, Connection, FrontConfig, FrontEvent, Frontend, Plugs, Refusal, Session, State,
     VifId,
 };
 use ringferry_xen_net::netfront::PairConfig;
+use ringferry_xen_sim::Broker;
+use ringferry_xen_sim::fake::Fake;
+use ringferry_xen_sim::store::{Limits, Running, Server};
 
 /// How long a test waits for what must come.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -33,7 +33,7 @@ pub struct ConnectError {
     pub source: io::Error,
 }
 
-/// This process (or a part of it) as a domain of a [`Broker`](super::Broker). It ends when this, all its clones and all their
+/// This process (or a part of it) as a domain of a broker. It ends when this, all its clones and all their
 /// handles are dropped.
 #[derive(Clone, Debug)]
 pub struct ProcessDomain {

@@ -1,6 +1,7 @@
 //! Linux processes that play domains, with real crossings into the kernel and on any machine.
 //!
-//! A [`Broker`] plays the hypervisor: it numbers the domains, makes the memory they grant and the doorbells of their
+//! A program becomes a domain with [`ProcessDomain::connect`]; it is one until the last handle of that is dropped.
+//! A broker (`Broker` in the crate `ringferry-xen-sim`) plays the hypervisor: it numbers the domains, makes the memory they grant and the doorbells of their
 //! event channels, and passes both on to whom they are meant for. It is asked at set-up only; what is done per
 //! packet goes to the kernel directly:
 //!
@@ -16,11 +17,8 @@
 //! was granted them, which nobody else ever uses again, and can write none that were granted for reading. It
 //! cannot harm the broker or other domains otherwise; whatever it asks for is bounded.
 
-mod broker;
 mod connection;
 mod domain;
-mod state;
-mod wire;
+pub mod wire;
 
-pub use broker::Broker;
 pub use domain::{ConnectError, ProcessDomain};

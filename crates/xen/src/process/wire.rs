@@ -1,17 +1,19 @@
-//! What is said between a domain and the broker: one fixed request, one fixed reply, at most two descriptors.
+//! What is said between a domain and the broker: one fixed request, one fixed reply, at most two descriptors. It is no interface of this library: the broker in
+//! `ringferry-xen-sim` is its only other user.
+#![allow(missing_docs)]
 
 use crate::domain::DomId;
 use crate::grant::{Access, GrantRef};
 
 /// Bytes of a message, of either kind: eight words in the machine's order, as both ends run on one machine.
-pub(super) const MESSAGE: usize = 32;
+pub const MESSAGE: usize = 32;
 
 /// A message in words.
 type Words = [u32; MESSAGE / 4];
 
 /// What a domain asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Request {
+pub enum Request {
     /// To be a domain, of this number if that is not `None`. Comes first, once.
     Hello(Option<DomId>),
     /// Whether a domain lives.
@@ -32,21 +34,21 @@ pub(super) enum Request {
 
 /// What the broker answers; what the words mean depends on the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reply {
+pub enum Reply {
     /// Done.
     Done([u32; 3]),
     /// Refused: an `errno`.
     Refused(i32),
 }
 
-pub(super) fn access_word(access: Access) -> u32 {
+pub fn access_word(access: Access) -> u32 {
     match access {
         Access::Read => 0,
         Access::Write => 1,
     }
 }
 
-pub(super) fn access(word: u32) -> Option<Access> {
+pub fn access(word: u32) -> Option<Access> {
     match word {
         0 => Some(Access::Read),
         1 => Some(Access::Write),
@@ -75,7 +77,7 @@ fn unpack(bytes: &[u8; MESSAGE]) -> Words {
 }
 
 impl Request {
-    pub(super) fn encode(self) -> [u8; MESSAGE] {
+    pub fn encode(self) -> [u8; MESSAGE] {
         let [op, a, b, c] = match self {
             Request::Hello(id) => [1, id.is_some().into(), id.unwrap_or_default().0.into(), 0],
             Request::Find(id) => [2, id.0.into(), 0, 0],
@@ -90,7 +92,7 @@ impl Request {
     }
 
     /// `None` for what is no request.
-    pub(super) fn decode(bytes: &[u8; MESSAGE]) -> Option<Request> {
+    pub fn decode(bytes: &[u8; MESSAGE]) -> Option<Request> {
         let [op, a, b, c, ..] = unpack(bytes);
         Some(match op {
             1 if a == 0 => Request::Hello(None),
@@ -108,14 +110,14 @@ impl Request {
 }
 
 impl Reply {
-    pub(super) fn encode(self) -> [u8; MESSAGE] {
+    pub fn encode(self) -> [u8; MESSAGE] {
         match self {
             Reply::Done([a, b, c]) => pack([0, a, b, c, 0, 0, 0, 0]),
             Reply::Refused(errno) => pack([errno.unsigned_abs().max(1), 0, 0, 0, 0, 0, 0, 0]),
         }
     }
 
-    pub(super) fn decode(bytes: &[u8; MESSAGE]) -> Reply {
+    pub fn decode(bytes: &[u8; MESSAGE]) -> Reply {
         match unpack(bytes) {
             [0, a, b, c, ..] => Reply::Done([a, b, c]),
             [errno, ..] => Reply::Refused(i32::try_from(errno).unwrap_or(i32::MAX)),

@@ -61,7 +61,7 @@ impl Ledger {
 
 /// What a reference is looked up for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
+pub enum Use {
     /// To map its page.
     Map,
     /// To copy from or to its page.
@@ -69,7 +69,7 @@ pub(crate) enum Use {
 }
 
 /// Where references of a peer are looked up.
-pub(crate) trait Lookup: Send + fmt::Debug {
+pub trait Lookup: Send + fmt::Debug {
     /// The segment and page of a reference that was granted to us; its grant may have ended.
     fn find(&mut self, gref: GrantRef, what: Use) -> Option<(&Arc<Segment>, usize)>;
 
@@ -82,7 +82,7 @@ pub(crate) trait Lookup: Send + fmt::Debug {
 
 /// Another domain's pages in segments.
 #[derive(Debug)]
-pub(crate) struct SegmentForeign<L> {
+pub struct SegmentForeign<L> {
     domain: DomId,
     lookup: L,
     counters: ForeignCounters,

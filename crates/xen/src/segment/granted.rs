@@ -14,7 +14,7 @@ use crate::grant::{Access, GrantError, GrantRef, Granted};
 use super::Segment;
 
 /// Pages of our own.
-pub(crate) struct SegmentGranted<E: FnMut(GrantRef) + Send> {
+pub struct SegmentGranted<E: FnMut(GrantRef) + Send> {
     segment: Arc<Segment>,
     refs: Vec<GrantRef>,
     region: Arc<Region>,

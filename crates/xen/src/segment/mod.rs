@@ -8,7 +8,6 @@
 
 mod foreign;
 mod granted;
-mod table;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,16 +18,15 @@ use ringferry_memory::{Counters, Region, SharedMem};
 use crate::domain::{DomId, PAGE};
 use crate::grant::{Access, GrantRef};
 
-pub(crate) use foreign::{Lookup, SegmentForeign, Use};
-pub(crate) use granted::SegmentGranted;
-pub(crate) use table::{MAX_PAGES, Segments};
+pub use foreign::{Lookup, SegmentForeign, Use};
+pub use granted::SegmentGranted;
 
 /// Of a page's word: the grant has ended. The other bits count the uses: mappings, and copies under way.
 const ENDED: u32 = 1 << 31;
 
 /// Pages that were granted together.
 #[derive(Debug)]
-pub(crate) struct Segment {
+pub struct Segment {
     first: GrantRef,
     count: usize,
     to: DomId,
@@ -39,7 +37,7 @@ pub(crate) struct Segment {
 
 /// The two files of a segment.
 #[derive(Debug)]
-pub(crate) struct Files {
+pub struct Files {
     /// The pages.
     pub data: OwnedFd,
     /// A word per page.

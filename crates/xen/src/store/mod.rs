@@ -5,10 +5,8 @@
 //! |---|---|
 //! | [`wire`] | messages as they go over the wire |
 //! | [`path`] | names of nodes, and the paths of devices |
-//! | [`client`] | a connection to a store: Xen's own, through the kernel, or ours |
+//! | [`client`] | a connection to a store: Xen's own, through the kernel, or any at a socket |
 //! | [`transaction`] | several requests as one |
-//! | [`server`] | a store of our own, for domains that are processes, and for tests |
-//! | [`testing`] | what every store must do, tried on ours and on Xen's |
 //!
 //! What others wrote into the store is hostile like anything else they can write: any bytes, any size up to
 //! [`wire::MAX_PAYLOAD`], gone between two reads.
@@ -16,14 +14,11 @@
 pub mod client;
 mod events;
 pub mod path;
-pub mod server;
-pub mod testing;
 pub mod transaction;
 pub mod wire;
 
 pub use client::{Client, StoreError};
 pub use events::Event;
 pub use path::PathError;
-pub use server::Server;
 pub use transaction::{Nodes, Transaction};
 pub use wire::{Code, NodeAccess, Permission};

@@ -4,11 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ringferry_xen::domain::{DomId, Domain};
-use ringferry_xen::process::{Broker, ProcessDomain};
+use ringferry_xen::process::ProcessDomain;
 use ringferry_xen::real::RealDomain;
-use ringferry_xen::store::server::{Limits, Running};
-use ringferry_xen::store::{Client, NodeAccess, Nodes, Permission, Server, path};
+use ringferry_xen::store::{Client, NodeAccess, Nodes, Permission, path};
 use ringferry_xen_net::bus::State;
+use ringferry_xen_sim::Broker;
+use ringferry_xen_sim::store::{Limits, Running, Server};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 

@@ -2,12 +2,13 @@
 
 use std::os::fd::AsFd;
 
-use super::{Limits, Running, Server};
-use crate::domain::DomId;
-use crate::store::testing;
-use crate::store::wire::{Kind, Message};
-use crate::store::{Client, Code, Event, NodeAccess, Nodes, Permission, StoreError};
 use ringferry_sys::socket::Stream;
+use ringferry_xen::domain::DomId;
+use ringferry_xen::store::wire::{Kind, Message};
+use ringferry_xen::store::{Client, Code, Event, NodeAccess, Nodes, Permission, StoreError};
+
+use super::{Limits, Running, Server};
+use crate::conformance::store as conformance;
 
 const DOM0: DomId = DomId(0);
 const GUEST: DomId = DomId(3);
@@ -39,7 +40,7 @@ fn it_is_as_every_store_must_be() {
     let store = store();
     for (domain, base) in [(DOM0, "/tool"), (GUEST, "data"), (GUEST, "/local/domain/3/data")] {
         let connect = || store.client(domain).unwrap();
-        testing::all(&testing::Subject { connect: &connect, domain, base }, |_| ());
+        conformance::all(&conformance::Subject { connect: &connect, domain, base }, |_| ());
     }
 }
 
@@ -157,7 +158,7 @@ fn a_transaction_that_always_collides_is_given_up() {
 fn a_guest_cannot_open_transactions_or_watches_without_end() {
     let store = store();
     let mut guest = store.client(GUEST).unwrap();
-    let open = (0..100).take_while(|_| guest.transaction_start().is_ok()).count();
+    let open = (0..100).take_while(|_| guest.request(Kind::TransactionStart, "/", b"").is_ok()).count();
     assert_eq!(open, Limits::DEFAULT.transactions);
     let watches = (0..1000).take_while(|n| guest.watch(&format!("data/{n}"), *n).is_ok()).count();
     assert_eq!(watches, Limits::DEFAULT.watches);
@@ -264,7 +265,7 @@ fn garbage_ends_only_the_connection_it_came_from() {
         Message { kind, request: 1, transaction: 5, payload: payload.to_vec() }.encode(&mut bytes);
     }
     peer.send(&bytes, &[]).unwrap();
-    let mut decoder = crate::store::wire::Decoder::default();
+    let mut decoder = ringferry_xen::store::wire::Decoder::default();
     let mut refused = 0;
     while refused < 8 {
         let mut buffer = [0; 4096];

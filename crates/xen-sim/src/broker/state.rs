@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ringferry_sys::eventfd::EventFd;
+use ringferry_xen::domain::DomId;
+use ringferry_xen::grant::{Access, GrantRef};
+use ringferry_xen::process::wire::{Reply, Request, access_word};
+use ringferry_xen::segment::{Files, Segment};
 use rustix::io::Errno;
 
-use crate::domain::DomId;
-use crate::grant::{Access, GrantRef};
-use crate::segment::{Files, MAX_PAGES, Segment, Segments};
-
-use super::wire::{Reply, Request, access_word};
+use crate::segments::{MAX_PAGES, Segments};
 
 /// Most domains at once.
 const MAX_DOMAINS: usize = 64;

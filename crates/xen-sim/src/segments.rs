@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use crate::grant::{GrantError, GrantRef};
-
-use super::Segment;
+use ringferry_xen::grant::{GrantError, GrantRef};
+use ringferry_xen::segment::Segment;
 
 /// References below are never given out: Xen keeps them for console, store and the like.
 const FIRST_REF: u32 = 8;
@@ -31,7 +30,7 @@ impl Segments {
     /// There would be more than `limit` pages in all, or `count` is 0.
     pub fn place(&mut self, count: usize, limit: usize) -> Result<GrantRef, GrantError> {
         self.all.retain(|_, (segment, ended)| !*ended || segment.in_use() > 0);
-        let taken: usize = self.all.values().map(|(segment, _)| segment.count).sum();
+        let taken: usize = self.all.values().map(|(segment, _)| segment.count()).sum();
         if count == 0 || count > limit.saturating_sub(taken) {
             let text = format!("{count} pages, with {taken} of {limit} taken");
             return Err(GrantError::Exhausted(io::Error::new(io::ErrorKind::OutOfMemory, text)));
@@ -41,21 +40,21 @@ impl Segments {
             if (first - at) as usize >= count {
                 break;
             }
-            at = first + segment.count as u32;
+            at = first + segment.count() as u32;
         }
         Ok(GrantRef(at))
     }
 
     /// Adds a segment at references that [`place`](Self::place) has found.
     pub fn insert(&mut self, segment: Arc<Segment>) {
-        self.all.insert(segment.first.0, (segment, false));
+        self.all.insert(segment.first().0, (segment, false));
     }
 
     /// The segment of a reference, whose grant may have ended, and the page in it.
     pub fn find(&self, gref: GrantRef) -> Option<(&Arc<Segment>, usize)> {
         let (first, (segment, _)) = self.all.range(..=gref.0).next_back()?;
         let page = (gref.0 - first) as usize;
-        (page < segment.count).then_some((segment, page))
+        (page < segment.count()).then_some((segment, page))
     }
 
     /// Ends all grants of the segment that begins at `first`; whether there was one.
@@ -85,7 +84,7 @@ impl Segments {
 
     /// How many pages are granted.
     pub fn granted(&self) -> usize {
-        self.all.values().filter(|(_, ended)| !ended).map(|(segment, _)| segment.count).sum()
+        self.all.values().filter(|(_, ended)| !ended).map(|(segment, _)| segment.count()).sum()
     }
 
     /// How many mappings of pages there are, of grants that have ended as well.
@@ -97,8 +96,13 @@ impl Segments {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::grant::Access;
-    use crate::segment::tests::segment;
+    use ringferry_xen::domain::DomId;
+    use ringferry_xen::grant::Access;
+    use ringferry_xen::segment::Files;
+
+    fn segment(first: u32, count: usize, access: Access) -> Arc<Segment> {
+        Segment::new(GrantRef(first), count, DomId(1), access, Files::new(count).unwrap()).unwrap()
+    }
 
     #[test]
     fn references_are_the_lowest_that_are_free() {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::domain::DomId;
+use ringferry_xen::domain::DomId;
 
 /// What can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,9 +4,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use ringferry_sys::eventfd::EventFd;
-
-use crate::domain::{DomId, EventPort};
-use crate::event::EventChannel;
+use ringferry_xen::domain::{DomId, EventPort};
+use ringferry_xen::event::EventChannel;
 
 use super::{Fake, fault::Op};
 

@@ -4,10 +4,10 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use crate::domain::{DomId, Domain, EventPort};
-use crate::event::EventChannel;
-use crate::grant::{Access, Foreign, GrantError, GrantRef, GrantTable, Granted};
-use crate::segment::{Files, Lookup, Segment, SegmentForeign, SegmentGranted, Use};
+use ringferry_xen::domain::{DomId, Domain, EventPort};
+use ringferry_xen::event::EventChannel;
+use ringferry_xen::grant::{Access, Foreign, GrantError, GrantRef, GrantTable, Granted};
+use ringferry_xen::segment::{Files, Lookup, Segment, SegmentForeign, SegmentGranted, Use};
 
 use super::{Fake, fault::Op};
 

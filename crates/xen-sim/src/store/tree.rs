@@ -6,10 +6,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use ringferry_xen::domain::DomId;
+use ringferry_xen::store::path;
+use ringferry_xen::store::wire::{Code, NodeAccess, Permission};
+
 use super::Limits;
-use crate::domain::DomId;
-use crate::store::path;
-use crate::store::wire::{Code, NodeAccess, Permission};
 
 /// A node.
 #[derive(Clone, Debug)]

@@ -4,10 +4,10 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 
 use ringferry_sys::socket::Stream;
+use ringferry_xen::domain::DomId;
+use ringferry_xen::store::wire::{Code, Decoder, HEADER, Kind, MAX_PAYLOAD, Message};
 
 use super::transaction::Transaction;
-use crate::domain::DomId;
-use crate::store::wire::{Code, Decoder, HEADER, Kind, MAX_PAYLOAD, Message};
 
 /// Events kept for a connection that does not read. Equal ones merge; a connection with more is closed.
 const MAX_EVENTS: usize = 8192;

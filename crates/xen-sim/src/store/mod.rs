@@ -21,15 +21,13 @@ use std::time::Duration;
 
 use ringferry_sys::epoll::{self, Epoll, EventBuf, Interest};
 use ringferry_sys::socket::{BindError, Listener, Stream};
+use ringferry_xen::domain::DomId;
+use ringferry_xen::store::{Client, NodeAccess, Permission, path};
 
 pub use running::Running;
 
 use self::connection::{Connection, Watch};
 use self::tree::{Change, Edit, Node, Tree, is_privileged};
-use super::client::Client;
-use super::path;
-use super::wire::{NodeAccess, Permission};
-use crate::domain::DomId;
 
 /// What a domain (not domain 0) may use.
 #[derive(Clone, Copy, Debug)]

@@ -1,12 +1,13 @@
 //! What one request does.
 
+use ringferry_xen::domain::DomId;
+use ringferry_xen::store::path;
+use ringferry_xen::store::wire::{self, Code, Kind, MAX_PAYLOAD, Message, Permission};
+
 use super::Limits;
 use super::connection::{Connection, Watch};
 use super::transaction::Transaction;
 use super::tree::{Change, Edit, Node, Tree, is_privileged};
-use crate::domain::DomId;
-use crate::store::path;
-use crate::store::wire::{self, Code, Kind, MAX_PAYLOAD, Message, Permission};
 
 /// Longest token of a watch: with the longest path it fits into an event.
 const MAX_TOKEN: usize = 256;

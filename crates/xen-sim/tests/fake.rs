@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 use ringferry_memory::{ReadSlice, Window, WriteSlice};
 use ringferry_xen::domain::{DomId, Domain, PAGE};
-use ringferry_xen::fake::{Fake, Op};
 use ringferry_xen::grant::{Access, CopySegment, GrantError, GrantRef, Granted, Local};
-use ringferry_xen::testing::{self, Pair};
+use ringferry_xen_sim::conformance::provider::{self as conformance, Pair};
+use ringferry_xen_sim::fake::{Fake, Op};
 
 fn both(limit: usize) -> (Fake, impl Domain, impl Domain) {
     let fake = Fake::with_limit(limit);
@@ -16,11 +16,11 @@ fn both(limit: usize) -> (Fake, impl Domain, impl Domain) {
 #[test]
 fn the_fake_does_what_every_provider_must() {
     let (fake, front, back) = both(64);
-    testing::all(&Pair { front: &front, back: &back, counts_uses: true }, |name| {
+    conformance::all(&Pair { front: &front, back: &back, counts_uses: true }, |name| {
         println!("{name}");
         fake.assert_nothing_left();
     });
-    testing::all(&Pair { front: &back, back: &back, counts_uses: true }, |_| fake.assert_nothing_left());
+    conformance::all(&Pair { front: &back, back: &back, counts_uses: true }, |_| fake.assert_nothing_left());
 }
 
 #[test]

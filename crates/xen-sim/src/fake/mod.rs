@@ -12,12 +12,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::domain::{DomId, EventPort};
-use crate::grant::GrantRef;
-use crate::segment::{MAX_PAGES, Segments};
-
 use channel::Port;
 use fault::Faults;
+use ringferry_xen::domain::{DomId, EventPort};
+use ringferry_xen::grant::GrantRef;
+
+use crate::segments::{MAX_PAGES, Segments};
 
 pub use domain::FakeDomain;
 pub use fault::Op;

@@ -20,9 +20,9 @@ use ringferry_xen::domain::{DomId, Domain, EventPort, PAGE};
 use ringferry_xen::event::EventChannel;
 use ringferry_xen::grant::{Access, CopySegment, Foreign, GrantError, GrantRef, Granted, Local};
 use ringferry_xen::real::RealDomain;
-use ringferry_xen::store::testing as store_testing;
 use ringferry_xen::store::{Client, Nodes, path};
-use ringferry_xen::testing::{self, Pair};
+use ringferry_xen_sim::conformance::provider::{self as conformance, Pair};
+use ringferry_xen_sim::conformance::store as store_conformance;
 
 /// How long the other end may take. An emulated CPU that two domains share is slow.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["self"] => {
             let pair = Pair { front: &domain, back: &domain, counts_uses: false };
-            testing::all(&pair, |name| println!("ok: {name}"));
+            conformance::all(&pair, |name| println!("ok: {name}"));
         }
         ["store", base, rest @ ..] => store(&domain, base, rest.first().copied()),
         ["limit"] => limit(&domain),
@@ -64,8 +64,8 @@ fn store(domain: &RealDomain, base: &str, socket: Option<&str>) {
         Some(path) => Client::connect(path).expect("the socket"),
         None => Client::open().expect("the kernel's store"),
     };
-    let subject = store_testing::Subject { connect: &connect, domain: domain.id(), base };
-    store_testing::all(&subject, |name| println!("ok: {name}"));
+    let subject = store_conformance::Subject { connect: &connect, domain: domain.id(), base };
+    store_conformance::all(&subject, |name| println!("ok: {name}"));
 }
 
 /// More grants than there can be are refused as such and leave nothing behind; more pages than one mapping takes are

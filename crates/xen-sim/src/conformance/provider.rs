@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use ringferry_memory::{Area, ReadSlice, Window, WriteSlice};
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
-
-use crate::domain::{DomId, Domain, EventPort, PAGE};
-use crate::event::EventChannel;
-use crate::grant::{Access, CopySegment, Foreign, GrantError, GrantRef, Granted, Local};
+use ringferry_xen::domain::{DomId, Domain, EventPort, PAGE};
+use ringferry_xen::event::EventChannel;
+use ringferry_xen::grant::{Access, CopySegment, Foreign, GrantError, GrantRef, Granted, Local};
 
 /// A domain that exists nowhere, and is not one of the hypervisor's special numbers either.
 const NOBODY: DomId = DomId(0x6fff);

@@ -1,5 +1,7 @@
 //! The hypervisor: a thread that answers the domains' requests.
 
+mod state;
+
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
@@ -10,11 +12,10 @@ use std::thread::JoinHandle;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::{BindError, Listener, Stream};
+use ringferry_xen::domain::DomId;
+use ringferry_xen::process::wire::{MESSAGE, Reply, Request};
 
-use crate::domain::DomId;
-
-use super::state::{Answer, State};
-use super::wire::{MESSAGE, Reply, Request};
+use self::state::{Answer, State};
 
 /// Most connections at once, domains or not yet.
 const MAX_CONNECTIONS: usize = 128;
@@ -24,7 +25,7 @@ const LISTENER: u64 = 1;
 const FIRST_CONNECTION: u64 = 2;
 
 /// A broker, running in a thread of its own until it is dropped. Domains are processes, this one included, that
-/// [connect](super::ProcessDomain::connect) to its socket. It answers at most one request of each at a time and keeps nothing
+/// [connect](ringferry_xen::process::ProcessDomain::connect) to its socket. It answers at most one request of each at a time and keeps nothing
 /// for those who do not read their answers: they are cut off.
 #[derive(Debug)]
 pub struct Broker {

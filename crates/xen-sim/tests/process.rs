@@ -9,8 +9,9 @@ use ringferry_memory::{ReadSlice, Window, WriteSlice};
 use ringferry_xen::domain::{DomId, Domain, EventPort, PAGE};
 use ringferry_xen::event::EventChannel;
 use ringferry_xen::grant::{Access, CopySegment, GrantError, GrantRef, Local};
-use ringferry_xen::process::{Broker, ProcessDomain};
-use ringferry_xen::testing::{self, Pair};
+use ringferry_xen::process::ProcessDomain;
+use ringferry_xen_sim::Broker;
+use ringferry_xen_sim::conformance::provider::{self as conformance, Pair};
 
 struct Bed {
     broker: Broker,
@@ -47,11 +48,11 @@ impl Bed {
 fn processes_do_what_every_provider_must() {
     let bed = bed();
     let (front, back) = (bed.domain(1), bed.domain(0));
-    testing::all(&Pair { front: &front, back: &back, counts_uses: true }, |name| {
+    conformance::all(&Pair { front: &front, back: &back, counts_uses: true }, |name| {
         println!("{name}");
         assert_eq!(bed.left(), (0, 0, 0), "{name}");
     });
-    testing::all(&Pair { front: &back, back: &back, counts_uses: true }, |name| {
+    conformance::all(&Pair { front: &back, back: &back, counts_uses: true }, |name| {
         assert_eq!(bed.left(), (0, 0, 0), "{name}, one domain");
     });
 }
@@ -363,7 +364,7 @@ fn no_descriptor_and_no_mapping_is_left_behind() {
     let run = || {
         let bed = bed();
         let (front, back) = (bed.domain(1), bed.domain(0));
-        testing::all(&Pair { front: &front, back: &back, counts_uses: true }, |_| ());
+        conformance::all(&Pair { front: &front, back: &back, counts_uses: true }, |_| ());
         // And what a peer leaves when it goes without a word: the order is not ours to choose.
         let granted = front.grants().unwrap().grant(back.id(), 4, Access::Write).unwrap();
         let mut foreign = back.foreign(front.id()).unwrap();

@@ -6,13 +6,8 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
-
-use super::client::{Client, StoreError};
-use super::events::Event;
-use super::path;
-use super::transaction::Nodes;
-use super::wire::{Code, NodeAccess, Permission};
-use crate::domain::DomId;
+use ringferry_xen::domain::DomId;
+use ringferry_xen::store::{Client, Code, Event, NodeAccess, Nodes, Permission, StoreError, path};
 
 /// How long an event may take: far longer than it does anywhere, so that only a lost one is too late.
 const EVENT: Duration = Duration::from_secs(20);

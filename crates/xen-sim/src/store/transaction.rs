@@ -3,10 +3,11 @@
 
 use std::collections::HashMap;
 
+use ringferry_xen::domain::DomId;
+use ringferry_xen::store::wire::Code;
+
 use super::Limits;
 use super::tree::{Change, Edit, Tree};
-use crate::domain::DomId;
-use crate::store::wire::Code;
 
 /// A transaction of one connection.
 #[derive(Debug)]
