@@ -1,4 +1,9 @@
-//! What a ring carries: buffers, chains of buffers, bursts of chains.
+//! Descriptor chains as the device half sees them: buffers, chains, and bursts of chains.
+//!
+//! A worker keeps one [`Chains`] for its lifetime and clears it before each burst.
+//! [`crate::Device::take`] fills it, the device type reads buffers by [`Chains::readable`] and
+//! [`Chains::writable`], and [`Chain::done`] makes the [`Done`] by which a chain is completed. Chains of one
+//! buffer, which most are, hold it themselves; the buffers of all others share one vector.
 
 pub use ringferry_memory::Buffer;
 use ringferry_memory::Translator;
@@ -6,49 +11,50 @@ use ringferry_memory::Translator;
 use crate::Fault;
 use crate::parts::DESC;
 
-/// VIRTQ_DESC_F_NEXT, of either layout.
+/// `VIRTQ_DESC_F_NEXT` (2.7.5, 2.8.6): the chain continues in another descriptor.
 pub(crate) const F_NEXT: u16 = 1;
-/// VIRTQ_DESC_F_WRITE.
+/// `VIRTQ_DESC_F_WRITE`: the buffer is device-writable, otherwise it is device-readable.
 pub(crate) const F_WRITE: u16 = 2;
-/// VIRTQ_DESC_F_INDIRECT.
+/// `VIRTQ_DESC_F_INDIRECT`: the buffer is a table of descriptors.
 pub(crate) const F_INDIRECT: u16 = 4;
 
-/// Descriptors of a chain at most, however large the queue. The specification allows as many as the
-/// queue has entries; a chain that long would only serve to keep the device busy. No driver makes
-/// chains longer than the 1024 pieces an `iovec` array may have.
+/// Largest number of descriptors in a chain, however large the queue is. The specification allows as many
+/// as the queue has entries, but a chain that long would only keep the device busy. No driver makes chains
+/// of more than 1024 buffers, the limit of an `iovec` array.
 const MAX_CHAIN: u16 = 1024;
 
-/// The longest chain a device takes from a queue of `size` entries.
+/// Returns the length of the longest chain that a device takes from a queue of `size` entries.
 pub(crate) fn chain_limit(size: u16) -> u16 {
     size.min(MAX_CHAIN)
 }
 
-/// One descriptor chain as a device took it: first the readable buffers, then the writable ones.
+/// A descriptor chain that a device took: its readable buffers first, then its writable ones. The buffers
+/// are in the [`Chains`] that the chain was taken into.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chain {
-    /// The chain's name when it is completed: in a split ring the index of its first descriptor, in
-    /// a packed one its buffer id.
+    /// The id by which the chain is completed: in a split ring the index of its first descriptor, in a
+    /// packed ring its buffer id.
     pub id: u16,
-    /// Entries of the ring it occupies: 1 in the available ring of a split queue, its descriptors in
-    /// a packed one.
+    /// Number of ring entries that the chain occupies: 1 in a split ring (in its available ring), the
+    /// number of its descriptors in a packed ring.
     pub slots: u16,
-    /// Number of device-readable buffers.
+    /// Number of device-readable buffers, at most 1024 together with the writable ones.
     pub readable: u16,
-    /// Number of device-writable buffers.
+    /// Number of device-writable buffers, at most 1024 together with the readable ones.
     pub writable: u16,
-    /// Bytes in the readable buffers.
+    /// Sum of the lengths of the readable buffers in bytes.
     pub readable_len: u32,
-    /// Bytes in the writable buffers.
+    /// Sum of the lengths of the writable buffers in bytes.
     pub writable_len: u32,
-    /// Where the buffers are, if there is more than one. Before that is known, what else the first
-    /// descriptor said.
+    /// Index of the first buffer in `Chains::buffers`, if the chain has several. While the chain is being
+    /// read, the flags and next fields of its first descriptor instead.
     first: u32,
-    /// The buffer, if there is only one: most chains are, and then nothing else need be looked at.
+    /// The buffer, if the chain has only one, as most do; `Chains::buffers` is not read for these.
     only: Buffer,
 }
 
 impl Chain {
-    /// A chain of one descriptor.
+    /// Makes a chain of one descriptor with the given flags.
     #[inline(always)]
     pub(crate) fn single(id: u16, only: Buffer, flags: u16) -> Self {
         let writable = (flags & F_WRITE) / F_WRITE;
@@ -65,39 +71,41 @@ impl Chain {
         }
     }
 
-    /// This chain, with what else its descriptor said, in case there is more to it.
+    /// Attaches the descriptor's flags and next fields, in case the chain turns out to be longer.
     #[inline(always)]
     pub(crate) fn with_rest(self, rest: u32) -> Self {
         Self { first: rest, ..self }
     }
 
-    /// The first buffer of a chain that there may be more to, and what [`Chain::with_rest`] noted.
+    /// Returns the first descriptor's buffer and the fields that [`Chain::with_rest`] attached.
     pub(crate) fn rest(&self) -> (Buffer, u32) {
         (self.only, self.first)
     }
 
-    /// This chain, to be completed: the device wrote `written` bytes from the start of the writable
-    /// buffers on.
+    /// Makes the completion of this chain. `written` is the number of bytes that the device wrote,
+    /// counted from the start of the writable buffers.
     #[inline]
     pub fn done(&self, written: u32) -> Done {
-        Done { id: self.id, slots: self.slots, silent: self.writable == 0, written }
+        Done { id: self.id, slots: self.slots, readable_only: self.writable == 0, written }
     }
 }
 
-/// A chain the device has finished with; see [`Chain::done`].
+/// The completion of a chain, made by [`Chain::done`] and passed to [`crate::Device::complete_all`]; it
+/// becomes a used element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     pub(crate) id: u16,
     pub(crate) slots: u16,
-    /// Nothing could be written, so with IN_ORDER no used element need say how much was. One with
-    /// writable buffers gets an element of its own even if it is full: DPDK's in-order receive path
-    /// reads an element for each.
-    pub(crate) silent: bool,
-    /// Bytes written.
+    /// The chain has no writable buffers, so with IN_ORDER it needs no used element of its own. A chain
+    /// with writable buffers gets one even if they are full, because DPDK's in-order receive path reads
+    /// an element for each chain.
+    pub(crate) readable_only: bool,
+    /// Number of bytes the device wrote to the writable buffers.
     pub(crate) written: u32,
 }
 
-/// A burst of chains in flat storage that is reused from burst to burst.
+/// A burst of chains, in vectors that are reused from burst to burst. Created once per worker or queue and
+/// used by one thread.
 #[derive(Debug, Default)]
 pub struct Chains {
     chains: Vec<Chain>,
@@ -105,69 +113,71 @@ pub struct Chains {
 }
 
 impl Chains {
-    /// An empty burst.
+    /// Creates an empty burst without storage; the vectors grow to the largest burst seen.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Forgets all chains and keeps the storage.
+    /// Removes all chains and keeps the storage. The chains themselves are neither completed nor returned
+    /// to the ring.
     #[inline]
     pub fn clear(&mut self) {
         self.chains.clear();
         self.buffers.clear();
     }
 
-    /// Forgets all chains but the first `n`.
+    /// Removes all chains but the first `n`.
     pub fn truncate(&mut self, n: usize) {
         self.chains.truncate(n);
     }
 
-    /// Number of chains.
+    /// Returns the number of chains in the burst.
     #[inline]
     pub fn len(&self) -> usize {
         self.chains.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if the burst holds no chain.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.chains.is_empty()
     }
 
-    /// The `i`-th chain.
+    /// Returns the chain at index `i`, counted from 0.
     ///
     /// # Panics
-    /// When there is no such chain.
+    /// If `i` is not less than [`Chains::len`].
     #[inline]
     pub fn chain(&self, i: usize) -> Chain {
         self.chains[i]
     }
 
-    /// The `i`-th chain, if there is one.
+    /// Returns the chain at index `i`, or `None` if `i` is not less than [`Chains::len`].
     #[inline]
     pub fn get(&self, i: usize) -> Option<Chain> {
         self.chains.get(i).copied()
     }
 
-    /// All chains in ring order, to be given back by [`crate::Device::untake`].
+    /// Returns all chains in ring order, for example to return the last ones by
+    /// [`crate::Device::untake`].
     #[inline]
     pub fn all(&self) -> &[Chain] {
         &self.chains
     }
 
-    /// All chains in ring order.
+    /// Iterates over all chains in ring order.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = &Chain> {
         self.chains.iter()
     }
 
-    /// The device-readable buffers of a chain of this burst.
+    /// Returns the device-readable buffers of a chain of this burst.
     #[inline]
     pub fn readable<'a>(&'a self, chain: &'a Chain) -> &'a [Buffer] {
         &self.buffers(chain)[..chain.readable as usize]
     }
 
-    /// The device-writable buffers of a chain of this burst.
+    /// Returns the device-writable buffers of a chain of this burst.
     #[inline]
     pub fn writable<'a>(&'a self, chain: &'a Chain) -> &'a [Buffer] {
         &self.buffers(chain)[chain.readable as usize..]
@@ -181,20 +191,23 @@ impl Chains {
         }
     }
 
-    /// Adds chains of one buffer.
+    /// Appends chains that have one buffer each.
     #[inline(always)]
     pub(crate) fn extend(&mut self, singles: impl Iterator<Item = Chain>) {
         self.chains.extend(singles);
     }
 
-    /// Starts a chain that is still open; [`Chains::close`] adds it, and one that is dropped leaves
-    /// only buffers that no chain names.
+    /// Starts a chain, to be extended by [`Chains::push`] and added by [`Chains::close`]. A chain that is
+    /// dropped instead only leaves buffers behind that no chain refers to.
     #[inline]
     pub(crate) fn open(&self, id: u16) -> Chain {
         Chain { id, slots: 1, first: self.buffers.len() as u32, ..Chain::default() }
     }
 
-    /// Checks a buffer and adds it to the open chain.
+    /// Checks a buffer and adds it to `chain`.
+    ///
+    /// # Errors
+    /// [`Fault::ReadableAfterWritable`] and [`Fault::ChainTooLarge`].
     #[inline(always)]
     pub(crate) fn push(&mut self, chain: &mut Chain, buffer: Buffer, flags: u16) -> Result<(), Fault> {
         let (count, total) = if flags & F_WRITE != 0 {
@@ -211,12 +224,15 @@ impl Chains {
         Ok(())
     }
 
-    /// Adds the open chain, with all its buffers.
+    /// Adds `chain` with all its buffers to the burst.
+    ///
+    /// # Errors
+    /// [`Fault::ChainTooLarge`], if the buffers have 2^32 bytes or more together.
     #[inline]
     pub(crate) fn close(&mut self, mut chain: Chain) -> Result<(), Fault> {
-        // Either sum is below 2^32; so must be both together (2.7.5).
+        // Each sum is below 2^32, and both together must be, too (2.7.5).
         chain.readable_len.checked_add(chain.writable_len).ok_or(Fault::ChainTooLarge)?;
-        // One descriptor in an indirect table.
+        // The chain was one descriptor in an indirect table.
         if let [only] = self.buffers[chain.first as usize..] {
             chain.only = only;
         }
@@ -225,20 +241,26 @@ impl Chains {
     }
 }
 
-/// Where indirect descriptor tables are read from: the guest's memory.
+/// Reads indirect descriptor tables from guest memory. [`Translator`] implements it.
 pub trait Tables {
-    /// Reads the 16 bytes of the descriptor at guest physical address `addr`; `None` when any of
-    /// them lies outside guest memory.
+    /// Reads the 16 bytes of the descriptor at guest physical address `addr`. Returns `None` if any of them
+    /// lies outside guest memory.
     fn descriptor(&mut self, addr: u64) -> Option<[u8; 16]>;
 }
 
-/// The number of descriptors in an indirect table of `len` bytes.
+/// Returns the number of descriptors in an indirect table of `len` bytes.
+///
+/// # Errors
+/// [`Fault::BadTable`], if that is 0 or not a whole number.
 pub(crate) fn table_entries(len: u32) -> Result<u32, Fault> {
     let entries = len / DESC as u32;
     if entries == 0 || !len.is_multiple_of(DESC as u32) { Err(Fault::BadTable) } else { Ok(entries) }
 }
 
-/// The two words of the `index`-th descriptor of the indirect table at `addr`.
+/// Reads the two words of descriptor `index` of the indirect table at `addr`.
+///
+/// # Errors
+/// [`Fault::BadTable`], if the descriptor lies outside guest memory.
 #[inline]
 pub(crate) fn table_entry(tables: &mut impl Tables, addr: u64, index: u32) -> Result<[u64; 2], Fault> {
     let at = addr.checked_add(DESC as u64 * u64::from(index)).ok_or(Fault::BadTable)?;
@@ -253,7 +275,7 @@ impl Tables for Translator<'_> {
         let mut done = 0;
         while done < bytes.len() {
             let at = addr.checked_add(done as u64)?;
-            // A table needs no alignment (2.7.5.3), so a descriptor may cross two regions.
+            // A table needs no alignment (2.7.5.3), so a descriptor may lie in two regions.
             done += self.read(at, bytes.len() - done)?.copy_to(&mut bytes[done..]);
         }
         Some(bytes)

@@ -1,4 +1,18 @@
-//! The device half of a ring of either layout.
+//! The device half of a virtqueue of either layout.
+//!
+//! [`Device::new`] takes over a ring when the driver has enabled its queue. From then on one thread owns
+//! the half and calls, per burst: [`Device::take`], then [`Device::complete_all`] when the buffers are
+//! done with, then [`Device::publish`] once. Before it sleeps it calls [`Device::enable_kicks`]. The half is
+//! dropped when the queue stops; [`Device::base`] is what the next device continues from.
+//!
+//! ```text
+//!           take                   complete, complete_all            publish
+//! available ────► taken (in burst) ──────────────────────► completed ───────► used
+//!           ◄────
+//!           untake
+//!
+//! any call that finds a violation: ──► broken (fault() is Some), until the ring is set up anew
+//! ```
 
 use ringferry_memory::Words;
 
@@ -6,12 +20,13 @@ use crate::chain::{Chain, Chains, Done, Tables};
 use crate::parts::{LayoutError, Parts};
 use crate::{Fault, RingFeatures, packed, split};
 
-/// One side of one virtqueue, owned by one thread. Every call finds its layout with one branch.
+/// The device half of one virtqueue, owned by one thread. The layout is chosen at set-up; each call
+/// dispatches on it with one branch, so calls that work on a whole burst are cheaper per chain.
 #[derive(Debug)]
 pub enum Device<A: Words> {
-    /// VIRTIO 1.4, 2.7.
+    /// A split ring (VIRTIO 1.4, 2.7).
     Split(split::Device<A>),
-    /// VIRTIO 1.4, 2.8.
+    /// A packed ring (VIRTIO 1.4, 2.8).
     Packed(packed::Device<A>),
 }
 
@@ -25,12 +40,13 @@ macro_rules! each {
 }
 
 impl<A: Words> Device<A> {
-    /// Takes over the ring that `parts` are. Kicks start off.
+    /// Takes over the ring in the memory areas `parts`. Kicks start off.
     ///
-    /// `base` says where, as in the low half of vhost-user's SET_VRING_BASE: for a packed ring the
-    /// index of the next descriptor in bits 0 to 14 and the wrap counter in bit 15. A split ring goes
-    /// on from the used index in its memory whatever `base` says; see [`split::Device::new`].
-    /// `inflight` is where a packed ring keeps its position for whoever comes after a crash.
+    /// `base` is the position to continue from, encoded like the low half of vhost-user's SET_VRING_BASE:
+    /// for a packed ring the index of the next descriptor in bits 0 to 14 and the wrap counter in bit 15.
+    /// A split ring ignores it and continues from the used index in its memory, which survives a crash.
+    /// `inflight` is shared memory in which a packed ring logs its position and the burst being
+    /// published (see [`crate::inflight`]), so that another process can take over after a crash.
     ///
     /// # Errors
     /// See [`LayoutError`].
@@ -47,93 +63,97 @@ impl<A: Words> Device<A> {
         })
     }
 
-    /// Number of entries.
+    /// Returns the queue size: the number of descriptors the ring holds.
     pub fn size(&self) -> u16 {
         each!(self, ring => ring.size())
     }
 
-    /// The next chain to take: what vhost-user's GET_VRING_BASE returns, in the form of `base` in
-    /// [`Device::new`].
+    /// Returns the position of the next chain to take, as vhost-user's GET_VRING_BASE does, in the encoding
+    /// of `base` in [`Device::new`].
     pub fn base(&self) -> u16 {
         each!(self, ring => ring.base())
     }
 
-    /// Where the next completion goes, unpublished ones included, in the same form.
+    /// Returns the position of the next completion, unpublished ones included, in the same encoding.
     pub fn used_index(&self) -> u16 {
         each!(self, ring => ring.used_index())
     }
 
-    /// The violation that broke this ring, if any.
+    /// Returns the violation that broke this ring, or `None` while the ring works.
     #[inline]
     pub fn fault(&self) -> Option<Fault> {
         each!(self, ring => ring.fault())
     }
 
-    /// Breaks the ring for a violation found outside it (a buffer in no memory, say).
+    /// Breaks the ring because of a violation found above it, for example a buffer outside guest memory.
+    /// A ring that is broken already keeps its first fault.
     #[cold]
     pub fn break_with(&mut self, fault: Fault) {
         each!(self, ring => ring.break_with(fault));
     }
 
-    /// Whether there is a chain to take.
+    /// Returns true if there is a chain to take. Reads shared memory; always false once the ring is
+    /// broken.
     #[inline]
     pub fn has_chains(&mut self) -> bool {
         each!(self, ring => ring.has_chains())
     }
 
-    /// Appends up to `max` chains to `out` and returns how many. A violation breaks the ring; the
-    /// chains before it are still returned.
+    /// Appends up to `max` available chains to `out` and returns how many. Indirect tables are read through
+    /// `tables`. A violation breaks the ring; the chains before it are still returned.
     #[inline]
     pub fn take(&mut self, max: usize, tables: &mut impl Tables, out: &mut Chains) -> usize {
         each!(self, ring => ring.take(max, tables, out))
     }
 
-    /// Gives back the last chains taken, none of which was completed.
+    /// Returns `chains`, which must be the last ones taken and not completed, to the ring: the next
+    /// [`Device::take`] takes them again.
     pub fn untake(&mut self, chains: &[Chain]) {
         each!(self, ring => ring.untake(chains));
     }
 
-    /// Says that a chain was used. Not visible to the driver until [`Device::publish`].
+    /// Completes one chain, that is, writes its used element. The driver does not see it until
+    /// [`Device::publish`].
     #[inline]
     pub fn complete(&mut self, chain: Done) {
         self.complete_all([chain]);
     }
 
-    /// Says that chains were used, in this order; see [`Device::complete`]. With IN_ORDER, chains
-    /// are completed in the order they were taken, and those that had nothing to write share one
-    /// used element (2.7.9, 2.8.8).
+    /// Completes chains in the order given; see [`Device::complete`]. If IN_ORDER was negotiated, the
+    /// caller must complete chains in the order in which they were taken, and chains without writable
+    /// buffers share one used element (2.7.9, 2.8.8).
     #[inline]
     pub fn complete_all(&mut self, chains: impl IntoIterator<Item = Done>) {
         each!(self, ring => ring.complete_all(chains));
     }
 
-    /// Shows all completions to the driver with one store; says whether it wants a call (an
-    /// interrupt). A call that is not wanted is legal, one that is left out is a hang.
+    /// Makes all completions visible to the driver with one store. Returns true if the driver wants a call
+    /// (an interrupt). A call that is not wanted is legal; one that is left out can hang the guest.
     #[inline]
     pub fn publish(&mut self) -> bool {
         each!(self, ring => ring.publish())
     }
 
-    /// Tells the driver not to kick: the device polls.
+    /// Turns the driver's kicks off, because the device polls.
     #[inline]
     pub fn disable_kicks(&mut self) {
         each!(self, ring => ring.disable_kicks());
     }
 
-    /// Asks the driver to kick at the next chain it makes available. True when there is work
-    /// already, for which no kick may come: the caller must not sleep.
+    /// Asks the driver to kick at the next chain it makes available. Returns true if a chain is available
+    /// already: no kick may come for it, so the caller must not sleep.
     #[inline]
     pub fn enable_kicks(&mut self) -> bool {
         each!(self, ring => ring.enable_kicks())
     }
 }
 
-/// Groups chains that IN_ORDER lets share a used element (2.7.9, 2.8.8): calls `element` with the
-/// entry of the ring where each group begins (`at` plus what was completed before it), the last
-/// chain's id, and the bytes written. Returns the entries passed over.
+/// Groups chains that IN_ORDER lets share a used element (2.7.9, 2.8.8). Calls `element` for each group
+/// with: the number of ring entries between the first chain and the group's begin, the last chain's id,
+/// the bytes written, and whether it had writable buffers. Returns the number of entries of all chains.
 ///
-/// Chains with nothing to write go into one group; the first that has something ends it, since the
-/// length in the element is its own.
+/// A group is a run of chains without writable buffers, up to and including the first chain with some:
+/// the length in the used element belongs to the last chain, so only that one may have been written to.
 #[inline(always)]
 pub(crate) fn group_in_order(
     chains: impl IntoIterator<Item = Done>,
@@ -145,7 +165,7 @@ pub(crate) fn group_in_order(
         let begin = open.map_or(passed, |(begin, _)| begin);
         passed = passed.wrapping_add(chain.slots);
         open = Some((begin, chain.id));
-        if !chain.silent {
+        if !chain.readable_only {
             element(begin, chain.id, chain.written, true);
             open = None;
         }

@@ -1,4 +1,16 @@
-//! The driver half of a ring of either layout.
+//! The driver half of a virtqueue of either layout.
+//!
+//! [`Driver::new`] sets up a ring over zeroed memory before the device uses it. From then on one thread
+//! owns the half and calls [`Driver::add`] for each chain, [`Driver::publish`] once per burst, and
+//! [`Driver::collect`] until it returns `None`. Before it sleeps it calls [`Driver::enable_calls`]. When the
+//! device has stopped for good, [`Driver::detach_unused`] returns the tokens of the chains it never used,
+//! and the half is dropped.
+//!
+//! ```text
+//!      add            publish               (device)        collect
+//! free ────► added ─────────────► outstanding ────────► used ───────► free, token and length returned
+//!              └───────────────────────┴── detach_unused ───────────► free, token returned
+//! ```
 
 use ringferry_memory::Words;
 
@@ -6,46 +18,47 @@ use crate::chain::{Buffer, F_WRITE};
 use crate::parts::{DESC, LayoutError, Parts};
 use crate::{Fault, RingFeatures, packed, split};
 
-/// Why a chain was not added; its token comes back.
+/// The reason for which [`Driver::add`] added nothing. Each variant returns the chain's token.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddError<T> {
-    /// Not enough free descriptors now; collect and try again.
+    /// There are too few free descriptors now. The caller may collect used chains and try again.
     #[error("the ring has no room for the chain")]
     Full(T),
     /// The chain has no buffers or more than the ring could ever hold.
     #[error("a chain needs between 1 and queue-size buffers")]
     BadChain(T),
-    /// The ring is broken.
+    /// The device broke the rules of the ring earlier; see [`Driver::fault`].
     #[error("the ring is broken")]
     Broken(T),
 }
 
-/// A chain that the device has finished with.
+/// A chain that the device has used and returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used<T> {
-    /// What the chain was added with.
+    /// The token that the chain was added with.
     pub token: T,
-    /// Bytes the device says it wrote. Not to be trusted beyond what was posted.
+    /// Number of bytes that the device reports to have written. It is not checked here: the caller must
+    /// clamp it to the length of the buffers it posted.
     pub len: u32,
 }
 
-/// Memory for indirect tables: `entries` descriptors for every chain the ring can hold.
+/// Shared memory for indirect tables (2.7.5.3, 2.8.7): one table of `entries` descriptors for every chain
+/// that the ring can hold.
 #[derive(Debug)]
 pub struct IndirectTables<A> {
-    /// `size * entries * 16` bytes.
+    /// At least `size * entries * 16` bytes, where `size` is the queue size.
     pub area: A,
     /// Guest physical address of the first byte of `area`.
     pub addr: u64,
-    /// Longest chain that goes into a table.
+    /// Number of buffers of the longest chain that goes into a table; longer ones use the ring itself.
     pub entries: u16,
 }
 
 impl<A: Words> IndirectTables<A> {
-    /// These tables, if they are of use: for chains of more than one buffer when the feature was
-    /// negotiated.
+    /// Returns these tables if INDIRECT_DESC was negotiated, after a check of their size.
     ///
     /// # Panics
-    /// When they are too small for the ring: a bug of the caller.
+    /// If they are too small for the ring, which is a bug of the caller.
     pub(crate) fn checked(tables: Option<Self>, size: u16, features: RingFeatures) -> Option<Self> {
         let tables = tables.filter(|_| features.indirect)?;
         let need = usize::from(size) * usize::from(tables.entries) * DESC;
@@ -53,14 +66,14 @@ impl<A: Words> IndirectTables<A> {
         Some(tables)
     }
 
-    /// Whether a chain of `count` buffers goes into a table.
+    /// Returns true if a chain of `count` buffers goes into a table.
     #[inline(always)]
     pub(crate) fn takes(&self, count: u16) -> bool {
         count > 1 && count <= self.entries
     }
 
-    /// Writes the table of chain `id`, each entry's two words made by `words` from its place, buffer
-    /// and flags; returns the buffer that is the table.
+    /// Writes the table of chain `id`: `words` makes the two words of each entry from its index, buffer
+    /// and flags. Returns the table's address and length.
     #[inline(always)]
     pub(crate) fn fill(
         &self,
@@ -80,7 +93,7 @@ impl<A: Words> IndirectTables<A> {
     }
 }
 
-/// The buffers of a chain with their flags, readable ones first.
+/// Iterates over the buffers of a chain with their descriptor flags, readable ones first.
 #[inline(always)]
 pub(crate) fn flagged<'a>(
     readable: &'a [Buffer],
@@ -90,13 +103,13 @@ pub(crate) fn flagged<'a>(
     readable.chain(writable.iter().map(|buffer| (*buffer, F_WRITE)))
 }
 
-/// One side of one virtqueue, owned by one thread. `T` names a chain for its owner. Every call finds
-/// its layout with one branch.
+/// The driver half of one virtqueue, owned by one thread. `T` is the token by which the owner knows a
+/// chain. The layout is chosen at set-up; each call dispatches on it with one branch.
 #[derive(Debug)]
 pub enum Driver<A: Words, T> {
-    /// VIRTIO 1.4, 2.7.
+    /// A split ring (VIRTIO 1.4, 2.7).
     Split(split::Driver<A, T>),
-    /// VIRTIO 1.4, 2.8.
+    /// A packed ring (VIRTIO 1.4, 2.8).
     Packed(packed::Driver<A, T>),
 }
 
@@ -111,13 +124,13 @@ macro_rules! each {
 
 impl<A: Words, T> Driver<A, T> {
     /// Sets up a fresh ring over zeroed memory that the device does not use yet. Calls start off.
-    /// `tables` serve INDIRECT_DESC when it was negotiated.
+    /// `tables` are used for chains of several buffers if INDIRECT_DESC was negotiated.
     ///
     /// # Errors
     /// See [`LayoutError`].
     ///
     /// # Panics
-    /// When `tables` are too small for the ring: a bug of the caller.
+    /// If `tables` are too small for the ring, which is a bug of the caller.
     pub fn new(
         parts: Parts<A>,
         features: RingFeatures,
@@ -130,79 +143,85 @@ impl<A: Words, T> Driver<A, T> {
         })
     }
 
-    /// Number of entries.
+    /// Returns the queue size: the number of descriptors the ring holds.
     pub fn size(&self) -> u16 {
         each!(self, ring => ring.size())
     }
 
-    /// Free descriptors.
+    /// Returns the number of free descriptors. A chain needs one per buffer, or one if it goes into an
+    /// indirect table.
     #[inline]
     pub fn free(&self) -> u16 {
         each!(self, ring => ring.free())
     }
 
-    /// Chains added and not yet collected.
+    /// Returns the number of chains that were added and not yet collected.
     #[inline]
     pub fn in_flight(&self) -> u16 {
         each!(self, ring => ring.in_flight())
     }
 
-    /// The violation that broke this ring, if any.
+    /// Returns the violation that broke this ring, or `None` while the ring works.
     #[inline]
     pub fn fault(&self) -> Option<Fault> {
         each!(self, ring => ring.fault())
     }
 
-    /// Adds a chain: first what the device reads, then what it writes. Not visible to the device
-    /// until [`Driver::publish`].
+    /// Adds a chain of `readable` buffers for the device to read and `writable` buffers for it to write,
+    /// which must stay untouched until the chain is collected. The device does not see the chain until
+    /// [`Driver::publish`].
     ///
     /// # Errors
-    /// See [`AddError`]; nothing was added and the token is back with the caller.
+    /// [`AddError`]: nothing was added, and the error holds the token.
     #[inline(always)]
     pub fn add(&mut self, readable: &[Buffer], writable: &[Buffer], token: T) -> Result<(), AddError<T>> {
         each!(self, ring => ring.add(readable, writable, token))
     }
 
-    /// Shows all added chains to the device with one store; says whether it wants a kick.
+    /// Makes all added chains visible to the device with one store. Returns true if the device wants a
+    /// kick.
     #[inline]
     pub fn publish(&mut self) -> bool {
         each!(self, ring => ring.publish())
     }
 
-    /// Whether the device has finished with a chain that was not collected.
+    /// Returns true if the device has used a chain that is not collected yet. Always false once the ring
+    /// is broken.
     #[inline]
     pub fn has_used(&mut self) -> bool {
         each!(self, ring => ring.has_used())
     }
 
-    /// The next chain the device has finished with, in the device's order.
+    /// Returns the next used chain, in the order in which the device used them, or `None` if there is none
+    /// or the ring is broken.
     #[inline(always)]
     pub fn collect(&mut self) -> Option<Used<T>> {
         each!(self, ring => ring.collect())
     }
 
-    /// Takes back a chain that the device, which must have stopped for good, never used. `None` when
-    /// there are no more. The ring is set up anew afterwards.
+    /// Takes back a chain that the device never used, and returns its token; `None` when there are no more.
+    /// The device must have stopped for good, and the ring must be set up anew afterwards.
     pub fn detach_unused(&mut self) -> Option<T> {
         each!(self, ring => ring.detach_unused())
     }
 
-    /// Tells the device not to call: the driver polls.
+    /// Turns the device's calls off, because the driver polls.
     #[inline]
     pub fn disable_calls(&mut self) {
         each!(self, ring => ring.disable_calls());
     }
 
-    /// Asks the device to call at the next completion. True when there is one already, for which no
-    /// call may come: the caller must not sleep.
+    /// Asks the device to call at the next completion. Returns true if a used chain is there already: no
+    /// call may come for it, so the caller must not sleep.
     #[inline]
     pub fn enable_calls(&mut self) -> bool {
         each!(self, ring => ring.enable_calls())
     }
 
-    /// Asks the device to call when three quarters of what is outstanding has come back: enough
-    /// for a transmit queue, which only wants room. True when so much is there already, or in a
-    /// packed ring, where that cannot be seen, when anything is.
+    /// Asks the device to call once three quarters of the outstanding chains (in a packed ring, of their
+    /// slots) are used. A transmit queue only waits for room, so this saves it interrupts. Returns true if
+    /// as many are used already or, in a packed ring, where they cannot be counted, if any is; the caller
+    /// must not sleep then.
     #[inline]
     pub fn enable_calls_delayed(&mut self) -> bool {
         each!(self, ring => ring.enable_calls_delayed())

@@ -1,40 +1,46 @@
-//! What a driver half knows of the chains the device has: by id, and with IN_ORDER by age.
+//! Bookkeeping of outstanding chains in a driver half: a table by id and, with IN_ORDER, their order.
+//!
+//! The driver half of either layout creates an [`Outstanding`] at set-up and drops it with the ring. It
+//! calls [`Outstanding::insert`] for each chain that it adds, and [`Outstanding::complete`] for each one
+//! that it collects. Ids and lengths from the device are checked here. With IN_ORDER the device may use a
+//! batch of chains with one used element that names the last of them (2.7.9, 2.8.8); the chains are then
+//! completed one by one, oldest first, until the named one.
 
 use std::num::NonZeroU16;
 
 use crate::Fault;
 
-/// A chain the device has.
+/// An outstanding chain: the device has it, or is about to get it.
 #[derive(Debug)]
 pub(crate) struct Entry<T> {
-    /// Descriptors of the ring it occupies.
+    /// Number of ring descriptors that the chain occupies; an indirect chain occupies one.
     pub(crate) slots: NonZeroU16,
-    /// Bytes of its writable buffers.
+    /// Sum of the lengths of its writable buffers in bytes.
     pub(crate) writable_len: u32,
-    /// The owner's name for it.
+    /// The token by which the ring's owner knows the chain.
     pub(crate) token: T,
 }
 
-/// By how much ids grow from chain to chain when they are given out in ring order.
+/// The step from one chain's id to the next one's when ids are given out in ring order (IN_ORDER).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ids {
-    /// An id is the place of the first descriptor.
+    /// The id is the index of the chain's first descriptor (split ring), so the step is its length.
     Slots,
-    /// An id is a number of its own.
+    /// The id is a counter (buffer id of a packed ring), so the step is 1.
     Count,
 }
 
-/// IN_ORDER: the device may answer a batch of chains with one used element.
+/// State of a ring with IN_ORDER, whose device may use a batch of chains with one used element.
 #[derive(Debug)]
 struct InOrder {
     ids: Ids,
-    /// The chain that is completed next.
+    /// Id of the oldest outstanding chain, which is completed next.
     oldest: u16,
-    /// The last chain of the batch being collected, and the length its element gave.
+    /// Id of the last chain of the batch being collected, and the length in its used element.
     batch: Option<(u16, u32)>,
 }
 
-/// The chains the device has.
+/// The table of outstanding chains, by id; its size is the queue size.
 #[derive(Debug)]
 pub(crate) struct Outstanding<T> {
     entries: Vec<Option<Entry<T>>>,
@@ -49,7 +55,7 @@ impl<T> Outstanding<T> {
         }
     }
 
-    /// The id that follows `id` when ids are given out in ring order.
+    /// Returns `id + step` modulo the queue size: the next id when they are given out in ring order.
     #[inline(always)]
     pub(crate) fn following(&self, id: u16, step: u16) -> u16 {
         let size = self.entries.len() as u32;
@@ -57,27 +63,33 @@ impl<T> Outstanding<T> {
         (if next >= size { next - size } else { next }) as u16
     }
 
-    /// Notes a chain the device is given.
+    /// Records a chain that is about to be made available.
     #[inline(always)]
     pub(crate) fn insert(&mut self, id: u16, entry: Entry<T>) {
         self.entries[usize::from(id)] = Some(entry);
     }
 
-    /// Takes out the chain `id`, which came from the device.
+    /// Removes chain `id`, a number that the device wrote.
+    ///
+    /// # Errors
+    /// [`Fault::BadIndex`] and [`Fault::NotOutstanding`].
     #[inline(always)]
     fn remove(&mut self, id: u32) -> Result<Entry<T>, Fault> {
         let entry = self.entries.get_mut(id as usize).ok_or(Fault::BadIndex(id))?;
         entry.take().ok_or(Fault::NotOutstanding(id))
     }
 
-    /// Whether the used element that was read last stands for more chains.
+    /// Returns true if the used element that was read last covers more chains.
     #[inline(always)]
     pub(crate) fn in_batch(&self) -> bool {
         self.in_order.as_ref().is_some_and(|order| order.batch.is_some())
     }
 
-    /// Takes out the chain the device has finished with: its id, what was known of it, and the bytes
-    /// written. `element` reads the next used element (id and length) if one is needed.
+    /// Removes the next used chain and returns its id, its entry, and the number of bytes written.
+    /// `element` reads the next used element (id and length); it is only called outside a batch.
+    ///
+    /// # Errors
+    /// [`Fault::BadIndex`] and [`Fault::NotOutstanding`], if the device named a chain it does not have.
     #[inline(always)]
     pub(crate) fn complete(
         &mut self,
@@ -93,7 +105,8 @@ impl<T> Outstanding<T> {
             None => {
                 let (id, len) = element();
                 let entry = self.entries.get(id as usize).ok_or(Fault::BadIndex(id))?;
-                // One that the device does not have would let the batch run over all it has.
+                // Without this check a batch that ends at a chain the device does not have would complete
+                // every outstanding chain.
                 entry.as_ref().ok_or(Fault::NotOutstanding(id))?;
                 (id as u16, len)
             }
@@ -101,13 +114,13 @@ impl<T> Outstanding<T> {
         let entry = self.remove(oldest.into())?;
         let step = if ids == Ids::Slots { entry.slots.get() } else { 1 };
         let next = self.following(oldest, step);
-        // Chains without an element of their own count as used completely (2.7.9).
+        // A chain without a used element of its own counts as completely written (2.7.9).
         let (batch, len) = if oldest == last { (None, len) } else { (Some((last, len)), entry.writable_len) };
         self.in_order = Some(InOrder { ids, oldest: next, batch });
         Ok((oldest, entry, len))
     }
 
-    /// Takes out any chain.
+    /// Removes any one chain, for a device that has stopped; `None` if there is none.
     pub(crate) fn take_any(&mut self) -> Option<(u16, Entry<T>)> {
         let id = self.entries.iter().position(Option::is_some)?;
         Some((id as u16, self.entries[id].take()?))

@@ -37,7 +37,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ringferry_memory::{Area, GuestMemory, Region, RegionSpec, SharedMem, Words};
 use ringferry_ring::Parts;
-use ringferry_ring::packed::log::{ENTRY, POSITION, SLOT, WORD};
+use ringferry_ring::inflight::{ENTRY, POSITION, SLOT, WORD};
 
 use crate::base::{INDEX, check_position, encode, parts, position};
 use crate::message::InflightDescription;

@@ -1,7 +1,10 @@
-//! The driver half of a packed ring: adds chains, publishes once per burst, collects what came back.
+//! The driver half of a packed ring: adds chains, publishes once per burst, collects used chains.
 //!
-//! What a chain occupies is remembered by its buffer id. What the device could have scribbled over the
-//! descriptors is never read back.
+//! [`crate::Driver::new`] creates it for a packed queue, the thread that owns the queue calls `add` for
+//! each chain, `publish` once per burst and `collect` until it returns `None`; after the device has
+//! stopped, `detach_unused` returns the remaining tokens. The methods are documented at
+//! [`crate::Driver`]. The number of slots of a chain is kept in private memory by its buffer id: the
+//! device can overwrite descriptors, so they are never read back.
 
 use std::num::NonZeroU16;
 
@@ -15,32 +18,32 @@ use crate::outstanding::{Entry, Ids, Outstanding};
 use crate::parts::{LayoutError, Parts};
 use crate::{Fault, RingFeatures};
 
-/// Buffer ids that no chain has.
+/// Free buffer ids, that is, those of no outstanding chain.
 #[derive(Debug)]
 enum FreeIds {
-    /// Last returned on top: its bookkeeping is still in the cache.
+    /// Last in, first out: the entry of the id freed last is still in the cache.
     Stack(Vec<u16>),
-    /// With IN_ORDER they come back in the order they went: the next is the oldest.
+    /// With IN_ORDER ids are freed in the order they were given out, so this counter is the next free one.
     Next(u16),
 }
 
-/// See [`crate::Driver`].
+/// The packed variant of [`crate::Driver`].
 #[derive(Debug)]
 pub struct Driver<A: Words, T> {
     tables: Option<IndirectTables<A>>,
-    /// Hands over available descriptors and follows used ones.
+    /// Writes available descriptors at `write_cursor` and reads used ones at `read_cursor`.
     side: Side<A>,
     ids: FreeIds,
     outstanding: Outstanding<T>,
-    /// Free slots.
+    /// Number of slots that no chain occupies.
     free: u16,
-    /// Chains the device has, or is about to.
+    /// Number of chains added and not collected, published or not.
     in_flight: u16,
     fault: Option<Fault>,
 }
 
 impl<A: Words, T> Driver<A, T> {
-    /// See [`crate::Driver::new`]. Both sides start at slot 0 with a wrap counter of 1.
+    /// Sets up a fresh ring; both cursors start at slot 0 with a wrap counter of 1.
     ///
     /// # Errors
     /// See [`LayoutError`].
@@ -62,32 +65,24 @@ impl<A: Words, T> Driver<A, T> {
         })
     }
 
-    /// See [`crate::Driver::size`].
     pub fn size(&self) -> u16 {
         self.side.size
     }
 
-    /// See [`crate::Driver::free`].
     #[inline]
     pub fn free(&self) -> u16 {
         self.free
     }
 
-    /// See [`crate::Driver::in_flight`].
     #[inline]
     pub fn in_flight(&self) -> u16 {
         self.in_flight
     }
 
-    /// See [`crate::Driver::fault`].
     pub fn fault(&self) -> Option<Fault> {
         self.fault
     }
 
-    /// See [`crate::Driver::add`].
-    ///
-    /// # Errors
-    /// See [`AddError`].
     #[inline(always)]
     pub fn add(&mut self, readable: &[Buffer], writable: &[Buffer], token: T) -> Result<(), AddError<T>> {
         let (buffer, flags, writable_len) = match (readable, writable) {
@@ -102,14 +97,14 @@ impl<A: Words, T> Driver<A, T> {
             return Err(AddError::Full(token));
         }
         let Some(id) = self.take_id() else { return Err(AddError::Full(token)) };
-        let at = self.side.next;
-        self.side.set_addr(at, buffer.addr);
-        self.side.hand_over(at, Desc { len: buffer.len, id, flags: flags | at.available() });
+        let at = self.side.write_cursor;
+        self.side.write_addr(at, buffer.addr);
+        self.side.write_desc(at, Desc { len: buffer.len, id, flags: flags | at.available() });
         self.commit(id, Entry { slots: NonZeroU16::MIN, writable_len, token });
         Ok(())
     }
 
-    /// Adds a chain of any length.
+    /// Adds a chain of any length; kept out of line, as most chains have one buffer.
     #[inline(never)]
     fn add_many(&mut self, readable: &[Buffer], writable: &[Buffer], token: T) -> Result<(), AddError<T>> {
         let count = readable.len() + writable.len();
@@ -125,21 +120,21 @@ impl<A: Words, T> Driver<A, T> {
         if slots > self.free {
             return Err(AddError::Full(token));
         }
-        // There are as many ids as slots, and a chain occupies at least one.
+        // There are as many ids as slots and a chain occupies at least one slot, so an id is free here.
         let Some(id) = self.take_id() else { return Err(AddError::Full(token)) };
-        let mut at = self.side.next;
+        let mut at = self.side.write_cursor;
         let buffers = flagged(readable, writable);
         if let Some(tables) = self.tables.as_ref().filter(|_| indirect) {
             let table = tables.fill(id, buffers, |_, Buffer { addr, len }, flags| {
                 [addr, Desc { len, id: 0, flags }.into_word()]
             });
-            self.side.set_addr(at, table.addr);
-            self.side.hand_over(at, Desc { len: table.len, id, flags: F_INDIRECT | at.available() });
+            self.side.write_addr(at, table.addr);
+            self.side.write_desc(at, Desc { len: table.len, id, flags: F_INDIRECT | at.available() });
         } else {
             for (i, (Buffer { addr, len }, flags)) in buffers.enumerate() {
                 let more = if i + 1 < usize::from(count) { F_NEXT } else { 0 };
-                self.side.set_addr(at, addr);
-                self.side.hand_over(at, Desc { len, id, flags: flags | more | at.available() });
+                self.side.write_addr(at, addr);
+                self.side.write_desc(at, Desc { len, id, flags: flags | more | at.available() });
                 at = at.forward(1, self.side.size);
             }
         }
@@ -149,11 +144,11 @@ impl<A: Words, T> Driver<A, T> {
         Ok(())
     }
 
-    /// Notes a chain whose descriptors are written.
+    /// Records a chain whose descriptors have been written, and advances the avail cursor past it.
     #[inline(always)]
     fn commit(&mut self, id: u16, entry: Entry<T>) {
         let slots = entry.slots.get();
-        self.side.next = self.side.next.forward(slots, self.side.size);
+        self.side.write_cursor = self.side.write_cursor.forward(slots, self.side.size);
         self.free -= slots;
         self.in_flight += 1;
         self.outstanding.insert(id, entry);
@@ -167,13 +162,11 @@ impl<A: Words, T> Driver<A, T> {
         }
     }
 
-    /// See [`crate::Driver::publish`].
     #[inline]
     pub fn publish(&mut self) -> bool {
         self.side.publish()
     }
 
-    /// See [`crate::Driver::has_used`].
     #[inline]
     pub fn has_used(&mut self) -> bool {
         self.fault.is_none() && (self.outstanding.in_batch() || self.next_used().is_some())
@@ -181,12 +174,12 @@ impl<A: Words, T> Driver<A, T> {
 
     #[inline(always)]
     fn next_used(&self) -> Option<Desc> {
-        let at = self.side.peer_next;
-        // What is not published the device cannot have used: a slot of an earlier lap may look so.
-        if at == self.side.published { None } else { self.side.look(at, at.used()) }
+        let at = self.side.read_cursor;
+        // The device cannot have used a chain that is not published, though the flags left in its slots
+        // by an earlier lap may look like it.
+        if at == self.side.published { None } else { self.side.peek(at, at.used()) }
     }
 
-    /// See [`crate::Driver::collect`].
     #[inline(always)]
     pub fn collect(&mut self) -> Option<Used<T>> {
         if self.fault.is_some() {
@@ -194,19 +187,19 @@ impl<A: Words, T> Driver<A, T> {
         }
         let used = if !self.outstanding.in_batch() {
             Some(self.next_used()?)
-        } else if self.side.peer_next == self.side.published {
-            // The batch's element names a chain that the device was not shown yet.
+        } else if self.side.read_cursor == self.side.published {
+            // The used descriptor of the batch names a chain that was not published yet.
             self.fault = Some(Fault::IndexJump(1));
             return None;
         } else {
             None
         };
-        // Inside a batch no element is read. The length is taken without WRITE too, where 2.8.4 has it
-        // ignored: QEMU's devices never set that flag, and Linux's driver takes it as well.
+        // Inside a batch no used descriptor is read. The length is used even without WRITE, which 2.8.4
+        // says to ignore: QEMU's devices never set that flag, and Linux's driver uses the length as well.
         let element = || used.map_or((0, 0), |desc| (desc.id.into(), desc.len));
         match self.outstanding.complete(element) {
             Ok((id, Entry { slots, token, .. }, len)) => {
-                self.side.peer_next = self.side.peer_next.forward(slots.get(), self.side.size);
+                self.side.read_cursor = self.side.read_cursor.forward(slots.get(), self.side.size);
                 self.release(id, slots);
                 Some(Used { token, len })
             }
@@ -226,29 +219,25 @@ impl<A: Words, T> Driver<A, T> {
         }
     }
 
-    /// See [`crate::Driver::detach_unused`].
     pub fn detach_unused(&mut self) -> Option<T> {
         let (id, Entry { slots, token, .. }) = self.outstanding.take_any()?;
         self.release(id, slots);
         Some(token)
     }
 
-    /// See [`crate::Driver::disable_calls`].
     #[inline]
     pub fn disable_calls(&mut self) {
         self.side.disable_signals();
     }
 
-    /// See [`crate::Driver::enable_calls`].
     #[inline]
     pub fn enable_calls(&mut self) -> bool {
         self.enable_calls_after(0)
     }
 
-    /// See [`crate::Driver::enable_calls_delayed`].
     #[inline]
     pub fn enable_calls_delayed(&mut self) -> bool {
-        let outstanding = self.side.peer_next.distance(self.side.published, self.side.size);
+        let outstanding = self.side.read_cursor.distance(self.side.published, self.side.size);
         self.enable_calls_after((u32::from(outstanding) * 3 / 4) as u16)
     }
 
@@ -257,7 +246,7 @@ impl<A: Words, T> Driver<A, T> {
         if self.fault.is_some() {
             return false;
         }
-        self.side.enable_signals(self.side.peer_next.forward(slots, self.side.size));
+        self.side.enable_signals(self.side.read_cursor.forward(slots, self.side.size));
         self.has_used()
     }
 }

@@ -1,26 +1,34 @@
 //! The packed virtqueue (VIRTIO 1.4, 2.8): one ring of descriptors that both sides write.
 //!
+//! [`crate::Device`] or [`crate::Driver`] creates a half of it at set-up if VIRTIO_F_RING_PACKED was
+//! negotiated, passes every call on, and drops it when the queue stops.
+//!
 //! ```text
 //! descriptor ring                     driver event suppression      device event suppression
 //! 16 bytes x size: addr len id flags  off_wrap flags, 4 bytes       off_wrap flags, 4 bytes
-//! written by both, in turns           written by the driver         written by the device
+//! written by both, alternately        written by the driver         written by the device
 //! ```
 //!
-//! The flags of a descriptor say whose it is. Each side walks the ring from slot to slot and toggles a
-//! wrap counter at its end, so that the flags of one lap cannot be taken for those of another:
+//! The AVAIL and USED flags of a descriptor tell which side owns it. Each side walks the ring from slot to
+//! slot and toggles a wrap counter at its end, so that the flags of one lap differ from those of the next:
 //!
 //! ```text
-//! AVAIL USED      with a wrap counter w
-//!   w    !w       available: the driver made it so in lap w
-//!   w     w       used: the device has finished with the chain that began here in lap w
+//!                        driver publishes (AVAIL = w, USED = !w)
+//!        ┌───────────────────────────────────────────────────────────────┐
+//!        │                                                               ▼
+//!   used or free                                                     available
+//!   owned by the driver                                       owned by the device
+//!        ▲                                                               │
+//!        └───────────────────────────────────────────────────────────────┘
+//!                  device publishes (AVAIL = w, USED = w), w of its own lap
 //! ```
 //!
-//! A chain lies in consecutive slots; its buffer id stands in the last. The device answers with one
-//! descriptor in the chain's first slot and skips the others.
+//! A chain occupies consecutive slots and its buffer id is in the last of them. The device marks a chain
+//! used with one descriptor in the chain's first slot and skips the others.
 
-pub mod device;
-pub mod driver;
-pub mod log;
+mod device;
+mod driver;
+pub mod inflight;
 mod side;
 
 pub use device::Device;
@@ -28,12 +36,12 @@ pub use driver::Driver;
 
 use crate::chain::Buffer;
 
-/// VIRTQ_DESC_F_AVAIL.
+/// `VIRTQ_DESC_F_AVAIL` (2.8.1): equals the driver's wrap counter in an available descriptor.
 const F_AVAIL: u16 = 1 << 7;
-/// VIRTQ_DESC_F_USED.
+/// `VIRTQ_DESC_F_USED` (2.8.1): equals the device's wrap counter in a used descriptor.
 const F_USED: u16 = 1 << 15;
 
-/// A place in the ring: a slot, and the wrap counter of the lap.
+/// A position in the ring: the index of a slot and the wrap counter of the lap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cursor {
     index: u16,
@@ -41,10 +49,11 @@ struct Cursor {
 }
 
 impl Cursor {
-    /// Where both sides begin (2.8.1).
+    /// The initial position of both sides: slot 0 with a wrap counter of 1 (2.8.1).
     const START: Cursor = Cursor { index: 0, wrap: true };
 
-    /// As event suppression and vhost-user's vring base write it.
+    /// Encodes the position as event suppression and vhost-user's vring base do: the index in bits 0 to
+    /// 14, the wrap counter in bit 15.
     #[inline(always)]
     fn to_bits(self) -> u16 {
         self.index | u16::from(self.wrap) << 15
@@ -54,11 +63,11 @@ impl Cursor {
         Self { index: bits & 0x7fff, wrap: bits >> 15 != 0 }
     }
 
-    /// `slots` (at most `size`) further in a ring of `size`.
+    /// Returns the position `slots` (at most `size`) ahead in a ring of `size`.
     #[inline(always)]
     #[must_use]
     fn forward(self, slots: u16, size: u16) -> Self {
-        // Two sizes of at most 32768 would overflow 16 bits.
+        // The sum of an index and a count, each up to 32768, does not fit into 16 bits.
         let index = u32::from(self.index) + u32::from(slots);
         if index >= u32::from(size) {
             Self { index: (index - u32::from(size)) as u16, wrap: !self.wrap }
@@ -67,7 +76,7 @@ impl Cursor {
         }
     }
 
-    /// `slots` (at most `size`) back in a ring of `size`.
+    /// Returns the position `slots` (at most `size`) behind in a ring of `size`.
     #[must_use]
     fn back(self, slots: u16, size: u16) -> Self {
         if slots > self.index {
@@ -77,27 +86,28 @@ impl Cursor {
         }
     }
 
-    /// Slots from here to `to`, if that is at most `size` ahead; anything if not.
+    /// Returns the number of slots from here to `to`, which must be at most `size` ahead; otherwise the
+    /// result is meaningless.
     #[inline(always)]
     fn distance(self, to: Self, size: u16) -> u16 {
         let lap = if self.wrap == to.wrap { 0 } else { size };
         to.index.wrapping_add(lap).wrapping_sub(self.index)
     }
 
-    /// The flags of a descriptor made available here.
+    /// Returns the AVAIL and USED flags of a descriptor that is available at this position.
     #[inline(always)]
     fn available(self) -> u16 {
         if self.wrap { F_AVAIL } else { F_USED }
     }
 
-    /// The flags of a descriptor used here.
+    /// Returns the AVAIL and USED flags of a descriptor that is used at this position.
     #[inline(always)]
     fn used(self) -> u16 {
         if self.wrap { F_AVAIL | F_USED } else { 0 }
     }
 }
 
-/// The second word of a descriptor, read and written as a whole; the first is the address.
+/// The second 64-bit word of a descriptor, always read and written as a whole; the first is the address.
 #[derive(Clone, Copy, Debug)]
 struct Desc {
     len: u32,
@@ -116,9 +126,9 @@ impl Desc {
         u64::from(self.len) | u64::from(self.id) << 32 | u64::from(self.flags) << 48
     }
 
-    /// Whose the descriptor is.
+    /// Returns the AVAIL and USED flags, which tell who owns the descriptor.
     #[inline(always)]
-    fn owner(self) -> u16 {
+    fn owner_flags(self) -> u16 {
         self.flags & (F_AVAIL | F_USED)
     }
 
@@ -166,6 +176,9 @@ mod tests {
         let word = Desc { len: 0x99aa_bbcc, id: 0xddee, flags: 0x8003 }.into_word();
         assert_eq!(word, 0x8003_ddee_99aa_bbcc);
         let back = Desc::from_word(word);
-        assert_eq!((back.len, back.id, back.flags, back.owner()), (0x99aa_bbcc, 0xddee, 0x8003, F_USED));
+        assert_eq!(
+            (back.len, back.id, back.flags, back.owner_flags()),
+            (0x99aa_bbcc, 0xddee, 0x8003, F_USED)
+        );
     }
 }

@@ -1,4 +1,9 @@
-//! The device half of a split ring: takes chains, completes them, publishes once per burst.
+//! The device half of a split ring: takes available chains, completes them, publishes once per burst.
+//!
+//! [`crate::Device::new`] creates it for a split queue, the thread that owns the queue calls
+//! `take` -> `complete_all` -> `publish` for each burst, and it is dropped when the queue stops; the
+//! methods are documented at [`crate::Device`]. A burst is read in two passes: the heads in the available
+//! ring first, so that their descriptors are prefetched before any of them is read.
 
 use ringferry_memory::{Table, Words};
 
@@ -10,28 +15,27 @@ use crate::device::group_in_order;
 use crate::parts::{LayoutError, Parts};
 use crate::{Fault, RingFeatures};
 
-/// How many ring entries are looked at (and their descriptors prefetched) before any is walked.
-/// 16, 32 and 64 were alike within noise; 32 matches the usual burst.
+/// Largest number of heads that are read, and their descriptors prefetched, before any chain is walked.
+/// 16, 32 and 64 were measured to be alike within noise; 32 matches the usual burst.
 const LOOKAHEAD: usize = 32;
 
-/// See [`crate::Device`].
+/// The split variant of [`crate::Device`].
 #[derive(Debug)]
 pub struct Device<A: Words> {
     layout: Layout<A>,
     features: RingFeatures,
-    /// Publishes used elements and consumes available heads.
+    /// Publishes used elements and consumes the heads in the available ring.
     side: Side<A>,
     fault: Option<Fault>,
 }
 
 impl<A: Words> Device<A> {
-    /// Takes over a ring where it stands: at the used index in its memory, 0 on a fresh ring. Kicks
-    /// start off.
+    /// Takes over a ring at the used index in its memory, which is 0 in a fresh ring. Kicks start off.
     ///
-    /// A device that stops in order has completed what it took, so that index is also what it
-    /// answered to GET_VRING_BASE and what SET_VRING_BASE brings back. After one that died with
-    /// chains in hand it is the only place to go on from: those chains are taken again rather than
-    /// lost to the ring for ever.
+    /// A device that stops in an orderly way has completed every chain it took, so the used index equals
+    /// its answer to GET_VRING_BASE and the value that SET_VRING_BASE brings back. A device that crashed
+    /// may have taken chains without completing them; continuing at the used index takes those chains
+    /// again instead of losing them.
     ///
     /// # Errors
     /// See [`LayoutError`].
@@ -41,44 +45,38 @@ impl<A: Words> Device<A> {
         Ok(Self { layout, features, side, fault: None })
     }
 
-    /// See [`crate::Device::size`].
     pub fn size(&self) -> u16 {
         self.layout.size
     }
 
-    /// See [`crate::Device::base`].
     pub fn base(&self) -> u16 {
         self.side.peer_next()
     }
 
-    /// See [`crate::Device::used_index`].
     pub fn used_index(&self) -> u16 {
         self.side.next()
     }
 
-    /// See [`crate::Device::fault`].
     pub fn fault(&self) -> Option<Fault> {
         self.fault
     }
 
-    /// See [`crate::Device::break_with`].
     #[cold]
     pub fn break_with(&mut self, fault: Fault) {
         self.fault.get_or_insert(fault);
     }
 
-    /// See [`crate::Device::has_chains`].
     #[inline]
     pub fn has_chains(&mut self) -> bool {
         self.available() > 0
     }
 
-    /// How many chains can be taken now, looking at the driver's index only when the cached one
-    /// has run dry.
+    /// Returns how many chains can be taken now. Loads the driver's index only if the cached one shows
+    /// none.
     #[inline(always)]
     fn available(&mut self) -> u16 {
         let known = self.side.known();
-        // A broken ring has nothing to take, whatever was seen before it broke.
+        // Nothing is taken from a broken ring, whatever the index cached before it broke.
         if known > 0 && self.fault.is_none() { known } else { self.refresh() }
     }
 
@@ -87,8 +85,9 @@ impl<A: Words> Device<A> {
         if self.fault.is_some() {
             return 0;
         }
-        // What was taken and not completed occupies descriptors too: a driver has never more than
-        // `size` chains out. Unchecked, it could make the device hold any number of them.
+        // Chains that were taken and not completed occupy descriptors too, so a driver that keeps the
+        // rules has at most `size` chains outstanding. Without this limit it could make the device hold
+        // any number of chains.
         let in_flight = self.side.peer_next().wrapping_sub(self.side.next());
         match self.side.refresh(self.layout.size.saturating_sub(in_flight)) {
             Ok(ahead) => ahead,
@@ -99,7 +98,6 @@ impl<A: Words> Device<A> {
         }
     }
 
-    /// See [`crate::Device::take`].
     #[inline]
     pub fn take(&mut self, max: usize, tables: &mut impl Tables, out: &mut Chains) -> usize {
         let mut taken = 0;
@@ -128,12 +126,15 @@ impl<A: Words> Device<A> {
         taken
     }
 
-    /// Reads the chains that begin at `heads`, checks them and adds them to `out`; stops at the first
-    /// that breaks a rule.
+    /// Reads the chains that begin at `heads`, checks them and adds them to `out`.
+    ///
+    /// # Errors
+    /// The fault of the first chain that breaks a rule; the chains before it have been added.
     #[inline(always)]
     fn take_heads(&self, heads: &[u16], tables: &mut impl Tables, out: &mut Chains) -> Result<(), Fault> {
-        // Most chains are one descriptor. All are taken for such at once, without a branch for each; an
-        // index outside is masked by the table. What was read is kept: nothing is read twice.
+        // Most chains are one descriptor. All heads are first treated as such chains, without a branch
+        // for each; the table masks an index outside it. If any was something else, the descriptors are
+        // taken from the copies made here, as nothing may be read from shared memory twice.
         let before = out.len();
         let mut others = 0;
         out.extend(heads.iter().map(|&head| {
@@ -163,7 +164,6 @@ impl<A: Words> Device<A> {
         if index < self.layout.size { Ok(index) } else { Err(Fault::BadIndex(u32::from(index))) }
     }
 
-    /// See [`crate::Device::untake`].
     pub fn untake(&mut self, chains: &[Chain]) {
         self.side.consume((chains.len() as u16).wrapping_neg());
     }
@@ -176,11 +176,11 @@ impl<A: Words> Device<A> {
         chain: &mut Chain,
     ) -> Result<(), Fault> {
         let mut desc = first;
-        // Bounds the walk whatever the descriptors say.
+        // The walk is bounded by the chain limit, whatever the descriptors contain.
         for left in (0..chain_limit(self.layout.size)).rev() {
             if desc.flags & F_INDIRECT != 0 {
-                // 2.7.5.3.1: only with the feature, never with NEXT. Direct descriptors before it
-                // are fine (2.7.5.3.2).
+                // INDIRECT needs the feature and excludes NEXT (2.7.5.3.1). Direct descriptors may
+                // precede it (2.7.5.3.2).
                 if !self.features.indirect || desc.flags & F_NEXT != 0 {
                     return Err(Fault::BadIndirect);
                 }
@@ -225,10 +225,9 @@ impl<A: Words> Device<A> {
         Err(Fault::ChainTooLong)
     }
 
-    /// See [`crate::Device::complete_all`].
     #[inline]
     pub fn complete_all(&mut self, chains: impl IntoIterator<Item = Done>) {
-        // In a register: the index in memory would make each element wait for the one before.
+        // The index is kept in a register; read from memory, each store would wait for the one before.
         let next = self.side.next();
         let elements = &self.layout.elements;
         let count = if self.features.in_order {
@@ -246,19 +245,16 @@ impl<A: Words> Device<A> {
         self.side.advance(count);
     }
 
-    /// See [`crate::Device::publish`].
     #[inline]
     pub fn publish(&mut self) -> bool {
         self.side.publish()
     }
 
-    /// See [`crate::Device::disable_kicks`].
     #[inline]
     pub fn disable_kicks(&mut self) {
         self.side.disable_signals();
     }
 
-    /// See [`crate::Device::enable_kicks`].
     #[inline]
     pub fn enable_kicks(&mut self) -> bool {
         if self.fault.is_some() {

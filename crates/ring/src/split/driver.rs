@@ -1,7 +1,10 @@
-//! The driver half of a split ring: adds chains, publishes once per burst, collects what came back.
+//! The driver half of a split ring: adds chains, publishes once per burst, collects used chains.
 //!
-//! Descriptors are linked through private memory. What the device could have scribbled over the
-//! descriptor table is never read back.
+//! [`crate::Driver::new`] creates it for a split queue, the thread that owns the queue calls `add` for
+//! each chain, `publish` once per burst and `collect` until it returns `None`; after the device has
+//! stopped, `detach_unused` returns the remaining tokens. The methods are documented at
+//! [`crate::Driver`]. Free descriptors and chains are linked lists in private memory: the device can
+//! overwrite the descriptor table, so it is never read back.
 
 use std::num::NonZeroU16;
 
@@ -15,16 +18,16 @@ use crate::outstanding::{Entry, Ids, Outstanding};
 use crate::parts::{LayoutError, Parts};
 use crate::{Fault, RingFeatures};
 
-/// See [`crate::Driver`].
+/// The split variant of [`crate::Driver`].
 #[derive(Debug)]
 pub struct Driver<A: Words, T> {
     layout: Layout<A>,
     features: RingFeatures,
     tables: Option<IndirectTables<A>>,
-    /// Publishes available heads and consumes used elements.
+    /// Publishes heads in the available ring and consumes used elements.
     side: Side<A>,
-    /// Per descriptor: the next free one, or the next of its chain. With IN_ORDER always its
-    /// neighbour, as 2.7.9.1 demands.
+    /// Successor of each descriptor in the free list or in its chain. With IN_ORDER it is always the
+    /// following descriptor, as 2.7.9.1 demands.
     link: Vec<u16>,
     outstanding: Outstanding<T>,
     free_head: u16,
@@ -32,11 +35,11 @@ pub struct Driver<A: Words, T> {
     fault: Option<Fault>,
 }
 
-/// Descriptors in a cache line.
+/// Number of descriptors (16 bytes each) in a cache line of 64 bytes.
 const LINE: u16 = 4;
 
 impl<A: Words, T> Driver<A, T> {
-    /// See [`crate::Driver::new`]. All indexes start at 0.
+    /// Sets up a fresh ring; both indexes start at 0.
     ///
     /// # Errors
     /// See [`LayoutError`].
@@ -62,32 +65,24 @@ impl<A: Words, T> Driver<A, T> {
         })
     }
 
-    /// See [`crate::Driver::size`].
     pub fn size(&self) -> u16 {
         self.layout.size
     }
 
-    /// See [`crate::Driver::free`].
     #[inline]
     pub fn free(&self) -> u16 {
         self.free
     }
 
-    /// See [`crate::Driver::in_flight`].
     #[inline]
     pub fn in_flight(&self) -> u16 {
         self.side.next().wrapping_sub(self.side.peer_next())
     }
 
-    /// See [`crate::Driver::fault`].
     pub fn fault(&self) -> Option<Fault> {
         self.fault
     }
 
-    /// See [`crate::Driver::add`].
-    ///
-    /// # Errors
-    /// See [`AddError`].
     #[inline(always)]
     pub fn add(&mut self, readable: &[Buffer], writable: &[Buffer], token: T) -> Result<(), AddError<T>> {
         let (buffer, flags, writable_len) = match (readable, writable) {
@@ -109,7 +104,7 @@ impl<A: Words, T> Driver<A, T> {
         Ok(())
     }
 
-    /// Adds a chain of any length.
+    /// Adds a chain of any length; kept out of line, as most chains have one buffer.
     #[inline(never)]
     fn add_many(&mut self, readable: &[Buffer], writable: &[Buffer], token: T) -> Result<(), AddError<T>> {
         let count = readable.len() + writable.len();
@@ -150,7 +145,8 @@ impl<A: Words, T> Driver<A, T> {
         Ok(())
     }
 
-    /// Makes the chain at `head` available, its descriptors being written; `next` is free behind it.
+    /// Enters the chain at `head`, whose descriptors have been written, into the available ring. `next`
+    /// becomes the head of the free list.
     #[inline(always)]
     fn commit(&mut self, head: u16, next: u16, entry: Entry<T>) {
         self.free_head = next;
@@ -160,16 +156,14 @@ impl<A: Words, T> Driver<A, T> {
         self.side.advance(1);
     }
 
-    /// See [`crate::Driver::publish`].
     #[inline]
     pub fn publish(&mut self) -> bool {
         self.side.publish()
     }
 
-    /// See [`crate::Driver::has_used`].
     #[inline]
     pub fn has_used(&mut self) -> bool {
-        // A broken ring has nothing to collect, whatever was seen before it broke.
+        // Nothing is collected from a broken ring, whatever the index cached before it broke.
         (self.side.known() > 0 && self.fault.is_none()) || self.refresh() > 0
     }
 
@@ -192,7 +186,6 @@ impl<A: Words, T> Driver<A, T> {
         self.fault.get_or_insert(fault);
     }
 
-    /// See [`crate::Driver::collect`].
     #[inline(always)]
     pub fn collect(&mut self) -> Option<Used<T>> {
         if !self.has_used() {
@@ -216,17 +209,18 @@ impl<A: Words, T> Driver<A, T> {
         }
     }
 
-    /// Puts the chain's descriptors back in front of the free list, so the ones touched last are
-    /// used next. With IN_ORDER they are the ones behind all free ones already.
+    /// Puts the chain's descriptors in front of the free list (last in, first out), so that the ones in the
+    /// cache are used next. With IN_ORDER nothing needs linking: they follow the free ones already.
     #[inline(always)]
     fn release(&mut self, head: u16, slots: NonZeroU16) {
         self.free += slots.get();
         if self.features.in_order {
             return;
         }
-        // The device has read the line; it is wanted back for the next chain, all lines of a burst at once: stores that
-        // wait for one hold up all behind them. (The same for available and used entries, and for the slots of a packed
-        // ring, won nothing.)
+        // The device has read this cache line, and the next chain will write it. It is prefetched for
+        // writing here, so that the misses of a burst overlap; a store that waits for its line delays all
+        // stores behind it. (The same for available and used entries, and for the slots of a packed ring,
+        // gained nothing.)
         if head.is_multiple_of(LINE) {
             self.layout.desc.prefetch_write(head);
         }
@@ -238,7 +232,7 @@ impl<A: Words, T> Driver<A, T> {
         self.free_head = head;
     }
 
-    /// See [`crate::Driver::detach_unused`]. `avail.idx` steps back, in the shadow and then in memory.
+    /// Takes back one chain and decrements `avail.idx`, in the shadow and then in memory.
     pub fn detach_unused(&mut self) -> Option<T> {
         let (head, Entry { slots, token, .. }) = self.outstanding.take_any()?;
         self.release(head, slots);
@@ -246,19 +240,16 @@ impl<A: Words, T> Driver<A, T> {
         Some(token)
     }
 
-    /// See [`crate::Driver::disable_calls`].
     #[inline]
     pub fn disable_calls(&mut self) {
         self.side.disable_signals();
     }
 
-    /// See [`crate::Driver::enable_calls`].
     #[inline]
     pub fn enable_calls(&mut self) -> bool {
         self.enable_calls_after(0)
     }
 
-    /// See [`crate::Driver::enable_calls_delayed`].
     #[inline]
     pub fn enable_calls_delayed(&mut self) -> bool {
         let outstanding = self.side.published().wrapping_sub(self.side.peer_next());

@@ -1,4 +1,7 @@
-//! The split virtqueue (VIRTIO 1.4, 2.7): three areas, two one-way rings.
+//! The split virtqueue (VIRTIO 1.4, 2.7): a descriptor table and two one-way rings.
+//!
+//! [`crate::Device`] or [`crate::Driver`] creates a half of it at set-up if VIRTIO_F_RING_PACKED was not
+//! negotiated, passes every call on, and drops it when the queue stops.
 //!
 //! ```text
 //! descriptor table          available ring (driver area)      used ring (device area)
@@ -6,10 +9,17 @@
 //! written by the driver     written by the driver             written by the device
 //! ```
 //!
-//! Both indexes run freely through 16 bits; a ring slot is the index masked by `size - 1`.
+//! Both indexes are free-running 16-bit counters; the slot of an entry is the index masked by `size - 1`.
+//! A descriptor moves around this circle:
+//!
+//! ```text
+//!   free list of the driver ──add, publish──► available ring ──take──► device works on it
+//!            ▲                                                              │
+//!            └──────────collect────────── used ring ◄──complete, publish────┘
+//! ```
 
-pub mod device;
-pub mod driver;
+mod device;
+mod driver;
 mod side;
 
 pub use device::Device;
@@ -20,7 +30,7 @@ use ringferry_memory::Words;
 use crate::chain::Buffer;
 use crate::parts::{LayoutError, Parts};
 
-/// VIRTQ_AVAIL_F_NO_INTERRUPT and VIRTQ_USED_F_NO_NOTIFY: the same bit in either flags word.
+/// `VIRTQ_AVAIL_F_NO_INTERRUPT` and `VIRTQ_USED_F_NO_NOTIFY`: the same bit in either `flags` word.
 const F_NO_SIGNAL: u16 = 1;
 
 /// Offset of `flags` in the available and in the used ring.
@@ -30,20 +40,20 @@ const IDX: usize = 2;
 /// Offset of `ring` in the available and in the used ring.
 const RING: usize = 4;
 
-/// The tables of a queue, resolved and checked once.
+/// The tables of a queue, resolved to host memory and checked once, at set-up.
 #[derive(Clone, Debug)]
 struct Layout<A: Words> {
     size: u16,
-    /// Descriptors, as two words each; see [`Desc`].
+    /// Descriptor table, each entry as two words; see [`Desc`].
     desc: A::Table<[u64; 2]>,
-    /// Entries of the available ring: heads.
+    /// Entries of the available ring: the index of each chain's first descriptor.
     heads: A::Table<u16>,
-    /// Entries of the used ring: head and length.
+    /// Entries of the used ring: the index of the chain's first descriptor, and the bytes written.
     elements: A::Table<[u32; 2]>,
 }
 
-/// The words around a ring's entries: flags and index in front, and behind, at `event`, the one with
-/// which its writer says when it wants a signal.
+/// The words around the entries of an available or used ring: `flags` and `idx` in front, and behind, at
+/// offset `event`, the `used_event` or `avail_event` by which the ring's writer asks for a signal.
 #[derive(Debug)]
 struct Ring<A> {
     area: A,
@@ -51,7 +61,7 @@ struct Ring<A> {
 }
 
 impl<A: Words> Layout<A> {
-    /// The tables, the available ring and the used ring.
+    /// Checks `parts` and returns the tables, the available ring and the used ring.
     fn new(parts: Parts<A>) -> Result<(Self, Ring<A>, Ring<A>), LayoutError> {
         parts.check(false)?;
         let Parts { size, desc, driver: avail, device: used } = parts;
@@ -67,7 +77,7 @@ impl<A: Words> Layout<A> {
     }
 }
 
-/// One descriptor, read once.
+/// A private copy of one descriptor, so that the peer cannot change it after a check.
 #[derive(Clone, Copy, Default)]
 struct Desc {
     addr: u64,

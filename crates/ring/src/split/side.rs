@@ -1,36 +1,47 @@
-//! What both halves of a split ring do alike: each publishes an index in an area of its own, reads
-//! the peer's, and tells the other when it wants a signal (a kick or a call).
+//! One half's end of a split ring: the index it publishes, the peer's index that it follows, and the
+//! suppression of signals (kicks and calls).
+//!
+//! The driver half and the device half are mirror images: the driver writes the available ring and reads
+//! the used ring, the device the other way round. Both hold a [`Side`], made when the ring is set up and
+//! dropped with it. The thread that owns the half calls, per burst: [`Side::advance`] for each entry it
+//! has written and [`Side::publish`] once; [`Side::refresh`] when [`Side::known`] is 0, and
+//! [`Side::consume`] for the entries it has read. Own words are shadowed (stored, never loaded) and the
+//! peer's index is cached, unless [`Words::SHADOW`] is false.
+//!
+//! Sleep handshake (Dekker): the consumer writes its event index or flags, full fence, loads the peer's
+//! index once more; the producer stores its index, full fence, reads the event index or flags. At least
+//! one of them sees the other's store, so no signal is lost.
 
 use ringferry_memory::Words;
 
 use super::{F_NO_SIGNAL, FLAGS, IDX, Ring};
 use crate::Fault;
 
-/// One side's view of the two one-way rings.
+/// One half's view of the two one-way rings; see the module's documentation.
 #[derive(Debug)]
 pub(super) struct Side<A: Words> {
-    /// The ring this side writes.
+    /// The ring that this half writes: available ring of a driver, used ring of a device.
     own: Ring<A>,
-    /// The ring the peer writes.
+    /// The ring that the peer writes.
     peer: Ring<A>,
     event_idx: bool,
-    /// Where this side's next entry goes: the shadow of its index, ahead of it by what is unpublished.
+    /// Index of the next entry to write; ahead of `published` by the unpublished entries.
     next: u16,
-    /// What this side's index says.
+    /// Shadow of the index in memory.
     published: u16,
-    /// Shadow of this side's flags.
+    /// Shadow of the `flags` word that this half writes.
     flags: u16,
-    /// Shadow of this side's event word.
+    /// Shadow of the `used_event` or `avail_event` word that this half writes.
     event: u16,
-    /// The peer's next entry to consume.
+    /// Index of the peer's next entry to consume.
     peer_next: u16,
-    /// The peer's index when it was last loaded.
+    /// Cached copy of the peer's index, as of the last load.
     peer_seen: u16,
 }
 
 impl<A: Words> Side<A> {
-    /// A side that goes on where the ring it writes stands, and took the peer's entries as far. Signals
-    /// start off. It reads its own words this once.
+    /// Makes a side that continues at the index in `own`, with as many of the peer's entries consumed.
+    /// Signals start off. This is the only time that it loads its own words.
     pub(super) fn new(own: Ring<A>, peer: Ring<A>, event_idx: bool) -> Self {
         let start = own.area.load16(IDX);
         let mut side = Self {
@@ -49,7 +60,7 @@ impl<A: Words> Side<A> {
         side
     }
 
-    /// Where this side's next entry goes.
+    /// Returns the index of the next entry to write.
     #[inline(always)]
     pub(super) fn next(&self) -> u16 {
         if A::SHADOW {
@@ -59,49 +70,50 @@ impl<A: Words> Side<A> {
         }
     }
 
-    /// Where the next entry goes after `count` more.
+    /// Advances the write index by `count` entries, which stay invisible until [`Side::publish`].
     #[inline(always)]
     pub(super) fn advance(&mut self, count: u16) {
         self.next = self.next.wrapping_add(count);
     }
 
-    /// What this side's index says.
+    /// Returns the index as the peer can see it.
     #[inline(always)]
     pub(super) fn published(&self) -> u16 {
         self.published
     }
 
-    /// Takes back entries that were published or not: the index steps back, in the shadow and then
-    /// in memory.
+    /// Takes back the last entry, published or not: decrements the index in the shadow, then in memory.
     pub(super) fn step_back(&mut self) {
         self.next = self.next.wrapping_sub(1);
         self.published = self.next;
         self.own.area.store16(IDX, self.next);
     }
 
-    /// The peer's next entry to consume.
+    /// Returns the index of the peer's next entry to consume.
     #[inline(always)]
     pub(super) fn peer_next(&self) -> u16 {
         self.peer_next
     }
 
-    /// Consumes `count` of the peer's entries; modulo 2^16, so that a negative count gives them back.
+    /// Consumes `count` of the peer's entries. The count is modulo 2^16, so a negative one returns them.
     #[inline(always)]
     pub(super) fn consume(&mut self, count: u16) {
         self.peer_next = self.peer_next.wrapping_add(count);
     }
 
-    /// How many of the peer's entries can be consumed, by its index when it was last loaded.
+    /// Returns how many of the peer's entries can be consumed according to the cached index.
     #[inline(always)]
     pub(super) fn known(&self) -> u16 {
         if A::SHADOW { self.peer_seen.wrapping_sub(self.peer_next) } else { 0 }
     }
 
-    /// Loads the peer's index and says how many of its entries can be consumed. More than `limit` is
-    /// against the rules.
+    /// Loads the peer's index and returns how many of its entries can be consumed.
+    ///
+    /// # Errors
+    /// [`Fault::IndexJump`] if there are more than `limit`.
     #[inline(always)]
     pub(super) fn refresh(&mut self, limit: u16) -> Result<u16, Fault> {
-        // Acquire: entries, and what they stand for, are read after the index that shows them.
+        // Acquire: entries, descriptors and buffers are read after the index that makes them visible.
         let seen = self.peer.area.load16_acquire(IDX);
         let ahead = seen.wrapping_sub(self.peer_next);
         if ahead > limit {
@@ -111,7 +123,8 @@ impl<A: Words> Side<A> {
         Ok(ahead)
     }
 
-    /// Shows all entries to the peer with one store; says whether it wants a signal.
+    /// Makes all written entries visible to the peer with one store of the index. Returns true if the
+    /// peer wants a signal for them, false also when there was nothing to publish.
     #[inline(always)]
     pub(super) fn publish(&mut self) -> bool {
         if self.published == self.next {
@@ -119,30 +132,31 @@ impl<A: Words> Side<A> {
         }
         let new = self.next();
         let old = std::mem::replace(&mut self.published, self.next);
-        // Release: entries, and what they stand for, before the index that shows them.
+        // Release: entries, descriptors and buffers become visible before the index that announces them.
         self.own.area.store16_release(IDX, new);
-        // Pairs with the fence in `enable_signals`: either we see the peer's wish, or it sees our index.
+        // Pairs with the fence in `enable_signals`: either we see the peer's event index or flags, or it
+        // sees our index.
         A::full_fence();
         if self.event_idx {
-            passed(self.peer.area.load16(self.peer.event), new, old)
+            need_event(self.peer.area.load16(self.peer.event), new, old)
         } else {
             self.peer.area.load16(FLAGS) & F_NO_SIGNAL == 0
         }
     }
 
-    /// Tells the peer not to signal: this side polls.
+    /// Turns the peer's signals off, because this half polls.
     #[inline(always)]
     pub(super) fn disable_signals(&mut self) {
-        // With EVENT_IDX the flag must stay 0 (2.7.7.1, 2.7.10.2); an event word that is not moved
-        // forward asks for at most one signal per 65536 entries.
+        // With EVENT_IDX the flag must stay 0 (2.7.7.1, 2.7.10.2). An event index that is left behind
+        // asks for at most one signal per 65536 entries.
         if !self.event_idx && self.flags() != F_NO_SIGNAL {
             self.flags = F_NO_SIGNAL;
             self.own.area.store16(FLAGS, F_NO_SIGNAL);
         }
     }
 
-    /// Asks for a signal when the peer has published its entry `at`. The peer's index must be looked
-    /// at afterwards: for what is there already no signal may come.
+    /// Asks for a signal when the peer publishes its entry `at` or, without EVENT_IDX, any entry. The
+    /// caller must [`Side::refresh`] afterwards, as no signal may come for entries published before.
     #[inline(always)]
     pub(super) fn enable_signals(&mut self, at: u16) {
         if self.event_idx {
@@ -154,7 +168,8 @@ impl<A: Words> Side<A> {
             self.flags = 0;
             self.own.area.store16(FLAGS, 0);
         }
-        // Pairs with the fence in `publish`: either the peer sees our wish, or we see its index.
+        // Pairs with the fence in `publish`: either the peer sees our event index or flags, or we see its
+        // index.
         A::full_fence();
     }
 
@@ -164,10 +179,10 @@ impl<A: Words> Side<A> {
     }
 }
 
-/// Whether a peer that asked to be told when the index passes `event` must be told now that it went
-/// from `old` to `new` (2.7.7.2 and 2.7.10.1). All three run freely through 16 bits.
+/// Returns true if entry `event` is among those published when the index went from `old` to `new`:
+/// `vring_need_event` (2.7.7.2, 2.7.10.1). All three are free-running 16-bit counters.
 #[inline(always)]
-fn passed(event: u16, new: u16, old: u16) -> bool {
+fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
@@ -176,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passed_is_true_exactly_when_event_lies_between() {
+    fn need_event_is_true_exactly_when_event_lies_between() {
         for old in [0u16, 5, 65530, 65535] {
             for step in 0..20u16 {
                 let new = old.wrapping_add(step);
@@ -184,7 +199,7 @@ mod tests {
                     let event = old.wrapping_add(ahead).wrapping_sub(10);
                     // The event entry itself was among those just published.
                     let expect = (0..step).any(|i| old.wrapping_add(i) == event);
-                    assert_eq!(passed(event, new, old), expect, "{event} {new} {old}");
+                    assert_eq!(need_event(event, new, old), expect, "{event} {new} {old}");
                 }
             }
         }

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use ringferry_memory::{GuestMemory, Region, RegionSpec, SharedMem, Words};
-use ringferry_ring::packed::log::POSITION;
+use ringferry_ring::inflight::POSITION;
 use ringferry_vhost_user::message::{InflightDescription, MemoryRegion, NO_FD, Request, VringAddr};
 use zerocopy::{FromBytes, IntoBytes};
 

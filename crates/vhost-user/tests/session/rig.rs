@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use ringferry_memory::{GuestMemory, Region, RegionSpec, SharedMem, Words};
-use ringferry_ring::packed::log::POSITION;
+use ringferry_ring::inflight::POSITION;
 use ringferry_ring::{Parts, part_bytes};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
