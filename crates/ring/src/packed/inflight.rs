@@ -1,7 +1,7 @@
 //! In-flight log of a packed queue (vhost-user, "Inflight I/O tracking"): a write-ahead log in shared
 //! memory that lets another process take over the device half after a crash.
 //!
-//! The device half creates an [`InflightLog`] at set-up over the part of the in-flight region that
+//! The device half creates an `InflightLog` at set-up over the part of the in-flight region that
 //! belongs to its queue, and drops it with the ring; the region outlives the process. The log is needed
 //! because used descriptors overwrite available ones: after a crash in the middle of a burst some would
 //! be overwritten, and the driver and the successor would not agree on the used cursor. Each burst is
