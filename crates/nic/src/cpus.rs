@@ -1,32 +1,33 @@
-//! Which CPU a queue and its call get.
+//! Placement of queues on CPUs: a pure function, called once per queue at set-up.
 //!
-//! User space binds no interrupts: the *call* of a queue, the event that wakes whoever serves it, is handled by the
-//! thread that serves the queue, on the CPU of that thread. See [the guide](crate::guide::cpus) for the table.
+//! User space binds no interrupts: the *call* of a queue, the event that wakes its thread, is handled by that
+//! thread on its own CPU. The table of placements is in [the guide](crate::guide::cpus).
 
 /// The direction of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// Receives.
+    /// The queue receives packets.
     Rx,
-    /// Transmits.
+    /// The queue transmits packets.
     Tx,
 }
 
-/// How queues are laid over CPUs.
+/// Options for the placement of a device's queues on CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// Receive queues.
+    /// Number of receive queues of the device.
     pub rx_queues: usize,
-    /// Transmit queues do not share CPUs with the receive queues of the same number: they come behind all of them.
+    /// Places the transmit queues on the CPUs behind those of all receive queues, instead of on the CPU of
+    /// the receive queue with the same number.
     pub separate_txrx: bool,
-    /// CPUs that are left out at the beginning; counted on where another device's queues end.
+    /// Number of CPUs to skip at the beginning, for example those used by another device's queues.
     pub core_offset: usize,
 }
 
-/// The CPU, out of those `online`, for a queue and its call; `None` if there are none.
+/// Returns the CPU out of `online` for a queue and its call, or `None` if `online` is empty.
 ///
-/// By default both queues of the i-th pair have the i-th CPU, as what one receives the other often sends on. CPUs
-/// are used again from the first when there are more queues.
+/// By default both queues of pair i get the i-th CPU, because packets received by one are often sent by the
+/// other. If there are more queues than CPUs, CPUs are used again from the first.
 ///
 /// ```
 /// # use ringferry_nic::cpus::{CpuOptions, Direction::*, cpu_for_queue};
@@ -50,7 +51,7 @@ mod tests {
     use super::Direction::{Rx, Tx};
     use super::*;
 
-    /// The rows of the table in the guide: CPUs of the receive queues, then of the transmit queues.
+    /// Formats a row of the table in the guide: CPUs of the receive queues, then of the transmit queues.
     fn row(pairs: usize, online: &[usize], separate_txrx: bool, core_offset: usize) -> String {
         let options = CpuOptions { rx_queues: pairs, separate_txrx, core_offset };
         let cpus = |direction| {

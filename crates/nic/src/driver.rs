@@ -1,122 +1,129 @@
-//! What a driver supplies: one small trait per direction.
+//! The driver interface: one small trait per direction, implemented by each ring.
 //!
-//! A driver knows its ring and nothing else: how a packet's segments become descriptors, how the device is shown
-//! them, and what came back. Packets, buffers, mapping, doorbells, reclaim, refill and statistics are the
-//! framework's ([`TxQueue`](crate::tx::TxQueue), [`RxQueue`](crate::rx::RxQueue)). The framework names packets
-//! and buffers by *tokens*, which the driver hands back as it was given them; what a device writes never
-//! becomes a token unchecked.
+//! [`TxQueue`](crate::tx::TxQueue) and [`RxQueue`](crate::rx::RxQueue) own the driver from attach to detach
+//! and call it from their one thread, per burst: [`TxDriver::encap`] for each packet, [`TxDriver::flush`],
+//! [`TxDriver::completed`] until it returns `None`; [`RxDriver::post`] for each buffer, [`RxDriver::flush`],
+//! [`RxDriver::completed`], [`RxDriver::start`] for each packet. A driver only translates segments to
+//! descriptors and completions to tokens. A *token* is the framework's number of a packet or buffer; the driver
+//! returns it as it was given. A driver must check numbers that a device writes before it returns them as
+//! tokens; the framework checks tokens against its own table, too.
 
 use ringferry_memory::{ReadSlice, WriteSlice};
 use ringferry_packet::vnet::Header;
 
 use crate::limits::{RxLimits, TxLimits};
 
-/// A piece of a packet, as the device sees it.
+/// A contiguous piece of a packet or buffer at a device address.
 pub use ringferry_memory::Buffer as Segment;
 
-/// Why a ring does not take something.
+/// The reason for which a ring does not accept a packet or buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// No descriptor is free: reclaim, and try again.
+    /// No descriptor is free; the caller may reclaim and try again.
     #[error("the ring is full")]
     Full,
-    /// The device broke the rules: nothing will be taken until the queue is reset.
+    /// The device broke the rules of the ring, which accepts nothing until the queue is reset.
     #[error("the ring is broken; reset the queue")]
     Broken,
-    /// This packet can never be taken: its buffers are not shared with the device, or it asks for an offload that
-    /// was not agreed on.
+    /// The packet can never be accepted: its buffers are not shared with the device, or it requests an
+    /// offload that was not negotiated.
     #[error("the packet asks for what the device does not do, or lies where it cannot reach")]
     Unfit,
 }
 
-/// A packet on its way into the ring.
+/// A mapped packet, passed to [`TxDriver::encap`].
 #[derive(Debug)]
 pub struct TxPacket<'a> {
-    /// What is left to be done with the frame.
+    /// The offloads that the frame needs: checksum, segmentation.
     pub header: &'a Header,
-    /// Bytes of the frame, the driver's header excluded.
+    /// Length of the frame in bytes, the driver's header excluded.
     pub len: usize,
-    /// Where the driver's header goes: [`TxLimits::header_room`] bytes in front of the frame, which the
-    /// first segment begins with.
+    /// Memory for the driver's header: the first [`TxLimits::header_room`] bytes of the first segment, in
+    /// front of the frame.
     pub room: WriteSlice<'a>,
-    /// Header room and frame, in order.
+    /// The segments of header room and frame, in order.
     pub segments: &'a [Segment],
 }
 
-/// A transmit ring.
+/// A transmit ring of one device, owned by a [`TxQueue`](crate::tx::TxQueue).
 pub trait TxDriver {
-    /// What the ring and its device take. Asked once, when the queue is attached, and checked then.
+    /// Returns the limits of the ring and its device. Called once, when the queue is attached, which checks
+    /// them.
     fn limits(&self) -> TxLimits;
 
-    /// Free entries of the ring.
+    /// Returns the number of free entries of the ring.
     fn room(&self) -> usize;
 
-    /// Entries that a packet of so many segments takes.
+    /// Returns the number of entries that a packet of `segments` segments takes.
     fn cost(&self, segments: usize) -> usize {
         segments
     }
 
-    /// Writes a packet's descriptors. The device need not see them before [`TxDriver::flush`].
+    /// Writes the descriptors of a packet. The device need not see them before [`TxDriver::flush`].
     ///
     /// # Errors
-    /// Nothing was written.
+    /// [`Refused`]; nothing was written then.
     fn encap(&mut self, packet: &TxPacket<'_>, token: u16) -> Result<(), Refused>;
 
-    /// Shows the device what was written; true when it wants its doorbell rung.
+    /// Publishes the written descriptors to the device. Returns true if it wants its doorbell rung.
     fn flush(&mut self) -> bool;
 
-    /// Whether the device broke the rules of the ring, which then takes and gives nothing until it is reset.
+    /// Returns true if the device broke the rules of the ring, which then neither accepts nor completes
+    /// packets until it is reset.
     fn is_broken(&self) -> bool {
         false
     }
 
-    /// The token of a packet that the device is done with, oldest first where the device keeps order.
+    /// Returns the token of the next packet that the device has completed, in the device's order, or `None`.
     fn completed(&mut self) -> Option<u16>;
 }
 
-/// A buffer that the device has filled.
+/// The completion of a receive buffer: the device has filled it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// What the buffer was posted with.
+    /// The token that the buffer was posted with.
     pub token: u16,
-    /// Bytes the device says it wrote. It may lie.
+    /// Number of bytes that the device reports to have written; not checked against the buffer yet.
     pub len: u32,
 }
 
-/// What the front of a packet's first buffer says.
+/// The contents of the driver's header in front of a received packet, as the device wrote them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Start {
-    /// What is left to be done with the frame.
+    /// The offloads that the frame still needs or that the device has verified.
     pub header: Header,
-    /// Buffers that the packet lies in, this one included. A device may say 0 or too many.
+    /// Number of buffers that the packet occupies, this one included; not checked: it may be 0 or too
+    /// large.
     pub buffers: u16,
-    /// The hash of its flow, if the device computed one.
+    /// The flow hash, if the device computed one.
     pub hash: Option<u32>,
 }
 
-/// A receive ring.
+/// A receive ring of one device, owned by an [`RxQueue`](crate::rx::RxQueue).
 pub trait RxDriver {
-    /// What the ring and its device need. Asked once, when the queue is attached, and checked then.
+    /// Returns the requirements of the ring and its device. Called once, when the queue is attached, which
+    /// checks them.
     fn limits(&self) -> RxLimits;
 
-    /// Free entries of the ring.
+    /// Returns the number of free entries of the ring.
     fn room(&self) -> usize;
 
-    /// Gives the device a buffer of one segment or, where [`RxLimits::mode`] says so, more. The device need not
-    /// see it before [`RxDriver::flush`].
+    /// Writes the descriptors of an empty buffer: one segment or, in [`RxMode::Whole`](crate::limits::RxMode),
+    /// several. The device need not see it before [`RxDriver::flush`].
     ///
     /// # Errors
-    /// The ring has not taken it.
+    /// [`Refused`]; the ring has not accepted the buffer then.
     fn post(&mut self, segments: &[Segment], token: u16) -> Result<(), Refused>;
 
-    /// Shows the device what was posted; true when it wants its doorbell rung.
+    /// Publishes the posted buffers to the device. Returns true if it wants its doorbell rung.
     fn flush(&mut self) -> bool;
 
-    /// The next buffer that the device has filled.
+    /// Returns the next buffer that the device has filled, or `None`.
     fn completed(&mut self) -> Option<Completion>;
 
-    /// Says how a packet begins. `front` is the driver's header, the first [`RxLimits::header_len`] bytes of the packet's
-    /// first buffer. Called once per packet, in the order in which first buffers were
-    /// [completed](RxDriver::completed), for rings that say it beside the buffers.
+    /// Parses the driver's header in `front`, the first [`RxLimits::header_len`] bytes of a packet's first
+    /// buffer. Called once per packet, in the order in which the first buffers were
+    /// [completed](RxDriver::completed), so that rings which keep this information beside the buffers can
+    /// find it.
     fn start(&mut self, front: ReadSlice<'_>) -> Start;
 }

@@ -1,7 +1,8 @@
-//! Burst forwarding: from one queue to others, a burst at a time.
+//! Burst forwarding from one receive queue to several transmit queues.
 //!
-//! One packet at a time would pay for a doorbell, a look at the ring and a line of counters each. So a burst is
-//! taken, sorted by output, and every output is dealt with once.
+//! A worker creates one [`Forwarder`] for its lifetime and calls [`Forwarder::forward`] for each input queue,
+//! in turn. A burst is received, grouped by output, and each output is reclaimed, filled and flushed once, so
+//! that the cost of a doorbell and of reading the ring's shared words is paid per burst, not per packet.
 
 use ringferry_packet::buffer::{Chain, Pools};
 
@@ -10,64 +11,64 @@ use crate::map::MapError;
 use crate::rx::RxQueue;
 use crate::tx::{SendError, TxQueue, Unsent};
 
-/// What a forwarder counts.
+/// Counters of a forwarder since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ForwardStats {
-    /// Packets taken from receive queues, good ones.
+    /// Valid packets taken from receive queues.
     pub received: u64,
-    /// Packets handed to outputs.
+    /// Packets accepted by outputs.
     pub forwarded: u64,
-    /// Bytes of their frames.
+    /// Bytes of the frames of forwarded packets.
     pub bytes: u64,
-    /// Groups: `forwarded` per group is what batching has to work with.
+    /// Groups of packets of one burst with the same output; `forwarded` per group is the batch size.
     pub groups: u64,
-    /// Dropped: no output was chosen.
+    /// Packets dropped because `choose` selected no output.
     pub no_output: u64,
-    /// Dropped: what the sender says is left to be done does not fit the frame.
+    /// Packets dropped because the offloads in their header do not agree with the frame.
     pub bad_header: u64,
-    /// Dropped: the ring of the output was full.
+    /// Packets dropped because the ring of the output was full.
     pub ring_full: u64,
-    /// Dropped: there were no buffers to map it with.
+    /// Packets dropped because there were no buffers to map them with.
     pub no_buffers: u64,
-    /// Dropped: the output could never send it, or is broken.
+    /// Packets dropped because the output is broken or could never send them.
     pub unsendable: u64,
 }
 
 impl ForwardStats {
-    /// Packets dropped, whatever the reason. [`ForwardStats::received`] is this and
+    /// Returns the number of packets dropped for any reason: [`ForwardStats::received`] less
     /// [`ForwardStats::forwarded`].
     pub fn dropped(&self) -> u64 {
         self.no_output + self.bad_header + self.ring_full + self.no_buffers + self.unsendable
     }
 }
 
-/// Takes bursts and sends them on. One for each worker.
+/// Forwards bursts; each worker has its own.
 #[derive(Debug)]
 pub struct Forwarder {
-    /// The packets of the burst, by output; empty between bursts, and their memory kept.
+    /// The packets of the burst by output; empty between bursts, with their storage kept.
     groups: Box<[Vec<Chain>]>,
     burst: usize,
     stats: ForwardStats,
 }
 
 impl Forwarder {
-    /// A forwarder to so many outputs, of bursts of at most `burst` packets.
+    /// Creates a forwarder to `outputs` outputs, with bursts of at most `burst` packets.
     pub fn new(outputs: usize, burst: usize) -> Self {
         let groups = (0..outputs).map(|_| Vec::with_capacity(burst)).collect();
         Self { groups, burst, stats: ForwardStats::default() }
     }
 
-    /// What was counted.
+    /// Returns a copy of the counters.
     pub fn stats(&self) -> ForwardStats {
         self.stats
     }
 
-    /// Forwards a burst; returns how many packets it had, 0 when there was nothing to do.
+    /// Forwards one burst and returns the number of its packets, 0 if the input had none.
     ///
-    /// `choose` says which output a packet goes to, or none, in which case it is dropped. It may rewrite the packet. `ring` is called with the
-    /// number of each output whose device wants its doorbell rung, and the output. Completed packets are taken back
-    /// as needed, and go back to `input` where they came from it. Posting them again is up to the caller, by
-    /// [`RxQueue::top_up`]: the input has a doorbell of its own.
+    /// `choose` returns the number of the output for a packet, or `None` to drop it; it may rewrite the
+    /// packet. `ring` is called with the number and the queue of each output whose device wants its doorbell
+    /// rung. Completed packets are reclaimed as needed, and buffers that came from `input` go back to it.
+    /// The caller must post them again by [`RxQueue::top_up`], as the input has a doorbell of its own.
     #[inline]
     pub fn forward<R: RxDriver, T: TxDriver>(
         &mut self,
@@ -81,7 +82,7 @@ impl Forwarder {
         let known = groups.len().min(outputs.len());
         let taken = input.lend(*burst, pools, |mut chain, _| {
             stats.received += 1;
-            // What a device says of a received frame is not what a driver may say of one it sends.
+            // Some header flags are allowed only in received frames; they are removed before sending.
             chain.header = chain.header.sanitised();
             let asks = chain.header.needs_csum() || chain.header.is_gso();
             if asks && chain.header.check(chain.len()).is_err() {
@@ -122,8 +123,8 @@ impl Forwarder {
     }
 }
 
-/// A packet was not sent: once more after a look at what the device is done with, if that may help. True when it was
-/// sent; otherwise it is dropped and counted.
+/// Handles a packet that was not sent: if its error is retryable, flushes and reclaims, and sends it once
+/// more. Returns true if it was sent; otherwise it has been dropped and counted.
 #[cold]
 #[inline(never)]
 fn retry<R: RxDriver, T: TxDriver>(
@@ -136,7 +137,7 @@ fn retry<R: RxDriver, T: TxDriver>(
 ) -> bool {
     let Err(mut unsent) = sent else { return true };
     if unsent.reason.is_retryable() {
-        // A device that has not been shown the packets before this one cannot make room for it.
+        // The device cannot make room before it has seen the packets in front of this one.
         if output.flush() {
             ring(number, output);
         }

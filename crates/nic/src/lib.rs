@@ -1,23 +1,25 @@
-//! A framework for drivers of paravirtual NICs: what every one of them needs and none should write.
+//! A framework for drivers of paravirtual NICs, like iflib in FreeBSD: it contains the parts that all such
+//! drivers have in common.
 //!
-//! A driver supplies one small trait for each direction and the limits of its device. The framework owns
+//! A driver supplies one small trait for each direction and the limits of its device. The framework does
 //! everything else: packets and buffers, mapping, doorbells, reclaim, refill, statistics.
 //!
-//! | module | idea | owns |
+//! | module | contents | owns |
 //! |---|---|---|
-//! | [`driver`] | what a driver supplies | nothing |
-//! | [`limits`] | what rings and devices take, checked once | nothing |
-//! | [`map`] | any packet to at most so many segments | nothing: packets pass through |
-//! | [`tx`] | the transmit half | packets, from sent to completed |
-//! | [`rx`] | the receive half | buffers, from carved to delivered |
-//! | [`forward`] | bursts from one queue to others | a burst |
-//! | [`cpus`] | which CPU a queue gets | nothing |
-//! | [`drivers`] | a driver without a device, and one with a device of its own | their rings |
+//! | [`driver`] | the traits that a driver implements | nothing |
+//! | [`limits`] | limits of rings and devices, checked when a queue is attached | nothing |
+//! | [`map`] | mapping of packets to the number of segments that a device allows | nothing |
+//! | [`tx`] | the transmit queue | packets, from sent to reclaimed |
+//! | [`rx`] | the receive queue | buffers, from carved to delivered |
+//! | [`forward`] | burst forwarding from one queue to others | a burst |
+//! | [`cpus`] | placement of queues on CPUs | nothing |
+//! | [`drivers`] | a null driver and a loopback driver | their rings |
 //!
-//! Begin with the [guide]: a packet's life on a page, in each direction.
+//! Begin with the [guide], which has the life of a packet in each direction on one page.
 //!
-//! Queues belong to one thread and borrow the [pools](ringferry_packet::buffer::Pools) of that thread for each
-//! call. On the way of an ordinary packet nothing is allocated, locked or counted atomically.
+//! A queue is attached at set-up, belongs to one thread, borrows that thread's
+//! [pools](ringferry_packet::buffer::Pools) for each call, and is detached at the end. An ordinary packet
+//! needs no allocation from the heap, no lock and no atomic operation.
 #![forbid(unsafe_code)]
 
 pub mod cpus;
@@ -29,7 +31,7 @@ pub mod map;
 pub mod rx;
 pub mod tx;
 
-/// Pages to read before the code.
+/// Guides to the framework, to be read before the code.
 pub mod guide {
     #[doc = include_str!("../docs/transmit.md")]
     pub mod transmit {}

@@ -1,47 +1,51 @@
-//! What rings and devices take: checked once, loudly, when a queue is attached.
+//! Limits of rings and devices, and their check.
+//!
+//! A driver returns its limits once, when its queue is attached; the queue checks them against the pools and
+//! refuses to attach with an error that names the setting to change. Afterwards no packet can be refused for
+//! its shape.
 
 use ringferry_packet::buffer::Pools;
 
 use crate::map::{Full, MAX_SEGS};
 
-/// How many segments of what kind a device takes for one packet.
+/// Limits of a device on the segments of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegLimits {
-    /// Most segments.
+    /// Largest number of segments, those that the driver adds included.
     pub max_segs: u16,
-    /// Segments that the driver adds by itself. They come off [`SegLimits::max_segs`], here and nowhere
-    /// else.
+    /// Number of segments that the driver adds itself. Only [`SegLimits::segs`] subtracts it from
+    /// [`SegLimits::max_segs`].
     pub reserved: u16,
-    /// Longest segment in bytes.
+    /// Length of the longest segment in bytes.
     pub max_seg_len: u32,
-    /// No segment crosses a multiple of this power of two, if there is one.
+    /// A power of two in bytes, no multiple of which a segment may cross; `None` if there is no such rule.
     pub boundary: Option<u64>,
-    /// Bytes that the first segment holds at least, header room included, of a packet that has as many.
+    /// Least length in bytes of the first segment, header room included, unless the packet is shorter.
     pub min_first: u32,
-    /// Most bytes of a packet, header room included.
+    /// Largest length of a packet in bytes, header room included.
     pub max_bytes: u32,
 }
 
 impl SegLimits {
-    /// Most segments that a packet may have: what the driver adds comes off.
+    /// Returns the largest number of segments that a packet may have, without those the driver adds.
     #[inline(always)]
     pub fn segs(&self) -> usize {
         self.max_segs.saturating_sub(self.reserved).into()
     }
 
-    /// Whether a packet of so many segments may go: the one place where a count meets its limit. Exactly
-    /// as many as the limit are not too many.
+    /// Returns true if a packet may have `count` segments. The limit itself is allowed. No other place
+    /// compares a count with the limit.
     #[inline(always)]
     pub(crate) fn fits(&self, count: usize) -> bool {
         count <= self.segs()
     }
 
-    /// Checks that no packet can ever be refused for its shape: the longest one, copied to the large
-    /// buffers of `pools`, must fit whatever their addresses, and with it every shorter one. So must the
-    /// `header_room` bytes in front of it.
+    /// Checks that no packet can ever be refused for its shape: the longest one, with `header_room` bytes
+    /// in front and copied to the large buffers of `pools`, must fit at any buffer addresses; every shorter
+    /// one fits then, too.
     ///
     /// # Errors
-    /// The first rule broken. The queue must not be attached.
+    /// The first rule that is broken. The queue must not be attached then.
     pub fn check(&self, header_room: usize, pools: &Pools) -> Result<(), SegError> {
         let allowed = self.segs();
         if allowed == 0 {
@@ -75,10 +79,10 @@ impl SegLimits {
     }
 }
 
-/// Why packets under some [`SegLimits`] could get stuck.
+/// The reason for which packets could get stuck under some [`SegLimits`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SegError {
-    /// The driver takes all segments itself.
+    /// The driver reserves all segments for itself.
     #[error(
         "{reserved} of {max_segs} segments are reserved, which leaves none for the packet; raise max_segs"
     )]
@@ -88,19 +92,19 @@ pub enum SegError {
         /// [`SegLimits::reserved`].
         reserved: u16,
     },
-    /// More than a list of segments holds.
+    /// There are more segments than a [`SegList`](crate::map::SegList) holds.
     #[error("{allowed} segments are more than the {MAX_SEGS} of a list; lower max_segs")]
     TooManySegments {
         /// [`SegLimits::segs`].
         allowed: usize,
     },
-    /// Segments of no bytes.
+    /// The longest segment has no bytes.
     #[error("max_seg_len is 0; set it to the longest segment that the device takes")]
     SegmentLength,
-    /// Not a boundary that addresses can be compared with.
+    /// The boundary is not a power of two.
     #[error("boundary {0} is not a power of two; set it to one, or to none")]
     Boundary(u64),
-    /// Packets of no bytes.
+    /// The longest packet has no bytes behind its header.
     #[error(
         "max_bytes of {max_bytes} leaves nothing behind a header of {header_room} bytes; raise max_bytes"
     )]
@@ -116,9 +120,9 @@ pub enum SegError {
          lower min_first, or make the large buffers more than twice the boundary"
     )]
     First {
-        /// Bytes that the first segment must have: [`SegLimits::min_first`], or the header room.
+        /// Least length of the first segment in bytes: [`SegLimits::min_first`] or the header room.
         min_first: usize,
-        /// Bytes that a large buffer has room for.
+        /// Capacity of a large buffer in bytes.
         room: usize,
     },
     /// Even a full copy may take too many segments.
@@ -129,14 +133,14 @@ pub enum SegError {
     FullCopy {
         /// [`SegLimits::max_bytes`].
         bytes: usize,
-        /// Segments that it takes, in the worst case.
+        /// Number of segments that it takes in the worst case.
         segments: usize,
-        /// Bytes that a large buffer has room for.
+        /// Capacity of a large buffer in bytes.
         room: usize,
         /// [`SegLimits::segs`].
         allowed: usize,
     },
-    /// A full copy takes more buffers than there are.
+    /// A full copy takes more large buffers than the pool has.
     #[error(
         "a packet of {bytes} bytes takes {buffers} large buffers, but the pool has {count}; make the pool or its \
          buffers larger, or max_bytes smaller"
@@ -144,31 +148,31 @@ pub enum SegError {
     FewBuffers {
         /// [`SegLimits::max_bytes`].
         bytes: usize,
-        /// Large buffers that it takes.
+        /// Number of large buffers that it takes.
         buffers: usize,
-        /// Large buffers that there are.
+        /// Number of large buffers in the pool.
         count: u32,
     },
 }
 
-/// What a transmit ring takes.
+/// Limits of a transmit ring and its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TxLimits {
-    /// Entries of the ring.
+    /// Number of entries that the ring has.
     pub ring: u16,
-    /// Bytes of driver's header in front of every frame.
+    /// Length in bytes of the driver's header in front of each frame.
     pub header_room: usize,
-    /// For packets that are one frame.
+    /// Limits for packets that are one frame.
     pub plain: SegLimits,
-    /// For packets that the device is to cut into frames.
+    /// Limits for packets that the device segments (TSO, USO).
     pub tso: SegLimits,
 }
 
 impl TxLimits {
-    /// Checks the limits of both kinds of packets, and that the ring can hold the longest of either.
+    /// Checks the limits for both kinds of packets, and that the ring can hold the largest of either.
     ///
     /// # Errors
-    /// The first rule broken. The queue must not be attached.
+    /// The first rule that is broken. The queue must not be attached then.
     pub fn check(&self, pools: &Pools) -> Result<(), LimitError> {
         let max_segs = self.plain.max_segs.max(self.tso.max_segs);
         if max_segs > self.ring {
@@ -179,10 +183,10 @@ impl TxLimits {
     }
 }
 
-/// Why a transmit queue is not attached.
+/// The reason for which the limits of a transmit ring are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
-    /// A packet could need more entries than there are, and would wait for ever.
+    /// A packet could need more entries than the ring has, and would wait for ever.
     #[error(
         "max_segs of {max_segs} is more than the {ring} entries of the ring; lower max_segs or enlarge the ring"
     )]
@@ -192,34 +196,34 @@ pub enum LimitError {
         /// [`TxLimits::ring`].
         ring: u16,
     },
-    /// In the limits of packets that are one frame.
+    /// The limits for packets that are one frame are wrong.
     #[error("limits of plain packets: {0}")]
     Plain(SegError),
-    /// In the limits of packets that the device is to cut into frames.
+    /// The limits for packets that the device segments are wrong.
     #[error("limits of packets to be segmented: {0}")]
     Tso(SegError),
 }
 
-/// How received packets lie in buffers.
+/// The placement of received packets in buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RxMode {
-    /// A packet takes as many buffers as it needs.
+    /// A packet takes as many buffers as it needs (VIRTIO_NET_F_MRG_RXBUF).
     Mergeable,
-    /// A packet takes one buffer, which is a chain of segments where one chunk cannot hold it.
+    /// A packet takes one buffer, which has several segments if one chunk cannot hold it.
     Whole,
 }
 
-/// What a receive ring needs.
+/// Requirements of a receive ring and its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RxLimits {
-    /// Entries of the ring.
+    /// Number of entries that the ring has.
     pub ring: u16,
-    /// Bytes of driver's header in front of every packet.
+    /// Length in bytes of the driver's header in front of each packet.
     pub header_len: usize,
-    /// How packets lie in buffers.
+    /// The placement of packets in buffers.
     pub mode: RxMode,
-    /// Longest frame that may come.
+    /// Length in bytes of the longest frame that may arrive.
     pub max_frame: usize,
-    /// Most segments of a posted buffer.
+    /// Largest number of segments of a posted buffer.
     pub max_segs: u16,
 }

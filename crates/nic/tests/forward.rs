@@ -11,7 +11,7 @@ use ringferry_nic::driver::{Completion, Refused, RxDriver, Segment, Start};
 use ringferry_nic::forward::Forwarder;
 use ringferry_nic::limits::{RxLimits, RxMode};
 use ringferry_nic::rx::{PolicyKind, RxConfig, RxQueue};
-use ringferry_nic::tx::{Chooser, NoHash, TxConfig, TxQueue};
+use ringferry_nic::tx::{NoHash, QueueSelector, TxConfig, TxQueue};
 use ringferry_packet::buffer::{Chain, Pools};
 use ringferry_packet::vnet::{F_DATA_VALID, F_NEEDS_CSUM, GSO_TCPV4, Header};
 use tx_common::{HEADER, Ring, World, available};
@@ -163,21 +163,21 @@ fn forwarded_buffers_are_posted_again_by_the_queue_they_came_from() {
     let mut r = router(2, 32);
     let all = available(&r.pools);
     let mut forwarder = Forwarder::new(2, 32);
-    let mut chooser = Chooser::new(0, 2, NoHash::RoundRobin);
+    let mut selector = QueueSelector::new(0, 2, NoHash::RoundRobin);
     for _ in 0..100 {
         r.arrive((0..16).map(|n| plain(n, 600)));
         forwarder.forward(
             &mut r.input,
             &mut r.outputs,
             &mut r.pools,
-            |chain| Some(chooser.choose(chain.hash)),
+            |chain| Some(selector.select(chain.hash)),
             |_, _| {},
         );
         assert_eq!((r.taken(0).len(), r.taken(1).len()), (8, 8));
         r.input.top_up();
     }
     let stats = forwarder.stats();
-    assert_eq!((stats.forwarded, stats.dropped(), chooser.no_hash()), (1600, 0, 1600));
+    assert_eq!((stats.forwarded, stats.dropped(), selector.no_hash()), (1600, 0, 1600));
     // Only what is in the rings was ever carved, and the pools have lent nothing.
     let rx = r.input.stats();
     assert!(rx.carved < 512 && rx.recycled > 1000, "{rx:?}");

@@ -226,7 +226,7 @@ fn reclaim_looks_once_for_a_quarter_of_the_ring_when_short_and_before_idle() {
     let mut looks = Vec::new();
     for sent in 0..64 {
         queue.make_room(1, &mut pools);
-        if queue.stats().looks > looks.len() as u64 {
+        if queue.stats().reclaim_passes > looks.len() as u64 {
             looks.push(sent);
         }
         queue.send(pools.chain_of(&[1; 60]).unwrap(), &mut pools).unwrap();
@@ -234,7 +234,7 @@ fn reclaim_looks_once_for_a_quarter_of_the_ring_when_short_and_before_idle() {
     assert_eq!(looks, [16, 32, 48]);
     queue.make_room(1, &mut pools);
     queue.make_room(1, &mut pools);
-    assert_eq!(queue.stats().looks, 5, "short of space looks each time");
+    assert_eq!(queue.stats().reclaim_passes, 5, "short of space looks each time");
     assert!(queue.before_idle(&mut pools));
     queue.driver().complete(64);
     assert!(!queue.before_idle(&mut pools));
@@ -251,7 +251,7 @@ fn the_setting_says_how_often_reclaim_looks() {
         queue.make_room(1, &mut pools);
         queue.send(pools.chain_of(&[1; 60]).unwrap(), &mut pools).unwrap();
     }
-    assert_eq!(queue.stats().looks, 7);
+    assert_eq!(queue.stats().reclaim_passes, 7);
 }
 
 #[test]

@@ -1,9 +1,10 @@
-//! What is sent comes back: a driver, and the device that it drives.
+//! The loopback driver and the device that it drives: each packet that is sent is received again.
 //!
-//! Read it before writing a driver of your own. [`LoopbackTx`] and [`LoopbackRx`] are all that a driver is: some
-//! limits, and the ring operations. The framework does the rest. `Device` stands for hardware: it sees
-//! addresses and lengths, and copies packets from the transmit ring to posted buffers when it is told that there is
-//! something new.
+//! [`loopback`] creates both halves over one device; a queue is attached to each, and the device ends with
+//! the last of them. It is meant to be read before writing a driver: [`LoopbackTx`] and [`LoopbackRx`] are
+//! complete drivers, that is, limits and ring operations. `Device` stands for the hardware: it knows addresses
+//! and lengths, and copies packets from the transmit ring to posted buffers whenever either half flushes. The
+//! halves may be on different threads; a mutex guards the device.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,21 +16,21 @@ use smallvec::SmallVec;
 use crate::driver::{Completion, Refused, RxDriver, Segment, Start, TxDriver, TxPacket};
 use crate::limits::{RxLimits, RxMode, SegLimits, TxLimits};
 
-/// Longest frame: an IP packet of 64 KiB, Ethernet and a VLAN tag in front.
+/// Length in bytes of the longest frame: an IP packet of 64 KiB behind Ethernet and a VLAN tag.
 pub const MAX_FRAME: usize = 65_535 + 18;
 
-/// How a loopback device is made.
+/// Settings of a loopback device.
 #[derive(Clone, Copy, Debug)]
 pub struct LoopbackConfig {
-    /// Entries of each ring.
+    /// Number of entries of each ring.
     pub ring: u16,
-    /// Most segments of a packet that is sent, and of a buffer that is posted.
+    /// Largest number of segments of a packet that is sent, and of a buffer that is posted.
     pub max_segs: u16,
-    /// How received packets lie in buffers.
+    /// The placement of received packets in buffers.
     pub mode: RxMode,
 }
 
-/// A packet, or a buffer: what the device knows of it.
+/// A packet to send or a buffer to fill, as the device knows it.
 #[derive(Debug)]
 struct Entry {
     token: u16,
@@ -46,23 +47,23 @@ impl Entry {
     }
 }
 
-/// The device: both rings, as it sees them.
+/// The device with both rings.
 #[derive(Debug)]
 struct Device {
     memory: Arc<GuestMemory>,
     config: LoopbackConfig,
     sent: VecDeque<Entry>,
     posted: VecDeque<Entry>,
-    /// Packets that it is done with: token and segments.
+    /// Completed packets: token and number of segments.
     transmitted: VecDeque<(u16, usize)>,
-    /// Buffers that it has filled.
+    /// Filled buffers.
     received: VecDeque<Completion>,
     dropped: u64,
 }
 
 impl Device {
-    /// Copies every packet for which there are buffers. The others wait; a packet that would wait for ever is
-    /// dropped.
+    /// Copies each packet for which there are buffers. The others wait, unless no posted buffer could ever
+    /// hold them; those are dropped.
     fn run(&mut self) {
         while let Some(packet) = self.sent.pop_front() {
             let len = packet.len();
@@ -82,7 +83,7 @@ impl Device {
         self.posted.len() < self.config.ring.into()
     }
 
-    /// How many of the posted buffers a packet takes, if there are as many.
+    /// Returns how many of the posted buffers a packet of `len` bytes takes, or `None` if there are too few.
     fn buffers_for(&self, len: usize) -> Option<usize> {
         match self.config.mode {
             RxMode::Whole => self.posted.front().filter(|buffer| buffer.len() >= len).map(|_| 1),
@@ -133,7 +134,7 @@ impl Device {
     }
 }
 
-/// The device, from either side.
+/// A shared handle of the device, held by each half of the driver.
 #[derive(Clone, Debug)]
 struct Wire(Arc<Mutex<Device>>);
 
@@ -143,7 +144,7 @@ impl Wire {
     }
 }
 
-/// Makes a device in `memory`, where all buffers must be, and the two halves of its driver.
+/// Creates a device over `memory`, in which all buffers must be, and returns the two halves of its driver.
 pub fn loopback(memory: &Arc<GuestMemory>, config: LoopbackConfig) -> (LoopbackTx, LoopbackRx) {
     let wire = Wire(Arc::new(Mutex::new(Device {
         memory: Arc::clone(memory),
@@ -158,7 +159,7 @@ pub fn loopback(memory: &Arc<GuestMemory>, config: LoopbackConfig) -> (LoopbackT
     (LoopbackTx { wire: wire.clone(), config, room }, LoopbackRx { wire, config, room })
 }
 
-/// The driver's transmit half.
+/// The transmit half of the driver.
 #[derive(Debug)]
 pub struct LoopbackTx {
     wire: Wire,
@@ -167,7 +168,7 @@ pub struct LoopbackTx {
 }
 
 impl LoopbackTx {
-    /// Packets that no buffer could ever have held.
+    /// Returns the number of packets that were dropped because no buffer could ever hold them.
     pub fn dropped(&self) -> u64 {
         self.wire.device().dropped
     }
@@ -197,7 +198,7 @@ impl TxDriver for LoopbackTx {
         Ok(())
     }
 
-    /// The device needs no doorbell: it runs here.
+    /// Runs the device here, so that it needs no doorbell.
     fn flush(&mut self) -> bool {
         self.wire.device().run();
         false
@@ -210,7 +211,7 @@ impl TxDriver for LoopbackTx {
     }
 }
 
-/// The driver's receive half.
+/// The receive half of the driver.
 #[derive(Debug)]
 pub struct LoopbackRx {
     wire: Wire,
@@ -239,7 +240,7 @@ impl RxDriver for LoopbackRx {
         Ok(())
     }
 
-    /// Packets may be waiting for the buffers that are new.
+    /// Runs the device, as packets may be waiting for the new buffers.
     fn flush(&mut self) -> bool {
         self.wire.device().run();
         false

@@ -1,9 +1,9 @@
-//! Drivers that need no device.
+//! Drivers that need no device. Tests and experiments create them and attach queues to them as to real ones.
 //!
-//! | driver | what is sent | what is received | for |
+//! | driver | a packet that is sent | packets received | purpose |
 //! |---|---|---|---|
-//! | [`null`] | is gone at once | nothing | what the framework itself costs |
-//! | [`loopback`] | comes back | what was sent | tests; and to read, before writing a driver |
+//! | [`null`] | is completed at once | none | measuring the cost of the framework itself |
+//! | [`loopback`] | is received again | those sent | tests; an example to read before writing a driver |
 
 pub mod loopback;
 pub mod null;

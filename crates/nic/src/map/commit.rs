@@ -1,10 +1,14 @@
-//! Plans come true: allocate everything first, then change the packet. Nothing here can fail half-way.
+//! Execution of a mapping plan: allocates all buffers first, then changes the packet.
+//!
+//! [`Mapper::map`](super::Mapper::map) calls an `alloc_*` function, which may fail and then leaves everything
+//! as it was, and after it [`prepend`], [`collapse`] or [`defrag`], which cannot fail: no packet is ever left
+//! half mapped.
 
 use ringferry_packet::buffer::{Buf, Chain, Pools};
 
 use super::plan::{Full, Group, Job, alloc};
 
-/// A packet that takes over the offloads and the flow of another, and no data.
+/// Makes an empty packet with the offloads and the flow hash of `chain`.
 fn successor(chain: &Chain) -> Chain {
     let mut next = Chain::default();
     next.header = chain.header;
@@ -12,20 +16,21 @@ fn successor(chain: &Chain) -> Chain {
     next
 }
 
-/// Gives buffers back that were allocated in vain, or have been copied.
+/// Recycles buffers that were allocated in vain, or whose data has been copied.
 fn give_back(bufs: impl Iterator<Item = Buf>, pools: &mut Pools) {
     for buf in bufs {
         pools.recycle(buf);
     }
 }
 
-/// Leaves out the first bytes of an empty buffer's room.
+/// Moves the start of an empty buffer's data `skip` bytes into its room.
 fn leave_out(buf: &mut Buf, skip: usize) {
     buf.grow(skip);
     buf.pull(skip);
 }
 
-/// The new buffers of the groups, in order; false, and none, when there are not as many.
+/// Allocates the new buffers of the groups, in order, into `fresh`. Returns false, and keeps none, if the
+/// pools have too few.
 pub(super) fn alloc_groups(groups: &[Group], pools: &mut Pools, fresh: &mut Vec<Buf>) -> bool {
     groups.iter().filter(|group| group.need > 0).all(|group| {
         let buf = alloc(pools, group.need);
@@ -38,7 +43,7 @@ pub(super) fn alloc_groups(groups: &[Group], pools: &mut Pools, fresh: &mut Vec<
     }
 }
 
-/// As many large buffers; false, and none, when there are fewer.
+/// Allocates `buffers` large buffers into `fresh`. Returns false, and keeps none, if the pool has fewer.
 pub(super) fn alloc_large(buffers: usize, pools: &mut Pools, fresh: &mut Vec<Buf>) -> bool {
     fresh.extend((0..buffers).map_while(|_| pools.large.alloc()));
     if fresh.len() < buffers {
@@ -47,7 +52,7 @@ pub(super) fn alloc_large(buffers: usize, pools: &mut Pools, fresh: &mut Vec<Buf
     fresh.len() == buffers
 }
 
-/// Puts the header room in front of the packet, in a buffer of its own.
+/// Puts the header room in front of the packet, in the separate buffer `buf`.
 pub(super) fn prepend(job: &Job, mut chain: Chain, mut buf: Buf) -> Chain {
     let skip = job.limits.skip(buf.addr(), job.header, buf.tailroom());
     leave_out(&mut buf, skip);
@@ -56,10 +61,11 @@ pub(super) fn prepend(job: &Job, mut chain: Chain, mut buf: Buf) -> Chain {
     chain
 }
 
-/// Merges neighbours. Returns the packet, header room in front, and how many bytes were copied.
+/// Merges neighbours by plan. Returns the packet with the header room in front, and the number of bytes
+/// copied.
 ///
-/// What has been copied is `spent`, and given back all at once: dropping a buffer is an atomic operation if it is not
-/// of `pools`, and that would wait each time for the copy before it to leave the store buffer.
+/// Buffers whose data was copied are collected in `spent` and recycled together at the end: dropping one that
+/// does not belong to `pools` is an atomic operation, which would wait for the stores of the copy before it.
 pub(super) fn collapse(
     job: &Job,
     mut chain: Chain,
@@ -71,7 +77,7 @@ pub(super) fn collapse(
     let mut next = successor(&chain);
     let in_place = !job.own && groups.first().is_some_and(|group| group.need == 0);
     if in_place {
-        // Planned with this room, which nobody can have taken since.
+        // The plan found this head room, and nobody can have used it since.
         chain.push(job.header);
     }
     let mut header = if in_place { 0 } else { job.header };
@@ -79,7 +85,7 @@ pub(super) fn collapse(
     let mut bufs = chain.into_bufs().into_iter();
     let mut fresh = fresh.drain(..);
     for group in groups {
-        // Copies go to the new buffer, or behind the last that stays.
+        // Data is copied to the new buffer, or behind the data of the last buffer that is kept.
         let mut last = if group.need > 0 { fresh.next() } else { None };
         if let Some(buf) = &mut last {
             let skip = job.limits.skip(buf.addr(), group.len, buf.tailroom());
@@ -100,7 +106,7 @@ pub(super) fn collapse(
     (next, copied)
 }
 
-/// Copies all of the packet to large buffers. Returns it, header room in front.
+/// Copies the whole packet to large buffers and returns it with the header room in front.
 pub(super) fn defrag(job: &Job, chain: Chain, full: &Full, fresh: &mut Vec<Buf>, pools: &mut Pools) -> Chain {
     let mut next = successor(&chain);
     let mut pieces = chain.pieces();
@@ -113,7 +119,7 @@ pub(super) fn defrag(job: &Job, chain: Chain, full: &Full, fresh: &mut Vec<Buf>,
         }
         leave_out(&mut buf, skip);
         if left == job.total {
-            // The first segment has room for the header: limits were checked with it.
+            // The first segment has room for the header, as the limits were checked with it.
             buf.grow(job.header);
             part -= job.header;
             left -= job.header;

@@ -1,4 +1,5 @@
-//! Where segments begin and end, and how many there are: pure arithmetic over addresses and lengths.
+//! Counting of segments: pure arithmetic over addresses and lengths, used by the planner before a packet is
+//! changed and by the mapper to fill the segment list after it.
 
 use ringferry_packet::buffer::{Buf, Chain};
 
@@ -6,14 +7,15 @@ use super::SegList;
 use crate::driver::Segment;
 use crate::limits::SegLimits;
 
-/// Segments of a packet as it lies in memory. Neighbours that continue each other are one segment, unless
-/// that is longer than [`SegLimits::max_seg_len`] or crosses a [`SegLimits::boundary`]; empty buffers are none.
+/// Returns the number of segments of a packet as it lies in memory. Adjacent buffers form one segment unless
+/// that is longer than [`SegLimits::max_seg_len`] or crosses a [`SegLimits::boundary`]; empty buffers count
+/// as none.
 #[inline]
 pub fn count(chain: &Chain, limits: &SegLimits) -> usize {
     Runs::of(chain.bufs(), 0).fold(0, |count, run| count.saturating_add(limits.pieces(run.addr, run.len)))
 }
 
-/// Replaces the segments by those of these buffers: as many as [`count`] says. They must fit.
+/// Replaces the contents of `segs` by the segments of `bufs`, as many as [`count`] returns. They must fit.
 #[inline]
 pub(super) fn fill(bufs: &[Buf], limits: &SegLimits, segs: &mut SegList) {
     segs.clear();
@@ -27,7 +29,7 @@ pub(super) fn fill(bufs: &[Buf], limits: &SegLimits, segs: &mut SegList) {
     }
 }
 
-/// Bytes one behind the other, in one buffer or more.
+/// A run of contiguous bytes in one or more buffers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
     pub addr: u64,
@@ -36,10 +38,10 @@ pub(super) struct Run {
     pub last: usize,
 }
 
-/// The runs of some buffers, each as long as can be.
+/// Iterates over the maximal runs of some buffers.
 pub(super) struct Runs<'a> {
     bufs: std::iter::Enumerate<std::slice::Iter<'a, Buf>>,
-    /// The next buffer that has data, so that each is looked at once.
+    /// The next buffer with data, read ahead so that each buffer is read once.
     ahead: Option<Run>,
 }
 
@@ -81,38 +83,40 @@ impl Iterator for Runs<'_> {
 }
 
 impl SegLimits {
-    /// Longest segment. Limits that were never checked are no reason to divide by zero.
+    /// Returns the length of the longest segment, at least 1 to avoid a division by zero if the limits were
+    /// never checked.
     #[inline(always)]
     fn longest(&self) -> usize {
         self.max_seg_len.max(1) as usize
     }
 
-    /// Bytes between boundaries. Limits that were never checked are no reason for nonsense.
+    /// Returns the distance between boundaries in bytes, ignoring one that is not a power of two, in case the
+    /// limits were never checked.
     #[inline(always)]
     pub(super) fn block(&self) -> Option<u64> {
         self.boundary.filter(|boundary| boundary.is_power_of_two())
     }
 
-    /// Bytes from `addr` to the next boundary, at least one.
+    /// Returns the number of bytes, at least one, from `addr` to the next boundary.
     #[inline(always)]
     pub(super) fn before_boundary(&self, addr: u64) -> Option<u64> {
         self.block().map(|boundary| boundary - (addr & (boundary - 1)))
     }
 
-    /// Whether the `len` bytes at `addr`, at least one, are one segment.
+    /// Returns true if the `len` bytes (at least one) at `addr` fit one segment.
     #[inline(always)]
     pub(super) fn is_one(&self, addr: u64, len: usize) -> bool {
         len <= self.longest() && self.before_boundary(addr).is_none_or(|most| len as u64 <= most)
     }
 
-    /// Length of the first segment of the `len` bytes at `addr`.
+    /// Returns the length of the first segment of the `len` bytes at `addr`.
     #[inline(always)]
     pub(super) fn first_len(&self, addr: u64, len: usize) -> usize {
         let len = len.min(self.longest());
         self.before_boundary(addr).map_or(len, |most| most.min(len as u64) as usize)
     }
 
-    /// Segments of the `len` bytes at `addr`.
+    /// Returns the number of segments of the `len` bytes at `addr`.
     #[inline]
     pub(super) fn pieces(&self, addr: u64, len: usize) -> usize {
         if len == 0 || self.is_one(addr, len) {
@@ -123,25 +127,26 @@ impl SegLimits {
             return len.div_ceil(longest);
         };
         let first = most.min(len as u64) as usize;
-        // No more bytes than an address space has: what is left of a large boundary does not matter.
+        // A boundary beyond `usize` is never reached, so it may be clamped.
         let (rest, boundary) = (len - first, usize::try_from(boundary).unwrap_or(usize::MAX));
         let blocks = (rest / boundary).saturating_mul(boundary.div_ceil(longest));
         first.div_ceil(longest).saturating_add(blocks).saturating_add((rest % boundary).div_ceil(longest))
     }
 
-    /// Segments of `len` bytes that begin at a boundary: the fewest possible.
+    /// Returns the number of segments of `len` bytes that begin at a boundary: the fewest possible.
     #[inline]
     pub(super) fn fewest(&self, len: usize) -> usize {
         self.pieces(0, len)
     }
 
-    /// Segments of `len` bytes wherever they begin: never less than [`SegLimits::pieces`].
+    /// Returns the largest number of segments of `len` bytes at any address: an upper bound of
+    /// [`SegLimits::pieces`].
     pub(super) fn most(&self, len: usize) -> usize {
         let longest = self.longest();
         let Some(boundary) = self.block().and_then(|boundary| usize::try_from(boundary).ok()) else {
             return len.div_ceil(longest);
         };
-        // Blocks touched by bytes that begin with the last byte of one.
+        // Most blocks are touched if the first byte is the last one of a block.
         let blocks = if len < 2 { len } else { (len - 2) / boundary + 2 };
         if longest >= boundary {
             return blocks;

@@ -1,50 +1,51 @@
-//! What became of the packets of a queue.
+//! Counters of transmit mapping, owned and incremented by a [`Mapper`](super::Mapper).
 
 use super::{MAX_SEGS, MapError};
 
-/// How a packet was mapped.
+/// The way in which a packet was mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// As it was; the driver's header may have got a buffer of its own.
+    /// The packet was unchanged, except that the driver's header may have a buffer of its own.
     Direct,
-    /// Some neighbours were merged.
+    /// Some neighbouring buffers were merged.
     Collapsed,
-    /// All of it was copied.
+    /// The whole packet was copied to large buffers.
     Defragged,
 }
 
-/// Counters of a [`Mapper`](super::Mapper). Every packet increments exactly one of `direct`, `collapsed`,
-/// `defragged` and those in `dropped`.
+/// Counters of a [`Mapper`](super::Mapper). Each packet increments exactly one of `direct`, `collapsed`,
+/// `defragged` and the counters in `dropped`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MapCounters {
-    /// Packets that went as they were.
+    /// Packets mapped without copying.
     pub direct: u64,
-    /// Packets of which some neighbours were merged.
+    /// Packets of which some neighbouring buffers were merged.
     pub collapsed: u64,
-    /// Packets that were copied to large buffers.
+    /// Packets that were copied completely to large buffers.
     pub defragged: u64,
-    /// Packets that did not go.
+    /// Packets that were not mapped, by reason.
     pub dropped: Drops,
-    /// Packets handed back because ring or pools were empty, once for each time: they have no outcome yet.
+    /// Times that a packet was returned because the ring was full or the pools were empty. Such a packet has
+    /// no outcome yet.
     pub retries: u64,
-    /// Times that merging neighbours did not do, would have copied most of the packet, or found no buffers. All of it was
-    /// copied instead.
+    /// Times that merging neighbours was not sufficient, would have copied most of the packet, or found no
+    /// buffers, so that a full copy was tried.
     pub collapse_failed: u64,
-    /// Times that there were no buffers to copy a packet to. The packet was handed back.
+    /// Times that there were no buffers for a full copy, so that the packet was returned.
     pub defrag_failed: u64,
-    /// Bytes copied in order to map packets.
+    /// Bytes copied to map packets.
     pub copied_bytes: u64,
     /// Mapped packets by number of segments.
     pub segments: Histogram,
 }
 
 impl MapCounters {
-    /// Packets that have an outcome.
+    /// Returns the number of packets that have an outcome: mapped or dropped.
     pub fn packets(&self) -> u64 {
         self.mapped() + self.dropped.total()
     }
 
-    /// Packets that were mapped, one way or other.
+    /// Returns the number of packets that were mapped in any way.
     pub fn mapped(&self) -> u64 {
         self.direct + self.collapsed + self.defragged
     }
@@ -60,24 +61,24 @@ impl MapCounters {
     }
 }
 
-/// Packets that did not go, by reason.
+/// Numbers of packets that were not mapped, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drops {
-    /// The caller gave up on a [full ring](MapError::RingFull).
+    /// Packets that the caller gave up because of a [full ring](MapError::RingFull).
     pub ring_full: u64,
-    /// The caller gave up on [empty pools](MapError::NoBuffers).
+    /// Packets that the caller gave up because of [empty pools](MapError::NoBuffers).
     pub no_buffers: u64,
-    /// [Longer](MapError::TooLong) than the device takes.
+    /// Packets [longer](MapError::TooLong) than the device allows.
     pub too_long: u64,
-    /// [Nothing](MapError::Empty) to send.
+    /// Packets [without bytes](MapError::Empty).
     pub empty: u64,
-    /// More [segments](MapError::TooManySegments) than the device takes, even if copied: 0 as long as the pools
-    /// are those that the limits were checked with.
+    /// Packets with more [segments](MapError::TooManySegments) than the device allows, even if copied. 0 if
+    /// the pools have the layout that the limits were checked with.
     pub too_many_segments: u64,
 }
 
 impl Drops {
-    /// All of them.
+    /// Returns the number of packets dropped for any reason.
     pub fn total(&self) -> u64 {
         self.ring_full + self.no_buffers + self.too_long + self.empty + self.too_many_segments
     }
@@ -93,7 +94,7 @@ impl Drops {
     }
 }
 
-/// Packets by number of segments: the n-th entry counts those of n.
+/// A histogram of packets by number of segments: entry n counts packets of n segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram(pub [u64; MAX_SEGS + 1]);
 
@@ -104,7 +105,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// The numbers of segments that occurred, and how often.
+    /// Iterates over the numbers of segments that occurred, with the number of packets of each.
     pub fn iter(&self) -> impl Iterator<Item = (usize, u64)> {
         self.0.iter().copied().enumerate().filter(|(_, packets)| *packets > 0)
     }

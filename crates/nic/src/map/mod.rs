@@ -1,21 +1,29 @@
-//! Transmit mapping: any packet to at most so many segments.
+//! Transmit mapping: turns any packet into at most as many segments as its device allows.
 //!
-//! A packet is a chain of buffers, and a device takes at most N segments for it. A stream made of small sends yields
-//! chains of many more. They are made to fit, by the cheapest way that does:
+//! Each transmit queue owns a [`Mapper`] from attach to detach and calls [`Mapper::direct`] or
+//! [`Mapper::map`] for each packet, on its own thread. A packet is a chain of buffers and may have more pieces
+//! than the N segments of the device, for example a TCP stream made of small sends. The first of these ways
+//! that is sufficient is used (as with `bus_dmamap_load_mbuf_sg`, `m_collapse` and `m_defrag` in FreeBSD):
 //!
-//! 1. *direct*: it fits as it is, exactly N segments included;
-//! 2. *collapse*: some neighbours are merged, in tail room or in new buffers, copying few bytes;
-//! 3. *full copy* to large buffers, if merging does not do, would copy most of the packet, or finds no buffers.
+//! 1. *direct*: the packet has at most N segments as it is;
+//! 2. *collapse*: some neighbours are merged, in tail room or in new buffers, which copies few bytes;
+//! 3. *full copy* to large buffers, if collapsing is not sufficient, would copy most of the packet, or finds
+//!    no buffers.
 //!
-//! The rules, each in one place:
-//! - [`TxLimits`] are checked once, by [`Mapper::new`]: a full copy of the longest packet fits, so no packet is ever
-//!   refused for its shape.
-//! - [`count()`] is pure, and what it says is compared with the limit by one function.
-//! - The plan is made before anything is allocated, and everything is allocated before anything is changed: a packet
-//!   is never half mapped. An error returns it as it was.
-//! - Only buffers that nobody else has are written, and only into their head and tail room. Data that others share is
+//! ```text
+//!   plan (pure) ──► allocate ──► change the packet ──► segments
+//!        │             │
+//!        └─────────────┴──► error: the packet is returned unchanged
+//! ```
+//!
+//! Each rule is in one place:
+//! - [`TxLimits`] are checked once, by [`Mapper::new`]: a full copy of the longest packet fits, so no packet
+//!   is ever refused for its shape.
+//! - [`count()`] is pure, and one function compares its result with the limit.
+//! - The plan is made before anything is allocated, and everything is allocated before anything is changed.
+//! - Only buffers with a single owner are written, and only in their head and tail room; shared data is
 //!   copied.
-//! - Every packet has one outcome: see [`MapCounters`].
+//! - Each packet has one outcome: see [`MapCounters`].
 
 mod commit;
 mod count;
@@ -34,29 +42,30 @@ pub use count::count;
 pub use counters::{Drops, Histogram, MapCounters, Outcome};
 pub(crate) use plan::Full;
 
-/// Most segments of a packet, whatever the device says. A full copy of 64 KiB to buffers of 2 KiB has 33; lists of
-/// 64 would refuse devices with larger limits for no reason.
+/// Largest number of segments of a packet for any device. A full copy of 64 KiB to buffers of 2 KiB has 33;
+/// a list of 64 would refuse devices with larger limits without need.
 pub const MAX_SEGS: usize = 128;
 
-/// The segments of a packet.
+/// The segments of one packet, without allocation from the heap.
 pub type SegList = ArrayVec<Segment, MAX_SEGS>;
 
-/// Why a packet was not mapped.
+/// The reason for which a packet was not mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
-    /// The ring has no room for its segments now.
+    /// The ring has no room for the packet's segments now.
     #[error("the ring is full; reclaim completed packets, and try again")]
     RingFull,
-    /// The pools have no buffers for it now.
+    /// The pools have no buffers for the packet now.
     #[error("no buffers are left to map the packet with; free some, and try again")]
     NoBuffers,
-    /// It has more bytes than the device takes.
+    /// The packet has more bytes than the device allows.
     #[error("the packet is longer than the device takes; segment it, or drop it")]
     TooLong,
-    /// It has no bytes.
+    /// The packet has no bytes.
     #[error("the packet is empty; drop it")]
     Empty,
-    /// Even a full copy has too many segments. Never so with pools like those that the limits were checked with.
+    /// Even a full copy has too many segments. This cannot happen with pools of the layout that the limits
+    /// were checked with.
     #[error(
         "the packet has too many segments even when copied; map with the pools that the queue was attached with"
     )]
@@ -64,29 +73,29 @@ pub enum MapError {
 }
 
 impl MapError {
-    /// Whether the same packet may be mapped later.
+    /// Returns true if the same packet may be mapped later.
     #[inline]
     pub fn is_retryable(self) -> bool {
         matches!(self, Self::RingFull | Self::NoBuffers)
     }
 }
 
-/// A packet that was not mapped, as it was before, and why.
+/// A packet that was not mapped, unchanged, with the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}")]
 pub struct Unmapped {
-    /// Why not.
+    /// The reason for which it was not mapped.
     pub reason: MapError,
-    /// The packet: its data is where it was.
+    /// The packet, with its data where it was.
     pub chain: Chain,
 }
 
-/// Maps the packets of a transmit queue.
+/// Maps the packets of one transmit queue; see the [module](self).
 #[derive(Debug)]
 pub struct Mapper {
     limits: TxLimits,
     counters: MapCounters,
-    // What the planner writes on, kept so that it need not be allocated again.
+    // Scratch memory of the planner, kept so that it is not allocated for each packet.
     units: Vec<Unit>,
     groups: Vec<Group>,
     fresh: Vec<Buf>,
@@ -94,10 +103,10 @@ pub struct Mapper {
 }
 
 impl Mapper {
-    /// A mapper for these limits, and for pools laid out like `pools`.
+    /// Creates a mapper for these limits and for pools with the layout of `pools`.
     ///
     /// # Errors
-    /// The limits, with these pools, would make some packets impossible: see [`TxLimits::check`].
+    /// [`LimitError`], if some packet could not be mapped: see [`TxLimits::check`].
     pub fn new(limits: &TxLimits, pools: &Pools) -> Result<Self, LimitError> {
         limits.check(pools)?;
         Ok(Self {
@@ -110,21 +119,22 @@ impl Mapper {
         })
     }
 
-    /// The limits it was made with.
+    /// Returns the limits that the mapper was created with.
     #[inline]
     pub fn limits(&self) -> &TxLimits {
         &self.limits
     }
 
-    /// What became of all packets so far.
+    /// Returns the counters of all packets so far.
     #[inline]
     pub fn counters(&self) -> &MapCounters {
         &self.counters
     }
 
-    /// A packet that goes as it is, in one segment, as nearly all do. Afterwards it begins with
-    /// [`TxLimits::header_room`] bytes to be written, owned by nobody else. `None`, and nothing has changed, for any
-    /// other packet, which [`Mapper::map`] maps. The ring must have room for it: it is counted as mapped.
+    /// Maps a packet of one buffer to one segment without copying, as nearly all packets allow. It begins with
+    /// [`TxLimits::header_room`] writable bytes of its own afterwards. Returns `None`, with the packet
+    /// unchanged, for any other packet; [`Mapper::map`] maps those. The ring must have room, as the packet is
+    /// counted as mapped.
     #[inline(always)]
     pub fn direct(&mut self, chain: &mut Chain) -> Option<Segment> {
         let limits = if chain.header.is_gso() { &self.limits.tso } else { &self.limits.plain };
@@ -135,20 +145,20 @@ impl Mapper {
             && len <= limits.max_bytes as usize
             && limits.is_one(only.addr().wrapping_sub(header as u64), len)
             && limits.fits(1);
-        // Last, as it changes the packet.
+        // `push` changes the packet, so it must be the last condition.
         (fits && only.push(header)).then(|| {
             self.counters.count(Outcome::Direct, 1);
             Segment { addr: only.addr(), len: len as u32 }
         })
     }
 
-    /// Makes a packet fit. `room` says whether the ring has room for so many segments: it is asked before anything
-    /// is done. Afterwards `segs` describes the packet that is returned, which begins with
-    /// [`TxLimits::header_room`] bytes to be written, in one piece and owned by nobody else.
+    /// Maps a packet of any shape. `room` returns true if the ring has room for a number of segments; it is
+    /// called before anything is changed. Afterwards `segs` holds the segments of the returned packet, which
+    /// begins with [`TxLimits::header_room`] writable bytes of its own, in one piece.
     ///
     /// # Errors
-    /// The packet, as it was, and the reason. Packets that may be [retried](MapError::is_retryable) have no outcome
-    /// yet; the others are counted as dropped.
+    /// The unchanged packet and the reason. Packets that may be [retried](MapError::is_retryable) have no
+    /// outcome yet; the others are counted as dropped.
     #[inline]
     pub fn map(
         &mut self,
@@ -167,8 +177,8 @@ impl Mapper {
         self.map_any(chain, pools, &room, segs)
     }
 
-    /// Counts a packet that the caller drops instead of trying again. Packets that cannot be retried have been
-    /// counted already.
+    /// Counts a packet that the caller drops instead of retrying it. Packets that cannot be retried have
+    /// been counted already.
     #[cold]
     pub fn dropped(&mut self, reason: MapError) {
         if reason.is_retryable() {
@@ -176,7 +186,8 @@ impl Mapper {
         }
     }
 
-    /// Any packet, the rare and the faulty ones too.
+    /// Maps a packet that [`Mapper::direct`] does not: it has several buffers, no room for the header, or is
+    /// faulty.
     #[inline(never)]
     fn map_any(
         &mut self,
@@ -187,7 +198,7 @@ impl Mapper {
     ) -> Result<Chain, Unmapped> {
         let mut limits = if chain.header.is_gso() { self.limits.tso } else { self.limits.plain };
         let header = self.limits.header_room;
-        // The header lies in one piece, however short the first segment may be otherwise.
+        // The first segment must hold the whole header, even if the device allows a shorter one.
         limits.min_first = limits.min_first.max(u32::try_from(header).unwrap_or(u32::MAX));
         let total = header.saturating_add(chain.len());
         if chain.is_empty() {
@@ -219,7 +230,7 @@ impl Mapper {
         Ok(chain)
     }
 
-    /// A packet that does not fit as it is.
+    /// Maps a packet that has too many segments without copying.
     #[cold]
     #[inline(never)]
     fn map_copied(

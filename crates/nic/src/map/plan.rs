@@ -1,56 +1,61 @@
-//! What is to become of a packet with too many segments: decided before anything is allocated or changed.
+//! Planning of a mapping: pure arithmetic that decides how a packet is mapped, before anything is allocated
+//! or changed.
+//!
+//! The mapper makes a [`Job`] for each packet that is not trivially direct, asks it for a plan
+//! ([`Job::direct`], [`Job::collapse`], [`Job::full`], in this order) and passes the plan to `commit`.
 //!
 //! ```text
-//! collapse    groups of neighbours become one: behind the data of the first, if the tail room of a buffer that
-//!             nobody else has takes them, else in a new buffer
-//! full copy   all of the packet to large buffers: the fewest segments that it can have
+//! collapse    a group of neighbours becomes one run: behind the data of its first buffer, if that has a single
+//!             owner and enough tail room, else in a new buffer
+//! full copy   the whole packet goes to large buffers, which gives the fewest segments
 //! ```
 //!
-//! *The cheapest collapse.* Merging is a matter of what not to copy: the large pieces. So pieces are merged only up
-//! to some length, the shortest that is enough, and from the front only until the packet fits. Where all pieces have
-//! about the same length, as in a stream of small sends, this copies one piece per segment to be saved and one more
-//! for each new buffer, and nothing copies less. It is a few passes over the packet. The exact minimum by dynamic
-//! programming takes (pieces x segments) steps, more time than a full copy of 64 KiB.
+//! *The greedy collapse.* Its cost is the bytes copied, so long pieces should stay. Pieces are merged only up to
+//! a length limit, the shortest that is sufficient, and from the front only until the packet fits. If all
+//! pieces have about the same length, as in a stream of small sends, this copies one piece per segment to be
+//! saved and one more for each new buffer, which is optimal. It takes a few passes over the packet. The exact
+//! minimum by dynamic programming takes (pieces x segments) steps, longer than a full copy of 64 KiB.
 
 use ringferry_packet::buffer::{Buf, Chain, Pool, Pools};
 
 use super::count::Runs;
 use crate::limits::SegLimits;
 
-/// Merging is worth while if a half of the packet may stay where it is. Otherwise all of it is copied at once: what merging
-/// would leave is as many short segments as the device takes, which costs its side more than the rest of the copy, and
-/// this one a plan. 128 pieces of 512 bytes for 32 segments: 47 000 instructions with the plan, 26 000 without.
-const WORTH: usize = 2;
+/// Collapse is tried only if at least 1/`KEEP_SHARE` of the packet's bytes may stay where they are. Otherwise a
+/// full copy is cheaper: collapsing would leave as many short segments as the device allows, which costs the
+/// device more than the rest of the copy, and planning costs time here. For 128 pieces of 512 bytes and 32
+/// segments: 47 000 instructions with the plan, 26 000 without.
+const KEEP_SHARE: usize = 2;
 
-/// What the planner knows of a packet.
+/// The input of the planner: the limits and the facts of one packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
-    /// With a [`SegLimits::min_first`] of no less than `header`.
+    /// The limits, with [`SegLimits::min_first`] raised to at least `header`.
     pub limits: SegLimits,
-    /// Bytes in front of the frame.
+    /// Length in bytes of the driver's header in front of the frame.
     pub header: usize,
-    /// Whether they get a buffer of their own, if nothing is merged.
+    /// True if the header needs a buffer of its own unless something is merged.
     pub own: bool,
-    /// Bytes of header and frame.
+    /// Length in bytes of header and frame together.
     pub total: usize,
-    /// Bytes that a large buffer has room for.
+    /// Capacity of a large buffer in bytes.
     pub room: usize,
 }
 
-/// A new buffer.
+/// A new buffer of a plan, not allocated yet.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fresh {
-    /// Room that it must have.
+    /// Least capacity in bytes.
     pub need: usize,
-    /// Segments of what it will hold, at most.
+    /// Upper bound of the number of segments of its data.
     segments: usize,
-    /// Length of the first of them, at least.
+    /// Lower bound of the length of its first segment in bytes.
     first: usize,
 }
 
 impl Fresh {
-    /// One for `len` bytes. Where it will be is not known yet. If its room allows, its data will begin at a
-    /// boundary.
+    /// Plans a buffer for `len` bytes at an unknown address. If `room` allows, it is made so large that its
+    /// data can begin at a boundary.
     fn of(limits: &SegLimits, len: usize, room: usize) -> Option<Self> {
         let slack =
             limits.block().map_or(0, |boundary| (boundary - 1).min((len as u64).saturating_sub(1)) as usize);
@@ -66,8 +71,8 @@ impl Fresh {
 }
 
 impl SegLimits {
-    /// Bytes of an empty buffer with its room at `addr` to leave out so that `len` bytes have as few segments, and
-    /// as long a first one, as they can.
+    /// Returns the number of bytes to skip at the start of an empty buffer at `addr`, so that `len` bytes in
+    /// it have the fewest segments and the longest first segment.
     pub(super) fn skip(&self, addr: u64, len: usize, room: usize) -> usize {
         let Some(most) = self.before_boundary(addr).and_then(|most| usize::try_from(most).ok()) else {
             return 0;
@@ -78,32 +83,32 @@ impl SegLimits {
     }
 }
 
-/// Neighbours that become one.
+/// A group of neighbouring buffers that are merged to one run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Group {
-    /// Room that its new buffer must have; 0 if it has none.
+    /// Least capacity of the group's new buffer in bytes; 0 if it needs none.
     pub need: usize,
-    /// Bytes in its new buffer, header room included.
+    /// Number of bytes in the new buffer, header room included.
     pub len: usize,
-    /// Buffers that stay as they are.
+    /// Number of buffers that are kept as they are.
     pub kept: usize,
-    /// Buffers behind them whose data moves to the new buffer, or to the last that stays.
+    /// Number of buffers behind those whose data is copied to the new buffer, or to the last one kept.
     pub copied: usize,
 }
 
-/// A run of the packet: what is merged or not as a whole.
+/// A run of the packet, which is merged or kept as a whole.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unit {
     bufs: usize,
     addr: u64,
     len: usize,
-    /// Room behind it that may be written.
+    /// Writable room behind the run in bytes.
     tail: usize,
     segments: usize,
 }
 
 impl Unit {
-    /// Puts the runs of `bufs` into `units`.
+    /// Replaces the contents of `units` by the runs of `bufs`, the first extended by `lead` bytes in front.
     pub fn list(bufs: &[Buf], lead: usize, limits: &SegLimits, units: &mut Vec<Unit>) {
         units.clear();
         let mut from = 0;
@@ -122,18 +127,18 @@ impl Unit {
     }
 }
 
-/// Runs with lengths of as many bits.
+/// A length class: all runs whose lengths have the same number of bits.
 #[derive(Clone, Copy, Debug, Default)]
 struct Class {
-    /// The segments they are.
+    /// Number of segments of the runs in the class.
     segments: usize,
     bytes: usize,
 }
 
-/// Classes of lengths.
+/// Number of length classes.
 const CLASSES: usize = usize::BITS as usize + 1;
 
-/// A group that may grow.
+/// The group at the end of the plan, which may still grow.
 #[derive(Clone, Copy, Debug)]
 struct Open {
     group: Group,
@@ -141,40 +146,40 @@ struct Open {
     len: usize,
     tail: usize,
     segments: usize,
-    /// Length of its first segment, at least.
+    /// Lower bound of the length of its first segment in bytes.
     first: usize,
 }
 
 impl Job {
-    /// Whether a packet of so many segments may go, the first of them so long.
+    /// Returns true if a packet with so many segments, the first of `first` bytes, is within the limits.
     fn fits(&self, segments: usize, first: usize) -> bool {
         self.limits.fits(segments) && first >= self.first()
     }
 
-    /// Bytes that the first segment holds at least.
+    /// Returns the least length of the first segment in bytes.
     fn first(&self) -> usize {
         self.total.min(self.limits.min_first as usize)
     }
 
-    /// The new buffer for the header alone.
-    fn own(&self) -> Option<Fresh> {
+    /// Plans a new buffer for the header alone.
+    fn header_buf(&self) -> Option<Fresh> {
         Fresh::of(&self.limits, self.header, self.room)
     }
 
-    /// Plans to change nothing: the segments there are, and the room of the new buffer for the header, 0 if it needs
-    /// none. `None` when that does not do.
+    /// Plans to copy nothing. Returns the number of segments, and the capacity of the new buffer for the
+    /// header (0 if it needs none), or `None` if the packet does not fit like that.
     #[inline]
     pub fn direct(&self, chain: &Chain) -> Option<(usize, usize)> {
         let lead = if self.own { 0 } else { self.header };
         let mut runs = Runs::of(chain.bufs(), lead).peekable();
         let (before, first, need) = if self.own {
-            let fresh = self.own()?;
+            let fresh = self.header_buf()?;
             (fresh.segments, fresh.first, fresh.need)
         } else {
             let first = runs.peek()?;
             (0, self.limits.first_len(first.addr, first.len), 0)
         };
-        // How far a packet is from fitting is nobody's concern here.
+        // Counting stops as soon as the packet does not fit.
         let segments = runs.try_fold(before, |count, run| {
             let count = count + self.limits.pieces(run.addr, run.len);
             self.fits(count, first).then_some(count)
@@ -182,16 +187,16 @@ impl Job {
         self.fits(segments, first).then_some((segments, need))
     }
 
-    /// Plans to copy everything. `None` when not even that does.
+    /// Plans a full copy. Returns `None` if not even that fits.
     pub fn full(&self) -> Option<Full> {
         Full::of(&self.limits, self.header, self.total, self.room)
             .filter(|full| self.limits.fits(full.segments))
     }
 
-    /// Plans the merging of neighbours: groups for all of `units`, and the segments that are left. `None` when that
-    /// does not do.
+    /// Plans the merging of neighbours. Fills `groups` for all of `units` and returns the number of segments
+    /// that remain, or `None` if collapsing is not sufficient or not worth while.
     pub fn collapse(&self, units: &[Unit], groups: &mut Vec<Group>) -> Option<usize> {
-        let own = if self.own { self.own()?.segments } else { 0 };
+        let own = if self.own { self.header_buf()?.segments } else { 0 };
         let before = units.iter().fold(own, |count, unit| count.saturating_add(unit.segments));
         let excess = before.saturating_sub(self.limits.segs());
         let mut lengths = [Class::default(); CLASSES];
@@ -200,16 +205,16 @@ impl Job {
             *segments += unit.segments;
             *bytes += unit.len;
         }
-        if self.stays(&lengths) < self.total / WORTH {
+        if self.bytes_kept(&lengths) < self.total / KEEP_SHARE {
             return None;
         }
         let any_tail = self.own || units.iter().any(|unit| unit.tail > 0);
-        // Tail room first: that takes no buffers.
+        // Merging into tail room is tried first, as it needs no new buffers.
         let stages = if any_tail { &[false, true][..] } else { &[true] };
         stages.iter().find_map(|&copies| {
             let mut enough = 0usize;
             lengths.iter().enumerate().filter(|(_, class)| class.segments > 0).find_map(|(bits, class)| {
-                // What is not merged saves nothing.
+                // Only merged runs save segments, so the limit must cover at least `excess` of them.
                 enough += class.segments;
                 let longest = (1usize << bits) - 1;
                 if enough >= excess { self.merge(units, before, longest, copies, groups) } else { None }
@@ -217,8 +222,9 @@ impl Job {
         })
     }
 
-    /// Bytes that may stay where they are, about: those of as many segments as the packet may have, the longest ones.
-    fn stays(&self, lengths: &[Class; CLASSES]) -> usize {
+    /// Estimates the bytes that may stay where they are: those of the longest segments, as many as the packet
+    /// may have.
+    fn bytes_kept(&self, lengths: &[Class; CLASSES]) -> usize {
         let mut left = self.limits.segs();
         let longest_first = lengths.iter().rev().filter(|class| class.segments > 0);
         longest_first.fold(0, |stays, &Class { segments, bytes }| {
@@ -228,7 +234,8 @@ impl Job {
         })
     }
 
-    /// Merges runs of up to `longest` bytes until the packet fits.
+    /// Plans one pass: merges runs of up to `longest` bytes, from the front, until the packet fits. `copies`
+    /// allows new buffers; without it only tail room is used.
     fn merge(
         &self,
         units: &[Unit],
@@ -271,12 +278,13 @@ impl Job {
     }
 
     fn open_own(&self) -> Option<Open> {
-        let fresh = self.own()?;
+        let fresh = self.header_buf()?;
         let group = Group { need: fresh.need, len: self.header, ..Group::default() };
         Some(Open { group, addr: 0, len: self.header, tail: 0, segments: fresh.segments, first: fresh.first })
     }
 
-    /// The group and a run more: in its tail room, in its new buffer, or in a new buffer for both.
+    /// Adds a run to the open group: in its tail room, in its new buffer, or in a new buffer for both. Returns
+    /// `None` if the run is too long or there is no way to add it.
     fn grow(&self, open: &Open, unit: &Unit, longest: usize, copies: bool) -> Option<Open> {
         if unit.len > longest {
             return None;
@@ -298,21 +306,22 @@ impl Job {
     }
 }
 
-/// A copy of a whole packet to large buffers.
+/// The plan of a full copy of a packet to large buffers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Full {
-    /// Segments, at most.
+    /// Upper bound of the number of segments.
     pub segments: usize,
-    /// Large buffers, at most.
+    /// Upper bound of the number of large buffers.
     pub buffers: usize,
-    /// Bytes between boundaries, if buffers are filled with whole blocks: the fewest segments, but what lies
-    /// in front of the first boundary in a buffer stays empty.
+    /// Distance between boundaries in bytes, if buffers are filled with whole blocks. That gives the fewest
+    /// segments, but leaves the bytes in front of a buffer's first boundary empty.
     blocks: Option<usize>,
 }
 
 impl Full {
-    /// Of `total` bytes, `header` of them in front of the frame, to buffers with so much room. The longer the
-    /// packet, the more it takes. `None` when its first segment may be too short.
+    /// Plans to copy `total` bytes, `header` of them in front of the frame, to buffers of `room` bytes. The
+    /// numbers never decrease with the length of the packet. Returns `None` if the first segment could be too
+    /// short.
     pub(crate) fn of(limits: &SegLimits, header: usize, total: usize, room: usize) -> Option<Self> {
         let first = header.max(limits.min_first as usize).min(total);
         let plain =
@@ -323,7 +332,7 @@ impl Full {
         Self::aligned(limits, total, room).filter(|_| first <= limits.first_len(0, total)).or(plain)
     }
 
-    /// Buffers are filled from their beginning. With it, the length of the first segment at least.
+    /// Plans to fill buffers from their beginning. Also returns the least length of the first segment.
     fn plain(limits: &SegLimits, total: usize, room: usize) -> Option<(Self, usize)> {
         let each = Self::each(limits, room);
         let filled = total.checked_sub(1)?.checked_div(each)?;
@@ -337,7 +346,7 @@ impl Full {
         Some((Self { segments, buffers: filled + 1, blocks: None }, first))
     }
 
-    /// Buffers begin at a boundary, if they have room for a block wherever they are.
+    /// Plans to fill buffers from their first boundary, if they hold a block at any address.
     fn aligned(limits: &SegLimits, total: usize, room: usize) -> Option<Self> {
         let boundary = limits.block().and_then(|boundary| usize::try_from(boundary).ok())?;
         let blocks = (room + 1).checked_sub(boundary)? / boundary;
@@ -345,13 +354,13 @@ impl Full {
         Some(Self { segments: limits.fewest(total), buffers, blocks: Some(boundary) })
     }
 
-    /// Bytes for a buffer that will be full: as many whole segments as it has room for.
+    /// Returns the number of bytes in a full buffer: as many whole segments as it has room for.
     fn each(limits: &SegLimits, room: usize) -> usize {
         let longest = limits.max_seg_len.max(1) as usize;
         if room > longest { room - room % longest } else { room }
     }
 
-    /// For an empty buffer and the bytes that are left: how many to leave out and how many to write.
+    /// Returns how many bytes of an empty buffer to skip, and how many of the `left` bytes to write to it.
     pub(super) fn part(&self, limits: &SegLimits, buf: &Buf, left: usize) -> (usize, usize) {
         let (addr, room) = (buf.addr(), buf.tailroom());
         let Some(block) = self.blocks else {
@@ -364,7 +373,7 @@ impl Full {
     }
 }
 
-/// An empty buffer with so much room, from the pool of the smallest that have it.
+/// Allocates an empty buffer of at least `need` bytes from the first pool, by size, that has one.
 pub(super) fn alloc(pools: &mut Pools, need: usize) -> Option<Buf> {
     [&mut pools.small, &mut pools.frame, &mut pools.large]
         .into_iter()

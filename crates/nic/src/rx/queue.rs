@@ -1,4 +1,15 @@
-//! A receive queue: what is posted, what came back, what is a packet.
+//! A receive queue: owns a ring, the buffers posted to it, and the supply of empty ones.
+//!
+//! [`RxQueue::attach`] makes one from a driver's ring at set-up; it belongs to one thread, and
+//! [`RxQueue::detach`] ends it. A buffer goes round like this:
+//!
+//! ```text
+//!            refill, top_up               device fills            receive, lend
+//!   supply ─────────────────► posted (token) ─────────► completed ─────────────► packet (delivered)
+//!      ▲                                                 │                          │
+//!      ├── copied or invalid packet ─────────────────────┘                          │
+//!      └── recycle ─────────────────────────────────────────────────────────────────┘
+//! ```
 
 use arrayvec::ArrayVec;
 use ringferry_packet::buffer::{Buf, Chain, Fragments, Pool, Pools};
@@ -10,48 +21,48 @@ use super::supply::{Fresh, Supply};
 use crate::driver::{Completion, RxDriver, Segment};
 use crate::limits::{RxLimits, RxMode};
 
-/// Completions that are collected, and their headers fetched, before any is looked at: all misses of a burst
-/// overlap.
+/// Largest number of completions that are collected, and their headers prefetched, before any is read, so
+/// that the cache misses of a burst overlap.
 const LOOKAHEAD: usize = 32;
 
-/// Free entries that are worth posting buffers for: a burst.
+/// Number of missing buffers at which [`RxQueue::top_up`] refills: a burst.
 const REFILL: usize = 32;
 
-/// Bytes of buffers that a ring is given at most, unless they are [`FEWEST`]. A ring is filled from one end to the other
-/// whatever the packets need, so all of this passes through the caches again and again, and through the table of
-/// recent pages, which reaches 8 MiB in today's CPUs. A kernel's TCP through the switch, buffers of 32 KiB: 0.20 s of the
-/// switch's time per GB with 32 MiB in the ring, 0.18 with 16, 0.12 with 8, 0.11 with 4 and 0.10 with 2. With 4 and less some
-/// packets found no buffer, since a window of TCP's did not fit any more.
+/// Largest number of bytes in posted buffers, if those are more than [`FEWEST`] buffers. Buffers are used in
+/// ring order, so all of these bytes pass through the caches and the TLB, which covers 8 MiB in current CPUs.
+/// Measured with a kernel's TCP through the switch and buffers of 32 KiB: 0.20 s of the switch's time per GB
+/// with 32 MiB in the ring, 0.18 with 16, 0.12 with 8, 0.11 with 4 and 0.10 with 2. With 4 MiB and less some
+/// packets found no buffer, because a TCP window did not fit any more.
 pub const POSTED: usize = 8 << 20;
 
-/// Buffers that a ring is given in any case, if it has as many entries: a burst of short packets takes one each, however
-/// long they are.
+/// Number of buffers that are posted in any case, if the ring has as many entries: each packet of a burst
+/// takes at least one buffer, however short it is.
 pub const FEWEST: usize = 256;
 
-/// What is chosen for a receive queue.
+/// Settings of a receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RxConfig {
-    /// How long buffers are. Has no say where a packet must fit one buffer.
+    /// The policy for the length of buffers. It has no effect if a packet must fit one buffer.
     pub policy: PolicyKind,
-    /// Frames of up to so many bytes are copied into a small buffer, and their own is posted again. 0:
-    /// none are.
+    /// Length in bytes of the longest frame that is copied into a small buffer, so that its own is posted
+    /// again at once; 0 turns copying off.
     pub copy_break: usize,
-    /// Whether the first line of a frame is fetched together with the driver's header, for who looks at frames at
-    /// once. Who only counts them, or hands them on as they are, leaves that line where the device has it.
+    /// Prefetches the first cache line of each frame together with the driver's header, for users that read
+    /// frames at once. Users that only count or forward frames leave that line in the device's cache.
     pub fetch_frame: bool,
 }
 
 impl Default for RxConfig {
-    /// 128 bytes: two lines are copied in less time than a buffer takes to come back.
+    /// Copies frames of up to 128 bytes: copying two cache lines takes less time than recycling a buffer.
     fn default() -> Self {
         Self { policy: PolicyKind::default(), copy_break: 128, fetch_frame: true }
     }
 }
 
-/// Why a receive queue cannot be.
+/// The reason for which a receive queue cannot be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AttachError {
-    /// Nothing can be posted.
+    /// The ring has no entries.
     #[error("the receive ring has no entries; give it a size")]
     EmptyRing,
     /// Not even a ring full of the longest buffers holds one packet.
@@ -60,64 +71,64 @@ pub enum AttachError {
          larger, or allow more segments"
     )]
     Chunk {
-        /// Bytes of the longest packet, header included.
+        /// Length of the longest packet in bytes, header included.
         packet: usize,
-        /// Bytes of a buffer that would do.
+        /// Length in bytes of a buffer that would be sufficient.
         need: usize,
-        /// Bytes that a chunk has room for.
+        /// Capacity of a chunk in bytes.
         room: usize,
     },
     /// All chunks together do not hold one packet.
     #[error("packets of {packet} bytes do not fit {chunks} chunks of {room} bytes; make the pool larger")]
     Pool {
-        /// Bytes of the longest packet, header included.
+        /// Length of the longest packet in bytes, header included.
         packet: usize,
-        /// Chunks of the pool.
+        /// Number of chunks in the pool.
         chunks: usize,
-        /// Bytes that a chunk has room for.
+        /// Capacity of a chunk in bytes.
         room: usize,
     },
 }
 
-/// How packets lie in buffers, seen from here.
+/// The placement of packets in buffers, derived from [`RxMode`] and the size of chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
     /// A packet takes as many buffers as it needs.
     Mergeable,
     /// A packet takes one buffer of one segment.
     Single,
-    /// A packet takes one buffer of several segments, so many bytes together.
+    /// A packet takes one buffer of several segments, which have this many bytes together.
     Segmented(usize),
 }
 
 /// The receive half of a driver. See [the module](super) for the life of a packet.
 ///
-/// Owns the ring, the buffers that are posted and those that wait for it; packets own theirs.
+/// Owns the ring, the posted buffers and the supply of empty ones; delivered packets own theirs.
 #[derive(Debug)]
 pub struct RxQueue<D> {
     driver: D,
     shape: Shape,
     header_len: usize,
-    /// Longest packet, header included.
+    /// Length of the longest packet in bytes, header included.
     max_packet: usize,
     max_segs: usize,
     ring: usize,
-    /// Buffers that are posted at most, as long as they are now.
-    most: usize,
+    /// Largest number of posted buffers, given their current length.
+    max_posted: usize,
     copy_break: usize,
-    /// Lines at the front of a completed buffer that are fetched.
+    /// Number of cache lines at the front of a completed buffer that are prefetched.
     lines: usize,
-    /// Unused bytes at the end of a buffer from which on they are cut off.
+    /// Least number of unused bytes at the end of a buffer that are trimmed.
     trim: usize,
     supply: Supply,
     policy: Policy,
-    /// What is posted, by token.
+    /// The posted buffers by token; of [`Shape::Segmented`] buffers the first segment.
     posted: Box<[Option<Buf>]>,
-    /// The further segments of what is posted, by token; empty unless [`Shape::Segmented`].
+    /// The other segments of posted buffers by token; empty unless [`Shape::Segmented`].
     further: Box<[Vec<Buf>]>,
-    /// Tokens of nothing.
+    /// Free tokens, as a stack.
     vacant: Vec<u16>,
-    /// Buffers of the packet that is being put together, and bytes in each.
+    /// Buffers of the packet that is being assembled, with the bytes in each.
     parts: Vec<(Buf, usize)>,
     stats: RxStats,
 }
@@ -138,7 +149,7 @@ impl<D: RxDriver> RxQueue<D> {
         let packet = header_len + max_frame;
         let max_segs = usize::from(max_segs).clamp(1, ring);
         let one = packet.next_multiple_of(LINE);
-        // As many buffers as a packet may take must hold the longest.
+        // The largest number of buffers that a packet may take must hold the longest packet.
         let at_most = |buffers: usize| (header_len + GOOD_FRAME).max(packet.div_ceil(buffers));
         let (shape, minimum) = match mode {
             RxMode::Mergeable => (Shape::Mergeable, at_most(ring).next_multiple_of(LINE)),
@@ -171,7 +182,7 @@ impl<D: RxDriver> RxQueue<D> {
             max_packet: packet,
             max_segs,
             ring,
-            most: ring,
+            max_posted: ring,
             copy_break: config.copy_break,
             lines: if config.fetch_frame { 2 } else { 1 },
             trim: policy.trim(&bounds).unwrap_or(usize::MAX),
@@ -185,54 +196,54 @@ impl<D: RxDriver> RxQueue<D> {
         })
     }
 
-    /// The ring, for its notifications and its state.
+    /// Borrows the driver's ring, for its notifications and its state.
     pub fn driver(&mut self) -> &mut D {
         &mut self.driver
     }
 
-    /// The chunks that buffers are carved from, for their statistics and faults.
+    /// Borrows the pool of chunks that buffers are carved from, for its statistics and fault injection.
     pub fn pool(&mut self) -> &mut Pool {
         self.supply.pool()
     }
 
-    /// What was counted since the queue was attached.
+    /// Returns a copy of the counters since the queue was attached.
     pub fn stats(&self) -> RxStats {
         self.stats
     }
 
-    /// Bytes of the next buffer, the driver's header included; where a buffer is of several segments, of
-    /// the next segment. What Linux calls `mergeable_rx_buffer_size`.
+    /// Returns the length in bytes of the next buffer, or of the next segment if buffers have several, the
+    /// driver's header included. Linux calls it `mergeable_rx_buffer_size`.
     pub fn next_buffer_len(&self) -> usize {
         self.policy.len()
     }
 
-    /// Buffers that the device has.
+    /// Returns the number of buffers that are posted and not completed.
     pub fn posted(&self) -> usize {
         self.ring - self.vacant.len()
     }
 
-    /// [Refills](RxQueue::refill) once there are enough entries free to be worth showing. For whoever
-    /// polls: a device that is given its buffers one by one also works one by one. [`RxQueue::refill`]
-    /// is due before sleeping.
+    /// [Refills](RxQueue::refill) if at least a burst of buffers is missing. For polling loops: a device that
+    /// gets its buffers one by one also works one by one. [`RxQueue::refill`] must be called before sleeping.
+    /// Returns true if the device wants its doorbell rung.
     #[inline]
     pub fn top_up(&mut self) -> bool {
-        self.missing() >= REFILL.min(self.most / 4) && self.refill()
+        self.missing() >= REFILL.min(self.max_posted / 4) && self.refill()
     }
 
-    /// Buffers that are to be posted.
+    /// Returns the number of buffers that should be posted.
     #[inline]
     fn missing(&self) -> usize {
-        self.most.saturating_sub(self.posted())
+        self.max_posted.saturating_sub(self.posted())
     }
 
-    /// Posts as many buffers as the ring takes, memory allows, and [`POSTED`] bytes are; true when the device wants its
-    /// doorbell rung.
+    /// Posts as many buffers as the ring has room for, the chunks provide, and [`POSTED`] bytes allow. Returns
+    /// true if the device wants its doorbell rung.
     #[inline]
     pub fn refill(&mut self) -> bool {
         let len = self.policy.len();
-        self.supply.want(len);
+        self.supply.set_len(len);
         let bytes = if let Shape::Segmented(bytes) = self.shape { bytes } else { len };
-        self.most = self.ring.min(FEWEST.max(POSTED / bytes));
+        self.max_posted = self.ring.min(FEWEST.max(POSTED / bytes));
         match self.shape {
             Shape::Segmented(bytes) => self.post_segmented(bytes),
             _ => self.post(),
@@ -240,7 +251,7 @@ impl<D: RxDriver> RxQueue<D> {
         self.driver.flush()
     }
 
-    /// Posts buffers of one segment.
+    /// Posts the missing buffers, of one segment each.
     #[inline]
     fn post(&mut self) {
         for _ in 0..self.driver.room().min(self.missing()) {
@@ -260,7 +271,7 @@ impl<D: RxDriver> RxQueue<D> {
         }
     }
 
-    /// Posts buffers of as many segments as hold `bytes`.
+    /// Posts the missing buffers, each of as many segments as hold `bytes`.
     #[inline(never)]
     fn post_segmented(&mut self, bytes: usize) {
         let mut fresh: Vec<Fresh> = Vec::new();
@@ -277,7 +288,7 @@ impl<D: RxDriver> RxQueue<D> {
             let complete = missing == 0 && segments.len() <= self.max_segs;
             if !complete || self.driver.post(&segments, token).is_err() {
                 *(if complete { &mut self.stats.refused } else { &mut self.stats.no_replacement }) += 1;
-                // The last that was carved is the first to go back.
+                // Carved buffers must be rolled back in reverse order.
                 fresh.drain(..).rev().for_each(|fresh| self.supply.undo(fresh));
                 break;
             }
@@ -290,9 +301,10 @@ impl<D: RxDriver> RxQueue<D> {
         }
     }
 
-    /// Delivers up to `max` packets; returns how many there were, good and bad. The driver's header is taken off
-    /// their front and is in [`Info::header`](ringferry_packet::buffer::Info::header). Buffers that come back by [`RxQueue::recycle`] are posted
-    /// again.
+    /// Delivers up to `max` packets to `deliver` and returns how many there were, invalid ones included. The
+    /// driver's header has been removed from their front and is in
+    /// [`Info::header`](ringferry_packet::buffer::Info::header). Their buffers should be returned by
+    /// [`RxQueue::recycle`].
     #[inline]
     pub fn receive(
         &mut self,
@@ -306,8 +318,8 @@ impl<D: RxDriver> RxQueue<D> {
         })
     }
 
-    /// Like [`RxQueue::receive`], for who does not keep every packet: those that `deliver` returns are
-    /// recycled at once.
+    /// Does the same as [`RxQueue::receive`], for users that do not keep every packet: packets that `deliver`
+    /// returns are recycled at once.
     #[inline]
     pub fn lend(
         &mut self,
@@ -317,7 +329,7 @@ impl<D: RxDriver> RxQueue<D> {
     ) -> usize {
         let mut count = 0;
         while count < max {
-            // A packet has at least one buffer: no more of them are collected than are used up below.
+            // A packet has at least one buffer, so all completions collected here are used up below.
             let mut burst = ArrayVec::<Completion, LOOKAHEAD>::new();
             while burst.len() < LOOKAHEAD.min(max - count) {
                 let Some(done) = self.driver.completed() else { break };
@@ -332,7 +344,7 @@ impl<D: RxDriver> RxQueue<D> {
             let mut burst = burst.into_iter();
             while let Some(done) = burst.next() {
                 count += 1;
-                if let Some(chain) = self.packet(done, &mut burst, pools)
+                if let Some(chain) = self.parse_packet(done, &mut burst, pools)
                     && let Some(chain) = deliver(chain, pools)
                 {
                     self.recycle_chain(chain, pools);
@@ -342,9 +354,9 @@ impl<D: RxDriver> RxQueue<D> {
         count
     }
 
-    /// Takes the buffer of a token out of the queue.
+    /// Removes the buffer posted under `token`, a number that came from the device; counts an unknown one.
     #[inline(always)]
-    fn take(&mut self, token: u16) -> Option<Buf> {
+    fn take_posted(&mut self, token: u16) -> Option<Buf> {
         let buf = self.posted.get_mut(usize::from(token)).and_then(Option::take);
         match buf {
             Some(_) => self.vacant.push(token),
@@ -353,27 +365,29 @@ impl<D: RxDriver> RxQueue<D> {
         buf
     }
 
-    /// The packet that begins with a completion, if it can be one.
+    /// Makes the packet that begins with completion `done`, or returns `None` if it is invalid. Takes the
+    /// completions of its other buffers from `burst`.
     #[inline(always)]
-    fn packet(
+    fn parse_packet(
         &mut self,
         done: Completion,
         burst: &mut impl Iterator<Item = Completion>,
         pools: &mut Pools,
     ) -> Option<Chain> {
-        let mut buf = self.take(done.token)?;
+        let mut buf = self.take_posted(done.token)?;
         let len = done.len as usize;
         if matches!(self.shape, Shape::Segmented(_)) {
-            return self.segmented(buf, done, pools);
+            return self.parse_segmented(buf, done, pools);
         }
         let room = buf.tailroom();
         buf.grow(len);
         let start = self.driver.start(buf.read().first(self.header_len));
-        // A header that was not written is an earlier packet's: its count would swallow good packets.
+        // A header that the device has not written completely is a remnant of an earlier packet; its count of
+        // buffers must not be used.
         if start.buffers != 1 && self.shape == Shape::Mergeable && len >= self.header_len {
             return self
-                .merged(buf, len <= room, start.buffers, burst, pools)
-                .map(|chain| with(chain, &start));
+                .parse_merged(buf, len <= room, start.buffers, burst, pools)
+                .map(|chain| with_metadata(chain, &start));
         }
         if len > room || !self.is_packet(len) {
             self.stats.rx_length_errors += 1;
@@ -382,37 +396,37 @@ impl<D: RxDriver> RxQueue<D> {
         }
         let frame = len - self.header_len;
         let buf = if frame <= self.copy_break {
-            self.copied(buf, pools)
+            self.copy_frame(buf, pools)
         } else {
             if room - len >= self.trim {
-                self.cut(&mut buf);
+                self.trim_tail(&mut buf);
             }
             buf.pull(self.header_len);
             buf
         };
         self.stats.descriptors += 1;
         self.stats.truesize_bytes += buf.truesize() as u64;
-        self.delivered(frame);
-        Some(with(Chain::from(buf), &start))
+        self.count_delivered(frame);
+        Some(with_metadata(Chain::from(buf), &start))
     }
 
-    /// Whether so many bytes, header included, can be a packet.
+    /// Returns true if `len` bytes, header included, are a valid length of a packet.
     #[inline(always)]
     fn is_packet(&self, len: usize) -> bool {
         (self.header_len + MIN_FRAME..=self.max_packet).contains(&len)
     }
 
     #[inline(always)]
-    fn delivered(&mut self, frame: usize) {
+    fn count_delivered(&mut self, frame: usize) {
         self.stats.packets += 1;
         self.stats.bytes += frame as u64;
-        self.policy.delivered(frame);
+        self.policy.sample(frame);
     }
 
-    /// A copy of the frame in a buffer, which is kept; the frame where it is, when there is no buffer to copy
-    /// to.
+    /// Copies the frame in `buf` to a small buffer and keeps `buf`. Returns the frame in `buf` itself if there
+    /// is no small buffer.
     #[inline(always)]
-    fn copied(&mut self, mut buf: Buf, pools: &mut Pools) -> Buf {
+    fn copy_frame(&mut self, mut buf: Buf, pools: &mut Pools) -> Buf {
         let frame = buf.len() - self.header_len;
         if let Some(mut small) = pools.alloc(frame) {
             if small.append_slice(&buf.read().skip(self.header_len)) == frame {
@@ -426,18 +440,18 @@ impl<D: RxDriver> RxQueue<D> {
         buf
     }
 
-    /// Cuts off the end of a buffer behind its data, to be posted again. It begins where a cache line would.
+    /// Trims the unused end of a buffer, from the next cache line on, and keeps it to be posted again.
     #[inline(never)]
-    fn cut(&mut self, buf: &mut Buf) {
-        let end = buf.split_off(buf.len().next_multiple_of(LINE));
-        self.supply.keep_end(end);
+    fn trim_tail(&mut self, buf: &mut Buf) {
+        let tail = buf.split_off(buf.len().next_multiple_of(LINE));
+        self.supply.keep_tail(tail);
         self.stats.trimmed += 1;
     }
 
-    /// A packet that says it lies in `count` buffers, the first of which is `first`, `good` unless its length is
-    /// wrong.
+    /// Makes a packet whose header reports `count` buffers, of which `first` is the first. `good` is false if
+    /// the length of the first one is invalid already.
     #[inline(never)]
-    fn merged(
+    fn parse_merged(
         &mut self,
         first: Buf,
         mut good: bool,
@@ -448,16 +462,16 @@ impl<D: RxDriver> RxQueue<D> {
         let mut total = first.len();
         let used = first.len();
         self.parts.push((first, used));
-        // Without a sane count there is no telling where the next packet begins: take one buffer.
+        // With a count of 0 the begin of the next packet is unknown; this buffer alone is dropped.
         good &= count > 0;
         for _ in 1..count {
-            // All buffers of a packet become visible together (VIRTIO 1.4, 5.1.6.4.1): one that is missing
-            // is the device's error, not a reason to wait.
+            // All buffers of a packet become visible together (VIRTIO 1.4, 5.1.6.4.1), so a missing one is
+            // an error of the device, not a reason to wait.
             let Some(done) = burst.next().or_else(|| self.driver.completed()) else {
                 good = false;
                 break;
             };
-            let Some(mut buf) = self.take(done.token) else {
+            let Some(mut buf) = self.take_posted(done.token) else {
                 good = false;
                 continue;
             };
@@ -471,9 +485,9 @@ impl<D: RxDriver> RxQueue<D> {
         self.assemble(good, total, pools)
     }
 
-    /// A packet in a buffer of several segments.
+    /// Makes a packet from a buffer of several segments, of which `first` is the first.
     #[inline(never)]
-    fn segmented(&mut self, first: Buf, done: Completion, pools: &mut Pools) -> Option<Chain> {
+    fn parse_segmented(&mut self, first: Buf, done: Completion, pools: &mut Pools) -> Option<Chain> {
         let mut left = done.len as usize;
         let further = std::mem::take(&mut self.further[usize::from(done.token)]);
         let mut header = None;
@@ -487,11 +501,11 @@ impl<D: RxDriver> RxQueue<D> {
             self.parts.push((buf, used));
         }
         let chain = self.assemble(left == 0, done.len as usize, pools)?;
-        Some(with(chain, &header?))
+        Some(with_metadata(chain, &header?))
     }
 
-    /// The packet in [`parts`](Self::parts), of `total` bytes with its header; if it is not `good`, every
-    /// one of them is kept.
+    /// Assembles the packet in [`parts`](Self::parts), of `total` bytes with its header. If it is not `good`,
+    /// counts it and keeps all its buffers.
     fn assemble(&mut self, good: bool, total: usize, pools: &mut Pools) -> Option<Chain> {
         let mut parts = std::mem::take(&mut self.parts);
         if !good || !self.is_packet(total) {
@@ -502,7 +516,7 @@ impl<D: RxDriver> RxQueue<D> {
         }
         let frame = total - self.header_len;
         self.stats.descriptors += parts.len() as u64;
-        // What no byte of the packet is in goes back, so that the next packet finds it in the same order.
+        // Unused buffers at the end go back, last first, so that they are posted in the same order again.
         while parts.last().is_some_and(|&(_, used)| used == 0)
             && let Some((buf, _)) = parts.pop()
         {
@@ -514,7 +528,7 @@ impl<D: RxDriver> RxQueue<D> {
         for (at, (mut buf, _)) in parts.drain(..).enumerate() {
             if at == 0 {
                 if count == 1 && frame <= self.copy_break {
-                    last = Some(self.copied(buf, pools));
+                    last = Some(self.copy_frame(buf, pools));
                     continue;
                 }
                 buf.pull(self.header_len);
@@ -524,7 +538,7 @@ impl<D: RxDriver> RxQueue<D> {
                 continue;
             }
             if at + 1 == count {
-                buf = self.end(buf, pools);
+                buf = self.finish_last(buf, pools);
             }
             last = Some(match last.take() {
                 None => buf,
@@ -545,13 +559,13 @@ impl<D: RxDriver> RxQueue<D> {
             chain.push_back(last);
         }
         self.stats.truesize_bytes += chain.truesize() as u64;
-        self.delivered(frame);
+        self.count_delivered(frame);
         Some(chain)
     }
 
-    /// The end of a packet of several buffers: copied if it is short, as a short packet would be. Of any other,
-    /// what it does not use is cut off, if that is worth while.
-    fn end(&mut self, mut buf: Buf, pools: &mut Pools) -> Buf {
+    /// Finishes the last buffer of a packet of several: short data is copied to a small buffer, as for a short
+    /// packet; otherwise the unused end is trimmed if it is long enough.
+    fn finish_last(&mut self, mut buf: Buf, pools: &mut Pools) -> Buf {
         if buf.len() <= self.copy_break
             && let Some(mut small) = pools.alloc(buf.len())
         {
@@ -562,13 +576,13 @@ impl<D: RxDriver> RxQueue<D> {
             pools.recycle(small);
         }
         if buf.tailroom() >= self.trim {
-            self.cut(&mut buf);
+            self.trim_tail(&mut buf);
         }
         buf
     }
 
-    /// Takes a buffer that nobody needs any more. One of this queue that nobody shares waits for
-    /// [`RxQueue::refill`]; any other goes to `pools`.
+    /// Takes back a buffer that is not needed any more. If it came from this queue and has a single owner, it
+    /// is kept for [`RxQueue::refill`]; otherwise it is recycled to `pools`.
     #[inline(always)]
     pub fn recycle(&mut self, buf: Buf, pools: &mut Pools) {
         match self.supply.take_back(buf) {
@@ -580,26 +594,27 @@ impl<D: RxDriver> RxQueue<D> {
     /// [Recycles](RxQueue::recycle) all buffers of a packet.
     #[inline(always)]
     pub fn recycle_chain(&mut self, chain: Chain, pools: &mut Pools) {
-        // The last that came back is posted first: as they lie in memory, so that they can be joined again.
+        // The buffer recycled last is posted first, so that adjacent buffers are posted in memory order and
+        // can be joined again.
         chain.dissolve(|buf| self.recycle(buf, pools));
     }
 
-    /// Takes the queue apart. Every buffer that is posted or waits goes back to its chunk, once; the device must
-    /// have stopped writing to them. Packets keep theirs.
+    /// Takes the queue apart and returns the driver's ring and the chunks. All buffers that are posted or kept
+    /// return to their chunks; the device must have stopped writing to them. Delivered packets keep theirs.
     pub fn detach(self) -> (D, Fragments) {
         (self.driver, self.supply.into_fragments())
     }
 }
 
-/// What a device may fill of an empty buffer.
+/// Returns the segment of an empty buffer that a device may fill.
 #[inline(always)]
 fn segment(buf: &Buf) -> Segment {
     Segment { addr: buf.addr(), len: buf.tailroom() as u32 }
 }
 
-/// A packet with what the device said about it.
+/// Attaches the offloads and the flow hash that the device reported to a packet.
 #[inline(always)]
-fn with(mut chain: Chain, start: &crate::driver::Start) -> Chain {
+fn with_metadata(mut chain: Chain, start: &crate::driver::Start) -> Chain {
     chain.header = start.header;
     chain.hash = start.hash;
     chain

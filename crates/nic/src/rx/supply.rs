@@ -1,71 +1,75 @@
-//! Where receive buffers come from and where they go back to.
+//! The supply of empty receive buffers of one queue.
 //!
-//! Owns every buffer of a queue that is neither posted nor in a packet. All of them are empty.
+//! A receive queue creates one [`Supply`] from its chunks and takes it apart at the end. It owns all buffers of
+//! the queue that are neither posted nor in a packet: spare ones that came back, trimmed tails, and the chunks
+//! from which new ones are carved. Per refill the queue calls [`Supply::set_len`] once and [`Supply::next`]
+//! for each buffer.
 
 use ringferry_packet::buffer::{Buf, Fragments, Pool};
 
-/// A buffer on its way into the ring.
+/// A buffer that is about to be posted.
 #[derive(Debug)]
 pub(super) struct Fresh {
     pub buf: Buf,
-    /// It was carved just now, and goes back to its chunk if the ring refuses it.
+    /// True if it was newly carved and is rolled back into its chunk if the ring refuses it.
     carved: bool,
 }
 
 impl Fresh {
-    /// Whether it was carved just now.
+    /// Returns true if the buffer was newly carved.
     #[inline]
     pub fn is_carved(&self) -> bool {
         self.carved
     }
 }
 
-/// See the head of this file.
+/// The buffers and chunks of one queue; see the module's documentation.
 #[derive(Debug)]
 pub(super) struct Supply {
     fragments: Fragments,
-    /// Buffers that came back. Last in, first out: its lines are still in the cache.
+    /// Buffers that came back, as a stack: the one that came back last is still in the cache.
     spare: Vec<Buf>,
-    /// Ends of buffers that no packet needed. They are posted as they are, before any other.
-    ends: Vec<Buf>,
-    /// Bytes of the next buffer.
+    /// Trimmed ends of buffers. They are posted as they are, before any other buffer.
+    tails: Vec<Buf>,
+    /// Length in bytes that the policy asks for.
     len: usize,
-    /// Bytes of a buffer that is hardly longer than that.
+    /// Length in bytes of the longest buffer that is accepted instead.
     longest: usize,
-    /// Bytes of the shortest buffer that may be posted.
+    /// Length in bytes of the shortest buffer that may be posted.
     minimum: usize,
 }
 
 impl Supply {
-    /// Buffers of at least `minimum` bytes, header included.
+    /// Creates a supply of buffers of at least `minimum` bytes, header included.
     pub fn new(fragments: Fragments, minimum: usize) -> Self {
-        let mut supply = Self { fragments, spare: Vec::new(), ends: Vec::new(), len: 0, longest: 0, minimum };
-        supply.want(minimum);
+        let mut supply =
+            Self { fragments, spare: Vec::new(), tails: Vec::new(), len: 0, longest: 0, minimum };
+        supply.set_len(minimum);
         supply
     }
 
-    /// Buffers are to be of `len` bytes from now on. Those that came back are still good if they are an
-    /// eighth longer: an average that trembles must not make all of them useless. None is good that is
-    /// shorter, or a size that rises would never arrive.
+    /// Sets the length of buffers to `len` bytes. Spare buffers are accepted if they are up to an eighth
+    /// longer, so that a fluctuating average does not make all of them useless. Shorter ones are not accepted,
+    /// since otherwise a rising length would never take effect.
     #[inline]
-    pub fn want(&mut self, len: usize) {
+    pub fn set_len(&mut self, len: usize) {
         self.len = len;
         self.longest = len + len / 8;
     }
 
-    /// Whether a buffer has the length that is wanted. The last of a chunk has the hole as well, whoever
-    /// carves it.
+    /// Returns true if a spare buffer has an acceptable length. The last buffer of a chunk may be longer, as
+    /// it includes the remainder of the chunk.
     #[inline]
     fn fits(&self, buf: &Buf) -> bool {
         let len = buf.tailroom();
         len >= self.len && (len <= self.longest || (len < 2 * self.len && self.fragments.is_last(buf)))
     }
 
-    /// A buffer to post; `None` when there is none and no chunk to carve one from.
+    /// Returns a buffer to post, or `None` if there is none and no chunk to carve one from.
     #[inline(always)]
     pub fn next(&mut self) -> Option<Fresh> {
-        if !self.ends.is_empty()
-            && let Some(buf) = self.end()
+        if !self.tails.is_empty()
+            && let Some(buf) = self.pop_tail()
         {
             return Some(Fresh { buf, carved: false });
         }
@@ -76,14 +80,14 @@ impl Supply {
         }
     }
 
-    /// An end that is not longer than what is wanted.
+    /// Returns a trimmed tail of an acceptable length; puts away the others.
     #[cold]
-    fn end(&mut self) -> Option<Buf> {
-        while let Some(end) = self.ends.pop() {
-            if (self.minimum..=self.longest).contains(&end.tailroom()) {
-                return Some(end);
+    fn pop_tail(&mut self) -> Option<Buf> {
+        while let Some(tail) = self.tails.pop() {
+            if (self.minimum..=self.longest).contains(&tail.tailroom()) {
+                return Some(tail);
             }
-            self.put_away(end);
+            self.put_away(tail);
         }
         None
     }
@@ -93,7 +97,8 @@ impl Supply {
         self.fragments.carve(self.len).map(|buf| Fresh { buf, carved: true })
     }
 
-    /// A new buffer for one of the wrong length, or that one if there is nothing better.
+    /// Exchanges a spare buffer of the wrong length for a new one; returns the spare one itself if no chunk is
+    /// left and it may be posted.
     #[cold]
     fn exchange(&mut self, misfit: Buf) -> Option<Fresh> {
         if self.is_divisible(&misfit) {
@@ -102,7 +107,7 @@ impl Supply {
         }
         let mut fresh = self.carve();
         if fresh.is_none() {
-            // Chunks may be in use only for other misfits.
+            // Other spare buffers of the wrong length may be all that keeps chunks in use.
             let misfits: Vec<Buf>;
             (self.spare, misfits) =
                 std::mem::take(&mut self.spare).into_iter().partition(|buf| self.fits(buf));
@@ -116,14 +121,14 @@ impl Supply {
         fresh
     }
 
-    /// Whether a buffer of the wrong length makes two of the right one.
+    /// Returns true if a buffer of the wrong length is long enough to be divided into two of the right one.
     #[inline]
     fn is_divisible(&self, misfit: &Buf) -> bool {
         misfit.tailroom() >= 2 * self.len
     }
 
-    /// Makes a buffer of the wrong length useful: what can be divided is carved again, any other goes back to its
-    /// chunk.
+    /// Returns a buffer of the wrong length to the chunks: one that can be divided is carved again, any other
+    /// is given up until its whole chunk is free.
     #[inline(never)]
     fn put_away(&mut self, misfit: Buf) {
         if self.is_divisible(&misfit) {
@@ -133,7 +138,7 @@ impl Supply {
         }
     }
 
-    /// Takes back what the ring refused.
+    /// Takes back a buffer that the ring refused.
     #[cold]
     pub fn undo(&mut self, fresh: Fresh) {
         if fresh.carved {
@@ -150,15 +155,15 @@ impl Supply {
         self.spare.push(buf);
     }
 
-    /// Keeps the end of a buffer.
-    pub fn keep_end(&mut self, end: Buf) {
-        self.ends.push(end);
+    /// Keeps the trimmed end of a buffer.
+    pub fn keep_tail(&mut self, tail: Buf) {
+        self.tails.push(tail);
     }
 
-    /// Keeps a buffer that left the queue and came back.
+    /// Keeps a buffer that was delivered with a packet and came back.
     ///
     /// # Errors
-    /// The buffer, if it is not from here.
+    /// The buffer itself, if it does not belong to this queue or is shared.
     #[inline(always)]
     pub fn take_back(&mut self, buf: Buf) -> Result<(), Buf> {
         match self.fragments.renew(buf) {
@@ -169,7 +174,7 @@ impl Supply {
         Ok(())
     }
 
-    /// The chunks.
+    /// Borrows the pool of chunks.
     pub fn pool(&mut self) -> &mut Pool {
         self.fragments.pool()
     }

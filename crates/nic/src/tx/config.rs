@@ -1,4 +1,7 @@
-//! What an operator may choose for a transmit queue, and why a queue is not made.
+//! Settings of a transmit queue, and the errors of attaching one.
+//!
+//! The operator's [`TxConfig`] is passed to [`TxQueue::attach`](super::TxQueue::attach) once per queue and
+//! does not change afterwards.
 
 use std::num::NonZeroU16;
 
@@ -8,17 +11,18 @@ use crate::limits::LimitError;
 /// Settings of a transmit queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TxConfig {
-    /// Entries that are used before reclaim looks at the ring again, unless it is short of space. `None`:
-    /// [a quarter of the ring](super::reclaim::QUARTER).
+    /// Number of ring entries that are used before completed packets are reclaimed; a lack of space
+    /// reclaims earlier. `None` stands for [a quarter of the ring](super::reclaim::QUARTER).
     pub reclaim_after: Option<NonZeroU16>,
-    /// How several threads send into the queue, if they do: see [`TxPort`](super::entry::TxPort).
+    /// The way in which several threads send into the queue: see [`TxPort`](super::entry::TxPort).
     pub entry: Entry,
-    /// Packets that wait in front of the queue at most, for the entries that have a waiting room.
+    /// Capacity, in packets, of the shared ring in front of the queue, for the entries that have one.
     pub waiting: NonZeroU16,
 }
 
-/// What ten gigabits of the smallest frames bring in a seventh of a millisecond: longer than a worker takes to wake,
-/// and too short for a queue that is only delay. FreeBSD's framework takes as many.
+/// Default capacity of the shared ring: the smallest frames of 10 Gbit/s in a seventh of a millisecond. That
+/// is longer than a worker takes to wake up, and too short to add much delay. FreeBSD's iflib uses the same
+/// number.
 const WAITING: NonZeroU16 = NonZeroU16::new(2048).expect("not 0");
 
 impl Default for TxConfig {
@@ -27,25 +31,25 @@ impl Default for TxConfig {
     }
 }
 
-/// Why a transmit queue is not made.
+/// The reason for which a transmit queue cannot be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AttachError {
-    /// A ring without entries.
+    /// The ring has no entries.
     #[error("the transmit ring has no entries; give it at least one")]
     Empty,
-    /// There is no packet that could not be mapped, but one that could not be sent.
+    /// Every packet can be mapped, but the largest takes more entries than the ring has.
     #[error(
         "a packet of {segments} segments takes {cost} entries of a ring of {ring}; lower max_segs or make the ring larger"
     )]
     Ring {
-        /// Most segments of a packet.
+        /// Largest number of segments of a packet.
         segments: u16,
-        /// Entries that it takes.
+        /// Number of ring entries that such a packet takes.
         cost: usize,
-        /// Entries of the ring.
+        /// Number of entries that the ring has.
         ring: u16,
     },
-    /// Not every packet could be mapped.
+    /// The limits of the device do not allow every packet to be mapped.
     #[error(transparent)]
     Limits(#[from] LimitError),
 }

@@ -1,16 +1,18 @@
-//! When the device is told: at once when it is idle, in batches when it is busy.
+//! Doorbell batching: the device is notified at once when it is idle, and once per batch when it is busy.
 //!
-//! A doorbell costs the sender more than a packet does; a device that is idle costs the packet its time.
-//! How full the ring is says which of the two matters.
+//! A transmit queue owns one [`Doorbell`] for its lifetime. It calls [`Doorbell::written`] for each packet,
+//! [`Doorbell::due`] after it, and [`Doorbell::end_of_poll`] when the burst is over. A doorbell costs the
+//! sender more than a packet does, but a packet waits while its device is idle; the occupancy of the ring
+//! tells which of the two matters (as for the deferred doorbells of FreeBSD's iflib).
 
-/// Share of the ring that is a batch when more than half of it is in use.
+/// Divisor of the ring size that gives the largest batch, used when more than half of the ring is in use.
 const BATCH: usize = 16;
 
-/// Entries that may wait for the doorbell while `in_use` of `ring` are in use, themselves included: with as many
-/// or more it rings.
+/// Returns the number of pending entries at which the doorbell rings, while `in_use` of the `ring` entries
+/// (pending ones included) are in use.
 ///
-/// 0, at once, up to an eighth of the ring. From there it grows in steps, and is smaller than the free space
-/// always, so that a ring cannot fill up behind the back of its device.
+/// It is 0 (ring at once) up to an eighth of the ring and grows in steps from there. It is always smaller
+/// than the free space, so that the ring cannot fill up while its device does not know of the entries.
 ///
 /// ```
 /// # use ringferry_nic::tx::doorbell_threshold;
@@ -31,25 +33,25 @@ pub fn doorbell_threshold(in_use: usize, ring: usize) -> usize {
     step.min(ring.saturating_sub(in_use).saturating_sub(1))
 }
 
-/// How often the doorbell rang and why: one reason each time.
+/// Counts of doorbells by reason; each doorbell has one reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rings {
-    /// As many entries waited as [`doorbell_threshold`] lets.
+    /// Doorbells because [`doorbell_threshold`] was reached.
     pub threshold: u64,
-    /// A poll ended, and nothing stays behind.
+    /// Doorbells for the rest at the end of a poll.
     pub end_of_poll: u64,
-    /// The next packet might not find room.
+    /// Doorbells because there might be no room for the next packet.
     pub low_space: u64,
 }
 
 impl Rings {
-    /// All of them.
+    /// Returns the number of doorbells for any reason.
     pub fn total(&self) -> u64 {
         self.threshold + self.end_of_poll + self.low_space
     }
 }
 
-/// The entries that the device has not been told of.
+/// The number of pending entries, that is, written ones that the device was not notified of.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Doorbell {
     pending: usize,
@@ -57,25 +59,25 @@ pub struct Doorbell {
 }
 
 impl Doorbell {
-    /// Entries that the device has not been told of.
+    /// Returns the number of entries that the device was not notified of.
     #[inline]
     pub fn pending(&self) -> usize {
         self.pending
     }
 
-    /// How often it rang.
+    /// Returns how often the doorbell rang, by reason.
     pub fn rings(&self) -> Rings {
         self.rings
     }
 
-    /// Entries were written.
+    /// Adds `entries` that were written to the ring.
     #[inline]
     pub fn written(&mut self, entries: usize) {
         self.pending += entries;
     }
 
-    /// Whether to ring now, with `in_use` of `ring` entries in use and packets of up to `packet` entries. If so
-    /// it has rung.
+    /// Returns true if the doorbell must ring now, with `in_use` of `ring` entries in use and packets of up to
+    /// `packet` entries. The ring is counted and nothing is pending afterwards.
     #[inline]
     pub fn due(&mut self, in_use: usize, ring: usize, packet: usize) -> bool {
         if self.pending == 0 {
@@ -92,7 +94,7 @@ impl Doorbell {
         true
     }
 
-    /// Whether anything is pending; nothing is any more.
+    /// Returns true if anything is pending, so that the doorbell must ring. Nothing is pending afterwards.
     #[inline]
     pub fn end_of_poll(&mut self) -> bool {
         let pending = std::mem::take(&mut self.pending) > 0;

@@ -1,29 +1,30 @@
-//! The transmit half of a driver: packets mapped, shown to the device in batches, taken back when it is done.
+//! The transmit half of a driver: maps packets, publishes them to the device in batches, reclaims them.
 //!
-//! | file | idea |
+//! A worker attaches a [`TxQueue`] to a ring at set-up, sends bursts through it, and detaches it at the end.
+//! The path of a packet through these files is in [`guide::transmit`](crate::guide::transmit).
+//!
+//! | file | contents |
 //! |---|---|
-//! | [`queue`] | which packets the device has, and what became of the others |
-//! | [`doorbell`] | when the device is told |
-//! | [`reclaim`] | when sent buffers are taken back |
-//! | [`choose`] | which queue a packet goes to |
-//! | [`entry`] | how several threads send into one queue |
-//! | [`config`] | what an operator may choose |
-//! | [`stats`] | what was counted |
-//!
-//! The way of a packet through all of them: [`guide::transmit`](crate::guide::transmit).
+//! | [`queue`] | the transmit queue: packets in flight, errors |
+//! | [`doorbell`] | doorbell batching by occupancy |
+//! | [`reclaim`] | the moment at which completed packets are reclaimed |
+//! | [`select`] | queue selection by flow hash |
+//! | [`entry`] | a queue shared by several threads |
+//! | [`config`] | settings |
+//! | [`stats`] | counters |
 
-pub mod choose;
 pub mod config;
 pub mod doorbell;
 pub mod entry;
 pub mod queue;
 pub mod reclaim;
+pub mod select;
 pub mod stats;
 
-pub use choose::{Chooser, NoHash, select_queue};
 pub use config::{AttachError, TxConfig};
 pub use doorbell::{Rings, doorbell_threshold};
 pub use entry::{Entry, Progress, TxPort};
 pub use queue::{SendError, TxQueue, Unsent};
 pub use reclaim::{reclaim_due, reclaim_threshold};
+pub use select::{NoHash, QueueSelector, select_queue};
 pub use stats::TxStats;

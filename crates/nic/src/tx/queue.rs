@@ -1,4 +1,17 @@
-//! A transmit queue: which packets the device has, and what became of the others.
+//! A transmit queue: owns a ring and the packets in flight on it.
+//!
+//! [`TxQueue::attach`] makes one from a driver's ring at set-up, after checking the limits; it belongs to one
+//! thread at a time. For each burst that thread calls [`TxQueue::make_room`], [`TxQueue::send`] and
+//! [`TxQueue::due`] per packet, and [`TxQueue::flush`] once; before it sleeps, [`TxQueue::before_idle`].
+//! [`TxQueue::detach`] ends it. A packet is known to the driver by a token, which indexes the table of packets
+//! in flight:
+//!
+//! ```text
+//!            send                        device completes, reclaim
+//! caller ───────────► in flight (token) ───────────────────────────► recycled to its pool
+//!    ▲         │
+//!    └─ Unsent ┘  the caller retries, or gives up (dropped and counted)
+//! ```
 
 use std::num::NonZeroU16;
 
@@ -13,35 +26,35 @@ use super::stats::TxStats;
 use crate::driver::{Refused, Segment, TxDriver, TxPacket};
 use crate::map::{MapError, Mapper, SegList, Unmapped};
 
-/// Why a packet was not sent.
+/// The reason for which a packet was not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
-    /// It was not mapped.
+    /// The packet could not be mapped to segments.
     #[error(transparent)]
     Map(#[from] MapError),
-    /// The device broke the rules of its ring, which takes nothing any more.
+    /// The device broke the rules of its ring, which accepts nothing until it is reset.
     #[error("the transmit ring is broken; reset the queue")]
     Broken,
-    /// The driver can never send it: see [`Refused::Unfit`].
+    /// The driver can never send this packet: see [`Refused::Unfit`].
     #[error(transparent)]
     Unfit(Refused),
 }
 
 impl SendError {
-    /// Whether the same packet may be sent later.
+    /// Returns true if the same packet may be sent later.
     #[inline]
     pub fn is_retryable(self) -> bool {
         matches!(self, Self::Map(reason) if reason.is_retryable())
     }
 }
 
-/// A packet that was not sent, as it was before, and why.
+/// A packet that was not sent, unchanged, with the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}")]
 pub struct Unsent {
-    /// Why not.
+    /// The reason for which it was not sent.
     pub reason: SendError,
-    /// The packet.
+    /// The packet, unchanged and owned by the caller again.
     pub chain: Chain,
 }
 
@@ -53,38 +66,39 @@ impl From<Unmapped> for Unsent {
 
 /// The transmit half of a driver. See [the guide](crate::guide::transmit) for the life of a packet.
 ///
-/// Owns the ring, and each packet from the time it is sent until the device is done with it. Belongs to one
-/// thread at a time; several share it through a [`TxPort`](super::TxPort).
+/// Owns the ring, and each packet from the time it is sent until it is reclaimed. Belongs to one thread at a
+/// time; several threads share it through a [`TxPort`](super::TxPort).
 #[derive(Debug)]
 pub struct TxQueue<D> {
     driver: D,
     mapper: Mapper,
     config: TxConfig,
     header_room: usize,
-    /// Entries of the ring.
+    /// Number of entries that the ring has.
     ring: usize,
-    /// Entries that a packet of one segment takes.
-    one: usize,
-    /// Entries that a packet may take.
-    packet: usize,
-    /// The packets that the device has, by token.
+    /// Number of entries that a packet of one segment takes.
+    min_cost: usize,
+    /// Number of entries that the largest plain packet takes.
+    max_cost: usize,
+    /// The packets in flight, by token.
     chains: Box<[Option<Chain>]>,
-    /// Tokens of no packet, last returned on top: the one whose slot is still in the cache.
+    /// Free tokens, as a stack: the slot of the token freed last is still in the cache.
     vacant: Vec<u16>,
     doorbell: Doorbell,
-    /// Entries used since the last look at what the device is done with.
-    used: usize,
-    /// Entries that are worth a look.
-    worth: usize,
+    /// Number of entries used since the last reclaim.
+    used_since_reclaim: usize,
+    /// Number of used entries at which a reclaim is due.
+    reclaim_after: usize,
     broken: bool,
     stats: TxStats,
 }
 
 impl<D: TxDriver> TxQueue<D> {
-    /// Attaches a driver. `pools` are those that packets will be mapped with, or others of the same layout.
+    /// Attaches a driver's ring. `pools` are those that packets will be mapped with, or others of the same
+    /// layout.
     ///
     /// # Errors
-    /// Some packet could never be sent: see [`AttachError`].
+    /// [`AttachError`], if some packet could never be sent.
     pub fn attach(driver: D, pools: &Pools, config: TxConfig) -> Result<Self, AttachError> {
         let limits = driver.limits();
         let ring = usize::from(limits.ring);
@@ -102,13 +116,13 @@ impl<D: TxDriver> TxQueue<D> {
             config,
             header_room: limits.header_room,
             ring,
-            one: driver.cost(1),
-            packet: driver.cost(limits.plain.segs()),
+            min_cost: driver.cost(1),
+            max_cost: driver.cost(limits.plain.segs()),
             chains: std::iter::repeat_with(|| None).take(ring).collect(),
             vacant: (0..limits.ring).rev().collect(),
             doorbell: Doorbell::default(),
-            used: 0,
-            worth: config
+            used_since_reclaim: 0,
+            reclaim_after: config
                 .reclaim_after
                 .map_or_else(|| reclaim_threshold(limits.ring), NonZeroU16::get)
                 .into(),
@@ -118,50 +132,50 @@ impl<D: TxDriver> TxQueue<D> {
         })
     }
 
-    /// The ring, for its notifications and its state.
+    /// Borrows the driver's ring, for its notifications and its state.
     #[inline]
     pub fn driver(&mut self) -> &mut D {
         &mut self.driver
     }
 
-    /// The settings it was attached with.
+    /// Returns the settings that the queue was attached with.
     pub fn config(&self) -> &TxConfig {
         &self.config
     }
 
-    /// What was counted since the queue was attached.
+    /// Returns a copy of the counters since the queue was attached.
     pub fn stats(&self) -> TxStats {
         TxStats { map: self.mapper.counters().clone(), flushes: self.doorbell.rings(), ..self.stats.clone() }
     }
 
-    /// Packets that the device has.
+    /// Returns the number of packets that were sent and not yet reclaimed.
     #[inline]
     pub fn in_flight(&self) -> usize {
         self.chains.len() - self.vacant.len()
     }
 
-    /// Packets of one segment that could be sent now.
+    /// Returns the number of packets of one segment that could be sent now.
     #[inline]
     pub fn free(&self) -> usize {
         self.vacant.len().min(self.driver.room())
     }
 
-    /// Entries that the device has not been shown.
+    /// Returns the number of ring entries that are not published to the device yet.
     #[inline]
     pub fn pending(&self) -> usize {
         self.doorbell.pending()
     }
 
-    /// Sends a packet, which the queue keeps until the device is done with it. The device does not see it before
-    /// [`TxQueue::flush`], or [`TxQueue::due`] when that is worth it.
+    /// Sends a packet, which the queue owns until it is reclaimed. The device does not see it before
+    /// [`TxQueue::flush`], or [`TxQueue::due`] if that flushes.
     ///
     /// # Errors
-    /// The packet and the reason. It may be [retried](SendError::is_retryable), or
-    /// [given up](TxQueue::give_up); nothing else counts it.
+    /// The packet and the reason. The caller may [retry](SendError::is_retryable) it, or
+    /// [give it up](TxQueue::give_up), which counts it as dropped.
     #[inline]
     pub fn send(&mut self, chain: Chain, pools: &mut Pools) -> Result<(), Unsent> {
         let mut chain = pools.shatter(chain);
-        if self.driver.room() >= self.one
+        if self.driver.room() >= self.min_cost
             && let Some(&token) = self.vacant.last()
             && !self.broken
             && let Some(segment) = self.mapper.direct(&mut chain)
@@ -171,7 +185,7 @@ impl<D: TxDriver> TxQueue<D> {
         self.send_any(chain, pools)
     }
 
-    /// Any packet, at any time.
+    /// Sends a packet of any shape; kept out of line, as most packets have one segment.
     #[inline(never)]
     fn send_any(&mut self, chain: Chain, pools: &mut Pools) -> Result<(), Unsent> {
         let driver = &self.driver;
@@ -187,7 +201,7 @@ impl<D: TxDriver> TxQueue<D> {
         }
     }
 
-    /// Writes a packet that is mapped.
+    /// Passes a mapped packet to the driver and records it as in flight.
     #[inline(always)]
     fn encap(&mut self, mut chain: Chain, token: u16, segments: &[Segment]) -> Result<(), Unsent> {
         let header = chain.header;
@@ -200,12 +214,13 @@ impl<D: TxDriver> TxQueue<D> {
         self.chains[usize::from(token)] = Some(chain);
         let cost = self.driver.cost(segments.len());
         self.doorbell.written(cost);
-        self.used += cost;
+        self.used_since_reclaim += cost;
         self.stats.bytes += len as u64;
         Ok(())
     }
 
-    /// A broken ring has no room, but no reason to try again either.
+    /// Makes the error for a packet that was not mapped. A broken ring reports no room as well, but a retry
+    /// is useless then, so the reason is [`SendError::Broken`].
     #[cold]
     fn unmapped(&mut self, unmapped: Unmapped) -> Unsent {
         let mut unsent = Unsent::from(unmapped);
@@ -216,7 +231,7 @@ impl<D: TxDriver> TxQueue<D> {
         unsent
     }
 
-    /// The packet was mapped, and the driver did not want it.
+    /// Makes the error for a packet that was mapped and that the driver refused.
     #[cold]
     fn refused(&mut self, mut chain: Chain, refused: Refused) -> Unsent {
         self.stats.refused += 1;
@@ -232,28 +247,29 @@ impl<D: TxDriver> TxQueue<D> {
         Unsent { reason, chain }
     }
 
-    /// [Sends](TxQueue::send) a packet; if there is no room for it, or no buffer, reclaims first and tries once more.
+    /// [Sends](TxQueue::send) a packet. If there is no room for it, or no buffer, reclaims and tries once
+    /// more.
     ///
     /// # Errors
-    /// As [`TxQueue::send`].
+    /// The same as [`TxQueue::send`].
     #[inline]
     pub fn send_or_reclaim(&mut self, chain: Chain, pools: &mut Pools) -> Result<(), Unsent> {
         match self.send(chain, pools) {
-            Err(unsent) if unsent.reason.is_retryable() => self.send_again(unsent, pools),
+            Err(unsent) if unsent.reason.is_retryable() => self.reclaim_and_resend(unsent, pools),
             result => result,
         }
     }
 
     #[cold]
-    fn send_again(&mut self, unsent: Unsent, pools: &mut Pools) -> Result<(), Unsent> {
+    fn reclaim_and_resend(&mut self, unsent: Unsent, pools: &mut Pools) -> Result<(), Unsent> {
         if self.reclaim(pools) == 0 {
             return Err(unsent);
         }
         self.send(unsent.chain, pools)
     }
 
-    /// [Sends](TxQueue::send) a packet, or recycles it: false when there is no room. For whoever has nothing better to do with one
-    /// that does not go.
+    /// [Sends](TxQueue::send) a packet, or recycles it and returns false. For callers that drop packets that
+    /// cannot be sent.
     #[inline]
     pub fn try_send(&mut self, chain: Chain, pools: &mut Pools) -> bool {
         match self.send(chain, pools) {
@@ -265,7 +281,7 @@ impl<D: TxDriver> TxQueue<D> {
         }
     }
 
-    /// [Sends](TxQueue::try_send) a copy of a frame; false when there is no room, or no buffer.
+    /// [Sends](TxQueue::try_send) a copy of a frame. Returns false if there is no room, or no buffer.
     #[inline]
     pub fn try_send_frame(&mut self, header: &Header, frame: &[u8], pools: &mut Pools) -> bool {
         let Some(mut chain) = pools.chain_of(frame) else { return false };
@@ -273,7 +289,7 @@ impl<D: TxDriver> TxQueue<D> {
         self.try_send(chain, pools)
     }
 
-    /// Drops a packet that was not sent, and counts it, by reason.
+    /// Drops a packet that was not sent, and counts it by its reason.
     #[cold]
     pub fn give_up(&mut self, unsent: Unsent, pools: &mut Pools) {
         match unsent.reason {
@@ -284,65 +300,67 @@ impl<D: TxDriver> TxQueue<D> {
         pools.recycle_chain(unsent.chain);
     }
 
-    /// [Flushes](TxQueue::flush) if that is worth it already: when the device is idle, a batch is complete, or space is
-    /// short. For within a poll.
+    /// [Flushes](TxQueue::flush) if the device is idle, a batch is complete, or space is short; called after
+    /// each packet of a burst. Returns true if the device wants its doorbell rung.
     #[inline]
     pub fn due(&mut self) -> bool {
         let in_use = self.ring.saturating_sub(self.driver.room());
-        self.doorbell.due(in_use, self.ring, self.packet) && self.show()
+        self.doorbell.due(in_use, self.ring, self.max_cost) && self.publish()
     }
 
-    /// Shows the device all that is pending: the end of a poll, after which nothing is. True when the device wants its
-    /// doorbell rung.
+    /// Publishes all pending packets to the device, at the end of a burst. Returns true if the device wants
+    /// its doorbell rung.
     #[inline]
     pub fn flush(&mut self) -> bool {
-        self.doorbell.end_of_poll() && self.show()
+        self.doorbell.end_of_poll() && self.publish()
     }
 
-    /// What has to happen before the thread that polls this queue goes to sleep: completed packets are
-    /// [reclaimed](TxQueue::reclaim), so that a quiet queue pins no buffers, and pending ones
-    /// [flushed](TxQueue::flush).
+    /// Prepares for sleep: [reclaims](TxQueue::reclaim) completed packets, so that a quiet queue pins no
+    /// buffers, and [flushes](TxQueue::flush) pending ones. Returns true if the device wants its doorbell
+    /// rung.
     pub fn before_idle(&mut self, pools: &mut Pools) -> bool {
         self.reclaim(pools);
         self.flush()
     }
 
     #[inline]
-    fn show(&mut self) -> bool {
+    fn publish(&mut self) -> bool {
         let kick = self.driver.flush();
         self.stats.kicks += u64::from(kick);
         kick
     }
 
-    /// [Reclaims](TxQueue::reclaim) if it is [due](super::reclaim::reclaim_due): when there is no room for so many
-    /// packets of one segment, or a quarter of the ring was used since the last time.
+    /// [Reclaims](TxQueue::reclaim) if it is [due](super::reclaim::reclaim_due): if there is no room for
+    /// `packets` packets of one segment, or if enough of the ring was used since the last time.
     #[inline]
     pub fn make_room(&mut self, packets: usize, pools: &mut Pools) {
         let header = self.header_room;
-        self.make_room_with(packets, |chain| put_back(chain, header, pools));
+        self.make_room_with(packets, |chain| recycle_sent(chain, header, pools));
     }
 
-    /// [`TxQueue::make_room`] for whoever knows better where the packets belong.
+    /// Does the same as [`TxQueue::make_room`], but passes completed packets to `recycle`.
     #[inline]
     pub fn make_room_with(&mut self, packets: usize, recycle: impl FnMut(Chain)) {
-        if reclaim_due(self.used, self.worth, self.free(), packets) {
+        if reclaim_due(self.used_since_reclaim, self.reclaim_after, self.free(), packets) {
             self.reclaim_with(recycle);
         }
     }
 
-    /// Takes back the packets that the device is done with; returns how many.
+    /// Takes back the packets that the device has completed and recycles them. Returns their number.
     #[inline]
     pub fn reclaim(&mut self, pools: &mut Pools) -> usize {
         let header = self.header_room;
-        self.reclaim_with(|chain| put_back(chain, header, pools))
+        self.reclaim_with(|chain| recycle_sent(chain, header, pools))
     }
 
-    /// [`TxQueue::reclaim`] for whoever knows better where the packets belong.
+    /// Does the same as [`TxQueue::reclaim`], but passes completed packets to `recycle`, for callers whose
+    /// buffers belong to a receive queue, for example.
     #[inline]
     pub fn reclaim_with(&mut self, mut recycle: impl FnMut(Chain)) -> usize {
-        self.used = 0;
+        self.used_since_reclaim = 0;
         let before = self.vacant.len();
-        // No more completions are true than there are packets: a device that lies ends, too.
+        // There are at most as many true completions as packets, which bounds the loop for a device that
+        // reports others without end.
         for _ in 0..self.chains.len() {
             let Some(token) = self.driver.completed() else { break };
             let Some(chain) = self.chains.get_mut(usize::from(token)).and_then(Option::take) else {
@@ -353,13 +371,13 @@ impl<D: TxDriver> TxQueue<D> {
             recycle(chain);
         }
         let count = self.vacant.len() - before;
-        self.stats.looks += 1;
+        self.stats.reclaim_passes += 1;
         self.stats.reclaimed += count as u64;
         count
     }
 
-    /// Takes the queue apart. Every packet that the device has is freed, once; the device must have stopped reading
-    /// them.
+    /// Takes the queue apart and returns the driver's ring. The packets in flight are recycled; the device
+    /// must have stopped reading them.
     pub fn detach(self, pools: &mut Pools) -> D {
         for chain in self.chains.into_iter().flatten() {
             pools.recycle_chain(chain);
@@ -368,11 +386,11 @@ impl<D: TxDriver> TxQueue<D> {
     }
 }
 
-/// Recycles a packet that was sent. The device has read the frame's first line; whoever fills the buffer next wants it
-/// back, all those of a burst at once. (A buffer that is to be received into belongs with the device, and goes
-/// another way.)
+/// Recycles a packet that was sent. The device has read the frame's first cache line, and the next sender
+/// will write it, so it is prefetched here: the misses of a burst overlap. (Buffers that will be received
+/// into are not prefetched; they take another path.)
 #[inline(always)]
-fn put_back(mut chain: Chain, header_room: usize, pools: &mut Pools) {
+fn recycle_sent(mut chain: Chain, header_room: usize, pools: &mut Pools) {
     if let Some(first) = chain.first_mut() {
         first.write().skip(header_room).prefetch();
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ringferry_nic::forward::Forwarder;
 use ringferry_nic::rx::RxConfig;
-use ringferry_nic::tx::{Chooser, NoHash, TxConfig, TxPort};
+use ringferry_nic::tx::{NoHash, QueueSelector, TxConfig, TxPort};
 use ringferry_packet::buffer::{Chain, Pools};
 use ringferry_packet::flow::flow_hash;
 use ringferry_packet::frame::PREFIX;
@@ -28,7 +28,7 @@ pub(super) struct Nics {
     pools: Pools,
     way: Way,
     how: How,
-    chooser: Chooser,
+    selector: QueueSelector,
     macs: [u8; 12],
     /// Doorbells of the outputs.
     kicks: Vec<EventFd>,
@@ -98,17 +98,17 @@ impl Nics {
             pools.get_or_insert(buffers);
         }
         let pools = pools.ok_or_else(|| RowError::failed("an output has no queues"))?;
-        let chooser = Chooser::new(0, case.how.queues, NoHash::Worker);
+        let selector = QueueSelector::new(0, case.how.queues, NoHash::Worker);
         let how = case.how;
         let way = Way::new(&how, outputs)?;
         let (macs, rang) = (departing(), 0);
-        Ok(Self { input, pools, way, how, chooser, macs, kicks, rang, _connections: connections })
+        Ok(Self { input, pools, way, how, selector, macs, kicks, rang, _connections: connections })
     }
 
     /// Forwards a burst, or finds that there is none.
     #[inline]
     pub(super) fn round(&mut self) -> Result<(), RowError> {
-        let Self { input, pools, way, how, chooser, macs, kicks, rang, .. } = self;
+        let Self { input, pools, way, how, selector, macs, kicks, rang, .. } = self;
         let mut ring = |queue: usize| {
             *rang += 1;
             let _ = kicks[queue].signal();
@@ -122,7 +122,7 @@ impl Nics {
                         return Some(0);
                     }
                     let mut prefix = [0; PREFIX];
-                    Some(chooser.choose(Some(flow_hash(packet.prefix(&mut prefix)))))
+                    Some(selector.select(Some(flow_hash(packet.prefix(&mut prefix)))))
                 };
                 forwarder.forward(input, outputs, pools, choose, |queue, _| ring(queue))
             }

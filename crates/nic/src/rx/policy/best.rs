@@ -1,67 +1,69 @@
-//! The length that costs least for the packets of late.
+//! The least-cost policy: the length that would have carried recent packets at the least cost.
 //!
-//! The lengths of late are counted in classes, four to the power of two, each halved from window to window. For
-//! every length that divides a chunk well, the cost of carrying just those packets is added up: descriptors,
-//! memory that is charged and not used, and work. The cheapest wins, if it is clearly cheaper than the
-//! present one.
+//! It is created when a queue is attached, gets each delivered packet as a sample, and chooses a length after
+//! each window of samples. Lengths are counted in a histogram with four classes per power of two, whose weights
+//! are halved after each window (exponential decay). For each candidate, that is, each length that divides a
+//! chunk well, the cost of the histogram's packets is summed up: descriptors, memory charged and not used, and
+//! work. The cheapest is chosen if it is clearly cheaper than the current one.
 //!
-//! Two things make this better than any statistic of the mean:
-//! - Packets that are copied are not counted. They take a descriptor whatever its length, and leave the
-//!   buffer. In a stream of acknowledgements and 64 KiB frames only the frames have a say.
-//! - The end of a buffer that a packet did not need is posted again. Long buffers cost a packet
-//!   that is not so long some work, but no memory.
+//! Two properties make it better than a statistic of the mean:
+//! - Packets that are copied are not counted: they take one descriptor of any length and leave the buffer.
+//!   In a stream of acknowledgements and 64 KiB frames only the frames count.
+//! - The unused end of a buffer is posted again, so a long buffer costs a shorter packet some work, but no
+//!   memory.
 
 use arrayvec::ArrayVec;
 
 use super::{Bounds, LINE};
 
-/// Packets between choices: a ring or two. Half as many tempt it to follow noise; more make it late.
+/// Number of samples between choices, about one or two rings. Half as many follow noise; more react late.
 const WINDOW: u32 = 512;
 
-/// Packets before the first choice.
+/// Number of samples before the first choice.
 const FIRST_WINDOW: u32 = 64;
 
-/// Most lengths to choose from. More than 24 in a chunk are shorter than a frame.
+/// Largest number of candidates. If a chunk were divided into more than 24 buffers, they would be shorter than
+/// a frame.
 const LENGTHS: usize = 24;
 
-/// Lengths from 64 bytes to 128 KiB, four to each power of two.
+/// Number of classes: lengths from 64 bytes to 128 KiB, four classes per power of two.
 const CLASSES: usize = 4 * (17 - MIN_LOG);
 const MIN_LOG: usize = 6;
 
-/// What a sample adds to its class: large enough that rare ones survive some windows.
+/// Weight that a sample adds to its class, so large that rare ones survive a few windows of halving.
 const SAMPLE: u32 = 16;
 
-/// Costs, in units of 16 bytes that are charged and not used, which is about a third of a nanosecond.
-/// A descriptor is written, read and completed, on two CPUs.
+/// Cost of a descriptor, which is written, read and completed, on two CPUs. The unit of all costs is 16 bytes
+/// charged and not used, about a third of a nanosecond.
 const DESCRIPTOR: usize = 64;
-/// Cutting a buffer is four atomic operations until its chunk is whole again. At 64 and less, frames of a few
-/// hundred bytes are cut from long buffers, at rates where that costs throughput.
-const CUT: usize = 96;
-/// Copying a short end, and the small buffer it is copied to.
+/// Cost of trimming a buffer: four atomic operations until its chunk is whole again. At 64 and less, frames of
+/// a few hundred bytes are trimmed from long buffers at rates where that costs throughput.
+const TRIM: usize = 96;
+/// Cost of copying a short end, and of the small buffer that it is copied to.
 const COPY: usize = 32;
-/// Bytes of waste that are one unit.
+/// Number of bytes charged and not used that cost one unit.
 const WASTE: usize = 16;
 
-/// Packets of about one length.
+/// A class of the histogram: packets of similar length.
 #[derive(Clone, Copy, Debug, Default)]
 struct Class {
-    /// How many, in [`SAMPLE`]s; older ones count less.
+    /// Number of packets in units of [`SAMPLE`], halved after each window.
     weight: u32,
-    /// The longest of the window before, and of this one.
+    /// Longest packet of the previous and of the current window, in bytes.
     longest: [u32; 2],
 }
 
-/// See the head of this file.
+/// The policy and its histogram; see the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Best {
     classes: [Class; CLASSES],
-    /// Samples until the next choice.
+    /// Number of samples until the next choice.
     left: u32,
     lengths: ArrayVec<usize, LENGTHS>,
     len: usize,
     header: usize,
     copy_break: usize,
-    /// Ends of so many bytes are cut off.
+    /// Least number of unused bytes that are trimmed.
     trim: usize,
 }
 
@@ -89,7 +91,7 @@ impl Best {
     }
 
     #[inline(always)]
-    pub fn delivered(&mut self, len: usize) {
+    pub fn sample(&mut self, len: usize) {
         if len > self.copy_break {
             self.count(len);
         }
@@ -124,7 +126,7 @@ impl Best {
         self.left = WINDOW;
     }
 
-    /// What it costs to carry the packets of late in buffers of `len` bytes.
+    /// Returns the cost of carrying the histogram's packets in buffers of `len` bytes.
     fn cost(&self, len: usize) -> u64 {
         let used = self.classes.iter().filter(|class| class.weight > 0 && class.longest != [0, 0]);
         used.map(|class| {
@@ -134,7 +136,7 @@ impl Best {
         .sum()
     }
 
-    /// What it costs to carry a packet of `bytes`, header included, in buffers of `len` bytes.
+    /// Returns the cost of carrying one packet of `bytes`, header included, in buffers of `len` bytes.
     fn cost_of_one(&self, bytes: usize, len: usize) -> usize {
         let buffers = bytes.div_ceil(len);
         let end = bytes - (buffers - 1) * len;
@@ -142,7 +144,7 @@ impl Best {
         let work = if buffers > 1 && end <= self.copy_break {
             COPY
         } else if unused >= self.trim {
-            CUT
+            TRIM
         } else {
             unused / WASTE
         };

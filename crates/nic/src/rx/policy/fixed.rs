@@ -1,6 +1,6 @@
-//! The same length for every buffer: what others do, to compare with, and what a queue needs whose packets
-//! must fit one buffer.
+//! The fixed policy: every buffer has the same length, set when the queue is attached. Queues whose packets
+//! must fit one buffer use it, and it is the base of comparison for the other policies.
 
-/// Bytes of every buffer, the driver's header included.
+/// The length of every buffer in bytes, the driver's header included.
 #[derive(Debug)]
 pub(crate) struct Fixed(pub usize);

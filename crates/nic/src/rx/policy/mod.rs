@@ -1,8 +1,10 @@
-//! How long the next receive buffer is.
+//! Policies for the length of the next receive buffer.
 //!
-//! Short buffers waste no memory on short packets, long ones take fewer descriptors for long packets. Four
-//! policies behind one interface: two fixed sizes, the average that Linux uses, and one that looks at the
-//! distribution.
+//! A receive queue creates one `Policy` when it is attached, passes it the length of each delivered packet
+//! (`Policy::sample`) and asks it for the length of buffers at each refill (`Policy::len`). Short buffers
+//! waste no memory on short packets; long ones take fewer descriptors for long packets. There are four
+//! policies: two fixed sizes, the moving average that Linux uses (EWMA), and one that minimises a cost over
+//! the distribution of lengths.
 
 mod best;
 mod ewma;
@@ -13,38 +15,38 @@ pub use ewma::Average;
 use ewma::Ewma;
 use fixed::Fixed;
 
-/// Bytes of a cache line: lengths are multiples of it.
+/// Size of a cache line in bytes; lengths of buffers are multiples of it.
 pub(super) const LINE: usize = 64;
 
-/// Bytes of a page: the longest buffer of every policy but [`PolicyKind::Best`].
+/// Size of a page in bytes: the longest buffer of every policy but [`PolicyKind::Best`].
 const PAGE: usize = 4096;
 
-/// Bytes of a frame that every buffer holds: Ethernet, a VLAN tag and MTU 1500.
+/// Length in bytes of a frame that every buffer holds: Ethernet, a VLAN tag and MTU 1500.
 pub(super) const GOOD_FRAME: usize = 1518;
 
-/// Bytes at the end of a buffer that are worth being posted by themselves, for the policies that do so.
-/// A page: what the fixed policy would have posted for it.
+/// Least number of unused bytes at the end of a buffer that are trimmed, for the policies that do so: a page,
+/// the length of a buffer of the fixed policy.
 const TRIM: usize = PAGE;
 
-/// Which policy.
+/// The choice of a policy, as in the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PolicyKind {
-    /// One frame of MTU 1500: least memory for small packets.
+    /// Every buffer holds one frame of MTU 1500, which takes the least memory for small packets.
     FixedMtu,
-    /// One page: fewest descriptors that others dare.
+    /// Every buffer is one page.
     FixedPage,
-    /// The moving average of packet lengths, at least a frame and at most a page.
+    /// The length is the moving average of packet lengths, at least a frame and at most a page.
     Ewma,
-    /// What costs least for the packets of late, up to a chunk.
+    /// The length has the least cost for recent packets; at most a chunk.
     #[default]
     Best,
 }
 
 impl PolicyKind {
-    /// All of them.
+    /// All policies, in the order of their declaration.
     pub const ALL: [PolicyKind; 4] = [Self::FixedMtu, Self::FixedPage, Self::Ewma, Self::Best];
 
-    /// Its name in configuration and reports.
+    /// Returns the name of the policy in configuration and reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::FixedMtu => "mtu",
@@ -55,26 +57,26 @@ impl PolicyKind {
     }
 }
 
-/// What bounds the lengths, known when a queue is attached. All in bytes, the driver's header included, all but
-/// `header` and `copy_break` whole cache lines.
+/// Bounds of the length of buffers, known when a queue is attached. Lengths are in bytes and include the
+/// driver's header; all but `header` and `copy_break` are whole cache lines.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// The driver's header in front of every packet.
+    /// Length of the driver's header in front of each packet.
     pub header: usize,
-    /// Shortest buffer.
+    /// Length of the shortest buffer.
     pub minimum: usize,
-    /// What a chunk holds.
+    /// Capacity of a chunk.
     pub room: usize,
-    /// Buffers that a chunk must be carved into at least, so that the pool fills the ring and there are as many
-    /// again that packets are in.
+    /// Least number of buffers that a chunk must be carved into, so that the pool provides twice as many as
+    /// the ring has entries: half of them for packets that are in use.
     pub per_chunk: usize,
-    /// Packets up to this length are copied.
+    /// Length of the longest frame that is copied.
     pub copy_break: usize,
-    /// Ends of buffers may be cut off and posted again.
+    /// True if ends of buffers may be trimmed and posted again.
     pub trims: bool,
 }
 
-/// A policy at work on one queue.
+/// The policy of one queue with its state.
 #[derive(Debug)]
 pub(super) enum Policy {
     Fixed(Fixed),
@@ -92,12 +94,13 @@ impl Policy {
         }
     }
 
-    /// Always `len` bytes.
+    /// Creates a policy that always returns `len` bytes.
     pub fn fixed(len: usize) -> Self {
         Self::Fixed(Fixed(len))
     }
 
-    /// Bytes of the next buffer, the driver's header included; a whole number of cache lines.
+    /// Returns the length of the next buffer in bytes, the driver's header included; a whole number of cache
+    /// lines.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
@@ -107,29 +110,29 @@ impl Policy {
         }
     }
 
-    /// A packet with a frame of `len` bytes was delivered.
+    /// Adds a sample: a packet with a frame of `len` bytes was delivered.
     #[inline(always)]
-    pub fn delivered(&mut self, len: usize) {
+    pub fn sample(&mut self, len: usize) {
         match self {
             Self::Fixed(_) => {}
-            Self::Ewma(ewma) => ewma.delivered(len),
-            Self::Best(best) => best.delivered(len),
+            Self::Ewma(ewma) => ewma.sample(len),
+            Self::Best(best) => best.sample(len),
         }
     }
 
-    /// Bytes at the end of a buffer from which on they are to be posted again by themselves.
+    /// Returns the least number of unused bytes that are trimmed, or `None` if the policy does not trim.
     pub fn trim(&self, bounds: &Bounds) -> Option<usize> {
         (bounds.trims && matches!(self, Self::Best(_))).then_some(bounds.trim())
     }
 }
 
 impl Bounds {
-    /// The longest buffer of a policy that stops at the page.
+    /// Returns the longest buffer of a policy that is limited to a page.
     fn page(&self) -> usize {
         PAGE.clamp(self.minimum, self.room)
     }
 
-    /// Bytes that are worth being posted by themselves, and long enough to be.
+    /// Returns the least number of bytes that are worth trimming and long enough to be posted.
     fn trim(&self) -> usize {
         TRIM.max(self.minimum)
     }

@@ -1,18 +1,24 @@
-//! How several threads send into one queue: three ways, behind one interface.
+//! A transmit queue that several threads share, entered in one of three ways.
 //!
-//! | [`Entry`] | who maps and rings | good for |
+//! The owner of a [`TxQueue`] wraps it in a [`TxPort`] when queues are set up, and takes it apart again with
+//! [`TxPort::into_parts`] at the end. Between the two any thread calls [`TxPort::send`] or
+//! [`TxPort::send_burst`], and the worker of the queue calls [`TxPort::poll`] when it is woken and before it
+//! sleeps. [`Entry`] chooses the thread that maps packets and rings the doorbell:
+//!
+//! | [`Entry`] | thread that maps and rings | good for |
 //! |---|---|---|
-//! | [`InlineLock`](Entry::InlineLock) | whoever sends, one after the other | few senders, least delay |
-//! | [`SharedRing`](Entry::SharedRing) | one of the senders, for all that come meanwhile | many senders in bursts |
+//! | [`InlineLock`](Entry::InlineLock) | each sender, under a mutex | few senders, least delay |
+//! | [`SharedRing`](Entry::SharedRing) | one sender, for all packets that arrive meanwhile | many senders in bursts |
 //! | [`HandOff`](Entry::HandOff) | the worker of the queue | senders that must not wait |
 //!
-//! Published measurements of forwarding have each of the three win somewhere, by tens of percents, depending on how
-//! flows spread over queues: so it is a setting.
+//! The last two use a multi-producer ring with a drain lock, like the `mp_ring` of FreeBSD's iflib. In
+//! published measurements of forwarding each of the three wins somewhere, by tens of percents, depending on
+//! how flows spread over queues; therefore it is a setting.
 //!
-//! Whatever the entry, packets of one sender stay in order, and every packet is sent, returned, or dropped and
-//! counted. Packets that are accepted are the port's.
+//! With every entry the packets of one sender stay in order, and each packet is either sent, returned to the
+//! caller, or dropped and counted. The port owns the packets that it has accepted.
 
-mod turn;
+mod drain;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,38 +30,40 @@ use ringferry_packet::buffer::{Chain, Pools};
 use super::queue::{SendError, TxQueue, Unsent};
 use crate::driver::TxDriver;
 use crate::map::MapError;
-use turn::{Left, Turn};
+use drain::{DrainLock, Release};
 
-/// How several threads send into one queue.
+/// The way in which several threads send into one queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Entry {
-    /// Each takes the lock, sends and rings.
+    /// Each thread takes a mutex, sends its packets and rings the doorbell.
     #[default]
     InlineLock,
-    /// Each leaves its packets in a shared ring; who finds nobody serving it serves all that come.
+    /// Each thread pushes its packets to a shared ring. The thread that takes the free drain lock sends
+    /// them, and those that other threads push meanwhile.
     SharedRing,
-    /// Each leaves its packets in a shared ring, which the worker of the queue [polls](TxPort::poll).
+    /// Each thread pushes its packets to a shared ring, which the worker of the queue
+    /// [polls](TxPort::poll).
     HandOff,
 }
 
-/// What a call leaves to be done.
+/// Actions that a call leaves to its caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Progress {
     /// The device wants its doorbell rung.
     pub doorbell: bool,
-    /// Packets wait that nobody serves: the worker of the queue is to [poll](TxPort::poll) it. Where it was polling
-    /// that says so, the ring is full, or its turn was long enough: again once the device has completed something, or
-    /// later.
+    /// Packets are queued that no thread drains: the worker of the queue must [poll](TxPort::poll) it. If
+    /// [`TxPort::poll`] itself returns this, the transmit ring is full or the poll has used up its budget;
+    /// it must be called again when the device has completed packets, or later.
     pub wake: bool,
 }
 
-/// A transmit queue for several threads.
+/// A transmit queue for several threads; see the [module](self).
 #[derive(Debug)]
 pub struct TxPort<D> {
     entry: Entry,
     waiting: ArrayQueue<Chain>,
-    turn: Turn,
+    drain_lock: DrainLock,
     inner: Mutex<Inner<D>>,
     full: AtomicU64,
 }
@@ -63,35 +71,36 @@ pub struct TxPort<D> {
 #[derive(Debug)]
 struct Inner<D> {
     queue: TxQueue<D>,
-    /// The first packet that waits, if the ring had no room for it.
+    /// The packet at the front, if it was popped and the transmit ring had no room for it.
     held: Option<Chain>,
 }
 
 impl<D: TxDriver> TxPort<D> {
-    /// Lets several threads send into a queue, in the way it was [configured](super::TxConfig::entry) for.
+    /// Wraps `queue`, to be entered in the way that it was [configured](super::TxConfig::entry) for.
     pub fn new(queue: TxQueue<D>) -> Self {
         let config = queue.config();
         Self {
             entry: config.entry,
             waiting: ArrayQueue::new(config.waiting.get().into()),
-            turn: Turn::default(),
+            drain_lock: DrainLock::default(),
             inner: Mutex::new(Inner { queue, held: None }),
             full: AtomicU64::new(0),
         }
     }
 
-    /// How packets enter.
+    /// Returns the way in which packets enter the queue.
     pub fn entry(&self) -> Entry {
         self.entry
     }
 
-    /// Packets that came back because the waiting room was full. Those that came back because the ring was are in
+    /// Returns how often a packet was returned because the shared ring in front of the queue was full.
+    /// Packets returned because the transmit ring was full are in
     /// [`MapCounters::retries`](crate::map::MapCounters::retries).
     pub fn full(&self) -> u64 {
         self.full.load(Ordering::Relaxed)
     }
 
-    /// Does something to the queue, which nobody else uses meanwhile.
+    /// Runs `f` on the queue under the mutex, so that no other thread uses it meanwhile.
     pub fn with<T>(&self, f: impl FnOnce(&mut TxQueue<D>) -> T) -> T {
         f(&mut self.lock().queue)
     }
@@ -100,16 +109,16 @@ impl<D: TxDriver> TxPort<D> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a packet, with the caller's pools where it is the caller who maps. Returns what is left to be done, and
-    /// the packet if it did not go: it may be [retried](SendError::is_retryable) after the worker of the queue was
-    /// woken.
+    /// Sends one packet. `pools` are the calling thread's; they are used if this call maps packets. Returns
+    /// the actions left to the caller, and the packet if it was not accepted: it may be
+    /// [retried](SendError::is_retryable) after the worker of the queue has been woken.
     pub fn send(&self, chain: Chain, pools: &mut Pools) -> (Progress, Option<Unsent>) {
         let mut one = Some(chain);
         self.offer(&mut || one.take(), pools)
     }
 
-    /// Sends packets from the front of `burst`, until all are sent or there is no room; the others stay. Those that
-    /// can never be sent are dropped and counted by the queue.
+    /// Sends packets from the front of `burst` until all are sent or there is no room; the others stay in
+    /// it. Packets that can never be sent are dropped and counted by the queue.
     pub fn send_burst(&self, burst: &mut VecDeque<Chain>, pools: &mut Pools) -> Progress {
         let mut all = Progress::default();
         loop {
@@ -128,7 +137,7 @@ impl<D: TxDriver> TxPort<D> {
         }
     }
 
-    /// Sends what `next` yields, up to the first that does not go.
+    /// Sends the packets that `next` yields, until one is not accepted; returns that one.
     fn offer(
         &self,
         next: &mut dyn FnMut() -> Option<Chain>,
@@ -157,37 +166,39 @@ impl<D: TxDriver> TxPort<D> {
             }
             packets += 1;
         }
-        let served = match (self.entry, packets) {
+        let drained = match (self.entry, packets) {
             (Entry::HandOff, 0) => return (Progress::default(), unsent),
             (Entry::HandOff, _) => {
-                let wake = self.turn.announce(packets);
+                let wake = self.drain_lock.add(packets);
                 return (Progress { doorbell: false, wake }, unsent);
             }
-            // There was no room, but perhaps nobody serves.
-            (_, 0) => self.turn.take(),
-            (..) => self.turn.join(packets),
+            // The shared ring was full, but perhaps no thread drains it.
+            (_, 0) => self.drain_lock.try_lock(),
+            (..) => self.drain_lock.add_and_lock(packets),
         };
-        (if served { self.serve(pools) } else { Progress::default() }, unsent)
+        (if drained { self.drain(pools) } else { Progress::default() }, unsent)
     }
 
-    /// What the worker of the queue does: reclaims, and serves packets that wait.
+    /// Reclaims completed packets and sends queued ones. The worker of the queue calls it when it is woken
+    /// and before it sleeps.
     pub fn poll(&self, pools: &mut Pools) -> Progress {
         let doorbell = self.with(|queue| queue.before_idle(pools));
-        let served = if self.turn.take() { self.serve(pools) } else { Progress::default() };
-        Progress { doorbell: doorbell | served.doorbell, ..served }
+        let drained = if self.drain_lock.try_lock() { self.drain(pools) } else { Progress::default() };
+        Progress { doorbell: doorbell | drained.doorbell, ..drained }
     }
 
-    /// Sends what waits and what comes meanwhile, until nothing is left, the ring is full, or as many were
-    /// sent as can wait: nobody serves for the others for ever.
-    fn serve(&self, pools: &mut Pools) -> Progress {
+    /// Sends queued packets, and those added meanwhile, until none is left or the transmit ring is full. The
+    /// budget is the capacity of the shared ring; the drain lock is then abdicated, so that no sender drains
+    /// for the others for ever. The caller holds the drain lock.
+    fn drain(&self, pools: &mut Pools) -> Progress {
         let mut inner = self.lock();
         let Inner { queue, held } = &mut *inner;
         let mut doorbell = false;
         let mut budget = self.waiting.capacity();
         loop {
-            let waiting = self.turn.waiting().min(budget);
-            let mut served = 0;
-            while served < waiting {
+            let waiting = self.drain_lock.queued().min(budget);
+            let mut drained = 0;
+            while drained < waiting {
                 let Some(chain) = held.take().or_else(|| self.waiting.pop()) else { break };
                 queue.make_room(1, pools);
                 match queue.send_or_reclaim(chain, pools) {
@@ -196,21 +207,22 @@ impl<D: TxDriver> TxPort<D> {
                         *held = Some(chain);
                         break;
                     }
-                    // Whoever sent it has gone on; waiting for buffers would hold up all the others.
+                    // The sender has returned already, and waiting for buffers would delay all packets
+                    // behind this one.
                     Err(unsent) => queue.give_up(unsent, pools),
                 }
-                served += 1;
+                drained += 1;
             }
             doorbell |= queue.flush();
-            budget -= served;
-            match self.turn.leave(served, served < waiting || budget == 0) {
-                Left::More => {}
-                left => return Progress { doorbell, wake: left == Left::Behind },
+            budget -= drained;
+            match self.drain_lock.release(drained, drained < waiting || budget == 0) {
+                Release::Busy => {}
+                outcome => return Progress { doorbell, wake: outcome == Release::Stalled },
             }
         }
     }
 
-    /// Takes the port apart: the queue, and the packets that wait in front of it, in order.
+    /// Takes the port apart and returns the queue and the packets that are queued in front of it, in order.
     pub fn into_parts(self) -> (TxQueue<D>, Vec<Chain>) {
         let Inner { queue, held } = self.inner.into_inner().unwrap_or_else(PoisonError::into_inner);
         (queue, held.into_iter().chain(self.waiting).collect())

@@ -1,50 +1,53 @@
-//! Which queue a packet goes to: packets of a flow stay in order, flows spread.
+//! Transmit queue selection by flow hash: the packets of a flow stay in order, and flows spread over queues.
+//!
+//! [`select_queue`] is a pure function (multiplicative hashing, then a multiply-shift range reduction). A
+//! worker that wants to count packets without a hash, or to spread them, creates a [`QueueSelector`] for its
+//! lifetime and calls it for each packet.
 
-/// The queue, of `queues`, for a packet of this flow.
+/// Selects the queue, from 0 to `queues - 1`, for a packet with this flow hash.
 ///
-/// A flow has one queue for as long as there are as many queues. A packet whose flow nobody knows goes to the
-/// queue of the worker that sends it: all of one worker's stay in order, and those of several workers do not
-/// meet in queue 0.
-///
-/// 0 when there are no queues.
+/// A flow keeps its queue as long as the number of queues does not change. A packet without a hash goes to
+/// the queue of the worker that sends it: the packets of one worker stay in order, and those of several
+/// workers do not all meet in queue 0. Returns 0 if there are no queues.
 #[inline]
 pub fn select_queue(hash: Option<u32>, queues: usize, worker: usize) -> usize {
     match hash {
-        // Hashes of devices differ in which bits are good: the golden ratio carries all of them to the top, and
-        // the product takes the queue from there without a division.
+        // Devices compute hashes whose entropy is in different bits. Multiplication by the golden ratio
+        // (Fibonacci hashing) mixes all bits into the top ones, and the product with the number of queues
+        // selects by those without a division.
         Some(hash) => ((u64::from(hash.wrapping_mul(0x9e37_79b1)) * queues as u64) >> 32) as usize,
         None => worker.checked_rem(queues).unwrap_or(0),
     }
 }
 
-/// Where packets go whose flow nobody knows.
+/// The queue for packets that have no flow hash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NoHash {
-    /// To the queue of the worker: in order.
+    /// The worker's own queue, which keeps them in order.
     #[default]
     Worker,
-    /// To each queue in turn: spread, where one worker feeds many queues and order does not matter.
+    /// Each queue in turn, which spreads them if one worker feeds many queues and order does not matter.
     RoundRobin,
 }
 
-/// Chooses queues for one worker, and counts.
+/// Selects queues for the packets of one worker, and counts packets without a hash.
 #[derive(Clone, Debug)]
-pub struct Chooser {
+pub struct QueueSelector {
     queues: usize,
     worker: usize,
     no_hash: NoHash,
     unhashed: u64,
 }
 
-impl Chooser {
-    /// For the worker of this number, with so many queues to send to.
+impl QueueSelector {
+    /// Creates a selector for worker number `worker`, which sends to `queues` queues.
     pub fn new(worker: usize, queues: usize, no_hash: NoHash) -> Self {
         Self { queues, worker, no_hash, unhashed: 0 }
     }
 
-    /// The queue for a packet of this flow: see [`select_queue`].
+    /// Selects the queue for a packet with this flow hash: see [`select_queue`].
     #[inline]
-    pub fn choose(&mut self, hash: Option<u32>) -> usize {
+    pub fn select(&mut self, hash: Option<u32>) -> usize {
         if hash.is_none() {
             self.unhashed += 1;
             if self.no_hash == NoHash::RoundRobin {
@@ -54,7 +57,7 @@ impl Chooser {
         select_queue(hash, self.queues, self.worker)
     }
 
-    /// Packets whose flow nobody knew.
+    /// Returns how many packets had no hash.
     pub fn no_hash(&self) -> u64 {
         self.unhashed
     }
@@ -78,7 +81,7 @@ mod tests {
         }
     }
 
-    /// Hashes with their entropy in the low, the middle and the high bits.
+    /// The hashes have their entropy in the low, the middle or the high bits.
     #[test]
     fn flows_spread_whichever_bits_of_the_hash_are_good() {
         for shift in [0, 8, 20] {
@@ -97,12 +100,12 @@ mod tests {
     fn no_hash_never_means_queue_0_for_every_worker() {
         let of: Vec<_> = (0..6).map(|worker| select_queue(None, 4, worker)).collect();
         assert_eq!(of, [0, 1, 2, 3, 0, 1]);
-        let mut chooser = Chooser::new(2, 4, NoHash::Worker);
-        assert_eq!([(); 3].map(|()| chooser.choose(None)), [2, 2, 2]);
-        let mut chooser = Chooser::new(2, 4, NoHash::RoundRobin);
-        assert_eq!([(); 5].map(|()| chooser.choose(None)), [3, 0, 1, 2, 3]);
-        chooser.choose(Some(7));
-        assert_eq!(chooser.no_hash(), 5);
+        let mut selector = QueueSelector::new(2, 4, NoHash::Worker);
+        assert_eq!([(); 3].map(|()| selector.select(None)), [2, 2, 2]);
+        let mut selector = QueueSelector::new(2, 4, NoHash::RoundRobin);
+        assert_eq!([(); 5].map(|()| selector.select(None)), [3, 0, 1, 2, 3]);
+        selector.select(Some(7));
+        assert_eq!(selector.no_hash(), 5);
     }
 
     #[test]
