@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use ringferry_control as control;
 use ringferry_switch::config::ConfigError;
-use ringferry_switch::{RunError, StartError, Switch};
+use ringferry_switch::{Passed, RunError, StartError, Switch};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::{inherited, rlimit, systemd};
 
@@ -40,13 +40,13 @@ pub enum Error {
 /// # Errors
 /// See [`enum@Error`].
 pub fn run(args: &RunArgs) -> Result<(), Error> {
-    let mut passed = systemd::listen_fds();
+    let mut passed = Passed::new(systemd::listen_fds());
     let ready = match args.ready_fd {
         Some(fd) => Some(inherited::take(fd).map_err(|error| Error::ReadyFd(fd, error))?),
         None => None,
     };
     let config = args.config()?;
-    Switch::inherit(&config, &mut passed)?;
+    passed.inherit(&config)?;
     let path = config.control.clone().unwrap_or_else(control::default_path);
     // Best effort: a switch with few ports does not need it.
     let _ = rlimit::raise_open_files(OPEN_FILES);

@@ -6,14 +6,14 @@ pub mod config;
 pub mod counters;
 mod explain;
 pub mod fdb;
+mod log_limit;
 pub mod plane;
 mod ports;
-mod quiet;
+mod requests;
 pub mod rules;
 pub mod snapshot;
 mod switch;
-mod vhost_port;
-mod xen;
 
+pub use ports::passed::Passed;
+pub use ports::{OpenError, XenError};
 pub use switch::{RunError, StartError, Switch};
-pub use xen::XenError;

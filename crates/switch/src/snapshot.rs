@@ -50,14 +50,11 @@ pub(crate) fn worker(counters: &WorkerCounters, age: Duration) -> WorkerSnapshot
 
 /// The forwarding database, put together from what the workers know.
 #[derive(Clone, Debug, Default)]
-pub struct FdbMerge(Merged);
-
-/// Under this name the data plane knows it.
-pub use FdbMerge as FdbSnapshot;
+pub(crate) struct FdbMerge(Merged);
 
 impl FdbMerge {
     /// Adds a part of what a worker knows, with ports named by `name`; to be [settled](Self::settle) when all has been added.
-    pub fn add(&mut self, page: FdbPage, name: impl Fn(PortId) -> String) {
+    pub(crate) fn add(&mut self, page: FdbPage, name: impl Fn(PortId) -> String) {
         self.0.capacity = self.0.capacity.max(page.capacity);
         self.0.entries.extend(page.items.into_iter().map(|item| FdbEntry {
             vlan: item.vid,
@@ -84,7 +81,7 @@ impl FdbMerge {
     }
 
     /// Puts the addresses in order. Of one that several workers know, the one that was seen last stays.
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         self.0.entries.sort_by(|a, b| (a.vlan, &a.mac, a.age_seconds).cmp(&(b.vlan, &b.mac, b.age_seconds)));
         self.0.entries.dedup_by(|later, first| (later.vlan, &later.mac) == (first.vlan, &first.mac));
         self.0.entries.sort_by(|a, b| (&a.port, a.vlan, &a.mac).cmp(&(&b.port, b.vlan, &b.mac)));

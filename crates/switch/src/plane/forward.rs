@@ -7,14 +7,15 @@ use ringferry_packet::ether::{self, Mac};
 use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::vnet::Header;
 
-use super::coalesce::Coalescer;
-use super::crossing::Crossing;
-use super::gate::{Gate, Refusal};
-use super::moment::Moment;
-use super::port::{Port, Way};
-use super::vlan::{EVERYWHERE, Retag, Tagged};
 use crate::counters::DropReason;
 use crate::fdb::{Fdb, Learned, PortId};
+use crate::plane::handoff::ring::Handoff;
+use crate::plane::now::Now;
+use crate::plane::offload::gro::Coalescer;
+use crate::plane::policy::vlan::{EVERYWHERE, Retag, Tagged};
+use crate::plane::policy::{PortPolicy, Refusal};
+use crate::plane::port::{Port, TxContext};
+use crate::plane::queues::Queues;
 use crate::rules::Vid;
 
 /// Where one frame goes.
@@ -47,29 +48,29 @@ impl Decision {
 
 /// What a burst comes from.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Origin {
+pub(crate) struct Origin {
     /// The port.
-    pub(super) port: PortId,
+    pub(crate) port: PortId,
     /// Nobody but this process can write the memory that the burst lies in.
-    pub(super) private: bool,
+    pub(crate) private: bool,
 }
 
 /// What a worker forwards with.
-pub(super) struct Tables<'w> {
-    pub(super) ports: &'w mut [Option<Port>],
-    pub(super) fdb: &'w mut Fdb,
-    pub(super) crossing: &'w mut Crossing,
+pub(crate) struct Tables<'w, P> {
+    pub(crate) ports: &'w mut [Option<Port<P>>],
+    pub(crate) fdb: &'w mut Fdb,
+    pub(crate) handoff: &'w mut Handoff,
 }
 
-impl Tables<'_> {
-    fn gate(&self, port: PortId) -> Option<&Gate> {
-        self.ports.get(usize::from(port.0))?.as_ref()?.gate.as_deref()
+impl<P: Queues> Tables<'_, P> {
+    fn policy(&self, port: PortId) -> Option<&PortPolicy> {
+        self.ports.get(usize::from(port.0))?.as_ref()?.policy.as_deref()
     }
 }
 
 /// Storage for one burst's decisions, reused.
 #[derive(Default)]
-pub(super) struct Forwarder {
+pub(crate) struct Forwarder {
     decisions: Vec<Decision>,
     /// Output ports of the burst, each once.
     outputs: Vec<PortId>,
@@ -89,7 +90,7 @@ pub(super) struct Forwarder {
 
 impl Forwarder {
     /// For frames that must be in one piece.
-    pub(super) fn scratch(&mut self) -> &mut Vec<u8> {
+    pub(crate) fn scratch(&mut self) -> &mut Vec<u8> {
         &mut self.scratch
     }
 
@@ -97,26 +98,32 @@ impl Forwarder {
     ///
     /// All frames of a burst are decided on before any is copied; then each output port gets all its
     /// frames in the order they were sent, one publish and at most one call.
-    pub(super) fn forward(&mut self, from: Origin, burst: &Burst<'_>, tables: &mut Tables<'_>, now: &Moment) {
+    pub(crate) fn forward<P: Queues>(
+        &mut self,
+        from: Origin,
+        burst: &Burst<'_>,
+        tables: &mut Tables<'_, P>,
+        now: &Now,
+    ) {
         self.decide(from, burst, tables, now);
         self.deliver(from.port, burst, tables, now);
         if !self.unstable.is_empty() {
             let copies = std::mem::take(&mut self.unstable);
             self.forward(Origin { private: true, ..from }, &burst_of(&copies), tables, now);
         }
-        tables.crossing.flush();
+        tables.handoff.flush();
     }
 
     /// Decides where each frame goes.
-    fn decide(&mut self, from: Origin, burst: &Burst<'_>, tables: &mut Tables<'_>, now: &Moment) {
+    fn decide<P: Queues>(&mut self, from: Origin, burst: &Burst<'_>, tables: &mut Tables<'_, P>, now: &Now) {
         let Self { decisions, outputs, foreign, flooded, unstable, .. } = self;
-        let Tables { ports, fdb, crossing } = tables;
+        let Tables { ports, fdb, handoff } = tables;
         decisions.clear();
         outputs.clear();
         (*foreign, *flooded) = (false, false);
         let Some(Some(port)) = ports.get(usize::from(from.port.0)) else { return };
-        let gate = port.gate.as_deref();
-        let drops = &port.counters.drops;
+        let policy = port.policy.as_deref();
+        let drops = &port.handle.counters.drops;
         if fdb.is_large() {
             for frame in burst.frames() {
                 if let Some(tagged) = port.membership().classify(frame.prefix(), &frame.header)
@@ -139,9 +146,9 @@ impl Forwarder {
                 decisions.push(Decision::NOWHERE);
                 continue;
             };
-            let admitted = match gate {
+            let admitted = match policy {
                 None => EVERYWHERE.classify(prefix, &frame.header).ok_or(Refusal::Drop(DropReason::Vlan)),
-                Some(gate) => gate.admit(burst, frame, from.private, now),
+                Some(policy) => policy.admit(burst, frame, from.private, now),
             };
             let tagged = match admitted {
                 Ok(tagged) => tagged,
@@ -158,7 +165,7 @@ impl Forwarder {
             if learned != Some((tagged.vid, src)) {
                 match fdb.learn(tagged.vid, src, from.port, now.seconds) {
                     Learned::Known => {}
-                    Learned::News => crossing.tell(tagged.vid, src, from.port),
+                    Learned::News => handoff.announce(tagged.vid, src, from.port),
                     Learned::Limited => {
                         drops.add(DropReason::MacLimit, 1);
                         decisions.push(Decision::NOWHERE);
@@ -183,7 +190,7 @@ impl Forwarder {
             match to {
                 To::Port(_) => {}
                 To::Nowhere => same_port += 1,
-                To::Flood if gate.is_none_or(|gate| gate.may_flood(now)) => *flooded = true,
+                To::Flood if policy.is_none_or(|policy| policy.may_flood(now)) => *flooded = true,
                 To::Flood => {
                     drops.add(DropReason::Storm, 1);
                     decisions.push(Decision::NOWHERE);
@@ -203,13 +210,13 @@ impl Forwarder {
     }
 
     /// Gives each output port its frames.
-    fn deliver(&mut self, from: PortId, burst: &Burst<'_>, tables: &mut Tables<'_>, now: &Moment) {
+    fn deliver<P: Queues>(&mut self, from: PortId, burst: &Burst<'_>, tables: &mut Tables<'_, P>, now: &Now) {
         let Self { decisions, outputs, picks, retags, foreign, flooded, scratch, coalescer, .. } = self;
-        let apart = tables.gate(from).is_some_and(Gate::isolated);
-        let Tables { ports, fdb, crossing } = tables;
+        let apart = tables.policy(from).is_some_and(PortPolicy::isolated);
+        let Tables { ports, fdb, handoff } = tables;
         // Whether some port takes whatever is flooded.
         let mut open = false;
-        let way = &mut Way { crossing, now, scratch };
+        let tx = &mut TxContext { handoff, now, scratch };
         for &output in &*outputs {
             let Some(Some(port)) = ports.get_mut(usize::from(output.0)) else { continue };
             picks.clear();
@@ -219,15 +226,15 @@ impl Forwarder {
             if picks.is_empty() {
                 continue;
             }
-            port.expect(picks.len(), way.crossing);
-            if port.gate.is_none() && !*foreign {
+            port.expect(picks.len(), tx.handoff);
+            if port.policy.is_none() && !*foreign {
                 open = true;
-                port.deliver_all(burst, picks, coalescer, way);
+                port.deliver_all(burst, picks, coalescer, tx);
             } else if leave(port, burst, decisions, apart, picks, retags, now) {
-                port.deliver_all(burst, picks, coalescer, way);
+                port.deliver_all(burst, picks, coalescer, tx);
             } else {
                 for (index, retag) in picks.iter().zip(&*retags) {
-                    port.deliver(burst, &burst.frames()[*index as usize], *retag, way);
+                    port.deliver(burst, &burst.frames()[*index as usize], *retag, tx);
                 }
             }
             port.flush();
@@ -236,14 +243,14 @@ impl Forwarder {
             if let Some(Some(port)) = ports.get_mut(usize::from(output.0))
                 && port.has_answers()
             {
-                answer(output, ports, fdb, way);
+                answer(output, ports, fdb, tx);
             }
         }
         if *flooded && !open {
             let lost = |decision: &&Decision| decision.to == To::Flood && !decision.reached;
             let lost = decisions.iter().filter(lost).count();
             if let Some(Some(port)) = ports.get(usize::from(from.0)) {
-                port.counters.drops.add(DropReason::NoDestination, lost as u64);
+                port.handle.counters.drops.add(DropReason::NoDestination, lost as u64);
             }
         }
     }
@@ -251,7 +258,7 @@ impl Forwarder {
 
 /// A frame and its header, in memory of ours.
 #[cold]
-pub(super) fn copy(burst: &Burst<'_>, frame: &Frame) -> (Header, Vec<u8>) {
+pub(crate) fn copy(burst: &Burst<'_>, frame: &Frame) -> (Header, Vec<u8>) {
     let mut copy = Vec::new();
     burst.flatten(frame, &mut copy);
     (frame.header, copy)
@@ -259,7 +266,7 @@ pub(super) fn copy(burst: &Burst<'_>, frame: &Frame) -> (Header, Vec<u8>) {
 
 /// Copies of frames, to be forwarded as what is [private](Origin::private).
 #[cold]
-pub(super) fn burst_of(copies: &[(Header, Vec<u8>)]) -> Burst<'_> {
+pub(crate) fn burst_of(copies: &[(Header, Vec<u8>)]) -> Burst<'_> {
     let mut burst = Burst::new();
     for (header, frame) in copies {
         burst.push(*header, ReadSlice::from(&frame[..]));
@@ -269,7 +276,7 @@ pub(super) fn burst_of(copies: &[(Header, Vec<u8>)]) -> Burst<'_> {
 
 /// Where frames to an address go that come from another port.
 #[inline]
-fn destination(fdb: &Fdb, vid: Vid, dst: Mac, from: PortId, now: &Moment) -> To {
+fn destination(fdb: &Fdb, vid: Vid, dst: Mac, from: PortId, now: &Now) -> To {
     if dst.is_multicast() {
         return To::Flood;
     }
@@ -282,18 +289,18 @@ fn destination(fdb: &Fdb, vid: Vid, dst: Mac, from: PortId, now: &Moment) -> To 
 
 /// For a port that has rules, or frames whose tags have to change: leaves in `picks` what goes out of it, with what is done to each
 /// one's tag in `retags`; whether that is nothing. `apart`: the frames come from an isolated port.
-fn leave(
-    port: &Port,
+fn leave<P: Queues>(
+    port: &Port<P>,
     burst: &Burst<'_>,
     decisions: &mut [Decision],
     apart: bool,
     picks: &mut Vec<u32>,
     retags: &mut Vec<Retag>,
-    now: &Moment,
+    now: &Now,
 ) -> bool {
-    let gate = port.gate.as_deref();
+    let policy = port.policy.as_deref();
     let membership = port.membership();
-    let apart = apart && gate.is_some_and(Gate::isolated);
+    let apart = apart && policy.is_some_and(PortPolicy::isolated);
     retags.clear();
     picks.retain(|&index| {
         let (frame, decision) = (&burst.frames()[index as usize], &mut decisions[index as usize]);
@@ -302,12 +309,13 @@ fn leave(
         } else {
             membership.leaves(decision.tagged.vid).ok_or(DropReason::Vlan)
         };
-        let may = |gate: &Gate| gate.may_leave(&frame.header, frame.prefix(), frame.len.into(), now);
+        let may =
+            |policy: &PortPolicy| policy.may_leave(&frame.header, frame.prefix(), frame.len.into(), now);
         let refused = match way_out {
             // What is flooded goes where it may; that it does not go here is no loss.
             Err(_) if decision.to == To::Flood => return false,
             Err(reason) => reason,
-            Ok(_) if !gate.is_none_or(may) => {
+            Ok(_) if !policy.is_none_or(may) => {
                 decision.reached = true;
                 DropReason::RateOut
             }
@@ -317,7 +325,7 @@ fn leave(
                 return true;
             }
         };
-        port.counters.drops.add(refused, 1);
+        port.handle.counters.drops.add(refused, 1);
         false
     });
     retags.iter().all(|retag| *retag == Retag::Keep)
@@ -326,27 +334,32 @@ fn leave(
 /// Tells senders that their frames do not fit the receiver behind a port. It is that receiver's words that they get, so they must
 /// come from where it is: a frame that was flooded to other ports, too, is only counted.
 #[cold]
-pub(super) fn answer(output: PortId, ports: &mut [Option<Port>], fdb: &Fdb, way: &mut Way<'_>) {
+pub(crate) fn answer<P: Queues>(
+    output: PortId,
+    ports: &mut [Option<Port<P>>],
+    fdb: &Fdb,
+    tx: &mut TxContext<'_>,
+) {
     let Some(Some(port)) = ports.get_mut(usize::from(output.0)) else { return };
-    let (answers, counters) = (port.take_answers(), Arc::clone(&port.counters));
+    let (answers, counters) = (port.take_answers(), Arc::clone(&port.handle.counters));
     for frame in answers {
-        let told = tell(output, &frame, ports, fdb, way).is_some();
+        let told = send_answer(output, &frame, ports, fdb, tx).is_some();
         let reason = if told { DropReason::TooBigAnswered } else { DropReason::TxTooBig };
         counters.drops.add(reason, 1);
     }
 }
 
 /// Delivers what the receiver behind a port would say; `None` if there is nobody to be told.
-fn tell(
+fn send_answer<P: Queues>(
     output: PortId,
     frame: &[u8],
-    ports: &mut [Option<Port>],
+    ports: &mut [Option<Port<P>>],
     fdb: &Fdb,
-    way: &mut Way<'_>,
+    tx: &mut TxContext<'_>,
 ) -> Option<()> {
     let membership = ports.get(usize::from(output.0))?.as_ref()?.membership();
     let tagged = membership.classify(frame, &Header::default())?;
-    let whereabouts = |mac| fdb.lookup(tagged.vid, mac, way.now.seconds);
+    let whereabouts = |mac| fdb.lookup(tagged.vid, mac, tx.now.seconds);
     let (back, from) = (whereabouts(ether::destination(frame)?)?, whereabouts(ether::source(frame)?)?);
     if from != output || back == output {
         return None;
@@ -355,8 +368,8 @@ fn tell(
     let out = port.membership().leaves(tagged.vid)?;
     let mut burst = Burst::new();
     burst.push(Header::default(), ReadSlice::from(frame));
-    port.expect(1, way.crossing);
-    port.deliver(&burst, &burst.frames()[0], tagged.retag(out), way);
+    port.expect(1, tx.handoff);
+    port.deliver(&burst, &burst.frames()[0], tagged.retag(out), tx);
     port.flush();
     Some(())
 }

@@ -1,4 +1,8 @@
-//! A port as the worker sees it.
+//! One port in one worker: its queues, its policy, and how frames get from a burst to them.
+//!
+//! The worker makes a [`Port`] when the control plane adds one ([`Workers::add_port`](super::Workers::add_port)) and drops it when it is removed.
+//! For each burst that has frames for the port the [forwarder](super::forward) calls [`Port::expect`], then [`Port::deliver_all`] or
+//! [`Port::deliver`] for each frame, then [`Port::flush`]; answers to frames that do not fit are collected until the burst is delivered.
 
 use std::sync::Arc;
 
@@ -7,27 +11,18 @@ use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::vnet::{Header, Offloads};
 use smallvec::SmallVec;
 
-use super::aim::{Aim, Delivered};
-use super::bucket::Bucket;
-use super::coalesce::{Coalescer, Terms, Unit};
-use super::crossing::Crossing;
-use super::gate::Gate;
-use super::guest::Guest;
-use super::moment::Moment;
-use super::software;
-use super::tap::TapPort;
-use super::too_big;
-use super::vif::Vif;
-use super::vlan::{EVERYWHERE, Head, Membership, Retag};
-use crate::counters::{DropReason, PortCounters};
+use crate::counters::DropReason;
+use crate::plane::handoff::ring::Handoff;
+use crate::plane::handoff::selector::TxQueueSelector;
+use crate::plane::handoff::shared::PortShared;
+use crate::plane::now::Now;
+use crate::plane::offload::gro::{Coalescer, Terms, Unit};
+use crate::plane::offload::{gso, pmtu};
+use crate::plane::policy::PortPolicy;
+use crate::plane::policy::token_bucket::TokenBucket;
+use crate::plane::policy::vlan::{EVERYWHERE, Head, Membership, Retag};
+use crate::plane::queues::{Delivery, PortHandle, Queues};
 use crate::rules::Rate;
-
-/// What is plugged in.
-pub(super) enum Kind {
-    Guest(Guest),
-    Tap(TapPort),
-    Vif(Vif),
-}
 
 /// Most answers to frames that do not fit, of each port: as many as Linux gives one peer by default (`icmp_ratelimit`).
 const ANSWERS: Rate = Rate { per_second: 1000, burst: 50 };
@@ -37,88 +32,108 @@ const ANSWERS: Rate = Rate { per_second: 1000, burst: 50 };
 const PIECES: usize = 18;
 
 /// What a frame needs on its way to a port.
-pub(super) struct Way<'w> {
-    pub(super) crossing: &'w mut Crossing,
-    pub(super) now: &'w Moment,
+pub(crate) struct TxContext<'w> {
+    pub(crate) handoff: &'w mut Handoff,
+    pub(crate) now: &'w Now,
     /// For a frame that must be in one piece.
-    pub(super) scratch: &'w mut Vec<u8>,
+    pub(crate) scratch: &'w mut Vec<u8>,
 }
 
-/// A port, what it counts, and its rules.
-pub(super) struct Port {
-    pub(super) kind: Kind,
-    pub(super) name: String,
-    pub(super) counters: Arc<PortCounters>,
+/// How a frame gets to one of a port's queues, and what its receiver takes.
+#[derive(Clone, Debug)]
+pub enum Steering {
+    /// The port has queue pairs, each with one worker: the engine selects one for each frame and hands the frame to its worker.
+    Pairs(Arc<PortShared>),
+    /// Every worker delivers by itself, and the receiver (the kernel behind a tap) always takes these offloads.
+    Local(Offloads),
+}
+
+/// [`Steering`] in one worker.
+enum Receiver {
+    Pairs { selector: TxQueueSelector, shared: Arc<PortShared> },
+    Local(Offloads),
+}
+
+/// A port, its queues that this worker serves, and its policy.
+pub(crate) struct Port<P> {
+    pub(crate) handle: PortHandle,
+    pub(crate) queues: P,
+    receiver: Receiver,
     /// What its rules say, if it has any.
-    pub(super) gate: Option<Arc<Gate>>,
-    /// What its receiver would say of frames that do not fit.
+    pub(crate) policy: Option<Arc<PortPolicy>>,
+    /// The queue of the sole receiver that the next burst is read into directly: see `worker/direct.rs`.
+    pub(crate) direct: Option<u16>,
+    /// Answers, in its receiver's name, to frames that do not fit.
     answers: Vec<Vec<u8>>,
-    answering: Bucket,
+    answering: TokenBucket,
 }
 
-impl Port {
-    /// A port.
-    pub(super) fn new(
-        kind: Kind,
-        name: String,
-        counters: Arc<PortCounters>,
-        gate: Option<Arc<Gate>>,
+impl<P: Queues> Port<P> {
+    /// A port without queues.
+    pub(crate) fn new(
+        handle: PortHandle,
+        queues: P,
+        steering: Steering,
+        policy: Option<Arc<PortPolicy>>,
     ) -> Self {
-        Self { kind, name, counters, gate, answers: Vec::new(), answering: Bucket::new(ANSWERS) }
+        let receiver = match steering {
+            Steering::Pairs(shared) => {
+                let selector = TxQueueSelector::new(handle.id, Arc::clone(&shared));
+                Receiver::Pairs { selector, shared }
+            }
+            Steering::Local(offloads) => Receiver::Local(offloads),
+        };
+        let answering = TokenBucket::new(ANSWERS);
+        Self { handle, queues, receiver, policy, direct: None, answers: Vec::new(), answering }
     }
 
-    /// Which VLANs it is in.
+    /// The VLANs that the port is in.
     #[inline]
-    pub(super) fn membership(&self) -> &Membership {
-        self.gate.as_deref().map_or(&EVERYWHERE, Gate::membership)
+    pub(crate) fn membership(&self) -> &Membership {
+        self.policy.as_deref().map_or(&EVERYWHERE, PortPolicy::membership)
     }
 
-    /// What the receiver behind this port takes without our help.
+    /// The offloads that the receiver behind this port takes without our help.
     #[inline]
-    fn offloads(&self) -> Offloads {
-        match &self.kind {
-            Kind::Guest(guest) => guest.offloads(),
-            Kind::Tap(tap) => tap.offloads,
-            Kind::Vif(vif) => vif.offloads(),
+    pub(crate) fn offloads(&self) -> Offloads {
+        match &self.receiver {
+            Receiver::Pairs { selector, .. } => selector.offloads(),
+            Receiver::Local(offloads) => *offloads,
         }
     }
 
-    /// Which pair frames go to, where there are pairs.
-    pub(super) fn aim(&mut self) -> Option<&mut Aim> {
-        match &mut self.kind {
-            Kind::Guest(guest) => Some(&mut guest.aim),
-            Kind::Vif(vif) => Some(&mut vif.aim),
-            Kind::Tap(_) => None,
+    /// Selects the queue of each frame, if the port has several.
+    #[inline]
+    pub(crate) fn selector(&mut self) -> Option<&mut TxQueueSelector> {
+        match &mut self.receiver {
+            Receiver::Pairs { selector, .. } => Some(selector),
+            Receiver::Local(_) => None,
         }
     }
 
-    /// What several packets may become one for.
+    /// On which terms several packets become one frame for the receiver; `None` if they never do.
     #[inline]
     fn terms(&self) -> Option<Terms> {
-        match &self.kind {
-            Kind::Tap(tap) => Terms::for_tap(tap.offloads),
-            Kind::Guest(_) | Kind::Vif(_) => Terms::for_guest(self.offloads()),
-        }
+        Terms::new(self.offloads(), self.queues.frame_cost())
     }
 
     /// Announces about how many frames follow until [`Port::flush`].
     #[inline]
-    pub(super) fn expect(&mut self, frames: usize, crossing: &Crossing) {
-        match &mut self.kind {
-            Kind::Guest(guest) => guest.expect(frames, crossing),
-            Kind::Vif(vif) => vif.expect(frames, crossing),
-            Kind::Tap(_) => {}
+    pub(crate) fn expect(&mut self, frames: usize, handoff: &Handoff) {
+        if let Receiver::Pairs { selector, .. } = &mut self.receiver {
+            selector.refresh(handoff);
         }
+        self.queues.expect(frames);
     }
 
     /// Sends these frames of a burst out of this port, as they are tagged, several as one where that pays.
     #[inline]
-    pub(super) fn deliver_all(
+    pub(crate) fn deliver_all(
         &mut self,
         burst: &Burst<'_>,
         picks: &[u32],
         coalescer: &mut Coalescer,
-        way: &mut Way<'_>,
+        tx: &mut TxContext<'_>,
     ) {
         let frames = burst.frames();
         if let Some(terms) = self.terms()
@@ -127,36 +142,36 @@ impl Port {
         {
             let picks = picks.iter().map(|index| *index as usize);
             coalescer.each(burst, picks, terms, |unit| match unit {
-                Unit::Single(frame) => self.deliver(burst, frame, Retag::Keep, way),
+                Unit::Single(frame) => self.deliver(burst, frame, Retag::Keep, tx),
                 Unit::Merged(merged) => {
-                    self.counters.tx_coalesced.add(merged.packets as u64);
-                    self.put(merged.header, merged.first, merged.rest, way);
+                    self.handle.counters.tx_coalesced.add(merged.packets as u64);
+                    self.put(merged.header, merged.first, merged.rest, tx);
                 }
             });
             return;
         }
         for index in picks {
-            self.deliver(burst, &frames[*index as usize], Retag::Keep, way);
+            self.deliver(burst, &frames[*index as usize], Retag::Keep, tx);
         }
     }
 
     /// Sends a frame out of this port, with another tag, doing in software what its receiver cannot. Counts what
     /// becomes of it.
     #[inline]
-    pub(super) fn deliver(&mut self, burst: &Burst<'_>, frame: &Frame, retag: Retag, way: &mut Way<'_>) {
+    pub(crate) fn deliver(&mut self, burst: &Burst<'_>, frame: &Frame, retag: Retag, tx: &mut TxContext<'_>) {
         let accepts = self.offloads();
         if accepts.accepts(&frame.header) {
-            self.put_tagged(frame.header, frame.prefix(), burst.rest(frame), retag, way);
+            self.put_tagged(frame.header, frame.prefix(), burst.rest(frame), retag, tx);
             return;
         }
-        self.counters.tx_software.add(1);
-        let mut scratch = std::mem::take(way.scratch);
-        let result = software::deliver(burst, frame, accepts, &mut scratch, |header, first, rest| {
-            self.put_tagged(header, first, rest, retag, way);
+        self.handle.counters.tx_software.add(1);
+        let mut scratch = std::mem::take(tx.scratch);
+        let result = gso::deliver(burst, frame, accepts, &mut scratch, |header, first, rest| {
+            self.put_tagged(header, first, rest, retag, tx);
         });
-        *way.scratch = scratch;
+        *tx.scratch = scratch;
         if let Err(reason) = result {
-            self.counters.drops.add(reason, 1);
+            self.handle.counters.drops.add(reason, 1);
         }
     }
 
@@ -168,42 +183,52 @@ impl Port {
         first: &[u8],
         rest: &[ReadSlice<'_>],
         retag: Retag,
-        way: &mut Way<'_>,
+        tx: &mut TxContext<'_>,
     ) {
         if retag == Retag::Keep {
-            self.put(header, first, rest, way);
+            self.put(header, first, rest, tx);
             return;
         }
         let mut head = Head::new();
         let Some(used) = retag.apply(&mut header, first, &mut head) else {
-            self.counters.drops.add(DropReason::RxBadHeader, 1);
+            self.handle.counters.drops.add(DropReason::RxBadHeader, 1);
             return;
         };
         let mut pieces = SmallVec::<[ReadSlice<'_>; PIECES]>::new();
         pieces.extend((used < first.len()).then(|| ReadSlice::from(&first[used..])));
         pieces.extend_from_slice(rest);
-        self.put(header, &head, &pieces, way);
+        self.put(header, &head, &pieces, tx);
     }
 
-    /// Sends a frame that the receiver takes as it is.
+    /// Sends a frame that the receiver takes as it is: to its queue here, or to the worker that has the queue.
     #[inline]
-    pub(super) fn put(&mut self, header: Header, first: &[u8], rest: &[ReadSlice<'_>], way: &mut Way<'_>) {
-        let Port { kind, counters, .. } = self;
+    pub(crate) fn put(
+        &mut self,
+        header: Header,
+        first: &[u8],
+        rest: &[ReadSlice<'_>],
+        tx: &mut TxContext<'_>,
+    ) {
         let len = (first.len() + rest.iter().map(ReadSlice::len).sum::<usize>()) as u64;
-        let Way { crossing, now, .. } = way;
-        let delivered = match kind {
-            Kind::Guest(guest) => guest.deliver(header, first, rest, len, crossing, now),
-            Kind::Tap(tap) => tap.deliver(header, first, rest).map(|()| Delivered::Here),
-            Kind::Vif(vif) => vif.deliver(header, first, rest, len, crossing, now),
+        let TxContext { handoff, now, .. } = tx;
+        let Port { queues, receiver, .. } = self;
+        let delivered = match receiver {
+            Receiver::Local(_) => queues.deliver(0, header, first, rest, len),
+            Receiver::Pairs { selector, .. } => selector.select(first, now).and_then(|queue| {
+                match queues.deliver(queue, header, first, rest, len) {
+                    Ok(Delivery::NotHere) => selector.hand_off(queue, header, first, rest, handoff),
+                    delivered => delivered,
+                }
+            }),
         };
         match delivered {
-            Ok(Delivered::Here) => {
-                counters.tx_packets.add(1);
-                counters.tx_bytes.add(len);
+            Ok(Delivery::Done) => {
+                self.handle.counters.tx_packets.add(1);
+                self.handle.counters.tx_bytes.add(len);
             }
-            Ok(Delivered::Away) => {}
+            Ok(Delivery::Queued | Delivery::NotHere) => {}
             Err(DropReason::TxTooBig) if self.make_answer(&header, len, first, rest, now) => {}
-            Err(reason) => self.counters.drops.add(reason, 1),
+            Err(reason) => self.handle.counters.drops.add(reason, 1),
         }
     }
 
@@ -215,23 +240,21 @@ impl Port {
         len: u64,
         first: &[u8],
         rest: &[ReadSlice<'_>],
-        now: &Moment,
+        now: &Now,
     ) -> bool {
-        let mtu = match &self.kind {
-            Kind::Guest(Guest { shared, .. }) | Kind::Vif(Vif { shared, .. }) => shared.mtu(),
-            Kind::Tap(_) => return false,
-        };
-        let mut frame = first[..first.len().min(too_big::ENOUGH)].to_vec();
+        let Receiver::Pairs { shared, .. } = &self.receiver else { return false };
+        let mtu = shared.mtu();
+        let mut frame = first[..first.len().min(pmtu::ENOUGH)].to_vec();
         for piece in rest {
             let at = frame.len();
-            let piece = piece.first(too_big::ENOUGH - at);
+            let piece = piece.first(pmtu::ENOUGH - at);
             frame.resize(at + piece.len(), 0);
             piece.copy_to(&mut frame[at..]);
         }
         let mut answer = Vec::new();
         // Who posts buffers smaller than its MTU is not helped by smaller packets.
-        let made = !too_big::fits(&frame, len as usize, header, mtu)
-            && too_big::answer(&frame, mtu, &mut answer)
+        let made = !pmtu::fits(&frame, len as usize, header, mtu)
+            && pmtu::answer(&frame, mtu, &mut answer)
             && self.answering.take(1, now.micros());
         if made {
             self.answers.push(answer);
@@ -241,22 +264,18 @@ impl Port {
 
     /// Whether there are answers to be delivered, and counted.
     #[inline]
-    pub(super) fn has_answers(&self) -> bool {
+    pub(crate) fn has_answers(&self) -> bool {
         !self.answers.is_empty()
     }
 
     /// Those answers.
-    pub(super) fn take_answers(&mut self) -> Vec<Vec<u8>> {
+    pub(crate) fn take_answers(&mut self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.answers)
     }
 
     /// Shows the receiver what was delivered.
     #[inline]
-    pub(super) fn flush(&mut self) {
-        match &mut self.kind {
-            Kind::Guest(guest) => guest.flush(&self.name, &self.counters),
-            Kind::Vif(vif) => vif.flush(&self.counters),
-            Kind::Tap(_) => {}
-        }
+    pub(crate) fn flush(&mut self) {
+        self.queues.flush();
     }
 }

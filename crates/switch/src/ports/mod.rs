@@ -1,5 +1,196 @@
-//! The kinds of port, one folder each.
+//! The ports of the switch, by kind: one folder each, with its control side and its queue side.
+//!
+//! | folder | a port for |
+//! |---|---|
+//! | `vhost` | a virtual machine, or any other vhost-user front end |
+//! | `tap` | the host's network stack |
+//! | `xen` | the virtual interfaces of Xen guests |
+//!
+//! | file | idea |
+//! |---|---|
+//! | `mod` | the control side of a port: [`PortControl`] |
+//! | `queues` | the queue sides of all kinds as the engine's one instance of [`Queues`](crate::plane::Queues) |
+//! | `table` | the table of ports: they come, go, and get their events |
+//! | `ids` | numbers of ports that come and go |
+//! | `passed` | descriptors and sockets that were inherited, or passed by systemd |
+//!
+//! **A kind of port** is a type that implements `Queues`, for the workers (a row in `queues::kinds!`), one that implements [`PortControl`],
+//! for the control plane, and a configuration (a variant of [`PortKind`], with an arm in [`open`]). The table, the engine and the
+//! control socket know nothing else of it.
 
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ringferry_control::snapshot::PortSnapshot;
+use ringferry_sys::epoll::{Epoll, Interest};
+use ringferry_sys::netif::InterfaceError;
+use ringferry_sys::socket::BindError;
+use ringferry_sys::tap::TapError;
+
+use crate::config::{PortConfig, PortKind};
+use crate::fdb::PortId;
+use crate::plane::{PortFault, PortShared};
+use crate::rules::Rules;
+
+mod ids;
+pub(crate) mod passed;
+pub mod queues;
+pub(crate) mod table;
 pub(crate) mod tap;
 pub(crate) mod vhost;
 pub(crate) mod xen;
+
+use ids::PortIds;
+use passed::Passed;
+use queues::Workers;
+use table::{EntryId, QueueStates, token};
+use xen::MappingBudget;
+pub use xen::XenError;
+
+/// Why a port cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A socket cannot be had.
+    #[error(transparent)]
+    Socket(#[from] BindError),
+    /// A tap cannot be had.
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    /// A tap cannot be configured.
+    #[error(transparent)]
+    Interface(#[from] InterfaceError),
+    /// A descriptor that was to be inherited is not there or not what it should be.
+    #[error("descriptor {fd}: {source}")]
+    Inherited {
+        /// The number.
+        fd: i32,
+        /// What is wrong.
+        source: io::Error,
+    },
+    /// systemd passed no socket of that name.
+    #[error(
+        "no socket named {0} was passed: start ringferry from a socket unit with \
+         FileDescriptorName={0}"
+    )]
+    NotActivated(String),
+    /// There is no Xen, or no store.
+    #[error(transparent)]
+    Xen(#[from] XenError),
+    /// The system has no descriptors left.
+    #[error(transparent)]
+    Os(#[from] io::Error),
+    /// The switch has as many ports as it can have.
+    #[error("no number is left for a port")]
+    NoId,
+}
+
+/// What the control sides of all ports share.
+pub(crate) struct Context<'a> {
+    pub(crate) workers: &'a Arc<Workers>,
+    epoll: &'a Epoll,
+    ids: &'a mut PortIds,
+    budget: &'a mut MappingBudget,
+    /// The entry whose control side is called.
+    entry: EntryId,
+}
+
+impl Context<'_> {
+    /// Has [`PortControl::serve`] called with `sub` when `fd` is ready.
+    ///
+    /// # Errors
+    /// The user's limit of watched descriptors is reached, or `fd` cannot be watched.
+    fn watch(&self, fd: impl std::os::fd::AsFd, sub: u32, interest: Interest) -> io::Result<()> {
+        self.epoll.add(fd, token(self.entry, sub), interest)
+    }
+
+    /// Takes an id for a port of the entry.
+    ///
+    /// # Errors
+    /// [`OpenError::NoId`].
+    fn allocate(&mut self) -> Result<PortId, OpenError> {
+        self.ids.allocate(Instant::now()).ok_or(OpenError::NoId)
+    }
+
+    /// Takes a port away from the workers and gives its id back. When this returns no worker knows of it.
+    fn release(&mut self, id: PortId) {
+        self.workers.remove_port(id);
+        self.ids.free(id, Instant::now());
+    }
+
+    /// Watches a descriptor no more: closing it is not enough, as whoever passed it to us may hold the same open file.
+    fn unwatch(&self, fd: impl std::os::fd::AsFd) -> io::Result<()> {
+        self.epoll.remove(fd)
+    }
+}
+
+/// One port of the switch, as a client of the control socket may ask for it: an entry has one, but one of Xen guests has one for each
+/// interface.
+pub(crate) struct Interface<'a> {
+    pub(crate) id: PortId,
+    pub(crate) name: &'a str,
+    pub(crate) queues: InterfaceQueues<'a>,
+}
+
+/// The queues of an [`Interface`].
+pub(crate) enum InterfaceQueues<'a> {
+    /// Pairs, over which the switch spreads flows.
+    Pairs(&'a PortShared),
+    /// So many, over which the kernel spreads them.
+    Kernel(u16),
+}
+
+/// The control side of one entry of the configuration. The table calls it, on the control plane's thread, and drops it after
+/// [`remove`](PortControl::remove).
+pub(crate) trait PortControl {
+    /// Does what can be done now: a descriptor that is watched as `sub` is ready, or the [deadline](PortControl::deadline) is over.
+    fn serve(&mut self, sub: u32, cx: &mut Context<'_>);
+
+    /// When [`serve`](PortControl::serve) with 0 has something to do although nothing is ready.
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Looks, about once a second, at what nobody announces.
+    fn tick(&mut self, cx: &mut Context<'_>) {
+        let _ = cx;
+    }
+
+    /// A worker cannot serve a port any more. Whether it is one of this entry's.
+    fn fault(&mut self, fault: &PortFault, cx: &mut Context<'_>) -> bool {
+        let _ = (fault, cx);
+        false
+    }
+
+    /// Sets the rules that the frames of its ports must obey from now on.
+    fn set_rules(&mut self, rules: &Rules, workers: &Workers);
+
+    /// The ports that it has now.
+    fn interfaces(&self) -> Vec<Interface<'_>>;
+
+    /// The state of the entry and every port that it has now. `states` are those of the workers' queues.
+    fn snapshots(
+        &self,
+        config: &PortConfig,
+        budget: &MappingBudget,
+        states: &mut QueueStates,
+    ) -> Vec<PortSnapshot>;
+
+    /// Takes its ports away from the workers and closes everything. When this returns, nothing of its peers is mapped or watched.
+    fn remove(&mut self, cx: &mut Context<'_>);
+}
+
+/// A port whose sockets, taps and connections are open and that nobody serves yet: given the context, it gets its number and its workers.
+type Plug = Box<dyn FnOnce(&PortConfig, &mut Context<'_>) -> Result<Box<dyn PortControl>, OpenError>>;
+
+/// Opens what a port needs. Several ports can be opened before any is plugged in, so that a configuration that cannot be had starts nothing.
+///
+/// # Errors
+/// What cannot be had; everything that was opened for the port is closed again.
+pub(crate) fn open(port: &PortConfig, workers: usize, passed: &mut Passed) -> Result<Plug, OpenError> {
+    match &port.kind {
+        PortKind::VhostUser(config) => vhost::open(config, passed),
+        PortKind::Tap(config) => tap::open(port, config, workers, passed),
+        PortKind::XenVif(config) => xen::open(port, config, workers),
+    }
+}

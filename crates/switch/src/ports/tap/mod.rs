@@ -1,3 +1,151 @@
-//! A tap port: the network stack of the host.
+//! Ports for the host's network stack: a tap, in as many queues as there are workers to read them.
+//!
+//! The control side opens the tap and hands its descriptors to the workers; after that it only tells its state.
 
 pub(crate) mod config;
+pub(crate) mod queues;
+
+use ringferry_control::snapshot::{PortSnapshot, PortState};
+use ringferry_packet::ether::Mac;
+use ringferry_sys::netif;
+use ringferry_sys::tap::{Existing, Offloads, Tap, TapConfig as OpenTap, TapError};
+
+use super::passed::Passed;
+use super::queues::{AnyQueues, AnyStart, Workers};
+use super::table::QueueStates;
+use super::xen::MappingBudget;
+use super::{Context, Interface, InterfaceQueues, OpenError, Plug, PortControl};
+use crate::config::{PortConfig, TapConfig, TapSource};
+use crate::counters::PortTotals;
+use crate::fdb::PortId;
+use crate::plane::{Placement, Steering};
+use crate::rules::Rules;
+use crate::snapshot::rules_by_key;
+use queues::{TapQueues, TapStart};
+
+/// The control side.
+struct TapPort {
+    id: PortId,
+    name: String,
+    /// The network interface.
+    tap: String,
+    offloads: Vec<String>,
+    queues: u16,
+    counters: PortTotals,
+}
+
+/// Opens a tap: `workers` queues at most.
+///
+/// # Errors
+/// See [`OpenError`].
+pub(super) fn open(
+    port: &PortConfig,
+    config: &TapConfig,
+    workers: usize,
+    passed: &mut Passed,
+) -> Result<Plug, OpenError> {
+    let queues = open_queues(port, config, workers, passed)?;
+    Ok(Box::new(move |config, cx| Ok(Box::new(plug(config, queues, cx)?))))
+}
+
+fn plug(config: &PortConfig, queues: Vec<Tap>, cx: &mut Context<'_>) -> Result<TapPort, OpenError> {
+    let first = queues.first().ok_or(OpenError::NoId)?;
+    let (tap, count, offloads) = (first.name().to_owned(), queues.len(), queues::offloads(first));
+    let features = first.offloads().iter_names().map(|(name, _)| name.to_owned()).collect();
+    let workers = cx.workers.count();
+    // A worker without a queue of its own writes to another's.
+    let further = (count..workers).map(|number| queues[number % count].try_clone());
+    let further = further.collect::<Result<Vec<_>, _>>()?;
+    let id = cx.allocate()?;
+    cx.workers.set_rules(id, &config.rules);
+    let counters = PortTotals::new(workers);
+    let first = config.first_worker();
+    let mut descriptors = queues.into_iter().chain(further);
+    let placement = Placement { steering: Steering::Local(offloads), first, queues: count as u16 };
+    cx.workers.add_port(id, &config.name, &counters, placement, |_, handle| {
+        AnyQueues::Tap(TapQueues::new(handle.clone(), descriptors.next().expect("one for each worker")))
+    });
+    for queue in 0..count as u16 {
+        cx.workers.start_queue(id, queue, AnyStart::Tap(TapStart(queue)));
+    }
+    Ok(TapPort { id, name: config.name.clone(), tap, offloads: features, queues: count as u16, counters })
+}
+
+impl PortControl for TapPort {
+    fn serve(&mut self, _: u32, _: &mut Context<'_>) {}
+
+    fn set_rules(&mut self, rules: &Rules, workers: &Workers) {
+        workers.set_rules(self.id, rules);
+    }
+
+    fn interfaces(&self) -> Vec<Interface<'_>> {
+        vec![Interface { id: self.id, name: &self.name, queues: InterfaceQueues::Kernel(self.queues) }]
+    }
+
+    fn snapshots(&self, config: &PortConfig, _: &MappingBudget, _: &mut QueueStates) -> Vec<PortSnapshot> {
+        let up = netif::is_up(&self.tap).unwrap_or(false);
+        vec![PortSnapshot {
+            name: self.name.clone(),
+            kind: config.kind.name().to_owned(),
+            state: if up { PortState::Up } else { PortState::Down },
+            peer: self.tap.clone(),
+            mtu: netif::mtu(&self.tap).map_or(0, |mtu| mtu.try_into().unwrap_or(u16::MAX)),
+            mac: netif::mac(&self.tap).ok().map(|mac| Mac(mac).to_string()),
+            features: self.offloads.clone(),
+            queues: Vec::new(),
+            counters: self.counters.by_name(),
+            drops: self.counters.drops_by_name(),
+            rules: rules_by_key(&config.rules),
+        }]
+    }
+
+    fn remove(&mut self, cx: &mut Context<'_>) {
+        cx.release(self.id);
+    }
+}
+
+fn open_queues(
+    port: &PortConfig,
+    config: &TapConfig,
+    workers: usize,
+    passed: &mut Passed,
+) -> Result<Vec<Tap>, OpenError> {
+    let offloads = if config.offloads { Offloads::all() } else { Offloads::empty() };
+    let (queues, created) = match &config.source {
+        TapSource::Fd(number) => (vec![Tap::from_fd(passed.number(*number)?, offloads)?], false),
+        TapSource::Name { name, existing } => {
+            let existed = netif::index(name).ok().flatten().is_some();
+            let existing = match existing {
+                None => Existing::Either,
+                Some(true) => Existing::Require,
+                Some(false) => Existing::Refuse,
+            };
+            let count = config.queues.map_or(workers, usize::from);
+            let open = |existing, multi_queue| {
+                Tap::open(&OpenTap { existing, offloads, multi_queue, ..OpenTap::new(name.clone()) })
+            };
+            let (first, several) = match open(existing, count > 1) {
+                // Somebody made it with one queue.
+                Err(TapError::OtherKind { .. }) if config.queues.is_none() && count > 1 => {
+                    (open(existing, false), false)
+                }
+                result => (result, count > 1),
+            };
+            let mut queues = vec![first?];
+            if several {
+                for _ in 1..count.min(workers) {
+                    queues.push(open(Existing::Require, true)?);
+                }
+            }
+            (queues, !existed)
+        }
+    };
+    if let Some(mtu) = port.mtu {
+        netif::set_mtu(queues[0].name(), mtu.into())?;
+    }
+    // A tap that someone else made is up or down as they wish.
+    if created {
+        netif::set_up(queues[0].name(), true)?;
+    }
+    Ok(queues)
+}

@@ -1,0 +1,155 @@
+//! Migration of a queue from one worker to another while packets flow: nothing is lost, and no flow's packets change places.
+//!
+//! The control plane leads ([`Workers::assign`]). Each step is a command that a worker carries out between two bursts, and answers:
+//!
+//! ```text
+//!   control plane              old owner            new owner            every worker
+//!   1  park            ──────────────────────────►  parks frames for it
+//!   2  set owner        (whoever begins a burst from now on sends frames for the queue to the new owner)
+//!   3  settle          ─────────────────────────────────────────────────►  delivers what others have handed to it
+//!   4  detach          ─────►  settles, lets go
+//!   5  settle          ─────────────────────────────────────────────────►  delivers what the old owner has forwarded
+//!   6  attach          ──────────────────────────►  delivers the parked frames, then serves it
+//! ```
+//!
+//! After step 3 nobody hands frames for the queue to the old owner, so that step 4 leaves none behind; after step 5 what the old owner has
+//! forwarded of the queue's own packets is delivered before what the new one will forward.
+//!
+//! A flow that the guest itself never sends has no pair of its own: it goes to one that is near its worker, which may be another one
+//! after a migration, as after a change of the number of pairs.
+//!
+//! Meanwhile the guest's packets wait in their ring, for as long as the workers take to wake up four times. A tap's queue, which
+//! all write to and one reads, changes readers in the same way, without the first three steps.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::fdb::PortId;
+use crate::plane::handoff::shared::{PAIRS, PortShared};
+use crate::plane::port::Steering;
+use crate::plane::queues::Queues;
+use crate::plane::worker::Workers;
+use crate::plane::worker::command::Command;
+
+/// The worker of each queue of each port, as the control plane knows it.
+#[derive(Debug, Default)]
+pub(crate) struct QueueOwners(Mutex<BTreeMap<PortId, Owned>>);
+
+/// The owners of one port's queues.
+#[derive(Clone, Debug)]
+enum Owned {
+    /// Pairs, whose owners stand where all workers see them.
+    Pairs(Arc<PortShared>),
+    /// A single queue that this worker reads, or several that are read by one worker each.
+    Local { queues: u16, reader: usize },
+}
+
+/// Why a queue cannot migrate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MigrationError {
+    /// There are fewer workers.
+    #[error("there is no worker {worker}: the switch has {workers}, from 0 on (--workers, [switch] workers)")]
+    Worker {
+        /// The one that was asked for.
+        worker: usize,
+        /// How many there are.
+        workers: usize,
+    },
+    /// There are fewer queues.
+    #[error("the port has no queue {queue}: there are {queues}, from 0 on")]
+    Queue {
+        /// The one that was asked for.
+        queue: u16,
+        /// How many there are.
+        queues: u16,
+    },
+    /// Each queue of the tap is a worker's own.
+    #[error("each of the tap's {0} queues is with a worker of its own, and stays there")]
+    TapQueues(u16),
+    /// No such port.
+    #[error("no worker serves the port")]
+    Port,
+}
+
+impl QueueOwners {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<PortId, Owned>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes the owners of a new port: the first queue is with worker `first`, and those after it with the next in turn.
+    pub(crate) fn add(&self, port: PortId, steering: &Steering, first: usize, queues: u16, workers: usize) {
+        let owned = match steering {
+            Steering::Pairs(shared) => {
+                (0..PAIRS).for_each(|pair| shared.set_owner(pair, (first + usize::from(pair)) % workers));
+                Owned::Pairs(Arc::clone(shared))
+            }
+            Steering::Local(_) => Owned::Local { queues, reader: first },
+        };
+        self.all().insert(port, owned);
+    }
+
+    pub(crate) fn remove(&self, port: PortId) {
+        self.all().remove(&port);
+    }
+
+    /// Queues that a port has at most.
+    fn queues(&self, port: PortId) -> u16 {
+        match self.all().get(&port) {
+            Some(Owned::Pairs(_)) => PAIRS,
+            Some(Owned::Local { queues, .. }) => *queues,
+            None => 0,
+        }
+    }
+
+    /// The worker that a queue is with; the first, if there is no such queue.
+    pub(crate) fn of(&self, port: PortId, queue: u16) -> usize {
+        match self.all().get(&port) {
+            Some(Owned::Pairs(shared)) => shared.owner(queue),
+            Some(Owned::Local { queues: 1, reader }) => *reader,
+            Some(Owned::Local { .. }) => queue.into(),
+            None => 0,
+        }
+    }
+}
+
+impl<P: Queues> Workers<P> {
+    /// Migrates a queue of a port to another worker: see the head of `migration.rs`. Returns whose it was.
+    ///
+    /// # Errors
+    /// See [`MigrationError`]; nothing has changed.
+    pub fn assign(&self, port: PortId, queue: u16, worker: usize) -> Result<usize, MigrationError> {
+        let workers = self.workers.len();
+        let new = self.workers.get(worker).ok_or(MigrationError::Worker { worker, workers })?;
+        let owned = self.owners.all().get(&port).cloned().ok_or(MigrationError::Port)?;
+        let queues = self.owners.queues(port);
+        if queue >= queues {
+            return Err(MigrationError::Queue { queue, queues });
+        }
+        let before = self.owners.of(port, queue);
+        if before == worker {
+            return Ok(before);
+        }
+        let settle = || {
+            for worker in &self.workers {
+                worker.ask(Command::Settle);
+            }
+        };
+        match owned {
+            Owned::Pairs(shared) => {
+                new.ask(|reply| Command::Park(port, queue, reply));
+                shared.set_owner(queue, worker);
+                settle();
+            }
+            Owned::Local { queues: 1, .. } => {
+                self.owners.all().insert(port, Owned::Local { queues: 1, reader: worker });
+            }
+            Owned::Local { queues, .. } => return Err(MigrationError::TapQueues(queues)),
+        }
+        let detached = self.workers[before].ask(|reply| Command::Detach(port, queue, reply));
+        settle();
+        if let Some(detached) = detached {
+            new.send(Command::Attach(port, queue, Box::new(detached)));
+        }
+        Ok(before)
+    }
+}

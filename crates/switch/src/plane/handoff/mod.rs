@@ -1,0 +1,13 @@
+//! Between workers: frames that are handed off, which queue a frame is for, and queues that migrate.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `ring` | the hand-off rings, and how a worker that sleeps is woken |
+//! | `selector` | which queue pair of a port a frame goes to |
+//! | `shared` | what all workers, and the control plane, know of a port's pairs |
+//! | `migration` | how a queue goes from one worker to another under traffic |
+
+pub(crate) mod migration;
+pub(crate) mod ring;
+pub(crate) mod selector;
+pub(crate) mod shared;

@@ -1,0 +1,137 @@
+//! Selects the transmit queue of a frame among a port's queue pairs: the same for all workers, as each looks at the same [`PortShared`].
+//!
+//! Each worker has one selector of every port with pairs. A burst begins with [`refresh`](TxQueueSelector::refresh), which takes note of
+//! what has changed; then [`select`](TxQueueSelector::select) says the pair of each frame: the one that the guest last sent the flow on
+//! (automatic receive steering, VIRTIO 1.4, 5.1.6.5.7), or one of this worker's by the flow's hash. If another worker owns
+//! the pair the frame is [handed off](TxQueueSelector::hand_off); if the pair is migrating to this worker the frame is parked until it is there.
+
+use std::sync::Arc;
+
+use ringferry_memory::ReadSlice;
+use ringferry_packet::flow::flow_hash;
+use ringferry_packet::frame::Burst;
+use ringferry_packet::vnet::{Header, Offloads};
+use ringferry_virtio_net::device::Steering;
+
+use crate::counters::DropReason;
+use crate::fdb::PortId;
+use crate::plane::handoff::ring::{DEPTH, Handoff, gather};
+use crate::plane::handoff::shared::{PortShared, Ready};
+use crate::plane::now::Now;
+use crate::plane::queues::Delivery;
+
+/// Frames for a pair that is migrating to this worker.
+#[derive(Debug)]
+struct Parked {
+    pair: u16,
+    frames: Vec<(Header, Vec<u8>)>,
+}
+
+/// One worker's view of a port's pairs.
+pub(crate) struct TxQueueSelector {
+    id: PortId,
+    shared: Arc<PortShared>,
+    parked: Option<Parked>,
+    /// What `steering` and `offloads` were made from.
+    ready: Ready,
+    steering: Steering,
+    /// The offloads that the driver takes.
+    offloads: Offloads,
+}
+
+impl TxQueueSelector {
+    /// A selector of a port none of whose pairs runs.
+    pub(crate) fn new(id: PortId, shared: Arc<PortShared>) -> Self {
+        let mut steering = Steering::automatic(Arc::clone(&shared.flows));
+        steering.set_ready([]);
+        Self { id, shared, parked: None, ready: Ready::default(), steering, offloads: Offloads::all() }
+    }
+
+    /// Takes note of what the port's pairs and offloads are now; one load when nothing has changed. Called before each burst.
+    #[inline]
+    pub(crate) fn refresh(&mut self, handoff: &Handoff) {
+        let ready = self.shared.ready();
+        if ready != self.ready {
+            self.changed(ready, handoff);
+        }
+    }
+
+    #[cold]
+    fn changed(&mut self, ready: Ready, handoff: &Handoff) {
+        self.ready = ready;
+        self.steering.set_ready(ready.pairs());
+        self.steering.prefer(|pair| self.shared.owner(pair) == handoff.me());
+        let none = self.steering.ready().is_empty();
+        // Without a driver all of them, as no work should go into frames that are dropped.
+        self.offloads = if none { Offloads::all() } else { self.shared.offloads() };
+    }
+
+    /// The offloads that the driver takes, as of the last [`refresh`](Self::refresh).
+    #[inline]
+    pub(crate) fn offloads(&self) -> Offloads {
+        self.offloads
+    }
+
+    /// Remembers that the guest sends the flows of a burst from `pair`, if there is more than one pair to choose from.
+    #[inline]
+    pub(crate) fn learn(&mut self, pair: u16, burst: &Burst<'_>, handoff: &Handoff, now: &Now) {
+        self.refresh(handoff);
+        if self.steering.learns() {
+            for frame in burst.frames() {
+                self.steering.learn(flow_hash(frame.prefix()), pair, now.micros());
+            }
+        }
+    }
+
+    /// The pair for a frame that begins with `first`.
+    ///
+    /// # Errors
+    /// [`DropReason::LinkDown`] if no pair can be delivered to.
+    #[inline]
+    pub(crate) fn select(&mut self, first: &[u8], now: &Now) -> Result<u16, DropReason> {
+        match self.steering.ready() {
+            [] => Err(DropReason::LinkDown),
+            [only] => Ok(*only),
+            _ => self.steering.choose(first, now.micros()).0.ok_or(DropReason::LinkDown),
+        }
+    }
+
+    /// Hands a frame to the worker that owns its pair, which this worker does not have; or parks it, if the pair is migrating here.
+    ///
+    /// # Errors
+    /// [`DropReason::WorkerBusy`] if that worker is too far behind, or too many frames are parked; [`DropReason::LinkDown`] if nobody serves
+    /// the pair.
+    pub(crate) fn hand_off(
+        &mut self,
+        pair: u16,
+        header: Header,
+        first: &[u8],
+        rest: &[ReadSlice<'_>],
+        handoff: &mut Handoff,
+    ) -> Result<Delivery, DropReason> {
+        let owner = self.shared.owner(pair);
+        if owner != handoff.me() {
+            handoff.send(owner, self.id, header, first, rest)?;
+            return Ok(Delivery::Queued);
+        }
+        let parked = self.parked.as_mut().filter(|parked| parked.pair == pair);
+        let Parked { frames, .. } = parked.ok_or(DropReason::LinkDown)?;
+        if frames.len() == DEPTH {
+            return Err(DropReason::WorkerBusy);
+        }
+        let mut frame = Vec::new();
+        gather(first, rest, &mut frame);
+        frames.push((header, frame));
+        Ok(Delivery::Queued)
+    }
+
+    /// From now on frames for `pair`, which is migrating to this worker, are parked until [`unpark`](Self::unpark).
+    pub(crate) fn park(&mut self, pair: u16) {
+        self.parked = Some(Parked { pair, frames: Vec::new() });
+    }
+
+    /// The pair is there: returns the frames that were parked for it, in order.
+    pub(crate) fn unpark(&mut self) -> Vec<(Header, Vec<u8>)> {
+        self.parked.take().map_or_else(Vec::new, |parked| parked.frames)
+    }
+}

@@ -1,0 +1,147 @@
+//! What all workers, and the control plane, know of a virtual machine's port.
+
+use std::array;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
+
+use ringferry_packet::vnet::Offloads;
+use ringferry_virtio_net::device::FlowTable;
+
+use crate::config::DEFAULT_MTU;
+use crate::counters::PairCounters;
+
+/// Queue pairs offered. A guest uses as many as it enables; the rest cost nothing.
+pub(crate) const PAIRS: u16 = 16;
+
+/// See the head of this file. Words are written by the one who owns what they say, and read without a lock.
+#[derive(Debug)]
+pub struct PortShared {
+    /// The pairs whose receiveqs can be delivered to, one bit each: written by the worker that owns the pair. Above
+    /// them a number that changes with the offloads and the owners.
+    ready: AtomicU64,
+    /// The worker that owns each pair: written by the control plane.
+    owners: [AtomicU16; PAIRS as usize],
+    /// What the machine takes without our help: written by the control plane before any ring is started.
+    offloads: AtomicU8,
+    /// The largest packet the machine takes, in bytes behind the Ethernet header: written by the control plane.
+    mtu: AtomicU16,
+    /// Where the guest sends its flows from.
+    pub(crate) flows: Arc<FlowTable>,
+    /// By pair; written by the worker that owns the pair.
+    pub(crate) pairs: [PairCounters; PAIRS as usize],
+}
+
+/// What says whether anything has changed: see [`PortShared::ready`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ready(u64);
+
+impl Ready {
+    const NUMBER: u32 = 32;
+
+    /// The pairs, in ascending order.
+    pub(crate) fn pairs(self) -> impl Iterator<Item = u16> {
+        (0..PAIRS).filter(move |pair| self.0 & 1 << pair != 0)
+    }
+}
+
+impl Default for PortShared {
+    fn default() -> Self {
+        Self {
+            ready: AtomicU64::new(0),
+            owners: array::from_fn(|_| AtomicU16::new(0)),
+            offloads: AtomicU8::new(0),
+            mtu: AtomicU16::new(DEFAULT_MTU),
+            flows: Arc::default(),
+            pairs: array::from_fn(|_| PairCounters::default()),
+        }
+    }
+}
+
+impl PortShared {
+    /// What the machine takes, for the rings that are started next.
+    pub(crate) fn set_offloads(&self, offloads: Offloads) {
+        if self.offloads.swap(offloads.bits(), Ordering::Relaxed) != offloads.bits() {
+            self.changed();
+        }
+    }
+
+    /// Whoever looks at [`PortShared::ready`] from now on sees that something is new.
+    fn changed(&self) {
+        self.ready.fetch_add(1 << Ready::NUMBER, Ordering::Release);
+    }
+
+    /// Says which worker owns a pair from now on.
+    pub(crate) fn set_owner(&self, pair: u16, worker: usize) {
+        if let Some(owner) = self.owners.get(usize::from(pair)) {
+            owner.store(worker as u16, Ordering::Relaxed);
+            self.changed();
+        }
+    }
+
+    /// The worker that owns a pair, of those there are: the first, for one that cannot be.
+    pub(crate) fn owner(&self, pair: u16) -> usize {
+        self.owners.get(usize::from(pair)).map_or(0, |owner| owner.load(Ordering::Relaxed).into())
+    }
+
+    /// What the machine takes without our help.
+    pub(crate) fn offloads(&self) -> Offloads {
+        Offloads::from_bits_retain(self.offloads.load(Ordering::Relaxed))
+    }
+
+    /// What senders are told whose packets do not fit.
+    pub(crate) fn set_mtu(&self, mtu: u16) {
+        self.mtu.store(mtu, Ordering::Relaxed);
+    }
+
+    /// The largest packet the machine takes.
+    pub(crate) fn mtu(&self) -> u16 {
+        self.mtu.load(Ordering::Relaxed)
+    }
+
+    /// Says whether a pair's receiveq can be delivered to.
+    pub(crate) fn set_ready(&self, pair: u16, ready: bool) {
+        if pair >= PAIRS {
+            return;
+        }
+        let bit = 1 << pair;
+        if ready {
+            self.ready.fetch_or(bit, Ordering::AcqRel);
+        } else {
+            self.ready.fetch_and(!bit, Ordering::AcqRel);
+        }
+    }
+
+    /// What can be delivered to. Whoever sees a change sees the offloads that belong to it.
+    #[inline]
+    pub(crate) fn ready(&self) -> Ready {
+        Ready(self.ready.load(Ordering::Acquire))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_come_and_go_and_offloads_show() {
+        let port = PortShared::default();
+        assert_eq!(port.ready().pairs().count(), 0);
+        port.set_ready(0, true);
+        port.set_ready(5, true);
+        port.set_ready(200, true);
+        assert_eq!(port.ready().pairs().collect::<Vec<_>>(), [0, 5]);
+        let before = port.ready();
+        port.set_offloads(Offloads::CSUM);
+        assert_ne!(port.ready(), before);
+        assert_eq!(port.ready().pairs().collect::<Vec<_>>(), [0, 5]);
+        let before = port.ready();
+        port.set_offloads(Offloads::CSUM);
+        assert_eq!(port.ready(), before, "nothing has changed");
+        port.set_ready(0, false);
+        assert_eq!(port.ready().pairs().collect::<Vec<_>>(), [5]);
+        let before = port.ready();
+        port.set_owner(5, 3);
+        assert_ne!(port.ready(), before);
+        assert_eq!([4, 5, 200].map(|pair| port.owner(pair)), [0, 3, 0]);
+    }
+}

@@ -1,0 +1,59 @@
+//! Time as a worker sees it: a clock, and the instant of one burst.
+//!
+//! All workers of a switch share one [`Clock`], as token buckets are filled by all of them. A worker makes a [`Now`] for each burst from
+//! its coarse clock (whole seconds, looked at with every look at epoll); the exact time is asked for only if somebody needs it, and once.
+
+use std::cell::OnceCell;
+#[cfg(test)]
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// The time since the switch was started.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Clock {
+    /// The system's monotonic clock, since this instant.
+    Monotonic(Instant),
+    /// Microseconds that a test sets.
+    #[cfg(test)]
+    Scripted(&'static AtomicU64),
+}
+
+impl Clock {
+    /// Microseconds since the start.
+    #[inline]
+    pub(crate) fn micros(self) -> u64 {
+        match self {
+            Clock::Monotonic(started) => started.elapsed().as_micros() as u64,
+            #[cfg(test)]
+            Clock::Scripted(micros) => micros.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Whole seconds since the start: the clock of the forwarding database.
+    pub(crate) fn seconds(self) -> u32 {
+        (self.micros() / 1_000_000) as u32
+    }
+}
+
+/// The instant at which a burst is forwarded.
+#[derive(Debug)]
+pub(crate) struct Now {
+    clock: Clock,
+    /// Whole seconds since the start, by the worker's coarse clock.
+    pub(crate) seconds: u32,
+    micros: OnceCell<u64>,
+}
+
+impl Now {
+    /// Now, of a worker by whose coarse clock it is `seconds`.
+    #[inline]
+    pub(crate) fn new(clock: Clock, seconds: u32) -> Self {
+        Self { clock, seconds, micros: OnceCell::new() }
+    }
+
+    /// Microseconds since the start, the same at every call.
+    #[inline]
+    pub(crate) fn micros(&self) -> u64 {
+        *self.micros.get_or_init(|| self.clock.micros())
+    }
+}

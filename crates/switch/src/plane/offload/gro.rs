@@ -1,0 +1,330 @@
+//! Plain packets of one flow that go to a receiver of segmentation offloads become one frame on the way: one write to a tap, one
+//! chain of a guest, in place of up to 64.
+//!
+//! Nothing is copied. The frame is changed headers, which are a private copy anyway, and slices of the senders' memory; what
+//! makes one of many is decided by [`ringferry_packet::gro`], and cut again it is what was sent. Checksums that nobody has vouched for
+//! are verified over the sender's memory before. A sender that changes its memory afterwards harms its own flow only: what
+//! it gets across it could have sent.
+//!
+//! **Order.** A burst's frames to one receiver become [`Unit`]s. A unit has the place of its first packet, and takes later packets of
+//! the same flow only as long as none of that flow has come that it did not take: so packets of a flow never overtake each other.
+//! A packet that may belong to any flow (a fragment, headers that cannot be read) ends all units before it. Between flows there is
+//! no order to keep. Only joining neighbours would be simpler, but a guest with several connections, or a burst of many
+//! senders' answers, interleaves them packet by packet, and then nothing has a neighbour of its own.
+//!
+//! **Cost.** Where no packet may begin a unit (small ones to guests, unsegmented ones), a comparison per packet. Then a packet that
+//! is the only one of its flow in the burst is told by a few loads from those that have company ([`RepeatedFlows`]), of which headers are read,
+//! several hundred instructions. Nothing is held from burst to burst, so nothing is delayed.
+
+use ringferry_memory::ReadSlice;
+use ringferry_packet::ether::{TYPE_IPV4, TYPE_IPV6, TYPE_VLAN};
+use ringferry_packet::frame::{Burst, Frame, PREFIX};
+use ringferry_packet::gro::{Candidate, Flow, MAX_FLOWS, MAX_HEAD, Run, Unfit, behind};
+use ringferry_packet::vnet::{Header, Offloads};
+
+use crate::plane::offload::gso::{beginning, whole};
+use crate::plane::queues::FrameCost;
+
+/// Payload that the first packet of a unit must have, in bytes, where each frame costs a system call: any.
+const LEAST_FOR_SYSTEM_CALL: usize = 1;
+/// The same where it costs a descriptor. With less payload there is less to save in the guest than is spent on looking at headers
+/// here, of every packet, merged or not; and the packets with little payload are those that come by the million. Nor are
+/// datagrams merged for a guest, which would have to cut them again for its sockets: merging costs this side some 1300
+/// instructions per packet, 4000 with a checksum to verify. TCP pays that back with fewer acknowledgements.
+const LEAST_FOR_DESCRIPTOR: usize = 512;
+/// Headers of the shortest packet: Ethernet, IPv4, UDP.
+const SHORTEST_HEADERS: usize = 42;
+
+/// To whom merging pays, and what may be merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    accepts: Offloads,
+    /// Payload of the first packet at least.
+    least: usize,
+    /// Datagrams are left alone.
+    only_tcp: bool,
+}
+
+impl Terms {
+    /// The terms of a receiver that takes `accepts`; `None` if nothing can be merged for it.
+    #[inline]
+    pub(crate) fn new(accepts: Offloads, cost: FrameCost) -> Option<Terms> {
+        let (accepts, least, only_tcp) = match cost {
+            FrameCost::SystemCall => (accepts, LEAST_FOR_SYSTEM_CALL, false),
+            FrameCost::Descriptor => (accepts - Offloads::USO, LEAST_FOR_DESCRIPTOR, true),
+        };
+        let merged = Offloads::TSO4 | Offloads::TSO6 | Offloads::USO;
+        let any = accepts.contains(Offloads::CSUM) && accepts.intersects(merged);
+        any.then_some(Terms { accepts, least, only_tcp })
+    }
+
+    /// Whether others may be appended to a frame, as far as can be told at a glance.
+    #[inline]
+    pub(crate) fn may_begin(&self, frame: &Frame) -> bool {
+        frame.len as usize >= self.least + SHORTEST_HEADERS
+            && !frame.header.is_gso()
+            && (!self.only_tcp || may_be_tcp(frame.prefix()))
+    }
+}
+
+/// Whether a frame without more than one tag is TCP; headers are read in earnest later.
+#[inline]
+fn may_be_tcp(prefix: &[u8]) -> bool {
+    const TCP: Option<&u8> = Some(&6);
+    let be16 = |at: usize| prefix.get(at..at + 2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
+    let l2 = if be16(12) == Some(TYPE_VLAN) { 4 } else { 0 };
+    match be16(12 + l2) {
+        Some(TYPE_IPV4) => prefix.get(l2 + 23) == TCP,
+        Some(TYPE_IPV6) => prefix.get(l2 + 20) == TCP,
+        _ => false,
+    }
+}
+
+/// What is delivered at once.
+#[derive(Debug)]
+pub(crate) enum Unit<'a> {
+    /// A frame of the burst, as it is.
+    Single(&'a Frame),
+    /// Several, as one that its receiver takes.
+    Merged(Merged<'a>),
+}
+
+/// A frame made of several.
+#[derive(Debug)]
+pub(crate) struct Merged<'a> {
+    /// Says how it is to be cut.
+    pub(crate) header: Header,
+    /// Its headers, and maybe payload.
+    pub(crate) first: &'a [u8],
+    /// The rest.
+    pub(crate) rest: &'a [ReadSlice<'a>],
+    /// Packets that it is made of, at least 2.
+    pub(crate) packets: usize,
+}
+
+/// Frames of the burst that are delivered at once: a list, by `Coalescer::next`.
+#[derive(Debug)]
+struct Planned {
+    first: u32,
+    last: u32,
+    /// Which run it is, if others were to be appended to it.
+    run: Option<u32>,
+}
+
+/// A unit that takes more packets.
+#[derive(Debug)]
+struct Open {
+    flow: Flow,
+    unit: u32,
+    run: u32,
+    /// The checksums of its first packet hold.
+    verified: bool,
+}
+
+/// Storage for one receiver's part of a burst, reused.
+#[derive(Debug, Default)]
+pub(crate) struct Coalescer {
+    units: Vec<Planned>,
+    runs: Vec<Run>,
+    open: Vec<Open>,
+    /// Of each frame of the burst, the one that follows it in its unit.
+    next: Vec<u32>,
+    company: RepeatedFlows,
+    pieces: Vec<ReadSlice<'static>>,
+}
+
+impl Coalescer {
+    /// Hands over what a receiver with these `terms` is to get for `frames`, which are indexes of frames of `burst`, in order.
+    pub(crate) fn each<'b>(
+        &mut self,
+        burst: &'b Burst<'_>,
+        frames: impl Iterator<Item = usize> + Clone,
+        terms: Terms,
+        mut put: impl FnMut(Unit<'_>),
+    ) {
+        self.units.clear();
+        self.runs.clear();
+        self.open.clear();
+        self.next.resize(burst.len(), 0);
+        self.company = RepeatedFlows::default();
+        for index in frames.clone() {
+            self.company.meet(&burst.frames()[index]);
+        }
+        for index in frames {
+            self.plan(burst, index as u32, terms);
+        }
+
+        let mut pieces: Vec<ReadSlice<'b>> = std::mem::take(&mut self.pieces);
+        for unit in &self.units {
+            let frame = &burst.frames()[unit.first as usize];
+            if unit.first == unit.last {
+                put(Unit::Single(frame));
+                continue;
+            }
+            let Some(run) = unit.run.and_then(|run| self.runs.get_mut(run as usize)) else { continue };
+            let (headers, packets) = (run.first().headers(), run.packets());
+            let begins = headers.max(frame.prefix().len());
+            pieces.clear();
+            pieces.extend(behind(whole(burst, frame), begins));
+            let mut index = unit.first;
+            while index != unit.last {
+                index = self.next[index as usize];
+                pieces.extend(behind(whole(burst, &burst.frames()[index as usize]), headers));
+            }
+            let (header, first) = run.finish();
+            put(Unit::Merged(Merged { header, first: &first[..begins], rest: &pieces, packets }));
+        }
+        pieces.clear();
+        // Collecting an emptied vector's iterator in place keeps its allocation.
+        self.pieces = pieces.into_iter().map(|_| ReadSlice::EMPTY).collect();
+    }
+
+    /// Appends a frame to an open unit of its flow, or makes it one of its own.
+    #[inline]
+    fn plan(&mut self, burst: &Burst<'_>, index: u32, terms: Terms) {
+        let frame = &burst.frames()[index as usize];
+        let may_begin = terms.may_begin(frame);
+        if (may_begin || !self.open.is_empty()) && !self.company.lacks(frame) {
+            match read(burst, frame) {
+                Ok(packet) if !packet.is_fragment() => {
+                    return self.join(burst, index, may_begin, packet, terms);
+                }
+                Err(Unfit::Foreign) => {}
+                Ok(_) | Err(Unfit::Unreadable) => self.open.clear(),
+            }
+        }
+        self.single(index, None);
+    }
+
+    fn join(&mut self, burst: &Burst<'_>, index: u32, may_begin: bool, packet: Candidate, terms: Terms) {
+        let flow = packet.flow();
+        let fits = packet.fits(terms.accepts);
+        if let Some(at) = self.open.iter().position(|open| open.flow == flow) {
+            let open = &mut self.open[at];
+            let (unit, run) = (&mut self.units[open.unit as usize], &mut self.runs[open.run as usize]);
+            let frames = burst.frames();
+            // Only now is it worth summing up the first packet.
+            let good = |packet: &Candidate, index: u32| {
+                packet.has_good_checksums(whole(burst, &frames[index as usize]))
+            };
+            if fits && run.takes(&packet) {
+                open.verified |= good(run.first(), unit.first);
+                if open.verified && good(&packet, index) {
+                    self.next[unit.last as usize] = index;
+                    unit.last = index;
+                    if run.append(&packet) {
+                        self.open.swap_remove(at);
+                    }
+                    return;
+                }
+            }
+            self.open.swap_remove(at);
+        }
+        if !(may_begin && fits && packet.size() >= terms.least && packet.may_be_first()) {
+            return self.single(index, None);
+        }
+        if self.open.len() == MAX_FLOWS {
+            self.open.swap_remove(0);
+        }
+        let (unit, run) = (self.units.len() as u32, self.runs.len() as u32);
+        self.open.push(Open { flow, unit, run, verified: false });
+        self.runs.push(Run::new(packet));
+        self.single(index, Some(run));
+    }
+
+    #[inline]
+    fn single(&mut self, index: u32, run: Option<u32>) {
+        self.units.push(Planned { first: index, last: index, run });
+    }
+}
+
+/// Reads a frame's headers.
+#[inline]
+fn read(burst: &Burst<'_>, frame: &Frame) -> Result<Candidate, Unfit> {
+    let mut head = [0; MAX_HEAD];
+    beginning(burst, frame, &mut head);
+    Candidate::read(frame.header, head, frame.len as usize)
+}
+
+/// Which flows of a burst have more than one packet: a set of the flows' hashes that were seen, and one of those seen again. Flows that
+/// share a hash are taken for one, which costs time and nothing else.
+#[derive(Debug, Default)]
+struct RepeatedFlows {
+    once: [u64; 8],
+    again: [u64; 8],
+}
+
+impl RepeatedFlows {
+    #[inline]
+    fn meet(&mut self, frame: &Frame) {
+        if let Some(hash) = flow_hash(frame) {
+            let (word, bit) = Self::place(hash);
+            self.again[word] |= self.once[word] & bit;
+            self.once[word] |= bit;
+        }
+    }
+
+    /// Whether a frame is known to be the only one of its flow.
+    #[inline]
+    fn lacks(&self, frame: &Frame) -> bool {
+        flow_hash(frame).is_some_and(|hash| {
+            let (word, bit) = Self::place(hash);
+            self.again[word] & bit == 0
+        })
+    }
+
+    #[inline]
+    fn place(hash: u32) -> (usize, u64) {
+        ((hash >> 29) as usize, 1 << (hash >> 23 & 63))
+    }
+}
+
+/// A hash of addresses and ports of TCP or UDP over plain IP, which is nearly all there is; `None` for everything else, fragments among
+/// it, so that it is looked at closely.
+#[inline]
+fn flow_hash(frame: &Frame) -> Option<u32> {
+    let prefix: &[u8; PREFIX] = frame.prefix().try_into().ok()?;
+    let word = |at: usize| u32::from_ne_bytes([prefix[at], prefix[at + 1], prefix[at + 2], prefix[at + 3]]);
+    let words = match *prefix {
+        [
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            0x08,
+            0x00,
+            0x45,
+            _,
+            _,
+            _,
+            _,
+            _,
+            bits,
+            offset,
+            _,
+            6 | 17,
+            ..,
+        ] if bits & 0x3f == 0 && offset == 0 => {
+            word(26) ^ word(30).rotate_left(11) ^ word(34).rotate_left(22)
+        }
+        [_, _, _, _, _, _, _, _, _, _, _, _, 0x86, 0xdd, _, _, _, _, _, _, 6 | 17, ..] => {
+            let source = word(22) ^ word(26) ^ word(30) ^ word(34);
+            let destination = word(38) ^ word(42) ^ word(46) ^ word(50);
+            source ^ destination.rotate_left(11) ^ word(54).rotate_left(22)
+        }
+        _ => return None,
+    };
+    // Knuth's multiplier: the upper bits depend on all of them.
+    Some(words.wrapping_mul(0x9e37_79b1))
+}
+
+#[cfg(test)]
+mod tests;

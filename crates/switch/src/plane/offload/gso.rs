@@ -1,0 +1,173 @@
+//! Offloads that a receiver lacks, done in software on the way to it: checksums are finished, oversized frames are cut.
+//!
+//! The slow path, but not a second copy: only headers are copied and changed. The payload goes to the receiver from where its
+//! sender put it, in slices, and for a checksum is summed up there first. A sender that changes it meanwhile makes its own
+//! packet's checksum wrong.
+
+use ringferry_memory::ReadSlice;
+use ringferry_packet::checksum;
+use ringferry_packet::frame::{Burst, Frame, PREFIX};
+use ringferry_packet::gro::behind;
+use ringferry_packet::segment::{Checksum, MAX_HEADERS, PieceSegmenter};
+use ringferry_packet::vnet::{Header, Offloads};
+use smallvec::SmallVec;
+
+use crate::counters::DropReason;
+
+/// Delivers a frame to a receiver that takes only `accepts`, packet by packet, through `deliver`.
+///
+/// # Errors
+/// Why it cannot be made something that the receiver takes. Nothing was delivered.
+pub(crate) fn deliver(
+    burst: &Burst<'_>,
+    frame: &Frame,
+    accepts: Offloads,
+    scratch: &mut Vec<u8>,
+    mut deliver: impl FnMut(Header, &[u8], &[ReadSlice<'_>]),
+) -> Result<(), DropReason> {
+    let header = frame.header;
+    if header.is_gso() {
+        return cut(burst, frame, accepts, deliver);
+    }
+    if !header.needs_csum() {
+        // Someone has checked the checksum, which is nothing that this receiver can be told.
+        deliver(Header::default(), frame.prefix(), burst.rest(frame));
+        return Ok(());
+    }
+    let rest = burst.rest(frame);
+    let bad = |_| DropReason::RxBadHeader;
+    // All but TCP over IPv6 have their checksum in the prefix.
+    let field = usize::from(header.csum_start) + usize::from(header.csum_offset) + 2;
+    if field <= frame.prefix().len() {
+        let mut first = [0; PREFIX];
+        let first = &mut first[..frame.prefix().len()];
+        first.copy_from_slice(frame.prefix());
+        checksum::complete_head(&header, first, rest.iter().copied()).map_err(bad)?;
+        deliver(Header::default(), first, rest);
+    } else if field <= MAX_HEADERS {
+        let mut room = [0; MAX_HEADERS];
+        let first = beginning(burst, frame, &mut room[..field]);
+        let rest: SmallVec<[_; 8]> = behind(whole(burst, frame), first.len()).collect();
+        checksum::complete_head(&header, first, rest.iter().copied()).map_err(bad)?;
+        deliver(Header::default(), first, &rest);
+    } else {
+        burst.flatten(frame, scratch);
+        checksum::complete(&header, scratch).map_err(bad)?;
+        deliver(Header::default(), scratch, &[]);
+    }
+    Ok(())
+}
+
+/// Delivers the segments of a frame.
+fn cut(
+    burst: &Burst<'_>,
+    frame: &Frame,
+    accepts: Offloads,
+    mut deliver: impl FnMut(Header, &[u8], &[ReadSlice<'_>]),
+) -> Result<(), DropReason> {
+    let mode = if accepts.contains(Offloads::CSUM) { Checksum::Partial } else { Checksum::Complete };
+    let mut head = [0; MAX_HEADERS];
+    let head = beginning(burst, frame, &mut head);
+    let pieces = whole(burst, frame);
+    let mut segments = PieceSegmenter::new(&frame.header, head, pieces, frame.len as usize, mode)
+        .map_err(|_| DropReason::OffloadUnsupported)?;
+    while let Some(segment) = segments.next_segment() {
+        deliver(segment.header, segment.head, segment.payload);
+    }
+    Ok(())
+}
+
+/// A frame, piece by piece.
+pub(crate) fn whole<'b>(
+    burst: &'b Burst<'_>,
+    frame: &'b Frame,
+) -> impl Iterator<Item = ReadSlice<'b>> + Clone {
+    std::iter::once(ReadSlice::from(frame.prefix())).chain(burst.rest(frame).iter().copied())
+}
+
+/// Copies how a frame begins, as far as there is room. Of what the burst has a private copy of, it is that copy.
+pub(crate) fn beginning<'h>(burst: &Burst<'_>, frame: &Frame, head: &'h mut [u8]) -> &'h mut [u8] {
+    let mut done = 0;
+    for piece in whole(burst, frame) {
+        done += piece.copy_to(&mut head[done..]);
+        if done == head.len() {
+            break;
+        }
+    }
+    &mut head[..done]
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::plane::offload::testing::{Packet, Sent, burst, flat, on_the_wire, receivers};
+
+    fn delivered(sent: &Sent, lens: &[usize], accepts: Offloads) -> Result<Vec<Sent>, DropReason> {
+        let frames = [sent.clone()];
+        let burst = burst(&frames, lens);
+        let mut out = Vec::new();
+        let put = |header, first: &[u8], rest: &[ReadSlice<'_>]| out.push(flat(header, first, rest));
+        deliver(&burst, &burst.frames()[0], accepts, &mut Vec::new(), put).map(|()| out)
+    }
+
+    /// VIRTIO 1.4, 5.1.6.4.1: without GUEST_CSUM the flags are 0. That is all there is to do.
+    #[test]
+    fn a_checksum_that_was_checked_is_only_said_no_more() {
+        let (_, frame) = Packet::plain(false, true, vec![3; 500]).complete();
+        let valid = (Header { flags: 2, ..Header::default() }, frame.clone());
+        assert_eq!(delivered(&valid, &[100], Offloads::empty()), Ok(vec![(Header::default(), frame)]));
+    }
+
+    #[test]
+    fn a_checksum_anywhere_in_the_frame_is_finished() {
+        let packet = Packet::plain(false, false, vec![3; 900]);
+        for csum_offset in [6, 50, 51, 200, 300, 905] {
+            let (header, frame) = packet.partial(0);
+            let sent = (Header { csum_offset, ..header }, frame.clone());
+            let mut expected = frame;
+            checksum::complete(&sent.0, &mut expected).unwrap();
+            for lens in [&[][..], &[60], &[10, 60, 131]] {
+                let got = delivered(&sent, lens, Offloads::empty());
+                assert_eq!(got, Ok(vec![(Header::default(), expected.clone())]), "{csum_offset}");
+            }
+        }
+        let (header, frame) = packet.partial(0);
+        let beyond = (Header { csum_offset: frame.len() as u16 - header.csum_start - 1, ..header }, frame);
+        assert_eq!(delivered(&beyond, &[], Offloads::empty()), Err(DropReason::RxBadHeader));
+    }
+
+    #[test]
+    fn a_frame_whose_header_names_another_protocol_is_refused() {
+        let (header, frame) = Packet::plain(false, true, vec![3; 500]).partial(100);
+        let lie = (Header { gso_type: 5, ..header }, frame);
+        assert_eq!(delivered(&lie, &[], Offloads::CSUM), Err(DropReason::OffloadUnsupported));
+    }
+
+    proptest! {
+        /// Any frame to any receiver that does not take it: what arrives is what a network card would have sent, in headers
+        /// that the receiver takes, in no more packets than that, and left to the receiver is what it takes.
+        #[test]
+        fn a_receiver_gets_what_a_network_card_would_have_sent(
+            packet in Packet::any(5000),
+            gso_size in prop_oneof![Just(0u16), 20..2000u16],
+            lens in vec(1..900usize, 0..6),
+            accepts in receivers(),
+        ) {
+            let sent = packet.partial(gso_size);
+            if accepts.accepts(&sent.0) {
+                return Ok(());
+            }
+            let got = delivered(&sent, &lens, accepts).unwrap();
+            let wire: Vec<Vec<u8>> = got.iter().flat_map(on_the_wire).collect();
+            prop_assert!(wire == on_the_wire(&sent));
+            prop_assert_eq!(got.len(), wire.len());
+            for (header, frame) in &got {
+                prop_assert!(accepts.accepts(header) && header.check(frame.len()).is_ok());
+                prop_assert_eq!(header.needs_csum(), accepts.contains(Offloads::CSUM));
+            }
+        }
+    }
+}

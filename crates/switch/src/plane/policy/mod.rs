@@ -1,0 +1,346 @@
+//! A port's policy: what its rules say about a frame that comes from it or is to leave by it.
+//!
+//! The control plane compiles a [`PortPolicy`] from the [`Rules`] when they change and all workers share it; its only mutable words are those of
+//! token buckets. A port whose rules ask for nothing has no policy, and costs nothing.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `mod` | the policy: VLAN, source guard, storm control, rates, in the order of their cost |
+//! | `vlan` | which VLAN a frame belongs to, and its tag (IEEE 802.1Q) |
+//! | `source_guard` | whether a frame's source addresses are the port's own (anti-spoofing) |
+//! | `token_bucket` | a token bucket that all workers share (GCRA) |
+
+use ringferry_packet::frame::{Burst, Frame};
+use ringferry_packet::vnet::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header};
+
+use crate::counters::DropReason;
+use crate::plane::now::Now;
+use crate::plane::policy::source_guard::{Judgement, SourceGuard};
+use crate::plane::policy::token_bucket::TokenBucket;
+use crate::plane::policy::vlan::{Membership, Tagged};
+use crate::rules::{Limits, Rules, Vlans};
+
+pub(crate) mod source_guard;
+pub(crate) mod token_bucket;
+pub(crate) mod vlan;
+
+/// The longest headers that count for a frame to be segmented: Ethernet, two tags, and the longest of IPv4 and TCP. So a
+/// sender that lies about where they end gains next to nothing.
+const MOST_HEADERS: u64 = 14 + 8 + 60 + 60;
+
+/// What is checked of the frames of a port.
+#[derive(Debug)]
+pub(crate) struct PortPolicy {
+    membership: Membership,
+    isolated: bool,
+    guard: Option<SourceGuard>,
+    storm: Option<TokenBucket>,
+    rate_in: Policer,
+    rate_out: Policer,
+}
+
+/// Why a frame may not come in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// It is to be dropped.
+    Drop(DropReason),
+    /// It cannot be judged where it lies: its sender could change what was checked before it is copied to its
+    /// receiver. Ask again about a private copy of the whole frame, and deliver that.
+    Unstable,
+}
+
+impl PortPolicy {
+    /// The policy of a port with these rules; `None` if it would let everything pass.
+    pub(crate) fn new(rules: &Rules) -> Option<Self> {
+        let Rules { vlans, isolated, guard, storm, rate_in, rate_out, max_macs: _, static_macs: _ } = rules;
+        let open = *vlans == Vlans::default()
+            && !isolated
+            && guard.is_none()
+            && storm.is_none()
+            && *rate_in == Limits::default()
+            && *rate_out == Limits::default();
+        (!open).then(|| Self {
+            membership: Membership::new(vlans),
+            isolated: *isolated,
+            guard: guard.as_ref().map(SourceGuard::new),
+            storm: storm.map(TokenBucket::new),
+            rate_in: Policer::new(rate_in),
+            rate_out: Policer::new(rate_out),
+        })
+    }
+
+    /// Whether a frame of `burst` may come in, and the VLAN it belongs to. `private`: the burst lies in memory that its sender
+    /// cannot write.
+    ///
+    /// # Errors
+    /// Why not.
+    #[inline]
+    pub(crate) fn admit(
+        &self,
+        burst: &Burst<'_>,
+        frame: &Frame,
+        private: bool,
+        now: &Now,
+    ) -> Result<Tagged, Refusal> {
+        // From what costs least to what costs most; and tokens are only spent on what is otherwise fine.
+        let tagged = self.membership.classify(frame.prefix(), &frame.header);
+        let tagged = tagged.ok_or(Refusal::Drop(DropReason::Vlan))?;
+        if let Some(guard) = &self.guard {
+            match guard.judge(burst, frame) {
+                Judgement::Fine => {}
+                Judgement::FineIfStable if private => {}
+                Judgement::FineIfStable => return Err(Refusal::Unstable),
+                Judgement::Spoofed => return Err(Refusal::Drop(DropReason::Spoofed)),
+            }
+        }
+        let cost = || WireCost::of(&frame.header, frame.prefix(), frame.len.into());
+        if self.rate_in.take(cost, now) { Ok(tagged) } else { Err(Refusal::Drop(DropReason::RateIn)) }
+    }
+
+    /// Whether the port may send one more frame to everybody.
+    #[inline]
+    pub(crate) fn may_flood(&self, now: &Now) -> bool {
+        self.storm.as_ref().is_none_or(|bucket| bucket.take(1, now.micros()))
+    }
+
+    /// Whether a frame of `len` bytes that begins with `first` may leave by the port.
+    #[inline]
+    pub(crate) fn may_leave(&self, header: &Header, first: &[u8], len: u64, now: &Now) -> bool {
+        self.rate_out.take(|| WireCost::of(header, first, len), now)
+    }
+
+    /// Whether it exchanges no frames with other isolated ports.
+    #[inline]
+    pub(crate) fn isolated(&self) -> bool {
+        self.isolated
+    }
+
+    /// Which VLANs it is in.
+    #[inline]
+    pub(crate) fn membership(&self) -> &Membership {
+        &self.membership
+    }
+}
+
+/// What a frame is on a wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct WireCost {
+    packets: u64,
+    bytes: u64,
+}
+
+impl WireCost {
+    /// Of a frame of `len` bytes that begins with `first`. One that is to be segmented is as many packets, each with its headers.
+    fn of(header: &Header, first: &[u8], len: u64) -> Self {
+        if !header.is_gso() || header.gso_size == 0 {
+            return Self { packets: 1, bytes: len };
+        }
+        let transport = match header.gso_type & !GSO_ECN {
+            GSO_TCPV4 | GSO_TCPV6 => {
+                let words = first.get(usize::from(header.csum_start) + 12).map_or(5, |byte| byte >> 4);
+                u64::from(words.max(5)) * 4
+            }
+            GSO_UDP_L4 => 8,
+            // IP fragments have no header of the transport.
+            _ => 0,
+        };
+        let headers = (u64::from(header.csum_start) + transport).min(MOST_HEADERS).min(len);
+        let packets = (len - headers).div_ceil(header.gso_size.into()).max(1);
+        Self { packets, bytes: len + (packets - 1) * headers }
+    }
+}
+
+/// Limits of both kinds.
+#[derive(Debug)]
+struct Policer {
+    packets: Option<TokenBucket>,
+    bytes: Option<TokenBucket>,
+}
+
+impl Policer {
+    fn new(limits: &Limits) -> Self {
+        Self { packets: limits.packets.map(TokenBucket::new), bytes: limits.bytes.map(TokenBucket::new) }
+    }
+
+    /// Whether a frame passes both. One that does not takes nothing from either.
+    #[inline]
+    fn take(&self, cost: impl FnOnce() -> WireCost, now: &Now) -> bool {
+        match (&self.packets, &self.bytes) {
+            (None, None) => true,
+            (Some(packets), None) => packets.take(cost().packets, now.micros()),
+            (None, Some(bytes)) => bytes.take(cost().bytes, now.micros()),
+            (Some(packets), Some(bytes)) => {
+                let cost = cost();
+                if !packets.take(cost.packets, now.micros()) {
+                    return false;
+                }
+                let passes = bytes.take(cost.bytes, now.micros());
+                if !passes {
+                    packets.put_back(cost.packets);
+                }
+                passes
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use proptest::prelude::*;
+    use ringferry_memory::ReadSlice;
+    use ringferry_packet::ether::Mac;
+    use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_UDP};
+
+    use super::*;
+    use crate::plane::now::Clock;
+    use crate::rules;
+    use crate::rules::Rate;
+
+    const OWN: Mac = Mac([2, 0, 0, 0, 0, 1]);
+    const OTHER: Mac = Mac([2, 0, 0, 0, 0, 2]);
+
+    fn now() -> Now {
+        Now::new(Clock::Monotonic(Instant::now()), 0)
+    }
+
+    /// A slow bucket: no test lasts until something is granted.
+    fn once(burst: u64) -> Option<Rate> {
+        Some(Rate { per_second: 1, burst })
+    }
+
+    fn frame(source: Mac, tci: Option<u16>, len: usize) -> Vec<u8> {
+        let mut frame = [[0xff; 6], source.0].concat();
+        if let Some(tci) = tci {
+            frame.extend([0x81, 0]);
+            frame.extend(tci.to_be_bytes());
+        }
+        frame.extend([0x88, 0xcc]);
+        frame.resize(len, 0);
+        frame
+    }
+
+    fn admit(policy: &PortPolicy, header: Header, frame: &[u8]) -> Result<Tagged, Refusal> {
+        let mut burst = Burst::new();
+        burst.push(header, ReadSlice::from(frame));
+        policy.admit(&burst, &burst.frames()[0], false, &now())
+    }
+
+    #[test]
+    fn a_port_whose_rules_ask_for_nothing_has_no_gate() {
+        let rules = Rules { max_macs: Some(1), static_macs: vec![(OWN, 0)], ..Rules::default() };
+        assert!(PortPolicy::new(&rules).is_none(), "those are the forwarding database's");
+        let some = [
+            Rules { vlans: Vlans::Access(0), ..Rules::default() },
+            Rules { isolated: true, ..Rules::default() },
+            Rules { guard: Some(rules::Guard::default()), ..Rules::default() },
+            Rules { storm: once(1), ..Rules::default() },
+            Rules { rate_in: Limits { packets: once(1), bytes: None }, ..Rules::default() },
+            Rules { rate_out: Limits { packets: None, bytes: once(1) }, ..Rules::default() },
+        ];
+        for rules in some {
+            let policy = PortPolicy::new(&rules).unwrap();
+            assert_eq!(policy.isolated(), rules.isolated);
+            assert_eq!(policy.membership().leaves(5).is_some(), rules.vlans == Vlans::default());
+        }
+    }
+
+    #[test]
+    fn each_rule_has_its_reason_and_refused_frames_cost_no_tokens() {
+        let policy = PortPolicy::new(&Rules {
+            vlans: Vlans::Access(5),
+            guard: Some(rules::Guard { macs: vec![OWN], ips: None }),
+            rate_in: Limits { packets: once(1), bytes: None },
+            ..Rules::default()
+        });
+        let policy = policy.unwrap();
+        let refused = |reason| Err(Refusal::Drop(reason));
+        assert_eq!(admit(&policy, Header::NONE, &frame(OTHER, Some(6), 60)), refused(DropReason::Vlan));
+        assert_eq!(admit(&policy, Header::NONE, &frame(OTHER, None, 60)), refused(DropReason::Spoofed));
+        assert_eq!(
+            admit(&policy, Header::NONE, &frame(OWN, Some(5), 60)),
+            Ok(Tagged { vid: 5, wire: Some(5) })
+        );
+        assert_eq!(admit(&policy, Header::NONE, &frame(OWN, None, 60)), refused(DropReason::RateIn));
+    }
+
+    /// What is fetched twice may differ.
+    #[test]
+    fn what_its_sender_could_still_change_is_asked_for_again() {
+        let ips = Some(vec![rules::Network { address: "2001:db8::".parse().unwrap(), bits: 64 }]);
+        let guard = Some(rules::Guard { macs: vec![OWN], ips });
+        let policy = PortPolicy::new(&Rules { guard, ..Rules::default() }).unwrap();
+        let mut advertisement = frame(OWN, None, 86);
+        advertisement[12..15].copy_from_slice(&[0x86, 0xdd, 0x60]);
+        advertisement[18..22].copy_from_slice(&[0, 32, 58, 255]);
+        advertisement[22..26].copy_from_slice(&[0x20, 1, 0x0d, 0xb8]);
+        advertisement[54] = 136;
+        advertisement[62..66].copy_from_slice(&[0x20, 1, 0x0d, 0xb8]);
+        advertisement[78..80].copy_from_slice(&[2, 1]);
+        advertisement[80..86].copy_from_slice(&OWN.0);
+        let mut burst = Burst::new();
+        burst.push(Header::NONE, ReadSlice::from(&advertisement[..]));
+        let ask = |private| policy.admit(&burst, &burst.frames()[0], private, &now());
+        assert_eq!(ask(false), Err(Refusal::Unstable));
+        assert_eq!(ask(true), Ok(Tagged { vid: 0, wire: None }));
+    }
+
+    #[test]
+    fn storm_control_counts_frames() {
+        let at = now();
+        let policy = PortPolicy::new(&Rules { storm: once(3), ..Rules::default() }).unwrap();
+        assert_eq!([(); 5].map(|()| policy.may_flood(&at)), [true, true, true, false, false]);
+        let free = PortPolicy::new(&Rules { isolated: true, ..Rules::default() }).unwrap();
+        assert!(free.may_flood(&now()) && free.may_leave(&Header::NONE, &[], u64::MAX, &now()));
+    }
+
+    #[test]
+    fn both_limits_hold_and_neither_pays_for_the_other() {
+        let limits = Limits { packets: once(10), bytes: once(1000) };
+        let policy = PortPolicy::new(&Rules { rate_out: limits, ..Rules::default() }).unwrap();
+        let now = now();
+        let leaves = |len| policy.may_leave(&Header::NONE, &[0; 60], len, &now);
+        assert!(leaves(900));
+        assert!((0..100).all(|_| !leaves(101)), "bytes");
+        assert!((0..9).all(|_| leaves(10)), "packets are all there");
+        assert!(!leaves(10), "packets");
+    }
+
+    fn gso(gso_type: u8, gso_size: u16, csum_start: u16) -> Header {
+        Header { flags: F_NEEDS_CSUM, gso_type, gso_size, csum_start, csum_offset: 16, ..Header::NONE }
+    }
+
+    #[test]
+    fn a_frame_to_be_segmented_is_its_segments() {
+        let mut tcp = [0; 66];
+        tcp[46] = 0x80;
+        let of = |header: &Header, len| {
+            let cost = WireCost::of(header, &tcp[..64], len);
+            (cost.packets, cost.bytes)
+        };
+        let header = gso(GSO_TCPV4, 1448, 34);
+        assert_eq!(of(&header, 66 + 3 * 1448), (3, 3 * 1514));
+        assert_eq!(of(&header, 66 + 3 * 1448 + 1), (4, 3 * 1514 + 67));
+        assert_eq!(of(&header, 66), (1, 66));
+        assert_eq!(of(&gso(GSO_UDP_L4, 100, 34), 42 + 250), (3, 42 * 3 + 250));
+        assert_eq!(of(&gso(GSO_UDP, 1480, 34), 34 + 3000), (3, 34 * 3 + 3000));
+        assert_eq!(of(&Header::NONE, 1514), (1, 1514));
+    }
+
+    #[test]
+    fn lies_about_headers_hide_no_segments() {
+        let lie = WireCost::of(&gso(GSO_TCPV4, 1000, 60_000), &[0xff; 64], 65_000);
+        let truth = WireCost::of(&gso(GSO_TCPV4, 1000, 34), &[0; 64], 65_000);
+        assert!(truth.packets - lie.packets <= 1);
+    }
+
+    proptest! {
+        #[test]
+        fn no_header_does_harm(bytes: [u8; 12], first in proptest::collection::vec(any::<u8>(), 0..100), len in 0..70_000u64) {
+            let cost = WireCost::of(&Header::from_bytes(&bytes), &first, len);
+            prop_assert!(cost.packets >= 1 && cost.bytes >= len);
+            prop_assert!(cost.packets <= len.max(1));
+        }
+    }
+}

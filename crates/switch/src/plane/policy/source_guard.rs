@@ -1,0 +1,374 @@
+//! Whether the sender of a frame is who it says (anti-spoofing): the port's own Ethernet and IP addresses, in Ethernet, ARP,
+//! IPv4, IPv6 and neighbour discovery.
+//!
+//! The rules are those of OVN's port security and libvirt's `clean-traffic`, with the gaps closed that such filters had:
+//!
+//! - **Nothing passes unchecked.** What lies too deep to be looked at (three VLAN tags, neighbour discovery behind more than
+//!   [`HEAD`] bytes of headers, IP in LLC/SNAP) is refused, and so is neighbour discovery in fragments, which hosts should
+//!   ignore (RFC 6980) but may not (as RFC 7113 has it for router advertisements).
+//! - **Nothing changes after the check.** A burst has a private copy of the first 64 bytes of a frame. A verdict that rests
+//!   on later ones says so ([`Judgement::FineIfStable`]). And a checksum that somebody has yet to fill in is two bytes that the
+//!   sender chose: it must not lie in what was checked.
+//!
+//! An address that is allowed is allowed with every MAC address of the port. Addresses inside tunnels are not looked at.
+
+use std::net::IpAddr;
+
+use ringferry_packet::ether::{
+    Link, Mac, TYPE_ARP, TYPE_IPV4, TYPE_IPV6, TYPE_RARP, TYPE_SERVICE_VLAN, TYPE_VLAN,
+};
+use ringferry_packet::extension::{Cut, Extension, FRAGMENT};
+use ringferry_packet::frame::{Burst, Frame, PREFIX};
+use ringferry_packet::parse::PROTO_UDP;
+use ringferry_packet::vnet::Header;
+
+use crate::rules;
+
+/// Bytes of a frame that are looked at, at most. Neighbour discovery takes about 90, a nonce and a tag included; more than
+/// 200 it needs only with SEND (RFC 3971), which nobody has.
+const HEAD: usize = 256;
+
+/// Below this, an EtherType is a length (IEEE 802.3, 3.2.6).
+const MIN_ETHER_TYPE: u16 = 0x0600;
+
+const ICMPV6: u8 = 58;
+const IPV4_LEN: usize = 20;
+const IPV6_LEN: usize = 40;
+const ARP_LEN: usize = 28;
+/// Operation of an ARP request.
+const REQUEST: u16 = 1;
+
+/// Types of ICMPv6 messages that are for finding listeners (RFC 2710, RFC 3810) and neighbours (RFC 4861).
+const LISTENER_REPORT: u8 = 131;
+const LISTENER_DONE: u8 = 132;
+const ROUTER_SOLICITATION: u8 = 133;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const NEIGHBOUR_SOLICITATION: u8 = 135;
+const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+const REDIRECT: u8 = 137;
+const LISTENER_REPORT_2: u8 = 143;
+
+/// Options of neighbour discovery that name a link-layer address: of the source, of the target.
+const LINK_LAYER: [u8; 2] = [1, 2];
+
+/// fe80::/64
+const LINK_LOCAL: u128 = 0xfe80 << 112;
+
+/// Addresses that a port may send from.
+#[derive(Debug)]
+pub(crate) struct SourceGuard {
+    /// Sorted.
+    macs: Box<[Mac]>,
+    ips: Option<Ips>,
+}
+
+#[derive(Debug)]
+struct Ips {
+    v4: Ranges<u32>,
+    v6: Ranges<u128>,
+}
+
+/// What a guard thinks of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Judgement {
+    /// It may pass.
+    Fine,
+    /// It may pass if nobody can change it any more: what was looked at lies beyond the copy that a burst has.
+    FineIfStable,
+    /// It may not.
+    Spoofed,
+}
+
+impl SourceGuard {
+    pub(crate) fn new(guard: &rules::Guard) -> Self {
+        let mut macs = guard.macs.clone();
+        macs.sort_unstable();
+        let ips = guard.ips.as_ref().map(|networks| {
+            let local = |mac: &Mac| (link_local(*mac), link_local(*mac));
+            let v4 = networks.iter().filter_map(|network| match network.address {
+                IpAddr::V4(address) => Some(range(address.to_bits().into(), 32, network.bits)),
+                IpAddr::V6(_) => None,
+            });
+            let v6 = networks.iter().filter_map(|network| match network.address {
+                IpAddr::V4(_) => None,
+                IpAddr::V6(address) => Some(range(address.to_bits(), 128, network.bits)),
+            });
+            Ips {
+                v4: v4.map(|(first, last)| (first as u32, last as u32)).collect(),
+                v6: v6.chain(macs.iter().map(local)).collect(),
+            }
+        });
+        Self { macs: macs.into(), ips }
+    }
+
+    /// Judges a frame of `burst`.
+    #[inline]
+    pub(crate) fn judge(&self, burst: &Burst<'_>, frame: &Frame) -> Judgement {
+        let prefix = frame.prefix();
+        let view = View { header: &frame.header, bytes: prefix, len: frame.len as usize };
+        match self.allows(view) {
+            Ok(()) => Judgement::Fine,
+            Err(Doubt::Beyond) if frame.len as usize > PREFIX => self.judge_more(burst, frame),
+            Err(_) => Judgement::Spoofed,
+        }
+    }
+
+    /// As [`judge`](Self::judge), looking at what the burst has no copy of as well.
+    #[cold]
+    fn judge_more(&self, burst: &Burst<'_>, frame: &Frame) -> Judgement {
+        let mut head = [0; HEAD];
+        let mut have = frame.prefix().len();
+        head[..have].copy_from_slice(frame.prefix());
+        for piece in burst.rest(frame) {
+            have += piece.copy_to(&mut head[have..]);
+        }
+        let view = View { header: &frame.header, bytes: &head[..have], len: frame.len as usize };
+        match self.allows(view) {
+            Ok(()) => Judgement::FineIfStable,
+            Err(_) => Judgement::Spoofed,
+        }
+    }
+
+    #[inline]
+    fn allows(&self, frame: View<'_>) -> Result<(), Doubt> {
+        self.owns(frame.mac(6)?)?;
+        let Link { ether_type, l3, .. } = Link::parse(frame.bytes).ok_or(Doubt::Beyond)?;
+        frame.checksum_from(l3)?;
+        match ether_type {
+            TYPE_IPV4 => self.ipv4(frame, l3),
+            TYPE_IPV6 => self.ipv6(frame, l3),
+            TYPE_ARP | TYPE_RARP => self.arp(frame, l3, ether_type),
+            // More tags than are looked behind.
+            TYPE_VLAN | TYPE_SERVICE_VLAN => Err(Doubt::Spoofed),
+            ..MIN_ETHER_TYPE => snap(frame, l3),
+            _ => Ok(()),
+        }
+    }
+
+    fn ipv4(&self, frame: View<'_>, l3: usize) -> Result<(), Doubt> {
+        let Some(ips) = &self.ips else { return Ok(()) };
+        let first = frame.byte(l3)?;
+        let len = usize::from(first & 0x0f) * 4;
+        expect(first >> 4 == 4 && len >= IPV4_LEN)?;
+        let l4 = l3 + len;
+        frame.checksum_from(l4)?;
+        let source = u32::from_be_bytes(frame.array(l3 + 12)?);
+        if ips.v4.contains(source) {
+            return Ok(());
+        }
+        // Who has no address yet may ask a DHCP server for one (RFC 2131, 4.1).
+        let fragment = frame.be16(l3 + 6)? & 0x3fff != 0;
+        expect(source == 0 && frame.byte(l3 + 9)? == PROTO_UDP && !fragment)?;
+        expect(frame.array(l4)? == [0, 68, 0, 67])?;
+        frame.checksum_from(l4 + 4)
+    }
+
+    /// ARP (RFC 826) and its reverse (RFC 903).
+    fn arp(&self, frame: View<'_>, l3: usize, ether_type: u16) -> Result<(), Doubt> {
+        frame.checksum_from(l3 + ARP_LEN)?;
+        // Of Ethernet and IPv4.
+        expect(frame.array(l3)? == [0, 1, 8, 0, 6, 4])?;
+        self.owns(frame.mac(l3 + 8)?)?;
+        let Some(ips) = &self.ips else { return Ok(()) };
+        let sender = u32::from_be_bytes(frame.array(l3 + 14)?);
+        let target = u32::from_be_bytes(frame.array(l3 + 24)?);
+        let anonymous = match ether_type {
+            TYPE_RARP => true,
+            // A probe (RFC 5227, 2.1.1) claims its target: who has that address would give it up.
+            _ => frame.be16(l3 + 6)? == REQUEST && ips.v4.contains(target),
+        };
+        expect(ips.v4.contains(sender) || sender == 0 && anonymous)
+    }
+
+    fn ipv6(&self, frame: View<'_>, l3: usize) -> Result<(), Doubt> {
+        expect(frame.byte(l3)? >> 4 == 6)?;
+        let source = u128::from_be_bytes(frame.array(l3 + 8)?);
+        let own = self.ips.as_ref().is_none_or(|ips| ips.v6.contains(source));
+        expect(own || source == 0)?;
+        let Transport { proto, at, fragmented } = Transport::find(frame, l3)?;
+        frame.checksum_from(at)?;
+        if proto != Some(ICMPV6) {
+            return expect(own);
+        }
+        // The type must not be what is filled in.
+        frame.checksum_from(at + 2)?;
+        let kind = frame.byte(at)?;
+        if own && !(ROUTER_SOLICITATION..=REDIRECT).contains(&kind) {
+            return Ok(());
+        }
+        // Who has no address yet may say what follows, to the link.
+        let link_scope = frame.array(l3 + 24)? == [0xff, 0x02];
+        expect(own || link_scope && !fragmented)?;
+        let fixed = match kind {
+            LISTENER_REPORT | LISTENER_DONE | LISTENER_REPORT_2 => return Ok(()),
+            ROUTER_SOLICITATION => 8,
+            ROUTER_ADVERTISEMENT if own => 16,
+            NEIGHBOUR_SOLICITATION => 24,
+            NEIGHBOUR_ADVERTISEMENT if own => 24,
+            REDIRECT if own => 40,
+            _ => return Err(Doubt::Spoofed),
+        };
+        expect(!fragmented && !frame.header.needs_csum())?;
+        // An address is claimed by an answer, and by the question whether another has it (RFC 4862, 5.4).
+        let claimed = kind == NEIGHBOUR_ADVERTISEMENT || kind == NEIGHBOUR_SOLICITATION && source == 0;
+        if let Some(ips) = self.ips.as_ref().filter(|_| claimed) {
+            expect(ips.v6.contains(u128::from_be_bytes(frame.array(at + 8)?)))?;
+        }
+        let end = l3 + IPV6_LEN + usize::from(frame.be16(l3 + 4)?);
+        self.options(frame, at + fixed, end, own)
+    }
+
+    /// Checks the link-layer addresses among the options of a message of neighbour discovery (RFC 4861, 4.6).
+    fn options(&self, frame: View<'_>, mut at: usize, end: usize, may_name: bool) -> Result<(), Doubt> {
+        expect(at <= end && end <= frame.len)?;
+        while at < end {
+            let [kind, units] = frame.array(at)?;
+            let next = at + usize::from(units) * 8;
+            expect(units > 0 && next <= end)?;
+            if LINK_LAYER.contains(&kind) {
+                expect(may_name && units == 1)?;
+                self.owns(frame.mac(at + 2)?)?;
+            }
+            at = next;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn owns(&self, mac: Mac) -> Result<(), Doubt> {
+        // Most ports have one.
+        expect(match &*self.macs {
+            [own] => *own == mac,
+            several => several.binary_search(&mac).is_ok(),
+        })
+    }
+}
+
+/// IP behind a SNAP header (RFC 1042) is read by some hosts; nobody needs it.
+fn snap(frame: View<'_>, l3: usize) -> Result<(), Doubt> {
+    frame.checksum_from(l3 + 8)?;
+    let Ok([0xaa, 0xaa, .., high, low]) = frame.array::<8>(l3) else { return Ok(()) };
+    let refused = [TYPE_IPV4, TYPE_IPV6, TYPE_ARP, TYPE_RARP, TYPE_VLAN, TYPE_SERVICE_VLAN];
+    expect(!refused.contains(&u16::from_be_bytes([high, low])))
+}
+
+/// What an IPv6 packet carries behind its extension headers.
+struct Transport {
+    /// Its protocol; `None` in a later fragment, whose first one tells.
+    proto: Option<u8>,
+    at: usize,
+    /// There is a fragment header.
+    fragmented: bool,
+}
+
+impl Transport {
+    fn find(frame: View<'_>, l3: usize) -> Result<Self, Doubt> {
+        let (mut proto, mut at, mut fragmented) = (frame.byte(l3 + 6)?, l3 + IPV6_LEN, false);
+        // Every turn goes at least eight bytes on, through at most `HEAD`.
+        loop {
+            let Some(found) = Extension::read(proto, frame.bytes, at) else {
+                return Ok(Self { proto: Some(proto), at, fragmented });
+            };
+            let Extension { next, len, .. } = found.map_err(|Cut| Doubt::Beyond)?;
+            if proto == FRAGMENT {
+                fragmented = true;
+                if frame.be16(at + 2)? & 0xfff8 != 0 {
+                    return Ok(Self { proto: None, at: at + 8, fragmented });
+                }
+            }
+            (proto, at) = (next, at + len);
+        }
+    }
+}
+
+/// Why a frame does not pass.
+enum Doubt {
+    Spoofed,
+    /// It is not known: the bytes to look at are not in the view.
+    Beyond,
+}
+
+#[inline]
+fn expect(true_of_own: bool) -> Result<(), Doubt> {
+    if true_of_own { Ok(()) } else { Err(Doubt::Spoofed) }
+}
+
+/// The first bytes of a frame.
+#[derive(Clone, Copy)]
+struct View<'f> {
+    header: &'f Header,
+    bytes: &'f [u8],
+    /// Of the whole frame.
+    len: usize,
+}
+
+impl View<'_> {
+    #[inline]
+    fn array<const N: usize>(&self, at: usize) -> Result<[u8; N], Doubt> {
+        self.bytes.get(at..).and_then(|bytes| bytes.first_chunk().copied()).ok_or(Doubt::Beyond)
+    }
+
+    #[inline]
+    fn byte(&self, at: usize) -> Result<u8, Doubt> {
+        self.bytes.get(at).copied().ok_or(Doubt::Beyond)
+    }
+
+    #[inline]
+    fn be16(&self, at: usize) -> Result<u16, Doubt> {
+        self.array(at).map(u16::from_be_bytes)
+    }
+
+    #[inline]
+    fn mac(&self, at: usize) -> Result<Mac, Doubt> {
+        self.array(at).map(Mac)
+    }
+
+    /// A checksum that is still to be filled in must not lie in front of `at`.
+    #[inline]
+    fn checksum_from(&self, at: usize) -> Result<(), Doubt> {
+        let Header { csum_start, csum_offset, .. } = self.header;
+        expect(!self.header.needs_csum() || usize::from(*csum_start) + usize::from(*csum_offset) >= at)
+    }
+}
+
+/// The link-local address that a host makes of its MAC address (RFC 4291, appendix A).
+fn link_local(Mac([a, b, c, d, e, f]): Mac) -> u128 {
+    LINK_LOCAL | u128::from(u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]))
+}
+
+/// First and last address of a network, of addresses of `width` bits.
+fn range(address: u128, width: u32, bits: u8) -> (u128, u128) {
+    let host = width.saturating_sub(bits.into());
+    let rest = 1_u128.checked_shl(host).map_or(u128::MAX, |size| size - 1);
+    (address & !rest, address | rest)
+}
+
+/// A set of addresses as ranges, sorted and apart, so that one of many is found as fast as one of few.
+#[derive(Debug)]
+struct Ranges<T>(Box<[(T, T)]>);
+
+impl<T: Ord + Copy> Ranges<T> {
+    #[inline]
+    fn contains(&self, address: T) -> bool {
+        let after = self.0.partition_point(|(first, _)| *first <= address);
+        after.checked_sub(1).is_some_and(|at| address <= self.0[at].1)
+    }
+}
+
+impl<T: Ord + Copy> FromIterator<(T, T)> for Ranges<T> {
+    fn from_iter<I: IntoIterator<Item = (T, T)>>(ranges: I) -> Self {
+        let mut sorted: Vec<(T, T)> = ranges.into_iter().collect();
+        sorted.sort_unstable();
+        let mut apart: Vec<(T, T)> = Vec::with_capacity(sorted.len());
+        for (first, last) in sorted {
+            match apart.last_mut() {
+                Some(before) if first <= before.1 => before.1 = before.1.max(last),
+                _ => apart.push((first, last)),
+            }
+        }
+        Self(apart.into())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,233 @@
+//! A token bucket that all workers share.
+//!
+//! It is kept as the generic cell rate algorithm has it (ITU-T I.371, as two numbers fewer than a leaky bucket): one number says up to
+//! when what has passed would last at the permitted rate, and something may pass while that is at most a burst ahead of now. One
+//! word, changed by compare and exchange, so workers neither wait for each other nor lose count.
+//!
+//! **Unit.** That number is not a time but what the rate has granted since the start, in parts of a token. A time
+//! would have to be rounded at every packet (one byte at 100 Gbit/s is 80 picoseconds, and picoseconds since the
+//! start fill a word in 213 days); so only the look at the clock is, once, and no error adds up. Parts are chosen for each
+//! rate to be as small as leaves decades before the word is full.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::rules::Rate;
+
+/// Parts of tokens granted in a second, at most: the word is full after 34 years.
+const PARTS: u64 = 1 << 34;
+
+/// A higher rate is taken for this one, 550 Gbit/s if of bytes: the word is full after 8.5 years.
+const FASTEST: u64 = 1 << 36;
+
+/// A longer burst is taken for this one, in parts.
+const LONGEST: u64 = 1 << 62;
+
+/// Binary digits behind the point in `TokenBucket::per_micro`: as many as fit at the highest rate.
+const FRACTION: u32 = 44;
+
+/// A token bucket. It begins full.
+#[derive(Debug)]
+pub(crate) struct TokenBucket {
+    /// Tokens that pass at once at most.
+    burst: u64,
+    /// A token has 2 to the power of this many parts.
+    shift: u32,
+    /// Parts granted in a microsecond, rounded down so that no more than the rate ever passes.
+    per_micro: u64,
+    /// Parts used, counted as if nothing had ever been granted in vain.
+    used: AtomicU64,
+}
+
+impl TokenBucket {
+    /// A full bucket.
+    pub(crate) fn new(rate: Rate) -> Self {
+        let per_second = rate.per_second.clamp(1, FASTEST);
+        let burst = rate.burst.clamp(1, LONGEST);
+        let room = |most: u64, number: u64| most.ilog2().saturating_sub(number.ilog2() + 1);
+        let shift = room(PARTS, per_second).min(room(LONGEST, burst));
+        let per_micro = (u128::from(per_second) << (shift + FRACTION)) / 1_000_000;
+        Self { burst, shift, per_micro: per_micro as u64, used: AtomicU64::new(0) }
+    }
+
+    /// Takes `amount` tokens, all or none, at `now`, in microseconds of a clock that is the same for all workers. A clock that
+    /// steps back only grants nothing until it is back. More than the burst is never granted, however long one waits: a
+    /// burst has to be as large as the largest frame.
+    #[inline]
+    pub(crate) fn take(&self, amount: u64, now: u64) -> bool {
+        if amount > self.burst {
+            return false;
+        }
+        let granted = self.granted(now);
+        let most = granted.saturating_add(self.burst << self.shift);
+        let take = |used: u64| {
+            let used = used.max(granted).checked_add(amount << self.shift)?;
+            (used <= most).then_some(used)
+        };
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
+    }
+
+    /// Puts back what was taken for something that did not pass after all.
+    #[inline]
+    pub(crate) fn put_back(&self, amount: u64) {
+        // It was taken, so it is there.
+        self.used.fetch_sub(amount << self.shift, Ordering::Relaxed);
+    }
+
+    /// Parts that the rate has granted by `now`.
+    #[inline]
+    fn granted(&self, now: u64) -> u64 {
+        let parts = (u128::from(now) * u128::from(self.per_micro)) >> FRACTION;
+        parts.try_into().unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+    use std::thread;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND: u64 = 1_000_000;
+
+    fn bucket(per_second: u64, burst: u64) -> TokenBucket {
+        TokenBucket::new(Rate { per_second, burst })
+    }
+
+    #[test]
+    fn one_packet_a_second_is_one_packet_a_second() {
+        let bucket = bucket(1, 1);
+        let passed = (0..10 * SECOND).step_by(1000).filter(|now| bucket.take(1, *now)).count();
+        assert_eq!(passed, 10);
+    }
+
+    /// ITU-T I.371, with numbers of today: what conforms at 100 Gbit/s passes to the last byte, after years too.
+    #[test]
+    fn a_hundred_gigabits_of_bytes_are_exact_after_years() {
+        let bucket = bucket(12_500_000_000, 12_500);
+        let start = 5 * 365 * 86_400 * SECOND;
+        for micro in 0..1000 {
+            assert!((0..100).all(|_| bucket.take(125, start + micro)), "{micro}");
+            assert!(!bucket.take(2, start + micro), "{micro}");
+        }
+    }
+
+    #[test]
+    fn more_than_the_burst_never_passes() {
+        let bucket = bucket(u64::MAX, 1000);
+        for now in [0, SECOND, u64::MAX] {
+            assert!(!bucket.take(1001, now));
+        }
+        assert!(bucket.take(1000, SECOND));
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_grants_nothing_and_takes_nothing() {
+        let bucket = bucket(10, 10);
+        assert!(bucket.take(10, 100 * SECOND));
+        assert!((0..100).all(|second| !bucket.take(1, second * SECOND)));
+        assert!(!bucket.take(2, 100 * SECOND + SECOND / 10));
+        assert!(bucket.take(1, 100 * SECOND + SECOND / 10));
+    }
+
+    #[test]
+    fn what_is_put_back_can_be_taken_again() {
+        let bucket = bucket(1, 100);
+        for _ in 0..10 {
+            assert!(bucket.take(60, 0) && !bucket.take(60, 0));
+            bucket.put_back(60);
+        }
+        assert!(bucket.take(100, 0) && !bucket.take(1, 0));
+    }
+
+    #[test]
+    fn threads_together_get_no_more_than_the_burst_and_the_rate() {
+        const THREADS: u64 = 4;
+        let bucket = bucket(1000, 500);
+        let passed = AtomicU64::new(0);
+        thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (bucket, passed) = (&bucket, &passed);
+                // Every thread with a clock of its own that is as late as it likes.
+                scope.spawn(move || {
+                    for now in (0..SECOND).step_by(50) {
+                        if bucket.take(1 + thread % 2, now) {
+                            passed.fetch_add(1 + thread % 2, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+        });
+        let passed = passed.into_inner();
+        assert!((1490..=1500).contains(&passed), "{passed}");
+    }
+
+    proptest! {
+        /// Over any interval at most the burst and what the rate grants in it.
+        #[test]
+        fn no_interval_has_more_than_the_rate_and_the_burst(
+            per_second in prop_oneof![1..100u64, 1..1_000_000u64, 1..20_000_000_000u64],
+            burst in prop_oneof![1..10u64, 1..100_000u64],
+            steps in proptest::collection::vec((0..200_000u64, 1..2000u64), 1..60),
+            start in 0..1u64 << 48,
+        ) {
+            let bucket = bucket(per_second, burst);
+            let mut now = start;
+            let mut passed: Vec<(u64, u64)> = Vec::new();
+            for (wait, amount) in steps {
+                now += wait;
+                if bucket.take(amount, now) {
+                    passed.push((now, amount));
+                }
+            }
+            for (from, (first, _)) in passed.iter().enumerate() {
+                let mut sum = 0;
+                for (last, amount) in &passed[from..] {
+                    sum += amount;
+                    // A part of a token more, as the clock is looked at in whole parts.
+                    let most = u128::from(last - first) * u128::from(per_second) / 1_000_000 + u128::from(burst) + 1;
+                    prop_assert!(u128::from(sum) <= most, "{sum} of {most}");
+                }
+            }
+        }
+
+        /// A bucket of rational numbers (time in microseconds, tokens in millionths) lets pass the same, give or take the part of
+        /// a token that was rounded down.
+        #[test]
+        fn what_conforms_is_never_refused(
+            per_second in prop_oneof![1..100u64, 1..1_000_000u64, 1..20_000_000_000u64],
+            burst in prop_oneof![1..10u64, 1..100_000u64],
+            steps in proptest::collection::vec((0..200_000u64, 1..2000u64), 1..60),
+        ) {
+            let bucket = bucket(per_second, burst);
+            let full = u128::from(burst) * 1_000_000;
+            let (mut tokens, mut now) = (full, 0);
+            for (wait, amount) in steps {
+                now += wait;
+                tokens = full.min(tokens + u128::from(wait) * u128::from(per_second));
+                let spent = u128::from(amount) * 1_000_000;
+                // Two tokens to spare, or a full bucket.
+                let conforms = tokens >= spent + 2_000_000 || tokens == full && spent <= full;
+                let passes = bucket.take(amount, now);
+                prop_assert!(passes || !conforms, "{amount} at {now} with {tokens}");
+                prop_assert!(!passes || tokens + 2_000_000 >= spent);
+                if passes {
+                    tokens = tokens.saturating_sub(spent);
+                }
+            }
+        }
+
+        #[test]
+        fn no_numbers_overflow(rate: u64, burst: u64, steps: Vec<(u64, u64)>) {
+            let bucket = bucket(rate, burst);
+            for (amount, now) in steps {
+                if bucket.take(amount, now) {
+                    prop_assert!(amount <= burst.max(1));
+                    bucket.put_back(amount);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! The seam between the engine and the kinds of ports: [`Queues`], one port's queues as one worker owns them.
+//!
+//! **Life cycle.** The control plane makes one `Queues` of a port for every worker and hands each to its worker
+//! ([`Workers::add_port`](super::Workers::add_port)); from then on only that worker's thread calls it. Queues begin with
+//! [`start`](Queues::start) and end with [`stop`](Queues::stop); in between a queue may go to another worker
+//! ([`detach`](Queues::detach), [`attach`](Queues::attach)) while packets flow. [`close`](Queues::close) and
+//! dropping the value end the port.
+//!
+//! ```text
+//!   frames from the port:   lease ─► frames ─► (the engine forwards) ─► complete        a burst of one queue
+//!   frames to the port:     expect ─► deliver, deliver, ... ─► flush                    a burst of one sender
+//!   nothing to do:          arm ─► (the worker sleeps in epoll) ─► wake                 per queue
+//! ```
+//!
+//! A queue that frames come from is *active* (polled every round) or *armed* (its descriptor is watched, it costs nothing). The
+//! engine instantiates the trait once, with an enum of the kinds that there are ([`crate::ports`]), so calls are a predicted branch and not a
+//! virtual call; its tests use ports on the heap.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use ringferry_memory::{GuestMemory, ReadSlice, Translator, WriteSlice};
+use ringferry_packet::frame::Burst;
+use ringferry_packet::vnet::Header;
+use ringferry_sys::epoll::{Epoll, Interest};
+use smallvec::SmallVec;
+
+use crate::counters::{DropReason, PortCounters};
+use crate::fdb::PortId;
+
+/// Pieces of a receiver's memory that need no list on the heap: the largest frame in buffers of 1536 bytes, which Linux's are at
+/// least.
+const FEW_PIECES: usize = 64;
+
+/// Bytes taken from a port before the burst is forwarded, where frames may be large. Several large frames amortise a burst as well as
+/// many small ones do, and more than this would push them out of the second-level cache.
+pub const MAX_BURST_BYTES: usize = 256 * 1024;
+
+/// Where a frame that is read directly lies in its receiver's memory.
+pub type Room<'m> = SmallVec<[WriteSlice<'m>; FEW_PIECES]>;
+
+/// A port's identity and counters in one worker.
+#[derive(Clone, Debug)]
+pub struct PortHandle {
+    /// Its number, which is an index of the engine's tables and part of epoll tokens.
+    pub id: PortId,
+    /// Its name in the configuration, for log lines.
+    pub name: Arc<str>,
+    /// The counters that this worker, and no other, adds to.
+    pub counters: Arc<PortCounters>,
+}
+
+/// What [`Queues::lease`] found.
+#[derive(Debug)]
+pub enum Lease<L> {
+    /// The queue is empty, as far as a look at it tells.
+    Empty,
+    /// The queue is empty, or served no more, and its descriptor will tell when that changes: it need not be armed.
+    Exhausted,
+    /// There are frames; they borrow from this until [`Queues::complete`].
+    Frames(L),
+}
+
+/// What [`Queues::frames`] took from a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// The queue had packets, though maybe none that can be forwarded.
+    pub any: bool,
+    /// The frames are to be forwarded; a disabled queue is emptied for nothing.
+    pub forward: bool,
+    /// Nobody but this process can write the memory that the frames lie in.
+    pub private: bool,
+    /// The queue is empty now and its descriptor will tell when that changes.
+    pub exhausted: bool,
+}
+
+/// What became of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// The receiver has it; the engine counts it.
+    Done,
+    /// It is on its way, in a queue of the receiver or of another worker, and is counted when it is delivered.
+    Queued,
+    /// This worker does not have the queue; nothing was done.
+    NotHere,
+}
+
+/// What a frame costs its receiver, which decides what is merged for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameCost {
+    /// A system call: any two packets that can be merged are.
+    SystemCall,
+    /// A descriptor of a ring: merging has to pay for itself.
+    Descriptor,
+}
+
+/// What [`Queues::read_direct`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirectRead {
+    /// The kind of port cannot do it.
+    Unsupported,
+    /// No frame waits.
+    Nothing,
+    /// The port could not be read, or what was read is no frame; it is counted.
+    Failed,
+    /// A frame: its virtual header, and the bytes behind it.
+    Frame(Header, usize),
+}
+
+/// Registers descriptors of one port with the worker's epoll instance.
+#[derive(Clone, Copy, Debug)]
+pub struct Watch<'w> {
+    epoll: &'w Epoll,
+    port: PortId,
+}
+
+impl<'w> Watch<'w> {
+    /// For the descriptors of `port`.
+    pub(crate) fn new(epoll: &'w Epoll, port: PortId) -> Self {
+        Self { epoll, port }
+    }
+
+    /// Has [`Queues::wake`] called for `queue` whenever `fd` is readable.
+    ///
+    /// # Errors
+    /// The user's limit of watched descriptors is reached, or `fd` cannot be watched.
+    pub fn add(&self, fd: impl AsFd, queue: u16) -> io::Result<()> {
+        self.epoll.add(fd, Source { port: self.port, queue }.token(), Interest::READABLE)
+    }
+
+    /// Watches a descriptor no more. Called before it is closed, as a peer may hold the same open file.
+    pub fn remove(&self, fd: impl AsFd) {
+        let _ = self.epoll.remove(fd);
+    }
+}
+
+/// A queue that packets come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Source {
+    pub(crate) port: PortId,
+    pub(crate) queue: u16,
+}
+
+impl Source {
+    /// The epoll token of the queue's descriptor.
+    pub(crate) fn token(self) -> u64 {
+        u64::from(self.port.0) << 16 | u64::from(self.queue)
+    }
+
+    /// The queue that a token is of.
+    pub(crate) fn of(token: u64) -> Source {
+        Source { port: PortId((token >> 16) as u16), queue: token as u16 }
+    }
+}
+
+/// One port's queues in one worker: see the head of this file.
+///
+/// Queues are numbered from 0; queue `q` is a pair of what the port sends and what it receives. A method that is given a queue this worker does
+/// not have does nothing.
+pub trait Queues: Send + Sized + 'static {
+    /// Keeps the frames of a burst where they are, whatever happens to the queue meanwhile.
+    type Loan;
+    /// A queue (or one direction of it) that is ready to be served.
+    type Start: Send;
+    /// What remains of a queue that was stopped.
+    type Stopped: Send;
+    /// What only this kind of port can be asked to do between two bursts.
+    type Request: Send;
+    /// A queue on its way from one worker to another.
+    type Detached: Send;
+    /// The state of one queue, for people.
+    type State: Send;
+
+    /// Looks for up to `max` packets that the port has sent on `queue`.
+    fn lease(&mut self, queue: u16, max: usize) -> Lease<Self::Loan>;
+
+    /// Puts up to `max` packets of a lease into the empty `burst`, and counts them. Packets that break the rules are dropped with a reason.
+    fn frames<'m>(&mut self, queue: u16, loan: &'m Self::Loan, max: usize, burst: &mut Burst<'m>) -> Taken;
+
+    /// Gives the sender its buffers back, now that nothing borrows from them.
+    fn complete(&mut self, queue: u16, loan: Self::Loan);
+
+    /// Packets that may lie in `queue` at most and that have to be forwarded before it is disabled or stopped; 0 if none has to be.
+    fn backlog(&mut self, queue: u16) -> usize;
+
+    /// Asks the sender to wake us; false if there is work already, or if it has no way to.
+    fn arm(&mut self, queue: u16) -> bool;
+
+    /// Whether `queue` is empty and has no way to wake us.
+    fn is_kickless(&mut self, queue: u16) -> bool;
+
+    /// The descriptor of `queue` is readable, or (`hangup`) will never be again. Whether the queue is to be polled.
+    fn wake(&mut self, queue: u16, hangup: bool, watch: Watch<'_>) -> bool;
+
+    /// What a frame costs the receiver.
+    fn frame_cost(&self) -> FrameCost;
+
+    /// Announces about how many frames follow until [`Queues::flush`].
+    fn expect(&mut self, frames: usize);
+
+    /// Writes a frame of `len` bytes, the concatenation of `first` and `rest`, to the receiver's `queue`. The receiver takes what the
+    /// header asks for.
+    ///
+    /// # Errors
+    /// Why it was dropped; the engine counts it.
+    fn deliver(
+        &mut self,
+        queue: u16,
+        header: Header,
+        first: &[u8],
+        rest: &[ReadSlice<'_>],
+        len: u64,
+    ) -> Result<Delivery, DropReason>;
+
+    /// Shows the receiver what was delivered.
+    fn flush(&mut self);
+
+    /// Serves one more queue; the queue that packets come from now, if any.
+    fn start(&mut self, start: Self::Start, watch: Watch<'_>) -> Option<u16>;
+
+    /// Lets go of a queue. `index` is the kind's own number of what was started. What remains of it, and the queue that no packets come
+    /// from any more, if any.
+    fn stop(&mut self, index: u16, watch: Watch<'_>) -> Option<(Self::Stopped, Option<u16>)>;
+
+    /// The port is about to be dropped: watches none of its descriptors any more.
+    fn close(&mut self, watch: Watch<'_>);
+
+    /// Does what only this kind of port can.
+    fn request(&mut self, request: Self::Request, watch: Watch<'_>);
+
+    /// Lets another worker have a queue. To those who send to it, it stays as it is.
+    fn detach(&mut self, queue: u16, watch: Watch<'_>) -> Option<Self::Detached>;
+
+    /// Serves a queue that another worker had. Whether packets may come from it.
+    fn attach(&mut self, queue: u16, detached: Self::Detached, watch: Watch<'_>) -> bool;
+
+    /// Appends the state of every queue of this worker.
+    fn inspect(&mut self, states: &mut Vec<Self::State>);
+
+    /// Whether [`Queues::read_direct`] can do anything.
+    #[inline]
+    fn reads_directly(&self) -> bool {
+        false
+    }
+
+    /// The memory that frames for `queue` are written to, if another port may be read into it directly.
+    fn direct_memory(&mut self, queue: u16) -> Option<Arc<GuestMemory>> {
+        let _ = queue;
+        None
+    }
+
+    /// Appends to `room` where the next frame for `queue` would lie, but for its first `prefix` bytes; false if there is no room for one of
+    /// `most` bytes.
+    fn room<'m>(
+        &mut self,
+        queue: u16,
+        translator: &mut Translator<'m>,
+        prefix: usize,
+        most: usize,
+        room: &mut Room<'m>,
+    ) -> bool {
+        let _ = (queue, translator, prefix, most, room);
+        false
+    }
+
+    /// Reads the next frame, with its virtual header in front, to where `room` says.
+    fn read_direct(&mut self, room: &mut [WriteSlice<'_>]) -> DirectRead {
+        let _ = room;
+        DirectRead::Unsupported
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_a_port_and_a_queue_and_never_the_bell() {
+        for (port, queue) in [(0, 0), (1, 0), (0, 1), (7, 15), (u16::MAX, u16::MAX)] {
+            let source = Source { port: PortId(port), queue };
+            assert_eq!(Source::of(source.token()), source);
+            assert_ne!(source.token(), crate::plane::worker::BELL);
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Numbers of ports that come and go.
+//!
+//! The port table takes a [`PortId`] for every port of every kind and frees it when the port is removed. An id is an index of the workers'
+//! tables, so ids are small; a freed one is quarantined before it is another port's.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::fdb::PortId;
+
+/// How long a freed id stays unused. No frame for its last port is under way between two workers then, nor an address that
+/// was learned behind it.
+const QUARANTINE: Duration = Duration::from_secs(10);
+
+/// Allocates ids from 0 on.
+#[derive(Debug, Default)]
+pub(crate) struct PortIds {
+    next: u16,
+    /// Ids that were freed, oldest first.
+    freed: VecDeque<(Instant, PortId)>,
+}
+
+impl PortIds {
+    /// An id that no port has: a quarantined one that is due, else a new one, else (better soon than never) the one that was freed first;
+    /// `None` when all have one.
+    pub(crate) fn allocate(&mut self, now: Instant) -> Option<PortId> {
+        let due = self.freed.front().is_some_and(|(since, _)| now.duration_since(*since) >= QUARANTINE);
+        if !due && self.next < u16::MAX {
+            self.next += 1;
+            return Some(PortId(self.next - 1));
+        }
+        Some(self.freed.pop_front()?.1)
+    }
+
+    /// Gives an id back.
+    pub(crate) fn free(&mut self, id: PortId, now: Instant) {
+        self.freed.push_back((now, id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_rests_before_it_is_another_ports() {
+        let mut ids = PortIds { next: 3, ..PortIds::default() };
+        let start = Instant::now();
+        let first = ids.allocate(start).unwrap();
+        assert_eq!(first, PortId(3));
+        ids.free(first, start);
+        assert_eq!(ids.allocate(start), Some(PortId(4)));
+        assert_eq!(ids.allocate(start + QUARANTINE), Some(PortId(3)));
+        assert_eq!(ids.allocate(start + QUARANTINE), Some(PortId(5)));
+    }
+
+    #[test]
+    fn ids_end() {
+        let mut ids = PortIds { next: u16::MAX, ..PortIds::default() };
+        let now = Instant::now();
+        assert_eq!(ids.allocate(now), None);
+        ids.free(PortId(7), now);
+        assert_eq!(ids.allocate(now), Some(PortId(7)), "better soon than never");
+    }
+}

@@ -1,0 +1,58 @@
+//! Descriptors that the process got from whoever started it: inherited by number, or sockets passed by systemd under a name.
+
+use std::os::fd::{OwnedFd, RawFd};
+
+use ringferry_sys::inherited;
+
+use super::OpenError;
+use crate::StartError;
+use crate::config::{Config, PortKind, TapConfig, TapSource, VhostUserConfig, VhostUserEndpoint};
+
+/// The descriptors that no port has taken yet.
+#[derive(Debug, Default)]
+pub struct Passed(Vec<(String, OwnedFd)>);
+
+impl Passed {
+    /// The sockets that systemd passed, with their names.
+    pub fn new(sockets: Vec<(String, OwnedFd)>) -> Self {
+        Self(sockets)
+    }
+
+    /// Adds the descriptors that a configuration names by number. Call it before the process opens
+    /// descriptors of its own: a number that was not inherited may otherwise be one of those.
+    ///
+    /// # Errors
+    /// [`StartError::Port`], with [`OpenError::Inherited`].
+    pub fn inherit(&mut self, config: &Config) -> Result<(), StartError> {
+        for port in &config.ports {
+            let fd = match &port.kind {
+                PortKind::VhostUser(VhostUserConfig { endpoint: VhostUserEndpoint::Fd(number), .. })
+                | PortKind::Tap(TapConfig { source: TapSource::Fd(number), .. }) => *number,
+                _ => continue,
+            };
+            let taken = inherited::take(fd);
+            let taken = taken.map_err(|source| StartError::Port {
+                port: port.name.clone(),
+                source: OpenError::Inherited { fd, source },
+            })?;
+            self.0.push((by_number(fd), taken));
+        }
+        Ok(())
+    }
+
+    /// Takes the socket that was passed under a name.
+    pub(super) fn socket(&mut self, name: &str) -> Result<OwnedFd, OpenError> {
+        let at = self.0.iter().position(|(have, _)| have == name);
+        Ok(self.0.swap_remove(at.ok_or_else(|| OpenError::NotActivated(name.to_owned()))?).1)
+    }
+
+    /// Takes the descriptor that was inherited as a number.
+    pub(super) fn number(&mut self, number: RawFd) -> Result<OwnedFd, OpenError> {
+        self.socket(&by_number(number))
+    }
+}
+
+/// The name of a descriptor named by number; no `FileDescriptorName=` has a colon.
+fn by_number(number: RawFd) -> String {
+    format!("fd:{number}")
+}

@@ -1,0 +1,228 @@
+//! The kinds of ports there are, as the engine's only instance of [`Queues`].
+//!
+//! [`AnyQueues`] is an enum and not a trait object, so that whatever the engine calls for a burst is one well predicted branch, behind which
+//! everything is inlined for the kind. A kind of port is one row of [`kinds!`] and one folder beside this file.
+
+use std::sync::Arc;
+
+use ringferry_memory::{GuestMemory, ReadSlice, Translator, WriteSlice};
+use ringferry_packet::frame::Burst;
+use ringferry_packet::vnet::Header;
+
+use super::tap::queues::TapQueues;
+use super::vhost::queues::VhostQueues;
+use super::xen::queues::{VifQueues, VifState};
+use crate::counters::DropReason;
+use crate::plane::queues::Room;
+use crate::plane::{Delivery, DirectRead, FrameCost, Lease, Queues, Taken, Watch};
+
+/// The state of one direction of a queue, for people.
+#[derive(Clone, Debug)]
+pub struct QueueState {
+    /// Its index: those of what the port receives are even.
+    pub index: u16,
+    /// The next available entry.
+    pub last_avail: u16,
+    /// The next used entry.
+    pub last_used: u16,
+    /// Why it broke.
+    pub broken: Option<String>,
+    /// What a Xen guest's queue did with pages; with its transmit ring.
+    pub pages: Option<VifState>,
+}
+
+/// Makes the enums of all kinds, and `each!`, from one table: variant and queue side.
+macro_rules! kinds {
+    ($($kind:ident($queues:ty),)+) => {
+        /// The queues of a port of any kind, in one worker.
+        pub enum AnyQueues { $(#[doc = concat!("See [`", stringify!($queues), "`].")] $kind($queues),)+ }
+        /// [`Queues::Loan`] of any kind.
+        pub enum AnyLoan { $($kind(<$queues as Queues>::Loan),)+ }
+        /// [`Queues::Start`] of any kind.
+        pub enum AnyStart { $($kind(<$queues as Queues>::Start),)+ }
+        /// [`Queues::Stopped`] of any kind.
+        pub enum AnyStopped { $($kind(<$queues as Queues>::Stopped),)+ }
+        /// [`Queues::Request`] of any kind.
+        #[allow(dead_code, reason = "some kinds have no requests of their own")]
+        pub enum AnyRequest { $($kind(<$queues as Queues>::Request),)+ }
+        /// [`Queues::Detached`] of any kind.
+        pub enum AnyDetached { $($kind(<$queues as Queues>::Detached),)+ }
+
+        /// Does the same with the queues of every kind.
+        macro_rules! each {
+            ($any:expr, $name:ident => $body:expr) => {
+                match $any { $(AnyQueues::$kind($name) => $body,)+ }
+            };
+        }
+
+        impl Queues for AnyQueues {
+            type Loan = AnyLoan;
+            type Start = AnyStart;
+            type Stopped = AnyStopped;
+            type Request = AnyRequest;
+            type Detached = AnyDetached;
+            type State = QueueState;
+
+            #[inline]
+            fn lease(&mut self, queue: u16, max: usize) -> Lease<AnyLoan> {
+                match self {
+                    $(AnyQueues::$kind(queues) => match queues.lease(queue, max) {
+                        Lease::Empty => Lease::Empty,
+                        Lease::Exhausted => Lease::Exhausted,
+                        Lease::Frames(loan) => Lease::Frames(AnyLoan::$kind(loan)),
+                    },)+
+                }
+            }
+
+            #[inline]
+            fn frames<'m>(&mut self, queue: u16, loan: &'m AnyLoan, max: usize, burst: &mut Burst<'m>) -> Taken {
+                match (self, loan) {
+                    $((AnyQueues::$kind(queues), AnyLoan::$kind(loan)) => queues.frames(queue, loan, max, burst),)+
+                    // A port's kind does not change between the lease and this.
+                    _ => Taken { any: false, forward: false, private: false, exhausted: false },
+                }
+            }
+
+            #[inline]
+            fn complete(&mut self, queue: u16, loan: AnyLoan) {
+                match (self, loan) {
+                    $((AnyQueues::$kind(queues), AnyLoan::$kind(loan)) => queues.complete(queue, loan),)+
+                    _ => {}
+                }
+            }
+
+            fn start(&mut self, start: AnyStart, watch: Watch<'_>) -> Option<u16> {
+                match (self, start) {
+                    $((AnyQueues::$kind(queues), AnyStart::$kind(start)) => queues.start(start, watch),)+
+                    _ => None,
+                }
+            }
+
+            fn stop(&mut self, index: u16, watch: Watch<'_>) -> Option<(AnyStopped, Option<u16>)> {
+                match self {
+                    $(AnyQueues::$kind(queues) => {
+                        let (stopped, queue) = queues.stop(index, watch)?;
+                        Some((AnyStopped::$kind(stopped), queue))
+                    })+
+                }
+            }
+
+            fn request(&mut self, request: AnyRequest, watch: Watch<'_>) {
+                match (self, request) {
+                    $((AnyQueues::$kind(queues), AnyRequest::$kind(request)) => queues.request(request, watch),)+
+                    _ => {}
+                }
+            }
+
+            fn detach(&mut self, queue: u16, watch: Watch<'_>) -> Option<AnyDetached> {
+                match self {
+                    $(AnyQueues::$kind(queues) => queues.detach(queue, watch).map(AnyDetached::$kind),)+
+                }
+            }
+
+            fn attach(&mut self, queue: u16, detached: AnyDetached, watch: Watch<'_>) -> bool {
+                match (self, detached) {
+                    $((AnyQueues::$kind(queues), AnyDetached::$kind(detached)) => {
+                        queues.attach(queue, detached, watch)
+                    })+
+                    _ => false,
+                }
+            }
+
+            #[inline]
+            fn backlog(&mut self, queue: u16) -> usize {
+                each!(self, queues => queues.backlog(queue))
+            }
+
+            #[inline]
+            fn arm(&mut self, queue: u16) -> bool {
+                each!(self, queues => queues.arm(queue))
+            }
+
+            #[inline]
+            fn is_kickless(&mut self, queue: u16) -> bool {
+                each!(self, queues => queues.is_kickless(queue))
+            }
+
+            fn wake(&mut self, queue: u16, hangup: bool, watch: Watch<'_>) -> bool {
+                each!(self, queues => queues.wake(queue, hangup, watch))
+            }
+
+            #[inline]
+            fn frame_cost(&self) -> FrameCost {
+                each!(self, queues => queues.frame_cost())
+            }
+
+            #[inline]
+            fn expect(&mut self, frames: usize) {
+                each!(self, queues => queues.expect(frames));
+            }
+
+            #[inline]
+            fn deliver(
+                &mut self,
+                queue: u16,
+                header: Header,
+                first: &[u8],
+                rest: &[ReadSlice<'_>],
+                len: u64,
+            ) -> Result<Delivery, DropReason> {
+                each!(self, queues => queues.deliver(queue, header, first, rest, len))
+            }
+
+            #[inline]
+            fn flush(&mut self) {
+                each!(self, queues => queues.flush());
+            }
+
+            fn close(&mut self, watch: Watch<'_>) {
+                each!(self, queues => queues.close(watch));
+            }
+
+            fn inspect(&mut self, states: &mut Vec<QueueState>) {
+                each!(self, queues => queues.inspect(states));
+            }
+
+            #[inline]
+            fn reads_directly(&self) -> bool {
+                each!(self, queues => queues.reads_directly())
+            }
+
+            fn direct_memory(&mut self, queue: u16) -> Option<Arc<GuestMemory>> {
+                each!(self, queues => queues.direct_memory(queue))
+            }
+
+            fn room<'m>(
+                &mut self,
+                queue: u16,
+                translator: &mut Translator<'m>,
+                prefix: usize,
+                most: usize,
+                room: &mut Room<'m>,
+            ) -> bool {
+                each!(self, queues => queues.room(queue, translator, prefix, most, room))
+            }
+
+            fn read_direct(&mut self, room: &mut [WriteSlice<'_>]) -> DirectRead {
+                each!(self, queues => queues.read_direct(room))
+            }
+        }
+    };
+}
+
+kinds! {
+    Vhost(VhostQueues),
+    Tap(TapQueues),
+    Xen(VifQueues),
+}
+
+/// The control plane's handles of the workers.
+pub type Workers = crate::plane::Workers<AnyQueues>;
+
+/// Puts a queue in its place.
+pub(super) fn put<T>(queues: &mut Vec<Option<T>>, at: usize, queue: T) -> &mut T {
+    if queues.len() <= at {
+        queues.resize_with(at + 1, || None);
+    }
+    queues[at].insert(queue)
+}

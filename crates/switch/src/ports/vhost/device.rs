@@ -1,0 +1,260 @@
+//! The device that a front end talks to: what it says on its session becomes commands for the workers that have the rings.
+//!
+//! The port makes one and keeps it; each session drives it through [`Device`]. Rings start when all that they need has been said, and when
+//! [`ring_stopped`](Device::ring_stopped) returns no worker touches the ring any more.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ringferry_memory::GuestMemory;
+use ringferry_packet::ether::{Mac, rarp_announcement};
+use ringferry_ring::{Device as RingDevice, LayoutError, RingFeatures};
+use ringferry_sys::eventfd::EventFd;
+use ringferry_vhost_user::RingSetup;
+use ringferry_vhost_user::backend::Device;
+use ringferry_virtio_net::Features;
+use ringferry_virtio_net::config::{NetConfig, S_LINK_UP};
+
+use super::queues::{RingStart, VhostRequest};
+use crate::config::{DEFAULT_MTU, FeatureToggles};
+use crate::counters::PortCounters;
+use crate::fdb::PortId;
+use crate::log_limit::LogLimit;
+use crate::plane::{PAIRS, PortShared};
+use crate::ports::queues::{AnyRequest, AnyStart, AnyStopped, Workers};
+
+/// Announcements of a guest that has moved are this far apart at least.
+const ANNOUNCE_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The virtio-net device of a port.
+pub(super) struct PortDevice {
+    pub(super) workers: Arc<Workers>,
+    pub(super) id: PortId,
+    pub(super) name: String,
+    /// The features that the front end has acknowledged.
+    pub(super) features: Features,
+    pub(super) memory: Option<Arc<GuestMemory>>,
+    pub(super) mac: Option<Mac>,
+    /// The MTU of the configuration, which a front end may not exceed.
+    pub(super) mtu_limit: Option<u16>,
+    /// The MTU in force.
+    pub(super) mtu: u16,
+    /// The largest ring that is accepted.
+    pub(super) queue_limit: Option<u16>,
+    /// Where each ring was started, for one the worker never got.
+    pub(super) bases: Vec<u16>,
+    /// When the front end last had its guest announced.
+    pub(super) announced: Option<Instant>,
+    pub(super) limit: LogLimit,
+    /// Of which only connections are counted here.
+    pub(super) counters: Arc<PortCounters>,
+    pub(super) shared: Arc<PortShared>,
+}
+
+impl PortDevice {
+    /// A device without rings, whose log lines are limited by `limit`.
+    pub(super) fn new(
+        workers: Arc<Workers>,
+        id: PortId,
+        name: String,
+        limit: LogLimit,
+        counters: Arc<PortCounters>,
+        shared: Arc<PortShared>,
+    ) -> Self {
+        Self {
+            workers,
+            id,
+            name,
+            features: Features::empty(),
+            memory: None,
+            mac: None,
+            mtu_limit: None,
+            mtu: DEFAULT_MTU,
+            queue_limit: None,
+            bases: Vec::new(),
+            announced: None,
+            limit,
+            counters,
+            shared,
+        }
+    }
+
+    /// Forgets what a session that is over has left.
+    pub(super) fn reset(&mut self) {
+        // A front end that never started a ring left nothing to forget.
+        if !self.bases.is_empty() {
+            self.bases.clear();
+            self.workers.forget(self.id);
+        }
+        self.features = Features::empty();
+        self.mtu = self.mtu_limit.unwrap_or(DEFAULT_MTU);
+    }
+
+    fn try_start(&mut self, index: u16, setup: RingSetup) -> Result<(), NoRing> {
+        let RingSetup { parts, base, inflight, kick, call, err, enabled, memory, features } = setup;
+        if let Some(limit) = self.queue_limit.filter(|limit| parts.size > *limit) {
+            return Err(NoRing::Limit { size: parts.size, limit });
+        }
+        let features = Features::from_bits_retain(features);
+        self.shared.set_offloads(features.guest_offloads());
+        self.shared.set_mtu(self.mtu);
+        let start = RingStart {
+            index,
+            ring: RingDevice::new(parts, RingFeatures::from_bits(features.bits()), base, inflight)?,
+            memory,
+            features,
+            enabled,
+            kick,
+            call,
+            err,
+        };
+        self.workers.start_queue(self.id, index / 2, AnyStart::Vhost(start));
+        Ok(())
+    }
+}
+
+/// Why a ring that a front end has started is not served.
+#[derive(Debug, thiserror::Error)]
+enum NoRing {
+    #[error("it has {size} entries, and the port allows {limit}")]
+    Limit { size: u16, limit: u16 },
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+}
+
+impl Device for PortDevice {
+    fn features_acked(&mut self, features: u64) {
+        let features = Features::from_bits_retain(features);
+        if self.features != features && self.limit.allows() {
+            tracing::info!(port = self.name, features = features.names().join(" "), "features agreed on");
+        }
+        self.features = features;
+    }
+
+    fn memory_changed(&mut self, memory: Option<Arc<GuestMemory>>) {
+        self.memory = memory;
+    }
+
+    fn ring_started(&mut self, index: u16, setup: RingSetup) {
+        let at = usize::from(index);
+        if self.bases.len() <= at {
+            self.bases.resize(at + 1, 0);
+        }
+        self.bases[at] = setup.base;
+        tracing::debug!(port = self.name, index, size = setup.parts.size, base = setup.base, "ring starts");
+        if let Err(why) = self.try_start(index, setup)
+            && self.limit.allows()
+        {
+            tracing::warn!(port = self.name, "queue {index} cannot be served: {why}");
+        }
+    }
+
+    fn ring_call_changed(&mut self, index: u16, call: Option<EventFd>) {
+        let request = AnyRequest::Vhost(VhostRequest::SetCall(index, call));
+        self.workers.request(self.id, index / 2, request);
+    }
+
+    fn ring_enabled(&mut self, index: u16, enabled: bool) {
+        let pair = index / 2;
+        if !enabled && !index.is_multiple_of(2) {
+            self.workers.drain(self.id, pair);
+        }
+        // Whoever is answered earlier may send on a ring that its worker still empties for nothing.
+        self.workers
+            .ask(self.id, pair, |reply| AnyRequest::Vhost(VhostRequest::Enable(index, enabled, reply)));
+    }
+
+    fn ring_stopped(&mut self, index: u16) -> u16 {
+        let started = self.bases.get(usize::from(index)).copied().unwrap_or(0);
+        let base = match self.workers.stop_queue(self.id, index / 2, index) {
+            Some(AnyStopped::Vhost(base)) => base,
+            _ => started,
+        };
+        tracing::debug!(port = self.name, index, base, "ring stops");
+        base
+    }
+
+    fn config(&self, offset: usize, buf: &mut [u8]) -> bool {
+        let config = NetConfig {
+            mac: self.mac.unwrap_or_default().0,
+            status: S_LINK_UP,
+            max_virtqueue_pairs: PAIRS,
+            mtu: self.mtu,
+        };
+        config.read(offset, buf);
+        true
+    }
+
+    fn mtu_set(&mut self, mtu: u16) -> bool {
+        // A frame of any MTU passes through the switch; only the configuration sets a limit.
+        if let Some(limit) = self.mtu_limit.filter(|limit| mtu > *limit) {
+            if self.limit.allows() {
+                tracing::warn!(
+                    port = self.name,
+                    "the front end wants MTU {mtu}, and the port allows {limit}"
+                );
+            }
+            return false;
+        }
+        self.mtu = mtu;
+        true
+    }
+
+    fn announce(&mut self, mac: [u8; 6]) {
+        // Each is flooded to every port. A front end sends a few per migration; what comes faster would
+        // only keep the worker busy.
+        let now = Instant::now();
+        if self.announced.is_some_and(|last| now.duration_since(last) < ANNOUNCE_INTERVAL) {
+            return;
+        }
+        self.announced = Some(now);
+        self.workers.inject(self.id, rarp_announcement(Mac(mac)).to_vec());
+    }
+}
+
+/// The features a port offers.
+pub(super) fn features(toggles: FeatureToggles) -> Features {
+    let mut features = Features::DEVICE | Features::MTU | Features::MQ | Features::GUEST_ANNOUNCE;
+    let groups = [
+        (toggles.mergeable, Features::MRG_RXBUF),
+        (toggles.csum, Features::CSUM | Features::GUEST_CSUM),
+        (
+            toggles.tso,
+            Features::GUEST_TSO4
+                | Features::GUEST_TSO6
+                | Features::GUEST_ECN
+                | Features::HOST_TSO4
+                | Features::HOST_TSO6
+                | Features::HOST_ECN,
+        ),
+        (toggles.uso, Features::GUEST_USO4 | Features::GUEST_USO6 | Features::HOST_USO),
+        (toggles.event_idx, Features::EVENT_IDX),
+        (toggles.indirect, Features::INDIRECT_DESC),
+        (toggles.packed, Features::RING_PACKED),
+        (toggles.in_order, Features::IN_ORDER),
+    ];
+    for (on, group) in groups {
+        if !on {
+            features.remove(group);
+        }
+    }
+    // The control queue that MQ and GUEST_ANNOUNCE need is the front end's own, and not offered here.
+    let served_by_front_end = Features::MQ | Features::GUEST_ANNOUNCE;
+    features.difference(served_by_front_end).consistent() | features & served_by_front_end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn toggles_take_their_dependants_along() {
+        let toggles = FeatureToggles { csum: false, ..FeatureToggles::default() };
+        let offered = features(toggles);
+        assert!(
+            !offered
+                .intersects(Features::CSUM | Features::HOST_TSO4 | Features::GUEST_USO6 | Features::HOST_ECN)
+        );
+        assert!(offered.contains(Features::MQ | Features::MRG_RXBUF | Features::VERSION_1));
+    }
+}

@@ -1,0 +1,502 @@
+//! The queue side of a vhost-user port: the virtqueues of a guest, as one worker owns them.
+//!
+//! The control side starts and stops rings as the front end asks for it ([`RingStart`], [`VhostRequest`]); a pair of rings may migrate. Ring
+//! `2 * q` of the device is the receiveq of pair `q`, ring `2 * q + 1` its transmitq (VIRTIO 1.4, 5.1.2). A ring whose driver breaks the
+//! rules is broken until it is started anew: it is counted, and the front end told, once.
+
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+use ringferry_memory::{Area, GuestMemory, ReadSlice, Translator};
+use ringferry_packet::frame::{Burst, Frame};
+use ringferry_packet::vnet::Header;
+use ringferry_ring::{Device, Fault};
+use ringferry_sys::eventfd::EventFd;
+use ringferry_virtio_net::Features;
+use ringferry_virtio_net::device::{Receiveq, Refused, Rejected, Transmitq};
+
+use crate::counters::{DropReason, PairCounters};
+use crate::log_limit::LogLimit;
+use crate::plane::queues::Room;
+use crate::plane::{Delivery, FrameCost, Lease, PortHandle, PortShared, Queues, Taken, Watch};
+use crate::ports::queues::{QueueState, put};
+
+/// A ring that a front end has started.
+pub struct RingStart {
+    /// Its index in the device: even ones are receiveqs, odd ones transmitqs.
+    pub index: u16,
+    /// The ring.
+    pub ring: Device<Area>,
+    /// The memory that its buffers lie in.
+    pub memory: Arc<GuestMemory>,
+    /// The features that were negotiated.
+    pub features: Features,
+    /// Whether packets may flow.
+    pub enabled: bool,
+    /// Signalled by the guest; without it the ring is polled all the time.
+    pub kick: Option<EventFd>,
+    /// Signals the guest; without it the guest polls.
+    pub call: Option<EventFd>,
+    /// Tells the front end that the ring is broken.
+    pub err: Option<EventFd>,
+}
+
+/// What a front end can ask of a ring that is started, by its index in the device.
+pub enum VhostRequest {
+    /// Let packets flow through it, or not, and say when that is so.
+    Enable(u16, bool, SyncSender<()>),
+    /// Signal the guest through this from now on.
+    SetCall(u16, Option<EventFd>),
+}
+
+/// The parts that both kinds of queue have.
+struct Common {
+    memory: Arc<GuestMemory>,
+    enabled: bool,
+    kick: Option<EventFd>,
+    call: Option<EventFd>,
+    err: Option<EventFd>,
+    /// The fault was counted, and the front end told.
+    reported: bool,
+}
+
+impl Common {
+    /// Calls the guest. An event that does not work is used no more: the guest has to poll.
+    fn ring_call(&mut self, port: &PortHandle, pair: &PairCounters) {
+        let Some(call) = &self.call else { return };
+        port.counters.calls.add(1);
+        pair.calls.add(1);
+        if let Err(error) = call.signal() {
+            tracing::warn!(port = &*port.name, "the call event does not work and is used no more: {error}");
+            self.call = None;
+        }
+    }
+
+    /// Says a fault once.
+    #[cold]
+    fn report(&mut self, fault: Fault, what: &str, limit: &mut LogLimit, port: &PortHandle) {
+        if std::mem::replace(&mut self.reported, true) {
+            return;
+        }
+        port.counters.ring_errors.add(1);
+        if let Some(err) = &self.err {
+            let _ = err.signal();
+        }
+        if limit.allows() {
+            tracing::warn!(
+                port = &*port.name,
+                queue = what,
+                "queue is broken until the guest resets it: {fault}"
+            );
+        }
+    }
+}
+
+/// A transmitq: what the guest sends.
+struct TxQueue {
+    queue: Transmitq<Area>,
+    common: Common,
+    /// What was already taken over into the port's counters.
+    seen: Rejected,
+}
+
+/// A receiveq: what the guest receives.
+struct RxQueue {
+    queue: Receiveq<Area>,
+    common: Common,
+    /// Frames that were delivered and that the guest has not been shown, and their bytes.
+    unseen: (u64, u64),
+    /// Frames that found no buffers meanwhile.
+    dropped: u64,
+}
+
+/// The rings of a guest that this worker has. Index `q` of either vector is of pair `q`.
+pub struct VhostQueues {
+    port: PortHandle,
+    tx: Vec<Option<TxQueue>>,
+    rx: Vec<Option<RxQueue>>,
+    shared: Arc<PortShared>,
+    /// One line about a broken queue per interval: a guest may break, reset and break it again;
+    /// `ring_errors` counts them all.
+    limit: LogLimit,
+}
+
+/// Both rings of a pair, as far as they run, on their way from one worker to another.
+pub struct Pair {
+    tx: Option<TxQueue>,
+    rx: Option<RxQueue>,
+}
+
+impl VhostQueues {
+    /// A port without rings.
+    pub(super) fn new(port: PortHandle, shared: Arc<PortShared>) -> Self {
+        Self { port, tx: Vec::new(), rx: Vec::new(), limit: LogLimit::new(1), shared }
+    }
+
+    fn tx(&mut self, pair: u16) -> Option<&mut TxQueue> {
+        self.tx.get_mut(usize::from(pair))?.as_mut()
+    }
+
+    /// The common part of a ring.
+    fn common(&mut self, index: u16) -> Option<&mut Common> {
+        let pair = usize::from(index / 2);
+        if index.is_multiple_of(2) {
+            Some(&mut self.rx.get_mut(pair)?.as_mut()?.common)
+        } else {
+            Some(&mut self.tx.get_mut(pair)?.as_mut()?.common)
+        }
+    }
+
+    /// Calls the guest of a ring, whatever it said of wanting to be called.
+    fn call(&mut self, index: u16) {
+        let (port, shared) = (self.port.clone(), Arc::clone(&self.shared));
+        if let Some(pair) = shared.pairs.get(usize::from(index / 2))
+            && let Some(common) = self.common(index)
+        {
+            common.ring_call(&port, pair);
+        }
+    }
+
+    /// Tells all workers whether a pair of this one can be delivered to.
+    fn publish_ready(&self, pair: u16) {
+        let queue = self.rx.get(usize::from(pair)).and_then(Option::as_ref);
+        self.shared.set_ready(pair, queue.is_some_and(|queue| queue.common.enabled));
+    }
+
+    /// Every ring with its index.
+    fn rings(&mut self) -> impl Iterator<Item = (u16, &mut Device<Area>)> {
+        let rx = (0u16..).zip(&mut self.rx);
+        let tx = (0u16..).zip(&mut self.tx);
+        let rx = rx.filter_map(|(pair, queue)| Some((2 * pair, queue.as_mut()?.queue.ring())));
+        let tx = tx.filter_map(|(pair, queue)| Some((2 * pair + 1, queue.as_mut()?.queue.ring())));
+        rx.chain(tx)
+    }
+
+    /// Waits for the kicks of a transmitq. One that cannot be waited for is polled.
+    fn watch_kicks(&mut self, pair: u16, watch: Watch<'_>) {
+        let id = self.port.id;
+        let Some(TxQueue { common, .. }) = self.tx(pair) else { return };
+        if let Some(Err(error)) = common.kick.as_ref().map(|kick| watch.add(kick, pair)) {
+            tracing::error!(port = id.0, "cannot wait for kicks, so the queue is polled: {error}");
+            common.kick = None;
+        }
+    }
+}
+
+impl Queues for VhostQueues {
+    /// Keeps the guest's memory mapped.
+    type Loan = Arc<GuestMemory>;
+    type Start = RingStart;
+    /// Where the ring stands ([`Device::base`]).
+    type Stopped = u16;
+    type Request = VhostRequest;
+    type Detached = Pair;
+    type State = QueueState;
+
+    #[inline]
+    fn lease(&mut self, pair: u16, _: usize) -> Lease<Arc<GuestMemory>> {
+        let Some(queue) = self.tx(pair) else { return Lease::Empty };
+        let ring = queue.queue.ring();
+        if !ring.has_chains() && ring.fault().is_none() {
+            return Lease::Empty;
+        }
+        Lease::Frames(Arc::clone(&queue.common.memory))
+    }
+
+    #[inline]
+    fn frames<'m>(
+        &mut self,
+        pair: u16,
+        memory: &'m Arc<GuestMemory>,
+        max: usize,
+        burst: &mut Burst<'m>,
+    ) -> Taken {
+        let Self { port, tx, shared, .. } = self;
+        let at = usize::from(pair);
+        let (taken, forward) = match (tx.get_mut(at), shared.pairs.get(at)) {
+            (Some(Some(queue)), Some(pair)) => queue.poll(memory, max, burst, port, pair),
+            _ => (0, false),
+        };
+        Taken { any: taken > 0, forward, private: false, exhausted: false }
+    }
+
+    #[inline]
+    fn complete(&mut self, pair: u16, _: Arc<GuestMemory>) {
+        let Self { port, tx, shared, limit, .. } = self;
+        let at = usize::from(pair);
+        if let (Some(Some(queue)), Some(pair)) = (tx.get_mut(at), shared.pairs.get(at)) {
+            queue.complete(limit, port, pair);
+        }
+    }
+
+    /// What was sent on a ring before it is disabled counts as accepted; what is sent on a disabled one is discarded.
+    fn backlog(&mut self, pair: u16) -> usize {
+        let queue = self.tx(pair).filter(|queue| queue.common.enabled);
+        queue.map_or(0, |queue| queue.queue.ring().size().into())
+    }
+
+    fn arm(&mut self, pair: u16) -> bool {
+        let Some(queue) = self.tx(pair) else { return true };
+        let kick = queue.common.kick.is_some();
+        let ring = queue.queue.ring();
+        if ring.fault().is_some() {
+            return true;
+        }
+        if !kick || ring.enable_kicks() {
+            ring.disable_kicks();
+            return false;
+        }
+        // The re-check may have found the ring broken: the next poll reports it.
+        ring.fault().is_none()
+    }
+
+    fn is_kickless(&mut self, pair: u16) -> bool {
+        self.tx(pair).is_some_and(|queue| queue.common.kick.is_none() && !queue.queue.ring().has_chains())
+    }
+
+    fn wake(&mut self, pair: u16, _: bool, watch: Watch<'_>) -> bool {
+        let Self { port, tx, shared, .. } = self;
+        let at = usize::from(pair);
+        let (Some(Some(queue)), Some(pair)) = (tx.get_mut(at), shared.pairs.get(at)) else { return false };
+        port.counters.kicks.add(1);
+        pair.kicks.add(1);
+        queue.queue.ring().disable_kicks();
+        let drained = queue.common.kick.as_ref().is_none_or(|kick| kick.drain().is_ok());
+        if !drained {
+            // Not an eventfd after all: it would keep us awake for ever.
+            unwatch(watch, queue.common.kick.take());
+            queue.queue.ring().break_with(Fault::Unusable);
+        }
+        true
+    }
+
+    #[inline]
+    fn frame_cost(&self) -> FrameCost {
+        FrameCost::Descriptor
+    }
+
+    #[inline]
+    fn expect(&mut self, frames: usize) {
+        for queue in self.rx.iter_mut().flatten().filter(|queue| queue.common.enabled) {
+            queue.queue.expect(frames);
+        }
+    }
+
+    /// Copies a frame into the guest's buffers.
+    #[inline]
+    fn deliver(
+        &mut self,
+        pair: u16,
+        header: Header,
+        first: &[u8],
+        rest: &[ReadSlice<'_>],
+        len: u64,
+    ) -> Result<Delivery, DropReason> {
+        let Some(queue) = self.rx.get_mut(usize::from(pair)).and_then(Option::as_mut) else {
+            return Ok(Delivery::NotHere);
+        };
+        let mut translator = queue.common.memory.translator();
+        match queue.queue.deliver(&mut translator, header, first, rest) {
+            Ok(()) => {
+                queue.unseen.0 += 1;
+                queue.unseen.1 += len;
+                Ok(Delivery::Done)
+            }
+            Err(Refused::NoBuffers) => {
+                queue.dropped += 1;
+                Err(DropReason::NoReceiveBuffers)
+            }
+            Err(Refused::TooBig) => Err(DropReason::TxTooBig),
+            Err(Refused::Broken) => Err(DropReason::LinkDown),
+        }
+    }
+
+    /// Shows the guest what was delivered, and calls it if it wants.
+    #[inline]
+    fn flush(&mut self) {
+        let Self { port, rx, shared, limit, .. } = self;
+        for (pair, queue) in shared.pairs.iter().zip(rx) {
+            let Some(queue) = queue else { continue };
+            // Also a queue that took nothing may hold chains it looked at.
+            let call = queue.queue.flush();
+            if queue.dropped > 0 {
+                pair.tx_dropped.add(std::mem::take(&mut queue.dropped));
+            }
+            let (packets, bytes) = std::mem::take(&mut queue.unseen);
+            if packets > 0 {
+                pair.tx_packets.add(packets);
+                pair.tx_bytes.add(bytes);
+                if call {
+                    queue.common.ring_call(port, pair);
+                }
+            }
+            if let Some(fault) = queue.queue.ring().fault() {
+                queue.common.report(fault, "receiveq", limit, port);
+            }
+        }
+    }
+
+    fn start(&mut self, start: RingStart, watch: Watch<'_>) -> Option<u16> {
+        let RingStart { index, ring, memory, features, enabled, kick, call, err } = start;
+        let common = Common { memory, enabled, kick, call, err, reported: false };
+        let pair = index / 2;
+        let sends = !index.is_multiple_of(2);
+        if sends {
+            let queue = TxQueue { queue: Transmitq::new(ring, features), common, seen: Rejected::default() };
+            put(&mut self.tx, pair.into(), queue);
+            self.watch_kicks(pair, watch);
+        } else {
+            let queue = RxQueue { queue: Receiveq::new(ring, features), common, unseen: (0, 0), dropped: 0 };
+            put(&mut self.rx, pair.into(), queue);
+            self.publish_ready(pair);
+        }
+        // The last device may have died between showing buffers and calling for them, and with
+        // EVENT_IDX the guest would then never be called again. One call too many is legal.
+        self.call(index);
+        sends.then_some(pair)
+    }
+
+    /// `index` is the ring's in the device.
+    fn stop(&mut self, index: u16, watch: Watch<'_>) -> Option<(u16, Option<u16>)> {
+        let pair = index / 2;
+        let at = usize::from(pair);
+        if index.is_multiple_of(2) {
+            let base = self.rx.get_mut(at)?.take()?.queue.ring().base();
+            self.publish_ready(pair);
+            Some((base, None))
+        } else {
+            let mut queue = self.tx.get_mut(at)?.take()?;
+            unwatch(watch, queue.common.kick.take());
+            Some((queue.queue.ring().base(), Some(pair)))
+        }
+    }
+
+    fn close(&mut self, watch: Watch<'_>) {
+        for queue in self.tx.iter_mut().flatten() {
+            unwatch(watch, queue.common.kick.take());
+        }
+    }
+
+    fn request(&mut self, request: VhostRequest, _: Watch<'_>) {
+        match request {
+            VhostRequest::Enable(index, enabled, reply) => {
+                if let Some(common) = self.common(index) {
+                    common.enabled = enabled;
+                    if index.is_multiple_of(2) {
+                        self.publish_ready(index / 2);
+                    }
+                }
+                let _ = reply.send(());
+            }
+            VhostRequest::SetCall(index, call) => {
+                if let Some(common) = self.common(index) {
+                    common.call = call;
+                    // For what was shown while there was nobody to call.
+                    self.call(index);
+                }
+            }
+        }
+    }
+
+    fn detach(&mut self, pair: u16, watch: Watch<'_>) -> Option<Pair> {
+        let at = usize::from(pair);
+        let tx = self.tx.get_mut(at).and_then(Option::take);
+        if let Some(kick) = tx.as_ref().and_then(|queue| queue.common.kick.as_ref()) {
+            watch.remove(kick);
+        }
+        Some(Pair { tx, rx: self.rx.get_mut(at).and_then(Option::take) })
+    }
+
+    fn attach(&mut self, pair: u16, Pair { tx, rx }: Pair, watch: Watch<'_>) -> bool {
+        let at = usize::from(pair);
+        if let Some(queue) = rx {
+            put(&mut self.rx, at, queue);
+        }
+        let Some(queue) = tx else { return false };
+        put(&mut self.tx, at, queue);
+        self.watch_kicks(pair, watch);
+        true
+    }
+
+    fn inspect(&mut self, states: &mut Vec<QueueState>) {
+        states.extend(self.rings().map(|(index, ring)| QueueState {
+            index,
+            last_avail: ring.base(),
+            last_used: ring.used_index(),
+            broken: ring.fault().map(|fault| fault.to_string()),
+            pages: None,
+        }));
+    }
+
+    fn direct_memory(&mut self, pair: u16) -> Option<Arc<GuestMemory>> {
+        let queue = self.rx.get(usize::from(pair))?.as_ref()?;
+        Some(Arc::clone(&queue.common.memory))
+    }
+
+    fn room<'m>(
+        &mut self,
+        pair: u16,
+        translator: &mut Translator<'m>,
+        prefix: usize,
+        most: usize,
+        room: &mut Room<'m>,
+    ) -> bool {
+        let queue = self.rx.get_mut(usize::from(pair)).and_then(Option::as_mut);
+        queue.is_some_and(|queue| queue.queue.room(translator, prefix, most, room))
+    }
+}
+
+/// Takes a descriptor out of epoll before it is closed.
+fn unwatch(watch: Watch<'_>, kick: Option<EventFd>) {
+    if let Some(kick) = kick {
+        watch.remove(&kick);
+    }
+}
+
+impl TxQueue {
+    /// Takes a burst of what the guest sent. Returns how many packets were taken, and whether they
+    /// may be forwarded: a disabled ring is emptied for nothing.
+    #[inline]
+    fn poll<'m>(
+        &mut self,
+        memory: &'m GuestMemory,
+        max: usize,
+        burst: &mut Burst<'m>,
+        port: &PortHandle,
+        pair: &PairCounters,
+    ) -> (usize, bool) {
+        let taken = self.queue.poll(memory, max, burst);
+        if taken > 0 {
+            let bytes: u64 = burst.frames().iter().map(|frame: &Frame| u64::from(frame.len)).sum();
+            let counters = &*port.counters;
+            counters.rx_packets.add(taken as u64);
+            counters.rx_bytes.add(bytes);
+            pair.rx_packets.add(taken as u64);
+            pair.rx_bytes.add(bytes);
+            let now = self.queue.rejected();
+            if now != self.seen {
+                let drops = &counters.drops;
+                drops.add(DropReason::RxTooShort, now.too_short - self.seen.too_short);
+                drops.add(DropReason::RxTooBig, now.too_long - self.seen.too_long);
+                drops.add(DropReason::RxBadHeader, now.bad_header - self.seen.bad_header);
+                drops.add(DropReason::RxBadMemory, now.bad_memory - self.seen.bad_memory);
+                self.seen = now;
+            }
+            if !self.common.enabled {
+                counters.drops.add(DropReason::LinkDown, burst.len() as u64);
+            }
+        }
+        (taken, self.common.enabled)
+    }
+
+    /// Gives the guest its buffers back.
+    #[inline]
+    fn complete(&mut self, limit: &mut LogLimit, port: &PortHandle, pair: &PairCounters) {
+        if self.queue.complete() {
+            self.common.ring_call(port, pair);
+        }
+        if let Some(fault) = self.queue.ring().fault() {
+            self.common.report(fault, "transmitq", limit, port);
+        }
+    }
+}

@@ -1,0 +1,484 @@
+//! The control side of one `[[port]]` of kind `xen-vif`: every interface of a class, each a port as the toolstack makes it; or one of them.
+//!
+//! It is watched under sub-token 0 for the store, and under that of a port's id and one for the port's control ring.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::time::{Duration, Instant};
+
+use ringferry_control::snapshot::{PortSnapshot, PortState, QueueRole, QueueSnapshot};
+use ringferry_sys::epoll::Interest;
+use ringferry_xen::domain::DomId;
+use ringferry_xen::provider::{OpenError as ProviderError, Provider};
+use ringferry_xen::store::StoreError;
+use ringferry_xen_net::bus::plugs::Step;
+use ringferry_xen_net::bus::{BackConfig, BackEvent, Plugs, VifId};
+use ringferry_xen_net::netback::Mode;
+use ringferry_xen_net::offload::Accepts;
+
+use super::MappingBudget;
+use super::vif::{Vif, add};
+use crate::config::{DEFAULT_MTU, PortConfig, XenProvider, XenVifConfig};
+use crate::counters::PortTotals;
+use crate::fdb::PortId;
+use crate::log_limit::LogLimit;
+use crate::plane::{PAIRS, PortFault};
+use crate::ports::queues::Workers;
+use crate::ports::table::QueueStates;
+use crate::ports::{Context, Interface, InterfaceQueues, OpenError, Plug, PortControl};
+use crate::rules::Rules;
+use crate::snapshot::{grants, rules_by_key};
+
+/// Turns of the bus before the caller gets a word in: signals and other ports wait no longer than so many look-ups in
+/// the store.
+const TURNS: usize = 64;
+
+/// Time between attempts to reach the store.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// Log lines about front ends per interval.
+const LOG_LINES: u32 = 20;
+
+/// Slots of either ring of a queue: what fits in a page.
+const SLOTS: u16 = 256;
+
+/// Why the store or the hypervisor cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum XenError {
+    /// The hypervisor or the store cannot be reached.
+    #[error(transparent)]
+    Open(#[from] ProviderError),
+    /// The store cannot be watched.
+    #[error("cannot watch the store: {0}")]
+    Watch(io::Error),
+    /// The store refuses.
+    #[error("the store: {0}")]
+    Store(#[from] StoreError),
+}
+
+/// Sub-token of the control ring of port 0; the others' follow.
+pub(super) const FIRST_CONTROL_RING: u32 = 1;
+
+/// Opens an entry: reaches the hypervisor and the store, if there is Xen.
+///
+/// # Errors
+/// See [`XenError`].
+pub(in crate::ports) fn open(
+    port: &PortConfig,
+    config: &XenVifConfig,
+    workers: usize,
+) -> Result<Plug, OpenError> {
+    let entry = XenEntry::new(port, config, workers)?;
+    Ok(Box::new(move |_, cx| {
+        entry.watch(cx)?;
+        Ok(Box::new(entry))
+    }))
+}
+
+/// The entry.
+struct XenEntry {
+    name: String,
+    mtu: u16,
+    /// With whom the queues of every interface begin.
+    first_worker: usize,
+    config: XenVifConfig,
+    /// What the frames of every interface must obey.
+    rules: Rules,
+    /// All interfaces, while the store can be reached.
+    plugs: Option<Plugs>,
+    /// When to try to reach it next.
+    retry_at: Instant,
+    failure_logged: bool,
+    vifs: BTreeMap<VifId, Vif>,
+    /// There is more to do than was done in one go.
+    busy: bool,
+    limit: LogLimit,
+}
+
+/// The provider that a configuration names.
+fn provider(config: &XenProvider) -> Provider {
+    match config {
+        XenProvider::Xen => Provider::Xen,
+        XenProvider::Process { broker, store, domain } => {
+            Provider::Process { broker: broker.clone(), store: store.clone(), domain: DomId(*domain) }
+        }
+    }
+}
+
+/// Reaches the hypervisor and the store.
+fn connect(config: &XenVifConfig, workers: usize) -> Result<Plugs, XenError> {
+    let (domain, store) = provider(&config.provider).open()?;
+    let XenVifConfig { sg, csum, gso, .. } = *config;
+    let queues = config.queues.unwrap_or_else(|| workers.min(PAIRS.into()) as u16);
+    let back = BackConfig {
+        class: config.class.clone(),
+        accepts: Accepts { sg, csum4: csum, csum6: csum, gso4: gso, gso6: gso },
+        max_queues: queues,
+        split_events: true,
+        persistent: config.persistent,
+        static_grants: config.static_grants,
+        // Frames may be sent and received on any queue, and one worker must know of both.
+        multicast_control: workers == 1 || queues == 1,
+        only: config.only.map(|only| VifId { front: DomId(only.domain), device: only.device }),
+    };
+    Ok(Plugs::new(store, domain, back)?)
+}
+
+impl XenEntry {
+    /// An entry. A broker that is not there yet is tried again; a machine without
+    /// Xen is not.
+    ///
+    /// # Errors
+    /// See [`XenError`].
+    fn new(port: &PortConfig, config: &XenVifConfig, workers: usize) -> Result<XenEntry, XenError> {
+        let mut entry = XenEntry {
+            name: port.name.clone(),
+            mtu: port.mtu.unwrap_or(DEFAULT_MTU),
+            first_worker: port.first_worker(),
+            config: config.clone(),
+            rules: port.rules.clone(),
+            plugs: None,
+            retry_at: Instant::now(),
+            failure_logged: false,
+            vifs: BTreeMap::new(),
+            busy: true,
+            limit: LogLimit::new(LOG_LINES),
+        };
+        provider(&config.provider).check()?;
+        if config.provider == XenProvider::Xen {
+            entry.plugs = Some(connect(config, workers)?);
+        }
+        Ok(entry)
+    }
+
+    /// Begins to watch a store that was reached at the start.
+    fn watch(&self, cx: &Context<'_>) -> io::Result<()> {
+        let Some(plugs) = &self.plugs else { return Ok(()) };
+        cx.watch(plugs, 0, Interest::READABLE)
+    }
+
+    /// Does what can be done now.
+    fn step(&mut self, cx: &mut Context<'_>) {
+        if self.plugs.is_none() && !self.reach(cx) {
+            return;
+        }
+        let controls: Vec<_> = self.vifs.values().filter(|vif| vif.has_more()).map(|vif| vif.id).collect();
+        self.busy = true;
+        for _ in 0..TURNS {
+            let Some(plugs) = &mut self.plugs else { return };
+            match plugs.step() {
+                Ok(Step::Busy) => {}
+                Ok(Step::Idle) => {
+                    self.busy = false;
+                    break;
+                }
+                Ok(Step::Vif(id, event)) => {
+                    if let Err(error) = self.turn(id, event, cx) {
+                        return self.lose(&error, cx);
+                    }
+                }
+                Err(error) => return self.lose(&error, cx),
+            }
+        }
+        self.settle(cx);
+        for port in controls {
+            self.serve_control(port, cx);
+        }
+        self.busy |= self.vifs.values().any(Vif::has_more);
+    }
+
+    /// Tries to reach the store.
+    fn reach(&mut self, cx: &mut Context<'_>) -> bool {
+        let now = Instant::now();
+        if now < self.retry_at {
+            return false;
+        }
+        let reached = connect(&self.config, cx.workers.count()).and_then(|plugs| {
+            cx.watch(&plugs, 0, Interest::READABLE).map_err(XenError::Watch)?;
+            Ok(plugs)
+        });
+        match reached {
+            Ok(plugs) => {
+                tracing::info!(port = self.name, "the store is there");
+                self.plugs = Some(plugs);
+                self.failure_logged = false;
+                true
+            }
+            Err(error) => {
+                self.retry_at = now + RETRY;
+                if !std::mem::replace(&mut self.failure_logged, true) {
+                    tracing::warn!(port = self.name, "{error}; trying again");
+                }
+                false
+            }
+        }
+    }
+
+    /// The store is gone, and with it all that is known of interfaces.
+    fn lose(&mut self, error: &StoreError, cx: &mut Context<'_>) {
+        tracing::error!(
+            port = self.name,
+            "the store cannot be used any more: {error}; trying to reach it again"
+        );
+        if let Some(plugs) = self.plugs.take() {
+            let _ = cx.unwatch(&plugs);
+        }
+        for vif in std::mem::take(&mut self.vifs).into_values() {
+            vif.remove(cx);
+        }
+        self.retry_at = Instant::now() + RETRY;
+    }
+
+    /// Ports for the interfaces that have come.
+    fn settle(&mut self, cx: &mut Context<'_>) {
+        let Some(plugs) = &self.plugs else { return };
+        let known: BTreeSet<VifId> = plugs.vifs().collect();
+        for id in known {
+            self.vif(id, cx);
+        }
+    }
+
+    /// The port of an interface.
+    fn vif(&mut self, id: VifId, cx: &mut Context<'_>) -> Option<&mut Vif> {
+        if !self.vifs.contains_key(&id) {
+            let name = match self.config.only {
+                Some(_) => self.name.clone(),
+                None => format!("{}{}.{}", self.name, id.front, id.device),
+            };
+            let vif = Vif::new(name, &self.rules, self.first_worker, cx)?;
+            vif.shared.set_mtu(self.mtu);
+            self.vifs.insert(id, vif);
+        }
+        self.vifs.get_mut(&id)
+    }
+
+    fn turn(&mut self, id: VifId, event: BackEvent, cx: &mut Context<'_>) -> Result<(), StoreError> {
+        let loud = self.limit.allows();
+        match event {
+            BackEvent::Connect(connection) => {
+                let config = self.config.clone();
+                let Some(vif) = self.vif(id, cx) else {
+                    tracing::error!("{id}: no number is left for a port");
+                    self.let_go(id);
+                    return Ok(());
+                };
+                match vif.serve(*connection, &config, cx) {
+                    Ok(()) => {
+                        if loud {
+                            let queues = vif.served.as_ref().map_or(0, |served| served.queues);
+                            tracing::info!(port = vif.name, queues, "a front end has connected");
+                        }
+                        if let Some(plugs) = &mut self.plugs {
+                            plugs.connected(id)?;
+                        }
+                    }
+                    Err(error) => {
+                        if loud {
+                            tracing::warn!(port = vif.name, "the front end cannot be served: {error}");
+                        }
+                        self.let_go(id);
+                    }
+                }
+            }
+            BackEvent::Disconnect => {
+                if let Some(vif) = self.vifs.get_mut(&id) {
+                    vif.stop(cx);
+                    if loud {
+                        tracing::info!(port = vif.name, "the front end has disconnected");
+                    }
+                }
+                self.let_go(id);
+            }
+            BackEvent::Refused(refusal) => {
+                if loud {
+                    tracing::warn!("{id}: the front end cannot be served: {refusal}");
+                }
+            }
+            BackEvent::Removed => {
+                if let Some(vif) = self.vifs.remove(&id) {
+                    if loud {
+                        tracing::info!(port = vif.name, "the interface is gone");
+                    }
+                    vif.remove(cx);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing of the front end's is mapped any more.
+    fn let_go(&mut self, id: VifId) {
+        if let Some(plugs) = &mut self.plugs {
+            plugs.disconnected(id);
+            self.busy = true;
+        }
+    }
+
+    /// The interface whose port this is.
+    fn find(&self, port: PortId) -> Option<VifId> {
+        self.vifs.iter().find(|(_, vif)| vif.id == port).map(|(id, _)| *id)
+    }
+
+    /// Serves the control ring of a port.
+    fn serve_control(&mut self, port: PortId, cx: &mut Context<'_>) {
+        let Some(id) = self.find(port) else { return };
+        let Some(vif) = self.vifs.get_mut(&id) else { return };
+        match vif.serve_control(cx.workers) {
+            Ok(()) => self.busy |= vif.has_more(),
+            Err(why) => self.expel(id, &why, cx),
+        }
+    }
+
+    /// Disconnects a front end for what it has done.
+    fn expel(&mut self, id: VifId, why: &str, cx: &mut Context<'_>) {
+        let Some(vif) = self.vifs.get_mut(&id) else { return };
+        if self.limit.allows() {
+            tracing::warn!(port = vif.name, "the front end is disconnected: {why}");
+        }
+        vif.stop(cx);
+        self.let_go(id);
+    }
+}
+
+impl PortControl for XenEntry {
+    fn serve(&mut self, sub: u32, cx: &mut Context<'_>) {
+        match sub.checked_sub(FIRST_CONTROL_RING) {
+            None => self.step(cx),
+            Some(port) => self.serve_control(PortId(port as u16), cx),
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        (self.busy || self.plugs.is_none()).then_some(self.retry_at)
+    }
+
+    fn fault(&mut self, fault: &PortFault, cx: &mut Context<'_>) -> bool {
+        let Some(id) = self.find(fault.port) else { return false };
+        let current =
+            self.vifs.get(&id).is_some_and(|vif| vif.session == fault.session && vif.served.is_some());
+        if current {
+            self.expel(id, &fault.why, cx);
+        }
+        true
+    }
+
+    fn set_rules(&mut self, rules: &Rules, workers: &Workers) {
+        self.rules.clone_from(rules);
+        self.vifs.values().for_each(|vif| workers.set_rules(vif.id, rules));
+    }
+
+    fn interfaces(&self) -> Vec<Interface<'_>> {
+        let ports = self.vifs.values();
+        ports
+            .map(|Vif { id, name, shared, .. }| Interface {
+                id: *id,
+                name,
+                queues: InterfaceQueues::Pairs(shared),
+            })
+            .collect()
+    }
+
+    fn remove(&mut self, cx: &mut Context<'_>) {
+        if let Some(plugs) = self.plugs.take() {
+            let _ = cx.unwatch(&plugs);
+        }
+        for vif in std::mem::take(&mut self.vifs).into_values() {
+            vif.remove(cx);
+        }
+    }
+
+    fn snapshots(
+        &self,
+        _: &PortConfig,
+        budget: &MappingBudget,
+        queues: &mut QueueStates,
+    ) -> Vec<PortSnapshot> {
+        let class = &self.config.class;
+        let mut entry = PortSnapshot {
+            name: self.name.clone(),
+            kind: "xen-vif".into(),
+            state: if self.plugs.is_some() { PortState::Listening } else { PortState::Connecting },
+            peer: match &self.config.provider {
+                XenProvider::Xen => format!("xenstore backend/{class}"),
+                XenProvider::Process { store, .. } => format!("{} backend/{class}", store.display()),
+            },
+            mtu: self.mtu,
+            mac: None,
+            features: Vec::new(),
+            queues: Vec::new(),
+            counters: PortTotals::new(1).by_name(),
+            drops: PortTotals::new(1).drops_by_name(),
+            rules: rules_by_key(&self.rules),
+        };
+        let mut ports: Vec<_> =
+            self.vifs.iter().map(|(id, vif)| snapshot(*id, vif, self.mtu, queues)).collect();
+        ports.iter_mut().for_each(|port| port.rules.clone_from(&entry.rules));
+        if self.config.only.is_none() || ports.is_empty() {
+            let gauge = |name: &str, value: usize| (name.to_owned(), value as u64);
+            entry.counters.extend([
+                gauge("interfaces", self.vifs.len()),
+                gauge("grant_pages_limit", budget.limit()),
+                gauge("grant_pages_reserved", budget.taken()),
+            ]);
+            ports.insert(0, entry);
+        }
+        ports
+    }
+}
+
+/// One port.
+fn snapshot(id: VifId, vif: &Vif, mtu: u16, queues: &mut QueueStates) -> PortSnapshot {
+    let mut port = PortSnapshot {
+        name: vif.name.clone(),
+        kind: "xen-vif".into(),
+        state: PortState::Listening,
+        peer: id.to_string(),
+        mtu,
+        mac: vif.mac.map(|mac| mac.to_string()),
+        features: Vec::new(),
+        queues: Vec::new(),
+        counters: vif.counters.by_name(),
+        drops: vif.counters.drops_by_name(),
+        // The entry's.
+        rules: BTreeMap::new(),
+    };
+    let (mut done, mut waited) = (vif.past, 0);
+    if let Some(served) = &vif.served {
+        port.state = PortState::Up;
+        let accepts = served.front.accepts;
+        let features = [
+            (accepts.sg, "sg"),
+            (accepts.csum4 && accepts.csum6, "csum"),
+            (accepts.gso4, "gso-tcpv4"),
+            (accepts.gso6, "gso-tcpv6"),
+            (served.mode == Mode::Persistent, "persistent"),
+            (served.mode == Mode::Copy, "copy"),
+            (served.mode == Mode::Map, "map"),
+            (served.control.is_some(), "ctrl-ring"),
+        ];
+        port.features = features.iter().filter(|(on, _)| *on).map(|(_, name)| (*name).to_owned()).collect();
+        for index in 0..2 * served.queues {
+            let live = queues.remove(&(vif.id, index));
+            let pages = live.as_ref().and_then(|live| live.pages).map(|state| {
+                add(&mut done, &state.pages);
+                waited += state.waited;
+                grants(&state.pages, state.mapped, served.pages)
+            });
+            port.queues.push(QueueSnapshot {
+                index,
+                role: if index % 2 == 0 { QueueRole::Receiveq } else { QueueRole::Transmitq },
+                size: SLOTS,
+                enabled: true,
+                started: live.is_some(),
+                last_avail: live.as_ref().map_or(0, |live| live.last_avail),
+                last_used: live.as_ref().map_or(0, |live| live.last_used),
+                broken: live.and_then(|live| live.broken),
+                grants: pages,
+            });
+        }
+    }
+    // Of this connection.
+    port.counters.insert("tx_waited".into(), waited);
+    port.counters.extend(grants(&done, (0, 0), 0).by_name().map(|(name, n)| (format!("grant_{name}"), n)));
+    port
+}

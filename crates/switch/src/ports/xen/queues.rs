@@ -1,0 +1,475 @@
+//! The queue side of a Xen guest's virtual interface: its queues, as one worker owns them.
+//!
+//! The control side starts a queue when a front end has connected ([`VifStart`]), and stops it when that goes. A queue is served as a
+//! pair of virtqueues is ([`vhost`](crate::ports::vhost)). What differs: the packets of a
+//! burst lie in pages that belong to the queue, which is therefore lent out while they are forwarded; and a front end that
+//! breaks a ring loses the whole interface, which only the control plane can take down. The worker [reports](FaultReporter) it
+//! and serves the queue no more.
+//!
+//! A stock front end posts 256 pages, which fourteen frames of 64 KiB fill; what finds none waits in the queue, up to
+//! a bound, and is delivered when the front end has told of more.
+
+use std::sync::Arc;
+
+use ringferry_memory::{Area, ReadSlice};
+use ringferry_packet::ether;
+use ringferry_packet::frame::Burst;
+use ringferry_packet::vnet::Header;
+use ringferry_xen_net::events::Events;
+use ringferry_xen_net::netback::{self, Lent, Multicast, PageCounters, Queue, Refused, Rejected};
+
+use crate::counters::{DropReason, PairCounters, PortCounters};
+use crate::plane::{
+    Delivery, FaultReporter, FrameCost, Lease, PortFault, PortHandle, PortShared, Queues, Taken, Watch,
+};
+use crate::ports::queues::{QueueState, put};
+
+/// Slots of the ring that a Xen guest sends on.
+const SLOTS: usize = 256;
+
+/// A queue of an interface that a front end has connected.
+pub struct VifStart {
+    /// Its number.
+    pub number: u16,
+    /// The queue.
+    pub queue: Queue<Area>,
+    /// Its events.
+    pub events: Events,
+    /// Which connection of the interface it belongs to, for [`Broken`].
+    pub session: u32,
+}
+
+/// The state of a queue, for people.
+#[derive(Clone, Copy, Debug)]
+pub struct VifState {
+    /// Requests made and answered, of the rings that the guest sends on and receives from.
+    pub positions: [(u32, u32); 2],
+    /// What was done with its pages.
+    pub pages: PageCounters,
+    /// Pages that are mapped now: learned ones, and static grants.
+    pub mapped: (usize, usize),
+    /// Frames that had to wait for pages.
+    pub waited: u64,
+}
+
+/// What the control side can ask of an interface.
+pub enum VifRequest {
+    /// Forget what the last front end wanted; the next one filters multicast frames, or not.
+    Filter(bool),
+    /// Do this with a queue.
+    With(u16, VifTask),
+}
+
+/// What is done with a queue of an interface, by the worker that owns it.
+pub type VifTask = Box<dyn FnOnce(&mut Queue<Area>) + Send>;
+
+/// A pair of rings.
+pub struct VifQueue {
+    queue: Queue<Area>,
+    events: Events,
+    session: u32,
+    /// Frames that wait are delivered, and counted, when nothing is sent to the port, too.
+    port: PortHandle,
+    shared: Arc<PortShared>,
+    number: u16,
+    /// What was already taken over into the port's counters.
+    seen: Rejected,
+    /// Frames that were delivered and that the guest has not been shown, and their bytes.
+    unseen: (u64, u64),
+    /// Frames that found no pages meanwhile, nor room to wait for them.
+    dropped: u64,
+    /// The control plane was told that it is broken.
+    reported: bool,
+    reporter: Arc<FaultReporter>,
+}
+
+/// The queues of an interface that this worker has. Index `q` is queue `q`.
+pub struct VifQueues {
+    port: PortHandle,
+    queues: Vec<Option<VifQueue>>,
+    shared: Arc<PortShared>,
+    /// The multicast frames that are wanted. Only a port all of whose queues are with one worker, wherever they go, has a filter.
+    multicast: Multicast,
+    reporter: Arc<FaultReporter>,
+}
+
+/// A queue on its way from one worker to another, with the multicast filter of its interface.
+pub struct DetachedVif {
+    queue: VifQueue,
+    multicast: Multicast,
+}
+
+impl VifQueues {
+    /// A port without queues.
+    pub(super) fn new(port: PortHandle, shared: Arc<PortShared>, reporter: Arc<FaultReporter>) -> Self {
+        Self { port, queues: Vec::new(), shared, multicast: Multicast::new(false), reporter }
+    }
+
+    #[inline]
+    fn queue(&mut self, number: u16) -> Option<&mut VifQueue> {
+        self.queues.get_mut(usize::from(number))?.as_mut()
+    }
+
+    /// Waits for the events of a queue. Those for what the guest receives tell that frames which wait for pages may go on.
+    fn watch(&mut self, number: u16, watch: Watch<'_>) {
+        let Some(queue) = self.queue(number) else { return };
+        let watched = queue.events.fds().try_for_each(|fd| watch.add(fd, number));
+        if let Err(error) = watched {
+            queue.report(&format!("its events cannot be waited for: {error}"));
+        }
+    }
+}
+
+impl Queues for VifQueues {
+    type Loan = Lent;
+    type Start = VifStart;
+    /// What the queue did with pages.
+    type Stopped = PageCounters;
+    type Request = VifRequest;
+    type Detached = DetachedVif;
+    type State = QueueState;
+
+    #[inline]
+    fn lease(&mut self, number: u16, max: usize) -> Lease<Lent> {
+        let Self { queues, multicast, .. } = self;
+        let Some(Some(queue)) = queues.get_mut(usize::from(number)) else { return Lease::Empty };
+        if queue.reported {
+            return Lease::Exhausted;
+        }
+        if queue.poll(max, multicast) == 0 {
+            if queue.queue.fault().is_some() {
+                queue.complete();
+            }
+            return Lease::Empty;
+        }
+        // Its pages stay where they are while frames borrow them, whatever happens to the queue.
+        queue.queue.lend().map_or(Lease::Empty, Lease::Frames)
+    }
+
+    #[inline]
+    fn frames<'m>(&mut self, number: u16, lent: &'m Lent, _: usize, burst: &mut Burst<'m>) -> Taken {
+        lent.frames(burst);
+        if let Some(queue) = self.queue(number) {
+            queue.count(burst);
+        }
+        Taken { any: true, forward: true, private: false, exhausted: false }
+    }
+
+    #[inline]
+    fn complete(&mut self, number: u16, lent: Lent) {
+        if let Some(queue) = self.queue(number) {
+            queue.queue.give_back(lent);
+            queue.complete();
+        }
+    }
+
+    /// What was sent before the queue is stopped counts as accepted.
+    fn backlog(&mut self, number: u16) -> usize {
+        self.queue(number).map_or(0, |_| SLOTS)
+    }
+
+    fn arm(&mut self, number: u16) -> bool {
+        self.queue(number).is_none_or(VifQueue::arm)
+    }
+
+    fn is_kickless(&mut self, _: u16) -> bool {
+        false
+    }
+
+    fn wake(&mut self, number: u16, _: bool, watch: Watch<'_>) -> bool {
+        let Self { port, queues, shared, .. } = self;
+        let at = usize::from(number);
+        let (Some(Some(queue)), Some(pair)) = (queues.get_mut(at), shared.pairs.get(at)) else {
+            return false;
+        };
+        port.counters.kicks.add(1);
+        pair.kicks.add(1);
+        if queue.events.drain().is_err() {
+            // It would keep us awake for ever.
+            queue.unwatch(watch);
+            queue.report("its event channel is gone");
+            return false;
+        }
+        true
+    }
+
+    #[inline]
+    fn frame_cost(&self) -> FrameCost {
+        FrameCost::Descriptor
+    }
+
+    #[inline]
+    fn expect(&mut self, frames: usize) {
+        for queue in self.queues.iter_mut().flatten() {
+            queue.queue.expect(frames);
+        }
+    }
+
+    /// Writes a frame into the guest's pages.
+    #[inline]
+    fn deliver(
+        &mut self,
+        number: u16,
+        header: Header,
+        first: &[u8],
+        rest: &[ReadSlice<'_>],
+        len: u64,
+    ) -> Result<Delivery, DropReason> {
+        let Self { queues, multicast, .. } = self;
+        let Some(Some(queue)) = queues.get_mut(usize::from(number)) else { return Ok(Delivery::NotHere) };
+        if let Some(destination) = ether::destination(first)
+            && !multicast.accepts(&destination.0)
+        {
+            return Err(DropReason::Filtered);
+        }
+        match queue.queue.deliver_or_wait(header, first, rest) {
+            // Counted when it is delivered.
+            Ok(netback::Delivery::Waits) => Ok(Delivery::Queued),
+            Ok(netback::Delivery::Done) => {
+                queue.unseen.0 += 1;
+                queue.unseen.1 += len;
+                Ok(Delivery::Done)
+            }
+            Err(Refused::NoBuffers) => {
+                queue.dropped += 1;
+                Err(DropReason::NoReceiveBuffers)
+            }
+            Err(Refused::TooBig) => Err(DropReason::TxTooBig),
+            Err(Refused::Offload) => Err(DropReason::OffloadUnsupported),
+            Err(Refused::Broken | Refused::Lent) => Err(DropReason::LinkDown),
+        }
+    }
+
+    /// Shows the guest what was delivered, and tells it if it wants.
+    #[inline]
+    fn flush(&mut self) {
+        for (pair, queue) in self.shared.pairs.iter().zip(&mut self.queues) {
+            let Some(queue) = queue else { continue };
+            let notify = queue.show();
+            if queue.dropped > 0 {
+                pair.tx_dropped.add(std::mem::take(&mut queue.dropped));
+            }
+            let (packets, bytes) = std::mem::take(&mut queue.unseen);
+            if packets > 0 {
+                pair.tx_packets.add(packets);
+                pair.tx_bytes.add(bytes);
+            }
+            if notify {
+                self.port.counters.calls.add(1);
+                pair.calls.add(1);
+                if queue.events.notify_receive().is_err() {
+                    queue.report("its event channel is gone");
+                }
+            }
+            queue.check();
+        }
+    }
+
+    fn start(&mut self, start: VifStart, watch: Watch<'_>) -> Option<u16> {
+        let VifStart { number, queue, events, session } = start;
+        // The last back end may have died between answering and telling. One event too many is legal.
+        let told = events.notify_transmit().and_then(|()| events.notify_receive());
+        let queue = VifQueue {
+            queue,
+            events,
+            session,
+            port: self.port.clone(),
+            shared: Arc::clone(&self.shared),
+            number,
+            seen: Rejected::default(),
+            unseen: (0, 0),
+            dropped: 0,
+            reported: false,
+            reporter: Arc::clone(&self.reporter),
+        };
+        let queue = put(&mut self.queues, number.into(), queue);
+        if told.is_err() {
+            queue.report("its event channel is gone");
+        }
+        self.shared.set_ready(number, true);
+        self.watch(number, watch);
+        Some(number)
+    }
+
+    /// Lets go of a queue and of everything that it had mapped.
+    fn stop(&mut self, number: u16, watch: Watch<'_>) -> Option<(PageCounters, Option<u16>)> {
+        let queue = self.queues.get_mut(usize::from(number))?.take()?;
+        queue.unwatch(watch);
+        self.shared.set_ready(number, false);
+        Some((queue.queue.counters(), Some(number)))
+    }
+
+    fn close(&mut self, watch: Watch<'_>) {
+        self.queues.iter().flatten().for_each(|queue| queue.unwatch(watch));
+    }
+
+    fn request(&mut self, request: VifRequest, _: Watch<'_>) {
+        match request {
+            VifRequest::Filter(filter) => self.multicast = Multicast::new(filter),
+            VifRequest::With(number, task) => {
+                if let Some(queue) = self.queue(number) {
+                    task(&mut queue.queue);
+                }
+            }
+        }
+    }
+
+    fn detach(&mut self, number: u16, watch: Watch<'_>) -> Option<DetachedVif> {
+        let queue = self.queues.get_mut(usize::from(number))?.take()?;
+        queue.unwatch(watch);
+        Some(DetachedVif { queue, multicast: std::mem::replace(&mut self.multicast, Multicast::new(false)) })
+    }
+
+    fn attach(&mut self, number: u16, detached: DetachedVif, watch: Watch<'_>) -> bool {
+        let DetachedVif { mut queue, multicast } = detached;
+        queue.port = self.port.clone();
+        self.multicast = multicast;
+        put(&mut self.queues, number.into(), queue);
+        self.watch(number, watch);
+        true
+    }
+
+    fn inspect(&mut self, states: &mut Vec<QueueState>) {
+        for (number, queue) in (0u16..).zip(&self.queues) {
+            let Some(VifQueue { queue, .. }) = queue else { continue };
+            let state = VifState {
+                positions: queue.positions(),
+                pages: queue.counters(),
+                mapped: queue.mapped(),
+                waited: queue.waited(),
+            };
+            let broken = queue.fault().map(|fault| fault.to_string());
+            let [tx, rx] = state.positions;
+            let ring = |index, (asked, answered): (u32, u32), pages| QueueState {
+                index,
+                last_avail: asked as u16,
+                last_used: answered as u16,
+                broken: broken.clone(),
+                pages,
+            };
+            states.extend([ring(2 * number, rx, None), ring(2 * number + 1, tx, Some(state))]);
+        }
+    }
+}
+
+impl VifQueue {
+    /// Shows the guest what was delivered, and as much of what waits as there are pages for; whether it wants to be told.
+    #[inline]
+    fn show(&mut self) -> bool {
+        if !self.queue.has_backlog() {
+            return self.queue.flush();
+        }
+        let mut notify = false;
+        loop {
+            self.drain();
+            notify |= self.queue.flush();
+            // Each time that there are pages already, at least one frame less waits.
+            if !self.queue.arm_backlog() {
+                return notify;
+            }
+        }
+    }
+
+    #[cold]
+    fn drain(&mut self) {
+        let drained = self.queue.drain();
+        let Some(pair) = self.shared.pairs.get(usize::from(self.number)) else { return };
+        let counters = &*self.port.counters;
+        for (packets, bytes) in
+            [(&counters.tx_packets, &counters.tx_bytes), (&pair.tx_packets, &pair.tx_bytes)]
+        {
+            packets.add(drained.frames);
+            bytes.add(drained.bytes);
+        }
+        counters.drops.add(DropReason::NoReceiveBuffers, drained.expired);
+        pair.tx_dropped.add(drained.expired);
+    }
+
+    /// Takes a burst of what the guest sent; returns how many packets. `lent` are then to be forwarded.
+    #[inline]
+    fn poll(&mut self, max: usize, multicast: &mut Multicast) -> usize {
+        if self.queue.has_backlog() && self.show() {
+            // A channel that is gone is found by whoever sends next.
+            let _ = self.events.notify_receive();
+        }
+        if self.queue.has_packets() { self.queue.poll(max, multicast) } else { 0 }
+    }
+
+    /// Counts a burst, and the packets that were answered with an error since the last.
+    #[inline]
+    fn count(&mut self, burst: &Burst<'_>) {
+        let Some(pair) = self.shared.pairs.get(usize::from(self.number)) else { return };
+        let counters = &*self.port.counters;
+        let bytes: u64 = burst.frames().iter().map(|frame| u64::from(frame.len)).sum();
+        counters.rx_packets.add(burst.len() as u64);
+        counters.rx_bytes.add(bytes);
+        pair.rx_packets.add(burst.len() as u64);
+        pair.rx_bytes.add(bytes);
+        let now = self.queue.rejected();
+        if now != self.seen {
+            count_rejected(now, std::mem::replace(&mut self.seen, now), counters, pair);
+        }
+    }
+
+    /// Answers the guest, and tells it if it wants.
+    #[inline]
+    fn complete(&mut self) {
+        if self.queue.complete() {
+            self.port.counters.calls.add(1);
+            if let Some(pair) = self.shared.pairs.get(usize::from(self.number)) {
+                pair.calls.add(1);
+            }
+            if self.events.notify_transmit().is_err() {
+                self.report("its event channel is gone");
+            }
+        }
+        self.check();
+    }
+
+    /// Reports a broken ring once.
+    #[inline]
+    fn check(&mut self) {
+        if let Some(fault) = self.queue.fault()
+            && !self.reported
+        {
+            self.port.counters.ring_errors.add(1);
+            self.report(&fault.to_string());
+        }
+    }
+
+    /// Reports once that the queue is served no more.
+    #[cold]
+    fn report(&mut self, why: &str) {
+        if !std::mem::replace(&mut self.reported, true) {
+            let (port, session) = (self.port.id, self.session);
+            self.reporter.report(PortFault { port, session, why: why.to_owned() });
+        }
+    }
+
+    /// Asks to be told of what is sent; false when there is work already.
+    fn arm(&mut self) -> bool {
+        // The re-check may have found the ring broken: the next poll reports it.
+        self.reported || !self.queue.arm() && self.queue.fault().is_none()
+    }
+
+    /// Takes its events out of epoll.
+    fn unwatch(&self, watch: Watch<'_>) {
+        self.events.fds().for_each(|fd| watch.remove(fd));
+    }
+}
+
+/// Counts the packets that were answered with an error: they were received, and dropped.
+#[cold]
+fn count_rejected(now: Rejected, seen: Rejected, counters: &PortCounters, pair: &PairCounters) {
+    let reasons = [
+        (DropReason::RxTooShort, now.too_short - seen.too_short),
+        (DropReason::RxBadSlots, now.bad_slots - seen.bad_slots),
+        (DropReason::RxBadHeader, now.bad_header - seen.bad_header),
+        (DropReason::RxBadMemory, now.bad_memory - seen.bad_memory),
+    ];
+    for (reason, count) in reasons {
+        counters.drops.add(reason, count);
+        counters.rx_packets.add(count);
+        pair.rx_packets.add(count);
+    }
+}

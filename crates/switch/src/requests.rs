@@ -1,0 +1,188 @@
+//! What the switch answers to the clients of its control socket.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use ringferry_control::snapshot::{FdbSnapshot, PortSnapshot, Snapshot, VERSION};
+use ringferry_control::{Answer, PortRules, Request, Response, RulesChange};
+
+use crate::channels;
+use crate::config::{Config, Edit, KeepError, keep};
+use crate::explain::explain;
+use crate::fdb::PortId;
+use crate::plane::PAIRS;
+use crate::ports::InterfaceQueues;
+use crate::ports::queues::Workers;
+use crate::ports::table::PortTable;
+use crate::snapshot::{self, FdbMerge, rules_by_key};
+
+/// What spreads frames over a guest's queue pairs.
+const STEERING: &str = "automatic flow steering: a flow goes to the pair that the guest last sent it on, a new one to a \
+                        pair of the worker that has it, by the hash of its addresses and ports";
+
+/// What spreads frames over a tap's queues.
+const TAP_STEERING: &str =
+    "the kernel: a flow comes from the queue that it was last written to, a new one by its hash";
+
+/// The parts of the switch that requests are about.
+pub(crate) struct Requests<'s> {
+    pub(crate) config: &'s mut Config,
+    pub(crate) ports: &'s mut PortTable,
+    pub(crate) workers: &'s Workers,
+    pub(crate) started: Instant,
+}
+
+impl Requests<'_> {
+    /// Answers a request, or says why it is refused.
+    pub(crate) fn respond(&mut self, request: Request) -> Response {
+        match self.answer(request) {
+            Ok(answer) => Response::Ok(answer),
+            Err(refusal) => Response::Error(refusal),
+        }
+    }
+
+    fn answer(&mut self, request: Request) -> Result<Answer, String> {
+        match &request {
+            Request::Show => {
+                Ok(Answer::Show(Box::new(Snapshot { fdb: self.addresses(), ..self.snapshot() })))
+            }
+            Request::Dump => Ok(Answer::Dump(self.config.dump())),
+            Request::Channels { port, .. }
+            | Request::Steering { port }
+            | Request::Assign { port, .. }
+            | Request::Stats { port, .. } => {
+                let snapshot = self.snapshot();
+                self.answer_for_port(&request, channels::find(&snapshot, port)?)
+            }
+            Request::Explain { port } => explain(&self.snapshot(), port).map(Answer::Explain),
+            Request::Rules { port } => self.rules(port).map(Answer::Rules),
+            Request::Set { port, settings, runtime } => {
+                let edit = Edit::set(settings).map_err(|error| error.to_string())?;
+                self.change_rules(port, &edit, *runtime)
+            }
+            Request::Unset { port, keys, runtime } => {
+                let edit = Edit::unset(keys).map_err(|error| error.to_string())?;
+                self.change_rules(port, &edit, *runtime)
+            }
+        }
+    }
+
+    /// The rules of a port, or of an interface of a Xen guest, which has its entry's.
+    fn rules(&self, name: &str) -> Result<PortRules, String> {
+        let found = self.ports.entry_of(name).ok_or_else(|| self.no_such_port(name))?;
+        Ok(PortRules { port: name.to_owned(), rules: rules_by_key(&found.rules) })
+    }
+
+    fn no_such_port(&self, name: &str) -> String {
+        let names: Vec<_> = self.ports.configs().map(|port| port.name.as_str()).collect();
+        format!("there is no port {name:?} in the configuration; the ports are: {}", names.join(", "))
+    }
+
+    /// Changes rules of a port, now and in the configuration file. Either all of the edit can be had, or nothing is changed.
+    fn change_rules(&mut self, name: &str, edit: &Edit, runtime: bool) -> Result<Answer, String> {
+        let config = &mut *self.config;
+        let Some(at) = config.ports.iter().position(|port| port.name == name) else {
+            return Err(if self.ports.entry_of(name).is_some() {
+                format!(
+                    "{name:?} is one interface of an entry, whose rules hold for all of them: change the entry's, or give each \
+                     interface an entry of its own (vif = \"DOMAIN.DEVICE\")"
+                )
+            } else {
+                self.no_such_port(name)
+            });
+        };
+        let rules = config.ports[at].edited(edit).map_err(|error| error.to_string())?;
+        config.check_rules(at, &rules).map_err(|error| error.to_string())?;
+        let (persistent, note) = match &config.file {
+            _ if runtime => (false, "a change of the running switch alone was asked for".to_owned()),
+            None => (false, "the switch was started without a configuration file".to_owned()),
+            Some(file) if !file.ports.iter().any(|port| port == name) => {
+                let path = file.path.display();
+                (false, format!("the port was given by a flag and is not in {path}: change the flag, too"))
+            }
+            Some(file) => match keep(&file.path, name, edit, &rules) {
+                Ok(true) => (true, format!("in {}", file.path.display())),
+                Ok(false) => (
+                    true,
+                    format!(
+                        "in {}, where other rules of the port are not those in force",
+                        file.path.display()
+                    ),
+                ),
+                Err(KeepError::NotKept(why)) => (false, why),
+                Err(KeepError::Refused(error)) => {
+                    return Err(format!(
+                        "the configuration file would be refused at the next start: {error}"
+                    ));
+                }
+            },
+        };
+        tracing::info!(port = name, persistent, "rules have changed");
+        self.ports.set_rules(name, &rules);
+        let answer = RulesChange { port: name.to_owned(), rules: rules_by_key(&rules), persistent, note };
+        config.ports[at].rules = rules;
+        Ok(Answer::RulesChanged(answer))
+    }
+
+    /// The answer to a request about one port.
+    fn answer_for_port(&self, request: &Request, found: &PortSnapshot) -> Result<Answer, String> {
+        let interface = self.ports.interface(&found.name);
+        let id = interface.as_ref().map(|interface| interface.id);
+        if let Request::Assign { queue, worker, .. } = request {
+            let id =
+                id.ok_or_else(|| format!("{:?} has no queues yet: no Xen guest is connected", found.name))?;
+            let before =
+                self.workers.assign(id, *queue, (*worker).into()).map_err(|error| error.to_string())?;
+            tracing::info!(port = found.name, queue, worker, before, "a queue is assigned");
+        }
+        let worker = |queue| id.map_or(0, |id| self.workers.owner(id, queue)) as u16;
+        let (shared, kernel) = match interface.map(|interface| interface.queues) {
+            Some(InterfaceQueues::Pairs(shared)) => (Some(shared), None),
+            Some(InterfaceQueues::Kernel(queues)) => (None, Some(queues)),
+            None => (None, None),
+        };
+        match (request, kernel) {
+            (Request::Channels { port, combined: Some(_) }, Some(_)) => Err(channels::refuse_tap(port)),
+            (Request::Channels { .. }, Some(queues)) => {
+                Ok(Answer::Channels(channels::of_tap(&found.name, queues)))
+            }
+            (Request::Steering { .. } | Request::Assign { .. }, Some(queues)) => {
+                Ok(Answer::Steering(channels::steering_of_tap(&found.name, TAP_STEERING, queues, worker)))
+            }
+            (Request::Channels { port, combined: Some(_) }, None) => Err(channels::refuse(port)),
+            (Request::Steering { .. } | Request::Assign { .. }, None) => {
+                Ok(Answer::Steering(channels::steering(found, STEERING, worker)))
+            }
+            (Request::Stats { queues, .. }, _) => {
+                let pairs = shared.filter(|_| *queues).map_or(&[][..], |shared| &shared.pairs);
+                let used =
+                    (0..).zip(pairs).filter(|(pair, _)| found.queues.iter().any(|q| q.index / 2 == *pair));
+                Ok(Answer::Stats(channels::stats(found, used)))
+            }
+            _ => Ok(Answer::Channels(channels::channels(found, PAIRS))),
+        }
+    }
+
+    /// The forwarding database: an address is where it was seen last by any worker.
+    fn addresses(&self) -> FdbSnapshot {
+        let names: BTreeMap<PortId, String> =
+            self.ports.interfaces().map(|port| (port.id, port.name.to_owned())).collect();
+        let mut all = FdbMerge::default();
+        self.workers.addresses(|page| all.add(page, |port| names.get(&port).cloned().unwrap_or_default()));
+        all.settle();
+        all.into_inner()
+    }
+
+    /// Everything there is to know but the addresses, which few ask for.
+    fn snapshot(&self) -> Snapshot {
+        let uptime = self.started.elapsed();
+        Snapshot {
+            version: VERSION,
+            pid: std::process::id(),
+            uptime_seconds: uptime.as_secs(),
+            ports: self.ports.snapshots(),
+            fdb: FdbSnapshot::default(),
+            workers: self.workers.counters().map(|counters| snapshot::worker(counters, uptime)).collect(),
+        }
+    }
+}
