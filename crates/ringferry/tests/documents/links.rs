@@ -18,20 +18,18 @@ fn dead_links(root: &Path, path: &str, page: &Page) -> Vec<String> {
         let target = if file.is_empty() { place } else { place.parent().unwrap().join(file) };
         let problem = if !target.exists() {
             "there is no such file"
-        } else if anchor.is_empty() {
-            continue;
-        } else if Page::parse(&std::fs::read_to_string(&target).unwrap())
-            .anchors
-            .iter()
-            .any(|name| name == anchor)
-        {
-            continue;
-        } else {
+        } else if !anchor.is_empty() && !anchors(&target).iter().any(|name| name == anchor) {
             "there is no such heading"
+        } else {
+            continue;
         };
         found.push(format!("{path}:{}: {}: {problem}", link.line, link.target));
     }
     found
+}
+
+fn anchors(page: &Path) -> Vec<String> {
+    Page::parse(&std::fs::read_to_string(page).unwrap()).anchors
 }
 
 #[test]
