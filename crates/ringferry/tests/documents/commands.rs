@@ -43,7 +43,7 @@ fn arguments(command: &[String]) -> Option<Vec<String>> {
                 words.by_ref().nth(2)?;
             }
             "nsenter" | "unshare" => while words.next_if(|word| word.starts_with('-')).is_some() {},
-            "cargo" => {
+            "cargo" if words.peek() == Some(&"run") => {
                 words.by_ref().find(|word| *word == "--")?;
                 break;
             }
@@ -83,7 +83,9 @@ fn wrong(arguments: &[String]) -> Result<(), String> {
     if ports.is_empty() {
         return Ok(());
     }
-    let builder = ports.iter().fold(Config::builder(), |builder, port| builder.port_flag(port));
+    let workers = values(arguments, "--workers").first().map_or(Ok(1), |number| number.parse());
+    let builder = Config::builder().workers(workers.map_err(|error| format!("--workers: {error}"))?);
+    let builder = ports.iter().fold(builder, |builder, port| builder.port_flag(port));
     builder.build().map(drop).map_err(|error| error.to_string())
 }
 
