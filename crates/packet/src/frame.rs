@@ -32,6 +32,12 @@ impl Frame {
     pub fn prefix(&self) -> &[u8] {
         &self.prefix[..(self.len as usize).min(PREFIX)]
     }
+
+    /// The same bytes, to be rewritten: addresses, say. What is delivered begins with them.
+    #[inline]
+    pub fn prefix_mut(&mut self) -> &mut [u8] {
+        &mut self.prefix[..(self.len as usize).min(PREFIX)]
+    }
 }
 
 /// Frames in the order they were sent, with flat storage that is reused from burst to burst.
@@ -64,6 +70,12 @@ impl<'m> Burst<'m> {
     #[inline]
     pub fn frames(&self) -> &[Frame] {
         &self.frames
+    }
+
+    /// The frames, for who changes their headers on the way.
+    #[inline]
+    pub fn frames_mut(&mut self) -> &mut [Frame] {
+        &mut self.frames
     }
 
     /// Number of frames.

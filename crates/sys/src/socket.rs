@@ -1,7 +1,7 @@
 //! Unix stream sockets that carry file descriptors: the set-up channel of vhost-user and control.
 //!
 //! A [`Listener`] made by [`Listener::bind`] owns its file and removes it when dropped; an
-//! inherited one belongs to whoever made it. All sockets are closed on exec. Listeners never wait; streams wait
+//! inherited one belongs to whoever made it. All sockets are closed on exec. Listeners never wait, except in [`Listener::wait`]; streams wait
 //! until [`Stream::set_nonblocking`].
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -12,6 +12,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -173,6 +174,23 @@ impl Listener {
             Ok(fd) => Ok(Some(Stream(fd))),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
             Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Waits for a connection and takes it: for programs that have nothing else to do meanwhile.
+    ///
+    /// # Errors
+    /// As for [`accept`](Self::accept).
+    pub fn wait(&self) -> io::Result<Stream> {
+        loop {
+            if let Some(stream) = self.accept()? {
+                return Ok(stream);
+            }
+            let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+            match rustix::event::poll(&mut fds, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 
@@ -490,6 +508,21 @@ mod tests {
         let (c, d) = Stream::pair().unwrap();
         drop(d);
         assert_eq!(c.recv(&mut [0; 8], &mut fds).unwrap().bytes, 0);
+    }
+
+    #[test]
+    fn waiting_for_a_connection_ends_with_one_and_not_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = Listener::bind(dir.path().join("s")).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| listener.wait().unwrap());
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!waiting.is_finished());
+            let client = Stream::connect(listener.path().unwrap()).unwrap();
+            let server = waiting.join().unwrap();
+            assert_eq!(client.send(b"hello", &[]).unwrap(), 5);
+            assert_eq!(server.recv(&mut [0; 8], &mut Vec::new()).unwrap().bytes, 5);
+        });
     }
 
     #[test]

@@ -57,14 +57,19 @@ const WARN_INTERVAL: Duration = Duration::from_secs(10);
 /// called those. Features are virtio features without [`F_PROTOCOL_FEATURES`], the bit that
 /// vhost-user uses for itself.
 pub trait Device {
-    /// The driver acknowledged features. The call comes for every `SET_FEATURES`, also a repeated
-    /// one. When features other than the log bit change while rings run, the rings are stopped
-    /// before this call and started again after it.
-    fn features_acked(&mut self, features: u64);
+    /// The driver acknowledged features, which a [`RingSetup`] has, too. The call comes for every
+    /// `SET_FEATURES`, also a repeated one. When features other than the log bit change while rings
+    /// run, the rings are stopped before this call and started again after it.
+    fn features_acked(&mut self, features: u64) {
+        let _ = features;
+    }
 
-    /// The memory map changed; `None` when there is none any more. No ring runs during this call:
-    /// running rings were stopped, and start again afterwards, resolved in the new map.
-    fn memory_changed(&mut self, memory: Option<Arc<GuestMemory>>);
+    /// The memory map, which a [`RingSetup`] has, too, changed; `None` when there is none any more.
+    /// No ring runs during this call: running rings were stopped, and start again afterwards,
+    /// resolved in the new map.
+    fn memory_changed(&mut self, memory: Option<Arc<GuestMemory>>) {
+        let _ = memory;
+    }
 
     /// A ring starts. [`RingSetup`] says what was checked before.
     fn ring_started(&mut self, index: u16, ring: RingSetup);

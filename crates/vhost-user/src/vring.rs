@@ -11,6 +11,7 @@ use std::io;
 use std::sync::Arc;
 
 use ringferry_memory::{Area, GuestMemory, Words};
+use ringferry_ring::RingFeatures;
 use ringferry_ring::parts::{LayoutError, Parts, check_size, part_aligns, part_bytes};
 use ringferry_sys::eventfd::EventFd;
 
@@ -50,6 +51,27 @@ impl RingSetup {
     /// Returns true if the ring is packed.
     pub fn packed(&self) -> bool {
         self.features & F_RING_PACKED != 0
+    }
+
+    /// The device's half of the ring, which begins at [`base`](Self::base). Kicks start off.
+    ///
+    /// # Errors
+    /// None for a setup as a session hands it over; see [`LayoutError`] for one that was changed.
+    pub fn ring(&self) -> Result<ringferry_ring::Device<Area>, LayoutError> {
+        let features = RingFeatures::from_bits(self.features);
+        ringferry_ring::Device::new(self.parts.clone(), features, self.base, self.inflight.clone())
+    }
+
+    /// Tells the front end of used buffers if the driver `wants` to be told, as publishing them says, and the front end
+    /// gave an event for it.
+    ///
+    /// # Errors
+    /// As for [`EventFd::signal`].
+    pub fn signal_used(&self, wants: bool) -> io::Result<()> {
+        match &self.call {
+            Some(call) if wants => call.signal(),
+            _ => Ok(()),
+        }
     }
 }
 

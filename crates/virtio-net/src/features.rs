@@ -120,6 +120,17 @@ impl Features {
         .union(Features::GUEST_USO4)
         .union(Features::GUEST_USO6);
 
+    /// The offloads of both directions: features with which a frame may have a partial checksum, or be unsegmented.
+    pub const OFFLOADS: Features = Features::CSUM
+        .union(Features::GUEST_CSUM)
+        .union(Features::GUEST_SEGMENTATION)
+        .union(Features::GUEST_UFO)
+        .union(Features::HOST_TSO4)
+        .union(Features::HOST_TSO6)
+        .union(Features::HOST_ECN)
+        .union(Features::HOST_UFO)
+        .union(Features::HOST_USO);
+
     /// Each feature that needs another (5.1.3.1), paired with the one that it needs.
     const NEEDS: [(Features, Features); 18] = [
         (Features::GUEST_TSO4, Features::GUEST_CSUM),
