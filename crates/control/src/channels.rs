@@ -8,8 +8,10 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use ringferry_packet::flow::HashTypes;
 use serde::{Deserialize, Serialize};
 
+use crate::names;
 use crate::text::Table;
 
 /// How many queue pairs there are.
@@ -34,7 +36,8 @@ pub struct Steering {
     /// What steers, for people.
     pub by: String,
     /// What is hashed of a packet where a hash decides, in the words of VIRTIO 1.4, 5.1.6.4.3.
-    pub hash_types: Vec<String>,
+    #[serde(with = "crate::names::hash_types")]
+    pub hash_types: HashTypes,
     /// Each queue pair that there is.
     pub queues: Vec<QueueSteering>,
 }
@@ -79,7 +82,7 @@ impl Steering {
         let mut text = format!("Steering of {}: {}\n", self.port, self.by);
         if !self.hash_types.is_empty() {
             // Writing to a string cannot fail.
-            let _ = writeln!(text, "Hash types: {}", self.hash_types.join(" "));
+            let _ = writeln!(text, "Hash types: {}", names::of(&self.hash_types, names::upper).join(" "));
         }
         let mut table = Table::new(&[">QUEUE", "<STATE", ">CPU", ">WORKER"]);
         for queue in &self.queues {

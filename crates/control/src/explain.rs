@@ -2,7 +2,10 @@
 
 use std::fmt::Write;
 
+use ringferry_packet::vnet::Offloads;
 use serde::{Deserialize, Serialize};
+
+use crate::names;
 
 /// Everything about one port: the answer to `ringferry ctl explain`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -10,9 +13,11 @@ pub struct Explanation {
     /// The port.
     pub port: String,
     /// What it takes without software's help.
-    pub takes: Vec<String>,
+    #[serde(with = "crate::names::offloads")]
+    pub takes: Offloads,
     /// What it may leave to others in what it sends.
-    pub sends: Vec<String>,
+    #[serde(with = "crate::names::offloads")]
+    pub sends: Offloads,
     /// Its MTU in bytes.
     pub mtu: u16,
     /// What becomes of packets to and from each other port.
@@ -37,8 +42,8 @@ pub struct Way {
 /// One kind of traffic on its way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
-    /// Which, for people.
-    pub kind: String,
+    /// Which.
+    pub kind: Protocol,
     /// What is done to large packets.
     pub segments: Segments,
     /// What is done about checksums.
@@ -47,6 +52,31 @@ pub struct Traffic {
     pub cost: Cost,
     /// All of it in a sentence.
     pub text: String,
+}
+
+/// The kinds of traffic that are handled differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Protocol {
+    /// TCP over IPv4.
+    #[serde(rename = "TCP over IPv4")]
+    Tcp4,
+    /// TCP over IPv6.
+    #[serde(rename = "TCP over IPv6")]
+    Tcp6,
+    /// UDP over either.
+    #[serde(rename = "UDP")]
+    Udp,
+}
+
+impl Protocol {
+    /// The name it has in JSON and for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Protocol::Tcp4 => "TCP over IPv4",
+            Protocol::Tcp6 => "TCP over IPv6",
+            Protocol::Udp => "UDP",
+        }
+    }
 }
 
 /// What is done to large packets.
@@ -106,7 +136,10 @@ impl Cost {
 impl Explanation {
     /// For people.
     pub fn to_text(&self) -> String {
-        let list = |names: &[String]| if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
+        let list = |offloads: &Offloads| match names::of(offloads, names::lower) {
+            none if none.is_empty() => "nothing".to_owned(),
+            some => some.join(", "),
+        };
         let (takes, sends) = (list(&self.takes), list(&self.sends));
         let mut text =
             format!("{}: takes {takes}; may leave to others {sends}; MTU {}\n", self.port, self.mtu);
@@ -114,7 +147,7 @@ impl Explanation {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "\n{} -> {}", way.from, way.to);
             for Traffic { kind, text: what, cost, .. } in &way.traffic {
-                let _ = writeln!(text, "  {kind:<14} {what} [{}]", cost.words());
+                let _ = writeln!(text, "  {:<14} {what} [{}]", kind.name(), cost.words());
             }
             for note in &way.notes {
                 let _ = writeln!(text, "  note: {note}");

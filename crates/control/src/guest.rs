@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use ringferry_virtio_net::Features;
 use serde::{Deserialize, Serialize};
 
 use crate::channels::{Channels, Stats, Steering};
@@ -21,8 +22,9 @@ pub struct GuestSnapshot {
     pub peer: String,
     /// Whether a back end serves it.
     pub up: bool,
-    /// Names of the features agreed on.
-    pub features: Vec<String>,
+    /// The features agreed on.
+    #[serde(with = "crate::names::virtio")]
+    pub features: Features,
     /// Queue pairs.
     pub channels: Channels,
     /// Where they are served.
@@ -43,7 +45,7 @@ impl GuestSnapshot {
             if self.up { "link up" } else { "no back end" }
         );
         if !self.features.is_empty() {
-            let _ = writeln!(text, "  features: {}", self.features.join(" "));
+            let _ = writeln!(text, "  features: {}", self.features.names().join(" "));
         }
         for part in [self.channels.to_text(), self.steering.to_text(), self.stats.to_text()] {
             let _ = write!(text, "\n{part}");

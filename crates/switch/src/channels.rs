@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use ringferry_control::channels::{Channels, QueueSteering, Stats, Steering};
 use ringferry_control::snapshot::{PortSnapshot, Snapshot};
 
+use ringferry_packet::flow::HashTypes;
+
 use crate::counters::PairCounters;
 
 /// Whether a ring is set up, and whether it is in use; for each pair, the receiveq and the transmitq.
@@ -40,7 +42,12 @@ pub fn steering(port: &PortSnapshot, by: &str, worker: impl Fn(u16) -> u16) -> S
         cpu: None,
         worker: Some(worker(queue)),
     });
-    Steering { port: port.name.clone(), by: by.to_owned(), hash_types: Vec::new(), queues: queues.collect() }
+    Steering {
+        port: port.name.clone(),
+        by: by.to_owned(),
+        hash_types: HashTypes::empty(),
+        queues: queues.collect(),
+    }
 }
 
 /// A port's counters, drops among them as `drop_REASON`, and those of its queue pairs, if they are given: what a
@@ -99,7 +106,7 @@ pub fn steering_of_tap(port: &str, by: &str, queues: u16, worker: impl Fn(u16) -
     Steering {
         port: port.to_owned(),
         by: by.to_owned(),
-        hash_types: Vec::new(),
+        hash_types: HashTypes::empty(),
         queues: (0..queues).map(queue).collect(),
     }
 }
@@ -114,14 +121,16 @@ pub fn refuse_tap(port: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use ringferry_virtio_net::Features;
+
     use super::*;
-    use ringferry_control::snapshot::{PortState, QueueRole, QueueSnapshot};
+    use ringferry_control::snapshot::{Negotiated, PortState, QueueRole, QueueSnapshot};
 
     /// A port whose guest has set up three pairs and uses two; of a fourth it has one ring.
     fn port() -> PortSnapshot {
         let queues = (0..7).map(|index| QueueSnapshot {
             index,
-            role: if index % 2 == 0 { QueueRole::Receiveq } else { QueueRole::Transmitq },
+            role: QueueRole::of(index),
             size: 256,
             enabled: index < 4 || index == 6,
             started: true,
@@ -132,12 +141,11 @@ mod tests {
         });
         PortSnapshot {
             name: "vm0".into(),
-            kind: "vhost-user".into(),
+            negotiated: Negotiated::VhostUser(Features::empty()),
             state: PortState::Up,
             peer: "/run/vm0.sock".into(),
             mtu: 1500,
             mac: None,
-            features: Vec::new(),
             queues: queues.collect(),
             counters: [("rx_packets".to_owned(), 7)].into(),
             drops: [("no-receive-buffers".to_owned(), 3)].into(),

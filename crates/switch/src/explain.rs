@@ -2,12 +2,14 @@
 //! the switch does in their place and what that costs, and what could be changed.
 //!
 //! All of it follows from what the two ports are [able](Abilities) to do; nothing is measured. The data plane decides by the same
-//! rules: `plane/software.rs`, `plane/coalesce.rs`, `plane/too_big.rs`.
+//! rules: `plane/offload/`.
 
-use ringferry_control::explain::{Checksums, Cost, Explanation, Segments, Traffic, Way};
-use ringferry_control::snapshot::{PortSnapshot, PortState, Snapshot};
+use ringferry_control::explain::{Checksums, Cost, Explanation, Protocol, Segments, Traffic, Way};
+use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, Snapshot, VifFeatures};
 use ringferry_packet::vnet::Offloads;
 use ringferry_virtio_net::Features;
+
+use crate::ports::tap;
 
 /// Bytes of the largest packet that goes unsegmented, link and network headers included.
 const LARGEST: u32 = 65_535;
@@ -19,8 +21,8 @@ const HEADERS_UDP: u32 = 28;
 /// What is plugged into a port, as far as advice depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plug {
-    /// A virtual machine, by vhost-user.
-    Machine,
+    /// A guest, by vhost-user.
+    VhostUser,
     /// A Xen guest.
     Xen,
     /// The host's network stack.
@@ -47,46 +49,42 @@ pub struct Abilities {
 }
 
 impl Abilities {
-    /// Those of a port.
-    pub fn of(port: &PortSnapshot) -> Abilities {
-        let has = |name: &str| port.features.iter().any(|feature| feature == name);
-        let (plug, takes, sends, mergeable) = match port.kind.as_str() {
-            "tap" => {
-                let mut both = Offloads::empty();
-                both.set(Offloads::CSUM, has("CSUM"));
-                both.set(Offloads::TSO4, has("TSO4"));
-                both.set(Offloads::TSO6, has("TSO6"));
-                both.set(Offloads::ECN, has("ECN"));
-                both.set(Offloads::USO, has("USO4"));
+    /// Those of a port. `None` for a kind that this version does not know, which a snapshot of its own never has.
+    pub fn of(port: &PortSnapshot) -> Option<Abilities> {
+        let (plug, takes, sends, mergeable) = match &port.negotiated {
+            Negotiated::Tap(kernel) => {
+                let both = tap::offloads(*kernel);
                 (Plug::Tap, both, both, true)
             }
-            "xen-vif" => {
+            Negotiated::XenVif(features) => {
                 let mut takes = Offloads::empty();
-                takes.set(Offloads::CSUM, has("csum"));
-                takes.set(Offloads::TSO4, has("gso-tcpv4"));
-                takes.set(Offloads::TSO6, has("gso-tcpv6"));
+                takes.set(Offloads::CSUM, features.contains(VifFeatures::CSUM));
+                takes.set(Offloads::TSO4, features.contains(VifFeatures::GSO_TCPV4));
+                takes.set(Offloads::TSO6, features.contains(VifFeatures::GSO_TCPV6));
                 // The back end takes all there is; whether the guest uses it is not said.
-                let sends =
-                    if has("sg") { Offloads::CSUM | Offloads::TSO4 | Offloads::TSO6 } else { Offloads::CSUM };
-                (Plug::Xen, takes, sends, true)
+                let segments = if features.contains(VifFeatures::SG) {
+                    Offloads::TSO4 | Offloads::TSO6
+                } else {
+                    Offloads::empty()
+                };
+                (Plug::Xen, takes, Offloads::CSUM | segments, true)
             }
-            _ => {
-                let named = port.features.iter().filter_map(|name| Features::from_name(name));
-                let features = named.fold(Features::empty(), Features::union);
+            Negotiated::VhostUser(features) => {
                 let mergeable = features.contains(Features::MRG_RXBUF);
-                (Plug::Machine, features.guest_offloads(), features.host_offloads(), mergeable)
+                (Plug::VhostUser, features.guest_offloads(), features.host_offloads(), mergeable)
             }
+            Negotiated::Later { .. } => return None,
         };
         let up = port.state == PortState::Up;
-        Abilities { name: port.name.clone(), plug, up, takes, sends, mergeable, mtu: port.mtu }
+        Some(Abilities { name: port.name.clone(), plug, up, takes, sends, mergeable, mtu: port.mtu })
     }
 }
 
 /// The kinds of traffic that differ.
-const KINDS: [(&str, Offloads, u32); 3] = [
-    ("TCP over IPv4", Offloads::TSO4, HEADERS_V4),
-    ("TCP over IPv6", Offloads::TSO6, HEADERS_V6),
-    ("UDP", Offloads::USO, HEADERS_UDP),
+const KINDS: [(Protocol, Offloads, u32); 3] = [
+    (Protocol::Tcp4, Offloads::TSO4, HEADERS_V4),
+    (Protocol::Tcp6, Offloads::TSO6, HEADERS_V6),
+    (Protocol::Udp, Offloads::USO, HEADERS_UDP),
 ];
 
 /// Explains a port of a switch.
@@ -94,7 +92,7 @@ const KINDS: [(&str, Offloads, u32); 3] = [
 /// # Errors
 /// There is no such port; the message says which there are.
 pub fn explain(snapshot: &Snapshot, name: &str) -> Result<Explanation, String> {
-    let ports: Vec<Abilities> = snapshot.ports.iter().map(Abilities::of).collect();
+    let ports: Vec<Abilities> = snapshot.ports.iter().filter_map(Abilities::of).collect();
     let Some(port) = ports.iter().find(|port| port.name == name) else {
         let names: Vec<_> = ports.iter().map(|port| port.name.as_str()).collect();
         return Err(format!("there is no port {name:?}; the ports are: {}", names.join(", ")));
@@ -102,8 +100,8 @@ pub fn explain(snapshot: &Snapshot, name: &str) -> Result<Explanation, String> {
     let others = ports.iter().filter(|other| other.name != name);
     Ok(Explanation {
         port: name.to_owned(),
-        takes: names(port.takes),
-        sends: names(port.sends),
+        takes: port.takes,
+        sends: port.sends,
         mtu: port.mtu,
         ways: others.flat_map(|other| [way(port, other), way(other, port)]).collect(),
     })
@@ -125,7 +123,7 @@ pub fn way(from: &Abilities, to: &Abilities) -> Way {
         return way;
     }
     way.traffic =
-        KINDS.iter().map(|(kind, offload, headers)| traffic(kind, *offload, *headers, from, to)).collect();
+        KINDS.iter().map(|(kind, offload, headers)| traffic(*kind, *offload, *headers, from, to)).collect();
     if from.mtu > to.mtu && to.mtu > 0 {
         way.notes.push(format!(
             "{} may send packets of {} bytes, of which {} takes {}: a longer one is dropped, and its sender told with ICMP \
@@ -145,9 +143,9 @@ pub fn way(from: &Abilities, to: &Abilities) -> Way {
     way
 }
 
-fn traffic(kind: &str, offload: Offloads, headers: u32, from: &Abilities, to: &Abilities) -> Traffic {
+fn traffic(kind: Protocol, offload: Offloads, headers: u32, from: &Abilities, to: &Abilities) -> Traffic {
     let needed = offload | Offloads::CSUM;
-    // A machine would have to cut datagrams again.
+    // A guest would have to cut datagrams again.
     let merged = to.plug == Plug::Tap || offload != Offloads::USO;
     let segments = match (from.sends.contains(needed), to.takes.contains(needed)) {
         (true, true) => Segments::Unsegmented,
@@ -187,7 +185,7 @@ fn traffic(kind: &str, offload: Offloads, headers: u32, from: &Abilities, to: &A
         Checksums::Untouched => ("checksums are the two ends' own", Cost::Nothing),
     };
     let text = format!("{how}; {what}");
-    Traffic { kind: kind.to_owned(), segments, checksums, cost: handling.max(summing), text }
+    Traffic { kind, segments, checksums, cost: handling.max(summing), text }
 }
 
 /// Says what could be changed so that less is left to the switch. Only what the other end has already is worth having.
@@ -208,8 +206,8 @@ fn advise(way: &mut Way, from: &Abilities, to: &Abilities) {
                     ));
                 }
             }
-            Plug::Machine => {
-                let words = if receives { MACHINE_TAKES } else { MACHINE_SENDS };
+            Plug::VhostUser => {
+                let words = if receives { QEMU_TAKES } else { QEMU_SENDS };
                 let wanted = words.iter().filter(|(offload, ..)| lacking.intersects(*offload));
                 for (_, qemu, toggle) in wanted {
                     way.hints.push(format!(
@@ -222,25 +220,23 @@ fn advise(way: &mut Way, from: &Abilities, to: &Abilities) {
     }
 }
 
-/// What a machine's device needs to take an offload, in QEMU's words, and the port's own switch for it.
-const MACHINE_TAKES: [(Offloads, &str, &str); 3] = [
+/// What a guest's device needs to take an offload, in QEMU's words, and the port's own switch for it.
+const QEMU_TAKES: [(Offloads, &str, &str); 3] = [
     (Offloads::CSUM, "guest_csum=on", "csum"),
     (Offloads::TSO4.union(Offloads::TSO6), "guest_tso4=on,guest_tso6=on", "tso"),
     (Offloads::USO, "guest_uso4=on,guest_uso6=on", "uso"),
 ];
 /// The same for what it sends.
-const MACHINE_SENDS: [(Offloads, &str, &str); 3] = [
+const QEMU_SENDS: [(Offloads, &str, &str); 3] = [
     (Offloads::CSUM, "csum=on", "csum"),
     (Offloads::TSO4.union(Offloads::TSO6), "host_tso4=on,host_tso6=on", "tso"),
     (Offloads::USO, "host_uso=on", "uso"),
 ];
 
-fn names(offloads: Offloads) -> Vec<String> {
-    offloads.iter_names().map(|(name, _)| name.to_ascii_lowercase()).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use ringferry_sys::tap::Offloads as TapOffloads;
+
     use super::*;
 
     const SEGMENTATION: Offloads = Offloads::TSO4.union(Offloads::TSO6).union(Offloads::USO);
@@ -250,7 +246,7 @@ mod tests {
     }
 
     fn both(name: &str, offloads: Offloads) -> Abilities {
-        port(name, Plug::Machine, offloads, offloads)
+        port(name, Plug::VhostUser, offloads, offloads)
     }
 
     /// What a sender leaves, what a receiver takes, and what follows for each kind of traffic.
@@ -273,11 +269,11 @@ mod tests {
             (all, all, Unsegmented, LeftOut, Nothing),
         ];
         for (sends, takes, segments, checksums, cost) in matrix {
-            let way = way(&port("a", Plug::Machine, none, sends), &port("b", Plug::Machine, takes, none));
+            let way = way(&port("a", Plug::VhostUser, none, sends), &port("b", Plug::VhostUser, takes, none));
             assert_eq!(way.traffic.len(), 3);
-            for traffic in way.traffic.into_iter().filter(|traffic| traffic.kind.starts_with("TCP")) {
+            for traffic in way.traffic.into_iter().filter(|traffic| traffic.kind != Protocol::Udp) {
                 let got = (traffic.segments, traffic.checksums, traffic.cost);
-                assert_eq!(got, (segments, checksums, cost), "{sends:?} to {takes:?}, {}", traffic.kind);
+                assert_eq!(got, (segments, checksums, cost), "{sends:?} to {takes:?}, {:?}", traffic.kind);
             }
             assert_eq!(way.hints.is_empty(), sends == takes, "{sends:?} to {takes:?}: {:?}", way.hints);
         }
@@ -338,53 +334,45 @@ mod tests {
         assert!(way.traffic.is_empty() && way.notes[0].starts_with("down is down"), "{way:?}");
     }
 
-    #[test]
-    fn abilities_are_those_that_a_port_shows() {
-        let snapshot = |kind: &str, features: &[&str]| PortSnapshot {
-            name: "p".into(),
-            kind: kind.into(),
+    fn snapshot(name: &str, negotiated: Negotiated) -> PortSnapshot {
+        PortSnapshot {
+            name: name.into(),
+            negotiated,
             state: PortState::Up,
             peer: String::new(),
             mtu: 1500,
             mac: None,
-            features: features.iter().map(|name| (*name).to_owned()).collect(),
             queues: Vec::new(),
             counters: [].into(),
             drops: [].into(),
             rules: [].into(),
-        };
-        let names =
-            (Features::GUEST_CSUM | Features::GUEST_TSO4 | Features::CSUM | Features::MRG_RXBUF).names();
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let port = Abilities::of(&snapshot("vhost-user", &names));
-        assert_eq!((port.plug, port.takes), (Plug::Machine, Offloads::CSUM | Offloads::TSO4));
-        assert_eq!((port.sends, port.mergeable), (Offloads::CSUM, true));
-        let tap = Abilities::of(&snapshot("tap", &["CSUM", "TSO4", "TSO6", "ECN", "USO4", "USO6"]));
+        }
+    }
+
+    #[test]
+    fn abilities_are_those_that_were_negotiated() {
+        let of = |negotiated| Abilities::of(&snapshot("p", negotiated));
+        let features = Features::GUEST_CSUM | Features::GUEST_TSO4 | Features::CSUM | Features::MRG_RXBUF;
+        let guest = of(Negotiated::VhostUser(features)).unwrap();
+        assert_eq!((guest.plug, guest.takes), (Plug::VhostUser, Offloads::CSUM | Offloads::TSO4));
+        assert_eq!((guest.sends, guest.mergeable), (Offloads::CSUM, true));
+        let tap = of(Negotiated::Tap(TapOffloads::all())).unwrap();
         assert_eq!((tap.takes, tap.sends), (Offloads::all() - Offloads::UFO, tap.takes));
-        let xen = Abilities::of(&snapshot("xen-vif", &["sg", "csum", "gso-tcpv4"]));
+        let vif = VifFeatures::SG | VifFeatures::CSUM | VifFeatures::GSO_TCPV4 | VifFeatures::COPY;
+        let xen = of(Negotiated::XenVif(vif)).unwrap();
         assert_eq!((xen.plug, xen.takes), (Plug::Xen, Offloads::CSUM | Offloads::TSO4));
+        assert_eq!(xen.sends, Offloads::CSUM | Offloads::TSO4 | Offloads::TSO6);
+        assert_eq!(of(Negotiated::Later { kind: "xdp".into(), features: Vec::new() }), None);
     }
 
     #[test]
     fn the_text_has_both_ways_to_every_other_port() {
-        let mut snapshot = Snapshot::default();
-        assert!(explain(&snapshot, "a").unwrap_err().contains("there is no port"));
+        let mut known = Snapshot::default();
+        assert!(explain(&known, "a").unwrap_err().contains("there is no port"));
         for name in ["a", "b", "c"] {
-            snapshot.ports.push(PortSnapshot {
-                name: name.into(),
-                kind: "tap".into(),
-                state: PortState::Up,
-                peer: String::new(),
-                mtu: 1500,
-                mac: None,
-                features: vec!["CSUM".into()],
-                queues: Vec::new(),
-                counters: [].into(),
-                drops: [].into(),
-                rules: [].into(),
-            });
+            known.ports.push(snapshot(name, Negotiated::Tap(TapOffloads::CSUM)));
         }
-        let explanation = explain(&snapshot, "b").unwrap();
+        let explanation = explain(&known, "b").unwrap();
         let ways: Vec<_> = explanation.ways.iter().map(|way| (way.from.as_str(), way.to.as_str())).collect();
         assert_eq!(ways, [("b", "a"), ("a", "b"), ("b", "c"), ("c", "b")]);
         let text = explanation.to_text();

@@ -58,7 +58,7 @@ impl FdbMerge {
         self.0.capacity = self.0.capacity.max(page.capacity);
         self.0.entries.extend(page.items.into_iter().map(|item| FdbEntry {
             vlan: item.vid,
-            mac: item.mac.to_string(),
+            mac: item.mac,
             port: name(item.port),
             age_seconds: item.age,
             fixed: item.fixed,
@@ -82,9 +82,9 @@ impl FdbMerge {
 
     /// Puts the addresses in order. Of one that several workers know, the one that was seen last stays.
     pub(crate) fn settle(&mut self) {
-        self.0.entries.sort_by(|a, b| (a.vlan, &a.mac, a.age_seconds).cmp(&(b.vlan, &b.mac, b.age_seconds)));
-        self.0.entries.dedup_by(|later, first| (later.vlan, &later.mac) == (first.vlan, &first.mac));
-        self.0.entries.sort_by(|a, b| (&a.port, a.vlan, &a.mac).cmp(&(&b.port, b.vlan, &b.mac)));
+        self.0.entries.sort_by(|a, b| (a.vlan, a.mac, a.age_seconds).cmp(&(b.vlan, b.mac, b.age_seconds)));
+        self.0.entries.dedup_by(|later, first| (later.vlan, later.mac) == (first.vlan, first.mac));
+        self.0.entries.sort_by(|a, b| (&a.port, a.vlan, a.mac).cmp(&(&b.port, b.vlan, b.mac)));
     }
 
     /// What was put together.

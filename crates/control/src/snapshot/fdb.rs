@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ringferry_packet::ether::Mac;
 use serde::{Deserialize, Serialize};
 
 /// The forwarding database.
@@ -11,7 +12,7 @@ pub struct FdbSnapshot {
     pub capacity: usize,
     /// Addresses seen lately, ordered by port, VLAN and address.
     pub entries: Vec<FdbEntry>,
-    /// `learned`, `moved`, `replaced`, `refused`, `aged`, `limited`: see [`crate::fdb::FdbStats`].
+    /// What happened to addresses: `learned`, `moved`, `replaced`, `refused`, `aged`, `limited`.
     pub counters: BTreeMap<String, u64>,
 }
 
@@ -22,7 +23,8 @@ pub struct FdbEntry {
     #[serde(default)]
     pub vlan: u16,
     /// The address.
-    pub mac: String,
+    #[serde(with = "crate::names::mac")]
+    pub mac: Mac,
     /// Name of the port it was last seen on.
     pub port: String,
     /// Seconds since it last sent a frame.

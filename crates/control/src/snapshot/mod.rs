@@ -12,7 +12,7 @@ mod worker;
 use serde::{Deserialize, Serialize};
 
 pub use fdb::{FdbEntry, FdbSnapshot};
-pub use port::{PortSnapshot, PortState};
+pub use port::{Negotiated, PortSnapshot, PortState, VifFeatures};
 pub use queue::{GrantSnapshot, QueueRole, QueueSnapshot};
 pub use worker::WorkerSnapshot;
 

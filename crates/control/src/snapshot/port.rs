@@ -2,18 +2,24 @@
 
 use std::collections::BTreeMap;
 
+use bitflags::bitflags;
+use ringferry_packet::ether::{Mac, MacError};
+use ringferry_sys::tap::Offloads as TapOffloads;
+use ringferry_virtio_net::Features;
 use serde::{Deserialize, Serialize};
 
 use super::QueueSnapshot;
+use crate::names;
 use crate::rules::RulesByKey;
 
 /// One port.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(into = "Json", try_from = "Json")]
 pub struct PortSnapshot {
     /// Its unique name.
     pub name: String,
-    /// `vhost-user`, `tap` or `xen-vif`.
-    pub kind: String,
+    /// What kind of port it is, and what was negotiated: `kind` and `features` in JSON.
+    pub negotiated: Negotiated,
     /// Whether it carries packets, and if not, why.
     pub state: PortState,
     /// What is plugged in: socket path, tap name or inherited descriptor.
@@ -21,18 +27,148 @@ pub struct PortSnapshot {
     /// Largest frame payload in bytes.
     pub mtu: u16,
     /// MAC address the port advertises, if any.
-    pub mac: Option<String>,
-    /// Names of the negotiated features; for a tap, of its offloads.
-    pub features: Vec<String>,
+    pub mac: Option<Mac>,
     /// The virtqueues; a tap has none.
     pub queues: Vec<QueueSnapshot>,
-    /// Counters by name.
+    /// Counters by name. A reader shows those that it does not know, too.
     pub counters: BTreeMap<String, u64>,
-    /// Dropped packets by reason.
+    /// Dropped packets by the name of the [reason](crate::DropReason). A reader shows those that it does not know, too: what a later
+    /// version has a reason for is dropped all the same.
     pub drops: BTreeMap<String, u64>,
     /// What its frames must obey.
-    #[serde(default)]
     pub rules: RulesByKey,
+}
+
+/// The kind of a port, with what its two ends agreed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Negotiated {
+    /// A guest, by vhost-user: the features of its driver.
+    VhostUser(Features),
+    /// The host's network stack: what it takes unfinished.
+    Tap(TapOffloads),
+    /// A Xen guest.
+    XenVif(VifFeatures),
+    /// A kind that only a later version has, as it was said.
+    Later {
+        /// Its name.
+        kind: String,
+        /// Names of its features.
+        features: Vec<String>,
+    },
+}
+
+bitflags! {
+    /// What the front end of a Xen guest takes, and how its pages are reached.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct VifFeatures: u8 {
+        /// A packet may lie in several slots.
+        const SG = 1 << 0;
+        /// Checksums may be blank, over IPv4 and IPv6.
+        const CSUM = 1 << 1;
+        /// TCP over IPv4 may come unsegmented.
+        const GSO_TCPV4 = 1 << 2;
+        /// TCP over IPv6 may come unsegmented.
+        const GSO_TCPV6 = 1 << 3;
+        /// Pages stay mapped: the front end uses the same ones again and again.
+        const PERSISTENT = 1 << 4;
+        /// The hypervisor copies each packet.
+        const COPY = 1 << 5;
+        /// Pages are mapped for one packet.
+        const MAP = 1 << 6;
+        /// There is a control ring.
+        const CTRL_RING = 1 << 7;
+    }
+}
+
+impl Negotiated {
+    const VHOST_USER: &str = "vhost-user";
+    const TAP: &str = "tap";
+    const XEN_VIF: &str = "xen-vif";
+
+    /// The name of the kind.
+    pub fn kind(&self) -> &str {
+        match self {
+            Negotiated::VhostUser(_) => Self::VHOST_USER,
+            Negotiated::Tap(_) => Self::TAP,
+            Negotiated::XenVif(_) => Self::XEN_VIF,
+            Negotiated::Later { kind, .. } => kind,
+        }
+    }
+
+    /// The names of the features, as whoever negotiates them spells them.
+    pub fn features(&self) -> Vec<String> {
+        match self {
+            Negotiated::VhostUser(features) => features.names(),
+            Negotiated::Tap(offloads) => names::of(offloads, names::upper),
+            Negotiated::XenVif(features) => names::of(features, names::kebab),
+            Negotiated::Later { features, .. } => features.clone(),
+        }
+    }
+
+    fn named(kind: String, features: Vec<String>) -> Negotiated {
+        match kind.as_str() {
+            Self::VHOST_USER => Negotiated::VhostUser(names::features(&features)),
+            Self::TAP => Negotiated::Tap(names::set(&features, names::upper)),
+            Self::XEN_VIF => Negotiated::XenVif(names::set(&features, names::kebab)),
+            _ => Negotiated::Later { kind, features },
+        }
+    }
+}
+
+/// A port as it is written: the kind says what the names of the features mean.
+#[derive(Serialize, Deserialize)]
+struct Json {
+    name: String,
+    kind: String,
+    state: PortState,
+    peer: String,
+    mtu: u16,
+    mac: Option<String>,
+    features: Vec<String>,
+    queues: Vec<QueueSnapshot>,
+    counters: BTreeMap<String, u64>,
+    drops: BTreeMap<String, u64>,
+    #[serde(default)]
+    rules: RulesByKey,
+}
+
+impl From<PortSnapshot> for Json {
+    fn from(port: PortSnapshot) -> Json {
+        let PortSnapshot { name, negotiated, state, peer, mtu, mac, queues, counters, drops, rules } = port;
+        Json {
+            name,
+            kind: negotiated.kind().to_owned(),
+            state,
+            peer,
+            mtu,
+            mac: mac.map(|mac| mac.to_string()),
+            features: negotiated.features(),
+            queues,
+            counters,
+            drops,
+            rules,
+        }
+    }
+}
+
+impl TryFrom<Json> for PortSnapshot {
+    type Error = MacError;
+
+    fn try_from(json: Json) -> Result<PortSnapshot, MacError> {
+        let Json { name, kind, state, peer, mtu, mac, features, queues, counters, drops, rules } = json;
+        Ok(PortSnapshot {
+            name,
+            negotiated: Negotiated::named(kind, features),
+            state,
+            peer,
+            mtu,
+            mac: mac.map(|mac| mac.parse()).transpose()?,
+            queues,
+            counters,
+            drops,
+            rules,
+        })
+    }
 }
 
 /// Whether a port carries packets.

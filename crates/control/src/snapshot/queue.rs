@@ -12,6 +12,21 @@ pub enum QueueRole {
     Transmitq,
 }
 
+impl QueueRole {
+    /// What the queue of this index in the device is for (5.1.2): of each pair the first is the receiveq.
+    pub const fn of(index: u16) -> QueueRole {
+        if index.is_multiple_of(2) { QueueRole::Receiveq } else { QueueRole::Transmitq }
+    }
+
+    /// The name it has in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            QueueRole::Receiveq => "receiveq",
+            QueueRole::Transmitq => "transmitq",
+        }
+    }
+}
+
 /// One virtqueue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueSnapshot {

@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use ringferry_sys::tap::Offloads as TapOffloads;
+use ringferry_virtio_net::Features;
+
 use super::*;
 
 fn named<const N: usize>(counts: [(&str, u64); N]) -> BTreeMap<String, u64> {
@@ -9,7 +12,7 @@ fn named<const N: usize>(counts: [(&str, u64); N]) -> BTreeMap<String, u64> {
 }
 
 fn entry(vlan: u16, mac: &str, port: &str, age_seconds: u32, fixed: bool) -> FdbEntry {
-    FdbEntry { vlan, mac: mac.to_owned(), port: port.to_owned(), age_seconds, fixed }
+    FdbEntry { vlan, mac: mac.parse().unwrap(), port: port.to_owned(), age_seconds, fixed }
 }
 
 fn example() -> Snapshot {
@@ -39,12 +42,11 @@ fn example() -> Snapshot {
     };
     let vm0 = PortSnapshot {
         name: "vm0".into(),
-        kind: "vhost-user".into(),
+        negotiated: Negotiated::VhostUser(Features::CSUM | Features::MRG_RXBUF),
         state: PortState::Broken,
         peer: "/run/ringferry/vm0.sock".into(),
         mtu: 1500,
-        mac: Some("52:54:00:00:00:01".into()),
-        features: vec!["csum".into(), "mrg-rxbuf".into()],
+        mac: Some("52:54:00:00:00:01".parse().unwrap()),
         queues: vec![queue, broken],
         counters: named(counters),
         drops: named([("link-down", 0), ("no-receive-buffers", 12)]),
@@ -52,12 +54,11 @@ fn example() -> Snapshot {
     };
     let tap = PortSnapshot {
         name: "uplink".into(),
-        kind: "tap".into(),
+        negotiated: Negotiated::Tap(TapOffloads::empty()),
         state: PortState::Up,
         peer: "rf0".into(),
         mtu: 9000,
         mac: None,
-        features: vec![],
         queues: vec![],
         counters: named([("rx_packets", 0)]),
         drops: BTreeMap::new(),
@@ -142,7 +143,7 @@ vm0       0  receiveq    256  running
 vm0       1  transmitq   256  broken: descriptor loop
 
 vm0: /run/ringferry/vm0.sock, 52:54:00:00:00:01
-  features: csum mrg-rxbuf
+  features: CSUM MRG_RXBUF
   counters: kicks 77
   drops: no-receive-buffers 12
 

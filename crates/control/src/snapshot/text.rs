@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::{FdbEntry, PortSnapshot, QueueRole, Snapshot};
+use super::{FdbEntry, PortSnapshot, Snapshot};
 use crate::rules::settings;
 use crate::text::{Table, duration, humane};
 
@@ -51,13 +51,13 @@ impl Snapshot {
         if self.fdb.entries.iter().all(|entry| entry.vlan == 0) {
             let mut table = Table::new(&["<MAC", "<PORT", ">AGE"]);
             for entry in &self.fdb.entries {
-                table.row([entry.mac.clone(), entry.port.clone(), age(entry)]);
+                table.row([entry.mac.to_string(), entry.port.clone(), age(entry)]);
             }
             return table.to_string();
         }
         let mut table = Table::new(&[">VLAN", "<MAC", "<PORT", ">AGE"]);
         for entry in &self.fdb.entries {
-            table.row([entry.vlan.to_string(), entry.mac.clone(), entry.port.clone(), age(entry)]);
+            table.row([entry.vlan.to_string(), entry.mac.to_string(), entry.port.clone(), age(entry)]);
         }
         table.to_string()
     }
@@ -78,7 +78,7 @@ impl Snapshot {
             let counter = |name: &str| humane(port.counters.get(name).copied().unwrap_or_default());
             table.row([
                 port.name.clone(),
-                port.kind.clone(),
+                port.negotiated.kind().to_owned(),
                 port.state.name().to_owned(),
                 port.mtu.to_string(),
                 counter("rx_packets"),
@@ -101,14 +101,10 @@ impl Snapshot {
                     (None, true, false) => "disabled".to_owned(),
                     (None, false, _) => "stopped".to_owned(),
                 };
-                let role = match queue.role {
-                    QueueRole::Receiveq => "receiveq",
-                    QueueRole::Transmitq => "transmitq",
-                };
                 table.row([
                     port.name.clone(),
                     queue.index.to_string(),
-                    role.to_owned(),
+                    queue.role.name().to_owned(),
                     queue.size.to_string(),
                     state,
                 ]);
@@ -132,7 +128,7 @@ impl PortSnapshot {
         };
         let lines = [
             ("rules", settings(&self.rules).collect::<Vec<_>>().join(" ")),
-            ("features", self.features.join(" ")),
+            ("features", self.negotiated.features().join(" ")),
             ("counters", nonzero(&self.counters, &["rx_packets", "rx_bytes", "tx_packets", "tx_bytes"])),
             ("drops", nonzero(&self.drops, &[])),
         ];

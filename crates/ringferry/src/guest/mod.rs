@@ -248,7 +248,7 @@ impl Program<'_> {
             args,
             started: *started,
             up: false,
-            features: &[],
+            features: Features::empty(),
             max: args.queues,
             combined: *combined,
             used: *combined,
@@ -339,7 +339,7 @@ impl Program<'_> {
             let _ = ringferry_sys::systemd::ready();
         }
         let session =
-            Session::new(args, &self.taps, &mut connection, features.names(), self.started, [combined, used]);
+            Session::new(args, &self.taps, &mut connection, features, self.started, [combined, used]);
         let (end, now) = session.run(&self.signals, self.control.as_mut(), &mut rings, &mut self.counts)?;
         // A back end with fewer pairs is no reason to use fewer of the next.
         if now != combined {

@@ -28,6 +28,7 @@ use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::signal::Signals;
 use ringferry_vhost_user::{Connection, FrontendError};
+use ringferry_virtio_net::Features;
 
 use super::args::{GuestArgs, Switch};
 use super::bridge::{Bridge, End, Line, Order};
@@ -54,8 +55,8 @@ pub(super) struct Session<'a> {
     pub(super) args: &'a GuestArgs,
     pub(super) taps: &'a Taps,
     pub(super) connection: &'a mut Connection,
-    /// Names of the features agreed on.
-    pub(super) features: Vec<String>,
+    /// The features agreed on.
+    pub(super) features: Features,
     pub(super) started: Instant,
     /// Pairs that may be used.
     pub(super) combined: u16,
@@ -88,7 +89,7 @@ impl<'a> Session<'a> {
         args: &'a GuestArgs,
         taps: &'a Taps,
         connection: &'a mut Connection,
-        features: Vec<String>,
+        features: Features,
         started: Instant,
         [combined, used]: [u16; 2],
     ) -> Self {
@@ -267,7 +268,7 @@ impl<'a> Session<'a> {
             args: self.args,
             started: self.started,
             up: true,
-            features: &self.features,
+            features: self.features,
             max: self.pairs(),
             combined: self.combined,
             used: self.used,

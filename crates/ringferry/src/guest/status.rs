@@ -6,6 +6,8 @@ use ringferry_control::GuestSnapshot;
 use ringferry_control::channels::{Channels, QueueSteering, Stats, Steering};
 use ringferry_control::snapshot::VERSION;
 use ringferry_control::{Answer, Request, Response};
+use ringferry_packet::flow::HashTypes;
+use ringferry_virtio_net::Features;
 
 use super::args::GuestArgs;
 use super::counts::{Report, by_name};
@@ -24,8 +26,8 @@ pub(super) struct Status<'a> {
     pub(super) started: Instant,
     /// A back end serves it.
     pub(super) up: bool,
-    /// Names of the features agreed on.
-    pub(super) features: &'a [String],
+    /// The features agreed on.
+    pub(super) features: Features,
     /// Most pairs.
     pub(super) max: u16,
     /// Pairs that may be used.
@@ -58,7 +60,7 @@ impl Status<'_> {
                 port: tap.clone(),
                 peer: self.args.socket.display().to_string(),
                 up: self.up,
-                features: self.features.to_vec(),
+                features: self.features,
                 channels: self.channels(),
                 steering: self.steering(),
                 stats: self.stats(&reports()?, true),
@@ -102,7 +104,7 @@ impl Status<'_> {
         Steering {
             port: self.args.tap.clone(),
             by: if self.used == self.combined { BY } else { BY_FIRST }.to_owned(),
-            hash_types: Vec::new(),
+            hash_types: HashTypes::empty(),
             queues: queues.collect(),
         }
     }

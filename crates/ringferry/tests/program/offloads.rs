@@ -3,11 +3,12 @@
 
 use std::net::{Ipv4Addr, UdpSocket};
 
-use ringferry_control::snapshot::PortState;
+use ringferry_control::snapshot::{Negotiated, PortState};
 use ringferry_packet::checksum::{self, Sum, pseudo_header_v4, pseudo_header_v6};
 use ringferry_packet::ether::Mac;
 use ringferry_packet::segment::{Checksum, Segmenter};
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header};
+use ringferry_sys::tap::Offloads as TapOffloads;
 use ringferry_sys::{namespace, netif};
 use ringferry_virtio_net::Features;
 
@@ -279,7 +280,8 @@ fn to_the_tap(port: &str) {
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut a = switch.plug("a", 1, Options::default());
     // A kernel before 6.2 takes no unsegmented UDP.
-    let whole_ones = switch.port("rf0").features.iter().any(|feature| feature == "USO4");
+    let Negotiated::Tap(kernel) = switch.port("rf0").negotiated else { panic!("rf0 is no tap") };
+    let whole_ones = kernel.contains(TapOffloads::USO4);
     let flow = Flow { tcp: false, v6: false, tagged: false };
     let host = Mac(netif::mac("rf0").unwrap());
     let payload = pattern(3, PAYLOAD);

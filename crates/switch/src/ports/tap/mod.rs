@@ -5,7 +5,9 @@
 pub(crate) mod config;
 pub(crate) mod queues;
 
-use ringferry_control::snapshot::{PortSnapshot, PortState};
+pub(crate) use queues::offloads;
+
+use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState};
 use ringferry_packet::ether::Mac;
 use ringferry_sys::netif;
 use ringferry_sys::tap::{Existing, Offloads, Tap, TapConfig as OpenTap, TapError};
@@ -29,7 +31,8 @@ struct TapPort {
     name: String,
     /// The network interface.
     tap: String,
-    offloads: Vec<String>,
+    /// What the kernel takes unfinished.
+    offloads: Offloads,
     queues: u16,
     counters: PortTotals,
 }
@@ -50,8 +53,8 @@ pub(super) fn open(
 
 fn plug(config: &PortConfig, queues: Vec<Tap>, cx: &mut Context<'_>) -> Result<TapPort, OpenError> {
     let first = queues.first().ok_or(OpenError::NoId)?;
-    let (tap, count, offloads) = (first.name().to_owned(), queues.len(), queues::offloads(first));
-    let features = first.offloads().iter_names().map(|(name, _)| name.to_owned()).collect();
+    let (tap, count, offloads) = (first.name().to_owned(), queues.len(), offloads(first.offloads()));
+    let kernel = first.offloads();
     let workers = cx.workers.count();
     // A worker without a queue of its own writes to another's.
     let further = (count..workers).map(|number| queues[number % count].try_clone());
@@ -68,7 +71,7 @@ fn plug(config: &PortConfig, queues: Vec<Tap>, cx: &mut Context<'_>) -> Result<T
     for queue in 0..count as u16 {
         cx.workers.start_queue(id, queue, AnyStart::Tap(TapStart(queue)));
     }
-    Ok(TapPort { id, name: config.name.clone(), tap, offloads: features, queues: count as u16, counters })
+    Ok(TapPort { id, name: config.name.clone(), tap, offloads: kernel, queues: count as u16, counters })
 }
 
 impl PortControl for TapPort {
@@ -86,12 +89,11 @@ impl PortControl for TapPort {
         let up = netif::is_up(&self.tap).unwrap_or(false);
         vec![PortSnapshot {
             name: self.name.clone(),
-            kind: config.kind.name().to_owned(),
+            negotiated: Negotiated::Tap(self.offloads),
             state: if up { PortState::Up } else { PortState::Down },
             peer: self.tap.clone(),
             mtu: netif::mtu(&self.tap).map_or(0, |mtu| mtu.try_into().unwrap_or(u16::MAX)),
-            mac: netif::mac(&self.tap).ok().map(|mac| Mac(mac).to_string()),
-            features: self.offloads.clone(),
+            mac: netif::mac(&self.tap).ok().map(Mac),
             queues: Vec::new(),
             counters: self.counters.by_name(),
             drops: self.counters.drops_by_name(),

@@ -46,8 +46,8 @@ pub struct TapLoan {
 const MAX_FRAMES: usize = 32;
 
 /// The offloads that the kernel behind a tap takes, in terms of virtio-net.
-pub(super) fn offloads(tap: &Tap) -> Offloads {
-    let has = |offload| tap.offloads().contains(offload);
+pub(crate) fn offloads(kernel: TapOffloads) -> Offloads {
+    let has = |offload| kernel.contains(offload);
     let mut offloads = Offloads::empty();
     offloads.set(Offloads::CSUM, has(TapOffloads::CSUM));
     offloads.set(Offloads::TSO4, has(TapOffloads::TSO4));

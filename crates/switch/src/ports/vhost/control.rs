@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ringferry_control::snapshot::{PortSnapshot, PortState, QueueRole, QueueSnapshot};
+use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot};
 use ringferry_sys::epoll::Interest;
 use ringferry_sys::socket::{Listener, Stream};
 use ringferry_vhost_user::backend::{Counters, Offer, Session};
@@ -353,12 +353,11 @@ impl PortControl for VhostPort {
     ) -> Vec<PortSnapshot> {
         let mut snapshot = PortSnapshot {
             name: self.device.name.clone(),
-            kind: config.kind.name().to_owned(),
+            negotiated: Negotiated::VhostUser(self.device.features),
             state: self.state(),
             peer: self.peer(),
             mtu: self.device.mtu,
             mac: None,
-            features: self.device.features.names(),
             queues: Vec::new(),
             counters: self.counters.by_name(),
             drops: self.counters.drops_by_name(),
@@ -373,7 +372,7 @@ impl PortControl for VhostPort {
             }
             snapshot.queues.push(QueueSnapshot {
                 index,
-                role: if index % 2 == 0 { QueueRole::Receiveq } else { QueueRole::Transmitq },
+                role: QueueRole::of(index),
                 size: ring.size,
                 enabled: ring.enabled,
                 started: ring.started,

@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::{Duration, Instant};
 
-use ringferry_control::snapshot::{PortSnapshot, PortState, QueueRole, QueueSnapshot};
+use ringferry_control::snapshot::{
+    Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot, VifFeatures,
+};
 use ringferry_sys::epoll::Interest;
 use ringferry_xen::domain::DomId;
 use ringferry_xen::provider::{OpenError as ProviderError, Provider};
@@ -396,7 +398,7 @@ impl PortControl for XenEntry {
         let class = &self.config.class;
         let mut entry = PortSnapshot {
             name: self.name.clone(),
-            kind: "xen-vif".into(),
+            negotiated: Negotiated::XenVif(VifFeatures::empty()),
             state: if self.plugs.is_some() { PortState::Listening } else { PortState::Connecting },
             peer: match &self.config.provider {
                 XenProvider::Xen => format!("xenstore backend/{class}"),
@@ -404,7 +406,6 @@ impl PortControl for XenEntry {
             },
             mtu: self.mtu,
             mac: None,
-            features: Vec::new(),
             queues: Vec::new(),
             counters: PortTotals::new(1).by_name(),
             drops: PortTotals::new(1).drops_by_name(),
@@ -430,12 +431,11 @@ impl PortControl for XenEntry {
 fn snapshot(id: VifId, vif: &Vif, mtu: u16, queues: &mut QueueStates) -> PortSnapshot {
     let mut port = PortSnapshot {
         name: vif.name.clone(),
-        kind: "xen-vif".into(),
+        negotiated: Negotiated::XenVif(VifFeatures::empty()),
         state: PortState::Listening,
         peer: id.to_string(),
         mtu,
-        mac: vif.mac.map(|mac| mac.to_string()),
-        features: Vec::new(),
+        mac: vif.mac,
         queues: Vec::new(),
         counters: vif.counters.by_name(),
         drops: vif.counters.drops_by_name(),
@@ -446,17 +446,18 @@ fn snapshot(id: VifId, vif: &Vif, mtu: u16, queues: &mut QueueStates) -> PortSna
     if let Some(served) = &vif.served {
         port.state = PortState::Up;
         let accepts = served.front.accepts;
-        let features = [
-            (accepts.sg, "sg"),
-            (accepts.csum4 && accepts.csum6, "csum"),
-            (accepts.gso4, "gso-tcpv4"),
-            (accepts.gso6, "gso-tcpv6"),
-            (served.mode == Mode::Persistent, "persistent"),
-            (served.mode == Mode::Copy, "copy"),
-            (served.mode == Mode::Map, "map"),
-            (served.control.is_some(), "ctrl-ring"),
-        ];
-        port.features = features.iter().filter(|(on, _)| *on).map(|(_, name)| (*name).to_owned()).collect();
+        let mut features = VifFeatures::empty();
+        features.set(VifFeatures::SG, accepts.sg);
+        features.set(VifFeatures::CSUM, accepts.csum4 && accepts.csum6);
+        features.set(VifFeatures::GSO_TCPV4, accepts.gso4);
+        features.set(VifFeatures::GSO_TCPV6, accepts.gso6);
+        features.insert(match served.mode {
+            Mode::Persistent => VifFeatures::PERSISTENT,
+            Mode::Copy => VifFeatures::COPY,
+            Mode::Map => VifFeatures::MAP,
+        });
+        features.set(VifFeatures::CTRL_RING, served.control.is_some());
+        port.negotiated = Negotiated::XenVif(features);
         for index in 0..2 * served.queues {
             let live = queues.remove(&(vif.id, index));
             let pages = live.as_ref().and_then(|live| live.pages).map(|state| {
@@ -466,7 +467,7 @@ fn snapshot(id: VifId, vif: &Vif, mtu: u16, queues: &mut QueueStates) -> PortSna
             });
             port.queues.push(QueueSnapshot {
                 index,
-                role: if index % 2 == 0 { QueueRole::Receiveq } else { QueueRole::Transmitq },
+                role: QueueRole::of(index),
                 size: SLOTS,
                 enabled: true,
                 started: live.is_some(),

@@ -1,0 +1,283 @@
+//! Whatever is asked or answered arrives as it was sent, and is one line.
+
+use std::collections::BTreeMap;
+
+use proptest::collection::{btree_map, vec};
+use proptest::option;
+use proptest::prelude::*;
+use ringferry_control::channels::{Channels, QueueSteering, Stats, Steering};
+use ringferry_control::explain::{Checksums, Cost, Explanation, Protocol, Segments, Traffic, Way};
+use ringferry_control::snapshot::{
+    FdbEntry, FdbSnapshot, GrantSnapshot, Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot,
+    Snapshot, VifFeatures, WorkerSnapshot,
+};
+use ringferry_control::{Answer, GuestSnapshot, PortRules, Request, Response, RulesByKey, RulesChange};
+use ringferry_packet::ether::Mac;
+use ringferry_packet::flow::HashTypes;
+use ringferry_packet::vnet::Offloads;
+use ringferry_sys::tap::Offloads as TapOffloads;
+use ringferry_virtio_net::Features;
+
+/// Any text: line ends, quotes and what lies outside of ASCII among it.
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof!["[a-z0-9._-]{0,8}", any::<String>()]
+}
+
+fn counts() -> impl Strategy<Value = BTreeMap<String, u64>> {
+    btree_map(text(), any::<u64>(), 0..4)
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    prop_oneof![
+        Just(Request::Show),
+        Just(Request::Dump),
+        (text(), any::<Option<u16>>()).prop_map(|(port, combined)| Request::Channels { port, combined }),
+        text().prop_map(|port| Request::Steering { port }),
+        (text(), any::<u16>(), any::<u16>()).prop_map(|(port, queue, worker)| Request::Assign {
+            port,
+            queue,
+            worker
+        }),
+        (text(), any::<bool>()).prop_map(|(port, queues)| Request::Stats { port, queues }),
+        text().prop_map(|port| Request::Explain { port }),
+        text().prop_map(|port| Request::Rules { port }),
+        (text(), vec(text(), 0..4), any::<bool>()).prop_map(|(port, settings, runtime)| Request::Set {
+            port,
+            settings,
+            runtime
+        }),
+        (text(), vec(text(), 0..4), any::<bool>()).prop_map(|(port, keys, runtime)| Request::Unset {
+            port,
+            keys,
+            runtime
+        }),
+    ]
+}
+
+fn rules() -> impl Strategy<Value = RulesByKey> {
+    let value = prop_oneof![
+        any::<bool>().prop_map(serde_json::Value::from),
+        any::<u32>().prop_map(serde_json::Value::from),
+        text().prop_map(serde_json::Value::from),
+        vec(text(), 0..3).prop_map(serde_json::Value::from),
+    ];
+    btree_map(text(), value, 0..4)
+}
+
+fn negotiated() -> impl Strategy<Value = Negotiated> {
+    prop_oneof![
+        any::<u64>().prop_map(|bits| Negotiated::VhostUser(Features::from_bits_retain(bits))),
+        any::<u32>().prop_map(|bits| Negotiated::Tap(TapOffloads::from_bits_truncate(bits))),
+        any::<u8>().prop_map(|bits| Negotiated::XenVif(VifFeatures::from_bits_truncate(bits))),
+        ("[a-z]{3,5}-later", vec(text(), 0..3))
+            .prop_map(|(kind, features)| Negotiated::Later { kind, features }),
+    ]
+}
+
+fn queue() -> impl Strategy<Value = QueueSnapshot> {
+    let grants = any::<[u64; 10]>().prop_map(
+        |[
+            hits,
+            misses,
+            mapped,
+            evicted,
+            failed,
+            copies,
+            copied_bytes,
+            learned_pages,
+            static_pages,
+            max_pages,
+        ]| {
+            GrantSnapshot {
+                hits,
+                misses,
+                mapped,
+                evicted,
+                failed,
+                copies,
+                copied_bytes,
+                learned_pages,
+                static_pages,
+                max_pages,
+            }
+        },
+    );
+    (any::<[u16; 4]>(), any::<[bool; 2]>(), option::of(text()), option::of(grants)).prop_map(
+        |([index, size, last_avail, last_used], [enabled, started], broken, grants)| QueueSnapshot {
+            index,
+            role: QueueRole::of(index),
+            size,
+            enabled,
+            started,
+            broken,
+            last_avail,
+            last_used,
+            grants,
+        },
+    )
+}
+
+fn port() -> impl Strategy<Value = PortSnapshot> {
+    let state = prop::sample::select(vec![
+        PortState::Up,
+        PortState::Listening,
+        PortState::Connecting,
+        PortState::Down,
+        PortState::Broken,
+    ]);
+    (
+        text(),
+        negotiated(),
+        state,
+        text(),
+        any::<u16>(),
+        option::of(any::<[u8; 6]>().prop_map(Mac)),
+        vec(queue(), 0..3),
+        counts(),
+        counts(),
+        rules(),
+    )
+        .prop_map(|(name, negotiated, state, peer, mtu, mac, queues, counters, drops, rules)| {
+            PortSnapshot { name, negotiated, state, peer, mtu, mac, queues, counters, drops, rules }
+        })
+}
+
+fn snapshot() -> impl Strategy<Value = Snapshot> {
+    let entry = (any::<u16>(), any::<[u8; 6]>(), text(), any::<u32>(), any::<bool>()).prop_map(
+        |(vlan, mac, port, age_seconds, fixed)| FdbEntry { vlan, mac: Mac(mac), port, age_seconds, fixed },
+    );
+    let fdb = (any::<usize>(), vec(entry, 0..4), counts())
+        .prop_map(|(capacity, entries, counters)| FdbSnapshot { capacity, entries, counters });
+    // In quarters, which a binary number holds exactly.
+    let worker =
+        (any::<[u64; 4]>(), 0..400u16).prop_map(|([polls, busy_polls, sleeps, wakeups], quarters)| {
+            WorkerSnapshot { polls, busy_polls, sleeps, wakeups, busy_percent: f64::from(quarters) / 4.0 }
+        });
+    (any::<[u32; 2]>(), any::<u64>(), vec(port(), 0..3), fdb, vec(worker, 0..3)).prop_map(
+        |([version, pid], uptime_seconds, ports, fdb, workers)| Snapshot {
+            version,
+            pid,
+            uptime_seconds,
+            ports,
+            fdb,
+            workers,
+        },
+    )
+}
+
+fn channels() -> impl Strategy<Value = Channels> {
+    (text(), any::<[u16; 3]>()).prop_map(|(port, [max_combined, combined, started])| Channels {
+        port,
+        max_combined,
+        combined,
+        started,
+    })
+}
+
+fn steering() -> impl Strategy<Value = Steering> {
+    let queue = (any::<u16>(), any::<bool>(), any::<Option<usize>>(), any::<Option<u16>>())
+        .prop_map(|(queue, enabled, cpu, worker)| QueueSteering { queue, enabled, cpu, worker });
+    (text(), text(), any::<u32>(), vec(queue, 0..3)).prop_map(|(port, by, bits, queues)| Steering {
+        port,
+        by,
+        hash_types: HashTypes::from_bits_truncate(bits),
+        queues,
+    })
+}
+
+fn stats() -> impl Strategy<Value = Stats> {
+    (text(), counts()).prop_map(|(port, counters)| Stats { port, counters })
+}
+
+fn explanation() -> impl Strategy<Value = Explanation> {
+    let traffic = (
+        prop::sample::select(vec![Protocol::Tcp4, Protocol::Tcp6, Protocol::Udp]),
+        prop::sample::select(vec![Segments::Unsegmented, Segments::Cut, Segments::Merged, Segments::Single]),
+        prop::sample::select(vec![
+            Checksums::LeftOut,
+            Checksums::Computed,
+            Checksums::Verified,
+            Checksums::Untouched,
+        ]),
+        prop::sample::select(vec![Cost::Nothing, Cost::Headers, Cost::Packets, Cost::Bytes]),
+        text(),
+    )
+        .prop_map(|(kind, segments, checksums, cost, text)| Traffic {
+            kind,
+            segments,
+            checksums,
+            cost,
+            text,
+        });
+    let way = (text(), text(), vec(traffic, 0..3), vec(text(), 0..2), vec(text(), 0..2))
+        .prop_map(|(from, to, traffic, notes, hints)| Way { from, to, traffic, notes, hints });
+    (text(), any::<[u8; 2]>(), any::<u16>(), vec(way, 0..3)).prop_map(|(port, [takes, sends], mtu, ways)| {
+        Explanation {
+            port,
+            takes: Offloads::from_bits_truncate(takes),
+            sends: Offloads::from_bits_truncate(sends),
+            mtu,
+            ways,
+        }
+    })
+}
+
+fn answer() -> impl Strategy<Value = Answer> {
+    let guest = (
+        (any::<[u32; 2]>(), any::<u64>(), text(), text()),
+        (any::<bool>(), any::<u64>(), channels(), steering(), stats()),
+    )
+        .prop_map(
+            |(([version, pid], uptime_seconds, port, peer), (up, features, channels, steering, stats))| {
+                GuestSnapshot {
+                    version,
+                    pid,
+                    uptime_seconds,
+                    port,
+                    peer,
+                    up,
+                    features: Features::from_bits_retain(features),
+                    channels,
+                    steering,
+                    stats,
+                }
+            },
+        );
+    let change = (text(), rules(), any::<bool>(), text())
+        .prop_map(|(port, rules, persistent, note)| RulesChange { port, rules, persistent, note });
+    prop_oneof![
+        snapshot().prop_map(|snapshot| Answer::Show(Box::new(snapshot))),
+        guest.prop_map(|guest| Answer::Guest(Box::new(guest))),
+        text().prop_map(Answer::Dump),
+        channels().prop_map(Answer::Channels),
+        steering().prop_map(Answer::Steering),
+        stats().prop_map(Answer::Stats),
+        explanation().prop_map(Answer::Explain),
+        (text(), rules()).prop_map(|(port, rules)| Answer::Rules(PortRules { port, rules })),
+        change.prop_map(Answer::RulesChanged),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn requests_arrive_as_they_were_sent(request in request()) {
+        let line = serde_json::to_string(&request).unwrap();
+        prop_assert!(!line.contains('\n'), "{line}");
+        prop_assert_eq!(serde_json::from_str::<Request>(&line).unwrap(), request);
+    }
+
+    #[test]
+    fn answers_arrive_as_they_were_sent(answer in answer()) {
+        let response = Response::Ok(answer);
+        let line = serde_json::to_string(&response).unwrap();
+        prop_assert!(!line.contains('\n'), "{line}");
+        prop_assert_eq!(serde_json::from_str::<Response>(&line).unwrap(), response);
+    }
+
+    #[test]
+    fn refusals_arrive_as_they_were_sent(why in text()) {
+        let line = serde_json::to_string(&Response::Error(why.clone())).unwrap();
+        prop_assert!(!line.contains('\n'), "{line}");
+        prop_assert_eq!(serde_json::from_str::<Response>(&line).unwrap(), Response::Error(why));
+    }
+}
