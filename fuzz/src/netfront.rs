@@ -18,7 +18,7 @@ use ringferry_xen::netif::wire::{RxResponse, TxResponse};
 use ringferry_xen_net::events::Events;
 use ringferry_xen_net::netfront::arena::{Arena, Pages};
 use ringferry_xen_net::netfront::pair::{Pair, PairConfig, Places};
-use ringferry_xen_net::netfront::statics::Statics;
+use ringferry_xen_net::netfront::static_grants::StaticGrants;
 use ringferry_xen_net::offload::Accepts;
 
 use crate::ring::Reached;
@@ -95,7 +95,7 @@ struct Expected {
 /// The front end, and what is known of it.
 struct Subject {
     pair: Pair,
-    statics: Statics,
+    statics: StaticGrants,
     memory: Arc<GuestMemory>,
     /// Ring pages: sending, receiving, control.
     rings: [Area; 3],
@@ -161,7 +161,7 @@ impl Subject {
         let more: Vec<_> = arena.map().grants(transmit, 700).collect();
         let handed = grants.len() + more.len();
         let lists = vec![more, grants.clone()];
-        let statics = Statics::new(page(control).0, channel(), next(control), lists);
+        let statics = StaticGrants::new(page(control).0, channel(), next(control), lists);
         Self {
             pair: pair.expect("a pair"),
             statics: statics.expect("a control ring"),
@@ -226,7 +226,7 @@ impl Subject {
             Step::Refill {} => self.refill(),
             Step::Arm {} => drop(self.pair.arm()),
             Step::Announce {} => self.statics.announce().expect("a channel"),
-            Step::Look {} => self.statics.step().expect("a channel"),
+            Step::Look {} => self.statics.poll().expect("a channel"),
         }
     }
 

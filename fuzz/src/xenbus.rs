@@ -14,9 +14,9 @@ use ringferry_xen_sim::fake::{Fake, FakeDomain, Op};
 use ringferry_xen::grant::{Access, Granted};
 use ringferry_xen_sim::store::{Limits, Running, Server};
 use ringferry_xen::store::{Client, NodeAccess, Nodes, Permission, StoreError, path};
-use ringferry_xen_net::bus::plugs::Step as Turn;
-use ringferry_xen_net::bus::{
-    BackConfig, BackEvent, Connection, FrontConfig, FrontEvent, Frontend, Plugs, Session, State, VifId,
+use ringferry_xen_net::xenbus::Polled as Turn;
+use ringferry_xen_net::xenbus::{
+    BackConfig, BackEvent, Connection, FrontConfig, FrontEvent, FrontendDriver, BackendDriver, Session, State, VifId,
 };
 use ringferry_xen_net::netfront::PairConfig;
 
@@ -129,8 +129,8 @@ operations! {
 
 /// What is under test.
 enum Half {
-    Back { plugs: Box<Plugs>, connection: Option<Box<Connection>> },
-    Front { front: Box<Frontend>, session: Option<Session>, closed: bool },
+    Back { plugs: Box<BackendDriver>, connection: Option<Box<Connection>> },
+    Front { front: Box<FrontendDriver>, session: Option<Session>, closed: bool },
 }
 
 /// The machine around it.
@@ -301,7 +301,7 @@ impl Half {
                 ..FrontConfig::default()
             };
             let client = machine.store.client(FRONT).expect("a connection");
-            let front = match Frontend::new(client, machine.domain(FRONT), config) {
+            let front = match FrontendDriver::new(client, machine.domain(FRONT), config) {
                 Ok(front) => front,
                 Err(error) => panic!("no front end: {error}"),
             };
@@ -316,7 +316,7 @@ impl Half {
             ..BackConfig::default()
         };
         let client = machine.store.client(BACK).expect("a connection");
-        let plugs = Plugs::new(client, machine.domain(BACK), config).expect("a back end");
+        let plugs = BackendDriver::new(client, machine.domain(BACK), config).expect("a back end");
         Self::Back { plugs: Box::new(plugs), connection: None }
     }
 
@@ -338,7 +338,7 @@ impl Half {
             match self {
                 Self::Back { plugs, connection } => {
                     // The store is there, so whatever a guest does is no error.
-                    match plugs.step().expect("a back end does not fail for what it reads") {
+                    match plugs.poll().expect("a back end does not fail for what it reads") {
                         Turn::Idle => return found,
                         Turn::Busy => {}
                         Turn::Vif(id, BackEvent::Connect(new)) => {
@@ -361,7 +361,7 @@ impl Half {
                         }
                     }
                 }
-                Self::Front { front, session, closed } => match front.step() {
+                Self::Front { front, session, closed } => match front.poll() {
                     Ok(None) => return found,
                     Ok(Some(FrontEvent::Busy)) => {}
                     Ok(Some(FrontEvent::Connected(new))) => {
@@ -422,8 +422,8 @@ impl Half {
 }
 
 /// What a front end says of a back end that makes no sense is no failure.
-fn tolerate_front(result: Result<(), ringferry_xen_net::bus::front::FrontError>) {
-    use ringferry_xen_net::bus::front::FrontError;
+fn tolerate_front(result: Result<(), ringferry_xen_net::xenbus::frontend_driver::FrontError>) {
+    use ringferry_xen_net::xenbus::frontend_driver::FrontError;
     if let Err(FrontError::Store(error)) = result {
         assert!(!error.is_fatal(), "{error}");
     }

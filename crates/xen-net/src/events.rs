@@ -1,26 +1,29 @@
-//! The event channels of a queue, as both halves have them.
+//! The event channels of a queue, for both halves. A [`xenbus`](crate::xenbus) driver binds or
+//! allocates them when the interface connects; the queue's thread polls, drains and signals them;
+//! dropping them closes the channels.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use ringferry_xen::event::EventChannel;
 
-/// The event channels of a queue. "Transmit" and "receive" are always the front end's.
+/// The event channels of a queue. "Transmit" and "receive" are always from the front end's point of
+/// view.
 #[derive(Debug)]
 pub enum Events {
-    /// One for both directions.
+    /// One channel serves both directions.
     Shared(Box<dyn EventChannel>),
-    /// One for each (`feature-split-event-channels`).
+    /// Each direction has its own channel (`feature-split-event-channels`).
     Split {
-        /// For packets that the front end sends.
+        /// Channel of the ring on which the front end transmits.
         tx: Box<dyn EventChannel>,
-        /// For packets that it receives.
+        /// Channel of the ring on which the front end receives.
         rx: Box<dyn EventChannel>,
     },
 }
 
 impl Events {
-    /// What to poll: readable while an event is pending.
+    /// Returns the descriptors to poll, which are readable while an event is pending.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let (first, second) = match self {
             Self::Shared(both) => (both, None),
@@ -29,10 +32,10 @@ impl Events {
         std::iter::once(first).chain(second).map(|channel| channel.as_fd())
     }
 
-    /// Takes note of the events that are pending.
+    /// Clears the pending events.
     ///
     /// # Errors
-    /// A channel is gone.
+    /// A channel was closed.
     pub fn drain(&self) -> io::Result<()> {
         match self {
             Self::Shared(both) => both.drain().map(drop),
@@ -40,10 +43,10 @@ impl Events {
         }
     }
 
-    /// Tells the other side that something has happened on the transmit ring.
+    /// Signals an event on the transmit ring to the other half.
     ///
     /// # Errors
-    /// The channel is gone.
+    /// The channel was closed.
     #[inline]
     pub fn notify_transmit(&self) -> io::Result<()> {
         match self {
@@ -52,10 +55,10 @@ impl Events {
         }
     }
 
-    /// Tells the other side that something has happened on the receive ring.
+    /// Signals an event on the receive ring to the other half.
     ///
     /// # Errors
-    /// The channel is gone.
+    /// The channel was closed.
     #[inline]
     pub fn notify_receive(&self) -> io::Result<()> {
         match self {

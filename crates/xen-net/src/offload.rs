@@ -1,7 +1,10 @@
-//! What is left to be done with a frame: as the network interface says it, and as the rest of the house does.
+//! Offloads of a frame: the translation between the network interface's flags and extras
+//! ([`NetifOffload`]) and the virtual header of the other crates. Both halves translate each frame
+//! here, on the queue's thread; all values are plain.
 //!
-//! Xen says "the checksum is blank" and "segments of so many bytes, of such a kind"; where the checksum lies is for the
-//! receiver to find. The virtual header says it all with offsets. Both halves translate here and nowhere else.
+//! The network interface expresses "the checksum is blank" and "segments of so many bytes, of this
+//! kind", and leaves it to the receiver to find where the checksum lies. The virtual header
+//! expresses both with offsets.
 
 use ringferry_packet::parse::{Layers, PROTO_TCP, PROTO_UDP, ParseError};
 use ringferry_packet::vnet::{
@@ -9,60 +12,64 @@ use ringferry_packet::vnet::{
 };
 use ringferry_xen::netif::wire;
 
-/// Bytes of a frame that are copied to find its headers: what Linux gathers, and room for options behind it. Longer
-/// headers exist only to be longer; such a frame cannot be offloaded.
+/// Number of bytes of a frame that are copied to find its headers: as many as Linux gathers, with
+/// room for options after them. Longer headers exist only to be longer; such a frame cannot be
+/// offloaded.
 pub const HEADERS: usize = 256;
 
-/// Where TCP and UDP keep their checksum, in bytes from the start of their header.
+/// Offset of the checksum in a TCP header, in bytes.
 const TCP_CHECKSUM: u16 = 16;
 const UDP_CHECKSUM: u16 = 6;
 
-/// The extra-info of a frame that has yet to be cut into packets.
+/// The extra-info of a GSO frame, which is still to be segmented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gso {
-    /// Bytes of payload in each packet but the last.
+    /// Payload bytes of each segment except the last.
     pub size: u16,
-    /// [`wire::GSO_TCPV4`] or [`wire::GSO_TCPV6`], as the peer says.
+    /// Kind of segmentation: [`wire::GSO_TCPV4`] or [`wire::GSO_TCPV6`], or any other value from a
+    /// hostile peer.
     pub kind: u8,
 }
 
-/// What the slots of a frame say about it.
+/// The offloads of a frame, as the slots of the network interface express them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Marks {
-    /// The checksum has yet to be finished; its field holds the sum of the pseudo header.
+pub struct NetifOffload {
+    /// True if the checksum is blank: its field holds the sum of the pseudo header, and is to be
+    /// completed.
     pub csum_blank: bool,
-    /// The data is known to be good: it came from a checked packet, or never left this machine.
+    /// True if the data is known to be good: it came from a checked packet, or never left this
+    /// host.
     pub data_validated: bool,
-    /// Whether it has yet to be cut.
+    /// Segmentation that is still to be done, if any.
     pub gso: Option<Gso>,
 }
 
-/// Why a frame cannot be what its marks say. It is to be dropped and counted.
+/// The reason why a frame contradicts its offloads. It is to be dropped and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MarkError {
-    /// There is no header to find.
+pub enum OffloadError {
+    /// The headers cannot be parsed.
     #[error(transparent)]
     Parse(#[from] ParseError),
-    /// The checksum of something that is neither TCP nor UDP.
+    /// The blank checksum is of a protocol that is neither TCP nor UDP.
     #[error("protocol {0} has no checksum that could be finished; drop the frame")]
     Protocol(u8),
-    /// Segments of a protocol that the frame does not carry, or of no known protocol.
+    /// The frame does not carry the protocol of its segmentation, or the kind is unknown.
     #[error("segments of kind {0} cannot be made of this frame; drop it")]
     Kind(u8),
-    /// What was found does not agree with the length of the frame.
+    /// The headers contradict the length of the frame.
     #[error(transparent)]
     Header(#[from] HeaderError),
 }
 
-impl Marks {
-    /// The virtual header of a frame of `len` bytes that begins with the bytes `first`, a private copy: [`HEADERS`] of
-    /// them, or all if it is shorter.
+impl NetifOffload {
+    /// Returns the virtual header of a frame of `len` bytes. `first` is a private copy of its first
+    /// [`HEADERS`] bytes, or of all if it is shorter.
     ///
     /// # Errors
-    /// See [`MarkError`]. A frame to be cut must have a blank checksum: there is no saying what another would mean for its
-    /// pieces.
+    /// Any [`OffloadError`]. A frame to be segmented must have a blank checksum, because a complete
+    /// one would be wrong for its segments.
     #[inline]
-    pub fn header(&self, first: &[u8], len: usize) -> Result<Header, MarkError> {
+    pub fn header(&self, first: &[u8], len: usize) -> Result<Header, OffloadError> {
         if !self.csum_blank && self.gso.is_none() {
             let header =
                 Header { flags: if self.data_validated { F_DATA_VALID } else { 0 }, ..Header::default() };
@@ -72,16 +79,16 @@ impl Marks {
         self.offloaded(first, len)
     }
 
-    fn offloaded(&self, first: &[u8], len: usize) -> Result<Header, MarkError> {
+    fn offloaded(&self, first: &[u8], len: usize) -> Result<Header, OffloadError> {
         let layers = Layers::parse(first)?;
         let csum_offset = match layers.proto {
             PROTO_TCP if !layers.fragment => TCP_CHECKSUM,
             PROTO_UDP if !layers.fragment => UDP_CHECKSUM,
-            other => return Err(MarkError::Protocol(other)),
+            other => return Err(OffloadError::Protocol(other)),
         };
         let mut header = Header {
             flags: if self.csum_blank { F_NEEDS_CSUM } else { 0 },
-            // Within `first`, and so within 16 bits.
+            // The offset lies within `first`, and so within 16 bits.
             csum_start: layers.l4 as u16,
             csum_offset,
             ..Header::default()
@@ -90,20 +97,21 @@ impl Marks {
             header.gso_type = match kind {
                 wire::GSO_TCPV4 => GSO_TCPV4,
                 wire::GSO_TCPV6 => GSO_TCPV6,
-                other => return Err(MarkError::Kind(other)),
+                other => return Err(OffloadError::Kind(other)),
             };
             header.gso_size = size;
             header.hdr_len = layers.payload as u16;
             if !layers.agree_with(&header) {
-                return Err(MarkError::Kind(kind));
+                return Err(OffloadError::Kind(kind));
             }
         }
         header.check(len)?;
         Ok(header)
     }
 
-    /// The marks of a frame with this header; `None` when it asks for what the network interface cannot say: UDP to be cut
-    /// or fragmented, or TCP whose first piece alone is to have CWR set.
+    /// Returns the offloads of a frame with this header; `None` when the network interface cannot
+    /// express them: UDP to be segmented or fragmented, or TCP with ECN, whose first segment alone
+    /// has CWR set.
     #[inline]
     pub fn of(header: &Header) -> Option<Self> {
         let gso = match header.gso_type {
@@ -113,39 +121,39 @@ impl Marks {
             _ => return None,
         };
         let csum_blank = header.needs_csum();
-        // Linux marks both: what has no checksum yet has not been damaged either.
+        // Linux sets both: data whose checksum is still blank has not been damaged either.
         let data_validated = csum_blank || header.flags & F_DATA_VALID != 0;
         Some(Self { csum_blank, data_validated, gso })
     }
 }
 
-/// What a receiver takes, as the store says it.
+/// The frames that a receiver accepts, as it publishes them in the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Accepts {
     /// Frames of more than one slot (`feature-sg`).
     pub sg: bool,
-    /// Blank checksums of IPv4 (the opposite of `feature-no-csum-offload`).
+    /// Blank checksums over IPv4 (the opposite of `feature-no-csum-offload`).
     pub csum4: bool,
-    /// Blank checksums of IPv6 (`feature-ipv6-csum-offload`).
+    /// Blank checksums over IPv6 (`feature-ipv6-csum-offload`).
     pub csum6: bool,
-    /// TCP over IPv4 that has yet to be cut (`feature-gso-tcpv4`).
+    /// TCP segmentation over IPv4 (`feature-gso-tcpv4`).
     pub gso4: bool,
-    /// TCP over IPv6 that has yet to be cut (`feature-gso-tcpv6`).
+    /// TCP segmentation over IPv6 (`feature-gso-tcpv6`).
     pub gso6: bool,
 }
 
 impl Accepts {
-    /// Everything.
+    /// Every kind of frame is accepted.
     pub const ALL: Self = Self { sg: true, csum4: true, csum6: true, gso4: true, gso6: true };
 
-    /// Only what makes sense together: nothing is to be cut that has no blank checksum or must fit one slot.
+    /// Returns the consistent subset: segmentation needs blank checksums and more than one slot.
     #[must_use]
     pub fn consistent(self) -> Self {
         let Self { sg, csum4, csum6, gso4, gso6 } = self;
         Self { sg, csum4, csum6, gso4: gso4 && sg && csum4, gso6: gso6 && sg && csum6 }
     }
 
-    /// What both accept.
+    /// Returns the frames that both receivers accept.
     #[must_use]
     pub fn both(self, other: Self) -> Self {
         Self {
@@ -157,8 +165,8 @@ impl Accepts {
         }
     }
 
-    /// The same for the rest of the house, which does not tell the checksums of IPv4 and IPv6 apart: a receiver that takes
-    /// only one of them takes none.
+    /// Returns the offloads in the terms of the other crates, which do not distinguish checksums
+    /// over IPv4 from those over IPv6: a receiver that accepts only one of them accepts neither.
     #[must_use]
     pub fn offloads(self) -> Offloads {
         let Self { csum4, csum6, gso4, gso6, .. } = self.consistent();
@@ -194,19 +202,19 @@ mod tests {
         frame
     }
 
-    const BLANK: Marks = Marks { csum_blank: true, data_validated: true, gso: None };
+    const BLANK: NetifOffload = NetifOffload { csum_blank: true, data_validated: true, gso: None };
 
-    fn cut(kind: u8, size: u16) -> Marks {
-        Marks { gso: Some(Gso { size, kind }), ..BLANK }
+    fn cut(kind: u8, size: u16) -> NetifOffload {
+        NetifOffload { gso: Some(Gso { size, kind }), ..BLANK }
     }
 
     #[test]
-    fn marks_survive_the_way_there_and_back() {
+    fn offloads_survive_the_way_there_and_back() {
         for (v6, kind) in [(false, wire::GSO_TCPV4), (true, wire::GSO_TCPV6)] {
             let frame = frame(v6, PROTO_TCP, 5000);
-            for marks in [Marks::default(), BLANK, cut(kind, 1448)] {
-                let header = marks.header(&frame[..HEADERS], frame.len()).unwrap();
-                assert_eq!(Marks::of(&header), Some(marks), "{header:?}");
+            for offload in [NetifOffload::default(), BLANK, cut(kind, 1448)] {
+                let header = offload.header(&frame[..HEADERS], frame.len()).unwrap();
+                assert_eq!(NetifOffload::of(&header), Some(offload), "{header:?}");
             }
         }
     }
@@ -226,30 +234,33 @@ mod tests {
     fn blank_checksums_of_other_protocols_are_refused() {
         let mut frame = frame(false, PROTO_UDP, 10);
         frame[23] = 1;
-        assert_eq!(BLANK.header(&frame, frame.len()), Err(MarkError::Protocol(1)));
+        assert_eq!(BLANK.header(&frame, frame.len()), Err(OffloadError::Protocol(1)));
         // A fragment has no transport header to put a checksum into.
         frame[23] = PROTO_UDP;
         frame[20] = 0x20;
-        assert_eq!(BLANK.header(&frame, frame.len()), Err(MarkError::Protocol(PROTO_UDP)));
+        assert_eq!(BLANK.header(&frame, frame.len()), Err(OffloadError::Protocol(PROTO_UDP)));
     }
 
     #[test]
     fn gso_that_the_frame_does_not_carry_is_refused() {
         let tcp4 = frame(false, PROTO_TCP, 5000);
-        for (marks, error) in [
-            (cut(wire::GSO_TCPV6, 1448), MarkError::Kind(wire::GSO_TCPV6)),
-            (cut(0, 1448), MarkError::Kind(0)),
-            (cut(3, 1448), MarkError::Kind(3)),
-            (cut(wire::GSO_TCPV4, 0), MarkError::Header(HeaderError::GsoSize)),
+        for (offload, error) in [
+            (cut(wire::GSO_TCPV6, 1448), OffloadError::Kind(wire::GSO_TCPV6)),
+            (cut(0, 1448), OffloadError::Kind(0)),
+            (cut(3, 1448), OffloadError::Kind(3)),
+            (cut(wire::GSO_TCPV4, 0), OffloadError::Header(HeaderError::GsoSize)),
             (
-                Marks { csum_blank: false, ..cut(wire::GSO_TCPV4, 1448) },
-                MarkError::Header(HeaderError::GsoWithoutChecksum),
+                NetifOffload { csum_blank: false, ..cut(wire::GSO_TCPV4, 1448) },
+                OffloadError::Header(HeaderError::GsoWithoutChecksum),
             ),
         ] {
-            assert_eq!(marks.header(&tcp4, tcp4.len()), Err(error));
+            assert_eq!(offload.header(&tcp4, tcp4.len()), Err(error));
         }
         let udp = frame(false, PROTO_UDP, 5000);
-        assert_eq!(cut(wire::GSO_TCPV4, 1448).header(&udp, udp.len()), Err(MarkError::Kind(wire::GSO_TCPV4)));
+        assert_eq!(
+            cut(wire::GSO_TCPV4, 1448).header(&udp, udp.len()),
+            Err(OffloadError::Kind(wire::GSO_TCPV4))
+        );
     }
 
     #[test]
@@ -265,7 +276,7 @@ mod tests {
     fn what_the_interface_cannot_say_is_not_said() {
         use ringferry_packet::vnet::{GSO_ECN, GSO_UDP, GSO_UDP_L4};
         for gso_type in [GSO_UDP, GSO_UDP_L4, GSO_TCPV4 | GSO_ECN, 9] {
-            assert_eq!(Marks::of(&Header { gso_type, ..Header::default() }), None);
+            assert_eq!(NetifOffload::of(&Header { gso_type, ..Header::default() }), None);
         }
     }
 

@@ -1,4 +1,5 @@
-//! A front end against back ends that say anything: its queue breaks or its packet is lost, and every page and buffer comes back.
+//! A front end against back ends that write anything: its queue breaks or its packet is lost, and
+//! every page and buffer comes back.
 
 mod pair_support;
 
@@ -19,10 +20,10 @@ use ringferry_xen::netif::wire::{
 };
 use ringferry_xen::netif::{BackRing, Fault};
 use ringferry_xen::store::path;
-use ringferry_xen_net::bus::{BackConfig, Connection, FrontConfig, Session, State};
 use ringferry_xen_net::netfront::Pair;
+use ringferry_xen_net::xenbus::{BackConfig, Connection, FrontConfig, Session, State};
 
-/// Where a ring page has its producer index for responses.
+/// Offset of the producer index of responses in a ring page.
 const RSP_PROD: usize = 8;
 
 type Area = ringferry_memory::Area;
@@ -359,7 +360,8 @@ fn answer(ring: &mut ControlBack<Area>, connection: &Connection, response: Respo
 
 #[test]
 fn static_grants_are_handed_over_as_far_as_the_back_end_takes_them() {
-    // What it answers to the size and to the lists, and how many grants it is then given, per queue.
+    // Each case has the back end's responses to the size and to the lists, and the number of grants
+    // that it is then given, per queue.
     let pages = 300 + 4 + 16 + 68;
     for (size, list, given) in [
         ((Status::Success, 0), Status::Success, 0),
@@ -455,7 +457,8 @@ fn answers_that_nobody_asked_for_break_the_control_ring_and_not_the_packets() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, max_shrink_iters: 32, ..ProptestConfig::default() })]
 
-    /// Whatever the ring pages hold: no panic, no loop, no buffer lost or given out twice.
+    /// For every content of the ring pages: no panic, no endless loop, no buffer lost or given out
+    /// twice.
     #[test]
     fn any_bytes_in_the_rings_are_survived(
         rounds in prop::collection::vec(

@@ -1,5 +1,5 @@
-//! Packets between our two halves, at every mix of what they can: the payload is compared, and in the end nothing is
-//! granted or mapped.
+//! Packets between our two halves, at every mix of their features: the payload is compared, and in
+//! the end nothing is granted or mapped.
 
 mod pair_support;
 
@@ -10,10 +10,10 @@ use ringferry_nic::tx::SendError;
 use ringferry_packet::buffer::Chain;
 use ringferry_packet::vnet::{GSO_UDP_L4, Header};
 use ringferry_xen::store::path;
-use ringferry_xen_net::bus::{BackConfig, FrontConfig, State};
 use ringferry_xen_net::netback::Refused;
 use ringferry_xen_net::netfront::PairConfig;
 use ringferry_xen_net::offload::Accepts;
+use ringferry_xen_net::xenbus::{BackConfig, FrontConfig, State};
 use ringferry_xen_sim::fake::Op;
 
 const PROVIDERS: [Provider; 2] = [Provider::Fake, Provider::Process];

@@ -22,10 +22,10 @@ use ringferry_sys::{inherited, netif};
 use ringferry_xen::domain::{DomId, Domain};
 use ringferry_xen::provider::{OpenError, Provider};
 use ringferry_xen::store::Client;
-use ringferry_xen_net::bus::front::FrontError;
-use ringferry_xen_net::bus::{FrontConfig, FrontEvent, Frontend, Session};
 use ringferry_xen_net::netfront::PairConfig;
 use ringferry_xen_net::offload::Accepts;
+use ringferry_xen_net::xenbus::frontend_driver::FrontError;
+use ringferry_xen_net::xenbus::{FrontConfig, FrontEvent, FrontendDriver, Session};
 
 use crate::tap::{self, parse_address};
 use bridge::{Bridge, Counts, Turn};
@@ -181,7 +181,7 @@ struct Program<'a> {
     args: &'a NetfrontArgs,
     tap: Tap,
     signals: Signals,
-    front: Frontend,
+    front: FrontendDriver,
     ready: Option<std::fs::File>,
     session: Option<Session>,
     bridge: Bridge,
@@ -217,7 +217,7 @@ pub fn run(args: &NetfrontArgs) -> Result<(), NetfrontError> {
         persistent: !args.no_persistent,
         static_grants: !args.no_static_grants,
     };
-    let front = Frontend::new(store, domain, config)?;
+    let front = FrontendDriver::new(store, domain, config)?;
     let tap = open_tap(args)?;
     let mut program = Program {
         args,
@@ -331,7 +331,7 @@ impl Program<'_> {
     fn bus(&mut self) -> Result<bool, NetfrontError> {
         let mut changed = false;
         loop {
-            let event = match self.front.step() {
+            let event = match self.front.poll() {
                 Ok(Some(event)) => event,
                 Ok(None) => return Ok(changed),
                 Err(FrontError::Store(error)) if error.is_fatal() => {

@@ -15,8 +15,8 @@ use ringferry_xen::netif::FrontRing;
 use ringferry_xen::netif::wire::{TxFlags, TxRequest, TxSlot};
 use ringferry_xen::process::ProcessDomain;
 use ringferry_xen::store::{Client, NodeAccess, Nodes, Permission, path};
-use ringferry_xen_net::bus::{FrontConfig, FrontEvent, Frontend, Session};
 use ringferry_xen_net::netfront::{Pair, PairConfig};
+use ringferry_xen_net::xenbus::{FrontConfig, FrontEvent, FrontendDriver, Session};
 use ringferry_xen_sim::Broker;
 use ringferry_xen_sim::store::{Limits, Running, Server};
 
@@ -142,7 +142,7 @@ impl Machine {
         let client = self.store.client(DomId(number)).unwrap();
         DomU {
             mac: mac(number as u8),
-            front: Frontend::new(client, domain, config).unwrap(),
+            front: FrontendDriver::new(client, domain, config).unwrap(),
             session: None,
             inbox: VecDeque::new(),
             closed: Vec::new(),
@@ -177,7 +177,7 @@ pub fn small(queues: u16) -> FrontConfig {
 /// A guest that keeps the rules. It polls.
 pub struct DomU {
     pub mac: Mac,
-    pub front: Frontend,
+    pub front: FrontendDriver,
     pub session: Option<Session>,
     /// Queue and frame.
     inbox: VecDeque<(usize, Received)>,
@@ -187,9 +187,9 @@ pub struct DomU {
 }
 
 impl DomU {
-    /// Looks at the bus.
+    /// Polls the xenbus driver and acts on its events.
     pub fn step(&mut self) {
-        while let Some(event) = self.front.step().unwrap() {
+        while let Some(event) = self.front.poll().unwrap() {
             match event {
                 FrontEvent::Connected(mut session) => {
                     for pair in &mut session.pairs {

@@ -11,7 +11,7 @@ use ringferry_sys::process::Spawn;
 use ringferry_xen::domain::DomId;
 use ringferry_xen::grant::GrantRef;
 use ringferry_xen::netif::wire::{ERROR, TxFlags, TxResponse};
-use ringferry_xen_net::bus::FrontConfig;
+use ringferry_xen_net::xenbus::FrontConfig;
 use rustix::process::Signal;
 
 use crate::domu::{DomU, Machine, Raw, small};

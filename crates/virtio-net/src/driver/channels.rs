@@ -8,6 +8,7 @@
 //! be in force, so the driver keeps to what both allow: it sends on the queues of the smaller
 //! number and listens on those of the larger one. A change that is refused leaves everything as it
 //! was.
+//!
 //! ```text
 //!            set_pairs, set_table                 (transmit = min, receive = max of both)
 //!   settled ----------------------> changing

@@ -1,4 +1,7 @@
-//! Frames that wait until the front end has posted pages for them: copied once, bounded in bytes and in time.
+//! [`Backlog`]: a FIFO of frames that wait until the front end has posted pages for them, each
+//! copied once, bounded in bytes and in time. It belongs to a [`Queue`](super::Queue), which pushes
+//! frames that find no pages, delivers the oldest when there are some, and expires those that
+//! waited too long.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -6,31 +9,31 @@ use std::time::{Duration, Instant};
 use ringferry_memory::ReadSlice;
 use ringferry_packet::vnet::Header;
 
-/// How long a frame waits at most. What a sender has not heard of for so long it sends again; Linux's netback drops after 10
-/// seconds, when a connection has long backed off.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Longest wait of a frame. A sender retransmits what was not acknowledged for so long; Linux's
+/// netback drops after 10 seconds, when a connection has long backed off.
+const MAX_WAIT: Duration = Duration::from_secs(1);
 
-/// A frame.
+/// A copy of a frame that waits.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct WaitingFrame {
     pub(super) header: Header,
     pub(super) bytes: Vec<u8>,
     since: Instant,
 }
 
-/// The frames of a queue that wait, oldest first.
+/// The waiting frames of a queue, oldest first.
 #[derive(Debug)]
 pub(super) struct Backlog {
-    frames: VecDeque<Waiting>,
+    frames: VecDeque<WaitingFrame>,
     bytes: usize,
-    /// Most bytes.
+    /// Most bytes that may wait.
     limit: usize,
-    /// Frames that ever waited.
+    /// Number of frames that ever waited.
     waited: u64,
 }
 
 impl Backlog {
-    /// Room for so many bytes of frames.
+    /// Creates a backlog with room for `limit` bytes of frames.
     pub(super) fn new(limit: usize) -> Self {
         Self { frames: VecDeque::new(), bytes: 0, limit, waited: 0 }
     }
@@ -40,17 +43,17 @@ impl Backlog {
         self.frames.is_empty()
     }
 
-    /// Frames that ever waited.
+    /// Returns the number of frames that ever waited.
     pub(super) fn waited(&self) -> u64 {
         self.waited
     }
 
-    /// The oldest frame.
-    pub(super) fn front(&self) -> Option<&Waiting> {
+    /// Returns the oldest waiting frame.
+    pub(super) fn front(&self) -> Option<&WaitingFrame> {
         self.frames.front()
     }
 
-    /// Lets a copy of a frame wait; false when there is no room.
+    /// Appends a copy of a frame; returns false when there is no room.
     #[cold]
     pub(super) fn push(&mut self, header: Header, first: &[u8], rest: &[ReadSlice<'_>]) -> bool {
         let len = first.len() + rest.iter().map(ReadSlice::len).sum::<usize>();
@@ -67,20 +70,20 @@ impl Backlog {
         }
         self.waited += 1;
         self.bytes += len;
-        self.frames.push_back(Waiting { header, bytes, since: Instant::now() });
+        self.frames.push_back(WaitingFrame { header, bytes, since: Instant::now() });
         true
     }
 
-    /// Takes the oldest away.
+    /// Removes the oldest waiting frame, if any.
     pub(super) fn pop(&mut self) {
         if let Some(frame) = self.frames.pop_front() {
             self.bytes -= frame.bytes.len();
         }
     }
 
-    /// Forgets the frames that have waited too long at `now`; returns how many.
+    /// Removes the frames that have waited too long at `now`; returns how many.
     pub(super) fn expire(&mut self, now: Instant) -> u64 {
-        let late = |frame: &Waiting| now.saturating_duration_since(frame.since) >= PATIENCE;
+        let late = |frame: &WaitingFrame| now.saturating_duration_since(frame.since) >= MAX_WAIT;
         let mut count = 0;
         while self.frames.front().is_some_and(late) {
             self.pop();
@@ -101,7 +104,7 @@ mod tests {
         assert_eq!([600, 401, 400, 1].map(&mut push), [true, false, true, false]);
         let now = Instant::now();
         assert_eq!(backlog.expire(now), 0);
-        assert_eq!(backlog.expire(now + PATIENCE), 2);
+        assert_eq!(backlog.expire(now + MAX_WAIT), 2);
         assert!(backlog.is_empty());
         assert!(backlog.push(Header::default(), &[0; 10], &[ReadSlice::from(&[2; 990][..])]));
         let frame = backlog.front().unwrap();

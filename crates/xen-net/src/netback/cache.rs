@@ -1,107 +1,126 @@
-//! Which grants have a slot of the window: the bounded map from grant reference to slot.
+//! [`Cache`]: the bounded map from grant reference to slot of the window, with LRU replacement and
+//! ghost-list admission as in 2Q.
 //!
-//! Plain data structure: it maps nothing itself. A slot is *free*; or *cached*, holding a page that the
-//! back end chose to keep, in order of last use; or *fixed*, holding a page that the front end asked to have kept; or *passing*, holding
-//! a page for one burst and known to nobody else; or *lost*, when a page could not be mapped into it. Whoever is given a slot holds a reference to it until
-//! [`Cache::release`], and a slot that is referred to is never given to another page. References are counted, as two packets may
-//! lie in one page.
+//! `Pages` creates one per queue, uses it on the queue's thread, and maps
+//! and unmaps pages as it says; the cache itself maps nothing. For each page of a burst it calls
+//! [`Cache::lookup`], maps the slots that are new, and calls [`Cache::release`] when the burst is
+//! done. A slot that is referred to is never given to another page. References are counted, because
+//! two packets may lie in one page.
 //!
-//! Everything is O(1). Look-up is two multiplications and a probe or two in a table at most half full. The hash has
-//! a secret, so that a front end cannot choose references that collide (and would only slow down its own queue).
+//! ```text
+//!            admitted                       pin
+//!   free ---------------> cached     ---------------> pinned
+//!    ^ |                  in LRU order                for the front end
+//!    | | alloc_transient     |                           |
+//!    | v                     | evicted                   | unpin
+//!   transient <-------------+---------------------------+
+//!    ^
+//!    | released, then freed             poisoned: the page could not be mapped;
+//!    +--------------------------------- freed like a transient slot
+//! ```
 //!
-//! What gets a slot: a page that was used before, and if no slot is free, only one that was used twice since the page
-//! that would lose its slot was used at all, and not more often than once in [`SPACING`] uses. Mapping costs several copies, so a page that is used once is better
-//! copied; and a front end that goes round more pages than there are slots keeps half of them mapped, instead of mapping and
-//! unmapping each, as plain eviction of the least recently used would. (Not evicting at all, as the first implementation of persistent
-//! grants did, keeps the wrong pages for ever when the front end changes its set.)
+//! Every operation is O(1). A look-up is two multiplications and a probe or two in an
+//! open-addressed table (linear probing, backward-shift deletion) that is at most half full. The
+//! hash has a secret, so that a front end cannot choose references that collide (and would only
+//! slow down its own queue).
+//!
+//! A page is admitted if it was used before, as the ghost list remembers. If no slot is free, it is
+//! admitted only if it was used twice since the least recently used page was used at all, and not
+//! more often than once in [`SPACING`] uses. Mapping costs several copies, so a page that is used
+//! once is better copied; and a front end that cycles through more pages than there are slots keeps
+//! half of them mapped, instead of mapping and unmapping each, as plain LRU would. (Not evicting at
+//! all, as the first implementation of persistent grants did, keeps the wrong pages for ever when
+//! the front end changes its set.)
 
 use std::hash::{BuildHasher, RandomState};
 
 use ringferry_xen::grant::{Access, GrantRef};
 
-/// A slot of the window.
+/// Index of a slot of the window.
 pub type Slot = u16;
 
-/// Uses of pages, at least, from one eviction to the next. Where most of a set that is larger than the cache is used in no
-/// order, pages seem to deserve slots all the time: at a bound of half the set, every second use then replaced a mapping,
-/// and all was three times slower than copies alone. Unmapping and mapping cost five to ten copies, so this many uses make
-/// them a quarter of a copy each. A new set of 1024 pages has moved in after 32768 uses, some milliseconds.
+/// Fewest uses of pages from one eviction to the next. Where most of a set that is larger than the
+/// cache is used in no order, pages qualify for slots all the time: at a bound of half the set,
+/// every second use then replaced a mapping, and all was three times slower than copies alone.
+/// Unmapping and mapping cost five to ten copies, so this many uses make them a quarter of a copy
+/// each. A new set of 1024 pages has moved in after 32768 uses, some milliseconds.
 pub const SPACING: u64 = 32;
 
-/// No slot, at the ends of lists.
+/// NetifOffload the end of the LRU list.
 const NONE: Slot = Slot::MAX;
 
-/// Slots at most.
+/// Most slots that a cache may have.
 pub const MAX_SLOTS: usize = NONE as usize;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
     Cached,
-    Fixed,
-    Passing,
-    Lost,
+    Pinned,
+    Transient,
+    Poisoned,
 }
 
-/// One slot. Less than half a cache line.
+/// The state of one slot, less than half a cache line.
 #[derive(Clone, Copy, Debug)]
 struct Node {
-    /// Time of last use.
+    /// Time of last use, in uses of pages.
     used: u64,
     gref: GrantRef,
     refs: u16,
-    /// Neighbours in the order of use, while cached: `newer` towards the most recent.
+    /// Neighbours in the LRU list, while cached: `newer` towards the most recently used.
     newer: Slot,
     older: Slot,
     state: State,
     writable: bool,
 }
 
-/// What to do with a page.
+/// The result of looking up or pinning a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
-    /// It is in this slot.
+pub enum LookupResult {
+    /// The page is mapped into this slot, or will be.
     Hit(Slot),
-    /// It got this slot, into which it has yet to be mapped; what was there (`evicted`) is to be unmapped first.
+    /// The page was given this slot and must be mapped into it; if `evicted`, the previous page
+    /// must be unmapped first.
     New {
-        /// The slot.
+        /// The slot that the page was given.
         slot: Slot,
-        /// Whether another page is in it.
+        /// True if another page is still mapped into the slot.
         evicted: bool,
     },
-    /// It has no slot.
+    /// The page has no slot.
     Miss,
 }
 
-/// Why a page cannot be fixed to a slot, or set loose.
+/// The reason why a page cannot be pinned or unpinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unfit {
-    /// It is fixed already; or it is not fixed.
+pub enum PinError {
+    /// The page is pinned already, or is not pinned.
     State,
-    /// A burst uses it.
+    /// A burst uses the page.
     InUse,
-    /// No slot can be had.
+    /// No slot is free or can be evicted.
     Full,
 }
 
-/// The map from grant to slot.
+/// The map from grant reference to slot.
 #[derive(Debug)]
 pub struct Cache {
     nodes: Box<[Node]>,
     index: Index,
-    seen: Seen,
+    ghosts: Ghosts,
     free: Vec<Slot>,
     newest: Slot,
     oldest: Slot,
     cached: usize,
-    fixed: usize,
+    pinned: usize,
     clock: u64,
-    /// When a page may lose its slot to another again.
+    /// Time from which a page may be evicted again.
     next_eviction: u64,
 }
 
 impl Cache {
-    /// A cache of `slots` slots, all free; at least one, at most [`MAX_SLOTS`].
+    /// Creates a cache of `slots` free slots, at least one and at most [`MAX_SLOTS`].
     pub fn new(slots: usize) -> Self {
         let slots = slots.clamp(1, MAX_SLOTS);
         let node = Node {
@@ -117,38 +136,39 @@ impl Cache {
         Self {
             nodes: vec![node; slots].into(),
             index: Index::new(slots, Hash::new(&random)),
-            seen: Seen::new(slots, Hash::new(&random)),
+            ghosts: Ghosts::new(slots, Hash::new(&random)),
             free: (0..slots as Slot).rev().collect(),
             newest: NONE,
             oldest: NONE,
             cached: 0,
-            fixed: 0,
+            pinned: 0,
             clock: 0,
             next_eviction: 0,
         }
     }
 
-    /// Pages that are cached, and that are fixed.
+    /// Returns the number of pages that are cached, and of those that are pinned.
     pub fn held(&self) -> (usize, usize) {
-        (self.cached, self.fixed)
+        (self.cached, self.pinned)
     }
 
-    /// Whether no page has a slot that a look-up could find.
+    /// Returns true if no page has a slot that a look-up could find.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.cached + self.fixed == 0
+        self.cached + self.pinned == 0
     }
 
-    /// Looks a page up and takes a reference to its slot. `learn` lets a page that has none get one.
+    /// Looks a page up and takes a reference to its slot. `admit` allows a page that has no slot to
+    /// get one.
     #[inline]
-    pub fn find(&mut self, gref: GrantRef, access: Access, learn: bool) -> Found {
+    pub fn lookup(&mut self, gref: GrantRef, access: Access, admit: bool) -> LookupResult {
         self.clock += 1;
         let Some(slot) = self.index.get(gref) else {
-            return if learn { self.learn(gref, access) } else { Found::Miss };
+            return if admit { self.admit(gref, access) } else { LookupResult::Miss };
         };
         let node = &mut self.nodes[usize::from(slot)];
         if access == Access::Write && !node.writable {
-            return if learn { self.widen(slot, gref) } else { Found::Miss };
+            return if admit { self.widen(slot, gref) } else { LookupResult::Miss };
         }
         node.refs += 1;
         node.used = self.clock;
@@ -156,45 +176,47 @@ impl Cache {
             self.unlink(slot);
             self.link(slot);
         }
-        Found::Hit(slot)
+        LookupResult::Hit(slot)
     }
 
-    /// A page that was sent from is now received into, as when received buffers are sent on: its mapping is replaced by one for
-    /// both, unless it is in use or the front end has said that it is for reading.
+    /// Handles a page mapped for reading that is now to be written to, as when a front end receives
+    /// into a buffer that it transmitted from: its mapping is replaced by one for both, unless it
+    /// is in use or the front end pinned it for reading.
     #[inline(never)]
-    fn widen(&mut self, slot: Slot, gref: GrantRef) -> Found {
+    fn widen(&mut self, slot: Slot, gref: GrantRef) -> LookupResult {
         let node = &self.nodes[usize::from(slot)];
         if node.refs > 0 || node.state != State::Cached {
-            return Found::Miss;
+            return LookupResult::Miss;
         }
         self.forget(slot);
         self.put(slot, gref, Access::Write, State::Cached);
-        Found::New { slot, evicted: true }
+        LookupResult::New { slot, evicted: true }
     }
 
-    /// Gives a page a slot if it deserves one.
+    /// Gives a page a slot if it qualifies.
     #[inline(never)]
-    fn learn(&mut self, gref: GrantRef, access: Access) -> Found {
-        let Some(before) = self.seen.see(gref, self.clock) else { return Found::Miss };
+    fn admit(&mut self, gref: GrantRef, access: Access) -> LookupResult {
+        let Some(before) = self.ghosts.touch(gref, self.clock) else { return LookupResult::Miss };
         let (slot, evicted) = match self.free.pop() {
             Some(slot) => (slot, false),
-            None if self.clock < self.next_eviction => return Found::Miss,
+            None if self.clock < self.next_eviction => return LookupResult::Miss,
             None => match self.evict(before) {
                 Some(slot) => {
                     self.next_eviction = self.clock + SPACING;
                     (slot, true)
                 }
-                None => return Found::Miss,
+                None => return LookupResult::Miss,
             },
         };
-        self.seen.forget(gref);
+        self.ghosts.remove(gref);
         self.put(slot, gref, access, State::Cached);
-        Found::New { slot, evicted }
+        LookupResult::New { slot, evicted }
     }
 
-    /// Takes the slot of the page least recently used, if that was before `before`.
+    /// Evicts the least recently used page, if its last use was before `before`, and returns its
+    /// slot.
     fn evict(&mut self, before: u64) -> Option<Slot> {
-        // Whatever is in use was used in this burst: if the oldest is, all are.
+        // Every page in use was used in this burst: if the oldest is in use, all are.
         let slot = self.oldest;
         let node = self.nodes.get(usize::from(slot))?;
         (node.refs == 0 && node.used < before).then(|| {
@@ -203,87 +225,89 @@ impl Cache {
         })
     }
 
-    /// A slot for a page that is mapped for one burst only.
+    /// Allocates a slot for a page that is mapped for one burst only; no look-up finds it.
     #[inline]
-    pub fn pass(&mut self) -> Option<Slot> {
+    pub fn alloc_transient(&mut self) -> Option<Slot> {
         let slot = self.free.pop()?;
         let node = &mut self.nodes[usize::from(slot)];
-        node.state = State::Passing;
+        node.state = State::Transient;
         node.refs = 1;
         Some(slot)
     }
 
-    /// Gives a page a slot for good, whoever loses it; nothing refers to it yet.
+    /// Gives a page a slot until it is unpinned, evicting another if necessary. The caller holds no
+    /// reference to it.
     ///
     /// # Errors
-    /// See [`Unfit`].
-    pub fn fix(&mut self, gref: GrantRef, access: Access) -> Result<Found, Unfit> {
+    /// Any [`PinError`].
+    pub fn pin(&mut self, gref: GrantRef, access: Access) -> Result<LookupResult, PinError> {
         self.clock += 1;
         let (slot, evicted) = match self.index.get(gref) {
             Some(slot) => {
                 let node = &self.nodes[usize::from(slot)];
-                if node.state == State::Fixed {
-                    return Err(Unfit::State);
+                if node.state == State::Pinned {
+                    return Err(PinError::State);
                 }
                 if node.refs > 0 {
-                    return Err(Unfit::InUse);
+                    return Err(PinError::InUse);
                 }
                 self.forget(slot);
                 (slot, true)
             }
             None => match self.free.pop() {
                 Some(slot) => (slot, false),
-                None => (self.evict(u64::MAX).ok_or(Unfit::Full)?, true),
+                None => (self.evict(u64::MAX).ok_or(PinError::Full)?, true),
             },
         };
-        self.put(slot, gref, access, State::Fixed);
+        self.put(slot, gref, access, State::Pinned);
         self.nodes[usize::from(slot)].refs = 0;
-        Ok(Found::New { slot, evicted })
+        Ok(LookupResult::New { slot, evicted })
     }
 
-    /// Sets a fixed page loose. Its slot is the caller's to [free](Self::free).
+    /// Unpins a page. The caller must unmap its slot and [free](Self::free) it.
     ///
     /// # Errors
-    /// [`Unfit::State`] when it is not fixed, [`Unfit::InUse`].
-    pub fn unfix(&mut self, gref: GrantRef) -> Result<Slot, Unfit> {
-        let slot = self.index.get(gref).ok_or(Unfit::State)?;
+    /// [`PinError::State`] when the page is not pinned, [`PinError::InUse`] when a burst uses it.
+    pub fn unpin(&mut self, gref: GrantRef) -> Result<Slot, PinError> {
+        let slot = self.index.get(gref).ok_or(PinError::State)?;
         let node = &self.nodes[usize::from(slot)];
-        if node.state != State::Fixed {
-            return Err(Unfit::State);
+        if node.state != State::Pinned {
+            return Err(PinError::State);
         }
         if node.refs > 0 {
-            return Err(Unfit::InUse);
+            return Err(PinError::InUse);
         }
         self.forget(slot);
-        self.seen.forget(gref);
+        self.ghosts.remove(gref);
         Ok(slot)
     }
 
-    /// The page could not be mapped: nobody finds it any more. Those who refer to the slot must still release it.
-    pub fn fail(&mut self, slot: Slot) {
+    /// NetifOffload a slot into which its page could not be mapped: no look-up finds the page any more.
+    /// Users that hold references to the slot must still release them.
+    pub fn poison(&mut self, slot: Slot) {
         self.forget(slot);
-        self.nodes[usize::from(slot)].state = State::Lost;
+        self.nodes[usize::from(slot)].state = State::Poisoned;
     }
 
-    /// Whether a page could not be mapped into a slot that someone refers to.
+    /// Returns true if the page of this slot could not be mapped.
     #[inline]
-    pub fn is_lost(&self, slot: Slot) -> bool {
-        self.nodes[usize::from(slot)].state == State::Lost
+    pub fn is_poisoned(&self, slot: Slot) -> bool {
+        self.nodes[usize::from(slot)].state == State::Poisoned
     }
 
-    /// Gives a reference back. True if the slot now has nothing to hold: it is the caller's to unmap and
-    /// [free](Self::free).
+    /// Drops a reference to a slot. Returns true if the slot holds nothing useful any more: the
+    /// caller must then unmap and [free](Self::free) it.
     #[inline]
     pub fn release(&mut self, slot: Slot) -> bool {
         let node = &mut self.nodes[usize::from(slot)];
         node.refs -= 1;
-        node.refs == 0 && matches!(node.state, State::Passing | State::Lost)
+        node.refs == 0 && matches!(node.state, State::Transient | State::Poisoned)
     }
 
-    /// The slot is empty and may be given to another page.
+    /// Frees an unmapped slot for other pages.
     pub fn free(&mut self, slot: Slot) {
         let node = &mut self.nodes[usize::from(slot)];
-        debug_assert!(node.refs == 0 && matches!(node.state, State::Passing | State::Lost));
+        debug_assert!(node.refs == 0 && matches!(node.state, State::Transient | State::Poisoned));
         node.state = State::Free;
         self.free.push(slot);
     }
@@ -300,11 +324,12 @@ impl Cache {
             self.cached += 1;
             self.link(slot);
         } else {
-            self.fixed += 1;
+            self.pinned += 1;
         }
     }
 
-    /// Takes a page out of the map; its slot is left to whoever refers to it.
+    /// Removes a page from the map, which leaves its slot transient until the last user releases
+    /// it.
     fn forget(&mut self, slot: Slot) {
         let node = self.nodes[usize::from(slot)];
         match node.state {
@@ -312,11 +337,11 @@ impl Cache {
                 self.unlink(slot);
                 self.cached -= 1;
             }
-            State::Fixed => self.fixed -= 1,
-            State::Passing | State::Lost | State::Free => return,
+            State::Pinned => self.pinned -= 1,
+            State::Transient | State::Poisoned | State::Free => return,
         }
         self.index.remove(node.gref);
-        self.nodes[usize::from(slot)].state = State::Passing;
+        self.nodes[usize::from(slot)].state = State::Transient;
     }
 
     #[inline]
@@ -346,7 +371,7 @@ impl Cache {
     }
 }
 
-/// A hash of grant references that front ends cannot foresee.
+/// A keyed multiplicative hash of grant references, whose secrets front ends cannot know.
 #[derive(Clone, Copy, Debug)]
 struct Hash {
     secret: u64,
@@ -358,20 +383,22 @@ impl Hash {
         Self { secret: random.hash_one(1), multiplier: random.hash_one(2) | 1 }
     }
 
-    /// All bits depend on all of the reference, the high ones best. One multiplication, which would do against a guest
-    /// that cannot know the multiplier, now and then puts references that count up, as most do, side by side.
+    /// Returns a hash whose bits all depend on the whole reference, the high ones best. One
+    /// multiplication, which would do against a guest that cannot know the multiplier, now and then
+    /// puts references that count up, as most do, side by side.
     #[inline(always)]
     const fn of(self, gref: GrantRef) -> u64 {
-        // 2^64 over the golden ratio.
+        // The constant is 2^64 divided by the golden ratio.
         let mixed = (gref.0 as u64 ^ self.secret).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed ^ mixed >> 32).wrapping_mul(self.multiplier)
     }
 }
 
-/// A hash table from grant reference to slot: linear probing, entries moved back on removal, at most half full.
+/// A hash table from grant reference to slot: linear probing, backward-shift deletion, at most half
+/// full.
 #[derive(Debug)]
 struct Index {
-    /// The grant in the low half, the slot in the high.
+    /// Each entry has the grant in its low half and the slot in its high half.
     entries: Box<[u64]>,
     hash: Hash,
     shift: u32,
@@ -395,7 +422,7 @@ impl Index {
         (at + 1) & (self.entries.len() - 1)
     }
 
-    /// Where a grant is, or where it would be put.
+    /// Finds the entry of a grant, or the empty one where it would be put.
     #[inline]
     fn locate(&self, gref: GrantRef) -> (usize, u64) {
         let mut at = self.home(gref);
@@ -431,7 +458,7 @@ impl Index {
             if entry == Self::EMPTY {
                 break;
             }
-            // An entry may move back to the hole unless its home lies behind it.
+            // An entry may move back to the hole unless its home lies after the hole.
             let home = self.home(GrantRef(entry as u32));
             let mask = self.entries.len() - 1;
             if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
@@ -443,16 +470,17 @@ impl Index {
     }
 }
 
-/// When pages that have no slot were last used, as far as remembered: for four times as many as there are slots, so that
-/// hardly any of a set of pages as large as the cache is pushed out before it comes round again.
+/// The ghost list: an 8-way set-associative table of the last uses of pages that have no slot. It
+/// remembers four times as many pages as there are slots, so that hardly any of a set of pages as
+/// large as the cache is replaced before it is used again.
 #[derive(Debug)]
-struct Seen {
+struct Ghosts {
     /// Sets of one cache line each: the low half of the time, 0 for none, and the page.
     sets: Box<[[(u32, GrantRef); Self::WAYS]]>,
     hash: Hash,
 }
 
-impl Seen {
+impl Ghosts {
     const WAYS: usize = 8;
 
     fn new(slots: usize, hash: Hash) -> Self {
@@ -465,11 +493,11 @@ impl Seen {
         &mut self.sets[hash as usize & (self.sets.len() - 1)]
     }
 
-    /// Remembers a use; returns when the one before was. One that was 2^32 uses of other pages ago counts as recent, which
-    /// does no harm.
-    fn see(&mut self, gref: GrantRef, now: u64) -> Option<u64> {
-        // Which way is given up must not follow the order of use: more pages than ways that come round in turn
-        // would push each other out for ever.
+    /// Records a use and returns the time of the previous one. A use that was 2^32 uses of other
+    /// pages ago counts as recent, which does no harm.
+    fn touch(&mut self, gref: GrantRef, now: u64) -> Option<u64> {
+        // The victim is chosen at random, because a victim in order of use would let more pages
+        // than ways that are used in turn replace each other for ever.
         let victim = (self.hash.of(GrantRef(now as u32)) >> 61) as usize;
         let stamp = (now as u32).max(1);
         let set = self.set(gref);
@@ -482,7 +510,7 @@ impl Seen {
         None
     }
 
-    fn forget(&mut self, gref: GrantRef) {
+    fn remove(&mut self, gref: GrantRef) {
         if let Some(way) = self.set(gref).iter_mut().find(|(_, known)| *known == gref) {
             *way = (0, GrantRef(0));
         }

@@ -1,7 +1,13 @@
-//! The control ring: grants to keep mapped; and hashes, which we do not compute.
+//! [`Control`]: the back end's side of the control ring, which registers static grants; hash
+//! configuration is refused, because packets are hashed by an algorithm of our own.
 //!
-//! Packets are steered to receive rings by a hash of our own choice, which is the default of the interface. So no algorithm
-//! but "none" is supported, and what depends on one is refused.
+//! An owner creates it from the mapped ring of a connected interface, calls [`Control::poll`] on
+//! one thread when its event channel fires, then [`Control::arm`], and drops it when the interface
+//! disconnects.
+//!
+//! Packets are steered to receive rings by a hash of our own choice, which is the default of the
+//! interface. So the only supported algorithm is "none", and messages that depend on another are
+//! refused.
 
 use std::io;
 
@@ -16,34 +22,34 @@ use ringferry_xen::netif::{BackRing, Fault, LayoutError};
 use super::pages::segment;
 use super::queue::Queue;
 
-/// Requests served per poll: a front end sends one at a time, so more is a flood.
+/// Most requests served per poll: a front end sends one at a time, so more is a flood.
 const BURST: usize = 16;
 
-/// `XEN_NETIF_CTRL_HASH_ALGORITHM_NONE`
+/// Number of the hash algorithm "none" (`XEN_NETIF_CTRL_HASH_ALGORITHM_NONE`).
 const ALGORITHM_NONE: u32 = 0;
 
-/// The queues of an interface, for the requests that are about their static grants.
+/// The queues of an interface, to which requests about static grants are applied.
 pub trait StaticGrants {
-    /// How many static grants there is room for in a queue.
+    /// Returns how many static grants a queue has room for.
     ///
     /// # Errors
-    /// What the front end is answered: there is no such queue, or it is not to be had now.
+    /// The status for the response: the queue does not exist, or is not available now.
     fn capacity(&mut self, queue: u32) -> Result<u32, Status>;
 
-    /// Maps grants for good: all or none.
+    /// Maps static grants, all of them or none.
     ///
     /// # Errors
-    /// What the front end is answered.
+    /// The status for the response.
     fn add(&mut self, queue: u32, entries: &[GrefEntry]) -> Result<(), Status>;
 
-    /// Unmaps grants, and says in each entry what became of it; how many are unmapped.
+    /// Unmaps static grants, sets the status of each entry, and returns how many were unmapped.
     ///
     /// # Errors
-    /// What the front end is answered.
+    /// The status for the response.
     fn remove(&mut self, queue: u32, entries: &mut [GrefEntry]) -> Result<u32, Status>;
 }
 
-/// Queues of this thread, in order, none of them lent out.
+/// The queues of this thread, in order, none of them lent out.
 impl<A: Words> StaticGrants for &mut [&mut Queue<A>] {
     fn capacity(&mut self, queue: u32) -> Result<u32, Status> {
         pick(self, queue)?.static_capacity()
@@ -58,7 +64,7 @@ impl<A: Words> StaticGrants for &mut [&mut Queue<A>] {
     }
 }
 
-/// The back end's side of the control ring.
+/// The back end's side of the control ring of one interface.
 #[derive(Debug)]
 pub struct Control<A: Words> {
     ring: ControlBack<A>,
@@ -66,31 +72,32 @@ pub struct Control<A: Words> {
 }
 
 impl<A: Words> Control<A> {
-    /// Serves the ring in `page`; lists are fetched through `foreign`.
+    /// Attaches to the ring in `page`; lists of grants are copied through `foreign`.
     ///
     /// # Errors
-    /// See [`LayoutError`].
+    /// Any [`LayoutError`] of the page.
     pub fn new(page: A, foreign: Box<dyn Foreign>) -> Result<Self, LayoutError> {
         Ok(Self { ring: BackRing::attach(page)?, foreign })
     }
 
-    /// Why the ring is broken, if it is.
+    /// Returns the violation that broke the ring, if any.
     pub fn fault(&self) -> Option<Fault> {
         self.ring.fault()
     }
 
-    /// Asks to be told of the next request; whether there is one already, and then call [`poll`](Self::poll).
+    /// Asks for an event with the next request; returns true if one is there already, and then
+    /// [`poll`](Self::poll) must be called.
     pub fn arm(&mut self) -> bool {
         self.ring.final_check(1)
     }
 
-    /// Serves the requests that are there, up to a bound; true when the front end wants to be notified. `queues` are all
-    /// queues in order, none of them lent out.
+    /// Serves up to 16 waiting requests; returns true if the front end wants an event. `queues` are
+    /// all queues in order, none of them lent out.
     pub fn poll(&mut self, mut queues: &mut [&mut Queue<A>]) -> bool {
         self.poll_for(&mut queues)
     }
 
-    /// As [`poll`](Self::poll), for queues that are wherever they are.
+    /// Does the same as [`poll`](Self::poll) for queues that may be on other threads.
     pub fn poll_for(&mut self, queues: &mut dyn StaticGrants) -> bool {
         self.ring.refresh();
         for _ in 0..BURST {
@@ -124,7 +131,7 @@ impl<A: Words> Control<A> {
     }
 
     fn add(&mut self, queues: &mut dyn StaticGrants, list: GrefList) -> Result<u32, Status> {
-        // Nothing is copied for a queue that is not there.
+        // The queue is checked first, so nothing is copied for one that does not exist.
         queues.capacity(list.queue)?;
         let entries = self.fetch(list)?;
         queues.add(list.queue, &entries)?;
@@ -136,12 +143,13 @@ impl<A: Words> Control<A> {
         let mut entries = self.fetch(list)?;
         let removed = queues.remove(list.queue, &mut entries)?;
         let bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.to_bytes()).collect();
-        // The pages are unmapped; a front end that does not let us tell it which has only the number.
+        // The pages are unmapped already; a front end whose list cannot be written gets only the
+        // number.
         let _ = self.copy(segment(list.page, 0, Local::From((&bytes[..]).into())));
         Ok(removed)
     }
 
-    /// The entries of a list, by one copy: what is checked cannot change any more.
+    /// Copies the entries of a list at once, so that they cannot change after they were checked.
     fn fetch(&mut self, list: GrefList) -> Result<Vec<GrefEntry>, Status> {
         let count = usize::try_from(list.count).map_err(|_| Status::InvalidParameter)?;
         if count == 0 || count > MAX_GREFS {
@@ -163,7 +171,7 @@ impl<A: Words> Control<A> {
     }
 }
 
-/// The queue of that number.
+/// Returns the queue of this number.
 fn pick<'q, A: Words>(queues: &'q mut [&mut Queue<A>], number: u32) -> Result<&'q mut Queue<A>, Status> {
     let at = usize::try_from(number).map_err(|_| Status::InvalidParameter)?;
     queues.get_mut(at).map(|queue| &mut **queue).ok_or(Status::InvalidParameter)

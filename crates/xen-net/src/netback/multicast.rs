@@ -1,10 +1,12 @@
-//! Which multicast frames a front end wants.
+//! [`Multicast`]: the multicast filter of one interface. It is created when the interface connects;
+//! extras on the transmit rings change it and the delivery of frames asks it, on the threads of the
+//! interface's port; it ends with the interface.
 
-/// Addresses kept at most, as in Linux (`XEN_NETBK_MCAST_MAX`): more are refused, and a front end whose address is
-/// refused asks for all.
+/// Most addresses kept, as in Linux (`XEN_NETBK_MCAST_MAX`): more are refused, and a front end
+/// whose address is refused asks for all.
 pub const MAX_ADDRESSES: usize = 64;
 
-/// The addresses that a front end has asked for with extras on its transmit rings.
+/// The addresses that a front end registered by extras on its transmit rings.
 #[derive(Clone, Debug, Default)]
 pub struct Multicast {
     filter: bool,
@@ -12,18 +14,19 @@ pub struct Multicast {
 }
 
 impl Multicast {
-    /// Lets everything through unless the front end filters (`request-multicast-control`).
+    /// Creates a filter that accepts every frame unless the front end asked for filtering
+    /// (`request-multicast-control`).
     pub fn new(filter: bool) -> Self {
         Self { filter, table: Vec::new() }
     }
 
-    /// Whether frames are filtered. A front end may change its mind at any time (`feature-dynamic-multicast-control`); what it
-    /// asked for is kept.
+    /// Switches filtering on or off. A front end may change it at any time
+    /// (`feature-dynamic-multicast-control`); registered addresses are kept.
     pub fn set_filter(&mut self, filter: bool) {
         self.filter = filter;
     }
 
-    /// Lets an address through; false when there are too many.
+    /// Registers an address; returns false when there are too many.
     pub fn add(&mut self, mac: [u8; 6]) -> bool {
         if self.table.contains(&mac) {
             return true;
@@ -35,12 +38,13 @@ impl Multicast {
         room
     }
 
-    /// Lets it through no more.
+    /// Removes an address from the filter.
     pub fn remove(&mut self, mac: [u8; 6]) {
         self.table.retain(|known| *known != mac);
     }
 
-    /// Whether a frame to `destination` is wanted: filtered are only multicast frames, and broadcast is not among them.
+    /// Returns true if a frame to `destination` is wanted: only multicast frames are filtered, and
+    /// broadcast is not among them.
     #[inline]
     pub fn accepts(&self, destination: &[u8; 6]) -> bool {
         !self.filter

@@ -1,8 +1,12 @@
-//! A queue's way to the front end's pages: mapped into a [`Window`], for one burst or for longer, or copied.
+//! [`Pages`]: a queue's access to the front end's pages, which are mapped into a [`Window`] for one
+//! burst or for longer, or copied.
 //!
-//! One [`Pages`] serves both rings of a queue, so that neither direction's slots lie idle while the other lacks some.
-//! Work is collected for a burst and then done at once: look every page up ([`find`](Pages::find)), map what is new
-//! ([`settle`](Pages::settle)), copy what was not mapped ([`copy`](Pages::copy)).
+//! A queue creates one for both of its rings, so that neither direction's slots lie idle while the
+//! other lacks some, uses it on its thread, and drops it with the queue, which unmaps everything.
+//! Work is collected for a burst and then done at once: [`lookup`](Pages::lookup) every page, map
+//! the new ones ([`map_pending`](Pages::map_pending)), copy the pieces that are not mapped
+//! ([`copy`](Pages::copy)), and after the burst [`release`](Pages::release) each slot and unmap
+//! what was mapped for it ([`sweep`](Pages::sweep)).
 
 use std::io;
 
@@ -11,61 +15,63 @@ use ringferry_xen::domain::PAGE;
 use ringferry_xen::grant::{Access, CopySegment, Foreign, ForeignCounters, GrantRef, Local};
 use ringferry_xen::netif::control::{GrefEntry, Status};
 
-use super::cache::{Cache, Found, Slot, Unfit};
+use super::cache::{Cache, LookupResult, PinError, Slot};
 
-/// How a queue reaches pages that the front end did not ask to have kept mapped.
+/// The way in which a queue accesses pages that are not static grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// The hypervisor copies.
+    /// The hypervisor copies every piece.
     Copy,
-    /// Each page is mapped for one burst.
+    /// Each page is mapped for one burst and then unmapped.
     Map,
-    /// Pages stay mapped: the front end has promised that a reference means the same page until it disconnects.
+    /// Pages stay mapped, because the front end promised that a reference means the same page until
+    /// it disconnects.
     Persistent,
 }
 
-/// What was done with the front end's pages since the queue was made.
+/// Counters of the accesses to the front end's pages since the queue was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageCounters {
-    /// Uses of pages that were mapped already.
+    /// Uses of pages that were already mapped.
     pub hits: u64,
-    /// Uses of pages that were not.
+    /// Uses of pages that were not mapped.
     pub misses: u64,
-    /// Pages mapped.
+    /// Pages that were mapped, for whatever time.
     pub mapped: u64,
-    /// Mappings replaced by others.
+    /// Mappings that were replaced by others.
     pub evicted: u64,
     /// Pages that could not be mapped.
     pub failed: u64,
     /// Pieces that the hypervisor copied.
     pub copies: u64,
-    /// Bytes in them.
+    /// Bytes in the pieces that were copied.
     pub copied_bytes: u64,
 }
 
-/// The pages of a queue.
+/// The access to the pages of one queue's front end.
 #[derive(Debug)]
 pub struct Pages {
     foreign: Box<dyn Foreign>,
     window: Window,
     cache: Cache,
     mode: Mode,
-    /// Slots whose pages were replaced, and by what: for the next [`settle`](Self::settle).
+    /// Slots whose pages were replaced and must be unmapped by the next
+    /// [`map_pending`](Self::map_pending).
     stale: Vec<usize>,
-    wanted: Vec<(usize, GrantRef)>,
+    pending: Vec<(usize, GrantRef)>,
     mapped: Vec<bool>,
-    /// Slots that have nothing to hold any more: for the next [`sweep`](Self::sweep).
+    /// Slots that are not needed any more and must be unmapped by the next [`sweep`](Self::sweep).
     released: Vec<usize>,
-    /// Storage of the last batch.
+    /// Storage of the last batch of copies, for reuse.
     segments: Spare<CopySegment<'static>>,
     counters: PageCounters,
 }
 
 impl Pages {
-    /// Reaches the pages behind `foreign`; at most `slots` of them are mapped at a time.
+    /// Creates the access through `foreign`, with at most `slots` pages mapped at a time.
     ///
     /// # Errors
-    /// No addresses are left for the window.
+    /// The process has no addresses left for the window.
     pub fn new(foreign: Box<dyn Foreign>, mode: Mode, slots: usize) -> io::Result<Self> {
         let slots = slots.clamp(1, super::cache::MAX_SLOTS);
         Ok(Self {
@@ -74,7 +80,7 @@ impl Pages {
             cache: Cache::new(slots),
             mode,
             stale: Vec::new(),
-            wanted: Vec::new(),
+            pending: Vec::new(),
             mapped: Vec::new(),
             released: Vec::new(),
             segments: Spare::default(),
@@ -82,54 +88,55 @@ impl Pages {
         })
     }
 
-    /// What was done so far.
+    /// Returns the counters since the queue was created.
     pub fn counters(&self) -> PageCounters {
         self.counters
     }
 
-    /// What the provider of the grants was asked to do.
+    /// Returns the counters of the grant provider.
     pub fn foreign_counters(&self) -> ForeignCounters {
         self.foreign.counters()
     }
 
-    /// Pages kept mapped: learned ones, and those the front end asked for.
+    /// Returns the number of pages kept mapped: those in the cache, and static grants.
     pub fn held(&self) -> (usize, usize) {
         self.cache.held()
     }
 
-    /// Most pages that can be kept mapped.
+    /// Returns the most pages that can be mapped at a time.
     pub fn capacity(&self) -> usize {
         self.window.slots()
     }
 
-    /// The slot of a page, if it is mapped or will be with the next [`settle`](Self::settle); otherwise it must be copied.
-    /// The slot is the caller's until it is [released](Self::release).
+    /// Returns the slot of a page, if it is mapped or will be by the next
+    /// [`map_pending`](Self::map_pending); otherwise it must be copied. The caller holds the slot
+    /// until it [releases](Self::release) it.
     #[inline]
-    pub fn find(&mut self, gref: GrantRef, access: Access) -> Option<Slot> {
+    pub fn lookup(&mut self, gref: GrantRef, access: Access) -> Option<Slot> {
         if self.mode != Mode::Persistent && self.cache.is_empty() {
-            return self.pass(gref);
+            return self.map_transient(gref);
         }
-        match self.cache.find(gref, access, self.mode == Mode::Persistent) {
-            Found::Hit(slot) => {
+        match self.cache.lookup(gref, access, self.mode == Mode::Persistent) {
+            LookupResult::Hit(slot) => {
                 self.counters.hits += 1;
                 Some(slot)
             }
-            Found::New { slot, evicted } => {
+            LookupResult::New { slot, evicted } => {
                 self.counters.misses += 1;
                 self.replace(slot, evicted, gref);
                 Some(slot)
             }
-            Found::Miss => self.pass(gref),
+            LookupResult::Miss => self.map_transient(gref),
         }
     }
 
-    fn pass(&mut self, gref: GrantRef) -> Option<Slot> {
+    fn map_transient(&mut self, gref: GrantRef) -> Option<Slot> {
         self.counters.misses += 1;
         if self.mode != Mode::Map {
             return None;
         }
-        let slot = self.cache.pass()?;
-        self.wanted.push((usize::from(slot), gref));
+        let slot = self.cache.alloc_transient()?;
+        self.pending.push((usize::from(slot), gref));
         Some(slot)
     }
 
@@ -138,38 +145,39 @@ impl Pages {
             self.counters.evicted += 1;
             self.stale.push(usize::from(slot));
         }
-        self.wanted.push((usize::from(slot), gref));
+        self.pending.push((usize::from(slot), gref));
     }
 
-    /// Maps what was found to be new; false when some could not be, which [`is_lost`](Self::is_lost) then tells.
+    /// Maps the pages that look-ups gave new slots; returns false if some could not be mapped, for
+    /// which [`is_poisoned`](Self::is_poisoned) is then true.
     #[inline]
-    pub fn settle(&mut self, access: Access) -> bool {
-        self.wanted.is_empty() || self.map_wanted(access)
+    pub fn map_pending(&mut self, access: Access) -> bool {
+        self.pending.is_empty() || self.map_pending_slow(access)
     }
 
     #[inline(never)]
-    fn map_wanted(&mut self, access: Access) -> bool {
+    fn map_pending_slow(&mut self, access: Access) -> bool {
         self.unmap_stale();
         self.mapped.clear();
-        // Neighbours side by side: one call of the hypervisor maps them all. Free slots come back in any order.
-        self.wanted.sort_unstable_by_key(|(slot, _)| *slot);
-        self.foreign.map(&mut self.window, &self.wanted, access, &mut self.mapped);
+        // Sorted slots let one hypercall map neighbours; free slots come back in any order.
+        self.pending.sort_unstable_by_key(|(slot, _)| *slot);
+        self.foreign.map(&mut self.window, &self.pending, access, &mut self.mapped);
         let mut all = true;
-        for (i, (slot, _)) in self.wanted.iter().enumerate() {
-            // A provider that forgets an answer has not mapped the page.
+        for (i, (slot, _)) in self.pending.iter().enumerate() {
+            // A page without a result was not mapped.
             if self.mapped.get(i) == Some(&true) {
                 self.counters.mapped += 1;
             } else {
                 self.counters.failed += 1;
-                self.cache.fail(*slot as Slot);
+                self.cache.poison(*slot as Slot);
                 all = false;
             }
         }
-        self.wanted.clear();
+        self.pending.clear();
         all
     }
 
-    /// Unmaps what others take the place of.
+    /// Unmaps the pages whose slots were given to others.
     fn unmap_stale(&mut self) {
         if !self.stale.is_empty() {
             self.stale.sort_unstable();
@@ -178,24 +186,25 @@ impl Pages {
         }
     }
 
-    /// Whether a slot that was found is one into which nothing could be mapped.
-    pub fn is_lost(&self, slot: Slot) -> bool {
-        self.cache.is_lost(slot)
+    /// Returns true if the page of a slot from a look-up could not be mapped.
+    pub fn is_poisoned(&self, slot: Slot) -> bool {
+        self.cache.is_poisoned(slot)
     }
 
-    /// Bytes of a page, for reading; `None` when it is not mapped (yet), or they are not all inside.
+    /// Returns bytes of a page for reading; `None` when it is not mapped (yet), or they are not all
+    /// inside.
     #[inline(always)]
     pub fn read(&self, slot: Slot, offset: u16, len: usize) -> Option<ReadSlice<'_>> {
         self.window.read(usize::from(slot), usize::from(offset), len)
     }
 
-    /// The first bytes of a page, for writing; `None` when it is not mapped for that.
+    /// Returns the first bytes of a page for writing; `None` when it is not mapped for that.
     #[inline(always)]
     pub fn write(&self, slot: Slot, len: usize) -> Option<WriteSlice<'_>> {
         self.window.write(usize::from(slot), 0, len)
     }
 
-    /// Gives a slot back. A page mapped for one burst is unmapped by the next [`sweep`](Self::sweep).
+    /// Releases a slot. A page mapped for one burst is unmapped by the next [`sweep`](Self::sweep).
     #[inline]
     pub fn release(&mut self, slot: Slot) {
         if self.cache.release(slot) {
@@ -203,7 +212,7 @@ impl Pages {
         }
     }
 
-    /// Unmaps what was released.
+    /// Unmaps the pages whose slots are not needed any more.
     #[inline]
     pub fn sweep(&mut self) {
         if !self.released.is_empty() {
@@ -214,7 +223,7 @@ impl Pages {
     #[inline(never)]
     fn unmap_released(&mut self) {
         let Self { released, window, cache, foreign, .. } = self;
-        // Into some of them nothing could be mapped.
+        // Slots whose page could not be mapped are freed at once.
         released.retain(|slot| {
             let mapped = window.is_mapped(*slot);
             if !mapped {
@@ -225,18 +234,18 @@ impl Pages {
         if released.is_empty() {
             return;
         }
-        // Neighbours side by side, for providers that unmap runs of slots at once.
+        // Sorted slots suit providers that unmap runs at once.
         released.sort_unstable();
         foreign.unmap(window, released);
         for slot in released.drain(..) {
-            // A page that the system did not let go keeps its slot.
+            // A page that could not be unmapped keeps its slot.
             if !window.is_mapped(slot) {
                 cache.free(slot as Slot);
             }
         }
     }
 
-    /// Copies every segment in one batch; `done` hears of each, in order, whether it was.
+    /// Copies every segment in one batch, and calls `done` for each in order with its success.
     pub fn copy<'a>(
         &mut self,
         segments: impl Iterator<Item = CopySegment<'a>>,
@@ -245,7 +254,7 @@ impl Pages {
         let mut batch = recycle(self.segments.take());
         batch.extend(segments);
         if !batch.is_empty() {
-            // A call that fails as a whole may have done some: each says so.
+            // A call that fails as a whole may have copied some: each segment has its own result.
             let _ = self.foreign.copy(&mut batch);
         }
         self.counters.copies += batch.len() as u64;
@@ -258,27 +267,27 @@ impl Pages {
         self.segments.put(recycle(batch));
     }
 
-    /// Keeps a list of pages mapped, or none of it.
+    /// Maps a list of static grants, all of them or none.
     ///
     /// # Errors
-    /// [`Status::InvalidParameter`] for a page that is kept already, is in use, is twice in the list or cannot be
-    /// mapped; [`Status::BufferOverflow`] when there are not so many slots.
+    /// [`Status::InvalidParameter`] for a page that is static already, is in use, is twice in the
+    /// list or cannot be mapped; [`Status::BufferOverflow`] when there are not enough slots.
     pub fn add_static(&mut self, entries: &[GrefEntry]) -> Result<(), Status> {
         let mut added = Vec::with_capacity(entries.len());
         let mut result = Ok(());
         for entry in entries {
             let access = if entry.readonly { Access::Read } else { Access::Write };
-            match self.cache.fix(entry.gref, access) {
-                Ok(Found::New { slot, evicted }) => {
+            match self.cache.pin(entry.gref, access) {
+                Ok(LookupResult::New { slot, evicted }) => {
                     added.push((slot, entry.gref, access));
                     if evicted {
                         self.counters.evicted += 1;
                         self.stale.push(usize::from(slot));
                     }
                 }
-                Ok(Found::Hit(_) | Found::Miss) => {}
-                Err(Unfit::Full) => result = Err(Status::BufferOverflow),
-                Err(Unfit::State | Unfit::InUse) => result = Err(Status::InvalidParameter),
+                Ok(LookupResult::Hit(_) | LookupResult::Miss) => {}
+                Err(PinError::Full) => result = Err(Status::BufferOverflow),
+                Err(PinError::State | PinError::InUse) => result = Err(Status::InvalidParameter),
             }
             if result.is_err() {
                 break;
@@ -287,16 +296,16 @@ impl Pages {
         self.unmap_stale();
         if result.is_ok() {
             for access in [Access::Read, Access::Write] {
-                let wanted = added.iter().filter(|(.., how)| *how == access);
-                self.wanted.extend(wanted.map(|(slot, gref, _)| (usize::from(*slot), *gref)));
-                if !self.settle(access) {
+                let batch = added.iter().filter(|(.., how)| *how == access);
+                self.pending.extend(batch.map(|(slot, gref, _)| (usize::from(*slot), *gref)));
+                if !self.map_pending(access) {
                     result = Err(Status::InvalidParameter);
                 }
             }
         }
         if result.is_err() {
             for (slot, ..) in added {
-                self.cache.fail(slot);
+                self.cache.poison(slot);
                 self.released.push(usize::from(slot));
             }
             self.sweep();
@@ -304,12 +313,12 @@ impl Pages {
         result
     }
 
-    /// Lets go of pages that the front end asked to be kept, and writes into each entry what became of it. Returns how many
-    /// were unmapped. One that a burst uses stays.
+    /// Unmaps static grants and sets the status of each entry; returns how many were unmapped. A
+    /// page that a burst uses stays mapped.
     pub fn remove_static(&mut self, entries: &mut [GrefEntry]) -> u32 {
         let mut removed = 0;
         for entry in entries {
-            entry.status = match self.cache.unfix(entry.gref) {
+            entry.status = match self.cache.unpin(entry.gref) {
                 Ok(slot) => {
                     self.released.push(usize::from(slot));
                     removed += 1;
@@ -324,7 +333,8 @@ impl Pages {
 }
 
 impl Drop for Pages {
-    /// Unmaps everything: the front end may reuse its pages as soon as it hears that we are gone.
+    /// Unmaps everything, because the front end may reuse its pages as soon as it learns that we
+    /// closed.
     fn drop(&mut self) {
         let mapped: Vec<_> = (0..self.window.slots()).filter(|slot| self.window.is_mapped(*slot)).collect();
         if !mapped.is_empty() {
@@ -340,8 +350,8 @@ fn local_len(local: &Local<'_>) -> usize {
     }
 }
 
-/// The storage of a batch for the next one, whatever memory that one borrows. Collecting an emptied vector's
-/// iterator in place keeps its allocation.
+/// Returns an empty batch that reuses the storage of the last one, whatever memory that one
+/// borrowed. Collecting an emptied vector's iterator in place keeps its allocation.
 fn recycle<'a>(mut batch: Vec<CopySegment<'_>>) -> Vec<CopySegment<'a>> {
     batch.clear();
     let empty =
@@ -349,7 +359,7 @@ fn recycle<'a>(mut batch: Vec<CopySegment<'_>>) -> Vec<CopySegment<'a>> {
     batch.into_iter().map(empty).collect()
 }
 
-/// A segment of a batch.
+/// Creates a segment of a batch, which must lie within its page.
 pub fn segment(gref: GrantRef, offset: u16, local: Local<'_>) -> CopySegment<'_> {
     debug_assert!(usize::from(offset) + local_len(&local) <= PAGE);
     CopySegment { gref, offset, local, done: false }

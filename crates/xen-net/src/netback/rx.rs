@@ -1,4 +1,9 @@
-//! What the front end receives: frames to pages, one copy where a page is mapped.
+//! [`Rx`]: the back end's side of a receive ring. It writes frames to the front end's pages, with
+//! one copy where a page is mapped.
+//!
+//! A [`Queue`](super::Queue) owns it and calls it on its thread, for each burst: [`Rx::expect`],
+//! [`Rx::deliver`] for each frame, and [`Rx::flush`], which copies what could not be written to
+//! mapped pages and publishes the responses.
 
 use smallvec::SmallVec;
 
@@ -11,65 +16,66 @@ use ringferry_xen::netif::wire::{ERROR, Extra, MAX_PACKET, RxFlags, RxRequest, R
 
 use super::cache::Slot;
 use super::pages::{Pages, segment};
-use crate::offload::{Gso, Marks};
+use crate::offload::{Gso, NetifOffload};
 
-/// Bytes of a frame from which on it is worth a call of its own to copy it from where it lies, where the pages are not mapped.
-/// Smaller ones are gathered and copied together.
+/// Size of a frame in bytes from which its unmapped pages get a batch of copies of their own,
+/// straight from where the frame lies. Smaller frames are staged and copied together.
 const DIRECT: usize = 16 * 1024;
 
-/// Bytes gathered at most: a burst of frames below [`DIRECT`] is less, and a caller that never flushes gets no more.
+/// Most bytes that are staged: a burst of frames below [`DIRECT`] is less, and a caller that never
+/// flushes stages no more.
 const STAGED_BYTES: usize = 1024 * 1024;
 
-/// Why a frame was not delivered. Nothing was written and no page was spent.
+/// The reason why a frame was not delivered. Nothing was written and no page was consumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// The front end has not posted enough pages.
+    /// The front end has not posted enough pages for the frame.
     #[error("no receive pages")]
     NoBuffers,
-    /// Longer than one page without scatter-gather, or than any packet.
+    /// The frame is longer than one page without scatter-gather, or longer than any packet.
     #[error("frame larger than the front end takes")]
     TooBig,
-    /// The frame asks for what the network interface cannot say.
+    /// The frame has an offload that the network interface cannot express.
     #[error("the frame needs an offload that the network interface does not have; do it in software")]
     Offload,
-    /// The ring is broken.
+    /// The ring is broken by a violation of its front end.
     #[error("the ring is broken")]
     Broken,
-    /// The queue's pages are lent to a burst of its own.
+    /// The queue's pages are lent out with a transmit burst.
     #[error("the queue's pages are lent out; give them back first")]
     Lent,
 }
 
-/// A page that was posted and taken from the ring.
+/// A posted page that was taken from the ring.
 #[derive(Clone, Copy, Debug)]
 struct Posted {
     id: u16,
     gref: GrantRef,
-    /// Where it is mapped.
+    /// The slot into which the page is mapped, if it is.
     slot: Option<Slot>,
 }
 
-/// Bytes in the staging buffer that belong into a page.
+/// Bytes in the staging buffer that belong in a page.
 #[derive(Clone, Copy, Debug)]
 struct Staged {
     gref: GrantRef,
     at: u32,
     len: u16,
-    /// The response that says so.
+    /// Index of the response that covers the bytes.
     response: u32,
 }
 
-/// The back end's side of a receive ring.
+/// The back end's side of a receive ring, with the burst that is being delivered.
 #[derive(Debug)]
 pub(super) struct Rx<A: Words> {
     pub(super) ring: BackRing<A, RxSlot>,
     sg: bool,
-    /// Pages taken for this burst; those before `next` are spent.
+    /// Pages taken for this burst; those before `next` are consumed.
     posted: Vec<Posted>,
     next: usize,
-    /// Pages to take at a time: what is left of the burst.
+    /// Number of pages to take at a time: the frames left of the announced burst.
     ahead: usize,
-    /// The answers to those that are spent.
+    /// Responses for the consumed pages.
     responses: Vec<RxSlot>,
     staged: Vec<Staged>,
     staging: Vec<u8>,
@@ -89,13 +95,13 @@ impl<A: Words> Rx<A> {
         }
     }
 
-    /// About how many frames follow until [`flush`](Self::flush).
+    /// Announces that about `frames` frames follow until [`flush`](Self::flush).
     #[inline]
     pub(super) fn expect(&mut self, frames: usize) {
         self.ahead = frames.max(1);
     }
 
-    /// Writes one frame, `first` and then `rest`.
+    /// Writes one frame, `first` and then `rest`, into the next pages.
     #[inline]
     pub(super) fn deliver(
         &mut self,
@@ -108,52 +114,53 @@ impl<A: Words> Rx<A> {
             return Err(Refused::Broken);
         }
         let len = first.len() + rest.iter().map(ReadSlice::len).sum::<usize>();
-        let (marks, slots) = self.shape(&header, len)?;
+        let (offload, slots) = self.shape(&header, len)?;
         let count = len.div_ceil(PAGE);
         self.reserve(slots, pages)?;
         self.ahead = self.ahead.saturating_sub(1).max(1);
-        // Most frames lie in one page, and that is mapped.
+        // Fast path: most frames fit one page, and it is mapped.
         let Posted { id, slot, .. } = self.posted[self.next];
         if count == 1
-            && marks.gso.is_none()
+            && offload.gso.is_none()
             && let Some(room) = slot.and_then(|slot| pages.write(slot, len))
         {
             let mut room = room.skip(room.copy_from(first));
             for piece in rest {
                 room = room.skip(piece.copy_to_slice(&room));
             }
-            let response = RxResponse { id, offset: 0, flags: flags(marks), status: len as i16 };
+            let response = RxResponse { id, offset: 0, flags: flags(offload), status: len as i16 };
             self.responses.push(response.to_slot());
             self.next += 1;
             return Ok(());
         }
-        self.scatter(pages, marks, len, Source { first, rest, piece: ReadSlice::EMPTY })
+        self.scatter(pages, offload, len, FrameBytes { first, rest, piece: ReadSlice::EMPTY })
     }
 
-    /// What a frame asks for, and the slots that it takes.
+    /// Returns a frame's offloads and the number of slots that it takes.
     #[inline]
-    pub(super) fn shape(&self, header: &Header, len: usize) -> Result<(Marks, usize), Refused> {
-        let marks = Marks::of(header).ok_or(Refused::Offload)?;
+    pub(super) fn shape(&self, header: &Header, len: usize) -> Result<(NetifOffload, usize), Refused> {
+        let offload = NetifOffload::of(header).ok_or(Refused::Offload)?;
         let count = len.div_ceil(PAGE);
         if len > MAX_PACKET || count > 1 && !self.sg {
             return Err(Refused::TooBig);
         }
-        Ok((marks, count.max(1) + usize::from(marks.gso.is_some())))
+        Ok((offload, count.max(1) + usize::from(offload.gso.is_some())))
     }
 
-    /// Writes a frame page by page, where there may be an extra and pages may not be mapped.
+    /// Writes a frame page by page, with an extra if it needs one, into pages that may not be
+    /// mapped.
     fn scatter(
         &mut self,
         pages: &mut Pages,
-        marks: Marks,
+        offload: NetifOffload,
         len: usize,
-        mut source: Source<'_, '_>,
+        mut source: FrameBytes<'_, '_>,
     ) -> Result<(), Refused> {
         let gather = len < DIRECT && self.staged_bytes() + len <= STAGED_BYTES;
-        // Pieces that are copied from where they lie, with their responses.
+        // Pieces that are copied straight from where they lie, with the indices of their responses.
         let mut direct = SmallVec::<[_; 32]>::new();
         let mut left = len;
-        let mut response_flags = flags(marks);
+        let mut response_flags = flags(offload);
         loop {
             let Posted { id, gref, slot } = self.posted[self.next];
             self.next += 1;
@@ -172,7 +179,7 @@ impl<A: Words> Rx<A> {
             } else {
                 let mut offset = 0;
                 while offset < here {
-                    let piece = source.take(here - offset);
+                    let piece = source.next_piece(here - offset);
                     if piece.is_empty() {
                         break;
                     }
@@ -184,9 +191,9 @@ impl<A: Words> Rx<A> {
             let written = RxResponse { id, offset: 0, flags: response_flags, status: here as i16 };
             self.responses.push(written.to_slot());
             if let (Some(Gso { size, kind }), true) =
-                (marks.gso, response_flags.contains(RxFlags::EXTRA_INFO))
+                (offload.gso, response_flags.contains(RxFlags::EXTRA_INFO))
             {
-                // The extra takes the next slot, and what was posted there stays as it is.
+                // The extra takes the next slot, and the page that was posted there stays as it is.
                 self.responses.push(Extra::Gso { size, kind }.encode(false));
                 self.next += 1;
             }
@@ -201,7 +208,7 @@ impl<A: Words> Rx<A> {
             let responses = &mut self.responses;
             pages.copy(segments, |i, done| {
                 if !done {
-                    spoil(&mut responses[written[i] as usize]);
+                    mark_error(&mut responses[written[i] as usize]);
                 }
             });
         }
@@ -212,14 +219,14 @@ impl<A: Words> Rx<A> {
         self.staged.last().map_or(0, |last| last.at as usize + usize::from(last.len))
     }
 
-    /// Makes sure that `need` pages are there from `next` on.
+    /// Makes sure that `need` pages are taken from `next` on.
     #[inline]
     fn reserve(&mut self, need: usize, pages: &mut Pages) -> Result<(), Refused> {
         let have = self.posted.len() - self.next;
-        if have >= need { Ok(()) } else { self.take(need, need.max(self.ahead) - have, pages) }
+        if have >= need { Ok(()) } else { self.take_pages(need, need.max(self.ahead) - have, pages) }
     }
 
-    fn take(&mut self, need: usize, want: usize, pages: &mut Pages) -> Result<(), Refused> {
+    fn take_pages(&mut self, need: usize, want: usize, pages: &mut Pages) -> Result<(), Refused> {
         if (self.ring.available() as usize) < want {
             self.ring.refresh();
         }
@@ -232,17 +239,18 @@ impl<A: Words> Rx<A> {
         for _ in 0..want {
             let Some(slot) = self.ring.take() else { break };
             let RxRequest { id, gref } = RxRequest::from_slot(slot);
-            self.posted.push(Posted { id, gref, slot: pages.find(gref, Access::Write) });
+            self.posted.push(Posted { id, gref, slot: pages.lookup(gref, Access::Write) });
         }
-        let settled = pages.settle(Access::Write);
+        let all_mapped = pages.map_pending(Access::Write);
         for posted in &mut self.posted[taken..] {
             let Some(slot) = posted.slot else { continue };
-            if !settled && pages.is_lost(slot) {
+            if !all_mapped && pages.is_poisoned(slot) {
                 pages.release(slot);
                 posted.slot = None;
                 continue;
             }
-            // The lines that will be written first, all at once rather than one miss after the other.
+            // The cache lines that will be written first are fetched together, so that their misses
+            // overlap.
             if let Some(room) = pages.write(slot, PAGE) {
                 room.prefetch();
                 room.skip(64).prefetch();
@@ -251,8 +259,8 @@ impl<A: Words> Rx<A> {
         Ok(())
     }
 
-    /// Copies what was gathered, in one batch, and shows the front end what was delivered; true when it wants to be
-    /// notified. Pages that were not spent go back to the ring.
+    /// Copies the staged bytes in one batch, returns unused pages to the ring, and publishes the
+    /// responses; returns true if the front end wants an event.
     pub(super) fn flush(&mut self, pages: &mut Pages) -> bool {
         if !self.staged.is_empty() {
             let Self { staged, staging, responses, .. } = self;
@@ -262,7 +270,7 @@ impl<A: Words> Rx<A> {
             });
             pages.copy(segments, |i, done| {
                 if !done {
-                    spoil(&mut responses[staged[i].response as usize]);
+                    mark_error(&mut responses[staged[i].response as usize]);
                 }
             });
             self.staged.clear();
@@ -270,7 +278,8 @@ impl<A: Words> Rx<A> {
         for slot in self.posted.iter().filter_map(|posted| posted.slot) {
             pages.release(slot);
         }
-        // Before the front end sees its pages: they are its own then.
+        // Pages are unmapped before the responses are visible, because they belong to the front end
+        // from then on.
         pages.sweep();
         self.ring.untake((self.posted.len() - self.next) as u32);
         self.posted.clear();
@@ -282,34 +291,34 @@ impl<A: Words> Rx<A> {
     }
 }
 
-/// The flags of a packet's first slot, as if it were the only one.
+/// Returns the flags of a packet's first slot, as if it were the only one.
 #[inline]
-fn flags(marks: Marks) -> RxFlags {
+fn flags(offload: NetifOffload) -> RxFlags {
     let mut flags = RxFlags::empty();
-    flags.set(RxFlags::CSUM_BLANK, marks.csum_blank);
-    flags.set(RxFlags::DATA_VALIDATED, marks.data_validated);
-    flags.set(RxFlags::EXTRA_INFO, marks.gso.is_some());
+    flags.set(RxFlags::CSUM_BLANK, offload.csum_blank);
+    flags.set(RxFlags::DATA_VALIDATED, offload.data_validated);
+    flags.set(RxFlags::EXTRA_INFO, offload.gso.is_some());
     flags
 }
 
-/// Makes a response one of an error: the page was not written.
+/// Turns a response into an error, because its page was not written.
 #[cold]
-fn spoil(slot: &mut RxSlot) {
+fn mark_error(slot: &mut RxSlot) {
     *slot = RxResponse { status: ERROR, ..RxResponse::from_slot(*slot) }.to_slot();
 }
 
-/// The bytes of a frame, in the order they are written.
-struct Source<'a, 's> {
+/// The bytes of a frame that are not yet written, in order.
+struct FrameBytes<'a, 's> {
     first: &'a [u8],
     rest: &'a [ReadSlice<'s>],
-    /// What is left of the piece that was begun.
+    /// The rest of the piece that is being copied.
     piece: ReadSlice<'s>,
 }
 
-impl<'a, 's: 'a> Source<'a, 's> {
-    /// The next bytes that lie together, at most `max`; none at the end.
+impl<'a, 's: 'a> FrameBytes<'a, 's> {
+    /// Returns the next contiguous bytes, at most `max`; empty at the end.
     #[inline]
-    fn take(&mut self, max: usize) -> ReadSlice<'a> {
+    fn next_piece(&mut self, max: usize) -> ReadSlice<'a> {
         if !self.first.is_empty() {
             let (now, later) = self.first.split_at(max.min(self.first.len()));
             self.first = later;
@@ -324,11 +333,11 @@ impl<'a, 's: 'a> Source<'a, 's> {
         now
     }
 
-    /// Fills `room`, or writes what there is.
+    /// Fills `room`, or writes all bytes that are left.
     #[inline]
     fn fill(&mut self, mut room: WriteSlice<'_>) {
         while !room.is_empty() {
-            let piece = self.take(room.len());
+            let piece = self.next_piece(room.len());
             if piece.is_empty() {
                 break;
             }

@@ -1,7 +1,10 @@
-//! What the front end sends: slots to packets, packets to frames.
+//! [`Tx`]: the back end's side of a transmit ring. It takes slots, assembles packets, and lends
+//! them as frames.
 //!
-//! [`Tx`] owns the ring, [`Sent`] the burst that was taken from it: what lies in the front end's pages is only referred to,
-//! what the hypervisor copied is in the staging buffer. Frames borrow from both.
+//! A [`Queue`](super::Queue) owns it and calls it on its thread: [`Tx::poll`] takes a burst into a
+//! [`TxBurst`], whose frames borrow from the front end's mapped pages and from the staging buffer,
+//! into which the hypervisor copied the rest; [`Tx::complete`] releases the pages and publishes the
+//! responses.
 
 use ringferry_memory::{ReadSlice, Words, WriteSlice};
 use ringferry_packet::ether::MIN_FRAME;
@@ -17,38 +20,39 @@ use ringferry_xen::netif::{BackRing, Fault};
 use super::cache::Slot;
 use super::multicast::Multicast;
 use super::pages::{Pages, segment};
-use crate::offload::{Gso, HEADERS, Marks};
+use crate::offload::{Gso, HEADERS, NetifOffload};
 
-/// Slots of a packet that are tolerated, as in Linux (`fatal_skb_slots`): up to here a packet with too many is answered with
-/// errors, beyond the front end is malicious.
+/// Most slots of a packet that are tolerated, as in Linux (`fatal_skb_slots`): a packet with more
+/// than [`MAX_SLOTS`] is answered with errors, and with more than this its front end is malicious.
 const FATAL_SLOTS: usize = 20;
 
-/// Bytes to be copied after which no more packets are taken into a burst: several large ones amortise a batch as well as
-/// many small ones do, and more than this would push them out of the second-level cache.
+/// Number of bytes to be copied after which no more packets are taken into a burst: several large
+/// ones amortise a batch as well as many small ones do, and more than this would push them out of
+/// the second-level cache.
 const STAGED_BYTES: usize = 256 * 1024;
 
-/// Packets that were answered with an error, by reason.
+/// Counters of packets that were answered with an error, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rejected {
-    /// Shorter than an Ethernet header.
+    /// Packets shorter than an Ethernet header.
     pub too_short: u64,
-    /// Too many slots, or sizes that do not add up.
+    /// Packets with too many slots, or with sizes that do not add up.
     pub bad_slots: u64,
-    /// An offload that the frame does not agree with.
+    /// Packets with an offload that contradicts the frame.
     pub bad_header: u64,
-    /// Pages that are not granted to us.
+    /// Packets in pages that are not granted to us.
     pub bad_memory: u64,
 }
 
-/// Where a piece of a packet lies.
+/// The place where a piece of a packet can be read.
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    /// In a slot of the window.
+    /// The piece lies in a slot of the window.
     Page(Slot),
-    /// In the staging buffer, from this byte on.
+    /// The piece lies in the staging buffer, from this byte on.
     Staged(u32),
-    /// Not here yet.
-    Elsewhere,
+    /// The piece is still to be copied.
+    Unmapped,
 }
 
 /// A piece of a packet, within one page.
@@ -63,54 +67,56 @@ struct Piece {
 #[derive(Clone, Copy, Debug)]
 struct Packet {
     header: Header,
-    /// Bytes; 0 for a packet that goes nowhere.
+    /// Length in bytes; 0 for a packet that was dropped.
     len: u32,
-    /// Pieces.
+    /// Index of the first piece.
     first: u32,
     count: u32,
-    /// The answer to its first slot.
-    answer: u32,
-    /// Bytes from `at` on in `heads` that stand for the first of the packet.
+    /// Index of the response to the first slot.
+    response: u32,
+    /// Offset in `heads` of the private copy that replaces the first `head_len` bytes of the
+    /// packet.
     head: u32,
     head_len: u16,
-    marks: Marks,
+    offload: NetifOffload,
 }
 
-/// A burst of packets.
+/// A burst of packets with the pieces that they consist of.
 #[derive(Debug, Default)]
-pub(super) struct Sent {
+pub(super) struct TxBurst {
     packets: Vec<Packet>,
     pieces: Vec<Piece>,
-    /// Private copies of the first bytes of packets that had to be looked into.
+    /// Private copies of the first bytes of packets with offloads.
     heads: Vec<u8>,
     staging: Vec<u8>,
 }
 
-/// The back end's side of a transmit ring.
+/// The back end's side of a transmit ring, with the responses to the current burst.
 #[derive(Debug)]
 pub(super) struct Tx<A: Words> {
     pub(super) ring: BackRing<A, TxSlot>,
-    answers: Vec<TxResponse>,
-    /// Packets of the staged pieces, in order.
+    responses: Vec<TxResponse>,
+    /// The packet of each staged piece, in command.
     staged: Vec<u32>,
     pub(super) rejected: Rejected,
 }
 
 impl<A: Words> Tx<A> {
     pub(super) fn new(ring: BackRing<A, TxSlot>) -> Self {
-        Self { ring, answers: Vec::new(), staged: Vec::new(), rejected: Rejected::default() }
+        Self { ring, responses: Vec::new(), staged: Vec::new(), rejected: Rejected::default() }
     }
 
-    /// Takes up to `max` packets; returns how many, frames or not. A packet that breaks the rules of the ring breaks the
-    /// ring, and those before it are still good. The last burst must have been [completed](Self::complete).
+    /// Takes up to `max` packets; returns how many, valid or not. A packet that breaks the rules of
+    /// the ring breaks the ring, and those before it remain valid. The last burst must have been
+    /// [completed](Self::complete).
     pub(super) fn poll(
         &mut self,
         max: usize,
         pages: &mut Pages,
-        sent: &mut Sent,
+        sent: &mut TxBurst,
         multicast: &mut Multicast,
     ) -> usize {
-        if !self.answers.is_empty() {
+        if !self.responses.is_empty() {
             // The last burst has not been completed.
             return 0;
         }
@@ -118,33 +124,33 @@ impl<A: Words> Tx<A> {
         if (self.ring.available() as usize) < max {
             self.ring.refresh();
         }
-        let (mut taken, mut elsewhere) = (0, 0);
-        while taken < max && elsewhere < STAGED_BYTES && self.ring.available() > 0 {
-            let (answers, pieces) = (self.answers.len(), sent.pieces.len());
-            match self.take(sent, multicast) {
+        let (mut taken, mut unmapped) = (0, 0);
+        while taken < max && unmapped < STAGED_BYTES && self.ring.available() > 0 {
+            let (responses, pieces) = (self.responses.len(), sent.pieces.len());
+            match self.take_packet(sent, multicast) {
                 Ok(Some(packet)) => {
-                    elsewhere += locate(&mut sent.pieces[pieces..], pages);
+                    unmapped += locate(&mut sent.pieces[pieces..], pages);
                     sent.packets.push(packet);
                 }
                 Ok(None) => sent.pieces.truncate(pieces),
                 Err(fault) => {
                     self.ring.break_with(fault);
-                    self.answers.truncate(answers);
+                    self.responses.truncate(responses);
                     sent.pieces.truncate(pieces);
                     break;
                 }
             }
             taken += 1;
         }
-        let settled = pages.settle(Access::Read);
-        if elsewhere > 0 || !settled {
+        let all_mapped = pages.map_pending(Access::Read);
+        if unmapped > 0 || !all_mapped {
             self.fetch(pages, sent);
         }
-        self.look_into(pages, sent);
+        self.check_headers(pages, sent);
         taken
     }
 
-    /// The next slot, which must be there: the front end publishes whole packets.
+    /// Takes the next slot, which must be there: the front end publishes whole packets.
     #[inline]
     fn next(&mut self) -> Result<TxSlot, Fault> {
         match self.ring.take() {
@@ -156,33 +162,38 @@ impl<A: Words> Tx<A> {
         }
     }
 
-    /// Takes one packet's slots, decides on the answers, and appends its pieces. `None` for what is no packet, and a
-    /// packet that was refused.
+    /// Takes one packet's slots, appends its pieces, and prepares its responses. `None` for slots
+    /// that are no packet, and for a packet that was refused.
     #[inline]
-    fn take(&mut self, sent: &mut Sent, multicast: &mut Multicast) -> Result<Option<Packet>, Fault> {
+    fn take_packet(
+        &mut self,
+        sent: &mut TxBurst,
+        multicast: &mut Multicast,
+    ) -> Result<Option<Packet>, Fault> {
         let first = TxRequest::from_slot(self.next()?);
-        let answer = self.answers.len();
-        self.answers.push(TxResponse { id: first.id, status: OKAY });
-        let mut marks = Marks { csum_blank: first.flags.contains(TxFlags::CSUM_BLANK), ..Marks::default() };
-        let mut order = None;
+        let response = self.responses.len();
+        self.responses.push(TxResponse { id: first.id, status: OKAY });
+        let mut offload =
+            NetifOffload { csum_blank: first.flags.contains(TxFlags::CSUM_BLANK), ..NetifOffload::default() };
+        let mut command = None;
         if first.flags.contains(TxFlags::EXTRA_INFO) {
-            order = self.take_extras(&mut marks, multicast)?;
+            command = self.take_extras(&mut offload, multicast)?;
         }
         let at = sent.pieces.len();
         let piece = |request: TxRequest| Piece {
             gref: request.gref,
             offset: request.offset,
             len: request.size,
-            place: Place::Elsewhere,
+            place: Place::Unmapped,
         };
         sent.pieces.push(piece(first));
         let mut more = first.flags.contains(TxFlags::MORE_DATA);
-        // The first slot's size is that of the whole packet.
+        // The size in the first slot is that of the whole packet.
         let mut own = Some(first.size);
         let mut slots = 1;
         while more {
             let request = TxRequest::from_slot(self.next()?);
-            self.answers.push(TxResponse { id: request.id, status: OKAY });
+            self.responses.push(TxResponse { id: request.id, status: OKAY });
             slots += 1;
             if slots > FATAL_SLOTS {
                 return Err(Fault::TooManySlots);
@@ -191,26 +202,26 @@ impl<A: Words> Tx<A> {
                 return Err(Fault::CrossesPage);
             }
             own = own.and_then(|own| own.checked_sub(request.size));
-            // An empty piece is legal and nothing (XSA-448).
+            // An empty piece is legal and ignored (XSA-448).
             if request.size > 0 {
                 sent.pieces.push(piece(request));
             }
             more = request.flags.contains(TxFlags::MORE_DATA);
         }
-        if let Some(okay) = order {
-            self.answers[answer].status = if okay { OKAY } else { ERROR };
+        if let Some(okay) = command {
+            self.responses[response].status = if okay { OKAY } else { ERROR };
             return Ok(None);
         }
         let Some(own) = own.filter(|_| slots <= MAX_SLOTS) else {
             self.rejected.bad_slots += 1;
-            return Ok(self.refuse(answer));
+            return Ok(self.refuse(response));
         };
         if usize::from(first.offset) + usize::from(own) > PAGE {
             return Err(Fault::CrossesPage);
         }
         if usize::from(first.size) < MIN_FRAME {
             self.rejected.too_short += 1;
-            return Ok(self.refuse(answer));
+            return Ok(self.refuse(response));
         }
         sent.pieces[at].len = own;
         if own == 0 {
@@ -221,70 +232,75 @@ impl<A: Words> Tx<A> {
             len: first.size.into(),
             first: at as u32,
             count: (sent.pieces.len() - at) as u32,
-            answer: answer as u32,
+            response: response as u32,
             head: 0,
             head_len: 0,
-            marks,
+            offload,
         }))
     }
 
-    /// Takes the extras behind a packet's first slot. If they are orders rather than about a packet: whether they were
-    /// carried out.
+    /// Takes the extras after a packet's first slot. If they are commands rather than about a
+    /// packet, returns whether they were carried out.
     #[cold]
-    fn take_extras(&mut self, marks: &mut Marks, multicast: &mut Multicast) -> Result<Option<bool>, Fault> {
-        let (mut order, mut known) = (None, 0);
+    fn take_extras(
+        &mut self,
+        offload: &mut NetifOffload,
+        multicast: &mut Multicast,
+    ) -> Result<Option<bool>, Fault> {
+        let (mut command, mut known) = (None, 0);
         loop {
             let [low, high, _] = self.next()?;
-            self.answers.push(TxResponse { id: 0, status: NULL });
+            self.responses.push(TxResponse { id: 0, status: NULL });
             let (extra, more) = Extra::decode([low, high]).ok_or(Fault::BadExtra)?;
-            // One of each kind at most, so a chain of them ends.
+            // Each kind may come once, so a chain of extras ends.
             if known & extra.bit() != 0 {
                 return Err(Fault::BadExtra);
             }
             known |= extra.bit();
             match extra {
-                Extra::Gso { size, kind } => marks.gso = Some(Gso { size, kind }),
-                Extra::MulticastAdd(mac) => order = Some(multicast.add(mac) && order != Some(false)),
+                Extra::Gso { size, kind } => offload.gso = Some(Gso { size, kind }),
+                Extra::MulticastAdd(mac) => command = Some(multicast.add(mac) && command != Some(false)),
                 Extra::MulticastDel(mac) => {
                     multicast.remove(mac);
-                    order = Some(order != Some(false));
+                    command = Some(command != Some(false));
                 }
-                // We compute our own, and a guest's says what the guest likes.
+                // The guest's hash is ignored: it is under the guest's control, and we compute our
+                // own.
                 Extra::Hash { .. } => {}
             }
             if !more {
-                return Ok(order);
+                return Ok(command);
             }
         }
     }
 
-    /// Turns the answers of a packet into errors, from its first slot on.
+    /// Turns the responses of a packet into errors, from its first slot on.
     #[cold]
-    fn refuse(&mut self, answer: usize) -> Option<Packet> {
-        for answer in &mut self.answers[answer..] {
-            if answer.status != NULL {
-                answer.status = ERROR;
+    fn refuse(&mut self, response: usize) -> Option<Packet> {
+        for response in &mut self.responses[response..] {
+            if response.status != NULL {
+                response.status = ERROR;
             }
         }
         None
     }
 
-    /// Copies, in one batch, every piece that is in no page.
+    /// Copies every piece that is not mapped, in one batch.
     #[inline(never)]
-    fn fetch(&mut self, pages: &mut Pages, sent: &mut Sent) {
-        let Sent { packets, pieces, staging, .. } = sent;
+    fn fetch(&mut self, pages: &mut Pages, sent: &mut TxBurst) {
+        let TxBurst { packets, pieces, staging, .. } = sent;
         self.staged.clear();
         let mut bytes = 0;
         for (number, packet) in (0u32..).zip(&*packets) {
             for piece in &mut pieces[packet.first as usize..][..packet.count as usize] {
                 if let Place::Page(slot) = piece.place {
-                    if !pages.is_lost(slot) {
+                    if !pages.is_poisoned(slot) {
                         continue;
                     }
                     pages.release(slot);
                 }
                 piece.place = Place::Staged(bytes);
-                // At most a ring of pages.
+                // The sum is at most a ring of pages.
                 bytes += u32::from(piece.len);
                 self.staged.push(number);
             }
@@ -299,24 +315,25 @@ impl<A: Words> Tx<A> {
             room = rest;
             segment(piece.gref, piece.offset, Local::To(WriteSlice::from(this)))
         });
-        let Self { staged, answers, rejected, .. } = self;
+        let Self { staged, responses, rejected, .. } = self;
         pages.copy(segments, |i, done| {
             let packet = &mut packets[staged[i] as usize];
             if !done && packet.len > 0 {
                 packet.len = 0;
-                answers[packet.answer as usize].status = ERROR;
+                responses[packet.response as usize].status = ERROR;
                 rejected.bad_memory += 1;
             }
         });
     }
 
-    /// Gathers the first bytes of packets with something left to do (XSA-423), finds out what, and refuses those that do
-    /// not agree with it. The frame will have the bytes that were looked at, whatever the front end writes there.
+    /// Copies the first bytes of packets with offloads (XSA-423), derives their headers from the
+    /// copies, and refuses packets that contradict their offloads. The frame will have the bytes
+    /// that were checked, whatever the front end writes to its pages.
     #[inline]
-    fn look_into(&mut self, pages: &Pages, sent: &mut Sent) {
-        let Sent { packets, pieces, heads, staging } = sent;
+    fn check_headers(&mut self, pages: &Pages, sent: &mut TxBurst) {
+        let TxBurst { packets, pieces, heads, staging } = sent;
         for packet in packets.iter_mut() {
-            if packet.len == 0 || packet.marks == Marks::default() {
+            if packet.len == 0 || packet.offload == NetifOffload::default() {
                 continue;
             }
             let at = heads.len();
@@ -328,20 +345,20 @@ impl<A: Words> Tx<A> {
             }
             debug_assert_eq!(have, len);
             (packet.head, packet.head_len) = (at as u32, len as u16);
-            match packet.marks.header(&heads[at..], packet.len as usize) {
+            match packet.offload.header(&heads[at..], packet.len as usize) {
                 Ok(header) => packet.header = header,
                 Err(_) => {
                     packet.len = 0;
-                    self.answers[packet.answer as usize].status = ERROR;
+                    self.responses[packet.response as usize].status = ERROR;
                     self.rejected.bad_header += 1;
                 }
             }
         }
     }
 
-    /// Lets go of the pages and answers every slot of the last [`poll`](Self::poll); true when the front end wants to be
-    /// notified.
-    pub(super) fn complete(&mut self, pages: &mut Pages, sent: &mut Sent) -> bool {
+    /// Releases the pages and publishes the responses to every slot of the last
+    /// [`poll`](Self::poll); returns true if the front end wants an event.
+    pub(super) fn complete(&mut self, pages: &mut Pages, sent: &mut TxBurst) -> bool {
         for piece in &sent.pieces {
             if let Place::Page(slot) = piece.place {
                 pages.release(slot);
@@ -349,24 +366,26 @@ impl<A: Words> Tx<A> {
         }
         sent.packets.clear();
         sent.pieces.clear();
-        // Before the answers: the front end may do with the pages what it likes as soon as it has them.
+        // Pages are unmapped before the responses are visible, because the front end may reuse them
+        // from then on.
         pages.sweep();
-        for answer in self.answers.drain(..) {
-            self.ring.respond(answer.to_slot());
+        for response in self.responses.drain(..) {
+            self.ring.respond(response.to_slot());
         }
         self.ring.publish()
     }
 }
 
-/// Finds out where the pieces of a packet are; returns how many bytes will have to be copied.
+/// Looks up the pages of a packet's pieces; returns how many bytes have to be copied.
 #[inline]
 fn locate(pieces: &mut [Piece], pages: &mut Pages) -> usize {
-    let mut elsewhere = 0;
+    let mut unmapped = 0;
     for (i, piece) in pieces.iter_mut().enumerate() {
-        match pages.find(piece.gref, Access::Read) {
+        match pages.lookup(piece.gref, Access::Read) {
             Some(slot) => {
                 piece.place = Place::Page(slot);
-                // The lines that are copied first; all misses of a burst overlap.
+                // The cache lines that are read first are fetched together, so that all misses of a
+                // burst overlap.
                 if i < 2
                     && let Some(bytes) = pages.read(slot, piece.offset, piece.len.into())
                 {
@@ -374,10 +393,10 @@ fn locate(pieces: &mut [Piece], pages: &mut Pages) -> usize {
                     bytes.skip(64).prefetch();
                 }
             }
-            None => elsewhere += usize::from(piece.len),
+            None => unmapped += usize::from(piece.len),
         }
     }
-    elsewhere
+    unmapped
 }
 
 #[inline(always)]
@@ -386,19 +405,19 @@ fn bytes<'m>(piece: &Piece, pages: &'m Pages, staging: &'m [u8]) -> ReadSlice<'m
     match piece.place {
         Place::Page(slot) => pages.read(slot, piece.offset, len).unwrap_or(ReadSlice::EMPTY),
         Place::Staged(at) => ReadSlice::from(&staging[at as usize..][..len]),
-        Place::Elsewhere => ReadSlice::EMPTY,
+        Place::Unmapped => ReadSlice::EMPTY,
     }
 }
 
-impl Sent {
-    /// Appends the frames of the burst.
+impl TxBurst {
+    /// Appends the valid frames of the burst to `burst`.
     pub(super) fn frames<'m>(&'m self, pages: &'m Pages, burst: &mut Burst<'m>) {
         for packet in &self.packets {
             if packet.len == 0 {
                 continue;
             }
             let pieces = &self.pieces[packet.first as usize..][..packet.count as usize];
-            // Most packets lie in one piece and ask for nothing.
+            // Fast path: most packets lie in one piece and have no offload.
             if let ([piece], 0) = (pieces, packet.head_len) {
                 burst.push(packet.header, bytes(piece, pages, &self.staging));
                 continue;

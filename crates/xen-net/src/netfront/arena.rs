@@ -1,4 +1,9 @@
-//! The memory that a front end shares: rings and buffers, granted from the beginning until the end.
+//! [`Arena`]: the memory that a front end shares, with rings and buffers, granted from the
+//! beginning until the end.
+//!
+//! The xenbus front-end driver creates it when it connects, queues allocate nothing later, and the
+//! control thread ends it after all queues in it were dropped. [`GrantMap`] is shared read-only
+//! with the queues' threads.
 
 use std::sync::Arc;
 
@@ -6,28 +11,28 @@ use ringferry_memory::{Area, GuestMemory, MemoryError};
 use ringferry_xen::domain::{DomId, PAGE};
 use ringferry_xen::grant::{Access, GrantError, GrantRef, GrantTable, Granted};
 
-/// Why there is no arena.
+/// The reason why an arena cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaError {
-    /// Pages were not granted.
+    /// The pages could not be granted.
     #[error(transparent)]
     Grant(#[from] GrantError),
-    /// The provider of the grants put two of them at the same address.
+    /// The grant provider put two regions at the same address.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The provider of the grants gave other pages than were asked for.
+    /// The grant provider returned other pages than were requested.
     #[error("the grant table gave {refs} grants for {bytes} bytes, where {pages} pages were asked for")]
     Provider {
-        /// Pages that were asked for.
+        /// Number of pages that were requested.
         pages: usize,
-        /// References that there are.
+        /// Number of references that were returned.
         refs: usize,
-        /// Bytes that there are.
+        /// Number of bytes that were returned.
         bytes: u64,
     },
 }
 
-/// Pages side by side, and the grant of each.
+/// Contiguous pages, with the grant of each.
 #[derive(Debug)]
 struct Run {
     start: u64,
@@ -37,7 +42,8 @@ struct Run {
 }
 
 impl Run {
-    /// The grant of the page of an address, if it is here, and the place in the page.
+    /// Returns the grant of the page that an address lies in, and the offset in the page, if it is
+    /// in this run.
     #[inline(always)]
     fn find(&self, addr: u64) -> Option<(GrantRef, u16)> {
         let at = addr.wrapping_sub(self.start);
@@ -46,16 +52,16 @@ impl Run {
     }
 }
 
-/// Which grant an address belongs to. Never changes while the interface is open, so all queues share it: a packet that one
-/// has received another can send.
+/// The map from address to grant. It never changes while the interface is open, so all queues share
+/// it: a packet that one has received another can send.
 #[derive(Debug)]
 pub struct GrantMap {
     runs: Box<[Run]>,
 }
 
 impl GrantMap {
-    /// The grant of the page that `addr` lies in, and the place in the page; `None` for what is not shared. `hint` is where
-    /// the last look-up found something; the caller keeps it for the next.
+    /// Returns the grant of the page that `addr` lies in, and the offset in the page; `None` if the
+    /// address is not shared. `hint` is the run of the caller's last look-up, and is updated.
     #[inline]
     pub fn find(&self, addr: u64, hint: &mut usize) -> Option<(GrantRef, u16)> {
         if let Some(found) = self.runs.get(*hint).and_then(|run| run.find(addr)) {
@@ -71,7 +77,8 @@ impl GrantMap {
         Some(found)
     }
 
-    /// The grants of the pages from `addr` on, and what they allow, for handing them to the back end.
+    /// Returns the grants of the pages from `addr` on with their access, for registering them with
+    /// the back end.
     pub fn grants(&self, addr: u64, pages: usize) -> impl Iterator<Item = (GrantRef, Access)> {
         let run = self.runs.iter().find(|run| run.find(addr).is_some());
         let first = run.map_or(0, |run| ((addr - run.start) / PAGE as u64) as usize);
@@ -80,16 +87,17 @@ impl GrantMap {
     }
 }
 
-/// Pages that are asked for together.
+/// A request for contiguous pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pages {
-    /// How many.
+    /// Number of pages to grant.
     pub count: usize,
-    /// What the back end may do with them.
+    /// Access that the back end gets to the pages.
     pub access: Access,
 }
 
-/// The memory of an interface. Dropping it ends all grants; the queues that lie in it must be gone before.
+/// The memory of an interface. Dropping it ends all grants; the queues in it must be dropped
+/// before.
 #[derive(Debug)]
 pub struct Arena {
     granted: Vec<Box<dyn Granted>>,
@@ -99,10 +107,10 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Grants pages to `to`, those of each item side by side.
+    /// Grants pages to the domain `to`, those of each item contiguously.
     ///
     /// # Errors
-    /// Nothing stays granted; see [`ArenaError`].
+    /// Any [`ArenaError`]; nothing stays granted.
     pub fn new(table: &mut dyn GrantTable, to: DomId, pages: &[Pages]) -> Result<Self, ArenaError> {
         let mut granted = Vec::with_capacity(pages.len());
         let mut runs = Vec::with_capacity(pages.len());
@@ -121,37 +129,38 @@ impl Arena {
         Ok(Self { granted, memory, map: Arc::new(GrantMap { runs: runs.into() }), starts })
     }
 
-    /// Where the pages of the `index`-th item begin.
+    /// Returns the address at which the pages of the `index`-th item begin.
     pub fn start(&self, index: usize) -> u64 {
         self.starts[index]
     }
 
-    /// All of it.
+    /// Returns the memory map of the whole arena.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
 
-    /// Which grant an address belongs to.
+    /// Returns the map from address to grant.
     pub fn map(&self) -> &Arc<GrantMap> {
         &self.map
     }
 
-    /// A whole page, for a ring or a list, and its grant; `None` if `addr` is not the beginning of one.
+    /// Returns a whole page, for a ring or a list, with its grant; `None` if `addr` is not the
+    /// beginning of one.
     pub fn page(&self, addr: u64) -> Option<(Area, GrantRef)> {
         let (gref, 0) = self.map.find(addr, &mut 0)? else { return None };
         Some((self.memory.area(addr, PAGE)?, gref))
     }
 
-    /// Pages that are granted.
+    /// Returns the number of pages that are granted.
     pub fn pages(&self) -> usize {
         self.map.runs.iter().map(|run| (run.len / PAGE as u64) as usize).sum()
     }
 
-    /// Ends all grants. Returns how many pages the back end still has mapped, as far as that can be known; nobody else gets
-    /// those before it lets go (XSA-396).
+    /// Ends all grants. Returns how many pages the back end still has mapped, as far as that can be
+    /// known; those are not reused before it unmaps them (XSA-396).
     pub fn end(self) -> usize {
         let Self { granted, memory, .. } = self;
-        // Some providers can end a grant only once nobody here has the page either.
+        // Some providers can end a grant only once the page is not mapped here either.
         drop(memory);
         granted.into_iter().map(Granted::end).sum()
     }
@@ -185,7 +194,7 @@ mod tests {
             let start = arena.start(index);
             for page in 0..item.count as u64 {
                 for at in [0, 1, PAGE64 - 1] {
-                    // Whatever the last look-up was.
+                    // The result does not depend on the hint.
                     for mut hint in 0..4 {
                         let (gref, offset) = arena.map().find(start + page * PAGE64 + at, &mut hint).unwrap();
                         assert_eq!((u64::from(offset), hint), (at, index));

@@ -1,4 +1,9 @@
-//! A queue pair with its memory: what most front ends start from.
+//! [`Pair`]: a transmit and a receive queue with their buffers and events, from which most front
+//! ends start.
+//!
+//! The xenbus front-end driver creates it when it connects and hands it out. One thread then calls
+//! [`Pair::refill`] once, sends, receives, reclaims and arms, and gives the pair back to be dropped
+//! when the interface stops.
 
 use ringferry_nic::rx::{self, PolicyKind, RxConfig, RxQueue};
 use ringferry_nic::tx::{self, TxConfig, TxQueue};
@@ -13,34 +18,39 @@ use super::{NetfrontRx, NetfrontTx};
 use crate::events::Events;
 use crate::offload::Accepts;
 
-/// The front end's side of the packets that it sends.
+/// The front end's transmit queue: the framework's over a [`NetfrontTx`].
 pub type Transmit = TxQueue<NetfrontTx>;
-/// The front end's side of the packets that it receives.
+/// The front end's receive queue: the framework's over a [`NetfrontRx`].
 pub type Receive = RxQueue<NetfrontRx>;
 
-/// Bytes of a small buffer with its head room: sixteen to a page, none across two. Elsewhere buffers lie a page apart, for the
-/// sake of the processor's caches; here each page is a grant, of which there are few.
+/// Size in bytes of a small buffer with its head room: sixteen to a page, none across two. Other
+/// drivers place buffers a page apart for the sake of the processor's caches; here each page is a
+/// grant, and grants are scarce.
 const SMALL: u32 = 256;
-/// Bytes of a buffer for a frame of the usual MTU: two to a page.
+/// Size in bytes of a buffer for a frame of the usual MTU: two to a page.
 const FRAME: u32 = 2048;
-/// Pages of a buffer for anything. Data begins with the second, so that 64 KiB are sixteen slots and not seventeen.
+/// Pages of a buffer for a packet of any size. Data begins with the second, so that 64 KiB are
+/// sixteen slots and not seventeen.
 const LARGE: u32 = 17;
 
-/// How the buffers of a pair are made. Every page of them is a grant; a stock guest has 1024 of those for everything
-/// (`/sys/module/xen_gntalloc/parameters/limit`), and the defaults, with rings, take 980 for one pair.
+/// The numbers of a pair's buffers, and the settings of its queues. Every page of buffers is a
+/// grant; a stock guest has 1024 of those for everything
+/// (`/sys/module/xen_gntalloc/parameters/limit`), and the defaults, with rings, take 980 for one
+/// pair.
 #[derive(Clone, Copy, Debug)]
 pub struct PairConfig {
-    /// Pages to receive into: twice the ring, as half of them may be in packets.
+    /// Number of pages to receive into: twice the ring, as half of them may be in packets.
     pub receive: u32,
-    /// Buffers for packets of up to 192 bytes, and for small copies of received ones.
+    /// Number of buffers for packets of up to 192 bytes, and for small copies of received ones.
     pub small: u32,
-    /// Buffers for frames of the usual MTU.
+    /// Number of buffers for frames of the usual MTU.
     pub frames: u32,
-    /// Buffers for packets of up to 64 KiB: as many as the ring holds.
+    /// Number of buffers for packets of up to 64 KiB: as many as the ring holds.
     pub large: u32,
-    /// Settings of the receive queue; its policy is to receive into pages, whatever this says.
+    /// Settings of the framework's receive queue; its policy is ignored, because packets are always
+    /// received into pages.
     pub rx: RxConfig,
-    /// Settings of the transmit queue.
+    /// Settings of the framework's transmit queue.
     pub tx: TxConfig,
 }
 
@@ -58,7 +68,7 @@ impl Default for PairConfig {
 }
 
 impl PairConfig {
-    /// Pages of the rings of a pair.
+    /// The pages of a pair's two rings.
     pub const RINGS: Pages = Pages { count: 2, access: Access::Write };
 
     fn pools(&self) -> PoolsLayout {
@@ -78,63 +88,64 @@ impl PairConfig {
         }
     }
 
-    /// Pages to send from, which the back end only reads.
+    /// Returns the pages to send from, which the back end only reads.
     pub fn transmit_pages(&self) -> Pages {
         Pages { count: self.pools().bytes() / PAGE, access: Access::Read }
     }
 
-    /// Pages to receive into.
+    /// Returns the pages to receive into, which the back end writes.
     pub fn receive_pages(&self) -> Pages {
         Pages { count: self.receive as usize, access: Access::Write }
     }
 }
 
-/// Why there is no pair.
+/// The reason why a pair cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PairError {
-    /// No ring.
+    /// The page of a ring is unusable.
     #[error(transparent)]
     Ring(#[from] LayoutError),
-    /// No buffers.
+    /// The buffer pools cannot be created.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// The transmit ring cannot carry every packet.
+    /// The transmit ring cannot carry every packet that the pools can hold.
     #[error(transparent)]
     Transmit(#[from] tx::AttachError),
-    /// The receive ring cannot take every packet.
+    /// The receive ring's pages cannot hold every packet that may come.
     #[error(transparent)]
     Receive(#[from] rx::AttachError),
 }
 
-/// Where a pair lies in its arena: the beginnings of its [rings](PairConfig::RINGS), of the
-/// [pages to send from](PairConfig::transmit_pages) and of those [to receive into](PairConfig::receive_pages).
+/// The addresses of a pair in its arena: of its [rings](PairConfig::RINGS), of the [pages to send
+/// from](PairConfig::transmit_pages) and of those [to receive into](PairConfig::receive_pages).
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
-    /// The transmit ring, and a page behind it the receive ring.
+    /// Address of the transmit ring, which the receive ring follows a page later.
     pub rings: u64,
-    /// Buffers to send from.
+    /// Address of the buffers to send from.
     pub transmit: u64,
-    /// Pages to receive into.
+    /// Address of the pages to receive into.
     pub receive: u64,
 }
 
-/// A queue pair, its buffers, and its events. Belongs to one thread.
+/// A queue pair, its buffers, and its events. It belongs to one thread.
 #[derive(Debug)]
 pub struct Pair {
-    /// Buffers to send from, and for small copies.
+    /// Buffers for packets to send, and for small copies.
     pub pools: Pools,
-    /// What is received.
+    /// The receive queue of the pair.
     pub receive: Receive,
-    /// What is sent.
+    /// The transmit queue of the pair.
     pub transmit: Transmit,
     events: Events,
 }
 
 impl Pair {
-    /// Makes a pair at `places` of `arena`, for a back end that takes what `accepts` says; nothing is posted yet.
+    /// Creates a pair at `places` of `arena`, for a back end that accepts the frames of `accepts`;
+    /// no page is posted yet.
     ///
     /// # Errors
-    /// See [`PairError`].
+    /// Any [`PairError`].
     pub fn new(
         arena: &Arena,
         places: Places,
@@ -154,43 +165,44 @@ impl Pair {
         Ok(Self { pools, receive, transmit, events })
     }
 
-    /// Its event channels.
+    /// Returns the pair's event channels.
     pub fn events(&self) -> &Events {
         &self.events
     }
 
-    /// Asks for an event when something was sent or has come; true when that is so already, and then there will be none. A
-    /// pair that is not armed again is not told.
+    /// Asks for an event when a packet was sent or has come; returns true if that is so already,
+    /// and then no event comes. Each event needs a new call.
     pub fn arm(&mut self) -> bool {
         let sent = self.transmit.driver().final_check();
         self.receive.driver().final_check() || sent
     }
 
-    /// The violation that broke one of the queues, if any.
+    /// Returns the violation that broke one of the queues, if any.
     #[inline]
     pub fn fault(&mut self) -> Option<Fault> {
         self.receive.driver().fault().or_else(|| self.transmit.driver().fault())
     }
 
-    /// Posts pages wherever the ring has room; true when the back end wants to be notified.
+    /// Posts pages wherever the ring has room; returns true if the back end wants an event.
     #[inline]
     pub fn refill(&mut self) -> bool {
         self.receive.refill()
     }
 
-    /// Takes back what the back end has sent; returns how many packets.
+    /// Takes back packets that the back end has sent; returns how many.
     #[inline]
     pub fn reclaim(&mut self) -> usize {
         self.transmit.reclaim(&mut self.pools)
     }
 
-    /// Sends a copy of a frame; false when there is no room, or no buffer. Shown to the back end by [`TxQueue::flush`].
+    /// Queues a copy of a frame; returns false if there is no room or no buffer. [`TxQueue::flush`]
+    /// publishes it to the back end.
     #[inline]
     pub fn send_frame(&mut self, header: &Header, frame: &[u8]) -> bool {
         self.transmit.try_send_frame(header, frame, &mut self.pools)
     }
 
-    /// Sends a packet, or recycles it: false when there is no room.
+    /// Queues a packet, or recycles it and returns false if there is no room.
     #[inline]
     pub fn send(&mut self, chain: Chain) -> bool {
         self.transmit.try_send(chain, &mut self.pools)

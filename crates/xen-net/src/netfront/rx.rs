@@ -1,8 +1,11 @@
-//! The receive ring: slots become packets.
+//! [`NetfrontRx`]: the front end's receive ring as a driver of the framework, which turns slots
+//! into packets.
 //!
-//! A page is posted as a whole, and a response says what part of it was written. What is to be said of a packet, and how
-//! many pages it lies in, stands in the ring, so packets are put together here before the framework sees the first of
-//! their pages. A page whose slot held an extra comes back as an empty end of its packet.
+//! A [`Pair`](super::Pair) creates it in its arena and gives it to the framework's receive queue,
+//! which calls it on the pair's thread. A page is posted as a whole, and a response holds the part
+//! of it that was written. Offloads and the number of pages of a packet stand in the ring, so
+//! packets are assembled here before the framework sees the first of their pages. A page whose slot
+//! held an extra comes back as an empty end of its packet.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,28 +19,28 @@ use ringferry_xen::netif::wire::{Extra, MAX_PACKET, MAX_SLOTS, RxFlags, RxReques
 use ringferry_xen::netif::{Fault, FrontRing, LayoutError};
 
 use super::arena::GrantMap;
-use crate::offload::{Gso, HEADERS, Marks};
+use crate::offload::{Gso, HEADERS, NetifOffload};
 
-/// What became of packets, beside what the framework counts. Those that are dropped here the framework counts as of a wrong
+/// Counters beside those of the framework, which counts packets that are dropped here as of a wrong
 /// length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RxCounters {
     /// Packets dropped because the back end could not write a page of theirs, or claims to have written outside one.
     pub errors: u64,
-    /// Packets dropped because they are not what the back end says of them.
+    /// Packets dropped because they contradict their offloads.
     pub unfit: u64,
-    /// Pages in which the data had to be moved to the front.
+    /// Pages in which data had to be moved to the front.
     pub moved: u64,
 }
 
-/// A page that is posted.
+/// A posted page with its token.
 #[derive(Clone, Copy, Debug, Default)]
 struct Posted {
     token: u16,
     addr: u64,
 }
 
-/// A part of a packet.
+/// The part of a packet in one page.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     page: Posted,
@@ -45,41 +48,42 @@ struct Part {
     len: usize,
 }
 
-/// What the slots of a packet say.
+/// The properties of a packet, collected from its slots.
 #[derive(Clone, Copy, Debug, Default)]
-struct Said {
-    marks: Marks,
+struct PacketInfo {
+    offload: NetifOffload,
     hash: Option<u32>,
-    /// A slot could not be filled.
+    /// True if the back end could not fill a slot.
     error: bool,
 }
 
-/// A receive ring, from the front end.
+/// The front end's side of a receive ring.
 #[derive(Debug)]
 pub struct NetfrontRx {
     ring: FrontRing<Area, RxSlot>,
     grants: Arc<GrantMap>,
     memory: Arc<GuestMemory>,
-    /// Where the last look-up found its page.
+    /// The run in which the last look-up found its page.
     hint: usize,
-    /// What is posted, by slot: the response to a request lies where the request did, whatever it says.
+    /// Posted pages by slot: the response to a request lies where the request did, whatever
+    /// identifier it has.
     posted: Box<[Posted]>,
-    /// Pages of packets that were put together, not yet collected.
+    /// Pages of assembled packets that the framework has not yet taken.
     ready: VecDeque<Completion>,
-    /// What the packets say, in the order of their pages.
+    /// The headers of those packets, in the order of their pages.
     starts: VecDeque<Start>,
-    /// The packet that is being put together.
+    /// The parts of the packet that is being assembled.
     parts: Vec<Part>,
-    /// Pages whose slots held its extras.
+    /// Pages of that packet whose slots held extras.
     unused: Vec<Posted>,
     counters: RxCounters,
 }
 
 impl NetfrontRx {
-    /// A ring in the page `page`. Buffers are whole pages of `grants`, mapped in `memory`.
+    /// Creates a ring in the page `page`. Buffers are whole pages of `grants`, mapped in `memory`.
     ///
     /// # Errors
-    /// `page` is none.
+    /// `page` is not a page.
     pub fn new(page: Area, grants: Arc<GrantMap>, memory: Arc<GuestMemory>) -> Result<Self, LayoutError> {
         let ring = FrontRing::new(page)?;
         let size = ring.size() as usize;
@@ -97,31 +101,32 @@ impl NetfrontRx {
         })
     }
 
-    /// What was counted.
+    /// Returns the counters since the ring was created.
     pub fn counters(&self) -> RxCounters {
         self.counters
     }
 
-    /// The violation that broke this ring, if any.
+    /// Returns the violation that broke the ring, if any.
     pub fn fault(&self) -> Option<Fault> {
         self.ring.fault()
     }
 
-    /// Asks to be notified of the next packet; whether one is there already, and then nobody will notify.
+    /// Asks for an event with the next packet; returns true if one is there already, and then no
+    /// event comes.
     pub fn final_check(&mut self) -> bool {
         !self.ready.is_empty() || self.ring.final_check(1)
     }
 
-    /// The next response, and the page that it is about.
+    /// Takes the next response, with the page that it is about.
     #[inline(always)]
     fn take(&mut self) -> Option<(RxSlot, Posted)> {
         let at = self.ring.next_response() as usize & (self.posted.len() - 1);
         Some((self.ring.take()?, self.posted[at]))
     }
 
-    /// Puts the next packet together. `None` when there is no other.
+    /// Assembles the next packet and returns its first page; `None` when there is no packet.
     #[inline(always)]
-    fn packet(&mut self) -> Option<Completion> {
+    fn next_packet(&mut self) -> Option<Completion> {
         if self.ring.available() == 0 {
             self.ring.refresh();
         }
@@ -139,35 +144,36 @@ impl NetfrontRx {
         self.assemble(response, page)
     }
 
-    /// A packet of which there is more to say than one length.
+    /// Assembles a packet with several slots, extras, a blank checksum or an error.
     #[inline(never)]
     fn assemble(&mut self, response: RxResponse, page: Posted) -> Option<Completion> {
         self.parts.clear();
         self.unused.clear();
-        match self.collect(response, page) {
-            Ok(said) => self.deliver(said),
+        match self.collect_parts(response, page) {
+            Ok(info) => self.deliver(info),
             Err(fault) => self.ring.break_with(fault),
         }
         self.ready.pop_front()
     }
 
-    /// Collects the parts and the extras of a packet. All of them are visible together: one that is not there will not come.
-    fn collect(&mut self, mut response: RxResponse, mut page: Posted) -> Result<Said, Fault> {
-        let mut said = Said::default();
-        said.marks.csum_blank = response.flags.contains(RxFlags::CSUM_BLANK);
-        said.marks.data_validated = response.flags.contains(RxFlags::DATA_VALIDATED);
+    /// Collects the parts and the extras of a packet. The back end publishes all of them together:
+    /// one that is absent will not come.
+    fn collect_parts(&mut self, mut response: RxResponse, mut page: Posted) -> Result<PacketInfo, Fault> {
+        let mut info = PacketInfo::default();
+        info.offload.csum_blank = response.flags.contains(RxFlags::CSUM_BLANK);
+        info.offload.data_validated = response.flags.contains(RxFlags::DATA_VALIDATED);
         loop {
             let len = response.len();
-            said.error |= len.is_none();
+            info.error |= len.is_none();
             self.parts.push(Part { page, offset: response.offset.into(), len: len.unwrap_or(0) });
             if response.flags.contains(RxFlags::EXTRA_INFO) {
                 if self.parts.len() > 1 {
                     return Err(Fault::BadExtra);
                 }
-                self.extras(&mut said)?;
+                self.extras(&mut info)?;
             }
             if !response.flags.contains(RxFlags::MORE_DATA) {
-                return Ok(said);
+                return Ok(info);
             }
             if self.parts.len() == MAX_SLOTS {
                 return Err(Fault::TooManySlots);
@@ -177,7 +183,7 @@ impl NetfrontRx {
         }
     }
 
-    fn extras(&mut self, said: &mut Said) -> Result<(), Fault> {
+    fn extras(&mut self, info: &mut PacketInfo) -> Result<(), Fault> {
         let mut seen = 0;
         loop {
             let (slot, page) = self.take().ok_or(Fault::Incomplete)?;
@@ -188,8 +194,8 @@ impl NetfrontRx {
             }
             seen |= extra.bit();
             match extra {
-                Extra::Gso { size, kind } => said.marks.gso = Some(Gso { size, kind }),
-                Extra::Hash { value, .. } => said.hash = Some(value),
+                Extra::Gso { size, kind } => info.offload.gso = Some(Gso { size, kind }),
+                Extra::Hash { value, .. } => info.hash = Some(value),
                 Extra::MulticastAdd(_) | Extra::MulticastDel(_) => return Err(Fault::BadExtra),
             }
             if !more {
@@ -198,13 +204,13 @@ impl NetfrontRx {
         }
     }
 
-    /// Makes a packet ready for the framework; one that is bad, too, as pages without a byte.
-    fn deliver(&mut self, said: Said) {
-        let header = if said.error {
+    /// Passes a packet to the framework; an invalid one as pages without a byte.
+    fn deliver(&mut self, info: PacketInfo) {
+        let header = if info.error {
             self.counters.errors += 1;
             None
         } else {
-            self.header(&said.marks)
+            self.header(&info.offload)
         };
         let bad = header.is_none();
         for at in 0..self.parts.len() {
@@ -217,19 +223,20 @@ impl NetfrontRx {
         self.ready.extend(self.unused.drain(..).map(|page| Completion { token: page.token, len: 0 }));
         self.starts.push_back(Start {
             header: header.unwrap_or_default(),
-            // No more than there are slots.
+            // There are no more pages than slots.
             buffers: self.ready.len() as u16,
-            hash: said.hash,
+            hash: info.hash,
         });
     }
 
-    /// What is to be done with the packet, if that can be. Read from a copy: the back end may still write to its pages.
-    fn header(&mut self, marks: &Marks) -> Option<Header> {
+    /// Derives the packet's header from its offloads; `None` if they are invalid. It reads a copy,
+    /// because the back end may still write to its pages.
+    fn header(&mut self, offload: &NetifOffload) -> Option<Header> {
         let mut first = [0; HEADERS];
         let mut copied = 0;
         let total = self.parts.iter().map(|part| part.len).sum();
         let mut memory = self.memory.translator();
-        if marks.csum_blank || marks.gso.is_some() {
+        if offload.csum_blank || offload.gso.is_some() {
             for part in &self.parts {
                 let len = part.len.min(HEADERS - copied);
                 if let Some(bytes) = memory.read(part.page.addr + part.offset as u64, len) {
@@ -237,12 +244,13 @@ impl NetfrontRx {
                 }
             }
         }
-        let header = marks.header(&first[..copied], total).ok();
+        let header = offload.header(&first[..copied], total).ok();
         self.counters.unfit += u64::from(header.is_none());
         header
     }
 
-    /// Moves data to where the framework expects it: the front of its page. Linux' back end and ours put it there at once.
+    /// Moves data to the front of its page, where the framework expects it. Linux's back end and
+    /// ours put it there themselves.
     #[cold]
     fn move_to_front(&mut self, part: Part) {
         let mut bytes = [0; PAGE];
@@ -255,7 +263,7 @@ impl NetfrontRx {
     }
 }
 
-/// Flags of a packet that is not only a page with bytes in it.
+/// Flags of a packet that is more than one page with bytes in it.
 const SPECIAL: RxFlags = RxFlags::CSUM_BLANK.union(RxFlags::MORE_DATA).union(RxFlags::EXTRA_INFO);
 
 impl RxDriver for NetfrontRx {
@@ -283,7 +291,7 @@ impl RxDriver for NetfrontRx {
             return Err(Refused::Full);
         }
         let &[Segment { addr, len }] = segments else { return Err(Refused::Unfit) };
-        // The back end may write anywhere in the page: it must be ours as a whole.
+        // The back end may write anywhere in the page, so it must belong to the buffer as a whole.
         let Some((gref, 0)) = self.grants.find(addr, &mut self.hint).filter(|_| len as usize >= PAGE) else {
             return Err(Refused::Unfit);
         };
@@ -300,7 +308,7 @@ impl RxDriver for NetfrontRx {
 
     #[inline(always)]
     fn completed(&mut self) -> Option<Completion> {
-        self.ready.pop_front().or_else(|| self.packet())
+        self.ready.pop_front().or_else(|| self.next_packet())
     }
 
     #[inline(always)]

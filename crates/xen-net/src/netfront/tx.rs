@@ -1,4 +1,8 @@
-//! The transmit ring: segments become slots, and responses complete packets.
+//! [`NetfrontTx`]: the front end's transmit ring as a driver of the framework, which turns segments
+//! into slots and responses into completed packets.
+//!
+//! A [`Pair`](super::Pair) creates it in its arena and gives it to the framework's transmit queue,
+//! which calls it on the pair's thread and owns all packets.
 
 use std::sync::Arc;
 
@@ -14,52 +18,55 @@ use ringferry_xen::netif::{Fault, FrontRing, LayoutError};
 use smallvec::SmallVec;
 
 use super::arena::GrantMap;
-use crate::offload::{Accepts, Gso, Marks};
+use crate::offload::{Accepts, Gso, NetifOffload};
 
-/// Bytes that the first slot of a longer packet holds at least. Back ends of before XSA-423 look for headers there only.
+/// Fewest bytes in the first slot of a longer packet. Back ends from before XSA-423 look for
+/// headers there only.
 const MIN_FIRST: u32 = 128;
 
-/// An id that no slot has now.
+/// NetifOffload an id that no slot has now.
 const VACANT: u16 = u16::MAX;
 
-/// What became of packets, beside what the framework counts.
+/// Counters beside those of the framework.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TxCounters {
     /// Slots that the back end could not read.
     pub errors: u64,
     /// Slots that the back end dropped.
     pub dropped: u64,
-    /// Packets that were never given to it, as they ask for what was not negotiated, or lie in memory that is not shared.
+    /// Packets that were not sent, because they need an offload that was not negotiated, or lie in
+    /// memory that is not shared.
     pub unfit: u64,
 }
 
-/// A transmit ring, from the front end.
+/// The front end's side of a transmit ring.
 #[derive(Debug)]
 pub struct NetfrontTx {
     ring: FrontRing<Area, TxSlot>,
     grants: Arc<GrantMap>,
-    /// Where the last look-up found its page.
+    /// The run in which the last look-up found its page.
     hint: usize,
     accepts: Accepts,
-    /// Token of the packet that has this id, or [`VACANT`].
+    /// Token of the packet whose slot has this id, or [`VACANT`].
     tokens: Box<[u16]>,
-    /// Ids that no slot has. Last in, first out, as its line is still in the cache.
+    /// Unused ids, as a stack, so that the next one's cache line is probably still in the cache.
     vacant: Vec<u16>,
-    /// Slots of each packet, by token, that are not answered yet.
+    /// Number of unanswered slots of each packet, by token.
     left: Box<[u8]>,
-    /// Slots that hold extras and are not answered yet.
+    /// Number of unanswered slots that hold extras.
     extras: u32,
     counters: TxCounters,
 }
 
 impl NetfrontTx {
-    /// A ring in the page `page`, for a back end that takes what `accepts` says. Packets must lie in pages of `grants`.
+    /// Creates a ring in the page `page`, for a back end that accepts the frames of `accepts`.
+    /// Packets must lie in pages of `grants`.
     ///
     /// # Errors
-    /// `page` is none.
+    /// `page` is not a page.
     pub fn new(page: Area, grants: Arc<GrantMap>, accepts: Accepts) -> Result<Self, LayoutError> {
         let ring = FrontRing::new(page)?;
-        // Slots are 256, and so are ids.
+        // There are 256 slots, and as many ids.
         let size = ring.size() as u16;
         Ok(Self {
             ring,
@@ -74,31 +81,33 @@ impl NetfrontTx {
         })
     }
 
-    /// What was counted.
+    /// Returns the counters since the ring was created.
     pub fn counters(&self) -> TxCounters {
         self.counters
     }
 
-    /// The violation that broke this ring, if any.
+    /// Returns the violation that broke the ring, if any.
     pub fn fault(&self) -> Option<Fault> {
         self.ring.fault()
     }
 
-    /// Asks to be notified of the next completed slot; whether one is there already, and then nobody will notify.
+    /// Asks for an event with the next completed slot; returns true if one is there already, and
+    /// then no event comes.
     pub fn final_check(&mut self) -> bool {
         self.ring.final_check(1)
     }
 
-    /// Slots that a packet may take beside those of its segments.
+    /// Returns the number of slots that a packet may take beside those of its segments.
     fn reserve(&self) -> u16 {
         (self.accepts.gso4 || self.accepts.gso6).into()
     }
 
-    /// Whether the back end takes packets with these marks. Which IP a blank checksum is of, whoever sends it has looked at.
-    fn takes(&self, marks: &Marks) -> bool {
+    /// Returns true if the back end accepts packets with these offloads. The sender has checked
+    /// which IP version a blank checksum belongs to.
+    fn takes(&self, offload: &NetifOffload) -> bool {
         let Accepts { csum4, csum6, gso4, gso6, .. } = self.accepts;
-        let csum = !marks.csum_blank || csum4 || csum6;
-        csum && marks.gso.is_none_or(|Gso { kind, .. }| if kind == GSO_TCPV4 { gso4 } else { gso6 })
+        let csum = !offload.csum_blank || csum4 || csum6;
+        csum && offload.gso.is_none_or(|Gso { kind, .. }| if kind == GSO_TCPV4 { gso4 } else { gso6 })
     }
 
     #[cold]
@@ -109,13 +118,14 @@ impl NetfrontTx {
 
     #[inline(always)]
     fn push(&mut self, (gref, offset): (GrantRef, u16), size: u16, flags: TxFlags, token: u16) {
-        // As many ids as slots, and a slot without an id for each extra: there is one.
+        // An id is always left: there are as many ids as slots, and extras take a slot without an
+        // id.
         let id = self.vacant.pop().unwrap_or_default();
         self.tokens[usize::from(id)] = token;
         self.ring.push(TxRequest { gref, offset, flags, id, size }.to_slot());
     }
 
-    /// The response to a slot; the token of its packet if it was the last.
+    /// Handles the response to a slot; returns the token of its packet if it was the last.
     #[inline(always)]
     fn response(&mut self, slot: TxSlot) -> Result<Option<u16>, Fault> {
         let TxResponse { id, status } = TxResponse::from_slot(slot);
@@ -149,7 +159,7 @@ impl TxDriver for NetfrontTx {
             min_first: MIN_FIRST,
             max_bytes: max_bytes as u32,
         };
-        // Back ends do not agree whether an extra is one of the slots.
+        // Back ends disagree about whether an extra counts as one of the slots.
         let tso = SegLimits { reserved: self.reserve(), ..plain };
         TxLimits { ring: self.ring.size() as u16 - self.reserve(), header_room: 0, plain, tso }
     }
@@ -164,7 +174,7 @@ impl TxDriver for NetfrontTx {
         if self.ring.fault().is_some() {
             return Err(Refused::Broken);
         }
-        let Some(marks) = Marks::of(packet.header).filter(|marks| self.takes(marks)) else {
+        let Some(offload) = NetifOffload::of(packet.header).filter(|offload| self.takes(offload)) else {
             return Err(self.unfit());
         };
         let segments = packet.segments;
@@ -172,7 +182,7 @@ impl TxDriver for NetfrontTx {
         if segments.len() > MAX_SLOTS || segments.is_empty() {
             return Err(self.unfit());
         }
-        if segments.len() + usize::from(marks.gso.is_some()) > self.ring.free() as usize {
+        if segments.len() + usize::from(offload.gso.is_some()) > self.ring.free() as usize {
             return Err(Refused::Full);
         }
         let mut places = SmallVec::<[(GrantRef, u16); MAX_SLOTS]>::new();
@@ -183,19 +193,19 @@ impl TxDriver for NetfrontTx {
             places.push(place);
         }
         let mut flags = TxFlags::empty();
-        flags.set(TxFlags::CSUM_BLANK, marks.csum_blank);
-        flags.set(TxFlags::DATA_VALIDATED, marks.data_validated);
-        flags.set(TxFlags::EXTRA_INFO, marks.gso.is_some());
+        flags.set(TxFlags::CSUM_BLANK, offload.csum_blank);
+        flags.set(TxFlags::DATA_VALIDATED, offload.data_validated);
+        flags.set(TxFlags::EXTRA_INFO, offload.gso.is_some());
         let more = |at: usize| if at < places.len() { TxFlags::MORE_DATA } else { TxFlags::empty() };
         self.left[usize::from(token)] = places.len() as u8;
         self.push(places[0], len, flags | more(1), token);
-        if let Some(Gso { size, kind }) = marks.gso {
+        if let Some(Gso { size, kind }) = offload.gso {
             let [low, high] = Extra::Gso { size, kind }.encode(false);
             self.ring.push([low, high, 0]);
             self.extras += 1;
         }
         for (at, (&place, segment)) in places.iter().zip(segments).enumerate().skip(1) {
-            // No longer than a page.
+            // A segment is no longer than a page.
             self.push(place, segment.len as u16, more(at + 1), token);
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! How often a ring page is read.
+//! Counts how often a ring page is read.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! A front end of a few lines, which can also say what no front end should.
+//! A front end of a few lines, which can also send what no front end should.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -28,7 +28,7 @@ pub struct Calls {
     pub copy: usize,
 }
 
-/// How many times the next slot is not the one after the last.
+/// Counts the runs of consecutive slots.
 fn runs(slots: impl Iterator<Item = usize>) -> usize {
     let mut last = None;
     slots.filter(|slot| last.replace(*slot).is_none_or(|last| last + 1 != *slot)).count()
@@ -94,7 +94,7 @@ pub struct Front {
     pub rx: FrontRing<Area, RxSlot>,
     pub control: ControlFront<Area>,
     pub rings: Box<dyn Granted>,
-    /// Pages for anything.
+    /// Pages for packets and for anything else.
     pub pool: Box<dyn Granted>,
     pub pages: Area,
     /// Requests on the receive ring, by slot.
@@ -236,7 +236,7 @@ impl Front {
         self.send(frame, &cuts, TxFlags::empty(), &[]);
     }
 
-    /// The answers so far.
+    /// Takes the responses that have come.
     pub fn answers(&mut self) -> Vec<TxResponse> {
         self.tx.refresh();
         std::iter::from_fn(|| self.tx.take()).map(TxResponse::from_slot).collect()
@@ -246,7 +246,7 @@ impl Front {
         self.answers().iter().map(|answer| answer.status).collect()
     }
 
-    /// Posts so many pages.
+    /// Posts `count` pages on the receive ring.
     pub fn post(&mut self, count: usize) {
         for _ in 0..count {
             let page = self.page();

@@ -1,4 +1,5 @@
-//! Front ends that break the rules. Each class of the advisories is named; nobody but the front end itself may notice.
+//! Front ends that break the rules. Each class of the advisories is named; only the front end
+//! itself may notice.
 
 use proptest::prelude::*;
 use ringferry_packet::vnet::Header;

@@ -1,4 +1,4 @@
-//! Pages that stay mapped: learned, bounded, static.
+//! Pages that stay mapped: cached, bounded, static.
 
 use ringferry_packet::vnet::Header;
 use ringferry_xen::grant::{Access, GrantRef};
@@ -84,7 +84,7 @@ fn xsa_396_a_grant_that_ends_while_it_is_mapped_harms_only_its_owner() {
     for page in 0..2 {
         assert!(front.fake.spoil(GUEST, front.gref(page)));
     }
-    // What is mapped stays so, and its page is kept until we let go.
+    // A mapped page stays mapped, and is kept until we unmap it.
     front.send_frame(&frame(100, 9));
     assert_eq!(front.forward(&mut queue), [(Header::default(), frame(100, 9))]);
     let rings = 2;

@@ -1,4 +1,5 @@
-//! The same where Linux processes play domains: pages are really mapped and copied by the kernel.
+//! The back end against domains that are Linux processes: pages are really mapped and copied by the
+//! kernel.
 
 use ringferry_packet::vnet::Header;
 use ringferry_xen::grant::Access;

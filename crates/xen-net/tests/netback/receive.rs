@@ -1,4 +1,4 @@
-//! What a front end receives.
+//! Frames that the back end delivers to a front end.
 
 use proptest::prelude::*;
 use ringferry_packet::vnet::{F_DATA_VALID, F_NEEDS_CSUM, GSO_TCPV4, GSO_UDP_L4, Header};
@@ -203,7 +203,7 @@ fn frames_without_pages_wait_in_order_and_are_told_of() {
         for frame in &frames {
             became.push(put(&mut queue, frame).unwrap());
         }
-        // What would fit waits as well, behind what came before it.
+        // A frame that would fit waits as well, behind those before it.
         let (done, waits) = (Delivery::Done, Delivery::Waits);
         assert_eq!(became, [done, done, waits, waits, waits, waits]);
         assert_eq!(put(&mut queue, &frame(40_000, 0)), Err(Refused::NoBuffers), "the bound");

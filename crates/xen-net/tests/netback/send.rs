@@ -1,4 +1,4 @@
-//! What a front end sends.
+//! Packets that a front end sends to the back end.
 
 use proptest::prelude::*;
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, Header};
@@ -193,7 +193,7 @@ fn cuts(len: usize) -> impl Strategy<Value = Vec<usize>> {
                 cut
             })
             .collect();
-        // What is left goes to pieces that have room, then to new ones.
+        // Remaining bytes go to pieces that have room, then to new ones.
         for cut in &mut cuts {
             let more = left.min(4096 - *cut);
             *cut += more;

@@ -1,4 +1,5 @@
-//! A machine for tests: fake domains, a store, a toolstack that plugs interfaces in, and both halves of one.
+//! The test bed of both halves: fake domains, a store, a toolstack that creates interfaces, and
+//! both halves of one.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -11,17 +12,16 @@ use std::time::{Duration, Instant};
 use ringferry_xen::domain::{DomId, Domain};
 use ringferry_xen::process::ProcessDomain;
 use ringferry_xen::store::{Client, NodeAccess, Nodes, Permission, path};
-use ringferry_xen_net::bus::plugs::Step;
-use ringferry_xen_net::bus::{
-    BackConfig, BackEvent, Connection, FrontConfig, FrontEvent, Frontend, Plugs, Refusal, Session, State,
-    VifId,
-};
 use ringferry_xen_net::netfront::PairConfig;
+use ringferry_xen_net::xenbus::{
+    BackConfig, BackEvent, BackendDriver, Connection, FrontConfig, FrontEvent, FrontendDriver, Polled,
+    Refusal, Session, State, VifId,
+};
 use ringferry_xen_sim::Broker;
 use ringferry_xen_sim::fake::Fake;
 use ringferry_xen_sim::store::{Limits, Running, Server};
 
-/// How long a test waits for what must come.
+/// Longest wait of a test for an event that must come.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The domain of all back ends, and the first of those with front ends.
@@ -35,20 +35,20 @@ pub fn small_pair() -> PairConfig {
     PairConfig { receive: 300, small: 64, frames: 32, large: 4, ..PairConfig::default() }
 }
 
-/// Who plays the hypervisor.
+/// The provider of grants and event channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provider {
     Fake,
     Process,
 }
 
-/// Hypervisor, store and toolstack.
+/// A simulated host with hypervisor, store and toolstack.
 pub struct Machine {
     pub fake: Fake,
     domains: Mutex<BTreeMap<DomId, ProcessDomain>>,
     broker: Option<(Broker, tempfile::TempDir)>,
     pub store: Running,
-    /// Of domain 0.
+    /// The toolstack's connection to the store, as domain 0.
     pub tools: Client,
 }
 
@@ -153,13 +153,13 @@ impl Machine {
         (State::read(&mut self.tools, &back).unwrap(), State::read(&mut self.tools, &front).unwrap())
     }
 
-    pub fn front(&self, id: VifId, config: FrontConfig) -> Frontend {
+    pub fn front(&self, id: VifId, config: FrontConfig) -> FrontendDriver {
         let config = FrontConfig { device: id.device, ..config };
-        Frontend::new(self.client(id.front), self.domain(id.front), config).unwrap()
+        FrontendDriver::new(self.client(id.front), self.domain(id.front), config).unwrap()
     }
 
-    pub fn plugs(&self, config: BackConfig) -> Plugs {
-        Plugs::new(self.client(BACK), self.domain(BACK), config).unwrap()
+    pub fn plugs(&self, config: BackConfig) -> BackendDriver {
+        BackendDriver::new(self.client(BACK), self.domain(BACK), config).unwrap()
     }
 }
 
@@ -175,8 +175,8 @@ pub fn front_config() -> FrontConfig {
 /// Both halves of one interface, which do what they are asked to, and what has happened.
 #[derive(Debug)]
 pub struct Both {
-    pub front: Option<Frontend>,
-    pub plugs: Option<Plugs>,
+    pub front: Option<FrontendDriver>,
+    pub plugs: Option<BackendDriver>,
     pub session: Option<Session>,
     pub connection: Option<Box<Connection>>,
     pub connected: usize,
@@ -188,7 +188,7 @@ pub struct Both {
 }
 
 impl Both {
-    pub fn new(front: Option<Frontend>, plugs: Option<Plugs>) -> Self {
+    pub fn new(front: Option<FrontendDriver>, plugs: Option<BackendDriver>) -> Self {
         Self {
             front,
             plugs,
@@ -216,7 +216,7 @@ impl Both {
     /// Both, until there is nothing more to be done for now.
     pub fn step(&mut self) {
         if let Some(front) = &mut self.front {
-            while let Some(event) = front.step().unwrap() {
+            while let Some(event) = front.poll().unwrap() {
                 match event {
                     FrontEvent::Connected(session) => {
                         self.session = Some(session);
@@ -233,20 +233,20 @@ impl Both {
         }
         let Some(plugs) = &mut self.plugs else { return };
         loop {
-            match plugs.step().unwrap() {
-                Step::Vif(id, BackEvent::Connect(connection)) => {
+            match plugs.poll().unwrap() {
+                Polled::Vif(id, BackEvent::Connect(connection)) => {
                     self.connection = Some(connection);
                     plugs.connected(id).unwrap();
                 }
-                Step::Vif(id, BackEvent::Disconnect) => {
+                Polled::Vif(id, BackEvent::Disconnect) => {
                     self.connection = None;
                     self.parted += 1;
                     plugs.disconnected(id);
                 }
-                Step::Vif(_, BackEvent::Refused(refusal)) => self.refused.push(refusal),
-                Step::Vif(_, BackEvent::Removed) => self.removed += 1,
-                Step::Busy => {}
-                Step::Idle => return,
+                Polled::Vif(_, BackEvent::Refused(refusal)) => self.refused.push(refusal),
+                Polled::Vif(_, BackEvent::Removed) => self.removed += 1,
+                Polled::Busy => {}
+                Polled::Idle => return,
             }
         }
     }

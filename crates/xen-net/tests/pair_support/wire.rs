@@ -1,21 +1,21 @@
-//! Both halves connected, and packets between them.
+//! A test bed with both halves connected, which passes packets between them.
 
 use ringferry_memory::{Area, ReadSlice};
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, Header};
 use ringferry_xen::domain::PAGE;
-use ringferry_xen_net::bus::back::MappedControl;
-use ringferry_xen_net::bus::{BackConfig, FrontConfig, MappedQueue, Session};
 use ringferry_xen_net::events::Events;
 use ringferry_xen_net::netback::{Control, Mode, Multicast, Queue, QueueConfig, Refused};
 use ringferry_xen_net::netfront::Pair;
+use ringferry_xen_net::xenbus::backend_device::MappedControl;
+use ringferry_xen_net::xenbus::{BackConfig, FrontConfig, MappedQueue, Session};
 
 use super::{Both, ID, Machine, Provider};
 
-/// A frame and what is to be done with it.
+/// A frame with the header that holds its offloads.
 pub type Frame = (Header, Vec<u8>);
 
-/// How pages are reached.
+/// The back end's access to pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     Copy,
@@ -34,7 +34,7 @@ pub struct BackQueue {
     events: Events,
 }
 
-/// Both halves, connected.
+/// Both halves of an interface, connected.
 pub struct Wire {
     pub machine: Machine,
     pub both: Both,
@@ -111,12 +111,12 @@ impl Wire {
         });
         assert_eq!(self.control.is_some(), self.sharing == Sharing::Static);
         if self.control.is_some() {
-            self.settle_statics();
+            self.finish_static_grants();
         }
     }
 
     /// Serves the control ring until all grants are handed over.
-    pub fn settle_statics(&mut self) {
+    pub fn finish_static_grants(&mut self) {
         let Self { both, control, queues, .. } = self;
         // All pages but those of the rings, of the control ring and its list.
         let all = both.front.as_ref().unwrap().granted() - 2 * queues.len() - 2;
@@ -149,7 +149,7 @@ impl Wire {
         sent
     }
 
-    /// What the back end takes.
+    /// Takes the frames that the front end sent.
     pub fn taken(&mut self, queue: usize) -> Vec<Frame> {
         let BackQueue { queue, events } = &mut self.queues[queue];
         events.drain().unwrap();
@@ -190,7 +190,7 @@ impl Wire {
         result
     }
 
-    /// What the front end receives.
+    /// Takes the frames that the front end received.
     pub fn received(&mut self, queue: usize) -> Vec<Frame> {
         let pair = self.pair(queue);
         pair.events().drain().unwrap();
@@ -258,7 +258,7 @@ impl Wire {
         self.both.plugs = None;
     }
 
-    /// Starts it again.
+    /// Starts the back end again.
     pub fn start_back(&mut self) {
         let (persistent, static_grants) =
             (self.sharing == Sharing::Persistent, self.sharing == Sharing::Static);

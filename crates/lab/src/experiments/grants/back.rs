@@ -10,9 +10,9 @@ use ringferry_memory::{Area, ReadSlice, Region};
 use ringferry_packet::frame::{Burst, PREFIX};
 use ringferry_xen::domain::PAGE;
 use ringferry_xen::grant::ForeignCounters;
-use ringferry_xen_net::bus::MappedQueue;
 use ringferry_xen_net::events::Events;
 use ringferry_xen_net::netback::{Multicast, PageCounters, Queue, QueueConfig, Refused};
+use ringferry_xen_net::xenbus::MappedQueue;
 
 use super::case::{Case, Direction};
 use super::frames::Frames;

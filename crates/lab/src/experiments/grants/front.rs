@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use ringferry_nic::rx::RxConfig;
 use ringferry_xen::domain::PAGE;
-use ringferry_xen_net::bus::{FrontConfig, FrontEvent, Frontend};
 use ringferry_xen_net::netfront::{Pair, PairConfig};
+use ringferry_xen_net::xenbus::{FrontConfig, FrontEvent, FrontendDriver};
 use serde::{Deserialize, Serialize};
 
 use super::case::{Case, Direction, Mode};
@@ -86,7 +86,7 @@ pub(super) fn done(line: &str) -> Result<Vec<u64>, RowError> {
 
 /// The interface.
 struct Front {
-    front: Frontend,
+    front: FrontendDriver,
     pairs: Vec<Pair>,
 }
 
@@ -106,11 +106,11 @@ impl Front {
             static_grants,
             ..FrontConfig::default()
         };
-        let mut front = Frontend::new(store, domain, config).map_err(RowError::failed)?;
+        let mut front = FrontendDriver::new(store, domain, config).map_err(RowError::failed)?;
         let mut pairs = Vec::new();
         let begin = Instant::now();
         loop {
-            match front.step().map_err(RowError::failed)? {
+            match front.poll().map_err(RowError::failed)? {
                 Some(FrontEvent::Connected(session)) => pairs = session.pairs,
                 Some(FrontEvent::Busy) => {}
                 Some(event) => return Err(RowError::failed(format!("while connecting: {event:?}"))),
@@ -134,7 +134,7 @@ impl Front {
         let mut pairs = Some(pairs);
         let begin = Instant::now();
         while begin.elapsed() < PATIENCE {
-            match self.front.step().map_err(RowError::failed)? {
+            match self.front.poll().map_err(RowError::failed)? {
                 Some(FrontEvent::Stop) => {
                     self.front.stopped(pairs.take().unwrap_or_default()).map_err(RowError::failed)?;
                 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::hint::black_box;
 
 use ringferry_xen::grant::{Access, GrantRef};
-use ringferry_xen_net::netback::cache::{Cache, Found, MAX_SLOTS, Slot};
+use ringferry_xen_net::netback::cache::{Cache, LookupResult, MAX_SLOTS, Slot};
 
 use crate::experiment::{RowError, Run, Sample};
 use crate::experiments::lookups::{BURST, time};
@@ -111,16 +111,17 @@ pub(super) fn measure(row: &Lookup, run: &Run<'_>) -> Result<Sample, RowError> {
             let mut cache = Cache::new(row.entries);
             for gref in 8..8 + row.entries as u32 {
                 cache
-                    .fix(GrantRef(gref), Access::Write)
+                    .pin(GrantRef(gref), Access::Write)
                     .map_err(|why| RowError::failed(format!("{why:?}")))?;
             }
             // Set loose and learnt, so that look-ups keep the order of use, too.
             for gref in 8..8 + row.entries as u32 {
-                let slot = cache.unfix(GrantRef(gref)).map_err(|why| RowError::failed(format!("{why:?}")))?;
+                let slot = cache.unpin(GrantRef(gref)).map_err(|why| RowError::failed(format!("{why:?}")))?;
                 cache.free(slot);
-                while !matches!(cache.find(GrantRef(gref), Access::Write, true), Found::New { .. }) {}
-                let slot = match cache.find(GrantRef(gref), Access::Write, true) {
-                    Found::Hit(slot) => slot,
+                while !matches!(cache.lookup(GrantRef(gref), Access::Write, true), LookupResult::New { .. }) {
+                }
+                let slot = match cache.lookup(GrantRef(gref), Access::Write, true) {
+                    LookupResult::Hit(slot) => slot,
                     other => return Err(RowError::failed(format!("{gref} is {other:?}"))),
                 };
                 cache.release(slot);
@@ -129,7 +130,7 @@ pub(super) fn measure(row: &Lookup, run: &Run<'_>) -> Result<Sample, RowError> {
             time(run, &order, lost, |burst| {
                 slots.clear();
                 for gref in burst {
-                    if let Found::Hit(slot) = cache.find(*gref, Access::Write, true) {
+                    if let LookupResult::Hit(slot) = cache.lookup(*gref, Access::Write, true) {
                         slots.push(slot);
                     }
                 }

@@ -7,7 +7,7 @@ use ringferry_xen::domain::{DomId, Domain};
 use ringferry_xen::process::ProcessDomain;
 use ringferry_xen::real::RealDomain;
 use ringferry_xen::store::{Client, NodeAccess, Nodes, Permission, path};
-use ringferry_xen_net::bus::State;
+use ringferry_xen_net::xenbus::State;
 use ringferry_xen_sim::Broker;
 use ringferry_xen_sim::store::{Limits, Running, Server};
 use serde::{Deserialize, Serialize};

@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use ringferry_sys::process::{self, Spawn};
 use ringferry_xen::domain::PAGE;
-use ringferry_xen_net::bus::back::MappedControl;
-use ringferry_xen_net::bus::plugs::Step;
-use ringferry_xen_net::bus::{BackConfig, BackEvent, Connection, Plugs, VifId};
 use ringferry_xen_net::netback::Control;
+use ringferry_xen_net::xenbus::backend_device::MappedControl;
+use ringferry_xen_net::xenbus::{BackConfig, BackEvent, BackendDriver, Connection, Polled, VifId};
 
 use super::NAME;
 use super::back::{Back, Snapshot, Watch, page};
@@ -96,7 +95,7 @@ impl Drop for Guest {
 
 /// The back end, and what it takes to connect and close.
 struct Host {
-    plugs: Plugs,
+    plugs: BackendDriver,
     id: Option<VifId>,
     queues: Vec<Back>,
     control: Option<(Control<ringferry_memory::Area>, Box<dyn ringferry_xen::event::EventChannel>)>,
@@ -113,23 +112,23 @@ impl Host {
             static_grants,
             ..BackConfig::default()
         };
-        let plugs = Plugs::new(store, domain, config).map_err(RowError::failed)?;
+        let plugs = BackendDriver::new(store, domain, config).map_err(RowError::failed)?;
         Ok(Self { plugs, id: None, queues: Vec::new(), control: None })
     }
 
     /// Goes on with connecting, handing grants over, and closing.
     fn step(&mut self, case: &Case) -> Result<(), RowError> {
         loop {
-            match self.plugs.step().map_err(RowError::failed)? {
-                Step::Vif(id, BackEvent::Connect(connection)) => self.serve(id, *connection, case)?,
-                Step::Vif(id, BackEvent::Disconnect) => {
+            match self.plugs.poll().map_err(RowError::failed)? {
+                Polled::Vif(id, BackEvent::Connect(connection)) => self.serve(id, *connection, case)?,
+                Polled::Vif(id, BackEvent::Disconnect) => {
                     // Everything is unmapped before the front end hears of it.
                     (self.queues, self.control) = (Vec::new(), None);
                     self.plugs.disconnected(id);
                 }
-                Step::Vif(_, BackEvent::Refused(refusal)) => return Err(RowError::failed(refusal)),
-                Step::Vif(_, BackEvent::Removed) | Step::Busy => {}
-                Step::Idle => break,
+                Polled::Vif(_, BackEvent::Refused(refusal)) => return Err(RowError::failed(refusal)),
+                Polled::Vif(_, BackEvent::Removed) | Polled::Busy => {}
+                Polled::Idle => break,
             }
         }
         if let Some((control, channel)) = &mut self.control {

@@ -13,10 +13,9 @@ use ringferry_sys::epoll::Interest;
 use ringferry_xen::domain::DomId;
 use ringferry_xen::provider::{OpenError as ProviderError, Provider};
 use ringferry_xen::store::StoreError;
-use ringferry_xen_net::bus::plugs::Step;
-use ringferry_xen_net::bus::{BackConfig, BackEvent, Plugs, VifId};
 use ringferry_xen_net::netback::Mode;
 use ringferry_xen_net::offload::Accepts;
+use ringferry_xen_net::xenbus::{BackConfig, BackEvent, BackendDriver, Polled, VifId};
 
 use super::MappingBudget;
 use super::vif::{Vif, add};
@@ -87,7 +86,7 @@ struct XenEntry {
     /// What the frames of every interface must obey.
     rules: Rules,
     /// All interfaces, while the store can be reached.
-    plugs: Option<Plugs>,
+    backend: Option<BackendDriver>,
     /// When to try to reach it next.
     retry_at: Instant,
     failure_logged: bool,
@@ -108,7 +107,7 @@ fn provider(config: &XenProvider) -> Provider {
 }
 
 /// Reaches the hypervisor and the store.
-fn connect(config: &XenVifConfig, workers: usize) -> Result<Plugs, XenError> {
+fn connect(config: &XenVifConfig, workers: usize) -> Result<BackendDriver, XenError> {
     let (domain, store) = provider(&config.provider).open()?;
     let XenVifConfig { sg, csum, gso, .. } = *config;
     let queues = config.queues.unwrap_or_else(|| workers.min(PAIRS.into()) as u16);
@@ -123,7 +122,7 @@ fn connect(config: &XenVifConfig, workers: usize) -> Result<Plugs, XenError> {
         multicast_control: workers == 1 || queues == 1,
         only: config.only.map(|only| VifId { front: DomId(only.domain), device: only.device }),
     };
-    Ok(Plugs::new(store, domain, back)?)
+    Ok(BackendDriver::new(store, domain, back)?)
 }
 
 impl XenEntry {
@@ -139,7 +138,7 @@ impl XenEntry {
             first_worker: port.first_worker(),
             config: config.clone(),
             rules: port.rules.clone(),
-            plugs: None,
+            backend: None,
             retry_at: Instant::now(),
             failure_logged: false,
             vifs: BTreeMap::new(),
@@ -148,33 +147,33 @@ impl XenEntry {
         };
         provider(&config.provider).check()?;
         if config.provider == XenProvider::Xen {
-            entry.plugs = Some(connect(config, workers)?);
+            entry.backend = Some(connect(config, workers)?);
         }
         Ok(entry)
     }
 
     /// Begins to watch a store that was reached at the start.
     fn watch(&self, cx: &Context<'_>) -> io::Result<()> {
-        let Some(plugs) = &self.plugs else { return Ok(()) };
-        cx.watch(plugs, 0, Interest::READABLE)
+        let Some(backend) = &self.backend else { return Ok(()) };
+        cx.watch(backend, 0, Interest::READABLE)
     }
 
     /// Does what can be done now.
     fn step(&mut self, cx: &mut Context<'_>) {
-        if self.plugs.is_none() && !self.reach(cx) {
+        if self.backend.is_none() && !self.reach(cx) {
             return;
         }
         let controls: Vec<_> = self.vifs.values().filter(|vif| vif.has_more()).map(|vif| vif.id).collect();
         self.busy = true;
         for _ in 0..TURNS {
-            let Some(plugs) = &mut self.plugs else { return };
-            match plugs.step() {
-                Ok(Step::Busy) => {}
-                Ok(Step::Idle) => {
+            let Some(backend) = &mut self.backend else { return };
+            match backend.poll() {
+                Ok(Polled::Busy) => {}
+                Ok(Polled::Idle) => {
                     self.busy = false;
                     break;
                 }
-                Ok(Step::Vif(id, event)) => {
+                Ok(Polled::Vif(id, event)) => {
                     if let Err(error) = self.turn(id, event, cx) {
                         return self.lose(&error, cx);
                     }
@@ -195,14 +194,14 @@ impl XenEntry {
         if now < self.retry_at {
             return false;
         }
-        let reached = connect(&self.config, cx.workers.count()).and_then(|plugs| {
-            cx.watch(&plugs, 0, Interest::READABLE).map_err(XenError::Watch)?;
-            Ok(plugs)
+        let reached = connect(&self.config, cx.workers.count()).and_then(|backend| {
+            cx.watch(&backend, 0, Interest::READABLE).map_err(XenError::Watch)?;
+            Ok(backend)
         });
         match reached {
-            Ok(plugs) => {
+            Ok(backend) => {
                 tracing::info!(port = self.name, "the store is there");
-                self.plugs = Some(plugs);
+                self.backend = Some(backend);
                 self.failure_logged = false;
                 true
             }
@@ -222,8 +221,8 @@ impl XenEntry {
             port = self.name,
             "the store cannot be used any more: {error}; trying to reach it again"
         );
-        if let Some(plugs) = self.plugs.take() {
-            let _ = cx.unwatch(&plugs);
+        if let Some(backend) = self.backend.take() {
+            let _ = cx.unwatch(&backend);
         }
         for vif in std::mem::take(&mut self.vifs).into_values() {
             vif.remove(cx);
@@ -233,8 +232,8 @@ impl XenEntry {
 
     /// Ports for the interfaces that have come.
     fn settle(&mut self, cx: &mut Context<'_>) {
-        let Some(plugs) = &self.plugs else { return };
-        let known: BTreeSet<VifId> = plugs.vifs().collect();
+        let Some(backend) = &self.backend else { return };
+        let known: BTreeSet<VifId> = backend.vifs().collect();
         for id in known {
             self.vif(id, cx);
         }
@@ -270,8 +269,8 @@ impl XenEntry {
                             let queues = vif.served.as_ref().map_or(0, |served| served.queues);
                             tracing::info!(port = vif.name, queues, "a front end has connected");
                         }
-                        if let Some(plugs) = &mut self.plugs {
-                            plugs.connected(id)?;
+                        if let Some(backend) = &mut self.backend {
+                            backend.connected(id)?;
                         }
                     }
                     Err(error) => {
@@ -310,8 +309,8 @@ impl XenEntry {
 
     /// Nothing of the front end's is mapped any more.
     fn let_go(&mut self, id: VifId) {
-        if let Some(plugs) = &mut self.plugs {
-            plugs.disconnected(id);
+        if let Some(backend) = &mut self.backend {
+            backend.disconnected(id);
             self.busy = true;
         }
     }
@@ -351,7 +350,7 @@ impl PortControl for XenEntry {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        (self.busy || self.plugs.is_none()).then_some(self.retry_at)
+        (self.busy || self.backend.is_none()).then_some(self.retry_at)
     }
 
     fn fault(&mut self, fault: &PortFault, cx: &mut Context<'_>) -> bool {
@@ -381,8 +380,8 @@ impl PortControl for XenEntry {
     }
 
     fn remove(&mut self, cx: &mut Context<'_>) {
-        if let Some(plugs) = self.plugs.take() {
-            let _ = cx.unwatch(&plugs);
+        if let Some(backend) = self.backend.take() {
+            let _ = cx.unwatch(&backend);
         }
         for vif in std::mem::take(&mut self.vifs).into_values() {
             vif.remove(cx);
@@ -399,7 +398,7 @@ impl PortControl for XenEntry {
         let mut entry = PortSnapshot {
             name: self.name.clone(),
             negotiated: Negotiated::XenVif(VifFeatures::empty()),
-            state: if self.plugs.is_some() { PortState::Listening } else { PortState::Connecting },
+            state: if self.backend.is_some() { PortState::Listening } else { PortState::Connecting },
             peer: match &self.config.provider {
                 XenProvider::Xen => format!("xenstore backend/{class}"),
                 XenProvider::Process { store, .. } => format!("{} backend/{class}", store.display()),

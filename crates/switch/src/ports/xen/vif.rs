@@ -9,10 +9,10 @@ use ringferry_xen::domain::PAGE;
 use ringferry_xen::event::EventChannel;
 use ringferry_xen::netif::LayoutError;
 use ringferry_xen::netif::control::{GrefEntry, Status};
-use ringferry_xen_net::bus::back::MappedControl;
-use ringferry_xen_net::bus::{Connection, FrontFeatures, MappedQueue};
 use ringferry_xen_net::events::Events;
 use ringferry_xen_net::netback::{Control, Mode, PageCounters, Queue, QueueConfig, QueueError, StaticGrants};
+use ringferry_xen_net::xenbus::backend_device::MappedControl;
+use ringferry_xen_net::xenbus::{Connection, FrontFeatures, MappedQueue};
 
 use super::entry::FIRST_CONTROL_RING;
 use super::queues::{VifQueues, VifRequest, VifStart};

@@ -6,16 +6,16 @@ use super::*;
 
 impl Cache {
     /// Uses a page for a moment; whether it had a slot, or got one.
-    fn touch(&mut self, gref: u32) -> Found {
-        let found = self.find(GrantRef(gref), Access::Read, true);
-        if let Found::Hit(slot) | Found::New { slot, .. } = found {
+    fn touch(&mut self, gref: u32) -> LookupResult {
+        let found = self.lookup(GrantRef(gref), Access::Read, true);
+        if let LookupResult::Hit(slot) | LookupResult::New { slot, .. } = found {
             assert!(!self.release(slot));
         }
         found
     }
 
     fn hits(&mut self, grefs: impl IntoIterator<Item = u32>) -> usize {
-        grefs.into_iter().filter(|gref| matches!(self.touch(*gref), Found::Hit(_))).count()
+        grefs.into_iter().filter(|gref| matches!(self.touch(*gref), LookupResult::Hit(_))).count()
     }
 
     /// The cached pages, least recently used first, by walking the list in both directions.
@@ -38,9 +38,9 @@ impl Cache {
 #[test]
 fn the_second_use_gets_a_slot_and_the_third_is_a_hit() {
     let mut cache = Cache::new(4);
-    assert_eq!(cache.touch(7), Found::Miss);
-    assert_eq!(cache.touch(7), Found::New { slot: 0, evicted: false });
-    assert_eq!(cache.touch(7), Found::Hit(0));
+    assert_eq!(cache.touch(7), LookupResult::Miss);
+    assert_eq!(cache.touch(7), LookupResult::New { slot: 0, evicted: false });
+    assert_eq!(cache.touch(7), LookupResult::Hit(0));
     assert_eq!(cache.held(), (1, 0));
 }
 
@@ -48,7 +48,7 @@ fn the_second_use_gets_a_slot_and_the_third_is_a_hit() {
 fn pages_used_once_never_get_a_slot() {
     let mut cache = Cache::new(4);
     for gref in 0..10_000 {
-        assert_eq!(cache.touch(gref), Found::Miss);
+        assert_eq!(cache.touch(gref), LookupResult::Miss);
     }
     assert!(cache.is_empty());
 }
@@ -77,8 +77,8 @@ fn more_pages_than_slots_in_turn_keep_what_fits() {
     let mut evicted = 0;
     for _ in 0..10 {
         let found: Vec<_> = (0..128).map(|gref| cache.touch(gref)).collect();
-        assert_eq!(found.iter().filter(|found| matches!(found, Found::Hit(_))).count(), 64);
-        evicted += found.iter().filter(|found| matches!(found, Found::New { .. })).count();
+        assert_eq!(found.iter().filter(|found| matches!(found, LookupResult::Hit(_))).count(), 64);
+        evicted += found.iter().filter(|found| matches!(found, LookupResult::New { .. })).count();
     }
     assert_eq!(evicted, 0, "mapping and unmapping in turn costs more than it saves");
 }
@@ -89,7 +89,8 @@ fn more_pages_than_slots_in_no_order_are_not_mapped_and_unmapped_all_the_time() 
     let (mut state, mut evicted, uses) = (1u64, 0, 20_000);
     for _ in 0..uses {
         state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        evicted += u64::from(matches!(cache.touch((state >> 57) as u32), Found::New { evicted: true, .. }));
+        evicted +=
+            u64::from(matches!(cache.touch((state >> 57) as u32), LookupResult::New { evicted: true, .. }));
     }
     assert!((1..=uses / SPACING + 1).contains(&evicted), "{evicted}");
 }
@@ -98,70 +99,77 @@ fn more_pages_than_slots_in_no_order_are_not_mapped_and_unmapped_all_the_time() 
 fn a_slot_in_use_is_never_given_away() {
     let mut cache = Cache::new(1);
     cache.touch(1);
-    let Found::New { slot, .. } = cache.find(GrantRef(1), Access::Read, true) else { panic!() };
+    let LookupResult::New { slot, .. } = cache.lookup(GrantRef(1), Access::Read, true) else { panic!() };
     // Two packets in one page.
-    assert_eq!(cache.find(GrantRef(1), Access::Read, true), Found::Hit(slot));
+    assert_eq!(cache.lookup(GrantRef(1), Access::Read, true), LookupResult::Hit(slot));
     for _ in 0..5 {
-        assert_eq!(cache.find(GrantRef(2), Access::Read, true), Found::Miss);
+        assert_eq!(cache.lookup(GrantRef(2), Access::Read, true), LookupResult::Miss);
     }
     assert!(!cache.release(slot));
-    assert_eq!(cache.find(GrantRef(2), Access::Read, true), Found::Miss, "one is left");
+    assert_eq!(cache.lookup(GrantRef(2), Access::Read, true), LookupResult::Miss, "one is left");
     assert!(!cache.release(slot));
-    assert_eq!(cache.find(GrantRef(2), Access::Read, true), Found::New { slot, evicted: true });
+    assert_eq!(cache.lookup(GrantRef(2), Access::Read, true), LookupResult::New { slot, evicted: true });
 }
 
 #[test]
 fn a_page_that_was_sent_from_and_is_received_into_is_mapped_for_both() {
     let mut cache = Cache::new(4);
     cache.touch(1);
-    let Found::New { slot, .. } = cache.find(GrantRef(1), Access::Read, true) else { panic!() };
-    assert_eq!(cache.find(GrantRef(1), Access::Write, true), Found::Miss, "it is in use");
+    let LookupResult::New { slot, .. } = cache.lookup(GrantRef(1), Access::Read, true) else { panic!() };
+    assert_eq!(cache.lookup(GrantRef(1), Access::Write, true), LookupResult::Miss, "it is in use");
     cache.release(slot);
-    assert_eq!(cache.find(GrantRef(1), Access::Write, false), Found::Miss, "nothing is to be learned");
-    assert_eq!(cache.find(GrantRef(1), Access::Write, true), Found::New { slot, evicted: true });
+    assert_eq!(
+        cache.lookup(GrantRef(1), Access::Write, false),
+        LookupResult::Miss,
+        "nothing is to be admitted"
+    );
+    assert_eq!(cache.lookup(GrantRef(1), Access::Write, true), LookupResult::New { slot, evicted: true });
     cache.release(slot);
-    assert_eq!(cache.touch(1), Found::Hit(slot));
-    assert_eq!((cache.find(GrantRef(1), Access::Write, true), cache.held()), (Found::Hit(slot), (1, 0)));
-    cache.fix(GrantRef(2), Access::Read).unwrap();
-    assert_eq!(cache.find(GrantRef(2), Access::Write, true), Found::Miss, "the front end said so");
+    assert_eq!(cache.touch(1), LookupResult::Hit(slot));
+    assert_eq!(
+        (cache.lookup(GrantRef(1), Access::Write, true), cache.held()),
+        (LookupResult::Hit(slot), (1, 0))
+    );
+    cache.pin(GrantRef(2), Access::Read).unwrap();
+    assert_eq!(cache.lookup(GrantRef(2), Access::Write, true), LookupResult::Miss, "the front end said so");
 }
 
 #[test]
 fn a_page_that_could_not_be_mapped_is_not_found_and_its_slot_comes_back() {
     let mut cache = Cache::new(1);
     cache.touch(1);
-    let Found::New { slot, .. } = cache.find(GrantRef(1), Access::Read, true) else { panic!() };
-    cache.fail(slot);
-    assert!(cache.is_lost(slot) && cache.is_empty());
-    assert_eq!(cache.find(GrantRef(1), Access::Read, false), Found::Miss);
+    let LookupResult::New { slot, .. } = cache.lookup(GrantRef(1), Access::Read, true) else { panic!() };
+    cache.poison(slot);
+    assert!(cache.is_poisoned(slot) && cache.is_empty());
+    assert_eq!(cache.lookup(GrantRef(1), Access::Read, false), LookupResult::Miss);
     assert!(cache.release(slot), "nothing is in it");
     cache.free(slot);
-    assert_eq!(cache.pass(), Some(slot));
-    assert_eq!(cache.pass(), None);
+    assert_eq!(cache.alloc_transient(), Some(slot));
+    assert_eq!(cache.alloc_transient(), None);
 }
 
 #[test]
-fn static_grants_take_slots_of_learned_ones_and_stay() {
+fn static_grants_take_slots_of_cached_pages_and_stay() {
     let mut cache = Cache::new(2);
     for _ in 0..2 {
         cache.hits([1, 2]);
     }
     assert_eq!(
-        cache.fix(GrantRef(3), Access::Write),
-        Ok(Found::New { slot: 0, evicted: true }),
+        cache.pin(GrantRef(3), Access::Write),
+        Ok(LookupResult::New { slot: 0, evicted: true }),
         "1 is older"
     );
-    assert_eq!(cache.fix(GrantRef(2), Access::Write), Ok(Found::New { slot: 1, evicted: true }));
-    assert_eq!(cache.fix(GrantRef(2), Access::Write), Err(Unfit::State), "a duplicate");
-    assert_eq!(cache.fix(GrantRef(4), Access::Read), Err(Unfit::Full));
+    assert_eq!(cache.pin(GrantRef(2), Access::Write), Ok(LookupResult::New { slot: 1, evicted: true }));
+    assert_eq!(cache.pin(GrantRef(2), Access::Write), Err(PinError::State), "a duplicate");
+    assert_eq!(cache.pin(GrantRef(4), Access::Read), Err(PinError::Full));
     for _ in 0..5 {
-        assert_eq!(cache.touch(9), Found::Miss);
+        assert_eq!(cache.touch(9), LookupResult::Miss);
     }
-    assert_eq!(cache.find(GrantRef(3), Access::Write, false), Found::Hit(0));
-    assert_eq!(cache.unfix(GrantRef(3)), Err(Unfit::InUse));
+    assert_eq!(cache.lookup(GrantRef(3), Access::Write, false), LookupResult::Hit(0));
+    assert_eq!(cache.unpin(GrantRef(3)), Err(PinError::InUse));
     cache.release(0);
-    assert_eq!(cache.unfix(GrantRef(3)), Ok(0));
-    assert_eq!(cache.unfix(GrantRef(3)), Err(Unfit::State));
+    assert_eq!(cache.unpin(GrantRef(3)), Ok(0));
+    assert_eq!(cache.unpin(GrantRef(3)), Err(PinError::State));
     assert_eq!(cache.held(), (0, 1));
 }
 
@@ -211,16 +219,16 @@ fn step() -> impl Strategy<Value = Step> {
 struct Held {
     slot: Slot,
     used: u64,
-    fixed: bool,
+    pinned: bool,
     writable: bool,
 }
 
-/// What the cache should be: maps searched from end to end.
+/// A reference model of the cache: maps that are searched from end to end.
 #[derive(Default, Debug)]
 struct Model {
     held: BTreeMap<u32, Held>,
     seen: BTreeMap<u32, u64>,
-    /// Who refers to which slot.
+    /// References to slots, one entry each.
     taken: Vec<Slot>,
     now: u64,
     /// No page is replaced before.
@@ -232,16 +240,16 @@ impl Model {
         self.taken.contains(&slot)
     }
 
-    /// The least recently used of the pages that are not fixed.
+    /// The least recently used of the pages that are not pinned.
     fn oldest(&self) -> Option<(u32, Slot, u64)> {
-        let cached = self.held.iter().filter(|(_, held)| !held.fixed);
+        let cached = self.held.iter().filter(|(_, held)| !held.pinned);
         cached.min_by_key(|(_, held)| held.used).map(|(gref, held)| (*gref, held.slot, held.used))
     }
 
-    fn put(&mut self, gref: u32, slot: Slot, fixed: bool, writable: bool) {
+    fn put(&mut self, gref: u32, slot: Slot, pinned: bool, writable: bool) {
         assert!(!self.in_use(slot), "a slot in use was given away");
         self.held.retain(|_, held| held.slot != slot);
-        self.held.insert(gref, Held { slot, used: self.now, fixed, writable });
+        self.held.insert(gref, Held { slot, used: self.now, pinned, writable });
     }
 }
 
@@ -251,7 +259,7 @@ proptest! {
     fn the_cache_agrees_with_a_model(slots in 1usize..16, steps in prop::collection::vec(step(), 1..300)) {
         let mut cache = Cache::new(slots);
         // Enough memory of uses that nothing is pushed out: the model forgets nothing.
-        cache.seen = Seen::new(4096, Hash { secret: 0, multiplier: 0xd6e8_feb8_6659_fd93 });
+        cache.ghosts = Ghosts::new(4096, Hash { secret: 0, multiplier: 0xd6e8_feb8_6659_fd93 });
         let mut model = Model::default();
         for step in steps {
             match step {
@@ -259,21 +267,21 @@ proptest! {
                     model.now += 1;
                     let access = if write { Access::Write } else { Access::Read };
                     let full = cache.free.is_empty();
-                    let found = cache.find(GrantRef(gref), access, true);
+                    let found = cache.lookup(GrantRef(gref), access, true);
                     match model.held.get_mut(&gref) {
                         Some(held) if write && !held.writable => {
                             let slot = held.slot;
-                            if model.taken.contains(&slot) || held.fixed {
-                                prop_assert_eq!(found, Found::Miss);
+                            if model.taken.contains(&slot) || held.pinned {
+                                prop_assert_eq!(found, LookupResult::Miss);
                             } else {
-                                prop_assert_eq!(found, Found::New { slot, evicted: true });
+                                prop_assert_eq!(found, LookupResult::New { slot, evicted: true });
                                 model.put(gref, slot, false, true);
                                 model.taken.push(slot);
                             }
                         }
                         Some(held) => {
                             held.used = model.now;
-                            prop_assert_eq!(found, Found::Hit(held.slot));
+                            prop_assert_eq!(found, LookupResult::Hit(held.slot));
                             model.taken.push(held.slot);
                         }
                         None => {
@@ -284,7 +292,7 @@ proptest! {
                                     && model.now >= model.next_eviction
                             });
                             match found {
-                                Found::New { slot, evicted } => {
+                                LookupResult::New { slot, evicted } => {
                                     prop_assert!(before.is_some(), "first use");
                                     prop_assert_eq!(evicted, full);
                                     if full {
@@ -295,8 +303,8 @@ proptest! {
                                     model.seen.remove(&gref);
                                     model.taken.push(slot);
                                 }
-                                Found::Miss => prop_assert!(before.is_none() || full && victim.is_none()),
-                                Found::Hit(_) => prop_assert!(false, "a hit of what is not there"),
+                                LookupResult::Miss => prop_assert!(before.is_none() || full && victim.is_none()),
+                                LookupResult::Hit(_) => prop_assert!(false, "a hit of what is not there"),
                             }
                         }
                     }
@@ -314,31 +322,31 @@ proptest! {
                     model.now += 1;
                     let full = cache.free.is_empty();
                     let oldest = model.oldest().filter(|(_, slot, _)| !model.in_use(*slot));
-                    match (cache.fix(GrantRef(gref), Access::Write), model.held.get(&gref)) {
-                        (Err(Unfit::State), Some(held)) => prop_assert!(held.fixed),
-                        (Err(Unfit::InUse), Some(held)) => prop_assert!(model.in_use(held.slot)),
-                        (Err(Unfit::Full), None) => prop_assert!(full && oldest.is_none()),
-                        (Ok(Found::New { slot, .. }), known) => {
-                            prop_assert!(known.is_none_or(|held| !held.fixed && held.slot == slot));
+                    match (cache.pin(GrantRef(gref), Access::Write), model.held.get(&gref)) {
+                        (Err(PinError::State), Some(held)) => prop_assert!(held.pinned),
+                        (Err(PinError::InUse), Some(held)) => prop_assert!(model.in_use(held.slot)),
+                        (Err(PinError::Full), None) => prop_assert!(full && oldest.is_none()),
+                        (Ok(LookupResult::New { slot, .. }), known) => {
+                            prop_assert!(known.is_none_or(|held| !held.pinned && held.slot == slot));
                             model.put(gref, slot, true, true);
                         }
                         other => prop_assert!(false, "{:?}", other),
                     }
                 }
-                Step::Unfix(gref) => match (cache.unfix(GrantRef(gref)), model.held.get(&gref)) {
+                Step::Unfix(gref) => match (cache.unpin(GrantRef(gref)), model.held.get(&gref)) {
                     (Ok(slot), Some(held)) => {
-                        prop_assert!(held.fixed && held.slot == slot && !model.in_use(slot));
+                        prop_assert!(held.pinned && held.slot == slot && !model.in_use(slot));
                         model.held.remove(&gref);
                         model.seen.remove(&gref);
                         cache.free(slot);
                     }
-                    (Err(Unfit::InUse), Some(held)) => prop_assert!(held.fixed && model.in_use(held.slot)),
-                    (Err(Unfit::State), held) => prop_assert!(held.is_none_or(|held| !held.fixed)),
+                    (Err(PinError::InUse), Some(held)) => prop_assert!(held.pinned && model.in_use(held.slot)),
+                    (Err(PinError::State), held) => prop_assert!(held.is_none_or(|held| !held.pinned)),
                     other => prop_assert!(false, "{:?}", other),
                 },
                 Step::Pass => {
                     let full = cache.free.is_empty();
-                    let slot = cache.pass();
+                    let slot = cache.alloc_transient();
                     prop_assert_eq!(slot.is_none(), full);
                     if let Some(slot) = slot {
                         prop_assert!(!model.in_use(slot));
@@ -347,12 +355,12 @@ proptest! {
                 }
                 Step::Fail(at) if !model.taken.is_empty() => {
                     let slot = model.taken[at % model.taken.len()];
-                    cache.fail(slot);
+                    cache.poison(slot);
                     model.held.retain(|_, held| held.slot != slot);
                 }
                 Step::Release(_) | Step::Fail(_) => {}
             }
-            let mut cached: Vec<_> = model.held.iter().filter(|(_, held)| !held.fixed).collect();
+            let mut cached: Vec<_> = model.held.iter().filter(|(_, held)| !held.pinned).collect();
             cached.sort_by_key(|(_, held)| held.used);
             prop_assert_eq!(cache.order(), cached.iter().map(|(gref, _)| **gref).collect::<Vec<_>>());
             prop_assert_eq!(cache.held(), (cached.len(), model.held.len() - cached.len()));

@@ -1,4 +1,22 @@
-//! The front end's side of one interface: finds its back end, shares its memory, says where, and takes all back in the end.
+//! [`FrontendDriver`]: the xenbus driver of one front end. It finds its back end, shares its
+//! memory, publishes where, and takes everything back in the end.
+//!
+//! A control thread creates it, polls [`FrontendDriver::fds`], and calls [`FrontendDriver::poll`]
+//! until it returns `None`. [`FrontEvent::Connected`] hands over the queues; on
+//! [`FrontEvent::Stop`] the control thread gives them back to [`FrontendDriver::stopped`]. After
+//! [`FrontendDriver::close`] the last event is [`FrontEvent::Closed`], and the driver can be
+//! dropped.
+//!
+//! ```text
+//!             back end InitWait             back end Connected
+//!   Waiting ------------------> Announced --------------------> Running
+//!      ^                           |                               | back end leaves, or close()
+//!      | back end anew             | back end leaves, or close()   v
+//!      |                           |                            Stopping
+//!      |                           v                               | stopped()
+//!   Closed <---------------------- Parting <-----------------------+
+//!             back end no longer Connected
+//! ```
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,31 +36,32 @@ use super::state::State;
 use crate::events::Events;
 use crate::netfront::arena::Pages;
 use crate::netfront::pair::Places;
-use crate::netfront::statics::Statics;
+use crate::netfront::static_grants::StaticGrants;
 use crate::netfront::{Arena, ArenaError, Pair, PairConfig, PairError};
 use crate::offload::Accepts;
 
-/// Events of the store that are taken before the caller gets a word in.
+/// Most events of the store that one poll takes before it returns to the caller.
 const EVENTS: usize = 256;
 
-/// How a front end is made.
+/// The settings of a front end.
 #[derive(Clone, Debug)]
 pub struct FrontConfig {
-    /// Class of the device, usually `vif`.
+    /// Class of the device in the store, usually `vif`.
     pub class: String,
-    /// Its number among those of this class.
+    /// Number of the device in its class.
     pub device: u32,
-    /// Most queues; the back end may have fewer.
+    /// Most queues to use; the back end may support fewer.
     pub queues: u16,
-    /// How each is made.
+    /// Settings of each queue pair.
     pub pair: PairConfig,
-    /// What may be sent to us.
+    /// The frames that this front end accepts.
     pub accepts: Accepts,
-    /// One event channel for each direction, if the back end can.
+    /// Use one event channel per direction if the back end supports it.
     pub split_events: bool,
-    /// Say that grants stay (`feature-persistent`): the back end may keep them mapped as it meets them.
+    /// Publish `feature-persistent`, so that the back end may keep grants mapped after their first
+    /// use.
     pub persistent: bool,
-    /// Hand all grants over on the control ring, if the back end has one.
+    /// Register all grants on the control ring if the back end has one.
     pub static_grants: bool,
 }
 
@@ -61,128 +80,130 @@ impl Default for FrontConfig {
     }
 }
 
-/// Why a front end cannot go on. Nothing is shared when it happens while connecting, and it may be stepped again.
+/// The reason why a front end cannot proceed. If it happens while connecting, nothing is shared,
+/// and the driver may be polled again.
 #[derive(Debug, thiserror::Error)]
 pub enum FrontError {
-    /// The store.
+    /// The store failed or refused a request.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Pages could not be shared.
+    /// The pages could not be granted.
     #[error(transparent)]
     Arena(#[from] ArenaError),
-    /// Queues could not be made.
+    /// The queues could not be created.
     #[error(transparent)]
     Pair(#[from] PairError),
-    /// The control ring could not be made.
+    /// The control ring could not be created.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// Event channels could not be made or used.
+    /// Event channels could not be created or used.
     #[error("event channel: {0}")]
     Event(#[from] io::Error),
-    /// The toolstack's nodes make no sense.
+    /// The toolstack's nodes do not name a valid back end.
     #[error("{0} does not name a back end below the domain in backend-id")]
     Backend(String),
-    /// The back end is older than this interface.
+    /// The back end supports only page flipping.
     #[error("the back end cannot copy to the pages of a guest (feature-rx-copy); it is too old")]
     NoCopy,
 }
 
-/// What is connected: for the threads that carry packets.
+/// A connected interface, for the threads that carry packets.
 #[derive(Debug)]
 pub struct Session {
-    /// The queues, with nothing posted yet.
+    /// The queue pairs, with no page posted yet.
     pub pairs: Vec<Pair>,
-    /// What may be sent.
+    /// The frames that the back end accepts.
     pub accepts: Accepts,
-    /// Our address, as the toolstack has chosen it.
+    /// Our MAC address, if the toolstack assigned a valid one.
     pub mac: Option<Mac>,
-    /// What the back end offers.
+    /// The features that the back end published.
     pub back: BackFeatures,
 }
 
-/// What is to be done, or was.
+/// A change of the interface, with the caller's duty.
 #[derive(Debug)]
 pub enum FrontEvent {
-    /// Packets may flow.
+    /// The interface is connected, and packets may flow.
     Connected(Session),
-    /// Packets must stop: take the queues from their threads and give them to [`Frontend::stopped`].
+    /// Packets must stop: take the queues from their threads and give them to
+    /// [`FrontendDriver::stopped`].
     Stop,
-    /// Nothing is shared any more. If the back end comes again, so does [`FrontEvent::Connected`], unless it was us who
-    /// [closed](Frontend::close).
+    /// Nothing is shared any more. If the back end comes back, [`FrontEvent::Connected`] follows,
+    /// unless the caller [closed](FrontendDriver::close) the interface.
     Closed {
-        /// Pages that the back end still has mapped, as far as that can be known.
+        /// Number of pages that the back end still has mapped, as far as that can be known.
         mapped: usize,
     },
-    /// There is more to look at: step again before waiting.
+    /// More events may wait: poll again before sleeping.
     Busy,
 }
 
-/// Where we are.
+/// The phase of the front end's state machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// For a back end to offer something.
+    /// No back end has published its features.
     Waiting,
-    /// For it to take up what we have announced.
+    /// Rings are published; the back end has not connected.
     Announced,
-    /// The caller has the queues.
+    /// The caller owns the queues.
     Running,
-    /// The caller was asked to give them back.
+    /// The caller was asked to give the queues back.
     Stopping,
-    /// For the back end to let go.
+    /// The queues are gone; the back end has not closed.
     Parting,
-    /// Nothing is shared.
+    /// Nothing is shared with a back end.
     Closed,
 }
 
-/// The back end, as the toolstack has named it.
+/// The back end that the toolstack assigned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Back {
     id: DomId,
     device: String,
 }
 
-/// What we share while connected.
+/// The memory that is shared while connected.
 #[derive(Debug)]
 struct Shared {
     arena: Arena,
-    statics: Option<Statics>,
+    statics: Option<StaticGrants>,
 }
 
-/// A front end.
+/// The xenbus driver of one front end.
 #[derive(Debug)]
-pub struct Frontend {
+pub struct FrontendDriver {
     store: Client,
     domain: Arc<dyn Domain>,
     config: FrontConfig,
-    /// Our nodes, relative to our domain's.
+    /// Path of our nodes, relative to our domain's.
     device: String,
     back: Option<Back>,
-    /// Number of the watch of the back end's state: each has another.
+    /// Token of the watch on the back end's state; each back end gets another.
     watch: u64,
     phase: Phase,
     shared: Option<Shared>,
     session: Option<Session>,
-    /// The caller wants to close.
+    /// True once the caller asked to close.
     closing: bool,
-    /// Something may have changed.
+    /// True if something may have changed since the last advance.
     dirty: bool,
-    /// The back end has written its state, maybe the same as before.
+    /// True if the back end has written its state since the last advance, maybe the same as before.
     written: bool,
     events: VecDeque<FrontEvent>,
 }
 
-/// Token of the watch of where the back end is.
+/// Token of the watch on the node that names the back end.
 const BACKEND: u64 = 0;
 
-impl Frontend {
-    /// A front end for the device that the toolstack has made in this domain's nodes.
+impl FrontendDriver {
+    /// Creates the driver of a device that the toolstack created in this domain's nodes.
     ///
     /// # Errors
-    /// The store cannot be asked.
+    /// The connection to the store failed.
     pub fn new(mut store: Client, domain: Arc<dyn Domain>, config: FrontConfig) -> Result<Self, FrontError> {
         let device = format!("device/{}/{}", config.class, config.device);
         store.watch(&path::join(&device, "backend"), BACKEND)?;
-        // Whoever was here before is gone, and its rings with it.
+        // An earlier driver of the device is gone, and its rings with it.
         State::Initialising.write(&mut store, &device)?;
         Ok(Self {
             store,
@@ -201,32 +222,35 @@ impl Frontend {
         })
     }
 
-    /// What to poll: readable when there may be something to [step](Frontend::step) for.
+    /// Returns the descriptors to poll, which are readable when [`poll`](FrontendDriver::poll) may
+    /// have something to do.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let control = self.shared.as_ref().and_then(|shared| shared.statics.as_ref());
         iter::once(self.store.as_fd()).chain(control.map(|statics| statics.as_fd()))
     }
 
-    /// Grants that the back end keeps, handed over on the control ring.
+    /// Returns the number of grants that the back end keeps mapped because they were registered on
+    /// the control ring.
     pub fn static_grants(&self) -> usize {
         let statics = self.shared.as_ref().and_then(|shared| shared.statics.as_ref());
-        statics.map_or(0, Statics::kept)
+        statics.map_or(0, StaticGrants::kept)
     }
 
-    /// Pages that are granted.
+    /// Returns the number of pages that are granted.
     pub fn granted(&self) -> usize {
         self.shared.as_ref().map_or(0, |shared| shared.arena.pages())
     }
 
-    /// Begins to close the interface; [`Frontend::step`] says how it goes on.
+    /// Begins to close the interface; later calls of [`FrontendDriver::poll`] carry it out.
     pub fn close(&mut self) {
         (self.closing, self.dirty) = (true, true);
     }
 
-    /// Takes the queues back that [`FrontEvent::Stop`] asked for, and frees them. Packets in them are lost.
+    /// Takes back the queues that [`FrontEvent::Stop`] asked for, and frees them. Packets in them
+    /// are lost.
     ///
     /// # Errors
-    /// The store cannot be asked.
+    /// The connection to the store failed.
     pub fn stopped(&mut self, pairs: Vec<Pair>) -> Result<(), FrontError> {
         drop(pairs);
         self.dirty = true;
@@ -237,23 +261,25 @@ impl Frontend {
         Ok(())
     }
 
-    /// Looks at the store and the control ring. Call it until it returns `None`, then wait for one of
-    /// [`fds`](Frontend::fds). Never waits, but for answers of the store.
+    /// Processes events of the store and the control ring. Call it until it returns `None`, then
+    /// wait for one of [`fds`](FrontendDriver::fds). It blocks only for answers of the store.
     ///
     /// # Errors
-    /// See [`FrontError`].
-    pub fn step(&mut self) -> Result<Option<FrontEvent>, FrontError> {
-        // What comes while the store is asked waits with us, and the descriptor says nothing of it.
+    /// Any [`FrontError`].
+    pub fn poll(&mut self) -> Result<Option<FrontEvent>, FrontError> {
+        // Events that arrive while we wait for an answer of the store are buffered here, and the
+        // descriptor does not show them.
         let mut told = !self.take_events()?;
         if let Some(statics) = self.shared.as_mut().and_then(|shared| shared.statics.as_mut()) {
-            statics.step()?;
+            statics.poll()?;
         }
-        // Each turn goes one phase on; a back end that changes its mind all the time does not keep us.
+        // Each iteration advances one phase; a back end that changes its state all the time cannot
+        // keep us here.
         for _ in 0..8 {
             if !std::mem::take(&mut self.dirty) {
                 break;
             }
-            self.look()?;
+            self.advance()?;
             told = true;
         }
         if let Some(event) = self.events.pop_front() {
@@ -262,7 +288,7 @@ impl Frontend {
         Ok((told || self.dirty).then_some(FrontEvent::Busy))
     }
 
-    /// Notes what the store has told; whether that was all.
+    /// Takes events of the store; returns true if none is left.
     fn take_events(&mut self) -> Result<bool, FrontError> {
         for _ in 0..EVENTS {
             let Some(event) = self.store.event()? else { return Ok(true) };
@@ -279,7 +305,7 @@ impl Frontend {
         Ok(false)
     }
 
-    /// Reads where the back end is, and watches its state.
+    /// Reads which back end is assigned, and watches its state.
     fn find_back(&mut self) -> Result<(), FrontError> {
         let node = path::join(&self.device, "backend");
         let back =
@@ -308,8 +334,8 @@ impl Frontend {
         Ok(())
     }
 
-    /// Goes on from where we are, by one phase at most.
-    fn look(&mut self) -> Result<(), FrontError> {
+    /// Reads the back end's state and advances by one phase at most.
+    fn advance(&mut self) -> Result<(), FrontError> {
         let back = match &self.back {
             Some(back) => State::read(&mut self.store, &back.device)?,
             None => None,
@@ -317,7 +343,7 @@ impl Frontend {
         let written = std::mem::take(&mut self.written);
         let leaving = matches!(back, None | Some(State::Closing | State::Closed));
         match self.phase {
-            Phase::Waiting if self.closing => self.finish()?,
+            Phase::Waiting if self.closing => self.revoke_all()?,
             Phase::Waiting if back == Some(State::InitWait) => self.connect()?,
             Phase::Announced if back == Some(State::Connected) && !self.closing => {
                 self.phase = Phase::Running;
@@ -334,10 +360,11 @@ impl Frontend {
                 self.phase = Phase::Stopping;
                 self.events.push_back(FrontEvent::Stop);
             }
-            // It may be another that was started in its place, and knows of no grants.
+            // The back end may be another that was started in its place and does not know our
+            // grants.
             Phase::Running if written && back == Some(State::Connected) => self.announce()?,
-            // It has seen that we close, or it is another and has nothing of ours.
-            Phase::Parting if back != Some(State::Connected) => self.finish()?,
+            // The back end has seen that we close, or it is another and has nothing of ours.
+            Phase::Parting if back != Some(State::Connected) => self.revoke_all()?,
             Phase::Closed if !self.closing && matches!(back, Some(State::Initialising | State::InitWait)) => {
                 State::Initialising.write(&mut self.store, &self.device)?;
                 self.phase = Phase::Waiting;
@@ -350,11 +377,11 @@ impl Frontend {
 
     fn announce(&mut self) -> Result<(), FrontError> {
         let statics = self.shared.as_mut().and_then(|shared| shared.statics.as_mut());
-        Ok(statics.map_or(Ok(()), Statics::announce)?)
+        Ok(statics.map_or(Ok(()), StaticGrants::announce)?)
     }
 
-    /// Takes back all that was shared.
-    fn finish(&mut self) -> Result<(), FrontError> {
+    /// Revokes everything that was shared, and publishes that we are closed.
+    fn revoke_all(&mut self) -> Result<(), FrontError> {
         let mapped = self.shared.take().map_or(0, |shared| {
             drop(shared.statics);
             shared.arena.end()
@@ -374,7 +401,7 @@ impl Frontend {
         Ok(())
     }
 
-    /// Shares our memory with the back end, and says where.
+    /// Shares our memory with the back end, and publishes where it is.
     fn connect(&mut self) -> Result<(), FrontError> {
         let Some(Back { id, device: back_device }) = self.back.clone() else { return Ok(()) };
         let back = BackFeatures::read(&mut self.store, &back_device)?;
@@ -405,7 +432,8 @@ impl Frontend {
             rx_copy: true,
             rx_notify: true,
             persistent: self.config.persistent,
-            // All that the switch floods is wanted: filters are for guests with many neighbours and little time.
+            // The guest wants every flooded frame: filters are for guests with many neighbours and
+            // little time.
             multicast_filter: false,
         };
         let device = &self.device;
@@ -425,7 +453,8 @@ impl Frontend {
         Ok(())
     }
 
-    /// Memory for so many queues: rings of all in one piece, then the pages of each.
+    /// Allocates the memory of `queues` queues: the rings of all in one run, then the pages of each
+    /// queue.
     fn arena(&self, back: DomId, queues: u16, control: bool) -> Result<Arena, FrontError> {
         let pair = &self.config.pair;
         let control = if control { 2 } else { 0 };
@@ -447,24 +476,24 @@ impl Frontend {
         Ok((Ports::Split { tx: port, rx }, Events::Split { tx: channel, rx: rx_channel }))
     }
 
-    /// The control ring, for handing over the grants of so many queues.
+    /// Creates the control ring that registers the grants of `queues` queues.
     fn control(
         &self,
         back: DomId,
         arena: &Arena,
         queues: u16,
-    ) -> Result<(ControlNodes, Statics), FrontError> {
+    ) -> Result<(ControlNodes, StaticGrants), FrontError> {
         let first = arena.start(0) + (usize::from(queues) * PairConfig::RINGS.count * PAGE) as u64;
         let (ring, ring_ref) = arena.page(first).ok_or(LayoutError::Page)?;
         let list = arena.page(first + PAGE as u64).ok_or(LayoutError::Page)?;
         let (port, channel) = self.domain.alloc_unbound(back)?;
         let grants = (0..queues.into()).map(|index| self.grants(arena, index)).collect();
-        let statics = Statics::new(ring, channel, list, grants)?;
+        let statics = StaticGrants::new(ring, channel, list, grants)?;
         Ok((ControlNodes { ring: ring_ref, port }, statics))
     }
 
-    /// The grants of a queue: of both directions in turn, so that any number of them serves both; those first that are used
-    /// first.
+    /// Lists the grants of a queue, alternating between both directions so that any number of them
+    /// serves both, and in the order in which they are first used.
     fn grants(&self, arena: &Arena, index: usize) -> Vec<(GrantRef, Access)> {
         let Places { transmit, receive, .. } = places(arena, index);
         let pair = &self.config.pair;
@@ -481,7 +510,7 @@ impl Frontend {
     }
 }
 
-/// Where a queue lies in an arena that was made by [`Frontend::arena`].
+/// Returns the places of a queue in an arena from [`FrontendDriver::arena`].
 fn places(arena: &Arena, index: usize) -> Places {
     let rings = arena.start(0) + (index * PairConfig::RINGS.count * PAGE) as u64;
     Places { rings, transmit: arena.start(1 + 2 * index), receive: arena.start(2 + 2 * index) }

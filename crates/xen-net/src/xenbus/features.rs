@@ -1,22 +1,23 @@
-//! What each side takes, as the store says it, and what comes of it.
+//! The features that each side publishes in the store. The drivers write their own and read the
+//! other side's once per connection, on their control thread.
 //!
-//! A feature that is not mentioned is not there, but for checksums of IPv4: every back end takes blank ones, unless it says
-//! that it does not. What is no number, or no 1, is a no.
+//! A feature whose key is absent is off, except checksums of IPv4: a side accepts blank ones unless
+//! it publishes that it does not. A value that is not the number 1 means off.
 
 use ringferry_xen::store::{Nodes, StoreError, path};
 
 use crate::offload::Accepts;
 
-/// Most queues that are ever dealt with, whatever the other side says.
+/// Most queues of an interface that are ever used, whatever the other side publishes.
 pub const MAX_QUEUES: u16 = 64;
 
-/// Keys that both sides use for what they take.
+/// Keys of the features that both sides publish.
 const SG: &str = "feature-sg";
 const GSO4: &str = "feature-gso-tcpv4";
 const GSO6: &str = "feature-gso-tcpv6";
 const NO_CSUM4: &str = "feature-no-csum-offload";
 const CSUM6: &str = "feature-ipv6-csum-offload";
-/// Key of the original persistent grants, on both sides.
+/// Key of persistent grants, published by both sides.
 const PERSISTENT: &str = "feature-persistent";
 
 const RX_COPY: &str = "feature-rx-copy";
@@ -33,7 +34,8 @@ fn flag(value: bool) -> &'static str {
     if value { "1" } else { "0" }
 }
 
-/// The value of a key of a side that may have written anything: what is no number is as good as absent.
+/// Reads a number that the other side may have written wrongly: a value that is not a number counts
+/// as absent.
 fn number(nodes: &mut impl Nodes, device: &str, key: &str) -> Result<Option<u32>, StoreError> {
     match nodes.number(&path::join(device, key)) {
         Err(StoreError::Malformed { .. }) => Ok(None),
@@ -42,7 +44,7 @@ fn number(nodes: &mut impl Nodes, device: &str, key: &str) -> Result<Option<u32>
 }
 
 impl Accepts {
-    /// What the side says that has its nodes at `device`.
+    /// Reads the features of the side whose nodes are at path `device`.
     fn read(nodes: &mut impl Nodes, device: &str) -> Result<Self, StoreError> {
         let mut yes = |key| nodes.flag(&path::join(device, key));
         let (sg, gso4, gso6) = (yes(SG)?, yes(GSO4)?, yes(GSO6)?);
@@ -57,31 +59,32 @@ impl Accepts {
     }
 }
 
-/// What a back end offers.
+/// The features that a back end publishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackFeatures {
-    /// What may be sent to it.
+    /// The frames that the back end accepts.
     pub accepts: Accepts,
-    /// It writes received packets to the pages that are posted. Without it there is nothing to talk about; the other way
-    /// has been gone from all back ends for years.
+    /// The back end copies received packets into the pages that are posted. A front end cannot
+    /// connect without this; page flipping, the alternative, has been gone from all back ends for
+    /// years.
     pub rx_copy: bool,
-    /// A queue may have one event channel for each direction.
+    /// A queue may have one event channel per direction.
     pub split_events: bool,
-    /// Most queues, from 1 to [`MAX_QUEUES`].
+    /// Most queues of an interface, from 1 to [`MAX_QUEUES`].
     pub max_queues: u16,
-    /// There may be a control ring, over which grants are handed over among others.
+    /// A front end may have a control ring, which also carries static grants.
     pub ctrl_ring: bool,
-    /// It keeps the grants that it has once mapped: the original persistent grants.
+    /// The back end keeps grants mapped after their first use (persistent grants).
     pub persistent: bool,
-    /// It can leave out multicast packets that were not asked for.
+    /// The back end can filter multicast packets by address.
     pub multicast_control: bool,
 }
 
 impl BackFeatures {
-    /// Reads what the back end says that has its nodes at `device`.
+    /// Reads the features of the back end whose nodes are at path `device`.
     ///
     /// # Errors
-    /// The store cannot be asked.
+    /// The connection to the store failed.
     pub fn read(nodes: &mut impl Nodes, device: &str) -> Result<Self, StoreError> {
         let accepts = Accepts::read(nodes, device)?;
         let max = number(nodes, device, MAX_QUEUES_KEY)?.unwrap_or(1);
@@ -97,10 +100,10 @@ impl BackFeatures {
         })
     }
 
-    /// Writes them.
+    /// Writes the features to the nodes at path `device`.
     ///
     /// # Errors
-    /// The store refuses.
+    /// The store refused a write.
     pub fn write(&self, nodes: &mut impl Nodes, device: &str) -> Result<(), StoreError> {
         self.accepts.write(nodes, device)?;
         let keys = [
@@ -117,26 +120,27 @@ impl BackFeatures {
     }
 }
 
-/// What a front end asks for.
+/// The features that a front end publishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrontFeatures {
-    /// What may be sent to it.
+    /// The frames that the front end accepts.
     pub accepts: Accepts,
-    /// It wants received packets written to the pages that it posts.
+    /// The front end wants received packets copied into the pages that it posts.
     pub rx_copy: bool,
-    /// It tells when it has posted pages: one that does not is never waited for.
+    /// The front end signals when it has posted pages; the back end never queues frames for one
+    /// that does not.
     pub rx_notify: bool,
-    /// Its grants stay with their pages until it closes: they may be kept mapped.
+    /// A grant stays with its page until the front end closes, so the back end may keep it mapped.
     pub persistent: bool,
-    /// It wants no multicast packets but those it asks for.
+    /// The front end wants only the multicast packets of addresses that it registers.
     pub multicast_filter: bool,
 }
 
 impl FrontFeatures {
-    /// Reads what the front end says that has its nodes at `device`.
+    /// Reads the features of the front end whose nodes are at path `device`.
     ///
     /// # Errors
-    /// The store cannot be asked.
+    /// The connection to the store failed.
     pub fn read(nodes: &mut impl Nodes, device: &str) -> Result<Self, StoreError> {
         let accepts = Accepts::read(nodes, device)?;
         let mut yes = |key| nodes.flag(&path::join(device, key));
@@ -149,10 +153,10 @@ impl FrontFeatures {
         })
     }
 
-    /// Writes them.
+    /// Writes the features to the nodes at path `device`.
     ///
     /// # Errors
-    /// The store refuses.
+    /// The store refused a write.
     pub fn write(&self, nodes: &mut impl Nodes, device: &str) -> Result<(), StoreError> {
         self.accepts.write(nodes, device)?;
         let keys = [

@@ -1,5 +1,7 @@
-//! Where a front end's rings and events are: the keys of its queues, flat for one queue and in nodes of their own for more,
-//! and of its control ring.
+//! The nodes that describe a front end's rings and event channels: directly below the device for
+//! one queue, in a node per queue for more, and those of the control ring. The front end's driver
+//! writes them before it connects and removes them when it closes; the back end's driver reads them
+//! once per connection.
 
 use ringferry_xen::domain::EventPort;
 use ringferry_xen::grant::GrantRef;
@@ -16,64 +18,64 @@ const QUEUES: &str = "multi-queue-num-queues";
 const CTRL_RING: &str = "ctrl-ring-ref";
 const CTRL_EVENT: &str = "event-channel-ctrl";
 
-/// The event channels of a queue.
+/// The event channel ports of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ports {
-    /// One for both directions.
+    /// One port serves both directions.
     Shared(EventPort),
-    /// One for each.
+    /// Each direction has its own port.
     Split {
-        /// For packets that the front end sends.
+        /// Port of the ring on which the front end transmits.
         tx: EventPort,
-        /// For packets that it receives.
+        /// Port of the ring on which the front end receives.
         rx: EventPort,
     },
 }
 
-/// What a front end says of a queue.
+/// The published description of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueNodes {
-    /// The page of the ring for packets that the front end sends.
+    /// Grant of the ring on which the front end transmits.
     pub tx_ring: GrantRef,
-    /// The page of the ring for packets that it receives.
+    /// Grant of the ring on which the front end receives.
     pub rx_ring: GrantRef,
-    /// Its events.
+    /// The event channel ports of the queue.
     pub ports: Ports,
 }
 
-/// What a front end says of its control ring.
+/// The published description of a control ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControlNodes {
-    /// The page of the ring.
+    /// Grant of the page that holds the ring.
     pub ring: GrantRef,
-    /// Its event channel.
+    /// Port of the control ring's event channel.
     pub port: EventPort,
 }
 
-/// What a front end says of its rings.
+/// The published description of all rings of a front end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingNodes {
-    /// One or more queues.
+    /// The queues of the interface, one or more.
     pub queues: Vec<QueueNodes>,
-    /// The control ring, if there is one.
+    /// The control ring, if the front end has one.
     pub control: Option<ControlNodes>,
 }
 
-/// Why the rings of a front end are not as they must be.
+/// The reason why a front end's description of its rings is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum RingsError {
-    /// Not a number of queues that was offered.
+    /// The number of queues was not offered.
     #[error("{0} queues are asked for, but 1 to {1} are possible")]
     Queues(u32, u16),
-    /// A key is absent or holds no number.
+    /// A key is absent, or its value is not a number.
     #[error("{0} is absent, or no number")]
     Key(String),
-    /// The store cannot be asked.
+    /// The connection to the store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// A number that must be there, written by a side that may have written anything.
+/// Reads a mandatory number, which the other side may have written wrongly.
 fn needed(nodes: &mut impl Nodes, path: String) -> Result<u32, RingsError> {
     match nodes.number(&path) {
         Ok(Some(number)) => Ok(number),
@@ -86,7 +88,7 @@ impl QueueNodes {
     fn read(nodes: &mut impl Nodes, at: &str) -> Result<Self, RingsError> {
         let tx_ring = GrantRef(needed(nodes, path::join(at, TX_RING))?);
         let rx_ring = GrantRef(needed(nodes, path::join(at, RX_RING))?);
-        // Both or none: half of a pair is no channel.
+        // Split channels need both keys: one alone is invalid.
         let split = nodes.read(&path::join(at, EVENT_TX))?.is_some();
         let ports = if split {
             let tx = EventPort(needed(nodes, path::join(at, EVENT_TX))?);
@@ -110,7 +112,7 @@ impl QueueNodes {
     }
 }
 
-/// All keys that [`RingNodes::write`] may write, but the nodes of queues.
+/// All keys that [`RingNodes::write`] may write, except the nodes of queues.
 const KEYS: [&str; 8] = [TX_RING, RX_RING, EVENT, EVENT_TX, EVENT_RX, QUEUES, CTRL_RING, CTRL_EVENT];
 
 fn queue_node(device: &str, index: usize) -> String {
@@ -118,10 +120,11 @@ fn queue_node(device: &str, index: usize) -> String {
 }
 
 impl RingNodes {
-    /// Reads what the front end says that has its nodes at `device`. There may be up to `max_queues`.
+    /// Reads the rings of the front end whose nodes are at path `device`, which may have up to
+    /// `max_queues` queues.
     ///
     /// # Errors
-    /// See [`RingsError`].
+    /// Any [`RingsError`].
     pub fn read(nodes: &mut impl Nodes, device: &str, max_queues: u16) -> Result<Self, RingsError> {
         let asked = path::join(device, QUEUES);
         let count = if nodes.read(&asked)?.is_some() { needed(nodes, asked)? } else { 1 };
@@ -144,10 +147,11 @@ impl RingNodes {
         Ok(Self { queues, control })
     }
 
-    /// Writes them, and nothing of an earlier time stays. `multi_queue`: whether the back end knows of more queues than one.
+    /// Writes the rings to the nodes at path `device`, and removes those of an earlier connection.
+    /// `multi_queue` is true if the back end supports more than one queue.
     ///
     /// # Errors
-    /// The store refuses.
+    /// The store refused a write.
     pub fn write(&self, nodes: &mut impl Nodes, device: &str, multi_queue: bool) -> Result<(), StoreError> {
         Self::clear(nodes, device)?;
         if multi_queue {
@@ -166,10 +170,10 @@ impl RingNodes {
         nodes.write(&path::join(device, CTRL_EVENT), port.0.to_string())
     }
 
-    /// Removes them.
+    /// Removes the nodes of all rings at path `device`.
     ///
     /// # Errors
-    /// The store refuses.
+    /// The store refused a write.
     pub fn clear(nodes: &mut impl Nodes, device: &str) -> Result<(), StoreError> {
         let queues = nodes.directory(device)?.into_iter().filter(|name| name.starts_with("queue-"));
         for key in queues.chain(KEYS.map(str::to_owned)) {

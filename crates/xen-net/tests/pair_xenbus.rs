@@ -1,14 +1,14 @@
-//! The hand-shake of both halves over a store: every mix of features, every order of coming and going, and stores that say what
-//! they must not.
+//! The handshake of both xenbus drivers over a store: every mix of features, every order of coming
+//! and going, and stores with invalid content.
 
 mod pair_support;
 
 use pair_support::*;
 use ringferry_xen::domain::{DomId, EventPort};
 use ringferry_xen::store::{Nodes, path};
-use ringferry_xen_net::bus::rings::{Ports, RingNodes};
-use ringferry_xen_net::bus::{BackConfig, FrontConfig, Refusal, State, VifId};
 use ringferry_xen_net::offload::Accepts;
+use ringferry_xen_net::xenbus::rings::{Ports, RingNodes};
+use ringferry_xen_net::xenbus::{BackConfig, FrontConfig, Refusal, State, VifId};
 use ringferry_xen_sim::fake::Op;
 
 const CONNECTED: (Option<State>, Option<State>) = (Some(State::Connected), Some(State::Connected));
@@ -107,7 +107,7 @@ fn hot_unplug_unmaps_everything_before_closed() {
     assert_eq!(both.closed, [0]);
     assert_eq!(machine.states(ID), CLOSED);
     machine.fake.assert_nothing_left();
-    // What is offline stays closed.
+    // An interface that is offline stays closed.
     machine.remove(&nodes(ID).0);
     both.step();
     assert_eq!((both.removed, both.connected), (1, 1));
@@ -169,7 +169,7 @@ fn a_back_end_that_was_removed_and_comes_again_is_found_again() {
     let (mut machine, mut both) = connected();
     let (back, _) = nodes(ID);
     machine.remove(&back);
-    // Which of the two sees it first is open, so pages may still be mapped when they are ended.
+    // Either of the two may see it first, so pages may still be mapped when their grants are ended.
     both.until("the end", |both| both.closed.len() == 1 && both.removed == 1);
     machine.fake.assert_nothing_left();
     machine.plug(ID);
@@ -318,7 +318,7 @@ fn a_failure_while_connecting_leaves_nothing_behind() {
             machine.fake.fail(FRONT, op, after);
             let mut failed = false;
             while !failed {
-                failed = front.step().is_err();
+                failed = front.poll().is_err();
             }
             machine.fake.assert_nothing_left();
             // The next try succeeds, as the fault is gone.

@@ -1,5 +1,21 @@
-//! The back end's side of one interface: says what it takes, maps what the front end shares, and lets go of all of it before it
-//! says that it is closed.
+//! `Vif`: the back end's side of one interface. It publishes features, maps what the front end
+//! shares, and publishes that it is closed only after all of that is unmapped.
+//!
+//! [`BackendDriver`](super::BackendDriver) adopts one per interface that the toolstack created,
+//! advances it by one phase at most when one of its nodes may have changed, and drops it when the
+//! interface is removed. All calls come on the driver's thread.
+//!
+//! ```text
+//!                         front end Connected              front end leaves, or unplug
+//!   Offered ------------------------------------> Serving ------------------> Stopping
+//!    ^   \                                          |                            |
+//!    |    \ refused, or unplug                      | disconnected()             | disconnected()
+//!    |     v                                        v                            |
+//!    |    Parting <---------------------------------+----------------------------+
+//!    |       |  front end Closed
+//!    |       v
+//!    +---- Closed                      Offered again: either side is Initialising anew
+//! ```
 
 use std::io;
 use std::sync::Arc;
@@ -11,123 +27,128 @@ use ringferry_xen::event::EventChannel;
 use ringferry_xen::grant::{Foreign, GrantError, GrantRef};
 use ringferry_xen::store::{Client, Nodes, StoreError, path};
 
+use super::backend_driver::{BackConfig, VifId};
 use super::features::FrontFeatures;
-use super::plugs::{BackConfig, VifId};
 use super::rings::{ControlNodes, Ports, QueueNodes, RingNodes, RingsError};
 use super::state::State;
 use crate::events::Events;
 
-/// A front end's queue, ready to be served.
+/// A front end's queue whose rings are mapped and events bound. Its owner serves it; dropping it
+/// unmaps the rings.
 #[derive(Debug)]
 pub struct MappedQueue {
-    /// The ring for packets that the front end sends.
+    /// The page of the ring on which the front end transmits.
     pub tx_ring: Arc<Region>,
-    /// The ring for packets that it receives.
+    /// The page of the ring on which the front end receives.
     pub rx_ring: Arc<Region>,
-    /// Its events.
+    /// The event channels of the queue.
     pub events: Events,
-    /// The way to its pages.
+    /// Access to the front end's pages, by mapping and copying grants.
     pub foreign: Box<dyn Foreign>,
 }
 
-/// A front end's control ring, ready to be served.
+/// A front end's control ring, mapped and with its event bound.
 #[derive(Debug)]
 pub struct MappedControl {
-    /// The ring.
+    /// The page of the control ring.
     pub ring: Arc<Region>,
-    /// Its events.
+    /// The event channel of the control ring.
     pub channel: Box<dyn EventChannel>,
-    /// The way to pages that messages name.
+    /// Access to the pages that control messages name.
     pub foreign: Box<dyn Foreign>,
 }
 
-/// A front end that has connected. All that was mapped for it goes with this.
+/// A connected front end. It owns everything that was mapped for the front end, so dropping it
+/// unmaps all.
 #[derive(Debug)]
 pub struct Connection {
-    /// Which interface it is.
+    /// The interface that is connected.
     pub id: VifId,
-    /// One or more queues.
+    /// The queues of the interface, one or more.
     pub queues: Vec<MappedQueue>,
-    /// The control ring, if there is one.
+    /// The control ring, if the front end has one.
     pub control: Option<MappedControl>,
-    /// What the front end asks for.
+    /// The features that the front end published.
     pub front: FrontFeatures,
-    /// The front end's address, as the toolstack has chosen it.
+    /// The front end's MAC address, if the toolstack assigned a valid one.
     pub mac: Option<Mac>,
 }
 
-/// Why a front end is not connected.
+/// The reason why a front end is not connected.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// Its rings make no sense.
+    /// The nodes of its rings are invalid.
     #[error(transparent)]
     Rings(#[from] RingsError),
-    /// A ring could not be mapped.
+    /// The grant of a ring could not be mapped.
     #[error("a ring cannot be mapped: {0}")]
     Map(#[from] GrantError),
     /// An event channel could not be bound, or the domain is gone.
     #[error("cannot bind an event channel or reach the domain: {0}")]
     Domain(#[from] io::Error),
-    /// It wants pages exchanged instead of filled, which nobody does any more.
+    /// The front end wants pages to be flipped instead of copied to, which no back end supports any
+    /// more.
     #[error("it does not ask for its pages to be written (request-rx-copy); it is too old")]
     NoCopy,
 }
 
-/// What is to be done about an interface, or was.
+/// A change of one interface, with the caller's duty.
 #[derive(Debug)]
 pub enum BackEvent {
-    /// A front end has connected. Serve it, then call [`Plugs::connected`](super::Plugs::connected), or
-    /// [`Plugs::disconnected`](super::Plugs::disconnected) if that cannot be.
+    /// A front end connects. Serve it, then call
+    /// [`BackendDriver::connected`](super::BackendDriver::connected), or
+    /// [`BackendDriver::disconnected`](super::BackendDriver::disconnected) if that is impossible.
     Connect(Box<Connection>),
-    /// Stop serving it, let go of all that was mapped, then call [`Plugs::disconnected`](super::Plugs::disconnected).
+    /// The interface must stop: drop everything that was mapped for it, then call
+    /// [`BackendDriver::disconnected`](super::BackendDriver::disconnected).
     Disconnect,
-    /// A front end has asked for something that is not possible, and is told to close.
+    /// A front end asked for something that is not possible; its back end state says Closing now.
     Refused(Refusal),
-    /// The interface is no more.
+    /// The interface was removed and is forgotten.
     Removed,
 }
 
-/// Where we are.
+/// The phase of the back end's state machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// For the front end to say where its rings are.
+    /// Features are published; the front end has not connected.
     Offered,
-    /// The caller has the queues.
+    /// The caller owns the front end's queues.
     Serving,
-    /// The caller was asked to let go.
+    /// The caller was asked to drop the queues.
     Stopping,
-    /// Nothing is mapped; for the front end to close, too.
+    /// Nothing is mapped; the front end has not closed.
     Parting,
-    /// Both have closed; for the front end to begin again.
+    /// Both sides have closed; the front end may begin again.
     Closed,
 }
 
-/// One interface.
+/// The back end of one interface.
 #[derive(Debug)]
 pub(super) struct Vif {
     id: VifId,
-    /// Our nodes, relative to our domain's.
+    /// Path of the back end's nodes, relative to our domain's.
     back: String,
-    /// The front end's.
+    /// Path of the front end's nodes.
     front: String,
     phase: Phase,
 }
 
-/// What the store says of an interface.
+/// The content of an interface's nodes, as read for one decision.
 #[derive(Clone, Copy, Debug)]
-struct Seen {
-    /// Ours, unless the toolstack has written another.
+struct StoreView {
+    /// The back end's state: the one that we wrote, unless the toolstack wrote another.
     own: Option<State>,
     front: Option<State>,
-    /// The toolstack wants the interface to go.
+    /// True if the toolstack removes the interface.
     unplug: bool,
-    /// The interface is to stay if the front end closes.
+    /// True if the interface remains after the front end closed.
     online: bool,
 }
 
 impl Vif {
-    /// Takes up an interface that the toolstack has made, or that another back end has left; `None` if it is not to be, or not
-    /// yet.
+    /// Adopts an interface that the toolstack created, or that another back end left behind; `None`
+    /// if it is not, or not yet, to be served.
     pub fn adopt(
         store: &mut Client,
         id: VifId,
@@ -138,7 +159,7 @@ impl Vif {
         let state = State::read(store, &back)?;
         let online = store.flag(&path::join(&back, "online"))?;
         let finished = matches!(state, None | Some(State::Closed)) && !online;
-        // A path in another domain would let its guest play this one.
+        // A path outside the front end's domain would let another guest impersonate this one.
         let own = path::check(&front).is_ok() && path::is_within(&front, &path::domain(id.front));
         if finished || !own {
             return Ok(None);
@@ -146,23 +167,24 @@ impl Vif {
         let vif = Self { id, back, front, phase: Phase::Offered };
         let unplugged = matches!(state, Some(State::Closing | State::Closed)) && !online;
         if !unplugged {
-            vif.offer(store, config)?;
+            vif.publish(store, config)?;
         }
         Ok(Some(vif))
     }
 
-    /// The node to watch: the front end's state.
-    pub fn watched(&self) -> String {
+    /// Returns the node to watch, which is the front end's state.
+    pub fn watch_path(&self) -> String {
         path::join(&self.front, "state")
     }
 
-    /// Says what we take.
-    fn offer(&self, store: &mut Client, config: &BackConfig) -> Result<(), StoreError> {
+    /// Publishes our features and the state InitWait.
+    fn publish(&self, store: &mut Client, config: &BackConfig) -> Result<(), StoreError> {
         let state = path::join(&self.back, "state");
         store.transaction(|nodes| {
             if nodes.read(&state)?.is_some() {
                 config.features().write(nodes, &self.back)?;
-                // Scripts of the toolstack have nothing to do for us; some wait for this.
+                // There is nothing for the toolstack's hotplug scripts to do, but some wait for
+                // this node.
                 nodes.write(&path::join(&self.back, "hotplug-status"), "connected")?;
                 nodes.write(&state, State::InitWait.number().to_string())?;
             }
@@ -170,38 +192,38 @@ impl Vif {
         })
     }
 
-    fn see(&self, store: &mut Client) -> Result<Seen, StoreError> {
+    fn read_store(&self, store: &mut Client) -> Result<StoreView, StoreError> {
         let own = State::read(store, &self.back)?;
         let online = match store.flag(&path::join(&self.back, "online")) {
-            // Nobody may ask below what is gone.
+            // The node's parent is gone, so the node cannot be read.
             Err(error) if !error.is_fatal() => false,
             flag => flag?,
         };
         let unplug = own.is_none() || matches!(own, Some(State::Closing | State::Closed)) && !online;
-        Ok(Seen { own, front: State::read(store, &self.front)?, unplug, online })
+        Ok(StoreView { own, front: State::read(store, &self.front)?, unplug, online })
     }
 
-    /// Looks at the store and goes on, by one phase at most.
-    pub fn look(
+    /// Reads the store and advances by one phase at most.
+    pub fn advance(
         &mut self,
         store: &mut Client,
         domain: &dyn Domain,
         config: &BackConfig,
     ) -> Result<Option<BackEvent>, StoreError> {
-        let seen = self.see(store)?;
+        let seen = self.read_store(store)?;
         match self.phase {
             Phase::Offered | Phase::Parting | Phase::Closed if seen.own.is_none() => {
                 Ok(Some(BackEvent::Removed))
             }
             Phase::Offered if seen.unplug => {
                 self.phase = Phase::Parting;
-                self.part(store, seen, config)
+                self.close(store, seen, config)
             }
             Phase::Offered => match seen.front {
                 Some(State::Initialised | State::Connected) => self.connect(store, domain, config),
-                // Made anew by the toolstack.
-                _ if seen.own == Some(State::Initialising) => self.offer(store, config).map(|()| None),
-                // Not there yet, or of an earlier time.
+                // The toolstack created the device anew.
+                _ if seen.own == Some(State::Initialising) => self.publish(store, config).map(|()| None),
+                // The front end is not there yet, or its state is from an earlier time.
                 _ => Ok(None),
             },
             Phase::Serving => {
@@ -213,21 +235,21 @@ impl Vif {
                 Ok(Some(BackEvent::Disconnect))
             }
             Phase::Stopping => Ok(None),
-            Phase::Parting | Phase::Closed => self.part(store, seen, config),
+            Phase::Parting | Phase::Closed => self.close(store, seen, config),
         }
     }
 
-    /// Goes the way down, or begins again, with nothing mapped.
-    fn part(
+    /// Closes, or begins again, with nothing mapped.
+    fn close(
         &mut self,
         store: &mut Client,
-        seen: Seen,
+        seen: StoreView,
         config: &BackConfig,
     ) -> Result<Option<BackEvent>, StoreError> {
         let anew = seen.own == Some(State::Initialising) || seen.front == Some(State::Initialising);
         if anew && !seen.unplug {
             self.phase = Phase::Offered;
-            return self.offer(store, config).map(|()| None);
+            return self.publish(store, config).map(|()| None);
         }
         let closed = matches!(seen.front, None | Some(State::Closed | State::Initialising));
         let state = if closed || self.phase == Phase::Closed { State::Closed } else { State::Closing };
@@ -253,7 +275,7 @@ impl Vif {
             }
             Err(Refusal::Rings(RingsError::Store(error))) if error.is_fatal() => Err(error),
             Err(refusal) => {
-                // What one front end has left the next does not answer for.
+                // A front end is not refused for nodes that an earlier one left behind.
                 let still =
                     matches!(State::read(store, &self.front)?, Some(State::Initialised | State::Connected));
                 if !still {
@@ -266,7 +288,7 @@ impl Vif {
         }
     }
 
-    /// Maps the rings of the front end and binds its events.
+    /// Maps the front end's rings and binds its event channels.
     fn map(
         &self,
         store: &mut Client,
@@ -274,7 +296,7 @@ impl Vif {
         config: &BackConfig,
     ) -> Result<Connection, Refusal> {
         let offered = config.features();
-        // What belongs together is read together.
+        // All nodes are read in one transaction, so they are consistent.
         let (rings, front, mac) = store
             .transaction(|nodes| {
                 let front = FrontFeatures::read(nodes, &self.front)?;
@@ -321,8 +343,8 @@ impl Vif {
         Ok(MappedControl { ring, channel, foreign })
     }
 
-    /// The store refuses something about this interface, which others do not suffer from: a guest may do that to its own
-    /// nodes.
+    /// Handles a request about this interface that the store refused, which a guest can cause with
+    /// its own nodes and other interfaces must not suffer from: a served interface is stopped.
     pub fn failed(&mut self) -> Option<BackEvent> {
         (self.phase == Phase::Serving).then(|| {
             self.phase = Phase::Stopping;
@@ -330,15 +352,15 @@ impl Vif {
         })
     }
 
-    /// The front end is served.
+    /// Publishes the state Connected once the caller serves the front end.
     pub fn connected(&self, store: &mut Client) -> Result<(), StoreError> {
-        if self.phase == Phase::Serving && !self.see(store)?.unplug {
+        if self.phase == Phase::Serving && !self.read_store(store)?.unplug {
             State::Connected.write(store, &self.back)?;
         }
         Ok(())
     }
 
-    /// Nothing of the front end's is mapped any more.
+    /// Records that nothing of the front end's is mapped any more.
     pub fn disconnected(&mut self) {
         if matches!(self.phase, Phase::Serving | Phase::Stopping) {
             self.phase = Phase::Parting;

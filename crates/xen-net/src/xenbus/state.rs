@@ -1,31 +1,33 @@
-//! What each side says of itself (`enum xenbus_state` in Xen's `io/xenbus.h`).
+//! The state that each side publishes in the store (`enum xenbus_state` in Xen's `io/xenbus.h`).
+//! The drivers read and write it on their control thread; the [module](super) has the sequence as a
+//! picture.
 
 use ringferry_xen::store::{Client, Nodes, StoreError, path};
 
-/// The state of one side.
+/// The state of one side of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum State {
-    /// The device has been made; nobody has looked at it.
+    /// The toolstack has created the device, and no driver has looked at it.
     Initialising = 1,
-    /// The back end has said what it can do.
+    /// The back end has published its features.
     InitWait = 2,
-    /// The front end has said where its rings are.
+    /// The front end has published its rings.
     Initialised = 3,
-    /// Packets flow.
+    /// The side is ready for packets.
     Connected = 4,
-    /// Packets have stopped; the other side is to let go.
+    /// The side has stopped its packets, and the other is to unmap what is shared.
     Closing = 5,
-    /// Nothing is shared any more.
+    /// The side shares nothing any more.
     Closed = 6,
-    /// Used by other devices.
+    /// Used by other classes of devices only.
     Reconfiguring = 7,
-    /// Used by other devices.
+    /// Used by other classes of devices only.
     Reconfigured = 8,
 }
 
 impl State {
-    /// All states.
+    /// All states, in the order of their numbers.
     pub const ALL: [State; 8] = [
         Self::Initialising,
         Self::InitWait,
@@ -37,16 +39,16 @@ impl State {
         Self::Reconfigured,
     ];
 
-    /// Its number in the store.
+    /// Returns the number that stands for the state in the store.
     pub fn number(self) -> u8 {
         self as u8
     }
 
-    /// The state that is in the node `state` below `device`; `None` when there is no such node, none that may be read, or no
-    /// state in it. All mean that the other side is not to be dealt with.
+    /// Reads the state of the device at path `device`. Returns `None` when the node is absent, may
+    /// not be read, or holds no valid state; the other side is to be left alone in all three cases.
     ///
     /// # Errors
-    /// The store cannot be asked.
+    /// The connection to the store failed.
     pub fn read(nodes: &mut impl Nodes, device: &str) -> Result<Option<State>, StoreError> {
         match nodes.number::<u8>(&path::join(device, "state")) {
             Ok(number) => Ok(Self::ALL.into_iter().find(|state| Some(state.number()) == number)),
@@ -55,11 +57,11 @@ impl State {
         }
     }
 
-    /// Writes the state of the device `device`, unless the device is gone, which must not come back by that. Says whether
-    /// it was there.
+    /// Writes the state of the device at path `device`, unless the node is gone, which writing must
+    /// not create again. Returns true if it was there.
     ///
     /// # Errors
-    /// The store cannot be asked, or it refuses.
+    /// The connection to the store failed, or the store refused the write.
     pub fn write(self, client: &mut Client, device: &str) -> Result<bool, StoreError> {
         client.transaction(|nodes| {
             let node = path::join(device, "state");

@@ -1,4 +1,9 @@
-//! All interfaces of a back end: found as the toolstack makes them, looked at when their nodes change, one after the other.
+//! [`BackendDriver`]: the xenbus driver of all interfaces of a back end. It finds them as the
+//! toolstack creates them, and advances each when its nodes change, in first-come order.
+//!
+//! A control thread creates it, polls its descriptor, calls [`BackendDriver::poll`] until it
+//! returns [`Polled::Idle`], acts on the events, and reports with [`BackendDriver::connected`] and
+//! [`BackendDriver::disconnected`]. Dropping it leaves the store to the next back end.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -8,34 +13,36 @@ use std::sync::Arc;
 use ringferry_xen::domain::{DomId, Domain};
 use ringferry_xen::store::{Client, Event, Nodes, StoreError, path};
 
-use super::back::{BackEvent, Vif};
+use super::backend_device::{BackEvent, Vif};
 use super::features::{BackFeatures, MAX_QUEUES};
 use crate::offload::Accepts;
 
-/// Interfaces that are looked at, and events of the store that are taken, before the caller gets a word in.
-const TURNS: usize = 64;
+/// Most interfaces that one poll advances, and most events that it takes, before it returns to the
+/// caller.
+const BATCH: usize = 64;
 
-/// Most interfaces: more than a switch has ports. A store that names more has gone mad.
+/// Upper bound on the interfaces that a (possibly corrupt) store may list; a switch has fewer
+/// ports.
 const MAX_VIFS: usize = 4096;
 
-/// What a back end offers its front ends.
+/// The settings of a back end, for all its front ends.
 #[derive(Clone, Debug)]
 pub struct BackConfig {
-    /// Class of the devices, usually `vif`.
+    /// Class of the devices in the store, usually `vif`.
     pub class: String,
-    /// What may be sent to us.
+    /// The frames that this back end accepts.
     pub accepts: Accepts,
-    /// Most queues of an interface.
+    /// Most queues that an interface may have.
     pub max_queues: u16,
-    /// One event channel for each direction, if the front end likes.
+    /// Allow one event channel per direction.
     pub split_events: bool,
-    /// Keep the grants mapped of front ends that say they may be.
+    /// Keep grants mapped of front ends that publish `feature-persistent`.
     pub persistent: bool,
-    /// A control ring, over which front ends hand over grants.
+    /// Offer a control ring, on which front ends register static grants.
     pub static_grants: bool,
-    /// Front ends may choose the multicast packets that they get.
+    /// Let front ends select the multicast packets that they get.
     pub multicast_control: bool,
-    /// The only interface to serve; absent: all of the class.
+    /// The only interface to serve; `None`: all of the class.
     pub only: Option<VifId>,
 }
 
@@ -68,10 +75,10 @@ impl BackConfig {
     }
 }
 
-/// Which interface of which domain.
+/// Identifies an interface by its front end's domain and number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VifId {
-    /// The domain of the front end.
+    /// Domain in which the front end runs.
     pub front: DomId,
     /// Number of the interface in that domain.
     pub device: u32,
@@ -83,54 +90,55 @@ impl fmt::Display for VifId {
     }
 }
 
-/// What a step has found.
+/// The result of one call of [`BackendDriver::poll`].
 #[derive(Debug)]
-pub enum Step {
-    /// Something is to be done about an interface, or was.
+pub enum Polled {
+    /// An interface changed, and the caller may have to act.
     Vif(VifId, BackEvent),
-    /// There is more to look at: step again before waiting.
+    /// More events may wait: poll again before sleeping.
     Busy,
-    /// Nothing is left: wait for the descriptor.
+    /// Nothing is left to do: wait for the descriptor.
     Idle,
 }
 
-/// All interfaces of a class that this domain is the back end of.
+/// The xenbus driver of all interfaces of a class whose back end is in this domain.
 ///
-/// Dropping it leaves the store as it is. A back end that is started later takes the interfaces over, with the rings of front ends
-/// that are still connected; stock front ends do not even notice.
+/// Dropping it leaves the store as it is. A back end that is started later adopts the interfaces,
+/// with the rings of front ends that are still connected; stock front ends do not even notice.
 #[derive(Debug)]
-pub struct Plugs {
+pub struct BackendDriver {
     store: Client,
     domain: Arc<dyn Domain>,
     config: BackConfig,
-    /// Where the interfaces are, relative to our domain's nodes.
+    /// Path of the interfaces' nodes, relative to our domain's.
     base: String,
     vifs: BTreeMap<VifId, Entry>,
-    /// Which interface a watch is of.
+    /// The interface that each watch token belongs to.
     watches: BTreeMap<u64, VifId>,
     next_watch: u64,
-    /// Interfaces to look at, first come first served, each once: a guest that writes all the time waits like any other.
+    /// Interfaces to advance, in first-come order, each once: a guest that writes its nodes all the
+    /// time waits like any other.
     queue: VecDeque<VifId>,
     queued: BTreeSet<VifId>,
-    /// Interfaces may have come.
+    /// True if interfaces may have been created that are not known.
     rescan: bool,
 }
 
-/// An interface, and the number of its watch.
+/// An interface, and the token of its watch.
 #[derive(Debug)]
 struct Entry {
     vif: Vif,
     watch: u64,
 }
 
-/// Token of the watch of all our nodes.
+/// Token of the watch on all our nodes.
 const ALL: u64 = 0;
 
-impl Plugs {
-    /// All interfaces of the class of `config`.
+impl BackendDriver {
+    /// Creates the driver of all interfaces of the class in `config`.
     ///
     /// # Errors
-    /// The store cannot be asked.
+    /// The connection to the store failed.
     pub fn new(mut store: Client, domain: Arc<dyn Domain>, config: BackConfig) -> Result<Self, StoreError> {
         let base = format!("backend/{}", config.class);
         store.watch(&base, ALL)?;
@@ -148,39 +156,41 @@ impl Plugs {
         })
     }
 
-    /// Interfaces that are known.
+    /// Returns the interfaces that were adopted.
     pub fn vifs(&self) -> impl Iterator<Item = VifId> {
         self.vifs.keys().copied()
     }
 
-    /// Looks at the store. Call it until it says [`Step::Idle`], then wait for the descriptor ([`AsFd`]). Never waits,
-    /// but for answers of the store.
+    /// Processes events of the store and advances interfaces. Call it until it returns
+    /// [`Polled::Idle`], then wait for the descriptor ([`AsFd`]). It blocks only for answers of the
+    /// store.
     ///
     /// # Errors
-    /// The store cannot be asked.
-    pub fn step(&mut self) -> Result<Step, StoreError> {
-        // What comes while the store is asked waits with us, and the descriptor says nothing of it.
+    /// The connection to the store failed.
+    pub fn poll(&mut self) -> Result<Polled, StoreError> {
+        // Events that arrive while we wait for an answer of the store are buffered here, and the
+        // descriptor does not show them.
         let mut told = !self.take_events()?;
         if std::mem::take(&mut self.rescan) {
             self.scan()?;
             told = true;
         }
-        for _ in 0..TURNS {
+        for _ in 0..BATCH {
             let Some(id) = self.queue.pop_front() else {
-                return Ok(if told { Step::Busy } else { Step::Idle });
+                return Ok(if told { Polled::Busy } else { Polled::Idle });
             };
             self.queued.remove(&id);
             told = true;
-            if let Some(event) = self.look(id)? {
-                return Ok(Step::Vif(id, event));
+            if let Some(event) = self.advance(id)? {
+                return Ok(Polled::Vif(id, event));
             }
         }
-        Ok(Step::Busy)
+        Ok(Polled::Busy)
     }
 
-    /// Notes what the store has told; whether that was all.
+    /// Takes events of the store; returns true if none is left.
     fn take_events(&mut self) -> Result<bool, StoreError> {
-        for _ in 0..TURNS {
+        for _ in 0..BATCH {
             match self.store.event()? {
                 None => return Ok(true),
                 Some(Event::Changed { token: ALL, path }) => match self.id_of(&path) {
@@ -198,7 +208,7 @@ impl Plugs {
         Ok(false)
     }
 
-    /// The interface that a node of ours belongs to.
+    /// Returns the interface that one of our nodes belongs to.
     fn id_of(&self, node: &str) -> Option<VifId> {
         let mut names = node.strip_prefix(&self.base)?.strip_prefix('/')?.split('/');
         Some(VifId { front: DomId(names.next()?.parse().ok()?), device: names.next()?.parse().ok()? })
@@ -210,7 +220,7 @@ impl Plugs {
         }
     }
 
-    /// Looks for interfaces, and at all that are known.
+    /// Enqueues every interface that is listed or known.
     fn scan(&mut self) -> Result<(), StoreError> {
         let known: Vec<_> = self.vifs().collect();
         known.into_iter().for_each(|id| self.enqueue(id));
@@ -224,12 +234,12 @@ impl Plugs {
         Ok(())
     }
 
-    fn look(&mut self, id: VifId) -> Result<Option<BackEvent>, StoreError> {
+    fn advance(&mut self, id: VifId) -> Result<Option<BackEvent>, StoreError> {
         if !self.vifs.contains_key(&id) && !self.adopt(id)? {
             return Ok(None);
         }
         let Some(entry) = self.vifs.get_mut(&id) else { return Ok(None) };
-        let event = match entry.vif.look(&mut self.store, &*self.domain, &self.config) {
+        let event = match entry.vif.advance(&mut self.store, &*self.domain, &self.config) {
             Err(error) if !error.is_fatal() => {
                 tracing::debug!("{id}: {error}");
                 entry.vif.failed()
@@ -242,7 +252,7 @@ impl Plugs {
         Ok(event)
     }
 
-    /// Takes up an interface; whether there is one.
+    /// Adopts an interface; returns false if it is not to be served.
     fn adopt(&mut self, id: VifId) -> Result<bool, StoreError> {
         if self.vifs.len() >= MAX_VIFS {
             return Ok(false);
@@ -258,7 +268,7 @@ impl Plugs {
         let Some(vif) = adopted else { return Ok(false) };
         let watch = self.next_watch;
         self.next_watch += 1;
-        self.store.watch(&vif.watched(), watch)?;
+        self.store.watch(&vif.watch_path(), watch)?;
         self.watches.insert(watch, id);
         self.vifs.insert(id, Entry { vif, watch });
         Ok(true)
@@ -267,22 +277,22 @@ impl Plugs {
     fn forget(&mut self, id: VifId) -> Result<(), StoreError> {
         if let Some(Entry { vif, watch }) = self.vifs.remove(&id) {
             self.watches.remove(&watch);
-            self.store.unwatch(&vif.watched(), watch)?;
+            self.store.unwatch(&vif.watch_path(), watch)?;
         }
         Ok(())
     }
 
-    /// The front end of a [`BackEvent::Connect`] is served.
+    /// Reports that the front end of a [`BackEvent::Connect`] is served now.
     ///
     /// # Errors
-    /// The store cannot be asked.
+    /// The connection to the store failed.
     pub fn connected(&mut self, id: VifId) -> Result<(), StoreError> {
         let Some(entry) = self.vifs.get(&id) else { return Ok(()) };
         entry.vif.connected(&mut self.store)
     }
 
-    /// Nothing of the front end's is mapped any more: after [`BackEvent::Disconnect`], or whenever it was dropped for what it
-    /// did.
+    /// Reports that nothing of the front end's is mapped any more: after [`BackEvent::Disconnect`],
+    /// or whenever the caller dropped the front end for a fault.
     pub fn disconnected(&mut self, id: VifId) {
         if let Some(entry) = self.vifs.get_mut(&id) {
             entry.vif.disconnected();
@@ -291,7 +301,7 @@ impl Plugs {
     }
 }
 
-impl AsFd for Plugs {
+impl AsFd for BackendDriver {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.store.as_fd()
     }
