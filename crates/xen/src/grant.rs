@@ -1,9 +1,11 @@
-//! Grants: pages of one domain that another may use.
+//! Grants: pages of one domain that another may use, as traits of the domain that grants and of the
+//! one that uses them.
 //!
-//! The granting domain allocates pages together with their grants ([`GrantTable`], [`Granted`]); a program cannot grant memory
-//! that it already has, so what is to be shared lives in such pages from the beginning. The other domain
-//! reaches them through [`Foreign`]: it maps them, one by one into a [`Window`] or for good as a [`Region`], or has
-//! the hypervisor copy.
+//! The granting domain allocates pages together with their grants ([`GrantTable`], [`Granted`])
+//! when an interface connects, and drops them when it closes; a program cannot grant memory that it
+//! already has, so everything to be shared lives in such pages from the beginning. The other domain
+//! accesses them through [`Foreign`]: it maps them, one by one into a [`Window`] or for good as a
+//! [`Region`], or has the hypervisor copy. Each handle is used by one thread.
 
 use std::fmt::{self, Debug};
 use std::io;
@@ -13,7 +15,7 @@ use ringferry_memory::{ReadSlice, Region, Window, WriteSlice};
 
 use crate::domain::DomId;
 
-/// Number of a grant, within the granting domain. What a peer says is a grant reference may be anything.
+/// Number of a grant within the granting domain. A reference that a peer sends can be any number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GrantRef(pub u32);
 
@@ -23,106 +25,109 @@ impl fmt::Display for GrantRef {
     }
 }
 
-/// What a grant, or a mapping of it, allows.
+/// The access that a grant, or a mapping of it, allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// To read.
+    /// The page may only be read.
     Read,
-    /// To read and write.
+    /// The page may be read and written.
     Write,
 }
 
-/// Why pages could not be granted or mapped.
+/// The reason why pages could not be granted or mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum GrantError {
-    /// The peer's reference does not name a page that it granted to us in this way.
+    /// The peer's reference does not name a page that it granted to this domain with this access.
     #[error("grant reference {0} is not one that the peer has granted to us")]
     BadRef(GrantRef),
-    /// No grants or pages are left.
+    /// No grants or pages are left in this domain.
     #[error("no grants are left ({0}); raise the limit of xen_gntalloc, or use fewer queues")]
     Exhausted(io::Error),
-    /// The system refused.
+    /// The operating system reported another error.
     #[error(transparent)]
     Os(#[from] io::Error),
 }
 
-/// Where a domain grants its pages.
+/// Allocates and grants pages of this domain.
 pub trait GrantTable: Send + Debug {
-    /// Allocates `count` zeroed pages, side by side, and grants each to `to`.
+    /// Allocates `count` zeroed, contiguous pages and grants each to `to`.
     ///
     /// # Errors
-    /// Nothing was allocated.
+    /// Any [`GrantError`]; nothing was allocated.
     fn grant(&mut self, to: DomId, count: usize, access: Access) -> Result<Box<dyn Granted>, GrantError>;
 }
 
-/// Pages of our own that another domain may use until they are ended or dropped.
+/// Pages of this domain that another may use until their grants end, by a call of [`Granted::end`]
+/// or by a drop.
 ///
-/// A page that the peer still has mapped when its grant ends is never given to anyone else before the peer has let
-/// go (XSA-396): the provider keeps it.
+/// A page that the peer still has mapped when its grant ends is not reused before the peer unmaps
+/// it (XSA-396): the provider keeps it.
 pub trait Granted: Send + Debug {
-    /// One reference per page, in order.
+    /// Returns one reference per page, in order.
     fn refs(&self) -> &[GrantRef];
 
-    /// The pages.
+    /// Returns the memory of the pages.
     fn region(&self) -> &Arc<Region>;
 
-    /// Ends the grants. Returns how many pages the peer still has mapped, as far as that can be known: those
-    /// stay allocated until it lets go. Other handles of the [`region`](Self::region) go first: under Xen the kernel ends
-    /// a grant only when we ourselves do not have its page mapped any more.
+    /// Ends the grants. Returns how many pages the peer still has mapped, as far as that can be
+    /// known; those stay allocated until it unmaps them. Other handles of the
+    /// [`region`](Self::region) must be dropped before: under Xen the kernel ends a grant only when
+    /// this domain itself does not have the page mapped any more.
     fn end(self: Box<Self>) -> usize;
 }
 
-/// Our side of a copy.
+/// This domain's side of a copy.
 #[derive(Debug)]
 pub enum Local<'a> {
-    /// The peer's page is read to here.
+    /// The destination of bytes from the peer's page.
     To(WriteSlice<'a>),
-    /// The peer's page is written from here.
+    /// The source of bytes for the peer's page.
     From(ReadSlice<'a>),
 }
 
 /// One piece of a batch of copies, within one page of the peer.
 #[derive(Debug)]
 pub struct CopySegment<'a> {
-    /// The page.
+    /// Reference of the peer's page.
     pub gref: GrantRef,
-    /// First byte in the page.
+    /// Offset of the first byte in the page.
     pub offset: u16,
-    /// Our bytes, as many as are copied; offset and length together end within the page.
+    /// Local bytes, as many as are copied; offset and length together must end within the page.
     pub local: Local<'a>,
-    /// Set by the copy: whether it was done. A batch goes on after a segment that failed.
+    /// Set by the copy: true if this segment was copied. A batch continues after a segment that
+    /// failed.
     pub done: bool,
 }
 
-/// What was done to another domain's pages.
+/// Counters of accesses to another domain's pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ForeignCounters {
-    /// Pages mapped.
+    /// Pages that were mapped, each time counted.
     pub mapped: u64,
-    /// Pages unmapped.
+    /// Pages that were unmapped, each time counted.
     pub unmapped: u64,
-    /// Segments copied.
+    /// Copy segments that were carried out.
     pub copies: u64,
-    /// Bytes copied.
+    /// Number of bytes in those segments.
     pub copied_bytes: u64,
-    /// Calls of the hypervisor (or of the kernel that plays it).
+    /// Hypercalls (or calls of the kernel that simulates the hypervisor).
     pub calls: u64,
 }
 
-/// Another domain's pages, as far as it granted them to us. Everything mapped through it is unmapped when it and the
-/// memory are dropped.
+/// Access to the pages that another domain granted to this one. Everything mapped through it is
+/// unmapped when both it and the memory are dropped.
 pub trait Foreign: Send + Debug {
-    /// Whose pages they are.
+    /// Returns the domain that owns the pages.
     fn domain(&self) -> DomId;
 
-    /// Maps pages side by side, writable, until the region is dropped: for rings.
+    /// Maps pages contiguously and writable until the region is dropped, for rings.
     ///
     /// # Errors
-    /// Nothing was mapped.
+    /// Any [`GrantError`]; nothing was mapped.
     fn map_region(&mut self, refs: &[GrantRef]) -> Result<Arc<Region>, GrantError>;
 
-    /// Maps each page to its slot of `window`, all slots being free. `mapped` gets one entry per page: whether it is
-    /// mapped now. One bad reference does not spoil the others.
+    /// Maps each page to its slot of `window`, all slots being free. `mapped` gets one entry per
+    /// page, true if the page is mapped now. A bad reference does not affect the other pages.
     fn map(
         &mut self,
         window: &mut Window,
@@ -131,16 +136,17 @@ pub trait Foreign: Send + Debug {
         mapped: &mut Vec<bool>,
     );
 
-    /// Unmaps the pages in these slots of `window`, which this mapped.
+    /// Unmaps the pages in these slots of `window`, which must have been mapped through this
+    /// handle.
     fn unmap(&mut self, window: &mut Window, slots: &[usize]);
 
-    /// Copies each segment, in as few calls as can be.
+    /// Copies each segment, in as few hypercalls as possible.
     ///
     /// # Errors
-    /// Nothing can be copied any more: the domain is gone, or a segment does not lie within a page (a bug of ours).
-    /// Some segments may be done.
+    /// Nothing can be copied any more: the domain is gone, or a segment does not lie within a page
+    /// (a caller's bug). Some segments may have been copied.
     fn copy(&mut self, segments: &mut [CopySegment<'_>]) -> io::Result<()>;
 
-    /// What was done so far.
+    /// Returns the counters since the handle was opened.
     fn counters(&self) -> ForeignCounters;
 }

@@ -1,4 +1,6 @@
-//! Which hypervisor a program speaks to, and how it reaches it.
+//! [`Provider`]: the choice of the hypervisor that a program uses. It is part of a configuration,
+//! is checked when that is read, and is opened once at start, and again after the connection to the
+//! store was lost.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,38 +10,38 @@ use crate::domain::{DomId, Domain};
 use crate::real::RealDomain;
 use crate::store::Client;
 
-/// What plays the hypervisor.
+/// The hypervisor, or what simulates it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Provider {
     /// Xen; the program runs in one of its domains.
     Xen,
     /// A broker whose domains are Linux processes. It is for tests, and only a build with the feature `process` can reach it.
     Process {
-        /// Socket of the broker.
+        /// Path of the broker's socket.
         broker: PathBuf,
-        /// Socket of the store, for our domain.
+        /// Path of the store's socket that speaks for this domain.
         store: PathBuf,
-        /// Number of our domain.
+        /// Number that this process asks for as a domain.
         domain: DomId,
     },
 }
 
-/// Why the hypervisor or the store cannot be reached.
+/// The reason why the hypervisor or the store cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// This program is no domain.
+    /// The program cannot act as a domain of Xen.
     #[error(
         "cannot be a domain ({0}): is this Xen, with /dev/xen/xenbus, gntdev, gntalloc and evtchn, and may we use them?"
     )]
     Domain(io::Error),
-    /// The broker cannot be reached.
+    /// The broker cannot be reached, or refuses the domain.
     #[cfg(feature = "process")]
     #[error(transparent)]
     Broker(#[from] crate::process::ConnectError),
     /// The store cannot be reached.
     #[error("cannot reach the store: {0}")]
     Store(io::Error),
-    /// This build cannot reach a broker.
+    /// This build has no process provider.
     #[cfg(not(feature = "process"))]
     #[error(
         "processes as domains are for tests: this program was built without the feature \"process\" of ringferry-xen"
@@ -48,10 +50,10 @@ pub enum OpenError {
 }
 
 impl Provider {
-    /// Whether this build can reach such a hypervisor at all.
+    /// Checks that this build can reach such a hypervisor at all.
     ///
     /// # Errors
-    /// It cannot, and trying again does not help.
+    /// It cannot, and a retry does not help.
     pub fn check(&self) -> Result<(), OpenError> {
         match self {
             #[cfg(not(feature = "process"))]
@@ -60,10 +62,10 @@ impl Provider {
         }
     }
 
-    /// Becomes a domain and connects to the store.
+    /// Opens the domain and connects to its store.
     ///
     /// # Errors
-    /// See [`OpenError`].
+    /// Any [`OpenError`].
     pub fn open(&self) -> Result<(Arc<dyn Domain>, Client), OpenError> {
         match self {
             Provider::Xen => {

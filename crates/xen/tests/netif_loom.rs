@@ -1,8 +1,10 @@
-//! Every interleaving and every allowed reordering of one exchange on a ring, by model checking.
+//! A loom model of the ring's notifications: every interleaving and every allowed reordering of one
+//! exchange.
 //!
-//! In each model one side publishes while the other finds nothing, makes its final check and sleeps. Wrong is to sleep
-//! while there is work and no notification (a lost wake-up), or to see an index without the slots it stands for. The
-//! same models with one fence or one order taken away must find that mistake: nothing in the ring is there in vain.
+//! In each model one side publishes while the other finds nothing, makes its final check and
+//! sleeps. It is an error to sleep while there is work and no notification (a lost wake-up), or to
+//! see an index without the slots it stands for. The same models with one fence or one ordering
+//! removed must find that error, so nothing in the ring is there in vain.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -12,7 +14,7 @@ use loom::thread;
 use ringferry_memory::{Entry, WordSlots, WordTable, Words};
 use ringferry_xen::netif::{BackRing, FrontRing};
 
-/// What a side's [`Words`] keep of their promises.
+/// The orderings that a side's [`Words`] keep.
 trait Promises: Send + 'static {
     const FULL_FENCE: bool = true;
     const ACQUIRE: Ordering = Ordering::Acquire;
@@ -37,7 +39,8 @@ impl Promises for NoRelease {
     const RELEASE: Ordering = Ordering::Relaxed;
 }
 
-/// Words that the model knows: the four indexes and the first two slots. The rest of the page is never looked at.
+/// The words in the model: the four indexes and the first two slots. The rest of the page is never
+/// read.
 const CELLS: usize = 4 + 2 * 4;
 
 struct Model<P> {
@@ -127,7 +130,8 @@ impl<P: Promises> Words for Model<P> {
 
 type Pair<F, B> = (FrontRing<Model<F>, [u32; 4]>, BackRing<Model<B>, [u32; 4]>);
 
-/// Both halves over the same cells. Each was told of its first event and sleeps not yet.
+/// Creates both halves over the same cells. Each was notified of its first event and does not sleep
+/// yet.
 fn pair<F: Promises, B: Promises>() -> Pair<F, B> {
     let cells = Arc::new((0..CELLS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>());
     let front = FrontRing::new(Model { cells: Arc::clone(&cells), promises: PhantomData }).unwrap();
@@ -135,7 +139,7 @@ fn pair<F: Promises, B: Promises>() -> Pair<F, B> {
     (front, back)
 }
 
-/// One request made the whole round, so that events are stale.
+/// Passes one request and its response, so that event indexes are stale.
 fn used_pair<F: Promises, B: Promises>() -> Pair<F, B> {
     let (mut front, mut back) = pair::<F, B>();
     front.push([1; 4]);

@@ -1,4 +1,4 @@
-//! Both halves of a ring against each other and against a model, and against peers that lie.
+//! Tests both halves of a ring against each other, against a model, and against hostile peers.
 
 use std::collections::VecDeque;
 
@@ -227,12 +227,13 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Requests and responses arrive once and in order whatever the two do; who sleeps is woken.
+    /// Requests and responses arrive once and in order whatever the two halves do, and a half that
+    /// sleeps is woken.
     #[test]
     fn front_and_back_agree_with_two_queues(start in 0u32..600, steps in prop::collection::vec(step(), 1..200)) {
         let (_, mut front, mut back) = wound(start);
         let mut number = 0u32;
-        // Written, shown, taken: requests by number. The same for responses.
+        // Numbers of requests that were written, published and taken; then the same of responses.
         let (mut written, mut shown, mut taken) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
         let (mut answered, mut visible) = (VecDeque::new(), VecDeque::new());
         let (mut front_sleeps, mut back_sleeps) = (false, false);
@@ -297,7 +298,8 @@ proptest! {
         }
     }
 
-    /// Whatever indexes a peer shows: nothing is taken that is not in the ring, and nothing panics.
+    /// For every index that a peer publishes: nothing is taken that is not in the ring, and nothing
+    /// panics.
     #[test]
     fn any_producer_index_is_sane_or_breaks_the_ring(indexes in prop::collection::vec(prop_oneof![any::<u32>(), 0u32..600], 1..20)) {
         let (page, mut front, mut back) = pair();

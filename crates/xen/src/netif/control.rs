@@ -1,82 +1,83 @@
-//! Messages of the control ring, and the lists of grants they point to.
+//! Messages of the control ring, and the lists of grants that they point to, as plain values (Xen's
+//! `io/netif.h`, "Control ring").
 
 use super::ring::{BackRing, FrontRing};
 use crate::grant::GrantRef;
 
-/// A slot of a control ring, as it lies there.
+/// A raw slot of a control ring.
 pub type ControlSlot = [u32; 4];
 /// The back end's half of a control ring.
 pub type ControlBack<A> = BackRing<A, ControlSlot>;
-/// The front end's half.
+/// The front end's half of a control ring.
 pub type ControlFront<A> = FrontRing<A, ControlSlot>;
 
-/// Entries of a list of grants, which fills one page at most.
+/// Most entries of a list of grants, which has at most one page.
 pub const MAX_GREFS: usize = crate::domain::PAGE / GrefEntry::BYTES;
 
-/// What the front end asks for.
+/// A request of the front end with its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Which headers can be hashed?
+    /// Asks which headers can be hashed.
     GetHashFlags,
-    /// Hash these headers.
+    /// Selects the headers that are hashed.
     SetHashFlags(u32),
-    /// Take the hash's key, so many bytes, from a page.
+    /// Sets the hash's key from a page.
     SetHashKey {
-        /// The page.
+        /// Page that holds the key.
         page: GrantRef,
-        /// Bytes of the key.
+        /// Size of the key in bytes.
         size: u32,
     },
-    /// How long may the table from hash to queue be?
+    /// Asks for the largest size of the table from hash to queue.
     GetHashMappingSize,
-    /// Make it so long.
+    /// Sets the number of entries of that table.
     SetHashMappingSize(u32),
-    /// Take a part of the table from a page.
+    /// Sets a part of the table from a page.
     SetHashMapping {
-        /// The page.
+        /// Page that holds the part.
         page: GrantRef,
-        /// Entries of the part.
+        /// Number of entries in the part.
         count: u32,
-        /// First entry of the part.
+        /// Index of the part's first entry in the table.
         offset: u32,
     },
-    /// Hash in this way; 0 is not at all.
+    /// Selects the hash algorithm; 0 is none.
     SetHashAlgorithm(u32),
-    /// How many grants can a queue keep mapped?
+    /// Asks how many grants of a queue the back end can keep mapped.
     GetGrefMappingSize {
-        /// The queue.
+        /// Index of the queue, from 0.
         queue: u32,
     },
-    /// Keep these grants mapped.
+    /// Asks the back end to keep these grants mapped.
     AddGrefMapping(GrefList),
-    /// Let go of these.
+    /// Asks the back end to unmap these grants.
     DelGrefMapping(GrefList),
 }
 
-/// Where a list of grants lies.
+/// The place of a list of grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrefList {
-    /// The queue that the grants are for.
+    /// Index of the queue that the grants belong to.
     pub queue: u32,
-    /// The page, readable and writable, that holds [`GrefEntry`]s from its beginning on.
+    /// The page, readable and writable, that holds [`GrefEntry`]s from its beginning.
     pub page: GrantRef,
-    /// How many there are. Any number a peer likes; more than [`MAX_GREFS`] are not in one page.
+    /// Number of entries. A hostile peer can send any number; a page holds [`MAX_GREFS`].
     pub count: u32,
 }
 
-/// A request on the ring.
+/// A request as it lies on the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What the response will name.
+    /// Identifier that the response repeats.
     pub id: u16,
-    /// Kind of message, as on the wire.
+    /// Number of the message type.
     pub kind: u16,
-    /// Its parameters.
+    /// Parameters, whose meaning depends on the type.
     pub data: [u32; 3],
 }
 
 impl Request {
-    /// A message as a request.
+    /// Creates the request of a message.
     #[must_use]
     pub const fn new(id: u16, message: Message) -> Self {
         let (kind, data) = match message {
@@ -94,7 +95,7 @@ impl Request {
         Self { id, kind, data }
     }
 
-    /// What is asked for; `None` for a kind that is not defined.
+    /// Returns the message; `None` if its type is not defined.
     #[must_use]
     pub const fn message(&self) -> Option<Message> {
         let [a, b, c] = self.data;
@@ -114,13 +115,13 @@ impl Request {
         })
     }
 
-    /// From a slot.
+    /// Decodes a request from a raw slot.
     #[must_use]
     pub const fn from_slot([head, a, b, c]: ControlSlot) -> Self {
         Self { id: head as u16, kind: (head >> 16) as u16, data: [a, b, c] }
     }
 
-    /// To a slot.
+    /// Encodes the request to a raw slot.
     #[must_use]
     pub const fn to_slot(self) -> ControlSlot {
         let [a, b, c] = self.data;
@@ -128,22 +129,22 @@ impl Request {
     }
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Status {
-    /// It was done.
+    /// The request was carried out.
     Success = 0,
-    /// The back end does not know how, or does not want to.
+    /// The back end does not support the request.
     NotSupported = 1,
-    /// It makes no sense.
+    /// A parameter of the request is invalid.
     InvalidParameter = 2,
-    /// It asks for more than there is room for.
+    /// The request exceeds the back end's limit.
     BufferOverflow = 3,
 }
 
 impl Status {
-    /// From the wire; what is not defined is a failure, too.
+    /// Decodes a status; a value that is not defined counts as a failure.
     #[must_use]
     pub const fn from_wire(status: u32) -> Self {
         match status {
@@ -155,62 +156,62 @@ impl Status {
     }
 }
 
-/// The answer to a [`Request`].
+/// The response to a [`Request`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// Of the request.
+    /// Identifier that the request carried.
     pub id: u16,
-    /// Its kind.
+    /// Message type of the request.
     pub kind: u16,
-    /// What became of it.
+    /// Result that the back end reports.
     pub status: Status,
-    /// What was asked for, if anything was.
+    /// Value that the request asked for, if any.
     pub data: u32,
 }
 
 impl Response {
-    /// The answer to `request`.
+    /// Creates the response to `request`.
     #[must_use]
     pub const fn to(request: &Request, status: Status, data: u32) -> Self {
         Self { id: request.id, kind: request.kind, status, data }
     }
 
-    /// From a slot.
+    /// Decodes a response from a raw slot.
     #[must_use]
     pub const fn from_slot([head, status, data, _]: ControlSlot) -> Self {
         Self { id: head as u16, kind: (head >> 16) as u16, status: Status::from_wire(status), data }
     }
 
-    /// To a slot.
+    /// Encodes the response to a raw slot.
     #[must_use]
     pub const fn to_slot(self) -> ControlSlot {
         [self.id as u32 | (self.kind as u32) << 16, self.status as u32, self.data, 0]
     }
 }
 
-/// An entry of a list of grants.
+/// An entry of a list of grants, 8 bytes in its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrefEntry {
-    /// The grant.
+    /// Grant reference of the page.
     pub gref: GrantRef,
-    /// It can only be read: for transmit.
+    /// True if the back end may only read the page, as for transmit.
     pub readonly: bool,
-    /// Set in answer to [`Message::DelGrefMapping`]: what became of this entry.
+    /// Result for this entry, set by the back end for [`Message::DelGrefMapping`].
     pub status: Status,
 }
 
 impl GrefEntry {
-    /// Bytes of an entry.
+    /// Size of an entry in bytes.
     pub const BYTES: usize = 8;
     const READONLY: u16 = 1;
 
-    /// A grant to be added or let go of.
+    /// Creates an entry of a grant to be added or removed.
     #[must_use]
     pub const fn new(gref: GrantRef, readonly: bool) -> Self {
         Self { gref, readonly, status: Status::Success }
     }
 
-    /// From the list.
+    /// Decodes an entry of a list.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         let [a, b, c, d, e, f, g, h] = bytes;
@@ -221,7 +222,7 @@ impl GrefEntry {
         }
     }
 
-    /// Into the list.
+    /// Encodes the entry for a list.
     #[must_use]
     pub const fn to_bytes(self) -> [u8; Self::BYTES] {
         let [a, b, c, d] = self.gref.0.to_le_bytes();

@@ -1,35 +1,36 @@
-//! Slots of the transmit and receive rings, as plain values.
+//! Slots of the transmit and receive rings, as plain values (Xen's `io/netif.h`).
 //!
-//! A slot is loaded once, as words, and decoded here; nothing of it is read again. Encoding fills the whole slot, so what
-//! a slot held before never shows, nor does memory of ours (XSA-216).
+//! A slot is loaded once, as words, and decoded here; nothing of it is read again. Encoding fills
+//! the whole slot, so neither its previous content nor memory of ours is disclosed (XSA-216).
 
 use bitflags::bitflags;
 
 use crate::domain::PAGE;
 use crate::grant::GrantRef;
 
-/// A slot of a transmit ring, as it lies there.
+/// A raw slot of a transmit ring.
 pub type TxSlot = [u32; 3];
-/// A slot of a receive ring.
+/// A raw slot of a receive ring.
 pub type RxSlot = [u32; 2];
 
-/// Data slots of one packet that every back end accepts (`XEN_NETIF_NR_SLOTS_MIN`). Extras do not count.
+/// Number of data slots of one packet that every back end accepts (`XEN_NETIF_NR_SLOTS_MIN`).
+/// Extras do not count.
 pub const MAX_SLOTS: usize = 18;
 
-/// Bytes of a packet at most: sizes are 16 bits wide.
+/// Largest packet in bytes: sizes are 16 bits wide.
 pub const MAX_PACKET: usize = 65535;
 
 bitflags! {
-    /// Flags of a transmit request (`XEN_NETTXF_*`). Bits nobody defined are kept and ignored.
+    /// Flags of a transmit request (`XEN_NETTXF_*`). Undefined bits are kept and ignored.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct TxFlags: u16 {
         /// The checksum field holds only the pseudo header's sum.
         const CSUM_BLANK = 1;
         /// The data is known to be good.
         const DATA_VALIDATED = 2;
-        /// The packet goes on in the next slot.
+        /// The packet continues in the next slot.
         const MORE_DATA = 4;
-        /// Extras follow this slot.
+        /// The next slot holds an extra.
         const EXTRA_INFO = 8;
         const _ = !0;
     }
@@ -41,40 +42,40 @@ bitflags! {
         const DATA_VALIDATED = 1;
         /// The checksum field holds only the pseudo header's sum.
         const CSUM_BLANK = 2;
-        /// The packet goes on in the next slot.
+        /// The packet continues in the next slot.
         const MORE_DATA = 4;
-        /// Extras follow this slot.
+        /// The next slot holds an extra.
         const EXTRA_INFO = 8;
         const _ = !0;
     }
 }
 
-/// `XEN_NETIF_RSP_OKAY`
+/// Status of a packet that was handled (`XEN_NETIF_RSP_OKAY`).
 pub const OKAY: i16 = 0;
-/// `XEN_NETIF_RSP_ERROR`
+/// Status of a packet that was refused (`XEN_NETIF_RSP_ERROR`).
 pub const ERROR: i16 = -1;
-/// `XEN_NETIF_RSP_DROPPED`
+/// Status of a packet that was dropped (`XEN_NETIF_RSP_DROPPED`).
 pub const DROPPED: i16 = -2;
-/// `XEN_NETIF_RSP_NULL`: the answer to a slot that held an extra.
+/// Status in the response to a slot that held an extra (`XEN_NETIF_RSP_NULL`).
 pub const NULL: i16 = 1;
 
-/// A piece of a packet that the front end sends.
+/// A piece of a packet that the front end transmits, within one page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TxRequest {
-    /// The page.
+    /// Grant reference of the page.
     pub gref: GrantRef,
-    /// First byte in the page.
+    /// Offset of the first byte in the page.
     pub offset: u16,
-    /// See [`TxFlags`].
+    /// Flags of the slot, of which the first slot's apply to the packet.
     pub flags: TxFlags,
-    /// What the response will name.
+    /// Identifier that the response repeats.
     pub id: u16,
-    /// In the first slot of a packet: bytes of the whole packet. In the others: bytes of this piece.
+    /// Size in bytes: of the whole packet in its first slot, of this piece in the others.
     pub size: u16,
 }
 
 impl TxRequest {
-    /// From a slot.
+    /// Decodes a request from a raw slot.
     #[inline]
     #[must_use]
     pub const fn from_slot([gref, middle, last]: TxSlot) -> Self {
@@ -87,7 +88,7 @@ impl TxRequest {
         }
     }
 
-    /// To a slot.
+    /// Encodes the request to a raw slot.
     #[inline]
     #[must_use]
     pub const fn to_slot(self) -> TxSlot {
@@ -95,24 +96,24 @@ impl TxRequest {
     }
 }
 
-/// The answer to a slot of a transmit ring.
+/// The response to a slot of a transmit ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TxResponse {
-    /// Of the request; nothing for an extra.
+    /// Identifier of the request; meaningless for an extra.
     pub id: u16,
     /// [`OKAY`], [`ERROR`], [`DROPPED`] or [`NULL`].
     pub status: i16,
 }
 
 impl TxResponse {
-    /// From a slot.
+    /// Decodes a response from a raw slot.
     #[inline]
     #[must_use]
     pub const fn from_slot([word, ..]: TxSlot) -> Self {
         Self { id: word as u16, status: (word >> 16) as i16 }
     }
 
-    /// To a slot.
+    /// Encodes the response to a raw slot.
     #[inline]
     #[must_use]
     pub const fn to_slot(self) -> TxSlot {
@@ -120,24 +121,24 @@ impl TxResponse {
     }
 }
 
-/// A page the front end wants filled.
+/// A page that the front end posts to be filled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RxRequest {
-    /// What the response will name.
+    /// Identifier that the response repeats.
     pub id: u16,
-    /// The page.
+    /// Grant reference of the page.
     pub gref: GrantRef,
 }
 
 impl RxRequest {
-    /// From a slot.
+    /// Decodes a request from a raw slot.
     #[inline]
     #[must_use]
     pub const fn from_slot([word, gref]: RxSlot) -> Self {
         Self { id: word as u16, gref: GrantRef(gref) }
     }
 
-    /// To a slot.
+    /// Encodes the request to a raw slot.
     #[inline]
     #[must_use]
     pub const fn to_slot(self) -> RxSlot {
@@ -145,21 +146,21 @@ impl RxRequest {
     }
 }
 
-/// A page that was filled. It lies in the same ring slot as its request did.
+/// A page that was filled. The response lies in the same ring slot as its request did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RxResponse {
-    /// Of the request.
+    /// Identifier that the request carried.
     pub id: u16,
-    /// First byte in the page.
+    /// Offset of the first byte in the page.
     pub offset: u16,
-    /// See [`RxFlags`].
+    /// Flags of the slot, of which the first slot's apply to the packet.
     pub flags: RxFlags,
-    /// Bytes in this page, or negative: [`ERROR`] and the like.
+    /// Number of bytes in this page, or negative: [`ERROR`] and the like.
     pub status: i16,
 }
 
 impl RxResponse {
-    /// From a slot.
+    /// Decodes a response from a raw slot.
     #[inline]
     #[must_use]
     pub const fn from_slot([low, high]: RxSlot) -> Self {
@@ -171,14 +172,15 @@ impl RxResponse {
         }
     }
 
-    /// To a slot.
+    /// Encodes the response to a raw slot.
     #[inline]
     #[must_use]
     pub const fn to_slot(self) -> RxSlot {
         [pair(self.id, self.offset), pair(self.flags.bits(), self.status as u16)]
     }
 
-    /// Bytes in this page; `None` for an error, or when the peer claims bytes outside the page.
+    /// Returns the number of bytes in this page; `None` for an error, or when the peer claims bytes
+    /// outside the page.
     #[inline]
     #[must_use]
     #[expect(
@@ -191,9 +193,9 @@ impl RxResponse {
     }
 }
 
-/// `XEN_NETIF_GSO_TYPE_TCPV4`, a [`Extra::Gso`]'s `kind`.
+/// The `kind` of an [`Extra::Gso`] for TCP over IPv4 (`XEN_NETIF_GSO_TYPE_TCPV4`).
 pub const GSO_TCPV4: u8 = 1;
-/// `XEN_NETIF_GSO_TYPE_TCPV6`
+/// The `kind` of an [`Extra::Gso`] for TCP over IPv6 (`XEN_NETIF_GSO_TYPE_TCPV6`).
 pub const GSO_TCPV6: u8 = 2;
 
 const EXTRA_GSO: u8 = 1;
@@ -202,34 +204,34 @@ const EXTRA_MCAST_DEL: u8 = 3;
 const EXTRA_HASH: u8 = 4;
 const EXTRA_FLAG_MORE: u8 = 1;
 
-/// What a slot says about a packet that has no bytes in it.
+/// An extra-info slot, which describes a packet instead of holding bytes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extra {
-    /// The packet has yet to be cut into segments.
+    /// The packet is still to be segmented.
     Gso {
-        /// Bytes of payload per segment. 0 makes no sense, and may be what a peer says.
+        /// Payload bytes per segment. A hostile peer can send the invalid value 0.
         size: u16,
-        /// [`GSO_TCPV4`] or [`GSO_TCPV6`], or what a peer makes up.
+        /// [`GSO_TCPV4`] or [`GSO_TCPV6`], or any other value from a hostile peer.
         kind: u8,
     },
-    /// The front end wants packets to this address; the slots carry no packet.
+    /// A command to register a multicast address; the slots carry no packet.
     MulticastAdd([u8; 6]),
-    /// It wants them no more.
+    /// A command to remove a multicast address; the slots carry no packet.
     MulticastDel([u8; 6]),
     /// The hash of the packet's flow.
     Hash {
-        /// Which headers it was computed from (`XEN_NETIF_CTRL_HASH_TYPE_*`).
+        /// Headers that were hashed (`XEN_NETIF_CTRL_HASH_TYPE_*`).
         kind: u8,
-        /// How (`XEN_NETIF_CTRL_HASH_ALGORITHM_*`).
+        /// Algorithm that was used (`XEN_NETIF_CTRL_HASH_ALGORITHM_*`).
         algorithm: u8,
-        /// The hash.
+        /// The 32-bit value of the hash.
         value: u32,
     },
 }
 
 impl Extra {
-    /// From the first 8 bytes of a slot, and whether another extra follows; `None` for a type that is not defined (or not
-    /// offered: XDP head room).
+    /// Decodes the first 8 bytes of a slot, and returns true with the extra if another follows;
+    /// `None` for a type that is not defined (or not offered: XDP head room).
     #[inline]
     #[must_use]
     pub const fn decode([low, high]: [u32; 2]) -> Option<(Self, bool)> {
@@ -245,7 +247,7 @@ impl Extra {
         Some((extra, flags & EXTRA_FLAG_MORE != 0))
     }
 
-    /// The first 8 bytes of a slot; `more` says that another extra follows.
+    /// Encodes the first 8 bytes of a slot; `more` announces that another extra follows.
     #[inline]
     #[must_use]
     pub const fn encode(self, more: bool) -> [u32; 2] {
@@ -261,7 +263,8 @@ impl Extra {
         [u32::from_le_bytes([kind, more as u8, a, b]), u32::from_le_bytes([c, d, e, f])]
     }
 
-    /// Bit of this kind of extra, to tell whether a packet has two of them.
+    /// Returns a bit that is unique to this type of extra, to find out whether a packet has two of
+    /// one type.
     #[inline]
     #[must_use]
     pub const fn bit(self) -> u8 {

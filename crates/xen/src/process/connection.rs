@@ -1,4 +1,6 @@
-//! A domain's connection to the broker, shared by all its handles.
+//! [`Connection`]: a domain's connection to the broker. It is opened when the process becomes a
+//! domain, is shared by all handles of the domain under a lock, and ends the domain when the last
+//! of them is dropped.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,29 +12,29 @@ use ringferry_sys::socket::Stream;
 
 use super::wire::{MESSAGE, Reply, Request};
 
-/// How long the broker may take to answer. It never waits for anything, so this is only ever reached when it was
+/// Longest wait for the broker. It never blocks itself, so this is only reached when the broker was
 /// stopped or the machine stands still.
-const PATIENCE: Duration = Duration::from_secs(30);
+const MAX_WAIT: Duration = Duration::from_secs(30);
 
-/// The connection. It is the domain: closed, the domain is gone.
+/// The connection to the broker, which ends the domain when it is closed.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// `None` after an answer was lost: what comes next would be the answer to something else.
+    /// `None` after a reply was lost, because the next reply would belong to another request.
     stream: Mutex<Option<Stream>>,
 }
 
 impl Connection {
     pub(super) fn open(path: &Path) -> io::Result<Connection> {
         let stream = Stream::connect(path)?;
-        stream.set_timeout(Some(PATIENCE))?;
+        stream.set_timeout(Some(MAX_WAIT))?;
         Ok(Connection { stream: Mutex::new(Some(stream)) })
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request and waits for its reply.
     ///
     /// # Errors
-    /// What the broker answered, or `NotConnected` once it is gone.
-    pub(super) fn ask(&self, request: Request) -> io::Result<([u32; 3], Vec<OwnedFd>)> {
+    /// The broker's error, or `NotConnected` once it is gone.
+    pub(super) fn request(&self, request: Request) -> io::Result<([u32; 3], Vec<OwnedFd>)> {
         let mut slot = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let stream = slot.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         match exchange(stream, request) {
@@ -45,12 +47,12 @@ impl Connection {
         }
     }
 
-    /// Asks for something that comes with two descriptors.
+    /// Sends a request whose reply carries two descriptors.
     ///
     /// # Errors
-    /// As for [`ask`](Self::ask).
-    pub(super) fn ask_for_two(&self, request: Request) -> io::Result<([u32; 3], [OwnedFd; 2])> {
-        let (words, fds) = self.ask(request)?;
+    /// The errors of [`request`](Self::request).
+    pub(super) fn request_with_two_fds(&self, request: Request) -> io::Result<([u32; 3], [OwnedFd; 2])> {
+        let (words, fds) = self.request(request)?;
         let lost = |_| io::Error::other("descriptors of the broker were lost: raise the limit of open files");
         Ok((words, fds.try_into().map_err(lost)?))
     }

@@ -1,4 +1,6 @@
-//! A process as a domain, and its handles.
+//! [`ProcessDomain`]: a process that acts as a domain of a broker, with its handles for grants and
+//! event channels. [`ProcessDomain::connect`] makes it one; it is a domain until all clones and all
+//! handles are dropped.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,24 +19,23 @@ use crate::segment::{Files, Lookup, Segment, SegmentForeign, SegmentGranted, Use
 use super::connection::Connection;
 use super::wire::{Request, access};
 
-/// Segments of one peer that are remembered. Any more are asked for again, so that a peer cannot make us hold as many
-/// descriptors as it likes; rings and buffers of one interface are a few.
-const MAX_REMEMBERED: usize = 64;
+/// Most segments of one peer that are kept. Others are resolved again, so that a peer cannot make
+/// us hold as many descriptors as it likes; rings and buffers of one interface are a few.
+const MAX_KEPT: usize = 64;
 
-/// Why a process cannot be a domain.
+/// The reason why a process cannot become a domain.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot be a domain of the broker at {path:?} ({source}): start the broker first, and give each domain its own number"
 )]
 pub struct ConnectError {
-    /// The broker's socket.
+    /// Path of the broker's socket.
     pub path: PathBuf,
-    /// What went wrong.
+    /// Error of the connection or of the broker.
     pub source: io::Error,
 }
 
-/// This process (or a part of it) as a domain of a broker. It ends when this, all its clones and all their
-/// handles are dropped.
+/// This process (or a part of it) as a domain of a broker.
 #[derive(Clone, Debug)]
 pub struct ProcessDomain {
     id: DomId,
@@ -42,15 +43,16 @@ pub struct ProcessDomain {
 }
 
 impl ProcessDomain {
-    /// Becomes a domain of the broker at `path`, of the number `wanted` or else the lowest free one from 1.
+    /// Makes this process a domain of the broker at `path`, with the number `wanted` or else the
+    /// lowest free one from 1.
     ///
     /// # Errors
-    /// See [`ConnectError`].
+    /// Any [`ConnectError`].
     pub fn connect(path: impl AsRef<Path>, wanted: Option<DomId>) -> Result<ProcessDomain, ConnectError> {
         let path = path.as_ref();
         let connect = || {
             let connection = Connection::open(path)?;
-            let ([id, ..], _) = connection.ask(Request::Hello(wanted))?;
+            let ([id, ..], _) = connection.request(Request::Hello(wanted))?;
             let id = u16::try_from(id).map_err(|_| io::ErrorKind::InvalidData)?;
             Ok(ProcessDomain { id: DomId(id), connection: Arc::new(connection) })
         };
@@ -68,20 +70,20 @@ impl Domain for ProcessDomain {
     }
 
     fn foreign(&self, domain: DomId) -> io::Result<Box<dyn Foreign>> {
-        self.connection.ask(Request::Find(domain))?;
+        self.connection.request(Request::Find(domain))?;
         let connection = Arc::clone(&self.connection);
         let peer = Peer { me: self.id, domain, connection, known: BTreeMap::new(), gone: false };
         Ok(Box::new(SegmentForeign::new(domain, peer)))
     }
 
     fn alloc_unbound(&self, remote: DomId) -> io::Result<(EventPort, Box<dyn EventChannel>)> {
-        let ([port, ..], fds) = self.connection.ask_for_two(Request::Alloc { remote })?;
+        let ([port, ..], fds) = self.connection.request_with_two_fds(Request::Alloc { remote })?;
         let close = Request::Close { maker: self.id, port, binder: false };
         Ok((EventPort(port), Box::new(Channel::new(fds, &self.connection, close)?)))
     }
 
     fn bind_interdomain(&self, remote: DomId, port: EventPort) -> io::Result<Box<dyn EventChannel>> {
-        let (_, fds) = self.connection.ask_for_two(Request::Bind { maker: remote, port: port.0 })?;
+        let (_, fds) = self.connection.request_with_two_fds(Request::Bind { maker: remote, port: port.0 })?;
         let close = Request::Close { maker: remote, port: port.0, binder: true };
         Ok(Box::new(Channel::new(fds, &self.connection, close)?))
     }
@@ -93,11 +95,11 @@ impl GrantTable for ProcessDomain {
             u32::try_from(count).map_err(|_| GrantError::Exhausted(io::ErrorKind::OutOfMemory.into()))?;
         let request = Request::Grant { to, count: asked, access };
         let ([first, ..], [data, words]) =
-            self.connection.ask_for_two(request).map_err(GrantError::Exhausted)?;
+            self.connection.request_with_two_fds(request).map_err(GrantError::Exhausted)?;
         let connection = Arc::clone(&self.connection);
         let tell = move |first: GrantRef| {
-            // Without a broker there is nobody to tell.
-            let _ = connection.ask(Request::End(first));
+            // An error means that the broker is gone, and the grants with it.
+            let _ = connection.request(Request::End(first));
         };
         let first = GrantRef(first);
         match Segment::new(first, count, to, access, Files { data, words }) {
@@ -110,31 +112,31 @@ impl GrantTable for ProcessDomain {
     }
 }
 
-/// The references of another domain.
+/// The references of another domain that were resolved.
 #[derive(Debug)]
 struct Peer {
     me: DomId,
     domain: DomId,
     connection: Arc<Connection>,
-    /// By first reference; none overlaps another.
+    /// Segments by their first reference; none overlaps another.
     known: BTreeMap<u32, Arc<Segment>>,
     gone: bool,
 }
 
 impl Peer {
-    /// The segment that is known to hold a reference, and its first.
+    /// Finds the kept segment that holds a reference; returns its first reference and the page.
     fn known(&self, gref: GrantRef) -> Option<(u32, usize)> {
         let (first, segment) = self.known.range(..=gref.0).next_back()?;
         let page = (gref.0 - first) as usize;
         (page < segment.count() && !segment.has_ended(page)).then_some((*first, page))
     }
 
-    /// Asks the broker for a reference that is not known.
-    fn learn(&mut self, gref: GrantRef) -> io::Result<()> {
+    /// Resolves a reference through the broker, and keeps its segment.
+    fn resolve(&mut self, gref: GrantRef) -> io::Result<()> {
         let request = Request::Resolve { domain: self.domain, gref };
-        let ([first, count, access_word], [data, words]) = self.connection.ask_for_two(request)?;
+        let ([first, count, access_word], [data, words]) = self.connection.request_with_two_fds(request)?;
         let access = access(access_word).ok_or(io::ErrorKind::InvalidData)?;
-        // The broker made them; that they are what it says is worth a few calls.
+        // The broker created the files; a few calls verify that their sizes are fixed.
         let count = count as usize;
         let steady = is_steady(data.as_fd(), (count * PAGE) as u64)?
             && is_steady(words.as_fd(), (count * size_of::<u32>()) as u64)?;
@@ -142,10 +144,10 @@ impl Peer {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let segment = Segment::new(GrantRef(first), count, self.me, access, Files { data, words })?;
-        // What was known of these references has ended.
+        // Kept segments with the same references have ended.
         let end = first.saturating_add(count as u32);
         self.known.retain(|at, old| *at >= end || at.saturating_add(old.count() as u32) <= first);
-        if self.known.len() >= MAX_REMEMBERED {
+        if self.known.len() >= MAX_KEPT {
             self.known.pop_first();
         }
         self.known.insert(first, segment);
@@ -158,14 +160,14 @@ impl Lookup for Peer {
         let known = match self.known(gref) {
             Some(known) => Some(known),
             None => {
-                let learnt = self.learn(gref);
-                // ESRCH: there is no such domain any more. Without a broker there are none.
+                let resolved = self.resolve(gref);
+                // ESRCH means that the domain is gone; without a broker all domains are.
                 let gone = |error: &io::Error| {
                     error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
                         || error.kind() == io::ErrorKind::NotConnected
                 };
-                self.gone |= learnt.as_ref().is_err_and(gone);
-                learnt.is_ok().then(|| self.known(gref)).flatten()
+                self.gone |= resolved.as_ref().is_err_and(gone);
+                resolved.is_ok().then(|| self.known(gref)).flatten()
             }
         };
         let (first, page) = known?;
@@ -180,13 +182,13 @@ impl Lookup for Peer {
     }
 }
 
-/// One end of an event channel.
+/// One end of an event channel, made of two eventfds.
 #[derive(Debug)]
 struct Channel {
     mine: EventFd,
     theirs: EventFd,
     connection: Arc<Connection>,
-    /// What to say at the end.
+    /// The request that closes this end.
     close: Request,
 }
 
@@ -200,7 +202,7 @@ impl Channel {
         match bells() {
             Ok((mine, theirs)) => Ok(Channel { mine, theirs, connection: Arc::clone(connection), close }),
             Err(error) => {
-                let _ = connection.ask(close);
+                let _ = connection.request(close);
                 Err(error)
             }
         }
@@ -225,6 +227,6 @@ impl EventChannel for Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        let _ = self.connection.ask(self.close); // without a broker there is nobody to tell
+        let _ = self.connection.request(self.close); // without a broker there is nobody to tell
     }
 }

@@ -1,9 +1,11 @@
-//! Linux processes that play domains, with real crossings into the kernel and on any machine.
+//! The process provider: Linux processes act as domains, with real crossings into the kernel and on
+//! any machine.
 //!
-//! A program becomes a domain with [`ProcessDomain::connect`]; it is one until the last handle of that is dropped.
-//! A broker (`Broker` in the crate `ringferry-xen-sim`) plays the hypervisor: it numbers the domains, makes the memory they grant and the doorbells of their
-//! event channels, and passes both on to whom they are meant for. It is asked at set-up only; what is done per
-//! packet goes to the kernel directly:
+//! A program becomes a domain with [`ProcessDomain::connect`]; it is one until the last handle of
+//! that is dropped. A broker (`Broker` in the crate `ringferry-xen-sim`) acts as the hypervisor: it
+//! numbers the domains, creates the memory they grant and the eventfds of their event channels, and
+//! passes both to the domains they are meant for. It is only involved in set-up; per-packet
+//! operations go to the kernel directly:
 //!
 //! | of Xen | here |
 //! |---|---|
@@ -13,9 +15,9 @@
 //! | copy | the kernel copies from or to the memfd, which the caller need not have mapped |
 //! | event channel | two eventfds |
 //!
-//! A process that keeps to this crate is held to its grants. One that does not can keep pages mapped for longer than it
-//! was granted them, which nobody else ever uses again, and can write none that were granted for reading. It
-//! cannot harm the broker or other domains otherwise; whatever it asks for is bounded.
+//! A process that uses this crate is held to its grants. One that does not can keep pages mapped
+//! after their grants ended, which are never reused, and cannot write pages that were granted for
+//! reading. It cannot harm the broker or other domains otherwise; all its requests are bounded.
 
 mod connection;
 mod domain;

@@ -1,43 +1,45 @@
-//! What is said between a domain and the broker: one fixed request, one fixed reply, at most two descriptors. It is no interface of this library: the broker in
-//! `ringferry-xen-sim` is its only other user.
+//! Messages between a domain and the broker: one fixed request, one fixed reply, at most two
+//! descriptors. This is not an interface of the library: the broker in `ringferry-xen-sim` is its
+//! only other user.
 #![allow(missing_docs)]
 
 use crate::domain::DomId;
 use crate::grant::{Access, GrantRef};
 
-/// Bytes of a message, of either kind: eight words in the machine's order, as both ends run on one machine.
+/// Size of a request or a reply in bytes: eight words in the host's byte order, as both ends run on
+/// one host.
 pub const MESSAGE: usize = 32;
 
-/// A message in words.
+/// A message as words in the host's byte order.
 type Words = [u32; MESSAGE / 4];
 
-/// What a domain asks for.
+/// A request of a domain to the broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// To be a domain, of this number if that is not `None`. Comes first, once.
+    /// Asks to become a domain, with this number if that is not `None`. It comes first, once.
     Hello(Option<DomId>),
-    /// Whether a domain lives.
+    /// Asks whether a domain exists.
     Find(DomId),
-    /// Pages.
+    /// Asks for pages that are granted to a domain.
     Grant { to: DomId, count: u32, access: Access },
-    /// The end of the grants that begin with this.
+    /// Ends the grants whose first reference this is.
     End(GrantRef),
-    /// What another domain granted under this reference.
+    /// Asks for the segment of another domain's reference.
     Resolve { domain: DomId, gref: GrantRef },
-    /// A port.
+    /// Allocates an event channel port to which `remote` may bind.
     Alloc { remote: DomId },
-    /// The other end of a port.
+    /// Binds to another domain's port.
     Bind { maker: DomId, port: u32 },
-    /// The end of our end of a port.
+    /// Closes this domain's end of a port.
     Close { maker: DomId, port: u32, binder: bool },
 }
 
-/// What the broker answers; what the words mean depends on the request.
+/// A reply of the broker; the meaning of the words depends on the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Done.
+    /// The request was carried out.
     Done([u32; 3]),
-    /// Refused: an `errno`.
+    /// The request was refused with this `errno`.
     Refused(i32),
 }
 
@@ -91,7 +93,7 @@ impl Request {
         pack([op, a, b, c, 0, 0, 0, 0])
     }
 
-    /// `None` for what is no request.
+    /// Decodes a request; `None` if it is invalid.
     pub fn decode(bytes: &[u8; MESSAGE]) -> Option<Request> {
         let [op, a, b, c, ..] = unpack(bytes);
         Some(match op {

@@ -1,5 +1,5 @@
-//! Event channels of the hypervisor. Each has a descriptor of its own, so that each can be waited for and
-//! closed alone, and one that is flooded takes nothing from the others' queue.
+//! Event channels of the hypervisor. Each has a descriptor of its own, so that it can be polled and
+//! closed alone, and a flooded channel takes nothing from the others' queue.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,7 +8,7 @@ use ringferry_sys::xen::EventDevice;
 
 use crate::event::EventChannel;
 
-/// One end.
+/// One end of an event channel, closed when it is dropped.
 #[derive(Debug)]
 pub struct RealChannel(pub(super) EventDevice);
 

@@ -1,4 +1,5 @@
-//! What another domain has granted to this one: mapped, or copied by the hypervisor.
+//! [`RealForeign`]: another domain's pages, mapped through `/dev/xen/gntdev` or copied by the
+//! hypervisor. A queue opens one and uses it on its thread.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -12,21 +13,22 @@ use crate::grant::{Access, CopySegment, Foreign, ForeignCounters, GrantError, Gr
 
 use super::grants::os_error;
 
-/// Most pages mapped by one call: the pages of a whole ring. When one reference of them is bad, all are mapped one by
-/// one, so a longer run costs more where a peer is hostile and gains nothing.
+/// Most pages mapped by one call: the pages of a whole ring. When one reference is bad, all are
+/// mapped one by one, so a longer run costs more with a hostile peer and gains nothing.
 const MAX_RUN: usize = 256;
 
-/// Another domain's pages. The device stays open for as long as something of it is mapped, by the kernel's own count.
+/// Access to another domain's pages. The kernel keeps the device open for as long as something of
+/// it is mapped.
 #[derive(Debug)]
 pub struct RealForeign {
     device: GrantDevice,
     domain: DomId,
-    /// Most pages in one mapping.
+    /// Most pages that one mapping may have.
     run: usize,
-    /// Calls of the hypervisor that the kernel makes to map or unmap pages, however many.
+    /// Hypercalls that the kernel makes to map or unmap one run of pages, however long.
     calls_per_run: u64,
     batch: CopyBatch,
-    /// References of the run that is being mapped; kept for its memory.
+    /// References of the run that is being mapped; kept to reuse its memory.
     refs: Vec<u32>,
     counters: ForeignCounters,
 }
@@ -36,10 +38,11 @@ impl RealForeign {
         Ok(RealForeign {
             device: GrantDevice::open()?,
             domain,
-            // A part of a mapping can be unmapped only where the pages are in our own page tables; elsewhere the kernel
-            // waits until all of the mapping is gone, and evicted pages would stay.
+            // A part of a mapping can be unmapped only if the pages are in our own page tables;
+            // otherwise the kernel waits until the whole mapping is gone, and evicted pages would
+            // stay mapped.
             run: if paravirtual { MAX_RUN } else { 1 },
-            // There the kernel maps each page for itself, too.
+            // A PV kernel maps each page for itself, too.
             calls_per_run: if paravirtual { 2 } else { 1 },
             batch: CopyBatch::default(),
             refs: Vec::new(),
@@ -47,7 +50,8 @@ impl RealForeign {
         })
     }
 
-    /// Maps pages to slots from `slot` on; whether all of them are mapped now. If not, none is.
+    /// Maps pages to slots from `slot` on; returns true if all of them are mapped now. Otherwise
+    /// none is.
     fn map_run(
         &mut self,
         window: &mut Window,
@@ -78,7 +82,7 @@ impl RealForeign {
     }
 }
 
-/// The length of the first run: pages whose slots lie side by side, at most `most`.
+/// Returns the length of the first run of consecutive slots, at most `most`.
 fn run_len(mut slots: impl Iterator<Item = usize>, most: usize) -> usize {
     let Some(mut last) = slots.next() else { return 0 };
     let mut len = 1;
@@ -102,7 +106,7 @@ impl Foreign for RealForeign {
                 self.counters.mapped += refs.len() as u64;
                 return Ok(region);
             }
-            // The kernel's answer to a bad reference. It does not tell which one it was.
+            // The kernel returns this for a bad reference, without saying which one it was.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => error,
             Err(error) => return Err(GrantError::Os(error)),
         };
@@ -138,7 +142,7 @@ impl Foreign for RealForeign {
         while let Some(first) = rest.first().copied() {
             let len = run_len(rest.iter().copied(), usize::MAX);
             let pages = rest[..len].iter().filter(|slot| window.is_mapped(**slot)).count();
-            // What cannot be unmapped, as slots are ours, stays in the window and goes with it.
+            // A page that cannot be unmapped stays in the window and goes with it.
             if window.unmap(first, len).is_ok() {
                 self.counters.unmapped += pages as u64;
                 self.counters.calls += self.calls_per_run;

@@ -1,5 +1,6 @@
-//! Pages that this domain grants. The kernel allocates them, zeroed and of nothing but what is put there (XSA-403), and
-//! keeps those that the other domain does not let go of (XSA-396).
+//! [`RealGrantTable`]: pages that this domain grants, through `/dev/xen/gntalloc`. The kernel
+//! allocates them, zeroed and for nothing else (XSA-403), and keeps those that the other domain
+//! does not unmap (XSA-396).
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::os::fd::AsFd;
 use crate::domain::{DomId, PAGE};
 use crate::grant::{Access, GrantError, GrantRef, GrantTable, Granted};
 
-/// Where this domain grants pages.
+/// Grants pages of this domain.
 #[derive(Debug)]
 pub struct RealGrantTable(Arc<GrantAllocator>);
 
@@ -41,7 +42,7 @@ impl GrantTable for RealGrantTable {
     }
 }
 
-/// What `mmap` said.
+/// Returns the error of `mmap` inside a mapping error.
 pub(super) fn os_error(error: MapError) -> io::Error {
     match error {
         MapError::Os(error) => error.into(),
@@ -49,7 +50,7 @@ pub(super) fn os_error(error: MapError) -> io::Error {
     }
 }
 
-/// Pages that are granted.
+/// Granted pages of this domain, until they are dropped.
 #[derive(Debug)]
 pub struct RealGranted {
     device: Arc<GrantAllocator>,
@@ -67,14 +68,15 @@ impl Granted for RealGranted {
         &self.region
     }
 
-    /// The kernel does not tell what the peer still has mapped, so this is always 0.
+    /// Always returns 0, because the kernel does not report which pages the peer still has mapped.
     fn end(self: Box<Self>) -> usize {
         0
     }
 }
 
 impl Drop for RealGranted {
-    /// The grants end when the region goes, which is right after this, unless someone else holds it.
+    /// Lets the grants end when the region is dropped, which is right after this, unless another
+    /// handle of it exists.
     fn drop(&mut self) {
         self.device.free(self.offset, self.refs.len());
     }

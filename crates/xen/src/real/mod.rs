@@ -1,4 +1,6 @@
-//! A domain under Xen, through the devices in `/dev/xen` of the Linux kernel.
+//! [`RealDomain`]: the provider for a domain under Xen, through the devices in `/dev/xen` of the
+//! Linux kernel. A program opens it once at start; each handle that it hands out has descriptors of
+//! its own, and can be used from another thread.
 //!
 //! | device, module | what for |
 //! |---|---|
@@ -7,10 +9,11 @@
 //! | `evtchn`, `xen-evtchn` | event channels, each with a descriptor of its own: [`events`] |
 //! | `xenbus`, `xenfs` | the store: [`Client::open`] |
 //!
-//! Every domain has them, not only the first. The user needs read and write permission.
+//! Every domain has these devices, not only the first. The user needs read and write permission.
 //!
-//! A PV domain may grant to itself. In a domain of another kind Xen (4.17) moves a page that the domain maps of its own to the new
-//! place, so that the kernel finds all ones and no memory where the page was, and breaks. So [`RealDomain`] refuses that.
+//! A PV domain may grant to itself. In a domain of another type Xen (4.17) moves a page that the
+//! domain maps of its own to the new place, so that the kernel finds all ones and no memory where
+//! the page was, and breaks. So [`RealDomain`] refuses that.
 
 pub mod events;
 pub mod foreign;
@@ -29,11 +32,11 @@ use self::events::RealChannel;
 use self::foreign::RealForeign;
 use self::grants::RealGrantTable;
 
-/// What the kernel says it runs as. A domain of kind PV maps pages into our own page tables; the others have their
-/// memory mapped by the hypervisor.
+/// File that holds the type of the domain. A domain of type PV maps foreign pages into its own page
+/// tables; the others have their memory mapped by the hypervisor.
 const GUEST_TYPE: &str = "/sys/hypervisor/guest_type";
 
-/// The domain this program runs in.
+/// The domain in which this program runs.
 #[derive(Debug)]
 pub struct RealDomain {
     id: DomId,
@@ -41,7 +44,7 @@ pub struct RealDomain {
 }
 
 impl RealDomain {
-    /// Finds out which domain this is.
+    /// Opens the provider, and reads from the store which domain this is.
     ///
     /// # Errors
     /// There is no Xen, no store, or no permission to use it.
@@ -53,7 +56,8 @@ impl RealDomain {
     }
 }
 
-/// Kernels before 4.13 do not tell; nothing else but PV is assumed not to be sure of.
+/// Returns true if this is a PV domain. Kernels before 4.13 do not report it; they are treated as
+/// not PV, which is always safe.
 fn is_paravirtual() -> io::Result<bool> {
     match std::fs::read_to_string(GUEST_TYPE) {
         Ok(kind) => Ok(kind.trim_end() == "PV"),

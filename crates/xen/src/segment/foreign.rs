@@ -1,4 +1,6 @@
-//! The other side of segments: mapping and copying what a peer has granted.
+//! [`SegmentForeign`]: mapping and copying pages that a peer granted in segments. A provider
+//! creates one per queue with a [`Lookup`] of the peer's references, and the queue uses it on its
+//! thread.
 
 use std::fmt;
 use std::io;
@@ -13,45 +15,45 @@ use crate::grant::{Access, CopySegment, Foreign, ForeignCounters, GrantError, Gr
 
 use super::Segment;
 
-/// A page in use by a mapping. Dropped after the mapping is gone.
+/// A counted use of a page by a mapping or a copy, dropped after that has ended.
 #[derive(Debug)]
-struct Pin {
+struct PageUse {
     segment: Arc<Segment>,
     page: usize,
 }
 
-impl Pin {
-    fn new(segment: &Arc<Segment>, page: usize, access: Access) -> Option<Pin> {
-        segment.enter(page, access).then(|| Pin { segment: Arc::clone(segment), page })
+impl PageUse {
+    fn new(segment: &Arc<Segment>, page: usize, access: Access) -> Option<PageUse> {
+        segment.begin_use(page, access).then(|| PageUse { segment: Arc::clone(segment), page })
     }
 
-    /// Whether `self` is the page after `other`, in the same file.
-    fn follows(&self, other: &Pin) -> bool {
+    /// Returns true if `self` is the page after `other`, in the same file.
+    fn follows(&self, other: &PageUse) -> bool {
         Arc::ptr_eq(&self.segment, &other.segment) && self.page == other.page + 1
     }
 }
 
-impl Drop for Pin {
+impl Drop for PageUse {
     fn drop(&mut self) {
-        self.segment.leave(self.page);
+        self.segment.end_use(self.page);
     }
 }
 
-fn same_segment(one: &Option<Pin>, other: &Option<Pin>) -> bool {
+fn same_segment(one: &Option<PageUse>, other: &Option<PageUse>) -> bool {
     match (one, other) {
         (Some(one), Some(other)) => Arc::ptr_eq(&one.segment, &other.segment),
         _ => false,
     }
 }
 
-/// What a window keeps about its slots.
+/// The uses of a window's slots, kept in the window.
 #[derive(Debug, Default)]
-struct Ledger {
-    slots: Vec<Option<Pin>>,
+struct SlotUses {
+    slots: Vec<Option<PageUse>>,
 }
 
-impl Ledger {
-    fn slot(&mut self, slot: usize) -> &mut Option<Pin> {
+impl SlotUses {
+    fn slot(&mut self, slot: usize) -> &mut Option<PageUse> {
         if slot >= self.slots.len() {
             self.slots.resize_with(slot + 1, || None);
         }
@@ -59,50 +61,52 @@ impl Ledger {
     }
 }
 
-/// What a reference is looked up for.
+/// The purpose of looking up a reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// To map its page.
+    /// The page is to be mapped.
     Map,
-    /// To copy from or to its page.
+    /// The page is to be copied from or to.
     Copy,
 }
 
-/// Where references of a peer are looked up.
+/// Finds the segments of a peer's references.
 pub trait Lookup: Send + fmt::Debug {
-    /// The segment and page of a reference that was granted to us; its grant may have ended.
+    /// Returns the segment and page of a reference that was granted to this domain; its grant may
+    /// have ended.
     fn find(&mut self, gref: GrantRef, what: Use) -> Option<(&Arc<Segment>, usize)>;
 
-    /// Asked before each batch of copies.
+    /// Checks before each batch of copies that the peer still exists.
     ///
     /// # Errors
-    /// The domain is gone.
+    /// The peer's domain is gone.
     fn alive(&mut self) -> io::Result<()>;
 }
 
-/// Another domain's pages in segments.
+/// Access to another domain's pages in segments.
 #[derive(Debug)]
 pub struct SegmentForeign<L> {
     domain: DomId,
     lookup: L,
     counters: ForeignCounters,
-    /// Of the copy under way; empty between two, and kept for its memory.
-    pins: Vec<Option<Pin>>,
+    /// Uses of pages by the copy in progress; empty between two copies, and kept to reuse its
+    /// memory.
+    pins: Vec<Option<PageUse>>,
 }
 
 impl<L: Lookup> SegmentForeign<L> {
-    /// Pages of `domain`, found by `lookup`.
+    /// Creates the access to pages of `domain`, found by `lookup`.
     pub fn new(domain: DomId, lookup: L) -> Self {
         Self { domain, lookup, counters: ForeignCounters::default(), pins: Vec::new() }
     }
 
-    fn pin(&mut self, gref: GrantRef, what: Use, access: Access) -> Option<Pin> {
+    fn pin(&mut self, gref: GrantRef, what: Use, access: Access) -> Option<PageUse> {
         let (segment, page) = self.lookup.find(gref, what)?;
-        Pin::new(segment, page, access)
+        PageUse::new(segment, page, access)
     }
 
-    /// Maps pages that follow each other in a file to slots that follow each other; whether it was done.
-    fn map_run(&mut self, window: &mut Window, slot: usize, run: &mut Vec<Pin>, access: Access) -> bool {
+    /// Maps consecutive pages of a file to consecutive slots; returns true on success.
+    fn map_run(&mut self, window: &mut Window, slot: usize, run: &mut Vec<PageUse>, access: Access) -> bool {
         let first = &run[0];
         let offset = (first.page * PAGE) as u64;
         let fd = first.segment.files.data.as_fd();
@@ -110,17 +114,17 @@ impl<L: Lookup> SegmentForeign<L> {
         let done = window.map_populated(slot, run.len(), fd, offset, access == Access::Write);
         if done.is_ok() {
             self.counters.mapped += run.len() as u64;
-            let ledger: &mut Ledger = window.keep();
+            let uses: &mut SlotUses = window.keep();
             for (at, pin) in run.drain(..).enumerate() {
-                *ledger.slot(slot + at) = Some(pin);
+                *uses.slot(slot + at) = Some(pin);
             }
         }
         run.clear();
         done.is_ok()
     }
 
-    /// Copies segments that follow each other in a file, all in one direction, in one call. Those that were done to
-    /// the end are marked.
+    /// Copies segments that are consecutive in a file, all in one direction, in one call. Segments
+    /// that were copied completely are marked.
     fn copy_run(&mut self, run: &mut [CopySegment<'_>], fd: BorrowedFd<'_>, at: u64) {
         self.counters.calls += 1;
         let copied = match run[0].local {
@@ -149,10 +153,10 @@ impl<L: Lookup> SegmentForeign<L> {
     }
 }
 
-/// Most segments that are copied in one call.
+/// Most segments that one call copies.
 const MAX_RUN: usize = 64;
 
-/// Segments of a run that need no memory to be allocated: a packet of the greatest length.
+/// Number of segments of a run that need no allocation: those of a packet of the greatest length.
 const USUAL_RUN: usize = 18;
 
 impl<'a> Local<'a> {
@@ -163,7 +167,7 @@ impl<'a> Local<'a> {
         }
     }
 
-    /// What the peer's page must allow.
+    /// Returns the access that the peer's grant must allow.
     fn access(&self) -> Access {
         match self {
             Local::To(_) => Access::Read,
@@ -210,7 +214,7 @@ impl<L: Lookup> Foreign for SegmentForeign<L> {
         mapped: &mut Vec<bool>,
     ) {
         mapped.clear();
-        let mut run: Vec<Pin> = Vec::new();
+        let mut run: Vec<PageUse> = Vec::new();
         let mut start = 0;
         for (at, (slot, gref)) in pages.iter().enumerate() {
             let free = *slot < window.slots() && !window.is_mapped(*slot);
@@ -247,8 +251,8 @@ impl<L: Lookup> Foreign for SegmentForeign<L> {
                 tracing::warn!("pages of domain {} stay mapped: {error}", self.domain);
                 continue;
             }
-            let ledger: &mut Ledger = window.keep();
-            let gone = run.iter().filter(|slot| ledger.slot(**slot).take().is_some()).count();
+            let uses: &mut SlotUses = window.keep();
+            let gone = run.iter().filter(|slot| uses.slot(**slot).take().is_some()).count();
             self.counters.unmapped += gone as u64;
         }
     }
@@ -260,10 +264,11 @@ impl<L: Lookup> Foreign for SegmentForeign<L> {
         }
         segments.iter_mut().for_each(|segment| segment.done = false);
         self.lookup.alive()?;
-        // Each page is in use until all is done, so that whoever ends its grant meanwhile is told.
+        // Each page counts as in use until the batch is done, so that a peer that ends its grant
+        // meanwhile learns of it.
         let mut pins = std::mem::take(&mut self.pins);
         pins.extend(segments.iter().map(|segment| self.pin(segment.gref, Use::Copy, segment.local.access())));
-        let place = |at: usize, segment: &CopySegment<'_>, pins: &[Option<Pin>]| {
+        let place = |at: usize, segment: &CopySegment<'_>, pins: &[Option<PageUse>]| {
             pins[at].as_ref().map(|pin| pin.page * PAGE + usize::from(segment.offset))
         };
         let mut first = 0;

@@ -1,4 +1,5 @@
-//! The owner's side of a segment.
+//! [`SegmentGranted`]: the granting domain's side of a segment. A provider creates it for each call
+//! of `grant`; ending or dropping it ends the grants and tells the allocator of references.
 
 use std::fmt;
 use std::io;
@@ -13,13 +14,13 @@ use crate::grant::{Access, GrantError, GrantRef, Granted};
 
 use super::Segment;
 
-/// Pages of our own.
+/// Granted pages of this domain, in one segment.
 pub struct SegmentGranted<E: FnMut(GrantRef) + Send> {
     segment: Arc<Segment>,
     refs: Vec<GrantRef>,
     region: Arc<Region>,
-    /// Tells the one who hands out references, once.
-    tell: Option<E>,
+    /// Tells the allocator of references that they are free, once.
+    on_end: Option<E>,
 }
 
 impl<E: FnMut(GrantRef) + Send> fmt::Debug for SegmentGranted<E> {
@@ -29,25 +30,25 @@ impl<E: FnMut(GrantRef) + Send> fmt::Debug for SegmentGranted<E> {
 }
 
 impl<E: FnMut(GrantRef) + Send> SegmentGranted<E> {
-    /// Maps the pages for their owner, who may write them whatever the peer may do.
-    pub fn new(segment: Arc<Segment>, tell: E) -> Result<Self, GrantError> {
+    /// Maps the pages for their owner, who may write them whatever the grant allows the peer.
+    pub fn new(segment: Arc<Segment>, on_end: E) -> Result<Self, GrantError> {
         let first = segment.first.0;
         let refs = (0..segment.count as u32).map(|page| GrantRef(first + page)).collect();
         let map = || -> io::Result<_> {
             let data = segment.files.data.as_fd();
             let region = Region::map_exact(data, 0, segment.count * PAGE).map_err(io::Error::other)?;
             if segment.access == Access::Read {
-                // From here on the kernel refuses any other way to write them.
+                // From here on the kernel refuses any other way to write the pages.
                 rustix::fs::fcntl_add_seals(data, SealFlags::FUTURE_WRITE)?;
             }
             Ok(region)
         };
         match map() {
-            Ok(region) => Ok(Self { segment, refs, region, tell: Some(tell) }),
+            Ok(region) => Ok(Self { segment, refs, region, on_end: Some(on_end) }),
             Err(error) => {
                 segment.end();
-                let mut tell = tell;
-                tell(segment.first);
+                let mut on_end = on_end;
+                on_end(segment.first);
                 Err(GrantError::Exhausted(error))
             }
         }
@@ -57,8 +58,8 @@ impl<E: FnMut(GrantRef) + Send> SegmentGranted<E> {
 impl<E: FnMut(GrantRef) + Send> SegmentGranted<E> {
     fn finish(&mut self) -> usize {
         let mapped = self.segment.end();
-        if let Some(mut tell) = self.tell.take() {
-            tell(self.segment.first);
+        if let Some(mut on_end) = self.on_end.take() {
+            on_end(self.segment.first);
         }
         mapped
     }
@@ -106,7 +107,7 @@ mod tests {
             assert!(rustix::fs::ftruncate(fd, 0).is_err());
             assert!(rustix::fs::ftruncate(fd, 1 << 20).is_err());
         }
-        // Its owner still writes it.
+        // The owner can still write its page.
         granted.region.area(0, 1).unwrap().write(0, 1).unwrap().copy_from(b"y");
         assert_eq!(window.read(1, 0, 1).unwrap().array(), Some(*b"y"));
     }

@@ -1,10 +1,13 @@
-//! Grants whose pages lie in memfds: what the process provider and the fake have in common.
+//! Grants whose pages lie in memfds, for providers without a hypervisor: the process provider and
+//! the fake of `ringferry-xen-sim`.
 //!
-//! Pages granted in one call are a [`Segment`]: a memfd of exactly these pages, so whoever may map one may map all and no
-//! other, and a second one with a word per page, shared by all who may use them. The word is what an entry of a grant
-//! table is to Xen: using the page and ending its grant are decided by one atomic operation each, so an end
-//! either is seen or sees (XSA-396). Nothing in it has to be trusted: memory that was granted is never used for
-//! anything else, and the kernel frees it when the last mapping and descriptor are gone, whatever the words say.
+//! Pages granted in one call are a [`Segment`]: a memfd of exactly these pages, so a peer that may
+//! map one may map all and no other, and a second memfd with a word per page, shared by all who may
+//! use them. It exists for as long as a handle of it does. The word is what an entry of a grant
+//! table is to Xen: using the page and ending its grant are one atomic operation each, so an end
+//! either sees a use or prevents it (XSA-396). The words need not be trusted: memory that was
+//! granted is never used for anything else, and the kernel frees it when the last mapping and
+//! descriptor are gone, whatever the words hold.
 
 mod foreign;
 mod granted;
@@ -21,10 +24,11 @@ use crate::grant::{Access, GrantRef};
 pub use foreign::{Lookup, SegmentForeign, Use};
 pub use granted::SegmentGranted;
 
-/// Of a page's word: the grant has ended. The other bits count the uses: mappings, and copies under way.
+/// Bit of a page's word that marks an ended grant. The other bits count the uses: mappings, and
+/// copies in progress.
 const ENDED: u32 = 1 << 31;
 
-/// Pages that were granted together.
+/// Pages that were granted together to one domain.
 #[derive(Debug)]
 pub struct Segment {
     first: GrantRef,
@@ -35,17 +39,17 @@ pub struct Segment {
     words: Counters,
 }
 
-/// The two files of a segment.
+/// The two memfds of a segment.
 #[derive(Debug)]
 pub struct Files {
-    /// The pages.
+    /// The file that holds the pages.
     pub data: OwnedFd,
-    /// A word per page.
+    /// The file that holds a word per page.
     pub words: OwnedFd,
 }
 
 impl Files {
-    /// Memory for `count` pages, zeroed, of a size that nobody can change.
+    /// Creates files for `count` zeroed pages, whose size cannot be changed.
     ///
     /// # Errors
     /// No memory or descriptors are left.
@@ -57,10 +61,10 @@ impl Files {
 }
 
 impl Segment {
-    /// A segment as seen by someone who holds its files.
+    /// Creates the view of a segment whose files the caller holds.
     ///
     /// # Errors
-    /// The table cannot be mapped.
+    /// The file of words cannot be mapped.
     pub fn new(
         first: GrantRef,
         count: usize,
@@ -73,33 +77,34 @@ impl Segment {
         Ok(Arc::new(Segment { first, count, to, access, files, words: Counters::new(words) }))
     }
 
-    /// Reference of the first page.
+    /// Returns the reference of the first page.
     pub fn first(&self) -> GrantRef {
         self.first
     }
 
-    /// Pages.
+    /// Returns the number of pages.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// What they may be used for.
+    /// Returns the access that the grants allow.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// The files.
+    /// Returns the files of the segment.
     pub fn files(&self) -> &Files {
         &self.files
     }
 
-    /// To whom they are granted.
+    /// Returns the domain to which the pages are granted.
     pub fn to(&self) -> DomId {
         self.to
     }
 
-    /// Counts a use of a page that allows `access`; false when its grant does not, or has ended.
-    fn enter(&self, page: usize, access: Access) -> bool {
+    /// Counts a use of a page with this access; returns false if its grant does not allow it, or
+    /// has ended.
+    fn begin_use(&self, page: usize, access: Access) -> bool {
         if access == Access::Write && self.access == Access::Read {
             return false;
         }
@@ -110,33 +115,33 @@ impl Segment {
         !ended
     }
 
-    /// Ends a use.
-    fn leave(&self, page: usize) {
+    /// Ends a use of a page.
+    fn end_use(&self, page: usize) {
         self.words.sub(page, 1);
     }
 
-    /// How often a page is in use.
+    /// Returns the number of uses of a page.
     fn uses(&self, page: usize) -> usize {
         (self.words.load(page) & !ENDED) as usize
     }
 
-    /// How often pages are in use, all in all.
+    /// Returns the number of uses of all pages.
     pub fn in_use(&self) -> usize {
         (0..self.count).map(|page| self.uses(page)).sum()
     }
 
-    /// Ends the grant of one page.
+    /// Ends the grant of one page; later uses are refused.
     pub fn end_page(&self, page: usize) {
         self.words.set(page, ENDED);
     }
 
-    /// Ends all grants; how many pages are in use still.
+    /// Ends all grants; returns how many pages are still in use.
     pub fn end(&self) -> usize {
         (0..self.count).for_each(|page| self.end_page(page));
         (0..self.count).filter(|page| self.uses(*page) > 0).count()
     }
 
-    /// Whether the grant of this page has ended.
+    /// Returns true if the grant of this page has ended.
     pub fn has_ended(&self, page: usize) -> bool {
         self.words.load(page) & ENDED != 0
     }
@@ -146,7 +151,7 @@ impl Segment {
 mod tests {
     use super::*;
 
-    /// A segment for domain 1.
+    /// Creates a segment that is granted to domain 1.
     pub(super) fn segment(first: u32, count: usize, access: Access) -> Arc<Segment> {
         Segment::new(GrantRef(first), count, DomId(1), access, Files::new(count).unwrap()).unwrap()
     }
@@ -159,17 +164,17 @@ mod tests {
             std::thread::scope(|scope| {
                 let enter = || {
                     start.wait();
-                    segment.enter(0, Access::Write)
+                    segment.begin_use(0, Access::Write)
                 };
                 let users = [scope.spawn(enter), scope.spawn(enter)];
                 start.wait();
                 let seen = segment.end();
                 let uses = users.map(|user| user.join().unwrap()).iter().filter(|used| **used).count();
                 assert_eq!(segment.uses(0), uses);
-                // One that had failed may have been counted for a moment, never the other way round.
+                // A use that failed may have been counted for a moment, never the other way round.
                 assert!(seen >= usize::from(uses > 0), "{seen} {uses}");
             });
-            assert!(!segment.enter(0, Access::Read));
+            assert!(!segment.begin_use(0, Access::Read));
         }
     }
 }

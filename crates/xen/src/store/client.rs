@@ -1,4 +1,9 @@
-//! A connection to a store. Requests wait for their answer; events of watches come in between and are kept.
+//! [`Client`]: a connection to a store. A request blocks until its reply has come, at most 30
+//! seconds; watch events that arrive meanwhile are queued.
+//!
+//! Each thread that needs the store opens its own client. It calls [`Client::event`] until that
+//! returns `None`, polls the descriptor, and after a fatal error ([`StoreError::is_fatal`]) drops
+//! the client and opens another.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,67 +19,67 @@ use super::events::{Event, Events};
 use super::path::{self, PathError};
 use super::wire::{self, Code, Decoder, HEADER, Kind, MAX_PAYLOAD, MAX_REQUEST, Message};
 
-/// The kernel's way to Xen's store.
+/// The kernel's device for access to Xen's store.
 pub const DEVICE: &str = "/dev/xen/xenbus";
 
-/// How long a store may take to answer. Xen's takes less than a millisecond; under an emulated and busy CPU,
-/// while the toolstack works, seconds have been seen.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest wait for a reply. Xen's store takes less than a millisecond; under an emulated and busy
+/// CPU, while the toolstack works, seconds have been seen.
+const MAX_WAIT: Duration = Duration::from_secs(30);
 
-/// Why a request was not done.
+/// The reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The store said no.
+    /// The store refused the request.
     #[error("the store refused {kind:?} of {path}: {name}", name = .code.name())]
     Refused {
-        /// The request.
+        /// Type of the request that was refused.
         kind: Kind,
-        /// The node.
+        /// Path that the request named.
         path: String,
-        /// Why.
+        /// Error code of the store.
         code: Code,
     },
-    /// The path is none.
+    /// The path is not valid; nothing was sent.
     #[error(transparent)]
     Path(#[from] PathError),
-    /// The request does not fit into a message.
+    /// The request does not fit into a message; nothing was sent.
     #[error("the value for {path} is too long for the store: {MAX_REQUEST} bytes with the path are possible")]
     TooLong {
-        /// The node.
+        /// Path that the request named.
         path: String,
     },
-    /// Someone wrote into a node what has no meaning there.
+    /// The node holds a value that is invalid there.
     #[error("{path} in the store does not hold {expected}")]
     Malformed {
-        /// The node.
+        /// Path of the node that was read.
         path: String,
-        /// What it should hold.
+        /// The kind of value that was expected.
         expected: &'static str,
     },
-    /// What answers is not a store, or it is broken.
+    /// The peer sent a message that a store does not send.
     #[error("the store's answer makes no sense ({0}); is it a xenstored, and of this machine?")]
     Protocol(&'static str),
-    /// No answer came.
-    #[error("the store does not answer within {} s; is xenstored running?", PATIENCE.as_secs())]
+    /// The reply did not come in time.
+    #[error("the store does not answer within {} s; is xenstored running?", MAX_WAIT.as_secs())]
     Timeout,
     /// The connection is closed, or was given up after an error.
     #[error("the connection to the store is closed: connect again")]
     Closed,
-    /// Transactions of others came in between again and again.
+    /// The transaction, or a list read in parts, collided with changes of others too often.
     #[error("the store is too busy: transactions of others collide with ours again and again")]
     Busy,
-    /// The system refused.
+    /// A system call on the connection failed.
     #[error("connection to the store: {0}")]
     Os(#[from] io::Error),
 }
 
 impl StoreError {
-    /// Whether the store refused for this reason.
+    /// Returns true if the store refused with this code.
     pub fn is(&self, code: Code) -> bool {
         matches!(self, StoreError::Refused { code: its, .. } if *its == code)
     }
 
-    /// Whether the connection itself has failed, so that no later request can succeed.
+    /// Returns true if the connection itself has failed, so that no later request can succeed.
     pub fn is_fatal(&self) -> bool {
         matches!(self, StoreError::Protocol(_) | StoreError::Timeout | StoreError::Closed | StoreError::Os(_))
     }
@@ -86,18 +91,19 @@ impl From<Errno> for StoreError {
     }
 }
 
-/// A connection. It may be moved to another thread; each thread that needs the store makes its own.
+/// A connection to a store. It may be moved to another thread; each thread that needs the store
+/// opens its own.
 ///
-/// Its descriptor ([`AsFd`]) is readable when events *may* have come. Requests may find events, too, so call
-/// [`event`](Client::event) until it returns `None` before waiting for the descriptor.
+/// Its descriptor ([`AsFd`]) is readable when events *may* have come. Requests may receive events,
+/// too, so call [`event`](Client::event) until it returns `None` before waiting for the descriptor.
 #[derive(Debug)]
 pub struct Client {
     fd: OwnedFd,
     decoder: Decoder,
     events: Events,
-    /// Number of the last request.
+    /// Identifier of the last request.
     request: u32,
-    /// After an error in the stream of messages nothing more is sent.
+    /// True after an error in the stream of messages; nothing is sent any more.
     closed: bool,
 }
 
@@ -105,7 +111,8 @@ impl Client {
     /// Connects to Xen's store through the kernel ([`DEVICE`]).
     ///
     /// # Errors
-    /// The device is not there: this is no domain of Xen, or the module `xenfs` is missing; or no permission.
+    /// The device does not exist, because this is not a Xen domain or the module `xenfs` is
+    /// missing; or permission is denied.
     pub fn open() -> io::Result<Client> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let fd = rustix::fs::open(DEVICE, flags, rustix::fs::Mode::empty())?;
@@ -116,15 +123,15 @@ impl Client {
     /// (`/run/xenstored/socket`), or ours.
     ///
     /// # Errors
-    /// As [`Stream::connect`].
+    /// Any error of [`Stream::connect`].
     pub fn connect(path: impl AsRef<Path>) -> io::Result<Client> {
         Client::from_stream(Stream::connect(path)?)
     }
 
-    /// Takes a connection to a store over.
+    /// Creates a client on an existing connection to a store.
     ///
     /// # Errors
-    /// None that a caller can cause.
+    /// The stream cannot be made non-blocking, which a caller cannot cause.
     pub fn from_stream(stream: Stream) -> io::Result<Client> {
         stream.set_nonblocking(true)?;
         Ok(Client::new(stream.as_fd().try_clone_to_owned()?))
@@ -134,35 +141,36 @@ impl Client {
         Client { fd, decoder: Decoder::default(), events: Events::default(), request: 0, closed: false }
     }
 
-    /// Asks to be told when the node or anything below it changes. The node need not exist. The first event comes at
-    /// once. `token` comes back with each event; two watches of one client have different tokens.
+    /// Watches a node and everything below it. The node need not exist. The first event comes at
+    /// once. `token` is returned with each event, and must differ from those of the client's other
+    /// watches.
     ///
     /// # Errors
-    /// See [`StoreError`].
+    /// Any [`StoreError`].
     pub fn watch(&mut self, path: &str, token: u64) -> Result<(), StoreError> {
         self.call(Kind::Watch, 0, path, format!("{token}\0").as_bytes()).map(drop)
     }
 
-    /// Ends a watch; what it has told and nobody has taken is forgotten.
+    /// Ends a watch and removes its events that were not yet taken.
     ///
     /// # Errors
-    /// See [`StoreError`].
+    /// Any [`StoreError`].
     pub fn unwatch(&mut self, path: &str, token: u64) -> Result<(), StoreError> {
         let result = self.call(Kind::Unwatch, 0, path, format!("{token}\0").as_bytes());
         self.events.forget(path, token);
         result.map(drop)
     }
 
-    /// The next event, if one is here. Never waits.
+    /// Takes the next event, if one has arrived. It never blocks.
     ///
     /// # Errors
-    /// The connection has failed ([`StoreError::is_fatal`]).
+    /// The connection failed ([`StoreError::is_fatal`]).
     pub fn event(&mut self) -> Result<Option<Event>, StoreError> {
         if let Some(event) = self.events.pop() {
             return Ok(Some(event));
         }
         self.check_open()?;
-        // An answer here is one that came too late.
+        // A reply received here is one to a request that was given up.
         while self.receive(|_| ())? {
             if let Some(event) = self.events.pop() {
                 return Ok(Some(event));
@@ -197,7 +205,7 @@ impl Client {
         self.exchange(kind, transaction, path, &payload)
     }
 
-    /// Sends a request and waits for its answer.
+    /// Sends a request and waits for its reply.
     fn exchange(
         &mut self,
         kind: Kind,
@@ -213,20 +221,20 @@ impl Client {
         let request = self.request;
         let mut bytes = Vec::with_capacity(HEADER + payload.len());
         Message { kind: kind as u32, request, transaction, payload: payload.to_vec() }.encode(&mut bytes);
-        let answer = self.send_and_wait(&bytes, request).inspect_err(|_| self.closed = true)?;
-        if answer.kind == Kind::Error as u32 {
-            let name = answer.payload.strip_suffix(b"\0").unwrap_or(&answer.payload);
+        let reply = self.send_and_wait(&bytes, request).inspect_err(|_| self.closed = true)?;
+        if reply.kind == Kind::Error as u32 {
+            let name = reply.payload.strip_suffix(b"\0").unwrap_or(&reply.payload);
             return Err(StoreError::Refused { kind, path: path.to_owned(), code: Code::from_name(name) });
         }
-        if answer.kind != kind as u32 {
+        if reply.kind != kind as u32 {
             return Err(self.broken("an answer of another kind"));
         }
-        Ok(answer.payload)
+        Ok(reply.payload)
     }
 
     fn send_and_wait(&mut self, mut bytes: &[u8], request: u32) -> Result<Message, StoreError> {
-        let deadline = Instant::now() + PATIENCE;
-        let mut answer = None;
+        let deadline = Instant::now() + MAX_WAIT;
+        let mut reply = None;
         loop {
             if !bytes.is_empty() {
                 match rustix::io::write(&self.fd, bytes) {
@@ -236,15 +244,16 @@ impl Client {
                     Err(error) => return Err(error.into()),
                 }
             }
-            // Read also while there is no room to write: a store that waits for us to read takes nothing more.
+            // Read also while there is no room to write: a store that waits for us to read takes
+            // nothing more.
             let more = self.receive(|message| {
-                // Answers to requests that were given up may still come.
+                // Replies to requests that were given up may still come.
                 if message.request == request {
-                    answer = Some(message);
+                    reply = Some(message);
                 }
             })?;
-            if let Some(answer) = answer {
-                return Ok(answer);
+            if let Some(reply) = reply {
+                return Ok(reply);
             }
             if !more {
                 self.wait(!bytes.is_empty(), deadline)?;
@@ -252,8 +261,9 @@ impl Client {
         }
     }
 
-    /// Reads what is there, once: events are kept, answers handed to `answer`. False when there was nothing.
-    fn receive(&mut self, mut answer: impl FnMut(Message)) -> Result<bool, StoreError> {
+    /// Reads the bytes that have arrived, once: queues events, and passes replies to `on_reply`.
+    /// Returns false when there was nothing.
+    fn receive(&mut self, mut on_reply: impl FnMut(Message)) -> Result<bool, StoreError> {
         let mut bytes = [0; HEADER + MAX_PAYLOAD];
         let n = match rustix::io::read(&self.fd, &mut bytes[..]) {
             Ok(0) | Err(Errno::CONNRESET) => {
@@ -267,16 +277,16 @@ impl Client {
         self.decoder.push(&bytes[..n]);
         loop {
             match self.decoder.take() {
-                Ok(Some(message)) if message.kind == Kind::WatchEvent as u32 => self.keep(&message),
-                Ok(Some(message)) => answer(message),
+                Ok(Some(message)) if message.kind == Kind::WatchEvent as u32 => self.queue_event(&message),
+                Ok(Some(message)) => on_reply(message),
                 Ok(None) => return Ok(true),
                 Err(_) => return Err(self.broken("a message too long")),
             }
         }
     }
 
-    /// Keeps an event. One that is not of a watch of ours has no meaning and is dropped.
-    fn keep(&mut self, message: &Message) {
+    /// Queues an event. An invalid one is dropped.
+    fn queue_event(&mut self, message: &Message) {
         let Some(&[path, token, ..]) = wire::strings(&message.payload).as_deref() else { return };
         let (Ok(path), Some(token)) = (std::str::from_utf8(path), wire::number_of(token)) else { return };
         if path::check(path).is_ok() {
@@ -290,7 +300,7 @@ impl Client {
             return Err(StoreError::Timeout);
         }
         let flags = if to_write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        // PATIENCE fits in any time.
+        // The wait is at most MAX_WAIT, which fits the type.
         let time = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         match rustix::event::poll(&mut [PollFd::new(&self.fd, flags)], Some(&time)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -319,7 +329,7 @@ mod tests {
     use super::*;
     use crate::store::Nodes;
 
-    /// A client whose store says `answers`, whatever it is asked.
+    /// Creates a client whose store sends `answers`, whatever it is asked.
     fn told(answers: &[Message]) -> (Client, Stream) {
         let (ours, theirs) = Stream::pair().unwrap();
         let mut bytes = Vec::new();
@@ -393,7 +403,8 @@ mod tests {
         }
     }
 
-    /// A client whose store answers each request as `answer` says, until the client goes.
+    /// Creates a client whose store answers each request with `answer`, until the client is
+    /// dropped.
     fn served(answer: impl Fn(&Message) -> Message + Send + 'static) -> Client {
         let (ours, store) = Stream::pair().unwrap();
         std::thread::spawn(move || {

@@ -1,28 +1,32 @@
-//! What a client was told of its watches and has not yet looked at: bounded, whatever others write.
+//! A client's queue of watch events: FIFO, without duplicates, and bounded whatever others write.
+//! It belongs to a [`Client`](super::Client), which pushes events as they arrive and pops them for
+//! its owner.
 
 use std::collections::{HashSet, VecDeque};
 
 use super::path;
 
-/// Events kept for one client. A back end watches a handful of nodes for each of some hundred devices, and equal
-/// events merge, so only a flood in trees that are watched as a whole gets here.
+/// Most events kept for one client. A back end watches a handful of nodes for each of some hundred
+/// devices, and equal events merge, so only a flood in trees that are watched as a whole reaches
+/// this.
 pub const MAX_EVENTS: usize = 4096;
 
-/// What [`Client::event`](super::Client::event) tells.
+/// An event of a client's watches, returned by [`Client::event`](super::Client::event).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// The node, or something below it, was written, made or removed; or the watch is new.
+    /// The node, or one below it, was written, created or removed; or the watch is new.
     Changed {
-        /// The node that changed: what is watched or something below it, relative if the watch is.
+        /// Path of the node that changed, which is the watched node or one below it; relative if
+        /// the watch is.
         path: String,
-        /// The number given to the watch.
+        /// Token that was given to the watch.
         token: u64,
     },
-    /// So much changed that no list was kept: look at everything that is watched.
+    /// Too much changed to keep a list: read everything that is watched.
     Flood,
 }
 
-/// The queue. Two equal events are one: each means no more than "look again".
+/// The queue of events. Equal events merge, because each means no more than "read again".
 #[derive(Debug, Default)]
 pub(super) struct Events {
     queue: VecDeque<Event>,
@@ -48,7 +52,7 @@ impl Events {
         Some(event)
     }
 
-    /// Forgets what was told of a watch that has ended.
+    /// Removes the events of a watch that was ended.
     pub(super) fn forget(&mut self, base: &str, ended: u64) {
         let of_it = |event: &Event| matches!(event, Event::Changed { path, token } if *token == ended && path::is_within(path, base));
         self.queue.retain(|event| !of_it(event));

@@ -1,5 +1,8 @@
-//! The store: a small tree of names and values that all domains of a machine see, through which they find each
-//! other and agree before any page is shared.
+//! The store (xenstore): a small tree of names and values that all domains of a host see, through
+//! which they find each other and negotiate before any page is shared.
+//!
+//! A control thread opens a [`Client`], reads and writes nodes, alone or in a [`Transaction`],
+//! watches nodes, and drops the client to end all of that.
 //!
 //! | module | idea |
 //! |---|---|
@@ -8,8 +11,8 @@
 //! | [`client`] | a connection to a store: Xen's own, through the kernel, or any at a socket |
 //! | [`transaction`] | several requests as one |
 //!
-//! What others wrote into the store is hostile like anything else they can write: any bytes, any size up to
-//! [`wire::MAX_PAYLOAD`], gone between two reads.
+//! Content that others wrote into the store is as hostile as anything else that they can write: any
+//! bytes, any size up to [`wire::MAX_PAYLOAD`], gone between two reads.
 
 pub mod client;
 mod events;

@@ -1,14 +1,14 @@
-//! Names of nodes, and where devices have their nodes.
+//! Paths of nodes in the store: their syntax, and the places of devices. These are pure functions.
 
 use crate::domain::DomId;
 
-/// Most bytes of an absolute path (`XENSTORE_ABS_PATH_MAX`).
+/// Longest absolute path in bytes (`XENSTORE_ABS_PATH_MAX`).
 pub const MAX_ABSOLUTE: usize = 3072;
 
-/// Most bytes of a path relative to a domain's own (`XENSTORE_REL_PATH_MAX`).
+/// Longest path relative to a domain's own node, in bytes (`XENSTORE_REL_PATH_MAX`).
 pub const MAX_RELATIVE: usize = 2048;
 
-/// Why a text is no path.
+/// The error for a text that is not a path.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a path of the store: use letters, digits and -_@ between single slashes, at most {MAX_RELATIVE} bytes \
@@ -16,11 +16,11 @@ pub const MAX_RELATIVE: usize = 2048;
 )]
 pub struct PathError(pub String);
 
-/// Whether a text is a path: `/`, or names between single slashes, from `/` on or relative to the domain's own
-/// node. Names that begin with `@` are those of special watches.
+/// Checks that a text is a path: `/`, or names between single slashes, from `/` on or relative to
+/// the domain's own node. Names that begin with `@` belong to special watches.
 ///
 /// # Errors
-/// It is not.
+/// [`PathError`] with the text, if it is not a path.
 pub fn check(path: &str) -> Result<(), PathError> {
     let (names, most) = match path.strip_prefix('/') {
         Some(names) => (names, MAX_ABSOLUTE),
@@ -30,17 +30,17 @@ pub fn check(path: &str) -> Result<(), PathError> {
     good.then_some(()).ok_or_else(|| PathError(path.to_owned()))
 }
 
-/// Whether a text may be the name of one node.
+/// Returns true if a text may be the name of one node.
 pub fn is_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'@'))
 }
 
-/// A node below another.
+/// Returns the path of the node `name` below `base`.
 pub fn join(base: &str, name: &str) -> String {
     format!("{}/{name}", base.trim_end_matches('/'))
 }
 
-/// The node above; `None` for `/` and for a single relative name.
+/// Returns the path of the node above; `None` for `/` and for a single relative name.
 pub fn parent(path: &str) -> Option<&str> {
     let (parent, name) = path.rsplit_once('/')?;
     match (parent, name) {
@@ -50,23 +50,23 @@ pub fn parent(path: &str) -> Option<&str> {
     }
 }
 
-/// Whether `path` is `base` or lies below it.
+/// Returns true if `path` is `base` or lies below it.
 pub fn is_within(path: &str, base: &str) -> bool {
     base == "/" && path.starts_with('/')
         || path.strip_prefix(base).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// A domain's own node, which its relative paths begin at.
+/// Returns the path of a domain's own node, at which its relative paths begin.
 pub fn domain(id: DomId) -> String {
     format!("/local/domain/{id}")
 }
 
-/// The front end's nodes of a device: in `front`'s tree, of this class (`vif`) and number.
+/// Returns the path of a device's front end: in `front`'s tree, of this class (`vif`) and number.
 pub fn frontend(front: DomId, class: &str, device: u32) -> String {
     format!("/local/domain/{front}/device/{class}/{device}")
 }
 
-/// The back end's nodes of a device: in `back`'s tree, for the same device of `front`.
+/// Returns the path of a device's back end: in `back`'s tree, for the same device of `front`.
 pub fn backend(back: DomId, class: &str, front: DomId, device: u32) -> String {
     format!("/local/domain/{back}/backend/{class}/{front}/{device}")
 }

@@ -1,4 +1,6 @@
-//! Requests about nodes, alone or several as one.
+//! [`Nodes`]: requests about nodes, each alone on a [`Client`] or several as one in a
+//! [`Transaction`]. A transaction is optimistic: it begins and ends within [`Client::transaction`],
+//! which runs it again when the store reports a collision.
 
 use std::str::FromStr;
 
@@ -6,38 +8,40 @@ use super::client::{Client, StoreError};
 use super::path;
 use super::wire::{self, Code, Kind, Permission};
 
-/// How often a transaction that collides with others is tried. Under Xen the toolstack writes its nodes for a new
-/// device in one transaction that touches the same directories, so a few collisions are normal.
+/// Most attempts at a transaction that collides with others. Under Xen the toolstack writes its
+/// nodes for a new device in one transaction that touches the same directories, so a few collisions
+/// are normal.
 const ATTEMPTS: usize = 64;
 
-/// Rounds in which a list of names that comes in parts may change under us.
+/// Most attempts at reading a list of names in parts while it changes.
 const LIST_ATTEMPTS: usize = 16;
 
-/// Most names of one node that are read.
-const MAX_NAMES: usize = 65536;
+/// Largest list of names that is read in parts, in bytes.
+const MAX_LIST_BYTES: usize = 65536;
 
-/// What can be done with nodes: by a [`Client`], each request for itself, or in a [`Transaction`]. Paths that do not
-/// begin with a slash are relative to the domain's own node.
+/// Requests about nodes, carried out by a [`Client`] one by one, or in a [`Transaction`] as one.
+/// Paths that do not begin with a slash are relative to the domain's own node.
 pub trait Nodes {
-    /// Sends a request about `path`, the rest of its payload being `rest`, and waits for the answer's payload.
+    /// Sends a request about `path`, with `rest` as the rest of its payload, and returns the
+    /// payload of the reply.
     ///
     /// # Errors
-    /// See [`StoreError`].
+    /// Any [`StoreError`].
     fn request(&mut self, kind: Kind, path: &str, rest: &[u8]) -> Result<Vec<u8>, StoreError>;
 
-    /// The value of a node, or `None` when it is not there.
+    /// Reads the value of a node; `None` when it does not exist.
     ///
     /// # Errors
-    /// See [`StoreError`].
+    /// Any [`StoreError`].
     fn read(&mut self, path: &str) -> Result<Option<Vec<u8>>, StoreError> {
         or_missing(self.request(Kind::Read, path, b""))
     }
 
-    /// The value of a node as text, or `None` when it is not there.
+    /// Reads the value of a node as text; `None` when it does not exist.
     ///
     /// # Errors
-    /// [`StoreError::Malformed`] when it is no UTF-8 or has control characters in it (it may be printed); others see
-    /// [`StoreError`].
+    /// [`StoreError::Malformed`] when the value is not UTF-8 or contains control characters (it may
+    /// be printed); otherwise any [`StoreError`].
     fn text(&mut self, path: &str) -> Result<Option<String>, StoreError> {
         let Some(bytes) = self.read(path)? else { return Ok(None) };
         match String::from_utf8(bytes) {
@@ -46,52 +50,56 @@ pub trait Nodes {
         }
     }
 
-    /// The value of a node as a number in decimal digits, or `None` when it is not there.
+    /// Reads the value of a node as a number in decimal digits; `None` when it does not exist.
     ///
     /// # Errors
-    /// [`StoreError::Malformed`] when it is not one, or too large for `T`; others see [`StoreError`].
+    /// [`StoreError::Malformed`] when the value is not a number, or too large for `T`; otherwise
+    /// any [`StoreError`].
     fn number<T: FromStr>(&mut self, path: &str) -> Result<Option<T>, StoreError> {
         let Some(bytes) = self.read(path)? else { return Ok(None) };
         let malformed = || StoreError::Malformed { path: path.to_owned(), expected: "a number" };
         wire::number_of(&bytes).map(Some).ok_or_else(malformed)
     }
 
-    /// Whether a node that says yes with `1` does so: absent, and any other value, is no.
+    /// Reads a flag: true if the node has the value `1`, false if it is absent or has any other
+    /// value.
     ///
     /// # Errors
-    /// See [`StoreError`].
+    /// Any [`StoreError`].
     fn flag(&mut self, path: &str) -> Result<bool, StoreError> {
         Ok(self.read(path)?.is_some_and(|value| value == b"1"))
     }
 
-    /// Writes a node, which is made with its parents if need be and then has its parent's permissions.
+    /// Writes a node. It is created with its parents if necessary, and then has its parent's
+    /// permissions.
     ///
     /// # Errors
-    /// See [`StoreError`].
+    /// Any [`StoreError`].
     fn write(&mut self, path: &str, value: impl AsRef<[u8]>) -> Result<(), StoreError> {
         self.request(Kind::Write, path, value.as_ref()).map(drop)
     }
 
-    /// Makes a node with an empty value, if it is not there.
+    /// Creates a node with an empty value, unless it exists.
     ///
     /// # Errors
-    /// See [`StoreError`].
+    /// Any [`StoreError`].
     fn mkdir(&mut self, path: &str) -> Result<(), StoreError> {
         self.request(Kind::Mkdir, path, b"").map(drop)
     }
 
-    /// Removes a node and everything below it; one that is not there is as good.
+    /// Removes a node and everything below it. It is no error if the node does not exist.
     ///
     /// # Errors
-    /// See [`StoreError`].
+    /// Any [`StoreError`].
     fn remove(&mut self, path: &str) -> Result<(), StoreError> {
         or_missing(self.request(Kind::Remove, path, b"")).map(drop)
     }
 
-    /// Names of a node's children, in the store's order; none when the node is not there.
+    /// Lists the names of a node's children, in the store's order; empty when the node does not
+    /// exist.
     ///
     /// # Errors
-    /// [`StoreError::Malformed`] for a name that cannot be one; others see [`StoreError`].
+    /// [`StoreError::Malformed`] for an invalid name; otherwise any [`StoreError`].
     fn directory(&mut self, path: &str) -> Result<Vec<String>, StoreError> {
         match self.request(Kind::Directory, path, b"") {
             Ok(payload) => names(path, &payload),
@@ -101,10 +109,10 @@ pub trait Nodes {
         }
     }
 
-    /// Who may do what with a node.
+    /// Reads the permissions of a node.
     ///
     /// # Errors
-    /// See [`StoreError`].
+    /// Any [`StoreError`].
     fn permissions(&mut self, path: &str) -> Result<Vec<Permission>, StoreError> {
         let payload = self.request(Kind::GetPermissions, path, b"")?;
         let malformed = || StoreError::Malformed { path: path.to_owned(), expected: "a list of permissions" };
@@ -112,10 +120,10 @@ pub trait Nodes {
         entries.into_iter().map(|entry| Permission::decode(entry).ok_or_else(malformed)).collect()
     }
 
-    /// Sets who may do what with a node: the owner first, with what all others may do.
+    /// Sets the permissions of a node: the owner first, with the access of all other domains.
     ///
     /// # Errors
-    /// See [`StoreError`].
+    /// Any [`StoreError`].
     fn set_permissions(&mut self, path: &str, permissions: &[Permission]) -> Result<(), StoreError> {
         let mut rest = Vec::new();
         for entry in permissions {
@@ -143,13 +151,13 @@ fn names(path: &str, payload: &[u8]) -> Result<Vec<String>, StoreError> {
     names.into_iter().map(|bytes| name(bytes).ok_or_else(malformed)).collect()
 }
 
-/// Reads a list of names that does not fit into one answer. Each part begins with the node's generation; another
-/// one means that the list has changed.
+/// Reads a list of names that does not fit into one reply. Each part begins with the node's
+/// generation; a different one means that the list has changed.
 fn long_directory<N: Nodes + ?Sized>(nodes: &mut N, path: &str) -> Result<Vec<String>, StoreError> {
     let malformed = || StoreError::Malformed { path: path.to_owned(), expected: "a part of a list of names" };
     let mut list: Vec<u8> = Vec::new();
     let (mut generation, mut attempts) = (None, 0);
-    while list.len() < MAX_NAMES {
+    while list.len() < MAX_LIST_BYTES {
         let payload = nodes.request(Kind::DirectoryPart, path, format!("{}\0", list.len()).as_bytes())?;
         let end = payload.iter().position(|byte| *byte == 0).ok_or_else(malformed)?;
         let (now, part) = (&payload[..end], &payload[end + 1..]);
@@ -182,7 +190,7 @@ impl Nodes for Client {
     }
 }
 
-/// Requests that take effect together or not at all. Made by [`Client::transaction`].
+/// Requests that take effect together or not at all, created by [`Client::transaction`].
 #[derive(Debug)]
 pub struct Transaction<'c> {
     client: &'c mut Client,
@@ -196,11 +204,12 @@ impl Nodes for Transaction<'_> {
 }
 
 impl Client {
-    /// Runs `body` in a transaction and commits it; when another request collided with it, `body` is run again. An
-    /// error of `body` leaves the store as it was.
+    /// Runs `body` in a transaction and commits it; runs it again when it collided with another
+    /// request. An error of `body` leaves the store unchanged.
     ///
     /// # Errors
-    /// What `body` returned; [`StoreError::Busy`] after many collisions.
+    /// The error of `body`; [`StoreError::Busy`] after many collisions; otherwise any
+    /// [`StoreError`].
     pub fn transaction<R>(
         &mut self,
         mut body: impl FnMut(&mut Transaction<'_>) -> Result<R, StoreError>,
@@ -210,7 +219,7 @@ impl Client {
             let result = body(&mut Transaction { client: self, id });
             let commit = result.is_ok();
             match (self.transaction_end(id, commit), result) {
-                // A store may notice the collision while the body still asks.
+                // A store may report the collision before the body has ended.
                 (_, Err(error)) if error.is(Code::Again) => {}
                 (_, Err(error)) => return Err(error),
                 (Ok(()), Ok(value)) => return Ok(value),

@@ -1,58 +1,60 @@
-//! Messages of the store as they go over the wire (Xen's `docs/misc/xenstore.txt`, `xs_wire.h`): a header of four
-//! little-endian words and up to 4096 bytes of payload, mostly strings that end with a zero byte.
+//! Messages of the store as encoded on a connection (Xen's `docs/misc/xenstore.txt`, `xs_wire.h`):
+//! a header of four little-endian words and up to 4096 bytes of payload, mostly strings that end
+//! with a zero byte. Clients and servers keep one [`Decoder`] per connection, on the connection's
+//! thread.
 
 use crate::domain::DomId;
 
-/// Bytes of a header.
+/// Size of a header in bytes.
 pub const HEADER: usize = 16;
 
-/// Most bytes of payload in any message.
+/// Largest payload of any message in bytes.
 pub const MAX_PAYLOAD: usize = 4096;
 
-/// Most bytes of payload in a request of ours: the kernel's `/dev/xen/xenbus` has 4096 bytes for the header
-/// and the payload.
+/// Largest payload of a request of ours in bytes: the kernel's `/dev/xen/xenbus` has 4096 bytes for
+/// the header and the payload.
 pub const MAX_REQUEST: usize = MAX_PAYLOAD - HEADER;
 
-/// Identifies the request a header belongs to, the event, or the error.
+/// Type of a message: a request (its reply has the same type), a watch event, or an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// Names of a node's children.
+    /// Lists the names of a node's children.
     Directory = 1,
-    /// Value of a node.
+    /// Reads the value of a node.
     Read = 2,
-    /// Who may do what with a node.
+    /// Reads the permissions of a node.
     GetPermissions = 3,
-    /// Asks to be told of changes.
+    /// Begins to watch a node.
     Watch = 4,
-    /// Ends a watch.
+    /// Ends a watch of the connection.
     Unwatch = 5,
-    /// Begins a transaction.
+    /// Begins a transaction; the reply holds its number.
     TransactionStart = 6,
-    /// Ends a transaction.
+    /// Commits or aborts a transaction.
     TransactionEnd = 7,
-    /// Path of a domain.
+    /// Asks for the path of a domain.
     DomainPath = 10,
-    /// Writes a value; makes the node and its parents.
+    /// Writes a value, and creates the node and its parents if necessary.
     Write = 11,
-    /// Makes a node, if it is not there.
+    /// Creates a node, unless it exists.
     Mkdir = 12,
     /// Removes a node and all below it.
     Remove = 13,
-    /// Sets who may do what with a node.
+    /// Sets the permissions of a node.
     SetPermissions = 14,
-    /// Something changed that is watched.
+    /// Reports a change of a watched node.
     WatchEvent = 15,
-    /// A request failed.
+    /// Reports that a request failed.
     Error = 16,
-    /// Ends all watches of a connection.
+    /// Ends all watches of the connection.
     ResetWatches = 21,
-    /// A part of the names of a node's children, when they do not fit into one message.
+    /// Lists a part of the names of a node's children, when they do not fit into one message.
     DirectoryPart = 22,
 }
 
 impl Kind {
-    /// The kind of this number; `None` for those that only a toolstack uses.
+    /// Returns the type with this number; `None` for those that only a toolstack uses.
     pub fn from_number(number: u32) -> Option<Kind> {
         use Kind::*;
         let all = [
@@ -79,7 +81,8 @@ impl Kind {
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $code:ident = $name:literal,)*) => {
-        /// Why the store refused a request: the name of an error number, as it stands in the message.
+        /// Error code of a refused request: the name of an error number, as it stands in the
+        /// message.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Code {
             $($(#[$doc])* $code,)*
@@ -88,7 +91,7 @@ macro_rules! codes {
         }
 
         impl Code {
-            /// The name on the wire.
+            /// Returns the name in the message.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Code::$code => $name,)*
@@ -96,7 +99,7 @@ macro_rules! codes {
                 }
             }
 
-            /// The code of a name on the wire.
+            /// Returns the code of a name in a message.
             pub fn from_name(name: &[u8]) -> Code {
                 match name {
                     $(name if name == $name.as_bytes() => Code::$code,)*
@@ -108,74 +111,74 @@ macro_rules! codes {
 }
 
 codes! {
-    /// The request is malformed.
+    /// The request or one of its arguments is malformed.
     Invalid = "EINVAL",
-    /// The domain may not do this.
+    /// The domain has no permission for the request.
     Denied = "EACCES",
-    /// Only a privileged domain may do this.
+    /// Only a privileged domain may send the request.
     NotPermitted = "EPERM",
-    /// It is there already.
+    /// The watch or node exists already.
     Exists = "EEXIST",
-    /// The node is not there.
+    /// The node does not exist.
     Missing = "ENOENT",
-    /// Out of memory.
+    /// The store is out of memory.
     NoMemory = "ENOMEM",
-    /// A quota of the domain is used up.
+    /// A quota of the domain is exhausted.
     Quota = "ENOSPC",
-    /// The store has a problem of its own.
+    /// The store had an internal error.
     Io = "EIO",
-    /// Not supported.
+    /// The store does not support the request.
     Unsupported = "ENOSYS",
-    /// Too many transactions.
+    /// The domain has too many transactions.
     Busy = "EBUSY",
-    /// The transaction collided with another: do it again.
+    /// The transaction collided with another and must be repeated.
     Again = "EAGAIN",
-    /// The answer or the request is too long.
+    /// The reply or the request is too long.
     TooLong = "E2BIG",
 }
 
-/// What a domain may do with a node.
+/// The access of a domain to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeAccess {
-    /// Nothing.
+    /// Neither reading nor writing is allowed.
     None,
-    /// Read.
+    /// Reading is allowed, writing is not.
     Read,
-    /// Write.
+    /// Writing is allowed, reading is not.
     Write,
-    /// Both.
+    /// Reading and writing are allowed.
     Both,
 }
 
 impl NodeAccess {
-    /// Whether reading is allowed.
+    /// Returns true if reading is allowed.
     pub fn reads(self) -> bool {
         matches!(self, NodeAccess::Read | NodeAccess::Both)
     }
 
-    /// Whether writing is allowed.
+    /// Returns true if writing is allowed.
     pub fn writes(self) -> bool {
         matches!(self, NodeAccess::Write | NodeAccess::Both)
     }
 }
 
-/// One entry of a node's permissions. The first entry names the owner, who may do everything, and what all
-/// domains may do that no other entry names.
+/// One entry of a node's permissions. The first entry names the owner, who has full access, and
+/// holds the access of all domains that no other entry names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permission {
-    /// The domain.
+    /// The domain that the entry names.
     pub domain: DomId,
-    /// What it may do; in the first entry: what the others may do.
+    /// Access of the domain; in the first entry, access of the other domains.
     pub access: NodeAccess,
 }
 
 impl Permission {
-    /// An entry.
+    /// Creates an entry for a domain.
     pub fn new(domain: DomId, access: NodeAccess) -> Permission {
         Permission { domain, access }
     }
 
-    /// As on the wire, without the zero byte.
+    /// Encodes the entry for a message, without the terminating zero byte.
     pub fn encode(self) -> String {
         let letter = match self.access {
             NodeAccess::None => 'n',
@@ -186,7 +189,7 @@ impl Permission {
         format!("{letter}{}", self.domain)
     }
 
-    /// From the wire, without the zero byte.
+    /// Decodes an entry of a message, without its terminating zero byte.
     pub fn decode(text: &[u8]) -> Option<Permission> {
         let (letter, number) = text.split_first()?;
         let access = match letter {
@@ -200,7 +203,7 @@ impl Permission {
     }
 }
 
-/// A number in plain decimal digits: no sign, no space, nothing after it.
+/// Parses a number in plain decimal digits, without sign, space or anything after it.
 pub fn number_of<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
     if text.is_empty() || !text.iter().all(u8::is_ascii_digit) {
         return None;
@@ -208,7 +211,8 @@ pub fn number_of<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// The strings of a payload, each without its zero byte; `None` when the last one has none.
+/// Splits a payload into its strings, each without its zero byte; `None` when the last one has
+/// none.
 pub fn strings(payload: &[u8]) -> Option<Vec<&[u8]>> {
     let Some((0, body)) = payload.split_last() else {
         return payload.is_empty().then(Vec::new);
@@ -216,21 +220,22 @@ pub fn strings(payload: &[u8]) -> Option<Vec<&[u8]>> {
     Some(body.split(|byte| *byte == 0).collect())
 }
 
-/// A message.
+/// A message with its decoded header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// A [`Kind`], or a number that is none.
+    /// Number of a [`Kind`], or any other number from a hostile peer.
     pub kind: u32,
-    /// Number of the request, the same in its answer.
+    /// Identifier of the request, which its reply repeats.
     pub request: u32,
-    /// Number of the transaction, 0 outside.
+    /// Number of the transaction, 0 outside of one.
     pub transaction: u32,
-    /// Up to [`MAX_PAYLOAD`] bytes.
+    /// Payload of at most [`MAX_PAYLOAD`] bytes.
     pub payload: Vec<u8>,
 }
 
 impl Message {
-    /// Appends the message to `out`; false, and nothing appended, when the payload is too long.
+    /// Appends the encoded message to `out`; returns false and appends nothing when the payload is
+    /// too long.
     pub fn encode(&self, out: &mut Vec<u8>) -> bool {
         let fits = self.payload.len() <= MAX_PAYLOAD;
         if fits {
@@ -243,32 +248,32 @@ impl Message {
     }
 }
 
-/// A message announced more payload than there can be.
+/// The error for a header that announces too long a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message of the store is longer than {MAX_PAYLOAD} bytes")]
 pub struct Oversized;
 
-/// Cuts a stream of bytes into messages.
+/// Splits a stream of bytes into messages.
 #[derive(Debug, Default)]
 pub struct Decoder {
     bytes: Vec<u8>,
-    /// Where in `bytes` the next message begins.
+    /// Offset in `bytes` at which the next message begins.
     start: usize,
 }
 
 impl Decoder {
-    /// Adds bytes that were received. The caller takes all messages out before it adds more, so no more than one
-    /// incomplete message is ever kept.
+    /// Appends received bytes. The caller takes all messages out before it appends more, so no more
+    /// than one incomplete message is ever kept.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.start);
         self.start = 0;
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next whole message, if there is one.
+    /// Takes the next complete message, if there is one.
     ///
     /// # Errors
-    /// The stream cannot be cut any further.
+    /// The stream is invalid from here on.
     pub fn take(&mut self) -> Result<Option<Message>, Oversized> {
         let rest = &self.bytes[self.start..];
         let Some((header, rest)) = rest.split_first_chunk::<HEADER>() else { return Ok(None) };
