@@ -1,11 +1,11 @@
-//! A piece of memory as a device names it.
+//! The buffer of a descriptor: a plain value, not checked yet.
 
-/// One buffer: an address in guest physical memory and a length in bytes; what one descriptor names.
-/// Unchecked: translating it is the business of whoever owns the memory map.
+/// A buffer that one descriptor describes: a guest physical address and a length. Neither is checked;
+/// [`Translator`](crate::Translator) does that when it translates the address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Buffer {
-    /// Guest physical address.
+    /// Guest physical address of the first byte.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes, possibly 0.
     pub len: u32,
 }

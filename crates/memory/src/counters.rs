@@ -1,16 +1,17 @@
-//! Words of shared memory in which several processes count.
+//! A table of atomic counters in shared memory that several processes change.
 //!
-//! Rings need no such thing, as each of their words has one writer. A table of grants does: whoever maps a page
-//! counts itself there, and the one who ends the grant learns from the same word, in the same instant, whether
-//! anybody has.
+//! Each process makes a [`Counters`] over its own mapping of the same file and drops it with the table. Rings do
+//! not need this, as each of their words has one writer. A simulated grant table does: a process that maps a
+//! page counts itself there, and the process that ends the grant learns from the same word, atomically, if
+//! the page is mapped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::region::Region;
 
-/// A region as a table of 32-bit words, in the machine's byte order, that are read and changed at once. A peer may have
-/// written anything to them; sums wrap.
+/// A region as a table of 32-bit words in native byte order with atomic read-modify-write operations, all
+/// sequentially consistent. A peer may have written anything to them; sums wrap around.
 #[derive(Clone, Debug)]
 pub struct Counters {
     region: Arc<Region>,
@@ -18,7 +19,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// As many words as fit in `region`.
+    /// Makes a table of as many words as `region` holds.
     ///
     /// # Panics
     /// If the region is not aligned to a word.
@@ -28,12 +29,12 @@ impl Counters {
         Counters { region, count }
     }
 
-    /// How many words there are.
+    /// Returns the number of words.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there are none.
+    /// Returns true if the region is too small for a word.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -44,25 +45,25 @@ impl Counters {
         unsafe { AtomicU32::from_ptr(self.region.base().cast::<u32>().add(index)) }
     }
 
-    /// The word, in one order with all changes of all words.
+    /// Loads word `index`.
     ///
     /// # Panics
-    /// Here and below, if there is no such word.
+    /// If `index` is not less than [`Counters::len`]; the same holds for the methods below.
     pub fn load(&self, index: usize) -> u32 {
         self.word(index).load(Ordering::SeqCst)
     }
 
-    /// Adds to the word; what it was.
+    /// Adds `value` to word `index` and returns the old value.
     pub fn add(&self, index: usize, value: u32) -> u32 {
         self.word(index).fetch_add(value, Ordering::SeqCst)
     }
 
-    /// Subtracts from the word; what it was.
+    /// Subtracts `value` from word `index` and returns the old value.
     pub fn sub(&self, index: usize, value: u32) -> u32 {
         self.word(index).fetch_sub(value, Ordering::SeqCst)
     }
 
-    /// Sets bits of the word; what it was.
+    /// Sets `bits` in word `index` and returns the old value.
     pub fn set(&self, index: usize, bits: u32) -> u32 {
         self.word(index).fetch_or(bits, Ordering::SeqCst)
     }

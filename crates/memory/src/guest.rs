@@ -1,4 +1,8 @@
-//! The memory map of one virtual machine and the translation of guest addresses.
+//! The memory map of one guest and the translation of guest addresses.
+//!
+//! The control plane makes a [`GuestMemory`] of all regions when a front end sends its memory table, and a new
+//! one when the table changes; workers hold it by `Arc`. For each burst a worker makes a [`Translator`], which
+//! tries the region of the last hit before it searches the sorted table (binary search).
 
 use std::sync::Arc;
 
@@ -6,32 +10,32 @@ use crate::region::{Region, RegionSpec};
 use crate::slice::{ReadSlice, WriteSlice};
 use crate::words::Area;
 
-/// Why a set of regions is not a memory map.
+/// The reason for which a set of regions is not a memory map.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum MemoryError {
-    /// Two regions claim the same guest address.
+    /// Two regions contain the same guest address.
     #[error("memory regions overlap at guest address {0:#x}")]
     Overlap(u64),
-    /// The region to remove is not there.
+    /// The region to remove is not in the map.
     #[error("no memory region at guest address {0:#x} with that size")]
     Missing(u64),
 }
 
-/// An immutable, sorted set of regions. A change of the map makes a new `GuestMemory`; those who
-/// still use the old one hold its `Arc`, and its mappings go when they let go.
+/// An immutable, sorted set of regions. A change of the map makes a new `GuestMemory`; users of the old one hold
+/// its `Arc`, and its mappings are unmapped when the last of them drops it.
 #[derive(Debug, Default)]
 pub struct GuestMemory {
-    /// Sorted by guest address, non-overlapping.
+    /// The regions, sorted by guest address and without overlap.
     regions: Vec<Arc<Region>>,
-    /// Index of the largest region, where most buffers are.
+    /// Index of the largest region, which holds most buffers.
     largest: usize,
 }
 
 impl GuestMemory {
-    /// Makes a map of `regions`, in any order.
+    /// Makes a map of `regions`, which may be in any order.
     ///
     /// # Errors
-    /// [`MemoryError::Overlap`] when two share a guest address.
+    /// [`MemoryError::Overlap`], if two regions contain the same guest address.
     pub fn new(mut regions: Vec<Arc<Region>>) -> Result<Self, MemoryError> {
         regions.sort_by_key(|region| region.spec().guest_addr);
         for pair in regions.windows(2) {
@@ -45,30 +49,30 @@ impl GuestMemory {
         Ok(Self { regions, largest })
     }
 
-    /// The regions, by ascending guest address.
+    /// Returns the regions in ascending order of guest addresses.
     pub fn regions(&self) -> &[Arc<Region>] {
         &self.regions
     }
 
-    /// Whether a peer truncated the file under any region; see [`Region::is_lost`].
+    /// Returns true if a peer truncated the file under any region; see [`Region::is_lost`].
     pub fn is_lost(&self) -> bool {
         self.regions.iter().any(|region| region.is_lost())
     }
 
-    /// This map and one region more (memory hot-plug).
+    /// Returns a copy of this map with one more region (memory hot-plug).
     ///
     /// # Errors
-    /// [`MemoryError::Overlap`].
+    /// [`MemoryError::Overlap`], as for [`GuestMemory::new`].
     pub fn with(&self, region: Arc<Region>) -> Result<Self, MemoryError> {
         let mut regions = self.regions.clone();
         regions.push(region);
         Self::new(regions)
     }
 
-    /// This map without the region of exactly these addresses and size (memory hot-unplug).
+    /// Returns a copy of this map without the region of exactly these addresses and size (memory hot-unplug).
     ///
     /// # Errors
-    /// [`MemoryError::Missing`].
+    /// [`MemoryError::Missing`], if there is no such region.
     pub fn without(&self, guest_addr: u64, user_addr: u64, size: u64) -> Result<Self, MemoryError> {
         let is_it = |spec: &RegionSpec| {
             spec.guest_addr == guest_addr && spec.user_addr == user_addr && spec.size == size
@@ -83,13 +87,13 @@ impl GuestMemory {
         }
     }
 
-    /// The range of `len` bytes at a guest address, when it lies inside one region.
+    /// Returns the range of `len` bytes at a guest address, or `None` if it is not inside one region.
     pub fn area(&self, guest_addr: u64, len: usize) -> Option<Area> {
         self.resolve(guest_addr, len, |spec| spec.guest_addr)
     }
 
-    /// The range of `len` bytes at a front-end address, when it lies inside one region. Ring
-    /// addresses of vhost-user are of this kind.
+    /// Returns the range of `len` bytes at an address of the front end, or `None` if it is not inside one
+    /// region. The ring addresses of vhost-user are of this kind.
     pub fn user_area(&self, user_addr: u64, len: usize) -> Option<Area> {
         self.resolve(user_addr, len, |spec| spec.user_addr)
     }
@@ -105,7 +109,7 @@ impl GuestMemory {
         })
     }
 
-    /// A translator for one burst, which looks in the largest region first.
+    /// Makes a translator for one burst, which tries the largest region first.
     #[inline]
     pub fn translator(&self) -> Translator<'_> {
         let last = self.regions.get(self.largest).map_or(Window::NONE, |region| Window::of(region));
@@ -113,7 +117,7 @@ impl GuestMemory {
     }
 }
 
-/// The part of a region that translation needs, in one cache line.
+/// The fields of a region that translation needs, in one cache line.
 #[derive(Clone, Copy)]
 struct Window {
     start: u64,
@@ -129,17 +133,16 @@ impl Window {
     }
 }
 
-/// Translates guest addresses of buffers, remembering the last region that was hit: nearly all
-/// buffers of a burst lie in one.
+/// Translates guest addresses of buffers and caches the region of the last hit, as nearly all buffers of a burst
+/// are in one region.
 pub struct Translator<'m> {
     memory: &'m GuestMemory,
     last: Window,
 }
 
 impl<'m> Translator<'m> {
-    /// The first contiguous piece of the `len` bytes at `addr`: all of them unless the buffer runs
-    /// across the border of two regions, and then the caller asks again for the rest. `None` when
-    /// `addr` is in no region. Never longer than `len`; never empty unless `len` is 0.
+    /// Returns address and length of the first contiguous piece of the `len` bytes at `addr`, or `None` if
+    /// `addr` is in no region. The piece is never longer than `len`, and empty only if `len` is 0.
     #[inline]
     fn piece(&mut self, addr: u64, len: usize) -> Option<(*mut u8, usize)> {
         let mut offset = addr.wrapping_sub(self.last.start);
@@ -164,7 +167,7 @@ impl<'m> Translator<'m> {
         })
     }
 
-    /// The first contiguous piece at `addr`, for reading; see [`Translator::write`].
+    /// Returns the first contiguous piece of the `len` bytes at `addr` for reading; see [`Translator::write`].
     #[inline]
     pub fn read(&mut self, addr: u64, len: usize) -> Option<ReadSlice<'m>> {
         let (base, len) = self.piece(addr, len)?;
@@ -172,9 +175,9 @@ impl<'m> Translator<'m> {
         Some(unsafe { ReadSlice::from_raw(base, len) })
     }
 
-    /// The first contiguous piece of the `len` bytes at `addr`, for writing: all of them, unless
-    /// the buffer runs across the border of two regions; then ask again for the rest. `None` when
-    /// `addr` is in no region.
+    /// Returns the first contiguous piece of the `len` bytes at `addr` for writing, or `None` if `addr` is in
+    /// no region. It is shorter than `len` if the buffer crosses the border of two regions; the caller then
+    /// translates the rest.
     #[inline]
     pub fn write(&mut self, addr: u64, len: usize) -> Option<WriteSlice<'m>> {
         let (base, len) = self.piece(addr, len)?;

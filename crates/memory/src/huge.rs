@@ -1,12 +1,13 @@
-//! Huge pages for large tables of our own.
+//! Huge pages for large private tables, requested once, after a table's memory is allocated and before it is
+//! written.
 
 use std::mem::MaybeUninit;
 
 use rustix::mm::Advice;
 
-/// Has the kernel back memory that nobody has written to yet with huge pages, where it can (`MADV_HUGEPAGE`, madvise(2)): looking here
-/// and there in it then costs fewer page walks, of which a virtual machine's are the dearest. Only the whole pages of it are
-/// concerned, and where the kernel cannot, all stays as it is.
+/// Asks the kernel to back memory that has not been written yet with huge pages (`MADV_HUGEPAGE`, madvise(2)).
+/// Random accesses to it then cause fewer page walks, which are most expensive in a virtual machine. Only whole
+/// pages inside the range are affected; if the kernel cannot do it, nothing changes.
 pub fn prefer_huge_pages<T>(room: &mut [MaybeUninit<T>]) {
     let page = rustix::param::page_size();
     let bytes = room.as_mut_ptr_range();

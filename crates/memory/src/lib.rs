@@ -1,21 +1,27 @@
-//! Shared memory of virtual machines: where every byte a peer can write is reached from.
+//! Shared memory: mappings, translation of guest addresses, atomic words and raw copies.
 //!
-//! | module | idea | owner of the bytes |
+//! A front end's memory table becomes a set of [`Region`]s, one per file, and these a [`GuestMemory`], which is
+//! replaced as a whole when the table changes. Rings resolve their parts to [`Area`]s when they are set up;
+//! a worker makes a [`Translator`] for each burst and gets [`ReadSlice`]s and [`WriteSlice`]s of buffers from
+//! it. A mapping ends with the last `Arc` of its region. All types may be used from any thread, except the
+//! slices, which stay on the thread that borrowed them.
+//!
+//! | module | contents | owner of the bytes |
 //! |---|---|---|
-//! | [`region`] | one `mmap` of a peer's (or our own) file | the [`Region`], for as long as an `Arc` of it lives |
-//! | [`guest`] | an immutable set of regions and the translation of guest addresses | [`GuestMemory`], replaced as a whole when the map changes |
-//! | [`words`] | atomic words of a resolved range, for rings | an [`Area`] keeps its region alive |
-//! | [`mod@slice`] | borrowed pieces of buffers, copied and never referenced | the lender |
-//! | [`counters`] | words that several processes count in | [`Counters`] keeps its region alive |
+//! | [`region`] | one mapping of a peer's (or our own) file | the [`Region`], as long as an `Arc` of it exists |
+//! | [`guest`] | an immutable set of regions; translation of guest addresses | [`GuestMemory`] |
+//! | [`words`] | atomic words of a resolved range, for rings | an [`Area`], which keeps its region alive |
+//! | [`mod@slice`] | borrowed pieces of buffers, which are only copied | the lender |
+//! | [`counters`] | atomic counters that several processes change | [`Counters`], which keeps its region alive |
 //! | [`shared`] | a memfd of our own, for driver halves | [`SharedMem`] |
 //! | [`window`] | reserved addresses into which single pages are mapped | [`Window`] |
-//! | [`huge`] | huge pages for tables of our own | whoever allocated them |
-//! | [`mod@spare`] | storage that is used again | whoever keeps it |
-//! | [`sigbus`] | survival of a peer that truncates the file under a mapping | process-wide handler |
+//! | [`huge`] | huge pages for large private tables | the caller |
+//! | [`mod@spare`] | reuse of a vector's storage | the [`Spare`] |
+//! | [`sigbus`] | survival of a peer that truncates the file under a mapping | a handler for the whole process |
 //!
-//! A peer may change any shared byte at any moment, so nothing here ever makes a Rust reference
-//! to shared memory: words go through atomics, buffers through [`ReadSlice`] and [`WriteSlice`],
-//! which only copy. This crate and `ringferry-sys` are where the project's `unsafe` lives.
+//! A peer may change any shared byte at any moment, so this crate never makes a Rust reference to shared
+//! memory: words are accessed by atomics, buffers by [`ReadSlice`] and [`WriteSlice`], which only copy. Only
+//! this crate and `ringferry-sys` contain `unsafe`.
 
 pub mod buffer;
 pub mod counters;

@@ -1,4 +1,8 @@
-//! One mapping of one file: a piece of a virtual machine's memory, or of our own.
+//! A region: one contiguous range of shared memory, of a guest or of our own.
+//!
+//! [`Region::map`] maps a file that a front end sent, [`Region::existing`] takes memory that is mapped already,
+//! [`Region::map_exact`] maps device files. The control plane creates regions; workers use them through
+//! [`Area`]s and translators, on any thread. The last `Arc` unmaps the region.
 
 use std::any::Any;
 use std::fmt;
@@ -12,54 +16,54 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::sigbus::{self, Guard};
 use crate::words::Area;
 
-/// Where a region lies, in the terms of vhost-user's "memory region description".
+/// Addresses and size of a region, as in vhost-user's "memory region description".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionSpec {
-    /// First guest physical address.
+    /// Guest physical address of the first byte.
     pub guest_addr: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// First address in the front end's own address space; ring addresses are given in these.
+    /// Address of the first byte in the front end's own address space, in which ring addresses are given.
     pub user_addr: u64,
-    /// Where in the file the region begins.
+    /// Offset of the region in its file, in bytes.
     pub mmap_offset: u64,
 }
 
-/// Why a region could not be mapped.
+/// The reason for which a region could not be mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
-    /// Size zero, or an address range that wraps around.
+    /// The size is zero, or a range of addresses wraps around.
     #[error("memory region at guest address {0:#x} is empty or wraps around")]
     BadRange(u64),
     /// The file is shorter than the region claims; touching the rest would raise SIGBUS.
     #[error("memory region needs {needed} bytes of its file, which has only {size}")]
     FileTooShort {
-        /// Offset plus size of the region.
+        /// Offset plus size of the region in bytes.
         needed: u64,
-        /// Size of the file.
+        /// Size of the file in bytes.
         size: u64,
     },
-    /// Pages of the file come from another process or machine, which could make whoever touches them
-    /// wait for ever.
+    /// The pages of the file are served by another process or machine, which could block a thread that
+    /// touches them for ever.
     #[error(
         "guest memory lies in a file served by another process or machine (FUSE or a network file system): \
          use memory on tmpfs, hugetlbfs or a local disk, or memory-backend-memfd"
     )]
     Served,
-    /// An existing mapping that is to be guarded does not begin a page.
+    /// An existing mapping that needs a guard does not begin at a page boundary.
     #[error("memory region at guest address {0:#x} does not begin a page, so it cannot be guarded")]
     Unaligned(u64),
     /// The process holds as many mappings as [`sigbus::MAX_REGIONS`] allows.
     #[error("more than {} memory regions are mapped", sigbus::MAX_REGIONS)]
     TooMany,
-    /// The kernel refused.
+    /// The kernel refused a system call.
     #[error(
         "cannot map guest memory ({0}); the VM's memory must be shared: for QEMU use -object memory-backend-memfd,share=on"
     )]
     Os(#[from] rustix::io::Errno),
 }
 
-/// Magic numbers (`linux/magic.h`) of file systems whose pages another process or machine provides: FUSE,
+/// Magic numbers (`linux/magic.h`) of file systems whose pages are served by another process or machine: FUSE,
 /// 9p, NFS, CIFS, SMB2, SMB, Ceph, AFS, Coda.
 const SERVED: [u32; 9] = [
     0x6573_5546,
@@ -73,7 +77,7 @@ const SERVED: [u32; 9] = [
     0x7375_7245,
 ];
 
-/// Something that is dropped after the mapping it belongs to.
+/// An object that is dropped after the mapping that it belongs to.
 pub(crate) struct Kept(pub(crate) Box<dyn Any + Send + Sync>);
 
 impl fmt::Debug for Kept {
@@ -82,28 +86,28 @@ impl fmt::Debug for Kept {
     }
 }
 
-/// Whether the file under an existing mapping can become shorter than the mapping; see [`Region::existing`].
+/// States if the file under an existing mapping can become shorter than the mapping; see [`Region::existing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Truncation {
-    /// Somebody else may truncate the file. The mapping is guarded as those of [`Region::map`] are: when a page
-    /// turns out to be gone, private zero pages take the place of the mapping and [`Region::is_lost`] says so.
+    /// Another process may truncate the file. The mapping is guarded like those of [`Region::map`]: when a page
+    /// is missing, private zero pages replace the mapping and [`Region::is_lost`] returns true.
     Possible,
-    /// There is no file (anonymous memory, the heap), or it is sealed against shrinking or nobody else's: touching
-    /// a page never raises SIGBUS.
+    /// There is no file (anonymous memory, the heap), or it is sealed against shrinking, or no other process
+    /// has it, so touching a page never raises SIGBUS.
     Impossible,
 }
 
-/// A range of shared, writable memory. A mapping that the region made is unmapped when the last `Arc` goes; one that
-/// existed before goes when its owner lets it go, which is not before then.
+/// A range of shared, writable memory. The last `Arc` unmaps a mapping that the region made itself; of an
+/// [existing](Region::existing) one it drops the owner.
 #[derive(Debug)]
 pub struct Region {
     spec: RegionSpec,
-    /// Start and length of the mapping that is to be unmapped, which may begin before the region (page alignment).
+    /// Start and length of the mapping to unmap, if any; it may begin before the region for page alignment.
     map: Option<(*mut u8, usize)>,
     /// Address of the region's first byte.
     base: *mut u8,
     guard: Option<Guard>,
-    /// Dropped after the mapping is gone.
+    /// Objects that are dropped after the mapping has been unmapped.
     _kept: Vec<Kept>,
 }
 
@@ -113,13 +117,13 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps `spec.size` bytes of `fd` from `spec.mmap_offset`, shared with whoever else holds it.
+    /// Maps `spec.size` bytes of `fd` from `spec.mmap_offset`, shared with the other holders of the file.
     ///
-    /// The descriptor is not kept. The mapping is aligned to the file's block size, as hugetlbfs
-    /// demands for both ends.
+    /// The descriptor is not kept. Start and end of the mapping are aligned to the file's block size, as
+    /// hugetlbfs demands.
     ///
     /// # Errors
-    /// See [`MapError`]; nothing stays mapped.
+    /// [`MapError`]; nothing stays mapped then.
     pub fn map(fd: BorrowedFd<'_>, spec: RegionSpec) -> Result<Arc<Region>, MapError> {
         let bad = MapError::BadRange(spec.guest_addr);
         let (Some(end), Some(_), Some(_), true) = (
@@ -157,7 +161,7 @@ impl Region {
                 start,
             )?
         };
-        // Guest memory has no place in our core dumps.
+        // Guest memory must not get into our core dumps.
         // SAFETY: the advice concerns the mapping made just now and does not change its contents.
         let _ = unsafe { rustix::mm::madvise(map, map_len, Advice::LinuxDontDump) };
         let map: *mut u8 = map.cast();
@@ -168,13 +172,13 @@ impl Region {
         Ok(Arc::new(region))
     }
 
-    /// A region of memory that is mapped already: by the VMM that this library is part of, say, or on the heap.
-    /// `base` is where it lies in this process; `spec` where it lies for the guest and for the front end
-    /// (`mmap_offset` means nothing here). `owner` is dropped when the last user of the region is gone: an
-    /// `Arc` of whatever unmaps or frees the memory.
+    /// Makes a region of memory that is mapped already, for example by the VMM that this library is part of, or
+    /// on the heap. `base` is its address in this process; `spec` has its addresses for the guest and for the
+    /// front end (`mmap_offset` is ignored). `owner`, usually an `Arc` of the object that unmaps or frees the
+    /// memory, is dropped after the last user of the region.
     ///
-    /// Any alignment of `base` will do for buffers; a ring is refused when its parts turn out not to be aligned in
-    /// this process. Regions may share bytes: two regions of one mapping are two views of the same memory.
+    /// Buffers need no alignment of `base`; a ring is refused if its parts are not aligned in this process.
+    /// Regions may share bytes: two regions of one mapping are two views of the same memory.
     ///
     /// ```
     /// use std::ptr::NonNull;
@@ -239,12 +243,13 @@ impl Region {
         Ok(Arc::new(Region { spec, map: None, base, guard, _kept: vec![Kept(Box::new(owner))] }))
     }
 
-    /// Maps exactly `size` bytes of `fd` from `offset` on, readable and writable. For device files, which know
-    /// neither size nor file system and mean something by each offset (Xen's `gntdev` and `gntalloc`), and for files
-    /// that [`is_steady`](crate::window::is_steady): there is no guard against a file that is truncated.
+    /// Maps exactly `size` bytes of `fd` from `offset` on, readable and writable. There is no guard against
+    /// truncation, so it is for files that pass [`is_steady`](crate::window::is_steady) and for device files
+    /// that have neither a size nor a file system, and whose offsets have meanings of their own (Xen's `gntdev`
+    /// and `gntalloc`).
     ///
-    /// Both addresses of its [`spec`](Self::spec) are those of this process, so any number of such regions make a
-    /// [`GuestMemory`](crate::GuestMemory).
+    /// Both addresses in its [`spec`](Self::spec) are those of this process, so any number of such regions can
+    /// form a [`GuestMemory`](crate::GuestMemory).
     ///
     /// # Errors
     /// [`MapError::BadRange`] for size zero, or [`MapError::Os`].
@@ -261,35 +266,36 @@ impl Region {
         Ok(unsafe { Region::adopt(map.cast(), size, Vec::new()) })
     }
 
-    /// A region of what is mapped already; `kept` is dropped after it is unmapped.
+    /// Makes a region that takes over a mapping and will unmap it; `kept` is dropped after that.
     ///
     /// # Safety
-    /// `size` bytes at `map` are mapped readable and writable, never fault, and are handed over.
+    /// `size` bytes at `map` are mapped readable and writable, never fault, and belong to the region from now
+    /// on.
     pub(crate) unsafe fn adopt(map: *mut u8, size: usize, kept: Vec<Kept>) -> Arc<Region> {
         let addr = map.addr() as u64;
         let spec = RegionSpec { guest_addr: addr, size: size as u64, user_addr: addr, mmap_offset: 0 };
         Arc::new(Region { spec, map: Some((map, size)), base: map, guard: None, _kept: kept })
     }
 
-    /// The range of `len` bytes at byte offset `at`, when it lies inside the region.
+    /// Returns the range of `len` bytes at byte offset `at`, or `None` if it is not inside the region.
     pub fn area(self: &Arc<Self>, at: usize, len: usize) -> Option<Area> {
         let room = (self.spec.size as usize).checked_sub(at)?;
         // SAFETY: at + len <= size, checked just now.
         (len <= room).then(|| unsafe { Area::new(self.base.add(at), len, Arc::clone(self)) })
     }
 
-    /// Where the region lies.
+    /// Returns the addresses and the size of the region.
     pub fn spec(&self) -> &RegionSpec {
         &self.spec
     }
 
-    /// Whether the peer truncated the file: what is mapped now are private zero pages, and no
-    /// packet can pass through them any more. The owner should drop the connection.
+    /// Returns true if the peer truncated the file. Private zero pages are mapped instead then, through which
+    /// no packet can pass; the owner should close the connection.
     pub fn is_lost(&self) -> bool {
         self.guard.as_ref().is_some_and(Guard::is_lost)
     }
 
-    /// Address of the first byte of the region in this process.
+    /// Returns the address of the region's first byte in this process.
     #[inline]
     pub(crate) fn base(&self) -> *mut u8 {
         self.base
@@ -298,7 +304,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // Before the mapping, whose addresses may be somebody else's at once.
+        // The guard must go before the mapping, whose addresses another thread may get at once.
         self.guard = None;
         if let Some((map, len)) = self.map {
             // SAFETY: this mapping is ours, and no Area or slice outlives the last Arc.

@@ -1,4 +1,7 @@
-//! Memory of our own that a peer may map: what a driver half keeps its rings and buffers in.
+//! A memfd of our own that a peer maps: the memory of a driver half's rings and buffers.
+//!
+//! A driver half creates one [`SharedMem`] at set-up, maps it by [`SharedMem::map_at`], and sends its descriptor
+//! to the back end. The memory is freed when the descriptors and mappings of all processes are gone.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,8 +11,8 @@ use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::region::{MapError, Region, RegionSpec};
 
-/// A memfd of fixed size. Sealed against shrinking and growing, so that a peer who receives its
-/// descriptor cannot truncate it under us.
+/// A memfd of fixed size. It is sealed against shrinking and growing, so that a peer that receives its
+/// descriptor cannot truncate it under our mapping.
 #[derive(Debug)]
 pub struct SharedMem {
     fd: OwnedFd,
@@ -17,10 +20,11 @@ pub struct SharedMem {
 }
 
 impl SharedMem {
-    /// Makes `size` bytes (rounded up to a page) of zeroed memory, not yet mapped or allocated.
+    /// Creates `size` bytes (rounded up to a page) of zeroed memory, neither mapped nor allocated yet. `name`
+    /// shows up in `/proc/PID/maps`.
     ///
     /// # Errors
-    /// What `memfd_create` and `ftruncate` say.
+    /// The errors of `memfd_create`, `ftruncate` and `fcntl`.
     pub fn new(name: &str, size: usize) -> io::Result<SharedMem> {
         let size = size.next_multiple_of(rustix::param::page_size());
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -32,20 +36,20 @@ impl SharedMem {
         Ok(SharedMem { fd, size })
     }
 
-    /// Size in bytes, a multiple of the page size.
+    /// Returns the size in bytes, a multiple of the page size.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// The descriptor to hand to the peer.
+    /// Borrows the descriptor, to send it to the peer.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Maps all of it, with guest and user addresses that both begin at `addr`.
+    /// Maps the whole memory as a region whose guest and user addresses both begin at `addr`.
     ///
     /// # Errors
-    /// See [`MapError`].
+    /// [`MapError`], as for [`Region::map`].
     pub fn map_at(&self, addr: u64) -> Result<Arc<Region>, MapError> {
         let spec = RegionSpec { guest_addr: addr, size: self.size as u64, user_addr: addr, mmap_offset: 0 };
         Region::map(self.fd(), spec)

@@ -1,15 +1,15 @@
-//! Survival of a peer that truncates the file behind its memory.
+//! A SIGBUS handler that survives a peer truncating the file behind its memory.
 //!
-//! Touching a shared mapping beyond the end of its file raises SIGBUS. A front end holds the file
-//! and can shrink it at any time, so without care any guest's VMM could kill the switch. Every
-//! [`Region`](crate::Region) whose file a peer may shrink is registered here; when SIGBUS hits one, the
-//! handler puts private zero pages in its place, marks it lost, and the interrupted access goes on. Any
-//! other SIGBUS goes to the handler that was installed before this one, or ends the process as it would
-//! without us.
+//! Touching a shared mapping beyond the end of its file raises SIGBUS. A front end holds the file and can shrink
+//! it at any time, so without a handler the VMM of any guest could kill the switch. Each
+//! [`Region`](crate::Region) whose file a peer may shrink registers a `Guard` when it is mapped and drops it
+//! before it is unmapped. When SIGBUS hits a registered mapping, the handler, on the faulting thread, replaces
+//! it by private zero pages, marks it lost, and the interrupted access is repeated. Any other SIGBUS goes to
+//! the handler that was installed before this one, or ends the process as it would without a handler.
 //!
-//! A registered mapping is a slot of a fixed table, which the handler reads without a lock. Slots may
-//! overlap, as several regions can be made of one existing mapping; the table is all that the handler
-//! touches, so a region that another thread drops meanwhile does no harm.
+//! Registered mappings are slots of a fixed table that the handler reads without a lock, by a generation count
+//! per slot. Slots may overlap, as several regions can be made of one existing mapping. The handler touches
+//! nothing but the table, so a region that another thread drops meanwhile does no harm.
 //!
 //! Alternatives considered: demanding `F_SEAL_SHRINK` (refuses stock memory-backend-file), and
 //! `process_vm_readv` (a system call per packet).
@@ -17,16 +17,17 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Once, OnceLock};
 
-/// Mappings that can exist at once in a process: 256 ports with 8 regions each.
+/// Largest number of guarded mappings in a process: 256 ports with 8 regions each.
 pub const MAX_REGIONS: usize = 2048;
 
 struct Slot {
-    /// Raised by every registration, so that the handler knows that what it read belongs together.
+    /// Count of registrations in this slot. The handler reads it before and after the other fields to know that
+    /// they belong together.
     generation: AtomicUsize,
-    /// First address, or 0 when the slot is free. Written last on entry, first on release.
+    /// Address of the first byte, or 0 if the slot is free. Written last on registration, first on release.
     start: AtomicUsize,
     len: AtomicUsize,
-    /// The last generation whose memory was lost; generations begin at 1.
+    /// The generation whose memory was lost last, or 0; generations begin at 1.
     lost: AtomicUsize,
 }
 
@@ -39,10 +40,10 @@ static SLOTS: [Slot; MAX_REGIONS] = [const {
     }
 }; MAX_REGIONS];
 
-/// A slot that is being filled: neither free nor found by the handler.
+/// Value of `start` in a slot that is being filled: the slot is not free, and the handler skips it.
 const RESERVED: usize = usize::MAX;
 
-/// The registration of one mapping, which must be dropped before the mapping goes.
+/// The registration of one mapping. It must be dropped before the mapping is unmapped.
 #[derive(Debug)]
 pub(crate) struct Guard {
     slot: &'static Slot,
@@ -56,7 +57,8 @@ impl std::fmt::Debug for Slot {
 }
 
 impl Guard {
-    /// Registers `len` bytes from `start` on, both multiples of the page size. `None` when all slots are taken.
+    /// Registers `len` bytes from `start` on, both multiples of the page size, and installs the handler the first
+    /// time. Returns `None` if all slots are taken.
     pub fn new(start: usize, len: usize) -> Option<Guard> {
         static INSTALL: Once = Once::new();
         INSTALL.call_once(install);
@@ -73,7 +75,7 @@ impl Guard {
         None
     }
 
-    /// Whether pages of the mapping were replaced.
+    /// Returns true if pages of the mapping were replaced.
     #[inline]
     pub fn is_lost(&self) -> bool {
         self.slot.lost.load(Ordering::Relaxed) == self.generation
@@ -86,7 +88,7 @@ impl Drop for Guard {
     }
 }
 
-/// What was done about SIGBUS before our handler was installed.
+/// The disposition of SIGBUS before our handler was installed.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 fn install() {
@@ -105,8 +107,8 @@ fn install() {
     }
 }
 
-/// The registered mappings as generation, start, end and slot. A slot that changes meanwhile is left out: the
-/// faulting thread holds its region, so it was not that one.
+/// Iterates over the registered mappings as generation, start, end and slot. A slot that changes meanwhile is
+/// skipped: the faulting thread holds its region, so the changing slot is not the faulting one.
 fn registered() -> impl Iterator<Item = (usize, usize, usize, &'static Slot)> {
     SLOTS.iter().filter_map(|slot| {
         let generation = slot.generation.load(Ordering::Acquire);
@@ -118,10 +120,10 @@ fn registered() -> impl Iterator<Item = (usize, usize, usize, &'static Slot)> {
     })
 }
 
-/// Replaces the memory around a faulting address; false when it is not registered.
+/// Replaces the memory around a faulting address by zero pages. Returns false if it is not registered.
 fn replace(addr: usize) -> bool {
-    // Of mappings that overlap, only what they have in common is certainly mapped on behalf of the faulting
-    // thread, which holds one of them; another thread may be about to unmap the rest.
+    // If registered mappings overlap, only their intersection is certain to stay mapped: the faulting thread
+    // holds one of them, and another thread may be about to unmap the rest.
     let covers = |start, end| (start..end).contains(&addr);
     let common = registered()
         .filter(|&(_, start, end, _)| covers(start, end))
@@ -170,7 +172,7 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
                 std::mem::transmute::<usize, extern "C" fn(libc::c_int)>(action.sa_sigaction)(signal);
             }
         },
-        // Nobody's: die of it, as without this handler, when the access is repeated.
+        // There was no other handler: the repeated access ends the process, as without this handler.
         // SAFETY: resetting a disposition is async-signal-safe.
         None => unsafe {
             libc::signal(libc::SIGBUS, libc::SIG_DFL);

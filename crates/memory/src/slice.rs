@@ -1,13 +1,14 @@
-//! Borrowed pieces of packet buffers, in shared or private memory.
+//! Borrowed pieces of packet buffers in shared or private memory.
 //!
-//! A slice of shared memory must not become `&[u8]`: the peer may write it at any time. These two
-//! types hold only an address and a length and offer only copies. Both are laid out as `iovec`, so
-//! an array of them goes to `readv` and `writev` as it is. Neither is `Send`: a slice made from a
-//! private `&mut [u8]` stays on the thread that borrowed it.
+//! [`Translator`](crate::Translator), [`Area`](crate::Area) and [`Window`](crate::Window) make them for the time
+//! of a burst, and they end with the borrow. A slice of shared memory must not become `&[u8]`, because the peer
+//! may write it at any time; these two types hold only an address and a length and offer only copies. Both
+//! have the layout of `iovec`, so an array of them can be passed to `readv` and `writev`. Neither is `Send`: a
+//! slice made from a private `&mut [u8]` stays on the thread that borrowed it.
 
 use std::marker::PhantomData;
 
-/// Bytes that can be copied from. Shares the lifetime of the memory it points into.
+/// Bytes that can be copied from; it borrows the memory that it points to.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct ReadSlice<'a> {
@@ -15,7 +16,7 @@ pub struct ReadSlice<'a> {
     lender: PhantomData<&'a [u8]>,
 }
 
-/// Bytes that can be copied to. Shares the lifetime of the memory it points into.
+/// Bytes that can be copied to; it borrows the memory that it points to.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct WriteSlice<'a> {
@@ -26,7 +27,7 @@ pub struct WriteSlice<'a> {
 macro_rules! common {
     ($name:ident) => {
         impl<'a> $name<'a> {
-            /// A slice of no bytes.
+            /// A slice without bytes.
             pub const EMPTY: Self = Self {
                 iov: libc::iovec {
                     iov_base: std::ptr::NonNull::<u8>::dangling().as_ptr().cast(),
@@ -42,26 +43,26 @@ macro_rules! common {
                 Self { iov: libc::iovec { iov_base: base.cast(), iov_len: len }, lender: PhantomData }
             }
 
-            /// Length in bytes.
+            /// Returns the length in bytes.
             #[inline]
             pub fn len(&self) -> usize {
                 self.iov.iov_len
             }
 
-            /// Whether there are no bytes.
+            /// Returns true if the length is 0.
             #[inline]
             pub fn is_empty(&self) -> bool {
                 self.iov.iov_len == 0
             }
 
-            /// The first `n` bytes, or all of them when there are fewer.
+            /// Returns the first `n` bytes, or all bytes if there are fewer.
             #[inline]
             pub fn first(self, n: usize) -> Self {
                 let len = n.min(self.len());
                 Self { iov: libc::iovec { iov_base: self.iov.iov_base, iov_len: len }, lender: PhantomData }
             }
 
-            /// What is left after the first `n` bytes; empty when there are no more than `n`.
+            /// Returns the bytes behind the first `n`; an empty slice if there are no more than `n`.
             #[inline]
             pub fn skip(self, n: usize) -> Self {
                 let n = n.min(self.len());
@@ -90,15 +91,16 @@ macro_rules! common {
 common!(ReadSlice);
 common!(WriteSlice);
 
-/// Copies `n` bytes as if through a buffer, so the two sides may overlap. Headers and small frames
-/// are a few loads and stores: the call to `memmove` costs more than it does for them. What lies there already is left
-/// alone: the kernel may have written a frame where it is to go.
+/// Copies `n` bytes as `memmove` does, so the two sides may overlap. Headers and small frames are copied by a few
+/// inline loads and stores, since a call costs more than the copy. If source and destination are the same,
+/// nothing is done: the kernel may have written a frame directly to its destination.
 ///
 /// # Safety
 /// `src..src + n` may be read and `dst..dst + n` written.
 #[inline(always)]
 unsafe fn copy(src: *const u8, dst: *mut u8, n: usize) {
-    /// Two parts of type `T` that cover `n` bytes, `size_of::<T>() <= n <= 2 * size_of::<T>()`.
+    /// Copies `n` bytes as two possibly overlapping parts of type `T`, with
+    /// `size_of::<T>() <= n <= 2 * size_of::<T>()`.
     ///
     /// # Safety
     /// As for `copy`.
@@ -125,7 +127,7 @@ unsafe fn copy(src: *const u8, dst: *mut u8, n: usize) {
 }
 
 impl<'a> ReadSlice<'a> {
-    /// Copies as many bytes as both sides have; returns how many.
+    /// Copies to `dst` as many bytes as both sides have, and returns their number.
     #[inline]
     pub fn copy_to(&self, dst: &mut [u8]) -> usize {
         let n = self.len().min(dst.len());
@@ -134,15 +136,15 @@ impl<'a> ReadSlice<'a> {
         n
     }
 
-    /// A copy of the first `N` bytes, if there are as many.
+    /// Returns a copy of the first `N` bytes, or `None` if there are fewer.
     #[inline(always)]
     pub fn array<const N: usize>(&self) -> Option<[u8; N]> {
         // SAFETY: N bytes are readable; an array of bytes has no alignment.
         (self.len() >= N).then(|| unsafe { self.base().cast::<[u8; N]>().read() })
     }
 
-    /// Copies as many bytes as both sides have, from (shared) memory to (shared) memory; returns
-    /// how many. The two may overlap: both rings of a frame can belong to one guest.
+    /// Copies to `dst`, which may be shared memory too, as many bytes as both sides have, and returns their
+    /// number. The two may overlap, as source and destination of a frame can belong to one guest.
     #[inline]
     pub fn copy_to_slice(&self, dst: &WriteSlice<'_>) -> usize {
         let n = self.len().min(dst.len());
@@ -151,7 +153,7 @@ impl<'a> ReadSlice<'a> {
         n
     }
 
-    /// Asks the CPU to fetch the first cache line for reading. Never faults.
+    /// Prefetches the first cache line for reading. Never faults.
     #[inline]
     pub fn prefetch(&self) {
         #[cfg(target_arch = "x86_64")]
@@ -163,7 +165,7 @@ impl<'a> ReadSlice<'a> {
 }
 
 impl<'a> WriteSlice<'a> {
-    /// Copies as many bytes as both sides have; returns how many.
+    /// Copies from `src` as many bytes as both sides have, and returns their number.
     #[inline]
     pub fn copy_from(&self, src: &[u8]) -> usize {
         let n = self.len().min(src.len());
@@ -172,9 +174,9 @@ impl<'a> WriteSlice<'a> {
         n
     }
 
-    /// Writes two little-endian words, 12 bytes, if others are there; false when there are fewer bytes. A line that
-    /// does not change stays with everyone who reads it, while writing the same bytes again takes it away from
-    /// them.
+    /// Writes two little-endian words, 12 bytes together, unless the same bytes are there already. Returns false
+    /// if the slice is shorter. Writing equal bytes again would invalidate the cache line in the caches of its
+    /// readers; this leaves it shared.
     #[inline(always)]
     pub fn update(&self, low: u64, high: u32) -> bool {
         let fits = self.len() >= 12;
@@ -191,20 +193,20 @@ impl<'a> WriteSlice<'a> {
         fits
     }
 
-    /// The same bytes, for reading.
+    /// Returns the same bytes for reading.
     #[inline]
     pub fn as_read(&self) -> ReadSlice<'a> {
         ReadSlice { iov: self.iov, lender: PhantomData }
     }
 
-    /// Asks the CPU to fetch the first cache line for writing, away from whoever has it. Never faults.
+    /// Prefetches the first cache line for writing, which takes it from other CPUs. Never faults.
     #[inline]
     pub fn prefetch(&self) {
         prefetch_write(self.base());
     }
 }
 
-/// Asks the CPU to fetch the line of a byte, to be written soon. Never faults.
+/// Prefetches the cache line of a byte that will soon be written. Never faults.
 #[inline(always)]
 pub(crate) fn prefetch_write(at: *const u8) {
     #[cfg(target_arch = "x86_64")]

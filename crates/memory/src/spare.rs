@@ -1,7 +1,10 @@
-//! Storage that is used again, of things that stay on their thread.
+//! Reuse of the storage of a vector whose elements must stay on their thread.
+//!
+//! An owner keeps a [`Spare`] for its lifetime, takes the vector out at the start of a burst, fills it, and puts it
+//! back empty at the end.
 
-/// The allocation of a vector that is empty between two uses. Slices of shared memory are not `Send`; what keeps a list
-/// of them only for its storage may still go to another thread.
+/// The storage of a vector that is empty between two uses. It is `Send` even if `T` is not: slices of shared
+/// memory are not, but the owner of a list that is kept only for its storage may move to another thread.
 #[derive(Debug)]
 pub struct Spare<T>(Vec<T>);
 
@@ -16,12 +19,12 @@ impl<T> Default for Spare<T> {
 }
 
 impl<T> Spare<T> {
-    /// An empty vector, with the storage if it was put back.
+    /// Takes an empty vector out, with the storage that was put back last, if any.
     pub fn take(&mut self) -> Vec<T> {
         std::mem::take(&mut self.0)
     }
 
-    /// Keeps the storage of a vector; what is in it is dropped.
+    /// Drops the elements of a vector and keeps its storage.
     pub fn put(&mut self, mut vector: Vec<T>) {
         vector.clear();
         self.0 = vector;

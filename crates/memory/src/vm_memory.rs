@@ -1,8 +1,9 @@
 //! Guest memory of a VMM that is built on rust-vmm: a `GuestMemoryMmap` of the crate `vm-memory`.
 //!
-//! The regions are taken over as [existing mappings](Region::existing): nothing is mapped twice, and each of ours
-//! keeps rust-vmm's region alive. A VMM that plugs memory in or out makes a new `GuestMemoryMmap`, and of that a new
-//! [`GuestMemory`]; the queues are then given the new one, as after `SET_MEM_TABLE`.
+//! The VMM calls [`GuestMemory::from_vm_memory`] once per memory map. Regions become [existing
+//! mappings](Region::existing): nothing is mapped twice, and each of our regions keeps rust-vmm's region alive.
+//! A VMM that plugs memory in or out makes a new `GuestMemoryMmap` and a new [`GuestMemory`] of it, and gives that
+//! to the queues, as after `SET_MEM_TABLE`.
 
 use std::ptr::NonNull;
 
@@ -11,7 +12,7 @@ use ::vm_memory::{Address, FileOffset, GuestMemoryBackend, GuestMemoryMmap, Gues
 use crate::guest::{GuestMemory, MemoryError};
 use crate::region::{MapError, Region, RegionSpec, Truncation};
 
-/// Why rust-vmm's memory cannot be used.
+/// The reason for which rust-vmm's memory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum VmMemoryError {
     /// A region cannot be taken over.
@@ -26,11 +27,12 @@ pub enum VmMemoryError {
 }
 
 impl GuestMemory {
-    /// The same memory as `memory`, at the same guest addresses. User addresses are those of this process.
+    /// Makes a map of the same memory as `memory`, at the same guest addresses. User addresses are those of this
+    /// process.
     ///
     /// Regions with a file are guarded against its truncation ([`Truncation::Possible`]). Only memory without a dirty
-    /// bitmap (`GuestMemoryMmap<()>`, the default) is accepted, as nothing here would mark it: a VMM that migrates
-    /// a guest through rust-vmm's bitmap would lose what devices write.
+    /// bitmap (`GuestMemoryMmap<()>`, the default) is accepted, as this crate would not mark it: a VMM that migrates
+    /// a guest through rust-vmm's bitmap would lose writes of devices.
     ///
     /// ```
     /// use ringferry_memory::{GuestMemory, ReadSlice};

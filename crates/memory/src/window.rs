@@ -1,13 +1,20 @@
-//! A reserved range of addresses into which pages of others are mapped one by one: what a back end of Xen keeps its
-//! grants in.
+//! A window: a reserved range of addresses into which single pages are mapped, such as the grants of a Xen back
+//! end.
 //!
-//! The [`Window`] owns the addresses and every mapping in them. A slot is empty, which means that touching it would be
-//! a fault and so no slice of it is ever given out, or holds one page of some file. Pages come and go while the
-//! addresses stay, so nobody else's mapping can slip in between.
+//! A back end reserves one [`Window`] per connection; its thread maps and unmaps pages as grants come and go,
+//! and reads and writes them through slices. The window owns the addresses and all mappings in them, and
+//! unmaps them when it is dropped. The addresses stay reserved, so no other mapping can get in between:
 //!
-//! There is no [`sigbus`](crate::sigbus) guard: a page in a window must never vanish. Device files of Xen keep that
-//! promise; a memfd does when it is sealed against shrinking and has ordinary pages. Whoever accepts a
-//! descriptor from a peer checks that, with [`is_steady`].
+//! ```text
+//!              map, map_populated
+//!   empty ─────────────────────────► readable or writable (one page of a file)
+//!  (faults)◄────────────────────────
+//!                    unmap
+//! ```
+//!
+//! No slice of an empty slot is ever given out. There is no [`sigbus`](crate::sigbus) guard, so the pages of a
+//! mapped file must never vanish. Device files of Xen guarantee that; a memfd does if it is sealed against
+//! shrinking and has ordinary pages, which [`is_steady`] checks for a descriptor from a peer.
 
 use std::any::Any;
 use std::fmt;
@@ -21,13 +28,13 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::region::{Kept, Region};
 use crate::slice::{ReadSlice, WriteSlice};
 
-/// Bytes of a slot: a page of Xen, whatever the machine's own page is.
+/// Size of a slot in bytes: a page of Xen, independent of the machine's own page size.
 pub const SLOT: usize = 4096;
 
-/// `TMPFS_MAGIC` of `linux/magic.h`: where memfds with ordinary pages live.
+/// `TMPFS_MAGIC` of `linux/magic.h`: the file system of memfds with ordinary pages.
 const TMPFS: u32 = 0x0102_1994;
 
-/// What a slot holds.
+/// The state of a slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Slot {
     Empty,
@@ -35,7 +42,7 @@ enum Slot {
     Writable,
 }
 
-/// A range of slots, each of them empty or one mapped page.
+/// A range of slots, each of them empty or one mapped page; see the [module](self).
 pub struct Window {
     base: *mut u8,
     slots: Box<[Slot]>,
@@ -54,11 +61,11 @@ impl fmt::Debug for Window {
 }
 
 impl Window {
-    /// Reserves addresses for `slots` pages, all empty. Costs no memory but the addresses and a byte per slot.
+    /// Reserves addresses for `slots` pages, all empty. This takes no memory except one byte per slot.
     ///
     /// # Errors
-    /// `InvalidInput` for no slots or more than there are addresses; `Unsupported` when the machine's pages are
-    /// not of [`SLOT`] bytes; `OutOfMemory`.
+    /// `InvalidInput`, if `slots` is 0 or exceeds the address space; `Unsupported`, if the machine's pages do
+    /// not have [`SLOT`] bytes; `OutOfMemory`.
     pub fn reserve(slots: usize) -> io::Result<Window> {
         if rustix::param::page_size() != SLOT {
             let text = format!("pages can be mapped one by one only where a page is {SLOT} bytes");
@@ -74,28 +81,28 @@ impl Window {
         Ok(Window { base: base.cast(), slots: vec![Slot::Empty; slots].into(), kept: Vec::new() })
     }
 
-    /// How many slots there are.
+    /// Returns the number of slots.
     pub fn slots(&self) -> usize {
         self.slots.len()
     }
 
-    /// How many of them hold a page.
+    /// Returns the number of slots that hold a page.
     pub fn mapped(&self) -> usize {
         self.slots.iter().filter(|slot| **slot != Slot::Empty).count()
     }
 
-    /// Whether `slot` holds a page. False outside the window.
+    /// Returns true if `slot` holds a page; false also for a slot outside the window.
     #[inline]
     pub fn is_mapped(&self, slot: usize) -> bool {
         self.slots.get(slot).is_some_and(|slot| *slot != Slot::Empty)
     }
 
-    /// Maps `pages` pages of `fd` from byte `offset` on, shared, to the slots from `slot` on, in one call.
+    /// Maps `pages` pages of `fd` from byte `offset` on, shared, to the slots from `slot` on, by one system call.
     /// For device files whose mappings are complete when the call returns.
     ///
     /// # Errors
-    /// `InvalidInput` when a slot is outside or in use (nothing was changed), or what `mmap` says; then the
-    /// slots are empty.
+    /// `InvalidInput`, if a slot is outside the window or in use (nothing has changed then); the errors of
+    /// `mmap` (the slots are empty then).
     pub fn map(
         &mut self,
         slot: usize,
@@ -107,11 +114,11 @@ impl Window {
         self.map_with(slot, pages, fd, offset, writable, MapFlags::SHARED)
     }
 
-    /// As [`map`](Self::map), for files in memory: the same call also looks all the pages up, so that no
-    /// first touch is a page fault, as it is none after a hypervisor has mapped a page.
+    /// Does the same as [`map`](Self::map) for files in memory, and populates the page tables in the same
+    /// call, so that the first access does not fault, as it would not after a hypervisor has mapped a page.
     ///
     /// # Errors
-    /// As for [`map`](Self::map).
+    /// The same as [`map`](Self::map).
     pub fn map_populated(
         &mut self,
         slot: usize,
@@ -144,8 +151,9 @@ impl Window {
             rustix::mm::mmap(at.cast(), pages * SLOT, protection, flags | MapFlags::FIXED, fd, offset)
         };
         if let Err(error) = mapped {
-            // A driver may refuse after the kernel has taken the reservation away, and a hole must not stay:
-            // the kernel would put a mapping of someone else there. One that was made by taking away can be filled.
+            // A driver may refuse after the kernel has removed the reservation. The hole must be closed, as the
+            // kernel could place another mapping there. Reserving the addresses again cannot exceed the limit of
+            // mappings, since one was just removed.
             self.clear(slot, pages).expect("reserving addresses again that a failed mmap has freed");
             return Err(error.into());
         }
@@ -154,11 +162,12 @@ impl Window {
         Ok(())
     }
 
-    /// Unmaps the `pages` slots from `slot` on, in one call; those that are empty stay so.
+    /// Unmaps the `pages` slots from `slot` on, by one system call. Empty slots among them stay empty.
     ///
     /// # Errors
-    /// `InvalidInput` when they are not all inside, or what `mmap` says: `OutOfMemory` when the process is at its
-    /// limit of mappings (`vm.max_map_count`), as splitting one needs two more. All stay mapped then.
+    /// `InvalidInput`, if they are not all inside the window; the errors of `mmap`, such as `OutOfMemory` if the
+    /// process is at its limit of mappings (`vm.max_map_count`), as splitting one needs two more. All slots
+    /// stay mapped then.
     pub fn unmap(&mut self, slot: usize, pages: usize) -> io::Result<()> {
         if self.range(slot, pages).is_none() {
             let text = format!("slots {slot} + {pages} are outside the window");
@@ -169,12 +178,12 @@ impl Window {
         Ok(())
     }
 
-    /// The state of a range of slots, at least one; `None` when they are not all inside.
+    /// Returns the states of a range of slots, or `None` if it is empty or not completely inside the window.
     fn range(&self, slot: usize, pages: usize) -> Option<&[Slot]> {
         (pages > 0).then(|| self.slots.get(slot..slot.checked_add(pages)?)).flatten()
     }
 
-    /// Puts the reservation back in the place of whatever is mapped. The range must be inside.
+    /// Replaces all mappings in a range, which must be inside the window, by the reservation.
     fn clear(&mut self, slot: usize, pages: usize) -> io::Result<()> {
         // SAFETY: the range is inside the window, and `&mut self` says that no slice of it exists.
         unsafe {
@@ -185,8 +194,8 @@ impl Window {
         Ok(())
     }
 
-    /// `len` bytes of a slot from byte `offset` of it, for reading; `None` when the slot is empty or they do not
-    /// all lie in it.
+    /// Returns `len` bytes of a slot from its byte `offset` on for reading, or `None` if the slot is empty or the
+    /// bytes are not all in it.
     #[inline(always)]
     pub fn read(&self, slot: usize, offset: usize, len: usize) -> Option<ReadSlice<'_>> {
         let state = *self.slots.get(slot)?;
@@ -195,8 +204,8 @@ impl Window {
         inside.then(|| unsafe { ReadSlice::from_raw(self.base.add(slot * SLOT + offset), len) })
     }
 
-    /// `len` bytes of a slot from byte `offset` of it, for writing; `None` when the slot is empty or mapped
-    /// read-only, or they do not all lie in it.
+    /// Returns `len` bytes of a slot from its byte `offset` on for writing, or `None` if the slot is empty or
+    /// mapped read-only, or the bytes are not all in it.
     #[inline(always)]
     pub fn write(&self, slot: usize, offset: usize, len: usize) -> Option<WriteSlice<'_>> {
         let state = *self.slots.get(slot)?;
@@ -205,8 +214,9 @@ impl Window {
         inside.then(|| unsafe { WriteSlice::from_raw(self.base.add(slot * SLOT + offset), len) })
     }
 
-    /// What the one who maps keeps about the mappings, made on first use. It is dropped after the last page is
-    /// unmapped, so its end may count as the end of all of them.
+    /// Returns the window's object of type `T`, made on first use, in which the user of the window keeps data
+    /// about its mappings. It is dropped after the last page is unmapped, so its drop may signal the end of all
+    /// mappings.
     pub fn keep<T: Any + Default + Send + Sync>(&mut self) -> &mut T {
         let at = self.kept.iter().position(|kept| kept.0.is::<T>());
         let at = at.unwrap_or_else(|| {
@@ -216,11 +226,10 @@ impl Window {
         self.kept[at].0.downcast_mut().expect("found by its type")
     }
 
-    /// The whole window as one region for rings, with what is [kept](Self::keep). It comes back when a slot does not
-    /// hold a writable page.
+    /// Turns the whole window, with its [kept](Self::keep) objects, into one region for rings.
     ///
     /// # Errors
-    /// The window.
+    /// The window itself, if a slot does not hold a writable page.
     pub fn into_region(mut self) -> Result<Arc<Region>, Window> {
         if self.slots.iter().any(|slot| *slot != Slot::Writable) {
             return Err(self);
@@ -235,7 +244,7 @@ impl Window {
     }
 }
 
-/// How empty slots are mapped: they need neither memory nor swap space.
+/// Flags of the mapping of empty slots, which needs neither memory nor swap space.
 const RESERVED: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
 
 impl Drop for Window {
@@ -245,15 +254,15 @@ impl Drop for Window {
     }
 }
 
-/// Whether pages of this file can be mapped without a guard, though a peer has it, too: a memfd of ordinary pages
-/// that nobody can shrink any more, at least `size` bytes long.
+/// Returns true if pages of this file can be mapped without a guard although a peer has it, too: if it is a memfd
+/// of ordinary pages, sealed against shrinking, and at least `size` bytes long.
 ///
 /// Huge pages are refused, because touching one raises SIGBUS when there are none left.
 ///
 /// # Errors
-/// What the kernel says to a descriptor that cannot be asked.
+/// The errors of `fcntl`, `fstatfs` and `fstat`.
 pub fn is_steady(fd: BorrowedFd<'_>, size: u64) -> io::Result<bool> {
-    // The seals first: what is true after them stays so.
+    // The seals are read first: facts found after them cannot change any more.
     let sealed = match rustix::fs::fcntl_get_seals(fd) {
         Err(rustix::io::Errno::INVAL) => return Ok(false), // not a memfd
         seals => seals?.contains(SealFlags::SHRINK),
@@ -284,7 +293,7 @@ mod tests {
         fd
     }
 
-    /// What the kernel says is mapped at an address: permissions and file.
+    /// Reads from `/proc/self/maps` the permissions and the file of the mapping at an address.
     fn mapped_at(addr: usize) -> Option<(String, String)> {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         maps.lines().find_map(|line| {
@@ -368,7 +377,7 @@ mod tests {
         }
     }
 
-    /// What is kept in a window in these tests: says what is mapped at an address when it is dropped.
+    /// The kept object in these tests: when it is dropped, it records the mapping at an address.
     #[derive(Default)]
     struct Witness {
         addr: usize,

@@ -1,8 +1,10 @@
-//! Atomic words of shared memory: the only way rings touch what a peer can write.
+//! Atomic words of shared memory, the only way in which rings access memory that a peer can write.
 //!
-//! Rings are generic over [`Words`], so the same ring code runs on guest memory ([`Area`]), on a
-//! test's heap, and under a model checker that supplies its own atomics. Words are little endian
-//! (VIRTIO 1.4, 1.4 "Structure Specifications").
+//! The parts of a ring are resolved to an [`Area`] once, at set-up; the ring makes tables of it ([`Words::table`],
+//! [`Words::slots`]), whose bounds are checked then, and owns them until it is dropped. One thread uses them on
+//! this side, the peer on the other. Rings are generic over [`Words`], so the same ring code runs on guest
+//! memory ([`Area`]), on the heap in tests, and under a model checker that supplies its own atomics. Words are
+//! little endian (VIRTIO 1.4, 1.4 "Structure Specifications").
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -13,108 +15,109 @@ use crate::slice::{ReadSlice, WriteSlice, prefetch_write};
 
 /// A resolved range of shared memory, seen as naturally aligned little-endian words.
 ///
-/// `at` is a byte offset. The owner of a ring has checked offsets against [`Words::len`] at set-up;
-/// an implementation checks again and panics on a bug of ours, never because of a peer.
+/// `at` is a byte offset. The ring has checked its offsets against [`Words::len`] at set-up; an implementation
+/// checks again and panics, which only a bug of the ring can cause, never a peer.
 pub trait Words {
-    /// Whether a ring in this memory keeps private copies of the words it owns and so never reads
-    /// them back. Always, but in the experiment that measures what the copies are worth.
+    /// True if a ring in this memory shadows the words that it writes, that is, keeps private copies and never
+    /// loads them. It is false only in the experiment that measures the gain.
     const SHADOW: bool = true;
-    /// Length in bytes.
+    /// Returns the length in bytes.
     fn len(&self) -> usize;
-    /// Whether there are no bytes.
+    /// Returns true if the length is 0.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Whether the first byte lies at a multiple of `align` (a power of two).
+    /// Returns true if the first byte is at a multiple of `align` (a power of two).
     fn is_aligned(&self, align: usize) -> bool;
-    /// Relaxed load.
+    /// Loads 16 bits with relaxed order.
     fn load16(&self, at: usize) -> u16;
-    /// Load that later accesses cannot move before.
+    /// Loads 16 bits with acquire order: later accesses cannot move before it.
     fn load16_acquire(&self, at: usize) -> u16;
-    /// Relaxed store.
+    /// Stores 16 bits with relaxed order.
     fn store16(&self, at: usize, value: u16);
-    /// Store that earlier accesses cannot move behind.
+    /// Stores 16 bits with release order: earlier accesses cannot move behind it.
     fn store16_release(&self, at: usize, value: u16);
-    /// Relaxed load.
+    /// Loads 32 bits with relaxed order.
     fn load32(&self, at: usize) -> u32;
-    /// Relaxed store.
+    /// Stores 32 bits with relaxed order.
     fn store32(&self, at: usize, value: u32);
-    /// Load that later accesses cannot move before.
+    /// Loads 32 bits with acquire order: later accesses cannot move before it.
     fn load32_acquire(&self, at: usize) -> u32;
-    /// Store that earlier accesses cannot move behind.
+    /// Stores 32 bits with release order: earlier accesses cannot move behind it.
     fn store32_release(&self, at: usize, value: u32);
-    /// Relaxed load.
+    /// Loads 64 bits with relaxed order.
     fn load64(&self, at: usize) -> u64;
-    /// Load that later accesses cannot move before.
+    /// Loads 64 bits with acquire order: later accesses cannot move before it.
     fn load64_acquire(&self, at: usize) -> u64;
-    /// Relaxed store.
+    /// Stores 64 bits with relaxed order.
     fn store64(&self, at: usize, value: u64);
-    /// Store that earlier accesses cannot move behind.
+    /// Stores 64 bits with release order: earlier accesses cannot move behind it.
     fn store64_release(&self, at: usize, value: u64);
-    /// A full fence: no earlier store may become visible after a later load. Needed between
-    /// "publish" and "does the peer want to be told?" on one side, and between "tell me" and
-    /// "is there work?" on the other; each pairs with the other.
+    /// Executes a full fence: no later load may be performed before an earlier store is visible. The Dekker
+    /// handshake of notifications needs it on both sides: between the store of an index and the load of the
+    /// peer's event suppression, and between the store of the own event suppression and the load of the
+    /// peer's index.
     fn full_fence();
-    /// How a table of entries in this memory is reached: [`WordTable`] unless there is a faster way.
+    /// The type of a table of entries in this memory: [`WordTable`] unless there is a faster one.
     type Table<E: Entry>: Table<E> + Clone + std::fmt::Debug;
-    /// The table of `count` entries (a power of two) at byte offset `at`; `None` when it is not
-    /// inside, not aligned to its entries' words, or `count` is no power of two.
+    /// Returns the table of `count` entries at byte offset `at`, or `None` if it is not inside the memory, is not
+    /// aligned to the words of its entries, or `count` is not a power of two.
     fn table<E: Entry>(&self, at: usize, count: u16) -> Option<Self::Table<E>>;
-    /// How the descriptors of a packed ring are reached: [`WordSlots`] unless there is a faster way.
+    /// The type of the descriptors of a packed ring: [`WordSlots`] unless there is a faster one.
     type Slots: Slots + Clone + std::fmt::Debug;
-    /// The `count` slots from the first byte on; `None` when they are not inside, not aligned to 8
-    /// bytes, or `count` is 0.
+    /// Returns the `count` slots from the first byte on, or `None` if they are not inside the memory, are not
+    /// aligned to 8 bytes, or `count` is 0.
     fn slots(&self, count: u16) -> Option<Self::Slots>;
 }
 
-/// The descriptors of a packed ring: any number of slots of two 64-bit words each. The second word,
-/// written and read as a whole, says who owns the slot; the first belongs to that owner.
+/// The descriptors of a packed ring: any number of slots of two 64-bit words each. The second word is always
+/// accessed as a whole, and its flags tell which side owns the slot; the first word belongs to that side.
 ///
-/// An index outside is a bug of ours, never a peer's doing, and panics.
+/// An index outside the ring panics; only a bug of the ring can cause it, never a peer.
 pub trait Slots {
-    /// Reads the first word, relaxed.
+    /// Loads the first word of a slot with relaxed order.
     fn first(&self, index: u16) -> u64;
-    /// Reads the second word, relaxed.
+    /// Loads the second word of a slot with relaxed order.
     fn second(&self, index: u16) -> u64;
-    /// Reads the second word; later accesses cannot move before.
+    /// Loads the second word of a slot with acquire order.
     fn second_acquire(&self, index: u16) -> u64;
-    /// Writes the first word, relaxed.
+    /// Stores the first word of a slot with relaxed order.
     fn set_first(&self, index: u16, word: u64);
-    /// Writes the second word, relaxed.
+    /// Stores the second word of a slot with relaxed order.
     fn set_second(&self, index: u16, word: u64);
-    /// Writes the second word; earlier accesses cannot move behind.
+    /// Stores the second word of a slot with release order.
     fn set_second_release(&self, index: u16, word: u64);
 }
 
-/// A table whose size is a power of two. Indexes are masked, so that any index is inside and no
-/// access needs a check.
+/// A table whose size is a power of two. Indexes are masked, so that any index is inside the table and no access
+/// needs a check.
 pub trait Table<E> {
-    /// Reads an entry, word by word, relaxed.
+    /// Loads an entry word by word, each with relaxed order.
     fn load(&self, index: u16) -> E;
-    /// Writes an entry, word by word, relaxed.
+    /// Stores an entry word by word, each with relaxed order.
     fn store(&self, index: u16, entry: E);
-    /// A hint that an entry will soon be read.
+    /// Prefetches an entry that will soon be loaded; does nothing by default.
     fn prefetch(&self, index: u16) {
         let _ = index;
     }
-    /// A hint that an entry will soon be written.
+    /// Prefetches an entry that will soon be stored; does nothing by default.
     fn prefetch_write(&self, index: u16) {
         let _ = index;
     }
 }
 
-/// What a table of a ring holds: a ring index, a used element, a descriptor, or a slot of a Xen ring.
+/// An entry of a table: a ring index, a used element, a descriptor, or a slot of a Xen ring.
 pub trait Entry: Copy + sealed::Raw {
-    /// Reads an entry at a byte offset.
+    /// Loads an entry at byte offset `at`.
     fn load_from(words: &impl Words, at: usize) -> Self;
-    /// Writes an entry at a byte offset.
+    /// Stores an entry at byte offset `at`.
     fn store_to(self, words: &impl Words, at: usize);
 }
 
 mod sealed {
-    /// Entries as they lie in memory.
+    /// Raw access to entries in memory.
     pub trait Raw: Sized {
-        /// Alignment of the words an entry is made of.
+        /// Alignment in bytes of the words that an entry consists of.
         const ALIGN: usize;
         /// # Safety
         /// `at` is aligned to `ALIGN`, and the bytes of an entry there are mapped.
@@ -164,7 +167,7 @@ entry!([u32; 3], u32, AtomicU32, load32, store32, [0, 1, 2], |words| words, |wor
 entry!([u32; 4], u32, AtomicU32, load32, store32, [0, 1, 2, 3], |words| words, |words| words);
 entry!([u64; 2], u64, AtomicU64, load64, store64, [0, 1], |words| words, |words| words);
 
-/// A table reached word by word, for any [`Words`].
+/// A table that accesses any [`Words`] word by word.
 #[derive(Clone)]
 pub struct WordTable<W> {
     words: W,
@@ -179,7 +182,7 @@ impl<W> std::fmt::Debug for WordTable<W> {
 }
 
 impl<W: Words> WordTable<W> {
-    /// See [`Words::table`].
+    /// Makes the table of `count` entries at byte offset `at`, as [`Words::table`] does.
     pub fn new<E: Entry>(words: W, at: usize, count: u16) -> Option<Self> {
         let end = at.checked_add(usize::from(count) * size_of::<E>())?;
         let fits = count.is_power_of_two() && end <= words.len();
@@ -197,7 +200,7 @@ impl<W: Words, E: Entry> Table<E> for WordTable<W> {
     }
 }
 
-/// Slots reached word by word, for any [`Words`].
+/// Slots that access any [`Words`] word by word.
 #[derive(Clone)]
 pub struct WordSlots<W> {
     words: W,
@@ -210,7 +213,7 @@ impl<W> std::fmt::Debug for WordSlots<W> {
 }
 
 impl<W: Words> WordSlots<W> {
-    /// See [`Words::slots`].
+    /// Makes the slots from the first byte on, as [`Words::slots`] does.
     pub fn new(words: W, count: u16) -> Option<Self> {
         (count > 0 && SLOT * usize::from(count) <= words.len()).then_some(Self { words })
     }
@@ -237,7 +240,7 @@ impl<W: Words> Slots for WordSlots<W> {
     }
 }
 
-/// A table in an [`Area`], which was checked once.
+/// A table in an [`Area`]. Its bounds and alignment were checked when it was made.
 #[derive(Clone)]
 pub struct AreaTable<E> {
     base: *mut u8,
@@ -295,10 +298,10 @@ impl<E: Entry> Table<E> for AreaTable<E> {
     }
 }
 
-/// Bytes of a slot.
+/// Size in bytes of a slot: two words.
 const SLOT: usize = 16;
 
-/// Slots in an [`Area`], which was checked once.
+/// Slots in an [`Area`]. Their bounds and alignment were checked when they were made.
 #[derive(Clone)]
 pub struct AreaSlots {
     base: *mut u8,
@@ -354,7 +357,7 @@ impl Slots for AreaSlots {
     }
 }
 
-/// A bounds-checked range of a [`Region`], which it keeps mapped.
+/// A range of a [`Region`], checked to be inside it; it keeps the region mapped.
 #[derive(Clone)]
 pub struct Area {
     base: *mut u8,
@@ -381,13 +384,13 @@ impl Area {
         Self { base, len, region }
     }
 
-    /// The `len` bytes at byte offset `at`, for reading packets; `None` when they are not all inside.
+    /// Returns the `len` bytes at byte offset `at` for reading packets, or `None` if they are not all inside.
     #[inline(always)]
     pub fn read(&self, at: usize, len: usize) -> Option<ReadSlice<'_>> {
         self.write(at, len).map(|slice| slice.as_read())
     }
 
-    /// The `len` bytes at byte offset `at`, for writing packets; `None` when they are not all inside.
+    /// Returns the `len` bytes at byte offset `at` for writing packets, or `None` if they are not all inside.
     #[inline(always)]
     pub fn write(&self, at: usize, len: usize) -> Option<WriteSlice<'_>> {
         let inside = at <= self.len && len <= self.len - at;
@@ -395,14 +398,17 @@ impl Area {
         inside.then(|| unsafe { WriteSlice::from_raw(self.base.add(at), len) })
     }
 
-    /// The address of the `T` at byte offset `at`, checked for bounds and alignment.
+    /// Returns the address of the `T` at byte offset `at`.
+    ///
+    /// # Panics
+    /// If it is not inside the area or not aligned.
     #[inline(always)]
     fn word<T>(&self, at: usize) -> *mut T {
         let size = size_of::<T>();
         let word = self.base.wrapping_add(at);
         let (end, overflows) = at.overflowing_add(size);
-        // A ring checks its whole layout at set-up; this is never true and keeps the crate sound
-        // without trust. One branch for all three, as it stands in front of every access.
+        // A ring checks its whole layout at set-up, so this is never true; it makes the crate sound without
+        // trust in that. All three conditions are one branch, as it precedes every access.
         if overflows | (end > self.len) | (word.addr() & (align_of::<T>() - 1) != 0) {
             bad_word(at, self.len);
         }
@@ -449,8 +455,8 @@ impl Words for Area {
 
     #[inline(always)]
     fn full_fence() {
-        // Any locked operation is a full fence between ordinary loads and stores, and unlike MFENCE it
-        // does not hold up the prefetches and loads behind it.
+        // Any locked operation is a full fence between ordinary loads and stores; unlike MFENCE it does not
+        // delay the prefetches and loads behind it.
         #[cfg(target_arch = "x86_64")]
         // SAFETY: adds nothing to the top of the stack. Not marked `nomem`: the compiler too must not
         // move memory accesses across.
