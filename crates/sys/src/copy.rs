@@ -1,9 +1,11 @@
-//! Copies between memory of ours and memory that another process lends as a file, made by the kernel.
+//! Copies, made by the kernel, between our memory and a memfd that another process shares.
 //!
-//! Owns nothing. Slices may lie in memory that others write meanwhile.
+//! The functions keep no state and may be called from any thread. Slices may be in memory that others write
+//! meanwhile.
 //!
-//! Considered instead: `process_vm_readv` and `process_vm_writev`, which take any number of places in one call. Measured on an
-//! Intel Xeon (model 167, a virtual machine), each place in another page, best of 14, in ns per place:
+//! Alternative considered: `process_vm_readv` and `process_vm_writev`, which copy any number of places in one call.
+//! Measured on an Intel Xeon (model 167, a virtual machine), each place in another page, best of 14, in ns per
+//! place:
 //!
 //! | places per call | 64 bytes: here, there | 1496 bytes | 4096 bytes |
 //! |---|---|---|---|
@@ -14,24 +16,26 @@
 //! | write 16 | 365, 269 | 571, 478 | 614, 518 |
 //! | write 64 | 366, 243 | 578, 451 | 599, 471 |
 //!
-//! So they are 8 to 34 % faster with 64 scattered places, as fast with 4, and half as slow again or worse with one; pages that
-//! follow each other, as those of a large packet do, are one call here whatever their number. They are not used because they
-//! need the right to trace the other process, write pages that were granted for reading, as they act with its rights and
-//! not with those of the descriptor, and know it by a number that may be someone else's by the time of the call.
+//! They are 8 to 34 % faster with 64 scattered places, as fast with 4, and at least 50 % slower with one; consecutive
+//! pages, such as those of a large packet, are one call here whatever their number. They are not used because they
+//! need permission to trace the other process, because they can write pages that were granted for reading only (they
+//! act with the process's rights, not the descriptor's), and because they name the process by a number that may
+//! belong to another process by the time of the call.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use ringferry_memory::{ReadSlice, WriteSlice};
 
-/// Most slices of one copy: what the kernel takes at once (`UIO_MAXIOV`).
+/// Largest number of slices in one copy: the kernel's `UIO_MAXIOV`.
 pub const MAX_SLICES: usize = 1024;
 
-/// Fills the slices, in order, from byte `at` of a file in memory (a memfd); returns how many bytes, fewer than there
-/// is room for only at its end or when memory goes away. Slices past [`MAX_SLICES`] stay as they are.
+/// Fills the slices, in order, from byte `at` of a memfd on. Returns the number of bytes copied, which is less than
+/// the slices hold only at the end of the file or if memory is unmapped meanwhile. Slices after the first
+/// [`MAX_SLICES`] are not changed.
 ///
 /// # Errors
-/// What `preadv` says.
+/// The errors of `preadv`.
 pub fn read_at(fd: BorrowedFd<'_>, to: &[WriteSlice<'_>], at: u64) -> io::Result<usize> {
     let at = libc::off_t::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?;
     let count = to.len().min(MAX_SLICES) as libc::c_int;
@@ -40,11 +44,11 @@ pub fn read_at(fd: BorrowedFd<'_>, to: &[WriteSlice<'_>], at: u64) -> io::Result
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
-/// Writes the slices, in order, from byte `at` of a file in memory (a memfd) on; returns how many bytes. Slices past
-/// [`MAX_SLICES`] are left out.
+/// Writes the slices, in order, to a memfd from byte `at` on. Returns the number of bytes copied. Slices after the
+/// first [`MAX_SLICES`] are not written.
 ///
 /// # Errors
-/// What `pwritev` says.
+/// The errors of `pwritev`.
 pub fn write_at(fd: BorrowedFd<'_>, from: &[ReadSlice<'_>], at: u64) -> io::Result<usize> {
     let at = libc::off_t::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?;
     let count = from.len().min(MAX_SLICES) as libc::c_int;

@@ -1,31 +1,31 @@
-//! Which processors a thread may run on.
+//! CPU affinity of the calling thread and of the threads that it starts later (sched_setaffinity(2)).
 
 use std::io;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The processors the calling thread may run on, in rising order: those of the machine less what a container,
-/// `taskset` or [`pin_current_thread`] took away.
+/// Returns the processors that the calling thread may run on, in ascending order: those of the machine without
+/// those excluded by a container, `taskset` or [`pin_current_thread`].
 ///
 /// # Errors
-/// A machine with more than 1024 processors.
+/// `EINVAL` on a machine with more than 1024 processors.
 pub fn allowed() -> io::Result<Vec<usize>> {
     let set = sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
 }
 
-/// Lets the calling thread, and threads it starts later, run on processor `cpu` only.
+/// Pins the calling thread, and threads that it starts later, to processor `cpu`.
 ///
 /// # Errors
-/// `InvalidInput` when there is no such processor or the container does not allow it.
+/// `InvalidInput`, if there is no such processor or the container does not allow it.
 pub fn pin_current_thread(cpu: usize) -> io::Result<()> {
     restrict_current_thread(&[cpu])
 }
 
-/// Lets the calling thread, and threads it starts later, run on these processors only.
+/// Restricts the calling thread, and threads that it starts later, to the processors `cpus`.
 ///
 /// # Errors
-/// `InvalidInput` when there is none of them, or the container allows none.
+/// `InvalidInput`, if none of them exists or the container allows none.
 pub fn restrict_current_thread(cpus: &[usize]) -> io::Result<()> {
     if cpus.iter().any(|&cpu| cpu >= CpuSet::MAX_CPU) {
         return Err(io::ErrorKind::InvalidInput.into());

@@ -1,7 +1,8 @@
-//! Waiting for many descriptors at once.
+//! Waiting for many descriptors at once (epoll(7), level-triggered).
 //!
-//! The [`Epoll`] owns only itself. A descriptor that is closed leaves the set by itself only when
-//! no copy of it is open anywhere; a peer may hold one, so remove what you stop serving.
+//! An event loop creates one [`Epoll`] and one [`EventBuf`] and uses them from its thread until it ends. The
+//! set does not own the registered descriptors. A closed descriptor leaves the set only when no copy of it is
+//! open anywhere; a peer may hold one, so a descriptor must be removed before it is closed.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,47 +14,47 @@ use rustix::io::Errno;
 use rustix::time::Timespec;
 
 bitflags! {
-    /// What to wait for. All of it is level-triggered: it is reported as long as it is true, so a
-    /// loop may leave work for its next turn. Errors and a full hang-up are always reported.
+    /// Conditions to wait for. All are level-triggered: they are reported as long as they hold, so a loop may
+    /// leave work for its next round. Errors and a full hang-up are always reported.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Interest: u32 {
-        /// There is something to read, or to accept.
+        /// Data can be read, or a connection can be accepted.
         const READABLE = epoll::EventFlags::IN.bits();
-        /// There is room to write.
+        /// Data can be written.
         const WRITABLE = epoll::EventFlags::OUT.bits();
-        /// The peer closed its side, or its writing half, of a stream socket.
+        /// The peer of a stream socket closed it, or shut down its writing half.
         const HANGUP = epoll::EventFlags::RDHUP.bits();
     }
 }
 
-/// One descriptor that became ready.
+/// An event: a descriptor that is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// The number given to [`Epoll::add`].
     pub token: u64,
-    /// A read will not wait. Also set on hang-up and error, so that a reader finds out.
+    /// A read will not block. It is also set on hang-up and error, so that a reader notices them.
     pub readable: bool,
-    /// A write will not wait. Also set on error.
+    /// A write will not block. It is also set on error.
     pub writable: bool,
-    /// The peer is gone, wholly or in its writing half, or the descriptor has failed.
+    /// The peer has closed the connection or its writing half, or the descriptor has failed.
     pub hangup: bool,
 }
 
-/// Room for the events of one [`Epoll::wait`], made once and used again.
+/// A buffer for the events of one [`Epoll::wait`], allocated once and reused.
 pub struct EventBuf {
     events: Box<[epoll::Event]>,
     len: usize,
 }
 
 impl EventBuf {
-    /// Room for `capacity` events (at least one). More ready descriptors than that are reported by
-    /// the next wait; the kernel goes round, so none is starved.
+    /// Allocates a buffer for `capacity` events (at least one). If more descriptors are ready, the next wait
+    /// reports them; the kernel rotates through them, so none is starved.
     pub fn with_capacity(capacity: usize) -> EventBuf {
         let none = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         EventBuf { events: vec![none; capacity.max(1)].into(), len: 0 }
     }
 
-    /// The events of the last wait.
+    /// Iterates over the events of the last wait.
     pub fn iter(&self) -> impl Iterator<Item = Event> + '_ {
         self.events[..self.len].iter().map(|event| {
             let (flags, data) = (event.flags, event.data);
@@ -68,12 +69,12 @@ impl EventBuf {
         })
     }
 
-    /// How many events the last wait gave.
+    /// Returns the number of events of the last wait.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the last wait gave none.
+    /// Returns true if the last wait returned no event.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -85,51 +86,50 @@ impl std::fmt::Debug for EventBuf {
     }
 }
 
-/// A set of descriptors to wait for.
+/// An epoll instance: a set of descriptors to wait for.
 #[derive(Debug)]
 pub struct Epoll(OwnedFd);
 
 impl Epoll {
-    /// An empty set. Closed on exec.
+    /// Creates an empty set. It is closed on exec.
     ///
     /// # Errors
-    /// Too many open files.
+    /// `EMFILE` or `ENFILE`, if too many files are open.
     pub fn new() -> io::Result<Epoll> {
         Ok(Epoll(epoll::create(epoll::CreateFlags::CLOEXEC)?))
     }
 
-    /// Adds `fd`; its events carry `token`.
+    /// Adds `fd` to the set; its events carry `token`.
     ///
     /// # Errors
-    /// `AlreadyExists` when it is in the set; `EPERM` for a file that cannot be waited for, such
-    /// as a regular file; `ENOSPC` when the user's limit (`/proc/sys/fs/epoll/max_user_watches`)
-    /// is reached.
+    /// `AlreadyExists`, if it is in the set; `EPERM` for a file that cannot be waited for, such as a regular
+    /// file; `ENOSPC`, if the user's limit (`/proc/sys/fs/epoll/max_user_watches`) is reached.
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         Ok(epoll::add(&self.0, fd, epoll::EventData::new_u64(token), flags(interest))?)
     }
 
-    /// Changes what to wait for on `fd`, and its token.
+    /// Changes the conditions and the token of `fd`.
     ///
     /// # Errors
-    /// `NotFound` when it is not in the set.
+    /// `NotFound`, if it is not in the set.
     pub fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         Ok(epoll::modify(&self.0, fd, epoll::EventData::new_u64(token), flags(interest))?)
     }
 
-    /// Takes `fd` out of the set.
+    /// Removes `fd` from the set.
     ///
     /// # Errors
-    /// `NotFound` when it is not in the set.
+    /// `NotFound`, if it is not in the set.
     pub fn remove(&self, fd: impl AsFd) -> io::Result<()> {
         Ok(epoll::delete(&self.0, fd)?)
     }
 
-    /// Waits until something is ready, or for `timeout` (`None`: for ever; zero: only looks).
-    /// Returns how many events `events` now holds; none when the time is up, and also when a signal
-    /// handler ran, so callers with a deadline look at their clock.
+    /// Waits until a descriptor is ready or `timeout` has passed. `None` waits for ever; zero does not wait.
+    /// Returns the number of events in `events`: 0 after the timeout and also after a signal handler ran, so
+    /// callers with a deadline must check the time.
     ///
-    /// The timeout is kept to the nanosecond by `epoll_pwait2`; where that is missing (Linux before
-    /// 5.11, or a container that forbids it) it is rounded up to milliseconds.
+    /// The timeout has nanosecond resolution by `epoll_pwait2`; without that (Linux before 5.11, or a container
+    /// that forbids it) it is rounded up to milliseconds.
     ///
     /// # Errors
     /// None that a caller can cause.
@@ -160,11 +160,11 @@ fn flags(interest: Interest) -> epoll::EventFlags {
 }
 
 fn timespec(time: Duration) -> Timespec {
-    // A time beyond the kernel's range is as good as for ever: 292 billion years.
+    // A time beyond the kernel's range (292 billion years) is clamped.
     Timespec { tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: time.subsec_nanos().into() }
 }
 
-/// Rounded up, so that a wait never ends early, and at most what plain `epoll_wait` takes.
+/// Rounds up to milliseconds, so that a wait never ends early, and clamps to the range of `epoll_wait`.
 fn whole_milliseconds(time: Duration) -> Timespec {
     let most = Duration::from_millis(i32::MAX as u64);
     let millis = time.min(most).as_nanos().div_ceil(1_000_000) as u64;

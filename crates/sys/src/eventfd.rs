@@ -1,8 +1,9 @@
-//! An eventfd used as a doorbell between a queue's two sides.
+//! An eventfd as the doorbell of a queue (a kick or a call).
 //!
-//! Owner: whoever holds the [`EventFd`]. A peer usually holds the same open file too, because
-//! doorbells travel over the vhost-user socket, so nothing about it can be trusted to stay as it
-//! was: the peer may fill the counter, or pass something that is no eventfd at all.
+//! One side makes an [`EventFd`] and passes its descriptor over the vhost-user socket; the other takes it over by
+//! [`EventFd::from_fd`]. Each side closes its own descriptor when the queue stops. As both share the open file,
+//! its state cannot be trusted: the peer may fill the counter, change flags, or pass a descriptor that is not an
+//! eventfd at all.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,32 +12,31 @@ use rustix::event::EventfdFlags;
 use rustix::fs::OFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 
-/// `ANON_INODE_FS_MAGIC` of `linux/magic.h`: the file system eventfds live in.
+/// `ANON_INODE_FS_MAGIC` of `linux/magic.h`: the file system of eventfds.
 const ANON_INODE_FS: i64 = 0x0904_1934;
 
-/// A doorbell: a counter that can be waited for.
+/// A doorbell: a counter that epoll can wait for.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// A new doorbell that has not been rung. Non-blocking, closed on exec.
+    /// Creates a doorbell that has not been rung. It is non-blocking and closed on exec.
     ///
     /// # Errors
-    /// What `eventfd2` says: in practice `EMFILE` or `ENFILE`, too many open files.
+    /// The errors of `eventfd2`, in practice `EMFILE` or `ENFILE` if too many files are open.
     pub fn new() -> io::Result<EventFd> {
         Ok(EventFd(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Takes over a doorbell a peer passed, and makes its open file non-blocking.
+    /// Takes over a doorbell that a peer passed, and makes its open file non-blocking. A count that is in it
+    /// already is kept.
     ///
-    /// Pipes, regular files, sockets and devices are refused: a write to them can block however
-    /// they are opened. What remains (the kernel's anonymous files) either is an eventfd or answers
-    /// [`signal`](Self::signal) and [`drain`](Self::drain) with an error at once.
-    ///
-    /// A ring already in the counter is kept.
+    /// Pipes, regular files, sockets and devices are refused, since a write to them can block whatever their
+    /// flags. The remaining files (the kernel's anonymous inodes) are either eventfds or let
+    /// [`signal`](Self::signal) and [`drain`](Self::drain) fail at once.
     ///
     /// # Errors
-    /// `InvalidInput` when it is not an eventfd, or what `fcntl` says. The descriptor is closed.
+    /// `InvalidInput`, if it is not an eventfd; the errors of `fcntl`. The descriptor is closed then.
     pub fn from_fd(fd: OwnedFd) -> io::Result<EventFd> {
         // The type of this field differs between architectures; the value fits all of them.
         if rustix::fs::fstatfs(&fd)?.f_type as i64 != ANON_INODE_FS {
@@ -50,16 +50,15 @@ impl EventFd {
         Ok(EventFd(fd))
     }
 
-    /// Rings. Never waits: a counter that is full has been rung already, which is success.
+    /// Rings the doorbell without blocking. A full counter counts as success, as the doorbell has been rung.
     ///
-    /// One way to make it wait is left, and needs a process that shares the open file, works
-    /// against us, and both clears `O_NONBLOCK` again and fills the counter to its last value: Linux has no
-    /// non-waiting write to an eventfd (`RWF_NOWAIT` is for reads only). A thread that may meet such a
-    /// peer lets itself be [interrupted](crate::interrupt).
+    /// A hostile peer can still block this call, if it shares the open file, clears `O_NONBLOCK` again and fills
+    /// the counter to its last value: Linux has no non-blocking write to an eventfd (`RWF_NOWAIT` is for reads
+    /// only). A thread that may meet such a peer should register for [interruption](crate::interrupt).
     ///
     /// # Errors
-    /// `Interrupted` when it waited all the same, or what `write` says when this is not an eventfd: the
-    /// peer works against us; stop using it.
+    /// `Interrupted`, if it blocked all the same; the errors of `write`, if this is not an eventfd. The peer is
+    /// hostile in both cases, and the doorbell must not be used any more.
     #[inline]
     pub fn signal(&self) -> io::Result<()> {
         match rustix::io::write(&self.0, &1u64.to_ne_bytes()) {
@@ -68,12 +67,12 @@ impl EventFd {
         }
     }
 
-    /// Takes back all rings; says whether there were any. Never waits, whatever the peer did to
-    /// the file's flags.
+    /// Resets the counter and returns true if it was not 0. Never blocks, whatever the peer did to the file's
+    /// flags.
     ///
     /// # Errors
-    /// What `preadv2` says when this is not an eventfd. It may then stay readable for ever: remove
-    /// it from the epoll set, or the loop spins.
+    /// The errors of `preadv2`, if this is not an eventfd. It may then stay readable for ever and must be removed
+    /// from the epoll set, or the event loop spins.
     #[inline]
     pub fn drain(&self) -> io::Result<bool> {
         let mut count = [0u8; 8];
@@ -85,10 +84,10 @@ impl EventFd {
         }
     }
 
-    /// A second descriptor of the same doorbell, to give to a peer or another thread.
+    /// Makes a second descriptor of the same doorbell, for a peer or another thread.
     ///
     /// # Errors
-    /// Too many open files.
+    /// `EMFILE`, if too many files are open.
     pub fn try_clone(&self) -> io::Result<EventFd> {
         Ok(EventFd(self.0.try_clone()?))
     }

@@ -1,18 +1,17 @@
-//! The one request structure of interface ioctls (`struct ifreq`) and the call that carries it.
+//! The request structure of interface ioctls (`struct ifreq`) and the call that passes it.
 //!
-//! Shared by `tap` and `netif`; nothing outside this crate sees it.
+//! `tap` and `netif` make one per request and drop it after the call; it is private to this crate.
 
 use std::ffi::c_char;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Longest interface name in bytes: the kernel's `IFNAMSIZ` less the terminating zero.
+/// Length of the longest interface name in bytes: the kernel's `IFNAMSIZ` without the terminating zero.
 pub(crate) const MAX_NAME: usize = libc::IFNAMSIZ - 1;
 
-/// Whether the kernel would take `name` for a new interface.
+/// Returns true if the kernel accepts `name` for a new interface.
 ///
-/// Stricter than the kernel in one point: `%` is refused, because the kernel reads it as a pattern
-/// and makes up a name nobody asked for.
+/// `%` is refused although the kernel accepts it, because the kernel takes it as a pattern and invents a name.
 pub(crate) fn is_valid_name(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= MAX_NAME
@@ -21,7 +20,7 @@ pub(crate) fn is_valid_name(name: &str) -> bool {
         && name.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'/' | b':' | b'%'))
 }
 
-/// A request about the interface `name`, all else zero. `None` when the name does not fit.
+/// Makes a request about the interface `name`, with all other fields zero; `None` if the name does not fit.
 pub(crate) fn for_name(name: &str) -> Option<libc::ifreq> {
     if name.is_empty() || name.len() > MAX_NAME || name.contains('\0') {
         return None;
@@ -33,20 +32,20 @@ pub(crate) fn for_name(name: &str) -> Option<libc::ifreq> {
     Some(request)
 }
 
-/// A request with no name yet, for calls that fill it in.
+/// Makes a request without a name, for calls that fill it in.
 pub(crate) fn zeroed() -> libc::ifreq {
     // SAFETY: ifreq is integers and a union of integers, arrays and one raw pointer, for all of
     // which zero is a value.
     unsafe { std::mem::zeroed() }
 }
 
-/// The name in a request the kernel filled in.
+/// Returns the name in a request that the kernel filled in.
 pub(crate) fn name_of(request: &libc::ifreq) -> String {
     let bytes: Vec<u8> = request.ifr_name.iter().map(|&c| c as u8).take_while(|&b| b != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// `ioctl(fd, request, argument)`, where the argument is a structure passed by address.
+/// Calls `ioctl(fd, request, argument)`, with the argument as a structure passed by address.
 ///
 /// # Safety
 /// `request` must be one whose argument is a `T` (or a prefix of it), and `argument` must hold

@@ -1,19 +1,20 @@
-//! Descriptors that a parent or service manager passed to this process.
+//! Descriptors that a parent or service manager passed to this process by number.
+//!
+//! [`take`] turns such a number into an owned descriptor, once per number and process, from any thread.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, PoisonError};
 
-/// Takes ownership of an inherited descriptor and closes it on exec.
+/// Takes ownership of an inherited descriptor and has it closed on exec.
 ///
-/// Call it for numbers the user named (`--ready-fd`, `fd = 5`) or the environment announced, before
-/// the process opens descriptors of its own: a number that was not inherited may otherwise be one of
-/// those.
+/// It must be called for numbers that the user gave (`--ready-fd`, `fd = 5`) or the environment announced, before the
+/// process opens descriptors of its own; otherwise a number that was not inherited could be one of those.
 ///
 /// # Errors
-/// `InvalidInput` for standard input, output and error; `AlreadyExists` when it was taken before;
-/// what `fcntl` says, in practice that no such descriptor is open.
+/// `InvalidInput` for standard input, output and error; `AlreadyExists`, if it was taken before; the errors of
+/// `fcntl`, in practice `EBADF` if no such descriptor is open.
 pub fn take(number: RawFd) -> io::Result<OwnedFd> {
     static TAKEN: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
     if number < 3 {

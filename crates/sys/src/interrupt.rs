@@ -1,13 +1,13 @@
-//! Getting a thread out of a system call it waits in against all expectation.
+//! Interrupting a thread that a peer has blocked in a system call.
 //!
-//! A peer that shares the open file of an eventfd can make it blocking again and fill its counter, and
-//! whoever rings it next waits for as long as the peer likes. No flag of `write` prevents that. So the
-//! thread that may be caught registers as a [`Target`], and a watchdog that sees it stand still
-//! interrupts it: the call ends with `EINTR`.
+//! A peer that shares the open file of an eventfd can make it blocking again and fill its counter; the next thread
+//! that rings it then blocks for as long as the peer likes, and no flag of `write` prevents that. A worker
+//! therefore makes a [`Target`] of itself when it starts, and a watchdog thread that sees it make no progress
+//! calls [`Target::interrupt`], which ends the system call with `EINTR`.
 
 use std::sync::Once;
 
-/// The signal used: one that does nothing to a process that does not ask for it.
+/// The signal that interrupts; its default action is to be ignored.
 const SIGNAL: libc::c_int = libc::SIGURG;
 
 /// A thread that can be interrupted.
@@ -18,7 +18,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// The calling thread.
+    /// Returns the calling thread as a target, and installs the signal handler the first time.
     pub fn current() -> Target {
         static INSTALL: Once = Once::new();
         INSTALL.call_once(install);
@@ -26,8 +26,8 @@ impl Target {
         unsafe { Target { process: libc::getpid(), thread: libc::gettid() } }
     }
 
-    /// Ends the system call the thread waits in, if it does. Harmless otherwise, and when the thread has
-    /// ended.
+    /// Ends the system call in which the thread is blocked, if any. It is harmless otherwise, and if the thread
+    /// has ended.
     pub fn interrupt(self) {
         // SAFETY: tgkill takes numbers; a thread that is gone, or another process's, is refused.
         unsafe { libc::syscall(libc::SYS_tgkill, self.process, self.thread, SIGNAL) };

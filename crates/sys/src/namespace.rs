@@ -1,7 +1,8 @@
 //! User and network namespaces: a private network stack, with or without root.
 //!
-//! A namespace lives as long as a thread is in it or a descriptor of it is open. Network namespaces
-//! belong to threads, and children start in their parent thread's one.
+//! A process enters a user namespace once, before it starts threads; any thread may then make, open and join
+//! network namespaces. A namespace exists as long as a thread is in it or a descriptor of it is open. Network
+//! namespaces belong to threads, and children start in the namespace of the thread that starts them.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,39 +10,37 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
-/// The kernel does not let this user make a namespace.
+/// The reason for which a namespace cannot be made or entered. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum NamespaceError {
-    /// No user namespace: it is switched off, or used up.
+    /// User namespaces are disabled, or their number is exhausted.
     #[error("this system does not allow user namespaces ({source}): {remedy}, or run as root")]
     User {
-        /// What to change.
+        /// The change of the system that would allow it.
         remedy: &'static str,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
     /// The process has threads already.
     #[error("a user namespace must be entered before the first thread starts")]
     Threads,
-    /// The user namespace is there, and its identities cannot be set.
+    /// The user namespace was made, but its user and group maps cannot be written.
     #[error("cannot become root in a new user namespace: writing {file}: {source}: run as root")]
     Identity {
-        /// The file of `/proc/self` that refused.
+        /// The file of `/proc/self` that could not be written.
         file: &'static str,
-        /// What it said.
+        /// The error of the write.
         source: io::Error,
     },
-    /// No network namespace.
+    /// A network namespace cannot be made, opened or joined.
     #[error(
         "cannot make or enter a network namespace: {0}: run as root, or in a user namespace (unshare --user --map-root-user)"
     )]
     Net(#[source] io::Error),
 }
 
-/// Enters a new user namespace, in which the current user is root: it may then make network
-/// namespaces and taps in them without having been root before. There is no way back.
-///
-/// The process must have one thread only.
+/// Enters a new user namespace in which the current user is root, so that an unprivileged user can make network
+/// namespaces and taps in them. The process cannot leave it again, and it must have only one thread.
 ///
 /// # Errors
 /// [`NamespaceError::User`] names the setting that forbids it; [`NamespaceError::Threads`];
@@ -59,13 +58,14 @@ pub fn enter_user_namespace() -> Result<(), NamespaceError> {
         std::fs::write(format!("/proc/self/{file}"), text)
             .map_err(|source| identity_error(file, source, remedy(read_setting)))
     };
-    // A process without rights outside may map its group only after giving up setgroups.
+    // A process without privileges outside may map its group only after it has disabled setgroups.
     write("setgroups", "deny".into())?;
     write("uid_map", format!("0 {uid} 1"))?;
     write("gid_map", format!("0 {gid} 1"))
 }
 
-/// AppArmor lets the namespace be made, and then grants it no rights: writing the maps fails.
+/// Makes the error for a map that cannot be written. AppArmor lets a namespace be made but grants no rights in it,
+/// so that writing the maps fails; that is reported as a user namespace that is not allowed.
 fn identity_error(file: &'static str, source: io::Error, remedy: &'static str) -> NamespaceError {
     if source.kind() == io::ErrorKind::PermissionDenied && remedy == APPARMOR {
         NamespaceError::User { remedy, source }
@@ -76,7 +76,7 @@ fn identity_error(file: &'static str, source: io::Error, remedy: &'static str) -
 
 const APPARMOR: &str = "allow it with `sysctl kernel.apparmor_restrict_unprivileged_userns=0`";
 
-/// What to change, found by looking at the settings known to forbid user namespaces.
+/// Finds the change that would allow user namespaces, by reading the settings that are known to forbid them.
 fn remedy(read: impl Fn(&str) -> Option<u64>) -> &'static str {
     if read("/proc/sys/user/max_user_namespaces") == Some(0) {
         "allow it with `sysctl user.max_user_namespaces=10000`"
@@ -93,29 +93,28 @@ fn read_setting(path: &str) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Moves the calling thread into a new network namespace, with nothing in it but a loopback
-/// interface that is down.
+/// Moves the calling thread into a new network namespace, which contains only a loopback interface that is down.
 ///
 /// # Errors
-/// [`NamespaceError::Net`]: it needs CAP_SYS_ADMIN in the user namespace.
+/// [`NamespaceError::Net`], for example without CAP_SYS_ADMIN in the user namespace.
 pub fn unshare_net() -> Result<(), NamespaceError> {
     // SAFETY: a new network namespace affects only sockets and interfaces made from now on; open
     // descriptors, memory and the file system stay as they are.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.map_err(net_error)
 }
 
-/// The network namespace of process `pid`.
+/// Opens the network namespace of process `pid`.
 ///
 /// # Errors
-/// [`NamespaceError::Net`]: there is no such process, or it belongs to another user.
+/// [`NamespaceError::Net`], if there is no such process or it belongs to another user.
 pub fn open_net(pid: u32) -> Result<OwnedFd, NamespaceError> {
     open(&format!("/proc/{pid}/ns/net"))
 }
 
-/// The calling thread's network namespace.
+/// Opens the calling thread's network namespace.
 ///
 /// # Errors
-/// [`NamespaceError::Net`]: `/proc` is not mounted.
+/// [`NamespaceError::Net`], if `/proc` is not mounted.
 pub fn current_net() -> Result<OwnedFd, NamespaceError> {
     open("/proc/thread-self/ns/net")
 }
@@ -127,12 +126,12 @@ fn open(path: &str) -> Result<OwnedFd, NamespaceError> {
 /// Moves the calling thread into the network namespace `net`.
 ///
 /// # Errors
-/// [`NamespaceError::Net`]: it is no network namespace, or it needs CAP_SYS_ADMIN in it.
+/// [`NamespaceError::Net`], if it is not a network namespace or CAP_SYS_ADMIN in it is missing.
 pub fn join_net(net: impl AsFd) -> Result<(), NamespaceError> {
     join(net.as_fd()).map_err(net_error)
 }
 
-/// As [`join_net`], fit for a forked child: one system call and no memory.
+/// Does the same as [`join_net`], by one system call and without allocation, as a forked child needs it.
 pub(crate) fn join(net: BorrowedFd<'_>) -> rustix::io::Result<()> {
     rustix::thread::move_into_link_name_space(net, Some(LinkNameSpaceType::Network))
 }

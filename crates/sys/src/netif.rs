@@ -1,6 +1,7 @@
 //! Settings of a network interface, by name, in the calling thread's network namespace.
 //!
-//! Plain ioctls where they do; only addresses go over netlink. No library and no `ip` is needed.
+//! Each function is one request on a socket of its own and keeps no state. All are ioctls, except that addresses are
+//! set by netlink. Neither a library nor the program `ip` is needed.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -9,7 +10,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::{ifreq, netlink};
 
-/// A setting could not be read or made.
+/// The error of reading or changing a setting, with interface, action and a hint in its message.
 #[derive(Debug, thiserror::Error)]
 #[error("interface {name}: {action}: {source}{}", hint(.source))]
 pub struct InterfaceError {
@@ -19,7 +20,7 @@ pub struct InterfaceError {
 }
 
 impl InterfaceError {
-    /// What the kernel said.
+    /// Returns the error of the system call.
     pub fn os_error(&self) -> &io::Error {
         &self.source
     }
@@ -37,10 +38,10 @@ fn hint(error: &io::Error) -> &'static str {
 
 type Result<T> = std::result::Result<T, InterfaceError>;
 
-/// The interface's index, or `None` when there is no such interface.
+/// Returns the interface's index, or `None` if there is no such interface.
 ///
 /// # Errors
-/// Only when no socket can be opened.
+/// No socket can be opened.
 pub fn index(name: &str) -> Result<Option<u32>> {
     match call(name, "looking up its index", libc::SIOCGIFINDEX, |_| {}) {
         // SAFETY: SIOCGIFINDEX has just written this member; any bit pattern is an int.
@@ -50,7 +51,7 @@ pub fn index(name: &str) -> Result<Option<u32>> {
     }
 }
 
-/// Whether the interface is administratively up.
+/// Returns true if the interface is administratively up.
 ///
 /// # Errors
 /// There is no such interface.
@@ -76,7 +77,7 @@ fn flags(name: &str) -> Result<libc::c_short> {
     Ok(unsafe { reply.ifr_ifru.ifru_flags })
 }
 
-/// The largest IP packet the interface carries, in bytes.
+/// Returns the interface's MTU, the size of its largest IP packet, in bytes.
 ///
 /// # Errors
 /// There is no such interface.
@@ -86,18 +87,17 @@ pub fn mtu(name: &str) -> Result<u32> {
     Ok(u32::try_from(unsafe { reply.ifr_ifru.ifru_mtu }).unwrap_or(0))
 }
 
-/// Sets the largest IP packet the interface carries, in bytes. A tap takes 68 to 65521; IPv6
-/// needs 1280.
+/// Sets the interface's MTU in bytes. A tap accepts 68 to 65521; IPv6 needs at least 1280.
 ///
 /// # Errors
-/// No permission, no such interface, or a size it does not take.
+/// No permission, no such interface, or an MTU that it does not accept.
 pub fn set_mtu(name: &str, mtu: u32) -> Result<()> {
-    // What does not fit is no MTU either: the kernel refuses a negative one.
+    // A number that does not fit becomes -1, which the kernel refuses.
     let value = libc::c_int::try_from(mtu).unwrap_or(-1);
     call(name, &format!("setting MTU {mtu}"), libc::SIOCSIFMTU, |r| r.ifr_ifru.ifru_mtu = value).map(drop)
 }
 
-/// The interface's Ethernet address.
+/// Returns the interface's Ethernet address.
 ///
 /// # Errors
 /// There is no such interface.
@@ -124,7 +124,7 @@ pub fn set_mac(name: &str, mac: [u8; 6]) -> Result<()> {
     .map(drop)
 }
 
-/// How many packets may wait in the interface's transmit queue.
+/// Returns the capacity of the interface's transmit queue in packets.
 ///
 /// # Errors
 /// There is no such interface.
@@ -134,8 +134,8 @@ pub fn tx_queue_len(name: &str) -> Result<u32> {
     Ok(u32::try_from(unsafe { reply.ifr_ifru.ifru_metric }).unwrap_or(0))
 }
 
-/// Sets how many packets may wait in the interface's transmit queue. For a tap that is the queue
-/// its reader empties.
+/// Sets the capacity of the interface's transmit queue in packets. For a tap that is the queue from which its reader
+/// reads.
 ///
 /// # Errors
 /// No permission, or no such interface.
@@ -148,7 +148,7 @@ pub fn set_tx_queue_len(name: &str, packets: u32) -> Result<()> {
     .map(drop)
 }
 
-/// The interface's first IPv4 address and its prefix length, or `None` when it has none.
+/// Returns the interface's first IPv4 address and its prefix length in bits, or `None` if it has no address.
 ///
 /// # Errors
 /// There is no such interface.
@@ -162,13 +162,12 @@ pub fn ipv4_address(name: &str) -> Result<Option<(Ipv4Addr, u8)>> {
     Ok(Some((address, mask.to_bits().leading_ones() as u8)))
 }
 
-/// Gives the interface one more address, with a prefix length in bits. It may be used at once: an
-/// IPv6 address is not checked for duplicates. Giving one twice is no error.
-///
-/// Taking the interface down takes its IPv6 addresses away.
+/// Adds an address with a prefix length in bits to the interface. It can be used at once, as an IPv6 address is not
+/// checked for duplicates. Adding an address twice is not an error. The kernel removes IPv6 addresses when the
+/// interface goes down.
 ///
 /// # Errors
-/// No permission, no such interface, a prefix that is too long, or IPv6 switched off.
+/// No permission, no such interface, a prefix that is too long, or IPv6 is disabled.
 pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> Result<()> {
     let longest = if address.is_ipv4() { 32 } else { 128 };
     let attempt = || {
@@ -183,9 +182,9 @@ pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> Result<()> {
     attempt().map_err(|source| InterfaceError { name: name.to_owned(), action: action(), source })
 }
 
-/// Keeps the kernel from sending IPv6 packets of its own accord on this interface: no router
-/// solicitations, no address made up from the MAC address, no search for duplicates of it. Call it before
-/// the interface comes up. Best effort: a test link gets quieter, and nothing depends on it.
+/// Prevents the kernel from sending IPv6 packets by itself on this interface: no router solicitations, no
+/// link-local address, no detection of duplicates. It must be called before the interface goes up. Errors are
+/// ignored: it makes a test link quieter, and nothing depends on it.
 pub fn quiet_ipv6(name: &str) {
     if !ifreq::is_valid_name(name) {
         return; // it becomes part of a path
@@ -206,9 +205,8 @@ fn ipv4_of(reply: &libc::ifreq) -> Ipv4Addr {
     Ipv4Addr::new(data[2] as u8, data[3] as u8, data[4] as u8, data[5] as u8)
 }
 
-/// One request about `name`: `fill` sets its argument, the reply is returned.
-///
-/// Only for requests whose argument is an `ifreq` without addresses in it: those used above.
+/// Makes one request about the interface `name`, with the argument set by `fill`, and returns the reply. It is only for
+/// requests whose argument is an `ifreq` without pointers in it, such as those used above.
 fn call(
     name: &str,
     action: &str,
@@ -216,7 +214,7 @@ fn call(
     fill: impl FnOnce(&mut libc::ifreq),
 ) -> Result<libc::ifreq> {
     let attempt = || {
-        // A name that does not fit into a request is no interface's name.
+        // No interface can have a name that does not fit into a request.
         let mut argument = ifreq::for_name(name).ok_or_else(no_such_interface)?;
         fill(&mut argument);
         let socket =

@@ -1,18 +1,18 @@
-//! The one netlink request this crate needs: giving an interface an address (rtnetlink(7)).
+//! The only netlink request of this crate: adding an address to an interface (rtnetlink(7)).
 //!
-//! The older ioctl cannot say "usable now": the kernel looks for duplicates of an IPv6 address first, in
-//! the background, even when told to spend no time on it.
+//! Each request opens a socket of its own and closes it. The older ioctl is not sufficient, as it cannot turn off
+//! the detection of duplicate IPv6 addresses, which delays the use of an address.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-/// Size of `struct nlmsghdr`.
+/// Size in bytes of `struct nlmsghdr`.
 const HEADER: usize = 16;
 
-/// Adds `address` to the interface with index `index`; one that is there already is no error. An IPv6 address
-/// is not checked for duplicates.
+/// Adds `address` to the interface with index `index`. An address that is there already is not an error. An IPv6
+/// address is not checked for duplicates.
 pub(crate) fn add_address(index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
     let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     // struct ifaddrmsg: family, prefix length, flags, scope (0: global), interface.
@@ -45,7 +45,7 @@ fn attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     body.resize(body.len().next_multiple_of(4), 0);
 }
 
-/// Sends one request and waits for the kernel's answer, which comes before the send returns.
+/// Sends one request and reads the kernel's answer, which is queued before the send returns.
 fn request(kind: u16, flags: libc::c_int, body: &[u8]) -> io::Result<()> {
     let flags = (flags | libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
     let mut message = Vec::with_capacity(HEADER + body.len());
@@ -61,7 +61,7 @@ fn request(kind: u16, flags: libc::c_int, body: &[u8]) -> io::Result<()> {
         SocketFlags::CLOEXEC,
         None, // NETLINK_ROUTE is 0
     )?;
-    // A netlink socket that is not connected talks to the kernel.
+    // Messages from a netlink socket that is not connected go to the kernel.
     rustix::net::send(&socket, &message, SendFlags::empty())?;
     let mut reply = [0u8; 1024];
     let (len, _) = rustix::net::recv(&socket, &mut reply[..], RecvFlags::empty())?;

@@ -1,4 +1,7 @@
-//! Children in namespaces of their own, CPU time, and privileges.
+//! Starting children in namespaces and with inherited descriptors, CPU time of processes, and privileges.
+//!
+//! [`spawn`] starts a child from a [`Command`]; the caller waits for it as usual. All functions may be called from
+//! any thread, but see [`Spawn::die_with_parent`].
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -14,26 +17,26 @@ use rustix::thread::{CapabilitySet, UnshareFlags};
 use crate::namespace;
 use crate::usage::read_clock;
 
-/// What a child gets besides what its [`Command`] says.
+/// Options of a child that [`Command`] does not have.
 #[derive(Debug, Default)]
 pub struct Spawn {
-    /// A new network namespace, with a loopback interface that is down.
+    /// Starts the child in a new network namespace, with a loopback interface that is down.
     pub new_net: bool,
-    /// This network namespace. Not together with `new_net`.
+    /// Starts the child in this network namespace; excludes `new_net`.
     pub join_net: Option<OwnedFd>,
-    /// The child is killed (SIGKILL) when the *thread* that starts it ends, as happens whenever the process
-    /// ends, in whatever way. Start such children from the main thread.
+    /// Kills the child (SIGKILL) when the *thread* that started it ends, and therefore also when the process ends in
+    /// any way. Such children should be started from the main thread.
     pub die_with_parent: bool,
-    /// Descriptors the child keeps, each under the number given with it. The parent's ones are closed.
+    /// Descriptors that the child inherits, each under the number given with it. The parent's copies are closed.
     pub keep_fds: Vec<(OwnedFd, RawFd)>,
 }
 
-/// Starts `command` with the options `spawn`. The child starts with no signal blocked. The
-/// command can be used again; the options hold for this child only.
+/// Starts `command` with the options `spawn`. The child starts with no signal blocked. The command can be used again;
+/// the options apply to this child only.
 ///
 /// # Errors
-/// What [`Command::spawn`] says; `InvalidInput` for two namespaces, or for a number that is negative or
-/// used twice; permission to make or enter the namespace (see [`namespace`]).
+/// The errors of [`Command::spawn`]; `InvalidInput` for two namespaces, or for a descriptor number that is negative or
+/// used twice; a missing permission to make or enter the namespace (see [`namespace`]).
 pub fn spawn(command: &mut Command, spawn: Spawn) -> io::Result<Child> {
     let Spawn { new_net, join_net, die_with_parent, keep_fds } = spawn;
     let mut targets: Vec<RawFd> = keep_fds.iter().map(|&(_, target)| target).collect();
@@ -44,9 +47,9 @@ pub fn spawn(command: &mut Command, spawn: Spawn) -> io::Result<Child> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
 
-    // Sources move above all targets, so that filling one target never overwrites another's source. And a free
-    // target is taken until the child runs, or `Command` might put the pipe there on which
-    // it reports errors from the child.
+    // Sources move above all targets, so that filling one target never overwrites another's source. Free targets are
+    // reserved until the child runs, as `Command` might otherwise use one for the pipe on which the child reports
+    // errors.
     let floor = targets.last().map_or(0, |&highest| highest.saturating_add(1));
     let mut sources = Vec::with_capacity(keep_fds.len());
     let mut reserved = Vec::with_capacity(keep_fds.len());
@@ -61,7 +64,7 @@ pub fn spawn(command: &mut Command, spawn: Spawn) -> io::Result<Child> {
     let moves: Vec<(RawFd, RawFd)> = sources.iter().map(|(fd, target)| (fd.as_raw_fd(), *target)).collect();
     let net = join_net.as_ref().map(AsRawFd::as_raw_fd);
     let parent = rustix::process::getpid();
-    // The hook cannot be taken off the command, so it is disarmed: its descriptors end with this call.
+    // The hook cannot be removed from the command, so it is disarmed: its descriptors are closed after this call.
     let armed = Arc::new(AtomicBool::new(true));
     let hook_armed = Arc::clone(&armed);
     let in_child = move || -> io::Result<()> {
@@ -70,7 +73,7 @@ pub fn spawn(command: &mut Command, spawn: Spawn) -> io::Result<Child> {
         }
         if die_with_parent {
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-            // The parent may have ended before that, and then no signal comes.
+            // If the parent ended before that call, no signal is sent.
             if rustix::process::getppid() != Some(parent) {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
@@ -113,23 +116,23 @@ fn clear_signal_mask() {
     }
 }
 
-/// Asks a child to end (SIGTERM). Does nothing when it has ended already.
+/// Sends SIGTERM to a child. Does nothing if it has ended already.
 ///
 /// # Errors
-/// No permission: the child has become another user.
+/// `EPERM`, if the child runs as another user now.
 pub fn terminate(child: &mut Child) -> io::Result<()> {
     if child.try_wait()?.is_none() {
-        // Not waited for yet, so the number is still the child's.
+        // The child has not been waited for, so its number cannot belong to another process.
         rustix::process::kill_process(rustix::process::Pid::from_child(child), Signal::TERM)?;
     }
     Ok(())
 }
 
-/// The CPU time that all threads of process `pid` have used, in user and kernel mode, with the scheduler's
-/// resolution (nanoseconds). Works for any process, and for a child that has ended until it is waited for.
+/// Returns the CPU time that all threads of process `pid` have used, in user and kernel mode, in nanosecond resolution.
+/// It works for any process, and for a child that has ended until it is waited for.
 ///
 /// # Errors
-/// `ESRCH`: there is no such process.
+/// `ESRCH`, if there is no such process.
 pub fn cpu_time(pid: u32) -> io::Result<Duration> {
     let no_process = || io::Error::from_raw_os_error(libc::ESRCH);
     let pid = libc::pid_t::try_from(pid).map_err(|_| no_process())?;
@@ -141,12 +144,12 @@ pub fn cpu_time(pid: u32) -> io::Result<Duration> {
     read_clock(clock).ok_or_else(no_process)
 }
 
-/// Whether the process runs as root, in its user namespace.
+/// Returns true if the process runs as root in its user namespace.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Whether the calling thread may configure networks in its user namespace (CAP_NET_ADMIN).
+/// Returns true if the calling thread may configure networks in its user namespace (CAP_NET_ADMIN).
 pub fn has_net_admin() -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_ADMIN))
 }

@@ -1,18 +1,18 @@
-//! How many descriptors the process may open.
+//! The limit of open files (`RLIMIT_NOFILE`), raised once when the process starts.
 
 use std::io;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the limit of open files to `wanted`, or as far as the hard limit allows; returns the limit
-/// now in force. Never lowers it. Each vhost-user port can hold some 50 descriptors (memory regions, two per
-/// queue), and the usual limit is 1024.
+/// Raises the limit of open files to `wanted`, or as far as the hard limit allows, and returns the limit in force.
+/// Never lowers it. A vhost-user port can hold some 50 descriptors (memory regions, and two per queue), and the
+/// usual limit is 1024.
 ///
 /// # Errors
 /// None that a caller can cause.
 pub fn raise_open_files(wanted: u64) -> io::Result<u64> {
     let now = getrlimit(Resource::Nofile);
-    // None means no limit.
+    // `None` stands for no limit.
     let (Some(current), hard) = (now.current, now.maximum) else { return Ok(u64::MAX) };
     let new = wanted.min(hard.unwrap_or(u64::MAX));
     if new <= current {

@@ -1,4 +1,7 @@
-//! Signals as events in an epoll set, in place of handlers.
+//! Signals as events in an epoll set, instead of handlers (signalfd(2)).
+//!
+//! The main thread creates one [`Signals`] before it starts other threads, adds it to its epoll set, and calls
+//! [`Signals::next`] whenever it is readable.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -6,20 +9,20 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 pub use rustix::process::Signal;
 
-/// A queue of the signals it was made for.
+/// A signalfd: a queue of the signals that it was made for.
 #[derive(Debug)]
 pub struct Signals(OwnedFd);
 
 impl Signals {
     /// Blocks `signals` in the calling thread and queues them here from now on.
     ///
-    /// A signal sent to the process goes to any thread that does not block it, so call this before other
-    /// threads start: they inherit the mask. Children inherit it too; [`process::spawn`](crate::process::spawn)
-    /// clears it for them. The signals stay blocked after the drop: one that came in the meantime
-    /// must not end the process half-way through its clean-up.
+    /// A signal sent to the process goes to any thread that does not block it, so this must be called before other
+    /// threads start, which inherit the mask. Children inherit it, too;
+    /// [`process::spawn`](crate::process::spawn) clears it for them. The signals stay blocked after the drop, so
+    /// that one that arrives meanwhile does not end the process in the middle of its clean-up.
     ///
     /// # Errors
-    /// Too many open files.
+    /// `EMFILE` or `ENFILE`, if too many files are open.
     pub fn new(signals: &[Signal]) -> io::Result<Signals> {
         let set = set_of(signals);
         // SAFETY: the set is initialised; the old mask is not asked for.
@@ -36,8 +39,8 @@ impl Signals {
         Ok(Signals(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// The next signal that came, or `None`. Never waits. A signal that came several times may be reported
-    /// once.
+    /// Returns the next signal that arrived, or `None`. Never blocks. A signal that arrived several times may be
+    /// reported once.
     ///
     /// # Errors
     /// None that a caller can cause.

@@ -1,8 +1,10 @@
-//! Unix stream sockets that carry file descriptors: the set-up channel of vhost-user and control.
+//! Unix stream sockets that pass file descriptors: the set-up channel of vhost-user, and the control socket.
 //!
-//! A [`Listener`] made by [`Listener::bind`] owns its file and removes it when dropped; an
-//! inherited one belongs to whoever made it. All sockets are closed on exec. Listeners never wait, except in [`Listener::wait`]; streams wait
-//! until [`Stream::set_nonblocking`].
+//! A server makes a [`Listener`] and calls [`Listener::accept`] whenever it is readable; a client calls
+//! [`Stream::connect`]. Both exchange bytes and descriptors by [`Stream::send`] and [`Stream::recv`] until one side
+//! drops its [`Stream`]. A [`Listener`] made by [`Listener::bind`] owns its file and removes it when it is dropped;
+//! the file of an inherited one is left alone. All sockets are closed on exec. Listeners are non-blocking, except
+//! in [`Listener::wait`]; streams block until [`Stream::set_nonblocking`].
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -19,45 +21,45 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 
-/// Longest socket path in bytes: `sun_path` less the terminating zero.
+/// Length of the longest socket path in bytes: `sun_path` without the terminating zero.
 pub const MAX_PATH: usize = 107;
 
-/// Most descriptors one [`Stream::recv`] takes or [`Stream::send`] gives. The longest vhost-user message has
-/// 32; the kernel's own limit is 253.
+/// Largest number of descriptors in one [`Stream::recv`] or [`Stream::send`]. The largest vhost-user message has 32;
+/// the kernel's limit is 253.
 pub const MAX_FDS: usize = 64;
 
-/// Connections that may wait to be accepted. A port has one client; the rest is for retries.
+/// Number of connections that may wait to be accepted. A port has one client; the others are for its retries.
 const BACKLOG: i32 = 16;
 
-/// Why a path cannot be listened on. Each message says what to do.
+/// The reason for which a socket cannot listen at a path. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Longer than the kernel allows, empty, or with a zero byte in it.
+    /// The path is longer than the kernel allows, is empty, or contains a zero byte.
     #[error("socket path {0:?} is not possible: use 1 to {MAX_PATH} bytes (it has {len}), none of them zero", len = .0.as_os_str().len())]
     Path(PathBuf),
-    /// A living process listens there.
+    /// A running process listens at the path.
     #[error("socket {0:?} is in use by a running program: end it, or choose another path")]
     InUse(PathBuf),
-    /// Something that is no socket is there.
+    /// A file that is not a socket exists at the path.
     #[error("{0:?} exists and is not a socket: remove it, or choose another path")]
     NotASocket(PathBuf),
-    /// Its directory does not exist.
+    /// The directory of the path does not exist.
     #[error("the directory of socket {0:?} does not exist: create it (mkdir -p {dir:?})", dir = directory(.0))]
     NoDirectory(PathBuf),
-    /// Its directory, or a stale socket in it, is out of reach.
+    /// The directory of the path, or a stale socket in it, may not be written.
     #[error("no permission to make socket {0:?}: make directory {dir:?} writable for this user, remove what another user left there, or choose another path", dir = directory(.0))]
     Permission(PathBuf),
-    /// An inherited descriptor is something else.
+    /// An inherited descriptor is not a listening Unix stream socket.
     #[error(
         "the inherited descriptor is not a listening Unix stream socket: pass one (systemd: ListenStream=/path)"
     )]
     NotAListener,
-    /// Anything else.
+    /// Another system call failed.
     #[error("socket {path:?}: {source}")]
     Os {
-        /// The path.
+        /// Path of the socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
 }
@@ -69,14 +71,14 @@ fn directory(path: &Path) -> &Path {
     }
 }
 
-/// A socket that accepts connections. Non-blocking.
+/// A non-blocking socket that accepts connections.
 #[derive(Debug)]
 pub struct Listener {
     fd: OwnedFd,
     file: Option<SocketFile>,
 }
 
-/// The file of a bound socket: removed on drop, if it is still the one that was made.
+/// The file of a bound socket. It is removed on drop, if it is still the file that was made.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
@@ -84,7 +86,7 @@ struct SocketFile {
 }
 
 impl SocketFile {
-    /// Device and inode of what is at `path` now.
+    /// Returns device and inode of the file that is at `path` now.
     fn id_at(path: &Path) -> io::Result<(u64, u64)> {
         let status = std::fs::symlink_metadata(path)?;
         Ok((status.st_dev(), status.st_ino()))
@@ -94,29 +96,29 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if SocketFile::id_at(&self.path).is_ok_and(|id| id == self.id) {
-            let _ = std::fs::remove_file(&self.path); // gone already is as good
+            let _ = std::fs::remove_file(&self.path); // it may have been removed already
         }
     }
 }
 
 impl Listener {
-    /// Listens at `path`. A socket file that a dead process left there is replaced; whether it is
-    /// dead is found out by connecting, so a living listener sees one connection that closes at once.
+    /// Listens at `path`. A stale socket file that a dead process left there is replaced. The test for that is a
+    /// connection attempt, so a live listener sees one connection that is closed at once.
     ///
-    /// The file's permissions follow the umask. It is removed when the listener is dropped, unless
-    /// someone has put another in its place.
+    /// The file's permissions follow the umask. It is removed when the listener is dropped, unless another file has
+    /// taken its place.
     ///
     /// # Errors
-    /// See [`BindError`].
+    /// [`BindError`], whose message says what to do.
     pub fn bind(path: impl AsRef<Path>) -> Result<Listener, BindError> {
         Self::bind_with(path.as_ref(), None)
     }
 
-    /// As [`bind`](Self::bind), with these permissions (less what the umask takes away) from the moment the
-    /// file exists: it takes them from the socket. The umask itself belongs to all threads and stays.
+    /// Does the same as [`bind`](Self::bind) with the permissions `mode`, masked by the umask. The file has them from
+    /// the moment it exists, as it inherits them from the socket. The umask, which all threads share, is not changed.
     ///
     /// # Errors
-    /// See [`BindError`].
+    /// [`BindError`], as for [`bind`](Self::bind).
     pub fn bind_with_mode(path: impl AsRef<Path>, mode: u32) -> Result<Listener, BindError> {
         Self::bind_with(path.as_ref(), Some(mode))
     }
@@ -135,7 +137,7 @@ impl Listener {
             }
             result => result.map_err(|e| bind_error(path, e))?,
         }
-        // Absolute, so that it is still found at the end if the working directory changes.
+        // The path is made absolute, so that the file is found on drop even if the working directory changes.
         let file = SocketFile {
             path: std::path::absolute(path).map_err(os)?,
             id: SocketFile::id_at(path).map_err(os)?,
@@ -144,11 +146,10 @@ impl Listener {
         Ok(Listener { fd, file: Some(file) })
     }
 
-    /// Takes over a socket that listens already, from a parent or service manager. Its file is
-    /// theirs and stays.
+    /// Takes over a listening socket from a parent or service manager, which keeps its file.
     ///
     /// # Errors
-    /// [`BindError::NotAListener`]; the descriptor is closed.
+    /// [`BindError::NotAListener`]; the descriptor is closed then.
     pub fn from_fd(fd: OwnedFd) -> Result<Listener, BindError> {
         let suits = || -> rustix::io::Result<bool> {
             let suits = sockopt::socket_domain(&fd)? == AddressFamily::UNIX
@@ -164,11 +165,11 @@ impl Listener {
         Ok(Listener { fd, file: None })
     }
 
-    /// Takes one waiting connection, or `None` when there is none (any more).
+    /// Accepts one waiting connection, or returns `None` if there is none (any more).
     ///
     /// # Errors
-    /// Too many open files, mostly. The connection then still waits and the listener stays readable: stop
-    /// watching it for a while, or the loop spins.
+    /// In practice `EMFILE` or `ENFILE`, if too many files are open. The connection still waits then and the listener
+    /// stays readable, so the caller must stop polling it for a while, or its event loop spins.
     pub fn accept(&self) -> io::Result<Option<Stream>> {
         match rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC) {
             Ok(fd) => Ok(Some(Stream(fd))),
@@ -177,10 +178,10 @@ impl Listener {
         }
     }
 
-    /// Waits for a connection and takes it: for programs that have nothing else to do meanwhile.
+    /// Blocks until there is a connection, and accepts it. For programs that have nothing else to do meanwhile.
     ///
     /// # Errors
-    /// As for [`accept`](Self::accept).
+    /// The same as [`accept`](Self::accept), and the errors of `poll`.
     pub fn wait(&self) -> io::Result<Stream> {
         loop {
             if let Some(stream) = self.accept()? {
@@ -194,7 +195,7 @@ impl Listener {
         }
     }
 
-    /// The path of the file this listener owns; `None` when it was inherited.
+    /// Returns the path of the file that this listener owns, or `None` if the listener was inherited.
     pub fn path(&self) -> Option<&Path> {
         self.file.as_ref().map(|file| file.path.as_path())
     }
@@ -206,10 +207,10 @@ impl AsFd for Listener {
     }
 }
 
-/// Removes a socket file nobody listens on, or says why it cannot be removed.
+/// Removes a stale socket file, one that no process listens on.
 ///
-/// Two programs that find the same stale file at the same moment can both get here. The second look at
-/// the file just before removal leaves them only the time between two system calls.
+/// Two programs that find the same stale file at the same time can both get here. The second check of the file just
+/// before its removal reduces that race to the time between two system calls.
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), BindError> {
     let os = |source: io::Error| BindError::Os { path: path.to_owned(), source };
     let status = match std::fs::symlink_metadata(path) {
@@ -224,7 +225,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), BindError> 
         Err(Errno::CONNREFUSED) => {}
         Err(Errno::NOENT) => return Ok(()),
         Err(Errno::ACCESS | Errno::PERM) => return Err(BindError::Permission(path.to_owned())),
-        // It answered, its queue is full, or it is a socket of another type.
+        // A process listens (perhaps with a full queue), or it is a socket of another type.
         Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => return Err(BindError::InUse(path.to_owned())),
         Err(e) => return Err(os(e.into())),
     }
@@ -248,7 +249,7 @@ fn bind_error(path: &Path, error: Errno) -> BindError {
     }
 }
 
-/// The address of a path, if it can be one.
+/// Makes the address of a path; `None` if the path is not possible.
 fn unix_address(path: &Path) -> Option<SocketAddrUnix> {
     let len = path.as_os_str().len();
     if len == 0 || len > MAX_PATH {
@@ -262,46 +263,46 @@ fn stream_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
 
-/// What every descriptor from outside gets: closed on exec, and no control messages but descriptors
-/// (a service manager may have asked for credentials with each message).
+/// Sets up a socket from another process: it is closed on exec, and its messages carry no credentials, which a service
+/// manager may have turned on.
 fn adopt(fd: &OwnedFd) -> rustix::io::Result<()> {
     rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::CLOEXEC)?;
     sockopt::set_socket_passcred(fd, false)
 }
 
-/// What one [`Stream::recv`] brought.
+/// The result of one [`Stream::recv`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Bytes of data; 0 means the peer has closed.
+    /// Number of bytes of data; 0 if the peer has closed the connection.
     pub bytes: usize,
-    /// Whether descriptors were lost: the peer sent more than [`MAX_FDS`], or this process has too many
-    /// open. None of the lost ones is left open.
+    /// True if descriptors were lost: the peer sent more than [`MAX_FDS`], or this process has too many open files.
+    /// None of the lost ones is left open.
     pub fds_lost: bool,
 }
 
-/// Who is at the other end, as of when it connected.
+/// The process at the other end, as of the time when it connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCredentials {
-    /// Process, or `None` when it is in a PID namespace we cannot see into.
+    /// Number of the process, or `None` if its PID namespace is not visible from ours.
     pub pid: Option<u32>,
-    /// Effective user.
+    /// Effective user id of the process.
     pub uid: u32,
-    /// Effective group.
+    /// Effective group id of the process.
     pub gid: u32,
 }
 
-/// A connection.
+/// A connected Unix stream socket, blocking unless [`Stream::set_nonblocking`] was called.
 #[derive(Debug)]
 pub struct Stream(OwnedFd);
 
 impl Stream {
-    /// Connects to the listener at `path`. Never waits: a listener whose queue is full is an error
-    /// like one that is not there, to be tried again later.
+    /// Connects to the listener at `path`. It never blocks: a listener whose queue is full is an error, and the
+    /// caller may try again later, as for one that is not there.
     ///
     /// # Errors
-    /// `NotFound`: no such file; `ConnectionRefused`: nobody listens; `PermissionDenied`: the file is
-    /// not writable for this user; `WouldBlock`: the queue is full; `InvalidInput`: the path is empty or
-    /// longer than [`MAX_PATH`].
+    /// `NotFound`, if there is no such file; `ConnectionRefused`, if no process listens; `PermissionDenied`, if the
+    /// file is not writable for this user; `WouldBlock`, if the queue is full; `InvalidInput`, if the path is empty
+    /// or longer than [`MAX_PATH`].
     pub fn connect(path: impl AsRef<Path>) -> io::Result<Stream> {
         let address = unix_address(path.as_ref()).ok_or_else(|| {
             io::Error::new(io::ErrorKind::InvalidInput, format!("a socket path has 1 to {MAX_PATH} bytes"))
@@ -315,7 +316,7 @@ impl Stream {
     /// Takes over a connected socket from a parent or service manager.
     ///
     /// # Errors
-    /// `InvalidInput` when it is not a connected Unix stream socket; the descriptor is closed.
+    /// `InvalidInput`, if it is not a connected Unix stream socket; the descriptor is closed then.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Stream> {
         let suits = || -> rustix::io::Result<bool> {
             let suits = sockopt::socket_domain(&fd)? == AddressFamily::UNIX
@@ -331,17 +332,17 @@ impl Stream {
         Ok(Stream(fd))
     }
 
-    /// Two ends of a new connection.
+    /// Creates a new connection and returns both ends.
     ///
     /// # Errors
-    /// Too many open files.
+    /// `EMFILE` or `ENFILE`, if too many files are open.
     pub fn pair() -> io::Result<(Stream, Stream)> {
         let (a, b) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         Ok((Stream(a), Stream(b)))
     }
 
-    /// Whether sending and receiving fail with `WouldBlock` instead of waiting.
+    /// Makes sending and receiving fail with `WouldBlock` instead of blocking, or block again.
     ///
     /// # Errors
     /// None that a caller can cause.
@@ -349,8 +350,8 @@ impl Stream {
         Ok(rustix::io::ioctl_fionbio(&self.0, nonblocking)?)
     }
 
-    /// How long a waiting [`recv`](Self::recv) or [`send`](Self::send) may take before it fails with
-    /// `WouldBlock`; `None`: for ever.
+    /// Sets the time after which a blocking [`recv`](Self::recv) or [`send`](Self::send) fails with `WouldBlock`;
+    /// `None` removes the limit.
     ///
     /// # Errors
     /// `InvalidInput` for zero.
@@ -359,12 +360,12 @@ impl Stream {
         Ok(sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Send, timeout)?)
     }
 
-    /// Receives what is there, up to `data.len()` bytes, and appends the descriptors that came with it to
-    /// `fds`. The kernel ends a read where descriptors of another message begin, so they belong to the bytes
-    /// of this call, or to a message that began with them. The caller drops what it has not asked for.
+    /// Receives up to `data.len()` bytes and appends the descriptors that came with them to `fds`. The kernel ends a
+    /// read where descriptors of another message begin, so they belong to the bytes of this call, or to a message
+    /// that began with them. The caller must drop descriptors that it did not expect.
     ///
     /// # Errors
-    /// `WouldBlock` when there is nothing (yet), `ConnectionReset` when the peer went without reading.
+    /// `WouldBlock`, if there is no data (yet); `ConnectionReset`, if the peer closed without reading all data.
     pub fn recv(&self, data: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Received> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -380,7 +381,7 @@ impl Stream {
         for part in control.drain() {
             let RecvAncillaryMessage::ScmRights(passed) = part else { continue };
             for fd in passed {
-                // The space, padded for alignment, may hold a few more.
+                // The space is padded for alignment and may hold a few more descriptors.
                 if room == 0 {
                     fds_lost = true;
                     continue; // drops it
@@ -392,11 +393,11 @@ impl Stream {
         Ok(Received { bytes: message.bytes, fds_lost })
     }
 
-    /// Sends as much of `data` as there is room for, with `fds` attached to its first byte; returns how many
-    /// bytes went. Send the rest without `fds`.
+    /// Sends as much of `data` as there is room for, with `fds` attached to its first byte, and returns the number of
+    /// bytes sent. The caller must send the rest without `fds`.
     ///
     /// # Errors
-    /// `WouldBlock` when there is no room; `BrokenPipe` when the peer is gone (there is no signal);
+    /// `WouldBlock`, if there is no room; `BrokenPipe`, if the peer has closed (no SIGPIPE is raised);
     /// `InvalidInput` for more than [`MAX_FDS`] descriptors, or descriptors without data.
     pub fn send(&self, data: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
         if fds.len() > MAX_FDS || (data.is_empty() && !fds.is_empty()) {
@@ -417,12 +418,12 @@ impl Stream {
         }
     }
 
-    /// Who is at the other end.
+    /// Returns the credentials of the process at the other end.
     ///
     /// # Errors
     /// None that a caller can cause.
     pub fn peer_credentials(&self) -> io::Result<PeerCredentials> {
-        // Not through rustix: its `Pid` cannot be 0, which is what an invisible process has.
+        // rustix cannot be used here: its `Pid` cannot be 0, the number of an invisible process.
         let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut len = size_of_val(&peer) as libc::socklen_t;
         // SAFETY: SO_PEERCRED writes at most `len` bytes of a ucred, to a ucred of ours.

@@ -1,83 +1,100 @@
-//! How long a thread that finds no work goes on looking before it sleeps.
+//! Adaptive busy polling: decides how long a thread without work polls before it sleeps (spin, then block).
 //!
-//! Looking again costs nothing when the processor has nothing else to do, and saves the peer a
-//! doorbell and us a wake-up. When someone else wants the processor it costs dearly: often that is the
-//! very peer whose work we are looking for. And when no work comes it is heat.
+//! A worker creates one [`Spin`] and keeps it for its lifetime. In its loop it calls [`Spin::found`] after a round
+//! with work, [`Spin::idle`] after a round without, which says what to do next, and [`Spin::slept`] after a
+//! sleep.
 //!
-//! Nor does it pay where there is much to do: there sleeping gathers work, as each wake-up finds all that came meanwhile, and costs
-//! less for each piece than looking would. So only a thread that has little to do looks.
+//! Polling costs nothing if no other thread wants the processor, and it saves the peer a doorbell and this thread
+//! a wake-up. It is expensive if another thread wants the processor, often the very peer that this one waits
+//! for, and it wastes energy if no work arrives. Nor does it pay under high load: a thread that sleeps gathers
+//! work, and each wake-up costs less per piece than polling. Therefore:
 //!
-//! So looking is on trial. While it finds work within its limit it goes on. Each time it does not, it pauses for twice as
-//! many sleeps as before, up to `MAX_PAUSE`; a sleep that ends within the limit, so that looking would have found
-//! what it ended for, halves what is left of the pause. And each few looks yield the processor: if someone else runs
-//! meanwhile, that ends the looking for `REST` times as long and, while that goes on, for ever longer.
+//! - Only a thread whose load is low polls: it has work for at most a third of its time.
+//! - Polling that finds no work within its limit is paused with exponential back-off: for twice as many sleeps as
+//!   the last time, up to `MAX_PAUSE`. A sleep shorter than the limit, which polling would have avoided, halves
+//!   the rest of the pause.
+//! - Every few polls yield the processor. If another thread runs meanwhile, polling ends for `BACKOFF_FACTOR`
+//!   times as long as it ran; the factor doubles until polling finds work.
+//!
+//! ```text
+//!              no work                  limit reached, or contended
+//!   working ─────────────► polling ─────────────────────────────────► sleeping
+//!      ▲ ▲                    │           (pause, back-off)              │
+//!      │ └── work found ──────┘                                          │
+//!      └── woken ────────────────────────────────────────────────────────┘
+//!
+//!   working goes to sleeping directly while the load is high, or in a pause or back-off
+//! ```
 
 use std::time::{Duration, Instant};
 
-/// A yield with nobody waiting returns within half a microsecond; one that lets another thread run
-/// takes two context switches and that thread's work. 1 to 5 microseconds were alike. An interrupt makes one as long, some hundred
-/// times a second in a virtual machine: so from here on the kernel is asked.
+/// Duration of a yield from which on another thread may have run. Without a waiting thread a yield returns within
+/// half a microsecond; otherwise it takes two context switches and that thread's work. 1 to 5 microseconds were
+/// measured to be alike. An interrupt takes as long, some hundred times a second in a virtual machine, so the
+/// kernel is asked for the number of context switches.
 const CONTENDED: Duration = Duration::from_micros(3);
 
-/// How many times as long as someone else had the processor not to look again. It doubles each time, until looking finds
-/// something. Ten milliseconds after each, however short, let a thread that runs for microseconds some hundred times a second end all
-/// looking.
-const REST: u32 = 64;
+/// Initial ratio of a back-off to the time for which another thread ran. It doubles each time, until polling finds
+/// work. A constant back-off of 10 ms would let a thread that runs for microseconds some hundred times a second end
+/// all polling.
+const BACKOFF_FACTOR: u32 = 64;
 
-/// How long a processor that is always wanted is left alone. A trial costs some 10 microseconds.
-const MAX_REST: Duration = Duration::from_millis(640);
+/// Longest back-off on a processor that other threads always want. A trial costs some 10 microseconds.
+const MAX_BACKOFF: Duration = Duration::from_millis(640);
 
-/// Sleeps between two trials when looking never finds anything: it then costs a thousandth of its limit per sleep.
+/// Number of sleeps between two trials if polling never finds work. Polling then costs a thousandth of its limit per
+/// sleep.
 const MAX_PAUSE: u32 = 1023;
 
-/// How long the share of time without work is taken over. Shorter than what a person notices, and hundreds of bursts.
+/// Window over which the load is measured: shorter than a person notices, and hundreds of bursts.
 const WINDOW: Duration = Duration::from_millis(1);
 
-/// The share of its time that a thread may have work for and still look, as a divisor. With a quarter, which single frames of 64 bytes take
-/// at a tenth of what can be carried, the median latency there went back and forth between 2 and 5 microseconds.
-const MUCH: u32 = 3;
+/// The load is high if a thread has work for more than `1/MAX_LOAD_DIVISOR` of a window. With a divisor of 4, a load
+/// that single frames of 64 bytes cause at a tenth of the highest rate, the median latency at that rate alternated
+/// between 2 and 5 microseconds.
+const MAX_LOAD_DIVISOR: u32 = 3;
 
-/// Empty looks between two yields. A look at a few empty rings takes some ten nanoseconds, a yield and
-/// what goes with it a microsecond: with a yield in every round new work was found late enough to cost a
-/// quarter of the throughput at 1500 bytes.
-const LOOKS: u32 = 32;
+/// Number of empty polls between two yields. A poll of a few empty rings takes some ten nanoseconds, a yield with
+/// its clock reads a microsecond. With a yield in every round work was found so late that a quarter of the
+/// throughput at 1500 bytes was lost.
+const POLLS_PER_YIELD: u32 = 32;
 
-/// What to do after a look that found nothing.
+/// The action after a poll that found no work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
-    /// Look again at once.
+    /// Poll the busy sources again at once.
     Again,
-    /// Look again, and at what is looked at more rarely, too.
+    /// Poll all sources again, those that are polled more rarely included.
     Around,
-    /// Sleep until woken.
+    /// Arm notifications and sleep until woken.
     Sleep,
 }
 
-/// One thread's patience.
+/// The polling state of one thread; see the [module](self).
 #[derive(Debug)]
 pub struct Spin {
     limit: Duration,
-    looks: u32,
-    /// When looking without finding began, and how often the thread had had to make room for others by then.
-    since: Option<(Instant, i64)>,
-    /// Sleeps until looking is tried again, and how many they were when the pause began.
+    polls: u32,
+    /// Time at which polling without work began, and the thread's count of involuntary switches then.
+    polling_since: Option<(Instant, i64)>,
+    /// Number of sleeps until polling is tried again, and the length of the last pause.
     pause: u32,
-    paused: u32,
-    /// For others who want the processor: until when, and how many times as long as they have it the next time.
-    rest_until: Option<Instant>,
-    rest: u32,
+    last_pause: u32,
+    /// End of the back-off for other threads, and the ratio for the next one.
+    backoff_until: Option<Instant>,
+    backoff_factor: u32,
     load: Load,
 }
 
-/// How much of its time a thread has work.
+/// The load of a thread: the share of its time in which it has work.
 #[derive(Debug)]
 struct Load {
-    /// The window: since when, and how long there was nothing to do in it.
+    /// Start of the current window, and the idle time in it.
     window: Instant,
     idle: Duration,
-    /// From when until when there was nothing to do, the last time it was looked.
+    /// Start and latest known end of the current idle period.
     dry: Option<(Instant, Instant)>,
-    /// There was much work in the last window.
+    /// True if the load was high in the last window.
     high: bool,
 }
 
@@ -86,23 +103,23 @@ impl Load {
         Load { window: now, idle: Duration::ZERO, dry: Some((now, now)), high: false }
     }
 
-    /// There was work, and it has been done.
+    /// Ends the current idle period, as there was work.
     #[inline]
-    fn found(&mut self) {
+    fn end_idle(&mut self) {
         if let Some((since, until)) = self.dry.take() {
             self.idle += until.saturating_duration_since(since);
         }
     }
 
-    /// There is none, perhaps since before; whether there has been much.
+    /// Starts or extends an idle period and returns true if the load was high in the last window.
     #[inline]
-    fn is_dry(&mut self, now: Instant) -> bool {
+    fn is_high_after_idle(&mut self, now: Instant) -> bool {
         if let Some((_, until)) = &mut self.dry {
             *until = now;
         } else {
             let whole = now.saturating_duration_since(self.window);
             if whole >= WINDOW {
-                self.high = self.idle + whole / MUCH < whole;
+                self.high = self.idle + whole / MAX_LOAD_DIVISOR < whole;
                 (self.window, self.idle) = (now, Duration::ZERO);
             }
             self.dry = Some((now, now));
@@ -112,88 +129,100 @@ impl Load {
 }
 
 impl Spin {
-    /// Looks for about `limit` before sleeping, as long as that pays; never with zero.
+    /// Creates the state for a thread that polls for about `limit` before it sleeps, as long as that pays. With
+    /// a limit of zero it never polls.
     pub fn new(limit: Duration) -> Spin {
         let load = Load::new(Instant::now());
-        Spin { limit, looks: 0, since: None, pause: 0, paused: 0, rest_until: None, rest: REST, load }
+        Spin {
+            limit,
+            polls: 0,
+            polling_since: None,
+            pause: 0,
+            last_pause: 0,
+            backoff_until: None,
+            backoff_factor: BACKOFF_FACTOR,
+            load,
+        }
     }
 
-    /// Work was found.
+    /// Records that a round found work.
     #[inline]
     pub fn found(&mut self) {
-        self.looks = 0;
+        self.polls = 0;
         if self.limit.is_zero() {
             return;
         }
-        self.load.found();
-        if self.since.is_some() {
-            // Found by looking.
-            self.since = None;
-            (self.pause, self.paused) = (0, 0);
-            self.rest = REST;
+        self.load.end_idle();
+        if self.polling_since.is_some() {
+            // The work was found by polling, so polling pays.
+            self.polling_since = None;
+            (self.pause, self.last_pause) = (0, 0);
+            self.backoff_factor = BACKOFF_FACTOR;
         }
     }
 
-    /// The thread has slept for `time`.
+    /// Records that the thread has slept for `time`.
     pub fn slept(&mut self, time: Duration) {
-        self.looks = 0;
-        self.since = None;
+        self.polls = 0;
+        self.polling_since = None;
         if !self.limit.is_zero() {
-            self.load.is_dry(Instant::now());
+            self.load.is_high_after_idle(Instant::now());
         }
         self.pause = if time < self.limit { self.pause / 2 } else { self.pause.saturating_sub(1) };
     }
 
-    /// No work was found. The processor may have been offered to others meanwhile.
+    /// Records that a round found no work and returns the next action. It may have yielded the processor
+    /// meanwhile.
     #[inline]
     pub fn idle(&mut self) -> Idle {
         if self.limit.is_zero() {
             return Idle::Sleep;
         }
         let now = Instant::now();
-        if self.load.is_dry(now) || self.pause > 0 || self.is_resting(now) {
+        if self.load.is_high_after_idle(now) || self.pause > 0 || self.is_backing_off(now) {
             return Idle::Sleep;
         }
-        self.looks += 1;
-        if self.looks < LOOKS {
+        self.polls += 1;
+        if self.polls < POLLS_PER_YIELD {
             std::hint::spin_loop();
             return Idle::Again;
         }
-        self.looks = 0;
+        self.polls = 0;
         let offer = |displaced| {
             std::thread::yield_now();
             let time = now.elapsed();
-            (time > CONTENDED && times_displaced() != displaced).then_some(time)
+            (time > CONTENDED && involuntary_switches() != displaced).then_some(time)
         };
-        if self.is_spent(now, offer) { Idle::Sleep } else { Idle::Around }
+        if self.ends_polling(now, offer) { Idle::Sleep } else { Idle::Around }
     }
 
-    /// Whether the processor is left to others.
+    /// Returns true during a back-off for other threads.
     #[inline]
-    fn is_resting(&mut self, now: Instant) -> bool {
-        self.rest_until = self.rest_until.filter(|until| now < *until);
-        self.rest_until.is_some()
+    fn is_backing_off(&mut self, now: Instant) -> bool {
+        self.backoff_until = self.backoff_until.filter(|until| now < *until);
+        self.backoff_until.is_some()
     }
 
-    /// Whether there was enough looking for now. `offer` yields the processor and says for how long someone took it, given how often that
-    /// had happened before looking began.
-    fn is_spent(&mut self, now: Instant, offer: impl FnOnce(i64) -> Option<Duration>) -> bool {
-        let (since, displaced) = *self.since.get_or_insert_with(|| (now, times_displaced()));
+    /// Returns true if polling must end now: the limit is reached, or another thread wants the processor. `offer`
+    /// yields the processor and returns for how long another thread took it, given the count of involuntary
+    /// switches when polling began.
+    fn ends_polling(&mut self, now: Instant, offer: impl FnOnce(i64) -> Option<Duration>) -> bool {
+        let (since, displaced) = *self.polling_since.get_or_insert_with(|| (now, involuntary_switches()));
         if now.duration_since(since) >= self.limit {
-            self.paused = (2 * self.paused + 1).min(MAX_PAUSE);
-            self.pause = self.paused;
+            self.last_pause = (2 * self.last_pause + 1).min(MAX_PAUSE);
+            self.pause = self.last_pause;
             return true;
         }
         let Some(time) = offer(displaced) else { return false };
-        self.since = None;
-        self.rest_until = Some(now + (time * self.rest).min(MAX_REST));
-        self.rest = (2 * self.rest).min(MAX_REST.as_micros() as u32);
+        self.polling_since = None;
+        self.backoff_until = Some(now + (time * self.backoff_factor).min(MAX_BACKOFF));
+        self.backoff_factor = (2 * self.backoff_factor).min(MAX_BACKOFF.as_micros() as u32);
         true
     }
 }
 
-/// How often another thread was given the processor while this one wanted to go on.
-fn times_displaced() -> i64 {
+/// Returns the calling thread's number of involuntary context switches.
+fn involuntary_switches() -> i64 {
     // SAFETY: a structure of integers, for which zeroes are values.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel fills in the structure it is given; on failure it stays as it is.
@@ -224,7 +253,7 @@ mod tests {
     const SHORT: Duration = Duration::from_micros(50);
     const LONG: Duration = Duration::from_micros(200);
 
-    /// Nobody else wants the processor.
+    /// Yields to no other thread, as none wants the processor.
     fn alone(_: i64) -> Option<Duration> {
         None
     }
@@ -235,9 +264,9 @@ mod tests {
         let (mut now, mut trials) = (Instant::now(), 0);
         for _ in 0..4 * MAX_PAUSE {
             if spin.pause == 0 {
-                assert!(!spin.is_spent(now, alone) && !spin.is_spent(now + SHORT, alone));
+                assert!(!spin.ends_polling(now, alone) && !spin.ends_polling(now + SHORT, alone));
                 now += LONG;
-                assert!(spin.is_spent(now, alone));
+                assert!(spin.ends_polling(now, alone));
                 trials += 1;
             }
             assert_eq!(spin.idle(), Idle::Sleep);
@@ -245,7 +274,7 @@ mod tests {
         }
         // After 1, 3, 7 ... 511 sleeps, and then after 1023 each.
         assert_eq!(trials, 10 + 3);
-        // Sleeps that looking would have saved bring the next trial on.
+        // Sleeps that polling would have avoided bring the next trial forward.
         spin.pause = MAX_PAUSE;
         (0..9).for_each(|_| spin.slept(SHORT));
         assert_eq!(spin.pause, 1);
@@ -257,12 +286,12 @@ mod tests {
     fn what_is_found_by_looking_ends_pauses_and_what_is_found_at_once_does_not() {
         let mut spin = Spin::new(LIMIT);
         let now = Instant::now();
-        (spin.pause, spin.paused) = (0, 511);
+        (spin.pause, spin.last_pause) = (0, 511);
         spin.found();
-        assert_eq!(spin.paused, 511);
-        assert!(!spin.is_spent(now, alone));
+        assert_eq!(spin.last_pause, 511);
+        assert!(!spin.ends_polling(now, alone));
         spin.found();
-        assert_eq!((spin.pause, spin.paused), (0, 0));
+        assert_eq!((spin.pause, spin.last_pause), (0, 0));
     }
 
     #[test]
@@ -273,7 +302,7 @@ mod tests {
         assert_eq!(spin.idle(), Idle::Sleep);
         let start = Instant::now();
         let mut load = Load::new(start);
-        // Work for so many of each hundred microseconds, as long as half a window, a window, and two.
+        // Work for so many of each hundred microseconds, for half a window, one window, and two.
         let mut time = start;
         for (busy, half, one, two) in [
             (25, false, false, false),
@@ -283,10 +312,10 @@ mod tests {
         ] {
             let mut high = Vec::new();
             for _ in 0..2 * WINDOW.as_micros() / 100 {
-                load.found();
-                high.push(load.is_dry(time + Duration::from_micros(busy)));
+                load.end_idle();
+                high.push(load.is_high_after_idle(time + Duration::from_micros(busy)));
                 time += Duration::from_micros(100);
-                assert_eq!(load.is_dry(time), high[high.len() - 1]);
+                assert_eq!(load.is_high_after_idle(time), high[high.len() - 1]);
             }
             assert_eq!([high[4], high[14], high[19]], [half, one, two], "{busy} per cent, {high:?}");
         }
@@ -296,16 +325,16 @@ mod tests {
     fn a_processor_that_others_want_is_left_alone_for_longer_and_longer() {
         let mut spin = Spin::new(LIMIT);
         let mut now = Instant::now();
-        for wait in [REST, 2 * REST, 4 * REST].map(|rest| rest * LONG) {
-            assert!(spin.is_spent(now, |_| Some(LONG)), "wanted");
-            assert!(spin.is_resting(now + wait - SHORT), "it rests");
+        for wait in [BACKOFF_FACTOR, 2 * BACKOFF_FACTOR, 4 * BACKOFF_FACTOR].map(|rest| rest * LONG) {
+            assert!(spin.ends_polling(now, |_| Some(LONG)), "wanted");
+            assert!(spin.is_backing_off(now + wait - SHORT), "it rests");
             now += wait;
-            assert!(!spin.is_resting(now), "it has rested");
+            assert!(!spin.is_backing_off(now), "it has rested");
         }
-        assert!(!spin.is_spent(now, alone));
+        assert!(!spin.ends_polling(now, alone));
         spin.found();
-        assert_eq!(spin.rest, REST);
-        assert!(spin.is_spent(now, |_| Some(MAX_REST)));
-        assert!(spin.is_resting(now + MAX_REST - SHORT) && !spin.is_resting(now + MAX_REST));
+        assert_eq!(spin.backoff_factor, BACKOFF_FACTOR);
+        assert!(spin.ends_polling(now, |_| Some(MAX_BACKOFF)));
+        assert!(spin.is_backing_off(now + MAX_BACKOFF - SHORT) && !spin.is_backing_off(now + MAX_BACKOFF));
     }
 }

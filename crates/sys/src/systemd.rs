@@ -1,7 +1,8 @@
-//! The two small protocols of service managers: telling that a service is ready, and taking over
-//! sockets that were opened for it. Both work without systemd, and do nothing where nobody asks.
+//! The protocols of service managers: notification of state (sd_notify(3)) and socket activation
+//! (sd_listen_fds(3)).
 //!
-//! See sd_notify(3) and sd_listen_fds(3).
+//! A service calls [`listen_fds`] at the start of `main`, [`ready`] when it serves, and [`stopping`] when it begins
+//! to end. Neither protocol needs systemd, and without a manager the functions do nothing.
 
 use std::ffi::OsStr;
 use std::io;
@@ -16,10 +17,10 @@ use crate::inherited;
 /// The number of the first inherited socket, `SD_LISTEN_FDS_START`.
 const FIRST_FD: RawFd = 3;
 
-/// Tells the service manager that the service is ready. Returns whether there is a manager that asked.
+/// Tells the service manager that the service is ready. Returns false if there is no manager.
 ///
 /// # Errors
-/// The manager's socket cannot be reached. A service may go on without.
+/// The manager's socket cannot be reached. A service may ignore that.
 pub fn ready() -> io::Result<bool> {
     notify("READY=1")
 }
@@ -27,15 +28,15 @@ pub fn ready() -> io::Result<bool> {
 /// Tells the service manager that the service has begun to end.
 ///
 /// # Errors
-/// As [`ready`].
+/// The same as [`ready`].
 pub fn stopping() -> io::Result<bool> {
     notify("STOPPING=1")
 }
 
-/// Gives the service manager one line to show about the service.
+/// Gives the service manager one line of text to show as the service's status.
 ///
 /// # Errors
-/// As [`ready`].
+/// The same as [`ready`].
 pub fn status(line: &str) -> io::Result<bool> {
     notify(&format!("STATUS={}", line.replace('\n', " ")))
 }
@@ -47,7 +48,7 @@ fn notify(message: &str) -> io::Result<bool> {
     }
 }
 
-/// Sends `message` to a socket given as a path, or as an abstract name after an `@`.
+/// Sends `message` to a socket that is given as a path, or as an abstract name after an `@`.
 fn send(socket: &OsStr, message: &str) -> io::Result<()> {
     let address = match socket.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
@@ -57,12 +58,12 @@ fn send(socket: &OsStr, message: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// The sockets this process inherited, with their names (`FileDescriptorName=`, or "unknown"), closed on exec.
-/// The first call gets them, later ones get none.
+/// Takes the sockets that this process inherited, with their names (`FileDescriptorName=`, or "unknown"), and has
+/// them closed on exec. Only the first call returns them.
 ///
-/// Call it at the start of `main`, before anything else is opened: the numbers are taken on the word of the
-/// environment (`LISTEN_PID`, `LISTEN_FDS`, `LISTEN_FDNAMES`). The variables stay, and mean nothing
-/// to children, whose process numbers differ.
+/// It must be called at the start of `main`, before any other file is opened, because it trusts the numbers in the
+/// environment (`LISTEN_PID`, `LISTEN_FDS`, `LISTEN_FDNAMES`). The variables are not removed; children ignore
+/// them, as their process numbers differ.
 pub fn listen_fds() -> Vec<(String, OwnedFd)> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     if TAKEN.swap(true, Ordering::Relaxed) {
@@ -74,7 +75,7 @@ pub fn listen_fds() -> Vec<(String, OwnedFd)> {
     (FIRST_FD..).zip(names).map_while(|(number, name)| Some((name, inherited::take(number).ok()?))).collect()
 }
 
-/// The names of the sockets announced to process `own_pid`, in the order of their numbers.
+/// Returns the names of the sockets announced to process `own_pid`, in the order of their numbers.
 fn announced<'a>(
     own_pid: u32,
     pid: &str,

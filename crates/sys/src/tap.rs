@@ -1,19 +1,20 @@
-//! A tap device: one end of an Ethernet cable whose other end is the kernel's network stack.
+//! A tap device: an Ethernet link to the kernel's network stack, through `/dev/net/tun`.
 //!
-//! Every frame read or written is preceded by a virtio network header of [`HEADER_LEN`] bytes
-//! (VIRTIO 1.4 5.1.6, little-endian, `num_buffers` included), and offloads let whole TCP and UDP
-//! segments of up to 64 KiB cross without checksums. The [`Tap`] owns its descriptor; a device it
-//! created disappears with it, one that was there before stays.
+//! The control plane opens a [`Tap`] per queue ([`Tap::open`], or [`Tap::from_fd`] for one that a parent opened) and
+//! gives it to a worker, which reads and writes frames without blocking. The [`Tap`] owns its descriptor; closing
+//! the last one removes a device that was created by it, but not one that existed before. A tap belongs to the
+//! network namespace of the thread that opened it.
 //!
-//! A tap belongs to the network namespace of the thread that opened it. One with several queues is several [`Tap`]s;
-//! `queues` says what the kernel does with them.
+//! Each frame is preceded by a virtio network header of [`HEADER_LEN`] bytes (VIRTIO 1.4, 5.1.6, little-endian,
+//! with `num_buffers`), and offloads let whole TCP and UDP segments of up to 64 KiB pass without checksums. The
+//! kernel's choice of a queue is documented in `queues`.
 //!
-//! What the kernel does, and a caller must know (measured on Linux 6.18):
-//! - A read into too small a buffer silently cuts the frame; below the header's size the frame is
-//!   lost with `EINVAL`. Offer at least [`MAX_READ`] bytes.
+//! Behaviour of the kernel that a caller must know (measured on Linux 6.18):
+//! - A read into a buffer that is too small truncates the frame silently; if not even the header fits, the frame is
+//!   lost with `EINVAL`. Buffers must have at least [`MAX_READ`] bytes.
 //! - `num_buffers` is 0 in a header that was read.
-//! - While the interface is down, reads say `WouldBlock` and writes fail with `EIO`.
-//! - A write with a header that contradicts its frame fails with `EINVAL`: count it and go on.
+//! - While the interface is down, reads return `WouldBlock` and writes fail with `EIO`.
+//! - A write whose header contradicts its frame fails with `EINVAL`; the caller should count it and go on.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -36,31 +37,31 @@ pub const MAX_READ: usize = HEADER_LEN + 18 + 65536;
 const DEVICE: &str = "/dev/net/tun";
 
 bitflags! {
-    /// What the reader of a tap can take: frames the kernel has left unfinished. Writes may use the same
-    /// liberties whatever is set here. The values are those of `TUNSETOFFLOAD`.
+    /// Offloads that the reader of a tap accepts, that is, work that the kernel may leave undone in frames. Writes may
+    /// use all of them, whatever is set here. The values are those of `TUNSETOFFLOAD`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Offloads: u32 {
-        /// Checksums may be missing (`NEEDS_CSUM`). Without it the kernel allows none of the rest.
+        /// Checksums may be missing (`NEEDS_CSUM`). All other offloads need this one.
         const CSUM = libc::TUN_F_CSUM;
         /// TCP over IPv4 may be longer than the MTU.
         const TSO4 = libc::TUN_F_TSO4;
         /// TCP over IPv6 may be longer than the MTU.
         const TSO6 = libc::TUN_F_TSO6;
-        /// Long TCP frames may carry the congestion bits ECE and CWR. Nothing without `TSO4` or `TSO6`.
+        /// Long TCP frames may have the congestion bits ECE and CWR. It needs `TSO4` or `TSO6`.
         const ECN = libc::TUN_F_TSO_ECN;
-        /// UDP over IPv4 may be longer than the MTU. The kernel takes it only together with USO6.
+        /// UDP over IPv4 may be longer than the MTU. The kernel accepts it only together with `USO6`.
         const USO4 = libc::TUN_F_USO4;
-        /// UDP over IPv6 may be longer than the MTU. The kernel takes it only together with USO4.
+        /// UDP over IPv6 may be longer than the MTU. The kernel accepts it only together with `USO4`.
         const USO6 = libc::TUN_F_USO6;
     }
 }
 
 impl Offloads {
-    /// The UDP pair.
+    /// Both UDP offloads, which the kernel accepts only together.
     const USO: Offloads = Offloads::USO4.union(Offloads::USO6);
 
-    /// The largest part of this set that obeys the kernel's rules: nothing without `CSUM`, `ECN` only
-    /// with `TSO4` or `TSO6`, and `USO4` with `USO6` or neither.
+    /// Returns the largest subset that obeys the kernel's rules: nothing without `CSUM`, `ECN` only with `TSO4` or
+    /// `TSO6`, and both of `USO4` and `USO6` or neither.
     fn possible(self) -> Offloads {
         if !self.contains(Offloads::CSUM) {
             return Offloads::empty();
@@ -76,33 +77,33 @@ impl Offloads {
     }
 }
 
-/// What to do about a device that exists, or does not.
+/// The handling of a device that exists already, or does not exist yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Existing {
-    /// Attach to it if it exists, else create it.
+    /// Attaches to the device if it exists, and creates it otherwise.
     #[default]
     Either,
-    /// Attach to it; it must exist.
+    /// Attaches to the device, which must exist.
     Require,
-    /// Create it; it must not exist.
+    /// Creates the device, which must not exist.
     Refuse,
 }
 
-/// Which tap to open, and how.
+/// The tap to open, and its options.
 #[derive(Clone, Debug)]
 pub struct TapConfig {
     /// Interface name, at most 15 bytes.
     pub name: String,
-    /// Whether the device has several queues, each opened as a [`Tap`] of its own.
+    /// True if the device has several queues, each opened as a [`Tap`] of its own.
     pub multi_queue: bool,
-    /// What to do about a device that exists, or does not.
+    /// The handling of a device that exists already, or does not exist yet.
     pub existing: Existing,
-    /// What the reader can take. More than the kernel knows is not an error: see [`Tap::offloads`].
+    /// Offloads that the reader accepts. The kernel may support fewer: see [`Tap::offloads`].
     pub offloads: Offloads,
 }
 
 impl TapConfig {
-    /// One queue, attached or created, with all offloads.
+    /// Makes a configuration for one queue of a device that is attached to or created, with all offloads.
     pub fn new(name: impl Into<String>) -> TapConfig {
         TapConfig {
             name: name.into(),
@@ -113,15 +114,15 @@ impl TapConfig {
     }
 }
 
-/// Why a tap cannot be used. Each message says what to do.
+/// The reason for which a tap cannot be used. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
-    /// The name is no interface name.
+    /// The name is not possible for an interface.
     #[error(
         "tap name {0:?} is not possible: use 1 to 15 letters, digits, '-', '_' or '.' (no space, '/', ':', '%')"
     )]
     Name(String),
-    /// `/dev/net/tun` is missing.
+    /// `/dev/net/tun` does not exist, or its driver is not loaded.
     #[error(
         "/dev/net/tun is missing: load the driver (modprobe tun); in a container, pass the device in (--device /dev/net/tun)"
     )]
@@ -131,35 +132,35 @@ pub enum TapError {
         "/dev/net/tun may not be opened by this user: run as root, or allow it (chmod 0666 /dev/net/tun; in a container, --device /dev/net/tun)"
     )]
     NoAccess,
-    /// Creating or attaching is forbidden.
+    /// This user may not create the tap or attach to it.
     #[error(
         "no permission for tap {0}: run as root, give the program CAP_NET_ADMIN, or let root make a tap for this user (ip tuntap add dev {0} mode tap user $USER vnet_hdr)"
     )]
     Permission(String),
-    /// It should have been created, and exists.
+    /// The interface should be created, but exists already.
     #[error("interface {0} exists already: delete it (ip link delete {0}) or choose another name")]
     Exists(String),
-    /// It should have existed, and does not.
+    /// The interface should exist, but does not.
     #[error(
         "there is no tap {0} in this network namespace: make it (ip tuntap add dev {0} mode tap vnet_hdr) or let it be created"
     )]
     Missing(String),
-    /// It exists, and is no tap or one with other properties.
+    /// The interface exists, but is not a tap, or a tap with other properties.
     #[error(
         "interface {name} exists, but not as a tap with {queues}: delete it (ip link delete {name}), choose another name, or make it again (ip tuntap add dev {name} mode tap vnet_hdr{option})"
     )]
     OtherKind {
-        /// The interface.
+        /// Name of the interface.
         name: String,
-        /// What was wanted.
+        /// The number of queues that was requested, in words.
         queues: &'static str,
-        /// The option of `ip tuntap` for that.
+        /// The option of `ip tuntap` that makes such a tap.
         option: &'static str,
     },
-    /// Another process, or this one, has all its queues open.
+    /// All queues of the tap are open already, in this or another process.
     #[error("tap {0} is in use: end the program that has it open, or choose another name")]
     InUse(String),
-    /// An inherited descriptor is something else.
+    /// An inherited descriptor is not an attached tap.
     #[error(
         "the inherited descriptor is not an attached tap: pass an open /dev/net/tun after TUNSETIFF with IFF_TAP, IFF_NO_PI and IFF_VNET_HDR"
     )]
@@ -169,19 +170,19 @@ pub enum TapError {
         "the inherited tap {0} was opened without IFF_VNET_HDR or without IFF_NO_PI: open it with both (libvirt and QEMU: vnet_hdr=on)"
     )]
     NoHeader(String),
-    /// Anything else.
+    /// Another system call failed.
     #[error("tap {name}: {step}: {source}")]
     Os {
-        /// The interface.
+        /// Name of the interface.
         name: String,
-        /// The call that failed.
+        /// The step that failed, in words.
         step: &'static str,
-        /// What it said.
+        /// The error of the system call.
         source: io::Error,
     },
 }
 
-/// An open queue of a tap device. Non-blocking.
+/// An open, non-blocking queue of a tap device; see the [module](self).
 #[derive(Debug)]
 pub struct Tap {
     fd: OwnedFd,
@@ -190,11 +191,11 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Opens a queue of the tap that `config` names, in the calling thread's network namespace.
-    /// The interface is left down or up as it is; a new one is down.
+    /// Opens a queue of the tap that `config` names, in the calling thread's network namespace. An existing
+    /// interface stays up or down as it is; a new one is down.
     ///
     /// # Errors
-    /// See [`TapError`].
+    /// [`TapError`], whose message says what to do.
     pub fn open(config: &TapConfig) -> Result<Tap, TapError> {
         let name = &config.name;
         let wanted_name = || TapError::Name(name.clone());
@@ -230,23 +231,23 @@ impl Tap {
             .map_err(|e| attach_error(config, index_before.is_some(), e))?;
 
         let tap = Tap::set_up(fd, name.clone(), config.offloads)?;
-        // Attaching creates a device that is not there: it may have gone since the look-up.
+        // TUNSETIFF creates a device that does not exist: it may have been removed since the look-up.
         if config.existing == Existing::Require && tap.ifindex().ok() != index_before {
             return Err(TapError::Missing(name.clone()));
         }
         Ok(tap)
     }
 
-    /// A second handle to this queue. What is written through either goes the same way; frames that are read are
-    /// divided between them.
+    /// Makes a second handle of this queue. Frames written through either take the same path; frames that are read
+    /// are divided between the two.
     ///
     /// # Errors
-    /// No descriptors are left.
+    /// `EMFILE`, if too many files are open.
     pub fn try_clone(&self) -> io::Result<Tap> {
         Ok(Tap { fd: self.fd.try_clone()?, name: self.name.clone(), ..*self })
     }
 
-    /// Takes over a queue that another program opened and attached, and makes it non-blocking.
+    /// Takes over a queue that another program has opened and attached, and makes it non-blocking.
     ///
     /// # Errors
     /// [`TapError::NotATap`], [`TapError::NoHeader`] or [`TapError::Os`]; the descriptor is closed.
@@ -270,7 +271,7 @@ impl Tap {
         Tap::set_up(fd, name, offloads)
     }
 
-    /// Header size, byte order and offloads: what an attached queue needs.
+    /// Sets header size, byte order and offloads of an attached queue.
     fn set_up(fd: OwnedFd, name: String, offloads: Offloads) -> Result<Tap, TapError> {
         let mut size = HEADER_LEN as libc::c_int;
         // SAFETY: TUNSETVNETHDRSZ takes the address of an int.
@@ -279,7 +280,7 @@ impl Tap {
         let mut little_endian: libc::c_int = 1;
         // SAFETY: TUNSETVNETLE takes the address of an int.
         let order = unsafe { ifreq::ioctl(&fd, libc::TUNSETVNETLE, &mut little_endian) };
-        // Kernels before 4.0 lack it, and there the header has the byte order of the machine.
+        // Kernels before 4.0 do not have it; the header has the byte order of the machine there.
         if cfg!(target_endian = "big") {
             order.map_err(|e| os_error(&name, "setting the byte order (TUNSETVNETLE)", e))?;
         }
@@ -288,12 +289,12 @@ impl Tap {
         Ok(tap)
     }
 
-    /// Changes what the kernel may leave unfinished in frames read from now on, and returns
-    /// what it accepted. `USO4` and `USO6` need Linux 6.2 and are left out on older kernels. Frames that
-    /// wait in the device already may still use what was allowed before.
+    /// Sets the offloads for frames read from now on, and returns those that the kernel accepted. `USO4` and `USO6`
+    /// need Linux 6.2 and are left out on older kernels. Frames that are queued in the device already may still use
+    /// the previous offloads.
     ///
     /// # Errors
-    /// [`TapError::Os`] when even the basic offloads are refused.
+    /// [`TapError::Os`], if even the other offloads are refused.
     pub fn set_offloads(&mut self, wanted: Offloads) -> Result<Offloads, TapError> {
         let wanted = wanted.possible();
         self.offloads = match self.offload(wanted) {
@@ -314,45 +315,45 @@ impl Tap {
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// The interface's name when it was opened.
+    /// Returns the name that the interface had when it was opened.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The offloads in force.
+    /// Returns the offloads in force, which may be fewer than those requested.
     pub fn offloads(&self) -> Offloads {
         self.offloads
     }
 
-    /// The interface's index, looked up in the calling thread's network namespace.
+    /// Looks up the interface's index in the calling thread's network namespace.
     ///
     /// # Errors
-    /// `NotFound` when it is not in this namespace.
+    /// `NotFound`, if the interface is not in this namespace.
     pub fn ifindex(&self) -> io::Result<u32> {
         netif::index(&self.name).map_err(io::Error::other)?.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Reads one frame and the header in front of it; returns the bytes of both.
+    /// Reads one frame with the header in front of it, and returns the length of both together.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none.
+    /// `WouldBlock`, if there is no frame.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         Ok(rustix::io::read(&self.fd, buffer)?)
     }
 
-    /// Writes one frame, with its header in front; returns the bytes of both.
+    /// Writes one frame with its header in front, and returns the length of both together.
     ///
     /// # Errors
-    /// `InvalidInput` when the header contradicts the frame, `EIO` while the interface is down.
+    /// `InvalidInput`, if the header contradicts the frame; `EIO` while the interface is down.
     pub fn write(&self, frame: &[u8]) -> io::Result<usize> {
         Ok(rustix::io::write(&self.fd, frame)?)
     }
 
-    /// Reads one frame and its header into the pieces of `buffers` (at most 1024), in order.
+    /// Reads one frame with its header into the pieces of `buffers` (at most 1024), in order.
     ///
     /// # Errors
-    /// As [`read`](Self::read), and `EFAULT` when the memory for the header is no longer there; the frame
-    /// is then lost. Of bytes of the frame that could not be written the kernel (6.18) says nothing.
+    /// The same as [`read`](Self::read), and `EFAULT`, if the memory for the header is not mapped any more; the frame
+    /// is lost then. The kernel (6.18) does not report bytes of the frame that could not be written.
     pub fn readv(&self, buffers: &mut [WriteSlice<'_>]) -> io::Result<usize> {
         let count = libc::c_int::try_from(buffers.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
         // SAFETY: WriteSlice is repr(transparent) over iovec and stands for memory that may be
@@ -361,10 +362,10 @@ impl Tap {
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Writes one frame and its header, gathered from the pieces of `frame` (at most 1024).
+    /// Writes one frame with its header, gathered from the pieces of `frame` (at most 1024).
     ///
     /// # Errors
-    /// As [`write`](Self::write), and `EFAULT` when memory of a peer is no longer there.
+    /// The same as [`write`](Self::write), and `EFAULT`, if memory of a peer is not mapped any more.
     pub fn writev(&self, frame: &[ReadSlice<'_>]) -> io::Result<usize> {
         let count = libc::c_int::try_from(frame.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
         // SAFETY: ReadSlice is repr(transparent) over iovec and stands for memory that may be
@@ -384,7 +385,7 @@ fn os_error(name: &str, step: &'static str, source: io::Error) -> TapError {
     TapError::Os { name: name.to_owned(), step, source }
 }
 
-/// What a failed TUNSETIFF means.
+/// Makes the error for a TUNSETIFF that failed.
 fn attach_error(config: &TapConfig, existed: bool, error: io::Error) -> TapError {
     let name = config.name.clone();
     match error.raw_os_error() {

@@ -1,9 +1,9 @@
-//! Ground to stand on for this crate's own tests.
+//! Support for this crate's own tests.
 
 use crate::namespace;
 
-/// Runs `test` in a network namespace of its own, on a thread of its own. Where that takes rights we lack,
-/// says so and does nothing, unless `CI=true`, where nothing may be left out.
+/// Runs `test` on a new thread in a new network namespace. Without the permission for that it prints a message and
+/// skips the test, or panics if `CI=true`, where no test may be skipped.
 pub(crate) fn in_new_net(test: impl FnOnce() + Send) {
     let outcome = std::thread::scope(|scope| {
         scope

@@ -1,14 +1,17 @@
-//! How much of the processors is used: by a thread of this process, and how much by nobody.
+//! CPU time of a thread of this process, and idle time of processors.
+//!
+//! A thread makes its [`ThreadClock`] when it starts; any other thread of the process may read the copy, also after
+//! the thread has ended.
 
 use std::io;
 use std::time::Duration;
 
-/// A thread's processor time, which any thread of the process can read.
+/// The CPU-time clock of a thread, which any thread of the process can read.
 #[derive(Clone, Copy, Debug)]
 pub struct ThreadClock(libc::clockid_t);
 
 impl ThreadClock {
-    /// The calling thread's.
+    /// Returns the clock of the calling thread.
     ///
     /// # Errors
     /// None that a caller can cause.
@@ -21,27 +24,27 @@ impl ThreadClock {
         }
     }
 
-    /// What the thread has used so far; `None` when it has ended.
+    /// Returns the CPU time that the thread has used so far, or `None` if it has ended.
     #[must_use]
     pub fn used(self) -> Option<Duration> {
         read_clock(self.0)
     }
 }
 
-/// What a clock of processor time says; `None` when whose it was is no more.
+/// Reads a CPU-time clock; `None` if its thread or process has ended.
 pub(crate) fn read_clock(clock: libc::clockid_t) -> Option<Duration> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: it writes one timespec, to ours; a clock that is gone is an error.
     let result = unsafe { libc::clock_gettime(clock, &mut time) };
-    // Never negative, and nanoseconds below a second.
+    // The time is never negative, and its nanoseconds are less than a second.
     (result == 0).then(|| Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32))
 }
 
-/// How long these processors have had nothing to do since the machine was started, together, to about 10 ms each. One that has
-/// gone offline counts for nothing.
+/// Returns the sum of the times that `cpus` have been idle since the machine was started, with a resolution of about
+/// 10 ms each. Processors that are offline are not counted.
 ///
 /// # Errors
-/// `/proc` is not there, or says what cannot be read.
+/// `/proc/stat` is missing or cannot be parsed (`InvalidData`).
 pub fn idle_time(cpus: &[usize]) -> io::Result<Duration> {
     let tick = rustix::param::clock_ticks_per_second().max(1);
     let ticks =
@@ -49,7 +52,7 @@ pub fn idle_time(cpus: &[usize]) -> io::Result<Duration> {
     Ok(Duration::from_millis(ticks * 1000 / tick))
 }
 
-/// The sum of idle time and of time that waits for disks (proc_stat(5)) over `cpus`.
+/// Sums up idle and iowait ticks (proc_stat(5)) of `cpus`.
 fn idle_ticks(stat: &str, cpus: &[usize]) -> Option<u64> {
     let mut sum = 0;
     for line in stat.lines() {

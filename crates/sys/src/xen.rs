@@ -1,8 +1,11 @@
-//! Xen's devices: grants of others ([`GrantDevice`], `/dev/xen/gntdev`), grants of our own ([`GrantAllocator`],
+//! Xen's devices: grants of other domains ([`GrantDevice`], `/dev/xen/gntdev`), our own grants ([`GrantAllocator`],
 //! `/dev/xen/gntalloc`) and event channels ([`EventDevice`], `/dev/xen/evtchn`).
 //!
-//! Each owns its descriptor and nothing else: mappings belong to whoever makes them and stay when the device is closed.
-//! What must hold between these calls (one mapping per index, of exactly its size) is kept by the caller.
+//! A connection opens the devices that it needs and closes them by dropping them; they may be used from any thread. Each
+//! owns its descriptor only: mappings belong to the caller and stay when the device is closed. A foreign page is
+//! mapped by [`GrantDevice::map_grant_refs`], `mmap` at the offset that it returns, and
+//! [`GrantDevice::unmap_grant_refs`]. The caller must keep the rules between these calls (one mapping per offset, of
+//! exactly its size).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,21 +14,21 @@ use ringferry_memory::{ReadSlice, WriteSlice};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// Bytes of a page, the unit of grants.
+/// Size of a page in bytes, the unit of grants.
 const PAGE: usize = 4096;
 
-/// Copies that the kernel hands to the hypervisor in one call (`GNTDEV_COPY_BATCH`).
+/// Number of copies that the kernel passes to the hypervisor in one call (`GNTDEV_COPY_BATCH`).
 const COPY_BATCH: usize = 16;
 
-/// Status of a copy that the kernel did not get to. `GNTST_okay` is 0, all errors are negative.
+/// Initial status of a copy, which stays if the kernel does not reach it. `GNTST_okay` is 0, all errors are negative.
 const NOT_DONE: i16 = -1;
 
-/// The number of a request whose argument has `size` bytes: `_IOC(_IOC_NONE, kind, number, size)`.
+/// Returns the number of a request whose argument has `size` bytes: `_IOC(_IOC_NONE, kind, number, size)`.
 const fn request(kind: u8, number: u32, size: usize) -> libc::Ioctl {
     ((size as libc::Ioctl) << 16) | ((kind as libc::Ioctl) << 8) | number as libc::Ioctl
 }
 
-/// `struct ioctl_gntdev_map_grant_ref` with one reference, which is what its size in the request number says.
+/// The size in the request number is that of `struct ioctl_gntdev_map_grant_ref` with one reference.
 const MAP_GRANT_REF: libc::Ioctl = request(b'G', 0, 24);
 const UNMAP_GRANT_REF: libc::Ioctl = request(b'G', 1, size_of::<Range>());
 const ALLOC_GREF: libc::Ioctl = request(b'G', 5, 24);
@@ -36,7 +39,7 @@ const BIND_UNBOUND: libc::Ioctl = request(b'E', 2, 4);
 const NOTIFY: libc::Ioctl = request(b'E', 4, 4);
 const RESET: libc::Ioctl = request(b'E', 5, 0);
 
-/// `struct ioctl_gntdev_unmap_grant_ref`, `struct ioctl_gntalloc_dealloc_gref`.
+/// Layout of `struct ioctl_gntdev_unmap_grant_ref` and of `struct ioctl_gntalloc_dealloc_gref`.
 #[repr(C)]
 struct Range {
     index: u64,
@@ -44,14 +47,14 @@ struct Range {
     pad: u32,
 }
 
-/// `struct ioctl_gntdev_grant_copy`.
+/// Layout of `struct ioctl_gntdev_grant_copy`.
 #[repr(C)]
 struct CopyList {
     count: libc::c_uint,
     segments: *mut RawSegment,
 }
 
-/// A page of another domain, as one of the two things a `struct gntdev_grant_copy_segment` copies between.
+/// A page of another domain as source or destination in a `struct gntdev_grant_copy_segment`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct ForeignSide {
@@ -67,7 +70,7 @@ union Side {
     foreign: ForeignSide,
 }
 
-/// `struct gntdev_grant_copy_segment`.
+/// Layout of `struct gntdev_grant_copy_segment`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct RawSegment {
@@ -87,7 +90,7 @@ fn open(path: &str) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?)
 }
 
-/// Calls a device with the argument at `argument`; the result is never negative.
+/// Calls a device with the argument at `argument` and returns the result, which is never negative.
 ///
 /// # Safety
 /// `argument` points to what `request` takes, which is also what it may write.
@@ -97,13 +100,13 @@ unsafe fn call<T>(fd: &OwnedFd, request: libc::Ioctl, argument: *mut T) -> io::R
     u32::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Two words as they lie in memory side by side.
+/// Joins two adjacent words of memory, in native byte order.
 fn pair(first: u32, second: u32) -> u64 {
     let ([a, b, c, d], [e, f, g, h]) = (first.to_ne_bytes(), second.to_ne_bytes());
     u64::from_ne_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// The two words that lie side by side in memory.
+/// Splits into two adjacent words of memory, in native byte order.
 fn unpair(both: u64) -> [u32; 2] {
     let [a, b, c, d, e, f, g, h] = both.to_ne_bytes();
     [u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h])]
@@ -118,21 +121,22 @@ fn count_of(len: usize) -> io::Result<u32> {
 pub struct GrantDevice(OwnedFd);
 
 impl GrantDevice {
-    /// Opens the device.
+    /// Opens `/dev/xen/gntdev`.
     ///
     /// # Errors
-    /// It is not there (module `xen-gntdev`), or no permission.
+    /// `NotFound` without the kernel module `xen-gntdev`; `PermissionDenied`.
     pub fn open() -> io::Result<GrantDevice> {
         open("/dev/xen/gntdev").map(GrantDevice)
     }
 
-    /// Books a mapping of pages of `domain`, side by side. Returns the offset at which exactly that many pages are then
-    /// mapped from this descriptor, once; only that finds out whether the references are good. [`forget`](Self::forget)
-    /// the booking afterwards, whether mapped or not.
+    /// Prepares a mapping of the pages `refs` of `domain`, one after the other (`IOCTL_GNTDEV_MAP_GRANT_REF`). Returns
+    /// the offset at which exactly that many pages must then be mapped from this descriptor, once; only `mmap` finds
+    /// out if the references are valid. The caller must call [`unmap_grant_refs`](Self::unmap_grant_refs) afterwards,
+    /// whether it has mapped them or not.
     ///
     /// # Errors
-    /// No references, or more than the kernel takes at once; out of memory.
-    pub fn book(&self, domain: u16, refs: &[u32]) -> io::Result<u64> {
+    /// `InvalidInput` without references or for more than the kernel accepts at once; `OutOfMemory`.
+    pub fn map_grant_refs(&self, domain: u16, refs: &[u32]) -> io::Result<u64> {
         let count = count_of(refs.len())?;
         if refs.is_empty() {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -146,8 +150,9 @@ impl GrantDevice {
         Ok(argument[1])
     }
 
-    /// Forgets a booking. What was mapped by it stays until it is unmapped.
-    pub fn forget(&self, offset: u64, pages: usize) {
+    /// Releases the offset of a prepared mapping (`IOCTL_GNTDEV_UNMAP_GRANT_REF`). Pages that were mapped stay mapped
+    /// until `munmap`.
+    pub fn unmap_grant_refs(&self, offset: u64, pages: usize) {
         let Ok(count) = count_of(pages) else { return };
         let mut range = Range { index: offset, count, pad: 0 };
         // SAFETY: a Range is what it takes. It fails only for what was not booked, and then there is nothing to do.
@@ -161,27 +166,27 @@ impl AsFd for GrantDevice {
     }
 }
 
-/// Our side of a copy.
+/// The local side of a copy, and its direction.
 #[derive(Debug)]
 pub enum CopyLocal<'a> {
-    /// From the other domain to here.
+    /// Copies from the other domain to this slice.
     To(WriteSlice<'a>),
-    /// From here to the other domain.
+    /// Copies from this slice to the other domain.
     From(ReadSlice<'a>),
 }
 
-/// One copy, within one page of the other domain.
+/// One grant copy, within one page of the other domain.
 #[derive(Debug)]
 pub struct Copy<'a> {
-    /// The other domain's page.
+    /// Grant reference of the other domain's page.
     pub gref: u32,
-    /// First byte in it.
+    /// Offset of the first byte in that page.
     pub offset: u16,
-    /// Our bytes.
+    /// The local bytes, which also determine the length.
     pub local: CopyLocal<'a>,
 }
 
-/// Room for a batch of copies, used again and again.
+/// A reusable buffer for a batch of copies.
 #[derive(Default)]
 pub struct CopyBatch(Vec<RawSegment>);
 
@@ -195,12 +200,12 @@ impl std::fmt::Debug for CopyBatch {
 }
 
 impl CopyBatch {
-    /// Copies all of `copies` between us and `domain` in one system call. [`done`](Self::done) then tells of each.
-    /// Returns how many calls of the hypervisor that took.
+    /// Makes all of `copies` between this domain and `domain` in one system call, and returns the number of hypercalls
+    /// that it took. The success of each copy is available from [`done`](Self::done) afterwards.
     ///
     /// # Errors
-    /// `InvalidInput`, and nothing was copied, when a copy does not lie within a page. Otherwise what the kernel says, and
-    /// some may be done: `EFAULT` when our memory cannot be reached.
+    /// `InvalidInput`, if a copy crosses the end of the other domain's page; nothing was copied then. Otherwise the
+    /// errors of the ioctl, such as `EFAULT` if local memory is not mapped; some copies may have been made then.
     pub fn run<'a>(
         &mut self,
         device: &GrantDevice,
@@ -220,7 +225,7 @@ impl CopyBatch {
                 let text = format!("a copy of {len} bytes at {offset} goes past the end of its page");
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
             }
-            // The kernel splits what crosses a page boundary of ours.
+            // The kernel splits a copy that crosses a local page boundary.
             operations += (address.addr() % PAGE + len).div_ceil(PAGE) * usize::from(len > 0);
             let here = Side { local: address };
             let (source, dest, flags) = match local {
@@ -239,37 +244,37 @@ impl CopyBatch {
         Ok(operations.div_ceil(COPY_BATCH) as u64)
     }
 
-    /// Whether each copy of the last batch was done, in order.
+    /// Iterates over the copies of the last batch, in order: true for each that was made.
     pub fn done(&self) -> impl Iterator<Item = bool> + '_ {
         self.0.iter().map(|segment| segment.status == 0)
     }
 }
 
-/// Address and length of a slice.
+/// Returns address and length of a slice.
 fn parts(slice: ReadSlice<'_>) -> (*mut libc::c_void, usize) {
     // SAFETY: ReadSlice is repr(transparent) over iovec.
     let iov = unsafe { &*std::ptr::from_ref(&slice).cast::<libc::iovec>() };
     (iov.iov_base, iov.iov_len)
 }
 
-/// Pages of the kernel's that are granted to others.
+/// Allocates pages of the kernel and grants them to other domains.
 #[derive(Debug)]
 pub struct GrantAllocator(OwnedFd);
 
 impl GrantAllocator {
-    /// Opens the device.
+    /// Opens `/dev/xen/gntalloc`.
     ///
     /// # Errors
-    /// It is not there (module `xen-gntalloc`), or no permission.
+    /// `NotFound` without the kernel module `xen-gntalloc`; `PermissionDenied`.
     pub fn open() -> io::Result<GrantAllocator> {
         open("/dev/xen/gntalloc").map(GrantAllocator)
     }
 
-    /// Allocates zeroed pages and grants each to `domain`. Returns the offset at which they are mapped from this
-    /// descriptor, side by side, and their references.
+    /// Allocates `count` zeroed pages and grants each to `domain`. Returns the offset at which they can be mapped from
+    /// this descriptor, one after the other, and their grant references.
     ///
     /// # Errors
-    /// `StorageFull` (`ENOSPC`): the limit of all pages granted this way, or the grant table, is used up.
+    /// `StorageFull` (`ENOSPC`), if the limit of pages granted by this device or the grant table is exhausted.
     pub fn allocate(&self, domain: u16, count: usize, writable: bool) -> io::Result<(u64, Vec<u32>)> {
         if count == 0 {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -284,8 +289,8 @@ impl GrantAllocator {
         Ok((argument[1], refs))
     }
 
-    /// Gives pages back. Each stays granted until we have unmapped it, and the kernel keeps it for as long
-    /// as the other domain has it mapped.
+    /// Frees pages. A page stays granted until it is unmapped here, and the kernel keeps it as long as the other
+    /// domain has it mapped.
     pub fn free(&self, offset: u64, count: usize) {
         let Ok(count) = count_of(count) else { return };
         let mut range = Range { index: offset, count, pad: 0 };
@@ -300,7 +305,7 @@ impl AsFd for GrantAllocator {
     }
 }
 
-/// One end of one event channel. Closing the device closes the port.
+/// One end of an event channel. Dropping it closes the port.
 #[derive(Debug)]
 pub struct EventDevice {
     fd: OwnedFd,
@@ -308,10 +313,10 @@ pub struct EventDevice {
 }
 
 impl EventDevice {
-    /// Makes a port to which `domain` may bind.
+    /// Allocates a port to which `domain` may bind.
     ///
     /// # Errors
-    /// The device is not there (module `xen-evtchn`); no permission; no port is left.
+    /// `NotFound` without the kernel module `xen-evtchn`; `PermissionDenied`; no port is left.
     pub fn unbound(domain: u16) -> io::Result<EventDevice> {
         let fd = open("/dev/xen/evtchn")?;
         let mut argument = u32::from(domain);
@@ -320,10 +325,11 @@ impl EventDevice {
         Ok(EventDevice { fd, port })
     }
 
-    /// Binds to a port that `domain` has made for us.
+    /// Binds to a port that `domain` has allocated for this domain.
     ///
     /// # Errors
-    /// As for [`unbound`](Self::unbound); and there is no such port, or it is not for us or bound already.
+    /// The same as [`unbound`](Self::unbound), and if there is no such port, or it is for another domain or bound
+    /// already.
     pub fn interdomain(domain: u16, port: u32) -> io::Result<EventDevice> {
         let fd = open("/dev/xen/evtchn")?;
         let mut argument = [u32::from(domain), port];
@@ -332,12 +338,12 @@ impl EventDevice {
         Ok(EventDevice { fd, port })
     }
 
-    /// Number of the port, in this domain.
+    /// Returns the number of the port in this domain.
     pub fn port(&self) -> u32 {
         self.port
     }
 
-    /// Sends an event to the other end.
+    /// Notifies the other end.
     ///
     /// # Errors
     /// None that a peer can cause.
@@ -347,7 +353,7 @@ impl EventDevice {
         unsafe { call(&self.fd, NOTIFY, &mut argument).map(drop) }
     }
 
-    /// Takes note of a pending event and unmasks the port; whether there was one. Never waits.
+    /// Consumes a pending event, if any, and unmasks the port. Returns true if there was one. Never blocks.
     ///
     /// # Errors
     /// None that a peer can cause.
@@ -357,7 +363,7 @@ impl EventDevice {
             Ok(4) => {}
             Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
-            // The kernel's queue has run over, which one port cannot do.
+            // The kernel's queue has overflowed, which should not be possible with one port.
             Err(Errno::FBIG) => {
                 // SAFETY: it takes no argument.
                 unsafe { call(&self.fd, RESET, std::ptr::null_mut::<u32>())? };
@@ -431,6 +437,6 @@ mod tests {
         assert!(batch.run(&device, 0, std::iter::once(Copy { gref: 0, offset: 0, local })).is_err());
         assert_eq!(batch.done().collect::<Vec<_>>(), [false]);
         assert_eq!(batch.run(&device, 0, std::iter::empty()).unwrap(), 0);
-        assert!(device.book(0, &[1]).is_err() && device.book(0, &[]).is_err());
+        assert!(device.map_grant_refs(0, &[1]).is_err() && device.map_grant_refs(0, &[]).is_err());
     }
 }

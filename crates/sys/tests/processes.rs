@@ -1,6 +1,6 @@
-//! What only a process of its own can show: entering a user namespace (one thread only), dying with
-//! the parent, and inheriting sockets. The program starts itself again in the roles below, so it is not
-//! run by the threaded test harness.
+//! Tests that need a process of their own: entering a user namespace (one thread only), dying with the parent, and
+//! inheriting sockets. The program starts itself again in the roles below, so it does not use the threaded test
+//! harness.
 
 use std::io::Read;
 use std::os::fd::OwnedFd;

@@ -127,9 +127,9 @@ fn each(peer: DomId) {
     for round in 0..ROUNDS {
         for (slot, gref) in refs.iter().enumerate() {
             let mut attempt = || {
-                let offset = device.book(peer.0, &[gref.0])?;
+                let offset = device.map_grant_refs(peer.0, &[gref.0])?;
                 let result = window.map(slot, 1, device.as_fd(), offset, true);
-                device.forget(offset, 1);
+                device.unmap_grant_refs(offset, 1);
                 result
             };
             let mut attempts = 1;

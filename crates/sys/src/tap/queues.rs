@@ -1,9 +1,10 @@
-//! The queues of a tap that has several: which of them the kernel sends packets to, and by what.
+//! The queues of a multi-queue tap: attaching, detaching, and the kernel's choice of a queue.
 //!
-//! By itself the kernel sends a flow's packets to the queue that the flow's own were last written to (its *automatic
-//! flow steering*), and those of other flows by their hash. A queue that is detached gets none; writing to it works
-//! as before. Whatever waits in a queue while it is detached is lost, and the kernel says nothing of it: see
-//! [`Tap::steer_to_first`].
+//! Each queue is a [`Tap`], attached when it is opened. By default the kernel sends the packets of a flow to the
+//! queue to which the flow's packets in the other direction were last written (*automatic flow steering*), and those
+//! of unknown flows by their hash. A detached queue gets none; writing to it still works. Packets that are queued in
+//! a queue when it is detached are lost silently, so a queue that is to be detached is first excluded by
+//! [`Tap::steer_to_first`], then read until it is empty, then detached by [`Tap::set_attached`].
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -11,14 +12,14 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use super::{Tap, TapError, os_error};
 use crate::ifreq;
 
-/// `BPF_PROG_LOAD`.
+/// Command of bpf(2) to load a program: `BPF_PROG_LOAD`.
 const PROG_LOAD: libc::c_int = 5;
-/// `BPF_PROG_TYPE_SOCKET_FILTER`.
+/// Type of the steering program: `BPF_PROG_TYPE_SOCKET_FILTER`.
 const SOCKET_FILTER: u32 = 1;
-/// `offsetof(struct __sk_buff, hash)`.
+/// Offset of the flow hash in the program's context: `offsetof(struct __sk_buff, hash)`.
 const HASH: u64 = 68;
 
-/// The members of `union bpf_attr` that loading a program needs; the kernel takes the rest as zero.
+/// The members of `union bpf_attr` that are needed to load a program; the kernel takes the others as zero.
 #[repr(C)]
 struct ProgLoad {
     prog_type: u32,
@@ -28,11 +29,11 @@ struct ProgLoad {
 }
 
 impl Tap {
-    /// Attaches this queue to the device, as the last of its queues, or detaches it. A queue that was opened is
-    /// attached. The numbers of the others stay as they are if only the last is ever detached.
+    /// Attaches this queue to the device as the last of its queues, or detaches it. A new queue is attached. If only
+    /// the last queue is ever detached, the numbers of the others do not change.
     ///
     /// # Errors
-    /// [`TapError::Os`]: it is attached, or detached, already, or the tap has one queue only.
+    /// [`TapError::Os`], if it is attached or detached already, or the tap has only one queue.
     pub fn set_attached(&self, attached: bool) -> Result<(), TapError> {
         let mut request = ifreq::zeroed();
         let flag = if attached { libc::IFF_ATTACH_QUEUE } else { libc::IFF_DETACH_QUEUE };
@@ -42,22 +43,21 @@ impl Tap {
             .map_err(|e| os_error(&self.name, "attaching or detaching a queue (TUNSETQUEUE)", e))
     }
 
-    /// Has the kernel send packets to the first `queues` queues of the device only, by their hash (to the first, where
-    /// none is known), or by its automatic
-    /// flow steering to all of them again (`None`). When this returns, it does: so that the others can be read
-    /// to their ends, then detached, and no packet is lost.
+    /// Makes the kernel send packets to the first `queues` queues of the device only, by their hash (to the first
+    /// queue if they have none), through an eBPF program. `None` restores automatic flow steering to all queues. The
+    /// change is complete when this returns: no packet will get into the other queues any more.
     ///
     /// # Errors
-    /// `PermissionDenied` for who may not load programs into the kernel (CAP_BPF, or CAP_SYS_ADMIN); other errors
-    /// where a kernel lacks something. Nothing has changed then.
+    /// `PermissionDenied` without CAP_BPF or CAP_SYS_ADMIN; other errors, if the kernel lacks a feature. Nothing has
+    /// changed then.
     pub fn steer_to_first(&self, queues: Option<u16>) -> io::Result<()> {
         let program = queues.map(by_hash).transpose()?;
         let mut fd: libc::c_int = program.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         // SAFETY: TUNSETSTEERINGEBPF takes the address of a descriptor; the kernel holds the program by itself.
         unsafe { ifreq::ioctl(self.as_fd(), libc::TUNSETSTEERINGEBPF, &mut fd) }?;
         if queues.is_some() {
-            // A packet may be between the choice of its queue and that queue. MEMBARRIER_CMD_GLOBAL waits until every
-            // processor has come out of the kernel's read sections, packets' ways among them.
+            // A packet may be on its way to a queue chosen before the change. MEMBARRIER_CMD_GLOBAL waits for an RCU
+            // grace period, after which all such packets have arrived.
             const GLOBAL: libc::c_int = 1;
             // SAFETY: takes numbers only.
             unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };
@@ -66,13 +66,13 @@ impl Tap {
     }
 }
 
-/// A program that chooses among the first `queues` queues by a packet's hash.
+/// Loads an eBPF program that selects one of the first `queues` queues by a packet's hash.
 fn by_hash(queues: u16) -> io::Result<OwnedFd> {
-    /// One instruction: code, destination and source register, offset, operand.
+    /// Encodes an instruction: code, destination and source register, offset, operand.
     const fn instruction(code: u8, registers: u8, offset: u64, operand: u64) -> u64 {
         code as u64 | (registers as u64) << 8 | offset << 16 | operand << 32
     }
-    // As the kernel has instructions on a little-endian machine, and, registers swapped, on others.
+    // The two register fields are swapped on big-endian machines.
     const LOAD_R0_FROM_R1: u8 = if cfg!(target_endian = "little") { 0x10 } else { 0x01 };
     let insns = [
         instruction(0x61, LOAD_R0_FROM_R1, HASH, 0), // r0 = packet->hash

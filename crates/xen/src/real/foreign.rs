@@ -61,9 +61,9 @@ impl RealForeign {
     ) -> bool {
         self.refs.clear();
         self.refs.extend(pages.iter().map(|(_, gref)| gref.0));
-        let Ok(offset) = self.device.book(self.domain.0, &self.refs) else { return false };
+        let Ok(offset) = self.device.map_grant_refs(self.domain.0, &self.refs) else { return false };
         let result = window.map(slot, pages.len(), self.device.as_fd(), offset, access == Access::Write);
-        self.device.forget(offset, pages.len());
+        self.device.unmap_grant_refs(offset, pages.len());
         self.counters.calls += self.calls_per_run;
         if result.is_ok() {
             self.counters.mapped += pages.len() as u64;
@@ -74,9 +74,9 @@ impl RealForeign {
     fn region(&mut self, refs: &[GrantRef]) -> io::Result<Arc<Region>> {
         self.refs.clear();
         self.refs.extend(refs.iter().map(|gref| gref.0));
-        let offset = self.device.book(self.domain.0, &self.refs)?;
+        let offset = self.device.map_grant_refs(self.domain.0, &self.refs)?;
         let result = Region::map_exact(self.device.as_fd(), offset, refs.len() * PAGE);
-        self.device.forget(offset, refs.len());
+        self.device.unmap_grant_refs(offset, refs.len());
         self.counters.calls += self.calls_per_run;
         result.map_err(os_error)
     }
