@@ -1,8 +1,8 @@
-//! The Internet checksum (RFC 1071): sums over pieces, updates in place (RFC 1624), and finishing
-//! or verifying the checksums of a frame.
+//! The Internet checksum (RFC 1071): sums over pieces, incremental updates (RFC 1624), and completing or verifying the
+//! checksums of a frame.
 //!
-//! A *checksum* is the complement that stands in a header; a *sum* is not complemented. Both are
-//! `u16` numbers whose big-endian bytes go on the wire.
+//! The functions are pure; a [`Sum`] exists for the time of one computation. A *checksum* is the complement that is
+//! stored in a header; a *sum* is not complemented. Both are `u16` numbers that are stored in big-endian order.
 
 use ringferry_memory::ReadSlice;
 use thiserror::Error;
@@ -11,33 +11,32 @@ use crate::ether::be16;
 use crate::parse::{IPV6_LEN, IpVersion, Layers, PROTO_UDP, ParseError, UDP_CHECKSUM};
 use crate::vnet::{Header, HeaderError};
 
-/// A one's complement sum in progress. Pieces of any length follow each other as if they were one.
+/// A one's complement sum in progress. Pieces of any length are summed as if they were one.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Sum {
-    /// Sum of 16-bit words as they lie in memory. Byte order doesn't matter to a one's complement
-    /// sum until its end.
+    /// Sum of 16-bit words in native byte order. The byte order of a one's complement sum matters only at its end.
     total: u64,
-    /// Whether the bytes so far end in the middle of a word.
+    /// True if the number of bytes so far is odd.
     odd: bool,
 }
 
 impl Sum {
-    /// The sum of nothing.
+    /// Makes the sum of no bytes, which is 0.
     #[must_use]
     pub const fn new() -> Sum {
         Sum { total: 0, odd: false }
     }
 
-    /// Appends a piece.
+    /// Adds the next piece.
     #[inline]
     pub fn add(&mut self, piece: &[u8]) {
         self.add_words(fold(sum_words(piece)));
         self.odd ^= piece.len() % 2 == 1;
     }
 
-    /// Appends a piece that a peer may be writing to: a copy of it, block by block.
+    /// Adds the next piece, which a peer may be writing to, by copying it block by block.
     pub fn add_slice(&mut self, piece: &ReadSlice<'_>) {
-        // Blocks stay in the first-level cache, and are no work to clear for a short piece.
+        // A block of 512 bytes stays in the first-level cache, and clearing it costs little for a short piece.
         let mut block = [0; 512];
         let mut rest = *piece;
         while !rest.is_empty() {
@@ -47,28 +46,27 @@ impl Sum {
         }
     }
 
-    /// Appends a number in network byte order.
+    /// Adds a number as two bytes in network byte order.
     #[inline]
     pub fn add_u16(&mut self, number: u16) {
         self.add_words(u16::from_ne_bytes(number.to_be_bytes()));
     }
 
-    /// Appends the sum of words as they lie in memory.
+    /// Adds a sum of words in native byte order.
     #[inline]
     fn add_words(&mut self, sum: u16) {
-        // Words that start in the middle of another have their bytes in each other's places.
+        // Behind an odd number of bytes, the two bytes of each word change places.
         self.total += u64::from(if self.odd { sum.swap_bytes() } else { sum });
     }
 
-    /// The sum itself: what a sender leaves in the checksum field for the receiver of a partial
-    /// checksum to finish.
+    /// Returns the sum, which a sender stores in the checksum field of a packet with a partial checksum.
     #[inline]
     #[must_use]
     pub fn partial(self) -> u16 {
         u16::from_be_bytes(fold(self.total).to_ne_bytes())
     }
 
-    /// The checksum.
+    /// Returns the checksum, the complement of the sum.
     #[inline]
     #[must_use]
     pub fn finish(self) -> u16 {
@@ -76,14 +74,12 @@ impl Sum {
     }
 }
 
-/// The 16-bit words of a piece, added up as they lie in memory; the last odd byte is followed by a
-/// zero.
+/// Adds up the 16-bit words of a piece in native byte order; an odd last byte is padded with a zero.
 ///
-/// The halves of 64-bit words go into sums that cannot overflow before 16 GiB, so there are no carries to
-/// chase, and the compiler makes vectors of it wherever it is inlined: a loop that only adds up is what it
-/// vectorises best. That is 28 GB/s at 1448 bytes, 33 at 64 KiB. The same with lanes of our own was vectorised
-/// in some callers and not in others (24 and 22 GB/s then); 32-bit words were slower below 1500 bytes (24),
-/// 64-bit words with carries everywhere (18).
+/// The halves of 64-bit words are added to sums that cannot overflow before 16 GiB, so no carries need handling, and the
+/// compiler vectorises the loop in every place where it is inlined: 28 GB/s at 1448 bytes, 33 at 64 KiB. A version with
+/// explicit lanes was vectorised in some callers only (24 and 22 GB/s); 32-bit words were slower below 1500 bytes (24),
+/// 64-bit words with carries at every length (18).
 #[inline]
 fn sum_words(piece: &[u8]) -> u64 {
     let (words, rest) = piece.as_chunks::<8>();
@@ -104,13 +100,13 @@ fn sum_words(piece: &[u8]) -> u64 {
     low + high + rest
 }
 
-/// Adds the carries of a sum back in, down to 33 bits.
+/// Folds the carries of a sum, down to 33 bits.
 #[inline]
 const fn fold32(sum: u64) -> u64 {
     (sum & 0xffff_ffff) + (sum >> 32)
 }
 
-/// Adds the carries of a sum back in, down to 16 bits.
+/// Folds the carries of a sum, down to 16 bits.
 #[inline]
 const fn fold(sum: u64) -> u16 {
     let sum = fold32(fold32(sum));
@@ -118,7 +114,7 @@ const fn fold(sum: u64) -> u16 {
     ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-/// The sum of the pseudo header of a TCP or UDP packet over IPv4 (RFC 9293, 3.1). `len` is that of
+/// Computes the sum of the pseudo header of a TCP or UDP packet over IPv4 (RFC 9293, 3.1). `len` is the length in bytes of
 /// transport header and payload.
 #[must_use]
 pub fn pseudo_header_v4(source: [u8; 4], destination: [u8; 4], proto: u8, len: u16) -> Sum {
@@ -130,7 +126,7 @@ pub fn pseudo_header_v4(source: [u8; 4], destination: [u8; 4], proto: u8, len: u
     sum
 }
 
-/// The sum of the pseudo header of a TCP or UDP packet over IPv6 (RFC 8200, 8.1). `len` is that of
+/// Computes the sum of the pseudo header of a TCP or UDP packet over IPv6 (RFC 8200, 8.1). `len` is the length in bytes of
 /// transport header and payload.
 #[must_use]
 pub fn pseudo_header_v6(source: [u8; 16], destination: [u8; 16], proto: u8, len: u32) -> Sum {
@@ -142,20 +138,20 @@ pub fn pseudo_header_v6(source: [u8; 16], destination: [u8; 16], proto: u8, len:
     sum
 }
 
-/// The checksum after a 16-bit field it covers, at an even distance, has changed from `old` to
-/// `new` (RFC 1624, equation 3).
+/// Updates a checksum after a 16-bit field that it covers, at an even offset, has changed from `old` to `new` (RFC 1624,
+/// equation 3).
 #[inline]
 #[must_use]
 pub const fn update(checksum: u16, old: u16, new: u16) -> u16 {
     !fold(!checksum as u64 + !old as u64 + new as u64)
 }
 
-/// Finishes the checksum that `header` says is partial: sums the frame from `csum_start` to its end
-/// and stores the result. Does nothing without `F_NEEDS_CSUM`. The frame must not need
-/// segmentation; afterwards it is to be delivered with [`Header::default()`].
+/// Completes the partial checksum of a frame: sums the frame from `csum_start` to its end and stores the checksum. Does
+/// nothing without `F_NEEDS_CSUM`. The frame must not need segmentation; afterwards it must be delivered with
+/// [`Header::default()`].
 ///
 /// # Errors
-/// [`HeaderError`] if the position lies outside the packet; the frame is then unchanged.
+/// [`HeaderError`], if the checksum is outside the packet; the frame is unchanged then.
 pub fn complete(header: &Header, frame: &mut [u8]) -> Result<(), HeaderError> {
     let Some((start, field)) = header.checksum_position(frame.len())? else { return Ok(()) };
     let mut sum = Sum::new();
@@ -164,10 +160,11 @@ pub fn complete(header: &Header, frame: &mut [u8]) -> Result<(), HeaderError> {
     Ok(())
 }
 
-/// The same for a frame of which only the `head` is private memory, and what follows lies in pieces that a peer may be writing to.
+/// Does the same for a frame of which only the `head` is private memory; the rest is in pieces that a peer may be writing
+/// to.
 ///
 /// # Errors
-/// [`HeaderError`] if the position lies outside the packet, or the checksum beyond the head; the frame is then unchanged.
+/// [`HeaderError`], if the checksum is outside the packet or beyond the head; the frame is unchanged then.
 pub fn complete_head<'a>(
     header: &Header,
     head: &mut [u8],
@@ -183,37 +180,36 @@ pub fn complete_head<'a>(
     Ok(())
 }
 
-/// The form of a checksum that goes into a transport header: 0 would mean "not computed" to UDP,
-/// and 0xffff says the same to every receiver's sum.
+/// Replaces a checksum of 0 by 0xffff for a transport header: 0 means "no checksum" in UDP, and both are equal in one's
+/// complement.
 #[inline]
 pub(crate) const fn never_zero(checksum: u16) -> u16 {
     if checksum == 0 { 0xffff } else { checksum }
 }
 
-/// Why the checksums of a frame do not hold.
+/// The reason for which the checksums of a frame are not valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum VerifyError {
-    /// The headers could not be read.
+    /// The headers of the frame cannot be parsed.
     #[error(transparent)]
     Parse(#[from] ParseError),
-    /// A length field of IP or UDP doesn't agree with the frame.
+    /// A length field of IP or UDP does not agree with the frame.
     #[error("a length field does not agree with the length of the frame; drop it")]
     Length,
-    /// The checksum of the IPv4 header.
+    /// The checksum of the IPv4 header is wrong.
     #[error("wrong IPv4 header checksum; drop the frame")]
     Ipv4Header,
-    /// The checksum of TCP or UDP.
+    /// The checksum of TCP or UDP is wrong.
     #[error("wrong transport checksum; drop the frame")]
     Transport,
 }
 
-/// Verifies the checksums of a whole packet: that of the IPv4 header, and that of TCP or UDP. There
-/// is none to verify in other transports, in fragments, and where IPv4 UDP has none. An IPv6 packet
-/// on its way through a routing header is checked against the address it is sent to now, not its
-/// final one.
+/// Verifies the checksums of a whole packet: that of the IPv4 header, and that of TCP or UDP. Other transports, fragments
+/// and UDP over IPv4 without a checksum are not verified. An IPv6 packet with a routing header is verified with its
+/// current destination address, not the final one.
 ///
 /// # Errors
-/// [`VerifyError`]
+/// [`VerifyError`], for the first checksum or length that is wrong.
 pub fn verify(frame: &[u8]) -> Result<Layers, VerifyError> {
     let layers = Layers::parse(frame)?;
     let Layers { l3, l4, payload, ip, proto, fragment } = layers;
@@ -231,7 +227,7 @@ pub fn verify(frame: &[u8]) -> Result<Layers, VerifyError> {
         IpVersion::V4 => be16(frame, l3 + 2).map(|len| l3 + usize::from(len)),
         IpVersion::V6 => be16(frame, l3 + 4).map(|len| l3 + IPV6_LEN + usize::from(len)),
     };
-    // Ethernet padding follows the packet.
+    // The packet may be followed by Ethernet padding.
     let packet = end.and_then(|end| frame.get(l4..end)).ok_or(VerifyError::Length)?;
     let packet = match proto {
         PROTO_UDP => {
@@ -250,7 +246,7 @@ pub fn verify(frame: &[u8]) -> Result<Layers, VerifyError> {
     if sum.finish() == 0 { Ok(layers) } else { Err(VerifyError::Transport) }
 }
 
-/// The pseudo header of the packet in `frame`, `None` if the frame is too short or `len` too long.
+/// Computes the sum of the pseudo header of the packet in `frame`; `None` if the frame is too short or `len` too long.
 pub(crate) fn pseudo_header(frame: &[u8], layers: &Layers, len: usize) -> Option<Sum> {
     let addresses = frame.get(layers.l3..layers.l4)?;
     Some(match layers.ip {

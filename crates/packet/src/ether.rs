@@ -1,61 +1,61 @@
-//! Ethernet: addresses, and the link-layer header at the start of a frame (IEEE 802.3, VLAN tags of
-//! 802.1Q and 802.1ad).
+//! Ethernet: addresses, and the link-layer header at the start of a frame (IEEE 802.3, VLAN tags of 802.1Q and
+//! 802.1ad).
 //!
-//! Readers take a *prefix*: the first bytes of a frame, already copied out of shared memory. They
-//! answer `None` when the prefix is too short.
+//! The functions are pure and keep nothing. They read a *prefix*, the first bytes of a frame already copied out of
+//! shared memory, and return `None` if it is too short.
 
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
 
-/// Length of an untagged Ethernet header, and so of the shortest frame that can be forwarded.
+/// Length in bytes of an untagged Ethernet header, and so of the shortest frame that can be forwarded.
 pub const MIN_FRAME: usize = 14;
-/// VLAN tags that are skipped at most: a service tag and a customer tag (802.1ad). Frames with more
-/// have no network layer for us.
+/// Largest number of VLAN tags that are skipped: a service tag and a customer tag (802.1ad). The network layer of
+/// frames with more tags is not parsed.
 pub const MAX_VLAN_TAGS: usize = 2;
 
-/// EtherType of IPv4.
+/// EtherType of IPv4 (RFC 894).
 pub const TYPE_IPV4: u16 = 0x0800;
-/// EtherType of ARP.
+/// EtherType of ARP (RFC 826).
 pub const TYPE_ARP: u16 = 0x0806;
 /// EtherType of RARP (RFC 903).
 pub const TYPE_RARP: u16 = 0x8035;
-/// EtherType of IPv6.
+/// EtherType of IPv6 (RFC 2464).
 pub const TYPE_IPV6: u16 = 0x86dd;
 /// EtherType of a customer VLAN tag (802.1Q).
 pub const TYPE_VLAN: u16 = 0x8100;
 /// EtherType of a service VLAN tag (802.1ad).
 pub const TYPE_SERVICE_VLAN: u16 = 0x88a8;
 
-/// An Ethernet address. Written and parsed as `52:54:00:12:34:56`.
+/// An Ethernet address, formatted and parsed as `52:54:00:12:34:56`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mac(pub [u8; 6]);
 
-/// Text that is not an Ethernet address.
+/// The error of parsing text that is not an Ethernet address.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("`{0}` is not an Ethernet address; write six pairs of hexadecimal digits, such as 52:54:00:12:34:56")]
 pub struct MacError(String);
 
 impl Mac {
-    /// The address every station listens to.
+    /// The broadcast address, `ff:ff:ff:ff:ff:ff`.
     pub const BROADCAST: Mac = Mac([0xff; 6]);
 
-    /// Whether the address names a group, broadcast included.
+    /// Returns true for a group address, broadcast included.
     #[inline]
     #[must_use]
     pub const fn is_multicast(self) -> bool {
         self.0[0] & 1 != 0
     }
 
-    /// Whether the address names every station.
+    /// Returns true for the broadcast address.
     #[inline]
     #[must_use]
     pub fn is_broadcast(self) -> bool {
         self == Mac::BROADCAST
     }
 
-    /// A locally administered address of one station, made of the caller's random bytes.
+    /// Makes a locally administered unicast address of the caller's random bytes.
     #[must_use]
     pub const fn random_local(entropy: [u8; 6]) -> Mac {
         let [first, b, c, d, e, f] = entropy;
@@ -95,34 +95,34 @@ impl FromStr for Mac {
     }
 }
 
-/// Destination address of a frame.
+/// Returns the destination address of a frame, or `None` if the prefix is shorter than 6 bytes.
 #[inline]
 #[must_use]
 pub fn destination(prefix: &[u8]) -> Option<Mac> {
     prefix.first_chunk().copied().map(Mac)
 }
 
-/// Source address of a frame.
+/// Returns the source address of a frame, or `None` if the prefix is shorter than 12 bytes.
 #[inline]
 #[must_use]
 pub fn source(prefix: &[u8]) -> Option<Mac> {
     prefix.get(6..)?.first_chunk().copied().map(Mac)
 }
 
-/// What the link-layer header says about the layer above.
+/// The link-layer header of a frame, VLAN tags included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Link {
-    /// EtherType (or 802.3 length) behind the VLAN tags. A VLAN type here means more than
+    /// EtherType (or 802.3 length) behind the VLAN tags. It is a VLAN type if there are more than
     /// [`MAX_VLAN_TAGS`] tags.
     pub ether_type: u16,
-    /// Where the layer above starts, in bytes from the start of the frame.
+    /// Offset of the network layer from the start of the frame.
     pub l3: usize,
-    /// VLAN identifier (0 to 4095) of the outermost tag.
+    /// VLAN identifier (0 to 4095) of the outermost tag, if there is a tag.
     pub vlan: Option<u16>,
 }
 
 impl Link {
-    /// Reads the header at the start of a frame; `None` if the prefix ends inside it.
+    /// Parses the header at the start of a frame. Returns `None` if the prefix ends inside it.
     #[inline]
     #[must_use]
     pub fn parse(prefix: &[u8]) -> Option<Link> {
@@ -140,9 +140,9 @@ impl Link {
     }
 }
 
-/// The frame that tells a network where a station is now: a broadcast RARP request of the station for
-/// itself, which switches learn from and hosts ignore. It is what a back end sends for the vhost-user
-/// message SEND_RARP, when a guest that cannot announce itself has migrated. Padded to 60 bytes.
+/// Makes a frame that announces the new location of a station: a broadcast RARP request of the station for itself,
+/// padded to 60 bytes. Switches learn from it and hosts ignore it. A back end sends it for the vhost-user message
+/// SEND_RARP, when a guest that cannot announce itself has migrated.
 #[must_use]
 pub fn rarp_announcement(station: Mac) -> [u8; 60] {
     // Hardware Ethernet, protocol IPv4, their address lengths, operation "request reverse".

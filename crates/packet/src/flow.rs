@@ -1,12 +1,13 @@
-//! Which flow a frame belongs to: the fields that name it, and a number made of them.
+//! Flow hashes of frames: a symmetric multiplicative hash for our own purposes, and the Toeplitz hash of RSS.
 //!
-//! Two numbers serve two ends. [`flow_hash`] is cheap and the same in both directions of a connection: what a
-//! guest sends tells where its replies go. [`RssHasher`] computes what VIRTIO (5.1.6.4.3) and the receive-side
-//! scaling of Windows prescribe, with the driver's key.
+//! [`flow_hash`] is cheap and the same in both directions of a connection, so that the packets a guest sends determine
+//! the queue of its replies. [`RssHasher`] computes the hash that VIRTIO (5.1.6.4.3) and the receive-side scaling of
+//! Windows define, with the driver's key; a device makes one when the driver configures RSS and uses it until the next
+//! configuration.
 //!
-//! Both read the prefix of a frame that is already private memory, in which nothing is believed: what does not
-//! lie in the prefix is not hashed. Pass the same number of bytes for every frame of a port. 64 reach the ports of
-//! IPv4, options or a VLAN tag included, and of IPv6 without extension headers.
+//! Both read the prefix of a frame that is private memory; fields beyond the prefix are not hashed. The caller must
+//! pass the same number of bytes for all frames of a port. 64 bytes contain the ports of IPv4, with options or a VLAN
+//! tag, and of IPv6 without extension headers.
 
 use crate::ether::{self, Link, be16};
 use crate::extension::{DESTINATION_OPTIONS, Extension, MAX_EXTENSIONS, ROUTING};
@@ -20,20 +21,20 @@ pub use toeplitz::{KEY_LEN, SYMMETRIC_KEY, Toeplitz};
 
 /// Length of an IPv4 header without options.
 const IPV4_LEN: usize = 20;
-/// More-fragments flag and fragment offset of IPv4.
+/// Mask of the more-fragments flag and the fragment offset of IPv4.
 const IPV4_FRAGMENT: u16 = 0x3fff;
 
-/// What names the flow of an IP packet.
+/// The fields that identify the flow of an IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Fields<'a> {
     ip: IpVersion,
-    /// Source and destination: 4 or 16 bytes each.
+    /// Source and destination address, 4 or 16 bytes each.
     addresses: [&'a [u8]; 2],
-    /// Transport protocol; that of the last header in the prefix, where the transport header lies beyond it.
+    /// Transport protocol, or the type of the next header where the prefix ended.
     proto: u8,
-    /// Source and destination port, of a protocol that has them, in a packet that is whole.
+    /// Source and destination port, if the protocol has them and the packet is not a fragment.
     ports: Option<[u8; 4]>,
-    /// IPv6 extension headers are there.
+    /// True if the packet has IPv6 extension headers.
     extended: bool,
     /// Home address option (RFC 6275, 6.3).
     home: Option<&'a [u8]>,
@@ -42,7 +43,7 @@ struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Reads the prefix of a frame; `None` if it is not an IP packet whose addresses lie in it.
+    /// Parses the prefix of a frame; `None` if it is not an IP packet or its addresses are not in the prefix.
     fn parse(prefix: &'a [u8]) -> Option<Self> {
         let Link { ether_type, l3, .. } = Link::parse(prefix)?;
         match ether_type {
@@ -86,7 +87,8 @@ impl<'a> Fields<'a> {
             route: None,
         };
         let mut at = l3 + IPV6_LEN;
-        // One turn more than headers may be skipped: the last sees the transport protocol.
+        // There is one iteration more than headers may be skipped, so that the last one can find the transport
+        // protocol.
         for _ in 0..=MAX_EXTENSIONS {
             let Some(extension) = Extension::read(fields.proto, prefix, at) else {
                 fields.ports = ports(prefix, at, fields.proto);
@@ -109,13 +111,13 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The ports behind `at`, if the protocol has any there.
+/// Returns the ports at offset `at`, if the protocol has ports.
 fn ports(prefix: &[u8], at: usize, proto: u8) -> Option<[u8; 4]> {
     let has_ports = matches!(proto, PROTO_TCP | PROTO_UDP | PROTO_SCTP);
     prefix.get(at..)?.first_chunk().copied().filter(|_| has_ports)
 }
 
-/// The home address option of a destination options header.
+/// Returns the home address option of a destination options header, if it has one.
 fn home_address(header: &[u8]) -> Option<&[u8]> {
     const PAD1: u8 = 0;
     const HOME_ADDRESS: u8 = 201;
@@ -130,22 +132,21 @@ fn home_address(header: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// The address in a routing header of type 2.
+/// Returns the address in a routing header, if that is of type 2.
 fn routing_address(header: &[u8]) -> Option<&[u8]> {
     if *header.get(2)? == 2 { header.get(8..24) } else { None }
 }
 
-/// A number that is the same for all frames of a connection, in both directions: what stands for the flow where
-/// queues and workers are chosen. Addresses, protocol and ports for IP; addresses without ports for fragments, of
-/// which all of a datagram agree, and where ports lie beyond the prefix; MAC addresses and EtherType for
-/// anything else.
+/// Computes a hash that is the same for all frames of a connection, in both directions; it selects queues and workers.
+/// It covers addresses, protocol and ports of IP; no ports in fragments, so that all fragments of a datagram have the
+/// same hash, or if the ports are beyond the prefix; MAC addresses and EtherType of other frames.
 ///
-/// It is no protection against a sender who wants collisions: those share a queue. The value may change
-/// between versions.
+/// It has no key, so a sender can cause collisions; colliding flows share a queue. The value may change between
+/// versions.
 #[inline]
 #[must_use]
 pub fn flow_hash(prefix: &[u8]) -> u32 {
-    // Most packets: no VLAN tag, no options or extension headers, no fragment.
+    // Most packets have no VLAN tag, no options or extension headers, and are not fragments.
     if let Some(head) = prefix.first_chunk::<38>()
         && let [0x08, 0x00, 0x45] = [head[12], head[13], head[14]]
         && u16::from_be_bytes([head[20], head[21]]) & IPV4_FRAGMENT == 0
@@ -153,9 +154,9 @@ pub fn flow_hash(prefix: &[u8]) -> u32 {
     {
         let side = |address: usize, port: usize| {
             let address = [head[address], head[address + 1], head[address + 2], head[address + 3]];
-            side_v4(u32::from_be_bytes(address), u16::from_be_bytes([head[port], head[port + 1]]))
+            endpoint_v4(u32::from_be_bytes(address), u16::from_be_bytes([head[port], head[port + 1]]))
         };
-        return finish(side(26, 34), side(30, 36), proto.into());
+        return combine(side(26, 34), side(30, 36), proto.into());
     }
     if let Some(head) = prefix.first_chunk::<58>()
         && let [0x86, 0xdd, 6] = [head[12], head[13], head[14] >> 4]
@@ -163,65 +164,66 @@ pub fn flow_hash(prefix: &[u8]) -> u32 {
     {
         let word = |at: usize| u64::from_be_bytes(std::array::from_fn(|byte| head[at + byte]));
         let side = |address: usize, port: usize| {
-            side_v6(word(address), word(address + 8), u16::from_be_bytes([head[port], head[port + 1]]))
+            endpoint_v6(word(address), word(address + 8), u16::from_be_bytes([head[port], head[port + 1]]))
         };
-        return finish(side(22, 54), side(38, 56), proto.into());
+        return combine(side(22, 54), side(38, 56), proto.into());
     }
     flow_hash_general(prefix)
 }
 
-/// [`flow_hash`] of any frame.
+/// Computes [`flow_hash`] of a frame of any shape.
 fn flow_hash_general(prefix: &[u8]) -> u32 {
     let Some(Fields { ip, addresses: [source, destination], proto, ports, .. }) = Fields::parse(prefix)
     else {
         let ether_type = be16(prefix, 12).unwrap_or(0);
         let address = |at: usize| be(prefix.get(at..at + 6).unwrap_or(&[]));
-        return finish(stir(address(0)), stir(address(6)), ether_type.into());
+        return combine(mix(address(0)), mix(address(6)), ether_type.into());
     };
     let [s0, s1, d0, d1] = ports.unwrap_or_default();
     let side = |address: &[u8], port| match ip {
-        // Four bytes, by the parser.
-        IpVersion::V4 => side_v4(be(address) as u32, port),
+        // The parser returns four bytes for IPv4.
+        IpVersion::V4 => endpoint_v4(be(address) as u32, port),
         IpVersion::V6 => {
             let (high, low) = address.split_at(8);
-            side_v6(be(high), be(low), port)
+            endpoint_v6(be(high), be(low), port)
         }
     };
     let source = side(source, u16::from_be_bytes([s0, s1]));
     let destination = side(destination, u16::from_be_bytes([d0, d1]));
-    finish(source, destination, proto.into())
+    combine(source, destination, proto.into())
 }
 
-/// Up to eight bytes as a number.
+/// Reads up to eight bytes as a big-endian number.
 fn be(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// One end of a connection over IPv4.
+/// Hashes one endpoint of a connection over IPv4.
 #[inline]
-const fn side_v4(address: u32, port: u16) -> u64 {
-    stir((address as u64) << 16 | port as u64)
+const fn endpoint_v4(address: u32, port: u16) -> u64 {
+    mix((address as u64) << 16 | port as u64)
 }
 
-/// One end of a connection over IPv6.
+/// Hashes one endpoint of a connection over IPv6.
 #[inline]
-const fn side_v6(high: u64, low: u64, port: u16) -> u64 {
-    stir(stir(stir(high) ^ low) ^ port as u64)
+const fn endpoint_v6(high: u64, low: u64, port: u16) -> u64 {
+    mix(mix(mix(high) ^ low) ^ port as u64)
 }
 
-/// Mixes every bit of `word` into every bit of the result: both halves of the product with an odd constant
-/// (2^64 over the golden ratio).
+/// Mixes every bit of `word` into every bit of the result (folded multiplication): the exclusive or of both halves of
+/// the product with an odd constant, 2^64 over the golden ratio.
 #[inline]
-const fn stir(word: u64) -> u64 {
+const fn mix(word: u64) -> u64 {
     let product = (word ^ 0xd6e8_feb8_6659_fd93) as u128 * 0x9e37_79b9_7f4a_7c15;
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Puts both ends together, in any order. A sum: ends that are equal do not cancel out, as they would in an
-/// exclusive or. Callers reduce the result by modulo or by multiplication, so both ends of it vary.
+/// Combines the hashes of both endpoints independently of their order. It uses a sum, as equal endpoints would cancel
+/// each other out in an exclusive or. Callers reduce the result by modulo or by multiplication, so its low and its high
+/// bits both vary.
 #[inline]
-const fn finish(one: u64, other: u64, kind: u64) -> u32 {
-    stir(one.wrapping_add(other) ^ kind) as u32
+const fn combine(one: u64, other: u64, kind: u64) -> u32 {
+    mix(one.wrapping_add(other) ^ kind) as u32
 }
 
 #[cfg(test)]

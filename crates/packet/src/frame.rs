@@ -1,23 +1,23 @@
-//! Frames on their way through: a burst of packets that still lie where their sender put them.
+//! A burst of frames that are still in their sender's memory (zero-copy forwarding).
 //!
-//! Of a frame only the virtual header and the first [`PREFIX`] bytes are copied, once. Whoever looks
-//! at a frame looks at that copy, and whoever delivers it writes that copy: a sender that changes its
-//! memory meanwhile cannot make the receiver see other addresses than the ones that were checked.
-//! The rest are borrowed slices of the sender's memory, which the sender gets back when the burst has
-//! been delivered.
+//! A worker keeps one [`Burst`], fills it from a queue ([`Burst::push`], [`Burst::build`]), delivers its frames to
+//! other ports, returns the buffers to the sender, and reuses the storage for the next burst ([`Burst::reuse`]).
+//! Of each frame only the virtual header and the first [`PREFIX`] bytes are copied, once. All decisions and the
+//! delivery use that copy, so a sender that changes its memory meanwhile cannot make the receiver see other
+//! addresses than those that were checked. The rest of the frame is borrowed as slices of the sender's memory.
 
 use ringferry_memory::ReadSlice;
 
 use crate::vnet::Header;
 
-/// Bytes of a frame that are copied for look-up: one cache line, enough for Ethernet, a VLAN tag,
-/// IPv4 and ports, and a whole frame of the smallest size.
+/// Number of bytes of a frame that are copied for look-up: one cache line, which is sufficient for Ethernet, a VLAN tag,
+/// IPv4 and ports, and for a whole frame of the smallest size.
 pub const PREFIX: usize = 64;
 
 /// One frame of a [`Burst`].
 #[derive(Clone, Debug)]
 pub struct Frame {
-    /// The checked virtual header; `num_buffers` means nothing here.
+    /// The virtual header, checked by the caller; `num_buffers` is not used.
     pub header: Header,
     /// Length of the frame in bytes, virtual header excluded.
     pub len: u32,
@@ -27,20 +27,20 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// The first `min(len, PREFIX)` bytes.
+    /// Returns the private copy of the first `min(len, PREFIX)` bytes.
     #[inline]
     pub fn prefix(&self) -> &[u8] {
         &self.prefix[..(self.len as usize).min(PREFIX)]
     }
 
-    /// The same bytes, to be rewritten: addresses, say. What is delivered begins with them.
+    /// Returns the same bytes for rewriting, for example of addresses. The delivered frame begins with them.
     #[inline]
     pub fn prefix_mut(&mut self) -> &mut [u8] {
         &mut self.prefix[..(self.len as usize).min(PREFIX)]
     }
 }
 
-/// Frames in the order they were sent, with flat storage that is reused from burst to burst.
+/// Frames in the order in which they were sent, in vectors that are reused from burst to burst.
 #[derive(Debug, Default)]
 pub struct Burst<'m> {
     frames: Vec<Frame>,
@@ -48,12 +48,12 @@ pub struct Burst<'m> {
 }
 
 impl<'m> Burst<'m> {
-    /// An empty burst.
+    /// Makes an empty burst without storage.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// An empty burst in the storage of an old one, whatever memory that one borrowed.
+    /// Makes an empty burst in the storage of an old one, which may have borrowed other memory.
     #[inline]
     pub fn reuse(old: Burst<'_>) -> Burst<'m> {
         // Collecting an emptied vector's iterator in place keeps its allocation.
@@ -66,31 +66,31 @@ impl<'m> Burst<'m> {
         Burst { frames, pieces: recycle(pieces) }
     }
 
-    /// The frames.
+    /// Returns the frames in the order in which they were added.
     #[inline]
     pub fn frames(&self) -> &[Frame] {
         &self.frames
     }
 
-    /// The frames, for who changes their headers on the way.
+    /// Returns the frames for changes of their headers and prefixes.
     #[inline]
     pub fn frames_mut(&mut self) -> &mut [Frame] {
         &mut self.frames
     }
 
-    /// Number of frames.
+    /// Returns the number of frames.
     #[inline]
     pub fn len(&self) -> usize {
         self.frames.len()
     }
 
-    /// Whether there are no frames.
+    /// Returns true if there are no frames.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// What follows a frame's prefix, in order, where the sender put it.
+    /// Returns the bytes of `frame` behind its prefix as slices of the sender's memory, in order.
     #[inline]
     pub fn rest(&self, frame: &Frame) -> &[ReadSlice<'m>] {
         &self.pieces[frame.first as usize..][..frame.pieces as usize]
@@ -107,7 +107,7 @@ impl<'m> Burst<'m> {
         }
     }
 
-    /// Adds a frame that lies in one piece.
+    /// Adds a frame that is in one piece.
     #[inline(always)]
     pub fn push(&mut self, header: Header, frame: ReadSlice<'m>) {
         let first = self.pieces.len() as u32;
@@ -116,20 +116,20 @@ impl<'m> Burst<'m> {
             self.pieces.push(rest);
         }
         let pieces = u32::from(!rest.is_empty());
-        // The bytes go straight to where they stay: copied in parts and then moved on as a whole, the move would wait
-        // for the parts to leave the store buffer.
+        // The bytes are copied directly to their final place. If they were copied in parts and then moved as a whole,
+        // the move would wait until the parts have left the store buffer.
         self.frames.push(Frame { header, len: frame.len() as u32, first, pieces, prefix: [0; PREFIX] });
         if let Some(added) = self.frames.last_mut() {
             frame.copy_to(&mut added.prefix);
         }
     }
 
-    /// Starts a frame of `len` bytes. Its bytes are then added with [`Builder::piece`]; it stays in the
-    /// burst with [`Builder::finish`], and a builder that is dropped leaves no trace.
+    /// Starts a frame of `len` bytes. The caller adds its bytes with [`Builder::piece`] and completes it with
+    /// [`Builder::finish`]; dropping the builder instead removes the frame.
     #[inline]
     pub fn build(&mut self, header: Header, len: u32) -> Builder<'_, 'm> {
         let first = self.pieces.len() as u32;
-        // In its place from the beginning, for the reason that `push` has.
+        // The frame is built in its final place, for the same reason as in `push`.
         self.frames.push(Frame { header, len, first, pieces: 0, prefix: [0; PREFIX] });
         Builder { burst: self, have: 0 }
     }
@@ -143,7 +143,7 @@ pub struct Builder<'b, 'm> {
 }
 
 impl<'m> Builder<'_, 'm> {
-    /// Adds the next bytes of the frame: what still belongs to the prefix is copied, the rest borrowed.
+    /// Adds the next bytes of the frame: those of the prefix are copied, the others borrowed.
     #[inline]
     pub fn piece(&mut self, piece: ReadSlice<'m>) {
         let mut rest = piece;
@@ -160,10 +160,10 @@ impl<'m> Builder<'_, 'm> {
         }
     }
 
-    /// The frame is complete.
+    /// Completes the frame, which stays in the burst.
     ///
     /// # Panics
-    /// In debug builds, when the pieces do not add up to the length that was announced.
+    /// In debug builds, if the pieces do not add up to the announced length.
     #[inline]
     pub fn finish(self) {
         let Burst { frames, pieces } = &mut *self.burst;

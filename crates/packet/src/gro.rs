@@ -1,19 +1,17 @@
-//! Receive coalescing in software (GRO): segments of one TCP stream, or datagrams of one UDP flow, that arrive
-//! in one burst become a frame that asks for segmentation, as if its sender had left it unsegmented.
+//! Generic receive offload in software (GRO): merges segments of one TCP stream, or datagrams of one UDP flow, that
+//! arrive in one burst to a frame that needs segmentation, as if its sender had not segmented it.
 //!
-//! The opposite of [`segment`](crate::segment): what comes out of here, cut again, is what went in, byte for
-//! byte but for the checksums of frames that were trusted unseen. No payload is copied: the buffers of a
-//! segment, its headers pulled off, are appended to the packet before it. Only the first packet's headers
-//! are written.
+//! A receiver keeps one [`Gro`] per queue, calls [`Gro::push`] for each packet of a burst and [`Gro::flush`] at its
+//! end. It is the reverse of [`segment`](crate::segment): segmenting its output gives its input byte for byte, except for
+//! checksums that were accepted without verification. No payload is copied: the buffers of a segment without its headers
+//! are appended to the packet before it. Only the headers of the first packet are written.
 //!
-//! The rules are those of Linux (`inet_gro_receive`, `tcp_gro_receive`, `udp_gro_receive_segment`), where not
-//! stricter: packets with IPv4 options or IPv6 extension headers are left alone, as are packets that ask
-//! for segmentation already, and padded ones. Each flow stays in order: before a packet that cannot be merged, what
-//! is held of its flow is delivered.
+//! The rules are those of Linux (`inet_gro_receive`, `tcp_gro_receive`, `udp_gro_receive_segment`) or stricter: packets
+//! with IPv4 options or IPv6 extension headers are not merged, nor are padded packets and those that need segmentation
+//! already. Each flow stays in order: a packet that cannot be merged is delivered after the held packets of its flow.
 //!
-//! A device may write to the packets' memory at any time. Headers are copied once, judged, and written
-//! from that copy if they change; payload that changes after its checksum was verified is payload a
-//! device could have sent in the first place.
+//! A device may write to the packets' memory at any time. Headers are copied once, checked, and written from that copy if
+//! they change. Payload that changes after its checksum was verified is payload that the device could have sent.
 
 mod rules;
 
@@ -22,31 +20,30 @@ use crate::vnet::{F_DATA_VALID, Offloads};
 
 pub use rules::{Candidate, Flow, MAX_FRAME, MAX_HEAD, MAX_PACKETS, Run, Unfit, behind};
 
-/// Flows of which packets are held at a time. A burst has 64 packets at most: more flows than this in one
-/// leave less than four packets to merge for each. (Linux: eight hash buckets of eight.)
+/// Largest number of flows whose packets are held. A burst has up to 64 packets, so with more flows there are fewer than
+/// four packets of each to merge. (Linux has eight hash buckets of eight.)
 pub const MAX_FLOWS: usize = 16;
 
-/// What became of the packets.
+/// Counters of a [`Gro`] since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroCounters {
-    /// Packets that came in.
+    /// Packets that were pushed.
     pub packets: u64,
-    /// Of those, packets that were appended to another.
+    /// Packets that were appended to another one.
     pub merged: u64,
-    /// Frames delivered that are made of more than one packet.
+    /// Delivered frames that consist of more than one packet.
     pub frames: u64,
-    /// Packets left alone because a checksum was wrong.
+    /// Packets that were not merged because a checksum was wrong.
     pub bad_checksum: u64,
 }
 
-/// Merges the packets of a queue. [Push](Gro::push) the packets of a burst, then [flush](Gro::flush): what is held
-/// when this is dropped is lost.
+/// Merges the packets of a queue; see the [module](self). Packets that are held when it is dropped are lost.
 #[derive(Debug)]
 pub struct Gro {
     accepted: Offloads,
     held: Vec<Held>,
-    /// Who goes next when there are too many flows.
-    turn: usize,
+    /// Index of the flow that was released last because there were too many (round robin).
+    victim: usize,
     counters: GroCounters,
 }
 
@@ -57,32 +54,33 @@ impl Default for Gro {
 }
 
 impl Gro {
-    /// For a receiver that takes unsegmented TCP. UDP, where a datagram more or less is a matter of
-    /// latency, is merged only [for receivers](Gro::for_receiver) that ask for it.
+    /// Makes one for a receiver that accepts unsegmented TCP. UDP, which is more sensitive to latency, is merged only
+    /// [for receivers](Gro::for_receiver) that request it.
     #[must_use]
     pub fn new() -> Self {
         Self::for_receiver(Offloads::CSUM | Offloads::TSO4 | Offloads::TSO6 | Offloads::ECN)
     }
 
-    /// Makes frames of the kinds that `accepted` has only; none without [`Offloads::CSUM`].
+    /// Makes one for a receiver that accepts the offloads `accepted`: only such frames are made, and none without
+    /// [`Offloads::CSUM`].
     #[must_use]
     pub fn for_receiver(accepted: Offloads) -> Self {
         let accepted = if accepted.contains(Offloads::CSUM) { accepted } else { Offloads::empty() };
-        Self { accepted, held: Vec::with_capacity(MAX_FLOWS), turn: 0, counters: GroCounters::default() }
+        Self { accepted, held: Vec::with_capacity(MAX_FLOWS), victim: 0, counters: GroCounters::default() }
     }
 
-    /// What became of the packets so far.
+    /// Returns a copy of the counters.
     pub fn counters(&self) -> GroCounters {
         self.counters
     }
 
-    /// Whether nothing is held.
+    /// Returns true if no packet is held.
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// Takes a packet: holds it, appends it to one that is held, or delivers it, after what is held of its
-    /// flow. Packets whose checksum was verified for this are delivered with `F_DATA_VALID`.
+    /// Adds a packet: appends it to a held packet of its flow, holds it, or delivers it after the held packets of its
+    /// flow. Packets whose checksum was verified here are delivered with `F_DATA_VALID`.
     pub fn push(&mut self, mut chain: Chain, mut deliver: impl FnMut(Chain)) {
         self.counters.packets += 1;
         if self.accepted.is_empty() {
@@ -94,7 +92,7 @@ impl Gro {
             Ok(packet) => packet,
             Err(Unfit::Foreign) => return deliver(chain),
             Err(Unfit::Unreadable) => {
-                // Whatever it is, nothing that came before it is late.
+                // The packet may belong to any flow, so all packets that arrived before it are delivered first.
                 self.flush(&mut deliver);
                 return deliver(chain);
             }
@@ -125,20 +123,20 @@ impl Gro {
                 return;
             }
         }
-        // Its headers will be written, in one place.
+        // The headers of a first packet will be rewritten, so they must be in one buffer with a single owner.
         let first = chain.bufs().first();
         let writable = first.is_some_and(|buf| buf.len() >= packet.headers() && buf.is_exclusive());
         if !packet.may_be_first() || !writable {
             return deliver(chain);
         }
         if self.held.len() == MAX_FLOWS {
-            self.turn = (self.turn + 1) % MAX_FLOWS;
-            self.release(self.turn, &mut deliver);
+            self.victim = (self.victim + 1) % MAX_FLOWS;
+            self.release(self.victim, &mut deliver);
         }
         self.held.push(Held { flow, run: Run::new(packet), chain });
     }
 
-    /// Delivers all that is held.
+    /// Delivers all held packets, at the end of a burst.
     pub fn flush(&mut self, mut deliver: impl FnMut(Chain)) {
         for held in self.held.drain(..) {
             self.counters.frames += u64::from(held.run.packets() > 1);
@@ -152,8 +150,8 @@ impl Gro {
         deliver(held.finish());
     }
 
-    /// Whether a packet can be part of a larger frame: as its headers say, and with good checksums, which its header says
-    /// from then on.
+    /// Returns true if a packet can be part of a larger frame: its headers allow it and its checksums are valid. If so,
+    /// its virtual header records that the checksum is valid.
     fn may_merge(&mut self, packet: &Candidate, chain: &mut Chain) -> bool {
         if !packet.fits(self.accepted) {
             return false;
@@ -167,24 +165,24 @@ impl Gro {
     }
 }
 
-/// A packet that waits for more of its flow.
+/// A held packet, which waits for more packets of its flow.
 #[derive(Debug)]
 struct Held {
     flow: Flow,
     run: Run,
-    /// The first packet, and the payload of the others behind it.
+    /// The first packet, followed by the payload of the others.
     chain: Chain,
 }
 
 impl Held {
-    /// Takes a packet's payload; true when it is the last.
+    /// Appends the payload of a packet. Returns true if no other may follow it.
     fn append(&mut self, packet: &Candidate, mut chain: Chain) -> bool {
         chain.pull(packet.headers());
         self.chain.append(chain);
         self.run.append(packet)
     }
 
-    /// The packet, with the headers of the frame it has become.
+    /// Writes the headers of the merged frame and returns it.
     fn finish(self) -> Chain {
         let Held { mut run, mut chain, .. } = self;
         if run.packets() == 1 {

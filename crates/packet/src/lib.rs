@@ -1,23 +1,23 @@
-//! Ethernet frames as a virtual NIC sees them: the virtio-net header that travels with a frame, and
-//! what software has to do when the receiver of a frame lacks an offload its sender used.
+//! Ethernet frames of a virtual NIC: the virtio-net header, parsing, and software fallbacks (GSO, checksum, GRO) for
+//! offloads that the receiver of a frame lacks.
 //!
-//! The way through the crate follows the way of a frame through a switch port:
+//! The modules in the order in which a frame passes them in a switch port:
 //!
 //! 1. [`vnet::Header`] is copied out of shared memory once, [`sanitised`](vnet::Header::sanitised) and
 //!    [`checked`](vnet::Header::check) against the length of the frame.
-//! 2. [`ether`] reads addresses from the first bytes for the look-up; [`flow`] tells frames of a flow by
-//!    their hash, to choose a queue or worker.
-//! 3. [`vnet::Offloads::accepts`] tells whether the receiver can take the frame as it is. If not,
-//!    [`segment::Segmenter`] cuts an oversized frame and [`checksum::complete`] finishes a checksum.
+//! 2. [`ether`] reads addresses from the first bytes for the look-up; [`flow`] computes the hash of the flow, which
+//!    selects a queue or worker.
+//! 3. [`vnet::Offloads::accepts`] returns true if the receiver accepts the frame unchanged. If not,
+//!    [`segment::Segmenter`] segments an oversized frame and [`checksum::complete`] completes a checksum.
 //!
-//! Packets that are kept (by a driver, until the device is done with them) lie in [`buffer`]s from pools
-//! over shared memory, one packet in a [`buffer::Chain`] of them.
-//! [`segment::segment_chain`] cuts those without copying their payload, and [`gro::Gro`] is the way back: received
-//! segments of a flow become one packet again.
+//! A [`frame::Burst`] holds the frames that a port has read; its storage is reused from burst to burst. Packets that a
+//! driver keeps until the device has completed them are in [`buffer`]s from pools over shared memory, each packet in
+//! a [`buffer::Chain`]. [`segment::segment_chain`] segments those without copying their payload, and [`gro::Gro`] does
+//! the reverse: it merges received segments of a flow.
 //!
-//! In between, [`frame::Burst`] holds what a port has read, its storage reused from burst to burst.
-//! Every function that is not about [`buffer`]s works on slices the caller owns and allocates nothing. Every byte of a frame
-//! and of its header may come from a hostile peer; no input makes a function of this crate panic.
+//! All types belong to one thread at a time. Functions that do not deal with [`buffer`]s work on slices of the
+//! caller and allocate nothing. Every byte of a frame and of its header may come from a hostile peer; no input makes a
+//! function of this crate panic.
 #![forbid(unsafe_code)]
 
 pub mod buffer;

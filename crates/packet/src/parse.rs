@@ -1,9 +1,8 @@
-//! Where the layers of a frame start: Ethernet, IPv4 with options or IPv6 with extension headers,
-//! TCP or UDP.
+//! Parsing of a frame's layers: Ethernet, IPv4 with options or IPv6 with extension headers, TCP or UDP.
 //!
-//! Like [`ether`] this reads a prefix of the frame that is already private memory.
-//! Only what is needed to find the next layer is checked; length fields of IP are not, as they are
-//! meaningless in a frame that has yet to be segmented.
+//! Like those of [`ether`], the functions are pure and read a prefix of the frame that is private memory. Only the
+//! fields that are needed to find the next layer are checked. The length fields of IP are not, as they are meaningless
+//! in a frame that has not been segmented yet.
 
 use thiserror::Error;
 
@@ -17,14 +16,14 @@ pub use crate::extension::MAX_EXTENSIONS;
 pub const PROTO_TCP: u8 = 6;
 /// IP protocol number of UDP.
 pub const PROTO_UDP: u8 = 17;
-/// IP protocol number of SCTP, whose ports lie where those of TCP and UDP do.
+/// IP protocol number of SCTP, whose ports are at the same offsets as those of TCP and UDP.
 pub const PROTO_SCTP: u8 = 132;
 
-/// Length of an IPv6 header without extension headers.
+/// Length in bytes of an IPv6 header without extension headers.
 pub(crate) const IPV6_LEN: usize = 40;
-/// Where TCP keeps its checksum, in bytes from the start of its header.
+/// Offset of the checksum in a TCP header.
 pub(crate) const TCP_CHECKSUM: usize = 16;
-/// Where UDP keeps its checksum.
+/// Offset of the checksum in a UDP header.
 pub(crate) const UDP_CHECKSUM: usize = 6;
 const TCP_MIN_LEN: usize = 20;
 const UDP_LEN: usize = 8;
@@ -32,25 +31,25 @@ const UDP_LEN: usize = 8;
 /// Version of the Internet Protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum IpVersion {
-    /// IPv4
+    /// Internet Protocol version 4 (RFC 791).
     V4,
-    /// IPv6
+    /// Internet Protocol version 6 (RFC 8200).
     V6,
 }
 
-/// Why a frame has no layers to speak of.
+/// The reason for which the layers of a frame cannot be parsed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum ParseError {
     /// The bytes end inside a header.
     #[error("the frame ends inside its headers; drop it if it needs software offload")]
     Truncated,
-    /// Neither IPv4 nor IPv6 behind the Ethernet header.
+    /// The EtherType is neither IPv4 nor IPv6.
     #[error("EtherType {0:#06x} is neither IPv4 nor IPv6; forward the frame by its MAC addresses only")]
     NotIp(u16),
-    /// Version or header length contradicts the format.
+    /// The version or the header length contradicts the format.
     #[error("malformed {0} header; drop the frame if it needs software offload")]
     Malformed(&'static str),
-    /// More than [`MAX_EXTENSIONS`] IPv6 extension headers.
+    /// There are more than [`MAX_EXTENSIONS`] IPv6 extension headers.
     #[error("more than {MAX_EXTENSIONS} IPv6 extension headers; drop the frame if it needs software offload")]
     TooManyExtensions,
 }
@@ -69,16 +68,15 @@ pub struct Layers {
     pub ip: IpVersion,
     /// Transport protocol number, such as [`PROTO_TCP`].
     pub proto: u8,
-    /// Whether this is one of several IP fragments, first one included. Its transport header isn't
-    /// looked at.
+    /// True if this is an IP fragment, the first one included. Its transport header is not parsed.
     pub fragment: bool,
 }
 
 impl Layers {
-    /// Finds the layers of the frame that starts with `prefix`.
+    /// Parses the layers of the frame that starts with `prefix`.
     ///
     /// # Errors
-    /// [`ParseError`]; headers must lie in `prefix` as a whole, TCP options included.
+    /// [`ParseError`]; all headers, TCP options included, must be completely in `prefix`.
     pub fn parse(prefix: &[u8]) -> Result<Layers, ParseError> {
         let mut layers = Layers::parse_network(prefix)?;
         let len = match layers.proto {
@@ -97,7 +95,7 @@ impl Layers {
         if layers.payload > prefix.len() { Err(ParseError::Truncated) } else { Ok(layers) }
     }
 
-    /// Link and network layer only; `payload` is left at `l4`, which may lie beyond the prefix.
+    /// Parses link and network layer only and sets `payload` to `l4`, which may be beyond the prefix.
     fn parse_network(prefix: &[u8]) -> Result<Layers, ParseError> {
         let Link { ether_type, l3, .. } = Link::parse(prefix).ok_or(ParseError::Truncated)?;
         match ether_type {
@@ -107,8 +105,7 @@ impl Layers {
         }
     }
 
-    /// Whether a header that asks for segmentation names the protocols of this frame. True without
-    /// such a request.
+    /// Returns true if the `gso_type` of `header` agrees with the protocols of this frame, or requests no segmentation.
     #[must_use]
     pub const fn agree_with(&self, header: &vnet::Header) -> bool {
         let transport = match header.gso_type & !vnet::GSO_ECN {
@@ -144,8 +141,7 @@ fn parse_ipv6(prefix: &[u8], l3: usize) -> Result<Layers, ParseError> {
     let mut proto = byte(prefix, l3 + 6)?;
     let mut l4 = l3 + IPV6_LEN;
     let layers = |l4, proto, fragment| Ok(Layers { l3, l4, payload: l4, ip: IpVersion::V6, proto, fragment });
-    // One turn more than headers may be skipped, so that the last turn can see the transport
-    // protocol.
+    // There is one iteration more than headers may be skipped, so that the last one can find the transport protocol.
     for _ in 0..=MAX_EXTENSIONS {
         let Some(extension) = Extension::read(proto, prefix, l4) else {
             let whole = prefix.len() >= l3 + IPV6_LEN;

@@ -1,13 +1,14 @@
-//! Segmentation in software (GSO): cuts a frame that its sender left oversized into the packets a
-//! network card would have sent.
+//! Generic segmentation offload in software (GSO): cuts an oversized frame into the packets that a network card would
+//! have sent.
 //!
-//! The frame is one slice of private memory, for [`Segmenter`]. Nothing is copied but the headers: it keeps
-//! one copy of them and rewrites it for each segment, and a [`Segment`] borrows that copy and its
-//! part of the payload, so the caller writes both straight into the receiver's buffers. Or it lies in pieces of somebody else's
-//! memory, of which [`PieceSegmenter`] borrows. Or it is a chain of buffers, which [`segment_chain`] cuts into chains.
+//! A sender makes a segmenter for one frame and calls its `next_segment` until that returns `None`. There are three, by
+//! the place of the frame: [`Segmenter`] for one slice of private memory, [`PieceSegmenter`] for pieces of another
+//! process's memory, and the function [`segment_chain`] for a chain of buffers. None copies payload: each keeps one copy
+//! of the headers and rewrites it for each segment, and a [`Segment`] borrows that copy and its part of the payload, so
+//! that the caller writes both directly to the receiver's buffers.
 //!
-//! The lengths of the headers are parsed from the frame. What the sender says about them must agree
-//! and is otherwise not used.
+//! The lengths of the headers are parsed from the frame. The sender's statements about them must agree, and are not used
+//! otherwise.
 
 mod chain;
 mod pieces;
@@ -23,111 +24,110 @@ use crate::checksum::{Sum, never_zero};
 use crate::parse::{IPV6_LEN, IpVersion, Layers, PROTO_TCP, ParseError, TCP_CHECKSUM, UDP_CHECKSUM};
 use crate::vnet::{F_NEEDS_CSUM, GSO_NONE, GSO_UDP, Header, HeaderError};
 
-/// Longest headers, Ethernet to transport, that can be repeated. The longest IPv4 ones have 142
-/// bytes; the rest is room for IPv6 extension headers.
+/// Largest length in bytes of the headers, Ethernet to transport, that are repeated in each segment. The longest with IPv4
+/// have 142 bytes; the rest is for IPv6 extension headers.
 pub const MAX_HEADERS: usize = 256;
 
-/// Segments that one frame may turn into. Linux never sends TCP segments of less than 36 bytes
-/// payload, 1821 of which make the longest IP packet. Without a bound, 64 KiB with a `gso_size` of
-/// 1 would cost the switch 65536 packets.
+/// Largest number of segments of one frame. Linux never sends TCP segments with less than 36 bytes of payload, 1821 of
+/// which make the longest IP packet. Without a limit, 64 KiB with a `gso_size` of 1 would cost the switch 65536 packets.
 pub const MAX_SEGMENTS: usize = 2048;
 
 pub(crate) const FIN: u8 = 0x01;
 pub(crate) const PSH: u8 = 0x08;
 pub(crate) const CWR: u8 = 0x80;
 
-/// What to do about the transport checksum of each segment.
+/// The handling of the transport checksum of each segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Checksum {
-    /// Leave it to a receiver that accepts [`Offloads::CSUM`](crate::vnet::Offloads::CSUM).
+    /// Leaves the checksum partial, for a receiver that accepts [`Offloads::CSUM`](crate::vnet::Offloads::CSUM).
     Partial,
-    /// Finish it, for a receiver that accepts nothing.
+    /// Completes the checksum, for a receiver without offloads.
     Complete,
 }
 
-/// Why a frame cannot be segmented. It is to be dropped and counted.
+/// The reason for which a frame cannot be segmented. Unless it is [`SegmentError::NotNeeded`], the frame must be dropped and
+/// counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum SegmentError {
     /// The virtio-net header cannot belong to the frame.
     #[error(transparent)]
     Header(#[from] HeaderError),
-    /// The headers of the frame could not be read.
+    /// The headers of the frame cannot be parsed.
     #[error(transparent)]
     Parse(#[from] ParseError),
-    /// The header asks for no segmentation.
+    /// The header requests no segmentation.
     #[error("the frame needs no segmentation; deliver it as it is")]
     NotNeeded,
-    /// UDP fragmentation offload, which Linux gave up in 4.14.
+    /// The header requests UDP fragmentation (UFO), which Linux removed in 4.14.
     #[error("UDP fragmentation (UFO) is not done in software; do not offer the feature")]
     Fragmentation,
-    /// `gso_type`, `csum_start` or `csum_offset` name other protocols or places than the frame has.
+    /// `gso_type`, `csum_start` or `csum_offset` do not agree with the protocols and headers of the frame.
     #[error("the virtio-net header does not match the protocols of the frame; drop it")]
     Mismatch,
     /// The packet is a fragment already.
     #[error("an IP fragment cannot be segmented; drop it")]
     Fragment,
-    /// Headers longer than [`MAX_HEADERS`].
+    /// The headers, with this length in bytes, are longer than [`MAX_HEADERS`].
     #[error("headers of {0} bytes are longer than {MAX_HEADERS}; drop the frame")]
     HeadersTooLong(usize),
-    /// A segment that no IP length field can hold.
+    /// A segment, with this length in bytes, does not fit the length field of IP.
     #[error("segments of {0} bytes are longer than an IP packet; drop the frame")]
     SegmentTooLong(usize),
-    /// More segments than [`MAX_SEGMENTS`].
+    /// There would be this many segments, more than [`MAX_SEGMENTS`].
     #[error("the frame would become {0} packets, more than {MAX_SEGMENTS}; drop it")]
     TooManySegments(usize),
 }
 
-/// One packet: `head` followed by `payload` is the frame to deliver, behind `header`.
+/// One segment: the frame to deliver is `head` followed by `payload`, with `header` in front.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
-    /// Ethernet, IP and transport header. Valid until the next segment is asked for.
+    /// Ethernet, IP and transport header, borrowed from the segmenter.
     pub head: &'a [u8],
-    /// This segment's part of the original frame.
+    /// The segment's part of the payload, borrowed from the original frame.
     pub payload: &'a [u8],
-    /// Header to deliver with the packet: no segmentation, checksum as the caller chose.
-    /// `num_buffers` is 0, for the receive queue to set.
+    /// Virtual header of the segment: no segmentation, the checksum as the caller chose, and `num_buffers` 0, to be set by
+    /// the receive queue.
     pub header: Header,
 }
 
 impl Segment<'_> {
-    /// Length of the packet in bytes, virtio-net header not counted.
+    /// Returns the length of the segment in bytes, without the virtual header.
     #[must_use]
     pub const fn frame_len(&self) -> usize {
         self.head.len() + self.payload.len()
     }
 }
 
-/// Cuts one frame. Ask [`next_segment`](Self::next_segment) until it answers `None`.
+/// Segments one frame in private memory, by calls of [`next_segment`](Self::next_segment) until it returns `None`.
 #[derive(Clone, Debug)]
 pub struct Segmenter<'f> {
-    heads: Heads<'f>,
+    heads: SegmentHeaders<'f>,
     payload: &'f [u8],
     checksum: Checksum,
 }
 
 impl<'f> Segmenter<'f> {
-    /// Prepares to cut `frame` as `header` asks.
+    /// Prepares to segment `frame` as `header` requests.
     ///
-    /// The payload ends where the frame does: the length fields of IP are not looked at, as senders
-    /// leave them at 0 in packets over 64 KiB. The checksum field must hold the pseudo header sum
-    /// of the whole packet (VIRTIO 1.4, 5.1.6.2); if it does not, the segments have wrong
-    /// checksums, as that packet would have had.
+    /// The payload extends to the end of the frame: the length fields of IP are ignored, as senders set them to 0 in
+    /// packets over 64 KiB. The checksum field must contain the sum of the pseudo header of the whole packet (VIRTIO 1.4,
+    /// 5.1.6.2); otherwise the segments have wrong checksums, as the packet would have had.
     ///
     /// # Errors
-    /// [`SegmentError`]
+    /// [`SegmentError`], if the frame cannot or need not be segmented.
     pub fn new(header: &Header, frame: &'f [u8], checksum: Checksum) -> Result<Segmenter<'f>, SegmentError> {
-        let heads = Heads::new(header, frame, frame.len())?;
+        let heads = SegmentHeaders::new(header, frame, frame.len())?;
         Ok(Segmenter { payload: &frame[heads.front.len()..], heads, checksum })
     }
 
-    /// Number of segments in all, between 1 and [`MAX_SEGMENTS`].
+    /// Returns the total number of segments, between 1 and [`MAX_SEGMENTS`].
     #[must_use]
     pub const fn segments(&self) -> usize {
         self.heads.segments
     }
 
-    /// The next segment, in order. It borrows the headers from here, so it has to be used before
-    /// the next call.
+    /// Returns the next segment, in order. It borrows the headers from the segmenter, so it must be used before the next
+    /// call.
     pub fn next_segment(&mut self) -> Option<Segment<'_>> {
         let payload = &self.payload[self.heads.advance()?];
         let header = match self.checksum {
@@ -143,29 +143,29 @@ impl<'f> Segmenter<'f> {
     }
 }
 
-/// The headers of the segments of a frame, one after the other.
+/// The headers of the segments of a frame, generated one after the other by [`SegmentHeaders::advance`].
 #[derive(Clone, Debug)]
-struct Heads<'f> {
-    /// The original headers.
+struct SegmentHeaders<'f> {
+    /// The headers of the original frame.
     front: &'f [u8],
-    /// Bytes of payload behind them.
+    /// Length in bytes of the payload behind them.
     payload: usize,
     /// The headers of the current segment, as long as `front`.
     head: [u8; MAX_HEADERS],
     layers: Layers,
     gso_size: usize,
-    /// The sender's pseudo header sum without its length.
+    /// The sender's sum of the pseudo header, without the length of the packet.
     pseudo: Sum,
-    /// Where the transport checksum is stored.
+    /// Offset of the transport checksum from the start of the frame.
     field: usize,
-    /// Segments handed out so far, and in all.
+    /// Number of segments generated so far, and in total.
     done: usize,
     segments: usize,
 }
 
-impl<'f> Heads<'f> {
-    /// Prepares to cut a frame of `len` bytes that begins with `prefix`, which has all of its headers.
-    fn new(header: &Header, prefix: &'f [u8], len: usize) -> Result<Heads<'f>, SegmentError> {
+impl<'f> SegmentHeaders<'f> {
+    /// Prepares to segment a frame of `len` bytes that begins with `prefix`, which contains all headers.
+    fn new(header: &Header, prefix: &'f [u8], len: usize) -> Result<SegmentHeaders<'f>, SegmentError> {
         header.check(len)?;
         match header.gso_type {
             GSO_NONE => return Err(SegmentError::NotNeeded),
@@ -187,7 +187,7 @@ impl<'f> Heads<'f> {
         let mut head = [0; MAX_HEADERS];
         head.get_mut(..front.len()).ok_or(SegmentError::HeadersTooLong(front.len()))?.copy_from_slice(front);
         let gso_size = usize::from(header.gso_size);
-        // Payload length of IPv6 does not count its first header, total length of IPv4 does.
+        // The length field of IPv6 does not count the first header, that of IPv4 does.
         let counted = layers.payload - layers.l3 - if layers.ip == IpVersion::V6 { IPV6_LEN } else { 0 };
         let longest = counted + gso_size.min(payload);
         if longest > usize::from(u16::MAX) {
@@ -201,13 +201,13 @@ impl<'f> Heads<'f> {
         let field = layers.l4 + csum_offset;
         let mut pseudo = Sum::new();
         pseudo.add_u16(get16(front, field));
-        // Adding the complement subtracts the length of the whole.
+        // Adding the complement subtracts the length of the whole packet.
         pseudo.add(&(!((len - layers.l4) as u32)).to_be_bytes());
-        Ok(Heads { front, payload, head, layers, gso_size, pseudo, field, done: 0, segments })
+        Ok(SegmentHeaders { front, payload, head, layers, gso_size, pseudo, field, done: 0, segments })
     }
 
-    /// Writes the next headers, in their checksum field the sum of the pseudo header. Returns which part of
-    /// the payload they are for.
+    /// Generates the headers of the next segment, with the sum of the pseudo header in the checksum field. Returns the range
+    /// of the payload that belongs to the segment.
     fn advance(&mut self) -> Option<Range<usize>> {
         if self.done == self.segments {
             return None;
@@ -229,12 +229,12 @@ impl<'f> Heads<'f> {
         Some(part)
     }
 
-    /// The headers that were written last.
+    /// Returns the headers that were generated last.
     fn current(&self) -> &[u8] {
         &self.head[..self.front.len()]
     }
 
-    /// The header that says that the checksum is partial.
+    /// Makes the virtual header of a segment with a partial checksum.
     fn partial(&self) -> Header {
         Header {
             flags: F_NEEDS_CSUM,
@@ -244,21 +244,21 @@ impl<'f> Heads<'f> {
         }
     }
 
-    /// The sum of what the transport checksum covers in front of the payload.
+    /// Computes the sum of the bytes in front of the payload that the transport checksum covers.
     fn sum(&self) -> Sum {
-        // The pseudo header's sum stands in the field already.
+        // The checksum field contains the sum of the pseudo header, so that is included.
         let mut sum = Sum::new();
         sum.add(&self.head[self.layers.l4..self.front.len()]);
         sum
     }
 
-    /// Stores the transport checksum, of which this is the whole sum.
+    /// Stores the transport checksum, given the sum of all bytes that it covers.
     fn complete(&mut self, sum: Sum) {
         put16(&mut self.head, self.field, never_zero(sum.finish()));
     }
 
-    /// Length and identification of the IP header. Identifications count up, as those of separate
-    /// packets would (RFC 6864 wants them to differ where a packet may be fragmented).
+    /// Writes length, identification and checksum of the IP header. Identifications are incremented, like those of
+    /// separate packets (RFC 6864 demands different ones for packets that may be fragmented).
     fn write_network(&mut self, index: usize, payload: usize) {
         let Layers { l3, l4, ip, .. } = self.layers;
         match ip {
@@ -276,8 +276,8 @@ impl<'f> Heads<'f> {
         }
     }
 
-    /// Sequence number and flags: the window reduction is reported once, by the first (RFC 3168,
-    /// 6.1.2), and the end comes with the last.
+    /// Writes sequence number and flags of TCP. Only the first segment has CWR (RFC 3168, 6.1.2), only the last one FIN and
+    /// PSH.
     fn write_tcp(&mut self, index: usize) {
         let l4 = self.layers.l4;
         let sequence = u32::from(get16(self.front, l4 + 4)) << 16 | u32::from(get16(self.front, l4 + 6));
@@ -289,8 +289,7 @@ impl<'f> Heads<'f> {
     }
 }
 
-/// Reads a 16-bit number in network byte order. Offsets come from [`Layers`], so they lie inside
-/// the headers.
+/// Reads a 16-bit number in network byte order. Offsets come from [`Layers`], so they are inside the headers.
 fn get16(head: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([head[at], head[at + 1]])
 }
@@ -300,8 +299,8 @@ pub(crate) fn put16(head: &mut [u8], at: usize, number: u16) {
     head[at..at + 2].copy_from_slice(&number.to_be_bytes());
 }
 
-/// Narrows a length that [`Heads::new`] has bounded: headers by [`MAX_HEADERS`], IP packets by
-/// 65535, segments by [`MAX_SEGMENTS`].
+/// Converts a number that [`SegmentHeaders::new`] has limited: headers by [`MAX_HEADERS`], IP packets by 65535, segments
+/// by [`MAX_SEGMENTS`].
 fn fit(number: usize) -> u16 {
     debug_assert!(number <= usize::from(u16::MAX), "{number}");
     number as u16

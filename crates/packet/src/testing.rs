@@ -1,5 +1,4 @@
-//! Frames for this crate's tests, built field by field, and a checksum computed the slow way as a
-//! measure for the fast one.
+//! Frames for this crate's tests, built field by field, and a slow reference implementation of the checksum.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -27,13 +26,13 @@ pub struct Packet {
     pub tcp: bool,
     /// Words of IPv4 options, or units of eight bytes in each of two IPv6 extension headers.
     pub options: usize,
-    /// Words of TCP options.
+    /// Length of the TCP options in 32-bit words.
     pub tcp_options: usize,
     pub addresses: [u8; 32],
     pub ports: [u8; 4],
     pub identification: u16,
     pub sequence: u32,
-    /// TCP flags.
+    /// The flags byte of the TCP header.
     pub flags: u8,
     pub payload: Vec<u8>,
 }
@@ -155,7 +154,7 @@ impl Packet {
         frame
     }
 
-    /// The header for [`partial`](Self::partial).
+    /// Makes the virtual header that belongs to [`partial`](Self::partial).
     pub fn header(&self) -> Header {
         Header {
             flags: F_NEEDS_CSUM,
@@ -186,7 +185,7 @@ pub fn pools(count: u32) -> Pools {
     Pools::new(&memory, 0x10000, layout).unwrap()
 }
 
-/// Buffers that are free.
+/// Returns the numbers of free small, frame and large buffers.
 pub fn available(pools: &Pools) -> [u32; 3] {
     [pools.small.available(), pools.frame.available(), pools.large.available()]
 }

@@ -1,88 +1,86 @@
-//! The header in front of every frame of a virtio network device (VIRTIO 1.4, 5.1.6), which Linux
-//! taps use too, and the offloads it may ask of the receiver.
+//! The virtio-net header in front of each frame (VIRTIO 1.4, 5.1.6), which Linux taps use too, and the offloads that
+//! it requests from the receiver.
 //!
-//! The header is plain data, copied out of shared memory once. [`Header::check`] is the only place
-//! that decides whether its fields agree with the length of the frame.
+//! The header is plain data: a receiver copies it out of shared memory once ([`Header::from_bytes`]), reduces it to
+//! the defined flags ([`Header::sanitised`]), checks it against the length of the frame ([`Header::check`], the only
+//! place that does), and keeps it with the frame until the frame is delivered.
 
 use bitflags::bitflags;
 use thiserror::Error;
 
 use crate::ether;
 
-/// `flags`: the checksum is not finished; `csum_start` and `csum_offset` say how to finish it.
+/// `flags`: the checksum is partial; `csum_start` and `csum_offset` tell how to complete it.
 pub const F_NEEDS_CSUM: u8 = 1;
 /// `flags`: the device has checked the checksum. A driver must not set it (5.1.6.2).
 pub const F_DATA_VALID: u8 = 2;
-/// `flags`: `csum_start` and `csum_offset` carry coalescing counts. Never valid here, as
-/// VIRTIO_NET_F_RSC_EXT is not offered.
+/// `flags`: `csum_start` and `csum_offset` contain coalescing counts. It is never valid here, as VIRTIO_NET_F_RSC_EXT is
+/// not offered.
 pub const F_RSC_INFO: u8 = 4;
 
-/// `gso_type`: one packet, no segmentation asked for.
+/// `gso_type`: the frame is one packet and needs no segmentation.
 pub const GSO_NONE: u8 = 0;
-/// `gso_type`: TCP over IPv4, to be cut into segments.
+/// `gso_type`: TCP over IPv4 that must be segmented.
 pub const GSO_TCPV4: u8 = 1;
-/// `gso_type`: one UDP datagram, to be cut into IP fragments (UFO).
+/// `gso_type`: a UDP datagram that must be cut into IP fragments (UFO).
 pub const GSO_UDP: u8 = 3;
-/// `gso_type`: TCP over IPv6, to be cut into segments.
+/// `gso_type`: TCP over IPv6 that must be segmented.
 pub const GSO_TCPV6: u8 = 4;
-/// `gso_type`: UDP payload, to be cut into datagrams of their own (USO).
+/// `gso_type`: UDP payload that must be cut into separate datagrams (USO).
 pub const GSO_UDP_L4: u8 = 5;
-/// `gso_type`, a bit beside either TCP type: the segment has CWR set, which only the first packet
-/// may carry.
+/// `gso_type`, a bit in addition to either TCP type: CWR is set, which only the first segment may have.
 pub const GSO_ECN: u8 = 0x80;
 
 /// `struct virtio_net_hdr` up to `num_buffers`, in native byte order.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Header {
-    /// `F_NEEDS_CSUM` and the like.
+    /// Flags: `F_NEEDS_CSUM`, `F_DATA_VALID`, `F_RSC_INFO`.
     pub flags: u8,
-    /// `GSO_NONE` and the like; a TCP type may carry `GSO_ECN`.
+    /// Segmentation type: one of the `GSO_*` constants; a TCP type may be combined with `GSO_ECN`.
     pub gso_type: u8,
-    /// Length of all headers including the transport header, in bytes. Only a hint: never to be
-    /// relied on (5.1.6.2).
+    /// Length of all headers including the transport header, in bytes. It is only a hint and must not be relied on
+    /// (5.1.6.2).
     pub hdr_len: u16,
-    /// Bytes of payload in each packet after segmentation, except the last.
+    /// Number of payload bytes in each segment except the last.
     pub gso_size: u16,
-    /// Where checksumming starts, in bytes from the start of the frame.
+    /// Offset of the first byte covered by the checksum, from the start of the frame.
     pub csum_start: u16,
-    /// Where the checksum is stored, in bytes from `csum_start`.
+    /// Offset of the checksum field, from `csum_start`.
     pub csum_offset: u16,
-    /// Receive buffers the frame is spread over; 0 on transmit. The queue that delivers the frame
-    /// sets it.
+    /// Number of receive buffers that the frame occupies; 0 on transmit. The queue that delivers the frame sets it.
     pub num_buffers: u16,
 }
 
-/// Why a header cannot belong to its frame. The frame is to be dropped and counted; nothing of it
-/// may be delivered.
+/// The reason for which a header cannot belong to its frame. The frame must be dropped and counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum HeaderError {
-    /// Shorter than an Ethernet header.
+    /// The frame, with this length in bytes, is shorter than an Ethernet header.
     #[error("a frame of {0} bytes is shorter than an Ethernet header; drop it")]
     FrameTooShort(usize),
-    /// The checksum would lie beyond the frame or inside the Ethernet header.
+    /// The checksum would be beyond the frame or inside the Ethernet header.
     #[error("checksum at {start} + {offset} lies outside the packet of a {frame_len}-byte frame; drop it")]
     ChecksumPosition {
-        /// `csum_start` as received.
+        /// The value of `csum_start` in the header.
         start: u16,
-        /// `csum_offset` as received.
+        /// The value of `csum_offset` in the header.
         offset: u16,
         /// Length of the frame in bytes.
         frame_len: usize,
     },
-    /// A `gso_type` that VIRTIO 1.4 does not define.
+    /// VIRTIO 1.4 does not define this `gso_type`.
     #[error("gso_type {0:#04x} is not defined; drop the frame")]
     GsoType(u8),
-    /// Segmentation into packets of no payload.
+    /// The header requests segmentation into packets without payload.
     #[error("gso_size is 0 in a frame that asks for segmentation; drop it")]
     GsoSize,
-    /// Segmentation without `F_NEEDS_CSUM`.
+    /// The header requests segmentation without `F_NEEDS_CSUM` (5.1.6.2).
     #[error("segmentation asked for without NEEDS_CSUM (VIRTIO 1.4, 5.1.6.2); drop the frame")]
     GsoWithoutChecksum,
-    /// `hdr_len` larger than the frame, which Linux taps refuse.
+    /// `hdr_len` is larger than the frame, which Linux taps refuse.
     #[error("hdr_len {hdr_len} is beyond the {frame_len}-byte frame; drop it")]
     HeaderLength {
-        /// `hdr_len` as received.
+        /// The value of `hdr_len` in the header.
         hdr_len: u16,
         /// Length of the frame in bytes.
         frame_len: usize,
@@ -90,7 +88,7 @@ pub enum HeaderError {
 }
 
 impl Header {
-    /// Nothing is left to be done: the default.
+    /// The header that requests no offload, which is also the default.
     pub const NONE: Header = Header {
         flags: 0,
         gso_type: 0,
@@ -101,13 +99,12 @@ impl Header {
         num_buffers: 0,
     };
 
-    /// Size on the wire with VIRTIO_F_VERSION_1, with or without mergeable receive buffers.
+    /// Size in bytes with VIRTIO_F_VERSION_1, with or without mergeable receive buffers.
     pub const LEN: usize = 12;
-    /// Size without `num_buffers`: the legacy interface, and a tap whose header size was left
-    /// alone.
+    /// Size in bytes without `num_buffers`: in the legacy interface, and the default of a tap.
     pub const LEGACY_LEN: usize = 10;
 
-    /// Reads the little-endian wire form. Any bytes are a header; [`check`](Self::check) judges it.
+    /// Decodes the little-endian wire form. Any bytes are accepted; [`check`](Self::check) finds invalid ones.
     #[inline]
     #[must_use]
     pub const fn from_bytes(bytes: &[u8; Self::LEN]) -> Header {
@@ -123,16 +120,15 @@ impl Header {
         }
     }
 
-    /// Whether the wire form asks for nothing: no checksum, no segmentation, nothing left in unused
-    /// fields. Most headers are like that, and then there is nothing to check. `num_buffers`, which a
-    /// legacy header lacks, is not looked at.
+    /// Returns true if the wire form requests nothing: no checksum, no segmentation, and zeros in unused fields. Most
+    /// headers are like that and need no check. `num_buffers`, which a legacy header lacks, is ignored.
     #[inline]
     #[must_use]
     pub fn is_plain(bytes: &[u8; Self::LEN]) -> bool {
         bytes[..Self::LEGACY_LEN] == [0; Self::LEGACY_LEN]
     }
 
-    /// The little-endian wire form.
+    /// Encodes the little-endian wire form.
     #[inline]
     #[must_use]
     pub const fn to_bytes(&self) -> [u8; Self::LEN] {
@@ -141,8 +137,8 @@ impl Header {
         [a, b, c, d, e, f, g, h, i, j, k, l]
     }
 
-    /// The wire form as two little-endian words, for who would load the bytes again: what was stored in
-    /// pieces cannot be loaded as a whole before all of it has reached the cache.
+    /// Encodes the wire form as two little-endian words in registers. If bytes were stored one by one and loaded as a
+    /// word at once, the load would wait until all stores have reached the cache (no store forwarding).
     #[inline(always)]
     #[must_use]
     pub const fn to_words(&self) -> (u64, u32) {
@@ -154,32 +150,31 @@ impl Header {
         (low, self.csum_offset as u32 | (self.num_buffers as u32) << 16)
     }
 
-    /// Whether the checksum has yet to be finished.
+    /// Returns true if the checksum is partial.
     #[inline]
     #[must_use]
     pub const fn needs_csum(&self) -> bool {
         self.flags & F_NEEDS_CSUM != 0
     }
 
-    /// Whether the frame has yet to be cut into packets.
+    /// Returns true if the frame needs segmentation.
     #[inline]
     #[must_use]
     pub const fn is_gso(&self) -> bool {
         self.gso_type != GSO_NONE
     }
 
-    /// A header written by a *driver*, reduced to what a device may pay heed to (5.1.6.2): of the
-    /// flags only `F_NEEDS_CSUM`, as a driver must set no other and unknown ones are to be ignored.
-    /// Fields that the rest says are unused become 0, so that nothing a guest left in them reaches
-    /// another guest or makes a tap refuse the frame.
+    /// Reduces a header written by a *driver* to the fields that a device must respect (5.1.6.2). Of the flags only
+    /// `F_NEEDS_CSUM` stays, as a driver must set no other and unknown ones must be ignored. Unused fields become 0,
+    /// so that their contents neither reach another guest nor make a tap refuse the frame.
     #[inline]
     #[must_use]
     pub const fn sanitised(self) -> Header {
         self.with_flags_of(F_NEEDS_CSUM)
     }
 
-    /// The same for a header written by a *device* or by the kernel of this host, which may also
-    /// say `F_DATA_VALID` (5.1.6.4).
+    /// Does the same for a header written by a *device* or by the kernel of this host, which may also set
+    /// `F_DATA_VALID` (5.1.6.4).
     #[inline]
     #[must_use]
     pub const fn sanitised_from_device(self) -> Header {
@@ -200,12 +195,12 @@ impl Header {
         self
     }
 
-    /// Checks that the header can belong to a frame of `frame_len` bytes (header not counted): the
-    /// checksum lies inside the packet, the segmentation type is defined, has a size and comes with
-    /// `F_NEEDS_CSUM`. Fields that are not in use are not looked at.
+    /// Checks that the header can belong to a frame of `frame_len` bytes (header not counted): the checksum is inside
+    /// the packet; the segmentation type is defined, has a size and comes with `F_NEEDS_CSUM`. Unused fields are
+    /// ignored.
     ///
     /// # Errors
-    /// The first rule broken; the frame must then be dropped.
+    /// The first rule that is broken; the frame must be dropped then.
     #[inline]
     pub const fn check(&self, frame_len: usize) -> Result<(), HeaderError> {
         if frame_len < ether::MIN_FRAME {
@@ -232,8 +227,8 @@ impl Header {
         Ok(())
     }
 
-    /// Where summing starts and where the checksum is stored, in bytes from the start of the frame;
-    /// `None` if it is finished. Both bytes of the checksum lie inside the packet.
+    /// Returns the offsets of the first byte covered by the checksum and of its field, from the start of the frame;
+    /// `None` if the checksum is complete. Both bytes of the field are inside the packet.
     #[inline]
     pub(crate) const fn checksum_position(
         &self,
@@ -256,13 +251,12 @@ impl Header {
         Ok(Some((start, field)))
     }
 
-    /// What the receiver of a frame with this header must accept. A `gso_type` that is not defined
-    /// needs bits no receiver has.
+    /// Returns the offloads that the receiver of a frame with this header must accept. For an undefined `gso_type` they
+    /// include bits that no receiver has.
     #[inline]
     #[must_use]
     pub const fn needs(&self) -> Offloads {
-        // Without GUEST_CSUM a device must set flags to 0 (5.1.6.4), so F_DATA_VALID counts as
-        // well.
+        // Without GUEST_CSUM a device must set flags to 0 (5.1.6.4), so F_DATA_VALID needs it as well.
         let checksum = if self.flags == 0 { Offloads::empty() } else { Offloads::CSUM };
         match gso_offloads(self.gso_type) {
             Some(segmentation) => checksum.union(segmentation),
@@ -277,26 +271,26 @@ bitflags! {
     /// `VIRTIO_NET_F_HOST_*` for a device that a driver half transmits to.
     #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
     pub struct Offloads: u8 {
-        /// Checksums may be unfinished, or declared valid.
+        /// Checksums may be partial, or declared valid.
         const CSUM = 1 << 0;
-        /// TCP over IPv4 may come unsegmented.
+        /// TCP over IPv4 may arrive unsegmented.
         const TSO4 = 1 << 1;
-        /// TCP over IPv6 may come unsegmented.
+        /// TCP over IPv6 may arrive unsegmented.
         const TSO6 = 1 << 2;
         /// Unsegmented TCP may have CWR set.
         const ECN = 1 << 3;
-        /// UDP may come as a train of datagrams, over IPv4 and over IPv6: set it only if the
-        /// receiver negotiated both, as the header does not tell which one a frame is.
+        /// UDP over IPv4 and over IPv6 may arrive unsegmented (several datagrams in a frame). It must only be set if
+        /// the receiver negotiated both, as the header does not contain the IP version.
         const USO = 1 << 4;
-        /// UDP datagrams may come unfragmented.
+        /// UDP datagrams may arrive unfragmented.
         const UFO = 1 << 5;
     }
 }
 
 impl Offloads {
-    /// Whether a frame with this header can be delivered as it is. If not, software must segment it
-    /// ([`Segmenter`](crate::segment::Segmenter)) or finish its checksum
-    /// ([`complete`](crate::checksum::complete)) first.
+    /// Returns true if a frame with this header can be delivered unchanged. If not, software must segment it
+    /// ([`Segmenter`](crate::segment::Segmenter)) or complete its checksum ([`complete`](crate::checksum::complete))
+    /// first.
     #[inline]
     #[must_use]
     pub const fn accepts(self, header: &Header) -> bool {
@@ -304,7 +298,7 @@ impl Offloads {
     }
 }
 
-/// What a `gso_type` asks of a receiver besides the checksum; `None` if the type is not defined.
+/// Returns the offloads that a `gso_type` needs besides the checksum, or `None` if the type is not defined.
 #[inline]
 const fn gso_offloads(gso_type: u8) -> Option<Offloads> {
     const TCPV4_ECN: u8 = GSO_TCPV4 | GSO_ECN;

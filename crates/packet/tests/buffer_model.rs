@@ -22,7 +22,7 @@ const CHUNKS: u32 = 3;
 /// Head room of its first fragment.
 const HEADROOM: u32 = 40;
 
-/// What is done to packets. An index chooses among those that there are.
+/// An operation on packets. An index selects one of the packets that exist.
 #[derive(Clone, Debug)]
 enum Op {
     /// A packet from the pools.
@@ -43,9 +43,9 @@ enum Op {
     Push(Index, usize),
     Pull(Index, usize),
     Truncate(Index, usize),
-    /// A packet becomes two.
+    /// Splits a packet into two.
     Split(Index, Index),
-    /// Two packets become one.
+    /// Appends one packet to another.
     Append(Index, Index),
     /// The buffers of a packet change their places.
     Reverse(Index),

@@ -1,4 +1,7 @@
-//! A range of a chunk: head room, data, tail room.
+//! A buffer: a range of a chunk with head room, data and tail room, like an mbuf or a socket buffer.
+//!
+//! A pool or [`Fragments`](super::Fragments) makes it, its owner fills and trims it, and recycling or dropping it returns
+//! the range. It may move between threads.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -6,7 +9,7 @@ use std::sync::Arc;
 use ringferry_memory::{ReadSlice, WriteSlice};
 
 use super::chain::{Info, Packet};
-use super::pool::Core;
+use super::pool::PoolShared;
 
 /// A buffer: a range of one chunk, and the data in it.
 ///
@@ -15,30 +18,30 @@ use super::pool::Core;
 ///     | head room  |  data            |  tail room    |
 /// ```
 ///
-/// [`Buf::truesize`] is what the range takes of the chunk, data or not.
+/// [`Buf::truesize`] is the size of the whole range.
 ///
-/// A pointer to its description, which is one cache line; so is a [`Chain`](super::Chain) of one buffer. Both pass through many hands, and each
-/// copy of fields that were just stored one by one waits for all of them to reach the cache. Taking a buffer,
-/// making it a packet and giving it back took 60 ns when they were passed by value, and takes 13. The description stays with
-/// the buffer in its pool, so nothing is allocated for it.
+/// A `Buf` is a pointer to its descriptor, which is one cache line; so is a [`Chain`](super::Chain) of one buffer. Both
+/// are moved often, and each copy of fields that were just stored one by one waits until all of them have reached the
+/// cache. Allocating a buffer, making it a packet and recycling it took 60 ns when they were passed by value, and takes
+/// 13 now. The descriptor stays with the buffer in its pool, so it is not allocated each time.
 #[derive(Debug)]
 pub struct Buf(Box<Extent>);
 
-/// What a [`Buf`] is.
+/// The descriptor of a [`Buf`].
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Extent {
-    pub(super) core: Arc<Core>,
+    pub(super) core: Arc<PoolShared>,
     pub(super) chunk: u32,
     pub(super) start: u32,
     pub(super) end: u32,
     pub(super) head: u32,
     pub(super) len: u32,
-    /// Others may have the same range.
+    /// True if another buffer may have the same range.
     shared: bool,
-    /// What is known of the packet that this is the only buffer of.
+    /// Metadata of the packet, if this is its only buffer.
     pub(super) info: Info,
-    /// The packet of several buffers that this was the first of, empty: the next one needs no allocation.
+    /// An empty descriptor of a packet of several buffers, kept so that the next such packet needs no allocation.
     pub(super) spare: Option<Box<Packet>>,
 }
 
@@ -61,8 +64,8 @@ impl DerefMut for Buf {
 }
 
 impl Buf {
-    /// The whole of a chunk that nobody else has a range of, its reference included.
-    pub(super) fn whole(core: Arc<Core>, chunk: u32) -> Self {
+    /// Makes a buffer of a whole chunk of which no other range exists. The caller has counted its reference.
+    pub(super) fn whole(core: Arc<PoolShared>, chunk: u32) -> Self {
         let (end, head) = (core.layout.chunk, core.layout.headroom);
         Self(Box::new(Extent {
             core,
@@ -77,7 +80,7 @@ impl Buf {
         }))
     }
 
-    /// Empties a buffer that is all of its chunk.
+    /// Empties a buffer that is a whole chunk.
     #[inline(always)]
     pub(super) fn reset(&mut self) {
         self.head = self.core.layout.headroom;
@@ -85,7 +88,7 @@ impl Buf {
         self.shared = false;
     }
 
-    /// Makes a range without data the whole of its chunk, if nobody else has a range of it.
+    /// Extends an empty range to its whole chunk, if no other range of the chunk exists. Returns true if it did.
     pub(super) fn become_whole(&mut self) -> bool {
         let last = self.core.references(self.chunk) == 1;
         if last {
@@ -95,98 +98,98 @@ impl Buf {
         last
     }
 
-    /// Empties an exclusive buffer, as it was carved: head room is only in front of the first of a chunk.
+    /// Empties an exclusive buffer, as if newly carved: only the first buffer of a chunk has head room.
     pub(super) fn empty(&mut self) {
         self.head = if self.start == 0 { self.core.layout.headroom.min(self.end) } else { self.start };
         self.len = 0;
         self.shared = false;
     }
 
-    /// Bytes of data.
+    /// Returns the length of the data in bytes.
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether there is no data.
+    /// Returns true if there is no data.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes in front of the data.
+    /// Returns the number of free bytes in front of the data.
     #[inline(always)]
     pub fn headroom(&self) -> usize {
         (self.head - self.start) as usize
     }
 
-    /// Bytes behind the data.
+    /// Returns the number of free bytes behind the data.
     #[inline(always)]
     pub fn tailroom(&self) -> usize {
         (self.end - self.head - self.len) as usize
     }
 
-    /// Bytes of the chunk that this buffer keeps from being used otherwise.
+    /// Returns the number of bytes of the chunk that this buffer occupies, room included.
     #[inline(always)]
     pub fn truesize(&self) -> usize {
         (self.end - self.start) as usize
     }
 
-    /// Where the data begins, as the device sees it.
+    /// Returns the device address of the first byte of data.
     #[inline(always)]
     pub fn addr(&self) -> u64 {
         self.core.guest_addr + self.at() as u64
     }
 
-    /// Where the data begins, in the memory of the pool.
+    /// Returns the offset of the first byte of data in the memory of the pool.
     #[inline(always)]
     pub(super) fn at(&self) -> usize {
         self.chunk as usize * self.core.layout.stride as usize + self.head as usize
     }
 
-    /// Whether nobody else has this range: it may be written.
+    /// Returns true if no other buffer has this range, so that it may be written.
     #[inline(always)]
     pub fn is_exclusive(&self) -> bool {
-        // If ours is the only reference to the chunk, whoever had the range has dropped it.
+        // If this is the only reference to the chunk, the other owners of the range have dropped it.
         !self.shared || self.core.references(self.chunk) == 1
     }
 
-    /// The data, for reading.
+    /// Returns the data for reading.
     #[inline(always)]
     pub fn read(&self) -> ReadSlice<'_> {
         self.core.area.read(self.at(), self.len()).unwrap_or(ReadSlice::EMPTY)
     }
 
-    /// The data, for writing; nothing if the range is shared.
+    /// Returns the data for writing; an empty slice if the range is shared.
     #[inline(always)]
     pub fn write(&mut self) -> WriteSlice<'_> {
         let len = if self.is_exclusive() { self.len() } else { 0 };
         self.core.area.write(self.at(), len).unwrap_or(WriteSlice::EMPTY)
     }
 
-    /// The first `n` bytes of the data, or fewer, for writing; nothing if the range is shared.
+    /// Returns the first `n` bytes of the data, or fewer, for writing; an empty slice if the range is shared.
     #[inline(always)]
     pub fn front(&mut self, n: usize) -> WriteSlice<'_> {
         let n = if self.is_exclusive() { n.min(self.len()) } else { 0 };
         self.core.area.write(self.at(), n).unwrap_or(WriteSlice::EMPTY)
     }
 
-    /// The tail room, for writing; nothing if the range is shared. What was written there becomes data by
-    /// [`Buf::grow`].
+    /// Returns the tail room for writing; an empty slice if the range is shared. [`Buf::grow`] turns bytes written there
+    /// into data.
     #[inline(always)]
     pub fn room(&mut self) -> WriteSlice<'_> {
         let len = if self.is_exclusive() { self.tailroom() } else { 0 };
         self.core.area.write(self.at() + self.len(), len).unwrap_or(WriteSlice::EMPTY)
     }
 
-    /// Makes the first `n` bytes of the tail room data, at most all of it.
+    /// Adds the first `n` bytes of the tail room, or all of it, to the data.
     #[inline(always)]
     pub fn grow(&mut self, n: usize) {
         self.len += n.min(self.tailroom()) as u32;
     }
 
-    /// Makes the last `n` bytes of the head room data; false, and nothing changes, when there are fewer or
-    /// the range is shared.
+    /// Adds the last `n` bytes of the head room to the data. Returns false, without a change, if there are fewer or the
+    /// range is shared.
     #[inline(always)]
     pub fn push(&mut self, n: usize) -> bool {
         let fits = n <= self.headroom() && self.is_exclusive();
@@ -197,8 +200,8 @@ impl Buf {
         fits
     }
 
-    /// Lets an empty buffer begin `n` bytes earlier, for a header that comes with the data; less where there is
-    /// less head room.
+    /// Moves the start of an empty buffer `n` bytes into its head room, for a header that precedes the data; fewer if there is less
+    /// head room.
     #[inline(always)]
     pub fn reserve_front(&mut self, n: usize) {
         if self.is_empty() {
@@ -206,7 +209,7 @@ impl Buf {
         }
     }
 
-    /// Takes up to `n` bytes off the front of the data; they become head room. Returns how many.
+    /// Removes up to `n` bytes from the front of the data, which become head room. Returns their number.
     #[inline(always)]
     pub fn pull(&mut self, n: usize) -> usize {
         let n = n.min(self.len());
@@ -215,13 +218,13 @@ impl Buf {
         n
     }
 
-    /// Keeps the first `n` bytes of the data; the others become tail room.
+    /// Shortens the data to `n` bytes; the others become tail room.
     #[inline(always)]
     pub fn truncate(&mut self, n: usize) {
         self.len = self.len.min(n.try_into().unwrap_or(u32::MAX));
     }
 
-    /// Appends as much of `bytes` as the tail room takes; returns how much.
+    /// Appends as much of `bytes` as fits the tail room, and returns the number of bytes.
     #[inline]
     pub fn append(&mut self, bytes: &[u8]) -> usize {
         let n = self.room().copy_from(bytes);
@@ -229,7 +232,7 @@ impl Buf {
         n
     }
 
-    /// Appends as much of the slice as the tail room takes; returns how much.
+    /// Appends as much of a slice of shared memory as fits the tail room, and returns the number of bytes.
     #[inline]
     pub fn append_slice(&mut self, bytes: &ReadSlice<'_>) -> usize {
         let n = bytes.copy_to_slice(&self.room());
@@ -237,9 +240,8 @@ impl Buf {
         n
     }
 
-    /// Divides the range `n` bytes behind the start of the data: this buffer keeps what is in front, and what is
-    /// behind is returned, room included. A border behind the data leaves the second part empty. A
-    /// reference to the chunk is added.
+    /// Divides the range `n` bytes behind the start of the data: this buffer keeps the front part, and the part behind,
+    /// room included, is returned. It is empty if all data is in front. It adds a reference to the chunk.
     pub fn split_off(&mut self, n: usize) -> Buf {
         let border = self.head + n.min((self.end - self.head) as usize) as u32;
         let data_end = self.head + self.len;
@@ -260,7 +262,7 @@ impl Buf {
         Buf(Box::new(behind))
     }
 
-    /// A second owner of the same range: neither may write it until the other is gone.
+    /// Makes a second owner of the same range. Neither may write it until the other is dropped.
     pub fn share(&mut self) -> Buf {
         self.core.refer(self.chunk);
         self.shared = true;
@@ -278,7 +280,7 @@ impl Buf {
         }))
     }
 
-    /// Whether the data of `next` continues this buffer's in memory, with no room between.
+    /// Returns true if the data of `next` is adjacent to the end of this buffer's data in memory, without room between.
     #[inline]
     pub fn is_continued_by(&self, next: &Buf) -> bool {
         self.chunk == next.chunk
@@ -289,24 +291,24 @@ impl Buf {
             && Arc::ptr_eq(&self.core, &next.core)
     }
 
-    /// Takes over the range of `next`, if it [continues](Buf::is_continued_by) this one.
+    /// Joins `next` to this buffer, if it [continues](Buf::is_continued_by) this one.
     ///
     /// # Errors
-    /// `next`, unchanged.
+    /// `next`, unchanged, if it does not.
     pub fn join(&mut self, next: Buf) -> Result<(), Buf> {
         if !self.is_continued_by(&next) {
             return Err(next);
         }
         self.end = next.end;
         self.len += next.len;
-        // Its reference to the chunk goes; ours stays for both.
+        // Dropping `next` releases its reference to the chunk; ours now covers both ranges.
         drop(next);
         Ok(())
     }
 }
 
 impl Buf {
-    /// Takes over the range of `next`, all room and no data, if it lies behind this one.
+    /// Joins the range of `next`, which has no data, if it is adjacent behind this one. Otherwise returns it.
     pub(super) fn join_room(&mut self, next: Buf) -> Result<(), Buf> {
         let behind =
             self.chunk == next.chunk && self.end == next.start && Arc::ptr_eq(&self.core, &next.core);

@@ -1,4 +1,7 @@
-//! A packet: one buffer or more, its virtual header, its flow.
+//! A packet: one or more buffers, its virtual header and its flow hash.
+//!
+//! A [`Chain`] is made of buffers from a pool ([`From<Buf>`](Chain), [`Chain::push_back`]), passes through queues by
+//! value, and ends when its buffers are recycled ([`Chain::dissolve`]) or it is dropped. It may move between threads.
 
 use std::ops::{Deref, DerefMut};
 
@@ -8,22 +11,21 @@ use smallvec::SmallVec;
 use super::Buf;
 use crate::vnet::Header;
 
-/// The buffers of a packet. Most packets have one, which is stored in place; there is no limit to the
-/// others.
+/// The buffers of a packet. Most packets have one, which is stored inline; the number is not limited.
 pub type Bufs = SmallVec<[Buf; 1]>;
 
-/// What is known of a packet.
+/// The metadata of a packet.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Info {
-    /// Offloads: what is left to be done with the frame.
+    /// The virtual header: offloads that the frame needs, or that were verified.
     pub header: Header,
-    /// The hash of its flow, where somebody computed one.
+    /// The flow hash, if it was computed.
     pub hash: Option<u32>,
 }
 
-/// A packet. No buffer of it is empty. Dereferences to what is known of it.
+/// A packet, which dereferences to its metadata. None of its buffers is empty.
 ///
-/// A packet of one buffer, as most are, is that buffer: the line that describes the buffer describes the packet too, and
+/// A packet of one buffer, as most are, is stored as that buffer: its descriptor also has the metadata of the packet, and
 /// nothing else is touched or allocated.
 #[derive(Debug, Default)]
 pub struct Chain(Shape);
@@ -36,7 +38,7 @@ enum Shape {
     Many(Box<Packet>),
 }
 
-/// What a [`Chain`] of several buffers is. Stays with the first of them when the packet is taken apart.
+/// The descriptor of a [`Chain`] of several buffers. It stays with the first of them when the packet is dissolved.
 #[derive(Debug, Default)]
 pub(super) struct Packet {
     bufs: Bufs,
@@ -80,7 +82,7 @@ impl From<Buf> for Chain {
 }
 
 impl From<Bufs> for Chain {
-    /// Empty buffers are dropped.
+    /// Makes a packet of `bufs`, in order; empty buffers are dropped.
     fn from(bufs: Bufs) -> Self {
         let mut chain = Self::default();
         bufs.into_iter().for_each(|buf| chain.push_back(buf));
@@ -89,7 +91,7 @@ impl From<Bufs> for Chain {
 }
 
 impl Chain {
-    /// The packet as one that may have any number of buffers.
+    /// Converts the packet to the form that may have any number of buffers.
     #[cold]
     #[inline(never)]
     fn many(&mut self) -> &mut Packet {
@@ -109,7 +111,7 @@ impl Chain {
         }
     }
 
-    /// Bytes of the frame.
+    /// Returns the length of the packet in bytes.
     #[inline(always)]
     pub fn len(&self) -> usize {
         match &self.0 {
@@ -119,13 +121,13 @@ impl Chain {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Returns true if the packet has no bytes.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The buffers, in order.
+    /// Returns the buffers of the packet, in order.
     #[inline(always)]
     pub fn bufs(&self) -> &[Buf] {
         match &self.0 {
@@ -144,13 +146,13 @@ impl Chain {
         }
     }
 
-    /// The first buffer, if there is one. Whoever changes its length says so by [`Chain::recount`].
+    /// Returns the first buffer, if there is one. A caller that changes its length must call [`Chain::recount`].
     #[inline(always)]
     pub fn first_mut(&mut self) -> Option<&mut Buf> {
         self.bufs_mut().first_mut()
     }
 
-    /// The buffer of a packet that has one, as long as the packet was not one of several.
+    /// Returns the buffer of a packet that has only one and never had several.
     #[inline(always)]
     pub fn only_mut(&mut self) -> Option<&mut Buf> {
         match &mut self.0 {
@@ -159,7 +161,7 @@ impl Chain {
         }
     }
 
-    /// The buffers, without the packet.
+    /// Takes the packet apart and returns its buffers, in order.
     #[inline]
     pub fn into_bufs(self) -> Bufs {
         match self.0 {
@@ -169,7 +171,7 @@ impl Chain {
         }
     }
 
-    /// Takes the packet apart: `keep` gets the buffers, the last one first.
+    /// Takes the packet apart and passes its buffers to `keep`, the last one first.
     #[inline(always)]
     pub fn dissolve(self, mut keep: impl FnMut(Buf)) {
         match self.0 {
@@ -179,18 +181,18 @@ impl Chain {
         }
     }
 
-    /// The data, in order.
+    /// Iterates over the data of the buffers, in order.
     #[inline]
     pub fn pieces(&self) -> impl Iterator<Item = ReadSlice<'_>> {
         self.bufs().iter().map(Buf::read)
     }
 
-    /// Bytes of pools that the packet keeps from being used otherwise.
+    /// Returns the number of bytes of pools that the packet occupies.
     pub fn truesize(&self) -> usize {
         self.bufs().iter().map(Buf::truesize).sum()
     }
 
-    /// Counts the bytes again.
+    /// Recomputes the length, after the length of a buffer has changed.
     #[inline]
     pub fn recount(&mut self) {
         if let Shape::Many(packet) = &mut self.0 {
@@ -198,7 +200,7 @@ impl Chain {
         }
     }
 
-    /// Adds a buffer behind the others; an empty one is dropped.
+    /// Adds a buffer at the end; an empty one is dropped.
     #[inline(always)]
     pub fn push_back(&mut self, buf: Buf) {
         let packet = match &mut self.0 {
@@ -211,8 +213,8 @@ impl Chain {
         packet.bufs.push(buf);
     }
 
-    /// Appends as many of the bytes as the room behind the last buffer's data takes; returns how many. None if others have
-    /// that buffer, or there is none.
+    /// Appends as many of `bytes` as fit the tail room of the last buffer, and returns their number: 0 if that buffer is
+    /// shared, or if there is none.
     #[inline]
     pub fn append_bytes(&mut self, bytes: &[u8]) -> usize {
         match &mut self.0 {
@@ -226,7 +228,7 @@ impl Chain {
         }
     }
 
-    /// Adds a buffer in front of the others; an empty one is dropped.
+    /// Adds a buffer at the front; an empty one is dropped.
     pub fn push_front(&mut self, buf: Buf) {
         if !buf.is_empty() {
             let packet = self.many();
@@ -235,7 +237,8 @@ impl Chain {
         }
     }
 
-    /// Makes the last `n` bytes of the first buffer's head room data; false when it has fewer, or is shared.
+    /// Adds the last `n` bytes of the first buffer's head room to the packet. Returns false, without a change, if it has
+    /// fewer or is shared.
     #[inline(always)]
     pub fn push(&mut self, n: usize) -> bool {
         match &mut self.0 {
@@ -251,7 +254,7 @@ impl Chain {
         }
     }
 
-    /// Takes up to `n` bytes off the front; buffers that become empty are dropped.
+    /// Removes up to `n` bytes from the front; buffers that become empty are dropped.
     pub fn pull(&mut self, n: usize) {
         match &mut self.0 {
             Shape::One(buf) if n < buf.len() => {
@@ -261,7 +264,7 @@ impl Chain {
         }
     }
 
-    /// Keeps the first `n` bytes; buffers behind them are dropped.
+    /// Shortens the packet to `n` bytes; buffers behind them are dropped.
     pub fn truncate(&mut self, n: usize) {
         match &mut self.0 {
             Shape::One(buf) if n > 0 => buf.truncate(n),
@@ -269,7 +272,7 @@ impl Chain {
         }
     }
 
-    /// Divides the packet: this one keeps the first `n` bytes. Header and flow stay with both.
+    /// Splits the packet: this one keeps the first `n` bytes, and the rest is returned. Both get the metadata.
     pub fn split_off(&mut self, n: usize) -> Chain {
         let mut left = n;
         let mut behind = Chain::default();
@@ -294,7 +297,7 @@ impl Chain {
         behind
     }
 
-    /// Puts the buffers of `next` behind these. Its header and flow are dropped.
+    /// Appends the buffers of `next`, whose metadata is dropped.
     pub fn append(&mut self, next: Chain) {
         if self.is_empty() {
             let info = **self;
@@ -323,7 +326,7 @@ impl Chain {
         }
     }
 
-    /// A second owner of the same bytes: see [`Buf::share`].
+    /// Makes a second owner of the same bytes: see [`Buf::share`].
     pub fn share(&mut self) -> Chain {
         let info = **self;
         let bufs: Bufs = self.bufs_mut().iter_mut().map(Buf::share).collect();
@@ -332,7 +335,8 @@ impl Chain {
         chain
     }
 
-    /// The same packet in buffers of at most `piece` bytes, which is not 0. Those cut from one buffer adjoin.
+    /// Splits the buffers of the packet into buffers of at most `piece` bytes, which must not be 0. Those split from one
+    /// buffer are adjacent.
     pub fn cut(self, piece: usize) -> Chain {
         let info = *self;
         let mut chain = Chain::default();
@@ -347,7 +351,7 @@ impl Chain {
         chain
     }
 
-    /// Copies the first bytes, as many as both sides have; returns how many.
+    /// Copies to `out` as many bytes from the start as both sides have, and returns their number.
     #[inline]
     pub fn copy_to(&self, out: &mut [u8]) -> usize {
         let mut at = 0;
@@ -360,7 +364,7 @@ impl Chain {
         at
     }
 
-    /// Copies the first bytes, as many as both sides have; returns how many.
+    /// Copies to `out`, in shared memory, as many bytes from the start as both sides have, and returns their number.
     pub fn copy_to_slice(&self, out: &WriteSlice<'_>) -> usize {
         let mut at = 0;
         for piece in self.pieces() {
@@ -369,7 +373,7 @@ impl Chain {
         at
     }
 
-    /// The first bytes as a slice: what fits in `out`, or the whole packet. For
+    /// Copies the first bytes to `out` and returns the copy: as many as fit, or the whole packet. It is for
     /// [`Layers::parse`](crate::parse::Layers::parse), [`flow_hash`](crate::flow::flow_hash) and
     /// [`ether`](crate::ether), which read private memory only.
     #[inline]
@@ -378,7 +382,7 @@ impl Chain {
         &out[..n]
     }
 
-    /// A copy of all bytes, for tests and slow paths.
+    /// Returns a copy of all bytes, for tests and slow paths.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len()];
         self.copy_to(&mut bytes);

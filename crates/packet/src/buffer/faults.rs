@@ -1,19 +1,20 @@
-//! What goes wrong on purpose: a test under these sees the paths that are hardly ever taken.
+//! Fault injection for pools, so that tests reach rarely used paths. A test sets faults by
+//! [`Pool::faults`](super::Pool::faults); they stay until the pool is dropped.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 
-/// Faults of a pool; none by default.
+/// The faults to inject into a pool; none by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// Packets are copied to buffers of this many bytes each before they are mapped; see
-    /// [`Pools::shatter`](super::Pools::shatter). Only in the pool for frames.
+    /// Copies packets to buffers of this many bytes each before they are mapped; see
+    /// [`Pools::shatter`](super::Pools::shatter). It has an effect only in the frame pool.
     pub split: Option<NonZeroUsize>,
-    /// Every n-th allocation fails.
+    /// Makes every n-th allocation fail.
     pub fail_alloc: Option<NonZeroU32>,
-    /// Of 256 full copies, so many fail, at random.
+    /// Number of full copies out of 256 that fail, at random.
     pub fail_defrag: u8,
     allocs: u32,
-    /// Where chance stands; any value does to begin with.
+    /// State of the random number generator; any initial value is allowed.
     pub seed: u64,
 }
 
@@ -25,7 +26,7 @@ impl Faults {
     }
 
     pub(super) fn defrag_fails(&mut self) -> bool {
-        // The generator of Knuth's MMIX; its upper bits are good enough for a coin.
+        // The linear congruential generator of Knuth's MMIX; its upper bits are sufficiently random here.
         self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((self.seed >> 56) as u8) < self.fail_defrag
     }

@@ -1,49 +1,50 @@
-//! Buffers of any size carved from the chunks of a pool, one behind the other.
+//! Buffers of any size, carved one after the other from the chunks of a pool (a bump allocator per chunk).
+//!
+//! A receive queue makes one [`Fragments`] and calls [`Fragments::carve`] for each new buffer;
+//! [`Fragments::into_pool`] ends it. Buffers may be dropped on any thread.
 
 use super::{Buf, Pool, PoolLayout};
 
-/// Bytes of a cache line.
+/// Size of a cache line in bytes.
 const LINE: u32 = 64;
 
-/// Carves buffers from chunks. The current chunk is a buffer itself: its rest. So is every range that came
-/// back in one piece; these are carved before another chunk is taken, as a chunk is whole again only when all
-/// of it has come back.
+/// Carves buffers from chunks. The rest of the current chunk is kept as a buffer. So are ranges that came back; they are
+/// carved before a new chunk is allocated, as a chunk is whole again only when all of it has come back.
 ///
-/// What is left of a chunk and can hold no other buffer of the same size, the *hole*, goes to the last
-/// one: truesizes of the buffers of a chunk add up to the chunk.
+/// The remainder of a chunk that cannot hold another buffer of the same size, the *hole*, is added to the last buffer, so
+/// that the truesizes of the buffers of a chunk add up to the chunk.
 #[derive(Debug)]
 pub struct Fragments {
     pool: Pool,
     rest: Option<Buf>,
-    /// Empty ranges that came back.
+    /// Empty ranges that came back and can be carved again.
     returned: Vec<Buf>,
 }
 
 impl Fragments {
-    /// Bytes of a chunk that buffers are carved from. Eight pages; two hold the longest packet.
+    /// Size in bytes of a chunk that buffers are carved from: eight pages. Two chunks hold the longest packet.
     pub const CHUNK: u32 = 32 * 1024;
 
-    /// The layout of a pool of `count` chunks for packets that begin with `header` bytes of a driver's header:
-    /// what is behind that begins a cache line, in every buffer whose length is a whole number of lines.
+    /// Makes the layout of a pool of `count` chunks for packets that begin with a driver's header of `header` bytes. The
+    /// frame behind the header begins at a cache line in every buffer whose length is a whole number of lines.
     ///
-    /// A chunk is two lines longer than [`Fragments::CHUNK`]: one that the head room is in, and one because
-    /// the longest packet is a little longer than 64 KiB.
+    /// A chunk is two lines longer than [`Fragments::CHUNK`]: one for the head room, and one because the longest packet is
+    /// slightly longer than 64 KiB.
     pub fn layout(count: u32, header: u32) -> PoolLayout {
         PoolLayout::chunks(Self::CHUNK + 2 * LINE, count, LINE - header % LINE)
     }
 
-    /// Carves from `pool`. Every buffer begins where the head room of a chunk ends, modulo the
-    /// lengths asked for.
+    /// Makes a carver for the chunks of `pool`. The first buffer of a chunk begins at the end of its head room.
     pub fn new(pool: Pool) -> Self {
         Self { pool, rest: None, returned: Vec::new() }
     }
 
-    /// The chunks.
+    /// Borrows the pool of chunks.
     pub fn pool(&mut self) -> &mut Pool {
         &mut self.pool
     }
 
-    /// The chunks, for another use. What was not carved goes back to them.
+    /// Returns the pool for another use. Ranges that were not carved return to their chunks.
     pub fn into_pool(mut self) -> Pool {
         while let Some(range) = self.rest.take().or_else(|| self.returned.pop()) {
             self.give_up(range);
@@ -51,8 +52,8 @@ impl Fragments {
         self.pool
     }
 
-    /// An empty buffer with at least `len` bytes of tail room; `None` when there is no chunk left, or none is
-    /// so large.
+    /// Carves an empty buffer with at least `len` bytes of tail room. Returns `None` if no chunk is left, or if chunks are
+    /// too small.
     #[inline]
     pub fn carve(&mut self, len: usize) -> Option<Buf> {
         if self.rest.as_ref().is_none_or(|rest| rest.tailroom() < len) {
@@ -70,8 +71,8 @@ impl Fragments {
         if (self.pool.layout().room() as usize) < len {
             return None;
         }
-        // A rest that is too small, as sizes have grown since it was left, begins its chunk again when it is all
-        // that is left of it: the chunk may be the only one there is. Else it goes, once there is another.
+        // A rest may be too small because lengths have grown. If all other ranges of its chunk have come back, the chunk
+        // is carved from its beginning, as it may be the only one. Otherwise the rest is replaced below.
         if self.rest.as_mut().is_some_and(Buf::become_whole) {
             return Some(());
         }
@@ -86,8 +87,8 @@ impl Fragments {
         Some(())
     }
 
-    /// Takes back what was [carved](Fragments::carve) last, as if it had not been: the next buffer will be
-    /// the same memory. What was carved earlier, elsewhere, or is shared is dropped.
+    /// Undoes the last [carve](Fragments::carve): the next buffer will have the same memory. A buffer that was carved
+    /// earlier or elsewhere, or is shared, is dropped.
     pub fn roll_back(&mut self, mut buf: Buf) {
         if !self.pool.owns(&buf) || !buf.is_exclusive() {
             return;
@@ -102,11 +103,11 @@ impl Fragments {
         };
     }
 
-    /// Makes a buffer empty again, as it was carved, whatever was done with its data meanwhile.
+    /// Makes a buffer empty again, as if newly carved.
     ///
     /// # Errors
-    /// The buffer, unchanged: it is not from here, others have the same range, or it was cut so that its
-    /// data would not begin where a cache line is to begin.
+    /// The buffer, unchanged, if it does not belong to this pool, is shared, or was split so that its data would not begin
+    /// at the required alignment.
     #[inline(always)]
     pub fn renew(&self, mut buf: Buf) -> Result<Buf, Buf> {
         let headroom = self.pool.layout().headroom;
@@ -119,15 +120,14 @@ impl Fragments {
         }
     }
 
-    /// Takes a [renewed](Fragments::renew) buffer as a range to be carved again: for buffers that were joined,
-    /// or carved when longer ones were wanted.
+    /// Takes a [renewed](Fragments::renew) buffer as a range to be carved again, for buffers that were joined, or that are
+    /// longer than the lengths that are needed now.
     #[inline]
     pub fn carve_again(&mut self, range: Buf) {
         self.returned.push(range);
     }
 
-    /// Gives a buffer up that nobody needs any more. If it was the last of its chunk, the chunk can be carved
-    /// again.
+    /// Gives a buffer up. If it was the last range of its chunk, the chunk can be carved again.
     #[inline]
     pub fn give_up(&mut self, mut buf: Buf) {
         if self.pool.owns(&buf) && buf.become_whole() {
@@ -135,7 +135,7 @@ impl Fragments {
         }
     }
 
-    /// Whether a buffer is the last of its chunk, the one that has the hole.
+    /// Returns true if a buffer is at the end of its chunk, so that it includes the hole.
     #[inline]
     pub fn is_last(&self, buf: &Buf) -> bool {
         buf.end == self.pool.layout().chunk
@@ -143,8 +143,8 @@ impl Fragments {
 }
 
 impl Buf {
-    /// Asks the CPU to fetch the line the data begins in, and so many less one behind it, of a buffer that a device
-    /// has written since. Never faults.
+    /// Prefetches the first `lines` cache lines from the start of the data, of a buffer that a device has written. Never
+    /// faults.
     #[inline(always)]
     pub fn prefetch(&self, lines: usize) {
         if let Some(range) = self.core.area.read(self.at(), (self.end - self.head) as usize) {

@@ -1,20 +1,21 @@
-//! Packet buffers in shared memory: where a driver keeps what it sends and receives.
+//! Packet buffers in shared memory, for drivers (comparable to mbufs and their pools).
 //!
 //! ```text
-//! Pool       chunks of one size, counted by reference; owned by one worker, its buffers go anywhere
-//! Pools      the pools of a worker: small, frame, large
-//! Fragments  buffers of any size carved from the chunks of a pool, one behind the other
+//! Pool       reference-counted chunks of one size; owned by one worker, its buffers may go to any thread
+//! Pools      the three pools of a worker: small, frame, large
+//! Fragments  buffers of any size, carved one after the other from the chunks of a pool
 //! Buf        a range of a chunk: head room, data, tail room
-//! Chain      a packet: one buffer or more, its virtual header, its flow
+//! Chain      a packet: one or more buffers, its virtual header, its flow hash
 //! ```
 //!
-//! Who owns what: a [`Buf`] owns its range. Ranges are disjoint unless [shared](Buf::share), so what
-//! may be written is known from the buffer alone. A chunk goes back to its pool when the last range in it is
-//! dropped, from whichever thread; [`Pool::recycle`] does the same without an atomic operation where
-//! the pool is at hand, as it is on every worker's hot path.
+//! A worker makes its pools over shared memory when it starts, allocates buffers from them without a lock, and keeps the
+//! pools as long as it runs; buffers may outlive them. A [`Buf`] owns its range. Ranges are disjoint unless they are
+//! [shared](Buf::share), so the buffer alone determines which bytes may be written. A chunk returns to its pool when the
+//! last range in it is dropped, on any thread; [`Pool::recycle`] does the same without an atomic operation, for the
+//! worker that has the pool.
 //!
-//! The memory is shared with a device, which may write any of it at any time. What is read from it is
-//! copied first, as everywhere.
+//! The memory is shared with a device, which may write any of it at any time. Bytes are copied to private memory before
+//! they are interpreted.
 
 mod buf;
 mod chain;

@@ -1,4 +1,13 @@
-//! Chunks of one size in shared memory, counted by reference.
+//! A pool of reference-counted chunks of one size in shared memory.
+//!
+//! A worker makes a [`Pool`] over memory that is used for nothing else, and allocates and recycles buffers on its own
+//! thread without a lock. A buffer dropped on another thread puts its chunk on a list under a mutex, which the pool reads
+//! only when its own stack is empty:
+//!
+//! ```text
+//!   never used ──► allocated ──recycle (same worker)──► cache, a stack ──► allocated
+//!                      └───── last range dropped ─────► returned, a mutex ──► cache
+//! ```
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -8,81 +17,83 @@ use ringferry_memory::{Area, GuestMemory, Words};
 
 use super::{Buf, Faults};
 
-/// How the memory of a pool is divided.
+/// The division of a pool's memory into chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolLayout {
-    /// Bytes of a chunk.
+    /// Size of a chunk in bytes.
     pub chunk: u32,
-    /// Bytes from one chunk to the next: at least `chunk`, a multiple of the cache line.
+    /// Distance in bytes from one chunk to the next: at least `chunk`, and a multiple of the cache line.
     pub stride: u32,
-    /// Chunks.
+    /// Number of chunks.
     pub count: u32,
-    /// Bytes in front of the data of an empty buffer.
+    /// Number of bytes in front of the data of an empty buffer.
     pub headroom: u32,
 }
 
 impl PoolLayout {
-    /// Bytes of a cache line.
+    /// Size of a cache line in bytes.
     const LINE: u32 = 64;
 
-    /// Bytes of a page.
+    /// Size of a page in bytes.
     const PAGE: u32 = 4096;
 
-    /// Chunks for one buffer each, of at least `len` bytes behind the head room. They are an odd number of
-    /// cache lines apart: a multiple of the page would put the first lines of all of them into the same few
-    /// sets of the first-level cache. And more than a page: within one, a processor that sees a few lines read one
-    /// after the other fetches what comes next, which would be the buffer that the other side is writing.
+    /// Makes a layout for chunks of one buffer each, with at least `len` bytes behind the head room.
+    ///
+    /// Chunks are an odd number of cache lines apart, as at multiples of a page their first lines would compete for a few
+    /// sets of the first-level cache. They are more than a page apart, as within a page the hardware prefetcher that sees
+    /// a few consecutive lines read would fetch the next buffer, which the other side is writing.
     pub fn fixed(len: u32, count: u32, headroom: u32) -> Self {
         let lines = (headroom + len).div_ceil(Self::LINE);
         let stride = Self::LINE * (lines.max(Self::PAGE / Self::LINE) | 1);
         Self { chunk: Self::LINE * lines, stride, count, headroom }
     }
 
-    /// Chunks of exactly `chunk` bytes, one behind the other, for [`Fragments`](super::Fragments).
+    /// Makes a layout for consecutive chunks of exactly `chunk` bytes, for [`Fragments`](super::Fragments).
     pub fn chunks(chunk: u32, count: u32, headroom: u32) -> Self {
         Self { chunk, stride: chunk.next_multiple_of(Self::LINE), count, headroom }
     }
 
-    /// Bytes of memory that it takes.
+    /// Returns the size in bytes of the memory that the pool needs.
     pub fn bytes(&self) -> usize {
         self.stride as usize * self.count as usize
     }
 
-    /// Bytes of data that an empty buffer has room for.
+    /// Returns the number of bytes of data that an empty buffer holds.
     pub fn room(&self) -> u32 {
         self.chunk - self.headroom
     }
 }
 
-/// Why there is no pool.
+/// The reason for which a pool cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
-    /// Not all of it lies in memory.
+    /// The pool would not be completely inside the memory.
     #[error("a pool of {len} bytes at {addr:#x} is not inside the memory; make the memory larger")]
     Outside {
-        /// Where it was to begin, as the device sees it.
+        /// Guest physical address of the pool.
         addr: u64,
-        /// Its length in bytes.
+        /// Size of the pool in bytes.
         len: usize,
     },
-    /// The head room leaves no data, chunks overlap or are not on cache lines.
+    /// The head room leaves no room for data, chunks overlap, or they do not begin at cache lines.
     #[error("chunks of {0:?} leave no room for data, overlap, or do not begin on cache lines")]
     Layout(PoolLayout),
 }
 
-/// What a pool and its buffers know in common.
+/// The state that a pool shares with its buffers.
 #[derive(Debug)]
-pub(super) struct Core {
+pub(super) struct PoolShared {
     pub(super) area: Area,
     pub(super) guest_addr: u64,
     pub(super) layout: PoolLayout,
-    /// Ranges of each chunk that are in use, in buffers or in the pool's cache; 0 for the others.
+    /// Reference count of each chunk: its ranges in buffers or in the pool's cache; 0 if the chunk is in `returned` or was
+    /// never used.
     references: Box<[AtomicU32]>,
-    /// Chunks whose last range was dropped, until the pool looks here.
+    /// Chunks whose last range was dropped, until the pool takes them.
     returned: Mutex<Vec<u32>>,
 }
 
-impl Core {
+impl PoolShared {
     #[inline(always)]
     pub(super) fn references(&self, chunk: u32) -> u32 {
         self.references[chunk as usize].load(Ordering::Acquire)
@@ -96,32 +107,32 @@ impl Core {
     #[inline]
     pub(super) fn release(&self, chunk: u32) {
         if self.references[chunk as usize].fetch_sub(1, Ordering::Release) == 1 {
-            // Whatever other owners did with the chunk happened before it is used again.
+            // Accesses of other owners to the chunk must happen before it is used again.
             fence(Ordering::Acquire);
             self.returned.lock().unwrap_or_else(PoisonError::into_inner).push(chunk);
         }
     }
 }
 
-/// A pool of chunks. Belongs to one worker, who takes buffers from it without a lock; dropping a buffer
-/// is possible anywhere. Buffers outlive their pool.
+/// A pool of chunks. It belongs to one worker, which allocates buffers without a lock; buffers may be dropped on any
+/// thread and may outlive the pool.
 #[derive(Debug)]
 pub struct Pool {
-    core: Arc<Core>,
-    /// Whole chunks, empty, each with its reference: last in, first out, as that one's lines are still in
-    /// the cache.
+    core: Arc<PoolShared>,
+    /// A stack of empty buffers of whole chunks, each with its reference. The buffer recycled last is still in the
+    /// cache.
     cache: Vec<Buf>,
-    /// Chunks from here on were never used.
+    /// Number of the first chunk that was never used.
     fresh: u32,
     faults: Option<Box<Faults>>,
 }
 
 impl Pool {
-    /// A pool over the memory at `guest_addr`, which must be used for nothing else. Pages cost memory
-    /// only once they are touched.
+    /// Makes a pool over the memory at `guest_addr`, which must be used for nothing else. Pages are allocated by the kernel
+    /// only when they are touched.
     ///
     /// # Errors
-    /// See [`PoolError`].
+    /// [`PoolError`], if the memory or the layout does not allow it.
     pub fn new(memory: &GuestMemory, guest_addr: u64, layout: PoolLayout) -> Result<Self, PoolError> {
         let outside = PoolError::Outside { addr: guest_addr, len: layout.bytes() };
         let area = memory.area(guest_addr, layout.bytes()).ok_or(outside)?;
@@ -131,17 +142,17 @@ impl Pool {
             return Err(PoolError::Layout(layout));
         }
         let references = (0..layout.count).map(|_| AtomicU32::new(0)).collect();
-        let core = Core { area, guest_addr, layout, references, returned: Mutex::default() };
+        let core = PoolShared { area, guest_addr, layout, references, returned: Mutex::default() };
         Ok(Self { core: Arc::new(core), cache: Vec::new(), fresh: 0, faults: None })
     }
 
-    /// How the memory is divided.
+    /// Returns the division of the memory.
     pub fn layout(&self) -> PoolLayout {
         self.core.layout
     }
 
-    /// An empty buffer, the whole of a chunk; `None` when all are in use, or when [faults](Pool::faults)
-    /// say so.
+    /// Allocates an empty buffer of a whole chunk. Returns `None` if all chunks are in use, or by [fault
+    /// injection](Pool::faults).
     #[inline]
     pub fn alloc(&mut self) -> Option<Buf> {
         if self.faults.as_mut().is_some_and(|faults| faults.alloc_fails()) {
@@ -150,7 +161,7 @@ impl Pool {
         self.cache.pop().or_else(|| self.refill())
     }
 
-    /// Looks for a chunk that was dropped elsewhere, or never used.
+    /// Takes the chunks that were dropped on other threads, or one that was never used.
     #[cold]
     fn refill(&mut self) -> Option<Buf> {
         let mut returned = self.core.returned.lock().unwrap_or_else(PoisonError::into_inner);
@@ -169,8 +180,8 @@ impl Pool {
         })
     }
 
-    /// Takes a buffer that nobody needs any more. One of this pool that is all of its chunk and not shared
-    /// is kept without an atomic operation; any other is dropped.
+    /// Recycles a buffer. One of this pool that is a whole chunk and not shared is kept without an atomic operation; any
+    /// other is dropped.
     #[inline]
     pub fn recycle(&mut self, mut buf: Buf) {
         let whole = buf.start == 0 && buf.end == self.core.layout.chunk;
@@ -180,30 +191,30 @@ impl Pool {
         }
     }
 
-    /// Whether a buffer is a range of one of these chunks.
+    /// Returns true if a buffer is a range of a chunk of this pool.
     #[inline(always)]
     pub fn owns(&self, buf: &Buf) -> bool {
         Arc::ptr_eq(&buf.core, &self.core)
     }
 
-    /// Chunks that no buffer has a range of. Takes a lock: for tests and statistics.
+    /// Returns the number of chunks of which no buffer has a range. It takes a lock and is for tests and statistics.
     pub fn available(&self) -> u32 {
         let returned = self.core.returned.lock().unwrap_or_else(PoisonError::into_inner).len();
         self.core.layout.count - self.fresh + (self.cache.len() + returned) as u32
     }
 
-    /// What is to go wrong, on purpose; nothing unless set here.
+    /// Borrows the fault injection of this pool; there are no faults unless they are set here.
     pub fn faults(&mut self) -> &mut Faults {
         self.faults.get_or_insert_default()
     }
 
-    /// Whether a full copy is to fail, on purpose.
+    /// Returns true if a full copy must fail by fault injection.
     #[inline]
     pub fn defrag_fails(&mut self) -> bool {
         self.faults.as_mut().is_some_and(|faults| faults.defrag_fails())
     }
 
-    /// Bytes of the pieces that packets are to be cut into, on purpose.
+    /// Returns the size in bytes of the pieces that packets are split into by fault injection.
     #[inline]
     pub(super) fn split(&self) -> Option<usize> {
         self.faults.as_ref().and_then(|faults| faults.split).map(NonZeroUsize::get)

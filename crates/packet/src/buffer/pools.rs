@@ -1,56 +1,59 @@
-//! The pools of a worker: three sizes of buffer, and what came back goes where it belongs.
+//! The pools of a worker, with three sizes of buffers.
+//!
+//! A worker makes its [`Pools`] once and passes them to each call that needs buffers. [`Pools::recycle`] returns a buffer
+//! to the pool that it came from.
 
 use ringferry_memory::GuestMemory;
 
 use super::{Buf, Chain, Pool, PoolError, PoolLayout};
 
-/// How many buffers of each size a worker has.
+/// The layouts of a worker's pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolsLayout {
-    /// For headers and copies of small packets.
+    /// Layout of the pool for headers and copies of small packets.
     pub small: PoolLayout,
-    /// For frames of the usual MTU.
+    /// Layout of the pool for frames of the usual MTU.
     pub frame: PoolLayout,
-    /// For copies of anything: the fewest segments a packet can be made of.
+    /// Layout of the pool for full copies, which give a packet the fewest segments.
     pub large: PoolLayout,
 }
 
 impl PoolsLayout {
-    /// Room of a small buffer: a packet of 128 bytes, and what is pushed in front of it.
+    /// Capacity of a small buffer in bytes: a packet of 128 bytes with headers in front.
     pub const SMALL: u32 = 192;
-    /// Room of a frame: Ethernet, two tags, MTU 1500, and some.
+    /// Capacity of a frame buffer in bytes: Ethernet, two tags, MTU 1500, and a reserve.
     pub const FRAME: u32 = 1600;
-    /// Bytes in front of the data: a cache line, so that data begins a line and a header fits in front.
+    /// Head room in bytes: a cache line, so that data begins at a line and a header fits in front.
     pub const HEADROOM: u32 = 64;
 
-    /// `count` buffers of each size; `large` bytes for the large ones.
+    /// Makes layouts for `count` buffers of each size, with `large` bytes for the large ones.
     pub fn new(count: u32, large: u32) -> Self {
         let layout = |len| PoolLayout::fixed(len, count, Self::HEADROOM);
         Self { small: layout(Self::SMALL), frame: layout(Self::FRAME), large: layout(large) }
     }
 
-    /// Bytes of memory that they take.
+    /// Returns the size in bytes of the memory for all three pools.
     pub fn bytes(&self) -> usize {
         self.small.bytes() + self.frame.bytes() + self.large.bytes()
     }
 }
 
-/// The pools of a worker.
+/// The three pools of a worker; they belong to its thread.
 #[derive(Debug)]
 pub struct Pools {
-    /// For headers and copies of small packets.
+    /// The pool for headers and copies of small packets.
     pub small: Pool,
-    /// For frames of the usual MTU.
+    /// The pool for frames of the usual MTU.
     pub frame: Pool,
-    /// For copies of anything.
+    /// The pool for full copies.
     pub large: Pool,
 }
 
 impl Pools {
-    /// Pools over the memory at `guest_addr`, one behind the other.
+    /// Makes the pools over the memory at `guest_addr`, one after the other.
     ///
     /// # Errors
-    /// See [`PoolError`].
+    /// [`PoolError`], if one of them cannot be made.
     pub fn new(memory: &GuestMemory, guest_addr: u64, layout: PoolsLayout) -> Result<Self, PoolError> {
         let frame = guest_addr + layout.small.bytes() as u64;
         let large = frame + layout.frame.bytes() as u64;
@@ -61,7 +64,8 @@ impl Pools {
         })
     }
 
-    /// An empty buffer for `len` bytes, or the largest there is; `None` when none of its size is left.
+    /// Allocates an empty buffer of the smallest size that holds `len` bytes, or a large one if none does. Returns `None`
+    /// if no buffer of that size is left.
     #[inline]
     pub fn alloc(&mut self, len: usize) -> Option<Buf> {
         if len <= self.small.layout().room() as usize {
@@ -73,8 +77,7 @@ impl Pools {
         }
     }
 
-    /// A packet of `bytes`, in as few buffers as it takes; `None`, and nothing is lost, when there are not
-    /// as many.
+    /// Makes a packet of `bytes` in as few buffers as possible. Returns `None`, with no buffer lost, if there are too few.
     #[inline]
     pub fn chain_of(&mut self, bytes: &[u8]) -> Option<Chain> {
         let mut chain = Chain::default();
@@ -85,20 +88,20 @@ impl Pools {
         None
     }
 
-    /// Appends `bytes` to a packet that is being made: behind the data of its last buffer, as far as that has room and
-    /// belongs to nobody else, then in new buffers. Those are for `expected` bytes, these and what is still to come, so that a
-    /// packet made of many short pieces has as few buffers as one that was made at once. Returns how many bytes were
-    /// appended: fewer when there are no buffers.
+    /// Appends `bytes` to a packet: in the tail room of its last buffer, if that has a single owner, then in new buffers.
+    /// New buffers are allocated for `expected` bytes (these and those still to come), so that a packet made of many
+    /// short pieces has as few buffers as one made at once. Returns the number of bytes appended, fewer if there are not
+    /// enough buffers.
     ///
-    /// This is what a network stack does with what it is sent, and the place to do it: a copy there is anyway, and each
-    /// buffer that does not come into being need not be described to anybody, mapped and given back.
+    /// A network stack should do this with small sends: it copies them anyway, and each buffer saved need not be described,
+    /// mapped and recycled.
     #[inline(always)]
     pub fn append(&mut self, chain: &mut Chain, bytes: &[u8], expected: usize) -> usize {
         let at = chain.append_bytes(bytes);
         if at == bytes.len() { at } else { self.append_rest(chain, bytes, at, expected) }
     }
 
-    /// Appends what is behind `at` in new buffers; returns how many bytes are appended then.
+    /// Appends the bytes from `at` on in new buffers. Returns the total number of bytes appended.
     #[inline(never)]
     fn append_rest(&mut self, chain: &mut Chain, bytes: &[u8], mut at: usize, expected: usize) -> usize {
         while at < bytes.len() {
@@ -109,8 +112,8 @@ impl Pools {
         at
     }
 
-    /// Copies a packet to buffers of a few bytes each, far apart, if the [faults](Pool::faults) of the pool for frames say
-    /// so: what a network stack hands over that was fed in small pieces.
+    /// Fault injection: if the [faults](Pool::faults) of the frame pool request it, copies a packet to buffers of a few
+    /// bytes each, like a packet of many small sends.
     #[inline]
     pub fn shatter(&mut self, chain: Chain) -> Chain {
         match self.frame.split() {
@@ -139,10 +142,10 @@ impl Pools {
         all
     }
 
-    /// Takes a buffer that nobody needs any more; see [`Pool::recycle`].
+    /// Recycles a buffer to the pool that it came from; see [`Pool::recycle`].
     #[inline]
     pub fn recycle(&mut self, buf: Buf) {
-        // Each pool drops what is not its own, so the owner is found first.
+        // A pool drops buffers of other pools, so the owner must be found first.
         for pool in [&mut self.small, &mut self.frame, &mut self.large] {
             if pool.owns(&buf) {
                 return pool.recycle(buf);

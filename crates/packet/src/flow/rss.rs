@@ -1,5 +1,8 @@
-//! The hash that VIRTIO prescribes for received packets (VIRTIO 1.4, 5.1.6.4.3): which fields go into it, and how
-//! the device says so (5.1.6.4.5).
+//! The hash of received packets that VIRTIO defines (VIRTIO 1.4, 5.1.6.4.3): selection of the fields, the Toeplitz hash
+//! over them, and the report (5.1.6.4.5).
+//!
+//! A device makes an [`RssHasher`] when the driver sets key and types, calls [`RssHasher::hash`] for each frame on its
+//! worker, and replaces it at the next setting.
 
 use bitflags::bitflags;
 
@@ -7,34 +10,34 @@ use super::{Fields, Toeplitz};
 use crate::parse::{IpVersion, PROTO_TCP, PROTO_UDP};
 
 bitflags! {
-    /// VIRTIO_NET_HASH_TYPE_*: the kinds of packets that are hashed, each over fields of its own (5.1.6.4.3.1).
+    /// VIRTIO_NET_HASH_TYPE_*: the types of packets that are hashed; each type has its own fields (5.1.6.4.3.1).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct HashTypes: u32 {
-        /// IPv4: addresses.
+        /// IPv4, hashed by its addresses.
         const IPV4 = 1 << 0;
-        /// TCP over IPv4: addresses and ports.
+        /// TCP over IPv4, hashed by its addresses and ports.
         const TCPV4 = 1 << 1;
-        /// UDP over IPv4: addresses and ports.
+        /// UDP over IPv4, hashed by its addresses and ports.
         const UDPV4 = 1 << 2;
-        /// IPv6: addresses.
+        /// IPv6, hashed by its addresses.
         const IPV6 = 1 << 3;
-        /// TCP over IPv6: addresses and ports.
+        /// TCP over IPv6, hashed by its addresses and ports.
         const TCPV6 = 1 << 4;
-        /// UDP over IPv6: addresses and ports.
+        /// UDP over IPv6, hashed by its addresses and ports.
         const UDPV6 = 1 << 5;
-        /// IPv6 with extension headers: home address and address of a type 2 routing header instead, where they
-        /// are there.
+        /// IPv6 with extension headers, hashed by the home address and the address in a type 2 routing header, if it
+        /// has them, instead of source and destination.
         const IP_EX = 1 << 6;
-        /// The same for TCP, with ports.
+        /// TCP over IPv6 with extension headers, hashed like `IP_EX` with ports.
         const TCP_EX = 1 << 7;
-        /// The same for UDP, with ports.
+        /// UDP over IPv6 with extension headers, hashed like `IP_EX` with ports.
         const UDP_EX = 1 << 8;
     }
 }
 
 impl HashTypes {
-    /// Those whose fields lie in a prefix of 64 bytes: what a device supports that looks at no more. Packets with
-    /// IPv6 extension headers, whose ports lie beyond, are then hashed by their addresses.
+    /// The types whose fields are in a prefix of 64 bytes, for a device that reads no more. Packets with IPv6 extension
+    /// headers, whose ports are beyond the prefix, are hashed by their addresses then.
     pub const SHORT: HashTypes = HashTypes::IPV4
         .union(HashTypes::TCPV4)
         .union(HashTypes::UDPV4)
@@ -42,29 +45,29 @@ impl HashTypes {
         .union(HashTypes::TCPV6)
         .union(HashTypes::UDPV6);
 
-    /// VIRTIO_NET_HASH_REPORT_* of the lowest type, 0 (NONE) without any.
+    /// Returns the VIRTIO_NET_HASH_REPORT_* of the lowest type in the set, or 0 (NONE) if it is empty.
     #[must_use]
     pub const fn report(self) -> u16 {
         if self.is_empty() { 0 } else { self.bits().trailing_zeros() as u16 + 1 }
     }
 }
 
-/// What is reported of a packet's hash: `hash_value` and `hash_report` of its header (5.1.6.4.5).
+/// The hash that is reported for a packet: `hash_value` and `hash_report` in its header (5.1.6.4.5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketHash {
-    /// The hash; 0 without one.
+    /// The hash value; 0 if there is none.
     pub value: u32,
-    /// VIRTIO_NET_HASH_REPORT_*: over which fields; 0 without a hash.
+    /// The type of packet that was hashed, VIRTIO_NET_HASH_REPORT_*; 0 if there is no hash.
     pub report: u16,
 }
 
 impl PacketHash {
-    /// VIRTIO_NET_HASH_REPORT_NONE.
+    /// No hash: VIRTIO_NET_HASH_REPORT_NONE.
     pub const NONE: PacketHash = PacketHash { value: 0, report: 0 };
-    /// The last report that is defined, VIRTIO_NET_HASH_REPORT_UDPv6_EX.
+    /// The largest report that is defined, VIRTIO_NET_HASH_REPORT_UDPv6_EX.
     pub const LAST_REPORT: u16 = 9;
 
-    /// The hash, if there is one. A report that is not defined says nothing.
+    /// Returns the hash value, or `None` if the report is 0 or not defined.
     #[inline]
     #[must_use]
     pub fn get(self) -> Option<u32> {
@@ -72,7 +75,7 @@ impl PacketHash {
     }
 }
 
-/// Computes the hash with a driver's key, for the types it enabled.
+/// Computes the hash with a driver's key, for the types that it enabled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RssHasher {
     types: HashTypes,
@@ -80,24 +83,24 @@ pub struct RssHasher {
 }
 
 impl RssHasher {
-    /// For these types, with this key; see [`Toeplitz::new`].
+    /// Makes a hasher for these types with this key; see [`Toeplitz::new`].
     pub fn new(types: HashTypes, key: &[u8]) -> Self {
         Self { types, toeplitz: Toeplitz::new(key) }
     }
 
-    /// The types that are hashed.
+    /// Returns the types that are hashed.
     pub fn types(&self) -> HashTypes {
         self.types
     }
 
-    /// The key.
+    /// Returns the key, padded with zeros to [`KEY_LEN`](super::KEY_LEN) bytes.
     pub fn key(&self) -> &[u8] {
         self.toeplitz.key()
     }
 
-    /// The hash of the frame that starts with `prefix`; [`PacketHash::NONE`] for one that is not of an enabled
-    /// type. Fragments, the first included, have no transport header for this purpose: all of a datagram
-    /// have one hash.
+    /// Computes the hash of the frame that starts with `prefix`; [`PacketHash::NONE`] if it is not of an enabled type.
+    /// Fragments, the first one included, are hashed without ports, so that all fragments of a datagram have the same
+    /// hash.
     #[must_use]
     pub fn hash(&self, prefix: &[u8]) -> PacketHash {
         let Some(fields) = Fields::parse(prefix) else { return PacketHash::NONE };
@@ -112,7 +115,7 @@ impl RssHasher {
         PacketHash { value, report: kind.report() }
     }
 
-    /// The type of a packet, and what goes into its hash: the first of those that apply and are enabled.
+    /// Returns the type of a packet, the first that applies and is enabled, with the fields that are hashed.
     fn choose<'a>(&self, fields: &Fields<'a>) -> (HashTypes, [&'a [u8]; 2], Option<[u8; 4]>) {
         let [ip, tcp, udp] = match fields.ip {
             IpVersion::V4 => [HashTypes::IPV4, HashTypes::TCPV4, HashTypes::UDPV4],

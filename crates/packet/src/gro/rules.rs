@@ -1,5 +1,8 @@
-//! Which packets may become one frame, and the headers of that frame. Where the packets lie is not known here: their
-//! headers are read from a copy, once, and their payload is only asked for when a checksum has to be verified.
+//! The rules of GRO: which packets may be merged to one frame, and the headers of that frame.
+//!
+//! The caller reads each packet to a [`Candidate`], starts a [`Run`] with the first one of a flow, calls [`Run::takes`]
+//! and [`Run::append`] for each further one, and [`Run::finish`] at the end. This code does not know where packets are
+//! stored: it reads headers from a copy, once, and payload only to verify a checksum.
 
 use ringferry_memory::ReadSlice;
 
@@ -11,53 +14,53 @@ use crate::parse::{
 use crate::segment::{CWR, FIN, PSH, put16};
 use crate::vnet::{F_DATA_VALID, F_NEEDS_CSUM, GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header, Offloads};
 
-/// Packets that one frame is made of at most: 64 KiB at the usual MTU take 45. Without a bound, segments of one
-/// byte would make a frame that software may not [cut](crate::segment::MAX_SEGMENTS) again, and a chain
-/// that no device takes. (Linux: the same number for UDP, none for TCP.)
+/// Largest number of packets in one frame; 64 KiB at the usual MTU are 45. Without a limit, segments of one byte would
+/// make a frame that software cannot [segment](crate::segment::MAX_SEGMENTS) again, and a chain that no device accepts.
+/// (Linux has the same limit for UDP, and none for TCP.)
 pub const MAX_PACKETS: usize = 64;
 
-/// Bytes of a frame at most, link header included, so that every length field holds it.
+/// Length in bytes of the longest frame, link header included, so that it fits every length field.
 pub const MAX_FRAME: usize = u16::MAX as usize;
 
-/// Bytes at the beginning of a packet that are looked at: Ethernet with two tags, IPv6, and the longest TCP header have
-/// 122.
+/// Number of bytes at the beginning of a packet that are read: Ethernet with two tags, IPv6, and the longest TCP header
+/// have 122.
 pub const MAX_HEAD: usize = 128;
 
 pub(super) const SYN: u8 = 0x02;
 pub(super) const RST: u8 = 0x04;
 pub(super) const URG: u8 = 0x20;
-/// Where TCP keeps its flags, in bytes from the start of its header.
+/// Offset of the flags in a TCP header.
 const TCP_FLAGS: usize = 13;
-/// Flags that may differ between the segments of a frame: only the first or the last has them.
+/// Flags that may differ between the segments of a frame, as only the first or the last one has them.
 const NOT_COMMON: u8 = FIN | PSH | CWR;
 /// The "don't fragment" bit, in the first byte of the IPv4 fragment field.
 pub(super) const DF: u8 = 0x40;
 
-/// Why a packet is no [`Candidate`].
+/// The reason for which a packet is not a [`Candidate`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unfit {
-    /// It is neither TCP nor UDP over IP: no packet of a flow is early or late because of it.
+    /// The packet is neither TCP nor UDP over IP, so its order relative to flows does not matter.
     Foreign,
-    /// It may belong to any flow: its headers could not be read.
+    /// The headers cannot be parsed, so the packet may belong to any flow.
     Unreadable,
 }
 
-/// A packet with TCP or UDP: its headers, copied, and its length.
+/// A packet with TCP or UDP: a copy of its headers, and its length.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// The packet begins with these bytes; behind them are zeros if it is shorter.
+    /// The first bytes of the packet, padded with zeros if it is shorter.
     head: [u8; MAX_HEAD],
     layers: Layers,
-    /// Bytes of the packet, from the Ethernet header on.
+    /// Length of the packet in bytes, Ethernet header included.
     len: usize,
     header: Header,
 }
 
 impl Candidate {
-    /// Reads the headers of a packet of `len` bytes, of which the first are `head`, with zeros behind the end.
+    /// Parses the headers of a packet of `len` bytes. `head` has its first bytes, padded with zeros.
     ///
     /// # Errors
-    /// [`Unfit`]
+    /// [`Unfit`], if it is not TCP or UDP or cannot be parsed.
     #[inline]
     pub fn read(header: Header, head: [u8; MAX_HEAD], len: usize) -> Result<Candidate, Unfit> {
         match Layers::parse(&head[..len.min(MAX_HEAD)]) {
@@ -69,11 +72,11 @@ impl Candidate {
         }
     }
 
-    /// Which flow it belongs to.
+    /// Returns the flow of the packet; that of a fragment has no ports.
     pub fn flow(&self) -> Flow {
         let Layers { l3, l4, ip, proto, fragment, .. } = self.layers;
         let mut flow = Flow { ports: [0; 4], addresses: [0; 32], ip, proto };
-        // Layers were found in the head, so all of this lies in it.
+        // The parser has found the layers in the head, so these fields are in it.
         match ip {
             IpVersion::V4 => flow.addresses[..8].copy_from_slice(&self.head[l3 + 12..l3 + 20]),
             IpVersion::V6 => flow.addresses.copy_from_slice(&self.head[l3 + 8..l3 + 40]),
@@ -84,26 +87,26 @@ impl Candidate {
         flow
     }
 
-    /// Whether it is part of a packet: which ports it belongs to is known to its receiver only.
+    /// Returns true if the packet is an IP fragment, whose ports are not known.
     #[inline]
     pub fn is_fragment(&self) -> bool {
         self.layers.fragment
     }
 
-    /// Bytes of headers.
+    /// Returns the length of all headers in bytes, Ethernet to transport.
     #[inline]
     pub fn headers(&self) -> usize {
         self.layers.payload
     }
 
-    /// Bytes of payload.
+    /// Returns the length of the payload in bytes.
     #[inline]
     pub fn size(&self) -> usize {
         self.len - self.layers.payload
     }
 
-    /// Whether it may be part of a larger frame for a receiver that takes `accepted`, as far as its headers tell:
-    /// checksums are another matter.
+    /// Returns true if the packet's headers allow it to be part of a larger frame for a receiver that accepts the
+    /// offloads `accepted`. Checksums are not verified here.
     #[inline]
     pub fn fits(&self, accepted: Offloads) -> bool {
         let Layers { l3, l4, payload, ip, proto, fragment } = self.layers;
@@ -115,7 +118,7 @@ impl Candidate {
         if !accepted.contains(needed) || fragment || self.header.is_gso() || self.len <= payload {
             return false;
         }
-        // IP length, which has to be that of the frame: no padding, nothing cut off.
+        // The length in the IP header must be that of the frame: neither padded nor truncated.
         let (ip_len, field, counted) = match ip {
             IpVersion::V4 => (20, l3 + 2, l3),
             IpVersion::V6 => (IPV6_LEN, l3 + 4, l3 + IPV6_LEN),
@@ -128,15 +131,14 @@ impl Candidate {
             let ecn = flags & CWR == 0 || accepted.contains(Offloads::ECN);
             flags & (SYN | RST | URG) == 0 && ecn
         } else {
-            // Without a checksum there would be none in the segments of the merged frame either, which
-            // no header can say.
+            // Segments of a datagram without a checksum must not have one either, which no header can express.
             be16(&self.head, l4 + 4).map(usize::from) == Some(self.len - l4)
                 && be16(&self.head, l4 + UDP_CHECKSUM) != Some(0)
         }
     }
 
-    /// Whether its checksums hold: whoever finished them has checked them, nobody has because the sender left that to
-    /// the receiver, or they are verified here. `frame` is all of the packet, in pieces.
+    /// Returns true if the checksums are valid. A partial transport checksum must be the sum of the pseudo header; one
+    /// that the device has checked is trusted; any other is verified over `frame`, the whole packet in pieces.
     pub fn has_good_checksums<'a>(&self, frame: impl IntoIterator<Item = ReadSlice<'a>>) -> bool {
         let Layers { l3, l4, payload, ip, .. } = self.layers;
         if ip == IpVersion::V4 {
@@ -148,7 +150,7 @@ impl Candidate {
         }
         let field = self.checksum_field();
         if self.header.needs_csum() {
-            // A sender on this host, who left the sum of the pseudo header for whoever finishes it.
+            // A sender on this host has stored the sum of the pseudo header.
             let position = (usize::from(self.header.csum_start), usize::from(self.header.csum_offset));
             let pseudo = self.pseudo().map(Sum::partial).map(checksum::never_zero);
             return position == (l4, field - l4)
@@ -165,18 +167,18 @@ impl Candidate {
         sum.finish() == 0
     }
 
-    /// Whether others may be appended: it does not end a frame.
+    /// Returns true if other packets may be appended: it has neither FIN nor PSH.
     #[inline]
     pub fn may_be_first(&self) -> bool {
         self.tcp_flags() & (FIN | PSH) == 0
     }
 
-    /// The sum of the pseudo header.
+    /// Computes the sum of the pseudo header.
     fn pseudo(&self) -> Option<Sum> {
         checksum::pseudo_header(&self.head, &self.layers, self.len - self.layers.l4)
     }
 
-    /// Where the transport checksum is stored.
+    /// Returns the offset of the transport checksum from the start of the frame.
     fn checksum_field(&self) -> usize {
         self.layers.l4 + if self.is_tcp() { TCP_CHECKSUM } else { UDP_CHECKSUM }
     }
@@ -198,15 +200,15 @@ impl Candidate {
         }
     }
 
-    /// Identification of an IPv4 packet.
+    /// Returns the identification of an IPv4 packet, 0 for IPv6.
     fn identification(&self) -> u16 {
         let at = self.layers.l3 + 4;
         if self.layers.ip == IpVersion::V4 { be16(&self.head, at).unwrap_or(0) } else { 0 }
     }
 
-    /// A mask of the headers without what may differ between segments of one frame: lengths, identification,
-    /// checksums, sequence number, and the flags that only the first or the last segment has. Window, time to live,
-    /// traffic class with its ECN bits, TCP options and all the others have to be equal.
+    /// Returns a mask of the header bits that must be equal in all segments of a frame. It excludes lengths,
+    /// identification, checksums, sequence number, and the flags that only the first or the last segment has. It includes
+    /// window, time to live, traffic class with its ECN bits, TCP options and all other fields.
     fn common(&self) -> [u8; MAX_HEAD] {
         let Layers { l3, l4, payload, ip, .. } = self.layers;
         let mut mask = [0; MAX_HEAD];
@@ -227,7 +229,7 @@ impl Candidate {
     }
 }
 
-/// What packets of a flow have in common.
+/// The key of a flow: ports, addresses, IP version and protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flow {
     ports: [u8; 4],
@@ -237,32 +239,32 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Whether the two are the same but for the ports.
+    /// Returns true if both flows are equal except for the ports.
     pub fn is_between(&self, other: &Flow) -> bool {
         (self.addresses, self.ip, self.proto) == (other.addresses, other.ip, other.proto)
     }
 }
 
-/// Packets that are one frame: what its headers will be, and what comes next.
+/// A run of packets that will be one frame: the state from which its headers are made.
 #[derive(Clone, Debug)]
 pub struct Run {
     first: Candidate,
-    /// What the headers of all have in common.
+    /// Mask of the header bits that must be equal in all packets.
     common: [u8; MAX_HEAD],
     packets: usize,
-    /// Bytes of the frame so far.
+    /// Length of the frame so far in bytes.
     len: usize,
-    /// Payload of each packet but the last.
+    /// Length in bytes of the payload of each packet except the last.
     size: usize,
-    /// The sequence number that comes next.
+    /// The next expected TCP sequence number.
     sequence: u32,
-    /// Identification of the last packet, and how it has changed from packet to packet.
+    /// Identification of the last packet, and its increment from packet to packet.
     identification: u16,
     step: Option<u16>,
 }
 
 impl Run {
-    /// A run of one packet, which [may be first](Candidate::may_be_first).
+    /// Starts a run with a packet that [may be first](Candidate::may_be_first).
     #[inline]
     pub fn new(first: Candidate) -> Run {
         Run {
@@ -277,25 +279,25 @@ impl Run {
         }
     }
 
-    /// The first packet.
+    /// Returns the first packet of the run.
     #[inline]
     pub fn first(&self) -> &Candidate {
         &self.first
     }
 
-    /// Packets so far.
+    /// Returns the number of packets so far.
     #[inline]
     pub fn packets(&self) -> usize {
         self.packets
     }
 
-    /// Bytes of the frame so far.
+    /// Returns the length of the frame so far in bytes.
     #[inline]
     pub fn frame_len(&self) -> usize {
         self.len
     }
 
-    /// Whether a packet of the same flow, which [fits](Candidate::fits), is the next segment of the same frame.
+    /// Returns true if a packet of the same flow, which [fits](Candidate::fits), is the next segment of this frame.
     #[inline]
     pub fn takes(&self, packet: &Candidate) -> bool {
         let differ = self.first.head.iter().zip(&packet.head).zip(&self.common);
@@ -303,13 +305,13 @@ impl Run {
             && self.len + packet.size() <= MAX_FRAME
             && (!packet.is_tcp() || packet.sequence() == self.sequence)
             && packet.tcp_flags() & CWR == 0
-            // Without a branch for each byte, this is a few vector instructions.
+            // The comparison has no branch per byte, so that it becomes a few vector instructions.
             && differ.fold(0, |bits, ((a, b), mask)| bits | (a ^ b) & mask) == 0
             && self.continues_identification(packet)
     }
 
-    /// Whether the identification counts up, or stays where it means nothing (RFC 6864, 4.1), and goes on as it has
-    /// begun.
+    /// Returns true if the identification continues as in the packets before: it increments by one, or it is constant in
+    /// packets in which it has no meaning (RFC 6864, 4.1).
     fn continues_identification(&self, packet: &Candidate) -> bool {
         let step = packet.identification().wrapping_sub(self.identification);
         let known = match packet.layers.ip {
@@ -319,7 +321,7 @@ impl Run {
         known && self.step.is_none_or(|before| before == step)
     }
 
-    /// Counts a packet in that the run [takes](Run::takes); true when it is the last.
+    /// Appends a packet that the run [takes](Run::takes). Returns true if no other may follow it.
     #[inline]
     pub fn append(&mut self, packet: &Candidate) -> bool {
         let (size, flags) = (packet.size(), packet.tcp_flags());
@@ -334,8 +336,8 @@ impl Run {
         size < self.size || flags & (FIN | PSH) != 0 || self.packets == MAX_PACKETS
     }
 
-    /// The header of the frame, and what it begins with: its headers, and as much of the first packet's payload as was
-    /// read with them. A run of one packet has the header and the bytes that the packet had.
+    /// Returns the virtual header of the frame and its first bytes: its headers, and as much of the first packet's payload
+    /// as was read with them. For a run of one packet both are unchanged.
     pub fn finish(&mut self) -> (Header, &[u8]) {
         if self.packets == 1 {
             return (self.first.header, &self.first.head[..self.first.len.min(MAX_HEAD)]);
@@ -347,7 +349,7 @@ impl Run {
         let pseudo = checksum::pseudo_header(&self.first.head, &self.first.layers, len - l4);
         let flags = self.first.tcp_flags();
         let head = &mut self.first.head;
-        // No length is beyond MAX_FRAME.
+        // No length exceeds MAX_FRAME, so all of them fit 16 bits.
         match ip {
             IpVersion::V4 => {
                 put16(head, l3 + 2, (len - l3) as u16);
@@ -381,7 +383,7 @@ impl Run {
     }
 }
 
-/// Pieces without the first `skip` bytes of them all.
+/// Iterates over `pieces` without their first `skip` bytes in total.
 pub fn behind<'a>(
     pieces: impl IntoIterator<Item = ReadSlice<'a>>,
     mut skip: usize,

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 /// A frame with its header.
 type Frame = (Header, Vec<u8>);
 
-/// What a network card would have received: the packets of an unsegmented frame, checksums complete.
+/// Segments an unsegmented frame into the packets that a network card would have received, with complete checksums.
 fn cut(header: &Header, frame: &[u8]) -> Vec<Frame> {
     let mut segmenter = Segmenter::new(header, frame, Checksum::Complete).unwrap();
     let mut packets = Vec::new();

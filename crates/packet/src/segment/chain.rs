@@ -1,15 +1,15 @@
-//! Segmentation of a packet that lies in buffers: its payload stays where it is.
+//! Segmentation of a packet in a chain of buffers: one call turns it into a chain per segment, without copying payload.
 
 use thiserror::Error;
 
-use super::{Checksum, Heads, MAX_HEADERS, SegmentError};
+use super::{Checksum, MAX_HEADERS, SegmentError, SegmentHeaders};
 use crate::buffer::{Buf, Bufs, Chain, Pools};
 use crate::vnet::Header;
 
-/// Why a packet was not cut.
+/// The reason for which a packet was not segmented.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum Reason {
-    /// It cannot be.
+    /// The packet cannot be segmented.
     #[error(transparent)]
     Refused(#[from] SegmentError),
     /// There are not enough buffers for the headers.
@@ -17,21 +17,21 @@ pub enum Reason {
     NoBuffers,
 }
 
-/// A packet that was not cut: it is what it was.
+/// A packet that was not segmented, unchanged, with the reason.
 #[derive(Debug, Error)]
 #[error("{reason}")]
 pub struct Unsegmented {
-    /// Why not.
+    /// The reason for which it was not segmented.
     pub reason: Reason,
-    /// The packet.
+    /// The packet, unchanged and owned by the caller again.
     pub chain: Chain,
 }
 
-/// Cuts a packet as its header asks, and appends the segments to `out`, in order. Returns how many.
+/// Segments a packet as its header requests, and appends the segments to `out`, in order. Returns their number.
 ///
-/// Each segment has its headers in a buffer of its own, and behind it its part of the payload, in the
-/// buffers it has always been in, cut where a segment ends. The flow's hash stays with all of them. For what
-/// becomes of the headers see [`Segmenter`](super::Segmenter).
+/// Each segment has its headers in a new buffer, followed by its part of the payload in the original buffers, which are
+/// split where a segment ends. All segments get the flow hash of the packet. Headers change as with
+/// [`Segmenter`](super::Segmenter).
 ///
 /// # Errors
 /// [`Unsegmented`]; `out` is unchanged then.
@@ -42,11 +42,11 @@ pub fn segment_chain(
     out: &mut Vec<Chain>,
 ) -> Result<usize, Unsegmented> {
     let mut prefix = [0; MAX_HEADERS];
-    let mut heads = match Heads::new(&chain.header, chain.prefix(&mut prefix), chain.len()) {
+    let mut heads = match SegmentHeaders::new(&chain.header, chain.prefix(&mut prefix), chain.len()) {
         Ok(heads) => heads,
         Err(error) => return Err(Unsegmented { reason: error.into(), chain }),
     };
-    // Everything that can fail comes before the first cut.
+    // All steps that can fail come before the first split.
     let Some(mut buffers) = buffers_for(&heads, pools) else {
         return Err(Unsegmented { reason: Reason::NoBuffers, chain });
     };
@@ -88,8 +88,8 @@ pub fn segment_chain(
     Ok(heads.segments)
 }
 
-/// A buffer for the headers of each segment; `None`, and nothing is taken, when there are not as many.
-fn buffers_for(heads: &Heads<'_>, pools: &mut Pools) -> Option<Bufs> {
+/// Allocates a buffer for the headers of each segment; `None`, with none allocated, if there are too few.
+fn buffers_for(heads: &SegmentHeaders<'_>, pools: &mut Pools) -> Option<Bufs> {
     let len = heads.front.len();
     let mut buffers = Bufs::with_capacity(heads.segments);
     while buffers.len() < heads.segments {

@@ -1,30 +1,31 @@
-//! Segmentation of a frame that lies in pieces of somebody else's memory: its payload stays where it is.
+//! Segmentation of a frame in pieces of another process's memory, without copying payload.
 
 use ringferry_memory::ReadSlice;
 use smallvec::SmallVec;
 
-use super::{Checksum, Heads, SegmentError};
+use super::{Checksum, SegmentError, SegmentHeaders};
 use crate::gro::behind;
 use crate::vnet::Header;
 
-/// Pieces that a segment has without an allocation. At the usual MTU it has two at most, of pieces of a page or more.
+/// Number of pieces per segment that need no allocation. At the usual MTU and with pieces of at least a page, a segment has
+/// two at most.
 const PIECES: usize = 4;
 
-/// One packet: `head` followed by `payload` is the frame to deliver, behind `header`.
+/// One segment: the frame to deliver is `head` followed by `payload`, with `header` in front.
 #[derive(Clone, Copy, Debug)]
 pub struct PieceSegment<'a, 'm> {
-    /// Ethernet, IP and transport header. Valid until the next segment is asked for.
+    /// Ethernet, IP and transport header, borrowed from the segmenter.
     pub head: &'a [u8],
-    /// This segment's part of the original frame.
+    /// The segment's part of the payload, as slices of the original frame.
     pub payload: &'a [ReadSlice<'m>],
-    /// As in [`Segment`](super::Segment).
+    /// Virtual header of the segment, as in [`Segment`](super::Segment).
     pub header: Header,
 }
 
-/// Cuts one frame of pieces. Ask [`next_segment`](Self::next_segment) until it answers `None`.
+/// Segments one frame in pieces, by calls of [`next_segment`](Self::next_segment) until it returns `None`.
 #[derive(Clone, Debug)]
 pub struct PieceSegmenter<'f, 'm, I> {
-    heads: Heads<'f>,
+    heads: SegmentHeaders<'f>,
     rest: I,
     piece: ReadSlice<'m>,
     parts: SmallVec<[ReadSlice<'m>; PIECES]>,
@@ -32,14 +33,14 @@ pub struct PieceSegmenter<'f, 'm, I> {
 }
 
 impl<'f, 'm> PieceSegmenter<'f, 'm, std::iter::Empty<ReadSlice<'m>>> {
-    /// Prepares to cut a frame of `len` bytes, which are `pieces`, as `header` asks. `prefix` is a private copy of how it
-    /// begins, with all of its headers; those in the pieces are not looked at.
+    /// Prepares to segment a frame of `len` bytes in `pieces` as `header` requests. `prefix` is a private copy of its
+    /// beginning that contains all headers; the headers in the pieces are not read.
     ///
-    /// What was said about [`Segmenter::new`](super::Segmenter::new) holds here, too. Whoever writes to the pieces meanwhile gets
-    /// segments with wrong checksums.
+    /// The notes at [`Segmenter::new`](super::Segmenter::new) apply here, too. If the owner of the pieces writes to them
+    /// meanwhile, segments have wrong checksums.
     ///
     /// # Errors
-    /// [`SegmentError`]
+    /// [`SegmentError`], if the frame cannot or need not be segmented.
     pub fn new<P>(
         header: &Header,
         prefix: &'f [u8],
@@ -50,21 +51,21 @@ impl<'f, 'm> PieceSegmenter<'f, 'm, std::iter::Empty<ReadSlice<'m>>> {
     where
         P: IntoIterator<Item = ReadSlice<'m>>,
     {
-        let heads = Heads::new(header, prefix, len)?;
+        let heads = SegmentHeaders::new(header, prefix, len)?;
         let rest = behind(pieces, heads.front.len());
         Ok(PieceSegmenter { heads, rest, piece: ReadSlice::EMPTY, parts: SmallVec::new(), checksum })
     }
 }
 
 impl<'m, I: Iterator<Item = ReadSlice<'m>>> PieceSegmenter<'_, 'm, I> {
-    /// Number of segments in all, between 1 and [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
+    /// Returns the total number of segments, between 1 and [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
     #[must_use]
     pub const fn segments(&self) -> usize {
         self.heads.segments
     }
 
-    /// The next segment, in order. It borrows the headers from here, so it has to be used before
-    /// the next call.
+    /// Returns the next segment, in order. It borrows the headers from the segmenter, so it must be used before the next
+    /// call.
     pub fn next_segment(&mut self) -> Option<PieceSegment<'_, 'm>> {
         let mut missing = self.heads.advance()?.len();
         self.parts.clear();
