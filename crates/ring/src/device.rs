@@ -40,6 +40,15 @@ macro_rules! each {
 }
 
 impl<A: Words> Device<A> {
+    /// Begins a ring that no device has used yet: at index 0, a packed ring with a wrap counter of 1 (VIRTIO 1.4, 2.8.1).
+    /// Kicks start off.
+    ///
+    /// # Errors
+    /// See [`LayoutError`].
+    pub fn fresh(parts: Parts<A>, features: RingFeatures) -> Result<Self, LayoutError> {
+        Self::new(parts, features, if features.packed { 1 << 15 } else { 0 }, None)
+    }
+
     /// Takes over the ring in the memory areas `parts`. Kicks start off.
     ///
     /// `base` is the position to continue from, encoded like the low half of vhost-user's SET_VRING_BASE:

@@ -4,6 +4,10 @@
 #[allow(dead_code, reason = "main is the example's")]
 mod echo_backend;
 
+#[path = "../examples/loopback_device.rs"]
+mod loopback_device;
+
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use ringferry_packet::vnet::Header;
@@ -12,8 +16,6 @@ use ringferry_sys::socket::{Listener, Stream};
 use ringferry_vhost_user::{RingPlan, Wanted, connect_device};
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Arena, Pair, PairConfig};
-
-use std::os::fd::AsFd;
 
 /// A guest of `echo_backend`, whose back end sleeps between the frames.
 fn guest_of_echo_backend(wanted: Features) {
@@ -82,4 +84,9 @@ fn echo_backend_swaps_addresses_on_either_ring() {
     let split = Features::VERSION_1 | Features::MRG_RXBUF | Features::EVENT_IDX;
     guest_of_echo_backend(split);
     guest_of_echo_backend(split | Features::RING_PACKED | Features::IN_ORDER | Features::INDIRECT_DESC);
+}
+
+#[test]
+fn loopback_device_returns_every_frame() {
+    loopback_device::main().unwrap();
 }

@@ -61,6 +61,19 @@ pub struct Queue {
     pub used: u64,
 }
 
+impl Queue {
+    /// The parts of the queue in the device's map of the same memory; `None` where that does not hold all of them.
+    pub fn parts(&self, memory: &GuestMemory, features: RingFeatures) -> Option<Parts<Area>> {
+        let [desc, driver, device] = part_bytes(self.size, features.packed);
+        Some(Parts {
+            size: self.size,
+            desc: memory.area(self.desc, desc)?,
+            driver: memory.area(self.avail, driver)?,
+            device: memory.area(self.used, device)?,
+        })
+    }
+}
+
 impl Arena {
     /// Creates an arena of `size` bytes. Its pages cost memory only once they are touched.
     ///
