@@ -1,3 +1,7 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # In detail
+//!
 //! What `ringferry ctl` speaks: requests, answers, and both ends of the socket that they pass through.
 //!
 //! A program that can be asked (`ringferry run`, `ringferry guest`) binds a [`ControlServer`] when it starts, serves it from its event

@@ -1,3 +1,7 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # In detail
+//!
 //! Shared memory: mappings, translation of guest addresses, atomic words and raw copies.
 //!
 //! A front end's memory table becomes a set of [`Region`]s, one per file, and these a [`GuestMemory`], which is

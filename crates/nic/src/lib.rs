@@ -1,3 +1,7 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # In detail
+//!
 //! A framework for drivers of paravirtual NICs, like iflib in FreeBSD: it contains the parts that all such
 //! drivers have in common.
 //!

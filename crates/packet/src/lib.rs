@@ -1,3 +1,7 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # In detail
+//!
 //! Ethernet frames of a virtual NIC: the virtio-net header, parsing, and software fallbacks (GSO, checksum, GRO) for
 //! offloads that the receiver of a frame lacks.
 //!

@@ -1,3 +1,7 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # In detail
+//!
 //! Virtqueues (VIRTIO 1.4, 2.6 to 2.8): the rings that carry buffers between a driver and a device.
 //!
 //! A half is created when a queue is enabled ([`Device::new`], [`Driver::new`]), is owned by one thread,

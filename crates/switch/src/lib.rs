@@ -1,3 +1,7 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # In detail
+//!
 //! A learning switch for virtual machines: ports, forwarding, workers.
 #![forbid(unsafe_code)]
 

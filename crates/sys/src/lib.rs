@@ -1,3 +1,7 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # In detail
+//!
 //! Linux calls for user-space network data paths, each wrapped once, safely.
 //!
 //! Each type owns its descriptor from its constructor until it is dropped, and may move between threads; what

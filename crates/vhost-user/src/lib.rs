@@ -1,3 +1,7 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # In detail
+//!
 //! The vhost-user protocol, both ends: the VMM of a guest (the *front end*) hands the rings of a
 //! virtio device to another process (the *back end*) over a Unix socket.
 //!
@@ -49,55 +53,6 @@
 //! ring, `SET_VRING_ENABLE` many times, then `SET_FEATURES`, status, `SET_MEM_TABLE`, and per ring
 //! `NUM`, `BASE`, `ADDR`, `KICK`, `CALL`. To stop, it sends `GET_VRING_BASE` per ring. [`Session`]
 //! depends on none of this order; [`Connection`] keeps to it.
-//!
-//! # Example
-//!
-//! This program runs both ends in one process, as the tests do:
-//!
-//! ```
-//! use ringferry_sys::socket::Stream;
-//! use ringferry_vhost_user::message::{F_VERSION_1, ProtocolFeatures};
-//! use ringferry_vhost_user::{Device, Offer, RingSetup, Session, Wanted, connect_device};
-//!
-//! #[derive(Default)]
-//! struct Port {
-//!     features: u64,
-//! }
-//!
-//! impl Device for Port {
-//!     fn features_acked(&mut self, features: u64) {
-//!         self.features = features;
-//!     }
-//!     fn memory_changed(&mut self, _: Option<std::sync::Arc<ringferry_memory::GuestMemory>>) {}
-//!     fn ring_started(&mut self, _: u16, _: RingSetup) {}
-//!     fn ring_call_changed(&mut self, _: u16, _: Option<ringferry_sys::eventfd::EventFd>) {}
-//!     fn ring_enabled(&mut self, _: u16, _: bool) {}
-//!     fn ring_stopped(&mut self, _: u16) -> u16 {
-//!         0
-//!     }
-//! }
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let (ours, theirs) = Stream::pair()?;
-//! let back_end = std::thread::spawn(move || {
-//!     let mut port = Port::default();
-//!     let mut session = Session::new(theirs, Offer::net(F_VERSION_1, 1)).unwrap();
-//!     // A program waits in its epoll loop; see `Session::as_fd`.
-//!     while session.on_readable(&mut port).is_ok() {
-//!         std::thread::yield_now();
-//!     }
-//!     port.features
-//! });
-//! let wanted = Wanted { features: 0, required: F_VERSION_1, protocol: Wanted::NET_PROTOCOL };
-//! let mut device = connect_device(ours, &wanted)?;
-//! assert!(device.negotiated().protocol.contains(ProtocolFeatures::REPLY_ACK));
-//! device.start(&[], &[])?;
-//! drop(device);
-//! assert_eq!(back_end.join().unwrap(), F_VERSION_1);
-//! # Ok(())
-//! # }
-//! ```
-
 #![forbid(unsafe_code)]
 
 pub mod backend;

@@ -1,3 +1,7 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # In detail
+//!
 //! The virtio network device (VIRTIO 1.4, 5.1), both halves: the device that a back end provides,
 //! and the driver that a guest runs.
 //!

@@ -1,4 +1,7 @@
-#![forbid(unsafe_code)]
+#![doc = include_str!("../README.md")]
+//!
+//! # In detail
+//!
 //! Both halves of the Xen network interface (Xen's `io/netif.h`): [`netfront`], a driver of the
 //! framework in `ringferry-nic`, and [`netback`].
 //!
@@ -7,6 +10,7 @@
 //! asks for it, the control thread takes the queues back and drops them, which unmaps or revokes
 //! everything that was shared. [`offload`] translates between the interface's offloads and the
 //! virtual header of the other crates.
+#![forbid(unsafe_code)]
 
 pub mod events;
 pub mod netback;

@@ -1,4 +1,7 @@
-#![forbid(unsafe_code)]
+#![doc = include_str!("../README.md")]
+//!
+//! # In detail
+//!
 //! Access to what a Xen domain shares with other domains, in user space: pages by *grant*, events
 //! by *event channel*, set-up by *store*, packets by the rings of the *network interface*.
 //!
@@ -21,6 +24,7 @@
 //! that is built. The crate `ringferry-xen-sim`, which is for tests, turns the feature on; it
 //! contains the broker of those processes, a hypervisor in one address space, a server of the
 //! store, and the properties that every provider must have.
+#![forbid(unsafe_code)]
 
 pub mod domain;
 pub mod event;
