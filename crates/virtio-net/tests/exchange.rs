@@ -1,4 +1,4 @@
-//! The driver half against the device half: what one guest sends is what the other receives.
+//! The driver half against the device half: a guest receives exactly the frames that another sends.
 
 mod common;
 
@@ -373,7 +373,8 @@ fn flush_gives_chains_back_that_were_taken_ahead() {
         let ring = to.device_rx.ring();
         assert_eq!((ring.base(), ring.used_index()), (spent, spent), "GET_VRING_BASE tells the truth");
         assert_eq!(to.receive()[0].frame, payload(number, 60));
-        // Not refilled until all eight are spent: what was given back must be found again.
+        // The queue is not refilled until all eight are consumed, so buffers that were returned
+        // must be found again.
         if number % 8 == 7 {
             assert_eq!(to.deliver(Header::default(), &[0; 60]), Err(Refused::NoBuffers));
             to.device_rx.flush();

@@ -424,8 +424,8 @@ fn a_transmitq_believes_only_ids_it_gave() {
     dismantle(tx);
 }
 
-/// A ring that breaks while it is full: who sends has the packet back, and the queue says why there will never
-/// be room.
+/// When a ring breaks while it is full, the sender gets its packet back, and the queue reports why
+/// there will never be room.
 #[test]
 fn a_full_transmitq_that_breaks_keeps_no_packet() {
     let (mut tx, mut device) = sender(4);

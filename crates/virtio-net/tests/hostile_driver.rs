@@ -252,8 +252,8 @@ fn over_long_frames_are_counted_and_given_back() {
     assert_eq!(queue.ring().fault(), Some(Fault::ChainTooLarge));
 }
 
-/// CVE-2020-14374 and its like: what was checked is what is delivered, whatever the sender's memory
-/// says by then.
+/// CVE-2020-14374 and similar: the device delivers the bytes that it checked, whatever the sender
+/// has written to its memory since.
 #[test]
 fn cve_2020_14374_header_and_addresses_are_read_once() {
     let (mut raw, mut queue) = sender();

@@ -563,8 +563,8 @@ fn hostile_device_short_results_are_not_believed() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Commands in any order and range, frames of any flow: what is refused changes nothing, every frame arrives
-    /// on a queue that is in use, with the hash that the settings say.
+    /// Commands in any order and range, frames of any flow: a refused command changes nothing, and
+    /// every frame arrives on a queue that is in use, with the hash that the settings select.
     #[test]
     fn any_commands_keep_frames_on_queues_in_use(
         steps in proptest::collection::vec((0u8..6, 0u16..6, 0u16..40, any::<u16>()), 1..60),

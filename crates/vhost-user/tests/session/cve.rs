@@ -42,7 +42,7 @@ fn cve_2020_10723_vring_index_not_truncated() {
         other.send(Request::GetVringBase as u32, 1, state.as_bytes(), &[]);
         assert!(other.serve().is_err());
     }
-    // The index of an event has 8 bits; what is above them and the flag is no index at all.
+    // The index of an event has 8 bits; the bits above it and the flag are not part of it.
     for payload in [0x200, 0x1_0000, 1 << 32, 1 << 63, u64::MAX] {
         assert!(!rig.event(Request::SetVringKick, payload | NO_FD, &[]), "{payload:#x}");
     }

@@ -32,7 +32,7 @@ fn ask_and_need_reply(rig: &mut Rig, request: Request, payload: &[u8]) -> Vec<u8
     payload
 }
 
-/// The driver of a cloud-hypervisor guest has set up these rings: what its VMM sends then.
+/// Sends the messages of cloud-hypervisor after its guest's driver has set up these rings.
 fn activate(rig: &mut Rig, rings: &[u32], (region, mem): &(MemoryRegion, SharedMem)) {
     let event = EventFd::new().unwrap();
     assert!(rig.features(F_VERSION_1));

@@ -102,7 +102,8 @@ pub enum BackEvent {
     /// The interface must stop: drop everything that was mapped for it, then call
     /// [`BackendDriver::disconnected`](super::BackendDriver::disconnected).
     Disconnect,
-    /// A front end asked for something that is not possible; its back end state says Closing now.
+    /// A front end asked for something that is not possible. It was refused by writing the state
+    /// Closing.
     Refused(Refusal),
     /// The interface was removed and is forgotten.
     Removed,
