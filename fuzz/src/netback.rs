@@ -237,7 +237,7 @@ impl Subject {
             }
             Step::Spoil { page } => {
                 self.doubtful = true;
-                self.fake.spoil(GUEST, self.gref(page));
+                self.fake.invalidate_grant(GUEST, self.gref(page));
             }
             Step::Again {} => self.attach(),
             Step::Control {} => self.serve_control(),

@@ -24,7 +24,7 @@ use ringferry_xen::store::{Client, Nodes, path};
 use ringferry_xen_sim::conformance::provider::{self as conformance, Pair};
 use ringferry_xen_sim::conformance::store as store_conformance;
 
-/// How long the other end may take. An emulated CPU that two domains share is slow.
+/// Longest wait for the other end. An emulated CPU that two domains share is slow.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Pages that the front end grants.
@@ -387,9 +387,9 @@ struct Request {
     size: u16,
 }
 
-/// NETTXF_more_data.
+/// Flag `NETTXF_more_data`: the packet continues in the next slot.
 const MORE_DATA: u16 = 1 << 2;
-/// NETTXF_extra_info.
+/// Flag `NETTXF_extra_info`: the next slot holds an extra.
 const EXTRA_INFO: u16 = 1 << 3;
 /// Bytes of an entry of the transmit ring, and where the first is (ring.h).
 const ENTRY: usize = 12;

@@ -1,4 +1,6 @@
-//! Which references of a domain are whose, as the one who hands them out knows.
+//! [`Segments`]: the table of a domain's granted segments, as the allocator of its references. The
+//! fake and the broker keep one per domain; a grant allocates the lowest free references, and ended
+//! segments stay in it until nobody uses them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,27 +9,28 @@ use std::sync::Arc;
 use ringferry_xen::grant::{GrantError, GrantRef};
 use ringferry_xen::segment::Segment;
 
-/// References below are never given out: Xen keeps them for console, store and the like.
+/// First reference that is allocated: Xen reserves those below for console, store and the like.
 const FIRST_REF: u32 = 8;
 
-/// Most pages a domain can have granted at once, 256 MiB, unless its provider says less. The kernel's `gntalloc` allows 1024.
+/// Default for the most pages that a domain can have granted at once, 256 MiB. The kernel's
+/// `gntalloc` allows 1024.
 pub(crate) const MAX_PAGES: usize = 65_536;
 
-/// All segments of a domain, as the one who hands out references knows them.
+/// All segments of a domain, by their references.
 #[derive(Debug, Default)]
 pub(crate) struct Segments {
-    /// By first reference. What has ended stays until nobody uses it, so that its references are not given out
-    /// again.
+    /// Segments by their first reference. An ended one stays until nobody uses it, so that its
+    /// references are not reused before.
     all: BTreeMap<u32, (Arc<Segment>, Ended)>,
 }
 
 type Ended = bool;
 
 impl Segments {
-    /// The lowest reference from which `count` are free.
+    /// Returns the lowest reference from which `count` are free.
     ///
     /// # Errors
-    /// There would be more than `limit` pages in all, or `count` is 0.
+    /// More than `limit` pages would be granted in all, or `count` is 0.
     pub fn place(&mut self, count: usize, limit: usize) -> Result<GrantRef, GrantError> {
         self.all.retain(|_, (segment, ended)| !*ended || segment.in_use() > 0);
         let taken: usize = self.all.values().map(|(segment, _)| segment.count()).sum();
@@ -45,19 +48,19 @@ impl Segments {
         Ok(GrantRef(at))
     }
 
-    /// Adds a segment at references that [`place`](Self::place) has found.
+    /// Adds a segment at references that [`place`](Self::place) returned.
     pub fn insert(&mut self, segment: Arc<Segment>) {
         self.all.insert(segment.first().0, (segment, false));
     }
 
-    /// The segment of a reference, whose grant may have ended, and the page in it.
+    /// Finds the segment of a reference, whose grant may have ended, and the page in it.
     pub fn find(&self, gref: GrantRef) -> Option<(&Arc<Segment>, usize)> {
         let (first, (segment, _)) = self.all.range(..=gref.0).next_back()?;
         let page = (gref.0 - first) as usize;
         (page < segment.count()).then_some((segment, page))
     }
 
-    /// Ends all grants of the segment that begins at `first`; whether there was one.
+    /// Ends all grants of the segment that begins at `first`; returns false if there was none.
     pub fn end(&mut self, first: GrantRef) -> bool {
         match self.all.get_mut(&first.0) {
             Some((segment, ended)) if !*ended => {
@@ -69,7 +72,7 @@ impl Segments {
         }
     }
 
-    /// Ends them all.
+    /// Ends all grants of the domain.
     pub fn end_all(&mut self) {
         for (segment, ended) in self.all.values_mut() {
             segment.end();
@@ -77,17 +80,18 @@ impl Segments {
         }
     }
 
-    /// How many segments there are, ended ones that are in use included. Swept by [`place`](Self::place).
+    /// Returns the number of segments, including ended ones that were in use at the last
+    /// [`place`](Self::place).
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// How many pages are granted.
+    /// Returns the number of pages whose grants have not ended.
     pub fn granted(&self) -> usize {
         self.all.values().filter(|(_, ended)| !ended).map(|(segment, _)| segment.count()).sum()
     }
 
-    /// How many mappings of pages there are, of grants that have ended as well.
+    /// Returns the number of uses of pages, including those whose grants have ended.
     pub fn mapped(&self) -> usize {
         self.all.values().map(|(segment, _)| segment.in_use()).sum()
     }

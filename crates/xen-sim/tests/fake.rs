@@ -1,4 +1,4 @@
-//! The fake does what every provider must do, and goes wrong as it is told.
+//! The fake has the properties of every provider, and fails as it is told.
 
 use proptest::prelude::*;
 use ringferry_memory::{ReadSlice, Window, WriteSlice};
@@ -74,8 +74,8 @@ fn xsa_396_a_spoiled_reference_fails_while_its_mapping_stays() {
     let (mut foreign, mut window) = (back.foreign(front.id()).unwrap(), Window::reserve(2).unwrap());
     let mut mapped = Vec::new();
     foreign.map(&mut window, &[(0, refs[0])], Access::Write, &mut mapped);
-    assert!(fake.spoil(front.id(), refs[0]));
-    assert!(!fake.spoil(front.id(), GrantRef(1)));
+    assert!(fake.invalidate_grant(front.id(), refs[0]));
+    assert!(!fake.invalidate_grant(front.id(), GrantRef(1)));
     assert_eq!(window.write(0, 0, 4).unwrap().copy_from(b"fine"), 4);
     foreign.map(&mut window, &[(1, refs[0])], Access::Write, &mut mapped);
     assert_eq!(mapped, [false]);
@@ -146,7 +146,7 @@ fn a_destroyed_domain_takes_grants_and_ports_along_and_leaves_mappings() {
     fake.assert_nothing_left();
 }
 
-/// What the model knows of a page that was granted once: its bytes are all the same.
+/// The model of a page that was granted once: its bytes are all the same.
 #[derive(Clone, Copy)]
 struct Page {
     value: u8,

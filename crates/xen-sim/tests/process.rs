@@ -1,4 +1,5 @@
-//! Processes as domains do what every provider must do, in one process and in two, and a broker outlives all of them.
+//! Processes as domains have the properties of every provider, in one process and in two, and a
+//! broker outlives all of them.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -338,7 +339,7 @@ fn without_a_broker_everything_ends_in_errors() {
     assert!(front.grants().unwrap().grant(back.id(), 1, Access::Read).is_err());
     assert!(back.bind_interdomain(front.id(), port).is_err());
     assert!(back.foreign(front.id()).is_err());
-    // What was set up before goes on.
+    // Grants and channels from before still work.
     region.area(0, 2).unwrap().write(0, 2).unwrap().copy_from(b"ok");
     channel.notify().unwrap();
     assert_eq!(granted.end(), 1);

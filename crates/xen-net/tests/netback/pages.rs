@@ -82,7 +82,7 @@ fn xsa_396_a_grant_that_ends_while_it_is_mapped_harms_only_its_owner() {
     }
     assert_eq!(queue.mapped(), (2, 0));
     for page in 0..2 {
-        assert!(front.fake.spoil(GUEST, front.gref(page)));
+        assert!(front.fake.invalidate_grant(GUEST, front.gref(page)));
     }
     // A mapped page stays mapped, and is kept until we unmap it.
     front.send_frame(&frame(100, 9));

@@ -1,4 +1,6 @@
-//! The hypervisor: a thread that answers the domains' requests.
+//! [`Broker`]: a hypervisor whose domains are Linux processes, as a thread with an epoll loop that
+//! serves their requests. [`Broker::bind`] starts it, domains connect to its socket, and dropping
+//! it ends the thread and all domains.
 
 mod state;
 
@@ -15,18 +17,19 @@ use ringferry_sys::socket::{BindError, Listener, Stream};
 use ringferry_xen::domain::DomId;
 use ringferry_xen::process::wire::{MESSAGE, Reply, Request};
 
-use self::state::{Answer, State};
+use self::state::{ReplyWithFds, State};
 
-/// Most connections at once, domains or not yet.
+/// Most connections at once, whether or not they are domains yet.
 const MAX_CONNECTIONS: usize = 128;
 
 const STOP: u64 = 0;
 const LISTENER: u64 = 1;
 const FIRST_CONNECTION: u64 = 2;
 
-/// A broker, running in a thread of its own until it is dropped. Domains are processes, this one included, that
-/// [connect](ringferry_xen::process::ProcessDomain::connect) to its socket. It answers at most one request of each at a time and keeps nothing
-/// for those who do not read their answers: they are cut off.
+/// A broker that runs in a thread of its own until it is dropped. Its domains are processes, this
+/// one included, that [connect](ringferry_xen::process::ProcessDomain::connect) to its socket. It
+/// serves at most one request of each at a time and buffers nothing for those that do not read
+/// their replies: they are disconnected.
 #[derive(Debug)]
 pub struct Broker {
     state: Arc<Mutex<State>>,
@@ -35,10 +38,10 @@ pub struct Broker {
 }
 
 impl Broker {
-    /// Listens at `path`, a new Unix socket that only this user may use.
+    /// Listens at `path`, a new Unix socket that only this user may use, and starts the thread.
     ///
     /// # Errors
-    /// See [`BindError`].
+    /// Any [`BindError`].
     pub fn bind(path: impl AsRef<Path>) -> Result<Broker, BindError> {
         let path = path.as_ref();
         let listener = Listener::bind_with_mode(path, 0o600)?;
@@ -47,14 +50,14 @@ impl Broker {
             epoll.add(&stop, STOP, Interest::READABLE)?;
             epoll.add(&listener, LISTENER, Interest::READABLE)?;
             let state = Arc::new(Mutex::new(State::default()));
-            let desk = Desk {
+            let event_loop = EventLoop {
                 epoll,
                 listener,
                 state: Arc::clone(&state),
                 connections: HashMap::new(),
                 next: FIRST_CONNECTION,
             };
-            let thread = std::thread::Builder::new().name("xen-broker".into()).spawn(|| desk.run())?;
+            let thread = std::thread::Builder::new().name("xen-broker".into()).spawn(|| event_loop.run())?;
             Ok(Broker { state, stop, thread: Some(thread) })
         };
         start().map_err(|source| BindError::Os { path: path.to_owned(), source })
@@ -64,23 +67,24 @@ impl Broker {
         lock(&self.state)
     }
 
-    /// Domains that are connected.
+    /// Returns the number of connected domains.
     pub fn domains(&self) -> usize {
         self.state().domains()
     }
 
-    /// Pages that are granted and whose grants have not ended.
+    /// Returns the number of pages whose grants have not ended.
     pub fn granted_pages(&self) -> usize {
         self.state().granted_pages()
     }
 
-    /// Mappings of granted pages, whether or not their grants have ended or their domain is gone; as far as domains
-    /// tell. A process that was killed leaves its mappings counted.
+    /// Returns the number of mappings of granted pages, including those whose grants have ended or
+    /// whose domain is gone, as far as domains report them. A process that was killed leaves its
+    /// mappings counted.
     pub fn mapped_pages(&self) -> usize {
         self.state().mapped_pages()
     }
 
-    /// Ends of event channels that are open.
+    /// Returns the number of open ends of event channels.
     pub fn open_ports(&self) -> usize {
         self.state().open_ports()
     }
@@ -100,7 +104,7 @@ impl Drop for Broker {
     }
 }
 
-/// One connection: half a request, and who it is once that is known.
+/// One connection, with an incomplete request, and with its domain once that is known.
 #[derive(Debug)]
 struct Client {
     stream: Stream,
@@ -109,8 +113,8 @@ struct Client {
     domain: Option<DomId>,
 }
 
-/// What the thread works with.
-struct Desk {
+/// The state of the broker's epoll loop.
+struct EventLoop {
     epoll: Epoll,
     listener: Listener,
     state: Arc<Mutex<State>>,
@@ -118,7 +122,7 @@ struct Desk {
     next: u64,
 }
 
-impl Desk {
+impl EventLoop {
     fn run(mut self) {
         let mut events = EventBuf::with_capacity(64);
         loop {
@@ -149,17 +153,18 @@ impl Desk {
             }
             Ok(_) => {} // dropped: there are too many
             Err(error) => {
-                // It stays readable: give others a turn to close something, rather than spin.
+                // The listener stays readable: a pause lets others close something, instead of
+                // spinning.
                 tracing::warn!("a domain cannot connect: {error}");
                 std::thread::sleep(ACCEPT_PAUSE);
             }
         }
     }
 
-    /// Reads what is there of one request, and answers it when it is whole.
+    /// Reads the available bytes of one request, and serves it when it is complete.
     fn serve(&mut self, token: u64) {
         let Some(client) = self.connections.get_mut(&token) else { return };
-        if client.turn(&self.state).is_err() {
+        if client.on_readable(&self.state).is_err() {
             let _ = self.epoll.remove(&client.stream);
             if let Some(id) = client.domain {
                 lock(&self.state).leave(id);
@@ -169,11 +174,11 @@ impl Desk {
     }
 }
 
-/// How long nobody can connect after descriptors ran out.
+/// Pause of the loop after a connection could not be accepted for lack of descriptors.
 const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(10);
 
 impl Client {
-    fn turn(&mut self, state: &Mutex<State>) -> io::Result<()> {
+    fn on_readable(&mut self, state: &Mutex<State>) -> io::Result<()> {
         let mut fds = Vec::new(); // a domain has none to give; they are dropped
         let received = match self.stream.recv(&mut self.request[self.filled..], &mut fds) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -188,7 +193,7 @@ impl Client {
         }
         self.filled = 0;
         let request = Request::decode(&self.request).ok_or(io::ErrorKind::InvalidData)?;
-        let (reply, fds) = self.answer(request, &mut lock(state));
+        let (reply, fds) = self.handle(request, &mut lock(state));
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         match self.stream.send(&reply.encode(), &fds)? {
             MESSAGE => Ok(()),
@@ -196,9 +201,9 @@ impl Client {
         }
     }
 
-    fn answer(&mut self, request: Request, state: &mut State) -> Answer {
+    fn handle(&mut self, request: Request, state: &mut State) -> ReplyWithFds {
         match (self.domain, request) {
-            (Some(me), request) => state.answer(me, request),
+            (Some(me), request) => state.handle(me, request),
             (None, Request::Hello(wanted)) => match state.enter(wanted) {
                 Ok(id) => {
                     self.domain = Some(id);

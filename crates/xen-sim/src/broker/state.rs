@@ -1,4 +1,6 @@
-//! What the broker knows, and its answers. Nothing here waits or does input and output, but making files.
+//! [`State`]: the broker's domains with their grants and ports, and the replies to their requests.
+//! The broker's thread changes it under a lock that tests share; nothing here blocks or does input
+//! and output, except creating files.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,74 +14,75 @@ use rustix::io::Errno;
 
 use crate::segments::{MAX_PAGES, Segments};
 
-/// Most domains at once.
+/// Most domains that may be connected at once.
 const MAX_DOMAINS: usize = 64;
 
-/// Numbers from here on have a special meaning to Xen and are no domains.
+/// First domain number with a special meaning to Xen; those from here on are not domains.
 const FIRST_RESERVED: u16 = 0x7ff0;
 
-/// Most grants (calls of `grant`, of any number of pages) and ports a domain may have at once. Each costs the broker
-/// two descriptors, and it must have some left for others whatever a domain does.
+/// Most grants (calls of `grant`, of any number of pages) and ports that a domain may have at once.
+/// Each costs the broker two descriptors, and it must have some left for others whatever a domain
+/// does.
 const MAX_GRANTS: usize = 128;
 const MAX_PORTS: usize = 128;
 
 /// Most domains that are gone whose pages are still counted.
-const MAX_GRAVES: usize = 16;
+const MAX_GONE: usize = 16;
 
-/// All domains.
+/// The tables of all domains.
 #[derive(Debug, Default)]
 pub(super) struct State {
     domains: BTreeMap<DomId, Tables>,
-    /// The highest port ever given out. None is used twice, until after 2^32.
+    /// The highest port ever allocated. No port is reused until after 2^32.
     last_port: u32,
-    /// What domains that are gone had granted, as long as it is mapped somewhere.
-    graves: Vec<Segments>,
+    /// Grants of domains that are gone, as long as they are mapped somewhere.
+    gone: Vec<Segments>,
 }
 
-/// What one domain has.
+/// The grants and ports of one domain.
 #[derive(Debug, Default)]
 struct Tables {
     grants: Segments,
     ports: BTreeMap<u32, Port>,
 }
 
-/// A port that someone made.
+/// An allocated port with its two eventfds.
 #[derive(Debug)]
 struct Port {
-    /// Who may bind.
+    /// Domain that may bind to the port.
     remote: DomId,
     bound: bool,
-    /// Rings its maker.
+    /// Event that wakes the maker.
     to_maker: EventFd,
-    /// Rings whoever binds.
+    /// Event that wakes the domain that bound.
     to_binder: EventFd,
 }
 
-/// An answer, and the descriptors that go with it.
-pub(super) type Answer = (Reply, Vec<OwnedFd>);
+/// A reply, with the descriptors that go with it.
+pub(super) type ReplyWithFds = (Reply, Vec<OwnedFd>);
 
-fn done(words: [u32; 3]) -> Answer {
+fn done(words: [u32; 3]) -> ReplyWithFds {
     (Reply::Done(words), Vec::new())
 }
 
-fn copy(fds: [BorrowedFd<'_>; 2]) -> Result<Vec<OwnedFd>, Errno> {
+fn duplicate(fds: [BorrowedFd<'_>; 2]) -> Result<Vec<OwnedFd>, Errno> {
     fds.into_iter().map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 3)).collect()
 }
 
-/// A segment, for someone who may use it.
-fn described(segment: &Segment) -> Result<Answer, Errno> {
-    let fds = copy([segment.files().data.as_fd(), segment.files().words.as_fd()])?;
+/// Returns the reply that hands a segment to a domain that may use it.
+fn segment_reply(segment: &Segment) -> Result<ReplyWithFds, Errno> {
+    let fds = duplicate([segment.files().data.as_fd(), segment.files().words.as_fd()])?;
     let words = [segment.first().0, segment.count() as u32, access_word(segment.access())];
     Ok((Reply::Done(words), fds))
 }
 
-/// The `errno` of an error, for the other end.
+/// Returns the `errno` of an error, for a reply.
 fn errno(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 impl State {
-    /// A new domain.
+    /// Adds a domain with this number, or with the lowest free one.
     pub(super) fn enter(&mut self, wanted: Option<DomId>) -> Result<DomId, Errno> {
         if self.domains.len() >= MAX_DOMAINS {
             return Err(Errno::AGAIN);
@@ -96,15 +99,15 @@ impl State {
         Ok(id)
     }
 
-    /// A domain is gone: its grants end and its ports close. The ends it has bound become free.
+    /// Removes a domain: its grants end, its ports close, and the ends that it bound become free.
     pub(super) fn leave(&mut self, id: DomId) {
         let Some(mut tables) = self.domains.remove(&id) else { return };
         tables.grants.end_all();
-        self.graves.retain(|grants| grants.mapped() > 0);
-        if self.graves.len() >= MAX_GRAVES {
-            self.graves.remove(0); // who says that its pages are mapped may lie
+        self.gone.retain(|grants| grants.mapped() > 0);
+        if self.gone.len() >= MAX_GONE {
+            self.gone.remove(0); // who says that its pages are mapped may lie
         }
-        self.graves.push(tables.grants);
+        self.gone.push(tables.grants);
         for port in self.domains.values_mut().flat_map(|tables| tables.ports.values_mut()) {
             if port.remote == id {
                 port.bound = false;
@@ -112,9 +115,9 @@ impl State {
         }
     }
 
-    /// The answer to a request of domain `me`.
-    pub(super) fn answer(&mut self, me: DomId, request: Request) -> Answer {
-        let answer = match request {
+    /// Serves a request of domain `me`.
+    pub(super) fn handle(&mut self, me: DomId, request: Request) -> ReplyWithFds {
+        let reply = match request {
             Request::Hello(_) => Err(Errno::ALREADY),
             Request::Find(id) => self.tables(id).map(|_| done([0; 3])),
             Request::Grant { to, count, access } => self.grant(me, to, count, access),
@@ -124,14 +127,14 @@ impl State {
             Request::Bind { maker, port } => self.bind(me, maker, port),
             Request::Close { maker, port, binder } => self.close(me, maker, port, binder),
         };
-        answer.unwrap_or_else(|errno| (Reply::Refused(errno.raw_os_error()), Vec::new()))
+        reply.unwrap_or_else(|errno| (Reply::Refused(errno.raw_os_error()), Vec::new()))
     }
 
     fn tables(&mut self, id: DomId) -> Result<&mut Tables, Errno> {
         self.domains.get_mut(&id).ok_or(Errno::SRCH)
     }
 
-    fn grant(&mut self, me: DomId, to: DomId, count: u32, access: Access) -> Result<Answer, Errno> {
+    fn grant(&mut self, me: DomId, to: DomId, count: u32, access: Access) -> Result<ReplyWithFds, Errno> {
         let tables = self.tables(me)?;
         let count = count as usize;
         let first = match tables.grants.place(count, MAX_PAGES) {
@@ -140,25 +143,25 @@ impl State {
         };
         let segment = Files::new(count).and_then(|files| Segment::new(first, count, to, access, files));
         let segment = segment.map_err(|error| errno(&error))?;
-        let answer = described(&segment)?;
+        let reply = segment_reply(&segment)?;
         tables.grants.insert(segment);
-        Ok(answer)
+        Ok(reply)
     }
 
-    fn end(&mut self, me: DomId, first: GrantRef) -> Result<Answer, Errno> {
+    fn end(&mut self, me: DomId, first: GrantRef) -> Result<ReplyWithFds, Errno> {
         if self.tables(me)?.grants.end(first) { Ok(done([0; 3])) } else { Err(Errno::NOENT) }
     }
 
-    fn resolve(&mut self, me: DomId, domain: DomId, gref: GrantRef) -> Result<Answer, Errno> {
+    fn resolve(&mut self, me: DomId, domain: DomId, gref: GrantRef) -> Result<ReplyWithFds, Errno> {
         let tables = self.tables(domain)?;
         let (segment, page) = tables.grants.find(gref).ok_or(Errno::NOENT)?;
         if segment.to() != me || segment.has_ended(page) {
             return Err(Errno::NOENT);
         }
-        described(segment)
+        segment_reply(segment)
     }
 
-    fn alloc(&mut self, me: DomId, remote: DomId) -> Result<Answer, Errno> {
+    fn alloc(&mut self, me: DomId, remote: DomId) -> Result<ReplyWithFds, Errno> {
         let number = self.last_port.checked_add(1).ok_or(Errno::NOSPC)?;
         let tables = self.tables(me)?;
         if tables.ports.len() >= MAX_PORTS {
@@ -166,23 +169,23 @@ impl State {
         }
         let bell = || EventFd::new().map_err(|error| errno(&error));
         let port = Port { remote, bound: false, to_maker: bell()?, to_binder: bell()? };
-        let fds = copy([port.to_maker.as_fd(), port.to_binder.as_fd()])?;
+        let fds = duplicate([port.to_maker.as_fd(), port.to_binder.as_fd()])?;
         tables.ports.insert(number, port);
         self.last_port = number;
         Ok((Reply::Done([number, 0, 0]), fds))
     }
 
-    fn bind(&mut self, me: DomId, maker: DomId, port: u32) -> Result<Answer, Errno> {
+    fn bind(&mut self, me: DomId, maker: DomId, port: u32) -> Result<ReplyWithFds, Errno> {
         let port = self.tables(maker)?.ports.get_mut(&port);
         let port = port.filter(|port| port.remote == me && !port.bound).ok_or(Errno::INVAL)?;
-        let fds = copy([port.to_binder.as_fd(), port.to_maker.as_fd()])?;
+        let fds = duplicate([port.to_binder.as_fd(), port.to_maker.as_fd()])?;
         port.bound = true;
-        // Xen does so too: the maker may have sent something while nobody listened.
+        // Xen does so too: the maker may have sent an event before anyone was bound.
         let _ = port.to_binder.signal();
         Ok((Reply::Done([0; 3]), fds))
     }
 
-    fn close(&mut self, me: DomId, maker: DomId, number: u32, binder: bool) -> Result<Answer, Errno> {
+    fn close(&mut self, me: DomId, maker: DomId, number: u32, binder: bool) -> Result<ReplyWithFds, Errno> {
         let ports = &mut self.tables(maker)?.ports;
         let port = ports.get_mut(&number).ok_or(Errno::NOENT)?;
         match binder {
@@ -205,7 +208,7 @@ impl State {
 
     pub(super) fn mapped_pages(&self) -> usize {
         let living = self.domains.values().map(|tables| &tables.grants);
-        living.chain(&self.graves).map(Segments::mapped).sum()
+        living.chain(&self.gone).map(Segments::mapped).sum()
     }
 
     pub(super) fn open_ports(&self) -> usize {
@@ -252,7 +255,7 @@ mod tests {
                 state.enter(Some(DomId(id))).unwrap();
             }
             for (me, request, leaves) in requests {
-                let (reply, fds) = state.answer(DomId(me), request);
+                let (reply, fds) = state.handle(DomId(me), request);
                 let descriptors = match (reply, request) {
                     (Reply::Refused(errno), _) => {
                         prop_assert!(errno > 0);
@@ -280,22 +283,22 @@ mod tests {
         let mut state = State::default();
         let [front, back, other] = [1, 2, 3].map(|id| state.enter(Some(DomId(id))).unwrap());
         let grant = Request::Grant { to: back, count: 2, access: Access::Write };
-        assert_eq!(state.answer(front, grant).0, Reply::Done([8, 2, 1]));
+        assert_eq!(state.handle(front, grant).0, Reply::Done([8, 2, 1]));
         let resolve = |gref| Request::Resolve { domain: front, gref: GrantRef(gref) };
-        assert_eq!(state.answer(back, resolve(9)).0, Reply::Done([8, 2, 1]));
+        assert_eq!(state.handle(back, resolve(9)).0, Reply::Done([8, 2, 1]));
         for (me, gref) in [(other, 8), (front, 8), (back, 7), (back, 10)] {
-            assert!(matches!(state.answer(me, resolve(gref)).0, Reply::Refused(_)), "{me} {gref}");
+            assert!(matches!(state.handle(me, resolve(gref)).0, Reply::Refused(_)), "{me} {gref}");
         }
-        assert!(matches!(state.answer(back, Request::End(GrantRef(8))).0, Reply::Refused(_)));
-        assert!(matches!(state.answer(front, Request::End(GrantRef(8))).0, Reply::Done(_)));
-        assert!(matches!(state.answer(back, resolve(8)).0, Reply::Refused(_)));
+        assert!(matches!(state.handle(back, Request::End(GrantRef(8))).0, Reply::Refused(_)));
+        assert!(matches!(state.handle(front, Request::End(GrantRef(8))).0, Reply::Done(_)));
+        assert!(matches!(state.handle(back, resolve(8)).0, Reply::Refused(_)));
     }
 
     #[test]
     fn only_its_ends_close_a_port() {
         let mut state = State::default();
         let [front, back, other] = [1, 2, 3].map(|id| state.enter(Some(DomId(id))).unwrap());
-        let Reply::Done([port, ..]) = state.answer(front, Request::Alloc { remote: back }).0 else {
+        let Reply::Done([port, ..]) = state.handle(front, Request::Alloc { remote: back }).0 else {
             panic!()
         };
         let close = |binder| Request::Close { maker: front, port, binder };
@@ -303,14 +306,14 @@ mod tests {
         for (me, request) in
             [(other, bind), (front, bind), (back, close(true)), (back, close(false)), (other, close(false))]
         {
-            assert!(matches!(state.answer(me, request).0, Reply::Refused(_)), "{me} {request:?}");
+            assert!(matches!(state.handle(me, request).0, Reply::Refused(_)), "{me} {request:?}");
         }
-        assert!(matches!(state.answer(back, bind).0, Reply::Done(_)));
-        assert!(matches!(state.answer(other, close(true)).0, Reply::Refused(_)));
+        assert!(matches!(state.handle(back, bind).0, Reply::Done(_)));
+        assert!(matches!(state.handle(other, close(true)).0, Reply::Refused(_)));
         assert_eq!(state.open_ports(), 2);
         state.leave(back); // unbinds
         assert_eq!(state.open_ports(), 1);
-        assert!(matches!(state.answer(front, close(false)).0, Reply::Done(_)));
+        assert!(matches!(state.handle(front, close(false)).0, Reply::Done(_)));
         assert_eq!(state.open_ports(), 0);
     }
 }

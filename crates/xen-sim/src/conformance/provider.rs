@@ -1,7 +1,8 @@
-//! What every provider must do: one function per property, over two domains in one program.
+//! The properties of every provider: one function per property, over two domains in one program.
 //!
-//! The providers' own tests run [`all`]; so does the test bed over the real one, where both may be the same domain. Each
-//! function makes what it needs, leaves nothing behind, and panics when the property does not hold.
+//! The providers' own tests run [`all`]; so does the test bed over the real one, where both may be
+//! the same domain. Each function creates what it needs, leaves nothing behind, and panics when the
+//! property does not hold.
 
 use std::time::Duration;
 
@@ -11,27 +12,28 @@ use ringferry_xen::domain::{DomId, Domain, EventPort, PAGE};
 use ringferry_xen::event::EventChannel;
 use ringferry_xen::grant::{Access, CopySegment, Foreign, GrantError, GrantRef, Granted, Local};
 
-/// A domain that exists nowhere, and is not one of the hypervisor's special numbers either.
+/// Number of a domain that does not exist, and is not one of the hypervisor's special numbers
+/// either.
 const NOBODY: DomId = DomId(0x6fff);
 
-/// How long an event may take: far longer than it does anywhere, so that only a lost one is too late.
+/// Longest wait for an event: far longer than one ever takes, so that only a lost one is too late.
 const EVENT: Duration = Duration::from_secs(20);
 
-/// Two domains, which may be one: the first grants and makes ports, the other uses them.
+/// Two domains, which may be one: the first grants and allocates ports, the other uses them.
 #[derive(Debug)]
 pub struct Pair<'a> {
-    /// Who grants.
+    /// The domain that grants pages and allocates ports.
     pub front: &'a dyn Domain,
-    /// Who maps and copies.
+    /// The domain that maps and copies.
     pub back: &'a dyn Domain,
-    /// Whether ending a grant tells how many pages are still mapped. Xen does not tell.
+    /// True if ending a grant reports how many pages are still mapped, which Xen does not.
     pub counts_uses: bool,
 }
 
-/// A property of a provider.
+/// A property of a provider, as a function that checks it.
 type Property = fn(&Pair<'_>);
 
-/// All properties, by name.
+/// All properties with their names.
 pub const PROPERTIES: &[(&str, Property)] = &[
     ("granted pages are zeroed and have references of their own", pages_are_zeroed),
     ("both sides see the same bytes of a mapped page", mapped_pages_are_shared),
@@ -58,10 +60,10 @@ pub const PROPERTIES: &[(&str, Property)] = &[
     ("a port can be bound again when the other side is gone", ports_can_be_rebound),
 ];
 
-/// Runs all properties. `passed` is called after each.
+/// Checks all properties, and calls `passed` after each.
 ///
 /// # Panics
-/// If one does not hold.
+/// Panics if a property does not hold.
 pub fn all(pair: &Pair<'_>, mut passed: impl FnMut(&str)) {
     for (name, property) in PROPERTIES {
         property(pair);
@@ -79,7 +81,7 @@ impl Pair<'_> {
     }
 }
 
-/// Granted pages as their owner uses them.
+/// Granted pages, as their owner uses them.
 fn pages(granted: &dyn Granted) -> Area {
     granted.region().area(0, granted.refs().len() * PAGE).unwrap()
 }
@@ -94,7 +96,7 @@ fn bytes(slice: ReadSlice<'_>) -> Vec<u8> {
     bytes
 }
 
-/// Bytes that differ by seed and position.
+/// Returns bytes that differ by seed and position.
 fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ seed.wrapping_mul(101)) as u8).collect()
 }
@@ -105,7 +107,7 @@ fn map(
     list: &[(usize, GrantRef)],
     access: Access,
 ) -> Vec<bool> {
-    // What was there before must not count.
+    // The initial content of the vector must not matter.
     let mut mapped = vec![true; 3];
     foreign.map(window, list, access, &mut mapped);
     assert_eq!(mapped.len(), list.len());
@@ -120,7 +122,7 @@ fn from(gref: GrantRef, offset: u16, bytes: &[u8]) -> CopySegment<'_> {
     CopySegment { gref, offset, local: Local::From(ReadSlice::from(bytes)), done: false }
 }
 
-/// A copy of one segment; whether it was done.
+/// Copies one segment; returns whether it was done.
 fn copy(foreign: &mut dyn Foreign, segment: CopySegment<'_>) -> bool {
     let mut batch = [segment];
     foreign.copy(&mut batch).unwrap();
@@ -477,14 +479,14 @@ fn counters_count(pair: &Pair<'_>) {
     foreign.unmap(&mut window, &[0]);
 }
 
-/// Waits until an event is pending; whether there was one in time.
+/// Waits until an event is pending; returns false if none came in time.
 fn wait(channel: &dyn EventChannel) -> bool {
     let epoll = Epoll::new().unwrap();
     epoll.add(channel.as_fd(), 0, Interest::READABLE).unwrap();
     epoll.wait(&mut EventBuf::with_capacity(1), Some(EVENT)).unwrap() > 0
 }
 
-/// Whether an event is pending now.
+/// Returns true if an event is pending now.
 fn pending(channel: &dyn EventChannel) -> bool {
     let epoll = Epoll::new().unwrap();
     epoll.add(channel.as_fd(), 0, Interest::READABLE).unwrap();

@@ -1,4 +1,5 @@
-//! What every store must do that a [`Client`] can be connected to: ours, and Xen's in each of the ways to it.
+//! The properties of every store that a [`Client`] can be connected to: ours, and Xen's in each of
+//! the ways to it.
 //!
 //! Each function works below one node, which it removes again, and panics when the property does not hold.
 
@@ -9,23 +10,23 @@ use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_xen::domain::DomId;
 use ringferry_xen::store::{Client, Code, Event, NodeAccess, Nodes, Permission, StoreError, path};
 
-/// How long an event may take: far longer than it does anywhere, so that only a lost one is too late.
+/// Longest wait for an event: far longer than one ever takes, so that only a lost one is too late.
 const EVENT: Duration = Duration::from_secs(20);
 
-/// A store to be tried.
+/// The store under test, as a way to connect to it.
 pub struct Subject<'a> {
-    /// Makes a connection; each speaks for the same domain.
+    /// Opens a connection; each speaks for the same domain.
     pub connect: &'a dyn Fn() -> Client,
-    /// That domain.
+    /// The domain for which connections speak.
     pub domain: DomId,
-    /// A node it owns, absolute or relative to the domain's own.
+    /// A node that the domain owns, absolute or relative to its own node.
     pub base: &'a str,
 }
 
-/// A property of a store.
+/// A property of a store, as a function that checks it.
 type Property = fn(&Subject<'_>);
 
-/// All properties, by name.
+/// All properties with their names.
 pub const PROPERTIES: &[(&str, Property)] = &[
     ("nodes are written, read, listed and removed", nodes_live_and_die),
     ("any bytes are a value, up to the limit", values_are_bytes),
@@ -40,10 +41,10 @@ pub const PROPERTIES: &[(&str, Property)] = &[
     ("what is wrong is refused with its code, and the connection lives on", refusals_have_codes),
 ];
 
-/// Tries all properties. `passed` is called after each.
+/// Checks all properties, and calls `passed` after each.
 ///
 /// # Panics
-/// If one does not hold.
+/// Panics if a property does not hold.
 pub fn all(subject: &Subject<'_>, mut passed: impl FnMut(&str)) {
     for (name, property) in PROPERTIES {
         property(subject);
@@ -62,7 +63,7 @@ impl Subject<'_> {
     }
 }
 
-/// The next event.
+/// Waits for the next event.
 fn event(client: &mut Client) -> Event {
     let epoll = Epoll::new().expect("epoll");
     epoll.add(client.as_fd(), 0, Interest::READABLE).expect("epoll");

@@ -1,4 +1,5 @@
-//! Event channels of the fake: two doorbells each.
+//! Event channels of the fake, made of two eventfds each. A port exists from its allocation until
+//! its maker's end is dropped.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,42 +10,42 @@ use ringferry_xen::event::EventChannel;
 
 use super::{Fake, fault::Op};
 
-/// A port that someone made: the end of its maker, and maybe another that is bound to it.
+/// An allocated port: the end of its maker, and possibly another that is bound to it.
 #[derive(Debug)]
 pub(super) struct Port {
-    /// Who may bind.
+    /// Domain that may bind to the port.
     remote: DomId,
     bound: bool,
-    /// Rings its maker.
+    /// Event that wakes the maker.
     to_maker: EventFd,
-    /// Rings whoever binds.
+    /// Event that wakes the domain that bound.
     to_binder: EventFd,
 }
 
 impl Port {
-    /// How many ends are open.
+    /// Returns the number of open ends.
     pub(super) fn ends(&self) -> usize {
         1 + usize::from(self.bound)
     }
 }
 
-/// One end.
+/// One end of a port, closed when it is dropped.
 #[derive(Debug)]
 pub(super) struct FakeChannel {
     fake: Fake,
-    /// Whose end this is.
+    /// Domain that owns this end.
     me: DomId,
-    /// Who made the port.
+    /// Domain that allocated the port.
     maker: DomId,
     port: EventPort,
-    /// Whether this is the end of who bound.
+    /// True if this is the end of the domain that bound.
     binder: bool,
     mine: EventFd,
     theirs: EventFd,
 }
 
 impl Fake {
-    /// Makes a port of `maker` for `remote`.
+    /// Allocates a port of `maker` to which `remote` may bind.
     pub(super) fn alloc(&self, maker: DomId, remote: DomId) -> io::Result<(EventPort, FakeChannel)> {
         let (mine, theirs) = (EventFd::new()?, EventFd::new()?);
         let entry =
@@ -59,7 +60,7 @@ impl Fake {
         Ok((port, FakeChannel { fake, me: maker, maker, port, binder: false, mine, theirs }))
     }
 
-    /// Binds `me` to a port that `maker` has made for it.
+    /// Binds `me` to a port that `maker` allocated for it.
     pub(super) fn bind(&self, me: DomId, maker: DomId, port: EventPort) -> io::Result<FakeChannel> {
         let mut state = self.lock();
         state.faults.check(me, Op::Channel)?;
@@ -72,17 +73,17 @@ impl Fake {
         let (mine, theirs) = (entry.to_binder.try_clone()?, entry.to_maker.try_clone()?);
         entry.bound = true;
         drop(state);
-        // Xen does so too: the maker may have sent something while nobody listened.
+        // Xen does so too: the maker may have sent an event before anyone was bound.
         mine.signal()?;
         Ok(FakeChannel { fake: self.clone(), me, maker, port, binder: true, mine, theirs })
     }
 
-    /// Rings all channels of a domain.
+    /// Signals all channels of a domain.
     pub(super) fn raise_all(&self, domain: DomId) {
         let state = self.lock();
         for (maker, tables) in &state.domains {
             for port in tables.ports.values() {
-                // A doorbell of our own cannot fail.
+                // Signalling our own eventfd cannot fail.
                 if *maker == domain {
                     let _ = port.to_maker.signal();
                 }

@@ -1,4 +1,4 @@
-//! A domain of the fake, and its handles.
+//! [`FakeDomain`]: a domain of the fake with its handles, which any thread of a test may use.
 
 use std::fmt;
 use std::io;
@@ -11,7 +11,7 @@ use ringferry_xen::segment::{Files, Lookup, Segment, SegmentForeign, SegmentGran
 
 use super::{Fake, fault::Op};
 
-/// A domain of a [`Fake`]. Clones are the same one.
+/// A domain of a [`Fake`]. Clones denote the same domain.
 #[derive(Clone)]
 pub struct FakeDomain {
     fake: Fake,
@@ -67,16 +67,16 @@ impl GrantTable for FakeDomain {
         grants.insert(Arc::clone(&segment));
         drop(state);
         let (fake, id) = (self.fake.clone(), self.id);
-        let tell = move |first: GrantRef| {
+        let on_end = move |first: GrantRef| {
             if let Ok(tables) = fake.lock().tables(id) {
                 tables.grants.end(first);
             }
         };
-        Ok(Box::new(SegmentGranted::new(segment, tell)?))
+        Ok(Box::new(SegmentGranted::new(segment, on_end)?))
     }
 }
 
-/// References of a domain, as another sees them.
+/// References of a domain, as seen by the domain to which they were granted.
 #[derive(Debug)]
 struct FakeLookup {
     fake: Fake,

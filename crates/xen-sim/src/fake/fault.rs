@@ -1,35 +1,37 @@
-//! Faults to come: which call of which domain is to fail.
+//! Fault injection: a list of faults, each of which makes one call of one domain fail. A test adds
+//! them; the fake consults the list at each call.
 
 use std::io;
 
 use ringferry_xen::domain::DomId;
 
-/// What can be made to fail.
+/// An operation that can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Granting: the pages are exhausted.
+    /// Granting pages fails as exhausted.
     Grant,
-    /// Mapping a page: its reference is bad. Counted per page.
+    /// Mapping a page fails as of a bad reference. Calls are counted per page.
     Map,
-    /// Copying a segment: its reference is bad. Counted per segment.
+    /// Copying a segment fails as of a bad reference. Calls are counted per segment.
     Copy,
-    /// A whole batch of copies: the domain is gone.
+    /// A whole batch of copies fails, as if the domain were gone.
     Batch,
-    /// Making or binding an event channel: no port is left.
+    /// Allocating or binding an event channel fails for lack of ports.
     Channel,
 }
 
-/// The faults that wait.
+/// The faults that have not yet struck.
 #[derive(Debug, Default)]
 pub(super) struct Faults(Vec<(DomId, Op, usize)>);
 
 impl Faults {
-    /// One more, after `after` calls that succeed.
+    /// Adds a fault that strikes after `after` calls that succeed.
     pub(super) fn add(&mut self, domain: DomId, op: Op, after: usize) {
         self.0.push((domain, op, after));
     }
 
-    /// Counts a call; whether it is to fail. At most one fault comes due with it; others wait for the next.
+    /// Counts a call; returns true if it is to fail. At most one fault strikes a call; others wait
+    /// for the next.
     pub(super) fn strikes(&mut self, domain: DomId, op: Op) -> bool {
         let mut due = None;
         for (at, fault) in self.0.iter_mut().enumerate() {
@@ -43,7 +45,7 @@ impl Faults {
         due.map(|at| self.0.remove(at)).is_some()
     }
 
-    /// As [`strikes`](Self::strikes), as an error.
+    /// Does the same as [`strikes`](Self::strikes), but returns an error.
     pub(super) fn check(&mut self, domain: DomId, op: Op) -> io::Result<()> {
         if self.strikes(domain, op) {
             return Err(io::Error::other(format!("injected fault: {op:?} of domain {domain}")));

@@ -1,4 +1,6 @@
-//! One connection to the store: bytes in and out, its watches, and what they have to tell it.
+//! One connection to the store: its stream, its watches and its queued events. The
+//! [`Server`](super::Server) creates it for each client, serves it on its thread, and removes it
+//! once it is dead.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
@@ -9,28 +11,30 @@ use ringferry_xen::store::wire::{Code, Decoder, HEADER, Kind, MAX_PAYLOAD, Messa
 
 use super::transaction::Transaction;
 
-/// Events kept for a connection that does not read. Equal ones merge; a connection with more is closed.
+/// Most events queued for a connection that does not read. Equal ones merge; a connection with more
+/// is closed.
 const MAX_EVENTS: usize = 8192;
 
-/// Something a domain watches.
+/// A watch of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Watch {
-    /// Absolute, or the name of a special watch.
+    /// Absolute path, or the name of a special watch.
     pub(super) path: String,
     pub(super) token: Vec<u8>,
-    /// How many bytes of the path are left out when it is told, as the watch was made with a relative path.
+    /// Number of leading bytes of the path that events leave out, because the watch was set with a
+    /// relative path.
     pub(super) prefix: usize,
 }
 
 impl Watch {
-    /// The event that tells of a change at `path`.
+    /// Returns the payload of an event about a change at `path`.
     pub(super) fn event(&self, path: &str) -> Vec<u8> {
         let path = path.get(self.prefix..).unwrap_or(path);
         [path.as_bytes(), b"\0", &self.token, b"\0"].concat()
     }
 }
 
-/// A connection.
+/// A client's connection, which speaks for one domain.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) stream: Stream,
@@ -39,13 +43,13 @@ pub(super) struct Connection {
     pub(super) transactions: HashMap<u32, Transaction>,
     pub(super) last_transaction: u32,
     decoder: Decoder,
-    /// Bytes to send, of answers and of one event at most.
+    /// Bytes to send, of replies and of one event at most.
     out: VecDeque<u8>,
     events: VecDeque<Vec<u8>>,
     queued: HashSet<Vec<u8>>,
-    /// Whether it has been found to be closed, or behaves as nobody does.
+    /// True once the connection is closed or its client broke the protocol.
     pub(super) dead: bool,
-    /// Whether the poller was told to wait for room to write.
+    /// True while the poller waits for room to write.
     pub(super) waits_for_room: bool,
 }
 
@@ -66,9 +70,10 @@ impl Connection {
         }
     }
 
-    /// The next request, if a whole one is here. None is taken while an answer waits for room: who does not read
-    /// cannot ask. Receives at most once, and then sets `received`, so that the others get their turn; what was
-    /// received is always worked off, as the poller knows nothing of it.
+    /// Takes the next request, if a complete one has arrived. None is taken while a reply waits for
+    /// room, so a client that does not read cannot send requests. It receives at most once, and
+    /// then sets `received`, so that other connections get their turn; received bytes are always
+    /// processed, because the poller does not know of them.
     pub(super) fn next(&mut self, received: &mut bool) -> Option<Message> {
         while !self.dead && self.out.is_empty() {
             match self.decoder.take() {
@@ -92,7 +97,7 @@ impl Connection {
         None
     }
 
-    pub(super) fn answer(&mut self, request: &Message, result: Result<Vec<u8>, Code>) {
+    pub(super) fn reply(&mut self, request: &Message, result: Result<Vec<u8>, Code>) {
         let (kind, payload) = match result {
             Ok(payload) if payload.len() <= MAX_PAYLOAD => (request.kind, payload),
             Ok(_) => (Kind::Error as u32, format!("{}\0", Code::TooLong.name()).into_bytes()),
@@ -108,8 +113,8 @@ impl Connection {
         self.out.extend(bytes);
     }
 
-    /// Keeps an event until there is room for it.
-    pub(super) fn tell(&mut self, payload: Vec<u8>) {
+    /// Queues an event until there is room for it.
+    pub(super) fn queue_event(&mut self, payload: Vec<u8>) {
         if self.queued.contains(&payload) {
             return;
         }
@@ -118,7 +123,7 @@ impl Connection {
         self.events.push_back(payload);
     }
 
-    /// Sends what there is room for.
+    /// Sends as much as there is room for.
     pub(super) fn flush(&mut self) {
         while !self.dead {
             if self.out.is_empty() {
@@ -134,7 +139,7 @@ impl Connection {
         }
     }
 
-    /// Whether something waits for room.
+    /// Returns true if bytes wait for room.
     pub(super) fn has_output(&self) -> bool {
         !self.out.is_empty()
     }

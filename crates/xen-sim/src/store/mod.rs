@@ -1,8 +1,11 @@
-//! A store of our own: what xenstored is to the domains of Xen, for domains that are processes, and for tests.
+//! [`Server`]: a store of our own, which serves domains that are processes, and tests, as xenstored
+//! serves the domains of Xen.
 //!
-//! [`Server`] owns everything and has no thread; [`Server::start`] gives it one. Who a connection speaks for is said by
-//! whoever makes it ([`Server::attach`], [`Server::listen`]), never by the peer. Domain 0 may do everything; for the
-//! others, permissions and quotas hold ([`Limits`]), so that none can fill the store or slow it down for long.
+//! A test or a program creates it, attaches connections or listens, and either calls
+//! [`Server::poll`] itself or gives it a thread with [`Server::start`]; dropping it closes all
+//! connections. The domain that a connection speaks for is set by its creator ([`Server::attach`],
+//! [`Server::listen`]), never by the peer. Domain 0 has full access; for the others, permissions
+//! and quotas hold ([`Limits`]), so that none can fill the store or slow it down for long.
 
 mod connection;
 mod request;
@@ -29,25 +32,25 @@ pub use running::Running;
 use self::connection::{Connection, Watch};
 use self::tree::{Change, Edit, Node, Tree, is_privileged};
 
-/// What a domain (not domain 0) may use.
+/// The quotas of a domain; domain 0 is only bound by those of transactions.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Nodes it owns.
+    /// Most nodes that the domain may own.
     pub nodes: usize,
-    /// Bytes of one value.
+    /// Largest value of a node in bytes.
     pub value_bytes: usize,
-    /// Entries in the permissions of a node.
+    /// Most entries in the permissions of a node.
     pub permissions: usize,
-    /// Watches of one connection.
+    /// Most watches of one connection.
     pub watches: usize,
-    /// Transactions that one connection has open (domain 0, too).
+    /// Most open transactions of one connection (domain 0, too).
     pub transactions: usize,
-    /// Nodes that one transaction looks at or edits (domain 0, too).
+    /// Most nodes that one transaction reads or edits (domain 0, too).
     pub transaction_nodes: usize,
 }
 
 impl Limits {
-    /// About what xenstored allows.
+    /// Quotas similar to those of xenstored.
     pub const DEFAULT: Limits = Limits {
         nodes: 1000,
         value_bytes: 2048,
@@ -58,27 +61,27 @@ impl Limits {
     };
 }
 
-/// Connections at the same time. More wait until others go.
+/// Most connections at the same time. More wait until others close.
 const MAX_CONNECTIONS: usize = 1024;
 
-/// Events of the poller taken at once.
+/// Most events of the poller that are taken at once.
 const POLL_EVENTS: usize = 64;
 
-/// Watched by toolstacks that want to know of new domains.
+/// Special watch of toolstacks that reports new domains.
 const INTRODUCED: &str = "@introduceDomain";
 
-/// Watched by toolstacks that want to know of domains that went.
+/// Special watch of toolstacks that reports destroyed domains.
 const RELEASED: &str = "@releaseDomain";
 
-/// Poller's number of the first listener; connections count from 0 and never get this far.
+/// Poller token of the first listener; connections count from 0 and never get this far.
 const LISTENERS: u64 = 1 << 62;
 
-/// A store. Readable ([`AsFd`]) when [`step`](Server::step) has something to do.
+/// A store. Readable ([`AsFd`]) when [`poll`](Server::poll) has something to do.
 #[derive(Debug)]
 pub struct Server {
     poller: Arc<Epoll>,
     listeners: Vec<(Listener, DomId)>,
-    /// Whether the listeners are out of the poller: there is no room for another connection.
+    /// True while the listeners are not polled, because there is no room for another connection.
     full: bool,
     connections: HashMap<u64, Connection>,
     next: u64,
@@ -87,7 +90,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// An empty store.
+    /// Creates an empty store.
     ///
     /// # Errors
     /// Too many open files.
@@ -103,7 +106,8 @@ impl Server {
         })
     }
 
-    /// Makes a domain's own node, as a toolstack does: the domain may read it and owns `data` in it.
+    /// Creates a domain's own node, as a toolstack does: the domain may read it and owns `data` in
+    /// it.
     pub fn introduce(&mut self, domain: DomId) {
         let base = path::domain(domain);
         let read =
@@ -122,24 +126,24 @@ impl Server {
                 changes.extend(self.tree.edit(DomId(0), &path, edit, &self.limits).ok().flatten());
             }
         }
-        self.fire(&changes);
-        self.announce(INTRODUCED);
+        self.queue_watch_events(&changes);
+        self.queue_special_events(INTRODUCED);
     }
 
-    /// Removes a domain's own node and closes its connections, as when it is destroyed. What it has elsewhere stays
-    /// for the toolstack.
+    /// Removes a domain's own node and closes its connections, as when it is destroyed. Its other
+    /// nodes remain for the toolstack.
     pub fn release(&mut self, domain: DomId) {
         let removed = self.tree.edit(DomId(0), &path::domain(domain), Edit::Remove, &self.limits);
         let changes: Vec<Change> = removed.ok().flatten().into_iter().collect();
         self.connections.values_mut().filter(|c| c.domain == domain).for_each(|c| c.dead = true);
-        self.fire(&changes);
-        self.announce(RELEASED);
+        self.queue_watch_events(&changes);
+        self.queue_special_events(RELEASED);
     }
 
-    /// Listens at `path`. Whoever may open that file speaks for `domain`.
+    /// Listens at `path`. A process that may open that file speaks for `domain`.
     ///
     /// # Errors
-    /// See [`BindError`].
+    /// Any [`BindError`].
     pub fn listen(&mut self, path: impl AsRef<Path>, domain: DomId) -> Result<(), BindError> {
         let path = path.as_ref();
         let listener = Listener::bind_with_mode(path, 0o600)?;
@@ -153,7 +157,7 @@ impl Server {
     /// Serves a connection whose other end speaks for `domain`.
     ///
     /// # Errors
-    /// What `epoll_ctl` says.
+    /// Any error of `epoll_ctl`.
     pub fn attach(&mut self, stream: Stream, domain: DomId) -> io::Result<()> {
         stream.set_nonblocking(true)?;
         self.poller.add(&stream, self.next, Interest::READABLE)?;
@@ -162,7 +166,7 @@ impl Server {
         Ok(())
     }
 
-    /// A new connection that speaks for `domain`.
+    /// Opens a new connection that speaks for `domain`.
     ///
     /// # Errors
     /// Too many open files.
@@ -172,11 +176,11 @@ impl Server {
         Client::from_stream(theirs)
     }
 
-    /// Waits for requests, up to `timeout` (`None`: for ever), and does some.
+    /// Waits for requests, up to `timeout` (`None`: for ever), and serves some.
     ///
     /// # Errors
     /// None that a caller or a peer can cause.
-    pub fn step(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+    pub fn poll(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let mut events = EventBuf::with_capacity(POLL_EVENTS);
         self.poller.wait(&mut events, timeout)?;
         events.iter().for_each(|event| self.handle(event));
@@ -188,7 +192,7 @@ impl Server {
             Some(at) => self.accept(at as usize),
             None => self.serve(event.token),
         }
-        self.settle();
+        self.flush_and_update_interest();
     }
 
     fn accept(&mut self, at: usize) {
@@ -208,44 +212,44 @@ impl Server {
         }
     }
 
-    /// Does the requests that one connection has sent, up to what one look brings.
+    /// Serves the requests that one connection has sent, up to what one receive brings.
     fn serve(&mut self, token: u64) {
         let mut received = false;
         while let Some(connection) = self.connections.get_mut(&token) {
             connection.flush();
             let Some(message) = connection.next(&mut received) else { return };
             let mut changes = Vec::new();
-            let result = request::perform(connection, &mut self.tree, &self.limits, &message, &mut changes);
-            connection.answer(&message, result);
-            self.fire(&changes);
+            let result = request::serve(connection, &mut self.tree, &self.limits, &message, &mut changes);
+            connection.reply(&message, result);
+            self.queue_watch_events(&changes);
         }
     }
 
-    /// Tells those who watch what has changed, as far as they may read it.
-    fn fire(&mut self, changes: &[Change]) {
+    /// Queues events about changes for every watch that may see them.
+    fn queue_watch_events(&mut self, changes: &[Change]) {
         for change in changes {
             let now = self.tree.node(&change.path);
             for connection in self.connections.values_mut() {
                 let who = connection.domain;
-                let told = |watch: &Watch| seen_by(who, watch, change, now).map(|path| watch.event(path));
-                let events: Vec<Vec<u8>> = connection.watches.iter().filter_map(told).collect();
-                events.into_iter().for_each(|event| connection.tell(event));
+                let event_of = |watch: &Watch| seen_by(who, watch, change, now).map(|path| watch.event(path));
+                let events: Vec<Vec<u8>> = connection.watches.iter().filter_map(event_of).collect();
+                events.into_iter().for_each(|event| connection.queue_event(event));
             }
         }
     }
 
-    /// Tells those who watch a special name.
-    fn announce(&mut self, name: &str) {
+    /// Queues events for every special watch of this name.
+    fn queue_special_events(&mut self, name: &str) {
         for connection in self.connections.values_mut().filter(|c| is_privileged(c.domain)) {
             let its = connection.watches.iter().filter(|watch| watch.path == name);
             let events: Vec<Vec<u8>> = its.map(|watch| watch.event(name)).collect();
-            events.into_iter().for_each(|event| connection.tell(event));
+            events.into_iter().for_each(|event| connection.queue_event(event));
         }
-        self.settle();
+        self.flush_and_update_interest();
     }
 
-    /// Sends what waits, tells the poller what to wait for, and removes the dead.
-    fn settle(&mut self) {
+    /// Sends what waits, updates the poller, and removes dead connections.
+    fn flush_and_update_interest(&mut self) {
         for (token, connection) in &mut self.connections {
             connection.flush();
             let waits = connection.has_output();
@@ -272,20 +276,21 @@ impl Server {
     }
 }
 
-/// The path that a watch of domain `who` tells after a change, if it may know of it. `now`: what is there after it.
+/// Returns the path that a watch of domain `who` reports after a change, if it may know of it.
+/// `now` is the node after the change.
 fn seen_by<'c>(who: DomId, watch: &'c Watch, change: &'c Change, now: Option<&Arc<Node>>) -> Option<&'c str> {
     let reads = |node: Option<&Arc<Node>>| node.is_some_and(|node| node.access(who).reads());
     if path::is_within(&change.path, &watch.path) {
         return (reads(now) || reads(change.before.as_ref())).then_some(&change.path);
     }
-    // What is watched may have gone with what was above it.
+    // The watched node may have been removed with one above it.
     let below =
         watch.path.strip_prefix(&change.path).filter(|rest| now.is_none() && rest.starts_with('/'))?;
     let node = change.before.as_ref().and_then(|node| descendant(node, below));
     reads(node).then_some(&watch.path)
 }
 
-/// The node at the end of a path that begins below `node`.
+/// Returns the node at the end of a path that begins below `node`.
 fn descendant<'n>(node: &'n Arc<Node>, path: &str) -> Option<&'n Arc<Node>> {
     let mut names = path.split('/').filter(|name| !name.is_empty());
     names.try_fold(node, |node, name| node.children.get(name))

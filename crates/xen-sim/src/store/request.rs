@@ -1,4 +1,5 @@
-//! What one request does.
+//! Serves one request of a connection: parses it, applies it to the tree or to a transaction, and
+//! returns the payload of the reply.
 
 use ringferry_xen::domain::DomId;
 use ringferry_xen::store::path;
@@ -9,14 +10,15 @@ use super::connection::{Connection, Watch};
 use super::transaction::Transaction;
 use super::tree::{Change, Edit, Node, Tree, is_privileged};
 
-/// Longest token of a watch: with the longest path it fits into an event.
+/// Longest token of a watch in bytes: with the longest path it fits into an event.
 const MAX_TOKEN: usize = 256;
 
-/// Answer of a request that has nothing to say.
+/// Reply to a request that returns nothing.
 const OK: &[u8] = b"OK\0";
 
-/// Does a request. What it changed in `tree` is added to `changes`; a new watch is told by the connection's queue.
-pub(super) fn perform(
+/// Serves a request. Its changes to `tree` are appended to `changes`; the first event of a new
+/// watch goes to the connection's queue.
+pub(super) fn serve(
     from: &mut Connection,
     tree: &mut Tree,
     limits: &Limits,
@@ -29,37 +31,37 @@ pub(super) fn perform(
         None => return Err(Code::Invalid),
     };
     let first = std::str::from_utf8(first).map_err(|_| Code::Invalid)?;
-    let call = Call { from, tree, limits, transaction: message.transaction };
+    let context = RequestContext { from, tree, limits, transaction: message.transaction };
     match kind {
-        Kind::Read => call.look(first, |node| Ok(node.value.clone())),
-        Kind::Directory => call.look(first, |node| Ok(names(node))),
+        Kind::Read => context.read_node(first, |node| Ok(node.value.clone())),
+        Kind::Directory => context.read_node(first, |node| Ok(names(node))),
         Kind::DirectoryPart => {
             let offset = single(rest).and_then(wire::number_of).ok_or(Code::Invalid)?;
-            call.look(first, |node| part(node, offset))
+            context.read_node(first, |node| part(node, offset))
         }
-        Kind::GetPermissions => call.look(first, |node| {
+        Kind::GetPermissions => context.read_node(first, |node| {
             Ok(node
                 .permissions
                 .iter()
                 .flat_map(|entry| format!("{}\0", entry.encode()).into_bytes())
                 .collect())
         }),
-        Kind::Write => call.edit(first, Edit::Write(rest.to_vec()), changes),
-        Kind::Mkdir => call.edit(first, Edit::Mkdir, changes),
-        Kind::Remove => call.edit(first, Edit::Remove, changes),
+        Kind::Write => context.edit(first, Edit::Write(rest.to_vec()), changes),
+        Kind::Mkdir => context.edit(first, Edit::Mkdir, changes),
+        Kind::Remove => context.edit(first, Edit::Remove, changes),
         Kind::SetPermissions => {
             let entries = wire::strings(rest).ok_or(Code::Invalid)?;
             let entries = entries.into_iter().map(Permission::decode).collect::<Option<Vec<_>>>();
-            call.edit(first, Edit::SetPermissions(entries.ok_or(Code::Invalid)?), changes)
+            context.edit(first, Edit::SetPermissions(entries.ok_or(Code::Invalid)?), changes)
         }
-        Kind::Watch => call.watch(first, single(rest).ok_or(Code::Invalid)?),
-        Kind::Unwatch => call.unwatch(first, single(rest).ok_or(Code::Invalid)?),
+        Kind::Watch => context.watch(first, single(rest).ok_or(Code::Invalid)?),
+        Kind::Unwatch => context.unwatch(first, single(rest).ok_or(Code::Invalid)?),
         Kind::ResetWatches => {
-            call.from.watches.clear();
+            context.from.watches.clear();
             Ok(OK.to_vec())
         }
-        Kind::TransactionStart => call.start(),
-        Kind::TransactionEnd => call.end(first, changes),
+        Kind::TransactionStart => context.start(),
+        Kind::TransactionEnd => context.end(first, changes),
         Kind::DomainPath => {
             let domain = wire::number_of(first.as_bytes()).map(DomId).ok_or(Code::Invalid)?;
             Ok(format!("{}\0", path::domain(domain)).into_bytes())
@@ -68,7 +70,7 @@ pub(super) fn perform(
     }
 }
 
-/// The only string of a payload.
+/// Returns the only string of a payload; `None` if it has another number of them.
 fn single(payload: &[u8]) -> Option<&[u8]> {
     let text = payload.strip_suffix(b"\0")?;
     (!text.contains(&0)).then_some(text)
@@ -78,7 +80,8 @@ fn names(node: &Node) -> Vec<u8> {
     node.children.keys().flat_map(|name| name.bytes().chain([0])).collect()
 }
 
-/// Names from a byte offset on, as many as fit, with the generation in front; after the last comes an empty one.
+/// Returns names from a byte offset on, as many as fit, after the node's generation; an empty name
+/// follows the last.
 fn part(node: &Node, offset: usize) -> Result<Vec<u8>, Code> {
     let names = names(node);
     let rest = names.get(offset..).ok_or(Code::Invalid)?;
@@ -94,15 +97,15 @@ fn part(node: &Node, offset: usize) -> Result<Vec<u8>, Code> {
     Ok(payload)
 }
 
-struct Call<'a> {
+struct RequestContext<'a> {
     from: &'a mut Connection,
     tree: &'a mut Tree,
     limits: &'a Limits,
     transaction: u32,
 }
 
-impl Call<'_> {
-    /// The absolute path, and how much of it stands for the domain's own node.
+impl RequestContext<'_> {
+    /// Returns the absolute path, and how many bytes of it stand for the domain's own node.
     fn absolute(&self, path: &str) -> Result<(String, usize), Code> {
         path::check(path).map_err(|_| Code::Invalid)?;
         if path.starts_with('/') {
@@ -116,12 +119,16 @@ impl Call<'_> {
         if path.starts_with('@') { Err(Code::Invalid) } else { Ok(self.absolute(path)?.0) }
     }
 
-    fn look(self, path: &str, what: impl FnOnce(&Node) -> Result<Vec<u8>, Code>) -> Result<Vec<u8>, Code> {
+    fn read_node(
+        self,
+        path: &str,
+        what: impl FnOnce(&Node) -> Result<Vec<u8>, Code>,
+    ) -> Result<Vec<u8>, Code> {
         let path = self.node_path(path)?;
         let who = self.from.domain;
         let tree = match self.transaction {
             0 => self.tree,
-            id => self.from.transactions.get_mut(&id).ok_or(Code::Missing)?.look(&path, self.limits)?,
+            id => self.from.transactions.get_mut(&id).ok_or(Code::Missing)?.read_tree(&path, self.limits)?,
         };
         what(tree.read(who, &path)?)
     }
@@ -159,7 +166,7 @@ impl Call<'_> {
         if watches.len() >= self.limits.watches && !is_privileged(self.from.domain) {
             return Err(Code::Quota);
         }
-        self.from.tell(watch.event(&watch.path));
+        self.from.queue_event(watch.event(&watch.path));
         self.from.watches.push(watch);
         Ok(OK.to_vec())
     }
@@ -180,7 +187,7 @@ impl Call<'_> {
         if transactions.len() >= self.limits.transactions {
             return Err(Code::Quota);
         }
-        // Few are open, so a free number comes soon; 0 is none.
+        // Few are open, so a free number is found soon; 0 is not a transaction.
         loop {
             *last_transaction = last_transaction.wrapping_add(1);
             if *last_transaction != 0 && !transactions.contains_key(last_transaction) {

@@ -1,4 +1,5 @@
-//! A store with a thread of its own.
+//! [`Running`]: a store with a thread of its own, which [`Server::start`] creates and dropping
+//! ends. The thread and the callers share the server under a lock.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -12,10 +13,10 @@ use ringferry_sys::socket::{BindError, Stream};
 
 use super::{Client, DomId, POLL_EVENTS, Server};
 
-/// Poller's number of the doorbell that ends the thread.
+/// Poller token of the eventfd that ends the thread.
 const STOP: u64 = u64::MAX;
 
-/// A [`Server`] and its thread, which ends when this is dropped. All connections are closed then.
+/// A [`Server`] and its thread. Dropping it ends the thread and closes all connections.
 #[derive(Debug)]
 pub struct Running {
     server: Arc<Mutex<Server>>,
@@ -24,7 +25,7 @@ pub struct Running {
 }
 
 impl Server {
-    /// Gives the store a thread.
+    /// Starts a thread that serves the store.
     ///
     /// # Errors
     /// No thread or descriptor is left.
@@ -47,39 +48,39 @@ impl Server {
     }
 }
 
-/// A panic elsewhere leaves nothing half done that the store could not serve on with.
+/// A panic elsewhere leaves no half-done change, so the store can be served on.
 fn lock(server: &Mutex<Server>) -> MutexGuard<'_, Server> {
     server.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Running {
-    /// As [`Server::introduce`].
+    /// Does what [`Server::introduce`] does, under the lock.
     pub fn introduce(&self, domain: DomId) {
         lock(&self.server).introduce(domain);
     }
 
-    /// As [`Server::release`].
+    /// Does what [`Server::release`] does, under the lock.
     pub fn release(&self, domain: DomId) {
         lock(&self.server).release(domain);
     }
 
-    /// As [`Server::listen`].
+    /// Does what [`Server::listen`] does.
     ///
     /// # Errors
-    /// See [`BindError`].
+    /// Any [`BindError`].
     pub fn listen(&self, path: impl AsRef<Path>, domain: DomId) -> Result<(), BindError> {
         lock(&self.server).listen(path, domain)
     }
 
-    /// As [`Server::attach`].
+    /// Does what [`Server::attach`] does.
     ///
     /// # Errors
-    /// What `epoll_ctl` says.
+    /// Any error of `epoll_ctl`.
     pub fn attach(&self, stream: Stream, domain: DomId) -> io::Result<()> {
         lock(&self.server).attach(stream, domain)
     }
 
-    /// As [`Server::client`].
+    /// Does what [`Server::client`] does.
     ///
     /// # Errors
     /// Too many open files.

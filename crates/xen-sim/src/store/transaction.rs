@@ -1,5 +1,6 @@
-//! A transaction: a copy of the tree, the edits made to it, and what it looked at. It commits when nobody has
-//! changed any of that since it began.
+//! [`Transaction`]: an optimistic transaction of one connection, with a copy of the tree, its
+//! edits, and the generations of the nodes that it used. It commits if none of those nodes has
+//! changed since it began; otherwise its client repeats it.
 
 use std::collections::HashMap;
 
@@ -12,13 +13,13 @@ use super::tree::{Change, Edit, Tree};
 /// A transaction of one connection.
 #[derive(Debug)]
 pub(super) struct Transaction {
-    /// As it was when the transaction began.
+    /// The tree when the transaction began.
     base: Tree,
-    /// With the edits.
+    /// The tree with the edits applied.
     tree: Tree,
     edits: Vec<(String, Edit)>,
-    /// Generation, in `base`, of all that was looked at or edited; `None`: was not there.
-    seen: HashMap<String, Option<u64>>,
+    /// Generation in `base` of every node that was read or edited; `None` if it did not exist.
+    read_set: HashMap<String, Option<u64>>,
 }
 
 fn generation(tree: &Tree, path: &str) -> Option<u64> {
@@ -27,17 +28,17 @@ fn generation(tree: &Tree, path: &str) -> Option<u64> {
 
 impl Transaction {
     pub(super) fn new(tree: &Tree) -> Transaction {
-        Transaction { base: tree.clone(), tree: tree.clone(), edits: Vec::new(), seen: HashMap::new() }
+        Transaction { base: tree.clone(), tree: tree.clone(), edits: Vec::new(), read_set: HashMap::new() }
     }
 
-    /// The tree as it is within the transaction, for a look at `path`.
-    pub(super) fn look(&mut self, path: &str, limits: &Limits) -> Result<&Tree, Code> {
-        self.see(path, limits)?;
+    /// Returns the tree within the transaction, for reading `path`.
+    pub(super) fn read_tree(&mut self, path: &str, limits: &Limits) -> Result<&Tree, Code> {
+        self.record_use(path, limits)?;
         Ok(&self.tree)
     }
 
     pub(super) fn edit(&mut self, who: DomId, path: &str, edit: Edit, limits: &Limits) -> Result<(), Code> {
-        self.see(path, limits)?;
+        self.record_use(path, limits)?;
         if self.edits.len() >= limits.transaction_nodes {
             return Err(Code::Quota);
         }
@@ -47,19 +48,19 @@ impl Transaction {
         Ok(())
     }
 
-    fn see(&mut self, path: &str, limits: &Limits) -> Result<(), Code> {
-        if !self.seen.contains_key(path) {
-            if self.seen.len() >= limits.transaction_nodes {
+    fn record_use(&mut self, path: &str, limits: &Limits) -> Result<(), Code> {
+        if !self.read_set.contains_key(path) {
+            if self.read_set.len() >= limits.transaction_nodes {
                 return Err(Code::Quota);
             }
-            self.seen.insert(path.to_owned(), generation(&self.base, path));
+            self.read_set.insert(path.to_owned(), generation(&self.base, path));
         }
         Ok(())
     }
 
-    /// Does the edits in the real tree, all or none.
+    /// Applies the edits to the real tree, all or none.
     pub(super) fn commit(self, who: DomId, tree: &mut Tree, limits: &Limits) -> Result<Vec<Change>, Code> {
-        if self.seen.iter().any(|(path, seen)| generation(tree, path) != *seen) {
+        if self.read_set.iter().any(|(path, read_set)| generation(tree, path) != *read_set) {
             return Err(Code::Again);
         }
         let mut result = tree.clone();

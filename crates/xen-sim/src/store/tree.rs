@@ -1,7 +1,9 @@
-//! The nodes: values, permissions and names, with a generation by which a change is noticed.
+//! [`Tree`]: the nodes of the store with their values, permissions and children, and a generation
+//! by which a change is noticed. It is a persistent tree (copy on write): the server owns one, and
+//! each transaction a copy.
 //!
-//! Nodes are shared between trees until one of them changes, so a copy of the whole tree, as each transaction
-//! takes, is one pointer.
+//! Nodes are shared between trees until one of them changes, so a copy of the whole tree is one
+//! pointer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -12,14 +14,15 @@ use ringferry_xen::store::wire::{Code, NodeAccess, Permission};
 
 use super::Limits;
 
-/// A node.
+/// A node of the store.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) value: Vec<u8>,
-    /// Never empty: the owner comes first.
+    /// Permissions, never empty: the owner comes first.
     pub(super) permissions: Vec<Permission>,
     pub(super) children: BTreeMap<String, Arc<Node>>,
-    /// Another one after each change of the value, the permissions, or the set of children.
+    /// A number that differs after each change of the value, the permissions, or the set of
+    /// children.
     pub(super) generation: u64,
 }
 
@@ -28,7 +31,7 @@ impl Node {
         self.permissions[0].domain
     }
 
-    /// What a domain may do with the node.
+    /// Returns the access of a domain to the node.
     pub(super) fn access(&self, who: DomId) -> NodeAccess {
         if is_privileged(who) || who == self.owner() {
             return NodeAccess::Both;
@@ -38,16 +41,16 @@ impl Node {
     }
 }
 
-/// Domain 0 may do everything, and no quota holds for it.
+/// Returns true for domain 0, which has full access and no quota.
 pub(super) fn is_privileged(who: DomId) -> bool {
     who == DomId(0)
 }
 
-/// A change of the tree, for those who watch.
+/// A change of the tree, from which watch events are made.
 #[derive(Debug)]
 pub(super) struct Change {
     pub(super) path: String,
-    /// What was there before.
+    /// The node before the change, if it existed.
     pub(super) before: Option<Arc<Node>>,
 }
 
@@ -60,7 +63,7 @@ pub(super) enum Edit {
     SetPermissions(Vec<Permission>),
 }
 
-/// All nodes, and how many each domain owns.
+/// All nodes, and the number that each domain owns.
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
     root: Arc<Node>,
@@ -75,28 +78,28 @@ impl Tree {
         Tree { root: Arc::new(root), owned: HashMap::from([(DomId(0), 1)]), generation: 0 }
     }
 
-    /// The node at an absolute path.
+    /// Returns the node at an absolute path.
     pub(super) fn node(&self, path: &str) -> Option<&Arc<Node>> {
         names(path).try_fold(&self.root, |node, name| node.children.get(name))
     }
 
-    /// The node at a path, if this domain may read it.
+    /// Returns the node at a path, if this domain may read it.
     pub(super) fn read(&self, who: DomId, path: &str) -> Result<&Arc<Node>, Code> {
         match self.node(path) {
             Some(node) if node.access(who).reads() => Ok(node),
             Some(_) => Err(Code::Denied),
             None if self.ancestor(path).0.access(who).reads() => Err(Code::Missing),
-            // What is below a node that one may not read is nobody's business.
+            // The existence of nodes below an unreadable one is not disclosed.
             None => Err(Code::Denied),
         }
     }
 
-    /// Nodes that a domain owns.
+    /// Returns the number of nodes that a domain owns.
     pub(super) fn owned(&self, who: DomId) -> usize {
         self.owned.get(&who).copied().unwrap_or(0)
     }
 
-    /// Does what a domain asks for. `None`: nothing had to be changed.
+    /// Applies an edit of a domain. `None`: nothing had to be changed.
     pub(super) fn edit(
         &mut self,
         who: DomId,
@@ -126,8 +129,8 @@ impl Tree {
         Ok(changed.then(|| Change { path: path.to_owned(), before }))
     }
 
-    /// Makes a node and what is missing above it, all with the permissions of the nearest node that is there; but a
-    /// domain owns what it makes.
+    /// Creates a node and its missing parents, all with the permissions of the nearest existing
+    /// node, but owned by the domain that creates them.
     fn create(&mut self, who: DomId, path: &str, value: Vec<u8>, limits: &Limits) -> Result<bool, Code> {
         let (ancestor, depth) = self.ancestor(path);
         ancestor.access(who).writes().then_some(()).ok_or(Code::Denied)?;
@@ -160,7 +163,7 @@ impl Tree {
     fn remove(&mut self, who: DomId, path: &str, node: Option<&Node>) -> Result<bool, Code> {
         let Some(above) = path::parent(path) else { return Err(Code::Invalid) };
         let Some(node) = node else {
-            // As good as done when only the last name is missing.
+            // It is no error if only the last name is missing.
             return self.read(who, above).map(|_| false);
         };
         node.access(who).writes().then_some(()).ok_or(Code::Denied)?;
@@ -189,7 +192,7 @@ impl Tree {
             return Err(Code::Denied);
         }
         if first.domain != node.owner() {
-            // Nodes given away would count against another's quota.
+            // Nodes that are given away would count against another domain's quota.
             if !is_privileged(who) {
                 return Err(Code::NotPermitted);
             }
@@ -208,7 +211,7 @@ impl Tree {
         }
     }
 
-    /// Changes a node that is there.
+    /// Changes a node that exists.
     fn modify(&mut self, path: &str, change: impl FnOnce(&mut Node)) -> bool {
         self.generation += 1;
         let mut node = Arc::make_mut(&mut self.root);
@@ -223,7 +226,7 @@ impl Tree {
         true
     }
 
-    /// The nearest node at or above a path that is there, and how many names lead to it.
+    /// Returns the nearest existing node at or above a path, and how many names lead to it.
     fn ancestor(&self, path: &str) -> (&Node, usize) {
         let mut found = (&*self.root, 0);
         for name in names(path) {
