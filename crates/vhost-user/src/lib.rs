@@ -12,16 +12,16 @@
 //! likes, and ends the connection by dropping it. Neither end starts a thread: every call runs on
 //! its caller's, a session never blocks, and a connection blocks for at most its timeout.
 //!
-//! | module | idea | owner |
+//! | module | idea | owns |
 //! |---|---|---|
-//! | [`message`] | one table of all messages, and their payloads | nobody: constants and shapes |
-//! | `wire` | messages with their descriptors, over partial reads | the socket |
-//! | [`base`] | where a ring resumes | nobody: an encoding |
-//! | [`inflight`] | where packed rings resume after a crash | the front end, from one back end to the next |
+//! | [`message`] | one table of all messages, and the layouts of their payloads | nothing |
+//! | `wire` | framing: messages with their descriptors, over partial reads | the socket |
+//! | [`base`] | the encoding of the position at which a ring resumes | nothing |
+//! | [`inflight`] | the redo log from which packed rings resume after a crash | the shared region |
 //! | `vring` | one ring as described, checked and resolved | the ring's events |
-//! | [`backend`] | [`Session`]: one front end's connection as a state machine | what the front end said |
+//! | [`backend`] | [`Session`]: the back end of one connection as a state machine | features, memory map, rings |
 //! | [`frontend`] | [`Frontend`]: one call per message | its end of the socket |
-//! | [`connection`] | [`Connection`]: a whole device set up and taken down | a [`Frontend`] |
+//! | [`connection`] | [`Connection`]: the set-up of a whole device | a [`Frontend`] |
 //!
 //! # States of a ring
 //!

@@ -10,13 +10,13 @@
 //! other side when a call returns true. Queues share nothing with each other, start no threads and
 //! never block; they end by being dropped.
 //!
-//! | module | what it holds |
+//! | module | idea |
 //! |---|---|
-//! | [`features`] | feature bits, what depends on what, what they mean for offloads |
+//! | [`features`] | feature bits, their dependencies, and the offloads that follow from them |
 //! | [`config`] | the configuration space |
-//! | [`control`] | the commands of the control queue, as bytes and as values |
-//! | [`device`] | the half that carries packets for a guest: [`device::Transmitq`], [`device::Receiveq`], [`device::Controlq`], where frames go and when the guest hears of them |
-//! | [`driver`] | the half that a guest is: [`driver::Transmitq`], [`driver::Receiveq`], [`driver::Controlq`] |
+//! | [`control`] | the commands of the control queue, encoded and decoded |
+//! | [`device`] | the half that carries packets for a guest: [`device::Transmitq`], [`device::Receiveq`], [`device::Controlq`], receive steering and notification coalescing |
+//! | [`driver`] | the half of a guest's driver: [`driver::Transmitq`], [`driver::Receiveq`], [`driver::Controlq`] |
 //!
 //! Queues are named from the driver's side, as in the specification: a *transmitq* carries packets
 //! from the driver to the device, a *receiveq* from the device to the driver.

@@ -96,7 +96,7 @@ pub(super) struct TxBurst {
 pub(super) struct Tx<A: Words> {
     pub(super) ring: BackRing<A, TxSlot>,
     responses: Vec<TxResponse>,
-    /// The packet of each staged piece, in command.
+    /// The packet of each staged piece, in order.
     staged: Vec<u32>,
     pub(super) rejected: Rejected,
 }

@@ -6,7 +6,7 @@
 //! the back end has connected, calls [`StaticGrants::poll`] when its event channel fires, and drops
 //! it when the interface closes. For each queue it asks how many grants the back end keeps mapped,
 //! and registers that many, in lists; the back end maps or copies the others as it likes. It asks
-//! restart whenever the back end may be another that was started in its place: one that has the
+//! again whenever the back end may be another that was started in its place: one that has the
 //! grants already refuses them, and nothing changes.
 //!
 //! ```text
