@@ -8,73 +8,9 @@
 //! A port of any kind may have rules ([`Rules`]), which `ringferry ctl set` changes while the switch runs; interfaces of a
 //! xen-vif port have those of their entry.
 //!
-//! ```toml
-//! control = "/run/ringferry/control.sock"  # optional: where `ringferry ctl` connects
-//!
-//! [switch]                            # optional, these are the defaults
-//! mac_age_seconds = 300               # 1..=1000000: a silent MAC address is forgotten after this
-//! mac_table_size = 16384              # 64..=1048576: most MAC addresses, rounded up to a power of two
-//! poll_microseconds = 50              # 0..=1000000: a worker with little to do polls so long, at most, before it sleeps
-//! # workers = 2                       # 1..=16: threads that move packets; default: one for each two processors, at most 4
-//!
-//! [[port]]
-//! name = "vm0"                        # default: stem of the socket, `activation`, or "fd" and a number
-//! kind = "vhost-user"
-//! socket = "/run/ringferry/vm0.sock"  # or fd (inherited), or activation (systemd FileDescriptorName=)
-//! mode = "listen"                     # with socket: "listen" (default) or "connect" (retried for ever)
-//! mtu = 1500                          # 68..=65535, default 1500
-//! # worker = 1                        # serves the first pair; those after it the next pairs in turn; default: 0
-//! # queue_size = 1024                 # largest ring accepted, a power of two up to 32768; default: any
-//! # mac = "52:54:00:00:00:01"         # told to front ends that ask; default: the front end chooses
-//! mergeable = true                    # features offered, all true by default; tso and uso need csum
-//! csum = true
-//! tso = true
-//! uso = true
-//! event_idx = true
-//! indirect = true
-//! packed = true                       # packed rings, for front ends that want them
-//! in_order = true
-//!
-//! vlan = 10                           # rules, from here on; 0..=4094: an access port; its frames carry no tag. Default: a trunk of all VLANs
-//! isolated = true                     # no frames to and from other isolated ports
-//! max_macs = 8                        # 0..=1048576: most addresses learned behind it; others are dropped
-//! static_macs = ["52:54:00:00:00:01"] # behind it and nowhere else; MAC@VLAN: in another VLAN than that without a tag
-//! allowed_macs = ["52:54:00:00:00:01"] # it may send from these alone, in Ethernet, ARP and neighbour discovery
-//! allowed_ips = ["10.0.0.2", "fd00::/64"] # needs allowed_macs: and from these; "none": from no IP address
-//! storm = "1kpps"                     # most broadcast, multicast and unknown-destination frames taken from it: pps, kpps, mpps
-//! storm_burst = 1000                  # packets at once after a pause; default: those of a second
-//! rate_in = "1gbit"                   # most taken from it, 1kbit..=1tbit: bit, kbit, mbit, gbit, tbit (per second, decimal)
-//! rate_in_burst = "1mib"              # at once, 72kib..=4gib: b, kb, mb, gb, kib, mib, gib; default: 0.1 s, at least 128kib
-//! rate_in_packets = "100kpps"         # most packets taken from it, counted as they are after segmentation
-//! rate_in_packets_burst = 1000        # at once, from 128; default: 0.1 s, at least 128
-//! # rate_out = "1gbit"                # most sent to it; rate_out_burst, rate_out_packets and rate_out_packets_burst likewise
-//!
-//! [[port]]
-//! name = "up"                         # default: name of the tap, or "fd" and a number
-//! kind = "tap"
-//! tap = "rf0"                         # or fd (inherited)
-//! # existing = true                   # with tap: true must exist, false must not; default: either
-//! # mtu = 1500                        # default: left as the tap has it
-//! offloads = true                     # checksum and segmentation offloads to and from the kernel
-//! trunk = [10, "20-29"]               # in place of vlan: frames carry tags of these VLANs, or of "all" (1 to 4094)
-//! native = 5                          # with trunk: VLAN of frames without a tag; default: "none", and 0 with trunk = "all"
-//! # queues = 2                        # with tap: 1..=16; default: one per worker, one if it exists and has one; with 1, worker reads it
-//!
-//! [[port]]
-//! name = "xen"                        # default: "xen"; each interface of a guest gets a port of its own, such as xen5.0
-//! kind = "xen-vif"
-//! provider = "xen"                    # or "process", with broker and store (sockets) and domain (our number, default 0)
-//! # class = "vif"                     # class of the devices in the store; default: "vif"
-//! # vif = "5.0"                       # this interface alone (domain and device), on a port of this very name
-//! # queues = 2                        # 1..=16, offered (multi-queue-max-queues); default: one per worker
-//! persistent = true                   # keep pages mapped of front ends that allow it (feature-persistent)
-//! static_grants = true                # and those that they hand over on the control ring (feature-ctrl-ring)
-//! transfer = "copy"                   # all other pages: copied by the hypervisor, or "map": mapped for a burst
-//! pages = 1024                        # 1..=65534: most pages kept mapped for a queue; all are held below vm.max_map_count
-//! sg = true                           # what front ends may send us, all true by default: packets of several pages,
-//! csum = true                         # blank checksums,
-//! gso = true                          # and what is to be segmented; needs sg and csum
-//! ```
+//! Every key is a row of one table ([`Keys`]), from which it is parsed and written, and from which the help of the program and
+//! docs/configuration.md, which has all keys with their ranges and defaults, are made. A kind of port keeps its rows in its own
+//! folder ([`PortSettings`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display, Write as _};
@@ -91,16 +27,24 @@ use toml::de::{DeTable, DeValue};
 use crate::rules::{Rules, Vid};
 
 mod file;
+mod help;
 mod parse;
 mod rules;
-use parse::{Document, Place, parse_flag, parse_port};
+mod table;
+mod values;
+use parse::{Document, Place, PortKeys, parse_flag, parse_port};
+use rules::RulesKeys;
+use values::{Described, Shape};
 
 pub use crate::ports::tap::config::{MAX_TAP_NAME, TapConfig, TapSource};
 pub use crate::ports::vhost::config::{FeatureToggles, VhostUserConfig, VhostUserEndpoint};
 pub use crate::ports::xen::config::{Transfer, VifName, XenProvider, XenVifConfig};
 pub(crate) use file::{KeepError, keep};
-pub(crate) use parse::{Fields, check_socket_path, parse_mac};
+pub use help::{port_keys_help, rules_help};
+pub(crate) use parse::Fields;
 pub(crate) use rules::{Edit, entries as rules_by_key};
+pub(crate) use table::{Key, Keys, Unset, keys};
+pub(crate) use values::{Boolean, Choice, Codec, MAC, SOCKET, Text, number, number_of, power_of_two};
 
 /// Bytes a Unix socket path may have: `sun_path` holds 108 with the closing NUL (unix(7)).
 pub const MAX_SOCKET_PATH: usize = 107;
@@ -163,6 +107,29 @@ impl SwitchConfig {
     }
 }
 
+impl SwitchConfig {
+    /// What is not given stays as it is.
+    fn apply(&mut self, keys: SwitchKeys) {
+        let SwitchKeys { mac_age_seconds, mac_table_size, poll_microseconds, workers } = keys;
+        *self = SwitchConfig {
+            mac_age_seconds: mac_age_seconds.unwrap_or(self.mac_age_seconds),
+            mac_table_size: mac_table_size.unwrap_or(self.mac_table_size),
+            poll_microseconds: poll_microseconds.unwrap_or(self.poll_microseconds),
+            workers: workers.or(self.workers),
+        };
+    }
+
+    fn to_keys(self) -> SwitchKeys {
+        let SwitchConfig { mac_age_seconds, mac_table_size, poll_microseconds, workers } = self;
+        SwitchKeys {
+            mac_age_seconds: Some(mac_age_seconds),
+            mac_table_size: Some(mac_table_size),
+            poll_microseconds: Some(poll_microseconds),
+            workers,
+        }
+    }
+}
+
 impl Default for SwitchConfig {
     fn default() -> Self {
         SwitchConfig { mac_age_seconds: 300, mac_table_size: 16384, poll_microseconds: 50, workers: None }
@@ -192,12 +159,14 @@ pub(crate) trait PortSettings: Sized {
     const KIND: &'static str;
     /// How a `--port` flag may begin for this kind.
     const FLAGS: &'static [Flag];
+    /// The keys that only this kind has.
+    type Keys: Keys;
 
-    /// Reads the keys that only this kind has. Reports what is wrong; `None` if too little makes sense.
-    fn parse(fields: &mut Fields<'_>) -> Option<Self>;
+    /// What the keys mean together. Reports what is wrong; `None` if too little makes sense.
+    fn from_keys(keys: Self::Keys, fields: &mut Fields<'_>) -> Option<Self>;
 
-    /// Writes them, one on each line.
-    fn dump(&self, out: &mut String);
+    /// The keys that mean this.
+    fn to_keys(&self) -> Self::Keys;
 
     /// What the port takes that no other port can have then.
     fn claim(&self) -> Claim<'_>;
@@ -220,6 +189,89 @@ pub(crate) struct Flag {
     pub(crate) key: &'static str,
     /// What to write there, for messages.
     pub(crate) place: &'static str,
+    /// What such a port is.
+    pub(crate) help: &'static str,
+}
+
+/// Where keys may stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    /// Before all tables.
+    Top,
+    /// In `[switch]`.
+    Switch,
+    /// In every `[[port]]`.
+    Port,
+    /// In a `[[port]]` of this kind.
+    Kind(&'static str),
+    /// In every `[[port]]`, and in changes while the switch runs: no other keys can be changed then.
+    Rules,
+}
+
+impl Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Scope::Top => f.write_str("the keys before all tables"),
+            Scope::Switch => f.write_str("the keys of [switch]"),
+            Scope::Port => f.write_str("the keys of every port"),
+            Scope::Kind(kind) => write!(f, "the keys of a {kind} port"),
+            Scope::Rules => f.write_str("the rules of a port"),
+        }
+    }
+}
+
+/// The whole table: the rows that may stand in each place.
+fn sections() -> impl Iterator<Item = (Scope, &'static [Key])> {
+    let first =
+        [(Scope::Top, TopKeys::KEYS), (Scope::Switch, SwitchKeys::KEYS), (Scope::Port, PortKeys::KEYS)];
+    let kinds = PortKind::keys().map(|(kind, keys)| (Scope::Kind(kind), keys));
+    first.into_iter().chain(kinds).chain([(Scope::Rules, RulesKeys::KEYS)])
+}
+
+keys! {
+    /// The keys before all tables.
+    pub(crate) struct TopKeys {
+        /// The control socket, to which `ringferry ctl` connects; `--control` overrides it.
+        control: PathBuf {
+            is: SOCKET,
+            default: Unset::Means(
+                "`/run/ringferry/control.sock` for root, `$XDG_RUNTIME_DIR/ringferry.sock` for others, \
+                 `/tmp/ringferry-UID.sock` without that variable",
+            ),
+            example: "/run/ringferry/control.sock",
+        }
+    }
+}
+
+keys! {
+    /// The keys of `[switch]`.
+    pub(crate) struct SwitchKeys {
+        /// A MAC address that has sent nothing for so long is forgotten.
+        mac_age_seconds: u32 {
+            is: number_of("seconds", 1..=1_000_000),
+            default: Unset::Value("300"),
+            example: "60",
+        }
+        /// Most MAC addresses remembered, rounded up to a power of two. One port can fill at most half of it.
+        mac_table_size: u32 {
+            is: number_of("addresses", 64..=1 << 20),
+            default: Unset::Value("16384"),
+            example: "65536",
+        }
+        /// How long a worker with little to do polls, at most, before it sleeps; with 0 it sleeps at once.
+        poll_microseconds: u32 {
+            is: number_of("microseconds", 0..=1_000_000),
+            default: Unset::Value("50"),
+            example: "0",
+        }
+        /// Threads that move packets. Queue pair P of every port belongs to worker P modulo their number; `--workers` overrides
+        /// it.
+        workers: u16 {
+            is: number_of("threads", 1..=MAX_WORKERS as u64),
+            default: Unset::Means("one for each two processors, at most 4"),
+            example: "2",
+        }
+    }
 }
 
 /// Makes [`PortKind`] from one line for each kind of port.
@@ -237,26 +289,33 @@ macro_rules! port_kinds {
                 match self { $(PortKind::$kind(_) => <$config>::KIND,)+ }
             }
 
-            /// The words that may begin a `--port` flag, with the kind that each stands for.
-            fn flags() -> impl Iterator<Item = (&'static str, &'static Flag)> {
-                [].into_iter()$(.chain(<$config>::FLAGS.iter().map(|flag| (<$config>::KIND, flag))))+
-            }
-
             /// Every kind, as in [`name`](Self::name).
             fn names() -> &'static [&'static str] {
                 &[$(<$config>::KIND),+]
             }
 
+            /// The words that may begin a `--port` flag, with the kind that each stands for.
+            fn flags() -> impl Iterator<Item = (&'static str, &'static Flag)> {
+                [].into_iter()$(.chain(<$config>::FLAGS.iter().map(|flag| (<$config>::KIND, flag))))+
+            }
+
+            /// The keys that only one kind has, for each kind.
+            fn keys() -> impl Iterator<Item = (&'static str, &'static [Key])> {
+                [$((<$config>::KIND, <$config as PortSettings>::Keys::KEYS)),+].into_iter()
+            }
+
             /// Reads the keys of the kind of this name, which must be one of [`names`](Self::names).
-            fn parse(name: &str, fields: &mut Fields<'_>) -> Option<PortKind> {
+            fn read(name: &str, fields: &mut Fields<'_>) -> Option<PortKind> {
                 $(if name == <$config>::KIND {
-                    return <$config>::parse(fields).map(PortKind::$kind);
+                    let keys = <$config as PortSettings>::Keys::read(fields);
+                    return <$config>::from_keys(keys, fields).map(PortKind::$kind);
                 })+
                 None
             }
 
-            fn dump(&self, out: &mut String) {
-                match self { $(PortKind::$kind(config) => config.dump(out),)+ }
+            /// The keys that only this kind has, with their values.
+            fn write(&self) -> Vec<(&'static str, toml::Value)> {
+                match self { $(PortKind::$kind(config) => config.to_keys().write(),)+ }
             }
 
             fn claim(&self) -> Claim<'_> {
@@ -349,29 +408,27 @@ impl Config {
     /// are in it too.
     pub fn dump(&self) -> String {
         let mut out = String::new();
-        if let Some(control) = &self.control {
-            entry(&mut out, "control", control.to_string_lossy().as_ref());
+        let control = TopKeys { control: self.control.clone() };
+        append(&mut out, control.write());
+        if !out.is_empty() {
             out.push('\n');
         }
         out.push_str("[switch]\n");
-        entry(&mut out, "mac_age_seconds", i64::from(self.switch.mac_age_seconds));
-        entry(&mut out, "mac_table_size", i64::from(self.switch.mac_table_size));
-        entry(&mut out, "poll_microseconds", i64::from(self.switch.poll_microseconds));
-        if let Some(workers) = self.switch.workers {
-            entry(&mut out, "workers", i64::from(workers));
-        }
+        append(&mut out, self.switch.to_keys().write());
         for port in &self.ports {
             out.push_str("\n[[port]]\n");
-            port.dump(&mut out);
+            append(&mut out, port.entries());
         }
         out
     }
 }
 
-/// Appends `key = value`, the value written by the TOML library.
-pub(crate) fn entry(out: &mut String, key: &str, value: impl Into<toml::Value>) {
-    // Writing to a string cannot fail.
-    let _ = writeln!(out, "{key} = {}", value.into());
+/// Appends `key = value` lines, the values written by the TOML library.
+fn append(out: &mut String, entries: Vec<(&'static str, toml::Value)>) {
+    for (key, value) in entries {
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "{key} = {value}");
+    }
 }
 
 impl PortConfig {
@@ -380,18 +437,12 @@ impl PortConfig {
         self.worker.unwrap_or(0).into()
     }
 
-    fn dump(&self, out: &mut String) {
-        entry(out, "name", self.name.as_str());
-        entry(out, "kind", self.kind.name());
-        self.kind.dump(out);
-        for (key, number) in [("mtu", self.mtu), ("worker", self.worker)] {
-            if let Some(number) = number {
-                entry(out, key, i64::from(number));
-            }
-        }
-        for (key, value) in rules_by_key(&self.rules) {
-            entry(out, key, value);
-        }
+    /// The keys that make the same port.
+    fn entries(&self) -> Vec<(&'static str, toml::Value)> {
+        let PortConfig { name, mtu, worker, kind, rules } = self;
+        let (kind_name, name) = (Some(kind.name().to_owned()), Some(name.clone()));
+        let common = PortKeys { kind: kind_name, name, mtu: *mtu, worker: *worker };
+        [common.write(), kind.write(), rules_by_key(rules)].concat()
     }
 }
 
@@ -485,8 +536,10 @@ impl ConfigBuilder {
     #[must_use]
     pub fn control(mut self, path: &Path) -> Self {
         let place = Place::new(&format!("--control {}", path.display()), None);
-        let checked =
-            path.to_str().ok_or_else(|| "the path is not UTF-8".to_owned()).and_then(check_socket_path);
+        let checked = path
+            .to_str()
+            .ok_or_else(|| "the path is not UTF-8".to_owned())
+            .and_then(parse::check_socket_path);
         match checked {
             Ok(()) => self.control = Some((place, path.to_owned())),
             Err(message) => self.problems.push(place.problem("", message)),
@@ -574,8 +627,8 @@ impl ConfigBuilder {
             }
         }
         let mut fields = Fields::of_document(document, "", 0, rest, &mut self.problems);
-        if let Some((place, path)) = fields.checked("control", check_socket_path) {
-            self.control = Some((place, path.into()));
+        if let Some(path) = TopKeys::read(&mut fields).control {
+            self.control = fields.place_of("control").map(|place| (place, path));
         }
         fields.knows(&["switch", "port"]);
         fields.finish("");
@@ -594,18 +647,8 @@ impl ConfigBuilder {
             return;
         };
         let mut fields = Fields::of_document(document, "switch.", start, table, &mut self.problems);
-        if let Some((_, age)) = fields.number("mac_age_seconds", 1..=1_000_000) {
-            self.switch.mac_age_seconds = age;
-        }
-        if let Some((_, size)) = fields.number("mac_table_size", 64..=1 << 20) {
-            self.switch.mac_table_size = size;
-        }
-        if let Some((_, microseconds)) = fields.number("poll_microseconds", 0..=1_000_000) {
-            self.switch.poll_microseconds = microseconds;
-        }
-        if let Some((_, workers)) = fields.number("workers", 1..=MAX_WORKERS.into()) {
-            self.switch.workers = Some(workers);
-        }
+        let keys = SwitchKeys::read(&mut fields);
+        self.switch.apply(keys);
         fields.finish(" of [switch]");
     }
 
@@ -682,5 +725,7 @@ impl Display for Claim<'_> {
     }
 }
 
+#[cfg(test)]
+mod page;
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 
 use toml_edit::{DocumentMut, Item, KeyMut, TableLike, Value};
 
-use super::rules::{Edit, KEYS, entries};
+use super::rules::{Edit, RulesKeys, entries};
 use super::*;
 
 /// Why an edit is not in the file.
@@ -63,7 +63,7 @@ fn edit_text(text: &str, at: usize, edit: &Edit, rules: &Rules) -> Option<String
     let written: BTreeMap<_, _> = entries(rules).into_iter().collect();
     let mut orphans = String::new();
     let table = port_table(document.get_mut("port")?, at)?;
-    for key in KEYS.into_iter().filter(|key| edit.touches(key)) {
+    for key in RulesKeys::KEYS.iter().map(|key| key.name).filter(|key| edit.touches(key)) {
         match written.get(key) {
             Some(value) => put(table, key, value.to_string().parse().ok()?),
             None => orphans.push_str(&take_away(table, key)),

@@ -1,7 +1,7 @@
 //! From text to a checked [`PortConfig`], with the place of every mistake.
 //!
 //! A `[[port]]` table and a `--port` flag both become [`Fields`], so each key has one check, whichever way it
-//! was written. A reader takes the keys it knows; [`Fields::finish`] reports what is left over.
+//! was written. Structures of [`Keys`] take the keys they know; [`Fields::finish`] reports what is left over.
 
 use ringferry_packet::ether::MacError;
 
@@ -114,7 +114,7 @@ impl Value {
     }
 }
 
-/// The keys of one table or flag, taken one by one.
+/// The keys of one table, flag or request, taken by the structures of keys that may stand there.
 pub(crate) struct Fields<'a> {
     /// Put before a key in messages: `port.` in a file, nothing in a flag.
     prefix: &'static str,
@@ -122,8 +122,8 @@ pub(crate) struct Fields<'a> {
     place: Place,
     /// The keys given.
     written: BTreeMap<String, Place>,
-    /// Those that have not been taken.
-    entries: BTreeMap<String, (Place, Value)>,
+    /// The values of those that have not been taken.
+    values: BTreeMap<String, Value>,
     /// Keys asked for so far, for the message about unknown ones.
     known: Vec<&'static str>,
     problems: &'a mut Vec<Problem>,
@@ -133,76 +133,83 @@ impl<'a> Fields<'a> {
     fn new(
         prefix: &'static str,
         place: Place,
-        entries: BTreeMap<String, (Place, Value)>,
+        entries: impl Iterator<Item = (String, (Place, Value))>,
         problems: &'a mut Vec<Problem>,
     ) -> Fields<'a> {
-        let written = entries.iter().map(|(key, (place, _))| (key.clone(), place.clone())).collect();
-        Fields { prefix, place, written, entries, known: Vec::new(), problems }
+        let mut fields = Fields {
+            prefix,
+            place,
+            written: BTreeMap::new(),
+            values: BTreeMap::new(),
+            known: Vec::new(),
+            problems,
+        };
+        for (key, (place, value)) in entries {
+            fields.written.insert(key.clone(), place);
+            fields.values.insert(key, value);
+        }
+        fields
     }
 
-    pub(crate) fn of_document<'i>(
+    /// The keys of a table of a file that begins at the byte `start`.
+    pub(super) fn of_document<'i>(
         document: &Document<'_>,
         prefix: &'static str,
         start: usize,
         table: impl IntoIterator<Item = (Spanned<std::borrow::Cow<'i, str>>, Spanned<DeValue<'i>>)>,
         problems: &'a mut Vec<Problem>,
     ) -> Fields<'a> {
-        let entries = table
-            .into_iter()
-            .map(|(key, value)| {
-                let place = document.place(key.span().start);
-                (key.into_inner().into_owned(), (place, Value::from_toml(value.into_inner())))
-            })
-            .collect();
+        let entries = table.into_iter().map(|(key, value)| {
+            let place = document.place(key.span().start);
+            (key.into_inner().into_owned(), (place, Value::from_toml(value.into_inner())))
+        });
         Fields::new(prefix, document.place(start), entries, problems)
     }
 
     /// Keys and values that are nowhere but in a request. Of a key given twice the last counts.
-    pub(crate) fn of_values(
+    pub(super) fn of_values(
         values: impl Iterator<Item = (String, Value)>,
         problems: &'a mut Vec<Problem>,
     ) -> Fields<'a> {
-        let entries = values.map(|(key, value)| (key, (Place::default(), value))).collect();
+        let entries = values.map(|(key, value)| (key, (Place::default(), value)));
         Fields::new("", Place::default(), entries, problems)
     }
 
-    /// Notes a key that is read elsewhere.
-    pub(crate) fn knows(&mut self, keys: &[&'static str]) {
+    /// Takes a key and reads its value. Reports what is wrong with that.
+    pub(crate) fn read<T>(&mut self, key: &'static str, codec: &impl Codec<T>) -> Option<T> {
+        self.known.push(key);
+        let value = self.values.remove(key)?;
+        match codec.read(&value) {
+            Ok(value) => Some(value),
+            Err(messages) => {
+                messages.into_iter().for_each(|message| self.report(key, message));
+                None
+            }
+        }
+    }
+
+    /// Notes keys that are read elsewhere.
+    pub(super) fn knows(&mut self, keys: &[&'static str]) {
         self.known.extend(keys);
     }
 
-    pub(crate) fn report(&mut self, place: &Place, key: &str, message: impl Into<String>) {
+    /// Reports what is wrong with a key: where it is given, or where the table is that lacks it.
+    pub(crate) fn report(&mut self, key: &str, message: impl Into<String>) {
+        let place = self.written.get(key).unwrap_or(&self.place);
         self.problems.push(place.problem(format!("{}{key}", self.prefix), message));
     }
 
-    /// Where the table or flag is.
-    pub(crate) fn place(&self) -> Place {
-        self.place.clone()
-    }
-
-    /// Whether a key is given.
+    /// Whether a key is given, with whatever value.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.written.contains_key(key)
     }
 
-    /// The keys asked for so far.
-    #[cfg(test)]
-    pub(crate) fn known(&self) -> &[&'static str] {
-        &self.known
-    }
-
     /// Where a key is given.
-    pub(crate) fn place_of(&self, key: &str) -> Option<Place> {
+    pub(super) fn place_of(&self, key: &str) -> Option<Place> {
         self.written.get(key).cloned()
     }
 
-    /// Whether a key is given, as this very word.
-    pub(crate) fn is_word(&self, key: &str, word: &str) -> bool {
-        let value = self.entries.get(key).map(|(_, value)| value);
-        matches!(value, Some(Value::Text(text) | Value::Flag(text)) if text == word)
-    }
-
-    /// Whether exactly one of `keys` is given; reports when not.
+    /// Whether exactly one of `keys` is given. If not, that is reported of the table.
     pub(crate) fn exactly_one(&mut self, keys: &[&'static str]) -> bool {
         let given: Vec<_> = keys.iter().copied().filter(|key| self.has(key)).collect();
         let (key, message) = match given.as_slice() {
@@ -211,135 +218,50 @@ impl<'a> Fields<'a> {
             [] => (keys[0], format!("must be given, or another of {}", keys.join(", "))),
             [first, second, ..] => (*second, format!("cannot be given with {first}: choose one")),
         };
-        let place = self.place.clone();
-        self.report(&place, key, message);
+        self.problems.push(self.place.problem(format!("{}{key}", self.prefix), message));
         false
     }
 
-    pub(crate) fn take(&mut self, key: &'static str) -> Option<(Place, Value)> {
-        self.known.push(key);
-        self.entries.remove(key)
-    }
-
-    /// A string that is not empty.
-    pub(crate) fn text(&mut self, key: &'static str) -> Option<(Place, String)> {
-        match self.take(key)? {
-            (place, Value::Text(text) | Value::Flag(text)) => {
-                if text.is_empty() {
-                    self.report(&place, key, "is empty");
-                    return None;
-                }
-                Some((place, text))
-            }
-            (place, other) => {
-                self.report(&place, key, format!("{} is not a string in quotes", other.describe()));
-                None
-            }
+    /// Reports those of `keys` that are given without the one that they need.
+    pub(crate) fn check_companions(&mut self, keys: &[Key]) {
+        for key in keys {
+            let Some((with, why)) = key.only_with.filter(|(with, _)| self.has(key.name) && !self.has(with))
+            else {
+                continue;
+            };
+            let why = if why.is_empty() { String::new() } else { format!(": {why}") };
+            self.report(key.name, format!("only goes with {with}{why}"));
         }
     }
 
-    /// A string that passes `check`.
-    pub(crate) fn checked(
-        &mut self,
-        key: &'static str,
-        check: fn(&str) -> Result<(), String>,
-    ) -> Option<(Place, String)> {
-        let (place, text) = self.text(key)?;
-        match check(&text) {
-            Ok(()) => Some((place, text)),
-            Err(message) => {
-                self.report(&place, key, message);
-                None
-            }
-        }
-    }
-
-    /// An integer in `range`.
-    pub(crate) fn number<T: TryFrom<u64>>(
-        &mut self,
-        key: &'static str,
-        range: RangeInclusive<u64>,
-    ) -> Option<(Place, T)> {
-        let (place, value) = self.take(key)?;
-        let number = match &value {
-            Value::Integer(number) => *number,
-            Value::Flag(text) if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) => {
-                text.parse().ok()
-            }
-            _ => {
-                self.report(&place, key, format!("{} is not a whole number", value.describe()));
-                return None;
-            }
-        };
-        let number =
-            number.and_then(|number| u64::try_from(number).ok()).filter(|number| range.contains(number));
-        let number = number.and_then(|number| T::try_from(number).ok());
-        if number.is_none() {
-            self.report(
-                &place,
-                key,
-                format!("{} is outside {}..={}", value.describe(), range.start(), range.end()),
-            );
-        }
-        number.map(|number| (place, number))
-    }
-
-    /// A boolean; in a flag also `on`, `off`, `yes` and `no`.
-    pub(crate) fn boolean(&mut self, key: &'static str) -> Option<(Place, bool)> {
-        let (place, value) = self.take(key)?;
-        let on = match &value {
-            Value::Boolean(on) => Some(*on),
-            Value::Flag(text) => match text.as_str() {
-                "true" | "on" | "yes" => Some(true),
-                "false" | "off" | "no" => Some(false),
-                _ => None,
-            },
-            _ => None,
-        };
-        match on {
-            Some(on) => Some((place, on)),
-            None => {
-                self.report(&place, key, format!("{} is neither true nor false", value.describe()));
-                None
-            }
-        }
-    }
-
-    /// A list; in a flag its entries have commas between them.
-    pub(crate) fn list(&mut self, key: &'static str) -> Option<(Place, Vec<Value>)> {
-        match self.take(key)? {
-            (place, Value::List(items)) => Some((place, items)),
-            (place, Value::Flag(text)) => {
-                let items = text.split(',').map(|item| Value::Flag(item.to_owned())).collect();
-                Some((place, items))
-            }
-            (place, other) => {
-                self.report(
-                    &place,
-                    key,
-                    format!("{} is not a list: write [{}]", other.describe(), other.describe()),
-                );
-                None
-            }
-        }
-    }
-
-    /// The key `fd`: an inherited descriptor, not one of the standard streams.
-    pub(crate) fn descriptor(&mut self) -> Option<RawFd> {
-        self.number("fd", 3..=RawFd::MAX as u64).map(|(_, fd)| fd)
-    }
-
-    /// Reports the keys nobody asked for. `context` says which table or kind they do not belong to.
-    pub(crate) fn finish(mut self, context: &str) {
+    /// Reports the keys that nobody asked for. `context` says which table or kind they do not belong to.
+    pub(super) fn finish(mut self, context: &str) {
         let known = self.known.join(", ");
-        for (key, (place, _)) in std::mem::take(&mut self.entries) {
-            self.report(&place, &key, format!("is not a key{context}; known: {known}"));
+        for key in std::mem::take(&mut self.values).into_keys() {
+            let elsewhere = sections().find(|(_, keys)| keys.iter().any(|other| other.name == key));
+            let message = match (nearest(&key, &self.known), elsewhere) {
+                (_, Some((scope, _))) => {
+                    format!("is not a key{context}, but one of {scope}; known: {known}")
+                }
+                (Some(nearest), None) => {
+                    format!("is not a key{context}: did you mean {nearest}? Known: {known}")
+                }
+                (None, None) => format!("is not a key{context}; known: {known}"),
+            };
+            self.report(&key, message);
         }
     }
 }
 
+/// The one of `known` that somebody who wrote `key` may have meant.
+pub(super) fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
+    let likeness = |known: &&str| strsim::jaro_winkler(key, known);
+    let nearest = known.iter().copied().max_by(|one, two| likeness(one).total_cmp(&likeness(two)))?;
+    (likeness(&nearest) > 0.8).then_some(nearest)
+}
+
 /// Reads a `--port` flag. Adds to `problems` whatever is wrong.
-pub(crate) fn parse_flag(text: &str, problems: &mut Vec<Problem>) -> Option<PortConfig> {
+pub(super) fn parse_flag(text: &str, problems: &mut Vec<Problem>) -> Option<PortConfig> {
     let place = Place::flag(text);
     let mut parts = text.split(',');
     let head = parts.next().unwrap_or_default();
@@ -367,43 +289,104 @@ pub(crate) fn parse_flag(text: &str, problems: &mut Vec<Problem>) -> Option<Port
             problems.push(place.problem(format!("{part:?}"), message));
             continue;
         };
-        list = rules::LISTS.contains(&key).then_some(key);
+        list = is_list(key).then_some(key);
         if entries.insert(key, value.to_owned()).is_some() {
             problems.push(place.problem(key, "is given twice"));
         }
     }
-    let entries = entries
-        .into_iter()
-        .map(|(key, value)| (key.to_owned(), (place.clone(), Value::Flag(value))))
-        .collect();
-    parse_port(Fields::new("", place, entries, problems))
+    let entries =
+        entries.into_iter().map(|(key, value)| (key.to_owned(), (place.clone(), Value::Flag(value))));
+    parse_port(Fields::new("", place.clone(), entries, problems))
 }
+
+/// Whether values of a key are lists.
+fn is_list(key: &str) -> bool {
+    sections().flat_map(|(_, keys)| keys).any(|row| row.name == key && row.shape().is_list())
+}
+
+keys! {
+    /// The keys of every port.
+    pub(crate) struct PortKeys {
+        /// What is plugged in.
+        kind: String {
+            is: KindName,
+            default: Unset::Required,
+            example: "tap",
+        }
+        /// Its name, which no other port has; it appears in tables, metrics and logs.
+        name: String {
+            is: NAME,
+            default: Unset::Means(
+                "the stem of the socket, the name of the tap or of the systemd socket, `fd` and the number of a descriptor, or `xen`",
+            ),
+            example: "vm0",
+        }
+        /// MTU without the Ethernet header: set on a tap, told to front ends, and the most that one of a guest may set. Frames
+        /// are not measured against it.
+        mtu: u16 {
+            is: number_of("bytes", MTU_RANGE),
+            default: Unset::Means("a tap keeps its own; a guest is told 1500 and may set any"),
+            example: "9000",
+        }
+        /// The worker that serves the first pair of queues, those after it the next pairs in turn. A tap has one only with
+        /// `queues = 1`.
+        worker: u16 {
+            is: number(0..=MAX_WORKERS as u64 - 1),
+            default: Unset::Means("worker 0"),
+            example: "1",
+        }
+    }
+}
+
+/// The name of a kind of port.
+struct KindName;
+
+impl Described for KindName {
+    fn shape(&self) -> Shape {
+        Shape::Choice(PortKind::names().to_vec())
+    }
+}
+
+impl Codec<String> for KindName {
+    fn read(&self, value: &Value) -> Result<String, Vec<String>> {
+        let kind = value.text().map_err(|message| vec![message])?;
+        let known = PortKind::names();
+        if known.contains(&kind) {
+            return Ok(kind.to_owned());
+        }
+        let known: Vec<_> = known.iter().map(|name| format!("{name:?}")).collect();
+        Err(vec![format!("{kind:?} is not a kind of port; known: {}", known.join(", "))])
+    }
+
+    fn write(&self, kind: &String) -> toml::Value {
+        kind.as_str().into()
+    }
+}
+
+const NAME: Text<String> = Text {
+    placeholder: "NAME",
+    what: "1 to 63 letters, digits and `-_.:@`",
+    read: |name| check_port_name(name).map(|()| name.to_owned()),
+    write: String::to_owned,
+};
 
 /// Reads one port. `None`, with the reason reported, when too little of it makes sense to compare it with
 /// other ports; other mistakes are reported too.
-pub(crate) fn parse_port(mut fields: Fields<'_>) -> Option<PortConfig> {
+pub(super) fn parse_port(mut fields: Fields<'_>) -> Option<PortConfig> {
     fields.exactly_one(&["kind"]);
-    let (kind_place, kind) = fields.text("kind")?;
-    let named = fields.has("name");
-    let name = fields.checked("name", check_port_name);
-    let mtu = fields.number("mtu", MTU_RANGE).map(|(_, mtu)| mtu);
-    let worker = fields.number("worker", 0..=u64::from(MAX_WORKERS) - 1);
-    if !PortKind::names().contains(&kind.as_str()) {
-        let known: Vec<_> = PortKind::names().iter().map(|name| format!("{name:?}")).collect();
-        let message = format!("{kind:?} is not a kind of port; known: {}", known.join(", "));
-        fields.report(&kind_place, "kind", message);
-        return None;
-    }
+    let PortKeys { kind, name, mtu, worker } = PortKeys::read(&mut fields);
+    let kind = kind?;
     let context = format!(" of a {kind} port");
-    let kind = PortKind::parse(&kind, &mut fields);
-    let name = if named {
-        name.map(|(_, name)| name)
+    let kind = PortKind::read(&kind, &mut fields);
+    let name = if fields.has("name") {
+        name
     } else {
         kind.as_ref().and_then(|kind| default_name(kind, &mut fields))
     };
-    let rules = rules::parse(&mut fields, kind.as_ref().is_some_and(PortKind::is_shared));
+    let rules = RulesKeys::read(&mut fields);
+    let rules = rules.rules(&mut fields, kind.as_ref().is_some_and(PortKind::is_shared));
     fields.finish(&context);
-    Some(PortConfig { name: name?, mtu, worker: worker.map(|(_, worker)| worker), kind: kind?, rules })
+    Some(PortConfig { name: name?, mtu, worker, kind: kind?, rules })
 }
 
 /// The name of a port that gives none.
@@ -412,8 +395,7 @@ fn default_name(kind: &PortKind, fields: &mut Fields<'_>) -> Option<String> {
     match check_port_name(&name) {
         Ok(()) => Some(name),
         Err(message) => {
-            let place = fields.place.clone();
-            fields.report(&place, "name", format!("must be given here: {message}"));
+            fields.report("name", format!("must be given here: {message}"));
             None
         }
     }
@@ -428,7 +410,7 @@ fn check_port_name(name: &str) -> Result<(), String> {
 }
 
 /// A path that fits a Unix socket address; used for data and control sockets.
-pub(crate) fn check_socket_path(path: &str) -> Result<(), String> {
+pub(super) fn check_socket_path(path: &str) -> Result<(), String> {
     if path.len() > MAX_SOCKET_PATH {
         return Err(format!(
             "the socket path has {} bytes, {MAX_SOCKET_PATH} are possible: \
@@ -443,7 +425,7 @@ pub(crate) fn check_socket_path(path: &str) -> Result<(), String> {
 }
 
 /// The address of one station, so neither multicast nor zero.
-pub(crate) fn parse_mac(text: &str) -> Result<Mac, String> {
+pub(super) fn parse_mac(text: &str) -> Result<Mac, String> {
     let mac: Mac = text.parse().map_err(|error: MacError| error.to_string())?;
     if mac.is_multicast() || mac == Mac::default() {
         return Err(format!(

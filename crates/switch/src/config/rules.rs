@@ -1,57 +1,139 @@
 //! The rules of a port ([`Rules`]) as keys: read from a `[[port]]` table, from a flag or from `ringferry ctl set`, and written back.
-//! Whatever is written by [`entries`] is read as the same rules by [`parse()`]; nothing else knows the keys.
+//! Whatever is written by [`entries`] is read as the same rules by [`RulesKeys::rules`].
 
 use std::net::{IpAddr, Ipv6Addr};
 
 use ringferry_packet::ether::Mac;
 use toml::Value as Toml;
 
-use super::parse::{Value, parse_mac};
+use super::parse::{Value, nearest, parse_mac};
+use super::values::{Described, List, Or, Quantity, Shape, Unit, digits};
 use super::*;
 use crate::rules::{Guard, Limits, MAX_VID, Network, Rate, Rules, Vid, Vlans};
 
-/// Every key of a port's rules, in the order in which they are written.
-pub(crate) const KEYS: [&str; 18] = [
-    "vlan",
-    "trunk",
-    "native",
-    "isolated",
-    "max_macs",
-    "static_macs",
-    "allowed_macs",
-    "allowed_ips",
-    "storm",
-    "storm_burst",
-    "rate_in",
-    "rate_in_burst",
-    "rate_in_packets",
-    "rate_in_packets_burst",
-    "rate_out",
-    "rate_out_burst",
-    "rate_out_packets",
-    "rate_out_packets_burst",
-];
+keys! {
+    /// The rules of a port of any kind.
+    pub(crate) struct RulesKeys {
+        /// An access port: its frames are in this VLAN and carry no tag.
+        vlan: Vid {
+            is: number(0..=MAX_VID as u64),
+            default: Unset::Means("a trunk of all VLANs"),
+            example: "10",
+        }
+        /// In place of `vlan`: frames carry tags of these VLANs, or of all.
+        trunk: Option<Vec<Vid>> {
+            is: Or("all", Vids),
+            default: Unset::Value("all"),
+            example: "10,20-29",
+        }
+        /// The VLAN of frames without a tag, or `none`: they are dropped.
+        native: Option<Vid> {
+            is: Or("none", number(0..=MAX_VID as u64)),
+            default: Unset::Means("0 with `trunk = \"all\"`, otherwise `none`"),
+            example: "5",
+            only_with: "trunk" because "say which VLANs the port carries, or trunk = \"all\"",
+        }
+        /// No frames to and from other isolated ports.
+        isolated: bool {
+            is: Boolean,
+            default: Unset::Value("false"),
+            example: "true",
+        }
+        /// Most addresses that are learned behind it; frames from others are dropped.
+        max_macs: u32 {
+            is: number_of("addresses", 0..=MAX_MACS),
+            default: Unset::Means("no limit but half of the table"),
+            example: "8",
+        }
+        /// Addresses that are behind it and nowhere else, in the VLAN of frames without a tag or, with `@VLAN`, in another.
+        static_macs: Vec<(Mac, Option<Vid>)> {
+            is: List(STATION),
+            default: Unset::Value("none"),
+            example: "52:54:00:00:00:01",
+        }
+        /// Addresses that it may send from, alone: in Ethernet, ARP and neighbour discovery.
+        allowed_macs: Vec<Mac> {
+            is: List(MAC),
+            default: Unset::Means("any"),
+            example: "52:54:00:00:00:01",
+        }
+        /// IP addresses and networks that it may send from, in IP, ARP and neighbour discovery; `none` allows none. Needs
+        /// `allowed_macs`.
+        allowed_ips: Vec<Network> {
+            is: List(NETWORK),
+            default: Unset::Means("any"),
+            example: "10.0.0.2,fd00::/64",
+        }
+        /// Most broadcast, multicast and unknown-destination frames that are taken from it per second.
+        storm: u64 {
+            is: PACKET_RATE,
+            default: Unset::Means("no limit"),
+            example: "1kpps",
+        }
+        /// How many of those at once, after a pause.
+        storm_burst: u64 {
+            is: number_of("packets", BURST_STORM),
+            default: Unset::Means("those of a second"),
+            example: "2000",
+            only_with: "storm",
+        }
+        /// Most bits that are taken from it per second: what its guest sends.
+        rate_in: u64 {
+            is: BIT_RATE,
+            default: Unset::Means("no limit"),
+            example: "1gbit",
+        }
+        /// How many bytes at once, after a pause.
+        rate_in_burst: u64 {
+            is: SIZE,
+            default: Unset::Means("a tenth of a second's, at least 128kib"),
+            example: "1mib",
+            only_with: "rate_in",
+        }
+        /// Most packets that are taken from it per second; a frame that is to be segmented counts as its segments.
+        rate_in_packets: u64 {
+            is: PACKET_RATE,
+            default: Unset::Means("no limit"),
+            example: "100kpps",
+        }
+        /// How many packets at once, after a pause.
+        rate_in_packets_burst: u64 {
+            is: number_of("packets", BURST_PACKETS),
+            default: Unset::Means("a tenth of a second's, at least 128"),
+            example: "1000",
+            only_with: "rate_in_packets",
+        }
+        /// Most bits that are sent to it per second: what its guest receives.
+        rate_out: u64 {
+            is: BIT_RATE,
+            default: Unset::Means("no limit"),
+            example: "1gbit",
+        }
+        /// How many bytes at once, after a pause.
+        rate_out_burst: u64 {
+            is: SIZE,
+            default: Unset::Means("a tenth of a second's, at least 128kib"),
+            example: "1mib",
+            only_with: "rate_out",
+        }
+        /// Most packets that are sent to it per second; a frame that is to be segmented counts as its segments.
+        rate_out_packets: u64 {
+            is: PACKET_RATE,
+            default: Unset::Means("no limit"),
+            example: "100kpps",
+        }
+        /// How many packets at once, after a pause.
+        rate_out_packets_burst: u64 {
+            is: number_of("packets", BURST_PACKETS),
+            default: Unset::Means("a tenth of a second's, at least 128"),
+            example: "1000",
+            only_with: "rate_out_packets",
+        }
+    }
+}
 
-/// Those whose values are lists. In a flag a list goes on after each comma.
-pub(super) const LISTS: [&str; 4] = ["trunk", "static_macs", "allowed_macs", "allowed_ips"];
-
-/// Keys that make no sense without another.
-const DEPENDENTS: [(&str, &str); 6] = [
-    ("trunk", "native"),
-    ("storm", "storm_burst"),
-    ("rate_in", "rate_in_burst"),
-    ("rate_in_packets", "rate_in_packets_burst"),
-    ("rate_out", "rate_out_burst"),
-    ("rate_out_packets", "rate_out_packets_burst"),
-];
-
-/// Most entries of a list; a trunk is bounded by the number of VLANs.
-const MAX_LIST: usize = 4094;
 /// Most addresses that a port may be limited to: more than the largest forwarding database has.
 const MAX_MACS: u64 = 1 << 20;
-
-/// A unit: its name, and how many of the smallest one it is.
-type Unit = (&'static str, u64);
 
 /// Units of bit rates, which are decimal, with the names of tc(8). Its `bps` are bytes per second and everybody else's are
 /// bits, so there is none here.
@@ -96,22 +178,6 @@ enum Of {
 }
 
 impl Of {
-    fn units(self) -> &'static [Unit] {
-        if self == Of::Bytes { &BIT_RATES } else { &PACKET_RATES }
-    }
-
-    fn range(self) -> RangeInclusive<u64> {
-        if self == Of::Bytes { BITS } else { PACKETS }
-    }
-
-    fn bursts(self) -> RangeInclusive<u64> {
-        match self {
-            Of::Bytes => BURST_BYTES,
-            Of::Packets => BURST_PACKETS,
-            Of::Flooded => BURST_STORM,
-        }
-    }
-
     /// The burst of a rate that names none. Storms are measured by the second, as switches do it.
     fn burst(self, per_second: u64) -> u64 {
         match self {
@@ -120,115 +186,255 @@ impl Of {
             Of::Flooded => per_second,
         }
     }
-}
 
-/// Reads the rules of a port. `shared` says that several ports will have them.
-pub(super) fn parse(fields: &mut Fields<'_>, shared: bool) -> Rules {
-    let vlans = parse_vlans(fields);
-    let isolated = fields.boolean("isolated").is_some_and(|(_, on)| on);
-    let max_macs = fields.number("max_macs", 0..=MAX_MACS).map(|(_, most)| most);
-    let statics_place = fields.place_of("static_macs").filter(|_| shared);
-    let static_macs = list(fields, "static_macs", |value| station(value, &vlans)).unwrap_or_default();
-    if let Some(place) = statics_place.filter(|_| !static_macs.is_empty()) {
-        fields.report(&place, "static_macs", "only goes with vif: an address is behind one interface alone");
+    /// How many of what its key is in make one of what it counts.
+    fn scale(self) -> u64 {
+        if self == Of::Bytes { 8 } else { 1 }
     }
-    Rules {
-        isolated,
-        max_macs,
-        static_macs,
-        guard: parse_guard(fields),
-        storm: parse_rate(fields, "storm", "storm_burst", Of::Flooded),
-        rate_in: Limits {
-            bytes: parse_rate(fields, "rate_in", "rate_in_burst", Of::Bytes),
-            packets: parse_rate(fields, "rate_in_packets", "rate_in_packets_burst", Of::Packets),
-        },
-        rate_out: Limits {
-            bytes: parse_rate(fields, "rate_out", "rate_out_burst", Of::Bytes),
-            packets: parse_rate(fields, "rate_out_packets", "rate_out_packets_burst", Of::Packets),
-        },
-        vlans,
+
+    /// What a rate and its burst mean.
+    fn rate(self, rate: Option<u64>, burst: Option<u64>) -> Option<Rate> {
+        let per_second = rate? / self.scale();
+        Some(Rate { per_second, burst: burst.unwrap_or_else(|| self.burst(per_second)) })
+    }
+
+    /// The rate and the burst that mean this; no burst where it is the default.
+    fn keys(self, rate: Option<Rate>) -> (Option<u64>, Option<u64>) {
+        let Some(Rate { per_second, burst }) = rate else { return (None, None) };
+        let other = (burst != self.burst(per_second)).then_some(burst);
+        (Some(per_second.saturating_mul(self.scale())), other)
     }
 }
 
-fn parse_vlans(fields: &mut Fields<'_>) -> Vlans {
-    let access = fields.has("vlan");
-    let trunk_place = fields.place_of("trunk");
-    let native_place = fields.place_of("native");
-    if let Some(place) = trunk_place.as_ref().filter(|_| access) {
-        fields.report(
-            place,
-            "trunk",
-            "cannot be given with vlan: a port is in one VLAN, or a trunk of several",
-        );
+const BIT_RATE: Quantity = Quantity { placeholder: "RATE", range: BITS, units: &BIT_RATES };
+const PACKET_RATE: Quantity = Quantity { placeholder: "RATE", range: PACKETS, units: &PACKET_RATES };
+const SIZE: Quantity = Quantity { placeholder: "SIZE", range: BURST_BYTES, units: &SIZES };
+
+/// A static address: `MAC`, in the VLAN of frames without a tag, or `MAC@VLAN`.
+const STATION: Text<(Mac, Option<Vid>)> = Text {
+    placeholder: "MAC[@VLAN]",
+    what: "an Ethernet address of one station, with a VLAN or without",
+    read: |text| {
+        let Some((mac, vid)) = text.split_once('@') else { return Ok((parse_mac(text)?, None)) };
+        let number = digits(vid).and_then(|vid| Vid::try_from(vid).ok()).filter(|vid| *vid <= MAX_VID);
+        let number = number.ok_or_else(|| format!("{vid:?} in {text:?} is not a VLAN, 0 to {MAX_VID}"))?;
+        Ok((parse_mac(mac)?, Some(number)))
+    },
+    write: |(mac, vid)| vid.map_or_else(|| mac.to_string(), |vid| format!("{mac}@{vid}")),
+};
+
+/// `10.0.0.2`, `10.1.0.0/16`, `fd00::/64`.
+const NETWORK: Text<Network> = Text {
+    placeholder: "IP[/BITS]",
+    what: "an IP address or a network, such as \"10.1.0.0/16\"",
+    read: network,
+    write: |Network { address, bits }| {
+        let host = if address.is_ipv4() { 32 } else { 128 };
+        if *bits == host { address.to_string() } else { format!("{address}/{bits}") }
+    },
+};
+
+/// VLANs with tags: numbers and ranges, read as sorted numbers.
+struct Vids;
+
+impl Described for Vids {
+    fn shape(&self) -> Shape {
+        List(VidRange).shape()
     }
-    if let Some(place) = native_place.as_ref().filter(|_| trunk_place.is_none()) {
-        let message = "only goes with trunk: say which VLANs the port carries, or trunk = \"all\"";
-        fields.report(place, "native", message);
-    }
-    let vlan = fields.number("vlan", 0..=MAX_VID.into());
-    let trunk = parse_trunk(fields);
-    let native = parse_native(fields);
-    match (vlan, trunk) {
-        (Some((_, vid)), _) => Vlans::Access(vid),
-        // Where only some VLANs are wanted, frames without a tag are not, unless that is said.
-        (None, Some(allowed)) => {
-            let native = native.unwrap_or_else(|| allowed.is_none().then_some(0));
-            Vlans::Trunk { allowed, native }
+}
+
+impl Codec<Vec<Vid>> for Vids {
+    fn read(&self, value: &Value) -> Result<Vec<Vid>, Vec<String>> {
+        let mut vids: Vec<Vid> = List(VidRange).read(value)?.into_iter().flatten().collect();
+        let count = vids.len();
+        vids.sort_unstable();
+        vids.dedup();
+        if vids.is_empty() {
+            return Err(vec!["names no VLAN: a port that carries nothing is of no use".to_owned()]);
         }
-        (None, None) => Vlans::default(),
+        if vids.len() < count {
+            return Err(vec!["names a VLAN twice".to_owned()]);
+        }
+        Ok(vids)
     }
-}
 
-/// The VLANs of a trunk; `None` inside: all.
-fn parse_trunk(fields: &mut Fields<'_>) -> Option<Option<Vec<Vid>>> {
-    if fields.is_word("trunk", "all") {
-        fields.take("trunk");
-        return Some(None);
+    /// Three and more in a row are written as a range.
+    fn write(&self, vids: &Vec<Vid>) -> Toml {
+        let rows = vids.chunk_by(|one, next| one + 1 == *next);
+        let ranges = rows.flat_map(|row| match row {
+            [first, .., last] if row.len() > 2 => vec![*first..=*last],
+            _ => row.iter().map(|vid| *vid..=*vid).collect(),
+        });
+        List(VidRange).write(&ranges.collect())
     }
-    let place = fields.place_of("trunk");
-    let mut vids: Vec<Vid> = list(fields, "trunk", vid_range)?.into_iter().flatten().collect();
-    let place = place?;
-    let count = vids.len();
-    vids.sort_unstable();
-    vids.dedup();
-    if vids.is_empty() {
-        fields.report(&place, "trunk", "names no VLAN: a port that carries nothing is of no use");
-        return None;
-    }
-    if vids.len() < count {
-        fields.report(&place, "trunk", "names a VLAN twice");
-    }
-    Some(Some(vids))
-}
-
-/// `None` inside: frames without a tag are dropped.
-fn parse_native(fields: &mut Fields<'_>) -> Option<Option<Vid>> {
-    if fields.is_word("native", "none") {
-        fields.take("native");
-        return Some(None);
-    }
-    fields.number("native", 0..=MAX_VID.into()).map(|(_, vid)| Some(vid))
 }
 
 /// One VLAN that has a tag, or several: `10`, `"20-29"`.
-fn vid_range(value: &Value) -> Result<RangeInclusive<Vid>, String> {
-    let tagged = |number: u64| Vid::try_from(number).ok().filter(|vid| (1..=MAX_VID).contains(vid));
-    let vid = |text: &str| digits(text).and_then(tagged);
-    let range = match value {
-        Value::Integer(Some(0)) => None,
-        Value::Integer(number) => {
-            number.and_then(|number| tagged(number.try_into().ok()?)).map(|vid| vid..=vid)
+struct VidRange;
+
+impl Described for VidRange {
+    fn shape(&self) -> Shape {
+        Shape::Span { range: 1..=MAX_VID.into() }
+    }
+}
+
+impl Codec<RangeInclusive<Vid>> for VidRange {
+    fn read(&self, value: &Value) -> Result<RangeInclusive<Vid>, Vec<String>> {
+        let tagged = |number: u64| Vid::try_from(number).ok().filter(|vid| (1..=MAX_VID).contains(vid));
+        let vid = |text: &str| digits(text).and_then(tagged);
+        let range = match value {
+            Value::Integer(number) => {
+                number.and_then(|number| tagged(number.try_into().ok()?)).map(|vid| vid..=vid)
+            }
+            Value::Text(text) | Value::Flag(text) => match text.split_once('-') {
+                Some((first, last)) => vid(first).zip(vid(last)).map(|(first, last)| first..=last),
+                None => vid(text).map(|vid| vid..=vid),
+            },
+            _ => None,
+        };
+        range.filter(|range| !range.is_empty()).ok_or_else(|| {
+            let what = value.describe();
+            vec![format!(
+                "{what} is neither a VLAN, 1 to {MAX_VID}, nor a range such as \"20-29\" (frames without a tag: native)"
+            )]
+        })
+    }
+
+    fn write(&self, range: &RangeInclusive<Vid>) -> Toml {
+        let (first, last) = (range.start(), range.end());
+        if first == last { i64::from(*first).into() } else { format!("{first}-{last}").into() }
+    }
+}
+
+impl RulesKeys {
+    /// What the keys mean together. `shared` says that several ports will have these rules.
+    pub(super) fn rules(self, fields: &mut Fields<'_>, shared: bool) -> Rules {
+        let RulesKeys {
+            vlan,
+            trunk,
+            native,
+            isolated,
+            max_macs,
+            static_macs,
+            allowed_macs,
+            allowed_ips,
+            storm,
+            storm_burst,
+            rate_in,
+            rate_in_burst,
+            rate_in_packets,
+            rate_in_packets_burst,
+            rate_out,
+            rate_out_burst,
+            rate_out_packets,
+            rate_out_packets_burst,
+        } = self;
+        if fields.has("vlan") && fields.has("trunk") {
+            let message = "cannot be given with vlan: a port is in one VLAN, or a trunk of several";
+            fields.report("trunk", message);
         }
-        Value::Text(text) | Value::Flag(text) => match text.split_once('-') {
-            Some((first, last)) => vid(first).zip(vid(last)).map(|(first, last)| first..=last),
-            None => vid(text).map(|vid| vid..=vid),
-        },
-        _ => None,
-    };
-    range.filter(|range| !range.is_empty()).ok_or_else(|| {
-        let what = value.describe();
-        format!("{what} is neither a VLAN, 1 to {MAX_VID}, nor a range such as \"20-29\" (frames without a tag: native)")
-    })
+        let vlans = match (vlan, trunk) {
+            (Some(vid), _) => Vlans::Access(vid),
+            // Where only some VLANs are wanted, frames without a tag are not, unless that is said.
+            (None, Some(allowed)) => {
+                let native = native.unwrap_or_else(|| allowed.is_none().then_some(0));
+                Vlans::Trunk { allowed, native }
+            }
+            (None, None) => Vlans::default(),
+        };
+        let static_macs = stations(static_macs.unwrap_or_default(), &vlans, fields);
+        if shared && !static_macs.is_empty() {
+            fields.report("static_macs", "only goes with vif: an address is behind one interface alone");
+        }
+        if fields.has("allowed_ips") && !fields.has("allowed_macs") {
+            let message = "needs allowed_macs: whoever may send from any Ethernet address can answer for any IP address";
+            fields.report("allowed_ips", message);
+        }
+        Rules {
+            vlans,
+            isolated: isolated.unwrap_or(false),
+            max_macs,
+            static_macs,
+            guard: allowed_macs.map(|macs| Guard { macs, ips: allowed_ips }),
+            storm: Of::Flooded.rate(storm, storm_burst),
+            rate_in: Limits {
+                bytes: Of::Bytes.rate(rate_in, rate_in_burst),
+                packets: Of::Packets.rate(rate_in_packets, rate_in_packets_burst),
+            },
+            rate_out: Limits {
+                bytes: Of::Bytes.rate(rate_out, rate_out_burst),
+                packets: Of::Packets.rate(rate_out_packets, rate_out_packets_burst),
+            },
+        }
+    }
+
+    /// The keys that mean these rules, without what is as it is by default.
+    fn of(rules: &Rules) -> RulesKeys {
+        let Rules { vlans, isolated, max_macs, static_macs, guard, storm, rate_in, rate_out } = rules;
+        let (vlan, trunk, native) = match vlans {
+            Vlans::Access(vid) => (Some(*vid), None, None),
+            Vlans::Trunk { allowed: None, native: Some(0) } => (None, None, None),
+            Vlans::Trunk { allowed, native } => {
+                let said = native.is_some() || allowed.is_none();
+                (None, Some(allowed.clone()), said.then_some(*native))
+            }
+        };
+        let station = |&(mac, vid): &(Mac, Vid)| (mac, Some(vid).filter(|vid| own(vlans) != Some(*vid)));
+        let static_macs: Vec<_> = static_macs.iter().map(station).collect();
+        let (storm, storm_burst) = Of::Flooded.keys(*storm);
+        let (rate_in_bits, rate_in_burst) = Of::Bytes.keys(rate_in.bytes);
+        let (rate_in_packets, rate_in_packets_burst) = Of::Packets.keys(rate_in.packets);
+        let (rate_out_bits, rate_out_burst) = Of::Bytes.keys(rate_out.bytes);
+        let (rate_out_packets, rate_out_packets_burst) = Of::Packets.keys(rate_out.packets);
+        RulesKeys {
+            vlan,
+            trunk,
+            native,
+            isolated: isolated.then_some(true),
+            max_macs: *max_macs,
+            static_macs: Some(static_macs).filter(|macs| !macs.is_empty()),
+            allowed_macs: guard.as_ref().map(|guard| guard.macs.clone()),
+            allowed_ips: guard.as_ref().and_then(|guard| guard.ips.clone()),
+            storm,
+            storm_burst,
+            rate_in: rate_in_bits,
+            rate_in_burst,
+            rate_in_packets,
+            rate_in_packets_burst,
+            rate_out: rate_out_bits,
+            rate_out_burst,
+            rate_out_packets,
+            rate_out_packets_burst,
+        }
+    }
+}
+
+/// The rules by key, in the order of the table, without what is as it is by default.
+pub(crate) fn entries(rules: &Rules) -> Vec<(&'static str, Toml)> {
+    RulesKeys::of(rules).write()
+}
+
+/// Static addresses, each with its VLAN. Reports those that are nowhere.
+fn stations(given: Vec<(Mac, Option<Vid>)>, vlans: &Vlans, fields: &mut Fields<'_>) -> Vec<(Mac, Vid)> {
+    let mut stations = Vec::new();
+    for station in given {
+        let text = (STATION.write)(&station);
+        let (mac, vid) = station;
+        match vid.or_else(|| own(vlans)) {
+            None => {
+                let message = "is in no VLAN, as frames without a tag are not: write";
+                fields.report("static_macs", format!("{text:?} {message} {text}@VLAN"));
+            }
+            Some(vid) if !carries(vlans, vid) => {
+                fields.report("static_macs", format!("{text:?} is in a VLAN that the port does not carry"));
+            }
+            Some(vid) if stations.contains(&(mac, vid)) => {
+                fields.report("static_macs", format!("names {text:?} twice"));
+            }
+            Some(vid) => stations.push((mac, vid)),
+        }
+    }
+    stations
 }
 
 /// The VLAN of frames without a tag.
@@ -250,41 +456,6 @@ fn carries(vlans: &Vlans, vid: Vid) -> bool {
     tagged || own(vlans) == Some(vid)
 }
 
-/// A static address: `MAC`, in the VLAN of frames without a tag, or `MAC@VLAN`.
-fn station(value: &Value, vlans: &Vlans) -> Result<(Mac, Vid), String> {
-    let text = value.text()?;
-    let (mac, vid) = match text.split_once('@') {
-        None => {
-            let vid = own(vlans).ok_or_else(|| {
-                format!("{text:?} is in no VLAN, as frames without a tag are not: write {text}@VLAN")
-            })?;
-            (text, vid)
-        }
-        Some((mac, vid)) => {
-            let number = digits(vid).and_then(|vid| Vid::try_from(vid).ok()).filter(|vid| *vid <= MAX_VID);
-            (mac, number.ok_or_else(|| format!("{vid:?} in {text:?} is not a VLAN, 0 to {MAX_VID}"))?)
-        }
-    };
-    if !carries(vlans, vid) {
-        return Err(format!("{text:?} is in a VLAN that the port does not carry"));
-    }
-    Ok((parse_mac(mac)?, vid))
-}
-
-fn parse_guard(fields: &mut Fields<'_>) -> Option<Guard> {
-    let guarded = fields.has("allowed_macs");
-    let ips_place = fields.place_of("allowed_ips").filter(|_| !guarded);
-    if let Some(place) = ips_place {
-        let message =
-            "needs allowed_macs: whoever may send from any Ethernet address can answer for any IP address";
-        fields.report(&place, "allowed_ips", message);
-    }
-    let macs = list(fields, "allowed_macs", |value| parse_mac(value.text()?));
-    let ips = list(fields, "allowed_ips", |value| network(value.text()?));
-    macs.map(|macs| Guard { macs, ips })
-}
-
-/// `10.0.0.2`, `10.1.0.0/16`, `fd00::/64`.
 fn network(text: &str) -> Result<Network, String> {
     let (address, bits) = text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
     let wrong =
@@ -316,185 +487,6 @@ fn masked(address: IpAddr, bits: u64) -> IpAddr {
             IpAddr::V6(Ipv6Addr::from(u128::from(address) & mask))
         }
     }
-}
-
-fn write_network(network: &Network) -> String {
-    let Network { address, bits } = network;
-    let host = if address.is_ipv4() { 32 } else { 128 };
-    if *bits == host { address.to_string() } else { format!("{address}/{bits}") }
-}
-
-/// A list whose entries `read` makes, each once; `"none"` is an empty one.
-fn list<T: PartialEq>(
-    fields: &mut Fields<'_>,
-    key: &'static str,
-    read: impl Fn(&Value) -> Result<T, String>,
-) -> Option<Vec<T>> {
-    if fields.is_word(key, "none") {
-        fields.take(key);
-        return Some(Vec::new());
-    }
-    let (place, values) = fields.list(key)?;
-    if values.len() > MAX_LIST {
-        fields.report(&place, key, format!("has {} entries, at most {MAX_LIST} are possible", values.len()));
-        return None;
-    }
-    let mut made = Vec::new();
-    let mut wrong = Vec::new();
-    for value in &values {
-        match read(value) {
-            Ok(entry) if made.contains(&entry) => wrong.push(format!("names {} twice", value.describe())),
-            Ok(entry) => made.push(entry),
-            Err(message) => wrong.push(message),
-        }
-    }
-    if wrong.is_empty() {
-        return Some(made);
-    }
-    wrong.into_iter().for_each(|message| fields.report(&place, key, message));
-    None
-}
-
-fn parse_rate(fields: &mut Fields<'_>, key: &'static str, burst_key: &'static str, of: Of) -> Option<Rate> {
-    let alone = fields.place_of(burst_key).filter(|_| !fields.has(key));
-    if let Some(place) = alone {
-        fields.report(&place, burst_key, format!("only goes with {key}"));
-    }
-    let rate = quantity(fields, key, of.units(), of.range());
-    let burst = match of {
-        Of::Bytes => quantity(fields, burst_key, &SIZES, of.bursts()),
-        _ => fields.number(burst_key, of.bursts()).map(|(_, packets)| packets),
-    };
-    let per_second = if of == Of::Bytes { rate? / 8 } else { rate? };
-    Some(Rate { per_second, burst: burst.unwrap_or_else(|| of.burst(per_second)) })
-}
-
-/// A number with a unit, in the smallest one.
-fn quantity(
-    fields: &mut Fields<'_>,
-    key: &'static str,
-    units: &[Unit],
-    range: RangeInclusive<u64>,
-) -> Option<u64> {
-    let (place, value) = fields.take(key)?;
-    let read = value.text().and_then(|text| {
-        let number = measure(text, units)?;
-        let least_and_most = || format!("{}..={}", write(*range.start(), units), write(*range.end(), units));
-        if range.contains(&number) {
-            Ok(number)
-        } else {
-            Err(format!("{text:?} is outside {}", least_and_most()))
-        }
-    });
-    read.map_err(|message| fields.report(&place, key, message)).ok()
-}
-
-/// `2.5gbit` in bits.
-fn measure(text: &str, units: &[Unit]) -> Result<u64, String> {
-    let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
-    let (number, unit) = text.split_at(end);
-    let known = || units.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-    let scale = units.iter().find(|(name, _)| unit.eq_ignore_ascii_case(name)).map(|(_, scale)| *scale);
-    let wrong = || format!("{text:?} is not a number with one of the units {}", known());
-    let scale = scale.ok_or_else(wrong)?;
-    let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
-    // No unit has more than 12 digits, so none of a longer fraction could count.
-    if part.len() > 12 {
-        return Err(wrong());
-    }
-    let (whole, part_of) = (digits(whole).ok_or_else(wrong)?, 10u128.pow(part.len() as u32));
-    let part = u128::from(digits(part).ok_or_else(wrong)?) * u128::from(scale);
-    if !part.is_multiple_of(part_of) {
-        return Err(format!(
-            "{text:?} is not a whole number of the unit {}",
-            units.last().map_or("", |unit| unit.0)
-        ));
-    }
-    let total = u128::from(whole) * u128::from(scale) + part / part_of;
-    Ok(u64::try_from(total).unwrap_or(u64::MAX))
-}
-
-/// A number in the unit in which it is shortest.
-fn write(number: u64, units: &[Unit]) -> String {
-    let whole = units.iter().filter(|(_, scale)| number.is_multiple_of(*scale));
-    let (name, scale) = whole.max_by_key(|(_, scale)| *scale).copied().unwrap_or(("", 1));
-    format!("{}{name}", number / scale)
-}
-
-/// Digits and nothing else, not even a sign.
-fn digits(text: &str) -> Option<u64> {
-    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
-}
-
-/// The rules by key, in the order of [`KEYS`], without what is as it is by default.
-pub(crate) fn entries(rules: &Rules) -> Vec<(&'static str, Toml)> {
-    let Rules { vlans, isolated, max_macs, static_macs, guard, storm, rate_in, rate_out } = rules;
-    let mut out = Vec::new();
-    write_vlans(vlans, &mut out);
-    if *isolated {
-        out.push(("isolated", true.into()));
-    }
-    if let Some(most) = max_macs {
-        out.push(("max_macs", i64::from(*most).into()));
-    }
-    let strings = |items: Vec<String>| Toml::Array(items.into_iter().map(Toml::String).collect());
-    if !static_macs.is_empty() {
-        let station = |(mac, vid): &(Mac, Vid)| match own(vlans) {
-            Some(own) if own == *vid => mac.to_string(),
-            _ => format!("{mac}@{vid}"),
-        };
-        out.push(("static_macs", strings(static_macs.iter().map(station).collect())));
-    }
-    if let Some(Guard { macs, ips }) = guard {
-        out.push(("allowed_macs", strings(macs.iter().map(Mac::to_string).collect())));
-        if let Some(ips) = ips {
-            out.push(("allowed_ips", strings(ips.iter().map(write_network).collect())));
-        }
-    }
-    for (rate, key, burst_key, of) in [
-        (storm, "storm", "storm_burst", Of::Flooded),
-        (&rate_in.bytes, "rate_in", "rate_in_burst", Of::Bytes),
-        (&rate_in.packets, "rate_in_packets", "rate_in_packets_burst", Of::Packets),
-        (&rate_out.bytes, "rate_out", "rate_out_burst", Of::Bytes),
-        (&rate_out.packets, "rate_out_packets", "rate_out_packets_burst", Of::Packets),
-    ] {
-        let Some(Rate { per_second, burst }) = *rate else { continue };
-        let shown = if of == Of::Bytes { per_second.saturating_mul(8) } else { per_second };
-        out.push((key, write(shown, of.units()).into()));
-        if burst != of.burst(per_second) {
-            let burst = match of {
-                Of::Bytes => Toml::String(write(burst, &SIZES)),
-                _ => Toml::Integer(burst.try_into().unwrap_or(i64::MAX)),
-            };
-            out.push((burst_key, burst));
-        }
-    }
-    out
-}
-
-fn write_vlans(vlans: &Vlans, out: &mut Vec<(&'static str, Toml)>) {
-    match vlans {
-        Vlans::Access(vid) => out.push(("vlan", i64::from(*vid).into())),
-        Vlans::Trunk { allowed: None, native: Some(0) } => {}
-        Vlans::Trunk { allowed, native } => {
-            out.push(("trunk", allowed.as_ref().map_or_else(|| "all".into(), |vids| write_vids(vids))));
-            match native {
-                Some(vid) => out.push(("native", i64::from(*vid).into())),
-                None if allowed.is_none() => out.push(("native", "none".into())),
-                None => {}
-            }
-        }
-    }
-}
-
-/// Three and more in a row are written as a range.
-fn write_vids(vids: &[Vid]) -> Toml {
-    let rows = vids.chunk_by(|one, next| one + 1 == *next);
-    let items = rows.flat_map(|row| match row {
-        [first, .., last] if row.len() > 2 => vec![Toml::String(format!("{first}-{last}"))],
-        _ => row.iter().map(|vid| i64::from(*vid).into()).collect(),
-    });
-    Toml::Array(items.collect())
 }
 
 /// What `ringferry ctl set` or `unset` changes about the rules of a port.
@@ -547,9 +539,9 @@ impl Edit {
         let mut remove = Vec::new();
         let mut problems = Vec::new();
         for key in keys {
-            match KEYS.into_iter().find(|known| known == key) {
-                Some(key) => remove.push(key),
-                None => problems.push(Place::default().problem(key, unknown())),
+            match RulesKeys::KEYS.iter().find(|known| known.name == key) {
+                Some(known) => remove.push(known.name),
+                None => problems.push(Place::default().problem(key, unknown(key))),
             }
         }
         if keys.is_empty() {
@@ -558,9 +550,11 @@ impl Edit {
         if !problems.is_empty() {
             return Err(ConfigError { problems });
         }
-        let dependents = DEPENDENTS.iter().filter(|(key, _)| remove.contains(key)).map(|(_, other)| *other);
-        let dependents: Vec<_> = dependents.collect();
-        remove.extend(dependents);
+        let companions = RulesKeys::KEYS
+            .iter()
+            .filter(|key| key.only_with.is_some_and(|(with, _)| remove.contains(&with)));
+        let companions: Vec<_> = companions.map(|key| key.name).collect();
+        remove.extend(companions);
         Ok(Edit { set: BTreeMap::new(), remove })
     }
 
@@ -570,9 +564,16 @@ impl Edit {
     }
 }
 
-/// What `ringferry ctl` can change, for the message about a key that it cannot.
-fn unknown() -> String {
-    format!("is not a rule that can change while the switch runs; known: {}", KEYS.join(", "))
+/// Why a key cannot be changed while the switch runs.
+fn unknown(key: &str) -> String {
+    let known: Vec<_> = RulesKeys::KEYS.iter().map(|key| key.name).collect();
+    let all = known.join(", ");
+    let wrong = "is not a rule that can change while the switch runs";
+    // What is a key elsewhere is not a slip of the pen.
+    match nearest(key, &known).filter(|_| !sections().flat_map(|(_, keys)| keys).any(|row| row.name == key)) {
+        Some(nearest) => format!("{wrong}: did you mean {nearest}? Known: {all}"),
+        None => format!("{wrong}; known: {all}"),
+    }
 }
 
 impl PortConfig {
@@ -582,8 +583,8 @@ impl PortConfig {
     /// Whatever a file with these keys would be refused for.
     pub(crate) fn edited(&self, edit: &Edit) -> Result<Rules, ConfigError> {
         let mut problems = Vec::new();
-        for key in edit.set.keys().filter(|key| !KEYS.contains(&key.as_str())) {
-            problems.push(Place::default().problem(key, unknown()));
+        for key in edit.set.keys().filter(|key| RulesKeys::KEYS.iter().all(|known| known.name != *key)) {
+            problems.push(Place::default().problem(key, unknown(key)));
         }
         if !problems.is_empty() {
             return Err(ConfigError { problems });
@@ -593,7 +594,7 @@ impl PortConfig {
         let set = edit.set.iter().map(|(key, value)| (key.clone(), Value::Flag(value.clone())));
         // What comes later replaces what was there.
         let mut fields = Fields::of_values(kept.chain(set), &mut problems);
-        let rules = parse(&mut fields, self.kind.is_shared());
+        let rules = RulesKeys::read(&mut fields).rules(&mut fields, self.kind.is_shared());
         fields.finish("");
         if problems.is_empty() { Ok(rules) } else { Err(ConfigError { problems }) }
     }

@@ -2,7 +2,9 @@
 
 use std::os::fd::RawFd;
 
-use crate::config::{Claim, Fields, Flag, MAX_WORKERS, PortSettings, entry};
+use crate::config::{
+    Boolean, Claim, Fields, Flag, MAX_WORKERS, PortSettings, Text, Unset, keys, number, number_of,
+};
 
 /// Bytes the name of a network interface may have: `IFNAMSIZ` is 16 with the closing NUL (netdevice(7)).
 pub const MAX_TAP_NAME: usize = 15;
@@ -33,45 +35,82 @@ pub enum TapSource {
     Fd(RawFd),
 }
 
+keys! {
+    /// The keys that only a tap port has.
+    pub(crate) struct TapKeys {
+        /// The name of the tap. This or `fd` must be given.
+        tap: String {
+            is: TAP_NAME,
+            default: Unset::Means("none"),
+            example: "rf0",
+        }
+        /// An inherited descriptor of `/dev/net/tun` with a tap attached.
+        fd: RawFd {
+            is: number(3..=RawFd::MAX as u64),
+            default: Unset::Means("none"),
+            example: "7",
+        }
+        /// With `true` the tap must exist, with `false` it must not.
+        existing: bool {
+            is: Boolean,
+            default: Unset::Means("either; it is made if it does not exist"),
+            example: "true",
+            only_with: "tap" because "an inherited tap exists already",
+        }
+        /// Checksum and segmentation offloads to and from the kernel.
+        offloads: bool {
+            is: Boolean,
+            default: Unset::Value("true"),
+            example: "false",
+        }
+        /// Queues of the tap, each read by a worker.
+        queues: u16 {
+            is: number_of("queues", 1..=MAX_WORKERS as u64),
+            default: Unset::Means("one for each worker; one if the tap exists and has one"),
+            example: "2",
+        }
+    }
+}
+
+const TAP_NAME: Text<String> = Text {
+    placeholder: "NAME",
+    what: "1 to 15 bytes, no spaces, no `/`, `:` or `%`",
+    read: |name| check_tap_name(name).map(|()| name.to_owned()),
+    write: String::to_owned,
+};
+
 impl PortSettings for TapConfig {
     const KIND: &'static str = "tap";
 
-    const FLAGS: &'static [Flag] =
-        &[Flag { word: "tap", key: "tap", place: "NAME" }, Flag { word: "tap-fd", key: "fd", place: "N" }];
+    const FLAGS: &'static [Flag] = &[
+        Flag {
+            word: "tap",
+            key: "tap",
+            place: "NAME",
+            help: "a tap device of the host, made if it does not exist",
+        },
+        Flag { word: "tap-fd", key: "fd", place: "N", help: "an inherited tap" },
+    ];
 
-    fn parse(fields: &mut Fields<'_>) -> Option<Self> {
-        let one = fields.exactly_one(&["tap", "fd"]);
-        let existing = fields.boolean("existing");
-        if let Some((place, _)) = existing.as_ref().filter(|_| one && !fields.has("tap")) {
-            fields.report(place, "existing", "only goes with tap: an inherited tap exists already");
-        }
-        let tap = fields.checked("tap", check_tap_name);
-        let tap =
-            tap.map(|(_, name)| TapSource::Name { name, existing: existing.map(|(_, existing)| existing) });
-        let fd = fields.descriptor().map(TapSource::Fd);
-        let offloads = fields.boolean("offloads").is_none_or(|(_, on)| on);
-        let queues = fields.number("queues", 1..=MAX_WORKERS.into()).map(|(_, queues)| queues);
-        if let Some(place) = fields.place_of("worker").filter(|_| queues != Some(1)) {
+    type Keys = TapKeys;
+
+    fn from_keys(keys: TapKeys, fields: &mut Fields<'_>) -> Option<Self> {
+        let TapKeys { tap, fd, existing, offloads, queues } = keys;
+        fields.exactly_one(&["tap", "fd"]);
+        if fields.has("worker") && queues != Some(1) {
             let message = "only goes with queues = 1: of several queues each worker reads one";
-            fields.report(&place, "worker", message);
+            fields.report("worker", message);
         }
-        Some(TapConfig { source: tap.or(fd)?, offloads, queues })
+        let source = tap.map(|name| TapSource::Name { name, existing }).or(fd.map(TapSource::Fd))?;
+        Some(TapConfig { source, offloads: offloads.unwrap_or(true), queues })
     }
 
-    fn dump(&self, out: &mut String) {
-        match &self.source {
-            TapSource::Name { name, existing } => {
-                entry(out, "tap", name.as_str());
-                if let Some(existing) = existing {
-                    entry(out, "existing", *existing);
-                }
-            }
-            TapSource::Fd(fd) => entry(out, "fd", *fd),
-        }
-        entry(out, "offloads", self.offloads);
-        if let Some(queues) = self.queues {
-            entry(out, "queues", i64::from(queues));
-        }
+    fn to_keys(&self) -> TapKeys {
+        let (tap, fd, existing) = match &self.source {
+            TapSource::Name { name, existing } => (Some(name.clone()), None, *existing),
+            TapSource::Fd(fd) => (None, Some(*fd), None),
+        };
+        TapKeys { tap, fd, existing, offloads: Some(self.offloads), queues: self.queues }
     }
 
     fn claim(&self) -> Claim<'_> {

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 use ringferry_packet::ether::Mac;
 
-use crate::config::{Claim, Fields, Flag, PortSettings, check_socket_path, entry, parse_mac};
+use crate::config::{
+    Boolean, Choice, Claim, Fields, Flag, MAC, PortSettings, SOCKET, Text, Unset, keys, number, power_of_two,
+};
 
 /// Settings of a vhost-user port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,87 +74,209 @@ impl Default for FeatureToggles {
     }
 }
 
-impl FeatureToggles {
-    /// Every toggle with its key; `csum` first because others depend on it.
-    fn by_key(&mut self) -> [(&'static str, &mut bool); 8] {
-        [
-            ("csum", &mut self.csum),
-            ("tso", &mut self.tso),
-            ("uso", &mut self.uso),
-            ("mergeable", &mut self.mergeable),
-            ("event_idx", &mut self.event_idx),
-            ("indirect", &mut self.indirect),
-            ("packed", &mut self.packed),
-            ("in_order", &mut self.in_order),
-        ]
+keys! {
+    /// The keys that only a vhost-user port has.
+    pub(crate) struct VhostUserKeys {
+        /// The socket on which the front end is met. This, `fd` or `activation` must be given.
+        socket: PathBuf {
+            is: SOCKET,
+            default: Unset::Means("none"),
+            example: "/run/ringferry/vm0.sock",
+        }
+        /// An inherited socket, connected or listening.
+        fd: RawFd {
+            is: number(3..=RawFd::MAX as u64),
+            default: Unset::Means("none"),
+            example: "5",
+        }
+        /// A socket from systemd, by its `FileDescriptorName=`.
+        activation: String {
+            is: ACTIVATION,
+            default: Unset::Means("none"),
+            example: "vm0",
+        }
+        /// `listen` on the socket, or `connect` to a front end that listens there, again and again until it does.
+        mode: Mode {
+            is: Choice { what: "a mode", words: &[("listen", Mode::Listen), ("connect", Mode::Connect)] },
+            default: Unset::Value("listen"),
+            example: "connect",
+            only_with: "socket" because "an inherited socket listens or is connected already",
+        }
+        /// Largest virtqueue accepted; the front end chooses the size.
+        queue_size: u16 {
+            is: power_of_two(2..=32768),
+            default: Unset::Means("any"),
+            example: "1024",
+        }
+        /// MAC address told to front ends that ask for one.
+        mac: Mac {
+            is: MAC,
+            default: Unset::Means("the front end chooses"),
+            example: "52:54:00:00:00:01",
+        }
+        /// Offer checksum offloads (`VIRTIO_NET_F_CSUM`, `GUEST_CSUM`).
+        csum: bool {
+            is: Boolean,
+            default: Unset::Value("true"),
+            example: "false",
+        }
+        /// Offer TCP segmentation offloads (`HOST_TSO4/6`, `GUEST_TSO4/6`, `*_ECN`); needs `csum`.
+        tso: bool {
+            is: Boolean,
+            default: Unset::Means("as `csum`"),
+            example: "false",
+        }
+        /// Offer UDP segmentation offloads (`HOST_USO`, `GUEST_USO4/6`); needs `csum`.
+        uso: bool {
+            is: Boolean,
+            default: Unset::Means("as `csum`"),
+            example: "false",
+        }
+        /// Offer frames that span several receive buffers (`VIRTIO_NET_F_MRG_RXBUF`).
+        mergeable: bool {
+            is: Boolean,
+            default: Unset::Value("true"),
+            example: "false",
+        }
+        /// Offer notification suppression by index (`VIRTIO_F_EVENT_IDX`).
+        event_idx: bool {
+            is: Boolean,
+            default: Unset::Value("true"),
+            example: "false",
+        }
+        /// Offer indirect descriptors (`VIRTIO_F_INDIRECT_DESC`).
+        indirect: bool {
+            is: Boolean,
+            default: Unset::Value("true"),
+            example: "false",
+        }
+        /// Offer packed rings (`VIRTIO_F_RING_PACKED`).
+        packed: bool {
+            is: Boolean,
+            default: Unset::Value("true"),
+            example: "false",
+        }
+        /// Offer that buffers are used in the order in which they come (`VIRTIO_F_IN_ORDER`).
+        in_order: bool {
+            is: Boolean,
+            default: Unset::Value("true"),
+            example: "false",
+        }
     }
 }
+
+/// How a socket is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Listen,
+    Connect,
+}
+
+const ACTIVATION: Text<String> = Text {
+    placeholder: "NAME",
+    what: "at most 255 ASCII characters, no colon",
+    read: |name| check_activation(name).map(|()| name.to_owned()),
+    write: String::to_owned,
+};
 
 impl PortSettings for VhostUserConfig {
     const KIND: &'static str = "vhost-user";
 
     const FLAGS: &'static [Flag] = &[
-        Flag { word: "vhost-user", key: "socket", place: "PATH" },
-        Flag { word: "vhost-user-fd", key: "fd", place: "N" },
-        Flag { word: "vhost-user-activation", key: "activation", place: "NAME" },
+        Flag {
+            word: "vhost-user",
+            key: "socket",
+            place: "PATH",
+            help: "listen on PATH for a guest's front end; with mode=connect, connect to it",
+        },
+        Flag {
+            word: "vhost-user-fd",
+            key: "fd",
+            place: "N",
+            help: "an inherited socket, connected or listening",
+        },
+        Flag {
+            word: "vhost-user-activation",
+            key: "activation",
+            place: "NAME",
+            help: "a socket from systemd with FileDescriptorName=NAME",
+        },
     ];
 
-    fn parse(fields: &mut Fields<'_>) -> Option<Self> {
-        let one = fields.exactly_one(&["socket", "fd", "activation"]);
-        let mode = fields.checked("mode", |mode| match mode {
-            "listen" | "connect" => Ok(()),
-            _ => Err(format!("{mode:?} is not a mode; known: \"listen\", \"connect\"")),
-        });
-        if let Some((place, _)) = mode.as_ref().filter(|_| one && !fields.has("socket")) {
-            fields.report(
-                place,
-                "mode",
-                "only goes with socket: an inherited socket listens or is connected already",
-            );
-        }
-        let socket = fields.checked("socket", check_socket_path).map(|(_, path)| match &mode {
-            Some((_, mode)) if mode == "connect" => VhostUserEndpoint::Connect(path.into()),
-            _ => VhostUserEndpoint::Listen(path.into()),
-        });
-        let fd = fields.descriptor().map(VhostUserEndpoint::Fd);
-        let activation = fields
-            .checked("activation", check_activation)
-            .map(|(_, name)| VhostUserEndpoint::Activation(name));
-        let queue_size = fields.number::<u16>("queue_size", 2..=32768);
-        if let Some((place, size)) = queue_size.as_ref().filter(|(_, size)| !size.is_power_of_two()) {
-            fields.report(place, "queue_size", format!("{size} is not a power of two"));
-        }
-        let mac = fields
-            .checked("mac", |text| parse_mac(text).map(|_| ()))
-            .and_then(|(_, text)| parse_mac(&text).ok());
-        let features = parse_features(fields);
-        Some(VhostUserConfig {
-            endpoint: socket.or(fd).or(activation)?,
-            queue_size: queue_size.map(|(_, size)| size),
+    type Keys = VhostUserKeys;
+
+    fn from_keys(keys: VhostUserKeys, fields: &mut Fields<'_>) -> Option<Self> {
+        let VhostUserKeys {
+            socket,
+            fd,
+            activation,
+            mode,
+            queue_size,
             mac,
-            features,
-        })
+            csum,
+            tso,
+            uso,
+            mergeable,
+            event_idx,
+            indirect,
+            packed,
+            in_order,
+        } = keys;
+        fields.exactly_one(&["socket", "fd", "activation"]);
+        // Segmentation offloads follow `csum`, and may not be asked for without it (VIRTIO 1.4, 5.1.3.1).
+        let csum = csum.unwrap_or(true);
+        for (key, on) in [("tso", tso), ("uso", uso)] {
+            if on == Some(true) && !csum {
+                let message = "needs csum: a segmented packet gets new checksums; turn csum on or this off";
+                fields.report(key, message);
+            }
+        }
+        let features = FeatureToggles {
+            mergeable: mergeable.unwrap_or(true),
+            csum,
+            tso: tso.unwrap_or(csum),
+            uso: uso.unwrap_or(csum),
+            event_idx: event_idx.unwrap_or(true),
+            indirect: indirect.unwrap_or(true),
+            packed: packed.unwrap_or(true),
+            in_order: in_order.unwrap_or(true),
+        };
+        let socket = socket.map(|path| match mode {
+            Some(Mode::Connect) => VhostUserEndpoint::Connect(path),
+            _ => VhostUserEndpoint::Listen(path),
+        });
+        let fd = fd.map(VhostUserEndpoint::Fd);
+        let endpoint = socket.or(fd).or(activation.map(VhostUserEndpoint::Activation))?;
+        Some(VhostUserConfig { endpoint, queue_size, mac, features })
     }
 
-    fn dump(&self, out: &mut String) {
-        match &self.endpoint {
-            VhostUserEndpoint::Listen(path) | VhostUserEndpoint::Connect(path) => {
-                entry(out, "socket", path.to_string_lossy().as_ref());
-                let listen = matches!(self.endpoint, VhostUserEndpoint::Listen(_));
-                entry(out, "mode", if listen { "listen" } else { "connect" });
+    fn to_keys(&self) -> VhostUserKeys {
+        let VhostUserConfig { endpoint, queue_size, mac, features } = self;
+        let FeatureToggles { mergeable, csum, tso, uso, event_idx, indirect, packed, in_order } = *features;
+        let met = match endpoint.clone() {
+            VhostUserEndpoint::Listen(path) => {
+                VhostUserKeys { socket: Some(path), mode: Some(Mode::Listen), ..VhostUserKeys::default() }
             }
-            VhostUserEndpoint::Fd(fd) => entry(out, "fd", *fd),
-            VhostUserEndpoint::Activation(name) => entry(out, "activation", name.as_str()),
-        }
-        if let Some(size) = self.queue_size {
-            entry(out, "queue_size", i64::from(size));
-        }
-        if let Some(mac) = self.mac {
-            entry(out, "mac", mac.to_string());
-        }
-        let mut features = self.features;
-        for (key, on) in features.by_key() {
-            entry(out, key, *on);
+            VhostUserEndpoint::Connect(path) => {
+                VhostUserKeys { socket: Some(path), mode: Some(Mode::Connect), ..VhostUserKeys::default() }
+            }
+            VhostUserEndpoint::Fd(fd) => VhostUserKeys { fd: Some(fd), ..VhostUserKeys::default() },
+            VhostUserEndpoint::Activation(name) => {
+                VhostUserKeys { activation: Some(name), ..VhostUserKeys::default() }
+            }
+        };
+        VhostUserKeys {
+            queue_size: *queue_size,
+            mac: *mac,
+            csum: Some(csum),
+            tso: Some(tso),
+            uso: Some(uso),
+            mergeable: Some(mergeable),
+            event_idx: Some(event_idx),
+            indirect: Some(indirect),
+            packed: Some(packed),
+            in_order: Some(in_order),
+            ..met
         }
     }
 
@@ -173,34 +297,6 @@ impl PortSettings for VhostUserConfig {
             VhostUserEndpoint::Activation(name) => name.clone(),
         }
     }
-}
-
-/// Segmentation offloads follow `csum` when not given, and may not be asked for without it (VIRTIO 1.4,
-/// 5.1.3.1).
-fn parse_features(fields: &mut Fields<'_>) -> FeatureToggles {
-    let csum = fields.boolean("csum").is_none_or(|(_, on)| on);
-    let mut features = FeatureToggles { csum, ..FeatureToggles::default() };
-    for (key, on) in [("tso", &mut features.tso), ("uso", &mut features.uso)] {
-        let given = fields.boolean(key);
-        *on = given.as_ref().map_or(csum, |(_, on)| *on);
-        if let Some((place, true)) = given.filter(|_| !csum) {
-            fields.report(
-                &place,
-                key,
-                "needs csum: a segmented packet gets new checksums; turn csum on or this off",
-            );
-        }
-    }
-    for (key, on) in [
-        ("mergeable", &mut features.mergeable),
-        ("event_idx", &mut features.event_idx),
-        ("indirect", &mut features.indirect),
-        ("packed", &mut features.packed),
-        ("in_order", &mut features.in_order),
-    ] {
-        *on = fields.boolean(key).is_none_or(|(_, on)| on);
-    }
-    features
 }
 
 /// What systemd takes as `FileDescriptorName=` (systemd.socket(5)).

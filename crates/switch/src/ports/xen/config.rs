@@ -4,7 +4,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::config::{Claim, Fields, Flag, MAX_WORKERS, PortSettings, check_socket_path, entry};
+use crate::config::{
+    Boolean, Choice, Claim, Fields, Flag, MAX_WORKERS, PortSettings, SOCKET, Text, Unset, keys, number,
+    number_of,
+};
 
 /// Most pages kept mapped for a queue: slots have 16 bits, one value of which means none.
 const MAX_PAGES: u64 = 65534;
@@ -99,75 +102,220 @@ impl FromStr for VifName {
     }
 }
 
+keys! {
+    /// The keys that only a xen-vif port has.
+    pub(crate) struct XenVifKeys {
+        /// What plays the hypervisor: `xen`, in one of whose domains the switch runs, or `process`, a broker with Linux processes
+        /// as domains.
+        provider: Provider {
+            is: Choice {
+                what: "a provider",
+                words: &[("xen", Provider::Xen), ("process", Provider::Process)],
+            },
+            default: Unset::Value("xen"),
+            example: "xen",
+        }
+        /// With `provider = "process"`, which needs it: the socket of the broker.
+        broker: PathBuf {
+            is: SOCKET,
+            default: Unset::Means("none"),
+            example: "/run/broker.sock",
+        }
+        /// With `provider = "process"`, which needs it: the socket of the store, for our domain.
+        store: PathBuf {
+            is: SOCKET,
+            default: Unset::Means("none"),
+            example: "/run/store.sock",
+        }
+        /// With `provider = "process"`: the number of our domain.
+        domain: u16 {
+            is: number(0..=DOMAINS - 1),
+            default: Unset::Means("0"),
+            example: "3",
+        }
+        /// Class of the devices in the store. One of its own keeps the kernel's back end from serving them, too.
+        class: String {
+            is: CLASS,
+            default: Unset::Value("vif"),
+            example: "ringferry",
+        }
+        /// The only interface to serve.
+        vif: VifName {
+            is: VIF,
+            default: Unset::Means("every one of the class, each on a port of its own"),
+            example: "5.0",
+        }
+        /// Most queues of an interface (`multi-queue-max-queues`).
+        queues: u16 {
+            is: number_of("queues", 1..=MAX_WORKERS as u64),
+            default: Unset::Means("one for each worker"),
+            example: "2",
+        }
+        /// Keep pages mapped of front ends that allow it (`feature-persistent`).
+        persistent: bool {
+            is: Boolean,
+            default: Unset::Value("true"),
+            example: "false",
+        }
+        /// Keep pages mapped that front ends hand over on the control ring (`feature-ctrl-ring`).
+        static_grants: bool {
+            is: Boolean,
+            default: Unset::Value("true"),
+            example: "false",
+        }
+        /// How all other pages are reached: copied by the hypervisor (`copy`), or mapped for a burst (`map`).
+        transfer: Transfer {
+            is: Choice {
+                what: "a way to reach pages",
+                words: &[("copy", Transfer::Copy), ("map", Transfer::Map)],
+            },
+            default: Unset::Value("copy"),
+            example: "map",
+        }
+        /// Most pages kept mapped for a queue. Those of all queues together stay below `vm.max_map_count`.
+        pages: usize {
+            is: number_of("pages", 1..=MAX_PAGES),
+            default: Unset::Value("1024"),
+            example: "256",
+        }
+        /// Front ends may send packets of several pages (`feature-sg`).
+        sg: bool {
+            is: Boolean,
+            default: Unset::Value("true"),
+            example: "false",
+        }
+        /// Front ends may leave checksums to us.
+        csum: bool {
+            is: Boolean,
+            default: Unset::Value("true"),
+            example: "false",
+        }
+        /// Front ends may leave segmentation to us (`feature-gso-tcpv4`, `feature-gso-tcpv6`); needs `sg` and `csum`.
+        gso: bool {
+            is: Boolean,
+            default: Unset::Means("as `sg` and `csum`"),
+            example: "false",
+        }
+    }
+}
+
+/// The words for [`XenProvider`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Provider {
+    Xen,
+    Process,
+}
+
+const CLASS: Text<String> = Text {
+    placeholder: "CLASS",
+    what: "1 to 32 letters, digits and `-_`",
+    read: |class| check_class(class).map(|()| class.to_owned()),
+    write: String::to_owned,
+};
+
+const VIF: Text<VifName> = Text {
+    placeholder: "DOMAIN.DEVICE",
+    what: "the numbers of a domain and of a device, such as \"5.0\"",
+    read: str::parse,
+    write: VifName::to_string,
+};
+
 impl PortSettings for XenVifConfig {
     const KIND: &'static str = "xen-vif";
 
-    const FLAGS: &'static [Flag] = &[Flag { word: "xen-vif", key: "provider", place: "PROVIDER" }];
+    const FLAGS: &'static [Flag] = &[Flag {
+        word: "xen-vif",
+        key: "provider",
+        place: "PROVIDER",
+        help: "with xen: every network interface of this Xen host's guests, each a port such as xen5.0",
+    }];
 
-    fn parse(fields: &mut Fields<'_>) -> Option<Self> {
-        let provider = parse_provider(fields);
-        let class = fields.checked("class", check_class).map_or_else(|| "vif".to_owned(), |(_, class)| class);
-        let only = fields.checked("vif", |text| text.parse::<VifName>().map(drop));
-        let queues = fields.number("queues", 1..=MAX_WORKERS.into()).map(|(_, queues)| queues);
-        let persistent = fields.boolean("persistent").is_none_or(|(_, on)| on);
-        let static_grants = fields.boolean("static_grants").is_none_or(|(_, on)| on);
-        let transfer = fields.checked("transfer", |text| match text {
-            "copy" | "map" => Ok(()),
-            _ => Err(format!("{text:?} is not a way to reach pages; known: \"copy\", \"map\"")),
-        });
-        let pages = fields.number("pages", 1..=MAX_PAGES).map(|(_, pages)| pages);
-        let sg = fields.boolean("sg").is_none_or(|(_, on)| on);
-        let csum = fields.boolean("csum").is_none_or(|(_, on)| on);
-        let gso = fields.boolean("gso");
-        if let Some((place, true)) = gso.as_ref().filter(|_| !(sg && csum)) {
-            fields.report(
-                place,
-                "gso",
-                "needs sg and csum: what is to be segmented has several pages and no checksum; turn them on or this off",
-            );
-        }
-        Some(XenVifConfig {
-            provider: provider?,
+    type Keys = XenVifKeys;
+
+    fn from_keys(keys: XenVifKeys, fields: &mut Fields<'_>) -> Option<Self> {
+        let XenVifKeys {
+            provider,
+            broker,
+            store,
+            domain,
             class,
-            only: only.and_then(|(_, text)| text.parse().ok()),
+            vif,
             queues,
             persistent,
             static_grants,
-            transfer: if transfer.is_some_and(|(_, way)| way == "map") {
-                Transfer::Map
-            } else {
-                Transfer::Copy
-            },
+            transfer,
+            pages,
+            sg,
+            csum,
+            gso,
+        } = keys;
+        // A wrong word is neither; what belongs to one of them is not held against the other then.
+        let provider = match provider {
+            None if fields.has("provider") => None,
+            Some(Provider::Process) => {
+                for (key, given) in [("broker", &broker), ("store", &store)] {
+                    if given.is_none() && !fields.has(key) {
+                        fields.report(key, "must be given with provider = \"process\"");
+                    }
+                }
+                let ends = broker.zip(store);
+                let domain = domain.unwrap_or(0);
+                ends.map(|(broker, store)| XenProvider::Process { broker, store, domain })
+            }
+            Some(Provider::Xen) | None => {
+                for key in ["broker", "store", "domain"] {
+                    if fields.has(key) {
+                        fields.report(key, "only goes with provider = \"process\"");
+                    }
+                }
+                Some(XenProvider::Xen)
+            }
+        };
+        let (sg, csum) = (sg.unwrap_or(true), csum.unwrap_or(true));
+        if gso == Some(true) && !(sg && csum) {
+            let message = "needs sg and csum: what is to be segmented has several pages and no checksum; turn them on or this off";
+            fields.report("gso", message);
+        }
+        Some(XenVifConfig {
+            provider: provider?,
+            class: class.unwrap_or_else(|| "vif".to_owned()),
+            only: vif,
+            queues,
+            persistent: persistent.unwrap_or(true),
+            static_grants: static_grants.unwrap_or(true),
+            transfer: transfer.unwrap_or(Transfer::Copy),
             pages: pages.unwrap_or(ringferry_xen_net::netback::DEFAULT_PAGES),
             sg,
             csum,
-            gso: gso.map_or(sg && csum, |(_, on)| on),
+            gso: gso.unwrap_or(sg && csum),
         })
     }
 
-    fn dump(&self, out: &mut String) {
-        let provider = if self.provider == XenProvider::Xen { "xen" } else { "process" };
-        entry(out, "provider", provider);
-        if let XenProvider::Process { broker, store, domain } = &self.provider {
-            entry(out, "broker", broker.to_string_lossy().as_ref());
-            entry(out, "store", store.to_string_lossy().as_ref());
-            entry(out, "domain", i64::from(*domain));
+    fn to_keys(&self) -> XenVifKeys {
+        let (provider, broker, store, domain) = match self.provider.clone() {
+            XenProvider::Xen => (Provider::Xen, None, None, None),
+            XenProvider::Process { broker, store, domain } => {
+                (Provider::Process, Some(broker), Some(store), Some(domain))
+            }
+        };
+        XenVifKeys {
+            provider: Some(provider),
+            broker,
+            store,
+            domain,
+            class: Some(self.class.clone()),
+            vif: self.only,
+            queues: self.queues,
+            persistent: Some(self.persistent),
+            static_grants: Some(self.static_grants),
+            transfer: Some(self.transfer),
+            pages: Some(self.pages),
+            sg: Some(self.sg),
+            csum: Some(self.csum),
+            gso: Some(self.gso),
         }
-        entry(out, "class", self.class.as_str());
-        if let Some(only) = self.only {
-            entry(out, "vif", only.to_string());
-        }
-        if let Some(queues) = self.queues {
-            entry(out, "queues", i64::from(queues));
-        }
-        entry(out, "persistent", self.persistent);
-        entry(out, "static_grants", self.static_grants);
-        entry(out, "transfer", if self.transfer == Transfer::Copy { "copy" } else { "map" });
-        entry(out, "pages", self.pages as i64);
-        entry(out, "sg", self.sg);
-        entry(out, "csum", self.csum);
-        entry(out, "gso", self.gso);
     }
+
     fn claim(&self) -> Claim<'_> {
         let class = &self.class;
         Claim::Thing {
@@ -187,38 +335,6 @@ impl PortSettings for XenVifConfig {
     fn is_shared(&self) -> bool {
         self.only.is_none()
     }
-}
-
-fn parse_provider(fields: &mut Fields<'_>) -> Option<XenProvider> {
-    let provider = fields.checked("provider", |text| match text {
-        "xen" | "process" => Ok(()),
-        _ => Err(format!("{text:?} is not a provider; known: \"xen\", \"process\"")),
-    });
-    let process = provider.as_ref().is_some_and(|(_, name)| name == "process");
-    let place = fields.place();
-    let broker = fields.checked("broker", check_socket_path);
-    let store = fields.checked("store", check_socket_path);
-    let domain = fields.number::<u16>("domain", 0..=DOMAINS - 1);
-    if !process {
-        let given = [
-            ("broker", broker.map(|(place, _)| place)),
-            ("store", store.map(|(place, _)| place)),
-            ("domain", domain.map(|(place, _)| place)),
-        ];
-        for (key, place) in given {
-            if let Some(place) = place {
-                fields.report(&place, key, "only goes with provider = \"process\"");
-            }
-        }
-        return Some(XenProvider::Xen);
-    }
-    for (key, given) in [("broker", broker.is_some()), ("store", store.is_some())] {
-        if !given {
-            fields.report(&place, key, "must be given with provider = \"process\"");
-        }
-    }
-    let (broker, store) = (broker?.1.into(), store?.1.into());
-    Some(XenProvider::Process { broker, store, domain: domain.map_or(0, |(_, domain)| domain) })
 }
 
 fn check_class(class: &str) -> Result<(), String> {

@@ -1,0 +1,70 @@
+//! The table of keys as help on the command line.
+
+use std::fmt::Write as _;
+
+use super::*;
+
+/// Columns of a line of help.
+const WIDTH: usize = 100;
+
+/// How a `--port` flag may begin, and the keys that may follow: for the help of a program that takes such flags.
+pub fn port_keys_help() -> String {
+    let mut out = "Ports, as KIND:WHERE[,KEY=VALUE...]:\n".to_owned();
+    for (_, Flag { word, place, help, .. }) in PortKind::flags() {
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "  {:28}  {help}", format!("{word}:{place}"));
+    }
+    // What the flag itself says is not said again by a key.
+    let said: Vec<_> = PortKind::flags().map(|(kind, flag)| (kind, flag.key)).collect();
+    let said = |scope, key: &Key| matches!(scope, Scope::Kind(kind) if said.contains(&(kind, key.name)));
+    out.push_str("\nKeys of every port (a configuration file has the same, and its own line for a path with a comma in it):\n");
+    for (scope, keys) in sections() {
+        match scope {
+            Scope::Top | Scope::Switch => continue,
+            Scope::Port => {}
+            Scope::Kind(kind) => {
+                let _ = writeln!(out, "\nKeys of a {kind} port:");
+            }
+            Scope::Rules => {
+                out.push_str("\nRules of a port of any kind, which `ringferry ctl set` changes while the switch runs:\n");
+            }
+        }
+        let keys = keys.iter().filter(|key| key.name != "kind" && !said(scope, key));
+        keys.for_each(|key| explain(key, &mut out));
+    }
+    out
+}
+
+/// The rules of a port: for the help of a program that changes them.
+pub fn rules_help() -> String {
+    let mut out = String::new();
+    RulesKeys::KEYS.iter().for_each(|key| explain(key, &mut out));
+    out
+}
+
+/// The key on one line, and on the next ones what it means, which values it takes and what holds without it.
+fn explain(key: &Key, out: &mut String) {
+    let shape = key.shape();
+    let _ = writeln!(out, "  {}={}", key.name, shape.placeholder());
+    let default = match key.default {
+        Unset::Value(value) => format!("; default: {value}"),
+        Unset::Means(meaning) => format!("; default: {meaning}"),
+        Unset::Required => String::new(),
+    };
+    // What stands for the value shows what to write if it is a word or a number.
+    let example = match shape {
+        Shape::Boolean | Shape::Number { .. } | Shape::Choice(_) => String::new(),
+        _ => format!("; example: {}", key.example),
+    };
+    let mut column = WIDTH;
+    for word in format!("{} [{shape}{default}{example}]", key.help).split(' ') {
+        if column + 1 + word.len() > WIDTH {
+            let _ = write!(out, "{}      {word}", if column == WIDTH { "" } else { "\n" });
+            column = 6 + word.len();
+        } else {
+            let _ = write!(out, " {word}");
+            column += 1 + word.len();
+        }
+    }
+    out.push('\n');
+}

@@ -1,0 +1,107 @@
+//! docs/configuration.md, made from the table of keys and compared with what is there.
+
+use std::fmt::Write as _;
+
+use expect_test::expect_file;
+
+use super::table::tests::in_file;
+use super::*;
+
+const HEAD: &str = "\
+<!-- Made from the table of keys by crates/switch/src/config/page.rs. Change a row there, then:
+     UPDATE_EXPECT=1 cargo test -p ringferry-switch configuration_page -->
+
+# Configuration
+
+`ringferry run` takes a TOML file, `--port` flags, or both: the file is the source of truth, and flags add ports to it. A mistake stops
+the switch before it opens anything; every mistake is named with its line or flag, its key and what would do. `ringferry ctl dump`
+prints what is in force as a file that makes the same switch; with `ringferry ctl set` and `unset` the [rules](#rules) of a port change
+while the switch runs and, unless `--runtime` is given, in the file, whose comments stay.
+
+```toml
+control = \"/run/ringferry/control.sock\"
+
+[switch]
+workers = 2
+
+[[port]]
+kind = \"vhost-user\"
+socket = \"/run/ringferry/vm0.sock\"
+vlan = 10
+rate_in = \"1gbit\"
+
+[[port]]
+kind = \"tap\"
+tap = \"rf0\"
+```
+
+The same ports as flags:
+
+```sh
+ringferry run --port vhost-user:/run/ringferry/vm0.sock,vlan=10,rate_in=1gbit --port tap:rf0
+```
+
+In a flag a value has no quotes, the entries of a list have commas between them, and `on`, `off`, `yes` and `no` stand for `true` and
+`false`. A path with a comma in it can only be given in a file. A flag begins with the kind of the port and where it is found:
+
+";
+
+/// The page.
+fn page() -> String {
+    let mut out = HEAD.to_owned();
+    let _ = writeln!(out, "| flag begins with | in a file | the port |\n|---|---|---|");
+    for (kind, Flag { word, key, place, help }) in PortKind::flags() {
+        let _ = writeln!(out, "| `{word}:{place}` | `kind = {kind:?}`, `{key}` | {help} |");
+    }
+    for (scope, keys) in sections() {
+        let later = "A change takes effect when the switch is started again.";
+        let _ = match scope {
+            Scope::Top => writeln!(out, "\n## Top level\n\nBefore all tables. {later}\n"),
+            Scope::Switch => writeln!(out, "\n## `[switch]`\n\nThe switch as a whole. {later}\n"),
+            Scope::Port => writeln!(out, "\n## `[[port]]`\n\nKeys of every port. {later}\n"),
+            Scope::Kind(kind) => {
+                writeln!(out, "\n### `kind = {kind:?}`\n\nKeys that only such a port has. {later}\n")
+            }
+            Scope::Rules => writeln!(
+                out,
+                "\n### Rules\n\nKeys of every port that `ringferry ctl set PORT KEY=VALUE...` changes while the switch runs, and \
+                 `unset` takes away.\n`in` is what the switch takes from the port, what its guest sends. What they do, with examples: [rules](rules.md).\n",
+            ),
+        };
+        out.push_str("| key | values | without it | meaning | example |\n|---|---|---|---|---|\n");
+        for key in keys {
+            let default = match key.default {
+                Unset::Value(value) => format!("`{value}`"),
+                Unset::Means(meaning) => meaning.to_owned(),
+                Unset::Required => "must be given".to_owned(),
+            };
+            let example = in_file(&key.shape(), key.example);
+            let (name, help) = (key.name, key.help);
+            let cells = [
+                format!("`{name}`"),
+                key.shape().to_string(),
+                default,
+                help.to_owned(),
+                format!("`{name} = {example}`"),
+            ];
+            let _ = writeln!(out, "| {} |", cells.map(|cell| cell.replace('|', "\\|")).join(" | "));
+        }
+    }
+    out
+}
+
+#[test]
+fn configuration_page_is_what_the_table_makes() {
+    expect_file!["../../../../docs/configuration.md"].assert_eq(&page());
+}
+
+/// The example on the page is what people copy.
+#[test]
+fn example_of_the_page_is_valid() {
+    let file = HEAD.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    let file = Config::builder().toml("page", file).build().unwrap();
+    let flags = HEAD.lines().find_map(|line| line.strip_prefix("ringferry run ")).unwrap();
+    let flags = flags.split(' ').filter(|word| *word != "--port");
+    let flags = flags.fold(Config::builder(), ConfigBuilder::port_flag).build().unwrap();
+    assert_eq!(file.ports, flags.ports);
+}

@@ -1,0 +1,429 @@
+//! Types of values: how each is read from a file or a flag, written back, and described.
+//!
+//! A [`Codec`] reads and writes the values of one Rust type; its [`Shape`] says the same to people and to tests, in the
+//! help of the program, in docs/configuration.md and as the generator of random configurations.
+
+use std::fmt::{self, Display};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use ringferry_packet::ether::Mac;
+use toml::Value as Toml;
+
+use super::parse::{Value, check_socket_path, parse_mac};
+
+/// Most entries of a list. A trunk is bounded by the number of VLANs.
+const MAX_LIST: usize = 4094;
+
+/// Describes values.
+pub(crate) trait Described: Sync {
+    /// Which values there are.
+    fn shape(&self) -> Shape;
+}
+
+/// Reads and writes values of type `T`.
+pub(crate) trait Codec<T>: Described {
+    /// The value, or everything that is wrong with it.
+    fn read(&self, value: &Value) -> Result<T, Vec<String>>;
+
+    /// The value as it would be written in a file; [`read`](Self::read) makes the same of it.
+    fn write(&self, value: &T) -> Toml;
+}
+
+/// A unit: its name, and how many of the smallest one it is.
+pub(crate) type Unit = (&'static str, u64);
+
+/// Which values there are, as data.
+#[derive(Clone, Debug)]
+pub(crate) enum Shape {
+    /// `true` or `false`; in a flag also `on`, `off`, `yes` and `no`.
+    Boolean,
+    /// A whole number.
+    Number {
+        /// Least and most.
+        range: RangeInclusive<u64>,
+        /// What is counted; may be empty.
+        unit: &'static str,
+        /// Whether nothing but powers of two will do.
+        power_of_two: bool,
+    },
+    /// A number, or several in a row as a string: `"20-29"`.
+    Span {
+        /// Least and most.
+        range: RangeInclusive<u64>,
+    },
+    /// A string.
+    Text {
+        /// Stands for it in a flag: `PATH`.
+        placeholder: &'static str,
+        /// What it is.
+        what: &'static str,
+    },
+    /// One of some words.
+    Choice(Vec<&'static str>),
+    /// A number with a unit.
+    Quantity {
+        /// Stands for it in a flag: `RATE`.
+        placeholder: &'static str,
+        /// Least and most, in the smallest unit.
+        range: RangeInclusive<u64>,
+        /// The units, largest first.
+        units: &'static [Unit],
+    },
+    /// A list; in a flag with commas.
+    List(Box<Shape>),
+    /// A word, or something else.
+    Or(&'static str, Box<Shape>),
+}
+
+impl Shape {
+    /// What stands for a value in a flag: `N`, `on|off`, `MAC,...`.
+    pub(crate) fn placeholder(&self) -> String {
+        match self {
+            Shape::Boolean => "on|off".to_owned(),
+            Shape::Number { .. } => "N".to_owned(),
+            Shape::Span { .. } => "N[-N]".to_owned(),
+            Shape::Text { placeholder, .. } | Shape::Quantity { placeholder, .. } => {
+                (*placeholder).to_owned()
+            }
+            Shape::Choice(words) => words.join("|"),
+            Shape::List(of) => format!("{},...", of.placeholder()),
+            Shape::Or(word, of) => format!("{word}|{}", of.placeholder()),
+        }
+    }
+
+    /// Whether a flag may go on with this value after a comma.
+    pub(crate) fn is_list(&self) -> bool {
+        match self {
+            Shape::List(_) => true,
+            Shape::Or(_, of) => of.is_list(),
+            _ => false,
+        }
+    }
+}
+
+impl Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Shape::Boolean => f.write_str("true or false"),
+            Shape::Number { range, unit, power_of_two } => {
+                write!(f, "{} to {}", range.start(), range.end())?;
+                if !unit.is_empty() {
+                    write!(f, " {unit}")?;
+                }
+                f.write_str(if *power_of_two { ", a power of two" } else { "" })
+            }
+            Shape::Span { range } => {
+                write!(f, "{} to {}, or a range such as \"20-29\"", range.start(), range.end())
+            }
+            Shape::Text { what, .. } => f.write_str(what),
+            Shape::Choice(words) => {
+                let words: Vec<_> = words.iter().map(|word| format!("{word:?}")).collect();
+                f.write_str(&words.join(" or "))
+            }
+            Shape::Quantity { range, units, .. } => {
+                let [least, most] = [range.start(), range.end()].map(|number| with_unit(*number, units));
+                let units: Vec<_> = units.iter().rev().map(|(name, _)| *name).collect();
+                write!(f, "{least} to {most} (in {})", units.join(", "))
+            }
+            Shape::List(of) => write!(f, "a list, each {of}"),
+            Shape::Or(word, of) => write!(f, "{word:?}, or {of}"),
+        }
+    }
+}
+
+/// `true` or `false`.
+pub(crate) struct Boolean;
+
+impl Described for Boolean {
+    fn shape(&self) -> Shape {
+        Shape::Boolean
+    }
+}
+
+impl Codec<bool> for Boolean {
+    fn read(&self, value: &Value) -> Result<bool, Vec<String>> {
+        match value {
+            Value::Boolean(on) => Ok(*on),
+            Value::Flag(text) if matches!(text.as_str(), "true" | "on" | "yes") => Ok(true),
+            Value::Flag(text) if matches!(text.as_str(), "false" | "off" | "no") => Ok(false),
+            _ => Err(vec![format!("{} is neither true nor false", value.describe())]),
+        }
+    }
+
+    fn write(&self, value: &bool) -> Toml {
+        (*value).into()
+    }
+}
+
+/// A whole number in a range; made by [`number`].
+pub(crate) struct Number {
+    range: RangeInclusive<u64>,
+    unit: &'static str,
+    power_of_two: bool,
+}
+
+/// A whole number in this range.
+pub(crate) const fn number(range: RangeInclusive<u64>) -> Number {
+    Number { range, unit: "", power_of_two: false }
+}
+
+/// A whole number of something.
+pub(crate) const fn number_of(unit: &'static str, range: RangeInclusive<u64>) -> Number {
+    Number { range, unit, power_of_two: false }
+}
+
+/// A power of two in this range.
+pub(crate) const fn power_of_two(range: RangeInclusive<u64>) -> Number {
+    Number { range, unit: "", power_of_two: true }
+}
+
+impl Described for Number {
+    fn shape(&self) -> Shape {
+        Shape::Number { range: self.range.clone(), unit: self.unit, power_of_two: self.power_of_two }
+    }
+}
+
+impl<T: Copy + TryFrom<u64> + TryInto<i64>> Codec<T> for Number {
+    fn read(&self, value: &Value) -> Result<T, Vec<String>> {
+        let written = match value {
+            Value::Integer(number) => *number,
+            Value::Flag(text) if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) => {
+                text.parse().ok()
+            }
+            _ => return Err(vec![format!("{} is not a whole number", value.describe())]),
+        };
+        let written = written.and_then(|number| u64::try_from(number).ok());
+        let Some(inside) = written.filter(|number| self.range.contains(number)) else {
+            let (least, most) = (self.range.start(), self.range.end());
+            return Err(vec![format!("{} is outside {least}..={most}", value.describe())]);
+        };
+        if self.power_of_two && !inside.is_power_of_two() {
+            return Err(vec![format!("{inside} is not a power of two")]);
+        }
+        T::try_from(inside).map_err(|_| vec![format!("{inside} is too large")])
+    }
+
+    fn write(&self, value: &T) -> Toml {
+        Toml::Integer((*value).try_into().unwrap_or(i64::MAX))
+    }
+}
+
+/// A string with a meaning.
+pub(crate) struct Text<T> {
+    /// Stands for it in a flag: `PATH`.
+    pub(crate) placeholder: &'static str,
+    /// What it is.
+    pub(crate) what: &'static str,
+    /// Its meaning, or what is wrong with it; not asked about the empty string.
+    pub(crate) read: fn(&str) -> Result<T, String>,
+    /// The string with this meaning.
+    pub(crate) write: fn(&T) -> String,
+}
+
+impl<T> Described for Text<T> {
+    fn shape(&self) -> Shape {
+        Shape::Text { placeholder: self.placeholder, what: self.what }
+    }
+}
+
+impl<T> Codec<T> for Text<T> {
+    fn read(&self, value: &Value) -> Result<T, Vec<String>> {
+        let text = value.text().map_err(|message| vec![message])?;
+        if text.is_empty() {
+            return Err(vec!["is empty".to_owned()]);
+        }
+        (self.read)(text).map_err(|message| vec![message])
+    }
+
+    fn write(&self, value: &T) -> Toml {
+        Toml::String((self.write)(value))
+    }
+}
+
+/// The path of a socket, for data or control.
+pub(crate) const SOCKET: Text<PathBuf> = Text {
+    placeholder: "PATH",
+    what: "a path of at most 107 bytes",
+    read: |text| check_socket_path(text).map(|()| text.into()),
+    write: |path| path.to_string_lossy().into_owned(),
+};
+
+/// The address of one station.
+pub(crate) const MAC: Text<Mac> = Text {
+    placeholder: "MAC",
+    what: "an Ethernet address of one station, such as \"52:54:00:12:34:56\"",
+    read: parse_mac,
+    write: Mac::to_string,
+};
+
+/// One of some words, each of which stands for a value.
+pub(crate) struct Choice<T: 'static> {
+    /// What it is, with its article, for messages.
+    pub(crate) what: &'static str,
+    /// The words and what each stands for.
+    pub(crate) words: &'static [(&'static str, T)],
+}
+
+impl<T: Sync> Described for Choice<T> {
+    fn shape(&self) -> Shape {
+        Shape::Choice(self.words.iter().map(|(word, _)| *word).collect())
+    }
+}
+
+impl<T: Copy + PartialEq + Sync> Codec<T> for Choice<T> {
+    fn read(&self, value: &Value) -> Result<T, Vec<String>> {
+        let text = value.text().map_err(|message| vec![message])?;
+        let found = self.words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value);
+        found.ok_or_else(|| {
+            let known: Vec<_> = self.words.iter().map(|(word, _)| format!("{word:?}")).collect();
+            vec![format!("{text:?} is not {}; known: {}", self.what, known.join(", "))]
+        })
+    }
+
+    fn write(&self, value: &T) -> Toml {
+        let word = self.words.iter().find(|(_, known)| known == value).map_or("", |(word, _)| *word);
+        word.into()
+    }
+}
+
+/// A number with a unit, in the smallest one.
+pub(crate) struct Quantity {
+    /// Stands for it in a flag.
+    pub(crate) placeholder: &'static str,
+    /// Least and most.
+    pub(crate) range: RangeInclusive<u64>,
+    /// The units, largest first.
+    pub(crate) units: &'static [Unit],
+}
+
+impl Described for Quantity {
+    fn shape(&self) -> Shape {
+        let Quantity { placeholder, units, .. } = *self;
+        Shape::Quantity { placeholder, range: self.range.clone(), units }
+    }
+}
+
+impl Codec<u64> for Quantity {
+    fn read(&self, value: &Value) -> Result<u64, Vec<String>> {
+        let number = value.text().and_then(|text| {
+            let number = measure(text, self.units)?;
+            if self.range.contains(&number) {
+                return Ok(number);
+            }
+            let [least, most] =
+                [self.range.start(), self.range.end()].map(|number| with_unit(*number, self.units));
+            Err(format!("{text:?} is outside {least}..={most}"))
+        });
+        number.map_err(|message| vec![message])
+    }
+
+    fn write(&self, value: &u64) -> Toml {
+        with_unit(*value, self.units).into()
+    }
+}
+
+/// `2.5gbit` in bits.
+fn measure(text: &str, units: &[Unit]) -> Result<u64, String> {
+    let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let known = || units.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    let scale = units.iter().find(|(name, _)| unit.eq_ignore_ascii_case(name)).map(|(_, scale)| *scale);
+    let wrong = || format!("{text:?} is not a number with one of the units {}", known());
+    let scale = scale.ok_or_else(wrong)?;
+    let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
+    // No unit has more than 12 digits, so none of a longer fraction could count.
+    if part.len() > 12 {
+        return Err(wrong());
+    }
+    let (whole, part_of) = (digits(whole).ok_or_else(wrong)?, 10u128.pow(part.len() as u32));
+    let part = u128::from(digits(part).ok_or_else(wrong)?) * u128::from(scale);
+    if !part.is_multiple_of(part_of) {
+        return Err(format!(
+            "{text:?} is not a whole number of the unit {}",
+            units.last().map_or("", |unit| unit.0)
+        ));
+    }
+    let total = u128::from(whole) * u128::from(scale) + part / part_of;
+    Ok(u64::try_from(total).unwrap_or(u64::MAX))
+}
+
+/// A number in the unit in which it is shortest.
+pub(crate) fn with_unit(number: u64, units: &[Unit]) -> String {
+    let whole = units.iter().filter(|(_, scale)| number.is_multiple_of(*scale));
+    let (name, scale) = whole.max_by_key(|(_, scale)| *scale).copied().unwrap_or(("", 1));
+    format!("{}{name}", number / scale)
+}
+
+/// Digits and nothing else, not even a sign.
+pub(crate) fn digits(text: &str) -> Option<u64> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+/// A list of different values; `"none"` is an empty one.
+pub(crate) struct List<E>(pub(crate) E);
+
+impl<E: Described> Described for List<E> {
+    fn shape(&self) -> Shape {
+        Shape::List(self.0.shape().into())
+    }
+}
+
+impl<T: PartialEq, E: Codec<T>> Codec<Vec<T>> for List<E> {
+    fn read(&self, value: &Value) -> Result<Vec<T>, Vec<String>> {
+        let flag;
+        let values = match value {
+            Value::Text(text) | Value::Flag(text) if text == "none" => return Ok(Vec::new()),
+            Value::List(values) => values,
+            Value::Flag(text) => {
+                flag = text.split(',').map(|item| Value::Flag(item.to_owned())).collect();
+                &flag
+            }
+            other => {
+                let what = other.describe();
+                return Err(vec![format!("{what} is not a list: write [{what}]")]);
+            }
+        };
+        if values.len() > MAX_LIST {
+            return Err(vec![format!("has {} entries, at most {MAX_LIST} are possible", values.len())]);
+        }
+        let mut made = Vec::new();
+        let mut wrong = Vec::new();
+        for value in values {
+            match self.0.read(value) {
+                Ok(entry) if made.contains(&entry) => {
+                    wrong.push(format!("names {} twice", value.describe()));
+                }
+                Ok(entry) => made.push(entry),
+                Err(messages) => wrong.extend(messages),
+            }
+        }
+        if wrong.is_empty() { Ok(made) } else { Err(wrong) }
+    }
+
+    fn write(&self, value: &Vec<T>) -> Toml {
+        Toml::Array(value.iter().map(|entry| self.0.write(entry)).collect())
+    }
+}
+
+/// A word that stands for `None`, or another value.
+pub(crate) struct Or<E>(pub(crate) &'static str, pub(crate) E);
+
+impl<E: Described> Described for Or<E> {
+    fn shape(&self) -> Shape {
+        Shape::Or(self.0, self.1.shape().into())
+    }
+}
+
+impl<T, E: Codec<T>> Codec<Option<T>> for Or<E> {
+    fn read(&self, value: &Value) -> Result<Option<T>, Vec<String>> {
+        match value {
+            Value::Text(text) | Value::Flag(text) if text == self.0 => Ok(None),
+            _ => self.1.read(value).map(Some),
+        }
+    }
+
+    fn write(&self, value: &Option<T>) -> Toml {
+        value.as_ref().map_or_else(|| self.0.into(), |value| self.1.write(value))
+    }
+}
