@@ -22,22 +22,8 @@ Examples:
   ringferry ctl assign vm1 0 1                                   pair 0 of vm1 is served by worker 1 from now on
   ringferry ctl dump > ringferry.toml                            what is in force, as a file";
 
-/// Shown below the options by `ringferry ctl set --help`.
+/// Shown below the options by `ringferry ctl set -h` and `--help`.
 const RULES: &str = "\
-Keys, as in a [[port]] table and in --port flags; a list has commas between its entries:
-  vlan=N                       access port: its frames are in VLAN N, 0 to 4094, and carry no tag
-  trunk=all|N,N-M,...          its frames carry tags of these VLANs; replaces vlan, as vlan replaces it
-  native=N|none                with trunk: the VLAN of frames without a tag
-  isolated=on                  no frames to and from other isolated ports
-  max_macs=N                   most addresses learned behind it
-  static_macs=MAC[@VLAN],...   behind it and nowhere else
-  allowed_macs=MAC,...|none    what it may send from: Ethernet source, and sender in ARP and neighbour discovery
-  allowed_ips=IP[/BITS],...|none  with allowed_macs: IP source, and sender in ARP and neighbour discovery
-  storm=RATE                   most broadcast, multicast and unknown-destination frames taken from it (pps, kpps, mpps)
-  rate_in=RATE rate_out=RATE   most bytes taken from it and sent to it (kbit, mbit, gbit a second: 2.5gbit)
-  rate_in_packets=RATE rate_out_packets=RATE  the same in packets (pps, kpps, mpps), those of large frames as segmented
-  storm_burst=N rate_in_packets_burst=N rate_out_packets_burst=N  packets at once after a pause
-  rate_in_burst=SIZE rate_out_burst=SIZE      bytes at once after a pause (kb, mb, kib, mib)
 `in` is what the switch takes from the port, what its guest sends. What is above a limit is dropped and counted: `ringferry ctl show`.
 
 Either all settings are carried out or none. They are kept in the configuration file that the switch was started from, where only
@@ -47,7 +33,17 @@ Examples:
   ringferry ctl set vm0 vlan=10
   ringferry ctl set uplink trunk=10,20-29 native=5
   ringferry ctl set vm0 allowed_macs=52:54:00:00:00:01 allowed_ips=10.0.0.2,fd00::/64
-  ringferry ctl set vm0 storm=1kpps rate_in=1gbit rate_in_burst=1mib --runtime";
+  ringferry ctl set vm0 storm=1kpps rate_in=1gbit rate_in_burst=1mib --runtime
+
+All keys: `ringferry ctl set --help`, docs/configuration.md.";
+
+/// Shown below the options by `ringferry ctl set --help`: every rule.
+fn keys_and_rules() -> String {
+    let keys = ringferry_switch::config::rules_help();
+    format!(
+        "Keys, as in a [[port]] table and in --port flags; a list has commas between its entries:\n{keys}\n{RULES}"
+    )
+}
 
 /// Asks a running switch or guest.
 #[derive(Clone, Debug, clap::Args)]
@@ -142,7 +138,7 @@ pub enum CtlCommand {
         json: bool,
     },
     /// Changes rules of a port, at once and in the configuration file.
-    #[command(after_help = RULES)]
+    #[command(after_help = RULES, after_long_help = keys_and_rules())]
     Set {
         /// The port.
         port: String,

@@ -4,30 +4,10 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use ringferry_control as control;
-use ringferry_switch::config::{Config, ConfigError, MAX_WORKERS};
+use ringferry_switch::config::{self, Config, ConfigError, MAX_WORKERS};
 
-/// Shown below the options by `ringferry run --help`.
+/// Shown below the options by `ringferry run -h` and `--help`.
 const EXAMPLES: &str = "\
-Ports:
-  vhost-user:PATH               listen on PATH for a virtual machine's front end
-  vhost-user:PATH,mode=connect  connect to a front end that listens, again and again until it is there
-  vhost-user-fd:N               an inherited socket, connected or listening
-  vhost-user-activation:NAME    a socket from systemd with FileDescriptorName=NAME
-  tap:NAME                      a tap device, created if it does not exist
-  tap-fd:N                      an inherited tap
-  xen-vif:xen                   every network interface of this Xen machine's guests, each a port such as xen5.0
-
-Keys of every port:  name=NAME  mtu=BYTES  worker=N, and its rules (below)
-Keys of vhost-user:  mode=listen|connect  queue_size=N  mac=ADDRESS  mergeable=off  csum=off  tso=off  uso=off
-                     event_idx=off  indirect=off  packed=off  in_order=off
-Keys of tap:         existing=yes|no  offloads=off  queues=N
-Keys of xen-vif:     class=NAME  vif=DOMAIN.DEVICE  queues=N  persistent=off  static_grants=off  transfer=copy|map
-                     pages=N  sg=off  csum=off  gso=off
-A configuration file has the same keys, and its own line for a path with a comma in it.
-
-Rules of a port, of any kind. `ringferry ctl set` changes them while the switch runs; its --help lists the keys:
-  ringferry run --port vhost-user:/run/ringferry/vm0.sock,vlan=10,rate_in=1gbit --port tap:rf0,trunk=10,20-29,native=5
-
 Two virtual machines and the host:
   ringferry run --port vhost-user:/run/ringferry/vm0.sock --port vhost-user:/run/ringferry/vm1.sock --port tap:rf0
 
@@ -40,11 +20,21 @@ QEMU, one per machine; its memory must be shared for the switch to reach it:
     -netdev vhost-user,id=net0,chardev=net0 -device virtio-net-pci,netdev=net0
 
 QEMU as the server (its -chardev has server=on,wait=off instead of reconnect=1):
-  ringferry run --port vhost-user:/run/vm0.sock,mode=connect --port tap:rf0";
+  ringferry run --port vhost-user:/run/vm0.sock,mode=connect --port tap:rf0
+
+Ports with rules, which `ringferry ctl set` changes while the switch runs:
+  ringferry run --port vhost-user:/run/ringferry/vm0.sock,vlan=10,rate_in=1gbit --port tap:rf0,trunk=10,20-29,native=5
+
+All kinds of ports and their keys: `ringferry run --help`, docs/configuration.md.";
+
+/// Shown below the options by `ringferry run --help`: every key that a `--port` flag may have.
+fn keys_and_examples() -> String {
+    format!("{}\n{EXAMPLES}", config::port_keys_help())
+}
 
 /// Starts a switch: a configuration file, flags, or both.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, after_long_help = keys_and_examples())]
 pub struct RunArgs {
     /// Configuration file. Flags add to it.
     #[arg(value_name = "CONFIG.toml")]
@@ -148,6 +138,6 @@ mod tests {
         let lines = EXAMPLES.lines().filter_map(|line| line.trim().strip_prefix("ringferry run "));
         let configs: Vec<_> =
             lines.map(|line| parse(&line.split(' ').collect::<Vec<_>>()).config().unwrap()).collect();
-        assert_eq!(configs.iter().map(|config| config.ports.len()).collect::<Vec<_>>(), [2, 3, 2, 2]);
+        assert_eq!(configs.iter().map(|config| config.ports.len()).collect::<Vec<_>>(), [3, 2, 2, 2]);
     }
 }
