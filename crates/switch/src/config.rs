@@ -8,9 +8,9 @@
 //! A port of any kind may have rules ([`Rules`]), which `ringferry ctl set` changes while the switch runs; interfaces of a
 //! xen-vif port have those of their entry.
 //!
-//! Every key is a row of one table ([`Keys`]), from which it is parsed and written, and from which the help of the program and
+//! Every key is a row of one table (`Keys`), from which it is parsed and written, and from which the help of the program and
 //! docs/configuration.md, which has all keys with their ranges and defaults, are made. A kind of port keeps its rows in its own
-//! folder ([`PortSettings`]).
+//! folder (`PortSettings`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display, Write as _};

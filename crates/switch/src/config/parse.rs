@@ -209,17 +209,16 @@ impl<'a> Fields<'a> {
         self.written.get(key).cloned()
     }
 
-    /// Whether exactly one of `keys` is given. If not, that is reported of the table.
-    pub(crate) fn exactly_one(&mut self, keys: &[&'static str]) -> bool {
+    /// Reports of the table if not exactly one of `keys` is given.
+    pub(crate) fn exactly_one(&mut self, keys: &[&'static str]) {
         let given: Vec<_> = keys.iter().copied().filter(|key| self.has(key)).collect();
         let (key, message) = match given.as_slice() {
-            [_] => return true,
+            [_] => return,
             [] if keys.len() == 1 => (keys[0], "must be given".to_owned()),
             [] => (keys[0], format!("must be given, or another of {}", keys.join(", "))),
             [first, second, ..] => (*second, format!("cannot be given with {first}: choose one")),
         };
         self.problems.push(self.place.problem(format!("{}{key}", self.prefix), message));
-        false
     }
 
     /// Reports those of `keys` that are given without the one that they need.

@@ -101,7 +101,7 @@ impl PortSettings for TapConfig {
             let message = "only goes with queues = 1: of several queues each worker reads one";
             fields.report("worker", message);
         }
-        let source = tap.map(|name| TapSource::Name { name, existing }).or(fd.map(TapSource::Fd))?;
+        let source = tap.map(|name| TapSource::Name { name, existing }).or_else(|| fd.map(TapSource::Fd))?;
         Some(TapConfig { source, offloads: offloads.unwrap_or(true), queues })
     }
 

@@ -246,7 +246,7 @@ impl PortSettings for VhostUserConfig {
             _ => VhostUserEndpoint::Listen(path),
         });
         let fd = fd.map(VhostUserEndpoint::Fd);
-        let endpoint = socket.or(fd).or(activation.map(VhostUserEndpoint::Activation))?;
+        let endpoint = socket.or(fd).or_else(|| activation.map(VhostUserEndpoint::Activation))?;
         Some(VhostUserConfig { endpoint, queue_size, mac, features })
     }
 
