@@ -14,7 +14,7 @@ pub struct SegLimits {
     /// Largest number of segments, those that the driver adds included.
     pub max_segs: u16,
     /// Number of segments that the driver adds itself. Only [`SegLimits::segs`] subtracts it from
-    /// [`SegLimits::max_segs`].
+    /// The value of [`SegLimits::max_segs`].
     pub reserved: u16,
     /// Length of the longest segment in bytes.
     pub max_seg_len: u32,
@@ -87,15 +87,15 @@ pub enum SegError {
         "{reserved} of {max_segs} segments are reserved, which leaves none for the packet; raise max_segs"
     )]
     NoSegments {
-        /// [`SegLimits::max_segs`].
+        /// The value of [`SegLimits::max_segs`].
         max_segs: u16,
-        /// [`SegLimits::reserved`].
+        /// The value of [`SegLimits::reserved`].
         reserved: u16,
     },
     /// There are more segments than a [`SegList`](crate::map::SegList) holds.
     #[error("{allowed} segments are more than the {MAX_SEGS} of a list; lower max_segs")]
     TooManySegments {
-        /// [`SegLimits::segs`].
+        /// The value of [`SegLimits::segs`].
         allowed: usize,
     },
     /// The longest segment has no bytes.
@@ -109,9 +109,9 @@ pub enum SegError {
         "max_bytes of {max_bytes} leaves nothing behind a header of {header_room} bytes; raise max_bytes"
     )]
     NoData {
-        /// [`SegLimits::max_bytes`].
+        /// The value of [`SegLimits::max_bytes`].
         max_bytes: u32,
-        /// [`TxLimits::header_room`].
+        /// The value of [`TxLimits::header_room`].
         header_room: usize,
     },
     /// Even a full copy may begin with too short a segment.
@@ -131,13 +131,13 @@ pub enum SegError {
          {allowed} are allowed; make the large buffers larger, or max_bytes smaller"
     )]
     FullCopy {
-        /// [`SegLimits::max_bytes`].
+        /// The value of [`SegLimits::max_bytes`].
         bytes: usize,
         /// Number of segments that it takes in the worst case.
         segments: usize,
         /// Capacity of a large buffer in bytes.
         room: usize,
-        /// [`SegLimits::segs`].
+        /// The value of [`SegLimits::segs`].
         allowed: usize,
     },
     /// A full copy takes more large buffers than the pool has.
@@ -146,7 +146,7 @@ pub enum SegError {
          buffers larger, or max_bytes smaller"
     )]
     FewBuffers {
-        /// [`SegLimits::max_bytes`].
+        /// The value of [`SegLimits::max_bytes`].
         bytes: usize,
         /// Number of large buffers that it takes.
         buffers: usize,
@@ -191,9 +191,9 @@ pub enum LimitError {
         "max_segs of {max_segs} is more than the {ring} entries of the ring; lower max_segs or enlarge the ring"
     )]
     Ring {
-        /// The larger [`SegLimits::max_segs`].
+        /// The larger [`SegLimits::max_segs`] of both kinds of packets.
         max_segs: u16,
-        /// [`TxLimits::ring`].
+        /// The value of [`TxLimits::ring`].
         ring: u16,
     },
     /// The limits for packets that are one frame are wrong.

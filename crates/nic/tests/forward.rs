@@ -104,7 +104,7 @@ impl Router {
         }
     }
 
-    /// What an output's device was shown, completed now.
+    /// Completes all packets that were published to an output's device, and returns their frames.
     fn taken(&mut self, output: usize) -> Vec<Vec<u8>> {
         let sent = self.outputs[output].driver().complete(usize::MAX);
         sent.iter().map(|sent| self.world.read(&sent.segments)[HEADER..].to_vec()).collect()

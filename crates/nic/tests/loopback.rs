@@ -30,7 +30,7 @@ fn pair(ring: u16, mode: RxMode) -> Pair {
 }
 
 impl Pair {
-    /// What came back.
+    /// Receives all packets and returns their headers and frames.
     fn received(&mut self) -> Vec<(Header, Vec<u8>)> {
         let mut all = Vec::new();
         self.rx.lend(usize::MAX, &mut self.pools, |chain, _| {
@@ -41,7 +41,7 @@ impl Pair {
     }
 }
 
-/// What the guide promises to who writes a driver.
+/// The guide for authors of drivers promises this length.
 #[test]
 fn a_driver_and_its_device_are_under_300_lines() {
     let lines = include_str!("../src/drivers/loopback.rs").lines().count();

@@ -149,25 +149,25 @@ fn every_post_may_be_refused_and_the_next_one_is_of_the_same_memory() {
     }
 }
 
-/// What a device may say about a packet that is not so.
+/// A false statement of a device about a packet.
 #[derive(Clone, Copy, Debug)]
 enum Lie {
-    /// `num_buffers`.
+    /// Reports this `num_buffers`.
     Buffers(u16),
-    /// One more, or one fewer, than it was.
+    /// Reports one buffer more, or one fewer, than there are.
     BuffersOff(i16),
-    /// The length of the first, or of the last buffer.
+    /// Reports a wrong length of the first, or of the last buffer.
     First(u32),
     Last(u32),
-    /// All lengths 0.
+    /// Reports a length of 0 for all buffers.
     Nothing,
     /// The last buffer is not completed.
     Missing,
     /// The last is completed twice.
     Twice,
-    /// A token nobody used.
+    /// Completes a token that was not posted.
     Unknown(u16),
-    /// Buffers in another order.
+    /// Completes the buffers in reverse order.
     Reversed,
 }
 

@@ -13,13 +13,13 @@ use rx_common::{Fake, Setup, check_nothing_leaked};
 /// Ring of the simulated queue.
 const RING: u16 = 256;
 
-/// Packets before counting begins: the average has settled, and the buffers of before are gone.
+/// Number of packets before counting begins, so that the average has settled and old buffers are used up.
 const WARM_UP: usize = 4096;
 
-/// Packets that are counted.
+/// Number of packets that are counted.
 const PACKETS: usize = 4096;
 
-/// Packets that are somewhere else before they come back.
+/// Number of packets that are in use before they are recycled.
 const IN_FLIGHT: usize = 64;
 
 /// A full TCP frame of 64 KiB at MTU 1500: 45 segments of 1448 bytes, and headers.
@@ -58,7 +58,7 @@ impl Traffic {
     }
 }
 
-/// What one run counted.
+/// The counts of one run, per packet or per byte.
 #[derive(Clone, Copy, Debug)]
 struct Figures {
     descriptors: f64,
@@ -148,7 +148,7 @@ fn packets_that_never_come_back_cost_neither_descriptors_nor_memory() {
     }
 }
 
-/// One percent.
+/// Tolerance of comparisons: one percent.
 const SLACK: f64 = 1.01;
 
 #[test]

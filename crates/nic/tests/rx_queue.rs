@@ -366,7 +366,7 @@ fn limits_that_cannot_work_are_refused_when_the_queue_is_attached() {
     assert!(matches!(attach(&pool), Err(AttachError::Pool { .. })));
 }
 
-/// What happens to a packet.
+/// The fate of a delivered packet.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Recycled,

@@ -1,4 +1,4 @@
-//! What a chain costs a device half: one thread, everything in cache, no bytes touched.
+//! Measures the cost of a chain in a device half: one thread, everything in cache, no buffer accessed.
 //!
 //! A burst of one-descriptor chains is taken, its buffers are translated to host addresses, and it is
 //! completed and published, by our device half in either

@@ -173,9 +173,9 @@ fn polling_sides_are_not_notified() {
     }
 }
 
-/// 2.7.7.1, 2.7.10.2: with EVENT_IDX the flag words stay 0; without it they carry the wish.
+/// 2.7.7.1, 2.7.10.2: with EVENT_IDX the flag words stay 0; without it they suppress signals.
 #[test]
-fn split_flags_are_zero_with_event_idx_and_the_wish_without() {
+fn split_flags_are_zero_with_event_idx_and_suppress_signals_without() {
     for features in features(false) {
         let setup = Setup { features, size: 4, entries: 0 };
         let places = setup.places();
@@ -198,7 +198,7 @@ fn split_flags_are_zero_with_event_idx_and_the_wish_without() {
 /// 2.8.14: RING_EVENT_FLAGS_DESC (2) only with EVENT_IDX, with the position and wrap counter of what
 /// is waited for; else ENABLE (0) or DISABLE (1).
 #[test]
-fn packed_event_suppression_carries_the_wish() {
+fn packed_event_suppression_names_the_next_slot_with_event_idx() {
     for features in features(true) {
         let setup = Setup { features, size: 4, entries: 0 };
         let places = setup.places();
@@ -212,8 +212,8 @@ fn packed_event_suppression_carries_the_wish() {
         for slot in [0x8000, 0x8001, 0x8002, 0x8003, 0, 1, 2, 3, 0x8000] {
             assert!(!world.driver.enable_calls());
             assert!(!world.device.enable_kicks());
-            let wish = if features.event_idx { 2 << 16 | slot } else { 0 };
-            assert_eq!(words(&world), (wish, wish));
+            let event = if features.event_idx { 2 << 16 | slot } else { 0 };
+            assert_eq!(words(&world), (event, event));
             world.driver.add(&[Buffer { addr: 0, len: 1 }], &[], 0).unwrap();
             assert!(world.driver.publish(), "the kick that was asked for");
             world.chains.clear();

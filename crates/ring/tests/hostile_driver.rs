@@ -9,11 +9,11 @@ use ringferry_memory::Words;
 use ringferry_ring::{AddError, Buffer, Driver, Fault, Parts, RingFeatures, Used};
 
 const SIZE: u16 = 8;
-/// Descriptors of each chain.
+/// Number of descriptors in each chain.
 const EACH: u16 = 2;
 const WRITABLE: u32 = 64;
 
-/// A driver, and memory that the test writes as the device would or should not.
+/// A driver half under attack: the test writes its memory in place of a device, by the rules or against them.
 struct Prey {
     parts: Parts<Heap>,
     driver: Driver<Heap, u32>,

@@ -15,7 +15,7 @@ const NONE: RingFeatures = bare(true);
 /// The first position of a fresh ring.
 const START: u16 = 0x8000;
 
-/// A descriptor without flags.
+/// A device-readable descriptor of one byte, without flags.
 const PLAIN: Raw = (BASE, 1, 0, 0);
 
 fn accepts(features: RingFeatures, descs: &[Raw]) -> Chain {

@@ -1,6 +1,6 @@
-//! Either half against random memory: written by a peer that breaks any rule at any time, or changing
-//! between any two loads. Nothing panics, loops or grows; what was checked is what is used; nothing
-//! is handed out twice; a fault stays.
+//! Either half against random memory, written by a peer that breaks any rule at any time, or changing between any two
+//! loads. The halves must not panic, loop or grow; they must use the values that they checked; they must not return a
+//! chain twice; a fault must persist.
 
 mod common;
 mod victim;
@@ -162,12 +162,12 @@ proptest! {
     }
 }
 
-/// Memory that answers every load with another number: the peer that writes between any two of our
-/// loads. What was checked must be what is used.
+/// Memory that returns another number for every load, like a peer that writes between any two loads. A half must use
+/// the value that it checked.
 #[derive(Clone)]
 struct Restless {
     random: Rc<RefCell<Random>>,
-    /// What indexes are near to, so that some of them are believed.
+    /// A value near which indexes are chosen, so that some of them are plausible.
     near: Rc<RefCell<u16>>,
     packed: bool,
     len: usize,

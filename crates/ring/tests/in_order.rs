@@ -1,6 +1,5 @@
-//! IN_ORDER (VIRTIO 1.4, 2.7.9 and 2.8.9): chains with nothing to write share used elements, and a
-//! driver that gets one element for many knows what it stands for. Elements are counted where they
-//! lie.
+//! IN_ORDER (VIRTIO 1.4, 2.7.9 and 2.8.9): chains without writable buffers share used elements, and a driver completes
+//! all chains that one element covers. The tests count elements in the ring's memory.
 
 mod common;
 
@@ -111,7 +110,7 @@ fn a_transmit_burst_is_one_element() {
     }
 }
 
-/// What has no element of its own was used completely: its length is all that could be written.
+/// A chain without a used element of its own counts as completely written.
 #[test]
 fn s2_7_9_s2_8_9_skipped_chains_report_all_that_was_writable() {
     for packed in [false, true] {

@@ -10,10 +10,9 @@ use ringferry_ring::RingFeatures;
 
 models!(true);
 
-/// 2.8.10: event suppression is one word to be read as one. Read in two halves, an old position is
-/// taken for the one of a new wish, and the driver is called for what it did not wait for. (No call
-/// is ever lost by this: the fences see to it that whoever reads an old half is seen by the peer's
-/// second look.)
+/// 2.8.10: event suppression is one word that must be loaded as a whole. If it is loaded in two halves, an old `off_wrap`
+/// is combined with new `flags`, and the driver is called for a slot that it did not wait for. (No call is ever lost by
+/// this: by the fences, the stores of a side that loads an old half are seen when the peer checks its ring once more.)
 #[test]
 #[should_panic(expected = "called before the event")]
 fn a_torn_event_word_calls_for_another_position() {

@@ -1,5 +1,5 @@
 //! Each half of a packed ring against the plain one of [`reference`], for many laps: contents, ids,
-//! lengths, order, every flag bit, and whether exactly the wished-for signals are sent.
+//! lengths, order, every flag bit, and whether exactly the requested signals are sent.
 
 mod common;
 mod reference;
@@ -7,7 +7,7 @@ mod reference;
 use std::collections::VecDeque;
 
 use common::{Heap, Memory, Places, Random, features, fresh_base};
-use reference::{TABLE, Wish};
+use reference::{EventSuppression, TABLE};
 use ringferry_ring::{Buffer, Chains, Device, Driver, RingFeatures, Used};
 
 /// Sizes with and without a power of two, and so small that everything is an edge.
@@ -46,7 +46,7 @@ fn device_by_the_letter(features: RingFeatures, size: u16) {
     let (mut sent, mut held, mut done) = (VecDeque::new(), Vec::new(), VecDeque::new());
     let (mut unpublished, mut back) = (0, 0);
     let (mut taken, mut used, mut published) = (0u64, 0u64, 0u64);
-    let mut wish = Wish::Enable;
+    let mut event = EventSuppression::Enable;
     for _ in 0..STEPS {
         match random.below(8) {
             0..2 => {
@@ -59,8 +59,8 @@ fn device_by_the_letter(features: RingFeatures, size: u16) {
                 }
             }
             2 => {
-                wish = Wish::random(&mut random, features.event_idx, driver.next_used());
-                driver.wish(wish);
+                event = EventSuppression::random(&mut random, features.event_idx, driver.next_used());
+                driver.suppress(event);
             }
             3 => {
                 chains.clear();
@@ -102,16 +102,20 @@ fn device_by_the_letter(features: RingFeatures, size: u16) {
                 }
                 assert_eq!(done.len(), unpublished);
                 let call = device.publish();
-                assert_eq!(call, wish.fires(published, used, size.into()), "{wish:?} {published} {used}");
+                assert_eq!(call, event.fires(published, used, size.into()), "{event:?} {published} {used}");
                 (published, unpublished) = (used, 0);
             }
             _ => {
                 if random.below(2) == 0 {
                     assert_eq!(device.enable_kicks(), !sent.is_empty());
-                    driver.check_wish(if features.event_idx { Wish::At(taken) } else { Wish::Enable });
+                    driver.check_suppression(if features.event_idx {
+                        EventSuppression::At(taken)
+                    } else {
+                        EventSuppression::Enable
+                    });
                 } else {
                     device.disable_kicks();
-                    driver.check_wish(Wish::Disable);
+                    driver.check_suppression(EventSuppression::Disable);
                 }
             }
         }
@@ -141,7 +145,7 @@ fn driver_by_the_letter(features: RingFeatures, size: u16) {
     let (mut added, mut visible) = (VecDeque::new(), VecDeque::new());
     let (mut held, mut expected) = (VecDeque::new(), VecDeque::new());
     let (mut next, mut back, mut slots_added, mut slots_shown, mut slots_back) = (0u32, 0, 0u64, 0u64, 0u64);
-    let mut wish = Wish::Enable;
+    let mut event = EventSuppression::Enable;
     for _ in 0..STEPS {
         match random.below(8) {
             0..2 => {
@@ -157,12 +161,12 @@ fn driver_by_the_letter(features: RingFeatures, size: u16) {
                 }
             }
             2 => {
-                wish = Wish::random(&mut random, features.event_idx, device.next_avail());
-                device.wish(wish);
+                event = EventSuppression::random(&mut random, features.event_idx, device.next_avail());
+                device.suppress(event);
             }
             3 => {
                 let kick = driver.publish();
-                assert_eq!(kick, wish.fires(slots_shown, slots_added, size.into()), "{wish:?}");
+                assert_eq!(kick, event.fires(slots_shown, slots_added, size.into()), "{event:?}");
                 slots_shown = slots_added;
                 visible.append(&mut added);
             }
@@ -209,16 +213,24 @@ fn driver_by_the_letter(features: RingFeatures, size: u16) {
             _ => match random.below(3) {
                 0 => {
                     assert_eq!(driver.enable_calls(), !expected.is_empty());
-                    device.check_wish(if features.event_idx { Wish::At(slots_back) } else { Wish::Enable });
+                    device.check_suppression(if features.event_idx {
+                        EventSuppression::At(slots_back)
+                    } else {
+                        EventSuppression::Enable
+                    });
                 }
                 1 => {
                     assert_eq!(driver.enable_calls_delayed(), !expected.is_empty());
                     let at = slots_back + (slots_shown - slots_back) * 3 / 4;
-                    device.check_wish(if features.event_idx { Wish::At(at) } else { Wish::Enable });
+                    device.check_suppression(if features.event_idx {
+                        EventSuppression::At(at)
+                    } else {
+                        EventSuppression::Enable
+                    });
                 }
                 _ => {
                     driver.disable_calls();
-                    device.check_wish(Wish::Disable);
+                    device.check_suppression(EventSuppression::Disable);
                 }
             },
         }

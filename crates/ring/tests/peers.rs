@@ -1,4 +1,4 @@
-//! Each half against somebody else's other half, over one memory that both sides map.
+//! Each half against an independent implementation of the other half, over memory that both sides map.
 //!
 //! The peers are rust-vmm's `virtio-queue` (a device, and a mock of a driver for tests) and rcore's
 //! `virtio-drivers` (a driver). Every chain carries bytes: the device answers in the writable
@@ -42,7 +42,7 @@ fn parts(map: &GuestMemory, size: u16, [desc, driver, device]: [u64; 3]) -> Part
     Parts { size, desc: area(desc, 0), driver: area(driver, 1), device: area(device, 2) }
 }
 
-/// What a device answers: `len` bytes that depend on all it read.
+/// Makes a device's answer: `len` bytes that depend on all bytes that it read.
 fn answer(question: &[u8], len: usize) -> Vec<u8> {
     let sum = question.iter().fold(7u8, |sum, byte| sum.wrapping_mul(31).wrapping_add(*byte));
     (0..len).map(|i| sum.wrapping_add(i as u8)).collect()
@@ -289,7 +289,7 @@ fn our_device_and_the_mock_driver_of_virtio_queue() {
     }
 }
 
-/// What stands behind the static functions of [`Ours`].
+/// The state behind the static functions of [`Ours`].
 struct Pool {
     map: GuestMemoryMmap,
     /// Where the next queue page comes from.

@@ -114,7 +114,7 @@ fn what_the_peer_owns_is_loaded_once_per_burst() {
     }
 }
 
-/// A memory without shadows.
+/// A memory for which rings keep no shadows.
 #[derive(Clone)]
 struct Seen;
 impl Spy for Seen {

@@ -13,7 +13,7 @@ use ringferry_packet::buffer::{Buf, Chain, Pool, PoolLayout, Pools, PoolsLayout}
 const BASE: u64 = 0x4000_0000;
 /// Bytes from one source buffer to the next, two pages.
 pub const STRIDE: usize = 8192;
-/// Bytes of a page.
+/// Size in bytes of a page.
 pub const PAGE: usize = 4096;
 
 /// Memory with the pools of a worker and one for the packets that come from elsewhere.
@@ -69,7 +69,7 @@ impl Bench {
         buf
     }
 
-    /// What the device reads.
+    /// Reads the bytes of `segs` as the device does.
     pub fn read(&self, segs: &[Segment]) -> Vec<u8> {
         let mut translator = self.memory.translator();
         let mut bytes = Vec::new();
@@ -149,7 +149,7 @@ pub fn goes_direct(chain: &Chain, header: usize, limits: &SegLimits) -> bool {
     count <= usize::from(limits.max_segs - limits.reserved) && first >= must
 }
 
-/// Where a packet lies.
+/// Returns address, length, head room and tail room of each buffer of a packet.
 pub fn shape(chain: &Chain) -> Vec<(u64, usize, usize, usize)> {
     chain.bufs().iter().map(|buf| (buf.addr(), buf.len(), buf.headroom(), buf.tailroom())).collect()
 }

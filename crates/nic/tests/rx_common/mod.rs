@@ -60,16 +60,16 @@ impl Posted {
     }
 }
 
-/// Ring and device.
+/// A receive ring together with its device.
 #[derive(Debug)]
 pub struct Fake {
     memory: Arc<GuestMemory>,
     limits: RxLimits,
-    /// Posted, not shown yet.
+    /// Buffers that were posted and are not published yet.
     unseen: Vec<Posted>,
-    /// What the device may fill, oldest first.
+    /// Buffers that the device may fill, oldest first.
     pub avail: VecDeque<Posted>,
-    /// What it has filled, and a copy of what was there.
+    /// Completions of filled buffers that were not collected yet.
     pub used: VecDeque<Completion>,
     /// Everything posted that the driver has not collected.
     outstanding: BTreeMap<u16, Vec<Segment>>,
@@ -219,7 +219,7 @@ impl Fake {
     }
 }
 
-/// What a test makes a queue of.
+/// The limits, settings and chunks that a test makes a queue of.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub limits: RxLimits,
@@ -292,7 +292,7 @@ pub fn frame(len: usize, seed: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Receives all there is.
+/// Receives all packets that have arrived.
 pub fn receive(queue: &mut RxQueue<Fake>, pools: &mut Pools) -> Vec<Chain> {
     let mut chains = Vec::new();
     queue.receive(usize::MAX, pools, |chain, _| chains.push(chain));

@@ -11,7 +11,7 @@ use ringferry_nic::limits::{SegLimits, TxLimits};
 use ringferry_packet::buffer::{Buf, Chain, Fragments, Pool, PoolLayout, Pools, PoolsLayout};
 
 const BASE: u64 = 1 << 32;
-/// Bytes of driver's header.
+/// Length in bytes of the driver's header.
 pub const HEADER: usize = 12;
 
 pub struct World {
@@ -45,7 +45,7 @@ impl World {
         Fragments::new(Pool::new(&self.memory, at, layout).unwrap())
     }
 
-    /// What lies at these addresses.
+    /// Reads the bytes of `segments`.
     pub fn read(&self, segments: &[Segment]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for segment in segments {
@@ -100,18 +100,18 @@ pub struct Sent {
     pub len: usize,
 }
 
-/// A ring whose device completes what, and in the order that, a test says.
+/// A ring whose device completes the packets that the test selects, in the test's order.
 #[derive(Debug)]
 pub struct Ring {
     pub limits: TxLimits,
     pub room: usize,
-    /// Refuses all, this way.
+    /// Refuses every packet with this error, if set.
     pub refuse: Option<Refused>,
-    /// What was written and not shown.
+    /// Packets that were written and are not published.
     pub written: Vec<Sent>,
-    /// What the device has.
+    /// Packets that the device has.
     pub shown: Vec<Sent>,
-    /// What the device says it is done with; true ones give back their room.
+    /// Tokens that the device reports as completed; true ones release their room.
     pub done: VecDeque<u16>,
     costs: Vec<(u16, usize)>,
     pub flushes: usize,

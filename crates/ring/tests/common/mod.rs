@@ -1,4 +1,4 @@
-//! Memory for ring tests: where the three areas, the indirect tables and the buffers of a queue lie.
+//! Memory for ring tests, and the addresses of the areas, indirect tables and buffers of a queue in it.
 //!
 //! [`Heap`] is plain private memory made of atomics; [`Shared`] is what production uses, a mapped
 //! memfd. Both stand for the guest physical addresses from [`BASE`] on.
@@ -16,11 +16,11 @@ use ringferry_ring::{Buffer, Chains, IndirectTables, Parts, RingFeatures, Tables
 /// First guest physical address of any test memory.
 pub const BASE: u64 = 0x10_0000;
 
-/// VIRTQ_DESC_F_NEXT.
+/// `VIRTQ_DESC_F_NEXT` of either layout.
 pub const NEXT: u16 = 1;
-/// VIRTQ_DESC_F_WRITE.
+/// `VIRTQ_DESC_F_WRITE` of either layout.
 pub const WRITE: u16 = 2;
-/// VIRTQ_DESC_F_INDIRECT.
+/// `VIRTQ_DESC_F_INDIRECT` of either layout.
 pub const INDIRECT: u16 = 4;
 
 /// VIRTQ_DESC_F_AVAIL of a packed ring.
@@ -28,12 +28,12 @@ pub const AVAIL: u16 = 1 << 7;
 /// VIRTQ_DESC_F_USED of a packed ring.
 pub const USED: u16 = 1 << 15;
 
-/// Nothing negotiated but the layout.
+/// Returns features without any but the layout.
 pub const fn bare(packed: bool) -> RingFeatures {
     RingFeatures { indirect: false, event_idx: false, packed, in_order: false }
 }
 
-/// Every combination of the features rings care for, in one layout.
+/// Iterates over all combinations of ring features in one layout.
 pub fn features(packed: bool) -> impl Iterator<Item = RingFeatures> {
     (0..8).map(move |bits| RingFeatures {
         indirect: bits & 1 != 0,
@@ -43,25 +43,25 @@ pub fn features(packed: bool) -> impl Iterator<Item = RingFeatures> {
     })
 }
 
-/// Every combination, in both layouts.
+/// Iterates over all combinations of ring features in both layouts.
 pub fn all_features() -> impl Iterator<Item = RingFeatures> {
     features(false).chain(features(true))
 }
 
-/// Where a fresh ring begins, as a vring base: a packed one with a wrap counter of 1.
+/// Returns the vring base of a fresh ring; a packed one has a wrap counter of 1.
 pub const fn fresh_base(packed: bool) -> u16 {
     if packed { 0x8000 } else { 0 }
 }
 
 /// Guest memory of a test.
 pub trait Memory {
-    /// How its words are reached.
+    /// The type of a range of this memory.
     type Words: Words + Clone;
-    /// At least `bytes` of zeroed memory at [`BASE`].
+    /// Makes at least `bytes` of zeroed memory at [`BASE`].
     fn new(bytes: usize) -> Self;
-    /// A range of it.
+    /// Returns the range of `len` bytes at a guest address.
     fn area(&self, addr: u64, len: usize) -> Self::Words;
-    /// Where a device reads indirect tables from.
+    /// Returns a reader for indirect tables.
     fn tables(&self) -> impl Tables + '_;
 }
 
@@ -195,7 +195,7 @@ impl Tables for HeapTables<'_> {
 pub struct Shared {
     /// The file, for peers that map it too.
     pub file: SharedMem,
-    /// The mapping.
+    /// The memory map over the file.
     pub map: GuestMemory,
 }
 
@@ -217,9 +217,9 @@ impl Memory for Shared {
     }
 }
 
-/// What a test sees of the accesses to a [`Spied`] memory, before they happen.
+/// An observer of the accesses to a [`Spied`] memory, called before each of them.
 pub trait Spy: Clone {
-    /// See [`Words::SHADOW`].
+    /// The value of [`Words::SHADOW`] for the memory.
     const SHADOW: bool = true;
     /// A word at byte offset `at` is about to be loaded.
     fn load(&self, at: usize) {
@@ -231,12 +231,12 @@ pub trait Spy: Clone {
     }
 }
 
-/// A [`Heap`] whose accesses a [`Spy`] sees.
+/// A [`Heap`] whose accesses a [`Spy`] observes.
 #[derive(Clone)]
 pub struct Spied<S> {
-    /// The memory, for accesses nobody sees.
+    /// The memory, for accesses that are not observed.
     pub words: Heap,
-    /// Who sees.
+    /// The observer.
     pub spy: S,
 }
 
@@ -296,35 +296,35 @@ impl Spy for Counter {
 pub type Watched = Spied<Counter>;
 
 impl Watched {
-    /// Watches `words`.
+    /// Makes a memory that counts the loads of `words`.
     pub fn new(words: Heap) -> Self {
         Spied { words, spy: Counter::default() }
     }
 
-    /// The loads since the last time of asking, by offset.
+    /// Returns the numbers of loads by offset since the last call.
     pub fn loads(&self) -> BTreeMap<usize, usize> {
         self.spy.0.take()
     }
 }
 
-/// Where the parts of one queue lie.
+/// The addresses of the areas of one queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
-    /// Number of entries.
+    /// Queue size in descriptors.
     pub size: u16,
     packed: bool,
-    /// Descriptor area.
+    /// Guest address of the descriptor area.
     pub desc: u64,
-    /// Driver area.
+    /// Guest address of the driver area.
     pub driver: u64,
-    /// Device area.
+    /// Guest address of the device area.
     pub device: u64,
-    /// What follows, aligned to a page: indirect tables, buffers.
+    /// Guest address, aligned to a page, of the memory behind the areas, for indirect tables and buffers.
     pub rest: u64,
 }
 
 impl Places {
-    /// The parts one behind the other from [`BASE`] on, each on cache lines of its own.
+    /// Places the areas one after the other from [`BASE`] on, each on separate cache lines.
     pub fn new(size: u16, packed: bool) -> Self {
         let after = |addr: u64, len: usize| (addr + len as u64).next_multiple_of(64);
         let [desc, avail, used] = part_bytes(size, packed);
@@ -334,12 +334,12 @@ impl Places {
         Places { size, packed, desc: BASE, driver, device, rest }
     }
 
-    /// Bytes of memory needed for the queue and `rest` bytes behind it.
+    /// Returns the size in bytes of the memory for the queue and `rest` bytes behind it.
     pub fn bytes(&self, rest: usize) -> usize {
         (self.rest - BASE) as usize + rest
     }
 
-    /// The queue's areas in `memory`.
+    /// Resolves the queue's areas in `memory`.
     pub fn parts<M: Memory>(&self, memory: &M) -> Parts<M::Words> {
         let [desc, driver, device] = part_bytes(self.size, self.packed);
         Parts {
@@ -350,35 +350,35 @@ impl Places {
         }
     }
 
-    /// Bytes of indirect tables of `entries` descriptors for every chain.
+    /// Returns the size in bytes of indirect tables of `entries` descriptors for every chain.
     pub fn table_bytes(&self, entries: u16) -> usize {
         16 * usize::from(self.size) * usize::from(entries)
     }
 
-    /// Indirect tables at `rest`.
+    /// Makes indirect tables in the memory at `rest`.
     pub fn tables<M: Memory>(&self, memory: &M, entries: u16) -> IndirectTables<M::Words> {
         let area = memory.area(self.rest, self.table_bytes(entries));
         IndirectTables { area, addr: self.rest, entries }
     }
 }
 
-/// The same areas, each of them watched.
+/// Wraps each area so that its loads are counted.
 pub fn watched(parts: Parts<Heap>) -> Parts<Watched> {
     let Parts { size, desc, driver, device } = parts;
     Parts { size, desc: Watched::new(desc), driver: Watched::new(driver), device: Watched::new(device) }
 }
 
-/// Numbers that look random and are the same in every run (xorshift64*).
+/// A deterministic pseudo-random number generator (xorshift64*).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// A sequence for `seed`.
+    /// Makes a generator with the sequence of `seed`.
     pub fn new(seed: u64) -> Self {
         Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -386,13 +386,13 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below `n`.
+    /// Returns a random number less than `n`.
     pub fn below(&mut self, n: usize) -> usize {
         (self.bits() >> 16) as usize % n
     }
 }
 
-/// What must be true of every chain a device hands out, whatever the driver wrote.
+/// Checks the invariants of chains that a device took, which hold for anything that the driver wrote.
 pub fn check_burst(chains: &Chains, size: u16) {
     for chain in chains.iter() {
         let (readable, writable) = (chains.readable(chain), chains.writable(chain));

@@ -23,7 +23,7 @@ const SIZE: u16 = 2;
 /// every mistake.
 const PREEMPTIONS: usize = 3;
 
-/// What a side's [`Words`] keep of their promises.
+/// The memory-order guarantees that a side's [`Words`] keep; the mutants leave one out.
 pub trait Promises: Send + 'static {
     const FULL_FENCE: bool = true;
     const ACQUIRE: Ordering = Ordering::Acquire;

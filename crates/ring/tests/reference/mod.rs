@@ -1,6 +1,6 @@
-//! A driver and a device of packed rings as VIRTIO 1.4, 2.8 tells it, slow and plain: positions count
-//! slots from the beginning of time, each field is accessed by itself, and every bit is checked.
-//! Written from the specification's text alone, to be an opinion other than ours.
+//! A reference implementation of both halves of a packed ring, slow and simple: positions count slots without wrapping,
+//! each field is accessed separately, and every bit is checked. It was written from the text of VIRTIO 1.4, 2.8 alone,
+//! independently of the crate's code.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use ringferry_ring::{Buffer, Parts};
 
 use crate::common::{AVAIL, BASE, Heap, INDIRECT, NEXT, Random, USED, WRITE};
 
-/// 2.8.13: `struct pvirtq_desc`.
+/// A descriptor, `struct pvirtq_desc` (2.8.13).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Desc {
     addr: u64,
@@ -70,79 +70,79 @@ impl Queue {
     }
 }
 
-/// 2.8.14: what a side may wish of the other.
+/// The contents of an event suppression structure (2.8.14).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish {
-    /// RING_EVENT_FLAGS_ENABLE.
+pub enum EventSuppression {
+    /// `RING_EVENT_FLAGS_ENABLE`: a signal is wanted for every descriptor.
     Enable,
-    /// RING_EVENT_FLAGS_DISABLE.
+    /// `RING_EVENT_FLAGS_DISABLE`: no signal is wanted.
     Disable,
-    /// RING_EVENT_FLAGS_DESC: when the slot at this position is made available or used.
+    /// `RING_EVENT_FLAGS_DESC`: a signal is wanted when the slot at this position is made available or used.
     At(u64),
 }
 
-impl Wish {
-    /// Any; with a position, which may be long past, only with EVENT_IDX.
-    pub fn random(random: &mut Random, event_idx: bool, near: u64) -> Wish {
+impl EventSuppression {
+    /// Makes a random one; [`EventSuppression::At`], with a position that may be long past, only with EVENT_IDX.
+    pub fn random(random: &mut Random, event_idx: bool, near: u64) -> EventSuppression {
         match random.below(if event_idx { 6 } else { 2 }) {
-            0 => Wish::Enable,
-            1 => Wish::Disable,
-            _ => Wish::At((near + random.below(12) as u64).saturating_sub(4)),
+            0 => EventSuppression::Enable,
+            1 => EventSuppression::Disable,
+            _ => EventSuppression::At((near + random.below(12) as u64).saturating_sub(4)),
         }
     }
 
     fn write(self, queue: &Queue, area: &Heap) {
         let (off_wrap, flags) = match self {
-            Wish::Enable => (0x1234, 0),
-            Wish::Disable => (0x4321, 1),
-            Wish::At(at) => (queue.off_wrap(at), 2),
+            EventSuppression::Enable => (0x1234, 0),
+            EventSuppression::Disable => (0x4321, 1),
+            EventSuppression::At(at) => (queue.off_wrap(at), 2),
         };
         area.store16(0, off_wrap);
         area.store16(2, flags);
     }
 
-    /// Whether the other must signal, having made available or used the slots from `old` to `new`.
+    /// Returns true if the other side must signal after it has made available or used the slots from `old` to `new`.
     pub fn fires(self, old: u64, new: u64, size: u64) -> bool {
         match self {
-            Wish::Enable => old < new,
-            Wish::Disable => false,
-            // What is written down of a position is its slot and its lap's wrap counter.
-            Wish::At(at) => (old..new).any(|slot| slot % (2 * size) == at % (2 * size)),
+            EventSuppression::Enable => old < new,
+            EventSuppression::Disable => false,
+            // Of a position only its slot and the wrap counter of its lap are stored.
+            EventSuppression::At(at) => (old..new).any(|slot| slot % (2 * size) == at % (2 * size)),
         }
     }
 
-    /// Checks that `area` says this, with all reserved bits 0.
+    /// Checks that `area` contains this, with all reserved bits 0.
     fn check(self, queue: &Queue, area: &Heap) {
         let (off_wrap, flags) = (area.load16(0), area.load16(2));
         match self {
-            Wish::Enable => assert_eq!(flags, 0),
-            Wish::Disable => assert_eq!(flags, 1),
-            Wish::At(at) => assert_eq!((off_wrap, flags), (queue.off_wrap(at), 2)),
+            EventSuppression::Enable => assert_eq!(flags, 0),
+            EventSuppression::Disable => assert_eq!(flags, 1),
+            EventSuppression::At(at) => assert_eq!((off_wrap, flags), (queue.off_wrap(at), 2)),
         }
     }
 }
 
-/// A chain on its way.
+/// A chain in the ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// Buffer id.
+    /// Buffer id of the chain.
     pub id: u16,
-    /// What the device reads.
+    /// Device-readable buffers, in order.
     pub readable: Vec<Buffer>,
-    /// What the device writes.
+    /// Device-writable buffers, in order.
     pub writable: Vec<Buffer>,
-    /// Descriptors of the ring.
+    /// Number of ring descriptors that it occupies.
     pub slots: u64,
 }
 
 impl Chain {
-    /// Bytes the device can write.
+    /// Returns the sum of the lengths of the writable buffers.
     pub fn room(&self) -> u32 {
         self.writable.iter().map(|buffer| buffer.len).sum()
     }
 }
 
-/// 2.8.17 to 2.8.20, the driver's part.
+/// The driver half (2.8.17 to 2.8.20).
 pub struct Driver {
     queue: Queue,
     memory: Heap,
@@ -150,9 +150,9 @@ pub struct Driver {
     /// Where indirect tables are, [`TABLE`] bytes for each id.
     tables: u64,
     free_ids: Vec<u16>,
-    /// By age.
+    /// Outstanding chains, oldest first.
     out: VecDeque<Chain>,
-    /// What was written to each slot last.
+    /// The descriptor that was written last to each slot.
     written: Vec<Desc>,
     next_avail: u64,
     next_used: u64,
@@ -162,7 +162,7 @@ pub struct Driver {
 pub const TABLE: usize = 16 * 8;
 
 impl Driver {
-    /// Over a zeroed ring.
+    /// Makes a driver over a zeroed ring.
     pub fn new(parts: Parts<Heap>, memory: Heap, tables: u64, in_order: bool) -> Self {
         let size = parts.size;
         let zero = Desc { addr: 0, len: 0, id: 0, flags: 0 };
@@ -250,23 +250,23 @@ impl Driver {
         used.into_iter().enumerate().map(|(i, chain)| (chain.clone(), len_of(i, &chain))).collect()
     }
 
-    /// Says when it wants a call.
-    pub fn wish(&self, wish: Wish) {
-        wish.write(&self.queue, &self.queue.parts.driver);
+    /// Writes the driver's event suppression structure.
+    pub fn suppress(&self, event: EventSuppression) {
+        event.write(&self.queue, &self.queue.parts.driver);
     }
 
-    /// Checks what the device says of kicks.
-    pub fn check_wish(&self, wish: Wish) {
-        wish.check(&self.queue, &self.queue.parts.device);
+    /// Checks the device's event suppression structure.
+    pub fn check_suppression(&self, event: EventSuppression) {
+        event.check(&self.queue, &self.queue.parts.device);
     }
 
-    /// Where the next used descriptor will be.
+    /// Returns the position of the next used descriptor.
     pub fn next_used(&self) -> u64 {
         self.next_used
     }
 }
 
-/// 2.8.17 to 2.8.20, the device's part.
+/// The device half (2.8.17 to 2.8.20).
 pub struct Device {
     queue: Queue,
     memory: Heap,
@@ -275,7 +275,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Over a zeroed ring.
+    /// Makes a device over a zeroed ring.
     pub fn new(parts: Parts<Heap>, memory: Heap) -> Self {
         Device { queue: Queue::new(parts), memory, next_avail: 0, next_used: 0 }
     }
@@ -359,14 +359,14 @@ impl Device {
         (old, self.next_used)
     }
 
-    /// Says when it wants a kick.
-    pub fn wish(&self, wish: Wish) {
-        wish.write(&self.queue, &self.queue.parts.device);
+    /// Writes the device's event suppression structure.
+    pub fn suppress(&self, event: EventSuppression) {
+        event.write(&self.queue, &self.queue.parts.device);
     }
 
-    /// Checks what the driver says of calls.
-    pub fn check_wish(&self, wish: Wish) {
-        wish.check(&self.queue, &self.queue.parts.driver);
+    /// Checks the driver's event suppression structure.
+    pub fn check_suppression(&self, event: EventSuppression) {
+        event.check(&self.queue, &self.queue.parts.driver);
     }
 
     /// Where the next available descriptor will be.

@@ -1,4 +1,6 @@
-//! A device half, and memory that a test writes as the driver would or should not.
+//! A device half under attack: the test writes its memory in place of a driver, by the rules or against them.
+//!
+//! A test makes a [`Victim`], writes descriptors, calls [`Victim::take`] or [`Victim::take_one`], and checks the fault.
 #![allow(dead_code, reason = "every test program uses its own part of this module")]
 
 use ringferry_memory::Words;
@@ -6,7 +8,7 @@ use ringferry_ring::{Chain, Chains, Device, Fault, Parts, RingFeatures};
 
 use crate::common::{AVAIL, BASE, Heap, Memory, Places, USED, Watched, fresh_base, watched};
 
-/// Entries of a victim's queue unless said otherwise.
+/// Default queue size of a victim.
 pub const SIZE: u16 = 8;
 
 /// The 16 bytes of a descriptor: address, length, and two words that are flags and next in a split
@@ -15,31 +17,31 @@ pub type Raw = (u64, u32, u16, u16);
 
 /// A device half with its memory.
 pub struct Victim {
-    /// All of it.
+    /// The whole guest memory of the test.
     pub memory: Heap,
-    /// Where the parts lie.
+    /// Addresses of the queue's areas.
     pub places: Places,
-    /// The parts as the device sees them.
+    /// The queue's areas with counted accesses, as the device uses them.
     pub parts: Parts<Watched>,
-    /// The half.
+    /// The device half under attack.
     pub device: Device<Watched>,
-    /// What it took last.
+    /// The chains that the device took last.
     pub chains: Chains,
     features: RingFeatures,
 }
 
 impl Victim {
-    /// A ring of [`SIZE`] entries with a page behind it.
+    /// Makes a ring of [`SIZE`] entries with a page behind it.
     pub fn new(features: RingFeatures) -> Self {
         Self::sized(SIZE, features)
     }
 
-    /// A ring of `size` entries with a page behind it.
+    /// Makes a ring of `size` entries with a page behind it.
     pub fn sized(size: u16, features: RingFeatures) -> Self {
         Self::over(Heap::new(Places::new(size, features.packed).bytes(0x1000)), size, features)
     }
 
-    /// A ring in `memory`.
+    /// Makes a ring of `size` entries in `memory`.
     pub fn over(memory: Heap, size: u16, features: RingFeatures) -> Self {
         let places = Places::new(size, features.packed);
         let parts = watched(places.parts(&memory));
@@ -47,7 +49,7 @@ impl Victim {
         Victim { memory, places, parts, device, chains: Chains::new(), features }
     }
 
-    /// Where tests put indirect tables.
+    /// Returns the address at which tests place indirect tables.
     pub fn table(&self) -> u64 {
         self.places.rest
     }
@@ -66,7 +68,7 @@ impl Victim {
         }
     }
 
-    /// Writes descriptors one behind the other, of the ring or of an indirect table.
+    /// Writes consecutive descriptors, of the ring or of an indirect table.
     pub fn write(&self, addr: u64, descs: &[Raw]) {
         for (i, desc) in descs.iter().enumerate() {
             self.put(addr + 16 * i as u64, *desc);
@@ -100,14 +102,14 @@ impl Victim {
         at
     }
 
-    /// Takes all there is.
+    /// Takes all available chains and returns their number.
     pub fn take(&mut self) -> usize {
         self.chains.clear();
         self.device.take(usize::MAX, &mut self.memory.tables(), &mut self.chains)
     }
 
-    /// Takes the one chain that starts at descriptor 0, which a split ring is told of, or says why
-    /// not.
+    /// Takes the only chain, which starts at descriptor 0 (and is made available here in a split ring). Returns the
+    /// fault if the device refuses it.
     pub fn take_one(&mut self) -> Result<Chain, Fault> {
         if !self.features.packed {
             self.offer(0, &[0]);
@@ -121,7 +123,7 @@ impl Victim {
         }
     }
 
-    /// Checks that the ring is broken for good, and says for what.
+    /// Checks that the ring is broken and stays so, and returns the fault.
     pub fn refused(&mut self) -> Fault {
         let fault = self.device.fault().expect("the device noticed nothing");
         let base = self.device.base();

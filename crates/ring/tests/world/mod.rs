@@ -1,7 +1,7 @@
-//! Both halves of a ring, a plain model of what the ring should carry, and steps of either side.
+//! Model-based testing of a ring: both halves, a reference model of its contents, and operations of either side.
 //!
-//! After every step the halves are compared with the model, and a half that sleeps while it has work
-//! fails the test: that is a lost wake-up.
+//! A test makes a [`World`] over a fresh ring and applies a sequence of [`Op`]s. After each one the halves are compared
+//! with the model. A half that sleeps although it has work is a lost wake-up and fails the test.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -10,25 +10,25 @@ use ringferry_ring::{AddError, Buffer, Chain, Chains, Device, Done, Driver, Ring
 
 use crate::common::{Memory, Places, Random, fresh_base};
 
-/// How a queue is set up.
+/// The configuration of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// What was negotiated, the layout included.
+    /// The negotiated features, which include the layout.
     pub features: RingFeatures,
-    /// Entries of the queue.
+    /// Queue size in descriptors.
     pub size: u16,
-    /// Longest chain that goes into an indirect table; 0: the driver has no tables.
+    /// Length of the longest chain that goes into an indirect table; 0 if the driver has no tables.
     pub entries: u16,
 }
 
 impl Setup {
-    /// Where the parts lie.
+    /// Returns the addresses of the queue's areas.
     pub fn places(&self) -> Places {
         Places::new(self.size, self.features.packed)
     }
 }
 
-/// One step of one side.
+/// An operation of one side.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Op {
@@ -44,12 +44,12 @@ pub enum Op {
     StopCalls,
     Take(usize),
     Untake(usize),
-    /// One chain, with IN_ORDER always the oldest.
+    /// Completes one chain; with IN_ORDER always the oldest.
     Complete {
         pick: usize,
         len: u32,
     },
-    /// The oldest chains, together.
+    /// Completes the oldest chains in one call.
     CompleteAll {
         count: usize,
         len: u32,
@@ -62,7 +62,7 @@ pub enum Op {
 #[derive(Clone, Debug)]
 struct Sent {
     token: u64,
-    /// Descriptors of the ring.
+    /// Number of ring descriptors that the chain occupies.
     cost: u16,
     readable: Vec<Buffer>,
     writable: Vec<Buffer>,
@@ -75,14 +75,14 @@ struct Held {
     order: u64,
 }
 
-/// A chain the device has finished with.
+/// A chain that the device has completed.
 #[derive(Clone, Copy, Debug)]
 struct Back {
     used: Used<u64>,
     cost: u16,
 }
 
-/// Both halves, and what must be true of them.
+/// Both halves and the reference model of the ring between them.
 #[allow(missing_docs, reason = "the names say it")]
 pub struct World<M: Memory> {
     pub memory: M,
@@ -91,29 +91,29 @@ pub struct World<M: Memory> {
     pub device: Device<M::Words>,
     pub chains: Chains,
     pub next_token: u64,
-    /// Added, not published.
+    /// Chains that were added and are not published.
     added: VecDeque<Sent>,
-    /// Published, not taken.
+    /// Chains that were published and are not taken.
     visible: VecDeque<Sent>,
-    /// Taken, not completed.
+    /// Chains that were taken and are not completed.
     held: VecDeque<Held>,
     takes: u64,
-    /// Completed, not published.
+    /// Chains that were completed and are not published.
     done: VecDeque<Back>,
-    /// Published by the device, not collected.
+    /// Chains that the device published and the driver has not collected.
     used: VecDeque<Back>,
-    /// Tokens with the ring or the device.
+    /// Tokens of the chains that are in the ring or with the device.
     pub out: BTreeSet<u64>,
-    /// Descriptors they occupy.
+    /// Number of descriptors that these chains occupy.
     occupied: u16,
     collected: u64,
     device_sleeps: bool,
-    /// With what it may sleep through: chains in a split ring, slots in a packed one.
+    /// Set while the driver sleeps: how many chains (split) or slots (packed) may be used without waking it.
     driver_sleeps: Option<usize>,
 }
 
 impl<M: Memory> World<M> {
-    /// A fresh ring.
+    /// Makes a world over a fresh ring.
     pub fn new(setup: Setup) -> Self {
         let places = setup.places();
         let memory = M::new(places.bytes(places.table_bytes(setup.entries)));
@@ -186,7 +186,7 @@ impl<M: Memory> World<M> {
         }
     }
 
-    /// What calls are counted in: chains or, in a packed ring, slots.
+    /// Returns the amount in the unit of call suppression: chains in a split ring, slots in a packed one.
     fn amount(&self, costs: impl Iterator<Item = u16>) -> usize {
         if self.setup.features.packed { costs.map(usize::from).sum() } else { costs.count() }
     }
@@ -299,7 +299,7 @@ impl<M: Memory> World<M> {
         self.done.extend(back);
     }
 
-    /// What is said of a chain: nothing was written if nothing could be.
+    /// Makes the completion of a chain; `len` is 0 if the chain has no writable buffers.
     fn finish(Held { sent, chain, .. }: &Held, len: u32) -> (Done, Back) {
         let len = if sent.writable.is_empty() { 0 } else { len };
         (chain.done(len), Back { used: Used { token: sent.token, len }, cost: sent.cost })
