@@ -17,7 +17,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -51,11 +51,11 @@ pub trait Experiment {
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError>;
 
     /// The body of a process of its own; see [`Setup::child`]. What it prints is for the row that started
-    /// it.
+    /// it; `program` is [`Setup::program`].
     ///
     /// # Errors
     /// Whatever went wrong; the process ends with status 1 and the message on standard error.
-    fn child(&self, args: &[String]) -> Result<(), RowError> {
+    fn child(&self, _program: &Path, args: &[String]) -> Result<(), RowError> {
         Err(RowError::failed(format!("{} has no child process {args:?}", self.name())))
     }
 }
@@ -94,7 +94,10 @@ pub struct Setup {
     pub cpus: Vec<usize>,
     /// The experiment's own settings.
     pub options: BTreeMap<String, String>,
-    /// The program that answers to `lab child EXPERIMENT ARGS`: normally the running one.
+    /// The lab: the program that answers to `child EXPERIMENT ARGS`.
+    pub lab: PathBuf,
+    /// `ringferry`, for rows that measure a whole switch, or guests and traffic. It need not be there: see
+    /// [`Setup::without_program`].
     pub program: PathBuf,
 }
 
@@ -103,9 +106,29 @@ impl Setup {
     /// caller appends arguments, starts it (by `ringferry_sys::process::spawn`, which gives it back the
     /// signals the lab keeps for itself) and must wait for it.
     pub fn child(&self, experiment: &str) -> Command {
-        let mut command = Command::new(&self.program);
-        command.args(["lab", "child", experiment]);
+        let mut command = Command::new(&self.lab);
+        command.arg("child").arg("--program").arg(&self.program).arg(experiment);
         command
+    }
+
+    /// Why rows that need `ringferry` cannot be measured, if it is not there.
+    pub fn without_program(&self) -> Option<String> {
+        (!self.program.is_file()).then(|| {
+            let program = self.program.display();
+            format!("needs ringferry, and {program} is not there: `cargo build --release -p ringferry`, or --program")
+        })
+    }
+
+    /// A setup for tests of plans, on a machine of so many processors where the lab cannot be started.
+    #[cfg(test)]
+    pub(crate) fn planning(cpus: usize, options: &[(&str, &str)]) -> Self {
+        Self {
+            seconds: Duration::from_millis(1),
+            cpus: (0..cpus).collect(),
+            options: options.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            lab: "/nonexistent/ringferry-lab".into(),
+            program: std::env::current_exe().unwrap(),
+        }
     }
 
     /// The value of an option, parsed; `default` when it was not given.

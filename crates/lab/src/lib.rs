@@ -4,7 +4,6 @@
 //! |---|---|
 //! | [`experiment`] | what an experiment, a row and a run are: the interface to plug into |
 //! | [`experiments`] | the experiments there are |
-//! | [`histogram`] | how long things took |
 //! | [`labels`] | labelled parameters, which rows are named by |
 //! | [`runner`] | runs rows interleaved, with a warm-up and an A/A row |
 //! | [`stats`] | summaries, Student's and Welch's tests, ministat's output |
@@ -20,7 +19,6 @@
 
 pub mod experiment;
 pub mod experiments;
-pub mod histogram;
 pub mod labels;
 pub mod machine;
 pub mod output;

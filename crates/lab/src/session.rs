@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use regex::Regex;
@@ -21,6 +21,9 @@ use crate::versus::{Versus, VersusError};
 
 /// The seed unless the user gives one: any will do, and the same one makes sessions alike.
 pub const SEED: u64 = 1;
+
+/// The program whose switch, guests and traffic are measured.
+const PROGRAM: &str = "ringferry";
 
 /// What to measure and where to put it.
 #[derive(Clone, Debug, Default)]
@@ -45,6 +48,8 @@ pub struct Request {
     pub json: Option<PathBuf>,
     /// File for HTML.
     pub html: Option<PathBuf>,
+    /// The program `ringferry`, if not the one beside the lab or in `PATH`.
+    pub program: Option<PathBuf>,
     /// Leave ministat's plots out.
     pub no_plot: bool,
     /// The command line, word by word, for the record.
@@ -133,7 +138,8 @@ pub fn measure_with(
         seconds,
         cpus: settings.cpus.clone(),
         options: settings.options.clone(),
-        program: std::env::current_exe()?,
+        lab: std::env::current_exe()?,
+        program: program(request.program.as_deref())?,
     };
     let mut plan = experiment.plan(&setup)?;
     let filters = filters(&settings.filters)?;
@@ -159,6 +165,21 @@ pub fn measure_with(
         out.write_all(text::report(&results, !request.no_plot).as_bytes())?;
     }
     Ok(results)
+}
+
+/// Where `ringferry` is: where the user says, else beside the lab or in `PATH`, else where it would be built.
+///
+/// # Errors
+/// The user names something that is no file; or the lab does not know where it is itself.
+pub fn program(given: Option<&Path>) -> Result<PathBuf, LabError> {
+    match given {
+        Some(path) if path.is_file() => Ok(path.to_owned()),
+        Some(path) => Err(LabError::Usage(format!("--program {}: there is no such file", path.display()))),
+        None => match ringferry_sys::program::find(PROGRAM) {
+            Some(found) => Ok(found),
+            None => Ok(std::env::current_exe()?.with_file_name(PROGRAM)),
+        },
+    }
 }
 
 fn run(
@@ -202,9 +223,9 @@ fn run(
 /// # Errors
 /// See [`LabError`].
 pub fn compare(
-    [old, new]: [&std::path::Path; 2],
-    json: Option<&std::path::Path>,
-    page: Option<&std::path::Path>,
+    [old, new]: [&Path; 2],
+    json: Option<&Path>,
+    page: Option<&Path>,
     out: &mut impl Write,
 ) -> Result<Versus, LabError> {
     let (old, new) = (Results::read(old)?, Results::read(new)?);

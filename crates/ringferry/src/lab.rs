@@ -1,212 +1,54 @@
-//! `ringferry lab`: the command line of the laboratory. What it does is in the crate `ringferry-lab`.
+//! `ringferry lab` is the program `ringferry-lab`, as `git foo` is `git-foo`: whoever carries packets needs no laboratory, so it
+//! is built and installed by itself (crate `ringferry-lab`). This process becomes that program.
 
-use std::io::{self, Write};
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::process::Command;
 
-use clap::{Args, Subcommand};
-use ringferry_lab::experiment::{Experiment, RowError, Setup, Source};
-use ringferry_lab::experiments;
-use ringferry_lab::session::{self, LabError, Request};
-use ringferry_lab::stop::Stop;
-use serde_json::json;
+use clap::Args;
 
-const EXAMPLES: &str = "\
-Examples:
-  ringferry lab list                                 what can be measured
-  ringferry lab list ring                            its rows and options
-  ringferry lab ring --html ring.html                measure, and draw
-  ringferry lab ring --filter 'ring=split.*batch=32' some rows only
-  ringferry lab ring --option buffers=10000000 --filter 'mode=polling ring=split order=any chain=direct batch=1 '
-                                                     the published benchmark
-  ringferry lab ring --json new.json && ringferry lab compare old.json new.json
+/// The program.
+const PROGRAM: &str = "ringferry-lab";
 
-Exit status: 0 fine, 1 a run failed, 2 the command line or a file is wrong.";
-
-/// Arguments of `ringferry lab`.
+/// Arguments of `ringferry lab`: all of them are the lab's.
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true, arg_required_else_help = true, after_help = EXAMPLES)]
 pub struct LabArgs {
-    #[command(subcommand)]
-    command: Option<LabCommand>,
-    #[command(flatten)]
-    measure: MeasureArgs,
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    args: Vec<OsString>,
 }
 
-#[derive(Debug, Subcommand)]
-enum LabCommand {
-    /// The experiments, or the rows and options of one.
-    List {
-        /// An experiment whose rows and options to list.
-        name: Option<String>,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Compares two results of one experiment: new against old.
-    Compare {
-        /// Result of an earlier `lab NAME --json FILE`.
-        old: PathBuf,
-        /// Result of a later one.
-        new: PathBuf,
-        /// Write the comparison as JSON; `-` is standard output.
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
-        /// Write the comparison as a self-contained HTML page.
-        #[arg(long, value_name = "FILE")]
-        html: Option<PathBuf>,
-    },
-    /// A process that an experiment starts for itself.
-    #[command(hide = true)]
-    Child {
-        name: String,
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<String>,
+/// Why there is no lab.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It was not built, or not installed.
+    #[error(
+        "{PROGRAM} is neither beside this program nor in PATH: build it with `cargo build --release -p {PROGRAM}`, \
+         or install it with `cargo install --path crates/lab`"
+    )]
+    Missing,
+    /// It is there and does not start.
+    #[error("cannot start {}: {error}", program.display())]
+    Start {
+        /// The lab.
+        program: PathBuf,
+        /// What the system says.
+        error: std::io::Error,
     },
 }
 
-#[derive(Debug, Args)]
-struct MeasureArgs {
-    /// The experiment to run; see `ringferry lab list`.
-    name: Option<String>,
-    /// Runs per row, after one for warming up.
-    #[arg(long, value_name = "N")]
-    runs: Option<usize>,
-    /// Seconds per run.
-    #[arg(long, value_name = "S")]
-    seconds: Option<f64>,
-    /// Only rows whose name matches this regular expression; may be given several times.
-    #[arg(long, value_name = "REGEX")]
-    filter: Vec<String>,
-    /// Processors to pin to, the most important first.
-    #[arg(long, value_name = "A,B", value_delimiter = ',')]
-    cpus: Vec<usize>,
-    /// A setting of the experiment; may be given several times.
-    #[arg(long, value_name = "NAME=VALUE")]
-    option: Vec<String>,
-    /// Write the result as JSON; `-` is standard output.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write the result as a self-contained HTML page.
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-    /// Print numbers without ministat's plots.
-    #[arg(long)]
-    no_plot: bool,
-    /// Level of all intervals: 80, 90, 95, 98, 99 or 99.5.
-    #[arg(long, value_name = "PER CENT")]
-    confidence: Option<f64>,
-    /// Where the order of the rows and all else that is random starts from.
-    #[arg(long, value_name = "N")]
-    seed: Option<u64>,
+/// Becomes the lab; returns only if that is not possible.
+pub fn run(args: &LabArgs, verbose: u8) -> Error {
+    let Err(error) = become_lab(args, verbose);
+    error
 }
 
-/// Runs the command; the exit status is for the shell.
-///
-/// # Errors
-/// See [`LabError::exit_code`].
-pub fn run(args: &LabArgs) -> Result<u8, LabError> {
-    let out = &mut io::stdout().lock();
-    match &args.command {
-        Some(LabCommand::List { name, json }) => list(name.as_deref(), *json, out).map(|()| 0),
-        Some(LabCommand::Compare { old, new, json, html }) => {
-            session::compare([old, new], json.as_deref(), html.as_deref(), out).map(|_| 0)
-        }
-        Some(LabCommand::Child { name, args }) => {
-            session::find(name)?.child(args)?;
-            Ok(0)
-        }
-        None => measure(&args.measure, out),
-    }
-}
-
-fn measure(args: &MeasureArgs, out: &mut impl Write) -> Result<u8, LabError> {
-    let Some(name) = &args.name else {
-        return Err(LabError::Usage("name an experiment: see `ringferry lab list`".into()));
-    };
-    let request = Request {
-        experiment: name.clone(),
-        runs: args.runs,
-        seconds: args.seconds,
-        seed: args.seed,
-        confidence: args.confidence,
-        cpus: args.cpus.clone(),
-        filters: args.filter.clone(),
-        options: args.option.clone(),
-        json: args.json.clone(),
-        html: args.html.clone(),
-        no_plot: args.no_plot,
-        command: std::env::args().collect(),
-    };
-    let results = session::measure(&request, &Stop::watch()?, out)?;
-    Ok(results.failed().into())
-}
-
-fn list(name: Option<&str>, as_json: bool, out: &mut impl Write) -> Result<(), LabError> {
-    let listed: Vec<Box<dyn Experiment>> = match name {
-        Some(name) => vec![session::find(name)?],
-        None => experiments::all(),
-    };
-    if as_json {
-        let documents = listed.iter().map(|experiment| describe(experiment.as_ref()));
-        let documents = documents.collect::<Result<Vec<_>, RowError>>()?;
-        writeln!(out, "{:#}", json!({ "schema": "ringferry-lab-list/1", "experiments": documents }))?;
-        return Ok(());
-    }
-    for experiment in &listed {
-        writeln!(out, "{:<10} {}", experiment.name(), experiment.about())?;
-        let defaults = experiment.defaults();
-        writeln!(out, "{:10} --runs {} --seconds {}", "", defaults.runs, defaults.seconds)?;
-        for option in experiment.options() {
-            writeln!(out, "{:10} --option {}=...: {}", "", option.name, option.help)?;
-        }
-        if name.is_some() {
-            for row in experiment.plan(&setup(experiment.as_ref())?)?.rows {
-                let missing = match &row.source {
-                    Source::Missing(missing) => format!("   missing: {}", missing.reason),
-                    Source::Measured(_) => String::new(),
-                };
-                writeln!(out, "  {}{missing}", row.name())?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// An experiment with its options and rows.
-fn describe(experiment: &dyn Experiment) -> Result<serde_json::Value, RowError> {
-    let plan = experiment.plan(&setup(experiment)?)?;
-    let rows: Vec<_> = plan
-        .rows
-        .iter()
-        .map(|row| {
-            let missing = match &row.source {
-                Source::Missing(missing) => Some(missing),
-                Source::Measured(_) => None,
-            };
-            json!({
-                "name": row.name(), "labels": row.labels, "group": row.group, "unit": row.unit,
-                "better": row.better, "baseline": row.baseline, "missing": missing,
-            })
-        })
-        .collect();
-    let options: Vec<_> = experiment
-        .options()
-        .iter()
-        .map(|option| json!({ "name": option.name, "help": option.help }))
-        .collect();
-    Ok(json!({
-        "name": experiment.name(), "about": experiment.about(), "options": options, "rows": rows,
-        "runs": experiment.defaults().runs, "seconds": experiment.defaults().seconds,
-    }))
-}
-
-/// What a plan needs when nothing is going to be measured.
-fn setup(experiment: &dyn Experiment) -> Result<Setup, RowError> {
-    Ok(Setup {
-        seconds: Duration::from_secs_f64(experiment.defaults().seconds),
-        cpus: ringferry_sys::cpu::allowed()?,
-        options: Default::default(),
-        program: std::env::current_exe()?,
-    })
+fn become_lab(args: &LabArgs, verbose: u8) -> Result<Infallible, Error> {
+    let program = ringferry_sys::program::find(PROGRAM).ok_or(Error::Missing)?;
+    let mut command = Command::new(&program);
+    // `ringferry -v lab ...` is meant for the lab. In front of a subcommand of its own it would take them for an experiment's.
+    command.args(&args.args).args((0..verbose).map(|_| "-v"));
+    let error = command.exec();
+    Err(Error::Start { program, error })
 }

@@ -48,8 +48,9 @@ enum Command {
     Guest(guest::GuestArgs),
     /// Plugs a tap into a Xen network back end, as a guest would be.
     Netfront(netfront::NetfrontArgs),
-    /// Measures data paths, compares the results, and draws them.
-    Lab(Box<lab::LabArgs>),
+    /// Measures data paths, compares the results, and draws them (the program ringferry-lab).
+    #[command(disable_help_flag = true)]
+    Lab(lab::LabArgs),
     /// Generates traffic and verifies every byte of it.
     Traffic(traffic::Args),
 }
@@ -79,9 +80,7 @@ fn main() -> ExitCode {
         Command::Ctl(args) => ctl::run(args, &mut io::stdout()).map_or_else(|error| failed(&error, 1), ok),
         Command::Guest(args) => guest::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Netfront(args) => netfront::run(args).map_or_else(|error| failed(&error, 1), ok),
-        Command::Lab(args) => {
-            lab::run(args).map_or_else(|error| failed(&error, error.exit_code()), ExitCode::from)
-        }
+        Command::Lab(args) => failed(&lab::run(args, cli.verbose), 2),
         Command::Traffic(args) => traffic::run(args).map_or_else(|error| failed(&error, 1), ok),
     }
 }

@@ -17,6 +17,7 @@
 //! | [`signal`] | signals as events | the descriptor; the signals stay blocked |
 //! | [`namespace`] | user and network namespaces | the namespace descriptors it returns |
 //! | [`process`] | starting children in namespaces, CPU time, privileges | nothing |
+//! | [`program`] | where programs are: beside the running one, or in `PATH` | nothing |
 //! | [`inherited`] | descriptors passed by a parent | nothing; hands each out once |
 //! | [`systemd`] | readiness and socket activation | inherited sockets, handed out once |
 //! | [`interrupt`] | interrupting a thread that a peer blocks in a system call | nothing |
@@ -41,6 +42,7 @@ pub mod namespace;
 pub mod netif;
 mod netlink;
 pub mod process;
+pub mod program;
 pub mod rlimit;
 pub mod signal;
 pub mod socket;

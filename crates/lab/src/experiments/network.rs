@@ -1,15 +1,15 @@
-//! Two guests on a switch, all of them this program, in network namespaces of their own, and the kernel's TCP and UDP
+//! Two guests on a switch, all of them the program `ringferry`, in network namespaces of their own, and the kernel's TCP and UDP
 //! between them.
 //!
 //! A process of the lab's own starts them (see [`Setup::child`]), so that it can enter a user namespace where the lab has
 //! no right to make network namespaces. Whatever ends it ends them.
 //!
 //! ```text
-//! lab -- lab child EXPERIMENT ... -- ringferry run              the switch
-//!                                 |- ringferry guest            namespace a
-//!                                 |- ringferry guest            namespace b
-//!                                 |- ringferry traffic server   namespace b
-//!                                 `- ringferry traffic client   namespace a
+//! ringferry-lab -- ringferry-lab child EXPERIMENT ... -- ringferry run              the switch
+//!                                                     |- ringferry guest            namespace a
+//!                                                     |- ringferry guest            namespace b
+//!                                                     |- ringferry traffic server   namespace b
+//!                                                     `- ringferry traffic client   namespace a
 //! ```
 
 use std::ffi::OsString;
@@ -44,14 +44,20 @@ const GUESTS: [&str; 2] = ["a", "b"];
 const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 pub(in crate::experiments) const TAP: &str = "rf0";
 
-/// Why there can be no such network here, if so. `probe` of the experiment's child process is [`probe`].
+/// Why there can be no such network here, if so.
 pub(in crate::experiments) fn impossible(setup: &Setup, experiment: &str) -> Option<String> {
+    forbidden(setup, experiment).or_else(|| setup.without_program())
+}
+
+/// Why there can be no network namespace of our own here, with taps in it, if so. `probe` of the experiment's child process
+/// is [`probe`].
+pub(in crate::experiments) fn forbidden(setup: &Setup, experiment: &str) -> Option<String> {
     let mut command = setup.child(experiment);
     command.arg("probe").stdin(Stdio::null());
     match command.output() {
         Ok(output) if output.status.success() => None,
         Ok(output) => Some(last_line(&String::from_utf8_lossy(&output.stderr), output.status)),
-        Err(error) => Some(format!("cannot start {}: {error}", setup.program.display())),
+        Err(error) => Some(format!("cannot start {}: {error}", setup.lab.display())),
     }
 }
 
@@ -97,7 +103,7 @@ fn last_line(text: &str, status: ExitStatus) -> String {
     let last = text.lines().rev().find(|line| !line.trim().is_empty());
     last.map_or_else(
         || format!("it ended with {status}"),
-        |line| line.trim_start_matches("ringferry: ").into(),
+        |line| line.trim_start_matches("ringferry-lab: ").trim_start_matches("ringferry: ").into(),
     )
 }
 
@@ -192,8 +198,11 @@ pub(in crate::experiments) struct Network {
 impl Network {
     /// Starts all of it. What programs say goes to files in `folder`. The guests answer `ringferry ctl`, if they were
     /// told to, at [`Network::control`].
-    pub(in crate::experiments) fn start(folder: &Path, options: Options<'_>) -> Result<Self, RowError> {
-        let program = std::env::current_exe()?;
+    pub(in crate::experiments) fn start(
+        program: &Path,
+        folder: &Path,
+        options: Options<'_>,
+    ) -> Result<Self, RowError> {
         let socket = |name: &str| folder.join(format!("{name}.sock"));
         let mut arguments = words(&["run"]);
         for (guest, keys) in std::iter::zip(GUESTS, options.ports) {
@@ -204,19 +213,19 @@ impl Network {
         }
         arguments.extend([OsString::from("--control"), socket("control").into()]);
         arguments.extend(words(options.switch));
-        let switch = ready(&program, folder, "switch", arguments, Spawn::default())?;
+        let switch = ready(program, folder, "switch", arguments, Spawn::default())?;
         let guest = |at: usize| {
             let address = format!("{}/24", ADDRESSES[at]);
             let mut arguments = words(&["guest", "--tap", TAP, "--json", "--address", &address]);
             arguments.extend(words(options.guests[at]));
             arguments.extend([OsString::from("--socket"), socket(GUESTS[at]).into()]);
-            ready(&program, folder, GUESTS[at], arguments, Spawn { new_net: true, ..Spawn::default() })
+            ready(program, folder, GUESTS[at], arguments, Spawn { new_net: true, ..Spawn::default() })
         };
         let guests = [guest(0)?, guest(1)?];
         let server = words(&["traffic", "server", "--bind", ADDRESSES[1]]);
-        let mut command = logged(&program, folder, "server", server)?;
+        let mut command = logged(program, folder, "server", server)?;
         let server = Process::spawn("server", &mut command, inside(&guests[1])?)?;
-        Ok(Self { folder: folder.to_owned(), program, _server: server, guests, switch })
+        Ok(Self { folder: folder.to_owned(), program: program.to_owned(), _server: server, guests, switch })
     }
 
     /// Runs the traffic client in guest a against the server in guest b; returns its report. Every byte that arrived
@@ -290,7 +299,7 @@ fn inside(process: &Process) -> Result<Spawn, RowError> {
     Ok(Spawn { join_net: Some(net), ..Spawn::default() })
 }
 
-/// This program with these arguments; what it says goes to files.
+/// A program with these arguments; what it says goes to files.
 pub(in crate::experiments) fn logged(
     program: &Path,
     folder: &Path,

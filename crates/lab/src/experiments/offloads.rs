@@ -135,14 +135,14 @@ impl Experiment for Offloads {
         })
     }
 
-    fn child(&self, args: &[String]) -> Result<(), RowError> {
+    fn child(&self, program: &Path, args: &[String]) -> Result<(), RowError> {
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         match args.as_slice() {
             ["probe"] => network::probe(),
             ["run", folder, traffic, from, to, seconds] => {
                 network::contain()?;
                 let options = Options { ports: [from, to], ..Options::default() };
-                let mut network = Network::start(Path::new(folder), options)?;
+                let mut network = Network::start(program, Path::new(folder), options)?;
                 let [before, _] = network.cpu_time()?;
                 let report = network.traffic(&["--mode", traffic, "--seconds", seconds])?;
                 let [after, _] = network.cpu_time()?;
@@ -189,13 +189,7 @@ mod tests {
 
     #[test]
     fn every_pair_is_compared_with_the_slower_of_its_ends() {
-        let setup = Setup {
-            seconds: Duration::ZERO,
-            cpus: vec![0],
-            options: BTreeMap::new(),
-            program: "/nowhere".into(),
-        };
-        let plan = Offloads.plan(&setup).unwrap();
+        let plan = Offloads.plan(&Setup::planning(1, &[])).unwrap();
         let rows: BTreeMap<String, Option<String>> =
             plan.rows.into_iter().map(|row| (row.name(), row.baseline)).collect();
         assert_eq!(rows.len(), 2 * 16);

@@ -5,11 +5,10 @@
 //! when all have, the end says [`Message::Done`]; when both ends have said it, the test is over. Any error
 //! or silence stops every worker of this end and is told to the other.
 
-use super::latency::Latency;
+use super::latency::{Histogram, Latency};
 use super::protocol::{Control, Direction, Message, Outcome, PATIENCE, Test};
 use super::workers::{self, Job, Moved, Shared};
 use super::{Error, Mode, transactions};
-use ringferry_lab::histogram::Histogram;
 use rustix::time::{ClockId, clock_gettime};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::Ordering::Relaxed;

@@ -6,9 +6,9 @@
 //! the client does not run out of them.
 
 use super::Error;
+use super::latency::Histogram;
 use super::protocol::{Flow, PATIENCE};
 use super::workers::{Job, Moved, Pacer, Shared, Span, data_error};
-use ringferry_lab::histogram::Histogram;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, set_tcp_nodelay};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 use std::io::{self, ErrorKind, Read, Write};

@@ -4,10 +4,10 @@
 //! A worker owns its socket's data path and returns what it moved. All of its calls have a time limit;
 //! [`Shared::stop`] ends it early.
 
+use super::latency::Histogram;
 use super::pattern::{HEADER, Ledger, Pattern, StreamVerifier};
 use super::protocol::{Direction, Flow, PATIENCE, Test};
 use super::{Error, Mode};
-use ringferry_lab::histogram::Histogram;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

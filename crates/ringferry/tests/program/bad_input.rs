@@ -406,3 +406,29 @@ fn a_back_end_without_version_1_is_refused() {
     let said = guest.log().into_iter().find(|said| said.contains(line)).unwrap();
     contains(&said, &["VERSION_1", "VIRTIO 1.0"]);
 }
+
+#[test]
+fn the_lab_is_a_program_of_its_own_and_its_absence_says_how_to_build_it() {
+    // Alone in a folder, so that no lab is beside it.
+    let folder = tempfile::tempdir().unwrap();
+    let alone = folder.path().join("ringferry");
+    std::fs::copy(env!("CARGO_BIN_EXE_ringferry"), &alone).unwrap();
+    let lab = |args: &[&str]| {
+        let mut command = Command::new(&alone);
+        command.arg("lab").args(args).env("PATH", folder.path().join("bin"));
+        command
+    };
+    let line = refused(&mut lab(&["ring"]));
+    contains(&line, &["ringferry-lab is neither", "cargo build --release -p ringferry-lab"]);
+    // In PATH, and then beside: it gets every argument as it is.
+    for (at, name) in [("bin", "in PATH"), (".", "beside")] {
+        let at = folder.path().join(at);
+        std::fs::create_dir_all(&at).unwrap();
+        std::fs::write(at.join("ringferry-lab"), format!("#!/bin/sh\necho {name}: \"$@\"\nexit 3\n"))
+            .unwrap();
+        std::fs::set_permissions(at.join("ringferry-lab"), PermissionsExt::from_mode(0o755)).unwrap();
+        let output = lab(&["ring", "--filter", "a b", "--help"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{name}: ring --filter a b --help\n"));
+    }
+}

@@ -7,15 +7,6 @@ use super::*;
 use crate::experiment::Source;
 use crate::stop::Stop;
 
-fn setup(cpus: usize) -> Setup {
-    Setup {
-        seconds: Duration::from_millis(5),
-        cpus: (0..cpus).collect(),
-        options: Default::default(),
-        program: "/nonexistent".into(),
-    }
-}
-
 #[test]
 fn every_way_of_ours_forwards_all_flows_in_order_with_new_addresses() {
     let cpus = ringferry_sys::cpu::allowed().unwrap();
@@ -65,7 +56,7 @@ fn testpmd_forwards_the_same_frames() {
 
 #[test]
 fn one_processor_is_too_few_for_any_row() {
-    let plan = Forward.plan(&setup(1)).unwrap();
+    let plan = Forward.plan(&Setup::planning(1, &[])).unwrap();
     for row in &plan.rows {
         let Source::Missing(missing) = &row.source else { panic!("{} can be measured", row.name()) };
         assert!(missing.reason.contains("two processors"));

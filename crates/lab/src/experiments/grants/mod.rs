@@ -25,6 +25,8 @@ mod machine;
 mod measure;
 mod processors;
 
+use std::path::Path;
+
 use self::case::Case;
 use self::front::Order;
 use self::lookup::Lookup;
@@ -82,7 +84,7 @@ impl Experiment for Grants {
         Ok(plan)
     }
 
-    fn child(&self, args: &[String]) -> Result<(), RowError> {
+    fn child(&self, _program: &Path, args: &[String]) -> Result<(), RowError> {
         match args {
             [role, order] if role == "front" => {
                 let order: Order = serde_json::from_str(order).map_err(RowError::failed)?;
@@ -169,19 +171,10 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    fn setup(cpus: usize, options: &[(&str, &str)]) -> Setup {
-        Setup {
-            seconds: std::time::Duration::ZERO,
-            cpus: (0..cpus).collect(),
-            options: options.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
-            program: "/nowhere".into(),
-        }
-    }
-
     #[test]
     fn baselines_are_rows_of_the_same_group_and_unit() {
         for cpus in [1, 2, 8, 16] {
-            let plan = Grants.plan(&setup(cpus, &[])).unwrap();
+            let plan = Grants.plan(&Setup::planning(cpus, &[])).unwrap();
             let names: BTreeSet<String> = plan.rows.iter().map(Row::name).collect();
             assert_eq!(names.len(), plan.rows.len());
             for row in &plan.rows {
@@ -194,7 +187,7 @@ mod tests {
 
     #[test]
     fn queues_are_as_many_as_there_are_processors_for_or_as_asked() {
-        let counts = |cpus, options: &[(&str, &str)]| queues(&setup(cpus, options)).ok();
+        let counts = |cpus, options: &[(&str, &str)]| queues(&Setup::planning(cpus, options)).ok();
         assert_eq!(counts(2, &[]), Some(vec![1, 2]));
         assert_eq!(counts(8, &[]), Some(vec![1, 2, 4]));
         assert_eq!(counts(64, &[]), Some(vec![1, 2, 4, 8]));
@@ -202,6 +195,6 @@ mod tests {
         for wrong in ["0", "9", "", "1,x"] {
             assert_eq!(counts(2, &[("queues", wrong)]), None, "{wrong}");
         }
-        assert!(Grants.plan(&setup(2, &[("provider", "kvm")])).is_err());
+        assert!(Grants.plan(&Setup::planning(2, &[("provider", "kvm")])).is_err());
     }
 }

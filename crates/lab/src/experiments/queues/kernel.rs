@@ -148,7 +148,7 @@ pub(super) fn measure(
 }
 
 /// The child process.
-pub(super) fn child(args: &[String]) -> Result<(), RowError> {
+pub(super) fn child(program: &Path, args: &[String]) -> Result<(), RowError> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.as_slice() {
         ["probe"] => network::probe(),
@@ -157,7 +157,8 @@ pub(super) fn child(args: &[String]) -> Result<(), RowError> {
             let test = test.ok_or_else(|| RowError::failed("no such test"))?;
             network::contain()?;
             let folder = Path::new(folder);
-            let outcome = exchange(folder, test, [size, sessions, seconds], [queues, offered], spread_at)?;
+            let outcome =
+                exchange(program, folder, test, [size, sessions, seconds], [queues, offered], spread_at)?;
             network::tell(&outcome)
         }
         _ => Err(RowError::failed(
@@ -168,6 +169,7 @@ pub(super) fn child(args: &[String]) -> Result<(), RowError> {
 
 /// Starts the network, runs the test, and collects what all say.
 fn exchange(
+    program: &Path,
     folder: &Path,
     test: Test,
     [size, sessions, seconds]: [&str; 3],
@@ -184,7 +186,7 @@ fn exchange(
         guests: guests.each_ref().map(Vec::as_slice),
         ..Options::default()
     };
-    let mut network = Network::start(folder, options)?;
+    let mut network = Network::start(program, folder, options)?;
     for control in &controls {
         let channels = network.ctl(control, &["channels", TAP, "combined", queues, "--json"])?;
         let [most, used] = [number(&channels, "/max_combined")?, number(&channels, "/combined")?];

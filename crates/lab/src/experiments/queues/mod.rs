@@ -16,6 +16,7 @@ mod generator;
 mod halves;
 mod kernel;
 
+use std::path::Path;
 use std::rc::Rc;
 
 use self::case::{Case, Per};
@@ -93,8 +94,8 @@ impl Experiment for Queues {
         Ok(plan)
     }
 
-    fn child(&self, args: &[String]) -> Result<(), RowError> {
-        kernel::child(args)
+    fn child(&self, program: &Path, args: &[String]) -> Result<(), RowError> {
+        kernel::child(program, args)
     }
 }
 
@@ -193,21 +194,12 @@ mod tests {
     use super::*;
     use crate::experiment::Source;
 
-    fn setup(cpus: usize, options: &[(&str, &str)]) -> Setup {
-        Setup {
-            seconds: std::time::Duration::ZERO,
-            cpus: (0..cpus).collect(),
-            options: options.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
-            program: "/nowhere".into(),
-        }
-    }
-
     #[test]
     fn rows_have_names_of_their_own_and_baselines_of_their_group_and_unit() {
         for (cpus, options) in
             [(1, vec![]), (2, vec![]), (4, vec![("matrix", "all")]), (2, vec![("queues", "1,2,4,16")])]
         {
-            let plan = Queues.plan(&setup(cpus, &options)).unwrap();
+            let plan = Queues.plan(&Setup::planning(cpus, &options)).unwrap();
             let names: BTreeSet<String> = plan.rows.iter().map(Row::name).collect();
             assert_eq!(names.len(), plan.rows.len());
             for row in &plan.rows {
@@ -222,14 +214,14 @@ mod tests {
             let titles: BTreeSet<&str> = groups.iter().map(|(title, _)| *title).collect();
             assert_eq!(groups.len(), titles.len());
         }
-        let count = |cpus| Queues.plan(&setup(cpus, &[("matrix", "all")])).unwrap().rows.len();
+        let count = |cpus| Queues.plan(&Setup::planning(cpus, &[("matrix", "all")])).unwrap().rows.len();
         // Both kinds of figure of 168 cases for each number of queues; 4 idle cases, and 8 of the generator.
         assert_eq!((count(1), count(2), count(4)), (2 * 180, 2 * 348, 2 * 516));
     }
 
     #[test]
     fn what_cannot_be_measured_says_why_and_options_are_checked() {
-        let plan = Queues.plan(&setup(2, &[])).unwrap();
+        let plan = Queues.plan(&Setup::planning(2, &[])).unwrap();
         let reason = |name: &str| {
             let row = plan.rows.iter().find(|row| row.name() == name).unwrap();
             match &row.source {
@@ -237,8 +229,14 @@ mod tests {
                 Source::Measured(_) => String::new(),
             }
         };
-        assert!(reason("test=rr size=256 sessions=100 queues=2 per=second").contains("/nowhere"));
-        assert!(reason("test=rr size=1 sessions=1 queues=1 offered=16 per=second").contains("/nowhere"));
+        assert!(
+            reason("test=rr size=256 sessions=100 queues=2 per=second")
+                .contains("/nonexistent/ringferry-lab")
+        );
+        assert!(
+            reason("test=rr size=1 sessions=1 queues=1 offered=16 per=second")
+                .contains("/nonexistent/ringferry-lab")
+        );
         assert_eq!(reason("test=generator direction=transmit queues=2 per=second"), "");
         assert!(reason("test=generator direction=receive queues=3 per=CPU-second").contains("3 processors"));
         for wrong in [
@@ -249,9 +247,9 @@ mod tests {
             ("queues", ""),
             (SPREAD_AT, "x"),
         ] {
-            assert!(Queues.plan(&setup(2, &[wrong])).is_err(), "{wrong:?}");
+            assert!(Queues.plan(&Setup::planning(2, &[wrong])).is_err(), "{wrong:?}");
         }
-        let off = Queues.plan(&setup(2, &[("matrix", "off")])).unwrap();
+        let off = Queues.plan(&Setup::planning(2, &[("matrix", "off")])).unwrap();
         assert!(off.rows.iter().all(|row| row.name().starts_with("test=generator")));
     }
 }

@@ -15,6 +15,8 @@ mod sides;
 mod unshadowed;
 mod variant;
 
+use std::path::Path;
+
 use crate::experiment::{
     Better, Defaults, Experiment, OptionSpec, Plan, Published, Row, RowError, Run, Sample, Setup,
 };
@@ -102,7 +104,7 @@ impl Experiment for Ring {
         Ok(plan)
     }
 
-    fn child(&self, args: &[String]) -> Result<(), RowError> {
+    fn child(&self, _program: &Path, args: &[String]) -> Result<(), RowError> {
         let wrong = || RowError::failed("usage: lab child ring VARIANT SIZE BUFFERS");
         let [name, size, buffers] = args else { return Err(wrong()) };
         let variant = Variant::named(name).ok_or_else(wrong)?;
@@ -211,15 +213,6 @@ mod tests {
         with_sides(variant, SIZE, Threads { variant: *variant, goal, run: &run })?
     }
 
-    fn setup(options: &[(&str, &str)]) -> Setup {
-        Setup {
-            seconds: Duration::from_millis(1),
-            cpus: vec![0, 1],
-            options: options.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect(),
-            program: "/nonexistent".into(),
-        }
-    }
-
     #[test]
     fn every_variant_carries_all_buffers_round() {
         let cpus = ringferry_sys::cpu::allowed().unwrap();
@@ -273,7 +266,7 @@ mod tests {
 
     #[test]
     fn the_plan_compares_shadowing_and_knows_the_published_figures() {
-        let plan = Ring.plan(&setup(&[("counts", "off")])).unwrap();
+        let plan = Ring.plan(&Setup::planning(2, &[("counts", "off")])).unwrap();
         assert_eq!(plan.rows.len(), Variant::all().len());
         let names: Vec<_> = plan.rows.iter().map(Row::name).collect();
         for row in &plan.rows {
@@ -290,9 +283,9 @@ mod tests {
     #[test]
     fn bad_options_are_refused() {
         for options in [("size", "100"), ("size", "128"), ("size", "x"), ("buffers", "-1"), ("counts", "x")] {
-            let error = Ring.plan(&setup(&[options])).err().unwrap();
+            let error = Ring.plan(&Setup::planning(2, &[options])).err().unwrap();
             assert!(error.to_string().contains(options.1), "{error}");
         }
-        assert!(Ring.child(&["ring=split".into()]).is_err());
+        assert!(Ring.child(Path::new("ringferry"), &["ring=split".into()]).is_err());
     }
 }

@@ -93,7 +93,7 @@ pub(super) fn measure(
 }
 
 /// The child process.
-pub(super) fn child(args: &[String]) -> Result<(), RowError> {
+pub(super) fn child(program: &Path, args: &[String]) -> Result<(), RowError> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.as_slice() {
         ["probe"] => network::probe(),
@@ -101,7 +101,7 @@ pub(super) fn child(args: &[String]) -> Result<(), RowError> {
             network::contain()?;
             let buffers = ["--buffers", policy];
             let options = Options { guests: [&buffers; 2], ..Options::default() };
-            let mut network = Network::start(Path::new(folder), options)?;
+            let mut network = Network::start(program, Path::new(folder), options)?;
             let report = network.traffic(&["--mode", mode, "--size", size, "--seconds", seconds])?;
             let switch = network.switch()?;
             let [a, b] = network.finish()?;

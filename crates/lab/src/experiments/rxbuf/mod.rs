@@ -204,8 +204,8 @@ impl Experiment for Rxbuf {
         Ok(plan)
     }
 
-    fn child(&self, args: &[String]) -> Result<(), RowError> {
-        kernel::child(args)
+    fn child(&self, program: &Path, args: &[String]) -> Result<(), RowError> {
+        kernel::child(program, args)
     }
 }
 

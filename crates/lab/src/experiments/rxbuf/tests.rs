@@ -42,13 +42,7 @@ fn every_row_has_a_name_of_its_own_and_its_baseline_is_a_row_of_its_group() {
 
 #[test]
 fn what_cannot_be_sent_is_missing_with_its_reason_and_options_are_checked() {
-    let setup = |options: &[(&str, &str)]| Setup {
-        seconds: Duration::ZERO,
-        cpus: vec![0],
-        options: options.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
-        program: "/nowhere".into(),
-    };
-    let plan = Rxbuf.plan(&setup(&[("kernel", "all")])).unwrap();
+    let plan = Rxbuf.plan(&Setup::planning(1, &[("kernel", "all")])).unwrap();
     assert_eq!(plan.rows.len(), 60);
     let reason = |name: &str| {
         let row = plan.rows.iter().find(|row| row.name() == name).unwrap();
@@ -60,11 +54,11 @@ fn what_cannot_be_sent_is_missing_with_its_reason_and_options_are_checked() {
     assert!(reason("workload=imix device=dpdk policy=best").contains("7 : 4 : 1"));
     assert!(reason("workload=imix device=kernel policy=best").contains("one length"));
     assert!(reason("workload=gso device=ringferry policy=best").contains("two processors"));
-    assert!(reason("workload=gso device=kernel policy=best").contains("/nowhere"));
+    assert!(reason("workload=gso device=kernel policy=best").contains("/nonexistent/ringferry-lab"));
     for (name, value) in [("acks", "0"), ("acks", "1001"), ("acks", "x"), ("kernel", "udp")] {
-        assert!(Rxbuf.plan(&setup(&[(name, value)])).is_err(), "{name}={value}");
+        assert!(Rxbuf.plan(&Setup::planning(1, &[(name, value)])).is_err(), "{name}={value}");
     }
-    let off = Rxbuf.plan(&setup(&[("kernel", "off")])).unwrap();
+    let off = Rxbuf.plan(&Setup::planning(1, &[("kernel", "off")])).unwrap();
     assert_eq!(off.rows.len(), 40);
 }
 

@@ -139,12 +139,12 @@ impl Experiment for Switch {
         Ok(plan)
     }
 
-    fn child(&self, args: &[String]) -> Result<(), RowError> {
+    fn child(&self, program: &Path, args: &[String]) -> Result<(), RowError> {
         match args {
             [word] if word == "probe" => network::probe(),
             [word, order] if word == "run" => {
                 let order: Order = serde_json::from_str(order).map_err(RowError::failed)?;
-                let outcome = run::run(&order)?;
+                let outcome = run::run(&order, program)?;
                 network::tell(&outcome)
             }
             _ => Err(RowError::failed("usage: lab child switch probe | run ORDER")),
@@ -176,7 +176,7 @@ impl Conditions {
             precision: number("precision", PRECISION, 0.05, 50.0)? / 100.0,
             testpmd: program::find().map(Rc::from),
             ovs: ovs::find().is_some(),
-            no_network: network::impossible(setup, NAME),
+            no_network: network::forbidden(setup, NAME),
         })
     }
 
@@ -185,6 +185,9 @@ impl Conditions {
         let taps = case.ends.taps() != [false; 2];
         if self.setup.cpus.len() < 2 {
             return Some(("needs two processors, one for the ends and one for the switch".into(), None));
+        }
+        if let (Who::Ringferry, Some(why)) = (case.who, self.setup.without_program()) {
+            return Some((why, None));
         }
         if case.who.is_testpmd() && self.testpmd.is_none() {
             let packages = if taps { testpmd::TAP_PACKAGES } else { testpmd::PACKAGES };
@@ -299,19 +302,10 @@ mod tests {
     use super::*;
     use crate::experiment::Source;
 
-    fn setup(cpus: usize, options: &[(&str, &str)]) -> Setup {
-        Setup {
-            seconds: Duration::ZERO,
-            cpus: (0..cpus).collect(),
-            options: options.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
-            program: "/nowhere".into(),
-        }
-    }
-
     #[test]
     fn rows_have_names_of_their_own_and_ours_is_the_baseline_of_their_group_and_unit() {
         for matrix in ["default", "full"] {
-            let plan = Switch.plan(&setup(2, &[("matrix", matrix)])).unwrap();
+            let plan = Switch.plan(&Setup::planning(2, &[("matrix", matrix)])).unwrap();
             let names: BTreeSet<String> = plan.rows.iter().map(Row::name).collect();
             assert_eq!(names.len(), plan.rows.len());
             for row in &plan.rows {
@@ -334,9 +328,9 @@ mod tests {
                 Source::Measured(_) => String::new(),
             }
         };
-        let one = Switch.plan(&setup(1, &[])).unwrap();
+        let one = Switch.plan(&Setup::planning(1, &[])).unwrap();
         assert!(reason(&one, "ends=guest-guest").contains("two processors"));
-        let two = Switch.plan(&setup(2, &[])).unwrap();
+        let two = Switch.plan(&Setup::planning(2, &[])).unwrap();
         // Our own guests need no network; taps do, and the program to probe for one is not there.
         assert_eq!(
             reason(&two, "ends=guest-guest ports=2 frames=64 flows=1000 figure=ndr switch=ringferry"),
@@ -344,7 +338,7 @@ mod tests {
         );
         let why = reason(&two, "ends=guest-tap");
         let bare = program::installed("ip").is_none();
-        assert!(if bare { why == "needs ip" } else { why.contains("/nowhere") }, "{why}");
+        assert!(if bare { why == "needs ip" } else { why.contains("/nonexistent/ringferry-lab") }, "{why}");
         for wrong in [
             ("matrix", "some"),
             ("trial", "0"),
@@ -354,7 +348,7 @@ mod tests {
             ("queue-size", "100"),
             ("poll", "1s"),
         ] {
-            assert!(Switch.plan(&setup(2, &[wrong])).is_err(), "{wrong:?}");
+            assert!(Switch.plan(&Setup::planning(2, &[wrong])).is_err(), "{wrong:?}");
         }
     }
 }

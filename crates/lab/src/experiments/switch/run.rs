@@ -1,5 +1,6 @@
 //! One run, in a process of its own: start the switch and the ends, look at frames whole, then measure all figures.
 
+use std::path::Path;
 use std::time::Duration;
 
 use ringferry_sys::namespace;
@@ -116,12 +117,12 @@ impl Outcome {
 }
 
 /// Measures what is ordered. For a process with one thread.
-pub(super) fn run(order: &Order) -> Result<Outcome, RowError> {
+pub(super) fn run(order: &Order, program: &Path) -> Result<Outcome, RowError> {
     if isolated(order) {
         network::contain()?;
         namespace::unshare_net().map_err(RowError::failed)?;
     }
-    let mut contest = Contest::start(order)?;
+    let mut contest = Contest::start(order, program)?;
     cpu::pin_current_thread(order.cpus[0])?;
     let measured =
         Bench::start(order, &mut contest).and_then(|mut bench| measure(order, &mut bench, &mut contest));
@@ -191,15 +192,15 @@ fn measure(order: &Order, bench: &mut Bench, contest: &mut Contest) -> Result<Ou
         let time = time.max(Duration::from_secs_f64((LEAST / rate).min(1.0)));
         let window = bench.run(Load::Rate(rate), time, true)?;
         contest.check()?;
-        let found = window.latency.as_ref().filter(|found| found.total() > 0);
+        let found = window.latency.as_ref().filter(|found| !found.is_empty());
         let found =
             found.ok_or_else(|| RowError::failed(format!("nothing arrived at {rate:.0} frames a second")))?;
-        let micros = |percent| found.percentile(percent) as f64 / 1000.0;
+        let micros = |percent| found.value_at_percentile(percent) as f64 / 1000.0;
         Ok(Latency {
             rate,
             micros: [micros(50.0), micros(99.0), micros(99.9), found.max() as f64 / 1000.0],
             loss: window.loss(),
-            frames: found.total(),
+            frames: found.len(),
         })
     };
     let loads = LOADS.iter().map(|&load| at(reference * f64::from(load) / 100.0));

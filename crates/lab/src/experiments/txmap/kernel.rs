@@ -54,7 +54,7 @@ pub(super) fn measure(case: &Kernel, setup: &Setup, run: &Run<'_>) -> Result<Sam
 }
 
 /// The child process.
-pub(super) fn child(args: &[String]) -> Result<(), RowError> {
+pub(super) fn child(program: &Path, args: &[String]) -> Result<(), RowError> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.as_slice() {
         ["probe"] => network::probe(),
@@ -62,7 +62,7 @@ pub(super) fn child(args: &[String]) -> Result<(), RowError> {
             network::contain()?;
             let sender: &[&str] = &["--pieces", piece, "--max-segs", limit];
             let options = Options { guests: [sender, &[]], ..Options::default() };
-            let mut network = Network::start(Path::new(folder), options)?;
+            let mut network = Network::start(program, Path::new(folder), options)?;
             let client = network.traffic(&["--mode", "tcp", "--size", send, "--seconds", seconds])?;
             let [sender, _] = network.finish()?;
             network::tell(&Outcome { client, sender })

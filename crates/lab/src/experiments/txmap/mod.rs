@@ -92,8 +92,8 @@ impl Experiment for Txmap {
         Ok(plan)
     }
 
-    fn child(&self, args: &[String]) -> Result<(), RowError> {
-        kernel::child(args)
+    fn child(&self, program: &std::path::Path, args: &[String]) -> Result<(), RowError> {
+        kernel::child(program, args)
     }
 }
 

@@ -8,15 +8,6 @@ use super::*;
 use crate::experiment::{Run, Sample, Source};
 use crate::stop::Stop;
 
-fn setup(kernel: &str, cpus: usize) -> Setup {
-    Setup {
-        seconds: Duration::from_millis(1),
-        cpus: (0..cpus).collect(),
-        options: [("kernel".to_owned(), kernel.to_owned())].into(),
-        program: "/nonexistent/ringferry".into(),
-    }
-}
-
 fn measured(case: Synthetic) -> Sample {
     let stop = Stop::new();
     // No processors: threads are not pinned, and share what there is.
@@ -76,7 +67,7 @@ fn frames_arrive_with_and_without_the_planner() {
 
 #[test]
 fn what_cannot_be_measured_is_missing_with_the_reason() {
-    let plan = Txmap.plan(&setup("32", 1)).unwrap();
+    let plan = Txmap.plan(&Setup::planning(1, &[("kernel", "32")])).unwrap();
     for row in &plan.rows {
         let path = row.labels.get("path").unwrap();
         match &row.source {
@@ -88,11 +79,11 @@ fn what_cannot_be_measured_is_missing_with_the_reason() {
         }
     }
     assert_eq!(plan.rows.len(), 90 + 4 + 11);
-    assert_eq!(Txmap.plan(&setup("off", 2)).unwrap().rows.len(), 90 + 4);
-    assert!(Txmap.plan(&setup("some", 2)).is_err());
+    assert_eq!(Txmap.plan(&Setup::planning(2, &[("kernel", "off")])).unwrap().rows.len(), 90 + 4);
+    assert!(Txmap.plan(&Setup::planning(2, &[("kernel", "some")])).is_err());
 }
 
 #[test]
 fn a_child_refuses_what_it_does_not_know() {
-    assert!(Txmap.child(&["nonsense".into()]).is_err());
+    assert!(Txmap.child("ringferry".as_ref(), &["nonsense".into()]).is_err());
 }

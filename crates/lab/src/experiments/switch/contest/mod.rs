@@ -89,12 +89,12 @@ pub(super) struct Contest {
 
 impl Contest {
     /// Starts it on its processor.
-    pub(super) fn start(order: &Order) -> Result<Self, RowError> {
+    pub(super) fn start(order: &Order, program: &Path) -> Result<Self, RowError> {
         // What a thread starts runs where the thread does.
         let cpus = cpu::allowed()?;
         cpu::pin_current_thread(order.cpus[1])?;
         let started = match order.case.who {
-            Who::Ringferry => ringferry::start(order),
+            Who::Ringferry => ringferry::start(order, program),
             Who::TestpmdIo | Who::TestpmdMac => testpmd::start(order),
             Who::Ovs => ovs::start(order),
             Who::Bridge => bridge::start(order),

@@ -1,6 +1,7 @@
 //! `ringferry run`, with one worker, a table for all addresses, and the polling that was asked for; otherwise as it comes.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use ringferry_sys::process::Spawn;
 
@@ -8,8 +9,7 @@ use super::{Contest, Order, taps};
 use crate::experiment::RowError;
 use crate::experiments::network::{ready, words};
 
-pub(super) fn start(order: &Order) -> Result<Contest, RowError> {
-    let program = std::env::current_exe()?;
+pub(super) fn start(order: &Order, program: &Path) -> Result<Contest, RowError> {
     let config = order.folder.join("switch.toml");
     // Two addresses of each flow; a port may fill half of the table.
     let addresses = 4 * u64::from(order.case.flows) * order.case.ports as u64;
@@ -28,6 +28,6 @@ pub(super) fn start(order: &Order) -> Result<Contest, RowError> {
         arguments.extend([OsString::from("--port"), place]);
     }
     arguments.push(config.into());
-    let process = ready(&program, &order.folder, "switch", arguments, Spawn::default())?;
+    let process = ready(program, &order.folder, "switch", arguments, Spawn::default())?;
     Ok(Contest { processes: vec![process], log: order.folder.join("switch.log"), places: order.places()? })
 }

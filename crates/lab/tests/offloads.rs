@@ -1,20 +1,11 @@
-//! `ringferry lab offloads`, which takes the program itself: a switch, two guests, and traffic.
+//! `ringferry lab offloads`, with the program itself: a switch, two guests, and traffic.
 
-use std::process::{Command, Stdio};
-
-use serde_json::Value;
+mod support;
 
 #[test]
 fn ports_have_what_the_row_says_and_the_switch_does_the_rest() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ringferry"));
-    command.args(["lab", "offloads", "--runs=1", "--seconds=0.2", "--json", "-"]);
-    command
-        .args(["--filter", "traffic=tcp from=all to=(all|none)$"])
-        .env_remove("RUST_LOG")
-        .stdin(Stdio::null());
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let filter = "traffic=tcp from=all to=(all|none)$";
+    let result = support::measure(&["offloads", "--runs=1", "--seconds=0.2", "--filter", filter]);
     let rows = result["rows"].as_array().unwrap();
     if let Some(reason) = rows[0]["missing"]["reason"].as_str() {
         assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{reason}");

@@ -1,18 +1,12 @@
-//! `ringferry lab rxbuf` with kernel traffic, which takes the program itself: a switch, two guests, and traffic.
+//! `ringferry lab rxbuf` with kernel traffic, with the program itself: a switch, two guests, and traffic.
 
-use std::process::{Command, Stdio};
+mod support;
 
 use serde_json::Value;
 
 /// The rows whose names match, one short run each.
 fn lab(filter: &str) -> Value {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ringferry"));
-    command.args(["lab", "rxbuf", "--runs=1", "--seconds=0.1", "--option", "kernel=all", "--json", "-"]);
-    command.args(["--filter", filter]).env_remove("RUST_LOG").stdin(Stdio::null());
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}");
-    serde_json::from_slice(&output.stdout).unwrap()
+    support::measure(&["rxbuf", "--runs=1", "--seconds=0.1", "--option", "kernel=all", "--filter", filter])
 }
 
 #[test]

@@ -1,19 +1,14 @@
-//! `ringferry lab queues` with kernel sockets, which takes the program itself: a switch with workers, two guests with queue
+//! `ringferry lab queues` with kernel sockets, with the program itself: a switch with workers, two guests with queue
 //! pairs, and traffic.
 
-use std::process::{Command, Stdio};
+mod support;
 
 use serde_json::Value;
 
 /// The rows whose names match, one short run each; nothing where no kernel traffic can be had.
 fn lab(filter: &str) -> Option<Vec<Value>> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ringferry"));
-    command.args(["lab", "queues", "--runs=1", "--seconds=0.2", "--option", "queues=1,2", "--json", "-"]);
-    command.args(["--filter", filter]).env_remove("RUST_LOG").stdin(Stdio::null());
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stdout));
-    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let options = ["queues", "--runs=1", "--seconds=0.2", "--option", "queues=1,2", "--filter", filter];
+    let result = support::measure(&options);
     let rows = result["rows"].as_array().unwrap().clone();
     if let Some(reason) = rows[0]["missing"]["reason"].as_str() {
         assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{reason}");

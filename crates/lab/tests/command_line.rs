@@ -1,4 +1,6 @@
-//! `ringferry lab` by the program itself.
+//! The command line of the lab, and what a session leaves behind.
+
+mod support;
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -19,13 +21,7 @@ const QUICK: [&str; 9] = [
 ];
 
 fn lab(args: &[&str]) -> Output {
-    command(args).output().unwrap()
-}
-
-fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ringferry"));
-    command.arg("lab").args(args).env_remove("RUST_LOG");
-    command
+    support::lab(args).output().unwrap()
 }
 
 fn stdout(output: &Output) -> String {
@@ -66,8 +62,8 @@ fn results_are_written_and_compared() {
     assert_eq!(result["rows"].as_array().unwrap().len(), 3, "off, off again, on");
     assert_eq!(result["rows"][0]["values"].as_array().unwrap().len(), 3);
     assert_eq!(result["settings"]["confidence"], "99");
-    assert_eq!(result["command"][1], "lab");
-    assert!(std::fs::read_to_string(folder.path().join("a.html")).unwrap().starts_with("<!doctype html>"));
+    assert_eq!(result["command"][1], "ring");
+    assert!(std::fs::read_to_string(folder.path().join("a.html")).unwrap().starts_with("<!DOCTYPE html>"));
 
     assert!(lab(&[&QUICK[..], &["--json", &path("b.json")]].concat()).status.success());
     let output = lab(&["compare", &path("a.json"), &path("b.json"), "--json", "-"]);
@@ -113,7 +109,7 @@ fn ctrl_c_keeps_what_was_measured() {
     args[1] = "--runs=10000";
     let json = path.display().to_string();
     args.extend(["--json", &json]);
-    let mut child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = support::lab(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // The rounds that count have begun when the first of them is announced.
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().unwrap()));
     assert!(lines.any(|line| line.unwrap().starts_with("round 4/")));
@@ -141,10 +137,7 @@ fn loads_and_stores_are_counted_by_valgrind() {
     let count = || -> Vec<(f64, f64)> {
         let mut args = QUICK.to_vec();
         args[4] = "counts=on";
-        args.extend(["--json", "-"]);
-        let output = command(&args).output().unwrap();
-        assert!(output.status.success(), "{}", stderr(&output));
-        let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let result = support::measure(&args);
         let counted = |row: &Value| {
             let counts = &row["counts"];
             Some((counts["loads/buffer"].as_f64()?, counts["stores/buffer"].as_f64()?))
@@ -157,4 +150,42 @@ fn loads_and_stores_are_counted_by_valgrind() {
     let [(loads_off, _), (loads_on, stores_on)] = first[..] else { unreachable!() };
     assert!(loads_on > 1.0 && stores_on > 1.0);
     assert!(loads_on < loads_off, "shadowing saves loads: {loads_on} of {loads_off}");
+}
+
+#[test]
+fn the_program_runs_the_lab_that_is_beside_it() {
+    let by_program = |args: &[&str]| {
+        let mut command = Command::new(support::program());
+        command.args(args).env_remove("RUST_LOG").output().unwrap()
+    };
+    let [direct, through] = [lab(&["list", "fdb", "--json"]), by_program(&["lab", "list", "fdb", "--json"])];
+    assert!(through.status.success(), "{}", stderr(&through));
+    assert_eq!(stdout(&direct), stdout(&through));
+    // What stands in front of `lab` is for it as well; its help and its exit status are its own.
+    assert!(by_program(&["-v", "lab", "list"]).status.success());
+    assert!(stdout(&by_program(&["lab", "--help"])).contains("ringferry lab compare old.json new.json"));
+    let output = by_program(&["lab", "rings"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).starts_with("ringferry-lab: there is no experiment rings"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn without_the_program_its_rows_are_missing_and_others_are_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let alone = folder.path().join("ringferry-lab");
+    std::fs::copy(env!("CARGO_BIN_EXE_ringferry-lab"), &alone).unwrap();
+    let output = Command::new(&alone).args(["list", "switch"]).env("PATH", folder.path()).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stdout(&output);
+    let ours = |line: &&str| line.ends_with("switch=ringferry") || line.contains("switch=ringferry ");
+    let mut rows = text.lines().filter(ours).peekable();
+    assert!(rows.peek().is_some(), "{text}");
+    assert!(rows.all(|line| line.contains("missing: needs")), "{text}");
+    let output = Command::new(&alone).args(["ring", "--program", "/nonexistent/ringferry"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("there is no such file"), "{}", stderr(&output));
 }

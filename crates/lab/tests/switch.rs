@@ -1,7 +1,8 @@
-//! `ringferry lab switch`, which takes the program itself: the switch in a process of its own between guests and taps of the
+//! `ringferry lab switch`, with the program itself: the switch in a process of its own between guests and taps of the
 //! lab's, a moment of each figure.
 
-use std::process::{Command, Stdio};
+mod support;
+
 use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
@@ -12,14 +13,9 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// The rows whose names match, one short run each.
 fn lab(filter: &str) -> Vec<Value> {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ringferry"));
-    command.args(["lab", "switch", "--runs=1", "--seconds=0.1", "--json", "-", "--filter", filter]);
-    command.args(["--option", "trial=0.03", "--option", "precision=25"]);
-    command.env_remove("RUST_LOG").stdin(Stdio::null());
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stdout));
-    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let options = ["--option", "trial=0.03", "--option", "precision=25"];
+    let switch = ["switch", "--runs=1", "--seconds=0.1", "--filter", filter];
+    let result = support::measure(&[&switch[..], &options].concat());
     result["rows"].as_array().unwrap().clone()
 }
 

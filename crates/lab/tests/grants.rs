@@ -1,18 +1,13 @@
-//! `ringferry lab grants`, which takes the program itself: the front end is a process of its own. What is counted must be
+//! `ringferry lab grants`, by the lab as a process: the front end is a process of its own. What is counted must be
 //! right, however long it took; frames that go astray, and pages that stay mapped, fail the run by themselves.
 
-use std::process::{Command, Stdio};
+mod support;
 
 use serde_json::Value;
 
 /// The rows whose names match, one short run each.
 fn lab(filter: &str) -> Value {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ringferry"));
-    command.args(["lab", "grants", "--runs=1", "--seconds=0.02", "--json", "-", "--filter", filter]);
-    let output = command.env_remove("RUST_LOG").stdin(Stdio::null()).output().unwrap();
-    let [said, result] = [&output.stderr, &output.stdout].map(|text| String::from_utf8_lossy(text));
-    assert!(output.status.success(), "{said}{result}");
-    serde_json::from_slice(&output.stdout).unwrap()
+    support::measure(&["grants", "--runs=1", "--seconds=0.02", "--filter", filter])
 }
 
 fn extra(row: &Value, name: &str) -> f64 {
