@@ -1,9 +1,8 @@
 //! Quantiles of Student's t distribution: exact for Welch's test, and rounded as in ministat's table for
 //! Student's.
 
-use std::f64::consts::PI;
-
 use serde::{Deserialize, Serialize};
+use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 
 /// The confidence levels ministat knows, two-sided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,90 +77,138 @@ const MISPRINTED: usize = 7;
 /// What the last column holds there: the true values are 4.785, 4.501, 4.297, 4.144, 4.025 and 3.930.
 const MISPRINTS: [f64; 6] = [4.782, 4.499, 4.296, 4.143, 4.024, 3.929];
 
-/// Above this many degrees of freedom t is the normal distribution to more digits than are ever printed.
-const NORMAL: f64 = 1e8;
+/// From this many degrees of freedom on t is expanded around the normal distribution: statrs inverts the incomplete beta function,
+/// which loses more digits the more degrees there are (at a million three are right), and here the expansion has seven.
+const EXPANDED: f64 = 500.0;
 
 /// The t that a fraction `level` of the distribution lies within, on both sides of zero.
 fn quantile(level: f64, df: f64) -> f64 {
-    let df = df.clamp(1e-3, NORMAL);
-    // The probability within ±t grows with t: find an upper end, then halve.
-    let within = |t: f64| 1.0 - incomplete_beta(df / 2.0, 0.5, df / (df + t * t));
-    let mut high = 1.0;
-    while within(high) < level && high < 1e150 {
-        high *= 2.0;
+    let below = (1.0 + level) / 2.0;
+    if let (true, Ok(student)) = (df < EXPANDED, StudentsT::new(0.0, 1.0, df)) {
+        return student.inverse_cdf(below);
     }
-    let mut low = 0.0;
-    // 60 halvings exhaust the bits of any interval found above.
-    for _ in 0..60 {
-        let middle = (low + high) / 2.0;
-        if within(middle) < level { low = middle } else { high = middle }
-    }
-    (low + high) / 2.0
-}
-
-/// The regularised incomplete beta function, by its continued fraction (DLMF 8.17.22), evaluated by Lentz's
-/// method.
-fn incomplete_beta(a: f64, b: f64, x: f64) -> f64 {
-    if x <= 0.0 || x >= 1.0 {
-        return x.clamp(0.0, 1.0);
-    }
-    // The fraction converges fast on one side only; the other side is its complement (8.17.4).
-    if x > (a + 1.0) / (a + b + 2.0) {
-        return 1.0 - incomplete_beta(b, a, 1.0 - x);
-    }
-    let front = (a * x.ln() + b * (-x).ln_1p() + ln_gamma(a + b) - ln_gamma(a) - ln_gamma(b)).exp() / a;
-    let tiny = 1e-300;
-    let guard = |v: f64| if v.abs() < tiny { tiny } else { v };
-    let (mut c, mut d) = (1.0, 1.0 / guard(1.0 - (a + b) * x / (a + 1.0)));
-    let mut fraction = d;
-    for m in 1..10_000 {
-        let m = f64::from(m);
-        let even = m * (b - m) * x / ((a + 2.0 * m - 1.0) * (a + 2.0 * m));
-        let odd = -(a + m) * (a + b + m) * x / ((a + 2.0 * m) * (a + 2.0 * m + 1.0));
-        let mut step = 1.0;
-        for term in [even, odd] {
-            d = 1.0 / guard(1.0 + term * d);
-            c = guard(1.0 + term / c);
-            step = c * d;
-            fraction *= step;
-        }
-        if (step - 1.0).abs() < 1e-15 {
-            break;
-        }
-    }
-    front * fraction
-}
-
-/// The logarithm of the gamma function of a positive number: Stirling's series (DLMF 5.11.1) after
-/// shifting the argument to where it is exact to the last digits.
-fn ln_gamma(x: f64) -> f64 {
-    let mut x = x;
-    let mut shift = 0.0;
-    while x < 15.0 {
-        shift += x.ln();
-        x += 1.0;
-    }
-    let square = x * x;
-    let series = (1.0 / 12.0
-        - (1.0 / 360.0 - (1.0 / 1260.0 - (1.0 / 1680.0 - 1.0 / (1188.0 * square)) / square) / square)
-            / square)
-        / x;
-    (x - 0.5) * x.ln() - x + 0.5 * (2.0 * PI).ln() + series - shift
+    // Abramowitz and Stegun 26.7.5, two terms.
+    let z = Normal::standard().inverse_cdf(below);
+    let first = (z.powi(3) + z) / (4.0 * df);
+    let second = (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / (96.0 * df * df);
+    z + first + second
 }
 
 #[cfg(test)]
 mod tests {
+    use std::f64::consts::PI;
+
     use super::*;
 
+    /// Degrees of freedom and the quantiles of all levels, as this crate computed them by itself (a continued fraction and
+    /// bisection) before statrs did.
+    const BEFORE: [(f64, [f64; 6]); 14] = [
+        (
+            1.0,
+            [
+                3.077683537175,
+                6.313751514675,
+                12.706204736175,
+                31.820515953774,
+                63.656741162871,
+                127.321336468870,
+            ],
+        ),
+        (
+            1.5,
+            [
+                2.196398417566,
+                3.705180820097,
+                6.016663104428,
+                11.197316179568,
+                17.820310514463,
+                28.316730404480,
+            ],
+        ),
+        (
+            2.0,
+            [1.885618083164, 2.919985580354, 4.302652729749, 6.964556734283, 9.924843200918, 14.089047275555],
+        ),
+        (
+            2.718,
+            [1.684694481147, 2.456321045196, 3.377645252202, 4.939758402898, 6.484127856089, 8.451790695579],
+        ),
+        (
+            3.06,
+            [1.629114708038, 2.334670024693, 3.147434385722, 4.470277259565, 5.728793318042, 7.281452319711],
+        ),
+        (
+            4.0,
+            [1.533206274059, 2.131846786327, 2.776445105198, 3.746947387979, 4.604094871350, 5.597568367075],
+        ),
+        (
+            5.5,
+            [1.455977033464, 1.975279704039, 2.501858617589, 3.240725680694, 3.849911466001, 4.516046975994],
+        ),
+        (
+            8.0,
+            [1.396815309744, 1.859548037531, 2.306004135204, 2.896459447710, 3.355387331333, 3.832518685344],
+        ),
+        (
+            13.37,
+            [1.348175002114, 1.767193155578, 2.154306952431, 2.640254136738, 2.998461974036, 3.354216280564],
+        ),
+        (
+            30.0,
+            [1.310415025391, 1.697260886594, 2.042272456301, 2.457261542401, 2.749995653567, 3.029798223648],
+        ),
+        (
+            64.25,
+            [1.294867255159, 1.668917646379, 1.997579958809, 2.385799180963, 2.654538120098, 2.907208429683],
+        ),
+        (
+            100.0,
+            [1.290074761346, 1.660234326085, 1.983971518524, 2.364217366238, 2.625890521438, 2.870651523837],
+        ),
+        (
+            1000.5,
+            [1.282398297809, 1.646378054360, 1.962337892459, 2.330080805425, 2.580752232174, 2.813274733561],
+        ),
+        (
+            1000000.0,
+            [1.281552411158, 1.644855148978, 1.959966356927, 2.326351603148, 2.575834220181, 2.807039999667],
+        ),
+    ];
+
     #[test]
-    fn gamma_is_factorial() {
-        let mut factorial = 1.0f64;
-        for n in 1..30 {
-            let error = ln_gamma(f64::from(n)) - factorial.ln();
-            assert!(error.abs() < 1e-12 * factorial.ln().max(1.0), "{n}: {error}");
-            factorial *= f64::from(n);
+    fn quantiles_are_what_they_were() {
+        for (df, values) in BEFORE {
+            for (level, before) in Confidence::ALL.into_iter().zip(values) {
+                let error = level.t(df) / before - 1.0;
+                assert!(error.abs() < 1e-6, "{level:?} {df}: {} and {before} before", level.t(df));
+            }
         }
-        assert!((ln_gamma(0.5) - PI.sqrt().ln()).abs() < 1e-13);
+    }
+
+    #[test]
+    fn the_table_is_what_it_was() {
+        // All of it in thousandths, put together to a number for each level.
+        let digest = |level: Confidence| {
+            let thousandths = |df| (level.table_t(df) * 1000.0).round() as u64;
+            (1..=110).fold(0u64, |sum, df| sum.wrapping_mul(1_000_003) ^ thousandths(df))
+        };
+        let before = [
+            0xd2b8_0790_dcf5_6724,
+            0x04e6_c5b5_1090_9117,
+            0xa90f_dd58_6cad_e04a,
+            0x22ac_8c8a_50d7_f2fc,
+            0xdf39_7e6c_a7c9_0c71,
+            0xa1bd_07d4_2c96_0b30,
+        ];
+        assert_eq!(Confidence::ALL.map(digest), before);
+    }
+
+    #[test]
+    fn the_expansion_takes_over_without_a_step() {
+        for level in Confidence::ALL {
+            let [before, after] = [EXPANDED - 0.001, EXPANDED].map(|df| level.t(df));
+            assert!((before - after).abs() < 1e-6 && after <= before, "{level:?}: {before} {after}");
+        }
     }
 
     #[test]
