@@ -1,8 +1,8 @@
 //! Results as one page: everything is in the file, nothing is fetched, no script runs.
 
-use std::fmt::Write;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::svg::{boxes, curves, escape};
+use super::svg::{boxes, curves};
 use super::words;
 use crate::results::{Results, RowResult};
 use crate::stats::ministat::{self, Set};
@@ -13,113 +13,124 @@ const STYLE: &str = include_str!("style.css");
 
 /// The page of one experiment.
 pub fn page(results: &Results) -> String {
-    let mut body = format!(
-        "<h1>ringferry lab {}</h1>\n<p>{}</p>\n<p class=\"soft\">Measured {} on {}; {} runs of {} s per row after \
-         a warm-up, interleaved, {:.0} s in all.</p>\n",
-        escape(&results.experiment),
-        escape(&results.about),
-        escape(&results.started),
-        escape(results.machine.cpu.as_deref().unwrap_or("an unknown processor")),
-        results.settings.runs,
-        results.settings.seconds,
-        results.elapsed_seconds
-    );
-    if !results.complete {
-        body.push_str("<p class=\"warn\">Stopped before the last round: these are partial results.</p>\n");
-    }
-    if results.machine.build == "debug" {
-        body.push_str("<p class=\"warn\">Measured with a debug build: the figures mean little.</p>\n");
-    }
-    body.push_str(&glance(results));
     let groups = results.groups();
-    if groups.len() > 1 {
-        body.push_str("<nav aria-label=\"Groups\"><ul>\n");
-        for (at, group) in groups.iter().enumerate() {
-            let _ = writeln!(body, "<li><a href=\"#g{at}\">{}</a></li>", escape(title(results, group)));
+    let body = html! {
+        h1 { "ringferry lab " (results.experiment) }
+        p { (results.about) }
+        p.soft {
+            "Measured " (results.started) " on "
+            (results.machine.cpu.as_deref().unwrap_or("an unknown processor")) "; "
+            (results.settings.runs) " runs of " (results.settings.seconds)
+            " s per row after a warm-up, interleaved, " (format!("{:.0}", results.elapsed_seconds)) " s in all."
         }
-        body.push_str("</ul></nav>\n");
-    }
-    for (at, group) in groups.iter().enumerate() {
-        body.push_str(&section(results, group, &format!("g{at}")));
-    }
-    body.push_str(&missing(results));
-    body.push_str(&errors(results));
-    body.push_str(&published(results));
-    body.push_str(&how(results));
+        @if !results.complete {
+            p.warn { "Stopped before the last round: these are partial results." }
+        }
+        @if results.machine.build == "debug" {
+            p.warn { "Measured with a debug build: the figures mean little." }
+        }
+        (glance(results))
+        @if groups.len() > 1 {
+            nav aria-label="Groups" {
+                ul {
+                    @for (at, group) in groups.iter().enumerate() {
+                        li { a href={ "#g" (at) } { (title(results, group)) } }
+                    }
+                }
+            }
+        }
+        @for (at, group) in groups.iter().enumerate() {
+            (section(results, group, &format!("g{at}")))
+        }
+        (missing(results))
+        (errors(results))
+        (published(results))
+        (how(results))
+    };
     document(&format!("ringferry lab {}", results.experiment), &body)
 }
 
 /// The page of a comparison of two results.
 pub fn versus_page(versus: &Versus, old: &Results, new: &Results) -> String {
-    let mut body = format!(
-        "<h1>ringferry lab {}: new against old</h1>\n<p>New: measured {}. Old: measured {}.</p>\n",
-        escape(&versus.experiment),
-        escape(&versus.started[1]),
-        escape(&versus.started[0])
-    );
-    for warning in &versus.warnings {
-        let _ = writeln!(body, "<p class=\"warn\">{}</p>", escape(warning));
-    }
     let verdicts = versus.rows.iter().map(|row| row.comparison.verdict);
-    let _ = writeln!(body, "<p>{}</p>", tally(verdicts, "the old results"));
     let compared = |group: &&str| versus.rows.iter().any(|row| row.group == *group);
-    for (at, group) in new.groups().into_iter().filter(compared).enumerate() {
-        body.push_str(&versus_section(versus, group, &format!("v{at}"), old, new));
-    }
-    for (what, names) in [("old", &versus.only_old), ("new", &versus.only_new)] {
-        for name in names {
-            let _ = writeln!(body, "<p class=\"soft\">Only in the {what} results: {}</p>", escape(name));
+    let body = html! {
+        h1 { "ringferry lab " (versus.experiment) ": new against old" }
+        p { "New: measured " (versus.started[1]) ". Old: measured " (versus.started[0]) "." }
+        @for warning in &versus.warnings {
+            p.warn { (warning) }
         }
-    }
+        p { (tally(verdicts, "the old results")) }
+        @for (at, group) in new.groups().into_iter().filter(compared).enumerate() {
+            (versus_section(versus, group, &format!("v{at}"), old, new))
+        }
+        @for (what, names) in [("old", &versus.only_old), ("new", &versus.only_new)] {
+            @for name in names {
+                p.soft { "Only in the " (what) " results: " (name) }
+            }
+        }
+    };
     document(&format!("ringferry lab {}: new against old", versus.experiment), &body)
 }
 
 /// A group of a comparison: the table, and what lies behind each of its rows to unfold.
-fn versus_section(versus: &Versus, group: &str, id: &str, old: &Results, new: &Results) -> String {
+fn versus_section(versus: &Versus, group: &str, id: &str, old: &Results, new: &Results) -> Markup {
     let rows: Vec<_> = versus.rows.iter().filter(|row| row.group == group).collect();
     let named: Vec<&RowResult> = rows.iter().filter_map(|row| new.row(&row.name)).collect();
     let name = title(new, group);
     let short = |of: &str| new.row(of).map_or_else(|| of.to_owned(), |row| words::short(row, &named));
-    let mut out = format!("<section>\n<h2>{}</h2>\n", escape(name));
     let header =
         ["row", "old mean", "new mean", "difference", "ratio, interval", "verdict", "old N", "new N"];
     let cells = rows.iter().map(|row| {
-        let mut cells =
-            vec![th(&short(&row.name)), td(&words::value(row.old.mean)), td(&words::value(row.new.mean))];
-        cells.extend(compared(Some(&row.comparison), false));
-        cells.extend([row.old.n, row.new.n].map(|n| td(&n.to_string())));
-        cells.concat()
+        html! {
+            (th(&short(&row.name))) (td(&words::value(row.old.mean))) (td(&words::value(row.new.mean)))
+            (compared(Some(&row.comparison), false))
+            (td(&row.old.n.to_string())) (td(&row.new.n.to_string()))
+        }
     });
     let caption = rows
         .first()
         .map_or_else(String::new, |row| format!("{name}: {}, {}", row.unit, words::better(row.better)));
-    out.push_str(&table(&caption, "", &header, cells));
-    out.push_str("<details><summary>All values, old and new</summary>\n<div class=\"plots\">\n");
-    for (at, row) in rows.iter().enumerate() {
+    let drawings = rows.iter().enumerate().filter_map(|(at, row)| {
         let side = |results: &Results, name: &str| -> Option<RowResult> {
             let found = results.row(&row.name)?;
             let labels = crate::labels::Labels::new().with("result", name);
             let baseline = (name == "new").then(|| "old".to_owned());
             Some(RowResult { labels, repeats: None, baseline, ..found.clone() })
         };
-        let (Some(before), Some(now)) = (side(old, "old"), side(new, "new")) else { continue };
-        let Some(drawing) = boxes(&format!("{id}-{at}"), &row.name, &[&before, &now]) else { continue };
-        let _ = writeln!(
-            out,
-            "<figure><figcaption>{}</figcaption>\n{drawing}</figure>",
-            escape(&short(&row.name))
-        );
+        let (before, now) = (side(old, "old")?, side(new, "new")?);
+        Some((short(&row.name), boxes(&format!("{id}-{at}"), &row.name, &[&before, &now])?))
+    });
+    html! {
+        section {
+            h2 { (name) }
+            (table(&caption, "", &header, cells))
+            details {
+                summary { "All values, old and new" }
+                div.plots {
+                    @for (name, drawing) in drawings {
+                        figure { figcaption { (name) } (drawing) }
+                    }
+                }
+            }
+        }
     }
-    out + "</div></details>\n</section>\n"
 }
 
-fn document(title: &str, body: &str) -> String {
-    format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
-         <title>{}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{body}</main>\n</body>\n</html>\n",
-        escape(title)
-    )
+fn document(title: &str, body: &Markup) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (title) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body { main { (body) } }
+        }
+    };
+    page.into_string()
 }
 
 fn title<'a>(results: &'a Results, group: &'a str) -> &'a str {
@@ -127,25 +138,27 @@ fn title<'a>(results: &'a Results, group: &'a str) -> &'a str {
 }
 
 /// What came out, in a few lines.
-fn glance(results: &Results) -> String {
-    let mut out = String::from("<ul>\n");
+fn glance(results: &Results) -> Markup {
     let compared = results.comparisons.iter().filter(|comparison| !comparison.noise_floor);
     let verdicts: Vec<Verdict> = compared.map(|comparison| comparison.comparison.verdict).collect();
-    if !verdicts.is_empty() {
-        let _ = writeln!(out, "<li>{}</li>", tally(verdicts.into_iter(), "their baselines"));
-    }
-    for line in words::noise(results).into_iter().chain(words::chance(results)) {
-        let _ = writeln!(out, "<li>{}</li>", escape(&line));
-    }
     let missing = results.all_missing().len();
-    if missing > 0 {
-        let _ = writeln!(out, "<li><a href=\"#missing\">{missing} missing</a> on this machine.</li>");
-    }
     let failed = results.rows.iter().filter(|row| !row.errors.is_empty()).count();
-    if failed > 0 {
-        let _ = writeln!(out, "<li><a href=\"#errors\">Runs failed</a> in {}.</li>", words::rows(failed));
+    html! {
+        ul {
+            @if !verdicts.is_empty() {
+                li { (tally(verdicts.into_iter(), "their baselines")) }
+            }
+            @for line in words::noise(results).into_iter().chain(words::chance(results)) {
+                li { (line) }
+            }
+            @if missing > 0 {
+                li { a href="#missing" { (missing) " missing" } " on this machine." }
+            }
+            @if failed > 0 {
+                li { a href="#errors" { "Runs failed" } " in " (words::rows(failed)) "." }
+            }
+        }
     }
-    out + "</ul>\n"
 }
 
 fn tally(verdicts: impl Iterator<Item = Verdict> + Clone, with: &str) -> String {
@@ -159,74 +172,71 @@ fn tally(verdicts: impl Iterator<Item = Verdict> + Clone, with: &str) -> String 
     )
 }
 
-fn section(results: &Results, group: &str, id: &str) -> String {
+fn section(results: &Results, group: &str, id: &str) -> Markup {
     let rows: Vec<&RowResult> = results.rows.iter().filter(|row| row.group == group).collect();
-    let Some(first) = rows.first() else { return String::new() };
+    let Some(first) = rows.first() else { return html! {} };
     let name = title(results, group);
-    let mut out = format!("<section id=\"{id}\">\n<h2>{}</h2>\n<div class=\"plots\">\n", escape(name));
-    let mut drawings = curves(&format!("{id}-c"), name, &rows);
-    drawings.extend(boxes(&format!("{id}-b"), name, &rows));
-    for drawing in drawings {
-        let _ = writeln!(out, "<figure>\n{drawing}</figure>");
+    let drawings = curves(&format!("{id}-c"), name, &rows).into_iter();
+    html! {
+        section id=(id) {
+            h2 { (name) }
+            div.plots {
+                @for drawing in drawings.chain(boxes(&format!("{id}-b"), name, &rows)) {
+                    figure { (drawing) }
+                }
+            }
+            (values(results, name, first, &rows))
+            (details(results, &rows))
+        }
     }
-    out.push_str("</div>\n");
-    out.push_str(&values(results, name, first, &rows));
-    out.push_str(&details(results, &rows));
-    out + "</section>\n"
 }
 
-fn th(text: &str) -> String {
-    format!("<th scope=\"row\">{}</th>", escape(text))
+fn th(text: &str) -> Markup {
+    html! { th scope="row" { (text) } }
 }
 
-fn td(text: &str) -> String {
-    format!("<td>{}</td>", escape(text))
+fn td(text: &str) -> Markup {
+    html! { td { (text) } }
 }
 
 /// Three cells: difference, ratio, verdict.
-fn compared(comparison: Option<&Comparison>, noise_floor: bool) -> [String; 3] {
-    let Some(comparison) = comparison else { return [td(""), td(""), td("")] };
+fn compared(comparison: Option<&Comparison>, noise_floor: bool) -> Markup {
+    let Some(comparison) = comparison else { return html! { td {} td {} td {} } };
     let (class, sign, remark) = match (comparison.verdict, noise_floor) {
         (Verdict::Faster | Verdict::Slower, true) => ("", "", ", by chance or drift"),
         (Verdict::Faster, false) => ("faster", "▲ ", ""),
         (Verdict::Slower, false) => ("slower", "▼ ", ""),
         _ => ("", "", ""),
     };
-    [
-        interval(&words::difference(comparison), " ±"),
-        interval(&words::ratio(comparison), " ["),
-        format!("<td class=\"verdict {class}\">{sign}{}{remark}</td>", comparison.verdict),
-    ]
+    html! {
+        (interval(&words::difference(comparison), " ±"))
+        (interval(&words::ratio(comparison), " ["))
+        td class={ "verdict " (class) } { (sign) (comparison.verdict) (remark) }
+    }
 }
 
 /// A figure with its interval, which begins at `mark`, below it.
-fn interval(text: &str, mark: &str) -> String {
+fn interval(text: &str, mark: &str) -> Markup {
     match text.find(mark) {
-        Some(at) => {
-            format!("<td>{}<br/><small>{}</small></td>", escape(&text[..at]), escape(&text[at + 1..]))
-        }
+        Some(at) => html! { td { (text[..at]) br; small { (text[at + 1..]) } } },
         None => td(text),
     }
 }
 
 /// A table in a box that scrolls by itself on narrow screens.
-fn table(caption: &str, class: &str, header: &[&str], rows: impl Iterator<Item = String>) -> String {
-    let mut out = format!(
-        "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{0}\"><table class=\"{class}\">\
-         <caption>{0}</caption>\n<thead><tr>",
-        escape(caption)
-    );
-    for name in header {
-        let _ = write!(out, "<th scope=\"col\">{}</th>", escape(name));
+fn table(caption: &str, class: &str, header: &[&str], rows: impl Iterator<Item = Markup>) -> Markup {
+    html! {
+        div.scroll tabindex="0" role="region" aria-label=(caption) {
+            table class=(class) {
+                caption { (caption) }
+                thead { tr { @for name in header { th scope="col" { (name) } } } }
+                tbody { @for row in rows { tr { (row) } } }
+            }
+        }
     }
-    out.push_str("</tr></thead>\n<tbody>\n");
-    for row in rows {
-        let _ = writeln!(out, "<tr>{row}</tr>");
-    }
-    out + "</tbody></table></div>\n"
 }
 
-fn values(results: &Results, name: &str, first: &RowResult, rows: &[&RowResult]) -> String {
+fn values(results: &Results, name: &str, first: &RowResult, rows: &[&RowResult]) -> Markup {
     let named: Vec<&RowResult> = rows.iter().copied().filter(|row| row.repeats.is_none()).collect();
     let mut counts: Vec<&str> = rows.iter().flat_map(|row| row.counts.keys().map(String::as_str)).collect();
     counts.sort_unstable();
@@ -246,130 +256,128 @@ fn values(results: &Results, name: &str, first: &RowResult, rows: &[&RowResult])
     header.extend(["N", "min", "max", "std. dev."]);
     header.extend(&counts);
     let cells = rows.iter().map(|row| {
-        let mut cells = vec![match row.repeats {
-            Some(_) => {
-                format!("<th scope=\"row\" class=\"again-row\">{}</th>", escape(&words::short(row, &named)))
-            }
-            None => th(&words::short(row, &named)),
-        }];
+        let found = results.comparison(&row.name);
+        let goal = found.and_then(|found| found.goal.as_ref()).map_or_else(String::new, words::goal);
         let [means, spread] = summary(row);
-        cells.push(means);
-        if with_verdict {
-            let found = results.comparison(&row.name);
-            let noise = found.is_some_and(|found| found.noise_floor);
-            cells.extend(compared(found.map(|found| &found.comparison), noise));
+        html! {
+            th.again-row[row.repeats.is_some()] scope="row" { (words::short(row, &named)) }
+            (means)
+            @if with_verdict {
+                (compared(found.map(|found| &found.comparison), found.is_some_and(|found| found.noise_floor)))
+            }
+            @if with_goal {
+                (td(&goal))
+            }
+            @if with_published {
+                td.published { (row.published.iter().map(words::published).collect::<Vec<_>>().join(", ")) }
+            }
+            (spread)
+            @for name in &counts {
+                td { @if let Some(count) = row.counts.get(*name) { (words::value(*count)) } }
+            }
         }
-        if with_goal {
-            let goal = results.comparison(&row.name).and_then(|found| found.goal.as_ref());
-            cells.push(td(&goal.map_or_else(String::new, words::goal)));
-        }
-        if with_published {
-            let figures: Vec<String> = row.published.iter().map(words::published).collect();
-            cells.push(format!("<td class=\"published\">{}</td>", escape(&figures.join(", "))));
-        }
-        cells.push(spread);
-        cells.extend(
-            counts
-                .iter()
-                .map(|name| td(&row.counts.get(*name).map_or_else(String::new, |c| words::value(*c)))),
-        );
-        cells.concat()
     });
     let caption = format!("{name}: {}, {}", first.unit, words::better(first.better));
     table(&caption, "", &header, cells)
 }
 
 /// The cells of median and mean, and those of N, min, max and standard deviation.
-fn summary(row: &RowResult) -> [String; 2] {
+fn summary(row: &RowResult) -> [Markup; 2] {
     let Some(Summary { n, min, max, median, mean, stddev }) = row.summary else {
         let why = match (&row.missing, row.errors.is_empty()) {
-            (Some(_), _) => "<a href=\"#missing\">missing</a>",
-            (None, false) => "<a href=\"#errors\">failed</a>",
-            (None, true) => "no values",
+            (Some(_), _) => html! { a href="#missing" { "missing" } },
+            (None, false) => html! { a href="#errors" { "failed" } },
+            (None, true) => html! { "no values" },
         };
-        return [format!("<td colspan=\"2\">{why}</td>"), td("").repeat(4)];
+        return [html! { td colspan="2" { (why) } }, html! { td {} td {} td {} td {} }];
     };
-    let cells = |values: &[f64]| values.iter().map(|value| td(&words::value(*value))).collect::<String>();
-    [cells(&[median, mean]), td(&n.to_string()) + &cells(&[min, max, stddev])]
+    let cells = |values: &[f64]| html! { @for value in values { (td(&words::value(*value))) } };
+    [cells(&[median, mean]), html! { td { (n) } (cells(&[min, max, stddev])) }]
 }
 
 /// What is long: ministat's output and all values.
-fn details(results: &Results, rows: &[&RowResult]) -> String {
-    let mut tests = String::new();
-    for row in rows {
-        let Some(found) = results.comparison(&row.name) else { continue };
-        let Some(baseline) = results.row(&found.baseline) else { continue };
-        let sets = [baseline, *row].map(|side| Set { name: &side.name, values: &side.values });
-        let Some(text) = ministat::report(&sets, results.settings.confidence, true) else { continue };
+fn details(results: &Results, rows: &[&RowResult]) -> Markup {
+    let tests = rows.iter().filter_map(|row| {
+        let found = results.comparison(&row.name)?;
+        let sets =
+            [results.row(&found.baseline)?, *row].map(|side| Set { name: &side.name, values: &side.values });
+        let text = ministat::report(&sets, results.settings.confidence, true)?;
         let welch = words::welch(&found.comparison);
-        let _ = writeln!(tests, "{text}\t(Welch: {welch})\n{}\n", found.comparison.verdict);
-    }
-    let mut out = String::new();
-    if !tests.is_empty() {
-        let _ = writeln!(
-            out,
-            "<details><summary>Comparisons as ministat prints them</summary><pre>{}</pre></details>",
-            escape(&tests)
-        );
-    }
+        Some(format!("{text}\t(Welch: {welch})\n{}\n\n", found.comparison.verdict))
+    });
+    let tests: String = tests.collect();
     let list = |values: &[f64]| values.iter().map(|v| words::value(*v)).collect::<Vec<_>>().join(" ");
     let raw = rows.iter().filter(|row| !row.values.is_empty()).flat_map(|row| {
+        let line = move |name: &str, values: &[f64]| html! { (th(name)) (td(&list(values))) };
         let extra =
-            row.extra.iter().map(|(name, values)| th(&format!("{}: {name}", row.name)) + &td(&list(values)));
-        std::iter::once(th(&row.name) + &td(&list(&row.values))).chain(extra)
+            row.extra.iter().map(move |(name, values)| line(&format!("{}: {name}", row.name), values));
+        std::iter::once(line(&row.name, &row.values)).chain(extra)
     });
-    let raw = table("Values in the order they were measured", "text", &["row", "values"], raw);
-    let _ = writeln!(out, "<details><summary>All values</summary>\n{raw}</details>");
-    out
+    html! {
+        @if !tests.is_empty() {
+            details { summary { "Comparisons as ministat prints them" } pre { (tests) } }
+        }
+        details {
+            summary { "All values" }
+            (table("Values in the order they were measured", "text", &["row", "values"], raw))
+        }
+    }
 }
 
-fn missing(results: &Results) -> String {
+fn missing(results: &Results) -> Markup {
     let missing = results.all_missing();
-    if missing.is_empty() {
-        return String::new();
-    }
     let rows = missing.iter().map(|missing| {
         let package = missing.package.as_deref().unwrap_or("");
-        [th(&missing.name), td(&missing.reason), td(package)].concat()
+        html! { (th(&missing.name)) (td(&missing.reason)) (td(package)) }
     });
-    let table = table("Not measured here", "text", &["what", "why", "Debian package"], rows);
-    format!("<section id=\"missing\">\n<h2>Missing</h2>\n{table}</section>\n")
+    html! {
+        @if !missing.is_empty() {
+            section id="missing" {
+                h2 { "Missing" }
+                (table("Not measured here", "text", &["what", "why", "Debian package"], rows))
+            }
+        }
+    }
 }
 
-fn errors(results: &Results) -> String {
-    if !results.failed() {
-        return String::new();
-    }
+fn errors(results: &Results) -> Markup {
     let rows = results.rows.iter().flat_map(|row| {
         row.errors.iter().map(|error| {
             let round = if error.round == 0 { "warm-up".to_owned() } else { error.round.to_string() };
-            [th(&row.name), td(&round), td(&error.message)].concat()
+            html! { (th(&row.name)) (td(&round)) (td(&error.message)) }
         })
     });
-    let table = table("Runs that failed", "text", &["row", "round", "why"], rows);
-    format!("<section id=\"errors\">\n<h2>Failed runs</h2>\n{table}</section>\n")
+    html! {
+        @if results.failed() {
+            section id="errors" {
+                h2 { "Failed runs" }
+                (table("Runs that failed", "text", &["row", "round", "why"], rows))
+            }
+        }
+    }
 }
 
-fn published(results: &Results) -> String {
-    let rows: Vec<_> = results.rows.iter().flat_map(|row| &row.published).collect();
+fn published(results: &Results) -> Markup {
     let mut figures: Vec<_> = results.published.iter().collect();
-    for figure in rows {
+    for figure in results.rows.iter().flat_map(|row| &row.published) {
         if !figures.contains(&figure) {
             figures.push(figure);
         }
     }
-    if figures.is_empty() {
-        return String::new();
-    }
     let cells = figures
         .iter()
-        .map(|figure| [th(&figure.what), td(&words::published(figure)), td(&figure.source)].concat());
-    let table =
-        table("Measured by others, on other machines", "text", &["what", "published", "source"], cells);
-    format!("<section>\n<h2>Published figures</h2>\n{table}</section>\n")
+        .map(|figure| html! { (th(&figure.what)) (td(&words::published(figure))) (td(&figure.source)) });
+    html! {
+        @if !figures.is_empty() {
+            section {
+                h2 { "Published figures" }
+                (table("Measured by others, on other machines", "text", &["what", "published", "source"], cells))
+            }
+        }
+    }
 }
 
-fn how(results: &Results) -> String {
+fn how(results: &Results) -> Markup {
     let settings = &results.settings;
     let mut facts: Vec<(String, String)> = vec![
         ("command".into(), words::command(&results.command)),
@@ -379,14 +387,20 @@ fn how(results: &Results) -> String {
     ];
     facts.extend(results.machine.facts().into_iter().map(|(name, value)| (name.into(), value)));
     facts.extend(results.peers.iter().map(|peer| (peer.name.clone(), peer.version.clone())));
-    let rows = facts.iter().map(|(name, value)| th(name) + &td(value));
-    let mut out = String::from("<section>\n<h2>How and where</h2>\n<ul>\n");
-    for note in &results.notes {
-        let _ = writeln!(out, "<li>{}</li>", escape(note));
+    let rows = facts.iter().map(|(name, value)| html! { (th(name)) (td(value)) });
+    html! {
+        section {
+            h2 { "How and where" }
+            ul {
+                @for note in &results.notes {
+                    li { (note) }
+                }
+                li {
+                    "A difference is called proven when the intervals of both Student's and Welch's test exclude zero. The "
+                    "ratio is that of the means, its interval by the delta method."
+                }
+            }
+            (table("The session and the machine", "text", &["what", "value"], rows))
+        }
     }
-    out.push_str(
-        "<li>A difference is called proven when the intervals of both Student's and Welch's test exclude \
-         zero. The ratio is that of the means, its interval by the delta method.</li>\n</ul>\n",
-    );
-    out + &table("The session and the machine", "text", &["what", "value"], rows) + "</section>\n"
 }

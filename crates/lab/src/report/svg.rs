@@ -4,7 +4,7 @@
 //! Drawings are narrow (a phone's width) and grow with the page. Each has a title and a description for
 //! those who do not see it; the tables on the page hold the same figures.
 
-use std::fmt::Write;
+use maud::{Markup, html};
 
 use super::words;
 use crate::results::RowResult;
@@ -31,21 +31,9 @@ const MIN_POINTS: usize = 3;
 /// Series a plot has colours for; what comes after has them again, dashed.
 const COLOURS: usize = 6;
 
-/// Text for HTML and SVG, in elements and attributes.
-pub fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            // Not allowed in XML, nor of use anywhere.
-            c if c.is_control() && c != '\n' && c != '\t' => out.push('\u{fffd}'),
-            c => out.push(c),
-        }
-    }
-    out
+/// A position or a length, to a tenth of a unit. (Elements of a drawing are closed by `{}`: they are no void elements of HTML.)
+fn px(value: f64) -> String {
+    format!("{value:.1}")
 }
 
 /// An axis: values to positions.
@@ -112,14 +100,26 @@ impl Scale {
     }
 }
 
-/// Opens a drawing with its title and description.
-fn open(id: &str, height: f64, title: &str, description: &str) -> String {
-    format!(
-        "<svg viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" aria-labelledby=\"{id}-t {id}-d\">\n\
-         <title id=\"{id}-t\">{}</title><desc id=\"{id}-d\">{}</desc>\n",
-        escape(title),
-        escape(description)
-    )
+/// A drawing with its title and description.
+fn drawing(id: &str, height: f64, title: &str, description: &str, content: &Markup) -> Markup {
+    html! {
+        svg viewBox=(format!("0 0 {WIDTH} {height:.0}")) role="img" aria-labelledby={ (id) "-t " (id) "-d" } {
+            title id={ (id) "-t" } { (title) }
+            desc id={ (id) "-d" } { (description) }
+            (content)
+        }
+    }
+}
+
+fn line(class: &str, from: [f64; 2], to: [f64; 2]) -> Markup {
+    let class = (!class.is_empty()).then_some(class);
+    html! { line class=[class] x1=(px(from[0])) y1=(px(from[1])) x2=(px(to[0])) y2=(px(to[1])) {} }
+}
+
+/// Text that ends at, or is centred on, its position, or begins there.
+fn text(class: &str, anchor: Option<&str>, at: [f64; 2], content: &str) -> Markup {
+    let class = (!class.is_empty()).then_some(class);
+    html! { text class=[class] text-anchor=[anchor] x=(px(at[0])) y=(px(at[1])) { (content) } }
 }
 
 /// What a reader must know about an axis before comparing lengths on it.
@@ -132,94 +132,71 @@ fn kind(scale: &Scale) -> &'static str {
 }
 
 /// A horizontal axis below `y` with grid lines up to `top`.
-fn axis(out: &mut String, scale: &Scale, top: f64, y: f64, title: &str) {
-    for tick in scale.ticks() {
-        let x = scale.at(tick);
-        let _ = writeln!(
-            out,
-            "<line class=\"grid\" x1=\"{x:.1}\" y1=\"{top:.1}\" x2=\"{x:.1}\" y2=\"{y:.1}\"/>\
-             <text class=\"num\" text-anchor=\"middle\" x=\"{x:.1}\" y=\"{:.1}\">{}</text>",
-            y + 13.0,
-            words::value(tick)
-        );
+fn axis(scale: &Scale, top: f64, y: f64, title: &str) -> Markup {
+    html! {
+        @for tick in scale.ticks() {
+            @let x = scale.at(tick);
+            (line("grid", [x, top], [x, y]))
+            (text("num", Some("middle"), [x, y + 13.0], &words::value(tick)))
+        }
+        (text("axis", Some("middle"), [WIDTH / 2.0, y + 30.0], &format!("{title}{}", kind(scale))))
     }
-    let _ = writeln!(
-        out,
-        "<text class=\"axis\" text-anchor=\"middle\" x=\"{:.1}\" y=\"{:.1}\">{}{}</text>",
-        WIDTH / 2.0,
-        y + 30.0,
-        escape(title),
-        kind(scale)
-    );
 }
 
 /// Box plots of the rows that have values: whiskers from the least to the largest value, a box between the
 /// quartiles when there are enough values, a line at the median, a dot per value. `None` when no row has
 /// values.
-pub fn boxes(id: &str, title: &str, rows: &[&RowResult]) -> Option<String> {
+pub fn boxes(id: &str, title: &str, rows: &[&RowResult]) -> Option<Markup> {
     let drawn: Vec<&RowResult> = rows.iter().copied().filter(|row| row.summary.is_some()).collect();
     let first = drawn.first()?;
     let values = drawn.iter().flat_map(|row| row.values.iter().copied());
     let scale = Scale::over(values, MARGIN, WIDTH - MARGIN);
     let height = ROW * drawn.len() as f64 + AXIS;
-    let mut out = open(
+    let unit = format!("{}, {}", first.unit, words::better(first.better));
+    let named: Vec<&RowResult> = rows.iter().copied().filter(|row| row.repeats.is_none()).collect();
+    let class = |row: &RowResult| match (&row.repeats, &row.baseline) {
+        (Some(_), _) => "again",
+        (None, Some(_)) => "row",
+        (None, None) => "base",
+    };
+    let content = html! {
+        (axis(&scale, 2.0, height - AXIS, &unit))
+        @for (at, row) in drawn.iter().enumerate() {
+            (draw_box(&scale, ROW * at as f64, class(row), &words::short(row, &named), row))
+        }
+    };
+    Some(drawing(
         id,
         height,
         &format!("{title}: all values"),
         "One line per row, with a dot for each value and a bar at the median. Rows of five values or more \
          have a box between the quartiles. The table below has the figures.",
-    );
-    let unit = format!("{}, {}", first.unit, words::better(first.better));
-    axis(&mut out, &scale, 2.0, height - AXIS, &unit);
-    let named: Vec<&RowResult> = rows.iter().copied().filter(|row| row.repeats.is_none()).collect();
-    for (at, row) in drawn.iter().enumerate() {
-        let class = match (&row.repeats, &row.baseline) {
-            (Some(_), _) => "again",
-            (None, Some(_)) => "row",
-            (None, None) => "base",
-        };
-        draw_box(&mut out, &scale, ROW * at as f64, class, &words::short(row, &named), row);
-    }
-    out.push_str("</svg>\n");
-    Some(out)
+        &content,
+    ))
 }
 
-fn draw_box(out: &mut String, scale: &Scale, top: f64, class: &str, name: &str, row: &RowResult) {
-    let (Some(summary), Some(quartiles)) = (row.summary, quartiles(&row.values)) else { return };
+fn draw_box(scale: &Scale, top: f64, class: &str, name: &str, row: &RowResult) -> Markup {
+    let (Some(summary), Some(quartiles)) = (row.summary, quartiles(&row.values)) else { return html! {} };
     let middle = top + 22.0;
     let [low, high] = [summary.min, summary.max].map(|value| scale.at(value));
     let [q1, q2, q3] = quartiles.map(|value| scale.at(value));
-    let _ = writeln!(
-        out,
-        "<g class=\"{class}\"><text x=\"{MARGIN}\" y=\"{:.1}\">{}</text>\
-         <line x1=\"{low:.1}\" y1=\"{middle:.1}\" x2=\"{high:.1}\" y2=\"{middle:.1}\"/>",
-        top + 11.0,
-        escape(name)
-    );
-    for x in [low, high] {
-        let _ = write!(
-            out,
-            "<line x1=\"{x:.1}\" y1=\"{:.1}\" x2=\"{x:.1}\" y2=\"{:.1}\"/>",
-            middle - 4.0,
-            middle + 4.0
-        );
+    html! {
+        g class=(class) {
+            (text("", None, [MARGIN, top + 11.0], name))
+            (line("", [low, middle], [high, middle]))
+            @for x in [low, high] {
+                (line("", [x, middle - 4.0], [x, middle + 4.0]))
+            }
+            @if row.values.len() >= MIN_BOX {
+                // A box that is too thin to see is still a box.
+                rect x=(px(q1)) y=(px(middle - 6.0)) width=(px((q3 - q1).max(1.0))) height="12" {}
+            }
+            @for value in &row.values {
+                circle cx=(px(scale.at(*value))) cy=(px(middle)) r="2.2" {}
+            }
+            (line("median", [q2, middle - 6.0], [q2, middle + 6.0]))
+        }
     }
-    if row.values.len() >= MIN_BOX {
-        // A box that is too thin to see is still a box.
-        let width = (q3 - q1).max(1.0);
-        let y = middle - 6.0;
-        let _ = write!(out, "<rect x=\"{q1:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"12\"/>");
-    }
-    for value in &row.values {
-        let _ = write!(out, "<circle cx=\"{:.1}\" cy=\"{middle:.1}\" r=\"2.2\"/>", scale.at(*value));
-    }
-    let _ = write!(
-        out,
-        "<line class=\"median\" x1=\"{q2:.1}\" y1=\"{:.1}\" x2=\"{q2:.1}\" y2=\"{:.1}\"/>",
-        middle - 6.0,
-        middle + 6.0
-    );
-    out.push_str("</g>\n");
 }
 
 /// One curve: where its rows agree, and a point per row.
@@ -230,7 +207,7 @@ struct Series<'a> {
 
 /// Curves of the medians over every numeric label of which the group has at least three values; none for
 /// labels that only tell other things.
-pub fn curves(id: &str, title: &str, rows: &[&RowResult]) -> Vec<String> {
+pub fn curves(id: &str, title: &str, rows: &[&RowResult]) -> Vec<Markup> {
     let drawn: Vec<&RowResult> =
         rows.iter().copied().filter(|row| row.summary.is_some() && row.repeats.is_none()).collect();
     let Some(first) = drawn.first() else { return Vec::new() };
@@ -242,7 +219,7 @@ pub fn curves(id: &str, title: &str, rows: &[&RowResult]) -> Vec<String> {
         values.dedup();
         complete && values.len() >= MIN_POINTS
     });
-    numeric.map(|key| curve(&format!("{id}-{}", escape(key)), title, key, &drawn)).collect()
+    numeric.map(|key| curve(&format!("{id}-{key}"), title, key, &drawn)).collect()
 }
 
 /// The number a label is, with the usual suffixes of sizes: `64`, `64K`, `64KiB`.
@@ -257,7 +234,7 @@ fn number(text: &str) -> Option<f64> {
     digits.trim().parse::<f64>().ok().filter(|value| value.is_finite()).map(|value| value * factor)
 }
 
-fn curve(id: &str, title: &str, key: &str, rows: &[&RowResult]) -> String {
+fn curve(id: &str, title: &str, key: &str, rows: &[&RowResult]) -> Markup {
     let series = series(key, rows);
     let legend = 18.0 * series.len() as f64 + 24.0;
     let height = legend + FIELD + AXIS;
@@ -268,55 +245,34 @@ fn curve(id: &str, title: &str, key: &str, rows: &[&RowResult]) -> String {
     let ys = Scale::from_zero(ends, bottom, legend);
     let unit =
         rows.first().map_or_else(String::new, |row| format!("{}, {}", row.unit, words::better(row.better)));
-    let mut out = open(
+    let mut values: Vec<f64> = points().map(|(x, _)| *x).collect();
+    values.sort_by(f64::total_cmp);
+    values.dedup();
+    let logarithmic = if xs.log { ", logarithmic" } else { "" };
+    let content = html! {
+        @for tick in ys.ticks() {
+            @let y = ys.at(tick);
+            (line("grid", [LEFT, y], [WIDTH - MARGIN, y]))
+            (text("num", Some("end"), [LEFT - 4.0, y + 3.5], &words::value(tick)))
+        }
+        @for value in values {
+            (text("num", Some("middle"), [xs.at(value), bottom + 14.0], &words::value(value)))
+        }
+        (text("axis", None, [4.0, legend - 8.0], &format!("{unit}{}", kind(&ys))))
+        (text("axis", Some("middle"), [WIDTH / 2.0, bottom + 30.0], &format!("{key}{logarithmic}")))
+        @for (at, series) in series.iter().enumerate() {
+            (draw_series((&xs, &ys), at, series))
+        }
+    };
+    drawing(
         id,
         height,
         &format!("{title}: median over {key}"),
         &format!(
             "Medians in {unit} over {key}, with a bar from the least to the largest value. The table below has the figures."
         ),
-    );
-    for tick in ys.ticks() {
-        let y = ys.at(tick);
-        let _ = writeln!(
-            out,
-            "<line class=\"grid\" x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{:.1}\" y2=\"{y:.1}\"/>\
-             <text class=\"num\" text-anchor=\"end\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
-            WIDTH - MARGIN,
-            LEFT - 4.0,
-            y + 3.5,
-            words::value(tick)
-        );
-    }
-    let mut values: Vec<f64> = points().map(|(x, _)| *x).collect();
-    values.sort_by(f64::total_cmp);
-    values.dedup();
-    for value in values {
-        let _ = writeln!(
-            out,
-            "<text class=\"num\" text-anchor=\"middle\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
-            xs.at(value),
-            bottom + 14.0,
-            words::value(value)
-        );
-    }
-    let _ = writeln!(
-        out,
-        "<text class=\"axis\" x=\"4\" y=\"{:.1}\">{}{}</text>\
-         <text class=\"axis\" text-anchor=\"middle\" x=\"{:.1}\" y=\"{:.1}\">{}{}</text>",
-        legend - 8.0,
-        escape(&unit),
-        kind(&ys),
-        WIDTH / 2.0,
-        bottom + 30.0,
-        escape(key),
-        if xs.log { ", logarithmic" } else { "" }
-    );
-    for (at, series) in series.iter().enumerate() {
-        draw_series(&mut out, (&xs, &ys), at, series);
-    }
-    out.push_str("</svg>\n");
-    out
+        &content,
+    )
 }
 
 fn series<'a>(key: &str, rows: &[&'a RowResult]) -> Vec<Series<'a>> {
@@ -341,49 +297,37 @@ fn series<'a>(key: &str, rows: &[&'a RowResult]) -> Vec<Series<'a>> {
     all.into_iter().map(|(_, series)| series).collect()
 }
 
-fn draw_series(out: &mut String, (xs, ys): (&Scale, &Scale), at: usize, series: &Series<'_>) {
+fn draw_series((xs, ys): (&Scale, &Scale), at: usize, series: &Series<'_>) -> Markup {
     let y = 18.0 * at as f64 + 10.0;
     let class = at % COLOURS;
     let dashed = if at < COLOURS { "" } else { " dashed" };
-    let _ = writeln!(
-        out,
-        "<g class=\"s{class}{dashed}\"><line x1=\"{LEFT}\" y1=\"{y}\" x2=\"{:.1}\" y2=\"{y}\"/>{}\
-         <text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
-        LEFT + 28.0,
-        marker(class, LEFT + 14.0, y),
-        LEFT + 34.0,
-        y + 4.0,
-        escape(&series.name)
-    );
     let summaries = series.points.iter().filter_map(|(x, row)| Some((xs.at(*x), row.summary?)));
-    let line: Vec<String> =
+    let medians: Vec<String> =
         summaries.clone().map(|(x, s)| format!("{x:.1},{:.1}", ys.at(s.median))).collect();
-    let _ = writeln!(out, "<polyline points=\"{}\"/>", line.join(" "));
-    for (x, s) in summaries {
-        let _ = writeln!(
-            out,
-            "<line class=\"range\" x1=\"{x:.1}\" y1=\"{:.1}\" x2=\"{x:.1}\" y2=\"{:.1}\"/>{}",
-            ys.at(s.min),
-            ys.at(s.max),
-            marker(class, x, ys.at(s.median))
-        );
+    html! {
+        g class={ "s" (class) (dashed) } {
+            (line("", [LEFT, y], [LEFT + 28.0, y]))
+            (marker(class, LEFT + 14.0, y))
+            (text("", None, [LEFT + 34.0, y + 4.0], &series.name))
+            polyline points=(medians.join(" ")) {}
+            @for (x, s) in summaries {
+                (line("range", [x, ys.at(s.min)], [x, ys.at(s.max)]))
+                (marker(class, x, ys.at(s.median)))
+            }
+        }
     }
-    out.push_str("</g>\n");
 }
 
 /// A mark of a shape of its own, for those who cannot tell the colours.
-fn marker(class: usize, x: f64, y: f64) -> String {
+fn marker(class: usize, x: f64, y: f64) -> Markup {
     match class % 3 {
-        0 => format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.6\"/>"),
-        1 => format!("<rect x=\"{:.1}\" y=\"{:.1}\" width=\"7\" height=\"7\"/>", x - 3.5, y - 3.5),
-        _ => format!(
-            "<polygon points=\"{x:.1},{:.1} {:.1},{:.1} {:.1},{:.1}\"/>",
-            y - 4.5,
-            x + 4.5,
-            y + 3.5,
-            x - 4.5,
-            y + 3.5
-        ),
+        0 => html! { circle cx=(px(x)) cy=(px(y)) r="3.6" {} },
+        1 => html! { rect x=(px(x - 3.5)) y=(px(y - 3.5)) width="7" height="7" {} },
+        _ => {
+            let corners = [(x, y - 4.5), (x + 4.5, y + 3.5), (x - 4.5, y + 3.5)];
+            let corners = corners.map(|(x, y)| format!("{x:.1},{y:.1}"));
+            html! { polygon points=(corners.join(" ")) {} }
+        }
     }
 }
 
@@ -410,10 +354,5 @@ mod tests {
         assert_eq!(number("256"), Some(256.0));
         assert_eq!((number("64K"), number("64 KiB")), (Some(65536.0), Some(65536.0)));
         assert_eq!((number("on"), number("12 apples"), number("")), (None, None, None));
-    }
-
-    #[test]
-    fn text_is_escaped() {
-        assert_eq!(escape("a<b> & \"c\"\u{1}"), "a&lt;b&gt; &amp; &quot;c&quot;\u{fffd}");
     }
 }
