@@ -4,10 +4,9 @@
 //! that were changed are touched. It is replaced as a whole or not at all: a new file in the same directory, with
 //! the same owner and permissions, takes its name once it is on the disk.
 
-use std::ffi::OsString;
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 
 use toml_edit::{DocumentMut, Item, KeyMut, TableLike, Value};
 
@@ -144,37 +143,24 @@ fn prepend_after(document: &mut DocumentMut, at: usize, comment: String) {
     }
 }
 
-/// Replaces a file by one with another content, at once.
+/// Replaces a file by one with another content, at once. What is not finished goes with the temporary file.
 fn replace(target: &Path, text: &str) -> io::Result<()> {
     let before = fs::metadata(target)?;
     let directory = target.parent().unwrap_or_else(|| Path::new("/"));
-    let mut name = OsString::from(".");
-    name.push(target.file_name().unwrap_or_default());
-    name.push(format!(".{}", std::process::id()));
-    let temporary = directory.join(name);
-    let written = write(&temporary, &before, text).and_then(|()| fs::rename(&temporary, target));
-    if written.is_err() {
-        // It may never have been made.
-        let _ = fs::remove_file(&temporary);
+    // Readable by its owner alone until it has the permissions of the other.
+    let mut file = tempfile::Builder::new().prefix(".ringferry-").tempfile_in(directory)?;
+    let new = file.as_file().metadata()?;
+    if (new.uid(), new.gid()) != (before.uid(), before.gid()) {
+        fchown(file.as_file(), Some(before.uid()), Some(before.gid()))
+            .map_err(|error| io::Error::new(error.kind(), format!("its owner would change ({error})")))?;
     }
-    written?;
+    file.as_file().set_permissions(fs::Permissions::from_mode(before.mode() & 0o7777))?;
+    file.write_all(text.as_bytes())?;
+    file.as_file().sync_all()?;
+    file.persist(target).map_err(|error| error.error)?;
     // That it is the one that has the name now should be on the disk, too. There are file systems that cannot say so.
     let _ = File::open(directory).and_then(|directory| directory.sync_all());
     Ok(())
-}
-
-fn write(path: &Path, like: &Metadata, text: &str) -> io::Result<()> {
-    // One of a switch that died on the way; the number was its own.
-    let _ = fs::remove_file(path);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    let new = file.metadata()?;
-    if (new.uid(), new.gid()) != (like.uid(), like.gid()) {
-        fchown(&file, Some(like.uid()), Some(like.gid()))
-            .map_err(|error| io::Error::new(error.kind(), format!("its owner would change ({error})")))?;
-    }
-    file.set_permissions(fs::Permissions::from_mode(like.mode() & 0o7777))?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()
 }
 
 #[cfg(test)]
