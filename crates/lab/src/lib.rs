@@ -23,7 +23,6 @@ pub mod labels;
 pub mod machine;
 pub mod output;
 pub mod progress;
-mod random;
 pub mod report;
 pub mod results;
 pub mod runner;

@@ -1,153 +1,139 @@
-//! Progress on standard error: a bar with the time left on a terminal, a line per round elsewhere.
+//! Progress on standard error: indicatif's bar with the time left on a terminal, a line per round elsewhere.
+//!
+//! The bar is drawn when a step begins and never in between: no thread of its own would be worth disturbing what is measured.
 
-use std::io::{IsTerminal, Write};
-use std::time::{Duration, Instant};
+use std::fmt::Write;
+use std::time::Duration;
 
-/// Characters of the bar.
-const BAR: usize = 24;
+use indicatif::{FormattedDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
-/// Columns used when the terminal does not tell its width.
-const COLUMNS: usize = 80;
+/// Bar, round, time left and the name of the row, cut at the terminal's edge.
+const TEMPLATE: &str = "[{bar:24}] {prefix:11} {left:13} {wide_msg}";
 
-#[derive(Clone, Copy, PartialEq)]
-enum Style {
-    Silent,
-    Lines,
-    Terminal,
-}
-
-/// Where the session is.
+/// Where the session is. Made by its owner, told by the runner of rounds and steps as they begin.
 pub struct Progress {
-    style: Style,
-    /// When the steps began that tell the pace, and how many had been begun before them. Counting goes at
-    /// a pace of its own, which says nothing about the rounds.
-    paced: Option<(Instant, usize)>,
-    /// Steps begun, and all there are.
-    done: usize,
-    total: usize,
-    round: String,
+    bar: ProgressBar,
+    /// Print a line per round.
+    lines: bool,
+    /// A step has begun that has not been counted as done.
+    under_way: bool,
+    /// Rounds have begun. Counting goes at a pace of its own, which says nothing about them.
+    paced: bool,
 }
 
 impl Progress {
     /// Shown on standard error.
     pub fn stderr() -> Self {
-        Self::new(if std::io::stderr().is_terminal() { Style::Terminal } else { Style::Lines })
+        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+        let lines = bar.is_hidden();
+        let mut progress = Self::new(bar);
+        progress.lines = lines;
+        progress
     }
 
     /// Not shown.
     pub fn silent() -> Self {
-        Self::new(Style::Silent)
+        Self::new(ProgressBar::hidden())
     }
 
-    fn new(style: Style) -> Self {
-        Self { style, paced: None, done: 0, total: 0, round: String::new() }
+    fn new(bar: ProgressBar) -> Self {
+        let left = |state: &ProgressState, out: &mut dyn Write| {
+            // A bar that cannot be drawn is no error.
+            let _ = out.write_str(&left(state.eta()));
+        };
+        let style = ProgressStyle::with_template(TEMPLATE).expect("the template is valid");
+        bar.set_style(style.progress_chars("#-").with_key("left", left));
+        Self { bar, lines: false, under_way: false, paced: false }
     }
 
     /// The work begins: so many steps, of about the same length.
     pub(crate) fn begin(&mut self, total: usize) {
-        self.paced = None;
-        (self.done, self.total) = (0, total);
-        self.round = "counting".into();
+        self.bar.reset();
+        self.bar.set_length(total as u64);
+        self.bar.set_prefix("counting");
+        (self.under_way, self.paced) = (false, false);
     }
 
     /// A round begins; 0 is the warm-up.
     pub(crate) fn round(&mut self, round: usize, of: usize) {
-        self.paced.get_or_insert_with(|| (Instant::now(), self.done));
-        self.round = if round == 0 { "warm-up".into() } else { format!("round {round}/{of}") };
-        if self.style == Style::Lines {
-            eprintln!(
-                "{}{}",
-                self.round,
-                self.left().map_or_else(String::new, |time| format!(", {}", left(time)))
-            );
+        self.finish_step();
+        if !self.paced {
+            self.bar.reset_eta();
+            self.paced = true;
         }
+        let round = if round == 0 { "warm-up".into() } else { format!("round {round}/{of}") };
+        if self.lines {
+            let left = left(self.bar.eta());
+            eprintln!("{round}{}{left}", if left.is_empty() { "" } else { ", " });
+        }
+        self.bar.set_prefix(round);
     }
 
     /// The next step begins.
     pub(crate) fn step(&mut self, name: &str) {
-        if self.style == Style::Terminal {
-            let fraction = self.done as f64 / self.total.max(1) as f64;
-            let line = format!(
-                "{} {:<11} {:<14} {name}",
-                bar(fraction),
-                self.round,
-                self.left().map_or_else(String::new, left)
-            );
-            let columns = rustix::termios::tcgetwinsize(std::io::stderr())
-                .map_or(COLUMNS, |size| usize::from(size.ws_col).max(COLUMNS / 2));
-            self.rewrite(&line.chars().take(columns - 1).collect::<String>());
+        self.finish_step();
+        self.under_way = true;
+        self.bar.set_message(name.to_owned());
+    }
+
+    fn finish_step(&mut self) {
+        if std::mem::take(&mut self.under_way) {
+            self.bar.inc(1);
         }
-        self.done += 1;
-    }
-
-    /// Time left, once enough is done to tell.
-    fn left(&self) -> Option<Duration> {
-        let (since, before) = self.paced?;
-        let done = self.done.min(self.total);
-        let paced = done.saturating_sub(before);
-        (paced > 0).then(|| since.elapsed().mul_f64((self.total - done) as f64 / paced as f64))
-    }
-
-    fn rewrite(&self, line: &str) {
-        // To the line's start, the text, erase what is left of the text before (ECMA-48 EL). Progress that
-        // cannot be shown is no error.
-        let _ = write!(std::io::stderr(), "\r{line}\x1b[K");
     }
 }
 
 impl Drop for Progress {
     /// Leaves the terminal with an empty line for whatever comes next.
     fn drop(&mut self) {
-        if self.style == Style::Terminal {
-            self.rewrite("");
-        }
+        self.bar.finish_and_clear();
     }
 }
 
-fn bar(fraction: f64) -> String {
-    let full = ((fraction.clamp(0.0, 1.0) * BAR as f64) as usize).min(BAR);
-    format!("[{}{}]", "#".repeat(full), "-".repeat(BAR - full))
-}
-
+/// The time left, or nothing while it is not known.
 fn left(time: Duration) -> String {
-    match time.as_secs() {
-        seconds if seconds < 3600 => format!("{}:{:02} left", seconds / 60, seconds % 60),
-        seconds => format!("{}:{:02}:{:02} left", seconds / 3600, seconds / 60 % 60, seconds % 60),
-    }
+    if time.is_zero() { String::new() } else { format!("{} left", FormattedDuration(time)) }
 }
 
 #[cfg(test)]
 mod tests {
+    use indicatif::InMemoryTerm;
+
     use super::*;
 
     #[test]
-    fn a_bar_is_as_full_as_the_work_is_done() {
-        assert_eq!(bar(0.0), format!("[{}]", "-".repeat(24)));
-        assert_eq!(bar(0.5), format!("[{}{}]", "#".repeat(12), "-".repeat(12)));
-        assert_eq!(bar(7.0), format!("[{}]", "#".repeat(24)));
+    fn the_bar_has_the_round_and_the_row_and_leaves_an_empty_line() {
+        let term = InMemoryTerm::new(5, 80);
+        let target = ProgressDrawTarget::term_like(Box::new(term.clone()));
+        let mut progress = Progress::new(ProgressBar::with_draw_target(Some(0), target));
+        progress.begin(4);
+        progress.round(0, 1);
+        progress.step("batch=1");
+        progress.step(&"batch=2 ".repeat(20));
+        progress.round(1, 1);
+        progress.bar.tick();
+        let line = term.contents();
+        assert!(line.starts_with("[############------------] round 1/1"), "{line}");
+        assert!(line.contains("batch=2 batch=2") && line.lines().all(|line| line.len() <= 80), "{line}");
+        drop(progress);
+        assert_eq!(term.contents(), "");
     }
 
     #[test]
-    fn the_time_left_is_told_in_the_largest_unit_needed() {
-        let text = |seconds| left(Duration::from_secs(seconds));
-        assert_eq!([text(5), text(83), text(3723)], ["0:05 left", "1:23 left", "1:02:03 left"]);
-    }
-
-    #[test]
-    fn the_time_left_follows_the_pace_so_far() {
+    fn the_time_left_is_told_once_it_is_known() {
+        assert_eq!(left(Duration::ZERO), "");
+        assert_eq!(left(Duration::from_secs(3723)), "01:02:03 left");
         let mut progress = Progress::silent();
         progress.begin(5);
         progress.step("counting");
-        assert_eq!(progress.left(), None);
+        std::thread::sleep(Duration::from_millis(20));
         progress.round(0, 3);
-        assert_eq!(progress.left(), None);
-        progress.paced = Some((Instant::now().checked_sub(Duration::from_secs(10)).unwrap(), 1));
+        assert_eq!(progress.bar.eta(), Duration::ZERO, "counting says nothing about the rounds");
         progress.step("a");
-        let after_one = progress.left().unwrap().as_secs_f64();
-        assert!((29.0..32.0).contains(&after_one), "{after_one}");
-        for _ in 0..5 {
-            progress.step("more than planned");
-        }
-        assert_eq!(progress.left(), Some(Duration::ZERO));
+        std::thread::sleep(Duration::from_millis(50));
+        progress.step("b");
+        // Three more, of 50 ms at least each.
+        let left = progress.bar.eta().as_secs_f64();
+        assert!(left >= 0.14, "{left}");
     }
 }

@@ -11,9 +11,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use fastrand::Rng;
+
 use crate::experiment::{Plan, Row, RowError, Run, Sample, Source};
 use crate::progress::Progress;
-use crate::random::Random;
 use crate::results::{RowResult, RunError};
 use crate::stats::Summary;
 use crate::stop::Stop;
@@ -57,13 +58,13 @@ pub fn run(
     stop: &Stop,
 ) -> (Vec<RowResult>, bool) {
     let (mut slots, mut results) = prepare(rows);
-    let mut random = Random(schedule.seed);
+    let mut random = Rng::with_seed(schedule.seed);
     let counted = rows.iter().filter(|row| row.counts.is_some()).count();
     progress.begin(counted + slots.len() * (schedule.runs + 1));
     count(rows, &mut results, schedule, progress, stop);
     for round in 0..=schedule.runs {
         progress.round(round, schedule.runs);
-        let seed = random.next();
+        let seed = random.u64(..);
         if round > 0 {
             random.shuffle(&mut slots);
         }

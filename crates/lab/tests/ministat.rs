@@ -7,31 +7,15 @@
 use std::io::Write;
 use std::process::Command;
 
+use fastrand::Rng;
 use ringferry_lab::stats::Confidence;
 use ringferry_lab::stats::ministat::{Set, report};
 
-/// A small generator of repeatable values (xorshift64*).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        (self.next() >> 11) % n
-    }
-
-    /// Values with few digits, exact in binary, so that both programs read the same, and few enough that
-    /// some fall together.
-    fn values(&mut self, n: usize) -> Vec<f64> {
-        let (base, spread) = (self.below(500), 1 + self.below(60));
-        let scale = [0.25, 1.0, 1000.0][self.below(3) as usize];
-        (0..n).map(|_| (base + self.below(spread)) as f64 * scale).collect()
-    }
+/// Values with few digits, exact in binary, so that both programs read the same, and few enough that some fall together.
+fn values(random: &mut Rng, n: usize) -> Vec<f64> {
+    let (base, spread) = (random.u32(..500), random.u32(1..=60));
+    let scale = [0.25, 1.0, 1000.0][random.usize(..3)];
+    (0..n).map(|_| f64::from(base + random.u32(..spread)) * scale).collect()
 }
 
 fn installed() -> bool {
@@ -85,12 +69,12 @@ fn everything_but_the_plots_height_is_printed_alike() {
     if !installed() {
         return;
     }
-    let mut random = Random(0x5eed);
+    let mut random = Rng::with_seed(0x5eed);
     for round in 0..150 {
-        let count = 1 + random.below(4) as usize;
+        let count = random.usize(1..=4);
         // Odd numbers of values, for the sake of the median.
-        let sets: Vec<_> = (0..count).map(|_| 3 + 2 * random.below(5) as usize).collect();
-        let sets: Vec<_> = sets.into_iter().map(|n| random.values(n)).collect();
+        let sets: Vec<_> = (0..count).map(|_| 3 + 2 * random.usize(..5)).collect();
+        let sets: Vec<_> = sets.into_iter().map(|n| values(&mut random, n)).collect();
         let level = Confidence::ALL[round % 6];
         let (names, theirs) = theirs(&sets, level);
         let ours = ours(&sets, &names, level);
@@ -109,13 +93,12 @@ fn differences_are_printed_alike_for_all_degrees_of_freedom() {
     if !installed() {
         return;
     }
-    let mut random = Random(0xdf);
+    let mut random = Rng::with_seed(0xdf);
     for df in 4..=104 {
         for level in Confidence::ALL {
-            let first = 3 + random.below(df - 3) as usize;
-            let base: Vec<f64> = (0..first).map(|_| 100.0 + random.below(10) as f64).collect();
-            let other: Vec<f64> =
-                (0..df as usize + 2 - first).map(|_| 900.0 + random.below(10) as f64).collect();
+            let first = random.usize(3..df);
+            let base: Vec<f64> = (0..first).map(|_| 100.0 + f64::from(random.u32(..10))).collect();
+            let other: Vec<f64> = (0..df + 2 - first).map(|_| 900.0 + f64::from(random.u32(..10))).collect();
             let sets = [base, other];
             let (names, theirs) = theirs(&sets, level);
             let ours = ours(&sets, &names, level);

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::hint::black_box;
 
+use fastrand::Rng;
 use ringferry_packet::ether::Mac;
 use ringferry_switch::fdb::{Fdb, Learned, PortId};
 
@@ -10,7 +11,6 @@ use super::lookups::{BURST, time};
 use super::txmap::clock::pin;
 use crate::experiment::{Better, Defaults, Experiment, Plan, Row, RowError, Run, Sample, Setup};
 use crate::labels::Labels;
-use crate::random::Random;
 
 /// The experiment.
 #[derive(Clone, Copy, Debug)]
@@ -121,8 +121,8 @@ fn filled(entries: u32, seed: u64) -> Result<Fdb, RowError> {
 
 /// [`DRAWN`] of the first `entries` addresses.
 fn draw(entries: u32, seed: u64) -> Vec<Mac> {
-    let mut random = Random(seed);
-    std::iter::repeat_with(|| mac(random.below(entries as usize) as u32)).take(DRAWN).collect()
+    let mut random = Rng::with_seed(seed);
+    std::iter::repeat_with(|| mac(random.u32(..entries))).take(DRAWN).collect()
 }
 
 /// A station's address.

@@ -58,12 +58,8 @@ pub fn rows(count: usize) -> String {
 
 /// A command line that a shell takes apart into the same words.
 pub fn command(words: &[String]) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    let quoted = words.iter().map(|word| match word.is_empty() || !word.chars().all(plain) {
-        true => format!("'{}'", word.replace('\'', r"'\''")),
-        false => word.clone(),
-    });
-    quoted.collect::<Vec<_>>().join(" ")
+    // No command line has a NUL; a results file that somebody wrote may.
+    shlex::try_join(words.iter().map(String::as_str)).unwrap_or_else(|_| words.join(" "))
 }
 
 /// Processors that threads were pinned to.
@@ -131,8 +127,10 @@ mod tests {
 
     #[test]
     fn a_command_line_can_be_given_to_a_shell_again() {
-        let words = ["ringferry", "--filter", "ring=split batch=1 ", "it's", ""].map(String::from);
-        assert_eq!(command(&words), r"ringferry --filter 'ring=split batch=1 ' 'it'\''s' ''");
+        let words = ["ringferry", "--filter", "ring=split batch=1 ", "it's", "", "a=b,c", "$HOME\\"]
+            .map(String::from);
+        assert_eq!(shlex::split(&command(&words)).as_deref(), Some(&words[..]));
+        assert!(command(&words).starts_with("ringferry --filter 'ring=split batch=1 ' "));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::hint::black_box;
 
+use fastrand::Rng;
 use ringferry_xen::grant::{Access, GrantRef};
 use ringferry_xen_net::netback::cache::{Cache, LookupResult, MAX_SLOTS, Slot};
 
@@ -11,7 +12,6 @@ use crate::experiment::{RowError, Run, Sample};
 use crate::experiments::lookups::{BURST, time};
 use crate::experiments::txmap::clock::pin;
 use crate::labels::Labels;
-use crate::random::Random;
 
 /// Grants that are mapped.
 pub(super) const ENTRIES: [usize; 5] = [64, 1024, 8192, 32_768, MAX_SLOTS];
@@ -91,7 +91,7 @@ impl Lookup {
     /// References in the order they are looked up: as they are, of pages that were granted together, mixed.
     fn order(&self, seed: u64) -> Vec<GrantRef> {
         let mut all: Vec<_> = (8..8 + self.entries as u32).map(GrantRef).collect();
-        Random(seed).shuffle(&mut all);
+        Rng::with_seed(seed).shuffle(&mut all);
         if self.used == Used::Ring {
             all.truncate(RING);
         }
