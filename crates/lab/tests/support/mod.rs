@@ -21,28 +21,16 @@ pub fn measure(args: &[&str]) -> Value {
     serde_json::from_str(&result).unwrap()
 }
 
-/// `ringferry` beside the lab. `cargo test --workspace` has built it; where it is not there, or older than its sources, it is
-/// built now.
+/// `ringferry` beside the lab, as it is there: `cargo test --workspace` has just built it. Where it is not there it is built now.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let program = Path::new(env!("CARGO_BIN_EXE_ringferry-lab")).with_file_name("ringferry");
-        if !fresh(&program) {
+        if !program.is_file() {
             build(&program);
         }
         program
     })
-}
-
-/// Whether the program is there and no file that it is made of is younger: cargo lists them beside it.
-fn fresh(program: &Path) -> bool {
-    let changed = |path: &Path| path.metadata().and_then(|file| file.modified()).ok();
-    let Ok(list) = std::fs::read_to_string(program.with_extension("d")) else { return false };
-    // As for make: `PROGRAM: FILE FILE ...`, and a space in a name has a backslash in front.
-    let files = list.split_once(": ").map_or("", |(_, files)| files).replace("\\ ", "\0");
-    let youngest = files.split_whitespace().map(|file| changed(Path::new(&file.replace('\0', " "))));
-    let youngest = youngest.collect::<Option<Vec<_>>>().and_then(|times| times.into_iter().max());
-    matches!((changed(program), youngest), (Some(built), Some(source)) if built >= source)
 }
 
 /// As `cargo test` builds it, into the same folder.
