@@ -113,7 +113,7 @@ fn the_owner_goes_with_the_last_user_and_not_before() {
     assert!(gone.load(Ordering::Relaxed));
 }
 
-/// How often the program's own handler ran.
+/// Number of times that the program's own handler ran.
 static OWN: AtomicUsize = AtomicUsize::new(0);
 
 /// A program's own handler, which survives too: it puts a page where there is none.

@@ -12,7 +12,7 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 
 const SIZE: u16 = 16;
-/// Where the parts of the ring are.
+/// Guest addresses of the ring's three areas.
 const RING: [u64; 3] = [0x1_0000, 0x1_1000, 0x1_2000];
 /// The border of two regions, around which buffers are.
 const BORDER: u64 = 0x8000_4000;

@@ -116,8 +116,8 @@ fn small_sends_are_merged_at_the_least_cost() {
     }
 }
 
-/// Where less than half of a packet could stay where it is, all of it is copied, and the device has a few long segments
-/// instead of as many short ones as it takes.
+/// If less than half of a packet could stay where it is, all of it is copied, and the device gets a few long segments
+/// instead of the largest number of short ones.
 #[test]
 fn what_would_be_copied_for_the_most_part_is_copied_all_at_once() {
     let mut bench = Bench::new(16, 1 << 16, 130);

@@ -19,7 +19,7 @@ struct Piece {
     at: usize,
     len: usize,
     tail: bool,
-    /// Where it is cut, without a gap.
+    /// Offset at which the piece is split into adjacent buffers, if it is.
     cut: Option<usize>,
     sharing: Sharing,
 }

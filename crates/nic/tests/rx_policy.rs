@@ -1,6 +1,5 @@
-//! How the four policies do on five kinds of traffic: descriptors that a packet takes and memory that is
-//! charged for each of its bytes. Everything is counted and nothing is timed, so every run gives the same
-//! figures.
+//! Comparison of the four policies on five kinds of traffic, by the descriptors that a packet takes and the memory that is
+//! charged for each of its bytes. Everything is counted and nothing is timed, so every run gives the same figures.
 
 mod rx_common;
 

@@ -93,7 +93,7 @@ struct World {
     pools: Pools,
     carved: Fragments,
     held: Vec<Held>,
-    /// Whether anything was ever shared.
+    /// True once any packet was shared.
     shared: bool,
     /// Differs from write to write.
     pattern: u8,

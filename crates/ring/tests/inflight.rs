@@ -1,6 +1,6 @@
-//! The position a packed device half keeps in the in-flight region (vhost-user, "Inflight I/O
-//! tracking"): whatever store is its last before it dies, its successor finds out where to go on, and
-//! no chain is lost and none is completed twice. As network devices do, it completes in ring order.
+//! Crash tests of the in-flight log of a packed device half (vhost-user, "Inflight I/O tracking"). The half is killed after
+//! any store; its successor must find the position to continue from, lose no chain and complete none twice. Like network
+//! devices, it completes in ring order.
 
 mod common;
 
@@ -53,9 +53,9 @@ struct World {
     driver: Driver<Heap, u32>,
     random: Random,
     next: u32,
-    /// Whether the driver adds chains while a device lives.
+    /// True if the driver adds chains while a device lives.
     supplies: bool,
-    /// Tokens with the device, by age.
+    /// Tokens of the chains that the device has, oldest first.
     out: VecDeque<u32>,
 }
 
@@ -99,8 +99,8 @@ impl World {
         assert_eq!(self.driver.fault(), None);
     }
 
-    /// A device life: from what `recover` says to the store after `stores` more, or `rounds` bursts.
-    /// Whether it was killed.
+    /// Runs a device from the position that `recover` returns, until it is killed after `stores` stores or has done `rounds`
+    /// bursts. Returns true if it was killed.
     fn live(&mut self, stores: usize, rounds: usize) -> bool {
         let base = self.recover();
         self.begin(base);
@@ -143,9 +143,9 @@ impl World {
         }
     }
 
-    /// How a successor finds where to go on. If the descriptor at the old position is still available
-    /// in its lap, the burst was not shown: there is nothing of it in the ring, or there are notes of
-    /// what is to be there. Otherwise all of it was. The successor may die over the notes too.
+    /// Finds the position to continue from, as a successor does. If the descriptor at the old position is still available in
+    /// its lap, the burst was not published: either nothing of it is in the ring, or the log has its entries, which are
+    /// replayed here. Otherwise all of it was published. The successor may be killed during the replay, too.
     fn recover(&mut self) -> u16 {
         let word = self.region.load64(POSITION);
         let (new, old) = (word as u16, (word >> 16) as u16);

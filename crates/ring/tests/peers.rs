@@ -292,7 +292,7 @@ fn our_device_and_the_mock_driver_of_virtio_queue() {
 /// The state behind the static functions of [`Ours`].
 struct Pool {
     map: GuestMemoryMmap,
-    /// Where the next queue page comes from.
+    /// Address of the next page for a queue.
     pages: u64,
     /// Free places for buffers on their way.
     slots: Vec<u64>,

@@ -9,7 +9,7 @@ use ringferry_nic::limits::{SegLimits, TxLimits};
 use ringferry_nic::map::{Mapper, SegList};
 use ringferry_packet::buffer::{Buf, Chain, Pool, PoolLayout, Pools, PoolsLayout};
 
-/// Where the memory begins, a multiple of any boundary used here.
+/// Guest address of the memory, a multiple of any boundary used here.
 const BASE: u64 = 0x4000_0000;
 /// Bytes from one source buffer to the next, two pages.
 pub const STRIDE: usize = 8192;
@@ -142,7 +142,7 @@ pub fn oracle(chain: &Chain, header: usize, limits: &SegLimits) -> (usize, usize
     (lens.len(), lens.first().copied().unwrap_or(0) as usize)
 }
 
-/// Whether a packet is to go as it is.
+/// Returns true if a packet must be mapped without copying.
 pub fn goes_direct(chain: &Chain, header: usize, limits: &SegLimits) -> bool {
     let (count, first) = oracle(chain, header, limits);
     let must = header.max(limits.min_first as usize).min(header + chain.len());

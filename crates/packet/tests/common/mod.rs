@@ -4,7 +4,7 @@
 use ringferry_memory::{GuestMemory, SharedMem};
 use ringferry_packet::buffer::{Buf, Fragments, Pool, PoolLayout, Pools, PoolsLayout};
 
-/// Where the memory begins, as the device sees it.
+/// Guest physical address of the memory.
 pub const BASE: u64 = 0x4000_0000;
 
 /// Memory of at least `bytes` at [`BASE`].

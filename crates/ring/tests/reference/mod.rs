@@ -147,7 +147,7 @@ pub struct Driver {
     queue: Queue,
     memory: Heap,
     in_order: bool,
-    /// Where indirect tables are, [`TABLE`] bytes for each id.
+    /// Guest address of the indirect tables, [`TABLE`] bytes for each id.
     tables: u64,
     free_ids: Vec<u16>,
     /// Outstanding chains, oldest first.
@@ -280,7 +280,7 @@ impl Device {
         Device { queue: Queue::new(parts), memory, next_avail: 0, next_used: 0 }
     }
 
-    /// Whether the descriptor at `at` is available in its lap.
+    /// Returns true if the descriptor at `at` is available in its lap.
     fn is_available(&self, at: u64) -> bool {
         let (flags, wrap) = (self.queue.flags(at), self.queue.wrap(at));
         (flags & AVAIL != 0) == wrap && (flags & USED != 0) != wrap
@@ -369,7 +369,7 @@ impl Device {
         event.check(&self.queue, &self.queue.parts.driver);
     }
 
-    /// Where the next available descriptor will be.
+    /// Returns the position of the next available descriptor.
     pub fn next_avail(&self) -> u64 {
         self.next_avail
     }
