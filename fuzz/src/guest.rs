@@ -6,7 +6,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use ringferry_memory::{Area, Entry, GuestMemory, SharedMem, WordSlots, WordTable, Words};
+use ringferry_memory::testing::{self, Order, TestWords, Width};
+use ringferry_memory::{Area, GuestMemory, SharedMem, Words};
 use ringferry_ring::{Parts, part_bytes};
 
 /// First guest physical address.
@@ -196,12 +197,13 @@ pub struct Hostile {
 
 impl Hostile {
     /// Counts a load of the word at `at`, and lets the peer write it first if that was the plan.
-    fn strike(&self, old: impl FnOnce() -> u64, store: impl FnOnce(u64)) {
+    fn strike(&self, at: usize, width: Width) {
         self.peer.loads.set(self.peer.loads.get() + 1);
         let mut surprises = self.peer.surprises.borrow_mut();
         match surprises.front_mut() {
             Some(Surprise { after: 0, flip, value }) => {
-                store(if *flip { *value ^ old() } else { *value });
+                let old = if *flip { testing::load(&self.area, at, width, Order::Relaxed) } else { 0 };
+                testing::store(&self.area, at, width, Order::Relaxed, *value ^ old);
                 self.peer.struck.set(true);
                 surprises.pop_front();
             }
@@ -211,42 +213,22 @@ impl Hostile {
     }
 }
 
-macro_rules! access {
-    ($($load:ident $store:ident $word:ty),*) => {$(
-        fn $load(&self, at: usize) -> $word {
-            self.strike(|| self.area.$load(at).into(), |value| self.area.$store(at, value as $word));
-            self.area.$load(at)
-        }
-        fn $store(&self, at: usize, value: $word) {
-            assert!(self.own, "a store to what the peer owns");
-            self.area.$store(at, value);
-        }
-    )*};
-}
-
-impl Words for Hostile {
-    type Table<E: Entry> = WordTable<Self>;
-
-    fn table<E: Entry>(&self, at: usize, count: u16) -> Option<WordTable<Self>> {
-        WordTable::new::<E>(self.clone(), at, count)
-    }
-
-    type Slots = WordSlots<Self>;
-
-    fn slots(&self, count: u16) -> Option<WordSlots<Self>> {
-        WordSlots::new(self.clone(), count)
-    }
-
-    fn len(&self) -> usize {
+impl TestWords for Hostile {
+    fn size(&self) -> usize {
         self.area.len()
     }
-    fn is_aligned(&self, align: usize) -> bool {
+    fn aligned(&self, align: usize) -> bool {
         self.area.is_aligned(align)
     }
-    access!(load16 store16 u16, load16_acquire store16_release u16);
-    access!(load32 store32 u32, load32_acquire store32_release u32);
-    access!(load64 store64 u64, load64_acquire store64_release u64);
-    fn full_fence() {}
+    fn load(&self, at: usize, width: Width, order: Order) -> u64 {
+        self.strike(at, width);
+        testing::load(&self.area, at, width, order)
+    }
+    fn store(&self, at: usize, width: Width, order: Order, value: u64) {
+        assert!(self.own, "a store to what the peer owns");
+        testing::store(&self.area, at, width, order, value);
+    }
+    fn fence() {}
 }
 
 /// Where the areas of a queue lie in the first region.

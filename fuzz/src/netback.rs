@@ -9,11 +9,11 @@ use ringferry_memory::{Area, ReadSlice};
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, Header};
 use ringferry_xen::domain::{DomId, Domain, PAGE};
-use ringferry_xen_sim::fake::{Fake, Op};
 use ringferry_xen::grant::{Access, GrantRef, Granted};
 use ringferry_xen::netif::control::{GrefEntry, Request};
 use ringferry_xen::netif::wire::{ERROR, NULL, OKAY, RxRequest, RxResponse, TxFlags, TxRequest, TxResponse};
 use ringferry_xen_net::netback::{Control, Lent, Mode, Multicast, Queue, QueueConfig, Refused};
+use ringferry_xen_sim::fake::{Fake, Op};
 
 use crate::guest::{BASE, Guest, Hostile, Memory, Surprise};
 use crate::ring::Reached;

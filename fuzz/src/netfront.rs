@@ -11,7 +11,6 @@ use ringferry_nic::rx::RxConfig;
 use ringferry_packet::buffer::Chain;
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, Header};
 use ringferry_xen::domain::{DomId, Domain, PAGE};
-use ringferry_xen_sim::fake::Fake;
 use ringferry_xen::grant::{Access, GrantRef};
 use ringferry_xen::netif::Fault;
 use ringferry_xen::netif::wire::{RxResponse, TxResponse};
@@ -20,6 +19,7 @@ use ringferry_xen_net::netfront::arena::{Arena, Pages};
 use ringferry_xen_net::netfront::pair::{Pair, PairConfig, Places};
 use ringferry_xen_net::netfront::static_grants::StaticGrants;
 use ringferry_xen_net::offload::Accepts;
+use ringferry_xen_sim::fake::Fake;
 
 use crate::ring::Reached;
 use crate::script::{Bytes, Field, operations};

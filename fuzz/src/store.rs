@@ -14,8 +14,8 @@ use std::time::Duration;
 use ringferry_sys::socket::Stream;
 use ringferry_xen::domain::DomId;
 use ringferry_xen::store::path;
-use ringferry_xen_sim::store::{Limits, Server};
 use ringferry_xen::store::{Client, Event, Nodes, StoreError};
+use ringferry_xen_sim::store::{Limits, Server};
 
 use crate::ring::Reached;
 use crate::script::{Bytes, Field};

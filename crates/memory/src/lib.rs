@@ -23,6 +23,8 @@
 //! | [`mod@spare`] | reuse of a vector's storage | the [`Spare`] |
 //! | [`sigbus`] | survival of a peer that truncates the file under a mapping | a handler for the whole process |
 //!
+//! The feature `testing` adds the module `testing`: words for the tests of other crates.
+//!
 //! A peer may change any shared byte at any moment, so this crate never makes a Rust reference to shared
 //! memory: words are accessed by atomics, buffers by [`ReadSlice`] and [`WriteSlice`], which only copy. Only
 //! this crate and `ringferry-sys` contain `unsafe`.
@@ -36,6 +38,8 @@ pub mod shared;
 pub mod sigbus;
 pub mod slice;
 pub mod spare;
+#[cfg(feature = "testing")]
+pub mod testing;
 #[cfg(feature = "vm-memory")]
 mod vm_memory;
 pub mod window;

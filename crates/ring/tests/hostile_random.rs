@@ -11,7 +11,8 @@ use std::rc::Rc;
 
 use common::{AVAIL, BASE, Heap, Memory, Places, Random, USED, check_burst, features, fresh_base, likely};
 use proptest::prelude::*;
-use ringferry_memory::{Entry, WordSlots, WordTable, Words};
+use ringferry_memory::Words;
+use ringferry_memory::testing::{Order, TestWords, Width};
 use ringferry_ring::{Buffer, Chain, Chains, Device, Driver, Parts, RingFeatures, Tables, part_bytes};
 use victim::{SIZE, Victim};
 
@@ -179,46 +180,9 @@ impl Restless {
         let mut random = self.random.borrow_mut();
         if random.below(32) == 0 { random.bits() } else { random.below(SIZE.into()) as u64 }
     }
-}
 
-impl Words for Restless {
-    type Table<E: Entry> = WordTable<Self>;
-
-    fn table<E: Entry>(&self, at: usize, count: u16) -> Option<WordTable<Self>> {
-        WordTable::new::<E>(self.clone(), at, count)
-    }
-
-    type Slots = WordSlots<Self>;
-
-    fn slots(&self, count: u16) -> Option<WordSlots<Self>> {
-        WordSlots::new(self.clone(), count)
-    }
-
-    fn len(&self) -> usize {
-        self.len
-    }
-    fn is_aligned(&self, _: usize) -> bool {
-        true
-    }
-    fn load16(&self, at: usize) -> u16 {
-        // The used index, which a device loads once, when it takes the ring over.
-        if at == 2 { 0 } else { self.any() as u16 }
-    }
-    fn load16_acquire(&self, _: usize) -> u16 {
-        self.near.borrow().wrapping_add(self.random.borrow_mut().below(3) as u16)
-    }
-    fn store16(&self, _: usize, _: u16) {}
-    fn store16_release(&self, _: usize, _: u16) {}
-    fn load32(&self, _: usize) -> u32 {
-        self.any() as u32
-    }
-    fn store32(&self, _: usize, _: u32) {}
-    fn load32_acquire(&self, _: usize) -> u32 {
-        self.any() as u32
-    }
-    fn store32_release(&self, _: usize, _: u32) {}
-    fn load64(&self, _: usize) -> u64 {
-        // As the second half of a descriptor: a length, flags and a next one that may be valid.
+    /// As the second half of a descriptor: a length, flags and a next one that may be valid.
+    fn half(&self) -> u64 {
         let mut random = self.random.borrow_mut();
         let flags = if random.below(32) == 0 { random.bits() } else { [0, 0, 1, 2, 3, 4][random.below(6)] };
         let (len, next) = (16 * random.below(9) as u64, random.below(SIZE.into()) as u64);
@@ -228,17 +192,30 @@ impl Words for Restless {
         let owner = [AVAIL, USED, AVAIL | USED, 0][random.below(4)];
         len | next << 32 | (flags & 0xffff | u64::from(owner)) << 48
     }
-    fn load64_acquire(&self, at: usize) -> u64 {
-        self.load64(at)
+}
+
+impl TestWords for Restless {
+    fn size(&self) -> usize {
+        self.len
     }
-    fn store64(&self, _: usize, _: u64) {}
-    fn store64_release(&self, _: usize, _: u64) {}
-    fn full_fence() {}
+    fn load(&self, at: usize, width: Width, order: Order) -> u64 {
+        match (width, order) {
+            // The used index, which a device loads once, when it takes the ring over.
+            (Width::Two, Order::Relaxed) if at == 2 => 0,
+            (Width::Two, Order::Ordered) => {
+                self.near.borrow().wrapping_add(self.random.borrow_mut().below(3) as u16).into()
+            }
+            (Width::Two | Width::Four, _) => self.any(),
+            (Width::Eight, _) => self.half(),
+        }
+    }
+    fn store(&self, _: usize, _: Width, _: Order, _: u64) {}
+    fn fence() {}
 }
 
 impl Tables for Restless {
     fn descriptor(&mut self, _: u64) -> Option<[u8; 16]> {
-        let both = u128::from(self.load64(0)) | u128::from(self.load64(8)) << 64;
+        let both = u128::from(self.half()) | u128::from(self.half()) << 64;
         (self.random.borrow_mut().below(50) > 0).then(|| both.to_le_bytes())
     }
 }

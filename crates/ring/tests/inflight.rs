@@ -9,8 +9,9 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-use common::{AVAIL, Heap, Memory, Places, Random, Spied, Spy, USED, features, fresh_base};
+use common::{AVAIL, Heap, Memory, Places, Random, USED, features, fresh_base};
 use ringferry_memory::Words;
+use ringferry_memory::testing::{Spied, Spy};
 use ringferry_ring::{Buffer, Chains, Device, Driver, LayoutError, Parts, RingFeatures};
 
 /// Offset of the position in a queue's region: new and old index, 16 bits each, then new and old wrap

@@ -4,8 +4,9 @@
 mod common;
 mod world;
 
-use common::{Heap, Memory, Places, Random, Spied, Spy, all_features, features, fresh_base, watched};
+use common::{Heap, Memory, Places, Random, all_features, features, fresh_base, watched};
 use ringferry_memory::Words;
+use ringferry_memory::testing::{Spied, Spy};
 use ringferry_ring::{Buffer, Chains, Device, Driver, Parts, RingFeatures, Tables};
 use world::{Op, Setup, World};
 
@@ -124,13 +125,13 @@ impl Spy for Seen {
 struct Unshadowed(Heap);
 
 impl Memory for Unshadowed {
-    type Words = Spied<Seen>;
+    type Words = Spied<Heap, Seen>;
 
     fn new(bytes: usize) -> Self {
         Unshadowed(<Heap as Memory>::new(bytes))
     }
 
-    fn area(&self, addr: u64, len: usize) -> Spied<Seen> {
+    fn area(&self, addr: u64, len: usize) -> Spied<Heap, Seen> {
         Spied { words: self.0.area(addr, len), spy: Seen }
     }
 

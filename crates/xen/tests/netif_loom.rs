@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
-use ringferry_memory::{Entry, WordSlots, WordTable, Words};
+use ringferry_memory::testing::{Order, TestWords, Width};
 use ringferry_xen::netif::{BackRing, FrontRing};
 
 /// The orderings that a side's [`Words`] keep.
@@ -59,69 +59,27 @@ impl<P> Model<P> {
         let at = if at < 16 { at / 4 } else { 4 + at.checked_sub(64)? / 4 };
         self.cells.get(at)
     }
-
-    fn load(&self, at: usize, order: Ordering) -> u64 {
-        self.cell(at).expect("a word of the model").load(order)
-    }
-
-    fn store(&self, at: usize, value: u64, order: Ordering) {
-        self.cell(at).expect("a word of the model").store(value, order);
-    }
 }
 
-impl<P: Promises> Words for Model<P> {
-    type Table<E: Entry> = WordTable<Self>;
-    fn table<E: Entry>(&self, at: usize, count: u16) -> Option<WordTable<Self>> {
-        WordTable::new::<E>(self.clone(), at, count)
-    }
-    type Slots = WordSlots<Self>;
-    fn slots(&self, count: u16) -> Option<WordSlots<Self>> {
-        WordSlots::new(self.clone(), count)
-    }
-    fn len(&self) -> usize {
+impl<P: Promises> TestWords for Model<P> {
+    fn size(&self) -> usize {
         4096
     }
-    fn is_aligned(&self, _: usize) -> bool {
-        true
+    fn load(&self, at: usize, width: Width, order: Order) -> u64 {
+        assert_eq!(width, Width::Four, "a Xen ring has words of 32 bits");
+        let order = if order == Order::Ordered { P::ACQUIRE } else { Ordering::Relaxed };
+        self.cell(at).expect("a word of the model").load(order)
     }
-    fn load16(&self, _: usize) -> u16 {
-        unreachable!("a Xen ring has no words of 16 bits")
+    fn store(&self, at: usize, width: Width, order: Order, value: u64) {
+        if width == Width::Eight {
+            // A new ring is cleared; the model's cells begin at zero.
+            return assert_eq!((at % 8, value), (0, 0));
+        }
+        assert_eq!(width, Width::Four, "a Xen ring has words of 32 bits");
+        let order = if order == Order::Ordered { P::RELEASE } else { Ordering::Relaxed };
+        self.cell(at).expect("a word of the model").store(value, order);
     }
-    fn load16_acquire(&self, at: usize) -> u16 {
-        self.load16(at)
-    }
-    fn store16(&self, at: usize, _: u16) {
-        self.load16(at);
-    }
-    fn store16_release(&self, at: usize, _: u16) {
-        self.load16(at);
-    }
-    fn load32(&self, at: usize) -> u32 {
-        self.load(at, Ordering::Relaxed) as u32
-    }
-    fn load32_acquire(&self, at: usize) -> u32 {
-        self.load(at, P::ACQUIRE) as u32
-    }
-    fn store32(&self, at: usize, value: u32) {
-        self.store(at, value.into(), Ordering::Relaxed);
-    }
-    fn store32_release(&self, at: usize, value: u32) {
-        self.store(at, value.into(), P::RELEASE);
-    }
-    fn load64(&self, _: usize) -> u64 {
-        unreachable!("a Xen ring has no words of 64 bits")
-    }
-    fn load64_acquire(&self, at: usize) -> u64 {
-        self.load64(at)
-    }
-    fn store64(&self, at: usize, value: u64) {
-        // A new ring is cleared; the model's cells begin at zero.
-        assert_eq!((at % 8, value), (0, 0));
-    }
-    fn store64_release(&self, at: usize, value: u64) {
-        self.store64(at, value);
-    }
-    fn full_fence() {
+    fn fence() {
         if P::FULL_FENCE {
             fence(Ordering::SeqCst);
         }

@@ -4,13 +4,11 @@
 //! memfd. Both stand for the guest physical addresses from [`BASE`] on.
 #![allow(dead_code, reason = "every test program uses its own part of this module")]
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering, fence};
+use std::sync::atomic::{AtomicU16, Ordering};
 
-use ringferry_memory::{Area, Entry, GuestMemory, SharedMem, WordSlots, WordTable, Words};
+use ringferry_memory::testing::{self, Order, TestWords, Width};
+use ringferry_memory::{Area, GuestMemory, SharedMem, Words};
 use ringferry_ring::{Buffer, Chains, IndirectTables, Parts, RingFeatures, Tables, part_bytes};
 
 /// First guest physical address of any test memory.
@@ -85,76 +83,23 @@ impl Heap {
         assert!(at + width <= self.len && at.is_multiple_of(width), "{width} bytes at {at} of {}", self.len);
         &self.cells[(self.start + at) / 2..][..width / 2]
     }
-
-    fn load(&self, at: usize, width: usize) -> u64 {
-        let cells = self.cell(at, width).iter().rev();
-        cells.fold(0, |value, cell| value << 16 | u64::from(cell.load(Ordering::Relaxed)))
-    }
-
-    fn store(&self, at: usize, width: usize, value: u64) {
-        for (i, cell) in self.cell(at, width).iter().enumerate() {
-            cell.store((value >> (16 * i)) as u16, Ordering::Relaxed);
-        }
-    }
 }
 
-impl Words for Heap {
-    type Table<E: Entry> = WordTable<Self>;
-
-    fn table<E: Entry>(&self, at: usize, count: u16) -> Option<WordTable<Self>> {
-        WordTable::new::<E>(self.clone(), at, count)
-    }
-
-    type Slots = WordSlots<Self>;
-
-    fn slots(&self, count: u16) -> Option<WordSlots<Self>> {
-        WordSlots::new(self.clone(), count)
-    }
-
-    fn len(&self) -> usize {
+impl TestWords for Heap {
+    fn size(&self) -> usize {
         self.len
     }
-    fn is_aligned(&self, align: usize) -> bool {
+    fn aligned(&self, align: usize) -> bool {
         self.start.is_multiple_of(align)
     }
-    fn load16(&self, at: usize) -> u16 {
-        self.load(at, 2) as u16
+    fn load(&self, at: usize, width: Width, _: Order) -> u64 {
+        let cells = self.cell(at, width as usize).iter().rev();
+        cells.fold(0, |value, cell| value << 16 | u64::from(cell.load(Ordering::Relaxed)))
     }
-    fn load16_acquire(&self, at: usize) -> u16 {
-        self.load(at, 2) as u16
-    }
-    fn store16(&self, at: usize, value: u16) {
-        self.store(at, 2, value.into());
-    }
-    fn store16_release(&self, at: usize, value: u16) {
-        self.store(at, 2, value.into());
-    }
-    fn load32(&self, at: usize) -> u32 {
-        self.load(at, 4) as u32
-    }
-    fn store32(&self, at: usize, value: u32) {
-        self.store(at, 4, value.into());
-    }
-    fn load32_acquire(&self, at: usize) -> u32 {
-        self.load(at, 4) as u32
-    }
-    fn store32_release(&self, at: usize, value: u32) {
-        self.store(at, 4, value.into());
-    }
-    fn load64(&self, at: usize) -> u64 {
-        self.load(at, 8)
-    }
-    fn load64_acquire(&self, at: usize) -> u64 {
-        self.load(at, 8)
-    }
-    fn store64(&self, at: usize, value: u64) {
-        self.store(at, 8, value);
-    }
-    fn store64_release(&self, at: usize, value: u64) {
-        self.store(at, 8, value);
-    }
-    fn full_fence() {
-        fence(Ordering::SeqCst);
+    fn store(&self, at: usize, width: Width, _: Order, value: u64) {
+        for (i, cell) in self.cell(at, width as usize).iter().enumerate() {
+            cell.store((value >> (16 * i)) as u16, Ordering::Relaxed);
+        }
     }
 }
 
@@ -217,95 +162,8 @@ impl Memory for Shared {
     }
 }
 
-/// An observer of the accesses to a [`Spied`] memory, called before each of them.
-pub trait Spy: Clone {
-    /// The value of [`Words::SHADOW`] for the memory.
-    const SHADOW: bool = true;
-    /// A word at byte offset `at` is about to be loaded.
-    fn load(&self, at: usize) {
-        let _ = at;
-    }
-    /// A word at byte offset `at` is about to be stored.
-    fn store(&self, at: usize) {
-        let _ = at;
-    }
-}
-
-/// A [`Heap`] whose accesses a [`Spy`] observes.
-#[derive(Clone)]
-pub struct Spied<S> {
-    /// The memory, for accesses that are not observed.
-    pub words: Heap,
-    /// The observer.
-    pub spy: S,
-}
-
-macro_rules! spied {
-    ($($load:ident $store:ident $word:ty),*) => {$(
-        fn $load(&self, at: usize) -> $word {
-            self.spy.load(at);
-            self.words.$load(at)
-        }
-        fn $store(&self, at: usize, value: $word) {
-            self.spy.store(at);
-            self.words.$store(at, value);
-        }
-    )*};
-}
-
-impl<S: Spy> Words for Spied<S> {
-    const SHADOW: bool = S::SHADOW;
-
-    type Table<E: Entry> = WordTable<Self>;
-
-    fn table<E: Entry>(&self, at: usize, count: u16) -> Option<WordTable<Self>> {
-        WordTable::new::<E>(self.clone(), at, count)
-    }
-
-    type Slots = WordSlots<Self>;
-
-    fn slots(&self, count: u16) -> Option<WordSlots<Self>> {
-        WordSlots::new(self.clone(), count)
-    }
-
-    fn len(&self) -> usize {
-        self.words.len
-    }
-    fn is_aligned(&self, align: usize) -> bool {
-        self.words.is_aligned(align)
-    }
-    spied!(load16 store16 u16, load16_acquire store16_release u16);
-    spied!(load32 store32 u32, load32_acquire store32_release u32);
-    spied!(load64 store64 u64, load64_acquire store64_release u64);
-    fn full_fence() {
-        Heap::full_fence();
-    }
-}
-
-/// Remembers how often each offset was loaded.
-#[derive(Clone, Default)]
-pub struct Counter(Rc<RefCell<BTreeMap<usize, usize>>>);
-
-impl Spy for Counter {
-    fn load(&self, at: usize) {
-        *self.0.borrow_mut().entry(at).or_default() += 1;
-    }
-}
-
 /// Memory that remembers how often each offset was loaded.
-pub type Watched = Spied<Counter>;
-
-impl Watched {
-    /// Makes a memory that counts the loads of `words`.
-    pub fn new(words: Heap) -> Self {
-        Spied { words, spy: Counter::default() }
-    }
-
-    /// Returns the numbers of loads by offset since the last call.
-    pub fn loads(&self) -> BTreeMap<usize, usize> {
-        self.spy.0.take()
-    }
-}
+pub type Watched = testing::Watched<Heap>;
 
 /// The addresses of the areas of one queue.
 #[derive(Clone, Copy, Debug)]

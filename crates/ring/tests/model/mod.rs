@@ -13,7 +13,7 @@ use std::sync::Arc;
 use loom::sync::Notify;
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
-use ringferry_memory::{Entry, WordSlots, WordTable, Words};
+use ringferry_memory::testing::{Order, TestWords, Width};
 use ringferry_ring::{Buffer, Chain, Chains, Device, Driver, Parts, RingFeatures, Tables, Used, part_bytes};
 
 const SIZE: u16 = 2;
@@ -70,52 +70,25 @@ impl<P> Clone for Model<P> {
     }
 }
 
-macro_rules! access {
-    ($($name:ident $store:ident $word:ty, $load_order:expr, $store_order:expr;)*) => {$(
-        fn $name(&self, at: usize) -> $word {
-            self.cells[at / 2].load($load_order) as $word
-        }
-        fn $store(&self, at: usize, value: $word) {
-            self.cells[at / 2].store(value.into(), $store_order);
-        }
-    )*};
-}
-
-impl<P: Promises> Words for Model<P> {
-    type Table<E: Entry> = WordTable<Self>;
-
-    fn table<E: Entry>(&self, at: usize, count: u16) -> Option<WordTable<Self>> {
-        WordTable::new::<E>(self.clone(), at, count)
-    }
-
-    type Slots = WordSlots<Self>;
-
-    fn slots(&self, count: u16) -> Option<WordSlots<Self>> {
-        WordSlots::new(self.clone(), count)
-    }
-
-    fn len(&self) -> usize {
+impl<P: Promises> TestWords for Model<P> {
+    fn size(&self) -> usize {
         2 * self.cells.len()
     }
-    fn is_aligned(&self, _: usize) -> bool {
-        true
+    fn load(&self, at: usize, width: Width, order: Order) -> u64 {
+        let cell = &self.cells[at / 2];
+        match (width, order) {
+            (_, Order::Ordered) => cell.load(P::ACQUIRE),
+            (Width::Four, Order::Relaxed) if !P::WHOLE => {
+                let low = cell.load(Ordering::Relaxed) & 0xffff;
+                low | cell.load(Ordering::Relaxed) & 0xffff_0000
+            }
+            (_, Order::Relaxed) => cell.load(Ordering::Relaxed),
+        }
     }
-    access! {
-        load16 store16 u16, Ordering::Relaxed, Ordering::Relaxed;
-        load16_acquire store16_release u16, P::ACQUIRE, P::RELEASE;
-        load32_acquire store32_release u32, P::ACQUIRE, P::RELEASE;
-        load64 store64 u64, Ordering::Relaxed, Ordering::Relaxed;
-        load64_acquire store64_release u64, P::ACQUIRE, P::RELEASE;
+    fn store(&self, at: usize, _: Width, order: Order, value: u64) {
+        self.cells[at / 2].store(value, if order == Order::Ordered { P::RELEASE } else { Ordering::Relaxed });
     }
-    fn load32(&self, at: usize) -> u32 {
-        let load = || self.cells[at / 2].load(Ordering::Relaxed) as u32;
-        let low = load();
-        if P::WHOLE { low } else { low & 0xffff | load() & 0xffff_0000 }
-    }
-    fn store32(&self, at: usize, value: u32) {
-        self.cells[at / 2].store(value.into(), Ordering::Relaxed);
-    }
-    fn full_fence() {
+    fn fence() {
         if P::FULL_FENCE {
             fence(Ordering::SeqCst);
         }
