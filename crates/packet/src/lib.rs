@@ -35,5 +35,5 @@ pub mod parse;
 pub mod segment;
 pub mod vnet;
 
-#[cfg(test)]
-mod testing;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;

@@ -1,4 +1,8 @@
-//! Frames for this crate's tests, built field by field, and a slow reference implementation of the checksum.
+//! Frames for tests, built field by field, and a slow reference implementation of the checksum.
+//!
+//! A [`Packet`] is a TCP or UDP packet as the stack of its sender describes it: with tags, options and extension headers, and with its
+//! checksum complete, partial, or for segmentation. It takes nothing from the code under test but constants, so that it can
+//! be the measure for it. The feature `testing` turns this module on, for the tests of other crates.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -21,21 +25,37 @@ pub fn reference_sum(bytes: &[u8]) -> u16 {
 /// A TCP or UDP packet over IPv4 or IPv6, as its sender's stack describes it.
 #[derive(Clone, Debug)]
 pub struct Packet {
+    /// Destination and source.
+    pub macs: [[u8; 6]; 2],
+    /// VLAN tags, of priority 1 and VLAN 5; the first of two is a service tag.
     pub tags: usize,
+    /// IPv6, else IPv4.
     pub v6: bool,
+    /// TCP, else UDP.
     pub tcp: bool,
     /// Words of IPv4 options, or units of eight bytes in each of two IPv6 extension headers.
     pub options: usize,
     /// Length of the TCP options in 32-bit words.
     pub tcp_options: usize,
+    /// Source and destination; the first 8 bytes with IPv4.
     pub addresses: [u8; 32],
+    /// Source and destination, in network order.
     pub ports: [u8; 4],
+    /// Of IPv4.
     pub identification: u16,
+    /// Of TCP.
     pub sequence: u32,
     /// The flags byte of the TCP header.
     pub flags: u8,
+    /// What it carries.
     pub payload: Vec<u8>,
 }
+
+/// A frame with its virtual header.
+pub type Sent = (Header, Vec<u8>);
+
+/// Destination and source of a [`Packet`] that says nothing else.
+const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 
 impl Packet {
     /// Any packet with up to `payload` bytes.
@@ -46,6 +66,7 @@ impl Packet {
             let (tags, v6, tcp, options, tcp_options) = shape;
             let (addresses, ports, identification, sequence, flags) = fields;
             Packet {
+                macs: MACS,
                 tags,
                 v6,
                 tcp,
@@ -61,9 +82,11 @@ impl Packet {
         })
     }
 
+    /// A packet without tags and options.
     pub fn plain(v6: bool, tcp: bool, payload: Vec<u8>) -> Packet {
         let (addresses, ports) = ([9; 32], [1, 2, 3, 4]);
         Packet {
+            macs: MACS,
             tags: 0,
             v6,
             tcp,
@@ -78,19 +101,23 @@ impl Packet {
         }
     }
 
+    /// Its protocol number.
     pub fn proto(&self) -> u8 {
         if self.tcp { PROTO_TCP } else { PROTO_UDP }
     }
 
+    /// Where its IP header begins.
     pub fn l3(&self) -> usize {
         14 + 4 * self.tags
     }
 
+    /// Where its transport header begins.
     pub fn l4(&self) -> usize {
         let extensions = if self.options == 0 { 0 } else { 2 * 8 * self.options };
         self.l3() + if self.v6 { 40 + extensions } else { 20 + 4 * self.options }
     }
 
+    /// Where its payload begins.
     pub fn payload_at(&self) -> usize {
         self.l4() + if self.tcp { 20 + 4 * self.tcp_options } else { 8 }
     }
@@ -104,7 +131,7 @@ impl Packet {
 
     /// The frame with its transport checksum partial.
     pub fn partial(&self) -> Vec<u8> {
-        let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+        let mut frame = self.macs.concat();
         for tag in 0..self.tags {
             frame
                 .extend(if tag == 0 && self.tags == 2 { TYPE_SERVICE_VLAN } else { TYPE_VLAN }.to_be_bytes());
@@ -174,6 +201,26 @@ impl Packet {
             (false, _) => GSO_UDP_L4,
         };
         Header { gso_type, gso_size, hdr_len: 1, ..self.header() }
+    }
+
+    /// The frame with a partial checksum, to be cut every `gso_size` bytes, or not with 0.
+    pub fn sent(&self, gso_size: u16) -> Sent {
+        let header = if gso_size == 0 { self.header() } else { self.gso_header(gso_size) };
+        (header, self.partial())
+    }
+
+    /// The frame with a finished checksum.
+    pub fn complete(&self) -> Sent {
+        let mut frame = self.partial();
+        let l4 = self.l4();
+        let at = l4 + if self.tcp { 16 } else { 6 };
+        let sum = match !reference_sum(&frame[l4..]) {
+            // RFC 768: a sum of zero is sent as ones, as zero means none. With TCP it makes no difference.
+            0 => 0xffff,
+            sum => sum,
+        };
+        frame[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+        (Header::default(), frame)
     }
 }
 

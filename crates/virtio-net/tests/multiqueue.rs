@@ -14,6 +14,7 @@ use proptest::prelude::*;
 use ringferry_memory::{Area, GuestMemory};
 use ringferry_packet::flow::{HashTypes, PacketHash, RssHasher, SYMMETRIC_KEY, flow_hash};
 use ringferry_packet::frame::Burst;
+use ringferry_packet::testing::Packet;
 use ringferry_packet::vnet::Header;
 use ringferry_ring::Fault;
 use ringferry_virtio_net::config::{HashConfig, HashLimits, NetConfig};
@@ -28,12 +29,11 @@ const BASE: Features = Features::VERSION_1.union(Features::MRG_RXBUF).union(Feat
 
 /// A UDP frame of a flow, with a number behind its header.
 fn frame(flow: u16, number: u32) -> Vec<u8> {
-    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
-    frame.extend([0x45, 0, 0, 50, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1]);
-    frame.extend(
-        [&flow.to_be_bytes()[..], &[0, 80], &[0, 30, 0, 0], &number.to_be_bytes(), &[0; 18]].concat(),
-    );
-    frame
+    let payload = [&number.to_be_bytes()[..], &[0; 18]].concat();
+    let [high, low] = flow.to_be_bytes();
+    let mut packet = Packet { ports: [high, low, 0, 80], ..Packet::plain(false, false, payload) };
+    packet.addresses[..8].copy_from_slice(&[10, 0, 0, 2, 10, 0, 0, 1]);
+    packet.partial()
 }
 
 /// A frame of the same flow in the other direction.

@@ -181,25 +181,12 @@ impl Accepts {
 
 #[cfg(test)]
 mod tests {
+    use ringferry_packet::testing::Packet;
+
     use super::*;
 
-    /// Ethernet, IPv4 or IPv6, TCP or UDP, all without options.
     fn frame(v6: bool, proto: u8, payload: usize) -> Vec<u8> {
-        let mut frame = vec![2; 12];
-        let transport = if proto == PROTO_TCP { 20 } else { 8 };
-        if v6 {
-            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, proto, 64]);
-            frame.extend([7; 32]);
-        } else {
-            frame.extend([8, 0, 0x45, 0, 0, 0, 0, 0, 0, 0, 64, proto, 0, 0]);
-            frame.extend([7; 8]);
-        }
-        let l4 = frame.len();
-        frame.resize(l4 + transport + payload, 0);
-        if proto == PROTO_TCP {
-            frame[l4 + 12] = 0x50;
-        }
-        frame
+        Packet::plain(v6, proto == PROTO_TCP, vec![0; payload]).partial()
     }
 
     const BLANK: NetifOffload = NetifOffload { csum_blank: true, data_validated: true, gso: None };

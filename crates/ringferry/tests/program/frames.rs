@@ -1,8 +1,8 @@
 //! Ethernet frames whose every byte tells where it belongs.
 
-use ringferry_packet::checksum::{self, pseudo_header_v4, pseudo_header_v6};
 use ringferry_packet::ether::Mac;
-use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, Header};
+use ringferry_packet::testing::Packet;
+use ringferry_packet::vnet::Header;
 
 /// An EtherType for local experiments (IEEE 802): no kernel and no switch has an opinion on it.
 const EXPERIMENT: [u8; 2] = [0x88, 0xb5];
@@ -49,46 +49,20 @@ pub const SEQUENCE: u32 = 0xffff_f000;
 /// A TCP frame as a sender's stack leaves it: checksum partial, to be cut every `mss` bytes (or not at
 /// all with 0).
 pub fn tcp(to: Mac, from: Mac, v6: bool, payload: &[u8], mss: u16) -> (Header, Vec<u8>) {
-    let len = 20 + payload.len();
-    let mut frame = [&to.0[..], &from.0].concat();
-    let pseudo = if v6 {
-        let (source, destination) = ([0xfd; 16], [0xfe; 16]);
-        frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
-        frame.extend(u16::try_from(len).unwrap().to_be_bytes());
-        frame.extend([6, 64]);
-        frame.extend([source, destination].concat());
-        pseudo_header_v6(source, destination, 6, len as u32)
-    } else {
-        let (source, destination) = ([10, 0, 0, 1], [10, 0, 0, 2]);
-        frame.extend([8, 0, 0x45, 0]);
-        frame.extend(u16::try_from(20 + len).unwrap().to_be_bytes());
-        frame.extend([0, 1, 0x40, 0, 64, 6, 0, 0]);
-        frame.extend([source, destination].concat());
-        let mut sum = checksum::Sum::new();
-        sum.add(&frame[14..34]);
-        frame[24..26].copy_from_slice(&sum.finish().to_be_bytes());
-        pseudo_header_v4(source, destination, 6, len as u16)
+    let mut addresses = [0xfd; 32];
+    addresses[16..].fill(0xfe);
+    if !v6 {
+        addresses[..8].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
+    }
+    let packet = Packet {
+        macs: [to.0, from.0],
+        addresses,
+        ports: [0x12, 0x34, 0x56, 0x78],
+        sequence: SEQUENCE,
+        flags: 0x18,
+        ..Packet::plain(v6, true, payload.to_vec())
     };
-    let csum_start = frame.len() as u16;
-    frame.extend([0x12, 0x34, 0x56, 0x78]);
-    frame.extend(SEQUENCE.to_be_bytes());
-    frame.extend([0, 0, 0, 1, 0x50, 0x18, 1, 0]);
-    frame.extend(pseudo.partial().to_be_bytes());
-    frame.extend([0, 0]);
-    frame.extend(payload);
-    let gso_type = match (mss, v6) {
-        (0, _) => 0,
-        (_, false) => GSO_TCPV4,
-        (_, true) => GSO_TCPV6,
-    };
-    let header = Header {
-        flags: F_NEEDS_CSUM,
-        gso_type,
-        hdr_len: if mss == 0 { 0 } else { tcp_headers(v6) as u16 },
-        gso_size: mss,
-        csum_start,
-        csum_offset: 16,
-        num_buffers: 0,
-    };
+    let (header, frame) = packet.sent(mss);
+    let header = Header { hdr_len: if mss == 0 { 0 } else { packet.payload_at() as u16 }, ..header };
     (header, frame)
 }

@@ -4,10 +4,11 @@
 use std::net::{Ipv4Addr, UdpSocket};
 
 use ringferry_control::snapshot::{Negotiated, PortState};
-use ringferry_packet::checksum::{self, Sum, pseudo_header_v4, pseudo_header_v6};
+use ringferry_packet::checksum;
 use ringferry_packet::ether::Mac;
 use ringferry_packet::segment::{Checksum, Segmenter};
-use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header};
+use ringferry_packet::testing::Packet;
+use ringferry_packet::vnet::Header;
 use ringferry_sys::tap::Offloads as TapOffloads;
 use ringferry_sys::{namespace, netif};
 use ringferry_virtio_net::Features;
@@ -62,64 +63,25 @@ type Sent = (Header, Vec<u8>);
 impl Flow {
     /// Bytes from `at` of a payload as one frame with a partial checksum, to be cut every `gso_size` bytes, or not with 0.
     fn frame(self, to: Mac, from: Mac, payload: &[u8], at: usize, gso_size: usize) -> Sent {
-        let mut frame = [&to.0[..], &from.0].concat();
-        if self.tagged {
-            frame.extend([0x81, 0, 0x20, 7]);
+        let mut addresses = [0xfd; 32];
+        addresses[16..].fill(0xfe);
+        if !self.v6 {
+            addresses[..4].copy_from_slice(&[10, 9, 0, 2]);
+            addresses[4..8].copy_from_slice(&HOST);
         }
-        let data = &payload[at..];
-        let len = data.len() + if self.tcp { 32 } else { 8 };
-        let proto = if self.tcp { 6 } else { 17 };
-        let pseudo = if self.v6 {
-            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
-            frame.extend((len as u16).to_be_bytes());
-            frame.extend([proto, 64]);
-            let (source, destination) = ([0xfd; 16], [0xfe; 16]);
-            frame.extend([source, destination].concat());
-            pseudo_header_v6(source, destination, proto, len as u32)
-        } else {
-            frame.extend([8, 0]);
-            let l3 = frame.len();
-            frame.extend([0x45, 0]);
-            frame.extend((20 + len as u16).to_be_bytes());
-            frame.extend(((at / SIZE) as u16).to_be_bytes());
-            frame.extend([0x40, 0, 64, proto, 0, 0]);
-            let (source, destination) = ([10, 9, 0, 2], HOST);
-            frame.extend([source, destination].concat());
-            let mut sum = Sum::new();
-            sum.add(&frame[l3..]);
-            frame[l3 + 10..l3 + 12].copy_from_slice(&sum.finish().to_be_bytes());
-            pseudo_header_v4(source, destination, proto, len as u16)
+        let [high, low] = PORT.to_be_bytes();
+        let packet = Packet {
+            macs: [to.0, from.0],
+            tags: self.tagged.into(),
+            tcp_options: 3,
+            addresses,
+            ports: [0x12, 0x34, high, low],
+            identification: (at / SIZE) as u16,
+            sequence: 0xffff_ff00u32.wrapping_add(at as u32),
+            ..Packet::plain(self.v6, self.tcp, payload[at..].to_vec())
         };
-        let l4 = frame.len();
-        frame.extend([0x12, 0x34]);
-        frame.extend(PORT.to_be_bytes());
-        if self.tcp {
-            frame.extend((0xffff_ff00u32.wrapping_add(at as u32)).to_be_bytes());
-            frame.extend([0, 0, 0, 1, 0x80, 0x10, 1, 0]);
-            frame.extend(pseudo.partial().to_be_bytes());
-            // Time stamps, as every stack sends them.
-            frame.extend([0, 0, 1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2]);
-        } else {
-            frame.extend((len as u16).to_be_bytes());
-            frame.extend(pseudo.partial().to_be_bytes());
-        }
-        let headers = frame.len();
-        frame.extend(data);
-        let gso_type = match (gso_size, self.tcp, self.v6) {
-            (0, ..) => GSO_NONE,
-            (_, true, false) => GSO_TCPV4,
-            (_, true, true) => GSO_TCPV6,
-            (_, false, _) => GSO_UDP_L4,
-        };
-        let header = Header {
-            flags: F_NEEDS_CSUM,
-            gso_type,
-            hdr_len: if gso_size == 0 { 0 } else { headers as u16 },
-            gso_size: gso_size as u16,
-            csum_start: l4 as u16,
-            csum_offset: if self.tcp { 16 } else { 6 },
-            num_buffers: 0,
-        };
+        let (header, frame) = packet.sent(gso_size as u16);
+        let header = Header { hdr_len: if gso_size == 0 { 0 } else { packet.payload_at() as u16 }, ..header };
         (header, frame)
     }
 

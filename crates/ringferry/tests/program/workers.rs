@@ -10,6 +10,7 @@ use std::time::Instant;
 use ringferry_control::channels::Steering;
 use ringferry_control::{self as control, Answer, Request};
 use ringferry_packet::ether::Mac;
+use ringferry_packet::testing::Packet;
 use ringferry_packet::vnet::Header;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::netif;
@@ -139,20 +140,13 @@ impl Wide {
 
 /// A UDP packet of a flow, numbered.
 fn packet(to: Mac, from: Mac, flow: u16, number: u32) -> Vec<u8> {
-    let mut frame = vec![0; 100];
-    frame[..6].copy_from_slice(&to.0);
-    frame[6..12].copy_from_slice(&from.0);
-    frame[12..14].copy_from_slice(&[8, 0]);
-    frame[14..34]
-        .copy_from_slice(&[0x45, 0, 0, 86, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, from.0[5], 10, 0, 0, to.0[5]]);
     // The lower port is the flow's, in either direction.
     let ports = if from.0[5] < to.0[5] { [flow, 9] } else { [9, flow] };
-    frame[34..36].copy_from_slice(&ports[0].to_be_bytes());
-    frame[36..38].copy_from_slice(&ports[1].to_be_bytes());
-    frame[38..40].copy_from_slice(&66u16.to_be_bytes());
-    frame[42..46].copy_from_slice(&number.to_be_bytes());
-    frame[46..].fill(flow as u8 ^ number as u8);
-    frame
+    let payload = [&number.to_be_bytes()[..], &[flow as u8 ^ number as u8; 54]].concat();
+    let mut packet = Packet { macs: [to.0, from.0], ..Packet::plain(false, false, payload) };
+    packet.addresses[..8].copy_from_slice(&[10, 0, 0, from.0[5], 10, 0, 0, to.0[5]]);
+    packet.ports.copy_from_slice(ports.map(u16::to_be_bytes).as_flattened());
+    packet.complete().1
 }
 
 /// Flow and number of a packet, its payload being what was sent.

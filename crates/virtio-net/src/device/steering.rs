@@ -219,21 +219,21 @@ impl Steering {
 mod tests {
     use proptest::prelude::*;
     use ringferry_packet::flow::{HashTypes, SYMMETRIC_KEY};
+    use ringferry_packet::testing::Packet;
 
     use super::*;
 
     /// UDP over IPv4 between two ports.
-    fn frame(source: u16, destination: u16) -> [u8; 60] {
-        let mut frame = [0; 60];
-        frame[12..14].copy_from_slice(&[8, 0]);
-        frame[14..34].copy_from_slice(&[0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
-        frame[34..36].copy_from_slice(&source.to_be_bytes());
-        frame[36..38].copy_from_slice(&destination.to_be_bytes());
-        frame
+    fn frame(source: u16, destination: u16) -> Vec<u8> {
+        let ports = [source.to_be_bytes(), destination.to_be_bytes()].concat();
+        let mut packet = Packet::plain(false, false, vec![0; 18]);
+        packet.ports.copy_from_slice(&ports);
+        packet.addresses[..8].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
+        packet.partial()
     }
 
     /// The same flow in the other direction.
-    fn reply(source: u16, destination: u16) -> [u8; 60] {
+    fn reply(source: u16, destination: u16) -> Vec<u8> {
         let mut frame = frame(destination, source);
         frame[26..34].rotate_left(4);
         frame

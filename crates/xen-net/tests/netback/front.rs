@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use ringferry_memory::{Area, ReadSlice, Window, Words};
 use ringferry_packet::frame::Burst;
+use ringferry_packet::testing::Packet;
 use ringferry_packet::vnet::Header;
 use ringferry_xen::domain::{DomId, Domain, PAGE};
 use ringferry_xen::grant::{Access, CopySegment, Foreign, ForeignCounters, GrantError, GrantRef, Granted};
@@ -358,10 +359,7 @@ pub fn frame(len: usize, seed: u8) -> Vec<u8> {
 
 /// Ethernet, IPv4 and TCP with a blank checksum.
 pub fn tcp4(payload: usize, seed: u8) -> Vec<u8> {
-    let mut bytes = frame(54 + payload, seed);
-    bytes[12..34].copy_from_slice(&[8, 0, 0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
-    bytes[46] = 0x50;
-    bytes
+    Packet::plain(false, true, frame(payload, seed)).partial()
 }
 
 /// Delivers a frame cut into its first bytes and pieces of `cut` bytes.

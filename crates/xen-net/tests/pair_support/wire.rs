@@ -2,7 +2,8 @@
 
 use ringferry_memory::{Area, ReadSlice};
 use ringferry_packet::frame::Burst;
-use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, Header};
+use ringferry_packet::testing::Packet;
+use ringferry_packet::vnet::Header;
 use ringferry_xen::domain::PAGE;
 use ringferry_xen_net::events::Events;
 use ringferry_xen_net::netback::{Control, Mode, Multicast, Queue, QueueConfig, Refused};
@@ -231,22 +232,11 @@ pub fn raw(len: usize, seed: u64) -> Frame {
 
 /// A TCP segment of `len` bytes whose checksum is blank, to be cut if `gso_size` is not 0.
 pub fn tcp(v6: bool, len: usize, gso_size: u16, seed: u64) -> Frame {
-    let (_, mut frame) = raw(len, seed);
-    let l4 = if v6 {
-        frame[12..22].copy_from_slice(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, 6, 64]);
-        54
-    } else {
-        frame[12..26].copy_from_slice(&[8, 0, 0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0]);
-        34
-    };
-    frame[l4 + 12] = 0x50;
-    let mut header =
-        Header { flags: F_NEEDS_CSUM, csum_start: l4 as u16, csum_offset: 16, ..Header::default() };
-    if gso_size > 0 {
-        header.gso_type = if v6 { GSO_TCPV6 } else { GSO_TCPV4 };
-        header.gso_size = gso_size;
-        header.hdr_len = l4 as u16 + 20;
-    }
+    let empty = Packet::plain(v6, true, Vec::new());
+    let headers = empty.payload_at();
+    let packet = Packet { payload: raw(len, seed).1.split_off(headers), ..empty };
+    let (header, frame) = packet.sent(gso_size);
+    let header = Header { hdr_len: if gso_size == 0 { 0 } else { headers as u16 }, ..header };
     (header, frame)
 }
 

@@ -103,7 +103,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::plane::offload::testing::{Packet, Sent, burst, flat, on_the_wire, receivers};
+    use crate::plane::offload::testing::{any_packet, burst, flat, on_the_wire, receivers};
+    use ringferry_packet::testing::{Packet, Sent};
 
     fn delivered(sent: &Sent, lens: &[usize], accepts: Offloads) -> Result<Vec<Sent>, DropReason> {
         let frames = [sent.clone()];
@@ -125,7 +126,7 @@ mod tests {
     fn a_checksum_anywhere_in_the_frame_is_finished() {
         let packet = Packet::plain(false, false, vec![3; 900]);
         for csum_offset in [6, 50, 51, 200, 300, 905] {
-            let (header, frame) = packet.partial(0);
+            let (header, frame) = packet.sent(0);
             let sent = (Header { csum_offset, ..header }, frame.clone());
             let mut expected = frame;
             checksum::complete(&sent.0, &mut expected).unwrap();
@@ -134,14 +135,14 @@ mod tests {
                 assert_eq!(got, Ok(vec![(Header::default(), expected.clone())]), "{csum_offset}");
             }
         }
-        let (header, frame) = packet.partial(0);
+        let (header, frame) = packet.sent(0);
         let beyond = (Header { csum_offset: frame.len() as u16 - header.csum_start - 1, ..header }, frame);
         assert_eq!(delivered(&beyond, &[], Offloads::empty()), Err(DropReason::RxBadHeader));
     }
 
     #[test]
     fn a_frame_whose_header_names_another_protocol_is_refused() {
-        let (header, frame) = Packet::plain(false, true, vec![3; 500]).partial(100);
+        let (header, frame) = Packet::plain(false, true, vec![3; 500]).sent(100);
         let lie = (Header { gso_type: 5, ..header }, frame);
         assert_eq!(delivered(&lie, &[], Offloads::CSUM), Err(DropReason::OffloadUnsupported));
     }
@@ -151,12 +152,12 @@ mod tests {
         /// that the receiver takes, in no more packets than that, and left to the receiver is what it takes.
         #[test]
         fn a_receiver_gets_what_a_network_card_would_have_sent(
-            packet in Packet::any(5000),
+            packet in any_packet(5000),
             gso_size in prop_oneof![Just(0u16), 20..2000u16],
             lens in vec(1..900usize, 0..6),
             accepts in receivers(),
         ) {
-            let sent = packet.partial(gso_size);
+            let sent = packet.sent(gso_size);
             if accepts.accepts(&sent.0) {
                 return Ok(());
             }

@@ -165,7 +165,7 @@ mod tests {
     use ringferry_packet::checksum::verify;
 
     use super::*;
-    use crate::plane::offload::testing::Packet;
+    use ringferry_packet::testing::Packet;
 
     fn answered(frame: &[u8], mtu: u16) -> Option<Vec<u8>> {
         let mut out = vec![1, 2, 3];
@@ -294,7 +294,7 @@ mod tests {
                     assert_eq!(fits(&frame, frame.len(), &Header::default(), mtu), expected);
                 }
                 let tcp = Packet { tags, tcp_options: 3, ..Packet::plain(v6, true, vec![1; 9000]) };
-                let (header, frame) = tcp.partial(1388);
+                let (header, frame) = tcp.sent(1388);
                 let exact = (1388 + 32 + headers - 8) as u16;
                 for (mtu, expected) in [(exact, true), (exact - 1, false)] {
                     assert_eq!(fits(&frame, frame.len(), &header, mtu), expected, "{tags} {v6}");
@@ -309,8 +309,7 @@ mod tests {
             for len in 0..100 {
                 let mut out = Vec::new();
                 let _ = answer(&frame[..len], 1400, &mut out);
-                let _ =
-                    fits(&frame[..len], frame.len(), &Packet::plain(false, true, vec![]).partial(9).0, 1400);
+                let _ = fits(&frame[..len], frame.len(), &Packet::plain(false, true, vec![]).sent(9).0, 1400);
             }
         }
     }

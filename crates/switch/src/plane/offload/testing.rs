@@ -1,155 +1,38 @@
-//! TCP and UDP packets for this module's tests, as their sender's stack describes them, and the oracle: what their receiver's stack makes
-//! of them.
+//! Streams of packets for this module's tests, bursts of them, and the oracle: what their receiver's stack makes of them.
 
 use proptest::prelude::*;
 use ringferry_memory::ReadSlice;
-use ringferry_packet::checksum::{self, Sum, pseudo_header_v4, pseudo_header_v6};
+use ringferry_packet::checksum;
 use ringferry_packet::frame::Burst;
 use ringferry_packet::parse::{IpVersion, Layers, PROTO_TCP};
-use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header, Offloads};
+use ringferry_packet::testing::{Packet, Sent};
+use ringferry_packet::vnet::{Header, Offloads};
 
 pub(crate) const PSH: u8 = 0x08;
 pub(crate) const ACK: u8 = 0x10;
 pub(crate) const CWR: u8 = 0x80;
 
-/// A frame with its virtual header.
-pub(crate) type Sent = (Header, Vec<u8>);
-
-/// A packet to be made.
-#[derive(Clone, Debug)]
-pub(crate) struct Packet {
-    pub(crate) tags: usize,
-    pub(crate) v6: bool,
-    pub(crate) tcp: bool,
-    /// Bytes of IPv6 extension headers, in units of 8, or of IPv4 options, in units of 4.
-    pub(crate) options: usize,
-    /// Bytes of TCP options, in units of 4.
-    pub(crate) tcp_options: usize,
-    pub(crate) ports: [u8; 4],
-    pub(crate) identification: u16,
-    pub(crate) sequence: u32,
-    pub(crate) flags: u8,
-    pub(crate) payload: Vec<u8>,
+/// Any packet with up to `longest` bytes of payload, as far as its flags do not keep it from being merged.
+pub(crate) fn any_packet(longest: usize) -> impl Strategy<Value = Packet> {
+    let flags = (any::<bool>(), any::<bool>());
+    (Packet::any(longest), flags, 0..3usize).prop_map(|(packet, (push, reduced), options)| {
+        let flags = ACK | if push { PSH } else { 0 } | if reduced { CWR } else { 0 };
+        let plain = Packet::plain(packet.v6, packet.tcp, Vec::new());
+        Packet { flags, options, addresses: plain.addresses, ports: plain.ports, ..packet }
+    })
 }
 
-impl Packet {
-    pub(crate) fn plain(v6: bool, tcp: bool, payload: Vec<u8>) -> Packet {
-        Packet {
-            tags: 0,
-            v6,
-            tcp,
-            options: 0,
-            tcp_options: 0,
-            ports: [1, 2, 3, 4],
-            identification: 7,
-            sequence: 8,
-            flags: ACK,
-            payload,
-        }
-    }
-
-    /// Any packet with up to `longest` bytes of payload.
-    pub(crate) fn any(longest: usize) -> impl Strategy<Value = Packet> {
-        let shape = (0..3usize, any::<bool>(), any::<bool>(), 0..3usize, 0..11usize);
-        let fields = (any::<u16>(), any::<u32>(), any::<bool>(), any::<bool>());
-        let payload = prop::collection::vec(any::<u8>(), 0..=longest);
-        (shape, fields, payload).prop_map(|(shape, fields, payload)| {
-            let (tags, v6, tcp, options, tcp_options) = shape;
-            let (identification, sequence, push, reduced) = fields;
-            let flags = ACK | if push { PSH } else { 0 } | if reduced { CWR } else { 0 };
-            let ports = [1, 2, 3, 4];
-            Packet { tags, v6, tcp, options, tcp_options, ports, identification, sequence, flags, payload }
-        })
-    }
-
-    /// The frame with a partial checksum, to be cut every `gso_size` bytes, or not with 0.
-    pub(crate) fn partial(&self, gso_size: u16) -> Sent {
-        let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
-        for tag in 0..self.tags {
-            frame.extend(if tag == 0 && self.tags == 2 { [0x88, 0xa8] } else { [0x81, 0] });
-            frame.extend([0x20, 0x05]);
-        }
-        let l4_len = self.payload.len() + if self.tcp { 20 + 4 * self.tcp_options } else { 8 };
-        let proto = if self.tcp { 6 } else { 17 };
-        let pseudo = if self.v6 {
-            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
-            frame.extend(((l4_len + 8 * self.options) as u16).to_be_bytes());
-            frame.extend([if self.options > 0 { 60 } else { proto }, 64]);
-            let (source, destination) = ([0xfd; 16], [0xfe; 16]);
-            frame.extend([source, destination].concat());
-            if self.options > 0 {
-                // Destination options: PadN.
-                let len = 8 * self.options;
-                frame.extend([proto, self.options as u8 - 1, 1, len as u8 - 4]);
-                frame.extend(vec![0; len - 4]);
-            }
-            pseudo_header_v6(source, destination, proto, l4_len as u32)
-        } else {
-            frame.extend([8, 0]);
-            let l3 = frame.len();
-            let header = 20 + 4 * self.options;
-            frame.extend([0x45 + self.options as u8, 0]);
-            frame.extend(((header + l4_len) as u16).to_be_bytes());
-            frame.extend(self.identification.to_be_bytes());
-            frame.extend([0x40, 0, 64, proto, 0, 0]);
-            let (source, destination) = ([10, 0, 0, 1], [10, 0, 0, 2]);
-            frame.extend([source, destination].concat());
-            frame.extend(vec![1; 4 * self.options]);
-            let mut sum = Sum::new();
-            sum.add(&frame[l3..]);
-            frame[l3 + 10..l3 + 12].copy_from_slice(&sum.finish().to_be_bytes());
-            pseudo_header_v4(source, destination, proto, l4_len as u16)
-        };
-        let l4 = frame.len();
-        frame.extend(self.ports);
-        if self.tcp {
-            frame.extend(self.sequence.to_be_bytes());
-            frame.extend([0, 0, 0, 1, 0x50 + 0x10 * self.tcp_options as u8, self.flags, 1, 0]);
-            frame.extend(pseudo.partial().to_be_bytes());
-            frame.extend([0, 0]);
-            frame.extend(vec![1; 4 * self.tcp_options]);
-        } else {
-            frame.extend((l4_len as u16).to_be_bytes());
-            frame.extend(pseudo.partial().to_be_bytes());
-        }
-        frame.extend(&self.payload);
-        let ecn = if self.tcp && self.flags & CWR != 0 { GSO_ECN } else { 0 };
-        let gso_type = match (gso_size, self.tcp, self.v6) {
-            (0, ..) => 0,
-            (_, true, false) => GSO_TCPV4 | ecn,
-            (_, true, true) => GSO_TCPV6 | ecn,
-            (_, false, _) => GSO_UDP_L4,
-        };
-        let header = Header {
-            flags: F_NEEDS_CSUM,
-            gso_type,
-            gso_size,
-            csum_start: l4 as u16,
-            csum_offset: if self.tcp { 16 } else { 6 },
-            ..Header::default()
-        };
-        (header, frame)
-    }
-
-    /// The frame with a finished checksum.
-    pub(crate) fn complete(&self) -> Sent {
-        let (header, mut frame) = self.partial(0);
-        checksum::complete(&header, &mut frame).unwrap();
-        (Header::default(), frame)
-    }
-
-    /// The packets of a stream that has this one's payload, each of `size` bytes of it.
-    pub(crate) fn stream(&self, size: usize) -> Vec<Packet> {
-        let last = self.payload.len().div_ceil(size) - 1;
-        let packets = self.payload.chunks(size).enumerate().map(|(index, payload)| Packet {
-            payload: payload.to_vec(),
-            identification: self.identification.wrapping_add(index as u16),
-            sequence: self.sequence.wrapping_add((index * size) as u32),
-            flags: self.flags & !if index < last { PSH } else { 0 } & !if index > 0 { CWR } else { 0 },
-            ..self.clone()
-        });
-        packets.collect()
-    }
+/// The packets of a stream that has this one's payload, each of `size` bytes of it.
+pub(crate) fn stream(packet: &Packet, size: usize) -> Vec<Packet> {
+    let last = packet.payload.len().div_ceil(size) - 1;
+    let packets = packet.payload.chunks(size).enumerate().map(|(index, payload)| Packet {
+        payload: payload.to_vec(),
+        identification: packet.identification.wrapping_add(index as u16),
+        sequence: packet.sequence.wrapping_add((index * size) as u32),
+        flags: packet.flags & !if index < last { PSH } else { 0 } & !if index > 0 { CWR } else { 0 },
+        ..packet.clone()
+    });
+    packets.collect()
 }
 
 /// A burst of these frames, each in pieces of these lengths and one more.

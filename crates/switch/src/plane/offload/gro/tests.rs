@@ -4,7 +4,10 @@ use ringferry_packet::gro::MAX_PACKETS;
 use ringferry_packet::parse::Layers;
 
 use super::*;
-use crate::plane::offload::testing::{ACK, CWR, PSH, Packet, Sent, burst, flat, on_the_wire};
+use crate::plane::offload::testing::{
+    ACK, CWR, PSH, any_packet, burst, flat, on_the_wire, stream as stream_of,
+};
+use ringferry_packet::testing::{Packet, Sent};
 
 fn all() -> Terms {
     Terms::new(Offloads::all() - Offloads::UFO, FrameCost::SystemCall).unwrap()
@@ -33,7 +36,7 @@ fn counts(frames: &[Sent], terms: Terms) -> Vec<usize> {
 }
 
 fn stream(v6: bool, tcp: bool, count: usize) -> Vec<Packet> {
-    Packet::plain(v6, tcp, (0..count * 1000).map(|n| (n / 3) as u8).collect()).stream(1000)
+    stream_of(&Packet::plain(v6, tcp, (0..count * 1000).map(|n| (n / 3) as u8).collect()), 1000)
 }
 
 fn complete(packets: &[Packet]) -> Vec<Sent> {
@@ -44,7 +47,7 @@ fn complete(packets: &[Packet]) -> Vec<Sent> {
 fn a_burst_of_one_flow_becomes_one_frame_whoever_finished_its_checksums() {
     for (v6, tcp) in [(false, false), (false, true), (true, false), (true, true)] {
         let packets = stream(v6, tcp, 32);
-        let partial: Vec<Sent> = packets.iter().map(|packet| packet.partial(0)).collect();
+        let partial: Vec<Sent> = packets.iter().map(|packet| packet.sent(0)).collect();
         let valid = complete(&packets).into_iter();
         let valid: Vec<Sent> =
             valid.map(|(_, frame)| (Header { flags: 2, ..Header::default() }, frame)).collect();
@@ -123,7 +126,7 @@ fn what_ends_a_frame_ends_the_unit() {
 #[test]
 fn no_frame_is_longer_than_its_length_fields_hold() {
     for (v6, tcp) in [(false, true), (true, true), (false, false), (true, false)] {
-        let frames = complete(&Packet::plain(v6, tcp, vec![9; 80_000]).stream(8900));
+        let frames = complete(&stream_of(&Packet::plain(v6, tcp, vec![9; 80_000]), 8900));
         let merged = deliver(&frames, &[], all());
         assert_eq!(merged.len(), 2);
         assert!(merged[0].0.1.len() <= usize::from(u16::MAX));
@@ -144,7 +147,7 @@ fn wrong_checksums_stay_with_their_packet() {
                 assert!(packets > 1 || frames.contains(&sent));
                 assert!(packets == 1 || on_the_wire(&sent).len() == packets);
             }
-            let mut partial: Vec<Sent> = stream(v6, tcp, 4).iter().map(|packet| packet.partial(0)).collect();
+            let mut partial: Vec<Sent> = stream(v6, tcp, 4).iter().map(|packet| packet.sent(0)).collect();
             let field = usize::from(partial[bad].0.csum_start + partial[bad].0.csum_offset);
             partial[bad].1[field] ^= 1;
             assert!(deliver(&partial, &[], all()).contains(&(partial[bad].clone(), 1)));
@@ -192,13 +195,13 @@ fn packets_that_cannot_be_merged_keep_their_place_in_their_flow() {
 /// Where there is little to save, headers are not even read.
 #[test]
 fn small_packets_are_merged_for_a_tap_and_not_for_a_guest() {
-    let small: Vec<Sent> = complete(&Packet::plain(false, false, vec![5; 160]).stream(16));
+    let small: Vec<Sent> = complete(&stream_of(&Packet::plain(false, false, vec![5; 160]), 16));
     assert_eq!(counts(&small, all()), [10]);
     assert_eq!(counts(&small, Terms::new(all().accepts, FrameCost::Descriptor).unwrap()), [1; 10]);
     for v6 in [false, true] {
-        let large = complete(&Packet::plain(v6, true, vec![5; 1600]).stream(512));
+        let large = complete(&stream_of(&Packet::plain(v6, true, vec![5; 1600]), 512));
         assert_eq!(counts(&large, Terms::new(all().accepts, FrameCost::Descriptor).unwrap()), [4]);
-        let datagrams = complete(&Packet::plain(v6, false, vec![5; 1600]).stream(512));
+        let datagrams = complete(&stream_of(&Packet::plain(v6, false, vec![5; 1600]), 512));
         assert_eq!(counts(&datagrams, Terms::new(all().accepts, FrameCost::Descriptor).unwrap()), [1; 4]);
     }
 }
@@ -230,7 +233,7 @@ proptest! {
     /// Cut again, what is delivered is what was sent: every packet once, each flow in order, in frames that the receiver takes.
     #[test]
     fn what_is_delivered_is_what_was_sent(
-        flows in vec((Packet::any(6000), 1..2000usize, any::<bool>(), 0..3u16), 1..5),
+        flows in vec((any_packet(6000), 1..2000usize, any::<bool>(), 0..3u16), 1..5),
         order in vec(0..5usize, 0..64),
         lens in vec(1..900usize, 0..4),
         accepts in crate::plane::offload::testing::receivers(),
@@ -242,13 +245,13 @@ proptest! {
             let mut packet = packet.clone();
             packet.ports[3] = flow as u8;
             let size = *size.max(&(packet.payload.len() / 20 + 1));
-            let mut packets = if packet.payload.is_empty() { vec![packet] } else { packet.stream(size) };
+            let mut packets = if packet.payload.is_empty() { vec![packet] } else { stream_of(&packet, size) };
             for (number, packet) in packets.iter_mut().enumerate() {
                 // A stream counts by one.
                 let more = (number as u16).wrapping_mul(step.wrapping_sub(1));
                 packet.identification = packet.identification.wrapping_add(more);
             }
-            let frames = packets.iter().map(|p| if *partial { p.partial(0) } else { p.complete() });
+            let frames = packets.iter().map(|p| if *partial { p.sent(0) } else { p.complete() });
             frames.collect::<Vec<_>>().into_iter()
         }).collect();
         let mut frames = Vec::new();
