@@ -12,6 +12,11 @@ use std::sync::Arc;
 use ringferry_control::snapshot::PortState;
 use ringferry_memory::{GuestMemory, RegionSpec};
 use ringferry_packet::ether::Mac;
+use ringferry_rig::frames::frame;
+use ringferry_rig::guest::{Options, acquaint, converse};
+use ringferry_rig::process::{PATIENCE, Process, eventually, may, may_network, readable};
+use ringferry_rig::raw::{BASE, Raw, SIZE, memory_file, region};
+use ringferry_rig::switch::{Place, ringferry};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::namespace;
 use ringferry_sys::process::{Spawn, is_root};
@@ -22,11 +27,6 @@ use ringferry_vhost_user::{Device, FrontendError, Offer, RingSetup, Session};
 use ringferry_virtio_net::Features;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::process::Signal;
-
-use crate::frames::frame;
-use crate::guest::{Options, acquaint, converse};
-use crate::process::{PATIENCE, Place, Process, eventually, may, may_network, readable, ringferry};
-use crate::raw::{BASE, Raw, SIZE, memory_file, region};
 
 /// The user that may do nothing.
 const NOBODY: u32 = 65534;

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use ringferry_control::channels::Channels;
 use ringferry_control::{self as control, Answer, ControlError, Request};
+use ringferry_rig::process::{PATIENCE, Process, eventually, may, may_network, readable};
+use ringferry_rig::switch::{Place, Switch, ringferry};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::namespace;
 use ringferry_sys::process::Spawn;
@@ -17,8 +19,6 @@ use ringferry_sys::{cpu, usage};
 use ringferry_vhost_user::{Device, Offer, RingSetup, Session};
 use ringferry_virtio_net::Features;
 use rustix::process::Signal;
-
-use crate::process::{PATIENCE, Place, Process, Switch, eventually, may, may_network, readable, ringferry};
 
 const TAP: &str = "eth0";
 

@@ -1,9 +1,9 @@
 //! `ringferry demo` on this machine: every test passes, and nothing is left behind.
 
+use ringferry_rig::process::{Process, eventually, may};
+use ringferry_rig::switch::{Place, ringferry};
 use ringferry_sys::process::Spawn;
 use rustix::process::Signal;
-
-use crate::process::{Place, Process, eventually, may, ringferry};
 
 /// Whether the demo can run here: as root, or where users may make namespaces, and with the tun driver.
 fn may_run() -> bool {

@@ -1,66 +1,12 @@
 //! Our driver half, used as a library, against a device that no one here wrote: DPDK's `net_vhost` in
 //! testpmd, which forwards between two guests.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
 use ringferry_packet::vnet::Header;
-use ringferry_sys::process::Spawn;
-use ringferry_sys::socket::Stream;
+use ringferry_rig::frames::frame;
+use ringferry_rig::guest::converse;
+use ringferry_rig::process::eventually;
+use ringferry_rig::testpmd::Testpmd;
 use ringferry_virtio_net::Features;
-
-use crate::frames::frame;
-use crate::guest::{Guest, Options, converse};
-use crate::process::{Process, eventually, may};
-
-/// Where Debian's package dpdk-dev puts it.
-const TESTPMD: &str = "/usr/bin/dpdk-testpmd";
-
-/// testpmd with two `net_vhost` devices and one worker that forwards between them.
-struct Testpmd {
-    _process: Process,
-    sockets: [PathBuf; 2],
-    _directory: tempfile::TempDir,
-}
-
-impl Testpmd {
-    fn start() -> Option<Testpmd> {
-        if !may("needs dpdk-testpmd: apt-get install dpdk-dev", Path::new(TESTPMD).exists()) {
-            return None;
-        }
-        let directory = tempfile::tempdir().unwrap();
-        let sockets = ["a", "b"].map(|name| directory.path().join(name));
-        let mut command = Command::new(TESTPMD);
-        // No huge pages, and threads that go where there is room: this is a test, not a race.
-        let last = std::thread::available_parallelism().map_or(0, |cpus| cpus.get() - 1);
-        let lcores = format!("0@(0-{last}),1@(0-{last})");
-        command.args(["--lcores", &lcores, "--no-pci", "--no-huge", "-m", "192", "--no-telemetry"]);
-        command.env("RUNTIME_DIRECTORY", directory.path());
-        command.arg(format!("--file-prefix=ringferry-{}", std::process::id()));
-        for (number, socket) in sockets.iter().enumerate() {
-            command.args(["--vdev", &format!("net_vhost{number},iface={},tso=1", socket.display())]);
-        }
-        command.args([
-            "--",
-            "--nb-cores=1",
-            "--total-num-mbufs=16384",
-            "--no-flush-rx",
-            "--stats-period",
-            "1",
-        ]);
-        let process = Process::start(&mut command, Spawn::default());
-        eventually("testpmd listens", || sockets.iter().all(|socket| socket.exists()).then_some(()));
-        Some(Testpmd { _process: process, sockets, _directory: directory })
-    }
-
-    fn plug(&self, features: Features) -> [Guest; 2] {
-        [0u8, 1].map(|number| {
-            let socket = &self.sockets[usize::from(number)];
-            let stream = eventually("testpmd accepts", || Stream::connect(socket).ok());
-            Guest::plug(stream, number + 1, Options { features, ..Options::default() })
-        })
-    }
-}
 
 /// Frames both ways between two guests with `features`; each one is compared with what was sent.
 fn forwards(testpmd: &Testpmd, features: Features) {

@@ -4,11 +4,10 @@ use ringferry_control::snapshot::{Negotiated, PortState};
 use ringferry_packet::checksum;
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, Header};
+use ringferry_rig::frames::{SEQUENCE, frame, mac, number, pattern, tcp, tcp_headers};
+use ringferry_rig::guest::{Guest, Options, Received, acquaint, converse};
+use ringferry_rig::switch::Place;
 use ringferry_virtio_net::{Features, MAX_FRAME};
-
-use crate::frames::{SEQUENCE, frame, mac, number, pattern, tcp, tcp_headers};
-use crate::guest::{Guest, Options, Received, acquaint, converse};
-use crate::process::Place;
 
 const SEGMENTATION: Features = Features::GUEST_SEGMENTATION
     .union(Features::HOST_TSO4)

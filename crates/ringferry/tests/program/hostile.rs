@@ -5,15 +5,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use ringferry_control::snapshot::PortState;
 use ringferry_packet::ether::Mac;
+use ringferry_rig::frames::{frame, mac, pattern};
+use ringferry_rig::guest::{Guest, Options, acquaint, converse};
+use ringferry_rig::process::eventually;
+use ringferry_rig::raw::{BASE, BUFFERS, ENTRIES, INDIRECT, NEXT, RX, Raw, SIZE, TX, WRITE};
+use ringferry_rig::switch::{Place, Switch};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::FrontendError;
 use ringferry_vhost_user::message::{MAX_PAYLOAD, Request};
-
-use crate::frames::{frame, mac, pattern};
-use crate::guest::{Guest, Options, acquaint, converse};
-use crate::process::{Place, Switch, eventually};
-use crate::raw::{BASE, BUFFERS, ENTRIES, INDIRECT, NEXT, RX, Raw, SIZE, TX, WRITE};
 
 /// Address of the guest that breaks the rules.
 const VILLAIN: Mac = mac(9);

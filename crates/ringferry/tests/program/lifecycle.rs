@@ -10,6 +10,11 @@ use ringferry_control::snapshot::PortState;
 use ringferry_memory::{RegionSpec, SharedMem};
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Header;
+use ringferry_rig::frames::frame;
+use ringferry_rig::guest::{Guest, Options, acquaint, converse};
+use ringferry_rig::process::{PATIENCE, Process, eventually, in_a_namespace};
+use ringferry_rig::raw::Raw;
+use ringferry_rig::switch::{Place, Switch};
 use ringferry_ring::Buffer;
 use ringferry_sys::epoll::{Epoll, Interest};
 use ringferry_sys::eventfd::EventFd;
@@ -18,10 +23,6 @@ use ringferry_sys::socket::{Listener, Stream};
 use ringferry_vhost_user::FrontendError;
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 
-use crate::frames::frame;
-use crate::guest::{Guest, Options, acquaint, converse};
-use crate::process::{PATIENCE, Place, Process, Switch, eventually, in_a_namespace};
-use crate::raw::Raw;
 use crate::straight::Host;
 
 /// Two guests that talk to each other while things happen to others.
@@ -298,7 +299,7 @@ fn a_guest_that_shrinks_its_memory_file_loses_its_connection_and_nothing_else() 
         switch.until_state("shrinking", PortState::Up);
         rustix::fs::ftruncate(&raw.file, 0).unwrap();
         // Both queues are looked at: its kick, and frames for it.
-        raw.kick(crate::raw::TX);
+        raw.kick(ringferry_rig::raw::TX);
         a.send(&frame(Mac::BROADCAST, a.mac, 60, 1));
         b.receive_plain();
         switch.until_state("shrinking", PortState::Listening);

@@ -18,22 +18,17 @@
 //! | [`straight`] | large frames of a tap, which the kernel writes to where they are read |
 //! | [`demo`] | `ringferry demo` works and leaves nothing behind |
 //!
-//! [`process`], [`guest`], [`domu`], [`raw`] and [`frames`] are what they stand on.
+//! What they stand on is the crate `ringferry-rig`.
 #![forbid(unsafe_code)]
 
 mod bad_input;
 mod channels;
 mod demo;
-mod domu;
 mod dpdk;
 mod forwarding;
-mod frames;
-mod guest;
 mod hostile;
 mod lifecycle;
 mod offloads;
-mod process;
-mod raw;
 mod restart;
 mod rules;
 mod rules_kernel;

@@ -9,13 +9,13 @@ use ringferry_packet::ether::Mac;
 use ringferry_packet::segment::{Checksum, Segmenter};
 use ringferry_packet::testing::Packet;
 use ringferry_packet::vnet::Header;
+use ringferry_rig::frames::pattern;
+use ringferry_rig::guest::{Guest, Options, Received, acquaint, converse};
+use ringferry_rig::process::{PATIENCE, may_network};
+use ringferry_rig::switch::{Place, Switch};
 use ringferry_sys::tap::Offloads as TapOffloads;
 use ringferry_sys::{namespace, netif};
 use ringferry_virtio_net::Features;
-
-use crate::frames::pattern;
-use crate::guest::{Guest, Options, Received, acquaint, converse};
-use crate::process::{PATIENCE, Place, Switch, may_network};
 
 const CSUM: Features = Features::CSUM.union(Features::GUEST_CSUM);
 const TSO4: Features = CSUM.union(Features::HOST_TSO4).union(Features::GUEST_TSO4);

@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use ringferry_control::snapshot::PortState;
 use ringferry_packet::vnet::Header;
+use ringferry_rig::frames::frame;
+use ringferry_rig::guest::{Guest, Options, acquaint, converse};
+use ringferry_rig::switch::Place;
 use ringferry_virtio_net::Features;
 use rustix::process::{Pid, Signal, kill_process};
-
-use crate::frames::frame;
-use crate::guest::{Guest, Options, acquaint, converse};
-use crate::process::Place;
 
 /// Kills per kind of ring; a fraction of a second. A device that is killed between the descriptors of a
 /// burst is rare, about one kill in some hundreds: the in-flight region's own tests take it step by step.

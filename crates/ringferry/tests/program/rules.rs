@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use ringferry_packet::ether::Mac;
+use ringferry_rig::domu::{Machine, small};
+use ringferry_rig::frames::{frame, mac, pattern, tcp};
+use ringferry_rig::guest::{Guest, Options, acquaint, converse};
+use ringferry_rig::process::{Process, may};
+use ringferry_rig::switch::{Place, Switch, ringferry};
 use ringferry_sys::process::{Spawn, is_root};
 use ringferry_xen::domain::DomId;
-
-use crate::domu::{Machine, small};
-use crate::frames::{frame, mac, pattern, tcp};
-use crate::guest::{Guest, Options, acquaint, converse};
-use crate::process::{Place, Process, Switch, may, ringferry};
 
 /// A configuration file with two ports, the second with rules.
 fn write_file(place: &Place) -> PathBuf {

@@ -5,12 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use ringferry_control::snapshot::PortState;
 use ringferry_packet::checksum::{Sum, pseudo_header_v6};
 use ringferry_packet::ether::Mac;
+use ringferry_rig::frames::{mac, pattern};
+use ringferry_rig::guest::{Guest, Options, Received};
+use ringferry_rig::process::{PATIENCE, Process, eventually, in_a_namespace, may_network};
+use ringferry_rig::switch::{Place, Switch, ringferry};
 use ringferry_sys::process::Spawn;
 use ringferry_sys::{namespace, netif};
 
-use crate::frames::{mac, pattern};
-use crate::guest::{Guest, Options, Received};
-use crate::process::{PATIENCE, Place, Process, Switch, eventually, in_a_namespace, may_network, ringferry};
 use crate::rules::{drops, set, tagged};
 
 /// Addresses of the kernel.

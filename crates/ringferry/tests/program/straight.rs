@@ -6,15 +6,16 @@ use std::os::fd::OwnedFd;
 
 use ringferry_control::snapshot::PortState;
 use ringferry_packet::ether::Mac;
+use ringferry_rig::frames::{mac, pattern, tcp};
+use ringferry_rig::guest::{Guest, Options};
+use ringferry_rig::process::in_a_namespace;
+use ringferry_rig::raw::{self, Raw};
+use ringferry_rig::switch::{Place, Switch};
 use ringferry_sys::netif;
 use ringferry_sys::tap::{Tap, TapConfig};
 use ringferry_virtio_net::Features;
 use rustix::net::{AddressFamily, Protocol, SendFlags, SocketType, sendto, socket, sockopt};
 
-use crate::frames::{mac, pattern, tcp};
-use crate::guest::{Guest, Options};
-use crate::process::{Place, Switch, in_a_namespace};
-use crate::raw::{self, Raw};
 use crate::rules::set;
 use crate::rules_kernel::arp;
 

@@ -12,15 +12,15 @@ use ringferry_control::{self as control, Answer, Request};
 use ringferry_packet::ether::Mac;
 use ringferry_packet::testing::Packet;
 use ringferry_packet::vnet::Header;
+use ringferry_rig::frames::pattern;
+use ringferry_rig::process::{PATIENCE, eventually, in_a_namespace};
+use ringferry_rig::switch::{Place, Switch};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::netif;
 use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::{Connection, RingPlan, Wanted, connect_device};
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Arena, Pair, PairConfig};
-
-use crate::frames::pattern;
-use crate::process::{PATIENCE, Place, Switch, eventually, in_a_namespace};
 
 /// A machine with several queue pairs, which it polls.
 struct Wide {
@@ -72,7 +72,7 @@ impl Wide {
                 kicks[0].signal().unwrap();
             }
         }
-        Wide { connection, pairs, kicks, mac: crate::frames::mac(number), _arena: arena }
+        Wide { connection, pairs, kicks, mac: ringferry_rig::frames::mac(number), _arena: arena }
     }
 
     /// Switches a pair on or off.

@@ -7,17 +7,17 @@ use ringferry_control::{self as control, Request};
 use ringferry_memory::Words;
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6};
+use ringferry_rig::domu::{DomU, Machine, Raw, small};
+use ringferry_rig::frames::{frame, pattern, tcp};
+use ringferry_rig::guest::{Guest, Options, Received};
+use ringferry_rig::process::{Process, eventually, may_network};
+use ringferry_rig::switch::{Place, Switch};
 use ringferry_sys::process::Spawn;
 use ringferry_xen::domain::DomId;
 use ringferry_xen::grant::GrantRef;
 use ringferry_xen::netif::wire::{ERROR, TxFlags, TxResponse};
 use ringferry_xen_net::xenbus::FrontConfig;
 use rustix::process::Signal;
-
-use crate::domu::{DomU, Machine, Raw, small};
-use crate::frames::{frame, pattern, tcp};
-use crate::guest::{Guest, Options, Received};
-use crate::process::{Place, Process, Switch, eventually, may_network};
 
 /// The first Xen guest's domain and its port.
 const ONE: u16 = 5;
@@ -290,7 +290,7 @@ fn one_interface_alone_has_a_port_with_the_name_of_its_entry() {
     xen.plug(&switch, "web");
     acquaint(&mut xen, &mut vm);
     assert_eq!(switch.show().ports.len(), 2);
-    let (back, _) = crate::domu::nodes(DomId(ONE), 0);
+    let (back, _) = ringferry_rig::domu::nodes(DomId(ONE), 0);
     use ringferry_xen::store::Nodes;
     assert_eq!(machine.tools.text(&format!("{back}/state")).unwrap().as_deref(), Some("1"), "left to others");
     xen.close();

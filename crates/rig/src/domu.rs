@@ -22,7 +22,8 @@ use ringferry_xen_sim::store::{Limits, Running, Server};
 
 use crate::frames::{frame, mac};
 use crate::guest::Received;
-use crate::process::{PATIENCE, Place, Switch, eventually};
+use crate::process::{PATIENCE, eventually};
+use crate::switch::{Place, Switch, program};
 
 /// The domain of the switch.
 pub const BACK: DomId = DomId(0);
@@ -60,7 +61,7 @@ impl Machine {
     /// The command for our front end program, in a network namespace of its own, as domain `number`.
     pub fn netfront(&self, number: u16, words: &[&str]) -> Command {
         let mut command = Command::new("unshare");
-        command.args(["--net", env!("CARGO_BIN_EXE_ringferry"), "netfront", "--tap", "xn0"]);
+        command.arg("--net").arg(program()).args(["netfront", "--tap", "xn0"]);
         command.args(["--provider", "process", "--broker", &self.broker_socket, "--store"]);
         self.store.introduce(DomId(number));
         let socket = format!("{}-{number}", self.store_socket);

@@ -1,24 +1,19 @@
-//! Processes under test: started, listened to, asked, and gone when the test ends in whatever way.
+//! Processes under test: started, listened to, and gone when the test ends in whatever way.
+//!
+//! [`Process::start`] starts a child that dies with the thread that started it; a thread of its own collects what it says. It is asked for its
+//! log and its descriptors, told to end by a signal and waited for; dropping it kills it, and a test that panics prints its log.
 
 use std::io::{BufRead, BufReader, Read};
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ringferry_control::snapshot::{PortSnapshot, PortState, Snapshot};
-use ringferry_control::{self as control, Answer, Request};
 use ringferry_sys::namespace;
 use ringferry_sys::process::{Spawn, spawn};
-use ringferry_sys::socket::Stream;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
-
-use crate::guest::{Guest, Options};
 
 /// Bound on everything a test waits for: only there so that a failure is not a hang.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -79,11 +74,6 @@ pub fn in_a_namespace(test: fn()) {
         test();
     });
     thread.join().unwrap();
-}
-
-/// The program under test.
-pub fn ringferry() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_ringferry"))
 }
 
 /// A running child whose error output is collected.
@@ -225,151 +215,5 @@ impl Drop for Process {
         if std::thread::panicking() {
             eprintln!("what the process said: {:#?}", self.log());
         }
-    }
-}
-
-/// A directory for the sockets of one switch, which may be started in it again.
-pub struct Place(TempDir);
-
-impl Place {
-    pub fn new() -> Place {
-        Place(tempfile::tempdir().unwrap())
-    }
-
-    pub fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    pub fn control(&self) -> PathBuf {
-        self.0.path().join("control")
-    }
-
-    pub fn socket(&self, name: &str) -> PathBuf {
-        self.0.path().join(format!("{name}.sock"))
-    }
-
-    /// Names of the files in it.
-    pub fn files(&self) -> Vec<String> {
-        let mut names: Vec<String> = std::fs::read_dir(self.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
-            .collect();
-        names.sort();
-        names
-    }
-
-    /// What `ringferry ctl` answers to `words`.
-    #[track_caller]
-    pub fn ctl(&self, words: &[&str]) -> String {
-        let output =
-            ringferry().arg("ctl").arg("--control").arg(self.control()).args(words).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    /// The command `ringferry run` with a vhost-user port for each of `ports`: a name, and keys
-    /// after commas.
-    pub fn run(&self, ports: &[&str]) -> Command {
-        let mut command = ringferry();
-        command.arg("run").arg("--control").arg(self.control());
-        for port in ports {
-            let (name, keys) = port.split_once(',').unwrap_or((port, ""));
-            let comma = if keys.is_empty() { "" } else { "," };
-            command.arg("--port").arg(format!("vhost-user:{}{comma}{keys}", self.socket(name).display()));
-        }
-        command
-    }
-
-    /// Starts a switch with these ports and waits until it is ready.
-    pub fn switch(&self, ports: &[&str]) -> Switch<'_> {
-        self.start(&mut self.run(ports), Vec::new())
-    }
-
-    /// Starts `command`, which runs a switch here and keeps `fds`, and waits until it is ready.
-    pub fn start(&self, command: &mut Command, fds: Vec<(OwnedFd, i32)>) -> Switch<'_> {
-        const READY: i32 = 9;
-        let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        command.args(["--ready-fd", &READY.to_string()]);
-        let keep_fds = fds.into_iter().chain([(write, READY)]).collect();
-        let process = Process::start(command, Spawn { keep_fds, ..Spawn::default() });
-        assert!(readable(&read, PATIENCE), "not ready: {:#?}", process.log());
-        let mut line = String::new();
-        std::fs::File::from(read).read_to_string(&mut line).unwrap();
-        assert_eq!(line, "READY\n", "{:#?}", process.log());
-        Switch { process, place: self }
-    }
-}
-
-/// A running switch.
-pub struct Switch<'a> {
-    pub process: Process,
-    place: &'a Place,
-}
-
-impl Switch<'_> {
-    /// A connection to the port's socket, as a front end makes it.
-    pub fn connect(&self, port: &str) -> Stream {
-        eventually("the port takes a connection", || Stream::connect(self.place.socket(port)).ok())
-    }
-
-    /// Plugs guest number `number` into `port`; when this returns, packets flow.
-    #[track_caller]
-    pub fn plug(&self, port: &str, number: u8, options: Options) -> Guest {
-        let guest = Guest::plug(self.connect(port), number, options);
-        self.until_state(port, PortState::Up);
-        guest
-    }
-
-    /// What the switch says about itself. It has carried out everything it was told before.
-    #[track_caller]
-    pub fn show(&self) -> Snapshot {
-        match control::call(&self.place.control(), &Request::Show).unwrap() {
-            Answer::Show(snapshot) => *snapshot,
-            _ => panic!("an answer to another question"),
-        }
-    }
-
-    /// The same, from `ringferry ctl show --json`.
-    pub fn ctl_show(&self) -> Snapshot {
-        let mut ctl = ringferry();
-        ctl.arg("ctl").arg("--control").arg(self.place.control()).args(["show", "--json"]);
-        let output = ctl.output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
-    }
-
-    /// What the switch says about one port.
-    #[track_caller]
-    pub fn port(&self, name: &str) -> PortSnapshot {
-        self.show().ports.into_iter().find(|port| port.name == name).unwrap()
-    }
-
-    /// Every frame so far has arrived.
-    #[track_caller]
-    pub fn assert_no_drops(&self) {
-        for port in self.show().ports {
-            let drops = port.drops.iter().filter(|(_, count)| **count > 0);
-            assert_eq!(drops.count(), 0, "{}: {:?}", port.name, port.drops);
-        }
-    }
-
-    /// Waits until `port` is as `wanted`, and returns what it is then.
-    #[track_caller]
-    pub fn until(&self, port: &str, what: &str, wanted: impl Fn(&PortSnapshot) -> bool) -> PortSnapshot {
-        eventually(&format!("port {port}: {what}"), || Some(self.port(port)).filter(&wanted))
-    }
-
-    #[track_caller]
-    pub fn until_state(&self, port: &str, state: PortState) -> PortSnapshot {
-        self.until(port, state.name(), |port| port.state == state)
-    }
-
-    /// Ends it with SIGTERM, as a service manager does.
-    #[track_caller]
-    pub fn stop(mut self) {
-        self.process.signal(Signal::TERM);
-        let (status, output) = self.process.wait();
-        assert!(status.success(), "{status}: {:#?}", self.process.log());
-        assert_eq!(output, "");
     }
 }

@@ -1,0 +1,25 @@
+//! Test beds: what tests stand on that start whole programs. Not shipped.
+//!
+//! | module | idea |
+//! |---|---|
+//! | [`process`] | processes under test, waiting, and network namespaces |
+//! | [`switch`] | a switch under test: the program `ringferry` in a folder of its own |
+//! | [`guest`] | a guest that keeps the rules: our driver half behind a vhost-user socket |
+//! | [`raw`] | a guest that breaks them: it writes its rings word by word |
+//! | [`domu`] | a machine whose domains are processes, and Xen guests on it |
+//! | [`testpmd`] | DPDK's testpmd as a peer |
+//! | [`frames`] | frames whose every byte tells where it belongs |
+//!
+//! Everything here panics when a test has failed, and says why. What needs no program has its test support nearer:
+//! `ringferry_memory::testing` has words for rings, `ringferry_packet::testing` has packets with every field, and the crate `ringferry-xen-sim` a
+//! simulated Xen.
+#![forbid(unsafe_code)]
+#![allow(missing_docs)]
+
+pub mod domu;
+pub mod frames;
+pub mod guest;
+pub mod process;
+pub mod raw;
+pub mod switch;
+pub mod testpmd;
