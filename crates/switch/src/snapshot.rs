@@ -82,7 +82,7 @@ impl FdbMerge {
 
     /// Puts the addresses in order. Of one that several workers know, the one that was seen last stays.
     pub(crate) fn settle(&mut self) {
-        self.0.entries.sort_by(|a, b| (a.vlan, a.mac, a.age_seconds).cmp(&(b.vlan, b.mac, b.age_seconds)));
+        self.0.entries.sort_by_key(|entry| (entry.vlan, entry.mac, entry.age_seconds));
         self.0.entries.dedup_by(|later, first| (later.vlan, later.mac) == (first.vlan, first.mac));
         self.0.entries.sort_by(|a, b| (&a.port, a.vlan, a.mac).cmp(&(&b.port, b.vlan, b.mac)));
     }

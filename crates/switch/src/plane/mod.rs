@@ -13,6 +13,7 @@
 //! | `policy` | VLANs, source guard, storm control, rates |
 //! | `offload` | offloads that a receiver lacks, or gains from |
 //! | `handoff` | between workers: rings, queue selection, migration |
+//! | `testing` | for tests: ports on the heap, and workers without threads under scripted time |
 //! | `now` | the clock, and the instant of a burst |
 //!
 //! Nothing here takes a lock or allocates per packet, and nothing waits but the worker, in epoll.
@@ -24,6 +25,8 @@ mod offload;
 mod policy;
 mod port;
 pub mod queues;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod worker;
 
 pub use handoff::migration::MigrationError;

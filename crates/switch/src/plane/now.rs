@@ -4,7 +4,7 @@
 //! its coarse clock (whole seconds, looked at with every look at epoll); the exact time is asked for only if somebody needs it, and once.
 
 use std::cell::OnceCell;
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ pub(crate) enum Clock {
     /// The system's monotonic clock, since this instant.
     Monotonic(Instant),
     /// Microseconds that a test sets.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     Scripted(&'static AtomicU64),
 }
 
@@ -24,7 +24,7 @@ impl Clock {
     pub(crate) fn micros(self) -> u64 {
         match self {
             Clock::Monotonic(started) => started.elapsed().as_micros() as u64,
-            #[cfg(test)]
+            #[cfg(any(test, feature = "testing"))]
             Clock::Scripted(micros) => micros.load(Ordering::Relaxed),
         }
     }

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! A queue that frames come from is *active* (polled every round) or *armed* (its descriptor is watched, it costs nothing). The
-//! engine instantiates the trait once, with an enum of the kinds that there are ([`crate::ports`]), so calls are a predicted branch and not a
+//! engine instantiates the trait once, with an enum of the kinds that there are (`ports::queues`), so calls are a predicted branch and not a
 //! virtual call; its tests use ports on the heap.
 
 use std::io;

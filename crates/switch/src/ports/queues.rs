@@ -1,7 +1,7 @@
 //! The kinds of ports there are, as the engine's only instance of [`Queues`].
 //!
 //! [`AnyQueues`] is an enum and not a trait object, so that whatever the engine calls for a burst is one well predicted branch, behind which
-//! everything is inlined for the kind. A kind of port is one row of [`kinds!`] and one folder beside this file.
+//! everything is inlined for the kind. A kind of port is one row of `kinds!` and one folder beside this file.
 
 use std::sync::Arc;
 
@@ -39,6 +39,7 @@ macro_rules! kinds {
         /// [`Queues::Loan`] of any kind.
         pub enum AnyLoan { $($kind(<$queues as Queues>::Loan),)+ }
         /// [`Queues::Start`] of any kind.
+        #[allow(clippy::large_enum_variant, reason = "it travels in a box")]
         pub enum AnyStart { $($kind(<$queues as Queues>::Start),)+ }
         /// [`Queues::Stopped`] of any kind.
         pub enum AnyStopped { $($kind(<$queues as Queues>::Stopped),)+ }

@@ -201,3 +201,78 @@ impl PortTable {
         entries.flat_map(|entry| entry.control.snapshots(&entry.config, &self.budget, &mut states)).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::config::{Config, SwitchConfig};
+    use crate::ports::passed::Passed;
+
+    /// The ports of a configuration, by their flags.
+    fn configs(flags: &[String]) -> Vec<PortConfig> {
+        let mut builder = Config::builder();
+        for flag in flags {
+            builder = builder.port_flag(flag);
+        }
+        builder.build().unwrap().ports
+    }
+
+    fn table() -> (PortTable, Epoll) {
+        let config = SwitchConfig { workers: Some(2), ..SwitchConfig::default() };
+        (PortTable::new(Arc::new(Workers::start(&config).unwrap())), Epoll::new().unwrap())
+    }
+
+    fn add(table: &mut PortTable, epoll: &Epoll, config: &PortConfig) -> EntryId {
+        let plug = super::super::open(config, 2, &mut Passed::default()).unwrap();
+        table.add(config.clone(), plug, epoll).unwrap()
+    }
+
+    #[test]
+    fn ports_come_and_go_and_leave_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = |name: &str| dir.path().join(name);
+        let flags = ["a", "b"].map(|name| format!("vhost-user:{}", socket(name).display()));
+        let (mut table, epoll) = table();
+        let configs = configs(&flags);
+        add(&mut table, &epoll, &configs[0]);
+        // Other tests of this process open descriptors, too, but none so many.
+        const NOISE: usize = 150;
+        let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let before = descriptors();
+        let mut last = EntryId(0);
+        for _ in 0..2 * NOISE {
+            let entry = add(&mut table, &epoll, &configs[1]);
+            assert!(entry > last, "a number is never used again");
+            last = entry;
+            table.begin(&epoll);
+            let peer = UnixStream::connect(socket("b")).unwrap();
+            table.serve(token(entry, 0), &epoll);
+            assert_eq!(table.snapshots().len(), 2);
+            assert!(table.remove("b", &epoll) && !table.remove("b", &epoll));
+            assert!(table.interface("b").is_none() && table.interface("a").is_some());
+            assert_eq!(table.snapshots().len(), 1);
+            // What was already reported for it finds nobody.
+            table.serve(token(entry, 0), &epoll);
+            drop(peer);
+        }
+        assert!(descriptors() < before + NOISE, "descriptors are leaked");
+    }
+
+    #[test]
+    fn ports_of_one_table_have_different_numbers() {
+        let dir = tempfile::tempdir().unwrap();
+        let flags: Vec<_> = (0..5)
+            .map(|name| format!("vhost-user:{}", dir.path().join(name.to_string()).display()))
+            .collect();
+        let (mut table, epoll) = table();
+        for config in configs(&flags) {
+            add(&mut table, &epoll, &config);
+        }
+        let mut ids: Vec<_> = table.interfaces().map(|port| port.id).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), 5);
+    }
+}

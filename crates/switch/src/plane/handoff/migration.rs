@@ -112,44 +112,96 @@ impl QueueOwners {
     }
 }
 
+/// What each step of a migration asks of the workers. Every method returns when it has been done.
+pub(crate) trait MigrationSteps {
+    /// A queue that no worker has.
+    type Detached;
+
+    /// Has `worker` park frames for the queue.
+    fn park(&mut self, worker: usize, port: PortId, queue: u16);
+
+    /// Has every worker deliver what others have handed to it.
+    fn settle(&mut self);
+
+    /// Has `worker` settle and let go of the queue; `None` if it does not have it.
+    fn detach(&mut self, worker: usize, port: PortId, queue: u16) -> Option<Self::Detached>;
+
+    /// Has `worker` serve the queue, parked frames first.
+    fn attach(&mut self, worker: usize, port: PortId, queue: u16, detached: Self::Detached);
+}
+
+/// Migrates a queue of a port to another of `workers` workers: see the head of this file. Returns whose it was.
+///
+/// # Errors
+/// See [`MigrationError`]; nothing has changed.
+pub(crate) fn migrate<S: MigrationSteps>(
+    steps: &mut S,
+    owners: &QueueOwners,
+    port: PortId,
+    queue: u16,
+    worker: usize,
+    workers: usize,
+) -> Result<usize, MigrationError> {
+    if worker >= workers {
+        return Err(MigrationError::Worker { worker, workers });
+    }
+    let owned = owners.all().get(&port).cloned().ok_or(MigrationError::Port)?;
+    let queues = owners.queues(port);
+    if queue >= queues {
+        return Err(MigrationError::Queue { queue, queues });
+    }
+    let before = owners.of(port, queue);
+    if before == worker {
+        return Ok(before);
+    }
+    match owned {
+        Owned::Pairs(shared) => {
+            steps.park(worker, port, queue);
+            shared.set_owner(queue, worker);
+            steps.settle();
+        }
+        Owned::Local { queues: 1, .. } => {
+            owners.all().insert(port, Owned::Local { queues: 1, reader: worker });
+        }
+        Owned::Local { queues, .. } => return Err(MigrationError::TapQueues(queues)),
+    }
+    let detached = steps.detach(before, port, queue);
+    steps.settle();
+    if let Some(detached) = detached {
+        steps.attach(worker, port, queue, detached);
+    }
+    Ok(before)
+}
+
+impl<P: Queues> MigrationSteps for &Workers<P> {
+    type Detached = P::Detached;
+
+    fn park(&mut self, worker: usize, port: PortId, queue: u16) {
+        self.workers[worker].ask(|reply| Command::Park(port, queue, reply));
+    }
+
+    fn settle(&mut self) {
+        for worker in &self.workers {
+            worker.ask(Command::Settle);
+        }
+    }
+
+    fn detach(&mut self, worker: usize, port: PortId, queue: u16) -> Option<P::Detached> {
+        self.workers[worker].ask(|reply| Command::Detach(port, queue, reply))
+    }
+
+    fn attach(&mut self, worker: usize, port: PortId, queue: u16, detached: P::Detached) {
+        self.workers[worker].send(Command::Attach(port, queue, Box::new(detached)));
+    }
+}
+
 impl<P: Queues> Workers<P> {
     /// Migrates a queue of a port to another worker: see the head of `migration.rs`. Returns whose it was.
     ///
     /// # Errors
     /// See [`MigrationError`]; nothing has changed.
     pub fn assign(&self, port: PortId, queue: u16, worker: usize) -> Result<usize, MigrationError> {
-        let workers = self.workers.len();
-        let new = self.workers.get(worker).ok_or(MigrationError::Worker { worker, workers })?;
-        let owned = self.owners.all().get(&port).cloned().ok_or(MigrationError::Port)?;
-        let queues = self.owners.queues(port);
-        if queue >= queues {
-            return Err(MigrationError::Queue { queue, queues });
-        }
-        let before = self.owners.of(port, queue);
-        if before == worker {
-            return Ok(before);
-        }
-        let settle = || {
-            for worker in &self.workers {
-                worker.ask(Command::Settle);
-            }
-        };
-        match owned {
-            Owned::Pairs(shared) => {
-                new.ask(|reply| Command::Park(port, queue, reply));
-                shared.set_owner(queue, worker);
-                settle();
-            }
-            Owned::Local { queues: 1, .. } => {
-                self.owners.all().insert(port, Owned::Local { queues: 1, reader: worker });
-            }
-            Owned::Local { queues, .. } => return Err(MigrationError::TapQueues(queues)),
-        }
-        let detached = self.workers[before].ask(|reply| Command::Detach(port, queue, reply));
-        settle();
-        if let Some(detached) = detached {
-            new.send(Command::Attach(port, queue, Box::new(detached)));
-        }
-        Ok(before)
+        let mut steps = self;
+        migrate(&mut steps, &self.owners, port, queue, worker, self.workers.len())
     }
 }

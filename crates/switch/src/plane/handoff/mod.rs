@@ -3,6 +3,7 @@
 //! | file | idea |
 //! |---|---|
 //! | `ring` | the hand-off rings, and how a worker that sleeps is woken |
+//! | `sleep` | the handshake by which nothing waits for a worker that sleeps |
 //! | `selector` | which queue pair of a port a frame goes to |
 //! | `shared` | what all workers, and the control plane, know of a port's pairs |
 //! | `migration` | how a queue goes from one worker to another under traffic |
@@ -11,3 +12,4 @@ pub(crate) mod migration;
 pub(crate) mod ring;
 pub(crate) mod selector;
 pub(crate) mod shared;
+pub(crate) mod sleep;

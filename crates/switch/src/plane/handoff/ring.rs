@@ -6,11 +6,9 @@
 //! there to its receiver: its sender's memory is given back without waiting for another worker. (A worker that
 //! owns a queue of the receiver uses that one, so that frames are handed off only where they must be.)
 //!
-//! **Sleep handshake** (Dekker). The consumer sets `asleep`, full fence, re-checks its rings; the producer pushes, full fence, reads
-//! `asleep`. At least one of them sees the other's store, so no message waits for a worker that sleeps.
+//! A worker that sleeps is woken by an eventfd, by the handshake of [`sleep`](super::sleep).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use ringferry_memory::{ReadSlice, WriteSlice};
 use ringferry_packet::ether::Mac;
@@ -20,6 +18,7 @@ use rtrb::{Consumer, Producer, RingBuffer};
 
 use crate::counters::DropReason;
 use crate::fdb::PortId;
+use crate::plane::handoff::sleep::SleepFlag;
 use crate::rules::Vid;
 
 /// Messages under way from one worker to another at most: as many frames as a ring of the usual size holds. Sixteen
@@ -50,19 +49,17 @@ pub(crate) enum Message {
 #[derive(Debug)]
 pub(crate) struct Doorbell {
     bell: EventFd,
-    asleep: AtomicBool,
+    asleep: SleepFlag,
 }
 
 impl Doorbell {
     /// A worker that is awake; `bell` wakes it.
     pub(crate) fn new(bell: EventFd) -> Self {
-        Self { bell, asleep: AtomicBool::new(false) }
+        Self { bell, asleep: SleepFlag::default() }
     }
 
     fn wake(&self) {
-        // Pairs with the fence in `Handoff::about_to_sleep`.
-        fence(Ordering::SeqCst);
-        if self.asleep.load(Ordering::Relaxed) {
+        if self.asleep.must_wake() {
             let _ = self.bell.signal();
         }
     }
@@ -211,19 +208,12 @@ impl Handoff {
     /// To be called before the worker sleeps, and [`Handoff::awake`] after it: false if it must not, as there is
     /// something to do.
     pub(crate) fn about_to_sleep(&self) -> bool {
-        self.doorbell.asleep.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `Doorbell::wake`.
-        fence(Ordering::SeqCst);
-        let nothing = self.inn.iter().flatten().all(|way| way.messages.is_empty());
-        if !nothing {
-            self.awake();
-        }
-        nothing
+        self.doorbell.asleep.about_to_sleep(|| self.inn.iter().flatten().all(|way| way.messages.is_empty()))
     }
 
     /// The worker has slept.
     pub(crate) fn awake(&self) {
-        self.doorbell.asleep.store(false, Ordering::Relaxed);
+        self.doorbell.asleep.awake();
     }
 }
 

@@ -8,13 +8,14 @@ use super::command::{Command, NewPort};
 use super::{BURST, Worker};
 use crate::fdb::PortId;
 use crate::plane::forward::{self, Origin};
+use crate::plane::handoff::selector::TxQueueSelector;
 use crate::plane::now::Now;
 use crate::plane::policy::PortPolicy;
 use crate::plane::port::{Port, TxContext};
 use crate::plane::queues::{Queues, Source, Watch};
 
 impl<P: Queues> Worker<P> {
-    pub(super) fn execute(&mut self, command: Command<P>) {
+    pub(crate) fn execute(&mut self, command: Command<P>) {
         match command {
             Command::AddPort(port) => self.add_port(*port),
             Command::RemovePort(id, reply) => {
@@ -147,7 +148,7 @@ impl<P: Queues> Worker<P> {
         let now = Now::new(self.clock, self.seconds);
         let Worker { ports, handoff, forwarder, .. } = self;
         let Some(Some(port)) = ports.get_mut(usize::from(id.0)) else { return };
-        let parked = port.selector().map(|selector| selector.unpark()).unwrap_or_default();
+        let parked = port.selector().map(TxQueueSelector::unpark).unwrap_or_default();
         port.expect(parked.len(), handoff);
         for (header, frame) in parked {
             let scratch = forwarder.scratch();

@@ -58,7 +58,7 @@ pub struct Placement {
     pub steering: Steering,
     /// The worker of queue 0; those after it are with the next workers in turn.
     pub first: usize,
-    /// How many queues the port has; those of pairs are [`PAIRS`](crate::plane::PAIRS) in any case.
+    /// How many queues the port has; those of pairs are 16 in any case.
     pub queues: u16,
 }
 

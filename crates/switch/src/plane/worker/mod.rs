@@ -178,11 +178,8 @@ impl<P: Queues> Worker<P> {
                     self.serve_events(Some(Duration::ZERO));
                 }
                 Idle::Sleep => {
-                    self.arm_all();
-                    if self.active.is_empty() {
-                        self.sleep(None);
-                    } else if self.only_kickless() {
-                        self.sleep(Some(KICKLESS));
+                    if let Some(timeout) = self.prepare_to_sleep() {
+                        self.sleep(timeout);
                     }
                 }
             }
@@ -190,7 +187,7 @@ impl<P: Queues> Worker<P> {
     }
 
     /// Polls every active source once; whether anything moved.
-    fn round(&mut self) -> bool {
+    pub(crate) fn round(&mut self) -> bool {
         let mut moved = self.poll_handoff();
         let mut at = 0;
         while let Some(&Active { source, empty }) = self.active.get(at) {
@@ -332,16 +329,32 @@ impl<P: Queues> Worker<P> {
         self.active.retain(|active| active.source != source);
     }
 
+    /// Arms all sources and tells the other workers that this one sleeps: returns for how long it may, or `None` if there is work. If it
+    /// may, [`wake_up`](Self::wake_up) follows.
+    pub(crate) fn prepare_to_sleep(&mut self) -> Option<Option<Duration>> {
+        self.arm_all();
+        let timeout = if self.active.is_empty() {
+            None
+        } else if self.only_kickless() {
+            Some(KICKLESS)
+        } else {
+            return None;
+        };
+        self.handoff.about_to_sleep().then_some(timeout)
+    }
+
+    /// The worker has slept.
+    pub(crate) fn wake_up(&mut self) {
+        self.handoff.awake();
+    }
+
     fn sleep(&mut self, timeout: Option<Duration>) {
-        if !self.handoff.about_to_sleep() {
-            return;
-        }
         self.counters.sleeps.add(1);
         let before = Instant::now();
         self.counters.asleep.store(true, Ordering::Relaxed);
         let woken = self.serve_events(timeout);
         self.counters.asleep.store(false, Ordering::Relaxed);
-        self.handoff.awake();
+        self.wake_up();
         if woken {
             self.counters.wakeups.add(1);
         }
@@ -351,7 +364,7 @@ impl<P: Queues> Worker<P> {
     }
 
     /// Takes note of what epoll reports; whether there was anything.
-    fn serve_events(&mut self, timeout: Option<Duration>) -> bool {
+    pub(crate) fn serve_events(&mut self, timeout: Option<Duration>) -> bool {
         let mut events = self.events.take().unwrap_or_else(|| EventBuf::with_capacity(EVENTS));
         // The only errors are bugs of ours (a bad descriptor), which no retry mends.
         let count = self.epoll.wait(&mut events, timeout).expect("epoll on descriptors of our own");

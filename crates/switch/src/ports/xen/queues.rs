@@ -35,7 +35,7 @@ pub struct VifStart {
     pub queue: Queue<Area>,
     /// Its events.
     pub events: Events,
-    /// Which connection of the interface it belongs to, for [`Broken`].
+    /// Which connection of the interface it belongs to, for [`PortFault`].
     pub session: u32,
 }
 

@@ -1,0 +1,287 @@
+//! Workers without threads: a test says which of them makes its next step, and what time it is.
+//!
+//! A [`Bed`] has the workers that a switch would have, with [heap ports](super::heap) plugged in, on a scripted clock. Nothing happens by itself: a worker
+//! makes a [round](Bed::round), [looks at its events](Bed::serve_events), or [goes to sleep](Bed::sleep) when the test says so; one that sleeps only goes on
+//! when epoll reports something, as its thread would. So a test can try any order of steps, and try it again.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, channel, sync_channel};
+use std::time::Duration;
+
+use ringferry_packet::vnet::Offloads;
+use ringferry_sys::epoll::{Epoll, Interest};
+use ringferry_sys::eventfd::EventFd;
+
+use super::heap::{HeapQueues, Wire};
+use crate::config::SwitchConfig;
+use crate::counters::{PortTotals, WorkerCounters};
+use crate::fdb::PortId;
+use crate::plane::handoff::migration::{MigrationSteps, QueueOwners, migrate};
+use crate::plane::handoff::ring::{Doorbell, Handoff};
+use crate::plane::now::Clock;
+use crate::plane::policy::PortPolicy;
+use crate::plane::worker::command::{Command, Inbox, NewPort};
+use crate::plane::worker::{BELL, Worker};
+use crate::plane::{FrameCost, MigrationError, PortHandle, PortShared, Steering};
+use crate::rules::Rules;
+
+/// Most rounds of all workers until nothing moves any more: more would be an endless loop.
+const ROUNDS: usize = 100_000;
+
+/// What a port of a bed is.
+#[derive(Clone, Debug)]
+pub struct HeapPort {
+    /// Queue pairs, over which the engine spreads flows; `None` for a port that every worker writes to by itself, as a tap.
+    pub pairs: Option<u16>,
+    /// The offloads that its receiver takes.
+    pub offloads: Offloads,
+    /// Its MTU.
+    pub mtu: u16,
+    /// Its rules.
+    pub rules: Rules,
+    /// The worker of its first queue.
+    pub first: usize,
+}
+
+impl Default for HeapPort {
+    /// A guest with one pair, all offloads, MTU 65535 and no rules, with worker 0.
+    fn default() -> Self {
+        Self { pairs: Some(1), offloads: Offloads::all(), mtu: u16::MAX, rules: Rules::default(), first: 0 }
+    }
+}
+
+/// See the head of this file.
+pub struct Bed {
+    workers: Vec<Worker<HeapQueues>>,
+    asleep: Vec<bool>,
+    clock: &'static AtomicU64,
+    owners: QueueOwners,
+    /// The counters of each port.
+    ports: Vec<Option<PortTotals>>,
+}
+
+impl Bed {
+    /// So many workers without ports, at time 0. Each bed leaks a word, its clock.
+    ///
+    /// # Panics
+    /// No descriptors are left.
+    pub fn new(config: &SwitchConfig, workers: usize) -> Bed {
+        let clock: &'static AtomicU64 = Box::leak(Box::new(AtomicU64::new(0)));
+        let bell = || EventFd::new().expect("a descriptor");
+        let bells: Vec<_> = (0..workers).map(|_| bell()).collect();
+        let doorbells: Vec<_> = bells
+            .iter()
+            .map(|bell| Arc::new(Doorbell::new(bell.try_clone().expect("a descriptor"))))
+            .collect();
+        let workers = bells.into_iter().zip(Handoff::mesh(&doorbells)).map(|(bell, handoff)| {
+            let epoll = Epoll::new().expect("a descriptor");
+            epoll.add(&bell, BELL, Interest::READABLE).expect("a descriptor can be watched");
+            let inbox = Inbox { commands: channel().1, bell };
+            let counters = Arc::new(WorkerCounters::default());
+            Worker::new(config, inbox, handoff, epoll, [1, 2], counters, Clock::Scripted(clock))
+        });
+        let workers: Vec<_> = workers.collect();
+        let asleep = vec![false; workers.len()];
+        Bed { workers, asleep, clock, owners: QueueOwners::default(), ports: Vec::new() }
+    }
+
+    /// Plugs in a port, all of whose queues run.
+    pub fn add(&mut self, port: &HeapPort) -> (PortId, Arc<Wire>) {
+        let id = PortId(self.ports.len() as u16);
+        let (cost, queues) = match port.pairs {
+            Some(pairs) => (FrameCost::Descriptor, pairs),
+            None => (FrameCost::SystemCall, 1),
+        };
+        let wire = Arc::new(Wire::new(queues, cost));
+        let shared = port.pairs.map(|_| Arc::new(PortShared::default()));
+        if let Some(shared) = &shared {
+            shared.set_offloads(port.offloads);
+            shared.set_mtu(port.mtu);
+        }
+        let steering = match &shared {
+            Some(shared) => Steering::Pairs(Arc::clone(shared)),
+            None => Steering::Local(port.offloads),
+        };
+        let totals = PortTotals::new(self.workers.len());
+        self.owners.add(id, &steering, port.first % self.workers.len(), queues, self.workers.len());
+        self.set_rules(id, &port.rules);
+        for worker in 0..self.workers.len() {
+            let handle = PortHandle { id, name: "heap".into(), counters: totals.of(worker) };
+            let queues = HeapQueues::new(handle.clone(), Arc::clone(&wire), shared.clone());
+            self.execute(worker, Command::Forget(id));
+            self.execute(
+                worker,
+                Command::AddPort(Box::new(NewPort { handle, queues, steering: steering.clone() })),
+            );
+        }
+        for queue in 0..queues {
+            self.execute(self.owners.of(id, queue), Command::Start(id, Box::new(queue)));
+        }
+        self.ports.push(Some(totals));
+        (id, wire)
+    }
+
+    /// Unplugs a port.
+    pub fn remove(&mut self, id: PortId) {
+        self.owners.remove(id);
+        for worker in 0..self.workers.len() {
+            self.ask(worker, |reply| Command::RemovePort(id, reply));
+        }
+        self.ports[usize::from(id.0)] = None;
+    }
+
+    /// Stops a queue of a port, after what it had sent was forwarded.
+    pub fn stop(&mut self, id: PortId, queue: u16) {
+        let worker = self.owners.of(id, queue);
+        self.execute(worker, Command::Drain(id, queue));
+        self.ask(worker, |reply| Command::Stop(id, queue, reply));
+    }
+
+    /// Starts a queue that was stopped.
+    pub fn start(&mut self, id: PortId, queue: u16) {
+        self.execute(self.owners.of(id, queue), Command::Start(id, Box::new(queue)));
+    }
+
+    /// Changes the rules of a port.
+    pub fn set_rules(&mut self, id: PortId, rules: &Rules) {
+        let (policy, rules) = (PortPolicy::new(rules).map(Arc::new), Arc::new(rules.clone()));
+        for worker in 0..self.workers.len() {
+            self.execute(worker, Command::SetRules(id, Arc::clone(&rules), policy.clone()));
+        }
+    }
+
+    /// The counters of a port that is plugged in.
+    ///
+    /// # Panics
+    /// There is no such port.
+    pub fn totals(&self, id: PortId) -> &PortTotals {
+        self.ports[usize::from(id.0)].as_ref().expect("a port of this number")
+    }
+
+    /// The worker that a queue is with.
+    pub fn owner(&self, id: PortId, queue: u16) -> usize {
+        self.owners.of(id, queue)
+    }
+
+    /// Lets time pass.
+    pub fn advance(&self, micros: u64) {
+        self.clock.fetch_add(micros, Ordering::Relaxed);
+    }
+
+    fn execute(&mut self, worker: usize, command: Command<HeapQueues>) {
+        // The command rings its bell.
+        if std::mem::take(&mut self.asleep[worker]) {
+            self.workers[worker].wake_up();
+        }
+        self.workers[worker].execute(command);
+    }
+
+    fn ask<T>(
+        &mut self,
+        worker: usize,
+        command: impl FnOnce(SyncSender<T>) -> Command<HeapQueues>,
+    ) -> Option<T> {
+        let (reply, answer) = sync_channel(1);
+        self.execute(worker, command(reply));
+        answer.try_recv().ok()
+    }
+
+    /// One round of a worker, unless it sleeps; whether anything moved.
+    pub fn round(&mut self, worker: usize) -> bool {
+        !self.asleep[worker] && self.workers[worker].round()
+    }
+
+    /// A worker looks at its events, which is what one that sleeps does when it is woken; whether there were any.
+    pub fn serve_events(&mut self, worker: usize) -> bool {
+        let any = self.workers[worker].serve_events(Some(Duration::ZERO));
+        if any && std::mem::take(&mut self.asleep[worker]) {
+            self.workers[worker].wake_up();
+        }
+        any
+    }
+
+    /// A worker goes to sleep, if it finds that it may; whether it sleeps.
+    pub fn sleep(&mut self, worker: usize) -> bool {
+        if !self.asleep[worker] {
+            self.asleep[worker] = self.workers[worker].prepare_to_sleep() == Some(None);
+        }
+        self.asleep[worker]
+    }
+
+    /// Lets all workers go on, as their threads would, until all of them sleep.
+    ///
+    /// # Panics
+    /// They do not come to rest.
+    pub fn run(&mut self) {
+        for _ in 0..ROUNDS {
+            let mut moved = false;
+            for worker in 0..self.workers.len() {
+                moved |= self.serve_events(worker);
+                moved |= self.round(worker);
+                moved |= !self.sleep(worker);
+            }
+            if !moved {
+                return;
+            }
+        }
+        panic!("the workers do not come to rest");
+    }
+
+    /// Migrates a queue to another worker by the steps that the control plane takes. Before each step `between` may let workers go on and
+    /// frames be sent; it is told the number of the step.
+    ///
+    /// # Errors
+    /// See [`MigrationError`].
+    pub fn migrate(
+        &mut self,
+        id: PortId,
+        queue: u16,
+        worker: usize,
+        between: &mut dyn FnMut(&mut Bed, usize),
+    ) -> Result<usize, MigrationError> {
+        let owners = std::mem::take(&mut self.owners);
+        let workers = self.workers.len();
+        let mut steps = Steps { bed: self, between, step: 0 };
+        let migrated = migrate(&mut steps, &owners, id, queue, worker, workers);
+        self.owners = owners;
+        migrated
+    }
+}
+
+/// The steps of a migration on a bed.
+struct Steps<'b> {
+    bed: &'b mut Bed,
+    between: &'b mut dyn FnMut(&mut Bed, usize),
+    step: usize,
+}
+
+impl Steps<'_> {
+    fn next(&mut self) -> &mut Bed {
+        (self.between)(self.bed, self.step);
+        self.step += 1;
+        self.bed
+    }
+}
+
+impl MigrationSteps for Steps<'_> {
+    type Detached = ();
+
+    fn park(&mut self, worker: usize, id: PortId, queue: u16) {
+        self.next().ask(worker, |reply| Command::Park(id, queue, reply));
+    }
+
+    fn settle(&mut self) {
+        for worker in 0..self.bed.workers.len() {
+            self.next().ask(worker, Command::Settle);
+        }
+    }
+
+    fn detach(&mut self, worker: usize, id: PortId, queue: u16) -> Option<()> {
+        self.next().ask(worker, |reply| Command::Detach(id, queue, reply))
+    }
+
+    fn attach(&mut self, worker: usize, id: PortId, queue: u16, (): ()) {
+        self.next().execute(worker, Command::Attach(id, queue, Box::new(())));
+    }
+}

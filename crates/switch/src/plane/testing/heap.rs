@@ -1,0 +1,332 @@
+//! A port on the heap: the engine's ports in tests, fuzz targets and models.
+//!
+//! A test makes a [`Wire`], gives its other end to a [`Bed`](super::Bed) as a port, sends frames on it and takes what was delivered. What a
+//! real port can do to the engine, a wire can be told to do: run out of buffers, refuse frames, be disabled, hand frames over in pieces, or lie in
+//! memory that the engine must not trust.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ringferry_memory::ReadSlice;
+use ringferry_packet::frame::Burst;
+use ringferry_packet::vnet::Header;
+use ringferry_sys::eventfd::EventFd;
+
+use crate::counters::DropReason;
+use crate::plane::{Delivery, FrameCost, Lease, PortHandle, PortShared, Queues, Taken, Watch};
+
+/// A frame with its virtual header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeapFrame {
+    /// What the sender asks for, or what the receiver is asked to do.
+    pub header: Header,
+    /// The frame, from its Ethernet header on.
+    pub bytes: Vec<u8>,
+    /// Where a frame that is sent is cut into pieces of the sender's memory; ascending.
+    pub cuts: Vec<usize>,
+}
+
+impl HeapFrame {
+    /// A frame in one piece.
+    pub fn new(header: Header, bytes: Vec<u8>) -> Self {
+        Self { header, bytes, cuts: Vec::new() }
+    }
+
+    fn pieces(&self) -> impl Iterator<Item = ReadSlice<'_>> {
+        let ends = self.cuts.iter().copied().filter(|cut| *cut < self.bytes.len()).chain([self.bytes.len()]);
+        let mut at = 0;
+        ends.filter_map(move |end| {
+            let from = at;
+            at = end.max(at);
+            (end > from).then(|| ReadSlice::from(&self.bytes[from..end]))
+        })
+    }
+}
+
+/// One queue of a wire.
+#[derive(Debug)]
+struct WireQueue {
+    sent: VecDeque<HeapFrame>,
+    /// Frames that were delivered and not yet shown.
+    unseen: Vec<HeapFrame>,
+    seen: Vec<HeapFrame>,
+    /// Frames that the receiver has buffers for.
+    room: usize,
+    enabled: bool,
+    kicks_wanted: bool,
+    kick: EventFd,
+}
+
+/// The test's end of a port.
+#[derive(Debug)]
+pub struct Wire {
+    queues: Vec<Mutex<WireQueue>>,
+    cost: FrameCost,
+    /// The engine may trust the memory that frames are sent from.
+    private: bool,
+    /// The port is like a tap: its descriptor tells of every frame, and it need not be armed.
+    level: bool,
+}
+
+impl Wire {
+    /// A wire whose `queues` queues all have buffers without end, and whose frames lie in memory that the engine must not trust.
+    ///
+    /// # Panics
+    /// No descriptor is left.
+    pub fn new(queues: u16, cost: FrameCost) -> Wire {
+        let queue = || WireQueue {
+            sent: VecDeque::new(),
+            unseen: Vec::new(),
+            seen: Vec::new(),
+            room: usize::MAX,
+            enabled: true,
+            kicks_wanted: false,
+            kick: EventFd::new().expect("a descriptor"),
+        };
+        let queues = (0..queues.max(1)).map(|_| Mutex::new(queue())).collect();
+        Wire { queues, cost, private: cost == FrameCost::SystemCall, level: cost == FrameCost::SystemCall }
+    }
+
+    /// How many queues it has.
+    pub fn queues(&self) -> u16 {
+        self.queues.len() as u16
+    }
+
+    fn queue(&self, queue: u16) -> MutexGuard<'_, WireQueue> {
+        let at = usize::from(queue).min(self.queues.len() - 1);
+        self.queues[at].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a frame into the switch.
+    pub fn send(&self, queue: u16, frame: HeapFrame) {
+        let mut queue = self.queue(queue);
+        queue.sent.push_back(frame);
+        if queue.kicks_wanted || self.level {
+            queue.kick.signal().expect("an eventfd");
+        }
+    }
+
+    /// Takes the frames that were delivered to a queue and shown to its receiver, in order.
+    pub fn received(&self, queue: u16) -> Vec<HeapFrame> {
+        std::mem::take(&mut self.queue(queue).seen)
+    }
+
+    /// Frames that were delivered to a queue and that its receiver was never shown.
+    pub fn unseen(&self, queue: u16) -> usize {
+        self.queue(queue).unseen.len()
+    }
+
+    /// Frames that wait to be taken by the switch.
+    pub fn waiting(&self, queue: u16) -> usize {
+        self.queue(queue).sent.len()
+    }
+
+    /// Gives the receiver of a queue so many buffers.
+    pub fn set_room(&self, queue: u16, room: usize) {
+        self.queue(queue).room = room;
+    }
+
+    /// Lets frames be taken from a queue, or emptied for nothing, as a disabled transmitq is.
+    pub fn enable(&self, queue: u16, enabled: bool) {
+        self.queue(queue).enabled = enabled;
+    }
+
+    /// Kicks a queue although nothing was sent.
+    pub fn kick(&self, queue: u16) {
+        self.queue(queue).kick.signal().expect("an eventfd");
+    }
+}
+
+/// The engine's end of a port: the queues of a wire that one worker has.
+#[derive(Debug)]
+pub struct HeapQueues {
+    port: PortHandle,
+    wire: Arc<Wire>,
+    shared: Option<Arc<PortShared>>,
+    here: Vec<bool>,
+}
+
+impl HeapQueues {
+    /// The other end of `wire`, without queues. `shared` is that of a port with pairs.
+    pub fn new(port: PortHandle, wire: Arc<Wire>, shared: Option<Arc<PortShared>>) -> Self {
+        let here = vec![false; wire.queues.len()];
+        Self { port, wire, shared, here }
+    }
+
+    fn has(&self, queue: u16) -> bool {
+        self.here.get(usize::from(queue)).is_some_and(|here| *here)
+    }
+
+    fn serve(&mut self, queue: u16, watch: Watch<'_>) {
+        self.here[usize::from(queue)] = true;
+        watch.add(&self.wire.queue(queue).kick, queue).expect("a descriptor can be watched");
+    }
+
+    fn let_go(&mut self, queue: u16, watch: Watch<'_>) -> bool {
+        let had = self.has(queue);
+        if had {
+            self.here[usize::from(queue)] = false;
+            watch.remove(&self.wire.queue(queue).kick);
+        }
+        had
+    }
+
+    fn set_ready(&self, queue: u16, ready: bool) {
+        if let Some(shared) = &self.shared {
+            shared.set_ready(queue, ready);
+        }
+    }
+}
+
+impl Queues for HeapQueues {
+    type Loan = Vec<HeapFrame>;
+    type Start = u16;
+    type Stopped = ();
+    type Request = std::convert::Infallible;
+    type Detached = ();
+    type State = u16;
+
+    fn lease(&mut self, queue: u16, max: usize) -> Lease<Vec<HeapFrame>> {
+        if !self.has(queue) {
+            return Lease::Empty;
+        }
+        let mut wire = self.wire.queue(queue);
+        let count = wire.sent.len().min(max);
+        match count {
+            0 if self.wire.level => {
+                // Readable as long as there are frames, as a tap is.
+                let _ = wire.kick.drain();
+                Lease::Exhausted
+            }
+            0 => Lease::Empty,
+            _ => Lease::Frames(wire.sent.drain(..count).collect()),
+        }
+    }
+
+    fn frames<'m>(&mut self, queue: u16, loan: &'m Vec<HeapFrame>, _: usize, burst: &mut Burst<'m>) -> Taken {
+        for frame in loan {
+            let mut building = burst.build(frame.header, frame.bytes.len() as u32);
+            frame.pieces().for_each(|piece| building.piece(piece));
+            building.finish();
+        }
+        let counters = &self.port.counters;
+        counters.rx_packets.add(loan.len() as u64);
+        counters.rx_bytes.add(loan.iter().map(|frame| frame.bytes.len() as u64).sum());
+        let forward = self.wire.queue(queue).enabled;
+        if !forward {
+            counters.drops.add(DropReason::LinkDown, loan.len() as u64);
+        }
+        Taken { any: true, forward, private: self.wire.private, exhausted: false }
+    }
+
+    fn complete(&mut self, _: u16, _: Vec<HeapFrame>) {}
+
+    fn backlog(&mut self, queue: u16) -> usize {
+        if self.has(queue) { self.wire.waiting(queue) } else { 0 }
+    }
+
+    fn arm(&mut self, queue: u16) -> bool {
+        if !self.has(queue) || self.wire.level {
+            return true;
+        }
+        let mut wire = self.wire.queue(queue);
+        wire.kicks_wanted = wire.sent.is_empty();
+        wire.kicks_wanted
+    }
+
+    fn is_kickless(&mut self, _: u16) -> bool {
+        false
+    }
+
+    fn wake(&mut self, queue: u16, _: bool, _: Watch<'_>) -> bool {
+        let mut wire = self.wire.queue(queue);
+        if !self.wire.level {
+            let _ = wire.kick.drain();
+        }
+        wire.kicks_wanted = false;
+        self.port.counters.kicks.add(1);
+        true
+    }
+
+    fn frame_cost(&self) -> FrameCost {
+        self.wire.cost
+    }
+
+    fn expect(&mut self, _: usize) {}
+
+    fn deliver(
+        &mut self,
+        queue: u16,
+        header: Header,
+        first: &[u8],
+        rest: &[ReadSlice<'_>],
+        len: u64,
+    ) -> Result<Delivery, DropReason> {
+        if self.shared.is_some() && !self.has(queue) {
+            return Ok(Delivery::NotHere);
+        }
+        let mut wire = self.wire.queue(queue);
+        if wire.room == 0 {
+            return Err(DropReason::NoReceiveBuffers);
+        }
+        if wire.room != usize::MAX {
+            wire.room -= 1;
+        }
+        let mut bytes = first.to_vec();
+        for piece in rest {
+            let at = bytes.len();
+            bytes.resize(at + piece.len(), 0);
+            piece.copy_to(&mut bytes[at..]);
+        }
+        assert_eq!(bytes.len() as u64, len, "the length that is announced is that of the pieces");
+        wire.unseen.push(HeapFrame::new(header, bytes));
+        Ok(Delivery::Done)
+    }
+
+    fn flush(&mut self) {
+        // A port without pairs is written to by every worker.
+        for queue in 0..self.wire.queues() {
+            if self.shared.is_none() || self.has(queue) {
+                let mut wire = self.wire.queue(queue);
+                let mut unseen = std::mem::take(&mut wire.unseen);
+                wire.seen.append(&mut unseen);
+            }
+        }
+    }
+
+    fn start(&mut self, queue: u16, watch: Watch<'_>) -> Option<u16> {
+        self.serve(queue, watch);
+        self.set_ready(queue, true);
+        Some(queue)
+    }
+
+    fn stop(&mut self, queue: u16, watch: Watch<'_>) -> Option<((), Option<u16>)> {
+        self.set_ready(queue, false);
+        self.let_go(queue, watch).then_some(((), Some(queue)))
+    }
+
+    fn close(&mut self, watch: Watch<'_>) {
+        for queue in 0..self.wire.queues() {
+            if self.let_go(queue, watch) {
+                self.set_ready(queue, false);
+            }
+        }
+    }
+
+    fn request(&mut self, request: std::convert::Infallible, _: Watch<'_>) {
+        match request {}
+    }
+
+    fn detach(&mut self, queue: u16, watch: Watch<'_>) -> Option<()> {
+        self.let_go(queue, watch).then_some(())
+    }
+
+    fn attach(&mut self, queue: u16, (): (), watch: Watch<'_>) -> bool {
+        self.serve(queue, watch);
+        true
+    }
+
+    fn inspect(&mut self, states: &mut Vec<u16>) {
+        states.extend((0..self.wire.queues()).filter(|queue| self.has(*queue)));
+    }
+}

@@ -1,0 +1,204 @@
+//! The engine's forwarding decisions, frame by frame, against the [reference switch](super::reference).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use proptest::collection::{btree_set, vec};
+use proptest::option;
+use proptest::prelude::*;
+use ringferry_packet::ether::Mac as EtherMac;
+use ringferry_packet::vnet::Header;
+
+use super::reference::{Frame, Mac, Reference};
+use crate::config::SwitchConfig;
+use crate::counters::DropReason;
+use crate::fdb::PortId;
+use crate::plane::testing::{Bed, HeapFrame, HeapPort, Wire};
+use crate::rules::{Guard, Rules, Vid, Vlans};
+
+/// Few addresses and VLANs, so that frames meet.
+const MACS: u8 = 6;
+const VIDS: [Vid; 4] = [0, 1, 2, 4094];
+const MAX_AGE: u32 = 30;
+
+fn mac(number: u8) -> Mac {
+    [2, 0, 0, 0, 0, number]
+}
+
+/// One thing that a test does.
+#[derive(Clone, Debug)]
+enum Step {
+    /// A port sends a burst.
+    Send { port: usize, frames: Vec<Frame> },
+    /// Seconds pass.
+    Wait(u32),
+    /// A port is unplugged.
+    Remove(usize),
+}
+
+fn vid() -> impl Strategy<Value = Vid> {
+    prop::sample::select(&VIDS[..])
+}
+
+fn tagged_vid() -> impl Strategy<Value = Vid> {
+    prop::sample::select(&VIDS[1..])
+}
+
+fn vlans() -> impl Strategy<Value = Vlans> {
+    let some = btree_set(tagged_vid(), 0..3).prop_map(|vids| vids.into_iter().collect::<Vec<_>>());
+    let trunk = (option::of(some), option::of(vid()));
+    prop_oneof![
+        2 => Just(Vlans::default()),
+        1 => vid().prop_map(Vlans::Access),
+        2 => trunk.prop_map(|(allowed, native)| Vlans::Trunk { allowed, native }),
+    ]
+}
+
+fn rules() -> impl Strategy<Value = Rules> {
+    let guard = btree_set(0..MACS, 0..4);
+    let statics = vec((0..MACS, vid()), 0..2);
+    (vlans(), any::<bool>(), option::weighted(0.3, 0..4u32), statics, option::weighted(0.2, guard)).prop_map(
+        |(vlans, isolated, max_macs, statics, guard)| {
+            let macs =
+                |numbers: BTreeSet<u8>| numbers.into_iter().map(|number| EtherMac(mac(number))).collect();
+            Rules {
+                vlans,
+                isolated,
+                max_macs,
+                static_macs: statics.into_iter().map(|(number, vid)| (EtherMac(mac(number)), vid)).collect(),
+                guard: guard.map(|numbers| Guard { macs: macs(numbers), ips: None }),
+                ..Rules::default()
+            }
+        },
+    )
+}
+
+fn frame() -> impl Strategy<Value = Frame> {
+    let destination = prop_oneof![
+        6 => (0..MACS).prop_map(mac),
+        1 => Just([0xff; 6]),
+        1 => Just([1, 0, 0x5e, 0, 0, 1]),
+    ];
+    // A priority tag in front of another tag is left out: what becomes of it is a matter of its own.
+    let inner = option::weighted(0.1, tagged_vid());
+    let tags = option::of((prop_oneof![3 => tagged_vid(), 1 => Just(0), 1 => Just(3)], 0..8u16, inner));
+    (destination, 0..MACS, tags, 46..120usize).prop_filter_map(
+        "a station does not send to itself",
+        |(destination, source, tags, len)| {
+            let source = mac(source);
+            let mut list = Vec::new();
+            if let Some((vid, priority, inner)) = tags {
+                list.push(priority << 13 | vid);
+                list.extend(inner.filter(|_| vid != 0));
+            }
+            // An EtherType for experiments (IEEE 802, 9.2.3): nothing that offloads would look at.
+            let mut payload = vec![0x88, 0xb5];
+            payload.resize(len, 0);
+            (destination != source).then_some(Frame { destination, source, tags: list, payload })
+        },
+    )
+}
+
+fn steps(ports: usize) -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        12 => (0..ports, vec(frame(), 1..6)).prop_map(|(port, frames)| Step::Send { port, frames }),
+        2 => prop_oneof![Just(1), Just(MAX_AGE), 1..2 * MAX_AGE].prop_map(Step::Wait),
+        1 => (0..ports).prop_map(Step::Remove),
+    ];
+    vec(step, 1..40)
+}
+
+/// Gives each frame a payload of its own.
+fn number(steps: &mut [Step]) {
+    let mut next = 0u32;
+    for step in steps {
+        if let Step::Send { frames, .. } = step {
+            for frame in frames {
+                frame.payload[4..8].copy_from_slice(&next.to_be_bytes());
+                next += 1;
+            }
+        }
+    }
+}
+
+/// Rules of several ports, with pairs or without. No two have the same static address, as the configuration sees to.
+fn ports() -> impl Strategy<Value = Vec<(Rules, bool)>> {
+    vec((rules(), any::<bool>()), 2..6).prop_map(|mut ports| {
+        let mut seen = BTreeSet::new();
+        for (rules, _) in &mut ports {
+            rules.static_macs.retain(|(mac, vid)| seen.insert((mac.0, *vid)));
+        }
+        ports
+    })
+}
+
+/// Ports with pairs and without, by their rules.
+fn bed(kinds: &[(Rules, bool)], workers: usize) -> (Bed, Vec<Arc<Wire>>) {
+    let config = SwitchConfig { mac_age_seconds: MAX_AGE, mac_table_size: 1024, ..SwitchConfig::default() };
+    let mut bed = Bed::new(&config, workers);
+    let wires = kinds.iter().map(|(rules, pairs)| {
+        let port = HeapPort { pairs: pairs.then_some(1), rules: rules.clone(), ..HeapPort::default() };
+        bed.add(&port).1
+    });
+    let wires = wires.collect();
+    (bed, wires)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_frame_goes_where_the_reference_says(
+        (kinds, mut steps) in ports().prop_flat_map(|kinds| { let ports = kinds.len(); (Just(kinds), steps(ports)) }),
+    ) {
+        number(&mut steps);
+        let (mut bed, wires) = bed(&kinds, 1);
+        let mut reference = Reference::new(kinds.iter().map(|(rules, _)| rules.clone()).collect(), MAX_AGE);
+        let mut drops: BTreeMap<(usize, DropReason), u64> = BTreeMap::new();
+        let mut now = 0;
+        for step in steps {
+            match step {
+                Step::Wait(seconds) => {
+                    now += seconds;
+                    bed.advance(u64::from(seconds) * 1_000_000);
+                }
+                Step::Remove(port) => {
+                    if reference.ports[port].is_some() {
+                        reference.remove(port);
+                        bed.remove(PortId(port as u16));
+                    }
+                }
+                Step::Send { port, frames } => {
+                    if reference.ports[port].is_none() {
+                        continue;
+                    }
+                    let mut expected: BTreeMap<usize, Vec<Vec<u8>>> = BTreeMap::new();
+                    for frame in &frames {
+                        let outcome = reference.forward(port, frame, now);
+                        for (to, bytes) in outcome.delivered {
+                            expected.entry(to).or_default().push(bytes);
+                        }
+                        for place in outcome.dropped {
+                            *drops.entry(place).or_default() += 1;
+                        }
+                        // In one piece, and with the cut inside the part that decisions rest on.
+                        let cuts = vec![15, 70];
+                        wires[port].send(0, HeapFrame { cuts, ..HeapFrame::new(Header::default(), frame.bytes()) });
+                    }
+                    bed.run();
+                    for (to, wire) in wires.iter().enumerate() {
+                        let received: Vec<_> = wire.received(0).into_iter().map(|frame| frame.bytes).collect();
+                        prop_assert_eq!(received, expected.remove(&to).unwrap_or_default(), "port {}", to);
+                    }
+                }
+            }
+            for (port, _) in reference.ports.iter().enumerate().filter(|(_, rules)| rules.is_some()) {
+                let counted = bed.totals(PortId(port as u16)).drops_by_name();
+                for reason in DropReason::ALL {
+                    let expected = drops.get(&(port, reason)).copied().unwrap_or(0);
+                    prop_assert_eq!(counted[reason.name()], expected, "port {} {:?}", port, reason);
+                }
+            }
+        }
+    }
+}
