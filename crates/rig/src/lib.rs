@@ -14,7 +14,7 @@
 //! `ringferry_memory::testing` has words for rings, `ringferry_packet::testing` has packets with every field, and the crate `ringferry-xen-sim` a
 //! simulated Xen.
 #![forbid(unsafe_code)]
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::new_without_default)]
 
 pub mod domu;
 pub mod frames;
