@@ -5,6 +5,7 @@ mod commands;
 mod house;
 mod links;
 mod markdown;
+mod paths;
 mod reasons;
 
 use std::path::{Path, PathBuf};
