@@ -1,8 +1,33 @@
-//! Why packets are dropped.
+//! Why packets are dropped, and what to do about it.
+//!
+//! One table has all there is to say about a reason: its name, what happened, at which port it is counted, and what to do. `ringferry ctl show
+//! --reasons` prints it, and docs/operating.md has the same rows (a test compares them).
 
-/// Makes [`DropReason`] from one table: variant, stable name, meaning.
+/// The port at which a drop is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CountedAt {
+    /// The one that the packet came from: something is wrong with the packet, or the port may not send it.
+    Sender,
+    /// The one that it would have left by.
+    Receiver,
+    /// One or the other.
+    Either,
+}
+
+impl CountedAt {
+    /// For people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CountedAt::Sender => "sender",
+            CountedAt::Receiver => "receiver",
+            CountedAt::Either => "sender, or receiver",
+        }
+    }
+}
+
+/// Makes [`DropReason`] from one table: what happened, variant, stable name, where it is counted, what to do.
 macro_rules! drop_reasons {
-    ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
+    ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal at $side:ident, $remedy:literal,)+) => {
         /// Why a packet was dropped. The name is part of the interface (JSON, metrics): never change one,
         /// only add.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,62 +45,119 @@ macro_rules! drop_reasons {
                 match self { $(DropReason::$variant => $name,)+ }
             }
 
-            /// What the reason means, for people.
+            /// What happened, for people.
             pub const fn meaning(self) -> &'static str {
                 match self { $(DropReason::$variant => concat!($($doc),+).trim_ascii(),)+ }
+            }
+
+            /// At which port it is counted.
+            pub const fn counted_at(self) -> CountedAt {
+                match self { $(DropReason::$variant => CountedAt::$side,)+ }
+            }
+
+            /// What to do about it, for people.
+            pub const fn remedy(self) -> &'static str {
+                match self { $(DropReason::$variant => $remedy,)+ }
             }
         }
     };
 }
 
 drop_reasons! {
-    /// The frame's virtio-net header contradicts itself or the frame.
-    RxBadHeader = "rx-bad-header",
+    /// The virtio-net header contradicts the frame, such as a checksum beyond its end.
+    RxBadHeader = "rx-bad-header" at Sender,
+        "A fault of the guest's driver, or an attack. The guest alone is affected.",
     /// The frame is shorter than an Ethernet header.
-    RxTooShort = "rx-too-short",
-    /// The frame is longer than any the switch carries (65600 bytes).
-    RxTooBig = "rx-too-big",
-    /// The frame lies in memory the guest did not share; it broke its queue.
-    RxBadMemory = "rx-bad-memory",
-    /// The frame's own destination is the port it came from.
-    SamePort = "same-port",
-    /// The frame is for everybody, and no other port is in its VLAN, or may be reached by it.
-    NoDestination = "no-destination",
-    /// The receiving guest posted too few buffers: it is slower than its senders.
-    NoReceiveBuffers = "no-receive-buffers",
-    /// The receiving guest's buffers are too small for the frame.
-    TxTooBig = "tx-too-big",
-    /// The receiving port is not connected, its driver has not started, or its queue is broken.
-    LinkDown = "link-down",
-    /// The receiver lacks an offload the frame needs and it could not be done in software.
-    OffloadUnsupported = "offload-unsupported",
-    /// The tap's queue in the kernel is full: the host is slower than its senders.
-    TapBusy = "tap-busy",
-    /// The kernel refused the frame written to the tap.
-    TapWriteError = "tap-write-error",
-    /// The worker that serves the receiving queue is too far behind.
-    WorkerBusy = "worker-busy",
-    /// The slots of a Xen guest's packet do not add up.
-    RxBadSlots = "rx-bad-slots",
-    /// The receiving guest has asked not to get this multicast frame.
-    Filtered = "filtered",
-    /// The frame is tagged for a VLAN that the port is not in, or lacks a tag that the port demands.
-    Vlan = "vlan",
-    /// Sender and receiver are isolated ports.
-    Isolated = "isolated",
-    /// The frame's source address may not be used behind this port (anti-spoofing).
-    Spoofed = "spoofed",
-    /// The port has as many source addresses as it may have, and this frame is from another, or from one that is fixed to another
-    /// port.
-    MacLimit = "mac-limit",
-    /// The port floods more frames than it may.
-    Storm = "storm",
-    /// The port sends more than it may.
-    RateIn = "rate-in",
-    /// The port is sent more than it may receive.
-    RateOut = "rate-out",
-    /// The frame does not fit the receiving port, and its sender was told so (ICMP).
-    TooBigAnswered = "too-big-answered",
+    RxTooShort = "rx-too-short" at Sender,
+        "A fault of the guest's driver, or an attack. The guest alone is affected.",
+    /// The frame is longer than 65600 bytes, the most that the switch carries.
+    RxTooBig = "rx-too-big" at Sender,
+        "A fault of the guest's driver, or an attack. The guest alone is affected.",
+    /// The frame lies outside the memory that the guest shares. Its queue is now broken.
+    RxBadMemory = "rx-bad-memory" at Sender,
+        "A fault of the guest's driver, or an attack. The guest alone is affected. Its port is in the \
+         state `broken`.",
+    /// The destination is behind the port that the frame came from.
+    SamePort = "same-port" at Sender,
+        "Normal behind a bridge. Many of them show a loop, or two guests with the same MAC address.",
+    /// The frame was for everybody, and there is no other port that it may leave by.
+    NoDestination = "no-destination" at Sender,
+        "Normal on a switch with one port, or for an isolated port on its own in its VLAN.",
+    /// The receiving guest has posted no buffers, or too few for this frame. It is slower than those who send
+    /// to it.
+    NoReceiveBuffers = "no-receive-buffers" at Receiver,
+        "Some loss is normal when a sender without flow control (UDP) is faster than its receiver. For \
+         bursts: a larger ring (`rx_queue_size=1024` in QEMU). For steady loss: more queue pairs and \
+         vCPUs in the guest, or `rate_out` at the port.",
+    /// The frame does not fit the receiving guest's buffers or MTU, and nobody could be told: it is not IP, or
+    /// may be fragmented, or was flooded.
+    TxTooBig = "tx-too-big" at Receiver,
+        "Give both ends the same MTU. A guest with `mrg_rxbuf=off` and without TSO takes frames of one \
+         MTU only.",
+    /// Nobody takes frames at this port: no front end, driver not started, interface down, or queue broken.
+    LinkDown = "link-down" at Receiver,
+        "Nothing, while the guest boots. Otherwise see the state of the port.",
+    /// The frame asks for an offload that the receiver lacks and that the switch cannot do in software: its
+    /// headers cannot be parsed, or are too long.
+    OffloadUnsupported = "offload-unsupported" at Receiver,
+        "Look for tunnels with unusual headers in the sending guest; `tso=off,uso=off` at its port makes \
+         it send finished packets.",
+    /// The kernel's queue of the tap is full.
+    TapBusy = "tap-busy" at Receiver,
+        "The host is slower than the guests: look at its softirq time. Several tap queues help \
+         (`queues=N` with as many workers).",
+    /// The kernel refused the frame, mostly because its header asks for something that the kernel does not
+    /// know.
+    TapWriteError = "tap-write-error" at Receiver,
+        "Look at the guest's driver. With `offloads=off` at the tap, or `csum=off` at the guest's port, \
+         no such header reaches the kernel.",
+    /// The frame had to go to another worker, and that worker is too far behind.
+    WorkerBusy = "worker-busy" at Receiver,
+        "See whether that worker is busy; add workers, or put the pairs that talk to each other on one \
+         (`ctl assign`).",
+    /// Xen only: the slots of a packet do not add up.
+    RxBadSlots = "rx-bad-slots" at Sender,
+        "A fault of the guest's driver, or an attack. The guest alone is affected.",
+    /// Xen only: the guest asked not to receive this multicast address.
+    Filtered = "filtered" at Receiver,
+        "Nothing.",
+    /// The frame has a tag of a VLAN that its port is not in, or no tag where one is demanded; or it was for an
+    /// address behind a port that is not in its VLAN.
+    Vlan = "vlan" at Either,
+        "Compare `ctl rules` of both ports.",
+    /// Sender and receiver are both isolated ports.
+    Isolated = "isolated" at Receiver,
+        "That is what the rule is for; take `isolated` away from one of them if they should talk.",
+    /// The frame's source address is not one of `allowed_macs` or `allowed_ips` of the port.
+    Spoofed = "spoofed" at Sender,
+        "If the guest is right, add the address. Guests that run containers or VMs of their own send from \
+         further addresses.",
+    /// The port has `max_macs` addresses already and this frame has another one, or one that is fixed to
+    /// another port (`static_macs`).
+    MacLimit = "mac-limit" at Sender,
+        "Raise `max_macs` if the guest bridges; otherwise it floods addresses, or pretends to be another \
+         guest.",
+    /// The port sent more broadcast, multicast and unknown-destination frames than `storm` allows.
+    Storm = "storm" at Sender,
+        "Look for a loop (two paths between the same networks) or a scan; else raise the limit.",
+    /// The port has sent as much as `rate_in` or `rate_in_packets` allows.
+    RateIn = "rate-in" at Sender,
+        "Raise the limit, or its `_burst`. TCP slows down by itself; UDP loses the excess.",
+    /// The port has received as much as `rate_out` or `rate_out_packets` allows.
+    RateOut = "rate-out" at Receiver,
+        "Raise the limit, or its `_burst` if only short peaks are lost.",
+    /// The frame does not fit the receiving guest's buffers or MTU, and its sender was told with ICMP
+    /// "fragmentation needed" or "packet too big". Path MTU discovery works.
+    TooBigAnswered = "too-big-answered" at Receiver,
+        "Nothing, if it is a few per connection. Otherwise the sender ignores ICMP (a firewall in the \
+         guest): give both ends the same MTU.",
+}
+
+impl DropReason {
+    /// The reason of this name.
+    pub fn from_name(name: &str) -> Option<DropReason> {
+        Self::ALL.into_iter().find(|reason| reason.name() == name)
+    }
 }
 
 #[cfg(test)]
@@ -91,6 +173,8 @@ mod tests {
                 "{}",
                 reason.name()
             );
+            assert_eq!(DropReason::from_name(reason.name()), Some(reason));
+            assert!(reason.remedy().ends_with('.') && !reason.remedy().contains("  "), "{}", reason.remedy());
             assert!(
                 reason.meaning().ends_with('.') && !reason.meaning().starts_with(' '),
                 "{:?}",

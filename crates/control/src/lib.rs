@@ -47,7 +47,7 @@ pub mod snapshot;
 pub mod text;
 
 pub use client::{ControlError, call};
-pub use drops::DropReason;
+pub use drops::{CountedAt, DropReason};
 pub use guest::GuestSnapshot;
 pub use path::{SYSTEM_DIRECTORY, default_path};
 pub use protocol::{Answer, Request, Response};

@@ -67,6 +67,9 @@ pub enum CtlCommand {
         /// Everything, as JSON.
         #[arg(long)]
         json: bool,
+        /// In place of that: why packets were dropped, at which ports, and what to do about it. Only a switch knows.
+        #[arg(long, conflicts_with = "json")]
+        reasons: bool,
     },
     /// The forwarding database: which MAC address is behind which port.
     Fdb {
@@ -188,6 +191,11 @@ pub enum CtlError {
     /// A guest was asked for what only a switch has.
     #[error("this is a ringferry guest, which has no forwarding database: ask the switch it is plugged into")]
     NoFdb,
+    /// A guest was asked for what only a switch has.
+    #[error(
+        "this is a ringferry guest, which drops nothing for a reason of its own: ask the switch it is plugged into"
+    )]
+    NoReasons,
     /// The answer could not be written.
     #[error("cannot write the answer: {0}")]
     Output(#[from] io::Error),
@@ -211,7 +219,13 @@ fn print(text: &str, out: &mut dyn Write) -> Result<(), CtlError> {
 
 fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
     let (request, json) = match command.clone() {
-        CtlCommand::Show { json } => (Request::Show, json),
+        CtlCommand::Show { reasons: true, .. } => {
+            return match control::call(path, &Request::Show)? {
+                Answer::Show(snapshot) => Ok(snapshot.reasons_to_text()),
+                _ => Err(CtlError::NoReasons),
+            };
+        }
+        CtlCommand::Show { json, .. } => (Request::Show, json),
         CtlCommand::Fdb { json } => {
             let Answer::Show(snapshot) = control::call(path, &Request::Show)? else {
                 return Err(CtlError::NoFdb);
@@ -354,6 +368,12 @@ mod tests {
         assert!(ctl(&["show"]).unwrap().starts_with("ringferry, process 42, up 0 s"));
         let json: serde_json::Value = serde_json::from_str(&ctl(&["show", "--json"]).unwrap()).unwrap();
         assert_eq!(json["pid"], 42);
+    }
+
+    #[test]
+    fn reasons_are_text_alone() {
+        assert_eq!(ctl(&["show", "--reasons"]).unwrap(), "no packet was dropped\n");
+        assert!(Program::try_parse_from(["ctl", "show", "--reasons", "--json"]).is_err());
     }
 
     #[test]

@@ -171,3 +171,18 @@ VLAN  MAC                PORT       AGE
 ";
     assert_eq!(text, expected);
 }
+
+#[test]
+fn reasons_are_explained_where_there_are_drops() {
+    let mut snapshot = example();
+    snapshot.ports[1].drops = named([("no-receive-buffers", 3), ("moon-phase", 1)]);
+    let reason = crate::DropReason::NoReceiveBuffers;
+    let expected = format!(
+        "moon-phase: uplink 1\n  A reason that this version of ctl does not know.\n\n\
+         no-receive-buffers (counted at the receiver): vm0 12, uplink 3\n  {}\n  What to do: {}\n",
+        reason.meaning(),
+        reason.remedy()
+    );
+    assert_eq!(snapshot.reasons_to_text(), expected);
+    assert_eq!(Snapshot::default().reasons_to_text(), "no packet was dropped\n");
+}

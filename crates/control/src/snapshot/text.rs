@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::{FdbEntry, PortSnapshot, Snapshot};
+use crate::drops::DropReason;
 use crate::rules::settings;
-use crate::text::{Table, duration, humane};
+use crate::text::{Table, duration, short_count};
 
 impl Snapshot {
     /// A few aligned tables for a terminal: the switch, its ports, their queues, and whatever was dropped.
@@ -23,10 +24,10 @@ impl Snapshot {
                 text,
                 "worker {index}: busy {:.1} %, {} polls, {} of them with packets, {} sleeps, {} wakeups",
                 worker.busy_percent,
-                humane(worker.polls),
-                humane(worker.busy_polls),
-                humane(worker.sleeps),
-                humane(worker.wakeups)
+                short_count(worker.polls),
+                short_count(worker.busy_polls),
+                short_count(worker.sleeps),
+                short_count(worker.wakeups)
             );
         }
         text.push('\n');
@@ -62,6 +63,31 @@ impl Snapshot {
         table.to_string()
     }
 
+    /// The reasons for which packets were dropped: at which ports, what happened and what to do.
+    pub fn reasons_to_text(&self) -> String {
+        let mut counts: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for port in &self.ports {
+            for (reason, count) in port.drops.iter().filter(|(_, count)| **count > 0) {
+                counts.entry(reason).or_default().push(format!("{} {}", port.name, short_count(*count)));
+            }
+        }
+        if counts.is_empty() {
+            return "no packet was dropped\n".to_owned();
+        }
+        let paragraphs = counts.into_iter().map(|(name, ports)| {
+            let ports = ports.join(", ");
+            match DropReason::from_name(name) {
+                Some(reason) => {
+                    let (at, meaning, remedy) =
+                        (reason.counted_at().name(), reason.meaning(), reason.remedy());
+                    format!("{name} (counted at the {at}): {ports}\n  {meaning}\n  What to do: {remedy}\n")
+                }
+                None => format!("{name}: {ports}\n  A reason that this version of ctl does not know.\n"),
+            }
+        });
+        paragraphs.collect::<Vec<_>>().join("\n")
+    }
+
     fn ports_table(&self) -> String {
         let mut table = Table::new(&[
             "<PORT",
@@ -75,7 +101,7 @@ impl Snapshot {
             ">DROPS",
         ]);
         for port in &self.ports {
-            let counter = |name: &str| humane(port.counters.get(name).copied().unwrap_or_default());
+            let counter = |name: &str| short_count(port.counters.get(name).copied().unwrap_or_default());
             table.row([
                 port.name.clone(),
                 port.negotiated.kind().to_owned(),
@@ -85,7 +111,7 @@ impl Snapshot {
                 counter("rx_bytes"),
                 counter("tx_packets"),
                 counter("tx_bytes"),
-                humane(port.drops.values().sum()),
+                short_count(port.drops.values().sum()),
             ]);
         }
         table.to_string()

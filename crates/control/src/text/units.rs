@@ -1,27 +1,61 @@
-//! Numbers for people.
+//! Numbers for people: three significant digits and a decimal prefix.
 
-/// A count with at most four digits, exact below 10 000 and with three significant digits and a decimal unit
-/// above.
-pub fn humane(count: u64) -> String {
-    if count < 10_000 {
+/// What a number is multiples of, by powers of 1000.
+const PREFIXES: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
+
+/// Counts below this are written in full.
+const EXACT: u64 = 10_000;
+
+/// Divides a number by 1000 until it is below that; returns what is left, and the prefix.
+fn reduce(mut value: f64) -> (f64, &'static str) {
+    let mut prefix = "";
+    for next in PREFIXES {
+        prefix = next;
+        // 999.5 would be rounded to 1000.
+        if value < 999.5 {
+            break;
+        }
+        if next != PREFIXES[PREFIXES.len() - 1] {
+            value /= 1000.0;
+        }
+    }
+    (value, prefix)
+}
+
+/// Returns how many decimals make three significant digits of a number from 1 to 1000.
+fn decimals(value: f64) -> usize {
+    match value {
+        large if large >= 99.95 => 0,
+        medium if medium >= 9.995 => 1,
+        _ => 2,
+    }
+}
+
+/// A count with at most four digits: `9999`, `12.3k`.
+pub fn short_count(count: u64) -> String {
+    if count < EXACT {
         return count.to_string();
     }
-    let mut value = count as f64;
-    let mut units = ["k", "M", "G", "T", "P", "E"].into_iter();
-    let mut unit = "";
-    // 999.5 would be rounded to 1000.
-    while value >= 999.5 {
-        value /= 1000.0;
-        unit = units.next().unwrap_or("?");
-    }
-    let decimals = if value < 9.995 {
-        2
-    } else if value < 99.95 {
-        1
-    } else {
-        0
-    };
-    format!("{value:.decimals$}{unit}")
+    let (value, prefix) = reduce(count as f64);
+    let decimals = decimals(value);
+    format!("{value:.decimals$}{prefix}")
+}
+
+/// A number with a prefix and a unit: `9.41 Gbit/s`, `812 kpps`, `17 B`.
+pub fn scaled(value: f64, unit: &str) -> String {
+    let (value, prefix) = reduce(value);
+    let decimals = if prefix.is_empty() && value.fract() == 0.0 { 0 } else { decimals(value) };
+    format!("{value:.decimals$} {prefix}{unit}")
+}
+
+/// A rate in bits per second.
+pub fn bit_rate(bits_per_second: f64) -> String {
+    scaled(bits_per_second, "bit/s")
+}
+
+/// A duration given in microseconds.
+pub fn micros(value: f64) -> String {
+    if value < 999.5 { format!("{value:.1} µs") } else { format!("{:.2} ms", value / 1000.0) }
 }
 
 /// Seconds in the two largest units that matter.
@@ -40,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_short() {
+    fn counts_are_short() {
         let cases = [
             (0, "0"),
             (9999, "9999"),
@@ -53,8 +87,32 @@ mod tests {
             (u64::MAX, "18.4E"),
         ];
         for (count, expected) in cases {
-            assert_eq!(humane(count), expected, "{count}");
+            assert_eq!(short_count(count), expected, "{count}");
         }
+    }
+
+    #[test]
+    fn three_significant_digits() {
+        for (value, text) in [
+            (0.0, "0 B"),
+            (17.0, "17 B"),
+            (999.0, "999 B"),
+            (999.7, "1.00 kB"),
+            (9_412_000_000.0, "9.41 GB"),
+            (94_120_000.0, "94.1 MB"),
+            (812_345.0, "812 kB"),
+            (9.996, "10.0 B"),
+            (5e16, "50.0 PB"),
+            (5e21, "5000 EB"),
+        ] {
+            assert_eq!(scaled(value, "B"), text);
+        }
+        assert_eq!(bit_rate(1e10), "10.0 Gbit/s");
+        assert_eq!((micros(12.34), micros(1500.0)), ("12.3 µs".into(), "1.50 ms".into()));
+    }
+
+    #[test]
+    fn durations_have_two_units() {
         for (seconds, expected) in [(59, "59 s"), (60, "1 min 0 s"), (3600, "1 h 0 min"), (90_000, "1 d 1 h")]
         {
             assert_eq!(duration(seconds), expected);

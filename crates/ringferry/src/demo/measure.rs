@@ -5,8 +5,8 @@
 //! sending kernel in front of a full tap, or by the receiving kernel. All of these are counted and reported
 //! under their names.
 
+use ringferry_control::snapshot::PortSnapshot;
 use serde::Serialize;
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io;
 use std::time::{Duration, Instant};
@@ -27,26 +27,11 @@ pub struct Port {
     pub drops: Drops,
 }
 
-fn numbers(value: &Value) -> BTreeMap<String, u64> {
-    let members = value.as_object().into_iter().flatten();
-    members.filter_map(|(name, value)| Some((name.clone(), value.as_u64()?))).collect()
-}
-
-/// The ports in the output of `ringferry ctl show --json`. Members it does not know are left out, so that
-/// the demo keeps up with the format.
-pub fn ports(document: &Value) -> Vec<Port> {
-    let describe = |port: &Value| Port {
-        name: port["name"].as_str().unwrap_or("?").into(),
-        features: port["features"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|name| name.as_str().map(Into::into))
-            .collect(),
-        counters: numbers(&port["counters"]),
-        drops: numbers(&port["drops"]),
-    };
-    document["ports"].as_array().into_iter().flatten().map(describe).collect()
+impl From<PortSnapshot> for Port {
+    fn from(port: PortSnapshot) -> Self {
+        let features = port.negotiated.features();
+        Self { name: port.name, features, counters: port.counters, drops: port.drops }
+    }
 }
 
 /// Counters of the kernel in a guest's namespace.
@@ -190,7 +175,6 @@ impl Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     const DEV: &str = "\
 Inter-|   Receive                                                |  Transmit
@@ -224,29 +208,25 @@ UdpLite: 9 9
         assert!(text.contains("RcvbufErrors") && text.contains("RetransSegs"), "{kernel:?}");
     }
 
-    fn document(dropped: u64) -> Value {
-        json!({ "version": 1, "ports": [
-            { "name": "vm-a", "features": ["mrg-rxbuf", "csum"], "counters": { "rx_packets": 5, "text": "x" }, "drops": { "link-down": 3 } },
-            { "name": "vm-b", "new-member": [1], "drops": { "no-receive-buffers": dropped, "same-port": 1 } },
-        ]})
-    }
-
-    #[test]
-    fn ports_are_read_generously() {
-        let ports = ports(&document(7));
-        assert_eq!(ports[0].features, ["mrg-rxbuf", "csum"]);
-        assert_eq!(ports[0].counters, [("rx_packets".to_owned(), 5)].into());
-        assert_eq!((ports[1].name.as_str(), ports[1].drops["no-receive-buffers"]), ("vm-b", 7));
-        assert!(super::ports(&json!({ "ports": {} })).is_empty() && super::ports(&json!(null)).is_empty());
+    fn ports(dropped: u64) -> Vec<Port> {
+        let port = |name: &str, drops: &[(&str, u64)]| Port {
+            name: name.to_owned(),
+            drops: drops.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect(),
+            ..Port::default()
+        };
+        vec![
+            port("vm-a", &[("link-down", 3)]),
+            port("vm-b", &[("no-receive-buffers", dropped), ("same-port", 1)]),
+        ]
     }
 
     #[test]
     fn a_cost_is_the_difference_and_names_each_drop() {
         let second = Duration::from_secs(1);
-        let before = Snapshot::new([second; 3], ports(&document(7)), [Kernel::default(); 2]);
+        let before = Snapshot::new([second; 3], ports(7), [Kernel::default(); 2]);
         let after = Snapshot::new(
             [3 * second, second, 2 * second],
-            ports(&document(107)),
+            ports(107),
             [
                 Kernel { tap_full: 4, frames: 10, ..Kernel::default() },
                 Kernel { socket_full: 6, frames: 20, retransmitted: 1, ..Kernel::default() },

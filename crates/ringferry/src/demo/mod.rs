@@ -9,12 +9,12 @@ mod network;
 mod progress;
 mod report;
 mod supervisor;
-mod table;
 
 use measure::Drops;
 use network::Network;
 use progress::Display;
 use report::{Document, Idle, Machine, Outcome};
+use ringferry_control::ControlError;
 use ringferry_sys::namespace::{self, NamespaceError};
 use ringferry_sys::signal::Signal;
 use rustix::thread::CapabilitySet;
@@ -114,9 +114,12 @@ pub enum Error {
         /// What it said.
         tail: String,
     },
-    /// The switch's description of itself was not understood.
-    #[error("`ringferry ctl show --json` printed no JSON: {0}")]
-    Control(String),
+    /// The switch does not tell its state.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// Somebody else has the socket that the switch was given.
+    #[error("the demo's control socket is answered by a program that is no switch")]
+    NoSwitch,
     /// Tests failed; the report says which and why.
     #[error("{0} of {total} tests failed", total = TESTS.len())]
     Tests(usize),

@@ -12,9 +12,10 @@
 //! ```
 
 use super::Error;
-use super::measure::{self, Kernel, Port, Snapshot};
+use super::measure::{Kernel, Port, Snapshot};
 use super::supervisor::{Id, Place, Start, Supervisor};
 use crate::traffic::{DEFAULT_PORT, Progress, Report};
+use ringferry_control::{self as control, Answer, Request};
 use ringferry_sys::{namespace, process};
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -24,6 +25,8 @@ use std::time::Duration;
 
 /// How long the switch and the guests may take to start, and `ctl` to answer.
 const STARTUP: Duration = Duration::from_secs(10);
+/// How long a switch whose socket fails may take to end, and to say why.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How long a test may take beyond the time it sends: the client's own limits are shorter.
 const SLACK: Duration = Duration::from_secs(60);
 /// How long the client waits for the server and for the path to it, in seconds.
@@ -205,23 +208,15 @@ impl Network {
     }
 
     fn ports(&mut self) -> Result<Vec<Port>, Error> {
-        let mut command = arguments(&["ctl", "--control"]);
-        command.push(self.dir.0.join("ctl.sock").into());
-        command.extend(arguments(&["show", "--json"]));
-        let ctl = self.supervisor.start(Start {
-            name: "ringferry ctl",
-            place: Place::Here,
-            arguments: command,
-            essential: false,
-            tells_ready: false,
-        })?;
-        let ended = self.supervisor.finish(ctl, STARTUP, &mut |_| {})?;
-        if !ended.status.success() {
-            return Err(Error::Died { name: "ringferry ctl", status: ended.status, tail: ended.tail });
+        match control::call(&self.dir.0.join("ctl.sock"), &Request::Show) {
+            Ok(Answer::Show(snapshot)) => Ok(snapshot.ports.into_iter().map(Port::from).collect()),
+            Ok(_) => Err(Error::NoSwitch),
+            Err(error) => {
+                // A switch that has ended says more than its socket.
+                self.supervisor.watch(LAST_WORDS)?;
+                Err(error.into())
+            }
         }
-        let document =
-            serde_json::from_str(&ended.output).map_err(|error| Error::Control(error.to_string()))?;
-        Ok(measure::ports(&document))
     }
 
     /// Lets `time` pass.

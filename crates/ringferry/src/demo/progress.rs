@@ -2,7 +2,7 @@
 //! for `--json`.
 
 use crate::traffic::Progress;
-use crate::traffic::units::{bit_rate, scaled};
+use ringferry_control::text::{bit_rate, scaled};
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 

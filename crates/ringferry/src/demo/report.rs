@@ -1,9 +1,8 @@
 //! The result of the demo: one document, as JSON or as a table for people.
 
 use super::measure::{Cost, Cpu, Drops, Port};
-use super::table::Table;
 use crate::traffic::Report;
-use crate::traffic::units::{bit_rate, micros, scaled};
+use ringferry_control::text::{Table, bit_rate, micros, scaled};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -135,7 +134,7 @@ impl Document {
             scaled(machine.memory as f64, "B"),
             self.command,
         );
-        text += &self.tests().render();
+        text += &self.tests().to_string();
         text += LEGEND;
         text += &self.losses();
         let percent = |seconds: f64| seconds * 100.0 / self.idle.seconds.max(1e-9);
@@ -150,17 +149,18 @@ impl Document {
 
     fn tests(&self) -> Table {
         let mut table = Table::new(&[
-            "test",
-            "throughput",
-            "packets/s",
-            "frames/s",
-            "p50",
-            "p99",
-            "switch s/GB",
-            "guests s/GB",
-            "lost",
-            "drops",
-        ]);
+            "<test",
+            ">throughput",
+            ">packets/s",
+            ">frames/s",
+            ">p50",
+            ">p99",
+            ">switch s/GB",
+            ">guests s/GB",
+            ">lost",
+            ">drops",
+        ])
+        .ruled();
         for test in &self.tests {
             let Some(traffic) = &test.traffic else {
                 table.row(vec![test.name.clone(), "failed".into()]);
@@ -202,7 +202,7 @@ impl Document {
                 text += &format!("{} FAILED: {error}\n", test.name);
             }
         }
-        let mut table = Table::new(&["drops by reason", "packets"]);
+        let mut table = Table::new(&["<drops by reason", ">packets"]).ruled();
         for test in &self.tests {
             for (reason, count) in &test.cost.drops {
                 table.row(vec![format!("{}: {reason}", test.name), count.to_string()]);
@@ -212,7 +212,7 @@ impl Document {
             }
         }
         table.row(vec!["total".into(), self.drops.values().sum::<u64>().to_string()]);
-        text + &table.render() + "\n"
+        text + &table.to_string() + "\n"
     }
 
     fn features(&self) -> String {

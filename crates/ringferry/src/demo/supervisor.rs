@@ -64,8 +64,6 @@ pub struct Ended {
     pub status: ExitStatus,
     /// All of its output.
     pub output: String,
-    /// The last lines of its error output.
-    pub tail: String,
 }
 
 enum Event {
@@ -277,7 +275,7 @@ impl Supervisor {
         }
         let child = &mut self.children[id.0];
         let status = child.process.wait().map_err(Error::setup("waiting for a child"))?;
-        Ok(Ended { status, output: child.output.take().unwrap_or_default(), tail: child.tail() })
+        Ok(Ended { status, output: child.output.take().unwrap_or_default() })
     }
 
     /// Does nothing for `time` but watch.
@@ -348,7 +346,8 @@ mod tests {
         let ended = supervisor.finish(id, LIMIT, &mut |line| lines.push(line.to_owned())).unwrap();
         assert_eq!((ended.status.code(), ended.output.as_str()), (Some(3), "result\n"));
         assert_eq!(lines, ["one", "two"]);
-        assert!(ended.tail.ends_with("one\n    two"), "{}", ended.tail);
+        let tail = supervisor.children[id.0].tail();
+        assert!(tail.ends_with("one\n    two"), "{tail}");
     }
 
     #[test]

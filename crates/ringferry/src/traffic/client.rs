@@ -3,9 +3,9 @@
 use super::protocol::{Control, Message, PATIENCE, Test, VERSION};
 use super::report::Report;
 use super::session::{self, Data, End, Socket};
-use super::units::{bit_rate, scaled};
 use super::workers::{prepare_tcp, prepare_udp};
 use super::{ClientArgs, Error, Mode};
+use ringferry_control::text::{bit_rate, scaled};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};

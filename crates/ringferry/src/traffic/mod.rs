@@ -13,7 +13,6 @@ mod report;
 mod server;
 mod session;
 mod transactions;
-pub mod units;
 mod workers;
 
 pub use client::Progress;

@@ -3,8 +3,8 @@
 use super::latency::Latency;
 use super::protocol::{Direction, Flow, Test, one};
 use super::session::Finished;
-use super::units::{bit_rate, micros, scaled};
 use super::{Error, Mode};
+use ringferry_control::text::{bit_rate, micros, scaled};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

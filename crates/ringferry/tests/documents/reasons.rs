@@ -1,4 +1,4 @@
-//! Every reason to drop a packet, and every state of a port, has a row in docs/operating.md, and no row is about something that does
+//! Every reason to drop a packet has the row in docs/operating.md that `ctl show --reasons` prints, every state of a port, has a row in docs/operating.md, and no row is about something that does
 //! not exist.
 
 use std::collections::BTreeSet;
@@ -21,10 +21,29 @@ fn names<'a>(all: impl IntoIterator<Item = &'a str>) -> BTreeSet<String> {
     all.into_iter().map(str::to_owned).collect()
 }
 
+/// A cell without the targets of its links.
+fn without_links(cell: &str) -> String {
+    let mut text = String::new();
+    let mut rest = cell;
+    while let Some((before, link)) = rest.split_once('[') {
+        let (words, after) = link.split_once("](").unwrap_or_else(|| panic!("no link in {cell:?}"));
+        text += before;
+        text += words;
+        rest = after.split_once(')').unwrap_or_else(|| panic!("an open link in {cell:?}")).1;
+    }
+    text + rest
+}
+
 #[test]
-fn every_drop_reason_has_a_row() {
+fn every_drop_reason_has_the_row_that_ctl_prints() {
     let page = super::read("docs/operating.md");
     assert_eq!(rows(&page, "## Drop reasons"), names(DropReason::ALL.map(DropReason::name)));
+    for reason in DropReason::ALL {
+        let begins = format!("| `{}` |", reason.name());
+        let row = page.lines().find(|line| line.starts_with(&begins)).unwrap();
+        let (at, meaning, remedy) = (reason.counted_at().name(), reason.meaning(), reason.remedy());
+        assert_eq!(without_links(row), format!("{begins} {at} | {meaning} | {remedy} |"));
+    }
 }
 
 #[test]
