@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::labels::Labels;
 use crate::stop::Stop;
+use crate::testpmd::Testpmd;
 
 /// Something the lab can measure.
 pub trait Experiment {
@@ -407,9 +408,32 @@ pub enum RowError {
 }
 
 impl RowError {
+    /// The failure with what testpmd said last, who was the peer.
+    pub(crate) fn with_peer(self, testpmd: &mut Testpmd) -> Self {
+        match self {
+            Self::Failed(text) => testpmd.explain(&format!("was the peer when this happened: {text}")).into(),
+            Self::Stopped => Self::Stopped,
+        }
+    }
+
     /// A failure with a message.
     pub fn failed(message: impl Display) -> Self {
         Self::Failed(message.to_string())
+    }
+}
+
+impl From<crate::testpmd::Error> for RowError {
+    fn from(error: crate::testpmd::Error) -> Self {
+        match error {
+            crate::testpmd::Error::Stopped => Self::Stopped,
+            error => Self::failed(error),
+        }
+    }
+}
+
+impl From<crate::frames::Wrong> for RowError {
+    fn from(wrong: crate::frames::Wrong) -> Self {
+        Self::failed(wrong)
     }
 }
 

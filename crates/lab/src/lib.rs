@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`experiment`] | what an experiment, a row and a run are: the interface to plug into |
 //! | [`experiments`] | the experiments there are |
+//! | `frames` | frames that are known again, and what is wrong with one |
 //! | [`labels`] | labelled parameters, which rows are named by |
 //! | [`runner`] | runs rows interleaved, with a warm-up and an A/A row |
 //! | [`stats`] | summaries, Student's and Welch's tests, ministat's output |
@@ -13,12 +14,14 @@
 //! | [`output`] | files written as a whole |
 //! | [`session`] | from what the user asked for to files and a report |
 //! | [`machine`] | facts about the machine and the program |
+//! | `testpmd` | DPDK's testpmd: its command line, and the running program |
 //! | [`progress`] | the bar on standard error |
 //! | [`stop`] | Ctrl-C |
 #![forbid(unsafe_code)]
 
 pub mod experiment;
 pub mod experiments;
+mod frames;
 pub mod labels;
 pub mod machine;
 pub mod output;
@@ -29,4 +32,5 @@ pub mod runner;
 pub mod session;
 pub mod stats;
 pub mod stop;
+mod testpmd;
 pub mod versus;

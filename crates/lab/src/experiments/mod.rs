@@ -13,7 +13,6 @@ pub mod ring;
 pub mod rxbuf;
 mod shared;
 pub mod switch;
-mod testpmd;
 pub mod txmap;
 
 use crate::experiment::Experiment;

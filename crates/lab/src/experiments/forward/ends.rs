@@ -13,9 +13,9 @@ use ringferry_virtio_net::Features;
 use ringferry_virtio_net::device::{Receiveq, Refused, Transmitq};
 
 use super::case::{BURST, Case, QUEUE};
-use super::flows::{Checker, FLOWS, FRAME, Flows, HELLO};
 use super::port::Rings;
 use crate::experiment::RowError;
+use crate::frames::flows::{Checker, FLOWS, FRAME, Flows, HELLO};
 
 /// Frames that are looked at whole before anything is timed: each flow twice.
 pub(super) const CHECKED: u64 = 2 * FLOWS as u64;
@@ -179,7 +179,7 @@ impl Ends {
                         greetings += 1;
                         continue;
                     }
-                    good = checker.check(whole);
+                    good = checker.check(whole).map_err(RowError::from);
                     counts.checked = checker.checked();
                 } else if frame.len as usize != FRAME {
                     good = Err(RowError::failed(format!("a frame of {} bytes came", frame.len)));

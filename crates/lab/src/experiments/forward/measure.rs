@@ -10,11 +10,11 @@ use super::case::{Case, Who};
 use super::ends::{CHECKED, Counts, Ends};
 use super::nics::Nics;
 use super::port::Ports;
-use super::testpmd::Testpmd;
+use super::testpmd::command_line;
 use crate::experiment::{RowError, Run, Sample};
 use crate::experiments::peers::huge_pages::HugePages;
-use crate::experiments::testpmd::MEGABYTES;
 use crate::experiments::txmap::clock::{Finally, Gauge, Over, joined, pin, sleep, wait};
+use crate::testpmd::{MEGABYTES, Testpmd};
 
 /// Before the rate is read: caches and branch predictors are warm long before.
 const WARM_UP: Duration = Duration::from_millis(30);
@@ -84,7 +84,9 @@ pub(super) fn measure(case: &Case, run: &Run<'_>, program: Option<&Path>) -> Res
             })),
             Who::Testpmd => {
                 let program = program.ok_or_else(|| RowError::failed("testpmd is not installed"))?;
-                Forwarder::Testpmd(Testpmd::start(program, case, cpu, sockets, folder.path(), huge)?)
+                let (line, stop) = (command_line(case, cpu, sockets, huge), run.stop.clone());
+                let testpmd = Testpmd::start(program, &line, folder.path(), move || stop.requested())?;
+                Forwarder::Testpmd(testpmd)
             }
         };
         let mut rings = None;
@@ -154,9 +156,7 @@ fn why(forwarder: Forwarder<'_>, waited: Result<(), RowError>) -> RowError {
     match (forwarder, waited.err().unwrap_or_else(early)) {
         (_, RowError::Stopped) => RowError::Stopped,
         (Forwarder::Ringferry(thread), waited) => joined(thread.join()).err().unwrap_or(waited),
-        (Forwarder::Testpmd(testpmd), RowError::Failed(text)) => {
-            RowError::failed(format!("{text}; testpmd's last words:\n  {}", testpmd.last_words()))
-        }
+        (Forwarder::Testpmd(mut testpmd), waited) => waited.with_peer(&mut testpmd),
     }
 }
 

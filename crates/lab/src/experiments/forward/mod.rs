@@ -12,7 +12,6 @@
 //! | module | idea |
 //! |---|---|
 //! | `case` | which rows there are |
-//! | `flows` | the frames, and what a forwarder must have made of them |
 //! | `port` | the two sockets and the sessions on them |
 //! | `ends` | generator and receiver |
 //! | `nics` | ringferry as the forwarder |
@@ -21,7 +20,6 @@
 
 mod case;
 mod ends;
-mod flows;
 mod measure;
 mod nics;
 mod port;
@@ -34,8 +32,8 @@ use std::path::Path;
 use std::rc::Rc;
 
 use self::case::{Case, Who};
-use self::flows::Flows;
 use crate::experiment::{Better, Defaults, Experiment, Plan, Published, Row, RowError, Run, Setup};
+use crate::frames::flows::Flows;
 
 /// The experiment.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +54,7 @@ impl Experiment for Forward {
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {
-        let program = crate::experiments::testpmd::find().map(Rc::from);
+        let program = crate::testpmd::find().map(Rc::from);
         let mut plan = Plan { published: published(), ..Plan::default() };
         plan.rows.extend(Case::all().into_iter().map(|case| row(case, setup, program.clone())));
         plan.notes = vec![

@@ -18,9 +18,9 @@ use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Arena, Pair, PairConfig, Receiveq, Transmitq, TxRing};
 
 use super::case::{Case, Doorbell, How, QUEUE};
-use super::flows::departing;
 use crate::experiment::RowError;
 use crate::experiments::front::{ring, wanted};
+use crate::frames::flows::departing;
 
 /// The forwarder.
 pub(super) struct Nics {

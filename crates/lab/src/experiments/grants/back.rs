@@ -15,10 +15,10 @@ use ringferry_xen_net::netback::{Multicast, PageCounters, Queue, QueueConfig, Re
 use ringferry_xen_net::xenbus::MappedQueue;
 
 use super::case::{Case, Direction};
-use super::frames::Frames;
 use super::processors::Processor;
 use crate::experiment::RowError;
 use crate::experiments::txmap::clock::{Gauge, Over};
+use crate::frames::segments::Frames;
 
 /// What a queue had done at some time.
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +77,7 @@ impl Back {
         let config = QueueConfig { mode: case.mode.netback(), pages: case.pages, sg };
         let queue =
             Queue::new(page(&tx_ring)?, page(&rx_ring)?, foreign, config).map_err(RowError::failed)?;
-        let (frames, multicast) = (Frames::new(case), Multicast::new(false));
+        let (frames, multicast) = (case.frames(), Multicast::new(false));
         Ok(Self { queue, events, case: *case, frames, multicast, seen: 0 })
     }
 
@@ -137,7 +137,7 @@ impl Back {
         lent.frames(&mut burst);
         let mut good = Ok(());
         for frame in burst.frames() {
-            good = frames.arrived(frame.len as usize, |whole| {
+            let arrived = frames.arrived(frame.len as usize, |whole| {
                 let prefix = frame.prefix();
                 whole[..prefix.len()].copy_from_slice(prefix);
                 let mut end = prefix.len();
@@ -146,6 +146,7 @@ impl Back {
                 }
                 end
             });
+            good = arrived.map_err(RowError::from);
             if good.is_err() {
                 break;
             }

@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+use ringferry_xen::domain::PAGE;
 use ringferry_xen_net::netback;
 use serde::{Deserialize, Serialize};
 
 use crate::experiment::Published;
+use crate::frames::segments::Frames;
 use crate::labels::Labels;
 
 /// Bytes of the frames, as published.
@@ -163,6 +165,11 @@ impl Case {
     /// Frames of each queue that are looked at whole before anything is timed.
     pub(super) fn checked(&self) -> u64 {
         if self.size > 4096 { 300 } else { 3000 }
+    }
+
+    /// The frames of a queue: those larger than a page are to be cut.
+    pub(super) fn frames(&self) -> Frames {
+        Frames::new(self.size, self.size > PAGE, self.checked())
     }
 
     /// The figure that was published for it.

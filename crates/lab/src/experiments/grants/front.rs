@@ -21,11 +21,11 @@ use ringferry_xen_net::xenbus::{FrontConfig, FrontEvent, FrontendDriver};
 use serde::{Deserialize, Serialize};
 
 use super::case::{Case, Direction, Mode};
-use super::frames::Frames;
 use super::machine::{self, CLASS, Provider};
 use super::processors::Processor;
 use crate::experiment::RowError;
 use crate::experiments::txmap::clock::{Finally, Gauge, Over, PATIENCE, joined};
+use crate::frames::segments::Frames;
 
 /// How often to look at the other side's words, without taking time from the threads that work.
 const LOOK: Duration = Duration::from_millis(10);
@@ -161,7 +161,7 @@ fn run(order: &Order, pairs: Vec<Pair>, lines: &Receiver<String>) -> Result<Vec<
             if pair.refill() {
                 pair.events().notify_receive()?;
             }
-            let mut side = Side { pair, case: *case, frames: Frames::new(case) };
+            let mut side = Side { pair, case: *case, frames: case.frames() };
             threads.push(scope.spawn(move || -> Result<(Pair, u64), RowError> {
                 processor.pin()?;
                 side.work(processor, over, wanted)?;
@@ -281,7 +281,8 @@ impl Side {
         let mut good = Ok(());
         let got = receive.lend(case.burst(), pools, |chain, _| {
             if good.is_ok() {
-                good = frames.arrived(chain.len(), |whole| chain.copy_to(whole));
+                let arrived = frames.arrived(chain.len(), |whole| chain.copy_to(whole));
+                good = arrived.map_err(RowError::from);
             }
             Some(chain)
         });

@@ -4,7 +4,6 @@
 //! | module | idea |
 //! |---|---|
 //! | `case` | which rows there are |
-//! | `frames` | what is sent, and how it is checked |
 //! | `machine` | hypervisor, store and toolstack |
 //! | `back` | the back end's side of a queue |
 //! | `front` | the front end, in its process |
@@ -18,7 +17,6 @@
 
 mod back;
 mod case;
-mod frames;
 mod front;
 mod lookup;
 mod machine;

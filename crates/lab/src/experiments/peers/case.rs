@@ -5,10 +5,8 @@ use std::fmt;
 use ringferry_virtio_net::Features;
 
 use crate::experiment::Published;
+use crate::frames::numbered::{BURST, Checker, Format};
 use crate::labels::Labels;
-
-/// Frames that are handled together, on either side: what testpmd does by default.
-pub(in crate::experiments) const BURST: usize = 32;
 
 /// Sizes of frames in bytes, without checksum: smallest, small, largest of Ethernet, and as large as
 /// a frame with its virtual header can be in one of DPDK's buffers (65535 bytes, 128 of them headroom).
@@ -177,6 +175,15 @@ impl Case {
         features.set(Features::RING_PACKED, self.ring.packed());
         features.set(Features::IN_ORDER, self.ring.in_order());
         features
+    }
+
+    /// What looks at the frames that `sender` sends: testpmd does not number its own.
+    pub(in crate::experiments) fn checker(&self, sender: Who) -> Checker {
+        let format = Format::new(self.size);
+        match sender {
+            Who::Ringferry => Checker::numbered(format, self.checked()),
+            Who::Dpdk => Checker::txonly(format),
+        }
     }
 
     /// Frames that go round in a loop: what testpmd's `tx_first 8` sends; of frames that take several receive buffers,

@@ -23,7 +23,6 @@ pub(super) mod case;
 mod device;
 mod driver;
 mod engine;
-pub(super) mod frames;
 pub(super) mod huge_pages;
 mod pair;
 pub(super) mod testpmd;
@@ -81,20 +80,17 @@ impl Experiment for Peers {
             "default" => false,
             _ => return Err(RowError::failed(format!("--option matrix={matrix}: `default` or `all`"))),
         };
-        let program = crate::experiments::testpmd::find().map(Rc::from);
+        let program = crate::testpmd::find().map(Rc::from);
         let mut plan = Plan::default();
         if let Some(program) = &program {
-            plan.peers.push(Peer {
-                name: "testpmd".into(),
-                version: crate::experiments::testpmd::version(program),
-            });
+            plan.peers.push(Peer { name: "testpmd".into(), version: crate::testpmd::version(program) });
         }
         let cases = Case::all(queue).into_iter().filter(|case| all || case.by_default());
         plan.rows.extend(cases.map(|case| row(case, setup, program.clone())));
         plan.notes.push(format!(
             "Queues of {queue} entries, bursts of {}; the driver runs on the first processor, the device on the \
              second. Published figures are those of DPDK with itself.",
-            case::BURST
+            crate::frames::numbered::BURST
         ));
         Ok(plan)
     }

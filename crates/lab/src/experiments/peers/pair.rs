@@ -10,10 +10,11 @@ use ringferry_sys::process;
 use super::case::{Case, Direction, Who};
 use super::engine::{Control, Engaged, Phase, engage};
 use super::huge_pages::HugePages;
-use super::testpmd::{Part, Place, Stats, Testpmd};
+use super::testpmd::{self, Part, Place};
 use super::{device, driver};
 use crate::experiment::{RowError, Sample};
 use crate::stop::Stop;
+use crate::testpmd::{MEGABYTES, Stats, Testpmd};
 
 /// Before the rate is read: caches, page tables and branch predictors are warm long before, and a loop that
 /// began with more frames than fit has lost them.
@@ -33,7 +34,7 @@ const SHARE: f64 = 0.95;
 const ATTEMPTS: usize = 4;
 
 /// Memory for one testpmd in huge pages: what it is told to take.
-const HUGE_BYTES: u64 = crate::experiments::testpmd::MEGABYTES << 20;
+const HUGE_BYTES: u64 = MEGABYTES << 20;
 
 /// What a run needs to know besides its case.
 pub(super) struct Conditions<'a> {
@@ -106,7 +107,7 @@ impl<'a> Pair<'a> {
         let testpmd = |part: Part, cpu: usize| -> Result<Testpmd, RowError> {
             let program = conditions.program.ok_or_else(|| RowError::failed("testpmd is not installed"))?;
             let place = Place { program, cpu, socket: &socket, folder, huge_pages };
-            Testpmd::start(part, case, &place, stop)
+            testpmd::start(part, case, &place, stop)
         };
         let [driver_cpu, device_cpu] = conditions.cpus;
 
@@ -130,7 +131,7 @@ impl<'a> Pair<'a> {
             End::Ringferry(engine) => {
                 let answered = wait(stop, &control, "the device to answer", || Ok(engine.is_ready()));
                 answered.map_err(|error| match &mut device {
-                    Some(End::Dpdk(testpmd)) => testpmd.explain(error),
+                    Some(End::Dpdk(testpmd)) => error.with_peer(testpmd),
                     _ => error,
                 })?;
             }
@@ -151,9 +152,9 @@ impl<'a> Pair<'a> {
         };
         let mut pair = Pair { case: *case, stop, control, driver, device, _port: port };
         // The receiver first, so that nothing waits for it.
-        for end in [&mut pair.device, &mut pair.driver] {
+        for (part, end) in [(Part::Device, &mut pair.device), (Part::Driver, &mut pair.driver)] {
             if let End::Dpdk(testpmd) = end {
-                testpmd.begin(case)?;
+                testpmd.begin(testpmd::first(part, case))?;
             }
         }
         Ok(pair)
@@ -233,9 +234,9 @@ impl<'a> Pair<'a> {
         // Where both are threads of this process, which has little else to do, each gets half.
         let both = matches!((&self.driver, &self.device), (End::Ringferry(_), End::Ringferry(_)));
         let time = |end: &End| match end {
-            End::Ringferry(_) if both => Ok(ours / 2),
+            End::Ringferry(_) if both => Ok::<_, RowError>(ours / 2),
             End::Ringferry(_) => Ok(ours),
-            End::Dpdk(testpmd) => testpmd.processor_time(),
+            End::Dpdk(testpmd) => Ok(testpmd.processor_time()?),
         };
         Ok([time(&self.driver)?, time(&self.device)?])
     }

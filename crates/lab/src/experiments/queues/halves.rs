@@ -17,8 +17,8 @@ use ringferry_virtio_net::driver::{Arena, Pair, PairConfig, Queue};
 
 use super::generator::Direction;
 use crate::experiment::RowError;
-use crate::experiments::peers::case::BURST;
-use crate::experiments::peers::frames::{Checker, Format, HEADERS, Pool};
+use crate::frames::numbered::BURST;
+use crate::frames::numbered::{Checker, Format, HEADERS, Pool};
 
 /// Bytes of a frame, without checksum: the smallest, as the kernel's packet generator makes them.
 const FRAME: usize = 60;
@@ -214,7 +214,7 @@ impl Generator {
                     end += piece.copy_to(&mut whole[end..]);
                 }
                 if *arrived < CHECKED && good.is_ok() {
-                    good = checker.check(&whole[..FRAME]);
+                    good = checker.check(&whole[..FRAME]).map_err(RowError::from);
                 }
                 *arrived += 1;
             }
@@ -258,7 +258,7 @@ impl Generator {
             if *arrived < CHECKED && good.is_ok() {
                 whole.resize(packet.len(), 0);
                 packet.copy_to(whole);
-                good = checker.check(whole);
+                good = checker.check(whole).map_err(RowError::from);
             }
             *arrived += 1;
             Some(packet)

@@ -18,9 +18,9 @@ use crate::experiment::{RowError, Run, Sample};
 use crate::experiments::front::{ring, wanted};
 use crate::experiments::peers::case::{Case, Direction, Ring, Who};
 use crate::experiments::peers::huge_pages::HugePages;
-use crate::experiments::peers::testpmd::{Part, Place, Testpmd};
-use crate::experiments::testpmd::MEGABYTES;
+use crate::experiments::peers::testpmd::{self, Part, Place};
 use crate::experiments::txmap::clock::{PATIENCE, joined, pin};
+use crate::testpmd::MEGABYTES;
 
 /// Why testpmd cannot send this, if it cannot. It sends frames of one length, or ends each after a random number of
 /// segments: two segments make a mix of two lengths, one to one.
@@ -60,7 +60,7 @@ pub(super) fn measure(
     };
     let huge_pages = pages.is_some();
     let place = Place { program, cpu, socket: &socket, folder: folder.path(), huge_pages };
-    let mut testpmd = Testpmd::start(Part::Device, &case, &place, run.stop)?;
+    let mut testpmd = testpmd::start(Part::Device, &case, &place, run.stop)?;
     testpmd.wait_ready()?;
     if mixed {
         testpmd.command(&format!("set txpkts 64,{}", GSO - 64))?;
@@ -83,11 +83,11 @@ pub(super) fn measure(
             std::thread::sleep(Duration::from_millis(2));
         }
         // Without it the driver waits for its first frame, and says so.
-        let begun = if driver.is_finished() { Ok(()) } else { testpmd.begin(&case) };
+        let begun = if driver.is_finished() { Ok(()) } else { testpmd.begin(0).map_err(RowError::from) };
         let measured = joined(driver.join());
         begun.and(measured)
     });
-    let sample = measured.map_err(|error| testpmd.explain(error))?;
+    let sample = measured.map_err(|error| error.with_peer(&mut testpmd))?;
     Ok(sample.with("huge pages", f64::from(u8::from(huge_pages))))
 }
 

@@ -34,11 +34,11 @@ use ringferry_nic::rx::PolicyKind;
 
 use self::workload::Workload;
 use super::peers::testpmd::PACKAGES;
-use super::testpmd;
 use crate::experiment::{
     Better, Defaults, Experiment, OptionSpec, Peer, Plan, Published, Row, RowError, Run, Sample, Setup,
 };
 use crate::labels::Labels;
+use crate::testpmd;
 
 /// The experiment.
 #[derive(Clone, Copy, Debug)]

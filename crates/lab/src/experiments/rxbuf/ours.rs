@@ -11,8 +11,8 @@ use super::source::Source;
 use super::window::Window;
 use super::workload::Sequence;
 use crate::experiment::{RowError, Run, Sample};
-use crate::experiments::peers::frames::Format;
 use crate::experiments::txmap::clock::{Finally, Over, PATIENCE, joined, pin};
+use crate::frames::numbered::Format;
 
 /// Measures one run.
 pub(super) fn measure(policy: PolicyKind, mix: &[(usize, usize)], run: &Run<'_>) -> Result<Sample, RowError> {
@@ -115,7 +115,7 @@ impl<'a> Checker<'a> {
         self.flatten(packet);
         let len = self.whole.len();
         match self.formats.iter().find(|format| format.size() == len) {
-            Some(format) => format.check_txonly(&self.whole),
+            Some(format) => Ok(format.check_txonly(&self.whole)?),
             None => Err(RowError::failed(format!("a frame of {len} bytes came"))),
         }
     }

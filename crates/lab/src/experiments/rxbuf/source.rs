@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use ringferry_memory::{Area, GuestMemory, Region};
-use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, Header};
+use ringferry_packet::vnet::Header;
 use ringferry_ring::{Device, Parts, part_bytes};
 use ringferry_virtio_net::device::{Receiveq, Refused};
 
@@ -12,7 +12,8 @@ use super::BURST;
 use super::sink::{Sink, features};
 use super::workload::{HEADERS as GSO_HEADERS, SEGMENT, Sequence};
 use crate::experiment::RowError;
-use crate::experiments::peers::frames::{Format, HEADERS, Pool};
+use crate::frames::numbered::{Format, HEADERS, Pool};
+use crate::frames::to_be_cut;
 
 /// Where a device takes over a fresh packed ring: index 0 and a wrap counter of 1.
 const FRESH: u16 = 1 << 15;
@@ -90,13 +91,5 @@ fn header(len: usize) -> Header {
     if len <= LONGEST {
         return Header::default();
     }
-    Header {
-        flags: F_NEEDS_CSUM,
-        gso_type: GSO_TCPV4,
-        hdr_len: GSO_HEADERS as u16,
-        gso_size: SEGMENT as u16,
-        csum_start: 34,
-        csum_offset: 16,
-        num_buffers: 0,
-    }
+    to_be_cut(GSO_HEADERS, SEGMENT)
 }

@@ -1,5 +1,6 @@
 //! What arrives: five kinds of traffic, as lengths of frames and the order they come in.
 
+use fastrand::Rng;
 use ringferry_nic::rx::PolicyKind;
 
 /// A full TCP frame at MTU 1500: as many segments of 1448 bytes as 64 KiB hold, and headers. What Linux sends.
@@ -86,12 +87,7 @@ impl Sequence {
         let once = mix.iter().enumerate().flat_map(|(at, &(_, count))| std::iter::repeat_n(at as u8, count));
         let once: Vec<u8> = once.collect();
         let mut order = once.repeat((LONG / once.len()).max(1));
-        // Fisher and Yates, and Knuth's generator: any order without a pattern will do.
-        let mut state = seed;
-        for last in (1..order.len()).rev() {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            order.swap(last, (state >> 33) as usize % (last + 1));
-        }
+        Rng::with_seed(seed).shuffle(&mut order);
         Self { lengths: mix.iter().map(|&(length, _)| length).collect(), order }
     }
 

@@ -7,6 +7,7 @@ use ringferry_virtio_net::Features;
 use serde::{Deserialize, Serialize};
 
 use crate::experiment::{Better, Published};
+use crate::frames::ways::Frames;
 use crate::labels::Labels;
 
 /// What the two ends of each way are. A way is a pair of ports: frames go from its first to its second.
@@ -36,34 +37,6 @@ impl fmt::Display for Ends {
             Ends::GuestGuest => "guest-guest",
             Ends::GuestTap => "guest-tap",
             Ends::TapGuest => "tap-guest",
-        })
-    }
-}
-
-/// Which frames. Lengths are those of RFC 2544, with four bytes of checksum that no virtual wire has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Frames {
-    /// 64 bytes.
-    Smallest,
-    /// 64, 594 and 1518 bytes, 7 : 4 : 1.
-    Imix,
-    /// UDP that fills an MTU of 1500 bytes, no offloads: 1518 bytes.
-    Mtu,
-    /// TCP over IPv4 to be cut into 45 packets of 1448 bytes (TSO), checksum left blank.
-    Tso,
-}
-
-impl Frames {
-    pub(super) const ALL: [Frames; 4] = [Frames::Smallest, Frames::Imix, Frames::Mtu, Frames::Tso];
-}
-
-impl fmt::Display for Frames {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Frames::Smallest => "64",
-            Frames::Imix => "imix",
-            Frames::Mtu => "1500",
-            Frames::Tso => "64K-tso",
         })
     }
 }

@@ -14,9 +14,9 @@ use ringferry_sys::tap::{HEADER_LEN, MAX_READ, Tap};
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Pair, PairConfig};
 
-use super::frames::Stream;
 use crate::experiment::RowError;
 use crate::experiments::front::{Front, wanted};
+use crate::frames::ways::Stream;
 
 /// Frames that are handled together: what testpmd, Open vSwitch and the switch do.
 pub(super) const BURST: usize = 32;

@@ -11,9 +11,9 @@ use ringferry_sys::cpu;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::end::{BURST, End};
-use super::frames::{Format, HEAD, Mark, Stream, WHOLE};
 use super::pace::Pace;
 use crate::experiment::RowError;
+use crate::frames::ways::{Format, HEAD, Mark, Stream, WHOLE};
 
 /// All that is under way has arrived when nothing has for so long. RFC 2544 waits two seconds, for networks; what is in
 /// these rings takes less than a millisecond, and a scheduler on a busy machine tens.
@@ -166,7 +166,7 @@ impl Sink {
                 )));
             } else if (*whole || number.is_multiple_of(WHOLE)) && good.is_ok() {
                 seen.copy_to(copy);
-                good = format.check(copy, number, time, *rewritten, scratch);
+                good = format.check(copy, number, time, *rewritten, scratch).map_err(RowError::from);
             }
         })?;
         good.map(|()| count)

@@ -14,7 +14,6 @@
 //! | module | idea |
 //! |---|---|
 //! | `case` | the matrix, the figures, and the goals |
-//! | `frames` | flows, lengths, and what must have become of a frame |
 //! | `end` | guests and taps |
 //! | `pace`, `load` | open-loop generator and receiver |
 //! | `search` | NDR and PDR |
@@ -24,7 +23,6 @@
 mod case;
 mod contest;
 mod end;
-mod frames;
 mod load;
 mod pace;
 mod run;
@@ -34,13 +32,14 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use self::case::{Case, Figure, Frames, Ring, Who};
+use self::case::{Case, Figure, Ring, Who};
 use self::contest::{Order, ovs, testpmd};
 use self::run::Outcome;
 use crate::experiment::{Defaults, Experiment, OptionSpec, Peer, Plan, Row, RowError, Run, Sample, Setup};
+use crate::experiments::network;
 use crate::experiments::peers::huge_pages::HugePages;
 use crate::experiments::shared::shared;
-use crate::experiments::{network, testpmd as program};
+use crate::frames::ways::Frames;
 
 /// The experiment.
 #[derive(Clone, Copy, Debug)]
@@ -130,7 +129,7 @@ impl Experiment for Switch {
         };
         let mut plan = Plan { notes: notes(&conditions), ..Plan::default() };
         if let Some(testpmd) = &conditions.testpmd {
-            plan.peers.push(Peer { name: "testpmd".into(), version: program::version(testpmd) });
+            plan.peers.push(Peer { name: "testpmd".into(), version: crate::testpmd::version(testpmd) });
         }
         if let Some(ovs) = ovs::find() {
             plan.peers.push(Peer { name: "Open vSwitch".into(), version: ovs::version(&ovs) });
@@ -174,7 +173,7 @@ impl Conditions {
             trial: number("trial", TRIAL, 0.001, 600.0)?,
             loss: number("loss", LOSS, 0.0, 50.0)? / 100.0,
             precision: number("precision", PRECISION, 0.05, 50.0)? / 100.0,
-            testpmd: program::find().map(Rc::from),
+            testpmd: crate::testpmd::find().map(Rc::from),
             ovs: ovs::find().is_some(),
             no_network: network::forbidden(setup, NAME),
         })
@@ -203,7 +202,7 @@ impl Conditions {
             return Some(("needs Open vSwitch with DPDK".into(), Some(ovs::PACKAGES)));
         }
         let network = taps || matches!(case.who, Who::Ovs | Who::Bridge);
-        if network && program::installed("ip").is_none() {
+        if network && ringferry_sys::program::installed("ip").is_none() {
             return Some(("needs ip".into(), Some("iproute2")));
         }
         self.no_network.clone().filter(|_| network).map(|why| (why, None))
@@ -337,7 +336,7 @@ mod tests {
             ""
         );
         let why = reason(&two, "ends=guest-tap");
-        let bare = program::installed("ip").is_none();
+        let bare = ringferry_sys::program::installed("ip").is_none();
         assert!(if bare { why == "needs ip" } else { why.contains("/nonexistent/ringferry-lab") }, "{why}");
         for wrong in [
             ("matrix", "some"),

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use super::case::{Figure, LOADS, SINGLE, Who};
 use super::contest::{Contest, Order};
 use super::end::{End, Shape};
-use super::frames::{Format, longest};
 use super::load::{Bench, Load, Window};
 use super::search::{Search, Trial};
 use crate::experiment::{RowError, Sample};
 use crate::experiments::network;
+use crate::frames::ways::{Format, longest};
 
 /// How long the switch is watched while nothing happens, and left alone before.
 const IDLE: Duration = Duration::from_millis(300);

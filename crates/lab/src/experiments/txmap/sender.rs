@@ -6,8 +6,9 @@ use ringferry_nic::driver::TxDriver;
 use ringferry_nic::tx::{TxConfig, TxQueue, TxStats};
 use ringferry_packet::buffer::{Chain, Pools};
 
-use super::stack::{PAYLOAD, Stack};
+use super::stack::Stack;
 use crate::experiment::{RowError, Sample};
+use crate::frames::stream::PAYLOAD;
 
 /// Packets under way: 1 MiB, as a TCP window for a short path would have it. More would only leave the caches.
 pub(super) const WINDOW: usize = 16;

@@ -8,16 +8,8 @@
 //! what was sent before, as far as that buffer has room.
 
 use ringferry_packet::buffer::{Buf, Chain, PoolLayout, Pools, PoolsLayout};
-use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, Header};
 
-use crate::experiment::RowError;
-
-/// Ethernet, IPv4 and TCP with time stamps.
-pub(super) const HEADERS: usize = 14 + 20 + 32;
-/// Bytes of payload that the device puts into each frame: MTU 1500.
-const MSS: usize = 1448;
-/// Bytes of payload of a packet: as many whole frames as 64 KiB hold.
-pub(super) const PAYLOAD: usize = 45 * MSS;
+use crate::frames::stream::{HEADERS, PAYLOAD, Payload, headers, offloads};
 
 /// Room of the large buffers: four hold the longest packet, so that it fits 8 segments, and a send of 256 KiB takes 16.
 /// Pages would be the stack's choice, too, but 64 KiB of them do not fit the smaller limits even when copied.
@@ -32,72 +24,6 @@ pub(super) const POOLS: fn() -> PoolsLayout = || {
         large: layout(LARGE, 2048),
     }
 };
-
-/// What the application sends: bytes that repeat, but not after as many as a packet or a buffer has.
-#[derive(Debug)]
-pub(super) struct Payload(Vec<u8>);
-
-/// Bytes after which the payload repeats: a prime.
-const PERIOD: usize = 65_521;
-
-impl Payload {
-    pub(super) fn new() -> Self {
-        let mut state = 0x9e37_79b9_7f4a_7c15u64;
-        let mut bytes: Vec<u8> = Vec::with_capacity(2 * PERIOD);
-        bytes.resize_with(PERIOD, || {
-            // xorshift64
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state as u8
-        });
-        bytes.extend_from_within(..);
-        Self(bytes)
-    }
-
-    /// `len` bytes of the stream from `at` on, at most [`PERIOD`].
-    #[inline]
-    fn slice(&self, at: u64, len: usize) -> &[u8] {
-        &self.0[(at % PERIOD as u64) as usize..][..len]
-    }
-
-    /// Whether `frame` is the `number`-th packet of a stream, whole.
-    pub(super) fn check(&self, number: u64, frame: &[u8]) -> Result<(), RowError> {
-        let good = frame.len() == HEADERS + PAYLOAD
-            && frame[..HEADERS] == headers()
-            && frame[HEADERS..] == *self.slice(number * PAYLOAD as u64, PAYLOAD);
-        let text =
-            || format!("packet {number} was lost, repeated, out of order or damaged: {} bytes", frame.len());
-        if good { Ok(()) } else { Err(RowError::failed(text())) }
-    }
-}
-
-/// The headers of every packet. The addresses are those of the other experiments.
-fn headers() -> [u8; HEADERS] {
-    let mut headers = [0; HEADERS];
-    headers[..12].copy_from_slice(&[2, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 1]);
-    headers[12..16].copy_from_slice(&[0x08, 0x00, 0x45, 0x00]);
-    headers[16..18].copy_from_slice(&((HEADERS - 14 + PAYLOAD) as u16).to_be_bytes());
-    headers[22..24].copy_from_slice(&[64, 6]);
-    headers[26..34].copy_from_slice(&[198, 18, 0, 1, 198, 18, 0, 2]);
-    headers[34..38].copy_from_slice(&[0, 9, 0, 9]);
-    // 32 bytes of TCP header; ACK.
-    headers[46..48].copy_from_slice(&[0x80, 0x10]);
-    headers
-}
-
-/// What is left to be done with a packet.
-fn offloads() -> Header {
-    Header {
-        flags: F_NEEDS_CSUM,
-        gso_type: GSO_TCPV4,
-        hdr_len: HEADERS as u16,
-        gso_size: MSS as u16,
-        csum_start: 34,
-        csum_offset: 16,
-        num_buffers: 0,
-    }
-}
 
 /// The stack.
 #[derive(Debug)]

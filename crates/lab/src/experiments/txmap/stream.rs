@@ -8,8 +8,9 @@ use super::case::{Path, Synthetic};
 use super::clock::{Finally, Gauge, Over, PATIENCE, joined, pin, sleep, wait};
 use super::paths;
 use super::sender::{Sender, Sent, bits};
-use super::stack::{POOLS, Payload, Stack};
+use super::stack::{POOLS, Stack};
 use crate::experiment::{RowError, Run, Sample};
+use crate::frames::stream::Payload;
 
 /// Packets whose every byte is looked at before anything is timed: 13 MiB, many times round the window.
 const CHECKED: u64 = 200;
@@ -84,7 +85,7 @@ fn virtio(case: &Synthetic, run: &Run<'_>) -> Result<Sample, RowError> {
                 // Before the look: what was sent until then is found by it.
                 let over = taking.told();
                 let count = taker.round(|number, frame| match number {
-                    0..CHECKED => payload.check(number, frame),
+                    0..CHECKED => Ok(payload.check(number, frame)?),
                     _ => Ok(()),
                 })?;
                 taken.set(count);

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::case::{LIMITS, Path, SENDS, Synthetic};
-use super::stack::PAYLOAD;
 use super::*;
 use crate::experiment::{Run, Sample, Source};
+use crate::frames::stream::{HEADERS, PAYLOAD};
 use crate::stop::Stop;
 
 fn measured(case: Synthetic) -> Sample {
@@ -25,7 +25,7 @@ fn no_packet_is_dropped_for_its_shape_and_each_has_one_outcome() {
             assert_eq!(outcomes, extra("packets"), "{send} {limit}");
             assert_eq!(extra("dropped"), 0.0);
             assert!(extra("segments/packet") <= f64::from(limit) && sample.value > 0.0);
-            assert!(extra("copied bytes/packet") <= (PAYLOAD + stack::HEADERS) as f64);
+            assert!(extra("copied bytes/packet") <= (PAYLOAD + HEADERS) as f64);
             // A buffer for each send, and one for the headers: what fits goes as it is.
             let most = 2 + PAYLOAD.div_ceil(send.min(16 << 10));
             if most <= usize::from(limit) {

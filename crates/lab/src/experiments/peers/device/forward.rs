@@ -8,9 +8,9 @@ use ringferry_virtio_net::device::Refused;
 
 use super::{End, call, copy_out};
 use crate::experiment::RowError;
-use crate::experiments::peers::case::{BURST, Case, Who};
+use crate::experiments::peers::case::{Case, Who};
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
-use crate::experiments::peers::frames::{Checker, Format, Pool};
+use crate::frames::numbered::{BURST, Checker, Format, Pool};
 
 /// The engine.
 pub(in crate::experiments::peers) struct Forward {

@@ -6,9 +6,9 @@ use ringferry_packet::frame::Burst;
 
 use super::{End, call, copy_out};
 use crate::experiment::RowError;
-use crate::experiments::peers::case::{BURST, Case};
+use crate::experiments::peers::case::Case;
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
-use crate::experiments::peers::frames::{Checker, Pool};
+use crate::frames::numbered::{BURST, Checker, Pool};
 
 /// The engine.
 pub(in crate::experiments::peers) struct Sink {
@@ -24,7 +24,7 @@ pub(in crate::experiments::peers) struct Sink {
 impl Sink {
     /// Takes what `case` says.
     pub(in crate::experiments::peers) fn new(end: End, case: &Case) -> Sink {
-        let checker = Checker::new(case, case.driver);
+        let checker = case.checker(case.driver);
         let pool = Pool::new(case.size);
         Sink { end, checker, pool, size: case.size, spare: Burst::new(), counts: Counts::default() }
     }
@@ -48,7 +48,7 @@ impl Engine for Sink {
                 counts.bytes += len as u64;
                 // Also in Hold: the sender may have heard of the check first.
                 if phase != Phase::Run && good.is_ok() {
-                    good = checker.check(&whole[..len]);
+                    good = checker.check(&whole[..len]).map_err(RowError::from);
                 }
             }
             counts.received += burst.len() as u64;

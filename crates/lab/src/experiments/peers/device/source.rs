@@ -6,9 +6,9 @@ use ringferry_virtio_net::device::Refused;
 
 use super::End;
 use crate::experiment::RowError;
-use crate::experiments::peers::case::{BURST, Case};
+use crate::experiments::peers::case::Case;
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
-use crate::experiments::peers::frames::{Format, HEADERS, Pool};
+use crate::frames::numbered::{BURST, Format, HEADERS, Pool};
 
 /// The engine.
 pub(in crate::experiments::peers) struct Source {

@@ -6,9 +6,9 @@ use ringferry_virtio_net::driver::Pair;
 
 use crate::experiment::RowError;
 use crate::experiments::front::Front;
-use crate::experiments::peers::case::{BURST, Case};
+use crate::experiments::peers::case::Case;
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
-use crate::experiments::peers::frames::{Checker, Format, Pool};
+use crate::frames::numbered::{BURST, Checker, Format, Pool};
 
 /// The engine.
 pub(in crate::experiments::peers) struct Forward {
@@ -50,7 +50,7 @@ impl Forward {
         let received = receiveq.lend(BURST, pools, |packet, _| {
             if good.is_ok() {
                 super::flatten(&packet, whole);
-                good = checker.check(whole);
+                good = checker.check(whole).map_err(RowError::from);
                 counts.bytes += packet.len() as u64;
             }
             Some(packet)

@@ -5,9 +5,9 @@ use ringferry_virtio_net::driver::Pair;
 
 use crate::experiment::RowError;
 use crate::experiments::front::Front;
-use crate::experiments::peers::case::{BURST, Case};
+use crate::experiments::peers::case::Case;
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
-use crate::experiments::peers::frames::Checker;
+use crate::frames::numbered::{BURST, Checker};
 
 /// The engine.
 pub(in crate::experiments::peers) struct Sink {
@@ -20,7 +20,7 @@ pub(in crate::experiments::peers) struct Sink {
 impl Sink {
     /// Receives what `case` says.
     pub(in crate::experiments::peers) fn new(end: Front, case: &Case) -> Sink {
-        let checker = Checker::new(case, case.device);
+        let checker = case.checker(case.device);
         Sink { end, checker, whole: Vec::new(), counts: Counts::default() }
     }
 }
@@ -37,7 +37,7 @@ impl Engine for Sink {
             // Also in Hold: the sender may have heard of the check first.
             if phase != Phase::Run && good.is_ok() {
                 super::flatten(&packet, whole);
-                good = checker.check(whole);
+                good = checker.check(whole).map_err(RowError::from);
             }
             Some(packet)
         });

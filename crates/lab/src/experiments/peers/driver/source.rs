@@ -8,9 +8,9 @@ use ringferry_virtio_net::driver::Pair;
 
 use crate::experiment::RowError;
 use crate::experiments::front::Front;
-use crate::experiments::peers::case::{BURST, Case};
+use crate::experiments::peers::case::Case;
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
-use crate::experiments::peers::frames::{Format, Pool};
+use crate::frames::numbered::{BURST, Format, Pool};
 
 /// The engine.
 pub(in crate::experiments::peers) struct Source {

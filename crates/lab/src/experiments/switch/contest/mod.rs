@@ -21,11 +21,12 @@ use std::time::Duration;
 use ringferry_sys::{cpu, process};
 use serde::{Deserialize, Serialize};
 
-use super::case::{Case, Frames, Ring, Who};
+use super::case::{Case, Ring, Who};
 use super::end::Place;
 use crate::experiment::RowError;
 use crate::experiments::network::Process;
-use crate::experiments::testpmd::last_words;
+use crate::frames::ways::Frames;
+use crate::testpmd::last_words;
 
 /// What a run is told.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -15,7 +15,7 @@ use super::{Contest, Order, taps};
 use crate::experiment::RowError;
 use crate::experiments::network::{Process, logged};
 use crate::experiments::switch::end::Place;
-use crate::experiments::testpmd::installed;
+use ringferry_sys::program::installed;
 
 /// The Debian package of all of it.
 pub(in crate::experiments::switch) const PACKAGES: &str = "openvswitch-switch-dpdk";

@@ -9,8 +9,8 @@ use super::{Contest, Order, taps};
 use crate::experiment::RowError;
 use crate::experiments::network::{Process, logged};
 use crate::experiments::switch::case::Who;
-use crate::experiments::switch::frames::NEXT_HOP;
-use crate::experiments::testpmd;
+use crate::frames::ways::NEXT_HOP;
+use crate::testpmd::{CommandLine, Device};
 
 /// The Debian packages of it and of the drivers it needs.
 pub(in crate::experiments::switch) const PACKAGES: &str = "dpdk-dev librte-net-vhost23";
@@ -21,7 +21,7 @@ pub(in crate::experiments::switch) const MEGABYTES: u64 = 256;
 
 pub(super) fn start(order: &Order) -> Result<Contest, RowError> {
     let program = order.testpmd.as_deref().ok_or_else(|| RowError::failed("testpmd is not installed"))?;
-    let arguments = arguments(order).into_iter().map(Into::into).collect();
+    let arguments = command_line(order).words().map(Into::into).collect();
     let mut command = logged(program, &order.folder, "switch", arguments)?;
     // It ends when its input does.
     command.env("RUNTIME_DIRECTORY", &order.folder).stdin(Stdio::piped());
@@ -29,42 +29,36 @@ pub(super) fn start(order: &Order) -> Result<Contest, RowError> {
     Ok(Contest { processes: vec![process], log: order.folder.join("switch.out"), places: order.places()? })
 }
 
-/// Its command line.
-fn arguments(order: &Order) -> Vec<String> {
-    let mut arguments = testpmd::environment(order.cpus[1], MEGABYTES, order.huge_pages);
+fn command_line(order: &Order) -> CommandLine {
+    // What is to be cut stays so: flags of what was received are those of what is sent, and checksums stay blank.
+    let tso = if order.tso() { ",tso=1,legacy-ol-flags=1" } else { "" };
+    let mut line = CommandLine::new(order.cpus[1], MEGABYTES, order.huge_pages);
     for (port, tap) in order.taps().enumerate() {
-        arguments.push(if tap {
-            format!("--vdev=net_tap{port},iface={}", taps::name(port))
-        } else {
-            let socket = order.socket(port);
-            // What is to be cut stays so: flags of what was received are those of what is sent, and checksums stay blank.
-            let tso = if order.tso() { ",tso=1,legacy-ol-flags=1" } else { "" };
-            format!("--vdev=net_vhost{port},iface={},queues=1{tso}", socket.display())
-        });
+        line = match tap {
+            true => line.port(Device::Tap(&taps::name(port)), ""),
+            false => line.port(Device::Vhost(&order.socket(port)), tso),
+        };
     }
-    arguments.push("--".into());
-    arguments.extend(testpmd::options());
-    let mac = order.case.who == Who::TestpmdMac;
-    arguments.push(format!("--forward-mode={}", if mac { "mac" } else { "io" }));
-    if mac {
-        let next = NEXT_HOP.map(|byte| format!("{byte:02x}")).join(":");
-        arguments.extend((0..order.case.ports).map(|port| format!("--eth-peer={port},{next}")));
-    }
-    arguments.extend(["--txd=1024".into(), "--rxd=1024".into()]);
+    line = match order.case.who {
+        Who::TestpmdMac => {
+            (0..order.case.ports).fold(line.mode("mac"), |line, port| line.peer(port, NEXT_HOP))
+        }
+        _ => line.mode("io"),
+    };
     if order.tso() {
         // A frame in one buffer: the largest that there is, and few of them.
-        arguments.extend(["--mbuf-size=65535".into(), "--total-num-mbufs=1600".into()]);
+        line.option("--mbuf-size=65535").option("--total-num-mbufs=1600")
     } else {
         let buffers = 8192 + 2048 * order.taps().filter(|&tap| tap).count();
-        arguments.push(format!("--total-num-mbufs={buffers}"));
+        line.option(format!("--total-num-mbufs={buffers}"))
     }
-    arguments
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiments::switch::case::{Case, Ends, Frames, Ring};
+    use crate::experiments::switch::case::{Case, Ends, Ring};
+    use crate::frames::ways::Frames;
 
     fn order(case: Case) -> Order {
         Order {
@@ -87,13 +81,15 @@ mod tests {
     fn every_port_has_a_device_of_its_kind_and_mac_mode_its_next_hops() {
         let case =
             Case { ends: Ends::GuestTap, ports: 8, flows: 1, frames: Frames::Mtu, who: Who::TestpmdMac };
-        let words = arguments(&order(case));
+        let line = command_line(&order(case));
+        let words: Vec<&str> = line.words().collect();
         let count = |start: &str| words.iter().filter(|word| word.starts_with(start)).count();
         assert_eq!([count("--vdev=net_vhost"), count("--vdev=net_tap"), count("--eth-peer=")], [4, 4, 8]);
-        assert!(words.contains(&"--eth-peer=7,02:00:00:00:0b:01".into()));
+        assert!(words.contains(&"--eth-peer=7,02:00:00:00:0b:01"));
         let case =
             Case { who: Who::TestpmdIo, frames: Frames::Tso, ends: Ends::GuestGuest, ports: 2, ..case };
-        let words = arguments(&order(case));
+        let line = command_line(&order(case));
+        let words: Vec<&str> = line.words().collect();
         assert!(
             words.iter().any(|word| word.ends_with("/1.sock,queues=1,tso=1,legacy-ol-flags=1")),
             "{words:?}"

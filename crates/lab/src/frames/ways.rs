@@ -1,4 +1,4 @@
-//! The frames of a way, and what must have become of them.
+//! The frames of a way, from one port to another, and what must have become of them.
 //!
 //! Frame `n` is of flow `n` modulo their number, and as long as the mix has it. A flow has Ethernet addresses, IP addresses
 //! and a source port of its own, so whatever a switch goes by, it sees as many flows as the row says. Behind the headers
@@ -12,31 +12,24 @@
 //! a word and its complement, which add up to nothing, and one begins at `HEAD` in every frame. So the checksum holds
 //! whatever frame left the rest there, and where it is still zero.
 
-use ringferry_packet::checksum::{self, Sum};
-use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, Header};
+use std::fmt;
 
-use super::case::Frames;
-use crate::experiment::RowError;
+use ringferry_packet::checksum::{self, Sum};
+use ringferry_packet::vnet::Header;
+use serde::{Deserialize, Serialize};
+
+use super::{Between, IP, TCP, TCP_CHECKSUM, UDP, UDP_CHECKSUM, Wrong, to_be_cut};
 
 /// Bytes at the front of a frame that are always written, and always looked at: the headers, number and time, and zeros
 /// where these end before. Behind them is a whole number of groups.
-pub(super) const HEAD: usize = 70;
+pub const HEAD: usize = 70;
 
 /// Of so many frames one is written and compared whole while the rate is measured, a power of two. More often would make
 /// the ends the limit at 1500 bytes.
-pub(super) const WHOLE: u64 = 256;
+pub const WHOLE: u64 = 256;
 
 /// The top byte of a number: a frame that only shows where an address is.
 const HELLO: u8 = 0xff;
-
-/// Bytes of Ethernet and IPv4, and with UDP, or TCP.
-const IP: usize = 34;
-const UDP: usize = 42;
-const TCP: usize = 54;
-
-/// Where the checksums of UDP and TCP are.
-const UDP_CHECKSUM: usize = 40;
-const TCP_CHECKSUM: usize = 50;
 
 /// Bytes of number and time.
 const STAMP: usize = 16;
@@ -49,7 +42,35 @@ const MSS: usize = 1448;
 const SEGMENTS: usize = 45;
 
 /// Where a testpmd that writes addresses sends frames.
-pub(super) const NEXT_HOP: [u8; 6] = [2, 0, 0, 0, 0x0b, 1];
+pub const NEXT_HOP: [u8; 6] = [2, 0, 0, 0, 0x0b, 1];
+
+/// Which frames. Lengths are those of RFC 2544, with four bytes of checksum that no virtual wire has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Frames {
+    /// 64 bytes.
+    Smallest,
+    /// 64, 594 and 1518 bytes, 7 : 4 : 1.
+    Imix,
+    /// UDP that fills an MTU of 1500 bytes, no offloads: 1518 bytes.
+    Mtu,
+    /// TCP over IPv4 to be cut into 45 packets of 1448 bytes (TSO), checksum left blank.
+    Tso,
+}
+
+impl Frames {
+    pub const ALL: [Frames; 4] = [Frames::Smallest, Frames::Imix, Frames::Mtu, Frames::Tso];
+}
+
+impl fmt::Display for Frames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Frames::Smallest => "64",
+            Frames::Imix => "imix",
+            Frames::Mtu => "1500",
+            Frames::Tso => "64K-tso",
+        })
+    }
+}
 
 /// Lengths of frames in memory, without checksum, in the order they are sent; again and again. IMIX is spread evenly.
 fn sizes(frames: Frames) -> &'static [usize] {
@@ -62,7 +83,7 @@ fn sizes(frames: Frames) -> &'static [usize] {
 }
 
 /// The longest frame.
-pub(super) fn longest(frames: Frames) -> usize {
+pub fn longest(frames: Frames) -> usize {
     sizes(frames).iter().copied().max().unwrap_or_default()
 }
 
@@ -74,7 +95,7 @@ fn macs(way: u8, flow: u32) -> [u8; 12] {
 
 /// The frames of one way.
 #[derive(Clone, Debug)]
-pub(super) struct Format {
+pub struct Format {
     way: u8,
     flows: u32,
     /// Where the number is; the time follows.
@@ -99,21 +120,9 @@ struct Position {
 }
 
 impl Format {
-    pub(super) fn new(frames: Frames, way: u8, flows: u32) -> Self {
+    pub fn new(frames: Frames, way: u8, flows: u32) -> Self {
         let (sizes, tcp) = (sizes(frames), frames == Frames::Tso);
-        let header = if tcp {
-            Header {
-                flags: F_NEEDS_CSUM,
-                gso_type: GSO_TCPV4,
-                hdr_len: TCP as u16,
-                gso_size: MSS as u16,
-                csum_start: 34,
-                csum_offset: 16,
-                num_buffers: 0,
-            }
-        } else {
-            Header::default()
-        };
+        let header = if tcp { to_be_cut(TCP, MSS) } else { Header::default() };
         Self {
             way,
             flows,
@@ -141,14 +150,14 @@ impl Format {
 
     /// Length of a frame.
     #[inline]
-    pub(super) fn size(&self, number: u64) -> usize {
+    pub fn size(&self, number: u64) -> usize {
         match self.sizes {
             [size] => *size,
             sizes => sizes[(number % sizes.len() as u64) as usize],
         }
     }
 
-    pub(super) fn flows(&self) -> u32 {
+    pub fn flows(&self) -> u32 {
         self.flows
     }
 
@@ -191,7 +200,7 @@ impl Format {
     }
 
     /// A frame that goes the other way and shows where the destination of a flow is.
-    pub(super) fn hello(&self, flow: u32) -> [u8; 60] {
+    pub fn hello(&self, flow: u32) -> [u8; 60] {
         let mut frame = [0; 60];
         let position = Position { number: u64::from(HELLO) << 56, flow, ..Position::default() };
         let front = self.front(position, 0);
@@ -206,7 +215,7 @@ impl Format {
 
     /// Whose a frame is, from its front.
     #[inline]
-    pub(super) fn read(&self, front: &[u8]) -> Mark {
+    pub fn read(&self, front: &[u8]) -> Mark {
         let word =
             |at: usize| front.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map(u64::from_be_bytes);
         let (Some(number), Some(time)) = (word(self.number_at), word(self.number_at + 8)) else {
@@ -221,14 +230,14 @@ impl Format {
     }
 
     /// Compares a frame with what was sent. With `rewritten` the addresses must be new ones.
-    pub(super) fn check(
+    pub fn check(
         &self,
         frame: &[u8],
         number: u64,
         time: u64,
         rewritten: bool,
         scratch: &mut Vec<u8>,
-    ) -> Result<(), RowError> {
+    ) -> Result<(), Wrong> {
         self.whole(self.position(number), time, scratch);
         if self.header.is_gso() && frame.len() == scratch.len() {
             // The checksum of what is to be cut is anybody's to write.
@@ -243,13 +252,13 @@ impl Format {
         let at = frame.iter().zip(scratch.iter()).skip(from).position(|(got, sent)| got != sent);
         let at = at.map_or_else(|| "its length or addresses".into(), |at| format!("byte {}", from + at));
         let front = &frame[..frame.len().min(HEAD)];
-        Err(RowError::failed(format!("frame {number} was damaged, first at {at}: {front:02x?}")))
+        Err(Wrong(format!("frame {number} was damaged, first at {at}: {front:02x?}")))
     }
 }
 
 /// What the front of a frame says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mark {
+pub enum Mark {
     /// The way's own.
     Own { number: u64, time: u64 },
     /// Another way's.
@@ -260,37 +269,28 @@ pub(super) enum Mark {
 
 /// The front of the first frame of flow 0.
 fn front(way: u8, size: usize, tcp: bool) -> [u8; HEAD] {
-    const SOURCE: [u8; 4] = [10, 0, 0, 0];
-    const DESTINATION: [u8; 4] = [11, 0xff, 0xff, 0xff];
-    const DF: u8 = 0x40;
-    let (protocol, fragments, field) = if tcp { (6, 0, TCP_CHECKSUM) } else { (17, DF, UDP_CHECKSUM) };
+    let between = Between {
+        macs: macs(way, 0),
+        source: [10, 0, 0, 0],
+        destination: [11, 0xff, 0xff, 0xff],
+        ports: [0x4000, 0x7266],
+        whole: !tcp,
+    };
     let mut front = [0; HEAD];
-    front[..12].copy_from_slice(&macs(way, 0));
-    front[12..16].copy_from_slice(&[0x08, 0x00, 0x45, 0x00]);
-    front[16..18].copy_from_slice(&(size as u16 - 14).to_be_bytes());
-    front[20..24].copy_from_slice(&[fragments, 0, 64, protocol]);
-    front[26..30].copy_from_slice(&SOURCE);
-    front[30..34].copy_from_slice(&DESTINATION);
-    let mut sum = Sum::new();
-    sum.add(&front[14..IP]);
-    front[24..26].copy_from_slice(&sum.finish().to_be_bytes());
-    front[34..38].copy_from_slice(&[0x40, 0, 0x72, 0x66]);
-    let length = (size - IP) as u16;
+    // For whoever finishes the checksum: of TCP whoever cuts it, of UDP whoever knows the rest of the front.
     if tcp {
-        // Twenty bytes, ACK, a window.
-        front[46..50].copy_from_slice(&[0x50, 0x10, 0xff, 0xff]);
+        front[..TCP].copy_from_slice(&between.tcp::<TCP>(size));
+        front[TCP_CHECKSUM..TCP_CHECKSUM + 2].copy_from_slice(&between.pseudo(6, size).to_be_bytes());
     } else {
-        front[38..40].copy_from_slice(&length.to_be_bytes());
+        front[..UDP].copy_from_slice(&between.udp(size));
+        front[UDP_CHECKSUM..UDP_CHECKSUM + 2].copy_from_slice(&between.pseudo(17, size).to_be_bytes());
     }
-    // For whoever finishes it: of TCP whoever cuts it, of UDP whoever knows the rest of the front.
-    let pseudo = checksum::pseudo_header_v4(SOURCE, DESTINATION, protocol, length).partial();
-    front[field..field + 2].copy_from_slice(&pseudo.to_be_bytes());
     front
 }
 
 /// A way's frames, one after another.
 #[derive(Debug)]
-pub(super) struct Stream {
+pub struct Stream {
     pub format: Format,
     position: Position,
     /// Whether every frame is written whole.
@@ -300,25 +300,25 @@ pub(super) struct Stream {
 
 /// The next frame, as far as it is written.
 #[derive(Debug)]
-pub(super) struct Next<'a> {
+pub struct Next<'a> {
     pub bytes: &'a [u8],
     pub size: usize,
 }
 
 impl Stream {
-    pub(super) fn new(format: Format) -> Self {
+    pub fn new(format: Format) -> Self {
         Self { format, position: Position::default(), whole: true, scratch: Vec::new() }
     }
 
     /// The number of the next frame.
     #[inline]
-    pub(super) fn number(&self) -> u64 {
+    pub fn number(&self) -> u64 {
         self.position.number
     }
 
     /// The next frame, due at `time`.
     #[inline]
-    pub(super) fn peek(&mut self, time: u64) -> Next<'_> {
+    pub fn peek(&mut self, time: u64) -> Next<'_> {
         let Self { format, position, whole, scratch } = self;
         let size = format.sizes[position.slot];
         if *whole || position.number.is_multiple_of(WHOLE) {
@@ -333,7 +333,7 @@ impl Stream {
 
     /// It was sent.
     #[inline]
-    pub(super) fn advance(&mut self) {
+    pub fn advance(&mut self) {
         let Self { format, position: Position { number, flow, turn, slot }, .. } = self;
         *number += 1;
         *flow += 1;

@@ -1,33 +1,31 @@
-//! The frames: 2000 UDP flows, 20 sources by 100 destinations, of the smallest frames.
+//! 2000 UDP flows, 20 sources by 100 destinations, of the smallest frames.
 
 use ringferry_nic::tx::select_queue;
-use ringferry_packet::checksum::Sum;
 use ringferry_packet::flow::flow_hash;
 
-use crate::experiment::RowError;
+use super::{Between, UDP as HEADERS, Wrong};
 
 /// Bytes of a frame without its checksum.
-pub(super) const FRAME: usize = 60;
+pub const FRAME: usize = 60;
 const SOURCES: usize = 20;
 const DESTINATIONS: usize = 100;
 /// Flows.
-pub(super) const FLOWS: usize = SOURCES * DESTINATIONS;
+pub const FLOWS: usize = SOURCES * DESTINATIONS;
 
-/// Ethernet, IPv4 and UDP. What follows is a number, and as many bytes that depend on it.
-const HEADERS: usize = 42;
+/// Behind the headers is a number, and as many bytes that depend on it.
 const NUMBER: std::ops::Range<usize> = HEADERS..HEADERS + 8;
 
 /// The number of a frame that does not count.
-pub(super) const HELLO: u64 = u64::MAX;
+pub const HELLO: u64 = u64::MAX;
 
 /// Where frames go that are to be forwarded, and where they come from.
 const ARRIVING: [u8; 12] = [2, 0, 0, 0, 0x0a, 0, 2, 0, 0, 0, 0x0a, 1];
 /// Addresses of the next hop and of the forwarder's output.
-pub(super) const NEXT_HOP: [u8; 6] = [2, 0, 0, 0, 0x0b, 1];
-pub(super) const OUTPUT: [u8; 6] = [2, 0, 0, 0, 0x0b, 0];
+pub const NEXT_HOP: [u8; 6] = [2, 0, 0, 0, 0x0b, 1];
+pub const OUTPUT: [u8; 6] = [2, 0, 0, 0, 0x0b, 0];
 
 /// The addresses that a forwarder writes: destination, then source.
-pub(super) fn departing() -> [u8; 12] {
+pub fn departing() -> [u8; 12] {
     let mut macs = [0; 12];
     macs[..6].copy_from_slice(&NEXT_HOP);
     macs[6..].copy_from_slice(&OUTPUT);
@@ -36,33 +34,33 @@ pub(super) fn departing() -> [u8; 12] {
 
 /// The frames of all flows, one each.
 #[derive(Debug)]
-pub(super) struct Flows(Vec<[u8; FRAME]>);
+pub struct Flows(Vec<[u8; FRAME]>);
 
 impl Flows {
-    pub(super) fn new() -> Self {
+    pub fn new() -> Self {
         Self((0..FLOWS).map(frame).collect())
     }
 
     /// The frame of a flow, with the number 0 in it.
     #[inline]
-    pub(super) fn frame(&self, flow: usize) -> &[u8; FRAME] {
+    pub fn frame(&self, flow: usize) -> &[u8; FRAME] {
         &self.0[flow]
     }
 
     /// The frame of a flow with a number.
-    pub(super) fn numbered(&self, flow: usize, number: u64) -> [u8; FRAME] {
+    pub fn numbered(&self, flow: usize, number: u64) -> [u8; FRAME] {
         let mut frame = self.0[flow];
         number_it(&mut frame, number);
         frame
     }
 
     /// Whether a frame has the number of one that does not count.
-    pub(super) fn is_greeting(frame: &[u8]) -> bool {
+    pub fn is_greeting(frame: &[u8]) -> bool {
         frame.get(NUMBER).is_some_and(|number| number == HELLO.to_le_bytes())
     }
 
     /// How many flows each of `queues` gets: the most and the least.
-    pub(super) fn spread(&self, queues: usize) -> [usize; 2] {
+    pub fn spread(&self, queues: usize) -> [usize; 2] {
         let mut spread = vec![0; queues];
         for frame in &self.0 {
             spread[select_queue(Some(flow_hash(frame)), queues, 0)] += 1;
@@ -78,27 +76,23 @@ fn number_it(frame: &mut [u8; FRAME], number: u64) {
 }
 
 fn frame(flow: usize) -> [u8; FRAME] {
+    let between = Between {
+        macs: ARRIVING,
+        // The networks of RFC 2544.
+        source: [198, 18, 10, 1 + (flow % SOURCES) as u8],
+        destination: [198, 19, 10, 1 + (flow / SOURCES) as u8],
+        ports: [2000, 2000],
+        whole: false,
+    };
     let mut frame = [0; FRAME];
-    frame[..12].copy_from_slice(&ARRIVING);
-    frame[12..16].copy_from_slice(&[0x08, 0x00, 0x45, 0x00]);
-    frame[16..18].copy_from_slice(&(FRAME as u16 - 14).to_be_bytes());
-    frame[22..24].copy_from_slice(&[64, 17]);
-    // The networks of RFC 2544.
-    frame[26..30].copy_from_slice(&[198, 18, 10, 1 + (flow % SOURCES) as u8]);
-    frame[30..34].copy_from_slice(&[198, 19, 10, 1 + (flow / SOURCES) as u8]);
-    frame[34..38].copy_from_slice(&[0x07, 0xd0, 0x07, 0xd0]);
-    frame[38..40].copy_from_slice(&(FRAME as u16 - 34).to_be_bytes());
-    let mut sum = Sum::default();
-    sum.add(&frame[14..34]);
-    let sum = sum.finish();
-    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    frame[..HEADERS].copy_from_slice(&between.udp(FRAME));
     number_it(&mut frame, 0);
     frame
 }
 
 /// Checks what a forwarder has made of numbered frames.
 #[derive(Debug)]
-pub(super) struct Checker {
+pub struct Checker {
     flows: Flows,
     /// The next number of each flow.
     next: Vec<u64>,
@@ -106,19 +100,19 @@ pub(super) struct Checker {
 }
 
 impl Checker {
-    pub(super) fn new() -> Self {
+    pub fn new() -> Self {
         Self { flows: Flows::new(), next: vec![0; FLOWS], checked: 0 }
     }
 
     /// Frames that were good.
-    pub(super) fn checked(&self) -> u64 {
+    pub fn checked(&self) -> u64 {
         self.checked
     }
 
     /// Looks at the next frame: its addresses are the forwarder's, it is the next of its flow, and nothing else of it
     /// has changed.
-    pub(super) fn check(&mut self, frame: &[u8]) -> Result<(), RowError> {
-        let wrong = |what: &str| Err(RowError::failed(format!("{what}: {frame:02x?}")));
+    pub fn check(&mut self, frame: &[u8]) -> Result<(), Wrong> {
+        let wrong = |what: &str| Err(Wrong(format!("{what}: {frame:02x?}")));
         let Ok(frame) = <&[u8; FRAME]>::try_from(frame) else {
             return wrong("a frame of another length came");
         };
@@ -142,8 +136,10 @@ impl Checker {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use ringferry_packet::checksum::Sum;
     use ringferry_packet::parse::Layers;
+
+    use super::*;
 
     fn forwarded(flows: &Flows, flow: usize, number: u64) -> [u8; FRAME] {
         let mut frame = flows.numbered(flow, number);
