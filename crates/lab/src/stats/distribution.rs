@@ -102,6 +102,10 @@ mod tests {
 
     /// Degrees of freedom and the quantiles of all levels, as this crate computed them by itself (a continued fraction and
     /// bisection) before statrs did.
+    #[allow(
+        clippy::approx_constant,
+        reason = "2.718 is a number of degrees of freedom between two whole ones"
+    )]
     const BEFORE: [(f64, [f64; 6]); 14] = [
         (
             1.0,
