@@ -169,7 +169,7 @@ impl Subject {
         let slots: u32 = self.out.iter().map(|out| u32::from(out.slots)).sum();
         assert_eq!(
             u32::from(self.driver.free()) + slots,
-            self.places.size.into(),
+            u32::from(self.places.size),
             "slots were lost or made up"
         );
         assert_eq!(usize::from(self.driver.in_flight()), self.out.len());

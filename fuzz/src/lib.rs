@@ -8,6 +8,7 @@
 //! | [`pen`] | the hostile driver |
 //! | [`oracle`] | a second reader of rings, to compare with |
 //! | [`device`], [`driver`], [`net`], [`control`], [`mod@session`] | the targets for VIRTIO |
+//! | [`mod@forward`] | the target for the switch between its ports |
 //! | [`mod@netback`], [`mod@netfront`], [`mod@store`], [`mod@xenbus`] | the targets for Xen |
 //! | [`seeds`] | scenarios that reach deep, from which the fuzzer starts |
 //!
@@ -17,6 +18,7 @@
 pub mod control;
 pub mod device;
 pub mod driver;
+pub mod forward;
 pub mod guest;
 pub mod net;
 pub mod netback;
@@ -34,7 +36,7 @@ pub mod xenbus;
 pub type Target = fn(&[u8]) -> ring::Reached;
 
 /// All targets by name.
-pub const TARGETS: [(&str, Target); 12] = [
+pub const TARGETS: [(&str, Target); 13] = [
     ("split_device", device::split),
     ("packed_device", device::packed),
     ("split_driver", driver::split),
@@ -43,6 +45,7 @@ pub const TARGETS: [(&str, Target); 12] = [
     ("net_receiveq", net::receiveq),
     ("vhost_user_session", session::session),
     ("control_queue", control::queue),
+    ("switch_forward", forward::forward),
     ("netback", netback::netback),
     ("netfront", netfront::netfront),
     ("xenstore", store::store),

@@ -2,6 +2,7 @@
 //! to that; `cargo run --bin seeds` writes them to `corpus/`.
 
 mod control;
+mod forward;
 mod netback;
 mod netfront;
 mod store;
@@ -51,6 +52,7 @@ pub fn all() -> Vec<Seed> {
         .chain(receiveqs())
         .chain(sessions())
         .chain(control::seeds())
+        .chain(forward::seeds())
         .chain(netback::seeds())
         .chain(netfront::seeds())
         .chain(store::seeds())

@@ -12,11 +12,12 @@ use ringferry_xen::domain::{DomId, Domain};
 use ringferry_xen::event::EventChannel;
 use ringferry_xen::grant::{Access, Granted};
 use ringferry_xen::store::{Client, NodeAccess, Nodes, Permission, StoreError, path};
+use ringferry_xen_net::netfront::PairConfig;
 use ringferry_xen_net::xenbus::Polled as Turn;
 use ringferry_xen_net::xenbus::{
-    BackConfig, BackEvent, Connection, FrontConfig, FrontEvent, FrontendDriver, BackendDriver, Session, State, VifId,
+    BackConfig, BackEvent, BackendDriver, Connection, FrontConfig, FrontEvent, FrontendDriver, Session,
+    State, VifId,
 };
-use ringferry_xen_net::netfront::PairConfig;
 use ringferry_xen_sim::fake::{Fake, FakeDomain, Op};
 use ringferry_xen_sim::store::{Limits, Running, Server};
 
