@@ -63,14 +63,7 @@ impl<P: Queues> Worker<P> {
     }
 
     /// Notes whether to read the next burst of a port directly, now that this one has been forwarded.
-    #[inline]
     pub(super) fn consider_direct(&mut self, id: PortId, burst: &Burst<'_>, now: &Now) {
-        if self.port(id).is_some_and(|port| port.queues.reads_directly()) {
-            self.consider_direct_read(id, burst, now);
-        }
-    }
-
-    fn consider_direct_read(&mut self, id: PortId, burst: &Burst<'_>, now: &Now) {
         let bytes: usize = burst.frames().iter().map(|frame| frame.len as usize).sum();
         if bytes < burst.len() * LARGE {
             return;

@@ -278,8 +278,11 @@ impl<P: Queues> Worker<P> {
             if let Some(selector) = port.selector() {
                 selector.learn(queue, &burst, &self.handoff, &now);
             }
+            let reads_directly = port.queues.reads_directly();
             self.forward(Origin { port: id, private: taken.private }, &burst, &now);
-            self.consider_direct(id, &burst, &now);
+            if reads_directly {
+                self.consider_direct(id, &burst, &now);
+            }
         }
         self.storage = Burst::reuse(burst);
         if let Some(port) = self.port(id) {
