@@ -48,6 +48,22 @@ impl Mac {
         self.0[0] & 1 != 0
     }
 
+    /// Returns true for an address that frames may come from: it is neither a group address nor all zeros.
+    #[inline]
+    #[must_use]
+    pub fn is_station(self) -> bool {
+        !self.is_multicast() && self != Mac([0; 6])
+    }
+
+    /// Returns true for the addresses 01:80:c2:00:00:00 to 0f, of protocols between neighbours, which no bridge forwards
+    /// (IEEE 802.1Q, table 8-1): spanning tree, PAUSE, link aggregation, port authentication, LLDP.
+    #[inline]
+    #[must_use]
+    pub fn is_reserved(self) -> bool {
+        let [head @ .., last] = self.0;
+        head == [0x01, 0x80, 0xc2, 0, 0] && last < 0x10
+    }
+
     /// Returns true for the broadcast address.
     #[inline]
     #[must_use]

@@ -8,7 +8,7 @@
 
 use ringferry_memory::ReadSlice;
 
-use crate::vnet::Header;
+use crate::vnet::{Header, Invalid, Offloads, VALIDATED_HEAD};
 
 /// Number of bytes of a frame that are copied for look-up: one cache line, which is sufficient for Ethernet, a VLAN tag,
 /// IPv4 and ports, and for a whole frame of the smallest size.
@@ -90,6 +90,12 @@ impl<'m> Burst<'m> {
         self.frames.is_empty()
     }
 
+    /// Returns the number of pieces that all frames have behind their prefixes.
+    #[inline]
+    pub fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
     /// Returns the bytes of `frame` behind its prefix as slices of the sender's memory, in order.
     #[inline]
     pub fn rest(&self, frame: &Frame) -> &[ReadSlice<'m>] {
@@ -122,6 +128,37 @@ impl<'m> Burst<'m> {
         if let Some(added) = self.frames.last_mut() {
             frame.copy_to(&mut added.prefix);
         }
+    }
+
+    /// [Validates](Header::validated) the virtual header of the frame that was added last, whose sender may ask for
+    /// `negotiated`, and replaces it by what may be passed on. Headers behind the prefix are looked at in a copy that is
+    /// forgotten; if a verdict about where the transport header is rests on it, [software](Header::is_software_only)
+    /// has to look again.
+    ///
+    /// # Errors
+    /// [`Invalid`]; the frame is not in the burst any more.
+    #[inline]
+    pub fn validate_last(&mut self, negotiated: Offloads) -> Result<(), Invalid> {
+        let Some(frame) = self.frames.last_mut() else { return Ok(()) };
+        let mut validated = frame.header.validated(frame.prefix(), frame.len as usize, negotiated);
+        if validated == Err(Invalid::Beyond) {
+            let mut head = [0; VALIDATED_HEAD];
+            let mut have = frame.prefix().len();
+            head[..have].copy_from_slice(frame.prefix());
+            for piece in &self.pieces[frame.first as usize..] {
+                have += piece.copy_to(&mut head[have..]);
+            }
+            validated = frame.header.validated(&head[..have], frame.len as usize, negotiated);
+        }
+        match validated {
+            Ok(header) => frame.header = header,
+            Err(invalid) => {
+                self.pieces.truncate(frame.first as usize);
+                self.frames.pop();
+                return Err(invalid);
+            }
+        }
+        Ok(())
     }
 
     /// Starts a frame of `len` bytes. The caller adds its bytes with [`Builder::piece`] and completes it with

@@ -7,8 +7,9 @@
 //!
 //! The modules in the order in which a frame passes them in a switch port:
 //!
-//! 1. [`vnet::Header`] is copied out of shared memory once, [`sanitised`](vnet::Header::sanitised) and
-//!    [`checked`](vnet::Header::check) against the length of the frame.
+//! 1. [`vnet::Header`] is copied out of shared memory once, [`sanitised`](vnet::Header::sanitised),
+//!    [`checked`](vnet::Header::check) against the length of the frame and [`validated`](vnet::Header::validated) against
+//!    its first bytes.
 //! 2. [`ether`] reads addresses from the first bytes for the look-up; [`flow`] computes the hash of the flow, which
 //!    selects a queue or worker.
 //! 3. [`vnet::Offloads::accepts`] returns true if the receiver accepts the frame unchanged. If not,

@@ -25,8 +25,10 @@ pub(crate) const IPV6_LEN: usize = 40;
 pub(crate) const TCP_CHECKSUM: usize = 16;
 /// Offset of the checksum in a UDP header.
 pub(crate) const UDP_CHECKSUM: usize = 6;
-const TCP_MIN_LEN: usize = 20;
-const UDP_LEN: usize = 8;
+/// Length in bytes of a TCP header without options.
+pub(crate) const TCP_MIN_LEN: usize = 20;
+/// Length in bytes of a UDP header.
+pub(crate) const UDP_LEN: usize = 8;
 
 /// Version of the Internet Protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -96,7 +98,7 @@ impl Layers {
     }
 
     /// Parses link and network layer only and sets `payload` to `l4`, which may be beyond the prefix.
-    fn parse_network(prefix: &[u8]) -> Result<Layers, ParseError> {
+    pub(crate) fn parse_network(prefix: &[u8]) -> Result<Layers, ParseError> {
         let Link { ether_type, l3, .. } = Link::parse(prefix).ok_or(ParseError::Truncated)?;
         match ether_type {
             ether::TYPE_IPV4 => parse_ipv4(prefix, l3),

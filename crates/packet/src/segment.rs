@@ -229,6 +229,13 @@ impl<'f> SegmentHeaders<'f> {
         Some(part)
     }
 
+    /// Leaves out the next `count` segments, or as many as there are. Returns the length of their payload in bytes.
+    fn skip(&mut self, count: usize) -> usize {
+        let from = self.done * self.gso_size;
+        self.done = self.segments.min(self.done.saturating_add(count));
+        self.payload.min(self.done * self.gso_size).saturating_sub(from)
+    }
+
     /// Returns the headers that were generated last.
     fn current(&self) -> &[u8] {
         &self.head[..self.front.len()]

@@ -3,12 +3,17 @@
 //!
 //! The header is plain data: a receiver copies it out of shared memory once ([`Header::from_bytes`]), reduces it to
 //! the defined flags ([`Header::sanitised`]), checks it against the length of the frame ([`Header::check`], the only
-//! place that does), and keeps it with the frame until the frame is delivered.
+//! place that does) and against its first bytes ([`Header::validated`]), and keeps it with the frame until the frame is
+//! delivered.
+
+mod validate;
 
 use bitflags::bitflags;
 use thiserror::Error;
 
 use crate::ether;
+
+pub use validate::{Invalid, MAX_UDP_SEGMENTS, MIN_TCP_GSO_SIZE, VALIDATED_HEAD};
 
 /// `flags`: the checksum is partial; `csum_start` and `csum_offset` tell how to complete it.
 pub const F_NEEDS_CSUM: u8 = 1;
@@ -17,6 +22,8 @@ pub const F_DATA_VALID: u8 = 2;
 /// `flags`: `csum_start` and `csum_offset` contain coalescing counts. It is never valid here, as VIRTIO_NET_F_RSC_EXT is
 /// not offered.
 pub const F_RSC_INFO: u8 = 4;
+/// A bit of `flags` that never is in a header outside this program: see [`Header::is_software_only`].
+const F_SOFTWARE_ONLY: u8 = 0x80;
 
 /// `gso_type`: the frame is one packet and needs no segmentation.
 pub const GSO_NONE: u8 = 0;
@@ -164,6 +171,21 @@ impl Header {
         self.gso_type != GSO_NONE
     }
 
+    /// Returns true if what the header asks for must be done in software before the frame is delivered, whatever its
+    /// receiver accepts: [`validated`](Self::validated) has found that not every receiver could do it, or that the sender
+    /// can still change on what it depends. [`needs`](Self::needs) then has an offload that no receiver accepts, so a
+    /// caller that asks [`Offloads::accepts`] does the right thing.
+    #[inline]
+    #[must_use]
+    pub const fn is_software_only(&self) -> bool {
+        self.flags & F_SOFTWARE_ONLY != 0
+    }
+
+    const fn software_only(mut self) -> Header {
+        self.flags |= F_SOFTWARE_ONLY;
+        self
+    }
+
     /// Reduces a header written by a *driver* to the fields that a device must respect (5.1.6.2). Of the flags only
     /// `F_NEEDS_CSUM` stays, as a driver must set no other and unknown ones must be ignored. Unused fields become 0,
     /// so that their contents neither reach another guest nor make a tap refuse the frame.
@@ -251,13 +273,15 @@ impl Header {
         Ok(Some((start, field)))
     }
 
-    /// Returns the offloads that the receiver of a frame with this header must accept. For an undefined `gso_type` they
-    /// include bits that no receiver has.
+    /// Returns the offloads that the receiver of a frame with this header must accept. For an undefined `gso_type`, and
+    /// for a header that is [for software only](Self::is_software_only), they include bits that no receiver has.
     #[inline]
     #[must_use]
     pub const fn needs(&self) -> Offloads {
         // Without GUEST_CSUM a device must set flags to 0 (5.1.6.4), so F_DATA_VALID needs it as well.
         let checksum = if self.flags == 0 { Offloads::empty() } else { Offloads::CSUM };
+        // No receiver has the offload of this bit.
+        let checksum = checksum.union(Offloads::from_bits_retain(self.flags & F_SOFTWARE_ONLY));
         match gso_offloads(self.gso_type) {
             Some(segmentation) => checksum.union(segmentation),
             None => Offloads::from_bits_retain(u8::MAX),
