@@ -188,6 +188,8 @@ impl<'m> Translator<'m> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
     use crate::shared::SharedMem;
     use crate::words::Words;
@@ -269,6 +271,25 @@ mod tests {
         assert!(matches!(Region::map(mem.fd(), spec), Err(crate::MapError::BadRange(_))));
         let spec = RegionSpec { guest_addr: 0, size: 0, user_addr: 0, mmap_offset: 0 };
         assert!(matches!(Region::map(mem.fd(), spec), Err(crate::MapError::BadRange(_))));
+    }
+
+    #[test]
+    fn d1_only_memory_is_mapped_and_the_error_says_what_to_use() {
+        let spec = RegionSpec { guest_addr: 0, size: 0x1000, user_addr: 0, mmap_offset: 0 };
+        // Beside the test's program, as temporary files may lie in memory.
+        let program = std::env::current_exe().unwrap();
+        let disk = tempfile::tempfile_in(program.parent().unwrap()).unwrap();
+        disk.set_len(0x1000).unwrap();
+        let shm = tempfile::tempfile_in("/dev/shm").unwrap();
+        shm.set_len(0x1000).unwrap();
+        let (pipe, _other) = rustix::pipe::pipe().unwrap();
+        for fd in [disk.into(), pipe, std::fs::File::open("/dev/zero").unwrap().into()] {
+            let fd: std::os::fd::OwnedFd = fd;
+            let error = Region::map(fd.as_fd(), spec).unwrap_err();
+            assert!(matches!(error, crate::MapError::NotMemory), "{error}");
+            assert!(error.to_string().contains("memory-backend-memfd"));
+        }
+        Region::map(shm.as_fd(), spec).unwrap();
     }
 
     #[test]

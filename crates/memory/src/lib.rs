@@ -13,6 +13,7 @@
 //! | module | contents | owner of the bytes |
 //! |---|---|---|
 //! | [`region`] | one mapping of a peer's (or our own) file | the [`Region`], as long as an `Arc` of it exists |
+//! | [`budget`] | a bound on the bytes that are mapped on behalf of peers | nobody: it counts |
 //! | [`guest`] | an immutable set of regions; translation of guest addresses | [`GuestMemory`] |
 //! | [`words`] | atomic words of a resolved range, for rings | an [`Area`], which keeps its region alive |
 //! | [`mod@slice`] | borrowed pieces of buffers, which are only copied | the lender |
@@ -29,6 +30,7 @@
 //! memory: words are accessed by atomics, buffers by [`ReadSlice`] and [`WriteSlice`], which only copy. Only
 //! this crate and `ringferry-sys` contain `unsafe`.
 
+pub mod budget;
 pub mod buffer;
 pub mod counters;
 pub mod guest;
@@ -45,6 +47,7 @@ mod vm_memory;
 pub mod window;
 pub mod words;
 
+pub use budget::{MapBudget, OverBudget};
 pub use buffer::Buffer;
 pub use counters::Counters;
 pub use guest::{GuestMemory, MemoryError, Translator};

@@ -10,9 +10,10 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use rustix::fs::FileType;
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use crate::budget::{MapBudget, OverBudget};
 use crate::sigbus::{self, Guard};
 use crate::words::Area;
 
@@ -43,16 +44,19 @@ pub enum MapError {
         /// Size of the file in bytes.
         size: u64,
     },
-    /// The pages of the file are served by another process or machine, which could block a thread that
-    /// touches them for ever.
+    /// The descriptor is not memory: neither a memfd nor a file on tmpfs or hugetlbfs. The pages of any other file are
+    /// served by a disk, or by another process or machine, which could block a thread that touches them for ever.
     #[error(
-        "guest memory lies in a file served by another process or machine (FUSE or a network file system): \
-         use memory on tmpfs, hugetlbfs or a local disk, or memory-backend-memfd"
+        "guest memory must be a memfd or a file on tmpfs or hugetlbfs, and this descriptor is none: use \
+         memory-backend-memfd (QEMU), or a file under /dev/shm or on a hugetlbfs mount"
     )]
-    Served,
+    NotMemory,
     /// An existing mapping that needs a guard does not begin at a page boundary.
     #[error("memory region at guest address {0:#x} does not begin a page, so it cannot be guarded")]
     Unaligned(u64),
+    /// The peer, or all peers together, would have more mapped than is allowed.
+    #[error(transparent)]
+    Budget(#[from] OverBudget),
     /// The process holds as many mappings as [`sigbus::MAX_REGIONS`] allows.
     #[error("more than {} memory regions are mapped", sigbus::MAX_REGIONS)]
     TooMany,
@@ -60,22 +64,8 @@ pub enum MapError {
     #[error(
         "cannot map guest memory ({0}); the VM's memory must be shared: for QEMU use -object memory-backend-memfd,share=on"
     )]
-    Os(#[from] rustix::io::Errno),
+    Os(#[from] Errno),
 }
-
-/// Magic numbers (`linux/magic.h`) of file systems whose pages are served by another process or machine: FUSE,
-/// 9p, NFS, CIFS, SMB2, SMB, Ceph, AFS, Coda.
-const SERVED: [u32; 9] = [
-    0x6573_5546,
-    0x0102_1997,
-    0x6969,
-    0xff53_4d42,
-    0xfe53_4d42,
-    0x517b,
-    0x00c3_6400,
-    0x5346_414f,
-    0x7375_7245,
-];
 
 /// An object that is dropped after the mapping that it belongs to.
 pub(crate) struct Kept(pub(crate) Box<dyn Any + Send + Sync>);
@@ -125,6 +115,18 @@ impl Region {
     /// # Errors
     /// [`MapError`]; nothing stays mapped then.
     pub fn map(fd: BorrowedFd<'_>, spec: RegionSpec) -> Result<Arc<Region>, MapError> {
+        Self::map_within(fd, spec, &MapBudget::unlimited())
+    }
+
+    /// Does the same as [`map`](Self::map), and takes the bytes from `budget` until they are unmapped.
+    ///
+    /// # Errors
+    /// [`MapError`]; nothing stays mapped then.
+    pub fn map_within(
+        fd: BorrowedFd<'_>,
+        spec: RegionSpec,
+        budget: &Arc<MapBudget>,
+    ) -> Result<Arc<Region>, MapError> {
         let bad = MapError::BadRange(spec.guest_addr);
         let (Some(end), Some(_), Some(_), true) = (
             spec.mmap_offset.checked_add(spec.size),
@@ -134,13 +136,16 @@ impl Region {
         ) else {
             return Err(bad);
         };
+        // Only memfds and files on tmpfs and hugetlbfs have seals, even if none is set. No other file is asked anything
+        // before this: even `fstat` waits for the server of one on FUSE.
+        match rustix::fs::fcntl_get_seals(fd) {
+            Err(Errno::INVAL) => return Err(MapError::NotMemory),
+            seals => seals?,
+        };
         let stat = rustix::fs::fstat(fd)?;
         let size = stat.st_size as u64;
-        if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && size < end {
+        if size < end {
             return Err(MapError::FileTooShort { needed: end, size });
-        }
-        if SERVED.contains(&(rustix::fs::fstatfs(fd)?.f_type as u32)) {
-            return Err(MapError::Served);
         }
         let page = rustix::param::page_size() as u64;
         let block = (stat.st_blksize as u64).max(page);
@@ -150,6 +155,7 @@ impl Region {
             return Err(bad);
         };
         let map_len = usize::try_from(end - start).map_err(|_| MapError::BadRange(spec.guest_addr))?;
+        let taken = budget.take(map_len as u64)?;
         // SAFETY: a fresh mapping at an address the kernel chooses touches nothing that exists.
         let map = unsafe {
             rustix::mm::mmap(
@@ -167,7 +173,8 @@ impl Region {
         let map: *mut u8 = map.cast();
         // SAFETY: start <= mmap_offset and the region ends inside the mapping.
         let base = unsafe { map.add((spec.mmap_offset - start) as usize) };
-        let mut region = Region { spec, map: Some((map, map_len)), base, guard: None, _kept: Vec::new() };
+        let kept = vec![Kept(Box::new(taken))];
+        let mut region = Region { spec, map: Some((map, map_len)), base, guard: None, _kept: kept };
         region.guard = Some(Guard::new(map.addr(), map_len).ok_or(MapError::TooMany)?);
         Ok(Arc::new(region))
     }

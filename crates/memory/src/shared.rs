@@ -12,7 +12,8 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use crate::region::{MapError, Region, RegionSpec};
 
 /// A memfd of fixed size. It is sealed against shrinking and growing, so that a peer that receives its
-/// descriptor cannot truncate it under our mapping.
+/// descriptor cannot truncate it under our mapping, and against further seals, so that it cannot keep the next peer
+/// from writing.
 #[derive(Debug)]
 pub struct SharedMem {
     fd: OwnedFd,
@@ -26,13 +27,26 @@ impl SharedMem {
     /// # Errors
     /// The errors of `memfd_create`, `ftruncate` and `fcntl`.
     pub fn new(name: &str, size: usize) -> io::Result<SharedMem> {
+        Self::with_seals(name, size, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+    }
+
+    /// Does the same as [`SharedMem::new`] for memory that its owner seals further once it has mapped it. It must do so
+    /// before a peer receives the descriptor.
+    ///
+    /// # Errors
+    /// As for [`SharedMem::new`].
+    pub fn sealable(name: &str, size: usize) -> io::Result<SharedMem> {
+        Self::with_seals(name, size, SealFlags::SHRINK | SealFlags::GROW)
+    }
+
+    fn with_seals(name: &str, size: usize, seals: SealFlags) -> io::Result<SharedMem> {
         let size = size.next_multiple_of(rustix::param::page_size());
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, size as u64)?;
         #[cfg(not(test))] // this crate's own tests play the peer that shrinks a file
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
+        rustix::fs::fcntl_add_seals(&fd, seals)?;
         #[cfg(test)]
-        let _ = SealFlags::SHRINK;
+        let _ = seals;
         Ok(SharedMem { fd, size })
     }
 

@@ -17,8 +17,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Once, OnceLock};
 
-/// Largest number of guarded mappings in a process: 256 ports with 8 regions each.
-pub const MAX_REGIONS: usize = 2048;
+/// Largest number of guarded mappings in a process: 256 ports with 32 regions each, of which a front end can use a few
+/// hundred while those that it has replaced are not unmapped yet.
+pub const MAX_REGIONS: usize = 8192;
 
 struct Slot {
     /// Count of registrations in this slot. The handler reads it before and after the other fields to know that

@@ -152,9 +152,11 @@ impl Window {
         };
         if let Err(error) = mapped {
             // A driver may refuse after the kernel has removed the reservation. The hole must be closed, as the
-            // kernel could place another mapping there. Reserving the addresses again cannot exceed the limit of
-            // mappings, since one was just removed.
-            self.clear(slot, pages).expect("reserving addresses again that a failed mmap has freed");
+            // kernel could place another mapping there. That cannot exceed the limit of mappings, since one was
+            // just removed. At the limit the kernel refuses both calls before it removes anything.
+            if let Err(unclosed) = self.clear(slot, pages) {
+                assert!(self.is_reserved(slot, pages), "a hole in a window cannot be closed: {unclosed}");
+            }
             return Err(error.into());
         }
         let state = if writable { Slot::Writable } else { Slot::Readable };
@@ -192,6 +194,16 @@ impl Window {
             rustix::mm::mmap_anonymous(at.cast(), pages * SLOT, ProtFlags::empty(), flags)?;
         }
         Ok(())
+    }
+
+    /// Returns true if something is mapped everywhere in a range, which must be inside the window.
+    #[cold]
+    fn is_reserved(&self, slot: usize, pages: usize) -> bool {
+        // SAFETY: the range is inside the window, and this advice, which is that of any new mapping, changes nothing.
+        unsafe {
+            let at = self.base.add(slot * SLOT);
+            rustix::mm::madvise(at.cast(), pages * SLOT, rustix::mm::Advice::Normal).is_ok()
+        }
     }
 
     /// Returns `len` bytes of a slot from its byte `offset` on for reading, or `None` if the slot is empty or the

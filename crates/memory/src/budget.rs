@@ -1,0 +1,137 @@
+//! A bound on the bytes that may be mapped on behalf of peers.
+//!
+//! A peer chooses how large the files are that it passes, and a sparse file costs it nothing: a few of them fill the
+//! address space, and then nothing else can be mapped, not even memory for the allocator. Who maps for peers makes one
+//! [`MapBudget`] for the process and one for each peer [within](MapBudget::within) it. [`Region::map_within`] takes from
+//! both before it maps, and gives back when the last user of the region has gone and it has been unmapped, however long
+//! that takes: during a change of a memory map the old and the new one count.
+//!
+//! [`Region::map_within`]: crate::Region::map_within
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// More bytes than a [`MapBudget`] has left.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{wanted} bytes of guest memory cannot be mapped beside the {taken} that are: {name} allows {limit}")]
+pub struct OverBudget {
+    /// The bytes asked for.
+    pub wanted: u64,
+    /// The bytes that are mapped already.
+    pub taken: u64,
+    /// The bytes that may be mapped.
+    pub limit: u64,
+    /// What sets the limit, for people.
+    pub name: &'static str,
+}
+
+/// A number of bytes that may be mapped. It may be used from any thread.
+#[derive(Debug)]
+pub struct MapBudget {
+    limit: u64,
+    name: &'static str,
+    taken: AtomicU64,
+    within: Option<Arc<MapBudget>>,
+}
+
+impl MapBudget {
+    /// Makes a budget of `limit` bytes. `name` is what sets the limit, such as a configuration key, for error messages.
+    pub fn new(limit: u64, name: &'static str) -> Arc<MapBudget> {
+        Arc::new(MapBudget { limit, name, taken: AtomicU64::new(0), within: None })
+    }
+
+    /// Makes a budget that nothing exceeds.
+    pub fn unlimited() -> Arc<MapBudget> {
+        Self::new(u64::MAX, "nothing")
+    }
+
+    /// Makes a budget of `limit` bytes, whatever is taken of which is also taken of `outer`.
+    pub fn within(outer: &Arc<MapBudget>, limit: u64, name: &'static str) -> Arc<MapBudget> {
+        Arc::new(MapBudget { limit, name, taken: AtomicU64::new(0), within: Some(Arc::clone(outer)) })
+    }
+
+    /// Returns the bytes that are taken.
+    pub fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Returns the bytes that may be taken in all.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Takes `bytes` until the result is dropped.
+    ///
+    /// # Errors
+    /// [`OverBudget`], of this budget or of the one that it is within; nothing is taken then.
+    pub fn take(self: &Arc<Self>, bytes: u64) -> Result<Taken, OverBudget> {
+        let outer = self.within.as_ref().map(|outer| outer.take(bytes)).transpose()?;
+        let add = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= self.limit);
+        match self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
+            Ok(_) => Ok(Taken { budget: Arc::clone(self), bytes, _outer: outer.map(Box::new) }),
+            Err(taken) => Err(OverBudget { wanted: bytes, taken, limit: self.limit, name: self.name }),
+        }
+    }
+}
+
+/// Bytes taken of a [`MapBudget`], and of those that it is within; dropping it gives them back.
+#[derive(Debug)]
+pub struct Taken {
+    budget: Arc<MapBudget>,
+    bytes: u64,
+    _outer: Option<Box<Taken>>,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.budget.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MapError, Region, RegionSpec, SharedMem};
+
+    #[test]
+    fn h2_no_more_is_taken_than_either_budget_has() {
+        let process = MapBudget::new(100, "process");
+        let (a, b) = (MapBudget::within(&process, 70, "port"), MapBudget::within(&process, 70, "port"));
+        let first = a.take(60).unwrap();
+        assert_eq!(a.take(11).unwrap_err(), OverBudget { wanted: 11, taken: 60, limit: 70, name: "port" });
+        assert_eq!(
+            b.take(41).unwrap_err(),
+            OverBudget { wanted: 41, taken: 60, limit: 100, name: "process" }
+        );
+        let second = b.take(40).unwrap();
+        assert_eq!((process.taken(), a.taken(), b.taken()), (100, 60, 40));
+        assert!(a.take(1).is_err() && a.take(u64::MAX).is_err());
+        drop(first);
+        assert_eq!((process.taken(), a.taken()), (40, 0));
+        drop(second);
+        assert_eq!(process.taken(), 0);
+    }
+
+    #[test]
+    fn h2_sparse_files_take_no_more_address_space_than_allowed() {
+        const TERA: u64 = 1 << 40;
+        let file = SharedMem::new("sparse", TERA as usize).unwrap();
+        let budget = MapBudget::new(2 * TERA, "guest_memory_gib");
+        let spec = |guest_addr| RegionSpec { guest_addr, size: TERA, user_addr: 0, mmap_offset: 0 };
+        let map = |guest_addr| Region::map_within(file.fd(), spec(guest_addr), &budget);
+        let (first, second) = (map(0).unwrap(), map(TERA).unwrap());
+        let error = map(2 * TERA).unwrap_err();
+        assert!(matches!(error, MapError::Budget(_)) && error.to_string().contains("guest_memory_gib"));
+        // It counts until it is unmapped, not only until the map has changed.
+        let area = first.area(0, 8).unwrap();
+        drop(first);
+        assert!(map(0).is_err());
+        drop(area);
+        drop((map(0).unwrap(), second));
+        assert_eq!(budget.taken(), 0);
+        // What cannot be mapped takes nothing.
+        let beyond = RegionSpec { size: 2 * TERA, ..spec(0) };
+        assert!(Region::map_within(file.fd(), beyond, &budget).is_err());
+        assert_eq!(budget.taken(), 0);
+    }
+}
