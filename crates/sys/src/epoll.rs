@@ -5,6 +5,7 @@
 //! open anywhere; a peer may hold one, so a descriptor must be removed before it is closed.
 
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -159,6 +160,16 @@ fn flags(interest: Interest) -> epoll::EventFlags {
     epoll::EventFlags::from_bits_retain(interest.bits())
 }
 
+/// Sets how much later than asked for the kernel may end timeouts of the calling thread, to wake up for several at once: by default 50
+/// microseconds (`PR_SET_TIMERSLACK`). Zero sets the default.
+///
+/// # Errors
+/// A container forbids it.
+pub fn set_timer_slack(slack: Duration) -> io::Result<()> {
+    let nanos = slack.as_nanos().try_into().unwrap_or(u64::MAX);
+    Ok(rustix::thread::set_current_timer_slack(NonZeroU64::new(nanos))?)
+}
+
 fn timespec(time: Duration) -> Timespec {
     // A time beyond the kernel's range (292 billion years) is clamped.
     Timespec { tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: time.subsec_nanos().into() }
@@ -175,6 +186,21 @@ fn whole_milliseconds(time: Duration) -> Timespec {
 mod tests {
     use super::*;
     use crate::eventfd::EventFd;
+
+    #[test]
+    fn the_slack_of_timers_is_a_thread_s_own() {
+        let slack = || rustix::thread::current_timer_slack().unwrap();
+        let before = slack();
+        std::thread::spawn(move || {
+            set_timer_slack(Duration::from_micros(1)).unwrap();
+            assert_eq!(slack(), 1000);
+            set_timer_slack(Duration::ZERO).unwrap();
+            assert_eq!(slack(), before);
+        })
+        .join()
+        .unwrap();
+        assert_eq!(slack(), before);
+    }
 
     #[test]
     fn events_carry_their_token_until_drained() {

@@ -6,14 +6,20 @@
 //! eventfd at all.
 
 use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::EventfdFlags;
 use rustix::fs::OFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 
-/// `ANON_INODE_FS_MAGIC` of `linux/magic.h`: the file system of eventfds.
-const ANON_INODE_FS: i64 = 0x0904_1934;
+use crate::watchdog::guarded;
+
+/// What `/proc/self/fd/N` links to if `N` is an eventfd. No other file has this name: those of files begin with a slash, and the kernel chooses
+/// the names of what lies in no file system.
+const NAME: &[u8] = b"anon_inode:[eventfd]";
+
+/// Reads of a semaphore after which it is taken for one that never runs dry.
+const MOST_READS: usize = 64;
 
 /// A doorbell: a counter that epoll can wait for.
 #[derive(Debug)]
@@ -31,15 +37,15 @@ impl EventFd {
     /// Takes over a doorbell that a peer passed, and makes its open file non-blocking. A count that is in it
     /// already is kept.
     ///
-    /// Pipes, regular files, sockets and devices are refused, since a write to them can block whatever their
-    /// flags. The remaining files (the kernel's anonymous inodes) are either eventfds or let
-    /// [`signal`](Self::signal) and [`drain`](Self::drain) fail at once.
+    /// Everything else is refused: a write to a pipe, file, socket or device can block whatever its flags, and other files of the kernel
+    /// (timers, epoll instances, devices of KVM and VFIO) give a write a meaning of their own.
     ///
     /// # Errors
-    /// `InvalidInput`, if it is not an eventfd; the errors of `fcntl`. The descriptor is closed then.
+    /// `InvalidInput`, if it is not an eventfd; the errors of `fcntl`; `NotFound`, if `/proc` is not mounted, without which that cannot be told.
+    /// The descriptor is closed then.
     pub fn from_fd(fd: OwnedFd) -> io::Result<EventFd> {
-        // The type of this field differs between architectures; the value fits all of them.
-        if rustix::fs::fstatfs(&fd)?.f_type as i64 != ANON_INODE_FS {
+        let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        if rustix::fs::readlink(link, Vec::new())?.as_bytes() != NAME {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "the descriptor is not an eventfd: the peer must pass one made by eventfd(2)",
@@ -54,14 +60,14 @@ impl EventFd {
     ///
     /// A hostile peer can still block this call, if it shares the open file, clears `O_NONBLOCK` again and fills
     /// the counter to its last value: Linux has no non-blocking write to an eventfd (`RWF_NOWAIT` is for reads
-    /// only). A thread that may meet such a peer should register for [interruption](crate::interrupt).
+    /// only). A thread that may meet such a peer should have itself [watched](crate::watchdog).
     ///
     /// # Errors
     /// `Interrupted`, if it blocked all the same; the errors of `write`, if this is not an eventfd. The peer is
     /// hostile in both cases, and the doorbell must not be used any more.
     #[inline]
     pub fn signal(&self) -> io::Result<()> {
-        match rustix::io::write(&self.0, &1u64.to_ne_bytes()) {
+        match guarded(|| rustix::io::write(&self.0, &1u64.to_ne_bytes())) {
             Ok(_) | Err(Errno::AGAIN) => Ok(()),
             Err(e) => Err(e.into()),
         }
@@ -82,6 +88,22 @@ impl EventFd {
             Err(Errno::AGAIN | Errno::INTR) => Ok(false),
             Err(e) => Err(e.into()),
         }
+    }
+
+    /// Reads the doorbell until it is silent and returns true, or false if it never is: a peer that makes it with `EFD_SEMAPHORE` and fills its
+    /// counter has every read take 1 of 2^64. Such a doorbell keeps epoll awake for ever and must not be used any more.
+    /// For a doorbell that has been [drained](Self::drain) and for which nothing was to do, as it takes one system call more at least.
+    ///
+    /// # Errors
+    /// The same as [`drain`](Self::drain).
+    #[cold]
+    pub fn falls_silent(&self) -> io::Result<bool> {
+        for _ in 0..MOST_READS {
+            if !self.drain()? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Makes a second descriptor of the same doorbell, for a peer or another thread.
@@ -160,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn other_anonymous_files_fail_without_waiting() {
+    fn h1_other_anonymous_files_are_refused() {
         let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap();
         let timer = rustix::time::timerfd_create(
             rustix::time::TimerfdClockId::Monotonic,
@@ -168,9 +190,24 @@ mod tests {
         )
         .unwrap();
         for fd in [epoll, timer] {
-            let bell = EventFd::from_fd(fd).unwrap();
-            assert!(bell.signal().is_err());
-            assert!(!matches!(bell.drain(), Ok(true)));
+            assert_eq!(EventFd::from_fd(fd).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         }
+    }
+
+    #[test]
+    fn m6_a_full_semaphore_never_falls_silent() {
+        let semaphore = |count: u64| {
+            let flags = EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE;
+            let fd = rustix::event::eventfd(0, flags).unwrap();
+            rustix::io::write(&fd, &count.to_ne_bytes()).unwrap();
+            EventFd::from_fd(fd).unwrap()
+        };
+        let full = semaphore(u64::MAX - 1);
+        assert!(full.drain().unwrap());
+        assert!(!full.falls_silent().unwrap());
+        let few = semaphore(5);
+        assert!(few.drain().unwrap());
+        assert!(few.falls_silent().unwrap());
+        assert!(!few.drain().unwrap());
     }
 }

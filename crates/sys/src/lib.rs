@@ -11,6 +11,7 @@
 //! |---|---|---|
 //! | [`tap`] | a tap device with virtio headers and offloads | the descriptor, and a tap it created |
 //! | [`netif`] | settings of a network interface: up, MTU, addresses | nothing |
+//! | [`closer`] | closing what a peer passed, where waiting harms nobody | what it was handed |
 //! | [`eventfd`] | a doorbell that never blocks, even if a peer made it | the descriptor |
 //! | [`epoll`] | waiting for descriptors | the epoll instance, not the registered descriptors |
 //! | [`socket`] | Unix stream sockets that pass descriptors | the descriptor; a listener also its file |
@@ -21,16 +22,19 @@
 //! | [`inherited`] | descriptors passed by a parent | nothing; hands each out once |
 //! | [`systemd`] | readiness and socket activation | inherited sockets, handed out once |
 //! | [`interrupt`] | interrupting a thread that a peer blocks in a system call | nothing |
+//! | [`watchdog`] | bounds the time for which a peer can block a thread so | its thread |
 //! | [`spin`] | adaptive busy polling before sleep | nothing |
 //! | [`copy`] | copies from and to memory of another process | nothing |
 //! | [`cpu`] | CPU affinity of threads | nothing |
 //! | [`usage`] | CPU time of threads, idle time of processors | nothing |
 //! | [`xen`] | Xen's devices: grants and event channels | the descriptor |
 //! | [`rlimit`] | the limit of open files | nothing |
+//! | [`sandbox`] | giving up privileges: capabilities, Landlock, seccomp | nothing; there is no way back |
 //!
 //! Only this crate and `ringferry-memory` contain `unsafe`. Linux 5.11 or newer is expected; functions that work
 //! with less on older kernels document it.
 
+pub mod closer;
 pub mod copy;
 pub mod cpu;
 pub mod epoll;
@@ -44,6 +48,7 @@ mod netlink;
 pub mod process;
 pub mod program;
 pub mod rlimit;
+pub mod sandbox;
 pub mod signal;
 pub mod socket;
 pub mod spin;
@@ -52,4 +57,5 @@ pub mod tap;
 #[cfg(test)]
 mod testing;
 pub mod usage;
+pub mod watchdog;
 pub mod xen;

@@ -217,8 +217,13 @@ fn call(
         // No interface can have a name that does not fit into a request.
         let mut argument = ifreq::for_name(name).ok_or_else(no_such_interface)?;
         fill(&mut argument);
-        let socket =
-            rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        // Questions about addresses are IPv4's own. All others are the device layer's, which any socket leads to: a Unix one can be had
+        // where no other may be made (`sandbox`).
+        let (family, kind) = match request {
+            libc::SIOCGIFADDR | libc::SIOCGIFNETMASK => (AddressFamily::INET, SocketType::DGRAM),
+            _ => (AddressFamily::UNIX, SocketType::STREAM),
+        };
+        let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
         // SAFETY: every request of this module takes an ifreq without an address inside.
         unsafe { ifreq::ioctl(socket, request as libc::Ioctl, &mut argument) }?;
         Ok(argument)

@@ -21,12 +21,18 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 
+use crate::closer::Closer;
+
 /// Length of the longest socket path in bytes: `sun_path` without the terminating zero.
 pub const MAX_PATH: usize = 107;
 
-/// Largest number of descriptors in one [`Stream::recv`] or [`Stream::send`]. The largest vhost-user message has 32;
-/// the kernel's limit is 253.
+/// Largest number of descriptors in one [`Stream::send`], and that a [`Stream::recv`] expects. The largest vhost-user
+/// message has 32.
 pub const MAX_FDS: usize = 64;
+
+/// Largest number of descriptors that the kernel passes with one message (`SCM_MAX_FD`). There is room for all of them
+/// when receiving: the kernel closes those for which there is none within our `recvmsg`, which a peer can make wait.
+const SCM_MAX_FD: usize = 253;
 
 /// Number of connections that may wait to be accepted. A port has one client; the others are for its retries.
 const BACKLOG: i32 = 16;
@@ -83,6 +89,8 @@ pub struct Listener {
 struct SocketFile {
     path: PathBuf,
     id: (u64, u64),
+    /// Somebody else removes it.
+    left: bool,
 }
 
 impl SocketFile {
@@ -95,7 +103,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if SocketFile::id_at(&self.path).is_ok_and(|id| id == self.id) {
+        if !self.left && SocketFile::id_at(&self.path).is_ok_and(|id| id == self.id) {
             let _ = std::fs::remove_file(&self.path); // it may have been removed already
         }
     }
@@ -141,6 +149,7 @@ impl Listener {
         let file = SocketFile {
             path: std::path::absolute(path).map_err(os)?,
             id: SocketFile::id_at(path).map_err(os)?,
+            left: false,
         };
         rustix::net::listen(&fd, BACKLOG).map_err(|e| os(e.into()))?;
         Ok(Listener { fd, file: Some(file) })
@@ -195,6 +204,21 @@ impl Listener {
         }
     }
 
+    /// Removes the file that this listener owns, and has `closer` close the socket with the connections that wait in it.
+    pub fn close_by(self, closer: &Closer) {
+        let Listener { fd, file } = self;
+        drop(file);
+        closer.close(fd);
+    }
+
+    /// Leaves the file where it is when the listener is dropped: for a process that may not remove it any more then. The next
+    /// [`bind`](Self::bind) replaces it, if nobody has removed it before ([`remove_if_stale`]).
+    pub fn leave_file(&mut self) {
+        if let Some(file) = &mut self.file {
+            file.left = true;
+        }
+    }
+
     /// Returns the path of the file that this listener owns, or `None` if the listener was inherited.
     pub fn path(&self) -> Option<&Path> {
         self.file.as_ref().map(|file| file.path.as_path())
@@ -205,6 +229,15 @@ impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Removes the socket file at `path` if no process listens on it, as [`Listener::bind`] does before it makes its own. It is no error if
+/// there is none.
+///
+/// # Errors
+/// [`BindError::InUse`] if a process listens, [`BindError::NotASocket`], [`BindError::Permission`].
+pub fn remove_if_stale(path: &Path) -> Result<(), BindError> {
+    remove_stale(path, &unix_address(path).ok_or_else(|| BindError::Path(path.to_owned()))?)
 }
 
 /// Removes a stale socket file, one that no process listens on.
@@ -275,8 +308,7 @@ fn adopt(fd: &OwnedFd) -> rustix::io::Result<()> {
 pub struct Received {
     /// Number of bytes of data; 0 if the peer has closed the connection.
     pub bytes: usize,
-    /// True if descriptors were lost: the peer sent more than [`MAX_FDS`], or this process has too many open files.
-    /// None of the lost ones is left open.
+    /// True if more than [`MAX_FDS`] descriptors came, or some were lost because this process has too many open files.
     pub fds_lost: bool,
 }
 
@@ -318,14 +350,7 @@ impl Stream {
     /// # Errors
     /// `InvalidInput`, if it is not a connected Unix stream socket; the descriptor is closed then.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Stream> {
-        let suits = || -> rustix::io::Result<bool> {
-            let suits = sockopt::socket_domain(&fd)? == AddressFamily::UNIX
-                && sockopt::socket_type(&fd)? == SocketType::STREAM
-                && rustix::net::getpeername(&fd)?.is_some();
-            adopt(&fd)?;
-            Ok(suits)
-        };
-        if suits() != Ok(true) {
+        if !Self::is_one(&fd) || adopt(&fd).is_err() {
             let text = "the descriptor is not a connected Unix stream socket";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
@@ -362,12 +387,13 @@ impl Stream {
 
     /// Receives up to `data.len()` bytes and appends the descriptors that came with them to `fds`. The kernel ends a
     /// read where descriptors of another message begin, so they belong to the bytes of this call, or to a message
-    /// that began with them. The caller must drop descriptors that it did not expect.
+    /// that began with them. The caller must close descriptors that it did not expect, also those beyond [`MAX_FDS`],
+    /// where closing them may take as long as the peer likes ([`closer`](crate::closer)).
     ///
     /// # Errors
     /// `WouldBlock`, if there is no data (yet); `ConnectionReset`, if the peer closed without reading all data.
     pub fn recv(&self, data: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Received> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut data = [IoSliceMut::new(data)];
         let message = loop {
@@ -377,20 +403,76 @@ impl Stream {
             }
         };
         let mut fds_lost = message.flags.contains(ReturnFlags::CTRUNC);
-        let mut room = MAX_FDS;
+        let before = fds.len();
         for part in control.drain() {
-            let RecvAncillaryMessage::ScmRights(passed) = part else { continue };
-            for fd in passed {
-                // The space is padded for alignment and may hold a few more descriptors.
-                if room == 0 {
-                    fds_lost = true;
-                    continue; // drops it
-                }
-                room -= 1;
-                fds.push(fd);
+            if let RecvAncillaryMessage::ScmRights(passed) = part {
+                fds.extend(passed);
             }
         }
+        fds_lost |= fds.len() - before > MAX_FDS;
         Ok(Received { bytes: message.bytes, fds_lost })
+    }
+
+    /// Ends the connection in both directions at once, for both ends; data that was sent can still be received. Who hands
+    /// the stream to a [`Closer`] tells the peer so that it is over.
+    pub fn shutdown(&self) {
+        // It fails only if the connection is over already.
+        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
+    }
+
+    /// Returns true if `fd` is a connected Unix stream socket, so that [`from_fd`](Self::from_fd) takes it. Unlike that it
+    /// does not close what is none.
+    pub fn is_one(fd: impl AsFd) -> bool {
+        let suits = || -> rustix::io::Result<bool> {
+            Ok(sockopt::socket_domain(&fd)? == AddressFamily::UNIX
+                && sockopt::socket_type(&fd)? == SocketType::STREAM
+                && rustix::net::getpeername(&fd)?.is_some())
+        };
+        suits() == Ok(true)
+    }
+
+    /// Receives up to `data.len()` bytes from a peer that has no descriptors to send, and returns their number; 0 if the
+    /// peer has closed the connection.
+    ///
+    /// A descriptor that arrives all the same is never received, since the kernel would have this thread close it, and a
+    /// close may wait for as long as the peer likes (a TCP socket that lingers, a file of FUSE). So the data is looked at
+    /// before it is taken. The connection is unusable after that error, and closing it is where the descriptors are
+    /// closed: do that on a thread that may wait.
+    ///
+    /// # Errors
+    /// `InvalidData`, if descriptors came; otherwise as for [`recv`](Self::recv).
+    pub fn recv_bytes(&self, data: &mut [u8]) -> io::Result<usize> {
+        let length = self.peek(data)?;
+        // What was looked at has no descriptors, and stays first in the queue. There is nothing else to wait for.
+        let taken = loop {
+            match rustix::net::recv(&self.0, &mut data[..length], RecvFlags::DONTWAIT) {
+                Err(Errno::INTR) => {}
+                result => break result?.0,
+            }
+        };
+        Ok(taken)
+    }
+
+    /// Copies up to `data.len()` bytes that can be received, and leaves them and whatever comes with them where they are.
+    /// Returns their number; 0 if the peer has closed the connection.
+    ///
+    /// # Errors
+    /// As for [`recv_bytes`](Self::recv_bytes).
+    pub fn peek(&self, data: &mut [u8]) -> io::Result<usize> {
+        let message = loop {
+            let mut control = RecvAncillaryBuffer::default();
+            let mut data = [IoSliceMut::new(data)];
+            match rustix::net::recvmsg(&self.0, &mut data, &mut control, RecvFlags::PEEK) {
+                Err(Errno::INTR) => {}
+                result => break result?,
+            }
+        };
+        // There is no room for any control message, and descriptors are the only ones.
+        if message.flags.contains(ReturnFlags::CTRUNC) {
+            let text = "the peer passed a descriptor that nobody asked for";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        Ok(message.bytes)
     }
 
     /// Sends as much of `data` as there is room for, with `fds` attached to its first byte, and returns the number of
@@ -558,7 +640,7 @@ mod tests {
         let mut fds = Vec::new();
         let got = ours.recv(&mut [0; 8], &mut fds).unwrap();
         assert_eq!(got, Received { bytes: 1, fds_lost: true });
-        assert_eq!(fds.len(), MAX_FDS);
+        assert_eq!(fds.len(), 253, "closing them is for us");
         drop(fds);
         assert_eq!(fd_count(), before);
         assert!(theirs.send(b"x", &many).is_err());

@@ -2,9 +2,10 @@
 //! (sd_listen_fds(3)).
 //!
 //! A service calls [`listen_fds`] at the start of `main`, [`ready`] when it serves, and [`stopping`] when it begins
-//! to end. Neither protocol needs systemd, and without a manager the functions do nothing.
+//! to end. One that gives up its privileges before that connects a [`Notifier`] first. Neither protocol needs systemd, and without a
+//! manager the functions do nothing.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
@@ -16,6 +17,55 @@ use crate::inherited;
 
 /// The number of the first inherited socket, `SD_LISTEN_FDS_START`.
 const FIRST_FD: RawFd = 3;
+
+/// A connection to the service manager, for a process that cannot make one later. It owns the socket.
+#[derive(Debug)]
+pub struct Notifier(Option<UnixDatagram>);
+
+impl Notifier {
+    /// Connects to the service manager, if there is one.
+    ///
+    /// # Errors
+    /// The manager's socket cannot be reached.
+    pub fn connect() -> io::Result<Notifier> {
+        Ok(Notifier(match manager() {
+            Some(socket) => {
+                let connection = UnixDatagram::unbound()?;
+                connection.connect_addr(&address(&socket)?)?;
+                Some(connection)
+            }
+            None => None,
+        }))
+    }
+
+    /// Makes one that tells nobody.
+    pub fn nobody() -> Notifier {
+        Notifier(None)
+    }
+
+    /// Does the same as [`ready()`].
+    ///
+    /// # Errors
+    /// The manager has gone. A service may ignore that.
+    pub fn ready(&self) -> io::Result<bool> {
+        self.send("READY=1")
+    }
+
+    /// Does the same as [`stopping()`].
+    ///
+    /// # Errors
+    /// The same as [`Notifier::ready`].
+    pub fn stopping(&self) -> io::Result<bool> {
+        self.send("STOPPING=1")
+    }
+
+    fn send(&self, message: &str) -> io::Result<bool> {
+        match &self.0 {
+            Some(connection) => connection.send(message.as_bytes()).map(|_| true),
+            None => Ok(false),
+        }
+    }
+}
 
 /// Tells the service manager that the service is ready. Returns false if there is no manager.
 ///
@@ -42,20 +92,28 @@ pub fn status(line: &str) -> io::Result<bool> {
 }
 
 fn notify(message: &str) -> io::Result<bool> {
-    match std::env::var_os("NOTIFY_SOCKET") {
-        Some(socket) if !socket.is_empty() => send(&socket, message).map(|()| true),
-        _ => Ok(false),
+    match manager() {
+        Some(socket) => send(&socket, message).map(|()| true),
+        None => Ok(false),
     }
 }
 
-/// Sends `message` to a socket that is given as a path, or as an abstract name after an `@`.
+/// The manager's socket, from the environment.
+fn manager() -> Option<OsString> {
+    std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty())
+}
+
 fn send(socket: &OsStr, message: &str) -> io::Result<()> {
-    let address = match socket.as_bytes() {
-        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
-        _ => SocketAddr::from_pathname(socket)?,
-    };
-    UnixDatagram::unbound()?.send_to_addr(message.as_bytes(), &address)?;
+    UnixDatagram::unbound()?.send_to_addr(message.as_bytes(), &address(socket)?)?;
     Ok(())
+}
+
+/// The address of a socket that is given as a path, or as an abstract name after an `@`.
+fn address(socket: &OsStr) -> io::Result<SocketAddr> {
+    match socket.as_bytes() {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
+        _ => SocketAddr::from_pathname(socket),
+    }
 }
 
 /// Takes the sockets that this process inherited, with their names (`FileDescriptorName=`, or "unknown"), and has

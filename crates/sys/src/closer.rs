@@ -1,0 +1,292 @@
+//! Closing what a peer has passed, on a thread where waiting harms nobody.
+//!
+//! The last `close` of a file runs the file's own code, and a peer chooses the file: a TCP socket with `SO_LINGER` and
+//! unsent data waits for its receiver, a file of FUSE for its server, a Unix socket closes whatever lies unread in it,
+//! and the last mapping of a large memfd frees all its pages. So the thread that serves everybody never closes what a
+//! peer passed: it wraps such a thing in a [`Deferred`] when it arrives, and the drop of that hands it to a [`Closer`].
+//!
+//! A port makes one [`Closer`] and gives clones of it to whoever receives things from the port's peers. Its thread
+//! begins with the first thing and ends when nothing has come for [`IDLE`], so that there is at most one for each
+//! closer. Handing over never waits and never fails. The queue has no bound of its own, since nothing may be leaked or
+//! closed elsewhere; instead who reads from the peer asks [`Closer::is_behind`] first, and reads nothing while more than
+//! [`ROOM`] things wait. A thread whose thing cannot be closed stays until the process ends, which waits for no thread.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Things that may wait in a [`Closer`] before it is [behind](Closer::is_behind). A session in good order has a few dozen
+/// (the events of its rings) when it ends.
+pub const ROOM: usize = 256;
+
+/// Time after which a thread without work ends.
+pub const IDLE: Duration = Duration::from_secs(1);
+
+/// Closes things on a thread of its own, one after the other. Clones share the thread.
+#[derive(Clone, Debug)]
+pub struct Closer(Option<Arc<Handle>>);
+
+/// What all clones of a closer share. The thread has none, so that it learns of the last one's end.
+#[derive(Debug)]
+struct Handle(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Box<dyn Send>>,
+    /// The thread is closing a thing that is no longer in the queue.
+    closing: bool,
+    /// There is a thread.
+    running: bool,
+    /// The last clone was dropped.
+    ended: bool,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} waiting", self.waiting())
+    }
+}
+
+impl State {
+    fn waiting(&self) -> usize {
+        self.queue.len() + usize::from(self.closing)
+    }
+}
+
+impl Default for Closer {
+    fn default() -> Self {
+        Closer::new()
+    }
+}
+
+impl Closer {
+    /// Makes a closer, at first without a thread.
+    pub fn new() -> Closer {
+        let shared = Shared { state: Mutex::default(), changed: Condvar::new() };
+        Closer(Some(Arc::new(Handle(Arc::new(shared)))))
+    }
+
+    /// Makes a closer that closes at once, on the thread that hands over: for who may wait for a peer, such as a
+    /// program with one peer, or a test that counts descriptors.
+    pub fn inline() -> Closer {
+        Closer(None)
+    }
+
+    /// Drops `thing` on the closer's thread. Never waits. If no thread can be had, the thing waits for the next call.
+    pub fn close(&self, thing: impl Send + 'static) {
+        let Some(Handle(shared)) = self.0.as_deref() else { return drop(thing) };
+        let mut state = shared.lock();
+        state.queue.push_back(Box::new(thing));
+        if !state.running {
+            let own = Arc::clone(shared);
+            let thread = std::thread::Builder::new().name("ringferry-close".to_owned());
+            state.running = thread.spawn(move || own.run()).is_ok();
+        }
+        shared.changed.notify_one();
+    }
+
+    /// Number of things that are not closed yet.
+    pub fn waiting(&self) -> usize {
+        self.0.as_ref().map_or(0, |handle| handle.0.lock().waiting())
+    }
+
+    /// Returns true if more than [`ROOM`] things wait: take nothing more from the peer until this is false.
+    pub fn is_behind(&self) -> bool {
+        self.waiting() > ROOM
+    }
+
+    /// Wraps `thing` so that this closer closes it when it is dropped.
+    pub fn defer<T: Send + 'static>(&self, thing: T) -> Deferred<T> {
+        Deferred { thing: Some(thing), closer: self.clone() }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.lock().ended = true;
+        self.0.changed.notify_one();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Closes until there is nothing left and nothing has come for a while.
+    fn run(&self) {
+        let mut state = self.lock();
+        loop {
+            state.closing = false;
+            let Some(thing) = state.queue.pop_front() else {
+                if state.ended {
+                    break;
+                }
+                let (again, waited) =
+                    self.changed.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
+                state = again;
+                if waited.timed_out() && state.queue.is_empty() {
+                    break;
+                }
+                continue;
+            };
+            state.closing = true;
+            drop(state);
+            drop(thing);
+            state = self.lock();
+        }
+        state.running = false;
+    }
+}
+
+/// A thing that a [`Closer`] closes when this is dropped.
+pub struct Deferred<T: Send + 'static> {
+    /// `None` only while it is dropped or taken out.
+    thing: Option<T>,
+    closer: Closer,
+}
+
+impl<T: Send + 'static> Deferred<T> {
+    /// Takes the thing out; closing it is the caller's from now on.
+    pub fn into_inner(mut self) -> T {
+        self.thing.take().expect("a thing is there until it is taken out, once")
+    }
+}
+
+impl<T: Send + 'static> Deref for Deferred<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.thing.as_ref().expect("a thing is there until it is taken out, once")
+    }
+}
+
+impl<T: Send + fmt::Debug + 'static> fmt::Debug for Deferred<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.thing.fmt(f)
+    }
+}
+
+impl<T: Send + 'static> Drop for Deferred<T> {
+    fn drop(&mut self) {
+        if let Some(thing) = self.thing.take() {
+            self.closer.close(thing);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::OwnedFd;
+    use std::sync::mpsc::{Receiver, channel};
+    use std::time::Instant;
+
+    use super::*;
+
+    /// Longer than any machine needs for what is waited for here.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn until(what: &str, done: impl Fn() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !done() {
+            assert!(Instant::now() < deadline, "{what} did not happen");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Its drop waits for a word from the test.
+    struct Waits(Receiver<()>);
+
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            let _ = self.0.recv_timeout(2 * PATIENCE);
+        }
+    }
+
+    /// A TCP socket whose last close waits until its peer, which is returned, reads or ends.
+    fn lingering() -> (OwnedFd, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        rustix::net::sockopt::set_socket_linger(&ours, Some(2 * PATIENCE)).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        while !matches!(ours.write(&[0; 65536]), Err(error) if error.kind() == ErrorKind::WouldBlock) {}
+        (ours.into(), peer)
+    }
+
+    #[test]
+    fn d1_closing_what_waits_keeps_nobody() {
+        let closer = Closer::new();
+        let (word, waits) = channel();
+        closer.close(Waits(waits));
+        closer.close(Vec::<u8>::new());
+        assert_eq!(closer.waiting(), 2, "the first waits for us, and the second for the first");
+        word.send(()).unwrap();
+        until("closing", || closer.waiting() == 0);
+    }
+
+    #[test]
+    fn d1_a_socket_that_lingers_keeps_nobody() {
+        let closer = Closer::new();
+        let (socket, mut peer) = lingering();
+        drop(closer.defer(socket));
+        assert_eq!(closer.waiting(), 1);
+        // It waits until its peer has read everything.
+        let mut data = [0; 65536];
+        while peer.read(&mut data).unwrap() > 0 {}
+        until("closing", || closer.waiting() == 0);
+    }
+
+    #[test]
+    fn d1_what_cannot_be_closed_is_counted() {
+        let closer = Closer::new();
+        let (word, waits) = channel();
+        closer.close(Waits(waits));
+        for _ in 0..ROOM - 1 {
+            closer.close(());
+        }
+        assert!(!closer.is_behind());
+        closer.close(());
+        assert!(closer.is_behind());
+        word.send(()).unwrap();
+        until("catching up", || !closer.is_behind() && closer.waiting() == 0);
+    }
+
+    #[test]
+    fn the_thread_ends_with_the_work_and_comes_back() {
+        let closer = Closer::new();
+        let shared = Arc::clone(&closer.0.as_ref().unwrap().0);
+        for _ in 0..2 {
+            closer.close(());
+            until("the thread's end", || !shared.lock().running);
+            assert_eq!(closer.waiting(), 0);
+        }
+        let (word, waits) = channel();
+        closer.clone().close(Waits(waits));
+        drop(closer);
+        assert!(shared.lock().running);
+        word.send(()).unwrap();
+        until("the thread's end", || !shared.lock().running);
+    }
+
+    #[test]
+    fn what_is_taken_out_is_the_callers_to_close() {
+        let closer = Closer::new();
+        let thing = closer.defer(Arc::new(()));
+        let (copy, thing) = (Arc::clone(&thing), thing.into_inner());
+        assert_eq!((Arc::strong_count(&thing), closer.waiting()), (2, 0));
+        drop((copy, thing));
+        Closer::inline().close(());
+        assert_eq!(Closer::inline().waiting(), 0);
+    }
+}

@@ -1,0 +1,246 @@
+//! A watchdog for threads that call what a peer can block.
+//!
+//! A peer that shares the open file of an eventfd can make it blocking again and fill its counter, and `write` has no flag that would not wait
+//! then ([`EventFd::signal`](crate::eventfd::EventFd::signal)). So such a call is bounded from outside: a [`Watchdog`] looks every [`INTERVAL`]
+//! at each thread that it watches, and [interrupts](crate::interrupt) one that is blocked in such a call, which then fails with
+//! `Interrupted`. That error is proof of a hostile peer, as no honest one lets the call block.
+//!
+//! ```text
+//!   watched thread        calls += 1 (odd) ── write(2) ── calls += 1 (even)
+//!   watchdog              calls odd, thread asleep in the kernel, calls unchanged: tgkill
+//! ```
+//!
+//! Only a thread that the kernel has put to sleep is interrupted, so one that lost its processor in the middle of a call is
+//! left alone, and a peer cannot stay below the interval for long: it is caught as soon as one look coincides with its block. Where
+//! `/proc` is missing, a call is interrupted that is the same in two looks.
+//!
+//! A program makes one `Watchdog` for the threads that it starts; each of those calls [`Watcher::watch_this_thread`] once. Dropping the
+//! `Watchdog` ends its thread, and the others are watched no more.
+
+use std::cell::OnceCell;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::interrupt::Target;
+
+/// Time between two looks, and so the longest that one call blocks (twice that without `/proc`). A look takes some microseconds.
+pub const INTERVAL: Duration = Duration::from_millis(50);
+
+/// What the watchdog knows of a thread.
+#[derive(Debug)]
+struct Watched {
+    target: Target,
+    /// Calls begun and ended: odd within one. Only the thread itself writes it.
+    calls: AtomicU64,
+    /// `/proc/thread-self/stat`, opened by the thread.
+    stat: Option<File>,
+}
+
+thread_local! {
+    static THIS: OnceCell<Arc<Watched>> = const { OnceCell::new() };
+}
+
+/// Makes a call that a peer can block. If the calling thread is watched the call ends within [`INTERVAL`]; otherwise this
+/// function just makes it.
+#[inline]
+pub fn guarded<T>(call: impl FnOnce() -> T) -> T {
+    THIS.with(|this| match this.get() {
+        None => call(),
+        Some(this) => {
+            let calls = this.calls.load(Ordering::Relaxed);
+            this.calls.store(calls.wrapping_add(1), Ordering::Release);
+            let result = call();
+            this.calls.store(calls.wrapping_add(2), Ordering::Release);
+            result
+        }
+    })
+}
+
+#[derive(Debug, Default)]
+struct State {
+    watched: Vec<Weak<Watched>>,
+    stop: bool,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// The watchdog thread; see the [module](self).
+#[derive(Debug)]
+pub struct Watchdog {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Has threads watched by a [`Watchdog`].
+#[derive(Clone, Debug)]
+pub struct Watcher(Arc<Shared>);
+
+impl Watchdog {
+    /// Starts a watchdog on a thread of this name.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub fn start(name: &str) -> io::Result<Watchdog> {
+        let shared = Arc::new(Shared::default());
+        let thread = {
+            let shared = Arc::clone(&shared);
+            std::thread::Builder::new().name(name.to_owned()).spawn(move || shared.run())?
+        };
+        Ok(Watchdog { shared, thread: Some(thread) })
+    }
+
+    /// For the threads that are to be watched.
+    pub fn watcher(&self) -> Watcher {
+        Watcher(Arc::clone(&self.shared))
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).stop = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Watcher {
+    /// Watches the calling thread until it ends. Later calls on the same thread, by whichever watchdog, do nothing.
+    pub fn watch_this_thread(&self) {
+        THIS.with(|this| {
+            let new = this.get().is_none();
+            let this = this.get_or_init(|| {
+                let stat = File::open("/proc/thread-self/stat").ok();
+                Arc::new(Watched { target: Target::current(), calls: AtomicU64::new(0), stat })
+            });
+            if new {
+                let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+                state.watched.push(Arc::downgrade(this));
+            }
+        });
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // For threads whose state cannot be read: the call that each was in at the last look.
+        let mut before = Vec::new();
+        while !state.stop {
+            state = self.changed.wait_timeout(state, INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
+            state.watched.retain(|watched| watched.strong_count() > 0);
+            before.resize(state.watched.len(), 0);
+            for (watched, before) in state.watched.iter().zip(&mut before) {
+                if let Some(watched) = watched.upgrade() {
+                    *before = watched.look(*before);
+                }
+            }
+        }
+    }
+}
+
+impl Watched {
+    /// Interrupts the thread if it is blocked in a guarded call. `before` is what the last look returned.
+    fn look(&self, before: u64) -> u64 {
+        let calls = self.calls.load(Ordering::Acquire);
+        if calls % 2 == 1 {
+            let blocked = self.is_asleep().unwrap_or(calls == before);
+            if blocked && self.calls.load(Ordering::Acquire) == calls {
+                self.target.interrupt();
+            }
+        }
+        calls
+    }
+
+    /// Whether the kernel has put the thread to sleep; `None` if that cannot be read.
+    fn is_asleep(&self) -> Option<bool> {
+        let mut line = [0; 128];
+        let len = self.stat.as_ref()?.read_at(&mut line, 0).ok()?;
+        // The name in parentheses may contain anything; the state follows the last one.
+        let line = &line[..len];
+        let state = line.get(line.iter().rposition(|byte| *byte == b')')? + 2)?;
+        Some(*state == b'S')
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use rustix::fs::OFlags;
+
+    use super::*;
+    use crate::eventfd::EventFd;
+
+    /// The watchdog's patience with a test.
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn h1_a_thread_that_a_peer_blocks_in_a_doorbell_gets_out_though_nobody_asks() {
+        let bell = EventFd::new().unwrap();
+        let flags = rustix::fs::fcntl_getfl(&bell).unwrap();
+        rustix::fs::fcntl_setfl(&bell, flags - OFlags::NONBLOCK).unwrap();
+        rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let watchdog = Watchdog::start("watchdog").unwrap();
+        let watcher = watchdog.watcher();
+        let (result, outcome) = channel();
+        std::thread::spawn(move || {
+            watcher.watch_this_thread();
+            for _ in 0..2 {
+                let _ = result.send(bell.signal());
+            }
+        });
+        // Every time, not just once.
+        for _ in 0..2 {
+            let error = outcome.recv_timeout(PATIENCE).unwrap().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+        }
+    }
+
+    #[test]
+    fn a_call_that_computes_for_long_is_not_interrupted() {
+        let watchdog = Watchdog::start("watchdog").unwrap();
+        let watcher = watchdog.watcher();
+        let thread = std::thread::spawn(move || {
+            watcher.watch_this_thread();
+            THIS.with(|this| {
+                let this = Arc::clone(this.get().unwrap());
+                guarded(|| (this.calls.load(Ordering::Relaxed) % 2, this.is_asleep()))
+            })
+        });
+        // Who asks is not asleep.
+        assert_eq!(thread.join().unwrap(), (1, Some(false)));
+    }
+
+    #[test]
+    fn a_thread_that_sleeps_elsewhere_is_seen_to_sleep_and_left_alone() {
+        let watchdog = Watchdog::start("watchdog").unwrap();
+        let watcher = watchdog.watcher();
+        let (sender, watched) = channel();
+        let (end, ended) = channel::<()>();
+        let thread = std::thread::spawn(move || {
+            watcher.watch_this_thread();
+            THIS.with(|this| sender.send(Arc::clone(this.get().unwrap())).unwrap());
+            ended.recv().unwrap_err();
+        });
+        let watched = watched.recv().unwrap();
+        let since = std::time::Instant::now();
+        while watched.is_asleep() != Some(true) {
+            assert!(since.elapsed() < PATIENCE, "the thread waits");
+            std::thread::yield_now();
+        }
+        assert_eq!(watched.calls.load(Ordering::Relaxed), 0);
+        drop(end);
+        thread.join().unwrap();
+    }
+}
