@@ -205,6 +205,18 @@ impl<A: Words, T> Driver<A, T> {
         each!(self, ring => ring.detach_unused())
     }
 
+    /// Writes the whole ring anew for the device that comes after one that died, and returns the position at which it
+    /// begins, in the encoding of [`Device::new`](crate::Device::new) and of the low half of a vhost-user base. `None` if
+    /// the ring is broken.
+    ///
+    /// Nothing is read from shared memory: the outstanding chains are made available in the order in which they were added,
+    /// published or not, whatever the dead device left in the ring. What it used and the driver has not collected, and
+    /// what it took and did not use, goes to the next device, so collect first. The device that died must be gone, and the
+    /// next one must not have been shown the ring. A kick is due afterwards.
+    pub fn resume(&mut self) -> Option<u16> {
+        each!(self, ring => ring.resume())
+    }
+
     /// Turns the device's calls off, because the driver polls.
     #[inline]
     pub fn disable_calls(&mut self) {

@@ -5,10 +5,15 @@
 //! that it collects. Ids and lengths from the device are checked here. With IN_ORDER the device may use a
 //! batch of chains with one used element that names the last of them (2.7.9, 2.8.8); the chains are then
 //! completed one by one, oldest first, until the named one.
+//!
+//! The table also has a private copy of each chain's buffers ([`Outstanding::show`]), as descriptors in shared memory are
+//! the device's to overwrite. From it a driver half writes a ring anew for the device that comes after one that
+//! died ([`Outstanding::shown`]).
 
 use std::num::NonZeroU16;
 
 use crate::Fault;
+use crate::chain::{Buffer, F_WRITE};
 
 /// An outstanding chain: the device has it, or is about to get it.
 #[derive(Debug)]
@@ -40,11 +45,36 @@ struct InOrder {
     batch: Option<(u16, u32)>,
 }
 
+/// The private copy of what the device was shown of a chain: its only buffer.
+#[derive(Clone, Copy, Debug, Default)]
+struct Shown {
+    addr: u64,
+    len: u32,
+    /// The number of chains that were added before, modulo 2^30, above the bits [`WRITABLE`] and [`SEVERAL`].
+    order: u32,
+}
+
+/// Set in [`Shown::order`] if the buffer is one for the device to write.
+const WRITABLE: u32 = 1;
+/// Set in [`Shown::order`] if the chain has several buffers, which are in [`Outstanding::several`] instead.
+const SEVERAL: u32 = 2;
+/// The step from one chain to the next in [`Shown::order`].
+const STEP: u32 = 4;
+
+/// A chain as it was added: its id, and its buffers with their flag [`F_WRITE`], readable ones first.
+pub(crate) type ShownChain = (u16, Vec<(Buffer, u16)>);
+
 /// The table of outstanding chains, by id; its size is the queue size.
 #[derive(Debug)]
 pub(crate) struct Outstanding<T> {
     entries: Vec<Option<Entry<T>>>,
     in_order: Option<InOrder>,
+    /// By id, like the entries; what is there of other chains means nothing.
+    shown: Vec<Shown>,
+    /// By id, the buffers of chains that have several. A vector is kept for the next chain with its id.
+    several: Vec<Vec<(Buffer, u16)>>,
+    /// What [`Shown::order`] of the next chain is.
+    order: u32,
 }
 
 impl<T> Outstanding<T> {
@@ -52,7 +82,50 @@ impl<T> Outstanding<T> {
         Self {
             entries: (0..size).map(|_| None).collect(),
             in_order: in_order.map(|ids| InOrder { ids, oldest: 0, batch: None }),
+            shown: vec![Shown::default(); size.into()],
+            several: vec![Vec::new(); size.into()],
+            order: 0,
         }
+    }
+
+    /// Keeps a copy of the only buffer of chain `id`, which is about to be made available.
+    #[inline(always)]
+    pub(crate) fn show(&mut self, id: u16, Buffer { addr, len }: Buffer, flags: u16) {
+        let writable = if flags & F_WRITE == 0 { 0 } else { WRITABLE };
+        let order = self.order | writable;
+        self.shown[usize::from(id)] = Shown { addr, len, order };
+        self.order = self.order.wrapping_add(STEP);
+    }
+
+    /// Keeps a copy of the buffers of chain `id`, of which there are several.
+    pub(crate) fn show_several(&mut self, id: u16, buffers: impl Iterator<Item = (Buffer, u16)>) {
+        let copies = &mut self.several[usize::from(id)];
+        copies.clear();
+        copies.extend(buffers);
+        self.shown[usize::from(id)].order = self.order | SEVERAL;
+        self.order = self.order.wrapping_add(STEP);
+    }
+
+    /// Returns all outstanding chains in the order in which they were added. A batch that is being collected ends here:
+    /// the chains that are left of it are outstanding again.
+    pub(crate) fn shown(&mut self) -> Vec<ShownChain> {
+        if let Some(order) = &mut self.in_order {
+            order.batch = None;
+        }
+        let (now, mut ids) = (self.order, Vec::new());
+        ids.extend((0..).zip(&self.entries).filter(|(_, entry)| entry.is_some()).map(|(id, _): (u16, _)| id));
+        // The oldest first: the one that is most steps behind.
+        ids.sort_by_key(|id| {
+            std::cmp::Reverse(now.wrapping_sub(self.shown[usize::from(*id)].order & !(STEP - 1)))
+        });
+        let buffers = |id: u16| {
+            let Shown { addr, len, order } = self.shown[usize::from(id)];
+            match order & SEVERAL {
+                0 => vec![(Buffer { addr, len }, if order & WRITABLE == 0 { 0 } else { F_WRITE })],
+                _ => self.several[usize::from(id)].clone(),
+            }
+        };
+        ids.into_iter().map(|id| (id, buffers(id))).collect()
     }
 
     /// Returns `id + step` modulo the queue size: the next id when they are given out in ring order.

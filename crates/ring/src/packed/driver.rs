@@ -100,6 +100,7 @@ impl<A: Words, T> Driver<A, T> {
         let at = self.side.write_cursor;
         self.side.write_addr(at, buffer.addr);
         self.side.write_desc(at, Desc { len: buffer.len, id, flags: flags | at.available() });
+        self.outstanding.show(id, *buffer, flags);
         self.commit(id, Entry { slots: NonZeroU16::MIN, writable_len, token });
         Ok(())
     }
@@ -122,26 +123,32 @@ impl<A: Words, T> Driver<A, T> {
         }
         // There are as many ids as slots and a chain occupies at least one slot, so an id is free here.
         let Some(id) = self.take_id() else { return Err(AddError::Full(token)) };
+        self.describe(id, count, flagged(readable, writable));
+        self.outstanding.show_several(id, flagged(readable, writable));
+        let slots = NonZeroU16::new(slots).unwrap_or(NonZeroU16::MIN);
+        let writable_len = writable.iter().fold(0, |sum: u32, buffer| sum.wrapping_add(buffer.len));
+        self.commit(id, Entry { slots, writable_len, token });
+        Ok(())
+    }
+
+    /// Writes the descriptors of a chain of `count` buffers at the avail cursor, or into its indirect table and one
+    /// descriptor if it goes there.
+    fn describe(&mut self, id: u16, count: u16, buffers: impl Iterator<Item = (Buffer, u16)>) {
         let mut at = self.side.write_cursor;
-        let buffers = flagged(readable, writable);
-        if let Some(tables) = self.tables.as_ref().filter(|_| indirect) {
+        if let Some(tables) = self.tables.as_ref().filter(|tables| tables.takes(count)) {
             let table = tables.fill(id, buffers, |_, Buffer { addr, len }, flags| {
                 [addr, Desc { len, id: 0, flags }.into_word()]
             });
             self.side.write_addr(at, table.addr);
             self.side.write_desc(at, Desc { len: table.len, id, flags: F_INDIRECT | at.available() });
-        } else {
-            for (i, (Buffer { addr, len }, flags)) in buffers.enumerate() {
-                let more = if i + 1 < usize::from(count) { F_NEXT } else { 0 };
-                self.side.write_addr(at, addr);
-                self.side.write_desc(at, Desc { len, id, flags: flags | more | at.available() });
-                at = at.forward(1, self.side.size);
-            }
+            return;
         }
-        let slots = NonZeroU16::new(slots).unwrap_or(NonZeroU16::MIN);
-        let writable_len = writable.iter().fold(0, |sum: u32, buffer| sum.wrapping_add(buffer.len));
-        self.commit(id, Entry { slots, writable_len, token });
-        Ok(())
+        for (i, (Buffer { addr, len }, flags)) in buffers.enumerate() {
+            let more = if i + 1 < usize::from(count) { F_NEXT } else { 0 };
+            self.side.write_addr(at, addr);
+            self.side.write_desc(at, Desc { len, id, flags: flags | more | at.available() });
+            at = at.forward(1, self.side.size);
+        }
     }
 
     /// Records a chain whose descriptors have been written, and advances the avail cursor past it.
@@ -223,6 +230,25 @@ impl<A: Words, T> Driver<A, T> {
         let (id, Entry { slots, token, .. }) = self.outstanding.take_any()?;
         self.release(id, slots);
         Some(token)
+    }
+
+    pub fn resume(&mut self) -> Option<u16> {
+        if self.fault.is_some() {
+            return None;
+        }
+        let (base, end) = (self.side.read_cursor, self.side.write_cursor);
+        // The chains are added once more, from the place of the oldest on: their slots are as many, whatever their order.
+        self.side.restart(base);
+        for (id, buffers) in self.outstanding.shown() {
+            let count = buffers.len() as u16;
+            self.describe(id, count, buffers.into_iter());
+            let indirect = self.tables.as_ref().is_some_and(|tables| tables.takes(count));
+            let slots = if indirect { 1 } else { count };
+            self.side.write_cursor = self.side.write_cursor.forward(slots, self.side.size);
+        }
+        debug_assert_eq!(self.side.write_cursor, end, "every outstanding chain has its slots");
+        self.side.publish();
+        Some(base.to_bits())
     }
 
     #[inline]

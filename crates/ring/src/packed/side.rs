@@ -160,6 +160,22 @@ impl<A: Words> Side<A> {
         }
     }
 
+    /// Makes the ring one without chains at `start`, for the driver half to write anew after its peer has gone: every slot is
+    /// one that is not available, and so are the event suppression structures as they must be. Nothing is read.
+    pub(super) fn restart(&mut self, start: Cursor) {
+        (self.write_cursor, self.published, self.head_word) = (start, start, None);
+        let mut at = start;
+        for _ in 0..self.size {
+            // What a slot holds that was used in the lap before, which is the other one.
+            let flags = Cursor { wrap: !at.wrap, ..at }.used();
+            self.slots.set_first(at.index, 0);
+            self.slots.set_second(at.index, Desc { len: 0, id: 0, flags }.into_word());
+            at = at.forward(1, self.size);
+        }
+        self.own_event.store32(0, self.event_shadow);
+        self.peer_event.store32(0, u32::from(ENABLE) << 16);
+    }
+
     /// Turns the peer's signals off, because this half polls.
     #[inline(always)]
     pub(super) fn disable_signals(&mut self) {

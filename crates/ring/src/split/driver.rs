@@ -100,6 +100,7 @@ impl<A: Words, T> Driver<A, T> {
         let next = self.link[usize::from(head)];
         let desc = Desc { addr: buffer.addr, len: buffer.len, flags, next };
         self.layout.desc.store(head, desc.into_words());
+        self.outstanding.show(head, *buffer, flags);
         self.commit(head, next, Entry { slots: NonZeroU16::MIN, writable_len, token });
         Ok(())
     }
@@ -115,34 +116,41 @@ impl<A: Words, T> Driver<A, T> {
             return Err(AddError::BadChain(token));
         }
         let count = count as u16;
-        let buffers = flagged(readable, writable);
+        let indirect = self.tables.as_ref().is_some_and(|tables| tables.takes(count));
+        let slots = if indirect { 1 } else { count };
+        if slots > self.free {
+            return Err(AddError::Full(token));
+        }
         let head = self.free_head;
-        let (next, slots) = match &self.tables {
-            Some(tables) if tables.takes(count) && self.free > 0 => {
-                let table = tables.fill(head, buffers, |i, Buffer { addr, len }, flags| {
-                    let next = if i + 1 < count { F_NEXT } else { 0 };
-                    Desc { addr, len, flags: flags | next, next: i + 1 }.into_words()
-                });
-                let desc = Desc { addr: table.addr, len: table.len, flags: F_INDIRECT, next: 0 };
-                self.layout.desc.store(head, desc.into_words());
-                (self.link[usize::from(head)], NonZeroU16::MIN)
-            }
-            _ if count <= self.free => {
-                let mut index = head;
-                for (i, (Buffer { addr, len }, flags)) in buffers.enumerate() {
-                    let next = self.link[usize::from(index)];
-                    let more = if i + 1 < usize::from(count) { F_NEXT } else { 0 };
-                    let desc = Desc { addr, len, flags: flags | more, next };
-                    self.layout.desc.store(index, desc.into_words());
-                    index = next;
-                }
-                (index, NonZeroU16::new(count).unwrap_or(NonZeroU16::MIN))
-            }
-            _ => return Err(AddError::Full(token)),
-        };
+        let next = self.describe(head, count, flagged(readable, writable));
+        self.outstanding.show_several(head, flagged(readable, writable));
+        let slots = NonZeroU16::new(slots).unwrap_or(NonZeroU16::MIN);
         let writable_len = writable.iter().fold(0, |sum: u32, buffer| sum.wrapping_add(buffer.len));
         self.commit(head, next, Entry { slots, writable_len, token });
         Ok(())
+    }
+
+    /// Writes the descriptors of a chain of `count` buffers at `head`, into its indirect table if it goes there. Returns
+    /// the descriptor that follows the last one in private memory.
+    fn describe(&self, head: u16, count: u16, buffers: impl Iterator<Item = (Buffer, u16)>) -> u16 {
+        if let Some(tables) = self.tables.as_ref().filter(|tables| tables.takes(count)) {
+            let table = tables.fill(head, buffers, |i, Buffer { addr, len }, flags| {
+                let next = if i + 1 < count { F_NEXT } else { 0 };
+                Desc { addr, len, flags: flags | next, next: i + 1 }.into_words()
+            });
+            let desc = Desc { addr: table.addr, len: table.len, flags: F_INDIRECT, next: 0 };
+            self.layout.desc.store(head, desc.into_words());
+            return self.link[usize::from(head)];
+        }
+        let mut index = head;
+        for (i, (Buffer { addr, len }, flags)) in buffers.enumerate() {
+            let next = self.link[usize::from(index)];
+            let more = if i + 1 < usize::from(count) { F_NEXT } else { 0 };
+            let desc = Desc { addr, len, flags: flags | more, next };
+            self.layout.desc.store(index, desc.into_words());
+            index = next;
+        }
+        index
     }
 
     /// Enters the chain at `head`, whose descriptors have been written, into the available ring. `next`
@@ -238,6 +246,22 @@ impl<A: Words, T> Driver<A, T> {
         self.release(head, slots);
         self.side.step_back();
         Some(token)
+    }
+
+    pub fn resume(&mut self) -> Option<u16> {
+        if self.fault.is_some() {
+            return None;
+        }
+        let base = self.side.peer_next();
+        let mut at = base;
+        for (head, buffers) in self.outstanding.shown() {
+            self.describe(head, buffers.len() as u16, buffers.into_iter());
+            self.layout.heads.store(at, head);
+            at = at.wrapping_add(1);
+        }
+        debug_assert_eq!(at, self.side.next(), "every outstanding chain has its entry");
+        self.side.restart();
+        Some(base)
     }
 
     #[inline]

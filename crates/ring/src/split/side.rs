@@ -82,6 +82,19 @@ impl<A: Words> Side<A> {
         self.published
     }
 
+    /// Publishes all entries and writes the words around both rings anew, those of a peer that is gone, too: nothing is
+    /// read. The next peer continues where this half has consumed entries to.
+    pub(super) fn restart(&mut self) {
+        self.published = self.next;
+        self.peer_seen = self.peer_next;
+        self.peer.area.store16(FLAGS, 0);
+        self.peer.area.store16(self.peer.event, self.next);
+        self.peer.area.store16(IDX, self.peer_next);
+        self.own.area.store16(FLAGS, self.flags);
+        self.own.area.store16(self.own.event, self.event);
+        self.own.area.store16_release(IDX, self.next);
+    }
+
     /// Takes back the last entry, published or not: decrements the index in the shadow, then in memory.
     pub(super) fn step_back(&mut self) {
         self.next = self.next.wrapping_sub(1);
