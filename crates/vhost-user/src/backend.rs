@@ -14,15 +14,20 @@
 //! counted, logged at a limited rate and reported where the front end asked for that, and the
 //! session continues. The session ends only where it cannot continue: when the stream breaks, or
 //! when a message is refused whose reply cannot express failure. No other session is affected.
+//!
+//! Whatever came from the front end (descriptors, mappings, the connection itself) is closed by a
+//! [`Closer`], because the front end decides how long closing takes. While that is behind the
+//! session reads nothing ([`Progress::behind`]).
 
 mod requests;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ringferry_memory::{GuestMemory, MapError, MemoryError, SharedMem};
+use ringferry_memory::{GuestMemory, MapBudget, MapError, MemoryError, SharedMem};
+use ringferry_sys::closer::{Closer, Deferred};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
 use zerocopy::IntoBytes;
@@ -42,13 +47,18 @@ use crate::wire::{Message, Wire, WireError};
 /// [`MAX_MEM_SLOTS`].
 const NET_MEM_SLOTS: u16 = 32;
 
-/// Most messages served in one call of [`Session::on_readable`], so that one front end cannot keep
-/// the owner's loop from the others. QEMU sends about 20 in a row per queue pair.
+/// Most messages served in one call of [`Session::on_readable`]. QEMU sends about 20 in a row per
+/// queue pair.
 const BURST: usize = 64;
 
-/// Most warnings that one session may log per [`WARN_INTERVAL`]; the rest is counted.
+/// Time after which a call of [`Session::on_readable`] serves no further message, so that one front
+/// end cannot keep the owner's loop from the others. A message takes microseconds, or a mapping of
+/// guest memory some tens of them.
+const TURN: Duration = Duration::from_millis(1);
+
+/// Most warnings that the sessions of a port may log per [`WARN_INTERVAL`]; the rest is counted.
 const WARN_BURST: u32 = 8;
-/// Length of the interval in which a session may log [`WARN_BURST`] warnings.
+/// Length of the interval in which they may log [`WARN_BURST`] warnings.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The device behind a session, which is told what the front end's messages mean.
@@ -65,7 +75,8 @@ pub trait Device {
     }
 
     /// The memory map, which a [`RingSetup`] has, too, changed; `None` when there is none any more.
-    /// No ring runs during this call: running rings were stopped, and start again afterwards,
+    /// No ring runs during this call: running rings were stopped (or the session ends, as one that
+    /// could not be stopped was [`Unanswered`]), and start again afterwards,
     /// resolved in the new map.
     fn memory_changed(&mut self, memory: Option<Arc<GuestMemory>>) {
         let _ = memory;
@@ -78,6 +89,13 @@ pub trait Device {
     /// driver polls.
     fn ring_call_changed(&mut self, index: u16, call: Option<EventFd>);
 
+    /// Several rings start at once, as when the memory map changes.
+    fn rings_started(&mut self, rings: Vec<(u16, RingSetup)>) {
+        for (index, ring) in rings {
+            self.ring_started(index, ring);
+        }
+    }
+
     /// A running ring is enabled or disabled. While a ring is disabled, a network device discards
     /// what the guest sends and delivers nothing (vhost-user, "Ring states").
     fn ring_enabled(&mut self, index: u16, enabled: bool);
@@ -87,6 +105,26 @@ pub trait Device {
     /// returns the ring's position, in the form of [`RingSetup::base`]; from then on it must not
     /// touch the ring's memory, its events, or its part of the in-flight region.
     fn ring_stopped(&mut self, index: u16) -> u16;
+
+    /// Several running rings stop at once. Returns their positions, in the order of `rings`; each is
+    /// what [`ring_stopped`](Self::ring_stopped) says.
+    ///
+    /// # Errors
+    /// Something that serves the rings does not answer, and may still touch them for a while. The
+    /// session ends, without an answer to the message that stopped them.
+    fn rings_stopped(&mut self, rings: &[u16]) -> Result<Vec<u16>, Unanswered> {
+        Ok(rings.iter().map(|index| self.ring_stopped(*index)).collect())
+    }
+
+    /// Several running rings are enabled or disabled at once; each is what
+    /// [`ring_enabled`](Self::ring_enabled) says.
+    ///
+    /// # Errors
+    /// As for [`rings_stopped`](Self::rings_stopped).
+    fn rings_enabled(&mut self, rings: &[u16], enabled: bool) -> Result<(), Unanswered> {
+        rings.iter().for_each(|index| self.ring_enabled(*index, enabled));
+        Ok(())
+    }
 
     /// Reads `buf.len()` bytes of configuration space from `offset`; returns false if the device
     /// has none there.
@@ -124,6 +162,11 @@ pub trait Device {
     /// were stopped before.
     fn reset(&mut self) {}
 }
+
+/// What serves a device's rings does not answer in time.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unanswered(pub String);
 
 /// The features and limits that a back end offers to every front end.
 #[derive(Clone, Copy, Debug)]
@@ -182,6 +225,9 @@ pub enum SessionError {
         /// The reason for the refusal.
         reason: Refusal,
     },
+    /// The device's rings are served by something that does not answer.
+    #[error(transparent)]
+    Unanswered(#[from] Unanswered),
     /// A reply came where only requests are expected.
     #[error("a reply came where requests are expected: both ends are back ends")]
     Reply,
@@ -268,6 +314,13 @@ pub struct Progress {
     /// True if more messages may wait: call again before sleeping, unless the descriptor is polled
     /// level-triggered.
     pub more: bool,
+    /// True if messages were left unread because what the front end has sent before is not closed
+    /// yet. Poll the descriptor again only after a while, as it stays readable.
+    pub behind: bool,
+    /// True if the last message made the device wait for what serves its rings, as it stopped,
+    /// enabled or disabled running ones. The call has ended with that message; who serves several
+    /// sessions should not allow too many of these.
+    pub disturbed: bool,
 }
 
 /// Counters of a session, from its start.
@@ -305,19 +358,25 @@ pub struct Session {
     /// `None` until the first `SET_FEATURES`; no ring starts before that.
     features: Option<u64>,
     protocol: ProtocolFeatures,
-    memory: Option<Arc<GuestMemory>>,
+    /// Unmapped by the closer, once the device has let go of it.
+    memory: Option<Deferred<Arc<GuestMemory>>>,
     /// Regions that were added more than once: one entry for each repetition.
     repeated: Vec<ringferry_memory::RegionSpec>,
     rings: Vec<Vring>,
     /// The in-flight region in which packed rings keep their positions, if the front end gave us
     /// one.
-    tracking: Option<InflightTracking>,
+    tracking: Option<Deferred<InflightTracking>>,
     /// Kept open because the front end takes its closing for the back end's death.
-    backend_req: Option<Stream>,
+    backend_req: Option<Deferred<Stream>>,
     status: u8,
     closed: bool,
+    /// The message in hand has called the device for running rings.
+    disturbed: bool,
+    /// What that message has found not to answer.
+    unanswered: Option<Unanswered>,
     counters: Counters,
-    log_limit: LogRateLimit,
+    budget: Arc<MapBudget>,
+    warnings: Warnings,
 }
 
 /// The answer to a message that was served.
@@ -331,16 +390,27 @@ enum Answer {
 }
 
 impl Session {
-    /// Creates a session on a fresh connection, and makes the stream non-blocking.
+    /// Creates a session on a fresh connection, with [`Resources`] of its own, and makes the stream
+    /// non-blocking.
     ///
     /// # Errors
     /// Fails if the socket cannot be made non-blocking, which a front end cannot cause.
-    pub fn new(stream: Stream, mut offer: Offer) -> io::Result<Session> {
+    pub fn new(stream: Stream, offer: Offer) -> io::Result<Session> {
+        Self::with_resources(stream, offer, Resources::default())
+    }
+
+    /// Does the same as [`new`](Self::new) with resources that earlier connections of the same peer
+    /// have used, too.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn with_resources(stream: Stream, mut offer: Offer, resources: Resources) -> io::Result<Session> {
+        let Resources { closer, memory, warnings } = resources;
         offer.max_queues = offer.max_queues.min(MAX_VIRTQUEUES);
         offer.max_mem_slots = offer.max_mem_slots.min(MAX_MEM_SLOTS as u16);
         offer.features &= !F_PROTOCOL_FEATURES;
         Ok(Session {
-            wire: Wire::new(stream)?,
+            wire: Wire::new(stream, closer)?,
             offer,
             features: None,
             protocol: ProtocolFeatures::empty(),
@@ -351,12 +421,16 @@ impl Session {
             backend_req: None,
             status: 0,
             closed: false,
+            disturbed: false,
+            unanswered: None,
             counters: Counters::default(),
-            log_limit: LogRateLimit::default(),
+            budget: memory,
+            warnings,
         })
     }
 
-    /// Serves the messages that the front end has sent, at most 64 in one call.
+    /// Serves the messages that the front end has sent, at least one: until 1 ms or 64 messages are
+    /// over, or one has [disturbed](Progress::disturbed) running rings.
     ///
     /// # Errors
     /// The session has ended: its rings are stopped (the device was told) and it can be dropped.
@@ -372,7 +446,7 @@ impl Session {
     }
 
     /// Ends the session from this side: stops its rings, takes the memory from the device, and
-    /// closes every descriptor but the socket, which closes when the session is dropped. Call it
+    /// closes every descriptor but the socket, which ends when the session is dropped. Call it
     /// before dropping a session that has not failed.
     pub fn disconnect(&mut self, dev: &mut dyn Device) {
         if self.closed {
@@ -383,8 +457,9 @@ impl Session {
         self.rings.clear();
         self.tracking = None;
         self.backend_req = None;
-        if self.memory.take().is_some() {
+        if let Some(memory) = self.memory.take() {
             dev.memory_changed(None);
+            drop(memory); // the device has let go of it, so that it is unmapped here, by the closer
         }
     }
 
@@ -400,7 +475,7 @@ impl Session {
 
     /// Returns the guest's memory; `None` before the front end shared any.
     pub fn memory(&self) -> Option<&Arc<GuestMemory>> {
-        self.memory.as_ref()
+        self.memory.as_deref()
     }
 
     /// Returns the driver's device status, 0 if the front end does not forward it.
@@ -424,13 +499,24 @@ impl Session {
     }
 
     fn serve_burst(&mut self, dev: &mut dyn Device) -> Result<Progress, SessionError> {
-        for messages in 0..BURST {
-            match self.wire.read()? {
-                Some(message) => self.serve(message, dev)?,
-                None => return Ok(Progress { messages, more: false }),
+        let began = Instant::now();
+        let mut progress = Progress { messages: 0, more: true, behind: false, disturbed: false };
+        loop {
+            progress.behind = self.wire.closer().is_behind();
+            if progress.behind {
+                return Ok(progress);
+            }
+            let Some(message) = self.wire.read()? else {
+                progress.more = false;
+                return Ok(progress);
+            };
+            self.serve(message, dev)?;
+            progress.messages += 1;
+            progress.disturbed = std::mem::take(&mut self.disturbed);
+            if progress.disturbed || progress.messages == BURST || began.elapsed() >= TURN {
+                return Ok(progress);
             }
         }
-        Ok(Progress { messages: BURST, more: true })
     }
 
     fn serve(&mut self, message: Message, dev: &mut dyn Device) -> Result<(), SessionError> {
@@ -454,6 +540,10 @@ impl Session {
                 Err(Refusal::Unknown)
             }
         };
+        // Before the answer, which would say that rings have stopped.
+        if let Some(unanswered) = self.unanswered.take() {
+            return Err(unanswered.into());
+        }
         match outcome {
             Ok(answer) => self.send_answer(&header, row.map(|row| row.reply), answer),
             Err(reason) => self.refuse(&header, row, reason),
@@ -507,7 +597,7 @@ impl Session {
     ) -> Result<(), SessionError> {
         self.counters.rejected += 1;
         let name = row.map_or("unknown", |row| row.name);
-        self.log_limit.warn(|| tracing::warn!(name, number = header.request, %reason, "message refused"));
+        self.warnings.warn(|| tracing::warn!(name, number = header.request, %reason, "message refused"));
         match row.map(|row| (row.reply, row.needs)) {
             Some((Reply::Value, _)) => Err(SessionError::Unanswerable { message: name, reason }),
             Some((Reply::Config, _)) => self.reply(header, &[], &[]),
@@ -538,12 +628,21 @@ impl Session {
 
     /// Starts a ring if it is not running and everything that it needs is known.
     fn start(&mut self, index: u16, dev: &mut dyn Device) -> Result<(), Refusal> {
-        let (Some(memory), Some(features)) = (&self.memory, self.features) else { return Ok(()) };
-        let ring = &mut self.rings[usize::from(index)];
-        if ring.started {
-            return Ok(());
+        if let Some(setup) = self.set_up(index)? {
+            dev.ring_started(index, setup);
         }
-        match ring.setup(index, memory, features & !F_PROTOCOL_FEATURES, self.tracking.as_ref()) {
+        Ok(())
+    }
+
+    /// Resolves a ring that can start now, which counts as started from then on.
+    fn set_up(&mut self, index: u16) -> Result<Option<RingSetup>, Refusal> {
+        let (Some(memory), Some(features)) = (&self.memory, self.features) else { return Ok(None) };
+        let ring = &mut self.rings[usize::from(index)];
+        // A session that is about to end starts nothing.
+        if ring.started || self.unanswered.is_some() {
+            return Ok(None);
+        }
+        match ring.setup(index, memory, features & !F_PROTOCOL_FEATURES, self.tracking.as_deref()) {
             Ok(Some(setup)) => {
                 ring.started = true;
                 ring.recover = false;
@@ -555,10 +654,9 @@ impl Session {
                     enabled = setup.enabled,
                     "ring starts"
                 );
-                dev.ring_started(index, setup);
-                Ok(())
+                Ok(Some(setup))
             }
-            Ok(None) => Ok(()),
+            Ok(None) => Ok(None),
             Err(reason) => {
                 self.counters.failed_starts += 1;
                 Err(reason.into())
@@ -569,26 +667,50 @@ impl Session {
     /// Starts every ring that can start; one that cannot stays stopped until its description or the
     /// memory map changes.
     fn start_all(&mut self, dev: &mut dyn Device) {
+        let mut starting = Vec::new();
         for index in 0..self.rings.len() as u16 {
-            if let Err(reason) = self.start(index, dev) {
-                self.log_limit.warn(|| tracing::warn!(index, %reason, "ring cannot be started"));
+            match self.set_up(index) {
+                Ok(setup) => starting.extend(setup.map(|setup| (index, setup))),
+                Err(reason) => {
+                    self.warnings.warn(|| tracing::warn!(index, %reason, "ring cannot be started"));
+                }
             }
+        }
+        if !starting.is_empty() {
+            dev.rings_started(starting);
         }
     }
 
     fn stop(&mut self, index: u16, dev: &mut dyn Device) {
-        let packed = self.packed() == Some(true);
-        let ring = &mut self.rings[usize::from(index)];
-        if std::mem::take(&mut ring.started) {
-            let position = dev.ring_stopped(index);
-            ring.base = Some(base::encode(position, packed));
-            tracing::debug!(index, position, "ring stopped");
+        if self.rings[usize::from(index)].started {
+            self.stop_these(&[index], dev);
         }
     }
 
     fn stop_all(&mut self, dev: &mut dyn Device) {
-        for index in 0..self.rings.len() as u16 {
-            self.stop(index, dev);
+        let running = (0u16..).zip(&self.rings).filter(|(_, ring)| ring.started);
+        let running: Vec<u16> = running.map(|(index, _)| index).collect();
+        if !running.is_empty() {
+            self.stop_these(&running, dev);
+        }
+    }
+
+    /// Stops running rings.
+    fn stop_these(&mut self, running: &[u16], dev: &mut dyn Device) {
+        let packed = self.packed() == Some(true);
+        self.disturbed = true;
+        let stopped = dev.rings_stopped(running);
+        for index in running {
+            self.rings[usize::from(*index)].started = false;
+        }
+        match stopped {
+            Ok(positions) => {
+                for (index, position) in running.iter().zip(positions) {
+                    self.rings[usize::from(*index)].base = Some(base::encode(position, packed));
+                    tracing::debug!(index, position, "ring stopped");
+                }
+            }
+            Err(unanswered) => self.unanswered = Some(unanswered),
         }
     }
 
@@ -614,8 +736,38 @@ impl AsFd for Session {
     }
 }
 
-/// Limits the rate at which one session logs, so that a hostile front end cannot fill the log: a
-/// fixed window of [`WARN_INTERVAL`], whose suppressed warnings are counted in the next.
+/// What a session uses that does not start anew with each connection: the owner of several sessions,
+/// one after the other, makes it once and gives each a clone.
+#[derive(Clone, Debug)]
+pub struct Resources {
+    /// Closes whatever comes from the front end.
+    pub closer: Closer,
+    /// The guest memory that may be mapped.
+    pub memory: Arc<MapBudget>,
+    /// The warnings that may be logged.
+    pub warnings: Warnings,
+}
+
+impl Default for Resources {
+    /// Resources without bounds but for warnings, for who trusts its front ends.
+    fn default() -> Self {
+        let (closer, warnings) = (Closer::new(), Warnings::default());
+        Resources { closer, memory: MapBudget::unlimited(), warnings }
+    }
+}
+
+/// The rate at which sessions log warnings. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Warnings(Arc<Mutex<LogRateLimit>>);
+
+impl Warnings {
+    fn warn(&self, log: impl FnOnce()) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).warn(log);
+    }
+}
+
+/// Limits the rate at which sessions log, so that a hostile front end cannot fill the log: a fixed
+/// window of [`WARN_INTERVAL`], whose suppressed warnings are counted in the next.
 #[derive(Debug, Default)]
 struct LogRateLimit {
     since: Option<Instant>,
@@ -640,3 +792,22 @@ impl LogRateLimit {
 }
 
 const _: () = assert!(MAX_FDS <= MAX_MEM_SLOTS);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn h5_warnings_do_not_start_anew_with_each_connection() {
+        let resources = Resources::default();
+        let mut lines = 0;
+        for _ in 0..1000 {
+            let connection = resources.clone();
+            connection.warnings.warn(|| lines += 1);
+            let mut limit = resources.warnings.0.lock().unwrap();
+            // Whatever time the test takes, it is one interval.
+            limit.since = Some(Instant::now());
+        }
+        assert_eq!(lines, WARN_BURST);
+    }
+}

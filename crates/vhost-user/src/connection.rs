@@ -18,6 +18,7 @@
 //! one before it starts.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
 
 use ringferry_memory::RegionSpec;
 use ringferry_sys::socket::Stream;
@@ -121,7 +122,21 @@ pub struct Connection {
 /// [`FrontendError::MissingFeatures`] when the back end lacks what is required; otherwise any other
 /// [`FrontendError`] of the messages sent.
 pub fn connect_device(stream: Stream, wanted: &Wanted) -> Result<Connection, FrontendError> {
+    connect_device_until(stream, wanted, None)
+}
+
+/// Does the same as [`connect_device`], and is done by `deadline`, if there is one, which then also holds for everything that
+/// is done with the connection until [another one](Frontend::set_deadline) is set.
+///
+/// # Errors
+/// As for [`connect_device`], and [`FrontendError::Deadline`].
+pub fn connect_device_until(
+    stream: Stream,
+    wanted: &Wanted,
+    deadline: Option<Instant>,
+) -> Result<Connection, FrontendError> {
     let mut frontend = Frontend::new(stream).map_err(WireError::Io)?;
+    frontend.set_deadline(deadline);
     let offered = frontend.get_features()?;
     let missing = wanted.required & !offered;
     if missing != 0 {

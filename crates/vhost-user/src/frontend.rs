@@ -3,7 +3,10 @@
 //! It is created on a connected socket, is used by one thread at a time, and closes the socket when
 //! it is dropped. It imposes no order on the calls: [`Connection`](crate::connection::Connection)
 //! puts them in the order that QEMU uses. A call blocks for at most the
-//! [timeout](Frontend::set_timeout). After an error the connection is unusable, except after
+//! [timeout](Frontend::set_timeout), and all of them together no longer than until the
+//! [deadline](Frontend::set_deadline), if there is one. No reply but that of `GET_INFLIGHT_FD` may have descriptors; others are
+//! never received, as closing them may block for as long as the back end likes. For the same reason an owner that must not
+//! wait drops a `Frontend` that has failed on another thread. After an error the connection is unusable, except after
 //! [`FrontendError::Refused`] and the errors that say that nothing was sent.
 
 use std::io;
@@ -11,6 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use ringferry_memory::RegionSpec;
+use ringferry_sys::closer::Closer;
 use ringferry_sys::socket::Stream;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -41,6 +45,9 @@ pub enum FrontendError {
         /// Length of the wait, which is the timeout.
         after: Duration,
     },
+    /// The reply did not come before the deadline that was set for several calls together.
+    #[error("the back end takes too long: no answer to {0} in time")]
+    Deadline(&'static str),
     /// The back end reported failure; the connection is intact.
     #[error("the back end refused {0}; its log says why")]
     Refused(&'static str),
@@ -77,6 +84,7 @@ pub enum FrontendError {
 pub struct Frontend {
     wire: Wire,
     timeout: Duration,
+    deadline: Option<Instant>,
     /// The protocol features that the back end offers, empty until it was asked.
     offered: ProtocolFeatures,
     /// The protocol features that both ends use.
@@ -91,8 +99,9 @@ impl Frontend {
     /// The socket cannot be made non-blocking; none that a back end can cause.
     pub fn new(stream: Stream) -> io::Result<Frontend> {
         Ok(Frontend {
-            wire: Wire::new(stream)?,
+            wire: Wire::new(stream, Closer::new())?,
             timeout: DEFAULT_TIMEOUT,
+            deadline: None,
             offered: ProtocolFeatures::empty(),
             protocol: ProtocolFeatures::empty(),
         })
@@ -103,21 +112,24 @@ impl Frontend {
         self.timeout = timeout;
     }
 
+    /// Sets the time by which all later calls together must be done; `None` removes the limit. A back end that answers each
+    /// message just in time would otherwise keep the caller for minutes.
+    pub fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.deadline = deadline;
+    }
+
     /// Returns the protocol features that both ends use; empty until they are set.
     pub fn protocol(&self) -> ProtocolFeatures {
         self.protocol
     }
 
-    /// Finds out why the socket is readable although no call waits for a reply.
+    /// Finds out why the socket is readable although no call waits for a reply. Nothing is received.
     ///
     /// # Errors
     /// [`WireError::Disconnected`] when the back end closed the connection;
     /// [`FrontendError::Unsolicited`] when it sent a message.
     pub fn check(&mut self) -> Result<(), FrontendError> {
-        match self.wire.read()? {
-            None => Ok(()),
-            Some(_) => Err(FrontendError::Unsolicited),
-        }
+        if self.wire.has_data()? { Err(FrontendError::Unsolicited) } else { Ok(()) }
     }
 
     /// Asks for the virtio features that the back end offers,
@@ -318,12 +330,14 @@ impl Frontend {
         let request = Request::GetInflightFd;
         let wanted = InflightDescription { num_queues, queue_size, ..InflightDescription::default() };
         let deadline = self.send(request, 0, wanted.as_bytes(), &[])?;
-        let Message { payload, mut fds, .. } = self.receive_message(request, deadline)?;
+        let Message { payload, mut fds, .. } = self.receive_message(request, deadline, Wire::read)?;
         let description =
             inflight_description(&payload).ok_or_else(|| FrontendError::BadReply(request.spec().name))?;
         match (description.mmap_size, fds.pop()) {
             (0, None) => Ok(None),
-            (1.., Some(fd)) if fds.is_empty() => Ok(Some(InflightRegion { description, fd })),
+            (1.., Some(fd)) if fds.is_empty() => {
+                Ok(Some(InflightRegion { description, fd: fd.into_inner() }))
+            }
             _ => Err(FrontendError::BadReply(request.spec().name)),
         }
     }
@@ -420,16 +434,17 @@ impl Frontend {
     }
 
     fn receive_bytes(&mut self, request: Request, deadline: Instant) -> Result<Vec<u8>, FrontendError> {
-        let reply = self.receive_message(request, deadline)?;
-        if !reply.fds.is_empty() {
-            return Err(FrontendError::BadReply(request.spec().name));
-        }
-        Ok(reply.payload)
+        Ok(self.receive_message(request, deadline, Wire::read_plain)?.payload)
     }
 
-    fn receive_message(&mut self, request: Request, deadline: Instant) -> Result<Message, FrontendError> {
+    fn receive_message(
+        &mut self,
+        request: Request,
+        deadline: Instant,
+        read: impl Fn(&mut Wire) -> Result<Option<Message>, WireError>,
+    ) -> Result<Message, FrontendError> {
         let reply = loop {
-            match self.wire.read()? {
+            match read(&mut self.wire)? {
                 Some(reply) => break reply,
                 None => self.wait(request, PollFlags::IN, deadline)?,
             }
@@ -441,7 +456,15 @@ impl Frontend {
     }
 
     fn wait(&self, request: Request, flags: PollFlags, deadline: Instant) -> Result<(), FrontendError> {
-        let timeout = || FrontendError::Timeout { message: request.spec().name, after: self.timeout };
+        let message = request.spec().name;
+        let (deadline, total) = match self.deadline {
+            Some(total) if total < deadline => (total, true),
+            _ => (deadline, false),
+        };
+        let timeout = || match total {
+            true => FrontendError::Deadline(message),
+            false => FrontendError::Timeout { message, after: self.timeout },
+        };
         let left = deadline.checked_duration_since(Instant::now()).ok_or_else(timeout)?;
         let left = Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos() as _ };
         match rustix::event::poll(&mut [PollFd::new(&self.wire, flags)], Some(&left)) {

@@ -34,8 +34,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
-use ringferry_memory::{Area, GuestMemory, Region, RegionSpec, SharedMem, Words};
+use ringferry_memory::{Area, GuestMemory, MapBudget, Region, RegionSpec, SharedMem, Words};
 use ringferry_ring::Parts;
 use ringferry_ring::inflight::{ENTRY, POSITION, SLOT, WORD};
 
@@ -119,6 +120,7 @@ impl InflightTracking {
         fd: BorrowedFd<'_>,
         description: &InflightDescription,
         packed: bool,
+        budget: &Arc<MapBudget>,
     ) -> Result<Self, InflightError> {
         let InflightDescription { mmap_size, mmap_offset, num_queues, queue_size, .. } = *description;
         let needed = region_len(num_queues, queue_size, packed);
@@ -128,7 +130,7 @@ impl InflightTracking {
         // No more is mapped than rings can use, whatever size the front end claims.
         let size = mmap_size.min(region_len(num_queues, queue_size, true));
         let spec = RegionSpec { guest_addr: 0, size, user_addr: 0, mmap_offset };
-        let memory = GuestMemory::new(vec![Region::map(fd, spec)?])?;
+        let memory = GuestMemory::new(vec![Region::map_within(fd, spec, budget)?])?;
         Ok(Self { memory, num_queues, queue_size })
     }
 
@@ -249,7 +251,8 @@ impl InflightRegion {
     }
 
     fn resume(&self, index: u16, ring: &Parts<Area>) -> Option<u32> {
-        let tracking = InflightTracking::map(self.fd(), &self.description, true).ok()?;
+        let tracking =
+            InflightTracking::map(self.fd(), &self.description, true, &MapBudget::unlimited()).ok()?;
         let part = tracking.packed_part(index, ring.size)?;
         let position = recover(&part, ring.size, &ring.desc).ok()??;
         Some(encode(position, true))

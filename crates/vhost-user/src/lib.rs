@@ -64,8 +64,10 @@ pub mod message;
 mod vring;
 mod wire;
 
-pub use backend::{Counters, Device, Offer, Progress, Refusal, RingState, Session, SessionError};
-pub use connection::{Connection, Negotiated, RingPlan, Wanted, connect_device};
+pub use backend::{
+    Counters, Device, Offer, Progress, Refusal, Resources, RingState, Session, SessionError, Unanswered,
+};
+pub use connection::{Connection, Negotiated, RingPlan, Wanted, connect_device, connect_device_until};
 pub use frontend::{Frontend, FrontendError};
 pub use inflight::{InflightError, InflightRegion, resume_base};
 pub use message::ProtocolFeatures;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use ringferry_memory::{Area, GuestMemory, Words};
 use ringferry_ring::RingFeatures;
 use ringferry_ring::parts::{LayoutError, Parts, check_size, part_aligns, part_bytes};
+use ringferry_sys::closer::Deferred;
 use ringferry_sys::eventfd::EventFd;
 
 use crate::base::{check_position, decode, first_position};
@@ -189,7 +190,7 @@ pub(crate) enum Kick {
     /// Set without a descriptor: the device polls the ring.
     Poll,
     /// Set to an event that the device waits for.
-    Event(EventFd),
+    Event(Deferred<EventFd>),
 }
 
 /// One virtqueue as described by the front end.
@@ -202,8 +203,8 @@ pub(crate) struct Vring {
     /// precedence over `base`.
     pub recover: bool,
     pub kick: Kick,
-    pub call: Option<EventFd>,
-    pub err: Option<EventFd>,
+    pub call: Option<Deferred<EventFd>>,
+    pub err: Option<Deferred<EventFd>>,
     pub enabled: bool,
     pub started: bool,
 }
@@ -222,11 +223,11 @@ impl Vring {
         let kick = match &self.kick {
             Kick::Unset => return Ok(None),
             Kick::Poll => None,
-            Kick::Event(event) => Some(event),
+            Kick::Event(event) => Some(&**event),
         };
         let Some(parts) = self.geometry.resolve(memory, packed)? else { return Ok(None) };
         let size = parts.size;
-        let events = [duplicate(kick)?, duplicate(self.call.as_ref())?, duplicate(self.err.as_ref())?];
+        let events = [duplicate(kick)?, duplicate(self.call.as_deref())?, duplicate(self.err.as_deref())?];
         let [kick, call, err] = events;
         let inflight =
             if packed { tracking.and_then(|region| region.packed_part(index, size)) } else { None };

@@ -8,12 +8,14 @@
 //! Descriptors belong to the message whose first byte they travel with. A message is read in two
 //! steps, header then payload, so that the kernel never hands us the descriptors of the next
 //! message with the end of this one. Every descriptor is owned from the moment it arrives: dropping
-//! a message at any point closes its descriptors.
+//! a message at any point has the wire's [`Closer`] close its descriptors. The same closes the
+//! connection, with the descriptors that lie unread in it; the peer is told at once.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use ringferry_sys::socket::Stream;
+use ringferry_sys::closer::{Closer, Deferred};
+use ringferry_sys::socket::{Received, Stream};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::message::{Header, MAX_FDS, MAX_PAYLOAD, VERSION};
@@ -23,7 +25,7 @@ use crate::message::{Header, MAX_FDS, MAX_PAYLOAD, VERSION};
 pub(crate) struct Message {
     pub header: Header,
     pub payload: Vec<u8>,
-    pub fds: Vec<OwnedFd>,
+    pub fds: Vec<Deferred<OwnedFd>>,
 }
 
 /// The reason why a connection cannot continue.
@@ -41,6 +43,9 @@ pub enum WireError {
     /// More descriptors came than any message carries, or the kernel dropped some.
     #[error("more than {MAX_FDS} descriptors with one message, or no room in our descriptor table")]
     TooManyFds,
+    /// A descriptor came with a message that has none. It was not received.
+    #[error("a descriptor with a message that has none")]
+    UnwantedFds,
     /// The socket's buffer is full because the peer does not read; nothing of the message was sent.
     #[error("the peer does not read what it is sent")]
     WouldBlock,
@@ -52,22 +57,50 @@ pub enum WireError {
 /// One end of a connection, with the message that is being assembled.
 #[derive(Debug)]
 pub(crate) struct Wire {
-    stream: Stream,
+    stream: Deferred<Stream>,
     buffer: Box<[u8; Header::LEN + MAX_PAYLOAD]>,
     filled: usize,
-    fds: Vec<OwnedFd>,
+    fds: Vec<Deferred<OwnedFd>>,
+    closer: Closer,
 }
 
 impl Wire {
-    pub fn new(stream: Stream) -> io::Result<Self> {
+    pub fn new(stream: Stream, closer: Closer) -> io::Result<Self> {
+        let stream = closer.defer(stream);
         stream.set_nonblocking(true)?;
-        Ok(Self { stream, buffer: Box::new([0; Header::LEN + MAX_PAYLOAD]), filled: 0, fds: Vec::new() })
+        let buffer = Box::new([0; Header::LEN + MAX_PAYLOAD]);
+        Ok(Self { stream, buffer, filled: 0, fds: Vec::new(), closer })
+    }
+
+    /// Returns the closer of everything that comes from the peer.
+    pub fn closer(&self) -> &Closer {
+        &self.closer
     }
 
     /// Reads the next message; `None` when it is not yet complete. After an error the position in
     /// the stream is lost: close the connection.
     pub fn read(&mut self) -> Result<Option<Message>, WireError> {
-        if !self.fill(Header::LEN)? {
+        self.read_with(true)
+    }
+
+    /// As [`Wire::read`], for a message that comes without descriptors. If any come, the stream is broken and they are never
+    /// received: to close one may take as long as the peer likes.
+    pub fn read_plain(&mut self) -> Result<Option<Message>, WireError> {
+        self.read_with(false)
+    }
+
+    /// Finds out why the socket is readable, and takes nothing from it: true when there is data.
+    pub fn has_data(&self) -> Result<bool, WireError> {
+        match self.stream.peek(&mut [0]) {
+            Ok(0) => Err(WireError::Disconnected),
+            Ok(_) => Ok(true),
+            Err(err) if err.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(err) => Err(broken(err)),
+        }
+    }
+
+    fn read_with(&mut self, fds: bool) -> Result<Option<Message>, WireError> {
+        if !self.fill(Header::LEN, fds)? {
             return Ok(None);
         }
         let (header, _) = Header::read_from_prefix(&self.buffer[..]).expect("a buffer holds a header");
@@ -78,7 +111,7 @@ impl Wire {
         if size > MAX_PAYLOAD {
             return Err(WireError::Oversize(header.size));
         }
-        if !self.fill(Header::LEN + size)? {
+        if !self.fill(Header::LEN + size, fds)? {
             return Ok(None);
         }
         let payload = self.buffer[Header::LEN..Header::LEN + size].to_vec();
@@ -86,19 +119,25 @@ impl Wire {
         Ok(Some(Message { header, payload, fds: std::mem::take(&mut self.fds) }))
     }
 
-    /// Reads until `wanted` bytes of the current message are in the buffer; returns false when the
-    /// socket has no more for now.
-    fn fill(&mut self, wanted: usize) -> Result<bool, WireError> {
+    /// Reads until `wanted` bytes of the current message are in the buffer, with descriptors if `fds`; returns false when
+    /// the socket has no more for now.
+    fn fill(&mut self, wanted: usize, fds: bool) -> Result<bool, WireError> {
         while self.filled < wanted {
-            match self.stream.recv(&mut self.buffer[self.filled..wanted], &mut self.fds) {
+            let room = &mut self.buffer[self.filled..wanted];
+            let received = if fds {
+                let mut passed = Vec::new();
+                let received = self.stream.recv(room, &mut passed);
+                self.fds.extend(passed.into_iter().map(|fd| self.closer.defer(fd)));
+                received
+            } else {
+                self.stream.recv_bytes(room).map(|bytes| Received { bytes, fds_lost: false })
+            };
+            match received {
                 Ok(got) if got.fds_lost || self.fds.len() > MAX_FDS => return Err(WireError::TooManyFds),
                 Ok(got) if got.bytes == 0 => return Err(WireError::Disconnected),
                 Ok(got) => self.filled += got.bytes,
-                Err(err) => match err.kind() {
-                    io::ErrorKind::WouldBlock => return Ok(false),
-                    io::ErrorKind::ConnectionReset => return Err(WireError::Disconnected),
-                    _ => return Err(err.into()),
-                },
+                Err(err) if err.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(err) => return Err(broken(err)),
             }
         }
         Ok(true)
@@ -126,6 +165,22 @@ impl Wire {
                 _ => Err(err.into()),
             },
         }
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        // Whoever closes the stream may be busy for long.
+        self.stream.shutdown();
+    }
+}
+
+/// The error of a socket that is not merely empty.
+fn broken(err: io::Error) -> WireError {
+    match err.kind() {
+        io::ErrorKind::ConnectionReset => WireError::Disconnected,
+        io::ErrorKind::InvalidData => WireError::UnwantedFds,
+        _ => err.into(),
     }
 }
 

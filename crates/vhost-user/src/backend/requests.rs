@@ -5,10 +5,12 @@
 //! as it was. There is one exception: a description with which a kicked ring cannot start is kept,
 //! because the missing memory may still come.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ringferry_memory::{GuestMemory, Region, RegionSpec};
+use ringferry_sys::closer::Deferred;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -34,6 +36,17 @@ const MAX_REPEATS: usize = 4096;
 /// Parses a payload of fixed layout, whose size the table has checked.
 fn parse<T: FromBytes + KnownLayout + Immutable>(payload: &[u8]) -> Result<T, Refusal> {
     T::read_from_bytes(payload).map_err(|_| Refusal::Size(payload.len()))
+}
+
+/// Checks that a descriptor is an eventfd, without asking the file itself: what serves it might not
+/// answer.
+fn check_eventfd(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+    if name.as_os_str() == "anon_inode:[eventfd]" {
+        return Ok(());
+    }
+    let text = "the descriptor is not an eventfd: the front end must pass one made by eventfd(2)";
+    Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }
 
 fn reply_u64(number: u64) -> Result<Answer, Refusal> {
@@ -94,8 +107,9 @@ impl Session {
                 Ok(Answer::Done)
             }
             Request::SetBackendReqFd => {
-                let channel = fds.into_iter().next().and_then(|fd| Stream::from_fd(fd).ok());
-                self.backend_req = Some(channel.ok_or(Refusal::Channel)?);
+                let channel = fds.into_iter().next().filter(|fd| Stream::is_one(&**fd));
+                let channel = channel.and_then(|fd| Stream::from_fd(fd.into_inner()).ok());
+                self.backend_req = Some(self.wire.closer().defer(channel.ok_or(Refusal::Channel)?));
                 Ok(Answer::Done)
             }
             Request::SetStatus => self.set_status(parse(&payload)?, dev),
@@ -143,9 +157,8 @@ impl Session {
         // "upon receiving a SET_FEATURES message without F_PROTOCOL_FEATURES set, the back-end must
         // enable all rings immediately"; with it, rings stay as they are.
         if features & F_PROTOCOL_FEATURES == 0 {
-            for index in 0..self.rings.len() as u16 {
-                self.enable(index, true, dev);
-            }
+            let all: Vec<u16> = (0..self.rings.len() as u16).collect();
+            self.enable(&all, true, dev);
         }
         self.start_all(dev);
         Ok(Answer::Done)
@@ -165,7 +178,7 @@ impl Session {
     fn set_mem_table(
         &mut self,
         payload: &[u8],
-        fds: Vec<OwnedFd>,
+        fds: Vec<Deferred<OwnedFd>>,
         dev: &mut dyn Device,
     ) -> Result<Answer, Refusal> {
         let bad_size = || Refusal::Size(payload.len());
@@ -186,7 +199,7 @@ impl Session {
         let mut regions = Vec::with_capacity(count);
         for (spec, fd) in specs.zip(&fds) {
             let spec: MemoryRegion = parse(spec)?;
-            regions.push(Region::map(fd.as_fd(), spec.into())?);
+            regions.push(Region::map_within(fd.as_fd(), spec.into(), &self.budget)?);
         }
         let memory = GuestMemory::new(regions)?;
         self.repeated.clear();
@@ -197,7 +210,7 @@ impl Session {
     fn add_mem_reg(
         &mut self,
         single: SingleRegion,
-        fds: &[OwnedFd],
+        fds: &[Deferred<OwnedFd>],
         dev: &mut dyn Device,
     ) -> Result<Answer, Refusal> {
         let [fd] = fds else { return Err(Refusal::Descriptors(fds.len())) };
@@ -213,7 +226,7 @@ impl Session {
         if held >= usize::from(self.offer.max_mem_slots) {
             return Err(Refusal::Slots(self.offer.max_mem_slots.into()));
         }
-        let region = Region::map(fd.as_fd(), single.region.into())?;
+        let region = Region::map_within(fd.as_fd(), single.region.into(), &self.budget)?;
         let memory = match &self.memory {
             Some(memory) => memory.with(region)?,
             None => GuestMemory::new(vec![region])?,
@@ -238,7 +251,11 @@ impl Session {
             return Ok(Answer::Done);
         }
         let nothing = GuestMemory::default();
-        let memory = self.memory.as_deref().unwrap_or(&nothing).without(guest_addr, user_addr, size)?;
+        let memory = self
+            .memory
+            .as_deref()
+            .map_or(&nothing, |memory| &**memory)
+            .without(guest_addr, user_addr, size)?;
         let is_empty = memory.regions().is_empty();
         self.change_memory((!is_empty).then_some(memory), dev);
         Ok(Answer::Done)
@@ -248,8 +265,10 @@ impl Session {
     /// position.
     fn change_memory(&mut self, memory: Option<GuestMemory>, dev: &mut dyn Device) {
         self.stop_all(dev);
-        self.memory = memory.map(Arc::new);
-        dev.memory_changed(self.memory.clone());
+        let memory = memory.map(Arc::new);
+        // The device lets go of the old map before that goes to the closer, which unmaps it.
+        dev.memory_changed(memory.clone());
+        self.memory = memory.map(|memory| self.wire.closer().defer(memory));
         self.start_all(dev);
     }
 
@@ -266,8 +285,8 @@ impl Session {
     fn parse_event(
         &mut self,
         payload: u64,
-        mut fds: Vec<OwnedFd>,
-    ) -> Result<(u16, Option<EventFd>), Refusal> {
+        mut fds: Vec<Deferred<OwnedFd>>,
+    ) -> Result<(u16, Option<Deferred<EventFd>>), Refusal> {
         let reserved = payload & !(RING_INDEX_MASK | NO_FD);
         if reserved != 0 {
             return Err(Refusal::Value { field: "ring index", value: payload });
@@ -276,7 +295,11 @@ impl Session {
         match (payload & NO_FD == 0, fds.pop()) {
             // A descriptor on which the device could block is refused here, before the data path
             // uses it.
-            (true, Some(fd)) => Ok((index, Some(EventFd::from_fd(fd).map_err(Refusal::Event)?))),
+            (true, Some(fd)) => {
+                check_eventfd(fd.as_fd()).map_err(Refusal::Event)?;
+                let event = EventFd::from_fd(fd.into_inner()).map_err(Refusal::Event)?;
+                Ok((index, Some(self.wire.closer().defer(event))))
+            }
             (false, None) => Ok((index, None)),
             (_, fd) => {
                 let count = usize::from(fd.is_some());
@@ -352,12 +375,12 @@ impl Session {
     fn set_vring_call(
         &mut self,
         index: u16,
-        call: Option<EventFd>,
+        call: Option<Deferred<EventFd>>,
         dev: &mut dyn Device,
     ) -> Result<Answer, Refusal> {
         let ring = &mut self.rings[usize::from(index)];
         if ring.started {
-            let copy = duplicate(call.as_ref())?;
+            let copy = duplicate(call.as_deref())?;
             ring.call = call;
             dev.ring_call_changed(index, copy);
         } else {
@@ -371,17 +394,22 @@ impl Session {
         if state.num > 1 {
             return Err(Refusal::Value { field: "enable", value: state.num.into() });
         }
-        self.enable(index, state.num == 1, dev);
+        self.enable(&[index], state.num == 1, dev);
         Ok(Answer::Done)
     }
 
-    fn enable(&mut self, index: u16, enabled: bool, dev: &mut dyn Device) {
-        let ring = &mut self.rings[usize::from(index)];
-        if ring.enabled != enabled {
-            ring.enabled = enabled;
-            if ring.started {
-                dev.ring_enabled(index, enabled);
+    fn enable(&mut self, rings: &[u16], enabled: bool, dev: &mut dyn Device) {
+        let mut running = Vec::new();
+        for index in rings {
+            let ring = &mut self.rings[usize::from(*index)];
+            if ring.enabled != enabled {
+                ring.enabled = enabled;
+                running.extend(ring.started.then_some(*index));
             }
+        }
+        if !running.is_empty() {
+            self.disturbed = true;
+            self.unanswered = dev.rings_enabled(&running, enabled).err();
         }
     }
 
@@ -401,7 +429,7 @@ impl Session {
 
     /// Creates an in-flight region and hands it to the front end. The session keeps nothing of it,
     /// so repeated requests cost no memory (CVE-2020-10726).
-    fn get_inflight_fd(&self, payload: &[u8]) -> Result<Answer, Refusal> {
+    fn get_inflight_fd(&mut self, payload: &[u8]) -> Result<Answer, Refusal> {
         let InflightDescription { num_queues, queue_size, .. } = self.inflight_description(payload)?;
         // Before features are negotiated the region is large enough for either layout.
         let made = inflight::create(num_queues, queue_size, self.packed().unwrap_or(true));
@@ -411,7 +439,7 @@ impl Session {
             Ok((description, file)) => Answer::File(bytes(&description), file),
             Err(error) => {
                 // The front end continues without a region.
-                tracing::warn!("no in-flight region: {error}");
+                self.warnings.warn(|| tracing::warn!("no in-flight region: {error}"));
                 Answer::Payload(bytes(&InflightDescription::default()))
             }
         })
@@ -420,18 +448,19 @@ impl Session {
     fn set_inflight_fd(
         &mut self,
         payload: &[u8],
-        fds: &[OwnedFd],
+        fds: &[Deferred<OwnedFd>],
         dev: &mut dyn Device,
     ) -> Result<Answer, Refusal> {
         let [fd] = fds else { return Err(Refusal::Descriptors(fds.len())) };
         let description = self.inflight_description(payload)?;
-        let tracking = InflightTracking::map(fd.as_fd(), &description, self.packed().unwrap_or(false))?;
+        let tracking =
+            InflightTracking::map(fd.as_fd(), &description, self.packed().unwrap_or(false), &self.budget)?;
         // A running ring keeps its position; rings that start later take theirs from the region.
         for ring in &mut self.rings {
             ring.recover = !ring.started;
         }
         self.stop_all(dev);
-        self.tracking = Some(tracking);
+        self.tracking = Some(self.wire.closer().defer(tracking));
         self.start_all(dev);
         Ok(Answer::Done)
     }

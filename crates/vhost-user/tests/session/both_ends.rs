@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringferry_memory::{GuestMemory, Region, RegionSpec, SharedMem, Words};
 use ringferry_ring::Parts;
@@ -12,9 +12,9 @@ use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::message::{F_VERSION_1, Header, Request, VERSION};
 use ringferry_vhost_user::{
     Connection, Counters, Frontend, FrontendError, Offer, ProtocolFeatures, RingPlan, Session, Wanted,
-    WireError, connect_device, resume_base,
+    WireError, connect_device, connect_device_until, resume_base,
 };
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use zerocopy::IntoBytes;
 
 use crate::rig::{Event, F_MRG_RXBUF, Recorder, USER, offer};
@@ -237,7 +237,7 @@ fn inflight_answer(payload: &[u8], fds: usize) -> Result<bool, FrontendError> {
     let file = SharedMem::new("inflight", 0x1000).unwrap();
     answer(Request::GetInflightFd, payload, &vec![file.fd(); fds]);
     let outcome = front.get_inflight_fd(2, 256).map(|region| region.is_some());
-    assert_eq!(crate::rig::copies_of(file.fd()), 1);
+    crate::rig::until_closed(file.fd());
     outcome
 }
 
@@ -338,4 +338,64 @@ fn a_back_end_that_is_slow_to_read_is_waited_for() {
     }
     drop(front);
     assert_eq!(back.join().unwrap().1.messages, 5000);
+}
+
+/// To close a descriptor can take as long as the one who passed it likes, so none is received that nobody asked for.
+#[test]
+fn d1_a_descriptor_with_an_answer_that_has_none_is_left_in_the_socket() {
+    for payload in [8, 4] {
+        let (ours, theirs) = Stream::pair().unwrap();
+        let (open, witness) = std::io::pipe().unwrap();
+        let header = Header { request: Request::GetFeatures as u32, flags: VERSION | 4, size: 8 };
+        // All of the answer, or half of it.
+        let bytes = [header.as_bytes(), &[0; 8][..payload]].concat();
+        theirs.send(&bytes, &[witness.as_fd()]).unwrap();
+        drop(witness);
+        let mut front = Frontend::new(ours).unwrap();
+        let error = front.get_features().unwrap_err();
+        assert!(matches!(error, FrontendError::Wire(WireError::UnwantedFds)), "{error}");
+        assert!(front.check().is_err());
+        // The other end of the pipe sees when the descriptor is closed.
+        let mut poll = [PollFd::new(&open, PollFlags::IN)];
+        assert_eq!(
+            rustix::event::poll(&mut poll, Some(&Timespec::default())),
+            Ok(0),
+            "closed by the front end"
+        );
+        drop(front);
+        // By a thread, at some time.
+        let patience = Timespec { tv_sec: 60, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut poll, Some(&patience)), Ok(1), "closed with the socket");
+    }
+}
+
+/// A back end that answers each message just in time would keep its front end for minutes.
+#[test]
+fn d4_all_calls_together_have_a_deadline() {
+    let (ours, theirs) = Stream::pair().unwrap();
+    let wanted = Wanted { features: 0, required: 0, protocol: ProtocolFeatures::empty() };
+    let answers = std::thread::spawn(move || {
+        let mut count = 0u32;
+        // It answers whatever it is asked, one message at a time, until nobody asks any more.
+        let mut question = [0; 64];
+        while theirs.recv(&mut question, &mut Vec::new()).is_ok_and(|got| got.bytes > 0) {
+            std::thread::sleep(Duration::from_millis(20));
+            let header = Header { request: Request::GetFeatures as u32, flags: VERSION | 4, size: 8 };
+            if theirs.send(&[header.as_bytes(), &[0; 8]].concat(), &[]).is_err() {
+                break;
+            }
+            count += 1;
+        }
+        count
+    });
+    let deadline = Instant::now() + Duration::from_millis(300);
+    let mut device = connect_device_until(ours, &wanted, Some(deadline)).unwrap();
+    let error = loop {
+        if let Err(error) = device.frontend().get_features() {
+            break error;
+        }
+    };
+    assert!(matches!(error, FrontendError::Deadline("GET_FEATURES")), "{error}");
+    drop(device);
+    assert!(answers.join().unwrap() > 0);
 }

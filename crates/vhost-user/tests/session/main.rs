@@ -3,6 +3,7 @@
 
 mod both_ends;
 mod bounds;
+mod closing;
 mod cve;
 mod inflight;
 mod memory;
@@ -12,3 +13,4 @@ mod queue_counts;
 mod random;
 mod rig;
 mod rings;
+mod turns;

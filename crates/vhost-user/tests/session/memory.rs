@@ -1,9 +1,12 @@
 //! The memory map: whole, in slots, and changed while rings run.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
-use ringferry_memory::{SharedMem, Words};
+use ringferry_memory::{MapBudget, SharedMem, Words};
+use ringferry_sys::closer::Closer;
 use ringferry_vhost_user::message::{MemoryRegion, NO_FD, Request};
+use ringferry_vhost_user::{ProtocolFeatures, Resources};
 use zerocopy::IntoBytes;
 
 use crate::rig::{Event, RING_SIZE, Rig, USER, copies_of, guest, mem_table, offer, ring_addr};
@@ -163,4 +166,41 @@ fn an_unmapped_descriptor_may_come_with_rem_mem_reg_and_is_closed() {
     assert!(rig.slot(Request::AddMemReg, region, &[mem.fd()]));
     assert!(rig.slot(Request::RemMemReg, region, &[mem.fd()]));
     assert_eq!(copies_of(mem.fd()), 1);
+}
+
+/// A front end that passes sparse files would otherwise fill the address space, in which the
+/// allocator needs room, too.
+#[test]
+fn h2_no_more_is_mapped_than_the_budget_allows() {
+    let process = MapBudget::new(5 << 40, "the process's key");
+    let port = || MapBudget::within(&process, 4 << 40, "the port's key");
+    let rig = |memory| {
+        let resources = Resources { closer: Closer::inline(), memory, ..Resources::default() };
+        Rig::with_resources(offer(), resources)
+    };
+    let (one, two) = (port(), port());
+    let (mut a, mut b) = (rig(Arc::clone(&one)), rig(Arc::clone(&two)));
+    let slots = ProtocolFeatures::CONFIGURE_MEM_SLOTS | ProtocolFeatures::REPLY_ACK;
+    for rig in [&mut a, &mut b] {
+        rig.tell(Request::SetProtocolFeatures, slots.bits().as_bytes(), &[]);
+    }
+    let sparse = SharedMem::new("sparse", 1 << 40).unwrap();
+    let tera =
+        |at: u64| MemoryRegion { guest_addr: at << 40, size: 1 << 40, user_addr: at << 40, mmap_offset: 0 };
+    let add = |rig: &mut Rig, at| rig.slot(Request::AddMemReg, tera(at), &[sparse.fd()]);
+    for at in 0..4 {
+        assert!(add(&mut a, at));
+    }
+    assert!(!add(&mut a, 4), "the port's budget is used up");
+    assert!(add(&mut b, 0));
+    assert!(!add(&mut b, 1), "the process's budget is used up");
+    assert_eq!((process.taken(), one.taken(), two.taken()), (5 << 40, 4 << 40, 1 << 40));
+    // A change of the map has both maps for a moment; what is refused changes nothing.
+    assert!(!a.mem_table(&[(tera(9), &sparse)]));
+    assert_eq!(a.session.memory().unwrap().regions().len(), 4);
+    assert!(a.slot(Request::RemMemReg, tera(3), &[]));
+    assert!(add(&mut b, 1));
+    a.session.disconnect(&mut a.dev);
+    b.session.disconnect(&mut b.dev);
+    assert_eq!(process.taken(), 0);
 }

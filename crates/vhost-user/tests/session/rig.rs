@@ -9,13 +9,16 @@ use std::sync::Arc;
 use ringferry_memory::{GuestMemory, Region, RegionSpec, SharedMem, Words};
 use ringferry_ring::inflight::POSITION;
 use ringferry_ring::{Parts, part_bytes};
+use ringferry_sys::closer::Closer;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::message::{
     F_PROTOCOL_FEATURES, F_RING_PACKED, F_VERSION_1, FLAG_NEED_REPLY, FLAG_REPLY, Header, MemoryRegion,
     MemoryTable, Request, SingleRegion, VERSION, VringAddr, VringState,
 };
-use ringferry_vhost_user::{Device, Offer, Progress, ProtocolFeatures, RingSetup, Session, SessionError};
+use ringferry_vhost_user::{
+    Device, Offer, Progress, ProtocolFeatures, Resources, RingSetup, Session, SessionError,
+};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// User address at which the front end's memory begins.
@@ -183,9 +186,13 @@ impl Rig {
     }
 
     pub fn with(offer: Offer) -> Rig {
+        Rig::with_resources(offer, Resources { closer: Closer::inline(), ..Resources::default() })
+    }
+
+    pub fn with_resources(offer: Offer, resources: Resources) -> Rig {
         let (peer, theirs) = Stream::pair().unwrap();
         peer.set_nonblocking(true).unwrap();
-        let session = Session::new(theirs, offer).unwrap();
+        let session = Session::with_resources(theirs, offer, resources).unwrap();
         Rig { peer, session, dev: Recorder { config: (0..16).collect(), ..Recorder::default() } }
     }
 
@@ -355,6 +362,17 @@ pub fn copies_of(fd: impl AsFd) -> usize {
         identity(&name) == Some(wanted.clone())
     });
     copies.count() - 1 // the clone made here
+}
+
+/// Waits until all descriptors of this process that refer to the file of `fd`, but that one, are
+/// closed, which a thread of its own does.
+#[track_caller]
+pub fn until_closed(fd: impl AsFd) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while copies_of(&fd) != 1 {
+        assert!(std::time::Instant::now() < deadline, "a descriptor is not closed");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
 }
 
 /// Serves the session until it notices that its peer has closed the connection. That may take a
