@@ -5,7 +5,7 @@ mod common;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use common::{GSO, Guest, Mode, PLAIN, Received, buffers_for, forward, payload, received};
+use common::{GSO, Guest, Mode, PLAIN, Received, TCP_OVER_IPV4, buffers_for, forward, payload, received};
 use proptest::prelude::*;
 use ringferry_memory::WriteSlice;
 use ringferry_nic::rx::{PolicyKind, RxConfig};
@@ -31,7 +31,8 @@ const RINGS: [Features; 4] = [
 ];
 
 fn features(mode: Mode, event_idx: bool, indirect: bool, ring: Features) -> Features {
-    let mut features = mode.with(ring | Features::VERSION_1 | Features::CSUM | Features::GUEST_CSUM);
+    let offloads = Features::CSUM | Features::HOST_TSO4 | Features::GUEST_CSUM;
+    let mut features = mode.with(ring | Features::VERSION_1 | offloads);
     features.set(Features::EVENT_IDX, event_idx);
     features.set(Features::INDIRECT_DESC, indirect);
     features
@@ -518,7 +519,12 @@ impl Shapes {
         let mut all = Vec::new();
         let mut chain = Chain::default();
         for (at, piece) in (0..).zip(pieces) {
-            let bytes = payload(self.sent << 8 | at, piece.pulled + piece.len);
+            let mut bytes = payload(self.sent << 8 | at, piece.pulled + piece.len);
+            // All of it together is what `GSO` says that it is.
+            for (offset, byte) in TCP_OVER_IPV4 {
+                let offset = offset.checked_sub(all.len()).filter(|offset| *offset < piece.len);
+                offset.into_iter().for_each(|offset| bytes[piece.pulled + offset] = byte);
+            }
             let mut buf = self.guest.pair.pools.alloc(bytes.len())?;
             assert_eq!(buf.append(&bytes), bytes.len());
             buf.pull(piece.pulled);

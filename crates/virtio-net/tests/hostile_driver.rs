@@ -16,7 +16,12 @@ use ringferry_ring::Fault;
 use ringferry_virtio_net::device::{Receiveq, Refused, Rejected, Transmitq};
 use ringferry_virtio_net::{Features, MAX_FRAME, MIN_FRAME};
 
-const PLAIN: Features = Features::VERSION_1;
+const PLAIN: Features = Features::VERSION_1
+    .union(Features::CSUM)
+    .union(Features::HOST_TSO4)
+    .union(Features::HOST_TSO6)
+    .union(Features::HOST_ECN)
+    .union(Features::HOST_USO);
 const MERGEABLE: Features = Features::VERSION_1.union(Features::MRG_RXBUF);
 
 fn packet(header: Header, frame: &[u8]) -> Vec<u8> {
@@ -187,30 +192,60 @@ fn cve_2024_11614_headers_that_contradict_the_frame_are_dropped() {
         Header { gso_type: 0x80, ..GSO },
         Header { gso_type: 0x83, ..GSO },
         Header { gso_type: 0xff, ..GSO },
+        Header { gso_type: 4, ..GSO },
+        Header { gso_type: 5, ..GSO },
+        Header { gso_size: 7, ..GSO },
+        Header { csum_start: 26, csum_offset: 0, ..csum },
+        Header { csum_start: 14, csum_offset: 12, ..csum },
+        Header { csum_start: 14, ..GSO },
         Header { hdr_len: 101, ..GSO },
         Header { flags: 0xfe, ..GSO },
     ];
-    let good = [
-        csum,
-        Header { csum_start: 82, csum_offset: 16, ..csum },
-        GSO,
-        Header { gso_type: 0x81, ..GSO },
-        Header { gso_type: 4, ..GSO },
-        Header { gso_type: 5, ..GSO },
-        Header { hdr_len: 100, ..GSO },
-    ];
+    let good = [csum, GSO, Header { gso_type: 0x81, ..GSO }, Header { hdr_len: 100, ..GSO }];
     let (mut raw, mut queue) = sender();
     let frame = payload(0, 100);
     for (expect, headers) in [(0, &bad[..]), (1, &good[..])] {
         for header in headers {
             let pieces = raw.scatter(BUFFERS, &[&packet(*header, &frame)]);
             let head = raw.chain(&pieces);
-            assert_eq!(poll(&raw, &mut queue), vec![(*header, frame.clone()); expect], "{header:?}");
+            let hdr_len = if header.is_gso() { 54 } else { 0 };
+            let passed = Header { hdr_len, ..*header };
+            assert_eq!(poll(&raw, &mut queue), vec![(passed, frame.clone()); expect], "{header:?}");
             assert_eq!(raw.used(), [(u32::from(head), 0)]);
         }
     }
+    // A checksum that is not TCP's, but behind the headers, is nobody else's business.
+    let pieces = raw.scatter(BUFFERS, &[&packet(Header { csum_start: 82, csum_offset: 16, ..csum }, &frame)]);
+    raw.chain(&pieces);
+    assert!(poll(&raw, &mut queue)[0].0.is_software_only());
     let rejected = Rejected { bad_header: bad.len() as u64, ..Rejected::default() };
     assert_eq!((queue.rejected(), queue.ring().fault()), (rejected, None));
+}
+
+/// An offload that was not negotiated, in one piece and in several.
+#[test]
+fn m2_offloads_that_were_not_negotiated_are_dropped() {
+    let offers = [
+        (Features::empty(), [false, false, false]),
+        (Features::CSUM, [true, false, false]),
+        (Features::CSUM | Features::HOST_TSO4, [true, true, false]),
+        (Features::CSUM | Features::HOST_TSO4 | Features::HOST_ECN, [true, true, true]),
+    ];
+    let frame = payload(0, 100);
+    let csum = Header { gso_type: 0, gso_size: 0, hdr_len: 0, ..GSO };
+    for (features, expected) in offers {
+        let mut raw = Raw::new(RING);
+        let mut queue = Transmitq::new(raw.device(PLAIN), Features::VERSION_1 | features);
+        for (header, passes) in [csum, GSO, Header { gso_type: 0x81, ..GSO }].into_iter().zip(expected) {
+            let bytes = packet(header, &frame);
+            for pieces in [&[&bytes[..]][..], &[&bytes[..50], &bytes[50..]]] {
+                let pieces = raw.scatter(BUFFERS, pieces);
+                raw.chain(&pieces);
+                let expected = vec![(header, frame.clone()); usize::from(passes)];
+                assert_eq!(poll(&raw, &mut queue), expected, "{features:?}");
+            }
+        }
+    }
 }
 
 /// 5.1.6.2: a driver sets only NEEDS_CSUM; DATA_VALID, RSC_INFO and unknown flags do not pass.

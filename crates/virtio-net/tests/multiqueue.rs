@@ -327,8 +327,8 @@ fn clause_5_1_6_long_headers_carry_every_size_in_every_mode() {
     let rings = [Features::empty(), Features::IN_ORDER, Features::RING_PACKED];
     for mode in Mode::ALL {
         for (ring, indirect) in rings.into_iter().flat_map(|ring| [(ring, false), (ring, true)]) {
-            let mut features =
-                mode.with(ring | Features::VERSION_1 | Features::HASH_REPORT | Features::GUEST_CSUM);
+            let offloads = Features::GUEST_CSUM | Features::CSUM | Features::HOST_TSO4;
+            let mut features = mode.with(ring | Features::VERSION_1 | Features::HASH_REPORT | offloads);
             features.set(Features::INDIRECT_DESC, indirect);
             let (mut from, mut to) =
                 (Guest::new(features, 64, mode, PLAIN), Guest::new(features, 64, mode, PLAIN));

@@ -8,7 +8,7 @@
 
 use ringferry_packet::parse::{Layers, PROTO_TCP, PROTO_UDP, ParseError};
 use ringferry_packet::vnet::{
-    F_DATA_VALID, F_NEEDS_CSUM, GSO_NONE, GSO_TCPV4, GSO_TCPV6, Header, HeaderError, Offloads,
+    F_DATA_VALID, F_NEEDS_CSUM, GSO_NONE, GSO_TCPV4, GSO_TCPV6, Header, HeaderError, Invalid, Offloads,
 };
 use ringferry_xen::netif::wire;
 
@@ -59,7 +59,13 @@ pub enum OffloadError {
     /// The headers contradict the length of the frame.
     #[error(transparent)]
     Header(#[from] HeaderError),
+    /// The headers contradict what is to be done with the frame.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
 }
+
+/// What a peer may ask for: there are no features to be negotiated for it.
+const ALL: Offloads = Offloads::CSUM.union(Offloads::TSO4).union(Offloads::TSO6);
 
 impl NetifOffload {
     /// Returns the virtual header of a frame of `len` bytes. `first` is a private copy of its first
@@ -106,7 +112,7 @@ impl NetifOffload {
             }
         }
         header.check(len)?;
-        Ok(header)
+        Ok(header.validated(first, len, ALL)?)
     }
 
     /// Returns the offloads of a frame with this header; `None` when the network interface cannot

@@ -227,7 +227,7 @@ fn packets_in_any_number_of_pieces_fit_their_slots() {
             for (pieces, each) in
                 [(1, 190), (17, 150), (18, 180), (19, 180), (96, 190), (18, 1400), (19, 1400), (44, 1480)]
             {
-                for gso_size in [0, 1000] {
+                for gso_size in [0, 100] {
                     let (header, frame) = tcp(false, pieces * each, gso_size, pieces as u64);
                     let pair = wire.pair(0);
                     let mut chain = Chain::default();

@@ -130,6 +130,21 @@ fn a_front_end_that_closes_takes_all_back_once_it_was_unmapped() {
     end(&machine, both);
 }
 
+/// As one does whose rings were broken.
+#[test]
+fn d6_a_front_end_that_closed_begins_anew_with_new_rings() {
+    let (mut machine, mut both) = connected();
+    for round in 1..4 {
+        both.front.as_mut().unwrap().close();
+        both.until("the end", |both| both.closed.len() == round);
+        machine.fake.assert_nothing_left();
+        both.front.as_mut().unwrap().reopen().unwrap();
+        both.connect();
+        both.until("Connected of both", |_| machine.states(ID) == CONNECTED);
+    }
+    end(&machine, both);
+}
+
 #[test]
 fn a_front_end_that_was_killed_reconnects() {
     let (mut machine, mut both) = connected();

@@ -9,7 +9,7 @@
 use arrayvec::ArrayVec;
 use ringferry_memory::{GuestMemory, ReadSlice, Translator, Words};
 use ringferry_packet::frame::Burst;
-use ringferry_packet::vnet::Header;
+use ringferry_packet::vnet::{Header, Offloads};
 use ringferry_ring::{Buffer, Chains, Device, Fault};
 
 use crate::header::HASHED_LEN;
@@ -22,7 +22,7 @@ pub struct Rejected {
     pub too_short: u64,
     /// Packets whose frame is longer than [`MAX_FRAME`].
     pub too_long: u64,
-    /// Packets whose virtual header contradicts itself or the frame.
+    /// Packets whose virtual header contradicts itself or the frame, or asks for an offload that was not negotiated.
     pub bad_header: u64,
     /// Packets with buffers outside guest memory, which broke the queue.
     pub bad_memory: u64,
@@ -33,6 +33,8 @@ pub struct Rejected {
 pub struct Transmitq<A: Words> {
     ring: Device<A>,
     header_len: usize,
+    /// What the guest may ask for.
+    offloads: Offloads,
     /// The chains of the current burst, taken and not yet completed.
     chains: Chains,
     rejected: Rejected,
@@ -41,7 +43,13 @@ pub struct Transmitq<A: Words> {
 impl<A: Words> Transmitq<A> {
     /// Creates the queue on a ring, with the features that were negotiated.
     pub fn new(ring: Device<A>, features: Features) -> Self {
-        Self { ring, header_len: features.header_len(), chains: Chains::new(), rejected: Rejected::default() }
+        Self {
+            ring,
+            header_len: features.header_len(),
+            offloads: features.host_offloads(),
+            chains: Chains::new(),
+            rejected: Rejected::default(),
+        }
     }
 
     /// Returns the ring, for its notifications and its state.
@@ -82,7 +90,8 @@ impl<A: Words> Transmitq<A> {
                 let read = if let Some(header) = piece.array().filter(|_| piece.len() == total) {
                     Ok(self.read_whole(&header, piece.skip(self.header_len), burst))
                 } else {
-                    read_frame(self.chains.readable(chain), self.header_len, len, &mut translator, burst)
+                    let shape = Shape { header_len: self.header_len, len, offloads: self.offloads };
+                    read_frame(self.chains.readable(chain), shape, &mut translator, burst)
                 };
                 match read {
                     Ok(true) => {}
@@ -118,11 +127,11 @@ impl<A: Words> Transmitq<A> {
         }
         // num_buffers is ignored (5.1.6.2); after a legacy header these are bytes of the frame.
         let header = Header::from_bytes(header).sanitised();
-        let good = header.check(frame.len()).is_ok();
-        if good {
-            burst.push(header, frame);
+        if header.check(frame.len()).is_err() {
+            return false;
         }
-        good
+        burst.push(header, frame);
+        burst.validate_last(self.offloads).is_ok()
     }
 
     /// Completes every packet of the last [`Transmitq::poll`]. Returns true if the driver wants a
@@ -155,14 +164,23 @@ fn prefetch<'m>(buffers: &[Buffer], translator: &mut Translator<'m>) -> ReadSlic
     first.unwrap_or(ReadSlice::EMPTY)
 }
 
+/// What is known of a packet before it is read.
+#[derive(Clone, Copy)]
+struct Shape {
+    header_len: usize,
+    /// Length of the frame in bytes.
+    len: usize,
+    /// What the guest may ask for.
+    offloads: Offloads,
+}
+
 /// Reads the header and lends the frame after it; returns false if the header is invalid.
 ///
 /// Header and frame may be divided into buffers anywhere (2.7.4.1), also inside the header.
 #[inline]
 fn read_frame<'m>(
     buffers: &[Buffer],
-    header_len: usize,
-    len: usize,
+    Shape { header_len, len, offloads }: Shape,
     translator: &mut Translator<'m>,
     burst: &mut Burst<'m>,
 ) -> Result<bool, Fault> {
@@ -194,7 +212,7 @@ fn read_frame<'m>(
         frame.piece(piece);
     }
     frame.finish();
-    Ok(true)
+    Ok(burst.validate_last(offloads).is_ok())
 }
 
 /// Iterates over the contiguous pieces of a chain's readable buffers, whose lengths the ring has

@@ -26,18 +26,26 @@ pub const INDIRECT: u16 = 4;
 /// 1.
 const FRESH: u16 = 1 << 15;
 
-/// A frame that differs from all others in its bytes.
+/// A frame that differs from all others in its bytes. If it is long enough it is TCP over IPv4, as far as [`GSO`] says so.
 pub fn payload(number: u64, len: usize) -> Vec<u8> {
     let seed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    (0..len as u64).map(|i| (seed ^ i.wrapping_mul(167) ^ (i >> 8)) as u8).collect()
+    let mut frame: Vec<u8> = (0..len as u64).map(|i| (seed ^ i.wrapping_mul(167) ^ (i >> 8)) as u8).collect();
+    if len >= 54 {
+        TCP_OVER_IPV4.into_iter().for_each(|(at, byte)| frame[at] = byte);
+    }
+    frame
 }
 
-/// The header of a TCP segment to be cut, in a frame of at least 1514 bytes.
+/// The bytes by which a frame is TCP over IPv4, without options and no fragment, and where they are.
+pub const TCP_OVER_IPV4: [(usize, u8); 7] =
+    [(12, 0x08), (13, 0x00), (14, 0x45), (20, 0), (21, 0), (23, 6), (46, 0x50)];
+
+/// The header of a TCP segment to be cut, in a frame of at least 100 bytes.
 pub const GSO: Header = Header {
     flags: 1,
     gso_type: 1,
     hdr_len: 54,
-    gso_size: 1448,
+    gso_size: 40,
     csum_start: 34,
     csum_offset: 16,
     num_buffers: 0,

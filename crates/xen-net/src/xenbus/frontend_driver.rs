@@ -5,7 +5,7 @@
 //! until it returns `None`. [`FrontEvent::Connected`] hands over the queues; on
 //! [`FrontEvent::Stop`] the control thread gives them back to [`FrontendDriver::stopped`]. After
 //! [`FrontendDriver::close`] the last event is [`FrontEvent::Closed`], and the driver can be
-//! dropped.
+//! dropped, or told to [begin anew](FrontendDriver::reopen).
 //!
 //! ```text
 //!             back end InitWait             back end Connected
@@ -246,6 +246,20 @@ impl FrontendDriver {
         (self.closing, self.dirty) = (true, true);
     }
 
+    /// Begins anew after [`close`](FrontendDriver::close) and [`FrontEvent::Closed`], as a driver does that was started again:
+    /// [`FrontEvent::Connected`] follows once the back end has offered its features again.
+    ///
+    /// # Errors
+    /// The connection to the store failed.
+    pub fn reopen(&mut self) -> Result<(), FrontError> {
+        (self.closing, self.dirty) = (false, true);
+        if self.phase == Phase::Closed {
+            State::Initialising.write(&mut self.store, &self.device)?;
+            self.phase = Phase::Waiting;
+        }
+        Ok(())
+    }
+
     /// Takes back the queues that [`FrontEvent::Stop`] asked for, and frees them. Packets in them
     /// are lost.
     ///
@@ -279,7 +293,11 @@ impl FrontendDriver {
             if !std::mem::take(&mut self.dirty) {
                 break;
             }
-            self.advance()?;
+            if let Err(error) = self.advance() {
+                // It is tried again at the next poll.
+                self.dirty = true;
+                return Err(error);
+            }
             told = true;
         }
         if let Some(event) = self.events.pop_front() {

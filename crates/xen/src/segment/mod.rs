@@ -54,7 +54,8 @@ impl Files {
     /// # Errors
     /// No memory or descriptors are left.
     pub fn new(count: usize) -> io::Result<Files> {
-        let data = SharedMem::new("granted pages", count * PAGE)?;
+        // The granting domain seals it against writing once it has mapped it, if the grant is for reading.
+        let data = SharedMem::sealable("granted pages", count * PAGE)?;
         let words = SharedMem::new("grant table", count * size_of::<u32>())?;
         Ok(Files { data: data.fd().try_clone_to_owned()?, words: words.fd().try_clone_to_owned()? })
     }
