@@ -64,7 +64,8 @@ macro_rules! drop_reasons {
 }
 
 drop_reasons! {
-    /// The virtio-net header contradicts the frame, such as a checksum beyond its end.
+    /// The virtio-net header contradicts the frame, such as a checksum beyond its end, or asks for an offload that the guest has
+    /// not negotiated.
     RxBadHeader = "rx-bad-header" at Sender,
         "A fault of the guest's driver, or an attack. The guest alone is affected.",
     /// The frame is shorter than an Ethernet header.
@@ -111,7 +112,7 @@ drop_reasons! {
     TapWriteError = "tap-write-error" at Receiver,
         "Look at the guest's driver. With `offloads=off` at the tap, or `csum=off` at the guest's port, \
          no such header reaches the kernel.",
-    /// The frame had to go to another worker, and that worker is too far behind.
+    /// The frame had to go to another worker, and that worker is too far behind, or the sending port has its share of the ring between the two under way.
     WorkerBusy = "worker-busy" at Receiver,
         "See whether that worker is busy; add workers, or put the pairs that talk to each other on one \
          (`ctl assign`).",
@@ -132,6 +133,11 @@ drop_reasons! {
     Spoofed = "spoofed" at Sender,
         "If the guest is right, add the address. Guests that run containers or VMs of their own send from \
          further addresses.",
+    /// The frame is for a protocol between neighbours (01:80:c2:00:00:00 to 0f: spanning tree, PAUSE, LACP, LLDP), or comes
+    /// from a group address or from all zeros.
+    Reserved = "reserved" at Sender,
+        "Normal where the host sends LLDP. With `reserved=forward` the port may send such frames: only for \
+         one that stands for a wire.",
     /// The port has `max_macs` addresses already and this frame has another one, or one that is fixed to
     /// another port (`static_macs`).
     MacLimit = "mac-limit" at Sender,
@@ -140,12 +146,10 @@ drop_reasons! {
     /// The port sent more broadcast, multicast and unknown-destination frames than `storm` allows.
     Storm = "storm" at Sender,
         "Look for a loop (two paths between the same networks) or a scan; else raise the limit.",
-    /// The port has sent as much as `rate_in` or `rate_in_packets` allows.
-    RateIn = "rate-in" at Sender,
-        "Raise the limit, or its `_burst`. TCP slows down by itself; UDP loses the excess.",
-    /// The port has received as much as `rate_out` or `rate_out_packets` allows.
+    /// More was sent to the port than `rate_out` or `rate_out_packets` allows, for so long that its queue was full, or stood for more than
+    /// 5 ms (CoDel).
     RateOut = "rate-out" at Receiver,
-        "Raise the limit, or its `_burst` if only short peaks are lost.",
+        "Nothing, if it is a few per TCP connection: they tell it how fast it may be. Otherwise raise the limit.",
     /// The frame does not fit the receiving guest's buffers or MTU, and its sender was told with ICMP
     /// "fragmentation needed" or "packet too big". Path MTU discovery works.
     TooBigAnswered = "too-big-answered" at Receiver,

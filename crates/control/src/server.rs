@@ -107,6 +107,11 @@ impl ControlServer {
         }
     }
 
+    /// Leaves the socket file where it is at the end ([`Listener::leave_file`]).
+    pub fn leave_file(&mut self) {
+        self.listener.leave_file();
+    }
+
     /// The socket file.
     pub fn path(&self) -> Option<&Path> {
         self.listener.path()

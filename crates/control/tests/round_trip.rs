@@ -129,6 +129,7 @@ fn port() -> impl Strategy<Value = PortSnapshot> {
         text(),
         negotiated(),
         state,
+        option::of(text()),
         text(),
         any::<u16>(),
         option::of(any::<[u8; 6]>().prop_map(Mac)),
@@ -137,8 +138,8 @@ fn port() -> impl Strategy<Value = PortSnapshot> {
         counts(),
         rules(),
     )
-        .prop_map(|(name, negotiated, state, peer, mtu, mac, queues, counters, drops, rules)| {
-            PortSnapshot { name, negotiated, state, peer, mtu, mac, queues, counters, drops, rules }
+        .prop_map(|(name, negotiated, state, fault, peer, mtu, mac, queues, counters, drops, rules)| {
+            PortSnapshot { name, negotiated, state, fault, peer, mtu, mac, queues, counters, drops, rules }
         })
 }
 

@@ -22,6 +22,8 @@ pub struct PortSnapshot {
     pub negotiated: Negotiated,
     /// Whether it carries packets, and if not, why.
     pub state: PortState,
+    /// What its peer did for which it is in quarantine: no peer is served until that is over.
+    pub fault: Option<String>,
     /// What is plugged in: socket path, tap name or inherited descriptor.
     pub peer: String,
     /// Largest frame payload in bytes.
@@ -121,6 +123,8 @@ struct Json {
     name: String,
     kind: String,
     state: PortState,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fault: Option<String>,
     peer: String,
     mtu: u16,
     mac: Option<String>,
@@ -134,11 +138,13 @@ struct Json {
 
 impl From<PortSnapshot> for Json {
     fn from(port: PortSnapshot) -> Json {
-        let PortSnapshot { name, negotiated, state, peer, mtu, mac, queues, counters, drops, rules } = port;
+        let PortSnapshot { name, negotiated, state, fault, peer, mtu, mac, queues, counters, drops, rules } =
+            port;
         Json {
             name,
             kind: negotiated.kind().to_owned(),
             state,
+            fault,
             peer,
             mtu,
             mac: mac.map(|mac| mac.to_string()),
@@ -155,11 +161,13 @@ impl TryFrom<Json> for PortSnapshot {
     type Error = MacError;
 
     fn try_from(json: Json) -> Result<PortSnapshot, MacError> {
-        let Json { name, kind, state, peer, mtu, mac, features, queues, counters, drops, rules } = json;
+        let Json { name, kind, state, fault, peer, mtu, mac, features, queues, counters, drops, rules } =
+            json;
         Ok(PortSnapshot {
             name,
             negotiated: Negotiated::named(kind, features),
             state,
+            fault,
             peer,
             mtu,
             mac: mac.map(|mac| mac.parse()).transpose()?,

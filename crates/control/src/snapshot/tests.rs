@@ -44,6 +44,7 @@ fn example() -> Snapshot {
         name: "vm0".into(),
         negotiated: Negotiated::VhostUser(Features::CSUM | Features::MRG_RXBUF),
         state: PortState::Broken,
+        fault: None,
         peer: "/run/ringferry/vm0.sock".into(),
         mtu: 1500,
         mac: Some("52:54:00:00:00:01".parse().unwrap()),
@@ -56,6 +57,7 @@ fn example() -> Snapshot {
         name: "uplink".into(),
         negotiated: Negotiated::Tap(TapOffloads::empty()),
         state: PortState::Up,
+        fault: None,
         peer: "rf0".into(),
         mtu: 9000,
         mac: None,
@@ -117,6 +119,16 @@ fn json_reads_back_and_later_fields_are_ignored() {
     let mut json = serde_json::to_value(example()).unwrap();
     json["ports"][0]["added_later"] = 1.into();
     assert_eq!(serde_json::from_value::<Snapshot>(json).unwrap(), example());
+}
+
+#[test]
+fn a_port_in_quarantine_says_why() {
+    let mut snapshot = example();
+    snapshot.ports[0].fault = Some("its kick event never falls silent".into());
+    assert!(snapshot.to_text().contains("\n  in quarantine: its kick event never falls silent\n"));
+    let json = serde_json::to_value(&snapshot).unwrap();
+    assert_eq!(json["ports"][0]["fault"], "its kick event never falls silent");
+    assert_eq!(serde_json::from_value::<Snapshot>(json).unwrap(), snapshot);
 }
 
 #[test]

@@ -148,6 +148,9 @@ impl PortSnapshot {
             let _ = write!(text, ", {mac}");
         }
         text.push('\n');
+        if let Some(fault) = &self.fault {
+            let _ = writeln!(text, "  in quarantine: {fault}");
+        }
         let nonzero = |counts: &BTreeMap<String, u64>, shown: &[&str]| {
             let counts = counts.iter().filter(|(name, count)| **count > 0 && !shown.contains(&name.as_str()));
             counts.map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
