@@ -143,6 +143,7 @@ mod tests {
             name: "vm0".into(),
             negotiated: Negotiated::VhostUser(Features::empty()),
             state: PortState::Up,
+            fault: None,
             peer: "/run/vm0.sock".into(),
             mtu: 1500,
             mac: None,

@@ -94,10 +94,18 @@ pub struct SwitchConfig {
     /// Threads that move packets, 1 to [`MAX_WORKERS`]; absent: one for each two processors, at most 4. Queue pair `p` of
     /// every port belongs to worker `p` modulo their number, so that more of them serve machines with several queues.
     pub workers: Option<u16>,
+    /// GiB of guest memory that all vhost-user ports together may have mapped: half of the address space, whatever front ends ask for.
+    pub guest_memory_gib: u32,
+    /// GiB of guest memory that one vhost-user port may have mapped. A change of a memory map has the old and the new one for a moment, so
+    /// that twice the largest machine is needed.
+    pub port_memory_gib: u32,
 }
 
 /// Most workers: no port has more queue pairs.
 pub const MAX_WORKERS: u16 = crate::plane::PAIRS;
+
+/// The address space of a process on x86-64, in GiB.
+const MAX_MEMORY_GIB: u32 = 128 << 10;
 
 impl SwitchConfig {
     /// How many workers there are to be.
@@ -110,29 +118,54 @@ impl SwitchConfig {
 impl SwitchConfig {
     /// What is not given stays as it is.
     fn apply(&mut self, keys: SwitchKeys) {
-        let SwitchKeys { mac_age_seconds, mac_table_size, poll_microseconds, workers } = keys;
+        let SwitchKeys {
+            mac_age_seconds,
+            mac_table_size,
+            poll_microseconds,
+            workers,
+            guest_memory_gib,
+            port_memory_gib,
+        } = keys;
         *self = SwitchConfig {
             mac_age_seconds: mac_age_seconds.unwrap_or(self.mac_age_seconds),
             mac_table_size: mac_table_size.unwrap_or(self.mac_table_size),
             poll_microseconds: poll_microseconds.unwrap_or(self.poll_microseconds),
             workers: workers.or(self.workers),
+            guest_memory_gib: guest_memory_gib.unwrap_or(self.guest_memory_gib),
+            port_memory_gib: port_memory_gib.unwrap_or(self.port_memory_gib),
         };
     }
 
     fn to_keys(self) -> SwitchKeys {
-        let SwitchConfig { mac_age_seconds, mac_table_size, poll_microseconds, workers } = self;
+        let SwitchConfig {
+            mac_age_seconds,
+            mac_table_size,
+            poll_microseconds,
+            workers,
+            guest_memory_gib,
+            port_memory_gib,
+        } = self;
         SwitchKeys {
             mac_age_seconds: Some(mac_age_seconds),
             mac_table_size: Some(mac_table_size),
             poll_microseconds: Some(poll_microseconds),
             workers,
+            guest_memory_gib: Some(guest_memory_gib),
+            port_memory_gib: Some(port_memory_gib),
         }
     }
 }
 
 impl Default for SwitchConfig {
     fn default() -> Self {
-        SwitchConfig { mac_age_seconds: 300, mac_table_size: 16384, poll_microseconds: 50, workers: None }
+        SwitchConfig {
+            mac_age_seconds: 300,
+            mac_table_size: 16384,
+            poll_microseconds: 50,
+            workers: None,
+            guest_memory_gib: 65536,
+            port_memory_gib: 8192,
+        }
     }
 }
 
@@ -270,6 +303,19 @@ keys! {
             is: number_of("threads", 1..=MAX_WORKERS as u64),
             default: Unset::Means("one for each two processors, at most 4"),
             example: "2",
+        }
+        /// Guest memory that all vhost-user ports together may have mapped. A front end whose memory would exceed it is refused.
+        guest_memory_gib: u32 {
+            is: number_of("GiB", 1..=MAX_MEMORY_GIB as u64),
+            default: Unset::Value("65536"),
+            example: "16384",
+        }
+        /// Guest memory that one vhost-user port may have mapped: at least twice that of its machine, since both the old and the new
+        /// memory map count while it changes.
+        port_memory_gib: u32 {
+            is: number_of("GiB", 1..=MAX_MEMORY_GIB as u64),
+            default: Unset::Value("8192"),
+            example: "1024",
         }
     }
 }

@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use ringferry_control::DropReason;
 
@@ -92,6 +92,8 @@ port_counters! {
     rx_bytes,
     /// Frames received from the port that the kernel wrote straight into their receiver's buffers (taps only).
     rx_in_place,
+    /// Times a queue of the port had to wait as the port had sent as much as its `rate_in` allows.
+    rx_paused,
     /// Frames sent to the port.
     tx_packets,
     /// Bytes of those frames, from the Ethernet header on, without the virtio-net header.
@@ -100,6 +102,8 @@ port_counters! {
     tx_software,
     /// Packets for the port that left it merged into larger frames.
     tx_coalesced,
+    /// Packets for the port that were marked (ECN, congestion experienced) as they had waited too long for its `rate_out`.
+    tx_marked,
     /// Notifications received from the port's peer (a guest's doorbell).
     kicks,
     /// Notifications sent to the port's peer (a guest's interrupt).
@@ -108,6 +112,9 @@ port_counters! {
     ring_errors,
     /// Times a peer connected.
     connections,
+    /// Estimated time of the workers that the frames the port sent have cost, wherever they went, in nanoseconds: copies, segments, checksums,
+    /// receivers, system calls. Ports that have work share a worker by it.
+    work_nanoseconds,
 }
 
 /// The counters of one port in every worker: each writes its own, and what is shown is their sum.
@@ -178,8 +185,6 @@ pub struct WorkerCounters {
     pub wakeups: Counter,
     /// Nanoseconds asleep.
     pub sleep_nanoseconds: Counter,
-    /// Whether it sleeps now.
-    pub asleep: AtomicBool,
 }
 
 #[cfg(test)]

@@ -339,6 +339,7 @@ mod tests {
             name: name.into(),
             negotiated,
             state: PortState::Up,
+            fault: None,
             peer: String::new(),
             mtu: 1500,
             mac: None,

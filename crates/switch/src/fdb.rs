@@ -99,6 +99,8 @@ pub enum Learned {
     /// The frame is to be dropped: its port has as many addresses as it may have, or the address is a static one of
     /// another port.
     Limited,
+    /// The table has no place for the address: it is not remembered, and nobody needs to hear of it.
+    Refused,
 }
 
 /// What happened to the table since it was made.
@@ -173,6 +175,23 @@ struct Limit {
     settled: u32,
 }
 
+/// A port whose addresses are being forgotten.
+#[derive(Debug)]
+struct Forgetting {
+    port: u16,
+    /// Those that sent later are not meant.
+    until: u32,
+    /// Buckets that were not looked at yet.
+    left: usize,
+}
+
+impl Forgetting {
+    /// Whether a slot is among those to forget. A static one is younger than any tick.
+    fn means(&self, slot: &Slot) -> bool {
+        slot.port == self.port && slot.seen <= self.until
+    }
+}
+
 /// The table. See the module's description.
 pub struct Fdb {
     buckets: Box<[Bucket]>,
@@ -184,6 +203,10 @@ pub struct Fdb {
     ports: Vec<Holder>,
     /// Next bucket to sweep.
     cursor: usize,
+    /// Ports whose addresses are being forgotten.
+    forgetting: Vec<Forgetting>,
+    /// Next bucket to look for their addresses in.
+    forget_cursor: usize,
     stats: FdbStats,
 }
 
@@ -205,6 +228,8 @@ impl Fdb {
             len: 0,
             ports: Vec::new(),
             cursor: 0,
+            forgetting: Vec::new(),
+            forget_cursor: 0,
             stats: FdbStats::default(),
         }
     }
@@ -326,21 +351,44 @@ impl Fdb {
         addresses.iter().filter(|(mac, vid)| !self.fix(*mac, *vid, port.0)).count()
     }
 
-    /// Removes every address learned behind `port`: what was behind it has gone. Static ones stay.
-    pub fn forget_port(&mut self, port: PortId) {
+    /// Begins to remove every address learned behind `port` up to tick `now`: what was behind it has gone. Static ones stay. The work is
+    /// done by [`forget_some`](Self::forget_some), as the table may be large and packets wait; until then addresses may still be found.
+    pub fn forget_port(&mut self, port: PortId, now: u32) {
         if self.holder(port.0).held == 0 {
             return;
         }
-        for bucket in 0..self.buckets.len() {
-            self.retain(bucket, |slot| slot.port != port.0 || slot.seen == FIXED);
+        let new = Forgetting { port: port.0, until: now, left: self.buckets.len() };
+        match self.forgetting.iter_mut().find(|forgetting| forgetting.port == port.0) {
+            Some(same) => *same = new,
+            None => self.forgetting.push(new),
         }
     }
 
-    /// Removes everything about `port`: it was unplugged, and another may get its number.
-    pub fn remove_port(&mut self, port: PortId) {
-        self.forget_port(port);
+    /// Looks for addresses to forget in up to `buckets` buckets; returns false if there was nothing to do.
+    pub fn forget_some(&mut self, buckets: usize) -> bool {
+        if self.forgetting.is_empty() {
+            return false;
+        }
+        let mut forgetting = std::mem::take(&mut self.forgetting);
+        let count = buckets.min(self.buckets.len());
+        for _ in 0..count {
+            self.retain(self.forget_cursor, |slot| !forgetting.iter().any(|gone| gone.means(slot)));
+            self.forget_cursor = (self.forget_cursor + 1) % self.buckets.len();
+        }
+        forgetting.retain_mut(|gone| {
+            gone.left = gone.left.saturating_sub(count);
+            gone.left > 0 && self.holder(gone.port).held > 0
+        });
+        self.forgetting = forgetting;
+        true
+    }
+
+    /// Removes everything about `port`, its addresses as [`forget_port`](Self::forget_port) does: it was unplugged, and another may get
+    /// its number.
+    pub fn remove_port(&mut self, port: PortId, now: u32) {
+        self.forget_port(port, now);
         self.set_static(port, &[]);
-        *self.holder(port.0) = Holder::default();
+        self.set_limit(port, None);
     }
 
     /// Frees the slots of silent addresses in the next `buckets` buckets of four slots and returns how many
@@ -420,8 +468,18 @@ impl Fdb {
             self.stats.replaced += 1;
         } else {
             self.stats.refused += 1;
+            return Learned::Refused;
         }
         Learned::News
+    }
+
+    /// Has the next frame from `mac` in a later second be [`Learned::News`] once more: some worker could not be told of it.
+    #[cold]
+    pub fn tell_again(&mut self, vid: Vid, mac: Mac, now: u32) {
+        if let Some((bucket, way)) = self.find(key(vid, mac)) {
+            let overdue = (self.max_age / 4).min(0x7fff) as u16;
+            self.buckets[bucket].0[way].told = (now as u16).wrapping_sub(overdue);
+        }
     }
 
     /// An address was seen behind another port than the table says.
@@ -471,6 +529,14 @@ impl Fdb {
 
     /// A free slot in one of the buckets of `pair`, if need be made free by moving an address to its other bucket.
     fn free_slot(&mut self, pair: [usize; 2]) -> Option<(usize, usize)> {
+        // What is to be forgotten must not move to where it is looked for no more.
+        if !self.forgetting.is_empty() {
+            let forgetting = std::mem::take(&mut self.forgetting);
+            for bucket in pair {
+                self.retain(bucket, |slot| !forgetting.iter().any(|gone| gone.means(slot)));
+            }
+            self.forgetting = forgetting;
+        }
         let free = |buckets: &[Bucket], bucket: usize| {
             Some((bucket, buckets[bucket].0.iter().position(|slot| slot.key == 0)?))
         };

@@ -13,6 +13,7 @@ pub mod fdb;
 mod log_limit;
 pub mod plane;
 mod ports;
+pub mod privileged;
 mod requests;
 pub mod rules;
 pub mod snapshot;
@@ -20,4 +21,4 @@ mod switch;
 
 pub use ports::passed::Passed;
 pub use ports::{OpenError, XenError};
-pub use switch::{RunError, StartError, Switch};
+pub use switch::{OpenSwitch, RunError, StartError, Switch};

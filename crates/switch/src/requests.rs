@@ -7,13 +7,14 @@ use ringferry_control::snapshot::{FdbSnapshot, PortSnapshot, Snapshot, VERSION};
 use ringferry_control::{Answer, PortRules, Request, Response, RulesChange};
 
 use crate::channels;
-use crate::config::{Config, Edit, KeepError, keep};
+use crate::config::{Config, Edit};
 use crate::explain::explain;
 use crate::fdb::PortId;
 use crate::plane::PAIRS;
 use crate::ports::InterfaceQueues;
 use crate::ports::queues::Workers;
 use crate::ports::table::PortTable;
+use crate::privileged::{NotKept, Privileges};
 use crate::snapshot::{self, FdbMerge, rules_by_key};
 
 /// What spreads frames over a guest's queue pairs.
@@ -30,6 +31,7 @@ pub(crate) struct Requests<'s> {
     pub(crate) ports: &'s mut PortTable,
     pub(crate) workers: &'s Workers,
     pub(crate) started: Instant,
+    pub(crate) privileges: &'s Privileges,
 }
 
 impl Requests<'_> {
@@ -100,7 +102,7 @@ impl Requests<'_> {
                 let path = file.path.display();
                 (false, format!("the port was given by a flag and is not in {path}: change the flag, too"))
             }
-            Some(file) => match keep(&file.path, name, edit, &rules) {
+            Some(file) => match self.privileges.keep(&file.path, &config.ports[at], edit, &rules) {
                 Ok(true) => (true, format!("in {}", file.path.display())),
                 Ok(false) => (
                     true,
@@ -109,8 +111,8 @@ impl Requests<'_> {
                         file.path.display()
                     ),
                 ),
-                Err(KeepError::NotKept(why)) => (false, why),
-                Err(KeepError::Refused(error)) => {
+                Err(NotKept::Because(why)) => (false, why),
+                Err(NotKept::Refused(error)) => {
                     return Err(format!(
                         "the configuration file would be refused at the next start: {error}"
                     ));

@@ -18,24 +18,49 @@ pub type Vid = u16;
 pub const MAX_VID: Vid = 4094;
 
 /// Everything a port's frames must obey. The default forbids nothing.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// Which VLANs it is in, and how that is written in its frames.
     pub vlans: Vlans,
     /// It exchanges no frames with other isolated ports (as `bridge link set dev … isolated on`).
     pub isolated: bool,
+    /// What it sends to [reserved addresses](Mac::is_reserved), or from what is no [station](Mac::is_station), is forwarded,
+    /// not dropped.
+    pub forward_reserved: bool,
     /// Most addresses that are learned behind it; frames from others are dropped. Static ones do not count.
     pub max_macs: Option<u32>,
     /// Addresses that are behind it and nowhere else, for ever, and the VLAN they are in.
     pub static_macs: Vec<(Mac, Vid)>,
     /// Who it may say it is.
     pub guard: Option<Guard>,
-    /// Most broadcast, multicast and unknown-destination frames that are taken from it.
+    /// Most broadcast, multicast and unknown-destination packets that are taken from it.
     pub storm: Option<Rate>,
-    /// Most that is taken from it.
+    /// Most that is taken from it. What is above stays in its ring.
     pub rate_in: Limits,
-    /// Most that is sent to it.
+    /// Most that is sent to it. What is above waits for a short time, or is dropped.
     pub rate_out: Limits,
+    /// Its share of a worker that is fully used, as a multiple of that of a port that says nothing: 1 to [`MAX_WEIGHT`].
+    pub weight: u16,
+}
+
+/// The largest weight of a port. A port of weight 100 may keep others waiting a hundred times as long as one of weight 1.
+pub const MAX_WEIGHT: u16 = 100;
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            vlans: Vlans::default(),
+            isolated: false,
+            forward_reserved: false,
+            max_macs: None,
+            static_macs: Vec::new(),
+            guard: None,
+            storm: None,
+            rate_in: Limits::default(),
+            rate_out: Limits::default(),
+            weight: 1,
+        }
+    }
 }
 
 /// Which VLANs a port is in.
@@ -77,7 +102,7 @@ pub struct Network {
     pub bits: u8,
 }
 
-/// Limits of both kinds. What is above either is dropped.
+/// Limits of both kinds. What is above either waits: where it was sent from, or where it is to go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Of packets: a frame that is to be segmented counts as its segments.
@@ -91,6 +116,6 @@ pub struct Limits {
 pub struct Rate {
     /// Per second, at least 1.
     pub per_second: u64,
-    /// At once after a pause, at least 1 (for bytes: at least the longest frame that is ever to pass).
+    /// At once after a pause, at least 1 (a frame that is longer passes, too, and those after it wait for as long as that takes).
     pub burst: u64,
 }

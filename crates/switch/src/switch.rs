@@ -1,7 +1,7 @@
 //! The switch: opens what the configuration names, then runs the control plane until it is told to
 //! stop. Packets are the workers' business ([`crate::plane`]); everything here happens in human time.
 //!
-//! The program makes one [`Switch`] with [`Switch::start`] and gives its main thread to [`Switch::run`]: one epoll loop over signals, the control
+//! The program opens an [`OpenSwitch`] with [`Switch::open`], starts it, and gives its main thread to [`Switch::run`]: one epoll loop over signals, the control
 //! socket, faults that workers report, and whatever the ports wait for ([`PortTable`]). Dropping it stops the workers and closes the ports.
 
 use std::io;
@@ -14,11 +14,12 @@ use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::socket::BindError;
 
-use crate::config::Config;
+use crate::config::{Config, SwitchConfig};
 use crate::ports::passed::Passed;
 use crate::ports::queues::Workers;
 use crate::ports::table::{FIRST_TOKEN, PortTable};
-use crate::ports::{self, OpenError};
+use crate::ports::{self, OpenError, Plug};
+use crate::privileged::Privileges;
 use crate::requests::Requests;
 
 /// How often things that nobody announces are looked at: silent control clients, truncated guest
@@ -66,8 +67,7 @@ pub struct Switch {
     workers: Arc<Workers>,
     epoll: Epoll,
     started: Instant,
-    /// See [`Workers::watch`].
-    rounds: Vec<u64>,
+    privileges: Privileges,
 }
 
 /// Epoll tokens; the ports' begin with [`FIRST_TOKEN`].
@@ -75,33 +75,71 @@ const SIGNALS: u64 = 0;
 const CONTROL: u64 = 1;
 const FAULTS: u64 = 2;
 
+/// A switch whose sockets and taps are open, and that has no thread yet: the moment to give up the privileges that this needed. Dropping it
+/// closes everything.
+pub struct OpenSwitch {
+    config: Config,
+    control: ControlServer,
+    plugs: Vec<Plug>,
+    /// Workers that the ports were opened for.
+    count: usize,
+    privileges: Privileges,
+}
+
+impl OpenSwitch {
+    /// Starts the workers and plugs the ports in.
+    ///
+    /// # Errors
+    /// No thread, descriptor or number is left.
+    pub fn start(self) -> Result<Switch, StartError> {
+        let OpenSwitch { config, control, plugs, count, privileges } = self;
+        // The processors are not counted a second time, which may give another number in a sandbox.
+        let settings = SwitchConfig { workers: u16::try_from(count).ok(), ..config.switch };
+        let workers = Arc::new(Workers::start(&settings)?);
+        let epoll = Epoll::new()?;
+        epoll.add(&control, CONTROL, Interest::READABLE)?;
+        epoll.add(workers.faults_fd(), FAULTS, Interest::READABLE)?;
+        let mut ports = PortTable::new(Arc::clone(&workers), &config.switch);
+        for (port, plug) in config.ports.iter().zip(plugs) {
+            ports.add(port.clone(), plug, &epoll).map_err(port_error(&port.name))?;
+        }
+        let started = Instant::now();
+        Ok(Switch { config, ports, control, workers, epoll, started, privileges })
+    }
+}
+
+/// Names the port that cannot be opened.
+fn port_error(port: &str) -> impl FnOnce(OpenError) -> StartError {
+    let port = port.to_owned();
+    |source| StartError::Port { port, source }
+}
+
 impl Switch {
+    /// Does all of a start at once: [`Switch::open`] and [`OpenSwitch::start`].
+    ///
+    /// # Errors
+    /// The first thing that cannot be had; everything opened before is closed again.
+    pub fn start(config: Config, control: PathBuf, passed: Passed) -> Result<Switch, StartError> {
+        Switch::open(config, control, passed)?.start()
+    }
+
     /// Opens the control socket (at `control`) and every port, from what was `passed` where the configuration says so.
     ///
     /// # Errors
     /// The first thing that cannot be had; everything opened before is closed again.
-    pub fn start(config: Config, control: PathBuf, mut passed: Passed) -> Result<Switch, StartError> {
-        let control = ControlServer::bind(&control, CONTROL_MODE).map_err(StartError::Control)?;
-        let at = |port: &str| {
-            let port = port.to_owned();
-            |source| StartError::Port { port, source }
-        };
+    pub fn open(config: Config, control: PathBuf, mut passed: Passed) -> Result<OpenSwitch, StartError> {
+        let mut control = ControlServer::bind(&control, CONTROL_MODE).map_err(StartError::Control)?;
+        if passed.privileges().are_elsewhere() {
+            control.leave_file();
+        }
         // All ports before any is served: a configuration that cannot be had starts nothing.
         let count = config.switch.workers();
-        let mut opened = Vec::new();
+        let mut plugs = Vec::new();
         for port in &config.ports {
-            opened.push(ports::open(port, count, &mut passed).map_err(at(&port.name))?);
+            plugs.push(ports::open(port, count, &mut passed).map_err(port_error(&port.name))?);
         }
-        let workers = Arc::new(Workers::start(&config.switch)?);
-        let epoll = Epoll::new()?;
-        epoll.add(&control, CONTROL, Interest::READABLE)?;
-        epoll.add(workers.faults_fd(), FAULTS, Interest::READABLE)?;
-        let mut ports = PortTable::new(Arc::clone(&workers));
-        for (port, plug) in config.ports.iter().zip(opened) {
-            ports.add(port.clone(), plug, &epoll).map_err(at(&port.name))?;
-        }
-        let (started, rounds) = (Instant::now(), Vec::new());
-        Ok(Switch { config, ports, control, workers, epoll, started, rounds })
+        let privileges = passed.privileges().clone();
+        Ok(OpenSwitch { config, control, plugs, count, privileges })
     }
 
     /// Serves until SIGTERM or SIGINT, which `signals` must carry.
@@ -143,14 +181,13 @@ impl Switch {
 
     fn tick(&mut self) -> Result<(), RunError> {
         self.control.tick();
-        self.workers.watch(&mut self.rounds);
         self.ports.tick(&self.epoll);
         if self.workers.is_dead() { Err(RunError::WorkerDied) } else { Ok(()) }
     }
 
     fn serve_control(&mut self) {
-        let Switch { config, ports, control, workers, started, .. } = self;
-        let mut requests = Requests { config, ports, workers, started: *started };
+        let Switch { config, ports, control, workers, started, privileges, .. } = self;
+        let mut requests = Requests { config, ports, workers, started: *started, privileges };
         control.serve(&mut |request| requests.respond(request));
     }
 }

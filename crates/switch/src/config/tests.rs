@@ -66,7 +66,13 @@ fn every_key_is_read() {
     assert_eq!(config.control.as_deref(), Some(Path::new("/run/ringferry/control.sock")));
     assert_eq!(
         config.switch,
-        SwitchConfig { mac_age_seconds: 60, mac_table_size: 1024, poll_microseconds: 20, workers: Some(3) }
+        SwitchConfig {
+            mac_age_seconds: 60,
+            mac_table_size: 1024,
+            poll_microseconds: 20,
+            workers: Some(3),
+            ..SwitchConfig::default()
+        }
     );
     let names: Vec<_> = config.ports.iter().map(|port| port.name.as_str()).collect();
     assert_eq!(names, ["vm0", "vm1", "fd5", "rf0", "fd7"]);

@@ -15,6 +15,12 @@ fn station(n: u64) -> Mac {
 }
 
 impl Fdb {
+    /// Forgets what was learned behind a port, part by part.
+    fn forget_all(&mut self, port: PortId, now: u32) {
+        self.forget_port(port, now);
+        while self.forget_some(3) {}
+    }
+
     /// Every address, part by part.
     fn iter(&self, now: u32) -> impl Iterator<Item = FdbItem> {
         let (mut all, mut next) = (Vec::new(), Some(0));
@@ -75,7 +81,7 @@ fn address_that_changes_ports_is_counted_and_followed() {
     let _ = fdb.learn(0, station(1), B, 0);
     assert_eq!(fdb.lookup(0, station(1), 0), Some(B));
     assert_eq!((fdb.stats().moved, fdb.len()), (1, 1));
-    fdb.forget_port(A);
+    fdb.forget_all(A, 0);
     assert_eq!(fdb.lookup(0, station(1), 0), Some(B));
 }
 
@@ -85,9 +91,32 @@ fn unplugged_port_is_forgotten() {
     for n in 0..100 {
         let _ = fdb.learn(0, station(n), PortId((n % 2) as u16), 0);
     }
-    fdb.forget_port(A);
+    fdb.forget_all(A, 0);
     assert_eq!((held(&fdb, A), held(&fdb, B), fdb.len()), (0, 50, 50));
     assert!((0..100).all(|n| fdb.lookup(0, station(n), 0) == (n % 2 == 1).then_some(B)));
+}
+
+#[test]
+fn ports_are_forgotten_a_bounded_part_at_a_time_and_what_is_learned_meanwhile_stays() {
+    let mut fdb = Fdb::new(1000, 300, SEED);
+    for n in 0..300 {
+        let _ = fdb.learn(0, station(n), PortId((n % 3) as u16), 7);
+    }
+    let buckets = fdb.buckets.len();
+    fdb.forget_port(A, 7);
+    assert_eq!(held(&fdb, A), 100, "this takes no time yet");
+    assert!(fdb.forget_some(buckets / 2));
+    assert!((1..100).contains(&held(&fdb, A)));
+    // Another port joins in the middle, and the first one's next guest is heard.
+    fdb.forget_port(B, 7);
+    let _ = fdb.learn(0, station(1000), A, 8);
+    assert!(fdb.forget_some(buckets / 2));
+    assert_eq!(held(&fdb, A), 1);
+    assert!((1..100).contains(&held(&fdb, B)));
+    assert!(fdb.forget_some(buckets / 2));
+    assert_eq!((held(&fdb, A), held(&fdb, B), held(&fdb, PortId(2))), (1, 0, 100));
+    assert!(!fdb.forget_some(buckets));
+    assert_eq!((fdb.lookup(0, station(1000), 8), fdb.len()), (Some(A), 101));
 }
 
 #[test]
@@ -209,7 +238,7 @@ fn static_address_stays_where_it_was_put() {
     assert_eq!(learn(&mut fdb, 1, B, 10), Learned::Limited);
     assert_eq!(fdb.learn(5, station(1), B, 10), Learned::News, "another VLAN is another matter");
     fdb.sweep(usize::MAX, u32::MAX - 1);
-    fdb.forget_port(A);
+    fdb.forget_all(A, u32::MAX - 1);
     assert_eq!(fdb.lookup(0, station(1), u32::MAX - 1), Some(A), "never too old, never forgotten");
     assert_eq!(fdb.lookup(5, station(2), 0), Some(A));
     assert_eq!(fdb.iter(0).filter(|item| item.fixed && item.age == 0).count(), 2);
@@ -236,7 +265,8 @@ fn removed_port_leaves_nothing_behind() {
     fdb.set_limit(A, Some(1));
     let _ = learn(&mut fdb, 2, A, 0);
     let _ = learn(&mut fdb, 3, B, 0);
-    fdb.remove_port(A);
+    fdb.remove_port(A, 0);
+    while fdb.forget_some(1) {}
     assert_eq!((fdb.len(), fdb.static_len(), fdb.lookup(0, station(1), 0)), (1, 0, None));
     assert_eq!([4, 5].map(|n| learn(&mut fdb, n, A, 0)), [Learned::News; 2], "nor a limit");
 }
@@ -265,7 +295,11 @@ fn static_addresses_that_find_no_place_are_counted() {
     assert!(unplaced >= 1);
     assert_eq!(fdb.static_len(), 9 - unplaced);
     assert_eq!(fdb.len(), 0);
-    assert_eq!(learn(&mut fdb, 100, B, 0), Learned::News, "no room is no reason to drop frames");
+    assert_eq!(
+        learn(&mut fdb, 100, B, 0),
+        Learned::Refused,
+        "no room is no reason to drop frames, and no news"
+    );
 }
 
 #[test]
@@ -405,11 +439,12 @@ proptest! {
                     prop_assert_eq!(fdb.lookup(vid, station(n), now), model.lookup(vid, n, now));
                 }
                 Step::Forget(port) => {
-                    fdb.forget_port(PortId(port));
+                    fdb.forget_all(PortId(port), now);
                     model.learned.retain(|_, (at, _)| *at != port);
                 }
                 Step::Remove(port) => {
-                    fdb.remove_port(PortId(port));
+                    fdb.remove_port(PortId(port), now);
+                    while fdb.forget_some(7) {}
                     model.fix(port, &[]);
                     model.learned.retain(|_, (at, _)| *at != port);
                     model.limits.remove(&port);

@@ -1,22 +1,34 @@
 //! Where each frame of a burst goes: admit, learn, look up, group by output port, deliver.
+//!
+//! A burst is forwarded up to [`BURST_COST`], by an estimate made before anything is delivered; what comes after is [put off](slow).
+
+pub(crate) mod slow;
 
 use std::sync::Arc;
 
 use ringferry_memory::ReadSlice;
 use ringferry_packet::ether::{self, Mac};
 use ringferry_packet::frame::{Burst, Frame};
-use ringferry_packet::vnet::Header;
+use ringferry_packet::vnet::{Header, Offloads};
+use smallvec::SmallVec;
 
 use crate::counters::DropReason;
 use crate::fdb::{Fdb, Learned, PortId};
+use crate::plane::cost;
 use crate::plane::handoff::ring::Handoff;
 use crate::plane::now::Now;
 use crate::plane::offload::gro::Coalescer;
+use crate::plane::policy::shaper::Delayed;
 use crate::plane::policy::vlan::{EVERYWHERE, Retag, Tagged};
 use crate::plane::policy::{PortPolicy, Refusal};
 use crate::plane::port::{Port, TxContext};
-use crate::plane::queues::Queues;
+use crate::plane::queues::{FrameCost, Queues};
 use crate::rules::Vid;
+use slow::SlowFrame;
+
+/// What the frames of a burst may cost at most, in the unit of [`cost`]; the rest is put off. That is how long others wait for a turn of a port at most, but
+/// for what one more frame costs. 32 frames of 64 KiB to one receiver that takes them as they are stay below it.
+pub(crate) const BURST_COST: u64 = 300_000;
 
 /// Where one frame goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,6 +39,8 @@ enum To {
     Flood,
     /// Nowhere.
     Nowhere,
+    /// Nowhere: it is for an address of a protocol between neighbours.
+    Reserved,
 }
 
 /// What was decided about one frame.
@@ -53,6 +67,13 @@ pub(crate) struct Origin {
     pub(crate) port: PortId,
     /// Nobody but this process can write the memory that the burst lies in.
     pub(crate) private: bool,
+}
+
+/// The port that frames come from, as far as it matters where they leave.
+#[derive(Clone, Copy, Debug)]
+struct Sender {
+    port: PortId,
+    isolated: bool,
 }
 
 /// What a worker forwards with.
@@ -83,9 +104,20 @@ pub(crate) struct Forwarder {
     foreign: bool,
     /// Frames that can be judged only where their senders cannot change them.
     unstable: Vec<(Header, Vec<u8>)>,
+    /// Frames that were too much for this turn.
+    put_off: Vec<SlowFrame>,
+    /// Ports in whose shapers frames wait now, each once, for the worker to set a timer.
+    waiting: Vec<PortId>,
     /// For frames that must be in one piece.
     scratch: Vec<u8>,
     coalescer: Coalescer,
+}
+
+/// Receivers of a flood that take the same offloads, and to which a frame costs the same.
+struct Alike {
+    accepts: Offloads,
+    kind: FrameCost,
+    ports: u64,
 }
 
 impl Forwarder {
@@ -94,7 +126,35 @@ impl Forwarder {
         &mut self.scratch
     }
 
-    /// Forwards the frames of `burst`.
+    /// A port in whose shaper frames wait since this was last asked.
+    #[inline]
+    pub(crate) fn next_waiting(&mut self) -> Option<PortId> {
+        self.waiting.pop()
+    }
+
+    /// Delivers frames of one sender that have waited to their port, several as one where that pays. What the receiver takes is looked at
+    /// anew, as that may have changed since.
+    pub(crate) fn deliver_late<P: Queues>(
+        &mut self,
+        port: &mut Port<P>,
+        from: PortId,
+        frames: &[Delayed],
+        handoff: &mut Handoff,
+        now: &Now,
+    ) {
+        let Self { picks, scratch, coalescer, .. } = self;
+        let mut burst = Burst::new();
+        for Delayed { header, frame, .. } in frames {
+            burst.push(*header, ReadSlice::from(&frame[..]));
+        }
+        picks.clear();
+        picks.extend(0..burst.len() as u32);
+        port.expect(burst.len(), handoff);
+        port.deliver_all(&burst, picks, coalescer, &mut TxContext { from, handoff, now, scratch });
+    }
+
+    /// Forwards the frames of `burst`. Returns what that cost; frames that would have cost too much are in
+    /// [`put_off`](Self::put_off).
     ///
     /// All frames of a burst are decided on before any is copied; then each output port gets all its
     /// frames in the order they were sent, one publish and at most one call.
@@ -104,14 +164,95 @@ impl Forwarder {
         burst: &Burst<'_>,
         tables: &mut Tables<'_, P>,
         now: &Now,
-    ) {
+    ) -> u64 {
         self.decide(from, burst, tables, now);
+        let mut cost = self.limit(from.port, burst, tables);
         self.deliver(from.port, burst, tables, now);
         if !self.unstable.is_empty() {
             let copies = std::mem::take(&mut self.unstable);
-            self.forward(Origin { private: true, ..from }, &burst_of(&copies), tables, now);
+            cost += self.forward(Origin { private: true, ..from }, &burst_of(&copies), tables, now);
         }
         tables.handoff.flush();
+        cost
+    }
+
+    /// Frames that were too much for this turn, in order.
+    #[inline]
+    pub(crate) fn put_off(&mut self) -> &mut Vec<SlowFrame> {
+        &mut self.put_off
+    }
+
+    /// Estimates what the frames of a burst cost, and puts off those beyond [`BURST_COST`]. Returns what the others cost.
+    #[inline]
+    fn limit<P: Queues>(&mut self, from: PortId, burst: &Burst<'_>, tables: &Tables<'_, P>) -> u64 {
+        let kind = |port: PortId| Some(tables.ports.get(usize::from(port.0))?.as_ref()?.queues.frame_cost());
+        let taking = kind(from).map_or(cost::FRAME_IN, cost::of_taking) * burst.len() as u64
+            + self.outputs.len() as u64 * cost::of_output();
+        // Most bursts: frames that ask for nothing, to one port each.
+        let (mut bytes, mut asks) = (0, 0);
+        for frame in burst.frames() {
+            bytes += u64::from(frame.len);
+            asks |= frame.header.flags | frame.header.gso_type;
+        }
+        let ring = FrameCost::Descriptor;
+        if asks == 0
+            && !self.flooded
+            && burst.pieces() <= burst.len()
+            && self.outputs.iter().all(|port| kind(*port) == Some(ring))
+        {
+            return taking + burst.len() as u64 * cost::of_plain(0, 0, ring) + cost::of_bytes(bytes);
+        }
+        taking + self.limit_each(from, burst, tables)
+    }
+
+    /// The same where frames differ.
+    fn limit_each<P: Queues>(&mut self, from: PortId, burst: &Burst<'_>, tables: &Tables<'_, P>) -> u64 {
+        let receiver = |port: PortId| {
+            let port = tables.ports.get(usize::from(port.0))?.as_ref()?;
+            Some((port.offloads(), port.queues.frame_cost()))
+        };
+        let mut everybody = SmallVec::<[Alike; 4]>::new();
+        if self.flooded {
+            for (accepts, kind) in self.outputs.iter().filter_map(|port| receiver(*port)) {
+                match everybody.iter_mut().find(|alike| alike.accepts == accepts && alike.kind == kind) {
+                    Some(alike) => alike.ports += 1,
+                    None => everybody.push(Alike { accepts, kind, ports: 1 }),
+                }
+            }
+        }
+        let mut total = 0;
+        for (index, frame) in burst.frames().iter().enumerate() {
+            let cost = match self.decisions[index].to {
+                To::Nowhere | To::Reserved => 0,
+                To::Port(port) => {
+                    receiver(port).map_or(0, |(accepts, kind)| cost::of_delivery(burst, frame, accepts, kind))
+                }
+                To::Flood => everybody
+                    .iter()
+                    .map(|alike| alike.ports * cost::of_delivery(burst, frame, alike.accepts, alike.kind))
+                    .sum(),
+            };
+            if total + cost > BURST_COST && (total > 0 || is_divisible(frame, self.decisions[index].to)) {
+                self.put_off_from(index, from, burst);
+                break;
+            }
+            total += cost;
+        }
+        total
+    }
+
+    /// Puts off the frames of a burst from `index` on: from now on they go nowhere.
+    #[cold]
+    fn put_off_from(&mut self, index: usize, from: PortId, burst: &Burst<'_>) {
+        for (frame, decision) in burst.frames().iter().zip(&mut self.decisions).skip(index) {
+            let outputs = match decision.to {
+                To::Nowhere | To::Reserved => continue,
+                To::Port(port) => vec![port],
+                To::Flood => self.outputs.iter().copied().filter(|port| *port != from).collect(),
+            };
+            self.put_off.push(SlowFrame::new(copy(burst, frame), *decision, outputs));
+            *decision = Decision { to: To::Nowhere, ..*decision };
+        }
     }
 
     /// Decides where each frame goes.
@@ -124,6 +265,7 @@ impl Forwarder {
         let Some(Some(port)) = ports.get(usize::from(from.port.0)) else { return };
         let policy = port.policy.as_deref();
         let drops = &port.handle.counters.drops;
+        let reserved_pass = policy.is_some_and(PortPolicy::forwards_reserved);
         if fdb.is_large() {
             for frame in burst.frames() {
                 if let Some(tagged) = port.membership().classify(frame.prefix(), &frame.header)
@@ -138,7 +280,7 @@ impl Forwarder {
         // Most bursts are of few conversations: what was found for a frame holds for the next one of the same.
         let mut learned: Option<(u16, Mac)> = None;
         let mut found: Option<(u16, Mac, To)> = None;
-        let mut same_port = 0;
+        let (mut same_port, mut reserved) = (0, 0);
         for frame in burst.frames() {
             let prefix = frame.prefix();
             // A frame has at least an Ethernet header: its queue made sure.
@@ -163,9 +305,18 @@ impl Forwarder {
             };
             *foreign |= tagged.is_foreign();
             if learned != Some((tagged.vid, src)) {
+                if !src.is_station() && !reserved_pass {
+                    drops.add(DropReason::Reserved, 1);
+                    decisions.push(Decision::NOWHERE);
+                    continue;
+                }
                 match fdb.learn(tagged.vid, src, from.port, now.seconds) {
-                    Learned::Known => {}
-                    Learned::News => handoff.announce(tagged.vid, src, from.port),
+                    Learned::Known | Learned::Refused => {}
+                    Learned::News => {
+                        if !port.news.take(1, now.micros()) || !handoff.announce(tagged.vid, src, from.port) {
+                            fdb.tell_again(tagged.vid, src, now.seconds);
+                        }
+                    }
                     Learned::Limited => {
                         drops.add(DropReason::MacLimit, 1);
                         decisions.push(Decision::NOWHERE);
@@ -177,7 +328,10 @@ impl Forwarder {
             let to = match found {
                 Some((vid, mac, to)) if (vid, mac) == (tagged.vid, dst) => to,
                 _ => {
-                    let to = destination(fdb, tagged.vid, dst, from.port, now);
+                    let to = match destination(fdb, tagged.vid, dst, from.port, now) {
+                        To::Flood if dst.is_reserved() && !reserved_pass => To::Reserved,
+                        to => to,
+                    };
                     if let To::Port(port) = to
                         && !outputs.contains(&port)
                     {
@@ -190,7 +344,8 @@ impl Forwarder {
             match to {
                 To::Port(_) => {}
                 To::Nowhere => same_port += 1,
-                To::Flood if policy.is_none_or(|policy| policy.may_flood(now)) => *flooded = true,
+                To::Reserved => reserved += 1,
+                To::Flood if policy.is_none_or(|policy| policy.may_flood(frame, now)) => *flooded = true,
                 To::Flood => {
                     drops.add(DropReason::Storm, 1);
                     decisions.push(Decision::NOWHERE);
@@ -202,6 +357,9 @@ impl Forwarder {
         if same_port > 0 {
             drops.add(DropReason::SamePort, same_port);
         }
+        if reserved > 0 {
+            drops.add(DropReason::Reserved, reserved);
+        }
         if *flooded {
             outputs.clear();
             let others = (0u16..).zip(ports.iter()).filter(|(_, port)| port.is_some());
@@ -211,12 +369,13 @@ impl Forwarder {
 
     /// Gives each output port its frames.
     fn deliver<P: Queues>(&mut self, from: PortId, burst: &Burst<'_>, tables: &mut Tables<'_, P>, now: &Now) {
-        let Self { decisions, outputs, picks, retags, foreign, flooded, scratch, coalescer, .. } = self;
-        let apart = tables.policy(from).is_some_and(PortPolicy::isolated);
+        let Self { decisions, outputs, picks, retags, foreign, flooded, waiting, scratch, coalescer, .. } =
+            self;
+        let sender = Sender { port: from, isolated: tables.policy(from).is_some_and(PortPolicy::isolated) };
         let Tables { ports, fdb, handoff } = tables;
         // Whether some port takes whatever is flooded.
         let mut open = false;
-        let tx = &mut TxContext { handoff, now, scratch };
+        let tx = &mut TxContext { from, handoff, now, scratch };
         for &output in &*outputs {
             let Some(Some(port)) = ports.get_mut(usize::from(output.0)) else { continue };
             picks.clear();
@@ -230,7 +389,7 @@ impl Forwarder {
             if port.policy.is_none() && !*foreign {
                 open = true;
                 port.deliver_all(burst, picks, coalescer, tx);
-            } else if leave(port, burst, decisions, apart, picks, retags, now) {
+            } else if leave(port, sender, burst, decisions, picks, retags, now) {
                 port.deliver_all(burst, picks, coalescer, tx);
             } else {
                 for (index, retag) in picks.iter().zip(&*retags) {
@@ -238,6 +397,9 @@ impl Forwarder {
                 }
             }
             port.flush();
+            if !port.shaper.is_empty() {
+                waiting.push(output);
+            }
         }
         for &output in &*outputs {
             if let Some(Some(port)) = ports.get_mut(usize::from(output.0))
@@ -254,6 +416,11 @@ impl Forwarder {
             }
         }
     }
+}
+
+/// Whether a frame can be delivered in several steps.
+fn is_divisible(frame: &Frame, to: To) -> bool {
+    to == To::Flood || frame.header.is_gso()
 }
 
 /// A frame and its header, in memory of ours.
@@ -287,46 +454,43 @@ fn destination(fdb: &Fdb, vid: Vid, dst: Mac, from: PortId, now: &Now) -> To {
     }
 }
 
-/// For a port that has rules, or frames whose tags have to change: leaves in `picks` what goes out of it, with what is done to each
-/// one's tag in `retags`; whether that is nothing. `apart`: the frames come from an isolated port.
+/// For a port that has rules, or frames whose tags have to change: leaves in `picks` what goes out of it now, with what is done to each
+/// one's tag in `retags`, and puts what has to wait into its shaper; whether that is nothing.
 fn leave<P: Queues>(
-    port: &Port<P>,
+    port: &mut Port<P>,
+    sender: Sender,
     burst: &Burst<'_>,
     decisions: &mut [Decision],
-    apart: bool,
     picks: &mut Vec<u32>,
     retags: &mut Vec<Retag>,
     now: &Now,
 ) -> bool {
-    let policy = port.policy.as_deref();
-    let membership = port.membership();
-    let apart = apart && policy.is_some_and(PortPolicy::isolated);
+    let apart = sender.isolated && port.policy.as_deref().is_some_and(PortPolicy::isolated);
     retags.clear();
     picks.retain(|&index| {
         let (frame, decision) = (&burst.frames()[index as usize], &mut decisions[index as usize]);
         let way_out = if apart {
             Err(DropReason::Isolated)
         } else {
-            membership.leaves(decision.tagged.vid).ok_or(DropReason::Vlan)
+            port.membership().egress(decision.tagged, frame.prefix()).ok_or(DropReason::Vlan)
         };
-        let may =
-            |policy: &PortPolicy| policy.may_leave(&frame.header, frame.prefix(), frame.len.into(), now);
-        let refused = match way_out {
+        match way_out {
             // What is flooded goes where it may; that it does not go here is no loss.
-            Err(_) if decision.to == To::Flood => return false,
-            Err(reason) => reason,
-            Ok(_) if !policy.is_none_or(may) => {
-                decision.reached = true;
-                DropReason::RateOut
+            Err(_) if decision.to == To::Flood => false,
+            Err(reason) => {
+                port.handle.counters.drops.add(reason, 1);
+                false
             }
             Ok(egress) => {
                 decision.reached = true;
-                retags.push(decision.tagged.retag(egress));
-                return true;
+                let retag = decision.tagged.retag(egress);
+                let leaves = port.shape(sender.port, burst, frame, retag, now);
+                if leaves {
+                    retags.push(retag);
+                }
+                leaves
             }
-        };
-        port.handle.counters.drops.add(refused, 1);
-        false
+        }
     });
     retags.iter().all(|retag| *retag == Retag::Keep)
 }

@@ -9,6 +9,7 @@
 //! | `queues` | the seam: what the engine asks of a port's queues |
 //! | `worker` | the loop: poll what is active, arm what is idle, sleep when nothing is active; commands; the control plane's handles |
 //! | `forward` | the decision for each frame of a burst: admit, learn, look up, group by output port |
+//! | `cost` | what work costs, and so who pays for it |
 //! | `port` | one port in one worker: policy, offloads, answers, delivery |
 //! | `policy` | VLANs, source guard, storm control, rates |
 //! | `offload` | offloads that a receiver lacks, or gains from |
@@ -18,6 +19,7 @@
 //!
 //! Nothing here takes a lock or allocates per packet, and nothing waits but the worker, in epoll.
 
+mod cost;
 mod forward;
 mod handoff;
 mod now;
@@ -36,4 +38,4 @@ pub use port::Steering;
 pub use queues::{Delivery, DirectRead, FrameCost, Lease, PortHandle, Queues, Taken, Watch};
 pub use worker::Workers;
 pub use worker::fault::{FaultReporter, PortFault};
-pub use worker::handles::Placement;
+pub use worker::handles::{Late, Placement};

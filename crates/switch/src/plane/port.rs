@@ -4,6 +4,8 @@
 //! For each burst that has frames for the port the [forwarder](super::forward) calls [`Port::expect`], then [`Port::deliver_all`] or
 //! [`Port::deliver`] for each frame, then [`Port::flush`]; answers to frames that do not fit are collected until the burst is delivered.
 
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use ringferry_memory::ReadSlice;
@@ -12,27 +14,40 @@ use ringferry_packet::vnet::{Header, Offloads};
 use smallvec::SmallVec;
 
 use crate::counters::DropReason;
-use crate::plane::handoff::ring::Handoff;
+use crate::fdb::PortId;
+use crate::plane::forward::slow::SlowFrame;
+use crate::plane::handoff::ring::{Handoff, HandoffFrame};
 use crate::plane::handoff::selector::TxQueueSelector;
 use crate::plane::handoff::shared::PortShared;
 use crate::plane::now::Now;
 use crate::plane::offload::gro::{Coalescer, Terms, Unit};
+use crate::plane::offload::gso::Sitting;
 use crate::plane::offload::{gso, pmtu};
-use crate::plane::policy::PortPolicy;
+use crate::plane::policy::shaper::{Delayed, Shaper, Signals};
 use crate::plane::policy::token_bucket::TokenBucket;
-use crate::plane::policy::vlan::{EVERYWHERE, Head, Membership, Retag};
+use crate::plane::policy::vlan::{self, EVERYWHERE, Head, Membership, Retag};
+use crate::plane::policy::{PortPolicy, WireCost};
 use crate::plane::queues::{Delivery, PortHandle, Queues};
 use crate::rules::Rate;
 
 /// Most answers to frames that do not fit, of each port: as many as Linux gives one peer by default (`icmp_ratelimit`).
 const ANSWERS: Rate = Rate { per_second: 1000, burst: 50 };
 
+/// Most addresses of a port of which other workers are told. A machine has a few, a host with containers some thousands, once; a guest that makes
+/// up addresses would else keep every worker busy with learning. What is not told is flooded by other workers, and told with a later frame.
+const NEWS: Rate = Rate { per_second: 10_000, burst: 1_000 };
+
 /// Pieces of a frame whose tag changes that need no allocation: the largest frame in pages of 4 KiB, not aligned, and what is
 /// left of its prefix.
 const PIECES: usize = 18;
 
+/// What each frame of a port's first burst is taken to be: the largest there is.
+const UNKNOWN: WireCost = WireCost { packets: 1, bytes: 64 << 10 };
+
 /// What a frame needs on its way to a port.
 pub(crate) struct TxContext<'w> {
+    /// The port that sent it, which pays for the work.
+    pub(crate) from: PortId,
     pub(crate) handoff: &'w mut Handoff,
     pub(crate) now: &'w Now,
     /// For a frame that must be in one piece.
@@ -61,11 +76,21 @@ pub(crate) struct Port<P> {
     receiver: Receiver,
     /// What its rules say, if it has any.
     pub(crate) policy: Option<Arc<PortPolicy>>,
+    /// What the largest frame of its last burst was, if it has a `rate_in`.
+    pub(crate) usual: WireCost,
+    /// Frames that wait for tokens of its `rate_out`.
+    pub(crate) shaper: Shaper,
     /// The queue of the sole receiver that the next burst is read into directly: see `worker/direct.rs`.
     pub(crate) direct: Option<u16>,
     /// Answers, in its receiver's name, to frames that do not fit.
     answers: Vec<Vec<u8>>,
     answering: TokenBucket,
+    /// Frames that the port has sent and that were too much for one turn.
+    pub(crate) slow: VecDeque<SlowFrame>,
+    /// Frames that the port has sent on queues of other workers, and which of them each came from.
+    pub(crate) handed: VecDeque<(usize, HandoffFrame)>,
+    /// How many of its addresses other workers are told of.
+    pub(crate) news: TokenBucket,
 }
 
 impl<P: Queues> Port<P> {
@@ -83,8 +108,20 @@ impl<P: Queues> Port<P> {
             }
             Steering::Local(offloads) => Receiver::Local(offloads),
         };
-        let answering = TokenBucket::new(ANSWERS);
-        Self { handle, queues, receiver, policy, direct: None, answers: Vec::new(), answering }
+        Self {
+            handle,
+            queues,
+            receiver,
+            policy,
+            usual: UNKNOWN,
+            shaper: Shaper::default(),
+            direct: None,
+            answers: Vec::new(),
+            answering: TokenBucket::new(ANSWERS),
+            slow: VecDeque::new(),
+            handed: VecDeque::new(),
+            news: TokenBucket::new(NEWS),
+        }
     }
 
     /// The VLANs that the port is in.
@@ -117,6 +154,90 @@ impl<P: Queues> Port<P> {
         Terms::new(self.offloads(), self.queues.frame_cost())
     }
 
+    /// Takes note of what a burst that the port has sent is like, for the next one.
+    #[inline]
+    pub(crate) fn note_usual(&mut self, burst: &Burst<'_>) {
+        if self.policy.as_deref().is_some_and(|policy| policy.rate_in().is_some()) {
+            let costs = burst.frames().iter().map(WireCost::of_frame);
+            let larger = |a: WireCost, b: WireCost| WireCost {
+                packets: a.packets.max(b.packets),
+                bytes: a.bytes.max(b.bytes),
+            };
+            self.usual = costs.reduce(larger).unwrap_or(self.usual);
+        }
+    }
+
+    /// Whether a frame may be delivered at once. If not it waits in the shaper, or was dropped.
+    #[inline]
+    pub(crate) fn shape(
+        &mut self,
+        from: PortId,
+        burst: &Burst<'_>,
+        frame: &Frame,
+        retag: Retag,
+        now: &Now,
+    ) -> bool {
+        let Some(limit) = self.policy.as_deref().and_then(PortPolicy::rate_out) else { return true };
+        let (cost, now) = (WireCost::of_frame(frame), now.micros());
+        if self.shaper.is_empty() && limit.wait(now) == 0 {
+            limit.charge(cost, now);
+            return true;
+        }
+        let drops = &self.handle.counters.drops;
+        if !self.shaper.has_room(cost, limit) {
+            drops.add(DropReason::RateOut, 1);
+            return false;
+        }
+        let (mut header, mut copy) = (frame.header, Vec::new());
+        burst.flatten(frame, &mut copy);
+        if retag != Retag::Keep {
+            let mut head = Head::new();
+            let Some(used) = retag.apply(&mut header, &copy, &mut head) else {
+                drops.add(DropReason::RxBadHeader, 1);
+                return false;
+            };
+            copy.splice(..used, head);
+        }
+        self.shaper.push(Delayed { from, header, frame: copy }, cost, now);
+        false
+    }
+
+    /// Takes up to `max` frames that have waited and for which there are tokens; counts those that are dropped instead.
+    pub(crate) fn release(&mut self, max: usize, now: u64) -> Vec<Delayed> {
+        let Some(limit) = self.policy.as_deref().and_then(PortPolicy::rate_out) else { return Vec::new() };
+        let (mut frames, mut signals) = (Vec::new(), Signals::default());
+        while frames.len() < max
+            && limit.wait(now) == 0
+            && let Some((delayed, cost)) = self.shaper.pop(now, &mut signals)
+        {
+            limit.charge(cost, now);
+            frames.push(delayed);
+        }
+        let counters = &self.handle.counters;
+        counters.drops.add(DropReason::RateOut, signals.dropped);
+        counters.tx_marked.add(signals.marked);
+        frames
+    }
+
+    /// Takes all frames that have waited, tokens or not.
+    pub(crate) fn release_all(&mut self, now: u64) -> Vec<Delayed> {
+        let limit = self.policy.as_deref().and_then(PortPolicy::rate_out);
+        let frames = self.shaper.drain();
+        let charge = |(delayed, cost): (Delayed, WireCost)| {
+            if let Some(limit) = limit {
+                limit.charge(cost, now);
+            }
+            delayed
+        };
+        frames.map(charge).collect()
+    }
+
+    /// Microseconds until more frames may be [released](Self::release); `None` if none waits.
+    pub(crate) fn until_release(&self, now: u64) -> Option<u64> {
+        let limit = self.policy.as_deref().and_then(PortPolicy::rate_out);
+        (!self.shaper.is_empty()).then_some(limit?.wait(now))
+    }
+
     /// Announces about how many frames follow until [`Port::flush`].
     #[inline]
     pub(crate) fn expect(&mut self, frames: usize, handoff: &Handoff) {
@@ -136,8 +257,10 @@ impl<P: Queues> Port<P> {
         tx: &mut TxContext<'_>,
     ) {
         let frames = burst.frames();
+        let untagged = |index: &u32| !vlan::is_tagged(frames[*index as usize].prefix());
         if let Some(terms) = self.terms()
             && picks.len() > 1
+            && (self.queues.offloads_tagged() || picks.iter().all(untagged))
             && picks.iter().any(|index| terms.may_begin(&frames[*index as usize]))
         {
             let picks = picks.iter().map(|index| *index as usize);
@@ -145,7 +268,7 @@ impl<P: Queues> Port<P> {
                 Unit::Single(frame) => self.deliver(burst, frame, Retag::Keep, tx),
                 Unit::Merged(merged) => {
                     self.handle.counters.tx_coalesced.add(merged.packets as u64);
-                    self.put(merged.header, merged.first, merged.rest, tx);
+                    let _ = self.put(merged.header, merged.first, merged.rest, tx);
                 }
             });
             return;
@@ -159,23 +282,45 @@ impl<P: Queues> Port<P> {
     /// becomes of it.
     #[inline]
     pub(crate) fn deliver(&mut self, burst: &Burst<'_>, frame: &Frame, retag: Retag, tx: &mut TxContext<'_>) {
-        let accepts = self.offloads();
-        if accepts.accepts(&frame.header) {
-            self.put_tagged(frame.header, frame.prefix(), burst.rest(frame), retag, tx);
-            return;
-        }
-        self.handle.counters.tx_software.add(1);
-        let mut scratch = std::mem::take(tx.scratch);
-        let result = gso::deliver(burst, frame, accepts, &mut scratch, |header, first, rest| {
-            self.put_tagged(header, first, rest, retag, tx);
-        });
-        *tx.scratch = scratch;
-        if let Err(reason) = result {
-            self.handle.counters.drops.add(reason, 1);
-        }
+        let _ = self.deliver_part(burst, frame, retag, Sitting::WHOLE, tx);
     }
 
-    /// Sends a frame with another tag.
+    /// The same with one sitting's part of a frame. Returns how many packets of the frame are left for later sittings.
+    #[inline]
+    pub(crate) fn deliver_part(
+        &mut self,
+        burst: &Burst<'_>,
+        frame: &Frame,
+        retag: Retag,
+        sitting: Sitting,
+        tx: &mut TxContext<'_>,
+    ) -> usize {
+        let mut accepts = self.offloads();
+        if !self.queues.offloads_tagged() && retag.leaves_tagged(frame.prefix()) {
+            accepts = Offloads::empty();
+        }
+        if sitting.from == 0 && accepts.accepts(&frame.header) {
+            let _ = self.put_tagged(frame.header, frame.prefix(), burst.rest(frame), retag, tx);
+            return 0;
+        }
+        self.handle.counters.tx_software.add((sitting.from == 0).into());
+        let mut scratch = std::mem::take(tx.scratch);
+        let mut no_use = None;
+        let result = gso::deliver(burst, frame, accepts, sitting, &mut scratch, |header, first, rest| {
+            no_use = self.put_tagged(header, first, rest, retag, tx).err();
+            if no_use.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        *tx.scratch = scratch;
+        let drops = &self.handle.counters.drops;
+        match (result, no_use) {
+            (Ok(left), None) => return left,
+            (Ok(left), Some(reason)) => drops.add(reason, left as u64),
+            (Err(reason), _) => drops.add(reason, 1),
+        }
+        0
+    }
+
+    /// Sends a frame with another tag, as [`put`](Self::put) does.
     #[inline]
     fn put_tagged(
         &mut self,
@@ -184,23 +329,25 @@ impl<P: Queues> Port<P> {
         rest: &[ReadSlice<'_>],
         retag: Retag,
         tx: &mut TxContext<'_>,
-    ) {
+    ) -> Result<(), DropReason> {
         if retag == Retag::Keep {
-            self.put(header, first, rest, tx);
-            return;
+            return self.put(header, first, rest, tx);
         }
         let mut head = Head::new();
         let Some(used) = retag.apply(&mut header, first, &mut head) else {
             self.handle.counters.drops.add(DropReason::RxBadHeader, 1);
-            return;
+            return Ok(());
         };
         let mut pieces = SmallVec::<[ReadSlice<'_>; PIECES]>::new();
         pieces.extend((used < first.len()).then(|| ReadSlice::from(&first[used..])));
         pieces.extend_from_slice(rest);
-        self.put(header, &head, &pieces, tx);
+        self.put(header, &head, &pieces, tx)
     }
 
-    /// Sends a frame that the receiver takes as it is: to its queue here, or to the worker that has the queue.
+    /// Sends a frame that the receiver takes as it is: to its queue here, or to the worker that has the queue. Counts what becomes of it.
+    ///
+    /// # Errors
+    /// Why this one was dropped, if no other would fare better now.
     #[inline]
     pub(crate) fn put(
         &mut self,
@@ -208,15 +355,15 @@ impl<P: Queues> Port<P> {
         first: &[u8],
         rest: &[ReadSlice<'_>],
         tx: &mut TxContext<'_>,
-    ) {
+    ) -> Result<(), DropReason> {
         let len = (first.len() + rest.iter().map(ReadSlice::len).sum::<usize>()) as u64;
-        let TxContext { handoff, now, .. } = tx;
+        let TxContext { from, handoff, now, .. } = tx;
         let Port { queues, receiver, .. } = self;
         let delivered = match receiver {
             Receiver::Local(_) => queues.deliver(0, header, first, rest, len),
             Receiver::Pairs { selector, .. } => selector.select(first, now).and_then(|queue| {
                 match queues.deliver(queue, header, first, rest, len) {
-                    Ok(Delivery::NotHere) => selector.hand_off(queue, header, first, rest, handoff),
+                    Ok(Delivery::NotHere) => selector.hand_off(*from, queue, header, first, rest, handoff),
                     delivered => delivered,
                 }
             }),
@@ -228,8 +375,17 @@ impl<P: Queues> Port<P> {
             }
             Ok(Delivery::Queued | Delivery::NotHere) => {}
             Err(DropReason::TxTooBig) if self.make_answer(&header, len, first, rest, now) => {}
-            Err(reason) => self.handle.counters.drops.add(reason, 1),
+            Err(reason) => {
+                self.handle.counters.drops.add(reason, 1);
+                if matches!(
+                    reason,
+                    DropReason::NoReceiveBuffers | DropReason::LinkDown | DropReason::WorkerBusy
+                ) {
+                    return Err(reason);
+                }
+            }
         }
+        Ok(())
     }
 
     /// Makes the answer to a frame that does not fit; false if there is none.

@@ -136,13 +136,18 @@ impl<'w> Watch<'w> {
 }
 
 /// A queue that packets come from.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Source {
     pub(crate) port: PortId,
     pub(crate) queue: u16,
 }
 
 impl Source {
+    /// Queue number that stands for [the frames of a port that were put off](crate::plane::forward::slow).
+    pub(crate) const SLOW: u16 = u16::MAX;
+    /// Queue number that stands for the frames of a port that other workers have handed off to this one.
+    pub(crate) const HANDED: u16 = u16::MAX - 1;
+
     /// The epoll token of the queue's descriptor.
     pub(crate) fn token(self) -> u64 {
         u64::from(self.port.0) << 16 | u64::from(self.queue)
@@ -193,8 +198,25 @@ pub trait Queues: Send + Sized + 'static {
     /// The descriptor of `queue` is readable, or (`hangup`) will never be again. Whether the queue is to be polled.
     fn wake(&mut self, queue: u16, hangup: bool, watch: Watch<'_>) -> bool;
 
+    /// `queue` is left alone for a while, neither polled nor armed, as its port has sent as much as it may: what would keep the worker
+    /// awake meanwhile, as a descriptor that stays readable, is not watched.
+    fn pause(&mut self, queue: u16, watch: Watch<'_>) {
+        let _ = (queue, watch);
+    }
+
+    /// `queue`, which was paused, is polled again.
+    fn resume(&mut self, queue: u16, watch: Watch<'_>) {
+        let _ = (queue, watch);
+    }
+
     /// What a frame costs the receiver.
     fn frame_cost(&self) -> FrameCost;
+
+    /// Whether the receiver takes offloads of frames with a VLAN tag, too. Others get such frames finished.
+    #[inline]
+    fn offloads_tagged(&self) -> bool {
+        true
+    }
 
     /// Announces about how many frames follow until [`Queues::flush`].
     fn expect(&mut self, frames: usize);

@@ -23,12 +23,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ringferry_control::snapshot::PortSnapshot;
+use ringferry_memory::MapBudget;
 use ringferry_sys::epoll::{Epoll, Interest};
 use ringferry_sys::netif::InterfaceError;
 use ringferry_sys::socket::BindError;
 use ringferry_sys::tap::TapError;
 
-use crate::config::{PortConfig, PortKind};
+use crate::config::{PortConfig, PortKind, SwitchConfig};
 use crate::fdb::PortId;
 use crate::plane::{PortFault, PortShared};
 use crate::rules::Rules;
@@ -85,12 +86,34 @@ pub enum OpenError {
     NoId,
 }
 
+/// How much guest memory may be mapped.
+pub(crate) struct GuestMemoryBudget {
+    process: Arc<MapBudget>,
+    /// Bytes that one port may have mapped.
+    port: u64,
+}
+
+impl GuestMemoryBudget {
+    fn new(config: &SwitchConfig) -> Self {
+        let bytes = |gib: u32| u64::from(gib) << 30;
+        let process = MapBudget::new(bytes(config.guest_memory_gib), "[switch] guest_memory_gib");
+        Self { process, port: bytes(config.port_memory_gib) }
+    }
+
+    /// The budget of one more port.
+    fn of_port(&self) -> Arc<MapBudget> {
+        MapBudget::within(&self.process, self.port, "[switch] port_memory_gib")
+    }
+}
+
 /// What the control sides of all ports share.
 pub(crate) struct Context<'a> {
     pub(crate) workers: &'a Arc<Workers>,
     epoll: &'a Epoll,
     ids: &'a mut PortIds,
     budget: &'a mut MappingBudget,
+    /// Guest memory that may be mapped.
+    memory: &'a GuestMemoryBudget,
     /// The entry whose control side is called.
     entry: EntryId,
 }
@@ -176,12 +199,14 @@ pub(crate) trait PortControl {
         states: &mut QueueStates,
     ) -> Vec<PortSnapshot>;
 
-    /// Takes its ports away from the workers and closes everything. When this returns, nothing of its peers is mapped or watched.
+    /// Takes its ports away from the workers and closes everything. When this returns, nothing of its peers is watched; what a late worker or a
+    /// [`Closer`](ringferry_sys::closer::Closer) has left of it is unmapped and closed in time.
     fn remove(&mut self, cx: &mut Context<'_>);
 }
 
 /// A port whose sockets, taps and connections are open and that nobody serves yet: given the context, it gets its number and its workers.
-type Plug = Box<dyn FnOnce(&PortConfig, &mut Context<'_>) -> Result<Box<dyn PortControl>, OpenError>>;
+pub(crate) type Plug =
+    Box<dyn FnOnce(&PortConfig, &mut Context<'_>) -> Result<Box<dyn PortControl>, OpenError>>;
 
 /// Opens what a port needs. Several ports can be opened before any is plugged in, so that a configuration that cannot be had starts nothing.
 ///

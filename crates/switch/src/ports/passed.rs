@@ -7,15 +7,19 @@ use ringferry_sys::inherited;
 use super::OpenError;
 use crate::StartError;
 use crate::config::{Config, PortKind, TapConfig, TapSource, VhostUserConfig, VhostUserEndpoint};
+use crate::privileged::Privileges;
 
-/// The descriptors that no port has taken yet.
+/// The descriptors that no port has taken yet, and who does what a running switch has no rights for.
 #[derive(Debug, Default)]
-pub struct Passed(Vec<(String, OwnedFd)>);
+pub struct Passed {
+    descriptors: Vec<(String, OwnedFd)>,
+    privileges: Privileges,
+}
 
 impl Passed {
     /// The sockets that systemd passed, with their names.
     pub fn new(sockets: Vec<(String, OwnedFd)>) -> Self {
-        Self(sockets)
+        Self { descriptors: sockets, privileges: Privileges::default() }
     }
 
     /// Adds the descriptors that a configuration names by number. Call it before the process opens
@@ -35,15 +39,25 @@ impl Passed {
                 port: port.name.clone(),
                 source: OpenError::Inherited { fd, source },
             })?;
-            self.0.push((by_number(fd), taken));
+            self.descriptors.push((by_number(fd), taken));
         }
         Ok(())
     }
 
+    /// Has the ports ask a helper for what needs privileges.
+    pub fn set_privileges(&mut self, privileges: Privileges) {
+        self.privileges = privileges;
+    }
+
+    /// Who does what needs privileges.
+    pub(crate) fn privileges(&self) -> &Privileges {
+        &self.privileges
+    }
+
     /// Takes the socket that was passed under a name.
     pub(super) fn socket(&mut self, name: &str) -> Result<OwnedFd, OpenError> {
-        let at = self.0.iter().position(|(have, _)| have == name);
-        Ok(self.0.swap_remove(at.ok_or_else(|| OpenError::NotActivated(name.to_owned()))?).1)
+        let at = self.descriptors.iter().position(|(have, _)| have == name);
+        Ok(self.descriptors.swap_remove(at.ok_or_else(|| OpenError::NotActivated(name.to_owned()))?).1)
     }
 
     /// Takes the descriptor that was inherited as a number.

@@ -149,9 +149,22 @@ macro_rules! kinds {
                 each!(self, queues => queues.wake(queue, hangup, watch))
             }
 
+            fn pause(&mut self, queue: u16, watch: Watch<'_>) {
+                each!(self, queues => queues.pause(queue, watch));
+            }
+
+            fn resume(&mut self, queue: u16, watch: Watch<'_>) {
+                each!(self, queues => queues.resume(queue, watch));
+            }
+
             #[inline]
             fn frame_cost(&self) -> FrameCost {
                 each!(self, queues => queues.frame_cost())
+            }
+
+            #[inline]
+            fn offloads_tagged(&self) -> bool {
+                each!(self, queues => queues.offloads_tagged())
             }
 
             #[inline]

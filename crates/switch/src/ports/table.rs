@@ -16,8 +16,8 @@ use ringferry_sys::epoll::Epoll;
 use super::ids::PortIds;
 use super::queues::{QueueState, Workers};
 use super::xen::MappingBudget;
-use super::{Context, Interface, OpenError, Plug, PortControl};
-use crate::config::PortConfig;
+use super::{Context, GuestMemoryBudget, Interface, OpenError, Plug, PortControl};
+use crate::config::{PortConfig, SwitchConfig};
 use crate::fdb::PortId;
 use crate::rules::Rules;
 
@@ -42,6 +42,7 @@ pub(crate) struct PortTable {
     last: EntryId,
     ids: PortIds,
     budget: MappingBudget,
+    memory: GuestMemoryBudget,
     workers: Arc<Workers>,
 }
 
@@ -52,13 +53,14 @@ struct Entry {
 }
 
 impl PortTable {
-    /// A table without ports.
-    pub(crate) fn new(workers: Arc<Workers>) -> Self {
+    /// A table without ports, whose guests' memory `config` limits.
+    pub(crate) fn new(workers: Arc<Workers>, config: &SwitchConfig) -> Self {
         Self {
             entries: BTreeMap::new(),
             last: EntryId(0),
             ids: PortIds::default(),
             budget: MappingBudget::of_system(),
+            memory: GuestMemoryBudget::new(config),
             workers,
         }
     }
@@ -74,8 +76,8 @@ impl PortTable {
         epoll: &Epoll,
     ) -> Result<EntryId, OpenError> {
         let entry = EntryId(self.last.0 + 1);
-        let Self { ids, budget, workers, .. } = self;
-        let control = plug(&config, &mut Context { workers, epoll, ids, budget, entry })?;
+        let Self { ids, budget, memory, workers, .. } = self;
+        let control = plug(&config, &mut Context { workers, epoll, ids, budget, memory, entry })?;
         self.last = entry;
         self.entries.insert(entry, Entry { config, control });
         Ok(entry)
@@ -101,16 +103,16 @@ impl PortTable {
         epoll: &Epoll,
         task: impl FnOnce(&mut dyn PortControl, &mut Context<'_>) -> T,
     ) -> Option<T> {
-        let Self { entries, ids, budget, workers, .. } = self;
+        let Self { entries, ids, budget, memory, workers, .. } = self;
         let entry = entries.get_mut(&id)?;
-        Some(task(&mut *entry.control, &mut Context { workers, epoll, ids, budget, entry: id }))
+        Some(task(&mut *entry.control, &mut Context { workers, epoll, ids, budget, memory, entry: id }))
     }
 
     /// Does the same with every entry until `task` returns true.
     fn any(&mut self, epoll: &Epoll, mut task: impl FnMut(&mut dyn PortControl, &mut Context<'_>) -> bool) {
-        let Self { entries, ids, budget, workers, .. } = self;
+        let Self { entries, ids, budget, memory, workers, .. } = self;
         for (id, entry) in entries {
-            if task(&mut *entry.control, &mut Context { workers, epoll, ids, budget, entry: *id }) {
+            if task(&mut *entry.control, &mut Context { workers, epoll, ids, budget, memory, entry: *id }) {
                 return;
             }
         }
@@ -204,10 +206,23 @@ impl PortTable {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{ErrorKind, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use ringferry_control::snapshot::PortState;
+    use ringferry_memory::SharedMem;
+    use ringferry_sys::eventfd::EventFd;
+    use ringferry_sys::socket::Stream;
+    use ringferry_vhost_user::message::{
+        F_VERSION_1, Header, MemoryRegion, MemoryTable, Request, VERSION, VringAddr, VringState,
+    };
+    use zerocopy::IntoBytes;
 
     use super::*;
-    use crate::config::{Config, SwitchConfig};
+    use crate::config::Config;
     use crate::ports::passed::Passed;
 
     /// The ports of a configuration, by their flags.
@@ -221,7 +236,7 @@ mod tests {
 
     fn table() -> (PortTable, Epoll) {
         let config = SwitchConfig { workers: Some(2), ..SwitchConfig::default() };
-        (PortTable::new(Arc::new(Workers::start(&config).unwrap())), Epoll::new().unwrap())
+        (PortTable::new(Arc::new(Workers::start(&config).unwrap()), &config), Epoll::new().unwrap())
     }
 
     fn add(table: &mut PortTable, epoll: &Epoll, config: &PortConfig) -> EntryId {
@@ -258,6 +273,159 @@ mod tests {
             drop(peer);
         }
         assert!(descriptors() < before + NOISE, "descriptors are leaked");
+    }
+
+    /// Sends a message that wants no answer.
+    fn tell(peer: &Stream, request: Request, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        let header = Header { request: request as u32, flags: VERSION, size: payload.len() as u32 };
+        peer.send(&[header.as_bytes(), payload].concat(), fds).unwrap();
+    }
+
+    /// Shares all of `memory`, which stops and starts the rings that run.
+    fn share(peer: &Stream, memory: &SharedMem) {
+        let table = MemoryTable { count: 1, padding: 0 };
+        let region = MemoryRegion { guest_addr: 0, size: memory.size() as u64, user_addr: 0, mmap_offset: 0 };
+        let payload = [table.as_bytes(), region.as_bytes()].concat();
+        tell(peer, Request::SetMemTable, &payload, &[memory.fd()]);
+    }
+
+    /// Starts both rings of the first pair, as a front end does.
+    fn start_rings(peer: &Stream, memory: &SharedMem) {
+        tell(peer, Request::SetFeatures, F_VERSION_1.as_bytes(), &[]);
+        share(peer, memory);
+        let event = EventFd::new().unwrap();
+        for index in 0..2 {
+            let start = u64::from(index) * 0x8000;
+            let addr = VringAddr {
+                index,
+                flags: 0,
+                desc: start,
+                avail: start + 0x1000,
+                used: start + 0x2000,
+                log: 0,
+            };
+            tell(peer, Request::SetVringNum, VringState { index, num: 256 }.as_bytes(), &[]);
+            tell(peer, Request::SetVringAddr, addr.as_bytes(), &[]);
+            tell(peer, Request::SetVringKick, u64::from(index).as_bytes(), &[event.as_fd()]);
+        }
+    }
+
+    #[test]
+    fn h5_a_busy_worker_costs_its_port_and_nobody_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = |name: &str| dir.path().join(name);
+        let flags = ["a", "b"].map(|name| format!("vhost-user:{}", socket(name).display()));
+        let (mut table, epoll) = table();
+        let entries: Vec<_> = configs(&flags).iter().map(|config| add(&mut table, &epoll, config)).collect();
+        let [a, b] = entries[..] else { unreachable!() };
+        table.begin(&epoll);
+        let connect = |table: &mut PortTable, name: &str, entry| {
+            let peer = Stream::connect(socket(name)).unwrap();
+            table.serve(token(entry, 0), &epoll);
+            peer
+        };
+        let memory = SharedMem::new("guest", 0x10000).unwrap();
+        let peer = connect(&mut table, "a", a);
+        let honest = connect(&mut table, "b", b);
+        start_rings(&peer, &memory);
+        // One turn may not be enough on a slow machine.
+        let up = |table: &mut PortTable, entry| {
+            table.serve(token(entry, 0), &epoll);
+            table.snapshots()[0].state == PortState::Up
+        };
+        until("starting", || up(&mut table, a));
+
+        let held = table.workers.hold(0);
+        share(&peer, &memory);
+        table.serve(token(a, 0), &epoll);
+        let port = &table.snapshots()[0];
+        assert_eq!(port.state, PortState::Down);
+        assert!(port.fault.as_ref().is_some_and(|fault| fault.contains("worker 0 is too busy")));
+        assert_eq!(peer.recv(&mut [0; 8], &mut Vec::new()).unwrap().bytes, 0, "the session is over");
+        others_are_served(&mut table, &epoll, b, &honest);
+        // Nobody is served until the worker has caught up.
+        let next = Stream::connect(socket("a")).unwrap();
+        table.serve(token(a, 0), &epoll);
+        assert_eq!(table.snapshots()[0].state, PortState::Down);
+        // A queue cannot migrate meanwhile, and stays where it is.
+        let id = table.interfaces().next().unwrap().id;
+        assert!(table.workers.assign(id, 0, 1).is_err());
+        assert_eq!(table.workers.owner(id, 0), 0);
+
+        drop(held);
+        until("resuming", || {
+            table.serve_due(Instant::now(), &epoll);
+            let port = &table.snapshots()[0];
+            port.fault.is_none()
+        });
+        start_rings(&next, &memory);
+        until("starting", || up(&mut table, a));
+        assert_eq!(table.workers.assign(id, 0, 1), Ok(0));
+        // What cannot be stopped is removed all the same.
+        let _held = table.workers.hold(1);
+        assert!(table.remove("a", &epoll));
+        others_are_served(&mut table, &epoll, b, &honest);
+    }
+
+    #[track_caller]
+    fn until(what: &str, mut done: impl FnMut() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while !done() {
+            assert!(Instant::now() < deadline, "{what} takes for ever");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Whatever happens at another port, the control plane still answers a front end, and shows the state of all.
+    #[track_caller]
+    fn others_are_served(table: &mut PortTable, epoll: &Epoll, entry: EntryId, peer: &Stream) {
+        let header = Header { request: Request::GetFeatures as u32, flags: VERSION, size: 0 };
+        peer.send(header.as_bytes(), &[]).unwrap();
+        table.serve(token(entry, 0), epoll);
+        peer.set_nonblocking(true).unwrap();
+        assert_eq!(peer.recv(&mut [0; 64], &mut Vec::new()).unwrap().bytes, Header::LEN + 8);
+        table.tick(epoll);
+        table.snapshots();
+    }
+
+    #[test]
+    fn d1_a_descriptor_whose_close_waits_keeps_no_other_port() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = |name: &str| dir.path().join(name);
+        let flags = ["a", "b"].map(|name| format!("vhost-user:{}", socket(name).display()));
+        let (mut table, epoll) = table();
+        let entries: Vec<_> = configs(&flags).iter().map(|config| add(&mut table, &epoll, config)).collect();
+        table.begin(&epoll);
+        let mut serve = |entry| table.serve(token(entry, 0), &epoll);
+        let honest = Stream::connect(socket("b")).unwrap();
+        serve(entries[1]);
+        // It would wait for ten minutes.
+        let (lingering, _reader) = lingering();
+        let hostile = Stream::connect(socket("a")).unwrap();
+        let waits = Stream::connect(socket("a")).unwrap();
+        serve(entries[0]);
+        hostile.send(&[1; 5], &[lingering.as_fd()]).unwrap();
+        waits.send(&[1; 5], &[lingering.as_fd()]).unwrap();
+        drop(lingering);
+        serve(entries[0]);
+        drop(hostile);
+        serve(entries[0]);
+        others_are_served(&mut table, &epoll, entries[1], &honest);
+        // Removal ends the connection that nobody has accepted.
+        assert!(table.remove("a", &epoll));
+        others_are_served(&mut table, &epoll, entries[1], &honest);
+        drop(waits);
+    }
+
+    /// A TCP socket whose last close waits for its peer, which is returned.
+    fn lingering() -> (OwnedFd, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        rustix::net::sockopt::set_socket_linger(&ours, Some(Duration::from_secs(600))).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        while !matches!(ours.write(&[0; 65536]), Err(error) if error.kind() == ErrorKind::WouldBlock) {}
+        (ours.into(), peer)
     }
 
     #[test]

@@ -45,6 +45,7 @@ fn every_rule_is_read_the_same_from_a_file_and_a_flag() {
     let wanted = Rules {
         vlans: Vlans::Access(10),
         isolated: true,
+        forward_reserved: true,
         max_macs: Some(8),
         static_macs: vec![(mac(1), 10), (mac(2), 10)],
         guard: Some(Guard {
@@ -54,10 +55,12 @@ fn every_rule_is_read_the_same_from_a_file_and_a_flag() {
         storm: rate(1000, 2000),
         rate_in: Limits { packets: rate(100_000, 500), bytes: rate(125_000_000, 1 << 20) },
         rate_out: Limits { packets: rate(2_500_000, 600), bytes: rate(312_500_000, 1_000_000) },
+        weight: 4,
     };
     let file = r#"
 vlan = 10
 isolated = true
+reserved = "forward"
 max_macs = 8
 static_macs = ["52:54:00:00:00:01", "52:54:00:00:00:02@10"]
 allowed_macs = ["52:54:00:00:00:01"]
@@ -71,12 +74,13 @@ rate_in_packets_burst = 500
 rate_out = "2.5Gbit"
 rate_out_burst = "1mb"
 rate_out_packets = "2.5mpps"
-rate_out_packets_burst = 600"#;
+rate_out_packets_burst = 600
+weight = 4"#;
     assert_eq!(rules(file).unwrap(), wanted);
-    let keys = "vlan=10,isolated=yes,max_macs=8,static_macs=52:54:00:00:00:01,52:54:00:00:00:02@10,\
+    let keys = "vlan=10,isolated=yes,reserved=forward,max_macs=8,static_macs=52:54:00:00:00:01,52:54:00:00:00:02@10,\
                 allowed_macs=52:54:00:00:00:01,allowed_ips=10.0.0.2,10.1.0.0/16,fd00::/64,storm=1kpps,storm_burst=2000,\
                 rate_in=1gbit,rate_in_burst=1mib,rate_in_packets=100kpps,rate_in_packets_burst=500,rate_out=2.5gbit,\
-                rate_out_burst=1mb,rate_out_packets=2.5mpps,rate_out_packets_burst=600";
+                rate_out_burst=1mb,rate_out_packets=2.5mpps,rate_out_packets_burst=600,weight=4";
     assert_eq!(flag(keys).unwrap(), wanted);
     assert_eq!(rules("").unwrap(), Rules::default());
 }
@@ -231,13 +235,13 @@ fn guards_name_addresses_and_networks() {
 #[test]
 fn rates_have_units_and_bursts_of_their_own() {
     let bytes = |lines: &str| rules(lines).map(|rules| rules.rate_in.bytes);
-    assert_eq!(bytes("rate_in = '1gbit'").unwrap(), rate(125_000_000, 12_500_000), "a tenth of a second");
-    assert_eq!(bytes("rate_in = '8mbit'").unwrap(), rate(1_000_000, 128 << 10), "two frames of 64 KiB");
+    assert_eq!(bytes("rate_in = '1gbit'").unwrap(), rate(125_000_000, 1_250_000), "that of 10 ms");
+    assert_eq!(bytes("rate_in = '8mbit'").unwrap(), rate(1_000_000, 256 << 10), "four frames of 64 KiB");
     assert_eq!(bytes("rate_in = '1500000bit'").unwrap(), bytes("rate_in = '1.5mbit'").unwrap());
     assert_eq!(bytes("rate_in = '1kbit'\nrate_in_burst = '72kib'").unwrap(), rate(125, 72 << 10));
     let packets = |lines: &str| rules(lines).map(|rules| rules.rate_out.packets);
-    assert_eq!(packets("rate_out_packets = '1mpps'").unwrap(), rate(1_000_000, 100_000));
-    assert_eq!(packets("rate_out_packets = '1pps'").unwrap(), rate(1, 128));
+    assert_eq!(packets("rate_out_packets = '1mpps'").unwrap(), rate(1_000_000, 10_000));
+    assert_eq!(packets("rate_out_packets = '1pps'").unwrap(), rate(1, 256));
     assert_eq!(rules("storm = '50pps'").unwrap().storm, rate(50, 50), "those of a second");
     for (lines, wanted) in [
         ("rate_in = 5", "port.rate_in: 5 is not a string in quotes"),
@@ -399,16 +403,34 @@ fn any_rules() -> impl Strategy<Value = Rules> {
     let guard = option::of((btree_set(a_mac(), 0..5), option::of(networks)));
     let guard =
         guard.prop_map(|guard| guard.map(|(macs, ips)| Guard { macs: macs.into_iter().collect(), ips }));
-    let plain = (vlans(), any::<bool>(), option::of(0..=1u32 << 20), statics);
-    (plain, guard, a_rate(Of::Flooded), limits(), limits()).prop_map(
-        |((vlans, isolated, max_macs, statics), guard, storm, rate_in, rate_out)| {
+    let plain = (vlans(), any::<[bool; 2]>(), option::of(0..=1u32 << 20), statics);
+    (plain, guard, a_rate(Of::Flooded), limits(), limits(), 1..=MAX_WEIGHT).prop_map(
+        |(
+            (vlans, [isolated, forward_reserved], max_macs, statics),
+            guard,
+            storm,
+            rate_in,
+            rate_out,
+            weight,
+        )| {
             let mut vids: Vec<Vid> = (0..=MAX_VID).filter(|vid| carries(&vlans, *vid)).collect();
             vids.extend(own(&vlans));
             let mut static_macs: Vec<_> =
                 statics.into_iter().map(|(mac, at)| (mac, vids[at.index(vids.len())])).collect();
             static_macs.sort();
             static_macs.dedup();
-            Rules { vlans, isolated, max_macs, static_macs, guard, storm, rate_in, rate_out }
+            Rules {
+                vlans,
+                isolated,
+                forward_reserved,
+                max_macs,
+                static_macs,
+                guard,
+                storm,
+                rate_in,
+                rate_out,
+                weight,
+            }
         },
     )
 }

@@ -12,6 +12,9 @@
 //!   6  attach          ──────────────────────────►  delivers the parked frames, then serves it
 //! ```
 //!
+//! If a worker does not answer one of the first four steps in time, the queue stays with its old owner: the owner is set back, the new one hands on
+//! what it has parked, and an old owner that lets go too late takes the queue back, as nobody takes it over.
+//!
 //! After step 3 nobody hands frames for the queue to the old owner, so that step 4 leaves none behind; after step 5 what the old owner has
 //! forwarded of the queue's own packets is delivered before what the new one will forward.
 //!
@@ -30,6 +33,7 @@ use crate::plane::port::Steering;
 use crate::plane::queues::Queues;
 use crate::plane::worker::Workers;
 use crate::plane::worker::command::Command;
+use crate::plane::worker::handles::Late;
 
 /// The worker of each queue of each port, as the control plane knows it.
 #[derive(Debug, Default)]
@@ -69,6 +73,9 @@ pub enum MigrationError {
     /// No such port.
     #[error("no worker serves the port")]
     Port,
+    /// A worker does not take part.
+    #[error("{0}: try again later")]
+    Late(#[from] Late),
 }
 
 impl QueueOwners {
@@ -118,13 +125,16 @@ pub(crate) trait MigrationSteps {
     type Detached;
 
     /// Has `worker` park frames for the queue.
-    fn park(&mut self, worker: usize, port: PortId, queue: u16);
+    fn park(&mut self, worker: usize, port: PortId, queue: u16) -> Result<(), Late>;
+
+    /// Has `worker` hand on the frames that it has parked, and park no more. Does not wait.
+    fn unpark(&mut self, worker: usize, port: PortId);
 
     /// Has every worker deliver what others have handed to it.
-    fn settle(&mut self);
+    fn settle(&mut self) -> Result<(), Late>;
 
-    /// Has `worker` settle and let go of the queue; `None` if it does not have it.
-    fn detach(&mut self, worker: usize, port: PortId, queue: u16) -> Option<Self::Detached>;
+    /// Has `worker` settle and let go of the queue; `None` if it does not have it. One that is late takes it back.
+    fn detach(&mut self, worker: usize, port: PortId, queue: u16) -> Result<Option<Self::Detached>, Late>;
 
     /// Has `worker` serve the queue, parked frames first.
     fn attach(&mut self, worker: usize, port: PortId, queue: u16, detached: Self::Detached);
@@ -154,40 +164,65 @@ pub(crate) fn migrate<S: MigrationSteps>(
     if before == worker {
         return Ok(before);
     }
-    match owned {
+    let detached = match &owned {
         Owned::Pairs(shared) => {
-            steps.park(worker, port, queue);
-            shared.set_owner(queue, worker);
-            steps.settle();
+            let detached = detach_pair(steps, shared, port, queue, before, worker);
+            if detached.is_err() {
+                shared.set_owner(queue, before);
+                steps.unpark(worker, port);
+            }
+            detached?
         }
         Owned::Local { queues: 1, .. } => {
             owners.all().insert(port, Owned::Local { queues: 1, reader: worker });
+            let detached = steps.detach(before, port, queue);
+            if detached.is_err() {
+                owners.all().insert(port, Owned::Local { queues: 1, reader: before });
+            }
+            detached?
         }
-        Owned::Local { queues, .. } => return Err(MigrationError::TapQueues(queues)),
-    }
-    let detached = steps.detach(before, port, queue);
-    steps.settle();
+        Owned::Local { queues, .. } => return Err(MigrationError::TapQueues(*queues)),
+    };
+    // Nobody has the queue now. If somebody is late from here on, packets may overtake others, but none is lost.
+    let _ = steps.settle();
     if let Some(detached) = detached {
         steps.attach(worker, port, queue, detached);
     }
     Ok(before)
 }
 
+/// The steps until nobody has the queue, which is a pair's.
+fn detach_pair<S: MigrationSteps>(
+    steps: &mut S,
+    shared: &PortShared,
+    port: PortId,
+    queue: u16,
+    before: usize,
+    worker: usize,
+) -> Result<Option<S::Detached>, Late> {
+    steps.park(worker, port, queue)?;
+    shared.set_owner(queue, worker);
+    steps.settle()?;
+    steps.detach(before, port, queue)
+}
+
 impl<P: Queues> MigrationSteps for &Workers<P> {
     type Detached = P::Detached;
 
-    fn park(&mut self, worker: usize, port: PortId, queue: u16) {
-        self.workers[worker].ask(|reply| Command::Park(port, queue, reply));
+    fn park(&mut self, worker: usize, port: PortId, queue: u16) -> Result<(), Late> {
+        self.workers[worker].ask(|reply| Command::Park(port, queue, reply)).map(drop)
     }
 
-    fn settle(&mut self) {
-        for worker in &self.workers {
-            worker.ask(Command::Settle);
-        }
+    fn unpark(&mut self, worker: usize, port: PortId) {
+        self.workers[worker].send(Command::Unpark(port));
     }
 
-    fn detach(&mut self, worker: usize, port: PortId, queue: u16) -> Option<P::Detached> {
-        self.workers[worker].ask(|reply| Command::Detach(port, queue, reply))
+    fn settle(&mut self) -> Result<(), Late> {
+        self.workers.iter().try_for_each(|worker| worker.ask(Command::Settle).map(drop))
+    }
+
+    fn detach(&mut self, worker: usize, port: PortId, queue: u16) -> Result<Option<P::Detached>, Late> {
+        self.workers[worker].ask_in_person(|reply| Command::Detach(port, queue, reply))
     }
 
     fn attach(&mut self, worker: usize, port: PortId, queue: u16, detached: P::Detached) {

@@ -1,10 +1,16 @@
 //! The hand-off rings between workers: frames for queues that another worker owns, and addresses that were learned.
 //!
 //! [`Handoff::mesh`] makes the ends of all workers before their threads start; each worker owns one [`Handoff`] and is the only one who calls
-//! it. From every worker to every other lead two single-producer, single-consumer rings: one with messages, one with the empty buffers
-//! that come back. Nothing is locked and, once buffers have their size, nothing allocated. A frame is copied into a buffer here, and from
+//! it. From every worker to every other lead three single-producer, single-consumer rings: frames, addresses that were learned (news), and
+//! the empty buffers that come back. Nothing is locked and, once buffers have their size, nothing allocated. A frame is copied into a buffer here, and from
 //! there to its receiver: its sender's memory is given back without waiting for another worker. (A worker that
 //! owns a queue of the receiver uses that one, so that frames are handed off only where they must be.)
+//!
+//! **Shares.** The places are shared out between the ports that send, by dynamic thresholds (Choudhury and Hahne, 1998): a port may have [`SHARE`]
+//! times as many frames under way as places are free. So one port that floods leaves a third of the places to others, which have less under way
+//! and therefore find room, and a port that is alone has two thirds. An eighth of the places is left to ports that have next to nothing under way, however
+//! many flood. A frame is under way until its buffer has come back. News have a
+//! ring of their own, so that a guest that makes up addresses takes no place from a frame.
 //!
 //! A worker that sleeps is woken by an eventfd, by the handshake of [`sleep`](super::sleep).
 
@@ -21,29 +27,39 @@ use crate::fdb::PortId;
 use crate::plane::handoff::sleep::SleepFlag;
 use crate::rules::Vid;
 
-/// Messages under way from one worker to another at most: as many frames as a ring of the usual size holds. Sixteen
-/// bursts; a worker that is that far behind would only be given more than it can do.
-pub(crate) const DEPTH: usize = 512;
+/// Frames under way from one worker to another at most; a port that is alone has up to 448, nearly as many as a ring of the usual size
+/// holds. A worker that is sixteen bursts behind would only be given more than it can do.
+pub(crate) const DEPTH: usize = 768;
+
+/// How many times the number of free places a port may have under way. With 1 a port that is alone would have half of the places; with 8 one
+/// that floods would leave a ninth to all others.
+const SHARE: usize = 2;
+
+/// Places that only ports with less than [`LITTLE`] under way may take.
+const RESERVED: usize = DEPTH / 8;
+
+/// Frames under way that a port may have as long as there is any place.
+const LITTLE: usize = 8;
+
+/// News under way from one worker to another at most.
+const NEWS_DEPTH: usize = 512;
 
 /// A frame that crosses.
 #[derive(Debug)]
 pub(crate) struct HandoffFrame {
+    /// The port that sent it, which pays for its delivery.
+    pub(crate) from: PortId,
     /// The port that it leaves by.
     pub(crate) port: PortId,
-    /// What is left to be done with it; the receiver takes it as it is.
+    /// What is left to be done with it; the receiver took it as it is when it was handed off.
     pub(crate) header: Header,
     /// The frame.
     pub(crate) frame: Vec<u8>,
 }
 
-/// What one worker tells another.
-#[derive(Debug)]
-pub(crate) enum Message {
-    /// Deliver this.
-    Frame(HandoffFrame),
-    /// This address is behind that port, in this VLAN.
-    Learn(Vid, Mac, PortId),
-}
+/// An address that another worker has learned: it is behind that port, in this VLAN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct News(pub(crate) Vid, pub(crate) Mac, pub(crate) PortId);
 
 /// How a worker is woken.
 #[derive(Debug)]
@@ -68,19 +84,52 @@ impl Doorbell {
 /// The way to one other worker.
 #[derive(Debug)]
 struct Out {
-    messages: Producer<Message>,
-    /// Buffers that come back.
-    empty: Consumer<Vec<u8>>,
+    frames: Producer<HandoffFrame>,
+    news: Producer<News>,
+    /// Buffers that come back, and the ports whose frames they held.
+    empty: Consumer<(PortId, Vec<u8>)>,
     doorbell: Arc<Doorbell>,
     /// Something was put in since the other was last woken.
     dirty: bool,
+    /// Frames under way, of all ports and of each.
+    under_way: usize,
+    of_port: Vec<u16>,
+}
+
+impl Out {
+    /// Whether `port` has its share under way.
+    #[inline]
+    fn is_full_for(&self, port: PortId) -> bool {
+        let own = usize::from(self.of_port.get(usize::from(port.0)).copied().unwrap_or(0));
+        let free = (DEPTH - RESERVED).saturating_sub(self.under_way);
+        own >= SHARE * free && (own >= LITTLE || self.under_way >= DEPTH)
+    }
+
+    /// Takes back the buffers that have returned.
+    fn reclaim(&mut self, spare: &mut Vec<Vec<u8>>) {
+        while let Ok((port, buffer)) = self.empty.pop() {
+            self.under_way -= 1;
+            self.of_port[usize::from(port.0)] -= 1;
+            spare.push(buffer);
+        }
+    }
+
+    fn count(&mut self, port: PortId) {
+        let at = usize::from(port.0);
+        if self.of_port.len() <= at {
+            self.of_port.resize(at + 1, 0);
+        }
+        self.of_port[at] += 1;
+        self.under_way += 1;
+    }
 }
 
 /// The way from one other worker.
 #[derive(Debug)]
 struct In {
-    messages: Consumer<Message>,
-    empty: Producer<Vec<u8>>,
+    frames: Consumer<HandoffFrame>,
+    news: Consumer<News>,
+    empty: Producer<(PortId, Vec<u8>)>,
 }
 
 /// One worker's ends of all ways.
@@ -113,11 +162,14 @@ impl Handoff {
             .collect();
         for from in 0..workers {
             for to in (0..workers).filter(|to| *to != from) {
-                let (messages, received) = RingBuffer::new(DEPTH);
+                let (frames, received) = RingBuffer::new(DEPTH);
+                let (news, heard) = RingBuffer::new(NEWS_DEPTH);
                 let (returned, empty) = RingBuffer::new(DEPTH);
                 let doorbell = Arc::clone(&doorbells[to]);
-                mesh[from].out[to] = Some(Out { messages, empty, doorbell, dirty: false });
-                mesh[to].inn[from] = Some(In { messages: received, empty: returned });
+                let of_port = Vec::new();
+                mesh[from].out[to] =
+                    Some(Out { frames, news, empty, doorbell, dirty: false, under_way: 0, of_port });
+                mesh[to].inn[from] = Some(In { frames: received, news: heard, empty: returned });
             }
         }
         mesh
@@ -129,18 +181,14 @@ impl Handoff {
         self.me
     }
 
-    /// Messages that wait for this worker at most. Receiving as many leaves none of those that wait now.
-    pub(crate) fn most(&self) -> usize {
-        self.inn.iter().flatten().count() * DEPTH
-    }
-
-    /// Hands a frame to the worker that owns the queue it goes to.
+    /// Hands a frame that port `from` has sent to the worker that owns the queue it goes to.
     ///
     /// # Errors
-    /// That worker is too far behind.
+    /// That worker is too far behind, or the port has its share under way.
     pub(crate) fn send(
         &mut self,
         worker: usize,
+        from: PortId,
         port: PortId,
         header: Header,
         first: &[u8],
@@ -149,23 +197,32 @@ impl Handoff {
         let Some(out) = self.out.get_mut(worker).and_then(Option::as_mut) else {
             return Err(DropReason::LinkDown);
         };
-        if out.messages.is_full() {
+        if self.spare.is_empty() || out.is_full_for(from) {
+            out.reclaim(&mut self.spare);
+            if out.is_full_for(from) {
+                return Err(DropReason::WorkerBusy);
+            }
+        }
+        let mut frame = self.spare.pop().unwrap_or_default();
+        gather(first, rest, &mut frame);
+        if out.frames.push(HandoffFrame { from, port, header, frame }).is_err() {
             return Err(DropReason::WorkerBusy);
         }
-        let buffer = out.empty.pop().ok().or_else(|| self.spare.pop());
-        let mut frame = buffer.unwrap_or_default();
-        gather(first, rest, &mut frame);
-        let sent = out.messages.push(Message::Frame(HandoffFrame { port, header, frame }));
-        out.dirty |= sent.is_ok();
-        sent.map_err(|_| DropReason::WorkerBusy)
+        out.count(from);
+        out.dirty = true;
+        Ok(())
     }
 
-    /// Tells all others where an address is. One who is too far behind floods frames to it until it is told again.
+    /// Tells all others where an address is, and returns whether all were told. One who is too far behind floods frames to it until it is told again.
     #[cold]
-    pub(crate) fn announce(&mut self, vid: Vid, mac: Mac, port: PortId) {
+    pub(crate) fn announce(&mut self, vid: Vid, mac: Mac, port: PortId) -> bool {
+        let mut all = true;
         for out in self.out.iter_mut().flatten() {
-            out.dirty |= out.messages.push(Message::Learn(vid, mac, port)).is_ok();
+            let told = out.news.push(News(vid, mac, port)).is_ok();
+            out.dirty |= told;
+            all &= told;
         }
+        all
     }
 
     /// Wakes everybody who was given something.
@@ -178,37 +235,48 @@ impl Handoff {
         }
     }
 
-    /// The next message of any other worker; they take turns.
+    /// The next frame of any other worker, and which one; they take turns.
     #[inline]
-    pub(crate) fn receive(&mut self) -> Option<(usize, Message)> {
+    pub(crate) fn receive(&mut self) -> Option<(usize, HandoffFrame)> {
+        self.next(|way| way.frames.pop().ok())
+    }
+
+    /// The next address that any other worker has learned; they take turns.
+    #[inline]
+    pub(crate) fn hear(&mut self) -> Option<News> {
+        Some(self.next(|way| way.news.pop().ok())?.1)
+    }
+
+    #[inline]
+    fn next<T>(&mut self, mut pop: impl FnMut(&mut In) -> Option<T>) -> Option<(usize, T)> {
         let workers = self.inn.len();
         for _ in 0..workers {
             let from = self.turn;
             self.turn = if from + 1 == workers { 0 } else { from + 1 };
             if let Some(Some(way)) = self.inn.get_mut(from)
-                && let Ok(message) = way.messages.pop()
+                && let Some(popped) = pop(way)
             {
-                return Some((from, message));
+                return Some((from, popped));
             }
         }
         None
     }
 
-    /// Returns a buffer to the worker that it came from.
+    /// Returns the buffer of a frame of `port` to the worker that it came from.
     #[inline]
-    pub(crate) fn give_back(&mut self, from: usize, frame: Vec<u8>) {
-        if let Some(Some(way)) = self.inn.get_mut(from)
-            && let Err(rtrb::PushError::Full(frame)) = way.empty.push(frame)
-        {
-            self.spare.push(frame);
-            self.spare.truncate(DEPTH);
+    pub(crate) fn give_back(&mut self, from: usize, port: PortId, frame: Vec<u8>) {
+        if let Some(Some(way)) = self.inn.get_mut(from) {
+            // There is room for as many as can be under way.
+            let _ = way.empty.push((port, frame));
         }
     }
 
     /// To be called before the worker sleeps, and [`Handoff::awake`] after it: false if it must not, as there is
     /// something to do.
     pub(crate) fn about_to_sleep(&self) -> bool {
-        self.doorbell.asleep.about_to_sleep(|| self.inn.iter().flatten().all(|way| way.messages.is_empty()))
+        self.doorbell.asleep.about_to_sleep(|| {
+            self.inn.iter().flatten().all(|way| way.frames.is_empty() && way.news.is_empty())
+        })
     }
 
     /// The worker has slept.
@@ -243,7 +311,7 @@ mod tests {
         let (first, rest) = frame.split_at(frame.len() / 3);
         let (some, more) = rest.split_at(rest.len() / 2);
         let rest = [ReadSlice::from(some), ReadSlice::from(more)];
-        handoff.send(1, PortId(3), Header::default(), first, &rest)
+        handoff.send(1, PortId(9), PortId(3), Header::default(), first, &rest)
     }
 
     #[test]
@@ -252,24 +320,62 @@ mod tests {
         for round in 0..3 * DEPTH {
             let frame: Vec<u8> = (0..round % 2000).map(|byte| (byte + round) as u8).collect();
             send(&mut a, &frame).unwrap();
-            let (from, Message::Frame(parcel)) = b.receive().unwrap() else { panic!("not a frame") };
-            assert_eq!((from, parcel.port, &parcel.frame), (0, PortId(3), &frame));
-            b.give_back(from, parcel.frame);
+            let (from, handed) = b.receive().unwrap();
+            assert_eq!((from, handed.from, handed.port), (0, PortId(9), PortId(3)));
+            assert_eq!(handed.frame, frame);
+            b.give_back(from, handed.from, handed.frame);
         }
         assert!(b.receive().is_none());
-        assert_eq!(a.out[1].as_ref().unwrap().empty.slots(), 1, "one buffer was enough");
+        let out = a.out[1].as_ref().unwrap();
+        assert_eq!((out.empty.slots(), out.under_way), (1, 1), "one buffer was enough");
     }
 
     #[test]
     fn a_worker_that_is_behind_costs_frames_and_nothing_else() {
         let (mut a, mut b) = two();
-        for _ in 0..DEPTH {
-            send(&mut a, &[7; 60]).unwrap();
-        }
+        let sent = (0..DEPTH).take_while(|_| send(&mut a, &[7; 60]).is_ok()).count();
+        assert_eq!(sent, 448, "all that a port may have");
         assert_eq!(send(&mut a, &[7; 60]), Err(DropReason::WorkerBusy));
-        a.announce(0, Mac([2; 6]), PortId(0));
-        assert!(b.receive().is_some());
+        assert!(a.announce(0, Mac([2; 6]), PortId(0)));
+        for _ in 0..2 {
+            let (from, handed) = b.receive().unwrap();
+            b.give_back(from, handed.from, handed.frame);
+        }
         send(&mut a, &[7; 60]).unwrap();
+    }
+
+    /// M5: the ring was first come, first served.
+    #[test]
+    fn m5_a_port_that_floods_leaves_places_to_others() {
+        let (mut a, mut b) = two();
+        let flood = |a: &mut Handoff, port| {
+            let mut send = || a.send(1, PortId(port), PortId(3), Header::default(), &[7; 60], &[]).is_ok();
+            (0..DEPTH).take_while(|_| send()).count()
+        };
+        let first = flood(&mut a, 0);
+        let second = flood(&mut a, 1);
+        assert!(first == 448 && second >= 128, "{first} {second}");
+        // However many flood, a burst of one more finds room.
+        (2..8).for_each(|port| {
+            flood(&mut a, port);
+        });
+        assert!(flood(&mut a, 8) >= LITTLE);
+        // What has been delivered makes room, for those who have little under way.
+        for _ in 0..300 {
+            let (from, handed) = b.receive().unwrap();
+            b.give_back(from, handed.from, handed.frame);
+        }
+        assert!(flood(&mut a, 9) >= 128);
+    }
+
+    #[test]
+    fn m5_news_take_no_place_from_frames() {
+        let (mut a, mut b) = two();
+        let told = (0..DEPTH).take_while(|_| a.announce(0, Mac([2; 6]), PortId(0))).count();
+        assert_eq!(told, NEWS_DEPTH);
+        assert!(!a.announce(0, Mac([2; 6]), PortId(0)), "the caller knows who was not told");
+        send(&mut a, &[7; 60]).unwrap();
+        assert!(b.receive().is_some());
     }
 
     #[test]
@@ -285,7 +391,7 @@ mod tests {
         a.announce(0, Mac([2; 6]), PortId(1));
         a.flush();
         assert!(!b.doorbell.bell.drain().unwrap(), "it is awake");
-        assert!(matches!(b.receive(), Some((0, Message::Learn(0, Mac([2, ..]), PortId(1))))));
+        assert_eq!(b.hear(), Some(News(0, Mac([2; 6]), PortId(1))));
     }
 
     #[test]
@@ -295,13 +401,15 @@ mod tests {
         let mut to = mesh.pop().unwrap();
         let learn = Mac([2; 6]);
         for from in &mut mesh {
-            from.announce(0, learn, PortId(0));
+            assert!(from.announce(0, learn, PortId(0)));
         }
-        assert_eq!(to.most(), 2 * DEPTH);
         for _ in 0..DEPTH {
             mesh[0].announce(0, learn, PortId(0));
         }
-        let order: Vec<_> = (0..3).map(|_| to.receive().unwrap().0).collect();
+        let mut order = Vec::new();
+        for _ in 0..3 {
+            order.push(to.next(|way| way.news.pop().ok()).unwrap().0);
+        }
         assert_eq!(order, [0, 1, 0]);
     }
 }

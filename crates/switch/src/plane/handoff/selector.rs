@@ -24,7 +24,8 @@ use crate::plane::queues::Delivery;
 #[derive(Debug)]
 struct Parked {
     pair: u16,
-    frames: Vec<(Header, Vec<u8>)>,
+    /// With the ports that have sent them.
+    frames: Vec<(PortId, Header, Vec<u8>)>,
 }
 
 /// One worker's view of a port's pairs.
@@ -96,13 +97,14 @@ impl TxQueueSelector {
         }
     }
 
-    /// Hands a frame to the worker that owns its pair, which this worker does not have; or parks it, if the pair is migrating here.
+    /// Hands a frame, which port `from` has sent, to the worker that owns its pair, which this worker does not have; or parks it, if the pair is migrating here.
     ///
     /// # Errors
     /// [`DropReason::WorkerBusy`] if that worker is too far behind, or too many frames are parked; [`DropReason::LinkDown`] if nobody serves
     /// the pair.
     pub(crate) fn hand_off(
         &mut self,
+        from: PortId,
         pair: u16,
         header: Header,
         first: &[u8],
@@ -111,7 +113,7 @@ impl TxQueueSelector {
     ) -> Result<Delivery, DropReason> {
         let owner = self.shared.owner(pair);
         if owner != handoff.me() {
-            handoff.send(owner, self.id, header, first, rest)?;
+            handoff.send(owner, from, self.id, header, first, rest)?;
             return Ok(Delivery::Queued);
         }
         let parked = self.parked.as_mut().filter(|parked| parked.pair == pair);
@@ -121,7 +123,7 @@ impl TxQueueSelector {
         }
         let mut frame = Vec::new();
         gather(first, rest, &mut frame);
-        frames.push((header, frame));
+        frames.push((from, header, frame));
         Ok(Delivery::Queued)
     }
 
@@ -131,7 +133,7 @@ impl TxQueueSelector {
     }
 
     /// The pair is there: returns the frames that were parked for it, in order.
-    pub(crate) fn unpark(&mut self) -> Vec<(Header, Vec<u8>)> {
+    pub(crate) fn unpark(&mut self) -> Vec<(PortId, Header, Vec<u8>)> {
         self.parked.take().map_or_else(Vec::new, |parked| parked.frames)
     }
 }

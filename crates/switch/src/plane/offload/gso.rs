@@ -4,6 +4,8 @@
 //! sender put it, in slices, and for a checksum is summed up there first. A sender that changes it meanwhile makes its own
 //! packet's checksum wrong.
 
+use std::ops::ControlFlow;
+
 use ringferry_memory::ReadSlice;
 use ringferry_packet::checksum;
 use ringferry_packet::frame::{Burst, Frame, PREFIX};
@@ -14,7 +16,22 @@ use smallvec::SmallVec;
 
 use crate::counters::DropReason;
 
-/// Delivers a frame to a receiver that takes only `accepts`, packet by packet, through `deliver`.
+/// The part of a frame's segments that is delivered in one sitting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sitting {
+    /// Segments that were delivered before.
+    pub(crate) from: usize,
+    /// Segments to deliver at most.
+    pub(crate) most: usize,
+}
+
+impl Sitting {
+    /// All of a frame at once.
+    pub(crate) const WHOLE: Sitting = Sitting { from: 0, most: usize::MAX };
+}
+
+/// Delivers a frame to a receiver that takes only `accepts`, packet by packet, through `deliver`, until that breaks off: what comes after a packet
+/// that found no place would find none either. Returns how many packets are left, those that `sitting` excludes among them, and not the one at which it broke off.
 ///
 /// # Errors
 /// Why it cannot be made something that the receiver takes. Nothing was delivered.
@@ -22,17 +39,18 @@ pub(crate) fn deliver(
     burst: &Burst<'_>,
     frame: &Frame,
     accepts: Offloads,
+    sitting: Sitting,
     scratch: &mut Vec<u8>,
-    mut deliver: impl FnMut(Header, &[u8], &[ReadSlice<'_>]),
-) -> Result<(), DropReason> {
+    mut deliver: impl FnMut(Header, &[u8], &[ReadSlice<'_>]) -> ControlFlow<()>,
+) -> Result<usize, DropReason> {
     let header = frame.header;
     if header.is_gso() {
-        return cut(burst, frame, accepts, deliver);
+        return cut(burst, frame, accepts, sitting, deliver);
     }
     if !header.needs_csum() {
         // Someone has checked the checksum, which is nothing that this receiver can be told.
-        deliver(Header::default(), frame.prefix(), burst.rest(frame));
-        return Ok(());
+        let _ = deliver(Header::default(), frame.prefix(), burst.rest(frame));
+        return Ok(0);
     }
     let rest = burst.rest(frame);
     let bad = |_| DropReason::RxBadHeader;
@@ -43,19 +61,19 @@ pub(crate) fn deliver(
         let first = &mut first[..frame.prefix().len()];
         first.copy_from_slice(frame.prefix());
         checksum::complete_head(&header, first, rest.iter().copied()).map_err(bad)?;
-        deliver(Header::default(), first, rest);
+        let _ = deliver(Header::default(), first, rest);
     } else if field <= MAX_HEADERS {
         let mut room = [0; MAX_HEADERS];
         let first = beginning(burst, frame, &mut room[..field]);
         let rest: SmallVec<[_; 8]> = behind(whole(burst, frame), first.len()).collect();
         checksum::complete_head(&header, first, rest.iter().copied()).map_err(bad)?;
-        deliver(Header::default(), first, &rest);
+        let _ = deliver(Header::default(), first, &rest);
     } else {
         burst.flatten(frame, scratch);
         checksum::complete(&header, scratch).map_err(bad)?;
-        deliver(Header::default(), scratch, &[]);
+        let _ = deliver(Header::default(), scratch, &[]);
     }
-    Ok(())
+    Ok(0)
 }
 
 /// Delivers the segments of a frame.
@@ -63,18 +81,25 @@ fn cut(
     burst: &Burst<'_>,
     frame: &Frame,
     accepts: Offloads,
-    mut deliver: impl FnMut(Header, &[u8], &[ReadSlice<'_>]),
-) -> Result<(), DropReason> {
+    sitting: Sitting,
+    mut deliver: impl FnMut(Header, &[u8], &[ReadSlice<'_>]) -> ControlFlow<()>,
+) -> Result<usize, DropReason> {
     let mode = if accepts.contains(Offloads::CSUM) { Checksum::Partial } else { Checksum::Complete };
     let mut head = [0; MAX_HEADERS];
     let head = beginning(burst, frame, &mut head);
     let pieces = whole(burst, frame);
     let mut segments = PieceSegmenter::new(&frame.header, head, pieces, frame.len as usize, mode)
         .map_err(|_| DropReason::OffloadUnsupported)?;
-    while let Some(segment) = segments.next_segment() {
-        deliver(segment.header, segment.head, segment.payload);
+    segments.skip(sitting.from);
+    let mut left = segments.segments().saturating_sub(sitting.from);
+    for _ in 0..sitting.most {
+        let Some(segment) = segments.next_segment() else { break };
+        left -= 1;
+        if deliver(segment.header, segment.head, segment.payload).is_break() {
+            break;
+        }
     }
-    Ok(())
+    Ok(left)
 }
 
 /// A frame, piece by piece.
@@ -110,8 +135,40 @@ mod tests {
         let frames = [sent.clone()];
         let burst = burst(&frames, lens);
         let mut out = Vec::new();
-        let put = |header, first: &[u8], rest: &[ReadSlice<'_>]| out.push(flat(header, first, rest));
-        deliver(&burst, &burst.frames()[0], accepts, &mut Vec::new(), put).map(|()| out)
+        let put = |header, first: &[u8], rest: &[ReadSlice<'_>]| {
+            out.push(flat(header, first, rest));
+            ControlFlow::Continue(())
+        };
+        let left = deliver(&burst, &burst.frames()[0], accepts, Sitting::WHOLE, &mut Vec::new(), put)?;
+        assert_eq!(left, 0);
+        Ok(out)
+    }
+
+    #[test]
+    fn cutting_ends_where_it_is_told_to_and_goes_on_there() {
+        let sent = Packet::plain(false, true, vec![3; 1000]).sent(100);
+        let frames = [sent.clone()];
+        let burst = burst(&frames, &[300]);
+        let frame = &burst.frames()[0];
+        let whole = delivered(&sent, &[300], Offloads::empty()).unwrap();
+        let mut parts = Vec::new();
+        for (from, most) in [(0, 4), (4, 4), (8, 4)] {
+            let put = |header, first: &[u8], rest: &[ReadSlice<'_>]| {
+                parts.push(flat(header, first, rest));
+                ControlFlow::Continue(())
+            };
+            let sitting = Sitting { from, most };
+            let left = deliver(&burst, frame, Offloads::empty(), sitting, &mut Vec::new(), put);
+            assert_eq!(left, Ok(10_usize.saturating_sub(from + most)));
+        }
+        assert_eq!(parts, whole);
+        let mut count = 0;
+        let put = |_, _: &[u8], _: &[ReadSlice<'_>]| {
+            count += 1;
+            if count == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let left = deliver(&burst, frame, Offloads::empty(), Sitting::WHOLE, &mut Vec::new(), put);
+        assert_eq!((left, count), (Ok(7), 3));
     }
 
     /// VIRTIO 1.4, 5.1.6.4.1: without GUEST_CSUM the flags are 0. That is all there is to do.

@@ -9,17 +9,24 @@
 //! | `vlan` | which VLAN a frame belongs to, and its tag (IEEE 802.1Q) |
 //! | `source_guard` | whether a frame's source addresses are the port's own (anti-spoofing) |
 //! | `token_bucket` | a token bucket that all workers share (GCRA) |
+//! | `rate_limit` | a rate that a port's frames are paced to: packets and bytes a second |
+//! | `shaper` | where frames for a port wait that has received as much as its rate allows (CoDel) |
+
+use std::sync::Arc;
 
 use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::vnet::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header};
 
 use crate::counters::DropReason;
 use crate::plane::now::Now;
+use crate::plane::policy::rate_limit::RateLimit;
 use crate::plane::policy::source_guard::{Judgement, SourceGuard};
 use crate::plane::policy::token_bucket::TokenBucket;
 use crate::plane::policy::vlan::{Membership, Tagged};
 use crate::rules::{Limits, Rules, Vlans};
 
+pub(crate) mod rate_limit;
+pub(crate) mod shaper;
 pub(crate) mod source_guard;
 pub(crate) mod token_bucket;
 pub(crate) mod vlan;
@@ -33,10 +40,11 @@ const MOST_HEADERS: u64 = 14 + 8 + 60 + 60;
 pub(crate) struct PortPolicy {
     membership: Membership,
     isolated: bool,
+    forwards_reserved: bool,
     guard: Option<SourceGuard>,
-    storm: Option<TokenBucket>,
-    rate_in: Policer,
-    rate_out: Policer,
+    storm: Option<Arc<TokenBucket>>,
+    rate_in: Option<RateLimit>,
+    rate_out: Option<RateLimit>,
 }
 
 /// Why a frame may not come in.
@@ -50,11 +58,13 @@ pub(crate) enum Refusal {
 }
 
 impl PortPolicy {
-    /// The policy of a port with these rules; `None` if it would let everything pass.
-    pub(crate) fn new(rules: &Rules) -> Option<Self> {
-        let Rules { vlans, isolated, guard, storm, rate_in, rate_out, max_macs: _, static_macs: _ } = rules;
+    /// The policy of a port with these rules; `None` if it would let everything pass. `before` is what it had until now: limits that do
+    /// not change keep their buckets, as a change of other rules is no reason to grant a burst.
+    pub(crate) fn new(rules: &Rules, before: Option<&PortPolicy>) -> Option<Self> {
+        let Rules { vlans, isolated, forward_reserved, guard, storm, rate_in, rate_out, .. } = rules;
         let open = *vlans == Vlans::default()
             && !isolated
+            && !forward_reserved
             && guard.is_none()
             && storm.is_none()
             && *rate_in == Limits::default()
@@ -62,15 +72,16 @@ impl PortPolicy {
         (!open).then(|| Self {
             membership: Membership::new(vlans),
             isolated: *isolated,
+            forwards_reserved: *forward_reserved,
             guard: guard.as_ref().map(SourceGuard::new),
-            storm: storm.map(TokenBucket::new),
-            rate_in: Policer::new(rate_in),
-            rate_out: Policer::new(rate_out),
+            storm: rate_limit::bucket(*storm, before.and_then(|before| before.storm.as_ref())),
+            rate_in: RateLimit::new(rate_in, before.and_then(PortPolicy::rate_in)),
+            rate_out: RateLimit::new(rate_out, before.and_then(PortPolicy::rate_out)),
         })
     }
 
     /// Whether a frame of `burst` may come in, and the VLAN it belongs to. `private`: the burst lies in memory that its sender
-    /// cannot write.
+    /// cannot write. One that may is charged to the port's rate, which was asked before the frame was taken from its ring.
     ///
     /// # Errors
     /// Why not.
@@ -93,26 +104,42 @@ impl PortPolicy {
                 Judgement::Spoofed => return Err(Refusal::Drop(DropReason::Spoofed)),
             }
         }
-        let cost = || WireCost::of(&frame.header, frame.prefix(), frame.len.into());
-        if self.rate_in.take(cost, now) { Ok(tagged) } else { Err(Refusal::Drop(DropReason::RateIn)) }
+        if let Some(rate_in) = &self.rate_in {
+            rate_in.charge(WireCost::of_frame(frame), now.micros());
+        }
+        Ok(tagged)
     }
 
-    /// Whether the port may send one more frame to everybody.
+    /// Whether the port may send this frame to everybody. It counts as the packets that it is on a wire: a receiver without
+    /// segmentation offloads gets each of them.
     #[inline]
-    pub(crate) fn may_flood(&self, now: &Now) -> bool {
-        self.storm.as_ref().is_none_or(|bucket| bucket.take(1, now.micros()))
+    pub(crate) fn may_flood(&self, frame: &Frame, now: &Now) -> bool {
+        let packets = || WireCost::of(&frame.header, frame.prefix(), frame.len.into()).packets;
+        self.storm.as_ref().is_none_or(|bucket| bucket.take(packets(), now.micros()))
     }
 
-    /// Whether a frame of `len` bytes that begins with `first` may leave by the port.
+    /// How fast frames are taken from the port, if that is limited.
     #[inline]
-    pub(crate) fn may_leave(&self, header: &Header, first: &[u8], len: u64, now: &Now) -> bool {
-        self.rate_out.take(|| WireCost::of(header, first, len), now)
+    pub(crate) fn rate_in(&self) -> Option<&RateLimit> {
+        self.rate_in.as_ref()
+    }
+
+    /// How fast frames are sent to the port, if that is limited.
+    #[inline]
+    pub(crate) fn rate_out(&self) -> Option<&RateLimit> {
+        self.rate_out.as_ref()
     }
 
     /// Whether it exchanges no frames with other isolated ports.
     #[inline]
     pub(crate) fn isolated(&self) -> bool {
         self.isolated
+    }
+
+    /// Whether frames of protocols between neighbours, and from addresses of no station, are forwarded.
+    #[inline]
+    pub(crate) fn forwards_reserved(&self) -> bool {
+        self.forwards_reserved
     }
 
     /// Which VLANs it is in.
@@ -123,13 +150,19 @@ impl PortPolicy {
 }
 
 /// What a frame is on a wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct WireCost {
-    packets: u64,
-    bytes: u64,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WireCost {
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
 }
 
 impl WireCost {
+    /// Of a frame of a burst.
+    #[inline]
+    pub(crate) fn of_frame(frame: &Frame) -> Self {
+        Self::of(&frame.header, frame.prefix(), frame.len.into())
+    }
+
     /// Of a frame of `len` bytes that begins with `first`. One that is to be segmented is as many packets, each with its headers.
     fn of(header: &Header, first: &[u8], len: u64) -> Self {
         if !header.is_gso() || header.gso_size == 0 {
@@ -147,40 +180,6 @@ impl WireCost {
         let headers = (u64::from(header.csum_start) + transport).min(MOST_HEADERS).min(len);
         let packets = (len - headers).div_ceil(header.gso_size.into()).max(1);
         Self { packets, bytes: len + (packets - 1) * headers }
-    }
-}
-
-/// Limits of both kinds.
-#[derive(Debug)]
-struct Policer {
-    packets: Option<TokenBucket>,
-    bytes: Option<TokenBucket>,
-}
-
-impl Policer {
-    fn new(limits: &Limits) -> Self {
-        Self { packets: limits.packets.map(TokenBucket::new), bytes: limits.bytes.map(TokenBucket::new) }
-    }
-
-    /// Whether a frame passes both. One that does not takes nothing from either.
-    #[inline]
-    fn take(&self, cost: impl FnOnce() -> WireCost, now: &Now) -> bool {
-        match (&self.packets, &self.bytes) {
-            (None, None) => true,
-            (Some(packets), None) => packets.take(cost().packets, now.micros()),
-            (None, Some(bytes)) => bytes.take(cost().bytes, now.micros()),
-            (Some(packets), Some(bytes)) => {
-                let cost = cost();
-                if !packets.take(cost.packets, now.micros()) {
-                    return false;
-                }
-                let passes = bytes.take(cost.bytes, now.micros());
-                if !passes {
-                    packets.put_back(cost.packets);
-                }
-                passes
-            }
-        }
     }
 }
 
@@ -230,17 +229,18 @@ mod tests {
     #[test]
     fn a_port_whose_rules_ask_for_nothing_has_no_gate() {
         let rules = Rules { max_macs: Some(1), static_macs: vec![(OWN, 0)], ..Rules::default() };
-        assert!(PortPolicy::new(&rules).is_none(), "those are the forwarding database's");
+        assert!(PortPolicy::new(&rules, None).is_none(), "those are the forwarding database's");
         let some = [
             Rules { vlans: Vlans::Access(0), ..Rules::default() },
             Rules { isolated: true, ..Rules::default() },
+            Rules { forward_reserved: true, ..Rules::default() },
             Rules { guard: Some(rules::Guard::default()), ..Rules::default() },
             Rules { storm: once(1), ..Rules::default() },
             Rules { rate_in: Limits { packets: once(1), bytes: None }, ..Rules::default() },
             Rules { rate_out: Limits { packets: None, bytes: once(1) }, ..Rules::default() },
         ];
         for rules in some {
-            let policy = PortPolicy::new(&rules).unwrap();
+            let policy = PortPolicy::new(&rules, None).unwrap();
             assert_eq!(policy.isolated(), rules.isolated);
             assert_eq!(policy.membership().leaves(5).is_some(), rules.vlans == Vlans::default());
         }
@@ -248,21 +248,23 @@ mod tests {
 
     #[test]
     fn each_rule_has_its_reason_and_refused_frames_cost_no_tokens() {
-        let policy = PortPolicy::new(&Rules {
+        let rules = Rules {
             vlans: Vlans::Access(5),
             guard: Some(rules::Guard { macs: vec![OWN], ips: None }),
-            rate_in: Limits { packets: once(1), bytes: None },
+            rate_in: Limits { packets: once(2), bytes: None },
             ..Rules::default()
-        });
-        let policy = policy.unwrap();
+        };
+        let policy = PortPolicy::new(&rules, None).unwrap();
+        let left = || policy.rate_in().unwrap().frames(WireCost { packets: 1, bytes: 0 }, now().micros());
         let refused = |reason| Err(Refusal::Drop(reason));
         assert_eq!(admit(&policy, Header::NONE, &frame(OTHER, Some(6), 60)), refused(DropReason::Vlan));
         assert_eq!(admit(&policy, Header::NONE, &frame(OTHER, None, 60)), refused(DropReason::Spoofed));
+        assert_eq!(left(), 3, "two, and one that borrows");
         assert_eq!(
             admit(&policy, Header::NONE, &frame(OWN, Some(5), 60)),
             Ok(Tagged { vid: 5, wire: Some(5) })
         );
-        assert_eq!(admit(&policy, Header::NONE, &frame(OWN, None, 60)), refused(DropReason::RateIn));
+        assert_eq!(left(), 2);
     }
 
     /// What is fetched twice may differ.
@@ -270,7 +272,7 @@ mod tests {
     fn what_its_sender_could_still_change_is_asked_for_again() {
         let ips = Some(vec![rules::Network { address: "2001:db8::".parse().unwrap(), bits: 64 }]);
         let guard = Some(rules::Guard { macs: vec![OWN], ips });
-        let policy = PortPolicy::new(&Rules { guard, ..Rules::default() }).unwrap();
+        let policy = PortPolicy::new(&Rules { guard, ..Rules::default() }, None).unwrap();
         let mut advertisement = frame(OWN, None, 86);
         advertisement[12..15].copy_from_slice(&[0x86, 0xdd, 0x60]);
         advertisement[18..22].copy_from_slice(&[0, 32, 58, 255]);
@@ -287,24 +289,46 @@ mod tests {
     }
 
     #[test]
-    fn storm_control_counts_frames() {
+    fn storm_control_counts_packets() {
         let at = now();
-        let policy = PortPolicy::new(&Rules { storm: once(3), ..Rules::default() }).unwrap();
-        assert_eq!([(); 5].map(|()| policy.may_flood(&at)), [true, true, true, false, false]);
-        let free = PortPolicy::new(&Rules { isolated: true, ..Rules::default() }).unwrap();
-        assert!(free.may_flood(&now()) && free.may_leave(&Header::NONE, &[], u64::MAX, &now()));
+        let may_flood = |policy: &PortPolicy, header: Header, len| {
+            let bytes = frame(OWN, None, len);
+            let mut burst = Burst::new();
+            burst.push(header, ReadSlice::from(&bytes[..]));
+            policy.may_flood(&burst.frames()[0], &at)
+        };
+        let policy = PortPolicy::new(&Rules { storm: once(3), ..Rules::default() }, None).unwrap();
+        let plain = [(); 5].map(|()| may_flood(&policy, Header::NONE, 60));
+        assert_eq!(plain, [true, true, true, false, false]);
+        let free = PortPolicy::new(&Rules { isolated: true, ..Rules::default() }, None).unwrap();
+        assert!(may_flood(&free, Header::NONE, 60));
+        // A frame that is to be cut is its segments.
+        let storm = PortPolicy::new(&Rules { storm: once(10), ..Rules::default() }, None).unwrap();
+        let large = gso(GSO_UDP_L4, 100, 34);
+        assert!(!may_flood(&storm, large, 42 + 1001), "eleven datagrams");
+        assert!(may_flood(&storm, large, 42 + 900) && !may_flood(&storm, large, 42 + 101), "nine, and two");
+        assert!(may_flood(&storm, Header::NONE, 60) && !may_flood(&storm, Header::NONE, 60));
     }
 
     #[test]
-    fn both_limits_hold_and_neither_pays_for_the_other() {
-        let limits = Limits { packets: once(10), bytes: once(1000) };
-        let policy = PortPolicy::new(&Rules { rate_out: limits, ..Rules::default() }).unwrap();
-        let now = now();
-        let leaves = |len| policy.may_leave(&Header::NONE, &[0; 60], len, &now);
-        assert!(leaves(900));
-        assert!((0..100).all(|_| !leaves(101)), "bytes");
-        assert!((0..9).all(|_| leaves(10)), "packets are all there");
-        assert!(!leaves(10), "packets");
+    fn limits_that_do_not_change_are_not_filled_by_a_change_of_others() {
+        let at = now();
+        let limits = Limits { packets: once(1), bytes: None };
+        let before = Rules { storm: once(1), rate_in: limits, rate_out: limits, ..Rules::default() };
+        let policy = PortPolicy::new(&before, None).unwrap();
+        let cost = WireCost { packets: 5, bytes: 0 };
+        let bytes = frame(OWN, None, 60);
+        let mut burst = Burst::new();
+        burst.push(Header::NONE, ReadSlice::from(&bytes[..]));
+        let broadcast = &burst.frames()[0];
+        assert!(policy.may_flood(broadcast, &at));
+        policy.rate_in().unwrap().charge(cost, at.micros());
+        policy.rate_out().unwrap().charge(cost, at.micros());
+        let after = Rules { isolated: true, rate_out: Limits { packets: once(2), bytes: None }, ..before };
+        let after = PortPolicy::new(&after, Some(&policy)).unwrap();
+        assert!(!after.may_flood(broadcast, &at));
+        assert!(after.rate_in().unwrap().wait(at.micros()) > 0);
+        assert_eq!(after.rate_out().unwrap().wait(at.micros()), 0, "that one is new");
     }
 
     fn gso(gso_type: u8, gso_size: u16, csum_start: u16) -> Header {

@@ -9,6 +9,11 @@
 //! - **Nothing changes after the check.** A burst has a private copy of the first 64 bytes of a frame. A verdict that rests
 //!   on later ones says so ([`Judgement::FineIfStable`]). And a checksum that somebody has yet to fill in is two bytes that the
 //!   sender chose: it must not lie in what was checked.
+//! - **Nothing speaks for the network.** A guarded port is a host's: router advertisements and redirects (RFC 4861) from it are
+//!   refused, as RA guard does (RFC 6105). So is the home address option (RFC 6275, 6.3), which replaces the source address that was
+//!   checked by another one.
+//! - **Nothing behind the end of a packet counts.** What Ethernet pads an IPv6 packet with is not looked at, or the padding
+//!   of a first fragment could pass for the header that really comes with the second one.
 //!
 //! An address that is allowed is allowed with every MAC address of the port. Addresses inside tunnels are not looked at.
 
@@ -17,7 +22,7 @@ use std::net::IpAddr;
 use ringferry_packet::ether::{
     Link, Mac, TYPE_ARP, TYPE_IPV4, TYPE_IPV6, TYPE_RARP, TYPE_SERVICE_VLAN, TYPE_VLAN,
 };
-use ringferry_packet::extension::{Cut, Extension, FRAGMENT};
+use ringferry_packet::extension::{Cut, DESTINATION_OPTIONS, Extension, FRAGMENT};
 use ringferry_packet::frame::{Burst, Frame, PREFIX};
 use ringferry_packet::parse::PROTO_UDP;
 use ringferry_packet::vnet::Header;
@@ -42,11 +47,14 @@ const REQUEST: u16 = 1;
 const LISTENER_REPORT: u8 = 131;
 const LISTENER_DONE: u8 = 132;
 const ROUTER_SOLICITATION: u8 = 133;
-const ROUTER_ADVERTISEMENT: u8 = 134;
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 const REDIRECT: u8 = 137;
 const LISTENER_REPORT_2: u8 = 143;
+
+/// Options of a destination options header (RFC 8200, 4.2; RFC 6275, 6.3).
+const PAD_1: u8 = 0;
+const HOME_ADDRESS: u8 = 0xc9;
 
 /// Options of neighbour discovery that name a link-layer address: of the source, of the target.
 const LINK_LAYER: [u8; 2] = [1, 2];
@@ -156,7 +164,8 @@ impl SourceGuard {
         if ips.v4.contains(source) {
             return Ok(());
         }
-        // Who has no address yet may ask a DHCP server for one (RFC 2131, 4.1).
+        // Who has no address yet may ask a DHCP server for one, by broadcast (RFC 2131, 4.1).
+        expect(frame.array(l3 + 16)? == [0xff; 4])?;
         let fragment = frame.be16(l3 + 6)? & 0x3fff != 0;
         expect(source == 0 && frame.byte(l3 + 9)? == PROTO_UDP && !fragment)?;
         expect(frame.array(l4)? == [0, 68, 0, 67])?;
@@ -185,7 +194,14 @@ impl SourceGuard {
         let source = u128::from_be_bytes(frame.array(l3 + 8)?);
         let own = self.ips.as_ref().is_none_or(|ips| ips.v6.contains(source));
         expect(own || source == 0)?;
-        let Transport { proto, at, fragmented } = Transport::find(frame, l3)?;
+        // The length says nothing about a packet that is still to be segmented, which is TCP or UDP.
+        let end = match frame.header.is_gso() {
+            true => frame.len,
+            false => l3 + IPV6_LEN + usize::from(frame.be16(l3 + 4)?),
+        };
+        let whole = end <= frame.len;
+        let frame = frame.until(end);
+        let Transport { proto, at, fragmented } = Transport::find(frame, l3, self.ips.is_some())?;
         frame.checksum_from(at)?;
         if proto != Some(ICMPV6) {
             return expect(own);
@@ -202,25 +218,24 @@ impl SourceGuard {
         let fixed = match kind {
             LISTENER_REPORT | LISTENER_DONE | LISTENER_REPORT_2 => return Ok(()),
             ROUTER_SOLICITATION => 8,
-            ROUTER_ADVERTISEMENT if own => 16,
             NEIGHBOUR_SOLICITATION => 24,
             NEIGHBOUR_ADVERTISEMENT if own => 24,
-            REDIRECT if own => 40,
+            // Those of routers, too.
             _ => return Err(Doubt::Spoofed),
         };
-        expect(!fragmented && !frame.header.needs_csum())?;
+        expect(whole && !fragmented && !frame.header.needs_csum())?;
         // An address is claimed by an answer, and by the question whether another has it (RFC 4862, 5.4).
         let claimed = kind == NEIGHBOUR_ADVERTISEMENT || kind == NEIGHBOUR_SOLICITATION && source == 0;
         if let Some(ips) = self.ips.as_ref().filter(|_| claimed) {
             expect(ips.v6.contains(u128::from_be_bytes(frame.array(at + 8)?)))?;
         }
-        let end = l3 + IPV6_LEN + usize::from(frame.be16(l3 + 4)?);
-        self.options(frame, at + fixed, end, own)
+        self.options(frame, at + fixed, own)
     }
 
     /// Checks the link-layer addresses among the options of a message of neighbour discovery (RFC 4861, 4.6).
-    fn options(&self, frame: View<'_>, mut at: usize, end: usize, may_name: bool) -> Result<(), Doubt> {
-        expect(at <= end && end <= frame.len)?;
+    fn options(&self, frame: View<'_>, mut at: usize, may_name: bool) -> Result<(), Doubt> {
+        let end = frame.len;
+        expect(at <= end)?;
         while at < end {
             let [kind, units] = frame.array(at)?;
             let next = at + usize::from(units) * 8;
@@ -262,7 +277,8 @@ struct Transport {
 }
 
 impl Transport {
-    fn find(frame: View<'_>, l3: usize) -> Result<Self, Doubt> {
+    /// Finds it. `by_source`: the packet's source address counts, so nothing may replace it.
+    fn find(frame: View<'_>, l3: usize, by_source: bool) -> Result<Self, Doubt> {
         let (mut proto, mut at, mut fragmented) = (frame.byte(l3 + 6)?, l3 + IPV6_LEN, false);
         // Every turn goes at least eight bytes on, through at most `HEAD`.
         loop {
@@ -270,6 +286,9 @@ impl Transport {
                 return Ok(Self { proto: Some(proto), at, fragmented });
             };
             let Extension { next, len, .. } = found.map_err(|Cut| Doubt::Beyond)?;
+            if proto == DESTINATION_OPTIONS && by_source {
+                no_home_address(frame, at + 2, at + len)?;
+            }
             if proto == FRAGMENT {
                 fragmented = true;
                 if frame.be16(at + 2)? & 0xfff8 != 0 {
@@ -279,6 +298,18 @@ impl Transport {
             (proto, at) = (next, at + len);
         }
     }
+}
+
+/// Checks that the options of a header, from `at` to `end`, name no home address.
+fn no_home_address(frame: View<'_>, mut at: usize, end: usize) -> Result<(), Doubt> {
+    while at < end {
+        at += match frame.byte(at)? {
+            PAD_1 => 1,
+            HOME_ADDRESS => return Err(Doubt::Spoofed),
+            _ => 2 + usize::from(frame.byte(at + 1)?),
+        };
+    }
+    expect(at == end)
 }
 
 /// Why a frame does not pass.
@@ -303,6 +334,11 @@ struct View<'f> {
 }
 
 impl View<'_> {
+    /// The same without what lies behind `end`.
+    fn until(self, end: usize) -> Self {
+        Self { bytes: &self.bytes[..self.bytes.len().min(end)], len: self.len.min(end), ..self }
+    }
+
     #[inline]
     fn array<const N: usize>(&self, at: usize) -> Result<[u8; N], Doubt> {
         self.bytes.get(at..).and_then(|bytes| bytes.first_chunk().copied()).ok_or(Doubt::Beyond)

@@ -8,6 +8,11 @@
 //! would have to be rounded at every packet (one byte at 100 Gbit/s is 80 picoseconds, and picoseconds since the
 //! start fill a word in 213 days); so only the look at the clock is, once, and no error adds up. Parts are chosen for each
 //! rate to be as small as leaves decades before the word is full.
+//!
+//! **Two ways to use it.** A *policer* calls [`TokenBucket::take`] and drops what is refused. What can wait is *paced*: [`TokenBucket::wait`]
+//! says how long nothing may pass, and whatever then passes is [charged](TokenBucket::charge), even if it is more than there is: one frame
+//! may borrow, and those after it wait until that is paid back. So a frame that is larger than the burst passes, too, and the rate is exact
+//! over time whatever the frames are.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,9 +30,15 @@ const LONGEST: u64 = 1 << 62;
 /// Binary digits behind the point in `TokenBucket::per_micro`: as many as fit at the highest rate.
 const FRACTION: u32 = 44;
 
+/// Who has waited for tokens waits until there are those of this time, in microseconds, or an eighth of a burst if that is less: so it is not
+/// woken for each small frame. Nothing is lost by it, as the bucket goes on filling meanwhile.
+const REST: u64 = 100;
+
 /// A token bucket. It begins full.
 #[derive(Debug)]
 pub(crate) struct TokenBucket {
+    /// What it was made from.
+    rate: Rate,
     /// Tokens that pass at once at most.
     burst: u64,
     /// A token has 2 to the power of this many parts.
@@ -46,7 +57,12 @@ impl TokenBucket {
         let room = |most: u64, number: u64| most.ilog2().saturating_sub(number.ilog2() + 1);
         let shift = room(PARTS, per_second).min(room(LONGEST, burst));
         let per_micro = (u128::from(per_second) << (shift + FRACTION)) / 1_000_000;
-        Self { burst, shift, per_micro: per_micro as u64, used: AtomicU64::new(0) }
+        Self { rate, burst, shift, per_micro: per_micro as u64, used: AtomicU64::new(0) }
+    }
+
+    /// What it was made from.
+    pub(crate) fn rate(&self) -> Rate {
+        self.rate
     }
 
     /// Takes `amount` tokens, all or none, at `now`, in microseconds of a clock that is the same for all workers. A clock that
@@ -66,11 +82,42 @@ impl TokenBucket {
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
     }
 
-    /// Puts back what was taken for something that did not pass after all.
+    /// Microseconds from `now` on for which nothing may pass; 0 if something may, as long as nothing is owed. Waiting so long
+    /// is enough for a few frames unless somebody else takes the tokens.
     #[inline]
-    pub(crate) fn put_back(&self, amount: u64) {
-        // It was taken, so it is there.
-        self.used.fetch_sub(amount << self.shift, Ordering::Relaxed);
+    pub(crate) fn wait(&self, now: u64) -> u64 {
+        let (granted, used) = (self.granted(now), self.used.load(Ordering::Relaxed));
+        let due = used.saturating_sub(self.burst << self.shift);
+        if due <= granted {
+            return 0;
+        }
+        self.until(due - granted)
+    }
+
+    /// Microseconds until `missing` parts, and those for a few frames more, are granted.
+    #[cold]
+    fn until(&self, missing: u64) -> u64 {
+        let rest = (u128::from(REST) * u128::from(self.per_micro)) >> FRACTION;
+        let rest = rest.min(u128::from((self.burst << self.shift) / 8));
+        let parts = (u128::from(missing) + rest) << FRACTION;
+        parts.div_ceil(u128::from(self.per_micro.max(1))).try_into().unwrap_or(u64::MAX)
+    }
+
+    /// Takes `amount` tokens for something that passes at `now`, also those that are not there yet.
+    #[inline]
+    pub(crate) fn charge(&self, amount: u64, now: u64) {
+        let granted = self.granted(now);
+        let parts = u64::try_from(u128::from(amount) << self.shift).unwrap_or(LONGEST).min(LONGEST);
+        let take = |used: u64| Some(used.max(granted).saturating_add(parts));
+        let _ = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+    }
+
+    /// Tokens that are there at `now`.
+    #[inline]
+    pub(crate) fn left(&self, now: u64) -> u64 {
+        let granted = self.granted(now);
+        let used = self.used.load(Ordering::Relaxed).max(granted);
+        granted.saturating_add(self.burst << self.shift).saturating_sub(used) >> self.shift
     }
 
     /// Parts that the rate has granted by `now`.
@@ -133,13 +180,26 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_back_can_be_taken_again() {
-        let bucket = bucket(1, 100);
-        for _ in 0..10 {
-            assert!(bucket.take(60, 0) && !bucket.take(60, 0));
-            bucket.put_back(60);
+    fn one_frame_may_borrow_and_those_after_it_wait_until_it_is_paid() {
+        let bucket = bucket(1000, 500);
+        bucket.charge(500, 0);
+        assert_eq!((bucket.left(0), bucket.wait(0)), (0, 0), "nothing is owed");
+        bucket.charge(1000, 0);
+        let wait = bucket.wait(0);
+        assert!((SECOND..SECOND + SECOND / 8).contains(&wait), "{wait}");
+        assert_eq!((bucket.left(wait - 1), bucket.wait(wait)), (0, 0));
+        assert!(bucket.wait(SECOND - 1) > 0);
+        assert_eq!(bucket.left(2 * SECOND), 500, "a burst at most");
+    }
+
+    #[test]
+    fn a_debt_without_bounds_overflows_nothing() {
+        for bucket in [bucket(u64::MAX, u64::MAX), bucket(1, 1), bucket(1, u64::MAX), bucket(u64::MAX, 1)] {
+            for now in [0, SECOND, u64::MAX] {
+                bucket.charge(u64::MAX, now);
+                let _ = (bucket.wait(now), bucket.left(now), bucket.wait(u64::MAX));
+            }
         }
-        assert!(bucket.take(100, 0) && !bucket.take(1, 0));
     }
 
     #[test]
@@ -219,13 +279,39 @@ mod tests {
             }
         }
 
+        /// Whoever waits as it is told, and then sends one frame, sends at the rate, to one frame and what was asked to wait longer for.
+        #[test]
+        fn what_waits_as_it_is_told_passes_at_the_rate(
+            per_second in prop_oneof![100..10_000u64, 10_000..20_000_000_000u64],
+            burst in 1..1_000_000u64,
+            frames in proptest::collection::vec(1..70_000u64, 100..200),
+        ) {
+            // A bucket that is full within a microsecond overflows while one is waited for.
+            let burst = burst + per_second / 100_000;
+            let bucket = bucket(per_second, burst);
+            let (mut now, mut sum, mut last) = (0, 0u64, 0);
+            for frame in frames {
+                now += bucket.wait(now);
+                prop_assert_eq!(bucket.wait(now), 0, "waiting is enough");
+                bucket.charge(frame, now);
+                (sum, last) = (sum + frame, frame);
+            }
+            let granted = u128::from(now) * u128::from(per_second) / 1_000_000;
+            let passed = u128::from(sum - last);
+            prop_assert!(passed <= granted + u128::from(burst) + 1, "{passed} of {granted}");
+            // What it need not have waited for is in the bucket.
+            let most = granted + u128::from(burst);
+            prop_assert!(u128::from(sum) + u128::from(burst) + u128::from(per_second) / 500_000 + 2 >= most, "{sum} of {granted}");
+        }
+
         #[test]
         fn no_numbers_overflow(rate: u64, burst: u64, steps: Vec<(u64, u64)>) {
             let bucket = bucket(rate, burst);
             for (amount, now) in steps {
                 if bucket.take(amount, now) {
                     prop_assert!(amount <= burst.max(1));
-                    bucket.put_back(amount);
+                    bucket.charge(amount, amount);
+                    let _ = (bucket.wait(amount), bucket.left(amount));
                 }
             }
         }

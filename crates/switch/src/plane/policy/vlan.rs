@@ -4,9 +4,14 @@
 //! is what follows the first tag. A *priority tag*, that of VLAN 0, says nothing about the VLAN: such a frame belongs
 //! where an untagged one does. VLAN 0 itself is that of frames nobody has put into another, so it cannot be written as a
 //! tag: it leaves only by ports where it is the native one.
+//!
+//! **VLAN hopping.** What is payload here may be a tag to the next hop: Linux takes off a priority tag of either type, and
+//! then goes by the tag behind it. Three rules keep a frame in its VLAN there, too. A priority tag in front of another tag
+//! is dropped where it comes in, at every port. A port with VLAN rules takes and sends no frame without a tag of its own
+//! whose payload begins with [one](TAG_TYPES). And a tag is not taken off in front of another one.
 
 use arrayvec::ArrayVec;
-use ringferry_packet::ether::{MIN_FRAME, TYPE_VLAN};
+use ringferry_packet::ether::{MIN_FRAME, TYPE_SERVICE_VLAN, TYPE_VLAN};
 use ringferry_packet::frame::PREFIX;
 use ringferry_packet::vnet::Header;
 
@@ -18,6 +23,8 @@ const TAG_AT: usize = 12;
 const TAG_LEN: usize = 4;
 /// Bits of the TCI that say which VLAN; the others are priority and drop eligibility.
 const VID: u16 = 0x0fff;
+/// EtherTypes that somebody takes for a tag: of 802.1Q and 802.1ad, and those that were used before there was 802.1ad.
+const TAG_TYPES: [u16; 5] = [TYPE_VLAN, TYPE_SERVICE_VLAN, 0x9100, 0x9200, 0x9300];
 /// The shortest frame with a tag.
 const MIN_TAGGED: usize = MIN_FRAME + TAG_LEN;
 
@@ -34,10 +41,13 @@ pub(crate) struct Membership {
     allowed: Allowed,
     /// That of frames without a tag.
     native: Option<Vid>,
+    /// There are VLANs that it must not reach, or only as its native one.
+    limited: bool,
 }
 
 /// That of a port without rules.
-pub(crate) static EVERYWHERE: Membership = Membership { allowed: Allowed::All, native: Some(0) };
+pub(crate) static EVERYWHERE: Membership =
+    Membership { allowed: Allowed::All, native: Some(0), limited: false };
 
 /// How the frames of a VLAN leave by a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,22 +90,24 @@ impl Membership {
             }
             Allowed::Some(set)
         };
+        let limited = *vlans != Vlans::default();
         match vlans {
-            Vlans::Access(vid) => Self { allowed: set(&[]), native: Some(*vid) },
+            Vlans::Access(vid) => Self { allowed: set(&[]), native: Some(*vid), limited },
             Vlans::Trunk { allowed, native } => {
-                Self { allowed: allowed.as_deref().map_or(Allowed::All, set), native: *native }
+                Self { allowed: allowed.as_deref().map_or(Allowed::All, set), native: *native, limited }
             }
         }
     }
 
     /// The VLAN of a frame that came in by this port and begins with `prefix`; `None` if the port is not in it, or if the frame
-    /// has no tag and needs one, half a tag, or the reserved VID 4095.
+    /// has no tag and needs one, half a tag, the reserved VID 4095, or a tag that the next hop could take for its VLAN.
     ///
     /// A checksum that is still to be filled in must not lie in the tag, or the frame could change its VLAN after
     /// this look at it: such a frame is in none.
     #[inline]
     pub(crate) fn classify(&self, prefix: &[u8], header: &Header) -> Option<Tagged> {
         match tci(prefix) {
+            Tci::None if self.limited && is_tag(prefix, TAG_AT) => None,
             Tci::None => Some(Tagged { vid: self.native?, wire: None }),
             Tci::Cut => None,
             Tci::Is(tci) => {
@@ -103,6 +115,7 @@ impl Membership {
                     return None;
                 }
                 let vid = match tci & VID {
+                    0 if is_tag(prefix, TAG_AT + TAG_LEN) => return None,
                     0 => self.native?,
                     vid if self.has(vid) => vid,
                     _ => return None,
@@ -110,6 +123,16 @@ impl Membership {
                 Some(Tagged { vid, wire: Some(tci) })
             }
         }
+    }
+
+    /// How a frame that begins with `prefix` leaves by this port; `None`: not at all, as the port is not in its VLAN, or as
+    /// it would leave without a tag and be taken for one of another VLAN.
+    #[inline]
+    pub(crate) fn egress(&self, tagged: Tagged, prefix: &[u8]) -> Option<Egress> {
+        let egress = self.leaves(tagged.vid)?;
+        let hops =
+            self.limited && egress == Egress::Untagged && tagged.wire.is_none() && is_tag(prefix, TAG_AT);
+        (!hops).then_some(egress)
     }
 
     /// How frames of this VLAN leave by this port; `None`: not at all, the port is not in it.
@@ -155,6 +178,18 @@ fn tci(prefix: &[u8]) -> Tci {
     }
 }
 
+/// Whether a frame begins with what somebody takes for a tag.
+#[inline]
+pub(crate) fn is_tagged(prefix: &[u8]) -> bool {
+    is_tag(prefix, TAG_AT)
+}
+
+/// Whether what somebody takes for a tag begins at this offset.
+#[inline]
+fn is_tag(prefix: &[u8], at: usize) -> bool {
+    matches!(prefix.get(at..at + 2), Some(&[high, low]) if TAG_TYPES.contains(&u16::from_be_bytes([high, low])))
+}
+
 impl Tagged {
     /// Whether the frame is in a VLAN that its tag, or its having none, does not say: it came by a port with rules.
     #[inline]
@@ -163,7 +198,7 @@ impl Tagged {
     }
 
     /// What has to be done to the frame's tag where it leaves. A priority tag is kept where the frame may leave without a tag, as
-    /// that says the same about the VLAN.
+    /// that says the same about the VLAN: there is no other tag behind it.
     #[inline]
     pub(crate) fn retag(self, out: Egress) -> Retag {
         match (out, self.wire) {
@@ -178,6 +213,17 @@ impl Tagged {
 }
 
 impl Retag {
+    /// Whether a frame that begins with `prefix` has a tag afterwards.
+    #[inline]
+    pub(crate) fn leaves_tagged(self, prefix: &[u8]) -> bool {
+        match self {
+            Retag::Keep => is_tagged(prefix),
+            // It is only taken off where no other is behind it.
+            Retag::Strip => false,
+            Retag::Insert(_) | Retag::Replace(_) => true,
+        }
+    }
+
     /// Does it to a frame whose first bytes are `first` (at least 18 of them, or the whole frame): puts what it then
     /// begins with into `out`, moves what `header` says about positions, and returns how many bytes of `first` are in `out`; what
     /// follows those is to follow `out`. `None`, and nothing done, if the frame is too short, if `header` does not fit, or if a
@@ -188,9 +234,7 @@ impl Retag {
         let (tag, skip, moved) = match self {
             Retag::Keep => (None, 0, *header),
             Retag::Insert(tci) if first.len() >= MIN_FRAME => (Some(tci), 0, forward(*header)?),
-            Retag::Strip if tagged && first[MIN_TAGGED - 2..MIN_TAGGED] != TYPE_VLAN.to_be_bytes() => {
-                (None, TAG_LEN, back(*header)?)
-            }
+            Retag::Strip if tagged && !is_tag(first, TAG_AT + TAG_LEN) => (None, TAG_LEN, back(*header)?),
             Retag::Replace(tci) if tagged => (Some(tci), TAG_LEN, *header),
             _ => return None,
         };
@@ -284,6 +328,50 @@ mod tests {
         }
         let service = frame(&[(0x88a8, 5)], &[8, 0]);
         assert_eq!(port.classify(&service, &PLAIN), Some(Tagged { vid: 0, wire: None }));
+    }
+
+    /// Linux takes off a priority tag of either type and goes by the tag behind it.
+    #[test]
+    fn m1_no_tag_hides_behind_a_priority_tag() {
+        let ports = [EVERYWHERE.clone(), Membership::new(&Vlans::Access(7)), trunk(Some(&[2]), Some(7))];
+        for (port, behind) in ports.iter().flat_map(|port| TAG_TYPES.map(|behind| (port, behind))) {
+            let hidden = frame(&[(TYPE_VLAN, 0xe000), (behind, 20)], &[8, 0, 0x45, 0]);
+            assert_eq!(vid(port, &hidden), None, "{behind:#x}");
+            let hidden = frame(&[(TYPE_VLAN, 0), (behind, 0), (TYPE_VLAN, 20)], &[8, 0, 0x45, 0]);
+            assert_eq!(vid(port, &hidden), None, "{behind:#x}");
+        }
+    }
+
+    #[test]
+    fn m1_a_port_with_vlan_rules_takes_no_foreign_tag_for_payload() {
+        let limited = [
+            Membership::new(&Vlans::Access(0)),
+            Membership::new(&Vlans::Access(7)),
+            trunk(Some(&[2]), Some(7)),
+            trunk(None, Some(7)),
+        ];
+        for (port, kind) in limited.iter().flat_map(|port| TAG_TYPES.map(|kind| (port, kind))).skip(1) {
+            let Some(native) = port.native else { panic!("all have one") };
+            for tci in [0, 20].into_iter().filter(|_| kind != TYPE_VLAN) {
+                let foreign = frame(&[(kind, tci), (TYPE_VLAN, 20)], &[8, 0, 0x45, 0]);
+                assert_eq!(vid(port, &foreign), None, "{kind:#x}");
+                let from_elsewhere = Tagged { vid: native, wire: None };
+                assert_eq!(port.egress(from_elsewhere, &foreign), None, "{kind:#x}");
+                assert_eq!(
+                    EVERYWHERE.egress(Tagged { vid: 0, wire: None }, &foreign),
+                    Some(Egress::Untagged)
+                );
+            }
+            assert_eq!(port.egress(Tagged { vid: native, wire: None }, &untagged()), Some(Egress::Untagged));
+        }
+    }
+
+    #[test]
+    fn m1_no_tag_is_taken_off_in_front_of_another() {
+        for kind in TAG_TYPES {
+            let double = frame(&[(TYPE_VLAN, 9), (kind, 0), (TYPE_VLAN, 20)], &[8, 0, 0x45, 0]);
+            assert_eq!(retagged(Retag::Strip, &mut PLAIN.clone(), &double), None, "{kind:#x}");
+        }
     }
 
     /// IEEE 802.1Q, table 9-2.
@@ -454,7 +542,10 @@ mod tests {
             let whole = frame(&tags, &payload);
             let wire = tags.first().filter(|(kind, _)| *kind == TYPE_VLAN).map(|(_, tci)| *tci);
             let native = match &from { Vlans::Access(vid) => Some(*vid), Vlans::Trunk { native, .. } => *native };
+            let foreign = wire.is_none() && !tags.is_empty();
             let expected = match wire.map(|tci| tci & VID) {
+                None if foreign && from != Vlans::default() => None,
+                Some(0) if tags.len() > 1 => None,
                 None | Some(0) => native,
                 Some(vid) => Some(vid).filter(|vid| member(&from, *vid).is_some()),
             };
@@ -463,10 +554,14 @@ mod tests {
             let Some(tagged) = tagged else { return Ok(()) };
             let to_port = Membership::new(&to);
             prop_assert_eq!(to_port.leaves(tagged.vid), member(&to, tagged.vid));
-            let Some(egress) = to_port.leaves(tagged.vid) else { return Ok(()) };
+            let Some(egress) = to_port.egress(tagged, &whole) else {
+                let hops = foreign && to != Vlans::default() && member(&to, tagged.vid) == Some(Egress::Untagged);
+                prop_assert!(hops || member(&to, tagged.vid).is_none());
+                return Ok(());
+            };
             let retag = tagged.retag(egress);
             let Some(after) = retagged(retag, &mut PLAIN.clone(), &whole) else {
-                prop_assert!(retag == Retag::Strip && tags.get(1).is_some_and(|(kind, _)| *kind == TYPE_VLAN));
+                prop_assert!(retag == Retag::Strip && tags.len() > 1);
                 return Ok(());
             };
             let there = to_port.classify(&after, &PLAIN).unwrap();
@@ -478,6 +573,10 @@ mod tests {
             let inner = |frame: &[u8], tagged: Tagged| frame[if tagged.wire.is_some() { 16 } else { 12 }..].to_vec();
             prop_assert_eq!(inner(&after, there), inner(&whole, tagged));
             prop_assert_eq!(&after[..12], &ADDRESSES);
+            if egress == Egress::Untagged && to != Vlans::default() {
+                let behind = if there.wire.is_some() { MIN_TAGGED - 2 } else { TAG_AT };
+                prop_assert!(!is_tag(&after, behind), "the next hop would go by it");
+            }
         }
 
         #[test]

@@ -2,8 +2,9 @@
 //!
 //! A [`Bed`] has the workers that a switch would have, with [heap ports](super::heap) plugged in, on a scripted clock. Nothing happens by itself: a worker
 //! makes a [round](Bed::round), [looks at its events](Bed::serve_events), or [goes to sleep](Bed::sleep) when the test says so; one that sleeps only goes on
-//! when epoll reports something, as its thread would. So a test can try any order of steps, and try it again.
+//! when epoll reports something, or when its time is over, as its thread would. So a test can try any order of steps, and try it again.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, channel, sync_channel};
@@ -22,6 +23,7 @@ use crate::plane::handoff::ring::{Doorbell, Handoff};
 use crate::plane::now::Clock;
 use crate::plane::policy::PortPolicy;
 use crate::plane::worker::command::{Command, Inbox, NewPort};
+use crate::plane::worker::handles::Late;
 use crate::plane::worker::{BELL, Worker};
 use crate::plane::{FrameCost, MigrationError, PortHandle, PortShared, Steering};
 use crate::rules::Rules;
@@ -54,11 +56,17 @@ impl Default for HeapPort {
 /// See the head of this file.
 pub struct Bed {
     workers: Vec<Worker<HeapQueues>>,
-    asleep: Vec<bool>,
+    /// Until when each worker sleeps, if it does.
+    asleep: Vec<Option<u64>>,
     clock: &'static AtomicU64,
     owners: QueueOwners,
+    policies: BTreeMap<PortId, Arc<PortPolicy>>,
+    /// Which worker goes on first.
+    turn: usize,
     /// The counters of each port.
     ports: Vec<Option<PortTotals>>,
+    /// What is known of those with pairs.
+    shared: Vec<Option<Arc<PortShared>>>,
 }
 
 impl Bed {
@@ -82,8 +90,9 @@ impl Bed {
             Worker::new(config, inbox, handoff, epoll, [1, 2], counters, Clock::Scripted(clock))
         });
         let workers: Vec<_> = workers.collect();
-        let asleep = vec![false; workers.len()];
-        Bed { workers, asleep, clock, owners: QueueOwners::default(), ports: Vec::new() }
+        let asleep = vec![None; workers.len()];
+        let (owners, policies) = (QueueOwners::default(), BTreeMap::new());
+        Bed { workers, asleep, clock, owners, policies, turn: 0, ports: Vec::new(), shared: Vec::new() }
     }
 
     /// Plugs in a port, all of whose queues run.
@@ -119,12 +128,14 @@ impl Bed {
             self.execute(self.owners.of(id, queue), Command::Start(id, Box::new(queue)));
         }
         self.ports.push(Some(totals));
+        self.shared.push(shared);
         (id, wire)
     }
 
     /// Unplugs a port.
     pub fn remove(&mut self, id: PortId) {
         self.owners.remove(id);
+        self.policies.remove(&id);
         for worker in 0..self.workers.len() {
             self.ask(worker, |reply| Command::RemovePort(id, reply));
         }
@@ -143,9 +154,19 @@ impl Bed {
         self.execute(self.owners.of(id, queue), Command::Start(id, Box::new(queue)));
     }
 
+    /// The receiver behind a port with pairs takes other offloads from now on.
+    pub fn set_offloads(&mut self, id: PortId, offloads: Offloads) {
+        if let Some(Some(shared)) = self.shared.get(usize::from(id.0)) {
+            shared.set_offloads(offloads);
+        }
+    }
+
     /// Changes the rules of a port.
     pub fn set_rules(&mut self, id: PortId, rules: &Rules) {
-        let (policy, rules) = (PortPolicy::new(rules).map(Arc::new), Arc::new(rules.clone()));
+        let before = self.policies.remove(&id);
+        let (policy, rules) =
+            (PortPolicy::new(rules, before.as_deref()).map(Arc::new), Arc::new(rules.clone()));
+        self.policies.extend(policy.clone().map(|policy| (id, policy)));
         for worker in 0..self.workers.len() {
             self.execute(worker, Command::SetRules(id, Arc::clone(&rules), policy.clone()));
         }
@@ -164,6 +185,11 @@ impl Bed {
         self.owners.of(id, queue)
     }
 
+    /// Microseconds since the begin.
+    pub fn now(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
     /// Lets time pass.
     pub fn advance(&self, micros: u64) {
         self.clock.fetch_add(micros, Ordering::Relaxed);
@@ -171,9 +197,7 @@ impl Bed {
 
     fn execute(&mut self, worker: usize, command: Command<HeapQueues>) {
         // The command rings its bell.
-        if std::mem::take(&mut self.asleep[worker]) {
-            self.workers[worker].wake_up();
-        }
+        self.wake(worker);
         self.workers[worker].execute(command);
     }
 
@@ -189,34 +213,54 @@ impl Bed {
 
     /// One round of a worker, unless it sleeps; whether anything moved.
     pub fn round(&mut self, worker: usize) -> bool {
-        !self.asleep[worker] && self.workers[worker].round()
+        !self.is_asleep(worker) && self.workers[worker].round()
+    }
+
+    fn wake(&mut self, worker: usize) {
+        if self.asleep[worker].take().is_some() {
+            self.workers[worker].wake_up();
+        }
+    }
+
+    /// Whether a worker sleeps; one whose time is over wakes up.
+    fn is_asleep(&mut self, worker: usize) -> bool {
+        if self.asleep[worker].is_some_and(|until| until <= self.now()) {
+            self.wake(worker);
+        }
+        self.asleep[worker].is_some()
     }
 
     /// A worker looks at its events, which is what one that sleeps does when it is woken; whether there were any.
     pub fn serve_events(&mut self, worker: usize) -> bool {
         let any = self.workers[worker].serve_events(Some(Duration::ZERO));
-        if any && std::mem::take(&mut self.asleep[worker]) {
-            self.workers[worker].wake_up();
+        if any {
+            self.wake(worker);
         }
         any
     }
 
     /// A worker goes to sleep, if it finds that it may; whether it sleeps.
     pub fn sleep(&mut self, worker: usize) -> bool {
-        if !self.asleep[worker] {
-            self.asleep[worker] = self.workers[worker].prepare_to_sleep() == Some(None);
+        if !self.is_asleep(worker) {
+            let time = self.workers[worker].prepare_to_sleep();
+            let until = |time: Option<Duration>| {
+                time.map_or(u64::MAX, |time| self.now().saturating_add(time.as_micros() as u64))
+            };
+            self.asleep[worker] = time.map(until);
         }
-        self.asleep[worker]
+        self.asleep[worker].is_some()
     }
 
-    /// Lets all workers go on, as their threads would, until all of them sleep.
+    /// Lets all workers go on, as their threads would, until all of them sleep. Each time another of them is the first.
     ///
     /// # Panics
     /// They do not come to rest.
     pub fn run(&mut self) {
+        let workers = self.workers.len();
+        self.turn = (self.turn + 1) % workers;
         for _ in 0..ROUNDS {
             let mut moved = false;
-            for worker in 0..self.workers.len() {
+            for worker in (self.turn..workers).chain(0..self.turn) {
                 moved |= self.serve_events(worker);
                 moved |= self.round(worker);
                 moved |= !self.sleep(worker);
@@ -226,6 +270,41 @@ impl Bed {
             }
         }
         panic!("the workers do not come to rest");
+    }
+
+    /// When the first of the workers wakes up by itself, if all sleep and one of them does.
+    pub fn next_wake(&self) -> Option<u64> {
+        let next = self.asleep.iter().copied().collect::<Option<Vec<_>>>()?.into_iter().min()?;
+        (next < u64::MAX).then_some(next)
+    }
+
+    /// Lets all workers go on, and time pass as they sleep, for at most so many microseconds.
+    ///
+    /// # Panics
+    /// They do not come to rest.
+    pub fn run_for(&mut self, micros: u64) {
+        let end = self.now().saturating_add(micros);
+        loop {
+            self.run();
+            let now = self.now();
+            let next = self.next_wake().filter(|next| *next <= end);
+            self.advance(next.unwrap_or(end) - now);
+            if next.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Lets all workers go on, and time pass, until none of them waits for a time.
+    ///
+    /// # Panics
+    /// They do not come to rest.
+    pub fn run_out(&mut self) {
+        self.run();
+        while let Some(next) = self.next_wake() {
+            self.advance(next - self.now());
+            self.run();
+        }
     }
 
     /// Migrates a queue to another worker by the steps that the control plane takes. Before each step `between` may let workers go on and
@@ -267,18 +346,24 @@ impl Steps<'_> {
 impl MigrationSteps for Steps<'_> {
     type Detached = ();
 
-    fn park(&mut self, worker: usize, id: PortId, queue: u16) {
+    fn park(&mut self, worker: usize, id: PortId, queue: u16) -> Result<(), Late> {
         self.next().ask(worker, |reply| Command::Park(id, queue, reply));
+        Ok(())
     }
 
-    fn settle(&mut self) {
+    fn unpark(&mut self, worker: usize, id: PortId) {
+        self.next().execute(worker, Command::Unpark(id));
+    }
+
+    fn settle(&mut self) -> Result<(), Late> {
         for worker in 0..self.bed.workers.len() {
             self.next().ask(worker, Command::Settle);
         }
+        Ok(())
     }
 
-    fn detach(&mut self, worker: usize, id: PortId, queue: u16) -> Option<()> {
-        self.next().ask(worker, |reply| Command::Detach(id, queue, reply))
+    fn detach(&mut self, worker: usize, id: PortId, queue: u16) -> Result<Option<()>, Late> {
+        Ok(self.next().ask(worker, |reply| Command::Detach(id, queue, reply)))
     }
 
     fn attach(&mut self, worker: usize, id: PortId, queue: u16, (): ()) {

@@ -5,6 +5,7 @@
 //! memory that the engine must not trust.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringferry_memory::ReadSlice;
@@ -52,6 +53,8 @@ struct WireQueue {
     seen: Vec<HeapFrame>,
     /// Frames that the receiver has buffers for.
     room: usize,
+    /// Deliveries that found none.
+    refused: usize,
     enabled: bool,
     kicks_wanted: bool,
     kick: EventFd,
@@ -64,6 +67,8 @@ pub struct Wire {
     cost: FrameCost,
     /// The engine may trust the memory that frames are sent from.
     private: bool,
+    /// The receiver takes offloads of frames with a tag, too.
+    offloads_tagged: AtomicBool,
     /// The port is like a tap: its descriptor tells of every frame, and it need not be armed.
     level: bool,
 }
@@ -79,12 +84,14 @@ impl Wire {
             unseen: Vec::new(),
             seen: Vec::new(),
             room: usize::MAX,
+            refused: 0,
             enabled: true,
             kicks_wanted: false,
             kick: EventFd::new().expect("a descriptor"),
         };
         let queues = (0..queues.max(1)).map(|_| Mutex::new(queue())).collect();
-        Wire { queues, cost, private: cost == FrameCost::SystemCall, level: cost == FrameCost::SystemCall }
+        let tap = cost == FrameCost::SystemCall;
+        Wire { queues, cost, private: tap, offloads_tagged: AtomicBool::new(true), level: tap }
     }
 
     /// How many queues it has.
@@ -126,9 +133,19 @@ impl Wire {
         self.queue(queue).room = room;
     }
 
+    /// Deliveries to a queue that found no buffers.
+    pub fn refused(&self, queue: u16) -> usize {
+        self.queue(queue).refused
+    }
+
     /// Lets frames be taken from a queue, or emptied for nothing, as a disabled transmitq is.
     pub fn enable(&self, queue: u16, enabled: bool) {
         self.queue(queue).enabled = enabled;
+    }
+
+    /// Lets the receiver take offloads of frames without a tag only, as a Xen guest's does.
+    pub fn refuse_tagged_offloads(&self) {
+        self.offloads_tagged.store(false, Ordering::Relaxed);
     }
 
     /// Kicks a queue although nothing was sent.
@@ -248,8 +265,24 @@ impl Queues for HeapQueues {
         true
     }
 
+    fn pause(&mut self, queue: u16, watch: Watch<'_>) {
+        if self.wire.level && self.has(queue) {
+            watch.remove(&self.wire.queue(queue).kick);
+        }
+    }
+
+    fn resume(&mut self, queue: u16, watch: Watch<'_>) {
+        if self.wire.level && self.has(queue) {
+            watch.add(&self.wire.queue(queue).kick, queue).expect("a descriptor can be watched");
+        }
+    }
+
     fn frame_cost(&self) -> FrameCost {
         self.wire.cost
+    }
+
+    fn offloads_tagged(&self) -> bool {
+        self.wire.offloads_tagged.load(Ordering::Relaxed)
     }
 
     fn expect(&mut self, _: usize) {}
@@ -267,6 +300,7 @@ impl Queues for HeapQueues {
         }
         let mut wire = self.wire.queue(queue);
         if wire.room == 0 {
+            wire.refused += 1;
             return Err(DropReason::NoReceiveBuffers);
         }
         if wire.room != usize::MAX {

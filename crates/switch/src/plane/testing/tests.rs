@@ -1,5 +1,8 @@
 //! Tests of the engine as a whole, on the [`Bed`](super::Bed).
 
+mod fairness;
 mod forwarder;
+mod pacing;
 mod reference;
+mod tenants;
 mod worker;

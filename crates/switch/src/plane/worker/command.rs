@@ -4,6 +4,7 @@
 //! queue, a port) carry a reply channel: when the reply is there, the worker does not touch it any more.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender};
 
 use ringferry_sys::eventfd::EventFd;
@@ -22,17 +23,23 @@ pub(crate) enum Command<P: Queues> {
     RemovePort(PortId, SyncSender<()>),
     /// Serve a queue of a port.
     Start(PortId, Box<P::Start>),
+    /// Serve several queues of a port.
+    StartAll(PortId, Vec<P::Start>),
     /// Forward what the port had sent on a queue before now, as that counts as accepted.
     Drain(PortId, u16),
     /// Let go of a queue, and say what remains of it.
     Stop(PortId, u16, SyncSender<P::Stopped>),
+    /// Let go of several queues, and say what remains of those that were there.
+    StopAll(PortId, Vec<u16>, SyncSender<Vec<(u16, P::Stopped)>>),
     /// Do with a port what only its kind can do.
     Request(PortId, P::Request),
     /// Deliver all that other workers have handed over, and say when.
     Settle(SyncSender<()>),
     /// Park frames for this queue of a port, which is migrating here.
     Park(PortId, u16, SyncSender<()>),
-    /// Let go of a queue for another worker.
+    /// Hand on the frames that were parked for a port, and park no more: its queue does not migrate after all.
+    Unpark(PortId),
+    /// Let go of a queue for another worker; keep it if nobody takes the reply.
     Detach(PortId, u16, SyncSender<P::Detached>),
     /// Serve a queue that another worker had.
     Attach(PortId, u16, Box<P::Detached>),
@@ -46,6 +53,11 @@ pub(crate) enum Command<P: Queues> {
     Inspect(SyncSender<Vec<(PortId, P::State)>>),
     /// Say the part of the forwarding database that begins at this bucket.
     Addresses(usize, SyncSender<FdbPage>),
+    /// Say that the commands before this one have been carried out.
+    Probe(SyncSender<()>),
+    /// Be busy until the test says otherwise.
+    #[cfg(test)]
+    Hold(Receiver<()>),
     /// End the thread.
     End,
 }
@@ -57,9 +69,60 @@ pub(crate) struct NewPort<P> {
     pub(crate) steering: Steering,
 }
 
+/// A command on its way to a worker.
+pub(crate) struct Posted<P: Queues> {
+    pub(crate) command: Command<P>,
+    /// Counts it until the worker has carried it out.
+    pub(crate) place: Option<Place>,
+}
+
+/// Most commands of a port that no worker has carried out yet, other than those that the control plane waits for. A front end that
+/// starts all rings of a port causes half as many, and more than that only by not waiting for anybody.
+pub(crate) const MOST_POSTED: usize = 64;
+
+/// How many commands of a port wait.
+#[derive(Debug, Default)]
+pub(crate) struct PortQueue {
+    waiting: AtomicUsize,
+    /// One was refused since the last that was not.
+    full: AtomicBool,
+}
+
+/// The place of one command among those of its port that wait; given back when dropped.
+pub(crate) struct Place(Arc<PortQueue>);
+
+/// A port has [`MOST_POSTED`] commands waiting.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Full {
+    /// It had not when the last one came.
+    pub(crate) news: bool,
+}
+
+impl PortQueue {
+    /// A place for one more command.
+    ///
+    /// # Errors
+    /// See [`Full`].
+    pub(crate) fn place(self: &Arc<Self>) -> Result<Place, Full> {
+        if self.waiting.load(Ordering::Relaxed) >= MOST_POSTED {
+            return Err(Full { news: !self.full.swap(true, Ordering::Relaxed) });
+        }
+        // Only the control plane's thread adds.
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.full.store(false, Ordering::Relaxed);
+        Ok(Place(Arc::clone(self)))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// The worker's end of the channel.
 pub(crate) struct Inbox<P: Queues> {
-    pub(crate) commands: Receiver<Command<P>>,
+    pub(crate) commands: Receiver<Posted<P>>,
     /// Readable when there are commands, or frames from other workers for one that sleeps.
     pub(crate) bell: EventFd,
 }

@@ -1,18 +1,25 @@
 //! Commands of the control plane, carried out between two bursts.
 
 use std::sync::Arc;
+use std::sync::mpsc::SendError;
 
 use ringferry_packet::vnet::Header;
 
+use super::Worker;
 use super::command::{Command, NewPort};
-use super::{BURST, Worker};
+use crate::counters::DropReason;
 use crate::fdb::PortId;
 use crate::plane::forward::{self, Origin};
 use crate::plane::handoff::selector::TxQueueSelector;
 use crate::plane::now::Now;
 use crate::plane::policy::PortPolicy;
-use crate::plane::port::{Port, TxContext};
+use crate::plane::port::Port;
 use crate::plane::queues::{Queues, Source, Watch};
+
+/// The debt up to which a port's queues are emptied when they are disabled or stopped, in the unit of [`cost`](crate::plane::cost): how long everybody else
+/// waits for that. A ring of 256 small frames costs a fifteenth of it, one of 256 large ones five times as much; as a front end that lowers the
+/// number of pairs stops the guest's queues before, there is little in them.
+const DRAIN_COST: u64 = 500_000;
 
 impl<P: Queues> Worker<P> {
     pub(crate) fn execute(&mut self, command: Command<P>) {
@@ -22,21 +29,18 @@ impl<P: Queues> Worker<P> {
                 self.remove_port(id);
                 let _ = reply.send(());
             }
-            Command::Start(id, start) => {
-                let started = self.with_port(id, |port, watch| port.queues.start(*start, watch));
-                if let Some(queue) = started.flatten() {
-                    self.activate(Source { port: id, queue });
-                }
-            }
+            Command::Start(id, start) => self.start(id, *start),
+            Command::StartAll(id, starts) => starts.into_iter().for_each(|start| self.start(id, start)),
             Command::Drain(id, queue) => self.drain(id, queue),
             Command::Stop(id, index, reply) => {
-                let stopped = self.with_port(id, |port, watch| port.queues.stop(index, watch));
-                if let Some((stopped, queue)) = stopped.flatten() {
-                    if let Some(queue) = queue {
-                        self.deactivate(Source { port: id, queue });
-                    }
+                if let Some(stopped) = self.stop_queue(id, index) {
                     let _ = reply.send(stopped);
                 }
+            }
+            Command::StopAll(id, indices, reply) => {
+                let stopped =
+                    indices.into_iter().filter_map(|index| Some((index, self.stop_queue(id, index)?)));
+                let _ = reply.send(stopped.collect());
             }
             Command::Request(id, request) => {
                 self.with_port(id, |port, watch| port.queues.request(request, watch));
@@ -53,15 +57,20 @@ impl<P: Queues> Worker<P> {
             }
             Command::Detach(id, queue, reply) => {
                 self.settle();
+                self.settle_slow(id);
+                // What follows on that queue comes from another worker, and must not overtake what waits here.
+                (0..self.ports.len()).for_each(|port| self.release_all(PortId(port as u16)));
                 let detached = self.with_port(id, |port, watch| port.queues.detach(queue, watch)).flatten();
                 self.deactivate(Source { port: id, queue });
-                if let Some(detached) = detached {
-                    let _ = reply.send(detached);
+                if let Some(Err(SendError(detached))) = detached.map(|detached| reply.send(detached)) {
+                    self.attach(id, queue, detached);
                 }
             }
+            Command::Unpark(id) => self.unpark(id),
             Command::Attach(id, queue, detached) => self.attach(id, queue, *detached),
-            Command::Forget(id) => self.fdb.forget_port(id),
+            Command::Forget(id) => self.fdb.forget_port(id, self.seconds),
             Command::SetRules(id, rules, policy) => {
+                self.accounts.set_weight(id, rules.weight);
                 self.fdb.set_limit(id, rules.max_macs);
                 if self.fdb.set_static(id, &rules.static_macs) > 0 {
                     tracing::warn!(port = id.0, "no place for all static addresses: raise mac_table_size");
@@ -79,8 +88,30 @@ impl<P: Queues> Worker<P> {
             Command::Addresses(from, reply) => {
                 let _ = reply.send(self.fdb.page(from, self.seconds));
             }
+            Command::Probe(reply) => {
+                let _ = reply.send(());
+            }
+            #[cfg(test)]
+            Command::Hold(until) => {
+                let _ = until.recv_timeout(std::time::Duration::from_secs(600));
+            }
             Command::End => self.stop = true,
         }
+    }
+
+    fn start(&mut self, id: PortId, start: P::Start) {
+        let started = self.with_port(id, |port, watch| port.queues.start(start, watch));
+        if let Some(queue) = started.flatten() {
+            self.activate(Source { port: id, queue });
+        }
+    }
+
+    fn stop_queue(&mut self, id: PortId, index: u16) -> Option<P::Stopped> {
+        let (stopped, queue) = self.with_port(id, |port, watch| port.queues.stop(index, watch)).flatten()?;
+        if let Some(queue) = queue {
+            self.deactivate(Source { port: id, queue });
+        }
+        Some(stopped)
     }
 
     /// Does something with a port, if there is one of this number.
@@ -100,30 +131,47 @@ impl<P: Queues> Worker<P> {
     }
 
     fn remove_port(&mut self, id: PortId) {
-        self.with_port(id, |port, watch| port.queues.close(watch));
+        self.with_port(id, |port, watch| {
+            port.queues.close(watch);
+            let waiting = port.shaper.drain().count();
+            port.handle.counters.drops.add(DropReason::LinkDown, waiting as u64);
+        });
+        self.timers.cancel_port(id);
         if let Some(port) = self.ports.get_mut(usize::from(id.0)) {
-            *port = None;
+            for (worker, handed) in port.take().into_iter().flat_map(|port| port.handed) {
+                self.handoff.give_back(worker, id, handed.frame);
+            }
         }
+        self.accounts.forget(id);
         self.active.retain(|active| active.source.port != id);
-        self.fdb.remove_port(id);
+        self.fdb.remove_port(id, self.seconds);
         self.set_policy(id, None);
     }
 
     fn set_policy(&mut self, id: PortId, policy: Option<Arc<PortPolicy>>) {
         let at = usize::from(id.0);
+        if policy.as_deref().and_then(PortPolicy::rate_out).is_none() {
+            self.release_all(id);
+        }
         if let Some(Some(port)) = self.ports.get_mut(at) {
             port.policy.clone_from(&policy);
         }
+        self.rules_changed(id);
         if self.policies.len() <= at {
             self.policies.resize_with(at + 1, || None);
         }
         self.policies[at] = policy;
     }
 
-    /// Forwards what a port had sent on a queue before it is disabled or stopped: it counts as accepted.
+    /// Forwards what a port had sent on a queue before it is disabled or stopped: it counts as accepted. All its queues together may thereby come into
+    /// a debt of [`DRAIN_COST`]; what is left then is treated as if it had been sent later, but for what was taken already.
     fn drain(&mut self, id: PortId, queue: u16) {
         let backlog = self.port(id).map_or(0, |port| port.queues.backlog(queue));
-        for _ in 0..backlog.div_ceil(BURST) {
+        for _ in 0..backlog {
+            if self.accounts.debt(id) >= DRAIN_COST {
+                break;
+            }
+            let queue = if self.slow_frames(id) > 0 { Source::SLOW } else { queue };
             if !self.poll(Source { port: id, queue }).moved {
                 break;
             }
@@ -132,10 +180,24 @@ impl<P: Queues> Worker<P> {
 
     /// Delivers all that other workers have had for this one.
     fn settle(&mut self) {
-        for _ in 0..self.handoff.most().div_ceil(BURST) {
-            if !self.poll_handoff() {
-                break;
+        self.poll_handoff();
+        while let Some(id) = self.active.iter().find(|active| active.source.queue == Source::HANDED) {
+            let source = id.source;
+            if !self.poll(source).moved {
+                self.deactivate(source);
             }
+        }
+    }
+
+    /// Delivers the frames of a port that were put off, as its queue goes to another worker, which is not to overtake them. What costs more than a drain may is
+    /// dropped.
+    fn settle_slow(&mut self, id: PortId) {
+        while self.slow_frames(id) > 0 && self.accounts.debt(id) < DRAIN_COST {
+            self.poll_slow(id);
+        }
+        if let Some(port) = self.port(id) {
+            let left = std::mem::take(&mut port.slow).len();
+            port.handle.counters.drops.add(DropReason::WorkerBusy, left as u64);
         }
     }
 
@@ -145,16 +207,19 @@ impl<P: Queues> Worker<P> {
         if active == Some(true) {
             self.activate(Source { port: id, queue });
         }
-        let now = Now::new(self.clock, self.seconds);
-        let Worker { ports, handoff, forwarder, .. } = self;
-        let Some(Some(port)) = ports.get_mut(usize::from(id.0)) else { return };
+        self.unpark(id);
+    }
+
+    /// Delivers the frames that were parked for a port to whoever has the queue now.
+    fn unpark(&mut self, id: PortId) {
+        let Some(port) = self.port(id) else { return };
         let parked = port.selector().map(TxQueueSelector::unpark).unwrap_or_default();
-        port.expect(parked.len(), handoff);
-        for (header, frame) in parked {
-            let scratch = forwarder.scratch();
-            port.put(header, &frame, &[], &mut TxContext { handoff, now: &now, scratch });
+        for (from, header, frame) in parked {
+            self.deliver_one(from, id, header, &frame);
         }
-        self.flush(id);
+        while let Some(id) = self.handed.pop() {
+            self.flush(id);
+        }
         self.handoff.flush();
     }
 

@@ -17,8 +17,8 @@ use crate::fdb::PortId;
 pub struct PortFault {
     /// The port.
     pub port: PortId,
-    /// The number of the connection, as the control plane counts them.
-    pub session: u32,
+    /// The number of the connection, as the control plane counts them; `None` for the one that there is.
+    pub session: Option<u32>,
     /// What its peer did.
     pub why: String,
 }

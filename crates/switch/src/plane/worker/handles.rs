@@ -2,19 +2,22 @@
 //!
 //! [`Workers::start`] makes the threads; dropping the handles ends them. Ports are added and removed at any time
 //! ([`Workers::add_port`], [`Workers::remove_port`]), and each method sends a [`Command`] to the worker that owns the queue concerned, or to all.
-//! A method that takes something away returns when no worker touches it any more.
+//! A method that takes something away returns when no worker touches it any more, or when a worker has not answered for [`ANSWER_DEADLINE`]:
+//! the command is carried out all the same once the worker gets to it, before any later one. A worker that is [`Late`] is not waited for again
+//! until it has caught up, so that it costs the control plane one deadline, however many ports it has.
 
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::{RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ringferry_sys::epoll::{Epoll, Interest};
+use ringferry_sys::epoll::{Epoll, Interest, set_timer_slack};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::interrupt::Target;
+use ringferry_sys::watchdog::{Watchdog, Watcher};
 
 use crate::config::SwitchConfig;
 use crate::counters::{PortTotals, WorkerCounters};
@@ -25,7 +28,7 @@ use crate::plane::now::Clock;
 use crate::plane::policy::PortPolicy;
 use crate::plane::port::Steering;
 use crate::plane::queues::{PortHandle, Queues};
-use crate::plane::worker::command::{Command, Inbox, NewPort};
+use crate::plane::worker::command::{Command, Full, Inbox, NewPort, PortQueue, Posted};
 use crate::plane::worker::fault::{FaultReporter, Faults, PortFault};
 use crate::plane::worker::{BELL, Worker};
 use crate::rules::Rules;
@@ -34,21 +37,43 @@ use crate::rules::Rules;
 /// in. A round takes well below a millisecond.
 const STANDSTILL: Duration = Duration::from_millis(500);
 
+/// How long the control plane waits for a worker at most, which takes well below a millisecond to look at its commands.
+pub const ANSWER_DEADLINE: Duration = Duration::from_secs(1);
+
+/// A worker has not answered within `ANSWER_DEADLINE` (a second), or is known not to have caught up since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("worker {worker} is too busy to answer")]
+pub struct Late {
+    /// Its number.
+    pub worker: usize,
+}
+/// How much later than asked for a worker may be woken: a frame of 1500 bytes takes as long at 10 Gbit/s. The default is fifty times that.
+const TIMER_SLACK: Duration = Duration::from_micros(1);
+
 /// The control plane's handles of the running workers. Dropping them ends the threads.
 pub struct Workers<P: Queues> {
     pub(crate) workers: Vec<WorkerHandle<P>>,
     pub(crate) owners: QueueOwners,
+    /// How many commands of each port wait.
+    posted: Mutex<HashMap<PortId, Arc<PortQueue>>>,
+    /// The policies that the workers were last given, whose token buckets go on.
+    policies: Mutex<BTreeMap<PortId, Arc<PortPolicy>>>,
     faults: Faults,
+    /// Watches the workers; ends after them.
+    _watchdog: Watchdog,
 }
 
 /// The control plane's handle of one worker.
 pub(crate) struct WorkerHandle<P: Queues> {
-    commands: Sender<Command<P>>,
+    commands: Sender<Posted<P>>,
     bell: EventFd,
     counters: Arc<WorkerCounters>,
     /// The worker's thread, once it runs.
     target: Arc<OnceLock<Target>>,
     thread: Option<JoinHandle<()>>,
+    number: usize,
+    /// Where a late worker says that it has caught up.
+    late: Mutex<Option<Receiver<()>>>,
 }
 
 /// Which workers serve a port's queues at first.
@@ -72,14 +97,18 @@ impl<P: Queues> Workers<P> {
         let doorbells = bells.iter().map(|bell| Ok(Arc::new(Doorbell::new(bell.try_clone()?))));
         let doorbells = doorbells.collect::<io::Result<Vec<_>>>()?;
         let clock = Clock::Monotonic(Instant::now());
+        let watchdog = Watchdog::start("ringferry-watch")?;
         let workers = bells.into_iter().zip(Handoff::mesh(&doorbells));
-        let workers = workers
-            .enumerate()
-            .map(|(number, (bell, handoff))| WorkerHandle::start(config, number, bell, handoff, clock));
+        let workers = workers.enumerate().map(|(number, (bell, handoff))| {
+            WorkerHandle::start(config, number, bell, handoff, clock, watchdog.watcher())
+        });
         Ok(Self {
             workers: workers.collect::<io::Result<_>>()?,
             owners: QueueOwners::default(),
+            posted: Mutex::default(),
+            policies: Mutex::default(),
             faults: Faults::new()?,
+            _watchdog: watchdog,
         })
     }
 
@@ -117,10 +146,30 @@ impl<P: Queues> Workers<P> {
         &self.workers[self.owner(port, queue)]
     }
 
+    /// Sends a command that a port's peer causes and nobody waits for. One for which there is no place is dropped, and the port is reported as
+    /// [faulty](Workers::faults): its peer sends faster than workers can follow, and its connection has to end.
+    fn post(&self, worker: usize, port: PortId, command: Command<P>) {
+        let mut posted = self.posted.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = posted.entry(port).or_default().place();
+        drop(posted);
+        match place {
+            Ok(place) => self.workers[worker].submit(Posted { command, place: Some(place) }),
+            Err(Full { news: true }) => {
+                let why = "it asks for more than the workers can carry out".to_owned();
+                self.faults.reporter().report(PortFault { port, session: None, why });
+            }
+            Err(Full { news: false }) => {}
+        }
+    }
+
     /// Sets the rules that a port's frames must obey from now on. Called before the port is added, so that no frame comes first, again when
-    /// rules change, and for a number that had been another port's.
+    /// rules change, and for a number that had been another port's. Limits that do not change go on as they are.
     pub fn set_rules(&self, port: PortId, rules: &Rules) {
-        let (policy, rules) = (PortPolicy::new(rules).map(Arc::new), Arc::new(rules.clone()));
+        let mut policies = self.policies.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = policies.remove(&port);
+        let (policy, rules) =
+            (PortPolicy::new(rules, before.as_deref()).map(Arc::new), Arc::new(rules.clone()));
+        policies.extend(policy.clone().map(|policy| (port, policy)));
         for worker in &self.workers {
             worker.send(Command::SetRules(port, Arc::clone(&rules), policy.clone()));
         }
@@ -147,42 +196,133 @@ impl<P: Queues> Workers<P> {
         }
     }
 
-    /// Serves a port no more. When this returns no worker knows of it.
+    /// Serves a port no more. When this returns no worker knows of it, but for late ones, which forget it in time.
     pub fn remove_port(&self, port: PortId) {
         self.owners.remove(port);
-        for worker in &self.workers {
-            worker.ask(|reply| Command::RemovePort(port, reply));
+        self.policies.lock().unwrap_or_else(PoisonError::into_inner).remove(&port);
+        self.posted.lock().unwrap_or_else(PoisonError::into_inner).remove(&port);
+        self.ask_all(&self.workers, |reply| Command::RemovePort(port, reply));
+    }
+
+    /// Asks several workers at once; the answers of those that have one in time, with their handles.
+    fn ask_all<'w, T>(
+        &self,
+        workers: impl IntoIterator<Item = &'w WorkerHandle<P>>,
+        command: impl Fn(SyncSender<T>) -> Command<P>,
+    ) -> Vec<T> {
+        let asked = workers.into_iter().map(|worker| {
+            let (reply, answer) = sync_channel(1);
+            worker.send(command(reply));
+            (worker, answer)
+        });
+        let asked: Vec<_> = asked.collect();
+        let deadline = Instant::now() + ANSWER_DEADLINE;
+        asked.iter().filter_map(|(worker, answer)| worker.wait(answer, deadline).ok().flatten()).collect()
+    }
+
+    /// Splits what concerns queues of a port by the worker that has them.
+    fn by_worker<T>(
+        &self,
+        port: PortId,
+        queues: impl IntoIterator<Item = (u16, T)>,
+    ) -> impl Iterator<Item = (&WorkerHandle<P>, Vec<T>)> {
+        let mut parts: Vec<Vec<T>> = self.workers.iter().map(|_| Vec::new()).collect();
+        for (queue, part) in queues {
+            parts[self.owner(port, queue)].push(part);
         }
+        self.workers.iter().zip(parts).filter(|(_, part)| !part.is_empty())
     }
 
     /// Serves a queue of a port.
     pub fn start_queue(&self, port: PortId, queue: u16, start: P::Start) {
-        self.server(port, queue).send(Command::Start(port, Box::new(start)));
+        self.post(self.owner(port, queue), port, Command::Start(port, Box::new(start)));
+    }
+
+    /// Serves several queues of a port, each with the part of it that starts: one command for each worker.
+    pub fn start_queues(&self, port: PortId, starts: impl IntoIterator<Item = (u16, P::Start)>) {
+        for (worker, starts) in self.by_worker(port, starts) {
+            self.post(worker.number, port, Command::StartAll(port, starts));
+        }
     }
 
     /// Takes from its worker what was started as `index`, a part of `queue`. What remains of it, or `None` when the worker did not have it.
-    pub fn stop_queue(&self, port: PortId, queue: u16, index: u16) -> Option<P::Stopped> {
+    ///
+    /// # Errors
+    /// [`Late`]: the worker may still touch it.
+    pub fn stop_queue(&self, port: PortId, queue: u16, index: u16) -> Result<Option<P::Stopped>, Late> {
         self.server(port, queue).ask(|reply| Command::Stop(port, index, reply))
+    }
+
+    /// Takes from their workers what was started as the second of each pair of numbers, a part of the queue that is the first: one command and
+    /// one answer for each worker. What remains of those that the workers had, by the second.
+    ///
+    /// # Errors
+    /// [`Late`]: a worker may still touch them.
+    pub fn stop_queues(
+        &self,
+        port: PortId,
+        queues: impl IntoIterator<Item = (u16, u16)>,
+    ) -> Result<Vec<(u16, P::Stopped)>, Late> {
+        let asked = self.by_worker(port, queues).map(|(worker, indices)| {
+            let (reply, answer) = sync_channel(1);
+            worker.send(Command::StopAll(port, indices, reply));
+            (worker, answer)
+        });
+        let asked: Vec<_> = asked.collect();
+        let deadline = Instant::now() + ANSWER_DEADLINE;
+        let mut all = Vec::new();
+        for (worker, answer) in asked {
+            all.extend(worker.wait(&answer, deadline)?.into_iter().flatten());
+        }
+        Ok(all)
     }
 
     /// Has the owner of a queue forward what the port had sent on it before now.
     pub fn drain(&self, port: PortId, queue: u16) {
-        self.server(port, queue).send(Command::Drain(port, queue));
+        self.post(self.owner(port, queue), port, Command::Drain(port, queue));
     }
 
     /// Has the owner of a queue do what only this kind of port can.
     pub fn request(&self, port: PortId, queue: u16, request: P::Request) {
-        self.server(port, queue).send(Command::Request(port, request));
+        self.post(self.owner(port, queue), port, Command::Request(port, request));
     }
 
     /// The same, with an answer that `request` sends when it has been done; `None` if it never is.
+    ///
+    /// # Errors
+    /// [`Late`]: it will be done.
     pub fn ask<T>(
         &self,
         port: PortId,
         queue: u16,
         request: impl FnOnce(SyncSender<T>) -> P::Request,
-    ) -> Option<T> {
+    ) -> Result<Option<T>, Late> {
         self.server(port, queue).ask(|reply| Command::Request(port, request(reply)))
+    }
+
+    /// The same for several queues, whose owners are asked before the first is waited for.
+    ///
+    /// # Errors
+    /// As for [`ask`](Self::ask).
+    pub fn ask_queues<T>(
+        &self,
+        port: PortId,
+        requests: impl IntoIterator<Item = (u16, impl FnOnce(SyncSender<T>) -> P::Request)>,
+    ) -> Result<(), Late> {
+        let asked = requests.into_iter().map(|(queue, request)| {
+            let (reply, answer) = sync_channel(1);
+            let worker = self.server(port, queue);
+            worker.send(Command::Request(port, request(reply)));
+            (worker, answer)
+        });
+        let asked: Vec<_> = asked.collect();
+        let deadline = Instant::now() + ANSWER_DEADLINE;
+        asked.iter().try_for_each(|(worker, answer)| worker.wait(answer, deadline).map(drop))
+    }
+
+    /// Whether a worker is known to be [`Late`], and has not caught up.
+    pub fn is_late(&self) -> bool {
+        self.workers.iter().any(WorkerHandle::is_late)
     }
 
     /// Has every worker do what only this kind of port can.
@@ -197,33 +337,37 @@ impl<P: Queues> Workers<P> {
 
     /// Forwards a frame as if it had come from a port.
     pub fn inject(&self, port: PortId, frame: Vec<u8>) {
-        self.workers[0].send(Command::Inject(port, frame));
+        self.post(0, port, Command::Inject(port, frame));
     }
 
-    /// To be called about once a second: gets workers going that have made no round since, although they do not sleep.
-    /// `rounds` is between the calls whatever this leaves in it; empty at first.
-    pub fn watch(&self, rounds: &mut Vec<u64>) {
-        rounds.resize(self.workers.len(), 0);
-        for (worker, before) in self.workers.iter().zip(rounds) {
-            *before = worker.watch(*before);
-        }
+    /// The workers that can be asked, without a queue of questions that they never answer.
+    fn not_late(&self) -> impl Iterator<Item = &WorkerHandle<P>> {
+        self.workers.iter().filter(|worker| !worker.is_late())
     }
 
-    /// The state of every queue.
+    /// The state of every queue, but for those of late workers.
     pub fn inspect(&self) -> Vec<(PortId, P::State)> {
-        self.workers.iter().filter_map(|worker| worker.ask(Command::Inspect)).flatten().collect()
+        self.ask_all(self.not_late(), Command::Inspect).into_iter().flatten().collect()
     }
 
-    /// Hands the forwarding databases of all workers to `page`, part by part. Packets go on between the parts.
+    /// Hands the forwarding databases of all workers, but for late ones, to `page`, part by part. Packets go on between the parts.
     pub fn addresses(&self, mut page: impl FnMut(FdbPage)) {
-        for worker in &self.workers {
+        for worker in self.not_late() {
             let mut next = Some(0);
             while let Some(from) = next {
-                let Some(part) = worker.ask(|reply| Command::Addresses(from, reply)) else { break };
+                let Ok(Some(part)) = worker.ask(|reply| Command::Addresses(from, reply)) else { break };
                 next = part.next;
                 page(part);
             }
         }
+    }
+
+    /// Keeps a worker busy until the sender that is returned is dropped.
+    #[cfg(test)]
+    pub(crate) fn hold(&self, worker: usize) -> Sender<()> {
+        let (release, until) = channel();
+        self.workers[worker].send(Command::Hold(until));
+        release
     }
 
     /// Whether a worker has ended by itself, which it only does if it panicked.
@@ -239,6 +383,7 @@ impl<P: Queues> WorkerHandle<P> {
         bell: EventFd,
         handoff: Handoff,
         clock: Clock,
+        watcher: Watcher,
     ) -> io::Result<Self> {
         let (commands, receiver) = channel();
         let inbox = Inbox { commands: receiver, bell: bell.try_clone()? };
@@ -255,30 +400,94 @@ impl<P: Queues> WorkerHandle<P> {
             let (counters, target) = (Arc::clone(&counters), Arc::clone(&target));
             let run = move || {
                 target.get_or_init(Target::current);
+                watcher.watch_this_thread();
+                // Without it frames that wait for tokens wait longer, and in larger bursts; no more.
+                let _ = set_timer_slack(TIMER_SLACK);
                 Worker::new(&config, inbox, handoff, epoll, seed, counters, clock).run();
             };
             std::thread::Builder::new().name(format!("ringferry-{number}")).spawn(run)?
         };
-        Ok(Self { commands, bell, counters, target, thread: Some(thread) })
+        let late = Mutex::default();
+        Ok(Self { commands, bell, counters, target, thread: Some(thread), number, late })
     }
 
     /// Asks for something that needs no answer.
     pub(crate) fn send(&self, command: Command<P>) {
+        self.submit(Posted { command, place: None });
+    }
+
+    fn submit(&self, posted: Posted<P>) {
         // A worker that is gone has let go of everything, which is all a command could want.
-        let _ = self.commands.send(command);
+        let _ = self.commands.send(posted);
         let _ = self.bell.signal();
     }
 
     /// Asks, and waits for the answer; `None` if the worker has none.
-    pub(crate) fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command<P>) -> Option<T> {
+    ///
+    /// # Errors
+    /// [`Late`]: it will be carried out, but has not been.
+    pub(crate) fn ask<T>(
+        &self,
+        command: impl FnOnce(SyncSender<T>) -> Command<P>,
+    ) -> Result<Option<T>, Late> {
         let (reply, answer) = sync_channel(1);
         self.send(command(reply));
+        self.wait(&answer, Instant::now() + ANSWER_DEADLINE)
+    }
+
+    /// The same for something that must not be lost: the worker has its answer back if nobody takes it in time.
+    ///
+    /// # Errors
+    /// As for [`ask`](Self::ask).
+    pub(crate) fn ask_in_person<T>(
+        &self,
+        command: impl FnOnce(SyncSender<T>) -> Command<P>,
+    ) -> Result<Option<T>, Late> {
+        let (reply, answer) = sync_channel(0);
+        self.send(command(reply));
+        self.wait(&answer, Instant::now() + ANSWER_DEADLINE)
+    }
+
+    /// Waits for an answer that was asked for, unless the worker is late already.
+    fn wait<T>(&self, answer: &Receiver<T>, deadline: Instant) -> Result<Option<T>, Late> {
+        let deadline = if self.is_late() { Instant::now() } else { deadline };
         loop {
-            match answer.recv_timeout(STANDSTILL) {
-                Ok(answer) => return Some(answer),
-                Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) => self.interrupt(),
+            let left = deadline.saturating_duration_since(Instant::now());
+            match answer.recv_timeout(left.min(STANDSTILL)) {
+                Ok(answer) => return Ok(Some(answer)),
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) if left > STANDSTILL => self.interrupt(),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.note_late();
+                    return Err(Late { worker: self.number });
+                }
             }
+        }
+    }
+
+    fn lock_late(&self) -> MutexGuard<'_, Option<Receiver<()>>> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the worker has not answered, and has not caught up since.
+    fn is_late(&self) -> bool {
+        let mut late = self.lock_late();
+        let is_late = late.as_ref().is_some_and(|caught_up| caught_up.try_recv() == Err(TryRecvError::Empty));
+        if !is_late {
+            *late = None;
+        }
+        is_late
+    }
+
+    /// Has the worker say when it has caught up with what it was asked for.
+    fn note_late(&self) {
+        let mut late = self.lock_late();
+        if late.is_none() {
+            let (reply, caught_up) = sync_channel(1);
+            self.send(Command::Probe(reply));
+            *late = Some(caught_up);
+            self.interrupt();
+            tracing::warn!(worker = self.number, "the worker is too busy to answer and is not waited for");
         }
     }
 
@@ -288,23 +497,19 @@ impl<P: Queues> WorkerHandle<P> {
             target.interrupt();
         }
     }
-
-    /// See [`Workers::watch`].
-    fn watch(&self, rounds_before: u64) -> u64 {
-        let rounds = self.counters.polls.get();
-        if rounds == rounds_before && !self.counters.asleep.load(Ordering::Relaxed) {
-            self.interrupt();
-        }
-        rounds
-    }
 }
 
 impl<P: Queues> Drop for WorkerHandle<P> {
     fn drop(&mut self) {
         self.send(Command::End);
         let Some(thread) = self.thread.take() else { return };
-        let mut asked = Instant::now();
+        let (began, mut asked) = (Instant::now(), Instant::now());
         while !thread.is_finished() {
+            if began.elapsed() >= ANSWER_DEADLINE {
+                // It ends when it gets to the command, unless the process ends first.
+                tracing::warn!(worker = self.number, "the worker does not end and is not waited for");
+                return;
+            }
             if asked.elapsed() >= STANDSTILL {
                 self.interrupt();
                 asked = Instant::now();
@@ -312,5 +517,44 @@ impl<P: Queues> Drop for WorkerHandle<P> {
             std::thread::sleep(Duration::from_millis(1));
         }
         let _ = thread.join();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plane::queues::FrameCost;
+    use crate::plane::testing::{HeapQueues, Wire};
+    use crate::plane::worker::command::MOST_POSTED;
+
+    #[test]
+    fn h1_a_port_that_asks_for_more_than_workers_carry_out_is_reported_once_and_others_are_not() {
+        let config = SwitchConfig { workers: Some(1), ..SwitchConfig::default() };
+        let workers = Workers::<HeapQueues>::start(&config).unwrap();
+        let ports = [PortId(0), PortId(1)];
+        for id in ports {
+            let wire = Arc::new(Wire::new(1, FrameCost::SystemCall));
+            let steering = Steering::Local(ringferry_packet::vnet::Offloads::empty());
+            let placement = Placement { steering, first: 0, queues: 1 };
+            workers.add_port(id, "heap", &PortTotals::new(1), placement, |_, handle| {
+                HeapQueues::new(handle.clone(), Arc::clone(&wire), None)
+            });
+        }
+        // The worker stands still until its answer is taken.
+        let (reply, answer) = sync_channel(0);
+        workers.workers[0].send(Command::Settle(reply));
+        for _ in 0..2 * MOST_POSTED {
+            workers.inject(ports[0], vec![0; 60]);
+        }
+        workers.inject(ports[1], vec![0; 60]);
+        let faults: Vec<_> = workers.faults().into_iter().map(|fault| fault.port).collect();
+        assert_eq!(faults, [ports[0]]);
+        answer.recv().unwrap();
+        // Commands are carried out in order: when this one is answered, the others have given back their places.
+        assert!(workers.inspect().is_empty());
+        for _ in 0..MOST_POSTED {
+            workers.inject(ports[0], vec![0; 60]);
+        }
+        assert!(workers.faults().is_empty());
     }
 }

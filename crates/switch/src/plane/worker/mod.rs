@@ -9,6 +9,10 @@
 //! may have added work before it saw that we want to be told. With no active queue left the worker
 //! sleeps in epoll.
 //!
+//! **Shares.** [`fair`] decides whose turn it is: what a port's frames cost is charged to it, and one that has cost more than its share waits while
+//! others have work. Two kinds of source have no queue: frames of a port that were [put off](crate::plane::forward::slow), and frames of a
+//! port that other workers have handed off to this one.
+//!
 //! ```text
 //!            wake (epoll)                     empty for ROUNDS_TO_ARM rounds, or all are empty
 //!   armed ───────────────► active ─────────────────────────────────────────────────────────► armed
@@ -16,41 +20,52 @@
 //!     └── start, attach ─────┘  └──── polled each round: lease, frames, forward, complete
 //! ```
 //!
+//! A source whose port has used up its `rate_in` is *paused*: neither of both, until a timer makes it active again.
+//!
 //! | file | idea |
 //! |---|---|
 //! | `mod` | the loop: poll what is active, arm what is idle, sleep when nothing is active |
+//! | `fair` | deficit round robin: which port may be served |
 //! | `execute` | commands of the control plane, carried out between two bursts |
 //! | `direct` | a port that is read directly into the sole receiver's buffers |
 //! | `command` | the commands |
 //! | `handles` | the control plane's handles of the threads |
 //! | `fault` | faults that the control plane has to act on |
+//! | `timers` | what has to be done at a later time: ports that are paced, and queues of shapers |
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use ringferry_memory::ReadSlice;
 use ringferry_packet::frame::Burst;
+use ringferry_packet::vnet::Header;
 use ringferry_sys::epoll::{Epoll, EventBuf};
 use ringferry_sys::spin::{Idle, Spin};
 
 use crate::config::SwitchConfig;
 use crate::counters::WorkerCounters;
 use crate::fdb::{Fdb, PortId};
-use crate::plane::forward::{self, Forwarder, Origin, Tables};
-use crate::plane::handoff::ring::{Handoff, HandoffFrame, Message};
+use crate::plane::cost;
+use crate::plane::forward::{self, BURST_COST, Forwarder, Origin, Tables};
+use crate::plane::handoff::ring::{Handoff, HandoffFrame, News};
 use crate::plane::now::{Clock, Now};
 use crate::plane::policy::PortPolicy;
+use crate::plane::policy::vlan::Retag;
 use crate::plane::port::{Port, TxContext};
 use crate::plane::queues::{Lease, Queues, Source, Watch};
 
 pub(crate) mod command;
 mod direct;
 mod execute;
+mod fair;
 pub(crate) mod fault;
 pub(crate) mod handles;
+mod timers;
 
-use command::Inbox;
+use command::{Inbox, Posted};
+use fair::Accounts;
 pub use handles::Workers;
+use timers::{Quota, Timer, Timers};
 
 /// Packets taken from a queue at a time. DPDK, OVS and VPP settled on 32 (or 256 with vectors); 64
 /// gained nothing here and keeps others waiting twice as long.
@@ -60,9 +75,19 @@ pub(crate) const BURST: usize = 32;
 /// one load of a line that did not change; arming costs a fence and, later, the peer a kick.
 const ROUNDS_TO_ARM: u32 = 256;
 
-/// Busy rounds between looks at epoll: how long commands and idle ports wait while others are busy.
-/// 16 rounds of 32 packets take well below a millisecond.
-const BUSY_ROUNDS: u32 = 16;
+/// Work between looks at epoll, in the unit of [`cost`]: how long commands and idle ports wait while others are busy. Twenty bursts of small
+/// frames; a look costs less than a hundredth of it.
+const EVENTS_COST: u64 = 100_000;
+
+/// What a round costs besides its frames, in the same unit: rounds that move a frame or two end, too.
+const ROUND: u64 = 50;
+
+/// What a burst may cost if the next one is to be taken as large, in the same unit: below the bound beyond which frames are put off, and thereby
+/// copied.
+const TURN_COST: u64 = BURST_COST * 3 / 4;
+
+/// What the frames of a port that were put off may cost in one of its turns, but for what a step costs.
+const SLOW_COST: u64 = 100_000;
 
 /// How often rings without a kick descriptor are looked at while everything else is idle.
 const KICKLESS: Duration = Duration::from_micros(100);
@@ -75,6 +100,9 @@ const COMMANDS: usize = 64;
 
 /// Buckets of the forwarding database swept per second of activity.
 const SWEEP: usize = 1024;
+
+/// Buckets of the forwarding database in which a round looks for addresses to forget: 64 KiB, or some tens of microseconds.
+const FORGET: usize = 1024;
 
 /// Epoll token of the command bell. Others are a port number and a queue.
 pub(crate) const BELL: u64 = u64::MAX;
@@ -112,11 +140,17 @@ pub(crate) struct Worker<P: Queues> {
     events: Option<EventBuf>,
     inbox: Inbox<P>,
     handoff: Handoff,
-    /// Ports that frames from other workers go to, in this round.
+    /// Ports that handed-off frames go to, in this turn.
     handed: Vec<PortId>,
+    accounts: Accounts,
+    /// Work done since the worker was started.
+    worked: u64,
+    /// A source that has work was left out of the last round.
+    left_out: bool,
     counters: Arc<WorkerCounters>,
     spin: Spin,
     clock: Clock,
+    timers: Timers,
     /// The coarse clock: seconds since the start.
     seconds: u32,
     stop: bool,
@@ -146,9 +180,13 @@ impl<P: Queues> Worker<P> {
             inbox,
             handoff,
             handed: Vec::new(),
+            accounts: Accounts::default(),
+            worked: 0,
+            left_out: false,
             counters,
             spin: Spin::new(Duration::from_micros(config.poll_microseconds.into())),
             clock,
+            timers: Timers::default(),
             seconds: 0,
             stop: false,
         }
@@ -156,17 +194,16 @@ impl<P: Queues> Worker<P> {
 
     /// Serves until the control plane ends it.
     pub(crate) fn run(mut self) {
-        // Busy rounds since epoll was looked at.
-        let mut rounds = 0;
+        // Work done when epoll was last looked at.
+        let mut looked = 0;
         while !self.stop {
             let moved = self.round();
             self.counters.polls.add(1);
             if moved {
                 self.counters.busy_polls.add(1);
                 self.spin.found();
-                rounds += 1;
-                if rounds >= BUSY_ROUNDS {
-                    rounds = 0;
+                if self.worked - looked >= EVENTS_COST {
+                    looked = self.worked;
                     self.serve_events(Some(Duration::ZERO));
                 }
                 continue;
@@ -186,57 +223,165 @@ impl<P: Queues> Worker<P> {
         }
     }
 
-    /// Polls every active source once; whether anything moved.
+    /// Polls every active source once whose port may be served; whether anything moved, or was left out.
     pub(crate) fn round(&mut self) -> bool {
-        let mut moved = self.poll_handoff();
+        let mut moved = self.run_timers();
+        moved |= self.fdb.forget_some(FORGET);
+        moved |= self.poll_handoff();
+        self.accounts.next_round();
+        self.worked += ROUND;
+        // A port that may be served in every round, but not all of its queues, begins with another one each time.
+        if std::mem::take(&mut self.left_out) && !self.active.is_empty() {
+            self.active.rotate_left(1);
+        }
         let mut at = 0;
         while let Some(&Active { source, empty }) = self.active.get(at) {
+            if !self.may_be_polled(source) {
+                self.left_out = true;
+                at += 1;
+                continue;
+            }
             let polled = self.poll(source);
             moved |= polled.moved;
             if polled.exhausted || !polled.moved && empty >= ROUNDS_TO_ARM && self.arm(source) {
-                self.active.swap_remove(at);
+                // In order: the queues of a port that is paced take turns.
+                self.active.remove(at);
                 continue;
             }
             self.active[at].empty = if polled.moved { 0 } else { empty.saturating_add(1) };
-            at += 1;
+            // A turn lasts until the port has had what it was paid, or has nothing more.
+            if !polled.moved || !self.accounts.may_be_served(source.port) {
+                at += 1;
+            }
         }
-        moved
+        if self.left_out && !moved {
+            let Worker { accounts, active, .. } = self;
+            accounts.skip_rounds(active.iter().map(|active| active.source.port));
+        }
+        moved || self.left_out
     }
 
-    /// Delivers what other workers have for queues of this one.
+    /// Whether a source's port may be served, and the source is the one it is served from: a port of which frames were put off is
+    /// served from those.
+    #[inline]
+    fn may_be_polled(&mut self, source: Source) -> bool {
+        self.accounts.may_be_served(source.port)
+            && (source.queue >= Source::HANDED || self.slow_frames(source.port) == 0)
+    }
+
+    /// Frames of a port that were put off.
+    #[inline]
+    fn slow_frames(&self, id: PortId) -> usize {
+        self.ports.get(usize::from(id.0)).and_then(Option::as_ref).map_or(0, |port| port.slow.len())
+    }
+
+    /// Charges a port for work.
+    #[inline]
+    fn charge(&mut self, id: PortId, cost: u64) {
+        self.accounts.charge(id, cost);
+        self.worked += cost;
+        if let Some(port) = self.port(id) {
+            port.handle.counters.work_nanoseconds.add(cost);
+        }
+    }
+
+    /// Takes over what other workers have for this one: frames become work of the ports that sent them.
     #[inline]
     fn poll_handoff(&mut self) -> bool {
         let mut moved = false;
         for _ in 0..BURST {
-            let Some((from, message)) = self.handoff.receive() else { break };
+            let Some(News(vid, mac, port)) = self.handoff.hear() else { break };
             moved = true;
-            match message {
-                Message::Frame(HandoffFrame { port, header, frame }) => {
-                    let now = Now::new(self.clock, self.seconds);
-                    if let Some(Some(to)) = self.ports.get_mut(usize::from(port.0)) {
-                        if !self.handed.contains(&port) {
-                            self.handed.push(port);
-                            to.expect(1, &self.handoff);
-                        }
-                        let scratch = self.forwarder.scratch();
-                        let mut tx = TxContext { handoff: &mut self.handoff, now: &now, scratch };
-                        to.put(header, &frame, &[], &mut tx);
-                    }
-                    self.handoff.give_back(from, frame);
-                }
-                Message::Learn(vid, mac, port) => {
-                    let _ = self.fdb.learn(vid, mac, port, self.seconds);
-                }
+            let _ = self.fdb.learn(vid, mac, port, self.seconds);
+            self.charge(port, cost::LEARN);
+        }
+        while let Some((worker, handed)) = self.handoff.receive() {
+            moved = true;
+            let from = handed.from;
+            let Some(Some(port)) = self.ports.get_mut(usize::from(from.0)) else {
+                // Its sender was unplugged.
+                self.handoff.give_back(worker, from, handed.frame);
+                continue;
+            };
+            port.handed.push_back((worker, handed));
+            if port.handed.len() == 1 {
+                self.activate(Source { port: from, queue: Source::HANDED });
+            }
+        }
+        moved
+    }
+
+    /// Delivers a burst of what a port has sent on queues of other workers.
+    fn poll_handed(&mut self, id: PortId) -> Polled {
+        let mut cost = 0;
+        let mut exhausted = false;
+        for _ in 0..BURST {
+            let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) else { return Polled::NOTHING };
+            let Some((worker, HandoffFrame { port: to, header, frame, .. })) = port.handed.pop_front() else {
+                exhausted = true;
+                break;
+            };
+            cost += self.deliver_one(id, to, header, &frame);
+            self.handoff.give_back(worker, id, frame);
+            if cost >= TURN_COST {
+                break;
             }
         }
         while let Some(id) = self.handed.pop() {
             self.flush(id);
         }
-        if moved {
-            // A queue may have gone to another worker meanwhile, and the frame after it.
-            self.handoff.flush();
+        // A queue may have gone to another worker meanwhile, and the frame after it.
+        self.handoff.flush();
+        self.charge(id, cost);
+        Polled { moved: cost > 0, exhausted }
+    }
+
+    /// Delivers a frame that waited in private memory; whatever its receiver took then, it is asked again. [`flush`](Self::flush) follows for the ports in
+    /// `handed`. What it cost.
+    fn deliver_one(&mut self, from: PortId, to: PortId, header: Header, frame: &[u8]) -> u64 {
+        let now = Now::new(self.clock, self.seconds);
+        let Some(Some(port)) = self.ports.get_mut(usize::from(to.0)) else { return cost::FRAME_OUT };
+        if !self.handed.contains(&to) {
+            self.handed.push(to);
+            port.expect(1, &self.handoff);
         }
-        moved
+        let scratch = self.forwarder.scratch();
+        let mut tx = TxContext { from, handoff: &mut self.handoff, now: &now, scratch };
+        let kind = port.queues.frame_cost();
+        if port.offloads().accepts(&header) {
+            let _ = port.put(header, frame, &[], &mut tx);
+            return cost::of_plain(frame.len() as u64, 0, kind);
+        }
+        let mut burst = Burst::new();
+        burst.push(header, ReadSlice::from(frame));
+        let frame = &burst.frames()[0];
+        let cost = cost::of_delivery(&burst, frame, port.offloads(), kind);
+        port.deliver(&burst, frame, Retag::Keep, &mut tx);
+        cost
+    }
+
+    /// Goes on with frames of a port that were put off.
+    fn poll_slow(&mut self, id: PortId) -> Polled {
+        let Some(port) = self.port(id) else { return Polled::NOTHING };
+        let mut slow = std::mem::take(&mut port.slow);
+        let now = Now::new(self.clock, self.seconds);
+        let mut cost = 0;
+        while cost < SLOW_COST {
+            let Some(frame) = slow.front_mut() else { break };
+            let Worker { forwarder, ports, fdb, handoff, .. } = self;
+            match forwarder.step(id, frame, &mut Tables { ports, fdb, handoff }, &now) {
+                Some(step) => cost += step,
+                None => drop(slow.pop_front()),
+            }
+        }
+        self.handoff.flush();
+        self.set_releases(&now);
+        self.charge(id, cost);
+        let exhausted = slow.is_empty();
+        if let Some(port) = self.port(id) {
+            port.slow = slow;
+        }
+        Polled { moved: true, exhausted }
     }
 
     /// Shows a port's receiver what was delivered, and senders what its answers are.
@@ -246,7 +391,8 @@ impl<P: Queues> Worker<P> {
             if port.has_answers() {
                 let now = &Now::new(self.clock, self.seconds);
                 let (handoff, scratch) = (&mut self.handoff, self.forwarder.scratch());
-                forward::answer(id, &mut self.ports, &self.fdb, &mut TxContext { handoff, now, scratch });
+                let mut tx = TxContext { from: id, handoff, now, scratch };
+                forward::answer(id, &mut self.ports, &self.fdb, &mut tx);
             }
         }
     }
@@ -259,30 +405,50 @@ impl<P: Queues> Worker<P> {
     #[inline]
     fn poll(&mut self, source: Source) -> Polled {
         let Source { port: id, queue } = source;
+        match queue {
+            Source::SLOW => return self.poll_slow(id),
+            Source::HANDED => return self.poll_handed(id),
+            _ => {}
+        }
+        let most = self.accounts.burst(id);
         let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) else { return Polled::NOTHING };
         if port.direct.is_some()
             && let Some(polled) = self.poll_direct(id)
         {
             return polled;
         }
+        let now = Now::new(self.clock, self.seconds);
         let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) else { return Polled::NOTHING };
-        let loan = match port.queues.lease(queue, BURST) {
+        let quota = if port.policy.is_some() { self.quota(id, &now) } else { Quota::Packets(BURST) };
+        let max = match quota {
+            Quota::Packets(max) => max.min(most),
+            Quota::Wait(wait) => {
+                self.pause(source, now.micros().saturating_add(wait));
+                return Polled { moved: false, exhausted: true };
+            }
+        };
+        let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) else { return Polled::NOTHING };
+        let loan = match port.queues.lease(queue, max) {
             Lease::Empty => return Polled::NOTHING,
             Lease::Exhausted => return Polled { moved: false, exhausted: true },
             Lease::Frames(loan) => loan,
         };
         let mut burst = Burst::reuse(std::mem::take(&mut self.storage));
-        let taken = port.queues.frames(queue, &loan, BURST, &mut burst);
+        let taken = port.queues.frames(queue, &loan, max, &mut burst);
         if taken.forward && !burst.is_empty() {
-            let now = Now::new(self.clock, self.seconds);
+            port.note_usual(&burst);
             if let Some(selector) = port.selector() {
                 selector.learn(queue, &burst, &self.handoff, &now);
             }
             let reads_directly = port.queues.reads_directly();
-            self.forward(Origin { port: id, private: taken.private }, &burst, &now);
+            let cost = self.forward(Origin { port: id, private: taken.private }, &burst, &now);
+            self.accounts.note_burst(id, burst.len(), cost, TURN_COST);
             if reads_directly {
                 self.consider_direct(id, &burst, &now);
             }
+        } else if taken.any {
+            // What was dropped has been looked at all the same.
+            self.charge(id, cost::FRAME_IN * most as u64);
         }
         self.storage = Burst::reuse(burst);
         if let Some(port) = self.port(id) {
@@ -291,9 +457,28 @@ impl<P: Queues> Worker<P> {
         Polled { moved: taken.any, exhausted: taken.exhausted }
     }
 
-    fn forward(&mut self, from: Origin, burst: &Burst<'_>, now: &Now) {
+    /// Forwards a burst, and charges the port that it is from. What all of it costs, that which was put off included.
+    fn forward(&mut self, from: Origin, burst: &Burst<'_>, now: &Now) -> u64 {
         let Worker { forwarder, ports, fdb, handoff, .. } = self;
-        forwarder.forward(from, burst, &mut Tables { ports, fdb, handoff }, now);
+        let cost = forwarder.forward(from, burst, &mut Tables { ports, fdb, handoff }, now);
+        self.set_releases(now);
+        self.charge(from.port, cost);
+        if !self.forwarder.put_off().is_empty() {
+            self.put_off(from.port);
+            // The next bursts are to be so small that nothing is put off, if a frame is not too much by itself.
+            return cost + BURST_COST * burst.len() as u64;
+        }
+        cost
+    }
+
+    /// Keeps what was put off with the port that it is from.
+    #[cold]
+    fn put_off(&mut self, id: PortId) {
+        let Worker { forwarder, ports, .. } = self;
+        if let Some(Some(port)) = ports.get_mut(usize::from(id.0)) {
+            port.slow.extend(forwarder.put_off().drain(..));
+        }
+        self.activate(Source { port: id, queue: Source::SLOW });
     }
 
     /// Arms every active source that has a way to wake us.
@@ -310,7 +495,11 @@ impl<P: Queues> Worker<P> {
 
     /// Asks a source to wake us; false when it has work already, or cannot.
     fn arm(&mut self, source: Source) -> bool {
-        self.port(source.port).is_none_or(|port| port.queues.arm(source.queue))
+        self.port(source.port).is_none_or(|port| match source.queue {
+            Source::SLOW => port.slow.is_empty(),
+            Source::HANDED => port.handed.is_empty(),
+            queue => port.queues.arm(queue),
+        })
     }
 
     /// Whether all that is active are empty rings that cannot wake us.
@@ -318,11 +507,15 @@ impl<P: Queues> Worker<P> {
         let Worker { active, ports, .. } = self;
         active.iter().all(|Active { source, .. }| {
             let port = ports.get_mut(usize::from(source.port.0)).and_then(Option::as_mut);
-            port.is_some_and(|port| port.queues.is_kickless(source.queue))
+            source.queue < Source::HANDED && port.is_some_and(|port| port.queues.is_kickless(source.queue))
         })
     }
 
     fn activate(&mut self, source: Source) {
+        // A peer that kicks all the same is not heard.
+        if self.timers.is_set(Timer::Resume(source)) {
+            return;
+        }
         if !self.active.iter().any(|active| active.source == source) {
             self.active.push(Active { source, empty: 0 });
         }
@@ -330,6 +523,7 @@ impl<P: Queues> Worker<P> {
 
     fn deactivate(&mut self, source: Source) {
         self.active.retain(|active| active.source != source);
+        self.timers.cancel(Timer::Resume(source));
     }
 
     /// Arms all sources and tells the other workers that this one sleeps: returns for how long it may, or `None` if there is work. If it
@@ -343,6 +537,11 @@ impl<P: Queues> Worker<P> {
         } else {
             return None;
         };
+        let timeout = match self.until_timer() {
+            Some(0) => return None,
+            Some(micros) => Some(timeout.unwrap_or(Duration::MAX).min(Duration::from_micros(micros))),
+            None => timeout,
+        };
         self.handoff.about_to_sleep().then_some(timeout)
     }
 
@@ -354,9 +553,7 @@ impl<P: Queues> Worker<P> {
     fn sleep(&mut self, timeout: Option<Duration>) {
         self.counters.sleeps.add(1);
         let before = Instant::now();
-        self.counters.asleep.store(true, Ordering::Relaxed);
         let woken = self.serve_events(timeout);
-        self.counters.asleep.store(false, Ordering::Relaxed);
         self.wake_up();
         if woken {
             self.counters.wakeups.add(1);
@@ -383,7 +580,10 @@ impl<P: Queues> Worker<P> {
                 if commands.len() == COMMANDS {
                     let _ = self.inbox.bell.signal();
                 }
-                commands.into_iter().for_each(|command| self.execute(command));
+                for Posted { command, place } in commands {
+                    self.execute(command);
+                    drop(place);
+                }
             } else {
                 self.wake(Source::of(event.token), event.hangup);
             }

@@ -91,6 +91,7 @@ impl PortControl for TapPort {
             name: self.name.clone(),
             negotiated: Negotiated::Tap(self.offloads),
             state: if up { PortState::Up } else { PortState::Down },
+            fault: None,
             peer: self.tap.clone(),
             mtu: netif::mtu(&self.tap).map_or(0, |mtu| mtu.try_into().unwrap_or(u16::MAX)),
             mac: netif::mac(&self.tap).ok().map(Mac),

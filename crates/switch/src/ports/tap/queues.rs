@@ -7,7 +7,7 @@ use std::io;
 
 use ringferry_memory::{ReadSlice, WriteSlice};
 use ringferry_packet::frame::Burst;
-use ringferry_packet::vnet::{Header, Offloads};
+use ringferry_packet::vnet::{Header, Offloads, VALIDATED_HEAD};
 use ringferry_sys::tap::{MAX_READ, Offloads as TapOffloads, Tap};
 
 use crate::counters::{DropReason, PortCounters};
@@ -25,6 +25,8 @@ const FEW_PIECES: usize = 72;
 pub struct TapQueues {
     port: PortHandle,
     tap: Tap,
+    /// What the kernel may ask for.
+    offloads: Offloads,
     /// A buffer for each frame of a burst; none where the tap is not read.
     buffers: Vec<Box<[u8]>>,
     scratch: Vec<u8>,
@@ -60,14 +62,13 @@ pub(crate) fn offloads(kernel: TapOffloads) -> Offloads {
 impl TapQueues {
     /// A tap that is written to, and not read.
     pub(super) fn new(port: PortHandle, tap: Tap) -> Self {
-        Self { port, tap, buffers: Vec::new(), scratch: Vec::new() }
+        let offloads = offloads(tap.offloads());
+        Self { port, tap, offloads, buffers: Vec::new(), scratch: Vec::new() }
     }
 
     fn begin_reading(&mut self, queue: u16, watch: Watch<'_>) {
         self.buffers.resize_with(MAX_FRAMES, || vec![0; MAX_READ].into_boxed_slice());
-        if let Err(error) = watch.add(&self.tap, queue) {
-            tracing::error!(tap = self.tap.name(), "cannot wait for the tap: {error}");
-        }
+        self.resume(queue, watch);
     }
 
     fn end_reading(&mut self, watch: Watch<'_>) {
@@ -115,7 +116,7 @@ impl Queues for TapQueues {
     fn frames<'m>(&mut self, _: u16, loan: &'m TapLoan, _: usize, burst: &mut Burst<'m>) -> Taken {
         for (buffer, len) in loan.buffers.iter().zip(&loan.lengths[..loan.frames]) {
             let read = ReadSlice::from(&buffer[..*len as usize]);
-            if let Some(header) = admit(read, read.len(), &self.port.counters) {
+            if let Some(header) = admit(&[read], read.len(), self.offloads, &self.port.counters) {
                 burst.push(header, read.skip(Header::LEN));
             }
         }
@@ -145,6 +146,17 @@ impl Queues for TapQueues {
             watch.remove(&self.tap);
         }
         !hangup
+    }
+
+    /// The descriptor of a tap is readable as long as frames wait.
+    fn pause(&mut self, _: u16, watch: Watch<'_>) {
+        watch.remove(&self.tap);
+    }
+
+    fn resume(&mut self, queue: u16, watch: Watch<'_>) {
+        if let Err(error) = watch.add(&self.tap, queue) {
+            tracing::error!(tap = self.tap.name(), "cannot wait for the tap: {error}");
+        }
     }
 
     fn frame_cost(&self) -> FrameCost {
@@ -243,27 +255,47 @@ impl Queues for TapQueues {
             // says nothing; whoever writes there next notices.
             Err(_) => return DirectRead::Failed,
         };
-        let head = room.first().map_or(ReadSlice::EMPTY, WriteSlice::as_read).first(len);
-        match admit(head, len, &self.port.counters) {
+        let mut pieces = [ReadSlice::EMPTY; 4];
+        let mut left = len;
+        for (piece, room) in pieces.iter_mut().zip(&*room) {
+            *piece = room.as_read().first(left);
+            left -= piece.len();
+        }
+        match admit(&pieces, len, self.offloads, &self.port.counters) {
             Some(header) => DirectRead::Frame(header, len - Header::LEN),
             None => DirectRead::Failed,
         }
     }
 }
 
-/// Counts what was read: `len` bytes that begin with `head`. Its virtual header, if it is a frame.
+/// Counts what was read: `len` bytes that begin with `pieces`, the first of which has the virtual header. Returns that, if it
+/// belongs to the frame: other guests may write to the host's network stack, which passes on what they say about their
+/// frames.
 #[inline]
-fn admit(head: ReadSlice<'_>, len: usize, counters: &PortCounters) -> Option<Header> {
-    let Some(bytes) = head.array() else {
+fn admit(
+    pieces: &[ReadSlice<'_>],
+    len: usize,
+    offloads: Offloads,
+    counters: &PortCounters,
+) -> Option<Header> {
+    let Some((head, bytes)) = pieces.first().and_then(|head| Some((head, head.array()?))) else {
         counters.drops.add(DropReason::RxTooShort, 1);
         return None;
     };
-    let header = Header::from_bytes(&bytes).sanitised_from_device();
     counters.rx_packets.add(1);
     counters.rx_bytes.add((len - Header::LEN) as u64);
-    let sound = header.check(len - Header::LEN).is_ok();
-    if !sound {
+    let header = Header::from_bytes(&bytes).sanitised_from_device();
+    let mut first = [0; VALIDATED_HEAD];
+    let mut have = 0;
+    if header != Header::NONE {
+        have = head.skip(Header::LEN).copy_to(&mut first);
+        for piece in &pieces[1..] {
+            have += piece.copy_to(&mut first[have..]);
+        }
+    }
+    let header = header.validated(&first[..have], len - Header::LEN, offloads);
+    if header.is_err() {
         counters.drops.add(DropReason::RxBadHeader, 1);
     }
-    sound.then_some(header)
+    header.ok()
 }

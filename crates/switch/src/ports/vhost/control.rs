@@ -3,6 +3,10 @@
 //! The socket outlives sessions: a listener is bound once and never re-bound, and a port that connects
 //! tries again for ever. One front end is served at a time; the next waits in the listener's backlog.
 //!
+//! The port's [`Closer`](ringferry_sys::closer::Closer) closes what front ends have passed, and its [`Allowance`] says how often they may disturb the workers. While the
+//! one is behind or the other used up, the port is paused: it reads and accepts nothing, and is not watched, as its sockets stay
+//! readable; the time resumes it. A port whose worker does not answer loses its session and is in quarantine until that worker has caught up.
+//!
 //! ```text
 //!   listening / connecting ── accept, connect ──► session ── end of stream, refused message, lost memory ──► ended
 //!             ▲                                                                                               │
@@ -18,26 +22,35 @@ use std::time::{Duration, Instant};
 use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot};
 use ringferry_sys::epoll::Interest;
 use ringferry_sys::socket::{Listener, Stream};
-use ringferry_vhost_user::backend::{Counters, Offer, Session};
+use ringferry_vhost_user::backend::{Counters, Offer, Resources, Session};
 use ringferry_vhost_user::message::ProtocolFeatures;
 
+use super::allowance::Allowance;
 use super::device::{PortDevice, features};
-use super::queues::VhostQueues;
+use super::queues::{NewCalls, VhostQueues};
 use crate::config::{DEFAULT_MTU, PortConfig, VhostUserConfig, VhostUserEndpoint};
 use crate::counters::PortTotals;
 use crate::log_limit::LogLimit;
-use crate::plane::{PAIRS, Placement, PortShared, Steering};
+use crate::plane::{PAIRS, Placement, PortFault, PortShared, Steering};
 use crate::ports::passed::Passed;
 use crate::ports::queues::{AnyQueues, Workers};
 use crate::ports::table::QueueStates;
 use crate::ports::xen::MappingBudget;
 use crate::ports::{Context, Interface, InterfaceQueues, OpenError, Plug, PortControl};
+use crate::privileged::Privileges;
 use crate::rules::Rules;
 use crate::snapshot::rules_by_key;
 
 /// Time between attempts to connect. The one who is connected to may be a VMM that is just starting:
 /// short enough not to be noticed, long enough not to be a load.
 const RETRY: Duration = Duration::from_millis(250);
+
+/// How long a port is paused until it looks whether its closer has caught up.
+const CATCH_UP: Duration = Duration::from_millis(100);
+
+/// How long a port serves nobody after its front end has tried to hold up a worker. Each attempt costs the others up to
+/// one [interval of the watchdog](ringferry_sys::watchdog::INTERVAL).
+const QUARANTINE: Duration = Duration::from_secs(60);
 
 /// Log lines about one port's front ends per interval: two or three restarts of a machine.
 const LOG_LINES: u32 = 20;
@@ -47,7 +60,7 @@ enum Endpoint {
     /// They connect to us.
     Listen(Listener),
     /// We connect to them.
-    Connect(PathBuf),
+    Connect(PathBuf, Privileges),
     /// One that was connected when we started; there is no other.
     Once(Option<Stream>),
 }
@@ -64,7 +77,16 @@ struct VhostPort {
     past: Counters,
     device: PortDevice,
     offer: Offer,
-    /// When to connect next.
+    /// What its sessions share: who closes what front ends have passed, and how much they may map and have logged.
+    resources: Resources,
+    /// What is left to front ends of disturbing the workers.
+    allowance: Allowance,
+    /// Until then nothing is read or accepted.
+    paused: Option<Instant>,
+    /// Why nobody is served: for what the last front end did, or until the workers have caught up. Looked at again at
+    /// [`retry_at`](Self::retry_at).
+    quarantine: Option<String>,
+    /// When to connect next, or to listen again.
     retry_at: Instant,
     /// The listener could not accept: it is left alone for a while, as it stays readable.
     accept_failed: bool,
@@ -89,8 +111,14 @@ enum Watched {
 /// See [`OpenError`].
 pub(in crate::ports) fn open(config: &VhostUserConfig, passed: &mut Passed) -> Result<Plug, OpenError> {
     let endpoint = match &config.endpoint {
-        VhostUserEndpoint::Listen(path) => Endpoint::Listen(Listener::bind(path)?),
-        VhostUserEndpoint::Connect(path) => Endpoint::Connect(path.clone()),
+        VhostUserEndpoint::Listen(path) => {
+            let mut listener = Listener::bind(path)?;
+            if passed.privileges().are_elsewhere() {
+                listener.leave_file();
+            }
+            Endpoint::Listen(listener)
+        }
+        VhostUserEndpoint::Connect(path) => Endpoint::Connect(path.clone(), passed.privileges().clone()),
         VhostUserEndpoint::Fd(fd) => {
             let inherited = |source| OpenError::Inherited { fd: *fd, source };
             inherited_endpoint(passed.number(*fd)?).map_err(inherited)?
@@ -121,11 +149,13 @@ impl VhostPort {
         // Before there is a port, so that no frame comes first.
         cx.workers.set_rules(id, &port.rules);
         let counters = PortTotals::new(cx.workers.count());
-        let shared = Arc::new(PortShared::default());
+        let (shared, reporter) = (Arc::new(PortShared::default()), cx.workers.reporter());
+        let calls = Arc::new(NewCalls::default());
         let steering = Steering::Pairs(Arc::clone(&shared));
         let placement = Placement { steering, first: port.first_worker(), queues: PAIRS };
         cx.workers.add_port(id, &port.name, &counters, placement, |_, handle| {
-            AnyQueues::Vhost(VhostQueues::new(handle.clone(), Arc::clone(&shared)))
+            let (shared, calls) = (Arc::clone(&shared), Arc::clone(&calls));
+            AnyQueues::Vhost(VhostQueues::new(handle.clone(), shared, calls, Arc::clone(&reporter)))
         });
         let mut offer = Offer::net(features(config.features).bits(), PAIRS);
         if config.mac.is_some() {
@@ -143,6 +173,7 @@ impl VhostPort {
                 LogLimit::new(LOG_LINES),
                 counters.of(0),
                 shared,
+                calls,
             )
         };
         Ok(Self {
@@ -154,6 +185,10 @@ impl VhostPort {
             past: Counters::default(),
             device,
             offer,
+            resources: Resources { memory: cx.memory.of_port(), ..Resources::default() },
+            allowance: Allowance::default(),
+            paused: None,
+            quarantine: None,
             retry_at: Instant::now(),
             accept_failed: false,
             failure_logged: false,
@@ -164,29 +199,38 @@ impl VhostPort {
     /// say) the port alone goes down, and the next tick tries again.
     fn settle(&mut self, cx: &Context<'_>) {
         if let Err(error) = self.rewatch(cx) {
-            tracing::error!(
-                port = self.device.name,
-                "cannot wait for the port's socket: {error}; trying again"
-            );
+            if self.device.limit.allows() {
+                tracing::error!(
+                    port = self.device.name,
+                    "cannot wait for the port's socket: {error}; trying again"
+                );
+            }
             self.close();
         }
     }
 
     fn rewatch(&mut self, cx: &Context<'_>) -> io::Result<()> {
-        if let Some(session) = self.ended.take() {
-            cx.unwatch(&session)?;
+        if let Some(session) = self.ended.take()
+            && self.watched == Watched::Session
+        {
             self.watched = Watched::Nothing;
+            cx.unwatch(&session)?;
         }
         let now = match (&self.session, &self.endpoint) {
+            _ if self.paused.is_some() => Watched::Nothing,
             (Some(_), _) => Watched::Session,
-            (None, Endpoint::Listen(_)) if !self.accept_failed => Watched::Listener,
+            (None, Endpoint::Listen(_)) if !self.accept_failed && self.quarantine.is_none() => {
+                Watched::Listener
+            }
             (None, _) => Watched::Nothing,
         };
         if self.watched == now {
             return Ok(());
         }
-        if let (Watched::Listener, Endpoint::Listen(listener)) = (self.watched, &self.endpoint) {
-            cx.unwatch(listener)?;
+        match (std::mem::replace(&mut self.watched, Watched::Nothing), &self.session, &self.endpoint) {
+            (Watched::Listener, _, Endpoint::Listen(listener)) => cx.unwatch(listener)?,
+            (Watched::Session, Some(session), _) => cx.unwatch(session)?,
+            _ => {}
         }
         let interest = Interest::READABLE | Interest::HANGUP;
         match (now, &self.session, &self.endpoint) {
@@ -200,9 +244,46 @@ impl VhostPort {
 
     /// Does what can be done now: accepts, connects, serves messages.
     fn step(&mut self) {
-        if let Some(session) = &mut self.session {
-            let served = session.on_readable(&mut self.device);
-            if let Err(error) = served {
+        let now = Instant::now();
+        if self.paused.is_some_and(|until| now < until) {
+            return;
+        }
+        self.paused =
+            if self.resources.closer.is_behind() { Some(now + CATCH_UP) } else { self.allowance.wait(now) };
+        if self.paused.is_some() {
+            return;
+        }
+        if self.quarantine.is_some() {
+            if now < self.retry_at {
+                return;
+            }
+            if self.device.workers.is_late() {
+                self.retry_at = now + RETRY;
+                return;
+            }
+            self.quarantine = None;
+        }
+        if self.session.is_some() {
+            self.serve_session();
+        } else {
+            self.connect();
+        }
+    }
+
+    /// Serves the messages that wait.
+    fn serve_session(&mut self) {
+        let Some(session) = &mut self.session else { return };
+        match session.on_readable(&mut self.device) {
+            Ok(progress) => {
+                let now = Instant::now();
+                if progress.behind {
+                    self.paused = Some(now + CATCH_UP);
+                }
+                if progress.disturbed {
+                    self.allowance.take(now);
+                }
+            }
+            Err(error) => {
                 if self.device.limit.allows() {
                     if error.is_disconnect() {
                         tracing::info!(port = self.device.name, "the front end has disconnected");
@@ -212,25 +293,33 @@ impl VhostPort {
                 }
                 self.close();
             }
-            return;
         }
+    }
+
+    /// Accepts a front end, or connects to it.
+    fn connect(&mut self) {
         let stream = match &mut self.endpoint {
             Endpoint::Listen(listener) => listener.accept(),
             Endpoint::Once(stream) => Ok(stream.take()),
-            Endpoint::Connect(path) => {
+            Endpoint::Connect(path, privileges) => {
                 if Instant::now() < self.retry_at {
                     return;
                 }
-                Stream::connect(path).map(Some)
+                privileges.connect(&self.device.name, path).map(Some)
             }
         };
         self.accept_failed = false;
-        match stream.and_then(|stream| stream.map(|stream| Session::new(stream, self.offer)).transpose()) {
+        match stream.and_then(|stream| {
+            stream
+                .map(|stream| Session::with_resources(stream, self.offer, self.resources.clone()))
+                .transpose()
+        }) {
             Ok(Some(session)) => {
                 if self.device.limit.allows() {
                     tracing::info!(port = self.device.name, "a front end has connected");
                 }
                 self.device.counters.connections.add(1);
+                self.device.session = self.device.session.wrapping_add(1);
                 self.session = Some(session);
                 self.failure_logged = false;
             }
@@ -260,7 +349,12 @@ impl VhostPort {
     /// Ends the session if the guest's memory is gone: the front end shrank its file.
     fn check_memory(&mut self) {
         if self.device.memory.as_ref().is_some_and(|memory| memory.is_lost()) {
-            tracing::warn!(port = self.device.name, "the connection is closed: guest memory was truncated");
+            if self.device.limit.allows() {
+                tracing::warn!(
+                    port = self.device.name,
+                    "the connection is closed: guest memory was truncated"
+                );
+            }
             self.close();
         }
     }
@@ -271,17 +365,24 @@ impl VhostPort {
             session.disconnect(&mut self.device);
             self.past = sum(self.past, session.counters());
             self.ended = Some(session);
-            self.device.reset();
-            self.retry_at = Instant::now() + RETRY;
+            let now = Instant::now();
+            if self.device.reset() {
+                self.allowance.take(now);
+            }
+            self.retry_at = now + RETRY;
+            self.quarantine = self.device.unanswered.take().map(|why| why.to_string());
         }
     }
 
     /// Whether packets flow, as far as the control plane knows.
     fn state(&self) -> PortState {
         let Some(session) = &self.session else {
+            if self.quarantine.is_some() {
+                return PortState::Down;
+            }
             return match self.endpoint {
                 Endpoint::Listen(_) => PortState::Listening,
-                Endpoint::Connect(_) | Endpoint::Once(Some(_)) => PortState::Connecting,
+                Endpoint::Connect(..) | Endpoint::Once(Some(_)) => PortState::Connecting,
                 Endpoint::Once(None) => PortState::Down,
             };
         };
@@ -290,6 +391,15 @@ impl VhostPort {
             runs[index % 2] |= ring.started && ring.enabled;
         }
         if runs == [true; 2] { PortState::Up } else { PortState::Down }
+    }
+
+    /// Why nobody is served although somebody might be there.
+    fn unserved(&self) -> Option<String> {
+        if self.quarantine.is_some() {
+            return self.quarantine.clone();
+        }
+        let text = "what front ends have passed cannot be closed yet; reading goes on when it is";
+        self.resources.closer.is_behind().then(|| text.to_owned())
     }
 
     /// What happened on all sessions so far, by stable name.
@@ -310,7 +420,7 @@ impl VhostPort {
             Endpoint::Listen(listener) => listener
                 .path()
                 .map_or_else(|| "inherited socket".to_owned(), |path| path.display().to_string()),
-            Endpoint::Connect(path) => path.display().to_string(),
+            Endpoint::Connect(path, _) => path.display().to_string(),
             Endpoint::Once(_) => "inherited connection".to_owned(),
         }
     }
@@ -323,12 +433,35 @@ impl PortControl for VhostPort {
     }
 
     fn deadline(&self) -> Option<Instant> {
+        if self.paused.is_some() {
+            return self.paused;
+        }
         let tries = match self.endpoint {
-            Endpoint::Listen(_) => self.accept_failed,
-            Endpoint::Connect(_) => true,
+            Endpoint::Listen(_) => self.accept_failed || self.quarantine.is_some(),
+            Endpoint::Connect(..) => true,
             Endpoint::Once(ref stream) => stream.is_some(),
         };
-        (self.session.is_none() && tries).then_some(self.retry_at)
+        (self.session.is_none() && (tries || self.quarantine.is_some())).then_some(self.retry_at)
+    }
+
+    fn fault(&mut self, fault: &PortFault, cx: &mut Context<'_>) -> bool {
+        if fault.port != self.device.id {
+            return false;
+        }
+        if self.session.is_some() && fault.session.is_none_or(|session| session == self.device.session) {
+            if self.device.limit.allows() {
+                let (port, seconds, why) = (&self.device.name, QUARANTINE.as_secs(), &fault.why);
+                tracing::warn!(
+                    port,
+                    "the front end is disconnected, and none is served for {seconds} s: {why}"
+                );
+            }
+            self.close();
+            self.retry_at = Instant::now() + QUARANTINE;
+            self.quarantine = Some(fault.why.clone());
+            self.settle(cx);
+        }
+        true
     }
 
     fn tick(&mut self, cx: &mut Context<'_>) {
@@ -355,6 +488,7 @@ impl PortControl for VhostPort {
             name: self.device.name.clone(),
             negotiated: Negotiated::VhostUser(self.device.features),
             state: self.state(),
+            fault: self.unserved(),
             peer: self.peer(),
             mtu: self.device.mtu,
             mac: None,
@@ -401,6 +535,10 @@ impl PortControl for VhostPort {
 impl Drop for VhostPort {
     fn drop(&mut self) {
         self.close();
+        // With the connections that wait, and what lies unread in them.
+        if let Endpoint::Listen(listener) = std::mem::replace(&mut self.endpoint, Endpoint::Once(None)) {
+            listener.close_by(&self.resources.closer);
+        }
     }
 }
 
@@ -411,5 +549,40 @@ fn sum(one: Counters, other: Counters) -> Counters {
         rejected: one.rejected + other.rejected,
         unexpected_fds_closed: one.unexpected_fds_closed + other.unexpected_fds_closed,
         failed_starts: one.failed_starts + other.failed_starts,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ringferry_sys::epoll::Epoll;
+
+    use super::*;
+    use crate::config::{Config, PortKind, SwitchConfig};
+    use crate::ports::table::PortTable;
+
+    #[test]
+    fn h5_a_port_that_has_used_up_its_allowance_waits_for_the_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("a");
+        let config =
+            Config::builder().port_flag(&format!("vhost-user:{}", socket.display())).build().unwrap();
+        let epoll = Epoll::new().unwrap();
+        let switch = SwitchConfig::default();
+        let mut table = PortTable::new(Arc::new(Workers::start(&switch).unwrap()), &switch);
+        let listener = Listener::bind(&socket).unwrap();
+        let plug = move |port: &PortConfig, cx: &mut Context<'_>| {
+            let PortKind::VhostUser(vhost) = port.kind.clone() else { unreachable!() };
+            let mut port = VhostPort::new(port, &vhost, Endpoint::Listen(listener), cx)?;
+            (0..100_000).for_each(|_| port.allowance.take(Instant::now()));
+            Ok(Box::new(port) as Box<dyn PortControl>)
+        };
+        table.add(config.ports[0].clone(), Box::new(plug), &epoll).unwrap();
+        let _peer = Stream::connect(&socket).unwrap();
+        table.begin(&epoll);
+        // It is not watched, so that nobody spins, and comes back by itself.
+        let mut events = ringferry_sys::epoll::EventBuf::with_capacity(8);
+        assert_eq!(epoll.wait(&mut events, Some(Duration::ZERO)).unwrap(), 0);
+        assert!(table.deadline().is_some_and(|due| due > Instant::now() + Duration::from_secs(600)));
+        assert_eq!(table.snapshots()[0].counters["connections"], 0);
     }
 }

@@ -11,16 +11,17 @@ use ringferry_packet::ether::{Mac, rarp_announcement};
 use ringferry_ring::{Device as RingDevice, LayoutError, RingFeatures};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_vhost_user::RingSetup;
+use ringferry_vhost_user::Unanswered;
 use ringferry_vhost_user::backend::Device;
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::config::{NetConfig, S_LINK_UP};
 
-use super::queues::{RingStart, VhostRequest};
+use super::queues::{NewCalls, RingStart, VhostRequest};
 use crate::config::{DEFAULT_MTU, FeatureToggles};
 use crate::counters::PortCounters;
 use crate::fdb::PortId;
 use crate::log_limit::LogLimit;
-use crate::plane::{PAIRS, PortShared};
+use crate::plane::{Late, PAIRS, PortShared};
 use crate::ports::queues::{AnyRequest, AnyStart, AnyStopped, Workers};
 
 /// Announcements of a guest that has moved are this far apart at least.
@@ -31,6 +32,8 @@ pub(super) struct PortDevice {
     pub(super) workers: Arc<Workers>,
     pub(super) id: PortId,
     pub(super) name: String,
+    /// The number of the session, so that a fault that a worker reports late is not the next one's.
+    pub(super) session: u32,
     /// The features that the front end has acknowledged.
     pub(super) features: Features,
     pub(super) memory: Option<Arc<GuestMemory>>,
@@ -46,9 +49,12 @@ pub(super) struct PortDevice {
     /// When the front end last had its guest announced.
     pub(super) announced: Option<Instant>,
     pub(super) limit: LogLimit,
+    /// A worker has not answered: why the port rests.
+    pub(super) unanswered: Option<Unanswered>,
     /// Of which only connections are counted here.
     pub(super) counters: Arc<PortCounters>,
     pub(super) shared: Arc<PortShared>,
+    pub(super) calls: Arc<NewCalls>,
 }
 
 impl PortDevice {
@@ -60,11 +66,13 @@ impl PortDevice {
         limit: LogLimit,
         counters: Arc<PortCounters>,
         shared: Arc<PortShared>,
+        calls: Arc<NewCalls>,
     ) -> Self {
         Self {
             workers,
             id,
             name,
+            session: 0,
             features: Features::empty(),
             memory: None,
             mac: None,
@@ -74,23 +82,28 @@ impl PortDevice {
             bases: Vec::new(),
             announced: None,
             limit,
+            unanswered: None,
             counters,
             shared,
+            calls,
         }
     }
 
-    /// Forgets what a session that is over has left.
-    pub(super) fn reset(&mut self) {
+    /// Forgets what a session that is over has left. Whether it had ever started a ring, and so disturbed the workers.
+    pub(super) fn reset(&mut self) -> bool {
         // A front end that never started a ring left nothing to forget.
-        if !self.bases.is_empty() {
+        let had_rings = !self.bases.is_empty();
+        if had_rings {
             self.bases.clear();
             self.workers.forget(self.id);
         }
         self.features = Features::empty();
         self.mtu = self.mtu_limit.unwrap_or(DEFAULT_MTU);
+        had_rings
     }
 
-    fn try_start(&mut self, index: u16, setup: RingSetup) -> Result<(), NoRing> {
+    /// What a worker is to be given for a ring.
+    fn ring(&mut self, index: u16, setup: RingSetup) -> Result<RingStart, NoRing> {
         let RingSetup { parts, base, inflight, kick, call, err, enabled, memory, features } = setup;
         if let Some(limit) = self.queue_limit.filter(|limit| parts.size > *limit) {
             return Err(NoRing::Limit { size: parts.size, limit });
@@ -98,7 +111,8 @@ impl PortDevice {
         let features = Features::from_bits_retain(features);
         self.shared.set_offloads(features.guest_offloads());
         self.shared.set_mtu(self.mtu);
-        let start = RingStart {
+        Ok(RingStart {
+            session: self.session,
             index,
             ring: RingDevice::new(parts, RingFeatures::from_bits(features.bits()), base, inflight)?,
             memory,
@@ -107,9 +121,12 @@ impl PortDevice {
             kick,
             call,
             err,
-        };
-        self.workers.start_queue(self.id, index / 2, AnyStart::Vhost(start));
-        Ok(())
+        })
+    }
+
+    /// Notes that a worker has not answered.
+    fn note(&mut self, late: Late) -> Unanswered {
+        self.unanswered.insert(Unanswered(late.to_string())).clone()
     }
 }
 
@@ -136,42 +153,74 @@ impl Device for PortDevice {
     }
 
     fn ring_started(&mut self, index: u16, setup: RingSetup) {
-        let at = usize::from(index);
-        if self.bases.len() <= at {
-            self.bases.resize(at + 1, 0);
+        self.rings_started(vec![(index, setup)]);
+    }
+
+    fn rings_started(&mut self, rings: Vec<(u16, RingSetup)>) {
+        let mut starts = Vec::with_capacity(rings.len());
+        for (index, setup) in rings {
+            let at = usize::from(index);
+            if self.bases.len() <= at {
+                self.bases.resize(at + 1, 0);
+            }
+            self.bases[at] = setup.base;
+            // What a worker did not come to take is older than what it gets now.
+            drop(self.calls.take(index));
+            let (size, base) = (setup.parts.size, setup.base);
+            tracing::debug!(port = self.name, index, size, base, "ring starts");
+            match self.ring(index, setup) {
+                Ok(start) => starts.push((index / 2, AnyStart::Vhost(start))),
+                Err(why) if self.limit.allows() => {
+                    tracing::warn!(port = self.name, "queue {index} cannot be served: {why}");
+                }
+                Err(_) => {}
+            }
         }
-        self.bases[at] = setup.base;
-        tracing::debug!(port = self.name, index, size = setup.parts.size, base = setup.base, "ring starts");
-        if let Err(why) = self.try_start(index, setup)
-            && self.limit.allows()
-        {
-            tracing::warn!(port = self.name, "queue {index} cannot be served: {why}");
-        }
+        self.workers.start_queues(self.id, starts);
     }
 
     fn ring_call_changed(&mut self, index: u16, call: Option<EventFd>) {
-        let request = AnyRequest::Vhost(VhostRequest::SetCall(index, call));
-        self.workers.request(self.id, index / 2, request);
+        if self.calls.put(index, call) {
+            self.workers.request(self.id, index / 2, AnyRequest::Vhost(VhostRequest::SetCall(index)));
+        }
     }
 
     fn ring_enabled(&mut self, index: u16, enabled: bool) {
-        let pair = index / 2;
-        if !enabled && !index.is_multiple_of(2) {
-            self.workers.drain(self.id, pair);
+        // Whether it has answered is noted.
+        let _ = self.rings_enabled(&[index], enabled);
+    }
+
+    fn rings_enabled(&mut self, rings: &[u16], enabled: bool) -> Result<(), Unanswered> {
+        for index in rings.iter().filter(|index| !enabled && !index.is_multiple_of(2)) {
+            self.workers.drain(self.id, index / 2);
         }
         // Whoever is answered earlier may send on a ring that its worker still empties for nothing.
-        self.workers
-            .ask(self.id, pair, |reply| AnyRequest::Vhost(VhostRequest::Enable(index, enabled, reply)));
+        let requests = rings.iter().map(|index| {
+            let index = *index;
+            (index / 2, move |reply| AnyRequest::Vhost(VhostRequest::Enable(index, enabled, reply)))
+        });
+        self.workers.ask_queues(self.id, requests).map_err(|late| self.note(late))
     }
 
     fn ring_stopped(&mut self, index: u16) -> u16 {
-        let started = self.bases.get(usize::from(index)).copied().unwrap_or(0);
-        let base = match self.workers.stop_queue(self.id, index / 2, index) {
-            Some(AnyStopped::Vhost(base)) => base,
-            _ => started,
+        // Whether it has answered is noted.
+        self.rings_stopped(&[index]).map_or(0, |bases| bases[0])
+    }
+
+    fn rings_stopped(&mut self, rings: &[u16]) -> Result<Vec<u16>, Unanswered> {
+        let queues = rings.iter().map(|index| (index / 2, *index));
+        let stopped = self.workers.stop_queues(self.id, queues).map_err(|late| self.note(late))?;
+        let base = |index: &u16| {
+            let stopped = stopped.iter().find_map(|(at, stopped)| match stopped {
+                AnyStopped::Vhost(base) if at == index => Some(*base),
+                _ => None,
+            });
+            // One that no worker got is where it was started.
+            let base = stopped.or_else(|| self.bases.get(usize::from(*index)).copied()).unwrap_or(0);
+            tracing::debug!(port = self.name, index, base, "ring stops");
+            base
         };
-        tracing::debug!(port = self.name, index, base, "ring stops");
-        base
+        Ok(rings.iter().map(base).collect())
     }
 
     fn config(&self, offset: usize, buf: &mut [u8]) -> bool {

@@ -4,8 +4,8 @@
 //! `2 * q` of the device is the receiveq of pair `q`, ring `2 * q + 1` its transmitq (VIRTIO 1.4, 5.1.2). A ring whose driver breaks the
 //! rules is broken until it is started anew: it is counted, and the front end told, once.
 
-use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ringferry_memory::{Area, GuestMemory, ReadSlice, Translator};
 use ringferry_packet::frame::{Burst, Frame};
@@ -15,14 +15,18 @@ use ringferry_sys::eventfd::EventFd;
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::device::{Receiveq, Refused, Rejected, Transmitq};
 
+use super::faults::FrontendFaults;
 use crate::counters::{DropReason, PairCounters};
-use crate::log_limit::LogLimit;
 use crate::plane::queues::Room;
-use crate::plane::{Delivery, FrameCost, Lease, PortHandle, PortShared, Queues, Taken, Watch};
+use crate::plane::{
+    Delivery, FaultReporter, FrameCost, Lease, PAIRS, PortHandle, PortShared, Queues, Taken, Watch,
+};
 use crate::ports::queues::{QueueState, put};
 
 /// A ring that a front end has started.
 pub struct RingStart {
+    /// The number of the session, as the control side counts them.
+    pub session: u32,
     /// Its index in the device: even ones are receiveqs, odd ones transmitqs.
     pub index: u16,
     /// The ring.
@@ -45,12 +49,35 @@ pub struct RingStart {
 pub enum VhostRequest {
     /// Let packets flow through it, or not, and say when that is so.
     Enable(u16, bool, SyncSender<()>),
-    /// Signal the guest through this from now on.
-    SetCall(u16, Option<EventFd>),
+    /// Signal the guest through what the [`NewCalls`] have for the ring.
+    SetCall(u16),
+}
+
+/// The call events that the front end has set on running rings and that workers do not have yet, by index of the ring. Each takes the place of the one
+/// before it, so however often a front end sets them, a worker has one of each ring to look at.
+#[derive(Debug, Default)]
+pub(super) struct NewCalls([Mutex<Option<NewCall>>; 2 * PAIRS as usize]);
+
+/// A call event, or none: the guest polls.
+type NewCall = Option<EventFd>;
+
+impl NewCalls {
+    /// Leaves a call event for the worker that has the ring, which has to be told if this returns true. The one that it replaces is closed here.
+    pub(super) fn put(&self, index: u16, call: NewCall) -> bool {
+        let Some(place) = self.0.get(usize::from(index)) else { return false };
+        let before = place.lock().unwrap_or_else(PoisonError::into_inner).replace(call);
+        before.is_none()
+    }
+
+    /// Takes what was left for a ring, if anything.
+    pub(super) fn take(&self, index: u16) -> Option<NewCall> {
+        self.0.get(usize::from(index))?.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 /// The parts that both kinds of queue have.
 struct Common {
+    session: u32,
     memory: Arc<GuestMemory>,
     enabled: bool,
     kick: Option<EventFd>,
@@ -61,28 +88,33 @@ struct Common {
 }
 
 impl Common {
-    /// Calls the guest. An event that does not work is used no more: the guest has to poll.
-    fn ring_call(&mut self, port: &PortHandle, pair: &PairCounters) {
+    /// Calls the guest.
+    fn ring_call(&mut self, faults: &mut FrontendFaults, port: &PortHandle, pair: &PairCounters) {
         let Some(call) = &self.call else { return };
+        if faults.is_quarantined(self.session) {
+            return;
+        }
         port.counters.calls.add(1);
         pair.calls.add(1);
-        if let Err(error) = call.signal() {
-            tracing::warn!(port = &*port.name, "the call event does not work and is used no more: {error}");
-            self.call = None;
+        if call.signal().is_err() {
+            faults.quarantine(port, self.session, "its call event blocks whoever signals it");
         }
     }
 
     /// Says a fault once.
     #[cold]
-    fn report(&mut self, fault: Fault, what: &str, limit: &mut LogLimit, port: &PortHandle) {
+    fn report(&mut self, fault: Fault, what: &str, faults: &mut FrontendFaults, port: &PortHandle) {
         if std::mem::replace(&mut self.reported, true) {
             return;
         }
         port.counters.ring_errors.add(1);
-        if let Some(err) = &self.err {
-            let _ = err.signal();
+        if let Some(err) = &self.err
+            && !faults.is_quarantined(self.session)
+            && err.signal().is_err()
+        {
+            faults.quarantine(port, self.session, "its error event blocks whoever signals it");
         }
-        if limit.allows() {
+        if faults.limit.allows() {
             tracing::warn!(
                 port = &*port.name,
                 queue = what,
@@ -116,9 +148,8 @@ pub struct VhostQueues {
     tx: Vec<Option<TxQueue>>,
     rx: Vec<Option<RxQueue>>,
     shared: Arc<PortShared>,
-    /// One line about a broken queue per interval: a guest may break, reset and break it again;
-    /// `ring_errors` counts them all.
-    limit: LogLimit,
+    calls: Arc<NewCalls>,
+    faults: FrontendFaults,
 }
 
 /// Both rings of a pair, as far as they run, on their way from one worker to another.
@@ -129,8 +160,13 @@ pub struct Pair {
 
 impl VhostQueues {
     /// A port without rings.
-    pub(super) fn new(port: PortHandle, shared: Arc<PortShared>) -> Self {
-        Self { port, tx: Vec::new(), rx: Vec::new(), limit: LogLimit::new(1), shared }
+    pub(super) fn new(
+        port: PortHandle,
+        shared: Arc<PortShared>,
+        calls: Arc<NewCalls>,
+        reporter: Arc<FaultReporter>,
+    ) -> Self {
+        Self { port, tx: Vec::new(), rx: Vec::new(), shared, calls, faults: FrontendFaults::new(reporter) }
     }
 
     fn tx(&mut self, pair: u16) -> Option<&mut TxQueue> {
@@ -149,11 +185,15 @@ impl VhostQueues {
 
     /// Calls the guest of a ring, whatever it said of wanting to be called.
     fn call(&mut self, index: u16) {
-        let (port, shared) = (self.port.clone(), Arc::clone(&self.shared));
-        if let Some(pair) = shared.pairs.get(usize::from(index / 2))
-            && let Some(common) = self.common(index)
-        {
-            common.ring_call(&port, pair);
+        let at = usize::from(index / 2);
+        let Self { port, tx, rx, shared, faults, .. } = self;
+        let common = if index.is_multiple_of(2) {
+            rx.get_mut(at).and_then(Option::as_mut).map(|queue| &mut queue.common)
+        } else {
+            tx.get_mut(at).and_then(Option::as_mut).map(|queue| &mut queue.common)
+        };
+        if let (Some(common), Some(pair)) = (common, shared.pairs.get(at)) {
+            common.ring_call(faults, port, pair);
         }
     }
 
@@ -177,8 +217,10 @@ impl VhostQueues {
         let id = self.port.id;
         let Some(TxQueue { common, .. }) = self.tx(pair) else { return };
         if let Some(Err(error)) = common.kick.as_ref().map(|kick| watch.add(kick, pair)) {
-            tracing::error!(port = id.0, "cannot wait for kicks, so the queue is polled: {error}");
             common.kick = None;
+            if self.faults.limit.allows() {
+                tracing::error!(port = id.0, "cannot wait for kicks, so the queue is polled: {error}");
+            }
         }
     }
 }
@@ -222,10 +264,10 @@ impl Queues for VhostQueues {
 
     #[inline]
     fn complete(&mut self, pair: u16, _: Arc<GuestMemory>) {
-        let Self { port, tx, shared, limit, .. } = self;
+        let Self { port, tx, shared, faults, .. } = self;
         let at = usize::from(pair);
         if let (Some(Some(queue)), Some(pair)) = (tx.get_mut(at), shared.pairs.get(at)) {
-            queue.complete(limit, port, pair);
+            queue.complete(faults, port, pair);
         }
     }
 
@@ -255,17 +297,20 @@ impl Queues for VhostQueues {
     }
 
     fn wake(&mut self, pair: u16, _: bool, watch: Watch<'_>) -> bool {
-        let Self { port, tx, shared, .. } = self;
+        let Self { port, tx, shared, faults, .. } = self;
         let at = usize::from(pair);
         let (Some(Some(queue)), Some(pair)) = (tx.get_mut(at), shared.pairs.get(at)) else { return false };
         port.counters.kicks.add(1);
         pair.kicks.add(1);
-        queue.queue.ring().disable_kicks();
-        let drained = queue.common.kick.as_ref().is_none_or(|kick| kick.drain().is_ok());
-        if !drained {
-            // Not an eventfd after all: it would keep us awake for ever.
+        let ring = queue.queue.ring();
+        ring.disable_kicks();
+        let Some(kick) = &queue.common.kick else { return true };
+        // A kick for nothing is legal, but one that comes again and again by itself would keep this thread awake for ever.
+        let works = kick.drain().is_ok() && (ring.has_chains() || kick.falls_silent().unwrap_or(false));
+        if !works {
             unwatch(watch, queue.common.kick.take());
-            queue.queue.ring().break_with(Fault::Unusable);
+            ring.break_with(Fault::Unusable);
+            faults.quarantine(port, queue.common.session, "its kick event never falls silent");
         }
         true
     }
@@ -314,7 +359,7 @@ impl Queues for VhostQueues {
     /// Shows the guest what was delivered, and calls it if it wants.
     #[inline]
     fn flush(&mut self) {
-        let Self { port, rx, shared, limit, .. } = self;
+        let Self { port, rx, shared, faults, .. } = self;
         for (pair, queue) in shared.pairs.iter().zip(rx) {
             let Some(queue) = queue else { continue };
             // Also a queue that took nothing may hold chains it looked at.
@@ -327,18 +372,18 @@ impl Queues for VhostQueues {
                 pair.tx_packets.add(packets);
                 pair.tx_bytes.add(bytes);
                 if call {
-                    queue.common.ring_call(port, pair);
+                    queue.common.ring_call(faults, port, pair);
                 }
             }
             if let Some(fault) = queue.queue.ring().fault() {
-                queue.common.report(fault, "receiveq", limit, port);
+                queue.common.report(fault, "receiveq", faults, port);
             }
         }
     }
 
     fn start(&mut self, start: RingStart, watch: Watch<'_>) -> Option<u16> {
-        let RingStart { index, ring, memory, features, enabled, kick, call, err } = start;
-        let common = Common { memory, enabled, kick, call, err, reported: false };
+        let RingStart { session, index, ring, memory, features, enabled, kick, call, err } = start;
+        let common = Common { session, memory, enabled, kick, call, err, reported: false };
         let pair = index / 2;
         let sends = !index.is_multiple_of(2);
         if sends {
@@ -388,8 +433,10 @@ impl Queues for VhostQueues {
                 }
                 let _ = reply.send(());
             }
-            VhostRequest::SetCall(index, call) => {
-                if let Some(common) = self.common(index) {
+            VhostRequest::SetCall(index) => {
+                if let Some(call) = self.calls.take(index)
+                    && let Some(common) = self.common(index)
+                {
                     common.call = call;
                     // For what was shown while there was nobody to call.
                     self.call(index);
@@ -491,12 +538,12 @@ impl TxQueue {
 
     /// Gives the guest its buffers back.
     #[inline]
-    fn complete(&mut self, limit: &mut LogLimit, port: &PortHandle, pair: &PairCounters) {
+    fn complete(&mut self, faults: &mut FrontendFaults, port: &PortHandle, pair: &PairCounters) {
         if self.queue.complete() {
-            self.common.ring_call(port, pair);
+            self.common.ring_call(faults, port, pair);
         }
         if let Some(fault) = self.queue.ring().fault() {
-            self.common.report(fault, "transmitq", limit, port);
+            self.common.report(fault, "transmitq", faults, port);
         }
     }
 }

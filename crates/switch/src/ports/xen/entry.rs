@@ -355,8 +355,8 @@ impl PortControl for XenEntry {
 
     fn fault(&mut self, fault: &PortFault, cx: &mut Context<'_>) -> bool {
         let Some(id) = self.find(fault.port) else { return false };
-        let current =
-            self.vifs.get(&id).is_some_and(|vif| vif.session == fault.session && vif.served.is_some());
+        let named = |vif: &Vif| fault.session.is_none_or(|session| session == vif.session);
+        let current = self.vifs.get(&id).is_some_and(|vif| named(vif) && vif.served.is_some());
         if current {
             self.expel(id, &fault.why, cx);
         }
@@ -399,6 +399,7 @@ impl PortControl for XenEntry {
             name: self.name.clone(),
             negotiated: Negotiated::XenVif(VifFeatures::empty()),
             state: if self.backend.is_some() { PortState::Listening } else { PortState::Connecting },
+            fault: None,
             peer: match &self.config.provider {
                 XenProvider::Xen => format!("xenstore backend/{class}"),
                 XenProvider::Process { store, .. } => format!("{} backend/{class}", store.display()),
@@ -432,6 +433,7 @@ fn snapshot(id: VifId, vif: &Vif, mtu: u16, queues: &mut QueueStates) -> PortSna
         name: vif.name.clone(),
         negotiated: Negotiated::XenVif(VifFeatures::empty()),
         state: PortState::Listening,
+        fault: None,
         peer: id.to_string(),
         mtu,
         mac: vif.mac,

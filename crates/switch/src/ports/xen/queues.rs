@@ -198,6 +198,12 @@ impl Queues for VifQueues {
         FrameCost::Descriptor
     }
 
+    /// The interface leaves it to the front end to find the checksum, and Linux's looks for IP right behind the addresses.
+    #[inline]
+    fn offloads_tagged(&self) -> bool {
+        false
+    }
+
     #[inline]
     fn expect(&mut self, frames: usize) {
         for queue in self.queues.iter_mut().flatten() {
@@ -442,7 +448,7 @@ impl VifQueue {
     fn report(&mut self, why: &str) {
         if !std::mem::replace(&mut self.reported, true) {
             let (port, session) = (self.port.id, self.session);
-            self.reporter.report(PortFault { port, session, why: why.to_owned() });
+            self.reporter.report(PortFault { port, session: Some(session), why: why.to_owned() });
         }
     }
 

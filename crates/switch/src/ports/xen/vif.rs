@@ -184,7 +184,8 @@ impl Vif {
         Ok(ControlRing { control, channel, more: true })
     }
 
-    /// Takes everything back from the workers. When this returns nothing of the front end's is mapped.
+    /// Takes everything back from the workers. When this returns nothing of the front end's is mapped, unless a worker is late: it unmaps when it
+    /// gets to it, and until then the front end's kernel finds the grants in use.
     pub(super) fn stop(&mut self, cx: &mut Context<'_>) {
         let Some(served) = self.served.take() else { return };
         if let Some(control) = &served.control {
@@ -192,7 +193,7 @@ impl Vif {
         }
         for number in 0..served.queues {
             cx.workers.drain(self.id, number);
-            if let Some(AnyStopped::Xen(did)) = cx.workers.stop_queue(self.id, number, number) {
+            if let Ok(Some(AnyStopped::Xen(did))) = cx.workers.stop_queue(self.id, number, number) {
                 add(&mut self.past, &did);
             }
         }
@@ -254,7 +255,7 @@ impl OnWorkers<'_> {
             };
             AnyRequest::Xen(VifRequest::With(number, Box::new(task)))
         });
-        answer.unwrap_or(Err(Status::InvalidParameter))
+        answer.ok().flatten().unwrap_or(Err(Status::InvalidParameter))
     }
 }
 

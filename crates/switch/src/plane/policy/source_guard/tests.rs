@@ -348,6 +348,75 @@ fn neighbour_discovery_cannot_hide() {
     }
 }
 
+/// RFC 6105: a port of hosts has no router behind it, whatever addresses it may use.
+#[test]
+fn l_routers_do_not_speak_from_guarded_ports() {
+    // Well formed, as an option of neighbour discovery begins in the middle of the target, and another two behind it.
+    let target = "2001:db8:0:0:e01::1";
+    let advertisement = neighbour(134, V6_LOCAL, target, vec![]).frame();
+    let redirect = neighbour(137, V6_LOCAL, target, vec![(14, OWN), (14, OWN)]).frame();
+    for guard in [guard(), SourceGuard::new(&rules(false))] {
+        assert_eq!(judge_with(&guard, Header::NONE, &advertisement), Judgement::Spoofed);
+        assert_eq!(judge_with(&guard, Header::NONE, &redirect), Judgement::Spoofed);
+    }
+}
+
+/// RFC 7112: what is in the second fragment must not be taken from what pads the first one.
+#[test]
+fn l1_nothing_counts_behind_the_end_of_a_packet() {
+    let carries = Carries::Icmp { kind: 128, target: V6_OWN, options: vec![] };
+    let packet = |fragment| Body::V6 {
+        source: V6_LOCAL,
+        to: ALL_NODES,
+        extensions: vec![],
+        fragment,
+        carries: carries.clone(),
+    };
+    let mut first = Sample::new(packet(Some(1))).frame();
+    assert!(passes(&first));
+    first[18..20].copy_from_slice(&[0, 8]);
+    assert!(!passes(&first), "the packet ends with its fragment header");
+    let mut whole = Sample::new(packet(None)).frame();
+    whole.extend([0; 20]);
+    assert!(passes(&whole), "padding does no harm");
+    whole[18..20].copy_from_slice(&[0, 0]);
+    assert!(!passes(&whole), "nothing but padding");
+}
+
+/// RFC 6275, 6.3 and 9.3.1: a correspondent goes on as if the home address were the source.
+#[test]
+fn l_no_home_address_replaces_the_source() {
+    let carries = Carries::Tcp;
+    let body = Body::V6 {
+        source: V6_OWN,
+        to: V6_OTHER,
+        extensions: vec![(DESTINATION_OPTIONS, 2)],
+        fragment: None,
+        carries,
+    };
+    let mut frame = Sample::new(body).frame();
+    assert!(passes(&frame));
+    let options = 14 + 40 + 2;
+    frame[options..options + 6].copy_from_slice(&[1, 2, 0, 0, 0xc9, 16]);
+    assert!(!passes(&frame));
+    let only_macs = SourceGuard::new(&rules(false));
+    assert_ne!(judge_with(&only_macs, Header::NONE, &frame), Judgement::Spoofed, "no address is guarded");
+    frame[options + 4] = 0x1e;
+    assert!(passes(&frame), "another option");
+    frame[options + 5] = 17;
+    assert!(!passes(&frame), "options that do not end with their header");
+}
+
+/// RFC 2131, 4.1: whoever has no address yet knows no server either.
+#[test]
+fn l_without_an_address_only_a_broadcast_passes() {
+    let discover = Body::V4 { source: [0; 4], options: 0, fragment: 0, proto: 17, ports: [68, 67] };
+    let mut frame = Sample::new(discover).frame();
+    assert!(passes(&frame));
+    frame[30..34].copy_from_slice(&V4_OTHER);
+    assert!(!passes(&frame));
+}
+
 /// RFC 1042: some hosts read IP behind LLC and SNAP.
 #[test]
 fn ip_behind_snap_does_not_pass() {

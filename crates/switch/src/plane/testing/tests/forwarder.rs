@@ -57,20 +57,20 @@ fn vlans() -> impl Strategy<Value = Vlans> {
 fn rules() -> impl Strategy<Value = Rules> {
     let guard = btree_set(0..MACS, 0..4);
     let statics = vec((0..MACS, vid()), 0..2);
-    (vlans(), any::<bool>(), option::weighted(0.3, 0..4u32), statics, option::weighted(0.2, guard)).prop_map(
-        |(vlans, isolated, max_macs, statics, guard)| {
+    (vlans(), any::<[bool; 2]>(), option::weighted(0.3, 0..4u32), statics, option::weighted(0.2, guard))
+        .prop_map(|(vlans, [isolated, forward_reserved], max_macs, statics, guard)| {
             let macs =
                 |numbers: BTreeSet<u8>| numbers.into_iter().map(|number| EtherMac(mac(number))).collect();
             Rules {
                 vlans,
                 isolated,
+                forward_reserved,
                 max_macs,
                 static_macs: statics.into_iter().map(|(number, vid)| (EtherMac(mac(number)), vid)).collect(),
                 guard: guard.map(|numbers| Guard { macs: macs(numbers), ips: None }),
                 ..Rules::default()
             }
-        },
-    )
+        })
 }
 
 fn frame() -> impl Strategy<Value = Frame> {
@@ -78,14 +78,18 @@ fn frame() -> impl Strategy<Value = Frame> {
         6 => (0..MACS).prop_map(mac),
         1 => Just([0xff; 6]),
         1 => Just([1, 0, 0x5e, 0, 0, 1]),
+        1 => prop::sample::select(&[0, 2, 0x0f, 0x10][..]).prop_map(|last| [1, 0x80, 0xc2, 0, 0, last]),
+    ];
+    let source = prop_oneof![
+        20 => (0..MACS).prop_map(mac),
+        1 => prop::sample::select(&[[0; 6], [0xff; 6], [3, 0, 0, 0, 0, 1]][..]),
     ];
     // A priority tag in front of another tag is left out: what becomes of it is a matter of its own.
     let inner = option::weighted(0.1, tagged_vid());
     let tags = option::of((prop_oneof![3 => tagged_vid(), 1 => Just(0), 1 => Just(3)], 0..8u16, inner));
-    (destination, 0..MACS, tags, 46..120usize).prop_filter_map(
+    (destination, source, tags, 46..120usize).prop_filter_map(
         "a station does not send to itself",
         |(destination, source, tags, len)| {
-            let source = mac(source);
             let mut list = Vec::new();
             if let Some((vid, priority, inner)) = tags {
                 list.push(priority << 13 | vid);

@@ -47,6 +47,10 @@ pub(super) struct Reference {
     max_age: u32,
 }
 
+fn number(mac: Mac) -> u64 {
+    mac.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
 fn is_group(mac: Mac) -> bool {
     mac[0] & 1 != 0
 }
@@ -132,8 +136,19 @@ impl Reference {
             outcome.dropped.push((from, DropReason::Spoofed));
             return outcome;
         }
+        if !sender.forward_reserved && (is_group(frame.source) || frame.source == [0; 6]) {
+            outcome.dropped.push((from, DropReason::Reserved));
+            return outcome;
+        }
         if !self.learn(from, vid, frame.source, now) {
             outcome.dropped.push((from, DropReason::MacLimit));
+            return outcome;
+        }
+        // IEEE 802.1Q, table 8-1.
+        if !sender.forward_reserved
+            && (0x0180_c200_0000..=0x0180_c200_000f).contains(&number(frame.destination))
+        {
+            outcome.dropped.push((from, DropReason::Reserved));
             return outcome;
         }
         let known = self.fixed(vid, frame.destination).or_else(|| {

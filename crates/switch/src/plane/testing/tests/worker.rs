@@ -14,7 +14,7 @@ use ringferry_packet::vnet::Header;
 use crate::config::SwitchConfig;
 use crate::fdb::PortId;
 use crate::plane::testing::{Bed, HeapFrame, HeapPort, Wire};
-use crate::rules::Rules;
+use crate::rules::{Limits, Rate, Rules};
 
 const PORTS: usize = 3;
 const PAIRS: u16 = 3;
@@ -89,11 +89,18 @@ struct Model {
 
 impl Model {
     fn new(workers: usize, tap: bool) -> Self {
+        Self::with_limits(workers, tap, [(Limits::default(), Limits::default()); PORTS])
+    }
+
+    /// Ports with these `rate_in` and `rate_out`.
+    fn with_limits(workers: usize, tap: bool, limits: [(Limits, Limits); PORTS]) -> Self {
         let mut bed = Bed::new(&SwitchConfig { mac_table_size: 64, ..SwitchConfig::default() }, workers);
         let wires: Vec<_> = (0..PORTS)
             .map(|port| {
                 // Static addresses: every frame has one destination, whatever has been forgotten.
-                let rules = Rules { static_macs: vec![(mac(port), 0)], ..Rules::default() };
+                let (rate_in, rate_out) = limits[port];
+                let static_macs = vec![(mac(port), 0)];
+                let rules = Rules { static_macs, rate_in, rate_out, ..Rules::default() };
                 let pairs = if tap && port == 0 { None } else { Some(PAIRS) };
                 bed.add(&HeapPort { pairs, rules, first: port, ..HeapPort::default() }).1
             })
@@ -204,7 +211,7 @@ impl Model {
         for wire in &self.wires {
             (0..wire.queues()).for_each(|queue| wire.set_room(queue, usize::MAX));
         }
-        self.bed.run();
+        self.bed.run_out();
         self.collect();
         let mut dropped = 0;
         for (port, wire) in self.wires.iter().enumerate() {
@@ -276,6 +283,52 @@ proptest! {
         steps in vec(fault(), 1..150),
     ) {
         let mut model = Model::new(workers, tap);
+        steps.iter().for_each(|step| model.take(step));
+        model.finish()?;
+    }
+}
+
+/// Limits so low that every few frames have to wait.
+fn limits() -> impl Strategy<Value = (Limits, Limits)> {
+    let some = || {
+        let rate = |per_second: std::ops::Range<u64>, burst: std::ops::Range<u64>| {
+            proptest::option::of(
+                (per_second, burst).prop_map(|(per_second, burst)| Rate { per_second, burst }),
+            )
+        };
+        (rate(1..5000, 1..10), rate(60..300_000, 1..1000))
+            .prop_map(|(packets, bytes)| Limits { packets, bytes })
+    };
+    (some(), some())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn ports_that_are_paced_lose_nothing_that_their_receivers_take(
+        workers in 1..4usize,
+        tap: bool,
+        limits in [limits(), limits(), limits()],
+        steps in vec(step(), 1..150),
+    ) {
+        let mut model = Model::with_limits(workers, tap, limits);
+        steps.iter().for_each(|step| model.take(step));
+        let dropped = model.finish()?;
+        let rate_out: u64 = (0..PORTS).map(|port| model.bed.totals(PortId(port as u16)).drops_by_name()["rate-out"]).sum();
+        prop_assert_eq!(dropped, rate_out, "nothing else drops a packet here");
+        prop_assert!(dropped == 0 || limits.iter().any(|(_, rate_out)| *rate_out != Limits::default()));
+        prop_assert!(model.in_order());
+    }
+
+    #[test]
+    fn whatever_goes_wrong_with_ports_that_are_paced_every_packet_is_delivered_or_counted(
+        workers in 1..4usize,
+        tap: bool,
+        limits in [limits(), limits(), limits()],
+        steps in vec(fault(), 1..150),
+    ) {
+        let mut model = Model::with_limits(workers, tap, limits);
         steps.iter().for_each(|step| model.take(step));
         model.finish()?;
     }

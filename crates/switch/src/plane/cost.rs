@@ -1,0 +1,112 @@
+//! Estimated cost of the work that a port causes: a price list, in nanoseconds of a worker's time.
+//!
+//! Work is charged to the port that *sent* a frame, in whichever worker it is done, and by effort, not by success: a frame that no receiver
+//! has buffers for costs what it cost. Workers share their time between ports by it ([`fair`](super::worker)), end bursts by it, and put off what
+//! is too much at once. A price list and no clock: a clock cannot say beforehand what a frame will cost, charges whoever was preempted, and would make
+//! what a test sees depend on the machine. The prices are those of a 3 GHz core with the caches warm, rounded; their ratios matter, and
+//! being wrong by half moves shares by less than that.
+
+use ringferry_packet::frame::{Burst, Frame};
+use ringferry_packet::segment::MAX_SEGMENTS;
+use ringferry_packet::vnet::Offloads;
+
+use crate::plane::queues::FrameCost;
+
+/// Taking a packet from a queue, and deciding where it goes.
+pub(crate) const FRAME_IN: u64 = 40;
+/// Delivering a frame to a queue.
+pub(crate) const FRAME_OUT: u64 = 40;
+/// Learning an address of which another worker told.
+pub(crate) const LEARN: u64 = 40;
+/// Publishing to an output port what a burst has for it, and calling its driver now and then.
+const OUTPUT: u64 = 100;
+/// Making the headers of one segment of a frame that is cut.
+const SEGMENT: u64 = 80;
+/// Each further piece of memory that a frame lies in.
+const PIECE: u64 = 10;
+/// A system call for a frame, from a tap or to it.
+const SYSTEM_CALL: u64 = 1_000;
+/// Bytes that are copied, or summed up, in a nanosecond.
+const BYTES: u64 = 8;
+
+/// The price of taking a frame from a port, besides that of delivering it.
+#[inline]
+pub(crate) fn of_taking(from: FrameCost) -> u64 {
+    FRAME_IN + of_call(from)
+}
+
+#[inline]
+fn of_call(kind: FrameCost) -> u64 {
+    match kind {
+        FrameCost::SystemCall => SYSTEM_CALL,
+        FrameCost::Descriptor => 0,
+    }
+}
+
+/// The price of having an output port in a burst at all.
+#[inline]
+pub(crate) const fn of_output() -> u64 {
+    OUTPUT
+}
+
+/// Packets that a frame becomes for a receiver that takes no segmentation, at least 1. One that would become too many is refused,
+/// which costs nothing more.
+#[inline]
+pub(crate) fn packets(frame: &Frame) -> u64 {
+    let packets = match u64::from(frame.header.gso_size) {
+        size if frame.header.is_gso() && size > 0 => u64::from(frame.len).div_ceil(size),
+        _ => 1,
+    };
+    if packets > MAX_SEGMENTS as u64 { 1 } else { packets }
+}
+
+/// The price of copying so many bytes, or of summing them up.
+#[inline]
+pub(crate) const fn of_bytes(bytes: u64) -> u64 {
+    bytes / BYTES
+}
+
+/// The price of delivering a frame of `len` bytes, in `pieces` beside its first bytes, to one receiver that takes it as it is.
+#[inline]
+pub(crate) fn of_plain(len: u64, pieces: usize, to: FrameCost) -> u64 {
+    FRAME_OUT + of_call(to) + of_bytes(len) + (pieces as u64).saturating_sub(1) * PIECE
+}
+
+/// The price of delivering a frame to one receiver that takes only `accepts`.
+#[inline]
+pub(crate) fn of_delivery(burst: &Burst<'_>, frame: &Frame, accepts: Offloads, to: FrameCost) -> u64 {
+    let whole = of_plain(frame.len.into(), burst.rest(frame).len(), to);
+    if accepts.accepts(&frame.header) {
+        return whole;
+    }
+    let sum = if frame.header.needs_csum() { of_bytes(frame.len.into()) } else { 0 };
+    if frame.header.is_gso() { whole + sum + of_segments(packets(frame), to) } else { whole + sum }
+}
+
+/// The price of `segments` of a frame besides that of their bytes.
+#[inline]
+pub(crate) fn of_segments(segments: u64, to: FrameCost) -> u64 {
+    segments * (FRAME_OUT + SEGMENT + of_call(to))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringferry_memory::ReadSlice;
+    use ringferry_packet::vnet::{GSO_TCPV4, Header};
+
+    #[test]
+    fn a_frame_that_is_cut_costs_as_much_as_its_segments() {
+        let bytes = [0; 60_000];
+        let mut burst = Burst::new();
+        let header = Header { gso_type: GSO_TCPV4, gso_size: 32, flags: 1, ..Header::default() };
+        burst.push(header, ReadSlice::from(&bytes[..]));
+        let frame = &burst.frames()[0];
+        let ring = FrameCost::Descriptor;
+        let whole = of_delivery(&burst, frame, Offloads::all(), ring);
+        let cut = of_delivery(&burst, frame, Offloads::empty(), ring);
+        assert_eq!(packets(frame), 1875);
+        assert!(cut > 20 * whole, "{cut} {whole}");
+        assert!(of_delivery(&burst, frame, Offloads::all(), FrameCost::SystemCall) >= whole + SYSTEM_CALL);
+    }
+}

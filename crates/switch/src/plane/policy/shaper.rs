@@ -1,0 +1,255 @@
+//! The shaper of a port with `rate_out`: frames wait here while their receiver has had as much as its rate allows.
+//!
+//! Each worker has one of each port, with the frames that it is to deliver; the rate is shared by all of them. The forwarder asks
+//! [`Port::shape`](crate::plane::port::Port::shape) for each frame: it goes on at once if none waits and there are tokens, and otherwise it is copied,
+//! as its sender gets its buffers back, and waits. A timer of the worker [releases](Shaper::pop) frames as tokens come.
+//!
+//! **Bounds.** The queue is no longer than what takes [`MAX_TIME`], in bytes and in packets, and never larger than [`MAX_BYTES`] and
+//! [`MAX_FRAMES`]. One frame always finds room. What does not is dropped (`rate-out`).
+//!
+//! **CoDel** (RFC 8289, with the marks of its section 3.2 in the reference of RFC 8290). A queue that is short again and again
+//! is what TCP needs; one in which frames have waited for more than [`TARGET`] for a whole [`INTERVAL`] only delays. Then the next frame is told to its
+//! sender: marked with CE if both ends know ECN (RFC 3168), else dropped; and the longer it lasts, the more of them.
+
+use std::collections::VecDeque;
+
+use ringferry_packet::vnet::Header;
+
+use super::WireCost;
+use super::rate_limit::RateLimit;
+use crate::fdb::PortId;
+
+/// How long a frame should wait at most, in microseconds, but for bursts (RFC 8289, 4.4).
+const TARGET: u64 = 5_000;
+
+/// How long it may be longer, in microseconds: a round trip of most connections (RFC 8289, 4.3).
+const INTERVAL: u64 = 100_000;
+
+/// After so many intervals without marks what was learned about their rate is forgotten.
+const MEMORY: u64 = 16;
+
+/// The queue's length in time, as a part of a second: 50 ms.
+const MAX_TIME: u64 = 20;
+
+/// The queue's length in bytes, however fast the port is: 3 ms at 10 Gbit/s.
+const MAX_BYTES: u64 = 4 << 20;
+
+/// The queue's length in bytes that is granted to the slowest port: the largest frame.
+const MIN_BYTES: u64 = 64 << 10;
+
+/// The queue's length in frames.
+const MAX_FRAMES: usize = 4096;
+
+/// A frame that has waited.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Delayed {
+    /// The port that sent it. It goes on as that port's: where it is handed off to another worker, it must not be in another queue than what the port
+    /// sends next.
+    pub(crate) from: PortId,
+    pub(crate) header: Header,
+    pub(crate) frame: Vec<u8>,
+}
+
+/// A frame that waits.
+#[derive(Debug)]
+struct Waiting {
+    since: u64,
+    cost: WireCost,
+    delayed: Delayed,
+}
+
+/// What became of the frames that [`Shaper::pop`] looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Signals {
+    /// Frames that were dropped early.
+    pub(crate) dropped: u64,
+    /// Frames that were marked.
+    pub(crate) marked: u64,
+}
+
+/// See the head of this file.
+#[derive(Debug, Default)]
+pub(crate) struct Shaper {
+    queue: VecDeque<Waiting>,
+    /// What all of them cost.
+    cost: WireCost,
+    /// The longest frame since the queue was last empty.
+    longest: u64,
+    codel: CoDel,
+}
+
+impl Shaper {
+    /// Whether no frame waits.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Frames that wait.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether a frame may wait for tokens of `limit`.
+    pub(crate) fn has_room(&self, cost: WireCost, limit: &RateLimit) -> bool {
+        let (packets, bytes) = limit.per_second();
+        let packets = packets.map_or(u64::MAX, |packets| packets / MAX_TIME);
+        let bytes = bytes.map_or(MAX_BYTES, |bytes| (bytes / MAX_TIME).clamp(MIN_BYTES, MAX_BYTES));
+        let fits = self.cost.packets.saturating_add(cost.packets) <= packets
+            && self.cost.bytes.saturating_add(cost.bytes) <= bytes
+            && self.queue.len() < MAX_FRAMES;
+        self.is_empty() || fits
+    }
+
+    /// Has a frame wait from `now` on.
+    pub(crate) fn push(&mut self, delayed: Delayed, cost: WireCost, now: u64) {
+        self.longest = self.longest.max(cost.bytes);
+        self.cost.packets += cost.packets;
+        self.cost.bytes += cost.bytes;
+        self.queue.push_back(Waiting { since: now, cost, delayed });
+    }
+
+    /// The frame that has waited longest, for which there are tokens, and what it costs.
+    pub(crate) fn pop(&mut self, now: u64, signals: &mut Signals) -> Option<(Delayed, WireCost)> {
+        let Waiting { delayed, cost, .. } = self.dequeue(now, signals)?;
+        Some((delayed, cost))
+    }
+
+    /// All that wait, as they came, with what each costs.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = (Delayed, WireCost)> + use<> {
+        let Self { queue, .. } = std::mem::take(self);
+        queue.into_iter().map(|Waiting { delayed, cost, .. }| (delayed, cost))
+    }
+
+    /// The next frame, and whether frames have waited too long for too long (`dodequeue` of RFC 8289, 5.5).
+    fn next(&mut self, now: u64) -> Option<(Waiting, bool)> {
+        let Some(waiting) = self.queue.pop_front() else {
+            (self.codel.above_since, self.longest) = (None, 0);
+            return None;
+        };
+        self.cost.packets -= waiting.cost.packets;
+        self.cost.bytes -= waiting.cost.bytes;
+        // A queue of one frame is none: the next is being sent.
+        if now.saturating_sub(waiting.since) < TARGET || self.cost.bytes <= self.longest {
+            self.codel.above_since = None;
+            return Some((waiting, false));
+        }
+        let since = *self.codel.above_since.get_or_insert(now);
+        Some((waiting, now.saturating_sub(since) >= INTERVAL))
+    }
+
+    /// The next frame that is to be sent (`dequeue` of RFC 8289, 5.5).
+    fn dequeue(&mut self, now: u64, signals: &mut Signals) -> Option<Waiting> {
+        let (mut waiting, mut above) = self.next(now)?;
+        if self.codel.dropping {
+            self.codel.dropping = above;
+            while self.codel.dropping && now >= self.codel.next {
+                self.codel.count += 1;
+                let next = self.codel.after(self.codel.next);
+                if mark(&mut waiting.delayed.frame) {
+                    signals.marked += 1;
+                    self.codel.next = next;
+                    break;
+                }
+                signals.dropped += 1;
+                let Some(other) = self.next(now) else {
+                    self.codel.dropping = false;
+                    return None;
+                };
+                (waiting, above) = other;
+                if above {
+                    self.codel.next = next;
+                } else {
+                    self.codel.dropping = false;
+                }
+            }
+        } else if above {
+            let marked = mark(&mut waiting.delayed.frame);
+            let next = if marked {
+                signals.marked += 1;
+                Some((waiting, above))
+            } else {
+                signals.dropped += 1;
+                self.next(now)
+            };
+            self.codel.begin(now);
+            (waiting, _) = next?;
+        }
+        Some(waiting)
+    }
+}
+
+/// The state of CoDel.
+#[derive(Debug, Default)]
+struct CoDel {
+    /// Since when every frame has waited too long.
+    above_since: Option<u64>,
+    dropping: bool,
+    /// When the next frame is dropped or marked.
+    next: u64,
+    /// How many were since dropping began, and when it began last.
+    count: u64,
+    last_count: u64,
+}
+
+impl CoDel {
+    /// When the next one follows on one at `at`: the more there were, the sooner.
+    fn after(&self, at: u64) -> u64 {
+        at + (INTERVAL * 1024) / (self.count * 1024 * 1024).isqrt().max(1)
+    }
+
+    /// The first frame is dropped or marked; at once at the rate of before, if that was just now.
+    fn begin(&mut self, now: u64) {
+        let before = self.count - self.last_count;
+        let recent = now.saturating_sub(self.next) < MEMORY * INTERVAL;
+        self.count = if before > 1 && recent { before } else { 1 };
+        (self.dropping, self.last_count) = (true, self.count);
+        self.next = self.after(now);
+    }
+}
+
+const TYPE_IPV4: [u8; 2] = [0x08, 0x00];
+const TYPE_IPV6: [u8; 2] = [0x86, 0xdd];
+const TAGS: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
+
+/// Tags in front of an IP header that are looked behind.
+const MOST_TAGS: usize = 2;
+
+/// Marks an IP packet with CE (RFC 3168, 5) if its sender says that both ends know ECN; false, and nothing done, if not.
+fn mark(frame: &mut [u8]) -> bool {
+    let mut at = 12;
+    for _ in 0..MOST_TAGS {
+        at +=
+            if frame.get(at..at + 2).is_some_and(|kind| TAGS.iter().any(|tag| tag == kind)) { 4 } else { 0 };
+    }
+    let Some((kind, packet)) = frame.get_mut(at..).and_then(<[u8]>::split_first_chunk_mut::<2>) else {
+        return false;
+    };
+    match (*kind, packet) {
+        (TYPE_IPV4, [first, tos, rest @ ..]) if rest.len() >= 18 && *first >> 4 == 4 && *tos & 3 != 0 => {
+            let before = u16::from_be_bytes([*first, *tos]);
+            *tos |= 3;
+            let after = u16::from_be_bytes([*first, *tos]);
+            // RFC 1624, 3: HC' = ~(~HC + ~m + m').
+            let checksum = &mut rest[8..10];
+            let sum = u32::from(!u16::from_be_bytes([checksum[0], checksum[1]]))
+                + u32::from(!before)
+                + u32::from(after);
+            let sum = (sum & 0xffff) + (sum >> 16);
+            let sum = (sum & 0xffff) + (sum >> 16);
+            checksum.copy_from_slice(&(!(sum as u16)).to_be_bytes());
+            true
+        }
+        (TYPE_IPV6, [first, class, rest @ ..])
+            if rest.len() >= 38 && *first >> 4 == 6 && *class >> 4 & 3 != 0 =>
+        {
+            *class |= 0x30;
+            true
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,267 @@
+//! What one port's work costs others, counted in work and not in time: the bounds hold on any machine.
+
+use std::sync::Arc;
+
+use ringferry_packet::ether::Mac;
+use ringferry_packet::testing::Packet;
+use ringferry_packet::vnet::{Header, Offloads};
+
+use crate::config::SwitchConfig;
+use crate::fdb::PortId;
+use crate::plane::testing::{Bed, HeapFrame, HeapPort, Wire};
+use crate::rules::Rules;
+
+const BROADCAST: Mac = Mac([0xff; 6]);
+/// A millisecond of work.
+const MILLISECOND: u64 = 1_000_000;
+
+fn mac(port: u16) -> Mac {
+    Mac([2, 0, 0, 0, 0, port as u8])
+}
+
+/// A frame that asks for nothing.
+fn small(from: u16, to: Mac) -> HeapFrame {
+    let mut bytes = [&to.0[..], &mac(from).0, &[0x88, 0xb5]].concat();
+    bytes.resize(60, 0);
+    HeapFrame::new(Header::default(), bytes)
+}
+
+/// TCP, to be cut into packets of `gso_size` bytes.
+fn large(from: u16, to: Mac, len: usize, gso_size: u16) -> HeapFrame {
+    let (header, mut bytes) = Packet::plain(false, true, vec![7; len]).sent(gso_size);
+    bytes[..6].copy_from_slice(&to.0);
+    bytes[6..12].copy_from_slice(&mac(from).0);
+    HeapFrame::new(header, bytes)
+}
+
+struct Ports {
+    bed: Bed,
+    wires: Vec<Arc<Wire>>,
+}
+
+impl Ports {
+    fn new(workers: usize) -> Self {
+        let bed = Bed::new(&SwitchConfig { mac_table_size: 64, ..SwitchConfig::default() }, workers);
+        Self { bed, wires: Vec::new() }
+    }
+
+    /// A port whose address is known.
+    fn add(&mut self, pairs: u16, offloads: Offloads, first: usize, weight: u16) -> u16 {
+        let id = self.wires.len() as u16;
+        let rules = Rules { static_macs: vec![(mac(id), 0)], weight, ..Rules::default() };
+        let port = HeapPort { pairs: Some(pairs), offloads, rules, first, ..HeapPort::default() };
+        self.wires.push(self.bed.add(&port).1);
+        id
+    }
+
+    fn work(&self, port: u16) -> u64 {
+        self.bed.totals(PortId(port)).by_name()["work_nanoseconds"]
+    }
+
+    fn drops(&self, port: u16, reason: &str) -> u64 {
+        self.bed.totals(PortId(port)).drops_by_name()[reason]
+    }
+
+    /// Keeps so many frames in every queue of a port.
+    fn fill(&self, port: u16, frame: &HeapFrame, count: usize) {
+        let wire = &self.wires[usize::from(port)];
+        for queue in 0..wire.queues() {
+            (wire.waiting(queue)..count).for_each(|_| wire.send(queue, frame.clone()));
+        }
+    }
+
+    fn received(&self, port: u16) -> Vec<HeapFrame> {
+        let wire = &self.wires[usize::from(port)];
+        (0..wire.queues()).flat_map(|queue| wire.received(queue)).collect()
+    }
+}
+
+/// H3: broadcast frames with a `gso_size` of 32, to eight receivers that take no offloads. Others waited for 38 to 47 ms, with 16 pairs for seconds.
+#[test]
+fn h3_a_guest_whose_frames_become_many_packets_delays_others_by_less_than_a_millisecond() {
+    for pairs in [1, 16] {
+        let mut ports = Ports::new(1);
+        let attacker = ports.add(pairs, Offloads::all(), 0, 1);
+        let innocent = [ports.add(1, Offloads::all(), 0, 1), ports.add(1, Offloads::all(), 0, 1)];
+        let others: Vec<_> = (0..8).map(|_| ports.add(1, Offloads::empty(), 0, 1)).collect();
+        let flood = large(attacker, BROADCAST, 60_000, 32);
+        let mut worst = 0;
+        for _ in 0..200 {
+            ports.fill(attacker, &flood, 32);
+            ports.wires[usize::from(innocent[0])].send(0, small(innocent[0], mac(innocent[1])));
+            let before = ports.work(attacker);
+            let mut rounds = 0;
+            let is_ours = |frame: &HeapFrame| frame.bytes[6..12] == mac(innocent[0]).0;
+            while !ports.received(innocent[1]).iter().any(is_ours) {
+                ports.bed.serve_events(0);
+                ports.bed.round(0);
+                rounds += 1;
+                assert!(rounds < 1000, "the innocent frame is never forwarded");
+            }
+            worst = worst.max(ports.work(attacker) - before);
+            for port in &others {
+                ports.received(*port);
+            }
+            for _ in 0..10 {
+                ports.bed.round(0);
+            }
+        }
+        assert!(ports.work(attacker) > 5 * MILLISECOND, "the attacker is served, too");
+        assert!(worst < MILLISECOND, "{pairs} pairs: an innocent frame waited for {worst} ns of work");
+    }
+}
+
+/// H3: what is put off is delivered, whole and in order, and what is sent after it does not overtake it.
+#[test]
+fn h3_frames_that_are_put_off_arrive_as_they_would_have() {
+    let mut ports = Ports::new(1);
+    let sender = ports.add(1, Offloads::all(), 0, 1);
+    let receivers: Vec<_> = [Offloads::empty(), Offloads::CSUM, Offloads::all()]
+        .into_iter()
+        .cycle()
+        .take(9)
+        .map(|offloads| ports.add(1, offloads, 0, 1))
+        .collect();
+    let frame = large(sender, BROADCAST, 40_000, 50);
+    let sends = 5;
+    for _ in 0..sends {
+        ports.wires[0].send(0, frame.clone());
+        ports.wires[0].send(0, small(sender, BROADCAST));
+    }
+    ports.bed.run();
+    let head = frame.bytes.len() - 40_000;
+    for (receiver, offloads) in receivers.iter().zip([false, false, true].into_iter().cycle()) {
+        let got = ports.received(*receiver);
+        let packets = if offloads { 1 } else { 800 };
+        assert_eq!(got.len(), sends * (packets + 1));
+        for sent in got.chunks(packets + 1) {
+            let (last, parts) = sent.split_last().unwrap();
+            assert_eq!(last.bytes.len(), 60, "the small frame comes after all of the large one");
+            assert_eq!(parts.iter().map(|part| part.bytes.len() - head).sum::<usize>(), 40_000);
+            let sequences: Vec<u32> =
+                parts.iter().map(|part| u32::from_be_bytes(part.bytes[38..42].try_into().unwrap())).collect();
+            assert!(sequences.is_sorted());
+        }
+    }
+    assert_eq!(ports.bed.totals(PortId(sender)).drops_by_name().values().sum::<u64>(), 0);
+}
+
+/// H3: cutting went on when the receiver had no buffers left.
+#[test]
+fn h3_a_receiver_without_buffers_costs_one_attempt_and_every_packet_is_counted() {
+    let mut ports = Ports::new(1);
+    let sender = ports.add(1, Offloads::all(), 0, 1);
+    let receiver = ports.add(1, Offloads::empty(), 0, 1);
+    ports.wires[usize::from(receiver)].set_room(0, 10);
+    ports.wires[usize::from(sender)].send(0, large(sender, mac(receiver), 10_000, 100));
+    ports.bed.run();
+    assert_eq!(ports.received(receiver).len(), 10);
+    assert_eq!(ports.drops(receiver, "no-receive-buffers"), 90);
+    assert_eq!(ports.wires[usize::from(receiver)].refused(0), 1, "deliveries that were tried in vain");
+}
+
+/// Two ports that always have work get the worker in proportion to their weights, whatever their frames cost.
+#[test]
+fn h3_ports_share_a_worker_by_weight_and_not_by_frames() {
+    for (weights, least, most) in [([1, 1], 0.75, 1.33), ([4, 1], 3.0, 5.4), ([1, 4], 0.18, 0.34)] {
+        let mut ports = Ports::new(1);
+        let cheap = ports.add(1, Offloads::all(), 0, weights[0]);
+        let dear = ports.add(16, Offloads::all(), 0, weights[1]);
+        let receiver = ports.add(1, Offloads::empty(), 0, 1);
+        let frames = [small(cheap, mac(receiver)), large(dear, mac(receiver), 60_000, 100)];
+        while ports.work(cheap) + ports.work(dear) < 40 * MILLISECOND {
+            ports.fill(cheap, &frames[0], 512);
+            ports.fill(dear, &frames[1], 4);
+            ports.bed.serve_events(0);
+            ports.bed.round(0);
+            ports.received(receiver);
+        }
+        let ratio = ports.work(cheap) as f64 / ports.work(dear) as f64;
+        assert!(ratio > least && ratio < most, "weights {weights:?} gave {ratio}");
+    }
+}
+
+/// H4: a front end that disables rings had all of them emptied at once, while everybody waited.
+#[test]
+fn h4_stopping_the_queues_of_a_port_costs_no_more_than_half_a_millisecond() {
+    let mut ports = Ports::new(1);
+    let guest = ports.add(16, Offloads::all(), 0, 1);
+    let receiver = ports.add(1, Offloads::empty(), 0, 1);
+    let frame = large(guest, mac(receiver), 60_000, 500);
+    ports.fill(guest, &frame, 100);
+    let before = ports.work(guest);
+    (0..16).for_each(|queue| ports.bed.stop(PortId(guest), queue));
+    let work = ports.work(guest) - before;
+    assert!(work > 0 && work < MILLISECOND, "{work} ns");
+    assert!(ports.wires[usize::from(guest)].waiting(15) > 0, "what was not accepted stays in the ring");
+    // What was taken is delivered; and a ring with little in it is emptied as before.
+    ports.bed.run();
+    let cut = ports.received(receiver).len();
+    assert!(cut > 0 && cut.is_multiple_of(120), "frames arrive whole: {cut}");
+}
+
+#[test]
+fn h4_little_is_forwarded_before_a_queue_stops() {
+    let mut ports = Ports::new(1);
+    let guest = ports.add(1, Offloads::all(), 0, 1);
+    let receiver = ports.add(1, Offloads::all(), 0, 1);
+    ports.fill(guest, &small(guest, mac(receiver)), 256);
+    ports.bed.stop(PortId(guest), 0);
+    ports.bed.run();
+    assert_eq!(ports.received(receiver).len(), 256);
+}
+
+/// M5: the ring between two workers was first come, first served.
+#[test]
+fn m5_a_flood_between_workers_costs_others_no_frame_and_its_sender_the_time() {
+    let mut ports = Ports::new(2);
+    let hog = ports.add(1, Offloads::all(), 0, 1);
+    let innocent = ports.add(1, Offloads::all(), 0, 1);
+    // Both receivers are with the other worker.
+    let [to_hog, to_innocent] = [ports.add(1, Offloads::all(), 1, 1), ports.add(1, Offloads::all(), 1, 1)];
+    let mut sent = 0;
+    for round in 0..2000 {
+        ports.fill(hog, &small(hog, mac(to_hog)), 64);
+        for _ in 0..4 {
+            ports.wires[usize::from(innocent)].send(0, small(innocent, mac(to_innocent)));
+            sent += 1;
+        }
+        ports.bed.serve_events(0);
+        ports.bed.round(0);
+        // The other worker is slower.
+        if round % 4 == 0 {
+            ports.bed.serve_events(1);
+            ports.bed.round(1);
+        }
+    }
+    assert!(ports.drops(to_hog, "worker-busy") > 0, "the flood is too much");
+    assert_eq!(ports.drops(to_innocent, "worker-busy"), 0);
+    ports.bed.run();
+    assert_eq!(ports.received(to_innocent).len(), sent);
+}
+
+/// M5: what is handed off is work of the port that sent it, in the worker that delivers it, too.
+#[test]
+fn m5_a_port_pays_for_its_frames_in_the_worker_that_delivers_them() {
+    let mut ports = Ports::new(2);
+    let hog = ports.add(1, Offloads::all(), 0, 1);
+    let receiver = ports.add(1, Offloads::all(), 1, 1);
+    let local = ports.add(1, Offloads::all(), 1, 1);
+    let large = large(hog, mac(receiver), 60_000, 1000);
+    let small = small(local, mac(receiver));
+    let mut turns = [0; 2];
+    for _ in 0..4000 {
+        ports.fill(hog, &large, 32);
+        ports.fill(local, &small, 64);
+        ports.bed.serve_events(0);
+        ports.bed.round(0);
+        ports.bed.serve_events(1);
+        ports.bed.round(1);
+        for frame in ports.received(receiver) {
+            turns[usize::from(frame.bytes.len() < 1000)] += frame.bytes.len();
+        }
+    }
+    // By bytes the large frames are far ahead; by work the two are even.
+    let work = [turns[0] as u64 / 8, turns[1] as u64 / 60 * 87];
+    assert!(work[0] < 2 * work[1], "the worker's time went to {work:?}");
+}

@@ -1,0 +1,248 @@
+use std::fs;
+
+use proptest::prelude::*;
+use ringferry_sys::socket::Listener;
+
+use super::*;
+
+/// A folder with a configuration, sockets and things that are none of the helper's business, and the charter of the configuration.
+struct Fixture {
+    folder: tempfile::TempDir,
+    config: Config,
+    charter: Charter,
+}
+
+impl Fixture {
+    fn new() -> Fixture {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "\
+# Rack 7.
+[[port]]
+kind = 'vhost-user'
+socket = 'HERE/listen.sock'  # of vm0
+name = 'vm0'
+vlan = 10
+[[port]]
+kind = 'vhost-user'
+name = 'vm1'
+socket = 'HERE/vm1.sock'
+mode = 'connect'
+";
+        let here = folder.path().to_str().unwrap();
+        let path = folder.path().join("rf.toml");
+        fs::write(&path, text.replace("HERE", here)).unwrap();
+        fs::write(folder.path().join("precious"), "precious").unwrap();
+        let config = Config::builder().file(&path).port_flag("tap:rf0").build().unwrap();
+        let charter = Charter::of(&config, &folder.path().join("control"));
+        Fixture { folder, config, charter }
+    }
+
+    fn port(&self, name: &str) -> &PortConfig {
+        self.config.ports.iter().find(|port| port.name == name).unwrap()
+    }
+
+    /// The names in the folder, and the configuration in it without rules and with nothing else left out.
+    fn state(&self) -> (Vec<String>, Vec<PortConfig>, String) {
+        let mut names: Vec<_> = fs::read_dir(self.folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        let mut ports = Config::from_file(&self.folder.path().join("rf.toml")).unwrap().ports;
+        ports.iter_mut().for_each(|port| port.rules = Rules::default());
+        (names, ports, fs::read_to_string(self.folder.path().join("precious")).unwrap())
+    }
+
+    /// Privileges with a helper in a thread.
+    fn helper(&self) -> (Privileges, std::thread::JoinHandle<io::Result<()>>) {
+        let (ours, theirs) = Stream::pair().unwrap();
+        let thread = std::thread::spawn(move || serve(theirs, |_| ()));
+        (Privileges::helper(ours, &self.charter).unwrap(), thread)
+    }
+}
+
+#[test]
+fn a_helper_connects_keeps_and_tidies_as_the_process_itself_would() {
+    let fixture = Fixture::new();
+    let (helper, thread) = fixture.helper();
+    let elsewhere = Path::new("/not/looked/at");
+    assert!(helper.are_elsewhere() && !Privileges::default().are_elsewhere());
+
+    let path = fixture.folder.path().join("vm1.sock");
+    let error = helper.connect("vm1", elsewhere).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::NotFound, "{error}");
+    let listener = Listener::bind(&path).unwrap();
+    let stream = helper.connect("vm1", elsewhere).unwrap();
+    let peer = listener.wait().unwrap();
+    stream.send(b"hello", &[]).unwrap();
+    let mut bytes = [0; 16];
+    assert_eq!(peer.recv(&mut bytes, &mut Vec::new()).unwrap().bytes, 5);
+
+    let edit = Edit::set(&["vlan=20".to_owned(), "isolated=on".to_owned()]).unwrap();
+    let rules = fixture.port("vm0").edited(&edit).unwrap();
+    assert_eq!(helper.keep(elsewhere, fixture.port("vm0"), &edit, &rules), Ok(true));
+    let file = Config::from_file(&fixture.folder.path().join("rf.toml")).unwrap();
+    assert_eq!(file.ports[0].rules, rules);
+    // What the file would be refused for is said in the same words as without a helper.
+    let mine = Edit::set(&["vlan=10".to_owned(), "static_macs=52:54:00:00:00:01".to_owned()]).unwrap();
+    let rules = fixture.port("vm0").edited(&mine).unwrap();
+    assert!(helper.keep(elsewhere, fixture.port("vm0"), &mine, &rules).is_ok());
+    let taken = Edit::set(&["static_macs=52:54:00:00:00:01@10".to_owned()]).unwrap();
+    let rules = fixture.port("vm1").edited(&taken).unwrap();
+    let file = fixture.folder.path().join("rf.toml");
+    let refusal = Privileges::default().keep(&file, fixture.port("vm1"), &taken, &rules);
+    assert!(matches!(&refusal, Err(NotKept::Refused(_))), "{refusal:?}");
+    assert_eq!(helper.keep(elsewhere, fixture.port("vm1"), &taken, &rules), refusal);
+
+    // Sockets that are listened on stay, and what is not one.
+    let mut stale = Listener::bind(fixture.folder.path().join("listen.sock")).unwrap();
+    stale.leave_file();
+    let mut control = Listener::bind(fixture.folder.path().join("control")).unwrap();
+    control.leave_file();
+    drop(stale);
+    helper.tidy();
+    assert!(!fixture.folder.path().join("listen.sock").exists());
+    assert!(fixture.folder.path().join("control").exists() && path.exists());
+    drop(helper);
+    thread.join().unwrap().unwrap();
+}
+
+#[test]
+fn what_the_configuration_does_not_say_is_refused() {
+    let fixture = Fixture::new();
+    let (helper, thread) = fixture.helper();
+    let path = fixture.folder.path().join("listen.sock");
+    let _listener = Listener::bind(&path).unwrap();
+    // The switch listens there; it has no business to connect.
+    for port in ["vm0", "rf0", "vm2", "", path.to_str().unwrap(), "../vm1"] {
+        assert!(helper.connect(port, &path).is_err(), "{port}");
+    }
+    let before = fs::read_to_string(fixture.folder.path().join("rf.toml")).unwrap();
+    let edit = Edit::set(&["vlan=20".to_owned()]).unwrap();
+    let rules = fixture.port("rf0").edited(&edit).unwrap();
+    assert!(helper.keep(&path, fixture.port("rf0"), &edit, &rules).is_err(), "given by a flag");
+    let whole = fixture.port("vm0");
+    for keys in [&["socket"][..], &["vlan", "kind"], &["[[port]]"], &["vlan = 1\nsocket"]] {
+        let keys = keys.iter().map(|key| (*key).to_owned()).collect();
+        let (reply, _) = fixture.charter.answer(Request::Keep { port: written(whole, &rules), keys });
+        assert!(matches!(reply, Reply::Failed { .. }), "{reply:?}");
+    }
+    let two = Config { file: None, ..fixture.config.clone() }.dump();
+    let (reply, _) = fixture.charter.answer(Request::Keep { port: two, keys: vec!["vlan".to_owned()] });
+    assert!(matches!(reply, Reply::Failed { .. }), "{reply:?}");
+    assert_eq!(fs::read_to_string(fixture.folder.path().join("rf.toml")).unwrap(), before);
+    drop(helper);
+    thread.join().unwrap().unwrap();
+}
+
+#[test]
+fn without_its_helper_a_switch_says_why_things_are_not_done() {
+    let fixture = Fixture::new();
+    let (ours, theirs) = Stream::pair().unwrap();
+    let thread = std::thread::spawn(move || {
+        let mut connection = Connection::new(theirs);
+        let _charter = connection.receive::<Charter>().unwrap();
+        connection.send(&Reply::Done, None).unwrap();
+    });
+    let helper = Privileges::helper(ours, &fixture.charter).unwrap();
+    thread.join().unwrap();
+    let edit = Edit::set(&["vlan=20".to_owned()]).unwrap();
+    for _ in 0..2 {
+        let error = helper.connect("vm1", Path::new("")).unwrap_err().to_string();
+        assert_eq!(error, "the privileged helper has ended: restart the switch");
+        let kept = helper.keep(Path::new(""), fixture.port("vm0"), &edit, &Rules::default());
+        assert_eq!(kept, Err(NotKept::Because(error)));
+        helper.tidy();
+    }
+}
+
+/// What a switch that has been taken over may send: requests of the right shape with anything in them.
+fn request() -> impl Strategy<Value = Request> {
+    let name = prop_oneof![
+        Just("vm0".to_owned()),
+        Just("vm1".to_owned()),
+        Just("rf0".to_owned()),
+        "[ -~]{0,20}",
+        Just("precious".to_owned()),
+    ];
+    let key = prop_oneof![
+        3 => prop::sample::select(vec!["vlan", "trunk", "native", "isolated", "rate_in", "allowed_macs", "max_macs"])
+            .prop_map(str::to_owned),
+        1 => prop::sample::select(vec!["socket", "kind", "name", "control", "port"]).prop_map(str::to_owned),
+        1 => "[ -~\n]{0,20}",
+    ];
+    let rule = prop_oneof![
+        (0..5000_u16).prop_map(|vid| format!("vlan = {vid}\n")),
+        Just("isolated = true\n".to_owned()),
+        Just("trunk = '1-9'\n".to_owned()),
+        Just("allowed_macs = ['52:54:00:00:00:01']\n".to_owned()),
+        Just("control = '/etc/shadow'\n".to_owned()),
+        Just("[[port]]\nkind = 'tap'\ntap = 'x'\n".to_owned()),
+        "[ -~\n]{0,30}",
+    ];
+    let port = (name.clone(), prop::collection::vec(rule, 0..4)).prop_map(|(name, rules)| {
+        format!("[[port]]\nkind = 'vhost-user'\nsocket = '/precious'\nname = '{name}'\n{}", rules.concat())
+    });
+    prop_oneof![
+        1 => name.prop_map(|port| Request::Connect { port }),
+        4 => (port, prop::collection::vec(key, 0..4)).prop_map(|(port, keys)| Request::Keep { port, keys }),
+        1 => Just(Request::Tidy),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever is asked for: no file comes, goes or changes but the configuration's rules, and nothing is connected to but what the
+    /// configuration says.
+    #[test]
+    fn no_request_leads_out_of_the_charter(requests in prop::collection::vec(request(), 1..8)) {
+        let fixture = Fixture::new();
+        let before = fixture.state();
+        let listener = Listener::bind(fixture.folder.path().join("listen.sock")).unwrap();
+        for request in requests {
+            let connects = matches!(&request, Request::Connect { .. });
+            let (reply, fd) = fixture.charter.answer(request);
+            // Nobody listens at the one socket that there is to connect to.
+            prop_assert!(fd.is_none() && !(connects && reply == Reply::Done), "{:?}", reply);
+        }
+        // Tidying has looked whether somebody listens; nothing else may have connected there.
+        while let Some(stream) = listener.accept().unwrap() {
+            prop_assert_eq!(stream.recv(&mut [0; 8], &mut Vec::new()).unwrap().bytes, 0);
+        }
+        drop(listener);
+        prop_assert_eq!(fixture.state(), before);
+    }
+
+    /// Whatever bytes come, first or after a charter, the helper ends or answers, and changes nothing.
+    #[test]
+    fn no_bytes_confuse_the_helper(
+        chartered in any::<bool>(),
+        parts in prop::collection::vec(
+            prop_oneof![
+                prop::collection::vec(any::<u8>(), 0..60),
+                "[\\[\\]{}\":,a-zA-Z0-9 ]{0,60}\n".prop_map(String::into_bytes),
+                Just(b"\"Tidy\"\n".to_vec()),
+                Just(b"{\"Connect\":{\"port\":\"vm1\"}}\n".to_vec()),
+                Just(b"{\"Connect\":{\"port\":\"vm1\",\"path\":\"/etc\"}}\n".to_vec()),
+            ],
+            0..6,
+        ),
+    ) {
+        let fixture = Fixture::new();
+        let before = fixture.state();
+        let (ours, theirs) = Stream::pair().unwrap();
+        let thread = std::thread::spawn(move || drop(serve(theirs, |_| ())));
+        if chartered {
+            let mut connection = Connection::new(ours);
+            connection.send(&fixture.charter, None).unwrap();
+            prop_assert_eq!(connection.receive::<Reply>().unwrap().unwrap().0, Reply::Done);
+            // One write for all: the helper may close at any of them.
+            let _ = connection.send_bytes(&parts.concat());
+        } else {
+            let _ = ours.send(&[parts.concat(), b"\n".to_vec()].concat(), &[]);
+        }
+        prop_assert!(thread.join().is_ok());
+        prop_assert_eq!(fixture.state(), before);
+    }
+}
