@@ -10,7 +10,7 @@ use std::process::Command;
 
 use ringferry_control::snapshot::{PortSnapshot, PortState, Snapshot};
 use ringferry_control::{self as control, Answer, Request};
-use ringferry_sys::process::Spawn;
+use ringferry_sys::process::{Spawn, is_root};
 use ringferry_sys::socket::Stream;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Signal;
@@ -94,11 +94,16 @@ impl Place {
         self.start(&mut self.run(ports), Vec::new())
     }
 
-    /// Starts `command`, which runs a switch here and keeps `fds`, and waits until it is ready.
+    /// Starts `command`, which runs a switch here and keeps `fds`, and waits until it is ready. For root it is in its sandbox, for others only
+    /// where the command says so.
     pub fn start(&self, command: &mut Command, fds: Vec<(OwnedFd, i32)>) -> Switch<'_> {
         const READY: i32 = 9;
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         command.args(["--ready-fd", &READY.to_string()]);
+        // In its sandbox a switch is not dumpable, and then only root may look at its descriptors and mappings, as tests do.
+        if !is_root() && !command.get_args().any(|word| word == "--sandbox") {
+            command.args(["--sandbox", "off"]);
+        }
         let keep_fds = fds.into_iter().chain([(write, READY)]).collect();
         let process = Process::start(command, Spawn { keep_fds, ..Spawn::default() });
         assert!(readable(&read, PATIENCE), "not ready: {:#?}", process.log());

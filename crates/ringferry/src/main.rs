@@ -1,13 +1,16 @@
 //! ringferry carries packets between virtual machines, and between them and the host, in user space.
 #![forbid(unsafe_code)]
 
+mod backoff;
 mod ctl;
 mod demo;
 mod guest;
 mod lab;
+mod log;
 mod netfront;
 mod run;
 mod run_args;
+mod sandbox;
 mod tap;
 mod traffic;
 
@@ -53,6 +56,9 @@ enum Command {
     Lab(lab::LabArgs),
     /// Generates traffic and verifies every byte of it.
     Traffic(traffic::Args),
+    /// What `run` starts beside itself, to do what its sandbox forbids.
+    #[command(hide = true)]
+    PrivilegedHelper,
 }
 
 fn main() -> ExitCode {
@@ -62,27 +68,34 @@ fn main() -> ExitCode {
         1 => "debug",
         _ => "trace",
     };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let asked = EnvFilter::try_from_default_env();
+    // Whoever asks for more wants all of it.
+    let limited = cli.verbose == 0 && asked.is_err();
+    let filter = asked.unwrap_or_else(|_| EnvFilter::new(level));
     let colours = io::stderr().is_terminal();
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(io::stderr)
+        .with_writer(log::Lines)
         .with_ansi(colours)
         .with_target(false)
         .init();
     let failed = |error: &dyn std::error::Error, code: u8| {
+        log::flush();
         eprintln!("ringferry: {error}");
         ExitCode::from(code)
     };
-    match &cli.command {
+    let code = match &cli.command {
         Command::Demo(args) => demo::run(args).map_or_else(|error| failed(&error, error.exit_code()), ok),
-        Command::Run(args) => run::run(args).map_or_else(|error| failed(&error, 1), ok),
+        Command::Run(args) => run::run(args, limited).map_or_else(|error| failed(&error, 1), ok),
         Command::Ctl(args) => ctl::run(args, &mut io::stdout()).map_or_else(|error| failed(&error, 1), ok),
         Command::Guest(args) => guest::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Netfront(args) => netfront::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Lab(args) => failed(&lab::run(args, cli.verbose), 2),
+        Command::PrivilegedHelper => sandbox::run_helper().map_or_else(|error| failed(&error, 1), ok),
         Command::Traffic(args) => traffic::run(args).map_or_else(|error| failed(&error, 1), ok),
-    }
+    };
+    log::flush();
+    code
 }
 
 fn ok(_: ()) -> ExitCode {

@@ -2,14 +2,18 @@
 
 use std::io::{self, Write};
 use std::os::fd::RawFd;
+use std::path::Path;
 
 use ringferry_control as control;
-use ringferry_switch::config::ConfigError;
+use ringferry_switch::config::{Config, ConfigError};
+use ringferry_switch::privileged::Privileges;
 use ringferry_switch::{Passed, RunError, StartError, Switch};
 use ringferry_sys::signal::{Signal, Signals};
-use ringferry_sys::{inherited, rlimit, systemd};
+use ringferry_sys::systemd::{self, Notifier};
+use ringferry_sys::{inherited, rlimit};
 
-use crate::run_args::RunArgs;
+use crate::run_args::{OnOff, RunArgs};
+use crate::{log, sandbox};
 
 /// Open files wanted: 256 ports, each with a socket, some memory files in flight and two or three
 /// eventfds for each of up to 32 rings.
@@ -35,11 +39,11 @@ pub enum Error {
     Os(#[from] io::Error),
 }
 
-/// Runs the switch until SIGTERM or SIGINT.
+/// Runs the switch until SIGTERM or SIGINT. `limited` bounds the rate of its log lines.
 ///
 /// # Errors
 /// See [`enum@Error`].
-pub fn run(args: &RunArgs) -> Result<(), Error> {
+pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     let mut passed = Passed::new(systemd::listen_fds());
     let ready = match args.ready_fd {
         Some(fd) => Some(inherited::take(fd).map_err(|error| Error::ReadyFd(fd, error))?),
@@ -52,14 +56,52 @@ pub fn run(args: &RunArgs) -> Result<(), Error> {
     let _ = rlimit::raise_open_files(OPEN_FILES);
     let signals = Signals::new(&[Signal::TERM, Signal::INT])?;
     let ports = config.ports.len();
-    let switch = Switch::start(config, path.clone(), passed)?;
+    // Reachable later only while it may be connected to.
+    let manager = Notifier::connect().unwrap_or_else(|_| Notifier::nobody());
+    let privileges = match args.sandbox {
+        OnOff::On => helper(&config, &path),
+        OnOff::Off => {
+            tracing::warn!("no sandbox, as was asked for");
+            None
+        }
+    };
+    if let Some(privileges) = &privileges {
+        passed.set_privileges(privileges.clone());
+    }
+    // Dropped after the switch, however that ends.
+    let privileges = Tidy(privileges);
+    let sandboxed = privileges.0.is_some().then(|| config.clone());
+    let switch = Switch::open(config, path.clone(), passed)?;
+    if let Some(config) = sandboxed {
+        sandbox::enter(&config);
+    }
+    let switch = switch.start()?;
+    // From here on peers are served, and none of their doings may make us wait for whoever reads the log.
+    log::in_background(limited)?;
     tracing::info!(ports, control = %path.display(), "the switch is up");
-    let _ = systemd::ready();
+    let _ = manager.ready();
     if let Some(ready) = ready {
         // Whoever asked may have gone; that is their business.
         let _ = std::fs::File::from(ready).write_all(b"READY\n");
     }
     let result = switch.run(&signals);
-    let _ = systemd::stopping();
+    let _ = manager.stopping();
     Ok(result?)
+}
+
+/// Has the files of the sockets removed when it is dropped. In its sandbox the switch cannot do so itself.
+struct Tidy(Option<Privileges>);
+
+impl Drop for Tidy {
+    fn drop(&mut self) {
+        if let Some(privileges) = &self.0 {
+            privileges.tidy();
+        }
+    }
+}
+
+/// Starts the helper. Without one there is no sandbox either, as the switch could then not do all of its work.
+fn helper(config: &Config, control: &Path) -> Option<Privileges> {
+    let started = sandbox::begin(config, control);
+    started.inspect_err(|error| tracing::warn!("no sandbox: its helper cannot be started: {error}")).ok()
 }

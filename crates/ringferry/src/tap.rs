@@ -57,6 +57,24 @@ pub fn offloads(host: vnet::Offloads) -> Offloads {
     pairs.into_iter().filter(|(offload, _)| host.contains(*offload)).map(|(_, tap)| tap).collect()
 }
 
+/// What may go to the kernel of the virtual header that a back end wrote for a frame of `len` bytes, if it keeps to what was
+/// `agreed`; `None` if it does not, and the packet must be dropped.
+///
+/// The kernel believes a header: it would finish checksums and cut segments wherever it says. Without an offload a back end
+/// must not ask for it, and a claim that a checksum is valid, which only makes the kernel trust a frame, is not passed on.
+pub fn header_from_back_end(
+    header: &vnet::Header,
+    len: usize,
+    agreed: vnet::Offloads,
+) -> Option<vnet::Header> {
+    let mut header = header.sanitised_from_device();
+    if !agreed.contains(vnet::Offloads::CSUM) {
+        header.flags &= !vnet::F_DATA_VALID;
+    }
+    // What the frame itself says of its protocols is to be compared with the header here, too.
+    (agreed.accepts(&header) && header.check(len).is_ok()).then_some(header)
+}
+
 /// Hands a packet to the kernel; false when it does not take it.
 pub fn write(tap: &Tap, packet: &Chain) -> bool {
     let header = packet.header.to_bytes();
@@ -79,6 +97,46 @@ mod tests {
         for text in ["10.0.0.2", "10.0.0.2/33", "fd00::1/129", "x/8", "10.0.0.2/"] {
             assert!(parse_address(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn d5_a_back_end_may_ask_the_kernel_only_for_what_was_agreed() {
+        use vnet::{
+            F_DATA_VALID, F_NEEDS_CSUM, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_UDP_L4, Header,
+        };
+        let header = |flags, gso_type| Header {
+            flags,
+            gso_type,
+            hdr_len: if gso_type == GSO_NONE { 0 } else { 54 },
+            gso_size: if gso_type == GSO_NONE { 0 } else { 1000 },
+            csum_start: if flags & F_NEEDS_CSUM == 0 { 0 } else { 34 },
+            csum_offset: if flags & F_NEEDS_CSUM == 0 { 0 } else { 16 },
+            num_buffers: 0,
+        };
+        let (none, csum) = (vnet::Offloads::empty(), vnet::Offloads::CSUM);
+        let (tcp4, all) = (csum | vnet::Offloads::TSO4, Features::DEVICE.guest_offloads());
+        let passes = |agreed, flags, gso| header_from_back_end(&header(flags, gso), 3000, agreed).is_some();
+        for (needed, flags, gso) in [
+            (csum, F_NEEDS_CSUM, GSO_NONE),
+            (tcp4, F_NEEDS_CSUM, GSO_TCPV4),
+            (tcp4 | vnet::Offloads::ECN, F_NEEDS_CSUM, GSO_TCPV4 | GSO_ECN),
+            (csum | vnet::Offloads::TSO6, F_NEEDS_CSUM, GSO_TCPV6),
+            (csum | vnet::Offloads::USO, F_NEEDS_CSUM, GSO_UDP_L4),
+        ] {
+            assert!(passes(all, flags, gso) && passes(needed, flags, gso), "{gso}");
+            for lacking in needed.iter() {
+                assert!(!passes(needed - lacking, flags, gso), "{gso} without {lacking:?}");
+            }
+            assert!(!passes(none, flags, gso), "{gso}");
+        }
+        // Fragmentation is never agreed on, nor is what has no meaning, or has none for this frame.
+        for (flags, gso) in [(F_NEEDS_CSUM, GSO_UDP), (F_NEEDS_CSUM, 9), (0, GSO_TCPV4), (0, GSO_ECN)] {
+            assert!(!passes(all, flags, gso), "{gso}");
+        }
+        assert!(header_from_back_end(&header(F_NEEDS_CSUM, GSO_NONE), 40, all).is_none(), "beyond the frame");
+        let valid = header(F_DATA_VALID, GSO_NONE);
+        assert_eq!(header_from_back_end(&valid, 100, all), Some(valid));
+        assert_eq!(header_from_back_end(&valid, 100, none), Some(Header::NONE));
     }
 
     #[test]

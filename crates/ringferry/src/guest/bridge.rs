@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use ringferry_packet::buffer::Chain;
 use ringferry_packet::flow::flow_hash;
 use ringferry_packet::frame::PREFIX;
+use ringferry_packet::vnet::Offloads;
 use ringferry_ring::Fault;
 use ringferry_sys::cpu;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
@@ -26,6 +27,7 @@ use super::counts::{Counts, QueuePair, Report};
 use super::read;
 use super::rings::PairRings;
 use super::spread::Gauge;
+use super::watch::Watched;
 use crate::tap;
 
 /// Packets moved in one direction before the other gets its turn.
@@ -90,6 +92,10 @@ pub(super) enum End {
     Disconnected,
     /// The back end broke the rules of a ring.
     Broken(Fault),
+    /// The back end says that a ring is broken.
+    Refused,
+    /// The back end held the thread in a kick.
+    HeldInKick,
     /// The tap was deleted.
     TapGone,
 }
@@ -103,9 +109,17 @@ pub(super) struct Bridge<'a> {
     rings: &'a mut PairRings,
     counts: &'a mut Counts,
     gauge: &'a Gauge,
+    watched: &'a Watched,
+    /// What the device may leave unfinished in a packet.
+    agreed: Offloads,
+    /// A kick did not work: the rings cannot be used any more.
+    held: bool,
     /// Bytes of the buffers that packets are read into; one buffer for all of a packet if not given.
     pieces: Option<usize>,
     inbox: Inbox,
+    /// Since when nothing has come back of what was sent, as of the last time the thread went to sleep: what had come back
+    /// until then, and when that was.
+    stalled: Option<(u64, Instant)>,
     /// Whom to answer when the tap's queue and the transmitq are empty.
     draining: Option<SyncSender<()>>,
     /// The queues that flows are shared among, and until when.
@@ -116,28 +130,52 @@ const ORDERS: u64 = 0;
 const TAP: u64 = 1;
 const RX_CALL: u64 = 2;
 const TX_CALL: u64 = 3;
+const ERROR: u64 = 4;
 
 impl<'a> Bridge<'a> {
-    /// Between queue `number` of the tap and a pair; packets are read into buffers of `pieces` bytes, or in one piece.
+    /// Between queue `number` of the tap and a pair; packets are read into buffers of `pieces` bytes, or in one piece. What was
+    /// `agreed` is what the device may leave unfinished.
     pub(super) fn new(
         (number, taps): (usize, &'a [Tap]),
         rings: &'a mut PairRings,
-        (counts, gauge): (&'a mut Counts, &'a Gauge),
-        pieces: Option<usize>,
+        (counts, gauge, watched): (&'a mut Counts, &'a Gauge, &'a Watched),
+        (pieces, agreed): (Option<usize>, Offloads),
         inbox: Inbox,
     ) -> Self {
         let tap = &taps[number];
-        Self { taps, tap, rings, counts, gauge, pieces, inbox, draining: None, sharing: None }
+        let (stalled, draining, sharing) = (None, None, None);
+        Self {
+            taps,
+            tap,
+            rings,
+            counts,
+            gauge,
+            watched,
+            agreed,
+            held: false,
+            pieces,
+            inbox,
+            stalled,
+            draining,
+            sharing,
+        }
     }
 
     /// Carries packets until something ends it; `None` when told to stop.
     pub(super) fn run(mut self) -> io::Result<Option<End>> {
         self.gauge.begin();
+        self.watched.begin();
+        // The back end before may have taken kicks with it: one that waits for them would wait for ever.
+        for event in [&self.rings.rx.kick, &self.rings.tx.kick] {
+            self.held = self.held || self.watched.kick(event).is_err();
+        }
         let epoll = Epoll::new()?;
         epoll.add(&self.inbox.bell, ORDERS, Interest::READABLE)?;
         epoll.add(self.tap, TAP, Interest::READABLE)?;
         epoll.add(&self.rings.rx.call, RX_CALL, Interest::READABLE)?;
         epoll.add(&self.rings.tx.call, TX_CALL, Interest::READABLE)?;
+        epoll.add(&self.rings.rx.err, ERROR, Interest::READABLE)?;
+        epoll.add(&self.rings.tx.err, ERROR, Interest::READABLE)?;
         let mut events = EventBuf::with_capacity(8);
         let mut tap_ready = true;
         let mut tap_watched = true;
@@ -146,8 +184,14 @@ impl<'a> Bridge<'a> {
         loop {
             let sent = tap_ready && self.transmit(&mut tap_ready);
             let received = self.receive();
+            if received {
+                self.refill();
+            }
             if let Some(fault) = self.rings.pair.fault() {
                 return Ok(Some(End::Broken(fault)));
+            }
+            if self.held {
+                return Ok(Some(End::HeldInKick));
             }
             if !tap_ready && self.draining.is_some() {
                 self.try_answer();
@@ -173,6 +217,9 @@ impl<'a> Bridge<'a> {
                 epoll.modify(self.tap, TAP, if watch { Interest::READABLE } else { Interest::empty() })?;
                 tap_watched = watch;
             }
+            if timeout.is_none() {
+                self.note_stall();
+            }
             let stall = (timeout.is_none() && tap_ready).then(Instant::now);
             epoll.wait(&mut events, timeout)?;
             if let Some(since) = stall {
@@ -184,7 +231,11 @@ impl<'a> Bridge<'a> {
             }
             for event in events.iter() {
                 match event.token {
-                    ORDERS if !self.obey(&mut tap_ready) => return Ok(None),
+                    ORDERS if !self.obey(&mut tap_ready) => {
+                        self.collect();
+                        return Ok(None);
+                    }
+                    ERROR => return Ok(Some(End::Refused)),
                     TAP if event.hangup => return Ok(Some(End::TapGone)),
                     TAP => tap_ready = true,
                     RX_CALL => drop(self.rings.rx.call.drain()),
@@ -210,8 +261,12 @@ impl<'a> Bridge<'a> {
                     self.draining = Some(done);
                 }
                 Order::Report(answer) => {
+                    self.rings.pair.reclaim();
+                    self.note_stall();
                     let queues = Some(QueuePair::of(&self.rings.pair));
-                    let _ = answer.try_send(Report { counts: *self.counts, queues });
+                    let in_flight = self.rings.pair.transmitq.in_flight() as u64;
+                    let stalled = self.stalled.map_or(Duration::ZERO, |(_, since)| since.elapsed());
+                    let _ = answer.try_send(Report { counts: *self.counts, queues, in_flight, stalled });
                 }
                 Order::Place(cpus) => place(&cpus),
                 Order::Share(queues) => {
@@ -222,6 +277,17 @@ impl<'a> Bridge<'a> {
             }
         }
         true
+    }
+
+    /// Notes whether anything has come back of what was sent.
+    fn note_stall(&mut self) {
+        let transmitq = &self.rings.pair.transmitq;
+        let came_back = transmitq.stats().reclaimed;
+        self.stalled = match self.stalled {
+            _ if transmitq.in_flight() == 0 => None,
+            Some((before, since)) if before == came_back => Some((before, since)),
+            _ => Some((came_back, Instant::now())),
+        };
     }
 
     /// Answers whoever waits for the queue to be empty, if it is. The tap's was a moment ago.
@@ -245,7 +311,8 @@ impl<'a> Bridge<'a> {
 
     /// From the tap to the device; whether anything moved. Clears `tap_ready` when the tap is empty.
     fn transmit(&mut self, tap_ready: &mut bool) -> bool {
-        let Bridge { rings: PairRings { pair, tx, waiting, .. }, tap, counts, pieces, .. } = self;
+        let Bridge { rings: PairRings { pair, tx, waiting, .. }, tap, counts, pieces, watched, held, .. } =
+            self;
         let Pair { transmitq, pools, .. } = pair;
         transmitq.reclaim(pools);
         let mut count = 0;
@@ -279,19 +346,24 @@ impl<'a> Bridge<'a> {
         if transmitq.flush() {
             counts.kicks += 1;
             counts.tx_kicks += 1;
-            let _ = tx.kick.signal();
+            *held |= watched.kick(&tx.kick).is_err();
         }
         count > 0
     }
 
     /// From the device to the tap; whether anything moved.
     fn receive(&mut self) -> bool {
-        let Bridge { rings: PairRings { pair, length_errors, .. }, tap, counts, sharing, .. } = self;
+        let Bridge { rings: PairRings { pair, length_errors, .. }, tap, counts, sharing, agreed, .. } = self;
         let Pair { receiveq, pools, .. } = pair;
         if sharing.is_some_and(|(_, end)| Instant::now() >= end) {
             *sharing = None;
         }
-        let received = receiveq.lend(BURST, pools, |packet, _| {
+        let received = receiveq.lend(BURST, pools, |mut packet, _| {
+            let Some(header) = tap::header_from_back_end(&packet.header, packet.len(), *agreed) else {
+                counts.rx_bad_headers += 1;
+                return Some(packet);
+            };
+            packet.header = header;
             counts.rx_packets += 1;
             counts.rx_bytes += packet.len() as u64;
             let tap = sharing.map_or(*tap, |(queues, _)| of_flow(&packet, queues));
@@ -303,16 +375,20 @@ impl<'a> Bridge<'a> {
         if received > 0 {
             let errors = receiveq.stats().rx_length_errors;
             counts.rx_length_errors += errors - std::mem::replace(length_errors, errors);
-            self.refill();
         }
         received > 0
+    }
+
+    /// Takes what the device has delivered when it is about to be no more. As no buffers are posted, this ends.
+    fn collect(&mut self) {
+        while self.receive() {}
     }
 
     fn refill(&mut self) {
         if self.rings.pair.refill() {
             self.counts.kicks += 1;
             self.counts.rx_kicks += 1;
-            let _ = self.rings.rx.kick.signal();
+            self.held |= self.watched.kick(&self.rings.rx.kick).is_err();
         }
     }
 }

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::iter::Sum;
 use std::ops::Add;
+use std::time::Duration;
 
 use ringferry_virtio_net::driver::Pair;
 use serde::Serialize;
@@ -19,6 +20,8 @@ pub(super) struct Counts {
     pub(super) rx_bytes: u64,
     /// Packets whose lengths made no sense.
     pub(super) rx_length_errors: u64,
+    /// Packets whose virtual header asks for what was not agreed on, or cannot be.
+    pub(super) rx_bad_headers: u64,
     /// Packets the kernel did not take from us.
     pub(super) rx_tap_errors: u64,
     pub(super) tx_packets: u64,
@@ -36,6 +39,13 @@ pub(super) struct Counts {
     pub(super) wakeups: u64,
 }
 
+impl Counts {
+    /// Packets that were received and not delivered.
+    fn rx_drops(&self) -> u64 {
+        self.rx_length_errors + self.rx_bad_headers + self.rx_tap_errors
+    }
+}
+
 impl Add for Counts {
     type Output = Counts;
 
@@ -44,6 +54,7 @@ impl Add for Counts {
             rx_packets: self.rx_packets + other.rx_packets,
             rx_bytes: self.rx_bytes + other.rx_bytes,
             rx_length_errors: self.rx_length_errors + other.rx_length_errors,
+            rx_bad_headers: self.rx_bad_headers + other.rx_bad_headers,
             rx_tap_errors: self.rx_tap_errors + other.rx_tap_errors,
             tx_packets: self.tx_packets + other.tx_packets,
             tx_bytes: self.tx_bytes + other.tx_bytes,
@@ -151,6 +162,14 @@ pub(super) struct Report {
     pub(super) counts: Counts,
     /// None before the first back end.
     pub(super) queues: Option<QueuePair>,
+    /// Packets that were sent and have not come back.
+    pub(super) in_flight: u64,
+    /// How long none of them has.
+    pub(super) stalled: Duration,
+}
+
+fn millis(time: Duration) -> u64 {
+    time.as_millis() as u64
 }
 
 /// The sums of all pairs under the names of `ethtool -S`, and, if `queues`, what each counted.
@@ -159,23 +178,27 @@ pub(super) fn by_name(reports: &[Report], queues: bool) -> BTreeMap<String, u64>
     let mut names: BTreeMap<String, u64> = [
         ("rx_packets", total.rx_packets),
         ("rx_bytes", total.rx_bytes),
-        ("rx_drops", total.rx_length_errors + total.rx_tap_errors),
+        ("rx_drops", total.rx_drops()),
         ("rx_length_errors", total.rx_length_errors),
+        ("rx_bad_headers", total.rx_bad_headers),
         ("rx_tap_errors", total.rx_tap_errors),
         ("tx_packets", total.tx_packets),
         ("tx_bytes", total.tx_bytes),
         ("tx_drops", total.tx_dropped),
         ("tx_lost", total.tx_lost),
+        ("tx_in_flight", reports.iter().map(|report| report.in_flight).sum()),
+        ("tx_stalled_ms", millis(reports.iter().map(|report| report.stalled).max().unwrap_or_default())),
         ("kicks", total.kicks),
         ("wakeups", total.wakeups),
     ]
     .map(|(name, count)| (name.to_owned(), count))
     .into();
-    for (pair, Report { counts, queues }) in reports.iter().enumerate().filter(|_| queues) {
+    for (pair, Report { counts, queues, in_flight, stalled }) in reports.iter().enumerate().filter(|_| queues)
+    {
         let rx = [
             ("packets", counts.rx_packets),
             ("bytes", counts.rx_bytes),
-            ("drops", counts.rx_length_errors + counts.rx_tap_errors),
+            ("drops", counts.rx_drops()),
             ("kicks", counts.rx_kicks),
             ("wakeups", counts.wakeups),
         ];
@@ -184,6 +207,8 @@ pub(super) fn by_name(reports: &[Report], queues: bool) -> BTreeMap<String, u64>
             ("bytes", counts.tx_bytes),
             ("drops", counts.tx_dropped),
             ("lost", counts.tx_lost),
+            ("in_flight", *in_flight),
+            ("stalled_ms", millis(*stalled)),
             ("kicks", counts.tx_kicks),
         ];
         names.extend(rx.map(|(name, count)| (format!("rx_queue_{pair}_{name}"), count)));
@@ -221,7 +246,7 @@ mod tests {
     fn names_are_those_of_ethtool_and_totals_are_sums() {
         let of = |packets| Report {
             counts: Counts { rx_packets: packets, tx_kicks: 1, kicks: 1, ..Counts::default() },
-            queues: None,
+            ..Report::default()
         };
         let names = by_name(&[of(3), of(4)], true);
         assert_eq!(

@@ -1,10 +1,12 @@
 //! The queue pairs of `ringferry guest`, with their memory: what goes on when a back end comes back.
 //!
-//! A back end that ends without a word leaves rings that it may have worked on to the last moment. A
-//! split ring tells how far it came by its used index, a packed one by the in-flight region, if the
-//! back end kept one; then the next back end goes on there and no packet is lost. Otherwise, and
-//! when anything else about the device has changed, the rings are made anew, and what was on its way
-//! through the old ones is lost.
+//! A back end that ends without a word leaves rings that it may have worked on to the last moment, and that it may
+//! have scribbled over. So nothing in shared memory is believed: what came back before is collected, and everything else is
+//! written anew from private memory ([`Driver::resume`](ringferry_ring::Driver::resume)), and the next back end goes on
+//! there; no packet is lost. A back end that says that it cannot (by the err event of a ring) gets new rings, and so does one
+//! that comes when nothing at all has come back since the rings were last taken over: the one that scribbles may still have
+//! them. When anything else about the device has changed the rings are made anew, too, and what was on its way through
+//! the old ones is lost.
 //!
 //! [`Rings`] holds the memory of all pairs. Each [`PairRings`] is lent to the thread of its pair for as long as
 //! packets pass.
@@ -13,9 +15,8 @@ use std::io;
 use std::os::fd::AsFd;
 
 use ringferry_packet::buffer::Chain;
-use ringferry_ring::{Parts, part_bytes};
 use ringferry_sys::eventfd::EventFd;
-use ringferry_vhost_user::{Connection, FrontendError, InflightRegion, RingPlan, resume_base};
+use ringferry_vhost_user::{Connection, FrontendError, RingPlan};
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Arena, Pair, PairConfig, Queue};
 
@@ -25,17 +26,19 @@ use super::GuestError;
 pub(super) struct Events {
     pub(super) kick: EventFd,
     pub(super) call: EventFd,
+    /// The back end signals it when it finds the ring broken.
+    pub(super) err: EventFd,
 }
 
 impl Events {
     fn new() -> io::Result<Events> {
-        Ok(Events { kick: EventFd::new()?, call: EventFd::new()? })
+        Ok(Events { kick: EventFd::new()?, call: EventFd::new()?, err: EventFd::new()? })
     }
 
     fn plan(&self, queue: Queue, base: Option<u32>, enabled: bool) -> RingPlan<'_> {
         let Queue { size, desc, avail, used } = queue;
-        let (kick, call) = (Some(self.kick.as_fd()), Some(self.call.as_fd()));
-        RingPlan { size, base, desc, avail, used, kick, call, err: None, enabled }
+        let [kick, call, err] = [&self.kick, &self.call, &self.err].map(|event| Some(event.as_fd()));
+        RingPlan { size, base, desc, avail, used, kick, call, err, enabled }
     }
 }
 
@@ -62,6 +65,23 @@ impl PairRings {
         self.pair.reclaim();
         self.pair.transmitq.in_flight() as u64 + u64::from(self.waiting.is_some())
     }
+
+    /// How many buffers the back end has given back, of both rings.
+    fn given_back(&self) -> u64 {
+        let (rx, tx) = (self.pair.receiveq.stats(), self.pair.transmitq.stats());
+        tx.reclaimed + rx.descriptors + rx.rx_length_errors
+    }
+
+    /// Writes both rings anew for the next back end; where it begins. `None` if one of them is broken.
+    fn resume(&mut self) -> Option<[u32; 2]> {
+        // What the back end before said of its own rings.
+        let _ = self.rx.err.drain();
+        let _ = self.tx.err.drain();
+        self.pair.reclaim();
+        let rx = self.pair.receiveq.driver().ring().resume()?;
+        let tx = self.pair.transmitq.driver().ring().resume()?;
+        Some([rx.into(), tx.into()])
+    }
 }
 
 /// All pairs.
@@ -71,8 +91,8 @@ pub(super) struct Rings {
     /// One memory for all: a back end may take no more than eight.
     arena: Arena,
     pub(super) pairs: Vec<PairRings>,
-    /// Where the last back end kept the positions of packed rings.
-    inflight: Option<InflightRegion>,
+    /// What had been given back when a back end last went on with these rings.
+    resumed_at: Option<u64>,
 }
 
 impl Rings {
@@ -81,29 +101,27 @@ impl Rings {
         let mut arena = Arena::new(config.arena_bytes(features).saturating_mul(pairs.into()))?;
         let pairs = (0..pairs).map(|_| PairRings::new(&mut arena, features, config));
         let pairs = pairs.collect::<Result<_, _>>()?;
-        Ok(Rings { features, mtu: config.mtu, arena, pairs, inflight: None })
+        Ok(Rings { features, mtu: config.mtu, arena, pairs, resumed_at: None })
     }
 
-    /// Where these rings go on in a device with these features and as many pairs, if they can.
-    pub(super) fn resume(&self, features: Features, mtu: u16, pairs: u16) -> Option<Vec<u32>> {
+    /// How many buffers back ends have given back.
+    pub(super) fn given_back(&self) -> u64 {
+        self.pairs.iter().map(PairRings::given_back).sum()
+    }
+
+    /// Writes the rings anew for a device with these features and as many pairs, and returns where it begins in each; `None`
+    /// if it needs new rings.
+    pub(super) fn resume(&mut self, features: Features, mtu: u16, pairs: u16) -> Option<Vec<u32>> {
         if features != self.features || mtu != self.mtu || self.pairs.len() != usize::from(pairs) {
             return None;
         }
-        let queues = self.pairs.iter().flat_map(|rings| &rings.pair.queues);
-        (0..).zip(queues).map(|(index, queue)| self.position(index, queue)).collect()
-    }
-
-    fn position(&self, index: u16, queue: &Queue) -> Option<u32> {
-        let packed = self.features.contains(Features::RING_PACKED);
-        let [desc, driver, device] = part_bytes(queue.size, packed);
-        let memory = self.arena.memory();
-        let parts = Parts {
-            size: queue.size,
-            desc: memory.area(queue.desc, desc)?,
-            driver: memory.area(queue.avail, driver)?,
-            device: memory.area(queue.used, device)?,
-        };
-        resume_base(index, &parts, packed, self.inflight.as_ref())
+        let bases: Vec<_> = self.pairs.iter_mut().map(PairRings::resume).collect::<Option<_>>()?;
+        let given_back = self.given_back();
+        // The last one may have been as lost with them as the next one will be.
+        if self.resumed_at.replace(given_back) == Some(given_back) {
+            return None;
+        }
+        Some(bases.into_flattened())
     }
 
     /// Starts the device with them, at `bases` or at the beginning, the first `enabled` pairs enabled.
@@ -113,9 +131,6 @@ impl Rings {
         bases: Option<&[u32]>,
         enabled: u16,
     ) -> Result<(), FrontendError> {
-        if let Some(region) = self.inflight.take() {
-            connection.set_inflight(region);
-        }
         // Their buffers are posted before the device hears of them.
         for rings in self.pairs.iter_mut().take(enabled.into()) {
             rings.pair.refill();
@@ -127,18 +142,6 @@ impl Rings {
                 plans.push(events.plan(queue, base, number < enabled.into()));
             }
         }
-        connection.start(&[(self.arena.region(), self.arena.fd())], &plans)?;
-        // The back end before may have taken kicks with it: one that waits for them would wait for ever.
-        for rings in self.pairs.iter().take(enabled.into()) {
-            let _ = rings.rx.kick.signal();
-            let _ = rings.tx.kick.signal();
-        }
-        Ok(())
-    }
-
-    /// Keeps what is needed to go on with the back end that comes after `connection`'s.
-    pub(super) fn keep(mut self, connection: &mut Connection) -> Rings {
-        self.inflight = connection.take_inflight();
-        self
+        connection.start(&[(self.arena.region(), self.arena.fd())], &plans)
     }
 }

@@ -18,7 +18,7 @@ use std::cmp::Ordering;
 use std::io;
 use std::ops::Range;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::thread::{Builder, scope};
+use std::thread::{Builder, ScopedJoinHandle, scope};
 use std::time::{Duration, Instant};
 
 use ringferry_control::{Answer, ControlServer, Request};
@@ -37,13 +37,18 @@ use super::rings::Rings;
 use super::spread::{Gauge, Spread, WINDOW};
 use super::status::{Status, check_range, respond};
 use super::taps::Taps;
+use super::watch::{Watchdog, Watched};
 
 /// How long a pair may take to send what is left when it is switched off, and a thread to answer. A ring full takes
 /// milliseconds; a back end that takes nothing is stuck. Whoever asked waits for five seconds.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How often things that nobody announces are looked at: silent control clients, processors that come and go.
+/// How often things that nobody announces are looked at: threads that a back end holds in a kick, silent control
+/// clients, processors that come and go.
 const TICK: Duration = Duration::from_secs(1);
+
+/// How often threads that were told to end are looked at, and freed where a back end holds them.
+const LOOK: Duration = Duration::from_millis(2);
 
 const SIGNALS: u64 = 0;
 const CONNECTION: u64 = 1;
@@ -129,13 +134,17 @@ impl<'a> Session<'a> {
         }
         let (taps, pieces) = (self.taps.queues(), self.args.pieces.map(|bytes| bytes as usize));
         let gauges: Vec<_> = rings.pairs.iter().map(|_| Gauge::default()).collect();
+        let agreed = self.features.guest_offloads();
+        let watched: Vec<_> = rings.pairs.iter().map(|_| Watched::default()).collect();
+        let mut watchdog = Watchdog::new(&watched);
         scope(|scope| {
             let mut threads = Vec::new();
-            for (number, ((rings, counts), gauge)) in
-                rings.pairs.iter_mut().zip(counts).zip(&gauges).enumerate()
+            for (number, (((rings, counts), gauge), watched)) in
+                rings.pairs.iter_mut().zip(counts).zip(&gauges).zip(&watched).enumerate()
             {
                 let (line, inbox) = Line::new()?;
-                let bridge = Bridge::new((number, taps), rings, (counts, gauge), pieces, inbox);
+                let bridge =
+                    Bridge::new((number, taps), rings, (counts, gauge, watched), (pieces, agreed), inbox);
                 let ended = &ended;
                 let run = move || {
                     let end = bridge.run();
@@ -146,9 +155,24 @@ impl<'a> Session<'a> {
                 self.lines.0.push(line);
             }
             self.settle();
-            let told = self.wait(&epoll, signals, control, &gauges);
+            let mut told = self.wait(&epoll, signals, control, (&gauges, &mut watchdog));
             let combined = self.combined;
             drop(self);
+            let mut told_to_end = matches!(told, Ok(Some(End::Signal)));
+            let deadline = Instant::now() + PATIENCE;
+            while !threads.iter().all(ScopedJoinHandle::is_finished) {
+                watchdog.free_all();
+                if signals.next()?.is_some() {
+                    told_to_end = true;
+                    told = Ok(Some(End::Signal));
+                }
+                // Nothing is known that holds a thread for longer; whoever wants the process to end need not wait for it.
+                if told_to_end && Instant::now() >= deadline {
+                    tracing::error!("a queue pair's thread does not end; leaving it behind");
+                    std::process::exit(1);
+                }
+                std::thread::sleep(LOOK);
+            }
             let mut end = told?;
             for thread in threads {
                 let its = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
@@ -167,13 +191,12 @@ impl<'a> Session<'a> {
         epoll: &Epoll,
         signals: &Signals,
         mut control: Option<&mut ControlServer>,
-        gauges: &[Gauge],
+        (gauges, watchdog): (&[Gauge], &mut Watchdog<'_>),
     ) -> io::Result<Option<End>> {
         let mut events = EventBuf::with_capacity(8);
-        let ticks = control.is_some() || self.pairs() > 1;
         let mut tick = Instant::now() + self.tick();
         loop {
-            epoll.wait(&mut events, ticks.then(|| tick.saturating_duration_since(Instant::now())))?;
+            epoll.wait(&mut events, Some(tick.saturating_duration_since(Instant::now())))?;
             for event in events.iter() {
                 match event.token {
                     SIGNALS if signals.next()?.is_some() => return Ok(Some(End::Signal)),
@@ -192,8 +215,9 @@ impl<'a> Session<'a> {
             if self.lost {
                 return Ok(Some(End::Disconnected));
             }
-            if ticks && Instant::now() >= tick {
+            if Instant::now() >= tick {
                 tick = Instant::now() + self.tick();
+                watchdog.look();
                 if let Some(control) = &mut control {
                     control.tick();
                 }
@@ -316,6 +340,14 @@ impl<'a> Session<'a> {
 
     /// Enables or disables both rings of these pairs, or changes none.
     fn enable(&mut self, pairs: Range<u16>, enabled: bool) -> Result<(), String> {
+        // All of them together: meanwhile nobody else is heard.
+        self.connection.frontend().set_deadline(Some(Instant::now() + PATIENCE));
+        let result = self.enable_each(pairs, enabled);
+        self.connection.frontend().set_deadline(None);
+        result
+    }
+
+    fn enable_each(&mut self, pairs: Range<u16>, enabled: bool) -> Result<(), String> {
         let rings = 2 * pairs.start..2 * pairs.end;
         for ring in rings.clone() {
             let Err(error) = self.connection.set_enabled(ring, enabled) else { continue };

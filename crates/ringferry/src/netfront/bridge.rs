@@ -4,7 +4,7 @@
 //! dear, as every page of them is granted. Received ones are written to the tap from where the back end put them.
 
 use ringferry_packet::flow::flow_hash;
-use ringferry_packet::vnet::Header;
+use ringferry_packet::vnet::{Header, Offloads};
 use ringferry_sys::tap::{MAX_READ, Tap};
 use ringferry_xen::netif::Fault;
 use ringferry_xen_net::netfront::Pair;
@@ -23,6 +23,8 @@ const BUSY_ROUNDS: u32 = 16;
 pub(super) struct Counts {
     rx_packets: u64,
     rx_bytes: u64,
+    /// Packets that ask the kernel for what was not agreed on, or cannot be.
+    rx_bad_headers: u64,
     /// Packets the kernel did not take from us.
     rx_tap_errors: u64,
     tx_packets: u64,
@@ -52,6 +54,8 @@ pub(super) struct Bridge {
     pub(super) counts: Counts,
     /// The tap may have packets.
     pub(super) tap_ready: bool,
+    /// What the back end may leave unfinished in a packet.
+    agreed: Offloads,
     buffer: Box<[u8]>,
     /// Bytes in the buffer that wait for room in a queue.
     waiting: Option<usize>,
@@ -59,9 +63,10 @@ pub(super) struct Bridge {
 }
 
 impl Bridge {
-    pub(super) fn new() -> Self {
+    /// What was `agreed` is what the back end may leave unfinished.
+    pub(super) fn new(agreed: Offloads) -> Self {
         let buffer = vec![0; MAX_READ].into_boxed_slice();
-        Self { counts: Counts::default(), tap_ready: true, buffer, waiting: None, rounds: 0 }
+        Self { counts: Counts::default(), tap_ready: true, agreed, buffer, waiting: None, rounds: 0 }
     }
 
     /// Posts pages to receive into.
@@ -81,7 +86,7 @@ impl Bridge {
             moved |= self.transmit(pairs, tap);
         }
         for pair in &mut *pairs {
-            moved |= receive(pair, tap, &mut self.counts);
+            moved |= receive(pair, tap, self.agreed, &mut self.counts);
         }
         if let Some(fault) = pairs.iter_mut().find_map(Pair::fault) {
             return Turn::Broken(fault);
@@ -180,9 +185,14 @@ fn send(pair: &mut Pair, header: Header, frame: &[u8]) -> Sent {
 }
 
 /// From the back end to the tap; whether anything moved.
-fn receive(pair: &mut Pair, tap: &Tap, counts: &mut Counts) -> bool {
+fn receive(pair: &mut Pair, tap: &Tap, agreed: Offloads, counts: &mut Counts) -> bool {
     let Pair { receive, pools, .. } = pair;
-    let received = receive.lend(BURST, pools, |packet, _| {
+    let received = receive.lend(BURST, pools, |mut packet, _| {
+        let Some(header) = tap::header_from_back_end(&packet.header, packet.len(), agreed) else {
+            counts.rx_bad_headers += 1;
+            return Some(packet);
+        };
+        packet.header = header;
         counts.rx_packets += 1;
         counts.rx_bytes += packet.len() as u64;
         if !tap::write(tap, &packet) {

@@ -27,6 +27,7 @@ use ringferry_xen_net::offload::Accepts;
 use ringferry_xen_net::xenbus::frontend_driver::FrontError;
 use ringferry_xen_net::xenbus::{FrontConfig, FrontEvent, FrontendDriver, Session};
 
+use crate::backoff::Backoff;
 use crate::tap::{self, parse_address};
 use bridge::{Bridge, Counts, Turn};
 
@@ -128,6 +129,13 @@ const PARTING: Duration = Duration::from_secs(5);
 /// Time between attempts to go on after a failure.
 const RETRY: Duration = Duration::from_millis(500);
 
+/// How long the rings must have been whole for the next failure to count as the first.
+const STEADY: Duration = Duration::from_secs(60);
+
+/// Most steps that follow from the store in one turn. A back end that keeps writing its state has one step for us after the
+/// other, and signals and packets wait meanwhile.
+const STEPS: usize = 16;
+
 /// Why the program ended.
 #[derive(Debug, thiserror::Error)]
 pub enum NetfrontError {
@@ -146,9 +154,6 @@ pub enum NetfrontError {
     /// The interface cannot be used.
     #[error("the interface cannot be used: {0}")]
     Front(#[from] FrontError),
-    /// The back end broke the rules.
-    #[error("the back end broke a ring: {0}")]
-    Broken(String),
     /// The ready descriptor.
     #[error("--ready-fd {0}: {1}")]
     ReadyFd(RawFd, io::Error),
@@ -190,15 +195,50 @@ struct Program<'a> {
     left_mapped: usize,
     /// When we were told to end; and until when the back end may take.
     ending: Option<Instant>,
-    /// Why we end, if not because we were told to.
-    failure: Option<NetfrontError>,
     closed: bool,
+    /// The rings were broken, and are made anew.
+    rebuild: Rebuild,
+    backoff: Backoff,
+    connected_at: Instant,
+    /// When the store is looked at again after a failure.
+    resting: Option<Instant>,
+}
+
+/// What is done about broken rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rebuild {
+    /// They are whole.
+    No,
+    /// The back end is to let go of them.
+    LettingGo,
+    /// Nothing is shared any more; when we begin anew.
+    At(Instant),
+}
+
+/// What came of a look at the store.
+#[derive(Debug, Default)]
+struct BusTurn {
+    /// There are other descriptors to watch now.
+    changed: bool,
+    /// There may be more to do, and the descriptors do not say so.
+    more: bool,
+}
+
+/// Does steps until there are none, and no more than are good for whoever else waits; whether there may be more.
+fn bounded<E>(mut step: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
+    for _ in 0..STEPS {
+        if !step()? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Runs `ringferry netfront` until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// See [`NetfrontError`]. A back end that is not there or goes away is no error: the program waits for the next.
+/// See [`NetfrontError`]. A back end that is not there, goes away or breaks a ring is no error: the program waits for the next,
+/// or begins anew, later each time.
 pub fn run(args: &NetfrontArgs) -> Result<(), NetfrontError> {
     let ready = match args.ready_fd {
         Some(fd) => Some(inherited::take(fd).map_err(|error| NetfrontError::ReadyFd(fd, error))?.into()),
@@ -226,13 +266,16 @@ pub fn run(args: &NetfrontArgs) -> Result<(), NetfrontError> {
         front,
         ready,
         session: None,
-        bridge: Bridge::new(),
+        bridge: Bridge::new(accepts.offloads()),
         connections: 0,
         granted: (0, 0),
         left_mapped: 0,
         ending: None,
-        failure: None,
         closed: false,
+        rebuild: Rebuild::No,
+        backoff: Backoff::new(RETRY),
+        connected_at: Instant::now(),
+        resting: None,
     };
     program.serve()?;
     if args.json {
@@ -246,7 +289,7 @@ pub fn run(args: &NetfrontArgs) -> Result<(), NetfrontError> {
         let text = serde_json::to_string_pretty(&report).map_err(io::Error::from)?;
         writeln!(io::stdout(), "{text}")?;
     }
-    program.failure.map_or(Ok(()), Err)
+    Ok(())
 }
 
 fn connect(args: &NetfrontArgs) -> Result<(Arc<dyn Domain>, Client), NetfrontError> {
@@ -271,7 +314,12 @@ impl Program<'_> {
         let mut events = EventBuf::with_capacity(64);
         let (mut epoll, mut tap_watched) = (self.watch()?, true);
         loop {
-            if self.bus()? {
+            if matches!(self.rebuild, Rebuild::At(time) if self.ending.is_none() && Instant::now() >= time) {
+                self.rebuild = Rebuild::No;
+                self.front.reopen()?;
+            }
+            let bus = self.bus()?;
+            if bus.changed {
                 (epoll, tap_watched) = (self.watch()?, true);
             }
             let late = self.ending.is_some_and(|until| Instant::now() >= until);
@@ -282,16 +330,23 @@ impl Program<'_> {
                 return Ok(());
             }
             let turn = match &mut self.session {
-                Some(session) => self.bridge.turn(&mut session.pairs, &self.tap),
-                None => Turn::Wait,
+                Some(session) if self.rebuild == Rebuild::No => {
+                    self.bridge.turn(&mut session.pairs, &self.tap)
+                }
+                _ => Turn::Wait,
             };
             let timeout = match turn {
-                Turn::Again => continue,
-                Turn::Look => Some(Duration::ZERO),
-                Turn::Wait => self.ending.map(|until| until.saturating_duration_since(Instant::now())),
+                Turn::Again if !bus.more => continue,
+                Turn::Again | Turn::Look => Some(Duration::ZERO),
+                Turn::Wait if bus.more => Some(Duration::ZERO),
+                Turn::Wait => {
+                    let reopens = if let Rebuild::At(time) = self.rebuild { Some(time) } else { None };
+                    let next = [self.ending, self.resting, reopens].into_iter().flatten().min();
+                    next.map(|until| until.saturating_duration_since(Instant::now()))
+                }
                 Turn::Broken(fault) => {
-                    self.failure.get_or_insert_with(|| NetfrontError::Broken(fault.to_string()));
-                    self.end();
+                    tracing::warn!("the back end broke a ring ({fault}); starting anew");
+                    self.begin_anew();
                     Some(Duration::ZERO)
                 }
             };
@@ -324,42 +379,69 @@ impl Program<'_> {
         if self.ending.is_none() {
             self.ending = Some(Instant::now() + PARTING);
             self.front.close();
+            // Then there is nothing left to close.
+            self.closed |= matches!(self.rebuild, Rebuild::At(_));
         }
     }
 
-    /// Does what the store asks for; whether there are other descriptors to watch now.
-    fn bus(&mut self) -> Result<bool, NetfrontError> {
-        let mut changed = false;
-        loop {
-            let event = match self.front.poll() {
-                Ok(Some(event)) => event,
-                Ok(None) => return Ok(changed),
-                Err(FrontError::Store(error)) if error.is_fatal() => {
-                    return Err(FrontError::Store(error).into());
-                }
-                Err(error) if self.session.is_none() && self.ending.is_none() => {
-                    // Nothing is shared; maybe the next back end, or more memory, is better.
-                    tracing::warn!("cannot connect: {error}; trying again");
-                    std::thread::sleep(RETRY);
-                    return Ok(true);
-                }
-                Err(error) => return Err(error.into()),
-            };
-            match event {
-                FrontEvent::Connected(session) => self.connected(session)?,
-                FrontEvent::Stop => {
-                    tracing::info!("the back end lets go");
-                    let pairs = self.session.take().map_or(Vec::new(), |session| session.pairs);
-                    self.front.stopped(pairs)?;
-                }
-                FrontEvent::Closed { mapped } => {
-                    self.left_mapped = mapped;
-                    self.closed = self.ending.is_some();
-                }
-                FrontEvent::Busy => continue,
-            }
-            changed = true;
+    /// Gives these rings up, and makes new ones once the back end has let go of them. The tap stays.
+    fn begin_anew(&mut self) {
+        if self.ending.is_none() && self.rebuild == Rebuild::No {
+            self.backoff.ended(self.connected_at.elapsed() >= STEADY);
+            self.rebuild = Rebuild::LettingGo;
+            self.front.close();
         }
+    }
+
+    /// Does what the store asks for.
+    fn bus(&mut self) -> Result<BusTurn, NetfrontError> {
+        let mut turn = BusTurn::default();
+        if self.resting.is_some_and(|until| Instant::now() < until) {
+            return Ok(turn);
+        }
+        self.resting = None;
+        turn.more = bounded(|| self.step(&mut turn.changed))?;
+        Ok(turn)
+    }
+
+    /// Does one thing that the store asks for; whether there may be more.
+    fn step(&mut self, changed: &mut bool) -> Result<bool, NetfrontError> {
+        let event = match self.front.poll() {
+            Ok(Some(event)) => event,
+            Ok(None) => return Ok(false),
+            Err(FrontError::Store(error)) if error.is_fatal() => {
+                return Err(FrontError::Store(error).into());
+            }
+            Err(error) if self.ending.is_none() => {
+                // Maybe the next back end, or more memory, is better; the tap is there for it.
+                tracing::warn!("cannot go on with the back end: {error}; trying again");
+                if self.session.is_some() {
+                    self.begin_anew();
+                }
+                self.resting = Some(Instant::now() + RETRY);
+                *changed = true;
+                return Ok(false);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        match event {
+            FrontEvent::Connected(session) => self.connected(session)?,
+            FrontEvent::Stop => {
+                tracing::info!("the back end lets go");
+                let pairs = self.session.take().map_or(Vec::new(), |session| session.pairs);
+                self.front.stopped(pairs)?;
+            }
+            FrontEvent::Closed { mapped } => {
+                self.left_mapped = mapped;
+                self.closed = self.ending.is_some();
+                if self.rebuild == Rebuild::LettingGo {
+                    self.rebuild = Rebuild::At(Instant::now() + self.backoff.time());
+                }
+            }
+            FrontEvent::Busy => return Ok(true),
+        }
+        *changed = true;
+        Ok(true)
     }
 
     fn connected(&mut self, mut session: Session) -> Result<(), NetfrontError> {
@@ -371,6 +453,7 @@ impl Program<'_> {
         }
         self.bridge.begin(&mut session.pairs);
         self.connections += 1;
+        self.connected_at = Instant::now();
         self.granted = (self.front.granted(), self.front.static_grants());
         tracing::info!(queues = session.pairs.len(), granted = self.granted.0, "the link is up");
         self.session = Some(session);
@@ -397,5 +480,28 @@ impl Program<'_> {
             }
         }
         Ok(epoll)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn d7_a_store_that_always_has_more_gets_its_turn_and_no_more() {
+        let mut steps = 0;
+        let mut endless = || {
+            steps += 1;
+            Ok::<_, ()>(true)
+        };
+        assert_eq!(bounded(&mut endless), Ok(true), "there is more, and everybody else is heard first");
+        assert_eq!(steps, STEPS);
+        let mut left = 3;
+        let mut few = || {
+            left -= 1;
+            Ok::<_, ()>(left > 0)
+        };
+        assert_eq!(bounded(&mut few), Ok(false));
+        assert_eq!(bounded(|| Err::<bool, _>("the store is gone")), Err("the store is gone"));
     }
 }

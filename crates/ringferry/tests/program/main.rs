@@ -9,12 +9,14 @@
 //! | [`restart`] | a switch killed under load, with every kind of ring |
 //! | [`workers`] | queue pairs of one machine on several threads |
 //! | [`hostile`] | front ends and guests that break the rules harm only themselves |
+//! | [`hostile_back_end`] | back ends that break the rules hold up no guest |
 //! | [`bad_input`] | what cannot work is refused with one line that says what to do |
 //! | [`dpdk`] | our driver half against DPDK's `net_vhost` (needs Debian's dpdk-dev) |
 //! | [`xen`] | Xen guests on the same switch: forwarding, restarts on either side, several queues, hostile front ends |
 //! | [`channels`] | several queue pairs, and their number changing under traffic |
 //! | [`rules`] | rules of ports: live changes, kept in the file, and obeyed |
 //! | [`rules_kernel`] | rules of taps, and of guests, whose kernel has other ideas |
+//! | [`sandbox`] | what the switch gives up, what it still does, and its helper |
 //! | [`straight`] | large frames of a tap, which the kernel writes to where they are read |
 //! | [`demo`] | `ringferry demo` works and leaves nothing behind |
 //!
@@ -27,11 +29,13 @@ mod demo;
 mod dpdk;
 mod forwarding;
 mod hostile;
+mod hostile_back_end;
 mod lifecycle;
 mod offloads;
 mod restart;
 mod rules;
 mod rules_kernel;
+mod sandbox;
 mod straight;
 mod workers;
 mod xen;

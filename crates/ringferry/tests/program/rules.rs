@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use ringferry_packet::ether::Mac;
+use ringferry_packet::vnet::Header;
 use ringferry_rig::domu::{Machine, small};
 use ringferry_rig::frames::{frame, mac, pattern, tcp};
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
@@ -354,7 +355,7 @@ fn a_port_speaks_for_its_own_addresses_alone() {
 }
 
 #[test]
-fn what_is_above_a_limit_is_dropped_and_counted() {
+fn what_is_above_a_limit_waits_or_is_dropped_and_counted() {
     const FRAMES: u32 = 400;
     let place = Place::new();
     let switch = place.switch(&["a,storm=1pps,storm_burst=3", "b"]);
@@ -373,19 +374,34 @@ fn what_is_above_a_limit_is_dropped_and_counted() {
     // Both directions; the switch knows where both are now.
     b.send(&frame(a.mac, b.mac, 100, 0));
     a.receive_plain();
-    for (port, key, reason) in [("a", "rate_in_packets", "rate-in"), ("b", "rate_out_packets", "rate-out")] {
-        set(&place, &switch, port, &[&format!("{key}=1pps")]);
-        let before = switch.port("b").counters["tx_packets"];
-        for number in 0..FRAMES {
-            a.send(&frame(b.mac, a.mac, 100, number));
-            b.pump();
-        }
-        a.drain();
-        let dropped = drops(&switch, port, reason);
-        assert!(dropped > 0 && dropped <= u64::from(FRAMES) - 128, "{key}: {dropped}");
-        assert_eq!(through(&switch, before), u64::from(FRAMES) - dropped, "{key}");
-        place.ctl(&["unset", port, key]);
+    // What is above the rate of a receiver waits for it: as much as it may get in 50 ms, which is one packet.
+    set(&place, &switch, "b", &["rate_out_packets=1pps", "rate_out_packets_burst=128"]);
+    let before = switch.port("b").counters["tx_packets"];
+    for number in 0..FRAMES {
+        a.send(&frame(b.mac, a.mac, 100, number));
+        b.pump();
     }
+    a.drain();
+    let dropped = drops(&switch, "b", "rate-out");
+    assert!(dropped > 0 && dropped <= u64::from(FRAMES) - 128, "{dropped}");
+    place.ctl(&["unset", "b", "rate_out_packets"]);
+    switch.show();
+    assert_eq!(through(&switch, before), u64::from(FRAMES) - dropped, "what waited is delivered");
+    // What is above the rate of a sender stays in its ring.
+    set(&place, &switch, "a", &["rate_in_packets=1pps", "rate_in_packets_burst=128"]);
+    let before = switch.port("b").counters["tx_packets"];
+    for number in 0..FRAMES {
+        b.pump();
+        a.send(&frame(b.mac, a.mac, 100, number));
+        if number == FRAMES / 2 {
+            switch.until("a", "more than its burst is sent", |port| port.counters["rx_paused"] > 0);
+            assert!(through(&switch, before) < u64::from(FRAMES / 2), "it is not paced");
+            place.ctl(&["unset", "a", "rate_in_packets"]);
+        }
+    }
+    a.drain();
+    switch.show();
+    assert_eq!(through(&switch, before), u64::from(FRAMES), "nothing is lost");
     switch.show();
     b.pump();
     while b.take().is_some() {}
@@ -393,8 +409,8 @@ fn what_is_above_a_limit_is_dropped_and_counted() {
     switch.stop();
 }
 
-/// A bucket whose burst is two frames, and that would grant a third only after five minutes. They are as long as all of
-/// their segments, whose headers are two fifths of that.
+/// A bucket whose burst is two frames, and that would grant another only after ten minutes: a third borrows, and the fourth waits. They are as
+/// long as all of their segments, whose headers are two fifths of that.
 #[test]
 fn a_byte_rate_lets_its_burst_through_counted_in_segments() {
     const SEGMENTS: usize = 288;
@@ -405,25 +421,29 @@ fn a_byte_rate_lets_its_burst_through_counted_in_segments() {
     acquaint(&mut [&mut a, &mut b]);
     let frames: Vec<_> =
         (0..4).map(|number| tcp(b.mac, a.mac, false, &pattern(number, SEGMENTS * MSS), MSS as u16)).collect();
-    let mut arrived = || {
-        for (header, frame) in &frames {
-            a.put(header, frame);
-        }
-        a.drain();
-        b.pump();
-        let arrived: Vec<_> = std::iter::from_fn(|| b.take()).map(|received| received.frame).collect();
-        assert!(
-            arrived.iter().eq(frames.iter().map(|(_, frame)| frame).take(arrived.len())),
-            "not the first"
-        );
-        arrived.len()
-    };
-    for (port, key, reason) in [("a", "rate_in", "rate-in"), ("b", "rate_out", "rate-out")] {
+    for (port, key) in [("a", "rate_in"), ("b", "rate_out")] {
         set(&place, &switch, port, &[&format!("{key}=1kbit"), &format!("{key}_burst=72kib")]);
-        assert_eq!((arrived(), drops(&switch, port, reason)), (2, 2), "{key}");
+        let before = switch.port("b").counters["tx_packets"];
+        frames.iter().for_each(|(header, frame)| a.put(header, frame));
+        a.flush();
+        let mut expect = |frames: &[(Header, Vec<u8>)]| {
+            frames.iter().for_each(|(_, frame)| assert_eq!(b.receive().frame, *frame));
+        };
+        expect(&frames[..3]);
+        if port == "a" {
+            switch.until("a", "the fourth waits in its ring", |port| port.counters["rx_paused"] > 0);
+        } else {
+            a.drain();
+        }
+        assert_eq!(switch.port("b").counters["tx_packets"] - before, 3, "{key}");
         place.ctl(&["unset", port, key]);
-        switch.show();
-        assert_eq!((arrived(), drops(&switch, port, reason)), (4, 2), "{key}");
+        expect(&frames[3..]);
+        a.drain();
+        // Without the limit all of them are taken.
+        frames.iter().for_each(|(header, frame)| a.put(header, frame));
+        a.drain();
+        expect(&frames);
+        assert_eq!((drops(&switch, "a", "no-destination"), drops(&switch, "b", "rate-out")), (0, 0));
     }
     switch.stop();
 }

@@ -7,15 +7,17 @@ use ringferry_control::{self as control, Request};
 use ringferry_memory::Words;
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6};
-use ringferry_rig::domu::{DomU, Machine, Raw, small};
+use ringferry_rig::domu::{BACK, DomU, Machine, Raw, nodes, small};
 use ringferry_rig::frames::{frame, pattern, tcp};
 use ringferry_rig::guest::{Guest, Options, Received};
 use ringferry_rig::process::{Process, eventually, may_network};
 use ringferry_rig::switch::{Place, Switch};
 use ringferry_sys::process::Spawn;
-use ringferry_xen::domain::DomId;
+use ringferry_xen::domain::{DomId, Domain, EventPort, PAGE};
 use ringferry_xen::grant::GrantRef;
 use ringferry_xen::netif::wire::{ERROR, TxFlags, TxResponse};
+use ringferry_xen::process::ProcessDomain;
+use ringferry_xen::store::{Nodes, path};
 use ringferry_xen_net::xenbus::FrontConfig;
 use rustix::process::Signal;
 
@@ -290,7 +292,7 @@ fn one_interface_alone_has_a_port_with_the_name_of_its_entry() {
     xen.plug(&switch, "web");
     acquaint(&mut xen, &mut vm);
     assert_eq!(switch.show().ports.len(), 2);
-    let (back, _) = ringferry_rig::domu::nodes(DomId(ONE), 0);
+    let (back, _) = nodes(DomId(ONE), 0);
     use ringferry_xen::store::Nodes;
     assert_eq!(machine.tools.text(&format!("{back}/state")).unwrap().as_deref(), Some("1"), "left to others");
     xen.close();
@@ -539,4 +541,59 @@ fn nodes_that_make_no_sense_connect_nothing() {
     good.close();
     machine.assert_nothing_left();
     switch.stop();
+}
+
+/// A netback made of nothing but its nodes in the store: it connects, breaks a ring the first time, and lets go when asked.
+#[test]
+fn d6_a_ring_that_a_back_end_breaks_costs_the_ring_and_not_the_tap() {
+    if !may_network() {
+        return;
+    }
+    let place = Place::new();
+    let mut machine = Machine::new(&place);
+    machine.create(DomId(ONE), 0);
+    let (back, front) = nodes(DomId(ONE), 0);
+    machine.tools.write(&path::join(&back, "feature-rx-copy"), "1").unwrap();
+    let domain = ProcessDomain::connect(place.path().join("broker"), Some(BACK)).unwrap();
+    let words = ["--address", "10.99.0.2/24", "--json", "--no-static-grants", "--no-split-events"];
+    let mut netfront = Process::start(&mut machine.netfront(ONE, &words), Spawn::default());
+    let (mut told, mut ring, mut told_to_end) = ("", None, false);
+    let (status, output) = eventually("it has begun anew and ended", || {
+        let mut read = |key: &str| machine.tools.text(&path::join(&front, key)).unwrap().unwrap_or_default();
+        let now = match (read("state").as_str(), told) {
+            // Begins anew, and is offered something; has announced its rings; closes; has closed.
+            ("1", "" | "6") => "2",
+            ("4", "2") => "4",
+            ("5", "4") => "6",
+            (_, told) => told,
+        };
+        if now == "4" && told == "2" && netfront.logged("the link is up") == 0 {
+            let gref = GrantRef(read("tx-ring-ref").parse().unwrap());
+            let port = EventPort(read("event-channel").parse().unwrap());
+            let channel = domain.bind_interdomain(DomId(ONE), port).unwrap();
+            let page = domain.foreign(DomId(ONE)).unwrap().map_region(&[gref]).unwrap();
+            ring = Some((page, channel));
+        }
+        if now == "6" {
+            ring = None;
+        }
+        if now != told {
+            machine.tools.write(&path::join(&back, "state"), now).unwrap();
+            told = now;
+        }
+        if let Some((page, channel)) = &ring {
+            // More responses than there can be requests.
+            page.area(0, PAGE).unwrap().store32(8, 4000);
+            channel.notify().unwrap();
+        }
+        if netfront.logged("the link is up") == 2 && !told_to_end {
+            netfront.signal(Signal::TERM);
+            told_to_end = true;
+        }
+        (!netfront.is_running()).then(|| netfront.wait())
+    });
+    assert!(status.success() && told_to_end, "{:#?}", netfront.log());
+    netfront.until_logged_times("the back end broke a ring", 1);
+    let report: serde_json::Value = serde_json::from_str(&output).unwrap();
+    assert_eq!(report["connections"], 2, "{output}");
 }

@@ -1,0 +1,315 @@
+//! The log: lines on their way to standard error.
+//!
+//! Whoever reads our standard error may stop reading, and then a write to it waits. So a running switch must not write to it from a
+//! thread that others depend on: once [`in_background`] was called, a line is put into a bounded ring and a thread of its own writes it. Lines for
+//! which there is no place, and at the default verbosity those beyond [`RATE`], are left out and counted, and the next line says how many. Until
+//! then, and in programs that never call it, lines are written at once.
+//!
+//! `main` calls [`flush`] before it says why the program ends, and last of all.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Most lines that wait to be written: a few hundred kilobytes.
+const WAITING: usize = 1024;
+
+/// Lines a second in the long run, with the line that says how many were left out: a program whose peers do their worst fills no disk.
+const RATE: u32 = 10;
+
+/// Lines that may come at once, as when many guests start together.
+const BURST: u32 = 200;
+
+/// How long [`flush`] waits for whoever reads the log.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Time between two lines that say how many were left out.
+const REPORT: Duration = Duration::from_secs(1);
+
+/// Lines between those who write them and standard error.
+struct Log {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// Whether a thread writes the lines.
+    background: bool,
+    waiting: VecDeque<Vec<u8>>,
+    /// The thread has taken lines that it has not written yet.
+    writing: bool,
+    /// Lines that were left out and of which nothing was said.
+    left_out: u64,
+    /// When that was last said.
+    reported: Option<Instant>,
+    /// `None`: no limit but the place.
+    limit: Option<LineLimit>,
+}
+
+/// A token bucket of lines: [`BURST`] deep, filled at [`RATE`] less the one for [`REPORT`].
+struct LineLimit {
+    tokens: u32,
+    filled: Instant,
+}
+
+static LOG: Log = Log::new();
+
+/// Writes log lines for `tracing_subscriber`.
+pub(crate) struct Lines;
+
+/// One line.
+pub(crate) struct Line(());
+
+impl MakeWriter<'_> for Lines {
+    type Writer = Line;
+
+    fn make_writer(&self) -> Line {
+        Line(())
+    }
+}
+
+impl Write for Line {
+    /// The subscriber writes each line by one call.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if !LOG.put(line, Instant::now()) {
+            io::stderr().write_all(line)?;
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// From now on no thread waits for whoever reads the log. `limited` bounds the rate of lines, too.
+///
+/// # Errors
+/// The system has no thread left.
+pub(crate) fn in_background(limited: bool) -> io::Result<()> {
+    std::thread::Builder::new().name("ringferry-log".to_owned()).spawn(|| LOG.write_to(io::stderr()))?;
+    LOG.begin(limited.then(|| LineLimit { tokens: BURST, filled: Instant::now() }));
+    Ok(())
+}
+
+/// Waits until all lines are written, or nobody has read them for [`PATIENCE`].
+pub(crate) fn flush() {
+    LOG.flush(PATIENCE);
+}
+
+impl Log {
+    const fn new() -> Log {
+        let state = State {
+            background: false,
+            waiting: VecDeque::new(),
+            writing: false,
+            left_out: 0,
+            reported: None,
+            limit: None,
+        };
+        Log { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self, limit: Option<LineLimit>) {
+        let mut state = self.state();
+        state.background = true;
+        state.limit = limit;
+    }
+
+    /// Leaves a line to the thread, which may leave it out; false if there is no thread.
+    fn put(&self, line: &[u8], now: Instant) -> bool {
+        let mut state = self.state();
+        if !state.background {
+            return false;
+        }
+        let allowed = state.limit.as_mut().is_none_or(|limit| limit.allows(now));
+        if allowed && state.waiting.len() < WAITING {
+            state.waiting.push_back(line.to_vec());
+        } else {
+            state.left_out += 1;
+        }
+        drop(state);
+        self.changed.notify_all();
+        true
+    }
+
+    /// Writes lines as they come, for ever.
+    fn write_to(&self, mut sink: impl Write) {
+        let mut state = self.state();
+        loop {
+            let now = Instant::now();
+            let due = state.left_out > 0 && state.reported.is_none_or(|said| now - said >= REPORT);
+            if state.waiting.is_empty() && !due {
+                // Wakes up by itself only while there is something left to say.
+                let woken = if state.left_out > 0 {
+                    self.changed
+                        .wait_timeout(state, REPORT)
+                        .map(|(state, _)| state)
+                        .map_err(|e| e.into_inner().0)
+                } else {
+                    self.changed.wait(state).map_err(PoisonError::into_inner)
+                };
+                state = woken.unwrap_or_else(|state| state);
+                continue;
+            }
+            let lines = std::mem::take(&mut state.waiting);
+            let left_out = if due { std::mem::take(&mut state.left_out) } else { 0 };
+            if due {
+                state.reported = Some(now);
+            }
+            state.writing = true;
+            drop(state);
+            // Nobody could be told of an error.
+            for line in lines {
+                let _ = sink.write_all(&line);
+            }
+            if left_out > 0 {
+                let line = format!("{left_out} log lines were left out, as there were too many\n");
+                let _ = sink.write_all(line.as_bytes());
+            }
+            state = self.state();
+            state.writing = false;
+            self.changed.notify_all();
+        }
+    }
+
+    fn flush(&self, patience: Duration) {
+        let since = Instant::now();
+        let mut state = self.state();
+        while state.background && (state.writing || !state.waiting.is_empty()) {
+            let Some(left) = patience.checked_sub(since.elapsed()) else { return };
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl LineLimit {
+    fn allows(&mut self, now: Instant) -> bool {
+        const INTERVAL: Duration = Duration::from_nanos(1_000_000_000 / (RATE as u64 - 1));
+        let new = now.saturating_duration_since(self.filled).as_nanos() / INTERVAL.as_nanos();
+        let new = u32::try_from(new).unwrap_or(u32::MAX);
+        if new >= BURST {
+            (self.tokens, self.filled) = (BURST, now);
+        } else {
+            self.tokens = (self.tokens + new).min(BURST);
+            self.filled += INTERVAL * new;
+        }
+        let allowed = self.tokens > 0;
+        self.tokens = self.tokens.saturating_sub(1);
+        allowed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    /// A reader that takes nothing before it is told to.
+    struct Paused {
+        go: Receiver<()>,
+        lines: Sender<String>,
+    }
+
+    impl Write for Paused {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            // Goes on for ever once the other end is gone.
+            let _ = self.go.recv();
+            let _ = self.lines.send(String::from_utf8_lossy(line).into_owned());
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A log in the background, and the reader's ends.
+    fn log(limit: Option<LineLimit>) -> (Arc<Log>, Sender<()>, Receiver<String>) {
+        let (resume, go) = channel();
+        let (lines, read) = channel();
+        let log = Arc::new(Log::new());
+        log.begin(limit);
+        let writer = Arc::clone(&log);
+        std::thread::spawn(move || writer.write_to(Paused { go, lines }));
+        (log, resume, read)
+    }
+
+    /// How many lines a reader gets that resumes, and how many it is told were left out, until that is `all`.
+    fn read_all(read: &Receiver<String>, all: u64) -> (u64, u64) {
+        let (mut lines, mut left_out) = (0, 0);
+        while lines + left_out < all {
+            let line = read.recv_timeout(Duration::from_secs(30)).expect("every line is written or counted");
+            match line.split_once(" log lines were left out") {
+                Some((count, _)) => left_out += count.parse::<u64>().unwrap(),
+                None => lines += 1,
+            }
+        }
+        (lines, left_out)
+    }
+
+    #[test]
+    fn m3_nobody_waits_for_a_reader_that_pauses_and_what_is_left_out_is_said() {
+        let (log, resume, read) = log(None);
+        // If a line waited for the reader, the first would do so for ever.
+        let all = 5 * WAITING as u64;
+        for _ in 0..all {
+            assert!(log.put(b"a line\n", Instant::now()));
+        }
+        drop(resume);
+        let (lines, left_out) = read_all(&read, all);
+        assert!(lines >= WAITING as u64, "{lines}");
+        assert!(left_out >= all - 2 * WAITING as u64, "{left_out}");
+    }
+
+    #[test]
+    fn m3_no_more_than_ten_lines_a_second_whoever_causes_them() {
+        let start = Instant::now();
+        let mut limit = LineLimit { tokens: BURST, filled: start };
+        let mut allowed = |from: u64, to: u64| {
+            let times = (from * 1000..to * 1000).map(|millis| start + Duration::from_millis(millis));
+            times.filter(|now| limit.allows(*now)).count() as u32
+        };
+        // A thousand a second.
+        let first = allowed(0, 10);
+        assert!((BURST + 80..=BURST + 10 * (RATE - 1)).contains(&first), "{first}");
+        let next = allowed(10, 20);
+        assert!((80..=10 * (RATE - 1)).contains(&next), "{next}");
+        // After a quiet time all may come at once again.
+        assert!(allowed(1000, 1001) >= BURST);
+    }
+
+    #[test]
+    fn what_is_left_out_by_the_limit_is_said_too() {
+        let now = Instant::now();
+        let (log, resume, read) = log(Some(LineLimit { tokens: 3, filled: now }));
+        drop(resume);
+        (0..10).for_each(|_| assert!(log.put(b"a line\n", now)));
+        assert_eq!(read_all(&read, 10), (3, 7));
+    }
+
+    #[test]
+    fn a_flush_waits_for_the_last_line_but_not_for_a_reader_that_is_gone() {
+        let (log, resume, read) = log(None);
+        log.put(b"the last line\n", Instant::now());
+        log.flush(Duration::from_millis(1));
+        assert!(read.try_recv().is_err());
+        drop(resume);
+        log.flush(Duration::from_secs(30));
+        assert_eq!(read.try_recv().unwrap(), "the last line\n");
+    }
+
+    #[test]
+    fn without_a_thread_lines_are_left_to_whoever_has_them() {
+        assert!(!Log::new().put(b"a line\n", Instant::now()));
+    }
+}

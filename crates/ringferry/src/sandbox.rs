@@ -1,0 +1,101 @@
+//! The sandbox of `ringferry run`, and the helper process beside it.
+//!
+//! [`begin`] starts the helper, before any port is opened and any thread started; [`enter`] puts the switch into its sandbox when the ports are
+//! open. What each may do then is listed in [`switch`] and [`helper`], and what for in [`ringferry_switch::privileged`].
+
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use ringferry_switch::config::{Config, PortKind, XenProvider};
+use ringferry_switch::privileged::{Charter, Privileges, serve};
+use ringferry_sys::inherited;
+use ringferry_sys::process::{Spawn, spawn};
+use ringferry_sys::sandbox::{Access, Calls, CapabilitySet, Sandbox};
+use ringferry_sys::signal::{Signal, Signals};
+use ringferry_sys::socket::Stream;
+
+/// The number of the helper's end of the socketpair.
+const SOCKET: RawFd = 3;
+
+/// Starts the helper for a configuration whose control socket is `control`.
+///
+/// # Errors
+/// It cannot be started.
+pub fn begin(config: &Config, control: &Path) -> io::Result<Privileges> {
+    let (ours, theirs) = Stream::pair()?;
+    // This program, also if another has its name by now.
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("ringferry").arg("privileged-helper").env_clear();
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let keep_fds = vec![(OwnedFd::from(theirs), SOCKET)];
+    // It ends by itself when the socket is closed, and must not end before: see `helper`.
+    drop(spawn(&mut command, Spawn { keep_fds, ..Spawn::default() })?);
+    Privileges::helper(ours, &Charter::of(config, control))
+}
+
+/// Puts the switch into its sandbox, and logs what of it could not be had.
+pub fn enter(config: &Config) {
+    let missing = switch(config).enter();
+    missing.iter().for_each(|missing| tracing::warn!("{missing}"));
+    if missing.is_empty() {
+        tracing::info!("in a sandbox: no capabilities, no files but its own, no further processes");
+    }
+}
+
+/// What a running switch does: it moves packets, starts threads, and answers on sockets that are open.
+fn switch(config: &Config) -> Sandbox {
+    let mut sandbox = Sandbox {
+        // What threads do and descriptors are, of this process; and how many mappings there may be, which is read once more.
+        files: vec![
+            (PathBuf::from("/proc/self"), Access::READ),
+            (PathBuf::from("/proc/sys/vm/max_map_count"), Access::READ),
+        ],
+        capabilities: CapabilitySet::empty(),
+        calls: Calls::THREADS | Calls::OPEN,
+    };
+    for port in &config.ports {
+        match &port.kind {
+            PortKind::XenVif(xen) => match &xen.provider {
+                // Its devices are opened again for each guest, and when the store was lost.
+                XenProvider::Xen => {
+                    sandbox.files.push((PathBuf::from("/dev/xen"), Access::READ | Access::WRITE));
+                    sandbox.files.push((PathBuf::from("/sys/hypervisor"), Access::READ));
+                    sandbox.calls |= Calls::XEN;
+                }
+                // Simulated, for tests.
+                XenProvider::Process { .. } => sandbox.calls |= Calls::CONNECT | Calls::PEERS,
+            },
+            PortKind::VhostUser(_) | PortKind::Tap(_) => {}
+        }
+    }
+    sandbox
+}
+
+/// What the helper does: it edits one file, connects to sockets and removes some. To do so for files of other users it keeps the
+/// capabilities that are about files, if it has them.
+fn helper(charter: &Charter) -> Sandbox {
+    Sandbox {
+        files: charter.places(),
+        capabilities: CapabilitySet::CHOWN
+            | CapabilitySet::DAC_OVERRIDE
+            | CapabilitySet::DAC_READ_SEARCH
+            | CapabilitySet::FOWNER,
+        calls: Calls::OPEN | Calls::EDIT | Calls::CONNECT,
+    }
+}
+
+/// `ringferry privileged-helper`: runs the helper until the switch closes the socket.
+///
+/// # Errors
+/// It was not started by a switch, or the switch broke the protocol.
+pub fn run_helper() -> io::Result<()> {
+    // Whoever ends the switch, a terminal or a service manager, may tell all its processes. The switch still needs the helper
+    // then, and ends it.
+    let _blocked = Signals::new(&[Signal::TERM, Signal::INT, Signal::HUP])?;
+    let stream = Stream::from_fd(inherited::take(SOCKET)?)?;
+    // The switch has said what is missing in its own.
+    serve(stream, |charter| drop(helper(charter).enter()))
+}

@@ -1,0 +1,195 @@
+//! The sandbox of `ringferry run`, from outside: what the kernel says of the process, what still works, and what becomes of it when the
+//! helper is gone. What the sandbox refuses is tested from inside in `ringferry-sys` (tests/sandbox.rs). All other tests of this
+//! program run in it, too.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ringferry_control::snapshot::PortState;
+use ringferry_rig::guest::{Guest, Options, acquaint, converse};
+use ringferry_rig::process::{eventually, in_a_namespace};
+use ringferry_rig::switch::{Place, Switch, ringferry};
+use ringferry_sys::netif;
+use ringferry_sys::socket::Listener;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A line of /proc/PID/status.
+fn status(pid: u32, thread: u32, key: &str) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).ok()?;
+    text.lines().find_map(|line| Some(line.strip_prefix(key)?.strip_prefix(":\t")?.to_owned()))
+}
+
+fn threads(pid: u32) -> Vec<u32> {
+    let entries = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect()
+}
+
+/// The children of a process.
+fn helpers(pid: u32) -> Vec<u32> {
+    let processes =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+    processes
+        .filter(|other| status(*other, *other, "PPid").is_some_and(|parent| parent == pid.to_string()))
+        .collect()
+}
+
+fn is_alive(pid: u32) -> bool {
+    status(pid, pid, "State").is_some_and(|state| !state.starts_with('Z'))
+}
+
+/// A configuration with a port that listens and one that connects.
+fn write_file(place: &Place) -> PathBuf {
+    let path = place.path().join("switch.toml");
+    let text = format!(
+        "control = {:?}\n[[port]]\nkind = 'vhost-user'\nsocket = {:?}\n[[port]]\nkind = 'vhost-user'\nsocket = {:?}\nmode = 'connect'\n",
+        place.control(),
+        place.socket("a"),
+        place.socket("b"),
+    );
+    fs::write(&path, text).unwrap();
+    path
+}
+
+fn start<'a>(place: &'a Place, file: &Path, words: &[&str]) -> Switch<'a> {
+    place.start(ringferry().arg("run").arg(file).args(words), Vec::new())
+}
+
+/// A switch in its sandbox, with ports that listen.
+fn confined<'a>(place: &'a Place, ports: &[&str]) -> Switch<'a> {
+    place.start(place.run(ports).args(["--sandbox", "on"]), Vec::new())
+}
+
+/// Plugs guests into the port that listens and the one that connects.
+fn plug(place: &Place, switch: &Switch<'_>) -> [Guest; 2] {
+    let a = switch.plug("a", 1, Options::default());
+    let listener = Listener::bind(place.socket("b")).unwrap();
+    let stream = eventually("the switch connects", || listener.accept().unwrap());
+    let b = Guest::plug(stream, 2, Options::default());
+    switch.until_state("b", PortState::Up);
+    [a, b]
+}
+
+#[test]
+fn in_the_sandbox_traffic_flows_rules_are_kept_and_all_threads_are_confined() {
+    let place = Place::new();
+    let file = write_file(&place);
+    let switch = start(&place, &file, &["--workers", "3", "--sandbox", "on"]);
+    let pid = switch.process.pid();
+    let [mut a, mut b] = plug(&place, &switch);
+    acquaint(&mut [&mut a, &mut b]);
+    converse(&mut a, &mut b, 1, 100);
+    assert!(place.ctl(&["set", "a", "max_macs=7"]).contains("\nkept: in "));
+    assert!(fs::read_to_string(&file).unwrap().contains("max_macs = 7"));
+    assert!(place.ctl(&["unset", "a", "max_macs"]).contains("\nkept: in "));
+    assert!(!fs::read_to_string(&file).unwrap().contains("max_macs"));
+    converse(&mut a, &mut b, 101, 100);
+
+    let threads = threads(pid);
+    assert!(threads.len() >= 4, "{threads:?}");
+    for thread in threads {
+        let has =
+            |key: &str, value: &str| assert_eq!(status(pid, thread, key).as_deref(), Some(value), "{key}");
+        has("NoNewPrivs", "1");
+        has("Seccomp", "2");
+        for set in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
+            has(set, "0000000000000000");
+        }
+    }
+    let helpers = helpers(pid);
+    let [helper] = helpers[..] else { panic!("{helpers:?}") };
+    assert_eq!(status(helper, helper, "NoNewPrivs").as_deref(), Some("1"));
+    assert_eq!(status(helper, helper, "Seccomp").as_deref(), Some("2"));
+    // CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH and FOWNER are the first four.
+    let left = u64::from_str_radix(&status(helper, helper, "CapEff").unwrap(), 16).unwrap();
+    assert_eq!(left & !0xf, 0);
+    assert_eq!(switch.process.logged("in a sandbox"), 1, "{:#?}", switch.process.log());
+    drop((a, b));
+    switch.stop();
+    assert_eq!(place.files(), ["switch.toml"]);
+    eventually("the helper ends", || (!is_alive(helper)).then_some(()));
+}
+
+#[test]
+fn a_signal_to_both_processes_leaves_nothing() {
+    let place = Place::new();
+    let switch = confined(&place, &["a", "b"]);
+    let helpers = helpers(switch.process.pid());
+    let [helper] = helpers[..] else { panic!("{helpers:?}") };
+    // A terminal and a service manager tell every process.
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        kill_process(Pid::from_raw(helper as i32).unwrap(), signal).unwrap();
+    }
+    assert_eq!(place.files(), ["a.sock", "b.sock", "control"]);
+    switch.stop();
+    assert_eq!(place.files(), [""; 0]);
+    eventually("the helper ends", || (!is_alive(helper)).then_some(()));
+}
+
+#[test]
+fn the_helper_ends_with_a_killed_switch_and_the_next_switch_takes_its_place() {
+    let place = Place::new();
+    let mut switch = confined(&place, &["a"]);
+    let helpers = helpers(switch.process.pid());
+    let [helper] = helpers[..] else { panic!("{helpers:?}") };
+    switch.process.signal(Signal::KILL);
+    eventually("the helper ends", || (!is_alive(helper)).then_some(()));
+    // As without a sandbox, the sockets of a switch that was killed stay until somebody binds them.
+    assert_eq!(place.files(), ["a.sock", "control"]);
+    drop(switch);
+    confined(&place, &["a"]).stop();
+    assert_eq!(place.files(), [""; 0]);
+}
+
+#[test]
+fn without_its_helper_a_switch_serves_on_and_says_what_it_cannot_do() {
+    let place = Place::new();
+    let file = write_file(&place);
+    let switch = start(&place, &file, &["--sandbox", "on"]);
+    let [mut a, mut b] = plug(&place, &switch);
+    acquaint(&mut [&mut a, &mut b]);
+    let before = fs::read_to_string(&file).unwrap();
+    for helper in helpers(switch.process.pid()) {
+        kill_process(Pid::from_raw(helper as i32).unwrap(), Signal::KILL).unwrap();
+        eventually("the helper ends", || (!is_alive(helper)).then_some(()));
+    }
+    converse(&mut a, &mut b, 1, 50);
+    let answer = place.ctl(&["set", "a", "max_macs=7"]);
+    assert!(answer.contains("not kept when the switch ends: the privileged helper has ended"), "{answer}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), before);
+    drop(b);
+    switch.until_state("b", PortState::Connecting);
+    switch.process.until_logged("the privileged helper has ended: restart the switch");
+    switch.stop();
+}
+
+#[test]
+fn without_a_sandbox_there_is_no_helper() {
+    let place = Place::new();
+    let file = write_file(&place);
+    let switch = start(&place, &file, &["--sandbox", "off"]);
+    let pid = switch.process.pid();
+    let [mut a, mut b] = plug(&place, &switch);
+    acquaint(&mut [&mut a, &mut b]);
+    assert_eq!(helpers(pid), [0; 0]);
+    assert_eq!(status(pid, pid, "Seccomp"), status(std::process::id(), std::process::id(), "Seccomp"));
+    assert!(place.ctl(&["set", "a", "max_macs=7"]).contains("\nkept: in "));
+    assert_eq!(switch.process.logged("no sandbox, as was asked for"), 1);
+    drop((a, b));
+    switch.stop();
+    assert_eq!(place.files(), ["switch.toml"]);
+}
+
+#[test]
+fn the_state_of_a_tap_is_known_in_the_sandbox() {
+    in_a_namespace(|| {
+        let place = Place::new();
+        let switch = place.start(place.run(&["a"]).args(["--port", "tap:rf0"]), Vec::new());
+        netif::set_mtu("rf0", 1400).unwrap();
+        netif::set_up("rf0", true).unwrap();
+        let port = switch.until("rf0", "is up", |port| port.state == PortState::Up && port.mtu == 1400);
+        assert_eq!(port.mac.map(|mac| mac.0), Some(netif::mac("rf0").unwrap()));
+        netif::set_up("rf0", false).unwrap();
+        switch.until_state("rf0", PortState::Down);
+        switch.stop();
+    });
+}
