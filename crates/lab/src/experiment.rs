@@ -267,6 +267,8 @@ pub struct Row {
     pub baseline: Option<String>,
     /// How many times as good as this row its baseline is to be.
     pub goal: Option<f64>,
+    /// The worst mean that is good enough, in the row's unit.
+    pub bound: Option<f64>,
     /// Published figures to stand beside it.
     pub published: Vec<Published>,
     /// Deterministic counts that belong to it, taken once.
@@ -290,6 +292,7 @@ impl Row {
             better,
             baseline: None,
             goal: None,
+            bound: None,
             published: Vec::new(),
             counts: None,
             source: Source::Measured(Box::new(measure)),
@@ -325,6 +328,12 @@ impl Row {
     /// Wants its baseline to be so many times as good, if that is wanted: that is the row under development, this one a peer.
     pub fn goal(mut self, times: Option<f64>) -> Self {
         self.goal = times;
+        self
+    }
+
+    /// Wants its mean to be no worse than that, if there is a bound.
+    pub fn bound(mut self, worst: Option<f64>) -> Self {
+        self.bound = worst;
         self
     }
 

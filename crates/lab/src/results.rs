@@ -89,6 +89,9 @@ pub struct RowResult {
     /// How many times as good as this row its baseline is to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub goal: Option<f64>,
+    /// The worst mean that is good enough.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bound: Option<f64>,
     /// For an A/A row: the row that it measures once more.
     pub repeats: Option<String>,
     /// One value per run that succeeded, in the order they were measured.
@@ -105,6 +108,17 @@ pub struct RowResult {
     pub missing: Option<Missing>,
     /// Published figures to compare with by eye.
     pub published: Vec<Published>,
+}
+
+impl RowResult {
+    /// Whether the mean keeps the row's bound; `None` without a bound or without values.
+    pub fn within_bound(&self) -> Option<bool> {
+        let (bound, mean) = (self.bound?, self.summary?.mean);
+        Some(match self.better {
+            Better::Lower => mean <= bound,
+            Better::Higher => mean >= bound,
+        })
+    }
 }
 
 /// A run that gave no value.
@@ -269,5 +283,34 @@ pub(crate) mod undefined {
     /// Reads a number or `null`.
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
         Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_bound_is_kept_by_what_is_no_worse_and_by_nothing_without_values() {
+        let row = |better: &str, bound: serde_json::Value, mean: Option<f64>| -> RowResult {
+            let summary = mean.map(|mean| {
+                json!({ "n": 1, "min": mean, "max": mean, "median": mean, "mean": mean, "stddev": 0.0 })
+            });
+            let row = json!({
+                "name": "a=b", "labels": { "a": "b" }, "group": "", "unit": "µs", "better": better, "baseline": null,
+                "bound": bound, "repeats": null, "values": [], "extra": {}, "counts": {}, "summary": summary,
+                "errors": [], "missing": null, "published": [],
+            });
+            serde_json::from_value(row).unwrap()
+        };
+        for (better, mean, kept) in
+            [("lower", 10.0, true), ("lower", 10.5, false), ("higher", 10.0, true), ("higher", 9.5, false)]
+        {
+            assert_eq!(row(better, json!(10.0), Some(mean)).within_bound(), Some(kept), "{better} {mean}");
+        }
+        assert_eq!(row("lower", json!(10.0), None).within_bound(), None);
+        assert_eq!(row("lower", json!(null), Some(1.0)).within_bound(), None);
     }
 }

@@ -140,6 +140,7 @@ fn empty(row: &Row) -> RowResult {
         better: row.better,
         baseline: row.baseline.clone(),
         goal: row.goal,
+        bound: row.bound,
         repeats: None,
         values: Vec::new(),
         extra: BTreeMap::new(),

@@ -13,6 +13,7 @@ pub mod ring;
 pub mod rxbuf;
 mod shared;
 pub mod switch;
+pub mod tenants;
 pub mod txmap;
 
 use crate::experiment::Experiment;
@@ -28,6 +29,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(queues::Queues),
         Box::new(grants::Grants),
         Box::new(switch::Switch),
+        Box::new(tenants::Tenants),
         Box::new(fdb::Database),
         Box::new(offloads::Offloads),
     ]

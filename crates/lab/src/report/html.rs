@@ -250,6 +250,8 @@ fn values(results: &Results, name: &str, first: &RowResult, rows: &[&RowResult])
         header.extend(["difference", "ratio, interval", "verdict"]);
     }
     header.extend(with_goal.then_some("goal"));
+    let with_bound = rows.iter().any(|row| row.bound.is_some());
+    header.extend(with_bound.then_some("bound"));
     if with_published {
         header.push("published");
     }
@@ -267,6 +269,9 @@ fn values(results: &Results, name: &str, first: &RowResult, rows: &[&RowResult])
             }
             @if with_goal {
                 (td(&goal))
+            }
+            @if with_bound {
+                (td(&words::bound(row)))
             }
             @if with_published {
                 td.published { (row.published.iter().map(words::published).collect::<Vec<_>>().join(", ")) }

@@ -47,6 +47,8 @@ fn table(results: &Results, group: &str) -> String {
     header.extend(["difference", "ratio", "verdict"]);
     let with_goal = rows.iter().any(|row| row.goal.is_some());
     header.extend(with_goal.then_some("goal"));
+    let with_bound = rows.iter().any(|row| row.bound.is_some());
+    header.extend(with_bound.then_some("bound"));
     header.push("published");
     header.extend(counts.iter().copied());
     let mut table = Table::new(&header);
@@ -74,6 +76,9 @@ fn table(results: &Results, group: &str) -> String {
         if with_goal {
             let goal = results.comparison(&row.name).and_then(|found| found.goal.as_ref());
             cells.push(goal.map_or_else(String::new, words::goal));
+        }
+        if with_bound {
+            cells.push(words::bound(row));
         }
         cells.push(row.published.iter().map(words::published).collect::<Vec<_>>().join(", "));
         cells.extend(

@@ -11,6 +11,16 @@ pub(crate) fn goal(goal: &Goal) -> String {
     format!("{reached:.2} of {wanted}: {}", if *met { "met" } else { "missed" })
 }
 
+/// Whether a row keeps its bound, in a few words; nothing for a row without one.
+pub(crate) fn bound(row: &RowResult) -> String {
+    let worst = row.bound.map(value).unwrap_or_default();
+    match row.within_bound() {
+        None => worst,
+        Some(true) => format!("{worst}: kept"),
+        Some(false) => format!("{worst}: exceeded"),
+    }
+}
+
 /// Significant digits of a measured value: more than its noise, fewer than would pretend.
 const DIGITS: usize = 4;
 

@@ -1,0 +1,299 @@
+//! The attacker's front end: a vhost-user connection and split rings that are written by hand, so that anything can be in
+//! them. It is made for one connection, used by one thread, and the device stops when it is dropped.
+//!
+//! ```text
+//!   transmitq: every descriptor is a whole frame, slot I of the available ring is descriptor I for ever, and offering all
+//!   that was used again is one store to the available index: nothing is cheaper, so the switch is what is busy
+//! ```
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use ringferry_memory::{Area, RegionSpec};
+use ringferry_packet::vnet::Header;
+use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::socket::Stream;
+use ringferry_vhost_user::{Connection, Frontend, ProtocolFeatures, RingPlan, Wanted, connect_device};
+use ringferry_virtio_net::Features;
+use ringferry_virtio_net::driver::{Arena, Queue};
+
+use crate::experiment::RowError;
+
+/// Bytes of the virtual header of a device that follows VIRTIO 1.
+pub(super) const HEADER: usize = 12;
+/// VIRTQ_DESC_F_NEXT and VIRTQ_DESC_F_WRITE.
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+/// VRING_USED_F_NO_NOTIFY.
+const NO_NOTIFY: u16 = 1;
+/// How long an answer may take. An attacker has time.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a port may take to listen at first.
+const LISTENING: Duration = Duration::from_secs(5);
+
+/// What the rings of a front end are to be like.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub pairs: u16,
+    /// Entries of each receiveq and each transmitq.
+    pub receive: u16,
+    pub transmit: u16,
+    /// Beside VERSION_1 and MRG_RXBUF.
+    pub features: Features,
+    /// Whether every message waits for its acknowledgement.
+    pub acknowledged: bool,
+    /// Bytes for buffers.
+    pub buffers: usize,
+    /// Rings that are enabled from the beginning.
+    pub enabled: bool,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self {
+            pairs: 1,
+            receive: 256,
+            transmit: 1024,
+            features: Features::empty(),
+            acknowledged: true,
+            buffers: 1 << 20,
+            enabled: true,
+        }
+    }
+}
+
+/// A ring.
+pub(super) struct Ring {
+    pub queue: Queue,
+    desc: Area,
+    avail: Area,
+    used: Area,
+    pub kick: EventFd,
+    call: EventFd,
+}
+
+/// The front end. Ring 2N is the receiveq of pair N, ring 2N + 1 its transmitq.
+pub(super) struct Front {
+    pub connection: Connection,
+    arena: Arena,
+    pub rings: Vec<Ring>,
+    /// Address of the buffers.
+    pub buffers: u64,
+    area: Area,
+    shape: Shape,
+}
+
+/// Connects to a port, which may take a moment until it listens or takes another connection.
+pub(in crate::experiments::tenants) fn connect(socket: &Path) -> Result<Stream, RowError> {
+    let begin = Instant::now();
+    loop {
+        match Stream::connect(socket) {
+            Ok(stream) => return Ok(stream),
+            Err(error) if begin.elapsed() >= LISTENING => {
+                return Err(RowError::failed(format!("nobody listens at {}: {error}", socket.display())));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+impl Front {
+    /// Connects, and makes rings that are empty and not started.
+    pub(super) fn new(socket: &Path, shape: Shape) -> Result<Self, RowError> {
+        let protocol = Wanted::NET_PROTOCOL - ProtocolFeatures::INFLIGHT_SHMFD;
+        let unacknowledged = ProtocolFeatures::REPLY_ACK | ProtocolFeatures::STATUS;
+        let features = shape.features | Features::VERSION_1 | Features::MRG_RXBUF;
+        let wanted = Wanted {
+            features: features.bits(),
+            required: features.bits(),
+            protocol: if shape.acknowledged { protocol } else { protocol - unacknowledged },
+        };
+        let mut connection = connect_device(connect(socket)?, &wanted).map_err(RowError::failed)?;
+        connection.frontend().set_timeout(PATIENCE);
+        if connection.negotiated().queue_num < shape.pairs {
+            return Err(RowError::failed(format!("the port has fewer than {} queue pairs", shape.pairs)));
+        }
+        let sizes = [shape.receive, shape.transmit].map(|size| Arena::queue_bytes(size, 0));
+        let bytes = usize::from(shape.pairs) * (sizes[0] + sizes[1]) + shape.buffers + (1 << 16);
+        let mut arena = Arena::new(bytes).map_err(RowError::failed)?;
+        let mut rings = Vec::new();
+        for at in 0..2 * shape.pairs {
+            let size = if at % 2 == 0 { shape.receive } else { shape.transmit };
+            rings.push(Ring::new(&mut arena, size)?);
+        }
+        let buffers = arena.alloc(shape.buffers).map_err(RowError::failed)?;
+        let area = area(&arena, buffers, shape.buffers)?;
+        Ok(Self { connection, arena, rings, buffers, area, shape })
+    }
+
+    /// Starts the rings as they are.
+    pub(super) fn start(&mut self) -> Result<(), RowError> {
+        let enabled = self.shape.enabled;
+        let plans: Vec<RingPlan<'_>> = self.rings.iter().map(|ring| ring.plan(enabled)).collect();
+        let memory = [(self.arena.region(), self.arena.fd())];
+        self.connection.start(&memory, &plans).map_err(RowError::failed)
+    }
+
+    /// The memory, as the device is told of it.
+    pub(super) fn region(&self) -> RegionSpec {
+        self.arena.region()
+    }
+
+    /// Sends the memory map once more.
+    pub(super) fn set_mem_table(&mut self) -> Result<(), RowError> {
+        let memory = [(self.arena.region(), self.arena.fd())];
+        self.connection.frontend().set_mem_table(&memory).map_err(RowError::failed)
+    }
+
+    /// The calls beside set-up.
+    pub(super) fn frontend(&mut self) -> &mut Frontend {
+        self.connection.frontend()
+    }
+
+    /// Writes to the buffers.
+    pub(super) fn write(&self, at: usize, bytes: &[u8]) -> Result<(), RowError> {
+        put(&self.area, at, bytes)
+    }
+
+    /// Writes a virtual header and a frame to the buffers, at `at`; returns how many bytes both are.
+    pub(super) fn write_frame(&self, at: usize, header: &Header, frame: &[u8]) -> Result<usize, RowError> {
+        let header = header.to_bytes();
+        self.write(at, &header)?;
+        self.write(at + header.len(), frame)?;
+        Ok(header.len() + frame.len())
+    }
+
+    /// The receiveqs.
+    pub(super) fn receiveqs(&self) -> impl Iterator<Item = &Ring> {
+        self.rings.iter().step_by(2)
+    }
+
+    /// The transmitqs.
+    pub(super) fn transmitqs(&self) -> impl Iterator<Item = &Ring> {
+        self.rings.iter().skip(1).step_by(2)
+    }
+
+    /// Makes every entry of the receiveqs one buffer of `len` bytes, the same for all: nobody reads what comes. Rings are then
+    /// full once [`Ring::offer`] was called.
+    pub(super) fn receive_into(&self, at: usize, len: u32) -> Result<(), RowError> {
+        let addr = self.buffers + at as u64;
+        self.receiveqs().try_for_each(|ring| ring.fill(|_| (addr, len), true))
+    }
+
+    /// Makes every entry of the transmitqs the same frame, which [`Front::write_frame`] put at `at`.
+    pub(super) fn send_from(&self, at: usize, len: usize) -> Result<(), RowError> {
+        let addr = self.buffers + at as u64;
+        self.transmitqs().try_for_each(|ring| ring.fill(|_| (addr, len as u32), false))
+    }
+
+    /// Fails once the switch has ended the connection.
+    pub(super) fn check(&mut self) -> Result<(), RowError> {
+        self.connection.frontend().check().map_err(RowError::failed)
+    }
+}
+
+impl Ring {
+    fn new(arena: &mut Arena, size: u16) -> Result<Self, RowError> {
+        let lens = [16 * usize::from(size), 6 + 2 * usize::from(size), 6 + 8 * usize::from(size)];
+        let mut addrs = [0; 3];
+        for (addr, len) in std::iter::zip(&mut addrs, lens) {
+            *addr = arena.alloc(len).map_err(RowError::failed)?;
+        }
+        let [desc, avail, used] = addrs;
+        Ok(Self {
+            queue: Queue { size, desc, avail, used },
+            desc: area(arena, desc, lens[0])?,
+            avail: area(arena, avail, lens[1])?,
+            used: area(arena, used, lens[2])?,
+            kick: EventFd::new()?,
+            call: EventFd::new()?,
+        })
+    }
+
+    pub(super) fn plan(&self, enabled: bool) -> RingPlan<'_> {
+        let Queue { size, desc, avail, used } = self.queue;
+        let (kick, call) = (Some(self.kick.as_fd()), Some(self.call.as_fd()));
+        RingPlan { size, base: None, desc, avail, used, kick, call, err: None, enabled }
+    }
+
+    /// Makes every descriptor a buffer of its own chain, and slot I of the available ring descriptor I.
+    pub(super) fn fill(
+        &self,
+        mut buffer: impl FnMut(u16) -> (u64, u32),
+        writable: bool,
+    ) -> Result<(), RowError> {
+        let flags = if writable { WRITE } else { 0 };
+        for at in 0..self.queue.size {
+            let (addr, len) = buffer(at);
+            self.describe(at, addr, len, flags, 0)?;
+            self.head(at, at)?;
+        }
+        Ok(())
+    }
+
+    /// Makes all descriptors from the first on one chain of so many, each of which has the next `len` bytes from `addr` on, and every
+    /// slot of the available ring that chain.
+    pub(super) fn chain(&self, descriptors: u16, addr: u64, len: u32) -> Result<(), RowError> {
+        for at in 0..descriptors {
+            let flags = if at + 1 < descriptors { NEXT } else { 0 };
+            self.describe(at, addr + u64::from(at) * u64::from(len), len, flags, at + 1)?;
+        }
+        (0..self.queue.size).try_for_each(|slot| self.head(slot, 0))
+    }
+
+    fn describe(&self, at: u16, addr: u64, len: u32, flags: u16, next: u16) -> Result<(), RowError> {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&addr.to_le_bytes());
+        bytes[8..12].copy_from_slice(&len.to_le_bytes());
+        bytes[12..14].copy_from_slice(&flags.to_le_bytes());
+        bytes[14..].copy_from_slice(&next.to_le_bytes());
+        put(&self.desc, 16 * usize::from(at), &bytes)
+    }
+
+    fn head(&self, slot: u16, descriptor: u16) -> Result<(), RowError> {
+        put(&self.avail, 4 + 2 * usize::from(slot), &descriptor.to_le_bytes())
+    }
+
+    /// The index of the available ring as the attacker wants it.
+    pub(super) fn set_available(&self, index: u16) -> Result<(), RowError> {
+        fence(Ordering::SeqCst);
+        put(&self.avail, 2, &index.to_le_bytes())?;
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// The index of the used ring: so many chains, modulo 2^16, has the device had.
+    pub(super) fn used(&self) -> Result<u16, RowError> {
+        get(&self.used, 2)
+    }
+
+    /// Offers all entries that are not on offer already, and kicks if the device wants that; returns how many it has used
+    /// since `before`, its used index of last time, which is changed.
+    pub(super) fn offer(&self, before: &mut u16) -> Result<u64, RowError> {
+        let used = self.used()?;
+        let done = used.wrapping_sub(*before);
+        *before = used;
+        self.set_available(used.wrapping_add(self.queue.size))?;
+        if get(&self.used, 0)? & NO_NOTIFY == 0 {
+            self.kick.signal()?;
+        }
+        Ok(done.into())
+    }
+}
+
+fn area(arena: &Arena, addr: u64, len: usize) -> Result<Area, RowError> {
+    arena.memory().area(addr, len).ok_or_else(|| RowError::failed("a ring is outside its arena"))
+}
+
+fn put(area: &Area, at: usize, bytes: &[u8]) -> Result<(), RowError> {
+    let room = area.write(at, bytes.len()).ok_or_else(|| RowError::failed("a write outside its arena"))?;
+    room.copy_from(bytes);
+    Ok(())
+}
+
+fn get(area: &Area, at: usize) -> Result<u16, RowError> {
+    let bytes = area.read(at, 2).and_then(|bytes| bytes.array());
+    bytes.map(u16::from_le_bytes).ok_or_else(|| RowError::failed("a read outside its arena"))
+}

@@ -1,0 +1,203 @@
+//! The attacks. Each is set up by a function that returns a [`Step`]: a piece of work that is done again and again until the
+//! process is ended. A switch may answer an attack by ending the connection or by serving the port no longer; the attacker
+//! then connects again as soon as it can, and what was refused is counted.
+//!
+//! | module | attacks |
+//! |---|---|
+//! | `front` | the attacker's front end: any number of queue pairs, with rings that are written by hand |
+//! | `floods` | more frames than the switch can carry, large, small, to everybody, from any address, for bad receivers |
+//! | `segments` | H3: frames that are many packets, for many |
+//! | `rings` | H4: full rings that are disabled; rings that break |
+//! | `messages` | H5, D1: messages, connections, descriptors that are slow to close |
+//! | `events` | H1, M6: eventfds that block or never fall silent |
+//! | `memory` | H2: memory that is none |
+
+mod events;
+mod floods;
+mod front;
+mod memory;
+mod messages;
+mod rings;
+mod segments;
+
+pub(super) use self::front::connect;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::case::Who;
+use crate::experiment::RowError;
+
+/// A piece of an attack; returns how many operations it was, or why there can be no more on this connection.
+pub(super) type Step = Box<dyn FnMut() -> Result<u64, RowError>>;
+
+/// How often the attacker tells what it has done.
+const REPORT: Duration = Duration::from_millis(50);
+/// How long it waits before it tries again when it was thrown out.
+const AGAIN: Duration = Duration::from_millis(2);
+/// How much kinder than others the attacker is to the processor that it shares with the innocent guests: what is measured is
+/// what it does to them by way of the switch.
+const NICE: i32 = 15;
+
+/// An attack, by the name of its row and, where it has one, the number of the finding that it is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Attack {
+    Flood64,
+    FloodTso,
+    FloodBroadcast,
+    FloodMacs,
+    Flood16Pairs,
+    TinyBuffers,
+    NoBuffers,
+    H1BlockingCall,
+    H2SparseMemory,
+    H3Segments,
+    H3SegmentsPairs,
+    H3SegmentsSmallest,
+    H4Disable,
+    H5MemTable,
+    M3BrokenRings,
+    M3Malformed,
+    M6SemaphoreKick,
+    D1LingeringSocket,
+    Connections,
+    Devices,
+    Messages,
+}
+
+/// What is known of an attack: name, ports, whether it makes sense on testpmd, set-up.
+struct About {
+    name: &'static str,
+    ports: usize,
+    testpmd: bool,
+    set_up: fn(&Place) -> Result<Step, RowError>,
+}
+
+impl Attack {
+    pub(super) const ALL: [Attack; 21] = [
+        Attack::Flood64,
+        Attack::FloodTso,
+        Attack::FloodBroadcast,
+        Attack::FloodMacs,
+        Attack::Flood16Pairs,
+        Attack::TinyBuffers,
+        Attack::NoBuffers,
+        Attack::H1BlockingCall,
+        Attack::H2SparseMemory,
+        Attack::H3Segments,
+        Attack::H3SegmentsPairs,
+        Attack::H3SegmentsSmallest,
+        Attack::H4Disable,
+        Attack::H5MemTable,
+        Attack::M3BrokenRings,
+        Attack::M3Malformed,
+        Attack::M6SemaphoreKick,
+        Attack::D1LingeringSocket,
+        Attack::Connections,
+        Attack::Devices,
+        Attack::Messages,
+    ];
+
+    #[rustfmt::skip]
+    fn about(self) -> About {
+        let about = |name, ports, testpmd, set_up| About { name, ports, testpmd, set_up };
+        match self {
+            Attack::Flood64 => about("flood-64", 2, true, floods::small),
+            Attack::FloodTso => about("flood-tso", 2, true, floods::tso),
+            Attack::FloodBroadcast => about("flood-broadcast", 9, false, floods::broadcast),
+            Attack::FloodMacs => about("flood-macs", 2, false, floods::macs),
+            Attack::Flood16Pairs => about("flood-16-pairs", 2, false, floods::pairs),
+            Attack::TinyBuffers => about("tiny-buffers", 2, true, floods::tiny_buffers),
+            Attack::NoBuffers => about("no-buffers", 2, true, floods::no_buffers),
+            Attack::H1BlockingCall => about("h1-blocking-call", 1, true, events::call),
+            Attack::H2SparseMemory => about("h2-sparse-memory", 1, true, memory::sparse),
+            Attack::H3Segments => about("h3-segments", 9, false, segments::large),
+            Attack::H3SegmentsPairs => about("h3-segments-16-pairs", 9, false, segments::pairs),
+            Attack::H3SegmentsSmallest => about("h3-segments-smallest", 9, false, segments::smallest),
+            Attack::H4Disable => about("h4-disable", 1, true, rings::disable),
+            Attack::H5MemTable => about("h5-mem-table", 1, true, messages::mem_table),
+            Attack::M3BrokenRings => about("m3-broken-rings", 1, true, rings::broken),
+            Attack::M3Malformed => about("m3-malformed", 1, true, messages::malformed),
+            Attack::M6SemaphoreKick => about("m6-semaphore-kick", 1, true, events::kick),
+            Attack::D1LingeringSocket => about("d1-lingering-socket", 1, true, messages::lingering),
+            Attack::Connections => about("connections", 1, true, messages::connections),
+            Attack::Devices => about("devices", 1, true, messages::devices),
+            Attack::Messages => about("messages", 1, true, messages::messages),
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        self.about().name
+    }
+
+    /// Ports that the attacker has.
+    pub(super) fn ports(self) -> usize {
+        self.about().ports
+    }
+
+    /// Whether it can be carried out on testpmd, which has no addresses, no broadcasts and one queue pair for each port.
+    pub(super) fn on_testpmd(self) -> bool {
+        self.about().testpmd
+    }
+}
+
+/// Where the attacker is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Place {
+    /// The sockets of its ports.
+    pub sockets: Vec<PathBuf>,
+    pub who: Who,
+}
+
+/// What the attacker's process is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Order {
+    pub attack: Attack,
+    pub place: Place,
+}
+
+/// What the attacker's process tells, in a line of JSON at a time.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Report {
+    /// Frames, messages or connections.
+    pub operations: u64,
+    /// Times that it had to begin anew.
+    pub refused: u64,
+}
+
+/// Attacks until the process is ended.
+pub(super) fn run(order: &Order) -> Result<(), RowError> {
+    // It is never refused to be kinder.
+    let _ = rustix::process::nice(NICE);
+    let set_up = order.attack.about().set_up;
+    // Whoever cannot even begin has no attack to measure.
+    let mut step = Some(set_up(&order.place)?);
+    let mut report = Report::default();
+    let mut out = std::io::stdout().lock();
+    let mut told: Option<Instant> = None;
+    loop {
+        let done = match &mut step {
+            Some(attack) => attack(),
+            None => set_up(&order.place).map(|attack| {
+                step = Some(attack);
+                1
+            }),
+        };
+        match done {
+            Ok(operations) => report.operations += operations,
+            Err(_) => {
+                report.refused += 1;
+                step = None;
+                std::thread::sleep(AGAIN);
+            }
+        }
+        if told.is_none_or(|told| told.elapsed() >= REPORT) {
+            told = Some(Instant::now());
+            writeln!(out, "{}", serde_json::to_string(&report).map_err(RowError::failed)?)?;
+            out.flush()?;
+        }
+    }
+}
