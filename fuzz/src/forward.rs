@@ -4,14 +4,19 @@
 //! each frame that leaves: its header is sound and asks for nothing that its receiver does not take, and it does not return to its sender. Of a
 //! packet that was sound when it was sent, a parser of another project (`etherparse`) reads each frame that was made of it: headers agree with
 //! their lengths, checksums are right, and the payload is the sender's, in order, without a gap.
+//!
+//! Beside them are two ports that the script does not reach. Whatever the others do, a frame between those two is forwarded within [`ROUNDS`] rounds of the
+//! worker and [`WORK`] of the others' work, by the engine's own price list.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+use ringferry_packet::ether::Mac;
 use ringferry_packet::testing::Packet;
-use ringferry_packet::vnet::{Header, Offloads};
+use ringferry_packet::vnet::{Header, Offloads, VALIDATED_HEAD};
 use ringferry_switch::config::SwitchConfig;
+use ringferry_switch::fdb::PortId;
 use ringferry_switch::plane::testing::{Bed, HeapFrame, HeapPort, Wire};
 use ringferry_switch::rules::{Limits, Rate, Rules, Vlans};
 
@@ -20,6 +25,15 @@ use crate::script::{Bytes, Field, operations};
 
 /// Ports of the switch.
 pub const PORTS: u8 = 4;
+
+/// The bystanders, beyond those of the script.
+const BYSTANDERS: [u8; 2] = [PORTS, PORTS + 1];
+
+/// Rounds within which a bystander's frame is forwarded.
+const ROUNDS: usize = 3;
+
+/// Work for others that a bystander's frame waits for at most, in nanoseconds: a turn of each of them, and the end of the one before.
+const WORK: u64 = 2_000_000;
 
 /// Most payload of a packet.
 const MOST: u16 = 16_000;
@@ -97,6 +111,7 @@ fn packet(flow: u16, from: u8, to: u8, shape: u8, at: usize, len: u16) -> Packet
 struct Run {
     bed: Bed,
     wires: Vec<(Arc<Wire>, Offloads)>,
+    bystanders: [Arc<Wire>; 2],
     flows: u16,
     /// Bytes of each flow that each port has received, and those of forged packets, of which nothing is expected.
     received: BTreeMap<(u8, u16), usize>,
@@ -114,9 +129,15 @@ pub fn forward(input: &[u8]) -> Reached {
         (bed.add(&port).1, offloads)
     });
     let wires = wires.collect();
+    let bystander = |port: u8| HeapPort {
+        rules: Rules { static_macs: vec![(Mac(mac(port)), 0)], ..Rules::default() },
+        ..HeapPort::default()
+    };
+    let bystanders = BYSTANDERS.map(|port| bed.add(&bystander(port)).1);
     let mut run = Run {
         bed,
         wires,
+        bystanders,
         flows: 0,
         received: BTreeMap::new(),
         forged: Vec::new(),
@@ -162,8 +183,34 @@ impl Run {
             }
             Step::Wait { seconds } => self.bed.advance(u64::from(seconds) * 1_000_000),
         }
+        self.pass_by();
         self.bed.run();
         self.take();
+    }
+
+    /// Work that the frames of all ports of the script have cost.
+    fn work(&self) -> u64 {
+        let of = |port: u8| self.bed.totals(PortId(port.into())).by_name()["work_nanoseconds"];
+        (0..PORTS).map(of).sum()
+    }
+
+    /// One bystander sends a frame to the other.
+    fn pass_by(&mut self) {
+        let [from, to] = BYSTANDERS.map(mac);
+        let mut frame = [&to[..], &from, &[0x88, 0xb5]].concat();
+        frame.resize(60, 0);
+        let is_ours = |got: &HeapFrame| got.bytes == frame;
+        self.bystanders[0].send(0, HeapFrame::new(Header::default(), frame.clone()));
+        let before = self.work();
+        self.bed.serve_events(0);
+        let rounds = (0..ROUNDS).take_while(|_| {
+            self.bed.round(0);
+            !self.bystanders[1].received(0).iter().any(is_ours)
+        });
+        let rounds = rounds.count();
+        let waited = self.work() - before;
+        assert!(rounds < ROUNDS, "a bystander's frame is not forwarded");
+        assert!(waited <= WORK, "a bystander's frame waited for {waited} ns of others' work");
     }
 
     fn begin(&mut self, forged: bool) -> u16 {
@@ -175,9 +222,8 @@ impl Run {
     /// As a port's queue admits it: a header that contradicts its frame does not get as far as this.
     fn send(&mut self, from: u8, header: Header, bytes: Vec<u8>, cut: u16) {
         let header = header.sanitised();
-        if header.check(bytes.len()).is_err() {
-            return;
-        }
+        let first = &bytes[..bytes.len().min(VALIDATED_HEAD)];
+        let Ok(header) = header.validated(first, bytes.len(), Offloads::all()) else { return };
         self.reached.chains += 1;
         let frame = HeapFrame { cuts: vec![cut.into()], ..HeapFrame::new(header, bytes) };
         let wire = &self.wires[usize::from(from)].0;

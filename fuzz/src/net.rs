@@ -5,7 +5,7 @@
 
 use ringferry_memory::ReadSlice;
 use ringferry_packet::frame::Burst;
-use ringferry_packet::vnet::Header;
+use ringferry_packet::vnet::{Header, VALIDATED_HEAD};
 use ringferry_ring::{Buffer, Device, part_bytes};
 use ringferry_virtio_net::device::{Receiveq, Refused, Transmitq};
 use ringferry_virtio_net::{Features, MAX_FRAME, MIN_FRAME};
@@ -89,6 +89,13 @@ impl Ring {
         features.set(Features::RING_PACKED, ring.packed);
         features.set(Features::MRG_RXBUF, has(MERGEABLE));
         features.set(Features::VERSION_1, !has(LEGACY));
+        // A driver that negotiates nothing else may ask for nothing, either.
+        let offloads = Features::CSUM
+            | Features::HOST_TSO4
+            | Features::HOST_TSO6
+            | Features::HOST_ECN
+            | Features::HOST_USO;
+        features.set(offloads, !has(LEGACY));
         let guest = Guest::new();
         let start = Cursor::new(&places, setup.base);
         if !places.packed {
@@ -192,7 +199,11 @@ fn expected_frames(ring: &Ring, mut at: Cursor, taken: usize) -> Vec<(Header, Ve
             continue;
         }
         let Some(bytes) = gather(&ring.guest, &chain.readable, total) else { break };
-        frames.push((header, bytes[header_len..].to_vec()));
+        let frame = &bytes[header_len..];
+        let first = &frame[..frame.len().min(VALIDATED_HEAD)];
+        if let Ok(header) = header.validated(first, frame.len(), ring.features.host_offloads()) {
+            frames.push((header, frame.to_vec()));
+        }
     }
     frames
 }

@@ -308,6 +308,17 @@ fn gso_header(at: u32) -> [Stroke; 2] {
     [Stroke::Write { at, value: first }, Stroke::Write { at: at + 8, value: 16 }]
 }
 
+/// The strokes that make a frame of 1501 bytes behind such a header TCP over IPv4.
+fn tcp_frame(at: u32) -> [Stroke; 3] {
+    // EtherType, version, length; no fragment, protocol; length of the TCP header, ACK.
+    let parts = [
+        (12, [8, 0, 0x45, 0, 5, 0xcf, 0, 0]),
+        (20, [0x40, 0, 64, 6, 0, 0, 10, 0]),
+        (44, [0, 0, 0x50, 0x10, 0, 0, 0, 0]),
+    ];
+    parts.map(|(offset, bytes)| Stroke::Write { at: at + offset, value: u64::from_le_bytes(bytes) })
+}
+
 fn transmitqs() -> Vec<Seed> {
     let mut seeds = Vec::new();
     for packed in [false, true] {
@@ -330,7 +341,7 @@ fn transmitqs() -> Vec<Seed> {
         let frames = [fill.clone(), plain(0, 12 + 60), plain(1, 12 + 1514)];
         seed(layout("split_plain", "packed_plain"), 0, &frames, 2, 2, false);
         let cut = offer(packed, 0, &[(DATA, 5, 0), (DATA + 5, 0, 0), (DATA + 5, 8, 0), (DATA + 13, 1500, 0)]);
-        let frames = [fill.clone(), gso_header(DATA).to_vec(), cut];
+        let frames = [fill.clone(), gso_header(DATA).to_vec(), tcp_frame(DATA + 12).to_vec(), cut];
         seed(layout("split_cut_header_gso", "packed_cut_header_gso"), F_EVENT, &frames, 1, 1, false);
         let border = offer(packed, 0, &[(BORDER, 12 + 100, 0)]);
         seed(layout("split_border", "packed_border"), LEGACY, &[border], 1, 1, false);

@@ -10,13 +10,14 @@ use std::sync::Arc;
 
 use ringferry_memory::{GuestMemory, SharedMem, Words};
 use ringferry_ring::part_bytes;
+use ringferry_sys::closer::Closer;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::message::{
     F_PROTOCOL_FEATURES, F_RING_PACKED, F_VERSION_1, FLAG_NEED_REPLY, Header, MAX_FDS, MemoryRegion,
     MemoryTable, Request, SingleRegion, VERSION, VringAddr, VringState,
 };
-use ringferry_vhost_user::{Device, Offer, ProtocolFeatures, RingSetup, Session};
+use ringferry_vhost_user::{Device, Offer, ProtocolFeatures, Resources, RingSetup, Session};
 use zerocopy::IntoBytes;
 
 use crate::ring::Reached;
@@ -140,7 +141,10 @@ impl Rig {
         let features = F_VERSION_1 | F_RING_PACKED | 1 << 15 | 1 << 28 | 1 << 29 | 1 << 35;
         let mut offer = Offer::net(features, PAIRS);
         offer.protocol |= ProtocolFeatures::CONFIG;
-        Self { peer, session: Session::new(ours, offer).expect("a session"), device: Witness::default() }
+        // Descriptors are counted here, so they are closed at once.
+        let resources = Resources { closer: Closer::inline(), ..Resources::default() };
+        let session = Session::with_resources(ours, offer, resources).expect("a session");
+        Self { peer, session, device: Witness::default() }
     }
 
     /// Sends a message; false when there is no room.
