@@ -16,6 +16,7 @@ use ringferry_rig::process::{PATIENCE, Process, eventually, in_a_namespace};
 use ringferry_rig::raw::Raw;
 use ringferry_rig::switch::{Place, Switch};
 use ringferry_ring::Buffer;
+use ringferry_sys::cpu;
 use ringferry_sys::process::Spawn;
 use ringferry_sys::socket::{Listener, Stream};
 use ringferry_vhost_user::FrontendError;
@@ -226,7 +227,8 @@ fn plugged_memory_carries_packets_until_it_is_unplugged() {
     eventually("the buffer comes back", || a.pair.transmitq.driver().ring().collect());
     assert_eq!(switch.process.mappings("extra"), 1);
     a.connection.frontend().rem_mem_reg(spec).unwrap();
-    assert_eq!(switch.process.mappings("extra"), 0);
+    // Unmapping a guest's memory may take long, so a thread that serves nobody does it.
+    eventually("the region is unmapped", || (switch.process.mappings("extra") == 0).then_some(()));
     // It is gone for good, not once more.
     assert!(matches!(a.connection.frontend().rem_mem_reg(spec), Err(FrontendError::Refused(_))));
 
@@ -383,18 +385,26 @@ fn a_worker_that_polls_finds_what_a_tap_has_without_sleeping() {
         let place = Place::new();
         let file = place.path().join("switch.toml");
         std::fs::write(&file, "[switch]\nworkers = 1\npoll_microseconds = 100000\n").unwrap();
+        // The switch has a processor to itself, as far as this test is concerned: the scheduler often lets threads that wake each other share one.
+        let cpus = cpu::allowed().unwrap();
+        cpu::pin_current_thread(cpus[0]).unwrap();
         let switch = place.start(place.run(&["a"]).args(["--port", "tap:rf0"]).arg(file), Vec::new());
+        cpu::pin_current_thread(*cpus.last().unwrap()).unwrap();
         let host = Host::new();
         let mut a = switch.plug("a", 1, Options::default());
         let sleeps = || switch.show().workers[0].sleeps;
         // Then nothing but the tap is left to be looked at, as the machine never sends.
         let started = sleeps();
         eventually("the machine's queue is armed", || (sleeps() > started).then_some(()));
-        eventually("a packet is found by looking, which takes a processor that nobody else wants", || {
+        // Asking takes the processor from the worker, so it is asked before and after many packets, not for each.
+        const PACKETS: u64 = 50;
+        eventually("packets are found by looking, which takes a processor that nobody else wants", || {
             let before = sleeps();
-            host.datagram(b"found");
-            assert!(a.receive().frame.ends_with(b"found"));
-            (sleeps() == before).then_some(())
+            for _ in 0..PACKETS {
+                host.datagram(b"found");
+                assert!(a.receive().frame.ends_with(b"found"));
+            }
+            (sleeps() - before < PACKETS).then_some(())
         });
         switch.stop();
     });
