@@ -14,6 +14,8 @@
 //! left alone, and a peer cannot stay below the interval for long: it is caught as soon as one look coincides with its block. Where
 //! `/proc` is missing, a call is interrupted that is the same in two looks.
 //!
+//! After an interval in which nobody made such a call the watchdog dozes, and the next call wakes it: an idle program does not wake up.
+//!
 //! A program makes one `Watchdog` for the threads that it starts; each of those calls [`Watcher::watch_this_thread`] once. Dropping the
 //! `Watchdog` ends its thread, and the others are watched no more.
 
@@ -21,9 +23,9 @@ use std::cell::OnceCell;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::thread::{JoinHandle, Thread};
 use std::time::Duration;
 
 use crate::interrupt::Target;
@@ -37,8 +39,12 @@ struct Watched {
     target: Target,
     /// Calls begun and ended: odd within one. Only the thread itself writes it.
     calls: AtomicU64,
+    /// `calls` at the last look, for where `stat` is missing.
+    before: AtomicU64,
     /// `/proc/thread-self/stat`, opened by the thread.
     stat: Option<File>,
+    /// Who looks.
+    shared: Arc<Shared>,
 }
 
 thread_local! {
@@ -54,6 +60,11 @@ pub fn guarded<T>(call: impl FnOnce() -> T) -> T {
         Some(this) => {
             let calls = this.calls.load(Ordering::Relaxed);
             this.calls.store(calls.wrapping_add(1), Ordering::Release);
+            // With the fence in `Shared::doze`: one of both sees what the other wrote.
+            fence(Ordering::SeqCst);
+            if this.shared.dozing.load(Ordering::Relaxed) {
+                this.shared.rouse();
+            }
             let result = call();
             this.calls.store(calls.wrapping_add(2), Ordering::Release);
             result
@@ -62,15 +73,12 @@ pub fn guarded<T>(call: impl FnOnce() -> T) -> T {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    watched: Vec<Weak<Watched>>,
-    stop: bool,
-}
-
-#[derive(Debug, Default)]
 struct Shared {
-    state: Mutex<State>,
-    changed: Condvar,
+    watched: Mutex<Vec<Weak<Watched>>>,
+    stop: AtomicBool,
+    /// The watchdog waits to be roused.
+    dozing: AtomicBool,
+    thread: OnceLock<Thread>,
 }
 
 /// The watchdog thread; see the [module](self).
@@ -95,6 +103,7 @@ impl Watchdog {
             let shared = Arc::clone(&shared);
             std::thread::Builder::new().name(name.to_owned()).spawn(move || shared.run())?
         };
+        shared.thread.get_or_init(|| thread.thread().clone());
         Ok(Watchdog { shared, thread: Some(thread) })
     }
 
@@ -106,8 +115,8 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).stop = true;
-        self.shared.changed.notify_all();
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.rouse();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -121,11 +130,12 @@ impl Watcher {
             let new = this.get().is_none();
             let this = this.get_or_init(|| {
                 let stat = File::open("/proc/thread-self/stat").ok();
-                Arc::new(Watched { target: Target::current(), calls: AtomicU64::new(0), stat })
+                let shared = Arc::clone(&self.0);
+                let (calls, before) = (AtomicU64::new(0), AtomicU64::new(0));
+                Arc::new(Watched { target: Target::current(), calls, before, stat, shared })
             });
             if new {
-                let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
-                state.watched.push(Arc::downgrade(this));
+                self.0.watched.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(this));
             }
         });
     }
@@ -133,26 +143,57 @@ impl Watcher {
 
 impl Shared {
     fn run(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        // For threads whose state cannot be read: the call that each was in at the last look.
-        let mut before = Vec::new();
-        while !state.stop {
-            state = self.changed.wait_timeout(state, INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
-            state.watched.retain(|watched| watched.strong_count() > 0);
-            before.resize(state.watched.len(), 0);
-            for (watched, before) in state.watched.iter().zip(&mut before) {
-                if let Some(watched) = watched.upgrade() {
-                    *before = watched.look(*before);
-                }
+        let mut before = None;
+        while !self.stop.load(Ordering::Relaxed) {
+            let calls = self.look();
+            if calls.is_some() && calls == before && self.doze(calls) {
+                continue;
             }
+            before = calls;
+            std::thread::park_timeout(INTERVAL);
+        }
+    }
+
+    /// Looks at every thread. The sum of the calls they have made, or `None` if one is within a call.
+    fn look(&self) -> Option<u64> {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.retain(|watched| watched.strong_count() > 0);
+        let mut sum = Some(0u64);
+        for watched in watched.iter().filter_map(Weak::upgrade) {
+            let calls = watched.look();
+            sum = sum.filter(|_| calls % 2 == 0).map(|sum| sum.wrapping_add(calls));
+        }
+        sum
+    }
+
+    /// Waits until somebody makes a call, or the watchdog is to end; false if a look finds anything but `calls` now.
+    fn doze(&self, calls: Option<u64>) -> bool {
+        self.dozing.store(true, Ordering::Relaxed);
+        // With the fence in `guarded`: one of both sees what the other wrote.
+        fence(Ordering::SeqCst);
+        let quiet = self.look() == calls;
+        while quiet && self.dozing.load(Ordering::Relaxed) && !self.stop.load(Ordering::Relaxed) {
+            std::thread::park();
+        }
+        self.dozing.store(false, Ordering::Relaxed);
+        quiet
+    }
+
+    /// Ends a doze.
+    #[cold]
+    fn rouse(&self) {
+        self.dozing.store(false, Ordering::Relaxed);
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
         }
     }
 }
 
 impl Watched {
-    /// Interrupts the thread if it is blocked in a guarded call. `before` is what the last look returned.
-    fn look(&self, before: u64) -> u64 {
+    /// Interrupts the thread if it is blocked in a guarded call. The calls begun and ended so far.
+    fn look(&self) -> u64 {
         let calls = self.calls.load(Ordering::Acquire);
+        let before = self.before.swap(calls, Ordering::Relaxed);
         if calls % 2 == 1 {
             let blocked = self.is_asleep().unwrap_or(calls == before);
             if blocked && self.calls.load(Ordering::Acquire) == calls {
@@ -205,6 +246,30 @@ mod tests {
             let error = outcome.recv_timeout(PATIENCE).unwrap().unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::Interrupted);
         }
+    }
+
+    #[test]
+    fn a_watchdog_of_quiet_threads_dozes_until_one_is_blocked() {
+        let watchdog = Watchdog::start("watchdog").unwrap();
+        let watcher = watchdog.watcher();
+        let bell = EventFd::new().unwrap();
+        let (go, gone) = channel::<()>();
+        let thread = std::thread::spawn(move || {
+            watcher.watch_this_thread();
+            bell.signal().unwrap();
+            gone.recv().unwrap();
+            let flags = rustix::fs::fcntl_getfl(&bell).unwrap();
+            rustix::fs::fcntl_setfl(&bell, flags - OFlags::NONBLOCK).unwrap();
+            rustix::io::write(&bell, &(u64::MAX - 2).to_ne_bytes()).unwrap();
+            bell.signal()
+        });
+        let since = std::time::Instant::now();
+        while !watchdog.shared.dozing.load(Ordering::Relaxed) {
+            assert!(since.elapsed() < PATIENCE, "nobody makes a call");
+            std::thread::yield_now();
+        }
+        go.send(()).unwrap();
+        assert_eq!(thread.join().unwrap().unwrap_err().kind(), io::ErrorKind::Interrupted);
     }
 
     #[test]
