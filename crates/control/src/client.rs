@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ringferry_sys::socket::Stream;
 
+use crate::path::check_directory;
 use crate::protocol::{Answer, Request, Response};
 
 /// Longest answer [`call`] takes, in bytes: a full forwarding database of 2^20 addresses has 90 MB.
@@ -79,6 +80,7 @@ pub fn call(path: &Path, request: &Request) -> Result<Answer, ControlError> {
 
 /// Sends one line and receives one.
 fn exchange(path: &Path, request: &Request) -> io::Result<Vec<u8>> {
+    check_directory(path)?;
     let stream = Stream::connect(path)?;
     stream.set_timeout(Some(PATIENCE))?;
     let mut line = serde_json::to_vec(request)?;

@@ -1,19 +1,94 @@
 //! Where the control socket is when nobody says.
 
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Where system-wide instances keep their sockets.
 pub const SYSTEM_DIRECTORY: &str = "/run/ringferry";
 
 /// Where the control socket is when nobody says: `/run/ringferry/control.sock` for root, else
-/// `$XDG_RUNTIME_DIR/ringferry.sock`, else `/tmp/ringferry-UID.sock`.
+/// `$XDG_RUNTIME_DIR/ringferry.sock`, else `/tmp/ringferry-UID/control.sock`, in a directory that is the user's alone.
 pub fn default_path() -> PathBuf {
-    let user = rustix::process::geteuid();
-    if user.is_root() {
+    if rustix::process::geteuid().is_root() {
         return Path::new(SYSTEM_DIRECTORY).join("control.sock");
     }
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|directory| !directory.is_empty()) {
         Some(directory) => Path::new(&directory).join("ringferry.sock"),
-        None => PathBuf::from(format!("/tmp/ringferry-{}.sock", user.as_raw())),
+        None => private_directory().join("control.sock"),
+    }
+}
+
+/// Anybody can make anything in `/tmp`, so a socket there has a directory of which the owner can be looked at before it is believed.
+fn private_directory() -> PathBuf {
+    PathBuf::from(format!("/tmp/ringferry-{}", rustix::process::geteuid().as_raw()))
+}
+
+/// Makes the directory of the socket `path` if it is one of those that [`default_path`] names. That it could not be made is seen when the socket is
+/// bound.
+pub(crate) fn make_directory(path: &Path) {
+    let Some(directory) = path.parent() else { return };
+    if directory == Path::new(SYSTEM_DIRECTORY) {
+        let _ = std::fs::create_dir(directory);
+    } else if directory == private_directory() {
+        let _ = std::fs::DirBuilder::new().mode(0o700).create(directory);
+    }
+}
+
+/// Looks whether the socket `path`, if it is in the user's directory in `/tmp`, can be another user's.
+///
+/// # Errors
+/// It can; the message says what to do.
+pub(crate) fn check_directory(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(directory) if directory == private_directory() => check_private(directory),
+        _ => Ok(()),
+    }
+}
+
+fn check_private(directory: &Path) -> io::Result<()> {
+    let found = std::fs::symlink_metadata(directory)?;
+    let own = found.uid() == rustix::process::geteuid().as_raw();
+    if found.is_dir() && own && found.mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "{} is not a directory of this user alone, so another user may have made the socket: \
+         choose another path with --control, or set XDG_RUNTIME_DIR",
+        directory.display()
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn only_a_directory_of_this_user_alone_is_believed() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path().join("own");
+        assert_eq!(check_private(&directory).unwrap_err().kind(), io::ErrorKind::NotFound);
+        std::fs::DirBuilder::new().mode(0o700).create(&directory).unwrap();
+        check_private(&directory).unwrap();
+
+        let link = place.path().join("link");
+        symlink(&directory, &link).unwrap();
+        check_private(&link).unwrap_err();
+        std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let error = check_private(&directory).unwrap_err();
+        assert!(error.to_string().contains("choose another path with --control"), "{error}");
+        if rustix::process::geteuid().is_root() {
+            std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o700)).unwrap();
+            std::os::unix::fs::chown(&directory, Some(1), None).unwrap();
+            check_private(&directory).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn paths_that_somebody_chose_are_theirs() {
+        check_directory(Path::new("/tmp/ringferry.sock")).unwrap();
+        check_directory(Path::new("control")).unwrap();
     }
 }

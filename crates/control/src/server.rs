@@ -17,7 +17,7 @@ use std::time::Duration;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::socket::{BindError, Listener, Stream};
 
-use crate::path::SYSTEM_DIRECTORY;
+use crate::path::{check_directory, make_directory};
 use crate::protocol::{Request, Response};
 
 /// Longest request, in bytes with the newline.
@@ -45,15 +45,13 @@ const LISTENER: u64 = 0;
 
 impl ControlServer {
     /// Listens on `path` with permissions `mode`, such as `0o600` for the same user only.
-    /// [`SYSTEM_DIRECTORY`] is made if it is missing; no other is.
+    /// The directory is made if it is missing and `path` the [default](crate::default_path); no other is.
     ///
     /// # Errors
     /// The path cannot be bound; the message says why and what to do.
     pub fn bind(path: &Path, mode: u32) -> Result<ControlServer, BindError> {
-        if path.parent() == Some(Path::new(SYSTEM_DIRECTORY)) {
-            // If this fails, bind says what is wrong.
-            let _ = std::fs::create_dir(SYSTEM_DIRECTORY);
-        }
+        make_directory(path);
+        check_directory(path).map_err(|source| BindError::Os { path: path.to_owned(), source })?;
         let listener = Listener::bind_with_mode(path, mode)?;
         let start = || {
             let epoll = Epoll::new()?;

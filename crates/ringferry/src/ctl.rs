@@ -50,7 +50,7 @@ fn keys_and_rules() -> String {
 #[command(after_help = EXAMPLES)]
 pub struct CtlArgs {
     /// Control socket of the switch, or of a `ringferry guest` that was given one [default: /run/ringferry/control.sock for root,
-    /// $XDG_RUNTIME_DIR/ringferry.sock for others, without that variable /tmp/ringferry-UID.sock].
+    /// $XDG_RUNTIME_DIR/ringferry.sock for others, without that variable /tmp/ringferry-UID/control.sock].
     #[arg(long, value_name = "PATH", global = true)]
     pub control: Option<PathBuf>,
 

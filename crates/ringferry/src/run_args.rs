@@ -50,7 +50,7 @@ pub struct RunArgs {
     pub workers: Option<u16>,
 
     /// Control socket for `ringferry ctl` [default: the file's, or /run/ringferry/control.sock for root and
-    /// $XDG_RUNTIME_DIR/ringferry.sock for others, without that variable /tmp/ringferry-UID.sock].
+    /// $XDG_RUNTIME_DIR/ringferry.sock for others, without that variable /tmp/ringferry-UID/control.sock].
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 

@@ -269,7 +269,7 @@ keys! {
             is: SOCKET,
             default: Unset::Means(
                 "`/run/ringferry/control.sock` for root, `$XDG_RUNTIME_DIR/ringferry.sock` for others, \
-                 `/tmp/ringferry-UID.sock` without that variable",
+                 `/tmp/ringferry-UID/control.sock` without that variable",
             ),
             example: "/run/ringferry/control.sock",
         }
