@@ -7,6 +7,7 @@
 //! slice made from a private `&mut [u8]` stays on the thread that borrowed it.
 
 use std::marker::PhantomData;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 /// Bytes that can be copied from; it borrows the memory that it points to.
 #[derive(Clone, Copy)]
@@ -126,6 +127,13 @@ unsafe fn copy(src: *const u8, dst: *mut u8, n: usize) {
     }
 }
 
+/// Follows a copy of bytes that a peer may be writing, of which decisions are made: forbids the compiler to read them from the
+/// peer's memory once more in place of the copy, as it may with memory that nobody writes. No instruction.
+#[inline(always)]
+fn fetched() {
+    compiler_fence(Ordering::SeqCst);
+}
+
 impl<'a> ReadSlice<'a> {
     /// Copies to `dst` as many bytes as both sides have, and returns their number.
     #[inline]
@@ -133,6 +141,7 @@ impl<'a> ReadSlice<'a> {
         let n = self.len().min(dst.len());
         // SAFETY: both sides are valid for n bytes.
         unsafe { copy(self.base(), dst.as_mut_ptr(), n) };
+        fetched();
         n
     }
 
@@ -140,7 +149,9 @@ impl<'a> ReadSlice<'a> {
     #[inline(always)]
     pub fn array<const N: usize>(&self) -> Option<[u8; N]> {
         // SAFETY: N bytes are readable; an array of bytes has no alignment.
-        (self.len() >= N).then(|| unsafe { self.base().cast::<[u8; N]>().read() })
+        let bytes = (self.len() >= N).then(|| unsafe { self.base().cast::<[u8; N]>().read() });
+        fetched();
+        bytes
     }
 
     /// Copies to `dst`, which may be shared memory too, as many bytes as both sides have, and returns their
