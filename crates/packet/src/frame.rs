@@ -139,6 +139,16 @@ impl<'m> Burst<'m> {
     /// [`Invalid`]; the frame is not in the burst any more.
     #[inline]
     pub fn validate_last(&mut self, negotiated: Offloads) -> Result<(), Invalid> {
+        match self.frames.last() {
+            Some(frame) if !frame.header.is_evident(&frame.prefix, frame.len as usize, negotiated) => {
+                self.validate_last_in_full(negotiated)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    #[inline(never)]
+    fn validate_last_in_full(&mut self, negotiated: Offloads) -> Result<(), Invalid> {
         let Some(frame) = self.frames.last_mut() else { return Ok(()) };
         let mut validated = frame.header.validated(frame.prefix(), frame.len as usize, negotiated);
         if validated == Err(Invalid::Beyond) {

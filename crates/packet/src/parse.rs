@@ -21,6 +21,8 @@ pub const PROTO_SCTP: u8 = 132;
 
 /// Length in bytes of an IPv6 header without extension headers.
 pub(crate) const IPV6_LEN: usize = 40;
+/// More-fragments flag and fragment offset, in the two bytes at 6 of an IPv4 header.
+pub(crate) const IPV4_FRAGMENT: u16 = 0x3fff;
 /// Offset of the checksum in a TCP header.
 pub(crate) const TCP_CHECKSUM: usize = 16;
 /// Offset of the checksum in a UDP header.
@@ -130,8 +132,7 @@ fn parse_ipv4(prefix: &[u8], l3: usize) -> Result<Layers, ParseError> {
     if prefix.len() < l3 + len {
         return Err(ParseError::Truncated);
     }
-    // More-fragments flag and fragment offset.
-    let fragment = be16(prefix, l3 + 6).ok_or(ParseError::Truncated)? & 0x3fff != 0;
+    let fragment = be16(prefix, l3 + 6).ok_or(ParseError::Truncated)? & IPV4_FRAGMENT != 0;
     let proto = byte(prefix, l3 + 9)?;
     Ok(Layers { l3, l4: l3 + len, payload: l3 + len, ip: IpVersion::V4, proto, fragment })
 }

@@ -12,11 +12,12 @@
 
 use thiserror::Error;
 
-use super::{GSO_ECN, GSO_NONE, GSO_UDP, GSO_UDP_L4, Header, HeaderError, Offloads};
+use super::{F_NEEDS_CSUM, GSO_ECN, GSO_NONE, GSO_UDP, GSO_UDP_L4, Header, HeaderError, Offloads};
 use crate::ether::{self, Link};
 use crate::frame::PREFIX;
 use crate::parse::{
-    IPV6_LEN, Layers, PROTO_TCP, PROTO_UDP, ParseError, TCP_CHECKSUM, TCP_MIN_LEN, UDP_CHECKSUM, UDP_LEN,
+    IPV4_FRAGMENT, IPV6_LEN, Layers, PROTO_TCP, PROTO_UDP, ParseError, TCP_CHECKSUM, TCP_MIN_LEN,
+    UDP_CHECKSUM, UDP_LEN,
 };
 use crate::segment::MAX_SEGMENTS;
 
@@ -101,6 +102,39 @@ impl Header {
             };
         }
         self.validate_offloads(first, len, negotiated)
+    }
+
+    /// Returns true if [`validated`](Self::validated) returns this very header, as far as that takes few comparisons: for a
+    /// header that asks for nothing, and for the checksum of TCP or UDP behind an IP header without tags, options or extension
+    /// headers. `first` has the frame's first bytes, as many as there are.
+    #[inline]
+    pub(crate) fn is_evident(&self, first: &[u8; PREFIX], len: usize, negotiated: Offloads) -> bool {
+        match (self.flags, self.gso_type) {
+            (0, GSO_NONE) => len >= ether::MIN_FRAME,
+            (F_NEEDS_CSUM, GSO_NONE) => {
+                negotiated.contains(Offloads::CSUM) && self.is_simple_checksum(first, len)
+            }
+            _ => false,
+        }
+    }
+
+    #[inline]
+    fn is_simple_checksum(&self, first: &[u8; PREFIX], len: usize) -> bool {
+        const L3: usize = ether::MIN_FRAME;
+        let be16 = |at: usize| u16::from_be_bytes([first[at], first[at + 1]]);
+        let (l4, proto) = match be16(L3 - 2) {
+            ether::TYPE_IPV4 if first[L3] == 0x45 && be16(L3 + 6) & IPV4_FRAGMENT == 0 => {
+                (L3 + 20, first[L3 + 9])
+            }
+            ether::TYPE_IPV6 if first[L3] >> 4 == 6 => (L3 + IPV6_LEN, first[L3 + 6]),
+            _ => return false,
+        };
+        let (field, header) = match proto {
+            PROTO_TCP => (TCP_CHECKSUM, TCP_MIN_LEN),
+            PROTO_UDP => (UDP_CHECKSUM, UDP_LEN),
+            _ => return false,
+        };
+        (usize::from(self.csum_start), usize::from(self.csum_offset)) == (l4, field) && l4 + header <= len
     }
 
     fn validate_offloads(self, first: &[u8], len: usize, negotiated: Offloads) -> Result<Header, Invalid> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ringferry_memory::ReadSlice;
 use ringferry_packet::ether::{self, Mac};
 use ringferry_packet::frame::{Burst, Frame};
-use ringferry_packet::vnet::{Header, Offloads};
+use ringferry_packet::vnet::{GSO_NONE, Header, Offloads};
 use smallvec::SmallVec;
 
 use crate::counters::DropReason;
@@ -188,19 +188,27 @@ impl Forwarder {
         let kind = |port: PortId| Some(tables.ports.get(usize::from(port.0))?.as_ref()?.queues.frame_cost());
         let taking = kind(from).map_or(cost::FRAME_IN, cost::of_taking) * burst.len() as u64
             + self.outputs.len() as u64 * cost::of_output();
-        // Most bursts: frames that ask for nothing, to one port each.
-        let (mut bytes, mut asks) = (0, 0);
-        for frame in burst.frames() {
-            bytes += u64::from(frame.len);
-            asks |= frame.header.flags | frame.header.gso_type;
+        // Most bursts: frames that their receivers take as they are, to one port each.
+        let (mut bytes, mut needs, mut last) = (0, Offloads::empty(), (0, GSO_NONE));
+        for Frame { header, len, .. } in burst.frames() {
+            bytes += u64::from(*len);
+            if (header.flags, header.gso_type) != last {
+                last = (header.flags, header.gso_type);
+                needs |= header.needs();
+            }
         }
         let ring = FrameCost::Descriptor;
-        if asks == 0
-            && !self.flooded
-            && burst.pieces() <= burst.len()
-            && self.outputs.iter().all(|port| kind(*port) == Some(ring))
-        {
-            return taking + burst.len() as u64 * cost::of_plain(0, 0, ring) + cost::of_bytes(bytes);
+        let takes = |port: &PortId| {
+            let port = tables.ports.get(usize::from(port.0)).and_then(Option::as_ref);
+            port.is_some_and(|port| port.queues.frame_cost() == ring && port.offloads().contains(needs))
+        };
+        if !self.flooded && self.outputs.iter().all(takes) {
+            let each = burst.len() as u64 * cost::of_plain(0, 0, ring);
+            let rest =
+                cost::of_bytes(bytes) + cost::of_further_pieces(burst.pieces().saturating_sub(burst.len()));
+            if each + rest <= BURST_COST {
+                return taking + each + rest;
+            }
         }
         taking + self.limit_each(from, burst, tables)
     }

@@ -282,11 +282,24 @@ impl<P: Queues> Port<P> {
     /// becomes of it.
     #[inline]
     pub(crate) fn deliver(&mut self, burst: &Burst<'_>, frame: &Frame, retag: Retag, tx: &mut TxContext<'_>) {
-        let _ = self.deliver_part(burst, frame, retag, Sitting::WHOLE, tx);
+        if self.accepts(frame, retag).accepts(&frame.header) {
+            let _ = self.put_tagged(frame.header, frame.prefix(), burst.rest(frame), retag, tx);
+        } else {
+            let _ = self.deliver_part(burst, frame, retag, Sitting::WHOLE, tx);
+        }
+    }
+
+    /// What the receiver takes of a frame that is tagged so.
+    #[inline]
+    fn accepts(&self, frame: &Frame, retag: Retag) -> Offloads {
+        if self.queues.offloads_tagged() || !retag.leaves_tagged(frame.prefix()) {
+            self.offloads()
+        } else {
+            Offloads::empty()
+        }
     }
 
     /// The same with one sitting's part of a frame. Returns how many packets of the frame are left for later sittings.
-    #[inline]
     pub(crate) fn deliver_part(
         &mut self,
         burst: &Burst<'_>,
@@ -295,10 +308,7 @@ impl<P: Queues> Port<P> {
         sitting: Sitting,
         tx: &mut TxContext<'_>,
     ) -> usize {
-        let mut accepts = self.offloads();
-        if !self.queues.offloads_tagged() && retag.leaves_tagged(frame.prefix()) {
-            accepts = Offloads::empty();
-        }
+        let accepts = self.accepts(frame, retag);
         if sitting.from == 0 && accepts.accepts(&frame.header) {
             let _ = self.put_tagged(frame.header, frame.prefix(), burst.rest(frame), retag, tx);
             return 0;

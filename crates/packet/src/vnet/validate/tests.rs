@@ -245,3 +245,47 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    /// What is evident is what the whole validation says; and the frames for which that is there are evident.
+    #[test]
+    fn what_is_evident_is_valid(
+        v6: bool,
+        tcp: bool,
+        payload in vec(any::<u8>(), 0..100),
+        bytes in vec((0..60usize, any::<u8>()), 0..3),
+        fields in vec((0..5usize, any::<u16>()), 0..2),
+        cut in 0..200usize,
+        offloads: u8,
+    ) {
+        let packet = Packet::plain(v6, tcp, payload);
+        let (_, mut frame) = packet.sent(0);
+        let mut header = packet.header();
+        let negotiated = Offloads::from_bits_truncate(offloads);
+        let evident = |header: Header, frame: &[u8]| {
+            let mut first = [0; PREFIX];
+            let have = frame.len().min(PREFIX);
+            first[..have].copy_from_slice(&frame[..have]);
+            header.is_evident(&first, frame.len(), negotiated)
+        };
+        prop_assert_eq!(evident(header, &frame), negotiated.contains(Offloads::CSUM));
+        for (at, byte) in &bytes {
+            if let Some(place) = frame.get_mut(*at) {
+                *place = *byte;
+            }
+        }
+        for (field, value) in &fields {
+            match field {
+                0 => header.flags = *value as u8 & (F_NEEDS_CSUM | F_DATA_VALID),
+                1 => header.gso_type = *value as u8,
+                2 => header.gso_size = *value,
+                3 => header.csum_start = *value % 100,
+                _ => header.csum_offset = *value % 40,
+            }
+        }
+        frame.truncate(frame.len().saturating_sub(cut % 7 * cut / 7));
+        if evident(header, &frame) {
+            prop_assert_eq!(header.validated(&frame[..frame.len().min(PREFIX)], frame.len(), negotiated), Ok(header));
+        }
+    }
+}
