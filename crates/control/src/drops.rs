@@ -71,7 +71,7 @@ drop_reasons! {
     /// The frame is shorter than an Ethernet header.
     RxTooShort = "rx-too-short" at Sender,
         "A fault of the guest's driver, or an attack. The guest alone is affected.",
-    /// The frame is longer than 65600 bytes, the most that the switch carries.
+    /// The frame is longer than 65600 bytes, the most that the switch carries, or lies in more than 256 buffers.
     RxTooBig = "rx-too-big" at Sender,
         "A fault of the guest's driver, or an attack. The guest alone is affected.",
     /// The frame lies outside the memory that the guest shares. Its queue is now broken.

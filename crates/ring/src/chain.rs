@@ -110,12 +110,21 @@ pub struct Done {
 pub struct Chains {
     chains: Vec<Chain>,
     buffers: Vec<Buffer>,
+    /// Number of buffers of longer chains after which no further chain is taken at a time.
+    most: Option<usize>,
 }
 
 impl Chains {
     /// Creates an empty burst without storage; the vectors grow to the largest burst seen.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Creates an empty burst to which [`Device::take`](crate::Device::take) adds no further chain at a time after chains of several buffers that have `most` buffers
+    /// together. A hostile driver makes chains as long as the ring, and each of their buffers takes tens of nanoseconds to read, of whatever
+    /// use it is.
+    pub fn bounded(most: usize) -> Self {
+        Self { most: Some(most), ..Self::default() }
     }
 
     /// Removes all chains and keeps the storage. The chains themselves are neither completed nor returned
@@ -135,6 +144,18 @@ impl Chains {
     #[inline]
     pub fn len(&self) -> usize {
         self.chains.len()
+    }
+
+    /// Returns the number of buffers that were read for the chains of several, those included that were given back since.
+    #[inline]
+    pub fn further_buffers(&self) -> usize {
+        self.buffers.len()
+    }
+
+    /// Returns the number of buffers at which no further chain is to be added, given what is there now.
+    #[inline]
+    pub(crate) fn enough(&self) -> usize {
+        self.most.map_or(usize::MAX, |most| self.buffers.len() + most)
     }
 
     /// Returns true if the burst holds no chain.

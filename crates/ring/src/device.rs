@@ -108,7 +108,7 @@ impl<A: Words> Device<A> {
         each!(self, ring => ring.has_chains())
     }
 
-    /// Appends up to `max` available chains to `out` and returns how many. Indirect tables are read through
+    /// Appends up to `max` available chains to `out`, fewer if `out` is [bounded](Chains::bounded), and returns how many: 0 only if there is none. Indirect tables are read through
     /// `tables`. A violation breaks the ring; the chains before it are still returned.
     #[inline]
     pub fn take(&mut self, max: usize, tables: &mut impl Tables, out: &mut Chains) -> usize {

@@ -287,6 +287,36 @@ fn over_long_frames_are_counted_and_given_back() {
     assert_eq!(queue.ring().fault(), Some(Fault::ChainTooLarge));
 }
 
+/// What is read for a burst is bounded, however long chains are and whether frames come of them; what was not taken comes next, in order.
+#[test]
+fn h3_a_burst_ends_where_its_chains_or_its_memory_are_too_much() {
+    let mut raw = Raw::new(512);
+    let mut queue = Transmitq::new(raw.device(PLAIN), PLAIN);
+    for number in 0..4 {
+        let mut pieces = vec![readable(BUFFERS + 100 * number, 12 + 60)];
+        raw.write(BUFFERS + 100 * number, &packet(Header::default(), &[number as u8; 60]));
+        pieces.extend([readable(BUFFERS + 0x1000, 4); 126]);
+        raw.chain(&pieces);
+    }
+    let numbers =
+        |frames: Vec<(Header, Vec<u8>)>| frames.iter().map(|(_, frame)| frame[0]).collect::<Vec<_>>();
+    assert_eq!(numbers(poll(&raw, &mut queue)), [0, 1]);
+    assert_eq!(numbers(poll(&raw, &mut queue)), [2, 3]);
+
+    raw.chain(&[readable(BUFFERS, 12 + 60), readable(BUFFERS + 0x1000, 4)].repeat(128));
+    assert_eq!(poll(&raw, &mut queue).len(), 1);
+    raw.chain(&[&[readable(BUFFERS, 12 + 60)], &[readable(BUFFERS + 0x1000, 4); 256][..]].concat());
+    assert_eq!((poll(&raw, &mut queue).len(), queue.rejected().too_long), (0, 1));
+    assert_eq!(raw.used().len(), 6);
+
+    let longest = (Header::LEN + MAX_FRAME) as u32;
+    raw.write(BUFFERS, &[0; 12]);
+    (0..20).for_each(|_| _ = raw.chain(&[(BUFFERS, longest, false)]));
+    assert_eq!(poll(&raw, &mut queue).len(), 15);
+    assert_eq!(poll(&raw, &mut queue).len(), 5);
+    assert_eq!((raw.used().len(), queue.ring().fault()), (20, None));
+}
+
 /// CVE-2020-14374 and similar: the device delivers the bytes that it checked, whatever the sender
 /// has written to its memory since.
 #[test]

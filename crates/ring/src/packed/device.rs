@@ -95,8 +95,8 @@ impl<A: Words> Device<A> {
         if self.fault.is_some() {
             return 0;
         }
-        let mut taken = 0;
-        while taken < max {
+        let (mut taken, enough) = (0, out.enough());
+        while taken < max && out.further_buffers() < enough {
             // Most chains are one descriptor. A run of them is read first and added at once; otherwise
             // counters that live in memory would be incremented for each chain, one after the other.
             let free = usize::from(self.side.size - self.in_flight);

@@ -100,8 +100,8 @@ impl<A: Words> Device<A> {
 
     #[inline]
     pub fn take(&mut self, max: usize, tables: &mut impl Tables, out: &mut Chains) -> usize {
-        let mut taken = 0;
-        while taken < max {
+        let (mut taken, enough) = (0, out.enough());
+        while taken < max && out.further_buffers() < enough {
             let ready = usize::from(self.available()).min(max - taken).min(LOOKAHEAD);
             if ready == 0 {
                 break;
@@ -114,7 +114,7 @@ impl<A: Words> Device<A> {
                 self.layout.desc.prefetch(*head);
             }
             let before = out.len();
-            let result = self.take_heads(heads, tables, out);
+            let result = self.take_heads(heads, enough, tables, out);
             let done = out.len() - before;
             self.side.consume(done as u16);
             taken += done;
@@ -126,12 +126,18 @@ impl<A: Words> Device<A> {
         taken
     }
 
-    /// Reads the chains that begin at `heads`, checks them and adds them to `out`.
+    /// Reads the chains that begin at `heads`, checks them and adds them to `out`, until that has `enough` buffers.
     ///
     /// # Errors
     /// The fault of the first chain that breaks a rule; the chains before it have been added.
     #[inline(always)]
-    fn take_heads(&self, heads: &[u16], tables: &mut impl Tables, out: &mut Chains) -> Result<(), Fault> {
+    fn take_heads(
+        &self,
+        heads: &[u16],
+        enough: usize,
+        tables: &mut impl Tables,
+        out: &mut Chains,
+    ) -> Result<(), Fault> {
         // Most chains are one descriptor. All heads are first treated as such chains, without a branch
         // for each; the table masks an index outside it. If any was something else, the descriptors are
         // taken from the copies made here, as nothing may be read from shared memory twice.
@@ -151,6 +157,9 @@ impl<A: Words> Device<A> {
         read.copy_from_slice(&out.all()[before..]);
         out.truncate(before);
         for first in read {
+            if out.further_buffers() >= enough {
+                break;
+            }
             let (Buffer { addr, len }, rest) = first.rest();
             let desc = Desc { addr, len, flags: rest as u16, next: (rest >> 16) as u16 };
             let mut chain = out.open(self.check(first.id)?);

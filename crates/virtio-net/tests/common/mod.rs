@@ -254,18 +254,21 @@ pub fn received(chain: &Chain) -> Received {
 /// answer for each frame.
 pub fn forward(from: &mut Guest, to: &mut Guest, max: usize) -> Vec<Result<(), Refused>> {
     let memory = Arc::clone(&from.memory);
-    let mut burst = Burst::new();
-    from.device_tx.poll(&memory, max, &mut burst);
-    to.device_rx.expect(burst.len());
-    let mut translator = to.memory.translator();
     let mut answers = Vec::new();
-    for frame in burst.frames() {
-        let (first, rest) = (frame.prefix(), burst.rest(frame));
-        answers.push(to.device_rx.deliver(&mut translator, frame.header, first, rest));
+    loop {
+        let mut burst = Burst::new();
+        if from.device_tx.poll(&memory, max - answers.len(), &mut burst) == 0 {
+            break answers;
+        }
+        to.device_rx.expect(burst.len());
+        let mut translator = to.memory.translator();
+        for frame in burst.frames() {
+            let (first, rest) = (frame.prefix(), burst.rest(frame));
+            answers.push(to.device_rx.deliver(&mut translator, frame.header, first, rest));
+        }
+        to.device_rx.flush();
+        from.device_tx.complete();
     }
-    to.device_rx.flush();
-    from.device_tx.complete();
-    answers
 }
 
 /// Returns how many of the posted buffers, of `room` bytes each, a frame of `len` bytes takes, if
