@@ -50,7 +50,7 @@ impl Queues for ChannelQueues {
             self.port.counters.rx_packets.add(1);
             self.port.counters.rx_bytes.add(frame.len() as u64);
         }
-        Taken { any: true, forward: true, private: true, exhausted: false }
+        Taken { any: true, forward: true, private: true, exhausted: false, further: 0 }
     }
 
     fn complete(&mut self, _: u16, _: Self::Loan) {}

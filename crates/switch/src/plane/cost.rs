@@ -24,6 +24,8 @@ const OUTPUT: u64 = 100;
 const SEGMENT: u64 = 80;
 /// Each further piece of memory that a frame lies in.
 const PIECE: u64 = 10;
+/// Reading a descriptor of a chain of several.
+const DESCRIPTOR: u64 = 30;
 /// A system call for a frame, from a tap or to it.
 const SYSTEM_CALL: u64 = 1_000;
 /// Bytes that are copied, or summed up, in a nanosecond.
@@ -66,10 +68,22 @@ pub(crate) const fn of_bytes(bytes: u64) -> u64 {
     bytes / BYTES
 }
 
+/// The price of so many descriptors of packets in several, frames or not.
+#[inline]
+pub(crate) const fn of_further_descriptors(descriptors: usize) -> u64 {
+    descriptors as u64 * DESCRIPTOR
+}
+
+/// The price of so many pieces of memory beside one for each frame.
+#[inline]
+pub(crate) const fn of_further_pieces(pieces: usize) -> u64 {
+    pieces as u64 * PIECE
+}
+
 /// The price of delivering a frame of `len` bytes, in `pieces` beside its first bytes, to one receiver that takes it as it is.
 #[inline]
 pub(crate) fn of_plain(len: u64, pieces: usize, to: FrameCost) -> u64 {
-    FRAME_OUT + of_call(to) + of_bytes(len) + (pieces as u64).saturating_sub(1) * PIECE
+    FRAME_OUT + of_call(to) + of_bytes(len) + of_further_pieces(pieces.saturating_sub(1))
 }
 
 /// The price of delivering a frame to one receiver that takes only `accepts`.

@@ -73,6 +73,8 @@ pub struct Taken {
     pub private: bool,
     /// The queue is empty now and its descriptor will tell when that changes.
     pub exhausted: bool,
+    /// Descriptors of packets in several that were read, whether a frame came of them or not.
+    pub further: usize,
 }
 
 /// What became of a frame.

@@ -80,7 +80,7 @@ macro_rules! kinds {
                 match (self, loan) {
                     $((AnyQueues::$kind(queues), AnyLoan::$kind(loan)) => queues.frames(queue, loan, max, burst),)+
                     // A port's kind does not change between the lease and this.
-                    _ => Taken { any: false, forward: false, private: false, exhausted: false },
+                    _ => Taken { any: false, forward: false, private: false, exhausted: false, further: 0 },
                 }
             }
 

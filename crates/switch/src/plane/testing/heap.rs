@@ -233,7 +233,7 @@ impl Queues for HeapQueues {
         if !forward {
             counters.drops.add(DropReason::LinkDown, loan.len() as u64);
         }
-        Taken { any: true, forward, private: self.wire.private, exhausted: false }
+        Taken { any: true, forward, private: self.wire.private, exhausted: false, further: 0 }
     }
 
     fn complete(&mut self, _: u16, _: Vec<HeapFrame>) {}

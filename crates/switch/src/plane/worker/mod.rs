@@ -41,6 +41,7 @@ use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
 use ringferry_sys::epoll::{Epoll, EventBuf};
 use ringferry_sys::spin::{Idle, Spin};
+use ringferry_sys::usage::ThreadClock;
 
 use crate::config::SwitchConfig;
 use crate::counters::WorkerCounters;
@@ -78,6 +79,16 @@ const ROUNDS_TO_ARM: u32 = 256;
 /// Work between looks at epoll, in the unit of [`cost`]: how long commands and idle ports wait while others are busy. Twenty bursts of small
 /// frames; a look costs less than a hundredth of it.
 const EVENTS_COST: u64 = 100_000;
+
+/// The same in time, for when work takes longer than its price says.
+const EVENTS_TIME: Duration = Duration::from_micros(500);
+
+/// When time passes so many times faster than work is charged, what sources cost is [measured](Audit) for a while. Cores that are far from each other make work
+/// take up to five times its price, for everybody alike.
+const SUSPICIOUS: u32 = 10;
+
+/// For so long: an attacker gains one burst in that time, and measuring costs half a microsecond a burst.
+const AUDIT: Duration = Duration::from_millis(100);
 
 /// What a round costs besides its frames, in the same unit: rounds that move a frame or two end, too.
 const ROUND: u64 = 50;
@@ -125,6 +136,20 @@ impl Polled {
     const NOTHING: Polled = Polled { moved: false, exhausted: false };
 }
 
+/// A time in which what a source costs is taken from the thread's clock where that is more than the price list says: a guest can make packets that touch
+/// memory nobody has touched, or that are dear in a way of which no list knows. Not the time that passes, as whoever is preempted would pay for it.
+struct Audit {
+    until: Instant,
+    clock: ThreadClock,
+}
+
+/// When the events were last looked at.
+struct Look {
+    at: Instant,
+    /// Work done until then.
+    worked: u64,
+}
+
 /// The state of the thread.
 pub(crate) struct Worker<P: Queues> {
     ports: Vec<Option<Port<P>>>,
@@ -147,6 +172,8 @@ pub(crate) struct Worker<P: Queues> {
     worked: u64,
     /// A source that has work was left out of the last round.
     left_out: bool,
+    /// What sources cost is measured, beside the price list.
+    audit: Option<Audit>,
     counters: Arc<WorkerCounters>,
     spin: Spin,
     clock: Clock,
@@ -183,6 +210,7 @@ impl<P: Queues> Worker<P> {
             accounts: Accounts::default(),
             worked: 0,
             left_out: false,
+            audit: None,
             counters,
             spin: Spin::new(Duration::from_micros(config.poll_microseconds.into())),
             clock,
@@ -194,17 +222,18 @@ impl<P: Queues> Worker<P> {
 
     /// Serves until the control plane ends it.
     pub(crate) fn run(mut self) {
-        // Work done when epoll was last looked at.
-        let mut looked = 0;
+        let mut last = Look { at: Instant::now(), worked: 0 };
         while !self.stop {
             let moved = self.round();
             self.counters.polls.add(1);
             if moved {
                 self.counters.busy_polls.add(1);
                 self.spin.found();
-                if self.worked - looked >= EVENTS_COST {
-                    looked = self.worked;
+                let now = Instant::now();
+                if self.worked - last.worked >= EVENTS_COST || now - last.at >= EVENTS_TIME {
+                    self.consider_audit(&last, now);
                     self.serve_events(Some(Duration::ZERO));
+                    last = Look { at: now, worked: self.worked };
                 }
                 continue;
             }
@@ -220,6 +249,18 @@ impl<P: Queues> Worker<P> {
                     }
                 }
             }
+            last = Look { at: Instant::now(), worked: self.worked };
+        }
+    }
+
+    /// Begins or ends an [audit](Audit), now that there was work ever since a look.
+    fn consider_audit(&mut self, last: &Look, now: Instant) {
+        let price = Duration::from_nanos(self.worked - last.worked);
+        if now - last.at > EVENTS_TIME + SUSPICIOUS * price {
+            let begin = |clock| Audit { until: now + AUDIT, clock };
+            self.audit = ThreadClock::current().ok().map(begin);
+        } else if self.audit.as_ref().is_some_and(|audit| audit.until <= now) {
+            self.audit = None;
         }
     }
 
@@ -241,7 +282,7 @@ impl<P: Queues> Worker<P> {
                 at += 1;
                 continue;
             }
-            let polled = self.poll(source);
+            let polled = if self.audit.is_none() { self.poll(source) } else { self.poll_audited(source) };
             moved |= polled.moved;
             if polled.exhausted || !polled.moved && empty >= ROUNDS_TO_ARM && self.arm(source) {
                 // In order: the queues of a port that is paced take turns.
@@ -401,6 +442,22 @@ impl<P: Queues> Worker<P> {
         self.ports.get_mut(usize::from(id.0))?.as_mut()
     }
 
+    /// [Polls](Self::poll) in an audit: what that took beyond its price is charged, too.
+    #[cold]
+    fn poll_audited(&mut self, source: Source) -> Polled {
+        let used =
+            |audit: &Option<Audit>| audit.as_ref().and_then(|audit| audit.clock.used()).unwrap_or_default();
+        let (before, worked, burst) = (used(&self.audit), self.worked, self.accounts.burst(source.port));
+        let polled = self.poll(source);
+        let took = used(&self.audit).saturating_sub(before).as_nanos() as u64;
+        let more = took.saturating_sub(self.worked - worked);
+        if polled.moved && more > 0 {
+            self.charge(source.port, more);
+            self.accounts.note_burst(source.port, burst, took, TURN_COST);
+        }
+        polled
+    }
+
     /// Forwards a burst of what a port has sent on one of its queues.
     #[inline]
     fn poll(&mut self, source: Source) -> Polled {
@@ -435,6 +492,10 @@ impl<P: Queues> Worker<P> {
         };
         let mut burst = Burst::reuse(std::mem::take(&mut self.storage));
         let taken = port.queues.frames(queue, &loan, max, &mut burst);
+        if taken.further > 0 {
+            self.charge(id, cost::of_further_descriptors(taken.further));
+        }
+        let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) else { return Polled::NOTHING };
         if taken.forward && !burst.is_empty() {
             port.note_usual(&burst);
             if let Some(selector) = port.selector() {

@@ -120,7 +120,7 @@ impl Queues for TapQueues {
                 burst.push(header, read.skip(Header::LEN));
             }
         }
-        Taken { any: true, forward: true, private: true, exhausted: !loan.more }
+        Taken { any: true, forward: true, private: true, exhausted: !loan.more, further: 0 }
     }
 
     fn complete(&mut self, _: u16, loan: TapLoan) {

@@ -255,11 +255,16 @@ impl Queues for VhostQueues {
     ) -> Taken {
         let Self { port, tx, shared, .. } = self;
         let at = usize::from(pair);
+        let mut further = 0;
         let (taken, forward) = match (tx.get_mut(at), shared.pairs.get(at)) {
-            (Some(Some(queue)), Some(pair)) => queue.poll(memory, max, burst, port, pair),
+            (Some(Some(queue)), Some(pair)) => {
+                let (taken, forward) = queue.poll(memory, max, burst, port, pair);
+                further = queue.queue.further_buffers();
+                (taken, forward)
+            }
             _ => (0, false),
         };
-        Taken { any: taken > 0, forward, private: false, exhausted: false }
+        Taken { any: taken > 0, forward, private: false, exhausted: false, further }
     }
 
     #[inline]

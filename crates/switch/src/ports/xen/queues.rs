@@ -152,7 +152,7 @@ impl Queues for VifQueues {
         if let Some(queue) = self.queue(number) {
             queue.count(burst);
         }
-        Taken { any: true, forward: true, private: false, exhausted: false }
+        Taken { any: true, forward: true, private: false, exhausted: false, further: 0 }
     }
 
     #[inline]
