@@ -18,6 +18,7 @@ mod requests;
 pub mod rules;
 pub mod snapshot;
 mod switch;
+mod turns;
 
 pub use ports::passed::Passed;
 pub use ports::{OpenError, XenError};

@@ -21,6 +21,7 @@ use crate::ports::table::{FIRST_TOKEN, PortTable};
 use crate::ports::{self, OpenError, Plug};
 use crate::privileged::Privileges;
 use crate::requests::Requests;
+use crate::turns::Turns;
 
 /// How often things that nobody announces are looked at: silent control clients, truncated guest
 /// memory.
@@ -149,31 +150,31 @@ impl Switch {
     pub fn run(mut self, signals: &Signals) -> Result<(), RunError> {
         self.epoll.add(signals, SIGNALS, Interest::READABLE)?;
         let mut events = EventBuf::with_capacity(64);
+        let mut turns = Turns::default();
         let mut tick = Instant::now() + TICK;
         self.ports.begin(&self.epoll);
         loop {
             let due = self.ports.deadline().into_iter().chain([tick]).min().unwrap_or(tick);
             self.epoll.wait(&mut events, Some(due.saturating_duration_since(Instant::now())))?;
-            let ready: Vec<u64> = events.iter().map(|event| event.token).collect();
-            for token in ready {
+            let mut ready: Vec<u64> = events.iter().map(|event| event.token).collect();
+            let mut ended = false;
+            turns.serve(&mut ready, FIRST_TOKEN, Instant::now, |token| {
                 match token {
-                    SIGNALS => {
-                        if let Some(signal) = signals.next()?
-                            && matches!(signal, Signal::TERM | Signal::INT)
-                        {
-                            return Ok(());
-                        }
-                    }
+                    SIGNALS => ended |= matches!(signals.next()?, Some(Signal::TERM | Signal::INT)),
                     CONTROL => self.serve_control(),
                     FAULTS => self.ports.serve_faults(&self.epoll),
-                    port if port >= FIRST_TOKEN => self.ports.serve(port, &self.epoll),
-                    _ => {}
+                    port => self.ports.serve(port, &self.epoll),
                 }
+                Ok::<_, io::Error>(())
+            })?;
+            if ended {
+                return Ok(());
             }
             let now = Instant::now();
             self.ports.serve_due(now, &self.epoll);
             if now >= tick {
                 tick = now + TICK;
+                turns.forget();
                 self.tick()?;
             }
         }

@@ -59,6 +59,10 @@ const SPLIT_ENTRY: usize = 16;
 /// Offset of the next free entry within an entry of a packed ring's part: 16 bits.
 const NEXT: usize = 2;
 
+/// Most entries of all queues together, twice those of 64 queues of 1024 entries, the longest that QEMU makes: each takes 32 bytes that the back end writes when a ring
+/// starts, on the thread that serves everybody.
+pub(crate) const MAX_ENTRIES: u32 = 1 << 17;
+
 /// The only version that is defined.
 const VERSION_1: u16 = 1;
 /// Alignment of parts, as in QEMU's and DPDK's regions.

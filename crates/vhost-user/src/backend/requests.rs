@@ -424,6 +424,10 @@ impl Session {
             return Err(Refusal::Value { field: "number of queues", value: num_queues.into() });
         }
         check_num(queue_size.into(), self.packed())?;
+        let entries = u32::from(num_queues) * u32::from(queue_size);
+        if entries > inflight::MAX_ENTRIES {
+            return Err(Refusal::Value { field: "entries of all queues", value: entries.into() });
+        }
         Ok(description)
     }
 

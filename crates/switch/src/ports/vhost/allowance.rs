@@ -1,6 +1,7 @@
-//! How often a port's front ends may disturb the workers: a token bucket (GCRA, as in ITU-T I.371).
+//! How often a port's front ends may disturb the workers and the control plane: a token bucket (GCRA, as in ITU-T I.371).
 //!
-//! A message that stops, starts or enables running rings makes the control plane and a worker wait for each other. The port has one
+//! A message that stops, starts or enables running rings makes the control plane and a worker wait for each other, and a few messages are much
+//! work for the control plane by themselves. The port has one
 //! [`Allowance`] for all its front ends, one after the other, and reads nothing more while it is used up; what they send meanwhile waits in
 //! the socket.
 
@@ -12,6 +13,18 @@ const BURST: u32 = 200;
 /// One more is allowed after each of these: 20 a second.
 const INTERVAL: Duration = Duration::from_millis(50);
 
+/// Processor time of the control plane beyond the first millisecond of a turn for which another one is taken: who makes a turn of 26 ms has one such turn in five
+/// seconds. Not the time that passes, as others can make that longer.
+const WORK: Duration = Duration::from_micros(250);
+/// Processor time of a turn that is as usual.
+const USUAL: Duration = Duration::from_millis(1);
+
+/// What a turn that took so much processor time, and did or did not disturb a worker, takes.
+pub(super) fn price(disturbed: bool, time: Duration) -> u32 {
+    let work = time.saturating_sub(USUAL).as_nanos() / WORK.as_nanos();
+    u32::from(disturbed) + u32::try_from(work).unwrap_or(BURST).min(BURST)
+}
+
 /// See the head of this file.
 #[derive(Debug, Default)]
 pub(super) struct Allowance {
@@ -20,9 +33,9 @@ pub(super) struct Allowance {
 }
 
 impl Allowance {
-    /// Takes one, if need be in advance.
-    pub(super) fn take(&mut self, now: Instant) {
-        self.whole_at = Some(self.whole_at.map_or(now, |whole| whole.max(now)) + INTERVAL);
+    /// Takes `count`, if need be in advance.
+    pub(super) fn take(&mut self, count: u32, now: Instant) {
+        self.whole_at = Some(self.whole_at.map_or(now, |whole| whole.max(now)) + INTERVAL * count);
     }
 
     /// When there is one again, if there is none now.
@@ -43,7 +56,7 @@ mod tests {
         let mut allowance = Allowance::default();
         for _ in 0..BURST {
             assert_eq!(allowance.wait(start), None);
-            allowance.take(start);
+            allowance.take(1, start);
         }
         let mut now = start;
         for _ in 0..20 {
@@ -51,15 +64,23 @@ mod tests {
             assert_eq!(next - now, INTERVAL);
             now = next;
             assert_eq!(allowance.wait(now), None);
-            allowance.take(now);
+            allowance.take(1, now);
         }
         assert_eq!(now - start, Duration::from_secs(1));
         // Taken in advance, as when a connection ends.
-        allowance.take(now);
+        allowance.take(1, now);
         assert_eq!(allowance.wait(now).unwrap() - now, 2 * INTERVAL);
         // Whole again, and not more than that.
         let later = now + Duration::from_secs(3600);
-        (0..BURST).for_each(|_| allowance.take(later));
+        (0..BURST).for_each(|_| allowance.take(1, later));
         assert!(allowance.wait(later).is_some());
+    }
+
+    #[test]
+    fn h5_much_work_is_paid_for_and_waiting_for_others_is_not() {
+        assert_eq!(price(false, Duration::from_micros(900)), 0);
+        assert_eq!(price(true, Duration::from_micros(900)), 1);
+        assert_eq!(price(false, Duration::from_millis(26)), 100);
+        assert_eq!(price(true, Duration::from_secs(1000)), BURST + 1);
     }
 }

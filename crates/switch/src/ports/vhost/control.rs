@@ -22,10 +22,11 @@ use std::time::{Duration, Instant};
 use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot};
 use ringferry_sys::epoll::Interest;
 use ringferry_sys::socket::{Listener, Stream};
+use ringferry_sys::usage::ThreadClock;
 use ringferry_vhost_user::backend::{Counters, Offer, Resources, Session};
 use ringferry_vhost_user::message::ProtocolFeatures;
 
-use super::allowance::Allowance;
+use super::allowance::{self, Allowance};
 use super::device::{PortDevice, features};
 use super::queues::{NewCalls, VhostQueues};
 use crate::config::{DEFAULT_MTU, PortConfig, VhostUserConfig, VhostUserEndpoint};
@@ -273,14 +274,18 @@ impl VhostPort {
     /// Serves the messages that wait.
     fn serve_session(&mut self) {
         let Some(session) = &mut self.session else { return };
+        let clock = ThreadClock::current().ok();
+        let used = || clock.and_then(ThreadClock::used).unwrap_or_default();
+        let before = used();
         match session.on_readable(&mut self.device) {
             Ok(progress) => {
                 let now = Instant::now();
+                let price = allowance::price(progress.disturbed, used().saturating_sub(before));
                 if progress.behind {
                     self.paused = Some(now + CATCH_UP);
                 }
-                if progress.disturbed {
-                    self.allowance.take(now);
+                if price > 0 {
+                    self.allowance.take(price, now);
                 }
             }
             Err(error) => {
@@ -367,7 +372,7 @@ impl VhostPort {
             self.ended = Some(session);
             let now = Instant::now();
             if self.device.reset() {
-                self.allowance.take(now);
+                self.allowance.take(1, now);
             }
             self.retry_at = now + RETRY;
             self.quarantine = self.device.unanswered.take().map(|why| why.to_string());
@@ -573,7 +578,7 @@ mod tests {
         let plug = move |port: &PortConfig, cx: &mut Context<'_>| {
             let PortKind::VhostUser(vhost) = port.kind.clone() else { unreachable!() };
             let mut port = VhostPort::new(port, &vhost, Endpoint::Listen(listener), cx)?;
-            (0..100_000).for_each(|_| port.allowance.take(Instant::now()));
+            (0..100_000).for_each(|_| port.allowance.take(1, Instant::now()));
             Ok(Box::new(port) as Box<dyn PortControl>)
         };
         table.add(config.ports[0].clone(), Box::new(plug), &epoll).unwrap();
