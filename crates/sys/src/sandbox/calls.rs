@@ -234,8 +234,9 @@ fn rules(calls: Calls) -> Built<Rules> {
     // Signals to threads of its own: abort(3), and interrupting a blocked worker.
     let own = u64::from(std::process::id());
     rules.insert(libc::SYS_tgkill, vec![one(equal(0, own)?)?]);
-    // Names of threads; and rustix reads the auxiliary vector when it first needs the size of a page.
-    let names = [libc::PR_SET_NAME, libc::PR_GET_NAME, PR_GET_AUXV].map(|what| one(equal(0, what as u64)?));
+    // Names of threads, and how exact their timers are; and rustix reads the auxiliary vector when it first needs the size of a page.
+    let names = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_TIMERSLACK, PR_GET_AUXV]
+        .map(|what| one(equal(0, what as u64)?));
     rules.insert(libc::SYS_prctl, names.into_iter().collect::<Built<_>>()?);
     // Limits are read, not set.
     let read = SeccompCondition::new(2, Qword, SeccompCmpOp::Eq, 0)?;
