@@ -24,7 +24,8 @@ Examples:
 
 /// Shown below the options by `ringferry ctl set -h` and `--help`.
 const RULES: &str = "\
-`in` is what the switch takes from the port, what its guest sends. What is above a limit is dropped and counted: `ringferry ctl show`.
+`in` is what the switch takes from the port, what its guest sends. What is above `rate_in` waits
+in the guest's ring; what is above `rate_out` waits in the switch for a moment, and is marked or dropped; what is above `storm` is dropped.
 
 Either all settings are carried out or none. They are kept in the configuration file that the switch was started from, where only
 these keys are touched; if they cannot be kept, the answer says why.
@@ -193,7 +194,7 @@ pub enum CtlError {
     NoFdb,
     /// A guest was asked for what only a switch has.
     #[error(
-        "this is a ringferry guest, which drops nothing for a reason of its own: ask the switch it is plugged into"
+        "this is a ringferry guest, which does not count drops by reason: see its counters with `ringferry ctl show`, or ask the switch it is plugged into"
     )]
     NoReasons,
     /// The answer could not be written.
