@@ -54,7 +54,8 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     let path = config.control.clone().unwrap_or_else(control::default_path);
     // Best effort: a switch with few ports does not need it.
     let _ = rlimit::raise_open_files(OPEN_FILES);
-    let signals = Signals::new(&[Signal::TERM, Signal::INT])?;
+    // The last three would end us if nobody took them: terminals that close and tools that rotate logs send them.
+    let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::HUP, Signal::USR1, Signal::USR2])?;
     let ports = config.ports.len();
     // Reachable later only while it may be connected to.
     let manager = Notifier::connect().unwrap_or_else(|_| Notifier::nobody());

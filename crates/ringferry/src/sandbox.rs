@@ -92,9 +92,10 @@ fn helper(charter: &Charter) -> Sandbox {
 /// # Errors
 /// It was not started by a switch, or the switch broke the protocol.
 pub fn run_helper() -> io::Result<()> {
-    // Whoever ends the switch, a terminal or a service manager, may tell all its processes. The switch still needs the helper
-    // then, and ends it.
-    let _blocked = Signals::new(&[Signal::TERM, Signal::INT, Signal::HUP])?;
+    // Whoever sends a signal to the switch, a terminal or a service manager, may send it to all its processes. The switch needs
+    // the helper to the end, and ends it.
+    let signals = [Signal::TERM, Signal::INT, Signal::HUP, Signal::USR1, Signal::USR2];
+    let _blocked = Signals::new(&signals)?;
     let stream = Stream::from_fd(inherited::take(SOCKET)?)?;
     // The switch has said what is missing in its own.
     serve(stream, |charter| drop(helper(charter).enter()))

@@ -109,6 +109,17 @@ impl OpenSwitch {
     }
 }
 
+/// Says that a signal changes nothing, for whoever sent it to have a file read again.
+fn log_ignored(signal: Signal) {
+    let name = match signal {
+        Signal::HUP => "SIGHUP",
+        Signal::USR1 => "SIGUSR1",
+        Signal::USR2 => "SIGUSR2",
+        _ => "this signal",
+    };
+    tracing::info!("nothing is re-read on {name}; rules are changed with `ringferry ctl`");
+}
+
 /// Names the port that cannot be opened.
 fn port_error(port: &str) -> impl FnOnce(OpenError) -> StartError {
     let port = port.to_owned();
@@ -143,7 +154,7 @@ impl Switch {
         Ok(OpenSwitch { config, control, plugs, count, privileges })
     }
 
-    /// Serves until SIGTERM or SIGINT, which `signals` must carry.
+    /// Serves until SIGTERM or SIGINT, which `signals` must carry. Any other signal that it carries is logged and ignored.
     ///
     /// # Errors
     /// See [`RunError`].
@@ -160,7 +171,15 @@ impl Switch {
             let mut ended = false;
             turns.serve(&mut ready, FIRST_TOKEN, Instant::now, |token| {
                 match token {
-                    SIGNALS => ended |= matches!(signals.next()?, Some(Signal::TERM | Signal::INT)),
+                    SIGNALS => {
+                        if let Some(signal) = signals.next()? {
+                            if matches!(signal, Signal::TERM | Signal::INT) {
+                                ended = true;
+                            } else {
+                                log_ignored(signal);
+                            }
+                        }
+                    }
                     CONTROL => self.serve_control(),
                     FAULTS => self.ports.serve_faults(&self.epoll),
                     port => self.ports.serve(port, &self.epoll),

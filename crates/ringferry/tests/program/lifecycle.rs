@@ -121,6 +121,19 @@ fn sigterm_and_sigint_end_it_and_remove_its_sockets() {
 }
 
 #[test]
+fn signals_that_ask_for_a_reload_are_logged_and_ignored() {
+    let place = Place::new();
+    let mut switch = place.switch(&["a", "b"]);
+    let (mut a, mut b) = bystanders(&switch);
+    for (signal, name) in [(Signal::HUP, "SIGHUP"), (Signal::USR1, "SIGUSR1"), (Signal::USR2, "SIGUSR2")] {
+        switch.process.signal(signal);
+        switch.process.until_logged(&format!("nothing is re-read on {name}"));
+        converse(&mut a, &mut b, 1, 20);
+    }
+    switch.stop();
+}
+
+#[test]
 fn after_sigkill_a_new_switch_takes_the_same_sockets_and_running_guests_go_on() {
     let place = Place::new();
     let mut switch = place.switch(&["a", "b"]);
