@@ -14,7 +14,7 @@ mod sandbox;
 mod tap;
 mod traffic;
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{ArgAction, Parser, Subcommand};
@@ -78,10 +78,12 @@ fn main() -> ExitCode {
         .with_writer(log::Lines)
         .with_ansi(colours)
         .with_target(false)
+        .log_internal_errors(false)
         .init();
     let failed = |error: &dyn std::error::Error, code: u8| {
         log::flush();
-        eprintln!("ringferry: {error}");
+        // A macro would panic if that cannot be written, as on a full disk, and hide the exit code.
+        let _ = writeln!(io::stderr(), "ringferry: {error}");
         ExitCode::from(code)
     };
     let code = match &cli.command {

@@ -552,6 +552,29 @@ fn the_service_manager_is_told_of_start_and_end() {
     assert_eq!(place.files(), ["notify"]);
 }
 
+/// `command`, started with its log on a full disk.
+fn with_a_full_disk(command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec \"$0\" \"$@\" 2>/dev/full"]).arg(command.get_program()).args(command.get_args());
+    shell
+}
+
+#[test]
+fn a_log_on_a_full_disk_changes_nothing_but_the_log() {
+    let place = Place::new();
+    for sandbox in ["on", "off"] {
+        let mut run = with_a_full_disk(place.run(&["a", "b"]).args(["--sandbox", sandbox]));
+        let switch = place.start(&mut run, Vec::new());
+        let (mut a, mut b) = bystanders(&switch);
+        converse(&mut a, &mut b, 1, 20);
+        switch.stop();
+    }
+    // What cannot start ends as it does with a log.
+    let mut run = with_a_full_disk(&place.run(&["no/such/folder/a"]));
+    let (status, _) = Process::start(&mut run, Spawn::default()).wait();
+    assert_eq!(status.code(), Some(1), "{status}");
+}
+
 /// A port whose switch has no descriptor left for a connection waits until there is one, asleep.
 #[test]
 fn running_out_of_descriptors_is_survived_without_spinning() {
