@@ -377,6 +377,8 @@ pub struct Session {
     counters: Counters,
     budget: Arc<MapBudget>,
     warnings: Warnings,
+    /// What the log lines have as `port`.
+    port: Option<Arc<str>>,
 }
 
 /// The answer to a message that was served.
@@ -405,7 +407,7 @@ impl Session {
     /// # Errors
     /// As for [`new`](Self::new).
     pub fn with_resources(stream: Stream, mut offer: Offer, resources: Resources) -> io::Result<Session> {
-        let Resources { closer, memory, warnings } = resources;
+        let Resources { closer, memory, warnings, port } = resources;
         offer.max_queues = offer.max_queues.min(MAX_VIRTQUEUES);
         offer.max_mem_slots = offer.max_mem_slots.min(MAX_MEM_SLOTS as u16);
         offer.features &= !F_PROTOCOL_FEATURES;
@@ -426,6 +428,7 @@ impl Session {
             counters: Counters::default(),
             budget: memory,
             warnings,
+            port,
         })
     }
 
@@ -527,6 +530,7 @@ impl Session {
         }
         let row = MessageSpec::of(header.request);
         tracing::debug!(
+            port = self.port.as_deref(),
             name = row.map_or("unknown", |row| row.name),
             number = header.request,
             size = header.size,
@@ -597,7 +601,9 @@ impl Session {
     ) -> Result<(), SessionError> {
         self.counters.rejected += 1;
         let name = row.map_or("unknown", |row| row.name);
-        self.warnings.warn(|| tracing::warn!(name, number = header.request, %reason, "message refused"));
+        let port = self.port.as_deref();
+        self.warnings
+            .warn(port, || tracing::warn!(port, name, number = header.request, %reason, "message refused"));
         match row.map(|row| (row.reply, row.needs)) {
             Some((Reply::Value, _)) => Err(SessionError::Unanswerable { message: name, reason }),
             Some((Reply::Config, _)) => self.reply(header, &[], &[]),
@@ -648,6 +654,7 @@ impl Session {
                 ring.recover = false;
                 ring.base = Some(base::encode(setup.base, setup.packed()));
                 tracing::debug!(
+                    port = self.port.as_deref(),
                     index,
                     size = setup.parts.size,
                     base = setup.base,
@@ -672,7 +679,9 @@ impl Session {
             match self.set_up(index) {
                 Ok(setup) => starting.extend(setup.map(|setup| (index, setup))),
                 Err(reason) => {
-                    self.warnings.warn(|| tracing::warn!(index, %reason, "ring cannot be started"));
+                    let port = self.port.as_deref();
+                    self.warnings
+                        .warn(port, || tracing::warn!(port, index, %reason, "ring cannot be started"));
                 }
             }
         }
@@ -707,7 +716,7 @@ impl Session {
             Ok(positions) => {
                 for (index, position) in running.iter().zip(positions) {
                     self.rings[usize::from(*index)].base = Some(base::encode(position, packed));
-                    tracing::debug!(index, position, "ring stopped");
+                    tracing::debug!(port = self.port.as_deref(), index, position, "ring stopped");
                 }
             }
             Err(unanswered) => self.unanswered = Some(unanswered),
@@ -746,13 +755,16 @@ pub struct Resources {
     pub memory: Arc<MapBudget>,
     /// The warnings that may be logged.
     pub warnings: Warnings,
+    /// The name of the port that the front ends connect to, which all log lines of the sessions carry; `None`: they carry
+    /// none.
+    pub port: Option<Arc<str>>,
 }
 
 impl Default for Resources {
     /// Resources without bounds but for warnings, for who trusts its front ends.
     fn default() -> Self {
         let (closer, warnings) = (Closer::new(), Warnings::default());
-        Resources { closer, memory: MapBudget::unlimited(), warnings }
+        Resources { closer, memory: MapBudget::unlimited(), warnings, port: None }
     }
 }
 
@@ -761,8 +773,8 @@ impl Default for Resources {
 pub struct Warnings(Arc<Mutex<LogRateLimit>>);
 
 impl Warnings {
-    fn warn(&self, log: impl FnOnce()) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).warn(log);
+    fn warn(&self, port: Option<&str>, log: impl FnOnce()) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).warn(port, log);
     }
 }
 
@@ -775,11 +787,11 @@ struct LogRateLimit {
 }
 
 impl LogRateLimit {
-    fn warn(&mut self, log: impl FnOnce()) {
+    fn warn(&mut self, port: Option<&str>, log: impl FnOnce()) {
         let now = Instant::now();
         if self.since.is_none_or(|since| now - since >= WARN_INTERVAL) {
             if self.count > WARN_BURST {
-                tracing::warn!(suppressed = self.count - WARN_BURST, "more messages were refused");
+                tracing::warn!(port, suppressed = self.count - WARN_BURST, "more messages were refused");
             }
             self.since = Some(now);
             self.count = 0;
@@ -803,7 +815,7 @@ mod tests {
         let mut lines = 0;
         for _ in 0..1000 {
             let connection = resources.clone();
-            connection.warnings.warn(|| lines += 1);
+            connection.warnings.warn(None, || lines += 1);
             let mut limit = resources.warnings.0.lock().unwrap();
             // Whatever time the test takes, it is one interval.
             limit.since = Some(Instant::now());

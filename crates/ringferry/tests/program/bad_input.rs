@@ -364,6 +364,10 @@ fn memory_that_is_not_shared_or_cannot_be_mapped_is_refused_and_logged() {
     converse(&mut a, &mut b, 1, 20);
     switch.process.until_logged("message refused");
     switch.process.until_logged("share=on");
+    // With several guests, each line says which of them it is about.
+    let log = switch.process.log();
+    let refusals: Vec<&String> = log.iter().filter(|line| line.contains("refused")).collect();
+    assert!(refusals.iter().all(|line| line.contains("port=\"odd\"")), "{refusals:#?}");
     switch.stop();
 }
 

@@ -443,7 +443,8 @@ impl Session {
             Ok((description, file)) => Answer::File(bytes(&description), file),
             Err(error) => {
                 // The front end continues without a region.
-                self.warnings.warn(|| tracing::warn!("no in-flight region: {error}"));
+                let port = self.port.as_deref();
+                self.warnings.warn(port, || tracing::warn!(port, "no in-flight region: {error}"));
                 Answer::Payload(bytes(&InflightDescription::default()))
             }
         })

@@ -186,7 +186,11 @@ impl VhostPort {
             past: Counters::default(),
             device,
             offer,
-            resources: Resources { memory: cx.memory.of_port(), ..Resources::default() },
+            resources: Resources {
+                memory: cx.memory.of_port(),
+                port: Some(port.name.as_str().into()),
+                ..Resources::default()
+            },
             allowance: Allowance::default(),
             paused: None,
             quarantine: None,
