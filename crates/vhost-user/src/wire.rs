@@ -40,9 +40,21 @@ pub enum WireError {
     /// The header announces a payload larger than any message has.
     #[error("a payload of {0} bytes, more than the {MAX_PAYLOAD} any vhost-user message needs")]
     Oversize(u32),
-    /// More descriptors came than any message carries, or the kernel dropped some.
-    #[error("more than {MAX_FDS} descriptors with one message, or no room in our descriptor table")]
+    /// More descriptors came than any message carries.
+    #[error("more than {MAX_FDS} descriptors with one message")]
     TooManyFds,
+    /// The kernel dropped descriptors that came with a message, because this process may open no more.
+    #[error(
+        "no room for the descriptors that came with a message, as this process has as many files open as it \
+         may: raise its limit (ulimit -n, or LimitNOFILE= of its systemd unit)"
+    )]
+    NoRoomForFds,
+    /// The kernel dropped descriptors that came with a message for another reason.
+    #[error(
+        "the kernel withheld descriptors that came with a message: see whether a security module (SELinux, \
+         AppArmor) forbids them"
+    )]
+    FdsWithheld,
     /// A descriptor came with a message that has none. It was not received.
     #[error("a descriptor with a message that has none")]
     UnwantedFds,
@@ -133,7 +145,9 @@ impl Wire {
                 self.stream.recv_bytes(room).map(|bytes| Received { bytes, fds_lost: false })
             };
             match received {
-                Ok(got) if got.fds_lost || self.fds.len() > MAX_FDS => return Err(WireError::TooManyFds),
+                Ok(_) if self.fds.len() > MAX_FDS => return Err(WireError::TooManyFds),
+                // There was room for all that a message can have, so the kernel could not or would not pass them on.
+                Ok(got) if got.fds_lost => return Err(self.why_fds_were_lost()),
                 Ok(got) if got.bytes == 0 => return Err(WireError::Disconnected),
                 Ok(got) => self.filled += got.bytes,
                 Err(err) if err.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -141,6 +155,15 @@ impl Wire {
             }
         }
         Ok(true)
+    }
+
+    /// Finds out why the kernel dropped descriptors, which it does not say. Those that it did pass on are still open, so a
+    /// table that was full still is.
+    fn why_fds_were_lost(&self) -> WireError {
+        match rustix::io::fcntl_dupfd_cloexec(&*self.stream, 0) {
+            Err(rustix::io::Errno::MFILE) => WireError::NoRoomForFds,
+            _ => WireError::FdsWithheld,
+        }
     }
 
     /// Sends a whole message or fails. A Unix stream takes a message of this size whole or not at

@@ -17,6 +17,7 @@ use ringferry_rig::raw::Raw;
 use ringferry_rig::switch::{Place, Switch};
 use ringferry_ring::Buffer;
 use ringferry_sys::cpu;
+use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::process::Spawn;
 use ringferry_sys::socket::{Listener, Stream};
 use ringferry_vhost_user::FrontendError;
@@ -575,6 +576,34 @@ fn a_log_on_a_full_disk_changes_nothing_but_the_log() {
     assert_eq!(status.code(), Some(1), "{status}");
 }
 
+/// Sets how many descriptors a running switch may have; returns how many it might have before.
+fn limit_descriptors(switch: &Switch<'_>, current: Option<u64>) -> Option<u64> {
+    let pid = Pid::from_raw(switch.process.pid() as i32);
+    // The hard limit, which it inherited from us, stays.
+    let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Nofile);
+    let limit = Rlimit { current, maximum };
+    rustix::process::prlimit(pid, Resource::Nofile, limit).unwrap().current
+}
+
+#[test]
+fn a_front_end_whose_descriptors_find_no_room_is_not_blamed_for_it() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b"]);
+    let mut a = Guest::plug(switch.connect("a"), 1, Options::default());
+    let mut raw = Raw::plug(switch.connect("b"));
+    let limit = limit_descriptors(&switch, Some(3));
+    let call = EventFd::new().unwrap();
+    let _ = raw.connection.frontend().set_vring_call(1, Some(call.as_fd()));
+    switch.process.until_logged("no room for the descriptors that came with a message");
+    assert_eq!(switch.process.logged("LimitNOFILE="), 1);
+    limit_descriptors(&switch, limit);
+    drop(raw);
+    let mut b = switch.plug("b", 2, Options::default());
+    acquaint(&mut [&mut a, &mut b]);
+    converse(&mut a, &mut b, 1, 20);
+    switch.stop();
+}
+
 /// A port whose switch has no descriptor left for a connection waits until there is one, asleep.
 #[test]
 fn running_out_of_descriptors_is_survived_without_spinning() {
@@ -587,16 +616,12 @@ fn running_out_of_descriptors_is_survived_without_spinning() {
         .map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap())
         .collect();
     let lowest_free = (0..).find(|number| !used.contains(number)).unwrap();
-    let pid = Pid::from_raw(switch.process.pid() as i32);
-    // The hard limit, which it inherited from us, stays.
-    let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Nofile);
-    let tight = Rlimit { current: Some(lowest_free), maximum };
-    let limit = rustix::process::prlimit(pid, Resource::Nofile, tight).unwrap();
+    let limit = limit_descriptors(&switch, Some(lowest_free));
 
     let waiting = switch.connect("b");
     switch.process.until_logged("cannot accept");
     assert_idle(&switch.process);
-    rustix::process::prlimit(pid, Resource::Nofile, limit).unwrap();
+    limit_descriptors(&switch, limit);
     let mut b = Guest::plug(waiting, 2, Options::default());
     switch.until_state("b", PortState::Up);
     acquaint(&mut [&mut a, &mut b]);
