@@ -373,6 +373,8 @@ fn m6_a_kick_that_never_falls_silent_costs_its_session_and_does_not_keep_the_swi
     let _ = raw.connection.frontend().set_vring_kick(1, Some(semaphore.as_fd()));
     let port = switch.until("odd", "in quarantine", |port| port.fault.is_some());
     assert_eq!(port.fault.as_deref(), Some("its kick event never falls silent"));
+    // Its driver is not accused beside.
+    assert_eq!((port.counters["ring_errors"], switch.process.logged("queue is broken")), (0, 0));
     converse(&mut a, &mut b, 1, 20);
     assert_idle(&switch.process);
     switch.stop();

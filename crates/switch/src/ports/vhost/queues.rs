@@ -314,7 +314,9 @@ impl Queues for VhostQueues {
         let works = kick.drain().is_ok() && (ring.has_chains() || kick.falls_silent().unwrap_or(false));
         if !works {
             unwatch(watch, queue.common.kick.take());
+            // This only keeps the ring from being served until its session is over. Its driver has broken no rule.
             ring.break_with(Fault::Unusable);
+            queue.common.reported = true;
             faults.quarantine(port, queue.common.session, "its kick event never falls silent");
         }
         true
