@@ -204,7 +204,7 @@ impl VhostPort {
     /// say) the port alone goes down, and the next tick tries again.
     fn settle(&mut self, cx: &Context<'_>) {
         if let Err(error) = self.rewatch(cx) {
-            if self.device.limit.allows() {
+            if self.device.limit.allows(&self.device.name) {
                 tracing::error!(
                     port = self.device.name,
                     "cannot wait for the port's socket: {error}; trying again"
@@ -293,7 +293,7 @@ impl VhostPort {
                 }
             }
             Err(error) => {
-                if self.device.limit.allows() {
+                if self.device.limit.allows(&self.device.name) {
                     if error.is_disconnect() {
                         tracing::info!(port = self.device.name, "the front end has disconnected");
                     } else {
@@ -324,7 +324,7 @@ impl VhostPort {
                 .transpose()
         }) {
             Ok(Some(session)) => {
-                if self.device.limit.allows() {
+                if self.device.limit.allows(&self.device.name) {
                     tracing::info!(port = self.device.name, "a front end has connected");
                 }
                 self.device.counters.connections.add(1);
@@ -358,7 +358,7 @@ impl VhostPort {
     /// Ends the session if the guest's memory is gone: the front end shrank its file.
     fn check_memory(&mut self) {
         if self.device.memory.as_ref().is_some_and(|memory| memory.is_lost()) {
-            if self.device.limit.allows() {
+            if self.device.limit.allows(&self.device.name) {
                 tracing::warn!(
                     port = self.device.name,
                     "the connection is closed: guest memory was truncated"
@@ -458,7 +458,7 @@ impl PortControl for VhostPort {
             return false;
         }
         if self.session.is_some() && fault.session.is_none_or(|session| session == self.device.session) {
-            if self.device.limit.allows() {
+            if self.device.limit.allows(&self.device.name) {
                 let (port, seconds, why) = (&self.device.name, QUARANTINE.as_secs(), &fault.why);
                 tracing::warn!(
                     port,

@@ -142,7 +142,7 @@ enum NoRing {
 impl Device for PortDevice {
     fn features_acked(&mut self, features: u64) {
         let features = Features::from_bits_retain(features);
-        if self.features != features && self.limit.allows() {
+        if self.features != features && self.limit.allows(&self.name) {
             tracing::info!(port = self.name, features = features.names().join(" "), "features agreed on");
         }
         self.features = features;
@@ -170,7 +170,7 @@ impl Device for PortDevice {
             tracing::debug!(port = self.name, index, size, base, "ring starts");
             match self.ring(index, setup) {
                 Ok(start) => starts.push((index / 2, AnyStart::Vhost(start))),
-                Err(why) if self.limit.allows() => {
+                Err(why) if self.limit.allows(&self.name) => {
                     tracing::warn!(port = self.name, "queue {index} cannot be served: {why}");
                 }
                 Err(_) => {}
@@ -237,7 +237,7 @@ impl Device for PortDevice {
     fn mtu_set(&mut self, mtu: u16) -> bool {
         // A frame of any MTU passes through the switch; only the configuration sets a limit.
         if let Some(limit) = self.mtu_limit.filter(|limit| mtu > *limit) {
-            if self.limit.allows() {
+            if self.limit.allows(&self.name) {
                 tracing::warn!(
                     port = self.name,
                     "the front end wants MTU {mtu}, and the port allows {limit}"

@@ -114,7 +114,7 @@ impl Common {
         {
             faults.quarantine(port, self.session, "its error event blocks whoever signals it");
         }
-        if faults.limit.allows() {
+        if faults.limit.allows(&port.name) {
             tracing::warn!(
                 port = &*port.name,
                 queue = what,
@@ -214,12 +214,14 @@ impl VhostQueues {
 
     /// Waits for the kicks of a transmitq. One that cannot be waited for is polled.
     fn watch_kicks(&mut self, pair: u16, watch: Watch<'_>) {
-        let id = self.port.id;
         let Some(TxQueue { common, .. }) = self.tx(pair) else { return };
         if let Some(Err(error)) = common.kick.as_ref().map(|kick| watch.add(kick, pair)) {
             common.kick = None;
-            if self.faults.limit.allows() {
-                tracing::error!(port = id.0, "cannot wait for kicks, so the queue is polled: {error}");
+            if self.faults.limit.allows(&self.port.name) {
+                tracing::error!(
+                    port = &*self.port.name,
+                    "cannot wait for kicks, so the queue is polled: {error}"
+                );
             }
         }
     }

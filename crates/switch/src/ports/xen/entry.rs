@@ -254,7 +254,7 @@ impl XenEntry {
     }
 
     fn turn(&mut self, id: VifId, event: BackEvent, cx: &mut Context<'_>) -> Result<(), StoreError> {
-        let loud = self.limit.allows();
+        let loud = self.limit.allows(&self.name);
         match event {
             BackEvent::Connect(connection) => {
                 let config = self.config.clone();
@@ -333,7 +333,7 @@ impl XenEntry {
     /// Disconnects a front end for what it has done.
     fn expel(&mut self, id: VifId, why: &str, cx: &mut Context<'_>) {
         let Some(vif) = self.vifs.get_mut(&id) else { return };
-        if self.limit.allows() {
+        if self.limit.allows(&vif.name) {
             tracing::warn!(port = vif.name, "the front end is disconnected: {why}");
         }
         vif.stop(cx);
