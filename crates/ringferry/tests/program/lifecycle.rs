@@ -75,11 +75,13 @@ fn one_front_end_at_a_time_and_the_next_one_waits() {
     let switch = place.switch(&["a", "b"]);
     let (mut a, b) = bystanders(&switch);
     let waiting = switch.connect("b");
+    switch.process.until_logged("waits until this one has disconnected");
     drop(b);
     let mut next = Guest::plug(waiting, 3, Options::default());
     switch.until_state("b", PortState::Up);
     acquaint(&mut [&mut a, &mut next]);
     converse(&mut a, &mut next, 1, 10);
+    assert_eq!(switch.process.logged("waits until this one has disconnected"), 1);
     switch.stop();
 }
 

@@ -25,6 +25,7 @@ use ringferry_sys::socket::{Listener, Stream};
 use ringferry_sys::usage::ThreadClock;
 use ringferry_vhost_user::backend::{Counters, Offer, Resources, Session};
 use ringferry_vhost_user::message::ProtocolFeatures;
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::allowance::{self, Allowance};
 use super::device::{PortDevice, features};
@@ -93,6 +94,8 @@ struct VhostPort {
     accept_failed: bool,
     /// The reason for the last failure to connect or accept was logged.
     failure_logged: bool,
+    /// It was logged that another front end waits for the end of this session.
+    waiting_logged: bool,
 }
 
 /// What epoll watches for the port.
@@ -197,6 +200,7 @@ impl VhostPort {
             retry_at: Instant::now(),
             accept_failed: false,
             failure_logged: false,
+            waiting_logged: false,
         })
     }
 
@@ -331,6 +335,7 @@ impl VhostPort {
                 self.device.session = self.device.session.wrapping_add(1);
                 self.session = Some(session);
                 self.failure_logged = false;
+                self.waiting_logged = false;
             }
             Ok(None) => {}
             Err(error) => {
@@ -365,6 +370,29 @@ impl VhostPort {
                 );
             }
             self.close();
+        }
+    }
+
+    /// Says once for each session that another front end waits for its end. That one has connected, and nothing tells it why it
+    /// gets no answer.
+    fn log_waiting(&mut self) {
+        let (Some(_), Endpoint::Listen(listener), false) =
+            (&self.session, &self.endpoint, self.waiting_logged)
+        else {
+            return;
+        };
+        let mut looked = [PollFd::new(listener, PollFlags::IN)];
+        let looks = rustix::event::poll(&mut looked, Some(&Timespec::default()));
+        if looks != Ok(1) || !looked[0].revents().contains(PollFlags::IN) {
+            return;
+        }
+        self.waiting_logged = true;
+        if self.device.limit.allows(&self.device.name) {
+            tracing::info!(
+                port = self.device.name,
+                "another front end has connected to {} and waits until this one has disconnected",
+                self.peer()
+            );
         }
     }
 
@@ -475,6 +503,7 @@ impl PortControl for VhostPort {
 
     fn tick(&mut self, cx: &mut Context<'_>) {
         self.check_memory();
+        self.log_waiting();
         self.settle(cx);
     }
 
