@@ -61,10 +61,20 @@ pub enum MapError {
     #[error("more than {} memory regions are mapped", sigbus::MAX_REGIONS)]
     TooMany,
     /// The kernel refused a system call.
-    #[error(
-        "cannot map guest memory ({0}); the VM's memory must be shared: for QEMU use -object memory-backend-memfd,share=on"
-    )]
+    #[error("cannot map guest memory ({}); {}", .0, remedy(*.0))]
     Os(#[from] Errno),
+}
+
+/// What helps where the kernel has refused to map guest memory.
+fn remedy(error: Errno) -> &'static str {
+    match error {
+        // The fault is not the guest's.
+        Errno::NOMEM => {
+            "this process may have no more address space or mappings: raise its limit (ulimit -v, or LimitAS= of its \
+             systemd unit) or the system's vm.max_map_count"
+        }
+        _ => "the VM's memory must be shared: for QEMU use -object memory-backend-memfd,share=on",
+    }
 }
 
 /// An object that is dropped after the mapping that it belongs to.
