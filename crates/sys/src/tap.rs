@@ -138,7 +138,9 @@ pub enum TapError {
     )]
     Permission(String),
     /// The interface should be created, but exists already.
-    #[error("interface {0} exists already: delete it (ip link delete {0}) or choose another name")]
+    #[error(
+        "interface {0} exists already: choose another name, or delete it if it is a tap that nobody needs (ip link delete {0})"
+    )]
     Exists(String),
     /// The interface should exist, but does not.
     #[error(
@@ -147,7 +149,7 @@ pub enum TapError {
     Missing(String),
     /// The interface exists, but is not a tap, or a tap with other properties.
     #[error(
-        "interface {name} exists, but not as a tap with {queues}: delete it (ip link delete {name}), choose another name, or make it again (ip tuntap add dev {name} mode tap vnet_hdr{option})"
+        "interface {name} exists, but not as a tap with {queues}: choose another name, or, if it is a tap that nobody needs, delete it and make it again (ip link delete {name}; ip tuntap add dev {name} mode tap vnet_hdr{option})"
     )]
     OtherKind {
         /// Name of the interface.
