@@ -117,7 +117,8 @@ pub fn way(from: &Abilities, to: &Abilities) -> Way {
         hints: Vec::new(),
     };
     for port in [from, to].into_iter().filter(|port| !port.up) {
-        way.notes.push(format!("{} is down: nothing has been agreed on with it", port.name));
+        way.notes
+            .push(format!("{} is not up, so nothing passes: `ringferry ctl show` says its state", port.name));
     }
     if !way.notes.is_empty() {
         return way;
