@@ -111,13 +111,19 @@ impl OpenSwitch {
 
 /// Says that a signal changes nothing, for whoever sent it to have a file read again.
 fn log_ignored(signal: Signal) {
-    let name = match signal {
+    tracing::info!("nothing is re-read on {}; rules are changed with `ringferry ctl`", name(signal));
+}
+
+/// Returns the name of a signal that the program takes.
+fn name(signal: Signal) -> &'static str {
+    match signal {
+        Signal::TERM => "SIGTERM",
+        Signal::INT => "SIGINT",
         Signal::HUP => "SIGHUP",
         Signal::USR1 => "SIGUSR1",
         Signal::USR2 => "SIGUSR2",
-        _ => "this signal",
-    };
-    tracing::info!("nothing is re-read on {name}; rules are changed with `ringferry ctl`");
+        _ => "a signal",
+    }
 }
 
 /// Names the port that cannot be opened.
@@ -174,6 +180,7 @@ impl Switch {
                     SIGNALS => {
                         if let Some(signal) = signals.next()? {
                             if matches!(signal, Signal::TERM | Signal::INT) {
+                                tracing::info!("the switch ends, as {} asks for", name(signal));
                                 ended = true;
                             } else {
                                 log_ignored(signal);

@@ -116,6 +116,7 @@ fn sigterm_and_sigint_end_it_and_remove_its_sockets() {
         switch.process.signal(signal);
         let (status, _) = switch.process.wait();
         assert!(status.success(), "{status}");
+        assert_eq!(switch.process.logged("the switch ends, as SIG"), 1);
         assert_eq!(place.files(), [""; 0]);
         // What was sent before either arrived or did not; the guests find the connection closed.
         b.pump();
