@@ -12,7 +12,7 @@ use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Header;
 use ringferry_rig::frames::frame;
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
-use ringferry_rig::process::{PATIENCE, Process, eventually, in_a_namespace};
+use ringferry_rig::process::{PATIENCE, Process, eventually, in_a_namespace, may};
 use ringferry_rig::raw::Raw;
 use ringferry_rig::switch::{Place, Switch};
 use ringferry_ring::Buffer;
@@ -20,6 +20,8 @@ use ringferry_sys::cpu;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::process::Spawn;
 use ringferry_sys::socket::{Listener, Stream};
+use ringferry_sys::tap::{Tap, TapConfig};
+use ringferry_sys::{netif, program};
 use ringferry_vhost_user::FrontendError;
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 
@@ -425,6 +427,31 @@ fn a_worker_that_polls_finds_what_a_tap_has_without_sleeping() {
             }
             (sleeps() - before < PACKETS).then_some(())
         });
+        switch.stop();
+    });
+}
+
+#[test]
+fn a_tap_that_was_deleted_is_not_taken_for_the_next_one_of_its_name() {
+    in_a_namespace(|| {
+        if !may("needs the program ip", program::installed("ip").is_some()) {
+            return;
+        }
+        let place = Place::new();
+        let switch = place.start(place.run(&["a"]).args(["--port", "tap:rf0"]), Vec::new());
+        let mut a = switch.plug("a", 1, Options::default());
+        let deleted = Command::new("ip").args(["link", "delete", "rf0"]).status().unwrap();
+        assert!(deleted.success(), "{deleted}");
+        switch.process.until_logged("the tap is gone");
+        let _next = Tap::open(&TapConfig::new("rf0")).unwrap();
+        netif::set_up("rf0", true).unwrap();
+        let port = switch.port("rf0");
+        assert_eq!((port.state, port.mtu, port.mac), (PortState::Down, 0, None));
+        assert!(port.peer.contains("another interface has this name now"), "{}", port.peer);
+        // What is sent to it is lost because it is gone, and the frame is not to blame.
+        a.send(&frame(Mac::BROADCAST, a.mac, 60, 1));
+        let port = switch.until("rf0", "has dropped it", |port| port.drops["link-down"] > 0);
+        assert_eq!(port.drops["tap-write-error"], 0);
         switch.stop();
     });
 }

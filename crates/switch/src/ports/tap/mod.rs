@@ -31,6 +31,8 @@ struct TapPort {
     name: String,
     /// The network interface.
     tap: String,
+    /// Its index when it was opened; `None`: it was in another network namespace.
+    index: Option<u32>,
     /// What the kernel takes unfinished.
     offloads: Offloads,
     queues: u16,
@@ -71,7 +73,24 @@ fn plug(config: &PortConfig, queues: Vec<Tap>, cx: &mut Context<'_>) -> Result<T
     for queue in 0..count as u16 {
         cx.workers.start_queue(id, queue, AnyStart::Tap(TapStart(queue)));
     }
-    Ok(TapPort { id, name: config.name.clone(), tap, offloads: kernel, queues: count as u16, counters })
+    let index = netif::index(&tap).ok().flatten();
+    Ok(TapPort {
+        id,
+        name: config.name.clone(),
+        tap,
+        index,
+        offloads: kernel,
+        queues: count as u16,
+        counters,
+    })
+}
+
+impl TapPort {
+    /// Whether the tap was deleted, or moved to another network namespace, and another interface has its name now.
+    fn is_replaced(&self) -> bool {
+        let now = netif::index(&self.tap).ok().flatten();
+        now.is_some() && now != self.index
+    }
 }
 
 impl PortControl for TapPort {
@@ -86,15 +105,25 @@ impl PortControl for TapPort {
     }
 
     fn snapshots(&self, config: &PortConfig, _: &MappingBudget, _: &mut QueueStates) -> Vec<PortSnapshot> {
-        let up = netif::is_up(&self.tap).unwrap_or(false);
+        // What is to be learned by name is not about our tap then.
+        let named = Some(self.tap.as_str()).filter(|_| !self.is_replaced());
+        let up = named.is_some_and(|tap| netif::is_up(tap).unwrap_or(false));
+        let mtu = named.and_then(|tap| netif::mtu(tap).ok());
+        let peer = match named {
+            Some(tap) => tap.to_owned(),
+            None => format!(
+                "{} (another interface has this name now; restart ringferry to attach to it)",
+                self.tap
+            ),
+        };
         vec![PortSnapshot {
             name: self.name.clone(),
             negotiated: Negotiated::Tap(self.offloads),
             state: if up { PortState::Up } else { PortState::Down },
             fault: None,
-            peer: self.tap.clone(),
-            mtu: netif::mtu(&self.tap).map_or(0, |mtu| mtu.try_into().unwrap_or(u16::MAX)),
-            mac: netif::mac(&self.tap).ok().map(Mac),
+            peer,
+            mtu: mtu.map_or(0, |mtu| mtu.try_into().unwrap_or(u16::MAX)),
+            mac: named.and_then(|tap| netif::mac(tap).ok()).map(Mac),
             queues: Vec::new(),
             counters: self.counters.by_name(),
             drops: self.counters.drops_by_name(),

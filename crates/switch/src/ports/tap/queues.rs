@@ -9,6 +9,7 @@ use ringferry_memory::{ReadSlice, WriteSlice};
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::{Header, Offloads, VALIDATED_HEAD};
 use ringferry_sys::tap::{MAX_READ, Offloads as TapOffloads, Tap};
+use rustix::io::Errno;
 
 use crate::counters::{DropReason, PortCounters};
 use crate::plane::queues::MAX_BURST_BYTES;
@@ -199,11 +200,11 @@ impl Queues for TapQueues {
         match result {
             Ok(_) => Ok(Delivery::Done),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(DropReason::TapBusy),
-            // EIO: the interface is down.
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => {
-                Err(DropReason::LinkDown)
-            }
-            Err(_) => Err(DropReason::TapWriteError),
+            Err(error) => Err(match Errno::from_io_error(&error) {
+                // The interface is down, or gone.
+                Some(Errno::IO | Errno::BADFD) => DropReason::LinkDown,
+                _ => DropReason::TapWriteError,
+            }),
         }
     }
 
