@@ -332,7 +332,7 @@ mod tests {
         assert_eq!(way(&small, &large).notes, Vec::<String>::new());
         let down = Abilities { up: false, ..both("down", Offloads::CSUM) };
         let way = way(&small, &down);
-        assert!(way.traffic.is_empty() && way.notes[0].starts_with("down is down"), "{way:?}");
+        assert!(way.traffic.is_empty() && way.notes[0].starts_with("down is not up"), "{way:?}");
     }
 
     fn snapshot(name: &str, negotiated: Negotiated) -> PortSnapshot {
