@@ -8,12 +8,16 @@
 //!
 //! [`Region::map_within`]: crate::Region::map_within
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// More bytes than a [`MapBudget`] has left.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{wanted} bytes of guest memory cannot be mapped beside the {taken} that are: {name} allows {limit}")]
+#[error(
+    "{} of guest memory cannot be mapped beside the {} that are: {name} allows {}",
+    Gib(*wanted), Gib(*taken), Gib(*limit)
+)]
 pub struct OverBudget {
     /// The bytes asked for.
     pub wanted: u64,
@@ -23,6 +27,20 @@ pub struct OverBudget {
     pub limit: u64,
     /// What sets the limit, for people.
     pub name: &'static str,
+}
+
+/// A number of bytes in the unit that configuration keys have; in bytes, where that says more.
+struct Gib(u64);
+
+impl fmt::Display for Gib {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const GIB: u64 = 1 << 30;
+        match self.0 {
+            bytes if bytes.is_multiple_of(GIB) => write!(f, "{} GiB", bytes / GIB),
+            bytes if bytes > GIB / 100 => write!(f, "{:.2} GiB", bytes as f64 / GIB as f64),
+            bytes => write!(f, "{bytes} bytes"),
+        }
+    }
 }
 
 /// A number of bytes that may be mapped. It may be used from any thread.
@@ -110,6 +128,14 @@ mod tests {
         assert_eq!((process.taken(), a.taken()), (40, 0));
         drop(second);
         assert_eq!(process.taken(), 0);
+    }
+
+    #[test]
+    fn a_refusal_speaks_in_the_unit_of_the_keys() {
+        let error = OverBudget { wanted: 3 << 29, taken: 4 << 30, limit: 5 << 30, name: "port_memory_gib" };
+        let text = "1.50 GiB of guest memory cannot be mapped beside the 4 GiB that are: port_memory_gib allows 5 GiB";
+        assert_eq!(error.to_string(), text);
+        assert!(OverBudget { wanted: 4096, ..error }.to_string().starts_with("4096 bytes of"));
     }
 
     #[test]
