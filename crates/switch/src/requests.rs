@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use ringferry_control::snapshot::{FdbSnapshot, PortSnapshot, Snapshot, VERSION};
-use ringferry_control::{Answer, PortRules, Request, Response, RulesChange};
+use ringferry_control::{Answer, PortRules, Request, Response, RulesByKey, RulesChange};
 
 use crate::channels;
 use crate::config::{Config, Edit};
@@ -119,9 +119,11 @@ impl Requests<'_> {
                 }
             },
         };
-        tracing::info!(port = name, persistent, "rules have changed");
+        let (before, after) = (rules_by_key(&config.ports[at].rules), rules_by_key(&rules));
+        let changes = changes(&before, &after);
+        tracing::info!(port = name, persistent, "rules have changed: {changes} ({note})");
         self.ports.set_rules(name, &rules);
-        let answer = RulesChange { port: name.to_owned(), rules: rules_by_key(&rules), persistent, note };
+        let answer = RulesChange { port: name.to_owned(), rules: after, persistent, note };
         config.ports[at].rules = rules;
         Ok(Answer::RulesChanged(answer))
     }
@@ -187,4 +189,15 @@ impl Requests<'_> {
             workers: self.workers.counters().map(|counters| snapshot::worker(counters, uptime)).collect(),
         }
     }
+}
+
+/// Says for people which rules have another value than before.
+fn changes(before: &RulesByKey, after: &RulesByKey) -> String {
+    let set = after.iter().filter(|(key, value)| before.get(*key) != Some(*value));
+    let unset = before.keys().filter(|key| !after.contains_key(*key));
+    let all: Vec<String> = set
+        .map(|(key, value)| format!("{key}={value}"))
+        .chain(unset.map(|key| format!("{key} unset")))
+        .collect();
+    if all.is_empty() { "none has another value".to_owned() } else { all.join(", ") }
 }

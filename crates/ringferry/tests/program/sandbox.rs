@@ -173,6 +173,7 @@ fn without_a_sandbox_there_is_no_helper() {
     assert_eq!(helpers(pid), [0; 0]);
     assert_eq!(status(pid, pid, "Seccomp"), status(std::process::id(), std::process::id(), "Seccomp"));
     assert!(place.ctl(&["set", "a", "max_macs=7"]).contains("\nkept: in "));
+    switch.process.until_logged("rules have changed: max_macs=7 (in ");
     assert_eq!(switch.process.logged("no sandbox, as was asked for"), 1);
     drop((a, b));
     switch.stop();
