@@ -26,6 +26,7 @@ use ringferry_sys::usage::ThreadClock;
 use ringferry_vhost_user::backend::{Counters, Offer, Resources, Session};
 use ringferry_vhost_user::message::ProtocolFeatures;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 
 use super::allowance::{self, Allowance};
 use super::device::{PortDevice, features};
@@ -346,9 +347,15 @@ impl VhostPort {
                 }
                 let peer = self.peer();
                 if self.accept_failed {
+                    let remedy = match Errno::from_io_error(&error) {
+                        Some(Errno::MFILE) => {
+                            ": raise the limit of open files (ulimit -n, or LimitNOFILE= of the systemd unit)"
+                        }
+                        _ => "",
+                    };
                     tracing::warn!(
                         port = self.device.name,
-                        "cannot accept a front end at {peer} ({error}); trying again"
+                        "cannot accept a front end at {peer} ({error}){remedy}; trying again"
                     );
                 } else {
                     tracing::info!(
