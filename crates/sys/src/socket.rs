@@ -204,9 +204,14 @@ impl Listener {
         }
     }
 
-    /// Removes the file that this listener owns, and has `closer` close the socket with the connections that wait in it.
+    /// Removes the file that this listener owns, and has `closer` close the socket with the connections that wait in it. If the
+    /// listener owns a file, nobody can connect any more when this returns.
     pub fn close_by(self, closer: &Closer) {
         let Listener { fd, file } = self;
+        // An inherited socket is another process's, too. Of ours, a file that was left must be stale at once, for whoever removes it.
+        if file.is_some() {
+            let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
+        }
         drop(file);
         closer.close(fd);
     }
@@ -677,6 +682,19 @@ mod tests {
 
         let _datagram = UnixDatagram::bind(&path).unwrap();
         assert!(matches!(Listener::bind(&path), Err(BindError::InUse(_))));
+    }
+
+    #[test]
+    fn nobody_connects_to_a_listener_that_somebody_else_is_to_close() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let mut listener = Listener::bind(&path).unwrap();
+        listener.leave_file();
+        // As long as it is not closed.
+        let _open = listener.fd.try_clone().unwrap();
+        listener.close_by(&Closer::inline());
+        assert_eq!(Stream::connect(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        assert!(path.exists());
     }
 
     #[test]
