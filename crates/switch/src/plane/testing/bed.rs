@@ -211,6 +211,11 @@ impl Bed {
         answer.try_recv().ok()
     }
 
+    /// A look of a worker at its events so long after the last one, with this price of the work since: whether sources are audited then.
+    pub fn look_after(&mut self, worker: usize, passed: Duration, price: u64) -> bool {
+        self.workers[worker].look_after(passed, price)
+    }
+
     /// One round of a worker, unless it sleeps; whether anything moved.
     pub fn round(&mut self, worker: usize) -> bool {
         !self.is_asleep(worker) && self.workers[worker].round()

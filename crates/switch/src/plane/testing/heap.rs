@@ -5,13 +5,15 @@
 //! memory that the engine must not trust.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use ringferry_memory::ReadSlice;
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
 use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::usage::ThreadClock;
 
 use crate::counters::DropReason;
 use crate::plane::{Delivery, FrameCost, Lease, PortHandle, PortShared, Queues, Taken, Watch};
@@ -71,6 +73,8 @@ pub struct Wire {
     offloads_tagged: AtomicBool,
     /// The port is like a tap: its descriptor tells of every frame, and it need not be armed.
     level: bool,
+    /// Processor time, in nanoseconds, that taking a burst from it costs for no good reason.
+    burden: AtomicU64,
 }
 
 impl Wire {
@@ -91,7 +95,13 @@ impl Wire {
         };
         let queues = (0..queues.max(1)).map(|_| Mutex::new(queue())).collect();
         let tap = cost == FrameCost::SystemCall;
-        Wire { queues, cost, private: tap, offloads_tagged: AtomicBool::new(true), level: tap }
+        let burden = AtomicU64::new(0);
+        Wire { queues, cost, private: tap, offloads_tagged: AtomicBool::new(true), level: tap, burden }
+    }
+
+    /// Makes each burst that is taken from it cost so much processor time.
+    pub fn burden(&self, time: Duration) {
+        self.burden.store(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
     /// How many queues it has.
@@ -221,6 +231,13 @@ impl Queues for HeapQueues {
     }
 
     fn frames<'m>(&mut self, queue: u16, loan: &'m Vec<HeapFrame>, _: usize, burst: &mut Burst<'m>) -> Taken {
+        let burden = Duration::from_nanos(self.wire.burden.load(Ordering::Relaxed));
+        if !burden.is_zero() {
+            let used =
+                || ThreadClock::current().ok().and_then(ThreadClock::used).expect("a thread has a clock");
+            let began = used();
+            while used() - began < burden {}
+        }
         for frame in loan {
             let mut building = burst.build(frame.header, frame.bytes.len() as u32);
             frame.pieces().for_each(|piece| building.piece(piece));

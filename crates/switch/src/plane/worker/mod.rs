@@ -83,11 +83,11 @@ const EVENTS_COST: u64 = 100_000;
 /// The same in time, for when work takes longer than its price says.
 const EVENTS_TIME: Duration = Duration::from_micros(500);
 
-/// When time passes so many times faster than work is charged, what sources cost is [measured](Audit) for a while. Cores that are far from each other make work
+/// When the thread works for so many times longer than is charged, what sources cost is [measured](Audit) for a while. Cores that are far from each other make work
 /// take up to five times its price, for everybody alike.
 const SUSPICIOUS: u32 = 10;
 
-/// For so long: an attacker gains one burst in that time, and measuring costs half a microsecond a burst.
+/// For so long, and again while something is found: measuring costs half a microsecond a burst.
 const AUDIT: Duration = Duration::from_millis(100);
 
 /// What a round costs besides its frames, in the same unit: rounds that move a frame or two end, too.
@@ -139,8 +139,18 @@ impl Polled {
 /// A time in which what a source costs is taken from the thread's clock where that is more than the price list says: a guest can make packets that touch
 /// memory nobody has touched, or that are dear in a way of which no list knows. Not the time that passes, as whoever is preempted would pay for it.
 struct Audit {
-    until: Instant,
     clock: ThreadClock,
+    until: Instant,
+    /// Something took so much longer than its price that the audit is to go on.
+    found: bool,
+}
+
+/// Time has passed much faster than work was charged. Perhaps the thread was preempted: its clock tells at the next look.
+struct Suspicion {
+    clock: ThreadClock,
+    /// The thread's time, and the work done, when it arose.
+    used: Duration,
+    worked: u64,
 }
 
 /// When the events were last looked at.
@@ -174,6 +184,7 @@ pub(crate) struct Worker<P: Queues> {
     left_out: bool,
     /// What sources cost is measured, beside the price list.
     audit: Option<Audit>,
+    suspicion: Option<Suspicion>,
     counters: Arc<WorkerCounters>,
     spin: Spin,
     clock: Clock,
@@ -211,6 +222,7 @@ impl<P: Queues> Worker<P> {
             worked: 0,
             left_out: false,
             audit: None,
+            suspicion: None,
             counters,
             spin: Spin::new(Duration::from_micros(config.poll_microseconds.into())),
             clock,
@@ -255,13 +267,32 @@ impl<P: Queues> Worker<P> {
 
     /// Begins or ends an [audit](Audit), now that there was work ever since a look.
     fn consider_audit(&mut self, last: &Look, now: Instant) {
-        let price = Duration::from_nanos(self.worked - last.worked);
-        if now - last.at > EVENTS_TIME + SUSPICIOUS * price {
-            let begin = |clock| Audit { until: now + AUDIT, clock };
-            self.audit = ThreadClock::current().ok().map(begin);
-        } else if self.audit.as_ref().is_some_and(|audit| audit.until <= now) {
-            self.audit = None;
+        let price = |since: u64| SUSPICIOUS * Duration::from_nanos(self.worked - since);
+        match (&mut self.audit, self.suspicion.take()) {
+            (Some(audit), _) if audit.until > now => {}
+            (Some(audit), _) if audit.found => (audit.until, audit.found) = (now + AUDIT, false),
+            (audit @ Some(_), _) => *audit = None,
+            (audit @ None, Some(Suspicion { clock, used, worked })) => {
+                let took = clock.used().unwrap_or_default().saturating_sub(used);
+                if took > EVENTS_TIME / 2 + price(worked) {
+                    *audit = Some(Audit { clock, until: now + AUDIT, found: false });
+                }
+            }
+            (None, None) if now - last.at > EVENTS_TIME + price(last.worked) => {
+                let worked = self.worked;
+                let suspect = |clock: ThreadClock| Some(Suspicion { clock, used: clock.used()?, worked });
+                self.suspicion = ThreadClock::current().ok().and_then(suspect);
+            }
+            (None, None) => {}
         }
+    }
+
+    /// What a test does to look at the events so long after the last time, with this price of the work since: whether there is an audit then.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn look_after(&mut self, passed: Duration, price: u64) -> bool {
+        let at = Instant::now();
+        self.consider_audit(&Look { at, worked: self.worked.saturating_sub(price) }, at + passed);
+        self.audit.is_some()
     }
 
     /// Polls every active source once whose port may be served; whether anything moved, or was left out.
@@ -445,15 +476,18 @@ impl<P: Queues> Worker<P> {
     /// [Polls](Self::poll) in an audit: what that took beyond its price is charged, too.
     #[cold]
     fn poll_audited(&mut self, source: Source) -> Polled {
-        let used =
-            |audit: &Option<Audit>| audit.as_ref().and_then(|audit| audit.clock.used()).unwrap_or_default();
-        let (before, worked, burst) = (used(&self.audit), self.worked, self.accounts.burst(source.port));
+        let Some(clock) = self.audit.as_ref().map(|audit| audit.clock) else { return self.poll(source) };
+        let used = || clock.used().unwrap_or_default();
+        let (before, worked, burst) = (used(), self.worked, self.accounts.burst(source.port));
         let polled = self.poll(source);
-        let took = used(&self.audit).saturating_sub(before).as_nanos() as u64;
-        let more = took.saturating_sub(self.worked - worked);
-        if polled.moved && more > 0 {
-            self.charge(source.port, more);
+        let took = used().saturating_sub(before).as_nanos() as u64;
+        let price = self.worked - worked;
+        if polled.moved && took > price {
+            self.charge(source.port, took - price);
             self.accounts.note_burst(source.port, burst, took, TURN_COST);
+        }
+        if let Some(audit) = &mut self.audit {
+            audit.found |= took > u64::from(SUSPICIOUS) * price.max(ROUND);
         }
         polled
     }

@@ -1,6 +1,7 @@
 //! What one port's work costs others, counted in work and not in time: the bounds hold on any machine.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ringferry_packet::ether::Mac;
 use ringferry_packet::testing::Packet;
@@ -109,6 +110,45 @@ fn h3_a_guest_whose_frames_become_many_packets_delays_others_by_less_than_a_mill
         assert!(ports.work(attacker) > 5 * MILLISECOND, "the attacker is served, too");
         assert!(worst < MILLISECOND, "{pairs} pairs: an innocent frame waited for {worst} ns of work");
     }
+}
+
+/// H3: a burst may be dear in a way that the price list does not know. Pages that nobody had touched made others wait for 100 to 200 ms.
+#[test]
+fn h3_what_no_price_list_knows_is_measured() {
+    let mut ports = Ports::new(1);
+    let [dear, honest, receiver] = [(); 3].map(|()| ports.add(1, Offloads::all(), 0, 1));
+    ports.wires[usize::from(dear)].burden(Duration::from_millis(2));
+    // Whether the honest port is served in it.
+    let round = |ports: &mut Ports| {
+        for port in [dear, honest] {
+            ports.fill(port, &small(port, mac(receiver)), 64);
+        }
+        ports.bed.serve_events(0);
+        let before = ports.work(honest);
+        ports.bed.round(0);
+        ports.received(receiver);
+        ports.work(honest) > before
+    };
+    let long = Duration::from_millis(20);
+    assert!(!ports.bed.look_after(0, long, 0), "another thread may have had the processor");
+    assert!(!ports.bed.look_after(0, long, MILLISECOND), "and it had");
+    assert!(!ports.bed.look_after(0, long, 0), "again");
+    round(&mut ports);
+    assert!(ports.work(dear) < MILLISECOND, "the price list knows of nothing");
+    assert!(ports.bed.look_after(0, long, 0), "the thread worked for much longer");
+
+    while ports.work(dear) < 2 * MILLISECOND {
+        round(&mut ports);
+    }
+    let (had, before) = (ports.work(dear), ports.work(honest));
+    let mut rounds = 0;
+    while ports.work(dear) == had {
+        round(&mut ports);
+        rounds += 1;
+        assert!(rounds < 100_000, "it is served again at last");
+    }
+    let meanwhile = ports.work(honest) - before;
+    assert!(meanwhile >= MILLISECOND, "the other one had {meanwhile} ns of work in {rounds} rounds");
 }
 
 /// H3: what is put off is delivered, whole and in order, and what is sent after it does not overtake it.
