@@ -14,7 +14,8 @@ for mode in "" --no-static-grants "--no-static-grants --no-persistent"; do
     mapped=$(grants_in_use "$id")
     case $mode in
     *--no-persistent*) [ "$hits" = 0 ] && [ "$mapped" -lt 10 ] ;;
-    *) [ "$hits" -gt 1000 ] && [ "$mapped" -gt 100 ] ;;
+    # How many hits there are depends on what an emulated machine carries in the time.
+    *) [ "$hits" -gt 100 ] && [ "$mapped" -gt 100 ] ;;
     esac || fail "$hits hits and $mapped pages mapped with netfront ${mode:-as it is}"
     note "${mode:-static grants}: $mapped pages mapped, $hits hits, $(counter "xen$id.0" grant_copies) copies by Xen for $(counter "xen$id.0" rx_packets) + $(counter "xen$id.0" tx_packets) packets"
     domu_netfront_end d1
