@@ -526,10 +526,6 @@ impl<P: Queues> Worker<P> {
         };
         let mut burst = Burst::reuse(std::mem::take(&mut self.storage));
         let taken = port.queues.frames(queue, &loan, max, &mut burst);
-        if taken.further > 0 {
-            self.charge(id, cost::of_further_descriptors(taken.further));
-        }
-        let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) else { return Polled::NOTHING };
         if taken.forward && !burst.is_empty() {
             port.note_usual(&burst);
             if let Some(selector) = port.selector() {
@@ -546,6 +542,9 @@ impl<P: Queues> Worker<P> {
             self.charge(id, cost::FRAME_IN * most as u64);
         }
         self.storage = Burst::reuse(burst);
+        if taken.further > 0 {
+            self.charge(id, cost::of_further_descriptors(taken.further));
+        }
         if let Some(port) = self.port(id) {
             port.queues.complete(queue, loan);
         }
