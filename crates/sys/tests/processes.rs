@@ -2,11 +2,14 @@
 //! inheriting sockets. The program starts itself again in the roles below, so it does not use the threaded test
 //! harness.
 
+mod common;
+
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use common::{role, run};
 use ringferry_sys::namespace::{self, NamespaceError};
 use ringferry_sys::process::{self, Spawn};
 use ringferry_sys::socket::{BindError, Listener, Stream};
@@ -37,18 +40,6 @@ fn main() {
             run("sockets are inherited by name, once", sockets_are_inherited_by_name_once);
         }
     }
-}
-
-fn run(name: &str, test: impl FnOnce()) {
-    eprintln!("test {name} ...");
-    test();
-    eprintln!("test {name} ... ok");
-}
-
-fn role(name: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.arg(name);
-    command
 }
 
 fn user_namespace() {

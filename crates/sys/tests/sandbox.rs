@@ -1,6 +1,8 @@
 //! The sandbox from inside. There is no way back out of it, so the program starts itself again in the role of a process that enters it,
 //! tries everything, and says what it could do; it does not use the threaded test harness.
 
+mod common;
+
 use std::fs;
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::net::{TcpListener, UdpSocket};
@@ -9,6 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use common::{role, run};
 use libc::c_long;
 use ringferry_sys::interrupt::Target;
 use ringferry_sys::sandbox::{Access, Calls, CapabilitySet, Part, Sandbox};
@@ -25,18 +28,6 @@ fn main() {
             run("threads that exist already are reported", threads_that_exist_are_reported);
         }
     }
-}
-
-fn run(name: &str, test: impl FnOnce()) {
-    eprintln!("test {name} ...");
-    test();
-    eprintln!("test {name} ... ok");
-}
-
-fn role(name: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.arg(name);
-    command
 }
 
 /// The folder of the process in the sandbox, with a file and a socket, and a folder beside it with the same.
