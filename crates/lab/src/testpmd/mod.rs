@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use ringferry_sys::program;
 
+use crate::experiment::Peer;
+
 /// The program.
 const PROGRAM: &str = "dpdk-testpmd";
 /// Its memory, in megabytes, unless many ports want more: buffers for one direction, with room.
@@ -23,8 +25,13 @@ pub fn find() -> Option<PathBuf> {
     program::installed(PROGRAM)
 }
 
+/// What a result says of testpmd as a peer.
+pub fn peer(program: &Path) -> Peer {
+    Peer { name: "testpmd".into(), version: version(program) }
+}
+
 /// What it says its version is.
-pub fn version(program: &Path) -> String {
+fn version(program: &Path) -> String {
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
     let text = output.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

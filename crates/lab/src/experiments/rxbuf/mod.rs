@@ -35,7 +35,7 @@ use ringferry_nic::rx::PolicyKind;
 use self::workload::Workload;
 use super::peers::testpmd::PACKAGES;
 use crate::experiment::{
-    Better, Defaults, Experiment, OptionSpec, Peer, Plan, Published, Row, RowError, Run, Sample, Setup,
+    Better, Defaults, Experiment, OptionSpec, Plan, Published, Row, RowError, Run, Sample, Setup,
 };
 use crate::labels::Labels;
 use crate::testpmd;
@@ -185,7 +185,7 @@ impl Experiment for Rxbuf {
         let testpmd = testpmd::find().map(Rc::from);
         let mut plan = Plan::default();
         if let Some(program) = &testpmd {
-            plan.peers.push(Peer { name: "testpmd".into(), version: testpmd::version(program) });
+            plan.peers.push(testpmd::peer(program));
         }
         let conditions = Conditions { setup: setup.clone(), acks, testpmd, no_kernel };
         let cases =

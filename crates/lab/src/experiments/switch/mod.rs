@@ -129,7 +129,7 @@ impl Experiment for Switch {
         };
         let mut plan = Plan { notes: notes(&conditions), ..Plan::default() };
         if let Some(testpmd) = &conditions.testpmd {
-            plan.peers.push(Peer { name: "testpmd".into(), version: crate::testpmd::version(testpmd) });
+            plan.peers.push(crate::testpmd::peer(testpmd));
         }
         if let Some(ovs) = ovs::find() {
             plan.peers.push(Peer { name: "Open vSwitch".into(), version: ovs::version(&ovs) });
