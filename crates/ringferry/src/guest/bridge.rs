@@ -21,13 +21,13 @@ use ringferry_sys::cpu;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::tap::Tap;
+use ringferry_sys::watchdog::Watcher;
 use ringferry_virtio_net::driver::Pair;
 
 use super::counts::{Counts, QueuePair, Report};
 use super::read;
 use super::rings::PairRings;
 use super::spread::Gauge;
-use super::watch::Watched;
 use crate::tap;
 
 /// Packets moved in one direction before the other gets its turn.
@@ -109,7 +109,7 @@ pub(super) struct Bridge<'a> {
     rings: &'a mut PairRings,
     counts: &'a mut Counts,
     gauge: &'a Gauge,
-    watched: &'a Watched,
+    watcher: Watcher,
     /// What the device may leave unfinished in a packet.
     agreed: Offloads,
     /// A kick did not work: the rings cannot be used any more.
@@ -138,7 +138,7 @@ impl<'a> Bridge<'a> {
     pub(super) fn new(
         (number, taps): (usize, &'a [Tap]),
         rings: &'a mut PairRings,
-        (counts, gauge, watched): (&'a mut Counts, &'a Gauge, &'a Watched),
+        (counts, gauge, watcher): (&'a mut Counts, &'a Gauge, Watcher),
         (pieces, agreed): (Option<usize>, Offloads),
         inbox: Inbox,
     ) -> Self {
@@ -150,7 +150,7 @@ impl<'a> Bridge<'a> {
             rings,
             counts,
             gauge,
-            watched,
+            watcher,
             agreed,
             held: false,
             pieces,
@@ -164,10 +164,10 @@ impl<'a> Bridge<'a> {
     /// Carries packets until something ends it; `None` when told to stop.
     pub(super) fn run(mut self) -> io::Result<Option<End>> {
         self.gauge.begin();
-        self.watched.begin();
+        self.watcher.watch_this_thread();
         // The back end before may have taken kicks with it: one that waits for them would wait for ever.
         for event in [&self.rings.rx.kick, &self.rings.tx.kick] {
-            self.held = self.held || self.watched.kick(event).is_err();
+            self.held = self.held || event.signal().is_err();
         }
         let epoll = Epoll::new()?;
         epoll.add(&self.inbox.bell, ORDERS, Interest::READABLE)?;
@@ -311,8 +311,7 @@ impl<'a> Bridge<'a> {
 
     /// From the tap to the device; whether anything moved. Clears `tap_ready` when the tap is empty.
     fn transmit(&mut self, tap_ready: &mut bool) -> bool {
-        let Bridge { rings: PairRings { pair, tx, waiting, .. }, tap, counts, pieces, watched, held, .. } =
-            self;
+        let Bridge { rings: PairRings { pair, tx, waiting, .. }, tap, counts, pieces, held, .. } = self;
         let Pair { transmitq, pools, .. } = pair;
         transmitq.reclaim(pools);
         let mut count = 0;
@@ -346,7 +345,7 @@ impl<'a> Bridge<'a> {
         if transmitq.flush() {
             counts.kicks += 1;
             counts.tx_kicks += 1;
-            *held |= watched.kick(&tx.kick).is_err();
+            *held |= tx.kick.signal().is_err();
         }
         count > 0
     }
@@ -388,7 +387,7 @@ impl<'a> Bridge<'a> {
         if self.rings.pair.refill() {
             self.counts.kicks += 1;
             self.counts.rx_kicks += 1;
-            self.held |= self.watched.kick(&self.rings.rx.kick).is_err();
+            self.held |= self.rings.rx.kick.signal().is_err();
         }
     }
 }

@@ -27,7 +27,6 @@ mod session;
 mod spread;
 mod status;
 mod taps;
-mod watch;
 
 use std::io::{self, Write};
 use std::os::fd::RawFd;

@@ -27,6 +27,7 @@ use ringferry_sys::cpu;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::signal::Signals;
+use ringferry_sys::watchdog::Watchdog;
 use ringferry_vhost_user::{Connection, FrontendError};
 use ringferry_virtio_net::Features;
 
@@ -37,7 +38,6 @@ use super::rings::Rings;
 use super::spread::{Gauge, Spread, WINDOW};
 use super::status::{Status, check_range, respond};
 use super::taps::Taps;
-use super::watch::{Watchdog, Watched};
 
 /// How long a pair may take to send what is left when it is switched off, and a thread to answer. A ring full takes
 /// milliseconds; a back end that takes nothing is stuck. Whoever asked waits for five seconds.
@@ -135,16 +135,16 @@ impl<'a> Session<'a> {
         let (taps, pieces) = (self.taps.queues(), self.args.pieces.map(|bytes| bytes as usize));
         let gauges: Vec<_> = rings.pairs.iter().map(|_| Gauge::default()).collect();
         let agreed = self.features.guest_offloads();
-        let watched: Vec<_> = rings.pairs.iter().map(|_| Watched::default()).collect();
-        let mut watchdog = Watchdog::new(&watched);
+        // A back end can make a kick wait; this thread makes none.
+        let watchdog = Watchdog::start("kick-watch")?;
         scope(|scope| {
             let mut threads = Vec::new();
-            for (number, (((rings, counts), gauge), watched)) in
-                rings.pairs.iter_mut().zip(counts).zip(&gauges).zip(&watched).enumerate()
+            for (number, ((rings, counts), gauge)) in
+                rings.pairs.iter_mut().zip(counts).zip(&gauges).enumerate()
             {
                 let (line, inbox) = Line::new()?;
-                let bridge =
-                    Bridge::new((number, taps), rings, (counts, gauge, watched), (pieces, agreed), inbox);
+                let shared = (counts, gauge, watchdog.watcher());
+                let bridge = Bridge::new((number, taps), rings, shared, (pieces, agreed), inbox);
                 let ended = &ended;
                 let run = move || {
                     let end = bridge.run();
@@ -155,13 +155,12 @@ impl<'a> Session<'a> {
                 self.lines.0.push(line);
             }
             self.settle();
-            let mut told = self.wait(&epoll, signals, control, (&gauges, &mut watchdog));
+            let mut told = self.wait(&epoll, signals, control, &gauges);
             let combined = self.combined;
             drop(self);
             let mut told_to_end = matches!(told, Ok(Some(End::Signal)));
             let deadline = Instant::now() + PATIENCE;
             while !threads.iter().all(ScopedJoinHandle::is_finished) {
-                watchdog.free_all();
                 if signals.next()?.is_some() {
                     told_to_end = true;
                     told = Ok(Some(End::Signal));
@@ -191,7 +190,7 @@ impl<'a> Session<'a> {
         epoll: &Epoll,
         signals: &Signals,
         mut control: Option<&mut ControlServer>,
-        (gauges, watchdog): (&[Gauge], &mut Watchdog<'_>),
+        gauges: &[Gauge],
     ) -> io::Result<Option<End>> {
         let mut events = EventBuf::with_capacity(8);
         let mut tick = Instant::now() + self.tick();
@@ -217,7 +216,6 @@ impl<'a> Session<'a> {
             }
             if Instant::now() >= tick {
                 tick = Instant::now() + self.tick();
-                watchdog.look();
                 if let Some(control) = &mut control {
                     control.tick();
                 }
