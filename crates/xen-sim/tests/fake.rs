@@ -67,6 +67,19 @@ fn faults_strike_the_call_they_are_for_and_no_other() {
 }
 
 #[test]
+fn a_slot_named_twice_is_mapped_once_and_its_neighbours_all_the_same() {
+    let (fake, front, back) = both(64);
+    let granted = front.grants().unwrap().grant(back.id(), 3, Access::Write).unwrap();
+    let refs = granted.refs();
+    let (mut foreign, mut window) = (back.foreign(front.id()).unwrap(), Window::reserve(4).unwrap());
+    let mut mapped = Vec::new();
+    foreign.map(&mut window, &[(2, refs[0]), (2, refs[1]), (3, refs[2])], Access::Read, &mut mapped);
+    assert_eq!(mapped, [true, false, true]);
+    drop((granted, window));
+    fake.assert_nothing_left();
+}
+
+#[test]
 fn xsa_396_a_spoiled_reference_fails_while_its_mapping_stays() {
     let (fake, front, back) = both(64);
     let granted = front.grants().unwrap().grant(back.id(), 2, Access::Write).unwrap();

@@ -217,7 +217,10 @@ impl<L: Lookup> Foreign for SegmentForeign<L> {
         let mut run: Vec<PageUse> = Vec::new();
         let mut start = 0;
         for (at, (slot, gref)) in pages.iter().enumerate() {
-            let free = *slot < window.slots() && !window.is_mapped(*slot);
+            // A slot that the run is about to take is in use as well: such a page must not join the next run and
+            // make all of it fail.
+            let in_run = (start..start + run.len()).contains(slot);
+            let free = *slot < window.slots() && !window.is_mapped(*slot) && !in_run;
             let pin = if free { self.pin(*gref, Use::Map, access) } else { None };
             let fits = match (run.last(), &pin) {
                 (Some(last), Some(pin)) => *slot == start + run.len() && pin.follows(last),
