@@ -33,6 +33,13 @@ impl Frame {
         &self.prefix[..(self.len as usize).min(PREFIX)]
     }
 
+    /// Returns the private copy of the first [`PREFIX`] bytes, or `None` if the frame is shorter. An array is copied by a few
+    /// instructions, without a look at its length.
+    #[inline]
+    pub fn full_prefix(&self) -> Option<&[u8; PREFIX]> {
+        (self.len as usize >= PREFIX).then_some(&self.prefix)
+    }
+
     /// Returns the same bytes for rewriting, for example of addresses. The delivered frame begins with them.
     #[inline]
     pub fn prefix_mut(&mut self) -> &mut [u8] {

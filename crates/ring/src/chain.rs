@@ -82,6 +82,12 @@ impl Chain {
         (self.only, self.first)
     }
 
+    /// Returns the buffer of a chain that has one only, which the device may write.
+    #[inline(always)]
+    pub fn sole_writable(&self) -> Option<Buffer> {
+        (self.readable == 0 && self.writable == 1).then_some(self.only)
+    }
+
     /// Makes the completion of this chain. `written` is the number of bytes that the device wrote,
     /// counted from the start of the writable buffers.
     #[inline]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use ringferry_memory::ReadSlice;
 use ringferry_packet::frame::{Burst, Frame};
-use ringferry_packet::vnet::{Header, Offloads};
+use ringferry_packet::vnet::{GSO_NONE, Header, Offloads};
 use smallvec::SmallVec;
 
 use crate::counters::DropReason;
@@ -273,9 +273,42 @@ impl<P: Queues> Port<P> {
             });
             return;
         }
-        for index in picks {
-            self.deliver(burst, &frames[*index as usize], Retag::Keep, tx);
+        let mut left = picks;
+        // A receiver that has no buffers is not asked twice for each frame.
+        let mut runs = true;
+        while let Some((next, rest)) = left.split_first() {
+            let run = if runs { self.deliver_run(burst, left) } else { 0 };
+            runs &= run > 0;
+            if run > 0 {
+                left = &left[run..];
+            } else {
+                self.deliver(burst, &frames[*next as usize], Retag::Keep, tx);
+                left = rest;
+            }
         }
+    }
+
+    /// Sends the first of these frames by the receiver's short way ([`Queues::deliver_run`]), as far as it takes them as they are, and counts them. Returns
+    /// how many.
+    #[inline]
+    fn deliver_run(&mut self, burst: &Burst<'_>, picks: &[u32]) -> usize {
+        let Receiver::Pairs { selector, .. } = &self.receiver else { return 0 };
+        let (Some(pair), true) = (selector.sole_pair(), self.queues.offloads_tagged()) else { return 0 };
+        let (offloads, mut known) = (selector.offloads(), (0, GSO_NONE));
+        let accepted = picks.iter().take_while(|index| {
+            let header = &burst.frames()[**index as usize].header;
+            let kind = (header.flags, header.gso_type);
+            let accepts = kind == known || offloads.accepts(header);
+            known = kind;
+            accepts
+        });
+        let accepted = accepted.count();
+        let (frames, bytes) = self.queues.deliver_run(pair, burst, &picks[..accepted]);
+        if frames > 0 {
+            self.handle.counters.tx_packets.add(frames as u64);
+            self.handle.counters.tx_bytes.add(bytes);
+        }
+        frames
     }
 
     /// Sends a frame out of this port, with another tag, doing in software what its receiver cannot. Counts what

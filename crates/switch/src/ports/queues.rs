@@ -185,6 +185,11 @@ macro_rules! kinds {
             }
 
             #[inline]
+            fn deliver_run(&mut self, queue: u16, burst: &Burst<'_>, picks: &[u32]) -> (usize, u64) {
+                each!(self, queues => queues.deliver_run(queue, burst, picks))
+            }
+
+            #[inline]
             fn flush(&mut self) {
                 each!(self, queues => queues.flush());
             }

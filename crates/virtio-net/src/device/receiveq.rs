@@ -3,12 +3,14 @@
 //!
 //! The owner creates it when its ring starts, with the features negotiated by then, and uses it
 //! from one thread. For each burst it calls [`Receiveq::expect`] with the number of frames,
-//! [`Receiveq::deliver`] for each, and [`Receiveq::flush`] once, which publishes the burst. A
-//! violation by the driver breaks the ring, and every later delivery is refused. The queue ends by
-//! being dropped.
+//! [`Receiveq::deliver`] for each, and [`Receiveq::flush`] once, which publishes the burst.
+//! [`Receiveq::deliver_run`] is a short way for frames each of which fits one buffer, as nearly all
+//! do: what holds for all of them is asked once. A violation by the driver breaks the ring, and
+//! every later delivery is refused. The queue ends by being dropped.
 
 use ringferry_memory::{ReadSlice, Translator, Words, WriteSlice};
 use ringferry_packet::flow::PacketHash;
+use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
 use ringferry_ring::{Chain, Chains, Device, Done, Fault};
 
@@ -181,6 +183,62 @@ impl<A: Words> Receiveq<A> {
         Ok(())
     }
 
+    /// Does what [`Receiveq::deliver`] does for each of the frames of `burst` whose indexes are in
+    /// `picks`, in order, up to the first that does not fit one piece of memory in a chain of one
+    /// buffer, or for which there is no chain. Returns how many were written, and the sum of their
+    /// lengths; nothing was done for the others, and [`Receiveq::deliver`] says what there is to say
+    /// of the next one.
+    #[inline]
+    pub fn deliver_run(
+        &mut self,
+        memory: &mut Translator<'_>,
+        burst: &Burst<'_>,
+        picks: &[u32],
+    ) -> (usize, u64) {
+        // With a longer header, or a legacy one, every byte of it is written.
+        if self.header_len != Header::LEN || self.ring.fault().is_some() {
+            return (0, 0);
+        }
+        let (frames, mut done, mut bytes) = (burst.frames(), 0, 0);
+        loop {
+            let before = done;
+            let chains = &self.chains.all()[self.next..];
+            for (chain, pick) in chains.iter().zip(&picks[before..]) {
+                let frame = &frames[*pick as usize];
+                let need = Header::LEN + frame.len as usize;
+                let Some(buffer) = chain.sole_writable().filter(|buffer| buffer.len as usize >= need) else {
+                    break;
+                };
+                let Some(room) = memory.write(buffer.addr, need).filter(|room| room.len() == need) else {
+                    break;
+                };
+                let (low, high) = Header { num_buffers: 1, ..frame.header }.to_words();
+                room.update(low, high);
+                let room = room.skip(Header::LEN);
+                if let Some(first) = frame.full_prefix() {
+                    room.copy_from(first);
+                    let mut room = room.skip(first.len());
+                    for piece in burst.rest(frame) {
+                        room = room.skip(piece.copy_to_slice(&room));
+                    }
+                } else {
+                    room.copy_from(frame.prefix());
+                }
+                // need <= buffer.len, which has 32 bits.
+                self.written.push(chain.done(need as u32));
+                bytes += u64::from(frame.len);
+                done += 1;
+            }
+            let written = done - before;
+            let stopped = written < chains.len();
+            self.next += written;
+            self.ahead = self.ahead.saturating_sub(written).max(1);
+            if stopped || done == picks.len() || self.take_ahead(memory) == 0 {
+                return (done, bytes);
+            }
+        }
+    }
+
     /// Writes a packet of `need` bytes into the next chain if its first buffer holds it in one
     /// piece of memory; returns false otherwise.
     #[inline(always)]
@@ -263,22 +321,29 @@ impl<A: Words> Receiveq<A> {
                     return Err(Refused::TooBig);
                 }
             }
-            let taken = self.chains.len();
-            if self.ring.take(self.ahead, memory, &mut self.chains) == 0 {
+            if self.take_ahead(memory) == 0 {
                 let broken = self.ring.fault().is_some();
                 return Err(if broken { Refused::Broken } else { Refused::NoBuffers });
             }
-            // The cache lines that will be written first are fetched together, so that their misses
-            // overlap.
-            for chain in self.chains.iter().skip(taken) {
-                if let [buffer, ..] = self.chains.writable(chain)
-                    && let Some(room) = memory.write(buffer.addr, buffer.len as usize)
-                {
-                    room.prefetch();
-                    room.skip(64).prefetch();
-                }
+        }
+    }
+
+    /// Takes as many chains as frames are expected, behind those that are there. Returns their number.
+    #[inline]
+    fn take_ahead(&mut self, memory: &mut Translator<'_>) -> usize {
+        let before = self.chains.len();
+        let taken = self.ring.take(self.ahead, memory, &mut self.chains);
+        // The cache lines that will be written first are fetched together, so that their misses
+        // overlap.
+        for chain in self.chains.iter().skip(before) {
+            if let [buffer, ..] = self.chains.writable(chain)
+                && let Some(room) = memory.write(buffer.addr, buffer.len as usize)
+            {
+                room.prefetch();
+                room.skip(64).prefetch();
             }
         }
+        taken
     }
 
     /// Publishes the delivered frames to the driver and returns unused chains to the ring. Returns

@@ -84,6 +84,15 @@ impl TxQueueSelector {
         }
     }
 
+    /// The pair for every frame, if there is only one.
+    #[inline]
+    pub(crate) fn sole_pair(&self) -> Option<u16> {
+        match self.steering.ready() {
+            [only] => Some(*only),
+            _ => None,
+        }
+    }
+
     /// The pair for a frame that begins with `first`.
     ///
     /// # Errors

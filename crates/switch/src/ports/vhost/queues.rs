@@ -365,6 +365,15 @@ impl Queues for VhostQueues {
         }
     }
 
+    #[inline]
+    fn deliver_run(&mut self, pair: u16, burst: &Burst<'_>, picks: &[u32]) -> (usize, u64) {
+        let Some(Some(queue)) = self.rx.get_mut(usize::from(pair)) else { return (0, 0) };
+        let (frames, bytes) = queue.queue.deliver_run(&mut queue.common.memory.translator(), burst, picks);
+        queue.unseen.0 += frames as u64;
+        queue.unseen.1 += bytes;
+        (frames, bytes)
+    }
+
     /// Shows the guest what was delivered, and calls it if it wants.
     #[inline]
     fn flush(&mut self) {
