@@ -1,5 +1,8 @@
-//! Ethernet frames whose every byte tells where it belongs.
+//! Ethernet frames whose every byte tells where it belongs, and those in which neighbours ask for each other's addresses.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ringferry_packet::checksum::pseudo_header_v6;
 use ringferry_packet::ether::Mac;
 use ringferry_packet::testing::Packet;
 use ringferry_packet::vnet::Header;
@@ -65,4 +68,41 @@ pub fn tcp(to: Mac, from: Mac, v6: bool, payload: &[u8], mss: u16) -> (Header, V
     let (header, frame) = packet.sent(mss);
     let header = Header { hdr_len: if mss == 0 { 0 } else { packet.payload_at() as u16 }, ..header };
     (header, frame)
+}
+
+/// The same frame with an 802.1Q tag.
+pub fn tagged(frame: &[u8], vid: u16) -> Vec<u8> {
+    [&frame[..12], &[0x81, 0], &vid.to_be_bytes(), &frame[12..]].concat()
+}
+
+/// An ARP packet (RFC 826) whose sender is `from` with the address `sender`; `operation` 1 is a request, 2 a reply.
+pub fn arp(to: Mac, from: Mac, operation: u8, sender: Ipv4Addr, target: Mac, wanted: Ipv4Addr) -> Vec<u8> {
+    let header = [8, 6, 0, 1, 8, 0, 6, 4, 0, operation];
+    [&to.0[..], &from.0, &header, &from.0, &sender.octets(), &target.0, &wanted.octets()].concat()
+}
+
+/// A neighbour solicitation (RFC 4861, 4.3) from `source`, to the solicited-node group of `wanted`.
+pub fn solicitation(from: Mac, source: Ipv6Addr, wanted: Ipv6Addr) -> Vec<u8> {
+    let (source, wanted) = (source.octets(), wanted.octets());
+    let mut group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 0).octets();
+    group[13..].copy_from_slice(&wanted[13..]);
+    let mut icmp = [&[135, 0, 0, 0, 0, 0, 0, 0][..], &wanted, &[1, 1], &from.0].concat();
+    let mut sum = pseudo_header_v6(source, group, 58, icmp.len() as u32);
+    sum.add(&icmp);
+    icmp[2..4].copy_from_slice(&sum.finish().to_be_bytes());
+    let ip = [0x86, 0xdd, 0x60, 0, 0, 0, 0, icmp.len() as u8, 58, 255];
+    [&[0x33, 0x33][..], &group[12..], &from.0, &ip, &source, &group, &icmp].concat()
+}
+
+/// The address that a frame says its sender has: in ARP, as the source of IPv4, in a neighbour advertisement.
+pub fn claimed_address(frame: &[u8]) -> Option<IpAddr> {
+    let v4 = |at| frame[at..].first_chunk().map(|bytes: &[u8; 4]| Ipv4Addr::from(*bytes).into());
+    match frame[12..14] {
+        [8, 6] => v4(28),
+        [8, 0] => v4(26),
+        [0x86, 0xdd] if frame[20] == 58 && frame[54] == 136 => {
+            frame[62..].first_chunk().map(|bytes: &[u8; 16]| Ipv6Addr::from(*bytes).into())
+        }
+        _ => None,
+    }
 }

@@ -158,6 +158,19 @@ impl Switch<'_> {
         self.show().ports.into_iter().find(|port| port.name == name).unwrap()
     }
 
+    /// Changes rules of a port with `ringferry ctl set`. When this returns, every worker knows of it.
+    #[track_caller]
+    pub fn set(&self, port: &str, settings: &[&str]) {
+        self.place.ctl(&[&["set", port], settings].concat());
+        self.show();
+    }
+
+    /// The frames from or for `port` that were dropped for `reason`.
+    #[track_caller]
+    pub fn drops(&self, port: &str, reason: &str) -> u64 {
+        self.port(port).drops[reason]
+    }
+
     /// Every frame so far has arrived.
     #[track_caller]
     pub fn assert_no_drops(&self) {

@@ -8,7 +8,7 @@ use std::process::Command;
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Header;
 use ringferry_rig::domu::{Machine, small};
-use ringferry_rig::frames::{frame, mac, pattern, tcp};
+use ringferry_rig::frames::{frame, mac, pattern, tagged, tcp};
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
 use ringferry_rig::process::{Process, may};
 use ringferry_rig::switch::{Place, Switch, ringferry};
@@ -230,22 +230,6 @@ fn a_file_that_may_not_be_written_is_said_so() {
     switch.stop();
 }
 
-/// The same frame with a tag.
-pub fn tagged(frame: &[u8], vid: u16) -> Vec<u8> {
-    [&frame[..12], &[0x81, 0], &vid.to_be_bytes(), &frame[12..]].concat()
-}
-
-/// Changes rules of a port. When this returns, every worker knows of it.
-#[track_caller]
-pub fn set(place: &Place, switch: &Switch<'_>, port: &str, settings: &[&str]) {
-    place.ctl(&[&["set", port], settings].concat());
-    switch.show();
-}
-
-pub fn drops(switch: &Switch<'_>, port: &str, reason: &str) -> u64 {
-    switch.port(port).drops[reason]
-}
-
 fn plug<const N: usize>(switch: &Switch<'_>, ports: [&str; N]) -> [Guest; N] {
     let mut number = 0;
     ports.map(|port| {
@@ -274,17 +258,17 @@ fn access_ports_meet_in_their_vlan_and_trunks_carry_tags() {
     t.drain();
     b.drain();
     // Live, and without a moment in both.
-    set(&place, &switch, "b", &["vlan=10"]);
+    switch.set("b", &["vlan=10"]);
     let from_t = hello(&t, 4);
     t.send(&tagged(&from_t, 10));
     assert_eq!((a.receive_plain(), b.receive_plain()), (from_t.clone(), from_t));
     // b begins, as nobody knows it here yet.
     converse(&mut b, &mut a, 1, 10);
-    set(&place, &switch, "t", &["native=10"]);
+    switch.set("t", &["native=10"]);
     let from_b = hello(&b, 5);
     b.send(&from_b);
     assert_eq!((a.receive_plain(), t.receive_plain()), (from_b.clone(), from_b));
-    assert_eq!((drops(&switch, "t", "vlan"), drops(&switch, "b", "vlan")), (2, 1));
+    assert_eq!((switch.drops("t", "vlan"), switch.drops("b", "vlan")), (2, 1));
     switch.stop();
 }
 
@@ -306,7 +290,7 @@ fn isolated_ports_reach_others_and_not_each_other() {
     converse(&mut b, &mut up, 2, 10);
     a.send(&frame(b.mac, a.mac, 100, 3));
     a.drain();
-    set(&place, &switch, "b", &["isolated=off"]);
+    switch.set("b", &["isolated=off"]);
     converse(&mut a, &mut b, 4, 10);
     switch.stop();
 }
@@ -321,14 +305,14 @@ fn what_is_for_everybody_and_reaches_nobody_is_counted() {
     t.send(&tagged(&frame(Mac::BROADCAST, t.mac, 100, 3), 20));
     a.drain();
     t.drain();
-    assert_eq!((drops(&switch, "a", "no-destination"), drops(&switch, "t", "no-destination")), (2, 1));
+    assert_eq!((switch.drops("a", "no-destination"), switch.drops("t", "no-destination")), (2, 1));
     // Reached by one of several.
-    set(&place, &switch, "t", &["trunk=10,20"]);
+    switch.set("t", &["trunk=10,20"]);
     let to_all = frame(Mac::BROADCAST, a.mac, 100, 4);
     a.send(&to_all);
     assert_eq!(t.receive_plain(), tagged(&to_all, 10));
     a.drain();
-    assert_eq!(drops(&switch, "a", "no-destination"), 2);
+    assert_eq!(switch.drops("a", "no-destination"), 2);
     switch.stop();
 }
 
@@ -345,10 +329,10 @@ fn a_port_speaks_for_its_own_addresses_alone() {
     b.send(&frame(a.mac, mac(8), 100, 3));
     converse(&mut a, &mut c, 4, 10);
     converse(&mut b, &mut c, 5, 10);
-    assert_eq!((drops(&switch, "a", "spoofed"), drops(&switch, "b", "mac-limit")), (2, 1));
+    assert_eq!((switch.drops("a", "spoofed"), switch.drops("b", "mac-limit")), (2, 1));
     // What a port has for ever nobody else can take.
-    set(&place, &switch, "c", &["static_macs=52:54:00:00:00:03"]);
-    set(&place, &switch, "a", &["allowed_macs=52:54:00:00:00:01,52:54:00:00:00:03"]);
+    switch.set("c", &["static_macs=52:54:00:00:00:03"]);
+    switch.set("a", &["allowed_macs=52:54:00:00:00:01,52:54:00:00:00:03"]);
     a.send(&frame(b.mac, c.mac, 100, 6));
     converse(&mut b, &mut c, 7, 10);
     switch.stop();
@@ -368,27 +352,27 @@ fn what_is_above_a_limit_waits_or_is_dropped_and_counted() {
     }
     a.drain();
     let through = |switch: &Switch<'_>, before: u64| switch.port("b").counters["tx_packets"] - before;
-    let stormed = drops(&switch, "a", "storm");
+    let stormed = switch.drops("a", "storm");
     assert!(stormed > 0 && stormed <= u64::from(FRAMES) - 3, "{stormed}");
     assert_eq!(through(&switch, 0), u64::from(FRAMES) - stormed);
     // Both directions; the switch knows where both are now.
     b.send(&frame(a.mac, b.mac, 100, 0));
     a.receive_plain();
     // What is above the rate of a receiver waits for it: as much as it may get in 50 ms, which is one packet.
-    set(&place, &switch, "b", &["rate_out_packets=1pps", "rate_out_packets_burst=128"]);
+    switch.set("b", &["rate_out_packets=1pps", "rate_out_packets_burst=128"]);
     let before = switch.port("b").counters["tx_packets"];
     for number in 0..FRAMES {
         a.send(&frame(b.mac, a.mac, 100, number));
         b.pump();
     }
     a.drain();
-    let dropped = drops(&switch, "b", "rate-out");
+    let dropped = switch.drops("b", "rate-out");
     assert!(dropped > 0 && dropped <= u64::from(FRAMES) - 128, "{dropped}");
     place.ctl(&["unset", "b", "rate_out_packets"]);
     switch.show();
     assert_eq!(through(&switch, before), u64::from(FRAMES) - dropped, "what waited is delivered");
     // What is above the rate of a sender stays in its ring.
-    set(&place, &switch, "a", &["rate_in_packets=1pps", "rate_in_packets_burst=128"]);
+    switch.set("a", &["rate_in_packets=1pps", "rate_in_packets_burst=128"]);
     let before = switch.port("b").counters["tx_packets"];
     for number in 0..FRAMES {
         b.pump();
@@ -422,7 +406,7 @@ fn a_byte_rate_lets_its_burst_through_counted_in_segments() {
     let frames: Vec<_> =
         (0..4).map(|number| tcp(b.mac, a.mac, false, &pattern(number, SEGMENTS * MSS), MSS as u16)).collect();
     for (port, key) in [("a", "rate_in"), ("b", "rate_out")] {
-        set(&place, &switch, port, &[&format!("{key}=1kbit"), &format!("{key}_burst=72kib")]);
+        switch.set(port, &[&format!("{key}=1kbit"), &format!("{key}_burst=72kib")]);
         let before = switch.port("b").counters["tx_packets"];
         frames.iter().for_each(|(header, frame)| a.put(header, frame));
         a.flush();
@@ -443,7 +427,7 @@ fn a_byte_rate_lets_its_burst_through_counted_in_segments() {
         frames.iter().for_each(|(header, frame)| a.put(header, frame));
         a.drain();
         expect(&frames);
-        assert_eq!((drops(&switch, "a", "no-destination"), drops(&switch, "b", "rate-out")), (0, 0));
+        assert_eq!((switch.drops("a", "no-destination"), switch.drops("b", "rate-out")), (0, 0));
     }
     switch.stop();
 }
@@ -490,7 +474,7 @@ fn a_change_under_traffic_is_made_at_one_moment_and_loses_nothing_else() {
             assert!(changes <= 1, "{verb} {what}: {changes} changes");
             lost += arrived.iter().filter(|arrived| !*arrived).count() as u64;
         }
-        assert_eq!(drops(&switch, port, reason), lost, "{reason}");
+        assert_eq!(switch.drops(port, reason), lost, "{reason}");
     }
     switch.stop();
 }
@@ -517,7 +501,7 @@ fn interfaces_of_a_xen_entry_have_its_rules() {
     assert_eq!(other.receive_plain(), tagged(&hello, 7));
     let error = refused(&place, &["set", "xen5.0", "vlan=8"]);
     assert!(error.contains("\"xen5.0\" is one interface of an entry"), "{error}");
-    set(&place, &switch, "xen", &["vlan=8"]);
+    switch.set("xen", &["vlan=8"]);
     xen.send(&hello);
     assert_eq!(other.receive_plain(), tagged(&hello, 8));
     assert_eq!(rules_in_force(&switch, "xen5.0"), serde_json::json!({"vlan": 8}));

@@ -3,16 +3,14 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
 use ringferry_control::snapshot::PortState;
-use ringferry_packet::checksum::{Sum, pseudo_header_v6};
+use ringferry_packet::checksum::Sum;
 use ringferry_packet::ether::Mac;
-use ringferry_rig::frames::{mac, pattern};
+use ringferry_rig::frames::{arp, claimed_address, mac, pattern, solicitation, tagged};
 use ringferry_rig::guest::{Guest, Options, Received};
 use ringferry_rig::process::{PATIENCE, Process, eventually, in_a_namespace, may_network};
 use ringferry_rig::switch::{Place, Switch, ringferry};
 use ringferry_sys::process::Spawn;
 use ringferry_sys::{namespace, netif};
-
-use crate::rules::{drops, set, tagged};
 
 /// Addresses of the kernel.
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
@@ -26,11 +24,6 @@ fn start<'a>(place: &'a Place, ports: &[&str], tap: &str) -> Switch<'a> {
     netif::set_mac("rf0", mac(9).0).unwrap();
     netif::add_address("rf0", OWN.into(), 24).unwrap();
     switch
-}
-
-pub fn arp(to: Mac, from: Mac, operation: u8, sender: Ipv4Addr, target: Mac, wanted: Ipv4Addr) -> Vec<u8> {
-    let header = [8, 6, 0, 1, 8, 0, 6, 4, 0, operation];
-    [&to.0[..], &from.0, &header, &from.0, &sender.octets(), &target.0, &wanted.octets()].concat()
 }
 
 /// The address that question `number` comes from.
@@ -62,7 +55,7 @@ fn a_tap_is_in_its_vlan_alone() {
         let mut a = switch.plug("a", 1, Options::default());
         let mut number = 100;
         for (vid, setting, others) in [(10, "vlan=10", [20, 0]), (20, "vlan=20", [10, 30])] {
-            set(&place, &switch, "rf0", &[setting]);
+            switch.set("rf0", &[setting]);
             for other in others {
                 number += 1;
                 let frame = question(a.mac, number, OWN);
@@ -77,7 +70,7 @@ fn a_tap_is_in_its_vlan_alone() {
             assert_eq!(received[12..16], tagged(&[0; 12], vid)[12..]);
             assert!(received.ends_with(b"hello"));
         }
-        assert_eq!(drops(&switch, "a", "no-destination"), 4);
+        assert_eq!(switch.drops("a", "no-destination"), 4);
         switch.stop();
     });
 }
@@ -101,7 +94,7 @@ fn a_tap_is_isolated_and_speaks_for_its_own_addresses_alone() {
         assert_eq!(up.receive_plain(), answer(mac(9), up.mac, 102, OWN), "and none to a");
         a.send(&arp(mac(9), a.mac, 1, asker(103), Mac::default(), OWN));
         a.drain();
-        assert_eq!((drops(&switch, "rf0", "isolated"), drops(&switch, "a", "isolated")), (1, 0));
+        assert_eq!((switch.drops("rf0", "isolated"), switch.drops("a", "isolated")), (1, 0));
         announce(OWN, b"to up");
         assert!(up.receive().frame.ends_with(b"to up"));
 
@@ -111,13 +104,13 @@ fn a_tap_is_isolated_and_speaks_for_its_own_addresses_alone() {
         let last = question(up.mac, 105, OWN);
         up.send(&last);
         assert_eq!(up.receive_plain(), answer(mac(9), up.mac, 105, OWN), "nothing before it");
-        assert_eq!(drops(&switch, "rf0", "spoofed"), 2);
+        assert_eq!(switch.drops("rf0", "spoofed"), 2);
         netif::set_mac("rf0", mac(8).0).unwrap();
         let unheard = question(up.mac, 106, OWN);
         up.send(&unheard);
         switch.until("rf0", "an answer from another address", |port| port.drops["spoofed"] == 3);
 
-        set(&place, &switch, "rf0", &["isolated=off", "allowed_macs=52:54:00:00:00:08"]);
+        switch.set("rf0", &["isolated=off", "allowed_macs=52:54:00:00:00:08"]);
         let first = question(a.mac, 107, OWN);
         a.send(&first);
         assert_eq!(up.receive_plain(), first);
@@ -173,7 +166,7 @@ fn a_byte_rate_of_a_tap_lets_its_burst_through_both_ways() {
         a.drain();
         (4..7).for_each(&mut expect);
         assert_eq!(switch.port("rf0").counters["rx_packets"], 3, "the fourth is still in the tap");
-        assert_eq!(drops(&switch, "rf0", "rate-out"), 0);
+        assert_eq!(switch.drops("rf0", "rate-out"), 0);
         place.ctl(&["unset", "rf0", "rate_in", "rate_out"]);
         assert!(a.receive().frame.ends_with(&payload(3)), "what waited in the tap");
         expect(7);
@@ -188,32 +181,6 @@ fn a_byte_rate_of_a_tap_lets_its_burst_through_both_ways() {
 /// An IPv6 address of the kernel, and of who asks for it.
 fn v6(number: u16) -> Ipv6Addr {
     Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number)
-}
-
-/// Neighbour solicitation (RFC 4861, 4.3).
-fn solicitation(from: Mac, wanted: Ipv6Addr) -> Vec<u8> {
-    let wanted = wanted.octets();
-    let (source, mut group) = (v6(2).octets(), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 0).octets());
-    group[13..].copy_from_slice(&wanted[13..]);
-    let mut icmp = [&[135, 0, 0, 0, 0, 0, 0, 0][..], &wanted, &[1, 1], &from.0].concat();
-    let mut sum = pseudo_header_v6(source, group, 58, icmp.len() as u32);
-    sum.add(&icmp);
-    icmp[2..4].copy_from_slice(&sum.finish().to_be_bytes());
-    let ip = [0x86, 0xdd, 0x60, 0, 0, 0, 0, icmp.len() as u8, 58, 255];
-    [&[0x33, 0x33][..], &group[12..], &from.0, &ip, &source, &group, &icmp].concat()
-}
-
-/// The address that a frame says its sender has: in ARP, as the source of IPv4, in a neighbour advertisement.
-fn claimed(frame: &[u8]) -> Option<IpAddr> {
-    let v4 = |at| frame[at..].first_chunk().map(|bytes: &[u8; 4]| Ipv4Addr::from(*bytes).into());
-    match frame[12..14] {
-        [8, 6] => v4(28),
-        [8, 0] => v4(26),
-        [0x86, 0xdd] if frame[20] == 58 && frame[54] == 136 => {
-            frame[62..].first_chunk().map(|bytes: &[u8; 16]| Ipv6Addr::from(*bytes).into())
-        }
-        _ => None,
-    }
 }
 
 #[test]
@@ -258,13 +225,13 @@ fn the_kernel_of_a_guest_speaks_for_its_own_ip_addresses_alone() {
     });
     // The kernel says other things as well, which claim nothing.
     let claim = |b: &mut Guest| loop {
-        if let Some(address) = claimed(&b.receive().frame) {
+        if let Some(address) = claimed_address(&b.receive().frame) {
             return address;
         }
     };
     let (own, other) = (IpAddr::V4(OWN), IpAddr::V4(OTHER));
     let ask = |b: &mut Guest, wanted| b.send(&question(b.mac, 2, wanted));
-    let solicit = |b: &mut Guest, wanted| b.send(&solicitation(b.mac, wanted));
+    let solicit = |b: &mut Guest, wanted| b.send(&solicitation(b.mac, v6(2), wanted));
 
     ask(&mut b, OTHER);
     ask(&mut b, OWN);
@@ -277,10 +244,10 @@ fn the_kernel_of_a_guest_speaks_for_its_own_ip_addresses_alone() {
     solicit(&mut b, v6(3));
     solicit(&mut b, v6(1));
     assert_eq!(claim(&mut b), v6(1), "neighbour discovery");
-    assert!(drops(&switch, "kernel", "spoofed") >= 3);
+    assert!(switch.drops("kernel", "spoofed") >= 3);
 
     // The kernel has these addresses; it was the rules that kept them.
-    set(&place, &switch, "kernel", &["allowed_ips=10.9.0.0/24,fd00::/64"]);
+    switch.set("kernel", &["allowed_ips=10.9.0.0/24,fd00::/64"]);
     ask(&mut b, OTHER);
     assert_eq!(claim(&mut b), other);
     inside(|| announce(OTHER, b""));

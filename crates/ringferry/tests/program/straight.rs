@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use ringferry_control::snapshot::PortState;
 use ringferry_packet::ether::Mac;
-use ringferry_rig::frames::{mac, pattern, tcp};
+use ringferry_rig::frames::{arp, mac, pattern, tcp};
 use ringferry_rig::guest::{Guest, Options};
 use ringferry_rig::process::in_a_namespace;
 use ringferry_rig::raw::{self, Raw};
@@ -15,9 +15,6 @@ use ringferry_sys::netif;
 use ringferry_sys::tap::{Tap, TapConfig};
 use ringferry_virtio_net::Features;
 use rustix::net::{AddressFamily, Protocol, SendFlags, SocketType, sendto, socket, sockopt};
-
-use crate::rules::set;
-use crate::rules_kernel::arp;
 
 const HOST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
 const EVERYBODY: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 255);
@@ -101,7 +98,7 @@ fn large_frames_of_a_tap_are_not_copied_again() {
             let straight = in_place(&switch);
             assert!(straight > 32, "{straight} of 64, {ring:?}");
             // From now on a rule decides what the machine gets to see.
-            set(&place, &switch, "a", &["rate_out=1gbit"]);
+            switch.set("a", &["rate_out=1gbit"]);
             carry_datagrams(&host, &mut a, LARGE);
             assert_eq!(in_place(&switch), straight);
             place.ctl(&["unset", "a", "rate_out"]);
