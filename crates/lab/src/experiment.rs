@@ -21,11 +21,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use ringferry_rig::testpmd::{self, Testpmd};
 use serde::{Deserialize, Serialize};
 
 use crate::labels::Labels;
 use crate::stop::Stop;
-use crate::testpmd::Testpmd;
 
 /// Something the lab can measure.
 pub trait Experiment {
@@ -197,6 +197,13 @@ pub struct Peer {
     pub name: String,
     /// What it says about its version.
     pub version: String,
+}
+
+impl Peer {
+    /// DPDK's testpmd, as a result names it.
+    pub(crate) fn testpmd(program: &Path) -> Self {
+        Self { name: "testpmd".into(), version: testpmd::version(program) }
+    }
 }
 
 /// Something that could not be measured here.
@@ -431,10 +438,10 @@ impl RowError {
     }
 }
 
-impl From<crate::testpmd::Error> for RowError {
-    fn from(error: crate::testpmd::Error) -> Self {
+impl From<testpmd::Error> for RowError {
+    fn from(error: testpmd::Error) -> Self {
         match error {
-            crate::testpmd::Error::Stopped => Self::Stopped,
+            testpmd::Error::Stopped => Self::Stopped,
             error => Self::failed(error),
         }
     }

@@ -14,7 +14,6 @@
 //! | [`output`] | files written as a whole |
 //! | [`session`] | from what the user asked for to files and a report |
 //! | [`machine`] | facts about the machine and the program |
-//! | `testpmd` | DPDK's testpmd: its command line, and the running program |
 //! | [`progress`] | the bar on standard error |
 //! | [`stop`] | Ctrl-C |
 #![forbid(unsafe_code)]
@@ -32,5 +31,4 @@ pub mod runner;
 pub mod session;
 pub mod stats;
 pub mod stop;
-mod testpmd;
 pub mod versus;

@@ -1,4 +1,4 @@
-//! Test beds: what tests stand on that start whole programs. Not shipped.
+//! Test beds: what tests stand on that start whole programs, and what they share with the lab. Not shipped.
 //!
 //! | module | idea |
 //! |---|---|
@@ -7,10 +7,10 @@
 //! | [`guest`] | a guest that keeps the rules: our driver half behind a vhost-user socket |
 //! | [`raw`] | a guest that breaks them: it writes its rings word by word |
 //! | [`domu`] | a machine whose domains are processes, and Xen guests on it |
-//! | [`testpmd`] | DPDK's testpmd as a peer |
+//! | [`testpmd`] | DPDK's testpmd as a peer, for tests and for the lab |
 //! | [`frames`] | frames whose every byte tells where it belongs |
 //!
-//! Everything here panics when a test has failed, and says why. What needs no program has its test support nearer:
+//! What only tests use panics when a test has failed, and says why; what the lab uses as well returns errors. What needs no program has its test support nearer:
 //! `ringferry_memory::testing` has words for rings, `ringferry_packet::testing` has packets with every field, and the crate `ringferry-xen-sim` a
 //! simulated Xen.
 #![forbid(unsafe_code)]

@@ -5,11 +5,11 @@ use ringferry_packet::vnet::Header;
 use ringferry_rig::frames::frame;
 use ringferry_rig::guest::converse;
 use ringferry_rig::process::eventually;
-use ringferry_rig::testpmd::Testpmd;
+use ringferry_rig::testpmd::Bed;
 use ringferry_virtio_net::Features;
 
 /// Frames both ways between two guests with `features`; each one is compared with what was sent.
-fn forwards(testpmd: &Testpmd, features: Features) {
+fn forwards(testpmd: &Bed, features: Features) {
     let [mut one, mut other] = testpmd.plug(features);
     assert_eq!(one.features & RINGS, features & RINGS, "{features:?}");
     // Whether the device is awake is its own affair; frames sent before are lost without a word.
@@ -44,7 +44,7 @@ const RINGS: Features =
 
 /// Every kind of ring with every layout of receive buffers, one after another on the same device.
 fn forwards_in_every_receive_mode(ring: Features) {
-    let Some(testpmd) = Testpmd::start() else { return };
+    let Some(testpmd) = Bed::start() else { return };
     let all = (Features::DEVICE - Features::RING_PACKED - Features::IN_ORDER) | ring;
     let big = all - Features::MRG_RXBUF;
     for receive in [all, big, big - Features::GUEST_SEGMENTATION] {

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
+use ringferry_rig::testpmd::{MEGABYTES, Testpmd};
 use ringferry_sys::process;
 
 use super::case::{Case, Who};
@@ -14,7 +15,6 @@ use super::testpmd::command_line;
 use crate::experiment::{RowError, Run, Sample};
 use crate::experiments::peers::huge_pages::HugePages;
 use crate::experiments::txmap::clock::{Finally, Gauge, Over, joined, pin, sleep, wait};
-use crate::testpmd::{MEGABYTES, Testpmd};
 
 /// Before the rate is read: caches and branch predictors are warm long before.
 const WARM_UP: Duration = Duration::from_millis(30);

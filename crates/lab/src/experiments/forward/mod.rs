@@ -54,7 +54,7 @@ impl Experiment for Forward {
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {
-        let program = crate::testpmd::find().map(Rc::from);
+        let program = ringferry_rig::testpmd::find().map(Rc::from);
         let mut plan = Plan { published: published(), ..Plan::default() };
         plan.rows.extend(Case::all().into_iter().map(|case| row(case, setup, program.clone())));
         plan.notes = vec![

@@ -3,9 +3,10 @@
 
 use std::path::Path;
 
+use ringferry_rig::testpmd::{CommandLine, Device, MEGABYTES, VirtioUser, address};
+
 use super::case::{Case, QUEUE, Ring};
 use crate::frames::flows::{NEXT_HOP, OUTPUT};
-use crate::testpmd::{CommandLine, Device, MEGABYTES, VirtioUser, address};
 
 /// The Debian packages of it and of the driver it needs.
 pub(super) const PACKAGES: &str = "dpdk-dev librte-net-virtio23";

@@ -39,7 +39,7 @@ fn every_way_of_ours_forwards_all_flows_in_order_with_new_addresses() {
 #[test]
 fn testpmd_forwards_the_same_frames() {
     let cpus = ringferry_sys::cpu::allowed().unwrap();
-    let Some(program) = crate::testpmd::find().filter(|_| cpus.len() > 1) else {
+    let Some(program) = ringferry_rig::testpmd::find().filter(|_| cpus.len() > 1) else {
         let message = "skipped: testpmd is not installed, or there is one processor only";
         assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "{message}");
         eprintln!("{message}");

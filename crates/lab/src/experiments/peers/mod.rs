@@ -34,7 +34,7 @@ use std::rc::Rc;
 
 use self::case::Case;
 use self::pair::{Conditions, measure};
-use crate::experiment::{Better, Defaults, Experiment, OptionSpec, Plan, Row, RowError, Run, Setup};
+use crate::experiment::{Better, Defaults, Experiment, OptionSpec, Peer, Plan, Row, RowError, Run, Setup};
 
 /// The experiment.
 pub struct Peers;
@@ -80,10 +80,10 @@ impl Experiment for Peers {
             "default" => false,
             _ => return Err(RowError::failed(format!("--option matrix={matrix}: `default` or `all`"))),
         };
-        let program = crate::testpmd::find().map(Rc::from);
+        let program = ringferry_rig::testpmd::find().map(Rc::from);
         let mut plan = Plan::default();
         if let Some(program) = &program {
-            plan.peers.push(crate::testpmd::peer(program));
+            plan.peers.push(Peer::testpmd(program));
         }
         let cases = Case::all(queue).into_iter().filter(|case| all || case.by_default());
         plan.rows.extend(cases.map(|case| row(case, setup, program.clone())));

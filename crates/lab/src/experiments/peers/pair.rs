@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ringferry_rig::testpmd::{MEGABYTES, Stats, Testpmd};
 use ringferry_sys::process;
 
 use super::case::{Case, Direction, Who};
@@ -14,7 +15,6 @@ use super::testpmd::{self, Part, Place};
 use super::{device, driver};
 use crate::experiment::{RowError, Sample};
 use crate::stop::Stop;
-use crate::testpmd::{MEGABYTES, Stats, Testpmd};
 
 /// Before the rate is read: caches, page tables and branch predictors are warm long before, and a loop that
 /// began with more frames than fit has lost them.

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
+use ringferry_rig::testpmd::{CommandLine, Device, MEGABYTES, Testpmd, VirtioUser};
+
 use super::case::{Case, Direction, LARGE_BUFFER, Ring};
 use crate::experiment::RowError;
 use crate::stop::Stop;
-use crate::testpmd::{CommandLine, Device, MEGABYTES, Testpmd, VirtioUser};
 
 /// The Debian packages of it and of the two drivers it needs.
 pub(in crate::experiments) const PACKAGES: &str = "dpdk-dev librte-net-vhost23 librte-net-virtio23";

@@ -60,7 +60,7 @@ fn every_ring_and_size_goes_round_without_loss_damage_or_disorder() {
 
 #[test]
 fn with_testpmd_every_ring_carries_frames_in_every_direction() {
-    let Some(program) = crate::testpmd::find() else {
+    let Some(program) = ringferry_rig::testpmd::find() else {
         let why = format!("needs dpdk-testpmd: apt-get install {}", testpmd::PACKAGES);
         assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{why}");
         eprintln!("skipped: {why}");

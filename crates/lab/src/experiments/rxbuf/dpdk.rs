@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ringferry_nic::rx::PolicyKind;
+use ringferry_rig::testpmd::MEGABYTES;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::process;
 use ringferry_sys::socket::Stream;
@@ -20,7 +21,6 @@ use crate::experiments::peers::case::{Case, Direction, Ring, Who};
 use crate::experiments::peers::huge_pages::HugePages;
 use crate::experiments::peers::testpmd::{self, Part, Place};
 use crate::experiments::txmap::clock::{PATIENCE, joined, pin};
-use crate::testpmd::MEGABYTES;
 
 /// Why testpmd cannot send this, if it cannot. It sends frames of one length, or ends each after a random number of
 /// segments: two segments make a mix of two lengths, one to one.

@@ -31,14 +31,14 @@ use std::path::Path;
 use std::rc::Rc;
 
 use ringferry_nic::rx::PolicyKind;
+use ringferry_rig::testpmd;
 
 use self::workload::Workload;
 use super::peers::testpmd::PACKAGES;
 use crate::experiment::{
-    Better, Defaults, Experiment, OptionSpec, Plan, Published, Row, RowError, Run, Sample, Setup,
+    Better, Defaults, Experiment, OptionSpec, Peer, Plan, Published, Row, RowError, Run, Sample, Setup,
 };
 use crate::labels::Labels;
-use crate::testpmd;
 
 /// The experiment.
 #[derive(Clone, Copy, Debug)]
@@ -185,7 +185,7 @@ impl Experiment for Rxbuf {
         let testpmd = testpmd::find().map(Rc::from);
         let mut plan = Plan::default();
         if let Some(program) = &testpmd {
-            plan.peers.push(testpmd::peer(program));
+            plan.peers.push(Peer::testpmd(program));
         }
         let conditions = Conditions { setup: setup.clone(), acks, testpmd, no_kernel };
         let cases =

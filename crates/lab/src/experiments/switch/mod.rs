@@ -129,7 +129,7 @@ impl Experiment for Switch {
         };
         let mut plan = Plan { notes: notes(&conditions), ..Plan::default() };
         if let Some(testpmd) = &conditions.testpmd {
-            plan.peers.push(crate::testpmd::peer(testpmd));
+            plan.peers.push(Peer::testpmd(testpmd));
         }
         if let Some(ovs) = ovs::find() {
             plan.peers.push(Peer { name: "Open vSwitch".into(), version: ovs::version(&ovs) });
@@ -173,7 +173,7 @@ impl Conditions {
             trial: number("trial", TRIAL, 0.001, 600.0)?,
             loss: number("loss", LOSS, 0.0, 50.0)? / 100.0,
             precision: number("precision", PRECISION, 0.05, 50.0)? / 100.0,
-            testpmd: crate::testpmd::find().map(Rc::from),
+            testpmd: ringferry_rig::testpmd::find().map(Rc::from),
             ovs: ovs::find().is_some(),
             no_network: network::forbidden(setup, NAME),
         })

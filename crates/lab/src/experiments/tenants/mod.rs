@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use self::case::{Case, Figure, Who};
 use self::run::{MEGABYTES, Order, Outcome};
-use crate::experiment::{Defaults, Experiment, OptionSpec, Plan, Row, RowError, Run, Sample, Setup};
+use crate::experiment::{Defaults, Experiment, OptionSpec, Peer, Plan, Row, RowError, Run, Sample, Setup};
 use crate::experiments::network;
 use crate::experiments::peers::huge_pages::HugePages;
 use crate::experiments::shared::shared;
@@ -81,7 +81,7 @@ impl Experiment for Tenants {
         let conditions = Rc::new(Conditions::new(setup)?);
         let mut plan = Plan { notes: notes(&conditions), ..Plan::default() };
         if let Some(testpmd) = &conditions.testpmd {
-            plan.peers.push(crate::testpmd::peer(testpmd));
+            plan.peers.push(Peer::testpmd(testpmd));
         }
         plan.rows.extend(Case::all().into_iter().flat_map(|case| rows(case, &conditions)));
         Ok(plan)
@@ -120,7 +120,7 @@ impl Conditions {
             workers,
             one_segment: !choice("segment", "own", "one")?,
             pinned: choice("pin", "apart", "off")?,
-            testpmd: crate::testpmd::find().map(Rc::from),
+            testpmd: ringferry_rig::testpmd::find().map(Rc::from),
         })
     }
 

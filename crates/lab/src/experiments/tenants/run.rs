@@ -15,6 +15,7 @@ use std::process::Stdio;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::time::Duration;
 
+use ringferry_rig::testpmd::{CommandLine, Device, last_words};
 use ringferry_sys::cpu;
 use ringferry_sys::process::Spawn;
 use serde::{Deserialize, Serialize};
@@ -25,7 +26,6 @@ use super::pair::Pair;
 use super::probe::{self, Log, Probe, Usage};
 use crate::experiment::{RowError, Sample};
 use crate::experiments::network::{Process, logged, ready, words};
-use crate::testpmd::{CommandLine, Device, last_words};
 
 /// testpmd's memory in megabytes.
 pub(super) const MEGABYTES: u64 = 512;

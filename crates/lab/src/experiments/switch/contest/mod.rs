@@ -18,6 +18,7 @@ pub(super) mod testpmd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ringferry_rig::testpmd::last_words;
 use ringferry_sys::{cpu, process};
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +27,6 @@ use super::end::Place;
 use crate::experiment::RowError;
 use crate::experiments::network::Process;
 use crate::frames::ways::Frames;
-use crate::testpmd::last_words;
 
 /// What a run is told.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -3,6 +3,7 @@
 
 use std::process::Stdio;
 
+use ringferry_rig::testpmd::{CommandLine, Device};
 use ringferry_sys::process::Spawn;
 
 use super::{Contest, Order, taps};
@@ -10,7 +11,6 @@ use crate::experiment::RowError;
 use crate::experiments::network::{Process, logged};
 use crate::experiments::switch::case::Who;
 use crate::frames::ways::NEXT_HOP;
-use crate::testpmd::{CommandLine, Device};
 
 /// The Debian packages of it and of the drivers it needs.
 pub(in crate::experiments::switch) const PACKAGES: &str = "dpdk-dev librte-net-vhost23";

@@ -1,8 +1,13 @@
-//! DPDK's testpmd: where it is, its command line, and the running program. Whoever wants one says which devices its ports are and in
-//! what mode it forwards ([`CommandLine`]), and starts it ([`Testpmd`]). Nothing here knows an experiment.
+//! DPDK's testpmd: where it is, its command line, and the running program.
+//!
+//! [`find`] says whether it is installed. A [`CommandLine`] says which devices its ports are and in what mode it forwards. [`Testpmd`] is the
+//! process: [`Testpmd::start`] starts it, commands go through its standard input, and dropping it kills it. These return errors, as the lab
+//! measures with them; [`Bed`] is for tests, and panics.
 
+mod bed;
 mod running;
 
+pub use bed::Bed;
 pub use running::{Error, Stats, Testpmd};
 
 use std::path::{Path, PathBuf};
@@ -10,8 +15,6 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ringferry_sys::program;
-
-use crate::experiment::Peer;
 
 /// The program.
 const PROGRAM: &str = "dpdk-testpmd";
@@ -25,13 +28,8 @@ pub fn find() -> Option<PathBuf> {
     program::installed(PROGRAM)
 }
 
-/// What a result says of testpmd as a peer.
-pub fn peer(program: &Path) -> Peer {
-    Peer { name: "testpmd".into(), version: version(program) }
-}
-
-/// What it says its version is.
-fn version(program: &Path) -> String {
+/// The version that the program says it has.
+pub fn version(program: &Path) -> String {
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
     let text = output.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -72,15 +70,25 @@ pub struct CommandLine {
 impl CommandLine {
     /// One worker on a processor, so many megabytes of memory, files of its own, and no ports yet.
     pub fn new(cpu: usize, megabytes: u64, huge_pages: bool) -> Self {
+        Self::on(&cpu.to_string(), megabytes, huge_pages)
+    }
+
+    /// As [`CommandLine::new`], but wherever the scheduler finds room, and without huge pages: for a test, which measures nothing.
+    pub fn anywhere(megabytes: u64) -> Self {
+        let last = std::thread::available_parallelism().map_or(0, |cpus| cpus.get() - 1);
+        Self::on(&format!("(0-{last})"), megabytes, false)
+    }
+
+    fn on(cpus: &str, megabytes: u64, huge_pages: bool) -> Self {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let mut environment = vec![
-            // Both threads on one processor: the main thread only waits.
-            format!("--lcores=0@{cpu},1@{cpu}"),
+            // Both threads in the same place: the main thread only waits.
+            format!("--lcores=0@{cpus},1@{cpus}"),
             "--no-pci".into(),
             "--no-telemetry".into(),
             format!("-m{megabytes}"),
-            format!("--file-prefix=ringferry-lab-{}-{number}", std::process::id()),
+            format!("--file-prefix=ringferry-{}-{number}", std::process::id()),
         ];
         // virtio_user can share memory that is in few files only.
         let memory: &[&str] =
