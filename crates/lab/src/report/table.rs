@@ -1,9 +1,20 @@
-//! Columns of text, folded to the width of the terminal.
+//! Columns of text, folded to the width of the terminal. A line of columns is drawn by the table that `ringferry ctl` has; what is
+//! decided here is which columns are worth showing, which side each stands on, and where the table is folded.
 
 use std::io::IsTerminal;
 
-/// Which column, its width, and whether it stands to the right.
-type Column = (usize, usize, bool);
+use ringferry_control::text;
+
+/// A column that is shown.
+#[derive(Clone, Copy)]
+struct Column {
+    /// Index of its cells.
+    at: usize,
+    /// Characters of its widest cell.
+    width: usize,
+    /// Aligned right.
+    right: bool,
+}
 
 /// Cells in rows; the first row is the header.
 #[derive(Clone, Debug, Default)]
@@ -41,45 +52,44 @@ impl Table {
     /// first column once more.
     fn folded(&self, width: usize) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let cell = |row: &Vec<String>, column: usize| row.get(column).cloned().unwrap_or_default();
+        let cell = |row: &Vec<String>, at: usize| row.get(at).cloned().unwrap_or_default();
         let shown: Vec<Column> = (0..columns)
-            .filter(|column| self.rows[1..].iter().any(|row| !cell(row, *column).is_empty()))
-            .map(|column| {
-                let width = self.rows.iter().map(|row| cell(row, column).chars().count()).max();
-                let right = self.rows[1..].iter().all(|row| numeric(&cell(row, column)));
-                (column, width.unwrap_or(0), right)
+            .filter(|at| self.rows[1..].iter().any(|row| !cell(row, *at).is_empty()))
+            .map(|at| Column {
+                at,
+                width: self.rows.iter().map(|row| cell(row, at).chars().count()).max().unwrap_or(0),
+                right: self.rows[1..].iter().all(|row| numeric(&cell(row, at))),
             })
             .collect();
         let Some((first, others)) = shown.split_first() else { return String::new() };
         // Two characters in front of each column.
-        let room = width.saturating_sub(first.1 + 2);
-        let mut blocks: Vec<Vec<Column>> = vec![vec![*first]];
+        let room = width.saturating_sub(first.width + 2);
+        let mut blocks = vec![vec![*first]];
         let mut used = 0;
         for column in others {
-            if used > 0 && used + column.1 + 2 > room {
+            if used > 0 && used + column.width + 2 > room {
                 blocks.push(vec![*first]);
                 used = 0;
             }
-            used += column.1 + 2;
+            used += column.width + 2;
             blocks.last_mut().expect("there is one from the start").push(*column);
         }
         let blocks: Vec<String> = blocks.iter().map(|columns| self.block(columns)).collect();
         blocks.join("\n")
     }
 
+    /// These columns of all rows, as `ringferry ctl` draws its tables, indented.
     fn block(&self, columns: &[Column]) -> String {
-        let mut out = String::new();
-        for row in &self.rows {
-            let mut line = String::new();
-            for &(column, width, right) in columns {
-                let text = row.get(column).map_or("", String::as_str);
-                line.push_str("  ");
-                line.push_str(&if right { format!("{text:>width$}") } else { format!("{text:<width$}") });
-            }
-            out.push_str(line.trim_end());
-            out.push('\n');
-        }
-        out
+        let cells = |row: &[String]| -> Vec<String> {
+            columns.iter().map(|column| row.get(column.at).cloned().unwrap_or_default()).collect()
+        };
+        let (header, rows) = self.rows.split_first().expect("a table has a header");
+        let headings: Vec<String> = std::iter::zip(columns, cells(header))
+            .map(|(column, heading)| format!("{}{heading}", if column.right { '>' } else { '<' }))
+            .collect();
+        let mut table = text::Table::new(&headings.iter().map(String::as_str).collect::<Vec<_>>());
+        rows.iter().for_each(|row| table.row(cells(row)));
+        table.to_string().lines().map(|line| format!("  {line}\n")).collect()
     }
 }
 

@@ -1,4 +1,8 @@
 //! Numbers as C's `%g` writes them, which is how ministat prints.
+//!
+//! This is not `ringferry_control::text`, which the program's own tables use: that one chooses a unit for its reader (`9.41 Gbit/s`) and
+//! rounds to its prefix. Here the unit is the row's and stands above the column, a reader may paste the values into ministat, and a column of
+//! them is only comparable without prefixes. Neither can be made of the other.
 
 /// `%.{digits}g`: `digits` significant digits, trailing zeros dropped, an exponent when it is below -4 or
 /// not below `digits`.
