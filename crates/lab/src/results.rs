@@ -50,6 +50,9 @@ pub struct Results {
     pub rows: Vec<RowResult>,
     /// Rows against their baselines, in the order of the rows.
     pub comparisons: Vec<RowComparison>,
+    /// What keeps the results from meaning what they seem to, one sentence or two each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// How an experiment was measured.
@@ -113,12 +116,28 @@ pub struct RowResult {
 impl RowResult {
     /// Whether the mean keeps the row's bound; `None` without a bound or without values.
     pub fn within_bound(&self) -> Option<bool> {
-        let (bound, mean) = (self.bound?, self.summary?.mean);
+        self.keeps(self.bound?)
+    }
+
+    /// Whether the mean is no worse than `bound`; `None` without values.
+    fn keeps(&self, bound: f64) -> Option<bool> {
+        let mean = self.summary?.mean;
         Some(match self.better {
             Better::Lower => mean <= bound,
             Better::Higher => mean >= bound,
         })
     }
+}
+
+/// How a row stands to its bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BoundVerdict {
+    /// Its mean is no worse than the bound.
+    Kept,
+    /// Its mean is worse than the bound. The mean of its baseline, if it has one, is not.
+    Exceeded,
+    /// Its mean is worse than the bound, and so is the mean of its baseline: the excess is not due to what the two differ in.
+    ExceededByBaselineToo,
 }
 
 /// A run that gave no value.
@@ -226,6 +245,16 @@ impl Results {
     /// The comparison of a row with its baseline, if there is one.
     pub fn comparison(&self, row: &str) -> Option<&RowComparison> {
         self.comparisons.iter().find(|comparison| comparison.row == row)
+    }
+
+    /// How a row stands to its bound; `None` without a bound or without values.
+    pub fn bound_verdict(&self, row: &RowResult) -> Option<BoundVerdict> {
+        if row.within_bound()? {
+            return Some(BoundVerdict::Kept);
+        }
+        let baseline = row.baseline.as_deref().and_then(|name| self.row(name));
+        let too = baseline.zip(row.bound).and_then(|(baseline, bound)| baseline.keeps(bound)) == Some(false);
+        Some(if too { BoundVerdict::ExceededByBaselineToo } else { BoundVerdict::Exceeded })
     }
 
     /// Whether a run of any row failed.

@@ -12,7 +12,7 @@ use crate::experiments;
 use crate::machine::{self, Machine};
 use crate::output::{Output, OutputError};
 use crate::progress::Progress;
-use crate::report::{html, text};
+use crate::report::{html, text, words};
 use crate::results::{ReadError, Results, SCHEMA, Settings, compare_rows};
 use crate::runner::{self, Schedule};
 use crate::stats::Confidence;
@@ -199,6 +199,7 @@ fn run(
     let machine = Machine::here();
     let (started, clock) = (machine::now(), Instant::now());
     let (rows, complete) = runner::run(&mut plan.rows, &schedule, progress, stop);
+    let warnings = words::overrun_baselines(&rows);
     Results {
         schema: SCHEMA.into(),
         experiment: experiment.name().into(),
@@ -215,6 +216,7 @@ fn run(
         published: plan.published,
         missing: plan.missing,
         rows,
+        warnings,
     }
 }
 

@@ -9,7 +9,7 @@ use ringferry_lab::experiment::{
 use ringferry_lab::labels::Labels;
 use ringferry_lab::progress::Progress;
 use ringferry_lab::report::{html, text};
-use ringferry_lab::results::{ReadError, Results, SCHEMA};
+use ringferry_lab::results::{BoundVerdict, ReadError, Results, SCHEMA};
 use ringferry_lab::session::{self, LabError, Request, measure_with};
 use ringferry_lab::stats::Verdict;
 use ringferry_lab::stop::Stop;
@@ -338,4 +338,64 @@ fn too_few_runs_prove_nothing() {
     assert!(results.comparisons.iter().all(|found| found.comparison.verdict == Verdict::TooFewRuns));
     assert!(text::report(&results, true).contains("too few runs"));
     well_formed(&html::page(&results));
+}
+
+/// Rows with a bound of 10 each: their values, the first of which is what the others are compared with.
+struct Bounded(&'static [f64]);
+
+impl Experiment for Bounded {
+    fn name(&self) -> &'static str {
+        "bounded"
+    }
+
+    fn about(&self) -> &'static str {
+        "rows that keep their bounds or do not"
+    }
+
+    fn plan(&self, _: &Setup) -> Result<Plan, RowError> {
+        let labels = |at: usize| Labels::new().with("attack", at);
+        let row = |(at, &value): (usize, &f64)| {
+            Row::measured(labels(at), "µs", Better::Lower, move |_| Ok(Sample::new(value)))
+                .against((at > 0).then(|| labels(0)))
+                .bound(Some(10.0))
+        };
+        Ok(Plan { rows: self.0.iter().enumerate().map(row).collect(), ..Plan::default() })
+    }
+}
+
+fn bounded(values: &'static [f64]) -> Results {
+    let request = Request { runs: Some(2), seconds: Some(0.001), ..request() };
+    measure_with(&Bounded(values), &request, &mut Progress::silent(), &Stop::new(), &mut Vec::new()).unwrap()
+}
+
+#[test]
+fn a_baseline_over_its_own_bound_is_told_of_and_what_is_compared_with_it_is_not_blamed() {
+    let results = bounded(&[12.5, 9.0, 20.0]);
+    let verdict = |name: &str| results.bound_verdict(results.row(name).unwrap());
+    assert_eq!(verdict("attack=0"), Some(BoundVerdict::Exceeded));
+    assert_eq!(verdict("attack=1"), Some(BoundVerdict::Kept));
+    assert_eq!(verdict("attack=2"), Some(BoundVerdict::ExceededByBaselineToo));
+    let [warning] = &results.warnings[..] else { panic!("{:?}", results.warnings) };
+    for part in ["attack=0 is over its bound by itself", "12.5 µs", "10 µs", "the 2 rows compared with it"]
+    {
+        assert!(warning.contains(part), "{part}: {warning}");
+    }
+    let (report, page) = (text::report(&results, false), html::page(&results));
+    well_formed(&page);
+    for text in [&report, &page] {
+        assert!(text.contains(warning.as_str()), "{text}");
+        assert_eq!(text.matches("10: exceeded by the baseline, too").count(), 1, "{text}");
+    }
+    let json = serde_json::to_value(&results).unwrap();
+    assert_eq!(json["warnings"], serde_json::json!([warning]));
+}
+
+#[test]
+fn what_exceeds_its_bound_beside_a_baseline_that_keeps_it_is_blamed_without_a_warning() {
+    let results = bounded(&[10.0, 10.5]);
+    assert_eq!(results.bound_verdict(results.row("attack=1").unwrap()), Some(BoundVerdict::Exceeded));
+    assert!(results.warnings.is_empty(), "{:?}", results.warnings);
+    let report = text::report(&results, false);
+    assert!(report.contains("10: exceeded") && !report.contains("WARNING"), "{report}");
+    assert!(serde_json::to_value(&results).unwrap().get("warnings").is_none());
 }

@@ -29,6 +29,9 @@ pub fn page(results: &Results) -> String {
         @if results.machine.build == "debug" {
             p.warn { "Measured with a debug build: the figures mean little." }
         }
+        @for warning in &results.warnings {
+            p.warn { (warning) }
+        }
         (glance(results))
         @if groups.len() > 1 {
             nav aria-label="Groups" {
@@ -271,7 +274,7 @@ fn values(results: &Results, name: &str, first: &RowResult, rows: &[&RowResult])
                 (td(&goal))
             }
             @if with_bound {
-                (td(&words::bound(row)))
+                (td(&words::bound(results, row)))
             }
             @if with_published {
                 td.published { (row.published.iter().map(words::published).collect::<Vec<_>>().join(", ")) }

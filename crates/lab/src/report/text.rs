@@ -13,6 +13,9 @@ pub fn report(results: &Results, plot: bool) -> String {
     for group in results.groups() {
         out.push_str(&table(results, group));
     }
+    for warning in &results.warnings {
+        let _ = writeln!(out, "WARNING: {warning}");
+    }
     for line in words::noise(results).into_iter().chain(words::chance(results)) {
         let _ = writeln!(out, "{line}");
     }
@@ -78,7 +81,7 @@ fn table(results: &Results, group: &str) -> String {
             cells.push(goal.map_or_else(String::new, words::goal));
         }
         if with_bound {
-            cells.push(words::bound(row));
+            cells.push(words::bound(results, row));
         }
         cells.push(row.published.iter().map(words::published).collect::<Vec<_>>().join(", "));
         cells.extend(

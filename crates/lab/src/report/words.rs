@@ -1,7 +1,7 @@
 //! How numbers, names and verdicts are worded, on the terminal and on the page alike.
 
 use crate::experiment::{Better, Published};
-use crate::results::{Goal, Results, RowComparison, RowResult};
+use crate::results::{BoundVerdict, Goal, Results, RowComparison, RowResult};
 use crate::stats::Comparison;
 use crate::stats::format::general;
 
@@ -12,12 +12,13 @@ pub(crate) fn goal(goal: &Goal) -> String {
 }
 
 /// Whether a row keeps its bound, in a few words; nothing for a row without one.
-pub(crate) fn bound(row: &RowResult) -> String {
+pub(crate) fn bound(results: &Results, row: &RowResult) -> String {
     let worst = row.bound.map(value).unwrap_or_default();
-    match row.within_bound() {
+    match results.bound_verdict(row) {
         None => worst,
-        Some(true) => format!("{worst}: kept"),
-        Some(false) => format!("{worst}: exceeded"),
+        Some(BoundVerdict::Kept) => format!("{worst}: kept"),
+        Some(BoundVerdict::Exceeded) => format!("{worst}: exceeded"),
+        Some(BoundVerdict::ExceededByBaselineToo) => format!("{worst}: exceeded by the baseline, too"),
     }
 }
 
@@ -94,6 +95,29 @@ pub fn short(row: &RowResult, group: &[&RowResult]) -> String {
     let own = row.labels.iter().filter(|(key, value)| !shared(key, value));
     let name = own.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ");
     if name.is_empty() { row.name.clone() } else { name }
+}
+
+/// One warning for each baseline that exceeds its own bound: what then exceeds the bound beside it proves nothing.
+pub fn overrun_baselines(all: &[RowResult]) -> Vec<String> {
+    let compared = |name: &str| {
+        all.iter().filter(|row| row.repeats.is_none() && row.baseline.as_deref() == Some(name)).count()
+    };
+    let warn = |row: &RowResult| {
+        let (bound, mean, unit) = (row.bound?, row.summary?.mean, &row.unit);
+        let over = row.repeats.is_none() && compared(&row.name) > 0 && row.within_bound() == Some(false);
+        over.then(|| {
+            format!(
+                "The baseline {} is over its bound by itself: its mean is {} {unit}, and {} {unit} is the worst that is good enough. \
+                 What exceeds this bound among the {} compared with it was not shown to do so for a reason of its own. \
+                 Measure again when nothing else runs on the machine.",
+                row.name,
+                value(mean),
+                value(bound),
+                rows(compared(&row.name)),
+            )
+        })
+    };
+    all.iter().filter_map(warn).collect()
 }
 
 /// What a reader must know about many comparisons at once.

@@ -148,7 +148,8 @@ fn notes(conditions: &Conditions) -> Vec<String> {
             .into(),
         format!(
             "rss, vmsize, descriptors: growth of the switch's since before the attack; log: lines a second, without those of the \
-             probe. bound: what a value is to keep whatever the attack. {} and the attacker's processes are kinder to their \
+             probe. bound: what a value is to keep whatever the attack, and without one: where the row \
+             without an attack exceeds it, too, an attack is not to blame. {} and the attacker's processes are kinder to their \
              processor than all others; {} worker(s).",
             match conditions.pinned {
                 true => "Guests and attacker share the first processor, the switch has the second",
