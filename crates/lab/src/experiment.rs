@@ -447,6 +447,12 @@ impl From<testpmd::Error> for RowError {
     }
 }
 
+impl From<ringferry_rig::front::Error> for RowError {
+    fn from(error: ringferry_rig::front::Error) -> Self {
+        Self::failed(error)
+    }
+}
+
 impl From<crate::frames::Wrong> for RowError {
     fn from(wrong: crate::frames::Wrong) -> Self {
         Self::failed(wrong)

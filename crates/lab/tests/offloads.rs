@@ -2,14 +2,15 @@
 
 mod support;
 
+use ringferry_rig::process::may;
+
 #[test]
 fn ports_have_what_the_row_says_and_the_switch_does_the_rest() {
     let filter = "traffic=tcp from=all to=(all|none)$";
     let result = support::measure(&["offloads", "--runs=1", "--seconds=0.2", "--filter", filter]);
     let rows = result["rows"].as_array().unwrap();
     if let Some(reason) = rows[0]["missing"]["reason"].as_str() {
-        assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{reason}");
-        eprintln!("skipped: {reason}");
+        may(reason, false);
         return;
     }
     let row = |to: &str| {

@@ -3,6 +3,7 @@
 
 mod support;
 
+use ringferry_rig::process::may;
 use serde_json::Value;
 
 /// The rows whose names match, one short run each; nothing where no kernel traffic can be had.
@@ -11,8 +12,7 @@ fn lab(filter: &str) -> Option<Vec<Value>> {
     let result = support::measure(&options);
     let rows = result["rows"].as_array().unwrap().clone();
     if let Some(reason) = rows[0]["missing"]["reason"].as_str() {
-        assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{reason}");
-        eprintln!("skipped: {reason}");
+        may(reason, false);
         return None;
     }
     Some(rows)

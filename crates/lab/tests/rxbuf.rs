@@ -2,6 +2,7 @@
 
 mod support;
 
+use ringferry_rig::process::may;
 use serde_json::Value;
 
 /// The rows whose names match, one short run each.
@@ -14,8 +15,7 @@ fn guests_receive_with_the_buffers_they_were_told_to_have_and_say_what_they_cost
     let result = lab("workload=gso device=kernel policy=(mtu|page)$");
     let rows = result["rows"].as_array().unwrap();
     if let Some(reason) = rows[0]["missing"]["reason"].as_str() {
-        assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{reason}");
-        eprintln!("skipped: {reason}");
+        may(reason, false);
         return;
     }
     let extra = |row: &Value, name: &str| row["extra"][name][0].as_f64().unwrap();

@@ -5,6 +5,7 @@ mod support;
 
 use std::sync::{Mutex, PoisonError};
 
+use ringferry_rig::process::may;
 use serde_json::Value;
 
 /// Each of these wants two processors to itself.
@@ -19,12 +20,9 @@ fn lab(filter: &str) -> Vec<Value> {
     result["rows"].as_array().unwrap().clone()
 }
 
-/// Why a row could not be measured, which is no reason where nothing may be skipped.
+/// Returns true if a row could not be measured, and says why.
 fn skipped(row: &Value) -> bool {
-    let Some(reason) = row["missing"]["reason"].as_str() else { return false };
-    assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{reason}");
-    eprintln!("skipped: {reason}");
-    true
+    row["missing"]["reason"].as_str().is_some_and(|reason| !may(reason, false))
 }
 
 /// One figure of the first run.

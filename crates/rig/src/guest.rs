@@ -2,7 +2,6 @@
 //! sending and receiving raw Ethernet frames.
 
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use ringferry_packet::ether::Mac;
@@ -15,6 +14,7 @@ use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Arena, Pair, PairConfig, Queue};
 
 use crate::frames::{frame, mac};
+use crate::front::ring;
 use crate::process::{PATIENCE, readable};
 
 /// How a guest is built.
@@ -55,9 +55,7 @@ impl Events {
     }
 
     fn plan(&self, queue: Queue, base: Option<u32>) -> RingPlan<'_> {
-        let Queue { size, desc, avail, used } = queue;
-        let (kick, call) = (Some(self.kick.as_fd()), Some(self.call.as_fd()));
-        RingPlan { size, base, desc, avail, used, kick, call, err: None, enabled: true }
+        RingPlan { base, ..ring(&queue, &self.kick, Some(&self.call)) }
     }
 }
 

@@ -5,6 +5,7 @@
 //! | [`process`] | processes under test, waiting, and network namespaces |
 //! | [`switch`] | a switch under test: the program `ringferry` in a folder of its own |
 //! | [`guest`] | a guest that keeps the rules: our driver half behind a vhost-user socket |
+//! | [`front`] | our driver half as a front end that polls, for tests and for the lab |
 //! | [`raw`] | a guest that breaks them: it writes its rings word by word |
 //! | [`domu`] | a machine whose domains are processes, and Xen guests on it |
 //! | [`testpmd`] | DPDK's testpmd as a peer, for tests and for the lab |
@@ -18,6 +19,7 @@
 
 pub mod domu;
 pub mod frames;
+pub mod front;
 pub mod guest;
 pub mod process;
 pub mod raw;

@@ -2,7 +2,6 @@
 
 pub mod fdb;
 pub mod forward;
-mod front;
 pub mod grants;
 mod lookups;
 mod network;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -13,6 +12,7 @@ use ringferry_packet::ether::Mac;
 use ringferry_packet::testing::Packet;
 use ringferry_packet::vnet::Header;
 use ringferry_rig::frames::pattern;
+use ringferry_rig::front::ring;
 use ringferry_rig::process::{PATIENCE, eventually, in_a_namespace};
 use ringferry_rig::switch::{Place, Switch};
 use ringferry_sys::eventfd::EventFd;
@@ -53,17 +53,9 @@ impl Wide {
             .zip(&kicks)
             .enumerate()
             .flat_map(|(number, (pair, kicks))| {
-                pair.queues.iter().zip(kicks).map(move |(queue, kick)| RingPlan {
-                    size: queue.size,
-                    base: None,
-                    desc: queue.desc,
-                    avail: queue.avail,
-                    used: queue.used,
-                    kick: Some(kick.as_fd()),
-                    call: None,
-                    err: None,
-                    enabled: number < enabled,
-                })
+                let plan =
+                    move |(queue, kick)| RingPlan { enabled: number < enabled, ..ring(queue, kick, None) };
+                pair.queues.iter().zip(kicks).map(plan)
             })
             .collect();
         connection.start(&[(arena.region(), arena.fd())], &plans).unwrap();

@@ -11,6 +11,7 @@ use ringferry_packet::buffer::{Chain, Pools};
 use ringferry_packet::flow::flow_hash;
 use ringferry_packet::frame::PREFIX;
 use ringferry_packet::vnet::Header;
+use ringferry_rig::front::{ring, wanted};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::{Connection, connect_device};
@@ -19,7 +20,6 @@ use ringferry_virtio_net::driver::{Arena, Pair, PairConfig, Receiveq, Transmitq,
 
 use super::case::{Case, Doorbell, How, QUEUE};
 use crate::experiment::RowError;
-use crate::experiments::front::{ring, wanted};
 use crate::frames::flows::departing;
 
 /// The forwarder.
@@ -78,7 +78,7 @@ impl Nics {
             let plans: Vec<_> = pairs
                 .iter()
                 .zip(&kicks)
-                .flat_map(|(pair, kick)| pair.queues.iter().map(|queue| ring(queue, kick, &call)))
+                .flat_map(|(pair, kick)| pair.queues.iter().map(|queue| ring(queue, kick, Some(&call))))
                 .collect();
             connection.start(&[(arena.region(), arena.fd())], &plans).map_err(RowError::failed)?;
             Ok(kicks)

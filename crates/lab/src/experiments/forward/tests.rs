@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use ringferry_rig::process::may;
+
 use super::case::{Doorbell, Ring};
 use super::*;
 use crate::experiment::Source;
@@ -40,9 +42,7 @@ fn every_way_of_ours_forwards_all_flows_in_order_with_new_addresses() {
 fn testpmd_forwards_the_same_frames() {
     let cpus = ringferry_sys::cpu::allowed().unwrap();
     let Some(program) = ringferry_rig::testpmd::find().filter(|_| cpus.len() > 1) else {
-        let message = "skipped: testpmd is not installed, or there is one processor only";
-        assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "{message}");
-        eprintln!("{message}");
+        may("needs dpdk-testpmd and two processors: apt-get install dpdk-dev librte-net-virtio23", false);
         return;
     };
     let stop = Stop::new();

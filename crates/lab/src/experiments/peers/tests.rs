@@ -4,6 +4,8 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use ringferry_rig::process::may;
+
 use super::case::{Case, Direction, Ring, Who};
 use super::pair::{Conditions, measure};
 use super::testpmd;
@@ -61,9 +63,7 @@ fn every_ring_and_size_goes_round_without_loss_damage_or_disorder() {
 #[test]
 fn with_testpmd_every_ring_carries_frames_in_every_direction() {
     let Some(program) = ringferry_rig::testpmd::find() else {
-        let why = format!("needs dpdk-testpmd: apt-get install {}", testpmd::PACKAGES);
-        assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{why}");
-        eprintln!("skipped: {why}");
+        may(&format!("needs dpdk-testpmd: apt-get install {}", testpmd::PACKAGES), false);
         return;
     };
     let pairs = [(Who::Ringferry, Who::Dpdk), (Who::Dpdk, Who::Ringferry)];

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ringferry_nic::rx::PolicyKind;
+use ringferry_rig::front::{ring, wanted};
 use ringferry_rig::testpmd::MEGABYTES;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::process;
@@ -16,7 +17,6 @@ use super::sink::{RING, Sink, features};
 use super::window::Window;
 use super::workload::{GSO, Sequence, Workload};
 use crate::experiment::{RowError, Run, Sample};
-use crate::experiments::front::{ring, wanted};
 use crate::experiments::peers::case::{Case, Direction, Ring, Who};
 use crate::experiments::peers::huge_pages::HugePages;
 use crate::experiments::peers::testpmd::{self, Part, Place};
@@ -98,7 +98,7 @@ fn connect(sink: &mut Sink, socket: &Path) -> Result<(Connection, [EventFd; 4]),
     let mut connection = connect_device(stream, &wanted(features(), features())).map_err(RowError::failed)?;
     let events = [EventFd::new()?, EventFd::new()?, EventFd::new()?, EventFd::new()?];
     let kick = events[0].try_clone()?;
-    let plan = |at: usize| ring(&sink.rings[at], &events[at], &events[2 + at]);
+    let plan = |at: usize| ring(&sink.rings[at], &events[at], Some(&events[2 + at]));
     connection.start(&[sink.region()], &[plan(0), plan(1)]).map_err(RowError::failed)?;
     sink.kick = Some(kick);
     sink.begin();

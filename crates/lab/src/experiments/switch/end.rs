@@ -9,13 +9,13 @@ use ringferry_nic::rx::{PolicyKind, RxConfig};
 use ringferry_nic::tx::TxConfig;
 use ringferry_packet::buffer::Chain;
 use ringferry_packet::vnet::Header;
+use ringferry_rig::front::{Front, wanted};
 use ringferry_sys::socket::{Listener, Stream as Socket};
 use ringferry_sys::tap::{HEADER_LEN, MAX_READ, Tap};
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Pair, PairConfig};
 
 use crate::experiment::RowError;
-use crate::experiments::front::{Front, wanted};
 use crate::frames::ways::Stream;
 
 /// Frames that are handled together: what testpmd, Open vSwitch and the switch do.
@@ -208,7 +208,7 @@ impl Guest {
             ..PairConfig::default()
         };
         let wanted = wanted(shape.features | Features::INDIRECT_DESC, shape.features);
-        Front::start(socket, &wanted, &config).map(Self)
+        Ok(Self(Front::start(socket, &wanted, &config)?))
     }
 
     #[inline]
@@ -236,7 +236,8 @@ impl Guest {
             sent += 1;
         }
         self.0.publish();
-        self.0.check().map(|()| sent)
+        self.0.check()?;
+        Ok(sent)
     }
 
     #[inline]
@@ -249,7 +250,8 @@ impl Guest {
         if received > 0 {
             self.0.top_up();
         }
-        self.0.check().map(|()| received)
+        self.0.check()?;
+        Ok(received)
     }
 }
 

@@ -13,12 +13,12 @@ use hdrhistogram::Histogram;
 use ringferry_nic::rx::{PolicyKind, RxConfig};
 use ringferry_nic::tx::TxConfig;
 use ringferry_packet::vnet::Header;
+use ringferry_rig::front::{Front, wanted};
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Pair as QueuePair, PairConfig};
 
 use super::attacks::connect;
 use crate::experiment::RowError;
-use crate::experiments::front::{Front, wanted};
 
 /// Bytes of a frame of the stream, and of requests and answers.
 const FRAME: usize = 1500;
@@ -231,7 +231,8 @@ impl Pair {
             front.publish();
             self.sent += sent;
         }
-        front.check().map(|()| sent)
+        front.check()?;
+        Ok(sent)
     }
 
     /// Takes what has arrived at both guests, and answers; says whether there was anything.
@@ -275,7 +276,7 @@ fn guest(socket: &Path) -> Result<Front, RowError> {
         tx: TxConfig { reclaim_after: NonZeroU16::new(RING), ..TxConfig::default() },
         ..PairConfig::default()
     };
-    Front::start(connect(socket)?, &wanted(features | Features::INDIRECT_DESC, features), &config)
+    Ok(Front::start(connect(socket)?, &wanted(features | Features::INDIRECT_DESC, features), &config)?)
 }
 
 /// Sends a small frame; says whether there was room.
@@ -289,7 +290,8 @@ fn say(front: &mut Front, to: [u8; 6], from: [u8; 6], kind: u8, number: u64) -> 
     front.pair.transmitq.make_room(1, &mut front.pair.pools);
     let sent = front.pair.send_frame(&Header::default(), &frame);
     front.publish();
-    front.check().map(|()| sent)
+    front.check()?;
+    Ok(sent)
 }
 
 /// Takes what has arrived; tells of each frame that is one of ours what it is and its number. Returns how many there were.
@@ -308,5 +310,6 @@ fn take(front: &mut Front, mut tell: impl FnMut(u8, u64)) -> Result<usize, RowEr
     if received > 0 {
         front.refill();
     }
-    front.check().map(|()| received)
+    front.check()?;
+    Ok(received)
 }

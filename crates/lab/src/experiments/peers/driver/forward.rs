@@ -2,10 +2,10 @@
 //! copies nothing: a packet is sent from where it lies.
 
 use ringferry_packet::vnet::Header;
+use ringferry_rig::front::Front;
 use ringferry_virtio_net::driver::Pair;
 
 use crate::experiment::RowError;
-use crate::experiments::front::Front;
 use crate::experiments::peers::case::Case;
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
 use crate::frames::numbered::{BURST, Checker, Format, Pool};
@@ -123,7 +123,7 @@ impl Engine for Forward {
             }
             Phase::Hold | Phase::Stop => {}
         }
-        self.end.check()
+        Ok(self.end.check()?)
     }
 
     fn counts(&self) -> Counts {

@@ -10,6 +10,7 @@ use std::path::Path;
 use ringferry_nic::rx::{PolicyKind, RxConfig};
 use ringferry_nic::tx::TxConfig;
 use ringferry_packet::buffer::Chain;
+use ringferry_rig::front::{Front, wanted};
 use ringferry_sys::socket::Stream;
 use ringferry_virtio_net::driver::PairConfig;
 
@@ -19,7 +20,6 @@ pub(super) use source::Source;
 
 use super::case::Case;
 use crate::experiment::RowError;
-use crate::experiments::front::{Front, wanted};
 
 /// Longest frame of MTU 1500 with a tag.
 const FRAME: usize = 1518;
@@ -43,7 +43,7 @@ pub(super) fn connect(case: &Case, socket: &Path) -> Result<Front, RowError> {
         tx: TxConfig { reclaim_after: NonZeroU16::new(case.queue), ..TxConfig::default() },
         ..PairConfig::default()
     };
-    Front::start(Stream::connect(socket)?, &wanted(features, features), &config)
+    Ok(Front::start(Stream::connect(socket)?, &wanted(features, features), &config)?)
 }
 
 /// Copies a frame together.

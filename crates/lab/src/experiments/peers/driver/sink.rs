@@ -1,10 +1,10 @@
 //! Receives as testpmd's `rxonly` does: takes the frames of a burst, counts them and their bytes, and posts the
 //! buffers again. It reads no payload, but while frames are checked.
 
+use ringferry_rig::front::Front;
 use ringferry_virtio_net::driver::Pair;
 
 use crate::experiment::RowError;
-use crate::experiments::front::Front;
 use crate::experiments::peers::case::Case;
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
 use crate::frames::numbered::{BURST, Checker};
@@ -47,7 +47,7 @@ impl Engine for Sink {
             counts.bytes += bytes;
             counts.checked = checker.checked();
         }
-        good.and_then(|()| end.check())
+        good.and_then(|()| Ok(end.check()?))
     }
 
     fn counts(&self) -> Counts {

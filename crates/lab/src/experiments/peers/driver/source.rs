@@ -4,10 +4,10 @@
 //! Unlike `txonly` it does not prepare frames for which the ring has no room.
 
 use ringferry_packet::buffer::Chain;
+use ringferry_rig::front::Front;
 use ringferry_virtio_net::driver::Pair;
 
 use crate::experiment::RowError;
-use crate::experiments::front::Front;
 use crate::experiments::peers::case::Case;
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
 use crate::frames::numbered::{BURST, Format, Pool};
@@ -65,7 +65,7 @@ impl Engine for Source {
         if matches!(phase, Phase::Check | Phase::Run) {
             self.send(phase);
         }
-        self.end.check()
+        Ok(self.end.check()?)
     }
 
     fn counts(&self) -> Counts {

@@ -6,13 +6,13 @@
 //!   that was used again is one store to the available index: nothing is cheaper, so the switch is what is busy
 //! ```
 
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use ringferry_memory::{Area, RegionSpec};
 use ringferry_packet::vnet::Header;
+use ringferry_rig::front::ring;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::{Connection, Frontend, ProtocolFeatures, RingPlan, Wanted, connect_device};
@@ -213,9 +213,7 @@ impl Ring {
     }
 
     pub(super) fn plan(&self, enabled: bool) -> RingPlan<'_> {
-        let Queue { size, desc, avail, used } = self.queue;
-        let (kick, call) = (Some(self.kick.as_fd()), Some(self.call.as_fd()));
-        RingPlan { size, base: None, desc, avail, used, kick, call, err: None, enabled }
+        RingPlan { enabled, ..ring(&self.queue, &self.kick, Some(&self.call)) }
     }
 
     /// Makes every descriptor a buffer of its own chain, and slot I of the available ring descriptor I.
