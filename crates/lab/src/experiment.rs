@@ -1,4 +1,4 @@
-//! What an experiment is: the interface between the things that are measured and the lab that
+//! An experiment is the interface between the things that are measured and the lab that
 //! measures them.
 //!
 //! An [`Experiment`] has a name, a line that says what it is about, and a [`Plan`]: rows, made for the
@@ -29,7 +29,7 @@ use crate::stop::Stop;
 
 /// Something the lab can measure.
 pub trait Experiment {
-    /// What the user types: `ringferry lab NAME`. Lower-case letters, digits and `-`.
+    /// The name that the user types: `ringferry lab NAME`. Lower-case letters, digits and `-`.
     fn name(&self) -> &'static str;
 
     /// One line for `lab list`.
@@ -51,7 +51,7 @@ pub trait Experiment {
     /// A bad option value, or a machine on which nothing of it can run.
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError>;
 
-    /// The body of a process of its own; see [`Setup::child`]. What it prints is for the row that started
+    /// The body of a process of its own; see [`Setup::child`]. Its output is for the row that started
     /// it; `program` is [`Setup::program`].
     ///
     /// # Errors
@@ -64,9 +64,9 @@ pub trait Experiment {
 /// A setting that an experiment has besides those of the lab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionSpec {
-    /// What stands in front of the `=`.
+    /// The word in front of the `=`.
     pub name: &'static str,
-    /// What it means, with its unit and default, in one line.
+    /// Its meaning, with its unit and default, in one line.
     pub help: &'static str,
 }
 
@@ -86,10 +86,9 @@ impl Default for Defaults {
     }
 }
 
-/// What the user asked for, as far as an experiment's plan depends on it.
+/// The user's wishes, as far as an experiment's plan depends on it.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Length of one run.
     pub seconds: Duration,
     /// Processors to pin to: the user's `--cpus`, else all this process may use.
     pub cpus: Vec<usize>,
@@ -175,7 +174,7 @@ impl Setup {
     }
 }
 
-/// What an experiment is going to measure.
+/// The rows and remarks of an experiment before anything is measured.
 #[derive(Default)]
 pub struct Plan {
     /// The rows, each with a name of its own.
@@ -195,7 +194,7 @@ pub struct Plan {
 pub struct Peer {
     /// Its name, `testpmd` for example.
     pub name: String,
-    /// What it says about its version.
+    /// The version that it reports.
     pub version: String,
 }
 
@@ -209,9 +208,9 @@ impl Peer {
 /// Something that could not be measured here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missing {
-    /// What is missing.
+    /// Name of the row, tool or peer.
     pub name: String,
-    /// Why.
+    /// The reason, as a sentence for the user.
     pub reason: String,
     /// The Debian package that brings it, if one does.
     pub package: Option<String>,
@@ -220,13 +219,11 @@ pub struct Missing {
 /// A figure somebody else measured on another machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Published {
-    /// What was measured.
+    /// The system or setting that the figure is of.
     pub what: String,
-    /// The figure.
     pub value: f64,
-    /// Its unit.
     pub unit: String,
-    /// Who measured it, where, on what.
+    /// The paper or page, with who measured it and on which machine.
     pub source: String,
 }
 
@@ -237,13 +234,13 @@ impl Published {
     }
 }
 
-/// Which way is up.
+/// Says whether low or high values are good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
     /// A time, a cost, a count of drops.
     Lower,
-    /// A rate.
+    /// High values are good: a rate.
     Higher,
 }
 
@@ -268,7 +265,7 @@ pub struct Row {
     pub group: String,
     /// Unit of the value, `ns/buffer` or `Mpps` for example.
     pub unit: String,
-    /// Whether a low or a high value is good.
+    /// Says whether a low or a high value is good.
     pub better: Better,
     /// Name of the row it is compared with.
     pub baseline: Option<String>,
@@ -373,7 +370,7 @@ pub struct Run<'a> {
     /// Processors to pin threads or processes to, the one that matters most first. Never empty; may be
     /// one only.
     pub cpus: &'a [usize],
-    /// Whether the user wants to stop.
+    /// Set once the user wants to stop.
     pub stop: &'a Stop,
 }
 
@@ -384,13 +381,13 @@ impl Run<'_> {
         self.cpus.get(n).copied()
     }
 
-    /// Whether the user pressed Ctrl-C: return [`RowError::Stopped`] soon.
+    /// Returns true if the user pressed Ctrl-C: return [`RowError::Stopped`] soon.
     pub fn stopped(&self) -> bool {
         self.stop.requested()
     }
 }
 
-/// What one run measured.
+/// The value of one run, with other figures of it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
     /// The value, in the row's unit. Must be finite.
@@ -400,7 +397,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// A value.
+    /// A sample without other figures.
     pub fn new(value: f64) -> Self {
         Self { value, extra: BTreeMap::new() }
     }

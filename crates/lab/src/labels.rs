@@ -10,7 +10,6 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 pub struct Labels(Vec<(String, String)>);
 
 impl Labels {
-    /// No labels yet.
     pub fn new() -> Self {
         Self::default()
     }

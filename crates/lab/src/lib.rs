@@ -17,6 +17,8 @@
 //! | [`progress`] | the bar on standard error |
 //! | [`stop`] | Ctrl-C |
 #![forbid(unsafe_code)]
+// Not published: a comment says what its name does not, or is not there.
+#![allow(missing_docs)]
 
 pub mod experiment;
 pub mod experiments;

@@ -7,12 +7,10 @@ use std::fs;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// Facts about machine and program. What the system does not tell is absent.
+/// Facts about machine and program. Facts that the system does not tell are absent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Processor model.
     pub cpu: Option<String>,
-    /// Processors online.
     pub cpus_online: usize,
     /// Processors this process may use.
     pub cpus_allowed: Vec<usize>,
@@ -20,17 +18,15 @@ pub struct Machine {
     pub cores: Vec<String>,
     /// Caches of the first processor, `L1 data 48K` for example.
     pub caches: Vec<String>,
-    /// Whether the processor says that it is virtual.
+    /// True if the processor says that it is virtual.
     pub virtual_machine: bool,
     /// Kernel name, release, architecture.
     pub kernel: String,
-    /// Main memory in bytes.
     pub memory_bytes: u64,
     /// The frequency governor, if there is one to see.
     pub governor: Option<String>,
     /// Load average over 1, 5 and 15 minutes before measuring began.
     pub load_average: Option<[f64; 3]>,
-    /// Version of ringferry.
     pub ringferry: String,
     /// The commit it was built from, if the build said so (`RINGFERRY_COMMIT` in its environment).
     pub commit: Option<String>,
@@ -39,7 +35,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This machine, now.
+    /// Reads the facts of this machine.
     pub fn here() -> Self {
         let name = rustix::system::uname();
         let text = |part: &std::ffi::CStr| part.to_string_lossy().into_owned();

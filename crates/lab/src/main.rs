@@ -1,4 +1,4 @@
-//! `ringferry-lab`, which `ringferry lab` runs: the command line of the laboratory. What it does is in the library.
+//! `ringferry-lab`, which `ringferry lab` runs: the command line of the laboratory. The work is done by the library.
 #![forbid(unsafe_code)]
 
 use std::io::{self, IsTerminal, Write};
@@ -233,7 +233,7 @@ fn describe(experiment: &dyn Experiment) -> Result<serde_json::Value, LabError> 
     }))
 }
 
-/// What a plan needs when nothing is going to be measured.
+/// The setup of a plan when nothing is going to be measured.
 fn setup(experiment: &dyn Experiment) -> Result<Setup, LabError> {
     Ok(Setup {
         seconds: Duration::from_secs_f64(experiment.defaults().seconds),

@@ -27,7 +27,7 @@ pub struct OutputError {
 }
 
 impl Output {
-    /// Opens a temporary file where the result will be. What is at `path` stays until
+    /// Opens a temporary file where the result will be. A file at `path` stays until
     /// [`Output::write`].
     ///
     /// # Errors
@@ -48,7 +48,7 @@ impl Output {
         Ok(Self { path: path.into(), file: Some(file.map_err(fail)?) })
     }
 
-    /// Whether this is standard output.
+    /// Returns true for standard output.
     pub fn is_stdout(&self) -> bool {
         self.file.is_none()
     }

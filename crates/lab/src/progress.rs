@@ -22,7 +22,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Shown on standard error.
+    /// A bar on standard error.
     pub fn stderr() -> Self {
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
         let lines = bar.is_hidden();
@@ -31,7 +31,7 @@ impl Progress {
         progress
     }
 
-    /// Not shown.
+    /// A bar that is not shown.
     pub fn silent() -> Self {
         Self::new(ProgressBar::hidden())
     }
@@ -69,7 +69,7 @@ impl Progress {
         self.bar.set_prefix(round);
     }
 
-    /// The next step begins.
+    /// Begins the next step.
     pub(crate) fn step(&mut self, name: &str) {
         self.finish_step();
         self.under_way = true;

@@ -1,4 +1,4 @@
-//! What a session of measuring leaves behind: the document that is written as JSON, drawn as HTML,
+//! The results of a session: the document that is written as JSON, drawn as HTML,
 //! printed as text and read back for a comparison.
 //!
 //! The schema is documented in `docs/lab.md`. Members are only ever added within a version; readers
@@ -20,37 +20,32 @@ pub const SCHEMA: &str = "ringferry-lab/1";
 /// The results of one experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Results {
-    /// [`SCHEMA`].
+    /// Always [`SCHEMA`].
     pub schema: String,
-    /// Name of the experiment.
     pub experiment: String,
-    /// What it is about.
+    /// The experiment's own line of description.
     pub about: String,
     /// The command line, word by word.
     pub command: Vec<String>,
     /// When measuring began, RFC 3339, UTC.
     pub started: String,
-    /// How long it took.
     pub elapsed_seconds: f64,
     /// False when the user stopped it before the last round.
     pub complete: bool,
-    /// How it was measured.
     pub settings: Settings,
-    /// Where.
+    /// The machine that it was measured on.
     pub machine: Machine,
-    /// Programs that took part.
     pub peers: Vec<Peer>,
-    /// Remarks of the experiment.
     pub notes: Vec<String>,
     /// Published figures for the experiment as a whole.
     pub published: Vec<Published>,
-    /// What was missing besides rows.
+    /// Tools and peers that were missing, besides rows.
     pub missing: Vec<Missing>,
     /// The rows, in the experiment's order; an A/A row follows the row it repeats.
     pub rows: Vec<RowResult>,
     /// Rows against their baselines, in the order of the rows.
     pub comparisons: Vec<RowComparison>,
-    /// What keeps the results from meaning what they seem to, one sentence or two each.
+    /// Reasons why the results may not mean what they seem to, as sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -60,7 +55,6 @@ pub struct Results {
 pub struct Settings {
     /// Runs per row that count.
     pub runs: usize,
-    /// Seconds per run.
     pub seconds: f64,
     /// Where all that is random started from: the order of the rows, and each run's seed.
     pub seed: u64,
@@ -68,24 +62,21 @@ pub struct Settings {
     pub confidence: Confidence,
     /// Processors that threads were pinned to.
     pub cpus: Vec<usize>,
-    /// Which rows were asked for; all when empty.
+    /// Regular expressions for the names of rows; all rows when empty.
     pub filters: Vec<String>,
     /// The experiment's own settings, as given.
     pub options: BTreeMap<String, String>,
 }
 
-/// One row's values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowResult {
     /// The labels as one text; unique.
     pub name: String,
-    /// Its parameters.
     pub labels: Labels,
     /// Rows of a group are drawn together.
     pub group: String,
-    /// Unit of the values.
     pub unit: String,
-    /// Whether low or high is good.
+    /// Says whether low or high is good.
     pub better: Better,
     /// The row it is compared with.
     pub baseline: Option<String>,
@@ -103,9 +94,8 @@ pub struct RowResult {
     pub extra: BTreeMap<String, Vec<f64>>,
     /// Deterministic counts, taken once.
     pub counts: BTreeMap<String, f64>,
-    /// What the values say; absent without values.
+    /// Statistics of the values; absent without values.
     pub summary: Option<Summary>,
-    /// Runs that failed.
     pub errors: Vec<RunError>,
     /// Why it could not be measured at all.
     pub missing: Option<Missing>,
@@ -114,12 +104,12 @@ pub struct RowResult {
 }
 
 impl RowResult {
-    /// Whether the mean keeps the row's bound; `None` without a bound or without values.
+    /// Returns true if the mean keeps the row's bound; `None` without a bound or without values.
     pub fn within_bound(&self) -> Option<bool> {
         self.keeps(self.bound?)
     }
 
-    /// Whether the mean is no worse than `bound`; `None` without values.
+    /// Returns true if the mean is no worse than `bound`; `None` without values.
     fn keeps(&self, bound: f64) -> Option<bool> {
         let mean = self.summary?.mean;
         Some(match self.better {
@@ -145,20 +135,17 @@ pub enum BoundVerdict {
 pub struct RunError {
     /// The round; 0 is the warm-up, which also stands for the counts.
     pub round: usize,
-    /// What went wrong.
     pub message: String,
 }
 
 /// A row against its baseline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowComparison {
-    /// Name of the row.
     pub row: String,
-    /// Name of the baseline.
     pub baseline: String,
     /// The row is the baseline measured again: what is found here is noise.
     pub noise_floor: bool,
-    /// Whether the baseline is as many times as good as this row as it is to be.
+    /// Says whether the baseline is as many times as good as this row as it is to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub goal: Option<Goal>,
     /// The tests and their verdict.
@@ -169,11 +156,10 @@ pub struct RowComparison {
 /// A row that is to be so many times as good as another.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Goal {
-    /// How many times.
     pub wanted: f64,
     /// How many it is, by the means.
     pub reached: f64,
-    /// Whether that is enough.
+    /// True if that is enough.
     pub met: bool,
 }
 
@@ -193,29 +179,18 @@ impl Goal {
 pub enum ReadError {
     /// The file cannot be read.
     #[error("cannot read {path}: {error}")]
-    Io {
-        /// The file.
-        path: String,
-        /// What the system says.
-        error: std::io::Error,
-    },
+    Io { path: String, error: std::io::Error },
     /// It is no JSON, or not of the schema it claims.
     #[error("{path} is not a result of `ringferry lab NAME --json`: {error}")]
-    Json {
-        /// The file.
-        path: String,
-        /// Where it is wrong.
-        error: serde_json::Error,
-    },
+    Json { path: String, error: serde_json::Error },
     /// It is of another schema.
     #[error(
         "{path} has schema {found}, this ringferry reads {SCHEMA}: measure again with this version, or \
          compare with the version that wrote it"
     )]
     Schema {
-        /// The file.
         path: String,
-        /// What it says it is.
+        /// The schema that it claims.
         found: String,
     },
 }
@@ -257,7 +232,7 @@ impl Results {
         Some(if too { BoundVerdict::ExceededByBaselineToo } else { BoundVerdict::Exceeded })
     }
 
-    /// Whether a run of any row failed.
+    /// Returns true if a run of any row failed.
     pub fn failed(&self) -> bool {
         self.rows.iter().any(|row| !row.errors.is_empty())
     }
@@ -279,7 +254,7 @@ impl Results {
     }
 }
 
-/// What a document says it is; null when it does not.
+/// The schema that a document claims; null when it claims none.
 #[derive(Deserialize)]
 struct Claim {
     #[serde(default)]

@@ -26,12 +26,11 @@ pub const AGAIN: (&str, &str) = ("again", "A/A");
 /// time-out each time.
 const GIVE_UP: usize = 2;
 
-/// How to run.
+/// The schedule of a session.
 #[derive(Clone, Debug)]
 pub struct Schedule {
-    /// Rounds that count.
+    /// Number of rounds that count.
     pub runs: usize,
-    /// Length of a run.
     pub seconds: Duration,
     /// Start of all that is random.
     pub seed: u64,
@@ -43,7 +42,6 @@ pub struct Schedule {
 struct Slot {
     /// Index into the plan's rows.
     row: usize,
-    /// Index into the results.
     result: usize,
     /// Failures since the last success.
     failures: usize,

@@ -25,10 +25,9 @@ pub const SEED: u64 = 1;
 /// The program whose switch, guests and traffic are measured.
 const PROGRAM: &str = "ringferry";
 
-/// What to measure and where to put it.
+/// The rows to measure, how to measure them, and the files to write.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// Name of the experiment.
     pub experiment: String,
     /// Runs per row, if not the experiment's default.
     pub runs: Option<usize>,
@@ -40,13 +39,11 @@ pub struct Request {
     pub confidence: Option<f64>,
     /// Processors to pin to, if not all that are allowed.
     pub cpus: Vec<usize>,
-    /// Which rows: regular expressions on their names, any of which may match.
+    /// The rows: regular expressions on their names, any of which may match.
     pub filters: Vec<String>,
     /// Settings of the experiment, `NAME=VALUE`.
     pub options: Vec<String>,
-    /// File for JSON.
     pub json: Option<PathBuf>,
-    /// File for HTML.
     pub html: Option<PathBuf>,
     /// The program `ringferry`, if not the one beside the lab or in `PATH`.
     pub program: Option<PathBuf>,
@@ -62,9 +59,9 @@ pub enum LabError {
     /// No experiment of that name.
     #[error("there is no experiment {name}: try {}", known.join(", "))]
     Unknown {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
-        /// What there is.
+        /// The names that there are.
         known: Vec<&'static str>,
     },
     /// An argument that makes no sense.

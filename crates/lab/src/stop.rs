@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::signal::{Signal, Signals};
 
-/// Whether the user wants to stop. Cheap to ask from any thread.
+/// A flag that is set once the user wants to stop. It is cheap to ask from any thread.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
-/// What a shell expects of a program that Ctrl-C ended: 128 and the signal's number.
+/// The exit status of a program that Ctrl-C ended: 128 and the signal's number.
 const INTERRUPTED: i32 = 130;
 
 impl Stop {
@@ -46,12 +46,10 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Whether to stop.
     pub fn requested(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Asks to stop.
     pub fn request(&self) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -16,13 +16,12 @@ pub const SCHEMA: &str = "ringferry-lab-compare/1";
 /// New results against old ones, row by row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Versus {
-    /// [`SCHEMA`].
+    /// Always [`SCHEMA`].
     pub schema: String,
-    /// Name of the experiment.
     pub experiment: String,
     /// When each was measured: old, new.
     pub started: [String; 2],
-    /// What makes a comparison doubtful: another machine, another length of a run.
+    /// Reasons to doubt the comparison: another machine, another length of a run.
     pub warnings: Vec<String>,
     /// Rows that both have, in the order of the new results.
     pub rows: Vec<VersusRow>,
@@ -35,19 +34,14 @@ pub struct Versus {
 /// One row then and now.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VersusRow {
-    /// Its name.
     pub name: String,
-    /// What it is drawn together with.
+    /// The group that it is drawn in.
     pub group: String,
-    /// Unit of the values.
     pub unit: String,
-    /// Whether low or high is good.
+    /// Says whether low or high is good.
     pub better: Better,
-    /// The old values.
     pub old: Summary,
-    /// The new ones.
     pub new: Summary,
-    /// New against old.
     pub comparison: Comparison,
 }
 

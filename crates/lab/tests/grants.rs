@@ -1,5 +1,5 @@
-//! `ringferry lab grants`, by the lab as a process: the front end is a process of its own. What is counted must be
-//! right, however long it took; frames that go astray, and pages that stay mapped, fail the run by themselves.
+//! `ringferry lab grants`, by the lab as a process: the front end is a process of its own. The counts must be
+//! right, however long they took; frames that go astray, and pages that stay mapped, fail the run by themselves.
 
 mod support;
 

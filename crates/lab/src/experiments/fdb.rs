@@ -12,7 +12,6 @@ use super::txmap::clock::pin;
 use crate::experiment::{Better, Defaults, Experiment, Plan, Row, RowError, Run, Sample, Setup};
 use crate::labels::Labels;
 
-/// The experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct Database;
 
@@ -32,7 +31,7 @@ const UNIT: &str = "ns/look-up";
 /// The smallest table, next to the largest, is to be at most twice as fast.
 const GOAL: f64 = 0.5;
 
-/// What is done with each address.
+/// The operation that is done with each address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     /// It is where a frame goes.
@@ -125,7 +124,6 @@ fn draw(entries: u32, seed: u64) -> Vec<Mac> {
     std::iter::repeat_with(|| mac(random.u32(..entries))).take(DRAWN).collect()
 }
 
-/// A station's address.
 fn mac(number: u32) -> Mac {
     let [a, b, c, d] = number.to_be_bytes();
     Mac([0x02, 0, a, b, c, d])

@@ -1,4 +1,4 @@
-//! What a look-up costs: bursts of keys are looked up, over and over, until the time is over.
+//! Measures a look-up: bursts of keys are looked up, over and over, until the time is over.
 
 use std::time::Instant;
 

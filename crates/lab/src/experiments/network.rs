@@ -115,7 +115,7 @@ pub(in crate::experiments) fn contain() -> Result<(), RowError> {
     namespace::enter_user_namespace().map_err(RowError::failed)
 }
 
-/// Whether everything can be had that a network takes.
+/// Checks that everything can be had that a network takes.
 pub(in crate::experiments) fn probe() -> Result<(), RowError> {
     contain()?;
     namespace::unshare_net().map_err(RowError::failed)?;
@@ -146,7 +146,7 @@ impl Process {
         Ok(Self { name, child })
     }
 
-    /// Its number.
+    /// The process id.
     pub(in crate::experiments) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -177,7 +177,7 @@ impl Drop for Process {
     }
 }
 
-/// What the parts of a network are told, beyond what all are.
+/// Arguments for the parts of a network, beyond those that all have.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::experiments) struct Options<'a> {
     pub switch: &'a [&'a str],
@@ -196,7 +196,7 @@ pub(in crate::experiments) struct Network {
 }
 
 impl Network {
-    /// Starts all of it. What programs say goes to files in `folder`. The guests answer `ringferry ctl`, if they were
+    /// Starts all of it. The output of programs goes to files in `folder`. The guests answer `ringferry ctl`, if they were
     /// told to, at [`Network::control`].
     pub(in crate::experiments) fn start(
         program: &Path,
@@ -241,7 +241,7 @@ impl Network {
         self.output("client")
     }
 
-    /// What the switch says about itself.
+    /// Asks the switch for its snapshot.
     pub(in crate::experiments) fn switch(&self) -> Result<Value, RowError> {
         self.ctl(&self.folder.join("control.sock"), &["show", "--json"])
     }
@@ -251,7 +251,7 @@ impl Network {
         folder.join(format!("{}-control.sock", GUESTS[guest]))
     }
 
-    /// What a switch or a guest answers to `ringferry ctl`.
+    /// Asks a switch or a guest through `ringferry ctl`.
     pub(in crate::experiments) fn ctl(&self, socket: &Path, request: &[&str]) -> Result<Value, RowError> {
         let mut command = Command::new(&self.program);
         command.arg("ctl").arg("--control").arg(socket).args(request);
@@ -275,7 +275,7 @@ impl Network {
         Ok([self.output(GUESTS[0])?, self.output(GUESTS[1])?])
     }
 
-    /// What a process printed.
+    /// Reads the JSON that a process printed.
     fn output(&self, name: &str) -> Result<Value, RowError> {
         let text = std::fs::read_to_string(self.folder.join(format!("{name}.out")))?;
         let json = serde_json::from_str(&text);

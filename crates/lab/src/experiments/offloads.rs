@@ -11,22 +11,20 @@ use super::network::{self, Network, Options, number};
 use crate::experiment::{Better, Defaults, Experiment, Plan, Row, RowError, Run, Sample, Setup};
 use crate::labels::Labels;
 
-/// The experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct Offloads;
 
 const NAME: &str = "offloads";
 
-/// What a port has.
+/// The offloads of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// All there is.
+    /// All offloads.
     All,
-    /// All but mergeable buffers.
     Unmerged,
     /// Checksums; nothing is cut up.
     Checksum,
-    /// Nothing.
+    /// No offloads.
     None,
 }
 
@@ -155,12 +153,11 @@ impl Experiment for Offloads {
     }
 }
 
-/// What the child process prints.
+/// The figures that the child process prints.
 #[derive(Debug, Serialize, Deserialize)]
 struct Outcome {
-    /// The traffic client's report.
     report: Value,
-    /// What the switch says of itself.
+    /// The switch's snapshot.
     switch: Value,
     /// Processor time that the switch used.
     busy: Duration,

@@ -9,7 +9,6 @@ use super::{Between, UDP as HEADERS, Wrong};
 pub const FRAME: usize = 60;
 const SOURCES: usize = 20;
 const DESTINATIONS: usize = 100;
-/// Flows.
 pub const FLOWS: usize = SOURCES * DESTINATIONS;
 
 /// Behind the headers is a number, and as many bytes that depend on it.
@@ -54,7 +53,7 @@ impl Flows {
         frame
     }
 
-    /// Whether a frame has the number of one that does not count.
+    /// Returns true for a frame with the number of one that does not count.
     pub fn is_greeting(frame: &[u8]) -> bool {
         frame.get(NUMBER).is_some_and(|number| number == HELLO.to_le_bytes())
     }

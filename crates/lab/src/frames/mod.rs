@@ -32,21 +32,21 @@ pub const TCP: usize = IP + 20;
 const UDP_CHECKSUM: usize = IP + 6;
 const TCP_CHECKSUM: usize = IP + 16;
 
-/// What is wrong with a frame.
+/// A reason why a frame is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Wrong(String);
 
-/// Whose frames: what the headers of all frames between two ends have in common.
+/// The header fields that all frames between two ends have in common.
 #[derive(Clone, Copy, Debug)]
 struct Between {
     /// Ethernet addresses, destination first, as in a frame.
     macs: [u8; 12],
     source: [u8; 4],
     destination: [u8; 4],
-    /// Source and destination.
+    /// Source and destination port.
     ports: [u16; 2],
-    /// DF is set.
+    /// True if DF is set.
     whole: bool,
 }
 
@@ -100,7 +100,7 @@ impl Between {
     }
 }
 
-/// What is left to be done with a TCP frame that is to be cut: packets of `mss` bytes behind as many bytes of headers.
+/// The virtual header of a TCP frame that is to be cut: packets of `mss` bytes behind as many bytes of headers.
 pub fn to_be_cut(headers: usize, mss: usize) -> Header {
     Header {
         flags: F_NEEDS_CSUM,

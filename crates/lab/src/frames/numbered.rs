@@ -14,7 +14,7 @@ pub const HEADERS: usize = UDP;
 /// Where a numbered frame's number ends and its pattern begins.
 const PATTERN: usize = HEADERS + 8;
 
-/// Frames of one size.
+/// The format of frames of one size.
 #[derive(Clone)]
 pub struct Format {
     size: usize,
@@ -28,7 +28,6 @@ impl Format {
         Format { size, headers: STATIONS.udp(size), pattern: pattern(size + 256) }
     }
 
-    /// Bytes of a frame.
     #[inline]
     pub fn size(&self) -> usize {
         self.size
@@ -51,7 +50,7 @@ impl Format {
         frame[PATTERN..].copy_from_slice(self.tail(number));
     }
 
-    /// Whether `frame` is the one of that number, whole.
+    /// Checks that `frame` is the one of that number, whole.
     pub fn check(&self, number: u64, frame: &[u8]) -> Result<(), Wrong> {
         self.check_len(frame)?;
         let mut bytes = [0; 8];
@@ -68,7 +67,7 @@ impl Format {
         Ok(())
     }
 
-    /// Whether `frame` is one of `txonly`'s: its length, its IPv4 header with its checksum, its UDP header.
+    /// Checks that `frame` is one of `txonly`'s: its length, its IPv4 header with its checksum, its UDP header.
     pub fn check_txonly(&self, frame: &[u8]) -> Result<(), Wrong> {
         self.check_len(frame)?;
         let lengths = frame[16..18] == self.headers[16..18] && frame[38..40] == self.headers[38..40];
@@ -99,12 +98,12 @@ pub struct Checker {
 }
 
 impl Checker {
-    /// For `count` numbered frames.
+    /// A checker for `count` numbered frames.
     pub fn numbered(format: Format, count: u64) -> Checker {
         Checker { format, numbered: Some(count), checked: 0 }
     }
 
-    /// For frames of testpmd's.
+    /// A checker for frames of testpmd's.
     pub fn txonly(format: Format) -> Checker {
         Checker { format, numbered: None, checked: 0 }
     }

@@ -12,13 +12,12 @@ const MSS: usize = 1448;
 /// Frames of a row: a private frame, which is written before it is sent, and one that those that arrive are copied to.
 #[derive(Debug)]
 pub struct Frames {
-    /// What is to be done with each.
+    /// The virtual header of each.
     pub header: Header,
     frame: Vec<u8>,
     /// Bytes of no short period.
     pattern: Vec<u8>,
     checked: u64,
-    /// Frames so far.
     pub count: u64,
 }
 

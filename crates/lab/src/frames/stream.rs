@@ -11,7 +11,7 @@ const MSS: usize = 1448;
 /// Bytes of payload of a packet: as many whole frames as 64 KiB hold.
 pub const PAYLOAD: usize = 45 * MSS;
 
-/// What the application sends: bytes that repeat, but not after as many as a packet or a buffer has.
+/// The application's stream: bytes that repeat, but not after as many as a packet or a buffer has.
 #[derive(Debug)]
 pub struct Payload(Vec<u8>);
 
@@ -31,7 +31,7 @@ impl Payload {
         &self.0[(at % PERIOD as u64) as usize..][..len]
     }
 
-    /// Whether `frame` is the `number`-th packet of a stream, whole.
+    /// Checks that `frame` is the `number`-th packet of a stream, whole.
     pub fn check(&self, number: u64, frame: &[u8]) -> Result<(), Wrong> {
         let good = frame.len() == HEADERS + PAYLOAD
             && frame[..HEADERS] == headers()
@@ -47,7 +47,7 @@ pub fn headers() -> [u8; HEADERS] {
     STATIONS.tcp(HEADERS + PAYLOAD)
 }
 
-/// What is left to be done with a packet.
+/// The virtual header of a packet.
 pub fn offloads() -> Header {
     to_be_cut(HEADERS, MSS)
 }

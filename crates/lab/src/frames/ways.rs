@@ -44,10 +44,10 @@ const SEGMENTS: usize = 45;
 /// Where a testpmd that writes addresses sends frames.
 pub const NEXT_HOP: [u8; 6] = [2, 0, 0, 0, 0x0b, 1];
 
-/// Which frames. Lengths are those of RFC 2544, with four bytes of checksum that no virtual wire has.
+/// The mix of frames. Lengths are those of RFC 2544, with four bytes of checksum that no virtual wire has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Frames {
-    /// 64 bytes.
+    /// Frames of 64 bytes.
     Smallest,
     /// 64, 594 and 1518 bytes, 7 : 4 : 1.
     Imix,
@@ -82,7 +82,6 @@ fn sizes(frames: Frames) -> &'static [usize] {
     }
 }
 
-/// The longest frame.
 pub fn longest(frames: Frames) -> usize {
     sizes(frames).iter().copied().max().unwrap_or_default()
 }
@@ -103,12 +102,12 @@ pub struct Format {
     sizes: &'static [usize],
     /// A front of each length, of flow 0; where the transport checksum belongs, the sum of the pseudo header.
     fronts: Vec<[u8; HEAD]>,
-    /// Of every frame.
+    /// The virtual header of every frame.
     pub header: Header,
     pattern: Vec<u8>,
 }
 
-/// Which frame it is: its number, and what follows from it and takes a division to find out.
+/// The identity of a frame: its number, and what follows from it and takes a division to find out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Position {
     number: u64,
@@ -148,7 +147,6 @@ impl Format {
         }
     }
 
-    /// Length of a frame.
     #[inline]
     pub fn size(&self, number: u64) -> usize {
         match self.sizes {
@@ -213,7 +211,7 @@ impl Format {
         frame
     }
 
-    /// Whose a frame is, from its front.
+    /// Tells from its front which way a frame belongs to.
     #[inline]
     pub fn read(&self, front: &[u8]) -> Mark {
         let word =
@@ -256,12 +254,12 @@ impl Format {
     }
 }
 
-/// What the front of a frame says.
+/// The origin that the front of a frame tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// The way's own.
+    /// The frame is the way's own.
     Own { number: u64, time: u64 },
-    /// Another way's.
+    /// The frame is another way's.
     Stray,
     /// Nobody's: it shows an address, or the kernel had something to say.
     Foreign,
@@ -293,7 +291,7 @@ fn front(way: u8, size: usize, tcp: bool) -> [u8; HEAD] {
 pub struct Stream {
     pub format: Format,
     position: Position,
-    /// Whether every frame is written whole.
+    /// True if every frame is written whole.
     pub whole: bool,
     scratch: Vec<u8>,
 }
@@ -331,7 +329,7 @@ impl Stream {
         Next { bytes: scratch, size }
     }
 
-    /// It was sent.
+    /// Goes on to the next frame, as this one was sent.
     #[inline]
     pub fn advance(&mut self) {
         let Self { format, position: Position { number, flow, turn, slot }, .. } = self;

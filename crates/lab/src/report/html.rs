@@ -140,7 +140,7 @@ fn title<'a>(results: &'a Results, group: &'a str) -> &'a str {
     if group.is_empty() { &results.experiment } else { group }
 }
 
-/// What came out, in a few lines.
+/// The outcome in a few lines.
 fn glance(results: &Results) -> Markup {
     let compared = results.comparisons.iter().filter(|comparison| !comparison.noise_floor);
     let verdicts: Vec<Verdict> = compared.map(|comparison| comparison.comparison.verdict).collect();
@@ -303,7 +303,7 @@ fn summary(row: &RowResult) -> [Markup; 2] {
     [cells(&[median, mean]), html! { td { (n) } (cells(&[min, max, stddev])) }]
 }
 
-/// What is long: ministat's output and all values.
+/// The long part: ministat's output and all values.
 fn details(results: &Results, rows: &[&RowResult]) -> Markup {
     let tests = rows.iter().filter_map(|row| {
         let found = results.comparison(&row.name)?;

@@ -122,7 +122,7 @@ fn text(class: &str, anchor: Option<&str>, at: [f64; 2], content: &str) -> Marku
     html! { text class=[class] text-anchor=[anchor] x=(px(at[0])) y=(px(at[1])) { (content) } }
 }
 
-/// What a reader must know about an axis before comparing lengths on it.
+/// The words that a reader must know about an axis before comparing lengths on it.
 fn kind(scale: &Scale) -> &'static str {
     match (scale.log, scale.low > 0.0) {
         (true, _) => ", logarithmic",

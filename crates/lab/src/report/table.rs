@@ -12,7 +12,7 @@ struct Column {
     at: usize,
     /// Characters of its widest cell.
     width: usize,
-    /// Aligned right.
+    /// True if it is aligned right.
     right: bool,
 }
 
@@ -28,12 +28,11 @@ impl Table {
         Self { rows: vec![header.iter().map(|cell| (*cell).to_owned()).collect()] }
     }
 
-    /// Adds a row.
     pub fn push(&mut self, row: Vec<String>) {
         self.rows.push(row);
     }
 
-    /// Whether there is nothing but the header.
+    /// Returns true if there is nothing but the header.
     pub fn is_empty(&self) -> bool {
         self.rows.len() < 2
     }

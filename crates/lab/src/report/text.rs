@@ -23,7 +23,7 @@ pub fn report(results: &Results, plot: bool) -> String {
     out
 }
 
-/// What ministat prints for each row and its baseline, with Welch's test and the verdict below.
+/// The output of ministat for each row and its baseline, with Welch's test and the verdict below.
 fn comparisons(results: &Results, plot: bool) -> String {
     let mut out = String::new();
     for found in &results.comparisons {

@@ -5,13 +5,13 @@ use crate::results::{BoundVerdict, Goal, Results, RowComparison, RowResult};
 use crate::stats::Comparison;
 use crate::stats::format::general;
 
-/// Whether a goal is met, in a few words.
+/// Says in a few words whether a goal is met.
 pub(crate) fn goal(goal: &Goal) -> String {
     let Goal { wanted, reached, met } = goal;
     format!("{reached:.2} of {wanted}: {}", if *met { "met" } else { "missed" })
 }
 
-/// Whether a row keeps its bound, in a few words; nothing for a row without one.
+/// Says in a few words whether a row keeps its bound; nothing for a row without one.
 pub(crate) fn bound(results: &Results, row: &RowResult) -> String {
     let worst = row.bound.map(value).unwrap_or_default();
     match results.bound_verdict(row) {
@@ -81,7 +81,7 @@ pub fn cpus(cpus: &[usize]) -> String {
     cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Which way is up.
+/// Says whether low or high values are good.
 pub fn better(better: Better) -> &'static str {
     match better {
         Better::Lower => "lower is better",
@@ -120,7 +120,7 @@ pub fn overrun_baselines(all: &[RowResult]) -> Vec<String> {
     all.iter().filter_map(warn).collect()
 }
 
-/// What a reader must know about many comparisons at once.
+/// A caution that a reader of many comparisons needs.
 pub fn chance(results: &Results) -> Option<String> {
     let count = results.comparisons.iter().filter(|comparison| !comparison.noise_floor).count();
     let wrong = count as f64 * (1.0 - results.settings.confidence.percent() / 100.0);

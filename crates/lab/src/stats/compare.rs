@@ -1,4 +1,4 @@
-//! What two sets of values say about each other: Student's test as ministat does it, Welch's test beside
+//! Compares two sets of values: Student's test as ministat does it, Welch's test beside
 //! it, the ratio of the means, and a verdict in one word.
 //!
 //! Student's test assumes that both sets scatter alike, which measurements of two programs rarely do;
@@ -22,7 +22,6 @@ pub struct Student {
     pub df: usize,
     /// The critical t from the table.
     pub t: f64,
-    /// Pooled standard deviation.
     pub pooled: f64,
     /// Mean less the baseline's mean.
     pub difference: f64,
@@ -38,7 +37,7 @@ pub struct Student {
 }
 
 impl Student {
-    /// Whether the interval excludes zero.
+    /// Returns true if the interval excludes zero.
     pub fn proven(&self) -> bool {
         self.difference.abs() > self.error
     }
@@ -58,7 +57,7 @@ pub struct Welch {
 }
 
 impl Welch {
-    /// Whether the interval excludes zero.
+    /// Returns true if the interval excludes zero.
     pub fn proven(&self) -> bool {
         self.difference.abs() > self.error
     }
@@ -72,11 +71,10 @@ pub struct Ratio {
     pub value: f64,
     /// Lower end of the interval.
     pub low: f64,
-    /// Upper end.
     pub high: f64,
 }
 
-/// What a comparison comes to.
+/// The verdict of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -112,7 +110,6 @@ pub struct Comparison {
     pub welch: Option<Welch>,
     /// The ratio of the means, when both are positive and there are enough values.
     pub ratio: Option<Ratio>,
-    /// What it comes to.
     pub verdict: Verdict,
 }
 

@@ -7,23 +7,19 @@ use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 /// The confidence levels ministat knows, two-sided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Confidence {
-    /// 80 %.
     #[serde(rename = "80")]
     C80,
-    /// 90 %.
     #[serde(rename = "90")]
     C90,
-    /// 95 %, the usual.
+    /// The usual level.
     #[default]
     #[serde(rename = "95")]
     C95,
-    /// 98 %.
     #[serde(rename = "98")]
     C98,
-    /// 99 %.
     #[serde(rename = "99")]
     C99,
-    /// What ministat calls 99.5 %: its column holds the values of 99.8 %.
+    /// The level that ministat calls 99.5 %: its column holds the values of 99.8 %.
     #[serde(rename = "99.5")]
     C995,
 }
@@ -74,7 +70,7 @@ const TABLE: usize = 100;
 /// The first degrees of freedom where the last column is off.
 const MISPRINTED: usize = 7;
 
-/// What the last column holds there: the true values are 4.785, 4.501, 4.297, 4.144, 4.025 and 3.930.
+/// The values of the last column there: the true values are 4.785, 4.501, 4.297, 4.144, 4.025 and 3.930.
 const MISPRINTS: [f64; 6] = [4.782, 4.499, 4.296, 4.143, 4.024, 3.929];
 
 /// From this many degrees of freedom on t is expanded around the normal distribution: statrs inverts the incomplete beta function,

@@ -25,13 +25,13 @@ pub const MAX_SETS: usize = MARKS.len() - 1;
 /// A data set and its name.
 #[derive(Clone, Copy, Debug)]
 pub struct Set<'a> {
-    /// Printed in the legend.
+    /// Name of the set, which is printed in the legend.
     pub name: &'a str,
     /// The values in any order.
     pub values: &'a [f64],
 }
 
-/// What `ministat FILE...` prints for these sets, the first being the reference. With `plot` false, as
+/// Returns what `ministat FILE...` prints for these sets, the first being the reference. With `plot` false, as
 /// with `-n`, names and plot are left out.
 ///
 /// `None` when there are no sets, more than [`MAX_SETS`], or one has fewer than three values: ministat

@@ -1,19 +1,15 @@
-//! What one set of values says.
+//! Statistics of one set of values.
 
 use serde::{Deserialize, Serialize};
 
 /// N, extremes, median, mean and standard deviation of some values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Number of values.
     pub n: usize,
-    /// Smallest.
     pub min: f64,
-    /// Largest.
     pub max: f64,
     /// The middle one, or the mean of the two in the middle.
     pub median: f64,
-    /// Arithmetic mean.
     pub mean: f64,
     /// Standard deviation of the sample (n - 1); 0 for a single value.
     pub stddev: f64,

@@ -13,7 +13,7 @@ pub fn lab(args: &[&str]) -> Command {
     command
 }
 
-/// What the lab writes as JSON when it measures `ringferry` with these arguments.
+/// Returns the JSON that the lab writes when it measures `ringferry` with these arguments.
 pub fn measure(args: &[&str]) -> Value {
     let output = lab(args).arg("--program").arg(program()).args(["--json", "-"]).output().unwrap();
     let [said, result] = [&output.stderr, &output.stdout].map(|text| String::from_utf8_lossy(text));

@@ -12,7 +12,7 @@ pub(super) const BURST: usize = 32;
 /// Entries of each virtqueue: virtio_user's default.
 pub(super) const QUEUE: u16 = 256;
 
-/// Who forwards.
+/// The program that forwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Who {
     Ringferry,
@@ -40,16 +40,16 @@ impl fmt::Display for Ring {
 pub(super) enum Doorbell {
     /// It polls and is never told.
     Polled,
-    /// Once per burst.
+    /// The doorbell is rung once per burst.
     Burst,
     /// When the framework's ladder says so, and at the end of the burst.
     Ladder,
-    /// For each packet.
+    /// The doorbell is rung for each packet.
     Packet,
 }
 
 impl Doorbell {
-    /// Whether the device wants to be told.
+    /// Returns true if the device wants to be told.
     pub(super) fn rings(self) -> bool {
         self != Doorbell::Polled
     }
@@ -66,10 +66,10 @@ impl fmt::Display for Doorbell {
     }
 }
 
-/// How ringferry forwards.
+/// The settings of ringferry's forwarder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct How {
-    /// Packets at a time.
+    /// Packets that are forwarded at a time.
     pub burst: usize,
     pub doorbell: Doorbell,
     /// Through a queue that several threads could share.
@@ -79,13 +79,12 @@ pub(super) struct How {
 }
 
 impl Default for How {
-    /// What a forwarder would choose.
+    /// The settings that a forwarder would choose.
     fn default() -> Self {
         Self { burst: BURST, doorbell: Doorbell::Polled, entry: None, queues: 1 }
     }
 }
 
-/// One row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Case {
     pub who: Who,
@@ -93,7 +92,7 @@ pub(super) struct Case {
     pub how: How,
     /// The question that it helps to answer.
     group: &'static str,
-    /// Whether it is what the others of its group are compared with.
+    /// True if it is what the others of its group are compared with.
     first: bool,
 }
 

@@ -26,16 +26,15 @@ const WINDOW: u64 = QUEUE as u64 / 4;
 /// Time between frames that are sent until one comes out: a forwarder may lose what comes while it starts.
 const GREETING: Duration = Duration::from_millis(10);
 
-/// What was counted.
+/// Counters of generator and receiver.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counts {
     /// Frames that the forwarder's ring took.
     pub offered: u64,
-    /// Frames that came out.
+    /// Frames that the forwarder has delivered.
     pub received: u64,
     /// Those among them that were checked.
     pub checked: u64,
-    /// Bursts that were offered.
     pub bursts: u64,
     /// Those among them for which the ring had not enough room: the forwarder is behind.
     pub cut_short: u64,
@@ -43,7 +42,7 @@ pub(super) struct Counts {
     pub queues: Vec<u64>,
 }
 
-/// Generator and receiver.
+/// The ends at either side of the forwarder: the generator and the receiver.
 pub(super) struct Ends {
     near: Receiveq<Area>,
     near_memory: Arc<GuestMemory>,

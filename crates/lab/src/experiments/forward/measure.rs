@@ -19,7 +19,7 @@ use crate::experiments::txmap::clock::{Finally, Gauge, Over, joined, pin, sleep,
 /// Before the rate is read: caches and branch predictors are warm long before.
 const WARM_UP: Duration = Duration::from_millis(30);
 
-/// Who forwards, at work.
+/// The forwarder at work.
 enum Forwarder<'scope> {
     /// A thread; it ends with the number of doorbells that it rang.
     Ringferry(ScopedJoinHandle<'scope, Result<u64, RowError>>),
@@ -45,7 +45,7 @@ impl Forwarder<'_> {
     }
 }
 
-/// What a window has shown.
+/// The counters of one window.
 struct Window {
     received: u64,
     offered: u64,

@@ -35,7 +35,6 @@ use self::case::{Case, Who};
 use crate::experiment::{Better, Defaults, Experiment, Plan, Published, Row, RowError, Run, Setup};
 use crate::frames::flows::Flows;
 
-/// The experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct Forward;
 
@@ -91,7 +90,7 @@ fn spread(case: &Case) -> std::collections::BTreeMap<String, f64> {
     [("flows, fullest queue".into(), most as f64), ("flows, emptiest queue".into(), least as f64)].into()
 }
 
-/// What others measured when FreeBSD's framework got the same repair of its mapping.
+/// Figures that others measured when FreeBSD's framework got the same repair of its mapping.
 fn published() -> Vec<Published> {
     let figure = |what: &str, pps: f64, source: &str| Published::new(what, pps / 1e6, "Mpps", source);
     let method = "2000 UDP flows of the smallest frames, medians of 5 boots, ministat";

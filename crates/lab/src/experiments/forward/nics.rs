@@ -22,7 +22,6 @@ use super::case::{Case, Doorbell, How, QUEUE};
 use crate::experiment::RowError;
 use crate::frames::flows::departing;
 
-/// The forwarder.
 pub(super) struct Nics {
     input: Receiveq,
     pools: Pools,
@@ -30,7 +29,6 @@ pub(super) struct Nics {
     how: How,
     selector: QueueSelector,
     macs: [u8; 12],
-    /// Doorbells of the outputs.
     kicks: Vec<EventFd>,
     rang: u64,
     /// The devices stop when these are closed.
@@ -39,7 +37,7 @@ pub(super) struct Nics {
 
 /// How packets get into the output.
 enum Way {
-    /// By the framework's forwarder.
+    /// The framework's forwarder sends bursts.
     Bursts { forwarder: Forwarder, outputs: Vec<Transmitq> },
     /// One by one, with a doorbell when it is due, or each time.
     Singly(Box<Transmitq>),
@@ -177,7 +175,6 @@ impl Nics {
         }
     }
 
-    /// Doorbells that were rung.
     pub(super) fn rang(&self) -> u64 {
         self.rang
     }

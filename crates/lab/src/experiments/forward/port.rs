@@ -32,7 +32,7 @@ pub(super) struct Ports {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the session of a port has told.
+/// The rings that the session of a port has announced.
 #[derive(Debug)]
 struct Shared(Mutex<State>);
 
@@ -113,7 +113,7 @@ impl Drop for Ports {
     }
 }
 
-/// One socket.
+/// The listener of one port and its session.
 struct Slot {
     listener: Listener,
     offer: Offer,

@@ -20,7 +20,7 @@ use crate::experiment::RowError;
 use crate::experiments::txmap::clock::{Gauge, Over};
 use crate::frames::segments::Frames;
 
-/// What a queue had done at some time.
+/// The counters of a queue at some time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Snapshot {
     pub at: Instant,
@@ -28,14 +28,13 @@ pub(super) struct Snapshot {
     pub frames: u64,
     pub pages: PageCounters,
     pub foreign: ForeignCounters,
-    /// Pages mapped.
     pub mapped: usize,
 }
 
-/// What a queue's thread and the one that measures say to each other.
+/// The words through which a queue's thread and the one that measures speak.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
-    /// Frames so far.
+    /// Frames that the queue has served so far.
     pub frames: Gauge,
     /// Number of the snapshot that is asked for.
     asked: AtomicU64,
@@ -43,7 +42,6 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Asks for a snapshot.
     pub(super) fn ask(&self, number: u64) {
         self.asked.store(number, Ordering::Release);
     }

@@ -22,7 +22,7 @@ const BURST: usize = 32;
 /// Bounds of the cache that are tried: from one that never evicts here to one that does little else.
 pub(super) const BOUNDS: [usize; 6] = [1024, 512, 256, 128, 64, 16];
 
-/// Which way frames go. As always with Xen, seen from the front end.
+/// The direction of frames, as always with Xen seen from the front end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Direction {
     Transmit,
@@ -47,12 +47,11 @@ pub(super) enum Mode {
     Static,
     /// Each is mapped for one burst.
     Map,
-    /// The hypervisor copies.
     Copy,
 }
 
 impl Mode {
-    /// What the others are compared with comes first.
+    /// All modes. The first is the one that others are compared with.
     const ALL: [Mode; 4] = [Mode::Persistent, Mode::Static, Mode::Map, Mode::Copy];
 
     /// How the back end deals with pages that are not static.
@@ -76,17 +75,15 @@ impl fmt::Display for Mode {
     }
 }
 
-/// One row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Case {
     pub direction: Direction,
-    /// Bytes of a frame.
     pub size: usize,
     pub queues: usize,
     pub mode: Mode,
     /// Pages that a queue may keep mapped.
     pub pages: usize,
-    /// Whether it is about that bound.
+    /// True if the row is about that bound.
     bound: bool,
 }
 
@@ -146,7 +143,7 @@ impl Case {
         }
     }
 
-    /// What it is compared with: persistent grants, so that the comparisons with all others have intervals; caches with
+    /// The case it is compared with: persistent grants, so that the comparisons with all others have intervals; caches with
     /// none.
     pub(super) fn baseline(&self) -> Option<Case> {
         let first = if self.bound {

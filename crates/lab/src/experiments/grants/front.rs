@@ -30,17 +30,17 @@ use crate::frames::segments::Frames;
 /// How often to look at the other side's words, without taking time from the threads that work.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// What the process is told on its command line.
+/// The order that the process gets on its command line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Order {
     pub folder: PathBuf,
     pub provider: Provider,
     pub case: Case,
-    /// Those of both sides.
+    /// Processors of both sides.
     pub cpus: Vec<usize>,
 }
 
-/// The process.
+/// Runs the front end's process.
 pub(super) fn child(order: &Order) -> Result<(), RowError> {
     let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || {
@@ -62,19 +62,19 @@ fn say(line: &str) -> Result<(), RowError> {
     Ok(out.flush()?)
 }
 
-/// Numbers behind a word.
+/// Reads the numbers behind a word.
 fn numbers(line: &str, word: &str) -> Result<Vec<u64>, RowError> {
     let bad = || RowError::failed(format!("`{word} NUMBERS` was expected, and `{line}` came"));
     let rest = line.strip_prefix(word).ok_or_else(bad)?;
     rest.split_whitespace().map(|number| number.parse().map_err(|_| bad())).collect()
 }
 
-/// What is said of so many frames; read by [`done`].
+/// A line about so many frames, which [`done`] reads.
 fn tell(word: &str, numbers: &[u64]) -> String {
     numbers.iter().fold(word.to_owned(), |line, number| format!("{line} {number}"))
 }
 
-/// The order to end.
+/// The line that orders the process to end.
 pub(super) fn end(given: &[u64]) -> String {
     tell("end", given)
 }
@@ -84,7 +84,7 @@ pub(super) fn done(line: &str) -> Result<Vec<u64>, RowError> {
     numbers(line, "done")
 }
 
-/// The interface.
+/// The front end's interface and its queues.
 struct Front {
     front: FrontendDriver,
     pairs: Vec<Pair>,

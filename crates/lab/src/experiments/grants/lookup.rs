@@ -1,4 +1,4 @@
-//! What a look-up costs, by how many grants are mapped: in the back end's cache, and in a tree as the original had it.
+//! Measures a look-up by how many grants are mapped: in the back end's cache, and in a tree as the original had it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,13 +13,13 @@ use crate::experiments::lookups::{BURST, time};
 use crate::experiments::txmap::clock::pin;
 use crate::labels::Labels;
 
-/// Grants that are mapped.
+/// Numbers of grants that are mapped.
 pub(super) const ENTRIES: [usize; 5] = [64, 1024, 8192, 32_768, MAX_SLOTS];
 
 /// Pages that a ring goes round: what is used at a time, however many are mapped.
 const RING: usize = 256;
 
-/// What the grants are found in.
+/// The structure in which the grants are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Structure {
     /// The back end's cache: a hash table, counted references, and the order of use.
@@ -28,16 +28,15 @@ pub(super) enum Structure {
     Tree,
 }
 
-/// Which of the grants are looked up.
+/// The grants that are looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Used {
     /// As many as a ring has.
     Ring,
-    /// All of them.
+    /// All grants, at random.
     All,
 }
 
-/// A row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lookup {
     structure: Structure,

@@ -27,7 +27,7 @@ const FRONT: DomId = DomId(2);
 const BROKER: &str = "broker";
 const STORE: &str = "store";
 
-/// Who plays the hypervisor.
+/// The provider that plays the hypervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Provider {
     /// The kernel: domains are processes.
@@ -62,7 +62,6 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Starts it.
     pub(super) fn new(provider: Provider) -> Result<Self, RowError> {
         let folder = crate::experiments::folder()?;
         let (own, tools, place, ids) = match provider {
@@ -158,7 +157,7 @@ pub(super) fn front(provider: Provider, folder: &Path) -> Result<Place, RowError
     })
 }
 
-/// Whether this mode is negotiated: `feature-persistent`, and the control ring.
+/// Says whether this mode negotiates `feature-persistent`, and whether the control ring.
 pub(super) fn features(case: &Case) -> (bool, bool) {
     (case.mode == Mode::Persistent, case.mode == Mode::Static)
 }

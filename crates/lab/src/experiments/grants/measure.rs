@@ -71,7 +71,7 @@ impl Guest {
         writeln!(self.input, "{line}").map_err(|_| self.last_words())
     }
 
-    /// Why it has ended.
+    /// Says why the process has ended.
     fn last_words(&mut self) -> RowError {
         let _ = self.child.kill();
         let mut errors = String::new();
@@ -162,7 +162,7 @@ impl Host {
     }
 }
 
-/// What a window has shown.
+/// The counters of one window.
 struct Window {
     /// Of each queue, at its beginning and its end.
     queues: Vec<[Snapshot; 2]>,

@@ -11,7 +11,7 @@
 //! | `measure` | one run |
 //! | `lookup` | what a look-up costs |
 //!
-//! Each queue has a thread on either side, and both poll. What they do with the payload is the same in every mode: the sender writes
+//! Each queue has a thread on either side, and both poll. They treat the payload alike in every mode: the sender writes
 //! every byte of a frame once, from private memory; the receiver copies every byte to private memory, from wherever the mode
 //! has put it.
 
@@ -31,11 +31,9 @@ use self::lookup::Lookup;
 use self::machine::Provider;
 use crate::experiment::{Better, Defaults, Experiment, OptionSpec, Plan, Published, Row, RowError, Setup};
 
-/// The experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct Grants;
 
-/// What the user types.
 const NAME: &str = "grants";
 
 /// Most queues that are measured.
@@ -93,7 +91,7 @@ impl Experiment for Grants {
     }
 }
 
-/// The numbers of queues.
+/// Reads the numbers of queues from the options.
 fn queues(setup: &Setup) -> Result<Vec<usize>, RowError> {
     Ok(setup.numbers("queues", MAX_QUEUES)?.unwrap_or_else(|| {
         let more = [4, MAX_QUEUES].into_iter().filter(|queues| setup.cpus.len() >= 2 * queues);

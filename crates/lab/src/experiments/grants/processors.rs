@@ -1,14 +1,14 @@
-//! Which thread runs where.
+//! Assigns processors to threads.
 
 use ringferry_sys::cpu;
 
 use crate::experiment::RowError;
 
-/// Where a thread runs.
+/// The processor of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Processor {
     cpu: Option<usize>,
-    /// Whether other threads of the run need it, too.
+    /// True if other threads of the run need it, too.
     shared: bool,
 }
 

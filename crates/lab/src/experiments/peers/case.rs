@@ -17,7 +17,7 @@ pub(in crate::experiments) const SIZES: [usize; 4] = [64, 256, 1518, 65_000];
 /// buffer.
 pub(in crate::experiments) const LARGE_BUFFER: usize = 4096;
 
-/// Who plays a part.
+/// The program that plays a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::experiments) enum Who {
     Ringferry,
@@ -70,14 +70,14 @@ impl fmt::Display for Ring {
     }
 }
 
-/// Where frames go.
+/// The direction of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::experiments) enum Direction {
     /// From the driver to the device.
     Transmit,
     /// From the device to the driver.
     Receive,
-    /// Round and round.
+    /// The same frames go round and round.
     Loopback,
 }
 
@@ -103,10 +103,8 @@ pub(in crate::experiments) struct Case {
     pub device: Who,
     pub ring: Ring,
     pub mergeable: bool,
-    /// Bytes of a frame.
     pub size: usize,
     pub direction: Direction,
-    /// Entries of each virtqueue.
     pub queue: u16,
 }
 
@@ -137,7 +135,7 @@ impl Case {
         cases
     }
 
-    /// Whether the row is measured unless all are asked for: the rows that tell most, in minutes.
+    /// Returns true if the row is measured even when not all are asked for: the rows that tell most, in minutes.
     pub(in crate::experiments) fn by_default(&self) -> bool {
         self.mergeable && matches!(self.size, 64 | 1518)
     }
@@ -162,7 +160,6 @@ impl Case {
         format!("{} bytes, {}", self.size, self.direction)
     }
 
-    /// Whether DPDK takes part.
     pub(in crate::experiments) fn needs_dpdk(&self) -> bool {
         self.driver == Who::Dpdk || self.device == Who::Dpdk
     }
@@ -177,7 +174,7 @@ impl Case {
         features
     }
 
-    /// What looks at the frames that `sender` sends: testpmd does not number its own.
+    /// The checker for the frames that `sender` sends: testpmd does not number its own.
     pub(in crate::experiments) fn checker(&self, sender: Who) -> Checker {
         let format = Format::new(self.size);
         match sender {
@@ -187,8 +184,8 @@ impl Case {
     }
 
     /// Frames that go round in a loop: what testpmd's `tx_first 8` sends; of frames that take several receive buffers,
-    /// what half of those hold. What finds no buffer is dropped, and a loop in which too much goes round can lose all
-    /// of it.
+    /// what half of those hold. A frame that finds no buffer is dropped, and a loop in which too many go round can lose all
+    /// of them.
     pub(in crate::experiments) fn circulating(&self) -> u64 {
         if self.size <= LARGE_BUFFER { 8 * BURST as u64 } else { self.window() }
     }
@@ -206,7 +203,7 @@ impl Case {
         (32 * 1024 * 1024 / self.size as u64).clamp(500, 20_000)
     }
 
-    /// What DPDK was measured at in advance.
+    /// The figure that DPDK was measured at in advance.
     pub(in crate::experiments) fn published(&self) -> Option<Published> {
         let column = match (self.size, self.direction) {
             (64, Direction::Receive) => 0,

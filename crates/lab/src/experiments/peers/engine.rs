@@ -1,4 +1,4 @@
-//! What all engines have in common: they go round on a thread of their own, pinned to its core, and the
+//! All engines go round on a thread of their own, pinned to its core, and the
 //! one who measures tells them what to do and reads how far they are.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -9,17 +9,16 @@ use ringferry_sys::cpu;
 
 use crate::experiment::RowError;
 
-/// What engines do.
+/// The phase of a run, which engines follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Phase {
-    /// Sources wait.
     Hold,
     /// A fixed number of numbered frames is sent, and each is checked whole.
     Check,
     /// As fast as it goes, with the same work per frame as testpmd.
     Run,
-    /// The end.
+    /// Engines end.
     Stop,
 }
 
@@ -30,11 +29,9 @@ impl Phase {
 /// How far an engine is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
-    /// Frames sent.
     pub sent: u64,
-    /// Frames received.
     pub received: u64,
-    /// Bytes of them.
+    /// Bytes of the frames that were received.
     pub bytes: u64,
     /// Those among them that were checked.
     pub checked: u64,
@@ -47,7 +44,7 @@ pub(super) trait Engine {
     /// Handles a burst, or finds that there is none.
     fn round(&mut self, phase: Phase) -> Result<(), RowError>;
 
-    /// How far it is.
+    /// Returns the counters of the engine.
     fn counts(&self) -> Counts;
 }
 
@@ -56,7 +53,7 @@ pub(super) trait Engine {
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// What the one who measures tells all engines of a run, and what goes wrong with them.
+/// The phase that all engines of a run are told, and the first error of any.
 #[derive(Debug, Default)]
 pub(super) struct Control {
     phase: AtomicU8,
@@ -76,7 +73,7 @@ impl Control {
         Phase::ALL[usize::from(self.phase.load(Ordering::Acquire)) % Phase::ALL.len()]
     }
 
-    /// What went wrong, if something did.
+    /// Returns the error of an engine that failed.
     pub(super) fn check(&self) -> Result<(), RowError> {
         match &*self.failure.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error.clone()),
@@ -90,11 +87,11 @@ impl Control {
     }
 }
 
-/// What an engine shows while it runs. Each number has one writer, the engine.
+/// The counters that an engine shows while it runs. Each number has one writer, the engine.
 #[derive(Debug, Default)]
 struct Gauge {
     ready: AtomicBool,
-    /// What the engine was told at its last round.
+    /// The phase that the engine was told at its last round.
     told: AtomicU8,
     sent: Line,
     received: Line,
@@ -153,22 +150,20 @@ fn drive<E: Engine>(mut engine: E, control: &Control, gauge: &Gauge) -> Counts {
 }
 
 impl Engaged {
-    /// Whether the engine goes round: an engine that connects first needs a moment.
+    /// Returns true once the engine goes round: an engine that connects first needs a moment.
     pub(super) fn is_ready(&self) -> bool {
         self.gauge.ready.load(Ordering::Acquire)
     }
 
-    /// Whether a round has gone by in [`Phase::Hold`]: a source has sent its last.
+    /// Returns true once a round has gone by in [`Phase::Hold`]: a source has sent its last.
     pub(super) fn holds(&self) -> bool {
         self.gauge.told.load(Ordering::Acquire) == Phase::Hold as u8
     }
 
-    /// Frames sent so far.
     pub(super) fn sent(&self) -> u64 {
         self.gauge.sent.0.load(Ordering::Relaxed)
     }
 
-    /// Frames received so far.
     pub(super) fn received(&self) -> u64 {
         self.gauge.received.0.load(Ordering::Relaxed)
     }

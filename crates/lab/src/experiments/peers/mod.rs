@@ -2,7 +2,7 @@
 //! real vhost-user socket. Two threads or processes, one processor each, both polling; frames received per
 //! second, in millions.
 //!
-//! What each side does per frame is the same whoever plays it, and what testpmd does:
+//! Each side does the same per frame whoever plays it, and the same as testpmd:
 //!
 //! | | `txonly` / source | `rxonly` / sink | `io` / forward |
 //! |---|---|---|---|
@@ -36,7 +36,6 @@ use self::case::Case;
 use self::pair::{Conditions, measure};
 use crate::experiment::{Better, Defaults, Experiment, OptionSpec, Peer, Plan, Row, RowError, Run, Setup};
 
-/// The experiment.
 pub struct Peers;
 
 /// Entries of a queue: virtio_user's default.

@@ -36,7 +36,7 @@ const ATTEMPTS: usize = 4;
 /// Memory for one testpmd in huge pages: what it is told to take.
 const HUGE_BYTES: u64 = MEGABYTES << 20;
 
-/// What a run needs to know besides its case.
+/// The conditions of a run besides its case.
 pub(super) struct Conditions<'a> {
     pub seconds: Duration,
     /// The processors of driver and device.
@@ -46,14 +46,12 @@ pub(super) struct Conditions<'a> {
     pub stop: &'a Stop,
 }
 
-/// One end at work.
 enum End {
     Ringferry(Engaged),
     Dpdk(Testpmd),
 }
 
 impl End {
-    /// Frames received so far.
     fn received(&mut self) -> Result<u64, RowError> {
         match self {
             End::Ringferry(engine) => Ok(engine.received()),
@@ -76,9 +74,9 @@ pub(super) fn measure(case: &Case, conditions: &Conditions<'_>) -> Result<Sample
     Ok(if testpmds > 0 { sample.with("huge pages", f64::from(u8::from(pages.is_some()))) } else { sample })
 }
 
-/// What was measured in one window.
+/// The rates of one window.
 struct Window {
-    /// Frames per second.
+    /// Frames a second.
     rate: f64,
     /// Of its processor, the side that had less.
     share: f64,
@@ -241,7 +239,7 @@ impl<'a> Pair<'a> {
         Ok([time(&self.driver)?, time(&self.device)?])
     }
 
-    /// What was sent has arrived, all of it and nothing else.
+    /// Checks that all frames that were sent have arrived, and nothing else.
     fn finish(mut self) -> Result<(), RowError> {
         let (case, stop, control) = (self.case, self.stop, Arc::clone(&self.control));
         control.set(Phase::Hold);

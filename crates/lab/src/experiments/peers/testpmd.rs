@@ -16,7 +16,7 @@ const HEADROOM: usize = 128;
 /// The largest buffer DPDK can have.
 const LARGEST_BUFFER: usize = 65_535;
 
-/// The part it plays.
+/// The half of virtio-net that testpmd plays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::experiments) enum Part {
     Driver,

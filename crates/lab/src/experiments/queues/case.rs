@@ -6,7 +6,7 @@ use std::fmt;
 use crate::experiment::Published;
 use crate::labels::Labels;
 
-/// What the sockets do. The first guest has the client, the second the server.
+/// The traffic between the sockets. The first guest has the client, the second the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Test {
     /// Request and response over a connection that stays.
@@ -32,7 +32,7 @@ impl Test {
         }
     }
 
-    /// Whether transactions are counted, and not bits.
+    /// Returns true if transactions are counted, and not bits.
     pub(super) fn is_transactional(self) -> bool {
         matches!(self, Test::Rr | Test::Crr)
     }
@@ -58,7 +58,7 @@ impl fmt::Display for Test {
     }
 }
 
-/// What a figure is over.
+/// The divisor of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Per {
     /// A second of the clock.
@@ -70,7 +70,7 @@ pub(super) enum Per {
 impl Per {
     pub(super) const BOTH: [Per; 2] = [Per::Second, Per::CpuSecond];
 
-    /// `unit` over this.
+    /// The unit of a figure: `unit` over this divisor.
     pub(super) fn unit(self, unit: &str) -> String {
         match self {
             Per::Second => format!("{unit}/s"),
@@ -94,7 +94,7 @@ const SIZES: [usize; 7] = [1, 64, 256, 512, 1024, 4096, 16384];
 /// Connections, or callers, at once.
 const SESSIONS: [u16; 6] = [1, 2, 4, 20, 50, 100];
 
-/// What is measured unless all is asked for: the rows in which several queues once lost or won most, and one between.
+/// The cases that are measured when not all are asked for: the rows in which several queues once lost or won most, and one between.
 const DEFAULT: [(Test, usize, &[u16]); 6] = [
     (Test::Rr, 256, &[1, 4, 100]),
     (Test::Crr, 1, &[1, 20, 100]),
@@ -180,7 +180,7 @@ impl Case {
         group(&format!("idle queues: {}", self.test.title()), per)
     }
 
-    /// What the change was when several queues were new, in per cent.
+    /// The change when several queues were new, in per cent.
     pub(super) fn published(&self, per: Per) -> Vec<Published> {
         if self.queues == 1 {
             return Vec::new();

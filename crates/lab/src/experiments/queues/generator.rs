@@ -23,7 +23,7 @@ const QUEUES: usize = 4;
 /// Rounds between two looks at whether it is over.
 const ROUNDS: usize = 16;
 
-/// Where frames go.
+/// The direction of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     /// From the driver to the device.
@@ -45,7 +45,7 @@ impl fmt::Display for Direction {
     }
 }
 
-/// Two rows, as [`Per::BOTH`].
+/// A case, which has two rows as [`Per::BOTH`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Case {
     pub direction: Direction,
@@ -66,7 +66,7 @@ impl Case {
             .with("per", per)
     }
 
-    /// One queue.
+    /// The same with one queue.
     pub(super) fn single(&self) -> Case {
         Case { queues: 1, ..*self }
     }
@@ -75,7 +75,7 @@ impl Case {
         group(&format!("packet generator, {}", self.direction), per)
     }
 
-    /// What a guest's driver sent, in thousands of packets.
+    /// The packets that a guest's driver sent, in thousands.
     pub(super) fn published(&self, per: Per) -> Option<Published> {
         if (self.direction, per) != (Direction::Transmit, Per::Second) {
             return None;
@@ -90,7 +90,7 @@ impl Case {
     }
 }
 
-/// What the window measured.
+/// The counters of one window.
 #[derive(Clone, Debug)]
 struct Window {
     /// Frames of each queue.
@@ -105,7 +105,7 @@ impl Window {
         (self.cpu_seconds / self.seconds / self.frames.len() as f64).min(1.0)
     }
 
-    /// In thousands of packets.
+    /// The rates in thousands of packets.
     fn samples(&self) -> [Sample; 2] {
         let frames: u64 = self.frames.iter().sum();
         let thousands = frames as f64 / 1e3;
@@ -122,7 +122,6 @@ impl Window {
     }
 }
 
-/// Measures one run.
 pub(super) fn measure(case: &Case, run: &Run<'_>) -> Result<[Sample; Per::BOTH.len()], RowError> {
     let halves = Halves::new(case.queues)?;
     let gauges: Vec<Gauge> = halves.iter().map(|_| Gauge::default()).collect();

@@ -23,7 +23,6 @@ use crate::frames::numbered::{Checker, Format, HEADERS, Pool};
 /// Bytes of a frame, without checksum: the smallest, as the kernel's packet generator makes them.
 const FRAME: usize = 60;
 
-/// Entries of the rings.
 const RING: u16 = 256;
 
 /// Frames that are looked at whole before anything is timed: many times round the ring.
@@ -32,7 +31,7 @@ pub(super) const CHECKED: u64 = 10_000;
 /// Where a device takes over a fresh packed ring: index 0, wrap counter 1.
 const FRESH: u16 = 1 << 15;
 
-/// What driver and device agree on: what DPDK's two ends do, and the queues.
+/// The features that driver and device agree on: those of DPDK's two ends, and the queues.
 fn features() -> Features {
     Features::VERSION_1
         | Features::MRG_RXBUF
@@ -138,7 +137,6 @@ pub(super) struct Generator {
     direction: Direction,
     format: Format,
     checker: Checker,
-    /// The device's private memory.
     pool: Pool,
     whole: Vec<u8>,
     spare: Burst<'static>,
@@ -169,7 +167,7 @@ impl Generator {
         Err(RowError::failed(text))
     }
 
-    /// The driver sends.
+    /// Sends a burst from the driver, as far as the ring has room.
     #[inline]
     fn send(&mut self) {
         let Self { halves: Halves { pair, .. }, format, pool, sent, .. } = self;

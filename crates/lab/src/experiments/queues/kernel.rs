@@ -1,5 +1,5 @@
 //! One run of kernel sockets between two guests with several queue pairs, on a switch with as many workers ([`network`]).
-//! What all of it took of the processors is counted, and how packets spread over queues.
+//! The processor time of all of it is counted, and how packets spread over queues.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const EXPERIMENT: &str = super::NAME;
 /// Time that connections of many sessions take to be opened, one after another, before the test begins.
 const OPENING: Duration = Duration::from_secs(5);
 
-/// What the child process prints.
+/// The figures that the child process prints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Outcome {
     /// Transactions, or megabits of payload.
@@ -36,7 +36,6 @@ struct Outcome {
     drops: f64,
 }
 
-/// Seconds of processor time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Cpu {
     switch: f64,
@@ -147,7 +146,7 @@ pub(super) fn measure(
     Ok(outcome.samples())
 }
 
-/// The child process.
+/// Runs the child process.
 pub(super) fn child(program: &Path, args: &[String]) -> Result<(), RowError> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.as_slice() {

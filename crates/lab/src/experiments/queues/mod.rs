@@ -24,11 +24,9 @@ use crate::experiment::{Better, Defaults, Experiment, Measure, OptionSpec, Plan,
 use crate::experiments::shared::shared;
 use crate::labels::Labels;
 
-/// The experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct Queues;
 
-/// What the user types.
 const NAME: &str = "queues";
 
 /// Most queue pairs of a guest here: as many as a switch has workers.

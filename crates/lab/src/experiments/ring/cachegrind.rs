@@ -13,10 +13,10 @@ use ringferry_sys::process::{Spawn, spawn};
 use super::variant::Variant;
 use crate::experiment::{Missing, Peer, RowError, Setup};
 
-/// The Debian package.
+/// The Debian package of valgrind.
 pub const PACKAGE: &str = "valgrind";
 
-/// N. What differs from run to run besides (the environment's length, for example) is some hundred
+/// N. Other differences from run to run (by the environment's length, for example) are some hundred
 /// accesses, a hundredth per buffer.
 const BUFFERS: usize = 25_600;
 

@@ -27,16 +27,14 @@ const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// Nothing reaped for so long: a wake-up was lost, which is a bug worth reporting and no speed.
 const STUCK: Duration = Duration::from_secs(5);
 
-/// When to stop.
+/// The time or the number of buffers after which to stop.
 #[derive(Clone, Copy, Debug)]
 pub enum Goal {
-    /// After so long.
     Time(Duration),
-    /// After so many buffers.
     Buffers(usize),
 }
 
-/// What an exchange measured.
+/// The figures of an exchange.
 #[derive(Clone, Copy, Debug)]
 pub struct Exchanged {
     /// Buffers that went all the way round.
@@ -49,9 +47,7 @@ pub struct Exchanged {
 
 /// An exchange between two threads.
 pub struct Threads<'a> {
-    /// How.
     pub variant: Variant,
-    /// How long.
     pub goal: Goal,
     /// Where the threads run, and whether to give up.
     pub run: &'a Run<'a>,
@@ -96,9 +92,7 @@ impl Visit for Threads<'_> {
 /// An exchange by one thread that plays both sides in turn: what each side does is the same every time,
 /// so it can be counted.
 pub struct Alone {
-    /// Buffers per turn.
     pub batch: usize,
-    /// Buffers in all.
     pub buffers: usize,
 }
 

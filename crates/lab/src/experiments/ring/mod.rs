@@ -32,7 +32,6 @@ const SHADOWING: &str = "ring shadowing in Linux's virtio ring test, 10 000 000 
 /// Where the published figures of other layouts come from.
 const RINGTEST: &str = "Linux tools/virtio/ringtest, batch 1, a shared virtual machine with two cores";
 
-/// The experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct Ring;
 
@@ -114,7 +113,7 @@ impl Experiment for Ring {
     }
 }
 
-/// Which rows have their loads and stores counted.
+/// The rows that have their loads and stores counted.
 #[derive(Clone, Copy, PartialEq)]
 enum Counts {
     Off,

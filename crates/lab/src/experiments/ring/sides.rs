@@ -2,8 +2,8 @@
 //! returns them.
 //!
 //! Three pairs of sides: our ring with shadows, the same without, and the *null ring*, two indexes that
-//! are handed to and fro with nothing behind them. What the null ring costs is what the harness and the
-//! travelling cache lines cost.
+//! are handed to and fro with nothing behind them. The cost of the null ring is that of the harness and of
+//! the travelling cache lines.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ pub trait Front: Send {
     fn arm(&mut self) -> bool;
     /// Asks for no more calls.
     fn disarm(&mut self);
-    /// Whether the ring still works.
+    /// Checks that the ring still works.
     fn check(&self) -> Result<(), RowError>;
 }
 
@@ -51,13 +51,12 @@ pub trait Back: Send {
     fn arm(&mut self) -> bool;
     /// Asks for no more kicks.
     fn disarm(&mut self);
-    /// Whether the ring still works.
+    /// Checks that the ring still works.
     fn check(&self) -> Result<(), RowError>;
 }
 
-/// What can be done with two sides, whichever they are.
+/// A function over two sides of any types.
 pub trait Visit {
-    /// What comes out.
     type Output;
     /// Called with both sides of a fresh ring.
     fn visit(self, front: impl Front, back: impl Back) -> Self::Output;

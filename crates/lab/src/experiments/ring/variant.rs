@@ -13,20 +13,18 @@ pub struct Variant {
     pub notified: bool,
     /// Buffers added per publish, and taken at most per turn.
     pub batch: usize,
-    /// Which ring.
     pub kind: Kind,
 }
 
-/// A ring.
+/// The kind of ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Two indexes and nothing behind them.
     Null,
-    /// A virtqueue.
     Ring {
-        /// Packed, or split.
+        /// True for a packed ring, false for a split one.
         packed: bool,
-        /// VIRTIO_F_IN_ORDER.
+        /// True with VIRTIO_F_IN_ORDER.
         in_order: bool,
         /// A table of two buffers per chain, or one descriptor.
         indirect: bool,
@@ -70,7 +68,6 @@ impl Variant {
         }
     }
 
-    /// Its parameters.
     pub fn labels(&self) -> Labels {
         let labels = Labels::new().with("mode", if self.notified { "notified" } else { "polling" });
         match self.kind {
@@ -84,7 +81,7 @@ impl Variant {
         }
     }
 
-    /// What it is drawn together with: all batches, with shadows and without.
+    /// The group that it is drawn in: all batches, with shadows and without.
     pub fn group(&self) -> String {
         let mode = if self.notified { "notified" } else { "polling" };
         match self.kind {

@@ -33,7 +33,6 @@ pub(super) fn impossible(workload: Workload, acks: usize) -> Option<&'static str
     }
 }
 
-/// Measures one run.
 pub(super) fn measure(
     policy: PolicyKind,
     workload: Workload,

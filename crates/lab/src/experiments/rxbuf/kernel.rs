@@ -29,7 +29,7 @@ pub(super) fn traffic(workload: Workload) -> Result<(&'static str, &'static str)
     }
 }
 
-/// What the child process prints.
+/// The figures that the child process prints.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Outcome {
     bits_per_second: f64,
@@ -75,7 +75,6 @@ pub(super) fn impossible(setup: &Setup) -> Option<String> {
     network::impossible(setup, EXPERIMENT)
 }
 
-/// Measures one run.
 pub(super) fn measure(
     policy: PolicyKind,
     workload: Workload,
@@ -92,7 +91,7 @@ pub(super) fn measure(
     Ok(outcome.sample())
 }
 
-/// The child process.
+/// Runs the child process.
 pub(super) fn child(program: &Path, args: &[String]) -> Result<(), RowError> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.as_slice() {

@@ -40,11 +40,9 @@ use crate::experiment::{
 };
 use crate::labels::Labels;
 
-/// The experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct Rxbuf;
 
-/// What the user types.
 const NAME: &str = "rxbuf";
 
 /// Frames that are handled together, on either side.
@@ -61,18 +59,17 @@ const OPTIONS: [OptionSpec; 2] = [
     },
 ];
 
-/// What two threads need.
+/// Said where two threads would share a processor.
 const TWO: &str = "needs two processors, one for each side";
 
 const SOURCE: &str = "virtio-net with mergeable buffers in Linux 3.14: netperf TCP_STREAM, 30 s, mean of 5, two virtual machines of \
                       two CPUs on one host, all offloads; printed as Gb/s, evidently Mbit/s";
 
-/// Who fills the buffers.
+/// The device that fills the buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Device {
     /// Our device half, on a thread.
     Ringferry,
-    /// DPDK's.
     Dpdk,
     /// The kernel's TCP or UDP, through the switch.
     Kernel,
@@ -90,7 +87,6 @@ impl Device {
     }
 }
 
-/// One row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Case {
     workload: Workload,
@@ -140,7 +136,7 @@ impl Case {
     }
 }
 
-/// What rows need to know.
+/// The conditions that all rows share.
 #[derive(Clone)]
 struct Conditions {
     setup: Setup,

@@ -14,7 +14,6 @@ use crate::experiment::{RowError, Run, Sample};
 use crate::experiments::txmap::clock::{Finally, Over, PATIENCE, joined, pin};
 use crate::frames::numbered::Format;
 
-/// Measures one run.
 pub(super) fn measure(policy: PolicyKind, mix: &[(usize, usize)], run: &Run<'_>) -> Result<Sample, RowError> {
     let sequence = Sequence::new(mix, run.seed);
     let checked = checked(&sequence);

@@ -15,7 +15,6 @@ use ringferry_virtio_net::driver::{Arena, Queue, RxRing, TxRing};
 use super::BURST;
 use crate::experiment::RowError;
 
-/// Entries of the rings.
 pub(super) const RING: u16 = 256;
 
 /// Packets that are somewhere else before they come back: what a socket has not read yet.
@@ -31,7 +30,7 @@ const COPIES: u32 = 4 * HELD as u32;
 /// Segments of a packet to send; none is.
 const SEGMENTS: u16 = 1;
 
-/// What both ends agree on: what DPDK has too. No offload needs to be agreed on for packets that no kernel sees.
+/// The features that both ends agree on: those that DPDK has, too. No offload needs to be agreed on for packets that no kernel sees.
 pub(super) fn features() -> Features {
     Features::VERSION_1
         | Features::INDIRECT_DESC
@@ -40,7 +39,7 @@ pub(super) fn features() -> Features {
         | Features::IN_ORDER
 }
 
-/// The driver.
+/// The driver half, which receives.
 #[derive(Debug)]
 pub(super) struct Sink {
     arena: Arena,
@@ -125,7 +124,6 @@ impl Sink {
         }
     }
 
-    /// What was counted.
     pub(super) fn stats(&self) -> RxStats {
         self.queue.stats()
     }

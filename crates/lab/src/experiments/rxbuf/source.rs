@@ -21,7 +21,7 @@ const FRESH: u16 = 1 << 15;
 /// Frames longer than this are for the receiver to cut up.
 const LONGEST: usize = 1518;
 
-/// The device.
+/// The device half, which sends.
 pub(super) struct Source {
     queue: Receiveq<Area>,
     memory: Arc<GuestMemory>,
@@ -29,7 +29,6 @@ pub(super) struct Source {
     /// For each length of the sequence.
     formats: Vec<(Format, Header)>,
     pool: Pool,
-    /// Frames with numbers.
     numbered: u64,
     sent: u64,
 }
@@ -86,7 +85,7 @@ impl Source {
     }
 }
 
-/// What is left to be done with a frame of so many bytes.
+/// The virtual header of a frame of so many bytes.
 fn header(len: usize) -> Header {
     if len <= LONGEST {
         return Header::default();

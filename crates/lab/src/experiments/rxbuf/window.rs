@@ -22,7 +22,7 @@ const ATTEMPTS: usize = 2;
 /// Rounds between two looks at the clock.
 const ROUNDS: usize = 16;
 
-/// What was measured in one window.
+/// The figures of one window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Window {
     seconds: f64,
@@ -95,7 +95,6 @@ impl Window {
     }
 }
 
-/// Receives until `done`.
 fn go(
     sink: &mut Sink,
     run: &Run<'_>,

@@ -1,11 +1,11 @@
-//! What arrives: five kinds of traffic, as lengths of frames and the order they come in.
+//! The traffic that arrives: five kinds, as lengths of frames and the order they come in.
 
 use fastrand::Rng;
 use ringferry_nic::rx::PolicyKind;
 
-/// A full TCP frame at MTU 1500: as many segments of 1448 bytes as 64 KiB hold, and headers. What Linux sends.
+/// A full TCP frame at MTU 1500: as many segments of 1448 bytes as 64 KiB hold, and headers. Linux sends these.
 pub(super) const GSO: usize = 45 * SEGMENT + HEADERS;
-/// Payload of a segment.
+/// Payload bytes of a segment.
 pub(super) const SEGMENT: usize = 1448;
 /// Ethernet, IPv4 and TCP with time stamps.
 pub(super) const HEADERS: usize = 14 + 20 + 32;
@@ -13,14 +13,12 @@ pub(super) const HEADERS: usize = 14 + 20 + 32;
 /// About how many frames a sequence has before it begins again.
 const LONG: usize = 4096;
 
-/// A kind of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Workload {
-    /// The smallest frames.
     Small,
     /// 64, 570 and 1518 bytes, 7 : 4 : 1.
     Imix,
-    /// MTU 1500.
+    /// Frames of MTU 1500.
     Mtu,
     /// 64 KiB that nobody has cut up yet.
     Gso,
@@ -91,12 +89,10 @@ impl Sequence {
         Self { lengths: mix.iter().map(|&(length, _)| length).collect(), order }
     }
 
-    /// The lengths there are.
     pub(super) fn lengths(&self) -> &[usize] {
         &self.lengths
     }
 
-    /// The longest of them.
     pub(super) fn longest(&self) -> usize {
         self.lengths.iter().copied().max().unwrap_or(0)
     }
@@ -107,7 +103,7 @@ impl Sequence {
         bytes as f64 / self.order.len() as f64
     }
 
-    /// Which of the lengths the `number`-th frame has.
+    /// Returns the index of the length that the `number`-th frame has.
     #[inline]
     pub(super) fn at(&self, number: u64) -> usize {
         usize::from(self.order[(number % self.order.len() as u64) as usize])

@@ -10,7 +10,7 @@ use crate::experiment::{Better, Published};
 use crate::frames::ways::Frames;
 use crate::labels::Labels;
 
-/// What the two ends of each way are. A way is a pair of ports: frames go from its first to its second.
+/// The kinds of the two ends of each way. A way is a pair of ports: frames go from its first to its second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Ends {
     GuestGuest,
@@ -21,7 +21,7 @@ pub(super) enum Ends {
 impl Ends {
     pub(super) const ALL: [Ends; 3] = [Ends::GuestGuest, Ends::GuestTap, Ends::TapGuest];
 
-    /// Whether the first and the second port of a way are taps.
+    /// Says of the first and the second port of a way whether they are taps.
     pub(super) fn taps(self) -> [bool; 2] {
         match self {
             Ends::GuestGuest => [false, false],
@@ -41,7 +41,7 @@ impl fmt::Display for Ends {
     }
 }
 
-/// Who switches.
+/// The switch that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Who {
     Ringferry,
@@ -77,7 +77,7 @@ impl fmt::Display for Who {
 /// The virtqueues of the guests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Ring {
-    /// What every guest has.
+    /// The rings that every guest has.
     #[default]
     Split,
     Packed,
@@ -103,10 +103,10 @@ pub(super) const LOADS: [u32; 3] = [10, 50, 90];
 /// Frames a second that come one by one: nobody polls for as long as it takes until the next.
 pub(super) const SINGLE: f64 = 1000.0;
 
-/// What is told of a run, each in a row of its own.
+/// The figures of a run, each in a row of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Figure {
-    /// What arrives when as much is sent as goes in.
+    /// The rate that arrives when as much is sent as goes in.
     Rate,
     /// The most that passes without a loss (RFC 2544, 26.1).
     Ndr,
@@ -114,7 +114,7 @@ pub(super) enum Figure {
     Pdr,
     /// 99 of 100 frames take no longer, at one of [`LOADS`].
     Latency(u32),
-    /// What half of single frames take at most, each of which finds everybody asleep who sleeps at all: at [`SINGLE`].
+    /// The time that half of single frames take at most, each of which finds everybody asleep who sleeps at all: at [`SINGLE`].
     WakeUp,
     /// Processor time of the switch for what it carries at full load.
     CpuPerGigabyte,
@@ -166,11 +166,10 @@ impl fmt::Display for Figure {
     }
 }
 
-/// One run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Case {
     pub ends: Ends,
-    /// Ports, in pairs.
+    /// Number of ports, which is even.
     pub ports: usize,
     /// Flows of each way. A flow has Ethernet addresses, IP addresses and a source port of its own.
     pub flows: u32,
@@ -258,7 +257,7 @@ impl Case {
         }
     }
 
-    /// What was measured in advance, on two cores of a virtual machine.
+    /// The figures that were measured in advance, on two cores of a virtual machine.
     pub(super) fn published(&self, figure: Figure) -> Vec<Published> {
         let taps = self.ends != Ends::GuestGuest;
         let figures: &[(&str, f64, &str)] = match (figure, self.frames, self.who) {

@@ -1,5 +1,5 @@
-//! The ends of a way: a guest, which is our driver over vhost-user, or the kernel's side of a tap. Both poll. What an end is
-//! does not depend on who switches.
+//! The ends of a way: a guest, which is our driver over vhost-user, or the kernel's side of a tap. Both poll. An end is
+//! the same whoever switches.
 
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
@@ -24,24 +24,24 @@ pub(super) const BURST: usize = 32;
 /// How long a switch may take until it answers.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Where a port is.
+/// The place where an end reaches its port.
 #[derive(Debug)]
 pub(super) enum Place {
-    /// The switch listens.
+    /// The switch listens at the socket.
     Connect(PathBuf),
-    /// The switch connects.
+    /// The switch connects to the socket.
     Listen(Listener),
     /// A tap that frames for the port are written to.
     Tap(Tap),
 }
 
-/// One end.
+/// A guest, or the kernel's side of a tap.
 pub(super) enum End {
     Guest(Box<Guest>),
     Tap(Box<TapEnd>),
 }
 
-/// What was received.
+/// A received frame.
 pub(super) enum Seen<'a> {
     Packet(&'a Chain),
     /// With the virtual header in front.
@@ -70,7 +70,7 @@ impl Seen<'_> {
         }
     }
 
-    /// Whether it is still to be cut.
+    /// Returns true if it is still to be cut.
     #[inline]
     pub(super) fn is_gso(&self) -> bool {
         match self {
@@ -85,11 +85,10 @@ impl Seen<'_> {
     }
 }
 
-/// What the guests' devices are like.
+/// The shape of the guests' devices.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub features: Features,
-    /// Entries of each virtqueue.
     pub queue: u16,
     /// Bytes of the longest frame.
     pub longest: usize,

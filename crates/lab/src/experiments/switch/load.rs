@@ -38,13 +38,13 @@ const FIRST: Duration = Duration::from_secs(15);
 const LONGEST: u64 = 60_000_000_000;
 const DIGITS: u8 = 2;
 
-/// No latencies yet.
+/// A histogram without latencies yet.
 fn latencies() -> Histogram<u64> {
     Histogram::new_with_max(LONGEST, DIGITS)
         .expect("a minute and two digits are within hdrhistogram's limits")
 }
 
-/// How much is sent.
+/// The load that is offered.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Load {
     /// As much as goes in.
@@ -53,7 +53,7 @@ pub(super) enum Load {
     Rate(f64),
 }
 
-/// What has come of it.
+/// The counters of one window.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Window {
     pub seconds: f64,
@@ -88,7 +88,7 @@ impl Window {
 pub(super) struct Source {
     end: End,
     stream: Stream,
-    /// Frames of this window.
+    /// Frames that were sent in this window.
     sent: u64,
 }
 
@@ -96,9 +96,9 @@ pub(super) struct Source {
 pub(super) struct Sink {
     end: End,
     format: Format,
-    /// Whether the switch writes addresses.
+    /// True if the switch writes addresses.
     rewritten: bool,
-    /// Whether every frame is compared whole.
+    /// True if every frame is compared whole.
     whole: bool,
     /// The first number of this window, and the one behind the highest that has come.
     first: u64,
@@ -173,7 +173,7 @@ impl Sink {
     }
 }
 
-/// All ways.
+/// All ways, and the thread that serves them.
 pub(super) struct Bench {
     sources: Vec<Source>,
     sinks: Vec<Sink>,
@@ -182,7 +182,7 @@ pub(super) struct Bench {
     clock: Instant,
 }
 
-/// What the generator has counted.
+/// The generator's counters.
 #[derive(Clone, Copy, Default)]
 struct Sent {
     offered: u64,
@@ -407,7 +407,7 @@ impl Bench {
 }
 
 impl Window {
-    /// The time is over.
+    /// Ends the window: the time is over.
     fn close(&mut self, sinks: &[Sink], time: Duration) {
         self.seconds = time.as_secs_f64();
         self.in_time = sinks.iter().map(|sink| sink.received).sum();
@@ -454,7 +454,7 @@ impl<'a> Generator<'a> {
         Self { sources, pace, clock, begin, time, sent: Sent::default(), last: begin, blind: 0 }
     }
 
-    /// A burst on every way; false when the time is over. What is due then and finds no room has not been sent.
+    /// A burst on every way; false when the time is over. A frame that is due then and finds no room has not been sent.
     #[inline]
     fn round(&mut self) -> Result<bool, RowError> {
         let Self { sources, pace, clock, begin, time, sent, last, blind } = self;

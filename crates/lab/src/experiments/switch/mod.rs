@@ -8,8 +8,8 @@
 //!
 //! A guest is our driver over vhost-user; a tap has another tap behind it, with a bridge of the kernel's between. Frames of
 //! so many flows go one way from the first port of each pair to its second. Every frame that arrives is counted, its number
-//! and length are checked, and one of 256 is compared whole; before anything is timed, all are. What was lost, came late,
-//! out of order within its flow, or to a wrong port is counted.
+//! and length are checked, and one of 256 is compared whole; before anything is timed, all are. Frames that were lost, came late,
+//! out of order within their flow, or to a wrong port are counted.
 //!
 //! | module | idea |
 //! |---|---|
@@ -41,11 +41,9 @@ use crate::experiments::peers::huge_pages::HugePages;
 use crate::experiments::shared::shared;
 use crate::frames::ways::Frames;
 
-/// The experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct Switch;
 
-/// What the user types.
 const NAME: &str = "switch";
 
 /// Entries of a virtqueue: virtio_user's default, and QEMU's.
@@ -84,7 +82,7 @@ const OPTIONS: [OptionSpec; 7] = [
     },
 ];
 
-/// What is the same for all rows.
+/// The conditions that all rows share.
 struct Conditions {
     setup: Setup,
     ring: Ring,
@@ -92,7 +90,7 @@ struct Conditions {
     /// Microseconds that ringferry is to poll.
     poll: Option<u32>,
     trial: f64,
-    /// Shares.
+    /// The second threshold of loss and the precision of a rate, as shares.
     loss: f64,
     precision: f64,
     testpmd: Option<Rc<Path>>,

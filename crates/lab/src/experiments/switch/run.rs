@@ -29,7 +29,7 @@ const LEAST: f64 = 200.0;
 /// The search begins so far above what went in at full load, where the generator never waits for its time.
 const HEADROOM: f64 = 1.02;
 
-/// What the process prints.
+/// The figures that the process prints.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Outcome {
     /// Frames and bits a second that arrived at full load, and frames that went in.
@@ -56,18 +56,17 @@ pub(super) struct Outcome {
     huge_pages: bool,
 }
 
-/// Microseconds at a rate.
+/// The latencies at a rate.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Latency {
-    /// Frames a second.
     rate: f64,
-    /// Those of [`MICROS`].
+    /// The figures of [`MICROS`].
     micros: [f64; 4],
     loss: f64,
     frames: u64,
 }
 
-/// What is told of a latency.
+/// The figures of a latency.
 const MICROS: [&str; 4] = ["p50 µs", "p99 µs", "p99.9 µs", "max µs"];
 const P50: usize = 0;
 const P99: usize = 1;
@@ -85,7 +84,7 @@ impl Latency {
 }
 
 impl Outcome {
-    /// The rows, as [`Figure::ALL`].
+    /// The samples of the rows, as [`Figure::ALL`].
     pub(super) fn samples(&self, loss: f64) -> [Sample; Figure::ALL.len()] {
         let huge = |sample: Sample| sample.with("huge pages", f64::from(u8::from(self.huge_pages)));
         Figure::ALL.map(|figure| match figure {
@@ -129,7 +128,7 @@ pub(super) fn run(order: &Order, program: &Path) -> Result<Outcome, RowError> {
     measured.map_err(|error| contest.explain(error))
 }
 
-/// Whether the run needs a network of its own: for taps, which Open vSwitch makes in any case.
+/// Returns true if the run needs a network of its own: for taps, which Open vSwitch makes in any case.
 pub(super) fn isolated(order: &Order) -> bool {
     let case = &order.case;
     case.ends.taps() != [false; 2] || matches!(case.who, Who::Ovs | Who::Bridge)
@@ -239,7 +238,7 @@ fn idle(contest: &Contest) -> Result<f64, RowError> {
     Ok(100.0 * (after - before).as_secs_f64() / begin.elapsed().as_secs_f64())
 }
 
-/// Whether the ends were away for longer than half a ring lasts at this rate: what was lost then is not the switch's.
+/// Returns true if the ends were away for longer than half a ring lasts at this rate: what was lost then is not the switch's.
 fn disturbed(window: &Window, rate: f64, ring: u16) -> bool {
     window.stall.as_secs_f64() * rate > f64::from(ring) / 2.0
 }

@@ -13,10 +13,9 @@ const AGAIN: usize = 3;
 /// Most trials of a search: enough to come from the whole range to a thousandth of it.
 const MOST: usize = 12;
 
-/// What came of a trial.
+/// The outcome of a trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Trial {
-    /// Frames a second.
     pub rate: f64,
     /// Of the frames that were due, the share that did not arrive.
     pub loss: f64,

@@ -122,7 +122,6 @@ impl fmt::Display for Figure {
     }
 }
 
-/// One run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Case {
     /// `None` is the baseline.

@@ -29,11 +29,9 @@ use crate::experiments::network;
 use crate::experiments::peers::huge_pages::HugePages;
 use crate::experiments::shared::shared;
 
-/// The experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct Tenants;
 
-/// What the user types.
 const NAME: &str = "tenants";
 
 /// The Debian packages of testpmd and of its driver.
@@ -51,7 +49,7 @@ const OPTIONS: [OptionSpec; 3] = [
     },
 ];
 
-/// What is the same for all rows.
+/// The conditions that all rows share.
 struct Conditions {
     setup: Setup,
     workers: u16,

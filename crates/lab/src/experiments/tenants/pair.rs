@@ -33,7 +33,7 @@ const RING: u16 = 1024;
 const BURST: usize = 64;
 /// A source that is later than this leaves out what is overdue, as one of live data does.
 const LATEST: Duration = Duration::from_millis(10);
-/// What the thread sleeps when there is nothing to do, so that whoever shares its processor can work.
+/// The time that the thread sleeps when there is nothing to do, so that whoever shares its processor can work.
 const NAP: Duration = Duration::from_micros(20);
 /// How long the first answer may take, and how long nothing may arrive at the end until what is missing is lost.
 const FIRST: Duration = Duration::from_secs(15);
@@ -49,7 +49,7 @@ const STREAMED: u8 = 1;
 const ASKED: u8 = 2;
 const ANSWERED: u8 = 3;
 
-/// What happened in a time.
+/// The figures of one window.
 pub(super) struct Window {
     /// Waits of requests in nanoseconds, those among them that were never answered.
     pub wait: Histogram<u64>,
@@ -63,7 +63,7 @@ pub(super) struct Window {
     pub away: Duration,
 }
 
-/// The guests.
+/// The innocent guests, with their stream and their requests.
 pub(super) struct Pair {
     guests: [Front; 2],
     stream: Box<[u8; FRAME]>,
@@ -73,7 +73,7 @@ pub(super) struct Pair {
     received: u64,
     /// When each request without an answer was due, in nanoseconds since the beginning.
     waiting: BTreeMap<u64, u64>,
-    /// Requests so far.
+    /// Requests that were sent so far.
     asked: u64,
     /// Answers that found no room yet.
     owed: Vec<u64>,

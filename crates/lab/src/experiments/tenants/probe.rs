@@ -1,5 +1,4 @@
-//! What the switch is asked and looked at while it is attacked: the answers of its control plane to others, and what it takes
-//! of the machine.
+//! Probes of a switch that is attacked: the answers of its control plane to others, and what it takes of the machine.
 //!
 //! [`Probe::start`] starts a thread for each question. Each asks again and again until the process ends, as one that waits
 //! for an answer cannot be ended; what they found is asked with [`Probe::finish`], and a question that is then still without
@@ -30,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Answers to one question.
 #[derive(Clone, Debug)]
 struct Answers {
-    /// Nanoseconds.
+    /// Waits in nanoseconds.
     wait: Histogram<u64>,
     /// Questions with an error for an answer.
     failed: u64,
@@ -42,7 +41,7 @@ struct Answers {
 #[derive(Clone, Debug)]
 pub(super) struct Probe(Arc<Mutex<Answers>>);
 
-/// What was found.
+/// How long answers took, in microseconds, and how many there were.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
     pub p99: f64,
@@ -81,7 +80,7 @@ impl Probe {
         Self::start(ask)
     }
 
-    /// `ctl show`.
+    /// Asks `ctl show` again and again.
     pub(super) fn control(socket: PathBuf) -> Result<Self, RowError> {
         Self::start(move || show(&socket).is_ok_and(|answer| answer.starts_with(b"{\"ok\"")))
     }
@@ -93,7 +92,7 @@ impl Probe {
         answers.failed = 0;
     }
 
-    /// What was found since [`Probe::reset`], in microseconds.
+    /// Returns the figures since [`Probe::reset`], in microseconds.
     pub(super) fn finish(&self) -> Found {
         let mut answers = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(since) = answers.since {
@@ -125,10 +124,10 @@ fn show(socket: &Path) -> std::io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-/// What a process takes of the machine.
+/// The memory and descriptors that a process has.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Usage {
-    /// MiB.
+    /// Resident memory in MiB.
     pub resident: f64,
     pub mapped: f64,
     pub descriptors: f64,
@@ -169,7 +168,7 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Begins at its end.
+    /// Reads from the end of the file on.
     pub(super) fn new(path: &Path) -> Result<Self, RowError> {
         Ok(Self { path: path.to_owned(), at: std::fs::metadata(path)?.len() })
     }

@@ -38,7 +38,7 @@ const WARM_UP: Duration = Duration::from_millis(50);
 /// VLANs of the innocent guests and of the attacker, where they are apart.
 const VLANS: [u16; 2] = [10, 20];
 
-/// What the process is told.
+/// The order of the process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Order {
     pub case: Case,
@@ -46,13 +46,13 @@ pub(super) struct Order {
     pub folder: PathBuf,
     /// The processor of the ends, and that of the switch; `None` leaves it to the scheduler.
     pub cpus: Option<[usize; 2]>,
-    /// ringferry's workers.
+    /// Number of ringferry's workers.
     pub workers: u16,
     /// Innocent guests and attacker are in one VLAN.
     pub one_segment: bool,
     pub seconds: f64,
     pub huge_pages: bool,
-    /// Where testpmd is.
+    /// Path of testpmd, where it is installed.
     pub testpmd: Option<PathBuf>,
 }
 
@@ -84,7 +84,7 @@ impl Order {
     }
 }
 
-/// What the process tells: figures as [`Figure::ALL`], with others beside them.
+/// The figures that the process tells as [`Figure::ALL`], with others beside them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Outcome {
     values: Vec<f64>,
@@ -106,7 +106,7 @@ impl Outcome {
 /// The switch at work.
 struct Switch {
     process: Process,
-    /// What it writes for its operator.
+    /// The file that has its log.
     log: PathBuf,
 }
 

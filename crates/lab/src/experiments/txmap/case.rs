@@ -14,7 +14,7 @@ const KERNEL_LIMIT: u16 = 32;
 /// Largest buffer that a guest reads a packet into: all of a packet.
 const LARGEST_PIECE: usize = 64 << 10;
 
-/// What the framework sends into.
+/// The driver that the framework sends into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Path {
     /// A driver that takes everything at once.
@@ -38,11 +38,10 @@ impl Path {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Synthetic {
     pub path: Path,
-    /// Bytes of a send.
     pub send: usize,
     /// Most segments of a packet.
     pub limit: u16,
-    /// Whether the stack puts a send behind the one before, or each into buffers of its own.
+    /// True if the stack puts a send behind the one before, false if each goes into buffers of its own.
     pub coalesces: bool,
 }
 
@@ -79,12 +78,11 @@ impl Synthetic {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Direct {
     pub path: Path,
-    /// Whether the framework's queue sends it, planner and all.
+    /// True if the framework's queue sends it, planner and all.
     pub planner: bool,
 }
 
 impl Direct {
-    /// All of them.
     pub(super) fn all() -> impl Iterator<Item = Direct> {
         Path::ALL.into_iter().flat_map(|path| [false, true].map(|planner| Direct { path, planner }))
     }
@@ -147,7 +145,7 @@ impl Kernel {
         format!("kernel TCP, {} segments", self.limit)
     }
 
-    /// What others measured with sends of this size.
+    /// The figures that others measured with sends of this size.
     pub(super) fn published(&self) -> Vec<Published> {
         let figure = |what, mbit: f64| Published::new(what, mbit / 1000.0, "Gbit/s", SOURCE);
         match (self.send, self.piece) {

@@ -1,4 +1,4 @@
-//! What two threads that work and one that measures say to each other.
+//! The clock through which two threads that work and one that measures speak.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -60,7 +60,7 @@ pub(in crate::experiments) fn pin(cpu: Option<usize>) -> Result<(), RowError> {
     Ok(cpu.map_or(Ok(()), cpu::pin_current_thread)?)
 }
 
-/// What a thread ended with.
+/// The result of a thread that was joined, or an error if it panicked.
 pub(in crate::experiments) fn joined<T>(
     ended: std::thread::Result<Result<T, RowError>>,
 ) -> Result<T, RowError> {

@@ -1,4 +1,4 @@
-//! What the planner costs packets that need none: frames in one buffer each, by the framework's queue, and
+//! Measures the planner with packets that need none: frames in one buffer each, by the framework's queue, and
 //! straight into the ring.
 
 use std::time::Instant;
@@ -40,7 +40,7 @@ trait Way {
     fn flush(&mut self);
 }
 
-/// The framework's.
+/// The framework's queue.
 struct Framework<D>(TxQueue<D>);
 
 impl<D: TxDriver> Way for Framework<D> {
@@ -60,7 +60,7 @@ impl<D: TxDriver> Way for Framework<D> {
     }
 }
 
-/// What a driver would write that knows its packets: one buffer each, always with head room. No limits, no planner,
+/// The code of a driver that knows its packets: one buffer each, always with head room. No limits, no planner,
 /// no counters.
 struct Straight<D> {
     driver: D,

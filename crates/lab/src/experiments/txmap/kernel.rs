@@ -16,12 +16,11 @@ pub(super) const TIMES: u32 = 5;
 /// The experiment whose child process starts the network.
 const EXPERIMENT: &str = "txmap";
 
-/// What the child process prints.
+/// The figures that the child process prints.
 #[derive(Debug, Serialize, Deserialize)]
 struct Outcome {
-    /// The traffic client's report.
     client: Value,
-    /// What the sending guest counted.
+    /// The sending guest's counters.
     sender: Value,
 }
 
@@ -53,7 +52,7 @@ pub(super) fn measure(case: &Kernel, setup: &Setup, run: &Run<'_>) -> Result<Sam
     Ok(sample)
 }
 
-/// The child process.
+/// Runs the child process.
 pub(super) fn child(program: &Path, args: &[String]) -> Result<(), RowError> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.as_slice() {

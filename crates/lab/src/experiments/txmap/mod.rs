@@ -29,7 +29,6 @@ mod tests;
 use self::case::{Direct, Kernel, Path, Synthetic};
 use crate::experiment::{Better, Defaults, Experiment, OptionSpec, Plan, Row, RowError, Setup};
 
-/// The experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct Txmap;
 
@@ -38,7 +37,7 @@ const OPTIONS: [OptionSpec; 1] = [OptionSpec {
     help: "kernel TCP rows: `32` segments only (default), `all` limits, `off`",
 }];
 
-/// What two threads need.
+/// Said where two threads would share a processor.
 const TWO: &str = "needs two processors, one for each side";
 
 impl Experiment for Txmap {

@@ -1,4 +1,4 @@
-//! What is sent into: a null driver alone, or a virtqueue with our device half at its other end.
+//! The paths that are sent into: a null driver alone, or a virtqueue with our device half at its other end.
 
 use std::sync::Arc;
 
@@ -14,7 +14,6 @@ use ringferry_virtio_net::{Features, MAX_FRAME, device};
 
 use crate::experiment::RowError;
 
-/// Entries of the rings.
 const RING: u16 = 256;
 
 /// Packets that the device takes together: the switch's burst.
@@ -27,7 +26,7 @@ const COPIES: usize = super::sender::WINDOW;
 /// Where a device takes over a fresh ring: index 0, and in a packed ring a wrap counter of 1.
 const FRESH: u16 = 1 << 15;
 
-/// What the null driver says it takes: what the virtqueue takes.
+/// The null driver's limits: those of the virtqueue.
 fn limits(segments: u16) -> TxLimits {
     let bytes = (Header::LEN + MAX_FRAME) as u32;
     let segs = SegLimits {

@@ -13,7 +13,6 @@ use crate::frames::stream::PAYLOAD;
 /// Packets under way: 1 MiB, as a TCP window for a short path would have it. More would only leave the caches.
 pub(super) const WINDOW: usize = 16;
 
-/// The sender.
 #[derive(Debug)]
 pub(super) struct Sender<D> {
     queue: TxQueue<D>,
@@ -26,7 +25,6 @@ pub(super) struct Sender<D> {
 }
 
 impl<D: TxDriver> Sender<D> {
-    /// Sends what `stack` makes.
     pub(super) fn new(driver: D, pools: Pools, stack: Stack) -> Result<Self, RowError> {
         let queue = TxQueue::attach(driver, &pools, TxConfig::default()).map_err(RowError::failed)?;
         let (unsent, sent, mapping) = (None, 0, Duration::ZERO);
@@ -62,13 +60,13 @@ impl<D: TxDriver> Sender<D> {
         Ok(self.sent)
     }
 
-    /// Whether the device is done with everything.
+    /// Returns true once the device is done with everything.
     pub(super) fn is_drained(&mut self) -> bool {
         self.queue.reclaim(&mut self.pools);
         self.queue.in_flight() == 0
     }
 
-    /// What was counted, checked: every packet has one outcome, and none was dropped.
+    /// Returns the counters after a check: every packet has one outcome, and none was dropped.
     ///
     /// # Errors
     /// The counters do not add up, or say that a packet was dropped.
@@ -82,7 +80,7 @@ impl<D: TxDriver> Sender<D> {
     }
 }
 
-/// What a sender has counted.
+/// A sender's counters.
 #[derive(Clone, Debug)]
 pub(super) struct Sent {
     stats: TxStats,
@@ -91,7 +89,6 @@ pub(super) struct Sent {
 }
 
 impl Sent {
-    /// Packets.
     pub(super) fn packets(&self) -> u64 {
         self.stats.packets()
     }

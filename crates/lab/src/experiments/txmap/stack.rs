@@ -25,7 +25,7 @@ pub(super) const POOLS: fn() -> PoolsLayout = || {
     }
 };
 
-/// The stack.
+/// A network stack that makes packets of sends.
 #[derive(Debug)]
 pub(super) struct Stack {
     send: usize,

@@ -12,7 +12,6 @@ use crate::experiments::peers::case::{Case, Who};
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
 use crate::frames::numbered::{BURST, Checker, Format, Pool};
 
-/// The engine.
 pub(in crate::experiments::peers) struct Forward {
     end: End,
     case: Case,
@@ -22,9 +21,8 @@ pub(in crate::experiments::peers) struct Forward {
     /// Lengths of the frames in the pool.
     lengths: Vec<usize>,
     spare: Burst<'static>,
-    /// Whether the frames come from here.
+    /// True if the frames come from here.
     origin: bool,
-    /// Numbered frames delivered.
     numbered: u64,
     /// Frames put into the loop.
     circulating: u64,

@@ -126,7 +126,7 @@ fn serve(listener: &Listener, offer: Offer, shared: &Arc<Shared>) -> Result<(), 
     Ok(())
 }
 
-/// What the session tells of rings.
+/// The rings that the session has announced.
 struct Rings {
     shared: Arc<Shared>,
 }

@@ -10,7 +10,6 @@ use crate::experiments::peers::case::Case;
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
 use crate::frames::numbered::{BURST, Checker, Pool};
 
-/// The engine.
 pub(in crate::experiments::peers) struct Sink {
     end: End,
     checker: Checker,
@@ -22,7 +21,7 @@ pub(in crate::experiments::peers) struct Sink {
 }
 
 impl Sink {
-    /// Takes what `case` says.
+    /// A sink for the frames of `case`.
     pub(in crate::experiments::peers) fn new(end: End, case: &Case) -> Sink {
         let checker = case.checker(case.driver);
         let pool = Pool::new(case.size);

@@ -10,7 +10,6 @@ use crate::experiments::peers::case::Case;
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
 use crate::frames::numbered::{BURST, Format, HEADERS, Pool};
 
-/// The engine.
 pub(in crate::experiments::peers) struct Source {
     end: End,
     format: Format,
@@ -21,7 +20,7 @@ pub(in crate::experiments::peers) struct Source {
 }
 
 impl Source {
-    /// Delivers what `case` says.
+    /// A source of the frames of `case`.
     pub(in crate::experiments::peers) fn new(end: End, case: &Case) -> Source {
         let format = Format::new(case.size);
         Source { end, format, pool: Pool::new(case.size), limit: case.checked(), counts: Counts::default() }

@@ -10,7 +10,6 @@ use crate::experiments::peers::case::Case;
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
 use crate::frames::numbered::{BURST, Checker, Format, Pool};
 
-/// The engine.
 pub(in crate::experiments::peers) struct Forward {
     end: Front,
     case: Case,
@@ -18,7 +17,6 @@ pub(in crate::experiments::peers) struct Forward {
     checker: Checker,
     pool: Pool,
     whole: Vec<u8>,
-    /// Numbered frames sent.
     numbered: u64,
     /// Frames put into the loop.
     circulating: u64,

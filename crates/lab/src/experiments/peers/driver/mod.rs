@@ -46,7 +46,7 @@ pub(super) fn connect(case: &Case, socket: &Path) -> Result<Front, RowError> {
     Ok(Front::start(Stream::connect(socket)?, &wanted(features, features), &config)?)
 }
 
-/// Copies a frame together.
+/// Copies a packet's segments into one buffer.
 fn flatten(packet: &Chain, whole: &mut Vec<u8>) {
     whole.resize(packet.len(), 0);
     packet.copy_to(whole);

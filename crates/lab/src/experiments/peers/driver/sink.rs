@@ -9,7 +9,6 @@ use crate::experiments::peers::case::Case;
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
 use crate::frames::numbered::{BURST, Checker};
 
-/// The engine.
 pub(in crate::experiments::peers) struct Sink {
     end: Front,
     checker: Checker,
@@ -18,7 +17,7 @@ pub(in crate::experiments::peers) struct Sink {
 }
 
 impl Sink {
-    /// Receives what `case` says.
+    /// A sink for the frames of `case`.
     pub(in crate::experiments::peers) fn new(end: Front, case: &Case) -> Sink {
         let checker = case.checker(case.device);
         Sink { end, checker, whole: Vec::new(), counts: Counts::default() }

@@ -12,7 +12,6 @@ use crate::experiments::peers::case::Case;
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
 use crate::frames::numbered::{BURST, Format, Pool};
 
-/// The engine.
 pub(in crate::experiments::peers) struct Source {
     end: Front,
     format: Format,
@@ -23,7 +22,7 @@ pub(in crate::experiments::peers) struct Source {
 }
 
 impl Source {
-    /// Sends what `case` says.
+    /// A source of the frames of `case`.
     pub(in crate::experiments::peers) fn new(end: Front, case: &Case) -> Source {
         let format = Format::new(case.size);
         Source { end, format, pool: Pool::new(case.size), limit: case.checked(), counts: Counts::default() }

@@ -1,4 +1,4 @@
-//! Who switches: a process on a processor of its own, or the kernel. Each is started for one run, with the ports that the
+//! The switch: a process on a processor of its own, or the kernel. Each is started for one run, with the ports that the
 //! row wants, in a network namespace that goes with the run; what it says goes to files in the run's folder.
 //!
 //! | module | who |
@@ -28,7 +28,7 @@ use crate::experiment::RowError;
 use crate::experiments::network::Process;
 use crate::frames::ways::Frames;
 
-/// What a run is told.
+/// The order of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Order {
     pub case: Case,
@@ -37,7 +37,6 @@ pub(super) struct Order {
     /// The ends' processor, and the switch's.
     pub cpus: [usize; 2],
     pub ring: Ring,
-    /// Entries of each virtqueue.
     pub queue: u16,
     /// Microseconds that ringferry is to poll, if not as many as it does of its own accord.
     pub poll: Option<u32>,
@@ -47,14 +46,14 @@ pub(super) struct Order {
     /// The second threshold of loss, and how well a rate is to be known, as shares.
     pub loss: f64,
     pub precision: f64,
-    /// Huge pages are reserved.
+    /// True if huge pages are reserved.
     pub huge_pages: bool,
-    /// Where testpmd is.
+    /// Path of testpmd, where it is installed.
     pub testpmd: Option<PathBuf>,
 }
 
 impl Order {
-    /// Whether the ports of the first and the second end of each way are taps.
+    /// Says of each port whether it is a tap, as those of the first and of the second end of each way may be.
     fn taps(&self) -> impl Iterator<Item = bool> {
         let taps = self.case.ends.taps();
         (0..self.case.ports).map(move |port| taps[port % 2])
@@ -80,7 +79,7 @@ impl Order {
 
 /// A switch at work. Fields go in this order.
 pub(super) struct Contest {
-    /// What it consists of; the first is the one whose time counts. None is the kernel.
+    /// Its processes; the first is the one whose time counts. None is the kernel.
     processes: Vec<Process>,
     /// Where the last words of the first process are.
     log: PathBuf,
@@ -115,7 +114,7 @@ impl Contest {
         Ok(())
     }
 
-    /// What went wrong, and what it said last.
+    /// Adds to an error what the switch said last.
     pub(super) fn explain(&self, error: RowError) -> RowError {
         match error {
             RowError::Failed(text) if !self.processes.is_empty() => {

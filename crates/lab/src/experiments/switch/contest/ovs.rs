@@ -40,7 +40,7 @@ pub(in crate::experiments::switch) fn find() -> Option<PathBuf> {
     (tools && Path::new(SCHEMA).is_file()).then(|| PathBuf::from(SWITCH)).filter(|file| file.is_file())
 }
 
-/// What it says its version is.
+/// The version that it reports.
 pub(in crate::experiments::switch) fn version(program: &Path) -> String {
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
     let text = output.map(|output| output.stdout).unwrap_or_default();

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! What a switch merges on the way to its tap the kernel cuts again before it comes to the lab, which counts what it sent.
-//! That happens in the call that writes to the tap, so it is the switch's time.
+//! This happens in the call that writes to the tap, so it is the switch's time.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -27,7 +27,6 @@ pub(super) fn name(port: usize) -> String {
     format!("rf{port}")
 }
 
-/// Runs `ip`.
 fn ip(words: &str) -> Result<(), RowError> {
     let output = Command::new("ip").args(words.split(' ')).stdin(Stdio::null()).output();
     let output =
@@ -60,7 +59,7 @@ pub(super) fn open(order: &Order, name: &str) -> Result<Tap, RowError> {
     Tap::open(&TapConfig { offloads, ..TapConfig::new(name) }).map_err(RowError::failed)
 }
 
-/// What lies behind the tap of a port, once the switch has made that.
+/// Opens what lies behind the tap of a port, once the switch has made that.
 pub(super) fn behind(order: &Order, port: usize) -> Result<Tap, RowError> {
     let (near, bridge, far) = (name(port), format!("rx{port}"), format!("rb{port}"));
     let begin = Instant::now();

@@ -8,7 +8,6 @@ use super::{Place, Step};
 use crate::experiment::RowError;
 use crate::frames::to_be_cut;
 
-/// Bytes of small frames.
 const SMALL: usize = 64;
 /// Bytes of the largest frame: what is behind Ethernet's header fits an IP packet.
 const LARGE: usize = 65_535;
@@ -51,7 +50,7 @@ pub(super) fn tcp(destination: [u8; 6], source: [u8; 6], len: usize) -> Vec<u8> 
     frame
 }
 
-/// What a flood consists of: frames for every sending queue, and receivers.
+/// A flood: frames for every sending queue, and receivers.
 pub(super) struct Flood {
     pub header: Header,
     pub frame: Vec<u8>,

@@ -33,16 +33,16 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a port may take to listen at first.
 const LISTENING: Duration = Duration::from_secs(5);
 
-/// What the rings of a front end are to be like.
+/// The shape of a front end's rings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub pairs: u16,
     /// Entries of each receiveq and each transmitq.
     pub receive: u16,
     pub transmit: u16,
-    /// Beside VERSION_1 and MRG_RXBUF.
+    /// Features beside VERSION_1 and MRG_RXBUF.
     pub features: Features,
-    /// Whether every message waits for its acknowledgement.
+    /// True if every message waits for its acknowledgement.
     pub acknowledged: bool,
     /// Bytes for buffers.
     pub buffers: usize,
@@ -64,7 +64,7 @@ impl Default for Shape {
     }
 }
 
-/// A ring.
+/// A ring with its events.
 pub(super) struct Ring {
     pub queue: Queue,
     desc: Area,
@@ -79,7 +79,7 @@ pub(super) struct Front {
     pub connection: Connection,
     arena: Arena,
     pub rings: Vec<Ring>,
-    /// Address of the buffers.
+    /// Guest address of the buffers.
     pub buffers: u64,
     area: Area,
     shape: Shape,
@@ -147,7 +147,7 @@ impl Front {
         self.connection.frontend().set_mem_table(&memory).map_err(RowError::failed)
     }
 
-    /// The calls beside set-up.
+    /// The messages of the protocol, for calls beside set-up.
     pub(super) fn frontend(&mut self) -> &mut Frontend {
         self.connection.frontend()
     }
@@ -165,12 +165,10 @@ impl Front {
         Ok(header.len() + frame.len())
     }
 
-    /// The receiveqs.
     pub(super) fn receiveqs(&self) -> impl Iterator<Item = &Ring> {
         self.rings.iter().step_by(2)
     }
 
-    /// The transmitqs.
     pub(super) fn transmitqs(&self) -> impl Iterator<Item = &Ring> {
         self.rings.iter().skip(1).step_by(2)
     }

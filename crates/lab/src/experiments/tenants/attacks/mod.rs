@@ -68,7 +68,7 @@ pub(super) enum Attack {
     Messages,
 }
 
-/// What is known of an attack: name, ports, whether it makes sense on testpmd, set-up.
+/// An attack's properties: name, ports, whether it makes sense on testpmd, set-up.
 struct About {
     name: &'static str,
     ports: usize,
@@ -138,13 +138,13 @@ impl Attack {
         self.about().ports
     }
 
-    /// Whether it can be carried out on testpmd, which has no addresses, no broadcasts and one queue pair for each port.
+    /// Returns true if it can be carried out on testpmd, which has no addresses, no broadcasts and one queue pair for each port.
     pub(super) fn on_testpmd(self) -> bool {
         self.about().testpmd
     }
 }
 
-/// Where the attacker is.
+/// The attacker's ports.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Place {
     /// The sockets of its ports.
@@ -152,17 +152,17 @@ pub(super) struct Place {
     pub who: Who,
 }
 
-/// What the attacker's process is told.
+/// The order of the attacker's process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Order {
     pub attack: Attack,
     pub place: Place,
 }
 
-/// What the attacker's process tells, in a line of JSON at a time.
+/// The attacker's counters, which its process tells in a line of JSON at a time.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Report {
-    /// Frames, messages or connections.
+    /// Frames, messages or connections so far.
     pub operations: u64,
     /// Times that it had to begin anew.
     pub refused: u64,

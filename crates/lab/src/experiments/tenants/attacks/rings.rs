@@ -1,7 +1,7 @@
 //! Rings that are expensive to stop, and rings that break.
 //!
-//! Finding H4: a ring of the largest size, every entry of which is on offer, is disabled again and again. What waits in a
-//! ring that is disabled is to be discarded.
+//! Finding H4: a ring of the largest size, every entry of which is on offer, is disabled again and again. Frames that wait in
+//! a ring that is disabled are to be discarded.
 
 use ringferry_packet::vnet::Header;
 use ringferry_vhost_user::FrontendError;
@@ -15,7 +15,6 @@ use crate::experiment::RowError;
 const ENTRIES: u16 = 32_768;
 /// Descriptors of each chain of the ring, all of which are the same chain.
 const CHAIN: u16 = 256;
-/// Bytes of a frame.
 const FRAME: usize = 1514;
 /// Turns between two looks at the connection.
 const LOOK: u32 = 64;
