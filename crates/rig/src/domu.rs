@@ -31,7 +31,7 @@ pub const BACK: DomId = DomId(0);
 /// How often what nobody announces is looked at.
 const LOOK: Duration = Duration::from_micros(200);
 
-/// Hypervisor, store and toolstack.
+/// A machine: hypervisor, store and toolstack.
 pub struct Machine {
     pub broker: Broker,
     pub store: Running,
@@ -169,7 +169,7 @@ pub fn nodes(domain: DomId, device: u32) -> (String, String) {
     (path::backend(BACK, "vif", domain, device), path::frontend(domain, "vif", device))
 }
 
-/// Few and small buffers.
+/// A configuration with few and small buffers.
 pub fn small(queues: u16) -> FrontConfig {
     let pair = PairConfig { receive: 300, small: 64, frames: 64, large: 8, ..PairConfig::default() };
     FrontConfig { queues, pair, ..FrontConfig::default() }
@@ -180,9 +180,9 @@ pub struct DomU {
     pub mac: Mac,
     pub front: FrontendDriver,
     pub session: Option<Session>,
-    /// Queue and frame.
+    /// Received frames with the queues they came on.
     inbox: VecDeque<(usize, Received)>,
-    /// What was still mapped each time that the interface was closed.
+    /// The pages that were still mapped each time that the interface was closed.
     pub closed: Vec<usize>,
     pub connected: usize,
 }
@@ -269,7 +269,7 @@ impl DomU {
         self.send_on(0, &Header::default(), frame);
     }
 
-    /// Takes what has arrived.
+    /// Takes what has arrived into the inbox.
     pub fn pump(&mut self) {
         let DomU { session: Some(session), inbox, .. } = self else { return };
         for (queue, pair) in session.pairs.iter_mut().enumerate() {

@@ -20,13 +20,13 @@ use crate::process::{PATIENCE, readable};
 /// How a guest is built.
 #[derive(Clone, Copy)]
 pub struct Options {
-    /// What it takes where it is offered.
+    /// Features that it takes where they are offered.
     pub features: Features,
     /// Entries of the receiveq.
     pub rx: u16,
     /// Entries of the transmitq.
     pub tx: u16,
-    /// Whether it posts receive buffers.
+    /// True if it posts receive buffers.
     pub posts: bool,
 }
 
@@ -36,7 +36,6 @@ impl Default for Options {
     }
 }
 
-/// A received frame.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Received {
     pub header: Header,
@@ -59,11 +58,10 @@ impl Events {
     }
 }
 
-/// The guest.
 pub struct Guest {
     pub connection: Connection,
     pub mac: Mac,
-    /// What was agreed on.
+    /// The features that were negotiated.
     pub features: Features,
     pub arena: Arena,
     pub pair: Pair,
@@ -245,7 +243,7 @@ impl Guest {
         }
     }
 
-    /// Takes what has arrived.
+    /// Takes what has arrived into the inbox.
     pub fn pump(&mut self) {
         let Guest { pair: Pair { receiveq, pools, .. }, inbox, .. } = self;
         receiveq.lend(usize::MAX, pools, |packet, _| {

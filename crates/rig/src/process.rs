@@ -43,7 +43,7 @@ pub fn readable(fd: &impl std::os::fd::AsFd, patience: Duration) -> bool {
     matches!(poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&time)), Ok(1..))
 }
 
-/// Whether a test that needs root may run. Where it may not, says so; with `CI=true` nothing is
+/// Returns true if a test may run that needs something special. Where it may not, says so; with `CI=true` nothing is
 /// left out.
 pub fn may(what: &str, possible: bool) -> bool {
     let ci = std::env::var_os("CI").is_some_and(|ci| ci == "true");
@@ -54,7 +54,7 @@ pub fn may(what: &str, possible: bool) -> bool {
     possible
 }
 
-/// Whether this process may make network namespaces and taps.
+/// Returns true if this process may make network namespaces and taps.
 pub fn may_network() -> bool {
     let possible = ringferry_sys::process::is_root()
         && ringferry_sys::process::has_net_admin()
@@ -108,7 +108,7 @@ impl Process {
         self.child.id()
     }
 
-    /// What it has said so far.
+    /// The lines that it has logged so far.
     pub fn log(&self) -> Vec<String> {
         self.log.lock().unwrap().clone()
     }
@@ -196,7 +196,7 @@ impl Process {
         maps.lines().filter(|line| line.contains(name)).count()
     }
 
-    /// Whether all of its threads sleep at this moment.
+    /// Returns true if all of its threads sleep at this moment.
     pub fn is_asleep(&self) -> bool {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
         let state = |thread: std::fs::DirEntry| {

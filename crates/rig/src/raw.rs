@@ -16,7 +16,7 @@ use crate::process::{PATIENCE, eventually};
 
 /// Where the guest's memory lies in its own address space.
 pub const BASE: u64 = 1 << 32;
-/// Bytes of it.
+/// Bytes of the guest's memory.
 pub const SIZE: u64 = 1 << 20;
 /// Entries of either ring.
 pub const ENTRIES: u16 = 256;
@@ -49,7 +49,7 @@ pub fn region() -> RegionSpec {
     RegionSpec { guest_addr: BASE, size: SIZE, user_addr: BASE, mmap_offset: 0 }
 }
 
-/// The guest.
+/// A guest that breaks the rules.
 pub struct Raw {
     pub connection: Connection,
     pub file: OwnedFd,

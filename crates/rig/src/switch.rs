@@ -67,7 +67,7 @@ impl Place {
         names
     }
 
-    /// What `ringferry ctl` answers to `words`.
+    /// Returns what `ringferry ctl` answers to `words`.
     #[track_caller]
     pub fn ctl(&self, words: &[&str]) -> String {
         let output =
@@ -114,7 +114,6 @@ impl Place {
     }
 }
 
-/// A running switch.
 pub struct Switch<'a> {
     pub process: Process,
     place: &'a Place,
@@ -134,7 +133,7 @@ impl Switch<'_> {
         guest
     }
 
-    /// What the switch says about itself. It has carried out everything it was told before.
+    /// Asks the switch for its snapshot. It has carried out everything it was told before.
     #[track_caller]
     pub fn show(&self) -> Snapshot {
         match control::call(&self.place.control(), &Request::Show).unwrap() {
@@ -143,7 +142,7 @@ impl Switch<'_> {
         }
     }
 
-    /// The same, from `ringferry ctl show --json`.
+    /// Asks for the snapshot with `ringferry ctl show --json`.
     pub fn ctl_show(&self) -> Snapshot {
         let mut ctl = ringferry();
         ctl.arg("ctl").arg("--control").arg(self.place.control()).args(["show", "--json"]);
@@ -152,7 +151,7 @@ impl Switch<'_> {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// What the switch says about one port.
+    /// Asks the switch for its snapshot of one port.
     #[track_caller]
     pub fn port(&self, name: &str) -> PortSnapshot {
         self.show().ports.into_iter().find(|port| port.name == name).unwrap()

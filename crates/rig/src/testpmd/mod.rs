@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use ringferry_sys::program;
 
-/// The program.
 const PROGRAM: &str = "dpdk-testpmd";
 /// Its memory, in megabytes, unless many ports want more: buffers for one direction, with room.
 pub const MEGABYTES: u64 = 192;
@@ -37,7 +36,6 @@ pub fn version(program: &Path) -> String {
     line.map_or_else(|| "unknown".into(), |(_, version)| version.trim().trim_matches('\'').to_owned())
 }
 
-/// A port's device.
 #[derive(Clone, Copy, Debug)]
 pub enum Device<'a> {
     /// `net_vhost`: the device half of virtio-net, which listens at the socket.
@@ -48,12 +46,12 @@ pub enum Device<'a> {
     Tap(&'a str),
 }
 
-/// What the driver half offers.
+/// The rings and features that the driver half offers.
 #[derive(Clone, Copy, Debug)]
 pub struct VirtioUser {
     /// Entries of each virtqueue.
     pub queue: u16,
-    /// Features of that name.
+    /// True for the features of that name.
     pub packed: bool,
     pub in_order: bool,
     pub mergeable: bool,
@@ -138,7 +136,7 @@ impl CommandLine {
         self.option(format!("--eth-peer={port},{}", address(mac)))
     }
 
-    /// All of it.
+    /// All words in order: DPDK's environment, `--`, testpmd's options.
     pub fn words(&self) -> impl Iterator<Item = &str> {
         self.environment
             .iter()

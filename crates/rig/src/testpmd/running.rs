@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// Why testpmd is of no use, or not any more.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// What went wrong, and what it said last.
+    /// The message says what went wrong, and what testpmd said last.
     #[error("{0}")]
     Failed(String),
     /// It was waited for, and need not be any more.
@@ -27,7 +27,7 @@ pub enum Error {
     Io(#[from] io::Error),
 }
 
-/// What a port has counted.
+/// The counters of a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stats {
     pub rx_packets: u64,
@@ -42,7 +42,7 @@ pub struct Testpmd {
     child: Child,
     output: Receiver<Vec<u8>>,
     text: String,
-    /// Whether nobody wants to wait for it any more.
+    /// Returns true once nobody wants to wait for it any more.
     stopped: Box<dyn Fn() -> bool + Send>,
 }
 
@@ -93,14 +93,14 @@ impl Testpmd {
         self.wait_for(from, "packets/burst=")
     }
 
-    /// Stops to forward.
+    /// Stops forwarding.
     pub fn end(&mut self) -> Result<(), Error> {
         let from = self.text.len();
         self.command("stop")?;
         self.wait_for(from, "Done.")
     }
 
-    /// What its port has counted.
+    /// Asks for the counters of its first port.
     pub fn stats(&mut self) -> Result<Stats, Error> {
         let from = self.text.len();
         self.command("show port stats 0")?;
