@@ -3,6 +3,7 @@
 //! | module | idea |
 //! |---|---|
 //! | [`process`] | processes under test, waiting, and network namespaces |
+//! | [`ready`] | the pipe on which a program says that it is ready, for tests and for the lab |
 //! | [`switch`] | a switch under test: the program `ringferry` in a folder of its own |
 //! | [`guest`] | a guest that keeps the rules: our driver half behind a vhost-user socket |
 //! | [`front`] | our driver half as a front end that polls, for tests and for the lab |
@@ -11,9 +12,9 @@
 //! | [`testpmd`] | DPDK's testpmd as a peer, for tests and for the lab |
 //! | [`frames`] | frames whose every byte tells where it belongs |
 //!
-//! What only tests use panics when a test has failed, and says why; what the lab uses as well returns errors. What needs no program has its test support nearer:
-//! `ringferry_memory::testing` has words for rings, `ringferry_packet::testing` has packets with every field, and the crate `ringferry-xen-sim` a
-//! simulated Xen.
+//! Modules for tests alone panic when a test has failed, and say why; those that the lab uses as well return errors. Test support that needs no
+//! program lies nearer to it: `ringferry_memory::testing` has words for rings, `ringferry_packet::testing` has packets with every field, and the
+//! crate `ringferry-xen-sim` a simulated Xen.
 #![forbid(unsafe_code)]
 #![allow(missing_docs, clippy::new_without_default)]
 
@@ -23,5 +24,6 @@ pub mod front;
 pub mod guest;
 pub mod process;
 pub mod raw;
+pub mod ready;
 pub mod switch;
 pub mod testpmd;

@@ -3,7 +3,6 @@
 //! [`Place`] is the folder, which outlives the switch, so that one may be started again where another was killed. [`Place::start`] returns
 //! when the switch says that it is ready; [`Switch::plug`] when packets flow; [`Switch::stop`] ends it as a service manager does.
 
-use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,12 +11,12 @@ use ringferry_control::snapshot::{PortSnapshot, PortState, Snapshot};
 use ringferry_control::{self as control, Answer, Request};
 use ringferry_sys::process::{Spawn, is_root};
 use ringferry_sys::socket::Stream;
-use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::guest::{Guest, Options};
-use crate::process::{PATIENCE, Process, eventually, readable};
+use crate::process::{PATIENCE, Process, eventually};
+use crate::ready::Ready;
 
 /// The program under test, which cargo builds for the tests of its package and puts beside them.
 pub fn program() -> PathBuf {
@@ -97,19 +96,14 @@ impl Place {
     /// Starts `command`, which runs a switch here and keeps `fds`, and waits until it is ready. For root it is in its sandbox, for others only
     /// where the command says so.
     pub fn start(&self, command: &mut Command, fds: Vec<(OwnedFd, i32)>) -> Switch<'_> {
-        const READY: i32 = 9;
-        let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        command.args(["--ready-fd", &READY.to_string()]);
+        let mut options = Spawn { keep_fds: fds, ..Spawn::default() };
+        let ready = Ready::of(command, &mut options).unwrap();
         // In its sandbox a switch is not dumpable, and then only root may look at its descriptors and mappings, as tests do.
         if !is_root() && !command.get_args().any(|word| word == "--sandbox") {
             command.args(["--sandbox", "off"]);
         }
-        let keep_fds = fds.into_iter().chain([(write, READY)]).collect();
-        let process = Process::start(command, Spawn { keep_fds, ..Spawn::default() });
-        assert!(readable(&read, PATIENCE), "not ready: {:#?}", process.log());
-        let mut line = String::new();
-        std::fs::File::from(read).read_to_string(&mut line).unwrap();
-        assert_eq!(line, "READY\n", "{:#?}", process.log());
+        let process = Process::start(command, options);
+        assert!(ready.wait(PATIENCE).unwrap(), "not ready: {:#?}", process.log());
         Switch { process, place: self }
     }
 }

@@ -14,12 +14,13 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use ringferry_rig::ready::Ready;
 use ringferry_sys::namespace;
 use ringferry_sys::process::{Spawn, cpu_time, has_net_admin, is_root, spawn, terminate};
 use serde::Serialize;
@@ -36,8 +37,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(5);
 /// How long a process may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
-/// The descriptor on which a process says that it is ready.
-const READY_FD: i32 = 3;
 
 /// The guests, their addresses, and the tap that each has.
 const GUESTS: [&str; 2] = ["a", "b"];
@@ -320,14 +319,10 @@ pub(in crate::experiments) fn ready(
     arguments: Vec<OsString>,
     mut options: Spawn,
 ) -> Result<Process, RowError> {
-    let (reader, writer) = std::io::pipe()?;
     let mut command = logged(program, folder, name, arguments)?;
-    command.arg("--ready-fd").arg(READY_FD.to_string());
-    options.keep_fds.push((writer.into(), READY_FD));
+    let ready = Ready::of(&mut command, &mut options)?;
     let mut process = Process::spawn(name, &mut command, options)?;
-    let mut line = String::new();
-    BufReader::new(reader).read_line(&mut line)?;
-    if line != "READY\n" {
+    if !ready.wait(PATIENCE)? {
         let _ = process.child.kill();
         return Err(complaint(folder, name, process.child.wait()?));
     }
