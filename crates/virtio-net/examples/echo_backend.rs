@@ -3,12 +3,8 @@
 //!     cargo run --release -p ringferry-virtio-net --example echo_backend -- /tmp/echo.sock
 //!     dpdk-testpmd --no-pci --no-huge -m 192 --vdev net_virtio_user0,path=/tmp/echo.sock -- --forward-mode=flowgen
 //!
-//! QEMU (`-netdev vhost-user`, guest memory with `share=on`) and `ringferry guest` are front ends as well. `Session`
-//! speaks the protocol and tells `Echo`, the device, when a ring starts and stops; the kicks of the guest's transmitq
-//! wake the same loop. One thread, and no core burnt when nothing happens.
-
-use std::io;
-use std::time::Duration;
+//! QEMU (`-netdev vhost-user`, guest memory with `share=on`) and `ringferry guest` are front ends as well. `Session` speaks the protocol and
+//! tells `Echo`, the device, when a ring starts and stops; kicks of the transmitq wake the same thread, which sleeps when nothing happens.
 
 use ringferry_memory::Area;
 use ringferry_packet::frame::Burst;
@@ -28,11 +24,10 @@ struct Echo {
 
 impl Echo {
     /// Echoes one burst; true if there may be another, so that the caller must not sleep.
-    fn echo(&mut self) -> io::Result<bool> {
+    fn echo(&mut self) -> std::io::Result<bool> {
         let [Some(to), Some(from)] = &self.rings else { return Ok(false) };
-        let (Some(receive), Some(transmit)) = (&mut self.receive, &mut self.transmit) else {
-            return Ok(false);
-        };
+        let receive = self.receive.as_mut().expect("its ring runs");
+        let transmit = self.transmit.as_mut().expect("its ring runs");
         let mut burst = Burst::new();
         let taken = transmit.poll(&from.memory, 32, &mut burst);
         // The first bytes of each frame are a copy; the rest still lies in the guest's transmit buffers.
@@ -54,13 +49,12 @@ impl Device for Echo {
     fn ring_started(&mut self, index: u16, setup: RingSetup) {
         let features = Features::from_bits_retain(setup.features);
         let ring = setup.ring().expect("the session has checked it");
-        if index == 0 {
-            self.receive = Some(Receiveq::new(ring, features));
-        } else {
-            let kick = setup.kick.iter();
-            kick.for_each(|kick| self.epoll.add(kick, 0, Interest::READABLE).expect("an eventfd"));
-            self.transmit = Some(Transmitq::new(ring, features));
+        match index {
+            0 => self.receive = Some(Receiveq::new(ring, features)),
+            _ => self.transmit = Some(Transmitq::new(ring, features)),
         }
+        let kick = setup.kick.iter().filter(|_| index == 1);
+        kick.for_each(|kick| self.epoll.add(kick, 0, Interest::READABLE).expect("an eventfd"));
         self.rings[usize::from(index)] = Some(setup);
     }
 
@@ -92,7 +86,7 @@ pub fn serve(listener: &Listener) -> Result<(), Box<dyn std::error::Error>> {
     let mut events = EventBuf::with_capacity(2);
     loop {
         let more = echo.echo()?;
-        echo.epoll.wait(&mut events, more.then_some(Duration::ZERO))?;
+        echo.epoll.wait(&mut events, more.then_some(std::time::Duration::ZERO))?;
         match session.on_readable(&mut echo) {
             Err(error) if error.is_disconnect() => return Ok(()),
             result => result?,
