@@ -55,12 +55,12 @@ pub struct CtlArgs {
     #[arg(long, value_name = "PATH", global = true)]
     pub control: Option<PathBuf>,
 
-    /// What to ask.
+    /// The request.
     #[command(subcommand)]
     pub command: CtlCommand,
 }
 
-/// What can be asked.
+/// The requests of the command line.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
 pub enum CtlCommand {
     /// Ports, their state, features, queues and counters.
@@ -84,7 +84,7 @@ pub enum CtlCommand {
     Channels {
         /// The port; of a guest, its tap.
         port: String,
-        /// What to change.
+        /// The setting to change.
         #[arg(requires = "count")]
         parameter: Option<Parameter>,
         /// How many queue pairs to use from now on.
@@ -94,7 +94,7 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
-    /// What decides which queue pair a packet takes, and which processor serves each.
+    /// The settings that decide which queue pair a packet takes, and which processor serves each.
     Steering {
         /// The port; of a guest, its tap.
         port: String,
@@ -125,7 +125,7 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
-    /// What becomes of packets to and from a port, in words: offloads, what the switch does in their place and what that costs.
+    /// Tells in words what becomes of packets to and from a port: offloads, what the switch does in their place and what that costs.
     Explain {
         /// The port.
         port: String,
@@ -146,7 +146,7 @@ pub enum CtlCommand {
     Set {
         /// The port.
         port: String,
-        /// What to change.
+        /// The setting to change.
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<String>,
         /// Leave the configuration file as it is: the next start does not know of it.
@@ -156,12 +156,12 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Takes rules of a port away, at once and in the configuration file. What depends on a key goes with it, such as native with
+    /// Takes rules of a port away, at once and in the configuration file. Keys that depend on another go with it, such as native with
     /// trunk; `ringferry ctl set --help` lists the keys.
     Unset {
         /// The port.
         port: String,
-        /// Which.
+        /// The settings to take back.
         #[arg(value_name = "KEY", required = true)]
         keys: Vec<String>,
         /// Leave the configuration file as it is: the next start does not know of it.
@@ -173,14 +173,14 @@ pub enum CtlCommand {
     },
 }
 
-/// What can be changed about a port's queues.
+/// The parameters of a port's queues that can be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Parameter {
     /// Queue pairs, each a receive and a transmit queue.
     Combined,
 }
 
-/// Why nothing was printed.
+/// A reason why nothing was printed.
 #[derive(Debug, thiserror::Error)]
 pub enum CtlError {
     /// The switch did not answer.

@@ -9,7 +9,6 @@ use std::process::Command;
 
 use clap::Args;
 
-/// The program.
 const PROGRAM: &str = "ringferry-lab";
 
 /// Arguments of `ringferry lab`: all of them are the lab's.
@@ -30,12 +29,7 @@ pub enum Error {
     Missing,
     /// It is there and does not start.
     #[error("cannot start {}: {error}", program.display())]
-    Start {
-        /// The lab.
-        program: PathBuf,
-        /// What the system says.
-        error: std::io::Error,
-    },
+    Start { program: PathBuf, error: std::io::Error },
 }
 
 /// Becomes the lab; returns only if that is not possible.

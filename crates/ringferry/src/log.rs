@@ -36,7 +36,7 @@ struct Log {
 }
 
 struct State {
-    /// Whether a thread writes the lines.
+    /// True if a thread writes the lines.
     background: bool,
     waiting: VecDeque<Vec<u8>>,
     /// The thread has taken lines that it has not written yet.
@@ -60,7 +60,6 @@ static LOG: Log = Log::new();
 /// Writes log lines for `tracing_subscriber`.
 pub(crate) struct Lines;
 
-/// One line.
 pub(crate) struct Line(());
 
 impl MakeWriter<'_> for Lines {

@@ -56,7 +56,7 @@ enum Command {
     Lab(lab::LabArgs),
     /// Generates traffic and verifies every byte of it.
     Traffic(traffic::Args),
-    /// What `run` starts beside itself, to do what its sandbox forbids.
+    /// The process that `run` starts beside itself, to do what its sandbox forbids.
     #[command(hide = true)]
     PrivilegedHelper,
 }

@@ -19,7 +19,7 @@ use crate::{log, sandbox};
 /// eventfds for each of up to 32 rings.
 const OPEN_FILES: u64 = 65536;
 
-/// Why the switch ended.
+/// A reason why the switch ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The configuration; nothing was started.
@@ -28,10 +28,8 @@ pub enum Error {
     /// Something the configuration names cannot be had; nothing was left running.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The running switch failed.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// The ready descriptor.
     #[error("--ready-fd {0}: {1}: pass the number of an open pipe or socket")]
     ReadyFd(RawFd, io::Error),
     /// The system has no descriptors left.

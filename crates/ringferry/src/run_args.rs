@@ -58,7 +58,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(RawFd).range(3..))]
     pub ready_fd: Option<RawFd>,
 
-    /// Whether the switch gives up its privileges once its ports are open: capabilities, files (Landlock), system calls (seccomp), and
+    /// Makes the switch give up its privileges once its ports are open: capabilities, files (Landlock), system calls (seccomp), and
     /// core dumps. Off is for debuggers, and for a kernel or container in which it gets in the way.
     #[arg(long, value_name = "on|off", value_enum, default_value_t, hide_possible_values = true)]
     pub sandbox: OnOff,

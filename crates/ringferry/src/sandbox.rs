@@ -1,7 +1,7 @@
 //! The sandbox of `ringferry run`, and the helper process beside it.
 //!
 //! [`begin`] starts the helper, before any port is opened and any thread started; [`enter`] puts the switch into its sandbox when the ports are
-//! open. What each may do then is listed in [`switch`] and [`helper`], and what for in [`ringferry_switch::privileged`].
+//! open. The rights that each keeps are listed in [`switch`] and [`helper`], and their purposes in [`ringferry_switch::privileged`].
 
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
@@ -45,7 +45,7 @@ pub fn enter(config: &Config) {
     }
 }
 
-/// What a running switch does: it moves packets, starts threads, and answers on sockets that are open.
+/// The sandbox of a running switch: it moves packets, starts threads, and answers on sockets that are open.
 fn switch(config: &Config) -> Sandbox {
     let mut sandbox = Sandbox {
         // What threads do and descriptors are, of this process; and how many mappings there may be, which is read once more.
@@ -74,7 +74,7 @@ fn switch(config: &Config) -> Sandbox {
     sandbox
 }
 
-/// What the helper does: it edits one file, connects to sockets and removes some. To do so for files of other users it keeps the
+/// The sandbox of the helper: it edits one file, connects to sockets and removes some. To do so for files of other users it keeps the
 /// capabilities that are about files, if it has them.
 fn helper(charter: &Charter) -> Sandbox {
     Sandbox {

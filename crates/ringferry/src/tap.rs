@@ -45,7 +45,7 @@ pub fn set_up(
     netif::set_up(name, true)
 }
 
-/// What the kernel may leave unfinished: what the back end finishes.
+/// The offloads that the kernel may leave unfinished: those that the back end finishes.
 pub fn offloads(host: vnet::Offloads) -> Offloads {
     let pairs = [
         (vnet::Offloads::CSUM, Offloads::CSUM),
@@ -57,7 +57,7 @@ pub fn offloads(host: vnet::Offloads) -> Offloads {
     pairs.into_iter().filter(|(offload, _)| host.contains(*offload)).map(|(_, tap)| tap).collect()
 }
 
-/// What may go to the kernel of the virtual header that a back end wrote for a frame of `len` bytes, if it keeps to what was
+/// Returns what may go to the kernel of the virtual header that a back end wrote for a frame of `len` bytes, if it keeps to what was
 /// `agreed`; `None` if it does not, and the packet must be dropped.
 ///
 /// The kernel believes a header: it would finish checksums and cut segments wherever it says. Without an offload a back end

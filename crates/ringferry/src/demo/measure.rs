@@ -1,4 +1,4 @@
-//! What a test cost and what it lost: differences between two looks at the switch, the guests and their
+//! Measures what a test cost and what it lost: differences between two looks at the switch, the guests and their
 //! kernels.
 //!
 //! A datagram that did not arrive was dropped somewhere: by the switch (`ringferry ctl show`), by the
@@ -17,13 +17,10 @@ pub type Drops = BTreeMap<String, u64>;
 /// A port as the switch describes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Port {
-    /// Its name.
     pub name: String,
-    /// Negotiated features.
     pub features: Vec<String>,
     /// Counters other than drops.
     pub counters: BTreeMap<String, u64>,
-    /// Dropped packets by reason.
     pub drops: Drops,
 }
 
@@ -85,7 +82,7 @@ impl Kernel {
 /// CPU time in seconds, user and kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Cpu {
-    /// Of the switch.
+    /// Seconds of the switch.
     pub switch: f64,
     /// Of the driver in guest a: tap and virtqueue, without the programs in the guest.
     pub guest_a: f64,
@@ -94,7 +91,7 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// Of both guests.
+    /// Seconds of both guests.
     pub fn guests(&self) -> f64 {
         self.guest_a + self.guest_b
     }
@@ -108,7 +105,7 @@ pub struct Snapshot {
     kernels: [Kernel; 2],
 }
 
-/// What happened between two moments.
+/// The difference between two snapshots.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Cost {
     /// Seconds between the moments.
@@ -135,7 +132,7 @@ impl Snapshot {
         &self.ports
     }
 
-    /// What happened from `before` to this one.
+    /// Returns the difference from `before` to this one.
     pub fn since(&self, before: &Snapshot) -> Cost {
         let [switch, guest_a, guest_b] =
             [0, 1, 2].map(|i| self.cpu[i].saturating_sub(before.cpu[i]).as_secs_f64());

@@ -60,58 +60,42 @@ pub struct Args {
     keep: bool,
 }
 
-/// Why the demo failed.
+/// A reason why the demo failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No namespaces.
     #[error("the demo needs network namespaces: {0}")]
     Namespace(#[from] NamespaceError),
     /// No directory for the sockets.
     #[error(
         "cannot make the directory {path} for sockets: {source}; set TMPDIR to a writable directory with a short path"
     )]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// The kernel's reason.
-        source: io::Error,
-    },
+    Directory { path: PathBuf, source: io::Error },
     /// Something that works on any Linux machine did not.
     #[error("{doing} failed: {source}")]
     Setup {
-        /// What was being done.
+        /// The action that failed, for the message.
         doing: &'static str,
-        /// The kernel's reason.
         source: io::Error,
     },
     /// A child did not start.
     #[error("cannot start {name}: {source}")]
-    Start {
-        /// Which.
-        name: &'static str,
-        /// The kernel's reason.
-        source: io::Error,
-    },
+    Start { name: &'static str, source: io::Error },
     /// A child ended that should not.
     #[error("{name} ended early ({status}); {tail}")]
     Died {
-        /// Which.
         name: &'static str,
-        /// Exit code or signal.
         status: ExitStatus,
-        /// What it said.
+        /// The last lines that it printed.
         tail: String,
     },
     /// A child took too long.
     #[error("{name} {what} after {seconds} s; {tail}")]
     Late {
-        /// Which.
         name: &'static str,
-        /// What did not happen.
+        /// The event that did not happen, for the message.
         what: &'static str,
-        /// The limit.
         seconds: u64,
-        /// What it said.
+        /// The last lines that it printed.
         tail: String,
     },
     /// The switch does not tell its state.
@@ -207,7 +191,7 @@ fn measure_all(
     })
 }
 
-/// Whether this process may make network namespaces and configure what is in them.
+/// Returns true if this process may make network namespaces and configure what is in them.
 fn may_make_namespaces() -> bool {
     let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN;
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(needed))

@@ -219,7 +219,7 @@ impl Network {
         }
     }
 
-    /// Lets `time` pass.
+    /// Lets `time` pass while all processes are watched.
     pub fn watch(&mut self, time: Duration) -> Result<(), Error> {
         self.supervisor.watch(time)
     }

@@ -17,7 +17,7 @@ enum Style {
     Terminal,
 }
 
-/// Where progress goes.
+/// The display of progress.
 pub struct Display {
     style: Style,
     title: String,
@@ -35,7 +35,7 @@ impl Display {
         Self { style, title: String::new(), printed: None }
     }
 
-    /// A new step begins.
+    /// Begins a step.
     pub fn begin(&mut self, title: String) {
         self.title = title;
         self.printed = Some(Instant::now());
@@ -46,7 +46,7 @@ impl Display {
         }
     }
 
-    /// The step goes on.
+    /// Shows how far the step is.
     pub fn update(&mut self, progress: Progress) {
         let line = line(&self.title, progress);
         match self.style {

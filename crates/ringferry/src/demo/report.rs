@@ -21,12 +21,11 @@ pub struct Machine {
     pub cpu: String,
     /// Processors this program may use.
     pub cpus: usize,
-    /// Main memory in bytes.
     pub memory: u64,
 }
 
 impl Machine {
-    /// This machine.
+    /// Reads the facts of this machine.
     pub fn here() -> Self {
         let name = rustix::system::uname();
         let text = |part: &std::ffi::CStr| part.to_string_lossy().into_owned();
@@ -45,11 +44,11 @@ impl Machine {
 /// One test: what the traffic generator measured and what it cost.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// For people.
+    /// The test's name for people.
     pub name: String,
-    /// What arrived, or nothing when the test failed.
+    /// The report of the traffic client, or nothing when the test failed.
     pub traffic: Option<Report>,
-    /// Why it failed.
+    /// The reason, if it failed.
     pub error: Option<String>,
     /// Frames per second that both guests received through the switch; one frame holds up to 64 KiB with
     /// segmentation offload.
@@ -58,7 +57,6 @@ pub struct Outcome {
     pub cpu_seconds_per_gigabyte: Option<Cpu>,
     /// Lost datagrams that no counter below accounts for.
     pub unaccounted: u64,
-    /// Counted differences.
     pub cost: Cost,
 }
 
@@ -93,26 +91,23 @@ impl Outcome {
 /// CPU use while nothing was sent.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Idle {
-    /// How long was looked.
+    /// Seconds that were measured.
     pub seconds: f64,
     /// CPU time spent meanwhile.
     pub cpu_seconds: Cpu,
 }
 
-/// The whole demo.
+/// The report of the whole demo.
 #[derive(Clone, Debug, Serialize)]
 pub struct Document {
-    /// Version of the program.
     pub ringferry: &'static str,
-    /// The command line.
     pub command: String,
-    /// Where it ran.
     pub machine: Machine,
     /// Without root, in a user namespace.
     pub user_namespace: bool,
-    /// Each test, in order.
+    /// The tests in order.
     pub tests: Vec<Outcome>,
-    /// Between tests.
+    /// Processor time between tests.
     pub idle: Idle,
     /// The switch's ports at the end.
     pub ports: Vec<Port>,
@@ -121,7 +116,7 @@ pub struct Document {
 }
 
 impl Document {
-    /// The document for people.
+    /// Renders the report for people.
     pub fn render(&self) -> String {
         let machine = &self.machine;
         let rights = if self.user_namespace { "in a user namespace" } else { "as root" };

@@ -36,31 +36,29 @@ pub struct Id(usize);
 
 /// The network namespace a child starts in.
 pub enum Place {
-    /// The demo's own.
+    /// The demo's own namespace.
     Here,
-    /// A new one.
+    /// A new namespace.
     New,
-    /// An existing one.
+    /// An existing namespace.
     Join(OwnedFd),
 }
 
-/// What to start.
+/// A process to start, and how.
 pub struct Start {
     /// For messages: "guest a".
     pub name: &'static str,
-    /// Where.
     pub place: Place,
     /// The command line after the program's name.
     pub arguments: Vec<OsString>,
     /// The demo cannot go on once it has ended.
     pub essential: bool,
-    /// It takes `--ready-fd`.
+    /// True if it takes `--ready-fd`.
     pub tells_ready: bool,
 }
 
 /// A child that ended as it should, sooner or later.
 pub struct Ended {
-    /// Exit code or signal.
     pub status: ExitStatus,
     /// All of its output.
     pub output: String,
@@ -95,7 +93,7 @@ impl Running {
     }
 }
 
-/// Owner of all children.
+/// The owner of all children, which ends them.
 pub struct Supervisor {
     program: PathBuf,
     children: Vec<Running>,

@@ -18,7 +18,7 @@ const BURST: usize = 32;
 /// Busy rounds between looks at the other descriptors.
 const BUSY_ROUNDS: u32 = 16;
 
-/// What passed, from the guest's point of view: `tx` is what the kernel behind the tap sent.
+/// Counters of what passed, from the guest's point of view: `tx` is what the kernel behind the tap sent.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Counts {
     rx_packets: u64,
@@ -31,30 +31,29 @@ pub(super) struct Counts {
     tx_bytes: u64,
     /// Packets that the back end takes in no way.
     tx_dropped: u64,
-    /// Events sent.
     kicks: u64,
     /// Times that there was nothing to do.
     waits: u64,
 }
 
-/// What is to be done next.
+/// The step that is to be done next.
 pub(super) enum Turn {
-    /// The same again.
+    /// There is more to move: turn again.
     Again,
     /// Look at the descriptors, without waiting.
     Look,
-    /// Wait for them.
+    /// Wait for events.
     Wait,
     /// The back end broke a ring.
     Broken(Fault),
 }
 
-/// The data path.
+/// The data path between the pairs and the tap.
 pub(super) struct Bridge {
     pub(super) counts: Counts,
     /// The tap may have packets.
     pub(super) tap_ready: bool,
-    /// What the back end may leave unfinished in a packet.
+    /// Offloads that the back end may leave unfinished in a packet.
     agreed: Offloads,
     buffer: Box<[u8]>,
     /// Bytes in the buffer that wait for room in a queue.
@@ -63,7 +62,7 @@ pub(super) struct Bridge {
 }
 
 impl Bridge {
-    /// What was `agreed` is what the back end may leave unfinished.
+    /// A bridge whose back end may leave unfinished what was `agreed`.
     pub(super) fn new(agreed: Offloads) -> Self {
         let buffer = vec![0; MAX_READ].into_boxed_slice();
         Self { counts: Counts::default(), tap_ready: true, agreed, buffer, waiting: None, rounds: 0 }
@@ -75,7 +74,7 @@ impl Bridge {
         self.tap_ready = true;
     }
 
-    /// Moves what there is.
+    /// Moves the packets that there are, both ways.
     pub(super) fn turn(&mut self, pairs: &mut [Pair], tap: &Tap) -> Turn {
         let mut moved = false;
         // Whether or not there is more to send: what has been sent is answered later, and arming looks at the answers.
@@ -157,7 +156,7 @@ impl Bridge {
     }
 }
 
-/// What became of a packet.
+/// The outcome of sending a packet.
 enum Sent {
     Yes,
     /// When the back end has taken others.

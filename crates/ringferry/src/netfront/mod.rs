@@ -61,7 +61,7 @@ pub struct NetfrontArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
     queues: u16,
 
-    /// What plays the hypervisor.
+    /// The provider that plays the hypervisor.
     #[arg(long, value_enum, default_value_t = ProviderKind::Xen)]
     provider: ProviderKind,
 
@@ -136,10 +136,9 @@ const STEADY: Duration = Duration::from_secs(60);
 /// other, and signals and packets wait meanwhile.
 const STEPS: usize = 16;
 
-/// Why the program ended.
+/// A reason why the program ended.
 #[derive(Debug, thiserror::Error)]
 pub enum NetfrontError {
-    /// No tap.
     #[error(transparent)]
     Tap(#[from] TapError),
     /// The tap cannot be configured.
@@ -154,7 +153,6 @@ pub enum NetfrontError {
     /// The interface cannot be used.
     #[error("the interface cannot be used: {0}")]
     Front(#[from] FrontError),
-    /// The ready descriptor.
     #[error("--ready-fd {0}: {1}")]
     ReadyFd(RawFd, io::Error),
     /// The system has no descriptors left, or the like.
@@ -162,7 +160,7 @@ pub enum NetfrontError {
     Os(#[from] io::Error),
 }
 
-/// What is printed at the end.
+/// The counters that are printed at the end.
 #[derive(serde::Serialize)]
 struct Report<'a> {
     #[serde(flatten)]
@@ -204,10 +202,9 @@ struct Program<'a> {
     resting: Option<Instant>,
 }
 
-/// What is done about broken rings.
+/// The stage of handling broken rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rebuild {
-    /// They are whole.
     No,
     /// The back end is to let go of them.
     LettingGo,
@@ -215,7 +212,7 @@ enum Rebuild {
     At(Instant),
 }
 
-/// What came of a look at the store.
+/// The outcome of a look at the store.
 #[derive(Debug, Default)]
 struct BusTurn {
     /// There are other descriptors to watch now.
@@ -374,7 +371,7 @@ impl Program<'_> {
         }
     }
 
-    /// Begins to end.
+    /// Closes the interface, after which the program ends.
     fn end(&mut self) {
         if self.ending.is_none() {
             self.ending = Some(Instant::now() + PARTING);

@@ -18,7 +18,6 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// An empty one.
     pub fn new() -> Self {
         let counts = hdrhistogram::Histogram::new_with_max(LONGEST, DIGITS);
         Self {
@@ -28,7 +27,7 @@ impl Histogram {
         }
     }
 
-    /// Counts one.
+    /// Counts one latency.
     #[inline]
     pub fn record(&mut self, nanos: u64) {
         self.counts.saturating_record(nanos);
@@ -57,12 +56,11 @@ pub struct Latency {
     pub p999: f64,
     /// The slowest, exact.
     pub max: f64,
-    /// The arithmetic mean, exact.
     pub mean: f64,
 }
 
 impl Latency {
-    /// What was counted, or nothing when nothing was.
+    /// Summarizes what was counted; `None` when nothing was.
     pub fn of(histogram: &Histogram) -> Option<Latency> {
         let percentile =
             |percent| histogram.counts.value_at_percentile(percent).min(histogram.max) as f64 / 1e3;

@@ -55,7 +55,6 @@ enum End {
     Client(ClientArgs),
 }
 
-/// Options of the server.
 #[derive(Debug, clap::Args)]
 struct ServerArgs {
     /// Address to listen on; all of both families by default
@@ -69,7 +68,6 @@ struct ServerArgs {
     once: bool,
 }
 
-/// Options of the client.
 #[derive(Debug, clap::Args)]
 struct ClientArgs {
     /// Address or name of the server
@@ -78,7 +76,7 @@ struct ClientArgs {
     /// TCP port of the server
     #[arg(long, default_value_t = DEFAULT_PORT)]
     port: u16,
-    /// What to measure
+    /// The test
     #[arg(long, value_enum, default_value_t = Mode::Tcp)]
     mode: Mode,
     /// How long to send, in seconds
@@ -109,7 +107,7 @@ struct ClientArgs {
     json: bool,
 }
 
-/// What a test measures.
+/// The kind of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
@@ -137,7 +135,7 @@ impl Mode {
         }
     }
 
-    /// Whether every request has its response, and what counts is how many.
+    /// Returns true if every request has its response, and what counts is how many.
     fn is_transactional(self) -> bool {
         matches!(self, Mode::Rr | Mode::Crr)
     }
@@ -156,33 +154,18 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Why a test failed.
+/// A reason why a test failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No connection to the server.
     #[error(
         "cannot reach {to} port {port}: {source}; is `ringferry traffic server --port {port}` running there?"
     )]
-    Unreachable {
-        /// As given.
-        to: String,
-        /// As given.
-        port: u16,
-        /// The last attempt's error.
-        source: io::Error,
-    },
-    /// The server cannot listen.
+    Unreachable { to: String, port: u16, source: io::Error },
     #[error("cannot listen on {address}: {source}; choose another --port or --bind")]
-    Listen {
-        /// Address and port.
-        address: String,
-        /// The kernel's reason.
-        source: io::Error,
-    },
-    /// The control connection broke.
+    Listen { address: String, source: io::Error },
     #[error("the control connection failed: {0}; see the other end's output")]
     Control(io::Error),
-    /// A data connection broke.
     #[error("the data connection failed: {0}; is there a firewall or a too small MTU on the path?")]
     Data(io::Error),
     /// More sessions than there can be threads.
@@ -203,7 +186,6 @@ pub enum Error {
     /// The other end is something else.
     #[error("the other end does not speak this protocol: {0}; use the same ringferry on both ends")]
     Protocol(String),
-    /// The path changed payload.
     #[error("payload was damaged on the way: {0} corrupt blocks")]
     Corrupt(u64),
     /// The path swallowed everything.
@@ -213,12 +195,7 @@ pub enum Error {
     Nothing,
     /// A stream lost its end.
     #[error("{sent} bytes were sent but {arrived} arrived")]
-    Cut {
-        /// Payload bytes sent.
-        sent: u64,
-        /// Payload bytes that arrived.
-        arrived: u64,
-    },
+    Cut { sent: u64, arrived: u64 },
 }
 
 /// Runs `ringferry traffic`. Prints the report on stdout; an error is for the caller to print, with exit

@@ -96,7 +96,7 @@ impl Pattern {
         body.copy_from_slice(self.body(number, len));
     }
 
-    /// Whether `block` is exactly block `number`.
+    /// Returns true if `block` is exactly block `number`.
     pub fn matches(&self, number: u64, block: &[u8]) -> bool {
         let len = block.len();
         let (header, body) = block.split_at(head(len));
@@ -152,7 +152,7 @@ impl StreamVerifier {
     }
 }
 
-/// Which datagrams of a numbered sequence have arrived.
+/// A record of the datagrams of a numbered sequence that have arrived.
 pub struct Ledger {
     next: u64,
     seen: Vec<u64>,

@@ -27,7 +27,7 @@ pub const VERSION: u32 = 2;
 /// Most sessions of a test. Each is a thread and a socket or two at either end.
 pub const MAX_SESSIONS: u16 = 256;
 
-/// Which way payload flows.
+/// The direction in which payload flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Direction {
@@ -47,12 +47,11 @@ impl Direction {
     }
 }
 
-/// What the client asks for.
+/// The test that the client asks for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Test {
-    /// [`VERSION`].
+    /// Always [`VERSION`].
     pub version: u32,
-    /// What to measure.
     pub mode: Mode,
     /// How long senders send, in seconds.
     pub seconds: f64,
@@ -76,9 +75,7 @@ pub fn one() -> u16 {
 /// Payload that passed through one end of one direction, all sessions together.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Flow {
-    /// Which way.
     pub direction: Direction,
-    /// Payload bytes.
     pub bytes: u64,
     /// Datagrams, requests or responses; for TCP streams whole blocks written, 0 at the receiver.
     pub blocks: u64,
@@ -114,18 +111,18 @@ impl Flow {
     }
 }
 
-/// What one end did.
+/// The counters of one end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// What it sent, one entry per direction.
+    /// The payload that it sent, one entry per direction.
     pub sent: Vec<Flow>,
-    /// What it received, likewise.
+    /// The payload that it received, likewise.
     pub received: Vec<Flow>,
     /// CPU time of its process for this test, user and kernel, in seconds.
     pub cpu_seconds: f64,
 }
 
-/// One control line.
+/// A line of the control connection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Message {
@@ -142,25 +139,23 @@ pub enum Message {
     },
     /// First line on a data connection.
     Data {
-        /// From [`Message::Ready`].
+        /// The token of [`Message::Ready`].
         token: u64,
-        /// Which way payload flows on it (a request/response test says `ToServer`).
+        /// The direction in which payload flows on it (a request/response test says `ToServer`).
         direction: Direction,
-        /// Which session, from 0.
+        /// Number of the session, from 0.
         session: u16,
     },
     /// The answer to [`Message::Data`].
     Go,
     /// All data connections are open; both ends begin.
     Start,
-    /// What has arrived so far.
+    /// The payload that has arrived so far.
     Progress {
-        /// Payload bytes.
         bytes: u64,
         /// Datagrams or transactions.
         blocks: u64,
     },
-    /// This end has finished.
     Done(Outcome),
     /// This end cannot go on.
     Failed {
@@ -183,7 +178,6 @@ impl Control {
         Ok(Self { stream, pending: Vec::new() })
     }
 
-    /// Sends one message.
     pub fn send(&mut self, message: &Message) -> Result<(), Error> {
         let mut line = serde_json::to_vec(message).map_err(|error| Error::Protocol(error.to_string()))?;
         line.push(b'\n');

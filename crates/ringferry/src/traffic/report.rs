@@ -1,4 +1,4 @@
-//! What a test found, for people and as JSON. All figures are of payload that *arrived*, without any header.
+//! The report of a test, for people and as JSON. All figures are of payload that *arrived*, without any header.
 
 use super::latency::Latency;
 use super::protocol::{Direction, Flow, Test, one};
@@ -11,7 +11,7 @@ use std::fmt;
 /// One direction of a test, all sessions together.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stream {
-    /// Which way payload flowed.
+    /// The direction in which payload flowed.
     pub direction: Direction,
     /// Payload bytes that arrived.
     pub bytes: u64,
@@ -24,13 +24,12 @@ pub struct Stream {
 /// The result of one test.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// What was measured.
+    /// The kind of the test.
     pub mode: Mode,
     /// The server's address and port.
     pub server: String,
     /// Bytes of a write, datagram or request.
     pub size: usize,
-    /// Sessions at once.
     #[serde(default = "one")]
     pub sessions: u16,
     /// Length of the longest stream.
@@ -39,7 +38,6 @@ pub struct Report {
     pub bytes: u64,
     /// Sum over the directions.
     pub bits_per_second: f64,
-    /// Payload bytes sent.
     pub sent_bytes: u64,
     /// Datagrams sent (UDP only).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -67,7 +65,6 @@ pub struct Report {
     /// How long transactions took, connecting included, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<Latency>,
-    /// Each direction by itself.
     pub streams: Vec<Stream>,
     /// CPU time of the client process during the test, in seconds.
     pub cpu_seconds: f64,

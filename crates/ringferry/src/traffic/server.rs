@@ -85,7 +85,7 @@ fn accept(listener: &TcpListener, wait: Option<Duration>) -> Result<Option<(TcpS
     }
 }
 
-/// Whether this server can run `test`.
+/// Checks that this server can run `test`.
 fn check(test: &Test) -> Result<(), String> {
     if test.version != VERSION {
         return Err(format!(

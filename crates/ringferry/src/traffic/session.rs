@@ -20,7 +20,7 @@ const TICK: Duration = Duration::from_millis(10);
 /// How often each end tells what arrived.
 pub const PROGRESS: Duration = Duration::from_millis(250);
 
-/// Which end this is.
+/// The end that this process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The one that asked for the test.
@@ -29,31 +29,28 @@ pub enum End {
     Server,
 }
 
-/// What a worker has to move payload.
+/// The socket of a worker and its direction.
 pub struct Data {
-    /// Which session it is part of, from 0.
+    /// Number of the session that it is part of, from 0.
     pub session: u16,
-    /// Where payload goes through.
+    /// The socket that payload goes through.
     pub socket: Socket,
 }
 
-/// Where payload goes through.
+/// The socket that payload goes through.
 pub enum Socket {
     /// A TCP connection and the direction its first line named.
     Tcp(TcpStream, Direction),
-    /// A connected UDP socket.
     Udp(UdpSocket),
     /// Where to connect to for each transaction.
     Call(SocketAddr),
-    /// Where a client does.
+    /// The address where a client connects.
     Listen(TcpListener, IpAddr),
 }
 
-/// What both ends did.
+/// The counters of both ends.
 pub struct Finished {
-    /// This end.
     pub ours: Outcome,
-    /// The other end.
     pub theirs: Outcome,
     /// Latencies of all transactions, at the client.
     pub latency: Option<Latency>,

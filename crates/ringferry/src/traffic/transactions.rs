@@ -32,7 +32,7 @@ fn read_block(mut stream: &TcpStream, buffer: &mut [u8]) -> Result<bool, Error> 
     Ok(true)
 }
 
-/// What transactions have moved at one end, and the blocks of the one that is under way.
+/// The counters of one end's transactions, and the blocks of the one that is under way.
 struct Exchange {
     sends: Job,
     receives: Job,
@@ -57,7 +57,7 @@ impl Exchange {
         }
     }
 
-    /// What was moved in `seconds`.
+    /// Returns what was moved in `seconds`.
     fn finish(self, seconds: f64, latency: Option<Histogram>) -> Moved {
         let over = |flow| Some(Flow { seconds, ..flow });
         Moved { sent: over(self.sent), received: over(self.received), latency }
@@ -88,7 +88,7 @@ fn ask_all(
     Ok(exchange.finish(pacer.start.elapsed().as_secs_f64(), Some(histogram)))
 }
 
-/// Answers requests.
+/// The end that answers requests.
 struct Answers {
     exchange: Exchange,
     span: Span,

@@ -24,10 +24,10 @@ const QUIET: Duration = Duration::from_millis(200);
 /// measured instead of the path.
 const UDP_BUFFER: usize = 4 << 20;
 
-/// What the workers of one end share with its control loop.
+/// The words that the workers of one end share with its control loop.
 #[derive(Default)]
 pub struct Shared {
-    /// Give up now.
+    /// Set when workers are to give up.
     pub stop: AtomicBool,
     /// The other end has sent everything it will.
     pub peer_done: AtomicBool,
@@ -47,18 +47,15 @@ impl Shared {
         self.blocks.fetch_add(blocks, Relaxed);
     }
 
-    /// Whether to give up.
     pub fn stopped(&self) -> bool {
         self.stop.load(Relaxed)
     }
 }
 
-/// What a worker moved.
+/// The payload that a worker moved.
 #[derive(Default)]
 pub struct Moved {
-    /// Payload sent.
     pub sent: Option<Flow>,
-    /// Payload received.
     pub received: Option<Flow>,
     /// Latencies of transactions, at the client.
     pub latency: Option<Histogram>,
@@ -67,13 +64,11 @@ pub struct Moved {
 /// One direction of a session.
 #[derive(Clone, Copy)]
 pub struct Job {
-    /// Which way payload flows.
+    /// The direction in which payload flows.
     pub direction: Direction,
-    /// What it is.
+    /// The bytes of the payload.
     pub pattern: Pattern,
-    /// Bytes of a block.
     pub size: usize,
-    /// How long to send.
     pub duration: Duration,
     /// Bits per second, if limited.
     pub rate: Option<u64>,
@@ -94,14 +89,13 @@ impl Job {
 
 /// Holds a sender to a number of bits per second.
 pub struct Pacer {
-    /// When it began.
     pub start: Instant,
     rate: Option<u64>,
     bits: u128,
 }
 
 impl Pacer {
-    /// Begins now.
+    /// A clock that begins now.
     pub fn new(rate: Option<u64>) -> Self {
         Self { start: Instant::now(), rate, bits: 0 }
     }
@@ -130,13 +124,13 @@ pub struct Span {
 }
 
 impl Span {
-    /// Something happened.
+    /// Notes that something happened.
     pub fn note(&mut self) {
         let now = Instant::now();
         self.ends = Some((self.ends.map_or(now, |(first, _)| first), now));
     }
 
-    /// The time, in seconds.
+    /// The time since it began, in seconds.
     pub fn seconds(&self) -> f64 {
         self.ends.map_or(0.0, |(first, last)| (last - first).as_secs_f64())
     }
