@@ -1,4 +1,4 @@
-//! What a page tells the reader to type is understood by the program: every `ringferry ...` in a code block is given to it with
+//! Checks that the program understands what a page tells the reader to type: every `ringferry ...` in a code block is given to it with
 //! `--help` behind, so that an option, a subcommand or a value that does not exist is an error. Ports and rules, which only a start would
 //! look at, are given to the configuration's own parser, and so are blocks of TOML. Blocks of `text` are pictures and what programs print.
 
@@ -64,7 +64,7 @@ fn values<'a>(arguments: &'a [String], option: &str) -> Vec<&'a str> {
     with_next.filter(|(word, _)| *word == option).map(|(_, value)| value.as_str()).collect()
 }
 
-/// Whether there is a program that can look at a command. `ringferry lab` is another one, which `cargo test --workspace` builds beside
+/// Returns true if there is a program that can look at a command. `ringferry lab` is another one, which `cargo test --workspace` builds beside
 /// this one and `cargo test -p ringferry` does not.
 fn answered(arguments: &[String]) -> bool {
     let lab = std::path::Path::new(env!("CARGO_BIN_EXE_ringferry")).with_file_name("ringferry-lab");

@@ -15,7 +15,7 @@ pub struct Link {
     pub target: String,
 }
 
-/// A page taken apart.
+/// The links, headings and code blocks of a page.
 #[derive(Debug, Default)]
 pub struct Page {
     pub blocks: Vec<Block>,

@@ -371,7 +371,7 @@ fn memory_that_is_not_shared_or_cannot_be_mapped_is_refused_and_logged() {
     switch.stop();
 }
 
-/// What a back end does when it does nothing.
+/// A device that does nothing.
 struct Idle;
 
 impl Device for Idle {

@@ -86,7 +86,7 @@ impl Guest {
         }
     }
 
-    /// What `ringferry ctl` says.
+    /// Returns the output of `ringferry ctl`.
     #[track_caller]
     fn ctl(&self, arguments: &[&str]) -> String {
         let output =

@@ -5,7 +5,7 @@ use ringferry_rig::switch::{Place, ringferry};
 use ringferry_sys::process::Spawn;
 use rustix::process::Signal;
 
-/// Whether the demo can run here: as root, or where users may make namespaces, and with the tun driver.
+/// Returns true if the demo can run here: as root, or where users may make namespaces, and with the tun driver.
 fn may_run() -> bool {
     let namespaces = || {
         let mut unshare = std::process::Command::new("unshare");

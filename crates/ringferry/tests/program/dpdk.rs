@@ -38,7 +38,7 @@ fn forwards(testpmd: &Bed, features: Features) {
     }
 }
 
-/// What is negotiated about the rings themselves. DPDK offers all of it.
+/// The features that are about the rings themselves. DPDK offers all of it.
 const RINGS: Features =
     Features::RING_PACKED.union(Features::IN_ORDER).union(Features::EVENT_IDX).union(Features::INDIRECT_DESC);
 

@@ -1,4 +1,4 @@
-//! Which frame goes where, whole and in order, whatever each guest negotiated.
+//! Every frame goes where it belongs, whole and in order, whatever each guest negotiated.
 
 use ringferry_control::snapshot::{Negotiated, PortState};
 use ringferry_packet::checksum;
@@ -16,7 +16,7 @@ const SEGMENTATION: Features = Features::GUEST_SEGMENTATION
     .union(Features::HOST_USO);
 const CHECKSUMS: Features = Features::CSUM.union(Features::GUEST_CSUM);
 
-/// What a guest can do itself, from all to nothing.
+/// Sets of offloads that a guest can do itself, from all to none.
 const OFFLOADS: [(&str, Features); 3] = [
     ("csum and tso", Features::DEVICE),
     ("csum", Features::DEVICE.difference(SEGMENTATION)),
@@ -185,7 +185,7 @@ fn a_frame_larger_than_small_buffers_is_dropped_and_counted() {
     switch.stop();
 }
 
-/// What `receiver` got of a TCP frame with `payload`, checked segment by segment; returns how many.
+/// Receives a TCP frame with `payload` and checks it segment by segment; returns how many segments there were.
 #[track_caller]
 fn check_segments(
     case: &str,

@@ -18,7 +18,7 @@ use ringferry_vhost_user::message::{MAX_PAYLOAD, Request};
 
 /// Address of the guest that breaks the rules.
 const VILLAIN: Mac = mac(9);
-/// What the worker says of a broken queue.
+/// The worker's message about a broken queue.
 const BROKEN: &str = "queue is broken until the guest resets it";
 
 /// A switch with two ports that talk, and one for the villain.

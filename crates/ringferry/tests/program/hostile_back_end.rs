@@ -56,7 +56,7 @@ impl Scene {
         eventually("the guest connects", || self.listener.accept().unwrap())
     }
 
-    /// What its control socket says; `None` before that exists.
+    /// Asks its control socket; `None` before that exists.
     #[track_caller]
     fn show(&self) -> Option<GuestSnapshot> {
         match control::call(&self.control, &Request::Show) {
@@ -66,7 +66,7 @@ impl Scene {
         }
     }
 
-    /// Whether a back end serves it.
+    /// Returns true if a back end serves it.
     #[track_caller]
     fn is_up(&self) -> bool {
         self.show().is_some_and(|guest| guest.up)
@@ -200,7 +200,7 @@ fn scribble(villain: &Villain) {
     }
 }
 
-/// What an honest device finds in each ring: how many chains it can take.
+/// Counts the chains that an honest device can take from each ring.
 #[track_caller]
 fn chains(villain: &Villain) -> Vec<usize> {
     let count = |(_, ring): &(u16, RingSetup)| {

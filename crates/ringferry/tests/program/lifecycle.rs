@@ -170,7 +170,7 @@ fn extra_region(at: u64) -> (SharedMem, RegionSpec) {
     (memory, RegionSpec { guest_addr: at, size, user_addr: at, mmap_offset: 0 })
 }
 
-/// What a guest sends is never lost; what others send to it while its rings are being moved may be
+/// Frames that a guest sends are never lost; those that others send to it while its rings are being moved may be
 /// dropped, and is counted.
 #[test]
 fn the_memory_map_changes_under_traffic_and_every_packet_is_accounted_for() {

@@ -27,7 +27,7 @@ const ALL: Features = TSO
     .union(Features::GUEST_USO4)
     .union(Features::GUEST_USO6);
 
-/// What a guest can do itself, both ways.
+/// Sets of offloads that a guest can do itself, both ways.
 const SETS: [(&str, Features); 5] =
     [("nothing", Features::empty()), ("csum", CSUM), ("tso4", TSO4), ("tso", TSO), ("all", ALL)];
 
@@ -53,7 +53,7 @@ const SIZE: usize = 1001;
 /// Five packets, and a short one.
 const PAYLOAD: usize = 5 * SIZE + 333;
 
-/// Where datagrams go.
+/// The address that datagrams go to.
 const HOST: [u8; 4] = [10, 9, 0, 1];
 const PORT: u16 = 9029;
 
@@ -100,7 +100,7 @@ impl Flow {
     }
 }
 
-/// What a network card would send for a frame.
+/// Returns the packets that a network card would send for a frame.
 fn on_the_wire((header, frame): &Sent) -> Vec<Vec<u8>> {
     let mut packets = Vec::new();
     if header.is_gso() {

@@ -53,7 +53,7 @@ fn text(path: &PathBuf) -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
-/// What `ringferry ctl` says to a request that is refused.
+/// Returns the message of `ringferry ctl` for a request that is refused.
 #[track_caller]
 fn refused(place: &Place, words: &[&str]) -> String {
     let output = ringferry().arg("ctl").arg("--control").arg(place.control()).args(words).output().unwrap();

@@ -35,7 +35,7 @@ fn question(from: Mac, number: u8, wanted: Ipv4Addr) -> Vec<u8> {
     arp(Mac::BROADCAST, from, 1, asker(number), Mac::default(), wanted)
 }
 
-/// What a kernel with this address answers to it.
+/// The reply of a kernel with this address to the question.
 fn answer(kernel: Mac, to: Mac, number: u8, wanted: Ipv4Addr) -> Vec<u8> {
     arp(to, kernel, 2, wanted, to, asker(number))
 }

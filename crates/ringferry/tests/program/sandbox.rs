@@ -1,5 +1,5 @@
 //! The sandbox of `ringferry run`, from outside: what the kernel says of the process, what still works, and what becomes of it when the
-//! helper is gone. What the sandbox refuses is tested from inside in `ringferry-sys` (tests/sandbox.rs). All other tests of this
+//! helper is gone. The refusals of the sandbox are tested from inside in `ringferry-sys` (tests/sandbox.rs). All other tests of this
 //! program run in it, too.
 
 use std::fs;
@@ -13,7 +13,7 @@ use ringferry_sys::netif;
 use ringferry_sys::socket::Listener;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A line of /proc/PID/status.
+/// Reads a line of /proc/PID/task/TID/status.
 fn status(pid: u32, thread: u32, key: &str) -> Option<String> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).ok()?;
     text.lines().find_map(|line| Some(line.strip_prefix(key)?.strip_prefix(":\t")?.to_owned()))

@@ -25,7 +25,7 @@ const LARGE: usize = 30_001;
 /// How many are on their way at a time; a machine's buffers take as many.
 const FEW: u32 = 4;
 
-/// What sends packets that lie in one piece: with a checksum for others to finish, and with none.
+/// Sockets that send packets which lie in one piece: with a checksum for others to finish, and with none.
 pub struct Host {
     udp: UdpSocket,
     ip: OwnedFd,
@@ -124,8 +124,8 @@ fn nothing_goes_straight_where_there_are_two_machines() {
     });
 }
 
-/// A machine that takes nothing longer than its MTU allows. That a frame is to be cut is known when it lies in the machine's buffers, to which its
-/// segments go.
+/// A machine that takes nothing longer than its MTU allows. The switch knows that a frame is to be cut when it lies in the machine's buffers, to
+/// which its segments go.
 #[test]
 fn a_frame_that_has_to_be_cut_is_taken_back() {
     const MSS: usize = 1001;

@@ -98,7 +98,7 @@ impl Wide {
         }
     }
 
-    /// What has arrived: pair and frame.
+    /// Takes the frames that have arrived, with their pairs.
     fn received(&mut self) -> Vec<(usize, Vec<u8>)> {
         let mut all = Vec::new();
         for (number, (pair, kicks)) in self.pairs.iter_mut().zip(&self.kicks).enumerate() {
@@ -115,7 +115,7 @@ impl Wide {
         all
     }
 
-    /// Waits for `count` frames.
+    /// Waits for `count` frames, and for no more than that.
     #[track_caller]
     fn expect(&mut self, count: usize) -> Vec<(usize, Vec<u8>)> {
         let deadline = Instant::now() + PATIENCE;
@@ -380,7 +380,7 @@ fn a_port_begins_with_the_worker_that_its_configuration_names() {
     assert_eq!(opened(&b.expect(1)[0].1), (7, 7));
 }
 
-/// What the kernel sends keeps its order while one worker after another reads the tap.
+/// Frames that the kernel sends keep their order while one worker after another reads the tap.
 #[test]
 fn a_tap_is_read_by_the_worker_it_is_assigned_to() {
     const FRAMES: u32 = 3000;

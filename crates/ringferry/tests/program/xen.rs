@@ -36,7 +36,7 @@ fn acquaint(xen: &mut DomU, guest: &mut Guest) {
     assert_eq!(xen.receive_plain(), answer);
 }
 
-/// `count` frames each way.
+/// Sends and receives `count` frames each way.
 #[track_caller]
 fn converse(xen: &mut DomU, guest: &mut Guest, first: u32, count: u32) {
     xen.send_numbered(guest.mac, first, count);
@@ -45,7 +45,7 @@ fn converse(xen: &mut DomU, guest: &mut Guest, first: u32, count: u32) {
     xen.expect_numbered(guest.mac, first, count);
 }
 
-/// What the queues of a port did with pages.
+/// The grant counters of a port's queues.
 fn grants(switch: &Switch<'_>, port: &str) -> Vec<GrantSnapshot> {
     switch.port(port).queues.iter().filter_map(|queue| queue.grants).collect()
 }
