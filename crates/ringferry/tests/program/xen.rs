@@ -1,5 +1,6 @@
-//! Xen guests on a switch, beside virtual machines: our front end, in domains that are processes.
+//! Xen guests on a switch, beside guests over vhost-user: our front end, in domains that are processes.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use ringferry_control::snapshot::{GrantSnapshot, PortSnapshot, PortState};
@@ -8,7 +9,7 @@ use ringferry_memory::Words;
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6};
 use ringferry_rig::domu::{BACK, DomU, Machine, Raw, nodes, small};
-use ringferry_rig::frames::{frame, pattern, tcp};
+use ringferry_rig::frames::{arp, frame, pattern, tcp};
 use ringferry_rig::guest::{Guest, Options, Received};
 use ringferry_rig::process::{Process, eventually, may_network};
 use ringferry_rig::switch::{Place, Switch};
@@ -36,6 +37,24 @@ fn acquaint(xen: &mut DomU, guest: &mut Guest) {
     assert_eq!(xen.receive_plain(), answer);
 }
 
+/// Starts a switch in `place` with a guest over vhost-user at its port `vm` and a guest in domain [`ONE`], whose port has the rules `keys`.
+/// When this returns, packets flow and the switch has learnt where both are.
+fn bed<'a>(
+    place: &'a Place,
+    keys: &str,
+    workers: u16,
+    config: FrontConfig,
+) -> (Machine, Switch<'a>, Guest, DomU) {
+    let mut machine = Machine::new(place);
+    machine.create(DomId(ONE), 0);
+    let switch = place.start(&mut machine.run(place, &["vm"], keys, workers), Vec::new());
+    let mut vm = switch.plug("vm", 1, Options::default());
+    let mut xen = machine.guest(ONE, config);
+    xen.plug(&switch, PORT);
+    acquaint(&mut xen, &mut vm);
+    (machine, switch, vm, xen)
+}
+
 /// Sends and receives `count` frames each way.
 #[track_caller]
 fn converse(xen: &mut DomU, guest: &mut Guest, first: u32, count: u32) {
@@ -51,7 +70,7 @@ fn grants(switch: &Switch<'_>, port: &str) -> Vec<GrantSnapshot> {
 }
 
 #[test]
-fn a_xen_guest_and_a_virtual_machine_exchange_frames_with_offloads_kept() {
+fn a_xen_guest_and_a_vhost_user_guest_exchange_frames_with_offloads_kept() {
     for (keys, persistent, statics) in [
         ("", true, true),
         ("static_grants=off", true, false),
@@ -60,13 +79,8 @@ fn a_xen_guest_and_a_virtual_machine_exchange_frames_with_offloads_kept() {
         ("transfer=map,pages=8", true, false),
     ] {
         let place = Place::new();
-        let mut machine = Machine::new(&place);
-        machine.create(DomId(ONE), 0);
-        let switch = place.start(&mut machine.run(&place, &["vm"], keys, 1), Vec::new());
-        let mut vm = switch.plug("vm", 1, Options::default());
-        let mut xen = machine.guest(ONE, FrontConfig { persistent, static_grants: statics, ..small(1) });
-        xen.plug(&switch, PORT);
-        acquaint(&mut xen, &mut vm);
+        let (machine, switch, mut vm, mut xen) =
+            bed(&place, keys, 1, FrontConfig { persistent, static_grants: statics, ..small(1) });
         converse(&mut xen, &mut vm, 10, 50);
         for v6 in [false, true] {
             for (payload, mss) in [(60_000, 1448), (9000, 0), (3, 0), (1448 * 3, 1448)] {
@@ -74,7 +88,7 @@ fn a_xen_guest_and_a_virtual_machine_exchange_frames_with_offloads_kept() {
                 let (header, sent) = tcp(vm.mac, xen.mac, v6, &pattern(seed, payload), mss);
                 xen.send_on(0, &header, &sent);
                 let Received { header: got, frame } = vm.receive();
-                assert!(frame == sent, "{keys} v6={v6} {payload}: harmed on the way to the virtual machine");
+                assert!(frame == sent, "{keys} v6={v6} {payload}: harmed on the way to the other guest");
                 assert_eq!(got.flags & F_NEEDS_CSUM, F_NEEDS_CSUM);
                 assert_eq!((got.gso_type, got.gso_size), (header.gso_type, header.gso_size));
                 assert_eq!((got.csum_start, got.csum_offset), (header.csum_start, header.csum_offset));
@@ -106,13 +120,8 @@ fn a_xen_guest_and_a_virtual_machine_exchange_frames_with_offloads_kept() {
 #[test]
 fn xsa_392_a_burst_that_finds_too_few_pages_waits_for_more_and_nothing_is_lost() {
     let place = Place::new();
-    let mut machine = Machine::new(&place);
-    machine.create(DomId(ONE), 0);
-    let switch = place.start(&mut machine.run(&place, &["vm"], "", 1), Vec::new());
-    let mut vm = switch.plug("vm", 1, Options::default());
-    let mut xen = machine.guest(ONE, FrontConfig { split_events: true, ..small(1) });
-    xen.plug(&switch, PORT);
-    acquaint(&mut xen, &mut vm);
+    let (machine, switch, mut vm, mut xen) =
+        bed(&place, "", 1, FrontConfig { split_events: true, ..small(1) });
     // Sixteen slots each, of 256.
     const BURST: u32 = 24;
     let mut sent = Vec::new();
@@ -150,13 +159,7 @@ fn xsa_392_a_burst_that_finds_too_few_pages_waits_for_more_and_nothing_is_lost()
 #[test]
 fn persistent_grants_hit_and_are_shown_with_their_queue() {
     let place = Place::new();
-    let mut machine = Machine::new(&place);
-    machine.create(DomId(ONE), 0);
-    let switch = place.start(&mut machine.run(&place, &["vm"], "static_grants=off", 1), Vec::new());
-    let mut vm = switch.plug("vm", 1, Options::default());
-    let mut xen = machine.guest(ONE, small(1));
-    xen.plug(&switch, PORT);
-    acquaint(&mut xen, &mut vm);
+    let (machine, switch, mut vm, mut xen) = bed(&place, "static_grants=off", 1, small(1));
     for round in 0..20 {
         converse(&mut xen, &mut vm, 100 * round, 50);
     }
@@ -345,13 +348,7 @@ fn two_queues_are_served_by_two_workers_and_flows_stay_where_the_guest_sends_the
 fn queues_of_a_xen_guest_change_workers_and_keep_what_they_have_mapped() {
     for queues in [1, 2] {
         let place = Place::new();
-        let mut machine = Machine::new(&place);
-        machine.create(DomId(ONE), 0);
-        let switch = place.start(&mut machine.run(&place, &["vm"], "", 2), Vec::new());
-        let mut vm = switch.plug("vm", 1, Options::default());
-        let mut xen = machine.guest(ONE, small(queues));
-        xen.plug(&switch, PORT);
-        acquaint(&mut xen, &mut vm);
+        let (machine, switch, mut vm, mut xen) = bed(&place, "", 2, small(queues));
         let mapped = || grants(&switch, PORT).iter().all(|queue| queue.static_pages > 300);
         xen.until("static grants", |_| mapped());
         for round in 0..16 {
@@ -405,13 +402,7 @@ fn hostile_front_ends_harm_only_themselves() {
         }),
     ];
     let place = Place::new();
-    let mut machine = Machine::new(&place);
-    machine.create(DomId(ONE), 0);
-    let switch = place.start(&mut machine.run(&place, &["vm"], "", 1), Vec::new());
-    let mut vm = switch.plug("vm", 1, Options::default());
-    let mut good = machine.guest(ONE, small(1));
-    good.plug(&switch, PORT);
-    acquaint(&mut good, &mut vm);
+    let (mut machine, switch, mut vm, mut good) = bed(&place, "", 1, small(1));
     for (number, (what, attack)) in attacks.into_iter().enumerate() {
         let domain = 20 + number as u16;
         machine.create(DomId(domain), 0);
@@ -439,14 +430,8 @@ fn hostile_front_ends_harm_only_themselves() {
 #[test]
 fn event_storms_and_bad_grants_are_borne() {
     let place = Place::new();
-    let mut machine = Machine::new(&place);
-    machine.create(DomId(ONE), 0);
+    let (mut machine, switch, mut vm, mut good) = bed(&place, "", 1, small(1));
     machine.create(DomId(9), 0);
-    let switch = place.start(&mut machine.run(&place, &["vm"], "", 1), Vec::new());
-    let mut vm = switch.plug("vm", 1, Options::default());
-    let mut good = machine.guest(ONE, small(1));
-    good.plug(&switch, PORT);
-    acquaint(&mut good, &mut vm);
     let mut raw = Raw::plug(&machine, 9);
     for round in 0..10u16 {
         for _ in 0..1000 {
@@ -490,11 +475,7 @@ fn a_tap_is_plugged_in_by_the_front_end_program_and_leaves_nothing_behind() {
     assert_eq!(switch.port(PORT).queues.len(), 4);
     // The address that the toolstack has chosen.
     let tap = Mac([0, 0x16, 0x3e, 0, 0, 9]);
-    let arp = |to: Mac, from: Mac, operation: u8, sender: [u8; 4], target: Mac, wanted: [u8; 4]| {
-        let header = [8, 6, 0, 1, 8, 0, 6, 4, 0, operation];
-        [&to.0[..], &from.0, &header, &from.0, &sender, &target.0, &wanted].concat()
-    };
-    let (ours, theirs) = ([10, 99, 0, 1], [10, 99, 0, 2]);
+    let (ours, theirs) = (Ipv4Addr::new(10, 99, 0, 1), Ipv4Addr::new(10, 99, 0, 2));
     for _ in 0..50 {
         vm.send(&arp(Mac::BROADCAST, vm.mac, 1, ours, Mac::default(), theirs));
         // The kernel behind the tap may say things of its own.
@@ -519,14 +500,8 @@ fn a_tap_is_plugged_in_by_the_front_end_program_and_leaves_nothing_behind() {
 #[test]
 fn nodes_that_make_no_sense_connect_nothing() {
     let place = Place::new();
-    let mut machine = Machine::new(&place);
-    machine.create(DomId(ONE), 0);
+    let (mut machine, switch, mut vm, mut good) = bed(&place, "", 1, small(1));
     machine.create(DomId(9), 0);
-    let switch = place.start(&mut machine.run(&place, &["vm"], "", 1), Vec::new());
-    let mut vm = switch.plug("vm", 1, Options::default());
-    let mut good = machine.guest(ONE, small(1));
-    good.plug(&switch, PORT);
-    acquaint(&mut good, &mut vm);
     let mut raw = Raw::plug(&machine, 9);
     switch.until_state("xen9.0", PortState::Up);
     for (key, value) in [("tx-ring-ref", "-1"), ("multi-queue-num-queues", "4000000000"), ("state", "1")] {
