@@ -11,10 +11,10 @@ const EXAMPLES: &str = "\
 Two virtual machines and the host:
   ringferry run --port vhost-user:/run/ringferry/vm0.sock --port vhost-user:/run/ringferry/vm1.sock --port tap:rf0
 
-A busy machine with several queues (mq=on,vectors=10 and queues=4 in QEMU's -netdev):
+A busy guest with several queues (mq=on,vectors=10 and queues=4 in QEMU's -netdev):
   ringferry run --workers 4 --port vhost-user:/run/ringferry/vm0.sock --port tap:rf0
 
-QEMU, one per machine; its memory must be shared for the switch to reach it:
+QEMU, one per guest; its memory must be shared for the switch to reach it:
   qemu-system-x86_64 -m 1G -object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem \\
     -chardev socket,id=net0,path=/run/ringferry/vm0.sock,reconnect=1 \\
     -netdev vhost-user,id=net0,chardev=net0 -device virtio-net-pci,netdev=net0
@@ -45,7 +45,7 @@ pub struct RunArgs {
     pub ports: Vec<String>,
 
     /// Threads that move packets, 1 to 16 [default: the file's, or one for each two processors, at most 4]. Queue pair P of
-    /// a machine is served by thread P modulo their number.
+    /// a guest is served by thread P modulo their number.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS)))]
     pub workers: Option<u16>,
 

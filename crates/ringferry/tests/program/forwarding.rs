@@ -71,7 +71,7 @@ fn a_guest_that_moves_is_found_at_its_new_port() {
     let mut b = switch.plug("b", 2, Options::default());
     let mut c = switch.plug("c", 3, Options::default());
     acquaint(&mut [&mut a, &mut b, &mut c]);
-    // The machine behind b is migrated to c: its back end announces it there.
+    // The guest behind b is migrated to c: its back end announces it there.
     c.connection.frontend().send_rarp(b.mac.0).unwrap();
     assert_eq!(a.receive_plain().len(), 60);
     assert_eq!(b.receive_plain().len(), 60);

@@ -414,9 +414,9 @@ fn a_worker_that_polls_finds_what_a_tap_has_without_sleeping() {
         let host = Host::new();
         let mut a = switch.plug("a", 1, Options::default());
         let sleeps = || switch.show().workers[0].sleeps;
-        // Then nothing but the tap is left to be looked at, as the machine never sends.
+        // Then nothing but the tap is left to be looked at, as the guest never sends.
         let started = sleeps();
-        eventually("the machine's queue is armed", || (sleeps() > started).then_some(()));
+        eventually("the guest's queue is armed", || (sleeps() > started).then_some(()));
         // Asking takes the processor from the worker, so it is asked before and after many packets, not for each.
         const PACKETS: u64 = 50;
         eventually("packets are found by looking, which takes a processor that nobody else wants", || {

@@ -7,7 +7,7 @@
 //! | [`offloads`] | every set of offloads to every other, and to a tap |
 //! | [`lifecycle`] | coming and going: reconnects, restarts, signals, memory and ring changes, inherited sockets |
 //! | [`restart`] | a switch killed under load, with every kind of ring |
-//! | [`workers`] | queue pairs of one machine on several threads |
+//! | [`workers`] | queue pairs of one guest on several threads |
 //! | [`hostile`] | front ends and guests that break the rules harm only themselves |
 //! | [`hostile_back_end`] | back ends that break the rules hold up no guest |
 //! | [`bad_input`] | what cannot work is refused with one line that says what to do |

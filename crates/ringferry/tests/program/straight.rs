@@ -1,4 +1,4 @@
-//! Large frames of the host go straight into the buffers of the only machine they can be for, and of no other.
+//! Large frames of the host go straight into the buffers of the only guest they can be for, and of no other.
 
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::num::NonZero;
@@ -22,7 +22,7 @@ const EVERYBODY: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 255);
 const EXPERIMENT: NonZero<u32> = NonZero::new(253).unwrap();
 /// Bytes of a large payload: no multiple of any buffer.
 const LARGE: usize = 30_001;
-/// How many are on their way at a time; a machine's buffers take as many.
+/// How many are on their way at a time; a guest's buffers take as many.
 const FEW: u32 = 4;
 
 /// Sockets that send packets which lie in one piece: with a checksum for others to finish, and with none.
@@ -62,7 +62,7 @@ fn in_place(switch: &Switch<'_>) -> u64 {
     switch.port("rf0").counters["rx_in_place"]
 }
 
-/// The machine receives `rounds` times what the host sends with `send`, whole and in order.
+/// The guest receives `rounds` times what the host sends with `send`, whole and in order.
 #[track_caller]
 fn carry(a: &mut Guest, rounds: u32, send: impl Fn(u32) -> Vec<u8>) {
     for round in 0..rounds {
@@ -97,7 +97,7 @@ fn large_frames_of_a_tap_are_not_copied_again() {
             carry_datagrams(&host, &mut a, LARGE);
             let straight = in_place(&switch);
             assert!(straight > 32, "{straight} of 64, {ring:?}");
-            // From now on a rule decides what the machine gets to see.
+            // From now on a rule decides what the guest gets to see.
             switch.set("a", &["rate_out=1gbit"]);
             carry_datagrams(&host, &mut a, LARGE);
             assert_eq!(in_place(&switch), straight);
@@ -113,7 +113,7 @@ fn large_frames_of_a_tap_are_not_copied_again() {
 
 /// The second one could be who a frame is for, and nothing is known of a frame before it is in memory.
 #[test]
-fn nothing_goes_straight_where_there_are_two_machines() {
+fn nothing_goes_straight_where_there_are_two_guests() {
     in_a_namespace(|| {
         let place = Place::new();
         let (switch, host) = start(&place, &["a", "b"]);
@@ -124,7 +124,7 @@ fn nothing_goes_straight_where_there_are_two_machines() {
     });
 }
 
-/// A machine that takes nothing longer than its MTU allows. The switch knows that a frame is to be cut when it lies in the machine's buffers, to
+/// A guest that takes nothing longer than its MTU allows. The switch knows that a frame is to be cut when it lies in the guest's buffers, to
 /// which its segments go.
 #[test]
 fn a_frame_that_has_to_be_cut_is_taken_back() {
@@ -134,7 +134,7 @@ fn a_frame_that_has_to_be_cut_is_taken_back() {
         let (switch, host) = start(&place, &["a"]);
         let features = Features::VERSION_1 | Features::MRG_RXBUF | Features::CSUM | Features::GUEST_CSUM;
         let mut a = switch.plug("a", 1, Options { features, ..Options::default() });
-        // What is written to another tap the kernel routes to the machine, uncut.
+        // What is written to another tap the kernel routes to the guest, uncut.
         let (gateway, own) = (Ipv4Addr::new(10, 0, 0, 9), Ipv4Addr::new(10, 0, 0, 2));
         netif::add_address("rf0", gateway.into(), 24).unwrap();
         let other = Tap::open(&TapConfig::new("rf1")).unwrap();
@@ -165,7 +165,7 @@ fn a_frame_that_has_to_be_cut_is_taken_back() {
     });
 }
 
-/// The machine finishes no checksums.
+/// The guest finishes no checksums.
 #[test]
 fn a_frame_that_has_to_be_changed_is_taken_back() {
     in_a_namespace(|| {
@@ -211,7 +211,7 @@ fn without_room_for_the_largest_frame_nothing_is_lost() {
 
 /// The kernel does not say when it could not write there; the switch, which writes there next, notices as ever.
 #[test]
-fn a_machine_whose_memory_goes_loses_its_connection_and_nothing_else() {
+fn a_guest_whose_memory_goes_loses_its_connection_and_nothing_else() {
     in_a_namespace(|| {
         let place = Place::new();
         let (mut switch, host) = start(&place, &["a"]);

@@ -1,4 +1,4 @@
-//! Several workers: queue pairs of one machine on different threads, and frames that cross between them.
+//! Several workers: queue pairs of one guest on different threads, and frames that cross between them.
 
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
@@ -22,7 +22,7 @@ use ringferry_vhost_user::{Connection, RingPlan, Wanted, connect_device};
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Arena, Pair, PairConfig};
 
-/// A machine with several queue pairs, which it polls.
+/// A guest with several queue pairs, which it polls.
 struct Wide {
     connection: Connection,
     pairs: Vec<Pair>,
@@ -156,13 +156,13 @@ fn start<'a>(place: &'a Place, ports: &[&str], workers: &str) -> Switch<'a> {
     place.start(place.run(ports).args(["--workers", workers]), Vec::new())
 }
 
-/// Two machines on a switch with so many workers, which know each other's addresses.
+/// Two guests on a switch with so many workers, which know each other's addresses.
 fn two<'a>(place: &'a Place, workers: &str, pairs: [usize; 2]) -> (Switch<'a>, Wide, Wide) {
     let switch = start(place, &["a", "b"], workers);
     let mut a = Wide::plug(switch.connect("a"), 1, pairs[0], pairs[0]);
     let mut b = Wide::plug(switch.connect("b"), 2, pairs[1], pairs[1]);
     // Whatever comes too early for the other's rings is not there yet.
-    eventually("the machines hear of each other", || {
+    eventually("the guests hear of each other", || {
         a.send(0, &packet(b.mac, a.mac, 1, 0));
         b.send(0, &packet(a.mac, b.mac, 1, 0));
         std::thread::sleep(std::time::Duration::from_millis(20));
@@ -177,7 +177,7 @@ fn two<'a>(place: &'a Place, workers: &str, pairs: [usize; 2]) -> (Switch<'a>, W
 #[test]
 fn frames_cross_between_workers_in_order_and_none_is_lost() {
     let place = Place::new();
-    // The second machine has one pair: what the first sends on its other pairs crosses to worker 0.
+    // The second guest has one pair: what the first sends on its other pairs crosses to worker 0.
     let (switch, mut a, mut b) = two(&place, "3", [6, 1]);
     const ROUNDS: u32 = 40;
     for round in 0..ROUNDS {
@@ -241,7 +241,7 @@ fn a_flow_comes_back_on_the_pair_it_is_sent_on() {
     }
 }
 
-/// Frames that may be under way to a machine: half of the buffers of one of its pairs.
+/// Frames that may be under way to a guest: half of the buffers of one of its pairs.
 const UNDER_WAY: usize = 128;
 
 #[test]
@@ -291,7 +291,7 @@ fn served_by(place: &Place, port: &str) -> Vec<u16> {
     steering.queues.iter().filter_map(|queue| queue.worker).collect()
 }
 
-/// Pairs of both machines go from worker to worker all the time, those that a flow is sent on and those it is received on.
+/// Pairs of both guests go from worker to worker all the time, those that a flow is sent on and those it is received on.
 #[test]
 fn pairs_change_workers_under_traffic_and_frames_stay_in_order() {
     const FLOWS: u16 = 12;
@@ -360,7 +360,7 @@ fn an_assignment_that_cannot_be_is_refused() {
     assert!(refused("a", 0, 2).contains("there is no worker 2: the switch has 2"), "{}", refused("a", 0, 2));
     assert!(refused("a", 16, 1).contains("the port has no queue 16"));
     assert!(refused("c", 0, 1).contains("there is no port \"c\""));
-    // One that the machine has not set up yet may be given away before.
+    // One that the guest has not set up yet may be given away before.
     assign(&place.control(), "a", 3, 0).unwrap();
     assign(&place.control(), "b", 0, 1).unwrap();
     a.send(0, &packet(b.mac, a.mac, 7, 7));

@@ -165,7 +165,7 @@ impl Pair {
         }
         let arrived = self.received - received;
         calm()?;
-        self.settle()?;
+        self.receive_rest()?;
         // Requests that found no room until now wait since they were due.
         let all = (time.as_secs_f64() * REQUESTS) as u64;
         let now = self.now();
@@ -192,7 +192,7 @@ impl Pair {
     }
 
     /// Receives until nothing is missing, or nothing comes any more.
-    fn settle(&mut self) -> Result<(), RowError> {
+    fn receive_rest(&mut self) -> Result<(), RowError> {
         let mut last = Instant::now();
         while last.elapsed() < SILENCE {
             if self.receive()? {
