@@ -294,7 +294,7 @@ fn longest(order: &Order) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::BTreeMap;
 
     use super::*;
     use crate::experiment::Source;
@@ -303,14 +303,14 @@ mod tests {
     fn rows_have_names_of_their_own_and_ours_is_the_baseline_of_their_group_and_unit() {
         for matrix in ["default", "full"] {
             let plan = Switch.plan(&Setup::planning(2, &[("matrix", matrix)])).unwrap();
-            let names: BTreeSet<String> = plan.rows.iter().map(Row::name).collect();
-            assert_eq!(names.len(), plan.rows.len());
+            let rows: BTreeMap<String, &Row> = plan.rows.iter().map(|row| (row.name(), row)).collect();
+            assert_eq!(rows.len(), plan.rows.len());
             for row in &plan.rows {
                 let Some(baseline) = &row.baseline else {
                     assert!(row.name().ends_with("switch=ringferry") && row.goal.is_none());
                     continue;
                 };
-                let found = plan.rows.iter().find(|other| other.name() == *baseline).unwrap();
+                let found = rows[baseline.as_str()];
                 assert_eq!((&found.group, &found.unit), (&row.group, &row.unit));
             }
         }
