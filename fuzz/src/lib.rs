@@ -9,6 +9,7 @@
 //! | [`oracle`] | a second reader of rings, to compare with |
 //! | [`device`], [`driver`], [`net`], [`control`], [`mod@session`] | the targets for VIRTIO |
 //! | [`mod@forward`] | the target for the switch between its ports |
+//! | [`mod@helper`] | the target for the privileged helper |
 //! | [`mod@netback`], [`mod@netfront`], [`mod@store`], [`mod@xenbus`] | the targets for Xen |
 //! | [`seeds`] | scenarios that reach deep, from which the fuzzer starts |
 //!
@@ -20,6 +21,7 @@ pub mod device;
 pub mod driver;
 pub mod forward;
 pub mod guest;
+pub mod helper;
 pub mod net;
 pub mod netback;
 pub mod netfront;
@@ -36,7 +38,7 @@ pub mod xenbus;
 pub type Target = fn(&[u8]) -> ring::Reached;
 
 /// All targets by name.
-pub const TARGETS: [(&str, Target); 13] = [
+pub const TARGETS: [(&str, Target); 14] = [
     ("split_device", device::split),
     ("packed_device", device::packed),
     ("split_driver", driver::split),
@@ -46,6 +48,7 @@ pub const TARGETS: [(&str, Target); 13] = [
     ("vhost_user_session", session::session),
     ("control_queue", control::queue),
     ("switch_forward", forward::forward),
+    ("privileged_helper", helper::helper),
     ("netback", netback::netback),
     ("netfront", netfront::netfront),
     ("xenstore", store::store),

@@ -3,6 +3,7 @@
 
 mod control;
 mod forward;
+mod helper;
 mod netback;
 mod netfront;
 mod store;
@@ -53,6 +54,7 @@ pub fn all() -> Vec<Seed> {
         .chain(sessions())
         .chain(control::seeds())
         .chain(forward::seeds())
+        .chain(helper::seeds())
         .chain(netback::seeds())
         .chain(netfront::seeds())
         .chain(store::seeds())

@@ -174,7 +174,7 @@ impl Rig {
 }
 
 /// Open descriptors of this process. The listing has one of its own, in every count alike.
-fn open_files() -> usize {
+pub(crate) fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
