@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringferry_sys::socket::Stream;
 
@@ -14,6 +14,8 @@ const MAX_ANSWER: usize = 256 * 1024 * 1024;
 /// How long [`call`] waits for each piece of an answer. The switch answers between bursts, within milliseconds; but a
 /// change of a tap's queues may wait for the kernel: on a machine with three programs too many it took more than five seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long [`call`] takes in all. A full forwarding database is here within seconds.
+const LONGEST: Duration = Duration::from_secs(120);
 
 /// Why a request got no answer.
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +72,7 @@ pub fn call(path: &Path, request: &Request) -> Result<Answer, ControlError> {
         io::ErrorKind::WouldBlock => ControlError::Silent(path.to_owned()),
         _ => ControlError::Os { path: path.to_owned(), source },
     };
-    let line = exchange(path, request).map_err(failed)?;
+    let line = exchange(path, request, PATIENCE, LONGEST).map_err(failed)?;
     match serde_json::from_slice(&line) {
         Ok(Response::Ok(answer)) => Ok(answer),
         Ok(Response::Error(message)) => Err(ControlError::Refused(message)),
@@ -78,11 +80,12 @@ pub fn call(path: &Path, request: &Request) -> Result<Answer, ControlError> {
     }
 }
 
-/// Sends one line and receives one.
-fn exchange(path: &Path, request: &Request) -> io::Result<Vec<u8>> {
+/// Sends one line and receives one. Fails with `WouldBlock` when nothing moves for `patience`, or when that takes longer than `longest`.
+fn exchange(path: &Path, request: &Request, patience: Duration, longest: Duration) -> io::Result<Vec<u8>> {
     check_directory(path)?;
+    let end = Instant::now() + longest;
     let stream = Stream::connect(path)?;
-    stream.set_timeout(Some(PATIENCE))?;
+    stream.set_timeout(Some(patience))?;
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
     let mut rest = line.as_slice();
@@ -97,6 +100,49 @@ fn exchange(path: &Path, request: &Request) -> io::Result<Vec<u8>> {
             break; // half an answer is no JSON and will be reported as such
         }
         answer.extend_from_slice(&piece[..bytes]);
+        if Instant::now() > end {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
     }
     Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use ringferry_sys::socket::Listener;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(600);
+    const SHORT: Duration = Duration::from_millis(50);
+
+    fn listener() -> (tempfile::TempDir, PathBuf, Listener) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let listener = Listener::bind(&path).unwrap();
+        (folder, path, listener)
+    }
+
+    #[test]
+    fn a_switch_that_is_stopped_is_not_waited_for() {
+        let (_folder, path, _listener) = listener();
+        // The kernel takes the connection and the request, and nobody answers.
+        let error = exchange(&path, &Request::Show, SHORT, LONG).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
+    }
+
+    #[test]
+    fn an_answer_that_comes_in_drops_has_an_end() {
+        let (_folder, path, listener) = listener();
+        let drops = std::thread::spawn(move || {
+            let peer = listener.wait().unwrap();
+            // Until nobody reads any more.
+            while peer.send(b" ", &[]).is_ok() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let error = exchange(&path, &Request::Show, LONG, SHORT).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
+        drops.join().unwrap();
+    }
 }
