@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -89,6 +90,9 @@ pub struct Listener {
 struct SocketFile {
     path: PathBuf,
     id: (u64, u64),
+    /// The file itself, wherever it is, to ask whether it has a name. That takes no rights, and while it is open no other file has its
+    /// number.
+    fd: OwnedFd,
     /// Somebody else removes it.
     left: bool,
 }
@@ -136,7 +140,7 @@ impl Listener {
         let os = |source: io::Error| BindError::Os { path: path.to_owned(), source };
         let fd = stream_socket(SocketFlags::NONBLOCK).map_err(os)?;
         if let Some(mode) = mode {
-            rustix::fs::fchmod(&fd, rustix::fs::Mode::from_raw_mode(mode)).map_err(|e| os(e.into()))?;
+            rustix::fs::fchmod(&fd, Mode::from_raw_mode(mode)).map_err(|e| os(e.into()))?;
         }
         match rustix::net::bind(&fd, &address) {
             Err(Errno::ADDRINUSE) => {
@@ -146,9 +150,12 @@ impl Listener {
             result => result.map_err(|e| bind_error(path, e))?,
         }
         // The path is made absolute, so that the file is found on drop even if the working directory changes.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file_fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| os(e.into()))?;
         let file = SocketFile {
             path: std::path::absolute(path).map_err(os)?,
             id: SocketFile::id_at(path).map_err(os)?,
+            fd: file_fd,
             left: false,
         };
         rustix::net::listen(&fd, BACKLOG).map_err(|e| os(e.into()))?;
@@ -165,7 +172,7 @@ impl Listener {
                 && sockopt::socket_type(&fd)? == SocketType::STREAM
                 && sockopt::socket_acceptconn(&fd)?;
             adopt(&fd)?;
-            rustix::fs::fcntl_setfl(&fd, rustix::fs::fcntl_getfl(&fd)? | rustix::fs::OFlags::NONBLOCK)?;
+            rustix::fs::fcntl_setfl(&fd, rustix::fs::fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
             Ok(suits)
         };
         if suits() != Ok(true) {
@@ -222,6 +229,13 @@ impl Listener {
         if let Some(file) = &mut self.file {
             file.left = true;
         }
+    }
+
+    /// Returns true if somebody has removed the file that this listener made, or put another in its place: nobody can connect any
+    /// more. It takes one system call and no rights to the directory. An inherited listener has no file of its own.
+    pub fn is_file_gone(&self) -> bool {
+        let names = |file: &SocketFile| rustix::fs::fstat(&file.fd).map(|status| status.st_nlink);
+        self.file.as_ref().is_some_and(|file| names(file) == Ok(0))
     }
 
     /// Returns the path of the file that this listener owns, or `None` if the listener was inherited.
@@ -577,6 +591,25 @@ mod tests {
         let me = server.peer_credentials().unwrap();
         assert_eq!(me.pid, Some(std::process::id()));
         assert_eq!(me.uid, rustix::process::geteuid().as_raw());
+    }
+
+    #[test]
+    fn a_file_that_was_removed_or_replaced_is_missed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let (removed, replaced) =
+            (Listener::bind(&path).unwrap(), Listener::bind(dir.path().join("t")).unwrap());
+        assert!(!removed.is_file_gone() && !replaced.is_file_gone());
+        // Wherever it was moved to, somebody may connect.
+        std::fs::rename(&path, dir.path().join("u")).unwrap();
+        assert!(!removed.is_file_gone());
+        std::fs::remove_file(dir.path().join("u")).unwrap();
+        assert!(removed.is_file_gone());
+        std::fs::rename(tempfile::NamedTempFile::new_in(&dir).unwrap().path(), dir.path().join("t")).unwrap();
+        assert!(replaced.is_file_gone());
+        let inherited = Listener::from_fd(UnixListener::bind(&path).unwrap().into()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(!inherited.is_file_gone(), "its file is another process's");
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub struct PortSnapshot {
     pub negotiated: Negotiated,
     /// Whether it carries packets, and if not, why.
     pub state: PortState,
-    /// What its peer did for which it is in quarantine: no peer is served until that is over.
+    /// Why no peer is served, or no further one: what a peer did for which the port is in quarantine, or that its socket was removed.
     pub fault: Option<String>,
     /// What is plugged in: socket path, tap name or inherited descriptor.
     pub peer: String,

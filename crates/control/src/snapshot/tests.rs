@@ -125,7 +125,7 @@ fn json_reads_back_and_later_fields_are_ignored() {
 fn a_port_in_quarantine_says_why() {
     let mut snapshot = example();
     snapshot.ports[0].fault = Some("its kick event never falls silent".into());
-    assert!(snapshot.to_text().contains("\n  in quarantine: its kick event never falls silent\n"));
+    assert!(snapshot.to_text().contains("\n  fault: its kick event never falls silent\n"));
     let json = serde_json::to_value(&snapshot).unwrap();
     assert_eq!(json["ports"][0]["fault"], "its kick event never falls silent");
     assert_eq!(serde_json::from_value::<Snapshot>(json).unwrap(), snapshot);

@@ -149,7 +149,7 @@ impl PortSnapshot {
         }
         text.push('\n');
         if let Some(fault) = &self.fault {
-            let _ = writeln!(text, "  in quarantine: {fault}");
+            let _ = writeln!(text, "  fault: {fault}");
         }
         let nonzero = |counts: &BTreeMap<String, u64>, shown: &[&str]| {
             let counts = counts.iter().filter(|(name, count)| **count > 0 && !shown.contains(&name.as_str()));

@@ -97,6 +97,8 @@ struct VhostPort {
     failure_logged: bool,
     /// It was logged that another front end waits for the end of this session.
     waiting_logged: bool,
+    /// Somebody has removed the file of the socket, which was logged.
+    socket_gone: bool,
 }
 
 /// What epoll watches for the port.
@@ -202,6 +204,7 @@ impl VhostPort {
             accept_failed: false,
             failure_logged: false,
             waiting_logged: false,
+            socket_gone: false,
         })
     }
 
@@ -380,6 +383,20 @@ impl VhostPort {
         }
     }
 
+    /// Says once that somebody has removed the file of the socket: front ends that are there stay, and no other can come.
+    fn check_socket(&mut self) {
+        let Endpoint::Listen(listener) = &self.endpoint else { return };
+        if self.socket_gone || !listener.is_file_gone() {
+            return;
+        }
+        self.socket_gone = true;
+        tracing::warn!(
+            port = self.device.name,
+            "somebody has removed the socket {}, so no front end can connect to it any more; restart the switch, which makes it anew",
+            self.peer()
+        );
+    }
+
     /// Says once for each session that another front end waits for its end. That one has connected, and nothing tells it why it
     /// gets no answer.
     fn log_waiting(&mut self) {
@@ -437,13 +454,19 @@ impl VhostPort {
         if runs == [true; 2] { PortState::Up } else { PortState::Down }
     }
 
-    /// Why nobody is served although somebody might be there.
+    /// Why nobody is served, or nobody else, although somebody might be there.
     fn unserved(&self) -> Option<String> {
         if self.quarantine.is_some() {
             return self.quarantine.clone();
         }
-        let text = "what front ends have passed cannot be closed yet; reading goes on when it is";
-        self.resources.closer.is_behind().then(|| text.to_owned())
+        if self.resources.closer.is_behind() {
+            return Some(
+                "what front ends have passed cannot be closed yet; reading goes on when it is".to_owned(),
+            );
+        }
+        self.socket_gone.then(|| {
+            "the socket was removed, so no front end can connect any more; restart the switch, which makes it anew".to_owned()
+        })
     }
 
     /// What happened on all sessions so far, by stable name.
@@ -510,6 +533,7 @@ impl PortControl for VhostPort {
 
     fn tick(&mut self, cx: &mut Context<'_>) {
         self.check_memory();
+        self.check_socket();
         self.log_waiting();
         self.settle(cx);
     }
@@ -629,5 +653,26 @@ mod tests {
         assert_eq!(epoll.wait(&mut events, Some(Duration::ZERO)).unwrap(), 0);
         assert!(table.deadline().is_some_and(|due| due > Instant::now() + Duration::from_secs(600)));
         assert_eq!(table.snapshots()[0].counters["connections"], 0);
+    }
+    #[test]
+    fn a_socket_that_was_removed_is_said_for_as_long_as_it_is_missed() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("a");
+        let config =
+            Config::builder().port_flag(&format!("vhost-user:{}", socket.display())).build().unwrap();
+        let (epoll, switch) = (Epoll::new().unwrap(), SwitchConfig::default());
+        let mut table = PortTable::new(Arc::new(Workers::start(&switch).unwrap()), &switch);
+        let PortKind::VhostUser(vhost) = &config.ports[0].kind else { unreachable!() };
+        table.add(config.ports[0].clone(), open(vhost, &mut Passed::default()).unwrap(), &epoll).unwrap();
+        table.begin(&epoll);
+        let mut fault = || {
+            table.tick(&epoll);
+            table.snapshots()[0].fault.clone().unwrap_or_default()
+        };
+        assert_eq!(fault(), "");
+        std::fs::remove_file(&socket).unwrap();
+        for _ in 0..2 {
+            assert!(fault().starts_with("the socket was removed"));
+        }
     }
 }
