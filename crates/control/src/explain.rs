@@ -31,9 +31,9 @@ pub struct Way {
     pub from: String,
     /// Who receives.
     pub to: String,
-    /// What becomes of each kind of traffic; empty while one of the two is down.
+    /// What becomes of each kind of traffic; empty while one of the two is down, or if their rules keep them apart.
     pub traffic: Vec<Traffic>,
-    /// What is to be known besides: an MTU that differs, a port that is down.
+    /// What is to be known besides: rules that keep frames apart or limit them, an MTU that differs, a port that is down.
     pub notes: Vec<String>,
     /// What would make it cheaper.
     pub hints: Vec<String>,

@@ -1,15 +1,19 @@
 //! `ringferry ctl explain PORT`: what becomes of packets between a port and each other one, in plain words: which offloads are used, what
-//! the switch does in their place and what that costs, and what could be changed.
+//! the switch does in their place and what that costs, which rules keep the two apart or limit them, and what could be changed.
 //!
-//! All of it follows from what the two ports are [able](Abilities) to do; nothing is measured. The data plane decides by the same
-//! rules: `plane/offload/`.
+//! All of it follows from what the two ports are [able](Abilities) to do and from their rules (`rules`); nothing is measured. The data
+//! plane decides by the same rules: `plane/offload/`, `plane/policy/`.
+
+mod rules;
 
 use ringferry_control::explain::{Checksums, Cost, Explanation, Protocol, Segments, Traffic, Way};
 use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, Snapshot, VifFeatures};
 use ringferry_packet::vnet::Offloads;
 use ringferry_virtio_net::Features;
 
+use self::rules::Ruled;
 use crate::ports::tap;
+use crate::rules::Rules;
 
 /// Bytes of the largest packet that goes unsegmented, link and network headers included.
 const LARGEST: u32 = 65_535;
@@ -87,28 +91,36 @@ const KINDS: [(Protocol, Offloads, u32); 3] = [
     (Protocol::Udp, Offloads::USO, HEADERS_UDP),
 ];
 
-/// Explains a port of a switch.
+/// Explains a port of a switch, whose ports have the rules that `rules` says.
 ///
 /// # Errors
 /// There is no such port; the message says which there are.
-pub fn explain(snapshot: &Snapshot, name: &str) -> Result<Explanation, String> {
+pub fn explain(
+    snapshot: &Snapshot,
+    name: &str,
+    rules: impl Fn(&str) -> Rules,
+) -> Result<Explanation, String> {
     let ports: Vec<Abilities> = snapshot.ports.iter().filter_map(Abilities::of).collect();
     let Some(port) = ports.iter().find(|port| port.name == name) else {
         let names: Vec<_> = ports.iter().map(|port| port.name.as_str()).collect();
         return Err(format!("there is no port {name:?}; the ports are: {}", names.join(", ")));
     };
-    let others = ports.iter().filter(|other| other.name != name);
+    let own = rules(name);
+    let ways = ports.iter().filter(|other| other.name != name).flat_map(|other| {
+        let theirs = rules(&other.name);
+        [way((port, &own), (other, &theirs)), way((other, &theirs), (port, &own))]
+    });
     Ok(Explanation {
         port: name.to_owned(),
         takes: port.takes,
         sends: port.sends,
         mtu: port.mtu,
-        ways: others.flat_map(|other| [way(port, other), way(other, port)]).collect(),
+        ways: ways.collect(),
     })
 }
 
-/// What becomes of packets on the way from one port to another.
-pub fn way(from: &Abilities, to: &Abilities) -> Way {
+/// What becomes of packets on the way from one port to another, given the rules of both.
+fn way((from, sends): (&Abilities, &Rules), (to, receives): (&Abilities, &Rules)) -> Way {
     let mut way = Way {
         from: from.name.clone(),
         to: to.name.clone(),
@@ -120,7 +132,10 @@ pub fn way(from: &Abilities, to: &Abilities) -> Way {
         way.notes
             .push(format!("{} is not up, so nothing passes: `ringferry ctl show` says its state", port.name));
     }
-    if !way.notes.is_empty() {
+    let (sender, receiver) =
+        (Ruled { name: &from.name, rules: sends }, Ruled { name: &to.name, rules: receives });
+    let passes = rules::explain(&mut way, sender, receiver);
+    if !passes || !from.up || !to.up {
         return way;
     }
     way.traffic =
@@ -239,6 +254,11 @@ mod tests {
     use ringferry_sys::tap::Offloads as TapOffloads;
 
     use super::*;
+
+    /// The way between ports without rules.
+    fn way(from: &Abilities, to: &Abilities) -> Way {
+        super::way((from, &Rules::default()), (to, &Rules::default()))
+    }
 
     const SEGMENTATION: Offloads = Offloads::TSO4.union(Offloads::TSO6).union(Offloads::USO);
 
@@ -370,16 +390,28 @@ mod tests {
     #[test]
     fn the_text_has_both_ways_to_every_other_port() {
         let mut known = Snapshot::default();
-        assert!(explain(&known, "a").unwrap_err().contains("there is no port"));
+        assert!(explain(&known, "a", |_| Rules::default()).unwrap_err().contains("there is no port"));
         for name in ["a", "b", "c"] {
             known.ports.push(snapshot(name, Negotiated::Tap(TapOffloads::CSUM)));
         }
-        let explanation = explain(&known, "b").unwrap();
+        let explanation = explain(&known, "b", |_| Rules::default()).unwrap();
         let ways: Vec<_> = explanation.ways.iter().map(|way| (way.from.as_str(), way.to.as_str())).collect();
         assert_eq!(ways, [("b", "a"), ("a", "b"), ("b", "c"), ("c", "b")]);
         let text = explanation.to_text();
         assert!(text.starts_with("b: takes csum; may leave to others csum; MTU 1500\n\nb -> a\n"), "{text}");
         let json = serde_json::to_string(&explanation).unwrap();
         assert_eq!(serde_json::from_str::<Explanation>(&json).unwrap(), explanation);
+    }
+
+    #[test]
+    fn ports_that_rules_keep_apart_have_no_traffic() {
+        let mut known = Snapshot::default();
+        for name in ["a", "b", "c"] {
+            known.ports.push(snapshot(name, Negotiated::Tap(TapOffloads::CSUM)));
+        }
+        let rules = |name: &str| Rules { isolated: name != "c", ..Rules::default() };
+        let ways = explain(&known, "a", rules).unwrap().ways;
+        let apart = |way: &&Way| way.traffic.is_empty() && way.notes[0].starts_with("nothing passes");
+        assert_eq!(ways.iter().map(|way| apart(&way)).collect::<Vec<_>>(), [true, true, false, false]);
     }
 }

@@ -56,7 +56,12 @@ impl Requests<'_> {
                 let snapshot = self.snapshot();
                 self.answer_for_port(&request, channels::find(&snapshot, port)?)
             }
-            Request::Explain { port } => explain(&self.snapshot(), port).map(Answer::Explain),
+            Request::Explain { port } => {
+                let rules = |name: &str| {
+                    self.ports.entry_of(name).map(|entry| entry.rules.clone()).unwrap_or_default()
+                };
+                explain(&self.snapshot(), port, rules).map(Answer::Explain)
+            }
             Request::Rules { port } => self.rules(port).map(Answer::Rules),
             Request::Set { port, settings, runtime } => {
                 let edit = Edit::set(settings).map_err(|error| error.to_string())?;

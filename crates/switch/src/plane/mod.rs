@@ -34,6 +34,7 @@ mod worker;
 pub use handoff::migration::MigrationError;
 pub(crate) use handoff::shared::PAIRS;
 pub use handoff::shared::PortShared;
+pub(crate) use policy::vlan::{Egress, Membership};
 pub use port::Steering;
 pub use queues::{Delivery, DirectRead, FrameCost, Lease, PortHandle, Queues, Taken, Watch};
 pub use worker::Workers;
