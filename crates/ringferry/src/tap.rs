@@ -6,13 +6,12 @@ use arrayvec::ArrayVec;
 use ringferry_memory::ReadSlice;
 use ringferry_packet::buffer::Chain;
 use ringferry_packet::ether::Mac;
-use ringferry_packet::vnet;
+use ringferry_packet::vnet::{self, Header, VALIDATED_HEAD};
 use ringferry_sys::netif::{self, InterfaceError};
 use ringferry_sys::tap::{Offloads, Tap};
 
-/// Most buffers of a packet that go to the kernel, the header among them: a frame of any length in buffers of an
-/// MTU, and some.
-const PIECES: usize = 64;
+/// Most buffers of a packet that go to the kernel: a frame of any length in buffers of an MTU, and some.
+const MAX_BUFFERS: usize = 63;
 
 /// Reads an address as options give it: ADDRESS/PREFIX.
 pub fn parse_address(text: &str) -> Result<(IpAddr, u8), String> {
@@ -57,35 +56,97 @@ pub fn offloads(host: vnet::Offloads) -> Offloads {
     pairs.into_iter().filter(|(offload, _)| host.contains(*offload)).map(|(_, tap)| tap).collect()
 }
 
-/// Returns what may go to the kernel of the virtual header that a back end wrote for a frame of `len` bytes, if it keeps to what was
-/// `agreed`; `None` if it does not, and the packet must be dropped.
-///
-/// The kernel believes a header: it would finish checksums and cut segments wherever it says. Without an offload a back end
-/// must not ask for it, and a claim that a checksum is valid, which only makes the kernel trust a frame, is not passed on.
-pub fn header_from_back_end(
-    header: &vnet::Header,
-    len: usize,
-    agreed: vnet::Offloads,
-) -> Option<vnet::Header> {
-    let mut header = header.sanitised_from_device();
-    if !agreed.contains(vnet::Offloads::CSUM) {
-        header.flags &= !vnet::F_DATA_VALID;
-    }
-    // What the frame itself says of its protocols is to be compared with the header here, too.
-    (agreed.accepts(&header) && header.check(len).is_ok()).then_some(header)
+/// Why a packet did not get to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Undelivered {
+    /// Its virtual header asks for what was not agreed on, or contradicts the frame.
+    BadHeader,
+    /// The kernel does not take it.
+    NotTaken,
 }
 
-/// Hands a packet to the kernel; false when it does not take it.
-pub fn write(tap: &Tap, packet: &Chain) -> bool {
-    let header = packet.header.to_bytes();
-    let mut slices = ArrayVec::<ReadSlice<'_>, PIECES>::new();
+/// Hands a packet that a back end wrote to the kernel, if its virtual header keeps to what was `agreed` and to what the frame is.
+///
+/// The kernel believes a header: it would finish checksums and cut segments wherever it says. Without an offload a back end must not
+/// ask for it, and a claim that a checksum is valid, which only makes the kernel trust a frame, is not passed on. The back end may
+/// still write to the frame, so the kernel gets the very copy of its headers that was checked.
+///
+/// # Errors
+/// [`Undelivered`]; the packet must be counted.
+#[inline]
+pub fn deliver(tap: &Tap, packet: &Chain, agreed: vnet::Offloads) -> Result<(), Undelivered> {
+    let header = packet.header.sanitised_from_device();
+    if header.needs_csum() {
+        return deliver_unfinished(tap, header, packet, agreed);
+    }
+    // Whatever else a header may say does not depend on the frame's protocols.
+    let header = header.validated(&[], packet.len(), agreed).map_err(|_| Undelivered::BadHeader)?;
+    write(tap, header, &[], packet)
+}
+
+#[inline(never)]
+fn deliver_unfinished(
+    tap: &Tap,
+    header: Header,
+    packet: &Chain,
+    agreed: vnet::Offloads,
+) -> Result<(), Undelivered> {
+    let mut head = [0; VALIDATED_HEAD];
+    let (header, head) = validated(header, packet, agreed, &mut head).ok_or(Undelivered::BadHeader)?;
+    write(tap, header, head, packet)
+}
+
+/// Copies the first bytes of a frame to `head` and holds its virtual header against them; `None` if it must be dropped.
+fn validated<'h>(
+    header: Header,
+    packet: &Chain,
+    agreed: vnet::Offloads,
+    head: &'h mut [u8; VALIDATED_HEAD],
+) -> Option<(Header, &'h [u8])> {
+    let head = packet.prefix(head);
+    let header = header.validated(head, packet.len(), agreed).ok()?;
+    // The kernel finishes any checksum behind the network header by itself, and the copy does not change: it needs no other software.
+    Some((header.sanitised_from_device(), head))
+}
+
+fn write(tap: &Tap, header: Header, head: &[u8], packet: &Chain) -> Result<(), Undelivered> {
+    let header = header.to_bytes();
+    let slices = slices(&header, head, packet).ok_or(Undelivered::NotTaken)?;
+    tap.writev(&slices).map(drop).map_err(|_| Undelivered::NotTaken)
+}
+
+/// What the kernel is given: the virtual header, `head`, and of the packet what is behind so many bytes. `None` if it is in too many
+/// buffers.
+fn slices<'a>(
+    header: &'a [u8; Header::LEN],
+    head: &'a [u8],
+    packet: &'a Chain,
+) -> Option<ArrayVec<ReadSlice<'a>, { MAX_BUFFERS + 2 }>> {
+    if packet.bufs().len() > MAX_BUFFERS {
+        return None;
+    }
+    let mut slices = ArrayVec::new();
     slices.push(ReadSlice::from(&header[..]));
-    slices.extend(packet.pieces().take(PIECES - 1));
-    packet.bufs().len() < PIECES && tap.writev(&slices).is_ok()
+    if head.is_empty() {
+        slices.extend(packet.pieces());
+        return Some(slices);
+    }
+    slices.push(ReadSlice::from(head));
+    let mut copied = head.len();
+    for piece in packet.pieces() {
+        let rest = piece.skip(copied);
+        copied -= copied.min(piece.len());
+        if !rest.is_empty() {
+            slices.push(rest);
+        }
+    }
+    Some(slices)
 }
 
 #[cfg(test)]
 mod tests {
+    use ringferry_packet::buffer::Pools;
+    use ringferry_packet::testing::{Packet, Sent, chain_of, pools};
     use ringferry_virtio_net::Features;
 
     use super::*;
@@ -99,44 +160,116 @@ mod tests {
         }
     }
 
+    /// What the kernel is given of a packet; `None` if it is dropped.
+    fn given(packet: &Chain, agreed: vnet::Offloads) -> Option<(Header, Vec<u8>)> {
+        let header = packet.header.sanitised_from_device();
+        let mut head = [0; VALIDATED_HEAD];
+        let (header, head) = validated(header, packet, agreed, &mut head)?;
+        let bytes = header.to_bytes();
+        let slices = slices(&bytes, head, packet).unwrap();
+        assert_eq!(bytes_of(&slices[..1]), bytes);
+        Some((header, bytes_of(&slices[1..])))
+    }
+
+    fn bytes_of(slices: &[ReadSlice<'_>]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for slice in slices {
+            let at = bytes.len();
+            bytes.resize(at + slice.len(), 0);
+            slice.copy_to(&mut bytes[at..]);
+        }
+        bytes
+    }
+
+    /// What a back end sent, in buffers of these lengths and one for the rest.
+    fn received((header, frame): &Sent, lens: &[usize]) -> (Pools, Chain) {
+        let mut pools = pools(lens.len() as u32 + 2);
+        let rest = frame.len() - lens.iter().sum::<usize>();
+        let packet = chain_of(&mut pools, *header, frame, &[lens, &[rest]].concat());
+        (pools, packet)
+    }
+
     #[test]
     fn d5_a_back_end_may_ask_the_kernel_only_for_what_was_agreed() {
-        use vnet::{
-            F_DATA_VALID, F_NEEDS_CSUM, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_UDP_L4, Header,
+        use vnet::{F_DATA_VALID, GSO_ECN, GSO_UDP};
+        let (csum, ecn) = (vnet::Offloads::CSUM, vnet::Offloads::ECN);
+        let all = Features::DEVICE.guest_offloads();
+        let passes = |agreed, sent: &Sent| given(&received(sent, &[]).1, agreed).is_some();
+        let partial = |v6, tcp| {
+            let packet = Packet::plain(v6, tcp, vec![7; 3000]);
+            (packet.header(), packet.partial())
         };
-        let header = |flags, gso_type| Header {
-            flags,
-            gso_type,
-            hdr_len: if gso_type == GSO_NONE { 0 } else { 54 },
-            gso_size: if gso_type == GSO_NONE { 0 } else { 1000 },
-            csum_start: if flags & F_NEEDS_CSUM == 0 { 0 } else { 34 },
-            csum_offset: if flags & F_NEEDS_CSUM == 0 { 0 } else { 16 },
-            num_buffers: 0,
-        };
-        let (none, csum) = (vnet::Offloads::empty(), vnet::Offloads::CSUM);
-        let (tcp4, all) = (csum | vnet::Offloads::TSO4, Features::DEVICE.guest_offloads());
-        let passes = |agreed, flags, gso| header_from_back_end(&header(flags, gso), 3000, agreed).is_some();
-        for (needed, flags, gso) in [
-            (csum, F_NEEDS_CSUM, GSO_NONE),
-            (tcp4, F_NEEDS_CSUM, GSO_TCPV4),
-            (tcp4 | vnet::Offloads::ECN, F_NEEDS_CSUM, GSO_TCPV4 | GSO_ECN),
-            (csum | vnet::Offloads::TSO6, F_NEEDS_CSUM, GSO_TCPV6),
-            (csum | vnet::Offloads::USO, F_NEEDS_CSUM, GSO_UDP_L4),
+        let unsegmented = |v6, tcp| Packet::plain(v6, tcp, vec![7; 3000]).sent(1000);
+        let (header, frame) = unsegmented(false, true);
+        let congested = (Header { gso_type: header.gso_type | GSO_ECN, ..header }, frame.clone());
+        for (needed, sent) in [
+            (csum, partial(false, true)),
+            (csum, partial(true, false)),
+            (csum | vnet::Offloads::TSO4, unsegmented(false, true)),
+            (csum | vnet::Offloads::TSO4 | ecn, congested),
+            (csum | vnet::Offloads::TSO6, unsegmented(true, true)),
+            (csum | vnet::Offloads::USO, unsegmented(false, false)),
         ] {
-            assert!(passes(all, flags, gso) && passes(needed, flags, gso), "{gso}");
+            assert!(passes(all, &sent) && passes(needed, &sent), "{:?}", sent.0);
             for lacking in needed.iter() {
-                assert!(!passes(needed - lacking, flags, gso), "{gso} without {lacking:?}");
+                assert!(!passes(needed - lacking, &sent), "{:?} without {lacking:?}", sent.0);
             }
-            assert!(!passes(none, flags, gso), "{gso}");
         }
-        // Fragmentation is never agreed on, nor is what has no meaning, or has none for this frame.
-        for (flags, gso) in [(F_NEEDS_CSUM, GSO_UDP), (F_NEEDS_CSUM, 9), (0, GSO_TCPV4), (0, GSO_ECN)] {
-            assert!(!passes(all, flags, gso), "{gso}");
+        // Fragmentation is never agreed on, nor is what has no meaning.
+        for gso_type in [GSO_UDP, 9, GSO_ECN] {
+            assert!(!passes(all, &(Header { gso_type, ..header }, frame.clone())), "{gso_type}");
         }
-        assert!(header_from_back_end(&header(F_NEEDS_CSUM, GSO_NONE), 40, all).is_none(), "beyond the frame");
-        let valid = header(F_DATA_VALID, GSO_NONE);
-        assert_eq!(header_from_back_end(&valid, 100, all), Some(valid));
-        assert_eq!(header_from_back_end(&valid, 100, none), Some(Header::NONE));
+        let valid = (Header { flags: F_DATA_VALID, ..Header::NONE }, frame.clone());
+        assert_eq!(given(&received(&valid, &[]).1, all).unwrap().0, valid.0);
+        assert_eq!(given(&received(&valid, &[]).1, vnet::Offloads::empty()).unwrap().0, Header::NONE);
+        assert!(!passes(all, &(Header::NONE, vec![0; 13])), "no Ethernet header");
+    }
+
+    #[test]
+    fn d5_the_header_of_a_back_end_agrees_with_its_frame() {
+        let all = Features::DEVICE.guest_offloads();
+        let (header, frame) = Packet::plain(false, true, vec![7; 3000]).sent(1000);
+        let header = Header { hdr_len: 54, ..header };
+        let passes =
+            |header| given(&received(&(header, frame.clone()), &[]).1, all).map(|(header, _)| header);
+        assert_eq!(passes(header), Some(header));
+        // The kernel computes from it where the payload begins.
+        assert_eq!(passes(Header { hdr_len: 0, ..header }), Some(header));
+        assert_eq!(passes(Header { gso_type: vnet::GSO_TCPV6, ..header }), None, "IPv4");
+        assert_eq!(passes(Header { csum_start: 14, csum_offset: 12, ..header }), None, "addresses");
+        assert_eq!(passes(Header { csum_offset: 6, ..header }), None, "not that of TCP");
+        assert_eq!(passes(Header { gso_size: 1, ..header }), None, "too many segments");
+        assert_eq!(passes(Header { gso_size: 3000, ..header }).map(|header| header.gso_type), Some(0));
+        // The kernel alone finishes the checksum of a packet within the packet.
+        let inner =
+            Header { csum_start: 100, csum_offset: 6, gso_type: 0, gso_size: 0, hdr_len: 0, ..header };
+        assert_eq!(passes(inner), Some(inner));
+        assert_eq!(passes(Header { csum_start: 3100, ..inner }), None, "beyond the frame");
+    }
+
+    #[test]
+    fn d5_what_was_checked_is_what_the_kernel_gets() {
+        let sent = Packet::plain(true, true, vec![7; 3000]).sent(1000);
+        let bytes = sent.0.to_bytes();
+        for lens in [&[][..], &[1, 13], &[100, 156], &[100, 157], &[400]] {
+            let (_pools, packet) = received(&sent, lens);
+            // The back end has written to the frame since its head was copied.
+            for head in [&[9; 64][..], &[9; VALIDATED_HEAD]] {
+                let slices = slices(&bytes, head, &packet).unwrap();
+                assert_eq!(bytes_of(&slices[1..]), [head, &sent.1[head.len()..]].concat(), "{lens:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn packets_in_too_many_buffers_are_not_written() {
+        let (header, frame) = (Header::NONE, vec![1; 200]);
+        let in_buffers = |count: usize| received(&(header, frame.clone()), &vec![1; count - 1]);
+        let (bytes, head) = (header.to_bytes(), &frame[..20]);
+        for head in [&[][..], head] {
+            assert!(slices(&bytes, head, &in_buffers(MAX_BUFFERS).1).is_some());
+            assert!(slices(&bytes, head, &in_buffers(MAX_BUFFERS + 1).1).is_none());
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ use super::counts::{Counts, QueuePair, Report};
 use super::read;
 use super::rings::PairRings;
 use super::spread::Gauge;
-use crate::tap;
+use crate::tap::{self, Undelivered};
 
 /// Packets moved in one direction before the other gets its turn.
 const BURST: usize = 32;
@@ -357,18 +357,16 @@ impl<'a> Bridge<'a> {
         if sharing.is_some_and(|(_, end)| Instant::now() >= end) {
             *sharing = None;
         }
-        let received = receiveq.lend(BURST, pools, |mut packet, _| {
-            let Some(header) = tap::header_from_back_end(&packet.header, packet.len(), *agreed) else {
+        let received = receiveq.lend(BURST, pools, |packet, _| {
+            let tap = sharing.map_or(*tap, |(queues, _)| of_flow(&packet, queues));
+            let delivered = tap::deliver(tap, &packet, *agreed);
+            if delivered == Err(Undelivered::BadHeader) {
                 counts.rx_bad_headers += 1;
                 return Some(packet);
-            };
-            packet.header = header;
+            }
             counts.rx_packets += 1;
             counts.rx_bytes += packet.len() as u64;
-            let tap = sharing.map_or(*tap, |(queues, _)| of_flow(&packet, queues));
-            if !tap::write(tap, &packet) {
-                counts.rx_tap_errors += 1;
-            }
+            counts.rx_tap_errors += u64::from(delivered.is_err());
             Some(packet)
         });
         if received > 0 {

@@ -10,7 +10,7 @@ use ringferry_xen::netif::Fault;
 use ringferry_xen_net::netfront::Pair;
 use serde::Serialize;
 
-use crate::tap;
+use crate::tap::{self, Undelivered};
 
 /// Packets moved in one direction before the other gets its turn.
 const BURST: usize = 32;
@@ -186,17 +186,15 @@ fn send(pair: &mut Pair, header: Header, frame: &[u8]) -> Sent {
 /// From the back end to the tap; whether anything moved.
 fn receive(pair: &mut Pair, tap: &Tap, agreed: Offloads, counts: &mut Counts) -> bool {
     let Pair { receive, pools, .. } = pair;
-    let received = receive.lend(BURST, pools, |mut packet, _| {
-        let Some(header) = tap::header_from_back_end(&packet.header, packet.len(), agreed) else {
+    let received = receive.lend(BURST, pools, |packet, _| {
+        let delivered = tap::deliver(tap, &packet, agreed);
+        if delivered == Err(Undelivered::BadHeader) {
             counts.rx_bad_headers += 1;
             return Some(packet);
-        };
-        packet.header = header;
+        }
         counts.rx_packets += 1;
         counts.rx_bytes += packet.len() as u64;
-        if !tap::write(tap, &packet) {
-            counts.rx_tap_errors += 1;
-        }
+        counts.rx_tap_errors += u64::from(delivered.is_err());
         Some(packet)
     });
     if received > 0 {

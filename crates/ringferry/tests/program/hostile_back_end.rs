@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use ringferry_control::{self as control, Answer, ControlError, GuestSnapshot, Request};
 use ringferry_memory::{GuestMemory, Words};
+use ringferry_packet::testing::{Packet, Sent};
+use ringferry_packet::vnet::{GSO_TCPV6, Header};
 use ringferry_rig::frames::pattern;
 use ringferry_rig::process::{Process, eventually, may_network, readable};
 use ringferry_rig::switch::{Place, ringferry};
@@ -20,6 +22,7 @@ use ringferry_sys::process::Spawn;
 use ringferry_sys::socket::{Listener, Stream};
 use ringferry_vhost_user::{Device, Offer, RingSetup, Session};
 use ringferry_virtio_net::Features;
+use ringferry_virtio_net::device::Receiveq;
 use rustix::fs::OFlags;
 use rustix::process::Signal;
 
@@ -146,6 +149,45 @@ fn serve(
         }
         done(device).then_some(())
     });
+}
+
+/// Delivers frames with these virtual headers to the receiveq.
+#[track_caller]
+fn deliver(villain: &Villain, features: Features, frames: &[Sent]) {
+    let (_, ring) = villain.rings.iter().find(|(index, _)| *index == 0).expect("a receiveq");
+    let mut queue = Receiveq::new(ring.ring().unwrap(), features);
+    for (header, frame) in frames {
+        assert!(queue.deliver(&mut ring.memory.translator(), *header, frame, &[]).is_ok());
+    }
+    ring.signal_used(queue.flush()).unwrap();
+}
+
+#[test]
+fn d5_headers_that_would_deceive_the_kernel_are_dropped() {
+    if !may_network() {
+        return;
+    }
+    let packet = Packet::plain(false, true, vec![7; 3000]);
+    let (header, frame) = packet.sent(1000);
+    let addresses = Header { csum_start: 14, csum_offset: 12, ..header };
+    let other = Header { gso_type: GSO_TCPV6, ..header };
+    let frames = [header, addresses, other, Header::NONE].map(|header| (header, frame.clone()));
+    // Without offloads only the last one makes no false claim, and with them the first as well.
+    let nothing = Features::VERSION_1 | Features::MRG_RXBUF;
+    for (features, bad, good) in [(nothing, 3, 1), (Features::DEVICE, 2, 2)] {
+        let scene = Scene::new(&[]);
+        let mut sent = false;
+        serve(scene.accept(), features, &mut Villain::default(), |villain| {
+            let Some(guest) = scene.show().filter(|guest| guest.up) else { return false };
+            if !std::mem::replace(&mut sent, true) {
+                deliver(villain, features, &frames);
+            }
+            let counters = &guest.stats.counters;
+            assert!(counters["rx_bad_headers"] <= bad && counters["rx_packets"] <= good, "{counters:?}");
+            (counters["rx_bad_headers"], counters["rx_packets"]) == (bad, good)
+        });
+        scene.ends();
+    }
 }
 
 #[test]
