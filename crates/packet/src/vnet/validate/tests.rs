@@ -51,8 +51,23 @@ fn m2_a_checksum_must_not_change_the_network_header() {
                 Header { csum_start, csum_offset: field - csum_start.min(field), ..tcp(false).header() };
             let refused = Err(Invalid::Checksum { start: csum_start, offset: header.csum_offset });
             assert_eq!(judge(&(header, frame.clone())), refused);
+            // Nor with segmentation, where it has to be that of TCP.
+            let cut = Header { gso_type: GSO_TCPV4, gso_size: 1000, ..header };
+            assert_eq!(judge(&(cut, frame.clone())), refused);
         }
     }
+    let (header, frame) = tcp(false).sent(1000);
+    let payload = Header { csum_start: header.csum_start + 20, ..header };
+    assert!(matches!(judge(&(payload, frame)), Err(Invalid::Checksum { .. })), "of each segment");
+}
+
+/// The rest of a fragmented packet, over which its checksum is computed, is elsewhere.
+#[test]
+fn m2_the_checksum_of_a_fragment_is_left_to_software() {
+    let (header, mut fragment) = tcp(false).sent(0);
+    assert_eq!(judge(&(header, fragment.clone())), Ok(header));
+    fragment[20] = 0x20;
+    assert_eq!(judge(&(header, fragment)).map(|header| header.is_software_only()), Ok(true));
 }
 
 #[test]
@@ -98,6 +113,7 @@ fn m2_segments_are_of_sane_size_and_number() {
     let size = |packet: &Packet, gso_size| judge(&packet.sent(gso_size)).map(|header| header.gso_size);
     let tcp = Packet::plain(false, true, vec![3; 16_000]);
     assert_eq!(size(&tcp, 7), Err(Invalid::GsoSize(7)));
+    assert_eq!(size(&Packet::plain(false, true, vec![3; 70]), 7), Err(Invalid::GsoSize(7)), "however few");
     assert_eq!(size(&tcp, 8), Ok(8));
     assert_eq!(size(&Packet::plain(false, true, vec![3; 17_000]), 8), Err(Invalid::GsoSize(8)), "too many");
     assert_eq!(size(&tcp, 0xffff), Err(Invalid::GsoSize(0xffff)));
@@ -179,7 +195,7 @@ fn m2_what_is_refused_leaves_no_trace_in_a_burst() {
         burst.push(*header, ReadSlice::from(&frame[..]));
         assert_eq!(burst.validate_last(ALL).is_ok(), header.gso_type == GSO_TCPV6);
     }
-    assert_eq!(burst.len(), 2);
+    assert_eq!((burst.len(), burst.pieces()), (2, 2));
     for frame in burst.frames() {
         let mut flat = Vec::new();
         burst.flatten(frame, &mut flat);
