@@ -145,6 +145,11 @@ pub(crate) struct Handoff {
     turn: usize,
 }
 
+/// The rings of a worker to each other one, and what is held up on its way to them.
+#[cfg(any(test, feature = "testing"))]
+#[derive(Debug)]
+pub(crate) struct HeldUp(Vec<Option<(Producer<HandoffFrame>, Consumer<HandoffFrame>)>>);
+
 impl Handoff {
     /// The ends of as many workers as there are doorbells.
     pub(crate) fn mesh(doorbells: &[Arc<Doorbell>]) -> Vec<Handoff> {
@@ -269,6 +274,30 @@ impl Handoff {
             // There is room for as many as can be under way.
             let _ = way.empty.push((port, frame));
         }
+    }
+
+    /// What is sent from now on is held up on its way until [`Handoff::let_pass`]: so a test can let others go on between a worker's look at
+    /// whose a queue is and the push that follows from it.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn hold_up(&mut self) -> HeldUp {
+        let divert = |out: &mut Out| {
+            let (frames, held) = RingBuffer::new(DEPTH);
+            (std::mem::replace(&mut out.frames, frames), held)
+        };
+        HeldUp(self.out.iter_mut().map(|out| out.as_mut().map(divert)).collect())
+    }
+
+    /// What was held up arrives, in order, and whoever sleeps is woken for it.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn let_pass(&mut self, HeldUp(held): HeldUp) {
+        for (out, (frames, mut held)) in self.out.iter_mut().flatten().zip(held.into_iter().flatten()) {
+            out.frames = frames;
+            while let Ok(frame) = held.pop() {
+                out.frames.push(frame).expect("there is a place for each frame under way");
+                out.dirty = true;
+            }
+        }
+        self.flush();
     }
 
     /// To be called before the worker sleeps, and [`Handoff::awake`] after it: false if it must not, as there is

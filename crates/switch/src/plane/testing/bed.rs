@@ -1,7 +1,7 @@
 //! Workers without threads: a test says which of them makes its next step, and what time it is.
 //!
 //! A [`Bed`] has the workers that a switch would have, with [heap ports](super::heap) plugged in, on a scripted clock. Nothing happens by itself: a worker
-//! makes a [round](Bed::round), [looks at its events](Bed::serve_events), or [goes to sleep](Bed::sleep) when the test says so; one that sleeps only goes on
+//! makes a [round](Bed::round), [begins one](Bed::begin_round) and ends it later, [looks at its events](Bed::serve_events), or [goes to sleep](Bed::sleep) when the test says so; one that sleeps only goes on
 //! when epoll reports something, or when its time is over, as its thread would. So a test can try any order of steps, and try it again.
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use crate::config::SwitchConfig;
 use crate::counters::{PortTotals, WorkerCounters};
 use crate::fdb::PortId;
 use crate::plane::handoff::migration::{MigrationSteps, QueueOwners, migrate};
-use crate::plane::handoff::ring::{Doorbell, Handoff};
+use crate::plane::handoff::ring::{Doorbell, Handoff, HeldUp};
 use crate::plane::now::Clock;
 use crate::plane::policy::PortPolicy;
 use crate::plane::worker::command::{Command, Inbox, NewPort};
@@ -58,6 +58,8 @@ pub struct Bed {
     workers: Vec<Worker<HeapQueues>>,
     /// Until when each worker sleeps, if it does.
     asleep: Vec<Option<u64>>,
+    /// What each worker has on its way to others, if it is in the middle of a round.
+    held_up: Vec<Option<HeldUp>>,
     clock: &'static AtomicU64,
     owners: QueueOwners,
     policies: BTreeMap<PortId, Arc<PortPolicy>>,
@@ -91,8 +93,10 @@ impl Bed {
         });
         let workers: Vec<_> = workers.collect();
         let asleep = vec![None; workers.len()];
+        let held_up = workers.iter().map(|_| None).collect();
         let (owners, policies) = (QueueOwners::default(), BTreeMap::new());
-        Bed { workers, asleep, clock, owners, policies, turn: 0, ports: Vec::new(), shared: Vec::new() }
+        let (ports, shared) = (Vec::new(), Vec::new());
+        Bed { workers, asleep, held_up, clock, owners, policies, turn: 0, ports, shared }
     }
 
     /// Plugs in a port, all of whose queues run.
@@ -196,6 +200,7 @@ impl Bed {
     }
 
     fn execute(&mut self, worker: usize, command: Command<HeapQueues>) {
+        self.end_round(worker);
         // The command rings its bell.
         self.wake(worker);
         self.workers[worker].execute(command);
@@ -218,7 +223,24 @@ impl Bed {
 
     /// One round of a worker, unless it sleeps; whether anything moved.
     pub fn round(&mut self, worker: usize) -> bool {
+        self.end_round(worker);
         !self.is_asleep(worker) && self.workers[worker].round()
+    }
+
+    /// Most of a round of a worker, unless it sleeps: it has decided whose the queues are that frames go to, and what it has handed over has not
+    /// arrived. It does with the worker's next step, whatever that is.
+    pub fn begin_round(&mut self, worker: usize) {
+        self.end_round(worker);
+        if !self.is_asleep(worker) {
+            self.held_up[worker] = Some(self.workers[worker].round_held_up());
+        }
+    }
+
+    /// The rest of a round that was begun, if one was.
+    fn end_round(&mut self, worker: usize) {
+        if let Some(held) = self.held_up[worker].take() {
+            self.workers[worker].let_pass(held);
+        }
     }
 
     fn wake(&mut self, worker: usize) {
@@ -237,6 +259,7 @@ impl Bed {
 
     /// A worker looks at its events, which is what one that sleeps does when it is woken; whether there were any.
     pub fn serve_events(&mut self, worker: usize) -> bool {
+        self.end_round(worker);
         let any = self.workers[worker].serve_events(Some(Duration::ZERO));
         if any {
             self.wake(worker);
@@ -246,6 +269,7 @@ impl Bed {
 
     /// A worker goes to sleep, if it finds that it may; whether it sleeps.
     pub fn sleep(&mut self, worker: usize) -> bool {
+        self.end_round(worker);
         if !self.is_asleep(worker) {
             let time = self.workers[worker].prepare_to_sleep();
             let until = |time: Option<Duration>| {
@@ -263,6 +287,7 @@ impl Bed {
     pub fn run(&mut self) {
         let workers = self.workers.len();
         self.turn = (self.turn + 1) % workers;
+        (0..workers).for_each(|worker| self.end_round(worker));
         for _ in 0..ROUNDS {
             let mut moved = false;
             for worker in (self.turn..workers).chain(0..self.turn) {

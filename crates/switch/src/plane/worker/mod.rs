@@ -48,6 +48,8 @@ use crate::counters::WorkerCounters;
 use crate::fdb::{Fdb, PortId};
 use crate::plane::cost;
 use crate::plane::forward::{self, BURST_COST, Forwarder, Origin, Tables};
+#[cfg(any(test, feature = "testing"))]
+use crate::plane::handoff::ring::HeldUp;
 use crate::plane::handoff::ring::{Handoff, HandoffFrame, News};
 use crate::plane::now::{Clock, Now};
 use crate::plane::policy::PortPolicy;
@@ -293,6 +295,21 @@ impl<P: Queues> Worker<P> {
         let at = Instant::now();
         self.consider_audit(&Look { at, worked: self.worked.saturating_sub(price) }, at + passed);
         self.audit.is_some()
+    }
+
+    /// A [round](Self::round) whose frames for other workers are held up on their way until [`let_pass`](Self::let_pass), as those of a thread are that
+    /// has looked whose a queue is and not yet pushed.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn round_held_up(&mut self) -> HeldUp {
+        let held = self.handoff.hold_up();
+        self.round();
+        held
+    }
+
+    /// What a round has handed over and was held up arrives.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn let_pass(&mut self, held: HeldUp) {
+        self.handoff.let_pass(held);
     }
 
     /// Polls every active source once whose port may be served; whether anything moved, or was left out.
