@@ -28,6 +28,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::fdb::PortId;
+use crate::plane::handoff::primitives::Word;
 use crate::plane::handoff::shared::{PAIRS, PortShared};
 use crate::plane::port::Steering;
 use crate::plane::queues::Queues;
@@ -164,37 +165,57 @@ pub(crate) fn migrate<S: MigrationSteps>(
     if before == worker {
         return Ok(before);
     }
-    let detached = match &owned {
-        Owned::Pairs(shared) => {
-            let detached = detach_pair(steps, shared, port, queue, before, worker);
-            if detached.is_err() {
-                shared.set_owner(queue, before);
-                steps.unpark(worker, port);
-            }
-            detached?
-        }
+    match &owned {
+        Owned::Pairs(shared) => migrate_pair(steps, shared, port, queue, worker)?,
         Owned::Local { queues: 1, .. } => {
             owners.all().insert(port, Owned::Local { queues: 1, reader: worker });
             let detached = steps.detach(before, port, queue);
             if detached.is_err() {
                 owners.all().insert(port, Owned::Local { queues: 1, reader: before });
             }
-            detached?
+            hand_over(steps, port, queue, worker, detached?);
         }
         Owned::Local { queues, .. } => return Err(MigrationError::TapQueues(*queues)),
-    };
-    // Nobody has the queue now. If somebody is late from here on, packets may overtake others, but none is lost.
-    let _ = steps.settle();
-    if let Some(detached) = detached {
-        steps.attach(worker, port, queue, detached);
     }
     Ok(before)
 }
 
-/// The steps until nobody has the queue, which is a pair's.
-fn detach_pair<S: MigrationSteps>(
+/// All steps for the queue of a pair. If somebody is late before the queue has been let go, nothing has changed.
+pub(crate) fn migrate_pair<S: MigrationSteps, W: Word>(
     steps: &mut S,
-    shared: &PortShared,
+    shared: &PortShared<W>,
+    port: PortId,
+    queue: u16,
+    worker: usize,
+) -> Result<(), Late> {
+    let before = shared.owner(queue);
+    let detached = detach_pair(steps, shared, port, queue, before, worker);
+    if detached.is_err() {
+        shared.set_owner(queue, before);
+        steps.unpark(worker, port);
+    }
+    hand_over(steps, port, queue, worker, detached?);
+    Ok(())
+}
+
+/// The steps from when nobody has the queue. If somebody is late from here on, packets may overtake others, but none is lost.
+fn hand_over<S: MigrationSteps>(
+    steps: &mut S,
+    port: PortId,
+    queue: u16,
+    worker: usize,
+    detached: Option<S::Detached>,
+) {
+    let _ = steps.settle();
+    if let Some(detached) = detached {
+        steps.attach(worker, port, queue, detached);
+    }
+}
+
+/// The steps until nobody has the queue, which is a pair's.
+fn detach_pair<S: MigrationSteps, W: Word>(
+    steps: &mut S,
+    shared: &PortShared<W>,
     port: PortId,
     queue: u16,
     before: usize,

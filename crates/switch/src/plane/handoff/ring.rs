@@ -19,11 +19,10 @@ use std::sync::Arc;
 use ringferry_memory::{ReadSlice, WriteSlice};
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Header;
-use ringferry_sys::eventfd::EventFd;
-use rtrb::{Consumer, Producer, RingBuffer};
 
 use crate::counters::DropReason;
 use crate::fdb::PortId;
+use crate::plane::handoff::primitives::{Bell, Pop, Primitives, Push, Std};
 use crate::plane::handoff::sleep::SleepFlag;
 use crate::rules::Vid;
 
@@ -35,8 +34,8 @@ pub(crate) const DEPTH: usize = 768;
 /// that floods would leave a ninth to all others.
 const SHARE: usize = 2;
 
-/// Places that only ports with less than [`LITTLE`] under way may take.
-const RESERVED: usize = DEPTH / 8;
+/// Places that only ports with less than [`LITTLE`] under way may take, as a part of all.
+const RESERVED: usize = 8;
 
 /// Frames under way that a port may have as long as there is any place.
 const LITTLE: usize = 8;
@@ -63,32 +62,38 @@ pub(crate) struct News(pub(crate) Vid, pub(crate) Mac, pub(crate) PortId);
 
 /// How a worker is woken.
 #[derive(Debug)]
-pub(crate) struct Doorbell {
-    bell: EventFd,
-    asleep: SleepFlag,
+pub(crate) struct Doorbell<M: Primitives = Std> {
+    bell: M::Bell,
+    asleep: SleepFlag<M::Flag>,
 }
 
-impl Doorbell {
+impl<M: Primitives> Doorbell<M> {
     /// A worker that is awake; `bell` wakes it.
-    pub(crate) fn new(bell: EventFd) -> Self {
+    pub(crate) fn new(bell: M::Bell) -> Self {
         Self { bell, asleep: SleepFlag::default() }
     }
 
     fn wake(&self) {
         if self.asleep.must_wake() {
-            let _ = self.bell.signal();
+            self.bell.ring();
         }
+    }
+
+    /// What wakes the worker.
+    #[cfg(test)]
+    pub(crate) fn bell(&self) -> &M::Bell {
+        &self.bell
     }
 }
 
 /// The way to one other worker.
 #[derive(Debug)]
-struct Out {
-    frames: Producer<HandoffFrame>,
-    news: Producer<News>,
+struct Out<M: Primitives> {
+    frames: M::Producer<HandoffFrame>,
+    news: M::Producer<News>,
     /// Buffers that come back, and the ports whose frames they held.
-    empty: Consumer<(PortId, Vec<u8>)>,
-    doorbell: Arc<Doorbell>,
+    empty: M::Consumer<(PortId, Vec<u8>)>,
+    doorbell: Arc<Doorbell<M>>,
     /// Something was put in since the other was last woken.
     dirty: bool,
     /// Frames under way, of all ports and of each.
@@ -96,18 +101,18 @@ struct Out {
     of_port: Vec<u16>,
 }
 
-impl Out {
+impl<M: Primitives> Out<M> {
     /// Whether `port` has its share under way.
     #[inline]
     fn is_full_for(&self, port: PortId) -> bool {
         let own = usize::from(self.of_port.get(usize::from(port.0)).copied().unwrap_or(0));
-        let free = (DEPTH - RESERVED).saturating_sub(self.under_way);
-        own >= SHARE * free && (own >= LITTLE || self.under_way >= DEPTH)
+        let free = (M::DEPTH - M::DEPTH / RESERVED).saturating_sub(self.under_way);
+        own >= SHARE * free && (own >= LITTLE || self.under_way >= M::DEPTH)
     }
 
     /// Takes back the buffers that have returned.
     fn reclaim(&mut self, spare: &mut Vec<Vec<u8>>) {
-        while let Ok((port, buffer)) = self.empty.pop() {
+        while let Some((port, buffer)) = self.empty.pop() {
             self.under_way -= 1;
             self.of_port[usize::from(port.0)] -= 1;
             spare.push(buffer);
@@ -126,19 +131,19 @@ impl Out {
 
 /// The way from one other worker.
 #[derive(Debug)]
-struct In {
-    frames: Consumer<HandoffFrame>,
-    news: Consumer<News>,
-    empty: Producer<(PortId, Vec<u8>)>,
+struct In<M: Primitives> {
+    frames: M::Consumer<HandoffFrame>,
+    news: M::Consumer<News>,
+    empty: M::Producer<(PortId, Vec<u8>)>,
 }
 
 /// One worker's ends of all ways.
 #[derive(Debug)]
-pub(crate) struct Handoff {
+pub(crate) struct Handoff<M: Primitives = Std> {
     me: usize,
-    out: Vec<Option<Out>>,
-    inn: Vec<Option<In>>,
-    doorbell: Arc<Doorbell>,
+    out: Vec<Option<Out<M>>>,
+    inn: Vec<Option<In<M>>>,
+    doorbell: Arc<Doorbell<M>>,
     /// Buffers that nobody needs now.
     spare: Vec<Vec<u8>>,
     /// Who is asked first for the next message.
@@ -147,15 +152,18 @@ pub(crate) struct Handoff {
 
 /// The rings of a worker to each other one, and what is held up on its way to them.
 #[cfg(any(test, feature = "testing"))]
-#[derive(Debug)]
-pub(crate) struct HeldUp(Vec<Option<(Producer<HandoffFrame>, Consumer<HandoffFrame>)>>);
+pub(crate) struct HeldUp<M: Primitives = Std>(Vec<Option<Diverted<M>>>);
 
-impl Handoff {
+/// The end of a ring that frames belong into, and the one that they come out of meanwhile.
+#[cfg(any(test, feature = "testing"))]
+type Diverted<M> = (<M as Primitives>::Producer<HandoffFrame>, <M as Primitives>::Consumer<HandoffFrame>);
+
+impl<M: Primitives> Handoff<M> {
     /// The ends of as many workers as there are doorbells.
-    pub(crate) fn mesh(doorbells: &[Arc<Doorbell>]) -> Vec<Handoff> {
+    pub(crate) fn mesh(doorbells: &[Arc<Doorbell<M>>]) -> Vec<Self> {
         let workers = doorbells.len();
         let none = || (0..workers).map(|_| None).collect::<Vec<_>>();
-        let mut mesh: Vec<Handoff> = (0..workers)
+        let mut mesh: Vec<Self> = (0..workers)
             .map(|me| Handoff {
                 me,
                 out: none(),
@@ -167,9 +175,9 @@ impl Handoff {
             .collect();
         for from in 0..workers {
             for to in (0..workers).filter(|to| *to != from) {
-                let (frames, received) = RingBuffer::new(DEPTH);
-                let (news, heard) = RingBuffer::new(NEWS_DEPTH);
-                let (returned, empty) = RingBuffer::new(DEPTH);
+                let (frames, received) = M::ring(M::DEPTH);
+                let (news, heard) = M::ring(NEWS_DEPTH);
+                let (returned, empty) = M::ring(M::DEPTH);
                 let doorbell = Arc::clone(&doorbells[to]);
                 let of_port = Vec::new();
                 mesh[from].out[to] =
@@ -243,17 +251,17 @@ impl Handoff {
     /// The next frame of any other worker, and which one; they take turns.
     #[inline]
     pub(crate) fn receive(&mut self) -> Option<(usize, HandoffFrame)> {
-        self.next(|way| way.frames.pop().ok())
+        self.next(|way| way.frames.pop())
     }
 
     /// The next address that any other worker has learned; they take turns.
     #[inline]
     pub(crate) fn hear(&mut self) -> Option<News> {
-        Some(self.next(|way| way.news.pop().ok())?.1)
+        Some(self.next(|way| way.news.pop())?.1)
     }
 
     #[inline]
-    fn next<T>(&mut self, mut pop: impl FnMut(&mut In) -> Option<T>) -> Option<(usize, T)> {
+    fn next<T>(&mut self, mut pop: impl FnMut(&mut In<M>) -> Option<T>) -> Option<(usize, T)> {
         let workers = self.inn.len();
         for _ in 0..workers {
             let from = self.turn;
@@ -279,9 +287,9 @@ impl Handoff {
     /// What is sent from now on is held up on its way until [`Handoff::let_pass`]: so a test can let others go on between a worker's look at
     /// whose a queue is and the push that follows from it.
     #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn hold_up(&mut self) -> HeldUp {
-        let divert = |out: &mut Out| {
-            let (frames, held) = RingBuffer::new(DEPTH);
+    pub(crate) fn hold_up(&mut self) -> HeldUp<M> {
+        let divert = |out: &mut Out<M>| {
+            let (frames, held) = M::ring(M::DEPTH);
             (std::mem::replace(&mut out.frames, frames), held)
         };
         HeldUp(self.out.iter_mut().map(|out| out.as_mut().map(divert)).collect())
@@ -289,10 +297,10 @@ impl Handoff {
 
     /// What was held up arrives, in order, and whoever sleeps is woken for it.
     #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn let_pass(&mut self, HeldUp(held): HeldUp) {
+    pub(crate) fn let_pass(&mut self, HeldUp(held): HeldUp<M>) {
         for (out, (frames, mut held)) in self.out.iter_mut().flatten().zip(held.into_iter().flatten()) {
             out.frames = frames;
-            while let Ok(frame) = held.pop() {
+            while let Some(frame) = held.pop() {
                 out.frames.push(frame).expect("there is a place for each frame under way");
                 out.dirty = true;
             }
@@ -306,6 +314,14 @@ impl Handoff {
         self.doorbell.asleep.about_to_sleep(|| {
             self.inn.iter().flatten().all(|way| way.frames.is_empty() && way.news.is_empty())
         })
+    }
+
+    /// Frames that are under way to another worker, when all buffers that have come back were taken.
+    #[cfg(test)]
+    pub(crate) fn under_way(&mut self, worker: usize) -> usize {
+        let out = self.out[worker].as_mut().expect("another worker");
+        out.reclaim(&mut self.spare);
+        out.under_way
     }
 
     /// The worker has slept.
@@ -327,6 +343,8 @@ pub(crate) fn gather(first: &[u8], rest: &[ReadSlice<'_>], frame: &mut Vec<u8>) 
 
 #[cfg(test)]
 mod tests {
+    use ringferry_sys::eventfd::EventFd;
+
     use super::*;
 
     fn two() -> (Handoff, Handoff) {
@@ -420,8 +438,19 @@ mod tests {
         assert!(b.receive().is_some());
         a.announce(0, Mac([2; 6]), PortId(1));
         a.flush();
-        assert!(!b.doorbell.bell.drain().unwrap(), "it is awake");
+        assert!(!b.doorbell.bell.drain().unwrap(), "it has not slept");
         assert_eq!(b.hear(), Some(News(0, Mac([2; 6]), PortId(1))));
+        assert!(b.about_to_sleep());
+        b.awake();
+        send(&mut a, &[1; 60]).unwrap();
+        a.flush();
+        assert!(!b.doorbell.bell.drain().unwrap(), "it is awake");
+        assert!(b.receive().is_some() && b.about_to_sleep());
+        a.announce(0, Mac([2; 6]), PortId(1));
+        a.flush();
+        assert!(b.doorbell.bell.drain().unwrap());
+        b.awake();
+        assert!(!b.about_to_sleep(), "there is news");
     }
 
     #[test]
@@ -438,7 +467,7 @@ mod tests {
         }
         let mut order = Vec::new();
         for _ in 0..3 {
-            order.push(to.next(|way| way.news.pop().ok()).unwrap().0);
+            order.push(to.next(|way: &mut In<Std>| way.news.pop().ok()).unwrap().0);
         }
         assert_eq!(order, [0, 1, 0]);
     }

@@ -15,6 +15,7 @@ use ringferry_virtio_net::device::Steering;
 
 use crate::counters::DropReason;
 use crate::fdb::PortId;
+use crate::plane::handoff::primitives::{Primitives, Std};
 use crate::plane::handoff::ring::{DEPTH, Handoff, gather};
 use crate::plane::handoff::shared::{PortShared, Ready};
 use crate::plane::now::Now;
@@ -29,9 +30,9 @@ struct Parked {
 }
 
 /// One worker's view of a port's pairs.
-pub(crate) struct TxQueueSelector {
+pub(crate) struct TxQueueSelector<M: Primitives = Std> {
     id: PortId,
-    shared: Arc<PortShared>,
+    shared: Arc<PortShared<M::Word>>,
     parked: Option<Parked>,
     /// What `steering` and `offloads` were made from.
     ready: Ready,
@@ -40,9 +41,9 @@ pub(crate) struct TxQueueSelector {
     offloads: Offloads,
 }
 
-impl TxQueueSelector {
+impl<M: Primitives> TxQueueSelector<M> {
     /// A selector of a port none of whose pairs runs.
-    pub(crate) fn new(id: PortId, shared: Arc<PortShared>) -> Self {
+    pub(crate) fn new(id: PortId, shared: Arc<PortShared<M::Word>>) -> Self {
         let mut steering = Steering::automatic(Arc::clone(&shared.flows));
         steering.set_ready([]);
         Self { id, shared, parked: None, ready: Ready::default(), steering, offloads: Offloads::all() }
@@ -50,7 +51,7 @@ impl TxQueueSelector {
 
     /// Takes note of what the port's pairs and offloads are now; one load when nothing has changed. Called before each burst.
     #[inline]
-    pub(crate) fn refresh(&mut self, handoff: &Handoff) {
+    pub(crate) fn refresh(&mut self, handoff: &Handoff<M>) {
         let ready = self.shared.ready();
         if ready != self.ready {
             self.changed(ready, handoff);
@@ -58,7 +59,7 @@ impl TxQueueSelector {
     }
 
     #[cold]
-    fn changed(&mut self, ready: Ready, handoff: &Handoff) {
+    fn changed(&mut self, ready: Ready, handoff: &Handoff<M>) {
         self.ready = ready;
         self.steering.set_ready(ready.pairs());
         self.steering.prefer(|pair| self.shared.owner(pair) == handoff.me());
@@ -75,7 +76,7 @@ impl TxQueueSelector {
 
     /// Remembers that the guest sends the flows of a burst from `pair`, if there is more than one pair to choose from.
     #[inline]
-    pub(crate) fn learn(&mut self, pair: u16, burst: &Burst<'_>, handoff: &Handoff, now: &Now) {
+    pub(crate) fn learn(&mut self, pair: u16, burst: &Burst<'_>, handoff: &Handoff<M>, now: &Now) {
         self.refresh(handoff);
         if self.steering.learns() {
             for frame in burst.frames() {
@@ -118,7 +119,7 @@ impl TxQueueSelector {
         header: Header,
         first: &[u8],
         rest: &[ReadSlice<'_>],
-        handoff: &mut Handoff,
+        handoff: &mut Handoff<M>,
     ) -> Result<Delivery, DropReason> {
         let owner = self.shared.owner(pair);
         if owner != handoff.me() {
@@ -144,5 +145,33 @@ impl TxQueueSelector {
     /// The pair is there: returns the frames that were parked for it, in order.
     pub(crate) fn unpark(&mut self) -> Vec<(PortId, Header, Vec<u8>)> {
         self.parked.take().map_or_else(Vec::new, |parked| parked.frames)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ringferry_sys::eventfd::EventFd;
+
+    use super::*;
+    use crate::plane::handoff::ring::Doorbell;
+
+    /// Only frames for the pair that is on its way here wait: the others are with nobody.
+    #[test]
+    fn frames_are_parked_for_the_pair_that_migrates_and_for_no_other() {
+        let doorbell = || Arc::new(Doorbell::new(EventFd::new().unwrap()));
+        let mut handoff: Handoff = Handoff::mesh(&[doorbell(), doorbell()]).remove(0);
+        let shared = Arc::new(PortShared::default());
+        let mut selector = TxQueueSelector::<Std>::new(PortId(0), Arc::clone(&shared));
+        let mut put = |selector: &mut TxQueueSelector, pair| {
+            selector.hand_off(PortId(1), pair, Header::NONE, &[7], &[], &mut handoff)
+        };
+        assert_eq!(put(&mut selector, 3), Err(DropReason::LinkDown));
+        selector.park(3);
+        assert_eq!(put(&mut selector, 3), Ok(Delivery::Queued));
+        assert_eq!(put(&mut selector, 2), Err(DropReason::LinkDown));
+        assert_eq!(selector.unpark(), [(PortId(1), Header::NONE, vec![7])]);
+        assert_eq!(put(&mut selector, 3), Err(DropReason::LinkDown));
+        shared.set_owner(3, 1);
+        assert_eq!(put(&mut selector, 3), Ok(Delivery::Queued));
     }
 }

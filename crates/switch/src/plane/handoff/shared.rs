@@ -2,29 +2,30 @@
 
 use std::array;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use ringferry_packet::vnet::Offloads;
 use ringferry_virtio_net::device::FlowTable;
 
 use crate::config::DEFAULT_MTU;
 use crate::counters::PairCounters;
+use crate::plane::handoff::primitives::Word;
 
 /// Queue pairs offered. A guest uses as many as it enables; the rest cost nothing.
 pub(crate) const PAIRS: u16 = 16;
 
 /// See the head of this file. Words are written by the one who owns what they say, and read without a lock.
 #[derive(Debug)]
-pub struct PortShared {
+pub struct PortShared<W = AtomicU64> {
     /// The pairs whose receiveqs can be delivered to, one bit each: written by the worker that owns the pair. Above
     /// them a number that changes with the offloads and the owners.
-    ready: AtomicU64,
+    ready: W,
     /// The worker that owns each pair: written by the control plane.
-    owners: [AtomicU16; PAIRS as usize],
+    owners: [W; PAIRS as usize],
     /// What the machine takes without our help: written by the control plane before any ring is started.
-    offloads: AtomicU8,
+    offloads: W,
     /// The largest packet the machine takes, in bytes behind the Ethernet header: written by the control plane.
-    mtu: AtomicU16,
+    mtu: W,
     /// Where the guest sends its flows from.
     pub(crate) flows: Arc<FlowTable>,
     /// By pair; written by the worker that owns the pair.
@@ -44,77 +45,72 @@ impl Ready {
     }
 }
 
-impl Default for PortShared {
+impl<W: Word> Default for PortShared<W> {
     fn default() -> Self {
         Self {
-            ready: AtomicU64::new(0),
-            owners: array::from_fn(|_| AtomicU16::new(0)),
-            offloads: AtomicU8::new(0),
-            mtu: AtomicU16::new(DEFAULT_MTU),
+            ready: W::new(0),
+            owners: array::from_fn(|_| W::new(0)),
+            offloads: W::new(0),
+            mtu: W::new(DEFAULT_MTU.into()),
             flows: Arc::default(),
             pairs: array::from_fn(|_| PairCounters::default()),
         }
     }
 }
 
-impl PortShared {
+impl<W: Word> PortShared<W> {
     /// What the machine takes, for the rings that are started next.
     pub(crate) fn set_offloads(&self, offloads: Offloads) {
-        if self.offloads.swap(offloads.bits(), Ordering::Relaxed) != offloads.bits() {
+        if self.offloads() != offloads {
+            self.offloads.set(offloads.bits().into());
             self.changed();
         }
     }
 
     /// Whoever looks at [`PortShared::ready`] from now on sees that something is new.
     fn changed(&self) {
-        self.ready.fetch_add(1 << Ready::NUMBER, Ordering::Release);
+        self.ready.publish(1 << Ready::NUMBER);
     }
 
     /// Says which worker owns a pair from now on.
     pub(crate) fn set_owner(&self, pair: u16, worker: usize) {
         if let Some(owner) = self.owners.get(usize::from(pair)) {
-            owner.store(worker as u16, Ordering::Relaxed);
+            owner.set(worker as u64);
             self.changed();
         }
     }
 
     /// The worker that owns a pair, of those there are: the first, for one that cannot be.
     pub(crate) fn owner(&self, pair: u16) -> usize {
-        self.owners.get(usize::from(pair)).map_or(0, |owner| owner.load(Ordering::Relaxed).into())
+        self.owners.get(usize::from(pair)).map_or(0, |owner| owner.get() as usize)
     }
 
     /// What the machine takes without our help.
     pub(crate) fn offloads(&self) -> Offloads {
-        Offloads::from_bits_retain(self.offloads.load(Ordering::Relaxed))
+        Offloads::from_bits_retain(self.offloads.get() as u8)
     }
 
     /// What senders are told whose packets do not fit.
     pub(crate) fn set_mtu(&self, mtu: u16) {
-        self.mtu.store(mtu, Ordering::Relaxed);
+        self.mtu.set(mtu.into());
     }
 
     /// The largest packet the machine takes.
     pub(crate) fn mtu(&self) -> u16 {
-        self.mtu.load(Ordering::Relaxed)
+        self.mtu.get() as u16
     }
 
     /// Says whether a pair's receiveq can be delivered to.
     pub(crate) fn set_ready(&self, pair: u16, ready: bool) {
-        if pair >= PAIRS {
-            return;
-        }
-        let bit = 1 << pair;
-        if ready {
-            self.ready.fetch_or(bit, Ordering::AcqRel);
-        } else {
-            self.ready.fetch_and(!bit, Ordering::AcqRel);
+        if pair < PAIRS {
+            self.ready.set_bits(1 << pair, ready);
         }
     }
 
     /// What can be delivered to. Whoever sees a change sees the offloads that belong to it.
     #[inline]
     pub(crate) fn ready(&self) -> Ready {
-        Ready(self.ready.load(Ordering::Acquire))
+        Ready(self.ready.observe())
     }
 }
 
@@ -124,7 +120,7 @@ mod tests {
 
     #[test]
     fn pairs_come_and_go_and_offloads_show() {
-        let port = PortShared::default();
+        let port = PortShared::<AtomicU64>::default();
         assert_eq!(port.ready().pairs().count(), 0);
         port.set_ready(0, true);
         port.set_ready(5, true);
