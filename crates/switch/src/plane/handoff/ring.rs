@@ -317,7 +317,7 @@ impl<M: Primitives> Handoff<M> {
     }
 
     /// Frames that are under way to another worker, when all buffers that have come back were taken.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn under_way(&mut self, worker: usize) -> usize {
         let out = self.out[worker].as_mut().expect("another worker");
         out.reclaim(&mut self.spare);

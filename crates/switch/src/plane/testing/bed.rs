@@ -4,7 +4,6 @@
 //! makes a [round](Bed::round), [begins one](Bed::begin_round) and ends it later, [looks at its events](Bed::serve_events), or [goes to sleep](Bed::sleep) when the test says so; one that sleeps only goes on
 //! when epoll reports something, or when its time is over, as its thread would. So a test can try any order of steps, and try it again.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, channel, sync_channel};
@@ -21,9 +20,8 @@ use crate::fdb::PortId;
 use crate::plane::handoff::migration::{MigrationSteps, QueueOwners, migrate};
 use crate::plane::handoff::ring::{Doorbell, Handoff, HeldUp};
 use crate::plane::now::Clock;
-use crate::plane::policy::PortPolicy;
 use crate::plane::worker::command::{Command, Inbox, NewPort};
-use crate::plane::worker::handles::Late;
+use crate::plane::worker::handles::{Late, Policies};
 use crate::plane::worker::{BELL, Worker};
 use crate::plane::{FrameCost, MigrationError, PortHandle, PortShared, Steering};
 use crate::rules::Rules;
@@ -62,7 +60,7 @@ pub struct Bed {
     held_up: Vec<Option<HeldUp>>,
     clock: &'static AtomicU64,
     owners: QueueOwners,
-    policies: BTreeMap<PortId, Arc<PortPolicy>>,
+    policies: Policies,
     /// Which worker goes on first.
     turn: usize,
     /// The counters of each port.
@@ -94,14 +92,24 @@ impl Bed {
         let workers: Vec<_> = workers.collect();
         let asleep = vec![None; workers.len()];
         let held_up = workers.iter().map(|_| None).collect();
-        let (owners, policies) = (QueueOwners::default(), BTreeMap::new());
+        let (owners, policies) = (QueueOwners::default(), Policies::default());
         let (ports, shared) = (Vec::new(), Vec::new());
         Bed { workers, asleep, held_up, clock, owners, policies, turn: 0, ports, shared }
     }
 
-    /// Plugs in a port, all of whose queues run.
+    /// Plugs in a port, all of whose queues run, under a number that none has had.
     pub fn add(&mut self, port: &HeapPort) -> (PortId, Arc<Wire>) {
         let id = PortId(self.ports.len() as u16);
+        self.ports.push(None);
+        self.shared.push(None);
+        (id, self.add_as(id, port))
+    }
+
+    /// The same under the number of a port that was removed.
+    ///
+    /// # Panics
+    /// No port has had that number.
+    pub fn add_as(&mut self, id: PortId, port: &HeapPort) -> Arc<Wire> {
         let (cost, queues) = match port.pairs {
             Some(pairs) => (FrameCost::Descriptor, pairs),
             None => (FrameCost::SystemCall, 1),
@@ -122,28 +130,33 @@ impl Bed {
         for worker in 0..self.workers.len() {
             let handle = PortHandle { id, name: "heap".into(), counters: totals.of(worker) };
             let queues = HeapQueues::new(handle.clone(), Arc::clone(&wire), shared.clone());
-            self.execute(worker, Command::Forget(id));
-            self.execute(
-                worker,
-                Command::AddPort(Box::new(NewPort { handle, queues, steering: steering.clone() })),
-            );
+            for command in (NewPort { handle, queues, steering: steering.clone() }).commands() {
+                self.execute(worker, command);
+            }
         }
         for queue in 0..queues {
             self.execute(self.owners.of(id, queue), Command::Start(id, Box::new(queue)));
         }
-        self.ports.push(Some(totals));
-        self.shared.push(shared);
-        (id, wire)
+        self.ports[usize::from(id.0)] = Some(totals);
+        self.shared[usize::from(id.0)] = shared;
+        wire
     }
 
     /// Unplugs a port.
     pub fn remove(&mut self, id: PortId) {
         self.owners.remove(id);
-        self.policies.remove(&id);
+        self.policies.remove(id);
         for worker in 0..self.workers.len() {
             self.ask(worker, |reply| Command::RemovePort(id, reply));
         }
         self.ports[usize::from(id.0)] = None;
+    }
+
+    /// The guest behind a port has gone, and its addresses with it.
+    pub fn forget(&mut self, id: PortId) {
+        for worker in 0..self.workers.len() {
+            self.execute(worker, Command::Forget(id));
+        }
     }
 
     /// Stops a queue of a port, after what it had sent was forwarded.
@@ -167,12 +180,9 @@ impl Bed {
 
     /// Changes the rules of a port.
     pub fn set_rules(&mut self, id: PortId, rules: &Rules) {
-        let before = self.policies.remove(&id);
-        let (policy, rules) =
-            (PortPolicy::new(rules, before.as_deref()).map(Arc::new), Arc::new(rules.clone()));
-        self.policies.extend(policy.clone().map(|policy| (id, policy)));
+        let compiled = self.policies.set(id, rules);
         for worker in 0..self.workers.len() {
-            self.execute(worker, Command::SetRules(id, Arc::clone(&rules), policy.clone()));
+            self.execute(worker, compiled.command());
         }
     }
 
@@ -214,6 +224,11 @@ impl Bed {
         let (reply, answer) = sync_channel(1);
         self.execute(worker, command(reply));
         answer.try_recv().ok()
+    }
+
+    /// Frames that are under way from one worker to another, or whose buffers are.
+    pub fn under_way(&mut self, from: usize, to: usize) -> usize {
+        self.workers[from].under_way(to)
     }
 
     /// A look of a worker at its events so long after the last one, with this price of the work since: whether sources are audited then.
@@ -349,11 +364,31 @@ impl Bed {
         worker: usize,
         between: &mut dyn FnMut(&mut Bed, usize),
     ) -> Result<usize, MigrationError> {
+        self.migrate_late(id, queue, worker, None, between)
+    }
+
+    /// The same, but whoever is asked in step `late` does not answer in time: it carries out that command, and those that follow, when the control
+    /// plane has given up.
+    ///
+    /// # Errors
+    /// See [`MigrationError`].
+    pub fn migrate_late(
+        &mut self,
+        id: PortId,
+        queue: u16,
+        worker: usize,
+        late: Option<usize>,
+        between: &mut dyn FnMut(&mut Bed, usize),
+    ) -> Result<usize, MigrationError> {
         let owners = std::mem::take(&mut self.owners);
         let workers = self.workers.len();
-        let mut steps = Steps { bed: self, between, step: 0 };
+        let mut steps = Steps { bed: self, between, step: 0, late, waiting: Vec::new() };
         let migrated = migrate(&mut steps, &owners, id, queue, worker, workers);
+        let waiting = steps.waiting;
         self.owners = owners;
+        for (worker, command) in waiting {
+            self.execute(worker, command);
+        }
         migrated
     }
 }
@@ -363,13 +398,40 @@ struct Steps<'b> {
     bed: &'b mut Bed,
     between: &'b mut dyn FnMut(&mut Bed, usize),
     step: usize,
+    /// The step in which a worker is late.
+    late: Option<usize>,
+    /// What it has not carried out yet.
+    waiting: Vec<(usize, Command<HeapQueues>)>,
 }
 
 impl Steps<'_> {
-    fn next(&mut self) -> &mut Bed {
+    /// The next step, which is a command to a worker; false if that is late.
+    fn next(&mut self, worker: usize) -> bool {
         (self.between)(self.bed, self.step);
+        let late = self.late == Some(self.step) || self.waiting.iter().any(|(late, _)| *late == worker);
         self.step += 1;
-        self.bed
+        !late
+    }
+
+    fn ask<T>(
+        &mut self,
+        worker: usize,
+        command: impl FnOnce(SyncSender<T>) -> Command<HeapQueues>,
+    ) -> Result<Option<T>, Late> {
+        if self.next(worker) {
+            return Ok(self.bed.ask(worker, command));
+        }
+        // Nobody waits for the answer any more.
+        self.waiting.push((worker, command(sync_channel(0).0)));
+        Err(Late { worker })
+    }
+
+    fn send(&mut self, worker: usize, command: Command<HeapQueues>) {
+        if self.next(worker) {
+            self.bed.execute(worker, command);
+        } else {
+            self.waiting.push((worker, command));
+        }
     }
 }
 
@@ -377,26 +439,22 @@ impl MigrationSteps for Steps<'_> {
     type Detached = ();
 
     fn park(&mut self, worker: usize, id: PortId, queue: u16) -> Result<(), Late> {
-        self.next().ask(worker, |reply| Command::Park(id, queue, reply));
-        Ok(())
+        self.ask(worker, |reply| Command::Park(id, queue, reply)).map(drop)
     }
 
     fn unpark(&mut self, worker: usize, id: PortId) {
-        self.next().execute(worker, Command::Unpark(id));
+        self.send(worker, Command::Unpark(id));
     }
 
     fn settle(&mut self) -> Result<(), Late> {
-        for worker in 0..self.bed.workers.len() {
-            self.next().ask(worker, Command::Settle);
-        }
-        Ok(())
+        (0..self.bed.workers.len()).try_for_each(|worker| self.ask(worker, Command::Settle).map(drop))
     }
 
     fn detach(&mut self, worker: usize, id: PortId, queue: u16) -> Result<Option<()>, Late> {
-        Ok(self.next().ask(worker, |reply| Command::Detach(id, queue, reply)))
+        self.ask(worker, |reply| Command::Detach(id, queue, reply))
     }
 
     fn attach(&mut self, worker: usize, id: PortId, queue: u16, (): ()) {
-        self.next().execute(worker, Command::Attach(id, queue, Box::new(())));
+        self.send(worker, Command::Attach(id, queue, Box::new(())));
     }
 }

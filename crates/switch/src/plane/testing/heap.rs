@@ -50,6 +50,8 @@ impl HeapFrame {
 #[derive(Debug)]
 struct WireQueue {
     sent: VecDeque<HeapFrame>,
+    /// A frame that is sent as the queue is armed, by a peer that has just seen that no kick is wanted.
+    sent_at_arming: Option<HeapFrame>,
     /// Frames that were delivered and not yet shown.
     unseen: Vec<HeapFrame>,
     seen: Vec<HeapFrame>,
@@ -85,6 +87,7 @@ impl Wire {
     pub fn new(queues: u16, cost: FrameCost) -> Wire {
         let queue = || WireQueue {
             sent: VecDeque::new(),
+            sent_at_arming: None,
             unseen: Vec::new(),
             seen: Vec::new(),
             room: usize::MAX,
@@ -121,6 +124,11 @@ impl Wire {
         if queue.kicks_wanted || self.level {
             queue.kick.signal().expect("an eventfd");
         }
+    }
+
+    /// Sends a frame when the worker next arms the queue, after its last look and without a kick.
+    pub fn send_at_arming(&self, queue: u16, frame: HeapFrame) {
+        self.queue(queue).sent_at_arming = Some(frame);
     }
 
     /// Takes the frames that were delivered to a queue and shown to its receiver, in order.
@@ -264,6 +272,8 @@ impl Queues for HeapQueues {
             return true;
         }
         let mut wire = self.wire.queue(queue);
+        let late = wire.sent_at_arming.take();
+        wire.sent.extend(late);
         wire.kicks_wanted = wire.sent.is_empty();
         wire.kicks_wanted
     }

@@ -56,8 +56,7 @@ pub struct Workers<P: Queues> {
     pub(crate) owners: QueueOwners,
     /// How many commands of each port wait.
     posted: Mutex<HashMap<PortId, Arc<PortQueue>>>,
-    /// The policies that the workers were last given, whose token buckets go on.
-    policies: Mutex<BTreeMap<PortId, Arc<PortPolicy>>>,
+    policies: Mutex<Policies>,
     faults: Faults,
     /// Watches the workers; ends after them.
     _watchdog: Watchdog,
@@ -74,6 +73,39 @@ pub(crate) struct WorkerHandle<P: Queues> {
     number: usize,
     /// Where a late worker says that it has caught up.
     late: Mutex<Option<Receiver<()>>>,
+}
+
+/// The policies that the workers were last given.
+#[derive(Debug, Default)]
+pub(crate) struct Policies(BTreeMap<PortId, Arc<PortPolicy>>);
+
+impl Policies {
+    /// Compiles new rules of a port. Token buckets of limits that do not change go on.
+    pub(crate) fn set(&mut self, port: PortId, rules: &Rules) -> CompiledRules {
+        let before = self.0.remove(&port);
+        let policy = PortPolicy::new(rules, before.as_deref()).map(Arc::new);
+        self.0.extend(policy.clone().map(|policy| (port, policy)));
+        CompiledRules { port, rules: Arc::new(rules.clone()), policy }
+    }
+
+    /// A port is no more.
+    pub(crate) fn remove(&mut self, port: PortId) {
+        self.0.remove(&port);
+    }
+}
+
+/// The rules of a port, for all workers.
+pub(crate) struct CompiledRules {
+    port: PortId,
+    rules: Arc<Rules>,
+    policy: Option<Arc<PortPolicy>>,
+}
+
+impl CompiledRules {
+    /// What each worker is told.
+    pub(crate) fn command<P: Queues>(&self) -> Command<P> {
+        Command::SetRules(self.port, Arc::clone(&self.rules), self.policy.clone())
+    }
 }
 
 /// Which workers serve a port's queues at first.
@@ -166,13 +198,8 @@ impl<P: Queues> Workers<P> {
     /// rules change, and for a number that had been another port's. Limits that do not change go on as they are.
     pub fn set_rules(&self, port: PortId, rules: &Rules) {
         let mut policies = self.policies.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = policies.remove(&port);
-        let (policy, rules) =
-            (PortPolicy::new(rules, before.as_deref()).map(Arc::new), Arc::new(rules.clone()));
-        policies.extend(policy.clone().map(|policy| (port, policy)));
-        for worker in &self.workers {
-            worker.send(Command::SetRules(port, Arc::clone(&rules), policy.clone()));
-        }
+        let compiled = policies.set(port, rules);
+        self.workers.iter().for_each(|worker| worker.send(compiled.command()));
     }
 
     /// Serves a port, at first without queues; `queues` makes each worker's part of it. The number may have been another port's, whose
@@ -191,15 +218,15 @@ impl<P: Queues> Workers<P> {
         for (number, worker) in self.workers.iter().enumerate() {
             let handle = PortHandle { id, name: Arc::clone(&name), counters: totals.of(number) };
             let queues = queues(number, &handle);
-            worker.send(Command::Forget(id));
-            worker.send(Command::AddPort(Box::new(NewPort { handle, queues, steering: steering.clone() })));
+            let new = NewPort { handle, queues, steering: steering.clone() };
+            new.commands().into_iter().for_each(|command| worker.send(command));
         }
     }
 
     /// Serves a port no more. When this returns no worker knows of it, but for late ones, which forget it in time.
     pub fn remove_port(&self, port: PortId) {
         self.owners.remove(port);
-        self.policies.lock().unwrap_or_else(PoisonError::into_inner).remove(&port);
+        self.policies.lock().unwrap_or_else(PoisonError::into_inner).remove(port);
         self.posted.lock().unwrap_or_else(PoisonError::into_inner).remove(&port);
         self.ask_all(&self.workers, |reply| Command::RemovePort(port, reply));
     }
@@ -556,5 +583,39 @@ mod tests {
             workers.inject(ports[0], vec![0; 60]);
         }
         assert!(workers.faults().is_empty());
+    }
+
+    #[test]
+    fn what_a_guest_was_known_by_is_forgotten_when_it_has_gone() {
+        let config = SwitchConfig { workers: Some(2), ..SwitchConfig::default() };
+        let workers = Workers::<HeapQueues>::start(&config).unwrap();
+        let port = PortId(0);
+        let wire = Arc::new(Wire::new(1, FrameCost::SystemCall));
+        let steering = Steering::Local(ringferry_packet::vnet::Offloads::empty());
+        let placement = Placement { steering, first: 0, queues: 1 };
+        workers.add_port(port, "heap", &PortTotals::new(2), placement, |_, handle| {
+            HeapQueues::new(handle.clone(), Arc::clone(&wire), None)
+        });
+        let known = || {
+            let mut known = 0;
+            workers.addresses(|page| known += page.items.len());
+            known
+        };
+        let until = |count: usize| {
+            let deadline = Instant::now() + Duration::from_secs(120);
+            while known() != count {
+                assert!(Instant::now() < deadline, "{} addresses are known", known());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        // Both have the port then, and have forgotten what its number stood for before.
+        until(0);
+        let mut frame = vec![0xff; 60];
+        frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
+        workers.inject(port, frame);
+        // One learns it, and tells the other.
+        until(2);
+        workers.forget(port);
+        until(0);
     }
 }

@@ -306,6 +306,12 @@ impl<P: Queues> Worker<P> {
         held
     }
 
+    /// See [`Handoff::under_way`].
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn under_way(&mut self, worker: usize) -> usize {
+        self.handoff.under_way(worker)
+    }
+
     /// What a round has handed over and was held up arrives.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn let_pass(&mut self, held: HeldUp) {

@@ -305,3 +305,67 @@ fn m5_a_port_pays_for_its_frames_in_the_worker_that_delivers_them() {
     let work = [turns[0] as u64 / 8, turns[1] as u64 / 60 * 87];
     assert!(work[0] < 2 * work[1], "the worker's time went to {work:?}");
 }
+
+/// Frames that are far too much for a turn, and that nine receivers get in so many packets each.
+const PUT_OFF: (usize, usize) = (5, 5 * 1875);
+
+/// A port of worker 0 has sent [those](PUT_OFF) to receivers of another one, and some of them have been put off.
+fn put_off(workers: usize, prepare: impl FnOnce(&mut Ports, u16, &[u16])) -> (Ports, u16, Vec<u16>) {
+    let mut ports = Ports::new(workers);
+    let sender = ports.add(1, Offloads::all(), 0, 1);
+    let receivers: Vec<_> = (0..9).map(|_| ports.add(1, Offloads::empty(), workers - 1, 1)).collect();
+    prepare(&mut ports, sender, &receivers);
+    for _ in 0..PUT_OFF.0 {
+        ports.wires[0].send(0, large(sender, BROADCAST, 60_000, 32));
+    }
+    ports.bed.serve_events(0);
+    ports.bed.round(0);
+    (ports, sender, receivers)
+}
+
+#[test]
+fn h3_nobody_sleeps_while_frames_are_put_off() {
+    let (mut ports, _, receivers) = put_off(1, |_, _, _| {});
+    assert!(!ports.bed.sleep(0));
+    ports.bed.run();
+    assert_eq!(ports.received(receivers[8]).len(), PUT_OFF.1);
+}
+
+#[test]
+fn h3_frames_that_are_put_off_do_not_pass_between_isolated_ports() {
+    let (mut ports, _, receivers) = put_off(1, |ports, sender, receivers| {
+        for port in [sender, receivers[8]] {
+            let rules = Rules { static_macs: vec![(mac(port), 0)], isolated: true, ..Rules::default() };
+            ports.bed.set_rules(PortId(port), &rules);
+        }
+    });
+    ports.bed.run();
+    assert_eq!(ports.received(receivers[7]).len(), PUT_OFF.1);
+    assert!(ports.received(receivers[8]).is_empty());
+}
+
+/// What follows on a queue that migrates comes from another worker, and does not overtake what was put off.
+#[test]
+fn h3_frames_that_are_put_off_are_not_overtaken_when_their_queue_migrates() {
+    let (mut ports, sender, receivers) = put_off(2, |_, _, _| {});
+    ports.wires[0].send(0, small(sender, BROADCAST));
+    ports.bed.migrate(PortId(sender), 0, 1, &mut |_, _| {}).unwrap();
+    ports.bed.round(1);
+    ports.bed.run();
+    for receiver in receivers {
+        let lengths: Vec<_> = ports.received(receiver).iter().map(|frame| frame.bytes.len()).collect();
+        assert_eq!(lengths.iter().position(|len| *len == 60), Some(lengths.len() - 1), "{receiver}");
+    }
+}
+
+#[test]
+fn a_port_does_not_inherit_the_debt_of_its_number() {
+    let (mut ports, sender, receivers) = put_off(1, |_, _, _| {});
+    ports.bed.remove(PortId(sender));
+    let wire = ports.bed.add_as(PortId(sender), &HeapPort::default());
+    ports.received(receivers[0]);
+    wire.send(0, small(sender, mac(receivers[0])));
+    ports.bed.serve_events(0);
+    ports.bed.round(0);
+    assert_eq!(ports.received(receivers[0]).len(), 1);
+}

@@ -361,3 +361,28 @@ fn a_queue_that_stands_is_marked_and_not_dropped() {
     assert!(marked > 10, "{marked}");
     assert_eq!((pair.counter(1, "tx_marked"), pair.drops(1, "rate-out")), (marked, 0));
 }
+
+/// A migration does not wait for tokens, but what it lets pass is paid for.
+#[test]
+fn what_a_migration_lets_pass_is_charged() {
+    let rate = Rate { per_second: 10, burst: 1 };
+    let rate_out = Limits { packets: Some(rate), bytes: None };
+    let rules = |port| if port == 1 { Rules { rate_out, ..Rules::default() } } else { Rules::default() };
+    let mut pair = Pair::new(2, |port| HeapPort { rules: rules(port), ..HeapPort::default() });
+    // No more may wait than the rate allows in a twentieth of a second, and one in any case.
+    for _ in 0..3 {
+        pair.wires[0].send(0, HeapFrame::new(Header::NONE, tcp(100, 0)));
+    }
+    pair.bed.run();
+    let before = pair.received().0;
+    pair.bed.migrate(PortId(0), 0, 1, &mut |_, _| {}).unwrap();
+    pair.bed.run();
+    let passed = before + pair.received().0;
+    assert_eq!(passed + pair.drops(1, "rate-out"), 3);
+    assert!(passed > before, "the migration let some pass");
+    pair.wires[0].send(0, HeapFrame::new(Header::NONE, tcp(100, 0)));
+    pair.bed.run_for((passed - 1) * SECOND / 10 - SECOND / 100);
+    assert_eq!(pair.received().0, 0, "what has passed is not paid for");
+    pair.bed.run_out();
+    assert_eq!(pair.received().0, 1);
+}

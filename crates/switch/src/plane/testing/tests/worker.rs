@@ -13,6 +13,7 @@ use ringferry_packet::vnet::Header;
 
 use crate::config::SwitchConfig;
 use crate::fdb::PortId;
+use crate::plane::handoff::ring::DEPTH;
 use crate::plane::testing::{Bed, HeapFrame, HeapPort, Wire};
 use crate::rules::{Limits, Rate, Rules};
 
@@ -34,11 +35,12 @@ enum Step {
     Begin(usize),
     Events(usize),
     Sleep(usize),
-    /// A queue migrates; the steps are what happens between the steps of the migration.
+    /// A queue migrates; the steps are what happens between the steps of the migration, in one of which a worker may be late.
     Migrate {
         port: usize,
         queue: u16,
         worker: usize,
+        late: Option<usize>,
         between: Vec<Step>,
     },
     Kick {
@@ -151,7 +153,7 @@ impl Model {
     fn take(&mut self, step: &Step) {
         let Model { bed, traffic, .. } = self;
         match step {
-            Step::Migrate { port, queue, worker, between } => {
+            Step::Migrate { port, queue, worker, late, between } => {
                 let queue = traffic.queue(*port, *queue);
                 if *self.stopped.get(&(*port, queue)).unwrap_or(&false) {
                     return;
@@ -160,7 +162,8 @@ impl Model {
                 let mut migration = |bed: &mut Bed, step: usize| {
                     between.iter().skip(step).step_by(3).for_each(|step| traffic.take(step, bed));
                 };
-                bed.migrate(id, queue, worker, &mut migration).unwrap();
+                let migrated = bed.migrate_late(id, queue, worker, *late, &mut migration);
+                assert!(migrated.is_ok() || late.is_some(), "{migrated:?}");
             }
             Step::Kick { port, queue } => traffic.wires[*port].kick(traffic.queue(*port, *queue)),
             Step::Wait(micros) => bed.advance(*micros),
@@ -239,11 +242,16 @@ fn work() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// A migration in which a worker is late if there is a step in `late`.
+fn migrate(late: impl Strategy<Value = Option<usize>>) -> impl Strategy<Value = Step> {
+    (0..PORTS, 0..PAIRS, 0..3usize, late, vec(work(), 0..24))
+        .prop_map(|(port, queue, worker, late, between)| Step::Migrate { port, queue, worker, late, between })
+}
+
 fn step() -> impl Strategy<Value = Step> {
-    let migrate = (0..PORTS, 0..PAIRS, 0..3usize, vec(work(), 0..24));
     prop_oneof![
         12 => work(),
-        2 => migrate.prop_map(|(port, queue, worker, between)| Step::Migrate { port, queue, worker, between }),
+        2 => migrate(Just(None)),
         1 => (0..PORTS, 0..PAIRS).prop_map(|(port, queue)| Step::Kick { port, queue }),
         1 => (0..3_000_000u64).prop_map(Step::Wait),
     ]
@@ -255,6 +263,7 @@ fn fault() -> impl Strategy<Value = Step> {
         12 => step(),
         1 => (0..PORTS, 0..PAIRS, 0..8usize).prop_map(|(port, queue, room)| Step::Room { port, queue, room }),
         1 => (0..PORTS, 0..PAIRS).prop_map(|(port, queue)| Step::Restart { port, queue }),
+        1 => migrate((0..9usize).prop_map(Some)),
     ]
 }
 
@@ -272,6 +281,18 @@ proptest! {
         steps.iter().for_each(|step| model.take(step));
         prop_assert_eq!(model.finish()?, 0, "nothing drops a packet here");
         prop_assert!(model.in_order());
+    }
+
+    #[test]
+    fn a_migration_that_a_worker_is_too_late_for_loses_no_packet(
+        workers in 1..4usize,
+        pairs in 1..=PAIRS,
+        tap: bool,
+        steps in vec(prop_oneof![6 => step(), 1 => migrate((0..9usize).prop_map(Some))], 1..150),
+    ) {
+        let mut model = Model::new(workers, pairs, tap);
+        steps.iter().for_each(|step| model.take(step));
+        prop_assert_eq!(model.finish()?, 0, "nothing drops a packet here");
     }
 
     #[test]
@@ -388,25 +409,40 @@ impl Migration {
     }
 
     /// The receiver's pair migrates, and `between` happens between the steps: see [`Bed::migrate`].
-    fn run(mut self, mut between: impl FnMut(&mut Bed, usize, &mut dyn FnMut())) -> Vec<u32> {
-        let Self { bed, sender, sent, .. } = &mut self;
+    fn run(mut self, between: impl FnMut(&mut Bed, usize, &mut dyn FnMut())) -> Vec<u32> {
+        self.migrate(None, between);
+        assert_eq!(self.bed.owner(Self::RECEIVER, 0), Self::NEW);
+        self.finish()
+    }
+
+    /// The same, but in step `late` a worker does not answer.
+    fn migrate(&mut self, late: Option<usize>, mut between: impl FnMut(&mut Bed, usize, &mut dyn FnMut())) {
+        let Self { bed, sender, sent, .. } = self;
         let mut between = |bed: &mut Bed, step: usize| {
             between(bed, step, &mut || sender.send(0, Self::frame(sent)));
         };
-        bed.migrate(Self::RECEIVER, 0, Self::NEW, &mut between).unwrap();
+        let migrated = bed.migrate_late(Self::RECEIVER, 0, Self::NEW, late, &mut between);
+        assert_eq!(migrated.is_ok(), late.is_none_or(|late| late > DETACH));
+    }
+
+    /// One more frame is sent, and everything is delivered: what the receiver has had.
+    fn finish(mut self) -> Vec<u32> {
+        let Self { bed, sender, sent, .. } = &mut self;
         // The new owner is the first to go on, and what others still have for the queue comes late.
         sender.send(0, Self::frame(sent));
         bed.round(Self::SENDING);
         bed.round(Self::NEW);
         bed.run_out();
-        assert_eq!(bed.owner(Self::RECEIVER, 0), Self::NEW);
         self.receiver.received(0).iter().map(|frame| read(&frame.bytes).2).collect()
     }
 }
 
 /// The steps of a migration among three workers, as [`Bed::migrate`] numbers them.
 const PARK: usize = 0;
+const SETTLE_SENDING: usize = 3;
 const DETACH: usize = 4;
+/// Park, settle of three, detach, settle of three, attach.
+const STEPS: usize = 9;
 
 /// A worker that has decided for the old owner hands the frame over only when it settles: the old owner must not let go before.
 #[test]
@@ -440,8 +476,6 @@ fn the_old_owner_delivers_what_it_was_handed_before_it_lets_go() {
 /// Wherever in a migration a worker looks whose the queue is, and whoever goes on meanwhile, frames stay in order.
 #[test]
 fn frames_stay_in_order_wherever_a_round_is_interrupted_by_a_migration() {
-    // Park, settle of three, detach, settle of three, attach.
-    const STEPS: usize = 9;
     for (first, second) in (0..STEPS).flat_map(|first| (first..STEPS).map(move |second| (first, second))) {
         for others in 0..8 {
             let received = Migration::new().run(|bed, step, send| {
@@ -458,5 +492,199 @@ fn frames_stay_in_order_wherever_a_round_is_interrupted_by_a_migration() {
             let all = 2 + u32::from(second > first);
             assert_eq!(received, (1..=all).collect::<Vec<_>>(), "{first} {second} {others}");
         }
+    }
+}
+
+/// Whoever is late in whichever step, every frame arrives, and a queue that could not migrate is where it was.
+#[test]
+fn a_worker_that_is_late_in_a_migration_leaves_the_queue_with_somebody() {
+    for late in PARK..STEPS {
+        let mut migration = Migration::new();
+        migration.migrate(Some(late), |bed, step, send| {
+            // One is parked from the second step on.
+            if step <= DETACH {
+                send();
+                bed.round(Migration::SENDING);
+                bed.round(Migration::NEW);
+            }
+        });
+        let there = if late > DETACH { Migration::NEW } else { Migration::OLD };
+        assert_eq!(migration.bed.owner(Migration::RECEIVER, 0), there, "{late}");
+        let sent = migration.sent + 1;
+        let mut received = migration.finish();
+        received.sort_unstable();
+        assert_eq!(received, (1..=sent).collect::<Vec<_>>(), "{late}");
+    }
+}
+
+/// However long a migration takes, no more is parked than a worker could be handed.
+#[test]
+fn a_queue_that_migrates_parks_no_more_than_a_ring_holds() {
+    let mut bed = Bed::new(&SwitchConfig::default(), 2);
+    let mut add = |port, first| {
+        let rules = Rules { static_macs: vec![(mac(port), 0)], ..Rules::default() };
+        bed.add(&HeapPort { rules, first, ..HeapPort::default() })
+    };
+    let ((id, receiver), (_, sender)) = (add(0, 0), add(1, 1));
+    let sent = DEPTH as u32 + 5;
+    let mut between = |bed: &mut Bed, step: usize| {
+        if step == 3 {
+            for sequence in 0..sent {
+                sender.send(0, HeapFrame::new(Header::default(), packet(1, 0, 0, sequence)));
+            }
+            while bed.round(1) {}
+        }
+    };
+    bed.migrate(id, 0, 1, &mut between).unwrap();
+    bed.run_out();
+    let received: Vec<_> = receiver.received(0).iter().map(|frame| read(&frame.bytes).2).collect();
+    assert_eq!(received, (0..DEPTH as u32).collect::<Vec<_>>());
+    assert_eq!(bed.totals(id).drops_by_name()["worker-busy"], 5);
+}
+
+/// Two workers: the first has ports 0 and 2, the second port 1.
+fn three_ports() -> (Bed, [Arc<Wire>; 3]) {
+    let mut bed = Bed::new(&SwitchConfig { mac_table_size: 64, ..SwitchConfig::default() }, 2);
+    let wires = [0, 1, 0].map(|first| bed.add(&HeapPort { first, ..HeapPort::default() }).1);
+    (bed, wires)
+}
+
+/// Whether a frame of port 0 for port 1 goes to port 2, too.
+fn is_flooded(bed: &mut Bed, wires: &[Arc<Wire>; 3]) -> bool {
+    wires[2].received(0);
+    wires[0].send(0, HeapFrame::new(Header::default(), packet(0, 1, 0, 0)));
+    bed.run();
+    !wires[2].received(0).is_empty()
+}
+
+#[test]
+fn an_address_is_forgotten_by_every_worker_when_its_guest_has_gone() {
+    let (mut bed, wires) = three_ports();
+    assert!(is_flooded(&mut bed, &wires));
+    wires[1].send(0, HeapFrame::new(Header::default(), packet(1, 0, 0, 0)));
+    bed.run();
+    assert!(!is_flooded(&mut bed, &wires), "it was learned");
+    bed.forget(PortId(1));
+    bed.run();
+    assert!(is_flooded(&mut bed, &wires));
+}
+
+#[test]
+fn an_address_is_forgotten_by_every_worker_when_its_port_has_gone() {
+    let (mut bed, wires) = three_ports();
+    wires[1].send(0, HeapFrame::new(Header::default(), packet(1, 0, 0, 0)));
+    bed.run();
+    assert!(!is_flooded(&mut bed, &wires), "it was learned");
+    bed.remove(PortId(1));
+    bed.run();
+    assert!(is_flooded(&mut bed, &wires));
+}
+
+/// A worker hears of an address when it has forgotten the port already: the next port of that number does not inherit it.
+#[test]
+fn an_address_of_which_a_worker_hears_too_late_does_not_outlive_its_port() {
+    let (mut bed, wires) = three_ports();
+    wires[1].send(0, HeapFrame::new(Header::default(), packet(1, 0, 0, 0)));
+    bed.serve_events(1);
+    bed.round(1);
+    bed.remove(PortId(1));
+    bed.run();
+    bed.add_as(PortId(1), &HeapPort { first: 1, ..HeapPort::default() });
+    bed.run();
+    assert!(is_flooded(&mut bed, &wires));
+}
+
+/// A queue is armed when it has been empty for long while others are busy, or when nothing moves at all: a frame that comes just then, and without a
+/// kick, is found by the second look.
+#[test]
+fn a_frame_that_comes_as_its_queue_is_armed_is_found() {
+    for busy in [false, true] {
+        let (mut bed, wires) = three_ports();
+        wires[0].send_at_arming(0, HeapFrame::new(Header::default(), packet(0, 2, 0, 0)));
+        for sequence in 0..if busy { 1000 } else { 0 } {
+            wires[2].send(0, HeapFrame::new(Header::default(), packet(2, 0, 0, sequence)));
+            bed.serve_events(0);
+            bed.round(0);
+        }
+        if !busy {
+            bed.run();
+        }
+        assert_eq!(wires[2].received(0).len(), 1, "busy: {busy}");
+    }
+}
+
+/// A frame comes to the new owner when the queue has stayed with the old one, which sleeps: it is handed on, and the old owner woken.
+#[test]
+fn who_hands_a_frame_on_wakes_the_worker_that_it_goes_to() {
+    let mut migration = Migration::new();
+    migration.migrate(Some(DETACH), |bed, step, send| {
+        if step == DETACH {
+            send();
+            bed.round(Migration::SENDING);
+        }
+    });
+    let Migration { bed, receiver, .. } = &mut migration;
+    assert!(bed.sleep(Migration::OLD));
+    while bed.round(Migration::NEW) {}
+    assert!(bed.serve_events(Migration::OLD), "nobody has rung");
+    bed.run_out();
+    assert_eq!(receiver.received(0).len(), 1);
+}
+
+/// The same with a frame that was parked when another worker was late.
+#[test]
+fn who_hands_on_what_it_has_parked_wakes_the_worker_that_it_goes_to() {
+    let mut migration = Migration::new();
+    migration.migrate(Some(SETTLE_SENDING), |bed, step, send| {
+        if step == SETTLE_SENDING {
+            send();
+            bed.round(Migration::SENDING);
+            bed.round(Migration::NEW);
+        }
+        if step == SETTLE_SENDING + 1 {
+            assert!(bed.sleep(Migration::OLD));
+        }
+    });
+    let Migration { bed, receiver, .. } = &mut migration;
+    assert!(bed.serve_events(Migration::OLD), "nobody has rung");
+    bed.run_out();
+    assert_eq!(receiver.received(0).len(), 1);
+}
+
+#[test]
+fn a_tap_whose_reader_is_late_keeps_it() {
+    let mut bed = Bed::new(&SwitchConfig::default(), 2);
+    let (id, wire) = bed.add(&HeapPort { pairs: None, ..HeapPort::default() });
+    let (_, other) = bed.add(&HeapPort::default());
+    assert!(bed.migrate_late(id, 0, 1, Some(0), &mut |_, _| {}).is_err());
+    assert_eq!(bed.owner(id, 0), 0);
+    wire.send(0, HeapFrame::new(Header::default(), packet(0, 1, 0, 0)));
+    bed.run_out();
+    assert_eq!(other.received(0).len(), 1);
+}
+
+/// A worker hands frames off to another, and their sender goes before they are delivered: their buffers come back all the same, or their places in the ring
+/// would be lost for ever.
+#[test]
+fn buffers_of_a_port_that_has_gone_come_back() {
+    // From the ring, and from what waits for the port's turn.
+    for (frames, received) in [(1, false), (300, true)] {
+        let (mut bed, wires) = three_ports();
+        wires[1].send(0, HeapFrame::new(Header::default(), packet(1, 0, 0, 0)));
+        bed.run();
+        for sequence in 0..frames {
+            wires[0].send(0, HeapFrame::new(Header::default(), packet(0, 1, 0, sequence)));
+        }
+        bed.serve_events(0);
+        while bed.round(0) {}
+        assert_eq!(bed.under_way(0, 1), frames as usize);
+        if received {
+            bed.serve_events(1);
+            bed.round(1);
+            assert!((1..frames as usize).contains(&bed.under_way(0, 1)), "some wait for their turn");
+        }
+        bed.remove(PortId(0));
+        bed.run();
+        assert_eq!(bed.under_way(0, 1), 0, "of {frames}");
     }
 }
