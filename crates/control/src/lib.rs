@@ -50,7 +50,7 @@ pub mod text;
 pub use client::{ControlError, call};
 pub use drops::{CountedAt, DropReason};
 pub use guest::GuestSnapshot;
-pub use path::{SYSTEM_DIRECTORY, default_path};
+pub use path::{SYSTEM_DIRECTORY, default_path, make_directory};
 pub use protocol::{Answer, Request, Response};
 pub use rules::{PortRules, RulesByKey, RulesChange};
 pub use server::{ControlServer, MAX_CLIENTS, MAX_REQUEST, MAX_SILENCE};

@@ -25,8 +25,8 @@ fn private_directory() -> PathBuf {
 }
 
 /// Makes the directory of the socket `path` if it is one of those that [`default_path`] names. That it could not be made is seen when the socket is
-/// bound.
-pub(crate) fn make_directory(path: &Path) {
+/// bound. Whoever is to remove the socket in a sandbox needs it before, as rights to a directory can be given only when it exists.
+pub fn make_directory(path: &Path) {
     let Some(directory) = path.parent() else { return };
     if directory == Path::new(SYSTEM_DIRECTORY) {
         let _ = std::fs::create_dir(directory);

@@ -9,6 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use ringferry_control::make_directory;
 use ringferry_switch::config::{Config, PortKind, XenProvider};
 use ringferry_switch::privileged::{Charter, Privileges, serve};
 use ringferry_sys::inherited;
@@ -25,6 +26,7 @@ const SOCKET: RawFd = 3;
 /// # Errors
 /// It cannot be started.
 pub fn begin(config: &Config, control: &Path) -> io::Result<Privileges> {
+    make_directory(control);
     let (ours, theirs) = Stream::pair()?;
     // This program, also if another has its name by now.
     let mut command = Command::new("/proc/self/exe");

@@ -3,11 +3,13 @@
 //! program run in it, too.
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use ringferry_control::snapshot::PortState;
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
-use ringferry_rig::process::{eventually, in_a_namespace};
+use ringferry_rig::process::{eventually, in_a_namespace, may_network};
 use ringferry_rig::switch::{Place, Switch, ringferry};
 use ringferry_sys::netif;
 use ringferry_sys::socket::Listener;
@@ -138,6 +140,25 @@ fn the_helper_ends_with_a_killed_switch_and_the_next_switch_takes_its_place() {
     drop(switch);
     confined(&place, &["a"]).stop();
     assert_eq!(place.files(), [""; 0]);
+}
+
+#[test]
+fn sockets_are_removed_from_a_directory_that_the_switch_has_made() {
+    if !may_network() {
+        return;
+    }
+    // As after every boot, /run is empty; others do not see it.
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", "mount -t tmpfs none /run && exec \"$@\"", "sh"]);
+    command.arg(ringferry().get_program()).args(["run", "--sandbox", "on"]);
+    command.args(["--port", "vhost-user:/run/ringferry/a.sock"]);
+    let place = Place::new();
+    let switch = place.start(&mut command, Vec::new());
+    let directory = fs::File::open(format!("/proc/{}/root/run/ringferry", switch.process.pid())).unwrap();
+    let files = || fs::read_dir(format!("/proc/self/fd/{}", directory.as_raw_fd())).unwrap().count();
+    assert_eq!(files(), 2);
+    switch.stop();
+    assert_eq!(files(), 0);
 }
 
 #[test]

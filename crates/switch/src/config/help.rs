@@ -7,6 +7,9 @@ use super::*;
 /// Columns of a line of help.
 const WIDTH: usize = 100;
 
+/// In front of what is said of a key.
+const INDENT: &str = "      ";
+
 /// How a `--port` flag may begin, and the keys that may follow: for the help of a program that takes such flags.
 pub fn port_keys_help() -> String {
     let mut out = "Ports, as KIND:WHERE[,KEY=VALUE...]:\n".to_owned();
@@ -56,15 +59,34 @@ fn explain(key: &Key, out: &mut String) {
         Shape::Boolean | Shape::Number { .. } | Shape::Choice(_) => String::new(),
         _ => format!("; example: {}", key.example),
     };
-    let mut column = WIDTH;
+    let mut column = None;
     for word in format!("{} [{shape}{default}{example}]", key.help).split(' ') {
-        if column + 1 + word.len() > WIDTH {
-            let _ = write!(out, "{}      {word}", if column == WIDTH { "" } else { "\n" });
-            column = 6 + word.len();
-        } else {
-            let _ = write!(out, " {word}");
-            column += 1 + word.len();
+        match column {
+            Some(at) if at + 1 + word.len() <= WIDTH => {
+                let _ = write!(out, " {word}");
+                column = Some(at + 1 + word.len());
+            }
+            begun => {
+                let _ = write!(out, "{}{INDENT}{word}", if begun.is_some() { "\n" } else { "" });
+                column = Some(INDENT.len() + word.len());
+            }
         }
     }
     out.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_broken_between_words_before_they_are_too_long() {
+        for help in [port_keys_help(), rules_help()] {
+            for line in help.lines().filter(|line| line.starts_with(INDENT)) {
+                let said = line.trim_start();
+                assert!(!said.contains("  "), "{line:?}");
+                assert!(line.len() <= WIDTH || !said.contains(' '), "{line:?}");
+            }
+        }
+    }
 }
