@@ -443,6 +443,8 @@ fn a_tap_that_was_deleted_is_not_taken_for_the_next_one_of_its_name() {
         let deleted = Command::new("ip").args(["link", "delete", "rf0"]).status().unwrap();
         assert!(deleted.success(), "{deleted}");
         switch.process.until_logged("the tap is gone");
+        let port = switch.until("rf0", "is missed", |port| port.fault.is_some());
+        assert!(port.fault.is_some_and(|fault| fault.starts_with("there is no interface rf0 here any more")));
         let _next = Tap::open(&TapConfig::new("rf0")).unwrap();
         netif::set_up("rf0", true).unwrap();
         let port = switch.port("rf0");
@@ -454,6 +456,25 @@ fn a_tap_that_was_deleted_is_not_taken_for_the_next_one_of_its_name() {
         assert_eq!(port.drops["tap-write-error"], 0);
         switch.stop();
     });
+}
+
+#[test]
+fn a_ring_larger_than_the_port_allows_is_shown_as_broken_and_a_smaller_one_is_served() {
+    let place = Place::new();
+    let switch = place.switch(&["a,queue_size=128", "b"]);
+    let large = Guest::plug(switch.connect("a"), 1, Options::default());
+    let port = switch.until("a", "is broken", |port| port.state == PortState::Broken);
+    let broken = |index: usize| port.queues[index].broken.as_deref();
+    assert!(broken(0).is_some_and(|why| why.contains("256 entries, and the port's queue_size allows 128")));
+    assert_eq!(broken(1), None, "64 entries are not too many");
+    switch.process.until_logged("queue 0 cannot be served: it has 256 entries");
+    drop(large);
+    let mut a = switch.plug("a", 1, Options { rx: 128, ..Options::default() });
+    let mut b = switch.plug("b", 2, Options::default());
+    acquaint(&mut [&mut a, &mut b]);
+    converse(&mut a, &mut b, 1, 20);
+    drop((a, b));
+    switch.stop();
 }
 
 #[test]

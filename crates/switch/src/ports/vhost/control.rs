@@ -183,6 +183,13 @@ impl VhostPort {
                 calls,
             )
         };
+        let resources = Resources {
+            memory: cx.memory.of_port(),
+            port: Some(port.name.as_str().into()),
+            ..Resources::default()
+        };
+        // While there is memory for a thread.
+        resources.closer.begin();
         Ok(Self {
             endpoint,
             watched: Watched::Nothing,
@@ -192,11 +199,7 @@ impl VhostPort {
             past: Counters::default(),
             device,
             offer,
-            resources: Resources {
-                memory: cx.memory.of_port(),
-                port: Some(port.name.as_str().into()),
-                ..Resources::default()
-            },
+            resources,
             allowance: Allowance::default(),
             paused: None,
             quarantine: None,
@@ -570,7 +573,9 @@ impl PortControl for VhostPort {
         let rings = self.session.iter().flat_map(Session::rings);
         for (index, ring) in (0u16..).zip(rings).filter(|(_, ring)| ring.size > 0) {
             let live = states.remove(&(self.device.id, index));
-            if live.as_ref().is_some_and(|live| live.broken.is_some()) {
+            let broken = live.as_ref().and_then(|live| live.broken.as_deref());
+            let broken = broken.or_else(|| self.device.refusal(index)).map(str::to_owned);
+            if broken.is_some() {
                 snapshot.state = PortState::Broken;
             }
             snapshot.queues.push(QueueSnapshot {
@@ -581,7 +586,7 @@ impl PortControl for VhostPort {
                 started: ring.started,
                 last_avail: live.as_ref().map_or(ring.base as u16, |live| live.last_avail),
                 last_used: live.as_ref().map_or(0, |live| live.last_used),
-                broken: live.and_then(|live| live.broken),
+                broken,
                 grants: None,
             });
         }

@@ -3,6 +3,7 @@
 //! The port makes one and keeps it; each session drives it through [`Device`]. Rings start when all that they need has been said, and when
 //! [`ring_stopped`](Device::ring_stopped) returns no worker touches the ring any more.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -46,6 +47,8 @@ pub(super) struct PortDevice {
     pub(super) queue_limit: Option<u16>,
     /// Where each ring was started, for one the worker never got.
     pub(super) bases: Vec<u16>,
+    /// Rings that the front end has started and that nobody serves, and why.
+    pub(super) refused: BTreeMap<u16, String>,
     /// When the front end last had its guest announced.
     pub(super) announced: Option<Instant>,
     pub(super) limit: LogLimit,
@@ -80,6 +83,7 @@ impl PortDevice {
             mtu: DEFAULT_MTU,
             queue_limit: None,
             bases: Vec::new(),
+            refused: BTreeMap::new(),
             announced: None,
             limit,
             unanswered: None,
@@ -97,9 +101,15 @@ impl PortDevice {
             self.bases.clear();
             self.workers.forget(self.id);
         }
+        self.refused.clear();
         self.features = Features::empty();
         self.mtu = self.mtu_limit.unwrap_or(DEFAULT_MTU);
         had_rings
+    }
+
+    /// Why a ring that the front end has started is not served, if it is not.
+    pub(super) fn refusal(&self, index: u16) -> Option<&str> {
+        self.refused.get(&index).map(String::as_str)
     }
 
     /// What a worker is to be given for a ring.
@@ -133,7 +143,9 @@ impl PortDevice {
 /// Why a ring that a front end has started is not served.
 #[derive(Debug, thiserror::Error)]
 enum NoRing {
-    #[error("it has {size} entries, and the port allows {limit}")]
+    #[error(
+        "it has {size} entries, and the port's queue_size allows {limit}: raise that, or make the VM's ring smaller"
+    )]
     Limit { size: u16, limit: u16 },
     #[error(transparent)]
     Layout(#[from] LayoutError),
@@ -168,12 +180,15 @@ impl Device for PortDevice {
             drop(self.calls.take(index));
             let (size, base) = (setup.parts.size, setup.base);
             tracing::debug!(port = self.name, index, size, base, "ring starts");
+            self.refused.remove(&index);
             match self.ring(index, setup) {
                 Ok(start) => starts.push((index / 2, AnyStart::Vhost(start))),
-                Err(why) if self.limit.allows(&self.name) => {
-                    tracing::warn!(port = self.name, "queue {index} cannot be served: {why}");
+                Err(why) => {
+                    if self.limit.allows(&self.name) {
+                        tracing::warn!(port = self.name, "queue {index} cannot be served: {why}");
+                    }
+                    self.refused.insert(index, why.to_string());
                 }
-                Err(_) => {}
             }
         }
         self.workers.start_queues(self.id, starts);
@@ -208,6 +223,7 @@ impl Device for PortDevice {
     }
 
     fn rings_stopped(&mut self, rings: &[u16]) -> Result<Vec<u16>, Unanswered> {
+        self.refused.retain(|index, _| !rings.contains(index));
         let queues = rings.iter().map(|index| (index / 2, *index));
         let stopped = self.workers.stop_queues(self.id, queues).map_err(|late| self.note(late))?;
         let base = |index: &u16| {
