@@ -5,9 +5,10 @@
 //! and the last mapping of a large memfd frees all its pages. So the thread that serves everybody never closes what a
 //! peer passed: it wraps such a thing in a [`Deferred`] when it arrives, and the drop of that hands it to a [`Closer`].
 //!
-//! A port makes one [`Closer`] and gives clones of it to whoever receives things from the port's peers. Its thread
-//! begins with the first thing and ends when nothing has come for [`IDLE`], so that there is at most one for each
-//! closer. Handing over never waits and never fails. The queue has no bound of its own, since nothing may be leaked or
+//! A port makes one [`Closer`], [begins](Closer::begin) its thread, and gives clones of it to whoever receives things from
+//! the port's peers; the thread ends with the last clone. It is not begun anew for each thing, since that would take memory
+//! when a peer may have left none: the standard library ends the process if a thread that has begun gets no stack for
+//! its signals. Handing over never waits and never fails. The queue has no bound of its own, since nothing may be leaked or
 //! closed elsewhere; instead who reads from the peer asks [`Closer::is_behind`] first, and reads nothing while more than
 //! [`ROOM`] things wait. A thread whose thing cannot be closed stays until the process ends, which waits for no thread.
 
@@ -15,14 +16,10 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 /// Things that may wait in a [`Closer`] before it is [behind](Closer::is_behind). A session in good order has a few dozen
 /// (the events of its rings) when it ends.
 pub const ROOM: usize = 256;
-
-/// Time after which a thread without work ends.
-pub const IDLE: Duration = Duration::from_secs(1);
 
 /// Closes things on a thread of its own, one after the other. Clones share the thread.
 #[derive(Clone, Debug)]
@@ -68,7 +65,7 @@ impl Default for Closer {
 }
 
 impl Closer {
-    /// Makes a closer, at first without a thread.
+    /// Makes a closer, whose thread begins with [`begin`](Self::begin), or with the first thing.
     pub fn new() -> Closer {
         let shared = Shared { state: Mutex::default(), changed: Condvar::new() };
         Closer(Some(Arc::new(Handle(Arc::new(shared)))))
@@ -80,16 +77,19 @@ impl Closer {
         Closer(None)
     }
 
+    /// Begins the thread, if there is none. If none can be had, the next call tries again.
+    pub fn begin(&self) {
+        if let Some(Handle(shared)) = self.0.as_deref() {
+            shared.begin(&mut shared.lock());
+        }
+    }
+
     /// Drops `thing` on the closer's thread. Never waits. If no thread can be had, the thing waits for the next call.
     pub fn close(&self, thing: impl Send + 'static) {
         let Some(Handle(shared)) = self.0.as_deref() else { return drop(thing) };
         let mut state = shared.lock();
         state.queue.push_back(Box::new(thing));
-        if !state.running {
-            let own = Arc::clone(shared);
-            let thread = std::thread::Builder::new().name("ringferry-close".to_owned());
-            state.running = thread.spawn(move || own.run()).is_ok();
-        }
+        shared.begin(&mut state);
         shared.changed.notify_one();
     }
 
@@ -121,7 +121,15 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes until there is nothing left and nothing has come for a while.
+    fn begin(self: &Arc<Self>, state: &mut State) {
+        if !state.running {
+            let own = Arc::clone(self);
+            let thread = std::thread::Builder::new().name("ringferry-close".to_owned());
+            state.running = thread.spawn(move || own.run()).is_ok();
+        }
+    }
+
+    /// Closes until there is nothing left and the last clone was dropped.
     fn run(&self) {
         let mut state = self.lock();
         loop {
@@ -130,12 +138,7 @@ impl Shared {
                 if state.ended {
                     break;
                 }
-                let (again, waited) =
-                    self.changed.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
-                state = again;
-                if waited.timed_out() && state.queue.is_empty() {
-                    break;
-                }
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             state.closing = true;
@@ -189,7 +192,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::OwnedFd;
     use std::sync::mpsc::{Receiver, channel};
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -263,14 +266,26 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_ends_with_the_work_and_comes_back() {
+    fn the_thread_stays_until_the_last_clone_and_the_last_thing_have_gone() {
         let closer = Closer::new();
         let shared = Arc::clone(&closer.0.as_ref().unwrap().0);
-        for _ in 0..2 {
-            closer.close(());
-            until("the thread's end", || !shared.lock().running);
-            assert_eq!(closer.waiting(), 0);
+        assert!(!shared.lock().running);
+        closer.begin();
+        assert!(shared.lock().running);
+        let (id, seen) = channel();
+        struct Tells(std::sync::mpsc::Sender<std::thread::ThreadId>);
+        impl Drop for Tells {
+            fn drop(&mut self) {
+                let _ = self.0.send(std::thread::current().id());
+            }
         }
+        let [one, other] = [(), ()].map(|()| {
+            closer.close(Tells(id.clone()));
+            let seen = seen.recv_timeout(PATIENCE).unwrap();
+            until("closing", || closer.waiting() == 0);
+            seen
+        });
+        assert_eq!(one, other, "one thread for all");
         let (word, waits) = channel();
         closer.clone().close(Waits(waits));
         drop(closer);
