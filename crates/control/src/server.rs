@@ -123,7 +123,8 @@ impl ControlServer {
                 Ok(None) => return,
                 Err(error) => {
                     tracing::warn!(
-                        "control socket: cannot accept a client, trying again in a second: {error}"
+                        "control socket: cannot accept a client, trying again in a second: {error} (if descriptors are short, raise the \
+                         limit: ulimit -n, or LimitNOFILE= of the systemd unit)"
                     );
                     self.listening = self.epoll.remove(&self.listener).is_err();
                     return;

@@ -204,7 +204,10 @@ impl Helper {
             Ok(Some(reply)) => Ok(reply),
             other => {
                 let why = other.err().map_or_else(String::new, |error| format!(" ({error})"));
-                tracing::error!("the privileged helper does not answer any more{why}");
+                tracing::error!(
+                    "the privileged helper does not answer any more{why}: rules are not kept in the file and sockets are not connected to \
+                     until ringferry is restarted"
+                );
                 self.0 = None;
                 Err(gone())
             }

@@ -91,6 +91,18 @@ impl TapPort {
         let now = netif::index(&self.tap).ok().flatten();
         now.is_some() && now != self.index
     }
+
+    /// What to say of a tap that was in this network namespace and is not any more.
+    fn lost(&self) -> Option<String> {
+        let gone = self.index.is_some() && netif::index(&self.tap).is_ok_and(|now| now.is_none());
+        gone.then(|| {
+            format!(
+                "there is no interface {} here any more: if it was deleted, restart ringferry; if it was renamed or moved to another \
+                 network namespace, packets still pass, but its state is not known",
+                self.tap
+            )
+        })
+    }
 }
 
 impl PortControl for TapPort {
@@ -120,7 +132,7 @@ impl PortControl for TapPort {
             name: self.name.clone(),
             negotiated: Negotiated::Tap(self.offloads),
             state: if up { PortState::Up } else { PortState::Down },
-            fault: None,
+            fault: self.lost(),
             peer,
             mtu: mtu.map_or(0, |mtu| mtu.try_into().unwrap_or(u16::MAX)),
             mac: named.and_then(|tap| netif::mac(tap).ok()).map(Mac),
