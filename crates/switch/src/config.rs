@@ -1,16 +1,17 @@
-//! What the switch is to be: a typed [`Config`] made from a TOML file, from `--port` flags, or from both.
+//! The configuration of the switch: a typed [`Config`] made from a TOML file, from `--port` flags, or from
+//! both.
 //!
 //! The file is the source of truth and flags add to it. [`Config::builder`] gathers everything, checks each
 //! key where it was written and then all ports against each other, and either returns a configuration that
 //! can be started as it stands or **every** problem it found, each with its place, such as
 //! `ringferry.toml:12: port.mtu: 70000 is outside 68..=65535`. Nothing is opened, created or bound here.
 //!
-//! A port of any kind may have rules ([`Rules`]), which `ringferry ctl set` changes while the switch runs; interfaces of a
-//! xen-vif port have those of their entry.
+//! A port of any kind may have rules ([`Rules`]), which `ringferry ctl set` changes while the switch runs;
+//! interfaces of a xen-vif port have those of their entry.
 //!
-//! Every key is a row of one table (`Keys`), from which it is parsed and written, and from which the help of the program and
-//! docs/configuration.md, which has all keys with their ranges and defaults, are made. A kind of port keeps its rows in its own
-//! folder (`PortSettings`).
+//! Every key is a row of one table (`Keys`), from which it is parsed and written, and from which the help of
+//! the program and docs/configuration.md, which has all keys with their ranges and defaults, are made. A kind
+//! of port keeps its rows in its own folder (`PortSettings`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display, Write as _};
@@ -55,7 +56,7 @@ pub const DEFAULT_MTU: u16 = 1500;
 /// MTUs a port may have: the range VIRTIO 1.4, 5.1.4.1 allows in the configuration space.
 pub const MTU_RANGE: RangeInclusive<u64> = 68..=65535;
 
-/// Everything `ringferry run` needs to know. Made by [`Config::builder`].
+/// The configuration of one `ringferry run`. Made by [`Config::builder`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Path of the control socket; absent: the program's default.
@@ -65,14 +66,14 @@ pub struct Config {
     /// The ports, in the order they were written (file before flags). Never empty; names, sockets, taps,
     /// descriptors and static addresses are unique.
     pub ports: Vec<PortConfig>,
-    /// The file it was read from.
+    /// The file that the configuration was read from, if there was one.
     pub file: Option<ConfigFile>,
 }
 
 /// A file that a configuration was read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigFile {
-    /// Where it is, from the root.
+    /// Absolute path of the file.
     pub path: PathBuf,
     /// Names of the ports in it.
     pub ports: Vec<String>,
@@ -87,9 +88,10 @@ pub struct SwitchConfig {
     /// Most MAC addresses remembered. A port can fill at most half of it (see [`crate::fdb`]), so size it for
     /// twice the busiest port.
     pub mac_table_size: u32,
-    /// Microseconds that a worker polls at most without work before it sleeps; 0: never. It does so only while that finds work,
-    /// nobody else wants its processor, and it is idle for most of the time ([`ringferry_sys::spin`]). With 50, it goes on while work comes
-    /// some 20 000 times a second: at a tenth of what can be carried the median latency more than halved.
+    /// Microseconds that a worker polls at most without work before it sleeps; 0: never. It polls only while
+    /// polling finds work, nobody else wants its processor, and it is idle for most of the time
+    /// ([`ringferry_sys::spin`]). With 50, it goes on while work comes some 20 000 times a second: at a tenth
+    /// of what can be carried the median latency more than halved.
     pub poll_microseconds: u32,
     /// Threads that move packets, 1 to [`MAX_WORKERS`]; absent: one for each two processors, at most 4. Queue pair `p` of
     /// every port belongs to worker `p` modulo their number, so that more of them serve machines with several queues.
@@ -101,14 +103,14 @@ pub struct SwitchConfig {
     pub port_memory_gib: u32,
 }
 
-/// Most workers: no port has more queue pairs.
+/// Upper bound on the workers: more would have no queue pair of any port.
 pub const MAX_WORKERS: u16 = crate::plane::PAIRS;
 
 /// The address space of a process on x86-64, in GiB.
 const MAX_MEMORY_GIB: u32 = 128 << 10;
 
 impl SwitchConfig {
-    /// How many workers there are to be.
+    /// Returns the number of workers, with the default if none is configured.
     pub fn workers(&self) -> usize {
         let processors = || std::thread::available_parallelism().map_or(1, usize::from);
         self.workers.map_or_else(|| (processors() / 2).clamp(1, 4), usize::from)
@@ -116,7 +118,7 @@ impl SwitchConfig {
 }
 
 impl SwitchConfig {
-    /// What is not given stays as it is.
+    /// Takes over the settings that the keys give; the others stay as they are.
     fn apply(&mut self, keys: SwitchKeys) {
         let SwitchKeys {
             mac_age_seconds,
@@ -178,36 +180,38 @@ pub struct PortConfig {
     /// set. Frames are not measured against it. Absent: a tap keeps the MTU it has; a vhost-user port starts
     /// with [`DEFAULT_MTU`], and its front end may set any.
     pub mtu: Option<u16>,
-    /// The worker that serves the first pair, those after it the next pairs in turn; who reads a tap with one queue. Absent: worker 0.
+    /// The worker that serves the first queue pair, those after it the next pairs in turn; for a tap with one
+    /// queue, the worker that reads it. Absent: worker 0.
     pub worker: Option<u16>,
-    /// What is plugged in, with the settings only that kind has.
+    /// The kind of port, with the settings that only this kind has.
     pub kind: PortKind,
-    /// What its frames must obey.
+    /// VLANs, source guard, limits and weight of the port.
     pub rules: Rules,
 }
 
 /// The configuration of one kind of port, as its folder defines it.
 pub(crate) trait PortSettings: Sized {
-    /// The value of the key `kind`.
+    /// This kind's value of the key `kind`.
     const KIND: &'static str;
-    /// How a `--port` flag may begin for this kind.
+    /// The `--port` flags that make a port of this kind.
     const FLAGS: &'static [Flag];
     /// The keys that only this kind has.
     type Keys: Keys;
 
-    /// What the keys mean together. Reports what is wrong; `None` if too little makes sense.
+    /// Checks the keys together and turns them into the configuration of a port. Reports what is wrong;
+    /// returns `None` if too little makes sense.
     fn from_keys(keys: Self::Keys, fields: &mut Fields<'_>) -> Option<Self>;
 
-    /// The keys that mean this.
+    /// Returns the keys that [`from_keys`](Self::from_keys) turns into this configuration.
     fn to_keys(&self) -> Self::Keys;
 
-    /// What the port takes that no other port can have then.
+    /// Returns what the port claims for itself, so that no other port can have it.
     fn claim(&self) -> Claim<'_>;
 
-    /// The name of a port of this kind that gives none.
+    /// Returns the name of a port of this kind that is given none.
     fn default_name(&self) -> String;
 
-    /// Whether several ports are made of one entry of the configuration.
+    /// Returns true if several ports are made of one entry of the configuration.
     fn is_shared(&self) -> bool {
         false
     }
@@ -216,22 +220,22 @@ pub(crate) trait PortSettings: Sized {
 /// One way to begin a `--port` flag: `WORD:PLACE` is short for `kind` and one more key.
 #[derive(Debug)]
 pub(crate) struct Flag {
-    /// The word before the colon.
+    /// The word before the colon, such as `tap`.
     pub(crate) word: &'static str,
     /// The key that gets what is behind the colon.
     pub(crate) key: &'static str,
-    /// What to write there, for messages.
+    /// Placeholder for the value of `key` in messages.
     pub(crate) place: &'static str,
-    /// What such a port is.
+    /// One sentence about such a port, for the help of the program.
     pub(crate) help: &'static str,
 }
 
-/// Where keys may stand.
+/// The place in a file where keys may stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scope {
-    /// Before all tables.
+    /// Before the first table of the file.
     Top,
-    /// In `[switch]`.
+    /// In the table `[switch]`.
     Switch,
     /// In every `[[port]]`.
     Port,
@@ -323,7 +327,7 @@ keys! {
 /// Makes [`PortKind`] from one line for each kind of port.
 macro_rules! port_kinds {
     ($($(#[$doc:meta])+ $kind:ident($config:ty),)+) => {
-        /// What is plugged into a port.
+        /// The kind of a port: what is behind it, with the settings that only that kind has.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub enum PortKind {
             $($(#[$doc])+ $kind($config),)+
@@ -359,7 +363,7 @@ macro_rules! port_kinds {
                 None
             }
 
-            /// The keys that only this kind has, with their values.
+            /// Returns the keys that only this kind has, with their values.
             fn write(&self) -> Vec<(&'static str, toml::Value)> {
                 match self { $(PortKind::$kind(config) => config.to_keys().write(),)+ }
             }
@@ -388,7 +392,7 @@ port_kinds! {
     XenVif(XenVifConfig),
 }
 
-/// Why a configuration is refused: every problem found, one per line when displayed.
+/// The error of a refused configuration: every problem found, one per line when displayed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("\n"))]
 pub struct ConfigError {
@@ -399,12 +403,12 @@ pub struct ConfigError {
 /// One thing wrong with a configuration. Displayed as `place: key: message`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// Where: `ringferry.toml:12`, or the flag as typed. Empty when the problem is something missing
+    /// Where the problem is: `ringferry.toml:12`, or the flag as typed. Empty when something is missing
     /// everywhere.
     pub place: String,
-    /// Which key, such as `port.mtu`; empty when the problem is not about one key.
+    /// The key, such as `port.mtu`; empty when the problem is not about one key.
     pub key: String,
-    /// What is wrong and what to do.
+    /// A sentence for people: what is wrong and what to do.
     pub message: String,
 }
 
@@ -433,7 +437,7 @@ impl Config {
         Config::builder().file(file).build()
     }
 
-    /// Whether the port of this number could have these rules beside the others.
+    /// Checks whether the port at index `at` could have these rules beside the others.
     ///
     /// # Errors
     /// Another port has one of its static addresses.
@@ -472,18 +476,18 @@ impl Config {
 /// Appends `key = value` lines, the values written by the TOML library.
 fn append(out: &mut String, entries: Vec<(&'static str, toml::Value)>) {
     for (key, value) in entries {
-        // Writing to a string cannot fail.
+        // `fmt::Write` for `String` cannot fail.
         let _ = writeln!(out, "{key} = {value}");
     }
 }
 
 impl PortConfig {
-    /// The worker that its pairs begin with.
+    /// Returns the worker that serves the port's first queue pair.
     pub(crate) fn first_worker(&self) -> usize {
         self.worker.unwrap_or(0).into()
     }
 
-    /// The keys that make the same port.
+    /// Returns the keys that make the same port.
     fn entries(&self) -> Vec<(&'static str, toml::Value)> {
         let PortConfig { name, mtu, worker, kind, rules } = self;
         let (kind_name, name) = (Some(kind.name().to_owned()), Some(name.clone()));
@@ -500,7 +504,7 @@ impl PortConfig {
 pub struct PortSpec {
     /// The flag's value as typed.
     pub text: String,
-    /// What it means.
+    /// The port that the text describes.
     pub port: PortConfig,
 }
 
@@ -723,21 +727,21 @@ impl ConfigBuilder {
 /// Something only one port can have.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Claim<'a> {
-    /// The name of a port.
+    /// The name of a port, which no other port may have.
     Name(&'a str),
     /// A socket. Compared by component, so that `/run/a` and `/run//a` are the same.
     Socket(&'a Path),
-    /// A file descriptor.
+    /// A file descriptor that the port is given.
     Fd(RawFd),
-    /// A static address.
+    /// A static address in its VLAN.
     Station(Mac, Vid),
-    /// Something that only one kind of port knows, or a part of it.
+    /// A thing, or a part of it, that only one kind of port knows: a tap, a class of Xen interfaces.
     Thing {
-        /// Tells it from all others.
+        /// Identity of the thing: equal for two claims on the same one.
         whole: String,
-        /// Which part; absent: all of it.
+        /// The part claimed; absent: all of the thing.
         part: Option<String>,
-        /// What it is, for messages.
+        /// Description of the thing for messages.
         shown: String,
     },
 }
@@ -748,7 +752,8 @@ impl Claim<'_> {
         Claim::Thing { whole: shown.clone(), part: None, shown }
     }
 
-    /// Whether two claims that are not equal still exclude each other: the whole of a thing, and a part of it.
+    /// Returns true if two claims that are not equal still exclude each other: one of the whole thing, one of
+    /// a part of it.
     fn overlaps(&self, other: &Claim<'_>) -> bool {
         match (self, other) {
             (Claim::Thing { whole, part, .. }, Claim::Thing { whole: other, part: another, .. }) => {

@@ -46,8 +46,8 @@ pub struct PortId(pub u16);
 /// Set in the key of a used slot, so that no key is zero. The address is in bits 0 to 47, its VLAN in bits 48 to 59.
 const USED: u64 = 1 << 63;
 
-/// What a static address has as the tick at which it was last seen. No clock gets there (it would take 136 years), so it is
-/// always young, and no other field is needed to tell it.
+/// The tick that a static address has in [`Slot::seen`]. No clock gets there (it would take 136 years), so
+/// the address is always young, and no other field is needed to tell it.
 const FIXED: u32 = u32::MAX;
 
 /// One address. A key of zero is a free slot.
@@ -74,8 +74,8 @@ const WAYS: usize = 4;
 struct Bucket([Slot; WAYS]);
 
 impl Bucket {
-    /// Which slot has `key`. All four are compared before the one branch, because which slot it is cannot be
-    /// predicted: a third less time than a loop that stops at the first match.
+    /// Returns the slot that holds `key`. All four are compared before the one branch, because the processor
+    /// cannot predict which one matches: a third less time than a loop that stops at the first match.
     #[inline]
     fn find(&self, key: u64) -> Option<usize> {
         let matches = self
@@ -87,26 +87,26 @@ impl Bucket {
     }
 }
 
-/// What [`Fdb::learn`] made of a frame's source.
+/// The verdict of [`Fdb::learn`] on a frame's source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Learned {
-    /// Nothing that the tables of other workers lack.
+    /// The address is known, and the tables of other workers lack nothing.
     Known,
     /// The tables of other workers should hear of it: the address is new or has moved, or they were last told a quarter of the
     /// age ago.
     News,
-    /// The frame is to be dropped: its port has as many addresses as it may have, or the address is a static one of
-    /// another port.
+    /// The frame is to be dropped: its port has as many addresses as its limit allows, or the address is a
+    /// static one of another port.
     Limited,
     /// The table has no place for the address: it is not remembered, and nobody needs to hear of it.
     Refused,
 }
 
-/// What happened to the table since it was made.
+/// Counters of one table, all of them totals since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FdbStats {
-    /// Addresses added.
+    /// Addresses added to the table, each time they were new.
     pub learned: u64,
     /// Addresses that changed ports. Steady growth means a loop, or two machines with one address.
     pub moved: u64,
@@ -118,7 +118,7 @@ pub struct FdbStats {
     pub refused: u64,
     /// Addresses removed because they were silent for too long.
     pub aged: u64,
-    /// Frames that [`Learned::Limited`] was the answer to.
+    /// Frames whose source was answered with [`Learned::Limited`].
     pub limited: u64,
 }
 
@@ -126,52 +126,53 @@ pub struct FdbStats {
 /// waiting for as long as that takes. Other sizes were not tried.
 const PAGE: usize = 4096;
 
-/// A part of the table, for display.
+/// A part of the table, read for display.
 #[derive(Clone, Debug)]
 pub struct FdbPage {
-    /// Its addresses that are not too old, in no particular order.
+    /// The addresses of this part that are not too old, in no particular order.
     pub items: Vec<FdbItem>,
-    /// Where the next part begins. An address that moves meanwhile may be in two parts, or in none.
+    /// The bucket at which the next part begins, or `None` at the end. An address that moves meanwhile may be
+    /// in two parts, or in none.
     pub next: Option<usize>,
     /// Most addresses the table learns.
     pub capacity: usize,
-    /// What happened to the table so far.
+    /// Counters of the whole table, not only of this part.
     pub stats: FdbStats,
 }
 
 /// One address in the table, for display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FdbItem {
-    /// The VLAN in which it was seen.
+    /// The VLAN that the address was learned in.
     pub vid: Vid,
-    /// The address.
+    /// The station's Ethernet address; never a group address.
     pub mac: Mac,
-    /// The port it was last seen on.
+    /// The port that the address was last seen on.
     pub port: PortId,
     /// Seconds since it last sent; 0 for a static address.
     pub age: u32,
-    /// Whether it is a static address.
+    /// True for a static address, which does not age.
     pub fixed: bool,
 }
 
-/// What the table knows of a port.
+/// The table's account of one port.
 #[derive(Debug, Default)]
 struct Holder {
     /// Addresses learned behind it, aged ones included until their slot is freed.
     held: u32,
     limit: Option<Limit>,
-    /// Keys of its static addresses that are in the table.
+    /// Keys of its static addresses that have a slot.
     fixed: Vec<u64>,
 }
 
-/// How many addresses may be learned behind a port.
+/// The limit on the addresses that may be learned behind a port.
 #[derive(Debug)]
 struct Limit {
     most: u32,
-    /// Keys of those there are: `held` of them, found without a look at the whole table.
+    /// Keys of the `held` learned addresses, so that they are found without a look at the whole table.
     keys: HashSet<u64>,
-    /// Before this tick none of them is too old. So a guest that sends from ever new addresses makes us look at those it has
-    /// at most once per tick.
+    /// Before this tick none of the addresses is too old. A guest that sends from ever new addresses thus
+    /// makes us examine those it has at most once per tick.
     settled: u32,
 }
 
@@ -179,20 +180,21 @@ struct Limit {
 #[derive(Debug)]
 struct Forgetting {
     port: u16,
-    /// Those that sent later are not meant.
+    /// Addresses that were seen after this tick stay.
     until: u32,
-    /// Buckets that were not looked at yet.
+    /// Buckets still to be examined.
     left: usize,
 }
 
 impl Forgetting {
-    /// Whether a slot is among those to forget. A static one is younger than any tick.
+    /// Returns true if the slot is to be forgotten. A static address is younger than any tick, so it never
+    /// is.
     fn means(&self, slot: &Slot) -> bool {
         slot.port == self.port && slot.seen <= self.until
     }
 }
 
-/// The table. See the module's description.
+/// A forwarding database. One worker owns it; the module's description says how it works.
 pub struct Fdb {
     buckets: Box<[Bucket]>,
     seed: [u64; 2],
@@ -201,19 +203,19 @@ pub struct Fdb {
     /// Addresses learned; static ones do not count.
     len: usize,
     ports: Vec<Holder>,
-    /// Next bucket to sweep.
+    /// Next bucket that [`Fdb::sweep`] examines.
     cursor: usize,
-    /// Ports whose addresses are being forgotten.
+    /// Ports whose addresses are being removed.
     forgetting: Vec<Forgetting>,
-    /// Next bucket to look for their addresses in.
+    /// Next bucket that [`Fdb::forget_some`] examines.
     forget_cursor: usize,
     stats: FdbStats,
 }
 
 impl Fdb {
-    /// A table for `capacity` addresses (rounded up to a power of two, at least 4) that are forgotten after
-    /// `max_age` seconds of silence. `seed` must be random and stay secret. Takes 32 bytes for each address
-    /// allowed.
+    /// Makes a table for `capacity` addresses (rounded up to a power of two, at least 4) that are forgotten
+    /// after `max_age` seconds of silence. `seed` must be random and stay secret. The table takes 32 bytes
+    /// for each address allowed.
     pub fn new(capacity: usize, max_age: u32, seed: [u64; 2]) -> Fdb {
         let capacity = capacity.next_power_of_two().max(WAYS);
         let count = 2 * capacity / WAYS;
@@ -244,7 +246,7 @@ impl Fdb {
         self.len
     }
 
-    /// Whether no address is learned.
+    /// Returns true if no address is learned; there may be static ones.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -254,7 +256,7 @@ impl Fdb {
         self.ports.iter().map(|holder| holder.fixed.len()).sum()
     }
 
-    /// What happened so far.
+    /// Returns the counters since the table was made.
     pub fn stats(&self) -> FdbStats {
         self.stats
     }
@@ -289,7 +291,7 @@ impl Fdb {
         self.insert(pair, Slot { key, seen: now, port: port.0, told: now as u16 })
     }
 
-    /// The port `mac` was last seen on in VLAN `vid`, unless that was too long ago.
+    /// Returns the port that `mac` was last seen on in VLAN `vid`, unless that was longer ago than the age.
     #[inline]
     pub fn lookup(&self, vid: Vid, mac: Mac, now: u32) -> Option<PortId> {
         let key = key(vid, mac);
@@ -301,24 +303,25 @@ impl Fdb {
         (age(slot, now) <= self.max_age).then_some(PortId(slot.port))
     }
 
-    /// Whether it holds so many addresses that [`prefetch`](Self::prefetch) pays.
+    /// Returns true if the table holds so many addresses that [`prefetch`](Self::prefetch) pays.
     #[inline]
     pub fn is_large(&self) -> bool {
         self.len >= LARGE
     }
 
-    /// Has the processor fetch what [`learn`](Self::learn) and [`lookup`](Self::lookup) of this address will look at. Worth
-    /// it for all addresses of a burst before the first is looked up, as a large table is not in the cache. Only the first
-    /// bucket, where nearly all are: to fetch both takes longer than it saves. Where it is, is found again in the look-up: to
-    /// keep it for that, 24 bytes for each address, made look-ups slower in all tables.
+    /// Has the processor fetch the bucket that [`learn`](Self::learn) and [`lookup`](Self::lookup) of this
+    /// address will read. It is worth it for all addresses of a burst before the first look-up, as a large
+    /// table is not in the cache. Only the first bucket is fetched, which nearly all addresses are in:
+    /// fetching both takes longer than it saves. The look-up hashes the address again: keeping the bucket for
+    /// it, 24 bytes for each address, made look-ups slower in all tables.
     #[inline]
     pub fn prefetch(&self, vid: Vid, mac: Mac) {
         let [first, _] = self.pair(key(vid, mac));
         ReadSlice::from(self.buckets[first].as_bytes()).prefetch();
     }
 
-    /// Lets at most `most` addresses be learned behind `port`, or as many as its share of the table. Of those beyond,
-    /// the ones that were silent for longest are forgotten.
+    /// Lets at most `most` addresses be learned behind `port`, or as many as its share of the table. If there
+    /// are more, those that were silent for longest are forgotten.
     pub fn set_limit(&mut self, port: PortId, most: Option<u32>) {
         let holder = self.holder(port.0);
         if holder.limit.as_ref().map(|limit| limit.most) == most {
@@ -339,9 +342,9 @@ impl Fdb {
         self.holder(port.0).limit = Some(Limit { most, keys, settled: 0 });
     }
 
-    /// Puts addresses behind `port` for ever, instead of those that an earlier call put there. Whoever names an address
-    /// last has it. Returns how many found no place: group addresses and those for which the table is too
-    /// full of static ones; they are learned like any other.
+    /// Puts addresses behind `port` for ever, instead of those that an earlier call put there. An address
+    /// that two ports name belongs to the one that named it last. Returns how many found no place: group
+    /// addresses and those for which the table is too full of static ones; they are learned like any other.
     pub fn set_static(&mut self, port: PortId, addresses: &[(Mac, Vid)]) -> usize {
         for key in std::mem::take(&mut self.holder(port.0).fixed) {
             if let Some((bucket, way)) = self.find(key) {
@@ -383,8 +386,8 @@ impl Fdb {
         true
     }
 
-    /// Removes everything about `port`, its addresses as [`forget_port`](Self::forget_port) does: it was unplugged, and another may get
-    /// its number.
+    /// Removes the limit, the static addresses and, as [`forget_port`](Self::forget_port) does, the learned
+    /// addresses of `port`: it was unplugged, and another port may get its number.
     pub fn remove_port(&mut self, port: PortId, now: u32) {
         self.forget_port(port, now);
         self.set_static(port, &[]);
@@ -404,7 +407,7 @@ impl Fdb {
         freed
     }
 
-    /// The part of the table that begins at `from`, 0 or the last part's [`FdbPage::next`].
+    /// Returns the part of the table that begins at bucket `from`: 0, or [`FdbPage::next`] of the last part.
     pub fn page(&self, from: usize, now: u32) -> FdbPage {
         let from = from.min(self.buckets.len());
         let end = (from + PAGE).min(self.buckets.len());
@@ -436,7 +439,7 @@ impl Fdb {
         [hash as usize & mask, (hash >> 32) as usize & mask]
     }
 
-    /// Bucket and slot of `key`, however old.
+    /// Returns bucket and slot of `key`, however old the address is.
     fn find(&self, key: u64) -> Option<(usize, usize)> {
         self.pair(key).into_iter().find_map(|bucket| Some((bucket, self.buckets[bucket].find(key)?)))
     }
@@ -473,7 +476,8 @@ impl Fdb {
         Learned::News
     }
 
-    /// Has the next frame from `mac` in a later second be [`Learned::News`] once more: some worker could not be told of it.
+    /// Makes the next frame from `mac` in a later second [`Learned::News`] once more, because some worker
+    /// could not be told of it.
     #[cold]
     pub fn tell_again(&mut self, vid: Vid, mac: Mac, now: u32) {
         if let Some((bucket, way)) = self.find(key(vid, mac)) {
@@ -482,7 +486,8 @@ impl Fdb {
         }
     }
 
-    /// An address was seen behind another port than the table says.
+    /// Records that an address was seen behind another port than the table says, unless the rules of either
+    /// forbid it.
     #[cold]
     fn moved(&mut self, (bucket, way): (usize, usize), to: u16, now: u32) -> Learned {
         // Making room frees only slots of the port that it moves to, so it stays where it is.
@@ -516,7 +521,7 @@ impl Fdb {
         }
         let pair = self.pair(key);
         let place = self.free_slot(pair).or_else(|| {
-            // Their ages compare whatever the time is now.
+            // The slots' ages compare whatever the time is now.
             let evicted = self.oldest(pair, FIXED, |_| true)?;
             self.free(evicted);
             Some(evicted)
@@ -529,7 +534,7 @@ impl Fdb {
 
     /// A free slot in one of the buckets of `pair`, if need be made free by moving an address to its other bucket.
     fn free_slot(&mut self, pair: [usize; 2]) -> Option<(usize, usize)> {
-        // What is to be forgotten must not move to where it is looked for no more.
+        // A slot that is to be forgotten must not move to a bucket that was already examined.
         if !self.forgetting.is_empty() {
             let forgetting = std::mem::take(&mut self.forgetting);
             for bucket in pair {
@@ -554,7 +559,7 @@ impl Fdb {
         Some((bucket, way))
     }
 
-    /// Where in `pair` the oldest learned address is that is `among` those meant.
+    /// Returns bucket and slot of the oldest learned address in `pair` for which `among` is true.
     fn oldest(&self, pair: [usize; 2], now: u32, among: impl Fn(&Slot) -> bool) -> Option<(usize, usize)> {
         let places = pair.into_iter().flat_map(|bucket| (0..WAYS).map(move |way| (bucket, way)));
         let slot = |(bucket, way): (usize, usize)| &self.buckets[bucket].0[way];
@@ -597,7 +602,7 @@ impl Fdb {
         left < most
     }
 
-    /// Counts an address that was learned.
+    /// Adds a learned address to the account of its port.
     fn hold(&mut self, slot: Slot) {
         let settled = slot.seen.saturating_add(self.max_age).saturating_add(1);
         let holder = self.holder(slot.port);
@@ -608,7 +613,7 @@ impl Fdb {
         }
     }
 
-    /// Counts one out that had been learned.
+    /// Takes a learned address off the account of its port.
     fn release(&mut self, slot: Slot) {
         let holder = self.holder(slot.port);
         holder.held -= 1;
@@ -637,7 +642,8 @@ impl Fdb {
         freed
     }
 
-    /// What is known of `port`. Grows with the number of ports, which guests do not choose.
+    /// Returns the account of `port`, made if need be. The number of accounts grows with that of ports, which
+    /// guests do not choose.
     fn holder(&mut self, port: u16) -> &mut Holder {
         let index = usize::from(port);
         if index >= self.ports.len() {

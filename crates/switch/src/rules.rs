@@ -1,45 +1,53 @@
 //! What the frames of a port must obey: its VLANs, who it may talk to, who it may say it is, and how much.
 //!
-//! This is what people write, in the configuration file or with `ringferry ctl set`; [`plane`](crate::plane) compiles it into
-//! what a worker looks at. A port without rules costs the workers one comparison per burst.
+//! People write rules in the configuration file or with `ringferry ctl set`; [`plane`](crate::plane) compiles
+//! them into the policy that a worker applies. A port without rules costs the workers one comparison per
+//! burst.
 //!
-//! **VLANs.** Every frame belongs to one VLAN, 0 to 4094, for as long as it is in the switch; 0 is that of frames that nobody
-//! has put into another. A port is a [trunk](Vlans::Trunk) for all of them unless it says otherwise, so a
-//! switch without rules carries tags as they are. Addresses are learned per VLAN (IEEE 802.1Q, independent learning).
+//! **VLANs.** Every frame belongs to one VLAN, 0 to 4094, for as long as it is in the switch; 0 is that of
+//! frames that nobody has put into another. A port is a [trunk](Vlans::Trunk) for all of them unless it says
+//! otherwise, so a switch without rules carries tags as they are. Addresses are learned per VLAN (IEEE
+//! 802.1Q, independent learning).
+//! otherwise, so a switch without rules carries tags as they are. Addresses are learned per VLAN (IEEE
+//! 802.1Q, independent learning).
 
 use std::net::IpAddr;
 
 use ringferry_packet::ether::Mac;
 
-/// A VLAN: 0 to [`MAX_VID`].
+/// The number of a VLAN (VID), 0 to [`MAX_VID`]; 0 is that of frames that nobody has put into another.
 pub type Vid = u16;
 
-/// The last VLAN there may be (IEEE 802.1Q, table 9-2: 4095 is reserved).
+/// The highest VLAN number allowed (IEEE 802.1Q, table 9-2: 4095 is reserved).
 pub const MAX_VID: Vid = 4094;
 
-/// Everything a port's frames must obey. The default forbids nothing.
+/// The rules of one port. The default forbids nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Which VLANs it is in, and how that is written in its frames.
+    /// The VLANs that the port is a member of, and how they are tagged in its frames.
     pub vlans: Vlans,
-    /// It exchanges no frames with other isolated ports (as `bridge link set dev … isolated on`).
+    /// If true, the port exchanges no frames with other isolated ports (as `bridge link set dev … isolated
+    /// on`).
     pub isolated: bool,
-    /// What it sends to [reserved addresses](Mac::is_reserved), or from what is no [station](Mac::is_station), is forwarded,
-    /// not dropped.
+    /// If true, frames that it sends to [reserved addresses](Mac::is_reserved), or from an address that is no
+    /// [station](Mac::is_station), are forwarded, not dropped.
     pub forward_reserved: bool,
-    /// Most addresses that are learned behind it; frames from others are dropped. Static ones do not count.
+    /// Limit on the addresses that are learned behind it; frames from further ones are dropped. Static
+    /// addresses do not count.
     pub max_macs: Option<u32>,
-    /// Addresses that are behind it and nowhere else, for ever, and the VLAN they are in.
+    /// Static addresses: they are behind this port and nowhere else, for ever, in the VLAN given.
     pub static_macs: Vec<(Mac, Vid)>,
-    /// Who it may say it is.
+    /// Source addresses that it may use, against spoofing; `None`: any.
     pub guard: Option<Guard>,
-    /// Most broadcast, multicast and unknown-destination packets that are taken from it.
+    /// Storm control: limit on the broadcast, multicast and unknown-destination packets that are taken from
+    /// it.
     pub storm: Option<Rate>,
-    /// Most that is taken from it. What is above stays in its ring.
+    /// Ingress limits. Frames above them stay in the port's ring.
     pub rate_in: Limits,
-    /// Most that is sent to it. What is above waits for a short time, or is dropped.
+    /// Egress limits. Frames above them wait for a short time, or are dropped.
     pub rate_out: Limits,
-    /// Its share of a worker that is fully used, as a multiple of that of a port that says nothing: 1 to [`MAX_WEIGHT`].
+    /// Its share of a worker that is fully used, as a multiple of that of a port without this rule: 1 to
+    /// [`MAX_WEIGHT`].
     pub weight: u16,
 }
 
@@ -63,16 +71,18 @@ impl Default for Rules {
     }
 }
 
-/// Which VLANs a port is in.
+/// VLAN membership of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Vlans {
-    /// One. Its frames carry no tag, and a frame with a tag of another VLAN is dropped.
+    /// An access port in this VLAN. Its frames carry no tag, and a frame with a tag of another VLAN is
+    /// dropped.
     Access(Vid),
-    /// Several. Their frames carry tags, but for those of the native one.
+    /// A trunk of several VLANs. Frames carry tags, except in the native VLAN.
     Trunk {
-        /// Which, sorted and each once; `None`: all.
+        /// VLANs whose tags are allowed, sorted and each once; `None`: all.
         allowed: Option<Vec<Vid>>,
-        /// That of frames without a tag; `None`: there may be none. It need not be among the allowed ones.
+        /// The VLAN of frames without a tag; `None`: such frames are dropped. It need not be among the
+        /// allowed ones.
         native: Option<Vid>,
     },
 }
@@ -83,39 +93,41 @@ impl Default for Vlans {
     }
 }
 
-/// Addresses that a port may send from. Whatever is empty allows none.
+/// Source addresses that a port may send from. An empty list allows none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Guard {
     /// Ethernet source addresses, and sender addresses in ARP and neighbour discovery.
     pub macs: Vec<Mac>,
-    /// IP source addresses, as networks; `None`: they are not looked at. Also allowed then are what a host must say before it has an
-    /// address: DHCP from 0.0.0.0, duplicate address detection from `::`.
+    /// IP source addresses, as networks; `None`: they are not checked. Also allowed then are what a host must
+    /// say before it has an address: DHCP from 0.0.0.0, duplicate address detection from `::`.
     pub ips: Option<Vec<Network>>,
 }
 
-/// Addresses with a common prefix.
+/// An IP network: the addresses with a common prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
-    /// Its first address: all other bits are 0.
+    /// The first address of the network: all bits after the prefix are 0.
     pub address: IpAddr,
-    /// Bits in common, at most 32 or 128.
+    /// Length of the prefix in bits, at most 32 for IPv4 or 128 for IPv6.
     pub bits: u8,
 }
 
-/// Limits of both kinds. What is above either waits: where it was sent from, or where it is to go.
+/// Limits in packets and in bytes, both of which hold. Frames above either wait: in the sender's ring, or at
+/// the port they go to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Of packets: a frame that is to be segmented counts as its segments.
+    /// Limit in packets: a frame that is to be segmented counts as its segments.
     pub packets: Option<Rate>,
-    /// Of bytes of frames, as they would be on a wire without preamble and check sequence.
+    /// Limit in bytes of frames, as they would be on a wire without preamble and check sequence.
     pub bytes: Option<Rate>,
 }
 
-/// A token bucket.
+/// The parameters of a token bucket, in packets or bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// Per second, at least 1.
+    /// Sustained rate per second, at least 1.
     pub per_second: u64,
-    /// At once after a pause, at least 1 (a frame that is longer passes, too, and those after it wait for as long as that takes).
+    /// Depth of the bucket: packets or bytes that may pass at once after a pause, at least 1 (a frame that is
+    /// longer passes, too, and those after it wait for as long as that takes).
     pub burst: u64,
 }

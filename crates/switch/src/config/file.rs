@@ -13,10 +13,10 @@ use toml_edit::{DocumentMut, Item, KeyMut, TableLike, Value};
 use super::rules::{Edit, RulesKeys, entries};
 use super::*;
 
-/// Why an edit is not in the file.
+/// The error of an edit that is not in the file.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum KeepError {
-    /// The file is as it was: why it could not be changed.
+    /// The file could not be changed, and is as it was; the text is the reason.
     #[error("{0}")]
     NotKept(String),
     /// The file would make no sense any more with this edit.
@@ -32,9 +32,9 @@ pub(crate) enum KeepError {
 pub(crate) fn keep(path: &Path, port: &str, edit: &Edit, rules: &Rules) -> Result<bool, KeepError> {
     let not_kept =
         |what: &str, error: &dyn Display| KeepError::NotKept(format!("{}: {what}{error}", path.display()));
-    // What a link leads to is replaced, not the link.
+    // If the path is a link, the file that it leads to is replaced, not the link.
     let target = fs::canonicalize(path).map_err(|error| not_kept("cannot be read: ", &error))?;
-    // Reading a pipe might wait for ever.
+    // A pipe must not be opened: reading it might wait for ever.
     if !fs::metadata(&target).is_ok_and(|metadata| metadata.is_file()) {
         return Err(not_kept("is not a file that could be written", &""));
     }
@@ -56,7 +56,7 @@ pub(crate) fn keep(path: &Path, port: &str, edit: &Edit, rules: &Rules) -> Resul
     Ok(after.get(at).is_some_and(|after| after.rules == *rules))
 }
 
-/// The text with the keys of `edit` changed in the `at`th `[[port]]`.
+/// Returns the text with the keys of `edit` changed in the `[[port]]` table of index `at`.
 fn edit_text(text: &str, at: usize, edit: &Edit, rules: &Rules) -> Option<String> {
     let mut document: DocumentMut = text.parse().ok()?;
     let written: BTreeMap<_, _> = entries(rules).into_iter().collect();
@@ -143,11 +143,11 @@ fn prepend_after(document: &mut DocumentMut, at: usize, comment: String) {
     }
 }
 
-/// Replaces a file by one with another content, at once. What is not finished goes with the temporary file.
+/// Replaces a file by one with another content, atomically. If a step fails the temporary file is removed.
 fn replace(target: &Path, text: &str) -> io::Result<()> {
     let before = fs::metadata(target)?;
     let directory = target.parent().unwrap_or_else(|| Path::new("/"));
-    // Readable by its owner alone until it has the permissions of the other.
+    // The temporary file is readable by its owner alone until it gets the permissions of the old file.
     let mut file = tempfile::Builder::new().prefix(".ringferry-").tempfile_in(directory)?;
     let new = file.as_file().metadata()?;
     if (new.uid(), new.gid()) != (before.uid(), before.gid()) {
@@ -158,7 +158,8 @@ fn replace(target: &Path, text: &str) -> io::Result<()> {
     file.write_all(text.as_bytes())?;
     file.as_file().sync_all()?;
     file.persist(target).map_err(|error| error.error)?;
-    // That it is the one that has the name now should be on the disk, too. There are file systems that cannot say so.
+    // The rename should reach the disk, too. Some file systems cannot sync a directory, so an error is
+    // ignored.
     let _ = File::open(directory).and_then(|directory| directory.sync_all());
     Ok(())
 }

@@ -10,14 +10,14 @@ const WIDTH: usize = 100;
 /// In front of what is said of a key.
 const INDENT: &str = "      ";
 
-/// How a `--port` flag may begin, and the keys that may follow: for the help of a program that takes such flags.
+/// Returns the help on `--port`: how a flag may begin, and the keys that may follow.
 pub fn port_keys_help() -> String {
     let mut out = "Ports, as KIND:WHERE[,KEY=VALUE...]:\n".to_owned();
     for (_, Flag { word, place, help, .. }) in PortKind::flags() {
-        // Writing to a string cannot fail.
+        // `fmt::Write` for `String` cannot fail.
         let _ = writeln!(out, "  {:28}  {help}", format!("{word}:{place}"));
     }
-    // What the flag itself says is not said again by a key.
+    // A key whose value the flag's first word or its place gives is not listed again.
     let said: Vec<_> = PortKind::flags().map(|(kind, flag)| (kind, flag.key)).collect();
     let said = |scope, key: &Key| matches!(scope, Scope::Kind(kind) if said.contains(&(kind, key.name)));
     out.push_str("\nKeys of every port (a configuration file has the same, and its own line for a path with a comma in it):\n");
@@ -38,14 +38,15 @@ pub fn port_keys_help() -> String {
     out
 }
 
-/// The rules of a port: for the help of a program that changes them.
+/// Returns the help on the rules of a port, for a program that changes them.
 pub fn rules_help() -> String {
     let mut out = String::new();
     RulesKeys::KEYS.iter().for_each(|key| explain(key, &mut out));
     out
 }
 
-/// The key on one line, and on the next ones what it means, which values it takes and what holds without it.
+/// Appends the help on one key: the key on one line, and on the next ones its meaning, its values and its
+/// default.
 fn explain(key: &Key, out: &mut String) {
     let shape = key.shape();
     let _ = writeln!(out, "  {}={}", key.name, shape.placeholder());
@@ -54,7 +55,7 @@ fn explain(key: &Key, out: &mut String) {
         Unset::Means(meaning) => format!("; default: {meaning}"),
         Unset::Required => String::new(),
     };
-    // What stands for the value shows what to write if it is a word or a number.
+    // The placeholder shows how to write a word or a number; other values need an example.
     let example = match shape {
         Shape::Boolean | Shape::Number { .. } | Shape::Choice(_) => String::new(),
         _ => format!("; example: {}", key.example),

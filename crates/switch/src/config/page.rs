@@ -1,4 +1,5 @@
-//! docs/configuration.md, made from the table of keys and compared with what is there.
+//! Generates docs/configuration.md from the table of keys, and tests that the file in the repository is the
+//! same.
 
 use std::fmt::Write as _;
 
@@ -46,7 +47,7 @@ In a flag a value has no quotes, the entries of a list have commas between them,
 
 ";
 
-/// The page.
+/// Generates the whole page as Markdown.
 fn page() -> String {
     let mut out = HEAD.to_owned();
     let _ = writeln!(out, "| flag begins with | in a file | the port |\n|---|---|---|");
@@ -95,7 +96,7 @@ fn configuration_page_is_what_the_table_makes() {
     expect_file!["../../../../docs/configuration.md"].assert_eq(&page());
 }
 
-/// The example on the page is what people copy.
+/// People copy the example of the page, so it must be valid.
 #[test]
 fn example_of_the_page_is_valid() {
     let file = HEAD.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();

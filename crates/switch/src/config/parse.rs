@@ -1,4 +1,4 @@
-//! From text to a checked [`PortConfig`], with the place of every mistake.
+//! Parsing: turns text into a checked [`PortConfig`] and reports every mistake with its place.
 //!
 //! A `[[port]]` table and a `--port` flag both become [`Fields`], so each key has one check, whichever way it
 //! was written. Structures of [`Keys`] take the keys they know; [`Fields::finish`] reports what is left over.
@@ -7,7 +7,7 @@ use ringferry_packet::ether::MacError;
 
 use super::*;
 
-/// Where something was written: a file and line, or a flag.
+/// Position of a setting in its source: a file and line, or a flag.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Place {
     source: Arc<str>,
@@ -71,7 +71,7 @@ impl Value {
         match value {
             DeValue::String(text) => Value::Text(text.into_owned()),
             DeValue::Boolean(on) => Value::Boolean(on),
-            // Too large for 64 bits is out of every range, hence None.
+            // A number that does not fit 64 bits is out of every range.
             DeValue::Integer(digits) => {
                 Value::Integer(i64::from_str_radix(digits.as_str(), digits.radix()).ok())
             }
@@ -93,7 +93,7 @@ impl Value {
         }
     }
 
-    /// A string.
+    /// Returns the string, or the message that the value is none.
     pub(crate) fn text(&self) -> Result<&str, String> {
         match self {
             Value::Text(text) | Value::Flag(text) => Ok(text),
@@ -116,13 +116,13 @@ impl Value {
 
 /// The keys of one table, flag or request, taken by the structures of keys that may stand there.
 pub(crate) struct Fields<'a> {
-    /// Put before a key in messages: `port.` in a file, nothing in a flag.
+    /// Text put before a key in messages: `port.` in a file, nothing in a flag.
     prefix: &'static str,
-    /// Where the whole table is.
+    /// Place of the whole table.
     place: Place,
-    /// The keys given.
+    /// Places of all keys given.
     written: BTreeMap<String, Place>,
-    /// The values of those that have not been taken.
+    /// Values that no structure of keys has taken yet.
     values: BTreeMap<String, Value>,
     /// Keys asked for so far, for the message about unknown ones.
     known: Vec<&'static str>,
@@ -199,12 +199,12 @@ impl<'a> Fields<'a> {
         self.problems.push(place.problem(format!("{}{key}", self.prefix), message));
     }
 
-    /// Whether a key is given, with whatever value.
+    /// Returns true if a key is given, with whatever value.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.written.contains_key(key)
     }
 
-    /// Where a key is given.
+    /// Returns the place where a key is given.
     pub(super) fn place_of(&self, key: &str) -> Option<Place> {
         self.written.get(key).cloned()
     }
@@ -233,7 +233,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Reports the keys that nobody asked for. `context` says which table or kind they do not belong to.
+    /// Reports the keys that no structure of keys has taken. `context` says which table or kind they do not
+    /// belong to.
     pub(super) fn finish(mut self, context: &str) {
         let known = self.known.join(", ");
         for key in std::mem::take(&mut self.values).into_keys() {
@@ -252,7 +253,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The one of `known` that somebody who wrote `key` may have meant.
+/// Returns the one of `known` that is closest in spelling to `key`, if one is close enough to suggest.
 pub(super) fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
     let likeness = |known: &&str| strsim::jaro_winkler(key, known);
     let nearest = known.iter().copied().max_by(|one, two| likeness(one).total_cmp(&likeness(two)))?;
@@ -298,7 +299,7 @@ pub(super) fn parse_flag(text: &str, problems: &mut Vec<Problem>) -> Option<Port
     parse_port(Fields::new("", place.clone(), entries, problems))
 }
 
-/// Whether values of a key are lists.
+/// Returns true if the values of this key are lists.
 fn is_list(key: &str) -> bool {
     sections().flat_map(|(_, keys)| keys).any(|row| row.name == key && row.shape().is_list())
 }
@@ -388,7 +389,7 @@ pub(super) fn parse_port(mut fields: Fields<'_>) -> Option<PortConfig> {
     Some(PortConfig { name: name?, mtu, worker, kind: kind?, rules })
 }
 
-/// The name of a port that gives none.
+/// Returns a name for a port that is given none.
 fn default_name(kind: &PortKind, fields: &mut Fields<'_>) -> Option<String> {
     let name = kind.default_name();
     match check_port_name(&name) {

@@ -1,5 +1,5 @@
-//! The rules of a port ([`Rules`]) as keys: read from a `[[port]]` table, from a flag or from `ringferry ctl set`, and written back.
-//! Whatever is written by [`entries`] is read as the same rules by [`RulesKeys::rules`].
+//! The rules of a port ([`Rules`]) as keys: read from a `[[port]]` table, from a flag or from `ringferry ctl
+//! set`, and written back. [`RulesKeys::rules`] reads what [`entries`] writes as the same rules.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -154,7 +154,7 @@ const MAX_MACS: u64 = 1 << 20;
 /// bits, so there is none here.
 const BIT_RATES: [Unit; 5] =
     [("tbit", 1_000_000_000_000), ("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1000), ("bit", 1)];
-/// Units of packet rates.
+/// Decimal units of packet rates.
 const PACKET_RATES: [Unit; 3] = [("mpps", 1_000_000), ("kpps", 1000), ("pps", 1)];
 /// Units of sizes (IEC 80000-13; tc(8) has 1024 for both kinds).
 const SIZES: [Unit; 7] = [
@@ -178,16 +178,17 @@ const BURST_BYTES: RangeInclusive<u64> = 72 << 10..=1 << 32;
 const BURST_PACKETS: RangeInclusive<u64> = 128..=1_000_000_000;
 /// Flooded packets that may come at once; those are not segmented.
 const BURST_STORM: RangeInclusive<u64> = 1..=1_000_000_000;
-/// Burst where none is given, in bytes, at least: four of the longest frames. What waits for tokens is woken late on a busy machine, and what
-/// it could have sent meanwhile has to be in the bucket.
+/// Least default burst in bytes: four of the longest frames. A frame that waits for tokens is woken late on a
+/// busy machine, and what could have been sent meanwhile has to be in the bucket.
 const DEFAULT_BURST_BYTES: u64 = 256 << 10;
-/// The same in packets.
+/// Least default burst in packets, for the reason above.
 const DEFAULT_BURST_PACKETS: u64 = 256;
-/// Burst where none is given, as a part of what passes in a second: 10 ms, as long as a thread may have to wait for a processor. (With one
-/// millisecond a stream got four fifths of its rate on a busy machine.) Frames above the rate wait and are not lost, so it need not be longer.
+/// Default burst as a part of what passes in a second: 10 ms, as long as a thread may have to wait for a
+/// processor. (With one millisecond a stream got four fifths of its rate on a busy machine.) Frames above the
+/// rate wait and are not lost, so it need not be longer.
 const BURST_PART: u64 = 100;
 
-/// What a rate counts.
+/// The quantity that a rate counts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Of {
     Bytes,
@@ -205,18 +206,19 @@ impl Of {
         }
     }
 
-    /// How many of what its key is in make one of what it counts.
+    /// Returns the factor from the unit of the key (bits) to the unit of the bucket (bytes): 8 bits make one
+    /// byte.
     fn scale(self) -> u64 {
         if self == Of::Bytes { 8 } else { 1 }
     }
 
-    /// What a rate and its burst mean.
+    /// Combines the keys of a rate and of its burst.
     fn rate(self, rate: Option<u64>, burst: Option<u64>) -> Option<Rate> {
         let per_second = rate? / self.scale();
         Some(Rate { per_second, burst: burst.unwrap_or_else(|| self.burst(per_second)) })
     }
 
-    /// The rate and the burst that mean this; no burst where it is the default.
+    /// Splits a rate into its two keys; the burst is left out where it is the default.
     fn keys(self, rate: Option<Rate>) -> (Option<u64>, Option<u64>) {
         let Some(Rate { per_second, burst }) = rate else { return (None, None) };
         let other = (burst != self.burst(per_second)).then_some(burst);
@@ -276,7 +278,7 @@ impl Codec<Vec<Vid>> for Vids {
         Ok(vids)
     }
 
-    /// Three and more in a row are written as a range.
+    /// Writes three or more consecutive VLANs as a range.
     fn write(&self, vids: &Vec<Vid>) -> Toml {
         let rows = vids.chunk_by(|one, next| one + 1 == *next);
         let ranges = rows.flat_map(|row| match row {
@@ -325,7 +327,8 @@ impl Codec<RangeInclusive<Vid>> for VidRange {
 }
 
 impl RulesKeys {
-    /// What the keys mean together. `shared` says that several ports will have these rules.
+    /// Checks the keys together and returns the rules. `shared` says that several ports will have these
+    /// rules.
     pub(super) fn rules(self, fields: &mut Fields<'_>, shared: bool) -> Rules {
         let RulesKeys {
             vlan,
@@ -355,7 +358,7 @@ impl RulesKeys {
         }
         let vlans = match (vlan, trunk) {
             (Some(vid), _) => Vlans::Access(vid),
-            // Where only some VLANs are wanted, frames without a tag are not, unless that is said.
+            // A trunk with a list of VLANs drops frames without a tag, unless `native` is given.
             (None, Some(allowed)) => {
                 let native = native.unwrap_or_else(|| allowed.is_none().then_some(0));
                 Vlans::Trunk { allowed, native }
@@ -390,7 +393,7 @@ impl RulesKeys {
         }
     }
 
-    /// The keys that mean these rules, without what is as it is by default.
+    /// Returns the keys that give these rules; keys at their default are left out.
     fn of(rules: &Rules) -> RulesKeys {
         let Rules {
             vlans,
@@ -444,12 +447,12 @@ impl RulesKeys {
     }
 }
 
-/// The rules by key, in the order of the table, without what is as it is by default.
+/// Returns the rules by key, in the order of the table; keys at their default are left out.
 pub(crate) fn entries(rules: &Rules) -> Vec<(&'static str, Toml)> {
     RulesKeys::of(rules).write()
 }
 
-/// Static addresses, each with its VLAN. Reports those that are nowhere.
+/// Gives each static address its VLAN. Reports addresses in a VLAN that the port is not in.
 fn stations(given: Vec<(Mac, Option<Vid>)>, vlans: &Vlans, fields: &mut Fields<'_>) -> Vec<(Mac, Vid)> {
     let mut stations = Vec::new();
     for station in given {
@@ -472,7 +475,7 @@ fn stations(given: Vec<(Mac, Option<Vid>)>, vlans: &Vlans, fields: &mut Fields<'
     stations
 }
 
-/// The VLAN of frames without a tag.
+/// Returns the VLAN of frames without a tag.
 fn own(vlans: &Vlans) -> Option<Vid> {
     match vlans {
         Vlans::Access(vid) => Some(*vid),
@@ -480,7 +483,7 @@ fn own(vlans: &Vlans) -> Option<Vid> {
     }
 }
 
-/// Whether frames of a VLAN pass.
+/// Returns true if the port is in this VLAN.
 fn carries(vlans: &Vlans, vid: Vid) -> bool {
     let tagged = match vlans {
         Vlans::Access(_) => false,
@@ -524,19 +527,20 @@ fn masked(address: IpAddr, bits: u64) -> IpAddr {
     }
 }
 
-/// What `ringferry ctl set` or `unset` changes about the rules of a port.
+/// A change of the rules of a port: one `ringferry ctl set` or `unset`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Edit {
     set: BTreeMap<String, String>,
-    /// Keys that go, together with those that are set.
+    /// Keys that are removed, together with the keys that are set.
     remove: Vec<&'static str>,
 }
 
 impl Edit {
-    /// Sets keys: `KEY=VALUE`, the value as in a flag. Of `vlan` and `trunk` the one replaces the other.
+    /// Makes an edit that sets keys: `KEY=VALUE`, the value as in a flag. Setting `vlan` removes `trunk`, and
+    /// the other way round.
     ///
     /// # Errors
-    /// What has no value, and what is given twice. Keys and values are checked by [`PortConfig::edited`].
+    /// A setting has no value, or a key is given twice. [`PortConfig::edited`] checks keys and values.
     pub(crate) fn set(settings: &[String]) -> Result<Edit, ConfigError> {
         let mut set = BTreeMap::new();
         let mut problems = Vec::new();
@@ -566,10 +570,10 @@ impl Edit {
         Ok(Edit { set, remove })
     }
 
-    /// Takes keys away, and those that make no sense without them.
+    /// Makes an edit that removes keys, and those that make no sense without them.
     ///
     /// # Errors
-    /// What is no key.
+    /// One of the names is not a key of the rules.
     pub(crate) fn unset(keys: &[String]) -> Result<Edit, ConfigError> {
         let mut remove = Vec::new();
         let mut problems = Vec::new();
@@ -593,29 +597,30 @@ impl Edit {
         Ok(Edit { set: BTreeMap::new(), remove })
     }
 
-    /// The edit that touches these keys and no others; `None` if one of them is none.
+    /// Returns the edit that touches these keys and no others; `None` if one of the names is no key of the
+    /// rules.
     pub(crate) fn of_keys(keys: &[String]) -> Option<Edit> {
         let known = |key: &String| RulesKeys::KEYS.iter().map(|known| known.name).find(|known| known == key);
         Some(Edit { set: BTreeMap::new(), remove: keys.iter().map(known).collect::<Option<_>>()? })
     }
 
-    /// The keys that it touches.
+    /// Returns the keys that the edit touches.
     pub(crate) fn touched(&self) -> impl Iterator<Item = &'static str> {
         RulesKeys::KEYS.iter().map(|key| key.name).filter(|key| self.touches(key))
     }
 
-    /// Whether a key may have another value afterwards.
+    /// Returns true if a key may have another value after the edit.
     pub(super) fn touches(&self, key: &str) -> bool {
         self.set.contains_key(key) || self.remove.contains(&key)
     }
 }
 
-/// Why a key cannot be changed while the switch runs.
+/// Explains in a message why a key cannot be changed while the switch runs.
 fn unknown(key: &str) -> String {
     let known: Vec<_> = RulesKeys::KEYS.iter().map(|key| key.name).collect();
     let all = known.join(", ");
     let wrong = "is not a rule that can change while the switch runs";
-    // What is a key elsewhere is not a slip of the pen.
+    // A key of another table is not a misspelling, so nothing is suggested for it.
     match nearest(key, &known).filter(|_| !sections().flat_map(|(_, keys)| keys).any(|row| row.name == key)) {
         Some(nearest) => format!("{wrong}: did you mean {nearest}? Known: {all}"),
         None => format!("{wrong}; known: {all}"),
@@ -623,10 +628,10 @@ fn unknown(key: &str) -> String {
 }
 
 impl PortConfig {
-    /// The rules that the port would have after an edit.
+    /// Returns the rules that the port would have after an edit.
     ///
     /// # Errors
-    /// Whatever a file with these keys would be refused for.
+    /// A file with these keys would be refused.
     pub(crate) fn edited(&self, edit: &Edit) -> Result<Rules, ConfigError> {
         let mut problems = Vec::new();
         for key in edit.set.keys().filter(|key| RulesKeys::KEYS.iter().all(|known| known.name != *key)) {
@@ -638,7 +643,7 @@ impl PortConfig {
         let kept = entries(&self.rules).into_iter().filter(|(key, _)| !edit.remove.contains(key));
         let kept = kept.map(|(key, value)| (key.to_owned(), Value::from_written(value)));
         let set = edit.set.iter().map(|(key, value)| (key.clone(), Value::Flag(value.clone())));
-        // What comes later replaces what was there.
+        // The settings of the edit come later, so they replace those that the port has.
         let mut fields = Fields::of_values(kept.chain(set), &mut problems);
         let rules = RulesKeys::read(&mut fields).rules(&mut fields, self.kind.is_shared());
         fields.finish("");

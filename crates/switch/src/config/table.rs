@@ -1,10 +1,10 @@
 //! The table of all configuration keys.
 //!
-//! A row says of a key which values it takes, what it means and what holds without it. [`keys!`] makes a structure of some
-//! rows, with one field for each key, that is read from a table of a file, a flag or a request and written back as what a file
-//! would say. The help of the program and docs/configuration.md are made from the same rows, so a key is spelled once. What the
-//! keys of a structure mean together is decided by the one who turns it into a configuration, such as
-//! [`PortSettings::from_keys`](super::PortSettings::from_keys).
+//! A row says of a key which values it takes, what it means and what holds without it. [`keys!`] makes a
+//! structure of some rows, with one field for each key, that is read from a table of a file, a flag or a
+//! request and written back as what a file would say. The help of the program and docs/configuration.md are
+//! made from the same rows, so a key is spelled once. The code that turns a structure into a configuration,
+//! such as [`PortSettings::from_keys`](super::PortSettings::from_keys), checks its keys against each other.
 
 use toml::Value as Toml;
 
@@ -13,41 +13,41 @@ use super::values::{Described, Shape};
 
 /// A row of the table.
 pub(crate) struct Key {
-    /// The key.
+    /// The key as it is written in a file or a flag.
     pub(crate) name: &'static str,
-    /// Which values it takes.
+    /// The values that the key takes.
     pub(crate) values: &'static dyn Described,
-    /// What holds where it is not given.
+    /// The behaviour if the key is not given.
     pub(crate) default: Unset,
-    /// A value, as in a flag.
+    /// A value for examples, written as in a flag.
     pub(crate) example: &'static str,
     /// Another key without which this one makes no sense, and why; the reason may be empty.
     pub(crate) only_with: Option<(&'static str, &'static str)>,
-    /// What it means, in a sentence or two.
+    /// Help text on the key, a sentence or two.
     pub(crate) help: &'static str,
 }
 
 impl Key {
-    /// Which values it takes.
+    /// Returns the description of the values allowed.
     pub(crate) fn shape(&self) -> Shape {
         self.values.shape()
     }
 }
 
-/// What holds where a key is not given.
+/// The behaviour where a key is not given.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Unset {
-    /// The same as with this value, written as in a flag.
+    /// As if the key had this value, written as in a flag.
     Value(&'static str),
-    /// Something that no value says, or that depends on other keys.
+    /// A description: no value of the key says the same, or it depends on other keys.
     Means(&'static str),
-    /// Nothing: it must be given.
+    /// None: the key must be given.
     Required,
 }
 
 /// Some rows of the table, as a structure with an optional field for each key.
 pub(crate) trait Keys: Sized {
-    /// The rows.
+    /// The rows of the table that this structure has fields for.
     const KEYS: &'static [Key];
 
     /// Takes these keys and reports what is wrong with each. A field is empty if the key is not given, or not as it should be.

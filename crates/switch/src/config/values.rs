@@ -15,9 +15,9 @@ use super::parse::{Value, check_socket_path, parse_mac};
 /// Most entries of a list. A trunk is bounded by the number of VLANs.
 const MAX_LIST: usize = 4094;
 
-/// Describes values.
+/// Has a description of its values, for help and tests.
 pub(crate) trait Described: Sync {
-    /// Which values there are.
+    /// Returns the description of the values allowed.
     fn shape(&self) -> Shape;
 }
 
@@ -30,42 +30,42 @@ pub(crate) trait Codec<T>: Described {
     fn write(&self, value: &T) -> Toml;
 }
 
-/// A unit: its name, and how many of the smallest one it is.
+/// A unit: its name, and how many of the smallest unit it stands for.
 pub(crate) type Unit = (&'static str, u64);
 
-/// Which values there are, as data.
+/// The set of values of a key, as data: for help, for checks and for random configurations.
 #[derive(Clone, Debug)]
 pub(crate) enum Shape {
     /// `true` or `false`; in a flag also `on`, `off`, `yes` and `no`.
     Boolean,
     /// A whole number.
     Number {
-        /// Least and most.
+        /// Least and greatest value, both allowed.
         range: RangeInclusive<u64>,
-        /// What is counted; may be empty.
+        /// The unit of the number, in words; may be empty.
         unit: &'static str,
-        /// Whether nothing but powers of two will do.
+        /// If true, only powers of two are allowed.
         power_of_two: bool,
     },
     /// A number, or several in a row as a string: `"20-29"`.
     Span {
-        /// Least and most.
+        /// Least and greatest value, both allowed.
         range: RangeInclusive<u64>,
     },
-    /// A string.
+    /// A string of a certain form.
     Text {
-        /// Stands for it in a flag: `PATH`.
+        /// Placeholder for the value in a flag: `PATH`.
         placeholder: &'static str,
-        /// What it is.
+        /// Noun for the value in messages and help.
         what: &'static str,
     },
     /// One of some words.
     Choice(Vec<&'static str>),
     /// A number with a unit.
     Quantity {
-        /// Stands for it in a flag: `RATE`.
+        /// Placeholder for the value in a flag: `RATE`.
         placeholder: &'static str,
-        /// Least and most, in the smallest unit.
+        /// Least and greatest value, in the smallest unit.
         range: RangeInclusive<u64>,
         /// The units, largest first.
         units: &'static [Unit],
@@ -77,7 +77,7 @@ pub(crate) enum Shape {
 }
 
 impl Shape {
-    /// What stands for a value in a flag: `N`, `on|off`, `MAC,...`.
+    /// Returns the placeholder for a value in a flag: `N`, `on|off`, `MAC,...`.
     pub(crate) fn placeholder(&self) -> String {
         match self {
             Shape::Boolean => "on|off".to_owned(),
@@ -92,7 +92,7 @@ impl Shape {
         }
     }
 
-    /// Whether a flag may go on with this value after a comma.
+    /// Returns true if the value may have commas in it, so that a flag may go on with it after one.
     pub(crate) fn is_list(&self) -> bool {
         match self {
             Shape::List(_) => true,
@@ -211,13 +211,13 @@ impl<T: Copy + TryFrom<u64> + TryInto<i64>> Codec<T> for Number {
 
 /// A string with a meaning.
 pub(crate) struct Text<T> {
-    /// Stands for it in a flag: `PATH`.
+    /// Placeholder for the value in a flag: `PATH`.
     pub(crate) placeholder: &'static str,
-    /// What it is.
+    /// Noun for the value in messages.
     pub(crate) what: &'static str,
-    /// Its meaning, or what is wrong with it; not asked about the empty string.
+    /// Parses a string that is not empty, or says what is wrong with it.
     pub(crate) read: fn(&str) -> Result<T, String>,
-    /// The string with this meaning.
+    /// Formats the value as `read` would parse it.
     pub(crate) write: fn(&T) -> String,
 }
 
@@ -259,9 +259,9 @@ pub(crate) const MAC: Text<Mac> = Text {
 
 /// One of some words, each of which stands for a value.
 pub(crate) struct Choice<T: 'static> {
-    /// What it is, with its article, for messages.
+    /// Noun for the value with its article, for messages.
     pub(crate) what: &'static str,
-    /// The words and what each stands for.
+    /// The words, each with its value.
     pub(crate) words: &'static [(&'static str, T)],
 }
 
@@ -289,9 +289,9 @@ impl<T: Copy + PartialEq + Sync> Codec<T> for Choice<T> {
 
 /// A number with a unit, in the smallest one.
 pub(crate) struct Quantity {
-    /// Stands for it in a flag.
+    /// Placeholder for the value in a flag.
     pub(crate) placeholder: &'static str,
-    /// Least and most.
+    /// Least and greatest value, in the smallest unit.
     pub(crate) range: RangeInclusive<u64>,
     /// The units, largest first.
     pub(crate) units: &'static [Unit],
@@ -323,7 +323,7 @@ impl Codec<u64> for Quantity {
     }
 }
 
-/// `2.5gbit` in bits.
+/// Parses a number with a unit, such as `2.5gbit`, and returns it in the smallest unit.
 fn measure(text: &str, units: &[Unit]) -> Result<u64, String> {
     let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
@@ -332,7 +332,7 @@ fn measure(text: &str, units: &[Unit]) -> Result<u64, String> {
     let wrong = || format!("{text:?} is not a number with one of the units {}", known());
     let scale = scale.ok_or_else(wrong)?;
     let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
-    // No unit has more than 12 digits, so none of a longer fraction could count.
+    // The largest unit has 12 zeros, so a longer fraction is finer than the smallest unit.
     if part.len() > 12 {
         return Err(wrong());
     }
@@ -348,14 +348,14 @@ fn measure(text: &str, units: &[Unit]) -> Result<u64, String> {
     Ok(u64::try_from(total).unwrap_or(u64::MAX))
 }
 
-/// A number in the unit in which it is shortest.
+/// Formats a number in the unit in which it is shortest.
 pub(crate) fn with_unit(number: u64, units: &[Unit]) -> String {
     let whole = units.iter().filter(|(_, scale)| number.is_multiple_of(*scale));
     let (name, scale) = whole.max_by_key(|(_, scale)| *scale).copied().unwrap_or(("", 1));
     format!("{}{name}", number / scale)
 }
 
-/// Digits and nothing else, not even a sign.
+/// Parses digits and nothing else, not even a sign.
 pub(crate) fn digits(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }

@@ -8,20 +8,20 @@ const SEED: [u64; 2] = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210];
 const A: PortId = PortId(0);
 const B: PortId = PortId(1);
 
-/// The `n`th address of a station.
+/// Returns a unicast address, another one for each `n`.
 fn station(n: u64) -> Mac {
     let [_, _, _, a, b, c, d, e] = (n + 1).to_be_bytes();
     Mac([0x52, a, b, c, d, e])
 }
 
 impl Fdb {
-    /// Forgets what was learned behind a port, part by part.
+    /// Runs [`Fdb::forget_port`] to its end.
     fn forget_all(&mut self, port: PortId, now: u32) {
         self.forget_port(port, now);
         while self.forget_some(3) {}
     }
 
-    /// Every address, part by part.
+    /// Collects all pages of the table.
     fn iter(&self, now: u32) -> impl Iterator<Item = FdbItem> {
         let (mut all, mut next) = (Vec::new(), Some(0));
         while let Some(from) = next {
@@ -58,7 +58,7 @@ fn a_large_table_is_told_in_parts() {
     assert!(fdb.page(0, 0).next.is_some() && fdb.page(0, 0).items.len() < 40_000);
     let all: std::collections::BTreeSet<_> = fdb.iter(0).map(|item| item.mac).collect();
     assert_eq!((all.len(), fdb.iter(0).count()), (40_000, 40_000));
-    // There is nothing behind the end.
+    // A page behind the end is empty.
     assert_eq!((fdb.page(usize::MAX, 0).items.len(), fdb.page(usize::MAX, 0).next), (0, None));
 }
 
@@ -176,7 +176,7 @@ fn half_of_the_capacity_fits_without_loss_from_one_port() {
     assert!((0..8192).filter(|n| fdb.lookup(0, station(*n), 0) == Some(A)).count() >= 8190);
 }
 
-/// What a look-up costs, and what is worth fetching, rests on this.
+/// The cost of a look-up, and the choice to prefetch one bucket only, rest on this.
 #[test]
 fn nearly_all_addresses_are_in_their_first_bucket() {
     let mut fdb = Fdb::new(16384, 300, SEED);
@@ -382,11 +382,11 @@ fn step() -> impl Strategy<Value = Step> {
 
 const MAX_AGE: u32 = 30;
 
-/// Two maps and a scan.
+/// Reference model: two maps that are scanned.
 #[derive(Default)]
 struct Model {
     learned: HashMap<(Vid, u64), (u16, u32)>,
-    /// In VLAN 0.
+    /// Static addresses, all in VLAN 0.
     fixed: HashMap<u64, u16>,
     limits: HashMap<u16, u32>,
 }
@@ -455,7 +455,7 @@ proptest! {
                     model.fix(port, &all);
                 }
                 Step::Limit(port, most) => {
-                    // Which of those seen at the same time go is not said.
+                    // The table does not say which of several addresses seen at the same time goes first.
                     fdb.set_limit(PortId(port), Some(0));
                     fdb.set_limit(PortId(port), most);
                     model.learned.retain(|_, (at, _)| *at != port);
@@ -483,8 +483,8 @@ proptest! {
         prop_assert_eq!(listed, expected);
     }
 
-    /// However full, and whatever the rules: never over capacity, never a wrong port, no limit exceeded, and the counts per
-    /// port are true.
+    /// However full the table, and whatever the rules: it is never over capacity, it never names a wrong
+    /// port, no limit is exceeded, and the counts per port are true.
     #[test]
     fn stays_consistent_when_full(
         steps in proptest::collection::vec((0..400u64, 0..4u16, 0..3u32, 0..60u8), 0..2000),
