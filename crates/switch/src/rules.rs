@@ -1,4 +1,5 @@
-//! What the frames of a port must obey: its VLANs, who it may talk to, who it may say it is, and how much.
+//! The rules of a port: its VLANs, isolation from other ports, the source addresses it may use, and rate
+//! limits.
 //!
 //! People write rules in the configuration file or with `ringferry ctl set`; [`plane`](crate::plane) compiles
 //! them into the policy that a worker applies. A port without rules costs the workers one comparison per
@@ -6,8 +7,6 @@
 //!
 //! **VLANs.** Every frame belongs to one VLAN, 0 to 4094, for as long as it is in the switch; 0 is that of
 //! frames that nobody has put into another. A port is a [trunk](Vlans::Trunk) for all of them unless it says
-//! otherwise, so a switch without rules carries tags as they are. Addresses are learned per VLAN (IEEE
-//! 802.1Q, independent learning).
 //! otherwise, so a switch without rules carries tags as they are. Addresses are learned per VLAN (IEEE
 //! 802.1Q, independent learning).
 

@@ -1,11 +1,12 @@
 //! Estimated cost of the work that a port causes: a price list, in nanoseconds of a worker's time.
 //!
-//! Work is charged to the port that *sent* a frame, in whichever worker it is done, and by effort, not by success: a frame that no receiver
-//! has buffers for costs what it cost. Workers share their time between ports by it ([`fair`](super::worker)), end bursts by it, and put off what
-//! is too much at once. A price list and no clock: a clock cannot say beforehand what a frame will cost, charges whoever was preempted, and would make
-//! what a test sees depend on the machine. The prices are those of a 3 GHz core with the caches warm, rounded; their ratios matter, and
-//! being wrong by half moves shares by less than that. Where they are wrong by far more, because a guest sees to it, a worker
-//! [measures](super::worker) for a while.
+//! Work is charged to the port that *sent* a frame, in whichever worker it is done, and by effort, not by
+//! success: a frame that no receiver has buffers for costs what it cost. Workers share their time between
+//! ports by it ([`fair`](super::worker)), end bursts by it, and put off what is too much at once. A price
+//! list and no clock: a clock cannot say beforehand what a frame will cost, charges whoever was preempted,
+//! and would make the results of a test depend on the machine. The prices are those of a 3 GHz core with the
+//! caches warm, rounded; their ratios matter, and being wrong by half moves shares by less than that. Where
+//! they are wrong by far more, because a guest sees to it, a worker [measures](super::worker) for a while.
 
 use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::segment::MAX_SEGMENTS;
@@ -21,7 +22,7 @@ pub(crate) const FRAME_OUT: u64 = 40;
 pub(crate) const LEARN: u64 = 40;
 /// Publishing to an output port what a burst has for it, and calling its driver now and then.
 const OUTPUT: u64 = 100;
-/// Making the headers of one segment of a frame that is cut.
+/// Making the headers of one segment.
 const SEGMENT: u64 = 80;
 /// Each further piece of memory that a frame lies in.
 const PIECE: u64 = 10;
@@ -63,7 +64,7 @@ pub(crate) fn packets(frame: &Frame) -> u64 {
     if packets > MAX_SEGMENTS as u64 { 1 } else { packets }
 }
 
-/// The price of copying so many bytes, or of summing them up.
+/// Returns the price of copying so many bytes, or of summing them up.
 #[inline]
 pub(crate) const fn of_bytes(bytes: u64) -> u64 {
     bytes / BYTES

@@ -9,7 +9,7 @@
 //! | `queues` | the seam: what the engine asks of a port's queues |
 //! | `worker` | the loop: poll what is active, arm what is idle, sleep when nothing is active; commands; the control plane's handles |
 //! | `forward` | the decision for each frame of a burst: admit, learn, look up, group by output port |
-//! | `cost` | what work costs, and so who pays for it |
+//! | `cost` | the price list of work, by which ports are charged |
 //! | `port` | one port in one worker: policy, offloads, answers, delivery |
 //! | `policy` | VLANs, source guard, storm control, rates |
 //! | `offload` | offloads that a receiver lacks, or gains from |

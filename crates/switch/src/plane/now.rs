@@ -1,7 +1,8 @@
-//! Time as a worker sees it: a clock, and the instant of one burst.
+//! The switch's clock, and the instant of one burst.
 //!
-//! All workers of a switch share one [`Clock`], as token buckets are filled by all of them. A worker makes a [`Now`] for each burst from
-//! its coarse clock (whole seconds, looked at with every look at epoll); the exact time is asked for only if somebody needs it, and once.
+//! All workers of a switch share one [`Clock`], as token buckets are filled by all of them. A worker makes a
+//! [`Now`] for each burst from its coarse clock (whole seconds, looked at with every look at epoll); the
+//! exact time is asked for only if somebody needs it, and once.
 
 use std::cell::OnceCell;
 #[cfg(any(test, feature = "testing"))]
@@ -13,13 +14,13 @@ use std::time::Instant;
 pub(crate) enum Clock {
     /// The system's monotonic clock, since this instant.
     Monotonic(Instant),
-    /// Microseconds that a test sets.
+    /// A clock of a test, in microseconds.
     #[cfg(any(test, feature = "testing"))]
     Scripted(&'static AtomicU64),
 }
 
 impl Clock {
-    /// Microseconds since the start.
+    /// Returns the microseconds since the start.
     #[inline]
     pub(crate) fn micros(self) -> u64 {
         match self {
@@ -45,7 +46,7 @@ pub(crate) struct Now {
 }
 
 impl Now {
-    /// Now, of a worker by whose coarse clock it is `seconds`.
+    /// Makes the instant of a burst for a worker whose coarse clock shows `seconds`.
     #[inline]
     pub(crate) fn new(clock: Clock, seconds: u32) -> Self {
         Self { clock, seconds, micros: OnceCell::new() }

@@ -33,28 +33,29 @@ use crate::rules::Rate;
 /// Most answers to frames that do not fit, of each port: as many as Linux gives one peer by default (`icmp_ratelimit`).
 const ANSWERS: Rate = Rate { per_second: 1000, burst: 50 };
 
-/// Most addresses of a port of which other workers are told. A machine has a few, a host with containers some thousands, once; a guest that makes
-/// up addresses would else keep every worker busy with learning. What is not told is flooded by other workers, and told with a later frame.
+/// Most addresses of a port of which other workers are told. A machine has a few, a host with containers some
+/// thousands, once; a guest that makes up addresses would else keep every worker busy with learning. Frames
+/// to an address that was not announced are flooded by other workers until a later frame announces it.
 const NEWS: Rate = Rate { per_second: 10_000, burst: 1_000 };
 
-/// Pieces of a frame whose tag changes that need no allocation: the largest frame in pages of 4 KiB, not aligned, and what is
-/// left of its prefix.
+/// Pieces that a frame whose tag changes may have without an allocation: the largest frame in pages of 4 KiB,
+/// not aligned, and the rest of its prefix.
 const PIECES: usize = 18;
 
-/// What each frame of a port's first burst is taken to be: the largest there is.
+/// The assumed cost of each frame of a port's first burst: that of the largest frame.
 const UNKNOWN: WireCost = WireCost { packets: 1, bytes: 64 << 10 };
 
-/// What a frame needs on its way to a port.
+/// The context that a frame needs on its way to a port.
 pub(crate) struct TxContext<'w> {
     /// The port that sent it, which pays for the work.
     pub(crate) from: PortId,
     pub(crate) handoff: &'w mut Handoff,
     pub(crate) now: &'w Now,
-    /// For a frame that must be in one piece.
+    /// Buffer for a frame that must be in one piece.
     pub(crate) scratch: &'w mut Vec<u8>,
 }
 
-/// How a frame gets to one of a port's queues, and what its receiver takes.
+/// The way of a frame to one of a port's queues, with the receiver's offloads.
 #[derive(Clone, Debug)]
 pub enum Steering {
     /// The port has queue pairs, each with one worker: the engine selects one for each frame and hands the frame to its worker.
@@ -63,7 +64,7 @@ pub enum Steering {
     Local(Offloads),
 }
 
-/// [`Steering`] in one worker.
+/// [`Steering`] as one worker needs it.
 enum Receiver {
     Pairs { selector: TxQueueSelector, shared: Arc<PortShared> },
     Local(Offloads),
@@ -74,11 +75,11 @@ pub(crate) struct Port<P> {
     pub(crate) handle: PortHandle,
     pub(crate) queues: P,
     receiver: Receiver,
-    /// What its rules say, if it has any.
+    /// The policy compiled from its rules, if it has any.
     pub(crate) policy: Option<Arc<PortPolicy>>,
-    /// What the largest frame of its last burst was, if it has a `rate_in`.
+    /// Cost of the largest frame of the port's last burst, if it has a `rate_in`.
     pub(crate) usual: WireCost,
-    /// Frames that wait for tokens of its `rate_out`.
+    /// The queue of frames that wait for tokens of its `rate_out`.
     pub(crate) shaper: Shaper,
     /// The queue of the sole receiver that the next burst is read into directly: see `worker/direct.rs`.
     pub(crate) direct: Option<u16>,
@@ -89,12 +90,12 @@ pub(crate) struct Port<P> {
     pub(crate) slow: VecDeque<SlowFrame>,
     /// Frames that the port has sent on queues of other workers, and which of them each came from.
     pub(crate) handed: VecDeque<(usize, HandoffFrame)>,
-    /// How many of its addresses other workers are told of.
+    /// Limit on the announcements of its addresses to other workers.
     pub(crate) news: TokenBucket,
 }
 
 impl<P: Queues> Port<P> {
-    /// A port without queues.
+    /// Makes a port without queues.
     pub(crate) fn new(
         handle: PortHandle,
         queues: P,
@@ -124,13 +125,13 @@ impl<P: Queues> Port<P> {
         }
     }
 
-    /// The VLANs that the port is in.
+    /// Returns the port's VLAN membership.
     #[inline]
     pub(crate) fn membership(&self) -> &Membership {
         self.policy.as_deref().map_or(&EVERYWHERE, PortPolicy::membership)
     }
 
-    /// The offloads that the receiver behind this port takes without our help.
+    /// Returns the offloads that the receiver behind this port takes without our help.
     #[inline]
     pub(crate) fn offloads(&self) -> Offloads {
         match &self.receiver {
@@ -139,7 +140,7 @@ impl<P: Queues> Port<P> {
         }
     }
 
-    /// Selects the queue of each frame, if the port has several.
+    /// Returns the queue selector, if the port has several queue pairs.
     #[inline]
     pub(crate) fn selector(&mut self) -> Option<&mut TxQueueSelector> {
         match &mut self.receiver {
@@ -148,13 +149,13 @@ impl<P: Queues> Port<P> {
         }
     }
 
-    /// On which terms several packets become one frame for the receiver; `None` if they never do.
+    /// Returns the terms on which packets are merged for the receiver; `None` if they never are.
     #[inline]
     fn terms(&self) -> Option<Terms> {
         Terms::new(self.offloads(), self.queues.frame_cost())
     }
 
-    /// Takes note of what a burst that the port has sent is like, for the next one.
+    /// Remembers the largest frame of a burst that the port has sent, as an estimate for the next one.
     #[inline]
     pub(crate) fn note_usual(&mut self, burst: &Burst<'_>) {
         if self.policy.as_deref().is_some_and(|policy| policy.rate_in().is_some()) {
@@ -167,7 +168,7 @@ impl<P: Queues> Port<P> {
         }
     }
 
-    /// Whether a frame may be delivered at once. If not it waits in the shaper, or was dropped.
+    /// Returns true if a frame may be delivered at once. If not, it waits in the shaper, or was dropped.
     #[inline]
     pub(crate) fn shape(
         &mut self,
@@ -219,7 +220,7 @@ impl<P: Queues> Port<P> {
         frames
     }
 
-    /// Takes all frames that have waited, tokens or not.
+    /// Takes all frames that wait in the shaper, tokens or not.
     pub(crate) fn release_all(&mut self, now: u64) -> Vec<Delayed> {
         let limit = self.policy.as_deref().and_then(PortPolicy::rate_out);
         let frames = self.shaper.drain();
@@ -274,7 +275,7 @@ impl<P: Queues> Port<P> {
             return;
         }
         let mut left = picks;
-        // A receiver that has no buffers is not asked twice for each frame.
+        // If a receiver had no buffers it is not asked twice for each frame.
         let mut runs = true;
         while let Some((next, rest)) = left.split_first() {
             let run = if runs { self.deliver_run(burst, left) } else { 0 };
@@ -322,7 +323,7 @@ impl<P: Queues> Port<P> {
         }
     }
 
-    /// What the receiver takes of a frame that is tagged so.
+    /// Returns the offloads that the receiver takes for a frame with this tagging.
     #[inline]
     fn accepts(&self, frame: &Frame, retag: Retag) -> Offloads {
         if self.queues.offloads_tagged() || !retag.leaves_tagged(frame.prefix()) {
@@ -332,7 +333,8 @@ impl<P: Queues> Port<P> {
         }
     }
 
-    /// The same with one sitting's part of a frame. Returns how many packets of the frame are left for later sittings.
+    /// Delivers one sitting's part of a frame, as [`deliver`](Self::deliver) does. Returns how many packets
+    /// of the frame are left for later sittings.
     pub(crate) fn deliver_part(
         &mut self,
         burst: &Burst<'_>,
@@ -387,10 +389,11 @@ impl<P: Queues> Port<P> {
         self.put(header, &head, &pieces, tx)
     }
 
-    /// Sends a frame that the receiver takes as it is: to its queue here, or to the worker that has the queue. Counts what becomes of it.
+    /// Sends a frame that the receiver takes as it is: to its queue here, or to the worker that has the
+    /// queue. Counts what becomes of it.
     ///
     /// # Errors
-    /// Why this one was dropped, if no other would fare better now.
+    /// The frame was dropped, for this reason, and any other would be, too.
     #[inline]
     pub(crate) fn put(
         &mut self,
@@ -451,7 +454,7 @@ impl<P: Queues> Port<P> {
             piece.copy_to(&mut frame[at..]);
         }
         let mut answer = Vec::new();
-        // Who posts buffers smaller than its MTU is not helped by smaller packets.
+        // If the receiver posts buffers smaller than its MTU, smaller packets do not help.
         let made = !pmtu::fits(&frame, len as usize, header, mtu)
             && pmtu::answer(&frame, mtu, &mut answer)
             && self.answering.take(1, now.micros());
@@ -461,18 +464,18 @@ impl<P: Queues> Port<P> {
         made
     }
 
-    /// Whether there are answers to be delivered, and counted.
+    /// Returns true if there are answers to be delivered, and counted.
     #[inline]
     pub(crate) fn has_answers(&self) -> bool {
         !self.answers.is_empty()
     }
 
-    /// Those answers.
+    /// Takes the answers to frames that did not fit.
     pub(crate) fn take_answers(&mut self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.answers)
     }
 
-    /// Shows the receiver what was delivered.
+    /// Publishes the delivered frames to the receiver and notifies it if it wants to be.
     #[inline]
     pub(crate) fn flush(&mut self) {
         self.queues.flush();

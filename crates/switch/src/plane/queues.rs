@@ -37,21 +37,21 @@ const FEW_PIECES: usize = 64;
 /// many small ones do, and more than this would push them out of the second-level cache.
 pub const MAX_BURST_BYTES: usize = 256 * 1024;
 
-/// Where a frame that is read directly lies in its receiver's memory.
+/// The memory of a receiver that a frame is read into directly.
 pub type Room<'m> = SmallVec<[WriteSlice<'m>; FEW_PIECES]>;
 
 /// A port's identity and counters in one worker.
 #[derive(Clone, Debug)]
 pub struct PortHandle {
-    /// Its number, which is an index of the engine's tables and part of epoll tokens.
+    /// Number of the port, which is an index of the engine's tables and part of epoll tokens.
     pub id: PortId,
-    /// Its name in the configuration, for log lines.
+    /// Name of the port in the configuration, for log lines.
     pub name: Arc<str>,
     /// The counters that this worker, and no other, adds to.
     pub counters: Arc<PortCounters>,
 }
 
-/// What [`Queues::lease`] found.
+/// The result of [`Queues::lease`].
 #[derive(Debug)]
 pub enum Lease<L> {
     /// The queue is empty, as far as a look at it tells.
@@ -62,33 +62,33 @@ pub enum Lease<L> {
     Frames(L),
 }
 
-/// What [`Queues::frames`] took from a queue.
+/// The result of [`Queues::frames`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// The queue had packets, though maybe none that can be forwarded.
+    /// True if the queue had packets, though maybe none that can be forwarded.
     pub any: bool,
-    /// The frames are to be forwarded; a disabled queue is emptied for nothing.
+    /// True if the frames are to be forwarded; the frames of a disabled queue are discarded.
     pub forward: bool,
-    /// Nobody but this process can write the memory that the frames lie in.
+    /// True if nobody but this process can write the memory that the frames lie in.
     pub private: bool,
-    /// The queue is empty now and its descriptor will tell when that changes.
+    /// True if the queue is empty now and its descriptor will tell when that changes.
     pub exhausted: bool,
     /// Descriptors of packets in several that were read, whether a frame came of them or not.
     pub further: usize,
 }
 
-/// What became of a frame.
+/// The result of delivering a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// The receiver has it; the engine counts it.
+    /// The receiver has the frame; the engine counts it.
     Done,
-    /// It is on its way, in a queue of the receiver or of another worker, and is counted when it is delivered.
+    /// The frame is in a queue of the receiver or of another worker, and is counted when it is delivered.
     Queued,
     /// This worker does not have the queue; nothing was done.
     NotHere,
 }
 
-/// What a frame costs its receiver, which decides what is merged for it.
+/// The cost of a frame to its receiver, which decides whether packets are merged for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameCost {
     /// A system call: any two packets that can be merged are.
@@ -97,12 +97,12 @@ pub enum FrameCost {
     Descriptor,
 }
 
-/// What [`Queues::read_direct`] did.
+/// The result of [`Queues::read_direct`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectRead {
     /// The kind of port cannot do it.
     Unsupported,
-    /// No frame waits.
+    /// No frame waits at the port.
     Nothing,
     /// The port could not be read, or what was read is no frame; it is counted.
     Failed,
@@ -118,7 +118,7 @@ pub struct Watch<'w> {
 }
 
 impl<'w> Watch<'w> {
-    /// For the descriptors of `port`.
+    /// Makes a registrar for the descriptors of `port`.
     pub(crate) fn new(epoll: &'w Epoll, port: PortId) -> Self {
         Self { epoll, port }
     }
@@ -131,13 +131,13 @@ impl<'w> Watch<'w> {
         self.epoll.add(fd, Source { port: self.port, queue }.token(), Interest::READABLE)
     }
 
-    /// Watches a descriptor no more. Called before it is closed, as a peer may hold the same open file.
+    /// Stops watching a descriptor. Called before it is closed, as a peer may hold the same open file.
     pub fn remove(&self, fd: impl AsFd) {
         let _ = self.epoll.remove(fd);
     }
 }
 
-/// A queue that packets come from.
+/// A queue of a port, as a source of packets.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Source {
     pub(crate) port: PortId,
@@ -155,7 +155,7 @@ impl Source {
         u64::from(self.port.0) << 16 | u64::from(self.queue)
     }
 
-    /// The queue that a token is of.
+    /// Returns the queue that a token belongs to.
     pub(crate) fn of(token: u64) -> Source {
         Source { port: PortId((token >> 16) as u16), queue: token as u16 }
     }
@@ -166,17 +166,17 @@ impl Source {
 /// Queues are numbered from 0; queue `q` is a pair of what the port sends and what it receives. A method that is given a queue this worker does
 /// not have does nothing.
 pub trait Queues: Send + Sized + 'static {
-    /// Keeps the frames of a burst where they are, whatever happens to the queue meanwhile.
+    /// A lease on the buffers of a burst: they stay valid, whatever happens to the queue meanwhile.
     type Loan;
     /// A queue (or one direction of it) that is ready to be served.
     type Start: Send;
     /// What remains of a queue that was stopped.
     type Stopped: Send;
-    /// What only this kind of port can be asked to do between two bursts.
+    /// A command of the control side for this kind of port, executed between two bursts.
     type Request: Send;
     /// A queue on its way from one worker to another.
     type Detached: Send;
-    /// The state of one queue, for people.
+    /// The state of one queue for display.
     type State: Send;
 
     /// Looks for up to `max` packets that the port has sent on `queue`.
@@ -194,27 +194,29 @@ pub trait Queues: Send + Sized + 'static {
     /// Asks the sender to wake us; false if there is work already, or if it has no way to.
     fn arm(&mut self, queue: u16) -> bool;
 
-    /// Whether `queue` is empty and has no way to wake us.
+    /// Returns true if `queue` is empty and has no way to wake us.
     fn is_kickless(&mut self, queue: u16) -> bool;
 
-    /// The descriptor of `queue` is readable, or (`hangup`) will never be again. Whether the queue is to be polled.
+    /// Handles an event of the descriptor of `queue`: it is readable, or (`hangup`) will never be again.
+    /// Returns true if the queue is to be polled.
     fn wake(&mut self, queue: u16, hangup: bool, watch: Watch<'_>) -> bool;
 
-    /// `queue` is left alone for a while, neither polled nor armed, as its port has sent as much as it may: what would keep the worker
-    /// awake meanwhile, as a descriptor that stays readable, is not watched.
+    /// Stops serving `queue` for a while, as its port has sent as much as it may: it is neither polled nor
+    /// armed. A descriptor that stays readable, and would keep the worker awake, is not watched meanwhile.
     fn pause(&mut self, queue: u16, watch: Watch<'_>) {
         let _ = (queue, watch);
     }
 
-    /// `queue`, which was paused, is polled again.
+    /// Polls `queue`, which was paused, again.
     fn resume(&mut self, queue: u16, watch: Watch<'_>) {
         let _ = (queue, watch);
     }
 
-    /// What a frame costs the receiver.
+    /// Returns the cost of a frame to the receiver.
     fn frame_cost(&self) -> FrameCost;
 
-    /// Whether the receiver takes offloads of frames with a VLAN tag, too. Others get such frames finished.
+    /// Returns true if the receiver takes offloads also of frames with a VLAN tag. Other receivers get such
+    /// frames finished.
     #[inline]
     fn offloads_tagged(&self) -> bool {
         true
@@ -223,11 +225,11 @@ pub trait Queues: Send + Sized + 'static {
     /// Announces about how many frames follow until [`Queues::flush`].
     fn expect(&mut self, frames: usize);
 
-    /// Writes a frame of `len` bytes, the concatenation of `first` and `rest`, to the receiver's `queue`. The receiver takes what the
-    /// header asks for.
+    /// Writes a frame of `len` bytes, the concatenation of `first` and `rest`, to the receiver's `queue`. The
+    /// receiver takes the offloads that the header asks for.
     ///
     /// # Errors
-    /// Why it was dropped; the engine counts it.
+    /// The frame was dropped, for this reason; the engine counts it.
     fn deliver(
         &mut self,
         queue: u16,
@@ -246,45 +248,46 @@ pub trait Queues: Send + Sized + 'static {
         (0, 0)
     }
 
-    /// Shows the receiver what was delivered.
+    /// Publishes the delivered frames to the receiver and notifies it if it wants to be.
     fn flush(&mut self);
 
-    /// Serves one more queue; the queue that packets come from now, if any.
+    /// Starts serving one more queue. Returns its number if packets come from it now.
     fn start(&mut self, start: Self::Start, watch: Watch<'_>) -> Option<u16>;
 
-    /// Lets go of a queue. `index` is the kind's own number of what was started. What remains of it, and the queue that no packets come
-    /// from any more, if any.
+    /// Stops serving a queue. `index` is the kind's own number, as given to [`start`](Self::start). Returns
+    /// what remains of the queue, and its number if packets came from it until now.
     fn stop(&mut self, index: u16, watch: Watch<'_>) -> Option<(Self::Stopped, Option<u16>)>;
 
-    /// The port is about to be dropped: watches none of its descriptors any more.
+    /// Stops watching all descriptors: the port is about to be dropped.
     fn close(&mut self, watch: Watch<'_>);
 
-    /// Does what only this kind of port can.
+    /// Executes a command that only this kind of port has.
     fn request(&mut self, request: Self::Request, watch: Watch<'_>);
 
-    /// Lets another worker have a queue. To those who send to it, it stays as it is.
+    /// Gives a queue up for another worker. Senders see no difference.
     fn detach(&mut self, queue: u16, watch: Watch<'_>) -> Option<Self::Detached>;
 
-    /// Serves a queue that another worker had. Whether packets may come from it.
+    /// Starts serving a queue that another worker has given up. Returns true if packets may come from it.
     fn attach(&mut self, queue: u16, detached: Self::Detached, watch: Watch<'_>) -> bool;
 
     /// Appends the state of every queue of this worker.
     fn inspect(&mut self, states: &mut Vec<Self::State>);
 
-    /// Whether [`Queues::read_direct`] can do anything.
+    /// Returns true if [`Queues::read_direct`] is supported by this port.
     #[inline]
     fn reads_directly(&self) -> bool {
         false
     }
 
-    /// The memory that frames for `queue` are written to, if another port may be read into it directly.
+    /// Returns the memory that frames for `queue` are written to, if another port may be read into it
+    /// directly.
     fn direct_memory(&mut self, queue: u16) -> Option<Arc<GuestMemory>> {
         let _ = queue;
         None
     }
 
-    /// Appends to `room` where the next frame for `queue` would lie, but for its first `prefix` bytes; false if there is no room for one of
-    /// `most` bytes.
+    /// Appends to `room` the memory of the next frame for `queue`, without its first `prefix` bytes; returns
+    /// false if there is no room for one of `most` bytes.
     fn room<'m>(
         &mut self,
         queue: u16,
@@ -297,7 +300,7 @@ pub trait Queues: Send + Sized + 'static {
         false
     }
 
-    /// Reads the next frame, with its virtual header in front, to where `room` says.
+    /// Reads the next frame, with its virtual header in front, into the memory of `room`.
     fn read_direct(&mut self, room: &mut [WriteSlice<'_>]) -> DirectRead {
         let _ = room;
         DirectRead::Unsupported

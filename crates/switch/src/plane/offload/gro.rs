@@ -25,7 +25,7 @@ use ringferry_packet::vnet::{Header, Offloads};
 use crate::plane::offload::gso::{beginning, whole};
 use crate::plane::queues::FrameCost;
 
-/// Payload that the first packet of a unit must have, in bytes, where each frame costs a system call: any.
+/// Least payload of the first packet of a unit, in bytes, where each frame costs a system call: any.
 const LEAST_FOR_SYSTEM_CALL: usize = 1;
 /// The same where it costs a descriptor. With less payload there is less to save in the guest than is spent on looking at headers
 /// here, of every packet, merged or not; and the packets with little payload are those that come by the million. Nor are
@@ -35,18 +35,18 @@ const LEAST_FOR_DESCRIPTOR: usize = 512;
 /// Headers of the shortest packet: Ethernet, IPv4, UDP.
 const SHORTEST_HEADERS: usize = 42;
 
-/// To whom merging pays, and what may be merged.
+/// The terms of merging for a receiver: the least payload, and the protocols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
     accepts: Offloads,
-    /// Payload of the first packet at least.
+    /// Least payload of a unit's first packet, in bytes.
     least: usize,
-    /// Datagrams are left alone.
+    /// If true, datagrams are not merged.
     only_tcp: bool,
 }
 
 impl Terms {
-    /// The terms of a receiver that takes `accepts`; `None` if nothing can be merged for it.
+    /// Returns the terms of a receiver that takes `accepts`; `None` if nothing can be merged for it.
     #[inline]
     pub(crate) fn new(accepts: Offloads, cost: FrameCost) -> Option<Terms> {
         let (accepts, least, only_tcp) = match cost {
@@ -58,7 +58,7 @@ impl Terms {
         any.then_some(Terms { accepts, least, only_tcp })
     }
 
-    /// Whether others may be appended to a frame, as far as can be told at a glance.
+    /// Returns true if other packets may be appended to this frame, as far as its length and flags tell.
     #[inline]
     pub(crate) fn may_begin(&self, frame: &Frame) -> bool {
         frame.len as usize >= self.least + SHORTEST_HEADERS
@@ -67,7 +67,7 @@ impl Terms {
     }
 }
 
-/// Whether a frame without more than one tag is TCP; headers are read in earnest later.
+/// Returns true if a frame with at most one tag may be TCP; its headers are checked fully later.
 #[inline]
 fn may_be_tcp(prefix: &[u8]) -> bool {
     const TCP: Option<&u8> = Some(&6);
@@ -80,61 +80,62 @@ fn may_be_tcp(prefix: &[u8]) -> bool {
     }
 }
 
-/// What is delivered at once.
+/// One delivery to a receiver.
 #[derive(Debug)]
 pub(crate) enum Unit<'a> {
-    /// A frame of the burst, as it is.
+    /// A frame of the burst, unchanged.
     Single(&'a Frame),
-    /// Several, as one that its receiver takes.
+    /// Several packets of a flow, merged into one frame.
     Merged(Merged<'a>),
 }
 
 /// A frame made of several.
 #[derive(Debug)]
 pub(crate) struct Merged<'a> {
-    /// Says how it is to be cut.
+    /// The virtual header, which says how the frame is to be segmented.
     pub(crate) header: Header,
-    /// Its headers, and maybe payload.
+    /// The frame's first bytes: its headers, and maybe payload.
     pub(crate) first: &'a [u8],
-    /// The rest.
+    /// The bytes behind `first`, as slices of the senders' memory.
     pub(crate) rest: &'a [ReadSlice<'a>],
-    /// Packets that it is made of, at least 2.
+    /// Number of merged packets, at least 2.
     pub(crate) packets: usize,
 }
 
-/// Frames of the burst that are delivered at once: a list, by `Coalescer::next`.
+/// A unit of the burst, as planned: a list of frames linked by `Coalescer::next`.
 #[derive(Debug)]
 struct Planned {
     first: u32,
     last: u32,
-    /// Which run it is, if others were to be appended to it.
+    /// The number of its run, if other packets were to be appended to it.
     run: Option<u32>,
 }
 
-/// A unit that takes more packets.
+/// A unit that packets may still be appended to.
 #[derive(Debug)]
 struct Open {
     flow: Flow,
     unit: u32,
     run: u32,
-    /// The checksums of its first packet hold.
+    /// True if the checksums of its first packet were verified.
     verified: bool,
 }
 
-/// Storage for one receiver's part of a burst, reused.
+/// Scratch storage for one receiver's part of a burst, reused from burst to burst.
 #[derive(Debug, Default)]
 pub(crate) struct Coalescer {
     units: Vec<Planned>,
     runs: Vec<Run>,
     open: Vec<Open>,
-    /// Of each frame of the burst, the one that follows it in its unit.
+    /// For each frame of the burst, the frame that follows it in its unit.
     next: Vec<u32>,
     company: RepeatedFlows,
     pieces: Vec<ReadSlice<'static>>,
 }
 
 impl Coalescer {
-    /// Hands over what a receiver with these `terms` is to get for `frames`, which are indexes of frames of `burst`, in order.
+    /// Plans the units of a receiver with these `terms` and passes them on in order. `frames` are indexes of
+    /// frames of `burst`.
     pub(crate) fn each<'b>(
         &mut self,
         burst: &'b Burst<'_>,
@@ -179,7 +180,7 @@ impl Coalescer {
         self.pieces = pieces.into_iter().map(|_| ReadSlice::EMPTY).collect();
     }
 
-    /// Appends a frame to an open unit of its flow, or makes it one of its own.
+    /// Appends a frame to an open unit of its flow, or starts a new unit.
     #[inline]
     fn plan(&mut self, burst: &Burst<'_>, index: u32, terms: Terms) {
         let frame = &burst.frames()[index as usize];
@@ -203,7 +204,7 @@ impl Coalescer {
             let open = &mut self.open[at];
             let (unit, run) = (&mut self.units[open.unit as usize], &mut self.runs[open.run as usize]);
             let frames = burst.frames();
-            // Only now is it worth summing up the first packet.
+            // The first packet of a unit is summed up only when a second one comes.
             let good = |packet: &Candidate, index: u32| {
                 packet.has_good_checksums(whole(burst, &frames[index as usize]))
             };
@@ -246,8 +247,9 @@ fn read(burst: &Burst<'_>, frame: &Frame) -> Result<Candidate, Unfit> {
     Candidate::read(frame.header, head, frame.len as usize)
 }
 
-/// Which flows of a burst have more than one packet: a set of the flows' hashes that were seen, and one of those seen again. Flows that
-/// share a hash are taken for one, which costs time and nothing else.
+/// A filter of the flows that have more than one packet in a burst: a set of the flows' hashes that were
+/// seen, and one of those seen again. Flows that share a hash are taken for one, which costs time and nothing
+/// else.
 #[derive(Debug, Default)]
 struct RepeatedFlows {
     once: [u64; 8],
@@ -264,7 +266,7 @@ impl RepeatedFlows {
         }
     }
 
-    /// Whether a frame is known to be the only one of its flow.
+    /// Returns true if a frame is known to be the only one of its flow.
     #[inline]
     fn lacks(&self, frame: &Frame) -> bool {
         flow_hash(frame).is_some_and(|hash| {
@@ -279,8 +281,8 @@ impl RepeatedFlows {
     }
 }
 
-/// A hash of addresses and ports of TCP or UDP over plain IP, which is nearly all there is; `None` for everything else, fragments among
-/// it, so that it is looked at closely.
+/// Hashes addresses and ports of TCP or UDP over plain IP, which is nearly all traffic; returns `None` for
+/// everything else, fragments included, so that its headers are read.
 #[inline]
 fn flow_hash(frame: &Frame) -> Option<u32> {
     let prefix: &[u8; PREFIX] = frame.prefix().try_into().ok()?;

@@ -1,8 +1,9 @@
-//! Offloads that a receiver lacks, done in software on the way to it: checksums are finished, oversized frames are cut.
+//! Offloads that a receiver lacks, done in software on the way to it: checksums are finished, oversized
+//! frames are cut.
 //!
-//! The slow path, but not a second copy: only headers are copied and changed. The payload goes to the receiver from where its
-//! sender put it, in slices, and for a checksum is summed up there first. A sender that changes it meanwhile makes its own
-//! packet's checksum wrong.
+//! This is the slow path, but not a second copy: only headers are copied and changed. The payload goes to the
+//! receiver from where its sender put it, in slices, and for a checksum is summed up there first. A sender
+//! that changes it meanwhile makes its own packet's checksum wrong.
 
 use std::ops::ControlFlow;
 
@@ -19,22 +20,23 @@ use crate::counters::DropReason;
 /// The part of a frame's segments that is delivered in one sitting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sitting {
-    /// Segments that were delivered before.
+    /// Number of segments that were delivered before.
     pub(crate) from: usize,
-    /// Segments to deliver at most.
+    /// Upper bound on the segments delivered now.
     pub(crate) most: usize,
 }
 
 impl Sitting {
-    /// All of a frame at once.
+    /// The whole frame in one sitting.
     pub(crate) const WHOLE: Sitting = Sitting { from: 0, most: usize::MAX };
 }
 
-/// Delivers a frame to a receiver that takes only `accepts`, packet by packet, through `deliver`, until that breaks off: what comes after a packet
-/// that found no place would find none either. Returns how many packets are left, those that `sitting` excludes among them, and not the one at which it broke off.
+/// Delivers a frame to a receiver that takes only `accepts`, packet by packet, through `deliver`, until that
+/// breaks off: if a packet found no place, later ones would find none either. Returns how many packets are
+/// left, those that `sitting` excludes among them, and not the one at which it broke off.
 ///
 /// # Errors
-/// Why it cannot be made something that the receiver takes. Nothing was delivered.
+/// The frame cannot be turned into packets that the receiver takes; nothing was delivered.
 pub(crate) fn deliver(
     burst: &Burst<'_>,
     frame: &Frame,
@@ -48,13 +50,13 @@ pub(crate) fn deliver(
         return cut(burst, frame, accepts, sitting, deliver);
     }
     if !header.needs_csum() {
-        // Someone has checked the checksum, which is nothing that this receiver can be told.
+        // The sender's checksum was verified, which this receiver has no flag for.
         let _ = deliver(Header::default(), frame.prefix(), burst.rest(frame));
         return Ok(0);
     }
     let rest = burst.rest(frame);
     let bad = |_| DropReason::RxBadHeader;
-    // All but TCP over IPv6 have their checksum in the prefix.
+    // Every segment but those of TCP over IPv6 has its checksum field in the prefix.
     let field = usize::from(header.csum_start) + usize::from(header.csum_offset) + 2;
     if field <= frame.prefix().len() {
         let mut first = [0; PREFIX];
@@ -76,7 +78,7 @@ pub(crate) fn deliver(
     Ok(0)
 }
 
-/// Delivers the segments of a frame.
+/// Segments a frame and delivers the segments.
 fn cut(
     burst: &Burst<'_>,
     frame: &Frame,
@@ -102,7 +104,7 @@ fn cut(
     Ok(left)
 }
 
-/// A frame, piece by piece.
+/// Returns a frame as its pieces: the private copy of its first bytes, then slices.
 pub(crate) fn whole<'b>(
     burst: &'b Burst<'_>,
     frame: &'b Frame,
@@ -110,7 +112,8 @@ pub(crate) fn whole<'b>(
     std::iter::once(ReadSlice::from(frame.prefix())).chain(burst.rest(frame).iter().copied())
 }
 
-/// Copies how a frame begins, as far as there is room. Of what the burst has a private copy of, it is that copy.
+/// Copies the beginning of a frame, as far as `head` has room. Bytes of which the burst has a private copy
+/// come from that copy.
 pub(crate) fn beginning<'h>(burst: &Burst<'_>, frame: &Frame, head: &'h mut [u8]) -> &'h mut [u8] {
     let mut done = 0;
     for piece in whole(burst, frame) {
@@ -171,7 +174,7 @@ mod tests {
         assert_eq!((left, count), (Ok(7), 3));
     }
 
-    /// VIRTIO 1.4, 5.1.6.4.1: without GUEST_CSUM the flags are 0. That is all there is to do.
+    /// VIRTIO 1.4, 5.1.6.4.1: without GUEST_CSUM the flags are 0. Nothing else has to change.
     #[test]
     fn a_checksum_that_was_checked_is_only_said_no_more() {
         let (_, frame) = Packet::plain(false, true, vec![3; 500]).complete();
@@ -205,8 +208,9 @@ mod tests {
     }
 
     proptest! {
-        /// Any frame to any receiver that does not take it: what arrives is what a network card would have sent, in headers
-        /// that the receiver takes, in no more packets than that, and left to the receiver is what it takes.
+        /// Sends any frame to any receiver that does not take it: the packets that arrive are those that a
+        /// network card would have sent, with headers that the receiver takes, no more packets than that, and
+        /// only the work left to do that the receiver takes.
         #[test]
         fn a_receiver_gets_what_a_network_card_would_have_sent(
             packet in any_packet(5000),

@@ -1,9 +1,11 @@
-//! Packets that do not fit their receiver, and what their sender is told: "fragmentation needed" (RFC 792 and 1191), or "packet too
-//! big" (RFC 4443). Without it, path MTU discovery waits for an answer that never comes and connections hang.
+//! Path MTU errors: the sender of a packet that does not fit its receiver gets "fragmentation needed" (RFC
+//! 792 and 1191), or "packet too big" (RFC 4443). Without it, path MTU discovery waits for an answer that
+//! never comes and connections hang.
 //!
-//! The switch has no address of its own. It answers in the name of the destination, as if the packet had got as far as
-//! there: a host accepts the error by what is quoted in it, not by who sent it (RFC 1122, 3.2.2.1). An answer goes to the port that the
-//! packet came from, is never longer than the packet, and there is at most one to each, so nobody can turn it on others.
+//! The switch has no address of its own. It answers in the name of the destination, as if the packet had got
+//! as far as there: a host accepts the error by what is quoted in it, not by who sent it (RFC 1122, 3.2.2.1).
+//! An answer goes to the port that the packet came from, is never longer than the packet, and there is at
+//! most one to each, so nobody can turn it on others.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -20,7 +22,7 @@ pub(crate) const ENOUGH: usize = 22 + MAX_V6 - IPV6_LEN - ICMP_LEN;
 const MAX_V4: usize = 576;
 /// Longest one over IPv6: what every link carries (RFC 4443, 2.4).
 const MAX_V6: usize = 1280;
-/// Least MTU of IPv6. A smaller one is not told: nobody would believe it (RFC 8201, 4).
+/// Least MTU of IPv6. A smaller one is not announced: no host would believe it (RFC 8201, 4).
 const LEAST_V6: u16 = 1280;
 
 const ICMP: u8 = 1;
@@ -30,8 +32,8 @@ const IPV6_LEN: usize = 40;
 const ICMP_LEN: usize = 8;
 const HOPS: u8 = 64;
 
-/// Whether each packet of a frame of `len` bytes has at most `mtu` bytes behind its link header: those that it will be cut into, if
-/// its header asks for that. `frame` is the frame's beginning, with all of its headers.
+/// Returns true if each packet of a frame of `len` bytes has at most `mtu` bytes behind its link header: the
+/// segments, if the header asks for segmentation. `frame` is the frame's beginning, with all of its headers.
 pub(crate) fn fits(frame: &[u8], len: usize, header: &Header, mtu: u16) -> bool {
     let mtu = usize::from(mtu);
     if len <= ether::MIN_FRAME + mtu {
@@ -41,16 +43,17 @@ pub(crate) fn fits(frame: &[u8], len: usize, header: &Header, mtu: u16) -> bool 
     if !header.is_gso() {
         return len - l3 <= mtu;
     }
-    // Headers that cannot be read cannot be repeated, either: it will not be cut.
+    // A frame whose headers cannot be read cannot be segmented.
     Layers::parse(frame).is_ok_and(|layers| layers.payload - l3 + usize::from(header.gso_size) <= mtu)
 }
 
-/// Makes the answer to a frame that does not [fit](fits) a receiver with this `mtu`, into `out`: a whole frame with finished checksums,
-/// for the port that the frame came from. `frame` is the frame's beginning, [`ENOUGH`] bytes of it or all.
+/// Makes the answer to a frame that does not [fit](fits) a receiver with this `mtu`, into `out`: a whole
+/// frame with finished checksums, for the port that the frame came from. `frame` is the frame's beginning,
+/// [`ENOUGH`] bytes of it or all.
 ///
-/// False, and nothing in `out`, if there is nothing to be said: the packet is not IP, or may be fragmented on its way (IPv4
-/// without DF); its source or destination is not one station; it is an ICMP error, or not the first fragment (RFC 1122,
-/// 3.2.2; RFC 4443, 2.4 (e)); no host would believe the MTU.
+/// Returns false, and leaves `out` empty, if there is no answer: the packet is not IP, or may be fragmented
+/// on its way (IPv4 without DF); its source or destination is not one station; it is an ICMP error, or not
+/// the first fragment (RFC 1122, 3.2.2; RFC 4443, 2.4 (e)); no host would believe the MTU.
 pub(crate) fn answer(frame: &[u8], mtu: u16, out: &mut Vec<u8>) -> bool {
     out.clear();
     reply(frame, mtu, out).is_some()
@@ -85,7 +88,7 @@ fn reply(frame: &[u8], mtu: u16, out: &mut Vec<u8>) -> Option<()> {
         IpVersion::V6 => {
             // The fragment header is the last that was read.
             let first = !layers.fragment || be16(frame, layers.l4 - 6)? & 0xfff8 == 0;
-            // Errors, and redirects.
+            // ICMPv6 errors have types below 128; a redirect is not answered, either.
             let error = layers.proto == ICMP_V6 && matches!(frame.get(layers.l4), None | Some(..128 | 137));
             let from: [u8; 16] = *packet.get(8..)?.first_chunk()?;
             let to: [u8; 16] = *packet.get(24..)?.first_chunk()?;
@@ -99,12 +102,13 @@ fn reply(frame: &[u8], mtu: u16, out: &mut Vec<u8>) -> Option<()> {
     Some(())
 }
 
-/// The error about a packet `from` one host `to` another.
+/// Writes the error about an IPv4 packet from host `from` to host `to`.
 fn write_v4(packet: &[u8], from: [u8; 4], to: [u8; 4], mtu: u16, out: &mut Vec<u8>) {
     let quoted = &packet[..packet.len().min(MAX_V4 - IPV4_LEN - ICMP_LEN)];
     let len = (IPV4_LEN + ICMP_LEN + quoted.len()) as u16;
     let ip = out.len();
-    // Internetwork control (RFC 1812, 4.3.2.5), and DF, so that it needs no identification (RFC 6864).
+    // The type of service is internetwork control (RFC 1812, 4.3.2.5); DF is set, so that the packet needs no
+    // identification (RFC 6864).
     out.extend([0x45, 0xc0]);
     out.extend(len.to_be_bytes());
     out.extend([0, 0, 0x40, 0, HOPS, ICMP, 0, 0]);
@@ -120,7 +124,7 @@ fn write_v4(packet: &[u8], from: [u8; 4], to: [u8; 4], mtu: u16, out: &mut Vec<u
     seal(out, icmp, end, 2, Sum::new());
 }
 
-/// The same over IPv6.
+/// Writes the error about an IPv6 packet from host `from` to host `to`.
 fn write_v6(packet: &[u8], from: [u8; 16], to: [u8; 16], mtu: u16, out: &mut Vec<u8>) {
     let quoted = &packet[..packet.len().min(MAX_V6 - IPV6_LEN - ICMP_LEN)];
     let len = (ICMP_LEN + quoted.len()) as u16;
@@ -130,7 +134,7 @@ fn write_v6(packet: &[u8], from: [u8; 16], to: [u8; 16], mtu: u16, out: &mut Vec
     out.extend(to);
     out.extend(from);
     let icmp = out.len();
-    // Packet too big.
+    // Type 2: packet too big.
     out.extend([2, 0, 0, 0]);
     out.extend(u32::from(mtu).to_be_bytes());
     out.extend(quoted);
@@ -144,10 +148,10 @@ fn seal(out: &mut [u8], start: usize, end: usize, at: usize, mut sum: Sum) {
     out[start + at..start + at + 2].copy_from_slice(&sum.finish().to_be_bytes());
 }
 
-/// Whether it is the address of one host.
+/// Returns true if this can be the address of one host.
 fn is_station_v4(address: [u8; 4]) -> bool {
     let address = Ipv4Addr::from(address);
-    // Class E has the limited broadcast in it.
+    // Class E is excluded as it has the limited broadcast in it.
     !address.is_unspecified() && !address.is_loopback() && address.octets()[0] < 224
 }
 
@@ -184,7 +188,8 @@ mod tests {
         frame
     }
 
-    /// RFC 1191, 4: the next-hop MTU in the second word; RFC 792: what was sent in the name of the destination, quoted.
+    /// RFC 1191, 4, puts the next-hop MTU in the second word; RFC 792 quotes the packet in the name of the
+    /// destination.
     #[test]
     fn rfc_1191_fragmentation_needed_goes_back_to_the_source() {
         for tags in 0..3 {
@@ -235,7 +240,7 @@ mod tests {
         }
     }
 
-    /// RFC 1122, 3.2.2.
+    /// RFC 1122, 3.2.2, lists packets that get no ICMP error.
     #[test]
     fn rfc_1122_some_packets_are_never_answered() {
         let v4 = tagged(false, 0, 3000);

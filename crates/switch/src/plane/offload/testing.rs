@@ -1,4 +1,5 @@
-//! Streams of packets for this module's tests, bursts of them, and the oracle: what their receiver's stack makes of them.
+//! Generators of packets, streams and bursts for this module's tests, and the oracle: the packets that a
+//! receiver's stack makes of a frame.
 
 use proptest::prelude::*;
 use ringferry_memory::ReadSlice;
@@ -22,7 +23,7 @@ pub(crate) fn any_packet(longest: usize) -> impl Strategy<Value = Packet> {
     })
 }
 
-/// The packets of a stream that has this one's payload, each of `size` bytes of it.
+/// Splits this packet's payload into a stream of packets of `size` bytes of it each.
 pub(crate) fn stream(packet: &Packet, size: usize) -> Vec<Packet> {
     let last = packet.payload.len().div_ceil(size) - 1;
     let packets = packet.payload.chunks(size).enumerate().map(|(index, payload)| Packet {
@@ -35,7 +36,7 @@ pub(crate) fn stream(packet: &Packet, size: usize) -> Vec<Packet> {
     packets.collect()
 }
 
-/// A burst of these frames, each in pieces of these lengths and one more.
+/// Makes a burst of these frames, each in pieces of these lengths and one more.
 pub(crate) fn burst<'m>(frames: &'m [Sent], lens: &[usize]) -> Burst<'m> {
     let mut burst = Burst::new();
     for (header, frame) in frames {
@@ -52,7 +53,7 @@ pub(crate) fn burst<'m>(frames: &'m [Sent], lens: &[usize]) -> Burst<'m> {
     burst
 }
 
-/// One frame of what was delivered.
+/// Concatenates the pieces of a delivered frame.
 pub(crate) fn flat(header: Header, first: &[u8], rest: &[ReadSlice<'_>]) -> Sent {
     let mut frame = first.to_vec();
     for piece in rest {
@@ -63,8 +64,8 @@ pub(crate) fn flat(header: Header, first: &[u8], rest: &[ReadSlice<'_>]) -> Sent
     (header, frame)
 }
 
-/// What a network card makes of a frame that asks for anything, byte by byte: the oracle. It shares nothing with what is tested but
-/// the parser and the verifier.
+/// Oracle: makes of a frame the packets that a network card would send, byte by byte. It shares nothing with
+/// the tested code but the parser and the verifier.
 pub(crate) fn on_the_wire((header, frame): &Sent) -> Vec<Vec<u8>> {
     let layers = Layers::parse(frame).unwrap();
     let Layers { l3, l4, payload, ip, proto, .. } = layers;
@@ -115,7 +116,7 @@ pub(crate) fn on_the_wire((header, frame): &Sent) -> Vec<Vec<u8>> {
     cut.collect()
 }
 
-/// RFC 1071, word by word.
+/// Computes the sum of RFC 1071, word by word.
 fn words(bytes: &[u8], start: u32) -> u16 {
     let mut sum = start;
     for word in bytes.chunks(2) {
@@ -125,7 +126,7 @@ fn words(bytes: &[u8], start: u32) -> u16 {
     sum as u16
 }
 
-/// Every set of offloads that a receiver may have.
+/// Generates every set of offloads that a receiver may have.
 pub(crate) fn receivers() -> impl Strategy<Value = Offloads> {
     any::<u8>().prop_map(|bits| {
         let offloads = Offloads::from_bits_truncate(bits) - Offloads::UFO;

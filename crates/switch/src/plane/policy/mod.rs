@@ -1,4 +1,4 @@
-//! A port's policy: what its rules say about a frame that comes from it or is to leave by it.
+//! A port's policy: the checks and limits that its rules set for frames that come from it or are to leave by it.
 //!
 //! The control plane compiles a [`PortPolicy`] from the [`Rules`] when they change and all workers share it; its only mutable words are those of
 //! token buckets. A port whose rules ask for nothing has no policy, and costs nothing.
@@ -31,11 +31,11 @@ pub(crate) mod source_guard;
 pub(crate) mod token_bucket;
 pub(crate) mod vlan;
 
-/// The longest headers that count for a frame to be segmented: Ethernet, two tags, and the longest of IPv4 and TCP. So a
-/// sender that lies about where they end gains next to nothing.
+/// The longest headers that count for a frame to be segmented: Ethernet, two tags, and the longest of IPv4
+/// and TCP. A sender that lies about where its headers end thus gains next to nothing.
 const MOST_HEADERS: u64 = 14 + 8 + 60 + 60;
 
-/// What is checked of the frames of a port.
+/// The checks and limits of a port's frames, compiled from its [`Rules`].
 #[derive(Debug)]
 pub(crate) struct PortPolicy {
     membership: Membership,
@@ -47,19 +47,20 @@ pub(crate) struct PortPolicy {
     rate_out: Option<RateLimit>,
 }
 
-/// Why a frame may not come in.
+/// The verdict on a frame that is not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// It is to be dropped.
+    /// The frame is to be dropped, for this reason.
     Drop(DropReason),
-    /// It cannot be judged where it lies: its sender could change what was checked before it is copied to its
-    /// receiver. Ask again about a private copy of the whole frame, and deliver that.
+    /// The frame cannot be judged where it lies: its sender could change what was checked before it is copied
+    /// to its receiver. The caller asks again about a private copy of the whole frame, and delivers that.
     Unstable,
 }
 
 impl PortPolicy {
-    /// The policy of a port with these rules; `None` if it would let everything pass. `before` is what it had until now: limits that do
-    /// not change keep their buckets, as a change of other rules is no reason to grant a burst.
+    /// The policy of a port with these rules; `None` if it would let everything pass. `before` is the policy
+    /// that this one replaces: limits that do not change keep their buckets, as a change of other rules is no
+    /// reason to grant a burst.
     pub(crate) fn new(rules: &Rules, before: Option<&PortPolicy>) -> Option<Self> {
         let Rules { vlans, isolated, forward_reserved, guard, storm, rate_in, rate_out, .. } = rules;
         let open = *vlans == Vlans::default()
@@ -80,11 +81,12 @@ impl PortPolicy {
         })
     }
 
-    /// Whether a frame of `burst` may come in, and the VLAN it belongs to. `private`: the burst lies in memory that its sender
-    /// cannot write. One that may is charged to the port's rate, which was asked before the frame was taken from its ring.
+    /// Admits a frame of `burst` to the VLAN that it belongs to, which is returned. `private` says that the
+    /// burst lies in memory that its sender cannot write. An admitted frame is charged to the port's rate,
+    /// which was asked before the frame was taken from its ring.
     ///
     /// # Errors
-    /// Why not.
+    /// The frame is to be dropped, or judged again in a private copy: see [`Refusal`].
     #[inline]
     pub(crate) fn admit(
         &self,
@@ -93,7 +95,8 @@ impl PortPolicy {
         private: bool,
         now: &Now,
     ) -> Result<Tagged, Refusal> {
-        // From what costs least to what costs most; and tokens are only spent on what is otherwise fine.
+        // The checks are made in the order of their cost; tokens are spent only on frames that have passed
+        // all others.
         let tagged = self.membership.classify(frame.prefix(), &frame.header);
         let tagged = tagged.ok_or(Refusal::Drop(DropReason::Vlan))?;
         if let Some(guard) = &self.guard {
@@ -110,46 +113,46 @@ impl PortPolicy {
         Ok(tagged)
     }
 
-    /// Whether the port may send this frame to everybody. It counts as the packets that it is on a wire: a receiver without
-    /// segmentation offloads gets each of them.
+    /// Storm control: returns whether the port may send this frame to everybody. The frame counts as the
+    /// packets that it is on a wire: a receiver without segmentation offloads gets each of them.
     #[inline]
     pub(crate) fn may_flood(&self, frame: &Frame, now: &Now) -> bool {
         let packets = || WireCost::of(&frame.header, frame.prefix(), frame.len.into()).packets;
         self.storm.as_ref().is_none_or(|bucket| bucket.take(packets(), now.micros()))
     }
 
-    /// How fast frames are taken from the port, if that is limited.
+    /// Returns the ingress limit of the port, if there is one.
     #[inline]
     pub(crate) fn rate_in(&self) -> Option<&RateLimit> {
         self.rate_in.as_ref()
     }
 
-    /// How fast frames are sent to the port, if that is limited.
+    /// Returns the egress limit of the port, if there is one.
     #[inline]
     pub(crate) fn rate_out(&self) -> Option<&RateLimit> {
         self.rate_out.as_ref()
     }
 
-    /// Whether it exchanges no frames with other isolated ports.
+    /// Returns true if the port exchanges no frames with other isolated ports.
     #[inline]
     pub(crate) fn isolated(&self) -> bool {
         self.isolated
     }
 
-    /// Whether frames of protocols between neighbours, and from addresses of no station, are forwarded.
+    /// Returns true if frames to reserved addresses, and from addresses of no station, are forwarded.
     #[inline]
     pub(crate) fn forwards_reserved(&self) -> bool {
         self.forwards_reserved
     }
 
-    /// Which VLANs it is in.
+    /// Returns the port's VLAN membership.
     #[inline]
     pub(crate) fn membership(&self) -> &Membership {
         &self.membership
     }
 }
 
-/// What a frame is on a wire.
+/// The size of a frame as it would be on a wire, in packets and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WireCost {
     pub(crate) packets: u64,
@@ -157,13 +160,14 @@ pub(crate) struct WireCost {
 }
 
 impl WireCost {
-    /// Of a frame of a burst.
+    /// Returns the cost of a frame of a burst.
     #[inline]
     pub(crate) fn of_frame(frame: &Frame) -> Self {
         Self::of(&frame.header, frame.prefix(), frame.len.into())
     }
 
-    /// Of a frame of `len` bytes that begins with `first`. One that is to be segmented is as many packets, each with its headers.
+    /// Returns the cost of a frame of `len` bytes that begins with `first`. One that is to be segmented is as
+    /// many packets, each with its headers.
     fn of(header: &Header, first: &[u8], len: u64) -> Self {
         if !header.is_gso() || header.gso_size == 0 {
             return Self { packets: 1, bytes: len };
@@ -174,7 +178,7 @@ impl WireCost {
                 u64::from(words.max(5)) * 4
             }
             GSO_UDP_L4 => 8,
-            // IP fragments have no header of the transport.
+            // IP fragments have no transport header.
             _ => 0,
         };
         let headers = (u64::from(header.csum_start) + transport).min(MOST_HEADERS).min(len);
@@ -204,7 +208,7 @@ mod tests {
         Now::new(Clock::Monotonic(Instant::now()), 0)
     }
 
-    /// A slow bucket: no test lasts until something is granted.
+    /// Returns the rate of a bucket so slow that no token is added while a test runs.
     fn once(burst: u64) -> Option<Rate> {
         Some(Rate { per_second: 1, burst })
     }
@@ -267,7 +271,7 @@ mod tests {
         assert_eq!(left(), 2);
     }
 
-    /// What is fetched twice may differ.
+    /// Two reads of the sender's memory may differ.
     #[test]
     fn what_its_sender_could_still_change_is_asked_for_again() {
         let ips = Some(vec![rules::Network { address: "2001:db8::".parse().unwrap(), bits: 64 }]);
@@ -302,7 +306,7 @@ mod tests {
         assert_eq!(plain, [true, true, true, false, false]);
         let free = PortPolicy::new(&Rules { isolated: true, ..Rules::default() }, None).unwrap();
         assert!(may_flood(&free, Header::NONE, 60));
-        // A frame that is to be cut is its segments.
+        // A frame that is to be segmented counts as its segments.
         let storm = PortPolicy::new(&Rules { storm: once(10), ..Rules::default() }, None).unwrap();
         let large = gso(GSO_UDP_L4, 100, 34);
         assert!(!may_flood(&storm, large, 42 + 1001), "eleven datagrams");

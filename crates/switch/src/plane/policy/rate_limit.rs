@@ -9,7 +9,7 @@ use super::WireCost;
 use super::token_bucket::TokenBucket;
 use crate::rules::{Limits, Rate};
 
-/// Limits of both kinds.
+/// A limit in packets and bytes per second, each with a bucket that all workers share.
 #[derive(Debug)]
 pub(crate) struct RateLimit {
     packets: Option<Arc<TokenBucket>>,
@@ -17,22 +17,22 @@ pub(crate) struct RateLimit {
 }
 
 impl RateLimit {
-    /// The limit of a port, if there is one. A bucket of `before` goes on being used if its rate is the same, so that whoever changes
-    /// other rules does not fill it.
+    /// Makes the limit of a port, if it has one. A bucket of `before` is kept if its rate is the same, so
+    /// that a change of other rules does not fill it.
     pub(crate) fn new(limits: &Limits, before: Option<&RateLimit>) -> Option<Self> {
         let packets = bucket(limits.packets, before.and_then(|before| before.packets.as_ref()));
         let bytes = bucket(limits.bytes, before.and_then(|before| before.bytes.as_ref()));
         (packets.is_some() || bytes.is_some()).then_some(Self { packets, bytes })
     }
 
-    /// Microseconds from `now` on for which nothing may pass; 0 if a frame may.
+    /// Returns the microseconds from `now` on for which nothing may pass; 0 if a frame may.
     #[inline]
     pub(crate) fn wait(&self, now: u64) -> u64 {
         let wait = |bucket: &Option<Arc<TokenBucket>>| bucket.as_ref().map_or(0, |bucket| bucket.wait(now));
         wait(&self.packets).max(wait(&self.bytes))
     }
 
-    /// A frame passes.
+    /// Charges both buckets for a frame that passes.
     #[inline]
     pub(crate) fn charge(&self, cost: WireCost, now: u64) {
         if let Some(packets) = &self.packets {
@@ -43,7 +43,7 @@ impl RateLimit {
         }
     }
 
-    /// How many frames that cost as much as `each` may pass at once; the last of them may borrow.
+    /// Returns the number of frames of the cost `each` that may pass at once; the last of them may borrow.
     #[inline]
     pub(crate) fn frames(&self, each: WireCost, now: u64) -> u64 {
         let frames = |bucket: &Option<Arc<TokenBucket>>, each: u64| {
@@ -52,14 +52,14 @@ impl RateLimit {
         frames(&self.packets, each.packets).min(frames(&self.bytes, each.bytes))
     }
 
-    /// Tokens of a second, if that is limited: of packets and of bytes.
+    /// Returns the packets and the bytes per second, where they are limited.
     pub(crate) fn per_second(&self) -> (Option<u64>, Option<u64>) {
         let per_second = |bucket: &Option<Arc<TokenBucket>>| Some(bucket.as_ref()?.rate().per_second);
         (per_second(&self.packets), per_second(&self.bytes))
     }
 }
 
-/// The bucket of a rate: that of before, if it is of the same rate.
+/// Returns a bucket for a rate: `before`, if it has the same rate, else a full one.
 pub(super) fn bucket(rate: Option<Rate>, before: Option<&Arc<TokenBucket>>) -> Option<Arc<TokenBucket>> {
     let rate = rate?;
     let same = before.filter(|before| before.rate() == rate);

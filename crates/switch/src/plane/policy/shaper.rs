@@ -1,15 +1,19 @@
-//! The shaper of a port with `rate_out`: frames wait here while their receiver has had as much as its rate allows.
+//! The shaper of a port with `rate_out`: frames wait here while their receiver has had as much as its rate
+//! allows.
 //!
-//! Each worker has one of each port, with the frames that it is to deliver; the rate is shared by all of them. The forwarder asks
-//! [`Port::shape`](crate::plane::port::Port::shape) for each frame: it goes on at once if none waits and there are tokens, and otherwise it is copied,
-//! as its sender gets its buffers back, and waits. A timer of the worker [releases](Shaper::pop) frames as tokens come.
+//! Each worker has one of each port, with the frames that it is to deliver; the rate is shared by all of
+//! them. The forwarder asks [`Port::shape`](crate::plane::port::Port::shape) for each frame: it goes on at
+//! once if none waits and there are tokens, and otherwise it is copied, as its sender gets its buffers back,
+//! and waits. A timer of the worker [releases](Shaper::pop) frames as tokens come.
 //!
-//! **Bounds.** The queue is no longer than what takes [`MAX_TIME`], in bytes and in packets, and never larger than [`MAX_BYTES`] and
-//! [`MAX_FRAMES`]. One frame always finds room. What does not is dropped (`rate-out`).
+//! **Bounds.** The queue is no longer than what takes [`MAX_TIME`], in bytes and in packets, and never larger
+//! than [`MAX_BYTES`] and [`MAX_FRAMES`]. One frame always finds room. Frames that find none are dropped
+//! (`rate-out`).
 //!
-//! **CoDel** (RFC 8289, with the marks of its section 3.2 in the reference of RFC 8290). A queue that is short again and again
-//! is what TCP needs; one in which frames have waited for more than [`TARGET`] for a whole [`INTERVAL`] only delays. Then the next frame is told to its
-//! sender: marked with CE if both ends know ECN (RFC 3168), else dropped; and the longer it lasts, the more of them.
+//! **CoDel** (RFC 8289, with the marks of its section 3.2 in the reference of RFC 8290). A queue that is
+//! short again and again is what TCP needs; one in which frames have waited for more than [`TARGET`] for a
+//! whole [`INTERVAL`] only delays. Then the next frame is told to its sender: marked with CE if both ends
+//! know ECN (RFC 3168), else dropped; and the longer it lasts, the more of them.
 
 use std::collections::VecDeque;
 
@@ -19,13 +23,14 @@ use super::WireCost;
 use super::rate_limit::RateLimit;
 use crate::fdb::PortId;
 
-/// How long a frame should wait at most, in microseconds, but for bursts (RFC 8289, 4.4).
+/// Delay that a frame should have at most, bursts aside, in microseconds (RFC 8289, 4.4).
 const TARGET: u64 = 5_000;
 
-/// How long it may be longer, in microseconds: a round trip of most connections (RFC 8289, 4.3).
+/// Time for which the delay may exceed [`TARGET`], in microseconds: a round trip of most connections (RFC
+/// 8289, 4.3).
 const INTERVAL: u64 = 100_000;
 
-/// After so many intervals without marks what was learned about their rate is forgotten.
+/// Number of intervals without marks after which the learned rate of marks is forgotten.
 const MEMORY: u64 = 16;
 
 /// The queue's length in time, as a part of a second: 50 ms.
@@ -37,20 +42,20 @@ const MAX_BYTES: u64 = 4 << 20;
 /// The queue's length in bytes that is granted to the slowest port: the largest frame.
 const MIN_BYTES: u64 = 64 << 10;
 
-/// The queue's length in frames.
+/// The queue's length in frames, whatever their size.
 const MAX_FRAMES: usize = 4096;
 
-/// A frame that has waited.
+/// A frame that has waited in a shaper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Delayed {
-    /// The port that sent it. It goes on as that port's: where it is handed off to another worker, it must not be in another queue than what the port
-    /// sends next.
+    /// The port that sent it. The frame is still charged to that port: if it is handed off to another worker,
+    /// it must take the same queue as the port's next frames.
     pub(crate) from: PortId,
     pub(crate) header: Header,
     pub(crate) frame: Vec<u8>,
 }
 
-/// A frame that waits.
+/// A frame in the queue, with its cost and its time of arrival.
 #[derive(Debug)]
 struct Waiting {
     since: u64,
@@ -58,20 +63,20 @@ struct Waiting {
     delayed: Delayed,
 }
 
-/// What became of the frames that [`Shaper::pop`] looked at.
+/// Counts of the frames that CoDel signalled congestion with, during one or more calls of [`Shaper::pop`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Signals {
-    /// Frames that were dropped early.
+    /// Frames that were dropped before the queue was full.
     pub(crate) dropped: u64,
-    /// Frames that were marked.
+    /// Frames that were marked with CE.
     pub(crate) marked: u64,
 }
 
-/// See the head of this file.
+/// The shaper of one port in one worker: a queue with CoDel.
 #[derive(Debug, Default)]
 pub(crate) struct Shaper {
     queue: VecDeque<Waiting>,
-    /// What all of them cost.
+    /// Cost of all waiting frames together.
     cost: WireCost,
     /// The longest frame since the queue was last empty.
     longest: u64,
@@ -79,19 +84,19 @@ pub(crate) struct Shaper {
 }
 
 impl Shaper {
-    /// Whether no frame waits.
+    /// Returns true if no frame waits.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Frames that wait.
+    /// Returns the number of frames that wait.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// Whether a frame may wait for tokens of `limit`.
+    /// Returns true if the queue has room for a frame that costs `cost`, at the rate of `limit`.
     pub(crate) fn has_room(&self, cost: WireCost, limit: &RateLimit) -> bool {
         let (packets, bytes) = limit.per_second();
         let packets = packets.map_or(u64::MAX, |packets| packets / MAX_TIME);
@@ -102,7 +107,7 @@ impl Shaper {
         self.is_empty() || fits
     }
 
-    /// Has a frame wait from `now` on.
+    /// Appends a frame that waits from `now` on.
     pub(crate) fn push(&mut self, delayed: Delayed, cost: WireCost, now: u64) {
         self.longest = self.longest.max(cost.bytes);
         self.cost.packets += cost.packets;
@@ -110,19 +115,20 @@ impl Shaper {
         self.queue.push_back(Waiting { since: now, cost, delayed });
     }
 
-    /// The frame that has waited longest, for which there are tokens, and what it costs.
+    /// Takes the frame that has waited longest, with its cost. The caller has checked that there are tokens.
     pub(crate) fn pop(&mut self, now: u64, signals: &mut Signals) -> Option<(Delayed, WireCost)> {
         let Waiting { delayed, cost, .. } = self.dequeue(now, signals)?;
         Some((delayed, cost))
     }
 
-    /// All that wait, as they came, with what each costs.
+    /// Takes all frames that wait, in the order they came, with their costs.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = (Delayed, WireCost)> + use<> {
         let Self { queue, .. } = std::mem::take(self);
         queue.into_iter().map(|Waiting { delayed, cost, .. }| (delayed, cost))
     }
 
-    /// The next frame, and whether frames have waited too long for too long (`dodequeue` of RFC 8289, 5.5).
+    /// Takes the next frame, with true if the delay has exceeded [`TARGET`] for a whole interval (`dodequeue`
+    /// of RFC 8289, 5.5).
     fn next(&mut self, now: u64) -> Option<(Waiting, bool)> {
         let Some(waiting) = self.queue.pop_front() else {
             (self.codel.above_since, self.longest) = (None, 0);
@@ -130,7 +136,7 @@ impl Shaper {
         };
         self.cost.packets -= waiting.cost.packets;
         self.cost.bytes -= waiting.cost.bytes;
-        // A queue of one frame is none: the next is being sent.
+        // A queue of one frame does not count as one: that frame is being sent.
         if now.saturating_sub(waiting.since) < TARGET || self.cost.bytes <= self.longest {
             self.codel.above_since = None;
             return Some((waiting, false));
@@ -180,26 +186,26 @@ impl Shaper {
     }
 }
 
-/// The state of CoDel.
+/// CoDel's state (RFC 8289, 5.3).
 #[derive(Debug, Default)]
 struct CoDel {
-    /// Since when every frame has waited too long.
+    /// The time since which every frame has waited too long.
     above_since: Option<u64>,
     dropping: bool,
-    /// When the next frame is dropped or marked.
+    /// The time at which the next frame is dropped or marked.
     next: u64,
-    /// How many were since dropping began, and when it began last.
+    /// Signals since dropping began, and the count at which it began last.
     count: u64,
     last_count: u64,
 }
 
 impl CoDel {
-    /// When the next one follows on one at `at`: the more there were, the sooner.
+    /// Returns the time of the signal after one at `at`: the more there were, the sooner.
     fn after(&self, at: u64) -> u64 {
         at + (INTERVAL * 1024) / (self.count * 1024 * 1024).isqrt().max(1)
     }
 
-    /// The first frame is dropped or marked; at once at the rate of before, if that was just now.
+    /// Begins signalling with the first frame; at the rate of before, if that was just now.
     fn begin(&mut self, now: u64) {
         let before = self.count - self.last_count;
         let recent = now.saturating_sub(self.next) < MEMORY * INTERVAL;
@@ -213,7 +219,7 @@ const TYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const TYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 const TAGS: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
 
-/// Tags in front of an IP header that are looked behind.
+/// Tags in front of an IP header that [`mark`] skips, at most.
 const MOST_TAGS: usize = 2;
 
 /// Marks an IP packet with CE (RFC 3168, 5) if its sender says that both ends know ECN; false, and nothing done, if not.

@@ -1,4 +1,4 @@
-//! Whether the sender of a frame is who it says (anti-spoofing): the port's own Ethernet and IP addresses, in Ethernet, ARP,
+//! The source guard (anti-spoofing): a frame may name only its port's own Ethernet and IP addresses as its sender, in Ethernet, ARP,
 //! IPv4, IPv6 and neighbour discovery.
 //!
 //! The rules are those of OVN's port security and libvirt's `clean-traffic`, with the gaps closed that such filters had:
@@ -29,8 +29,8 @@ use ringferry_packet::vnet::Header;
 
 use crate::rules;
 
-/// Bytes of a frame that are looked at, at most. Neighbour discovery takes about 90, a nonce and a tag included; more than
-/// 200 it needs only with SEND (RFC 3971), which nobody has.
+/// Upper bound on the bytes of a frame that are examined. Neighbour discovery takes about 90, a nonce and a
+/// tag included; it needs more than 200 only with SEND (RFC 3971), which nobody has.
 const HEAD: usize = 256;
 
 /// Below this, an EtherType is a length (IEEE 802.3, 3.2.6).
@@ -40,7 +40,7 @@ const ICMPV6: u8 = 58;
 const IPV4_LEN: usize = 20;
 const IPV6_LEN: usize = 40;
 const ARP_LEN: usize = 28;
-/// Operation of an ARP request.
+/// ARP operation code of a request.
 const REQUEST: u16 = 1;
 
 /// Types of ICMPv6 messages that are for finding listeners (RFC 2710, RFC 3810) and neighbours (RFC 4861).
@@ -59,13 +59,13 @@ const HOME_ADDRESS: u8 = 0xc9;
 /// Options of neighbour discovery that name a link-layer address: of the source, of the target.
 const LINK_LAYER: [u8; 2] = [1, 2];
 
-/// fe80::/64
+/// The prefix of link-local addresses, fe80::/64.
 const LINK_LOCAL: u128 = 0xfe80 << 112;
 
-/// Addresses that a port may send from.
+/// The addresses that a port may send from, prepared for look-ups.
 #[derive(Debug)]
 pub(crate) struct SourceGuard {
-    /// Sorted.
+    /// Sorted, for binary search.
     macs: Box<[Mac]>,
     ips: Option<Ips>,
 }
@@ -76,14 +76,15 @@ struct Ips {
     v6: Ranges<u128>,
 }
 
-/// What a guard thinks of a frame.
+/// The verdict of [`SourceGuard::judge`] on a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Judgement {
-    /// It may pass.
+    /// The frame may pass.
     Fine,
-    /// It may pass if nobody can change it any more: what was looked at lies beyond the copy that a burst has.
+    /// The frame may pass if nobody can change it any more: bytes beyond the burst's private copy were
+    /// examined.
     FineIfStable,
-    /// It may not.
+    /// The frame must be dropped.
     Spoofed,
 }
 
@@ -121,7 +122,7 @@ impl SourceGuard {
         }
     }
 
-    /// As [`judge`](Self::judge), looking at what the burst has no copy of as well.
+    /// Judges a frame as [`judge`](Self::judge) does, and also reads the bytes that the burst has no copy of.
     #[cold]
     fn judge_more(&self, burst: &Burst<'_>, frame: &Frame) -> Judgement {
         let mut head = [0; HEAD];
@@ -146,7 +147,7 @@ impl SourceGuard {
             TYPE_IPV4 => self.ipv4(frame, l3),
             TYPE_IPV6 => self.ipv6(frame, l3),
             TYPE_ARP | TYPE_RARP => self.arp(frame, l3, ether_type),
-            // More tags than are looked behind.
+            // A further tag: no more than two are skipped.
             TYPE_VLAN | TYPE_SERVICE_VLAN => Err(Doubt::Spoofed),
             ..MIN_ETHER_TYPE => snap(frame, l3),
             _ => Ok(()),
@@ -164,7 +165,7 @@ impl SourceGuard {
         if ips.v4.contains(source) {
             return Ok(());
         }
-        // Who has no address yet may ask a DHCP server for one, by broadcast (RFC 2131, 4.1).
+        // A host without an address may ask a DHCP server for one, by broadcast (RFC 2131, 4.1).
         expect(frame.array(l3 + 16)? == [0xff; 4])?;
         let fragment = frame.be16(l3 + 6)? & 0x3fff != 0;
         expect(source == 0 && frame.byte(l3 + 9)? == PROTO_UDP && !fragment)?;
@@ -175,7 +176,7 @@ impl SourceGuard {
     /// ARP (RFC 826) and its reverse (RFC 903).
     fn arp(&self, frame: View<'_>, l3: usize, ether_type: u16) -> Result<(), Doubt> {
         frame.checksum_from(l3 + ARP_LEN)?;
-        // Of Ethernet and IPv4.
+        // Only ARP for IPv4 over Ethernet is allowed.
         expect(frame.array(l3)? == [0, 1, 8, 0, 6, 4])?;
         self.owns(frame.mac(l3 + 8)?)?;
         let Some(ips) = &self.ips else { return Ok(()) };
@@ -183,7 +184,7 @@ impl SourceGuard {
         let target = u32::from_be_bytes(frame.array(l3 + 24)?);
         let anonymous = match ether_type {
             TYPE_RARP => true,
-            // A probe (RFC 5227, 2.1.1) claims its target: who has that address would give it up.
+            // A probe (RFC 5227, 2.1.1) claims its target: a host that has that address would give it up.
             _ => frame.be16(l3 + 6)? == REQUEST && ips.v4.contains(target),
         };
         expect(ips.v4.contains(sender) || sender == 0 && anonymous)
@@ -194,7 +195,8 @@ impl SourceGuard {
         let source = u128::from_be_bytes(frame.array(l3 + 8)?);
         let own = self.ips.as_ref().is_none_or(|ips| ips.v6.contains(source));
         expect(own || source == 0)?;
-        // The length says nothing about a packet that is still to be segmented, which is TCP or UDP.
+        // If the packet is still to be segmented, the length in its header means nothing; such a packet is
+        // TCP or UDP.
         let end = match frame.header.is_gso() {
             true => frame.len,
             false => l3 + IPV6_LEN + usize::from(frame.be16(l3 + 4)?),
@@ -206,13 +208,13 @@ impl SourceGuard {
         if proto != Some(ICMPV6) {
             return expect(own);
         }
-        // The type must not be what is filled in.
+        // A checksum that is filled in later must not overwrite the type.
         frame.checksum_from(at + 2)?;
         let kind = frame.byte(at)?;
         if own && !(ROUTER_SOLICITATION..=REDIRECT).contains(&kind) {
             return Ok(());
         }
-        // Who has no address yet may say what follows, to the link.
+        // A host without an address may send these messages, within the link.
         let link_scope = frame.array(l3 + 24)? == [0xff, 0x02];
         expect(own || link_scope && !fragmented)?;
         let fixed = match kind {
@@ -220,11 +222,11 @@ impl SourceGuard {
             ROUTER_SOLICITATION => 8,
             NEIGHBOUR_SOLICITATION => 24,
             NEIGHBOUR_ADVERTISEMENT if own => 24,
-            // Those of routers, too.
+            // Messages that only routers send are refused, too.
             _ => return Err(Doubt::Spoofed),
         };
         expect(whole && !fragmented && !frame.header.needs_csum())?;
-        // An address is claimed by an answer, and by the question whether another has it (RFC 4862, 5.4).
+        // An advertisement claims an address, and so does a duplicate address detection (RFC 4862, 5.4).
         let claimed = kind == NEIGHBOUR_ADVERTISEMENT || kind == NEIGHBOUR_SOLICITATION && source == 0;
         if let Some(ips) = self.ips.as_ref().filter(|_| claimed) {
             expect(ips.v6.contains(u128::from_be_bytes(frame.array(at + 8)?)))?;
@@ -251,7 +253,7 @@ impl SourceGuard {
 
     #[inline]
     fn owns(&self, mac: Mac) -> Result<(), Doubt> {
-        // Most ports have one.
+        // Most ports have one address, so that case avoids a search.
         expect(match &*self.macs {
             [own] => *own == mac,
             several => several.binary_search(&mac).is_ok(),
@@ -259,7 +261,7 @@ impl SourceGuard {
     }
 }
 
-/// IP behind a SNAP header (RFC 1042) is read by some hosts; nobody needs it.
+/// Refuses IP behind a SNAP header (RFC 1042): some hosts read it, and nobody needs it.
 fn snap(frame: View<'_>, l3: usize) -> Result<(), Doubt> {
     frame.checksum_from(l3 + 8)?;
     let Ok([0xaa, 0xaa, .., high, low]) = frame.array::<8>(l3) else { return Ok(()) };
@@ -267,20 +269,21 @@ fn snap(frame: View<'_>, l3: usize) -> Result<(), Doubt> {
     expect(!refused.contains(&u16::from_be_bytes([high, low])))
 }
 
-/// What an IPv6 packet carries behind its extension headers.
+/// The transport header of an IPv6 packet, behind its extension headers.
 struct Transport {
-    /// Its protocol; `None` in a later fragment, whose first one tells.
+    /// The protocol; `None` in a later fragment, as only the first one tells it.
     proto: Option<u8>,
     at: usize,
-    /// There is a fragment header.
+    /// True if the packet has a fragment header.
     fragmented: bool,
 }
 
 impl Transport {
-    /// Finds it. `by_source`: the packet's source address counts, so nothing may replace it.
+    /// Walks the extension headers to the transport header. `by_source` says that the packet's source address
+    /// was checked, so nothing may replace it.
     fn find(frame: View<'_>, l3: usize, by_source: bool) -> Result<Self, Doubt> {
         let (mut proto, mut at, mut fragmented) = (frame.byte(l3 + 6)?, l3 + IPV6_LEN, false);
-        // Every turn goes at least eight bytes on, through at most `HEAD`.
+        // Each iteration advances by at least eight bytes, and the view has at most `HEAD`.
         loop {
             let Some(found) = Extension::read(proto, frame.bytes, at) else {
                 return Ok(Self { proto: Some(proto), at, fragmented });
@@ -312,10 +315,10 @@ fn no_home_address(frame: View<'_>, mut at: usize, end: usize) -> Result<(), Dou
     expect(at == end)
 }
 
-/// Why a frame does not pass.
+/// The reason why a check fails.
 enum Doubt {
     Spoofed,
-    /// It is not known: the bytes to look at are not in the view.
+    /// Undecided: the bytes to examine are not in the view.
     Beyond,
 }
 
@@ -324,17 +327,17 @@ fn expect(true_of_own: bool) -> Result<(), Doubt> {
     if true_of_own { Ok(()) } else { Err(Doubt::Spoofed) }
 }
 
-/// The first bytes of a frame.
+/// A view of the first bytes of a frame.
 #[derive(Clone, Copy)]
 struct View<'f> {
     header: &'f Header,
     bytes: &'f [u8],
-    /// Of the whole frame.
+    /// Length of the whole frame in bytes.
     len: usize,
 }
 
 impl View<'_> {
-    /// The same without what lies behind `end`.
+    /// Returns the view without the bytes from `end` on.
     fn until(self, end: usize) -> Self {
         Self { bytes: &self.bytes[..self.bytes.len().min(end)], len: self.len.min(end), ..self }
     }
@@ -359,7 +362,7 @@ impl View<'_> {
         self.array(at).map(Mac)
     }
 
-    /// A checksum that is still to be filled in must not lie in front of `at`.
+    /// Fails if a checksum that is still to be filled in lies in front of `at`.
     #[inline]
     fn checksum_from(&self, at: usize) -> Result<(), Doubt> {
         let Header { csum_start, csum_offset, .. } = self.header;
@@ -367,7 +370,7 @@ impl View<'_> {
     }
 }
 
-/// The link-local address that a host makes of its MAC address (RFC 4291, appendix A).
+/// Returns the link-local address that a host makes of its MAC address (RFC 4291, appendix A).
 fn link_local(Mac([a, b, c, d, e, f]): Mac) -> u128 {
     LINK_LOCAL | u128::from(u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]))
 }

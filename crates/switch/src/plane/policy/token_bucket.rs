@@ -1,18 +1,20 @@
 //! A token bucket that all workers share.
 //!
-//! It is kept as the generic cell rate algorithm has it (ITU-T I.371, as two numbers fewer than a leaky bucket): one number says up to
-//! when what has passed would last at the permitted rate, and something may pass while that is at most a burst ahead of now. One
-//! word, changed by compare and exchange, so workers neither wait for each other nor lose count.
+//! It is kept as the generic cell rate algorithm has it (ITU-T I.371, as two numbers fewer than a leaky
+//! bucket): one number says up to when what has passed would last at the permitted rate, and something may
+//! pass while that is at most a burst ahead of now. One word, changed by compare and exchange, so workers
+//! neither wait for each other nor lose count.
 //!
-//! **Unit.** That number is not a time but what the rate has granted since the start, in parts of a token. A time
-//! would have to be rounded at every packet (one byte at 100 Gbit/s is 80 picoseconds, and picoseconds since the
-//! start fill a word in 213 days); so only the look at the clock is, once, and no error adds up. Parts are chosen for each
-//! rate to be as small as leaves decades before the word is full.
+//! **Unit.** That number is not a time but what the rate has granted since the start, in parts of a token. A
+//! time would have to be rounded at every packet (one byte at 100 Gbit/s is 80 picoseconds, and picoseconds
+//! since the start fill a word in 213 days); so only the look at the clock is, once, and no error adds up.
+//! Parts are chosen for each rate to be as small as leaves decades before the word is full.
 //!
-//! **Two ways to use it.** A *policer* calls [`TokenBucket::take`] and drops what is refused. What can wait is *paced*: [`TokenBucket::wait`]
-//! says how long nothing may pass, and whatever then passes is [charged](TokenBucket::charge), even if it is more than there is: one frame
-//! may borrow, and those after it wait until that is paid back. So a frame that is larger than the burst passes, too, and the rate is exact
-//! over time whatever the frames are.
+//! **Two ways to use it.** A *policer* calls [`TokenBucket::take`] and drops what is refused. What can wait
+//! is *paced*: [`TokenBucket::wait`] says how long nothing may pass, and whatever then passes is
+//! [charged](TokenBucket::charge), even if it is more than there is: one frame may borrow, and those after it
+//! wait until that is paid back. A frame that is larger than the burst thus passes, too, and the rate is
+//! exact over time whatever the frames are.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,27 +23,29 @@ use crate::rules::Rate;
 /// Parts of tokens granted in a second, at most: the word is full after 34 years.
 const PARTS: u64 = 1 << 34;
 
-/// A higher rate is taken for this one, 550 Gbit/s if of bytes: the word is full after 8.5 years.
+/// Upper bound on the rate, 550 Gbit/s if of bytes; a higher one is lowered to it. At this rate the word is
+/// full after 8.5 years.
 const FASTEST: u64 = 1 << 36;
 
-/// A longer burst is taken for this one, in parts.
+/// Upper bound on the burst, in parts; a longer one is shortened to it.
 const LONGEST: u64 = 1 << 62;
 
 /// Binary digits behind the point in `TokenBucket::per_micro`: as many as fit at the highest rate.
 const FRACTION: u32 = 44;
 
-/// Who has waited for tokens waits until there are those of this time, in microseconds, or an eighth of a burst if that is less: so it is not
-/// woken for each small frame. Nothing is lost by it, as the bucket goes on filling meanwhile.
+/// Extra tokens that a waiter waits for, as the time in microseconds in which they are granted, or an eighth
+/// of a burst if that is less: it is not woken for each small frame then. Nothing is lost by it, as the
+/// bucket goes on filling meanwhile.
 const REST: u64 = 100;
 
 /// A token bucket. It begins full.
 #[derive(Debug)]
 pub(crate) struct TokenBucket {
-    /// What it was made from.
+    /// The configured rate and burst.
     rate: Rate,
-    /// Tokens that pass at once at most.
+    /// Depth of the bucket: tokens that pass at once, at most.
     burst: u64,
-    /// A token has 2 to the power of this many parts.
+    /// Binary logarithm of the number of parts in a token.
     shift: u32,
     /// Parts granted in a microsecond, rounded down so that no more than the rate ever passes.
     per_micro: u64,
@@ -50,7 +54,7 @@ pub(crate) struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// A full bucket.
+    /// Makes a full bucket.
     pub(crate) fn new(rate: Rate) -> Self {
         let per_second = rate.per_second.clamp(1, FASTEST);
         let burst = rate.burst.clamp(1, LONGEST);
@@ -60,7 +64,7 @@ impl TokenBucket {
         Self { rate, burst, shift, per_micro: per_micro as u64, used: AtomicU64::new(0) }
     }
 
-    /// What it was made from.
+    /// Returns the configured rate and burst.
     pub(crate) fn rate(&self) -> Rate {
         self.rate
     }
@@ -82,8 +86,8 @@ impl TokenBucket {
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
     }
 
-    /// Microseconds from `now` on for which nothing may pass; 0 if something may, as long as nothing is owed. Waiting so long
-    /// is enough for a few frames unless somebody else takes the tokens.
+    /// Returns the microseconds from `now` on for which nothing may pass; 0 if something may, as nothing is
+    /// owed. That wait is enough for a few frames unless somebody else takes the tokens.
     #[inline]
     pub(crate) fn wait(&self, now: u64) -> u64 {
         let (granted, used) = (self.granted(now), self.used.load(Ordering::Relaxed));
@@ -94,7 +98,7 @@ impl TokenBucket {
         self.until(due - granted)
     }
 
-    /// Microseconds until `missing` parts, and those for a few frames more, are granted.
+    /// Returns the microseconds until `missing` parts, and those for a few frames more, are granted.
     #[cold]
     fn until(&self, missing: u64) -> u64 {
         let rest = (u128::from(REST) * u128::from(self.per_micro)) >> FRACTION;
@@ -103,7 +107,7 @@ impl TokenBucket {
         parts.div_ceil(u128::from(self.per_micro.max(1))).try_into().unwrap_or(u64::MAX)
     }
 
-    /// Takes `amount` tokens for something that passes at `now`, also those that are not there yet.
+    /// Takes `amount` tokens for something that passes at `now`, including tokens that are not there yet.
     #[inline]
     pub(crate) fn charge(&self, amount: u64, now: u64) {
         let granted = self.granted(now);
@@ -112,7 +116,7 @@ impl TokenBucket {
         let _ = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
     }
 
-    /// Tokens that are there at `now`.
+    /// Returns the tokens available at `now`.
     #[inline]
     pub(crate) fn left(&self, now: u64) -> u64 {
         let granted = self.granted(now);
@@ -120,7 +124,7 @@ impl TokenBucket {
         granted.saturating_add(self.burst << self.shift).saturating_sub(used) >> self.shift
     }
 
-    /// Parts that the rate has granted by `now`.
+    /// Returns the parts that the rate has granted by `now`.
     #[inline]
     fn granted(&self, now: u64) -> u64 {
         let parts = (u128::from(now) * u128::from(self.per_micro)) >> FRACTION;
@@ -210,7 +214,7 @@ mod tests {
         thread::scope(|scope| {
             for thread in 0..THREADS {
                 let (bucket, passed) = (&bucket, &passed);
-                // Every thread with a clock of its own that is as late as it likes.
+                // Every thread has a clock of its own, which may be arbitrarily late.
                 scope.spawn(move || {
                     for now in (0..SECOND).step_by(50) {
                         if bucket.take(1 + thread % 2, now) {
@@ -246,7 +250,7 @@ mod tests {
                 let mut sum = 0;
                 for (last, amount) in &passed[from..] {
                     sum += amount;
-                    // A part of a token more, as the clock is looked at in whole parts.
+                    // Allow one part more, as the clock is read in whole parts.
                     let most = u128::from(last - first) * u128::from(per_second) / 1_000_000 + u128::from(burst) + 1;
                     prop_assert!(u128::from(sum) <= most, "{sum} of {most}");
                 }
@@ -268,7 +272,7 @@ mod tests {
                 now += wait;
                 tokens = full.min(tokens + u128::from(wait) * u128::from(per_second));
                 let spent = u128::from(amount) * 1_000_000;
-                // Two tokens to spare, or a full bucket.
+                // The model has two tokens to spare, or its bucket is full.
                 let conforms = tokens >= spent + 2_000_000 || tokens == full && spent <= full;
                 let passes = bucket.take(amount, now);
                 prop_assert!(passes || !conforms, "{amount} at {now} with {tokens}");
@@ -279,7 +283,8 @@ mod tests {
             }
         }
 
-        /// Whoever waits as it is told, and then sends one frame, sends at the rate, to one frame and what was asked to wait longer for.
+        /// A sender that waits as it is told, and then sends one frame, sends at the rate, within one frame
+        /// and the extra tokens of the wait.
         #[test]
         fn what_waits_as_it_is_told_passes_at_the_rate(
             per_second in prop_oneof![100..10_000u64, 10_000..20_000_000_000u64],
@@ -299,7 +304,7 @@ mod tests {
             let granted = u128::from(now) * u128::from(per_second) / 1_000_000;
             let passed = u128::from(sum - last);
             prop_assert!(passed <= granted + u128::from(burst) + 1, "{passed} of {granted}");
-            // What it need not have waited for is in the bucket.
+            // Tokens that it need not have waited for are in the bucket.
             let most = granted + u128::from(burst);
             prop_assert!(u128::from(sum) + u128::from(burst) + u128::from(per_second) / 500_000 + 2 >= most, "{sum} of {granted}");
         }

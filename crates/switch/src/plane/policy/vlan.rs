@@ -1,14 +1,16 @@
-//! Which VLAN a frame belongs to, by which ports it may leave, and the tag it has there (IEEE 802.1Q, 6.9).
+//! VLANs: classifies a frame into one, decides by which ports it may leave, and changes its tag for them
+//! (IEEE 802.1Q, 6.9).
 //!
-//! Only customer tags (0x8100) count. A service tag (802.1ad) is payload, as it is to a bridge for customers, and so
-//! is what follows the first tag. A *priority tag*, that of VLAN 0, says nothing about the VLAN: such a frame belongs
-//! where an untagged one does. VLAN 0 itself is that of frames nobody has put into another, so it cannot be written as a
-//! tag: it leaves only by ports where it is the native one.
+//! Only customer tags (0x8100) count. A service tag (802.1ad) is payload, as it is to a bridge for customers,
+//! and so is what follows the first tag. A *priority tag*, that of VLAN 0, says nothing about the VLAN: such
+//! a frame belongs where an untagged one does. VLAN 0 itself is that of frames nobody has put into another,
+//! so it cannot be written as a tag: it leaves only by ports where it is the native one.
 //!
-//! **VLAN hopping.** What is payload here may be a tag to the next hop: Linux takes off a priority tag of either type, and
-//! then goes by the tag behind it. Three rules keep a frame in its VLAN there, too. A priority tag in front of another tag
-//! is dropped where it comes in, at every port. A port with VLAN rules takes and sends no frame without a tag of its own
-//! whose payload begins with [one](TAG_TYPES). And a tag is not taken off in front of another one.
+//! **VLAN hopping.** What is payload here may be a tag to the next hop: Linux takes off a priority tag of
+//! either type, and then goes by the tag behind it. Three rules keep a frame in its VLAN there, too. A
+//! priority tag in front of another tag is dropped where it comes in, at every port. A port with VLAN rules
+//! takes and sends no frame without a tag of its own whose payload begins with [one](TAG_TYPES). And a tag is
+//! not taken off in front of another one.
 
 use arrayvec::ArrayVec;
 use ringferry_packet::ether::{MIN_FRAME, TYPE_SERVICE_VLAN, TYPE_VLAN};
@@ -17,64 +19,65 @@ use ringferry_packet::vnet::Header;
 
 use crate::rules::{MAX_VID, Vid, Vlans};
 
-/// Where a tag is: behind the addresses, in front of what was the EtherType.
+/// Offset of the tag: behind the addresses, in front of what was the EtherType.
 const TAG_AT: usize = 12;
-/// TPID and TCI.
+/// Length of a tag in bytes: TPID and TCI.
 const TAG_LEN: usize = 4;
-/// Bits of the TCI that say which VLAN; the others are priority and drop eligibility.
+/// Mask of the VID in the TCI; the other bits are priority and drop eligibility.
 const VID: u16 = 0x0fff;
-/// EtherTypes that somebody takes for a tag: of 802.1Q and 802.1ad, and those that were used before there was 802.1ad.
+/// EtherTypes that some device takes for a tag: those of 802.1Q and 802.1ad, and those that were used before
+/// there was 802.1ad.
 const TAG_TYPES: [u16; 5] = [TYPE_VLAN, TYPE_SERVICE_VLAN, 0x9100, 0x9200, 0x9300];
-/// The shortest frame with a tag.
+/// Length of the shortest frame with a tag, in bytes.
 const MIN_TAGGED: usize = MIN_FRAME + TAG_LEN;
 
-/// VLANs with a tag that a port is in.
+/// The VLANs whose tag a port takes and sends.
 #[derive(Clone, Debug)]
 enum Allowed {
     All,
     Some(Box<[u64; 64]>),
 }
 
-/// The VLANs of a port.
+/// A port's VLAN membership.
 #[derive(Clone, Debug)]
 pub(crate) struct Membership {
     allowed: Allowed,
-    /// That of frames without a tag.
+    /// The VLAN of frames without a tag, if they are allowed.
     native: Option<Vid>,
-    /// There are VLANs that it must not reach, or only as its native one.
+    /// True if there are VLANs that the port must not reach, or only as its native one.
     limited: bool,
 }
 
-/// That of a port without rules.
+/// The membership of a port without rules: a trunk of all VLANs.
 pub(crate) static EVERYWHERE: Membership =
     Membership { allowed: Allowed::All, native: Some(0), limited: false };
 
-/// How the frames of a VLAN leave by a port.
+/// The tagging of a VLAN's frames where they leave by a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Egress {
     Untagged,
     Tagged,
 }
 
-/// The VLAN of a frame that came in.
+/// The VLAN of a frame that came in, and the tag that it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tagged {
-    /// Which.
+    /// The VLAN that the frame belongs to.
     pub(crate) vid: Vid,
     /// The tag control information of the frame's tag, if it has one: priority, drop eligibility, and `vid` or 0.
     pub(crate) wire: Option<u16>,
 }
 
-/// What has to be done to a frame's tag.
+/// The change to a frame's tag where it leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retag {
-    /// Nothing.
+    /// Leave the frame as it is.
     Keep,
-    /// Remove it.
+    /// Remove the tag.
     Strip,
-    /// Put one in with this tag control information.
+    /// Insert a tag with this tag control information.
     Insert(u16),
-    /// Put this tag control information into the one there is.
+    /// Overwrite the tag control information of the tag with this.
     Replace(u16),
 }
 
@@ -99,11 +102,12 @@ impl Membership {
         }
     }
 
-    /// The VLAN of a frame that came in by this port and begins with `prefix`; `None` if the port is not in it, or if the frame
-    /// has no tag and needs one, half a tag, the reserved VID 4095, or a tag that the next hop could take for its VLAN.
+    /// Returns the VLAN of a frame that came in by this port and begins with `prefix`; `None` if the port is
+    /// not in it, or if the frame has no tag and needs one, half a tag, the reserved VID 4095, or a tag that
+    /// the next hop could take for its VLAN.
     ///
-    /// A checksum that is still to be filled in must not lie in the tag, or the frame could change its VLAN after
-    /// this look at it: such a frame is in none.
+    /// A checksum that is still to be filled in must not lie in the tag, or the frame could change its VLAN
+    /// after this check: such a frame is in none.
     #[inline]
     pub(crate) fn classify(&self, prefix: &[u8], header: &Header) -> Option<Tagged> {
         match tci(prefix) {
@@ -125,8 +129,9 @@ impl Membership {
         }
     }
 
-    /// How a frame that begins with `prefix` leaves by this port; `None`: not at all, as the port is not in its VLAN, or as
-    /// it would leave without a tag and be taken for one of another VLAN.
+    /// Returns the tagging with which a frame that begins with `prefix` leaves by this port; `None` if it
+    /// must not, as the port is not in its VLAN, or as it would leave without a tag and be taken for one of
+    /// another VLAN.
     #[inline]
     pub(crate) fn egress(&self, tagged: Tagged, prefix: &[u8]) -> Option<Egress> {
         let egress = self.leaves(tagged.vid)?;
@@ -135,7 +140,7 @@ impl Membership {
         (!hops).then_some(egress)
     }
 
-    /// How frames of this VLAN leave by this port; `None`: not at all, the port is not in it.
+    /// Returns the tagging of this VLAN's frames at this port; `None` if the port is not in the VLAN.
     #[inline]
     pub(crate) fn leaves(&self, vid: Vid) -> Option<Egress> {
         if self.native == Some(vid) {
@@ -178,27 +183,28 @@ fn tci(prefix: &[u8]) -> Tci {
     }
 }
 
-/// Whether a frame begins with what somebody takes for a tag.
+/// Returns true if a frame begins with anything that some device takes for a tag.
 #[inline]
 pub(crate) fn is_tagged(prefix: &[u8]) -> bool {
     is_tag(prefix, TAG_AT)
 }
 
-/// Whether what somebody takes for a tag begins at this offset.
+/// Returns true if anything that some device takes for a tag begins at this offset.
 #[inline]
 fn is_tag(prefix: &[u8], at: usize) -> bool {
     matches!(prefix.get(at..at + 2), Some(&[high, low]) if TAG_TYPES.contains(&u16::from_be_bytes([high, low])))
 }
 
 impl Tagged {
-    /// Whether the frame is in a VLAN that its tag, or its having none, does not say: it came by a port with rules.
+    /// Returns true if the frame is in another VLAN than its tag, or the lack of one, says: it came by a port
+    /// with rules.
     #[inline]
     pub(crate) fn is_foreign(self) -> bool {
         self.vid != self.wire.map_or(0, |tci| tci & VID)
     }
 
-    /// What has to be done to the frame's tag where it leaves. A priority tag is kept where the frame may leave without a tag, as
-    /// that says the same about the VLAN: there is no other tag behind it.
+    /// Returns the change to the frame's tag where it leaves. A priority tag is kept where the frame may
+    /// leave without a tag, as that says the same about the VLAN: there is no other tag behind it.
     #[inline]
     pub(crate) fn retag(self, out: Egress) -> Retag {
         match (out, self.wire) {
@@ -213,21 +219,22 @@ impl Tagged {
 }
 
 impl Retag {
-    /// Whether a frame that begins with `prefix` has a tag afterwards.
+    /// Returns true if a frame that begins with `prefix` has a tag after this change.
     #[inline]
     pub(crate) fn leaves_tagged(self, prefix: &[u8]) -> bool {
         match self {
             Retag::Keep => is_tagged(prefix),
-            // It is only taken off where no other is behind it.
+            // A tag is only removed if no other is behind it.
             Retag::Strip => false,
             Retag::Insert(_) | Retag::Replace(_) => true,
         }
     }
 
-    /// Does it to a frame whose first bytes are `first` (at least 18 of them, or the whole frame): puts what it then
-    /// begins with into `out`, moves what `header` says about positions, and returns how many bytes of `first` are in `out`; what
-    /// follows those is to follow `out`. `None`, and nothing done, if the frame is too short, if `header` does not fit, or if a
-    /// second tag would come to light that whoever receives the frame would take for its VLAN ("double tagging").
+    /// Applies the change to a frame whose first bytes are `first` (at least 18 of them, or the whole frame).
+    /// Writes the new beginning of the frame into `out`, moves the offsets in `header`, and returns how many
+    /// bytes of `first` are in `out`; the rest of the frame is to follow `out`. Returns `None`, and does
+    /// nothing, if the frame is too short, if `header` does not fit, or if a second tag would come to light
+    /// that a receiver would take for the frame's VLAN ("double tagging").
     pub(crate) fn apply(self, header: &mut Header, first: &[u8], out: &mut Head) -> Option<usize> {
         let first = &first[..first.len().min(PREFIX)];
         let tagged = matches!(tci(first), Tci::Is(_));
@@ -240,7 +247,7 @@ impl Retag {
         };
         let (addresses, rest) = first.split_at_checked(TAG_AT)?;
         out.clear();
-        // There is room: at most the prefix and a tag.
+        // `out` has room: it gets at most the prefix and a tag.
         out.try_extend_from_slice(addresses).ok()?;
         if let Some(tci) = tag {
             let ([a, b], [c, d]) = (TYPE_VLAN.to_be_bytes(), tci.to_be_bytes());
@@ -252,7 +259,7 @@ impl Retag {
     }
 }
 
-/// The header of a frame that got a tag.
+/// Returns the header of a frame that got a tag: all offsets move forward.
 fn forward(mut header: Header) -> Option<Header> {
     if header.needs_csum() {
         header.csum_start = header.csum_start.checked_add(TAG_LEN as u16)?;
@@ -263,7 +270,8 @@ fn forward(mut header: Header) -> Option<Header> {
     Some(header)
 }
 
-/// The header of a frame that lost its tag. What is to be summed must lie behind it; `hdr_len` is only a hint.
+/// Returns the header of a frame that lost its tag. The bytes to be summed must lie behind it; `hdr_len` is
+/// only a hint.
 fn back(mut header: Header) -> Option<Header> {
     if header.needs_csum() {
         header.csum_start =
@@ -284,7 +292,7 @@ mod tests {
     const ADDRESSES: [u8; 12] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
     const PLAIN: Header = Header::NONE;
 
-    /// A frame with these tags (type, TCI) in front of `payload`, which begins with an EtherType.
+    /// Builds a frame with these tags (type, TCI) in front of `payload`, which begins with an EtherType.
     fn frame(tags: &[(u16, u16)], payload: &[u8]) -> Vec<u8> {
         let mut frame = ADDRESSES.to_vec();
         for (kind, tci) in tags {
@@ -374,7 +382,7 @@ mod tests {
         }
     }
 
-    /// IEEE 802.1Q, table 9-2.
+    /// IEEE 802.1Q, table 9-2, reserves VID 4095.
     #[test]
     fn the_reserved_vlan_is_nobodys() {
         for port in [EVERYWHERE.clone(), trunk(Some(&[4095]), Some(4095)), Membership::new(&Vlans::Access(1))]
@@ -516,7 +524,7 @@ mod tests {
         ]
     }
 
-    /// What the rules say, word by word.
+    /// Oracle: applies the rules word by word.
     fn member(vlans: &Vlans, vid: Vid) -> Option<Egress> {
         match vlans {
             Vlans::Access(own) => (*own == vid).then_some(Egress::Untagged),
@@ -537,7 +545,7 @@ mod tests {
             payload in vec(any::<u8>(), 2..120),
         ) {
             let tags: Vec<_> = tags.into_iter().map(|(kind, vid, priority)| (kind, priority << 12 | vid)).collect();
-            // Whether the payload looks like a tag is up to `tags`.
+            // Only `tags` decides whether the payload looks like a tag.
             let payload = [&[8, 0], &payload[..]].concat();
             let whole = frame(&tags, &payload);
             let wire = tags.first().filter(|(kind, _)| *kind == TYPE_VLAN).map(|(_, tci)| *tci);

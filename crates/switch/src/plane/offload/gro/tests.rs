@@ -13,13 +13,13 @@ fn all() -> Terms {
     Terms::new(Offloads::all() - Offloads::UFO, FrameCost::SystemCall).unwrap()
 }
 
-/// What is delivered of these frames, and of how many packets each is made.
+/// Delivers these frames and returns the result, each frame with the number of packets it is made of.
 fn deliver(frames: &[Sent], lens: &[usize], terms: Terms) -> Vec<(Sent, usize)> {
     let burst = burst(frames, lens);
     let mut coalescer = Coalescer::default();
     let mut out = Vec::new();
     for _ in 0..2 {
-        // The second time in used storage.
+        // The second run uses the storage again.
         out.clear();
         coalescer.each(&burst, 0..frames.len(), terms, |unit| match unit {
             Unit::Single(frame) => out.push((flat(frame.header, frame.prefix(), burst.rest(frame)), 1)),
@@ -143,7 +143,7 @@ fn wrong_checksums_stay_with_their_packet() {
             frames[bad].1[last] ^= 1;
             for (sent, packets) in deliver(&frames, &[], all()) {
                 assert_eq!(packets > 1, sent.0.is_gso());
-                // The bad one is as it was.
+                // The packet with the wrong checksum is delivered unchanged.
                 assert!(packets > 1 || frames.contains(&sent));
                 assert!(packets == 1 || on_the_wire(&sent).len() == packets);
             }
@@ -175,24 +175,24 @@ fn packets_that_cannot_be_merged_keep_their_place_in_their_flow() {
         edit(&mut frames[2].1);
         deliver(&frames, &[], all()).into_iter().map(|(_, packets)| packets).collect::<Vec<_>>()
     };
-    // SYN, an IPv4 option's length, a fragment, headers that make no sense.
+    // The edits are: SYN, an IPv4 option's length, a fragment, headers that make no sense.
     assert_eq!(edited(&|frame| frame[47] |= 2), [2, 1, 2]);
     assert_eq!(edited(&|frame| frame[20] = 0x20), [2, 1, 2]);
     assert_eq!(edited(&|frame| frame[14] = 0x41), [2, 1, 2]);
-    // Another protocol is of no flow.
+    // A packet of another protocol belongs to no flow.
     assert_eq!(edited(&|frame| frame[12..14].copy_from_slice(&[8, 6])), [2, 1, 2]);
     let mut with_arp = frames.clone();
     with_arp[2].1[12..14].copy_from_slice(&[8, 6]);
     with_arp.insert(3, frames[2].clone());
     assert_eq!(counts(&with_arp, all()), [5, 1]);
-    // An acknowledgement without data, of which there is nothing to merge.
+    // An acknowledgement without data is not merged.
     let mut with_ack = frames.clone();
     let ack = Packet { payload: vec![], sequence: packets[2].sequence, ..packets[2].clone() };
     with_ack.insert(2, ack.complete());
     assert_eq!(counts(&with_ack, all()), [2, 1, 3]);
 }
 
-/// Where there is little to save, headers are not even read.
+/// If there is little to save, headers are not even read.
 #[test]
 fn small_packets_are_merged_for_a_tap_and_not_for_a_guest() {
     let small: Vec<Sent> = complete(&stream_of(&Packet::plain(false, false, vec![5; 160]), 16));
@@ -220,7 +220,7 @@ fn more_flows_than_are_looked_at_lose_nothing() {
     assert_eq!(merged.iter().map(|(_, packets)| packets).sum::<usize>(), frames.len());
 }
 
-/// Without what the identification of a packet says that may not be fragmented: nothing (RFC 6864, 4.1).
+/// Clears the identification if the packet may not be fragmented: it means nothing there (RFC 6864, 4.1).
 fn without_identification(mut packet: Vec<u8>, v6: bool, l3: usize) -> Vec<u8> {
     if !v6 {
         packet[l3 + 4..l3 + 6].fill(0);
@@ -230,7 +230,8 @@ fn without_identification(mut packet: Vec<u8>, v6: bool, l3: usize) -> Vec<u8> {
 }
 
 proptest! {
-    /// Cut again, what is delivered is what was sent: every packet once, each flow in order, in frames that the receiver takes.
+    /// Segmented again, the delivered frames are the packets that were sent: every packet once, each flow in
+    /// order, in frames that the receiver takes.
     #[test]
     fn what_is_delivered_is_what_was_sent(
         flows in vec((any_packet(6000), 1..2000usize, any::<bool>(), 0..3u16), 1..5),
@@ -247,7 +248,7 @@ proptest! {
             let size = *size.max(&(packet.payload.len() / 20 + 1));
             let mut packets = if packet.payload.is_empty() { vec![packet] } else { stream_of(&packet, size) };
             for (number, packet) in packets.iter_mut().enumerate() {
-                // A stream counts by one.
+                // The identification of a stream counts up by one.
                 let more = (number as u16).wrapping_mul(step.wrapping_sub(1));
                 packet.identification = packet.identification.wrapping_add(more);
             }

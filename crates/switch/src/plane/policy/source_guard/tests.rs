@@ -22,7 +22,7 @@ const V4_OTHER: [u8; 4] = [10, 2, 0, 1];
 const V4S: [[u8; 4]; 4] = [[0; 4], V4_OWN, V4_NET, V4_OTHER];
 
 const V6_OWN: &str = "2001:db8::1";
-/// RFC 4291, appendix A, of `OWN`.
+/// The link-local address made of `OWN` (RFC 4291, appendix A).
 const V6_LOCAL: &str = "fe80::5054:ff:fe12:3456";
 const V6_OTHER: &str = "2001:db8::9";
 const V6_LOCAL_OTHER: &str = "fe80::5054:ff:fe00:9";
@@ -57,7 +57,7 @@ fn v6(text: &str) -> [u8; 16] {
     text.parse::<std::net::Ipv6Addr>().unwrap().octets()
 }
 
-/// What a frame is made of.
+/// The parameters of a generated frame.
 #[derive(Clone, Debug)]
 struct Sample {
     source: Mac,
@@ -179,7 +179,8 @@ impl Sample {
         frame
     }
 
-    /// Whether all that it says of its sender is true, or what a host without address may say. Does not look at bytes.
+    /// Oracle: returns true if everything that the frame says of its sender is true, or if a host without an
+    /// address may say it. Does not read bytes.
     fn honest(&self, ips: bool) -> bool {
         let mac = |mac: &Mac| [OWN, SECOND].contains(mac);
         let v4 = |address: &[u8; 4]| !ips || *address == V4_OWN || address[..2] == [10, 1];
@@ -252,7 +253,7 @@ fn sample() -> impl Strategy<Value = Sample> {
     (source, tags, body).prop_map(|(source, tags, body)| Sample { source, tags, body })
 }
 
-/// Neighbour discovery from `source`.
+/// Builds a neighbour discovery message from `source`.
 fn neighbour(kind: u8, source: &'static str, target: &'static str, options: Vec<(u8, Mac)>) -> Sample {
     let carries = Carries::Icmp { kind, target, options };
     Sample::new(Body::V6 { source, to: ALL_NODES, extensions: vec![], fragment: None, carries })
@@ -275,7 +276,7 @@ fn own_announcements_pass() {
     assert!(!passes(&rarp_announcement(OTHER)));
 }
 
-/// RFC 5227, 2.1.1 and 2.3: probe and announcement; and what ARP spoofing does.
+/// Covers probe and announcement (RFC 5227, 2.1.1 and 2.3), and the messages of ARP spoofing.
 #[test]
 fn arp_claims_only_own_addresses() {
     let arp = |operation, mac, sender, target| {
@@ -300,7 +301,7 @@ fn arp_claims_only_own_addresses() {
     assert!(!passes(&frame), "hardware type 6, which Linux takes for Ethernet");
 }
 
-/// RFC 4861, 7: what neighbour discovery spoofing does.
+/// Covers RFC 4861, 7, and the messages of neighbour discovery spoofing.
 #[test]
 fn neighbour_discovery_claims_only_own_addresses() {
     let cases = [
@@ -361,7 +362,7 @@ fn l_routers_do_not_speak_from_guarded_ports() {
     }
 }
 
-/// RFC 7112: what is in the second fragment must not be taken from what pads the first one.
+/// RFC 7112: the padding of the first fragment must not be taken for the beginning of the second.
 #[test]
 fn l1_nothing_counts_behind_the_end_of_a_packet() {
     let carries = Carries::Icmp { kind: 128, target: V6_OWN, options: vec![] };
@@ -407,7 +408,7 @@ fn l_no_home_address_replaces_the_source() {
     assert!(!passes(&frame), "options that do not end with their header");
 }
 
-/// RFC 2131, 4.1: whoever has no address yet knows no server either.
+/// RFC 2131, 4.1: a host without an address knows no server either.
 #[test]
 fn l_without_an_address_only_a_broadcast_passes() {
     let discover = Body::V4 { source: [0; 4], options: 0, fragment: 0, proto: 17, ports: [68, 67] };
@@ -470,7 +471,7 @@ fn networks_are_ranges() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// What passes is what is true, however the frame lies in memory.
+    /// Exactly the frames that tell the truth pass, however the frame lies in memory.
     #[test]
     fn honest_frames_pass_and_no_others(sample in sample(), ips: bool, cuts in vec(1..300usize, 0..4)) {
         prop_assume!(!matches!(sample.body, Body::Raw { ether_type: 0x0800 | 0x86dd | 100, .. }));
@@ -491,7 +492,8 @@ proptest! {
         prop_assert_eq!(guard.judge(&burst, &burst.frames()[0]), judgement);
     }
 
-    /// What is fine without reservation stays so whatever its sender writes behind the copy that was made of it.
+    /// A frame that was judged fine without reservation stays fine whatever its sender writes behind the
+    /// private copy.
     #[test]
     fn later_changes_do_not_matter(sample in sample(), ips: bool, byte: u8, noise in vec(any::<u8>(), 300)) {
         let guard = SourceGuard::new(&rules(ips));
@@ -504,7 +506,7 @@ proptest! {
         }
     }
 
-    /// Two bytes that the sender chose, written by software or a NIC where the header says.
+    /// Software or a NIC later writes two bytes that the sender chose, where the header says.
     #[test]
     fn checksum_that_is_filled_in_later_changes_no_verdict(
         sample in sample(),
