@@ -332,7 +332,7 @@ fn measure(text: &str, units: &[Unit]) -> Result<u64, String> {
     let wrong = || format!("{text:?} is not a number with one of the units {}", known());
     let scale = scale.ok_or_else(wrong)?;
     let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
-    // The largest unit has 12 zeros, so a longer fraction is finer than the smallest unit.
+    // No unit has more than 12 digits after its first, so a longer fraction is refused as too fine.
     if part.len() > 12 {
         return Err(wrong());
     }

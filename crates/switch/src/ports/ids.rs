@@ -1,22 +1,23 @@
-//! Numbers of ports that come and go.
+//! Allocation of the numbers of ports, which come and go.
 //!
-//! The port table takes a [`PortId`] for every port of every kind and frees it when the port is removed. An id is an index of the workers'
-//! tables, so ids are small; a freed one is quarantined before it is another port's.
+//! The port table takes a [`PortId`] for every port of every kind and frees it when the port is removed. An
+//! id is an index of the workers' tables, so ids are small; a freed one is quarantined before it is another
+//! port's.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::fdb::PortId;
 
-/// How long a freed id stays unused. No frame for its last port is under way between two workers then, nor an address that
-/// was learned behind it.
+/// Quarantine of a freed id. After it, no frame for the id's last port is under way between two workers, nor
+/// an address that was learned behind that port.
 const QUARANTINE: Duration = Duration::from_secs(10);
 
 /// Allocates ids from 0 on.
 #[derive(Debug, Default)]
 pub(crate) struct PortIds {
     next: u16,
-    /// Ids that were freed, oldest first.
+    /// Freed ids with the times at which they were freed, oldest first.
     freed: VecDeque<(Instant, PortId)>,
 }
 
@@ -32,7 +33,7 @@ impl PortIds {
         Some(self.freed.pop_front()?.1)
     }
 
-    /// Gives an id back.
+    /// Frees an id, which stays in quarantine from `now` on.
     pub(crate) fn free(&mut self, id: PortId, now: Instant) {
         self.freed.push_back((now, id));
     }

@@ -49,24 +49,24 @@ use table::{EntryId, QueueStates, token};
 use xen::MappingBudget;
 pub use xen::XenError;
 
-/// Why a port cannot be opened.
+/// The error of a port that cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// A socket cannot be had.
+    /// A socket cannot be bound, or not be connected to.
     #[error(transparent)]
     Socket(#[from] BindError),
-    /// A tap cannot be had.
+    /// A tap cannot be opened or created.
     #[error(transparent)]
     Tap(#[from] TapError),
-    /// A tap cannot be configured.
+    /// A tap's interface cannot be configured.
     #[error(transparent)]
     Interface(#[from] InterfaceError),
-    /// A descriptor that was to be inherited is not there or not what it should be.
+    /// A descriptor that was to be inherited is missing or of another type than it should be.
     #[error("descriptor {fd}: {source}")]
     Inherited {
-        /// The number.
+        /// Number of the descriptor in this process.
         fd: i32,
-        /// What is wrong.
+        /// The system's error, which says what is wrong with the descriptor.
         source: io::Error,
     },
     /// systemd passed no socket of that name.
@@ -86,10 +86,10 @@ pub enum OpenError {
     NoId,
 }
 
-/// How much guest memory may be mapped.
+/// The limits on the guest memory that may be mapped, for all ports and for each.
 pub(crate) struct GuestMemoryBudget {
     process: Arc<MapBudget>,
-    /// Bytes that one port may have mapped.
+    /// Upper bound on what one port may have mapped, in bytes.
     port: u64,
 }
 
@@ -100,19 +100,19 @@ impl GuestMemoryBudget {
         Self { process, port: bytes(config.port_memory_gib) }
     }
 
-    /// The budget of one more port.
+    /// Makes the budget of one more port.
     fn of_port(&self) -> Arc<MapBudget> {
         MapBudget::within(&self.process, self.port, "[switch] port_memory_gib")
     }
 }
 
-/// What the control sides of all ports share.
+/// Shared parts of the switch, passed to every call of a port's control side.
 pub(crate) struct Context<'a> {
     pub(crate) workers: &'a Arc<Workers>,
     epoll: &'a Epoll,
     ids: &'a mut PortIds,
     budget: &'a mut MappingBudget,
-    /// Guest memory that may be mapped.
+    /// Limits on the guest memory that is mapped.
     memory: &'a GuestMemoryBudget,
     /// The entry whose control side is called.
     entry: EntryId,
@@ -127,10 +127,10 @@ impl Context<'_> {
         self.epoll.add(fd, token(self.entry, sub), interest)
     }
 
-    /// Takes an id for a port of the entry.
+    /// Allocates an id for a port of the entry.
     ///
     /// # Errors
-    /// [`OpenError::NoId`].
+    /// [`OpenError::NoId`] if all are in use.
     fn allocate(&mut self) -> Result<PortId, OpenError> {
         self.ids.allocate(Instant::now()).ok_or(OpenError::NoId)
     }
@@ -141,7 +141,8 @@ impl Context<'_> {
         self.ids.free(id, Instant::now());
     }
 
-    /// Watches a descriptor no more: closing it is not enough, as whoever passed it to us may hold the same open file.
+    /// Stops watching a descriptor. Closing it is not enough, as the process that passed it to us may hold
+    /// the same open file.
     fn unwatch(&self, fd: impl std::os::fd::AsFd) -> io::Result<()> {
         self.epoll.remove(fd)
     }
@@ -157,41 +158,44 @@ pub(crate) struct Interface<'a> {
 
 /// The queues of an [`Interface`].
 pub(crate) enum InterfaceQueues<'a> {
-    /// Pairs, over which the switch spreads flows.
+    /// Queue pairs, over which the switch spreads flows.
     Pairs(&'a PortShared),
-    /// So many, over which the kernel spreads them.
+    /// A number of queues, over which the kernel spreads flows.
     Kernel(u16),
 }
 
 /// The control side of one entry of the configuration. The table calls it, on the control plane's thread, and drops it after
 /// [`remove`](PortControl::remove).
 pub(crate) trait PortControl {
-    /// Does what can be done now: a descriptor that is watched as `sub` is ready, or the [deadline](PortControl::deadline) is over.
+    /// Handles an event: a descriptor that is watched as `sub` is ready, or the
+    /// [deadline](PortControl::deadline) is over.
     fn serve(&mut self, sub: u32, cx: &mut Context<'_>);
 
-    /// When [`serve`](PortControl::serve) with 0 has something to do although nothing is ready.
+    /// Returns the time at which [`serve`](PortControl::serve) is to be called with 0 although nothing is
+    /// ready.
     fn deadline(&self) -> Option<Instant> {
         None
     }
 
-    /// Looks, about once a second, at what nobody announces.
+    /// Checks, about once a second, for changes that cause no event.
     fn tick(&mut self, cx: &mut Context<'_>) {
         let _ = cx;
     }
 
-    /// A worker cannot serve a port any more. Whether it is one of this entry's.
+    /// Handles the report that a worker cannot serve a port any more. Returns true if the port is one of this
+    /// entry's.
     fn fault(&mut self, fault: &PortFault, cx: &mut Context<'_>) -> bool {
         let _ = (fault, cx);
         false
     }
 
-    /// Sets the rules that the frames of its ports must obey from now on.
+    /// Changes the rules of the entry's ports.
     fn set_rules(&mut self, rules: &Rules, workers: &Workers);
 
-    /// The ports that it has now.
+    /// Returns the entry's ports as they are now.
     fn interfaces(&self) -> Vec<Interface<'_>>;
 
-    /// The state of the entry and every port that it has now. `states` are those of the workers' queues.
+    /// Returns the state of the entry and of each of its ports. `states` are those of the workers' queues.
     fn snapshots(
         &self,
         config: &PortConfig,
@@ -199,19 +203,22 @@ pub(crate) trait PortControl {
         states: &mut QueueStates,
     ) -> Vec<PortSnapshot>;
 
-    /// Takes its ports away from the workers and closes everything. When this returns, nothing of its peers is watched; what a late worker or a
-    /// [`Closer`](ringferry_sys::closer::Closer) has left of it is unmapped and closed in time.
+    /// Takes its ports away from the workers and closes everything. When this returns, nothing of its peers
+    /// is watched; a late worker or a [`Closer`](ringferry_sys::closer::Closer) may still hold memory and
+    /// descriptors, and frees them later.
     fn remove(&mut self, cx: &mut Context<'_>);
 }
 
-/// A port whose sockets, taps and connections are open and that nobody serves yet: given the context, it gets its number and its workers.
+/// A port whose sockets, taps and connections are open and that no worker serves yet: called with the
+/// context, it gets its number and its workers.
 pub(crate) type Plug =
     Box<dyn FnOnce(&PortConfig, &mut Context<'_>) -> Result<Box<dyn PortControl>, OpenError>>;
 
-/// Opens what a port needs. Several ports can be opened before any is plugged in, so that a configuration that cannot be had starts nothing.
+/// Opens the resources of a port. Several ports can be opened before any is plugged in, so that a
+/// configuration with a missing resource starts nothing.
 ///
 /// # Errors
-/// What cannot be had; everything that was opened for the port is closed again.
+/// A resource cannot be opened; everything that was opened for the port is closed again.
 pub(crate) fn open(port: &PortConfig, workers: usize, passed: &mut Passed) -> Result<Plug, OpenError> {
     match &port.kind {
         PortKind::VhostUser(config) => vhost::open(config, passed),

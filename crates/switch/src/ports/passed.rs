@@ -1,4 +1,5 @@
-//! Descriptors that the process got from whoever started it: inherited by number, or sockets passed by systemd under a name.
+//! Descriptors that the process got from its parent: inherited by number, or sockets passed by systemd under
+//! a name.
 
 use std::os::fd::{OwnedFd, RawFd};
 
@@ -9,7 +10,7 @@ use crate::StartError;
 use crate::config::{Config, PortKind, TapConfig, TapSource, VhostUserConfig, VhostUserEndpoint};
 use crate::privileged::Privileges;
 
-/// The descriptors that no port has taken yet, and who does what a running switch has no rights for.
+/// The descriptors that no port has taken yet, and the helper for privileged operations of a running switch.
 #[derive(Debug, Default)]
 pub struct Passed {
     descriptors: Vec<(String, OwnedFd)>,
@@ -49,7 +50,7 @@ impl Passed {
         self.privileges = privileges;
     }
 
-    /// Who does what needs privileges.
+    /// Returns the means by which privileged operations are done.
     pub(crate) fn privileges(&self) -> &Privileges {
         &self.privileges
     }
@@ -66,7 +67,7 @@ impl Passed {
     }
 }
 
-/// The name of a descriptor named by number; no `FileDescriptorName=` has a colon.
+/// Returns the name under which an inherited descriptor is kept; no `FileDescriptorName=` has a colon.
 fn by_number(number: RawFd) -> String {
     format!("fd:{number}")
 }

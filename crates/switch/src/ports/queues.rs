@@ -1,7 +1,8 @@
-//! The kinds of ports there are, as the engine's only instance of [`Queues`].
+//! The set of port kinds, as the engine's only instance of [`Queues`].
 //!
-//! [`AnyQueues`] is an enum and not a trait object, so that whatever the engine calls for a burst is one well predicted branch, behind which
-//! everything is inlined for the kind. A kind of port is one row of `kinds!` and one folder beside this file.
+//! [`AnyQueues`] is an enum and not a trait object, so that each call of the engine for a burst is one well
+//! predicted branch, behind which everything is inlined for the kind. A kind of port is one row of `kinds!`
+//! and one folder beside this file.
 
 use std::sync::Arc;
 
@@ -16,18 +17,18 @@ use crate::counters::DropReason;
 use crate::plane::queues::Room;
 use crate::plane::{Delivery, DirectRead, FrameCost, Lease, Queues, Taken, Watch};
 
-/// The state of one direction of a queue, for people.
+/// The state of one direction of a queue, for display.
 #[derive(Clone, Debug)]
 pub struct QueueState {
-    /// Its index: those of what the port receives are even.
+    /// Index of the ring in its device: rings on which the port receives are even.
     pub index: u16,
-    /// The next available entry.
+    /// Next entry of the available ring that the switch reads.
     pub last_avail: u16,
-    /// The next used entry.
+    /// Next entry of the used ring that the switch writes.
     pub last_used: u16,
-    /// Why it broke.
+    /// The reason why the ring broke; `None` while it works.
     pub broken: Option<String>,
-    /// What a Xen guest's queue did with pages; with its transmit ring.
+    /// State of a Xen guest's queue and its pages; only with its transmit ring.
     pub pages: Option<VifState>,
 }
 
@@ -49,7 +50,7 @@ macro_rules! kinds {
         /// [`Queues::Detached`] of any kind.
         pub enum AnyDetached { $($kind(<$queues as Queues>::Detached),)+ }
 
-        /// Does the same with the queues of every kind.
+        /// Matches an [`AnyQueues`] and evaluates the same expression with the queues of each kind.
         macro_rules! each {
             ($any:expr, $name:ident => $body:expr) => {
                 match $any { $(AnyQueues::$kind($name) => $body,)+ }
@@ -79,7 +80,7 @@ macro_rules! kinds {
             fn frames<'m>(&mut self, queue: u16, loan: &'m AnyLoan, max: usize, burst: &mut Burst<'m>) -> Taken {
                 match (self, loan) {
                     $((AnyQueues::$kind(queues), AnyLoan::$kind(loan)) => queues.frames(queue, loan, max, burst),)+
-                    // A port's kind does not change between the lease and this.
+                    // The kind of a port does not change between the lease and this call.
                     _ => Taken { any: false, forward: false, private: false, exhausted: false, further: 0 },
                 }
             }
@@ -238,7 +239,7 @@ kinds! {
 /// The control plane's handles of the workers.
 pub type Workers = crate::plane::Workers<AnyQueues>;
 
-/// Puts a queue in its place.
+/// Stores a queue at its index, and extends the list if need be.
 pub(super) fn put<T>(queues: &mut Vec<Option<T>>, at: usize, queue: T) -> &mut T {
     if queues.len() <= at {
         queues.resize_with(at + 1, || None);

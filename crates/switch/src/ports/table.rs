@@ -36,7 +36,7 @@ pub(super) fn token(entry: EntryId, sub: u32) -> u64 {
 /// The least token that an entry has.
 pub(crate) const FIRST_TOKEN: u64 = 1 << 32;
 
-/// See the head of this file.
+/// The table of ports. Owned by the switch and used on the control plane's thread.
 pub(crate) struct PortTable {
     entries: BTreeMap<EntryId, Entry>,
     last: EntryId,
@@ -46,7 +46,7 @@ pub(crate) struct PortTable {
     workers: Arc<Workers>,
 }
 
-/// An entry of the configuration.
+/// One entry of the configuration, with its control side.
 struct Entry {
     config: PortConfig,
     control: Box<dyn PortControl>,
@@ -96,7 +96,7 @@ impl PortTable {
         true
     }
 
-    /// Calls an entry's control side.
+    /// Calls `task` with the control side of an entry and a context.
     fn with<T>(
         &mut self,
         id: EntryId,
@@ -108,7 +108,7 @@ impl PortTable {
         Some(task(&mut *entry.control, &mut Context { workers, epoll, ids, budget, memory, entry: id }))
     }
 
-    /// Does the same with every entry until `task` returns true.
+    /// Calls `task` with each entry until one returns true.
     fn any(&mut self, epoll: &Epoll, mut task: impl FnMut(&mut dyn PortControl, &mut Context<'_>) -> bool) {
         let Self { entries, ids, budget, memory, workers, .. } = self;
         for (id, entry) in entries {
@@ -118,7 +118,7 @@ impl PortTable {
         }
     }
 
-    /// Lets all entries begin.
+    /// Starts all entries, once, when the event loop begins.
     pub(crate) fn begin(&mut self, epoll: &Epoll) {
         self.any(epoll, |control, cx| {
             control.serve(0, cx);
@@ -126,13 +126,13 @@ impl PortTable {
         });
     }
 
-    /// Serves an event, by its token. One of an entry that has gone is left alone.
+    /// Serves an event, by its token. An event of an entry that has gone is ignored.
     pub(crate) fn serve(&mut self, token: u64, epoll: &Epoll) {
         let entry = EntryId((token >> 32) as u32);
         self.with(entry, epoll, |control, cx| control.serve(token as u32, cx));
     }
 
-    /// The time at which [`serve_due`](PortTable::serve_due) has something to do.
+    /// Returns the time at which [`serve_due`](PortTable::serve_due) has work to do.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.entries.values().filter_map(|entry| entry.control.deadline()).min()
     }
@@ -147,7 +147,7 @@ impl PortTable {
         });
     }
 
-    /// Lets every entry look at what nobody announces.
+    /// Lets every entry check for changes that cause no event.
     pub(crate) fn tick(&mut self, epoll: &Epoll) {
         self.any(epoll, |control, cx| {
             control.tick(cx);
@@ -171,7 +171,7 @@ impl PortTable {
         }
     }
 
-    /// The configurations of all entries, in their order.
+    /// Returns the configurations of all entries, in their order.
     pub(crate) fn configs(&self) -> impl Iterator<Item = &PortConfig> {
         self.entries.values().map(|entry| &entry.config)
     }
@@ -194,7 +194,7 @@ impl PortTable {
         self.entries.values().flat_map(|entry| entry.control.interfaces())
     }
 
-    /// The state of all ports.
+    /// Returns the state of all ports.
     pub(crate) fn snapshots(&self) -> Vec<PortSnapshot> {
         let states = self.workers.inspect();
         let mut states: QueueStates =
@@ -225,7 +225,7 @@ mod tests {
     use crate::config::Config;
     use crate::ports::passed::Passed;
 
-    /// The ports of a configuration, by their flags.
+    /// Parses the `--port` flags of several ports.
     fn configs(flags: &[String]) -> Vec<PortConfig> {
         let mut builder = Config::builder();
         for flag in flags {
@@ -268,14 +268,14 @@ mod tests {
             assert!(table.remove("b", &epoll) && !table.remove("b", &epoll));
             assert!(table.interface("b").is_none() && table.interface("a").is_some());
             assert_eq!(table.snapshots().len(), 1);
-            // What was already reported for it finds nobody.
+            // An event that was already reported for the removed entry is ignored.
             table.serve(token(entry, 0), &epoll);
             drop(peer);
         }
         assert!(descriptors() < before + NOISE, "descriptors are leaked");
     }
 
-    /// Sends a message that wants no answer.
+    /// Sends a message that asks for no reply.
     fn tell(peer: &Stream, request: Request, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         let header = Header { request: request as u32, flags: VERSION, size: payload.len() as u32 };
         peer.send(&[header.as_bytes(), payload].concat(), fds).unwrap();
@@ -343,11 +343,11 @@ mod tests {
         assert!(port.fault.as_ref().is_some_and(|fault| fault.contains("worker 0 is too busy")));
         assert_eq!(peer.recv(&mut [0; 8], &mut Vec::new()).unwrap().bytes, 0, "the session is over");
         others_are_served(&mut table, &epoll, b, &honest);
-        // Nobody is served until the worker has caught up.
+        // No front end is served until the worker has caught up.
         let next = Stream::connect(socket("a")).unwrap();
         table.serve(token(a, 0), &epoll);
         assert_eq!(table.snapshots()[0].state, PortState::Down);
-        // A queue cannot migrate meanwhile, and stays where it is.
+        // A queue cannot migrate while its worker is late; it stays there.
         let id = table.interfaces().next().unwrap().id;
         assert!(table.workers.assign(id, 0, 1).is_err());
         assert_eq!(table.workers.owner(id, 0), 0);
@@ -361,7 +361,7 @@ mod tests {
         start_rings(&next, &memory);
         until("starting", || up(&mut table, a));
         assert_eq!(table.workers.assign(id, 0, 1), Ok(0));
-        // What cannot be stopped is removed all the same.
+        // A port whose queues cannot be stopped is removed all the same.
         let _held = table.workers.hold(1);
         assert!(table.remove("a", &epoll));
         others_are_served(&mut table, &epoll, b, &honest);
@@ -376,7 +376,7 @@ mod tests {
         }
     }
 
-    /// Whatever happens at another port, the control plane still answers a front end, and shows the state of all.
+    /// While another port is in trouble, the control plane answers a front end, and shows the state of all.
     #[track_caller]
     fn others_are_served(table: &mut PortTable, epoll: &Epoll, entry: EntryId, peer: &Stream) {
         let header = Header { request: Request::GetFeatures as u32, flags: VERSION, size: 0 };
@@ -399,7 +399,7 @@ mod tests {
         let mut serve = |entry| table.serve(token(entry, 0), &epoll);
         let honest = Stream::connect(socket("b")).unwrap();
         serve(entries[1]);
-        // It would wait for ten minutes.
+        // Closing this socket would wait for ten minutes.
         let (lingering, _reader) = lingering();
         let hostile = Stream::connect(socket("a")).unwrap();
         let waits = Stream::connect(socket("a")).unwrap();
@@ -411,7 +411,7 @@ mod tests {
         drop(hostile);
         serve(entries[0]);
         others_are_served(&mut table, &epoll, entries[1], &honest);
-        // Removal ends the connection that nobody has accepted.
+        // Removal ends the connection that was not accepted yet.
         assert!(table.remove("a", &epoll));
         others_are_served(&mut table, &epoll, entries[1], &honest);
         drop(waits);

@@ -1,4 +1,4 @@
-//! The configuration of a tap port.
+//! Configuration of a tap port: keys, flags and checks.
 
 use std::os::fd::RawFd;
 
@@ -12,7 +12,7 @@ pub const MAX_TAP_NAME: usize = 15;
 /// Settings of a tap port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TapConfig {
-    /// Which tap.
+    /// The tap: by name, or as an inherited descriptor.
     pub source: TapSource,
     /// Checksum and segmentation offloads to and from the kernel (`TUNSETOFFLOAD`).
     pub offloads: bool,
@@ -20,15 +20,14 @@ pub struct TapConfig {
     pub queues: Option<u16>,
 }
 
-/// Which tap device a port uses.
+/// The tap device of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TapSource {
-    /// The tap with this name.
+    /// A tap that is opened by its name.
     Name {
         /// Name of the interface, 1 to [`MAX_TAP_NAME`] bytes.
         name: String,
-        /// Whether the tap must exist already (`Some(true)`), must not (`Some(false)`), or is created when it
-        /// does not (`None`).
+        /// True: the tap must exist already. False: it must not. Absent: it is created if it does not exist.
         existing: Option<bool>,
     },
     /// An inherited descriptor of `/dev/net/tun` with a tap attached, at least 3.
@@ -128,8 +127,8 @@ impl PortSettings for TapConfig {
     }
 }
 
-/// What the kernel takes as an interface name (`dev_valid_name`), without `%`, which makes it choose a
-/// number.
+/// Checks that the kernel takes `name` as an interface name (`dev_valid_name`). A `%` is refused as it makes
+/// the kernel choose a number.
 fn check_tap_name(name: &str) -> Result<(), String> {
     if name.len() > MAX_TAP_NAME {
         return Err(format!(

@@ -25,15 +25,15 @@ use crate::rules::Rules;
 use crate::snapshot::rules_by_key;
 use queues::{TapQueues, TapStart};
 
-/// The control side.
+/// The control side of a tap port.
 struct TapPort {
     id: PortId,
     name: String,
-    /// The network interface.
+    /// Name of the network interface.
     tap: String,
-    /// Its index when it was opened; `None`: it was in another network namespace.
+    /// Index of the interface when it was opened; `None`: it was in another network namespace.
     index: Option<u32>,
-    /// What the kernel takes unfinished.
+    /// Offloads that the kernel takes.
     offloads: Offloads,
     queues: u16,
     counters: PortTotals,
@@ -58,7 +58,7 @@ fn plug(config: &PortConfig, queues: Vec<Tap>, cx: &mut Context<'_>) -> Result<T
     let (tap, count, offloads) = (first.name().to_owned(), queues.len(), offloads(first.offloads()));
     let kernel = first.offloads();
     let workers = cx.workers.count();
-    // A worker without a queue of its own writes to another's.
+    // A worker without a queue of its own writes to that of another worker.
     let further = (count..workers).map(|number| queues[number % count].try_clone());
     let further = further.collect::<Result<Vec<_>, _>>()?;
     let id = cx.allocate()?;
@@ -86,7 +86,8 @@ fn plug(config: &PortConfig, queues: Vec<Tap>, cx: &mut Context<'_>) -> Result<T
 }
 
 impl TapPort {
-    /// Whether the tap was deleted, or moved to another network namespace, and another interface has its name now.
+    /// Returns true if the tap was deleted, or moved to another network namespace, and another interface has
+    /// its name now.
     fn is_replaced(&self) -> bool {
         let now = netif::index(&self.tap).ok().flatten();
         now.is_some() && now != self.index
@@ -117,7 +118,7 @@ impl PortControl for TapPort {
     }
 
     fn snapshots(&self, config: &PortConfig, _: &MappingBudget, _: &mut QueueStates) -> Vec<PortSnapshot> {
-        // What is to be learned by name is not about our tap then.
+        // If another interface has the name, what can be asked by name is not about our tap.
         let named = Some(self.tap.as_str()).filter(|_| !self.is_replaced());
         let up = named.is_some_and(|tap| netif::is_up(tap).unwrap_or(false));
         let mtu = named.and_then(|tap| netif::mtu(tap).ok());
@@ -169,7 +170,7 @@ fn open_queues(
                 Tap::open(&OpenTap { existing, offloads, multi_queue, ..OpenTap::new(name.clone()) })
             };
             let (first, several) = match open(existing, count > 1) {
-                // Somebody made it with one queue.
+                // The tap exists and was made with one queue.
                 Err(TapError::OtherKind { .. }) if config.queues.is_none() && count > 1 => {
                     (open(existing, false), false)
                 }
@@ -187,7 +188,7 @@ fn open_queues(
     if let Some(mtu) = port.mtu {
         netif::set_mtu(queues[0].name(), mtu.into())?;
     }
-    // A tap that someone else made is up or down as they wish.
+    // A tap that existed before is left up or down as it is.
     if created {
         netif::set_up(queues[0].name(), true)?;
     }

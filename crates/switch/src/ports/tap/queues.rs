@@ -26,9 +26,9 @@ const FEW_PIECES: usize = 72;
 pub struct TapQueues {
     port: PortHandle,
     tap: Tap,
-    /// What the kernel may ask for.
+    /// Offloads that the kernel takes.
     offloads: Offloads,
-    /// A buffer for each frame of a burst; none where the tap is not read.
+    /// One buffer for each frame of a burst; empty in a worker that does not read the tap.
     buffers: Vec<Box<[u8]>>,
     scratch: Vec<u8>,
 }
@@ -45,7 +45,7 @@ pub struct TapLoan {
     more: bool,
 }
 
-/// Most frames of a burst.
+/// Upper bound on the frames of a burst.
 const MAX_FRAMES: usize = 32;
 
 /// The offloads that the kernel behind a tap takes, in terms of virtio-net.
@@ -61,7 +61,7 @@ pub(crate) fn offloads(kernel: TapOffloads) -> Offloads {
 }
 
 impl TapQueues {
-    /// A tap that is written to, and not read.
+    /// Makes the queue of a worker that writes to the tap and does not read it.
     pub(super) fn new(port: PortHandle, tap: Tap) -> Self {
         let offloads = offloads(tap.offloads());
         Self { port, tap, offloads, buffers: Vec::new(), scratch: Vec::new() }
@@ -100,7 +100,7 @@ impl Queues for TapQueues {
                         break;
                     }
                 }
-                // Nothing there, or the interface is down or gone: epoll tells when that changes.
+                // Nothing waits, or the interface is down or gone: epoll tells when that changes.
                 Err(_) => {
                     more = false;
                     break;
@@ -142,7 +142,7 @@ impl Queues for TapQueues {
 
     fn wake(&mut self, _: u16, hangup: bool, watch: Watch<'_>) -> bool {
         if hangup {
-            // The device was deleted under us: nothing will ever come again.
+            // The device was deleted while we had it open: no frame will ever come again.
             tracing::warn!(tap = self.tap.name(), "the tap is gone; restart ringferry to attach it again");
             watch.remove(&self.tap);
         }
@@ -201,7 +201,7 @@ impl Queues for TapQueues {
             Ok(_) => Ok(Delivery::Done),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(DropReason::TapBusy),
             Err(error) => Err(match Errno::from_io_error(&error) {
-                // The interface is down, or gone.
+                // The interface is down, or gone: the frame is dropped.
                 Some(Errno::IO | Errno::BADFD) => DropReason::LinkDown,
                 _ => DropReason::TapWriteError,
             }),
@@ -252,8 +252,8 @@ impl Queues for TapQueues {
         let len = match self.tap.readv(room) {
             Ok(len) => len,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return DirectRead::Nothing,
-            // The tap is down or gone: reading it in the usual way finds that out. If it is the receiver's memory that is gone, the kernel
-            // says nothing; whoever writes there next notices.
+            // The tap is down or gone, which the usual way of reading finds out; or the receiver's memory is
+            // gone, which the kernel does not report and the next write to that memory finds out.
             Err(_) => return DirectRead::Failed,
         };
         let mut pieces = [ReadSlice::EMPTY; 4];
@@ -269,9 +269,9 @@ impl Queues for TapQueues {
     }
 }
 
-/// Counts what was read: `len` bytes that begin with `pieces`, the first of which has the virtual header. Returns that, if it
-/// belongs to the frame: other guests may write to the host's network stack, which passes on what they say about their
-/// frames.
+/// Counts a frame that was read: `len` bytes that begin with `pieces`, the first of which has the virtual
+/// header. Returns the header if it fits the frame: other guests may write to the host's network stack, which
+/// passes their headers on.
 #[inline]
 fn admit(
     pieces: &[ReadSlice<'_>],

@@ -1,44 +1,48 @@
-//! How often a port's front ends may disturb the workers and the control plane: a token bucket (GCRA, as in ITU-T I.371).
+//! Rate limit on the disturbance of workers and control plane by a port's front ends: a token bucket (GCRA,
+//! as in ITU-T I.371).
 //!
-//! A message that stops, starts or enables running rings makes the control plane and a worker wait for each other, and a few messages are much
-//! work for the control plane by themselves. The port has one
-//! [`Allowance`] for all its front ends, one after the other, and reads nothing more while it is used up; what they send meanwhile waits in
-//! the socket.
+//! A message that stops, starts or enables running rings makes the control plane and a worker wait for each
+//! other, and a few messages are much work for the control plane by themselves. The port has one
+//! [`Allowance`] for all its front ends, one after the other, and reads nothing more while it is used up;
+//! what they send meanwhile waits in the socket.
 
 use std::time::{Duration, Instant};
 
-/// Disturbances that may come in a row. A VMM sends one or two for each ring when its guest starts or stops: 64 with 16 pairs.
+/// Disturbances that may come in a row (the burst). A VMM sends one or two for each ring when its guest
+/// starts or stops: 64 with 16 pairs.
 const BURST: u32 = 200;
 
-/// One more is allowed after each of these: 20 a second.
+/// Time after which one more disturbance is allowed: 20 a second.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Processor time of the control plane beyond the first millisecond of a turn for which another one is taken: who makes a turn of 26 ms has one such turn in five
-/// seconds. Not the time that passes, as others can make that longer.
+/// Processor time of the control plane, beyond the first millisecond of a turn, that costs one disturbance: a
+/// front end that makes a turn of 26 ms has one such turn in five seconds. Elapsed time is not used, as
+/// others can make it longer.
 const WORK: Duration = Duration::from_micros(250);
-/// Processor time of a turn that is as usual.
+/// Processor time of a usual turn, which costs nothing.
 const USUAL: Duration = Duration::from_millis(1);
 
-/// What a turn that took so much processor time, and did or did not disturb a worker, takes.
+/// Returns the price, in disturbances, of a turn that took so much processor time and did or did not disturb
+/// a worker.
 pub(super) fn price(disturbed: bool, time: Duration) -> u32 {
     let work = time.saturating_sub(USUAL).as_nanos() / WORK.as_nanos();
     u32::from(disturbed) + u32::try_from(work).unwrap_or(BURST).min(BURST)
 }
 
-/// See the head of this file.
+/// The allowance of one port, for all its front ends one after the other.
 #[derive(Debug, Default)]
 pub(super) struct Allowance {
-    /// When it is whole again; `None`: it has never been used.
+    /// The time at which all of it is available again; `None`: it has never been used.
     whole_at: Option<Instant>,
 }
 
 impl Allowance {
-    /// Takes `count`, if need be in advance.
+    /// Takes `count` disturbances, if need be in advance.
     pub(super) fn take(&mut self, count: u32, now: Instant) {
         self.whole_at = Some(self.whole_at.map_or(now, |whole| whole.max(now)) + INTERVAL * count);
     }
 
-    /// When there is one again, if there is none now.
+    /// Returns the time at which a disturbance is allowed again, if none is now.
     pub(super) fn wait(&self, now: Instant) -> Option<Instant> {
         let next = self.whole_at?.checked_sub(INTERVAL * (BURST - 1))?;
         (next > now).then_some(next)
@@ -51,7 +55,7 @@ mod tests {
 
     #[test]
     fn h5_so_many_in_a_row_and_then_twenty_a_second() {
-        // Far enough from the beginning of the clock.
+        // The test starts far enough from the beginning of the clock.
         let start = Instant::now() + Duration::from_secs(1000);
         let mut allowance = Allowance::default();
         for _ in 0..BURST {
@@ -67,10 +71,10 @@ mod tests {
             allowance.take(1, now);
         }
         assert_eq!(now - start, Duration::from_secs(1));
-        // Taken in advance, as when a connection ends.
+        // Disturbances can be taken in advance, as when a connection ends.
         allowance.take(1, now);
         assert_eq!(allowance.wait(now).unwrap() - now, 2 * INTERVAL);
-        // Whole again, and not more than that.
+        // The allowance is whole again, and not more than that.
         let later = now + Duration::from_secs(3600);
         (0..BURST).for_each(|_| allowance.take(1, later));
         assert!(allowance.wait(later).is_some());

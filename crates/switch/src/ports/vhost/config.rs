@@ -1,4 +1,4 @@
-//! The configuration of a vhost-user port.
+//! Configuration of a vhost-user port: keys, flags and checks.
 
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::config::{
 /// Settings of a vhost-user port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VhostUserConfig {
-    /// Where the front end is met.
+    /// The socket of the front end.
     pub endpoint: VhostUserEndpoint,
     /// Largest virtqueue accepted (the front end chooses the size); a power of two, 2 to 32768 (VIRTIO 1.4,
     /// 2.7). Absent: any.
@@ -20,11 +20,11 @@ pub struct VhostUserConfig {
     /// MAC address shown in the device's configuration space to front ends that ask for it; absent: they
     /// choose their own.
     pub mac: Option<Mac>,
-    /// Features offered.
+    /// Virtio features that are offered to the front end.
     pub features: FeatureToggles,
 }
 
-/// Where a vhost-user front end is met.
+/// The socket on which the port and its front end meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VhostUserEndpoint {
     /// Bind this path and wait for the front end (QEMU `-chardev socket,path=…`).
@@ -37,8 +37,8 @@ pub enum VhostUserEndpoint {
     Activation(String),
 }
 
-/// Features a vhost-user port offers, all on by default. Off means: not offered, whatever the front end can
-/// do.
+/// Features that a vhost-user port offers, all on by default. A feature that is off is not offered, whatever
+/// the front end can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeatureToggles {
     /// Frames may span several receive buffers (`VIRTIO_NET_F_MRG_RXBUF`).
@@ -165,7 +165,7 @@ keys! {
     }
 }
 
-/// How a socket is used.
+/// The role of the port at its socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Listen,
@@ -299,7 +299,7 @@ impl PortSettings for VhostUserConfig {
     }
 }
 
-/// What systemd takes as `FileDescriptorName=` (systemd.socket(5)).
+/// Checks that systemd takes the text as a `FileDescriptorName=` (systemd.socket(5)).
 fn check_activation(name: &str) -> Result<(), String> {
     if name.len() > 255 || name.bytes().any(|byte| !(b' '..=b'~').contains(&byte) || byte == b':') {
         return Err(format!(

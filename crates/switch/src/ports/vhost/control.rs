@@ -44,71 +44,72 @@ use crate::privileged::Privileges;
 use crate::rules::Rules;
 use crate::snapshot::rules_by_key;
 
-/// Time between attempts to connect. The one who is connected to may be a VMM that is just starting:
-/// short enough not to be noticed, long enough not to be a load.
+/// Time between attempts to connect. The peer may be a VMM that is just starting: the time is short enough
+/// not to be noticed, and long enough not to be a load.
 const RETRY: Duration = Duration::from_millis(250);
 
-/// How long a port is paused until it looks whether its closer has caught up.
+/// Time after which a paused port checks whether its closer has caught up.
 const CATCH_UP: Duration = Duration::from_millis(100);
 
-/// How long a port serves nobody after its front end has tried to hold up a worker. Each attempt costs the others up to
-/// one [interval of the watchdog](ringferry_sys::watchdog::INTERVAL).
+/// Time for which a port serves no front end after one has tried to hold up a worker. Each attempt costs the
+/// others up to one [interval of the watchdog](ringferry_sys::watchdog::INTERVAL).
 const QUARANTINE: Duration = Duration::from_secs(60);
 
 /// Log lines about one port's front ends per interval: two or three restarts of a machine.
 const LOG_LINES: u32 = 20;
 
-/// Where front ends come from.
+/// The source of front ends.
 enum Endpoint {
-    /// They connect to us.
+    /// The front end connects to us.
     Listen(Listener),
-    /// We connect to them.
+    /// We connect to the front end's socket.
     Connect(PathBuf, Privileges),
-    /// One that was connected when we started; there is no other.
+    /// One connection that existed when we started; there is no other.
     Once(Option<Stream>),
 }
 
-/// The control side.
+/// The control side of a vhost-user port.
 struct VhostPort {
     endpoint: Endpoint,
     watched: Watched,
     counters: PortTotals,
     session: Option<Session>,
-    /// One that is over, until its owner has stopped to watch it.
+    /// A session that is over, until its descriptor is watched no more.
     ended: Option<Session>,
-    /// What happened on sessions that are over.
+    /// Counters of all sessions that are over.
     past: Counters,
     device: PortDevice,
     offer: Offer,
-    /// What its sessions share: who closes what front ends have passed, and how much they may map and have logged.
+    /// Resources that its sessions share: the closer of passed descriptors, the mapping budget and the log
+    /// limit.
     resources: Resources,
-    /// What is left to front ends of disturbing the workers.
+    /// Rate limit on the disturbance of workers.
     allowance: Allowance,
-    /// Until then nothing is read or accepted.
+    /// The time until which nothing is read or accepted.
     paused: Option<Instant>,
-    /// Why nobody is served: for what the last front end did, or until the workers have caught up. Looked at again at
+    /// The reason why no front end is served: the last one's offence, or a late worker. Checked again at
     /// [`retry_at`](Self::retry_at).
     quarantine: Option<String>,
-    /// When to connect next, or to listen again.
+    /// Time of the next attempt to connect or to listen.
     retry_at: Instant,
-    /// The listener could not accept: it is left alone for a while, as it stays readable.
+    /// True if the listener could not accept: it is not watched for a while, as it stays readable.
     accept_failed: bool,
-    /// The reason for the last failure to connect or accept was logged.
+    /// True if the reason for the last failure to connect or accept was logged.
     failure_logged: bool,
-    /// It was logged that another front end waits for the end of this session.
+    /// True if it was logged that another front end waits for the end of this session.
     waiting_logged: bool,
-    /// Somebody has removed the file of the socket, which was logged.
+    /// True if the file of the socket was removed, which was logged.
     socket_gone: bool,
 }
 
-/// What epoll watches for the port.
+/// The descriptor that epoll watches for the port.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Watched {
-    /// Nothing but the time.
+    /// None: the port waits for a deadline only.
     Nothing,
-    /// New connections.
+    /// The listener, for new connections.
     Listener,
-    /// Messages.
+    /// The session's socket, for messages.
     Session,
 }
 
@@ -136,7 +137,7 @@ pub(in crate::ports) fn open(config: &VhostUserConfig, passed: &mut Passed) -> R
     Ok(Box::new(move |port, cx| Ok(Box::new(VhostPort::new(port, &config, endpoint, cx)?))))
 }
 
-/// An inherited socket listens, or is connected.
+/// Makes an endpoint of an inherited socket, which listens or is connected.
 fn inherited_endpoint(fd: OwnedFd) -> io::Result<Endpoint> {
     if rustix::net::sockopt::socket_acceptconn(&fd)? {
         Ok(Endpoint::Listen(Listener::from_fd(fd).map_err(io::Error::other)?))
@@ -153,7 +154,7 @@ impl VhostPort {
         cx: &mut Context<'_>,
     ) -> Result<Self, OpenError> {
         let id = cx.allocate()?;
-        // Before there is a port, so that no frame comes first.
+        // Rules are set before there is a port, so that no frame comes first.
         cx.workers.set_rules(id, &port.rules);
         let counters = PortTotals::new(cx.workers.count());
         let (shared, reporter) = (Arc::new(PortShared::default()), cx.workers.reporter());
@@ -211,8 +212,8 @@ impl VhostPort {
         })
     }
 
-    /// Watches what the port waits for now. Where that cannot be had (the user's limit of watched descriptors,
-    /// say) the port alone goes down, and the next tick tries again.
+    /// Watches the descriptor that the port waits for now. If it cannot be watched (the user's limit of
+    /// watched descriptors, say) the port alone goes down, and the next tick tries again.
     fn settle(&mut self, cx: &Context<'_>) {
         if let Err(error) = self.rewatch(cx) {
             if self.device.limit.allows(&self.device.name) {
@@ -258,7 +259,7 @@ impl VhostPort {
         Ok(())
     }
 
-    /// Does what can be done now: accepts, connects, serves messages.
+    /// Makes one step: accepts, connects, or serves messages.
     fn step(&mut self) {
         let now = Instant::now();
         if self.paused.is_some_and(|until| now < until) {
@@ -286,7 +287,7 @@ impl VhostPort {
         }
     }
 
-    /// Serves the messages that wait.
+    /// Serves the messages that wait in the socket.
     fn serve_session(&mut self) {
         let Some(session) = &mut self.session else { return };
         let clock = ThreadClock::current().ok();
@@ -386,7 +387,7 @@ impl VhostPort {
         }
     }
 
-    /// Says once that somebody has removed the file of the socket: front ends that are there stay, and no other can come.
+    /// Logs once that the file of the socket was removed: connected front ends stay, and no other can come.
     fn check_socket(&mut self) {
         let Endpoint::Listen(listener) = &self.endpoint else { return };
         if self.socket_gone || !listener.is_file_gone() {
@@ -400,8 +401,8 @@ impl VhostPort {
         );
     }
 
-    /// Says once for each session that another front end waits for its end. That one has connected, and nothing tells it why it
-    /// gets no answer.
+    /// Logs once for each session that another front end waits for its end. That front end has connected, and
+    /// nothing tells it why it gets no answer.
     fn log_waiting(&mut self) {
         let (Some(_), Endpoint::Listen(listener), false) =
             (&self.session, &self.endpoint, self.waiting_logged)
@@ -438,7 +439,7 @@ impl VhostPort {
         }
     }
 
-    /// Whether packets flow, as far as the control plane knows.
+    /// Returns whether packets flow, as far as the control plane knows.
     fn state(&self) -> PortState {
         let Some(session) = &self.session else {
             if self.quarantine.is_some() {
@@ -457,7 +458,7 @@ impl VhostPort {
         if runs == [true; 2] { PortState::Up } else { PortState::Down }
     }
 
-    /// Why nobody is served, or nobody else, although somebody might be there.
+    /// Returns the reason why no front end, or no other one, is served although one might be there.
     fn unserved(&self) -> Option<String> {
         if self.quarantine.is_some() {
             return self.quarantine.clone();
@@ -472,7 +473,7 @@ impl VhostPort {
         })
     }
 
-    /// What happened on all sessions so far, by stable name.
+    /// Returns the counters of all sessions so far, by stable name.
     fn protocol_counters(&self) -> [(&'static str, u64); 4] {
         let now = self.session.as_ref().map_or_else(Default::default, Session::counters);
         let Counters { messages, rejected, unexpected_fds_closed, failed_starts } = sum(self.past, now);
@@ -484,7 +485,7 @@ impl VhostPort {
         ]
     }
 
-    /// Where the peer is, for people.
+    /// Describes the peer's socket, for display.
     fn peer(&self) -> String {
         match &self.endpoint {
             Endpoint::Listen(listener) => listener
@@ -595,7 +596,7 @@ impl PortControl for VhostPort {
 
     fn remove(&mut self, cx: &mut Context<'_>) {
         self.close();
-        // Watches nothing any more.
+        // The ended session's descriptor is watched no more.
         if let Some(session) = self.ended.take() {
             let _ = cx.unwatch(&session);
         }
@@ -609,14 +610,14 @@ impl PortControl for VhostPort {
 impl Drop for VhostPort {
     fn drop(&mut self) {
         self.close();
-        // With the connections that wait, and what lies unread in them.
+        // The closer closes the listener, with the connections that wait and the unread bytes in them.
         if let Endpoint::Listen(listener) = std::mem::replace(&mut self.endpoint, Endpoint::Once(None)) {
             listener.close_by(&self.resources.closer);
         }
     }
 }
 
-/// What two sessions counted together.
+/// Adds the counters of two sessions.
 fn sum(one: Counters, other: Counters) -> Counters {
     Counters {
         messages: one.messages + other.messages,
@@ -653,7 +654,7 @@ mod tests {
         table.add(config.ports[0].clone(), Box::new(plug), &epoll).unwrap();
         let _peer = Stream::connect(&socket).unwrap();
         table.begin(&epoll);
-        // It is not watched, so that nobody spins, and comes back by itself.
+        // The listener is not watched, so no thread spins, and it comes back by itself.
         let mut events = ringferry_sys::epoll::EventBuf::with_capacity(8);
         assert_eq!(epoll.wait(&mut events, Some(Duration::ZERO)).unwrap(), 0);
         assert!(table.deadline().is_some_and(|due| due > Instant::now() + Duration::from_secs(600)));

@@ -1,7 +1,9 @@
-//! The device that a front end talks to: what it says on its session becomes commands for the workers that have the rings.
+//! The device that a front end talks to: it turns the messages of a session into commands for the workers
+//! that have the rings.
 //!
-//! The port makes one and keeps it; each session drives it through [`Device`]. Rings start when all that they need has been said, and when
-//! [`ring_stopped`](Device::ring_stopped) returns no worker touches the ring any more.
+//! The port makes one and keeps it; each session drives it through [`Device`]. A ring starts when the front
+//! end has sent everything that it needs; when [`ring_stopped`](Device::ring_stopped) returns no worker
+//! touches the ring any more.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +27,7 @@ use crate::log_limit::LogLimit;
 use crate::plane::{Late, PAIRS, PortShared};
 use crate::ports::queues::{AnyRequest, AnyStart, AnyStopped, Workers};
 
-/// Announcements of a guest that has moved are this far apart at least.
+/// Least time between two announcements of a guest that has moved.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The virtio-net device of a port.
@@ -33,7 +35,8 @@ pub(super) struct PortDevice {
     pub(super) workers: Arc<Workers>,
     pub(super) id: PortId,
     pub(super) name: String,
-    /// The number of the session, so that a fault that a worker reports late is not the next one's.
+    /// The number of the session, so that the next session is not blamed for a fault that a worker reports
+    /// late.
     pub(super) session: u32,
     /// The features that the front end has acknowledged.
     pub(super) features: Features,
@@ -41,27 +44,27 @@ pub(super) struct PortDevice {
     pub(super) mac: Option<Mac>,
     /// The MTU of the configuration, which a front end may not exceed.
     pub(super) mtu_limit: Option<u16>,
-    /// The MTU in force.
+    /// The MTU in force, in bytes.
     pub(super) mtu: u16,
-    /// The largest ring that is accepted.
+    /// Upper bound on the size of a ring.
     pub(super) queue_limit: Option<u16>,
-    /// Where each ring was started, for one the worker never got.
+    /// The index at which each ring was started, for a ring that the worker never got.
     pub(super) bases: Vec<u16>,
-    /// Rings that the front end has started and that nobody serves, and why.
+    /// Rings that the front end has started and that nobody serves, with the reason.
     pub(super) refused: BTreeMap<u16, String>,
-    /// When the front end last had its guest announced.
+    /// Time of the last announcement that the front end asked for.
     pub(super) announced: Option<Instant>,
     pub(super) limit: LogLimit,
-    /// A worker has not answered: why the port rests.
+    /// Set when a worker has not answered: the reason why the port rests.
     pub(super) unanswered: Option<Unanswered>,
-    /// Of which only connections are counted here.
+    /// The port's counters, of which only connections are counted here.
     pub(super) counters: Arc<PortCounters>,
     pub(super) shared: Arc<PortShared>,
     pub(super) calls: Arc<NewCalls>,
 }
 
 impl PortDevice {
-    /// A device without rings, whose log lines are limited by `limit`.
+    /// Makes a device without rings, whose log lines are limited by `limit`.
     pub(super) fn new(
         workers: Arc<Workers>,
         id: PortId,
@@ -93,9 +96,10 @@ impl PortDevice {
         }
     }
 
-    /// Forgets what a session that is over has left. Whether it had ever started a ring, and so disturbed the workers.
+    /// Clears the state of a session that is over. Returns true if it had ever started a ring, and so
+    /// disturbed the workers.
     pub(super) fn reset(&mut self) -> bool {
-        // A front end that never started a ring left nothing to forget.
+        // If the front end never started a ring, there is no state to clear.
         let had_rings = !self.bases.is_empty();
         if had_rings {
             self.bases.clear();
@@ -107,12 +111,12 @@ impl PortDevice {
         had_rings
     }
 
-    /// Why a ring that the front end has started is not served, if it is not.
+    /// Returns the reason why a ring that the front end has started is not served, if it is not.
     pub(super) fn refusal(&self, index: u16) -> Option<&str> {
         self.refused.get(&index).map(String::as_str)
     }
 
-    /// What a worker is to be given for a ring.
+    /// Assembles the parts of a ring for its worker.
     fn ring(&mut self, index: u16, setup: RingSetup) -> Result<RingStart, NoRing> {
         let RingSetup { parts, base, inflight, kick, call, err, enabled, memory, features } = setup;
         if let Some(limit) = self.queue_limit.filter(|limit| parts.size > *limit) {
@@ -134,13 +138,13 @@ impl PortDevice {
         })
     }
 
-    /// Notes that a worker has not answered.
+    /// Records that a worker has not answered.
     fn note(&mut self, late: Late) -> Unanswered {
         self.unanswered.insert(Unanswered(late.to_string())).clone()
     }
 }
 
-/// Why a ring that a front end has started is not served.
+/// The reason why a ring that a front end has started is not served.
 #[derive(Debug, thiserror::Error)]
 enum NoRing {
     #[error(
@@ -176,7 +180,7 @@ impl Device for PortDevice {
                 self.bases.resize(at + 1, 0);
             }
             self.bases[at] = setup.base;
-            // What a worker did not come to take is older than what it gets now.
+            // A call event that the worker has not taken yet is older than the one it gets now.
             drop(self.calls.take(index));
             let (size, base) = (setup.parts.size, setup.base);
             tracing::debug!(port = self.name, index, size, base, "ring starts");
@@ -201,7 +205,7 @@ impl Device for PortDevice {
     }
 
     fn ring_enabled(&mut self, index: u16, enabled: bool) {
-        // Whether it has answered is noted.
+        // `rings_enabled` records whether the worker has answered.
         let _ = self.rings_enabled(&[index], enabled);
     }
 
@@ -209,7 +213,8 @@ impl Device for PortDevice {
         for index in rings.iter().filter(|index| !enabled && !index.is_multiple_of(2)) {
             self.workers.drain(self.id, index / 2);
         }
-        // Whoever is answered earlier may send on a ring that its worker still empties for nothing.
+        // All workers are awaited before the reply: a front end that is answered earlier could send on a ring
+        // that its worker still empties.
         let requests = rings.iter().map(|index| {
             let index = *index;
             (index / 2, move |reply| AnyRequest::Vhost(VhostRequest::Enable(index, enabled, reply)))
@@ -218,7 +223,7 @@ impl Device for PortDevice {
     }
 
     fn ring_stopped(&mut self, index: u16) -> u16 {
-        // Whether it has answered is noted.
+        // `rings_stopped` records whether the worker has answered.
         self.rings_stopped(&[index]).map_or(0, |bases| bases[0])
     }
 
@@ -231,7 +236,7 @@ impl Device for PortDevice {
                 AnyStopped::Vhost(base) if at == index => Some(*base),
                 _ => None,
             });
-            // One that no worker got is where it was started.
+            // A ring that no worker got is where it was started.
             let base = stopped.or_else(|| self.bases.get(usize::from(*index)).copied()).unwrap_or(0);
             tracing::debug!(port = self.name, index, base, "ring stops");
             base
@@ -266,8 +271,8 @@ impl Device for PortDevice {
     }
 
     fn announce(&mut self, mac: [u8; 6]) {
-        // Each is flooded to every port. A front end sends a few per migration; what comes faster would
-        // only keep the worker busy.
+        // Each announcement is flooded to every port. A front end sends a few per migration; more would only
+        // keep the worker busy.
         let now = Instant::now();
         if self.announced.is_some_and(|last| now.duration_since(last) < ANNOUNCE_INTERVAL) {
             return;
@@ -277,7 +282,7 @@ impl Device for PortDevice {
     }
 }
 
-/// The features a port offers.
+/// Returns the features that a port with these toggles offers.
 pub(super) fn features(toggles: FeatureToggles) -> Features {
     let mut features = Features::DEVICE | Features::MTU | Features::MQ | Features::GUEST_ANNOUNCE;
     let groups = [
@@ -303,7 +308,8 @@ pub(super) fn features(toggles: FeatureToggles) -> Features {
             features.remove(group);
         }
     }
-    // The control queue that MQ and GUEST_ANNOUNCE need is the front end's own, and not offered here.
+    // MQ and GUEST_ANNOUNCE need the control queue, which the front end serves itself; it is not offered
+    // here.
     let served_by_front_end = Features::MQ | Features::GUEST_ANNOUNCE;
     features.difference(served_by_front_end).consistent() | features & served_by_front_end
 }

@@ -3,10 +3,10 @@
 //! | file | idea |
 //! |---|---|
 //! | `control` | the control side: its socket, and the one session on it |
-//! | `allowance` | how often its front ends may disturb the workers |
-//! | `config` | its configuration |
-//! | `faults` | what a worker does about a front end that breaks the rules |
-//! | `device` | what a front end says on its session, as commands for the workers |
+//! | `allowance` | rate limit on the disturbance of workers by its front ends |
+//! | `config` | the port's keys, flags and checks |
+//! | `faults` | a worker's reaction to a front end that breaks the rules |
+//! | `device` | turns the messages of a session into commands for the workers |
 //! | `queues` | the queue side: virtqueues |
 
 mod allowance;

@@ -27,29 +27,29 @@ use crate::ports::queues::{QueueState, put};
 pub struct RingStart {
     /// The number of the session, as the control side counts them.
     pub session: u32,
-    /// Its index in the device: even ones are receiveqs, odd ones transmitqs.
+    /// Index of the ring in the device: even ones are receiveqs, odd ones transmitqs.
     pub index: u16,
-    /// The ring.
+    /// The device's half of the ring.
     pub ring: Device<Area>,
     /// The memory that its buffers lie in.
     pub memory: Arc<GuestMemory>,
     /// The features that were negotiated.
     pub features: Features,
-    /// Whether packets may flow.
+    /// True if packets may flow; a ring may run and be disabled.
     pub enabled: bool,
-    /// Signalled by the guest; without it the ring is polled all the time.
+    /// Signalled by the guest (kick); without it the ring is polled all the time.
     pub kick: Option<EventFd>,
-    /// Signals the guest; without it the guest polls.
+    /// Signals the guest (call); without it the guest polls.
     pub call: Option<EventFd>,
-    /// Tells the front end that the ring is broken.
+    /// Tells the front end that the ring is broken, as vhost-user's error event.
     pub err: Option<EventFd>,
 }
 
-/// What a front end can ask of a ring that is started, by its index in the device.
+/// A command for a ring that is started, by its index in the device.
 pub enum VhostRequest {
-    /// Let packets flow through it, or not, and say when that is so.
+    /// Enables or disables the ring, and sends a message when that is done.
     Enable(u16, bool, SyncSender<()>),
-    /// Signal the guest through what the [`NewCalls`] have for the ring.
+    /// Takes the ring's new call event from [`NewCalls`].
     SetCall(u16),
 }
 
@@ -62,20 +62,21 @@ pub(super) struct NewCalls([Mutex<Option<NewCall>>; 2 * PAIRS as usize]);
 type NewCall = Option<EventFd>;
 
 impl NewCalls {
-    /// Leaves a call event for the worker that has the ring, which has to be told if this returns true. The one that it replaces is closed here.
+    /// Leaves a call event for the worker that has the ring. Returns true if the worker has to be told. The
+    /// event that it replaces is closed here.
     pub(super) fn put(&self, index: u16, call: NewCall) -> bool {
         let Some(place) = self.0.get(usize::from(index)) else { return false };
         let before = place.lock().unwrap_or_else(PoisonError::into_inner).replace(call);
         before.is_none()
     }
 
-    /// Takes what was left for a ring, if anything.
+    /// Takes the call event that was left for a ring, if any.
     pub(super) fn take(&self, index: u16) -> Option<NewCall> {
         self.0.get(usize::from(index))?.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-/// The parts that both kinds of queue have.
+/// The parts that receiveqs and transmitqs have in common.
 struct Common {
     session: u32,
     memory: Arc<GuestMemory>,
@@ -83,12 +84,12 @@ struct Common {
     kick: Option<EventFd>,
     call: Option<EventFd>,
     err: Option<EventFd>,
-    /// The fault was counted, and the front end told.
+    /// True if the ring's fault was counted, and the front end told.
     reported: bool,
 }
 
 impl Common {
-    /// Calls the guest.
+    /// Signals the guest through the ring's call event.
     fn ring_call(&mut self, faults: &mut FrontendFaults, port: &PortHandle, pair: &PairCounters) {
         let Some(call) = &self.call else { return };
         if faults.is_quarantined(self.session) {
@@ -101,7 +102,7 @@ impl Common {
         }
     }
 
-    /// Says a fault once.
+    /// Reports a fault of the ring, once.
     #[cold]
     fn report(&mut self, fault: Fault, what: &str, faults: &mut FrontendFaults, port: &PortHandle) {
         if std::mem::replace(&mut self.reported, true) {
@@ -124,21 +125,21 @@ impl Common {
     }
 }
 
-/// A transmitq: what the guest sends.
+/// A transmitq: the ring on which the guest sends.
 struct TxQueue {
     queue: Transmitq<Area>,
     common: Common,
-    /// What was already taken over into the port's counters.
+    /// Counts of rejected packets that are already in the port's counters.
     seen: Rejected,
 }
 
-/// A receiveq: what the guest receives.
+/// A receiveq: the ring on which the guest receives.
 struct RxQueue {
     queue: Receiveq<Area>,
     common: Common,
-    /// Frames that were delivered and that the guest has not been shown, and their bytes.
+    /// Frames, and their bytes, that are delivered and not yet published to the guest.
     unseen: (u64, u64),
-    /// Frames that found no buffers meanwhile.
+    /// Frames that found no buffers since the last flush.
     dropped: u64,
 }
 
@@ -159,7 +160,7 @@ pub struct Pair {
 }
 
 impl VhostQueues {
-    /// A port without rings.
+    /// Makes a port without rings.
     pub(super) fn new(
         port: PortHandle,
         shared: Arc<PortShared>,
@@ -173,7 +174,7 @@ impl VhostQueues {
         self.tx.get_mut(usize::from(pair))?.as_mut()
     }
 
-    /// The common part of a ring.
+    /// Returns the common part of a ring.
     fn common(&mut self, index: u16) -> Option<&mut Common> {
         let pair = usize::from(index / 2);
         if index.is_multiple_of(2) {
@@ -183,7 +184,7 @@ impl VhostQueues {
         }
     }
 
-    /// Calls the guest of a ring, whatever it said of wanting to be called.
+    /// Signals the guest of a ring, even if it has suppressed notifications.
     fn call(&mut self, index: u16) {
         let at = usize::from(index / 2);
         let Self { port, tx, rx, shared, faults, .. } = self;
@@ -197,13 +198,13 @@ impl VhostQueues {
         }
     }
 
-    /// Tells all workers whether a pair of this one can be delivered to.
+    /// Tells all workers whether the receiveq of a pair runs, so that they can deliver to it.
     fn publish_ready(&self, pair: u16) {
         let queue = self.rx.get(usize::from(pair)).and_then(Option::as_ref);
         self.shared.set_ready(pair, queue.is_some_and(|queue| queue.common.enabled));
     }
 
-    /// Every ring with its index.
+    /// Iterates over all rings with their indexes.
     fn rings(&mut self) -> impl Iterator<Item = (u16, &mut Device<Area>)> {
         let rx = (0u16..).zip(&mut self.rx);
         let tx = (0u16..).zip(&mut self.tx);
@@ -212,7 +213,7 @@ impl VhostQueues {
         rx.chain(tx)
     }
 
-    /// Waits for the kicks of a transmitq. One that cannot be waited for is polled.
+    /// Watches the kick descriptor of a transmitq. If it cannot be watched the ring is polled.
     fn watch_kicks(&mut self, pair: u16, watch: Watch<'_>) {
         let Some(TxQueue { common, .. }) = self.tx(pair) else { return };
         if let Some(Err(error)) = common.kick.as_ref().map(|kick| watch.add(kick, pair)) {
@@ -231,7 +232,7 @@ impl Queues for VhostQueues {
     /// Keeps the guest's memory mapped.
     type Loan = Arc<GuestMemory>;
     type Start = RingStart;
-    /// Where the ring stands ([`Device::base`]).
+    /// The ring's position ([`Device::base`]), where the next start goes on.
     type Stopped = u16;
     type Request = VhostRequest;
     type Detached = Pair;
@@ -278,7 +279,8 @@ impl Queues for VhostQueues {
         }
     }
 
-    /// What was sent on a ring before it is disabled counts as accepted; what is sent on a disabled one is discarded.
+    /// Packets sent on a ring before it is disabled count as accepted; packets sent on a disabled ring are
+    /// discarded.
     fn backlog(&mut self, pair: u16) -> usize {
         let queue = self.tx(pair).filter(|queue| queue.common.enabled);
         queue.map_or(0, |queue| queue.queue.ring().size().into())
@@ -312,11 +314,12 @@ impl Queues for VhostQueues {
         let ring = queue.queue.ring();
         ring.disable_kicks();
         let Some(kick) = &queue.common.kick else { return true };
-        // A kick for nothing is legal, but one that comes again and again by itself would keep this thread awake for ever.
+        // A spurious kick is legal, but a descriptor that stays readable by itself would keep this thread
+        // awake for ever.
         let works = kick.drain().is_ok() && (ring.has_chains() || kick.falls_silent().unwrap_or(false));
         if !works {
             unwatch(watch, queue.common.kick.take());
-            // This only keeps the ring from being served until its session is over. Its driver has broken no rule.
+            // This keeps the ring from being served until its session is over. Its driver has broken no rule.
             ring.break_with(Fault::Unusable);
             queue.common.reported = true;
             faults.quarantine(port, queue.common.session, "its kick event never falls silent");
@@ -374,13 +377,13 @@ impl Queues for VhostQueues {
         (frames, bytes)
     }
 
-    /// Shows the guest what was delivered, and calls it if it wants.
+    /// Publishes the delivered frames to the guest and signals it if it wants to be.
     #[inline]
     fn flush(&mut self) {
         let Self { port, rx, shared, faults, .. } = self;
         for (pair, queue) in shared.pairs.iter().zip(rx) {
             let Some(queue) = queue else { continue };
-            // Also a queue that took nothing may hold chains it looked at.
+            // A queue that took no frame is flushed, too: it may hold chains that it has read ahead.
             let call = queue.queue.flush();
             if queue.dropped > 0 {
                 pair.tx_dropped.add(std::mem::take(&mut queue.dropped));
@@ -413,13 +416,13 @@ impl Queues for VhostQueues {
             put(&mut self.rx, pair.into(), queue);
             self.publish_ready(pair);
         }
-        // The last device may have died between showing buffers and calling for them, and with
-        // EVENT_IDX the guest would then never be called again. One call too many is legal.
+        // The last device may have died between publishing buffers and signalling for them, and with
+        // EVENT_IDX the guest would then never be signalled again. A spurious call is legal.
         self.call(index);
         sends.then_some(pair)
     }
 
-    /// `index` is the ring's in the device.
+    /// Stops a ring; `index` is its index in the device.
     fn stop(&mut self, index: u16, watch: Watch<'_>) -> Option<(u16, Option<u16>)> {
         let pair = index / 2;
         let at = usize::from(pair);
@@ -456,7 +459,7 @@ impl Queues for VhostQueues {
                     && let Some(common) = self.common(index)
                 {
                     common.call = call;
-                    // For what was shown while there was nobody to call.
+                    // Signals for buffers that were published while there was no call event.
                     self.call(index);
                 }
             }
@@ -519,8 +522,8 @@ fn unwatch(watch: Watch<'_>, kick: Option<EventFd>) {
 }
 
 impl TxQueue {
-    /// Takes a burst of what the guest sent. Returns how many packets were taken, and whether they
-    /// may be forwarded: a disabled ring is emptied for nothing.
+    /// Takes a burst of packets that the guest sent. Returns how many packets were taken, and whether they
+    /// may be forwarded: the packets of a disabled ring are discarded.
     #[inline]
     fn poll<'m>(
         &mut self,
@@ -554,7 +557,7 @@ impl TxQueue {
         (taken, self.common.enabled)
     }
 
-    /// Gives the guest its buffers back.
+    /// Gives the guest the buffers of a burst back.
     #[inline]
     fn complete(&mut self, faults: &mut FrontendFaults, port: &PortHandle, pair: &PairCounters) {
         if self.queue.complete() {

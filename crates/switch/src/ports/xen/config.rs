@@ -1,4 +1,4 @@
-//! The configuration of a xen-vif port.
+//! Configuration of a xen-vif port: keys, flags and checks.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,19 +9,19 @@ use crate::config::{
     number_of,
 };
 
-/// Most pages kept mapped for a queue: slots have 16 bits, one value of which means none.
+/// Upper bound on the pages kept mapped for a queue: slots have 16 bits, one value of which means none.
 const MAX_PAGES: u64 = 65534;
 
-/// The first number that is no guest's (`DOMID_FIRST_RESERVED`).
+/// Upper bound on domain numbers: the first one that is no guest's (`DOMID_FIRST_RESERVED`).
 const DOMAINS: u64 = 0x7ff0;
 
-/// Bytes of the name of a device class, part of paths in the store.
+/// Upper bound on the name of a device class, in bytes; it is part of paths in the store.
 const MAX_CLASS: usize = 32;
 
 /// Settings of a xen-vif port. The port is the back end of interfaces that a toolstack makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XenVifConfig {
-    /// What plays the hypervisor.
+    /// The source of grants, event channels and the store: Xen, or a broker process.
     pub provider: XenProvider,
     /// Class of the devices in the store, usually `vif`. One of its own keeps the kernel's back end from serving them, too.
     pub class: String,
@@ -29,30 +29,31 @@ pub struct XenVifConfig {
     pub only: Option<VifName>,
     /// Most queues of an interface, 1 to [`MAX_WORKERS`]; absent: one per worker.
     pub queues: Option<u16>,
-    /// Keep pages mapped of front ends that allow it (`feature-persistent`).
+    /// If true, pages of front ends that allow it are kept mapped (`feature-persistent`).
     pub persistent: bool,
-    /// Keep pages mapped that front ends hand over on the control ring.
+    /// If true, pages that front ends hand over on the control ring are kept mapped.
     pub static_grants: bool,
-    /// How all other pages are reached.
+    /// Access to all other pages: by grant copy or by mapping.
     pub transfer: Transfer,
     /// Most pages kept mapped for a queue, 1 to 65534.
     pub pages: usize,
-    /// Front ends may send packets of several pages (`feature-sg`).
+    /// If true, front ends may send packets of several pages (`feature-sg`).
     pub sg: bool,
-    /// They may leave checksums to us.
+    /// If true, front ends may leave checksums to us.
     pub csum: bool,
-    /// They may leave segmentation to us (`feature-gso-tcpv4`, `feature-gso-tcpv6`). Needs `sg` and `csum`.
+    /// If true, front ends may leave segmentation to us (`feature-gso-tcpv4`, `feature-gso-tcpv6`). Needs
+    /// `sg` and `csum`.
     pub gso: bool,
 }
 
-/// What plays the hypervisor.
+/// The source of grants, event channels and the store.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum XenProvider {
     /// Xen; the switch runs in one of its domains.
     Xen,
-    /// A broker, with Linux processes as domains.
+    /// A broker process, with Linux processes as domains.
     Process {
-        /// Its socket.
+        /// Path of the broker's socket.
         broker: PathBuf,
         /// The socket of the store, for our domain.
         store: PathBuf,
@@ -61,19 +62,19 @@ pub enum XenProvider {
     },
 }
 
-/// How pages that are not kept mapped are reached.
+/// Access to pages that are not kept mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
-    /// The hypervisor copies.
+    /// The hypervisor copies the bytes (grant copy).
     Copy,
-    /// They are mapped for a burst.
+    /// Pages are mapped for one burst.
     Map,
 }
 
 /// An interface, as a toolstack numbers it: `5.0` is device 0 of domain 5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VifName {
-    /// The domain of the front end.
+    /// Number of the front end's domain.
     pub domain: u16,
     /// Number of the device in that domain.
     pub device: u32,
@@ -199,7 +200,7 @@ keys! {
     }
 }
 
-/// The words for [`XenProvider`].
+/// The provider as it is named in the configuration, without its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Provider {
     Xen,
@@ -249,7 +250,7 @@ impl PortSettings for XenVifConfig {
             csum,
             gso,
         } = keys;
-        // A wrong word is neither; what belongs to one of them is not held against the other then.
+        // If the word is wrong the provider is unknown, and keys that belong to one of them are not reported.
         let provider = match provider {
             None if fields.has("provider") => None,
             Some(Provider::Process) => {

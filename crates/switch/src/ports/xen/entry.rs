@@ -30,20 +30,20 @@ use crate::ports::{Context, Interface, InterfaceQueues, OpenError, Plug, PortCon
 use crate::rules::Rules;
 use crate::snapshot::{grants, rules_by_key};
 
-/// Turns of the bus before the caller gets a word in: signals and other ports wait no longer than so many look-ups in
-/// the store.
+/// Upper bound on the turns of the bus in one step: signals and other ports wait no longer than so many
+/// look-ups in the store.
 const TURNS: usize = 64;
 
 /// Time between attempts to reach the store.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Log lines about front ends per interval.
+/// Upper bound on log lines about front ends per interval.
 const LOG_LINES: u32 = 20;
 
-/// Slots of either ring of a queue: what fits in a page.
+/// Slots of each ring of a queue: as many as fit in a page.
 const SLOTS: u16 = 256;
 
-/// Why the store or the hypervisor cannot be used.
+/// The error of a store or hypervisor that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum XenError {
     /// The hypervisor or the store cannot be reached.
@@ -52,7 +52,7 @@ pub enum XenError {
     /// The store cannot be watched.
     #[error("cannot watch the store: {0}")]
     Watch(io::Error),
-    /// The store refuses.
+    /// The store has answered with an error.
     #[error("the store: {0}")]
     Store(#[from] StoreError),
 }
@@ -76,27 +76,27 @@ pub(in crate::ports) fn open(
     }))
 }
 
-/// The entry.
+/// The control side of one entry.
 struct XenEntry {
     name: String,
     mtu: u16,
-    /// With whom the queues of every interface begin.
+    /// The worker that serves the first queue of every interface.
     first_worker: usize,
     config: XenVifConfig,
-    /// What the frames of every interface must obey.
+    /// The rules of every interface.
     rules: Rules,
-    /// All interfaces, while the store can be reached.
+    /// The back-end driver with all interfaces, while the store can be reached.
     backend: Option<BackendDriver>,
-    /// When to try to reach it next.
+    /// Time of the next attempt to reach the store.
     retry_at: Instant,
     failure_logged: bool,
     vifs: BTreeMap<VifId, Vif>,
-    /// There is more to do than was done in one go.
+    /// True if the last step left work to do.
     busy: bool,
     limit: LogLimit,
 }
 
-/// The provider that a configuration names.
+/// Returns the provider that a configuration names.
 fn provider(config: &XenProvider) -> Provider {
     match config {
         XenProvider::Xen => Provider::Xen,
@@ -106,7 +106,7 @@ fn provider(config: &XenProvider) -> Provider {
     }
 }
 
-/// Reaches the hypervisor and the store.
+/// Connects to the hypervisor and the store.
 fn connect(config: &XenVifConfig, workers: usize) -> Result<BackendDriver, XenError> {
     let (domain, store) = provider(&config.provider).open()?;
     let XenVifConfig { sg, csum, gso, .. } = *config;
@@ -118,7 +118,7 @@ fn connect(config: &XenVifConfig, workers: usize) -> Result<BackendDriver, XenEr
         split_events: true,
         persistent: config.persistent,
         static_grants: config.static_grants,
-        // Frames may be sent and received on any queue, and one worker must know of both.
+        // Frames may be sent and received on any queue, and the worker that filters must know both.
         multicast_control: workers == 1 || queues == 1,
         only: config.only.map(|only| VifId { front: DomId(only.domain), device: only.device }),
     };
@@ -126,8 +126,8 @@ fn connect(config: &XenVifConfig, workers: usize) -> Result<BackendDriver, XenEr
 }
 
 impl XenEntry {
-    /// An entry. A broker that is not there yet is tried again; a machine without
-    /// Xen is not.
+    /// Makes an entry. If a broker cannot be reached yet, it is tried again later; a machine without Xen is
+    /// an error.
     ///
     /// # Errors
     /// See [`XenError`].
@@ -152,13 +152,13 @@ impl XenEntry {
         Ok(entry)
     }
 
-    /// Begins to watch a store that was reached at the start.
+    /// Starts watching a store that was reached at the start.
     fn watch(&self, cx: &Context<'_>) -> io::Result<()> {
         let Some(backend) = &self.backend else { return Ok(()) };
         cx.watch(backend, 0, Interest::READABLE)
     }
 
-    /// Does what can be done now.
+    /// Makes one step: reaches the store, or serves its events.
     fn step(&mut self, cx: &mut Context<'_>) {
         if self.backend.is_none() && !self.reach(cx) {
             return;
@@ -188,7 +188,7 @@ impl XenEntry {
         self.busy |= self.vifs.values().any(Vif::has_more);
     }
 
-    /// Tries to reach the store.
+    /// Tries to reach the store; returns true if it was reached.
     fn reach(&mut self, cx: &mut Context<'_>) -> bool {
         let now = Instant::now();
         if now < self.retry_at {
@@ -215,7 +215,7 @@ impl XenEntry {
         }
     }
 
-    /// The store is gone, and with it all that is known of interfaces.
+    /// Handles the loss of the store: nothing is known of interfaces any more.
     fn lose(&mut self, error: &StoreError, cx: &mut Context<'_>) {
         tracing::error!(
             port = self.name,
@@ -230,7 +230,7 @@ impl XenEntry {
         self.retry_at = Instant::now() + RETRY;
     }
 
-    /// Ports for the interfaces that have come.
+    /// Makes ports for new interfaces.
     fn settle(&mut self, cx: &mut Context<'_>) {
         let Some(backend) = &self.backend else { return };
         let known: BTreeSet<VifId> = backend.vifs().collect();
@@ -239,7 +239,7 @@ impl XenEntry {
         }
     }
 
-    /// The port of an interface.
+    /// Returns the port of an interface, and makes it if need be.
     fn vif(&mut self, id: VifId, cx: &mut Context<'_>) -> Option<&mut Vif> {
         if !self.vifs.contains_key(&id) {
             let name = match self.config.only {
@@ -307,7 +307,7 @@ impl XenEntry {
         Ok(())
     }
 
-    /// Nothing of the front end's is mapped any more.
+    /// Tells the back-end driver that nothing of the front end is mapped any more.
     fn let_go(&mut self, id: VifId) {
         if let Some(backend) = &mut self.backend {
             backend.disconnected(id);
@@ -315,7 +315,7 @@ impl XenEntry {
         }
     }
 
-    /// The interface whose port this is.
+    /// Returns the interface that has this port.
     fn find(&self, port: PortId) -> Option<VifId> {
         self.vifs.iter().find(|(_, vif)| vif.id == port).map(|(id, _)| *id)
     }
@@ -330,7 +330,7 @@ impl XenEntry {
         }
     }
 
-    /// Disconnects a front end for what it has done.
+    /// Disconnects a front end that has broken the rules.
     fn expel(&mut self, id: VifId, why: &str, cx: &mut Context<'_>) {
         let Some(vif) = self.vifs.get_mut(&id) else { return };
         if self.limit.allows(&vif.name) {
@@ -427,7 +427,7 @@ impl PortControl for XenEntry {
     }
 }
 
-/// One port.
+/// Returns the state of one interface's port.
 fn snapshot(id: VifId, vif: &Vif, mtu: u16, queues: &mut QueueStates) -> PortSnapshot {
     let mut port = PortSnapshot {
         name: vif.name.clone(),
@@ -440,7 +440,7 @@ fn snapshot(id: VifId, vif: &Vif, mtu: u16, queues: &mut QueueStates) -> PortSna
         queues: Vec::new(),
         counters: vif.counters.by_name(),
         drops: vif.counters.drops_by_name(),
-        // The entry's.
+        // The rules are those of the entry.
         rules: BTreeMap::new(),
     };
     let (mut done, mut waited) = (vif.past, 0);
@@ -479,7 +479,7 @@ fn snapshot(id: VifId, vif: &Vif, mtu: u16, queues: &mut QueueStates) -> PortSna
             });
         }
     }
-    // Of this connection.
+    // This count is of the present connection only.
     port.counters.insert("tx_waited".into(), waited);
     port.counters.extend(grants(&done, (0, 0), 0).by_name().map(|(name, n)| (format!("grant_{name}"), n)));
     port

@@ -1,5 +1,6 @@
-//! How many pages of other domains may be mapped: each is a mapping of its own, and the kernel allows a process only so
-//! many of them (`vm.max_map_count`). Beyond that nothing could be mapped at all, not even a new guest's memory.
+//! Budget of the pages of other domains that may be mapped: each is a mapping of its own, and the kernel
+//! allows a process only so many of them (`vm.max_map_count`). Beyond that nothing could be mapped at all,
+//! not even a new guest's memory.
 
 /// The kernel's limit, where it cannot be read (`DEFAULT_MAX_MAP_COUNT`).
 const DEFAULT: usize = 65530;
@@ -13,7 +14,7 @@ const RINGS: usize = 4;
 /// A queue that may keep fewer pages than this mapped keeps none: most of its packets would be copied anyway.
 const USEFUL: usize = 64;
 
-/// The budget.
+/// Pages that may be mapped, in all and so far. Owned by the entry.
 #[derive(Debug)]
 pub(crate) struct MappingBudget {
     limit: usize,
@@ -21,7 +22,7 @@ pub(crate) struct MappingBudget {
 }
 
 impl MappingBudget {
-    /// What this system allows.
+    /// Makes the budget of this system, from `vm.max_map_count`.
     pub(crate) fn of_system() -> Self {
         let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count");
         Self::new(limit.ok().and_then(|text| text.trim_end().parse().ok()).unwrap_or(DEFAULT))
@@ -31,17 +32,18 @@ impl MappingBudget {
         Self { limit: limit - limit / RESERVE, taken: 0 }
     }
 
-    /// Pages that may be mapped in all.
+    /// Returns the upper bound on mapped pages.
     pub(crate) fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Pages that may be mapped of those that are served now.
+    /// Returns the pages set aside for the queues that are served now.
     pub(crate) fn taken(&self) -> usize {
         self.taken
     }
 
-    /// Pages that each of `queues` may have mapped: `wanted`, or what is left. Fewer than would be of use are none.
+    /// Sets aside pages for `queues` queues, and returns how many each may have: `wanted`, or an equal part
+    /// of the rest; 0 if that is too few to be of use.
     pub(crate) fn take(&mut self, queues: usize, wanted: usize) -> usize {
         let left = (self.limit - self.taken) / queues.max(1);
         let pages = wanted.min(left.saturating_sub(RINGS));
@@ -52,7 +54,7 @@ impl MappingBudget {
         pages
     }
 
-    /// Gives back what [`MappingBudget::take`] gave.
+    /// Returns pages that [`MappingBudget::take`] has set aside.
     pub(crate) fn give_back(&mut self, queues: usize, pages: usize) {
         if pages > 0 {
             self.taken -= Self::cost(queues, pages);

@@ -6,7 +6,7 @@
 //! | `config` | the configuration of an entry | |
 //! | `entry` | one `[[port]]` of kind `xen-vif`: all interfaces of a class, or one | the store's connection |
 //! | `vif` | one interface: a port of the switch | its control ring |
-//! | `mapping_budget` | how many pages may be mapped | |
+//! | `mapping_budget` | budget of the pages that may be mapped | |
 //! | `queues` | the queue side | the rings, and the pages that are mapped |
 //!
 //! Before a front end is told that we have let go, its queues were taken from their workers, and everything of it is

@@ -29,56 +29,57 @@ const SLOTS: usize = 256;
 
 /// A queue of an interface that a front end has connected.
 pub struct VifStart {
-    /// Its number.
+    /// Index of the queue in its interface.
     pub number: u16,
-    /// The queue.
+    /// The back end's half of both rings.
     pub queue: Queue<Area>,
-    /// Its events.
+    /// Event channels of the queue.
     pub events: Events,
-    /// Which connection of the interface it belongs to, for [`PortFault`].
+    /// The connection of the interface that it belongs to, for [`PortFault`].
     pub session: u32,
 }
 
-/// The state of a queue, for people.
+/// The state of a queue, for display.
 #[derive(Clone, Copy, Debug)]
 pub struct VifState {
-    /// Requests made and answered, of the rings that the guest sends on and receives from.
+    /// Requests made and answered, on the transmit and on the receive ring.
     pub positions: [(u32, u32); 2],
-    /// What was done with its pages.
+    /// Counters of copied, mapped and persistent pages.
     pub pages: PageCounters,
-    /// Pages that are mapped now: learned ones, and static grants.
+    /// Pages that are mapped now: persistent ones, and static grants.
     pub mapped: (usize, usize),
-    /// Frames that had to wait for pages.
+    /// Frames that had to wait for pages of the guest.
     pub waited: u64,
 }
 
-/// What the control side can ask of an interface.
+/// A command of the control side for an interface.
 pub enum VifRequest {
-    /// Forget what the last front end wanted; the next one filters multicast frames, or not.
+    /// Clears the multicast filter of the last front end, and says whether the next one uses a filter.
     Filter(bool),
-    /// Do this with a queue.
+    /// Runs a task on one queue.
     With(u16, VifTask),
 }
 
-/// What is done with a queue of an interface, by the worker that owns it.
+/// A task that the worker that owns a queue runs on it.
 pub type VifTask = Box<dyn FnOnce(&mut Queue<Area>) + Send>;
 
-/// A pair of rings.
+/// A queue of an interface: a transmit and a receive ring.
 pub struct VifQueue {
     queue: Queue<Area>,
     events: Events,
     session: u32,
-    /// Frames that wait are delivered, and counted, when nothing is sent to the port, too.
+    /// The port, for frames that wait: they are delivered, and counted, also when nothing is sent to the
+    /// port.
     port: PortHandle,
     shared: Arc<PortShared>,
     number: u16,
-    /// What was already taken over into the port's counters.
+    /// Counts of rejected packets that are already in the port's counters.
     seen: Rejected,
-    /// Frames that were delivered and that the guest has not been shown, and their bytes.
+    /// Frames, and their bytes, that are delivered and not yet published to the guest.
     unseen: (u64, u64),
-    /// Frames that found no pages meanwhile, nor room to wait for them.
+    /// Frames that found no pages since the last flush, nor room to wait for them.
     dropped: u64,
-    /// The control plane was told that it is broken.
+    /// True if the control plane was told that the queue is broken.
     reported: bool,
     reporter: Arc<FaultReporter>,
 }
@@ -88,7 +89,8 @@ pub struct VifQueues {
     port: PortHandle,
     queues: Vec<Option<VifQueue>>,
     shared: Arc<PortShared>,
-    /// The multicast frames that are wanted. Only a port all of whose queues are with one worker, wherever they go, has a filter.
+    /// The multicast filter. A port has one only if all its queues are with one worker, wherever they
+    /// migrate.
     multicast: Multicast,
     reporter: Arc<FaultReporter>,
 }
@@ -100,7 +102,7 @@ pub struct DetachedVif {
 }
 
 impl VifQueues {
-    /// A port without queues.
+    /// Makes a port without queues.
     pub(super) fn new(port: PortHandle, shared: Arc<PortShared>, reporter: Arc<FaultReporter>) -> Self {
         Self { port, queues: Vec::new(), shared, multicast: Multicast::new(false), reporter }
     }
@@ -110,7 +112,8 @@ impl VifQueues {
         self.queues.get_mut(usize::from(number))?.as_mut()
     }
 
-    /// Waits for the events of a queue. Those for what the guest receives tell that frames which wait for pages may go on.
+    /// Watches the event channels of a queue. Events for the receive ring tell that frames which wait for
+    /// pages may go on.
     fn watch(&mut self, number: u16, watch: Watch<'_>) {
         let Some(queue) = self.queue(number) else { return };
         let watched = queue.events.fds().try_for_each(|fd| watch.add(fd, number));
@@ -123,7 +126,7 @@ impl VifQueues {
 impl Queues for VifQueues {
     type Loan = Lent;
     type Start = VifStart;
-    /// What the queue did with pages.
+    /// Counters of the pages of the stopped queue.
     type Stopped = PageCounters;
     type Request = VifRequest;
     type Detached = DetachedVif;
@@ -163,7 +166,7 @@ impl Queues for VifQueues {
         }
     }
 
-    /// What was sent before the queue is stopped counts as accepted.
+    /// Packets sent before the queue is stopped count as accepted.
     fn backlog(&mut self, number: u16) -> usize {
         self.queue(number).map_or(0, |_| SLOTS)
     }
@@ -185,7 +188,7 @@ impl Queues for VifQueues {
         port.counters.kicks.add(1);
         pair.kicks.add(1);
         if queue.events.drain().is_err() {
-            // It would keep us awake for ever.
+            // A descriptor that stays readable would keep the worker awake for ever.
             queue.unwatch(watch);
             queue.report("its event channel is gone");
             return false;
@@ -198,7 +201,8 @@ impl Queues for VifQueues {
         FrameCost::Descriptor
     }
 
-    /// The interface leaves it to the front end to find the checksum, and Linux's looks for IP right behind the addresses.
+    /// netif leaves it to the front end to find the checksum, and Linux's looks for IP right behind the
+    /// addresses.
     #[inline]
     fn offloads_tagged(&self) -> bool {
         false
@@ -229,7 +233,7 @@ impl Queues for VifQueues {
             return Err(DropReason::Filtered);
         }
         match queue.queue.deliver_or_wait(header, first, rest) {
-            // Counted when it is delivered.
+            // The frame is counted when it is delivered.
             Ok(netback::Delivery::Waits) => Ok(Delivery::Queued),
             Ok(netback::Delivery::Done) => {
                 queue.unseen.0 += 1;
@@ -246,7 +250,7 @@ impl Queues for VifQueues {
         }
     }
 
-    /// Shows the guest what was delivered, and tells it if it wants.
+    /// Publishes the delivered frames to the guest and notifies it if it wants to be.
     #[inline]
     fn flush(&mut self) {
         for (pair, queue) in self.shared.pairs.iter().zip(&mut self.queues) {
@@ -273,7 +277,7 @@ impl Queues for VifQueues {
 
     fn start(&mut self, start: VifStart, watch: Watch<'_>) -> Option<u16> {
         let VifStart { number, queue, events, session } = start;
-        // The last back end may have died between answering and telling. One event too many is legal.
+        // The last back end may have died between answering and notifying. A spurious event is legal.
         let told = events.notify_transmit().and_then(|()| events.notify_receive());
         let queue = VifQueue {
             queue,
@@ -297,7 +301,7 @@ impl Queues for VifQueues {
         Some(number)
     }
 
-    /// Lets go of a queue and of everything that it had mapped.
+    /// Stops a queue and unmaps everything that it had mapped.
     fn stop(&mut self, number: u16, watch: Watch<'_>) -> Option<(PageCounters, Option<u16>)> {
         let queue = self.queues.get_mut(usize::from(number))?.take()?;
         queue.unwatch(watch);
@@ -359,7 +363,8 @@ impl Queues for VifQueues {
 }
 
 impl VifQueue {
-    /// Shows the guest what was delivered, and as much of what waits as there are pages for; whether it wants to be told.
+    /// Publishes the delivered frames, and as many of the waiting ones as there are pages for; returns true
+    /// if the guest is to be notified.
     #[inline]
     fn show(&mut self) -> bool {
         if !self.queue.has_backlog() {
@@ -369,7 +374,7 @@ impl VifQueue {
         loop {
             self.drain();
             notify |= self.queue.flush();
-            // Each time that there are pages already, at least one frame less waits.
+            // Each iteration that finds pages delivers at least one of the waiting frames.
             if !self.queue.arm_backlog() {
                 return notify;
             }
@@ -391,17 +396,17 @@ impl VifQueue {
         pair.tx_dropped.add(drained.expired);
     }
 
-    /// Takes a burst of what the guest sent; returns how many packets. `lent` are then to be forwarded.
+    /// Takes a burst of packets that the guest sent; returns how many. `lent` are then to be forwarded.
     #[inline]
     fn poll(&mut self, max: usize, multicast: &mut Multicast) -> usize {
         if self.queue.has_backlog() && self.show() {
-            // A channel that is gone is found by whoever sends next.
+            // A closed channel is found by the next sender, so the error is ignored here.
             let _ = self.events.notify_receive();
         }
         if self.queue.has_packets() { self.queue.poll(max, multicast) } else { 0 }
     }
 
-    /// Counts a burst, and the packets that were answered with an error since the last.
+    /// Counts a burst, and the packets that were answered with an error since the last burst.
     #[inline]
     fn count(&mut self, burst: &Burst<'_>) {
         let Some(pair) = self.shared.pairs.get(usize::from(self.number)) else { return };
@@ -417,7 +422,7 @@ impl VifQueue {
         }
     }
 
-    /// Answers the guest, and tells it if it wants.
+    /// Publishes responses to the guest and notifies it if it wants to be.
     #[inline]
     fn complete(&mut self) {
         if self.queue.complete() {
@@ -432,7 +437,7 @@ impl VifQueue {
         self.check();
     }
 
-    /// Reports a broken ring once.
+    /// Reports a broken ring, once.
     #[inline]
     fn check(&mut self) {
         if let Some(fault) = self.queue.fault()
@@ -443,7 +448,7 @@ impl VifQueue {
         }
     }
 
-    /// Reports once that the queue is served no more.
+    /// Reports, once, that the queue is served no more.
     #[cold]
     fn report(&mut self, why: &str) {
         if !std::mem::replace(&mut self.reported, true) {
@@ -452,19 +457,19 @@ impl VifQueue {
         }
     }
 
-    /// Asks to be told of what is sent; false when there is work already.
+    /// Asks the guest to notify us of new packets; returns false if there are some already.
     fn arm(&mut self) -> bool {
         // The re-check may have found the ring broken: the next poll reports it.
         self.reported || !self.queue.arm() && self.queue.fault().is_none()
     }
 
-    /// Takes its events out of epoll.
+    /// Stops watching the queue's event channels.
     fn unwatch(&self, watch: Watch<'_>) {
         self.events.fds().for_each(|fd| watch.remove(fd));
     }
 }
 
-/// Counts the packets that were answered with an error: they were received, and dropped.
+/// Counts the packets that were answered with an error, as received and dropped.
 #[cold]
 fn count_rejected(now: Rejected, seen: Rejected, counters: &PortCounters, pair: &PairCounters) {
     let reasons = [

@@ -1,4 +1,5 @@
-//! One interface: a port of the switch while the toolstack wants it to be, with queues while a front end is connected.
+//! One interface: a port of the switch for as long as the toolstack wants it, with queues while a front end
+//! is connected.
 
 use std::sync::Arc;
 
@@ -24,11 +25,11 @@ use crate::ports::Context;
 use crate::ports::queues::{AnyQueues, AnyRequest, AnyStart, AnyStopped, Workers};
 use crate::rules::Rules;
 
-/// Bytes of frames that may wait for the pages of a queue: those of a burst of the largest. Linux's netback lets 512 KiB wait
-/// and then stops who sends, which a switch must not.
+/// Bytes of frames that may wait for the pages of a queue: those of a burst of the largest. Linux's netback
+/// lets 512 KiB wait and then stops the sender, which a switch must not.
 const BACKLOG: usize = 2 * 1024 * 1024;
 
-/// Why a front end that has connected cannot be served.
+/// The reason why a front end that has connected cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ServeError {
     #[error(transparent)]
@@ -39,41 +40,41 @@ pub(super) enum ServeError {
     Events(#[from] std::io::Error),
 }
 
-/// An interface.
+/// The control side of one interface.
 pub(super) struct Vif {
     pub(super) id: PortId,
     pub(super) name: String,
     pub(super) counters: PortTotals,
     pub(super) shared: Arc<PortShared>,
     pub(super) mac: Option<Mac>,
-    /// Number of the connection.
+    /// Number of the present or last connection.
     pub(super) session: u32,
     pub(super) served: Option<Served>,
-    /// What queues did that are no more.
+    /// Page counters of queues that were stopped.
     pub(super) past: PageCounters,
 }
 
-/// A front end that is connected.
+/// The connection of a front end, with its queues and control ring.
 pub(super) struct Served {
     pub(super) queues: u16,
-    /// Pages that each queue may keep mapped.
+    /// Upper bound on the pages that each queue keeps mapped.
     pub(super) pages: usize,
     pub(super) mode: Mode,
     pub(super) front: FrontFeatures,
     pub(super) control: Option<ControlRing>,
 }
 
-/// What is made of a connection.
+/// The parts of a new connection, before workers get them.
 struct Made {
     queues: Vec<(Queue<Area>, Events)>,
     control: Option<(Control<Area>, Box<dyn EventChannel>)>,
 }
 
-/// Its control ring.
+/// The control ring of a connection.
 pub(super) struct ControlRing {
     control: Control<Area>,
     channel: Box<dyn EventChannel>,
-    /// There are more requests than were served in one go.
+    /// True if the last turn left requests in the ring.
     pub(super) more: bool,
 }
 
@@ -82,10 +83,11 @@ fn page(region: &Arc<Region>) -> Result<Area, LayoutError> {
 }
 
 impl Vif {
-    /// A port without queues, which will begin with worker `first`; `None` when all numbers are taken.
+    /// Makes a port without queues, the first of which will be with worker `first`; `None` when all numbers
+    /// are taken.
     pub(super) fn new(name: String, rules: &Rules, first: usize, cx: &mut Context<'_>) -> Option<Vif> {
         let id = cx.allocate().ok()?;
-        // The number may have been another port's, with rules of its own.
+        // The number may have been another port's, with its own rules.
         cx.workers.set_rules(id, rules);
         let counters = PortTotals::new(cx.workers.count());
         let shared = Arc::new(PortShared::default());
@@ -101,7 +103,7 @@ impl Vif {
     /// Hands the queues of a front end to the workers.
     ///
     /// # Errors
-    /// Something of it is unusable; nothing of it is mapped any more.
+    /// A ring, an event channel or a setting of the front end is unusable; nothing of it is mapped any more.
     pub(super) fn serve(
         &mut self,
         connection: Connection,
@@ -180,12 +182,13 @@ impl Vif {
         cx: &Context<'_>,
     ) -> Result<ControlRing, ServeError> {
         cx.watch(&channel, FIRST_CONTROL_RING + u32::from(self.id.0), Interest::READABLE)?;
-        // Requests may wait already.
+        // Requests may be in the ring already.
         Ok(ControlRing { control, channel, more: true })
     }
 
-    /// Takes everything back from the workers. When this returns nothing of the front end's is mapped, unless a worker is late: it unmaps when it
-    /// gets to it, and until then the front end's kernel finds the grants in use.
+    /// Takes all queues back from the workers. When this returns nothing of the front end is mapped, unless a
+    /// worker is late: it unmaps its part later, and until then the front end's kernel finds the grants in
+    /// use.
     pub(super) fn stop(&mut self, cx: &mut Context<'_>) {
         let Some(served) = self.served.take() else { return };
         if let Some(control) = &served.control {
@@ -201,7 +204,7 @@ impl Vif {
         cx.workers.forget(self.id);
     }
 
-    /// Takes the port away from the switch.
+    /// Removes the port from the switch.
     pub(super) fn remove(mut self, cx: &mut Context<'_>) {
         self.stop(cx);
         cx.release(self.id);
@@ -210,7 +213,7 @@ impl Vif {
     /// Serves the control ring: up to a number of requests, so that no front end keeps others waiting.
     ///
     /// # Errors
-    /// What the front end has done; it is to be disconnected.
+    /// The front end has broken a rule, which the text names; it is to be disconnected.
     pub(super) fn serve_control(&mut self, workers: &Workers) -> Result<(), String> {
         let port = self.id;
         let Some(Served { queues, control: Some(ring), .. }) = &mut self.served else { return Ok(()) };
@@ -227,14 +230,14 @@ impl Vif {
         }
     }
 
-    /// Whether the control ring has requests that nobody will tell of.
+    /// Returns true if the control ring has requests that no event will announce.
     pub(super) fn has_more(&self) -> bool {
         let control = self.served.as_ref().and_then(|served| served.control.as_ref());
         control.is_some_and(|control| control.more)
     }
 }
 
-/// The queues of an interface, each with its worker.
+/// The queues of an interface, each reached through its worker.
 struct OnWorkers<'a> {
     workers: &'a Workers,
     port: PortId,
@@ -280,7 +283,7 @@ impl StaticGrants for OnWorkers<'_> {
     }
 }
 
-/// Adds what a queue did.
+/// Adds the counters of one queue to a sum.
 pub(super) fn add(sum: &mut PageCounters, more: &PageCounters) {
     let PageCounters { hits, misses, mapped, evicted, failed, copies, copied_bytes } = more;
     sum.hits += hits;
