@@ -1,4 +1,4 @@
-//! What the switch answers about the queue pairs behind its ports, in ethtool's words ([`ringferry_control::channels`]).
+//! Answers about the queue pairs behind ports, in ethtool's words ([`ringferry_control::channels`]).
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use ringferry_packet::flow::HashTypes;
 
 use crate::counters::PairCounters;
 
-/// Whether a ring is set up, and whether it is in use; for each pair, the receiveq and the transmitq.
+/// Returns, for each pair, whether the receiveq and the transmitq are set up, and whether both are in use.
 fn pairs(port: &PortSnapshot) -> BTreeMap<u16, (bool, bool)> {
     let mut pairs = BTreeMap::new();
     for queue in &port.queues {
@@ -22,7 +22,7 @@ fn pairs(port: &PortSnapshot) -> BTreeMap<u16, (bool, bool)> {
     pairs.into_iter().map(whole).collect()
 }
 
-/// What a guest did with the `max` queue pairs that a port offers it.
+/// Returns the channels of a port whose guest is offered `max` queue pairs.
 pub fn channels(port: &PortSnapshot, max: u16) -> Channels {
     let pairs = pairs(port);
     let count = |wanted: fn(&(bool, bool)) -> bool| pairs.values().filter(|pair| wanted(pair)).count() as u16;
@@ -34,7 +34,8 @@ pub fn channels(port: &PortSnapshot, max: u16) -> Channels {
     }
 }
 
-/// Where a port's queue pairs are served; `worker` says by whom each is, `by` what spreads packets.
+/// Describes the owners of a port's queue pairs; `worker` returns that of each, `by` names the algorithm that
+/// spreads packets.
 pub fn steering(port: &PortSnapshot, by: &str, worker: impl Fn(u16) -> u16) -> Steering {
     let queues = pairs(port).into_iter().map(|(queue, (_, enabled))| QueueSteering {
         queue,
@@ -77,17 +78,17 @@ pub fn stats<'a>(port: &PortSnapshot, pairs: impl IntoIterator<Item = (u16, &'a 
     Stats { port: port.name.clone(), counters }
 }
 
-/// The port that a request names.
+/// Finds the port that a request names.
 ///
 /// # Errors
-/// There is none; the message lists those that there are.
+/// There is none; the message lists the ports.
 pub fn find<'a>(snapshot: &'a Snapshot, name: &str) -> Result<&'a PortSnapshot, String> {
     let names = || snapshot.ports.iter().map(|port| port.name.as_str()).collect::<Vec<_>>().join(", ");
     let found = snapshot.ports.iter().find(|port| port.name == name);
     found.ok_or_else(|| format!("there is no port {name:?}; the ports are: {}", names()))
 }
 
-/// Why a switch does not change a port's number of pairs.
+/// Explains that a switch does not change a port's number of pairs.
 pub fn refuse(port: &str) -> String {
     format!(
         "the guest on port {port:?} decides how many queue pairs it uses: change it there (ethtool -L DEVICE combined \
@@ -100,7 +101,7 @@ pub fn of_tap(port: &str, queues: u16) -> Channels {
     Channels { port: port.to_owned(), max_combined: queues, combined: queues, started: queues }
 }
 
-/// The queues of a tap; `worker` says who reads each.
+/// Describes the queues of a tap; `worker` returns the worker that reads each.
 pub fn steering_of_tap(port: &str, by: &str, queues: u16, worker: impl Fn(u16) -> u16) -> Steering {
     let queue = |queue| QueueSteering { queue, enabled: true, cpu: None, worker: Some(worker(queue)) };
     Steering {
@@ -111,7 +112,7 @@ pub fn steering_of_tap(port: &str, by: &str, queues: u16, worker: impl Fn(u16) -
     }
 }
 
-/// Why the number of a tap's queues is not changed.
+/// Explains that the number of a tap's queues is not changed.
 pub fn refuse_tap(port: &str) -> String {
     format!(
         "port {port:?} is a tap, which has a queue for each worker: set queues in its configuration, or workers, and \

@@ -1,14 +1,14 @@
-//! What a port counts: packets, bytes, notifications, and every drop with its reason.
+//! The counters of ports: packets, bytes, notifications, and every drop with its reason.
 //!
 //! **Point of view.** Names follow the *switch*: `rx` is what the switch received from the port (the guest
 //! sent it), `tx` is what the switch sent to the port (the guest receives it). So `rx_packets` of a virtual
 //! machine's port equals `tx_packets` of the machine's own interface, as it does for a tap or a switch port
 //! in hardware.
 //!
-//! **Ownership.** A counter is written by one worker thread (each has its own of every port) and read by anyone at any
-//! time. A plain load and store is therefore enough, where an atomic read-modify-write costs a locked
-//! instruction per packet. Values are exact per counter; two counters read one after the other may be one
-//! burst apart. Counters never go back while the port exists.
+//! **Ownership.** A counter is written by one worker thread (each has its own of every port) and read by
+//! anyone at any time. A plain load and store is therefore enough, where an atomic read-modify-write costs a
+//! locked instruction per packet. Values are exact per counter; two counters read one after the other may be
+//! one burst apart. Counters never go back while the port exists.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ impl Counter {
         self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
     }
 
-    /// The value now.
+    /// Returns the current value; any thread may call it.
     #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -46,12 +46,12 @@ impl Drops {
         self.0[reason as usize].add(n);
     }
 
-    /// Packets dropped for `reason`.
+    /// Returns the packets dropped for `reason` so far.
     pub fn get(&self, reason: DropReason) -> u64 {
         self.0[reason as usize].get()
     }
 
-    /// Packets dropped for any reason.
+    /// Returns the packets dropped for any reason so far.
     pub fn total(&self) -> u64 {
         self.0.iter().map(Counter::get).sum()
     }
@@ -71,7 +71,7 @@ macro_rules! port_counters {
         #[repr(align(128))]
         pub struct PortCounters {
             $($(#[doc = $doc])+ pub $field: Counter,)+
-            /// Drops by reason.
+            /// Packets dropped at the port, by reason.
             pub drops: Drops,
         }
 
@@ -117,17 +117,17 @@ port_counters! {
     work_nanoseconds,
 }
 
-/// The counters of one port in every worker: each writes its own, and what is shown is their sum.
+/// The counters of one port in every worker: each worker writes its own, and their sum is shown.
 #[derive(Clone, Debug)]
 pub struct PortTotals(Vec<Arc<PortCounters>>);
 
 impl PortTotals {
-    /// For so many workers.
+    /// Makes zeroed counters for so many workers.
     pub fn new(workers: usize) -> Self {
         Self((0..workers.max(1)).map(|_| Arc::default()).collect())
     }
 
-    /// Those of one worker.
+    /// Returns the counters that worker `worker` writes.
     pub fn of(&self, worker: usize) -> Arc<PortCounters> {
         Arc::clone(&self.0[worker % self.0.len()])
     }
@@ -137,7 +137,7 @@ impl PortTotals {
         self.sum(PortCounters::by_name)
     }
 
-    /// The drops by reason.
+    /// Returns the packets dropped, summed over the workers, by stable name of the reason.
     pub fn drops_by_name(&self) -> BTreeMap<String, u64> {
         self.sum(|counters| counters.drops.by_name())
     }
@@ -151,39 +151,40 @@ impl PortTotals {
     }
 }
 
-/// What the queues of one pair count. Like a port's, from the switch's point of view: the guest's transmitq is `rx`.
+/// The counters of one queue pair. Like a port's, from the switch's point of view: the guest's transmitq is
+/// `rx`.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct PairCounters {
     /// Frames that the guest sent on it.
     pub rx_packets: Counter,
-    /// Their bytes.
+    /// Bytes of those frames, without the virtio-net header.
     pub rx_bytes: Counter,
-    /// Doorbells of its transmitq.
+    /// Notifications (doorbells) received from the pair's transmitq.
     pub kicks: Counter,
     /// Frames that the guest received on it.
     pub tx_packets: Counter,
-    /// Their bytes.
+    /// Bytes of those frames, without the virtio-net header.
     pub tx_bytes: Counter,
     /// Frames for it that found no buffers.
     pub tx_dropped: Counter,
-    /// Interrupts for both queues.
+    /// Notifications (interrupts) sent to the guest for both queues.
     pub calls: Counter,
 }
 
-/// What a worker thread counts about itself.
+/// The counters of a worker thread about itself.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct WorkerCounters {
-    /// Rounds over all ports.
+    /// Rounds over all ports, with or without work.
     pub polls: Counter,
     /// Rounds that moved at least one packet.
     pub busy_polls: Counter,
-    /// Times it went to sleep.
+    /// Times the worker went to sleep in epoll.
     pub sleeps: Counter,
     /// Times it was woken by an event, not by a timer.
     pub wakeups: Counter,
-    /// Nanoseconds asleep.
+    /// Time asleep, in nanoseconds.
     pub sleep_nanoseconds: Counter,
 }
 

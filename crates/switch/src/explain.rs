@@ -1,8 +1,9 @@
-//! `ringferry ctl explain PORT`: what becomes of packets between a port and each other one, in plain words: which offloads are used, what
-//! the switch does in their place and what that costs, which rules keep the two apart or limit them, and what could be changed.
+//! `ringferry ctl explain PORT`: describes the path between a port and each other one in plain words: the
+//! offloads in use, the work that the switch does in their place and its cost, the rules that keep the two
+//! apart or limit them, and possible improvements.
 //!
-//! All of it follows from what the two ports are [able](Abilities) to do and from their rules (`rules`); nothing is measured. The data
-//! plane decides by the same rules: `plane/offload/`, `plane/policy/`.
+//! All of it follows from the [abilities](Abilities) of the two ports and from their rules (`rules`); nothing
+//! is measured. The data plane decides by the same rules: `plane/offload/`, `plane/policy/`.
 
 mod rules;
 
@@ -17,12 +18,12 @@ use crate::rules::Rules;
 
 /// Bytes of the largest packet that goes unsegmented, link and network headers included.
 const LARGEST: u32 = 65_535;
-/// IPv4 and TCP with time stamps, as every stack sends today.
+/// Bytes of IPv4 and TCP headers with time stamps, as every stack sends today.
 const HEADERS_V4: u32 = 52;
 const HEADERS_V6: u32 = 72;
 const HEADERS_UDP: u32 = 28;
 
-/// What is plugged into a port, as far as advice depends on it.
+/// The kind of peer behind a port, as far as advice depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plug {
     /// A guest, by vhost-user.
@@ -33,27 +34,28 @@ pub enum Plug {
     Tap,
 }
 
-/// What the two ends of a port can do.
+/// The abilities of a port and its peer: offloads, buffers, MTU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abilities {
-    /// The port.
+    /// Name of the port in the configuration.
     pub name: String,
-    /// What is plugged in.
+    /// The kind of peer behind the port.
     pub plug: Plug,
-    /// Whether it carries packets; if not, the rest is what it had last, or nothing.
+    /// True if the port carries packets; if not, the rest is as it was last, or empty.
     pub up: bool,
-    /// What it takes without software's help.
+    /// Offloads of frames that the peer takes without help from the switch.
     pub takes: Offloads,
-    /// What it may leave to others in what it sends.
+    /// Offloads that the peer may leave undone in frames that it sends.
     pub sends: Offloads,
-    /// Whether a packet may lie in several of its receive buffers.
+    /// True if a packet may lie in several of the peer's receive buffers.
     pub mergeable: bool,
-    /// Largest IP packet in bytes; 0 if nobody knows.
+    /// Largest IP packet in bytes; 0 if it is not known.
     pub mtu: u16,
 }
 
 impl Abilities {
-    /// Those of a port. `None` for a kind that this version does not know, which a snapshot of its own never has.
+    /// Returns the abilities of a port. `None` for a kind that this version does not know, which a snapshot
+    /// of its own never has.
     pub fn of(port: &PortSnapshot) -> Option<Abilities> {
         let (plug, takes, sends, mergeable) = match &port.negotiated {
             Negotiated::Tap(kernel) => {
@@ -65,7 +67,7 @@ impl Abilities {
                 takes.set(Offloads::CSUM, features.contains(VifFeatures::CSUM));
                 takes.set(Offloads::TSO4, features.contains(VifFeatures::GSO_TCPV4));
                 takes.set(Offloads::TSO6, features.contains(VifFeatures::GSO_TCPV6));
-                // The back end takes all there is; whether the guest uses it is not said.
+                // The back end takes all offloads; the snapshot does not say whether the guest uses them.
                 let segments = if features.contains(VifFeatures::SG) {
                     Offloads::TSO4 | Offloads::TSO6
                 } else {
@@ -84,17 +86,17 @@ impl Abilities {
     }
 }
 
-/// The kinds of traffic that differ.
+/// The kinds of traffic that are treated differently.
 const KINDS: [(Protocol, Offloads, u32); 3] = [
     (Protocol::Tcp4, Offloads::TSO4, HEADERS_V4),
     (Protocol::Tcp6, Offloads::TSO6, HEADERS_V6),
     (Protocol::Udp, Offloads::USO, HEADERS_UDP),
 ];
 
-/// Explains a port of a switch, whose ports have the rules that `rules` says.
+/// Explains a port of a switch; `rules` returns the rules of each port.
 ///
 /// # Errors
-/// There is no such port; the message says which there are.
+/// There is no such port; the message lists the ports.
 pub fn explain(
     snapshot: &Snapshot,
     name: &str,
@@ -119,7 +121,7 @@ pub fn explain(
     })
 }
 
-/// What becomes of packets on the way from one port to another, given the rules of both.
+/// Describes the path of packets from one port to another, given the rules of both.
 fn way((from, sends): (&Abilities, &Rules), (to, receives): (&Abilities, &Rules)) -> Way {
     let mut way = Way {
         from: from.name.clone(),
@@ -161,7 +163,7 @@ fn way((from, sends): (&Abilities, &Rules), (to, receives): (&Abilities, &Rules)
 
 fn traffic(kind: Protocol, offload: Offloads, headers: u32, from: &Abilities, to: &Abilities) -> Traffic {
     let needed = offload | Offloads::CSUM;
-    // A guest would have to cut datagrams again.
+    // Datagrams are not merged for a guest, which would have to cut them again.
     let merged = to.plug == Plug::Tap || offload != Offloads::USO;
     let segments = match (from.sends.contains(needed), to.takes.contains(needed)) {
         (true, true) => Segments::Unsegmented,
@@ -204,7 +206,8 @@ fn traffic(kind: Protocol, offload: Offloads, headers: u32, from: &Abilities, to
     Traffic { kind, segments, checksums, cost: handling.max(summing), text }
 }
 
-/// Says what could be changed so that less is left to the switch. Only what the other end has already is worth having.
+/// Suggests changes that leave less work to the switch. Only an ability that the other end has already is
+/// suggested.
 fn advise(way: &mut Way, from: &Abilities, to: &Abilities) {
     let lacking_receiver = from.sends - to.takes;
     let lacking_sender = to.takes - from.sends;
@@ -236,13 +239,13 @@ fn advise(way: &mut Way, from: &Abilities, to: &Abilities) {
     }
 }
 
-/// What a guest's device needs to take an offload, in QEMU's words, and the port's own switch for it.
+/// For each offload that a guest may take: QEMU's properties for it, and the port's own key.
 const QEMU_TAKES: [(Offloads, &str, &str); 3] = [
     (Offloads::CSUM, "guest_csum=on", "csum"),
     (Offloads::TSO4.union(Offloads::TSO6), "guest_tso4=on,guest_tso6=on", "tso"),
     (Offloads::USO, "guest_uso4=on,guest_uso6=on", "uso"),
 ];
-/// The same for what it sends.
+/// For each offload that a guest may send: QEMU's properties for it, and the port's own key.
 const QEMU_SENDS: [(Offloads, &str, &str); 3] = [
     (Offloads::CSUM, "csum=on", "csum"),
     (Offloads::TSO4.union(Offloads::TSO6), "host_tso4=on,host_tso6=on", "tso"),
@@ -255,7 +258,7 @@ mod tests {
 
     use super::*;
 
-    /// The way between ports without rules.
+    /// Describes the path between two ports without rules.
     fn way(from: &Abilities, to: &Abilities) -> Way {
         super::way((from, &Rules::default()), (to, &Rules::default()))
     }
@@ -270,7 +273,7 @@ mod tests {
         port(name, Plug::VhostUser, offloads, offloads)
     }
 
-    /// What a sender leaves, what a receiver takes, and what follows for each kind of traffic.
+    /// Checks the result for each kind of traffic, for what a sender leaves undone and a receiver takes.
     #[test]
     fn every_pair_of_ends_is_explained() {
         use Checksums::{Computed, LeftOut, Untouched, Verified};

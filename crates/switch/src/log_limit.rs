@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 /// The time after which a [`LogLimit`] allows its lines again.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// A number of lines per [`INTERVAL`]. Those that are left out are counted, and the next line that is allowed is preceded by their number.
+/// A limit on lines per [`INTERVAL`]. Suppressed lines are counted, and the next line that is allowed is
+/// preceded by their number.
 #[derive(Debug)]
 pub(crate) struct LogLimit {
     lines: u32,
@@ -19,7 +20,8 @@ impl LogLimit {
         LogLimit { lines, left: lines, left_out: 0, since: None }
     }
 
-    /// Whether one more line about `port` may be written. Says how many could not be since the last one.
+    /// Returns whether one more line about `port` may be written. Logs how many were suppressed since the
+    /// last one.
     pub(crate) fn allows(&mut self, port: &str) -> bool {
         let (allowed, left_out) = self.take(Instant::now());
         if left_out > 0 {
@@ -28,7 +30,7 @@ impl LogLimit {
         allowed
     }
 
-    /// Returns whether one more line may be written, and if so how many were left out before it.
+    /// Returns whether one more line may be written, and if so how many were suppressed before it.
     fn take(&mut self, now: Instant) -> (bool, u64) {
         if self.since.is_none_or(|since| now.saturating_duration_since(since) >= INTERVAL) {
             self.since = Some(now);

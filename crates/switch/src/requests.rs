@@ -1,4 +1,4 @@
-//! What the switch answers to the clients of its control socket.
+//! Answers to the requests of the control socket's clients.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -17,11 +17,11 @@ use crate::ports::table::PortTable;
 use crate::privileged::{NotKept, Privileges};
 use crate::snapshot::{self, FdbMerge, rules_by_key};
 
-/// What spreads frames over a guest's queue pairs.
+/// Description of the algorithm that spreads frames over a guest's queue pairs.
 const STEERING: &str = "automatic flow steering: a flow goes to the pair that the guest last sent it on, a new one to a \
                         pair of the worker that has it, by the hash of its addresses and ports";
 
-/// What spreads frames over a tap's queues.
+/// Description of the algorithm that spreads frames over a tap's queues.
 const TAP_STEERING: &str =
     "the kernel: a flow comes from the queue that it was last written to, a new one by its hash";
 
@@ -74,7 +74,7 @@ impl Requests<'_> {
         }
     }
 
-    /// The rules of a port, or of an interface of a Xen guest, which has its entry's.
+    /// Returns the rules of a port, or of an interface of a Xen guest, which has its entry's rules.
     fn rules(&self, name: &str) -> Result<PortRules, String> {
         let found = self.ports.entry_of(name).ok_or_else(|| self.no_such_port(name))?;
         Ok(PortRules { port: name.to_owned(), rules: rules_by_key(&found.rules) })
@@ -85,7 +85,8 @@ impl Requests<'_> {
         format!("there is no port {name:?} in the configuration; the ports are: {}", names.join(", "))
     }
 
-    /// Changes rules of a port, now and in the configuration file. Either all of the edit can be had, or nothing is changed.
+    /// Changes rules of a port, now and in the configuration file. Either all of the edit is made, or nothing
+    /// is changed.
     fn change_rules(&mut self, name: &str, edit: &Edit, runtime: bool) -> Result<Answer, String> {
         let config = &mut *self.config;
         let Some(at) = config.ports.iter().position(|port| port.name == name) else {
@@ -133,7 +134,7 @@ impl Requests<'_> {
         Ok(Answer::RulesChanged(answer))
     }
 
-    /// The answer to a request about one port.
+    /// Answers a request about one port.
     fn answer_for_port(&self, request: &Request, found: &PortSnapshot) -> Result<Answer, String> {
         let interface = self.ports.interface(&found.name);
         let id = interface.as_ref().map(|interface| interface.id);
@@ -172,7 +173,7 @@ impl Requests<'_> {
         }
     }
 
-    /// The forwarding database: an address is where it was seen last by any worker.
+    /// Returns the forwarding database of all workers: an address is where any worker saw it last.
     fn addresses(&self) -> FdbSnapshot {
         let names: BTreeMap<PortId, String> =
             self.ports.interfaces().map(|port| (port.id, port.name.to_owned())).collect();
@@ -182,7 +183,7 @@ impl Requests<'_> {
         all.into_inner()
     }
 
-    /// Everything there is to know but the addresses, which few ask for.
+    /// Returns the whole state without the addresses, which few clients ask for.
     fn snapshot(&self) -> Snapshot {
         let uptime = self.started.elapsed();
         Snapshot {
@@ -196,7 +197,7 @@ impl Requests<'_> {
     }
 }
 
-/// Says for people which rules have another value than before.
+/// Describes the rules that have another value than before.
 fn changes(before: &RulesByKey, after: &RulesByKey) -> String {
     let set = after.iter().filter(|(key, value)| before.get(*key) != Some(*value));
     let unset = before.keys().filter(|key| !after.contains_key(*key));

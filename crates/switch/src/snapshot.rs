@@ -1,4 +1,4 @@
-//! What the switch knows, put into the words of the control socket ([`ringferry_control::snapshot`]).
+//! Converts the state of the switch to the types of the control socket ([`ringferry_control::snapshot`]).
 
 use std::time::Duration;
 
@@ -11,13 +11,14 @@ use crate::counters::WorkerCounters;
 use crate::fdb::{FdbPage, FdbStats, PortId};
 use crate::rules::Rules;
 
-/// Rules as they are shown and reported.
+/// Returns rules as they are shown and reported.
 pub(crate) fn rules_by_key(rules: &Rules) -> RulesByKey {
     let value = |value| serde_json::to_value(value).unwrap_or_default();
     config::rules_by_key(rules).into_iter().map(|(key, toml)| (key.to_owned(), value(toml))).collect()
 }
 
-/// What a queue of a Xen guest tells, of which `max` pages may be mapped, and are: learned ones and static grants.
+/// Converts the counters of a Xen guest's queue, of which `max` pages may be mapped; the pair is the pages
+/// mapped now, learned ones and static grants.
 pub(crate) fn grants(counters: &PageCounters, (learned, fixed): (usize, usize), max: usize) -> GrantSnapshot {
     let PageCounters { hits, misses, mapped, evicted, failed, copies, copied_bytes } = *counters;
     let [learned_pages, static_pages, max_pages] = [learned, fixed, max].map(|pages| pages as u64);
@@ -35,7 +36,7 @@ pub(crate) fn grants(counters: &PageCounters, (learned, fixed): (usize, usize), 
     }
 }
 
-/// What a worker counted in its life of `age`.
+/// Converts the counters of a worker that is `age` old.
 pub(crate) fn worker(counters: &WorkerCounters, age: Duration) -> WorkerSnapshot {
     let asleep = Duration::from_nanos(counters.sleep_nanoseconds.get()).as_secs_f64();
     let share = if age.is_zero() { 0.0 } else { 100.0 * (1.0 - asleep / age.as_secs_f64()) };
@@ -48,12 +49,13 @@ pub(crate) fn worker(counters: &WorkerCounters, age: Duration) -> WorkerSnapshot
     }
 }
 
-/// The forwarding database, put together from what the workers know.
+/// Merges the forwarding databases of all workers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FdbMerge(Merged);
 
 impl FdbMerge {
-    /// Adds a part of what a worker knows, with ports named by `name`; to be [settled](Self::settle) when all has been added.
+    /// Adds a page of a worker's table, with ports named by `name`; [`settle`](Self::settle) follows when all
+    /// have been added.
     pub(crate) fn add(&mut self, page: FdbPage, name: impl Fn(PortId) -> String) {
         self.0.capacity = self.0.capacity.max(page.capacity);
         self.0.entries.extend(page.items.into_iter().map(|item| FdbEntry {
@@ -66,7 +68,7 @@ impl FdbMerge {
         if page.next.is_some() {
             return;
         }
-        // The worker's last part.
+        // This is the worker's last page, so its counters are added.
         let FdbStats { learned, moved, replaced, refused, aged, limited } = page.stats;
         for (name, count) in [
             ("learned", learned),
@@ -80,14 +82,14 @@ impl FdbMerge {
         }
     }
 
-    /// Puts the addresses in order. Of one that several workers know, the one that was seen last stays.
+    /// Sorts the addresses. If several workers know one, the entry that was seen last stays.
     pub(crate) fn settle(&mut self) {
         self.0.entries.sort_by_key(|entry| (entry.vlan, entry.mac, entry.age_seconds));
         self.0.entries.dedup_by(|later, first| (later.vlan, later.mac) == (first.vlan, first.mac));
         self.0.entries.sort_by(|a, b| (&a.port, a.vlan, a.mac).cmp(&(&b.port, b.vlan, b.mac)));
     }
 
-    /// What was put together.
+    /// Returns the merged table.
     pub(crate) fn into_inner(self) -> Merged {
         self.0
     }
@@ -102,7 +104,7 @@ mod tests {
     use crate::fdb::Fdb;
     use crate::rules::Vlans;
 
-    /// What the workers with these tables know at tick 10.
+    /// Merges these workers' tables at tick 10.
     fn known<const N: usize>(tables: [&Fdb; N]) -> serde_json::Value {
         let mut all = FdbMerge::default();
         for table in tables {

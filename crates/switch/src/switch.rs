@@ -23,22 +23,21 @@ use crate::privileged::Privileges;
 use crate::requests::Requests;
 use crate::turns::Turns;
 
-/// How often things that nobody announces are looked at: silent control clients, truncated guest
-/// memory.
+/// Interval of checks for changes that cause no event: silent control clients, truncated guest memory.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Why the switch did not start. Nothing was left running.
+/// The error of a switch that did not start. Nothing was left running.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A port cannot be opened.
+    /// A port cannot be opened; the error of its kind says why.
     #[error("port {port}: {source}")]
     Port {
         /// Name of the port.
         port: String,
-        /// What is wrong and what to do.
+        /// The error, which says what is wrong and what to do.
         source: OpenError,
     },
-    /// The control socket cannot be had.
+    /// The control socket cannot be bound.
     #[error("control socket: {0}")]
     Control(BindError),
     /// The system has no descriptors or threads left.
@@ -46,7 +45,7 @@ pub enum StartError {
     Os(#[from] io::Error),
 }
 
-/// Why a running switch ended by itself.
+/// The error that ended a running switch.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The worker thread is gone; its panic message is above.
@@ -57,10 +56,10 @@ pub enum RunError {
     Os(#[from] io::Error),
 }
 
-/// Permissions of the control socket: who may connect may change the switch.
+/// Permissions of the control socket: a client may change the switch, so only the owner may connect.
 const CONTROL_MODE: u32 = 0o600;
 
-/// A switch whose ports are open.
+/// A switch whose ports are open and whose workers run.
 pub struct Switch {
     config: Config,
     ports: PortTable,
@@ -76,13 +75,13 @@ const SIGNALS: u64 = 0;
 const CONTROL: u64 = 1;
 const FAULTS: u64 = 2;
 
-/// A switch whose sockets and taps are open, and that has no thread yet: the moment to give up the privileges that this needed. Dropping it
-/// closes everything.
+/// A switch whose sockets and taps are open, and that has no thread yet: the moment to give up the privileges
+/// that this needed. Dropping it closes everything.
 pub struct OpenSwitch {
     config: Config,
     control: ControlServer,
     plugs: Vec<Plug>,
-    /// Workers that the ports were opened for.
+    /// Number of workers that the ports were opened for.
     count: usize,
     privileges: Privileges,
 }
@@ -94,7 +93,8 @@ impl OpenSwitch {
     /// No thread, descriptor or number is left.
     pub fn start(self) -> Result<Switch, StartError> {
         let OpenSwitch { config, control, plugs, count, privileges } = self;
-        // The processors are not counted a second time, which may give another number in a sandbox.
+        // The number of workers is fixed here: counting the processors again might give another one in a
+        // sandbox.
         let settings = SwitchConfig { workers: u16::try_from(count).ok(), ..config.switch };
         let workers = Arc::new(Workers::start(&settings)?);
         let epoll = Epoll::new()?;
@@ -109,7 +109,7 @@ impl OpenSwitch {
     }
 }
 
-/// Says that a signal changes nothing, for whoever sent it to have a file read again.
+/// Logs that a signal changes nothing, for a user who sent it to have a file read again.
 fn log_ignored(signal: Signal) {
     tracing::info!("nothing is re-read on {}; rules are changed with `ringferry ctl`", name(signal));
 }
@@ -126,7 +126,7 @@ fn name(signal: Signal) -> &'static str {
     }
 }
 
-/// Names the port that cannot be opened.
+/// Adds the name of the port to the error of one that cannot be opened.
 fn port_error(port: &str) -> impl FnOnce(OpenError) -> StartError {
     let port = port.to_owned();
     |source| StartError::Port { port, source }
@@ -136,21 +136,22 @@ impl Switch {
     /// Does all of a start at once: [`Switch::open`] and [`OpenSwitch::start`].
     ///
     /// # Errors
-    /// The first thing that cannot be had; everything opened before is closed again.
+    /// A resource cannot be opened; everything opened before is closed again.
     pub fn start(config: Config, control: PathBuf, passed: Passed) -> Result<Switch, StartError> {
         Switch::open(config, control, passed)?.start()
     }
 
-    /// Opens the control socket (at `control`) and every port, from what was `passed` where the configuration says so.
+    /// Opens the control socket (at `control`) and every port, from what was `passed` where the configuration
+    /// says so.
     ///
     /// # Errors
-    /// The first thing that cannot be had; everything opened before is closed again.
+    /// A resource cannot be opened; everything opened before is closed again.
     pub fn open(config: Config, control: PathBuf, mut passed: Passed) -> Result<OpenSwitch, StartError> {
         let mut control = ControlServer::bind(&control, CONTROL_MODE).map_err(StartError::Control)?;
         if passed.privileges().are_elsewhere() {
             control.leave_file();
         }
-        // All ports before any is served: a configuration that cannot be had starts nothing.
+        // All ports are opened before any is served: a configuration with a missing resource starts nothing.
         let count = config.switch.workers();
         let mut plugs = Vec::new();
         for port in &config.ports {

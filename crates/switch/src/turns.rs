@@ -1,27 +1,29 @@
-//! Whose turn it is in the control plane, when several have something to be done.
+//! The order in which the control plane serves what is ready.
 //!
-//! What the switch itself waits for (signals, the control socket, faults) is served first, then ports, whoever has used least of the thread's time of late before
-//! others: a session that says something now and then does not wait for those that never stop. A look at what is ready is over after [`LOOK`]; whoever
-//! was not served then is ready still, and is seen by the next look.
+//! The switch's own descriptors (signals, the control socket, faults) are served first, then the ports in
+//! ascending order of the thread's time that they have used of late: a session that says something now and
+//! then does not wait for those that never stop. A round ends after [`LOOK`]; descriptors that were not
+//! served then are still ready, and the next round finds them.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Time that ports may take before the control plane looks again at what is ready. A turn of one port takes a millisecond, with a worker that is
-/// waited for rarely more than three.
+/// Time that ports may take before the control plane polls again. A turn of one port takes a millisecond; if
+/// a worker is waited for, rarely more than three.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// How much time each port has used of late.
+/// The time that each port has used of late.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     used: HashMap<u64, Duration>,
 }
 
 impl Turns {
-    /// Serves what is `ready`: tokens below `ports` all, the others in order until the time of a look is used up, at least one.
+    /// Serves the tokens in `ready`: those below `ports` all, the others in order until the time of a round
+    /// is used up, at least one.
     ///
     /// # Errors
-    /// The first error of `serve`, which ends the look.
+    /// The first error of `serve`, which ends the round.
     pub(crate) fn serve<E>(
         &mut self,
         ready: &mut [u64],
@@ -48,7 +50,7 @@ impl Turns {
         Ok(())
     }
 
-    /// Forgets the past. To be called about once a second.
+    /// Clears the times used. Called about once a second.
     pub(crate) fn forget(&mut self) {
         self.used.clear();
     }
@@ -61,7 +63,7 @@ mod tests {
 
     use super::*;
 
-    /// The tokens that are served in a look, if each takes so many milliseconds.
+    /// Returns the tokens that one round serves, if each takes so many milliseconds.
     fn look(turns: &mut Turns, ready: &[u64], milliseconds: impl Fn(u64) -> u64) -> Vec<u64> {
         let now = Cell::new(Instant::now());
         let mut served = Vec::new();
@@ -82,7 +84,7 @@ mod tests {
         for _ in 0..20 {
             assert_eq!(look(&mut turns, &storm, each).len(), 2);
         }
-        // All of them have had as many turns.
+        // All of them have had the same number of turns.
         assert!(storm.iter().all(|token| turns.used[token] == Duration::from_millis(2)));
         let with_others: Vec<u64> = storm.iter().copied().chain([50, 1]).collect();
         assert_eq!(look(&mut turns, &with_others, each)[..2], [1, 50]);

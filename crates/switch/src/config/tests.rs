@@ -44,14 +44,14 @@ fn read(text: &str) -> Result<Config, ConfigError> {
     Config::builder().toml("rf.toml", text).build()
 }
 
-/// The only problem of `text`.
+/// Returns the only problem of `text`.
 fn problem(text: &str) -> String {
     let error = read(text).expect_err("accepted");
     assert_eq!(error.problems.len(), 1, "{error}");
     error.to_string()
 }
 
-/// The only problem of a vhost-user port with these further lines, which start at line 4.
+/// Returns the only problem of a vhost-user port with these further lines, which start at line 4.
 fn vm_problem(lines: &str) -> String {
     problem(&format!("[[port]]\nkind = \"vhost-user\"\nsocket = \"/a.sock\"\n{lines}\n"))
 }

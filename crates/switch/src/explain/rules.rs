@@ -1,6 +1,8 @@
-//! What the rules of two ports mean for frames from one to the other: whether a rule keeps the ports apart, and what it limits.
+//! Describes the effect of two ports' rules on frames from one to the other: whether a rule keeps the ports
+//! apart, and the limits.
 //!
-//! The data plane decides by the same [`Membership`]; limits are said in the words in which they were written.
+//! The data plane decides by the same [`Membership`]; limits are said in the words in which they were
+//! written.
 
 use ringferry_control::explain::Way;
 
@@ -8,14 +10,14 @@ use crate::plane::{Egress, Membership};
 use crate::rules::{MAX_VID, Rules, Vid, Vlans};
 use crate::snapshot::rules_by_key;
 
-/// A port and its rules.
+/// A port's name with its rules.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ruled<'a> {
     pub(super) name: &'a str,
     pub(super) rules: &'a Rules,
 }
 
-/// Notes what the rules say of frames from one port to another; false if none of them passes.
+/// Adds the effect of the rules on frames from one port to another; returns false if none of them passes.
 pub(super) fn explain(way: &mut Way, from: Ruled<'_>, to: Ruled<'_>) -> bool {
     if from.rules == &Rules::default() && to.rules == &Rules::default() {
         return true;
@@ -91,7 +93,7 @@ fn in_words(vids: &[Vid]) -> String {
     }
 }
 
-/// The limits of the sender on what it sends, and of the receiver on what it gets.
+/// Adds the ingress limits of the sender and the egress limits of the receiver.
 fn explain_limits(way: &mut Way, from: Ruled<'_>, to: Ruled<'_>) {
     type Words = fn(&str, &str) -> String;
     let of_sender: [(&str, Words); 6] = [
@@ -124,7 +126,7 @@ fn explain_limits(way: &mut Way, from: Ruled<'_>, to: Ruled<'_>) {
     }
 }
 
-/// A value as it is written with `ringferry ctl set`.
+/// Formats a value as it is written with `ringferry ctl set`.
 fn in_short(value: &serde_json::Value) -> String {
     match value {
         serde_json::Value::String(text) => text.clone(),
@@ -139,7 +141,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, Edit};
 
-    /// What is said of frames from a port with some rules to one with others, and whether any pass.
+    /// Explains frames from a port with some rules to one with others: whether any pass, and the notes.
     fn said(from: &[&str], to: &[&str]) -> (bool, Vec<String>) {
         let rules = |settings: &[&str]| {
             let settings: Vec<_> = settings.iter().map(|setting| (*setting).to_owned()).collect();

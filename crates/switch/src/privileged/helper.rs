@@ -1,4 +1,4 @@
-//! The helper: a process that answers one switch, by its [`Charter`] alone, until that ends.
+//! The helper: a process that serves one switch within its [`Charter`], until that switch ends.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,10 +9,11 @@ use super::wire::{Connection, Reply, Request};
 use super::{Bytes, Charter};
 use crate::config::{Config, Edit, KeepError, keep};
 
-/// Takes a charter from `stream`, gives up with `confine` what it does not need for that, and answers until the other end is closed.
+/// Reads a charter from `stream`, gives up with `confine` all rights that it does not need, and answers
+/// requests until the other end is closed.
 ///
 /// # Errors
-/// The stream breaks, or carries what is no message.
+/// The stream breaks, or carries bytes that are no message.
 pub fn serve(stream: Stream, confine: impl FnOnce(&Charter)) -> io::Result<()> {
     let mut connection = Connection::new(stream);
     let Some((charter, _)) = connection.receive::<Charter>()? else { return Ok(()) };
@@ -26,7 +27,7 @@ pub fn serve(stream: Stream, confine: impl FnOnce(&Charter)) -> io::Result<()> {
 }
 
 impl Charter {
-    /// Carries out a request of a switch that may be anybody's by now.
+    /// Carries out a request. The switch may have been taken over, so the charter alone decides.
     pub(super) fn answer(&self, request: Request) -> (Reply, Option<OwnedFd>) {
         match request {
             Request::Connect { port } => match self.connected(&port) {

@@ -1,4 +1,4 @@
-//! Privilege separation: what a running switch needs rights for that it has given up is done by a helper process.
+//! Privilege separation: a helper process does the operations for which a running switch has given up the rights.
 //!
 //! `ringferry run` starts the helper (the same program) before it opens its ports, tells it once what the configuration says
 //! ([`Charter`]), and goes into its sandbox when the ports are open. From then on the switch can neither open, make or remove files, nor
@@ -38,10 +38,11 @@ use crate::config::{
 };
 use crate::rules::Rules;
 
-/// Time that the helper has for an answer: to write a file to a slow disk. Without one it is used no more.
+/// Time limit for the helper's answer, enough to write a file to a slow disk. After a timeout the helper is
+/// used no more.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What the helper may do, as the configuration says at the start.
+/// The operations that the helper may do, fixed by the configuration at the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Charter {
     /// The configuration file, and the names of the ports in it, whose rules may be changed.
@@ -69,7 +70,7 @@ impl Bytes {
 }
 
 impl Charter {
-    /// What a configuration needs, whose control socket is `control`.
+    /// Makes the charter of a configuration whose control socket is `control`.
     pub fn of(config: &Config, control: &Path) -> Charter {
         let file = config.file.as_ref().map(|file| (Bytes::from(file.path.as_path()), file.ports.clone()));
         let mut charter = Charter { file, sockets: vec![control.into()], ..Charter::default() };
@@ -86,7 +87,7 @@ impl Charter {
         charter
     }
 
-    /// The directories in which the helper reads, makes and removes files.
+    /// Returns the directories in which the helper reads, makes and removes files.
     pub fn places(&self) -> Vec<(PathBuf, Access)> {
         let directory = |path: &Path| match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
@@ -94,7 +95,7 @@ impl Charter {
         };
         let mut places = Vec::new();
         if let Some((file, _)) = &self.file {
-            // What a link leads to is replaced, not the link.
+            // If the path is a link, the file that it leads to is replaced, not the link.
             let target = std::fs::canonicalize(file.path()).unwrap_or_else(|_| file.path().to_owned());
             places.push((directory(&target), Access::all()));
         }
@@ -103,10 +104,10 @@ impl Charter {
     }
 }
 
-/// Why a change of rules is not in the configuration file.
+/// The reason why a change of rules is not in the configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NotKept {
-    /// The file is as it was, and this is why.
+    /// The file is as it was, for this reason.
     Because(String),
     /// The file would be refused at the next start.
     Refused(String),
@@ -121,7 +122,7 @@ impl From<KeepError> for NotKept {
     }
 }
 
-/// Does what needs privileges: itself, or through the helper. Clones share the helper.
+/// Does privileged operations: in this process, or through the helper. Clones share the helper.
 #[derive(Clone, Debug, Default)]
 pub struct Privileges(Option<Rc<RefCell<Helper>>>);
 
@@ -133,7 +134,7 @@ impl Privileges {
     /// Gives the helper at the other end of `stream` its charter and waits until it is ready.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The helper does not answer.
     pub fn helper(stream: Stream, charter: &Charter) -> io::Result<Privileges> {
         stream.set_timeout(Some(PATIENCE))?;
         let mut connection = Connection::new(stream);
@@ -144,7 +145,8 @@ impl Privileges {
         }
     }
 
-    /// Whether a helper has them, which then also removes the files of sockets ([`Privileges::tidy`]).
+    /// Returns true if there is a helper, which then also removes the files of sockets
+    /// ([`Privileges::tidy`]).
     pub(crate) fn are_elsewhere(&self) -> bool {
         self.0.is_some()
     }
@@ -217,7 +219,7 @@ impl Helper {
 
 /// A port with these rules, as a configuration.
 fn written(port: &PortConfig, rules: &Rules) -> String {
-    // A worker may be one that only this configuration has.
+    // The worker may exist only in the configuration of the running switch.
     let port = PortConfig { rules: rules.clone(), worker: None, ..port.clone() };
     Config { control: None, switch: SwitchConfig::default(), ports: vec![port], file: None }.dump()
 }

@@ -5,7 +5,8 @@ use ringferry_sys::socket::Listener;
 
 use super::*;
 
-/// A folder with a configuration, sockets and things that are none of the helper's business, and the charter of the configuration.
+/// A folder with a configuration, sockets and files that the helper must not touch, and the charter of the
+/// configuration.
 struct Fixture {
     folder: tempfile::TempDir,
     config: Config,
@@ -83,7 +84,7 @@ fn a_helper_connects_keeps_and_tidies_as_the_process_itself_would() {
     assert_eq!(helper.keep(elsewhere, fixture.port("vm0"), &edit, &rules), Ok(true));
     let file = Config::from_file(&fixture.folder.path().join("rf.toml")).unwrap();
     assert_eq!(file.ports[0].rules, rules);
-    // What the file would be refused for is said in the same words as without a helper.
+    // An edit that the file would be refused for is refused in the same words as without a helper.
     let mine = Edit::set(&["vlan=10".to_owned(), "static_macs=52:54:00:00:00:01".to_owned()]).unwrap();
     let rules = fixture.port("vm0").edited(&mine).unwrap();
     assert!(helper.keep(elsewhere, fixture.port("vm0"), &mine, &rules).is_ok());
@@ -94,7 +95,7 @@ fn a_helper_connects_keeps_and_tidies_as_the_process_itself_would() {
     assert!(matches!(&refusal, Err(NotKept::Refused(_))), "{refusal:?}");
     assert_eq!(helper.keep(elsewhere, fixture.port("vm1"), &taken, &rules), refusal);
 
-    // Sockets that are listened on stay, and what is not one.
+    // Sockets with a listener stay, and so do files that are no sockets.
     let mut stale = Listener::bind(fixture.folder.path().join("listen.sock")).unwrap();
     stale.leave_file();
     let mut control = Listener::bind(fixture.folder.path().join("control")).unwrap();
@@ -113,7 +114,7 @@ fn what_the_configuration_does_not_say_is_refused() {
     let (helper, thread) = fixture.helper();
     let path = fixture.folder.path().join("listen.sock");
     let _listener = Listener::bind(&path).unwrap();
-    // The switch listens there; it has no business to connect.
+    // The switch listens on its sockets; it has no business to connect to them.
     for port in ["vm0", "rf0", "vm2", "", path.to_str().unwrap(), "../vm1"] {
         assert!(helper.connect(port, &path).is_err(), "{port}");
     }
@@ -156,7 +157,7 @@ fn without_its_helper_a_switch_says_why_things_are_not_done() {
     }
 }
 
-/// What a switch that has been taken over may send: requests of the right shape with anything in them.
+/// Generates the requests that a switch that was taken over may send: of the right shape, with any content.
 fn request() -> impl Strategy<Value = Request> {
     let name = prop_oneof![
         Just("vm0".to_owned()),
@@ -193,8 +194,8 @@ fn request() -> impl Strategy<Value = Request> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever is asked for: no file comes, goes or changes but the configuration's rules, and nothing is connected to but what the
-    /// configuration says.
+    /// For all requests: no file comes, goes or changes but the configuration's rules, and connections are
+    /// made only to sockets of the configuration.
     #[test]
     fn no_request_leads_out_of_the_charter(requests in prop::collection::vec(request(), 1..8)) {
         let fixture = Fixture::new();
@@ -203,10 +204,10 @@ proptest! {
         for request in requests {
             let connects = matches!(&request, Request::Connect { .. });
             let (reply, fd) = fixture.charter.answer(request);
-            // Nobody listens at the one socket that there is to connect to.
+            // Nothing listens at the one socket that the helper may connect to.
             prop_assert!(fd.is_none() && !(connects && reply == Reply::Done), "{:?}", reply);
         }
-        // Tidying has looked whether somebody listens; nothing else may have connected there.
+        // Tidying has checked for a listener; nothing else may have connected there.
         while let Some(stream) = listener.accept().unwrap() {
             prop_assert_eq!(stream.recv(&mut [0; 8], &mut Vec::new()).unwrap().bytes, 0);
         }
@@ -214,7 +215,7 @@ proptest! {
         prop_assert_eq!(fixture.state(), before);
     }
 
-    /// Whatever bytes come, first or after a charter, the helper ends or answers, and changes nothing.
+    /// For all bytes, first or after a charter, the helper ends or answers, and changes nothing.
     #[test]
     fn no_bytes_confuse_the_helper(
         chartered in any::<bool>(),
@@ -237,7 +238,7 @@ proptest! {
             let mut connection = Connection::new(ours);
             connection.send(&fixture.charter, None).unwrap();
             prop_assert_eq!(connection.receive::<Reply>().unwrap().unwrap().0, Reply::Done);
-            // One write for all: the helper may close at any of them.
+            // All bytes are sent in one write: the helper may close at any of them.
             let _ = connection.send_bytes(&parts.concat());
         } else {
             let _ = ours.send(&[parts.concat(), b"\n".to_vec()].concat(), &[]);

@@ -7,16 +7,16 @@ use ringferry_sys::socket::Stream;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Longest message in bytes. The longest there are carry the rules of one port.
+/// Upper bound on a message, in bytes. The longest messages carry the rules of one port.
 pub(super) const MAX_MESSAGE: usize = 1 << 20;
 
-/// What the switch asks for.
+/// A request of the switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) enum Request {
-    /// Connect to the socket of this port; the answer has the connection.
+    /// Connect to the socket of this port; the reply carries the connection.
     Connect {
-        /// Name of the port.
+        /// Name of the port to connect, which must be in the charter.
         port: String,
     },
     /// Change rules of a port in the configuration file.
@@ -30,26 +30,26 @@ pub(super) enum Request {
     Tidy,
 }
 
-/// What the helper answers.
+/// A reply of the helper.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Reply {
-    /// It is done.
+    /// The request was carried out.
     Done,
     /// The file is changed.
     Kept {
-        /// The port has these very rules in the file.
+        /// True if the port has these very rules in the file now.
         same: bool,
     },
     /// The file is as it was: it would be refused at the next start.
     Refused {
-        /// The reason.
+        /// The problems that the file would have.
         text: String,
     },
-    /// Nothing was done.
+    /// The request failed and nothing was changed.
     Failed {
-        /// The number of the system's error, if it is one.
+        /// `errno`, if the system has refused it.
         code: Option<i32>,
-        /// The reason.
+        /// Description of the failure.
         text: String,
     },
 }
@@ -60,7 +60,7 @@ impl From<io::Error> for Reply {
     }
 }
 
-/// One end. Messages take turns, so nothing follows one.
+/// One end of the connection. Requests and replies alternate, so no message follows another one directly.
 #[derive(Debug)]
 pub(super) struct Connection(Stream);
 
@@ -93,10 +93,10 @@ impl Connection {
         Ok(())
     }
 
-    /// Receives a message, or `None` at the end. Descriptors but the first are closed.
+    /// Receives a message, or `None` at the end of the stream. Descriptors but the first are closed.
     ///
     /// # Errors
-    /// It is too long, not one, or takes too long.
+    /// The message is too long, is not valid JSON of this type, or takes too long.
     pub(super) fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<(T, Option<OwnedFd>)>> {
         let mut line = Vec::new();
         let mut fd = None;

@@ -66,7 +66,7 @@ impl Kept {
         self.edit(Edit::unset(&keys.iter().map(|&text| text.to_owned()).collect::<Vec<_>>()))
     }
 
-    /// Why the last edit was not kept; nothing was left beside the file.
+    /// Returns the reason why the last edit was not kept; checks that no other file was left behind.
     fn not_kept(&self, result: Result<bool, KeepError>) -> String {
         match result {
             Err(KeepError::NotKept(why)) => why,
@@ -97,7 +97,7 @@ fn comments_before_a_key_outlive_it() {
     assert_eq!(kept.unset(&["max_macs"]), Ok(true));
     let without = without.replace("max_macs = 2\n", "");
     assert_eq!(kept.text(), without);
-    // With no table behind it: the end of the file.
+    // No table follows, so the comment goes to the end of the file.
     let tail = "[[port]]\nname = 'vm0'\nkind = 'tap'\ntap = 'a'\n# Why.\nisolated = true\n# The end.\n";
     let mut kept = Kept::of(tail);
     assert_eq!(kept.unset(&["isolated"]), Ok(true));
@@ -174,7 +174,7 @@ fn files_that_cannot_take_an_edit_are_left_alone() {
     assert!(kept.not_kept(why).contains("rf.toml: cannot be read: No such file"));
 }
 
-/// What is in force would do; what the file says beside it would not.
+/// The rules in force would be accepted; with the rest of the file they are not.
 #[test]
 fn edits_that_the_file_cannot_have_are_refused() {
     let mut kept = Kept::of(FILE);

@@ -8,7 +8,7 @@ fn read(text: &str) -> Result<Config, ConfigError> {
     Config::builder().toml("rf.toml", text).build()
 }
 
-/// The rules of a tap with these lines, which start at line 4.
+/// Parses the rules of a tap with these lines, which start at line 4.
 fn rules(lines: &str) -> Result<Rules, String> {
     let config = read(&format!("[[port]]\nkind = 'tap'\ntap = 'a'\n{lines}\n"));
     let config = config.map_err(|error| error.to_string())?;
@@ -16,7 +16,7 @@ fn rules(lines: &str) -> Result<Rules, String> {
     Ok(config.ports[0].rules.clone())
 }
 
-/// The only problem of such a tap.
+/// Returns the only problem of such a tap.
 fn problem(lines: &str) -> String {
     let problem = rules(lines).expect_err("accepted");
     assert_eq!(problem.lines().count(), 1, "{problem}");
@@ -323,7 +323,7 @@ fn edits_change_what_they_name_and_nothing_else() {
     is(set(&port("vlan = 10"), &["trunk=10,20-29", "native=10"]), "trunk = [10, '20-29']\nnative = 10");
     is(set(&port("trunk = [10]\nnative = 5"), &["vlan=10"]), "vlan = 10");
     is(set(&port("trunk = [10]\nnative = 5"), &["trunk=all"]), "trunk = 'all'\nnative = 5");
-    // What was said of frames without a tag goes with them to their new VLAN.
+    // Static addresses without a VLAN of their own move with the frames without a tag to their new VLAN.
     is(
         set(&port("vlan = 10\nstatic_macs = ['52:54:00:00:00:01']"), &["vlan=20"]),
         "vlan = 20\nstatic_macs = ['52:54:00:00:00:01']",
@@ -443,7 +443,8 @@ proptest! {
         prop_assert_eq!(&read(&config.dump()).unwrap(), &config, "{}", config.dump());
     }
 
-    /// What a running port has is the base of every edit, so it must survive one that changes nothing.
+    /// Every edit starts from the rules of the running port, so they must survive an edit that changes
+    /// nothing.
     #[test]
     fn an_edit_of_one_key_leaves_the_others(rules in any_rules()) {
         let mut port = port("");
@@ -454,7 +455,7 @@ proptest! {
 
     #[test]
     fn no_text_is_too_odd_for_a_value(text in "\\PC*", key in prop::sample::select(RulesKeys::KEYS.iter().map(|key| key.name).collect::<Vec<_>>())) {
-        // An answer is enough; most are refused.
+        // The test only asks for an answer; most edits are refused.
         let _ = set(&port(""), &[&format!("{key}={text}")]);
     }
 }

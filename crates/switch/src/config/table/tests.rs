@@ -1,4 +1,4 @@
-//! Random configurations, made from the table itself.
+//! Generator of random configurations, made from the table itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::*;
 use crate::config::values::with_unit;
 use crate::config::{Config, Flag, PortKind, Scope, sections};
 
-/// A value of a flag as it is written in a file.
+/// Converts a value of a flag to the text of a file.
 pub(in crate::config) fn in_file(shape: &Shape, flag: &str) -> String {
     match shape {
         Shape::Boolean => matches!(flag, "true" | "on" | "yes").to_string(),
@@ -29,7 +29,7 @@ pub(in crate::config) fn in_file(shape: &Shape, flag: &str) -> String {
     }
 }
 
-/// A value of a file as it is written in a flag.
+/// Converts a value of a file to the text of a flag.
 fn in_flag(value: &Toml) -> String {
     match value {
         Toml::String(text) => text.clone(),
@@ -39,7 +39,7 @@ fn in_flag(value: &Toml) -> String {
     }
 }
 
-/// Values, as in a flag.
+/// Generates values of a shape, as in a flag.
 fn value(shape: &Shape) -> BoxedStrategy<String> {
     match shape {
         Shape::Boolean => {
@@ -86,7 +86,7 @@ fn value(shape: &Shape) -> BoxedStrategy<String> {
 fn text(placeholder: &str) -> BoxedStrategy<String> {
     let mac = "[0-9a-f][02468ace]:[0-9a-f]{2}:[0-9a-f]{2}:[0-9a-f]{2}:[0-9a-f]{2}:0[1-9]";
     match placeholder {
-        // With and without what a port can be called.
+        // Some paths have characters that a port's name may not have.
         "PATH" => "/[a-z]{1,5}/[a-zA-Z0-9 _-]{1,9}(\\.sock)?".boxed(),
         "NAME" => "[a-z][a-z0-9._@-]{0,10}".boxed(),
         "MAC" => mac.boxed(),
@@ -107,7 +107,8 @@ fn text(placeholder: &str) -> BoxedStrategy<String> {
     }
 }
 
-/// A port as somebody might write it: what the flag begins with, a value for every other key, and which of them are given.
+/// A port as a user might write it: the beginning of the flag, a value for every other key, and the set of
+/// keys that are given.
 #[derive(Clone, Debug)]
 struct Draft {
     kind: &'static str,
@@ -164,7 +165,7 @@ fn file(text: &str) -> Config {
         .unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-/// The keys of a port of a kind, but for the kind.
+/// Returns the keys of a port of a kind, without `kind`.
 fn keys_of(kind: &str) -> impl Iterator<Item = &'static Key> {
     let here = sections().filter(move |(scope, _)| match scope {
         Scope::Port | Scope::Rules => true,
@@ -174,7 +175,7 @@ fn keys_of(kind: &str) -> impl Iterator<Item = &'static Key> {
     here.flat_map(|(_, keys)| keys).filter(|key| key.name != "kind")
 }
 
-/// A value for each key.
+/// Generates a value for each key.
 fn values(keys: impl Iterator<Item = &'static Key>) -> impl Strategy<Value = BTreeMap<&'static str, String>> {
     let all: Vec<_> = keys.map(|key| value(&key.shape()).prop_map(|value| (key.name, value))).collect();
     all.prop_map(|all| all.into_iter().collect())
@@ -198,7 +199,7 @@ fn draft() -> impl Strategy<Value = Draft> {
     })
 }
 
-/// Keys of the file that are not of a port.
+/// Generates the keys of a file that are not a port's.
 fn rest() -> impl Strategy<Value = String> {
     let keys = |wanted| sections().filter(move |(scope, _)| *scope == wanted).flat_map(|(_, keys)| keys);
     let lines = |wanted| {
@@ -213,7 +214,7 @@ fn rest() -> impl Strategy<Value = String> {
     (lines(Scope::Top), lines(Scope::Switch)).prop_map(|(top, switch)| format!("{top}[switch]\n{switch}"))
 }
 
-/// The flag that makes a port.
+/// Returns the flag that makes the same port.
 fn written_as_a_flag(config: &Config) -> String {
     let mut entries: BTreeMap<_, _> = config.ports[0].entries().into_iter().collect();
     let kind = entries.remove("kind").unwrap();
@@ -248,7 +249,7 @@ proptest! {
     }
 }
 
-/// The generator above does not leave out what is hard to say.
+/// The generator above leaves no key out.
 #[test]
 fn random_ports_have_every_key() {
     let mut runner = TestRunner::deterministic();
@@ -263,10 +264,10 @@ fn random_ports_have_every_key() {
     assert_eq!(seen, all);
 }
 
-/// A draft with one key and whatever it needs.
+/// Makes a draft with one key and the keys that it needs.
 fn with(kind: &'static str, flag: &'static Flag, at: &str, key: &Key, value: &str) -> Option<Draft> {
     let values: BTreeMap<_, _> = keys_of(kind).map(|key| (key.name, key.example.to_owned())).collect();
-    // A guard of IP addresses stands on one of Ethernet addresses, which has a meaning of its own.
+    // `allowed_ips` needs `allowed_macs`, which has a meaning of its own.
     let guard = (key.name == "allowed_ips").then_some("allowed_macs");
     let needed = key.only_with.map(|(with, _)| with).or(guard);
     let given = [key.name].into_iter().chain(needed).collect();
@@ -281,7 +282,7 @@ fn with(kind: &'static str, flag: &'static Flag, at: &str, key: &Key, value: &st
     (begins || draft.given.contains(key.name)).then_some(draft)
 }
 
-/// All ways to begin a flag, with a place to begin at.
+/// Returns all ways to begin a flag, with an example of the place.
 fn begins() -> impl Iterator<Item = (&'static str, &'static Flag, String)> {
     PortKind::flags().flat_map(|(kind, flag)| {
         let key = keys_of(kind).find(|key| key.name == flag.key).unwrap();
@@ -293,7 +294,8 @@ fn begins() -> impl Iterator<Item = (&'static str, &'static Flag, String)> {
     })
 }
 
-/// What a file or flag with this key makes, and the same without the key; the first way to begin a flag that takes it.
+/// Returns the configurations with and without this key, made by a file or by the first way to begin a flag
+/// that takes it.
 fn with_and_without(scope: Scope, key: &Key, value: &str) -> Option<(Config, Config)> {
     let port = "[[port]]\nkind = 'tap'\ntap = 'rf0'\n";
     let line = format!("{} = {}\n", key.name, in_file(&key.shape(), value));
@@ -341,7 +343,7 @@ fn every_key_is_explained_and_its_example_and_default_are_accepted() {
     }
 }
 
-/// What people copy, and where it sends them.
+/// People copy the example of the package, so it must be valid.
 #[test]
 fn example_of_the_package_is_valid() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/ringferry.toml");

@@ -1,11 +1,11 @@
-//! Migration of a queue from one worker to another while packets flow: nothing is lost, and no flow's packets change places.
+//! Migration of a queue from one worker to another while packets flow. No packet is lost, and no flow is reordered.
 //!
 //! The control plane leads ([`Workers::assign`]). Each step is a command that a worker carries out between two bursts, and answers:
 //!
 //! ```text
 //!   control plane              old owner            new owner            every worker
 //!   1  park            ──────────────────────────►  parks frames for it
-//!   2  set owner        (whoever begins a burst from now on sends frames for the queue to the new owner)
+//!   2  set owner        (bursts that begin from now on send frames for the queue to the new owner)
 //!   3  settle          ─────────────────────────────────────────────────►  delivers what others have handed to it
 //!   4  detach          ─────►  settles, lets go
 //!   5  settle          ─────────────────────────────────────────────────►  delivers what the old owner has forwarded
@@ -43,38 +43,39 @@ pub(crate) struct QueueOwners(Mutex<BTreeMap<PortId, Owned>>);
 /// The owners of one port's queues.
 #[derive(Clone, Debug)]
 enum Owned {
-    /// Pairs, whose owners stand where all workers see them.
+    /// The owners of queue pairs, in the words that all workers read.
     Pairs(Arc<PortShared>),
-    /// A single queue that this worker reads, or several that are read by one worker each.
+    /// Queues read without hand-off: one that the worker `reader` reads, or several that are read by one
+    /// worker each.
     Local { queues: u16, reader: usize },
 }
 
-/// Why a queue cannot migrate.
+/// The error of a queue that cannot migrate; nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MigrationError {
-    /// There are fewer workers.
+    /// The worker does not exist.
     #[error("there is no worker {worker}: the switch has {workers}, from 0 on (--workers, [switch] workers)")]
     Worker {
-        /// The one that was asked for.
+        /// The worker that was asked for.
         worker: usize,
-        /// How many there are.
+        /// The number of workers.
         workers: usize,
     },
-    /// There are fewer queues.
+    /// The queue does not exist.
     #[error("the port has no queue {queue}: there are {queues}, from 0 on")]
     Queue {
-        /// The one that was asked for.
+        /// The queue that was asked for.
         queue: u16,
-        /// How many there are.
+        /// The number of the port's queues.
         queues: u16,
     },
-    /// Each queue of the tap is a worker's own.
+    /// Each of these queues of a tap belongs to one worker for good.
     #[error("each of the tap's {0} queues is with a worker of its own, and stays there")]
     TapQueues(u16),
-    /// No such port.
+    /// There is no port of this id.
     #[error("no worker serves the port")]
     Port,
-    /// A worker does not take part.
+    /// A worker did not answer in time.
     #[error("{0}: try again later")]
     Late(#[from] Late),
 }
@@ -84,7 +85,8 @@ impl QueueOwners {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes the owners of a new port: the first queue is with worker `first`, and those after it with the next in turn.
+    /// Records the owners of a new port: the first queue is with worker `first`, and those after it with the
+    /// next in turn.
     pub(crate) fn add(&self, port: PortId, steering: &Steering, first: usize, queues: u16, workers: usize) {
         let owned = match steering {
             Steering::Pairs(shared) => {
@@ -100,7 +102,7 @@ impl QueueOwners {
         self.all().remove(&port);
     }
 
-    /// Queues that a port has at most.
+    /// Returns the upper bound on the queues of a port.
     fn queues(&self, port: PortId) -> u16 {
         match self.all().get(&port) {
             Some(Owned::Pairs(_)) => PAIRS,
@@ -109,7 +111,7 @@ impl QueueOwners {
         }
     }
 
-    /// The worker that a queue is with; the first, if there is no such queue.
+    /// Returns the worker that has a queue; the first worker, if there is no such queue.
     pub(crate) fn of(&self, port: PortId, queue: u16) -> usize {
         match self.all().get(&port) {
             Some(Owned::Pairs(shared)) => shared.owner(queue),
@@ -120,9 +122,10 @@ impl QueueOwners {
     }
 }
 
-/// What each step of a migration asks of the workers. Every method returns when it has been done.
+/// The commands to workers that a migration consists of. Every method but [`unpark`](Self::unpark) returns
+/// when the command has been carried out.
 pub(crate) trait MigrationSteps {
-    /// A queue that no worker has.
+    /// A queue on its way from one worker to another.
     type Detached;
 
     /// Has `worker` park frames for the queue.
@@ -131,17 +134,19 @@ pub(crate) trait MigrationSteps {
     /// Has `worker` hand on the frames that it has parked, and park no more. Does not wait.
     fn unpark(&mut self, worker: usize, port: PortId);
 
-    /// Has every worker deliver what others have handed to it.
+    /// Has every worker deliver the frames that others have handed off to it.
     fn settle(&mut self) -> Result<(), Late>;
 
-    /// Has `worker` settle and let go of the queue; `None` if it does not have it. One that is late takes it back.
+    /// Has `worker` settle and give up the queue; `None` if it does not have it. If it is late, it takes the
+    /// queue back.
     fn detach(&mut self, worker: usize, port: PortId, queue: u16) -> Result<Option<Self::Detached>, Late>;
 
-    /// Has `worker` serve the queue, parked frames first.
+    /// Has `worker` serve the queue, and deliver the parked frames first.
     fn attach(&mut self, worker: usize, port: PortId, queue: u16, detached: Self::Detached);
 }
 
-/// Migrates a queue of a port to another of `workers` workers: see the head of this file. Returns whose it was.
+/// Migrates a queue of a port to another of `workers` workers: see the head of this file. Returns its old
+/// owner.
 ///
 /// # Errors
 /// See [`MigrationError`]; nothing has changed.
@@ -180,7 +185,8 @@ pub(crate) fn migrate<S: MigrationSteps>(
     Ok(before)
 }
 
-/// All steps for the queue of a pair. If somebody is late before the queue has been let go, nothing has changed.
+/// Runs all steps for the queue of a pair. If a worker is late before the queue has been given up, nothing
+/// has changed.
 pub(crate) fn migrate_pair<S: MigrationSteps, W: Word>(
     steps: &mut S,
     shared: &PortShared<W>,
@@ -198,7 +204,8 @@ pub(crate) fn migrate_pair<S: MigrationSteps, W: Word>(
     Ok(())
 }
 
-/// The steps from when nobody has the queue. If somebody is late from here on, packets may overtake others, but none is lost.
+/// Runs the steps after the old owner has given up the queue. If a worker is late from here on, packets may
+/// overtake others, but none is lost.
 fn hand_over<S: MigrationSteps>(
     steps: &mut S,
     port: PortId,
@@ -212,7 +219,7 @@ fn hand_over<S: MigrationSteps>(
     }
 }
 
-/// The steps until nobody has the queue, which is a pair's.
+/// Runs the steps until the old owner gives up the queue, which is a pair's.
 fn detach_pair<S: MigrationSteps, W: Word>(
     steps: &mut S,
     shared: &PortShared<W>,
@@ -252,7 +259,7 @@ impl<P: Queues> MigrationSteps for &Workers<P> {
 }
 
 impl<P: Queues> Workers<P> {
-    /// Migrates a queue of a port to another worker: see the head of `migration.rs`. Returns whose it was.
+    /// Migrates a queue of a port to another worker: see the head of `migration.rs`. Returns its old owner.
     ///
     /// # Errors
     /// See [`MigrationError`]; nothing has changed.

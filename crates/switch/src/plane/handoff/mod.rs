@@ -1,13 +1,13 @@
-//! Between workers: frames that are handed off, which queue a frame is for, and queues that migrate.
+//! Hand-off between workers: rings for frames, the choice of a frame's queue, and the migration of queues.
 //!
 //! | file | idea |
 //! |---|---|
-//! | `ring` | the hand-off rings, and how a worker that sleeps is woken |
-//! | `sleep` | the handshake by which nothing waits for a worker that sleeps |
-//! | `selector` | which queue pair of a port a frame goes to |
-//! | `shared` | what all workers, and the control plane, know of a port's pairs |
-//! | `migration` | how a queue goes from one worker to another under traffic |
-//! | `primitives` | what all of this asks of memory that workers share |
+//! | `ring` | the hand-off rings, and the doorbells of workers that sleep |
+//! | `sleep` | the sleep handshake: no frame is left waiting for a worker that sleeps |
+//! | `selector` | selects the queue pair of a port that a frame goes to |
+//! | `shared` | the state of a port's pairs that all workers and the control plane share |
+//! | `migration` | moves a queue from one worker to another under traffic |
+//! | `primitives` | traits for the shared memory that all of this uses |
 //! | `model` | all of it under the model checker loom |
 
 pub(crate) mod migration;

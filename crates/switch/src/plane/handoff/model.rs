@@ -1,8 +1,10 @@
-//! The hand-off and the migration of a pair under the model checker loom, in every order that the memory model allows.
+//! The hand-off and the migration of a pair under the model checker loom, in every order that the memory
+//! model allows.
 //!
-//! What runs is the engine's own [`Handoff`], [`TxQueueSelector`], [`PortShared`] and [`migrate_pair`], on loom's atomics; the model adds what surrounds
-//! them: a ring that keeps rtrb's promises and nothing more, the channels of commands, and two workers that do no more than they must.
-//! [`Promises`] says which order, fence or barrier there is, so that for each of them a test leaves it out and expects a fault.
+//! The model runs the engine's own [`Handoff`], [`TxQueueSelector`], [`PortShared`] and [`migrate_pair`], on
+//! loom's atomics; the model adds what surrounds them: a ring that keeps rtrb's promises and nothing more,
+//! the channels of commands, and two workers that do no more than they must. [`Promises`] lists the orders,
+//! fences and barriers; for each of them a test leaves it out and expects a fault.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -26,23 +28,24 @@ use crate::counters::DropReason;
 use crate::fdb::PortId;
 use crate::plane::worker::handles::Late;
 
-/// Forced context switches, where all interleavings are too many. One finds every mistake.
+/// Bound on forced context switches, for models with too many interleavings. One is enough to find every
+/// mistake that the tests make.
 const PREEMPTIONS: usize = 2;
 
-/// What is relied on.
+/// The orders, fences and barriers that the engine relies on; a test turns one of them off.
 trait Promises: Debug + Sized + Send + Sync + 'static {
     /// The fences of the sleep handshake.
     const CONSUMER_FENCE: bool = true;
     const PRODUCER_FENCE: bool = true;
-    /// A ring's entries, and its free places, are published.
+    /// The orders with which a ring publishes and reads entries and free places.
     const RING_RELEASE: Ordering = Ordering::Release;
     const RING_ACQUIRE: Ordering = Ordering::Acquire;
-    /// Changes of what is known of a port are published.
+    /// The orders with which changes of a port's shared words are published and read.
     const WORD_RELEASE: Ordering = Ordering::Release;
     const WORD_ACQUIRE: Ordering = Ordering::Acquire;
-    /// Commands, and their answers, show what was written before they were sent.
+    /// Commands and answers make visible what was written before they were sent.
     const COMMANDS_IN_ORDER: bool = true;
-    /// The steps of a migration.
+    /// The steps of a migration, each of which can be left out.
     const PARK: bool = true;
     const SETTLE_BEFORE: bool = true;
     const SETTLE_IN_DETACH: bool = true;
@@ -72,12 +75,12 @@ promises! {
     NoSettleAfter { SETTLE_AFTER: bool = false }
 }
 
-/// Loom's primitives, as far as `P` keeps its promises.
+/// Loom's primitives, weakened where `P` breaks a promise.
 #[derive(Debug)]
 struct Model<P>(PhantomData<P>);
 
 impl<P: Promises> Primitives for Model<P> {
-    /// So few that a worker soon has to wait for buffers to come back.
+    /// Frames under way: so few that a worker soon has to wait for buffers to come back.
     const DEPTH: usize = 2;
 
     type Flag = ModelFlag<P>;
@@ -87,7 +90,7 @@ impl<P: Promises> Primitives for Model<P> {
     type Consumer<T: Debug> = End<T, P>;
 
     fn ring<T: Debug>(places: usize) -> (End<T, P>, End<T, P>) {
-        // What the engine may fill up has a place for each entry of a model.
+        // A ring in a model has at most four places.
         let places = places.min(4);
         let slots = (0..places).map(|_| Slot { entry: Mutex::default(), written: AtomicUsize::new(0) });
         let ring =
@@ -170,9 +173,10 @@ impl<P: Promises> Word for ModelWord<P> {
 /// One place of a ring.
 #[derive(Debug)]
 struct Slot<T> {
-    /// One side at a time has it, so the lock orders nothing: it is the standard library's, which loom does not see.
+    /// The entry. Only one side has it at a time, so the lock orders nothing: it is the standard library's,
+    /// which loom does not see.
     entry: Mutex<Option<T>>,
-    /// The number of the entry, written with it and before it is published.
+    /// Number of the entry, written with it and before it is published.
     written: AtomicUsize,
 }
 
@@ -180,16 +184,16 @@ struct Slot<T> {
 #[derive(Debug)]
 struct Ring<T> {
     slots: Vec<Slot<T>>,
-    /// Entries that were taken, and put in.
+    /// Numbers of entries taken and put in so far.
     head: AtomicUsize,
     tail: AtomicUsize,
 }
 
-/// One end of a ring.
+/// The producer's or the consumer's end of a ring.
 #[derive(Debug)]
 struct End<T, P> {
     ring: Arc<Ring<T>>,
-    /// What this end has put in, or taken.
+    /// Number of entries that this end has put in, or taken.
     own: usize,
     promises: PhantomData<P>,
 }
@@ -197,7 +201,7 @@ struct End<T, P> {
 impl<T: Debug, P: Promises> Push<T> for End<T, P> {
     fn push(&mut self, entry: T) -> Result<(), T> {
         let Ring { slots, head, tail } = &*self.ring;
-        // The engine counts what is under way, and never finds a ring full.
+        // The engine counts the frames under way, and never finds a ring full.
         assert!(self.own - head.load(P::RING_ACQUIRE) < slots.len(), "no place for {entry:?}");
         let slot = &slots[self.own % slots.len()];
         *slot.entry.lock().unwrap_or_else(PoisonError::into_inner) = Some(entry);
@@ -227,10 +231,10 @@ impl<T: Debug, P: Promises> Pop<T> for End<T, P> {
     }
 }
 
-/// What wakes two workers.
+/// The doorbells of two workers.
 type Bells<P> = [std::sync::Arc<Doorbell<Model<P>>>; 2];
 
-/// The ends of two workers.
+/// Makes the hand-off ends of two workers.
 fn two<P: Promises>() -> ([Handoff<Model<P>>; 2], Bells<P>) {
     let bells = [(); 2].map(|()| std::sync::Arc::new(Doorbell::new(Notify::new())));
     (Handoff::mesh(&bells).try_into().expect("two workers"), bells)
@@ -242,13 +246,14 @@ fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// A port of the models; another one sends to it.
+/// The port of the models that frames are sent to.
 const PORT: PortId = PortId(0);
 const FROM: PortId = PortId(1);
 const LAST: Mac = Mac([2, 0, 0, 0, 0, 1]);
 
-/// One worker hands frames off to another, which sleeps whenever it finds nothing, and gives their buffers back. Everything that found a place arrives,
-/// once and in order, whoever sleeps is woken, and in the end no buffer is missing.
+/// One worker hands frames off to another, which sleeps whenever it finds nothing, and gives their buffers
+/// back. Every frame that found a place arrives, once and in order; a worker that sleeps is woken; in the end
+/// no buffer is missing.
 fn frames_arrive_and_buffers_come_back<P: Promises>() {
     check(PREEMPTIONS, || {
         let ([mut producer, mut consumer], bells) = two::<P>();
@@ -267,7 +272,7 @@ fn frames_arrive_and_buffers_come_back<P: Promises>() {
         });
         let (mut received, mut told) = (Vec::new(), false);
         while !told {
-            // News first, as a worker does: what was sent before is there then.
+            // News are read first, as a worker does it: frames sent before them are visible then.
             told = consumer.hear() == Some(News(0, LAST, PORT));
             while let Some((from, handed)) = consumer.receive() {
                 received.extend_from_slice(&handed.frame);
@@ -313,8 +318,8 @@ fn without_the_acquire_of_a_ring_a_frame_shows_too_early() {
     frames_arrive_and_buffers_come_back::<NoRingAcquire>();
 }
 
-/// The control plane says what a port is like and has its owner start a pair; a third thread, which was told nothing, sees the pair. Whatever it sees of
-/// the port then is what was said before.
+/// The control plane sets a port's offloads and has its owner start a pair; a third thread, which was told
+/// nothing, sees the pair. It then also sees the offloads that were set before.
 fn who_sees_a_change_sees_what_belongs_to_it<P: Promises>() {
     check(PREEMPTIONS, || {
         let shared = std::sync::Arc::new(PortShared::<ModelWord<P>>::default());
@@ -354,7 +359,8 @@ fn without_the_acquire_of_a_change_it_shows_too_early() {
     who_sees_a_change_sees_what_belongs_to_it::<NoWordAcquire>();
 }
 
-/// What receives frames behind the pair that migrates, in memory that belongs to the pair's owner: its words have no order of their own.
+/// The receiver behind the pair that migrates, in memory that belongs to the pair's owner: its words have no
+/// order of their own.
 #[derive(Debug, Default)]
 struct Guest {
     count: AtomicUsize,
@@ -374,11 +380,12 @@ impl Guest {
     }
 }
 
-/// The pair that migrates: what its guest has sent and nobody has read. Who has it may deliver to its [`Guest`], too.
+/// The pair that migrates: the frames that its guest has sent and no worker has read. Its owner may deliver
+/// to its [`Guest`], too.
 #[derive(Debug)]
 struct Pair(VecDeque<u8>);
 
-/// What a worker is asked to do.
+/// A command of the control plane to a worker.
 #[derive(Debug)]
 enum Command {
     Park,
@@ -388,11 +395,11 @@ enum Command {
     End,
 }
 
-/// A channel.
+/// A channel between the control plane and a worker.
 struct Channel<T, P> {
     sender: Sender<T>,
     receiver: Mutex<Receiver<T>>,
-    /// Messages that were sent, where these are not [in order](Promises::COMMANDS_IN_ORDER).
+    /// Number of messages sent, where these are not [in order](Promises::COMMANDS_IN_ORDER).
     sent: AtomicUsize,
     message: Mutex<Option<T>>,
     promises: PhantomData<P>,
@@ -427,7 +434,7 @@ impl<T, P: Promises> Channel<T, P> {
     }
 }
 
-/// Commands to one worker, and its answers.
+/// The channels to one worker: commands, and its answers.
 struct Mailbox<P> {
     commands: Channel<Command, P>,
     answers: Channel<Option<Pair>, P>,
@@ -439,7 +446,7 @@ impl<P: Promises> Mailbox<P> {
     }
 }
 
-/// The control plane.
+/// The control plane, which runs the engine's migration.
 struct Control<P> {
     workers: [std::sync::Arc<Mailbox<P>>; 2],
     asked: [usize; 2],
@@ -492,9 +499,9 @@ struct Worker<P: Promises> {
     selector: TxQueueSelector<Model<P>>,
     /// The pair that migrates, if it is here.
     pair: Option<Pair>,
-    /// Behind that pair.
+    /// The guest behind the pair that migrates.
     receiver: std::sync::Arc<Guest>,
-    /// Behind a pair of another port, which the new owner has.
+    /// The guest behind a pair of another port, which the new owner has.
     other: std::sync::Arc<Guest>,
     mailbox: std::sync::Arc<Mailbox<P>>,
     done: usize,
@@ -517,13 +524,14 @@ impl<P: Promises> Worker<P> {
         }
     }
 
-    /// A burst of what another port sends to the pair that migrates.
+    /// Runs a burst of another port that sends to the pair that migrates.
     fn burst(&mut self, frame: u8) {
         self.selector.refresh(&self.handoff);
         self.deliver(frame);
     }
 
-    /// A burst of what the guest of the pair that migrates has sent to the other port: one frame, if there is one and the pair is here.
+    /// Runs a burst of the pair that migrates, sent to the other port: one frame, if there is one and the
+    /// pair is here.
     fn poll(&mut self) {
         if let Some(frame) = self.pair.as_mut().and_then(|Pair(sent)| sent.pop_front()) {
             if self.handoff.me() == NEW {
@@ -544,14 +552,14 @@ impl<P: Promises> Worker<P> {
         }
     }
 
-    /// Carries out so many commands.
+    /// Carries out this many commands.
     fn serve_some(&mut self, commands: usize) {
         for _ in 0..commands {
             assert!(self.serve(), "another one follows");
         }
     }
 
-    /// Carries out the next command. Whether another one follows.
+    /// Carries out the next command. Returns true if another one follows.
     fn serve(&mut self) -> bool {
         self.done += 1;
         let command = self.mailbox.commands.receive(self.done);
@@ -585,7 +593,8 @@ impl<P: Promises> Worker<P> {
     }
 }
 
-/// A migration with everything that takes part in it. `old` and `new` are what the two workers do until the last command.
+/// Runs a migration with everything that takes part in it. `old` and `new` are the actions of the two workers
+/// until the last command.
 fn migration<P: Promises>(
     sent: impl IntoIterator<Item = u8>,
     old: impl FnOnce(&mut Worker<P>) + 'static,
@@ -616,7 +625,7 @@ fn migration<P: Promises>(
     });
     let mut control = Control { workers: mailboxes, asked: [0; 2], settled: false };
     migrate_pair(&mut control, &shared, PORT, 0, NEW).unwrap();
-    // What either still has for the other is delivered.
+    // Frames that either still has for the other are delivered.
     for worker in [OLD, NEW] {
         control.ask(worker, Command::Settle);
     }
@@ -628,9 +637,10 @@ fn migration<P: Promises>(
     [receiver.all(), other.all()]
 }
 
-/// The new owner sends the queue frames all the while: two bursts, each after so many of the commands that it gets, and one when it has the queue.
+/// The new owner sends frames to the queue all the while: two bursts, each after so many of the commands that
+/// it gets, and one when it has the queue.
 fn frames_for_a_queue_that_migrates<P: Promises>() {
-    // Park, settle, settle, attach: the first is answered before the owner changes.
+    // The commands are park, settle, settle, attach: the first is answered before the owner changes.
     let commands = if P::PARK { 3 } else { 2 };
     for (first, second) in (0..=commands).flat_map(|first| (first..=commands).map(move |then| (first, then)))
     {

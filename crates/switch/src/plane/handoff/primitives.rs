@@ -1,7 +1,7 @@
-//! What the hand-off asks of memory that workers share: rings, flags and words that several threads write or read.
+//! The primitives that the hand-off is built on: rings, flags and words that several threads write or read.
 //!
-//! [`Std`] is what the switch runs on, the standard library's atomics and rtrb's rings. The traits are there so that the [models](super::model) can run
-//! the same code on loom's, with one order or fence left out.
+//! [`Std`] is the choice of the switch: the standard library's atomics and rtrb's rings. The traits are there
+//! so that the [models](super::model) can run the same code on loom's, with one order or fence left out.
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,9 +12,9 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use super::ring::DEPTH;
 use super::sleep::Flag;
 
-/// One choice of all of them.
+/// One choice of all primitives.
 pub(crate) trait Primitives: Debug + Sized {
-    /// What may be under way from one worker to another: see [`DEPTH`].
+    /// Upper bound on the frames under way from one worker to another: see [`DEPTH`].
     const DEPTH: usize = DEPTH;
 
     type Flag: Flag + Debug;
@@ -23,46 +23,46 @@ pub(crate) trait Primitives: Debug + Sized {
     type Producer<T: Debug>: Push<T> + Debug;
     type Consumer<T: Debug>: Pop<T> + Debug;
 
-    /// The ends of a ring with so many places, for one producer and one consumer.
+    /// Makes the ends of a ring with so many places, for one producer and one consumer.
     fn ring<T: Debug>(places: usize) -> (Self::Producer<T>, Self::Consumer<T>);
 }
 
-/// What wakes a worker.
+/// Wakes a worker that sleeps.
 pub(crate) trait Bell {
     fn ring(&self);
 }
 
 /// The producer's end of a ring.
 pub(crate) trait Push<T> {
-    /// Publishes an entry, which is given back if no place is free.
+    /// Publishes an entry; gives it back if no place is free.
     fn push(&mut self, entry: T) -> Result<(), T>;
 }
 
 /// The consumer's end of a ring.
 pub(crate) trait Pop<T> {
-    /// Takes the oldest entry, whose place is free then.
+    /// Takes the oldest entry and frees its place.
     fn pop(&mut self) -> Option<T>;
     fn is_empty(&self) -> bool;
 }
 
 /// A word that several threads change, or that one changes and others read.
 pub trait Word {
-    /// A word with this value.
+    /// Makes a word with this value.
     fn new(value: u64) -> Self;
-    /// Loads with relaxed order.
+    /// Loads the word with relaxed order.
     fn get(&self) -> u64;
-    /// Stores with relaxed order.
+    /// Stores the word with relaxed order.
     fn set(&self, value: u64);
-    /// Loads with acquire order.
+    /// Loads the word with acquire order.
     fn observe(&self) -> u64;
-    /// Adds with release order: whoever [observes](Self::observe) it sees what was written before.
+    /// Adds with release order: a thread that [observes](Self::observe) the result sees all writes before it.
     fn publish(&self, add: u64);
-    /// Sets the bits of a mask, or clears them, with relaxed order. As it is a read-modify-write, who observes its result sees what was
-    /// published before, too.
+    /// Sets the bits of a mask, or clears them, with relaxed order. As it is a read-modify-write, a thread
+    /// that observes its result also sees the writes before an earlier [`publish`](Self::publish).
     fn set_bits(&self, mask: u64, value: bool);
 }
 
-/// Those of the standard library, of Linux, and of rtrb.
+/// The primitives of the switch: those of the standard library, of Linux, and of rtrb.
 #[derive(Debug)]
 pub(crate) struct Std;
 

@@ -1,16 +1,20 @@
-//! The hand-off rings between workers: frames for queues that another worker owns, and addresses that were learned.
+//! The hand-off rings between workers: frames for queues that another worker owns, and addresses that were
+//! learned.
 //!
-//! [`Handoff::mesh`] makes the ends of all workers before their threads start; each worker owns one [`Handoff`] and is the only one who calls
-//! it. From every worker to every other lead three single-producer, single-consumer rings: frames, addresses that were learned (news), and
-//! the empty buffers that come back. Nothing is locked and, once buffers have their size, nothing allocated. A frame is copied into a buffer here, and from
-//! there to its receiver: its sender's memory is given back without waiting for another worker. (A worker that
-//! owns a queue of the receiver uses that one, so that frames are handed off only where they must be.)
+//! [`Handoff::mesh`] makes the ends of all workers before their threads start; each worker owns one
+//! [`Handoff`], which only its thread calls. From every worker to every other lead three single-producer,
+//! single-consumer rings: frames, addresses that were learned (news), and the empty buffers that come back.
+//! Nothing is locked and, once buffers have their size, nothing allocated. A frame is copied into a buffer
+//! here, and from there to its receiver: its sender's memory is given back without waiting for another
+//! worker. (A worker that owns a queue of the receiver uses that one, so that frames are handed off only
+//! where they must be.)
 //!
-//! **Shares.** The places are shared out between the ports that send, by dynamic thresholds (Choudhury and Hahne, 1998): a port may have [`SHARE`]
-//! times as many frames under way as places are free. So one port that floods leaves a third of the places to others, which have less under way
-//! and therefore find room, and a port that is alone has two thirds. An eighth of the places is left to ports that have next to nothing under way, however
-//! many flood. A frame is under way until its buffer has come back. News have a
-//! ring of their own, so that a guest that makes up addresses takes no place from a frame.
+//! **Shares.** The places are shared out between the ports that send, by dynamic thresholds (Choudhury and
+//! Hahne, 1998): a port may have [`SHARE`] times as many frames under way as places are free. So one port
+//! that floods leaves a third of the places to others, which have less under way and therefore find room, and
+//! a port that is alone has two thirds. An eighth of the places is left to ports that have next to nothing
+//! under way, however many flood. A frame is under way until its buffer has come back. News have a ring of
+//! their own, so that a guest that makes up addresses takes no place from a frame.
 //!
 //! A worker that sleeps is woken by an eventfd, by the handshake of [`sleep`](super::sleep).
 
@@ -26,12 +30,13 @@ use crate::plane::handoff::primitives::{Bell, Pop, Primitives, Push, Std};
 use crate::plane::handoff::sleep::SleepFlag;
 use crate::rules::Vid;
 
-/// Frames under way from one worker to another at most; a port that is alone has up to 448, nearly as many as a ring of the usual size
-/// holds. A worker that is sixteen bursts behind would only be given more than it can do.
+/// Upper bound on the frames under way from one worker to another; a port that is alone has up to 448, nearly
+/// as many as a ring of the usual size holds. A worker that is sixteen bursts behind would only be given more
+/// than it can do.
 pub(crate) const DEPTH: usize = 768;
 
-/// How many times the number of free places a port may have under way. With 1 a port that is alone would have half of the places; with 8 one
-/// that floods would leave a ninth to all others.
+/// Frames that a port may have under way, as a multiple of the number of free places. With 1 a port that is
+/// alone would have half of the places; with 8 one that floods would leave a ninth to all others.
 const SHARE: usize = 2;
 
 /// Places that only ports with less than [`LITTLE`] under way may take, as a part of all.
@@ -40,19 +45,19 @@ const RESERVED: usize = 8;
 /// Frames under way that a port may have as long as there is any place.
 const LITTLE: usize = 8;
 
-/// News under way from one worker to another at most.
+/// Upper bound on the news under way from one worker to another.
 const NEWS_DEPTH: usize = 512;
 
-/// A frame that crosses.
+/// A frame that is handed off to another worker.
 #[derive(Debug)]
 pub(crate) struct HandoffFrame {
-    /// The port that sent it, which pays for its delivery.
+    /// The port that sent the frame, which is charged for its delivery.
     pub(crate) from: PortId,
-    /// The port that it leaves by.
+    /// The port that the frame leaves by.
     pub(crate) port: PortId,
-    /// What is left to be done with it; the receiver took it as it is when it was handed off.
+    /// The offloads still to be done; the receiver took such frames when it was handed off.
     pub(crate) header: Header,
-    /// The frame.
+    /// The bytes of the frame, without the virtual header.
     pub(crate) frame: Vec<u8>,
 }
 
@@ -60,7 +65,7 @@ pub(crate) struct HandoffFrame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct News(pub(crate) Vid, pub(crate) Mac, pub(crate) PortId);
 
-/// How a worker is woken.
+/// The doorbell of a worker: its sleep flag, and the event that wakes it.
 #[derive(Debug)]
 pub(crate) struct Doorbell<M: Primitives = Std> {
     bell: M::Bell,
@@ -68,7 +73,7 @@ pub(crate) struct Doorbell<M: Primitives = Std> {
 }
 
 impl<M: Primitives> Doorbell<M> {
-    /// A worker that is awake; `bell` wakes it.
+    /// Makes the doorbell of a worker that is awake; `bell` wakes it.
     pub(crate) fn new(bell: M::Bell) -> Self {
         Self { bell, asleep: SleepFlag::default() }
     }
@@ -79,30 +84,30 @@ impl<M: Primitives> Doorbell<M> {
         }
     }
 
-    /// What wakes the worker.
+    /// Returns the event that wakes the worker.
     #[cfg(test)]
     pub(crate) fn bell(&self) -> &M::Bell {
         &self.bell
     }
 }
 
-/// The way to one other worker.
+/// The rings to one other worker.
 #[derive(Debug)]
 struct Out<M: Primitives> {
     frames: M::Producer<HandoffFrame>,
     news: M::Producer<News>,
-    /// Buffers that come back, and the ports whose frames they held.
+    /// Buffers that come back, with the ports whose frames they held.
     empty: M::Consumer<(PortId, Vec<u8>)>,
     doorbell: Arc<Doorbell<M>>,
-    /// Something was put in since the other was last woken.
+    /// True if something was put in since the other worker was last woken.
     dirty: bool,
-    /// Frames under way, of all ports and of each.
+    /// Frames under way, of all ports together and of each port.
     under_way: usize,
     of_port: Vec<u16>,
 }
 
 impl<M: Primitives> Out<M> {
-    /// Whether `port` has its share under way.
+    /// Returns true if `port` has its share of places under way.
     #[inline]
     fn is_full_for(&self, port: PortId) -> bool {
         let own = usize::from(self.of_port.get(usize::from(port.0)).copied().unwrap_or(0));
@@ -129,7 +134,7 @@ impl<M: Primitives> Out<M> {
     }
 }
 
-/// The way from one other worker.
+/// The rings from one other worker.
 #[derive(Debug)]
 struct In<M: Primitives> {
     frames: M::Consumer<HandoffFrame>,
@@ -137,29 +142,29 @@ struct In<M: Primitives> {
     empty: M::Producer<(PortId, Vec<u8>)>,
 }
 
-/// One worker's ends of all ways.
+/// One worker's ends of all rings.
 #[derive(Debug)]
 pub(crate) struct Handoff<M: Primitives = Std> {
     me: usize,
     out: Vec<Option<Out<M>>>,
     inn: Vec<Option<In<M>>>,
     doorbell: Arc<Doorbell<M>>,
-    /// Buffers that nobody needs now.
+    /// Empty buffers that are not in use.
     spare: Vec<Vec<u8>>,
-    /// Who is asked first for the next message.
+    /// The worker whose rings are polled first for the next message.
     turn: usize,
 }
 
-/// The rings of a worker to each other one, and what is held up on its way to them.
+/// The rings of a worker to each other one, with the messages that a test holds up on their way.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) struct HeldUp<M: Primitives = Std>(Vec<Option<Diverted<M>>>);
 
-/// The end of a ring that frames belong into, and the one that they come out of meanwhile.
+/// The producer of the real ring, and the consumer of the ring that takes its place meanwhile.
 #[cfg(any(test, feature = "testing"))]
 type Diverted<M> = (<M as Primitives>::Producer<HandoffFrame>, <M as Primitives>::Consumer<HandoffFrame>);
 
 impl<M: Primitives> Handoff<M> {
-    /// The ends of as many workers as there are doorbells.
+    /// Makes the ends of as many workers as there are doorbells.
     pub(crate) fn mesh(doorbells: &[Arc<Doorbell<M>>]) -> Vec<Self> {
         let workers = doorbells.len();
         let none = || (0..workers).map(|_| None).collect::<Vec<_>>();
@@ -188,7 +193,7 @@ impl<M: Primitives> Handoff<M> {
         mesh
     }
 
-    /// Number of this worker.
+    /// Returns the index of this worker.
     #[inline]
     pub(crate) fn me(&self) -> usize {
         self.me
@@ -226,7 +231,8 @@ impl<M: Primitives> Handoff<M> {
         Ok(())
     }
 
-    /// Tells all others where an address is, and returns whether all were told. One who is too far behind floods frames to it until it is told again.
+    /// Announces to all other workers where an address is, and returns whether all were told. A worker that
+    /// is too far behind floods frames to the address until it is told again.
     #[cold]
     pub(crate) fn announce(&mut self, vid: Vid, mac: Mac, port: PortId) -> bool {
         let mut all = true;
@@ -238,7 +244,7 @@ impl<M: Primitives> Handoff<M> {
         all
     }
 
-    /// Wakes everybody who was given something.
+    /// Wakes the workers that were given something and sleep.
     #[inline]
     pub(crate) fn flush(&mut self) {
         for out in self.out.iter_mut().flatten() {
@@ -248,13 +254,13 @@ impl<M: Primitives> Handoff<M> {
         }
     }
 
-    /// The next frame of any other worker, and which one; they take turns.
+    /// Takes the next frame handed off to this worker, with the index of its sender; the senders take turns.
     #[inline]
     pub(crate) fn receive(&mut self) -> Option<(usize, HandoffFrame)> {
         self.next(|way| way.frames.pop())
     }
 
-    /// The next address that any other worker has learned; they take turns.
+    /// Takes the next address that another worker has announced; the workers take turns.
     #[inline]
     pub(crate) fn hear(&mut self) -> Option<News> {
         Some(self.next(|way| way.news.pop())?.1)
@@ -279,13 +285,13 @@ impl<M: Primitives> Handoff<M> {
     #[inline]
     pub(crate) fn give_back(&mut self, from: usize, port: PortId, frame: Vec<u8>) {
         if let Some(Some(way)) = self.inn.get_mut(from) {
-            // There is room for as many as can be under way.
+            // The ring has a place for every buffer that can be under way.
             let _ = way.empty.push((port, frame));
         }
     }
 
-    /// What is sent from now on is held up on its way until [`Handoff::let_pass`]: so a test can let others go on between a worker's look at
-    /// whose a queue is and the push that follows from it.
+    /// Holds up what this worker sends until [`Handoff::let_pass`]: a test can let other workers go on
+    /// between this worker's look at a queue's owner and the push that follows from it.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn hold_up(&mut self) -> HeldUp<M> {
         let divert = |out: &mut Out<M>| {
@@ -295,7 +301,7 @@ impl<M: Primitives> Handoff<M> {
         HeldUp(self.out.iter_mut().map(|out| out.as_mut().map(divert)).collect())
     }
 
-    /// What was held up arrives, in order, and whoever sleeps is woken for it.
+    /// Lets the messages that were held up arrive, in order, and wakes workers that sleep.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn let_pass(&mut self, HeldUp(held): HeldUp<M>) {
         for (out, (frames, mut held)) in self.out.iter_mut().flatten().zip(held.into_iter().flatten()) {
@@ -308,15 +314,15 @@ impl<M: Primitives> Handoff<M> {
         self.flush();
     }
 
-    /// To be called before the worker sleeps, and [`Handoff::awake`] after it: false if it must not, as there is
-    /// something to do.
+    /// Announces that the worker is about to sleep; [`Handoff::awake`] ends the sleep. Returns false if it
+    /// must not sleep, as there is something to do.
     pub(crate) fn about_to_sleep(&self) -> bool {
         self.doorbell.asleep.about_to_sleep(|| {
             self.inn.iter().flatten().all(|way| way.frames.is_empty() && way.news.is_empty())
         })
     }
 
-    /// Frames that are under way to another worker, when all buffers that have come back were taken.
+    /// Returns the frames under way to another worker, after all returned buffers were taken back.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn under_way(&mut self, worker: usize) -> usize {
         let out = self.out[worker].as_mut().expect("another worker");
@@ -324,13 +330,13 @@ impl<M: Primitives> Handoff<M> {
         out.under_way
     }
 
-    /// The worker has slept.
+    /// Records that the worker is awake again.
     pub(crate) fn awake(&self) {
         self.doorbell.asleep.awake();
     }
 }
 
-/// Makes one piece of a frame, in `frame`.
+/// Copies the pieces of a frame into `frame`.
 pub(crate) fn gather(first: &[u8], rest: &[ReadSlice<'_>], frame: &mut Vec<u8>) {
     frame.clear();
     frame.extend_from_slice(first);
@@ -391,7 +397,7 @@ mod tests {
         send(&mut a, &[7; 60]).unwrap();
     }
 
-    /// M5: the ring was first come, first served.
+    /// M5: places used to be given to the first comer.
     #[test]
     fn m5_a_port_that_floods_leaves_places_to_others() {
         let (mut a, mut b) = two();
@@ -402,12 +408,12 @@ mod tests {
         let first = flood(&mut a, 0);
         let second = flood(&mut a, 1);
         assert!(first == 448 && second >= 128, "{first} {second}");
-        // However many flood, a burst of one more finds room.
+        // However many ports flood, a burst of one more finds room.
         (2..8).for_each(|port| {
             flood(&mut a, port);
         });
         assert!(flood(&mut a, 8) >= LITTLE);
-        // What has been delivered makes room, for those who have little under way.
+        // Delivered frames make room for ports that have few under way.
         for _ in 0..300 {
             let (from, handed) = b.receive().unwrap();
             b.give_back(from, handed.from, handed.frame);

@@ -25,7 +25,7 @@ use crate::plane::queues::Delivery;
 #[derive(Debug)]
 struct Parked {
     pair: u16,
-    /// With the ports that have sent them.
+    /// Frames in order, with the ports that have sent them.
     frames: Vec<(PortId, Header, Vec<u8>)>,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct TxQueueSelector<M: Primitives = Std> {
     id: PortId,
     shared: Arc<PortShared<M::Word>>,
     parked: Option<Parked>,
-    /// What `steering` and `offloads` were made from.
+    /// The state that `steering` and `offloads` were computed from.
     ready: Ready,
     steering: Steering,
     /// The offloads that the driver takes.
@@ -42,14 +42,15 @@ pub(crate) struct TxQueueSelector<M: Primitives = Std> {
 }
 
 impl<M: Primitives> TxQueueSelector<M> {
-    /// A selector of a port none of whose pairs runs.
+    /// Makes the selector of a port none of whose pairs runs.
     pub(crate) fn new(id: PortId, shared: Arc<PortShared<M::Word>>) -> Self {
         let mut steering = Steering::automatic(Arc::clone(&shared.flows));
         steering.set_ready([]);
         Self { id, shared, parked: None, ready: Ready::default(), steering, offloads: Offloads::all() }
     }
 
-    /// Takes note of what the port's pairs and offloads are now; one load when nothing has changed. Called before each burst.
+    /// Updates the pairs and offloads if they have changed; costs one load if they have not. Called before
+    /// each burst.
     #[inline]
     pub(crate) fn refresh(&mut self, handoff: &Handoff<M>) {
         let ready = self.shared.ready();
@@ -64,17 +65,18 @@ impl<M: Primitives> TxQueueSelector<M> {
         self.steering.set_ready(ready.pairs());
         self.steering.prefer(|pair| self.shared.owner(pair) == handoff.me());
         let none = self.steering.ready().is_empty();
-        // Without a driver all of them, as no work should go into frames that are dropped.
+        // Without a driver all offloads are taken, as no work should go into frames that are dropped.
         self.offloads = if none { Offloads::all() } else { self.shared.offloads() };
     }
 
-    /// The offloads that the driver takes, as of the last [`refresh`](Self::refresh).
+    /// Returns the offloads that the driver takes, as of the last [`refresh`](Self::refresh).
     #[inline]
     pub(crate) fn offloads(&self) -> Offloads {
         self.offloads
     }
 
-    /// Remembers that the guest sends the flows of a burst from `pair`, if there is more than one pair to choose from.
+    /// Records that the guest sends the flows of a burst from `pair`, if there is more than one pair to
+    /// choose from.
     #[inline]
     pub(crate) fn learn(&mut self, pair: u16, burst: &Burst<'_>, handoff: &Handoff<M>, now: &Now) {
         self.refresh(handoff);
@@ -85,7 +87,7 @@ impl<M: Primitives> TxQueueSelector<M> {
         }
     }
 
-    /// The pair for every frame, if there is only one.
+    /// Returns the pair of every frame, if there is only one.
     #[inline]
     pub(crate) fn sole_pair(&self) -> Option<u16> {
         match self.steering.ready() {
@@ -94,7 +96,7 @@ impl<M: Primitives> TxQueueSelector<M> {
         }
     }
 
-    /// The pair for a frame that begins with `first`.
+    /// Selects the pair of a frame that begins with `first`.
     ///
     /// # Errors
     /// [`DropReason::LinkDown`] if no pair can be delivered to.
@@ -107,11 +109,12 @@ impl<M: Primitives> TxQueueSelector<M> {
         }
     }
 
-    /// Hands a frame, which port `from` has sent, to the worker that owns its pair, which this worker does not have; or parks it, if the pair is migrating here.
+    /// Hands a frame, which port `from` has sent, to the worker that owns its pair, which this worker does
+    /// not have; or parks it, if the pair is migrating here.
     ///
     /// # Errors
-    /// [`DropReason::WorkerBusy`] if that worker is too far behind, or too many frames are parked; [`DropReason::LinkDown`] if nobody serves
-    /// the pair.
+    /// [`DropReason::WorkerBusy`] if that worker is too far behind, or too many frames are parked;
+    /// [`DropReason::LinkDown`] if no worker serves the pair.
     pub(crate) fn hand_off(
         &mut self,
         from: PortId,
@@ -137,12 +140,13 @@ impl<M: Primitives> TxQueueSelector<M> {
         Ok(Delivery::Queued)
     }
 
-    /// From now on frames for `pair`, which is migrating to this worker, are parked until [`unpark`](Self::unpark).
+    /// Parks frames for `pair`, which is migrating to this worker, from now on until
+    /// [`unpark`](Self::unpark).
     pub(crate) fn park(&mut self, pair: u16) {
         self.parked = Some(Parked { pair, frames: Vec::new() });
     }
 
-    /// The pair is there: returns the frames that were parked for it, in order.
+    /// Ends parking, as the pair is here: returns the frames that were parked for it, in order.
     pub(crate) fn unpark(&mut self) -> Vec<(PortId, Header, Vec<u8>)> {
         self.parked.take().map_or_else(Vec::new, |parked| parked.frames)
     }
@@ -155,7 +159,8 @@ mod tests {
     use super::*;
     use crate::plane::handoff::ring::Doorbell;
 
-    /// Only frames for the pair that is on its way here wait: the others are with nobody.
+    /// Only frames for the pair that migrates to this worker are parked; frames for a pair that no worker
+    /// serves are dropped.
     #[test]
     fn frames_are_parked_for_the_pair_that_migrates_and_for_no_other() {
         let doorbell = || Arc::new(Doorbell::new(EventFd::new().unwrap()));

@@ -1,4 +1,4 @@
-//! What all workers, and the control plane, know of a virtual machine's port.
+//! The state of a port with queue pairs that all workers and the control plane share.
 
 use std::array;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::plane::handoff::primitives::Word;
 /// Queue pairs offered. A guest uses as many as it enables; the rest cost nothing.
 pub(crate) const PAIRS: u16 = 16;
 
-/// See the head of this file. Words are written by the one who owns what they say, and read without a lock.
+/// The shared state of one port. Each word has one writer, its owner, and is read without a lock.
 #[derive(Debug)]
 pub struct PortShared<W = AtomicU64> {
     /// The pairs whose receiveqs can be delivered to, one bit each: written by the worker that owns the pair. Above
@@ -22,24 +22,25 @@ pub struct PortShared<W = AtomicU64> {
     ready: W,
     /// The worker that owns each pair: written by the control plane.
     owners: [W; PAIRS as usize],
-    /// What the machine takes without our help: written by the control plane before any ring is started.
+    /// Offloads that the driver takes: written by the control plane before any ring is started.
     offloads: W,
-    /// The largest packet the machine takes, in bytes behind the Ethernet header: written by the control plane.
+    /// Largest packet that the driver takes, in bytes behind the Ethernet header: written by the control
+    /// plane.
     mtu: W,
-    /// Where the guest sends its flows from.
+    /// The queue pair of each flow that the guest sends.
     pub(crate) flows: Arc<FlowTable>,
-    /// By pair; written by the worker that owns the pair.
+    /// Counters of each pair; written by the worker that owns the pair.
     pub(crate) pairs: [PairCounters; PAIRS as usize],
 }
 
-/// What says whether anything has changed: see [`PortShared::ready`].
+/// A snapshot of the word that tells changes: see [`PortShared::ready`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ready(u64);
 
 impl Ready {
     const NUMBER: u32 = 32;
 
-    /// The pairs, in ascending order.
+    /// Returns the pairs in ascending order.
     pub(crate) fn pairs(self) -> impl Iterator<Item = u16> {
         (0..PAIRS).filter(move |pair| self.0 & 1 << pair != 0)
     }
@@ -59,7 +60,7 @@ impl<W: Word> Default for PortShared<W> {
 }
 
 impl<W: Word> PortShared<W> {
-    /// What the machine takes, for the rings that are started next.
+    /// Sets the offloads that the driver takes, for the rings that are started next.
     pub(crate) fn set_offloads(&self, offloads: Offloads) {
         if self.offloads() != offloads {
             self.offloads.set(offloads.bits().into());
@@ -67,12 +68,12 @@ impl<W: Word> PortShared<W> {
         }
     }
 
-    /// Whoever looks at [`PortShared::ready`] from now on sees that something is new.
+    /// Increments the change count, so that every later [`PortShared::ready`] differs.
     fn changed(&self) {
         self.ready.publish(1 << Ready::NUMBER);
     }
 
-    /// Says which worker owns a pair from now on.
+    /// Sets the owner of a pair.
     pub(crate) fn set_owner(&self, pair: u16, worker: usize) {
         if let Some(owner) = self.owners.get(usize::from(pair)) {
             owner.set(worker as u64);
@@ -80,34 +81,35 @@ impl<W: Word> PortShared<W> {
         }
     }
 
-    /// The worker that owns a pair, of those there are: the first, for one that cannot be.
+    /// Returns the worker that owns a pair; the first, for a pair that does not exist.
     pub(crate) fn owner(&self, pair: u16) -> usize {
         self.owners.get(usize::from(pair)).map_or(0, |owner| owner.get() as usize)
     }
 
-    /// What the machine takes without our help.
+    /// Returns the offloads that the driver takes.
     pub(crate) fn offloads(&self) -> Offloads {
         Offloads::from_bits_retain(self.offloads.get() as u8)
     }
 
-    /// What senders are told whose packets do not fit.
+    /// Sets the MTU that senders are told when their packets do not fit.
     pub(crate) fn set_mtu(&self, mtu: u16) {
         self.mtu.set(mtu.into());
     }
 
-    /// The largest packet the machine takes.
+    /// Returns the largest packet that the driver takes, in bytes.
     pub(crate) fn mtu(&self) -> u16 {
         self.mtu.get() as u16
     }
 
-    /// Says whether a pair's receiveq can be delivered to.
+    /// Sets whether a pair's receiveq can be delivered to.
     pub(crate) fn set_ready(&self, pair: u16, ready: bool) {
         if pair < PAIRS {
             self.ready.set_bits(1 << pair, ready);
         }
     }
 
-    /// What can be delivered to. Whoever sees a change sees the offloads that belong to it.
+    /// Returns the pairs that can be delivered to. A thread that sees a change sees the offloads that belong
+    /// to it.
     #[inline]
     pub(crate) fn ready(&self) -> Ready {
         Ready(self.ready.observe())

@@ -1,4 +1,4 @@
-//! The sleep handshake between workers (Dekker): nothing that is handed to a worker waits while it sleeps.
+//! The sleep handshake between workers (Dekker): no frame handed off to a worker waits while that worker sleeps.
 //!
 //! Each worker has one [`SleepFlag`], which all others read. The consumer announces its sleep, full fence, re-checks its rings; the producer
 //! pushes, full fence, reads the flag:
@@ -15,15 +15,16 @@
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-/// What the handshake asks of memory: a trait, so that the model checker can put its own in the place of the standard library's.
+/// The flag and the fences of the handshake: a trait, so that the model checker can put its own in the place
+/// of the standard library's.
 pub(crate) trait Flag: Default {
-    /// Stores with relaxed order.
+    /// Stores the flag with relaxed order.
     fn set(&self, value: bool);
-    /// Loads with relaxed order.
+    /// Loads the flag with relaxed order.
     fn get(&self) -> bool;
-    /// The consumer's full fence.
+    /// Full fence of the consumer, between its store and its look at the rings.
     fn consumer_fence();
-    /// The producer's full fence.
+    /// Full fence of the producer, between its push and its load.
     fn producer_fence();
 }
 
@@ -45,12 +46,13 @@ impl Flag for AtomicBool {
     }
 }
 
-/// Whether a worker sleeps, or is about to.
+/// Set while a worker sleeps, or is about to.
 #[derive(Debug, Default)]
 pub(crate) struct SleepFlag<F = AtomicBool>(F);
 
 impl<F: Flag> SleepFlag<F> {
-    /// Announces that the consumer is about to sleep; `nothing` looks whether its rings are empty. Whether it may: if not, it is awake again.
+    /// Announces that the consumer is about to sleep; `nothing` checks that its rings are empty. Returns true
+    /// if it may sleep; if not, it is marked awake again.
     pub(crate) fn about_to_sleep(&self, nothing: impl FnOnce() -> bool) -> bool {
         self.0.set(true);
         F::consumer_fence();
@@ -61,12 +63,12 @@ impl<F: Flag> SleepFlag<F> {
         may
     }
 
-    /// The consumer does not sleep any more.
+    /// Clears the flag: the consumer does not sleep any more.
     pub(crate) fn awake(&self) {
         self.0.set(false);
     }
 
-    /// Whether the consumer has to be woken for what was pushed before this call.
+    /// Returns true if the consumer has to be woken for a push before this call.
     pub(crate) fn must_wake(&self) -> bool {
         F::producer_fence();
         self.0.get()
@@ -83,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    /// Which of the fences there are.
+    /// Selects the fences that a model has.
     trait Fences: Default + Send + Sync + 'static {
         const CONSUMER: bool = true;
         const PRODUCER: bool = true;
@@ -135,11 +137,11 @@ mod tests {
         }
     }
 
-    /// Two workers push to a third, which sleeps as soon as it finds nothing. In every order that the memory model allows, nothing waits for a
-    /// consumer that sleeps without its bell having been rung.
+    /// Two workers push to a third, which sleeps as soon as it finds nothing. In every order that the memory
+    /// model allows, an entry never waits for a consumer that sleeps and whose bell was not rung.
     fn nothing_waits_for_a_sleeper<M: Fences>() {
         loom::model(|| {
-            // As the rings publish: what is pushed, counted with release order.
+            // The model publishes as the rings do: pushed entries are counted with release order.
             let rings: [Arc<AtomicUsize>; 2] = [Arc::default(), Arc::default()];
             let (flag, rung) = (Arc::new(SleepFlag::<Model<M>>::default()), Arc::new(AtomicBool::new(false)));
             let producers = rings.clone().map(|ring| {
