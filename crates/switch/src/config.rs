@@ -235,9 +235,9 @@ pub(crate) struct Flag {
 enum Scope {
     /// Before the first table of the file.
     Top,
-    /// In the table `[switch]`.
+    /// Keys of the table `[switch]`.
     Switch,
-    /// In every `[[port]]`.
+    /// Keys of every `[[port]]` table, whatever its kind.
     Port,
     /// In a `[[port]]` of this kind.
     Kind(&'static str),
@@ -424,7 +424,7 @@ impl Display for Problem {
 }
 
 impl Config {
-    /// Starts an empty configuration.
+    /// Starts an empty configuration, with defaults for everything.
     pub fn builder() -> ConfigBuilder {
         ConfigBuilder::default()
     }

@@ -26,9 +26,9 @@ const HEADERS_UDP: u32 = 28;
 /// The kind of peer behind a port, as far as advice depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plug {
-    /// A guest, by vhost-user.
+    /// A guest that is plugged in by vhost-user.
     VhostUser,
-    /// A Xen guest.
+    /// A Xen guest, which is plugged in by netif.
     Xen,
     /// The host's network stack.
     Tap,

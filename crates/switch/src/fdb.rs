@@ -1,4 +1,5 @@
-//! The forwarding database: which port a MAC address was last seen on, in each VLAN (IEEE 802.1Q, 8.8).
+//! The forwarding database: maps a VLAN and a MAC address to the port that the address was last seen on
+//! (IEEE 802.1Q, 8.8), by bucketised cuckoo hashing.
 //!
 //! Every frame costs one [`learn`](Fdb::learn) (its source) and one [`lookup`](Fdb::lookup) (its
 //! destination), and guests choose both addresses. So the table is built to stay small, fast and fair
@@ -17,7 +18,7 @@
 //!   can fill half of the table, two that flood a third each, and a port that holds nothing always finds room
 //!   until nothing is free (dynamic thresholds: Choudhury and Hahne 1998, as in shared-buffer switches). A
 //!   port above its share replaces its own oldest address in those two buckets, and when it has none there,
-//!   is refused; it never evicts an address of another port. Whoever floods source addresses hurts only their
+//!   is refused; it never evicts an address of another port. A guest that floods source addresses hurts only its
 //!   own.
 //!
 //! Two rules of a port bear on the table. Its *static* addresses lie among the others but are never aged, moved, replaced
@@ -568,8 +569,8 @@ impl Fdb {
         learned.max_by_key(|place| age(slot(*place), now))
     }
 
-    /// Whether the limit of `port` allows one more address, when those that are too old by now do not count. They are
-    /// freed if that matters.
+    /// Returns true if the limit of `port` allows one more address. Addresses that are too old by now do not
+    /// count; they are freed if that matters.
     fn may_hold_more(&mut self, port: u16, now: u32) -> bool {
         let holder = self.holder(port);
         let held = holder.held;

@@ -32,7 +32,7 @@ pub enum StartError {
     /// A port cannot be opened; the error of its kind says why.
     #[error("port {port}: {source}")]
     Port {
-        /// Name of the port.
+        /// Name of the port in the configuration.
         port: String,
         /// The error, which says what is wrong and what to do.
         source: OpenError,

@@ -243,7 +243,7 @@ const STATION: Text<(Mac, Option<Vid>)> = Text {
     write: |(mac, vid)| vid.map_or_else(|| mac.to_string(), |vid| format!("{mac}@{vid}")),
 };
 
-/// `10.0.0.2`, `10.1.0.0/16`, `fd00::/64`.
+/// An address or a network: `10.0.0.2`, `10.1.0.0/16`, `fd00::/64`.
 const NETWORK: Text<Network> = Text {
     placeholder: "IP[/BITS]",
     what: "an IP address or a network, such as \"10.1.0.0/16\"",

@@ -38,7 +38,7 @@ pub(crate) type Unit = (&'static str, u64);
 pub(crate) enum Shape {
     /// `true` or `false`; in a flag also `on`, `off`, `yes` and `no`.
     Boolean,
-    /// A whole number.
+    /// A whole number in a range.
     Number {
         /// Least and greatest value, both allowed.
         range: RangeInclusive<u64>,
@@ -59,7 +59,7 @@ pub(crate) enum Shape {
         /// Noun for the value in messages and help.
         what: &'static str,
     },
-    /// One of some words.
+    /// One of the words of a list.
     Choice(Vec<&'static str>),
     /// A number with a unit.
     Quantity {
@@ -132,7 +132,7 @@ impl Display for Shape {
     }
 }
 
-/// `true` or `false`.
+/// The codec of booleans: `true` or `false`.
 pub(crate) struct Boolean;
 
 impl Described for Boolean {

@@ -51,7 +51,7 @@ pub struct PortHandle {
     pub counters: Arc<PortCounters>,
 }
 
-/// The result of [`Queues::lease`].
+/// The result of [`Queues::lease`], with the frames if there are any.
 #[derive(Debug)]
 pub enum Lease<L> {
     /// The queue is empty, as far as a look at it tells.
@@ -62,7 +62,7 @@ pub enum Lease<L> {
     Frames(L),
 }
 
-/// The result of [`Queues::frames`].
+/// The result of [`Queues::frames`], besides the frames themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
     /// True if the queue had packets, though maybe none that can be forwarded.
@@ -97,7 +97,7 @@ pub enum FrameCost {
     Descriptor,
 }
 
-/// The result of [`Queues::read_direct`].
+/// The result of [`Queues::read_direct`]; the frame itself is in the receiver's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectRead {
     /// The kind of port cannot do it.
@@ -170,7 +170,7 @@ pub trait Queues: Send + Sized + 'static {
     type Loan;
     /// A queue (or one direction of it) that is ready to be served.
     type Start: Send;
-    /// What remains of a queue that was stopped.
+    /// The state of a stopped queue that the control side needs, such as its position.
     type Stopped: Send;
     /// A command of the control side for this kind of port, executed between two bursts.
     type Request: Send;

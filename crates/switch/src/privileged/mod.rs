@@ -1,7 +1,7 @@
 //! Privilege separation: a helper process does the operations for which a running switch has given up the rights.
 //!
-//! `ringferry run` starts the helper (the same program) before it opens its ports, tells it once what the configuration says
-//! ([`Charter`]), and goes into its sandbox when the ports are open. From then on the switch can neither open, make or remove files, nor
+//! `ringferry run` starts the helper (the same program) before it opens its ports, sends it the [`Charter`] made of the
+//! configuration, and goes into its sandbox when the ports are open. From then on the switch can neither open, make or remove files, nor
 //! connect sockets; [`Privileges`] asks the helper over a socketpair. The helper ([`serve`]) ends when the switch does, however that happens.
 //!
 //! ```text

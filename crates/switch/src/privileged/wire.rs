@@ -35,7 +35,7 @@ pub(super) enum Request {
 pub(super) enum Reply {
     /// The request was carried out.
     Done,
-    /// The file is changed.
+    /// The configuration file was changed.
     Kept {
         /// True if the port has these very rules in the file now.
         same: bool,

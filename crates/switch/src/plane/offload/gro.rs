@@ -27,9 +27,10 @@ use crate::plane::queues::FrameCost;
 
 /// Least payload of the first packet of a unit, in bytes, where each frame costs a system call: any.
 const LEAST_FOR_SYSTEM_CALL: usize = 1;
-/// The same where it costs a descriptor. With less payload there is less to save in the guest than is spent on looking at headers
-/// here, of every packet, merged or not; and the packets with little payload are those that come by the million. Nor are
-/// datagrams merged for a guest, which would have to cut them again for its sockets: merging costs this side some 1300
+/// Least payload of the first packet of a unit, in bytes, where each frame costs a descriptor. With less
+/// payload there is less to save in the guest than is spent on reading headers here, of every packet, merged
+/// or not; and packets with little payload are those that come by the million. Datagrams are not merged for a
+/// guest either, which would have to cut them again for its sockets: merging costs this side some 1300
 /// instructions per packet, 4000 with a checksum to verify. TCP pays that back with fewer acknowledgements.
 const LEAST_FOR_DESCRIPTOR: usize = 512;
 /// Headers of the shortest packet: Ethernet, IPv4, UDP.
@@ -239,7 +240,7 @@ impl Coalescer {
     }
 }
 
-/// Reads a frame's headers.
+/// Parses a frame's headers, and finds out whether it can be merged.
 #[inline]
 fn read(burst: &Burst<'_>, frame: &Frame) -> Result<Candidate, Unfit> {
     let mut head = [0; MAX_HEAD];

@@ -79,7 +79,7 @@ struct Ips {
 /// The verdict of [`SourceGuard::judge`] on a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Judgement {
-    /// The frame may pass.
+    /// The frame may pass as it lies.
     Fine,
     /// The frame may pass if nobody can change it any more: bytes beyond the burst's private copy were
     /// examined.

@@ -57,7 +57,7 @@ pub enum XenProvider {
         broker: PathBuf,
         /// The socket of the store, for our domain.
         store: PathBuf,
-        /// Number of our domain.
+        /// Number of the domain that the switch runs in.
         domain: u16,
     },
 }
