@@ -1,8 +1,8 @@
 //! The network device's control queue over hostile guest memory.
 //!
-//! Each command is read a second time, from a copy of memory, and done to a copy of the settings: what was
-//! refused must have changed nothing, what is in range by the specification is done and nothing else is, every answer
-//! has its length, and no byte is written but answers, results and the ring.
+//! Each command is read a second time, from a copy of memory, and applied to a copy of the settings. A
+//! refused command must have changed nothing, exactly the commands in the range of the specification are
+//! carried out, every answer has its length, and no byte is written but answers, results and the ring.
 
 use std::sync::Arc;
 
@@ -19,24 +19,24 @@ use crate::pen::{Pen, Stroke, offer};
 use crate::ring::{Cursor, Reached, Setup, WRITE};
 use crate::script::{Bytes, Field, operations};
 
-/// Sizes to choose from, as in [`net`](crate::net).
+/// Number of ring sizes that an input can choose from, as in [`net`](crate::net).
 const SIZES: u8 = 6;
 
-/// Most queue pairs of the device, to choose from. More than this only make comparing slow.
+/// Numbers of queue pairs of the device, to choose from. More than these only make comparing slow.
 const PAIRS: [u16; 4] = [1, 2, 5, 64];
 
-/// Commands served per poll at most: the bound that the crate under test sets itself.
+/// Upper bound on the commands served per poll: the bound that the crate under test sets itself.
 const BURST: usize = 16;
 
-/// MAC addresses kept per table.
+/// Entries of each MAC address table, at most.
 const MAC_TABLE: usize = 64;
 
-/// Where [`Step::Ask`] writes commands: one place behind the other, and round again.
+/// Offset at which [`Step::Ask`] begins to write commands: one place behind the other, and round again.
 pub const COMMANDS: u32 = 0x1_0000;
 const PLACE: u32 = 0x400;
 const PLACES: u32 = 8;
 
-/// Which features are negotiated, to choose from.
+/// Sets of negotiated features, to choose from.
 pub const FEATURES: [Features; 4] = [
     Features::all(),
     Features::CTRL_VQ,
@@ -50,15 +50,15 @@ pub const FEATURES: [Features; 4] = [
 operations! {
     /// One step of a script.
     Step {
-        /// The driver writes.
+        /// The driver changes its ring or memory.
         Driver { stroke: Stroke },
         /// The driver writes a command that makes some sense, and offers it. `at` chooses its head, or its id. See
         /// [`command`] for `kind`, `few` and `value`. `cut`: bytes of the command in its first buffer, 0 for all; `room`:
         /// bytes for the answer.
         Ask { at: u16, kind: u8, few: u8, value: u64, cut: u8, room: u8 },
-        /// Serves.
+        /// The device serves the queue.
         Poll {},
-        /// Asks for kicks.
+        /// The device asks for kicks.
         Enable {},
         /// The device wants the guest to announce itself.
         Announce {},
@@ -67,7 +67,8 @@ operations! {
     }
 }
 
-/// A command made of little: `kind` and `few` say which and how long its lists are, `value` what is in it.
+/// Makes a command from a few bytes: `kind` and `few` choose it and the length of its lists, `value` their
+/// content.
 pub fn command(kind: u8, few: u8, value: u64) -> Command {
     let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
     let (low, high) = (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]));
@@ -106,7 +107,7 @@ pub fn command(kind: u8, few: u8, value: u64) -> Command {
     }
 }
 
-/// A control queue, its hostile driver, and what is known of the device.
+/// A control queue, its hostile driver, and the expected state of the device.
 struct Subject {
     guest: Guest,
     places: Places,
@@ -121,7 +122,7 @@ struct Subject {
     reached: Reached,
 }
 
-/// Runs a script.
+/// Runs a script on a control queue, and panics if a check fails.
 pub fn queue(input: &[u8]) -> Reached {
     run(input).unwrap_or_default()
 }
@@ -149,7 +150,7 @@ fn run(input: &[u8]) -> Option<Reached> {
 }
 
 impl Subject {
-    /// A device as the first bytes choose it: its ring, then which features and how many pairs.
+    /// Makes a device from the first bytes: its ring, then its features and number of pairs.
     fn new(input: &mut Bytes<'_>) -> Option<Self> {
         let setup = Setup::get(input)?;
         let [features, pairs] = [u8::get(input)?, u8::get(input)?].map(usize::from);
@@ -178,28 +179,28 @@ impl Subject {
         })
     }
 
-    /// Writes a command and offers it.
+    /// Writes a command and offers it to the device.
     fn ask(&mut self, at: u16, command: &Command, cut: u32, room: u32) {
         let place = COMMANDS + PLACE * (self.asked % PLACES);
         self.asked += 1;
         let bytes = command.encode();
         self.guest.write(BASE + u64::from(place), &bytes);
         let len = bytes.len() as u32;
-        // The answer lies behind the command, which leaves room even when the next place begins.
+        // The answer lies behind the command; there is room for it even where the next place begins.
         let cut = cut.min(len);
         let mut parts = vec![(place, len, 0), (place + PLACE - 16, room, WRITE)];
         if cut > 0 {
             parts[0] = (place + cut, len - cut, 0);
             parts.insert(0, (place, cut, 0));
         }
-        // In a split ring three descriptors that no other chain has, if there are so many.
+        // In a split ring the command takes three descriptors that no other chain has, if there are so many.
         let at = if self.places.packed { at } else { at % (self.places.size / 4).max(1) * 4 };
         for stroke in offer(self.places.packed, at, &parts) {
             self.pen.apply(stroke, &self.guest);
         }
     }
 
-    /// Serves, and checks what was done.
+    /// Polls the device and checks the commands that it carried out.
     fn poll(&mut self) {
         let start = Cursor::new(&self.places, self.queue.ring().base());
         let broken = self.queue.ring().fault().is_some();
@@ -208,7 +209,7 @@ impl Subject {
         let (_, _, struck) = self.guest.watch(|| self.queue.poll(self.guest.map(), &mut self.settings));
         self.check_bounds();
         if struck {
-            // The driver wrote meanwhile: what was served nobody else has seen.
+            // The driver wrote meanwhile, so the commands that were served cannot be read again.
             return;
         }
         let (end, fault) = (self.queue.ring().base(), self.queue.ring().fault());
@@ -229,7 +230,8 @@ impl Subject {
         assert!(!unusable || fault.is_some(), "a command that cannot be answered breaks the ring");
         assert!(self.settings == twin, "the settings are as the commands say");
         self.reached.chains += places.len();
-        // A driver that has its answers written to its ring sees neither; nor is it told there what an earlier one was.
+        // If the driver has its answers written to its ring, the expected lengths and commands are
+        // overwritten.
         let lens = part_bytes(self.places.size, self.places.packed);
         let own: Vec<Buffer> = (0..3)
             .filter(|part| *part == 2 || *part == 0 && self.places.packed)
@@ -257,7 +259,7 @@ impl Subject {
         assert!(after == image, "bytes were written that are no answer");
     }
 
-    /// The chains that were taken, and where.
+    /// Returns the chains that were taken, with their positions in the ring.
     fn chains(&self, mut at: Cursor, end: u16, image: &Image) -> Vec<(Cursor, Model)> {
         let mut chains = Vec::new();
         let mut free = self.places.size;
@@ -273,7 +275,8 @@ impl Subject {
         chains
     }
 
-    /// Does a command to the copies; how many bytes are written, or `None` if there is no answering it.
+    /// Applies a command to the copies; returns the number of bytes written, or `None` if it cannot be
+    /// answered.
     fn expect(&mut self, chain: &Model, image: &mut Image, twin: &mut Settings) -> Option<u32> {
         let first = chain.writable.iter().position(|buffer| buffer.len > 0)?;
         let ack = chain.writable[first].addr;
@@ -307,23 +310,23 @@ impl Subject {
         Some(written)
     }
 
-    /// Whether a command was negotiated, each with the clause that says so.
+    /// Returns true if the feature of a command was negotiated; the comments name the clauses.
     fn may(&self, command: &Command) -> bool {
         let feature = match command {
-            // 5.1.6.5.1
+            // VIRTIO 1.4, 5.1.6.5.1.
             Command::Rx(RxMode::Promiscuous | RxMode::AllMulticast, _) => Features::CTRL_RX,
             Command::Rx(..) => Features::CTRL_RX_EXTRA,
-            // 5.1.6.5.2
+            // VIRTIO 1.4, 5.1.6.5.2.
             Command::MacTable { .. } => Features::CTRL_RX,
             Command::MacAddress(_) => Features::CTRL_MAC_ADDR,
-            // 5.1.6.5.3, 5.1.6.5.4
+            // VIRTIO 1.4, 5.1.6.5.3 and 5.1.6.5.4.
             Command::VlanAdd(_) | Command::VlanDel(_) => Features::CTRL_VLAN,
             Command::AnnounceAck => Features::GUEST_ANNOUNCE,
-            // 5.1.6.5.6, 5.1.6.5.7, 5.1.6.5.6.4
+            // VIRTIO 1.4, 5.1.6.5.6, 5.1.6.5.7 and 5.1.6.5.6.4.
             Command::QueuePairs(_) => Features::MQ,
             Command::Rss(_) => Features::RSS,
             Command::Hash { .. } => Features::HASH_REPORT,
-            // 5.1.6.5.9, 5.1.6.5.10
+            // VIRTIO 1.4, 5.1.6.5.9 and 5.1.6.5.10.
             Command::GuestOffloads(_) => Features::CTRL_GUEST_OFFLOADS,
             Command::CoalesceTransmit(_) | Command::CoalesceReceive(_) => Features::NOTF_COAL,
             Command::CoalesceQueue(..) | Command::QueryQueue(_) => Features::VQ_NOTF_COAL,
@@ -331,7 +334,7 @@ impl Subject {
         self.negotiated.contains(feature) && !self.resetting
     }
 
-    /// Whether what a command says is in range.
+    /// Returns true if the values of a command are in range.
     fn in_range(&self, command: &Command, settings: &Settings) -> bool {
         let HashLimits { max_key, max_table, types: supported } = HashLimits::DEVICE;
         let hashes = |types: u32, key: &[u8]| {
@@ -362,7 +365,7 @@ impl Subject {
         }
     }
 
-    /// What a used element says of a chain.
+    /// Checks the used element of a chain.
     fn check_used(&self, at: Cursor, chain: &Model, written: u32) {
         let (id, len) = if self.places.packed {
             let [l0, l1, l2, l3, i0, i1] = self.guest.number(self.places.desc(at.index) + 8);
@@ -375,7 +378,7 @@ impl Subject {
         assert_eq!((id, len), (u32::from(chain.id), written), "an answer's id and length");
     }
 
-    /// Whatever was said, the settings stay within these.
+    /// Checks that the settings stay within bounds, whatever the driver sent.
     fn check_bounds(&self) {
         let settings = &self.settings;
         assert!((1..=self.pairs).contains(&settings.pairs), "{} pairs", settings.pairs);
@@ -393,7 +396,7 @@ impl Subject {
     }
 }
 
-/// Writes a result into buffers, all but their first byte.
+/// Writes a result into buffers, without its first byte.
 fn scatter(image: &mut Image, buffers: &[Buffer], bytes: &[u8]) -> Option<()> {
     let all = buffers.iter().flat_map(|buffer| (0..u64::from(buffer.len)).map(|at| (buffer.addr, at)));
     for ((addr, at), byte) in all.skip(1).zip(bytes) {
@@ -404,7 +407,7 @@ fn scatter(image: &mut Image, buffers: &[Buffer], bytes: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// UDP over IPv4 from some port.
+/// Makes a frame of UDP over IPv4 from a port.
 fn udp(port: u8) -> [u8; 60] {
     let mut frame = [0; 60];
     frame[12..14].copy_from_slice(&[8, 0]);

@@ -17,23 +17,23 @@ use crate::script::{Bytes, Field, operations};
 operations! {
     /// One step of a script for a device half.
     Step {
-        /// The driver writes.
+        /// The driver changes its ring or memory.
         Driver { stroke: Stroke },
         /// Takes up to `max` chains.
         Take { max: u8 },
-        /// Gives the last chains taken back.
+        /// Gives the last `count` chains back untaken.
         Untake { count: u8 },
         /// Completes one of the chains in hand; with IN_ORDER `which` more than the first.
         Complete { which: u8, written: u32 },
         /// Completes all chains in hand.
         CompleteAll {},
-        /// Shows completions.
+        /// Publishes the completed chains to the driver.
         Publish {},
-        /// Asks for kicks.
+        /// Asks the driver for kicks.
         Enable {},
-        /// Asks for none.
+        /// Asks the driver for no kicks.
         Disable {},
-        /// Looks for chains.
+        /// Checks whether there are chains.
         Look {},
         /// The owner of the device half finds a violation.
         Break {},
@@ -49,10 +49,10 @@ fn inflight_bytes(size: u16) -> usize {
     32 + 32 * usize::from(size)
 }
 
-/// Loads for 32 chains that were looked at and not taken, as a chain before them broke a rule.
+/// Loads for 32 chains that were read ahead and not taken, as a chain before them broke a rule.
 const READ_AHEAD: u64 = 3 * 32;
 
-/// Loads a call may make that does not walk chains.
+/// Loads that a call may make if it does not walk chains.
 const FEW_LOADS: u64 = 8;
 
 /// Runs a script on the device half of a split ring.
@@ -65,18 +65,18 @@ pub fn packed(input: &[u8]) -> Reached {
     run(input, true).unwrap_or_default()
 }
 
-/// A device half and what is known of it.
+/// A device half with the expected state.
 struct Subject {
     guest: Guest,
     places: Places,
     features: RingFeatures,
     device: Device<Hostile>,
     chains: Chains,
-    /// Taken and not completed, each with its number.
+    /// Chains that were taken and not completed, each with its number.
     held: VecDeque<(u64, Chain)>,
     /// Number of the next chain.
     next: u64,
-    /// Where the next completion goes.
+    /// Position of the next completion in the ring.
     used: Cursor,
     /// Slots of a packed ring that were completed and not published: the driver's only after that.
     unpublished: u32,
@@ -91,7 +91,7 @@ fn run(input: &[u8], packed: bool) -> Option<Reached> {
     let guest = Guest::new();
     let start = Cursor::new(&places, setup.base);
     if !packed {
-        // A split ring goes on where the used index stands; the driver begins there too.
+        // A split ring goes on at the used index; the driver begins there too.
         guest.write(places.at[1] + 2, &setup.base.to_le_bytes());
         guest.write(places.at[2] + 2, &setup.base.to_le_bytes());
     }
@@ -163,23 +163,23 @@ impl Subject {
         self.remember_fault();
     }
 
-    /// A call that says whether there is work.
+    /// Makes a call that says whether there is work.
     fn look(&mut self, call: impl FnOnce(&mut Device<Hostile>) -> bool) {
         let broken = self.fault.is_some();
         let work = self.quick(call);
-        // Work that cannot be taken would keep the device's owner awake for ever.
+        // A call must not report work that cannot be taken: the device's owner would stay awake for ever.
         let full = self.in_flight() >= self.places.size.into();
         assert!(!work || !broken && !full, "work in a ring that is broken or all in hand");
     }
 
-    /// A call that walks no chains.
+    /// Makes a call that walks no chains, and checks its loads.
     fn quick<R>(&mut self, call: impl FnOnce(&mut Device<Hostile>) -> R) -> R {
         let (result, loads, _) = self.guest.watch(|| call(&mut self.device));
         assert!(loads <= FEW_LOADS, "{loads} loads");
         result
     }
 
-    /// A fault stays what it was.
+    /// Checks that a fault stays as it was.
     fn remember_fault(&mut self) {
         let now = self.device.fault();
         assert!(self.fault.is_none() || now == self.fault, "{:?} became {now:?}", self.fault);
@@ -191,7 +191,7 @@ impl Subject {
         self.unpublished += if self.places.packed { u32::from(chain.slots) } else { 0 };
     }
 
-    /// Slots that are not the driver's.
+    /// Returns the slots that are not the driver's.
     fn in_flight(&self) -> u32 {
         self.held.iter().map(|(_, chain)| u32::from(chain.slots)).sum::<u32>() + self.unpublished
     }
@@ -250,7 +250,7 @@ impl Subject {
         }
     }
 
-    /// Whether the device rightly stopped at `at`, where it saw memory as it is now.
+    /// Checks that the device was right to stop at `at`, where it saw memory as it is now.
     fn check_stop(&self, at: Cursor, free: u16) {
         let available = oracle::available(&self.guest, &self.places, at);
         let there = available > 0 && (free > 0 || !self.places.packed);
@@ -267,7 +267,7 @@ impl Subject {
     }
 }
 
-/// What must hold for every chain, also for one that changed while it was read.
+/// Checks the rules for every chain, also for one that changed while it was read.
 fn check(chain: &Chain, chains: &Chains, places: &Places) {
     let (readable, writable) = (chains.readable(chain), chains.writable(chain));
     assert_eq!((readable.len(), writable.len()), (chain.readable.into(), chain.writable.into()));

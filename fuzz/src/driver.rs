@@ -18,17 +18,17 @@ operations! {
     Step {
         /// Adds a chain.
         Add { readable: u8, writable: u8, len: u32 },
-        /// Shows what was added.
+        /// Publishes the chains that were added.
         Publish {},
         /// Collects up to `max` chains.
         Collect { max: u8 },
-        /// Looks for chains to collect.
+        /// Checks whether there are chains to collect.
         Look {},
-        /// Asks for a call.
+        /// Asks the device for a call.
         Enable {},
-        /// Asks for a late call.
+        /// Asks the device for a delayed call.
         EnableDelayed {},
-        /// Asks for none.
+        /// Asks the device for no calls.
         Disable {},
         /// The device uses the chain that is `skip` behind the oldest it has not used; in a split ring
         /// not yet visible. With IN_ORDER the element stands for all before it, too.
@@ -44,13 +44,13 @@ operations! {
     }
 }
 
-/// Bit of [`Setup::flags`]: there is memory for indirect tables.
+/// Bit of [`Setup::flags`]: the driver has memory for indirect tables.
 pub const TABLES: u8 = 1 << 3;
 
 /// Descriptors per indirect table.
 const TABLE: u16 = 4;
 
-/// Loads that a call may make: the index, the element, the wish for signals.
+/// Loads that a call may make: the index, the element, the event suppression.
 const FEW_LOADS: u64 = 8;
 
 /// Runs a script on the driver half of a split ring.
@@ -63,7 +63,7 @@ pub fn packed(input: &[u8]) -> Reached {
     run(input, true).unwrap_or_default()
 }
 
-/// A chain that is out.
+/// A chain that the device has not given back.
 #[derive(Clone, Copy, Debug)]
 struct Out {
     token: u32,
@@ -71,7 +71,7 @@ struct Out {
     buffers: usize,
 }
 
-/// A driver half and what is known of it.
+/// A driver half with the expected state.
 struct Subject {
     guest: Guest,
     places: Places,
@@ -79,10 +79,11 @@ struct Subject {
     driver: Driver<Hostile, u32>,
     out: VecDeque<Out>,
     next: u32,
-    /// Chains the device was ever shown.
+    /// Number of chains that were ever published to the device.
     published: usize,
     fault: Option<Fault>,
-    /// Where the device takes (in a split ring an index of the available ring) and where it uses.
+    /// Positions at which the device takes chains (in a split ring an index of the available ring) and uses
+    /// them.
     takes: Cursor,
     uses: Cursor,
     reached: Reached,
@@ -164,7 +165,7 @@ impl Subject {
         self.check();
     }
 
-    /// What must hold after every call.
+    /// Checks the invariants that hold after every call.
     fn check(&mut self) {
         let slots: u32 = self.out.iter().map(|out| u32::from(out.slots)).sum();
         assert_eq!(
@@ -211,7 +212,7 @@ impl Subject {
         }
     }
 
-    /// Collects one chain; false when there is none.
+    /// Collects one chain; returns false if there is none.
     fn collect(&mut self) -> bool {
         let broken = self.fault.is_some();
         let Some(used) = self.call(Driver::collect) else { return false };
@@ -222,14 +223,14 @@ impl Subject {
         if let Some(out) = self.out.remove(at) {
             self.reached.chains += 1;
             self.reached.longest = self.reached.longest.max(out.buffers);
-            // A split ring's device says by an index how many it has used.
+            // The device of a split ring tells by an index how many chains it has used.
             assert!(self.places.packed || self.reached.chains <= self.published, "more back than shown");
         }
         self.check();
         true
     }
 
-    /// The chain the driver wrote at `at`: its id and slots.
+    /// Returns id and slots of the chain that the driver wrote at `at`.
     fn written(&self, at: Cursor) -> (u32, u16) {
         if !self.places.packed {
             return (u16::from_le_bytes(self.guest.number(self.places.head(at.index))).into(), 1);
@@ -269,7 +270,7 @@ impl Subject {
         self.uses = self.uses.forward(&self.places, slots);
     }
 
-    /// The device is gone: everything that is out comes back.
+    /// Ends the run: the device is gone, and all chains come back.
     fn finish(mut self) {
         while let Some(token) = self.driver.detach_unused() {
             let at = self.out.iter().position(|out| out.token == token);

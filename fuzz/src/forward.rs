@@ -26,19 +26,20 @@ use crate::script::{Bytes, Field, operations};
 /// Ports of the switch.
 pub const PORTS: u8 = 4;
 
-/// The bystanders, beyond those of the script.
+/// Numbers of the two bystanders, beyond the ports of the script.
 const BYSTANDERS: [u8; 2] = [PORTS, PORTS + 1];
 
 /// Rounds within which a bystander's frame is forwarded.
 const ROUNDS: usize = 3;
 
-/// Work for others that a bystander's frame waits for at most, in nanoseconds: a turn of each of them, and the end of the one before.
+/// Upper bound on the work for others that a bystander's frame waits for, in nanoseconds: a turn of each of
+/// them, and the end of the one before.
 const WORK: u64 = 2_000_000;
 
-/// Most payload of a packet.
+/// Upper bound on the payload of a packet, in bytes.
 const MOST: u16 = 16_000;
 
-/// Most packets of one flow that are sent at once.
+/// Upper bound on the packets of one flow that are sent at once.
 const PARTS: u8 = 8;
 
 operations! {
@@ -52,12 +53,13 @@ operations! {
         Forge { from: u8, to: u8, shape: u8, len: u16, cut: u16, first: u64, last: u32 },
         /// A receiver posts so many buffers and no more; 255: as many as it takes.
         Room { port: u8, buffers: u8 },
-        /// Time passes.
+        /// The clock goes on by so many seconds.
         Wait { seconds: u8 },
     }
 }
 
-/// What a port is, by a byte of the input: bits 0 and 1 its VLANs, bit 2 isolated, bit 3 without pairs (a tap), bit 4 limits, bits 5 to 7 its offloads.
+/// Makes a port from a byte of the input: bits 0 and 1 choose its VLANs, bit 2 isolation, bit 3 that it has
+/// no pairs (a tap), bit 4 limits, bits 5 to 7 its offloads.
 fn port(number: u8, byte: u8) -> (HeapPort, Offloads) {
     let vlans = match byte & 3 {
         0 | 1 => Vlans::default(),
@@ -90,7 +92,7 @@ fn mac(port: u8) -> [u8; 6] {
     [2, 0, 0, 0, 0, port]
 }
 
-/// Byte `at` of what the flow carries.
+/// Returns byte `at` of the payload of a flow.
 fn payload(flow: u16, at: usize) -> u8 {
     (usize::from(flow).wrapping_mul(31) + at * 7 + (at >> 8)) as u8
 }
@@ -107,13 +109,13 @@ fn packet(flow: u16, from: u8, to: u8, shape: u8, at: usize, len: u16) -> Packet
     packet
 }
 
-/// The switch and what it was given.
+/// The switch and the frames that it was given.
 struct Run {
     bed: Bed,
     wires: Vec<(Arc<Wire>, Offloads)>,
     bystanders: [Arc<Wire>; 2],
     flows: u16,
-    /// Bytes of each flow that each port has received, and those of forged packets, of which nothing is expected.
+    /// Bytes of each flow that each port has received, and those of forged packets, which are not checked.
     received: BTreeMap<(u8, u16), usize>,
     forged: Vec<bool>,
     reached: Reached,
@@ -161,7 +163,8 @@ impl Run {
                     at += packet.payload.len();
                     let (header, bytes) = match gso {
                         0 if shape & 8 != 0 => packet.complete(),
-                        // A stack asks for no cut of what is not longer.
+                        // A network stack does not ask for segmentation of a packet that is no longer than a
+                        // segment.
                         gso if usize::from(gso) < packet.payload.len() => packet.sent(gso),
                         _ => packet.sent(0),
                     };
@@ -188,7 +191,7 @@ impl Run {
         self.take();
     }
 
-    /// Work that the frames of all ports of the script have cost.
+    /// Returns the cost of the frames of all ports of the script so far.
     fn work(&self) -> u64 {
         let of = |port: u8| self.bed.totals(PortId(port.into())).by_name()["work_nanoseconds"];
         (0..PORTS).map(of).sum()
@@ -219,7 +222,8 @@ impl Run {
         self.flows
     }
 
-    /// As a port's queue admits it: a header that contradicts its frame does not get as far as this.
+    /// Admits a frame as a port's queue does: a header that contradicts its frame does not get further than
+    /// this.
     fn send(&mut self, from: u8, header: Header, bytes: Vec<u8>, cut: u16) {
         let header = header.sanitised();
         let first = &bytes[..bytes.len().min(VALIDATED_HEAD)];

@@ -25,14 +25,14 @@ thread_local! {
     };
 }
 
-/// The memory of one run.
+/// The guest memory of one run.
 #[derive(Clone, Debug)]
 pub struct Guest {
     map: Rc<GuestMemory>,
     peer: Rc<Peer>,
 }
 
-/// What the peer does while the half under test works.
+/// The writes that the peer will do while the half under test works.
 #[derive(Debug, Default)]
 struct Peer {
     surprises: RefCell<VecDeque<Surprise>>,
@@ -43,16 +43,16 @@ struct Peer {
 /// A write of the peer just before one of our loads.
 #[derive(Clone, Copy, Debug)]
 pub struct Surprise {
-    /// How many loads before it, counted from the surprise before.
+    /// Number of loads before the write, counted from the surprise before.
     pub after: u8,
-    /// Whether the value is xored to what is there.
+    /// If true, the value is xored with the word in memory.
     pub flip: bool,
-    /// What is written to the word that is about to be loaded.
+    /// The value that is written to the word that is about to be loaded.
     pub value: u64,
 }
 
 impl Guest {
-    /// Zeroed memory and a peer without plans.
+    /// Makes zeroed memory and a peer without planned writes.
     pub fn new() -> Self {
         let guest = Self { map: MEMORY.with(Rc::clone), peer: Rc::default() };
         for (addr, len) in REGIONS {
@@ -61,7 +61,7 @@ impl Guest {
         guest
     }
 
-    /// The memory map.
+    /// Returns the memory map that the half under test uses.
     pub fn map(&self) -> &GuestMemory {
         &self.map
     }
@@ -89,18 +89,18 @@ impl Guest {
         bytes
     }
 
-    /// All bytes of all regions.
+    /// Copies all bytes of all regions.
     pub fn snapshot(&self) -> Vec<u8> {
         let read = |(addr, len)| self.read(addr, len).expect("a region");
         REGIONS.map(read).concat()
     }
 
-    /// A copy of all bytes.
+    /// Copies all bytes into an image that can be read by address.
     pub fn image(&self) -> Image {
         Image(self.snapshot())
     }
 
-    /// Plans a write of the peer.
+    /// Adds a write of the peer to its plan.
     pub fn plan(&self, surprise: Surprise) {
         self.peer.surprises.borrow_mut().push_back(surprise);
     }
@@ -113,19 +113,19 @@ impl Guest {
         (result, self.peer.loads.get(), self.peer.struck.get())
     }
 
-    /// A range that the half under test may read, and may write if it is `own`.
+    /// Returns a range that the half under test may read, and may write if it is `own`.
     pub fn area(&self, addr: u64, len: usize, own: bool) -> Hostile {
         let area = self.map.area(addr, len).expect("an area in memory");
         Hostile { area, peer: Rc::clone(&self.peer), own }
     }
 }
 
-/// Something to read guest memory from.
+/// Memory that a reader of rings can read by guest address.
 pub trait Memory {
     /// Reads `len` bytes; `None` when some of them are in no memory.
     fn read(&self, addr: u64, len: usize) -> Option<Vec<u8>>;
 
-    /// Reads a number that is in memory.
+    /// Reads a number; its bytes must all be in memory.
     fn number<const N: usize>(&self, addr: u64) -> [u8; N] {
         self.read(addr, N).expect("a number in memory").try_into().expect("as long as asked for")
     }
@@ -142,7 +142,7 @@ impl Memory for Guest {
 pub struct Image(Vec<u8>);
 
 impl Image {
-    /// Where an address lies in the copy, and how many bytes of its region are there from it on.
+    /// Returns the offset of an address in the copy, and the number of bytes of its region from there on.
     fn place(addr: u64) -> Option<(usize, usize)> {
         let mut before = 0;
         for (start, len) in REGIONS {
@@ -196,7 +196,7 @@ pub struct Hostile {
 }
 
 impl Hostile {
-    /// Counts a load of the word at `at`, and lets the peer write it first if that was the plan.
+    /// Counts a load of the word at `at`; if a write of the peer is due, it happens before the load.
     fn strike(&self, at: usize, width: Width) {
         self.peer.loads.set(self.peer.loads.get() + 1);
         let mut surprises = self.peer.surprises.borrow_mut();
@@ -231,21 +231,21 @@ impl TestWords for Hostile {
     fn fence() {}
 }
 
-/// Where the areas of a queue lie in the first region.
+/// The addresses of the areas of a queue, all in the first region.
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
-    /// Number of entries.
+    /// Number of entries of the ring.
     pub size: u16,
-    /// Whether the ring is packed.
+    /// True if the ring is packed.
     pub packed: bool,
     /// Addresses of the descriptor, driver and device area.
     pub at: [u64; 3],
-    /// What follows, for indirect tables and buffers.
+    /// First address behind the areas, for indirect tables and buffers.
     pub rest: u64,
 }
 
 impl Places {
-    /// The areas one behind the other.
+    /// Places the areas one behind the other.
     pub fn new(size: u16, packed: bool) -> Self {
         let mut next = BASE;
         let at = part_bytes(size, packed).map(|len| {
@@ -256,19 +256,19 @@ impl Places {
         Places { size, packed, at, rest: next.next_multiple_of(256) }
     }
 
-    /// The areas, for a half that may write the ones that are its `own`.
+    /// Returns the areas, for a half that may write those that are its `own`.
     pub fn parts(&self, guest: &Guest, own: [bool; 3]) -> Parts<Hostile> {
         let lens = part_bytes(self.size, self.packed);
         let [desc, driver, device] = std::array::from_fn(|i| guest.area(self.at[i], lens[i], own[i]));
         Parts { size: self.size, desc, driver, device }
     }
 
-    /// What a device half may write.
+    /// Returns the areas as a device half may access them.
     pub fn of_device(&self, guest: &Guest) -> Parts<Hostile> {
         self.parts(guest, [self.packed, false, true])
     }
 
-    /// What a driver half may write.
+    /// Returns the areas as a driver half may access them.
     pub fn of_driver(&self, guest: &Guest) -> Parts<Hostile> {
         self.parts(guest, [true, true, false])
     }

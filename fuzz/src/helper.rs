@@ -1,9 +1,10 @@
 //! The privileged helper of a switch in its sandbox, before a switch that has been taken over.
 //!
-//! The helper has got its charter, as it does before the first guest. From then on the other end sends anything: requests of the
-//! right shape, bytes that are none, in pieces or together, without an end, and with descriptors. Each request is answered once, or
-//! the helper ends. Meanwhile nothing outside the charter is connected to, written or removed: sockets of others, files in the same
-//! folder, and every key of the configuration file that is not a rule. No descriptor is leaked.
+//! The helper has read its charter, as it does before the first guest. From then on the other end sends any
+//! bytes: requests of the right shape, bytes that are none, in pieces or together, without an end, and with
+//! descriptors. Each request is answered once, or the helper ends. Meanwhile nothing outside the charter is
+//! connected to, written or removed: sockets of others, files in the same folder, and every key of the
+//! configuration file that is not a rule. No descriptor is leaked.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,17 +25,18 @@ use crate::ring::Reached;
 use crate::script::{Bytes, Field};
 use crate::session::open_files;
 
-/// Most messages of a script: each may be a change of a file.
+/// Upper bound on the messages of a script: each may change a file.
 const MAX_MESSAGES: usize = 64;
 /// Bytes after which the helper must have given up on a message that does not end.
 const MAX_LINE: usize = (1 << 20) + 4096;
 /// Bytes of a [`FLOOD`] for each unit of [`Message::name`].
 const FLOOD_UNIT: usize = 1 << 14;
 
-/// Names that requests are made with. Ports of the configuration file, one that was given by a flag, and what is no port.
+/// Names of ports in requests: ports of the configuration file, one that was given by a flag, and names of no
+/// port.
 pub const NAMES: [&str; 8] = ["vm0", "vm1", "rf0", "vm2", "", "../vm1", "HERE/other.sock", "precious"];
 
-/// Lines of a port in [`KEEP`].
+/// Lines that the rules of a port in [`KEEP`] are made of.
 pub const RULES: [&str; 16] = [
     "vlan = 20",
     "vlan = 5000",
@@ -54,7 +56,7 @@ pub const RULES: [&str; 16] = [
     "# \u{1f980} \\u0000",
 ];
 
-/// Keys that [`KEEP`] asks for.
+/// Keys of rules that [`KEEP`] names.
 pub const KEYS: [&str; 16] = [
     "vlan",
     "trunk",
@@ -82,9 +84,9 @@ pub const KEEP: u8 = 1;
 pub const KEEP_TEXT: u8 = 2;
 /// Keeps `vlan` of a port that the rest describes, which is repeated 16 times for each unit of [`Message::name`].
 pub const KEEP_LONG: u8 = 3;
-/// Tidies up.
+/// Kind of message: asks the helper to remove the files of sockets.
 pub const TIDY: u8 = 4;
-/// Sends the rest as it is.
+/// Kind of message: sends the rest unchanged.
 pub const RAW: u8 = 5;
 /// Sends the rest, and behind it 16 KiB of anything for each unit of [`Message::name`].
 pub const FLOOD: u8 = 6;
@@ -96,11 +98,11 @@ pub struct Message {
     /// Bits 0 and 1: number of descriptors that come with it. Bit 2: it is sent together with the next message. Bit 3: it does not end
     /// with a newline.
     pub flags: u8,
-    /// What it asks for, such as [`CONNECT`].
+    /// The kind of the message, such as [`CONNECT`].
     pub kind: u8,
     /// A number whose meaning depends on the kind.
     pub name: u8,
-    /// The rest.
+    /// Bytes whose meaning depends on the kind.
     pub rest: Vec<u8>,
 }
 
@@ -120,7 +122,7 @@ impl Field for Message {
 }
 
 impl Message {
-    /// What is sent.
+    /// Returns the bytes that are sent.
     fn line(&self, folder: &Path) -> Vec<u8> {
         let text = String::from_utf8_lossy(&self.rest);
         let name = NAMES[usize::from(self.name) % NAMES.len()].replace("HERE", &folder.to_string_lossy());
@@ -153,19 +155,19 @@ impl Message {
     }
 }
 
-/// Somebody listens at the socket of `vm1`, which the charter lets the helper connect to.
+/// Flag: a listener is at the socket of `vm1`, which the charter lets the helper connect to.
 pub const PEER: u8 = 1;
-/// The socket of `vm0` is listened on. Otherwise its file is stale.
+/// Flag: a listener is at the socket of `vm0`. Otherwise its file is stale.
 pub const LISTENS: u8 = 2;
-/// In the place of the control socket is a file.
+/// Flag: in the place of the control socket is a file.
 pub const NO_SOCKET: u8 = 4;
-/// The configuration file has changed since: it has only `vm1`.
+/// Flag: the configuration file has changed since, and has only `vm1`.
 pub const CHANGED: u8 = 8;
-/// The configuration file makes no sense any more.
+/// Flag: the configuration file is not valid any more.
 pub const NONSENSE: u8 = 16;
-/// The configuration file is gone.
+/// Flag: the configuration file was removed.
 pub const GONE: u8 = 32;
-/// The configuration file is a link to one.
+/// Flag: the configuration file is a symbolic link.
 pub const LINK: u8 = 64;
 
 const VM0: &str = "\
@@ -185,18 +187,18 @@ socket = 'HERE/vm1.sock'
 mode = 'connect'
 ";
 
-/// What a name in the folder stands for.
+/// The expected type and content of a name in the folder.
 #[derive(Debug, PartialEq, Eq)]
 enum Entry {
     Socket,
     File(Vec<u8>),
 }
 
-/// A folder with the configuration, sockets, and things that are none of the helper's business.
+/// A folder with the configuration, sockets, and files that the helper must not touch.
 struct Folder {
     folder: TempDir,
     charter: Charter,
-    /// The sockets that are listened on. The helper may connect to the first, and look whether somebody listens on the second.
+    /// Listeners. The helper may connect to the first, and check whether the second has a listener.
     peer: Option<Listener>,
     listener: Option<Listener>,
     other: Listener,
@@ -204,7 +206,7 @@ struct Folder {
 
 impl Folder {
     fn new(world: u8) -> io::Result<Self> {
-        // In memory, if there is such a folder, as each change of the file is written through.
+        // The folder is in memory, if possible, as each change of the file is written through.
         let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())?;
         let path = |name: &str| folder.path().join(name);
         let here = folder.path().to_string_lossy();
@@ -226,7 +228,7 @@ impl Folder {
         }
         fs::write(path("precious"), "precious")?;
         let listen = |name: &str| Listener::bind(path(name)).map_err(io::Error::other);
-        // Somebody else's socket that nobody listens on.
+        // This is another program's socket, whose listener is gone.
         listen("stranger.sock")?.leave_file();
         if has(NO_SOCKET) {
             fs::write(path("control"), "control")?;
@@ -260,7 +262,7 @@ impl Folder {
     }
 }
 
-/// The ports of a configuration file without their rules; `None` if it is none.
+/// Returns the ports of a configuration file without their rules; `None` if it is not valid.
 fn ports_but_rules(text: &[u8]) -> Option<Vec<PortConfig>> {
     let text = std::str::from_utf8(text).ok()?;
     let mut ports = Config::builder().toml("the file", text).build().ok()?.ports;
@@ -268,19 +270,19 @@ fn ports_but_rules(text: &[u8]) -> Option<Vec<PortConfig>> {
     Some(ports)
 }
 
-/// The end of the connection that the switch has.
+/// The switch's end of the connection, after the switch was taken over.
 struct Taken {
     stream: Stream,
-    /// Descriptors that were received.
+    /// Descriptors that the helper has sent.
     fds: Vec<OwnedFd>,
     replies: usize,
     kept: usize,
-    /// What was received behind the last reply.
+    /// Bytes that were received behind the last reply.
     rest: Vec<u8>,
 }
 
 impl Taken {
-    /// Sends everything; false when the helper has ended.
+    /// Sends all bytes; returns false if the helper has ended.
     fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         let mut sent = 0;
         while sent < bytes.len() {
@@ -293,7 +295,7 @@ impl Taken {
         true
     }
 
-    /// Reads a reply; false when the helper has ended.
+    /// Reads a reply; returns false if the helper has ended.
     fn read_reply(&mut self) -> bool {
         loop {
             if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
@@ -346,7 +348,7 @@ pub fn helper(input: &[u8]) -> Reached {
             continue;
         }
         let bytes = std::mem::take(&mut joined);
-        // Nothing that the helper could take for the end of a message, for so long: it must not take it all.
+        // The helper must not read without limit as long as no newline comes.
         open_line = if bytes.contains(&b'\n') { 0 } else { open_line + bytes.len() };
         let runs = taken.send(&bytes, &fds);
         if !runs || (open_line > MAX_LINE || bytes.ends_with(b"\n")) && !taken.read_reply() {
@@ -358,13 +360,13 @@ pub fn helper(input: &[u8]) -> Reached {
     while taken.read_reply() {}
     let end = thread.join().expect("the helper does not panic");
 
-    // The number of connections is known only now.
+    // All connections have been made by now, so they can be counted.
     let connections = |listener: &Option<Listener>| {
         let mut count = 0;
         while let Some(stream) = listener.as_ref().and_then(|listener| listener.accept().expect("a listener"))
         {
             stream.set_nonblocking(true).expect("a stream");
-            // What is sent there could only come from the helper itself.
+            // Bytes received there could only come from the helper itself.
             let received = stream.recv(&mut [0; 8], &mut Vec::new());
             assert!(received.map_or(0, |received| received.bytes) == 0, "the helper has sent something");
             count += 1;

@@ -37,7 +37,7 @@ pub mod xenbus;
 /// A target: runs an input and says how far it got. It panics when something is wrong.
 pub type Target = fn(&[u8]) -> ring::Reached;
 
-/// All targets by name.
+/// All targets with their names, in the order of the modules.
 pub const TARGETS: [(&str, Target); 14] = [
     ("split_device", device::split),
     ("packed_device", device::packed),

@@ -23,27 +23,28 @@ pub const MERGEABLE: u8 = 1 << 4;
 /// Bit of [`Setup::flags`]: no VERSION_1.
 pub const LEGACY: u8 = 1 << 5;
 
-/// Sizes to choose from: up to 33 entries, as all that is offered is looked at for each frame.
+/// Number of ring sizes to choose from: up to 33 entries, as every offered chain is checked for each frame.
 const SIZES: u8 = 6;
 
-/// Bytes of memory compared at a time.
+/// Bytes of memory that are compared at a time.
 const PIECE: usize = 256;
 
-/// Packets per poll at most. A switch takes 32.
+/// Upper bound on the packets per poll. A switch takes 32.
 const MAX_POLL: u8 = 64;
 
 operations! {
     /// One step of a script for a transmitq.
     TransmitStep {
-        /// The driver writes.
+        /// The driver changes its ring or memory.
         Driver { stroke: Stroke },
-        /// Takes packets, and looks at them and completes them.
+        /// Takes packets, checks their frames and completes them.
         Poll { max: u8 },
-        /// As `Poll`; between the two the driver writes eight bytes anywhere.
+        /// Does the same as `Poll`, but the driver writes eight bytes anywhere before the packets are
+        /// completed.
         PollChanged { max: u8, at: u32, value: u64 },
-        /// Asks for kicks.
+        /// Asks the driver for kicks.
         Enable {},
-        /// Asks for none.
+        /// Asks the driver for no kicks.
         Disable {},
     }
 }
@@ -51,7 +52,7 @@ operations! {
 operations! {
     /// One step of a script for a receiveq.
     ReceiveStep {
-        /// The driver writes.
+        /// The driver changes its ring or memory.
         Driver { stroke: Stroke },
         /// Delivers a frame of private memory.
         Deliver { len: u16 },
@@ -59,18 +60,18 @@ operations! {
         Echo { at: u32, len: u16 },
         /// Delivers a frame that was written to its place before.
         InPlace { len: u16 },
-        /// Announces frames.
+        /// Announces frames to the queue.
         Expect { frames: u8 },
-        /// Shows what was delivered.
+        /// Publishes the delivered frames.
         Flush {},
-        /// Asks for kicks.
+        /// Asks the driver for kicks.
         Enable {},
-        /// Asks for none.
+        /// Asks the driver for no kicks.
         Disable {},
     }
 }
 
-/// A ring as an input chose it, and its hostile driver.
+/// A ring chosen by an input, and its hostile driver.
 struct Ring {
     guest: Guest,
     places: Places,
@@ -89,7 +90,7 @@ impl Ring {
         features.set(Features::RING_PACKED, ring.packed);
         features.set(Features::MRG_RXBUF, has(MERGEABLE));
         features.set(Features::VERSION_1, !has(LEGACY));
-        // A driver that negotiates nothing else may ask for nothing, either.
+        // A driver that negotiates no other feature may negotiate no offload, either.
         let offloads = Features::CSUM
             | Features::HOST_TSO4
             | Features::HOST_TSO6
@@ -107,7 +108,7 @@ impl Ring {
         Some((Self { guest, places, features, pen }, device))
     }
 
-    /// The driver writes, but never during a call: what the calls do is compared with memory as it was.
+    /// Applies a stroke of the driver, but never during a call: results are compared with memory as it was.
     fn apply(&mut self, stroke: Stroke) {
         if !matches!(stroke, Stroke::Surprise { .. }) {
             self.pen.apply(stroke, &self.guest);
@@ -115,7 +116,7 @@ impl Ring {
     }
 }
 
-/// Runs a script on a transmitq.
+/// Runs a script on a transmitq, and panics if a check fails.
 pub fn transmitq(input: &[u8]) -> Reached {
     run_transmitq(input).unwrap_or_default()
 }
@@ -176,7 +177,7 @@ fn poll(
     assert_eq!(queue.ring().used_index(), behind, "every packet that was taken is completed");
 }
 
-/// The frames in the `taken` chains from `at` on, read once more and naively.
+/// Returns the frames of the `taken` chains from `at` on, read once more and naively.
 fn expected_frames(ring: &Ring, mut at: Cursor, taken: usize) -> Vec<(Header, Vec<u8>)> {
     let header_len = ring.features.header_len();
     let mut frames = Vec::new();
@@ -190,7 +191,7 @@ fn expected_frames(ring: &Ring, mut at: Cursor, taken: usize) -> Vec<(Header, Ve
         if !(header_len + MIN_FRAME..=header_len + MAX_FRAME).contains(&total) {
             continue;
         }
-        // The header comes first: when it is bad, nobody looks where the rest is.
+        // The header comes first: if it is bad, the rest of the frame is not read.
         let Some(bytes) = gather(&ring.guest, &chain.readable, header_len) else { break };
         let mut header = [0; Header::LEN];
         header[..header_len].copy_from_slice(&bytes);
@@ -208,7 +209,7 @@ fn expected_frames(ring: &Ring, mut at: Cursor, taken: usize) -> Vec<(Header, Ve
     frames
 }
 
-/// The first `len` bytes of buffers, if all are in memory.
+/// Returns the first `len` bytes of buffers, if all are in memory.
 fn gather(guest: &Guest, buffers: &[Buffer], len: usize) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     for buffer in buffers {
@@ -220,7 +221,7 @@ fn gather(guest: &Guest, buffers: &[Buffer], len: usize) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Runs a script on a receiveq.
+/// Runs a script on a receiveq, and panics if a check fails.
 pub fn receiveq(input: &[u8]) -> Reached {
     run_receiveq(input).unwrap_or_default()
 }
@@ -249,13 +250,13 @@ fn run_receiveq(input: &[u8]) -> Option<Reached> {
     Some(subject.reached)
 }
 
-/// A receiveq and what is known of it.
+/// A receiveq with the expected state.
 struct Receiver {
     ring: Ring,
     queue: Receiveq<Hostile>,
-    /// What chains let the device write: those it may have taken since the last flush.
+    /// Buffers that the device may write: those of chains that it may have taken since the last flush.
     offered: Vec<Buffer>,
-    /// Frames since the last flush.
+    /// Number of frames since the last flush.
     delivered: usize,
     reached: Reached,
 }
@@ -291,7 +292,7 @@ impl Receiver {
         }
     }
 
-    /// Writes a frame to where the queue has room for it, and delivers it from there.
+    /// Writes a frame into the room that the queue has for it, and delivers it from there.
     fn deliver_in_place(&mut self, len: usize) {
         const HEAD: usize = 64;
         self.note_offers();
@@ -319,7 +320,7 @@ impl Receiver {
         self.only_offered(&before, &self.ring.guest.snapshot());
     }
 
-    /// Shows what was delivered: the device's own part of the ring changes, and nothing else.
+    /// Flushes the queue, and checks that the device's own part of the ring changes, and nothing else.
     fn flush(&mut self) {
         let before = self.ring.guest.snapshot();
         let place = self.queue.ring().used_index();
@@ -338,12 +339,13 @@ impl Receiver {
         self.delivered = 0;
     }
 
-    /// Notes every buffer of the chains that the device may take now.
+    /// Adds every buffer of the chains that the device may take now.
     fn note_offers(&mut self) {
         let Ring { guest, places, features, .. } = &self.ring;
         let mut at = Cursor::new(places, self.queue.ring().base());
         for _ in 0..places.size {
-            // What a split ring's index once showed may be taken even if the index was moved back since.
+            // The device may take chains that a split ring's index has once published, even if the index was
+            // moved back since.
             if places.packed && oracle::available(guest, places, at) == 0 {
                 break;
             }
@@ -356,7 +358,7 @@ impl Receiver {
 
     /// Checks that only offered bytes changed.
     fn only_offered(&self, before: &[u8], after: &[u8]) {
-        // Sorted by where they begin; each with the furthest end of those up to it.
+        // The buffers are sorted by address; each has the furthest end of those up to it.
         let mut offered: Vec<_> =
             self.offered.iter().map(|buffer| (buffer.addr, u64::from(buffer.len))).collect();
         offered.sort_unstable();
@@ -367,7 +369,7 @@ impl Receiver {
         }
         let mut at = 0;
         for (start, len) in REGIONS {
-            // Piece by piece: the fuzzer counts every comparison of ours, and a piece is one.
+            // Memory is compared in pieces: the fuzzer counts every comparison of ours, and a piece is one.
             for piece in (at..at + len).step_by(PIECE) {
                 if before[piece..piece + PIECE] == after[piece..piece + PIECE] {
                     continue;

@@ -1,9 +1,9 @@
-//! The Xen network back end against a front end that writes anything: to ring pages, also between two loads, to
-//! its pages, to lists of grants and on the control ring; and whose grants fail at any moment.
+//! The Xen network back end against a front end that writes anything: to ring pages, also between two loads,
+//! to its pages, to lists of grants and on the control ring; and whose grants fail at any moment.
 //!
-//! Every slot that was taken is answered by its own id, or the ring is broken for good; frames are exactly the bytes that slots
-//! name; only pages that are posted, and may be written, change; no more is mapped than was allowed, and nothing in
-//! the end.
+//! Every slot that was taken is answered by its own id, or the ring is broken for good. Frames are exactly
+//! the bytes that slots name. Only pages that are posted, and may be written, change. No more pages are
+//! mapped than allowed, and none in the end.
 
 use ringferry_memory::{Area, ReadSlice};
 use ringferry_packet::frame::Burst;
@@ -22,21 +22,23 @@ use crate::script::{Bytes, Field, operations};
 const HOST: DomId = DomId(0);
 const GUEST: DomId = DomId(7);
 
-/// Pages that the front end grants for reading and writing, and behind them those for reading only.
+/// Number of pages that the front end grants for reading and writing; behind them lie those for reading only.
 pub const WRITABLE: u8 = 8;
 const PAGES: u8 = 12;
-/// Slots of a ring of packets.
+/// Number of slots of a ring of packets.
 const SLOTS: u32 = 256;
-/// Packets of a poll at most. A switch takes 32.
+/// Upper bound on the packets of a poll. A switch takes 32.
 const MAX_POLL: u8 = 64;
-/// Loads of a ring that one call may make: every slot of both rings, a few words each, and the indexes.
+/// Upper bound on the loads of a ring in one call: every slot of both rings, a few words each, and the
+/// indexes.
 const MAX_LOADS: u64 = 4 * 2 * SLOTS as u64 + 64;
-/// Pages mapped at most, to choose from.
+/// Limits on the mapped pages, to choose from.
 const MAPPED: [usize; 4] = [64, 1, 3, 16];
 
-/// Bit of the first byte: the front end takes frames of more than a page. Below it is the [mode](Mode).
+/// Bit of the first byte: the front end takes frames of more than a page. The bits below it are the
+/// [mode](Mode).
 pub const SG: u8 = 1 << 2;
-/// Bit of the first byte: it wants only the multicast frames that it names.
+/// Bit of the first byte: the front end wants only the multicast frames that it names.
 const FILTER: u8 = 1 << 3;
 
 operations! {
@@ -44,7 +46,7 @@ operations! {
     Step {
         /// Writes the next request to send.
         Send { page: u8, offset: u16, flags: u16, id: u16, size: u16 },
-        /// Writes an extra in its place.
+        /// Writes an extra info slot in place of the next request.
         Extra { kind: u8, more: u8, low: u16, high: u32 },
         /// Writes the next request to receive.
         Post { page: u8, id: u16 },
@@ -52,7 +54,8 @@ operations! {
         Order { kind: u8, queue: u8, page: u8, count: u16 },
         /// Writes an entry into a list of grants.
         Entry { list: u8, at: u16, page: u8, flags: u16 },
-        /// Shows what was written to a ring (sending, receiving, control), and so many more.
+        /// Publishes what was written to a ring (sending, receiving, control), and `more` entries beyond
+        /// that.
         Show { ring: u8, more: u32 },
         /// Writes eight bytes anywhere in the rings.
         Write { at: u16, value: u64 },
@@ -60,54 +63,54 @@ operations! {
         Fill { page: u8, kind: u8 },
         /// Will write one word between two loads of the back end.
         Surprise { after: u8, flip: u8, value: u64 },
-        /// Lets a call of the hypervisor fail: mapping, copying, a batch of copies.
+        /// Makes a call of the hypervisor fail: mapping, copying, a batch of copies.
         Fail { op: u8, after: u8 },
         /// Ends a grant too early.
         Spoil { page: u8 },
-        /// The back end takes packets, and looks at them.
+        /// The back end takes packets and reads their frames.
         Poll { max: u8 },
-        /// It answers them.
+        /// The back end answers the packets that it took.
         Complete {},
-        /// It delivers a frame: plain, of TCP to be cut, or in more pieces.
+        /// The back end delivers a frame: plain, of TCP to be cut, or in more pieces.
         Deliver { len: u16, kind: u8 },
-        /// It announces frames.
+        /// The back end announces frames.
         Expect { frames: u8 },
-        /// It shows what it delivered.
+        /// The back end publishes the frames that it delivered.
         Flush {},
-        /// It asks for events.
+        /// The back end asks for events.
         Arm { len: u16 },
-        /// It serves the control ring.
+        /// The back end serves the control ring.
         Control {},
-        /// It is started again, and takes the rings over as they are.
+        /// The back end is started again, and takes the rings over as they are.
         Again {},
     }
 }
 
-/// Where the rings lie in the guest's memory.
+/// Addresses of the rings in the guest's memory.
 const RINGS: [u64; 3] = [BASE, BASE + PAGE as u64, BASE + 2 * PAGE as u64];
-/// Where slots begin in a ring's page.
+/// Offset of the first slot in a ring's page.
 const FIRST_SLOT: u64 = 64;
 /// Bytes of a slot, by ring.
 const SLOT: [u64; 3] = [12, 8, 16];
 
 /// A packet as a second reader finds it on the ring.
 struct Packet {
-    /// Its slots, and whether each is an extra.
+    /// The packet's slots, and whether each is an extra.
     slots: Vec<([u8; 12], bool)>,
-    /// Its bytes, if it can be a frame: the pages are granted, and the sizes add up.
+    /// The packet's bytes, if it can be a frame: the pages are granted, and the sizes add up.
     bytes: Option<Vec<u8>>,
-    /// It orders something, or there are headers to look into: it may be refused as well.
+    /// True if the packet may also be refused: it has an order in it, or headers that are parsed.
     open: bool,
 }
 
 /// A burst that was taken and not answered.
 struct Taken {
-    /// What was to be found, unless the front end wrote meanwhile.
+    /// The expected packets, unless the front end wrote meanwhile.
     packets: Option<Vec<Packet>>,
     frames: Vec<Vec<u8>>,
 }
 
-/// The front end, and what is known of its back end.
+/// The front end, and the expected state of its back end.
 struct Subject {
     fake: Fake,
     guest: Guest,
@@ -117,28 +120,28 @@ struct Subject {
     queue: Option<Queue<Hostile>>,
     control: Option<Control<Hostile>>,
     multicast: Multicast,
-    /// How far the front end has written each ring.
+    /// Index up to which the front end has written each ring.
     next: [u32; 3],
-    /// A grant may not be what it was: what becomes of pages cannot be foretold.
+    /// True if a grant may have changed: the content of pages cannot be predicted.
     doubtful: bool,
     burst: Option<Taken>,
     delivery: Option<Delivery>,
     reached: Reached,
 }
 
-/// What was delivered since the last flush.
+/// The frames delivered since the last flush.
 struct Delivery {
-    /// The front end's pages before it.
+    /// Copies of the front end's pages before the first of them.
     before: Vec<Vec<u8>>,
-    /// Pages that may have been written.
+    /// True for each page that may have been written.
     posted: [bool; PAGES as usize],
     /// Length of each frame, and whether it has an extra.
     frames: Vec<(usize, bool)>,
-    /// The front end wrote while the back end read.
+    /// True if the front end wrote while the back end read.
     struck: bool,
 }
 
-/// Runs a script.
+/// Runs a script on a back end, and panics if a check fails.
 pub fn netback(input: &[u8]) -> Reached {
     run(input).unwrap_or_default()
 }
@@ -155,7 +158,8 @@ fn run(input: &[u8]) -> Option<Reached> {
 }
 
 impl Subject {
-    /// `flags`: the mode, [`SG`], and whether multicast is filtered; `pages`: how many may be mapped.
+    /// Makes both ends. `flags`: the mode, [`SG`], and whether multicast is filtered; `pages` chooses one of
+    /// [`MAPPED`].
     fn new(flags: u8, pages: u8) -> Self {
         let fake = Fake::new();
         let front = fake.domain(GUEST);
@@ -245,7 +249,7 @@ impl Subject {
         }
     }
 
-    /// What the owner of a queue does.
+    /// Carries out a step of the back end, as the owner of a queue does.
     fn work(&mut self, step: Step) {
         let Some(mut queue) = self.queue.take() else { return };
         let broken = queue.fault();
@@ -280,7 +284,7 @@ impl Subject {
         self.queue = Some(queue);
     }
 
-    /// Takes packets and looks at their frames.
+    /// Takes packets and reads their frames.
     fn poll(&mut self, queue: &mut Queue<Hostile>, max: usize) {
         let ring = self.ring(0);
         let mut at = queue.positions()[0].0;
@@ -304,7 +308,7 @@ impl Subject {
         let fault = queue.fault().is_some();
         let read: Option<Vec<_>> = (0..taken).map(|_| self.packet(&ring, &mut at)).collect();
         let moved = at.wrapping_sub(queue.positions()[0].0);
-        // Surprises are not known yet; a broken ring has other things to say.
+        // The result is predicted only if no surprise was due and the ring is not broken.
         let packets = read.filter(|_| !fault && !broken && shown <= SLOTS && moved == 0);
         self.burst = Some(Taken { packets, frames });
     }
@@ -345,7 +349,7 @@ impl Subject {
         assert_eq!((at, frames.next()), (end, None), "frames that nobody sent");
     }
 
-    /// The next packet of a ring, read once more and naively; `None` when it breaks a rule.
+    /// Returns the next packet of a ring, read once more and naively; `None` if it breaks a rule.
     fn packet(&self, ring: &[u8], at: &mut u32) -> Option<Packet> {
         let mut slots = Vec::new();
         let mut next = |extra| {
@@ -402,7 +406,7 @@ impl Subject {
         Some(Packet { slots, bytes, open })
     }
 
-    /// Delivers a frame.
+    /// Delivers a frame to the front end.
     fn deliver(&mut self, queue: &mut Queue<Hostile>, len: usize, kind: u8) {
         let rx = self.ring(1);
         let posted: Vec<_> =
@@ -433,7 +437,7 @@ impl Subject {
         }
     }
 
-    /// Shows what was delivered, and checks what the front end is told, and that only pages it posted have changed.
+    /// Flushes the queue, and checks the answers, and that only pages that the front end posted have changed.
     fn flush(&mut self, queue: &mut Queue<Hostile>) {
         let mut at = queue.positions()[1].1;
         queue.flush();
@@ -490,14 +494,14 @@ impl Subject {
         control.arm();
         self.reached.broken |= control.fault().is_some();
         self.control = Some(control);
-        // An answer may have been written into a list.
+        // An answer may have been written into a list on a page.
         let now: Vec<_> = (0..PAGES).map(|page| self.read(page.into(), 0, PAGE)).collect();
         if let Some(delivery) = &mut self.delivery {
             delivery.before = now;
         }
     }
 
-    /// Ends both; nothing may be left.
+    /// Ends both sides, and checks that nothing is left mapped or granted.
     fn finish(self) -> Reached {
         let Self { fake, granted, pages, queue, control, reached, .. } = self;
         drop((queue, control));
@@ -508,7 +512,7 @@ impl Subject {
         reached
     }
 
-    /// Writes the next slot of a ring.
+    /// Writes the next slot of a ring, without publishing it.
     fn push(&mut self, ring: usize, words: &[u32]) {
         let size = SLOT[ring];
         let at = RINGS[ring] + FIRST_SLOT + size * u64::from(self.next[ring] % slots(ring));
@@ -526,7 +530,7 @@ impl Subject {
         refs.into_iter().nth(page.into()).unwrap_or_else(|| GrantRef(1 << 20 | u32::from(page)))
     }
 
-    /// The page of a reference.
+    /// Returns the number of the page that a reference grants.
     fn find(&self, gref: GrantRef) -> Option<usize> {
         self.granted.iter().flat_map(|granted| granted.refs()).position(|known| *known == gref)
     }
@@ -547,19 +551,19 @@ impl Subject {
         bytes
     }
 
-    /// The front end writes to a page of its own.
+    /// Writes to a page as the front end that owns it.
     fn write(&mut self, page: u8, offset: usize, bytes: &[u8]) {
         let page = usize::from(page % PAGES);
         let (area, start) = self.place(page);
         area.write(start + offset, bytes.len()).expect("in a page").copy_from(bytes);
         if let Some(delivery) = &mut self.delivery {
-            // A burst that was taken is another matter: its frames were looked at.
+            // A burst that was taken is not affected: its frames were read before.
             delivery.before[page][offset..offset + bytes.len()].copy_from_slice(bytes);
         }
     }
 }
 
-/// Looks at the frames of a burst.
+/// Copies the frames of a burst.
 fn look(lent: &Lent, frames: &mut Vec<Vec<u8>>) {
     let mut burst = Burst::new();
     lent.frames(&mut burst);
@@ -581,18 +585,18 @@ fn tx_words(slot: &[u8; 12]) -> [u32; 3] {
     [word(slot, 0), word(slot, 4), word(slot, 8)]
 }
 
-/// Slots of a ring.
+/// Returns the number of slots of a ring.
 fn slots(ring: usize) -> u32 {
     1 << ((PAGE as u64 - FIRST_SLOT) / SLOT[ring]).ilog2()
 }
 
-/// A slot of a ring of packets.
+/// Returns the bytes of a slot of a ring of packets.
 fn slot<const N: usize>(ring: &[u8], at: u32) -> [u8; N] {
     let at = FIRST_SLOT as usize + N * (at % SLOTS) as usize;
     ring[at..at + N].try_into().expect("a slot")
 }
 
-/// A page full of a frame: no protocol, TCP or UDP over IPv4.
+/// Fills a page with a frame: no protocol, TCP or UDP over IPv4.
 fn frame(kind: u8) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..PAGE).map(|at| (at % 253) as u8 ^ kind).collect();
     let (ether, proto) = [([0x88, 0xb5], 0), ([8, 0], 6), ([8, 0], 17)][usize::from(kind) % 3];

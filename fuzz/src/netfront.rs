@@ -1,8 +1,8 @@
-//! The Xen network front end against a back end that says anything: responses, ids, offsets, lengths, statuses,
-//! extras, indexes, on the rings of a queue pair and on the control ring.
+//! The Xen network front end against a back end that says anything: responses, ids, offsets, lengths,
+//! statuses, extras, indexes, on the rings of a queue pair and on the control ring.
 //!
-//! What is received is exactly what the slots say, and every page comes back; each packet that was sent is reclaimed once at
-//! most; a ring that is broken stays so; nothing stays granted.
+//! Packets are received exactly as the slots say, and every page comes back. Each packet that was sent is
+//! reclaimed once at most. A ring that is broken stays so. Nothing stays granted.
 
 use std::sync::Arc;
 
@@ -27,14 +27,14 @@ use crate::script::{Bytes, Field, operations};
 const BACK: DomId = DomId(0);
 const FRONT: DomId = DomId(7);
 
-/// Pages to receive into.
+/// Number of pages to receive into.
 const RECEIVE: u32 = 32;
-/// Slots of a ring of packets, and of a control ring.
+/// Number of slots of a ring of packets, and of a control ring.
 const SLOTS: u32 = 256;
 const CONTROL_SLOTS: u32 = 128;
-/// Bytes of a packet at most, and at least.
+/// Length of a packet in bytes, least and most.
 const PACKET: std::ops::RangeInclusive<usize> = 14..=65535;
-/// Slots of a packet at most.
+/// Upper bound on the slots of a packet.
 const MAX_SLOTS: usize = 18;
 /// Offsets in a ring's page: the requests' producer index, that of responses, the first slot.
 const REQ_PROD: usize = 0;
@@ -50,35 +50,37 @@ operations! {
     Step {
         /// The front end sends a frame: plain, with a blank checksum, or to be cut.
         Send { len: u16, kind: u8 },
-        /// It shows what it sent.
+        /// The front end publishes the frames that it sent.
         FlushSent {},
         /// The back end writes the next response to something sent.
         Answer { id: u16, status: u16 },
-        /// It answers so many requests as it should.
+        /// The back end answers so many requests correctly.
         AnswerAll { count: u8 },
-        /// It fills the next page that is posted (with a frame of some kind, from `offset` on) and says so.
+        /// The back end fills the next posted page (with a frame of some kind, from `offset` on) and writes
+        /// the response.
         Fill { offset: u16, status: u16, flags: u16, kind: u8 },
-        /// It writes an extra in place of a response.
+        /// The back end writes an extra info slot in place of a response.
         Extra { kind: u8, more: u8, low: u16, high: u32 },
-        /// It shows responses to what was sent, received or asked, and so many more.
+        /// The back end publishes the responses of a ring (sending, receiving, control), and `more` entries
+        /// beyond that.
         Show { ring: u8, more: u32 },
-        /// It writes eight bytes anywhere in the rings.
+        /// The back end writes eight bytes anywhere in the rings.
         Write { at: u16, value: u64 },
-        /// It answers on the control ring; the right id, and so much more.
+        /// The back end answers on the control ring, with the right id plus `id`.
         Reply { id: u8, status: u8, data: u32 },
-        /// The front end takes back what was sent.
+        /// The front end takes back the buffers of sent packets.
         Reclaim {},
-        /// It receives, and keeps the packets if bit 7 says so.
+        /// The front end receives packets, and keeps them if bit 7 is set.
         Receive { max: u8 },
-        /// It lets go of packets it kept.
+        /// The front end frees the packets that it kept.
         Release {},
-        /// It posts pages.
+        /// The front end posts pages.
         Refill {},
-        /// It asks for events.
+        /// The front end asks for events.
         Arm {},
-        /// It hands its grants over.
+        /// The front end hands over its grants on the control ring.
         Announce {},
-        /// It looks at the control ring.
+        /// The front end polls the control ring.
         Look {},
     }
 }
@@ -86,13 +88,13 @@ operations! {
 /// A packet as a second reader finds it in the ring.
 struct Expected {
     bytes: Vec<u8>,
-    /// There are headers to look into.
+    /// True if the packet may also be refused: it has headers that are parsed.
     open: bool,
-    /// It can be no packet.
+    /// True if the slots cannot be a packet.
     bad: bool,
 }
 
-/// The front end, and what is known of it.
+/// The front end, and the expected state of its rings.
 struct Subject {
     pair: Pair,
     statics: StaticGrants,
@@ -102,12 +104,13 @@ struct Subject {
     /// Pages to receive into: their grants, and the address of the first.
     grants: Vec<GrantRef>,
     receive: u64,
-    /// Grants that may be handed over.
+    /// Number of grants that may be handed over.
     handed: usize,
-    /// Page in each slot of the receive ring, and how many were ever posted.
+    /// The page in each slot of the receive ring, and the number of pages ever posted.
     posted: Vec<u64>,
     requests: u32,
-    /// How far the back end has written responses, and how far the front end has taken those of the receive ring.
+    /// Index up to which the back end has written responses, and up to which the front end has taken those of
+    /// the receive ring.
     next: [u32; 3],
     taken: u32,
     kept: Vec<Chain>,
@@ -117,7 +120,7 @@ struct Subject {
     reached: Reached,
 }
 
-/// Runs a script.
+/// Runs a script on a front end, and panics if a check fails.
 pub fn netfront(input: &[u8]) -> Reached {
     let fake = Fake::new();
     let arena = arena(&fake);
@@ -138,7 +141,7 @@ fn config() -> PairConfig {
     PairConfig { receive: RECEIVE, small: 16, frames: 8, large: 2, rx, ..PairConfig::default() }
 }
 
-/// Rings and buffers, and two pages for the control ring and its list.
+/// Makes the arena for rings and buffers, and two pages for the control ring and its list.
 fn arena(fake: &Fake) -> Arena {
     fake.domain(BACK);
     let mut table = fake.domain(FRONT).grants().expect("a table");
@@ -230,7 +233,7 @@ impl Subject {
         }
     }
 
-    /// What holds at any time.
+    /// Checks the invariants that hold at any time.
     fn check(&mut self) {
         assert!(self.reclaimed <= self.sent, "more was reclaimed than was sent");
         assert_eq!(self.pair.transmit.in_flight(), self.sent - self.reclaimed);
@@ -257,7 +260,7 @@ impl Subject {
         self.sent += usize::from(sent);
     }
 
-    /// Answers requests by their ids, extras as such.
+    /// Answers requests by their ids, extras as extras.
     fn answer_all(&mut self, count: u8) {
         for _ in 0..count {
             let shown = self.word(0, REQ_PROD).wrapping_sub(self.next[0]);
@@ -268,7 +271,7 @@ impl Subject {
             let extra = self.word(0, slot(self.next[0].wrapping_sub(1)) + 8) == u32::MAX;
             let at = slot(self.next[0]);
             let (flags, id) = (self.word(0, at + 4) >> 16, self.word(0, at + 8) as u16);
-            // What the next request is, is said where this one was, in a word that a response does not use.
+            // A word that a response does not use tells whether the next slot is an extra.
             let mark = if !extra && flags & u32::from(EXTRA) != 0 { u32::MAX } else { 0 };
             let status = if extra { 1 } else { 0 };
             let [first, second, _] = TxResponse { id, status }.to_slot();
@@ -276,7 +279,7 @@ impl Subject {
         }
     }
 
-    /// Receives, and compares with what the ring says.
+    /// Receives packets, and compares them with the ring.
     fn receive(&mut self, max: usize, keep: bool) {
         let shown = self.word(1, RSP_PROD).wrapping_sub(self.taken);
         let mut at = self.taken;
@@ -308,7 +311,7 @@ impl Subject {
         assert_eq!(count, expected.len(), "packets");
         let mut frames = frames.into_iter().peekable();
         for Expected { bytes, open, bad } in expected {
-            // One that may be refused is there if it looks so: what follows has other bytes.
+            // A packet that may be refused is there if the bytes agree: the next one has other bytes.
             let there = frames.peek().is_some_and(|(_, frame)| *frame == bytes);
             assert!(there || open || bad, "a frame's bytes");
             if there && !bad {
@@ -318,7 +321,7 @@ impl Subject {
         assert!(frames.next().is_none(), "a frame that nobody wrote");
     }
 
-    /// The packet at `at`, read once more and naively; `None` when it breaks a rule.
+    /// Returns the packet at `at`, read once more and naively; `None` if it breaks a rule.
     fn packet(&self, at: &mut u32, end: u32) -> Option<Expected> {
         let mut next = || {
             let slot = FIRST_SLOT + 8 * (*at % SLOTS) as usize;
@@ -337,7 +340,7 @@ impl Subject {
             match usize::try_from(response.status).map(|len| (usize::from(response.offset), len)) {
                 Ok((offset, len)) if offset + len <= PAGE => {
                     let mut bytes = vec![0; len];
-                    // None where nothing was posted: the index runs away.
+                    // No page was posted there: the index runs away.
                     let page = self.memory.area(page, PAGE)?;
                     page.read(offset, len).expect("in a page").copy_to(&mut bytes);
                     packet.bytes.extend(bytes);
@@ -364,7 +367,7 @@ impl Subject {
         Some(packet)
     }
 
-    /// Posts pages, and sees which.
+    /// Posts pages, and records which.
     fn refill(&mut self) {
         let before = self.pair.receive.posted();
         self.pair.refill();
@@ -383,7 +386,7 @@ impl Subject {
         kept.drain(..).for_each(|chain| receive.recycle_chain(chain, pools));
     }
 
-    /// Ends the front end.
+    /// Ends the front end, and checks that nothing stays granted.
     fn finish(mut self) -> Reached {
         self.release();
         self.refill();
@@ -394,7 +397,7 @@ impl Subject {
         Reached { broken, ..self.reached }
     }
 
-    /// Writes the next response of a ring.
+    /// Writes the next response of a ring, without publishing it.
     fn respond(&mut self, ring: usize, words: &[u32]) {
         let slots = if ring == 2 { CONTROL_SLOTS } else { SLOTS };
         let at = FIRST_SLOT + 4 * words.len() * (self.next[ring] % slots) as usize;
@@ -414,7 +417,7 @@ impl Subject {
     }
 }
 
-/// A frame: TCP over IPv4 if the kind is odd, else no protocol.
+/// Makes a frame: TCP over IPv4 if the kind is odd, else no protocol.
 fn frame(len: usize, kind: u8, seed: u8) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..len.max(54)).map(|at| (at % 251) as u8 ^ seed).collect();
     bytes[12..14].copy_from_slice(&[0x88, 0xb5]);

@@ -1,24 +1,25 @@
-//! A second, naive reader of rings: what a device must make of the memory in front of it when nobody
-//! writes there meanwhile. Written from the specification, for one chain at a time, without regard to speed.
+//! A second, naive reader of rings: it computes what a device must make of the memory in front of it if
+//! nobody writes there meanwhile. It is written from the specification, for one chain at a time, without
+//! regard to speed.
 
 use ringferry_ring::{Buffer, RingFeatures};
 
 use crate::guest::{Memory, Places};
 use crate::ring::{Cursor, INDIRECT, NEXT, OWNER, WRITE};
 
-/// Descriptors of a chain at most, as the crate under test documents it.
+/// Upper bound on the descriptors of a chain, as the crate under test documents it.
 const MAX_CHAIN: usize = 1024;
 
-/// A chain as it stands in memory.
+/// A chain as the ring in memory describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Model {
-    /// Head or buffer id.
+    /// Head index (split ring) or buffer id (packed ring).
     pub id: u16,
-    /// Entries of the ring.
+    /// Number of entries of the ring that the chain takes.
     pub slots: u16,
-    /// Device-readable buffers.
+    /// Buffers that the device may read, in order.
     pub readable: Vec<Buffer>,
-    /// Device-writable buffers.
+    /// Buffers that the device may write, in order.
     pub writable: Vec<Buffer>,
 }
 
@@ -86,7 +87,7 @@ impl Model {
     }
 }
 
-/// How many chains the driver shows from `at` on; in a packed ring just whether there is one.
+/// Returns the number of chains that the driver has published from `at` on; for a packed ring only 0 or 1.
 pub fn available(guest: &impl Memory, places: &Places, at: Cursor) -> u16 {
     if !places.packed {
         return u16::from_le_bytes(guest.number(places.at[1] + 2)).wrapping_sub(at.index);
@@ -94,7 +95,7 @@ pub fn available(guest: &impl Memory, places: &Places, at: Cursor) -> u16 {
     desc(guest, places.desc(at.index), true).is_some_and(|desc| desc.flags & OWNER == at.owner(false)).into()
 }
 
-/// The chain at `at`, of which at most `free` slots belong to the driver; `None` when it breaks a rule.
+/// Returns the chain at `at`, of which at most `free` slots belong to the driver; `None` if it breaks a rule.
 pub fn chain(
     guest: &impl Memory,
     places: &Places,

@@ -5,7 +5,7 @@ use crate::ring::{Cursor, NEXT, OWNER};
 use crate::script::operations;
 
 operations! {
-    /// What a hostile driver does to its ring.
+    /// One act of a hostile driver on its ring.
     Stroke {
         /// Writes a descriptor: in a split ring the `at`-th of the table, in a packed one the one `at` slots
         /// ahead, with the owner bits that make it available there (xored with those given).
@@ -14,7 +14,8 @@ operations! {
         Entry { table: u16, at: u16, addr: u32, len: u32, flags: u16, link: u16 },
         /// Split: puts a head into the available ring. Packed: goes on by so many slots.
         Offer { head: u16 },
-        /// Split: shows what was offered, and `jump` more. Packed: writes the driver's event suppression.
+        /// Split: publishes what was offered, and `jump` entries more. Packed: writes the driver's event
+        /// suppression.
         Show { jump: u16 },
         /// Writes eight bytes anywhere.
         Write { at: u32, value: u64 },
@@ -25,7 +26,7 @@ operations! {
     }
 }
 
-/// Where the hostile driver stands.
+/// The position of the hostile driver in its ring.
 #[derive(Clone, Debug)]
 pub struct Pen {
     places: Places,
@@ -33,17 +34,17 @@ pub struct Pen {
 }
 
 impl Pen {
-    /// At the beginning of a ring.
+    /// Makes a driver at the beginning of a ring.
     pub fn new(places: Places, start: Cursor) -> Self {
         Self { places, next: start }
     }
 
-    /// Address of an indirect table.
+    /// Returns the address of an indirect table.
     fn table(&self, table: u16) -> u64 {
         self.places.rest + 64 * u64::from(table)
     }
 
-    /// Does it. Addresses are offsets from the start of guest memory.
+    /// Carries out a stroke. Addresses are offsets from the start of guest memory.
     pub fn apply(&mut self, stroke: Stroke, guest: &Guest) {
         let places = &self.places;
         let words = |addr: u32, len: u32, flags: u16, link: u16| {
@@ -72,7 +73,8 @@ impl Pen {
                 self.next = self.next.forward(places, 1);
             }
             Stroke::Show { jump } if places.packed => {
-                // The position asked for, and the kind of wish in the lowest bits of it.
+                // The low half is the position asked for, the high half the kind of event suppression, taken
+                // from its lowest bits.
                 let wish = u32::from(jump) | u32::from(jump & 3) << 16;
                 guest.write(places.at[1], &wish.to_le_bytes());
             }
@@ -93,12 +95,12 @@ impl Pen {
     }
 }
 
-/// The strokes that offer a chain of `buffers` (offset, length, flags but NEXT) at descriptor `at`.
+/// Returns the strokes that offer a chain of `buffers` (offset, length, flags but NEXT) at descriptor `at`.
 pub fn offer(packed: bool, at: u16, buffers: &[(u32, u32, u16)]) -> Vec<Stroke> {
     let mut strokes = Vec::new();
     for (i, (addr, len, flags)) in (0..).zip(buffers) {
         let more = if usize::from(i) + 1 < buffers.len() { NEXT } else { 0 };
-        // A packed chain's id is given the number of its first descriptor, too.
+        // The id of a packed chain is the number of its first descriptor, too.
         let (at, link) = if packed { (i, at) } else { (at + i, at + i + 1) };
         strokes.push(Stroke::Desc { at, addr: *addr, len: *len, flags: flags | more, link });
     }

@@ -1,40 +1,40 @@
-//! What all targets need of a ring: how an input chooses one, and where its other side stands.
+//! Parts that all targets share: the choice of a ring by an input, positions in it, and the result of a run.
 
 use ringferry_ring::RingFeatures;
 
 use crate::guest::Places;
 use crate::script::{Bytes, Field};
 
-/// VIRTQ_DESC_F_NEXT.
+/// VIRTQ_DESC_F_NEXT: another descriptor of the chain follows.
 pub const NEXT: u16 = 1;
-/// VIRTQ_DESC_F_WRITE.
+/// VIRTQ_DESC_F_WRITE: the device may write the buffer.
 pub const WRITE: u16 = 2;
-/// VIRTQ_DESC_F_INDIRECT.
+/// VIRTQ_DESC_F_INDIRECT: the buffer is a table of descriptors.
 pub const INDIRECT: u16 = 4;
 /// VIRTQ_DESC_F_AVAIL of a packed ring.
 const AVAIL: u16 = 1 << 7;
 /// VIRTQ_DESC_F_USED of a packed ring.
 const USED: u16 = 1 << 15;
-/// Both: whose a descriptor of a packed ring is.
+/// Both bits, which together tell whether driver or device owns a descriptor of a packed ring.
 pub const OWNER: u16 = AVAIL | USED;
 
 /// Sizes an input can choose: the smallest, odd ones where they are allowed, and one beyond the 1024
 /// descriptors a chain may have.
 const SIZES: [[u16; 8]; 2] = [[1, 2, 4, 8, 16, 32, 256, 2048], [1, 2, 3, 5, 8, 33, 256, 2047]];
 
-/// The head of an input: which ring it is about.
+/// The head of an input, which chooses a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
     /// Index into the list of sizes.
     pub size: u8,
-    /// Bit 0: indirect, 1: event index, 2: in order; the rest belongs to the target.
+    /// Features: bit 0 indirect, bit 1 event index, bit 2 in order; the target defines the other bits.
     pub flags: u8,
-    /// Where the ring begins.
+    /// Position at which the ring begins, as a vring base.
     pub base: u16,
 }
 
 impl Setup {
-    /// The ring's places and features.
+    /// Returns the areas of the ring and its features.
     pub fn ring(&self, packed: bool) -> (Places, RingFeatures) {
         let has = |bit: u8| self.flags & (1 << bit) != 0;
         let features = RingFeatures { indirect: has(0), event_idx: has(1), packed, in_order: has(2) };
@@ -55,17 +55,17 @@ impl Field for Setup {
     }
 }
 
-/// A place in either ring. In a split ring `index` runs freely and `wrap` means nothing.
+/// A position in either kind of ring. In a split ring `index` runs freely and `wrap` means nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor {
-    /// Index or slot.
+    /// Free-running index (split ring) or slot (packed ring).
     pub index: u16,
-    /// The lap's wrap counter.
+    /// The wrap counter of a packed ring.
     pub wrap: bool,
 }
 
 impl Cursor {
-    /// From a vring base; a slot outside the ring becomes one inside.
+    /// Makes a cursor from a vring base; a slot outside the ring becomes one inside.
     pub fn new(places: &Places, base: u16) -> Self {
         if places.packed {
             Self { index: (base & 0x7fff) % places.size, wrap: base >> 15 != 0 }
@@ -74,12 +74,12 @@ impl Cursor {
         }
     }
 
-    /// As a vring base.
+    /// Returns the position as a vring base.
     pub fn base(self) -> u16 {
         self.index | u16::from(self.wrap) << 15
     }
 
-    /// Further on, in a packed ring by at most its size.
+    /// Returns the position `slots` further on; in a packed ring by at most its size.
     pub fn forward(self, places: &Places, slots: u16) -> Self {
         let index = u32::from(self.index) + u32::from(slots);
         if places.packed && index >= u32::from(places.size) {
@@ -89,7 +89,7 @@ impl Cursor {
         }
     }
 
-    /// The owner bits of a descriptor that is available (or used) here.
+    /// Returns the owner bits of a descriptor that is available (or used) here.
     pub fn owner(self, used: bool) -> u16 {
         match (self.wrap, used) {
             (true, false) => AVAIL,
@@ -100,15 +100,15 @@ impl Cursor {
     }
 }
 
-/// How far a run got; what tests of the seeds look at.
+/// The result of a run: how deep it got, which the tests of the seeds check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reached {
     /// Chains taken by a device half, or collected from a driver half; messages answered by a session.
     pub chains: usize,
-    /// Buffers of the longest of them.
+    /// Number of buffers of the longest of them.
     pub longest: usize,
-    /// Frames read or written.
+    /// Number of frames read or written.
     pub frames: usize,
-    /// Whether the ring was found broken.
+    /// True if the ring was found broken.
     pub broken: bool,
 }

@@ -1,15 +1,16 @@
-//! How the bytes of an input become operations, and operations a seed's bytes: one byte that names the
-//! operation, then its fields, little endian. Any bytes are a script; it ends where they run out.
+//! Encoding of scripts: the bytes of an input become operations, and operations become the bytes of a seed. A
+//! byte names the operation, then its fields follow, little endian. Any bytes are a script; it ends where
+//! they run out.
 
-/// What a script is read from.
+/// The rest of an input that a script is read from.
 #[derive(Clone, Copy, Debug)]
 pub struct Bytes<'a>(pub &'a [u8]);
 
-/// A part of a script.
+/// A value that can be read from a script and written to one.
 pub trait Field: Sized {
-    /// Reads it; `None` when the bytes run out.
+    /// Reads the value; `None` if the bytes run out.
     fn get(bytes: &mut Bytes<'_>) -> Option<Self>;
-    /// Appends it.
+    /// Appends the encoded value to a script.
     fn put(&self, out: &mut Vec<u8>);
 }
 

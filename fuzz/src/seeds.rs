@@ -1,5 +1,5 @@
-//! Scenarios that reach deep, from which the fuzzer starts. Each says what it reaches, and a test holds it
-//! to that; `cargo run --bin seeds` writes them to `corpus/`.
+//! Scenarios that reach deep, from which the fuzzer starts. Each states what it reaches, and a test checks
+//! that; `cargo run --bin seeds` writes them to `corpus/`.
 
 mod control;
 mod forward;
@@ -20,31 +20,31 @@ use crate::session::{self, EVENT, MEMORY_FILE, Message, message};
 use ringferry_vhost_user::message::{InflightDescription, Request, VringState};
 use zerocopy::IntoBytes;
 
-/// Where buffers lie: behind rings and tables, in the first region.
+/// Offset of the buffers: behind rings and tables, in the first region.
 const DATA: u32 = 0x1_8000;
 /// The last bytes of the first region, which the second follows.
 const BORDER: u32 = 0x2_0000 - 20;
-/// In no region.
+/// An offset that lies in no region.
 const NOWHERE: u32 = 0x3_0000;
 
 const F_INDIRECT: u8 = 1;
 const F_EVENT: u8 = 2;
 const F_IN_ORDER: u8 = 4;
 
-/// An input and what it reaches.
+/// An input, and the result that a run of it must have.
 #[derive(Clone, Debug)]
 pub struct Seed {
-    /// The target it is for.
+    /// Name of the target that the input is for.
     pub target: &'static str,
-    /// What it is about.
+    /// Name of the seed's file.
     pub name: &'static str,
-    /// The input.
+    /// The bytes of the input.
     pub bytes: Vec<u8>,
-    /// What a run of it must say.
+    /// The result of a run, which a test compares.
     pub reaches: Reached,
 }
 
-/// All seeds of all targets.
+/// Returns all seeds of all targets.
 pub fn all() -> Vec<Seed> {
     let layouts = [false, true];
     let rings = layouts.into_iter().flat_map(|packed| [devices(packed), drivers(packed)].concat());
@@ -100,7 +100,7 @@ fn table(number: u16, entries: &[(u32, u32, u16)]) -> Vec<Stroke> {
     (0..).zip(entries).map(entry).collect()
 }
 
-/// Offset of the first indirect table for a ring.
+/// Returns the offset of the first indirect table for a ring.
 fn table_at(setup: Setup, packed: bool) -> u32 {
     (setup.ring(packed).0.rest - BASE) as u32
 }
@@ -124,14 +124,14 @@ fn devices(packed: bool) -> Vec<Seed> {
     let lap: Vec<Step> = [one(0), take.clone(), done.clone()].concat();
     seed("one_entry", setup(packed, F_EVENT, Size::One), &vec![lap; 5], reaches(5, 1, false));
     let chain = |at| driver(offer(packed, at, &three));
-    // Round and round, over the end of the ring and, in a split ring, of the index.
+    // These go round the ring, over its end and, in a split ring, over that of the index.
     let lap = [chain(1), take.clone(), done.clone(), one(6), take.clone(), done.clone()].concat();
     let late = Setup { base: if packed { 3 } else { 0xfffd }, ..small };
     seed("laps", late, &vec![lap.clone(); 6], reaches(12, 3, false));
     let kept = Setup { flags: INFLIGHT, ..small };
     seed("laps_inflight", kept, &vec![lap; 6], reaches(12, 3, false));
 
-    // Signals: asked for before and behind what is there, and not at all.
+    // Event suppression: notifications are asked for before and behind the present position, and not at all.
     let asked = [
         vec![Step::Enable {}],
         one(0),
@@ -149,7 +149,7 @@ fn devices(packed: bool) -> Vec<Seed> {
         seed(name, setup(packed, flags, Size::Small), &asked, reaches(2, 1, false));
     }
 
-    // Four in hand; completed out of order, given back, taken again.
+    // Four chains are in hand; they are completed out of order, given back, taken again.
     let four = [one(0), one(1), one(2), one(3)].concat();
     let parts = [
         four.clone(),
@@ -165,7 +165,7 @@ fn devices(packed: bool) -> Vec<Seed> {
     seed("in_order", setup(packed, F_IN_ORDER, Size::Small), &mixed, mixed_reaches);
     seed("in_order_event_idx", setup(packed, F_IN_ORDER | F_EVENT, Size::Small), &mixed, mixed_reaches);
 
-    // Tables: with readable and writable entries, longer than allowed, in no memory, ragged.
+    // Indirect tables: with readable and writable entries, longer than allowed, in no memory, ragged.
     let with = setup(packed, F_INDIRECT, Size::Small);
     let at = table_at(with, packed);
     let entries = driver(table(0, &three));
@@ -176,7 +176,8 @@ fn devices(packed: bool) -> Vec<Seed> {
     seed("indirect_nowhere", with, &parts(indirect(NOWHERE, 48, 0)), reaches(0, 0, true));
     seed("indirect_ragged", with, &parts(indirect(at, 47, 0)), reaches(0, 0, true));
     seed("indirect_next", with, &parts(indirect(at, 48, NEXT)), reaches(0, 0, true));
-    // Across the border of two regions: all zeroes, so one (split) or all entries (packed) of no bytes.
+    // The table lies across the border of two regions: it is all zeroes, so one (split) or all entries
+    // (packed) have no bytes.
     let entries_there = if packed { 2 } else { 1 };
     seed("indirect_border", with, &parts(indirect(BORDER, 32, 0)), reaches(1, entries_there, false));
     let large = setup(packed, F_INDIRECT, Size::Large);
@@ -187,7 +188,7 @@ fn devices(packed: bool) -> Vec<Seed> {
     let parts = [long, indirect(at, 16 * 1025, 0), take.clone(), done.clone()];
     seed("indirect_too_long", large, &parts, reaches(0, 0, true));
 
-    // Rules broken: what comes before the bad chain is taken all the same, what comes behind never.
+    // Chains that break rules: those before the bad chain are taken all the same, those behind it never.
     let broken = |bad: &[(u32, u32, u16)]| {
         [one(0), driver(offer(packed, 1, bad)), one(0), take.clone(), done.clone(), take.clone()]
     };
@@ -202,7 +203,7 @@ fn devices(packed: bool) -> Vec<Seed> {
     };
     seed("endless", small, &[driver(endless), take.clone()], reaches(0, 0, true));
     if packed {
-        // A driver that makes slots available again that the device has in hand.
+        // The driver makes slots available again that the device has in hand.
         let again = driver(vec![Stroke::Desc { at: 0, addr: DATA, len: 1, flags: 0, link: 9 }]);
         let lap = [one(0), one(1), one(2), one(3), one(4), take.clone(), again, take.clone()];
         seed("slots_in_hand", small, &lap, reaches(5, 1, false));
@@ -215,12 +216,12 @@ fn devices(packed: bool) -> Vec<Seed> {
         seed("head_outside", small, &[one(0), outside, take.clone(), done.clone()], reaches(1, 1, true));
     }
 
-    // The driver changes a word between two loads: as many loads later as the name says.
+    // The driver changes a word between two loads; the name tells after how many.
     for (name, after) in [("changed_0", 0), ("changed_1", 1), ("changed_2", 2), ("changed_4", 4)] {
         let change = driver(vec![Stroke::Surprise { after, flip: 1, value: 0x0001_0001_0000_0001 }]);
         let parts = [chain(1), change, take.clone(), done.clone(), chain(1), take.clone(), done.clone()];
         let expected = match (packed, after) {
-            // The index, or its flags, step back and forth; what was in hand is seen again later.
+            // The index, or its flags, step back and forth; chains in hand are seen again later.
             (true, 0 | 2) => reaches(3, 3, false),
             (true, 4) => reaches(0, 0, true),
             _ => reaches(2, 3, false),
@@ -275,20 +276,20 @@ fn drivers(packed: bool) -> Vec<Seed> {
         publish.clone(),
     ];
     for (name, flags) in [("signals", 0), ("signals_event_idx", F_EVENT)] {
-        // In a split ring the last index shown lies.
+        // In a split ring the index published last is a lie.
         seed(name, flags, Size::Small, &asked, reaches(1, 3, false));
     }
     let claim = |id, slots| vec![Step::Claim { id, len: 5, slots }];
     for (name, id) in [("id_outside", 0x1_0008), ("id_not_out", 4)] {
         seed(name, 0, Size::Small, &[two.clone(), claim(id, 1), back.clone(), back.clone()], {
-            // A packed ring's ids have 16 bits.
+            // Ids of a packed ring have 16 bits.
             reaches(0, 0, true)
         });
     }
     let twice = [add(1, 0), add(1, 0), publish.clone(), claim(0, 1), claim(0, 1), back.clone()];
     seed("id_twice", 0, Size::Small, &twice, reaches(1, 1, true));
     let early = [add(1, 0), publish.clone(), answer(0), answer(0), back.clone()];
-    // A packed ring's driver does not look at slots it has not published.
+    // The driver of a packed ring does not read slots that it has not published.
     seed("early", 0, Size::Small, &early, if packed { reaches(1, 1, false) } else { reaches(0, 0, true) });
     for (name, after) in [("changed_0", 0), ("changed_1", 1), ("changed_2", 2)] {
         let change = vec![Step::Surprise { after, flip: 1, value: 3 }];
@@ -303,16 +304,16 @@ fn drivers(packed: bool) -> Vec<Seed> {
     seeds
 }
 
-/// The strokes that write a virtual header, checksum wanted, segments of TCP over IPv4.
+/// Returns the strokes that write a virtual header: checksum wanted, segments of TCP over IPv4.
 fn gso_header(at: u32) -> [Stroke; 2] {
-    // flags, gso_type, hdr_len, gso_size, csum_start; then csum_offset, num_buffers.
+    // The fields are flags, gso_type, hdr_len, gso_size, csum_start; then csum_offset, num_buffers.
     let first = u64::from_le_bytes([1, 1, 54, 0, 0xa8, 5, 34, 0]);
     [Stroke::Write { at, value: first }, Stroke::Write { at: at + 8, value: 16 }]
 }
 
-/// The strokes that make a frame of 1501 bytes behind such a header TCP over IPv4.
+/// Returns the strokes that make a frame of 1501 bytes behind such a header TCP over IPv4.
 fn tcp_frame(at: u32) -> [Stroke; 3] {
-    // EtherType, version, length; no fragment, protocol; length of the TCP header, ACK.
+    // The parts are: EtherType, version, length; no fragment, protocol; length of the TCP header, ACK.
     let parts = [
         (12, [8, 0, 0x45, 0, 5, 0xcf, 0, 0]),
         (20, [0x40, 0, 64, 6, 0, 0, 10, 0]),
@@ -470,9 +471,10 @@ fn sessions() -> Vec<Seed> {
         empty(Request::ResetDevice),
         session::start(0, 0),
     ];
-    // The reset took the features along, and without them no ring starts.
+    // The reset has cleared the features, and without them no ring starts.
     seed("status_reset_again", &reset, 25, 0);
-    // Descriptors where none belong, a pipe for memory, a kick that is no event, more promised than sent.
+    // The faults are: descriptors where none belong, a pipe for memory, a kick that is no event, more
+    // promised than sent.
     let pipe = 2;
     let wrong = vec![
         message(Request::GetFeatures, &[], &[EVENT, MEMORY_FILE, pipe]),
@@ -480,7 +482,7 @@ fn sessions() -> Vec<Seed> {
         Message { flags: 2, ..message(Request::SetFeatures, &[0; 7], &[EVENT]) },
         Message { flags: 1 << 4, ..message(Request::SetFeatures, &[0], &[MEMORY_FILE]) },
     ];
-    // The last one leaves the stream in the middle of nothing: the session ends, its ring stopped.
+    // The last seed leaves the stream in the middle of a message: the session ends, its ring stopped.
     seed("wrong_descriptors", &[session::set_up(false), wrong], 12, 0);
     seed("another_version", &[vec![Message { flags: 8, ..message(Request::GetFeatures, &[], &[]) }]], 0, 0);
     seeds

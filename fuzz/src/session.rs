@@ -1,8 +1,8 @@
 //! A vhost-user back end's session against a hostile front end.
 //!
-//! Whatever the front end sends, with whatever descriptors, in whatever pieces: no panic, a device that is
-//! told of rings only as they are, nothing left open or mapped when the session is gone, and a well-behaved
-//! front end is served afterwards.
+//! For any messages and descriptors, in any pieces: there is no panic, the device is told of rings only as
+//! they are, nothing stays open or mapped when the session is gone, and a well-behaved front end is served
+//! afterwards.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -23,11 +23,11 @@ use zerocopy::IntoBytes;
 use crate::ring::Reached;
 use crate::script::{Bytes, Field};
 
-/// Where guest memory begins in the front end's address space.
+/// Address at which guest memory begins in the front end's address space.
 pub const USER: u64 = 0x7000_0000_0000;
-/// Bytes of the file that is guest memory.
+/// Size of the file that is guest memory, in bytes.
 pub const MEMORY: u64 = 0x1_0000;
-/// Queue pairs on offer.
+/// Number of queue pairs on offer.
 const PAIRS: u16 = 2;
 /// Descriptors a session may hold at a time: three events for each ring, twice while it runs, the socket for
 /// the back end's requests, and those of a message that has not come to its end.
@@ -36,7 +36,7 @@ const MAX_HELD: usize = 6 * 2 * PAIRS as usize + 1 + MAX_FDS;
 /// A message, or some bytes that are none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Number of the request.
+    /// Number of the request in the protocol.
     pub request: u8,
     /// Bit 0: wants a reply, 1: the header promises one byte more than follows, 2: a reply itself, 3: another
     /// version, 4: only the payload is sent, 5: the session is not served before the next message.
@@ -44,7 +44,7 @@ pub struct Message {
     /// Descriptors: bits 0 and 1 say how many, then two bits for each what: an event, memory, a pipe, a
     /// socket.
     pub fds: u8,
-    /// What follows the header.
+    /// Bytes that follow the header.
     pub payload: Vec<u8>,
 }
 
@@ -64,7 +64,7 @@ impl Field for Message {
     }
 }
 
-/// A device that holds the session to what it promises.
+/// A device that checks the promises of the session.
 #[derive(Default)]
 struct Witness {
     rings: BTreeMap<u16, RingSetup>,
@@ -84,7 +84,7 @@ impl Device for Witness {
         let areas = [&ring.parts.desc, &ring.parts.driver, &ring.parts.device];
         assert_eq!(areas.map(Words::len), part_bytes(size, ring.packed()));
         for area in areas {
-            // The last word can be reached.
+            // The last word of the area can be read.
             area.load16(area.len() - 2);
         }
         assert!(self.rings.insert(index, ring).is_none(), "started twice");
@@ -103,7 +103,7 @@ impl Device for Witness {
     }
 }
 
-/// What descriptors a front end has to send.
+/// The descriptors that a front end can send, by kind.
 struct Files {
     event: EventFd,
     memory: SharedMem,
@@ -141,13 +141,13 @@ impl Rig {
         let features = F_VERSION_1 | F_RING_PACKED | 1 << 15 | 1 << 28 | 1 << 29 | 1 << 35;
         let mut offer = Offer::net(features, PAIRS);
         offer.protocol |= ProtocolFeatures::CONFIG;
-        // Descriptors are counted here, so they are closed at once.
+        // The test counts descriptors, so they are closed at once and not by a thread.
         let resources = Resources { closer: Closer::inline(), ..Resources::default() };
         let session = Session::with_resources(ours, offer, resources).expect("a session");
         Self { peer, session, device: Witness::default() }
     }
 
-    /// Sends a message; false when there is no room.
+    /// Sends a message; returns false if there is no room.
     fn send(&self, message: &Message, files: &Files) -> bool {
         let has = |bit: u8| u32::from(message.flags >> bit & 1);
         let header = Header {
@@ -160,7 +160,7 @@ impl Rig {
         bytes.is_empty() || self.peer.send(&bytes, &files.choose(message.fds)).is_ok()
     }
 
-    /// Serves what is there and reads the answers; false when the session is over.
+    /// Serves the messages that wait and reads the answers; returns false if the session is over.
     fn serve(&mut self) -> bool {
         let served = self.session.on_readable(&mut self.device).is_ok();
         let (mut bytes, mut fds) = ([0; 4096], Vec::new());
@@ -173,7 +173,8 @@ impl Rig {
     }
 }
 
-/// Open descriptors of this process. The listing has one of its own, in every count alike.
+/// Returns the number of open descriptors of this process. The listing has one of its own, in every count
+/// alike.
 pub(crate) fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
@@ -191,7 +192,8 @@ pub fn session(input: &[u8]) -> Reached {
         }
     }
     rig.serve();
-    // Two ends of a connection, and what the session may hold; counted once, as it is slow.
+    // The upper bound includes two ends of a connection, and the descriptors that a session may hold. It is
+    // checked once, as counting is slow.
     let held = open_files().saturating_sub(before + 2);
     assert!(held <= MAX_HELD, "{held} descriptors are held");
     let reached = Reached {
@@ -212,23 +214,23 @@ pub fn session(input: &[u8]) -> Reached {
     reached
 }
 
-/// What a message is made of.
+/// Makes a message of its parts.
 pub fn message(request: Request, payload: &[u8], fds: &[u8]) -> Message {
     let kinds = fds.iter().rev().fold(0, |bits, kind| bits << 2 | kind);
     Message { request: request as u8, flags: 1, fds: kinds << 2 | fds.len() as u8, payload: payload.to_vec() }
 }
 
-/// Descriptor kinds of [`Message::fds`].
+/// Kind of descriptor in [`Message::fds`]: an eventfd.
 pub const EVENT: u8 = 0;
-/// See [`EVENT`].
+/// Kind of descriptor in [`Message::fds`]: guest memory.
 pub const MEMORY_FILE: u8 = 1;
 
-/// The region that is all of guest memory.
+/// Returns the region that is all of guest memory.
 pub fn region() -> MemoryRegion {
     MemoryRegion { guest_addr: 0, size: MEMORY, user_addr: USER, mmap_offset: 0 }
 }
 
-/// The messages that start ring 0 with 16 entries.
+/// Returns the messages that start ring 0 with 16 entries.
 pub fn set_up(packed: bool) -> Vec<Message> {
     let features = F_VERSION_1 | F_PROTOCOL_FEATURES | if packed { F_RING_PACKED } else { 0 };
     let protocol = Offer::NET_PROTOCOL.bits();
@@ -245,7 +247,7 @@ pub fn set_up(packed: bool) -> Vec<Message> {
     messages
 }
 
-/// The messages that start a ring.
+/// Returns the messages that start a ring, by its index.
 pub fn start(index: u32, base: u32) -> Vec<Message> {
     let state = |request, num| message(request, VringState { index, num }.as_bytes(), &[]);
     let at = USER + 0x2000 * u64::from(index);
@@ -260,7 +262,7 @@ pub fn start(index: u32, base: u32) -> Vec<Message> {
     ]
 }
 
-/// A memory slot added or removed.
+/// Returns the message that adds or removes a memory slot.
 pub fn slot(request: Request, guest_addr: u64) -> Message {
     let region = MemoryRegion { guest_addr, user_addr: USER + guest_addr, ..region() };
     let fds: &[u8] = if request == Request::AddMemReg { &[MEMORY_FILE] } else { &[] };

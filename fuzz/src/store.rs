@@ -20,14 +20,14 @@ use ringferry_xen_sim::store::{Limits, Server};
 use crate::ring::Reached;
 use crate::script::{Bytes, Field};
 
-/// What domains of the script may use: little, so that every limit is met.
+/// Limits of the domains of a script: so low that every limit is reached.
 const LIMITS: Limits =
     Limits { nodes: 12, value_bytes: 64, permissions: 3, watches: 4, transactions: 2, transaction_nodes: 8 };
 
-/// Who sends: two connections of one domain, and one of another.
+/// The domains of the senders: two connections of one domain, and one of another.
 const DOMAINS: [DomId; 3] = [DomId(5), DomId(5), DomId(7)];
 
-/// Where paths begin that a script names by number.
+/// The paths that a script names by number, as beginnings.
 pub const PATHS: [&str; 16] = [
     "",
     "/",
@@ -49,19 +49,19 @@ pub const PATHS: [&str; 16] = [
 const SECRET: &str = "/tool/secret";
 const SHOWN: &str = "/tool/shown";
 
-/// Numbers of messages.
+/// Message types of the store's protocol.
 pub const READ: u8 = 2;
 const WRITE: u8 = 11;
 const WATCH_EVENT: u32 = 15;
 const ERROR: u32 = 16;
 const DIRECTORY: u8 = 1;
 const GET_PERMISSIONS: u8 = 3;
-/// Bytes of a header, and of payload at most.
+/// Length of a header, and upper bound on a payload, in bytes.
 const HEADER: usize = 16;
 const MAX_PAYLOAD: usize = 4096;
-/// Bytes that the client takes at one look.
+/// Bytes that the client reads at once.
 const LOOK: usize = HEADER + MAX_PAYLOAD;
-/// Nodes looked at when all is over.
+/// Upper bound on the nodes that are checked in the end.
 const MAX_NODES: usize = 200;
 
 /// A message, or some bytes that are none.
@@ -71,13 +71,13 @@ pub struct Message {
     /// the next message. 4: only the payload is sent. 5: another byte is promised than follows. To the client bit 3
     /// says that it is not seen together with what comes before, and bit 7 that the client is called, and [`Message::kind`] how.
     pub flags: u8,
-    /// Its number.
+    /// The message type.
     pub kind: u8,
-    /// The transaction, or the request that is answered.
+    /// Number of the transaction, or of the request that is answered.
     pub number: u8,
-    /// How its payload begins: one of [`PATHS`], with a zero byte if bit 4 says so.
+    /// The beginning of the payload: one of [`PATHS`], with a zero byte if bit 4 is set.
     pub path: u8,
-    /// How it goes on.
+    /// The rest of the payload.
     pub rest: Vec<u8>,
 }
 
@@ -111,7 +111,7 @@ impl Message {
         payload
     }
 
-    /// As it is sent.
+    /// Returns the bytes that are sent.
     fn bytes(&self, request: u32, transaction: u32) -> Vec<u8> {
         let payload = self.payload();
         let mut len = payload.len() as u32 + u32::from(self.has(5));
@@ -128,7 +128,8 @@ fn header(kind: u8, request: u32, transaction: u32, len: u32) -> Vec<u8> {
     [u32::from(kind), request, transaction, len].iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Open descriptors of this process. The listing has one of its own, in every count alike.
+/// Returns the number of open descriptors of this process. The listing has one of its own, in every count
+/// alike.
 fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
@@ -146,10 +147,10 @@ pub fn store(input: &[u8]) -> Reached {
 struct Peer {
     stream: Stream,
     received: Vec<u8>,
-    /// Requests sent as a whole, and answers.
+    /// Numbers of requests sent completely, and of answers.
     requests: u32,
     answers: u32,
-    /// The stream cannot be cut into messages any more.
+    /// True if the stream cannot be cut into messages any more.
     lost: bool,
     closed: bool,
 }
@@ -167,12 +168,12 @@ impl Peer {
         let whole = !(message.has(2) || message.has(4) || message.has(5));
         match self.stream.send(&bytes, &[]) {
             Ok(sent) if sent == bytes.len() && whole => self.requests += 1,
-            // What is cut off, or was never begun, is the beginning of the next message's.
+            // The rest of a message that was cut off becomes the beginning of the next one.
             _ => self.lost = true,
         }
     }
 
-    /// Reads what there is: the payloads of answers.
+    /// Reads the answers that have arrived, and returns their payloads.
     fn read(&mut self) -> Vec<(u32, Vec<u8>)> {
         let mut bytes = [0; HEADER + MAX_PAYLOAD];
         while !self.closed {
@@ -203,9 +204,9 @@ impl Peer {
     }
 }
 
-/// Serves until nothing is left to do.
+/// Serves until no work is left.
 fn serve(server: &mut Server) {
-    // Each look brings one message at least to its end, or some bytes nearer.
+    // Each round completes at least one message, or reads more bytes of it.
     for _ in 0..8 {
         server.poll(Some(Duration::ZERO)).expect("a server");
     }
@@ -264,7 +265,7 @@ fn server(script: &[u8]) -> Reached {
     serve(&mut server);
     assert_eq!(ask(&mut server, &mut tool, READ, SECRET, b"").as_deref(), Some(&b"42"[..]));
     assert_eq!(ask(&mut server, &mut tool, READ, SHOWN, b"").as_deref(), Some(&b"43"[..]));
-    // All that there is: whose it is, and how long.
+    // Walk all nodes, and add up owners and lengths.
     let (mut paths, mut owned) = (vec!["/".to_owned()], [0; 8]);
     while let Some(path) = paths.pop() {
         let permissions = ask(&mut server, &mut tool, GET_PERMISSIONS, &path, b"").expect("a node");
@@ -295,7 +296,7 @@ fn client(script: &[u8]) -> Reached {
             calls.push(message);
         } else {
             if message.has(3) {
-                // Filled up with an event of nothing.
+                // The rest is filled up with an event without content.
                 let used = told.len() % LOOK;
                 let len = if used + HEADER > LOOK { 2 * LOOK } else { LOOK } - used - HEADER;
                 told.extend(header(WATCH_EVENT as u8, 0, 0, len as u32));
@@ -304,7 +305,7 @@ fn client(script: &[u8]) -> Reached {
             told.extend(message.bytes(message.number.into(), 0));
         }
     }
-    // As much as there is room for. Whatever the client waits for, the end comes.
+    // The store writes as much as there is room for; then the stream ends, whatever the client waits for.
     let _ = store.write(&told);
     store.shutdown(Shutdown::Write).expect("the end");
     let stream = Stream::from_fd(OwnedFd::from(ours)).expect("a socket");
@@ -322,7 +323,7 @@ fn client(script: &[u8]) -> Reached {
     reached
 }
 
-/// One call, and what must be true of its result.
+/// Makes one call, and checks its result.
 fn call(client: &mut Client, kind: u8, path: &str, reached: &mut Reached) -> Result<(), StoreError> {
     match kind % 10 {
         0 => drop(client.read(path)?),
@@ -345,7 +346,7 @@ fn call(client: &mut Client, kind: u8, path: &str, reached: &mut Reached) -> Res
         })?,
         8 => client.write(path, "value")?,
         _ => {
-            // A bound far above what fits into a socket.
+            // The bound is far above what fits into a socket.
             for _ in 0..1 << 16 {
                 match client.event()? {
                     Some(Event::Changed { path, .. }) => assert!(path::check(&path).is_ok(), "{path:?}"),

@@ -30,10 +30,11 @@ const FRONT: DomId = DomId(5);
 const CLASS: &str = "vif";
 const ID: VifId = VifId { front: FRONT, device: 0 };
 
-/// Pages that the hostile front end grants, and event channels that it makes, for its values to name.
+/// Number of pages that the hostile front end grants, and of event channels that it makes, which values can
+/// name.
 const GRANTS: usize = 6;
 
-/// Turns that a side may take without anything being written by another, and rounds of both.
+/// Upper bound on the turns of a side without any write of another, and on the rounds of both.
 const TURNS: usize = 400;
 
 /// Keys that a script writes.
@@ -72,7 +73,7 @@ pub const KEYS: [&str; 32] = [
     "",
 ];
 
-/// Values that it writes; behind them come the numbers of grants and of event channels.
+/// Values that a script writes; behind them come the numbers of grants and of event channels.
 pub const VALUES: [&str; 20] = [
     "0",
     "1",
@@ -105,46 +106,46 @@ operations! {
         Back { key: u8, value: u8 },
         /// A key is removed, of the back end's if bit 7 says so.
         Remove { key: u8 },
-        /// The front end lets nobody read its device, or the back end again.
+        /// The front end denies read access to its device, or allows it again.
         Hide { hidden: u8 },
-        /// It says all that there is to say of so many queues, and that it is connected.
+        /// The front end writes all keys of so many queues, and that it is connected.
         Announce { queues: u8, flags: u8 },
         /// The toolstack makes the interface anew.
         Plug {},
-        /// It asks for its end.
+        /// The toolstack asks the interface to end.
         Unplug {},
-        /// It removes all nodes.
+        /// The toolstack removes all nodes.
         Remote {},
-        /// What is under test looks at the store until there is nothing to do.
+        /// The half under test serves the store's events until there are none.
         Look {},
-        /// It closes, if it is a front end.
+        /// The half under test closes, if it is a front end.
         Close {},
-        /// It is killed, and started again.
+        /// The half under test is killed, and started again.
         Restart {},
-        /// A grant, a mapping or an event channel of its domain will fail.
+        /// A grant, a mapping or an event channel of the half's domain will fail.
         Fail { op: u8, after: u8 },
-        /// The caller cannot serve what has connected.
+        /// The caller rejects a connection that it cannot serve.
         Reject {},
     }
 }
 
-/// What is under test.
+/// The half under test, back end or front end.
 enum Half {
     Back { plugs: Box<BackendDriver>, connection: Option<Box<Connection>> },
     Front { front: Box<FrontendDriver>, session: Option<Session>, closed: bool },
 }
 
-/// The machine around it.
+/// The simulated machine around the half under test.
 struct Machine {
     fake: Fake,
     store: Running,
     tools: Client,
     guest: Client,
-    /// What the hostile side shares.
+    /// Pages that the hostile side has granted.
     granted: Option<Box<dyn Granted>>,
     channels: Vec<(u32, Box<dyn EventChannel>)>,
     faults: usize,
-    /// The front end was told to close, with or without a device to close.
+    /// True if the front end was told to close, with or without a device to close.
     closing: bool,
     reached: Reached,
 }
@@ -157,7 +158,7 @@ fn back() -> String {
     path::backend(BACK, CLASS, FRONT, 0)
 }
 
-/// Refused by the store is all that a write of a domain may be.
+/// Checks that a write of a domain was either done or refused by the store, with no other failure.
 fn tolerate(result: Result<(), StoreError>) {
     if let Err(error) = result {
         assert!(!error.is_fatal(), "{error}");
@@ -244,7 +245,7 @@ impl Machine {
         }
     }
 
-    /// Says all of so many queues, in the words of a front end.
+    /// Writes all keys of so many queues, as a front end does.
     fn announce(&mut self, queues: u8, flags: u8) {
         let queues = usize::from(queues % 4);
         let (device, split) = (device(), flags & 1 != 0);
@@ -277,9 +278,9 @@ impl Machine {
         }));
     }
 
-    /// Returns when the store has told everybody what it has to tell.
+    /// Returns when the store has delivered all events.
     fn settle(&self) {
-        // It holds its lock until then.
+        // The store holds its lock until then.
         self.store.release(DomId(999));
     }
 
@@ -321,7 +322,7 @@ impl Half {
         Self::Back { plugs: Box::new(plugs), connection: None }
     }
 
-    /// Looks at the store until there is nothing to do.
+    /// Serves the store's events until there are none.
     fn look(&mut self, machine: &mut Machine) {
         for _ in 0..TURNS {
             machine.settle();
@@ -332,13 +333,13 @@ impl Half {
         panic!("there is always something to do, and nobody writes anything");
     }
 
-    /// One round; whether anything was found.
+    /// Runs one round; returns true if there was an event.
     fn round(&mut self, machine: &mut Machine) -> bool {
         let mut found = false;
         for _ in 0..TURNS {
             match self {
                 Self::Back { plugs, connection } => {
-                    // The store is there, so whatever a guest does is no error.
+                    // The store is reachable, so nothing that a guest does may be an error.
                     match plugs.poll().expect("a back end does not fail for what it reads") {
                         Turn::Idle => return found,
                         Turn::Busy => {}
@@ -383,7 +384,7 @@ impl Half {
                     Err(error) => {
                         tolerate_front(Err(error));
                         machine.reached.longest += 1;
-                        // Whoever meets one waits before the next attempt.
+                        // A caller that meets an error waits before the next attempt.
                         return false;
                     }
                 },
@@ -394,7 +395,7 @@ impl Half {
         panic!("there is always something to do, and nobody writes anything");
     }
 
-    /// What must be so at any time.
+    /// Checks the invariants that hold at any time.
     fn check(&self, machine: &Machine) {
         match self {
             Self::Back { connection: None, .. } => {
@@ -406,13 +407,13 @@ impl Half {
             }
             Self::Front { front, session, .. } => {
                 assert!(session.is_none() || front.granted() > 0);
-                // What is to be watched is there.
+                // Every descriptor to be watched is open.
                 assert!(front.fds().all(|fd| fd.as_fd().try_clone_to_owned().is_ok()));
             }
         }
     }
 
-    /// The caller cannot serve what has connected.
+    /// Rejects a connection, as a caller does that cannot serve it.
     fn reject(&mut self) {
         if let Self::Back { plugs, connection } = self
             && connection.take().is_some()
@@ -422,7 +423,7 @@ impl Half {
     }
 }
 
-/// What a front end says of a back end that makes no sense is no failure.
+/// Checks that a front end does not fail for senseless keys of a back end.
 fn tolerate_front(result: Result<(), ringferry_xen_net::xenbus::frontend_driver::FrontError>) {
     use ringferry_xen_net::xenbus::frontend_driver::FrontError;
     if let Err(FrontError::Store(error)) = result {
@@ -511,17 +512,17 @@ fn run(step: Step, mut half: Half, machine: &mut Machine, side: u8) -> Half {
     half
 }
 
-/// A well-behaved peer is served, whatever was before; and both end in order.
+/// Checks that a well-behaved peer is served, whatever was before, and that both end in order.
 fn afterwards(half: Half, machine: &mut Machine, side: u8) {
     let closing = machine.closing || matches!(&half, Half::Front { closed: true, .. });
-    // A front end that was told to close stays closed: that is its user's wish.
+    // A front end that was told to close stays closed, as its user wants it.
     let mut first = if closing {
         drop(half);
         Half::new(machine, side)
     } else {
         half
     };
-    // Of two, each in its turn. Faults that wait spoil an attempt each.
+    // Both sides take turns. Each fault that is still due spoils one attempt.
     let mut connected = false;
     for _ in 0..=2 * machine.faults + 1 {
         tolerate(machine.tools.remove(&back()));

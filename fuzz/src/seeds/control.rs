@@ -7,7 +7,7 @@ use crate::pen::{Stroke, offer};
 use crate::ring::{INDIRECT, Reached, WRITE};
 use crate::script::Field;
 
-/// Numbers of [`command`](crate::control::command).
+/// Numbers of commands, as in [`command`](crate::control::command).
 const MAC_TABLE: u8 = 6;
 const MAC: u8 = 7;
 const VLAN: u8 = 8;
@@ -19,21 +19,21 @@ const OFFLOADS: u8 = 13;
 const COALESCE: u8 = 14;
 const QUEUE: u8 = 15;
 
-/// Five pairs, and all features.
+/// A device with five pairs, and all features.
 const FIVE: [u8; 2] = [0, 2];
-/// The same with hardly any feature.
+/// A device with five pairs and hardly any feature.
 const FEW: [u8; 2] = [1, 2];
 
 fn ask(kind: u8, few: u8, value: u64) -> Step {
     Step::Ask { at: 0, kind, few, value, cut: 0, room: 1 }
 }
 
-/// The value of an RSS command: the last queue of its table, `max_tx`, types, and bytes of its key.
+/// Returns the value of an RSS command: the last queue of its table, `max_tx`, types, and bytes of its key.
 fn rss(last: u8, max_tx: u8, types: u8, key: u8) -> u64 {
     u64::from_le_bytes([last, 0, max_tx, 0, types, 0, key, 0])
 }
 
-/// One word as it lies in memory.
+/// Returns the step that writes one word, as it lies in memory.
 fn write(at: u32, value: u64) -> Step {
     Step::Driver { stroke: Stroke::Write { at, value } }
 }
@@ -103,11 +103,11 @@ pub(super) fn seeds() -> Vec<Seed> {
             query(2, 9),
         ];
         seed(layout("split_coalescing", "packed_coalescing"), 0, FIVE, &each(&coalescing), 10, 7, false);
-        // Several in one look, cut anywhere, and a reset between them.
+        // Several commands are served at once, cut anywhere, with a reset between them.
         let cut = |at, cut| Step::Ask { at, kind: PAIRS, few: 0, value: 3, cut, room: 1 };
         let burst = [cut(0, 1), cut(1, 0), Step::Poll {}, Step::Reset {}, cut(0, 0), Step::Poll {}];
         seed(layout("split_burst", "packed_burst"), F_IN_ORDER, FIVE, &burst, 3, 2, false);
-        // A result in pieces, from an indirect table: the question, its answer in one byte, three and six.
+        // A result in pieces, from an indirect table: the command, its answer in one byte, three and six.
         let rest = table_at(setup(packed, 0, Size::Small), packed);
         let pieces = [
             (DATA, 6, 0),
@@ -124,7 +124,8 @@ pub(super) fn seeds() -> Vec<Seed> {
         ];
         let name = layout("split_result_in_pieces", "packed_result_in_pieces");
         seed(name, F_INDIRECT, FIVE, &indirect.concat(), 2, 2, false);
-        // CVE-2014-0150: a table of more addresses than there are bytes; then one too long to be looked at.
+        // CVE-2014-0150: a table announces more addresses than there are bytes; then one is too long to be
+        // read.
         let lists = [
             vec![write(DATA, 0xffff_ffff << 16 | 1)],
             driver(offer(packed, 0, &[(DATA, 18, 0), (DATA + 64, 1, WRITE)])),
@@ -149,7 +150,7 @@ pub(super) fn seeds() -> Vec<Seed> {
             ];
             seed(layout(split, packed_name), 0, FIVE, &bad.concat(), 1, 1, true);
         }
-        // The ring changes between two looks.
+        // The ring changes between two loads.
         let surprise = driver(vec![Stroke::Surprise { after: 1, flip: 1, value: 0x100 }]);
         let parts = [vec![ask(PAIRS, 0, 2)], surprise, vec![Step::Poll {}, Step::Poll {}]];
         let broken = !packed;

@@ -5,9 +5,10 @@ use crate::forward::Step;
 use crate::ring::Reached;
 use crate::script::Field;
 
-/// Ports: a tap and a guest with all offloads, a guest with checksums alone, a guest with none.
+/// Four ports: a tap and a guest with all offloads, a guest with checksums alone, a guest with none.
 const OPEN: [u8; 4] = [0xe8, 0xe0, 0x20, 0x00];
-/// The same in VLANs: the tap is a trunk, two guests are in VLAN 5, isolated, and one is a trunk with limits.
+/// The same ports in VLANs: the tap is a trunk, two guests are in VLAN 5, isolated, and one is a trunk with
+/// limits.
 const VLANS: [u8; 4] = [0xeb, 0xe6, 0x26, 0x13];
 
 const TCP: u8 = 2;
@@ -15,7 +16,7 @@ const V6: u8 = 1;
 const TAG: u8 = 4;
 const FINISHED: u8 = 8;
 
-/// A frame by which the switch learns where a port's address is.
+/// Returns a frame by which the switch learns the address of a port.
 fn hello(from: u8, shape: u8) -> Step {
     Step::Flow { from, to: 255, shape: shape | FINISHED, parts: 0, len: 20, gso: 0, cut: 0 }
 }
@@ -57,7 +58,8 @@ pub(super) fn seeds() -> Vec<Seed> {
     let large = [hello(1, TCP), flow(2, 1, TCP | FINISHED, 0, 9000, 0), Step::Wait { seconds: 200 }];
     seed("a-large-frame-passes", OPEN, &large, [2, 4, 9054]);
 
-    // Flags, kind of cut, length of headers, size of segments; where the checksum begins and where it is.
+    // The fields are flags, kind of segmentation, length of headers, size of segments; then where the
+    // checksum begins and where it is.
     let forged = |first: [u8; 8], last: [u8; 4]| Step::Forge {
         from: 1,
         to: 255,
@@ -74,7 +76,7 @@ pub(super) fn seeds() -> Vec<Seed> {
         forged([1, 0, 0, 0, 0, 0, 200, 0], [100, 0, 0, 0]),
         forged([2, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0]),
     ];
-    // Three of them do not get past the queue.
+    // The queue refuses three of them.
     seed("headers-that-lie", OPEN, &lies, [2, 6, 3054]);
     seeds
 }

@@ -8,11 +8,11 @@ use crate::helper::{
 use crate::ring::Reached;
 use crate::script::Field;
 
-/// Numbers of names.
+/// Numbers of ports in `NAMES`.
 const VM0: u8 = 0;
 const VM1: u8 = 1;
 const RF0: u8 = 2;
-/// Numbers of rules, and of keys.
+/// Numbers of rules in `RULES`, and of keys in `KEYS`.
 const VLAN: u8 = 0;
 const NO_VLAN: u8 = 1;
 const TRUNK: u8 = 2;
@@ -33,7 +33,7 @@ fn ask(kind: u8, name: u8, rest: &[u8]) -> Message {
     Message { flags: 0, kind, name, rest: rest.to_vec() }
 }
 
-/// The same with other flags.
+/// Returns the message with other flags.
 fn with(flags: u8, message: Message) -> Message {
     Message { flags, ..message }
 }
@@ -61,7 +61,7 @@ pub(super) fn seeds() -> Vec<Seed> {
         keep(VM0, &[TRUNK, ISOLATED, KEY, KEY_TRUNK, KEY_ISOLATED]),
         keep(VM0, &[KEY_MAX_MACS, KEY_TRUNK, KEY]),
         keep(VM1, &[STATIC, KEY_STATIC]),
-        // Taken already.
+        // The static address is taken already.
         keep(VM0, &[STATIC, KEY_STATIC]),
         keep(VM1, &[]),
     ];

@@ -5,16 +5,16 @@ use crate::netback::{SG, Step, WRITABLE};
 use crate::ring::Reached;
 use crate::script::Field;
 
-/// Flags of a request to send.
+/// Flags of a transmit request (`NETTXF`).
 const BLANK: u16 = 1;
 const MORE: u16 = 4;
 const EXTRA: u16 = 8;
-/// Kinds of messages on the control ring.
+/// Types of messages on the control ring.
 const SET_KEY: u8 = 3;
 const SIZE: u8 = 8;
 const ADD: u8 = 9;
 const REMOVE: u8 = 10;
-/// Kinds of faults.
+/// Calls of the hypervisor that a seed makes fail.
 const MAP: u8 = 0;
 const COPY: u8 = 1;
 const BATCH: u8 = 2;
@@ -54,7 +54,8 @@ pub(super) fn seeds() -> Vec<Seed> {
         seeds.push(Seed { target: "netback", name, bytes, reaches });
     };
     let fill = |kind| (0..12).map(|page| Step::Fill { page, kind }).collect::<Vec<_>>();
-    // Three packets, of which the second lies in four pages and an empty one, in each mode; twice, so that pages are known.
+    // Three packets, of which the second lies in four pages and an empty one, in each mode; sent twice, so
+    // that pages are known.
     let burst = vec![
         send(0, 64, 0, 100),
         send(1, 0, MORE, 9000),
@@ -143,7 +144,7 @@ pub(super) fn seeds() -> Vec<Seed> {
     let jump = |ring, more| vec![Step::Show { ring, more }, POLL, deliver(60, 0), FLUSH];
     seed("xsa_39_index", 2, 0, &[jump(0, 257)], [0, 0, 0], true);
     seed("xsa_39_receive_index", 2, 0, &[jump(1, 1 << 31)], [0, 0, 0], true);
-    // Grants for good: asked for, added, twice, used, removed; one list that is no page, one that is too long.
+    // Static grants: asked for, added, twice, used, removed; one list that is no page, one that is too long.
     let order =
         |kind, page, count| vec![Step::Order { kind, queue: 0, page, count }, show(2), Step::Control {}];
     let list = vec![
@@ -186,7 +187,7 @@ pub(super) fn seeds() -> Vec<Seed> {
         COMPLETE,
     ];
     seed("multicast", 8 | SG, 0, &[multicast], [1, 0, 0], false);
-    // Faults of the hypervisor, and a grant that ends too early.
+    // Calls of the hypervisor fail, and a grant ends too early.
     let fail = |op, after| vec![Step::Fail { op, after }];
     let faults = [
         fill(0),

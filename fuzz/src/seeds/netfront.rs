@@ -5,7 +5,7 @@ use crate::netfront::Step;
 use crate::ring::Reached;
 use crate::script::Field;
 
-/// Flags of a response.
+/// Flags of a receive response (`NETRXF`).
 const BLANK: u16 = 2;
 const MORE: u16 = 4;
 const EXTRA: u16 = 8;
@@ -79,7 +79,7 @@ pub(super) fn seeds() -> Vec<Seed> {
         fill(13, 0),
         fill(0, MORE),
         fill(0, 0),
-        // What it says it carries it does not.
+        // The packet does not have the payload that its header announces.
         Step::Fill { offset: 0, status: 100, flags: BLANK, kind: 0 },
         fill(60, 0),
         show(1),

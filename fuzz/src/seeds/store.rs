@@ -20,7 +20,7 @@ const ERROR: u8 = 16;
 const RESET_WATCHES: u8 = 21;
 const PART: u8 = 22;
 
-/// Numbers of paths.
+/// Numbers of paths in `PATHS`.
 const NONE: u8 = 0;
 const DATA: u8 = 2;
 const A: u8 = 3;
@@ -31,24 +31,24 @@ const SHOWN: u8 = 10;
 const RELEASE: u8 = 12;
 const COMMIT: u8 = 15;
 
-/// A message whose path ends with a zero byte.
+/// Returns a message whose path ends with a zero byte.
 fn ask(kind: u8, number: u8, path: u8, rest: &[u8]) -> Message {
     Message { flags: 0, kind, number, path: path | 16, rest: rest.to_vec() }
 }
 
-/// The same from another connection.
+/// Returns the message as sent by another connection.
 fn other(from: u8, message: Message) -> Message {
     Message { flags: message.flags | from, ..message }
 }
 
-/// An answer of a store.
+/// Returns an answer of a store.
 fn tell(kind: u8, request: u8, rest: &[u8]) -> Message {
-    // An answer is not to be there before it is asked for.
+    // An answer must not arrive before its request was made.
     let flags = if request > 1 { 1 << 3 } else { 0 };
     Message { flags, path: NONE, ..ask(kind, request, NONE, rest) }
 }
 
-/// A call of a client.
+/// Returns a step that makes a call of the client.
 fn call(kind: u8, path: u8) -> Message {
     Message { flags: 0x80, kind, number: 0, path, rest: Vec::new() }
 }
@@ -119,7 +119,7 @@ pub(super) fn seeds() -> Vec<Seed> {
         ask(WATCH, 0, SECRET, b"t\0"),
     ];
     seed("denied", 0, &denied, [9, 2, 2], false);
-    // Over every limit: nodes, bytes of a value, entries, watches.
+    // Requests exceed every limit: nodes, bytes of a value, entries, watches.
     let names: Vec<_> = (b'a'..b'p').map(|name| ask(WRITE, 0, A, b"").with_name(name)).collect();
     let mut limits = names;
     limits.push(ask(WRITE, 0, DATA, &[b'x'; 65]));
@@ -199,7 +199,7 @@ pub(super) fn seeds() -> Vec<Seed> {
 }
 
 impl Message {
-    /// The same for a node of this name instead, beside the one of its path.
+    /// Returns the message for a node of this name, below the path `DATA`.
     fn with_name(self, name: u8) -> Self {
         Self { path: DATA, rest: [b"/", &[name, 0][..], &self.rest].concat(), ..self }
     }

@@ -5,7 +5,7 @@ use crate::ring::Reached;
 use crate::script::Field;
 use crate::xenbus::{KEYS, Step, VALUES};
 
-/// What is under test: a back end that offers everything, or a front end that wants it.
+/// Halves under test: a back end that offers everything, or a front end that wants it.
 const BACK: u8 = 0b11_1110;
 const FRONT: u8 = 0b01_1111;
 
@@ -29,7 +29,8 @@ const LOOK: Step = Step::Look {};
 
 pub(super) fn seeds() -> Vec<Seed> {
     let mut seeds = Vec::new();
-    // Connections, errors and refusals, disconnections; whether an interface was removed.
+    // The result counts connections, errors and refusals, disconnections, and whether an interface was
+    // removed.
     let mut seed = |name, side: u8, steps: &[Step], [chains, longest, frames]: [usize; 3], broken| {
         let mut bytes = vec![side];
         steps.iter().for_each(|step| step.put(&mut bytes));
