@@ -51,8 +51,9 @@ pub fn steering(port: &PortSnapshot, by: &str, worker: impl Fn(u16) -> u16) -> S
     }
 }
 
-/// A port's counters, drops among them as `drop_REASON`, and those of its queue pairs, if they are given: what a
-/// guest transmits is `rx_queue_N_…` here, as it is `rx` of the port.
+/// Returns a port's counters, with drops as `drop_REASON`, and those of its queue pairs, if they are given.
+/// Names follow the switch: frames that a guest transmits are `rx_queue_N_…` here, as they are `rx` of the
+/// port.
 pub fn stats<'a>(port: &PortSnapshot, pairs: impl IntoIterator<Item = (u16, &'a PairCounters)>) -> Stats {
     let mut counters = port.counters.clone();
     let drops =

@@ -135,7 +135,7 @@ pub struct FdbPage {
     /// The bucket at which the next part begins, or `None` at the end. An address that moves meanwhile may be
     /// in two parts, or in none.
     pub next: Option<usize>,
-    /// Most addresses the table learns.
+    /// Upper bound on the addresses that the table learns.
     pub capacity: usize,
     /// Counters of the whole table, not only of this part.
     pub stats: FdbStats,
@@ -237,7 +237,7 @@ impl Fdb {
         }
     }
 
-    /// Most addresses the table learns.
+    /// Returns the upper bound on the addresses that the table learns.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -355,8 +355,9 @@ impl Fdb {
         addresses.iter().filter(|(mac, vid)| !self.fix(*mac, *vid, port.0)).count()
     }
 
-    /// Begins to remove every address learned behind `port` up to tick `now`: what was behind it has gone. Static ones stay. The work is
-    /// done by [`forget_some`](Self::forget_some), as the table may be large and packets wait; until then addresses may still be found.
+    /// Begins to remove every address learned behind `port` up to tick `now`, as the stations behind it have
+    /// gone. Static ones stay. The work is done by [`forget_some`](Self::forget_some), as the table may be
+    /// large and packets wait; until then addresses may still be found.
     pub fn forget_port(&mut self, port: PortId, now: u32) {
         if self.holder(port.0).held == 0 {
             return;

@@ -109,7 +109,7 @@ impl OpenSwitch {
     }
 }
 
-/// Logs that a signal changes nothing, for a user who sent it to have a file read again.
+/// Logs that a signal changes nothing. A user may have sent it to have a file read again.
 fn log_ignored(signal: Signal) {
     tracing::info!("nothing is re-read on {}; rules are changed with `ringferry ctl`", name(signal));
 }

@@ -1,9 +1,9 @@
 //! The order in which the control plane serves what is ready.
 //!
 //! The switch's own descriptors (signals, the control socket, faults) are served first, then the ports in
-//! ascending order of the thread's time that they have used of late: a session that says something now and
-//! then does not wait for those that never stop. A round ends after [`LOOK`]; descriptors that were not
-//! served then are still ready, and the next round finds them.
+//! ascending order of the thread's time that they have used in the last second: a session that says something
+//! now and then does not wait for those that never stop. A round ends after [`LOOK`]; descriptors that were
+//! not served then are still ready, and the next round finds them.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// a worker is waited for, rarely more than three.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// The time that each port has used of late.
+/// The thread's time that each port has used since [`forget`](Self::forget) was called.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     used: HashMap<u64, Duration>,

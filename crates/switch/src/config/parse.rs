@@ -55,7 +55,7 @@ impl Document<'_> {
     }
 }
 
-/// A value as written. A flag's value has no type of its own: it is whatever its key asks for.
+/// A value as written. A flag's value has no type of its own: it is read as the type that its key asks for.
 #[derive(Debug)]
 pub(crate) enum Value {
     Text(String),
@@ -260,7 +260,7 @@ pub(super) fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
     (likeness(&nearest) > 0.8).then_some(nearest)
 }
 
-/// Reads a `--port` flag. Adds to `problems` whatever is wrong.
+/// Reads a `--port` flag. Appends every mistake to `problems`.
 pub(super) fn parse_flag(text: &str, problems: &mut Vec<Problem>) -> Option<PortConfig> {
     let place = Place::flag(text);
     let mut parts = text.split(',');

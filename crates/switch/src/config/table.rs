@@ -1,10 +1,10 @@
 //! The table of all configuration keys.
 //!
-//! A row says of a key which values it takes, what it means and what holds without it. [`keys!`] makes a
-//! structure of some rows, with one field for each key, that is read from a table of a file, a flag or a
-//! request and written back as what a file would say. The help of the program and docs/configuration.md are
-//! made from the same rows, so a key is spelled once. The code that turns a structure into a configuration,
-//! such as [`PortSettings::from_keys`](super::PortSettings::from_keys), checks its keys against each other.
+//! A row has a key's name, its values, its help and its default. [`keys!`] makes a structure of some rows,
+//! with one field for each key, that is read from a table of a file, a flag or a request and written back as
+//! what a file would say. The help of the program and docs/configuration.md are made from the same rows, so a
+//! key is spelled once. The code that turns a structure into a configuration, such as
+//! [`PortSettings::from_keys`](super::PortSettings::from_keys), checks its keys against each other.
 
 use toml::Value as Toml;
 

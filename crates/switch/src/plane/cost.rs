@@ -2,11 +2,12 @@
 //!
 //! Work is charged to the port that *sent* a frame, in whichever worker it is done, and by effort, not by
 //! success: a frame that no receiver has buffers for costs what it cost. Workers share their time between
-//! ports by it ([`fair`](super::worker)), end bursts by it, and put off what is too much at once. A price
-//! list and no clock: a clock cannot say beforehand what a frame will cost, charges whoever was preempted,
-//! and would make the results of a test depend on the machine. The prices are those of a 3 GHz core with the
-//! caches warm, rounded; their ratios matter, and being wrong by half moves shares by less than that. Where
-//! they are wrong by far more, because a guest sees to it, a worker [measures](super::worker) for a while.
+//! ports by it ([`fair`](super::worker)), end bursts by it, and put off frames that are too much at once.
+//! Costs come from a price list and not from a clock: a clock cannot say beforehand what a frame will cost,
+//! charges a port for time in which the worker was preempted, and would make the results of a test depend on
+//! the machine. The prices are those of a 3 GHz core with the caches warm, rounded; their ratios matter, and
+//! being wrong by half moves shares by less than that. Where they are wrong by far more, because a guest sees
+//! to it, a worker [measures](super::worker) for a while.
 
 use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::segment::MAX_SEGMENTS;

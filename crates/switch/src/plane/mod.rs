@@ -1,8 +1,8 @@
 //! The engine: worker threads, each of which owns the queues it serves. It knows no kind of port, only the trait [`Queues`].
 //!
 //! Queue `q` of every port belongs to worker `q` modulo their number until it migrates. A frame
-//! from a queue of one worker to a queue of another is handed off between them; where a port has a queue of the same worker, it
-//! goes there, unless the guest sends that flow elsewhere.
+//! from a queue of one worker to a queue of another is handed off between them; if a port has a queue of the same worker, the
+//! frame goes there, unless the guest sends that flow on another queue.
 //!
 //! | file, folder | idea |
 //! |---|---|

@@ -1,8 +1,8 @@
 //! The switch's clock, and the instant of one burst.
 //!
 //! All workers of a switch share one [`Clock`], as token buckets are filled by all of them. A worker makes a
-//! [`Now`] for each burst from its coarse clock (whole seconds, looked at with every look at epoll); the
-//! exact time is asked for only if somebody needs it, and once.
+//! [`Now`] for each burst from its coarse clock (whole seconds, read with every poll of epoll); the exact
+//! time is read only if it is needed, and once.
 
 use std::cell::OnceCell;
 #[cfg(any(test, feature = "testing"))]

@@ -1,8 +1,9 @@
 //! The table of ports: every entry of the configuration with its control side, whatever its kind.
 //!
-//! The switch makes one table. Entries are [added](PortTable::add) and [removed](PortTable::remove) at any time; each gets an
-//! [`EntryId`] that is never used again, and epoll tokens that are made of it, so that an event that was already reported for an entry that has gone
-//! finds nobody. Ports of entries have a [`PortId`] each, allocated for all kinds alike.
+//! The switch makes one table. Entries are [added](PortTable::add) and [removed](PortTable::remove) at any
+//! time; each gets an [`EntryId`] that is never used again, and epoll tokens that are made of it, so that an
+//! event that was already reported for an entry that has gone is ignored. Ports of entries have a [`PortId`]
+//! each, allocated for all kinds alike.
 //!
 //! All methods are called on the control plane's thread, and return without waiting for a peer.
 

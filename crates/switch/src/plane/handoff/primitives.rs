@@ -1,7 +1,7 @@
 //! The primitives that the hand-off is built on: rings, flags and words that several threads write or read.
 //!
 //! [`Std`] is the choice of the switch: the standard library's atomics and rtrb's rings. The traits are there
-//! so that the [models](super::model) can run the same code on loom's, with one order or fence left out.
+//! so that the models (`model`) can run the same code on loom's, with one order or fence left out.
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -10,8 +10,8 @@
 //! where they must be.)
 //!
 //! **Shares.** The places are shared out between the ports that send, by dynamic thresholds (Choudhury and
-//! Hahne, 1998): a port may have [`SHARE`] times as many frames under way as places are free. So one port
-//! that floods leaves a third of the places to others, which have less under way and therefore find room, and
+//! Hahne, 1998): a port may have [`SHARE`] times as many frames under way as places are free. One port that
+//! floods thus leaves a third of the places to others, which have less under way and therefore find room, and
 //! a port that is alone has two thirds. An eighth of the places is left to ports that have next to nothing
 //! under way, however many flood. A frame is under way until its buffer has come back. News have a ring of
 //! their own, so that a guest that makes up addresses takes no place from a frame.

@@ -1,20 +1,23 @@
-//! Plain packets of one flow that go to a receiver of segmentation offloads become one frame on the way: one write to a tap, one
-//! chain of a guest, in place of up to 64.
+//! Generic receive offload (GRO): packets of one flow that go to a receiver of segmentation offloads are
+//! merged into one frame on the way: one write to a tap, one chain of a guest, in place of up to 64.
 //!
-//! Nothing is copied. The frame is changed headers, which are a private copy anyway, and slices of the senders' memory; what
-//! makes one of many is decided by [`ringferry_packet::gro`], and cut again it is what was sent. Checksums that nobody has vouched for
-//! are verified over the sender's memory before. A sender that changes its memory afterwards harms its own flow only: what
-//! it gets across it could have sent.
+//! Nothing is copied. The frame consists of changed headers, which are a private copy anyway, and slices of
+//! the senders' memory; [`ringferry_packet::gro`] decides which packets can be merged, and a merged frame
+//! that is segmented again yields the packets that were sent. Checksums that were not verified yet are
+//! verified over the sender's memory before. A sender that changes its memory afterwards harms its own flow
+//! only: it could have sent the result openly.
 //!
-//! **Order.** A burst's frames to one receiver become [`Unit`]s. A unit has the place of its first packet, and takes later packets of
-//! the same flow only as long as none of that flow has come that it did not take: so packets of a flow never overtake each other.
-//! A packet that may belong to any flow (a fragment, headers that cannot be read) ends all units before it. Between flows there is
-//! no order to keep. Only joining neighbours would be simpler, but a guest with several connections, or a burst of many
-//! senders' answers, interleaves them packet by packet, and then nothing has a neighbour of its own.
+//! **Order.** A burst's frames to one receiver become [`Unit`]s. A unit has the place of its first packet,
+//! and takes later packets of the same flow only as long as it has taken every packet of that flow since:
+//! thus packets of a flow never overtake each other. A packet that may belong to any flow (a fragment,
+//! headers that cannot be read) ends all units before it. Between flows there is no order to keep. Merging
+//! only neighbours would be simpler, but a guest with several connections, or a burst of many senders'
+//! answers, interleaves them packet by packet, and then nothing has a neighbour of its own.
 //!
-//! **Cost.** Where no packet may begin a unit (small ones to guests, unsegmented ones), a comparison per packet. Then a packet that
-//! is the only one of its flow in the burst is told by a few loads from those that have company ([`RepeatedFlows`]), of which headers are read,
-//! several hundred instructions. Nothing is held from burst to burst, so nothing is delayed.
+//! **Cost.** A packet that cannot begin a unit (small ones to guests, unsegmented ones) costs a comparison.
+//! Otherwise a few loads tell whether the packet is the only one of its flow in the burst
+//! ([`RepeatedFlows`]); if it is not, its headers are parsed, which takes several hundred instructions.
+//! Nothing is held from burst to burst, so nothing is delayed.
 
 use ringferry_memory::ReadSlice;
 use ringferry_packet::ether::{TYPE_IPV4, TYPE_IPV6, TYPE_VLAN};

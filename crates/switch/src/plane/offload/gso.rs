@@ -1,5 +1,5 @@
-//! Offloads that a receiver lacks, done in software on the way to it: checksums are finished, oversized
-//! frames are cut.
+//! Generic segmentation offload (GSO): offloads that a receiver lacks are done in software on the way to it.
+//! Checksums are finished, and oversized frames are segmented.
 //!
 //! This is the slow path, but not a second copy: only headers are copied and changed. The payload goes to the
 //! receiver from where its sender put it, in slices, and for a checksum is summed up there first. A sender

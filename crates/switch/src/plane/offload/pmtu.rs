@@ -3,9 +3,9 @@
 //! never comes and connections hang.
 //!
 //! The switch has no address of its own. It answers in the name of the destination, as if the packet had got
-//! as far as there: a host accepts the error by what is quoted in it, not by who sent it (RFC 1122, 3.2.2.1).
-//! An answer goes to the port that the packet came from, is never longer than the packet, and there is at
-//! most one to each, so nobody can turn it on others.
+//! as far as there: a host accepts the error by the packet that is quoted in it, not by its source address
+//! (RFC 1122, 3.2.2.1). An answer goes to the port that the packet came from, is never longer than the
+//! packet, and there is at most one to each, so no guest can use answers against others.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -18,9 +18,10 @@ use ringferry_packet::vnet::Header;
 /// answer quotes.
 pub(crate) const ENOUGH: usize = 22 + MAX_V6 - IPV6_LEN - ICMP_LEN;
 
-/// Longest ICMP error over IPv4, in bytes with its IP header: what every host takes (RFC 1812, 4.3.2.3).
+/// Upper bound on the length of an ICMP error over IPv4, in bytes with its IP header: the size that every host
+/// takes (RFC 1812, 4.3.2.3).
 const MAX_V4: usize = 576;
-/// Longest one over IPv6: what every link carries (RFC 4443, 2.4).
+/// The same bound over IPv6: the MTU that every link has (RFC 4443, 2.4).
 const MAX_V6: usize = 1280;
 /// Least MTU of IPv6. A smaller one is not announced: no host would believe it (RFC 8201, 4).
 const LEAST_V6: u16 = 1280;

@@ -3,19 +3,19 @@
 //!
 //! The rules are those of OVN's port security and libvirt's `clean-traffic`, with the gaps closed that such filters had:
 //!
-//! - **Nothing passes unchecked.** What lies too deep to be looked at (three VLAN tags, neighbour discovery behind more than
+//! - **Nothing passes unchecked.** A header that lies too deep to be read (three VLAN tags, neighbour discovery behind more than
 //!   [`HEAD`] bytes of headers, IP in LLC/SNAP) is refused, and so is neighbour discovery in fragments, which hosts should
 //!   ignore (RFC 6980) but may not (as RFC 7113 has it for router advertisements).
 //! - **Nothing changes after the check.** A burst has a private copy of the first 64 bytes of a frame. A verdict that rests
-//!   on later ones says so ([`Judgement::FineIfStable`]). And a checksum that somebody has yet to fill in is two bytes that the
-//!   sender chose: it must not lie in what was checked.
+//!   on later ones says so ([`Judgement::FineIfStable`]). A checksum that is still to be filled in is two bytes that the
+//!   sender chose: it must not lie in bytes that were checked.
 //! - **Nothing speaks for the network.** A guarded port is a host's: router advertisements and redirects (RFC 4861) from it are
 //!   refused, as RA guard does (RFC 6105). So is the home address option (RFC 6275, 6.3), which replaces the source address that was
 //!   checked by another one.
-//! - **Nothing behind the end of a packet counts.** What Ethernet pads an IPv6 packet with is not looked at, or the padding
+//! - **Nothing behind the end of a packet counts.** The padding behind an IPv6 packet is not read, or the padding
 //!   of a first fragment could pass for the header that really comes with the second one.
 //!
-//! An address that is allowed is allowed with every MAC address of the port. Addresses inside tunnels are not looked at.
+//! An address that is allowed is allowed with every MAC address of the port. Addresses inside tunnels are not checked.
 
 use std::net::IpAddr;
 

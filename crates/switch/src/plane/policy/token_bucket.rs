@@ -1,19 +1,20 @@
 //! A token bucket that all workers share.
 //!
-//! It is kept as the generic cell rate algorithm has it (ITU-T I.371, as two numbers fewer than a leaky
-//! bucket): one number says up to when what has passed would last at the permitted rate, and something may
-//! pass while that is at most a burst ahead of now. One word, changed by compare and exchange, so workers
-//! neither wait for each other nor lose count.
+//! The algorithm is the generic cell rate algorithm (GCRA, ITU-T I.371), which keeps two numbers fewer than a
+//! leaky bucket: one number, the time that everything passed so far takes at the permitted rate. Something
+//! may pass while that is at most a burst ahead of now. The number is one word, changed by compare and
+//! exchange, so workers neither wait for each other nor lose count.
 //!
-//! **Unit.** That number is not a time but what the rate has granted since the start, in parts of a token. A
+//! **Unit.** The number is not kept as a time but as tokens granted since the start, in parts of a token. A
 //! time would have to be rounded at every packet (one byte at 100 Gbit/s is 80 picoseconds, and picoseconds
-//! since the start fill a word in 213 days); so only the look at the clock is, once, and no error adds up.
-//! Parts are chosen for each rate to be as small as leaves decades before the word is full.
+//! since the start fill a word in 213 days); so only the reading of the clock is rounded, once, and no error
+//! adds up. The size of a part is chosen for each rate: as small as possible, with decades before the word is
+//! full.
 //!
-//! **Two ways to use it.** A *policer* calls [`TokenBucket::take`] and drops what is refused. What can wait
-//! is *paced*: [`TokenBucket::wait`] says how long nothing may pass, and whatever then passes is
-//! [charged](TokenBucket::charge), even if it is more than there is: one frame may borrow, and those after it
-//! wait until that is paid back. A frame that is larger than the burst thus passes, too, and the rate is
+//! **Two ways to use it.** A *policer* calls [`TokenBucket::take`] and drops refused frames. Frames that can
+//! wait are *paced*: [`TokenBucket::wait`] says how long nothing may pass, and every frame that then passes
+//! is [charged](TokenBucket::charge), even if it is more than there is: one frame may borrow, and those after
+//! it wait until that is paid back. A frame that is larger than the burst thus passes, too, and the rate is
 //! exact over time whatever the frames are.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -154,7 +155,8 @@ mod tests {
         assert_eq!(passed, 10);
     }
 
-    /// ITU-T I.371, with numbers of today: what conforms at 100 Gbit/s passes to the last byte, after years too.
+    /// ITU-T I.371 with today's numbers: a conforming stream at 100 Gbit/s passes to the last byte, after
+    /// years too.
     #[test]
     fn a_hundred_gigabits_of_bytes_are_exact_after_years() {
         let bucket = bucket(12_500_000_000, 12_500);

@@ -2,15 +2,15 @@
 //! (IEEE 802.1Q, 6.9).
 //!
 //! Only customer tags (0x8100) count. A service tag (802.1ad) is payload, as it is to a bridge for customers,
-//! and so is what follows the first tag. A *priority tag*, that of VLAN 0, says nothing about the VLAN: such
-//! a frame belongs where an untagged one does. VLAN 0 itself is that of frames nobody has put into another,
-//! so it cannot be written as a tag: it leaves only by ports where it is the native one.
+//! and so is everything behind the first tag. A *priority tag*, that of VLAN 0, says nothing about the VLAN:
+//! such a frame belongs where an untagged one does. VLAN 0 itself is that of frames nobody has put into
+//! another, so it cannot be written as a tag: it leaves only by ports where it is the native one.
 //!
-//! **VLAN hopping.** What is payload here may be a tag to the next hop: Linux takes off a priority tag of
-//! either type, and then goes by the tag behind it. Three rules keep a frame in its VLAN there, too. A
+//! **VLAN hopping.** Bytes that are payload here may be a tag to the next hop: Linux removes a priority tag
+//! of either type, and then uses the tag behind it. Three rules keep a frame in its VLAN there, too. A
 //! priority tag in front of another tag is dropped where it comes in, at every port. A port with VLAN rules
-//! takes and sends no frame without a tag of its own whose payload begins with [one](TAG_TYPES). And a tag is
-//! not taken off in front of another one.
+//! takes and sends no frame without a tag of its own whose payload begins with [one](TAG_TYPES). A tag is not
+//! removed in front of another one.
 
 use arrayvec::ArrayVec;
 use ringferry_packet::ether::{MIN_FRAME, TYPE_SERVICE_VLAN, TYPE_VLAN};

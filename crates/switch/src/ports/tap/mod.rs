@@ -118,7 +118,7 @@ impl PortControl for TapPort {
     }
 
     fn snapshots(&self, config: &PortConfig, _: &MappingBudget, _: &mut QueueStates) -> Vec<PortSnapshot> {
-        // If another interface has the name, what can be asked by name is not about our tap.
+        // If another interface has the name, its settings are not those of our tap.
         let named = Some(self.tap.as_str()).filter(|_| !self.is_replaced());
         let up = named.is_some_and(|tap| netif::is_up(tap).unwrap_or(false));
         let mtu = named.and_then(|tap| netif::mtu(tap).ok());

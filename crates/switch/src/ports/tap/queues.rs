@@ -16,7 +16,7 @@ use crate::plane::queues::MAX_BURST_BYTES;
 use crate::plane::{Delivery, DirectRead, FrameCost, Lease, PortHandle, Queues, Taken, Watch};
 use crate::ports::queues::QueueState;
 
-/// Most pieces the kernel takes in one call (`UIO_MAXIOV`).
+/// Upper bound on the pieces that the kernel takes in one call (`UIO_MAXIOV`).
 const MAX_PIECES: usize = 1024;
 
 /// Pieces that need no list on the heap: those of a burst that became one frame, where each packet is one, or two.

@@ -35,7 +35,7 @@ pub struct XenVifConfig {
     pub static_grants: bool,
     /// Access to all other pages: by grant copy or by mapping.
     pub transfer: Transfer,
-    /// Most pages kept mapped for a queue, 1 to 65534.
+    /// Upper bound on the pages kept mapped for a queue, 1 to 65534.
     pub pages: usize,
     /// If true, front ends may send packets of several pages (`feature-sg`).
     pub sg: bool,

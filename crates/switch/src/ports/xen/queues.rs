@@ -1,13 +1,13 @@
 //! The queue side of a Xen guest's virtual interface: its queues, as one worker owns them.
 //!
-//! The control side starts a queue when a front end has connected ([`VifStart`]), and stops it when that goes. A queue is served as a
-//! pair of virtqueues is ([`vhost`](crate::ports::vhost)). What differs: the packets of a
-//! burst lie in pages that belong to the queue, which is therefore lent out while they are forwarded; and a front end that
-//! breaks a ring loses the whole interface, which only the control plane can take down. The worker [reports](FaultReporter) it
-//! and serves the queue no more.
+//! The control side starts a queue when a front end has connected ([`VifStart`]), and stops it when that
+//! goes. A queue is served as a pair of virtqueues is ([`vhost`](crate::ports::vhost)), with two differences.
+//! The packets of a burst lie in pages that belong to the queue, which is therefore lent out while they are
+//! forwarded. A front end that breaks a ring loses the whole interface, which only the control plane can take
+//! down. The worker [reports](FaultReporter) it and serves the queue no more.
 //!
-//! A stock front end posts 256 pages, which fourteen frames of 64 KiB fill; what finds none waits in the queue, up to
-//! a bound, and is delivered when the front end has told of more.
+//! A stock front end posts 256 pages, which fourteen frames of 64 KiB fill. Frames that find no page wait in
+//! the queue, up to a bound, and are delivered when the front end has announced more pages.
 
 use std::sync::Arc;
 
