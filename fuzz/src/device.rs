@@ -1,8 +1,9 @@
 //! The device half over hostile memory.
 //!
-//! Whatever the driver writes, and whenever: no panic, no store to what the driver owns, a bounded number
-//! of loads per call, only chains that obey the rules, never more of them than the ring holds, and a fault
-//! that stays. When nobody wrote during a call, its result is what [`crate::oracle`] makes of the memory.
+//! For anything that the driver writes, at any time: there is no panic and no store to the driver's areas, a
+//! call makes a bounded number of loads, only chains that obey the rules are taken, never more of them than
+//! the ring holds, and a fault stays. If nobody wrote during a call, its result is what [`crate::oracle`]
+//! makes of the memory.
 
 use std::collections::VecDeque;
 

@@ -1,9 +1,9 @@
 //! The driver half against a hostile device.
 //!
-//! Whatever the device writes, and whenever: no panic, no store to what the device owns, a bounded number
-//! of loads per call, each token back at most once and all of them in the end, `free` and what is out
-//! always the whole ring, with IN_ORDER the order kept, from a split ring never more than was shown, and a
-//! fault that stays.
+//! For anything that the device writes, at any time: there is no panic and no store to the device's areas, a
+//! call makes a bounded number of loads, each token comes back at most once and all of them in the end, free
+//! slots and chains in flight are always the whole ring, IN_ORDER keeps the order, a split ring never yields
+//! more chains than were published, and a fault stays.
 
 use std::collections::VecDeque;
 

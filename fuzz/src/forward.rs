@@ -1,12 +1,15 @@
-//! The switch between its ports: frames and headers that guests write go through policy, look-up, offloads and delivery to several receivers.
+//! The switch between its ports: frames and headers that guests write go through policy, look-up, offloads
+//! and delivery to several receivers.
 //!
-//! The ports are on the heap ([`ringferry_switch::plane::testing`]), with VLANs, isolation, limits and every set of offloads. What must hold of
-//! each frame that leaves: its header is sound and asks for nothing that its receiver does not take, and it does not return to its sender. Of a
-//! packet that was sound when it was sent, a parser of another project (`etherparse`) reads each frame that was made of it: headers agree with
+//! The ports are on the heap ([`ringferry_switch::plane::testing`]), with VLANs, isolation, limits and every
+//! set of offloads. The target checks each frame that leaves: its header is sound and asks for nothing that
+//! its receiver does not take, and it does not return to its sender. Of a packet that was sound when it was
+//! sent, a parser of another project (`etherparse`) reads each frame that was made of it: headers agree with
 //! their lengths, checksums are right, and the payload is the sender's, in order, without a gap.
 //!
-//! Beside them are two ports that the script does not reach. Whatever the others do, a frame between those two is forwarded within [`ROUNDS`] rounds of the
-//! worker and [`WORK`] of the others' work, by the engine's own price list.
+//! Beside them are two ports that the script does not reach. For any behaviour of the others, a frame between
+//! those two is forwarded within [`ROUNDS`] rounds of the worker and [`WORK`] of the others' work, by the
+//! engine's own price list.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -54,7 +54,7 @@ operations! {
         Order { kind: u8, queue: u8, page: u8, count: u16 },
         /// Writes an entry into a list of grants.
         Entry { list: u8, at: u16, page: u8, flags: u16 },
-        /// Publishes what was written to a ring (sending, receiving, control), and `more` entries beyond
+        /// Publishes the requests written to a ring (sending, receiving, control), and `more` entries beyond
         /// that.
         Show { ring: u8, more: u32 },
         /// Writes eight bytes anywhere in the rings.

@@ -67,9 +67,10 @@ const MAX_NODES: usize = 200;
 /// A message, or some bytes that are none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Bits 0 and 1: who sends it, to the server. Bit 2: the header promises far too much. 3: nobody serves or reads before
-    /// the next message. 4: only the payload is sent. 5: another byte is promised than follows. To the client bit 3
-    /// says that it is not seen together with what comes before, and bit 7 that the client is called, and [`Message::kind`] how.
+    /// Bits 0 and 1: the sender, to the server. Bit 2: the header promises far too much. Bit 3: nobody serves
+    /// or reads before the next message. Bit 4: only the payload is sent. Bit 5: another byte is promised
+    /// than follows. To the client, bit 3 says that the message is not seen together with the ones before,
+    /// and bit 7 that the client is called, and [`Message::kind`] how.
     pub flags: u8,
     /// The message type.
     pub kind: u8,

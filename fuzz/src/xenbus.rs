@@ -104,7 +104,7 @@ operations! {
         Front { key: u8, value: u8 },
         /// Another back end in the same domain, or a toolstack, writes a key of the back end's.
         Back { key: u8, value: u8 },
-        /// A key is removed, of the back end's if bit 7 says so.
+        /// Removes a key, of the back end if bit 7 is set, else of the front end.
         Remove { key: u8 },
         /// The front end denies read access to its device, or allows it again.
         Hide { hidden: u8 },

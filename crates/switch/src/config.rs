@@ -222,7 +222,7 @@ pub(crate) trait PortSettings: Sized {
 pub(crate) struct Flag {
     /// The word before the colon, such as `tap`.
     pub(crate) word: &'static str,
-    /// The key that gets what is behind the colon.
+    /// The key that takes the text after the colon.
     pub(crate) key: &'static str,
     /// Placeholder for the value of `key` in messages.
     pub(crate) place: &'static str,
@@ -747,7 +747,7 @@ pub(crate) enum Claim<'a> {
 }
 
 impl Claim<'_> {
-    /// Something undivided, told from others by its description.
+    /// Claims an undivided thing, which its description identifies.
     pub(crate) fn thing(shown: String) -> Self {
         Claim::Thing { whole: shown.clone(), part: None, shown }
     }

@@ -1,9 +1,9 @@
 //! The counters of ports: packets, bytes, notifications, and every drop with its reason.
 //!
-//! **Point of view.** Names follow the *switch*: `rx` is what the switch received from the port (the guest
-//! sent it), `tx` is what the switch sent to the port (the guest receives it). So `rx_packets` of a virtual
-//! machine's port equals `tx_packets` of the machine's own interface, as it does for a tap or a switch port
-//! in hardware.
+//! **Point of view.** Names follow the *switch*: `rx` counts frames that the switch received from the port
+//! (the guest sent them), `tx` those that the switch sent to the port (the guest receives them). So
+//! `rx_packets` of a virtual machine's port equals `tx_packets` of the machine's own interface, as it does
+//! for a tap or a switch port in hardware.
 //!
 //! **Ownership.** A counter is written by one worker thread (each has its own of every port) and read by
 //! anyone at any time. A plain load and store is therefore enough, where an atomic read-modify-write costs a

@@ -59,7 +59,7 @@ struct Slot {
     /// Tick at which the address last sent, or [`FIXED`].
     seen: u32,
     port: u16,
-    /// When other workers were last told, as the low bits of a tick.
+    /// Tick at which the address was last announced to other workers, low 16 bits only.
     told: u16,
 }
 
@@ -94,13 +94,13 @@ impl Bucket {
 pub enum Learned {
     /// The address is known, and the tables of other workers lack nothing.
     Known,
-    /// The tables of other workers should hear of it: the address is new or has moved, or they were last told a quarter of the
-    /// age ago.
+    /// The address is to be announced to other workers: it is new or has moved, or was last announced a
+    /// quarter of the age ago.
     News,
     /// The frame is to be dropped: its port has as many addresses as its limit allows, or the address is a
     /// static one of another port.
     Limited,
-    /// The table has no place for the address: it is not remembered, and nobody needs to hear of it.
+    /// The table has no place for the address: it is not remembered, and not announced to other workers.
     Refused,
 }
 
@@ -453,7 +453,7 @@ impl Fdb {
             self.stats.limited += 1;
             return Learned::Limited;
         }
-        // A silent address gives way first, so that what follows counts only addresses in use.
+        // A silent address is replaced first, so that the rest of this function counts only addresses in use.
         let max_age = self.max_age;
         for bucket in pair {
             self.stats.aged += self.retain(bucket, |slot| age(slot, new.seen) <= max_age) as u64;
@@ -478,8 +478,8 @@ impl Fdb {
         Learned::News
     }
 
-    /// Makes the next frame from `mac` in a later second [`Learned::News`] once more, because some worker
-    /// could not be told of it.
+    /// Makes the next frame from `mac` in a later second [`Learned::News`] once more, because the
+    /// announcement did not reach some worker.
     #[cold]
     pub fn tell_again(&mut self, vid: Vid, mac: Mac, now: u32) {
         if let Some((bucket, way)) = self.find(key(vid, mac)) {

@@ -97,8 +97,8 @@ impl Default for Vlans {
 pub struct Guard {
     /// Ethernet source addresses, and sender addresses in ARP and neighbour discovery.
     pub macs: Vec<Mac>,
-    /// IP source addresses, as networks; `None`: they are not checked. Also allowed then are what a host must
-    /// say before it has an address: DHCP from 0.0.0.0, duplicate address detection from `::`.
+    /// IP source addresses, as networks; `None`: they are not checked. Messages that a host must send before
+    /// it has an address are allowed then, too: DHCP from 0.0.0.0, duplicate address detection from `::`.
     pub ips: Option<Vec<Network>>,
 }
 

@@ -97,8 +97,8 @@ fn put(table: &mut dyn TableLike, key: &str, mut value: Value) {
     }
 }
 
-/// Removes a key and what is behind it on its line. Comment lines before it go to the next key of the table; returned
-/// if there is none.
+/// Removes a key with its value and the comment on its line. Comment lines before it go to the next key of
+/// the table; returned if there is none.
 fn take_away(table: &mut dyn TableLike, key: &str) -> String {
     let comment = table.key(key).and_then(|key| key.leaf_decor().prefix()?.as_str().map(str::to_owned));
     let next = table.iter().skip_while(|(other, _)| *other != key).nth(1).map(|(next, _)| next.to_owned());

@@ -175,7 +175,7 @@ impl<'a> Fields<'a> {
         Fields::new("", Place::default(), entries, problems)
     }
 
-    /// Takes a key and reads its value. Reports what is wrong with that.
+    /// Takes a key and reads its value. Reports every mistake in it.
     pub(crate) fn read<T>(&mut self, key: &'static str, codec: &impl Codec<T>) -> Option<T> {
         self.known.push(key);
         let value = self.values.remove(key)?;
@@ -193,7 +193,7 @@ impl<'a> Fields<'a> {
         self.known.extend(keys);
     }
 
-    /// Reports what is wrong with a key: where it is given, or where the table is that lacks it.
+    /// Reports a problem of a key, at the place where the key is given or else of the table that lacks it.
     pub(crate) fn report(&mut self, key: &str, message: impl Into<String>) {
         let place = self.written.get(key).unwrap_or(&self.place);
         self.problems.push(place.problem(format!("{}{key}", self.prefix), message));

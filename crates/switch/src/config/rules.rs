@@ -150,8 +150,8 @@ keys! {
 /// Most addresses that a port may be limited to: more than the largest forwarding database has.
 const MAX_MACS: u64 = 1 << 20;
 
-/// Units of bit rates, which are decimal, with the names of tc(8). Its `bps` are bytes per second and everybody else's are
-/// bits, so there is none here.
+/// Units of bit rates, which are decimal, with the names of tc(8). tc's `bps` is bytes per second and that of
+/// all others is bits, so it is left out here.
 const BIT_RATES: [Unit; 5] =
     [("tbit", 1_000_000_000_000), ("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1000), ("bit", 1)];
 /// Decimal units of packet rates.

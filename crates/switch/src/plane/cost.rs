@@ -1,13 +1,13 @@
 //! Estimated cost of the work that a port causes: a price list, in nanoseconds of a worker's time.
 //!
 //! Work is charged to the port that *sent* a frame, in whichever worker it is done, and by effort, not by
-//! success: a frame that no receiver has buffers for costs what it cost. Workers share their time between
-//! ports by it ([`fair`](super::worker)), end bursts by it, and put off frames that are too much at once.
-//! Costs come from a price list and not from a clock: a clock cannot say beforehand what a frame will cost,
-//! charges a port for time in which the worker was preempted, and would make the results of a test depend on
-//! the machine. The prices are those of a 3 GHz core with the caches warm, rounded; their ratios matter, and
-//! being wrong by half moves shares by less than that. Where they are wrong by far more, because a guest sees
-//! to it, a worker [measures](super::worker) for a while.
+//! success: a frame that no receiver has buffers for is charged all the same. Workers share their time
+//! between ports by it ([`fair`](super::worker)), end bursts by it, and put off frames that are too much at
+//! once. Costs come from a price list and not from a clock: a clock cannot say beforehand what a frame will
+//! cost, charges a port for time in which the worker was preempted, and would make the results of a test
+//! depend on the machine. The prices are those of a 3 GHz core with the caches warm, rounded; their ratios
+//! matter, and being wrong by half moves shares by less than that. If a guest makes them wrong by far more, a
+//! worker [measures](super::worker) for a while.
 
 use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::segment::MAX_SEGMENTS;
@@ -19,9 +19,9 @@ use crate::plane::queues::FrameCost;
 pub(crate) const FRAME_IN: u64 = 40;
 /// Delivering a frame to a queue.
 pub(crate) const FRAME_OUT: u64 = 40;
-/// Learning an address of which another worker told.
+/// Learning an address that another worker has announced.
 pub(crate) const LEARN: u64 = 40;
-/// Publishing to an output port what a burst has for it, and calling its driver now and then.
+/// Publishing a burst's frames to an output port, and notifying its driver now and then.
 const OUTPUT: u64 = 100;
 /// Making the headers of one segment.
 const SEGMENT: u64 = 80;

@@ -33,9 +33,10 @@ use crate::rules::Rate;
 /// Most answers to frames that do not fit, of each port: as many as Linux gives one peer by default (`icmp_ratelimit`).
 const ANSWERS: Rate = Rate { per_second: 1000, burst: 50 };
 
-/// Most addresses of a port of which other workers are told. A machine has a few, a host with containers some
-/// thousands, once; a guest that makes up addresses would else keep every worker busy with learning. Frames
-/// to an address that was not announced are flooded by other workers until a later frame announces it.
+/// Limit on the announcements of a port's addresses to other workers. A machine has a few, a host with
+/// containers some thousands, once; a guest that makes up addresses would else keep every worker busy with
+/// learning. Frames to an address that was not announced are flooded by other workers until a later frame
+/// announces it.
 const NEWS: Rate = Rate { per_second: 10_000, burst: 1_000 };
 
 /// Pieces that a frame whose tag changes may have without an allocation: the largest frame in pages of 4 KiB,
@@ -312,8 +313,8 @@ impl<P: Queues> Port<P> {
         frames
     }
 
-    /// Sends a frame out of this port, with another tag, doing in software what its receiver cannot. Counts what
-    /// becomes of it.
+    /// Sends a frame out of this port, with another tag, doing in software what its receiver cannot. Counts
+    /// it as sent or dropped.
     #[inline]
     pub(crate) fn deliver(&mut self, burst: &Burst<'_>, frame: &Frame, retag: Retag, tx: &mut TxContext<'_>) {
         if self.accepts(frame, retag).accepts(&frame.header) {
@@ -390,7 +391,7 @@ impl<P: Queues> Port<P> {
     }
 
     /// Sends a frame that the receiver takes as it is: to its queue here, or to the worker that has the
-    /// queue. Counts what becomes of it.
+    /// queue. Counts it as sent or dropped.
     ///
     /// # Errors
     /// The frame was dropped, for this reason, and any other would be, too.

@@ -104,7 +104,7 @@ pub enum DirectRead {
     Unsupported,
     /// No frame waits at the port.
     Nothing,
-    /// The port could not be read, or what was read is no frame; it is counted.
+    /// The port could not be read, or the bytes read are no frame; the failure is counted.
     Failed,
     /// A frame: its virtual header, and the bytes behind it.
     Frame(Header, usize),
@@ -163,8 +163,8 @@ impl Source {
 
 /// One port's queues in one worker: see the head of this file.
 ///
-/// Queues are numbered from 0; queue `q` is a pair of what the port sends and what it receives. A method that is given a queue this worker does
-/// not have does nothing.
+/// Queues are numbered from 0; queue `q` is a pair of one queue on which the port sends and one on which it
+/// receives. A method that is given a queue this worker does not have does nothing.
 pub trait Queues: Send + Sized + 'static {
     /// A lease on the buffers of a burst: they stay valid, whatever happens to the queue meanwhile.
     type Loan;
@@ -239,9 +239,11 @@ pub trait Queues: Send + Sized + 'static {
         len: u64,
     ) -> Result<Delivery, DropReason>;
 
-    /// Writes frames of a burst, those whose indexes are in `picks`, to the receiver's `queue`, in order, for as long as each takes nothing but a copy
-    /// into one of its buffers; it takes what their headers ask for. Returns how many were written, and the sum of their lengths. The
-    /// next one is for [`deliver`](Self::deliver), which says why. A kind of port without such a short way writes none.
+    /// Writes frames of a burst, those whose indexes are in `picks`, to the receiver's `queue`, in order, for
+    /// as long as each takes nothing but a copy into one of its buffers; the receiver takes the offloads that
+    /// their headers ask for. Returns how many were written, and the sum of their lengths. The next one is
+    /// for [`deliver`](Self::deliver), which returns the reason. A kind of port without such a short way
+    /// writes none.
     #[inline]
     fn deliver_run(&mut self, queue: u16, burst: &Burst<'_>, picks: &[u32]) -> (usize, u64) {
         let _ = (queue, burst, picks);

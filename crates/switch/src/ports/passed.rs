@@ -45,7 +45,7 @@ impl Passed {
         Ok(())
     }
 
-    /// Has the ports ask a helper for what needs privileges.
+    /// Sets the helper that ports ask for privileged operations.
     pub fn set_privileges(&mut self, privileges: Privileges) {
         self.privileges = privileges;
     }

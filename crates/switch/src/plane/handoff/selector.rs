@@ -1,9 +1,12 @@
-//! Selects the transmit queue of a frame among a port's queue pairs: the same for all workers, as each looks at the same [`PortShared`].
+//! Selects the transmit queue of a frame among a port's queue pairs: the same for all workers, as each looks
+//! at the same [`PortShared`].
 //!
-//! Each worker has one selector of every port with pairs. A burst begins with [`refresh`](TxQueueSelector::refresh), which takes note of
-//! what has changed; then [`select`](TxQueueSelector::select) says the pair of each frame: the one that the guest last sent the flow on
-//! (automatic receive steering, VIRTIO 1.4, 5.1.6.5.7), or one of this worker's by the flow's hash. If another worker owns
-//! the pair the frame is [handed off](TxQueueSelector::hand_off); if the pair is migrating to this worker the frame is parked until it is there.
+//! Each worker has one selector of every port with pairs. A burst begins with
+//! [`refresh`](TxQueueSelector::refresh), which updates the selector after a change; then
+//! [`select`](TxQueueSelector::select) returns the pair of each frame: the one that the guest last sent the
+//! flow on (automatic receive steering, VIRTIO 1.4, 5.1.6.5.7), or one of this worker's by the flow's hash.
+//! If another worker owns the pair the frame is [handed off](TxQueueSelector::hand_off); if the pair is
+//! migrating to this worker the frame is parked until it is there.
 
 use std::sync::Arc;
 

@@ -1,7 +1,9 @@
-//! A rate that a port's frames are paced to: packets and bytes a second, each by a token bucket that all workers share.
+//! A rate that a port's frames are paced to: packets and bytes a second, each by a token bucket that all
+//! workers share.
 //!
-//! Frames of a port with `rate_in` stay in its ring until [`RateLimit::wait`] is 0; those for a port with `rate_out` wait in its
-//! [shaper](super::shaper). Either way a frame that passes is [charged](RateLimit::charge) with what it is on a wire, and may borrow.
+//! Frames of a port with `rate_in` stay in its ring until [`RateLimit::wait`] is 0; those for a port with
+//! `rate_out` wait in its [shaper](super::shaper). Either way a frame that passes is
+//! [charged](RateLimit::charge) by its size on a wire, and may borrow.
 
 use std::sync::Arc;
 

@@ -1,19 +1,18 @@
-//! The shaper of a port with `rate_out`: frames wait here while their receiver has had as much as its rate
-//! allows.
+//! The shaper of a port with `rate_out`: frames wait here while their receiver has used up its rate.
 //!
 //! Each worker has one of each port, with the frames that it is to deliver; the rate is shared by all of
 //! them. The forwarder asks [`Port::shape`](crate::plane::port::Port::shape) for each frame: it goes on at
 //! once if none waits and there are tokens, and otherwise it is copied, as its sender gets its buffers back,
 //! and waits. A timer of the worker [releases](Shaper::pop) frames as tokens come.
 //!
-//! **Bounds.** The queue is no longer than what takes [`MAX_TIME`], in bytes and in packets, and never larger
-//! than [`MAX_BYTES`] and [`MAX_FRAMES`]. One frame always finds room. Frames that find none are dropped
-//! (`rate-out`).
+//! **Bounds.** The queue is no longer than the bytes and packets that [`MAX_TIME`] allows at the rate, and
+//! never larger than [`MAX_BYTES`] and [`MAX_FRAMES`]. One frame always finds room. Frames that find none are
+//! dropped (`rate-out`).
 //!
 //! **CoDel** (RFC 8289, with the marks of its section 3.2 in the reference of RFC 8290). A queue that is
 //! short again and again is what TCP needs; one in which frames have waited for more than [`TARGET`] for a
-//! whole [`INTERVAL`] only delays. Then the next frame is told to its sender: marked with CE if both ends
-//! know ECN (RFC 3168), else dropped; and the longer it lasts, the more of them.
+//! whole [`INTERVAL`] only delays. Then the sender is signalled by the next frame, which is marked with CE if
+//! both ends know ECN (RFC 3168) and else dropped; the longer the delay lasts, the more frames are.
 
 use std::collections::VecDeque;
 

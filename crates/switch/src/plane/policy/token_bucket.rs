@@ -231,7 +231,7 @@ mod tests {
     }
 
     proptest! {
-        /// Over any interval at most the burst and what the rate grants in it.
+        /// In any interval at most the burst and the tokens granted in it pass.
         #[test]
         fn no_interval_has_more_than_the_rate_and_the_burst(
             per_second in prop_oneof![1..100u64, 1..1_000_000u64, 1..20_000_000_000u64],

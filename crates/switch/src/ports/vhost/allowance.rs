@@ -4,7 +4,7 @@
 //! A message that stops, starts or enables running rings makes the control plane and a worker wait for each
 //! other, and a few messages are much work for the control plane by themselves. The port has one
 //! [`Allowance`] for all its front ends, one after the other, and reads nothing more while it is used up;
-//! what they send meanwhile waits in the socket.
+//! their messages wait in the socket meanwhile.
 
 use std::time::{Duration, Instant};
 
