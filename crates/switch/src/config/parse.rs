@@ -313,7 +313,7 @@ keys! {
             default: Unset::Required,
             example: "tap",
         }
-        /// Its name, which no other port has; it appears in tables, metrics and logs.
+        /// Its name, which no other port has; it appears in the answers of `ctl` and in the log.
         name: String {
             is: NAME,
             default: Unset::Means(
