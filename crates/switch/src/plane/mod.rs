@@ -17,7 +17,9 @@
 //! | `testing` | for tests: ports on the heap, and workers without threads under scripted time |
 //! | `now` | the clock, and the instant of a burst |
 //!
-//! Nothing here takes a lock or allocates per packet, and nothing waits but the worker, in epoll.
+//! Nothing here takes a lock, and nothing waits but the worker, in epoll. A frame that is delivered at once, or handed off, allocates nothing; one
+//! that has to be kept (for its `rate_out`, as it was put off, or as its queue is migrating) or to be judged in private memory is copied to memory of
+//! its own.
 
 mod cost;
 mod forward;

@@ -12,6 +12,12 @@
 //!   nothing to do:          arm ─► (the worker sleeps in epoll) ─► wake                 per queue
 //! ```
 //!
+//! **A burst that was leased is completed.** The engine calls [`complete`](Queues::complete) with every loan that [`lease`](Queues::lease) gave out,
+//! once nothing borrows from it, whatever has happened to the queue meanwhile: it may have broken, or have been disabled, and the frames may all have
+//! been dropped. Commands, so also `stop` and `detach`, are carried out between two bursts, when no loan of the queue is out. The loan keeps the
+//! memory of its frames mapped by itself, so that `complete` need not find the queue as it was; if the queue cannot be served any more the loan is
+//! dropped, and that is all.
+//!
 //! A queue that frames come from is *active* (polled every round) or *armed* (its descriptor is watched, it costs nothing). The
 //! engine instantiates the trait once, with an enum of the kinds that there are (`ports::queues`), so calls are a predicted branch and not a
 //! virtual call; its tests use ports on the heap.
