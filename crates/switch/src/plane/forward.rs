@@ -1,5 +1,16 @@
 //! Where each frame of a burst goes: admit, learn, look up, group by output port, deliver.
 //!
+//! **Life cycle.** Every worker makes one [`Forwarder`] with itself and keeps it until its thread ends; only that thread calls it, and lends it the
+//! worker's ports, forwarding database and hand-off rings ([`Tables`]) for each call. The forwarder keeps nothing from one burst to the next but
+//! storage, except for what the worker collects after each call: frames that were put off ([`Forwarder::put_off`]) and ports whose shapers have
+//! frames waiting ([`Forwarder::next_waiting`]).
+//!
+//! ```text
+//!   forward:  decide ─► limit ─► deliver ─► (unstable frames: copied, then once more from decide on) ─► hand-off rings are flushed
+//!   step:     one step of a frame that was put off                    in later turns of its port
+//!   deliver_late:  frames that have waited in a shaper                when a timer of the worker is due
+//! ```
+//!
 //! A burst is forwarded up to [`BURST_COST`], by an estimate made before anything is delivered; what comes after is [put off](slow).
 
 pub(crate) mod slow;
@@ -108,7 +119,7 @@ pub(crate) struct Forwarder {
     put_off: Vec<SlowFrame>,
     /// Ports in whose shapers frames wait now, each once, for the worker to set a timer.
     waiting: Vec<PortId>,
-    /// For frames that must be in one piece.
+    /// Storage for a frame that must be in one piece.
     scratch: Vec<u8>,
     coalescer: Coalescer,
 }
@@ -121,7 +132,7 @@ struct Alike {
 }
 
 impl Forwarder {
-    /// For frames that must be in one piece.
+    /// Storage for a frame that must be in one piece.
     pub(crate) fn scratch(&mut self) -> &mut Vec<u8> {
         &mut self.scratch
     }
@@ -213,7 +224,8 @@ impl Forwarder {
         taking + self.limit_each(from, burst, tables)
     }
 
-    /// The same where frames differ.
+    /// Estimates the delivery of each frame on its own, for bursts of which [`limit`](Self::limit) cannot tell at once that all of it may be
+    /// delivered. Puts off the frames beyond [`BURST_COST`], and returns what the others cost.
     fn limit_each<P: Queues>(&mut self, from: PortId, burst: &Burst<'_>, tables: &Tables<'_, P>) -> u64 {
         let receiver = |port: PortId| {
             let port = tables.ports.get(usize::from(port.0))?.as_ref()?;

@@ -334,8 +334,8 @@ impl<P: Queues> Port<P> {
         }
     }
 
-    /// Delivers one sitting's part of a frame, as [`deliver`](Self::deliver) does. Returns how many packets
-    /// of the frame are left for later sittings.
+    /// Sends a part of a frame out of this port, as [`deliver`](Self::deliver) sends all of it: the packets of one [sitting](Sitting), if the frame
+    /// has to be cut for the receiver. Returns how many packets of the frame are left for later sittings.
     pub(crate) fn deliver_part(
         &mut self,
         burst: &Burst<'_>,

@@ -1,4 +1,11 @@
-//! The state of a port with queue pairs that all workers and the control plane share.
+//! The state of a port with queue pairs that all workers and the control plane share: [`PortShared`].
+//!
+//! **Life cycle.** The control side of a port makes one when the port is added, and gives it to the queue side and the [selector](super::selector) of
+//! every worker, each of which keeps an `Arc` of it; it ends with the last of them, and outlives the front ends that connect to the port in turn.
+//! Nothing is locked: each word has writers that are named at it, and is read by any thread.
+//!
+//! Whoever reads begins with [`ready`](PortShared::ready), once for each burst: it is one word, which changes whenever pairs, offloads or owners do.
+//! Offloads and owners are stored before `ready` is published, so whoever sees the new `ready` sees them, too.
 
 use std::array;
 use std::sync::Arc;
@@ -33,7 +40,8 @@ pub struct PortShared<W = AtomicU64> {
     pub(crate) pairs: [PairCounters; PAIRS as usize],
 }
 
-/// A snapshot of the word that tells changes: see [`PortShared::ready`].
+/// The value of [`PortShared::ready`]: the pairs that can be delivered to, and a number that tells whether offloads or owners have changed since
+/// another value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ready(u64);
 

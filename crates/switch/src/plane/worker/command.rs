@@ -92,7 +92,7 @@ pub(crate) const MOST_POSTED: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct PortQueue {
     waiting: AtomicUsize,
-    /// One was refused since the last that was not.
+    /// The last command that asked for a place was refused. It is reset when one gets a place, so that each time the queue fills is reported once.
     full: AtomicBool,
 }
 
@@ -102,7 +102,7 @@ pub(crate) struct Place(Arc<PortQueue>);
 /// A port has [`MOST_POSTED`] commands waiting.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Full {
-    /// It had not when the last one came.
+    /// Whether this is the first refusal since a command got a place.
     pub(crate) news: bool,
 }
 

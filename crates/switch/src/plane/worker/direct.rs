@@ -25,13 +25,14 @@ const LARGE: usize = 4096;
 
 /// What became of one look at the port.
 enum Read {
-    /// A frame with so many bytes was forwarded, to this queue, and more of its kind may be waiting.
+    /// A frame of this many bytes, virtual header included, was forwarded as it lay. The next frame is read to this queue of the receiver.
     Frame(usize, u16),
-    /// One was, or got lost, that had better been read otherwise.
+    /// A frame was read that cannot stay where it lay, and was forwarded from a copy; or what was read is no frame, or nothing could be read. The
+    /// next burst is read in the usual way.
     Other,
-    /// No room for the largest frame: the port was not asked.
+    /// The receiver has no room for the largest frame, or no such queue, or the port cannot be read directly; nothing was read.
     NoRoom,
-    /// The port has none.
+    /// The port has no frame.
     Nothing,
 }
 

@@ -1,4 +1,10 @@
 //! Commands of the control plane, carried out between two bursts.
+//!
+//! The control plane puts a [`Command`] into the worker's channel and rings its bell ([`handles`](super::handles)). The worker sees the bell when it
+//! looks at its events, takes up to [`COMMANDS`](super::COMMANDS) commands and calls [`Worker::execute`] for each, in the order in which they were
+//! sent, on its own thread and when no burst is on loan. A command with a reply channel is answered when it is done: the control plane may wait for
+//! that, or have given up waiting. The answer is then lost and the command done all the same, except that a queue which was detached for nobody is
+//! taken back. After [`Command::End`] the thread ends before another round.
 
 use std::sync::Arc;
 use std::sync::mpsc::SendError;

@@ -314,10 +314,11 @@ impl<P: Queues> Workers<P> {
         self.post(self.owner(port, queue), port, Command::Request(port, request));
     }
 
-    /// The same, with an answer that `request` sends when it has been done; `None` if it never is.
+    /// Has the owner of a queue do what only this kind of port can, and waits for the answer that `request` sends when it has been done; `None` if
+    /// there will be none.
     ///
     /// # Errors
-    /// [`Late`]: it will be done.
+    /// [`Late`]: it has not been done yet, and will be.
     pub fn ask<T>(
         &self,
         port: PortId,
@@ -327,7 +328,7 @@ impl<P: Queues> Workers<P> {
         self.server(port, queue).ask(|reply| Command::Request(port, request(reply)))
     }
 
-    /// The same for several queues, whose owners are asked before the first is waited for.
+    /// [Asks](Self::ask) the owners of several queues, all of them before the first answer is waited for.
     ///
     /// # Errors
     /// As for [`ask`](Self::ask).
@@ -462,7 +463,8 @@ impl<P: Queues> WorkerHandle<P> {
         self.wait(&answer, Instant::now() + ANSWER_DEADLINE)
     }
 
-    /// The same for something that must not be lost: the worker has its answer back if nobody takes it in time.
+    /// Asks, and waits for an answer that must not be lost: the worker hands it over in person (a channel without storage), and has it back if nobody
+    /// takes it in time.
     ///
     /// # Errors
     /// As for [`ask`](Self::ask).

@@ -82,21 +82,24 @@ const ROUNDS_TO_ARM: u32 = 256;
 /// frames; a look costs less than a hundredth of it.
 const EVENTS_COST: u64 = 100_000;
 
-/// The same in time, for when work takes longer than its price says.
+/// Time between looks at epoll while there is work, for when work takes longer than its price says: the worker looks after [`EVENTS_COST`] or after
+/// this, whichever comes first.
 const EVENTS_TIME: Duration = Duration::from_micros(500);
 
 /// When the thread works for so many times longer than is charged, what sources cost is [measured](Audit) for a while. Cores that are far from each other make work
 /// take up to five times its price, for everybody alike.
 const SUSPICIOUS: u32 = 10;
 
-/// For so long, and again while something is found: measuring costs half a microsecond a burst.
+/// Length of an [audit](Audit). It is prolonged by as much for as long as it finds something. It has an end because measuring costs half a
+/// microsecond a burst.
 const AUDIT: Duration = Duration::from_millis(100);
 
-/// What a round costs besides its frames, in the same unit: rounds that move a frame or two end, too.
+/// What a round costs besides its frames, in the unit of [`cost`]. Without it rounds that move few frames would hardly bring the next look at epoll
+/// nearer.
 const ROUND: u64 = 50;
 
-/// What a burst may cost if the next one is to be taken as large, in the same unit: below the bound beyond which frames are put off, and thereby
-/// copied.
+/// What a burst may cost, in the unit of [`cost`], for the next one of its port to be taken as large: below the bound beyond which frames are put
+/// off, and thereby copied.
 const TURN_COST: u64 = BURST_COST * 3 / 4;
 
 /// What the frames of a port that were put off may cost in one of its turns, but for what a step costs.
@@ -147,7 +150,8 @@ struct Audit {
     found: bool,
 }
 
-/// Time has passed much faster than work was charged. Perhaps the thread was preempted: its clock tells at the next look.
+/// A suspicion that work takes longer than its price, as time has passed much faster than work was charged. The thread may only have been preempted:
+/// its CPU clock tells at the next look.
 struct Suspicion {
     clock: ThreadClock,
     /// The thread's time, and the work done, when it arose.
@@ -165,7 +169,8 @@ struct Look {
 /// The state of the thread.
 pub(crate) struct Worker<P: Queues> {
     ports: Vec<Option<Port<P>>>,
-    /// The policies of ports that have rules; a port's rules come before it does.
+    /// The policies of ports that have rules, by port number. They are kept apart from `ports` because the control plane sets the rules of a port
+    /// before it adds the port.
     policies: Vec<Option<Arc<PortPolicy>>>,
     active: Vec<Active>,
     fdb: Fdb,
