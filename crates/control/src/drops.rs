@@ -28,7 +28,7 @@ impl CountedAt {
 /// Makes [`DropReason`] from one table: what happened, variant, stable name, where it is counted, what to do.
 macro_rules! drop_reasons {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal at $side:ident, $remedy:literal,)+) => {
-        /// Why a packet was dropped. The name is part of the interface (JSON, metrics): never change one,
+        /// Why a packet was dropped. The name is part of the interface (JSON): never change one,
         /// only add.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(usize)]

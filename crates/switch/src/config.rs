@@ -49,7 +49,7 @@ pub(crate) use values::{Boolean, Choice, Codec, MAC, SOCKET, Text, number, numbe
 
 /// Bytes a Unix socket path may have: `sun_path` holds 108 with the closing NUL (unix(7)).
 pub const MAX_SOCKET_PATH: usize = 107;
-/// Bytes the name of a port may have. It appears in tables, metrics labels and logs, hence short.
+/// Bytes the name of a port may have. It appears in tables, JSON and logs, hence short.
 pub const MAX_PORT_NAME: usize = 63;
 /// MTU of a vhost-user port that names none, in bytes without the Ethernet header.
 pub const DEFAULT_MTU: u16 = 1500;
