@@ -12,9 +12,9 @@
 //!
 //! Only a thread that the kernel has put to sleep is interrupted, so one that lost its processor in the middle of a call is
 //! left alone, and a peer cannot stay below the interval for long: it is caught as soon as one look coincides with its block. Where
-//! `/proc` is missing, a call is interrupted that is the same in two looks.
+//! `/proc` is missing, a call is interrupted that is the same in more than [`LOOKS`] looks in succession.
 //!
-//! After an interval in which nobody made such a call the watchdog dozes, and the next call wakes it: an idle program does not wake up.
+//! After [`LOOKS`] looks in which nobody made such a call the watchdog dozes, and the next call wakes it: an idle program does not wake up.
 //!
 //! A program makes one `Watchdog` for the threads that it starts; each of those calls [`Watcher::watch_this_thread`] once. Dropping the
 //! `Watchdog` ends its thread, and the others are watched no more.
@@ -23,15 +23,20 @@ use std::cell::OnceCell;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::{JoinHandle, Thread};
 use std::time::Duration;
 
 use crate::interrupt::Target;
 
-/// Time between two looks, and so the longest that one call blocks (twice that without `/proc`). A look takes some microseconds.
-pub const INTERVAL: Duration = Duration::from_millis(50);
+/// Time between two looks, and so the longest that one call blocks, where `/proc` can be read. A look takes some microseconds, and others wait for
+/// as long as a call blocks: at 50 ms a peer that did it once a minute was the slowest hundredth of their requests.
+pub const INTERVAL: Duration = Duration::from_millis(5);
+
+/// Looks in succession that say the same, after which the watchdog is sure: that nobody makes calls any more, and without `/proc` that a
+/// call is blocked, and its thread not merely without a processor.
+const LOOKS: u32 = 10;
 
 /// What the watchdog knows of a thread.
 #[derive(Debug)]
@@ -39,8 +44,9 @@ struct Watched {
     target: Target,
     /// Calls begun and ended: odd within one. Only the thread itself writes it.
     calls: AtomicU64,
-    /// `calls` at the last look, for where `stat` is missing.
+    /// `calls` at the last look, and how many looks in succession have found the same, for where `stat` is missing.
     before: AtomicU64,
+    same: AtomicU32,
     /// `/proc/thread-self/stat`, opened by the thread.
     stat: Option<File>,
     /// Who looks.
@@ -131,8 +137,8 @@ impl Watcher {
             let this = this.get_or_init(|| {
                 let stat = File::open("/proc/thread-self/stat").ok();
                 let shared = Arc::clone(&self.0);
-                let (calls, before) = (AtomicU64::new(0), AtomicU64::new(0));
-                Arc::new(Watched { target: Target::current(), calls, before, stat, shared })
+                let (calls, before, same) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU32::new(0));
+                Arc::new(Watched { target: Target::current(), calls, before, same, stat, shared })
             });
             if new {
                 self.0.watched.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(this));
@@ -143,13 +149,15 @@ impl Watcher {
 
 impl Shared {
     fn run(&self) {
-        let mut before = None;
+        let (mut before, mut quiet) = (None, 0);
         while !self.stop.load(Ordering::Relaxed) {
             let calls = self.look();
-            if calls.is_some() && calls == before && self.doze(calls) {
+            quiet = if calls.is_some() && calls == before { quiet + 1 } else { 0 };
+            before = calls;
+            if quiet >= LOOKS && self.doze(calls) {
+                quiet = 0;
                 continue;
             }
-            before = calls;
             std::thread::park_timeout(INTERVAL);
         }
     }
@@ -194,8 +202,10 @@ impl Watched {
     fn look(&self) -> u64 {
         let calls = self.calls.load(Ordering::Acquire);
         let before = self.before.swap(calls, Ordering::Relaxed);
+        let same = if calls == before { self.same.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
+        self.same.store(same, Ordering::Relaxed);
         if calls % 2 == 1 {
-            let blocked = self.is_asleep().unwrap_or(calls == before);
+            let blocked = self.is_asleep().unwrap_or(same >= LOOKS);
             if blocked && self.calls.load(Ordering::Acquire) == calls {
                 self.target.interrupt();
             }
@@ -270,6 +280,34 @@ mod tests {
         }
         go.send(()).unwrap();
         assert_eq!(thread.join().unwrap().unwrap_err().kind(), io::ErrorKind::Interrupted);
+    }
+
+    #[test]
+    fn without_proc_a_call_is_interrupted_that_is_the_same_for_many_looks() {
+        let watchdog = Watchdog::start("watchdog").unwrap();
+        let shared = Arc::clone(&watchdog.shared);
+        let bell = EventFd::new().unwrap();
+        let flags = rustix::fs::fcntl_getfl(&bell).unwrap();
+        rustix::fs::fcntl_setfl(&bell, flags - OFlags::NONBLOCK).unwrap();
+        rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let thread = std::thread::spawn(move || {
+            let (calls, before, same) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU32::new(0));
+            let watched = Watched {
+                target: Target::current(),
+                calls,
+                before,
+                same,
+                stat: None,
+                shared: Arc::clone(&shared),
+            };
+            let watched = THIS.with(|this| Arc::clone(this.get_or_init(|| Arc::new(watched))));
+            shared.watched.lock().unwrap().push(Arc::downgrade(&watched));
+            let result = bell.signal();
+            (result, watched.same.load(Ordering::Relaxed))
+        });
+        let (result, same) = thread.join().unwrap();
+        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::Interrupted);
+        assert!(same >= LOOKS, "{same}");
     }
 
     #[test]
