@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use ringferry_switch::config::SwitchConfig;
 use serde::{Deserialize, Serialize};
 
 use super::attacks::Attack;
@@ -96,8 +97,9 @@ impl Figure {
             Figure::Connect | Figure::Control => Some(10_000.0),
             // Rings and buffers of one guest more, and what an allocator keeps.
             Figure::Resident => Some(64.0),
-            // 4 TiB are more than any guest of one machine has, with some room for what is not guest memory.
-            Figure::Mapped => Some(4.0 * 1024.0 * 1024.0 + 1024.0),
+            // The attacker has one port, which may have as much mapped as the switch allows by default, with some room for what is not
+            // guest memory.
+            Figure::Mapped => Some(f64::from(SwitchConfig::default().port_memory_gib) * 1024.0 + 1024.0),
             // Two rings of 16 pairs with three events each, and as many memory regions as a message has, for each attacker.
             Figure::Descriptors => Some(1024.0),
             Figure::Log => Some(10.0),
