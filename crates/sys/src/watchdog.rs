@@ -12,9 +12,9 @@
 //!
 //! Only a thread that the kernel has put to sleep is interrupted, so one that lost its processor in the middle of a call is
 //! left alone, and a peer cannot stay below the interval for long: it is caught as soon as one look coincides with its block. Where
-//! `/proc` is missing, a call is interrupted that is the same in more than [`LOOKS`] looks in succession.
+//! `/proc` is missing, a call is interrupted that is the same in more than ten looks in succession.
 //!
-//! After [`LOOKS`] looks in which nobody made such a call the watchdog dozes, and the next call wakes it: an idle program does not wake up.
+//! After ten looks in which nobody made such a call the watchdog dozes, and the next call wakes it: an idle program does not wake up.
 //!
 //! A program makes one `Watchdog` for the threads that it starts; each of those calls [`Watcher::watch_this_thread`] once. Dropping the
 //! `Watchdog` ends its thread, and the others are watched no more.
