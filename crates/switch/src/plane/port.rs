@@ -276,7 +276,8 @@ impl<P: Queues> Port<P> {
             return;
         }
         let mut left = picks;
-        // If a receiver had no buffers it is not asked twice for each frame.
+        // A run that does not begin ends the runs of this burst, so a receiver without buffers is not asked twice
+        // for each frame.
         let mut runs = true;
         while let Some((next, rest)) = left.split_first() {
             let run = if runs { self.deliver_run(burst, left) } else { 0 };
