@@ -98,6 +98,16 @@ struct SocketFile {
 }
 
 impl SocketFile {
+    /// The file that is at `path` now, which another process removes if it is `left` to it.
+    fn at(path: &Path, left: bool) -> Result<SocketFile, BindError> {
+        let os = |source: io::Error| BindError::Os { path: path.to_owned(), source };
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| os(e.into()))?;
+        let id = SocketFile::id_at(path).map_err(os)?;
+        // The path is made absolute, so that the file is found on drop even if the working directory changes.
+        Ok(SocketFile { path: std::path::absolute(path).map_err(os)?, id, fd, left })
+    }
+
     /// Returns device and inode of the file that is at `path` now.
     fn id_at(path: &Path) -> io::Result<(u64, u64)> {
         let status = std::fs::symlink_metadata(path)?;
@@ -149,15 +159,7 @@ impl Listener {
             }
             result => result.map_err(|e| bind_error(path, e))?,
         }
-        // The path is made absolute, so that the file is found on drop even if the working directory changes.
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file_fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| os(e.into()))?;
-        let file = SocketFile {
-            path: std::path::absolute(path).map_err(os)?,
-            id: SocketFile::id_at(path).map_err(os)?,
-            fd: file_fd,
-            left: false,
-        };
+        let file = SocketFile::at(path, false)?;
         rustix::net::listen(&fd, BACKLOG).map_err(|e| os(e.into()))?;
         Ok(Listener { fd, file: Some(file) })
     }
@@ -179,6 +181,21 @@ impl Listener {
             return Err(BindError::NotAListener);
         }
         Ok(Listener { fd, file: None })
+    }
+
+    /// Takes over a listening socket that another process has made at `path` for this one, and whose file that process removes.
+    ///
+    /// # Errors
+    /// As [`from_fd`](Self::from_fd), and if the file cannot be looked at.
+    pub fn from_fd_at(fd: OwnedFd, path: impl AsRef<Path>) -> Result<Listener, BindError> {
+        let file = SocketFile::at(path.as_ref(), true)?;
+        Ok(Listener { file: Some(file), ..Self::from_fd(fd)? })
+    }
+
+    /// Gives the socket away, and leaves its file where it is.
+    pub fn into_fd(mut self) -> OwnedFd {
+        self.leave_file();
+        self.fd
     }
 
     /// Accepts one waiting connection, or returns `None` if there is none (any more).

@@ -22,7 +22,7 @@ bitflags! {
     /// Groups of system calls beyond those that any program needs (memory, clocks, signals of its own, and reading, writing and waiting on
     /// descriptors that it has).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct Calls: u8 {
+    pub struct Calls: u16 {
         /// Starting threads. Processes can never be started.
         const THREADS = 1;
         /// Opening files; which ones is for Landlock.
@@ -35,6 +35,12 @@ bitflags! {
         const XEN = 1 << 4;
         /// Copying from and to the memory of other processes.
         const PEERS = 1 << 5;
+        /// Listening on Unix sockets; where they may be made is for Landlock.
+        const LISTEN = 1 << 6;
+        /// What may be asked and set of a tap that is attached: its header and its offloads.
+        const TAPS = 1 << 7;
+        /// Attaching to taps and making them, and setting the state and the MTU of interfaces.
+        const INTERFACES = 1 << 8;
     }
 }
 
@@ -170,6 +176,13 @@ const REQUESTS: &[u64] = &[
     libc::SIOCGIFHWADDR,
 ];
 
+/// Requests about a tap that is attached ([`Calls::TAPS`]).
+const TAP_REQUESTS: &[u64] =
+    &[libc::TUNGETIFF, libc::TUNSETVNETHDRSZ, libc::TUNSETVNETLE, libc::TUNSETOFFLOAD];
+
+/// Requests that make and change interfaces ([`Calls::INTERFACES`]).
+const INTERFACE_REQUESTS: &[u64] = &[libc::TUNSETIFF, libc::SIOCSIFFLAGS, libc::SIOCSIFMTU];
+
 /// Types (the second byte) of the requests of gntdev and gntalloc, and of evtchn.
 const XEN_REQUESTS: [u8; 2] = [b'G', b'E'];
 
@@ -215,6 +228,9 @@ fn rules(calls: Calls) -> Built<Rules> {
     if calls.contains(Calls::CONNECT) {
         allow(&[libc::SYS_connect]);
     }
+    if calls.contains(Calls::LISTEN) {
+        allow(&[libc::SYS_bind, libc::SYS_listen, libc::SYS_fchmod]);
+    }
     if calls.contains(Calls::PEERS) {
         allow(&[libc::SYS_process_vm_readv, libc::SYS_process_vm_writev]);
     }
@@ -242,6 +258,13 @@ fn rules(calls: Calls) -> Built<Rules> {
     let read = SeccompCondition::new(2, Qword, SeccompCmpOp::Eq, 0)?;
     rules.insert(libc::SYS_prlimit64, vec![one(read)?]);
     let mut requests = REQUESTS.iter().map(|request| one(equal(1, *request)?)).collect::<Built<Vec<_>>>()?;
+    for (group, list) in [(Calls::TAPS, TAP_REQUESTS), (Calls::INTERFACES, INTERFACE_REQUESTS)] {
+        if calls.contains(group) {
+            for request in list {
+                requests.push(one(equal(1, *request)?)?);
+            }
+        }
+    }
     if calls.contains(Calls::XEN) {
         for kind in XEN_REQUESTS {
             requests.push(one(masked(1, 0xff00, u64::from(kind) << 8)?)?);

@@ -20,6 +20,8 @@ bitflags! {
         const MAKE = 1 << 2;
         /// Removing files and sockets, and replacing them by files made there.
         const REMOVE = 1 << 3;
+        /// Making sockets.
+        const SOCKETS = 1 << 4;
     }
 }
 
@@ -80,6 +82,9 @@ fn rights(access: Access) -> BitFlags<AccessFs> {
     }
     if access.contains(Access::REMOVE) {
         rights |= BitFlags::from(AccessFs::RemoveFile);
+    }
+    if access.contains(Access::SOCKETS) {
+        rights |= BitFlags::from(AccessFs::MakeSock);
     }
     rights
 }
