@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::channels::{Channels, Stats, Steering};
 use crate::explain::Explanation;
 use crate::guest::GuestSnapshot;
+use crate::ports::{PortChange, Reload};
 use crate::rules::{PortRules, RulesChange};
 use crate::snapshot::Snapshot;
 
@@ -53,6 +54,31 @@ pub enum Request {
     Explain {
         /// The port.
         port: String,
+    },
+    /// Add a port.
+    Add {
+        /// The port, as in a `--port` flag.
+        port: String,
+        /// Leave the configuration file as it is.
+        #[serde(default)]
+        runtime: bool,
+    },
+    /// Remove a port.
+    Remove {
+        /// The port.
+        port: String,
+        /// It is no error if there is no such port.
+        #[serde(default)]
+        if_exists: bool,
+        /// Leave the configuration file as it is.
+        #[serde(default)]
+        runtime: bool,
+    },
+    /// Read the configuration file again and carry out what has changed in it.
+    Reload {
+        /// Only say what would be done.
+        #[serde(default)]
+        dry_run: bool,
     },
     /// The rules of a port.
     Rules {
@@ -113,4 +139,8 @@ pub enum Answer {
     Rules(PortRules),
     /// To [`Request::Set`] and [`Request::Unset`].
     RulesChanged(RulesChange),
+    /// To [`Request::Add`] and [`Request::Remove`].
+    PortChanged(PortChange),
+    /// To [`Request::Reload`].
+    Reloaded(Reload),
 }

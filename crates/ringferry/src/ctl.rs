@@ -9,7 +9,7 @@ use ringferry_control::channels::{Channels, Stats, Steering};
 use ringferry_control::explain::Explanation;
 use ringferry_control::snapshot::Snapshot;
 use ringferry_control::{self as control, Answer, ControlError, Request};
-use ringferry_control::{PortRules, RulesChange};
+use ringferry_control::{PortChange, PortRules, Reload, RulesChange};
 
 /// Shown below the options by `ringferry ctl --help`.
 const EXAMPLES: &str = "\
@@ -19,6 +19,9 @@ Examples:
   ringferry ctl set vm0 rate_in=1gbit rate_out=1gbit --runtime   now, and not in the file
   ringferry ctl rules vm0
   ringferry ctl unset vm0 rate_in rate_out
+  ringferry ctl add vhost-user:/run/ringferry/vm2.sock,vlan=10   a port, now and in the configuration file
+  ringferry ctl remove vm2
+  ringferry ctl reload --dry-run                                 what would change if the file were read again
   ringferry ctl assign vm1 0 1                                   pair 0 of vm1 is served by worker 1 from now on
   ringferry ctl dump > ringferry.toml                            what is in force, as a file";
 
@@ -45,6 +48,33 @@ fn keys_and_rules() -> String {
         "Keys, as in a [[port]] table and in --port flags; a list has commas between its entries:\n{keys}\n{RULES}"
     )
 }
+
+/// Shown below the options by `ringferry ctl add --help`.
+const ADD: &str = "\
+To add a port that is there with these very settings changes nothing and is no error; if there is another one of that name, the answer
+says in what it differs.
+
+A switch in its sandbox opens sockets in the directories in which it had some at its start, and in those that the configuration file
+names with socket_directories; and it makes taps, but attaches to existing ones only if the configuration file has them: write such a port
+into the file and use `ringferry ctl reload`.
+
+Examples:
+  ringferry ctl add vhost-user:/run/ringferry/vm2.sock
+  ringferry ctl add vhost-user:/run/ringferry/vm3.sock,vlan=10,rate_in=1gbit
+  ringferry ctl add tap:rf1,mtu=9000 --runtime
+
+All keys: `ringferry run --help`, docs/configuration.md.";
+
+/// Shown below the options by `ringferry ctl reload --help`.
+const RELOAD: &str = "\
+The file is read with its drop-in files, those in the directory of its name with .d in place of .toml. If anything in it is wrong nothing
+is done. Of the differences each port has all or none: ports that are not in the file any more are removed, new ones are added, other rules
+are set without a packet lost, and a port with other settings than rules is replaced, so that its peer has to connect again. Ports that
+were given by flags, or added with --runtime, stay. The exit status is 1 if something could not be done.
+
+Examples:
+  ringferry ctl reload --dry-run
+  ringferry ctl reload";
 
 /// Asks a running switch or guest.
 #[derive(Clone, Debug, clap::Args)]
@@ -133,6 +163,45 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Adds a port to a running switch, and to the configuration file that it was started from. The answer comes when the port is open.
+    #[command(after_help = ADD)]
+    Add {
+        /// The port, as in a --port flag of `ringferry run`.
+        #[arg(value_name = "KIND:WHERE[,KEY=VALUE...]")]
+        port: String,
+        /// Leave the configuration file as it is: the next start does not know of the port.
+        #[arg(long)]
+        runtime: bool,
+        /// The answer as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Removes a port from a running switch, and from the configuration file. Its peer is disconnected; no packet passes it when the answer
+    /// comes.
+    Remove {
+        /// The port.
+        port: String,
+        /// Do nothing if there is no such port.
+        #[arg(long)]
+        if_exists: bool,
+        /// Leave the configuration file as it is: the next start has the port again.
+        #[arg(long)]
+        runtime: bool,
+        /// The answer as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Has the configuration file read again and carries out what has changed in it, as SIGHUP does. Ports that have not changed are not
+    /// touched.
+    #[command(after_help = RELOAD)]
+    Reload {
+        /// Only say what would be done.
+        #[arg(long)]
+        dry_run: bool,
+        /// The answer as JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// The rules of a port: VLANs, isolation, allowed addresses, limits.
     Rules {
         /// The port.
@@ -197,6 +266,9 @@ pub enum CtlError {
         "this is a ringferry guest, which does not count drops by reason: see its counters with `ringferry ctl show`, or ask the switch it is plugged into"
     )]
     NoReasons,
+    /// Parts of a reload failed; what was printed says which.
+    #[error("not all of the configuration file could be carried out")]
+    Incomplete,
     /// The answer could not be written.
     #[error("cannot write the answer: {0}")]
     Output(#[from] io::Error),
@@ -208,7 +280,18 @@ pub enum CtlError {
 /// No switch answers, or `out` cannot be written. A reader that has seen enough (`| head`) is not an error.
 pub fn run(args: &CtlArgs, out: &mut dyn Write) -> Result<(), CtlError> {
     let path = args.control.clone().unwrap_or_else(control::default_path);
+    if let CtlCommand::Reload { dry_run, json } = args.command {
+        return reload(&path, dry_run, json, out);
+    }
     print(&ask(&path, &args.command)?, out)
+}
+
+fn reload(path: &Path, dry_run: bool, json: bool, out: &mut dyn Write) -> Result<(), CtlError> {
+    let Answer::Reloaded(reload) = control::call(path, &Request::Reload { dry_run })? else {
+        return Err(CtlError::Mismatch);
+    };
+    print(&show(&reload, Reload::to_text, json)?, out)?;
+    if reload.has_failed() { Err(CtlError::Incomplete) } else { Ok(()) }
 }
 
 fn print(text: &str, out: &mut dyn Write) -> Result<(), CtlError> {
@@ -239,6 +322,11 @@ fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
         CtlCommand::Assign { port, queue, worker, json } => (Request::Assign { port, queue, worker }, json),
         CtlCommand::Stats { port, queues, json } => (Request::Stats { port, queues }, json),
         CtlCommand::Explain { port, json } => (Request::Explain { port }, json),
+        CtlCommand::Add { port, runtime, json } => (Request::Add { port, runtime }, json),
+        CtlCommand::Remove { port, if_exists, runtime, json } => {
+            (Request::Remove { port, if_exists, runtime }, json)
+        }
+        CtlCommand::Reload { dry_run, json } => (Request::Reload { dry_run }, json),
         CtlCommand::Rules { port, json } => (Request::Rules { port }, json),
         CtlCommand::Set { port, settings, runtime, json } => (Request::Set { port, settings, runtime }, json),
         CtlCommand::Unset { port, keys, runtime, json } => (Request::Unset { port, keys, runtime }, json),
@@ -254,6 +342,9 @@ fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
         }
         (Request::Stats { .. }, Answer::Stats(stats)) => show(stats, Stats::to_text, json)?,
         (Request::Explain { .. }, Answer::Explain(answer)) => show(answer, Explanation::to_text, json)?,
+        (Request::Add { .. } | Request::Remove { .. }, Answer::PortChanged(change)) => {
+            show(change, PortChange::to_text, json)?
+        }
         (Request::Rules { .. }, Answer::Rules(rules)) => show(rules, PortRules::to_text, json)?,
         (Request::Set { .. } | Request::Unset { .. }, Answer::RulesChanged(change)) => {
             show(change, RulesChange::to_text, json)?
@@ -277,7 +368,7 @@ mod tests {
 
     use clap::Parser;
     use ringferry_control::channels::QueueSteering;
-    use ringferry_control::{ControlServer, Response};
+    use ringferry_control::{ControlServer, PortAction, ReloadStep, Response};
 
     use super::*;
 
@@ -343,6 +434,31 @@ mod tests {
                                 )];
                                 Answer::Rules(PortRules { port, rules: rules.into() })
                             }
+                            Request::Add { runtime, .. } => Answer::PortChanged(PortChange {
+                                port: "vm2".to_owned(),
+                                done: PortAction::Added,
+                                persistent: !runtime,
+                                note: "in rf.toml".to_owned(),
+                            }),
+                            Request::Remove { if_exists: false, port, .. } => {
+                                return Response::Error(format!("there is no port {port:?}"));
+                            }
+                            Request::Remove { port, runtime, .. } => Answer::PortChanged(PortChange {
+                                port,
+                                done: PortAction::Nothing,
+                                persistent: runtime,
+                                note: "there is no such port".to_owned(),
+                            }),
+                            Request::Reload { dry_run } => Answer::Reloaded(Reload {
+                                dry_run,
+                                steps: vec![ReloadStep {
+                                    port: "vm0".to_owned(),
+                                    action: PortAction::Added,
+                                    what: "a tap port".to_owned(),
+                                    error: (!dry_run).then(|| "no room".to_owned()),
+                                }],
+                                ..Reload::default()
+                            }),
                             Request::Set { port, settings, runtime } => {
                                 let rules = settings.into_iter().map(|setting| (setting, runtime.into()));
                                 let (rules, note) = (rules.collect(), "in rf.toml".to_owned());
@@ -453,6 +569,26 @@ mod tests {
         for wrong in [&["set", "vm0"][..], &["unset", "vm0"], &["rules"]] {
             assert!(Program::try_parse_from([&["ctl"], wrong].concat()).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn ports_are_added_and_removed() {
+        assert_eq!(ctl(&["add", "vhost-user:/vm2.sock"]).unwrap(), "vm2 added\nkept: in rf.toml\n");
+        let text = ctl(&["add", "tap:vm2", "--runtime"]).unwrap();
+        assert_eq!(text, "vm2 added\nnot kept when the switch ends: in rf.toml\n");
+        assert_eq!(ctl(&["remove", "vm9", "--if-exists"]).unwrap(), "vm9: there is no such port\n");
+        let error = ctl(&["remove", "vm9"]).unwrap_err();
+        assert_eq!(error.to_string(), "ringferry refuses: there is no port \"vm9\"");
+        let json: serde_json::Value =
+            serde_json::from_str(&ctl(&["add", "tap:vm2", "--json"]).unwrap()).unwrap();
+        assert_eq!((&json["port"], &json["done"]), (&"vm2".into(), &"added".into()));
+    }
+
+    #[test]
+    fn a_reload_that_is_incomplete_is_an_error_after_its_plan() {
+        let text = ctl(&["reload", "--dry-run"]).unwrap();
+        assert_eq!(text, "+ vm0: a tap port\n1 of the ports would change; nothing was done\n");
+        assert!(matches!(ctl(&["reload", "--json"]), Err(CtlError::Incomplete)));
     }
 
     #[test]

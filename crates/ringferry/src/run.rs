@@ -42,6 +42,16 @@ pub enum Error {
 /// # Errors
 /// See [`enum@Error`].
 pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
+    if args.check {
+        let ports = args.config()?.ports.len();
+        // A reader that has gone needs no answer.
+        let _ = writeln!(
+            io::stdout(),
+            "the configuration is valid; it has {ports} port{}",
+            if ports == 1 { "" } else { "s" }
+        );
+        return Ok(());
+    }
     let mut passed = Passed::new(systemd::listen_fds());
     let ready = match args.ready_fd {
         Some(fd) => Some(inherited::take(fd).map_err(|error| Error::ReadyFd(fd, error))?),

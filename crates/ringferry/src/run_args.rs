@@ -25,6 +25,10 @@ QEMU as the server (its -chardev has server=on,wait=off instead of reconnect=1):
 Ports with rules, which `ringferry ctl set` changes while the switch runs:
   ringferry run --port vhost-user:/run/ringferry/vm0.sock,vlan=10,rate_in=1gbit --port tap:rf0,trunk=10,20-29,native=5
 
+A configuration file, checked before the switch is told to read it again:
+  ringferry run /etc/ringferry/ringferry.toml --check
+  ringferry ctl reload --dry-run
+
 All kinds of ports and their keys: `ringferry run --help`, docs/configuration.md.";
 
 /// Shown below the options by `ringferry run --help`: every key that a `--port` flag may have.
@@ -57,6 +61,10 @@ pub struct RunArgs {
     /// Write "READY" and a newline to this descriptor when all ports are set up, then close it.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(RawFd).range(3..))]
     pub ready_fd: Option<RawFd>,
+
+    /// Only check the file and the flags, as a start and a reload would, and say what is wrong with them.
+    #[arg(long)]
+    pub check: bool,
 
     /// Makes the switch give up its privileges once its ports are open: capabilities, files (Landlock), system calls (seccomp), and
     /// core dumps. Off is for debuggers, and for a kernel or container in which it gets in the way.
@@ -150,7 +158,8 @@ mod tests {
     /// The examples are what people copy.
     #[test]
     fn examples_are_valid() {
-        let lines = EXAMPLES.lines().filter_map(|line| line.trim().strip_prefix("ringferry run "));
+        let lines = EXAMPLES.lines().filter_map(|line| line.trim().strip_prefix("ringferry run --"));
+        let lines = lines.map(|flags| format!("--{flags}"));
         let configs: Vec<_> =
             lines.map(|line| parse(&line.split(' ').collect::<Vec<_>>()).config().unwrap()).collect();
         assert_eq!(configs.iter().map(|config| config.ports.len()).collect::<Vec<_>>(), [3, 2, 2, 2]);

@@ -56,7 +56,7 @@ fn switch(config: &Config) -> Sandbox {
             (PathBuf::from("/proc/sys/vm/max_map_count"), Access::READ),
         ],
         capabilities: CapabilitySet::empty(),
-        calls: Calls::THREADS | Calls::OPEN,
+        calls: Calls::THREADS | Calls::OPEN | Calls::TAPS,
     };
     for port in &config.ports {
         match &port.kind {
@@ -76,16 +76,17 @@ fn switch(config: &Config) -> Sandbox {
     sandbox
 }
 
-/// The sandbox of the helper: it edits one file, connects to sockets and removes some. To do so for files of other users it keeps the
-/// capabilities that are about files, if it has them.
+/// The sandbox of the helper: it edits the configuration, makes sockets, connects to some and removes some, and makes taps. To do so for
+/// files of other users and for interfaces it keeps the capabilities that are about them, if it has them.
 fn helper(charter: &Charter) -> Sandbox {
     Sandbox {
         files: charter.places(),
         capabilities: CapabilitySet::CHOWN
             | CapabilitySet::DAC_OVERRIDE
             | CapabilitySet::DAC_READ_SEARCH
-            | CapabilitySet::FOWNER,
-        calls: Calls::OPEN | Calls::EDIT | Calls::CONNECT,
+            | CapabilitySet::FOWNER
+            | CapabilitySet::NET_ADMIN,
+        calls: Calls::OPEN | Calls::EDIT | Calls::CONNECT | Calls::LISTEN | Calls::TAPS | Calls::INTERFACES,
     }
 }
 

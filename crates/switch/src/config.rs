@@ -33,14 +33,15 @@ mod parse;
 mod rules;
 mod table;
 mod values;
-use parse::{Document, Place, PortKeys, parse_flag, parse_port};
+use parse::{Document, Place, PortKeys, Value, parse_flag, parse_port};
 use rules::RulesKeys;
-use values::{Described, Shape};
+use values::{Described, List, Shape};
 
 pub use crate::ports::tap::config::{MAX_TAP_NAME, TapConfig, TapSource};
 pub use crate::ports::vhost::config::{FeatureToggles, VhostUserConfig, VhostUserEndpoint};
 pub use crate::ports::xen::config::{Transfer, VifName, XenProvider, XenVifConfig};
-pub(crate) use file::{KeepError, keep};
+pub use file::drop_ins;
+pub(crate) use file::{KeepError, forget_port, keep, keep_port};
 pub use help::{port_keys_help, rules_help};
 pub(crate) use parse::Fields;
 pub(crate) use rules::{Edit, entries as rules_by_key};
@@ -61,22 +62,37 @@ pub const MTU_RANGE: RangeInclusive<u64> = 68..=65535;
 pub struct Config {
     /// Path of the control socket; absent: the program's default.
     pub control: Option<PathBuf>,
+    /// Further directories in which ports that are added to a running switch in its sandbox may have their sockets.
+    pub socket_directories: Vec<PathBuf>,
     /// Settings of the switch as a whole.
     pub switch: SwitchConfig,
-    /// The ports, in the order they were written (file before flags). Never empty; names, sockets, taps,
-    /// descriptors and static addresses are unique.
+    /// The ports, in the order they were written (file before flags). Names, sockets, taps, descriptors and static addresses are
+    /// unique. Only a file may have none.
     pub ports: Vec<PortConfig>,
     /// The file that the configuration was read from, if there was one.
     pub file: Option<ConfigFile>,
 }
 
-/// A file that a configuration was read from.
+/// A file that a configuration was read from, with the [drop-in files](drop_ins) beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigFile {
     /// Absolute path of the file.
     pub path: PathBuf,
-    /// Names of the ports in it.
+    /// Names of the ports in it, and in its drop-in files.
     pub ports: Vec<String>,
+    /// What it says that is not about a port, as TOML.
+    settings: String,
+}
+
+impl ConfigFile {
+    /// The file at `path` with all of this configuration in it.
+    pub(crate) fn of(path: &Path, config: &Config) -> ConfigFile {
+        ConfigFile {
+            path: path.to_owned(),
+            ports: config.ports.iter().map(|port| port.name.clone()).collect(),
+            settings: settings(config.control.as_deref(), &config.socket_directories, config.switch),
+        }
+    }
 }
 
 /// Settings of the switch as a whole: the `[switch]` table.
@@ -215,6 +231,11 @@ pub(crate) trait PortSettings: Sized {
     fn is_shared(&self) -> bool {
         false
     }
+
+    /// Returns true if the port is made of a descriptor that is passed to the program at its start.
+    fn is_passed(&self) -> bool {
+        false
+    }
 }
 
 /// One way to begin a `--port` flag: `WORD:PLACE` is short for `kind` and one more key.
@@ -277,8 +298,26 @@ keys! {
             ),
             example: "/run/ringferry/control.sock",
         }
+        /// Directories in which ports that are added while the switch runs (`ringferry ctl add`) may have their sockets. Those of sockets
+        /// on which the switch listens from its start need not be named, except for ports with `mode = "connect"`.
+        socket_directories: Vec<PathBuf> {
+            is: List(DIRECTORY),
+            default: Unset::Means("none but those in which the switch listens"),
+            example: "/run/machines",
+        }
     }
 }
+
+/// The absolute path of a directory.
+const DIRECTORY: Text<PathBuf> = Text {
+    placeholder: "PATH",
+    what: "the absolute path of a directory",
+    read: |text| match text.strip_prefix('/') {
+        Some(_) if !text.contains('\0') => Ok(text.into()),
+        _ => Err(format!("{text:?} is not the absolute path of a directory")),
+    },
+    write: |path| path.to_string_lossy().into_owned(),
+};
 
 keys! {
     /// The keys of `[switch]`.
@@ -379,6 +418,11 @@ macro_rules! port_kinds {
             fn is_shared(&self) -> bool {
                 match self { $(PortKind::$kind(config) => config.is_shared(),)+ }
             }
+
+            /// Returns true if the port is made of a descriptor that is passed to the program at its start.
+            pub(crate) fn is_passed(&self) -> bool {
+                match self { $(PortKind::$kind(config) => config.is_passed(),)+ }
+            }
         }
     };
 }
@@ -454,23 +498,145 @@ impl Config {
         if problems.is_empty() { Ok(()) } else { Err(ConfigError { problems }) }
     }
 
+    /// Reads a port that is to be added, in the syntax of `--port`, and checks it against the others. Returns the port, and
+    /// true if it is new and false if this very port exists.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the text; there is another port of that name, or one that has something that only one can have.
+    pub(crate) fn to_add(&self, text: &str, workers: usize) -> Result<(PortConfig, bool), String> {
+        let place = Place::new(text, None);
+        let mut problems = Vec::new();
+        let port = parse_flag(text, &place, &mut problems).filter(|_| problems.is_empty());
+        let port = port.ok_or_else(|| ConfigError { problems }.to_string())?;
+        if let Claim::Socket(path) = port.kind.claim()
+            && path.is_relative()
+        {
+            return Err(format!(
+                "{text}: the path must be absolute, as the working directory of the switch may be another than yours"
+            ));
+        }
+        if let Some(there) = self.ports.iter().find(|there| there.name == port.name) {
+            let differences = there.differences(&port);
+            if differences.is_empty() {
+                return Ok((port, false));
+            }
+            return Err(format!(
+                "there is another port {:?}: {differences}; remove it first, or give this one another name",
+                port.name
+            ));
+        }
+        self.check_with([(place, port.clone())], workers)?;
+        Ok((port, true))
+    }
+
+    /// Compares this configuration, that of a running switch, with what its file says now.
+    ///
+    /// # Errors
+    /// What is in the file does not go with the ports that are not from the file.
+    pub(crate) fn changes(&self, read: &Config, workers: usize) -> Result<Changes, String> {
+        let (mine, theirs) = (self.file.as_ref(), read.file.as_ref());
+        let was_in_file = |name: &str| mine.is_some_and(|file| file.ports.iter().any(|port| port == name));
+        let is_in_file = |name: &str| read.ports.iter().any(|port| port.name == name);
+        let others = self.ports.iter().filter(|port| !was_in_file(&port.name) && !is_in_file(&port.name));
+        let others: Vec<_> = others.cloned().collect();
+        let file = theirs.or(mine).map_or_else(String::new, |file| file.path.display().to_string());
+        let place = Place::new(&file, None);
+        let beside = Config { ports: others.clone(), ..self.clone() };
+        beside.check_with(read.ports.iter().map(|port| (place.clone(), port.clone())), workers)?;
+        let mut changes = Changes::default();
+        for port in self.ports.iter().filter(|port| was_in_file(&port.name) && !is_in_file(&port.name)) {
+            changes.removed.push(port.name.clone());
+        }
+        for port in &read.ports {
+            match self.ports.iter().find(|there| there.name == port.name) {
+                None => changes.added.push(port.clone()),
+                Some(there) if there == port => {}
+                Some(there) if (PortConfig { rules: port.rules.clone(), ..there.clone() }) == *port => {
+                    changes.rules.push(port.clone());
+                }
+                Some(_) => changes.replaced.push(port.clone()),
+            }
+        }
+        changes.order = read.ports.iter().chain(&others).map(|port| port.name.clone()).collect();
+        let lines = |file: Option<&ConfigFile>| -> BTreeSet<String> {
+            file.iter().flat_map(|file| file.settings.lines().map(str::to_owned)).collect()
+        };
+        let (before, now) = (lines(mine), lines(theirs));
+        changes.restart.extend(now.difference(&before).cloned());
+        let key = |line: &str| line.split(" = ").next().unwrap_or_default().to_owned();
+        let named: BTreeSet<_> = now.iter().map(|line| key(line)).collect();
+        changes.restart.extend(
+            before
+                .iter()
+                .map(|line| key(line))
+                .filter(|key| !named.contains(key))
+                .map(|key| format!("{key} is not set")),
+        );
+        Ok(changes)
+    }
+
+    /// Checks whether there could be further ports beside these.
+    fn check_with(
+        &self,
+        further: impl IntoIterator<Item = (Place, PortConfig)>,
+        workers: usize,
+    ) -> Result<(), String> {
+        let place = |port: &PortConfig| Place::new(&format!("port {:?}", port.name), None);
+        let ports = self.ports.iter().map(|port| (place(port), port.clone())).chain(further).collect();
+        let control = self.control.clone().map(|path| (Place::new("the control socket", None), path));
+        let all = ConfigBuilder { control, switch: self.switch, ports, ..ConfigBuilder::default() };
+        all.for_workers(workers).may_be_empty().build().map(drop).map_err(|error| error.to_string())
+    }
+
     /// The configuration as a TOML file that yields the same configuration when read. Ports given by flags
     /// are in it too.
     pub fn dump(&self) -> String {
-        let mut out = String::new();
-        let control = TopKeys { control: self.control.clone() };
-        append(&mut out, control.write());
-        if !out.is_empty() {
-            out.push('\n');
-        }
-        out.push_str("[switch]\n");
-        append(&mut out, self.switch.to_keys().write());
+        let mut out = settings(self.control.as_deref(), &self.socket_directories, self.switch);
         for port in &self.ports {
             out.push_str("\n[[port]]\n");
             append(&mut out, port.entries());
         }
         out
     }
+}
+
+/// The differences between a running switch and its file.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Changes {
+    /// Names of ports that are not in the file any more.
+    pub(crate) removed: Vec<String>,
+    /// Ports that are in the file with other settings than rules.
+    pub(crate) replaced: Vec<PortConfig>,
+    /// Ports that are in the file with other rules.
+    pub(crate) rules: Vec<PortConfig>,
+    /// Ports that are new in the file.
+    pub(crate) added: Vec<PortConfig>,
+    /// Settings of the file that are not those in force, and that a running switch cannot change.
+    pub(crate) restart: Vec<String>,
+    /// Names of all ports in their new order.
+    pub(crate) order: Vec<String>,
+}
+
+#[cfg(test)]
+impl Changes {
+    /// Returns true if the switch is as its file has it.
+    fn is_empty(&self) -> bool {
+        *self == Changes { order: self.order.clone(), ..Changes::default() }
+    }
+}
+
+/// Returns what a file says that is not about a port.
+fn settings(control: Option<&Path>, socket_directories: &[PathBuf], switch: SwitchConfig) -> String {
+    let directories = Some(socket_directories.to_owned()).filter(|list| !list.is_empty());
+    let top = TopKeys { control: control.map(Path::to_owned), socket_directories: directories };
+    let mut out = String::new();
+    append(&mut out, top.write());
+    if !out.is_empty() {
+        out.push('\n');
+    }
+    out.push_str("[switch]\n");
+    append(&mut out, switch.to_keys().write());
+    out
 }
 
 /// Appends `key = value` lines, the values written by the TOML library.
@@ -485,6 +651,42 @@ impl PortConfig {
     /// Returns the worker that serves the port's first queue pair.
     pub(crate) fn first_worker(&self) -> usize {
         self.worker.unwrap_or(0).into()
+    }
+
+    /// Returns the keys that make the same port, without those that say what holds without them.
+    fn written(&self) -> Vec<(&'static str, toml::Value)> {
+        let mut entries = self.entries();
+        let mut at = 0;
+        while at < entries.len() {
+            let (key, value) = entries.remove(at);
+            if key == "name" || PortConfig::of_entries(&entries).as_ref() != Some(self) {
+                entries.insert(at, (key, value));
+                at += 1;
+            }
+        }
+        entries
+    }
+
+    /// Returns the port that these keys make, or `None` if they make none.
+    fn of_entries(entries: &[(&'static str, toml::Value)]) -> Option<PortConfig> {
+        let mut problems = Vec::new();
+        let values =
+            entries.iter().map(|(key, value)| ((*key).to_owned(), Value::from_written(value.clone())));
+        let port = parse_port(Fields::of_values(values, &mut problems));
+        port.filter(|_| problems.is_empty())
+    }
+
+    /// Describes the keys in which this port differs from another, for people; empty if it is the same.
+    pub(crate) fn differences(&self, other: &PortConfig) -> String {
+        let [mine, others] = [self, other].map(|port| port.entries().into_iter().collect::<BTreeMap<_, _>>());
+        let keys: BTreeSet<_> = mine.keys().chain(others.keys()).copied().collect();
+        let value =
+            |value: Option<&toml::Value>| value.map_or_else(|| "unset".to_owned(), toml::Value::to_string);
+        let differing = keys.into_iter().filter(|key| mine.get(key) != others.get(key));
+        let told: Vec<_> = differing
+            .map(|key| format!("{key} is {}, not {}", value(mine.get(key)), value(others.get(key))))
+            .collect();
+        told.join("; ")
     }
 
     /// Returns the keys that make the same port.
@@ -513,7 +715,7 @@ impl FromStr for PortSpec {
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let mut problems = Vec::new();
-        match parse_flag(text, &mut problems) {
+        match parse_flag(text, &Place::flag(text), &mut problems) {
             Some(port) if problems.is_empty() => Ok(PortSpec { text: text.to_owned(), port }),
             _ => Err(ConfigError { problems }),
         }
@@ -524,27 +726,45 @@ impl FromStr for PortSpec {
 #[derive(Debug, Default)]
 pub struct ConfigBuilder {
     control: Option<(Place, PathBuf)>,
+    socket_directories: Vec<PathBuf>,
     switch: SwitchConfig,
     ports: Vec<(Place, PortConfig)>,
     file: Option<ConfigFile>,
     reserved: Vec<(Place, RawFd)>,
+    /// True if there need not be a port.
+    may_be_empty: bool,
+    /// The number of workers that ports may name; absent: that of the switch.
+    count: Option<usize>,
     problems: Vec<Problem>,
 }
 
 impl ConfigBuilder {
-    /// Reads a TOML file. Its ports come after those already added.
+    /// Reads a TOML file and the [drop-in files](drop_ins) beside it, in the order of their names. Their ports come after those already
+    /// added; there may be none.
     #[must_use]
     pub fn file(mut self, path: &Path) -> Self {
+        let before = self.ports.len();
+        self = self.read(path, Self::document);
+        let drop_ins = drop_ins(path);
+        for file in drop_ins.iter().flatten() {
+            self = self.read(file, Self::drop_in);
+        }
+        if let Err(error) = drop_ins {
+            let place = Place::new(&path.display().to_string(), None);
+            self.problems.push(place.problem("", format!("its drop-in files cannot be listed: {error}")));
+        }
+        let ports = self.ports[before..].iter().map(|(_, port)| port.name.clone()).collect();
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let control = self.control.as_ref().map(|(_, path)| path.as_path());
+        let settings = settings(control, &self.socket_directories, self.switch);
+        self.file = Some(ConfigFile { path, ports, settings });
+        self.may_be_empty()
+    }
+
+    fn read(mut self, path: &Path, parse: impl FnOnce(&mut Self, &Document<'_>, DeTable<'_>)) -> Self {
         let name = path.display().to_string();
         match std::fs::read_to_string(path) {
-            Ok(text) => {
-                let before = self.ports.len();
-                let mut read = self.toml(&name, &text);
-                let ports = read.ports[before..].iter().map(|(_, port)| port.name.clone()).collect();
-                let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-                read.file = Some(ConfigFile { path, ports });
-                read
-            }
+            Ok(text) => self.parse(&name, &text, parse),
             Err(error) => {
                 self.problems.push(Place::new(&name, None).problem("", format!("cannot be read: {error}")));
                 self
@@ -552,12 +772,28 @@ impl ConfigBuilder {
         }
     }
 
+    /// Lets a configuration without ports be valid.
+    #[must_use]
+    pub fn may_be_empty(mut self) -> Self {
+        self.may_be_empty = true;
+        self
+    }
+
     /// Reads TOML from memory; `name` stands for the file name in errors.
     #[must_use]
-    pub fn toml(mut self, name: &str, text: &str) -> Self {
+    pub fn toml(self, name: &str, text: &str) -> Self {
+        self.parse(name, text, Self::document)
+    }
+
+    fn parse(
+        mut self,
+        name: &str,
+        text: &str,
+        parse: impl FnOnce(&mut Self, &Document<'_>, DeTable<'_>),
+    ) -> Self {
         let document = Document { name: name.into(), text };
         match DeTable::parse(text) {
-            Ok(table) => self.document(&document, table.into_inner()),
+            Ok(table) => parse(&mut self, &document, table.into_inner()),
             Err(error) => {
                 let place = document.place(error.span().map_or(0, |span| span.start));
                 self.problems.push(place.problem("", error.message().replace('\n', ", ")));
@@ -568,9 +804,14 @@ impl ConfigBuilder {
 
     /// Adds the port written in a `--port` flag (see [`PortSpec`]).
     #[must_use]
-    pub fn port_flag(mut self, text: &str) -> Self {
-        if let Some(port) = parse_flag(text, &mut self.problems) {
-            self.ports.push((Place::flag(text), port));
+    pub fn port_flag(self, text: &str) -> Self {
+        let place = Place::flag(text);
+        self.port_text(text, place)
+    }
+
+    fn port_text(mut self, text: &str, place: Place) -> Self {
+        if let Some(port) = parse_flag(text, &place, &mut self.problems) {
+            self.ports.push((place, port));
         }
         self
     }
@@ -579,6 +820,13 @@ impl ConfigBuilder {
     #[must_use]
     pub fn workers(mut self, workers: u16) -> Self {
         self.switch.workers = Some(workers.clamp(1, MAX_WORKERS));
+        self
+    }
+
+    /// Checks ports for a switch that runs with `count` workers, whatever the configuration says of them.
+    #[must_use]
+    pub(crate) fn for_workers(mut self, count: usize) -> Self {
+        self.count = Some(count);
         self
     }
 
@@ -609,7 +857,7 @@ impl ConfigBuilder {
     /// # Errors
     /// Every problem found since the builder was made.
     pub fn build(mut self) -> Result<Config, ConfigError> {
-        if self.ports.is_empty() && self.problems.is_empty() {
+        if self.ports.is_empty() && self.problems.is_empty() && !self.may_be_empty {
             let message = "no port is configured: add a [[port]] table to the file, \
  or a flag such as --port vhost-user:/run/ringferry/vm0.sock";
             self.problems.push(Place::default().problem("", message));
@@ -621,6 +869,7 @@ impl ConfigBuilder {
         }
         Ok(Config {
             control: self.control.map(|(_, path)| path),
+            socket_directories: self.socket_directories,
             switch: self.switch,
             ports: self.ports.into_iter().map(|(_, port)| port).collect(),
             file: self.file,
@@ -654,7 +903,7 @@ impl ConfigBuilder {
 
     /// Ports begin with workers that there are.
     fn check_workers(&mut self) {
-        let workers = self.switch.workers();
+        let workers = self.count.unwrap_or_else(|| self.switch.workers());
         for (place, port) in &self.ports {
             if let Some(worker) = port.worker.filter(|worker| usize::from(*worker) >= workers) {
                 let message = format!(
@@ -677,9 +926,11 @@ impl ConfigBuilder {
             }
         }
         let mut fields = Fields::of_document(document, "", 0, rest, &mut self.problems);
-        if let Some(path) = TopKeys::read(&mut fields).control {
+        let TopKeys { control, socket_directories } = TopKeys::read(&mut fields);
+        if let Some(path) = control {
             self.control = fields.place_of("control").map(|place| (place, path));
         }
+        self.socket_directories.extend(socket_directories.into_iter().flatten());
         fields.knows(&["switch", "port"]);
         fields.finish("");
         if let Some(value) = switch {
@@ -687,6 +938,20 @@ impl ConfigBuilder {
         }
         if let Some(value) = ports {
             self.port_tables(document, value);
+        }
+    }
+
+    /// A drop-in file has ports and nothing else.
+    fn drop_in(&mut self, document: &Document<'_>, table: DeTable<'_>) {
+        for (key, value) in table {
+            if key.get_ref() == "port" {
+                self.port_tables(document, value);
+            } else {
+                let place = document.place(key.span().start);
+                let message =
+                    "belongs in the main configuration file: a drop-in file has [[port]] tables only";
+                self.problems.push(place.problem(key.into_inner(), message));
+            }
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use ringferry_control::snapshot::{FdbSnapshot, PortSnapshot, Snapshot, VERSION};
 use ringferry_control::{Answer, PortRules, Request, Response, RulesByKey, RulesChange};
+use ringferry_sys::epoll::Epoll;
 
 use crate::channels;
 use crate::config::{Config, Edit};
@@ -16,6 +17,8 @@ use crate::ports::queues::Workers;
 use crate::ports::table::PortTable;
 use crate::privileged::{NotKept, Privileges};
 use crate::snapshot::{self, FdbMerge, rules_by_key};
+
+mod ports;
 
 /// Description of the algorithm that spreads frames over a guest's queue pairs.
 const STEERING: &str = "automatic flow steering: a flow goes to the pair that the guest last sent it on, a new one to a \
@@ -32,6 +35,8 @@ pub(crate) struct Requests<'s> {
     pub(crate) workers: &'s Workers,
     pub(crate) started: Instant,
     pub(crate) privileges: &'s Privileges,
+    /// What new ports are watched by.
+    pub(crate) epoll: &'s Epoll,
 }
 
 impl Requests<'_> {
@@ -62,6 +67,11 @@ impl Requests<'_> {
                 };
                 explain(&self.snapshot(), port, rules).map(Answer::Explain)
             }
+            Request::Add { port, runtime } => self.add(port, *runtime).map(Answer::PortChanged),
+            Request::Remove { port, if_exists, runtime } => {
+                self.remove(port, *if_exists, *runtime).map(Answer::PortChanged)
+            }
+            Request::Reload { dry_run } => self.reload(*dry_run).map(Answer::Reloaded),
             Request::Rules { port } => self.rules(port).map(Answer::Rules),
             Request::Set { port, settings, runtime } => {
                 let edit = Edit::set(settings).map_err(|error| error.to_string())?;
@@ -85,19 +95,23 @@ impl Requests<'_> {
         format!("there is no port {name:?} in the configuration; the ports are: {}", names.join(", "))
     }
 
+    /// Says why a name is not that of a port that can be changed.
+    fn not_an_entry(&self, name: &str) -> String {
+        if self.ports.entry_of(name).is_some() {
+            return format!(
+                "{name:?} is one interface of an entry, which all of them share: change the entry, or give each \
+                 interface an entry of its own (vif = \"DOMAIN.DEVICE\")"
+            );
+        }
+        self.no_such_port(name)
+    }
+
     /// Changes rules of a port, now and in the configuration file. Either all of the edit is made, or nothing
     /// is changed.
     fn change_rules(&mut self, name: &str, edit: &Edit, runtime: bool) -> Result<Answer, String> {
         let config = &mut *self.config;
         let Some(at) = config.ports.iter().position(|port| port.name == name) else {
-            return Err(if self.ports.entry_of(name).is_some() {
-                format!(
-                    "{name:?} is one interface of an entry, whose rules hold for all of them: change the entry's, or give each \
-                     interface an entry of its own (vif = \"DOMAIN.DEVICE\")"
-                )
-            } else {
-                self.no_such_port(name)
-            });
+            return Err(self.not_an_entry(name));
         };
         let rules = config.ports[at].edited(edit).map_err(|error| error.to_string())?;
         config.check_rules(at, &rules).map_err(|error| error.to_string())?;

@@ -111,7 +111,7 @@ impl OpenSwitch {
 
 /// Logs that a signal changes nothing. A user may have sent it to have a file read again.
 fn log_ignored(signal: Signal) {
-    tracing::info!("nothing is re-read on {}; rules are changed with `ringferry ctl`", name(signal));
+    tracing::info!("nothing is re-read on {}; SIGHUP and `ringferry ctl reload` do so", name(signal));
 }
 
 /// Returns the name of a signal that the program takes.
@@ -161,7 +161,8 @@ impl Switch {
         Ok(OpenSwitch { config, control, plugs, count, privileges })
     }
 
-    /// Serves until SIGTERM or SIGINT, which `signals` must carry. Any other signal that it carries is logged and ignored.
+    /// Serves until SIGTERM or SIGINT, which `signals` must carry. SIGHUP has the configuration file read again; any other signal is
+    /// logged and ignored.
     ///
     /// # Errors
     /// See [`RunError`].
@@ -183,6 +184,8 @@ impl Switch {
                             if matches!(signal, Signal::TERM | Signal::INT) {
                                 tracing::info!("the switch ends, as {} asks for", name(signal));
                                 ended = true;
+                            } else if signal == Signal::HUP {
+                                self.reload();
                             } else {
                                 log_ignored(signal);
                             }
@@ -214,8 +217,28 @@ impl Switch {
     }
 
     fn serve_control(&mut self) {
-        let Switch { config, ports, control, workers, started, privileges, .. } = self;
-        let mut requests = Requests { config, ports, workers, started: *started, privileges };
+        let (mut requests, control) = self.requests();
         control.serve(&mut |request| requests.respond(request));
+    }
+
+    /// Does what SIGHUP asks for: as `ringferry ctl reload`, with the result in the log.
+    fn reload(&mut self) {
+        match self.requests().0.reload(false) {
+            Ok(reload) => {
+                for setting in &reload.restart {
+                    tracing::warn!("reload: {setting} in the file; this needs a restart");
+                }
+                let (changed, file) = (reload.steps.len(), &reload.file);
+                tracing::info!(changed, file, "the configuration was read again");
+            }
+            Err(error) => {
+                tracing::error!("the configuration was not read again, and nothing has changed: {error}");
+            }
+        }
+    }
+
+    fn requests(&mut self) -> (Requests<'_>, &mut ControlServer) {
+        let Switch { config, ports, control, workers, started, privileges, epoll } = self;
+        (Requests { config, ports, workers, started: *started, privileges, epoll }, control)
     }
 }

@@ -77,6 +77,12 @@ impl Status<'_> {
             Request::Explain { .. } => {
                 return Err("a guest knows only its own end: ask the switch it is plugged into".into());
             }
+            Request::Add { .. } | Request::Remove { .. } | Request::Reload { .. } => {
+                return Err(
+                    "a guest has one port and no configuration file: ask the switch it is plugged into"
+                        .into(),
+                );
+            }
             Request::Rules { .. } | Request::Set { .. } | Request::Unset { .. } => {
                 return Err("a guest has no rules: ask the switch it is plugged into".into());
             }

@@ -28,7 +28,7 @@ use rustix::process::{Pid, Resource, Rlimit, Signal};
 use crate::straight::Host;
 
 /// Two guests that talk to each other while things happen to others.
-fn bystanders(switch: &Switch<'_>) -> (Guest, Guest) {
+pub fn bystanders(switch: &Switch<'_>) -> (Guest, Guest) {
     let mut a = switch.plug("a", 1, Options::default());
     let mut b = switch.plug("b", 2, Options::default());
     acquaint(&mut [&mut a, &mut b]);
@@ -127,13 +127,17 @@ fn sigterm_and_sigint_end_it_and_remove_its_sockets() {
 }
 
 #[test]
-fn signals_that_ask_for_a_reload_are_logged_and_ignored() {
+fn signals_that_mean_nothing_to_it_are_logged_and_ignored() {
     let place = Place::new();
     let mut switch = place.switch(&["a", "b"]);
     let (mut a, mut b) = bystanders(&switch);
-    for (signal, name) in [(Signal::HUP, "SIGHUP"), (Signal::USR1, "SIGUSR1"), (Signal::USR2, "SIGUSR2")] {
+    for (signal, line) in [
+        (Signal::HUP, "nothing has changed: the switch was started without a configuration file"),
+        (Signal::USR1, "nothing is re-read on SIGUSR1"),
+        (Signal::USR2, "nothing is re-read on SIGUSR2"),
+    ] {
         switch.process.signal(signal);
-        switch.process.until_logged(&format!("nothing is re-read on {name}"));
+        switch.process.until_logged(line);
         converse(&mut a, &mut b, 1, 20);
     }
     switch.stop();

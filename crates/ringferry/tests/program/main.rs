@@ -14,6 +14,7 @@
 //! | [`dpdk`] | our driver half against DPDK's `net_vhost` (needs Debian's dpdk-dev) |
 //! | [`xen`] | Xen guests on the same switch: forwarding, restarts on either side, several queues, hostile front ends |
 //! | [`channels`] | several queue pairs, and their number changing under traffic |
+//! | [`ports`] | ports that are added and removed while the switch runs, and the configuration read again |
 //! | [`rules`] | rules of ports: live changes, kept in the file, and obeyed |
 //! | [`rules_kernel`] | rules of taps, and of guests, whose kernel has other ideas |
 //! | [`sandbox`] | what the switch gives up, what it still does, and its helper |
@@ -32,6 +33,7 @@ mod hostile;
 mod hostile_back_end;
 mod lifecycle;
 mod offloads;
+mod ports;
 mod restart;
 mod rules;
 mod rules_kernel;

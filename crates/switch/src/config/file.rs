@@ -1,4 +1,4 @@
-//! Rules changed while the switch runs, kept in the file that it was started from.
+//! Changes made while the switch runs, kept in the file that it was started from: rules of ports, and ports that come and go.
 //!
 //! The file is read when it is edited, so that what people wrote into it meanwhile stays, with comments and order; only the keys
 //! that were changed are touched. It is replaced as a whole or not at all: a new file in the same directory, with
@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 
-use toml_edit::{DocumentMut, Item, KeyMut, TableLike, Value};
+use toml_edit::{ArrayOfTables, DocumentMut, Item, KeyMut, Table, TableLike, Value};
 
 use super::rules::{Edit, RulesKeys, entries};
 use super::*;
@@ -24,36 +24,156 @@ pub(crate) enum KeepError {
     Refused(ConfigError),
 }
 
-/// Changes the rules of a port in the file, so that the keys of `edit` say what `rules` do. Returns whether the port has
-/// these very rules in the file then: others of its keys may have been changed there by hand, or here and not kept.
+/// Returns the drop-in files of a configuration file, in the order of their names: `*.toml` in the directory that has the name of the
+/// file with `.d` in place of its extension (`ringferry.d` for `ringferry.toml`). Names that begin with a dot are left out. There need be
+/// no such directory.
+///
+/// # Errors
+/// The directory exists and cannot be read.
+pub fn drop_ins(file: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(file.with_extension("d")) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
+        entries => entries?,
+    };
+    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+    let hidden = |path: &Path| path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "toml") && !hidden(path));
+    files.sort();
+    Ok(files)
+}
+
+/// One file of a configuration while it is edited.
+struct Edited {
+    /// The path by which people know it.
+    path: PathBuf,
+    /// The file itself. If the path is a link, the file that it leads to is replaced, not the link.
+    target: PathBuf,
+    text: String,
+    ports: Vec<PortConfig>,
+}
+
+impl Edited {
+    /// Reads a file.
+    fn read(path: &Path) -> Result<Edited, KeepError> {
+        let not_kept = |what: &str, error: &dyn Display| not_kept(path, what, error);
+        let target = fs::canonicalize(path).map_err(|error| not_kept("cannot be read: ", &error))?;
+        // A pipe must not be opened: reading it might wait for ever.
+        if !fs::metadata(&target).is_ok_and(|metadata| metadata.is_file()) {
+            return Err(not_kept("is not a file that could be written", &""));
+        }
+        let text = fs::read_to_string(&target).map_err(|error| not_kept("cannot be read: ", &error))?;
+        let ports = parsed(path, &text).map_err(|error| {
+            KeepError::NotKept(format!(
+                "it has changed since the switch was started and cannot be used as it is: {error}"
+            ))
+        })?;
+        Ok(Edited { path: path.to_owned(), target, text, ports })
+    }
+
+    /// Finds the file with the port `name`, the configuration file `main` or one of its drop-in files, and the port's index in it.
+    fn with_port(main: &Path, name: &str) -> Result<(Edited, usize), KeepError> {
+        let drop_ins =
+            drop_ins(main).map_err(|error| not_kept(main, "its drop-in files cannot be listed: ", &error))?;
+        for path in [main.to_owned()].iter().chain(&drop_ins) {
+            let file = Edited::read(path)?;
+            if let Some(at) = file.ports.iter().position(|port| port.name == name) {
+                return Ok((file, at));
+            }
+        }
+        Err(not_kept(main, "has changed since the switch was started and has no such port any more", &""))
+    }
+
+    /// Replaces the file by one with this text, if it makes sense, and returns the ports in it.
+    fn replace(self, text: Option<String>) -> Result<Vec<PortConfig>, KeepError> {
+        let text = text.ok_or_else(|| not_kept(&self.path, "the port cannot be found", &""))?;
+        let after = parsed(&self.path, &text).map_err(KeepError::Refused)?;
+        replace(&self.target, &text).map_err(|error| not_kept(&self.path, "cannot be written: ", &error))?;
+        Ok(after)
+    }
+}
+
+fn not_kept(path: &Path, what: &str, error: &dyn Display) -> KeepError {
+    KeepError::NotKept(format!("{}: {what}{error}", path.display()))
+}
+
+/// Reads the ports in a text, that of the file at `path`.
+fn parsed(path: &Path, text: &str) -> Result<Vec<PortConfig>, ConfigError> {
+    let builder = Config::builder().may_be_empty().toml(&path.display().to_string(), text);
+    builder.build().map(|config| config.ports)
+}
+
+/// Changes the rules of a port in the configuration file `main` or one of its drop-in files, so that the keys of `edit` say what `rules`
+/// do. Returns whether the port has these very rules in the file then: others of its keys may have been changed there by hand, or here and
+/// not kept.
 ///
 /// # Errors
 /// See [`KeepError`]; the file is as it was.
-pub(crate) fn keep(path: &Path, port: &str, edit: &Edit, rules: &Rules) -> Result<bool, KeepError> {
-    let not_kept =
-        |what: &str, error: &dyn Display| KeepError::NotKept(format!("{}: {what}{error}", path.display()));
-    // If the path is a link, the file that it leads to is replaced, not the link.
-    let target = fs::canonicalize(path).map_err(|error| not_kept("cannot be read: ", &error))?;
-    // A pipe must not be opened: reading it might wait for ever.
-    if !fs::metadata(&target).is_ok_and(|metadata| metadata.is_file()) {
-        return Err(not_kept("is not a file that could be written", &""));
-    }
-    let text = fs::read_to_string(&target).map_err(|error| not_kept("cannot be read: ", &error))?;
-    let name = path.display().to_string();
-    let ports = |text: &str| Config::builder().toml(&name, text).build().map(|config| config.ports);
-    let before = ports(&text).map_err(|error| {
-        KeepError::NotKept(format!(
-            "it has changed since the switch was started and cannot be used as it is: {error}"
-        ))
-    })?;
-    let Some(at) = before.iter().position(|before| before.name == port) else {
-        return Err(not_kept("has changed since the switch was started and has no such port any more", &""));
-    };
-    let edited =
-        edit_text(&text, at, edit, rules).ok_or_else(|| not_kept("the port cannot be found", &""))?;
-    let after = ports(&edited).map_err(KeepError::Refused)?;
-    replace(&target, &edited).map_err(|error| not_kept("cannot be written: ", &error))?;
+pub(crate) fn keep(main: &Path, port: &str, edit: &Edit, rules: &Rules) -> Result<bool, KeepError> {
+    let (file, at) = Edited::with_port(main, port)?;
+    let text = edit_text(&file.text, at, edit, rules);
+    let after = file.replace(text)?;
     Ok(after.get(at).is_some_and(|after| after.rules == *rules))
+}
+
+/// Adds a port at the end of the configuration file `main`.
+///
+/// # Errors
+/// See [`KeepError`]; the file is as it was.
+pub(crate) fn keep_port(main: &Path, port: &PortConfig) -> Result<(), KeepError> {
+    let file = Edited::read(main)?;
+    let text = with_port(&file.text, port);
+    file.replace(text).map(drop)
+}
+
+/// Removes a port from the configuration file `main` or one of its drop-in files, with the comment lines right above it. A drop-in file
+/// that has nothing else is left empty.
+///
+/// # Errors
+/// See [`KeepError`]; the file is as it was.
+pub(crate) fn forget_port(main: &Path, name: &str) -> Result<(), KeepError> {
+    let (file, at) = Edited::with_port(main, name)?;
+    let text = without_port(&file.text, at);
+    file.replace(text).map(drop)
+}
+
+/// Returns the text with one more port.
+fn with_port(text: &str, port: &PortConfig) -> Option<String> {
+    let mut document: DocumentMut = text.parse().ok()?;
+    let mut table = Table::new();
+    for (key, value) in port.written() {
+        table.insert(key, Item::Value(value.to_string().parse().ok()?));
+    }
+    match document.entry("port").or_insert_with(|| Item::ArrayOfTables(ArrayOfTables::new())) {
+        Item::ArrayOfTables(tables) => tables.push(table),
+        Item::Value(Value::Array(tables)) => tables.push(table.into_inline_table()),
+        _ => return None,
+    }
+    Some(document.to_string())
+}
+
+/// Returns the text without the port of index `at`.
+fn without_port(text: &str, at: usize) -> Option<String> {
+    let mut document: DocumentMut = text.parse().ok()?;
+    match document.get_mut("port")? {
+        Item::ArrayOfTables(tables) => {
+            let prefix =
+                tables.get(at)?.decor().prefix().and_then(|prefix| prefix.as_str()).unwrap_or_default();
+            // What an empty line divides from the port is about something else.
+            let kept = prefix.rfind("\n\n").map_or(String::new(), |end| prefix[..=end].to_owned());
+            if kept.contains('#') {
+                prepend_after(&mut document, at, kept);
+            }
+            let Item::ArrayOfTables(tables) = document.get_mut("port")? else { return None };
+            tables.remove(at);
+        }
+        Item::Value(Value::Array(tables)) if at < tables.len() => {
+            tables.remove(at);
+        }
+        _ => return None,
+    }
+    Some(document.to_string())
 }
 
 /// Returns the text with the keys of `edit` changed in the `[[port]]` table of index `at`.

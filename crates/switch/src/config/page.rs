@@ -17,7 +17,13 @@ const HEAD: &str = "\
 `ringferry run` takes a TOML file, `--port` flags, or both: the file is the source of truth, and flags add ports to it. A mistake stops
 the switch before it opens anything; every mistake is named with its line or flag, its key and what would do. `ringferry ctl dump`
 prints what is in force as a file that makes the same switch; with `ringferry ctl set` and `unset` the [rules](#rules) of a port change
-while the switch runs and, unless `--runtime` is given, in the file, whose comments stay.
+while the switch runs and, unless `--runtime` is given, in the file, whose comments stay. `ringferry ctl add` and `remove` do the same
+with whole ports, and `ringferry ctl reload` (or SIGHUP) carries out what somebody has changed in the file
+([ports that come and go](operating.md#ports-that-come-and-go)).
+
+Beside `ringferry.toml` there may be a directory `ringferry.d` of drop-in files: each `*.toml` in it that does not begin with a dot is read
+after the main file, in the order of the names. A drop-in file has `[[port]]` tables only, so that a program that manages machines can
+write a file for each.
 
 ```toml
 control = \"/run/ringferry/control.sock\"

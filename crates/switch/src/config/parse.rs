@@ -260,9 +260,8 @@ pub(super) fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
     (likeness(&nearest) > 0.8).then_some(nearest)
 }
 
-/// Reads a `--port` flag. Appends every mistake to `problems`.
-pub(super) fn parse_flag(text: &str, problems: &mut Vec<Problem>) -> Option<PortConfig> {
-    let place = Place::flag(text);
+/// Reads the text of a `--port` flag, which stands at `place`. Appends every mistake to `problems`.
+pub(super) fn parse_flag(text: &str, place: &Place, problems: &mut Vec<Problem>) -> Option<PortConfig> {
     let mut parts = text.split(',');
     let head = parts.next().unwrap_or_default();
     let word = head.split_once(':').map(|(word, _)| word);

@@ -212,6 +212,109 @@ fn problem_names_file_line_and_key() {
     );
 }
 
+/// A folder with a configuration file of this text, and drop-in files.
+fn folder(main: &str, drop_ins: &[(&str, &str)]) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rf.toml");
+    std::fs::write(&path, main).unwrap();
+    std::fs::create_dir(folder.path().join("rf.d")).unwrap();
+    for (name, text) in drop_ins {
+        std::fs::write(folder.path().join("rf.d").join(name), text).unwrap();
+    }
+    (folder, path)
+}
+
+fn tap(name: &str) -> String {
+    format!("[[port]]\nkind = 'tap'\ntap = '{name}'\n")
+}
+
+#[test]
+fn drop_in_files_add_ports_in_the_order_of_their_names() {
+    let (_folder, path) = folder(
+        &tap("main"),
+        &[
+            ("b.toml", &tap("b")),
+            ("a.toml", &tap("a")),
+            (".c.toml", "no"),
+            ("d.toml~", "no"),
+            ("e.txt", "no"),
+        ],
+    );
+    let config = Config::from_file(&path).unwrap();
+    let names: Vec<_> = config.ports.iter().map(|port| port.name.as_str()).collect();
+    assert_eq!(names, ["main", "a", "b"]);
+    assert_eq!(config.file.unwrap().ports, names);
+    let (folder, path) =
+        folder(&tap("x"), &[("y.toml", &tap("x")), ("z.toml", "control = '/c'\n[[port]]\n")]);
+    let problems = Config::from_file(&path).unwrap_err().problems;
+    let directory = folder.path().join("rf.d");
+    let place = |name: &str, line: u8| format!("{}:{line}", directory.join(name).display());
+    let places: Vec<_> = problems.iter().map(|problem| problem.place.clone()).collect();
+    assert_eq!(places[..2], [place("z.toml", 1), place("z.toml", 2)]);
+    assert!(problems[0].to_string().contains("control: belongs in the main configuration file"));
+    assert!(places.contains(&place("y.toml", 1)), "the tap x is already used by the main file");
+}
+
+#[test]
+fn only_a_file_may_have_no_port() {
+    let (_folder, path) = folder("[switch]\nworkers = 1\n", &[]);
+    assert_eq!(Config::from_file(&path).unwrap().ports, []);
+    assert!(Config::builder().build().is_err());
+}
+
+#[test]
+fn a_port_that_is_to_be_added_is_new_or_the_same() {
+    let config =
+        Config::builder().port_flag("tap:rf0").port_flag("vhost-user:/s/vm0.sock,vlan=5").build().unwrap();
+    let add = |text: &str| config.to_add(text, 2);
+    assert_eq!(add("tap:rf1,name=x").map(|(port, new)| (port.name, new)), Ok(("x".to_owned(), true)));
+    assert_eq!(add("vhost-user:/s/vm0.sock,vlan=5"), Ok((config.ports[1].clone(), false)));
+    for (text, error) in [
+        (
+            "vhost-user:/s/vm0.sock,vlan=6,mtu=9000",
+            "there is another port \"vm0\": mtu is unset, not 9000; vlan is 5, not 6; remove it first, or give this one another name",
+        ),
+        ("tap:rf0,name=x", "tap:rf0,name=x: port: the tap rf0 is already used by port \"rf0\""),
+        ("tap:rf1,mtuu=9", "tap:rf1,mtuu=9: mtuu: is not a key of a tap port: did you mean mtu?"),
+        ("tap:rf1,queues=1,worker=2", "tap:rf1,queues=1,worker=2: port.worker: there is no worker 2"),
+    ] {
+        let found = add(text).unwrap_err();
+        assert!(found.starts_with(error), "{found}");
+    }
+}
+
+#[test]
+fn what_a_file_has_changed_is_told_port_by_port() {
+    let [kept, gone, other, ruled] = ["kept", "gone", "other", "ruled"].map(tap);
+    let (_folder, path) = folder(&[kept.clone(), gone, other.clone(), ruled.clone()].concat(), &[]);
+    let running = Config::builder().file(&path).port_flag("tap:flag").build().unwrap();
+    let read = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        Config::from_file(&path).unwrap()
+    };
+    assert!(running.changes(&Config::from_file(&path).unwrap(), 2).unwrap().is_empty());
+    let text = [
+        "[switch]\nmac_age_seconds = 60\n",
+        &other,
+        "mtu = 9000\n",
+        &kept,
+        &tap("new"),
+        &ruled,
+        "vlan = 7\n",
+    ];
+    let changes = running.changes(&read(&text.concat()), 2).unwrap();
+    let names = |ports: &[PortConfig]| ports.iter().map(|port| port.name.clone()).collect::<Vec<_>>();
+    assert_eq!(changes.removed, ["gone"]);
+    assert_eq!(names(&changes.replaced), ["other"]);
+    assert_eq!(names(&changes.rules), ["ruled"]);
+    assert_eq!(names(&changes.added), ["new"]);
+    assert_eq!(changes.restart, ["mac_age_seconds = 60"]);
+    assert_eq!(changes.order, ["other", "kept", "new", "ruled", "flag"]);
+    // A new port that has what one of a flag has.
+    let conflict = running.changes(&read("[[port]]\nkind = 'tap'\ntap = 'flag'\nname = 'x'\n"), 2);
+    assert!(conflict.unwrap_err().ends_with("the tap flag is already used by port \"flag\""));
+}
+
 #[test]
 fn unknown_keys_and_kinds_are_refused() {
     assert!(vm_problem("mtuu = 1").starts_with(
@@ -223,7 +326,7 @@ fn unknown_keys_and_kinds_are_refused() {
     );
     assert!(
         problem("x = 1\n[[port]]\nkind = 'tap'\ntap = 'a'")
-            .starts_with("rf.toml:1: x: is not a key; known: control, switch, port")
+            .starts_with("rf.toml:1: x: is not a key; known: control, socket_directories, switch, port")
     );
     assert_eq!(
         problem("[[port]]\nkind = 'veth'"),

@@ -19,6 +19,7 @@
 //! control socket know nothing else of it.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -84,6 +85,14 @@ pub enum OpenError {
     /// The switch has as many ports as it can have.
     #[error("no number is left for a port")]
     NoId,
+    /// A port whose descriptors are inherited cannot be added to a running switch.
+    #[error(
+        "its descriptor is passed when the switch is started: a running switch can be given a path or the name of a tap only"
+    )]
+    OnlyAtStart,
+    /// The helper could not open the port.
+    #[error("{0}")]
+    Helper(String),
 }
 
 /// The limits on the guest memory that may be mapped, for all ports and for each.
@@ -213,6 +222,19 @@ pub(crate) trait PortControl {
 /// context, it gets its number and its workers.
 pub(crate) type Plug =
     Box<dyn FnOnce(&PortConfig, &mut Context<'_>) -> Result<Box<dyn PortControl>, OpenError>>;
+
+/// Opens what a port needs that a switch in its sandbox cannot open itself: a socket, the queues of a tap. [`open`] makes a port of it.
+///
+/// # Errors
+/// A resource cannot be opened; everything that was opened for the port is closed again.
+pub(crate) fn acquire(port: &PortConfig, workers: usize) -> Result<Vec<OwnedFd>, OpenError> {
+    match &port.kind {
+        PortKind::VhostUser(config) => vhost::acquire(config),
+        PortKind::Tap(config) => tap::acquire(port, config, workers),
+        // Its devices are open to the sandbox, if there was such a port at the start.
+        PortKind::XenVif(_) => Ok(Vec::new()),
+    }
+}
 
 /// Opens the resources of a port. Several ports can be opened before any is plugged in, so that a
 /// configuration with a missing resource starts nothing.

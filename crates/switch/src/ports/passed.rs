@@ -14,13 +14,25 @@ use crate::privileged::Privileges;
 #[derive(Debug, Default)]
 pub struct Passed {
     descriptors: Vec<(String, OwnedFd)>,
+    /// What the helper has opened for one port; absent: ports are opened by this process.
+    opened: Option<Vec<OwnedFd>>,
     privileges: Privileges,
 }
 
 impl Passed {
     /// The sockets that systemd passed, with their names.
     pub fn new(sockets: Vec<(String, OwnedFd)>) -> Self {
-        Self { descriptors: sockets, privileges: Privileges::default() }
+        Self { descriptors: sockets, ..Self::default() }
+    }
+
+    /// The descriptors of one port that the helper has opened ([`acquire`](super::acquire)).
+    pub(crate) fn opened(descriptors: Vec<OwnedFd>, privileges: Privileges) -> Self {
+        Self { opened: Some(descriptors), privileges, ..Self::default() }
+    }
+
+    /// Takes what the helper has opened. `None`: the port is to be opened by this process.
+    pub(super) fn take_opened(&mut self) -> Option<Vec<OwnedFd>> {
+        self.opened.take()
     }
 
     /// Adds the descriptors that a configuration names by number. Call it before the process opens
@@ -56,6 +68,9 @@ impl Passed {
     }
 
     /// Takes the socket that was passed under a name.
+    ///
+    /// # Errors
+    /// [`OpenError::NotActivated`].
     pub(super) fn socket(&mut self, name: &str) -> Result<OwnedFd, OpenError> {
         let at = self.descriptors.iter().position(|(have, _)| have == name);
         Ok(self.descriptors.swap_remove(at.ok_or_else(|| OpenError::NotActivated(name.to_owned()))?).1)

@@ -85,10 +85,6 @@ impl PortTable {
     }
 
     /// Unplugs the port of this name, and says whether there was one. When this returns no worker knows of it.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "the command that removes ports comes with live configuration")
-    )]
     pub(crate) fn remove(&mut self, name: &str, epoll: &Epoll) -> bool {
         let found = self.entries.iter().find(|(_, entry)| entry.config.name == name).map(|(id, _)| *id);
         let Some(id) = found else { return false };
@@ -125,6 +121,11 @@ impl PortTable {
             control.serve(0, cx);
             false
         });
+    }
+
+    /// Starts an entry that was added while the event loop runs.
+    pub(crate) fn begin_entry(&mut self, entry: EntryId, epoll: &Epoll) {
+        self.with(entry, epoll, |control, cx| control.serve(0, cx));
     }
 
     /// Serves an event, by its token. An event of an entry that has gone is ignored.

@@ -2,12 +2,18 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
+use ringferry_sys::netif;
 use ringferry_sys::socket::{Stream, remove_if_stale};
 
 use super::wire::{Connection, Reply, Request};
-use super::{Bytes, Charter};
-use crate::config::{Config, Edit, KeepError, keep};
+use super::{Bytes, Charter, directory};
+use crate::config::{
+    Config, Edit, KeepError, MAX_WORKERS, PortConfig, PortKind, TapConfig, TapSource, VhostUserEndpoint,
+    forget_port, keep, keep_port,
+};
+use crate::ports;
 
 /// Reads a charter from `stream`, gives up with `confine` all rights that it does not need, and answers
 /// requests until the other end is closed.
@@ -16,32 +22,38 @@ use crate::config::{Config, Edit, KeepError, keep};
 /// The stream breaks, or carries bytes that are no message.
 pub fn serve(stream: Stream, confine: impl FnOnce(&Charter)) -> io::Result<()> {
     let mut connection = Connection::new(stream);
-    let Some((charter, _)) = connection.receive::<Charter>()? else { return Ok(()) };
+    let Some((mut charter, _)) = connection.receive::<Charter>()? else { return Ok(()) };
     confine(&charter);
-    connection.send(&Reply::Done, None)?;
+    connection.send(&Reply::Done, &[])?;
     while let Some((request, _)) = connection.receive::<Request>()? {
-        let (reply, fd) = charter.answer(request);
-        connection.send(&reply, fd)?;
+        let (reply, fds) = charter.answer(request);
+        connection.send(&reply, &fds)?;
     }
     Ok(())
 }
 
 impl Charter {
-    /// Carries out a request. The switch may have been taken over, so the charter alone decides.
-    pub(super) fn answer(&self, request: Request) -> (Reply, Option<OwnedFd>) {
-        match request {
-            Request::Connect { port } => match self.connected(&port) {
-                Ok(fd) => (Reply::Done, Some(fd)),
-                Err(error) => (error.into(), None),
-            },
-            Request::Keep { port, keys } => (self.keep(&port, &keys).unwrap_or_else(|refusal| refusal), None),
-            Request::Tidy => {
-                for socket in self.sockets.iter().map(Bytes::path) {
-                    let _ = remove_if_stale(socket);
-                }
-                (Reply::Done, None)
+    /// Carries out a request. The switch may have been taken over, so the charter and the configuration file alone decide.
+    pub(super) fn answer(&mut self, request: Request) -> (Reply, Vec<OwnedFd>) {
+        let result = match request {
+            Request::Connect { port } => {
+                self.connected(&port).map(|fd| (Reply::Done, vec![fd])).map_err(Reply::from)
             }
-        }
+            Request::Open { port, workers } => self.open(&port, workers).map(|fds| (Reply::Done, fds)),
+            Request::Close { port } => {
+                self.close(&port);
+                Ok((Reply::Done, Vec::new()))
+            }
+            Request::Keep { port, keys } => self.keep(&port, &keys).map(|reply| (reply, Vec::new())),
+            Request::KeepPort { port } => self.keep_port(&port).map(|()| (Reply::Done, Vec::new())),
+            Request::ForgetPort { port } => self.forget_port(&port).map(|()| (Reply::Done, Vec::new())),
+            Request::Read { workers } => self.read(workers).map(|reply| (reply, Vec::new())),
+            Request::Tidy => {
+                self.tidy();
+                Ok((Reply::Done, Vec::new()))
+            }
+        };
+        result.unwrap_or_else(|refusal| (refusal, Vec::new()))
     }
 
     fn connected(&self, port: &str) -> io::Result<OwnedFd> {
@@ -49,24 +61,137 @@ impl Charter {
         Stream::connect(self.connect.get(port).ok_or_else(none)?.path()).map(OwnedFd::from)
     }
 
-    fn keep(&self, port: &str, keys: &[String]) -> Result<Reply, Reply> {
-        let failed = |text: &str| Reply::Failed { code: None, text: text.to_owned() };
-        let (file, ports) = self.file.as_ref().ok_or_else(|| failed("there is no configuration file"))?;
-        let mut config = Config::builder()
-            .toml("the port", port)
-            .build()
-            .map_err(|error| Reply::Refused { text: error.to_string() })?;
-        let (Some(port), true) = (config.ports.pop(), config.ports.is_empty()) else {
-            return Err(failed("that is not one port"));
+    /// Opens what a port needs, if the configuration file has it or the charter admits it.
+    fn open(&mut self, port: &str, workers: usize) -> Result<Vec<OwnedFd>, Reply> {
+        let port = one_port(port)?;
+        if self.listen.contains_key(&port.name) || self.connect.contains_key(&port.name) {
+            return Err(failed("a port of this name is open already"));
+        }
+        if !self.file_has(&port) {
+            self.admit(&port)?;
+        }
+        let fds = ports::acquire(&port, workers.min(MAX_WORKERS.into()))
+            .map_err(|error| failed(&error.to_string()))?;
+        if let PortKind::VhostUser(vhost) = &port.kind {
+            self.add_socket(&port.name, &vhost.endpoint);
+        }
+        self.opened.insert(port.name.clone(), port);
+        Ok(fds)
+    }
+
+    /// Returns true if this very port, whatever its rules, is in the configuration file now.
+    fn file_has(&self, port: &PortConfig) -> bool {
+        let Ok(config) = self.file().and_then(|file| read(file, MAX_WORKERS.into())) else { return false };
+        config
+            .ports
+            .iter()
+            .any(|there| there.name == port.name && there.kind == port.kind && there.mtu == port.mtu)
+    }
+
+    /// Decides whether a port that is not in the configuration file may be opened, because the switch asks for it.
+    fn admit(&self, port: &PortConfig) -> Result<(), Reply> {
+        let within = |path: &Path, directories: &[Bytes]| {
+            directories.iter().any(|allowed| allowed.path() == directory(path))
         };
-        if !ports.contains(&port.name) {
-            return Err(failed("the configuration file has no such port"));
+        match &port.kind {
+            PortKind::VhostUser(vhost) => match &vhost.endpoint {
+                VhostUserEndpoint::Listen(path) | VhostUserEndpoint::Connect(path)
+                    if within(path, &self.connect_in) =>
+                {
+                    Ok(())
+                }
+                VhostUserEndpoint::Listen(path) if within(path, &self.listen_in) => Ok(()),
+                VhostUserEndpoint::Listen(path) | VhostUserEndpoint::Connect(path) => Err(failed(&format!(
+                    "the sandbox keeps the switch out of {}: name it in socket_directories of the configuration file and restart the \
+                     switch, or write the port into the file and use `ringferry ctl reload`",
+                    directory(path).display()
+                ))),
+                VhostUserEndpoint::Fd(_) | VhostUserEndpoint::Activation(_) => Ok(()),
+            },
+            PortKind::Tap(TapConfig { source: TapSource::Name { name, .. }, .. }) => {
+                // A tap may be another program's, and have several queues.
+                match netif::index(name) {
+                    Ok(None) => Ok(()),
+                    _ => Err(failed(&format!(
+                        "the interface {name} exists, and the sandbox lets the switch attach only to those in its configuration file: write \
+                         the port into the file and use `ringferry ctl reload`"
+                    ))),
+                }
+            }
+            PortKind::Tap(_) | PortKind::XenVif(_) => Ok(()),
         }
+    }
+
+    /// Forgets a port, and removes the file of its socket.
+    fn close(&mut self, port: &str) {
+        self.opened.remove(port);
+        self.connect.remove(port);
+        if let Some(socket) = self.listen.remove(port) {
+            let _ = remove_if_stale(socket.path());
+        }
+    }
+
+    fn tidy(&self) {
+        for socket in self.listen.values().chain(&self.control) {
+            let _ = remove_if_stale(socket.path());
+        }
+    }
+
+    fn file(&self) -> Result<&Path, Reply> {
+        self.file.as_ref().map(Bytes::path).ok_or_else(|| failed("there is no configuration file"))
+    }
+
+    fn keep(&self, port: &str, keys: &[String]) -> Result<Reply, Reply> {
+        let port = one_port(port)?;
         let edit = Edit::of_keys(keys).ok_or_else(|| failed("that is no rule of a port"))?;
-        match keep(file.path(), &port.name, &edit, &port.rules) {
-            Ok(same) => Ok(Reply::Kept { same }),
-            Err(KeepError::NotKept(text)) => Err(Reply::Failed { code: None, text }),
-            Err(KeepError::Refused(error)) => Err(Reply::Refused { text: error.to_string() }),
+        Ok(Reply::Kept { same: keep(self.file()?, &port.name, &edit, &port.rules)? })
+    }
+
+    /// Writes a port into the configuration file. The next start opens it, so it must be one that was admitted.
+    fn keep_port(&self, port: &str) -> Result<(), Reply> {
+        let port = one_port(port)?;
+        match self.opened.get(&port.name) {
+            Some(opened) if opened.kind == port.kind && opened.mtu == port.mtu => {
+                Ok(keep_port(self.file()?, &port)?)
+            }
+            _ => Err(failed("that port was not opened while the switch ran")),
         }
+    }
+
+    fn forget_port(&self, port: &str) -> Result<(), Reply> {
+        Ok(forget_port(self.file()?, port)?)
+    }
+
+    fn read(&self, workers: usize) -> Result<Reply, Reply> {
+        read(self.file()?, workers).map(|config| Reply::Config { text: config.dump() })
+    }
+}
+
+fn failed(text: &str) -> Reply {
+    Reply::Failed { code: None, text: text.to_owned() }
+}
+
+impl From<KeepError> for Reply {
+    fn from(error: KeepError) -> Self {
+        match error {
+            KeepError::NotKept(text) => Reply::Failed { code: None, text },
+            KeepError::Refused(error) => Reply::Refused { text: error.to_string() },
+        }
+    }
+}
+
+/// Reads the configuration file, in which ports may name `workers` workers.
+fn read(file: &Path, workers: usize) -> Result<Config, Reply> {
+    let config = Config::builder().file(file).for_workers(workers).build();
+    config.map_err(|error| Reply::Refused { text: error.to_string() })
+}
+
+/// Reads a configuration that must have one port.
+fn one_port(text: &str) -> Result<PortConfig, Reply> {
+    let config = Config::builder().toml("the port", text).for_workers(MAX_WORKERS.into()).build();
+    let mut config = config.map_err(|error| Reply::Refused { text: error.to_string() })?;
+    match (config.ports.pop(), config.ports.is_empty()) {
+        (Some(port), true) => Ok(port),
+        _ => Err(failed("that is not one port")),
     }
 }

@@ -5,13 +5,18 @@
 //! connect sockets; [`Privileges`] asks the helper over a socketpair. The helper ([`serve`]) ends when the switch does, however that happens.
 //!
 //! ```text
-//!   switch (hostile input, no rights) ── Request: Connect | Keep | Tidy ──► helper (no hostile input, rights of the start)
-//!                                     ◄── Reply, one descriptor at most ──
+//!   switch (hostile input, no rights) ── Request: Connect | Open | Close | Keep | Read ... ──► helper (no hostile input, rights of the start)
+//!                                     ◄── Reply, with descriptors ──
 //! ```
 //!
-//! The helper trusts the charter, which came before the first guest, and no request. Requests name a *port*, never a path: a switch that
-//! has been taken over can have the sockets of the configuration connected, and rules of ports (no other key) changed in the
-//! configuration file, which it may do through `ctl` in any case. One request is under way at a time.
+//! The helper trusts the charter, which came before the first guest, and the configuration file, and no request. Requests name a *port*,
+//! never a path alone. A switch that has been taken over can have
+//! - sockets connected to and ports opened that are in the configuration file;
+//! - further ports opened: sockets that listen in directories in which the configuration has some, or in `socket_directories`; connections to
+//!   sockets in the latter; taps that do not exist yet;
+//! - rules of ports (no other key) changed in the file, ports opened so added to it, and ports removed from it.
+//!
+//! All of that it may do through `ctl` in any case. One request is under way at a time.
 //!
 //! Without a sandbox there is no helper, and [`Privileges::default`] does everything itself.
 
@@ -22,6 +27,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -34,8 +40,11 @@ pub use helper::serve;
 use wire::{Connection, Reply, Request};
 
 use crate::config::{
-    Config, Edit, KeepError, PortConfig, PortKind, SwitchConfig, VhostUserConfig, VhostUserEndpoint,
+    Config, ConfigBuilder, ConfigFile, Edit, KeepError, MAX_WORKERS, PortConfig, PortKind, SwitchConfig,
+    VhostUserEndpoint,
 };
+use crate::ports::OpenError;
+use crate::ports::passed::Passed;
 use crate::rules::Rules;
 
 /// Time limit for the helper's answer, enough to write a file to a slow disk. After a timeout the helper is
@@ -45,12 +54,21 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The operations that the helper may do, fixed by the configuration at the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Charter {
-    /// The configuration file, and the names of the ports in it, whose rules may be changed.
-    file: Option<(Bytes, Vec<String>)>,
+    /// The configuration file.
+    file: Option<Bytes>,
+    /// The control socket, which is removed at the end of the switch.
+    control: Option<Bytes>,
+    /// Sockets on which ports listen, by port; the switch makes them, and they are removed at its end.
+    listen: BTreeMap<String, Bytes>,
     /// Sockets that ports connect to, by port.
     connect: BTreeMap<String, Bytes>,
-    /// Sockets that the switch makes, and that are removed at its end.
-    sockets: Vec<Bytes>,
+    /// Directories in which further ports may listen.
+    listen_in: Vec<Bytes>,
+    /// Directories in which further ports may listen, and to whose sockets they may connect.
+    connect_in: Vec<Bytes>,
+    /// Ports that the helper has opened, by name.
+    #[serde(skip)]
+    opened: BTreeMap<String, PortConfig>,
 }
 
 /// A path, which need not be UTF-8.
@@ -72,39 +90,56 @@ impl Bytes {
 impl Charter {
     /// Makes the charter of a configuration whose control socket is `control`.
     pub fn of(config: &Config, control: &Path) -> Charter {
-        let file = config.file.as_ref().map(|file| (Bytes::from(file.path.as_path()), file.ports.clone()));
-        let mut charter = Charter { file, sockets: vec![control.into()], ..Charter::default() };
+        let mut charter = Charter {
+            file: config.file.as_ref().map(|file| Bytes::from(file.path.as_path())),
+            control: Some(control.into()),
+            connect_in: config.socket_directories.iter().map(|path| path.as_path().into()).collect(),
+            ..Charter::default()
+        };
         for port in &config.ports {
-            let PortKind::VhostUser(VhostUserConfig { endpoint, .. }) = &port.kind else { continue };
-            match endpoint {
-                VhostUserEndpoint::Listen(path) => charter.sockets.push(path.as_path().into()),
-                VhostUserEndpoint::Connect(path) => {
-                    charter.connect.insert(port.name.clone(), path.as_path().into());
-                }
-                VhostUserEndpoint::Fd(_) | VhostUserEndpoint::Activation(_) => {}
+            if let PortKind::VhostUser(vhost) = &port.kind {
+                charter.add_socket(&port.name, &vhost.endpoint);
             }
         }
+        let sockets = charter.listen.values().chain(&charter.control);
+        charter.listen_in = sockets.map(|socket| directory(socket.path()).as_path().into()).collect();
         charter
     }
 
-    /// Returns the directories in which the helper reads, makes and removes files.
-    pub fn places(&self) -> Vec<(PathBuf, Access)> {
-        let directory = |path: &Path| match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-            _ => PathBuf::from("."),
+    /// Adds the socket of a port.
+    fn add_socket(&mut self, port: &str, endpoint: &VhostUserEndpoint) {
+        let (sockets, path) = match endpoint {
+            VhostUserEndpoint::Listen(path) => (&mut self.listen, path),
+            VhostUserEndpoint::Connect(path) => (&mut self.connect, path),
+            VhostUserEndpoint::Fd(_) | VhostUserEndpoint::Activation(_) => return,
         };
-        let mut places = Vec::new();
-        if let Some((file, _)) = &self.file {
+        sockets.insert(port.to_owned(), path.as_path().into());
+    }
+
+    /// Returns the directories in which the helper reads, makes and removes files, and the device of taps.
+    pub fn places(&self) -> Vec<(PathBuf, Access)> {
+        let mut places = vec![(PathBuf::from("/dev/net/tun"), Access::READ | Access::WRITE)];
+        if let Some(file) = &self.file {
+            places.push((directory(file.path()), Access::all()));
             // If the path is a link, the file that it leads to is replaced, not the link.
             let target = std::fs::canonicalize(file.path()).unwrap_or_else(|_| file.path().to_owned());
             places.push((directory(&target), Access::all()));
         }
-        places.extend(self.sockets.iter().map(|socket| (directory(socket.path()), Access::REMOVE)));
+        let sockets = self.listen_in.iter().chain(&self.connect_in);
+        places.extend(sockets.map(|place| (place.path().to_owned(), Access::SOCKETS | Access::REMOVE)));
         places
     }
 }
 
-/// The reason why a change of rules is not in the configuration file.
+/// Returns the directory of a file.
+fn directory(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// The reason why a change is not in the configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NotKept {
     /// The file is as it was, for this reason.
@@ -138,7 +173,7 @@ impl Privileges {
     pub fn helper(stream: Stream, charter: &Charter) -> io::Result<Privileges> {
         stream.set_timeout(Some(PATIENCE))?;
         let mut connection = Connection::new(stream);
-        connection.send(charter, None)?;
+        connection.send(charter, &[])?;
         match connection.receive()? {
             Some((Reply::Done, _)) => Ok(Privileges(Some(Rc::new(RefCell::new(Helper(Some(connection))))))),
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -158,10 +193,71 @@ impl Privileges {
     pub(crate) fn connect(&self, port: &str, path: &Path) -> io::Result<Stream> {
         let Some(helper) = &self.0 else { return Stream::connect(path) };
         match helper.borrow_mut().ask(&Request::Connect { port: port.to_owned() })? {
-            (Reply::Done, Some(fd)) => Stream::from_fd(fd),
+            (Reply::Done, mut fds) if !fds.is_empty() => Stream::from_fd(fds.swap_remove(0)),
             (Reply::Failed { code: Some(code), .. }, _) => Err(io::Error::from_raw_os_error(code)),
             (Reply::Failed { text, .. }, _) => Err(io::Error::other(text)),
             _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// Opens what a port needs that is added to a running switch with `workers` workers.
+    ///
+    /// # Errors
+    /// [`OpenError::Helper`] with the helper's reason. Without a helper everything is left to [`ports::open`](crate::ports::open).
+    pub(crate) fn open(&self, port: &PortConfig, workers: usize) -> Result<Passed, OpenError> {
+        let Some(helper) = &self.0 else { return Ok(Passed::default()) };
+        let request = Request::Open { port: written(port), workers };
+        let refused = |text: String| Err(OpenError::Helper(text));
+        match helper.borrow_mut().ask(&request) {
+            Ok((Reply::Done, fds)) => Ok(Passed::opened(fds, self.clone())),
+            Ok((Reply::Refused { text } | Reply::Failed { text, .. }, _)) => refused(text),
+            Ok(_) => refused(MISUNDERSTOOD.to_owned()),
+            Err(error) => refused(error.to_string()),
+        }
+    }
+
+    /// Has the file of a removed port's socket removed.
+    pub(crate) fn close(&self, port: &str) {
+        if let Some(helper) = &self.0 {
+            let _ = helper.borrow_mut().ask(&Request::Close { port: port.to_owned() });
+        }
+    }
+
+    /// Adds a port to the configuration file at `path`.
+    ///
+    /// # Errors
+    /// The file is as it was.
+    pub(crate) fn keep_port(&self, path: &Path, port: &PortConfig) -> Result<(), NotKept> {
+        let Some(helper) = &self.0 else { return Ok(crate::config::keep_port(path, port)?) };
+        helper.borrow_mut().edit(&Request::KeepPort { port: written(port) }).map(drop)
+    }
+
+    /// Removes a port from the configuration file at `path`.
+    ///
+    /// # Errors
+    /// The file is as it was.
+    pub(crate) fn forget_port(&self, path: &Path, port: &str) -> Result<(), NotKept> {
+        let Some(helper) = &self.0 else { return Ok(crate::config::forget_port(path, port)?) };
+        helper.borrow_mut().edit(&Request::ForgetPort { port: port.to_owned() }).map(drop)
+    }
+
+    /// Reads the configuration file at `path`, in which ports may name `workers` workers.
+    ///
+    /// # Errors
+    /// All that is wrong with the file, for people.
+    pub(crate) fn read(&self, path: &Path, workers: usize) -> Result<Config, String> {
+        let parse =
+            |builder: ConfigBuilder| builder.for_workers(workers).build().map_err(|error| error.to_string());
+        let Some(helper) = &self.0 else { return parse(Config::builder().file(path)) };
+        match helper.borrow_mut().ask(&Request::Read { workers }) {
+            Ok((Reply::Config { text }, _)) => {
+                let name = path.display().to_string();
+                let config = parse(Config::builder().may_be_empty().toml(&name, &text))?;
+                Ok(Config { file: Some(ConfigFile::of(path, &config)), ..config })
+            }
+            Ok((Reply::Refused { text } | Reply::Failed { text, .. }, _)) => Err(text),
+            Ok(_) => Err(MISUNDERSTOOD.to_owned()),
+            Err(error) => Err(error.to_string()),
         }
     }
 
@@ -179,14 +275,11 @@ impl Privileges {
         let Some(helper) = &self.0 else {
             return Ok(crate::config::keep(path, &port.name, edit, rules)?);
         };
-        let request =
-            Request::Keep { port: written(port, rules), keys: edit.touched().map(str::to_owned).collect() };
-        match helper.borrow_mut().ask(&request) {
-            Ok((Reply::Kept { same }, _)) => Ok(same),
-            Ok((Reply::Refused { text }, _)) => Err(NotKept::Refused(text)),
-            Ok((Reply::Failed { text, .. }, _)) => Err(NotKept::Because(text)),
-            Ok(_) => Err(NotKept::Because("the privileged helper answered something else".to_owned())),
-            Err(error) => Err(NotKept::Because(error.to_string())),
+        let port = PortConfig { rules: rules.clone(), ..port.clone() };
+        let keys = edit.touched().map(str::to_owned).collect();
+        match helper.borrow_mut().edit(&Request::Keep { port: written(&port), keys })? {
+            Reply::Kept { same } => Ok(same),
+            _ => Err(NotKept::Because(MISUNDERSTOOD.to_owned())),
         }
     }
 
@@ -199,16 +292,26 @@ impl Privileges {
 }
 
 impl Helper {
-    fn ask(&mut self, request: &Request) -> io::Result<(Reply, Option<std::os::fd::OwnedFd>)> {
+    /// Has the configuration file edited.
+    fn edit(&mut self, request: &Request) -> Result<Reply, NotKept> {
+        match self.ask(request) {
+            Ok((Reply::Refused { text }, _)) => Err(NotKept::Refused(text)),
+            Ok((Reply::Failed { text, .. }, _)) => Err(NotKept::Because(text)),
+            Ok((reply, _)) => Ok(reply),
+            Err(error) => Err(NotKept::Because(error.to_string())),
+        }
+    }
+
+    fn ask(&mut self, request: &Request) -> io::Result<(Reply, Vec<OwnedFd>)> {
         let gone = || io::Error::other("the privileged helper has ended: restart the switch");
         let connection = self.0.as_mut().ok_or_else(gone)?;
-        match connection.send(request, None).and_then(|()| connection.receive()) {
+        match connection.send(request, &[]).and_then(|()| connection.receive()) {
             Ok(Some(reply)) => Ok(reply),
             other => {
                 let why = other.err().map_or_else(String::new, |error| format!(" ({error})"));
                 tracing::error!(
-                    "the privileged helper does not answer any more{why}: rules are not kept in the file and sockets are not connected to \
-                     until ringferry is restarted"
+                    "the privileged helper does not answer any more{why}: until ringferry is restarted nothing is kept in the file, no socket \
+                     is connected to and no port is added"
                 );
                 self.0 = None;
                 Err(gone())
@@ -217,12 +320,16 @@ impl Helper {
     }
 }
 
-/// A port with these rules, as a configuration.
-fn written(port: &PortConfig, rules: &Rules) -> String {
-    // The worker may exist only in the configuration of the running switch.
-    let port = PortConfig { rules: rules.clone(), worker: None, ..port.clone() };
-    Config { control: None, switch: SwitchConfig::default(), ports: vec![port], file: None }.dump()
+/// A port as a configuration.
+fn written(port: &PortConfig) -> String {
+    // As many workers as there may be, so that the port may name any.
+    let switch = SwitchConfig { workers: Some(MAX_WORKERS), ..SwitchConfig::default() };
+    Config { control: None, socket_directories: Vec::new(), switch, ports: vec![port.clone()], file: None }
+        .dump()
 }
+
+/// What is said of an answer that belongs to another request.
+const MISUNDERSTOOD: &str = "the privileged helper answered something else";
 
 #[cfg(test)]
 mod tests;

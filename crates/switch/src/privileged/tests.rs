@@ -17,6 +17,7 @@ impl Fixture {
     fn new() -> Fixture {
         let folder = tempfile::tempdir().unwrap();
         let text = "\
+socket_directories = ['HERE/machines']
 # Rack 7.
 [[port]]
 kind = 'vhost-user'
@@ -33,6 +34,8 @@ mode = 'connect'
         let path = folder.path().join("rf.toml");
         fs::write(&path, text.replace("HERE", here)).unwrap();
         fs::write(folder.path().join("precious"), "precious").unwrap();
+        fs::create_dir(folder.path().join("elsewhere")).unwrap();
+        fs::create_dir(folder.path().join("machines")).unwrap();
         let config = Config::builder().file(&path).port_flag("tap:rf0").build().unwrap();
         let charter = Charter::of(&config, &folder.path().join("control"));
         Fixture { folder, config, charter }
@@ -42,16 +45,26 @@ mode = 'connect'
         self.config.ports.iter().find(|port| port.name == name).unwrap()
     }
 
-    /// The names in the folder, and the configuration in it without rules and with nothing else left out.
-    fn state(&self) -> (Vec<String>, Vec<PortConfig>, String) {
-        let mut names: Vec<_> = fs::read_dir(self.folder.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        names.sort();
+    /// The names in the folder, what is in the directories in it, and the ports of the configuration, without rules.
+    fn state(&self) -> (Vec<String>, Vec<String>, Vec<PortConfig>) {
+        let names = |directory: &Path| {
+            let entries = fs::read_dir(directory).unwrap();
+            let mut names: Vec<_> =
+                entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            names.sort();
+            names
+        };
         let mut ports = Config::from_file(&self.folder.path().join("rf.toml")).unwrap().ports;
         ports.iter_mut().for_each(|port| port.rules = Rules::default());
-        (names, ports, fs::read_to_string(self.folder.path().join("precious")).unwrap())
+        assert_eq!(fs::read_to_string(self.folder.path().join("precious")).unwrap(), "precious");
+        (names(self.folder.path()), names(&self.folder.path().join("elsewhere")), ports)
+    }
+
+    /// A port with its socket at `place` in the folder.
+    fn new_port(&self, place: &str, keys: &str) -> PortConfig {
+        let socket = self.folder.path().join(place);
+        let flag = format!("vhost-user:{}{keys}", socket.display());
+        Config::builder().port_flag(&flag).build().unwrap().ports.remove(0)
     }
 
     /// Privileges with a helper in a thread.
@@ -110,7 +123,7 @@ fn a_helper_connects_keeps_and_tidies_as_the_process_itself_would() {
 
 #[test]
 fn what_the_configuration_does_not_say_is_refused() {
-    let fixture = Fixture::new();
+    let mut fixture = Fixture::new();
     let (helper, thread) = fixture.helper();
     let path = fixture.folder.path().join("listen.sock");
     let _listener = Listener::bind(&path).unwrap();
@@ -122,10 +135,13 @@ fn what_the_configuration_does_not_say_is_refused() {
     let edit = Edit::set(&["vlan=20".to_owned()]).unwrap();
     let rules = fixture.port("rf0").edited(&edit).unwrap();
     assert!(helper.keep(&path, fixture.port("rf0"), &edit, &rules).is_err(), "given by a flag");
-    let whole = fixture.port("vm0");
+    let whole = fixture.port("vm0").clone();
     for keys in [&["socket"][..], &["vlan", "kind"], &["[[port]]"], &["vlan = 1\nsocket"]] {
         let keys = keys.iter().map(|key| (*key).to_owned()).collect();
-        let (reply, _) = fixture.charter.answer(Request::Keep { port: written(whole, &rules), keys });
+        let (reply, _) = fixture.charter.answer(Request::Keep {
+            port: written(&PortConfig { rules: rules.clone(), ..whole.clone() }),
+            keys,
+        });
         assert!(matches!(reply, Reply::Failed { .. }), "{reply:?}");
     }
     let two = Config { file: None, ..fixture.config.clone() }.dump();
@@ -143,7 +159,7 @@ fn without_its_helper_a_switch_says_why_things_are_not_done() {
     let thread = std::thread::spawn(move || {
         let mut connection = Connection::new(theirs);
         let _charter = connection.receive::<Charter>().unwrap();
-        connection.send(&Reply::Done, None).unwrap();
+        connection.send(&Reply::Done, &[]).unwrap();
     });
     let helper = Privileges::helper(ours, &fixture.charter).unwrap();
     thread.join().unwrap();
@@ -155,6 +171,70 @@ fn without_its_helper_a_switch_says_why_things_are_not_done() {
         assert_eq!(kept, Err(NotKept::Because(error)));
         helper.tidy();
     }
+}
+
+#[test]
+fn a_helper_opens_ports_where_the_configuration_has_some_and_keeps_them() {
+    let mut fixture = Fixture::new();
+    let before = fixture.state();
+    let path = fixture.folder.path().join("rf.toml");
+    let (helper, thread) = fixture.helper();
+    for (place, keys, admitted) in [
+        ("vm2.sock", "", true),
+        ("machines/vm3.sock", "", true),
+        ("machines/vm4.sock", ",mode=connect", true),
+        ("vm5.sock", ",mode=connect", false),
+        ("elsewhere/vm6.sock", "", false),
+        ("machines/../elsewhere/vm7.sock", "", false),
+        ("precious", ",name=precious", false),
+    ] {
+        let port = fixture.new_port(place, keys);
+        let opened = helper.open(&port, 2);
+        assert_eq!(opened.is_ok(), admitted, "{place}{keys}: {:?}", opened.err());
+        assert_eq!(helper.keep_port(&path, &port).is_ok(), admitted, "{place}{keys}");
+        if admitted {
+            assert!(helper.open(&port, 2).is_err(), "it is open already");
+            let read = helper.read(&path, 1).unwrap();
+            assert_eq!(read.ports.last(), Some(&port));
+            assert_eq!(read.ports.last(), Config::from_file(&path).unwrap().ports.last());
+        }
+    }
+    // Rules may be others than when it was opened; the rest may not.
+    let port = fixture.new_port("vm8.sock", "");
+    let _ = helper.open(&port, 2).unwrap();
+    assert!(helper.keep_port(&path, &PortConfig { mtu: Some(9000), ..port.clone() }).is_err());
+    let kept = helper.keep_port(&path, &PortConfig { name: "other".to_owned(), ..port.clone() });
+    assert!(kept.is_err(), "{kept:?}");
+    let rules = Rules { isolated: true, ..Rules::default() };
+    helper.keep_port(&path, &PortConfig { rules, ..port }).unwrap();
+
+    for (name, file) in [("vm2", "vm2.sock"), ("vm8", "vm8.sock"), ("vm3", "machines/vm3.sock"), ("vm4", "")]
+    {
+        helper.close(name);
+        assert!(!fixture.folder.path().join(file).is_file(), "{name}");
+        helper.forget_port(&path, name).unwrap();
+        assert!(helper.forget_port(&path, name).is_err(), "it is gone");
+    }
+    assert!(helper.connect("vm4", &path).is_err());
+    assert_eq!(fixture.state(), before);
+    // A port that the file has meanwhile is opened wherever it is.
+    let port = fixture.new_port("elsewhere/vm6.sock", "");
+    crate::config::keep_port(&path, &port).unwrap();
+    let _ = helper.open(&port, 2).unwrap();
+    assert!(fixture.folder.path().join("elsewhere/vm6.sock").exists());
+    // The file is read anew, mistakes included.
+    fs::write(&path, "[[port]]\nkind = 'tap'\n").unwrap();
+    let error = helper.read(&path, 1).unwrap_err();
+    assert!(error.contains("rf.toml:1: port.tap: must be given"), "{error}");
+    drop(helper);
+    thread.join().unwrap().unwrap();
+    let tap = Config::builder().port_flag("tap:lo").build().unwrap().ports.remove(0);
+    let (reply, fds) = fixture.charter.answer(Request::Open { port: written(&tap), workers: 1 });
+    assert!(
+        matches!(&reply, Reply::Failed { text, .. } if text.starts_with("the interface lo exists")),
+        "{reply:?}"
+    );
+    assert!(fds.is_empty());
 }
 
 /// Generates the requests that a switch that was taken over may send: of the right shape, with any content.
@@ -181,12 +261,26 @@ fn request() -> impl Strategy<Value = Request> {
         Just("[[port]]\nkind = 'tap'\ntap = 'x'\n".to_owned()),
         "[ -~\n]{0,30}",
     ];
-    let port = (name.clone(), prop::collection::vec(rule, 0..4)).prop_map(|(name, rules)| {
-        format!("[[port]]\nkind = 'vhost-user'\nsocket = '/precious'\nname = '{name}'\n{}", rules.concat())
+    let place = prop_oneof![
+        Just("/precious"),
+        Just("HERE/precious"),
+        Just("HERE/rf.toml"),
+        Just("HERE/listen.sock"),
+        Just("HERE/elsewhere/x.sock"),
+        Just("HERE/machines/../elsewhere/x.sock"),
+        Just("HERE/listen.sock\'\nmode = \'connect"),
+    ];
+    let port = (name.clone(), place, prop::collection::vec(rule, 0..4)).prop_map(|(name, place, rules)| {
+        format!("[[port]]\nkind = 'vhost-user'\nsocket = '{place}'\nname = '{name}'\n{}", rules.concat())
     });
     prop_oneof![
-        1 => name.prop_map(|port| Request::Connect { port }),
-        4 => (port, prop::collection::vec(key, 0..4)).prop_map(|(port, keys)| Request::Keep { port, keys }),
+        1 => name.clone().prop_map(|port| Request::Connect { port }),
+        4 => (port.clone(), prop::collection::vec(key, 0..4)).prop_map(|(port, keys)| Request::Keep { port, keys }),
+        2 => (port.clone(), any::<usize>()).prop_map(|(port, workers)| Request::Open { port, workers }),
+        2 => port.prop_map(|port| Request::KeepPort { port }),
+        1 => Just(Request::Open { port: "[[port]]\nkind = 'tap'\ntap = 'lo'\n".to_owned(), workers: 1 }),
+        1 => name.prop_map(|port| Request::Close { port }),
+        1 => any::<usize>().prop_map(|workers| Request::Read { workers }),
         1 => Just(Request::Tidy),
     ]
 }
@@ -198,14 +292,18 @@ proptest! {
     /// made only to sockets of the configuration.
     #[test]
     fn no_request_leads_out_of_the_charter(requests in prop::collection::vec(request(), 1..8)) {
-        let fixture = Fixture::new();
+        let mut fixture = Fixture::new();
         let before = fixture.state();
+        let here = fixture.folder.path().to_str().unwrap().to_owned();
         let listener = Listener::bind(fixture.folder.path().join("listen.sock")).unwrap();
-        for request in requests {
+        for mut request in requests {
+            if let Request::Open { port, .. } | Request::KeepPort { port } | Request::Keep { port, .. } = &mut request {
+                *port = port.replace("HERE", &here);
+            }
             let connects = matches!(&request, Request::Connect { .. });
-            let (reply, fd) = fixture.charter.answer(request);
-            // Nothing listens at the one socket that the helper may connect to.
-            prop_assert!(fd.is_none() && !(connects && reply == Reply::Done), "{:?}", reply);
+            let (reply, fds) = fixture.charter.answer(request);
+            // Nothing listens at the one socket that the helper may connect to, and the ports asked for lie where they must not.
+            prop_assert!(fds.is_empty() && !(connects && reply == Reply::Done), "{:?}", reply);
         }
         // Tidying has checked for a listener; nothing else may have connected there.
         while let Some(stream) = listener.accept().unwrap() {
@@ -236,7 +334,7 @@ proptest! {
         let thread = std::thread::spawn(move || drop(serve(theirs, |_| ())));
         if chartered {
             let mut connection = Connection::new(ours);
-            connection.send(&fixture.charter, None).unwrap();
+            connection.send(&fixture.charter, &[]).unwrap();
             prop_assert_eq!(connection.receive::<Reply>().unwrap().unwrap().0, Reply::Done);
             // All bytes are sent in one write: the helper may close at any of them.
             let _ = connection.send_bytes(&parts.concat());

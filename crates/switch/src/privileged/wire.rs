@@ -1,14 +1,15 @@
-//! The messages between switch and helper: one JSON object a line, and a descriptor with some replies.
+//! The messages between switch and helper: one JSON object a line, and descriptors with some replies.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use ringferry_sys::socket::Stream;
+use ringferry_sys::socket::{MAX_FDS, Stream};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Upper bound on a message, in bytes. The longest messages carry the rules of one port.
-pub(super) const MAX_MESSAGE: usize = 1 << 20;
+/// Upper bound on a message, in bytes. The longest messages carry a whole configuration; that of a port has some hundred bytes, unless
+/// it has long lists of addresses.
+pub(super) const MAX_MESSAGE: usize = 4 << 20;
 
 /// A request of the switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +27,33 @@ pub(super) enum Request {
         /// The keys of the rules that are to be in the file as they are in `port`.
         keys: Vec<String>,
     },
+    /// Open what a port needs, for which the switch has no rights any more; the reply carries the descriptors.
+    Open {
+        /// A configuration with one port.
+        port: String,
+        /// Number of workers, the most queues that a tap is opened with.
+        workers: usize,
+    },
+    /// Remove the file of a port's socket, which is closed, and forget the port.
+    Close {
+        /// Name of the port.
+        port: String,
+    },
+    /// Add a port to the configuration file.
+    KeepPort {
+        /// A configuration with one port, which is open.
+        port: String,
+    },
+    /// Remove a port from the configuration file.
+    ForgetPort {
+        /// Name of the port.
+        port: String,
+    },
+    /// Read the configuration file; the reply carries the configuration.
+    Read {
+        /// Number of workers that ports may name.
+        workers: usize,
+    },
     /// Remove the files of the switch's sockets that nobody listens on.
     Tidy,
 }
@@ -40,9 +68,14 @@ pub(super) enum Reply {
         /// True if the port has these very rules in the file now.
         same: bool,
     },
-    /// The file is as it was: it would be refused at the next start.
+    /// The configuration in the file.
+    Config {
+        /// The configuration, as a file.
+        text: String,
+    },
+    /// The configuration file makes no sense, or would make none after the change; it is as it was.
     Refused {
-        /// The problems that the file would have.
+        /// The problems of the file.
         text: String,
     },
     /// The request failed and nothing was changed.
@@ -73,10 +106,10 @@ impl Connection {
     ///
     /// # Errors
     /// The other end is gone, or takes too long.
-    pub(super) fn send(&mut self, message: &impl Serialize, fd: Option<OwnedFd>) -> io::Result<()> {
+    pub(super) fn send(&mut self, message: &impl Serialize, fds: &[OwnedFd]) -> io::Result<()> {
         let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
-        let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         let mut sent = self.0.send(&line, &fds)?;
         while sent < line.len() {
             sent += self.0.send(&line[sent..], &[])?;
@@ -93,26 +126,24 @@ impl Connection {
         Ok(())
     }
 
-    /// Receives a message, or `None` at the end of the stream. Descriptors but the first are closed.
+    /// Receives a message with its descriptors, or `None` at the end of the stream.
     ///
     /// # Errors
     /// The message is too long, is not valid JSON of this type, or takes too long.
-    pub(super) fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<(T, Option<OwnedFd>)>> {
+    pub(super) fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         let mut line = Vec::new();
-        let mut fd = None;
+        let mut fds = Vec::new();
         let mut part = [0; 4096];
         while line.last() != Some(&b'\n') {
-            let mut fds = Vec::new();
             let received = self.0.recv(&mut part, &mut fds)?;
-            fd = fd.or_else(|| fds.into_iter().next());
             line.extend_from_slice(&part[..received.bytes]);
             if received.bytes == 0 {
                 return if line.is_empty() { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
             }
-            if line.len() > MAX_MESSAGE {
+            if line.len() > MAX_MESSAGE || fds.len() > MAX_FDS {
                 return Err(io::ErrorKind::InvalidData.into());
             }
         }
-        Ok(Some((serde_json::from_slice(&line)?, fd)))
+        Ok(Some((serde_json::from_slice(&line)?, fds)))
     }
 }

@@ -202,3 +202,77 @@ fn the_file_keeps_its_permissions_and_links_to_it_stay() {
     assert!(!given || (after.uid(), after.gid()) == (owner, owner));
     assert!(kept.text().contains("vlan   = 20"));
 }
+
+fn port(flag: &str) -> PortConfig {
+    Config::builder().port_flag(flag).build().unwrap().ports.remove(0)
+}
+
+#[test]
+fn a_port_is_added_at_the_end_with_the_keys_that_matter() {
+    let kept = Kept::of(FILE);
+    let new = port("vhost-user:/run/vm1.sock,vlan=20,rate_in=1gbit,mac=52:54:00:00:00:01");
+    keep_port(&kept.path(), &new).unwrap();
+    let table = "
+[[port]]
+kind = \"vhost-user\"
+name = \"vm1\"
+socket = \"/run/vm1.sock\"
+mac = \"52:54:00:00:00:01\"
+vlan = 20
+rate_in = \"1gbit\"
+";
+    // Tables of one kind stay together, so the port stands behind the last one.
+    let wanted = FILE.replace("max_macs = 2\n", &format!("max_macs = 2\n{table}"));
+    assert_eq!(kept.text(), wanted);
+    assert_eq!(Config::from_file(&kept.path()).unwrap().ports.last(), Some(&new));
+    // A name or socket that the file has already.
+    let error = keep_port(&kept.path(), &port("vhost-user:/run/vm0.sock,name=x")).unwrap_err();
+    assert!(matches!(error, KeepError::Refused(_)), "{error}");
+    assert_eq!(kept.text(), wanted);
+}
+
+#[test]
+fn a_port_is_removed_with_the_comment_that_is_about_it() {
+    let kept = Kept::of(FILE);
+    forget_port(&kept.path(), "vm0").unwrap();
+    let (before, rest) = FILE.split_once("# A tenant.").unwrap();
+    let (_, after) = rest.split_once("max_macs = 2\n\n").unwrap();
+    assert_eq!(kept.text(), format!("{before}{after}"));
+    // What stands at the head of the file is not about its first port.
+    let head = "# Rack 7.\n\n# The world.\n[[port]]\nkind = 'tap'\ntap = 'up'\n";
+    fs::write(kept.path(), head).unwrap();
+    forget_port(&kept.path(), "up").unwrap();
+    assert_eq!(kept.text().trim_end(), "# Rack 7.");
+    keep_port(&kept.path(), &port("tap:again")).unwrap();
+    assert_eq!(Config::from_file(&kept.path()).unwrap().ports[0].name, "again");
+    assert!(matches!(forget_port(&kept.path(), "up"), Err(KeepError::NotKept(_))));
+}
+
+#[test]
+fn ports_in_one_line_come_and_go_too() {
+    let kept =
+        Kept::of("port = [{ kind = 'tap', tap = 'a' }, { name = 'vm0', kind = 'tap', tap = 'b' }] # all\n");
+    keep_port(&kept.path(), &port("tap:c")).unwrap();
+    forget_port(&kept.path(), "a").unwrap();
+    let names: Vec<_> =
+        Config::from_file(&kept.path()).unwrap().ports.into_iter().map(|port| port.name).collect();
+    assert_eq!(names, ["vm0", "c"]);
+    assert!(kept.text().ends_with("# all\n"));
+}
+
+#[test]
+fn ports_of_drop_in_files_are_edited_where_they_are() {
+    let mut kept = Kept::of(FILE);
+    let directory = kept.directory.path().join("rf.d");
+    fs::create_dir(&directory).unwrap();
+    let drop_in = directory.join("vm7.toml");
+    fs::write(&drop_in, "# Theirs.\n[[port]]\nkind = 'tap'\ntap = 'vm7'\n").unwrap();
+    kept.port = port("tap:vm7");
+    let edit = Edit::set(&["vlan=7".to_owned()]).unwrap();
+    let rules = kept.port.edited(&edit).unwrap();
+    assert_eq!(keep(&kept.path(), "vm7", &edit, &rules), Ok(true));
+    assert!(fs::read_to_string(&drop_in).unwrap().ends_with("tap = 'vm7'\nvlan = 7\n"));
+    forget_port(&kept.path(), "vm7").unwrap();
+    assert_eq!(fs::read_to_string(&drop_in).unwrap(), "");
+    assert_eq!(kept.text(), FILE);
+}

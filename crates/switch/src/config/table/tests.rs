@@ -243,7 +243,8 @@ proptest! {
         let config = Config::builder().toml("rf.toml", &format!("{rest}{port}")).build().unwrap();
         let again = Config::builder().toml("rf.toml", &config.dump()).build().unwrap();
         prop_assert_eq!(&again, &config, "{}", config.dump());
-        for line in rest.lines() {
+        // An empty list says what none says.
+        for line in rest.lines().filter(|line| !line.ends_with("= []")) {
             prop_assert!(config.dump().contains(line), "{}\n{}", line, config.dump());
         }
     }

@@ -119,6 +119,10 @@ impl PortSettings for TapConfig {
         }
     }
 
+    fn is_passed(&self) -> bool {
+        matches!(self.source, TapSource::Fd(_))
+    }
+
     fn default_name(&self) -> String {
         match &self.source {
             TapSource::Name { name, .. } => name.clone(),

@@ -7,6 +7,8 @@ pub(crate) mod queues;
 
 pub(crate) use queues::offloads;
 
+use std::os::fd::{OwnedFd, RawFd};
+
 use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState};
 use ringferry_packet::ether::Mac;
 use ringferry_sys::netif;
@@ -39,6 +41,19 @@ struct TapPort {
     counters: PortTotals,
 }
 
+/// Opens a tap that is added to a running switch, for [`open`] in another process.
+///
+/// # Errors
+/// See [`OpenError`].
+pub(super) fn acquire(
+    port: &PortConfig,
+    config: &TapConfig,
+    workers: usize,
+) -> Result<Vec<OwnedFd>, OpenError> {
+    let queues = open_queues(port, config, workers, |_| Err(OpenError::OnlyAtStart))?;
+    Ok(queues.into_iter().map(OwnedFd::from).collect())
+}
+
 /// Opens a tap: `workers` queues at most.
 ///
 /// # Errors
@@ -49,7 +64,13 @@ pub(super) fn open(
     workers: usize,
     passed: &mut Passed,
 ) -> Result<Plug, OpenError> {
-    let queues = open_queues(port, config, workers, passed)?;
+    let queues = match passed.take_opened() {
+        Some(opened) => {
+            let queues = opened.into_iter().map(|fd| Tap::from_fd(fd, offloads_of(config)));
+            queues.collect::<Result<_, _>>()?
+        }
+        None => open_queues(port, config, workers, |number| passed.number(number))?,
+    };
     Ok(Box::new(move |config, cx| Ok(Box::new(plug(config, queues, cx)?))))
 }
 
@@ -149,15 +170,20 @@ impl PortControl for TapPort {
     }
 }
 
+/// Returns the offloads that a port asks the kernel for.
+fn offloads_of(config: &TapConfig) -> Offloads {
+    if config.offloads { Offloads::all() } else { Offloads::empty() }
+}
+
 fn open_queues(
     port: &PortConfig,
     config: &TapConfig,
     workers: usize,
-    passed: &mut Passed,
+    inherited: impl FnOnce(RawFd) -> Result<OwnedFd, OpenError>,
 ) -> Result<Vec<Tap>, OpenError> {
-    let offloads = if config.offloads { Offloads::all() } else { Offloads::empty() };
+    let offloads = offloads_of(config);
     let (queues, created) = match &config.source {
-        TapSource::Fd(number) => (vec![Tap::from_fd(passed.number(*number)?, offloads)?], false),
+        TapSource::Fd(number) => (vec![Tap::from_fd(inherited(*number)?, offloads)?], false),
         TapSource::Name { name, existing } => {
             let existed = netif::index(name).ok().flatten().is_some();
             let existing = match existing {

@@ -288,6 +288,10 @@ impl PortSettings for VhostUserConfig {
         }
     }
 
+    fn is_passed(&self) -> bool {
+        matches!(self.endpoint, VhostUserEndpoint::Fd(_) | VhostUserEndpoint::Activation(_))
+    }
+
     fn default_name(&self) -> String {
         match &self.endpoint {
             VhostUserEndpoint::Listen(path) | VhostUserEndpoint::Connect(path) => {

@@ -113,19 +113,36 @@ enum Watched {
     Session,
 }
 
+/// Makes the socket of a port that is added to a running switch, for [`open`] in another process.
+///
+/// # Errors
+/// See [`OpenError`].
+pub(in crate::ports) fn acquire(config: &VhostUserConfig) -> Result<Vec<OwnedFd>, OpenError> {
+    match &config.endpoint {
+        VhostUserEndpoint::Listen(path) => Ok(vec![Listener::bind(path)?.into_fd()]),
+        VhostUserEndpoint::Connect(_) => Ok(Vec::new()),
+        VhostUserEndpoint::Fd(_) | VhostUserEndpoint::Activation(_) => Err(OpenError::OnlyAtStart),
+    }
+}
+
 /// Opens the socket of a port.
 ///
 /// # Errors
 /// See [`OpenError`].
 pub(in crate::ports) fn open(config: &VhostUserConfig, passed: &mut Passed) -> Result<Plug, OpenError> {
     let endpoint = match &config.endpoint {
-        VhostUserEndpoint::Listen(path) => {
-            let mut listener = Listener::bind(path)?;
-            if passed.privileges().are_elsewhere() {
-                listener.leave_file();
+        VhostUserEndpoint::Listen(path) => Endpoint::Listen(match passed.take_opened() {
+            Some(opened) => {
+                Listener::from_fd_at(opened.into_iter().next().ok_or(OpenError::OnlyAtStart)?, path)?
             }
-            Endpoint::Listen(listener)
-        }
+            None => {
+                let mut listener = Listener::bind(path)?;
+                if passed.privileges().are_elsewhere() {
+                    listener.leave_file();
+                }
+                listener
+            }
+        }),
         VhostUserEndpoint::Connect(path) => Endpoint::Connect(path.clone(), passed.privileges().clone()),
         VhostUserEndpoint::Fd(fd) => {
             let inherited = |source| OpenError::Inherited { fd: *fd, source };

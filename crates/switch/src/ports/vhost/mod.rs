@@ -16,4 +16,4 @@ mod device;
 mod faults;
 pub(crate) mod queues;
 
-pub(super) use control::open;
+pub(super) use control::{acquire, open};

@@ -1,0 +1,409 @@
+//! Ports that are added and removed while the switch runs, and the configuration file read again: `ringferry ctl add`, `remove`, `reload`,
+//! and SIGHUP. Two guests talk to each other meanwhile and notice nothing.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use ringferry_control::snapshot::PortState;
+use ringferry_control::{self as control, Answer, PortAction, Request};
+use ringferry_rig::frames::frame;
+use ringferry_rig::guest::{Guest, Options, acquaint, converse};
+use ringferry_rig::process::{eventually, in_a_namespace, may};
+use ringferry_rig::switch::{Place, Switch, ringferry};
+use ringferry_sys::process::is_root;
+use ringferry_sys::socket::Stream;
+use ringferry_sys::tap::{Tap, TapConfig};
+use ringferry_sys::{netif, program};
+use rustix::process::Signal;
+
+use crate::lifecycle::bystanders;
+
+/// A `[[port]]` table with a socket in the place.
+fn table(place: &Place, name: &str, keys: &str) -> String {
+    format!("[[port]]\nkind = 'vhost-user'\nsocket = {:?}\n{keys}", place.socket(name))
+}
+
+/// The configuration file of the place.
+fn file(place: &Place) -> PathBuf {
+    place.path().join("rf.toml")
+}
+
+/// Writes the configuration file, with the ports `a` and `b` and what else is given.
+fn write(place: &Place, more: &str) {
+    fs::write(file(place), [table(place, "a", ""), table(place, "b", ""), more.to_owned()].concat()).unwrap();
+}
+
+/// A switch with a configuration file, in its sandbox where tests may be.
+fn start<'a>(place: &'a Place, more: &str) -> Switch<'a> {
+    write(place, more);
+    place.start(ringferry().arg("run").arg(file(place)).arg("--control").arg(place.control()), Vec::new())
+}
+
+/// Runs `ringferry ctl`, which must fail, and returns what it says.
+#[track_caller]
+fn refused(place: &Place, words: &[&str]) -> String {
+    let output = ringferry().arg("ctl").arg("--control").arg(place.control()).args(words).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{words:?}");
+    [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat()
+}
+
+fn names(switch: &Switch<'_>) -> Vec<String> {
+    switch.show().ports.into_iter().map(|port| port.name).collect()
+}
+
+#[test]
+fn a_port_is_added_used_and_removed_beside_traffic_and_the_file_says_so() {
+    let place = Place::new();
+    let switch = start(&place, "");
+    let (mut a, mut b) = bystanders(&switch);
+    let (descriptors, text) = (switch.process.descriptors(), fs::read_to_string(file(&place)).unwrap());
+    let flag = format!("vhost-user:{},isolated=on", place.socket("c").display());
+    for number in 3..6 {
+        let answer = place.ctl(&["add", &flag]);
+        assert_eq!(answer, format!("c added\nkept: in {}\n", file(&place).display()));
+        assert_eq!(place.ctl(&["add", &flag]), "c: there is this very port already\n");
+        let error = refused(&place, &["add", &flag.replace("on", "off")]);
+        assert!(error.contains("there is another port \"c\": isolated is true, not unset"), "{error}");
+        assert!(fs::read_to_string(file(&place)).unwrap().ends_with("isolated = true\n"));
+        let mut c = switch.plug("c", number, Options::default());
+        acquaint(&mut [&mut a, &mut b, &mut c]);
+        converse(&mut a, &mut c, 0, 20);
+        // It goes while it sends and is sent to.
+        c.send_numbered(a.mac, 20, 20);
+        a.send_numbered(c.mac, 20, 20);
+        assert!(place.ctl(&["remove", "c"]).starts_with("c removed\nkept: in "));
+        assert!(Stream::connect(place.socket("c")).is_err());
+        assert!(c.connection.frontend().check().is_err(), "it is disconnected");
+        assert_eq!(place.files(), ["a.sock", "b.sock", "control", "rf.toml"]);
+        assert_eq!(fs::read_to_string(file(&place)).unwrap(), text);
+        assert!(refused(&place, &["remove", "c"]).contains("there is no port \"c\""));
+        assert_eq!(place.ctl(&["remove", "c", "--if-exists"]), "c: there is no such port\n");
+        assert!(switch.show().fdb.entries.iter().all(|entry| entry.port != "c"));
+        a.pump();
+        while a.take().is_some() {}
+        converse(&mut a, &mut b, number.into(), 20);
+    }
+    switch.process.until_no_more_than(&descriptors);
+    assert_eq!(names(&switch), ["a", "b"]);
+    switch.stop();
+    assert_eq!(place.files(), ["rf.toml"]);
+}
+
+#[test]
+fn a_change_of_the_running_switch_alone_is_not_kept() {
+    let place = Place::new();
+    let switch = start(&place, "");
+    let text = fs::read_to_string(file(&place)).unwrap();
+    let flag = format!("vhost-user:{}", place.socket("c").display());
+    let note = "not kept when the switch ends: a change of the running switch alone was asked for\n";
+    assert_eq!(place.ctl(&["add", &flag, "--runtime"]), format!("c added\n{note}"));
+    assert_eq!(place.ctl(&["remove", "a", "--runtime"]), format!("a removed\n{note}"));
+    assert_eq!(fs::read_to_string(file(&place)).unwrap(), text);
+    assert_eq!(names(&switch), ["b", "c"]);
+    // What was removed so comes back with the file; what was added so stays.
+    assert!(place.ctl(&["reload"]).starts_with("+ a: a vhost-user port\n"));
+    assert_eq!(names(&switch), ["b", "c", "a"]);
+    // All may go.
+    for port in ["a", "b", "c"] {
+        place.ctl(&["remove", port]);
+    }
+    assert_eq!(names(&switch), [""; 0]);
+    switch.stop();
+    assert_eq!(place.files(), ["rf.toml"]);
+}
+
+#[test]
+fn what_cannot_be_added_is_refused_with_a_remedy_and_leaves_nothing() {
+    let place = Place::new();
+    let elsewhere = Place::new();
+    let switch = start(&place, "");
+    let here = |name: &str| place.socket(name).display().to_string();
+    fs::write(place.path().join("file.sock"), "precious").unwrap();
+    for (flag, error) in [
+        ("vhost-user:nowhere.sock".to_owned(), "the path must be absolute"),
+        ("vhost-user-fd:7".to_owned(), "its descriptor is passed when the switch is started"),
+        ("vhost-user-activation:x".to_owned(), "its descriptor is passed when the switch is started"),
+        (format!("vhost-user:{},mtu=1", here("c")), "mtu: 1 is outside 68..=65535"),
+        (format!("vhost-user:{},name=c", here("a")), "is already used by port \"a\""),
+        (format!("vhost-user:{}", here("file")), "exists and is not a socket"),
+    ] {
+        let words = refused(&place, &["add", &flag]);
+        assert!(words.contains(error), "{words}");
+    }
+    if may("sandbox", is_root()) {
+        let flag = format!("vhost-user:{}", elsewhere.socket("c").display());
+        let words = refused(&place, &["add", &flag]);
+        assert!(
+            words.contains("the sandbox keeps the switch out of") && words.contains("socket_directories"),
+            "{words}"
+        );
+        let words = refused(&place, &["add", &format!("vhost-user:{},mode=connect", here("c"))]);
+        assert!(words.contains("the sandbox keeps the switch out of"), "{words}");
+        // With the authority of the file it can listen nowhere else either, as the helper is in a sandbox, too.
+        write(&place, &table(&elsewhere, "c", ""));
+        let words = refused(&place, &["reload"]);
+        assert!(
+            words.contains("+ c: a vhost-user port\n  not done: no permission to make socket"),
+            "{words}"
+        );
+        // To connect it needs no directory.
+        write(&place, &table(&elsewhere, "d", "mode = 'connect'\n"));
+        assert!(place.ctl(&["reload"]).starts_with("+ d: "));
+    }
+    assert_eq!(fs::read_to_string(place.path().join("file.sock")).unwrap(), "precious");
+    fs::remove_file(place.path().join("file.sock")).unwrap();
+    assert_eq!(place.files(), ["a.sock", "b.sock", "control", "rf.toml"]);
+    switch.stop();
+}
+
+#[test]
+fn a_reload_carries_out_what_has_changed_and_nothing_else() {
+    let place = Place::new();
+    let mut switch = start(&place, &table(&place, "c", "").replace("[[port]]", "[[port]]\nmtu = 1500"));
+    let (mut a, mut b) = bystanders(&switch);
+    let mut c = switch.plug("c", 3, Options::default());
+    acquaint(&mut [&mut a, &mut b, &mut c]);
+    assert!(place.ctl(&["reload"]).starts_with("all ports are as "));
+    let connected = |switch: &Switch<'_>, port| switch.port(port).counters["connections"];
+    let before = ["a", "b", "c"].map(|port| connected(&switch, port));
+
+    // Rules only: nobody is disconnected.
+    write(&place, &table(&place, "c", "mtu = 1500\nisolated = true\n"));
+    let plan = place.ctl(&["reload", "--dry-run"]);
+    assert_eq!(plan, "~ c: isolated=true\n1 of the ports would change; nothing was done\n");
+    assert_eq!(place.ctl(&["rules", "c"]), "c has no rules\n");
+    assert_eq!(place.ctl(&["reload"]), "~ c: isolated=true\n1 port has changed\n");
+    assert_eq!(place.ctl(&["rules", "c"]), "rules of c:\n  isolated=true\n");
+    assert_eq!(["a", "b", "c"].map(|port| connected(&switch, port)), before);
+    converse(&mut a, &mut c, 0, 20);
+
+    // A mistake anywhere changes nothing.
+    write(&place, &[table(&place, "d", ""), table(&place, "c", "mtu = 1\n")].concat());
+    let error = refused(&place, &["reload"]);
+    assert!(error.contains("rf.toml:13: port.mtu: 1 is outside"), "{error}");
+    assert_eq!(names(&switch), ["a", "b", "c"]);
+    converse(&mut a, &mut c, 20, 20);
+
+    // One goes, one comes from a drop-in file, one is another.
+    write(&place, &table(&place, "c", "mtu = 9000\n"));
+    let text = fs::read_to_string(file(&place)).unwrap();
+    fs::write(file(&place), text.replace(&table(&place, "b", ""), "")).unwrap();
+    fs::create_dir(place.path().join("rf.d")).unwrap();
+    fs::write(place.path().join("rf.d/d.toml"), table(&place, "d", "vlan = 7\n")).unwrap();
+    switch.process.signal(Signal::HUP);
+    switch.process.until_logged("the configuration was read again");
+    assert_eq!(names(&switch), ["a", "c", "d"]);
+    assert!(b.connection.frontend().check().is_err() && c.connection.frontend().check().is_err());
+    assert_eq!(switch.port("c").mtu, 9000);
+    let mut c = switch.plug("c", 3, Options::default());
+    acquaint(&mut [&mut a, &mut c]);
+    converse(&mut a, &mut c, 0, 20);
+    assert_eq!(connected(&switch, "a"), before[0]);
+    // A rule of a port of a drop-in file is kept there.
+    place.ctl(&["set", "d", "vlan=8"]);
+    assert!(fs::read_to_string(place.path().join("rf.d/d.toml")).unwrap().ends_with("vlan = 8\n"));
+
+    // What needs a restart is said, again and again.
+    let text = fs::read_to_string(file(&place)).unwrap();
+    fs::write(file(&place), format!("[switch]\nmac_age_seconds = 60\n{text}")).unwrap();
+    for _ in 0..2 {
+        let plan = place.ctl(&["reload"]);
+        assert!(
+            plan.starts_with("! mac_age_seconds = 60; this needs a restart\nall ports are as "),
+            "{plan}"
+        );
+    }
+    drop((b, c));
+    switch.stop();
+}
+
+#[test]
+fn a_port_that_cannot_become_another_is_as_it_was_before() {
+    let place = Place::new();
+    let switch = start(&place, "");
+    fs::write(place.path().join("c.sock"), "no socket").unwrap();
+    fs::write(file(&place), [table(&place, "c", "name = 'a'\n"), table(&place, "b", "")].concat()).unwrap();
+    let words = refused(&place, &["reload"]);
+    assert!(
+        words.contains("exists and is not a socket") && words.contains("it is as it was before"),
+        "{words}"
+    );
+    assert!(
+        words.ends_with("ringferry: not all of the configuration file could be carried out\n"),
+        "{words}"
+    );
+    let (mut a, mut b) = bystanders(&switch);
+    converse(&mut a, &mut b, 0, 20);
+    assert_eq!(switch.port("a").peer, place.socket("a").display().to_string());
+    switch.stop();
+}
+
+fn ip(words: &[&str]) {
+    assert!(Command::new("ip").args(words).status().unwrap().success(), "{words:?}");
+}
+
+fn taps_come_and_go_in_the_namespace() {
+    if !may("needs the program ip", program::installed("ip").is_some()) {
+        return;
+    }
+    let place = Place::new();
+    let switch = start(&place, "");
+    place.ctl(&["add", "tap:rf0,mtu=9000"]);
+    assert_eq!((netif::mtu("rf0").unwrap(), netif::is_up("rf0").unwrap()), (9000, true));
+    assert_eq!(switch.port("rf0").state, PortState::Up);
+    place.ctl(&["remove", "rf0"]);
+    assert_eq!(netif::index("rf0").unwrap(), None);
+    // One that exists may be somebody else's.
+    ip(&["tuntap", "add", "dev", "rf1", "mode", "tap", "vnet_hdr"]);
+    let words = refused(&place, &["add", "tap:rf1"]);
+    assert!(words.contains("the interface rf1 exists") && words.contains("ringferry ctl reload"), "{words}");
+    write(&place, "[[port]]\nkind = 'tap'\ntap = 'rf1'\n");
+    assert!(place.ctl(&["reload"]).starts_with("+ rf1: a tap port\n"));
+    assert!(Tap::open(&TapConfig::new("rf1")).is_err(), "its queues are open");
+    place.ctl(&["remove", "rf1"]);
+    assert!(netif::index("rf1").unwrap().is_some(), "it stays, as it was not made by the switch");
+    // Packets of the host arrive.
+    place.ctl(&["add", "tap:rf2", "--runtime"]);
+    let mut a = switch.plug("a", 1, Options::default());
+    netif::add_address("rf2", "10.0.0.1".parse().unwrap(), 24).unwrap();
+    let host = netif::mac("rf2").unwrap();
+    ip(&["neigh", "add", "10.0.0.9", "lladdr", &a.mac.to_string(), "dev", "rf2"]);
+    let socket = std::net::UdpSocket::bind("10.0.0.1:0").unwrap();
+    socket.send_to(b"hello", "10.0.0.9:9").unwrap();
+    while a.receive().frame[6..12] != host {}
+    switch.stop();
+    assert_eq!(netif::index("rf2").unwrap(), None);
+}
+
+#[test]
+fn taps_come_and_go() {
+    in_a_namespace(taps_come_and_go_in_the_namespace);
+}
+
+/// Each sends the other a frame, and receives it, whatever else comes before it.
+fn converse_among_others(a: &mut Guest, b: &mut Guest, number: u32) {
+    for _ in 0..2 {
+        let sent = frame(b.mac, a.mac, 100, number);
+        a.send(&sent);
+        while b.receive_plain() != sent {}
+        std::mem::swap(a, b);
+    }
+}
+
+/// The state that a thousand changes should lead to: the ports beside `a` and `b`, with their keys.
+type Model = BTreeMap<String, String>;
+
+#[test]
+fn a_thousand_changes_lose_no_packet_of_others_and_leak_nothing() {
+    let place = Place::new();
+    let switch = start(&place, "");
+    let (mut a, mut b) = bystanders(&switch);
+    let descriptors = switch.process.descriptors();
+    let mappings = switch.process.mappings("ringferry-driver");
+    let threads = || fs::read_dir(format!("/proc/{}/task", switch.process.pid())).unwrap().count();
+    let before = threads();
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut model = Model::new();
+    let mut plugged: BTreeMap<String, Guest> = BTreeMap::new();
+    let call = |request: Request| control::call(&place.control(), &request);
+    for change in 0..1000_u32 {
+        let name = format!("p{}", rng.u8(..6));
+        let keys = ["", "vlan = 5\n", "isolated = true\n", "mtu = 9000\n"][rng.usize(..4)];
+        match rng.u8(..10) {
+            0..4 => {
+                let flag = keys.trim_end().replace(" = ", "=");
+                let comma = if flag.is_empty() { "" } else { "," };
+                let port = format!("vhost-user:{}{comma}{flag}", place.socket(&name).display());
+                let answer = call(Request::Add { port, runtime: false });
+                let same = model.get(&name).map(|there| there == keys);
+                match (same, answer) {
+                    (None, Ok(Answer::PortChanged(change))) => {
+                        assert_eq!(
+                            (change.done, change.persistent),
+                            (PortAction::Added, true),
+                            "{}",
+                            change.note
+                        );
+                        model.insert(name, keys.to_owned());
+                    }
+                    (Some(true), Ok(Answer::PortChanged(change))) => {
+                        assert_eq!(change.done, PortAction::Nothing);
+                    }
+                    (Some(false), Err(_)) => {}
+                    (same, answer) => panic!("{name} {keys:?} {same:?}: {answer:?}"),
+                }
+            }
+            4..7 => {
+                let removed = call(Request::Remove { port: name.clone(), if_exists: true, runtime: false });
+                let Answer::PortChanged(removed) = removed.unwrap() else { panic!("another answer") };
+                assert_eq!(removed.done == PortAction::Removed, model.remove(&name).is_some());
+                plugged.remove(&name);
+            }
+            7 => {
+                if rng.bool() {
+                    model.insert(name, keys.to_owned());
+                } else {
+                    model.remove(&name);
+                }
+                let tables = model.iter().map(|(name, keys)| table(&place, name, keys));
+                write(&place, &tables.collect::<String>());
+                let Ok(Answer::Reloaded(reload)) = call(Request::Reload { dry_run: false }) else {
+                    panic!("the file is valid")
+                };
+                assert!(!reload.has_failed() && reload.steps.len() <= 1, "{reload:?}");
+                for step in reload.steps.iter().filter(|step| step.action != PortAction::Changed) {
+                    plugged.remove(&step.port);
+                }
+            }
+            8 => {
+                if model.contains_key(&name) && !plugged.contains_key(&name) {
+                    let guest = switch.plug(&name, 10 + change as u8 % 100, Options::default());
+                    plugged.insert(name, guest);
+                }
+            }
+            _ => {
+                if let Some(guest) = plugged.get_mut(&name) {
+                    guest.send_unchecked(&frame(a.mac, guest.mac, 64, 0));
+                }
+            }
+        }
+        converse_among_others(&mut a, &mut b, change);
+    }
+    let mut found: Vec<_> = names(&switch);
+    found.sort();
+    let wanted: Vec<_> = ["a", "b"].into_iter().map(str::to_owned).chain(model.keys().cloned()).collect();
+    assert_eq!(found, wanted);
+    for name in model.keys() {
+        place.ctl(&["remove", name]);
+    }
+    drop(plugged);
+    switch.process.until_no_more_than(&descriptors);
+    assert_eq!(switch.process.mappings("ringferry-driver"), mappings);
+    // Each port has a thread that closes what its front ends have passed; it ends when that is done.
+    eventually("the threads of removed ports end", || (threads() == before).then_some(()));
+    for port in ["a", "b"] {
+        assert_eq!(switch.port(port).counters["connections"], 1);
+    }
+    switch.assert_no_drops();
+    switch.stop();
+    assert_eq!(place.files(), ["rf.toml"]);
+}
+
+#[test]
+fn a_configuration_is_checked_without_a_start() {
+    let place = Place::new();
+    write(&place, "");
+    let check = || ringferry().arg("run").arg(file(&place)).arg("--check").output().unwrap();
+    let good = check();
+    assert_eq!(String::from_utf8_lossy(&good.stdout), "the configuration is valid; it has 2 ports\n");
+    assert!(good.status.success());
+    write(&place, "[[port]]\nkind = 'tun'\n");
+    let bad = check();
+    assert!(
+        !bad.status.success()
+            && String::from_utf8_lossy(&bad.stderr).contains("\"tun\" is not a kind of port")
+    );
+    assert_eq!(place.files(), ["rf.toml"], "nothing was opened");
+}
