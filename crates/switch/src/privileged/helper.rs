@@ -7,7 +7,7 @@ use std::path::Path;
 use ringferry_sys::netif;
 use ringferry_sys::socket::{Stream, remove_if_stale};
 
-use super::wire::{Connection, Reply, Request};
+use super::wire::{Connection, MAX_REPLY, MAX_REQUEST, Reply, Request};
 use super::{Bytes, Charter, directory};
 use crate::config::{
     Config, Edit, KeepError, MAX_WORKERS, PortConfig, PortKind, TapConfig, TapSource, VhostUserEndpoint,
@@ -22,10 +22,10 @@ use crate::ports;
 /// The stream breaks, or carries bytes that are no message.
 pub fn serve(stream: Stream, confine: impl FnOnce(&Charter)) -> io::Result<()> {
     let mut connection = Connection::new(stream);
-    let Some((mut charter, _)) = connection.receive::<Charter>()? else { return Ok(()) };
+    let Some((mut charter, _)) = connection.receive::<Charter>(MAX_REPLY)? else { return Ok(()) };
     confine(&charter);
     connection.send(&Reply::Done, &[])?;
-    while let Some((request, _)) = connection.receive::<Request>()? {
+    while let Some((request, _)) = connection.receive::<Request>(MAX_REQUEST)? {
         let (reply, fds) = charter.answer(request);
         connection.send(&reply, &fds)?;
     }

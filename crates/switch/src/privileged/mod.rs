@@ -37,7 +37,7 @@ use ringferry_sys::sandbox::Access;
 use ringferry_sys::socket::Stream;
 
 pub use helper::serve;
-use wire::{Connection, Reply, Request};
+use wire::{Connection, MAX_REPLY, Reply, Request};
 
 use crate::config::{
     Config, ConfigBuilder, ConfigFile, Edit, KeepError, MAX_WORKERS, PortConfig, PortKind, SwitchConfig,
@@ -174,7 +174,7 @@ impl Privileges {
         stream.set_timeout(Some(PATIENCE))?;
         let mut connection = Connection::new(stream);
         connection.send(charter, &[])?;
-        match connection.receive()? {
+        match connection.receive(MAX_REPLY)? {
             Some((Reply::Done, _)) => Ok(Privileges(Some(Rc::new(RefCell::new(Helper(Some(connection))))))),
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
         }
@@ -305,7 +305,7 @@ impl Helper {
     fn ask(&mut self, request: &Request) -> io::Result<(Reply, Vec<OwnedFd>)> {
         let gone = || io::Error::other("the privileged helper has ended: restart the switch");
         let connection = self.0.as_mut().ok_or_else(gone)?;
-        match connection.send(request, &[]).and_then(|()| connection.receive()) {
+        match connection.send(request, &[]).and_then(|()| connection.receive(MAX_REPLY)) {
             Ok(Some(reply)) => Ok(reply),
             other => {
                 let why = other.err().map_or_else(String::new, |error| format!(" ({error})"));

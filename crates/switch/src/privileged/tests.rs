@@ -158,7 +158,7 @@ fn without_its_helper_a_switch_says_why_things_are_not_done() {
     let (ours, theirs) = Stream::pair().unwrap();
     let thread = std::thread::spawn(move || {
         let mut connection = Connection::new(theirs);
-        let _charter = connection.receive::<Charter>().unwrap();
+        let _charter = connection.receive::<Charter>(MAX_REPLY).unwrap();
         connection.send(&Reply::Done, &[]).unwrap();
     });
     let helper = Privileges::helper(ours, &fixture.charter).unwrap();
@@ -335,7 +335,7 @@ proptest! {
         if chartered {
             let mut connection = Connection::new(ours);
             connection.send(&fixture.charter, &[]).unwrap();
-            prop_assert_eq!(connection.receive::<Reply>().unwrap().unwrap().0, Reply::Done);
+            prop_assert_eq!(connection.receive::<Reply>(MAX_REPLY).unwrap().unwrap().0, Reply::Done);
             // All bytes are sent in one write: the helper may close at any of them.
             let _ = connection.send_bytes(&parts.concat());
         } else {

@@ -7,9 +7,12 @@ use ringferry_sys::socket::{MAX_FDS, Stream};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Upper bound on a message, in bytes. The longest messages carry a whole configuration; that of a port has some hundred bytes, unless
-/// it has long lists of addresses.
-pub(super) const MAX_MESSAGE: usize = 4 << 20;
+/// Upper bound on a request, in bytes. The longest requests carry one port with its rules.
+pub(super) const MAX_REQUEST: usize = 1 << 20;
+
+/// Upper bound on a reply, in bytes. The longest replies carry a whole configuration: some hundred bytes for each port, unless it has
+/// long lists of addresses.
+pub(super) const MAX_REPLY: usize = 32 << 20;
 
 /// A request of the switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,11 +129,11 @@ impl Connection {
         Ok(())
     }
 
-    /// Receives a message with its descriptors, or `None` at the end of the stream.
+    /// Receives a message of at most `limit` bytes with its descriptors, or `None` at the end of the stream.
     ///
     /// # Errors
     /// The message is too long, is not valid JSON of this type, or takes too long.
-    pub(super) fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    pub(super) fn receive<T: DeserializeOwned>(&mut self, limit: usize) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         let mut line = Vec::new();
         let mut fds = Vec::new();
         let mut part = [0; 4096];
@@ -140,7 +143,7 @@ impl Connection {
             if received.bytes == 0 {
                 return if line.is_empty() { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
             }
-            if line.len() > MAX_MESSAGE || fds.len() > MAX_FDS {
+            if line.len() > limit || fds.len() > MAX_FDS {
                 return Err(io::ErrorKind::InvalidData.into());
             }
         }
