@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use ringferry_control::make_directory;
 use ringferry_switch::config::{Config, PortKind, XenProvider};
 use ringferry_switch::privileged::{Charter, Privileges, serve};
+use ringferry_sys::accounts::{GROUPS, USERS};
 use ringferry_sys::inherited;
 use ringferry_sys::process::{Spawn, spawn};
 use ringferry_sys::sandbox::{Access, Calls, CapabilitySet, Sandbox};
@@ -79,8 +80,10 @@ fn switch(config: &Config) -> Sandbox {
 /// The sandbox of the helper: it edits the configuration, makes sockets, connects to some and removes some, and makes taps. To do so for
 /// files of other users and for interfaces it keeps the capabilities that are about them, if it has them.
 fn helper(charter: &Charter) -> Sandbox {
+    // Owners of sockets are given by name.
+    let accounts = [USERS, GROUPS].map(|file| (PathBuf::from(file), Access::READ));
     Sandbox {
-        files: charter.places(),
+        files: charter.places().into_iter().chain(accounts).collect(),
         capabilities: CapabilitySet::CHOWN
             | CapabilitySet::DAC_OVERRIDE
             | CapabilitySet::DAC_READ_SEARCH

@@ -38,7 +38,7 @@ use rules::RulesKeys;
 use values::{Described, List, Shape};
 
 pub use crate::ports::tap::config::{MAX_TAP_NAME, TapConfig, TapSource};
-pub use crate::ports::vhost::config::{FeatureToggles, VhostUserConfig, VhostUserEndpoint};
+pub use crate::ports::vhost::config::{AccessConfig, FeatureToggles, VhostUserConfig, VhostUserEndpoint};
 pub use crate::ports::xen::config::{Transfer, VifName, XenProvider, XenVifConfig};
 pub use file::drop_ins;
 pub(crate) use file::{KeepError, forget_port, keep, keep_port};

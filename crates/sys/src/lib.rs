@@ -34,6 +34,7 @@
 //! Only this crate and `ringferry-memory` contain `unsafe`. Linux 5.11 or newer is expected; functions that work
 //! with less on older kernels document it.
 
+pub mod accounts;
 pub mod closer;
 pub mod copy;
 pub mod cpu;

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -76,6 +76,17 @@ fn directory(path: &Path) -> &Path {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     }
+}
+
+/// Who may connect to a socket: the owner, group and permissions of its file. What is absent is as the process makes files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketAccess {
+    /// Number of the user who owns the file.
+    pub owner: Option<u32>,
+    /// Number of its group.
+    pub group: Option<u32>,
+    /// Permissions, such as 0o660; who may write may connect.
+    pub mode: Option<u32>,
 }
 
 /// A non-blocking socket that accepts connections.
@@ -145,7 +156,42 @@ impl Listener {
         Self::bind_with(path.as_ref(), Some(mode))
     }
 
+    /// Does the same as [`bind`](Self::bind) for a file with this owner, group and these permissions, whatever the umask is. Nobody can connect
+    /// before it has them.
+    ///
+    /// # Errors
+    /// [`BindError`], as for [`bind`](Self::bind), and if the process may not give files away.
+    pub fn bind_for(path: impl AsRef<Path>, access: SocketAccess) -> Result<Listener, BindError> {
+        let path = path.as_ref();
+        let os = |source: Errno| BindError::Os { path: path.to_owned(), source: source.into() };
+        // Until the permissions are set only its owner may connect.
+        let listener = Self::bound(path, access.mode.map(|_| 0o600))?;
+        if let Some(file) = &listener.file {
+            // The file is named by its descriptor, as another may have taken its name.
+            let named = format!("/proc/self/fd/{}", file.fd.as_raw_fd());
+            if access.owner.is_some() || access.group.is_some() {
+                let (owner, group) = (access.owner.map(Uid::from_raw), access.group.map(Gid::from_raw));
+                rustix::fs::chownat(&file.fd, "", owner, group, AtFlags::EMPTY_PATH).map_err(os)?;
+            }
+            if let Some(mode) = access.mode {
+                rustix::fs::chmod(&named, Mode::from_raw_mode(mode)).map_err(os)?;
+            }
+        }
+        listener.listen(path)
+    }
+
     fn bind_with(path: &Path, mode: Option<u32>) -> Result<Listener, BindError> {
+        Self::bound(path, mode)?.listen(path)
+    }
+
+    fn listen(self, path: &Path) -> Result<Listener, BindError> {
+        let os = |source: Errno| BindError::Os { path: path.to_owned(), source: source.into() };
+        rustix::net::listen(&self.fd, BACKLOG).map_err(os)?;
+        Ok(self)
+    }
+
+    /// Makes a socket at `path` that does not listen yet.
+    fn bound(path: &Path, mode: Option<u32>) -> Result<Listener, BindError> {
         let address = unix_address(path).ok_or_else(|| BindError::Path(path.to_owned()))?;
         let os = |source: io::Error| BindError::Os { path: path.to_owned(), source };
         let fd = stream_socket(SocketFlags::NONBLOCK).map_err(os)?;
@@ -160,7 +206,6 @@ impl Listener {
             result => result.map_err(|e| bind_error(path, e))?,
         }
         let file = SocketFile::at(path, false)?;
-        rustix::net::listen(&fd, BACKLOG).map_err(|e| os(e.into()))?;
         Ok(Listener { fd, file: Some(file) })
     }
 
@@ -608,6 +653,44 @@ mod tests {
         let me = server.peer_credentials().unwrap();
         assert_eq!(me.pid, Some(std::process::id()));
         assert_eq!(me.uid, rustix::process::geteuid().as_raw());
+    }
+
+    #[test]
+    fn a_file_gets_owner_and_permissions_whatever_the_umask_is() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let mine = std::fs::metadata(dir.path()).unwrap();
+        // Others may give files to themselves alone.
+        let gid = if rustix::process::geteuid().is_root() { 4321 } else { mine.gid() };
+        for mode in [0o666, 0o660, 0o700] {
+            let access = SocketAccess { owner: Some(mine.uid()), group: Some(gid), mode: Some(mode) };
+            let listener = Listener::bind_for(&path, access).unwrap();
+            let made = std::fs::metadata(&path).unwrap();
+            assert_eq!((made.mode() & 0o7777, made.uid(), made.gid()), (mode, mine.uid(), gid));
+            Stream::connect(&path).unwrap();
+            drop(listener);
+            assert!(!path.exists());
+        }
+        let plain = Listener::bind_for(&path, SocketAccess::default()).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().gid(), mine.gid());
+        drop(plain);
+    }
+
+    #[test]
+    fn a_socket_of_another_process_is_taken_over_with_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let fd = Listener::bind(&path).unwrap().into_fd();
+        let taken = Listener::from_fd_at(fd, &path).unwrap();
+        assert_eq!(taken.path(), Some(path.as_path()));
+        assert!(!taken.is_file_gone());
+        Stream::connect(&path).unwrap();
+        drop(taken);
+        assert!(path.exists(), "whoever made it removes it");
+        remove_if_stale(&path).unwrap();
+        assert!(!path.exists());
+        assert!(Listener::from_fd_at(tempfile::tempfile().unwrap().into(), dir.path()).is_err());
     }
 
     #[test]

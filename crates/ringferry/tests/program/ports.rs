@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -290,6 +291,27 @@ fn converse_among_others(a: &mut Guest, b: &mut Guest, number: u32) {
         while b.receive_plain() != sent {}
         std::mem::swap(a, b);
     }
+}
+
+#[test]
+fn a_socket_has_the_permissions_that_its_port_asks_for() {
+    let place = Place::new();
+    let switch = start(&place, &table(&place, "c", "socket_mode = '0600'\n"));
+    let access = |name: &str| {
+        let made = fs::metadata(place.socket(name)).unwrap();
+        (made.mode() & 0o777, made.gid())
+    };
+    assert_eq!(access("c").0, 0o600);
+    let owner = if may("give files away", is_root()) { ",socket_owner=root,socket_group=9876" } else { "" };
+    place.ctl(&["add", &format!("vhost-user:{},socket_mode=0666{owner}", place.socket("d").display())]);
+    assert_eq!(access("d").0, 0o666);
+    if is_root() {
+        assert_eq!(access("d").1, 9876);
+    }
+    let flag = format!("vhost-user:{},socket_group=nobody-has-this", place.socket("e").display());
+    assert!(refused(&place, &["add", &flag]).contains("there is no group \"nobody-has-this\" in /etc/group"));
+    assert_eq!(place.files(), ["a.sock", "b.sock", "c.sock", "control", "d.sock", "rf.toml"]);
+    switch.stop();
 }
 
 /// The state that a thousand changes should lead to: the ports beside `a` and `b`, with their keys.

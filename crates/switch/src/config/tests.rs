@@ -81,6 +81,7 @@ fn every_key_is_read() {
         config.ports[0].kind,
         PortKind::VhostUser(VhostUserConfig {
             endpoint: VhostUserEndpoint::Connect("/run/ringferry/vm0.sock".into()),
+            access: AccessConfig::default(),
             queue_size: Some(512),
             mac: Some(Mac([0x52, 0x54, 0, 0, 0, 1])),
             features: FeatureToggles { mergeable: false, uso: false, ..FeatureToggles::default() },
@@ -118,8 +119,13 @@ fn defaults_are_those_documented() {
     let port = &config.ports[0];
     assert_eq!((port.name.as_str(), port.mtu), ("vm-1", None));
     let endpoint = VhostUserEndpoint::Listen("/run/vm-1.sock".into());
-    let expected =
-        VhostUserConfig { endpoint, queue_size: None, mac: None, features: FeatureToggles::default() };
+    let expected = VhostUserConfig {
+        endpoint,
+        access: AccessConfig::default(),
+        queue_size: None,
+        mac: None,
+        features: FeatureToggles::default(),
+    };
     assert_eq!(port.kind, PortKind::VhostUser(expected));
 }
 

@@ -90,6 +90,9 @@ pub enum OpenError {
         "its descriptor is passed when the switch is started: a running switch can be given a path or the name of a tap only"
     )]
     OnlyAtStart,
+    /// There is no user or group of that name.
+    #[error("{0}")]
+    Account(String),
     /// The helper could not open the port.
     #[error("{0}")]
     Helper(String),

@@ -133,7 +133,10 @@ impl Connection {
     ///
     /// # Errors
     /// The message is too long, is not valid JSON of this type, or takes too long.
-    pub(super) fn receive<T: DeserializeOwned>(&mut self, limit: usize) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    pub(super) fn receive<T: DeserializeOwned>(
+        &mut self,
+        limit: usize,
+    ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         let mut line = Vec::new();
         let mut fds = Vec::new();
         let mut part = [0; 4096];

@@ -35,7 +35,7 @@ bitflags! {
         const XEN = 1 << 4;
         /// Copying from and to the memory of other processes.
         const PEERS = 1 << 5;
-        /// Listening on Unix sockets; where they may be made is for Landlock.
+        /// Listening on Unix sockets, and giving them owner and permissions; where they may be made is for Landlock.
         const LISTEN = 1 << 6;
         /// What may be asked and set of a tap that is attached: its header and its offloads.
         const TAPS = 1 << 7;
@@ -165,6 +165,11 @@ const EDIT_HERE: &[c_long] = &[libc::SYS_unlink, libc::SYS_rename];
 #[cfg(not(target_arch = "x86_64"))]
 const EDIT_HERE: &[c_long] = &[];
 
+#[cfg(target_arch = "x86_64")]
+const LISTEN_HERE: &[c_long] = &[libc::SYS_chmod];
+#[cfg(not(target_arch = "x86_64"))]
+const LISTEN_HERE: &[c_long] = &[];
+
 /// Requests of ioctl(2) that any program may make: whether a descriptor blocks, and what an interface is like.
 const REQUESTS: &[u64] = &[
     libc::FIONBIO,
@@ -229,7 +234,8 @@ fn rules(calls: Calls) -> Built<Rules> {
         allow(&[libc::SYS_connect]);
     }
     if calls.contains(Calls::LISTEN) {
-        allow(&[libc::SYS_bind, libc::SYS_listen, libc::SYS_fchmod]);
+        allow(&[libc::SYS_bind, libc::SYS_listen, libc::SYS_fchmod, libc::SYS_fchmodat, libc::SYS_fchownat]);
+        allow(LISTEN_HERE);
     }
     if calls.contains(Calls::PEERS) {
         allow(&[libc::SYS_process_vm_readv, libc::SYS_process_vm_writev]);

@@ -89,6 +89,8 @@ fn text(placeholder: &str) -> BoxedStrategy<String> {
         // Some paths have characters that a port's name may not have.
         "PATH" => "/[a-z]{1,5}/[a-zA-Z0-9 _-]{1,9}(\\.sock)?".boxed(),
         "NAME" => "[a-z][a-z0-9._@-]{0,10}".boxed(),
+        "ACCOUNT" => "[a-z][a-z0-9_-]{0,10}|[0-9]{1,5}".boxed(),
+        "MODE" => "0?[0-7]{3}".boxed(),
         "MAC" => mac.boxed(),
         "MAC[@VLAN]" => string_regex(&format!("{mac}(@[1-3]?[0-9]{{1,3}})?")).unwrap().boxed(),
         "IP[/BITS]" => {

@@ -14,6 +14,8 @@ use crate::config::{
 pub struct VhostUserConfig {
     /// The socket of the front end.
     pub endpoint: VhostUserEndpoint,
+    /// Who may connect to the socket, if the port makes one.
+    pub access: AccessConfig,
     /// Largest virtqueue accepted (the front end chooses the size); a power of two, 2 to 32768 (VIRTIO 1.4,
     /// 2.7). Absent: any.
     pub queue_size: Option<u16>,
@@ -22,6 +24,17 @@ pub struct VhostUserConfig {
     pub mac: Option<Mac>,
     /// Virtio features that are offered to the front end.
     pub features: FeatureToggles,
+}
+
+/// Who may connect to the socket of a port that listens. What is absent is as the switch makes files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AccessConfig {
+    /// The user who owns the file, by name or number.
+    pub owner: Option<String>,
+    /// The group of the file, by name or number.
+    pub group: Option<String>,
+    /// The permissions of the file; who may write may connect.
+    pub mode: Option<u32>,
 }
 
 /// The socket on which the port and its front end meet.
@@ -102,6 +115,27 @@ keys! {
             example: "connect",
             only_with: "socket" because "an inherited socket listens or is connected already",
         }
+        /// The user who owns the socket that the port makes, by name or number.
+        socket_owner: String {
+            is: ACCOUNT,
+            default: Unset::Means("the user of the switch"),
+            example: "libvirt-qemu",
+            only_with: "socket" because "an inherited socket has its owner already",
+        }
+        /// The group of the socket that the port makes, by name or number.
+        socket_group: String {
+            is: ACCOUNT,
+            default: Unset::Means("the group of the switch"),
+            example: "kvm",
+            only_with: "socket" because "an inherited socket has its group already",
+        }
+        /// The permissions of the socket that the port makes, in octal digits; who may write to it may connect.
+        socket_mode: u32 {
+            is: PERMISSIONS,
+            default: Unset::Means("what the umask of the switch leaves of 0777"),
+            example: "0660",
+            only_with: "socket" because "an inherited socket has its permissions already",
+        }
         /// Largest virtqueue accepted; the front end chooses the size.
         queue_size: u16 {
             is: power_of_two(2..=32768),
@@ -179,6 +213,31 @@ const ACTIVATION: Text<String> = Text {
     write: String::to_owned,
 };
 
+const ACCOUNT: Text<String> = Text {
+    placeholder: "ACCOUNT",
+    what: "a name of at most 32 letters, digits and `-_.`, or a number",
+    read: |name| {
+        let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        if name.len() <= 32 && name.bytes().all(good) && !name.starts_with('-') {
+            Ok(name.to_owned())
+        } else {
+            Err(format!("{name:?} is not the name or number of a user or group"))
+        }
+    },
+    write: String::to_owned,
+};
+
+const PERMISSIONS: Text<u32> = Text {
+    placeholder: "MODE",
+    what: "permissions in octal digits, such as \"0660\"",
+    read: |digits| {
+        let octal = digits.len() <= 4 && digits.bytes().all(|digit| (b'0'..=b'7').contains(&digit));
+        let mode = u32::from_str_radix(digits, 8).ok().filter(|mode| octal && *mode <= 0o777);
+        mode.ok_or_else(|| format!("{digits:?} is not a mode: three octal digits, such as 660"))
+    },
+    write: |mode| format!("{mode:04o}"),
+};
+
 impl PortSettings for VhostUserConfig {
     const KIND: &'static str = "vhost-user";
 
@@ -211,6 +270,9 @@ impl PortSettings for VhostUserConfig {
             fd,
             activation,
             mode,
+            socket_owner: owner,
+            socket_group: group,
+            socket_mode,
             queue_size,
             mac,
             csum,
@@ -223,6 +285,13 @@ impl PortSettings for VhostUserConfig {
             in_order,
         } = keys;
         fields.exactly_one(&["socket", "fd", "activation"]);
+        let access = AccessConfig { owner, group, mode: socket_mode };
+        for key in ["socket_owner", "socket_group", "socket_mode"] {
+            if mode == Some(Mode::Connect) && fields.has(key) {
+                let message = "does not go with mode = \"connect\": the front end makes that socket";
+                fields.report(key, message);
+            }
+        }
         // Segmentation offloads follow `csum`, and may not be asked for without it (VIRTIO 1.4, 5.1.3.1).
         let csum = csum.unwrap_or(true);
         for (key, on) in [("tso", tso), ("uso", uso)] {
@@ -247,11 +316,12 @@ impl PortSettings for VhostUserConfig {
         });
         let fd = fd.map(VhostUserEndpoint::Fd);
         let endpoint = socket.or(fd).or_else(|| activation.map(VhostUserEndpoint::Activation))?;
-        Some(VhostUserConfig { endpoint, queue_size, mac, features })
+        Some(VhostUserConfig { endpoint, access, queue_size, mac, features })
     }
 
     fn to_keys(&self) -> VhostUserKeys {
-        let VhostUserConfig { endpoint, queue_size, mac, features } = self;
+        let VhostUserConfig { endpoint, access, queue_size, mac, features } = self;
+        let AccessConfig { owner, group, mode } = access.clone();
         let FeatureToggles { mergeable, csum, tso, uso, event_idx, indirect, packed, in_order } = *features;
         let met = match endpoint.clone() {
             VhostUserEndpoint::Listen(path) => {
@@ -266,6 +336,9 @@ impl PortSettings for VhostUserConfig {
             }
         };
         VhostUserKeys {
+            socket_owner: owner,
+            socket_group: group,
+            socket_mode: mode,
             queue_size: *queue_size,
             mac: *mac,
             csum: Some(csum),

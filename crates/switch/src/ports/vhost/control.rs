@@ -15,13 +15,14 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot};
+use ringferry_sys::accounts;
 use ringferry_sys::epoll::Interest;
-use ringferry_sys::socket::{Listener, Stream};
+use ringferry_sys::socket::{Listener, SocketAccess, Stream};
 use ringferry_sys::usage::ThreadClock;
 use ringferry_vhost_user::backend::{Counters, Offer, Resources, Session};
 use ringferry_vhost_user::message::ProtocolFeatures;
@@ -31,7 +32,7 @@ use rustix::io::Errno;
 use super::allowance::{self, Allowance};
 use super::device::{PortDevice, features};
 use super::queues::{NewCalls, VhostQueues};
-use crate::config::{DEFAULT_MTU, PortConfig, VhostUserConfig, VhostUserEndpoint};
+use crate::config::{AccessConfig, DEFAULT_MTU, PortConfig, VhostUserConfig, VhostUserEndpoint};
 use crate::counters::PortTotals;
 use crate::log_limit::LogLimit;
 use crate::plane::{PAIRS, Placement, PortFault, PortShared, Steering};
@@ -119,10 +120,23 @@ enum Watched {
 /// See [`OpenError`].
 pub(in crate::ports) fn acquire(config: &VhostUserConfig) -> Result<Vec<OwnedFd>, OpenError> {
     match &config.endpoint {
-        VhostUserEndpoint::Listen(path) => Ok(vec![Listener::bind(path)?.into_fd()]),
+        VhostUserEndpoint::Listen(path) => Ok(vec![listen(path, &config.access)?.into_fd()]),
         VhostUserEndpoint::Connect(_) => Ok(Vec::new()),
         VhostUserEndpoint::Fd(_) | VhostUserEndpoint::Activation(_) => Err(OpenError::OnlyAtStart),
     }
+}
+
+/// Makes the socket of a port.
+fn listen(path: &Path, access: &AccessConfig) -> Result<Listener, OpenError> {
+    let number = |name: &Option<String>, find: fn(&str) -> Result<u32, String>| {
+        name.as_deref().map(find).transpose().map_err(OpenError::Account)
+    };
+    let access = SocketAccess {
+        owner: number(&access.owner, accounts::user)?,
+        group: number(&access.group, accounts::group)?,
+        mode: access.mode,
+    };
+    Ok(Listener::bind_for(path, access)?)
 }
 
 /// Opens the socket of a port.
@@ -136,7 +150,7 @@ pub(in crate::ports) fn open(config: &VhostUserConfig, passed: &mut Passed) -> R
                 Listener::from_fd_at(opened.into_iter().next().ok_or(OpenError::OnlyAtStart)?, path)?
             }
             None => {
-                let mut listener = Listener::bind(path)?;
+                let mut listener = listen(path, &config.access)?;
                 if passed.privileges().are_elsewhere() {
                     listener.leave_file();
                 }
