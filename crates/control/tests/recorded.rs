@@ -25,6 +25,8 @@ fn text(answer: &Answer) -> String {
         Answer::Explain(explanation) => explanation.to_text(),
         Answer::Rules(rules) => rules.to_text(),
         Answer::RulesChanged(change) => change.to_text(),
+        Answer::PortChanged(change) => change.to_text(),
+        Answer::Reloaded(reload) => reload.to_text(),
     }
 }
 

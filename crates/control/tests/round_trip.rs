@@ -11,7 +11,10 @@ use ringferry_control::snapshot::{
     FdbEntry, FdbSnapshot, GrantSnapshot, Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot,
     Snapshot, VifFeatures, WorkerSnapshot,
 };
-use ringferry_control::{Answer, GuestSnapshot, PortRules, Request, Response, RulesByKey, RulesChange};
+use ringferry_control::{
+    Answer, GuestSnapshot, PortAction, PortChange, PortRules, Reload, ReloadStep, Request, Response,
+    RulesByKey, RulesChange,
+};
 use ringferry_packet::ether::Mac;
 use ringferry_packet::flow::HashTypes;
 use ringferry_packet::vnet::Offloads;
@@ -40,6 +43,13 @@ fn request() -> impl Strategy<Value = Request> {
         }),
         (text(), any::<bool>()).prop_map(|(port, queues)| Request::Stats { port, queues }),
         text().prop_map(|port| Request::Explain { port }),
+        (text(), any::<bool>()).prop_map(|(port, runtime)| Request::Add { port, runtime }),
+        (text(), any::<bool>(), any::<bool>()).prop_map(|(port, if_exists, runtime)| Request::Remove {
+            port,
+            if_exists,
+            runtime
+        }),
+        any::<bool>().prop_map(|dry_run| Request::Reload { dry_run }),
         text().prop_map(|port| Request::Rules { port }),
         (text(), vec(text(), 0..4), any::<bool>()).prop_map(|(port, settings, runtime)| Request::Set {
             port,
@@ -123,6 +133,7 @@ fn port() -> impl Strategy<Value = PortSnapshot> {
         PortState::Listening,
         PortState::Connecting,
         PortState::Down,
+        PortState::NoMemory,
         PortState::Broken,
     ]);
     (
@@ -223,6 +234,16 @@ fn explanation() -> impl Strategy<Value = Explanation> {
     })
 }
 
+fn port_action() -> impl Strategy<Value = PortAction> {
+    prop::sample::select(vec![
+        PortAction::Added,
+        PortAction::Removed,
+        PortAction::Changed,
+        PortAction::Replaced,
+        PortAction::Nothing,
+    ])
+}
+
 fn answer() -> impl Strategy<Value = Answer> {
     let guest = (
         (any::<[u32; 2]>(), any::<u64>(), text(), text()),
@@ -246,6 +267,12 @@ fn answer() -> impl Strategy<Value = Answer> {
         );
     let change = (text(), rules(), any::<bool>(), text())
         .prop_map(|(port, rules, persistent, note)| RulesChange { port, rules, persistent, note });
+    let port_change = (text(), port_action(), any::<bool>(), text())
+        .prop_map(|(port, done, persistent, note)| PortChange { port, done, persistent, note });
+    let step = (text(), port_action(), text(), option::of(text()))
+        .prop_map(|(port, action, what, error)| ReloadStep { port, action, what, error });
+    let reload = (text(), any::<bool>(), vec(step, 0..3), vec(text(), 0..3))
+        .prop_map(|(file, dry_run, steps, restart)| Reload { file, dry_run, steps, restart });
     prop_oneof![
         snapshot().prop_map(|snapshot| Answer::Show(Box::new(snapshot))),
         guest.prop_map(|guest| Answer::Guest(Box::new(guest))),
@@ -256,6 +283,8 @@ fn answer() -> impl Strategy<Value = Answer> {
         explanation().prop_map(Answer::Explain),
         (text(), rules()).prop_map(|(port, rules)| Answer::Rules(PortRules { port, rules })),
         change.prop_map(Answer::RulesChanged),
+        port_change.prop_map(Answer::PortChanged),
+        reload.prop_map(Answer::Reloaded),
     ]
 }
 

@@ -38,7 +38,7 @@ use crate::message::{
     F_PROTOCOL_FEATURES, F_RING_PACKED, FLAG_REPLY, Header, MAX_FDS, MAX_MEM_SLOTS, MAX_VIRTQUEUES,
     MessageSpec, Needs, ProtocolFeatures, Reply, bit_numbers,
 };
-use crate::vring::{RingError, RingSetup, Vring};
+use crate::vring::{Kick, RingError, RingSetup, Vring};
 use crate::wire::{Message, Wire, WireError};
 
 /// Number of memory slots that a network device offers. Every slot is a mapping, and a process has
@@ -474,6 +474,13 @@ impl Session {
     /// Returns the protocol features that were negotiated.
     pub fn protocol(&self) -> ProtocolFeatures {
         self.protocol
+    }
+
+    /// Returns true if the front end has described a ring and given it a kick, and has shared no memory. A ring without memory cannot start:
+    /// the front end either shares some at once, or never will.
+    pub fn lacks_memory(&self) -> bool {
+        let described = |ring: &Vring| !matches!(ring.kick, Kick::Unset) && ring.geometry.addr.is_some();
+        self.memory.is_none() && self.rings.iter().any(described)
     }
 
     /// Returns the guest's memory; `None` before the front end shared any.

@@ -191,6 +191,8 @@ pub enum PortState {
     Connecting,
     /// Its peer is there, but has not started the device or has taken the link down.
     Down,
+    /// Its front end has started the device without sharing the guest's memory.
+    NoMemory,
     /// A queue is broken until the guest resets it.
     Broken,
 }
@@ -203,6 +205,7 @@ impl PortState {
             PortState::Listening => "listening",
             PortState::Connecting => "connecting",
             PortState::Down => "down",
+            PortState::NoMemory => "no-memory",
             PortState::Broken => "broken",
         }
     }

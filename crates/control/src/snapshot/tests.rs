@@ -133,9 +133,14 @@ fn a_port_in_quarantine_says_why() {
 
 #[test]
 fn state_names_are_those_of_json() {
-    for state in
-        [PortState::Up, PortState::Listening, PortState::Connecting, PortState::Down, PortState::Broken]
-    {
+    for state in [
+        PortState::Up,
+        PortState::Listening,
+        PortState::Connecting,
+        PortState::Down,
+        PortState::NoMemory,
+        PortState::Broken,
+    ] {
         assert_eq!(serde_json::to_value(state).unwrap(), state.name());
     }
 }

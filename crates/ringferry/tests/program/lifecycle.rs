@@ -88,6 +88,29 @@ fn one_front_end_at_a_time_and_the_next_one_waits() {
 }
 
 #[test]
+fn a_front_end_that_shares_no_memory_is_told_what_to_do() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b"]);
+    let mut raw = Raw::plug(switch.connect("a"));
+    switch.until_state("a", PortState::Up);
+    // All memory goes, and nothing else.
+    raw.connection.frontend().set_mem_table(&[]).unwrap();
+    let port = switch.until_state("a", PortState::NoMemory);
+    assert!(
+        port.fault
+            .is_some_and(|fault| fault.contains("share=on") && fault.contains("<access mode='shared'/>"))
+    );
+    assert_eq!(switch.process.logged("no packet can pass: the front end has started the device"), 1);
+    drop(raw);
+    switch.until_state("a", PortState::Listening);
+    // The next one does better.
+    let (mut a, mut b) = bystanders(&switch);
+    converse(&mut a, &mut b, 0, 20);
+    assert_eq!(switch.port("a").fault, None);
+    switch.stop();
+}
+
+#[test]
 fn a_connecting_port_finds_front_ends_that_come_later_and_come_back() {
     let place = Place::new();
     let switch = place.switch(&["a", "later,mode=connect"]);

@@ -59,6 +59,11 @@ const QUARANTINE: Duration = Duration::from_secs(60);
 /// Log lines about one port's front ends per interval: two or three restarts of a machine.
 const LOG_LINES: u32 = 20;
 
+/// What is said of a front end that has started the device without memory.
+const UNSHARED: &str = "the front end has started the device without sharing the guest's memory. QEMU: -object memory-backend-memfd,id=mem,size=SIZE,share=on \
+     -machine memory-backend=mem; libvirt: <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>; cloud-hypervisor: --memory \
+     size=SIZE,shared=on";
+
 /// The source of front ends.
 enum Endpoint {
     /// The front end connects to us.
@@ -101,6 +106,10 @@ struct VhostPort {
     waiting_logged: bool,
     /// True if the file of the socket was removed, which was logged.
     socket_gone: bool,
+    /// True if the session lacked memory at the last check.
+    memory_lacks: bool,
+    /// True if the session lacks memory, which was logged.
+    unshared: bool,
 }
 
 /// The descriptor that epoll watches for the port.
@@ -240,6 +249,8 @@ impl VhostPort {
             failure_logged: false,
             waiting_logged: false,
             socket_gone: false,
+            memory_lacks: false,
+            unshared: false,
         })
     }
 
@@ -405,6 +416,18 @@ impl VhostPort {
         }
     }
 
+    /// Logs once for each session that its front end has started the device without memory, and what to do about it. It is the commonest
+    /// mistake of all, and VMMs say nothing of it.
+    fn check_shared(&mut self) {
+        let lacks = self.session.as_ref().is_some_and(Session::lacks_memory);
+        // A front end that is in the middle of its messages has shared some by the next check.
+        let lacked = std::mem::replace(&mut self.memory_lacks, lacks);
+        if lacks && lacked && !std::mem::replace(&mut self.unshared, true) {
+            tracing::warn!(port = self.device.name, "no packet can pass: {UNSHARED}");
+        }
+        self.unshared &= lacks;
+    }
+
     /// Ends the session if the guest's memory is gone: the front end shrank its file.
     fn check_memory(&mut self) {
         if self.device.memory.as_ref().is_some_and(|memory| memory.is_lost()) {
@@ -427,7 +450,7 @@ impl VhostPort {
         self.socket_gone = true;
         tracing::warn!(
             port = self.device.name,
-            "somebody has removed the socket {}, so no front end can connect to it any more; restart the switch, which makes it anew",
+            "somebody has removed the socket {}, so no front end can connect to it any more; remove the port and add it again (ringferry ctl), or restart the switch",
             self.peer()
         );
     }
@@ -466,6 +489,7 @@ impl VhostPort {
                 self.allowance.take(1, now);
             }
             self.retry_at = now + RETRY;
+            (self.memory_lacks, self.unshared) = (false, false);
             self.quarantine = self.device.unanswered.take().map(|why| why.to_string());
         }
     }
@@ -482,6 +506,9 @@ impl VhostPort {
                 Endpoint::Once(None) => PortState::Down,
             };
         };
+        if self.unshared {
+            return PortState::NoMemory;
+        }
         let mut runs = [false; 2];
         for (index, ring) in session.rings().enumerate() {
             runs[index % 2] |= ring.started && ring.enabled;
@@ -494,13 +521,16 @@ impl VhostPort {
         if self.quarantine.is_some() {
             return self.quarantine.clone();
         }
+        if self.unshared {
+            return Some(UNSHARED.to_owned());
+        }
         if self.resources.closer.is_behind() {
             return Some(
                 "what front ends have passed cannot be closed yet; reading goes on when it is".to_owned(),
             );
         }
         self.socket_gone.then(|| {
-            "the socket was removed, so no front end can connect any more; restart the switch, which makes it anew".to_owned()
+            "the socket was removed, so no front end can connect any more; remove the port and add it again, or restart the switch".to_owned()
         })
     }
 
@@ -568,6 +598,7 @@ impl PortControl for VhostPort {
 
     fn tick(&mut self, cx: &mut Context<'_>) {
         self.check_memory();
+        self.check_shared();
         self.check_socket();
         self.log_waiting();
         self.settle(cx);
