@@ -35,9 +35,9 @@ mod table;
 mod values;
 use parse::{Document, Place, PortKeys, Value, parse_flag, parse_port};
 use rules::RulesKeys;
-use values::{Described, List, Shape};
+use values::{Described, Shape};
 
-pub use crate::ports::tap::config::{MAX_TAP_NAME, TapConfig, TapSource};
+pub use crate::ports::tap::config::{LinkConfig, MAX_TAP_NAME, TapConfig, TapSource};
 pub use crate::ports::vhost::config::{AccessConfig, FeatureToggles, VhostUserConfig, VhostUserEndpoint};
 pub use crate::ports::xen::config::{Transfer, VifName, XenProvider, XenVifConfig};
 pub use file::drop_ins;
@@ -46,7 +46,9 @@ pub use help::{port_keys_help, rules_help};
 pub(crate) use parse::Fields;
 pub(crate) use rules::{Edit, entries as rules_by_key};
 pub(crate) use table::{Key, Keys, Unset, keys};
-pub(crate) use values::{Boolean, Choice, Codec, MAC, SOCKET, Text, number, number_of, power_of_two};
+pub(crate) use values::{
+    Boolean, Choice, Codec, List, MAC, SOCKET, Text, digits, number, number_of, power_of_two,
+};
 
 /// Bytes a Unix socket path may have: `sun_path` holds 108 with the closing NUL (unix(7)).
 pub const MAX_SOCKET_PATH: usize = 107;

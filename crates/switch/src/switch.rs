@@ -4,6 +4,7 @@
 //! The program opens an [`OpenSwitch`] with [`Switch::open`], starts it, and gives its main thread to [`Switch::run`]: one epoll loop over signals, the control
 //! socket, faults that workers report, and whatever the ports wait for ([`PortTable`]). Dropping it stops the workers and closes the ports.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -68,6 +69,8 @@ pub struct Switch {
     epoll: Epoll,
     started: Instant,
     privileges: Privileges,
+    /// Names of ports that are gone and could not be opened anew.
+    not_renewed: BTreeSet<String>,
 }
 
 /// Epoll tokens; the ports' begin with [`FIRST_TOKEN`].
@@ -105,7 +108,16 @@ impl OpenSwitch {
             ports.add(port.clone(), plug, &epoll).map_err(port_error(&port.name))?;
         }
         let started = Instant::now();
-        Ok(Switch { config, ports, control, workers, epoll, started, privileges })
+        Ok(Switch {
+            config,
+            ports,
+            control,
+            workers,
+            epoll,
+            started,
+            privileges,
+            not_renewed: BTreeSet::new(),
+        })
     }
 }
 
@@ -213,7 +225,24 @@ impl Switch {
     fn tick(&mut self) -> Result<(), RunError> {
         self.control.tick();
         self.ports.tick(&self.epoll);
+        self.renew();
         if self.workers.is_dead() { Err(RunError::WorkerDied) } else { Ok(()) }
+    }
+
+    /// Opens ports anew whose taps were deleted. A failure is logged once, and tried again with every tick.
+    fn renew(&mut self) {
+        let gone = self.ports.gone();
+        self.not_renewed.retain(|name| gone.iter().any(|port| port.name == *name));
+        for port in gone {
+            match self.requests().0.renew(&port) {
+                Ok(()) => tracing::info!(port = port.name, "what was deleted is opened anew"),
+                Err(error) => {
+                    if self.not_renewed.insert(port.name.clone()) {
+                        tracing::warn!(port = port.name, "it cannot be opened anew yet: {error}");
+                    }
+                }
+            }
+        }
     }
 
     fn serve_control(&mut self) {
@@ -238,7 +267,7 @@ impl Switch {
     }
 
     fn requests(&mut self) -> (Requests<'_>, &mut ControlServer) {
-        let Switch { config, ports, control, workers, started, privileges, epoll } = self;
+        let Switch { config, ports, control, workers, started, privileges, epoll, .. } = self;
         (Requests { config, ports, workers, started: *started, privileges, epoll }, control)
     }
 }

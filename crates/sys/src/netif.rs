@@ -36,6 +36,9 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
+/// The request that adds a port to a bridge (linux/sockios.h); libc does not have it.
+pub(crate) const SIOCBRADDIF: libc::Ioctl = 0x89a2;
+
 type Result<T> = std::result::Result<T, InterfaceError>;
 
 /// Returns the interface's index, or `None` if there is no such interface.
@@ -180,6 +183,21 @@ pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> Result<()> {
     };
     let action = || format!("giving it {address}/{prefix}");
     attempt().map_err(|source| InterfaceError { name: name.to_owned(), action: action(), source })
+}
+
+/// Makes the interface a port of a bridge of the kernel, unless it is one of some bridge already.
+///
+/// # Errors
+/// No permission, or one of the two does not exist.
+pub fn join_bridge(name: &str, bridge: &str) -> Result<()> {
+    let action = format!("joining the bridge {bridge}");
+    let failed = |source| InterfaceError { name: name.to_owned(), action: action.clone(), source };
+    let member = index(name)?.ok_or_else(|| failed(no_such_interface()))?;
+    let joins = call(bridge, &action, SIOCBRADDIF, |r| r.ifr_ifru.ifru_ifindex = member as libc::c_int);
+    match joins {
+        Err(e) if e.source.raw_os_error() == Some(libc::EBUSY) => Ok(()),
+        result => result.map(drop).map_err(|e| failed(e.source)),
+    }
 }
 
 /// Prevents the kernel from sending IPv6 packets by itself on this interface: no router solicitations, no

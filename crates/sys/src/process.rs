@@ -144,6 +144,11 @@ pub fn cpu_time(pid: u32) -> io::Result<Duration> {
     read_clock(clock).ok_or_else(no_process)
 }
 
+/// Returns the number of the user as whom this process makes files.
+pub fn user_id() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
 /// Returns true if the process runs as root in its user namespace.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()

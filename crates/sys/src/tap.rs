@@ -317,6 +317,32 @@ impl Tap {
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
+    /// Lets the device outlive its last queue, and lets the user `owner` alone attach to it beside root: a device without an owner is
+    /// open to everybody.
+    ///
+    /// # Errors
+    /// [`TapError::Os`], without CAP_NET_ADMIN.
+    pub fn make_persistent(&self, owner: u32) -> Result<(), TapError> {
+        for (request, argument, step) in [
+            (libc::TUNSETOWNER, owner, "setting its owner (TUNSETOWNER)"),
+            (libc::TUNSETPERSIST, 1, "making it persistent (TUNSETPERSIST)"),
+        ] {
+            // SAFETY: both requests take a number as the argument itself, and no memory.
+            let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), request, libc::c_ulong::from(argument)) };
+            if result < 0 {
+                return Err(os_error(&self.name, step, io::Error::last_os_error()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns true if the device exists, in whatever network namespace and under whatever name.
+    pub fn is_attached(&self) -> bool {
+        let mut request = ifreq::zeroed();
+        // SAFETY: TUNGETIFF fills in an ifreq.
+        unsafe { ifreq::ioctl(&self.fd, libc::TUNGETIFF, &mut request) }.is_ok()
+    }
+
     /// Returns the name that the interface had when it was opened.
     pub fn name(&self) -> &str {
         &self.name

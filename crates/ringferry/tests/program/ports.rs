@@ -9,6 +9,7 @@ use std::process::Command;
 
 use ringferry_control::snapshot::PortState;
 use ringferry_control::{self as control, Answer, PortAction, Request};
+use ringferry_packet::ether::Mac;
 use ringferry_rig::frames::frame;
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
 use ringferry_rig::process::{eventually, in_a_namespace, may};
@@ -276,6 +277,65 @@ fn taps_come_and_go_in_the_namespace() {
     while a.receive().frame[6..12] != host {}
     switch.stop();
     assert_eq!(netif::index("rf2").unwrap(), None);
+}
+
+/// The interface's bridge and addresses, as `ip` shows them.
+fn link(name: &str) -> String {
+    let shown = Command::new("ip").args(["-o", "addr", "show", "dev", name]).output().unwrap();
+    let master = Command::new("ip").args(["-o", "link", "show", "dev", name]).output().unwrap();
+    [shown.stdout, master.stdout].map(|bytes| String::from_utf8(bytes).unwrap()).concat()
+}
+
+fn is_set_up() -> bool {
+    let link = link("rf0");
+    link.contains("master br0") && link.contains("inet 10.0.0.1/24") && netif::is_up("rf0").unwrap_or(false)
+}
+
+fn an_uplink_survives_everything_in_the_namespace() {
+    if !may("needs the program ip", program::installed("ip").is_some()) {
+        return;
+    }
+    ip(&["link", "add", "br0", "type", "bridge"]);
+    let place = Place::new();
+    let keys = "persistent = true\nbridge = 'br0'\naddress = ['10.0.0.1/24']\nmtu = 1400\n";
+    let tap = format!("[[port]]\nkind = 'tap'\ntap = 'rf0'\n{keys}");
+    let switch = start(&place, &tap);
+    assert!(is_set_up(), "{}", link("rf0"));
+    let (mac, index) = (netif::mac("rf0").unwrap(), netif::index("rf0").unwrap());
+    switch.stop();
+    // It stays, and so does all that others know of it.
+    assert_eq!((netif::mac("rf0").unwrap(), netif::index("rf0").unwrap()), (mac, index));
+    let switch = start(&place, &tap);
+    assert!(is_set_up() && netif::index("rf0").unwrap() == index);
+    // It comes back when it is deleted, as it was.
+    ip(&["link", "delete", "rf0"]);
+    eventually("the tap is made anew", || netif::index("rf0").unwrap().filter(|_| is_set_up()));
+    assert_ne!(netif::index("rf0").unwrap(), index);
+    assert_eq!((netif::mac("rf0").unwrap(), netif::mtu("rf0").unwrap()), (mac, 1400));
+    switch.until_state("rf0", PortState::Up);
+    // And it is in the bridge again when that is deleted and made anew.
+    ip(&["link", "delete", "br0"]);
+    switch.process.until_logged("the bridge br0 is gone");
+    assert!(!is_set_up());
+    ip(&["link", "add", "br0", "type", "bridge"]);
+    eventually("the tap joins the bridge", || is_set_up().then_some(()));
+    // Packets pass.
+    let mut a = switch.plug("a", 1, Options::default());
+    a.send(&frame(Mac(mac), a.mac, 60, 1));
+    switch.until("rf0", "a frame arrives", |port| port.counters["tx_packets"] > 0);
+    // What is set up so must be in the file.
+    if may("sandbox", is_root()) {
+        let words = refused(&place, &["add", "tap:rf1,bridge=br0"]);
+        assert!(words.contains("only as its configuration file has them"), "{words}");
+    }
+    place.ctl(&["remove", "rf0"]);
+    assert!(netif::index("rf0").unwrap().is_some(), "a persistent tap is removed by hand");
+    switch.stop();
+}
+
+#[test]
+fn an_uplink_survives_everything() {
+    in_a_namespace(an_uplink_survives_everything_in_the_namespace);
 }
 
 #[test]

@@ -96,11 +96,21 @@ fn every_key_is_read() {
     let existing = TapSource::Name { name: "rf0".into(), existing: Some(true) };
     assert_eq!(
         config.ports[3].kind,
-        PortKind::Tap(TapConfig { source: existing, offloads: false, queues: Some(4) })
+        PortKind::Tap(TapConfig {
+            source: existing,
+            offloads: false,
+            queues: Some(4),
+            link: LinkConfig::default()
+        })
     );
     assert_eq!(
         config.ports[4].kind,
-        PortKind::Tap(TapConfig { source: TapSource::Fd(7), offloads: true, queues: None })
+        PortKind::Tap(TapConfig {
+            source: TapSource::Fd(7),
+            offloads: true,
+            queues: None,
+            link: LinkConfig::default()
+        })
     );
 }
 

@@ -30,7 +30,7 @@ use ringferry_sys::netif::InterfaceError;
 use ringferry_sys::socket::BindError;
 use ringferry_sys::tap::TapError;
 
-use crate::config::{PortConfig, PortKind, SwitchConfig};
+use crate::config::{PortConfig, PortKind, SwitchConfig, TapConfig, TapSource};
 use crate::fdb::PortId;
 use crate::plane::{PortFault, PortShared};
 use crate::rules::Rules;
@@ -190,8 +190,13 @@ pub(crate) trait PortControl {
     }
 
     /// Checks, about once a second, for changes that cause no event.
-    fn tick(&mut self, cx: &mut Context<'_>) {
-        let _ = cx;
+    fn tick(&mut self, config: &PortConfig, cx: &mut Context<'_>) {
+        let _ = (config, cx);
+    }
+
+    /// Returns true if what the port was made of does not exist any more, so that it has to be opened anew.
+    fn is_gone(&self) -> bool {
+        false
     }
 
     /// Handles the report that a worker cannot serve a port any more. Returns true if the port is one of this
@@ -236,6 +241,17 @@ pub(crate) fn acquire(port: &PortConfig, workers: usize) -> Result<Vec<OwnedFd>,
         PortKind::Tap(config) => tap::acquire(port, config, workers),
         // Its devices are open to the sandbox, if there was such a port at the start.
         PortKind::XenVif(_) => Ok(Vec::new()),
+    }
+}
+
+/// Sets up the interface of a tap again ([`tap::set_up`]); ports of other kinds have none.
+///
+/// # Errors
+/// No permission, or a setting that the interface cannot have.
+pub(crate) fn set_up(port: &PortConfig) -> Result<(), OpenError> {
+    match &port.kind {
+        PortKind::Tap(TapConfig { source: TapSource::Name { name, .. }, .. }) => tap::set_up(port, name),
+        _ => Ok(()),
     }
 }
 

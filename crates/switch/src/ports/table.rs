@@ -151,10 +151,16 @@ impl PortTable {
 
     /// Lets every entry check for changes that cause no event.
     pub(crate) fn tick(&mut self, epoll: &Epoll) {
-        self.any(epoll, |control, cx| {
-            control.tick(cx);
-            false
-        });
+        let Self { entries, ids, budget, memory, workers, .. } = self;
+        for (id, Entry { config, control }) in entries {
+            control.tick(config, &mut Context { workers, epoll, ids, budget, memory, entry: *id });
+        }
+    }
+
+    /// Returns the ports that have to be opened anew.
+    pub(crate) fn gone(&self) -> Vec<PortConfig> {
+        let gone = self.entries.values().filter(|entry| entry.control.is_gone());
+        gone.map(|entry| entry.config.clone()).collect()
     }
 
     /// Disconnects the peers that workers cannot serve any more.

@@ -8,7 +8,7 @@ use ringferry_sys::netif;
 use ringferry_sys::socket::{Stream, remove_if_stale};
 
 use super::wire::{Connection, MAX_REPLY, MAX_REQUEST, Reply, Request};
-use super::{Bytes, Charter, directory};
+use super::{Bytes, Charter, directory, tap_text};
 use crate::config::{
     Config, Edit, KeepError, MAX_WORKERS, PortConfig, PortKind, TapConfig, TapSource, VhostUserEndpoint,
     forget_port, keep, keep_port,
@@ -40,6 +40,7 @@ impl Charter {
                 self.connected(&port).map(|fd| (Reply::Done, vec![fd])).map_err(Reply::from)
             }
             Request::Open { port, workers } => self.open(&port, workers).map(|fds| (Reply::Done, fds)),
+            Request::SetUp { port } => self.set_up(&port).map(|()| (Reply::Done, Vec::new())),
             Request::Close { port } => {
                 self.close(&port);
                 Ok((Reply::Done, Vec::new()))
@@ -67,7 +68,7 @@ impl Charter {
         if self.listen.contains_key(&port.name) || self.connect.contains_key(&port.name) {
             return Err(failed("a port of this name is open already"));
         }
-        if !self.file_has(&port) {
+        if !self.knows(&port) {
             self.admit(&port)?;
         }
         let fds = ports::acquire(&port, workers.min(MAX_WORKERS.into()))
@@ -77,6 +78,22 @@ impl Charter {
         }
         self.opened.insert(port.name.clone(), port);
         Ok(fds)
+    }
+
+    fn set_up(&self, port: &str) -> Result<(), Reply> {
+        let port = one_port(port)?;
+        if !self.knows(&port) {
+            return Err(failed("that port is not open"));
+        }
+        ports::set_up(&port).map_err(|error| failed(&error.to_string()))
+    }
+
+    /// Returns true if this very port, whatever its rules, was a tap at the start, was opened by the helper, or is in the configuration file.
+    fn knows(&self, port: &PortConfig) -> bool {
+        let same = |there: &PortConfig| there.kind == port.kind && there.mtu == port.mtu;
+        self.taps.contains(&tap_text(port))
+            || self.opened.get(&port.name).is_some_and(same)
+            || self.file_has(port)
     }
 
     /// Returns true if this very port, whatever its rules, is in the configuration file now.
@@ -108,6 +125,14 @@ impl Charter {
                 ))),
                 VhostUserEndpoint::Fd(_) | VhostUserEndpoint::Activation(_) => Ok(()),
             },
+            PortKind::Tap(TapConfig { link, .. })
+                if link.bridge.is_some() || !link.addresses.is_empty() || link.mac.is_some() =>
+            {
+                Err(failed(
+                    "the sandbox lets the switch set up interfaces only as its configuration file has them: write the port with its bridge and \
+                     addresses into the file and use `ringferry ctl reload`",
+                ))
+            }
             PortKind::Tap(TapConfig { source: TapSource::Name { name, .. }, .. }) => {
                 // A tap may be another program's, and have several queues.
                 match netif::index(name) {

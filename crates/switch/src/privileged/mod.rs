@@ -43,8 +43,9 @@ use crate::config::{
     Config, ConfigBuilder, ConfigFile, Edit, KeepError, MAX_WORKERS, PortConfig, PortKind, SwitchConfig,
     VhostUserEndpoint,
 };
-use crate::ports::OpenError;
 use crate::ports::passed::Passed;
+use crate::ports::tap::MACHINE;
+use crate::ports::{self, OpenError};
 use crate::rules::Rules;
 
 /// Time limit for the helper's answer, enough to write a file to a slow disk. After a timeout the helper is
@@ -66,6 +67,8 @@ pub struct Charter {
     listen_in: Vec<Bytes>,
     /// Directories in which further ports may listen, and to whose sockets they may connect.
     connect_in: Vec<Bytes>,
+    /// The taps of the start, each as a configuration without rules: they may be opened again when they were deleted.
+    taps: Vec<String>,
     /// Ports that the helper has opened, by name.
     #[serde(skip)]
     opened: BTreeMap<String, PortConfig>,
@@ -97,8 +100,10 @@ impl Charter {
             ..Charter::default()
         };
         for port in &config.ports {
-            if let PortKind::VhostUser(vhost) = &port.kind {
-                charter.add_socket(&port.name, &vhost.endpoint);
+            match &port.kind {
+                PortKind::VhostUser(vhost) => charter.add_socket(&port.name, &vhost.endpoint),
+                PortKind::Tap(_) => charter.taps.push(tap_text(port)),
+                PortKind::XenVif(_) => {}
             }
         }
         let sockets = charter.listen.values().chain(&charter.control);
@@ -118,7 +123,10 @@ impl Charter {
 
     /// Returns the directories in which the helper reads, makes and removes files, and the device of taps.
     pub fn places(&self) -> Vec<(PathBuf, Access)> {
-        let mut places = vec![(PathBuf::from("/dev/net/tun"), Access::READ | Access::WRITE)];
+        let mut places = vec![
+            (PathBuf::from("/dev/net/tun"), Access::READ | Access::WRITE),
+            (PathBuf::from(MACHINE), Access::READ),
+        ];
         if let Some(file) = &self.file {
             places.push((directory(file.path()), Access::all()));
             // If the path is a link, the file that it leads to is replaced, not the link.
@@ -213,6 +221,20 @@ impl Privileges {
             Ok((Reply::Refused { text } | Reply::Failed { text, .. }, _)) => refused(text),
             Ok(_) => refused(MISUNDERSTOOD.to_owned()),
             Err(error) => refused(error.to_string()),
+        }
+    }
+
+    /// Sets up the interface of a tap again, for example when its bridge has come back.
+    ///
+    /// # Errors
+    /// No permission, or a setting that the interface cannot have.
+    pub(crate) fn set_up(&self, port: &PortConfig) -> Result<(), OpenError> {
+        let Some(helper) = &self.0 else { return ports::set_up(port) };
+        match helper.borrow_mut().ask(&Request::SetUp { port: written(port) }) {
+            Ok((Reply::Done, _)) => Ok(()),
+            Ok((Reply::Refused { text } | Reply::Failed { text, .. }, _)) => Err(OpenError::Helper(text)),
+            Ok(_) => Err(OpenError::Helper(MISUNDERSTOOD.to_owned())),
+            Err(error) => Err(OpenError::Helper(error.to_string())),
         }
     }
 
@@ -326,6 +348,11 @@ fn written(port: &PortConfig) -> String {
     let switch = SwitchConfig { workers: Some(MAX_WORKERS), ..SwitchConfig::default() };
     Config { control: None, socket_directories: Vec::new(), switch, ports: vec![port.clone()], file: None }
         .dump()
+}
+
+/// A tap without its rules, as a configuration.
+fn tap_text(port: &PortConfig) -> String {
+    written(&PortConfig { rules: Rules::default(), worker: None, ..port.clone() })
 }
 
 /// What is said of an answer that belongs to another request.

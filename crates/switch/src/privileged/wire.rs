@@ -37,6 +37,11 @@ pub(super) enum Request {
         /// Number of workers, the most queues that a tap is opened with.
         workers: usize,
     },
+    /// Set up the interface of a tap that is open.
+    SetUp {
+        /// A configuration with one port.
+        port: String,
+    },
     /// Remove the file of a port's socket, which is closed, and forget the port.
     Close {
         /// Name of the port.

@@ -156,6 +156,20 @@ impl Requests<'_> {
         }
     }
 
+    /// Opens a port anew whose tap was deleted. The old one goes when the new one is open.
+    pub(crate) fn renew(&mut self, port: &PortConfig) -> Result<(), String> {
+        let workers = self.workers.count();
+        let opened = self
+            .privileges
+            .open(port, workers)
+            .and_then(|mut passed| ports::open(port, workers, &mut passed));
+        let plug = opened.map_err(|error| error.to_string())?;
+        self.ports.remove(&port.name, self.epoll);
+        let entry = self.ports.add(port.clone(), plug, self.epoll).map_err(|error| error.to_string())?;
+        self.ports.begin_entry(entry, self.epoll);
+        Ok(())
+    }
+
     fn can_plug(&self, port: &PortConfig) -> Result<(), String> {
         if port.kind.is_passed() { Err(OpenError::OnlyAtStart.to_string()) } else { Ok(()) }
     }

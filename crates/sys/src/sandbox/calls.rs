@@ -18,6 +18,8 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
 
+use crate::netif;
+
 bitflags! {
     /// Groups of system calls beyond those that any program needs (memory, clocks, signals of its own, and reading, writing and waiting on
     /// descriptors that it has).
@@ -39,7 +41,7 @@ bitflags! {
         const LISTEN = 1 << 6;
         /// What may be asked and set of a tap that is attached: its header and its offloads.
         const TAPS = 1 << 7;
-        /// Attaching to taps and making them, and setting the state and the MTU of interfaces.
+        /// Attaching to taps and making them, and setting up interfaces: state, MTU, Ethernet and IP addresses, bridge.
         const INTERFACES = 1 << 8;
     }
 }
@@ -186,7 +188,15 @@ const TAP_REQUESTS: &[u64] =
     &[libc::TUNGETIFF, libc::TUNSETVNETHDRSZ, libc::TUNSETVNETLE, libc::TUNSETOFFLOAD];
 
 /// Requests that make and change interfaces ([`Calls::INTERFACES`]).
-const INTERFACE_REQUESTS: &[u64] = &[libc::TUNSETIFF, libc::SIOCSIFFLAGS, libc::SIOCSIFMTU];
+const INTERFACE_REQUESTS: &[u64] = &[
+    libc::TUNSETIFF,
+    libc::TUNSETOWNER,
+    libc::TUNSETPERSIST,
+    libc::SIOCSIFFLAGS,
+    libc::SIOCSIFMTU,
+    libc::SIOCSIFHWADDR,
+    netif::SIOCBRADDIF,
+];
 
 /// Types (the second byte) of the requests of gntdev and gntalloc, and of evtchn.
 const XEN_REQUESTS: [u8; 2] = [b'G', b'E'];
@@ -249,7 +259,13 @@ fn rules(calls: Calls) -> Built<Rules> {
     let flags = (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) as u64;
     let stream =
         [equal(0, libc::AF_UNIX as u64)?, masked(1, 0xffff_ffff & !flags, libc::SOCK_STREAM as u64)?];
-    rules.insert(libc::SYS_socket, vec![SeccompRule::new(stream.into())?]);
+    let mut sockets = vec![SeccompRule::new(stream.into())?];
+    if calls.contains(Calls::INTERFACES) {
+        // IP addresses are set by rtnetlink.
+        let netlink = [equal(0, libc::AF_NETLINK as u64)?, equal(2, libc::NETLINK_ROUTE as u64)?];
+        sockets.push(SeccompRule::new(netlink.into())?);
+    }
+    rules.insert(libc::SYS_socket, sockets);
     // To where the socket is connected.
     let connected = SeccompCondition::new(4, Qword, SeccompCmpOp::Eq, 0)?;
     rules.insert(libc::SYS_sendto, vec![one(connected)?]);

@@ -1,9 +1,13 @@
 //! Configuration of a tap port: keys, flags and checks.
 
+use std::net::IpAddr;
 use std::os::fd::RawFd;
 
+use ringferry_packet::ether::Mac;
+
 use crate::config::{
-    Boolean, Claim, Fields, Flag, MAX_WORKERS, PortSettings, Text, Unset, keys, number, number_of,
+    Boolean, Claim, Fields, Flag, List, MAC, MAX_WORKERS, PortSettings, Text, Unset, digits, keys, number,
+    number_of,
 };
 
 /// Bytes the name of a network interface may have: `IFNAMSIZ` is 16 with the closing NUL (netdevice(7)).
@@ -18,6 +22,24 @@ pub struct TapConfig {
     pub offloads: bool,
     /// Queues of the tap, 1 to [`MAX_WORKERS`]; absent: one per worker, or one if the tap exists and has one.
     pub queues: Option<u16>,
+    /// The settings of the interface.
+    pub link: LinkConfig,
+}
+
+/// The settings of a tap's interface. The switch carries them out when it makes the tap, and bridge, addresses and state whenever it opens
+/// it or the bridge comes back.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LinkConfig {
+    /// The tap outlives the switch, if the switch makes it.
+    pub persistent: bool,
+    /// Ethernet address of the interface; absent: it keeps its own.
+    pub mac: Option<Mac>,
+    /// The bridge of the kernel that the tap is a port of.
+    pub bridge: Option<String>,
+    /// Addresses of the host on the tap.
+    pub addresses: Vec<(IpAddr, u8)>,
+    /// Whether the interface is brought up; absent: it is if the switch makes it.
+    pub up: Option<bool>,
 }
 
 /// The tap device of a port.
@@ -68,8 +90,60 @@ keys! {
             default: Unset::Means("one for each worker; one if the tap exists and has one"),
             example: "2",
         }
+        /// The tap stays when the switch ends, with its addresses and its place in a bridge, and the next start attaches to it. It must
+        /// then be removed by hand (`ip link delete`).
+        persistent: bool {
+            is: Boolean,
+            default: Unset::Value("false"),
+            example: "true",
+            only_with: "tap" because "an inherited tap is whoever's that made it",
+        }
+        /// Ethernet address of the interface, set before it is brought up.
+        mac: Mac {
+            is: MAC,
+            default: Unset::Means("a tap that exists keeps its own; one that is made gets a random one, or, if it is persistent, always the same one for its name on this machine"),
+            example: "52:54:00:00:00:fe",
+            only_with: "tap" because "an inherited tap is set up by whoever made it",
+        }
+        /// A bridge of the kernel that the tap becomes a port of, at the start and whenever either of them comes back.
+        bridge: String {
+            is: TAP_NAME,
+            default: Unset::Means("none"),
+            example: "br0",
+            only_with: "tap" because "an inherited tap is set up by whoever made it",
+        }
+        /// IP addresses of the host on the tap, with the length of the network's prefix.
+        address: Vec<(IpAddr, u8)> {
+            is: List(INTERFACE_ADDRESS),
+            default: Unset::Means("none is added"),
+            example: "10.0.0.1/24",
+            only_with: "tap" because "an inherited tap is set up by whoever made it",
+        }
+        /// Whether the interface is brought up.
+        up: bool {
+            is: Boolean,
+            default: Unset::Means("up if the switch makes the tap; as it is if the tap exists"),
+            example: "true",
+            only_with: "tap" because "an inherited tap is set up by whoever made it",
+        }
     }
 }
+
+/// An address of an interface, with the length of its network's prefix.
+const INTERFACE_ADDRESS: Text<(IpAddr, u8)> = Text {
+    placeholder: "IP/BITS",
+    what: "an IP address with the length of its network's prefix, such as \"10.0.0.1/24\"",
+    read: |text| {
+        let parts =
+            text.split_once('/').and_then(|(address, bits)| Some((address.parse().ok()?, digits(bits)?)));
+        let longest = |address: &IpAddr| if address.is_ipv4() { 32 } else { 128 };
+        match parts {
+            Some((address, bits)) if bits <= longest(&address) => Ok((address, bits as u8)),
+            _ => Err(format!("{text:?} is not an address with a prefix length, such as 10.0.0.1/24")),
+        }
+    },
+    write: |(address, bits)| format!("{address}/{bits}"),
+};
 
 const TAP_NAME: Text<String> = Text {
     placeholder: "NAME",
@@ -94,14 +168,16 @@ impl PortSettings for TapConfig {
     type Keys = TapKeys;
 
     fn from_keys(keys: TapKeys, fields: &mut Fields<'_>) -> Option<Self> {
-        let TapKeys { tap, fd, existing, offloads, queues } = keys;
+        let TapKeys { tap, fd, existing, offloads, queues, persistent, mac, bridge, address, up } = keys;
         fields.exactly_one(&["tap", "fd"]);
         if fields.has("worker") && queues != Some(1) {
             let message = "only goes with queues = 1: of several queues each worker reads one";
             fields.report("worker", message);
         }
         let source = tap.map(|name| TapSource::Name { name, existing }).or_else(|| fd.map(TapSource::Fd))?;
-        Some(TapConfig { source, offloads: offloads.unwrap_or(true), queues })
+        let persistent = persistent.unwrap_or(false);
+        let link = LinkConfig { persistent, mac, bridge, addresses: address.unwrap_or_default(), up };
+        Some(TapConfig { source, offloads: offloads.unwrap_or(true), queues, link })
     }
 
     fn to_keys(&self) -> TapKeys {
@@ -109,7 +185,19 @@ impl PortSettings for TapConfig {
             TapSource::Name { name, existing } => (Some(name.clone()), None, *existing),
             TapSource::Fd(fd) => (None, Some(*fd), None),
         };
-        TapKeys { tap, fd, existing, offloads: Some(self.offloads), queues: self.queues }
+        let LinkConfig { persistent, mac, bridge, addresses, up } = self.link.clone();
+        TapKeys {
+            tap,
+            fd,
+            existing,
+            offloads: Some(self.offloads),
+            queues: self.queues,
+            persistent: Some(persistent).filter(|persistent| *persistent),
+            mac,
+            bridge,
+            address: Some(addresses).filter(|addresses| !addresses.is_empty()),
+            up,
+        }
     }
 
     fn claim(&self) -> Claim<'_> {

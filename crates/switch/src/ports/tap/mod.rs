@@ -1,10 +1,14 @@
 //! Ports for the host's network stack: a tap, in as many queues as there are workers to read them.
 //!
-//! The control side opens the tap and hands its descriptors to the workers; after that it only tells its state.
+//! The control side opens the tap, sets its interface up ([`link`]) and hands its descriptors to the workers. After that it tells its state,
+//! says when the tap is gone, so that the switch opens it anew, and puts it back into a bridge that comes back.
 
 pub(crate) mod config;
+mod link;
 pub(crate) mod queues;
 
+pub(crate) use link::MACHINE;
+pub(super) use link::set_up;
 pub(crate) use queues::offloads;
 
 use std::os::fd::{OwnedFd, RawFd};
@@ -23,6 +27,7 @@ use crate::config::{PortConfig, TapConfig, TapSource};
 use crate::counters::PortTotals;
 use crate::fdb::PortId;
 use crate::plane::{Placement, Steering};
+use crate::privileged::Privileges;
 use crate::rules::Rules;
 use crate::snapshot::rules_by_key;
 use queues::{TapQueues, TapStart};
@@ -39,6 +44,11 @@ struct TapPort {
     offloads: Offloads,
     queues: u16,
     counters: PortTotals,
+    /// A queue of the tap, to ask whether it exists.
+    probe: Tap,
+    /// Index of the bridge that the tap is to be in, when that was last seen.
+    bridge: Option<u32>,
+    privileges: Privileges,
 }
 
 /// Opens a tap that is added to a running switch, for [`open`] in another process.
@@ -71,11 +81,18 @@ pub(super) fn open(
         }
         None => open_queues(port, config, workers, |number| passed.number(number))?,
     };
-    Ok(Box::new(move |config, cx| Ok(Box::new(plug(config, queues, cx)?))))
+    let privileges = passed.privileges().clone();
+    Ok(Box::new(move |config, cx| Ok(Box::new(plug(config, queues, privileges, cx)?))))
 }
 
-fn plug(config: &PortConfig, queues: Vec<Tap>, cx: &mut Context<'_>) -> Result<TapPort, OpenError> {
+fn plug(
+    config: &PortConfig,
+    queues: Vec<Tap>,
+    privileges: Privileges,
+    cx: &mut Context<'_>,
+) -> Result<TapPort, OpenError> {
     let first = queues.first().ok_or(OpenError::NoId)?;
+    let probe = first.try_clone()?;
     let (tap, count, offloads) = (first.name().to_owned(), queues.len(), offloads(first.offloads()));
     let kernel = first.offloads();
     let workers = cx.workers.count();
@@ -103,6 +120,9 @@ fn plug(config: &PortConfig, queues: Vec<Tap>, cx: &mut Context<'_>) -> Result<T
         offloads: kernel,
         queues: count as u16,
         counters,
+        probe,
+        bridge: link::bridge_of(config),
+        privileges,
     })
 }
 
@@ -119,9 +139,13 @@ impl TapPort {
         let gone = self.index.is_some() && netif::index(&self.tap).is_ok_and(|now| now.is_none());
         gone.then(|| {
             format!(
-                "there is no interface {} here any more: if it was deleted, restart ringferry; if it was renamed or moved to another \
-                 network namespace, packets still pass, but its state is not known",
-                self.tap
+                "there is no interface {} here any more: {}",
+                self.tap,
+                if self.is_gone() {
+                    "it was deleted, and is opened anew as soon as that is possible"
+                } else {
+                    "it was renamed or moved to another network namespace; packets still pass, but its state is not known"
+                }
             )
         })
     }
@@ -129,6 +153,26 @@ impl TapPort {
 
 impl PortControl for TapPort {
     fn serve(&mut self, _: u32, _: &mut Context<'_>) {}
+
+    fn is_gone(&self) -> bool {
+        !self.probe.is_attached()
+    }
+
+    fn tick(&mut self, config: &PortConfig, _: &mut Context<'_>) {
+        let bridge = link::bridge_of(config);
+        if bridge == self.bridge || self.is_gone() {
+            return;
+        }
+        self.bridge = bridge;
+        let (port, name) = (&self.name, link::bridge_name(config));
+        if bridge.is_none() {
+            tracing::warn!(port, "the bridge {name} is gone; the tap joins it when it comes back");
+        } else if let Err(error) = self.privileges.set_up(config) {
+            tracing::warn!(port, "the bridge {name} has come back, and the tap cannot join it: {error}");
+        } else {
+            tracing::info!(port, "the bridge {name} has come back, and the tap has joined it");
+        }
+    }
 
     fn set_rules(&mut self, rules: &Rules, workers: &Workers) {
         workers.set_rules(self.id, rules);
@@ -146,7 +190,7 @@ impl PortControl for TapPort {
         let peer = match named {
             Some(tap) => tap.to_owned(),
             None => format!(
-                "{} (another interface has this name now; restart ringferry to attach to it)",
+                "{} (another interface has this name now; remove it, and the tap is made anew)",
                 self.tap
             ),
         };
@@ -211,11 +255,12 @@ fn open_queues(
             (queues, !existed)
         }
     };
-    if let Some(mtu) = port.mtu {
-        netif::set_mtu(queues[0].name(), mtu.into())?;
+    if let (TapSource::Name { .. }, Some(tap)) = (&config.source, queues.first()) {
+        link::begin(tap, config, created)?;
     }
+    set_up(port, queues[0].name())?;
     // A tap that existed before is left up or down as it is.
-    if created {
+    if created && config.link.up.is_none() {
         netif::set_up(queues[0].name(), true)?;
     }
     Ok(queues)

@@ -143,7 +143,7 @@ impl Queues for TapQueues {
     fn wake(&mut self, _: u16, hangup: bool, watch: Watch<'_>) -> bool {
         if hangup {
             // The device was deleted while we had it open: no frame will ever come again.
-            tracing::warn!(tap = self.tap.name(), "the tap is gone; restart ringferry to attach it again");
+            tracing::warn!(tap = self.tap.name(), "the tap is gone");
             watch.remove(&self.tap);
         }
         !hangup

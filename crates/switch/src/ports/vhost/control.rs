@@ -596,7 +596,7 @@ impl PortControl for VhostPort {
         true
     }
 
-    fn tick(&mut self, cx: &mut Context<'_>) {
+    fn tick(&mut self, _: &PortConfig, cx: &mut Context<'_>) {
         self.check_memory();
         self.check_shared();
         self.check_socket();
