@@ -21,7 +21,8 @@
 
 use ringferry_memory::ReadSlice;
 use ringferry_packet::ether::{TYPE_IPV4, TYPE_IPV6, TYPE_VLAN};
-use ringferry_packet::frame::{Burst, Frame, PREFIX};
+use ringferry_packet::flow::one_way_flow_hash;
+use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::gro::{Candidate, Flow, MAX_FLOWS, MAX_HEAD, Run, Unfit, behind};
 use ringferry_packet::vnet::{Header, Offloads};
 
@@ -133,7 +134,7 @@ pub(crate) struct Coalescer {
     open: Vec<Open>,
     /// For each frame of the burst, the frame that follows it in its unit.
     next: Vec<u32>,
-    company: RepeatedFlows,
+    repeated: RepeatedFlows,
     pieces: Vec<ReadSlice<'static>>,
 }
 
@@ -151,9 +152,9 @@ impl Coalescer {
         self.runs.clear();
         self.open.clear();
         self.next.resize(burst.len(), 0);
-        self.company = RepeatedFlows::default();
+        self.repeated = RepeatedFlows::default();
         for index in frames.clone() {
-            self.company.meet(&burst.frames()[index]);
+            self.repeated.add(&burst.frames()[index]);
         }
         for index in frames {
             self.plan(burst, index as u32, terms);
@@ -189,7 +190,7 @@ impl Coalescer {
     fn plan(&mut self, burst: &Burst<'_>, index: u32, terms: Terms) {
         let frame = &burst.frames()[index as usize];
         let may_begin = terms.may_begin(frame);
-        if (may_begin || !self.open.is_empty()) && !self.company.lacks(frame) {
+        if (may_begin || !self.open.is_empty()) && !self.repeated.is_single(frame) {
             match read(burst, frame) {
                 Ok(packet) if !packet.is_fragment() => {
                     return self.join(burst, index, may_begin, packet, terms);
@@ -251,9 +252,8 @@ fn read(burst: &Burst<'_>, frame: &Frame) -> Result<Candidate, Unfit> {
     Candidate::read(frame.header, head, frame.len as usize)
 }
 
-/// A filter of the flows that have more than one packet in a burst: a set of the flows' hashes that were
-/// seen, and one of those seen again. Flows that share a hash are taken for one, which costs time and nothing
-/// else.
+/// A Bloom filter of the flows that have more than one packet in a burst: a set of the flow hashes that were seen, and
+/// one of those seen again. Flows that share a hash are taken for one, which costs time and nothing else.
 #[derive(Debug, Default)]
 struct RepeatedFlows {
     once: [u64; 8],
@@ -262,74 +262,25 @@ struct RepeatedFlows {
 
 impl RepeatedFlows {
     #[inline]
-    fn meet(&mut self, frame: &Frame) {
-        if let Some(hash) = flow_hash(frame) {
-            let (word, bit) = Self::place(hash);
+    fn add(&mut self, frame: &Frame) {
+        if let Some((word, bit)) = Self::place(frame) {
             self.again[word] |= self.once[word] & bit;
             self.once[word] |= bit;
         }
     }
 
-    /// Returns true if a frame is known to be the only one of its flow.
+    /// Returns true if a frame that was added is known to be the only one of its flow.
     #[inline]
-    fn lacks(&self, frame: &Frame) -> bool {
-        flow_hash(frame).is_some_and(|hash| {
-            let (word, bit) = Self::place(hash);
-            self.again[word] & bit == 0
-        })
+    fn is_single(&self, frame: &Frame) -> bool {
+        Self::place(frame).is_some_and(|(word, bit)| self.again[word] & bit == 0)
     }
 
+    /// Returns the place of a frame's flow; `None` if its headers have to be read to tell the flow.
     #[inline]
-    fn place(hash: u32) -> (usize, u64) {
-        ((hash >> 29) as usize, 1 << (hash >> 23 & 63))
+    fn place(frame: &Frame) -> Option<(usize, u64)> {
+        let hash = one_way_flow_hash(frame.full_prefix()?)?;
+        Some(((hash >> 29) as usize, 1 << (hash >> 23 & 63)))
     }
-}
-
-/// Hashes addresses and ports of TCP or UDP over plain IP, which is nearly all traffic; returns `None` for
-/// everything else, fragments included, so that its headers are read.
-#[inline]
-fn flow_hash(frame: &Frame) -> Option<u32> {
-    let prefix: &[u8; PREFIX] = frame.prefix().try_into().ok()?;
-    let word = |at: usize| u32::from_ne_bytes([prefix[at], prefix[at + 1], prefix[at + 2], prefix[at + 3]]);
-    let words = match *prefix {
-        [
-            _,
-            _,
-            _,
-            _,
-            _,
-            _,
-            _,
-            _,
-            _,
-            _,
-            _,
-            _,
-            0x08,
-            0x00,
-            0x45,
-            _,
-            _,
-            _,
-            _,
-            _,
-            bits,
-            offset,
-            _,
-            6 | 17,
-            ..,
-        ] if bits & 0x3f == 0 && offset == 0 => {
-            word(26) ^ word(30).rotate_left(11) ^ word(34).rotate_left(22)
-        }
-        [_, _, _, _, _, _, _, _, _, _, _, _, 0x86, 0xdd, _, _, _, _, _, _, 6 | 17, ..] => {
-            let source = word(22) ^ word(26) ^ word(30) ^ word(34);
-            let destination = word(38) ^ word(42) ^ word(46) ^ word(50);
-            source ^ destination.rotate_left(11) ^ word(54).rotate_left(22)
-        }
-        _ => return None,
-    };
-    // Knuth's multiplier: the upper bits depend on all of them.
-    Some(words.wrapping_mul(0x9e37_79b1))
 }
 
 #[cfg(test)]
