@@ -7,10 +7,10 @@
 use std::sync::Arc;
 
 use ringferry_ring::{Buffer, Device, RingFeatures, part_bytes};
-use ringferry_virtio_net::Features;
 use ringferry_virtio_net::config::HashLimits;
 use ringferry_virtio_net::control::{Coalesce, Command, ERR, MAX_COMMAND, OK, Rss, RxMode};
 use ringferry_virtio_net::device::{Controlq, Settings};
+use ringferry_virtio_net::{Features, queue_index};
 
 use crate::guest::{BASE, Guest, Hostile, Image, Memory, Places};
 use crate::net::PACKED;
@@ -359,7 +359,7 @@ impl Subject {
                 bits & !(self.negotiated.bits() & known) == 0
             }
             Command::CoalesceQueue(queue, _) | Command::QueryQueue(queue) => {
-                usize::from(*queue) < 2 * usize::from(settings.pairs)
+                usize::from(*queue) < queue_index::count(settings.pairs)
             }
             _ => true,
         }

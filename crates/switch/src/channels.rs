@@ -6,6 +6,7 @@ use ringferry_control::channels::{Channels, QueueSteering, Stats, Steering};
 use ringferry_control::snapshot::{PortSnapshot, Snapshot};
 
 use ringferry_packet::flow::HashTypes;
+use ringferry_virtio_net::queue_index;
 
 use crate::counters::PairCounters;
 
@@ -13,7 +14,8 @@ use crate::counters::PairCounters;
 fn pairs(port: &PortSnapshot) -> BTreeMap<u16, (bool, bool)> {
     let mut pairs = BTreeMap::new();
     for queue in &port.queues {
-        let (rings, started, enabled) = pairs.entry(queue.index / 2).or_insert((0, true, true));
+        let (rings, started, enabled) =
+            pairs.entry(queue_index::pair(queue.index)).or_insert((0, true, true));
         *rings += 1;
         *started &= queue.started;
         *enabled &= queue.started && queue.enabled;
@@ -73,7 +75,8 @@ pub fn stats<'a>(port: &PortSnapshot, pairs: impl IntoIterator<Item = (u16, &'a 
     }
     for queue in &port.queues {
         let Some(grants) = &queue.grants else { continue };
-        let (pair, named) = (queue.index / 2, grants.by_name().into_iter().chain(grants.gauges_by_name()));
+        let (pair, named) =
+            (queue_index::pair(queue.index), grants.by_name().into_iter().chain(grants.gauges_by_name()));
         counters.extend(named.map(|(name, count)| (format!("queue_{pair}_grant_{name}"), count)));
     }
     Stats { port: port.name.clone(), counters }

@@ -179,8 +179,9 @@ impl Requests<'_> {
             }
             (Request::Stats { queues, .. }, _) => {
                 let pairs = shared.filter(|_| *queues).map_or(&[][..], |shared| &shared.pairs);
-                let used =
-                    (0..).zip(pairs).filter(|(pair, _)| found.queues.iter().any(|q| q.index / 2 == *pair));
+                let used = (0..).zip(pairs).filter(|(pair, _)| {
+                    found.queues.iter().any(|q| ringferry_virtio_net::queue_index::pair(q.index) == *pair)
+                });
                 Ok(Answer::Stats(channels::stats(found, used)))
             }
             _ => Ok(Answer::Channels(channels::channels(found, PAIRS))),

@@ -16,6 +16,7 @@
 //! | [`config`] | the configuration space |
 //! | [`control`] | the commands of the control queue, encoded and decoded |
 //! | [`device`] | the half that carries packets for a guest: [`device::Transmitq`], [`device::Receiveq`], [`device::Controlq`], receive steering and notification coalescing |
+//! | [`queue_index`] | the indexes of the receiveq and the transmitq of each queue pair |
 //! | [`driver`] | the half of a guest's driver: [`driver::Transmitq`], [`driver::Receiveq`], [`driver::Controlq`] |
 //!
 //! Queues are named from the driver's side, as in the specification: a *transmitq* carries packets
@@ -32,6 +33,7 @@ pub mod device;
 pub mod driver;
 pub mod features;
 mod header;
+pub mod queue_index;
 
 pub use features::Features;
 

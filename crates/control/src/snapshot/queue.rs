@@ -1,5 +1,6 @@
 //! One virtqueue of a port, and the granted pages behind a Xen guest's.
 
+use ringferry_virtio_net::queue_index;
 use serde::{Deserialize, Serialize};
 
 /// What a virtqueue is for, by its name in VIRTIO 1.4, 5.1.2, which takes the guest's point of view.
@@ -13,9 +14,9 @@ pub enum QueueRole {
 }
 
 impl QueueRole {
-    /// What the queue of this index in the device is for (5.1.2): of each pair the first is the receiveq.
+    /// What the queue of this index in the device is for.
     pub const fn of(index: u16) -> QueueRole {
-        if index.is_multiple_of(2) { QueueRole::Receiveq } else { QueueRole::Transmitq }
+        if queue_index::is_transmitq(index) { QueueRole::Transmitq } else { QueueRole::Receiveq }
     }
 
     /// The name it has in JSON.

@@ -29,7 +29,7 @@ use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::signal::Signals;
 use ringferry_sys::watchdog::Watchdog;
 use ringferry_vhost_user::{Connection, FrontendError};
-use ringferry_virtio_net::Features;
+use ringferry_virtio_net::{Features, queue_index};
 
 use super::args::{GuestArgs, Switch};
 use super::bridge::{Bridge, End, Line, Order};
@@ -346,7 +346,7 @@ impl<'a> Session<'a> {
     }
 
     fn enable_each(&mut self, pairs: Range<u16>, enabled: bool) -> Result<(), String> {
-        let rings = 2 * pairs.start..2 * pairs.end;
+        let rings = queue_index::receiveq(pairs.start)..queue_index::receiveq(pairs.end);
         for ring in rings.clone() {
             let Err(error) = self.connection.set_enabled(ring, enabled) else { continue };
             let intact = matches!(error, FrontendError::Refused(_) | FrontendError::NotNegotiated { .. });

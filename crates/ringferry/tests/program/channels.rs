@@ -17,7 +17,7 @@ use ringferry_sys::process::Spawn;
 use ringferry_sys::socket::{Listener, Stream};
 use ringferry_sys::{cpu, usage};
 use ringferry_vhost_user::{Device, Offer, RingSetup, Session};
-use ringferry_virtio_net::Features;
+use ringferry_virtio_net::{Features, queue_index};
 use rustix::process::Signal;
 
 const TAP: &str = "eth0";
@@ -481,7 +481,7 @@ fn a_back_end_with_fewer_pairs_gets_fewer_and_the_next_one_more_again() {
         assert_eq!(channels, (pairs, pairs));
         assert_eq!(
             (device.started.len(), device.enabled.len()),
-            (2 * usize::from(pairs), 2 * usize::from(pairs))
+            (queue_index::count(pairs), queue_index::count(pairs))
         );
     }
 }

@@ -19,8 +19,8 @@ use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::netif;
 use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::{Connection, RingPlan, Wanted, connect_device};
-use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Arena, Pair, PairConfig};
+use ringferry_virtio_net::{Features, queue_index};
 
 /// A guest with several queue pairs, which it polls.
 struct Wide {
@@ -69,8 +69,8 @@ impl Wide {
 
     /// Switches a pair on or off.
     fn enable(&mut self, pair: usize, on: bool) {
-        for queue in [2 * pair, 2 * pair + 1] {
-            self.connection.frontend().set_vring_enable(queue as u16, on).unwrap();
+        for queue in queue_index::both(pair as u16) {
+            self.connection.frontend().set_vring_enable(queue, on).unwrap();
         }
     }
 

@@ -20,7 +20,7 @@ use crate::plane::{Delivery, DirectRead, FrameCost, Lease, Queues, Taken, Watch}
 /// The state of one direction of a queue, for display.
 #[derive(Clone, Debug)]
 pub struct QueueState {
-    /// Index of the ring in its device: rings on which the port receives are even.
+    /// Index of the ring in its device, as [`queue_index`](ringferry_virtio_net::queue_index) has it; a Xen guest's queues count as pairs.
     pub index: u16,
     /// Next entry of the available ring that the switch reads.
     pub last_avail: u16,

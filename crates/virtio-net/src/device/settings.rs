@@ -15,6 +15,7 @@ use super::steering::{Indirection, Steering};
 use crate::Features;
 use crate::config::{HashLimits, MAX_PAIRS};
 use crate::control::{Coalesce, Command, Rss, RxMode};
+use crate::queue_index;
 
 /// Most addresses kept per table, as in QEMU. A longer table is answered by receiving the whole
 /// kind, as a device may (5.1.6.5.2.1).
@@ -172,7 +173,7 @@ impl Settings {
     /// limits that it will start with.
     #[must_use]
     pub fn coalesce(&self, queue: u16) -> Coalesce {
-        let all = self.coalesce_all[usize::from(queue % 2)];
+        let all = self.coalesce_all[usize::from(queue_index::is_transmitq(queue))];
         self.coalesce.get(usize::from(queue)).copied().unwrap_or(all)
     }
 
@@ -210,10 +211,10 @@ impl Settings {
     /// queues of its kind (5.1.6.5.10.6).
     fn set_pairs(&mut self, pairs: u16) {
         self.pairs = pairs;
-        let queues = 2 * usize::from(pairs);
-        self.coalesce.truncate(queues);
-        let new = self.coalesce.len()..queues;
-        self.coalesce.extend(new.map(|queue| self.coalesce_all[queue % 2]));
+        self.coalesce.truncate(queue_index::count(pairs));
+        while self.coalesce.len() < queue_index::count(pairs) {
+            self.coalesce.extend(self.coalesce_all);
+        }
     }
 
     /// Creates the hasher that a driver asks for, if the device supports it.

@@ -26,6 +26,7 @@ use ringferry_sys::socket::{Listener, SocketAccess, Stream};
 use ringferry_sys::usage::ThreadClock;
 use ringferry_vhost_user::backend::{Counters, Offer, Resources, Session};
 use ringferry_vhost_user::message::ProtocolFeatures;
+use ringferry_virtio_net::queue_index;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
@@ -510,8 +511,8 @@ impl VhostPort {
             return PortState::NoMemory;
         }
         let mut runs = [false; 2];
-        for (index, ring) in session.rings().enumerate() {
-            runs[index % 2] |= ring.started && ring.enabled;
+        for (index, ring) in (0..).zip(session.rings()) {
+            runs[usize::from(queue_index::is_transmitq(index))] |= ring.started && ring.enabled;
         }
         if runs == [true; 2] { PortState::Up } else { PortState::Down }
     }

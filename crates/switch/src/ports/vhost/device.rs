@@ -16,8 +16,8 @@ use ringferry_sys::eventfd::EventFd;
 use ringferry_vhost_user::RingSetup;
 use ringferry_vhost_user::Unanswered;
 use ringferry_vhost_user::backend::Device;
-use ringferry_virtio_net::Features;
 use ringferry_virtio_net::config::{NetConfig, S_LINK_UP};
+use ringferry_virtio_net::{Features, queue_index};
 
 use super::queues::{NewCalls, RingStart, VhostRequest};
 use crate::config::{DEFAULT_MTU, FeatureToggles};
@@ -186,7 +186,7 @@ impl Device for PortDevice {
             tracing::debug!(port = self.name, index, size, base, "ring starts");
             self.refused.remove(&index);
             match self.ring(index, setup) {
-                Ok(start) => starts.push((index / 2, AnyStart::Vhost(start))),
+                Ok(start) => starts.push((queue_index::pair(index), AnyStart::Vhost(start))),
                 Err(why) => {
                     if self.limit.allows(&self.name) {
                         tracing::warn!(port = self.name, "queue {index} cannot be served: {why}");
@@ -200,7 +200,11 @@ impl Device for PortDevice {
 
     fn ring_call_changed(&mut self, index: u16, call: Option<EventFd>) {
         if self.calls.put(index, call) {
-            self.workers.request(self.id, index / 2, AnyRequest::Vhost(VhostRequest::SetCall(index)));
+            self.workers.request(
+                self.id,
+                queue_index::pair(index),
+                AnyRequest::Vhost(VhostRequest::SetCall(index)),
+            );
         }
     }
 
@@ -210,14 +214,16 @@ impl Device for PortDevice {
     }
 
     fn rings_enabled(&mut self, rings: &[u16], enabled: bool) -> Result<(), Unanswered> {
-        for index in rings.iter().filter(|index| !enabled && !index.is_multiple_of(2)) {
-            self.workers.drain(self.id, index / 2);
+        for index in rings.iter().filter(|index| !enabled && queue_index::is_transmitq(**index)) {
+            self.workers.drain(self.id, queue_index::pair(*index));
         }
         // All workers are awaited before the reply: a front end that is answered earlier could send on a ring
         // that its worker still empties.
         let requests = rings.iter().map(|index| {
             let index = *index;
-            (index / 2, move |reply| AnyRequest::Vhost(VhostRequest::Enable(index, enabled, reply)))
+            (queue_index::pair(index), move |reply| {
+                AnyRequest::Vhost(VhostRequest::Enable(index, enabled, reply))
+            })
         });
         self.workers.ask_queues(self.id, requests).map_err(|late| self.note(late))
     }
@@ -229,7 +235,7 @@ impl Device for PortDevice {
 
     fn rings_stopped(&mut self, rings: &[u16]) -> Result<Vec<u16>, Unanswered> {
         self.refused.retain(|index, _| !rings.contains(index));
-        let queues = rings.iter().map(|index| (index / 2, *index));
+        let queues = rings.iter().map(|index| (queue_index::pair(*index), *index));
         let stopped = self.workers.stop_queues(self.id, queues).map_err(|late| self.note(late))?;
         let base = |index: &u16| {
             let stopped = stopped.iter().find_map(|(at, stopped)| match stopped {

@@ -1,8 +1,8 @@
 //! The queue side of a vhost-user port: the virtqueues of a guest, as one worker owns them.
 //!
-//! The control side starts and stops rings as the front end asks for it ([`RingStart`], [`VhostRequest`]); a pair of rings may migrate. Ring
-//! `2 * q` of the device is the receiveq of pair `q`, ring `2 * q + 1` its transmitq (VIRTIO 1.4, 5.1.2). A ring whose driver breaks the
-//! rules is broken until it is started anew: it is counted, and the front end told, once.
+//! The control side starts and stops rings as the front end asks for it ([`RingStart`], [`VhostRequest`]); a pair of rings may migrate. Rings
+//! have their [indexes in the device](queue_index). A ring whose driver breaks the rules is broken until it is started anew: it is counted, and
+//! the front end told, once.
 
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,8 +12,8 @@ use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::vnet::Header;
 use ringferry_ring::{Device, Fault};
 use ringferry_sys::eventfd::EventFd;
-use ringferry_virtio_net::Features;
 use ringferry_virtio_net::device::{Receiveq, Refused, Rejected, Transmitq};
+use ringferry_virtio_net::{Features, queue_index};
 
 use super::faults::FrontendFaults;
 use crate::counters::{DropReason, PairCounters};
@@ -27,7 +27,7 @@ use crate::ports::queues::{QueueState, put};
 pub struct RingStart {
     /// The number of the session, as the control side counts them.
     pub session: u32,
-    /// Index of the ring in the device: even ones are receiveqs, odd ones transmitqs.
+    /// [Index](queue_index) of the ring in the device.
     pub index: u16,
     /// The device's half of the ring.
     pub ring: Device<Area>,
@@ -56,7 +56,7 @@ pub enum VhostRequest {
 /// The call events that the front end has set on running rings and that workers do not have yet, by index of the ring. Each takes the place of the one
 /// before it, so however often a front end sets them, a worker has one of each ring to look at.
 #[derive(Debug, Default)]
-pub(super) struct NewCalls([Mutex<Option<NewCall>>; 2 * PAIRS as usize]);
+pub(super) struct NewCalls([Mutex<Option<NewCall>>; queue_index::count(PAIRS)]);
 
 /// A call event, or none: the guest polls.
 type NewCall = Option<EventFd>;
@@ -176,22 +176,22 @@ impl VhostQueues {
 
     /// Returns the common part of a ring.
     fn common(&mut self, index: u16) -> Option<&mut Common> {
-        let pair = usize::from(index / 2);
-        if index.is_multiple_of(2) {
-            Some(&mut self.rx.get_mut(pair)?.as_mut()?.common)
-        } else {
+        let pair = usize::from(queue_index::pair(index));
+        if queue_index::is_transmitq(index) {
             Some(&mut self.tx.get_mut(pair)?.as_mut()?.common)
+        } else {
+            Some(&mut self.rx.get_mut(pair)?.as_mut()?.common)
         }
     }
 
     /// Signals the guest of a ring, even if it has suppressed notifications.
     fn call(&mut self, index: u16) {
-        let at = usize::from(index / 2);
+        let at = usize::from(queue_index::pair(index));
         let Self { port, tx, rx, shared, faults, .. } = self;
-        let common = if index.is_multiple_of(2) {
-            rx.get_mut(at).and_then(Option::as_mut).map(|queue| &mut queue.common)
-        } else {
+        let common = if queue_index::is_transmitq(index) {
             tx.get_mut(at).and_then(Option::as_mut).map(|queue| &mut queue.common)
+        } else {
+            rx.get_mut(at).and_then(Option::as_mut).map(|queue| &mut queue.common)
         };
         if let (Some(common), Some(pair)) = (common, shared.pairs.get(at)) {
             common.ring_call(faults, port, pair);
@@ -208,8 +208,10 @@ impl VhostQueues {
     fn rings(&mut self) -> impl Iterator<Item = (u16, &mut Device<Area>)> {
         let rx = (0u16..).zip(&mut self.rx);
         let tx = (0u16..).zip(&mut self.tx);
-        let rx = rx.filter_map(|(pair, queue)| Some((2 * pair, queue.as_mut()?.queue.ring())));
-        let tx = tx.filter_map(|(pair, queue)| Some((2 * pair + 1, queue.as_mut()?.queue.ring())));
+        let rx =
+            rx.filter_map(|(pair, queue)| Some((queue_index::receiveq(pair), queue.as_mut()?.queue.ring())));
+        let tx =
+            tx.filter_map(|(pair, queue)| Some((queue_index::transmitq(pair), queue.as_mut()?.queue.ring())));
         rx.chain(tx)
     }
 
@@ -405,8 +407,8 @@ impl Queues for VhostQueues {
     fn start(&mut self, start: RingStart, watch: Watch<'_>) -> Option<u16> {
         let RingStart { session, index, ring, memory, features, enabled, kick, call, err } = start;
         let common = Common { session, memory, enabled, kick, call, err, reported: false };
-        let pair = index / 2;
-        let sends = !index.is_multiple_of(2);
+        let pair = queue_index::pair(index);
+        let sends = queue_index::is_transmitq(index);
         if sends {
             let queue = TxQueue { queue: Transmitq::new(ring, features), common, seen: Rejected::default() };
             put(&mut self.tx, pair.into(), queue);
@@ -424,16 +426,16 @@ impl Queues for VhostQueues {
 
     /// Stops a ring; `index` is its index in the device.
     fn stop(&mut self, index: u16, watch: Watch<'_>) -> Option<(u16, Option<u16>)> {
-        let pair = index / 2;
+        let pair = queue_index::pair(index);
         let at = usize::from(pair);
-        if index.is_multiple_of(2) {
-            let base = self.rx.get_mut(at)?.take()?.queue.ring().base();
-            self.publish_ready(pair);
-            Some((base, None))
-        } else {
+        if queue_index::is_transmitq(index) {
             let mut queue = self.tx.get_mut(at)?.take()?;
             unwatch(watch, queue.common.kick.take());
             Some((queue.queue.ring().base(), Some(pair)))
+        } else {
+            let base = self.rx.get_mut(at)?.take()?.queue.ring().base();
+            self.publish_ready(pair);
+            Some((base, None))
         }
     }
 
@@ -448,8 +450,8 @@ impl Queues for VhostQueues {
             VhostRequest::Enable(index, enabled, reply) => {
                 if let Some(common) = self.common(index) {
                     common.enabled = enabled;
-                    if index.is_multiple_of(2) {
-                        self.publish_ready(index / 2);
+                    if !queue_index::is_transmitq(index) {
+                        self.publish_ready(queue_index::pair(index));
                     }
                 }
                 let _ = reply.send(());

@@ -10,6 +10,7 @@ use ringferry_control::snapshot::{
     Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot, VifFeatures,
 };
 use ringferry_sys::epoll::Interest;
+use ringferry_virtio_net::queue_index;
 use ringferry_xen::domain::DomId;
 use ringferry_xen::provider::{OpenError as ProviderError, Provider};
 use ringferry_xen::store::StoreError;
@@ -459,7 +460,7 @@ fn snapshot(id: VifId, vif: &Vif, mtu: u16, queues: &mut QueueStates) -> PortSna
         });
         features.set(VifFeatures::CTRL_RING, served.control.is_some());
         port.negotiated = Negotiated::XenVif(features);
-        for index in 0..2 * served.queues {
+        for index in (0..served.queues).flat_map(queue_index::both) {
             let live = queues.remove(&(vif.id, index));
             let pages = live.as_ref().and_then(|live| live.pages).map(|state| {
                 add(&mut done, &state.pages);

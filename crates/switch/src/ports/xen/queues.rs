@@ -15,6 +15,7 @@ use ringferry_memory::{Area, ReadSlice};
 use ringferry_packet::ether;
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
+use ringferry_virtio_net::queue_index;
 use ringferry_xen_net::events::Events;
 use ringferry_xen_net::netback::{self, Lent, Multicast, PageCounters, Queue, Refused, Rejected};
 
@@ -357,7 +358,10 @@ impl Queues for VifQueues {
                 broken: broken.clone(),
                 pages,
             };
-            states.extend([ring(2 * number, rx, None), ring(2 * number + 1, tx, Some(state))]);
+            states.extend([
+                ring(queue_index::receiveq(number), rx, None),
+                ring(queue_index::transmitq(number), tx, Some(state)),
+            ]);
         }
     }
 }

@@ -16,8 +16,8 @@ use ringferry_rig::front::ring;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::{Connection, Frontend, ProtocolFeatures, RingPlan, Wanted, connect_device};
-use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Arena, Queue};
+use ringferry_virtio_net::{Features, queue_index};
 
 use crate::experiment::RowError;
 
@@ -119,8 +119,8 @@ impl Front {
         let bytes = usize::from(shape.pairs) * (sizes[0] + sizes[1]) + shape.buffers + (1 << 16);
         let mut arena = Arena::new(bytes).map_err(RowError::failed)?;
         let mut rings = Vec::new();
-        for at in 0..2 * shape.pairs {
-            let size = if at % 2 == 0 { shape.receive } else { shape.transmit };
+        for index in (0..shape.pairs).flat_map(queue_index::both) {
+            let size = if queue_index::is_transmitq(index) { shape.transmit } else { shape.receive };
             rings.push(Ring::new(&mut arena, size)?);
         }
         let buffers = arena.alloc(shape.buffers).map_err(RowError::failed)?;
