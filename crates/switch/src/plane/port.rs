@@ -5,11 +5,11 @@
 //! [`Port::deliver`] for each frame, then [`Port::flush`]; answers to frames that do not fit are collected until the burst is delivered.
 
 use std::collections::VecDeque;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use ringferry_memory::ReadSlice;
 use ringferry_packet::frame::{Burst, Frame};
+use ringferry_packet::segment::MAX_HEADERS;
 use ringferry_packet::vnet::{GSO_NONE, Header, Offloads};
 use smallvec::SmallVec;
 
@@ -266,13 +266,16 @@ impl<P: Queues> Port<P> {
             && picks.iter().any(|index| terms.may_begin(&frames[*index as usize]))
         {
             let picks = picks.iter().map(|index| *index as usize);
-            coalescer.each(burst, picks, terms, |unit| match unit {
-                Unit::Single(frame) => self.deliver(burst, frame, Retag::Keep, tx),
-                Unit::Merged(merged) => {
-                    self.handle.counters.tx_coalesced.add(merged.packets as u64);
-                    let _ = self.put(merged.header, merged.first, merged.rest, tx);
+            let mut units = coalescer.units(burst, picks, terms);
+            while let Some(unit) = units.next_unit() {
+                match unit {
+                    Unit::Single(frame) => self.deliver(burst, frame, Retag::Keep, tx),
+                    Unit::Merged(merged) => {
+                        self.handle.counters.tx_coalesced.add(merged.packets as u64);
+                        let _ = self.put(merged.header, merged.first, merged.rest, tx);
+                    }
                 }
-            });
+            }
             return;
         }
         let mut left = picks;
@@ -351,20 +354,34 @@ impl<P: Queues> Port<P> {
             return 0;
         }
         self.handle.counters.tx_software.add((sitting.from == 0).into());
-        let mut scratch = std::mem::take(tx.scratch);
-        let mut no_use = None;
-        let result = gso::deliver(burst, frame, accepts, sitting, &mut scratch, |header, first, rest| {
-            no_use = self.put_tagged(header, first, rest, retag, tx).err();
-            if no_use.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        });
-        *tx.scratch = scratch;
         let drops = &self.handle.counters.drops;
-        match (result, no_use) {
-            (Ok(left), None) => return left,
-            (Ok(left), Some(reason)) => drops.add(reason, left as u64),
-            (Err(reason), _) => drops.add(reason, 1),
+        if !frame.header.is_gso() {
+            let (mut scratch, mut behind_head) = (std::mem::take(tx.scratch), SmallVec::new());
+            match gso::finish(burst, frame, &mut scratch, &mut behind_head) {
+                Ok(packet) => {
+                    let _ = self.put_tagged(packet.header, packet.first, packet.rest, retag, tx);
+                }
+                Err(reason) => drops.add(reason, 1),
+            }
+            *tx.scratch = scratch;
+            return 0;
         }
-        0
+        let mut head = [0; MAX_HEADERS];
+        let mut segments = match gso::segments(burst, frame, accepts, sitting, &mut head) {
+            Ok(segments) => segments,
+            Err(reason) => {
+                drops.add(reason, 1);
+                return 0;
+            }
+        };
+        while let Some(packet) = segments.next_packet() {
+            // What one finds no place for, later ones would find none for either.
+            if let Err(reason) = self.put_tagged(packet.header, packet.first, packet.rest, retag, tx) {
+                self.handle.counters.drops.add(reason, segments.left() as u64);
+                return 0;
+            }
+        }
+        segments.left()
     }
 
     /// Sends a frame with another tag, as [`put`](Self::put) does.

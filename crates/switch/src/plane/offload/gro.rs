@@ -139,15 +139,14 @@ pub(crate) struct Coalescer {
 }
 
 impl Coalescer {
-    /// Plans the units of a receiver with these `terms` and passes them on in order. `frames` are indexes of
-    /// frames of `burst`.
-    pub(crate) fn each<'b>(
-        &mut self,
+    /// Plans the units of a receiver with these `terms`, and returns them in order. `frames` are indexes of frames of
+    /// `burst`.
+    pub(crate) fn units<'c, 'b>(
+        &'c mut self,
         burst: &'b Burst<'_>,
         frames: impl Iterator<Item = usize> + Clone,
         terms: Terms,
-        mut put: impl FnMut(Unit<'_>),
-    ) {
+    ) -> Units<'c, 'b> {
         self.units.clear();
         self.runs.clear();
         self.open.clear();
@@ -159,30 +158,9 @@ impl Coalescer {
         for index in frames {
             self.plan(burst, index as u32, terms);
         }
-
-        let mut pieces: Vec<ReadSlice<'b>> = std::mem::take(&mut self.pieces);
-        for unit in &self.units {
-            let frame = &burst.frames()[unit.first as usize];
-            if unit.first == unit.last {
-                put(Unit::Single(frame));
-                continue;
-            }
-            let Some(run) = unit.run.and_then(|run| self.runs.get_mut(run as usize)) else { continue };
-            let (headers, packets) = (run.first().headers(), run.packets());
-            let begins = headers.max(frame.prefix().len());
-            pieces.clear();
-            pieces.extend(behind(whole(burst, frame), begins));
-            let mut index = unit.first;
-            while index != unit.last {
-                index = self.next[index as usize];
-                pieces.extend(behind(whole(burst, &burst.frames()[index as usize]), headers));
-            }
-            let (header, first) = run.finish();
-            put(Unit::Merged(Merged { header, first: &first[..begins], rest: &pieces, packets }));
-        }
-        pieces.clear();
-        // Collecting an emptied vector's iterator in place keeps its allocation.
-        self.pieces = pieces.into_iter().map(|_| ReadSlice::EMPTY).collect();
+        let pieces = std::mem::take(&mut self.pieces);
+        let Self { units, runs, next, pieces: storage, .. } = self;
+        Units { burst, units: units.iter(), runs, next, pieces, storage }
     }
 
     /// Appends a frame to an open unit of its flow, or starts a new unit.
@@ -241,6 +219,59 @@ impl Coalescer {
     #[inline]
     fn single(&mut self, index: u32, run: Option<u32>) {
         self.units.push(Planned { first: index, last: index, run });
+    }
+}
+
+/// The units of one receiver's part of a burst, returned one by one.
+#[derive(Debug)]
+pub(crate) struct Units<'c, 'b> {
+    burst: &'b Burst<'b>,
+    units: std::slice::Iter<'c, Planned>,
+    runs: &'c mut [Run],
+    next: &'c [u32],
+    /// The slices of the last merged frame.
+    pieces: Vec<ReadSlice<'b>>,
+    /// Where the storage of `pieces` goes in the end.
+    storage: &'c mut Vec<ReadSlice<'static>>,
+}
+
+impl Units<'_, '_> {
+    /// Returns the next unit. It must be used before the next call.
+    #[inline]
+    pub(crate) fn next_unit(&mut self) -> Option<Unit<'_>> {
+        let unit = self.units.next()?;
+        match unit.run {
+            Some(run) if unit.first != unit.last => {
+                Some(Unit::Merged(self.merge(unit.first, unit.last, run as usize)))
+            }
+            _ => Some(Unit::Single(&self.burst.frames()[unit.first as usize])),
+        }
+    }
+
+    /// Makes one frame of the packets of a run, which lie between the frames `first` and `last` of the burst.
+    fn merge(&mut self, first: u32, last: u32, run: usize) -> Merged<'_> {
+        let frames = self.burst.frames();
+        let (frame, run) = (&frames[first as usize], &mut self.runs[run]);
+        let (headers, packets) = (run.first().headers(), run.packets());
+        let begins = headers.max(frame.prefix().len());
+        self.pieces.clear();
+        self.pieces.extend(behind(whole(self.burst, frame), begins));
+        let mut index = first;
+        while index != last {
+            index = self.next[index as usize];
+            self.pieces.extend(behind(whole(self.burst, &frames[index as usize]), headers));
+        }
+        let (header, first) = run.finish();
+        Merged { header, first: &first[..begins], rest: &self.pieces, packets }
+    }
+}
+
+impl Drop for Units<'_, '_> {
+    fn drop(&mut self) {
+        let mut pieces = std::mem::take(&mut self.pieces);
+        pieces.clear();
+        // Collecting an emptied vector's iterator in place keeps its allocation.
+        *self.storage = pieces.into_iter().map(|_| ReadSlice::EMPTY).collect();
     }
 }
 

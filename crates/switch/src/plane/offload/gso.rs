@@ -1,15 +1,16 @@
 //! Generic segmentation offload (GSO): offloads that a receiver lacks are done in software on the way to it.
 //! Checksums are finished, and oversized frames are segmented.
 //!
+//! [`finish`] and [`segments`] return the packets to the port, which delivers them; each borrows from the frame and from
+//! storage of the caller.
+//!
 //! This is the slow path, but not a second copy: only headers are copied and changed. The payload goes to the
 //! receiver from where its sender put it, in slices, and for a checksum is summed up there first. A sender
 //! that changes it meanwhile makes its own packet's checksum wrong.
 
-use std::ops::ControlFlow;
-
 use ringferry_memory::ReadSlice;
 use ringferry_packet::checksum;
-use ringferry_packet::frame::{Burst, Frame, PREFIX};
+use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::gro::behind;
 use ringferry_packet::segment::{Checksum, MAX_HEADERS, PieceSegmenter};
 use ringferry_packet::vnet::{Header, Offloads};
@@ -31,77 +32,100 @@ impl Sitting {
     pub(crate) const WHOLE: Sitting = Sitting { from: 0, most: usize::MAX };
 }
 
-/// Delivers a frame to a receiver that takes only `accepts`, packet by packet, through `deliver`, until that
-/// breaks off: if a packet found no place, later ones would find none either. Returns how many packets are
-/// left, those that `sitting` excludes among them, and not the one at which it broke off.
-///
-/// # Errors
-/// The frame cannot be turned into packets that the receiver takes; nothing was delivered.
-pub(crate) fn deliver(
-    burst: &Burst<'_>,
-    frame: &Frame,
-    accepts: Offloads,
-    sitting: Sitting,
-    scratch: &mut Vec<u8>,
-    mut deliver: impl FnMut(Header, &[u8], &[ReadSlice<'_>]) -> ControlFlow<()>,
-) -> Result<usize, DropReason> {
-    let header = frame.header;
-    if header.is_gso() {
-        return cut(burst, frame, accepts, sitting, deliver);
-    }
-    if !header.needs_csum() {
-        // The sender's checksum was verified, which this receiver has no flag for.
-        let _ = deliver(Header::default(), frame.prefix(), burst.rest(frame));
-        return Ok(0);
-    }
-    let rest = burst.rest(frame);
-    let bad = |_| DropReason::RxBadHeader;
-    // Every segment but those of TCP over IPv6 has its checksum field in the prefix.
-    let field = usize::from(header.csum_start) + usize::from(header.csum_offset) + 2;
-    if field <= frame.prefix().len() {
-        let mut first = [0; PREFIX];
-        let first = &mut first[..frame.prefix().len()];
-        first.copy_from_slice(frame.prefix());
-        checksum::complete_head(&header, first, rest.iter().copied()).map_err(bad)?;
-        let _ = deliver(Header::default(), first, rest);
-    } else if field <= MAX_HEADERS {
-        let mut room = [0; MAX_HEADERS];
-        let first = beginning(burst, frame, &mut room[..field]);
-        let rest: SmallVec<[_; 8]> = behind(whole(burst, frame), first.len()).collect();
-        checksum::complete_head(&header, first, rest.iter().copied()).map_err(bad)?;
-        let _ = deliver(Header::default(), first, &rest);
-    } else {
-        burst.flatten(frame, scratch);
-        checksum::complete(&header, scratch).map_err(bad)?;
-        let _ = deliver(Header::default(), scratch, &[]);
-    }
-    Ok(0)
+/// One packet for the receiver: its bytes are `first`, then `rest`.
+#[derive(Debug)]
+pub(crate) struct Packet<'a> {
+    pub(crate) header: Header,
+    pub(crate) first: &'a [u8],
+    pub(crate) rest: &'a [ReadSlice<'a>],
 }
 
-/// Segments a frame and delivers the segments.
-fn cut(
-    burst: &Burst<'_>,
-    frame: &Frame,
+/// Finishes the checksum of a frame that need not be segmented, for a receiver that takes no unfinished ones. `scratch`
+/// and `behind_head` are storage: for the bytes that are copied, and for the slices behind them where those bytes are more
+/// than the prefix.
+///
+/// # Errors
+/// The checksum field lies outside the frame.
+#[inline(always)]
+pub(crate) fn finish<'s, 'p: 's>(
+    burst: &'p Burst<'_>,
+    frame: &'p Frame,
+    scratch: &'s mut Vec<u8>,
+    behind_head: &'s mut SmallVec<[ReadSlice<'p>; 8]>,
+) -> Result<Packet<'s>, DropReason> {
+    let (header, rest) = (&frame.header, burst.rest(frame));
+    if !header.needs_csum() {
+        // The sender's checksum was verified, which this receiver has no flag for.
+        return Ok(Packet { header: Header::default(), first: frame.prefix(), rest });
+    }
+    let bad = |_| DropReason::RxBadHeader;
+    scratch.clear();
+    // Every segment but those of TCP over IPv6 has its checksum field in the prefix.
+    let field = usize::from(header.csum_start) + usize::from(header.csum_offset) + 2;
+    let rest: &[_] = if field <= frame.prefix().len() {
+        scratch.extend_from_slice(frame.prefix());
+        checksum::complete_head(header, scratch, rest.iter().copied()).map_err(bad)?;
+        rest
+    } else if field <= MAX_HEADERS {
+        scratch.resize(field, 0);
+        let head = beginning(burst, frame, scratch);
+        behind_head.extend(behind(whole(burst, frame), head.len()));
+        checksum::complete_head(header, head, behind_head.iter().copied()).map_err(bad)?;
+        behind_head
+    } else {
+        burst.flatten(frame, scratch);
+        checksum::complete(header, scratch).map_err(bad)?;
+        &[]
+    };
+    Ok(Packet { header: Header::default(), first: scratch, rest })
+}
+
+/// The segments of one frame that one sitting delivers, returned one by one.
+#[derive(Debug)]
+pub(crate) struct Segments<'p, I> {
+    segments: PieceSegmenter<'p, 'p, I>,
+    /// Upper bound on the segments that this sitting still delivers.
+    most: usize,
+    left: usize,
+}
+
+/// Begins to segment a frame for a receiver that takes only `accepts`. `head` is storage for a copy of its headers.
+///
+/// # Errors
+/// The frame cannot be segmented.
+// Inlined, because the segmenter has half a KiB and would be moved once more.
+#[inline(always)]
+pub(crate) fn segments<'p>(
+    burst: &'p Burst<'_>,
+    frame: &'p Frame,
     accepts: Offloads,
     sitting: Sitting,
-    mut deliver: impl FnMut(Header, &[u8], &[ReadSlice<'_>]) -> ControlFlow<()>,
-) -> Result<usize, DropReason> {
+    head: &'p mut [u8; MAX_HEADERS],
+) -> Result<Segments<'p, impl Iterator<Item = ReadSlice<'p>>>, DropReason> {
     let mode = if accepts.contains(Offloads::CSUM) { Checksum::Partial } else { Checksum::Complete };
-    let mut head = [0; MAX_HEADERS];
-    let head = beginning(burst, frame, &mut head);
-    let pieces = whole(burst, frame);
-    let mut segments = PieceSegmenter::new(&frame.header, head, pieces, frame.len as usize, mode)
-        .map_err(|_| DropReason::OffloadUnsupported)?;
+    let (head, pieces) = (beginning(burst, frame, head), whole(burst, frame));
+    let segments = PieceSegmenter::new(&frame.header, head, pieces, frame.len as usize, mode);
+    let Ok(mut segments) = segments else { return Err(DropReason::OffloadUnsupported) };
     segments.skip(sitting.from);
-    let mut left = segments.segments().saturating_sub(sitting.from);
-    for _ in 0..sitting.most {
-        let Some(segment) = segments.next_segment() else { break };
-        left -= 1;
-        if deliver(segment.header, segment.head, segment.payload).is_break() {
-            break;
-        }
+    let left = segments.segments().saturating_sub(sitting.from);
+    Ok(Segments { segments, most: sitting.most, left })
+}
+
+impl<'p, I: Iterator<Item = ReadSlice<'p>>> Segments<'p, I> {
+    /// Returns the next segment of this sitting. It must be used before the next call.
+    #[inline]
+    pub(crate) fn next_packet(&mut self) -> Option<Packet<'_>> {
+        self.most = self.most.checked_sub(1)?;
+        let segment = self.segments.next_segment()?;
+        self.left -= 1;
+        Some(Packet { header: segment.header, first: segment.head, rest: segment.payload })
     }
-    Ok(left)
+
+    /// Returns how many segments of the frame are left, those of later sittings among them.
+    #[inline]
+    pub(crate) fn left(&self) -> usize {
+        self.left
+    }
 }
 
 /// Returns a frame as its pieces: the private copy of its first bytes, then slices.
@@ -137,14 +161,26 @@ mod tests {
     fn delivered(sent: &Sent, lens: &[usize], accepts: Offloads) -> Result<Vec<Sent>, DropReason> {
         let frames = [sent.clone()];
         let burst = burst(&frames, lens);
-        let mut out = Vec::new();
-        let put = |header, first: &[u8], rest: &[ReadSlice<'_>]| {
-            out.push(flat(header, first, rest));
-            ControlFlow::Continue(())
-        };
-        let left = deliver(&burst, &burst.frames()[0], accepts, Sitting::WHOLE, &mut Vec::new(), put)?;
+        let (out, left) = sat(&burst, accepts, Sitting::WHOLE)?;
         assert_eq!(left, 0);
         Ok(out)
+    }
+
+    /// Returns the packets of the frame of a burst in one sitting, and how many are left.
+    fn sat(burst: &Burst<'_>, accepts: Offloads, sitting: Sitting) -> Result<(Vec<Sent>, usize), DropReason> {
+        let frame = &burst.frames()[0];
+        let flat = |packet: super::Packet<'_>| flat(packet.header, packet.first, packet.rest);
+        if !frame.header.is_gso() {
+            let (mut scratch, mut behind_head) = (Vec::new(), SmallVec::new());
+            let packet = finish(burst, frame, &mut scratch, &mut behind_head)?;
+            return Ok((vec![flat(packet)], 0));
+        }
+        let (mut out, mut head) = (Vec::new(), [0; MAX_HEADERS]);
+        let mut segments = segments(burst, frame, accepts, sitting, &mut head)?;
+        while let Some(packet) = segments.next_packet() {
+            out.push(flat(packet));
+        }
+        Ok((out, segments.left()))
     }
 
     #[test]
@@ -152,26 +188,20 @@ mod tests {
         let sent = Packet::plain(false, true, vec![3; 1000]).sent(100);
         let frames = [sent.clone()];
         let burst = burst(&frames, &[300]);
-        let frame = &burst.frames()[0];
         let whole = delivered(&sent, &[300], Offloads::empty()).unwrap();
         let mut parts = Vec::new();
         for (from, most) in [(0, 4), (4, 4), (8, 4)] {
-            let put = |header, first: &[u8], rest: &[ReadSlice<'_>]| {
-                parts.push(flat(header, first, rest));
-                ControlFlow::Continue(())
-            };
-            let sitting = Sitting { from, most };
-            let left = deliver(&burst, frame, Offloads::empty(), sitting, &mut Vec::new(), put);
-            assert_eq!(left, Ok(10_usize.saturating_sub(from + most)));
+            let (part, left) = sat(&burst, Offloads::empty(), Sitting { from, most }).unwrap();
+            assert_eq!(left, 10_usize.saturating_sub(from + most));
+            parts.extend(part);
         }
         assert_eq!(parts, whole);
-        let mut count = 0;
-        let put = |_, _: &[u8], _: &[ReadSlice<'_>]| {
-            count += 1;
-            if count == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        };
-        let left = deliver(&burst, frame, Offloads::empty(), Sitting::WHOLE, &mut Vec::new(), put);
-        assert_eq!((left, count), (Ok(7), 3));
+        let (frame, mut head) = (&burst.frames()[0], [0; MAX_HEADERS]);
+        let mut segments = segments(&burst, frame, Offloads::empty(), Sitting::WHOLE, &mut head).unwrap();
+        for left in (7..10).rev() {
+            assert!(segments.next_packet().is_some());
+            assert_eq!(segments.left(), left);
+        }
     }
 
     /// VIRTIO 1.4, 5.1.6.4.1: without GUEST_CSUM the flags are 0. Nothing else has to change.

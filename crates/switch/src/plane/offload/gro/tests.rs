@@ -21,12 +21,13 @@ fn deliver(frames: &[Sent], lens: &[usize], terms: Terms) -> Vec<(Sent, usize)> 
     for _ in 0..2 {
         // The second run uses the storage again.
         out.clear();
-        coalescer.each(&burst, 0..frames.len(), terms, |unit| match unit {
-            Unit::Single(frame) => out.push((flat(frame.header, frame.prefix(), burst.rest(frame)), 1)),
-            Unit::Merged(Merged { header, first, rest, packets }) => {
-                out.push((flat(header, first, rest), packets));
-            }
-        });
+        let mut units = coalescer.units(&burst, 0..frames.len(), terms);
+        while let Some(unit) = units.next_unit() {
+            out.push(match unit {
+                Unit::Single(frame) => (flat(frame.header, frame.prefix(), burst.rest(frame)), 1),
+                Unit::Merged(Merged { header, first, rest, packets }) => (flat(header, first, rest), packets),
+            });
+        }
     }
     out
 }
