@@ -9,7 +9,7 @@ use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
 use ringferry_ring::Fault;
 use ringferry_virtio_net::Features;
-use ringferry_virtio_net::device::{Receiveq, Refused};
+use ringferry_virtio_net::device::{Receiveq, Refused, Run, RunEnd};
 
 /// Entries of the ring, and of chains that a test posts at most.
 const SIZE: u16 = 64;
@@ -83,27 +83,33 @@ fn one_by_one(posted: &[Posted], features: Features, burst: &Burst<'_>, picks: &
     outcome(raw, receiveq, answers)
 }
 
-/// Delivers them in runs, and one by one what stops a run. Also returns how many were delivered in runs.
-fn in_runs(posted: &[Posted], features: Features, burst: &Burst<'_>, picks: &[u32]) -> (Outcome, usize) {
+/// Delivers them in runs, and one by one what ends a run, as long as there may be another one. Also returns the runs.
+fn in_runs(posted: &[Posted], features: Features, burst: &Burst<'_>, picks: &[u32]) -> (Outcome, Vec<Run>) {
     let (raw, mut receiveq) = guest(posted, features);
     receiveq.expect(picks.len());
-    let (mut answers, mut left, mut ran) = (Vec::new(), picks, 0);
-    while let Some((next, rest)) = left.split_first() {
+    let (mut answers, mut left, mut runs) = (Vec::new(), picks, Vec::<Run>::new());
+    while !left.is_empty() {
         let mut translator = raw.memory.translator();
-        let (frames, bytes) = receiveq.deliver_run(&mut translator, burst, left);
-        let lens = left[..frames].iter().map(|pick| u64::from(burst.frames()[*pick as usize].len));
-        assert_eq!(bytes, lens.sum::<u64>());
-        answers.extend(std::iter::repeat_n(Ok(()), frames));
-        ran += frames;
-        if frames > 0 {
-            left = &left[frames..];
-            continue;
+        if runs.last().is_none_or(|run| run.end != RunEnd::Queue) {
+            let run = receiveq.deliver_run(&mut translator, burst, left);
+            let lens = left[..run.frames].iter().map(|pick| u64::from(burst.frames()[*pick as usize].len));
+            assert_eq!(run.bytes, lens.sum::<u64>());
+            answers.extend(std::iter::repeat_n(Ok(()), run.frames));
+            left = &left[run.frames..];
+            assert_eq!(run.end == RunEnd::Complete, left.is_empty());
+            runs.push(run);
         }
+        let Some((next, rest)) = left.split_first() else { break };
         let frame = &burst.frames()[*next as usize];
         answers.push(receiveq.deliver(&mut translator, frame.header, frame.prefix(), burst.rest(frame)));
         left = rest;
     }
-    (outcome(raw, receiveq, answers), ran)
+    (outcome(raw, receiveq, answers), runs)
+}
+
+/// The numbers of frames of these runs, and how the last one ended.
+fn shape(runs: &[Run]) -> (Vec<usize>, RunEnd) {
+    (runs.iter().map(|run| run.frames).collect(), runs[runs.len() - 1].end)
 }
 
 fn burst_of(frames: &[(Header, Vec<u8>)]) -> Burst<'_> {
@@ -126,8 +132,8 @@ fn ordinary_frames_are_one_run() {
     let (burst, picks) = (burst_of(&frames), (0..32).collect::<Vec<_>>());
     let posted = [Posted::Whole(1526); 40];
     for features in [Features::VERSION_1, MERGEABLE] {
-        let (outcome, ran) = in_runs(&posted, features, &burst, &picks);
-        assert_eq!(ran, 32);
+        let (outcome, runs) = in_runs(&posted, features, &burst, &picks);
+        assert_eq!(shape(&runs), (vec![32], RunEnd::Complete));
         assert_eq!(outcome, one_by_one(&posted, features, &burst, &picks));
         assert_eq!(outcome.1.len(), 32);
     }
@@ -137,11 +143,49 @@ fn ordinary_frames_are_one_run() {
 fn a_legacy_header_and_a_broken_ring_have_no_short_way() {
     let frames = [(Header::default(), payload(1, 100))];
     let burst = burst_of(&frames);
-    let (_, ran) = in_runs(&[Posted::Whole(1526)], Features::empty(), &burst, &[0]);
-    assert_eq!(ran, 0);
+    let (_, runs) = in_runs(&[Posted::Whole(1526)], Features::empty(), &burst, &[0]);
+    assert_eq!(runs, [Run::NONE]);
     let (raw, mut receiveq) = guest(&[Posted::Whole(1526)], Features::VERSION_1);
     receiveq.ring().break_with(Fault::Unusable);
-    assert_eq!(receiveq.deliver_run(&mut raw.memory.translator(), &burst, &[0]), (0, 0));
+    assert_eq!(receiveq.deliver_run(&mut raw.memory.translator(), &burst, &[0]), Run::NONE);
+}
+
+#[test]
+fn a_frame_that_does_not_fit_one_buffer_ends_its_run_and_the_next_begins_behind_it() {
+    let lens = [100, 1800, 200, 300, 1700, 1900, 400, 1600];
+    let frames: Vec<_> = (0..).zip(lens).map(|(i, len)| (Header::default(), payload(i, len))).collect();
+    let (burst, picks) = (burst_of(&frames), (0..8).collect::<Vec<_>>());
+    let posted = [Posted::Whole(1526); 20];
+    // Spread over two buffers, or refused, which leaves the buffer to the next frame.
+    for features in [MERGEABLE, Features::VERSION_1] {
+        let (outcome, runs) = in_runs(&posted, features, &burst, &picks);
+        assert_eq!(shape(&runs), (vec![1, 2, 0, 1], RunEnd::Frame));
+        assert_eq!(outcome, one_by_one(&posted, features, &burst, &picks));
+    }
+}
+
+#[test]
+fn a_buffer_at_the_border_of_two_regions_ends_a_run_and_not_those_of_the_burst() {
+    let frames: Vec<_> = (0..6).map(|i| (Header::default(), payload(i, 1000))).collect();
+    let (burst, picks) = (burst_of(&frames), (0..6).collect::<Vec<_>>());
+    let mut posted = [Posted::Whole(1526); 8];
+    posted[2] = Posted::Border(1526);
+    let (outcome, runs) = in_runs(&posted, MERGEABLE, &burst, &picks);
+    assert_eq!(shape(&runs), (vec![2, 3], RunEnd::Complete));
+    assert_eq!(outcome, one_by_one(&posted, MERGEABLE, &burst, &picks));
+}
+
+#[test]
+fn a_lack_of_buffers_ends_the_runs_of_a_burst_and_so_does_a_chain_of_several() {
+    let frames: Vec<_> = (0..6).map(|i| (Header::default(), payload(i, 100))).collect();
+    let (burst, picks) = (burst_of(&frames), (0..6).collect::<Vec<_>>());
+    let mut several = [Posted::Whole(1526); 8];
+    several[3] = Posted::Halves(12, 1514);
+    for (posted, ran) in [(&several[..0], 0), (&several[..3], 3), (&several[..], 3)] {
+        let (outcome, runs) = in_runs(posted, MERGEABLE, &burst, &picks);
+        assert_eq!(shape(&runs), (vec![ran], RunEnd::Queue));
+        assert_eq!(outcome, one_by_one(posted, MERGEABLE, &burst, &picks));
+    }
 }
 
 proptest! {

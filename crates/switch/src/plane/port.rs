@@ -11,6 +11,7 @@ use ringferry_memory::ReadSlice;
 use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::segment::MAX_HEADERS;
 use ringferry_packet::vnet::{GSO_NONE, Header, Offloads};
+use ringferry_virtio_net::device::{Run, RunEnd};
 use smallvec::SmallVec;
 
 use crate::counters::DropReason;
@@ -278,29 +279,53 @@ impl<P: Queues> Port<P> {
             }
             return;
         }
-        let mut left = picks;
-        // A run that does not begin ends the runs of this burst, so a receiver without buffers is not asked twice
-        // for each frame.
-        let mut runs = true;
+        self.deliver_in_runs(burst, picks, tx);
+    }
+
+    /// Sends these frames of a burst one by one, as they are tagged: in runs as far as the receiver has a short way.
+    #[inline]
+    fn deliver_in_runs(&mut self, burst: &Burst<'_>, picks: &[u32], tx: &mut TxContext<'_>) {
+        let frames = burst.frames();
+        let (mut left, mut pair) = (picks, self.run_pair());
+        // Number of frames at the beginning of `left` that are known to be taken as they are.
+        let mut accepted = 0;
         while let Some((next, rest)) = left.split_first() {
-            let run = if runs { self.deliver_run(burst, left) } else { 0 };
-            runs &= run > 0;
-            if run > 0 {
-                left = &left[run..];
-            } else {
-                self.deliver(burst, &frames[*next as usize], Retag::Keep, tx);
-                left = rest;
+            if let Some(queue) = pair {
+                if accepted == 0 {
+                    accepted = self.count_accepted(burst, left);
+                }
+                if accepted == 0 {
+                    // The receiver does not take the next frame as it is.
+                    let (frame, accepts) = (&frames[*next as usize], self.offloads());
+                    let _ = self.deliver_in_software(burst, frame, accepts, Retag::Keep, Sitting::WHOLE, tx);
+                    left = rest;
+                    continue;
+                }
+                let run = self.deliver_run(queue, burst, &left[..accepted]);
+                left = &left[run.frames..];
+                accepted -= run.frames;
+                pair = pair.filter(|_| run.end != RunEnd::Queue);
             }
+            // The frame that ended the run goes the general way, and the next run begins behind it.
+            let Some((next, rest)) = left.split_first() else { return };
+            self.deliver(burst, &frames[*next as usize], Retag::Keep, tx);
+            left = rest;
+            accepted = accepted.saturating_sub(1);
         }
     }
 
-    /// Sends the first of these frames by the receiver's short way ([`Queues::deliver_run`]), as far as it takes them as they are, and counts them. Returns
-    /// how many.
+    /// Returns the queue pair of every frame, if there is only one and it may have a short way for frames
+    /// ([`Queues::deliver_run`]).
     #[inline]
-    fn deliver_run(&mut self, burst: &Burst<'_>, picks: &[u32]) -> usize {
-        let Receiver::Pairs { selector, .. } = &self.receiver else { return 0 };
-        let (Some(pair), true) = (selector.sole_pair(), self.queues.offloads_tagged()) else { return 0 };
-        let (offloads, mut known) = (selector.offloads(), (0, GSO_NONE));
+    fn run_pair(&self) -> Option<u16> {
+        let Receiver::Pairs { selector, .. } = &self.receiver else { return None };
+        selector.sole_pair().filter(|_| self.queues.offloads_tagged())
+    }
+
+    /// Returns how many of these frames, from the first on, the receiver takes as they are.
+    #[inline]
+    fn count_accepted(&self, burst: &Burst<'_>, picks: &[u32]) -> usize {
+        let (offloads, mut known) = (self.offloads(), (0, GSO_NONE));
         let accepted = picks.iter().take_while(|index| {
             let header = &burst.frames()[**index as usize].header;
             let kind = (header.flags, header.gso_type);
@@ -308,23 +333,29 @@ impl<P: Queues> Port<P> {
             known = kind;
             accepts
         });
-        let accepted = accepted.count();
-        let (frames, bytes) = self.queues.deliver_run(pair, burst, &picks[..accepted]);
-        if frames > 0 {
-            self.handle.counters.tx_packets.add(frames as u64);
-            self.handle.counters.tx_bytes.add(bytes);
+        accepted.count()
+    }
+
+    /// Sends frames that the receiver takes as they are by its short way, as far as that goes, and counts them.
+    #[inline]
+    fn deliver_run(&mut self, queue: u16, burst: &Burst<'_>, picks: &[u32]) -> Run {
+        let run = self.queues.deliver_run(queue, burst, picks);
+        if run.frames > 0 {
+            self.handle.counters.tx_packets.add(run.frames as u64);
+            self.handle.counters.tx_bytes.add(run.bytes);
         }
-        frames
+        run
     }
 
     /// Sends a frame out of this port, with another tag, doing in software what its receiver cannot. Counts
     /// it as sent or dropped.
     #[inline]
     pub(crate) fn deliver(&mut self, burst: &Burst<'_>, frame: &Frame, retag: Retag, tx: &mut TxContext<'_>) {
-        if self.accepts(frame, retag).accepts(&frame.header) {
+        let accepts = self.accepts(frame, retag);
+        if accepts.accepts(&frame.header) {
             let _ = self.put_tagged(frame.header, frame.prefix(), burst.rest(frame), retag, tx);
         } else {
-            let _ = self.deliver_part(burst, frame, retag, Sitting::WHOLE, tx);
+            let _ = self.deliver_in_software(burst, frame, accepts, retag, Sitting::WHOLE, tx);
         }
     }
 
@@ -353,6 +384,20 @@ impl<P: Queues> Port<P> {
             let _ = self.put_tagged(frame.header, frame.prefix(), burst.rest(frame), retag, tx);
             return 0;
         }
+        self.deliver_in_software(burst, frame, accepts, retag, sitting, tx)
+    }
+
+    /// Sends a part of a frame as [`deliver_part`](Self::deliver_part) does, for a receiver that takes only `accepts` and
+    /// not the whole frame as it is.
+    fn deliver_in_software(
+        &mut self,
+        burst: &Burst<'_>,
+        frame: &Frame,
+        accepts: Offloads,
+        retag: Retag,
+        sitting: Sitting,
+        tx: &mut TxContext<'_>,
+    ) -> usize {
         self.handle.counters.tx_software.add((sitting.from == 0).into());
         let drops = &self.handle.counters.drops;
         if !frame.header.is_gso() {

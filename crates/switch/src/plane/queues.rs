@@ -30,6 +30,7 @@ use ringferry_memory::{GuestMemory, ReadSlice, Translator, WriteSlice};
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
 use ringferry_sys::epoll::{Epoll, Interest};
+use ringferry_virtio_net::device::Run;
 use smallvec::SmallVec;
 
 use crate::counters::{DropReason, PortCounters};
@@ -247,13 +248,13 @@ pub trait Queues: Send + Sized + 'static {
 
     /// Writes frames of a burst, those whose indexes are in `picks`, to the receiver's `queue`, in order, for
     /// as long as each takes nothing but a copy into one of its buffers; the receiver takes the offloads that
-    /// their headers ask for. Returns how many were written, and the sum of their lengths. The next one is
-    /// for [`deliver`](Self::deliver), which returns the reason. A kind of port without such a short way
+    /// their headers ask for. The next one is for [`deliver`](Self::deliver), which returns the reason, and
+    /// [`Run::end`] says whether another run may begin behind it. A kind of port without such a short way
     /// writes none.
     #[inline]
-    fn deliver_run(&mut self, queue: u16, burst: &Burst<'_>, picks: &[u32]) -> (usize, u64) {
+    fn deliver_run(&mut self, queue: u16, burst: &Burst<'_>, picks: &[u32]) -> Run {
         let _ = (queue, burst, picks);
-        (0, 0)
+        Run::NONE
     }
 
     /// Publishes the delivered frames to the receiver and notifies it if it wants to be.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use ringferry_memory::{GuestMemory, ReadSlice, Translator, WriteSlice};
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
+use ringferry_virtio_net::device::Run;
 
 use super::tap::queues::TapQueues;
 use super::vhost::queues::VhostQueues;
@@ -186,7 +187,7 @@ macro_rules! kinds {
             }
 
             #[inline]
-            fn deliver_run(&mut self, queue: u16, burst: &Burst<'_>, picks: &[u32]) -> (usize, u64) {
+            fn deliver_run(&mut self, queue: u16, burst: &Burst<'_>, picks: &[u32]) -> Run {
                 each!(self, queues => queues.deliver_run(queue, burst, picks))
             }
 

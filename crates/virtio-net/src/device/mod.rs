@@ -22,7 +22,7 @@ mod transmitq;
 pub use coalesce::{Coalescer, Notify};
 pub use controlq::Controlq;
 pub use flows::FlowTable;
-pub use receiveq::{Receiveq, Refused};
+pub use receiveq::{Receiveq, Refused, Run, RunEnd};
 pub use settings::{Filter, Settings};
 pub use steering::{Indirection, Steering};
 pub use transmitq::{Rejected, Transmitq};

@@ -35,6 +35,34 @@ pub enum Refused {
     Broken,
 }
 
+/// The frames that [`Receiveq::deliver_run`] has written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Number of frames.
+    pub frames: usize,
+    /// Sum of their lengths in bytes.
+    pub bytes: u64,
+    /// Why no more were written.
+    pub end: RunEnd,
+}
+
+impl Run {
+    /// The run of a queue that has no short way.
+    pub const NONE: Run = Run { frames: 0, bytes: 0, end: RunEnd::Queue };
+}
+
+/// Why a [`Run`] ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunEnd {
+    /// All frames were written.
+    Complete,
+    /// The next frame does not fit the next buffer in one piece. A run may begin behind that frame.
+    Frame,
+    /// The queue has no buffers, or none that take a frame in one piece: no other run can begin in
+    /// this burst.
+    Queue,
+}
+
 /// The device's side of a receiveq, with the burst that is being delivered.
 #[derive(Debug)]
 pub struct Receiveq<A: Words> {
@@ -184,20 +212,14 @@ impl<A: Words> Receiveq<A> {
     }
 
     /// Does what [`Receiveq::deliver`] does for each of the frames of `burst` whose indexes are in
-    /// `picks`, in order, up to the first that does not fit one piece of memory in a chain of one
-    /// buffer, or for which there is no chain. Returns how many were written, and the sum of their
-    /// lengths; nothing was done for the others, and [`Receiveq::deliver`] says what there is to say
-    /// of the next one.
+    /// `picks`, in order, as long as each fits one piece of memory in a chain of one buffer. Nothing
+    /// was done for the frames behind the written ones: [`Receiveq::deliver`] says what there is to
+    /// say of the next one, and [`Run::end`] whether another run may begin behind that.
     #[inline]
-    pub fn deliver_run(
-        &mut self,
-        memory: &mut Translator<'_>,
-        burst: &Burst<'_>,
-        picks: &[u32],
-    ) -> (usize, u64) {
+    pub fn deliver_run(&mut self, memory: &mut Translator<'_>, burst: &Burst<'_>, picks: &[u32]) -> Run {
         // With a longer header, or a legacy one, every byte of it is written.
         if self.header_len != Header::LEN || self.ring.fault().is_some() {
-            return (0, 0);
+            return Run::NONE;
         }
         let (frames, mut done, mut bytes) = (burst.frames(), 0, 0);
         loop {
@@ -230,12 +252,18 @@ impl<A: Words> Receiveq<A> {
                 done += 1;
             }
             let written = done - before;
-            let stopped = written < chains.len();
+            let sole = chains.get(written).map(|chain| chain.sole_writable().is_some());
             self.next += written;
             self.ahead = self.ahead.saturating_sub(written).max(1);
-            if stopped || done == picks.len() || self.take_ahead(memory) == 0 {
-                return (done, bytes);
-            }
+            let end = match sole {
+                _ if done == picks.len() => RunEnd::Complete,
+                Some(true) => RunEnd::Frame,
+                // A driver that posts one chain of several buffers tends to post only such chains.
+                Some(false) => RunEnd::Queue,
+                None if self.take_ahead(memory) == 0 => RunEnd::Queue,
+                None => continue,
+            };
+            return Run { frames: done, bytes, end };
         }
     }
 

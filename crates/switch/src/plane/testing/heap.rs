@@ -14,6 +14,7 @@ use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::usage::ThreadClock;
+use ringferry_virtio_net::device::{Run, RunEnd};
 
 use crate::counters::DropReason;
 use crate::plane::{Delivery, FrameCost, Lease, PortHandle, PortShared, Queues, Taken, Watch};
@@ -345,20 +346,23 @@ impl Queues for HeapQueues {
     }
 
     /// Runs are short, so that bursts go both ways in turns.
-    fn deliver_run(&mut self, queue: u16, burst: &Burst<'_>, picks: &[u32]) -> (usize, u64) {
+    fn deliver_run(&mut self, queue: u16, burst: &Burst<'_>, picks: &[u32]) -> Run {
         const LONGEST: usize = 3;
-        let (mut frames, mut bytes) = (0, 0);
-        for pick in picks.iter().take(LONGEST) {
+        let mut run = Run { frames: 0, bytes: 0, end: RunEnd::Complete };
+        for pick in picks {
             let (frame, here) = (&burst.frames()[*pick as usize], self.shared.is_some() && self.has(queue));
             if !here || self.wire.queue(queue).room == 0 {
-                break;
+                return Run { end: RunEnd::Queue, ..run };
+            }
+            if run.frames == LONGEST {
+                return Run { end: RunEnd::Frame, ..run };
             }
             let (first, rest, len) = (frame.prefix(), burst.rest(frame), u64::from(frame.len));
             let done = self.deliver(queue, frame.header, first, rest, len);
             assert_eq!(done, Ok(Delivery::Done), "there is room");
-            (frames, bytes) = (frames + 1, bytes + len);
+            (run.frames, run.bytes) = (run.frames + 1, run.bytes + len);
         }
-        (frames, bytes)
+        run
     }
 
     fn flush(&mut self) {

@@ -12,7 +12,7 @@ use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::vnet::Header;
 use ringferry_ring::{Device, Fault};
 use ringferry_sys::eventfd::EventFd;
-use ringferry_virtio_net::device::{Receiveq, Refused, Rejected, Transmitq};
+use ringferry_virtio_net::device::{Receiveq, Refused, Rejected, Run, Transmitq};
 use ringferry_virtio_net::{Features, queue_index};
 
 use super::faults::FrontendFaults;
@@ -371,12 +371,12 @@ impl Queues for VhostQueues {
     }
 
     #[inline]
-    fn deliver_run(&mut self, pair: u16, burst: &Burst<'_>, picks: &[u32]) -> (usize, u64) {
-        let Some(Some(queue)) = self.rx.get_mut(usize::from(pair)) else { return (0, 0) };
-        let (frames, bytes) = queue.queue.deliver_run(&mut queue.common.memory.translator(), burst, picks);
-        queue.unseen.0 += frames as u64;
-        queue.unseen.1 += bytes;
-        (frames, bytes)
+    fn deliver_run(&mut self, pair: u16, burst: &Burst<'_>, picks: &[u32]) -> Run {
+        let Some(Some(queue)) = self.rx.get_mut(usize::from(pair)) else { return Run::NONE };
+        let run = queue.queue.deliver_run(&mut queue.common.memory.translator(), burst, picks);
+        queue.unseen.0 += run.frames as u64;
+        queue.unseen.1 += run.bytes;
+        run
     }
 
     /// Publishes the delivered frames to the guest and signals it if it wants to be.

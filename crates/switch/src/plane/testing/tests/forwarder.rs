@@ -7,7 +7,7 @@ use proptest::collection::{btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
 use ringferry_packet::ether::Mac as EtherMac;
-use ringferry_packet::vnet::Header;
+use ringferry_packet::vnet::{F_NEEDS_CSUM, Header, Offloads};
 
 use super::reference::{Frame, Mac, Reference};
 use crate::config::SwitchConfig;
@@ -146,6 +146,35 @@ fn bed(kinds: &[(Rules, bool)], workers: usize) -> (Bed, Vec<Arc<Wire>>) {
     });
     let wires = wires.collect();
     (bed, wires)
+}
+
+/// Runs of frames that the receiver takes as they are end and begin at frames that need software.
+#[test]
+fn frames_that_need_software_keep_their_place_among_those_that_do_not() {
+    let mut bed = Bed::new(&SwitchConfig::default(), 1);
+    let (_, from) = bed.add(&HeapPort::default());
+    let (id, to) = bed.add(&HeapPort { offloads: Offloads::empty(), ..HeapPort::default() });
+    let send = |wire: &Wire, header, [destination, source]: [u8; 2], number| {
+        let mut payload = vec![0x88, 0xb5, number];
+        payload.resize(100, 0);
+        let frame = Frame { destination: mac(destination), source: mac(source), tags: Vec::new(), payload };
+        wire.send(0, HeapFrame::new(header, frame.bytes()));
+    };
+    send(&to, Header::default(), [1, 2], 0);
+    bed.run();
+    let unfinished = Header { flags: F_NEEDS_CSUM, csum_start: 20, csum_offset: 10, ..Header::default() };
+    for pattern in [0u32, u32::MAX, 1, 2, 0x8000_0000, 0x0ff0_1248, 0xaaaa_aaaa] {
+        for number in 0..32 {
+            let header = if pattern >> number & 1 == 1 { unfinished } else { Header::default() };
+            send(&from, header, [2, 1], number);
+        }
+        let before = bed.totals(id).by_name()["tx_software"];
+        bed.run();
+        let received = to.received(0);
+        assert!(received.iter().all(|frame| frame.header == Header::default()));
+        assert!(received.iter().map(|frame| frame.bytes[14]).eq(0..32), "{pattern:x}");
+        assert_eq!(bed.totals(id).by_name()["tx_software"] - before, u64::from(pattern.count_ones()));
+    }
 }
 
 proptest! {
