@@ -1,7 +1,7 @@
-//! The hand-off and the migration of a pair under the model checker loom, in every order that the memory
+//! The sleep handshake, the hand-off and the migration of a pair under the model checker loom, in every order that the memory
 //! model allows.
 //!
-//! The model runs the engine's own [`Handoff`], [`TxQueueSelector`], [`PortShared`] and [`migrate_pair`], on
+//! The model runs the engine's own [`SleepFlag`], [`Handoff`], [`TxQueueSelector`], [`PortShared`] and [`migrate_pair`], on
 //! loom's atomics; the model adds what surrounds them: a ring that keeps rtrb's promises and nothing more,
 //! the channels of commands, and two workers that do no more than they must. [`Promises`] lists the orders,
 //! fences and barriers; for each of them a test leaves it out and expects a fault.
@@ -23,7 +23,7 @@ use super::primitives::{Bell, Pop, Primitives, Push, Word};
 use super::ring::{Doorbell, Handoff, News};
 use super::selector::TxQueueSelector;
 use super::shared::PortShared;
-use super::sleep::Flag;
+use super::sleep::{Flag, SleepFlag};
 use crate::counters::DropReason;
 use crate::fdb::PortId;
 use crate::plane::worker::handles::Late;
@@ -250,6 +250,48 @@ fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
 const PORT: PortId = PortId(0);
 const FROM: PortId = PortId(1);
 const LAST: Mac = Mac([2, 0, 0, 0, 0, 1]);
+
+/// Two workers push to a third, which sleeps as soon as it finds nothing. An entry never waits for a consumer that sleeps
+/// and whose bell was not rung.
+fn nothing_waits_for_a_sleeper<P: Promises>() {
+    loom::model(|| {
+        // The model publishes as the rings do: pushed entries are counted with release order.
+        let rings: [Arc<AtomicUsize>; 2] = [Arc::default(), Arc::default()];
+        let (flag, rung) = (Arc::new(SleepFlag::<ModelFlag<P>>::default()), Arc::new(AtomicBool::new(false)));
+        let producers = rings.clone().map(|ring| {
+            let (flag, rung) = (Arc::clone(&flag), Arc::clone(&rung));
+            thread::spawn(move || {
+                ring.store(1, Ordering::Release);
+                if flag.must_wake() {
+                    rung.store(true, Ordering::Relaxed);
+                }
+            })
+        });
+        let nothing = || rings.iter().all(|ring| ring.load(Ordering::Acquire) == 0);
+        let asleep = flag.about_to_sleep(nothing);
+        for producer in producers {
+            producer.join().unwrap();
+        }
+        assert!(!asleep || rung.load(Ordering::Relaxed), "it sleeps, and there is work");
+    });
+}
+
+#[test]
+fn nothing_that_is_handed_over_waits_while_its_worker_sleeps() {
+    nothing_waits_for_a_sleeper::<All>();
+}
+
+#[test]
+#[should_panic(expected = "it sleeps, and there is work")]
+fn without_the_consumers_fence_something_waits() {
+    nothing_waits_for_a_sleeper::<NoConsumerFence>();
+}
+
+#[test]
+#[should_panic(expected = "it sleeps, and there is work")]
+fn without_the_producers_fence_something_waits() {
+    nothing_waits_for_a_sleeper::<NoProducerFence>();
+}
 
 /// One worker hands frames off to another, which sleeps whenever it finds nothing, and gives their buffers
 /// back. Every frame that found a place arrives, once and in order; a worker that sleeps is woken; in the end

@@ -10,8 +10,8 @@
 //!   rings empty? sleep : stay awake     asleep? ring the bell
 //! ```
 //!
-//! Of the two loads behind the fences at least one sees the other side's store. A model of it under loom, in which either fence can be left out, says
-//! that both are needed.
+//! Of the two loads behind the fences at least one sees the other side's store. The models (`model`) leave out either fence, and find a worker that
+//! sleeps while there is work.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
@@ -72,110 +72,5 @@ impl<F: Flag> SleepFlag<F> {
     pub(crate) fn must_wake(&self) -> bool {
         F::producer_fence();
         self.0.get()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::marker::PhantomData;
-
-    use loom::sync::Arc;
-    use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-    use loom::thread;
-
-    use super::*;
-
-    /// Selects the fences that a model has.
-    trait Fences: Default + Send + Sync + 'static {
-        const CONSUMER: bool = true;
-        const PRODUCER: bool = true;
-    }
-
-    #[derive(Default)]
-    struct Both;
-    impl Fences for Both {}
-
-    #[derive(Default)]
-    struct NoConsumerFence;
-    impl Fences for NoConsumerFence {
-        const CONSUMER: bool = false;
-    }
-
-    #[derive(Default)]
-    struct NoProducerFence;
-    impl Fences for NoProducerFence {
-        const PRODUCER: bool = false;
-    }
-
-    struct Model<M>(AtomicBool, PhantomData<M>);
-
-    impl<M> Default for Model<M> {
-        fn default() -> Self {
-            Self(AtomicBool::new(false), PhantomData)
-        }
-    }
-
-    impl<M: Fences> Flag for Model<M> {
-        fn set(&self, value: bool) {
-            self.0.store(value, Ordering::Relaxed);
-        }
-
-        fn get(&self) -> bool {
-            self.0.load(Ordering::Relaxed)
-        }
-
-        fn consumer_fence() {
-            if M::CONSUMER {
-                fence(Ordering::SeqCst);
-            }
-        }
-
-        fn producer_fence() {
-            if M::PRODUCER {
-                fence(Ordering::SeqCst);
-            }
-        }
-    }
-
-    /// Two workers push to a third, which sleeps as soon as it finds nothing. In every order that the memory
-    /// model allows, an entry never waits for a consumer that sleeps and whose bell was not rung.
-    fn nothing_waits_for_a_sleeper<M: Fences>() {
-        loom::model(|| {
-            // The model publishes as the rings do: pushed entries are counted with release order.
-            let rings: [Arc<AtomicUsize>; 2] = [Arc::default(), Arc::default()];
-            let (flag, rung) = (Arc::new(SleepFlag::<Model<M>>::default()), Arc::new(AtomicBool::new(false)));
-            let producers = rings.clone().map(|ring| {
-                let (flag, rung) = (Arc::clone(&flag), Arc::clone(&rung));
-                thread::spawn(move || {
-                    ring.store(1, Ordering::Release);
-                    if flag.must_wake() {
-                        rung.store(true, Ordering::Relaxed);
-                    }
-                })
-            });
-            let nothing = || rings.iter().all(|ring| ring.load(Ordering::Acquire) == 0);
-            let asleep = flag.about_to_sleep(nothing);
-            for producer in producers {
-                producer.join().unwrap();
-            }
-            assert!(!asleep || rung.load(Ordering::Relaxed), "it sleeps, and there is work");
-        });
-    }
-
-    #[test]
-    fn nothing_that_is_handed_over_waits_while_its_worker_sleeps() {
-        nothing_waits_for_a_sleeper::<Both>();
-    }
-
-    #[test]
-    #[should_panic(expected = "it sleeps, and there is work")]
-    fn without_the_consumers_fence_something_waits() {
-        nothing_waits_for_a_sleeper::<NoConsumerFence>();
-    }
-
-    #[test]
-    #[should_panic(expected = "it sleeps, and there is work")]
-    fn without_the_producers_fence_something_waits() {
-        nothing_waits_for_a_sleeper::<NoProducerFence>();
     }
 }
