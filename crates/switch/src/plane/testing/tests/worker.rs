@@ -77,6 +77,11 @@ fn packet(from: usize, to: usize, flow: u8, sequence: u32) -> Vec<u8> {
     packet
 }
 
+/// A frame with such a packet of flow 0.
+fn frame(from: usize, to: usize, sequence: u32) -> HeapFrame {
+    HeapFrame::new(Header::default(), packet(from, to, 0, sequence))
+}
+
 /// What was received: sender, flow and sequence number.
 fn read(bytes: &[u8]) -> (u8, u8, u32) {
     (bytes[11], bytes[35], u32::from_be_bytes(bytes[42..46].try_into().unwrap()))
@@ -365,7 +370,7 @@ fn a_port_that_goes_takes_its_queues_out_of_every_worker() {
     model.bed.run();
     model.bed.remove(PortId(2));
     // Its descriptors are watched no more: a peer that still kicks them wakes nobody.
-    model.traffic.wires[2].send(0, HeapFrame::new(Header::default(), packet(2, 1, 0, 0)));
+    model.traffic.wires[2].send(0, frame(2, 1, 0));
     model.traffic.wires[2].kick(0);
     model.bed.run();
     assert!((0..2).all(|worker| !model.bed.serve_events(worker)));
@@ -405,7 +410,7 @@ impl Migration {
     /// The next frame for the receiver.
     fn frame(sent: &mut u32) -> HeapFrame {
         *sent += 1;
-        HeapFrame::new(Header::default(), packet(1, 0, 0, *sent))
+        frame(1, 0, *sent)
     }
 
     /// The receiver's pair migrates, and `between` happens between the steps: see [`Bed::migrate`].
@@ -434,6 +439,13 @@ impl Migration {
         bed.round(Self::NEW);
         bed.run_out();
         self.receiver.received(0).iter().map(|frame| read(&frame.bytes).2).collect()
+    }
+
+    /// The old owner, which sleeps, has been rung for, and then delivers the one frame that was sent.
+    fn old_owner_is_woken_for_a_frame(mut self) {
+        assert!(self.bed.serve_events(Self::OLD), "nobody has rung");
+        self.bed.run_out();
+        assert_eq!(self.receiver.received(0).len(), 1);
     }
 }
 
@@ -530,7 +542,7 @@ fn a_queue_that_migrates_parks_no_more_than_a_ring_holds() {
     let mut between = |bed: &mut Bed, step: usize| {
         if step == 3 {
             for sequence in 0..sent {
-                sender.send(0, HeapFrame::new(Header::default(), packet(1, 0, 0, sequence)));
+                sender.send(0, frame(1, 0, sequence));
             }
             while bed.round(1) {}
         }
@@ -549,21 +561,27 @@ fn three_ports() -> (Bed, [Arc<Wire>; 3]) {
     (bed, wires)
 }
 
+/// The same when the workers know the address behind port 1.
+fn three_ports_and_an_address() -> (Bed, [Arc<Wire>; 3]) {
+    let (mut bed, wires) = three_ports();
+    assert!(is_flooded(&mut bed, &wires), "nothing is known yet");
+    wires[1].send(0, frame(1, 0, 0));
+    bed.run();
+    assert!(!is_flooded(&mut bed, &wires), "it was learned");
+    (bed, wires)
+}
+
 /// Whether a frame of port 0 for port 1 goes to port 2, too.
 fn is_flooded(bed: &mut Bed, wires: &[Arc<Wire>; 3]) -> bool {
     wires[2].received(0);
-    wires[0].send(0, HeapFrame::new(Header::default(), packet(0, 1, 0, 0)));
+    wires[0].send(0, frame(0, 1, 0));
     bed.run();
     !wires[2].received(0).is_empty()
 }
 
 #[test]
 fn an_address_is_forgotten_by_every_worker_when_its_guest_has_gone() {
-    let (mut bed, wires) = three_ports();
-    assert!(is_flooded(&mut bed, &wires));
-    wires[1].send(0, HeapFrame::new(Header::default(), packet(1, 0, 0, 0)));
-    bed.run();
-    assert!(!is_flooded(&mut bed, &wires), "it was learned");
+    let (mut bed, wires) = three_ports_and_an_address();
     bed.forget(PortId(1));
     bed.run();
     assert!(is_flooded(&mut bed, &wires));
@@ -571,10 +589,7 @@ fn an_address_is_forgotten_by_every_worker_when_its_guest_has_gone() {
 
 #[test]
 fn an_address_is_forgotten_by_every_worker_when_its_port_has_gone() {
-    let (mut bed, wires) = three_ports();
-    wires[1].send(0, HeapFrame::new(Header::default(), packet(1, 0, 0, 0)));
-    bed.run();
-    assert!(!is_flooded(&mut bed, &wires), "it was learned");
+    let (mut bed, wires) = three_ports_and_an_address();
     bed.remove(PortId(1));
     bed.run();
     assert!(is_flooded(&mut bed, &wires));
@@ -584,7 +599,7 @@ fn an_address_is_forgotten_by_every_worker_when_its_port_has_gone() {
 #[test]
 fn an_address_of_which_a_worker_hears_too_late_does_not_outlive_its_port() {
     let (mut bed, wires) = three_ports();
-    wires[1].send(0, HeapFrame::new(Header::default(), packet(1, 0, 0, 0)));
+    wires[1].send(0, frame(1, 0, 0));
     bed.serve_events(1);
     bed.round(1);
     bed.remove(PortId(1));
@@ -600,9 +615,9 @@ fn an_address_of_which_a_worker_hears_too_late_does_not_outlive_its_port() {
 fn a_frame_that_comes_as_its_queue_is_armed_is_found() {
     for busy in [false, true] {
         let (mut bed, wires) = three_ports();
-        wires[0].send_at_arming(0, HeapFrame::new(Header::default(), packet(0, 2, 0, 0)));
+        wires[0].send_at_arming(0, frame(0, 2, 0));
         for sequence in 0..if busy { 1000 } else { 0 } {
-            wires[2].send(0, HeapFrame::new(Header::default(), packet(2, 0, 0, sequence)));
+            wires[2].send(0, frame(2, 0, sequence));
             bed.serve_events(0);
             bed.round(0);
         }
@@ -623,12 +638,9 @@ fn who_hands_a_frame_on_wakes_the_worker_that_it_goes_to() {
             bed.round(Migration::SENDING);
         }
     });
-    let Migration { bed, receiver, .. } = &mut migration;
-    assert!(bed.sleep(Migration::OLD));
-    while bed.round(Migration::NEW) {}
-    assert!(bed.serve_events(Migration::OLD), "nobody has rung");
-    bed.run_out();
-    assert_eq!(receiver.received(0).len(), 1);
+    assert!(migration.bed.sleep(Migration::OLD));
+    while migration.bed.round(Migration::NEW) {}
+    migration.old_owner_is_woken_for_a_frame();
 }
 
 /// The same with a frame that was parked when another worker was late.
@@ -645,10 +657,7 @@ fn who_hands_on_what_it_has_parked_wakes_the_worker_that_it_goes_to() {
             assert!(bed.sleep(Migration::OLD));
         }
     });
-    let Migration { bed, receiver, .. } = &mut migration;
-    assert!(bed.serve_events(Migration::OLD), "nobody has rung");
-    bed.run_out();
-    assert_eq!(receiver.received(0).len(), 1);
+    migration.old_owner_is_woken_for_a_frame();
 }
 
 #[test]
@@ -658,7 +667,7 @@ fn a_tap_whose_reader_is_late_keeps_it() {
     let (_, other) = bed.add(&HeapPort::default());
     assert!(bed.migrate_late(id, 0, 1, Some(0), &mut |_, _| {}).is_err());
     assert_eq!(bed.owner(id, 0), 0);
-    wire.send(0, HeapFrame::new(Header::default(), packet(0, 1, 0, 0)));
+    wire.send(0, frame(0, 1, 0));
     bed.run_out();
     assert_eq!(other.received(0).len(), 1);
 }
@@ -669,11 +678,9 @@ fn a_tap_whose_reader_is_late_keeps_it() {
 fn buffers_of_a_port_that_has_gone_come_back() {
     // From the ring, and from what waits for the port's turn.
     for (frames, received) in [(1, false), (300, true)] {
-        let (mut bed, wires) = three_ports();
-        wires[1].send(0, HeapFrame::new(Header::default(), packet(1, 0, 0, 0)));
-        bed.run();
+        let (mut bed, wires) = three_ports_and_an_address();
         for sequence in 0..frames {
-            wires[0].send(0, HeapFrame::new(Header::default(), packet(0, 1, 0, sequence)));
+            wires[0].send(0, frame(0, 1, sequence));
         }
         bed.serve_events(0);
         while bed.round(0) {}
