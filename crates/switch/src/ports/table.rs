@@ -159,7 +159,8 @@ impl PortTable {
 
     /// Returns the ports that have to be opened anew.
     pub(crate) fn gone(&self) -> Vec<PortConfig> {
-        let gone = self.entries.values().filter(|entry| entry.control.is_gone());
+        let anew = |entry: &&Entry| !entry.config.kind.is_passed() && entry.control.is_gone();
+        let gone = self.entries.values().filter(anew);
         gone.map(|entry| entry.config.clone()).collect()
     }
 

@@ -126,28 +126,24 @@ fn plug(
     })
 }
 
-impl TapPort {
-    /// Returns true if the tap was deleted, or moved to another network namespace, and another interface has
-    /// its name now.
-    fn is_replaced(&self) -> bool {
-        let now = netif::index(&self.tap).ok().flatten();
-        now.is_some() && now != self.index
-    }
+/// What has the name of a tap now, in this network namespace.
+enum Named {
+    /// The tap, as far as can be told.
+    Tap,
+    /// Another interface, since the tap was deleted, or moved to another network namespace.
+    Another,
+    /// Nothing, and it was the tap before.
+    Nothing,
+}
 
-    /// What to say of a tap that was in this network namespace and is not any more.
-    fn lost(&self) -> Option<String> {
-        let gone = self.index.is_some() && netif::index(&self.tap).is_ok_and(|now| now.is_none());
-        gone.then(|| {
-            format!(
-                "there is no interface {} here any more: {}",
-                self.tap,
-                if self.is_gone() {
-                    "it was deleted, and is opened anew as soon as that is possible"
-                } else {
-                    "it was renamed or moved to another network namespace; packets still pass, but its state is not known"
-                }
-            )
-        })
+impl TapPort {
+    /// Looks up the interface that has the tap's name.
+    fn named(&self) -> Named {
+        match netif::index(&self.tap) {
+            Ok(Some(now)) if self.index != Some(now) => Named::Another,
+            Ok(None) if self.index.is_some() => Named::Nothing,
+            _ => Named::Tap,
+        }
     }
 }
 
@@ -183,8 +179,20 @@ impl PortControl for TapPort {
     }
 
     fn snapshots(&self, config: &PortConfig, _: &MappingBudget, _: &mut QueueStates) -> Vec<PortSnapshot> {
-        // If another interface has the name, its settings are not those of our tap.
-        let named = Some(self.tap.as_str()).filter(|_| !self.is_replaced());
+        let (named, fault) = match self.named() {
+            Named::Tap => (Some(self.tap.as_str()), None),
+            // The settings of another interface are not those of our tap.
+            Named::Another => (None, None),
+            Named::Nothing => {
+                let what = if self.is_gone() {
+                    "it was deleted, and is opened anew as soon as that is possible"
+                } else {
+                    "it was renamed or moved to another network namespace; packets still pass, but its state is not known"
+                };
+                let fault = format!("there is no interface {} here any more: {what}", self.tap);
+                (Some(self.tap.as_str()), Some(fault))
+            }
+        };
         let up = named.is_some_and(|tap| netif::is_up(tap).unwrap_or(false));
         let mtu = named.and_then(|tap| netif::mtu(tap).ok());
         let peer = match named {
@@ -198,7 +206,7 @@ impl PortControl for TapPort {
             name: self.name.clone(),
             negotiated: Negotiated::Tap(self.offloads),
             state: if up { PortState::Up } else { PortState::Down },
-            fault: self.lost(),
+            fault,
             peer,
             mtu: mtu.map_or(0, |mtu| mtu.try_into().unwrap_or(u16::MAX)),
             mac: named.and_then(|tap| netif::mac(tap).ok()).map(Mac),
