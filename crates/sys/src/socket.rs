@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -426,6 +426,24 @@ impl Stream {
         Ok(stream)
     }
 
+    /// Connects to the listener at `path` as [`connect`](Self::connect) does, unless a symbolic link is there: for a process that has more
+    /// rights than those who can write to the directory, and might put a link to a socket of others there. Links among the directories of
+    /// the path are followed. It needs `/proc`.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); `InvalidInput`, if `path` is a symbolic link.
+    pub fn connect_nofollow(path: impl AsRef<Path>) -> io::Result<Stream> {
+        let path = path.as_ref();
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_symlink() {
+            let text = format!("{path:?} is a symbolic link: name the socket itself");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        // The file that was looked at, whatever has its name by now.
+        Self::connect(format!("/proc/self/fd/{}", file.as_raw_fd()))
+    }
+
     /// Takes over a connected socket from a parent or service manager.
     ///
     /// # Errors
@@ -691,6 +709,31 @@ mod tests {
         remove_if_stale(&path).unwrap();
         assert!(!path.exists());
         assert!(Listener::from_fd_at(tempfile::tempfile().unwrap().into(), dir.path()).is_err());
+    }
+
+    #[test]
+    fn a_connection_is_not_led_elsewhere_by_a_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let listener = Listener::bind(path("s")).unwrap();
+        std::os::unix::fs::symlink("s", path("link")).unwrap();
+        std::os::unix::fs::symlink(".", path("here")).unwrap();
+        std::fs::write(path("file"), "").unwrap();
+        for (name, error) in [
+            ("link", io::ErrorKind::InvalidInput),
+            ("file", io::ErrorKind::ConnectionRefused),
+            ("none", io::ErrorKind::NotFound),
+        ] {
+            assert_eq!(Stream::connect_nofollow(path(name)).unwrap_err().kind(), error, "{name}");
+        }
+        assert!(listener.accept().unwrap().is_none());
+        // A link among the directories is the caller's word.
+        for name in ["s", "here/s"] {
+            let client = Stream::connect_nofollow(path(name)).unwrap();
+            let server = listener.accept().unwrap().unwrap();
+            assert_eq!(client.send(b"hello", &[]).unwrap(), 5);
+            assert_eq!(server.recv(&mut [0; 8], &mut Vec::new()).unwrap().bytes, 5);
+        }
     }
 
     #[test]
