@@ -11,7 +11,7 @@ use super::wire::{Connection, MAX_REPLY, MAX_REQUEST, Reply, Request};
 use super::{Bytes, Charter, directory, tap_text};
 use crate::config::{
     Config, Edit, KeepError, MAX_WORKERS, PortConfig, PortKind, TapConfig, TapSource, VhostUserEndpoint,
-    forget_port, keep, keep_port,
+    XenProvider, XenVifConfig, forget_port, keep, keep_port,
 };
 use crate::ports;
 
@@ -59,7 +59,7 @@ impl Charter {
 
     fn connected(&self, port: &str) -> io::Result<OwnedFd> {
         let none = || io::Error::new(io::ErrorKind::PermissionDenied, "the port connects to no socket");
-        Stream::connect(self.connect.get(port).ok_or_else(none)?.path()).map(OwnedFd::from)
+        Stream::connect_nofollow(self.connect.get(port).ok_or_else(none)?.path()).map(OwnedFd::from)
     }
 
     /// Opens what a port needs, if the configuration file has it or the charter admits it.
@@ -143,6 +143,10 @@ impl Charter {
                     ))),
                 }
             }
+            // The next start would connect to its sockets.
+            PortKind::XenVif(XenVifConfig { provider: XenProvider::Process { .. }, .. }) => Err(failed(
+                "the sandbox keeps the switch from the sockets of a broker: write the port into the configuration file and restart the switch",
+            )),
             PortKind::Tap(_) | PortKind::XenVif(_) => Ok(()),
         }
     }

@@ -13,7 +13,7 @@
 //! never a path alone. A switch that has been taken over can have
 //! - sockets connected to and ports opened that are in the configuration file;
 //! - further ports opened: sockets that listen in directories in which the configuration has some, or in `socket_directories`; connections to
-//!   sockets in the latter; taps that do not exist yet;
+//!   sockets in the latter; taps that do not exist yet; interfaces of Xen guests, if the switch has Xen's devices;
 //! - rules of ports (no other key) changed in the file, ports opened so added to it, and ports removed from it.
 //!
 //! All of that it may do through `ctl` in any case. One request is under way at a time.
@@ -194,12 +194,13 @@ impl Privileges {
         self.0.is_some()
     }
 
-    /// Connects to the socket of a port with `mode=connect`.
+    /// Connects to the socket of a port with `mode=connect`. A symbolic link in its place is not followed: a front end that can write to the
+    /// directory could otherwise lead the switch to any socket of the host.
     ///
     /// # Errors
-    /// As [`Stream::connect`]; the helper has ended.
+    /// As [`Stream::connect_nofollow`]; the helper has ended.
     pub(crate) fn connect(&self, port: &str, path: &Path) -> io::Result<Stream> {
-        let Some(helper) = &self.0 else { return Stream::connect(path) };
+        let Some(helper) = &self.0 else { return Stream::connect_nofollow(path) };
         match helper.borrow_mut().ask(&Request::Connect { port: port.to_owned() })? {
             (Reply::Done, mut fds) if !fds.is_empty() => Stream::from_fd(fds.swap_remove(0)),
             (Reply::Failed { code: Some(code), .. }, _) => Err(io::Error::from_raw_os_error(code)),

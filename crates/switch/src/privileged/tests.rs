@@ -228,13 +228,39 @@ fn a_helper_opens_ports_where_the_configuration_has_some_and_keeps_them() {
     assert!(error.contains("rf.toml:1: port.tap: must be given"), "{error}");
     drop(helper);
     thread.join().unwrap().unwrap();
-    let tap = Config::builder().port_flag("tap:lo").build().unwrap().ports.remove(0);
-    let (reply, fds) = fixture.charter.answer(Request::Open { port: written(&tap), workers: 1 });
-    assert!(
-        matches!(&reply, Reply::Failed { text, .. } if text.starts_with("the interface lo exists")),
-        "{reply:?}"
-    );
-    assert!(fds.is_empty());
+    // The next start would attach to the one, and connect to the sockets of the other.
+    for (flag, reason) in [
+        ("tap:lo", "the interface lo exists"),
+        ("xen-vif:process,broker=/b,store=/s", "the sandbox keeps the switch from the sockets of a broker"),
+    ] {
+        let port = Config::builder().port_flag(flag).build().unwrap().ports.remove(0);
+        let (reply, fds) = fixture.charter.answer(Request::Open { port: written(&port), workers: 1 });
+        assert!(matches!(&reply, Reply::Failed { text, .. } if text.starts_with(reason)), "{reply:?}");
+        assert!(fds.is_empty());
+        let (reply, _) = fixture.charter.answer(Request::KeepPort { port: written(&port) });
+        assert!(matches!(&reply, Reply::Failed { .. }), "{reply:?}");
+    }
+}
+
+#[test]
+fn a_link_in_the_place_of_a_socket_leads_nowhere() {
+    let fixture = Fixture::new();
+    let (helper, thread) = fixture.helper();
+    let other = Listener::bind(fixture.folder.path().join("elsewhere/other.sock")).unwrap();
+    for (name, link) in [("vm1", "vm1.sock"), ("vm3", "machines/vm3.sock")] {
+        let link = fixture.folder.path().join(link);
+        std::os::unix::fs::symlink(other.path().unwrap(), &link).unwrap();
+        if name != "vm1" {
+            let _ = helper.open(&fixture.new_port("machines/vm3.sock", ",mode=connect"), 1).unwrap();
+        }
+        for privileges in [&helper, &Privileges::default()] {
+            let error = privileges.connect(name, &link).unwrap_err().to_string();
+            assert!(error.contains("is a symbolic link"), "{error}");
+        }
+        assert!(other.accept().unwrap().is_none(), "{name}");
+    }
+    drop(helper);
+    thread.join().unwrap().unwrap();
 }
 
 /// Generates the requests that a switch that was taken over may send: of the right shape, with any content.
