@@ -16,6 +16,12 @@
 //!
 //! After ten looks in which nobody made such a call the watchdog dozes, and the next call wakes it: an idle program does not wake up.
 //!
+//! **Holes.** A peer that shares a memory file can put to sleep whoever touches a page of it, by punching a hole into the file (fallocate(2)): the
+//! page fault waits until all of the hole is punched, uses no processor time, and cannot be interrupted. A thread that has been slow may therefore
+//! have its own sleeps looked at for a while ([`HoleWaits`]): the watchdog then reads in each look what the thread waits for in the kernel
+//! (`/proc/thread-self/wchan`), and counts those looks in which that is a hole. Waits for locks, for memory, for swap and for a processor have other
+//! names there, so no one is blamed for them. On a kernel without these names nothing is counted.
+//!
 //! A program makes one `Watchdog` for the threads that it starts; each of those calls [`Watcher::watch_this_thread`] once. Dropping the
 //! `Watchdog` ends its thread, and the others are watched no more.
 
@@ -23,6 +29,7 @@ use std::cell::OnceCell;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::{JoinHandle, Thread};
@@ -38,6 +45,10 @@ pub const INTERVAL: Duration = Duration::from_millis(5);
 /// call is blocked, and its thread not merely without a processor.
 const LOOKS: u32 = 10;
 
+/// What a thread waits for, as the kernel names it, that has touched a page of tmpfs or of a memfd in a range that is being punched. Linux has waited there
+/// since 3.16, from 6.9 on in a function of its own, which may be inlined.
+const HOLES: [&[u8]; 2] = [b"shmem_fault", b"shmem_falloc_wait"];
+
 /// What the watchdog knows of a thread.
 #[derive(Debug)]
 struct Watched {
@@ -49,8 +60,58 @@ struct Watched {
     same: AtomicU32,
     /// `/proc/thread-self/stat`, opened by the thread.
     stat: Option<File>,
+    /// `/proc/thread-self/wchan`, likewise.
+    waits: Option<File>,
+    /// True while the thread has its sleeps looked at.
+    looked_at: AtomicBool,
+    /// The number of the thread's lap, and in the lower half the looks in that lap which found it waiting for a hole.
+    lap: AtomicU64,
     /// Who looks.
     shared: Arc<Shared>,
+}
+
+/// The calling thread's waits for holes that a peer punches into memory it touches; see the [module](self). The thread asks for one after
+/// [`Watcher::watch_this_thread`].
+///
+/// ```text
+///   begin ─► lap ─► lap ─► ... ─► end         each lap returns what was counted since the one before
+/// ```
+#[derive(Clone, Debug)]
+pub struct HoleWaits(Arc<Watched>);
+
+impl HoleWaits {
+    /// Those of the calling thread; `None` if it is not watched, or if what it waits for cannot be read.
+    pub fn of_this_thread() -> Option<HoleWaits> {
+        THIS.with(|this| this.get().filter(|this| this.waits.is_some()).cloned().map(HoleWaits))
+    }
+
+    /// Has the watchdog look, [`INTERVAL`] apart, until [`end`](Self::end).
+    pub fn begin(&self) {
+        self.lap();
+        self.0.looked_at.store(true, Ordering::Relaxed);
+        // With the fence in `Shared::doze`: one of both sees what the other wrote.
+        fence(Ordering::SeqCst);
+        if self.0.shared.dozing.load(Ordering::Relaxed) {
+            self.0.shared.rouse();
+        }
+    }
+
+    /// Ends a lap, and returns how many looks in it have found the thread waiting for a hole. Only the thread itself may call this.
+    #[inline]
+    pub fn lap(&self) -> u32 {
+        let next = (self.0.lap.load(Ordering::Relaxed) >> 32).wrapping_add(1) << 32;
+        self.0.lap.swap(next, Ordering::Relaxed) as u32
+    }
+
+    /// Has the watchdog look no more.
+    pub fn end(&self) {
+        self.0.looked_at.store(false, Ordering::Relaxed);
+    }
+
+    /// Returns true if the thread waits for a hole now. Any thread may ask.
+    pub fn is_waiting(&self) -> bool {
+        self.0.waits_for_hole()
+    }
 }
 
 thread_local! {
@@ -135,10 +196,8 @@ impl Watcher {
         THIS.with(|this| {
             let new = this.get().is_none();
             let this = this.get_or_init(|| {
-                let stat = File::open("/proc/thread-self/stat").ok();
-                let shared = Arc::clone(&self.0);
-                let (calls, before, same) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU32::new(0));
-                Arc::new(Watched { target: Target::current(), calls, before, same, stat, shared })
+                let file = |name| File::open(Path::new("/proc/thread-self").join(name)).ok();
+                Arc::new(Watched::of_this_thread(file("stat"), file("wchan"), Arc::clone(&self.0)))
             });
             if new {
                 self.0.watched.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(this));
@@ -162,14 +221,15 @@ impl Shared {
         }
     }
 
-    /// Looks at every thread. The sum of the calls they have made, or `None` if one is within a call.
+    /// Looks at every thread. The sum of the calls they have made, or `None` if one is within a call or has its sleeps looked at.
     fn look(&self) -> Option<u64> {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         watched.retain(|watched| watched.strong_count() > 0);
         let mut sum = Some(0u64);
         for watched in watched.iter().filter_map(Weak::upgrade) {
             let calls = watched.look();
-            sum = sum.filter(|_| calls % 2 == 0).map(|sum| sum.wrapping_add(calls));
+            let quiet = calls % 2 == 0 && !watched.look_for_hole();
+            sum = sum.filter(|_| quiet).map(|sum| sum.wrapping_add(calls));
         }
         sum
     }
@@ -198,6 +258,20 @@ impl Shared {
 }
 
 impl Watched {
+    fn of_this_thread(stat: Option<File>, waits: Option<File>, shared: Arc<Shared>) -> Watched {
+        Watched {
+            target: Target::current(),
+            calls: AtomicU64::new(0),
+            before: AtomicU64::new(0),
+            same: AtomicU32::new(0),
+            stat,
+            waits,
+            looked_at: AtomicBool::new(false),
+            lap: AtomicU64::new(0),
+            shared,
+        }
+    }
+
     /// Interrupts the thread if it is blocked in a guarded call. The calls begun and ended so far.
     fn look(&self) -> u64 {
         let calls = self.calls.load(Ordering::Acquire);
@@ -211,6 +285,28 @@ impl Watched {
             }
         }
         calls
+    }
+
+    /// Counts the look if the thread has its sleeps looked at and waits for a hole; whether it has them looked at.
+    fn look_for_hole(&self) -> bool {
+        let looked_at = self.looked_at.load(Ordering::Relaxed);
+        if looked_at {
+            let lap = self.lap.load(Ordering::Relaxed);
+            if self.waits_for_hole() {
+                // Not if the thread has got on meanwhile: its next lap is not to blame.
+                let _ = self.lap.compare_exchange(lap, lap + 1, Ordering::Relaxed, Ordering::Relaxed);
+            }
+        }
+        looked_at
+    }
+
+    /// Whether the thread sleeps in a page fault until a hole has been punched.
+    fn waits_for_hole(&self) -> bool {
+        let mut name = [0; 64];
+        let len = self.waits.as_ref().and_then(|waits| waits.read_at(&mut name, 0).ok());
+        // Some kernels end it by a suffix of the compiler's, as in `shmem_fault.cold`.
+        let function = name[..len.unwrap_or(0)].split(|byte| matches!(byte, b'.' | b'+')).next();
+        function.is_some_and(|function| HOLES.contains(&function))
     }
 
     /// Whether the kernel has put the thread to sleep; `None` if that cannot be read.
@@ -291,15 +387,7 @@ mod tests {
         rustix::fs::fcntl_setfl(&bell, flags - OFlags::NONBLOCK).unwrap();
         rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         let thread = std::thread::spawn(move || {
-            let (calls, before, same) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU32::new(0));
-            let watched = Watched {
-                target: Target::current(),
-                calls,
-                before,
-                same,
-                stat: None,
-                shared: Arc::clone(&shared),
-            };
+            let watched = Watched::of_this_thread(None, None, Arc::clone(&shared));
             let watched = THIS.with(|this| Arc::clone(this.get_or_init(|| Arc::new(watched))));
             shared.watched.lock().unwrap().push(Arc::downgrade(&watched));
             let result = bell.signal();
@@ -345,5 +433,99 @@ mod tests {
         assert_eq!(watched.calls.load(Ordering::Relaxed), 0);
         drop(end);
         thread.join().unwrap();
+    }
+
+    /// Bytes that are punched: some milliseconds each time, so that a look soon comes at the right moment.
+    const PUNCHED: usize = 64 << 20;
+
+    #[test]
+    fn holes_punched_under_a_thread_are_counted_while_it_has_its_sleeps_looked_at() {
+        let watchdog = Watchdog::start("watchdog").unwrap();
+        let watcher = watchdog.watcher();
+        watcher.watch_this_thread();
+        let Some(waits) = HoleWaits::of_this_thread().filter(|_| kernel_names_waits()) else {
+            eprintln!("skipped: the kernel does not tell what a thread waits for");
+            return;
+        };
+        let shared = ringferry_memory::SharedMem::new("ringferry-sys-test", PUNCHED).unwrap();
+        let region = shared.map_at(0).unwrap();
+        let file = shared.fd().try_clone_to_owned().unwrap();
+        let over = Arc::new(AtomicBool::new(false));
+        let puncher = {
+            let over = Arc::clone(&over);
+            std::thread::spawn(move || {
+                use rustix::fs::FallocateFlags;
+                while !over.load(Ordering::Relaxed) {
+                    for flags in
+                        [FallocateFlags::empty(), FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE]
+                    {
+                        rustix::fs::fallocate(&file, flags, 0, PUNCHED as u64).unwrap();
+                    }
+                }
+            })
+        };
+        waits.begin();
+        let since = std::time::Instant::now();
+        let mut at = 0;
+        while waits.lap() == 0 {
+            assert!(since.elapsed() < PATIENCE, "no look has found the thread waiting");
+            let memory = region.area(at, 8).unwrap();
+            std::hint::black_box(memory.read(0, 8).unwrap().array::<8>());
+            at = (at + 4096) % PUNCHED;
+        }
+        waits.end();
+        over.store(true, Ordering::Relaxed);
+        puncher.join().unwrap();
+        // Nobody looks any more, and this thread waits for nothing.
+        waits.lap();
+        watchdog.shared.look();
+        assert!(waits.lap() == 0 && !waits.is_waiting());
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_anything_else_waits_for_no_hole() {
+        let watchdog = Watchdog::start("watchdog").unwrap();
+        let watcher = watchdog.watcher();
+        let (sender, watched) = channel();
+        let (end, ended) = channel::<()>();
+        let thread = std::thread::spawn(move || {
+            watcher.watch_this_thread();
+            let waits = HoleWaits::of_this_thread();
+            waits.iter().for_each(HoleWaits::begin);
+            THIS.with(|this| sender.send(Arc::clone(this.get().unwrap())).unwrap());
+            ended.recv().unwrap_err();
+            waits.map_or(0, |waits| waits.lap())
+        });
+        let watched = watched.recv().unwrap();
+        let since = std::time::Instant::now();
+        while watched.is_asleep() != Some(true) {
+            assert!(since.elapsed() < PATIENCE, "the thread waits");
+            std::thread::yield_now();
+        }
+        // The watchdog does not doze while somebody has his sleeps looked at.
+        assert_eq!(watchdog.shared.look(), None);
+        drop(end);
+        assert_eq!(thread.join().unwrap(), 0);
+    }
+
+    /// Whether the kernel says what a thread that waits does so for.
+    fn kernel_names_waits() -> bool {
+        let (end, ended) = channel::<()>();
+        let (sender, file) = channel();
+        let thread = std::thread::spawn(move || {
+            sender.send(File::open("/proc/thread-self/wchan")).unwrap();
+            ended.recv().unwrap_err();
+        });
+        let file = file.recv().unwrap();
+        let mut known = false;
+        for _ in 0..1000 {
+            let mut name = [0; 64];
+            let len = file.as_ref().map_or(0, |file| file.read_at(&mut name, 0).unwrap_or(0));
+            known |= len > 1;
+            std::thread::yield_now();
+        }
+        drop(end);
+        thread.join().unwrap();
+        known
     }
 }
