@@ -34,6 +34,7 @@ use crate::plane::policy::vlan::{EVERYWHERE, Retag, Tagged};
 use crate::plane::policy::{PortPolicy, Refusal};
 use crate::plane::port::{Port, TxContext};
 use crate::plane::queues::{FrameCost, Queues};
+use crate::plane::worker::holes::{HoleAudit, Touch};
 use crate::rules::Vid;
 use slow::SlowFrame;
 
@@ -121,6 +122,8 @@ pub(crate) struct Forwarder {
     waiting: Vec<PortId>,
     /// Storage for a frame that must be in one piece.
     scratch: Vec<u8>,
+    /// Whose memory is touched.
+    pub(crate) holes: HoleAudit,
     coalescer: Coalescer,
 }
 
@@ -153,7 +156,8 @@ impl Forwarder {
         handoff: &mut Handoff,
         now: &Now,
     ) {
-        let Self { picks, scratch, coalescer, .. } = self;
+        let Self { picks, scratch, coalescer, holes, .. } = self;
+        holes.touch(Touch::of(port.handle.id));
         let mut burst = Burst::new();
         for Delayed { header, frame, .. } in frames {
             burst.push(*header, ReadSlice::from(&frame[..]));
@@ -178,7 +182,7 @@ impl Forwarder {
     ) -> u64 {
         self.decide(from, burst, tables, now);
         let mut cost = self.limit(from.port, burst, tables);
-        self.deliver(from.port, burst, tables, now);
+        self.deliver(from, burst, tables, now);
         if !self.unstable.is_empty() {
             let copies = std::mem::take(&mut self.unstable);
             cost += self.forward(Origin { private: true, ..from }, &burst_of(&copies), tables, now);
@@ -388,9 +392,21 @@ impl Forwarder {
     }
 
     /// Gives each output port its frames.
-    fn deliver<P: Queues>(&mut self, from: PortId, burst: &Burst<'_>, tables: &mut Tables<'_, P>, now: &Now) {
-        let Self { decisions, outputs, picks, retags, foreign, flooded, waiting, scratch, coalescer, .. } =
-            self;
+    fn deliver<P: Queues>(&mut self, from: Origin, burst: &Burst<'_>, tables: &mut Tables<'_, P>, now: &Now) {
+        let Self {
+            decisions,
+            outputs,
+            picks,
+            retags,
+            foreign,
+            flooded,
+            waiting,
+            scratch,
+            holes,
+            coalescer,
+            ..
+        } = self;
+        let Origin { port: from, private } = from;
         let sender = Sender { port: from, isolated: tables.policy(from).is_some_and(PortPolicy::isolated) };
         let Tables { ports, fdb, handoff } = tables;
         // Whether some port takes whatever is flooded.
@@ -405,6 +421,7 @@ impl Forwarder {
             if picks.is_empty() {
                 continue;
             }
+            holes.touch(if private { Touch::of(output) } else { Touch::between(from, output) });
             port.expect(picks.len(), tx.handoff);
             if port.policy.is_none() && !*foreign {
                 open = true;
@@ -421,6 +438,7 @@ impl Forwarder {
                 waiting.push(output);
             }
         }
+        holes.touch_nothing();
         for &output in &*outputs {
             if let Some(Some(port)) = ports.get_mut(usize::from(output.0))
                 && port.has_answers()

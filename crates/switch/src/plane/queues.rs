@@ -279,6 +279,12 @@ pub trait Queues: Send + Sized + 'static {
     /// Starts serving a queue that another worker has given up. Returns true if packets may come from it.
     fn attach(&mut self, queue: u16, detached: Self::Detached, watch: Watch<'_>) -> bool;
 
+    /// Takes the port out of service, because its peer holds up the worker: from now on none of its queues in this worker touches anything of the peer's.
+    /// The control plane is told, and ends the connection. A kind of port whose peer cannot hold up anybody does nothing.
+    fn quarantine(&mut self, why: &str, watch: Watch<'_>) {
+        let _ = (why, watch);
+    }
+
     /// Appends the state of every queue of this worker.
     fn inspect(&mut self, states: &mut Vec<Self::State>);
 

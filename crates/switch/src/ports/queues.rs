@@ -200,6 +200,10 @@ macro_rules! kinds {
                 each!(self, queues => queues.close(watch));
             }
 
+            fn quarantine(&mut self, why: &str, watch: Watch<'_>) {
+                each!(self, queues => queues.quarantine(why, watch));
+            }
+
             fn inspect(&mut self, states: &mut Vec<QueueState>) {
                 each!(self, queues => queues.inspect(states));
             }

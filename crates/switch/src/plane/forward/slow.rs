@@ -16,6 +16,7 @@ use crate::plane::policy::PortPolicy;
 use crate::plane::policy::vlan::Retag;
 use crate::plane::port::TxContext;
 use crate::plane::queues::Queues;
+use crate::plane::worker::holes::Touch;
 
 /// Packets that one step delivers at most.
 const PACKETS: usize = 32;
@@ -50,7 +51,8 @@ impl Forwarder {
             self.conclude(from, slow, tables);
             return None;
         };
-        let Self { picks, retags, waiting, scratch, .. } = self;
+        let Self { picks, retags, waiting, scratch, holes, .. } = self;
+        holes.touch(Touch::of(output));
         let sender = Sender { port: from, isolated: tables.policy(from).is_some_and(PortPolicy::isolated) };
         let burst = burst_of(&slow.frame);
         let frame = &burst.frames()[0];

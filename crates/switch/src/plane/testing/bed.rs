@@ -13,7 +13,7 @@ use ringferry_packet::vnet::Offloads;
 use ringferry_sys::epoll::{Epoll, Interest};
 use ringferry_sys::eventfd::EventFd;
 
-use super::heap::{HeapQueues, Wire};
+use super::heap::{self, HeapQueues, Wire};
 use crate::config::SwitchConfig;
 use crate::counters::{PortTotals, WorkerCounters};
 use crate::fdb::PortId;
@@ -234,6 +234,16 @@ impl Bed {
     /// A look of a worker at its events so long after the last one, with this price of the work since: whether sources are audited then.
     pub fn look_after(&mut self, worker: usize, passed: Duration, price: u64) -> bool {
         self.workers[worker].look_after(passed, price)
+    }
+
+    /// A round of a worker has been slow: it looks for holes in the memory of [wires](Wire::punch) from now on.
+    pub fn slow_round(&mut self, worker: usize) {
+        self.workers[worker].slow_round(heap::looks_asleep);
+    }
+
+    /// So much time passes for a worker that looks for holes, and it finds none.
+    pub fn quiet_for(&mut self, worker: usize, passed: Duration) {
+        self.workers[worker].quiet_for(passed);
     }
 
     /// One round of a worker, unless it sleeps; whether anything moved.

@@ -4,6 +4,7 @@
 //! real port can do to the engine, a wire can be told to do: run out of buffers, refuse frames, be disabled, hand frames over in pieces, or lie in
 //! memory that the engine must not trust.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +19,34 @@ use ringferry_virtio_net::device::{Run, RunEnd};
 
 use crate::counters::DropReason;
 use crate::plane::{Delivery, FrameCost, Lease, PortHandle, PortShared, Queues, Taken, Watch};
+
+thread_local! {
+    /// In how many looks of a watchdog this thread would have been found asleep, since that was last asked.
+    static LOOKS: Cell<u32> = const { Cell::new(0) };
+    /// In how many looks whoever reads a frame of the burst on loan in its place is found asleep.
+    static PUNCHED: Cell<u32> = const { Cell::new(0) };
+}
+
+/// In how many looks this thread was found asleep in memory of [wires](Wire::punch), since this was last asked.
+pub(super) fn looks_asleep() -> u32 {
+    LOOKS.take()
+}
+
+fn sleep_for(looks: u32) {
+    LOOKS.set(LOOKS.get() + looks);
+}
+
+/// How long, in looks of a watchdog, whoever touches a port's memory is put to sleep.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Punched {
+    /// When a burst is taken from its ring.
+    pub rings: u32,
+    /// When what is behind the first bytes of a frame is read in its place. It must lie in several pieces, by which the receiver tells it from
+    /// a copy.
+    pub frames: u32,
+    /// When a frame is written to it.
+    pub buffers: u32,
+}
 
 /// A frame with its virtual header.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +89,8 @@ struct WireQueue {
     room: usize,
     /// Deliveries that found none.
     refused: usize,
+    /// Frames that were read in several pieces, so where they lay.
+    in_place: usize,
     enabled: bool,
     kicks_wanted: bool,
     kick: EventFd,
@@ -78,6 +109,9 @@ pub struct Wire {
     level: bool,
     /// Processor time, in nanoseconds, that taking a burst from it costs for no good reason.
     burden: AtomicU64,
+    punched: Mutex<Punched>,
+    /// Why it was taken out of service.
+    quarantine: Mutex<Option<String>>,
 }
 
 impl Wire {
@@ -93,6 +127,7 @@ impl Wire {
             seen: Vec::new(),
             room: usize::MAX,
             refused: 0,
+            in_place: 0,
             enabled: true,
             kicks_wanted: false,
             kick: EventFd::new().expect("a descriptor"),
@@ -100,7 +135,23 @@ impl Wire {
         let queues = (0..queues.max(1)).map(|_| Mutex::new(queue())).collect();
         let tap = cost == FrameCost::SystemCall;
         let burden = AtomicU64::new(0);
-        Wire { queues, cost, private: tap, offloads_tagged: AtomicBool::new(true), level: tap, burden }
+        let (punched, quarantine) = (Mutex::default(), Mutex::default());
+        let offloads_tagged = AtomicBool::new(true);
+        Wire { queues, cost, private: tap, offloads_tagged, level: tap, burden, punched, quarantine }
+    }
+
+    /// Puts whoever touches its memory to sleep.
+    pub fn punch(&self, punched: Punched) {
+        *self.punched.lock().unwrap_or_else(PoisonError::into_inner) = punched;
+    }
+
+    fn punched(&self) -> Punched {
+        *self.punched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why the engine has taken it out of service, if it has.
+    pub fn quarantine(&self) -> Option<String> {
+        self.quarantine.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Makes each burst that is taken from it cost so much processor time.
@@ -155,6 +206,11 @@ impl Wire {
     /// Deliveries to a queue that found no buffers.
     pub fn refused(&self, queue: u16) -> usize {
         self.queue(queue).refused
+    }
+
+    /// Frames delivered to a queue that were read in several pieces, so where they lay and not from a copy.
+    pub fn read_in_place(&self, queue: u16) -> usize {
+        self.queue(queue).in_place
     }
 
     /// Lets frames be taken from a queue, or emptied for nothing, as a disabled transmitq is.
@@ -247,6 +303,9 @@ impl Queues for HeapQueues {
             let began = used();
             while used() - began < burden {}
         }
+        let Punched { rings, frames, .. } = self.wire.punched();
+        sleep_for(rings);
+        PUNCHED.set(frames);
         for frame in loan {
             let mut building = burst.build(frame.header, frame.bytes.len() as u32);
             frame.pieces().for_each(|piece| building.piece(piece));
@@ -262,7 +321,9 @@ impl Queues for HeapQueues {
         Taken { any: true, forward, private: self.wire.private, exhausted: false, further: 0 }
     }
 
-    fn complete(&mut self, _: u16, _: Vec<HeapFrame>) {}
+    fn complete(&mut self, _: u16, _: Vec<HeapFrame>) {
+        PUNCHED.set(0);
+    }
 
     fn backlog(&mut self, queue: u16) -> usize {
         if self.has(queue) { self.wire.waiting(queue) } else { 0 }
@@ -334,7 +395,12 @@ impl Queues for HeapQueues {
         if wire.room != usize::MAX {
             wire.room -= 1;
         }
+        sleep_for(self.wire.punched().buffers);
         let mut bytes = first.to_vec();
+        if rest.len() > 1 {
+            wire.in_place += 1;
+            sleep_for(PUNCHED.get());
+        }
         for piece in rest {
             let at = bytes.len();
             bytes.resize(at + piece.len(), 0);
@@ -406,6 +472,11 @@ impl Queues for HeapQueues {
     fn attach(&mut self, queue: u16, (): (), watch: Watch<'_>) -> bool {
         self.serve(queue, watch);
         true
+    }
+
+    fn quarantine(&mut self, why: &str, watch: Watch<'_>) {
+        *self.wire.quarantine.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_owned());
+        self.close(watch);
     }
 
     fn inspect(&mut self, states: &mut Vec<u16>) {

@@ -6,4 +6,4 @@ mod heap;
 mod tests;
 
 pub use bed::{Bed, HeapPort};
-pub use heap::{HeapFrame, HeapQueues, Wire};
+pub use heap::{HeapFrame, HeapQueues, Punched, Wire};

@@ -2,6 +2,7 @@
 
 mod fairness;
 mod forwarder;
+mod holes;
 mod pacing;
 mod reference;
 mod tenants;

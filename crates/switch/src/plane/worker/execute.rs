@@ -13,6 +13,7 @@ use ringferry_packet::vnet::Header;
 
 use super::Worker;
 use super::command::{Command, NewPort};
+use super::holes::Touch;
 use crate::counters::DropReason;
 use crate::fdb::PortId;
 use crate::plane::forward::{self, Origin};
@@ -121,10 +122,17 @@ impl<P: Queues> Worker<P> {
     }
 
     /// Does something with a port, if there is one of this number.
-    fn with_port<T>(&mut self, id: PortId, task: impl FnOnce(&mut Port<P>, Watch<'_>) -> T) -> Option<T> {
-        let Worker { ports, epoll, .. } = self;
+    pub(super) fn with_port<T>(
+        &mut self,
+        id: PortId,
+        task: impl FnOnce(&mut Port<P>, Watch<'_>) -> T,
+    ) -> Option<T> {
+        let Worker { ports, epoll, forwarder, .. } = self;
         let port = ports.get_mut(usize::from(id.0))?.as_mut()?;
-        Some(task(port, Watch::new(epoll, id)))
+        forwarder.holes.touch(Touch::of(id));
+        let done = task(port, Watch::new(epoll, id));
+        forwarder.holes.touch_nothing();
+        Some(done)
     }
 
     fn add_port(&mut self, NewPort { handle, queues, steering }: NewPort<P>) {
@@ -149,6 +157,7 @@ impl<P: Queues> Worker<P> {
             }
         }
         self.accounts.forget(id);
+        self.forwarder.holes.forget(id);
         self.active.retain(|active| active.source.port != id);
         self.fdb.remove_port(id, self.seconds);
         self.set_policy(id, None);

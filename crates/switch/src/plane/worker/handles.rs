@@ -4,11 +4,14 @@
 //! ([`Workers::add_port`], [`Workers::remove_port`]), and each method sends a [`Command`] to the worker that owns the queue concerned, or to all.
 //! A method that takes something away returns when no worker touches it any more, or when a worker has not answered for [`ANSWER_DEADLINE`]:
 //! the command is carried out all the same once the worker gets to it, before any later one. A worker that is [`Late`] is not waited for again
-//! until it has caught up, so that it costs the control plane one deadline, however many ports it has.
+//! until it has caught up, so that it costs the control plane one deadline, however many ports it has. A worker that sleeps because the front end of
+//! *another* port has [punched a hole](super::holes) is waited for longer ([`PATIENCE`]), and it is that port which is reported as faulty.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+#[cfg(test)]
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -17,7 +20,7 @@ use std::time::{Duration, Instant};
 use ringferry_sys::epoll::{Epoll, Interest, set_timer_slack};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::interrupt::Target;
-use ringferry_sys::watchdog::{Watchdog, Watcher};
+use ringferry_sys::watchdog::{HoleWaits, Watchdog, Watcher};
 
 use crate::config::SwitchConfig;
 use crate::counters::{PortTotals, WorkerCounters};
@@ -30,6 +33,7 @@ use crate::plane::port::Steering;
 use crate::plane::queues::{PortHandle, Queues};
 use crate::plane::worker::command::{Command, Full, Inbox, NewPort, PortQueue, Posted};
 use crate::plane::worker::fault::{FaultReporter, Faults, PortFault};
+use crate::plane::worker::holes::{self, Touched};
 use crate::plane::worker::{BELL, Worker};
 use crate::rules::Rules;
 
@@ -39,6 +43,13 @@ const STANDSTILL: Duration = Duration::from_millis(500);
 
 /// How long the control plane waits for a worker at most, which takes well below a millisecond to look at its commands.
 pub const ANSWER_DEADLINE: Duration = Duration::from_secs(1);
+
+/// How long it waits for one that sleeps in the memory of another port than the one that is concerned, in all. No other port is to lose its connection
+/// for that. A hole of 60 GiB takes so long.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often it looks whether such a worker still sleeps.
+const HELD: Duration = Duration::from_millis(50);
 
 /// A worker has not answered within `ANSWER_DEADLINE` (a second), or is known not to have caught up since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,6 +84,13 @@ pub(crate) struct WorkerHandle<P: Queues> {
     number: usize,
     /// Where a late worker says that it has caught up.
     late: Mutex<Option<Receiver<()>>>,
+    /// Whose memory the worker touches.
+    touched: Arc<Touched>,
+    /// Whether it sleeps in that, once it runs and where the kernel says so.
+    waits: Arc<OnceLock<HoleWaits>>,
+    reporter: Arc<FaultReporter>,
+    #[cfg(test)]
+    is_in_hole: AtomicBool,
 }
 
 /// The policies that the workers were last given.
@@ -130,16 +148,17 @@ impl<P: Queues> Workers<P> {
         let doorbells = doorbells.collect::<io::Result<Vec<_>>>()?;
         let clock = Clock::Monotonic(Instant::now());
         let watchdog = Watchdog::start("ringferry-watch")?;
+        let faults = Faults::new()?;
         let workers = bells.into_iter().zip(Handoff::mesh(&doorbells));
         let workers = workers.enumerate().map(|(number, (bell, handoff))| {
-            WorkerHandle::start(config, number, bell, handoff, clock, watchdog.watcher())
+            WorkerHandle::start(config, number, bell, handoff, clock, watchdog.watcher(), faults.reporter())
         });
         Ok(Self {
             workers: workers.collect::<io::Result<_>>()?,
             owners: QueueOwners::default(),
             posted: Mutex::default(),
             policies: Mutex::default(),
-            faults: Faults::new()?,
+            faults,
             _watchdog: watchdog,
         })
     }
@@ -244,7 +263,10 @@ impl<P: Queues> Workers<P> {
         });
         let asked: Vec<_> = asked.collect();
         let deadline = Instant::now() + ANSWER_DEADLINE;
-        asked.iter().filter_map(|(worker, answer)| worker.wait(answer, deadline).ok().flatten()).collect()
+        asked
+            .iter()
+            .filter_map(|(worker, answer)| worker.wait(answer, deadline, None).ok().flatten())
+            .collect()
     }
 
     /// Splits what concerns queues of a port by the worker that has them.
@@ -277,7 +299,7 @@ impl<P: Queues> Workers<P> {
     /// # Errors
     /// [`Late`]: the worker may still touch it.
     pub fn stop_queue(&self, port: PortId, queue: u16, index: u16) -> Result<Option<P::Stopped>, Late> {
-        self.server(port, queue).ask(|reply| Command::Stop(port, index, reply))
+        self.server(port, queue).ask_for(Some(port), |reply| Command::Stop(port, index, reply))
     }
 
     /// Takes from their workers what was started as the second of each pair of numbers, a part of the queue that is the first: one command and
@@ -299,7 +321,7 @@ impl<P: Queues> Workers<P> {
         let deadline = Instant::now() + ANSWER_DEADLINE;
         let mut all = Vec::new();
         for (worker, answer) in asked {
-            all.extend(worker.wait(&answer, deadline)?.into_iter().flatten());
+            all.extend(worker.wait(&answer, deadline, Some(port))?.into_iter().flatten());
         }
         Ok(all)
     }
@@ -325,7 +347,7 @@ impl<P: Queues> Workers<P> {
         queue: u16,
         request: impl FnOnce(SyncSender<T>) -> P::Request,
     ) -> Result<Option<T>, Late> {
-        self.server(port, queue).ask(|reply| Command::Request(port, request(reply)))
+        self.server(port, queue).ask_for(Some(port), |reply| Command::Request(port, request(reply)))
     }
 
     /// [Asks](Self::ask) the owners of several queues, all of them before the first answer is waited for.
@@ -345,7 +367,7 @@ impl<P: Queues> Workers<P> {
         });
         let asked: Vec<_> = asked.collect();
         let deadline = Instant::now() + ANSWER_DEADLINE;
-        asked.iter().try_for_each(|(worker, answer)| worker.wait(answer, deadline).map(drop))
+        asked.iter().try_for_each(|(worker, answer)| worker.wait(answer, deadline, Some(port)).map(drop))
     }
 
     /// Whether a worker is known to be [`Late`], and has not caught up.
@@ -412,6 +434,7 @@ impl<P: Queues> WorkerHandle<P> {
         handoff: Handoff,
         clock: Clock,
         watcher: Watcher,
+        reporter: Arc<FaultReporter>,
     ) -> io::Result<Self> {
         let (commands, receiver) = channel();
         let inbox = Inbox { commands: receiver, bell: bell.try_clone()? };
@@ -424,19 +447,37 @@ impl<P: Queues> WorkerHandle<P> {
         let seed = [random as u64, (random >> 64) as u64];
         let config = *config;
         let target = Arc::new(OnceLock::new());
+        let (touched, waits) = (Arc::new(Touched::default()), Arc::new(OnceLock::new()));
         let thread = {
             let (counters, target) = (Arc::clone(&counters), Arc::clone(&target));
+            let (touched, waits) = (Arc::clone(&touched), Arc::clone(&waits));
             let run = move || {
                 target.get_or_init(Target::current);
                 watcher.watch_this_thread();
+                if let Some(holes) = HoleWaits::of_this_thread() {
+                    waits.get_or_init(|| holes);
+                }
                 // Without it frames that wait for tokens wait longer, and in larger bursts; no more.
                 let _ = set_timer_slack(TIMER_SLACK);
-                Worker::new(&config, inbox, handoff, epoll, seed, counters, clock).run();
+                Worker::new(&config, inbox, handoff, epoll, seed, counters, clock).tell(touched).run();
             };
             std::thread::Builder::new().name(format!("ringferry-{number}")).spawn(run)?
         };
         let late = Mutex::default();
-        Ok(Self { commands, bell, counters, target, thread: Some(thread), number, late })
+        Ok(Self {
+            commands,
+            bell,
+            counters,
+            target,
+            thread: Some(thread),
+            number,
+            late,
+            touched,
+            waits,
+            reporter,
+            #[cfg(test)]
+            is_in_hole: AtomicBool::new(false),
+        })
     }
 
     /// Asks for something that needs no answer.
@@ -458,9 +499,21 @@ impl<P: Queues> WorkerHandle<P> {
         &self,
         command: impl FnOnce(SyncSender<T>) -> Command<P>,
     ) -> Result<Option<T>, Late> {
+        self.ask_for(None, command)
+    }
+
+    /// Asks for the sake of a port.
+    ///
+    /// # Errors
+    /// As for [`ask`](Self::ask).
+    fn ask_for<T>(
+        &self,
+        port: Option<PortId>,
+        command: impl FnOnce(SyncSender<T>) -> Command<P>,
+    ) -> Result<Option<T>, Late> {
         let (reply, answer) = sync_channel(1);
         self.send(command(reply));
-        self.wait(&answer, Instant::now() + ANSWER_DEADLINE)
+        self.wait(&answer, Instant::now() + ANSWER_DEADLINE, port)
     }
 
     /// Asks, and waits for an answer that must not be lost: the worker hands it over in person (a channel without storage), and has it back if nobody
@@ -474,24 +527,50 @@ impl<P: Queues> WorkerHandle<P> {
     ) -> Result<Option<T>, Late> {
         let (reply, answer) = sync_channel(0);
         self.send(command(reply));
-        self.wait(&answer, Instant::now() + ANSWER_DEADLINE)
+        self.wait(&answer, Instant::now() + ANSWER_DEADLINE, None)
     }
 
-    /// Waits for an answer that was asked for, unless the worker is late already.
-    fn wait<T>(&self, answer: &Receiver<T>, deadline: Instant) -> Result<Option<T>, Late> {
-        let deadline = if self.is_late() { Instant::now() } else { deadline };
+    /// Waits for an answer that was asked for, unless the worker is late already; if it was asked for the sake of a port, also while the worker sleeps
+    /// in the memory of another one.
+    fn wait<T>(
+        &self,
+        answer: &Receiver<T>,
+        deadline: Instant,
+        port: Option<PortId>,
+    ) -> Result<Option<T>, Late> {
+        let patience = Instant::now() + PATIENCE;
+        let mut deadline = if self.is_late() { Instant::now() } else { deadline };
+        let mut blamed = None;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match answer.recv_timeout(left.min(STANDSTILL)) {
                 Ok(answer) => return Ok(Some(answer)),
                 Err(RecvTimeoutError::Disconnected) => return Ok(None),
                 Err(RecvTimeoutError::Timeout) if left > STANDSTILL => self.interrupt(),
+                Err(RecvTimeoutError::Timeout)
+                    if Instant::now() < patience && port.is_some_and(|port| self.is_held_by_other(port)) =>
+                {
+                    deadline = Instant::now() + HELD;
+                    let culprit = self.touched.now().sole().filter(|culprit| Some(*culprit) != port);
+                    if let Some(port) = culprit.filter(|_| blamed != culprit) {
+                        blamed = culprit;
+                        self.reporter.report(PortFault { port, session: None, why: holes::WHY.to_owned() });
+                    }
+                }
                 Err(RecvTimeoutError::Timeout) => {
                     self.note_late();
                     return Err(Late { worker: self.number });
                 }
             }
         }
+    }
+
+    /// Whether the worker sleeps in the memory of another port than this one.
+    fn is_held_by_other(&self, port: PortId) -> bool {
+        let waits = self.waits.get().is_some_and(HoleWaits::is_waiting);
+        #[cfg(test)]
+        let waits = waits || self.is_in_hole.load(Ordering::Relaxed);
+        waits && self.touched.now().concerns_another(port)
     }
 
     fn lock_late(&self) -> MutexGuard<'_, Option<Receiver<()>>> {
@@ -555,6 +634,7 @@ mod tests {
     use crate::plane::queues::FrameCost;
     use crate::plane::testing::{HeapQueues, Wire};
     use crate::plane::worker::command::MOST_POSTED;
+    use crate::plane::worker::holes::Touch;
 
     #[test]
     fn h1_a_port_that_asks_for_more_than_workers_carry_out_is_reported_once_and_others_are_not() {
@@ -619,5 +699,52 @@ mod tests {
         until(2);
         workers.forget(port);
         until(0);
+    }
+
+    /// The innocent port asks for its ring while the worker sleeps in the memory of the other one.
+    #[test]
+    fn a_port_does_not_pay_for_a_hole_that_another_has_punched_under_its_worker() {
+        let config = SwitchConfig { workers: Some(1), ..SwitchConfig::default() };
+        let workers = Workers::<HeapQueues>::start(&config).unwrap();
+        let [innocent, culprit] = [PortId(0), PortId(1)];
+        let worker = &workers.workers[0];
+        worker.is_in_hole.store(true, Ordering::Relaxed);
+        // Once alone, and once while frames are copied, when it may be either's.
+        for (touch, blamed) in
+            [(Touch::of(culprit), vec![culprit]), (Touch::between(culprit, innocent), vec![])]
+        {
+            let release = workers.hold(0);
+            // The worker gets to that before it is asked, and touches nothing by itself.
+            worker.touched.set(touch);
+            let found = std::thread::scope(|scope| {
+                let watching = scope.spawn(|| {
+                    let since = Instant::now();
+                    let mut found = Vec::new();
+                    while found.len() < blamed.len().max(1) && since.elapsed() < ANSWER_DEADLINE * 3 / 2 {
+                        found.extend(workers.faults().into_iter().map(|fault| fault.port));
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    drop(release);
+                    found
+                });
+                assert_eq!(workers.stop_queue(innocent, 0, 0), Ok(None), "{touch:?}");
+                watching.join().unwrap()
+            });
+            assert_eq!(found, blamed, "{touch:?}");
+        }
+        // The culprit itself has the usual deadline, and so has whoever asks when no hole is to blame.
+        for (touch, port, is_in_hole) in
+            [(Touch::of(culprit), culprit, true), (Touch::of(culprit), innocent, false)]
+        {
+            worker.is_in_hole.store(is_in_hole, Ordering::Relaxed);
+            let release = workers.hold(0);
+            worker.touched.set(touch);
+            assert_eq!(workers.stop_queue(port, 0, 0), Err(Late { worker: 0 }));
+            drop(release);
+            while workers.is_late() {
+                std::thread::yield_now();
+            }
+        }
+        assert!(workers.faults().is_empty());
     }
 }

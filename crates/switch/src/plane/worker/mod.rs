@@ -31,6 +31,7 @@
 //! | `command` | the commands |
 //! | `handles` | the control plane's handles of the threads |
 //! | `fault` | faults that the control plane has to act on |
+//! | `holes` | ports that punch holes into memory which the worker touches |
 //! | `timers` | what has to be done at a later time: ports that are paced, and queues of shapers |
 
 use std::sync::Arc;
@@ -55,7 +56,7 @@ use crate::plane::now::{Clock, Now};
 use crate::plane::policy::PortPolicy;
 use crate::plane::policy::vlan::Retag;
 use crate::plane::port::{Port, TxContext};
-use crate::plane::queues::{Lease, Queues, Source, Watch};
+use crate::plane::queues::{Lease, Queues, Source};
 
 pub(crate) mod command;
 mod direct;
@@ -63,11 +64,13 @@ mod execute;
 mod fair;
 pub(crate) mod fault;
 pub(crate) mod handles;
+pub(crate) mod holes;
 mod timers;
 
 use command::{Inbox, Posted};
 use fair::Accounts;
 pub use handles::Workers;
+use holes::Touch;
 use timers::{Quota, Timer, Timers};
 
 /// Packets taken from a queue at a time. DPDK, OVS and VPP settled on 32 (or 256 with vectors); 64
@@ -239,9 +242,16 @@ impl<P: Queues> Worker<P> {
         }
     }
 
+    /// Says by `touched` from now on whose memory it touches.
+    pub(crate) fn tell(mut self, touched: Arc<holes::Touched>) -> Self {
+        self.forwarder.holes = holes::HoleAudit::new(touched);
+        self
+    }
+
     /// Serves until the control plane ends it.
     pub(crate) fn run(mut self) {
         let mut last = Look { at: Instant::now(), worked: 0 };
+        let mut before = last.at;
         while !self.stop {
             let moved = self.round();
             self.counters.polls.add(1);
@@ -249,6 +259,8 @@ impl<P: Queues> Worker<P> {
                 self.counters.busy_polls.add(1);
                 self.spin.found();
                 let now = Instant::now();
+                self.note_round(before, now);
+                before = now;
                 if self.worked - last.worked >= EVENTS_COST || now - last.at >= EVENTS_TIME {
                     self.consider_audit(&last, now);
                     self.serve_events(Some(Duration::ZERO));
@@ -264,11 +276,25 @@ impl<P: Queues> Worker<P> {
                 }
                 Idle::Sleep => {
                     if let Some(timeout) = self.prepare_to_sleep() {
-                        self.sleep(timeout);
+                        self.sleep(timeout, before);
+                        before = Instant::now();
                     }
                 }
             }
             last = Look { at: Instant::now(), worked: self.worked };
+            self.note_round(before, last.at);
+            before = last.at;
+        }
+    }
+
+    /// Takes note of how long a round took, with whatever was done after it but sleep in epoll: a slow one is [looked into](holes).
+    #[inline]
+    fn note_round(&mut self, before: Instant, now: Instant) {
+        let holes = &mut self.forwarder.holes;
+        if now - before >= holes::SLOW {
+            holes.begin(now);
+        } else if holes.is_on() {
+            holes.end_if_over(now);
         }
     }
 
@@ -300,6 +326,21 @@ impl<P: Queues> Worker<P> {
         let at = Instant::now();
         self.consider_audit(&Look { at, worked: self.worked.saturating_sub(price) }, at + passed);
         self.audit.is_some()
+    }
+
+    /// What a test does to have a round taken for [slow](holes::SLOW). The worker is told by `looks` in how many looks it has slept since it last asked.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn slow_round(&mut self, looks: fn() -> u32) {
+        self.forwarder.holes.script(looks);
+        let now = Instant::now();
+        self.note_round(now, now + holes::SLOW);
+    }
+
+    /// What a test does to let so much time pass in which nothing is found.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn quiet_for(&mut self, passed: Duration) {
+        let now = Instant::now() + passed;
+        self.note_round(now, now);
     }
 
     /// A [round](Self::round) whose frames for other workers are held up on their way until [`let_pass`](Self::let_pass), as those of a thread are that
@@ -354,11 +395,20 @@ impl<P: Queues> Worker<P> {
                 at += 1;
             }
         }
+        self.convict();
         if self.left_out && !moved {
             let Worker { accounts, active, .. } = self;
             accounts.skip_rounds(active.iter().map(|active| active.source.port));
         }
         moved || self.left_out
+    }
+
+    /// Takes ports out of service that the worker has slept for, now that no burst is on loan.
+    #[inline]
+    fn convict(&mut self) {
+        while let Some(id) = self.forwarder.holes.next_convicted() {
+            self.with_port(id, |port, watch| port.queues.quarantine(holes::WHY, watch));
+        }
     }
 
     /// Whether a source's port may be served, and the source is the one it is served from: a port of which frames were put off is
@@ -430,6 +480,7 @@ impl<P: Queues> Worker<P> {
         while let Some(id) = self.handed.pop() {
             self.flush(id);
         }
+        self.forwarder.holes.touch_nothing();
         // A queue may have gone to another worker meanwhile, and the frame after it.
         self.handoff.flush();
         self.charge(id, cost);
@@ -445,6 +496,7 @@ impl<P: Queues> Worker<P> {
             self.handed.push(to);
             port.expect(1, &self.handoff);
         }
+        self.forwarder.holes.touch(Touch::of(to));
         let scratch = self.forwarder.scratch();
         let mut tx = TxContext { from, handoff: &mut self.handoff, now: &now, scratch };
         let kind = port.queues.frame_cost();
@@ -474,6 +526,7 @@ impl<P: Queues> Worker<P> {
                 None => drop(slow.pop_front()),
             }
         }
+        self.forwarder.holes.touch_nothing();
         self.handoff.flush();
         self.set_releases(&now);
         self.charge(id, cost);
@@ -486,6 +539,7 @@ impl<P: Queues> Worker<P> {
 
     /// Shows a port's receiver what was delivered, and senders what its answers are.
     fn flush(&mut self, id: PortId) {
+        self.forwarder.holes.touch(Touch::of(id));
         if let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) {
             port.flush();
             if port.has_answers() {
@@ -531,7 +585,9 @@ impl<P: Queues> Worker<P> {
         }
         let most = self.accounts.burst(id);
         let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) else { return Polled::NOTHING };
+        // What is read directly is written to a receiver's memory before anything else is known of it.
         if port.direct.is_some()
+            && !self.forwarder.holes.is_on()
             && let Some(polled) = self.poll_direct(id)
         {
             return polled;
@@ -547,6 +603,7 @@ impl<P: Queues> Worker<P> {
             }
         };
         let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) else { return Polled::NOTHING };
+        self.forwarder.holes.touch(Touch::of(id));
         let loan = match port.queues.lease(queue, max) {
             Lease::Empty => return Polled::NOTHING,
             Lease::Exhausted => return Polled { moved: false, exhausted: true },
@@ -573,16 +630,24 @@ impl<P: Queues> Worker<P> {
         if taken.further > 0 {
             self.charge(id, cost::of_further_descriptors(taken.further));
         }
+        self.forwarder.holes.touch(Touch::of(id));
         if let Some(port) = self.port(id) {
             port.queues.complete(queue, loan);
         }
+        self.forwarder.holes.touch_nothing();
         Polled { moved: taken.any, exhausted: taken.exhausted }
     }
 
     /// Forwards a burst, and charges the port that it is from. What all of it costs, that which was put off included.
     fn forward(&mut self, from: Origin, burst: &Burst<'_>, now: &Now) -> u64 {
         let Worker { forwarder, ports, fdb, handoff, .. } = self;
-        let cost = forwarder.forward(from, burst, &mut Tables { ports, fdb, handoff }, now);
+        let mut tables = Tables { ports, fdb, handoff };
+        let cost = if forwarder.holes.is_exact() && !from.private {
+            let copies: Vec<_> = burst.frames().iter().map(|frame| forward::copy(burst, frame)).collect();
+            forwarder.forward(Origin { private: true, ..from }, &forward::burst_of(&copies), &mut tables, now)
+        } else {
+            forwarder.forward(from, burst, &mut tables, now)
+        };
         self.set_releases(now);
         self.charge(from.port, cost);
         if !self.forwarder.put_off().is_empty() {
@@ -617,11 +682,14 @@ impl<P: Queues> Worker<P> {
 
     /// Asks a source to wake us; false when it has work already, or cannot.
     fn arm(&mut self, source: Source) -> bool {
-        self.port(source.port).is_none_or(|port| match source.queue {
+        self.forwarder.holes.touch(Touch::of(source.port));
+        let armed = self.port(source.port).is_none_or(|port| match source.queue {
             Source::SLOW => port.slow.is_empty(),
             Source::HANDED => port.handed.is_empty(),
             queue => port.queues.arm(queue),
-        })
+        });
+        self.forwarder.holes.touch_nothing();
+        armed
     }
 
     /// Whether all that is active are empty rings that cannot wake us.
@@ -672,9 +740,11 @@ impl<P: Queues> Worker<P> {
         self.handoff.awake();
     }
 
-    fn sleep(&mut self, timeout: Option<Duration>) {
+    /// Sleeps in epoll; the round before that began at `began`.
+    fn sleep(&mut self, timeout: Option<Duration>, began: Instant) {
         self.counters.sleeps.add(1);
         let before = Instant::now();
+        self.note_round(began, before);
         let woken = self.serve_events(timeout);
         self.wake_up();
         if woken {
@@ -711,14 +781,14 @@ impl<P: Queues> Worker<P> {
             }
         }
         self.events = Some(events);
+        self.convict();
         count > 0
     }
 
     /// A source says it has work.
     fn wake(&mut self, source: Source, hangup: bool) {
-        let Worker { ports, epoll, .. } = self;
-        let Some(Some(port)) = ports.get_mut(usize::from(source.port.0)) else { return };
-        if port.queues.wake(source.queue, hangup, Watch::new(epoll, source.port)) {
+        let wakes = self.with_port(source.port, |port, watch| port.queues.wake(source.queue, hangup, watch));
+        if wakes == Some(true) {
             self.activate(source);
         }
     }

@@ -488,6 +488,22 @@ impl Queues for VhostQueues {
         true
     }
 
+    fn quarantine(&mut self, why: &str, watch: Watch<'_>) {
+        let Self { port, tx, rx, faults, .. } = self;
+        for queue in tx.iter_mut().flatten() {
+            unwatch(watch, queue.common.kick.take());
+            // This keeps the ring from being served until its session is over. Its driver has broken no rule.
+            queue.queue.ring().break_with(Fault::Unusable);
+            queue.common.reported = true;
+            faults.quarantine(port, queue.common.session, why);
+        }
+        for queue in rx.iter_mut().flatten() {
+            queue.queue.ring().break_with(Fault::Unusable);
+            queue.common.reported = true;
+            faults.quarantine(port, queue.common.session, why);
+        }
+    }
+
     fn inspect(&mut self, states: &mut Vec<QueueState>) {
         states.extend(self.rings().map(|(index, ring)| QueueState {
             index,
