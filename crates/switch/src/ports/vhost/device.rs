@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use ringferry_memory::GuestMemory;
 use ringferry_packet::ether::{Mac, rarp_announcement};
-use ringferry_ring::{Device as RingDevice, LayoutError, RingFeatures};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_vhost_user::RingSetup;
 use ringferry_vhost_user::Unanswered;
@@ -116,26 +115,15 @@ impl PortDevice {
         self.refused.get(&index).map(String::as_str)
     }
 
-    /// Assembles the parts of a ring for its worker.
-    fn ring(&mut self, index: u16, setup: RingSetup) -> Result<RingStart, NoRing> {
-        let RingSetup { parts, base, inflight, kick, call, err, enabled, memory, features } = setup;
-        if let Some(limit) = self.queue_limit.filter(|limit| parts.size > *limit) {
-            return Err(NoRing::Limit { size: parts.size, limit });
+    /// Assembles a ring's start for its worker, which is the first to touch it: this thread must not wait for a page of a guest.
+    fn ring(&mut self, index: u16, setup: RingSetup) -> Result<RingStart, TooLarge> {
+        let size = setup.parts.size;
+        if let Some(limit) = self.queue_limit.filter(|limit| size > *limit) {
+            return Err(TooLarge { size, limit });
         }
-        let features = Features::from_bits_retain(features);
-        self.shared.set_offloads(features.guest_offloads());
+        self.shared.set_offloads(Features::from_bits_retain(setup.features).guest_offloads());
         self.shared.set_mtu(self.mtu);
-        Ok(RingStart {
-            session: self.session,
-            index,
-            ring: RingDevice::new(parts, RingFeatures::from_bits(features.bits()), base, inflight)?,
-            memory,
-            features,
-            enabled,
-            kick,
-            call,
-            err,
-        })
+        Ok(RingStart { session: self.session, index, setup })
     }
 
     /// Records that a worker has not answered.
@@ -146,13 +134,12 @@ impl PortDevice {
 
 /// The reason why a ring that a front end has started is not served.
 #[derive(Debug, thiserror::Error)]
-enum NoRing {
-    #[error(
-        "it has {size} entries, and the port's queue_size allows {limit}: raise that, or make the VM's ring smaller"
-    )]
-    Limit { size: u16, limit: u16 },
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
+#[error(
+    "it has {size} entries, and the port's queue_size allows {limit}: raise that, or make the VM's ring smaller"
+)]
+struct TooLarge {
+    size: u16,
+    limit: u16,
 }
 
 impl Device for PortDevice {

@@ -12,6 +12,7 @@ use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::vnet::Header;
 use ringferry_ring::{Device, Fault};
 use ringferry_sys::eventfd::EventFd;
+use ringferry_vhost_user::RingSetup;
 use ringferry_virtio_net::device::{Receiveq, Refused, Rejected, Run, Transmitq};
 use ringferry_virtio_net::{Features, queue_index};
 
@@ -29,20 +30,8 @@ pub struct RingStart {
     pub session: u32,
     /// [Index](queue_index) of the ring in the device.
     pub index: u16,
-    /// The device's half of the ring.
-    pub ring: Device<Area>,
-    /// The memory that its buffers lie in.
-    pub memory: Arc<GuestMemory>,
-    /// The features that were negotiated.
-    pub features: Features,
-    /// True if packets may flow; a ring may run and be disabled.
-    pub enabled: bool,
-    /// Signalled by the guest (kick); without it the ring is polled all the time.
-    pub kick: Option<EventFd>,
-    /// Signals the guest (call); without it the guest polls.
-    pub call: Option<EventFd>,
-    /// Tells the front end that the ring is broken, as vhost-user's error event.
-    pub err: Option<EventFd>,
+    /// The ring and its events, as the session has checked and resolved them.
+    pub setup: RingSetup,
 }
 
 /// A command for a ring that is started, by its index in the device.
@@ -405,7 +394,18 @@ impl Queues for VhostQueues {
     }
 
     fn start(&mut self, start: RingStart, watch: Watch<'_>) -> Option<u16> {
-        let RingStart { session, index, ring, memory, features, enabled, kick, call, err } = start;
+        let RingStart { session, index, setup } = start;
+        let ring = match setup.ring() {
+            Ok(ring) => ring,
+            Err(error) => {
+                if self.faults.limit.allows(&self.port.name) {
+                    tracing::error!(port = &*self.port.name, "queue {index} cannot be served: {error}");
+                }
+                return None;
+            }
+        };
+        let features = Features::from_bits_retain(setup.features);
+        let RingSetup { memory, enabled, kick, call, err, .. } = setup;
         let common = Common { session, memory, enabled, kick, call, err, reported: false };
         let pair = queue_index::pair(index);
         let sends = queue_index::is_transmitq(index);
