@@ -38,6 +38,9 @@ pub enum StartError {
         /// The error, which says what is wrong and what to do.
         source: OpenError,
     },
+    /// Several ports cannot be opened: the errors of all of them.
+    #[error("{} ports cannot be opened:{}", .0.len(), lines(.0))]
+    Ports(Vec<StartError>),
     /// The control socket cannot be bound.
     #[error("control socket: {0}")]
     Control(BindError),
@@ -121,6 +124,11 @@ impl OpenSwitch {
     }
 }
 
+/// Puts each error on a line of its own.
+fn lines(errors: &[StartError]) -> String {
+    errors.iter().map(|error| format!("\n  {error}")).collect()
+}
+
 /// Logs that a signal changes nothing. A user may have sent it to have a file read again.
 fn log_ignored(signal: Signal) {
     tracing::info!("nothing is re-read on {}; SIGHUP and `ringferry ctl reload` do so", name(signal));
@@ -165,9 +173,18 @@ impl Switch {
         }
         // All ports are opened before any is served: a configuration with a missing resource starts nothing.
         let count = config.switch.workers();
-        let mut plugs = Vec::new();
+        let (mut plugs, mut failed) = (Vec::new(), Vec::new());
         for port in &config.ports {
-            plugs.push(ports::open(port, count, &mut passed).map_err(port_error(&port.name))?);
+            match ports::open(port, count, &mut passed).map_err(port_error(&port.name)) {
+                Ok(plug) => plugs.push(plug),
+                Err(error) => failed.push(error),
+            }
+        }
+        if failed.len() > 1 {
+            return Err(StartError::Ports(failed));
+        }
+        if let Some(error) = failed.pop() {
+            return Err(error);
         }
         let privileges = passed.privileges().clone();
         Ok(OpenSwitch { config, control, plugs, count, privileges })
