@@ -1,29 +1,47 @@
 //! Log lines that a peer can cause, at a limited rate.
 
+use std::fmt::Display;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::panic::Location;
 use std::time::{Duration, Instant};
 
 /// The time after which a [`LogLimit`] allows its lines again.
 const INTERVAL: Duration = Duration::from_secs(10);
 
+/// Kinds of lines per interval of which the first is written although the limit is reached. A peer can make kinds, if not of every line one.
+const KINDS: usize = 8;
+
 /// A limit on lines per [`INTERVAL`]. Suppressed lines are counted, and the next line that is allowed is
-/// preceded by their number.
+/// preceded by their number. Lines of one kind do not keep the first of another from being written, up to [`KINDS`] in an interval.
 #[derive(Debug)]
 pub(crate) struct LogLimit {
     lines: u32,
     left: u32,
     left_out: u64,
     since: Option<Instant>,
+    /// The kinds of which there was a line in this interval, up to so many as are told apart.
+    kinds: Vec<u64>,
 }
 
 impl LogLimit {
     pub(crate) fn new(lines: u32) -> LogLimit {
-        LogLimit { lines, left: lines, left_out: 0, since: None }
+        LogLimit { lines, left: lines, left_out: 0, since: None, kinds: Vec::new() }
     }
 
-    /// Returns whether one more line about `port` may be written. Logs how many were suppressed since the
-    /// last one.
+    /// Returns whether one more line about `port` may be written, whose kind is the place in the program that writes it. Logs how many were suppressed
+    /// since the last one.
+    #[track_caller]
     pub(crate) fn allows(&mut self, port: &str) -> bool {
-        let (allowed, left_out) = self.take(Instant::now());
+        self.allows_kind(port, Location::caller())
+    }
+
+    /// Does the same for a line that gives a reason: lines with other reasons are of other kinds.
+    pub(crate) fn allows_reason(&mut self, port: &str, reason: impl Display) -> bool {
+        self.allows_kind(port, reason.to_string())
+    }
+
+    fn allows_kind(&mut self, port: &str, kind: impl Hash) -> bool {
+        let (allowed, left_out) = self.take(Instant::now(), kind);
         if left_out > 0 {
             tracing::info!(port, "{left_out} log lines about this port were left out");
         }
@@ -31,16 +49,23 @@ impl LogLimit {
     }
 
     /// Returns whether one more line may be written, and if so how many were suppressed before it.
-    fn take(&mut self, now: Instant) -> (bool, u64) {
+    fn take(&mut self, now: Instant, kind: impl Hash) -> (bool, u64) {
         if self.since.is_none_or(|since| now.saturating_duration_since(since) >= INTERVAL) {
             self.since = Some(now);
             self.left = self.lines;
+            self.kinds.clear();
         }
-        if self.left == 0 {
+        let mut hasher = DefaultHasher::new();
+        kind.hash(&mut hasher);
+        let kind = hasher.finish();
+        let is_new = !self.kinds.contains(&kind) && self.kinds.len() < KINDS;
+        if is_new {
+            self.kinds.push(kind);
+        } else if self.left == 0 {
             self.left_out += 1;
             return (false, 0);
         }
-        self.left -= 1;
+        self.left = self.left.saturating_sub(1);
         (true, std::mem::take(&mut self.left_out))
     }
 }
@@ -60,12 +85,33 @@ mod tests {
     fn the_lines_that_were_left_out_are_counted_until_the_next_one() {
         let mut limit = LogLimit::new(2);
         let start = Instant::now();
-        let first: Vec<(bool, u64)> = (0..5).map(|_| limit.take(start)).collect();
+        let first: Vec<(bool, u64)> = (0..5).map(|_| limit.take(start, 0)).collect();
         assert_eq!(first, [(true, 0), (true, 0), (false, 0), (false, 0), (false, 0)]);
         let later = start + INTERVAL;
         assert_eq!(
-            [limit.take(later), limit.take(later), limit.take(later)],
+            [limit.take(later, 0), limit.take(later, 0), limit.take(later, 0)],
             [(true, 3), (true, 0), (false, 0)]
         );
+    }
+
+    #[test]
+    fn lines_of_one_kind_do_not_hide_the_first_of_another_and_kinds_are_limited() {
+        let mut limit = LogLimit::new(2);
+        let start = Instant::now();
+        let mut written = 0;
+        for _ in 0..100 {
+            written += u32::from(limit.take(start, "noise").0);
+        }
+        assert_eq!(written, 2);
+        assert_eq!(limit.take(start, "news"), (true, 98));
+        assert_eq!(limit.take(start, "news"), (false, 0));
+        // Whoever makes up kinds gains a few lines.
+        let made_up = (0..1000).filter(|kind| limit.take(start, kind).0).count();
+        assert_eq!(made_up, KINDS - 2);
+        let mut limit = LogLimit::new(1);
+        let places = (0..3).map(|_| [limit.allows("a"), limit.allows("a")]).collect::<Vec<_>>();
+        assert_eq!(places, [[true; 2], [false; 2], [false; 2]]);
+        assert!(limit.allows_reason("a", "one") && !limit.allows_reason("a", "one"));
+        assert!(limit.allows_reason("a", "another"));
     }
 }

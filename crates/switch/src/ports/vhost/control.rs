@@ -348,7 +348,7 @@ impl VhostPort {
                 }
             }
             Err(error) => {
-                if self.device.limit.allows(&self.device.name) {
+                if self.device.limit.allows_reason(&self.device.name, &error) {
                     if error.is_disconnect() {
                         tracing::info!(port = self.device.name, "the front end has disconnected");
                     } else {
@@ -582,7 +582,7 @@ impl PortControl for VhostPort {
             return false;
         }
         if self.session.is_some() && fault.session.is_none_or(|session| session == self.device.session) {
-            if self.device.limit.allows(&self.device.name) {
+            if self.device.limit.allows_reason(&self.device.name, &fault.why) {
                 let (port, seconds, why) = (&self.device.name, QUARANTINE.as_secs(), &fault.why);
                 tracing::warn!(
                     port,

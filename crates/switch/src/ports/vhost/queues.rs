@@ -104,7 +104,7 @@ impl Common {
         {
             faults.quarantine(port, self.session, "its error event blocks whoever signals it");
         }
-        if faults.limit.allows(&port.name) {
+        if faults.limit.allows_reason(&port.name, fault) {
             tracing::warn!(
                 port = &*port.name,
                 queue = what,

@@ -334,7 +334,7 @@ impl XenEntry {
     /// Disconnects a front end that has broken the rules.
     fn expel(&mut self, id: VifId, why: &str, cx: &mut Context<'_>) {
         let Some(vif) = self.vifs.get_mut(&id) else { return };
-        if self.limit.allows(&vif.name) {
+        if self.limit.allows_reason(&vif.name, why) {
             tracing::warn!(port = vif.name, "the front end is disconnected: {why}");
         }
         vif.stop(cx);
