@@ -116,6 +116,8 @@ fn a_socket_of_a_living_switch_is_not_taken_from_it() {
     let place = Place::new();
     let switch = place.switch(&["a", "b"]);
     let mut a = switch.plug("a", 1, Options::default());
+    switch.until_state("a", PortState::Up);
+    let lines = switch.process.log().len();
     let other = Place::new();
     for name in ["a", "b"] {
         let port = format!("vhost-user:{}", place.socket(name).display());
@@ -125,7 +127,16 @@ fn a_socket_of_a_living_switch_is_not_taken_from_it() {
     let line =
         refused(ringferry().args(["run", "--port", "tap:never"]).arg("--control").arg(place.control()));
     contains(&line, &["control", "in use by a running program"]);
+    // All of those that cannot be had are named.
+    let ports = ["a", "b"].map(|name| format!("vhost-user:{}", place.socket(name).display()));
+    let said =
+        refused_in(other.run(&["x"]).args(["--port", &ports[0], "--port", &ports[1]]), Spawn::default());
+    contains(&said[0], &["2 ports cannot be opened"]);
+    contains(&said.join("\n"), &["port a: ", "port b: "]);
     assert_eq!(other.files(), [""; 0], "the port that could be had is gone again");
+    // To find out that somebody listens there is no connection of a front end.
+    assert_eq!(["a", "b"].map(|port| switch.port(port).counters["connections"]), [1, 0]);
+    assert_eq!(switch.process.log()[lines..], [""; 0]);
     // All of this has not hurt the first one.
     let mut b = switch.plug("b", 2, Options::default());
     acquaint(&mut [&mut a, &mut b]);

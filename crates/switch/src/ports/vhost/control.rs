@@ -24,7 +24,7 @@ use ringferry_sys::accounts;
 use ringferry_sys::epoll::Interest;
 use ringferry_sys::socket::{Listener, SocketAccess, Stream};
 use ringferry_sys::usage::ThreadClock;
-use ringferry_vhost_user::backend::{Counters, Offer, Resources, Session};
+use ringferry_vhost_user::backend::{Counters, Offer, Resources, Session, SessionError};
 use ringferry_vhost_user::message::ProtocolFeatures;
 use ringferry_virtio_net::queue_index;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -81,6 +81,9 @@ struct VhostPort {
     watched: Watched,
     counters: PortTotals,
     session: Option<Session>,
+    /// True if its front end has said something. Whoever binds a socket finds out by a connection whether somebody listens there, which is neither
+    /// counted nor logged.
+    heard: bool,
     /// A session that is over, until its descriptor is watched no more.
     ended: Option<Session>,
     /// Counters of all sessions that are over.
@@ -237,6 +240,7 @@ impl VhostPort {
             watched: Watched::Nothing,
             counters,
             session: None,
+            heard: false,
             ended: None,
             past: Counters::default(),
             device,
@@ -336,7 +340,16 @@ impl VhostPort {
         let clock = ThreadClock::current().ok();
         let used = || clock.and_then(ThreadClock::used).unwrap_or_default();
         let before = used();
-        match session.on_readable(&mut self.device) {
+        let served = session.on_readable(&mut self.device);
+        let is_silent = session.counters().messages == 0
+            && served.as_ref().map_or_else(SessionError::is_disconnect, |_| true);
+        if !is_silent && !std::mem::replace(&mut self.heard, true) {
+            if self.device.limit.allows(&self.device.name) {
+                tracing::info!(port = self.device.name, "a front end has connected");
+            }
+            self.device.counters.connections.add(1);
+        }
+        match served {
             Ok(progress) => {
                 let now = Instant::now();
                 let price = allowance::price(progress.disturbed, used().saturating_sub(before));
@@ -348,7 +361,7 @@ impl VhostPort {
                 }
             }
             Err(error) => {
-                if self.device.limit.allows_reason(&self.device.name, &error) {
+                if self.heard && self.device.limit.allows_reason(&self.device.name, &error) {
                     if error.is_disconnect() {
                         tracing::info!(port = self.device.name, "the front end has disconnected");
                     } else {
@@ -379,10 +392,7 @@ impl VhostPort {
                 .transpose()
         }) {
             Ok(Some(session)) => {
-                if self.device.limit.allows(&self.device.name) {
-                    tracing::info!(port = self.device.name, "a front end has connected");
-                }
-                self.device.counters.connections.add(1);
+                self.heard = false;
                 self.device.session = self.device.session.wrapping_add(1);
                 self.session = Some(session);
                 self.failure_logged = false;
