@@ -196,6 +196,7 @@ impl Switch {
     /// # Errors
     /// See [`RunError`].
     pub fn run(mut self, signals: &Signals) -> Result<(), RunError> {
+        self.workers.watch_this_thread();
         self.epoll.add(signals, SIGNALS, Interest::READABLE)?;
         let mut events = EventBuf::with_capacity(64);
         let mut turns = Turns::default();

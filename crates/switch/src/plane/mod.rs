@@ -42,3 +42,4 @@ pub use queues::{Delivery, DirectRead, FrameCost, Lease, PortHandle, Queues, Tak
 pub use worker::Workers;
 pub use worker::fault::{FaultReporter, PortFault};
 pub use worker::handles::{Late, Placement};
+pub(crate) use worker::holes::{HOLES, Sleeps};

@@ -70,7 +70,7 @@ pub struct Workers<P: Queues> {
     policies: Mutex<Policies>,
     faults: Faults,
     /// Watches the workers; ends after them.
-    _watchdog: Watchdog,
+    watchdog: Watchdog,
 }
 
 /// The control plane's handle of one worker.
@@ -159,8 +159,13 @@ impl<P: Queues> Workers<P> {
             posted: Mutex::default(),
             policies: Mutex::default(),
             faults,
-            _watchdog: watchdog,
+            watchdog,
         })
+    }
+
+    /// Has the calling thread, the control plane's, watched as the workers are.
+    pub fn watch_this_thread(&self) {
+        self.watchdog.watcher().watch_this_thread();
     }
 
     /// Readable when there is something for [`Workers::faults`].
@@ -554,7 +559,7 @@ impl<P: Queues> WorkerHandle<P> {
                     let culprit = self.touched.now().sole().filter(|culprit| Some(*culprit) != port);
                     if let Some(port) = culprit.filter(|_| blamed != culprit) {
                         blamed = culprit;
-                        self.reporter.report(PortFault { port, session: None, why: holes::WHY.to_owned() });
+                        self.reporter.report(PortFault { port, session: None, why: holes::HOLES.to_owned() });
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {

@@ -21,6 +21,8 @@
 //! - *Exact*: while frames are copied, memory of two ports is touched at once. So the worker first copies frames to private memory, which touches only the sender's,
 //!   and delivers the copies, which touches only the receiver's.
 //!
+//! The control plane touches memory of a front end only where it takes over an in-flight region, and has itself looked at while it serves a message.
+//!
 //! A port in whose memory the worker has slept [often](OFTEN) or [long](LONG) is taken out of service ([`Queues::quarantine`](crate::plane::Queues)).
 
 use std::sync::Arc;
@@ -32,7 +34,7 @@ use ringferry_sys::watchdog::HoleWaits;
 use crate::fdb::PortId;
 
 /// What is said of a port in whose memory a worker has slept.
-pub(crate) const WHY: &str = "it punches holes into its memory while the switch uses it";
+pub(crate) const HOLES: &str = "it punches holes into its memory while the switch uses it";
 
 /// How long a round takes at least that is looked into: twice what a thread waits at most for its turn on a processor that two want, and more than fifty
 /// times what a round of work takes.
@@ -131,19 +133,26 @@ pub(crate) struct HoleAudit {
     exact: bool,
     /// What is touched in this lap.
     lap: Option<Touch>,
-    suspects: Vec<Suspect>,
+    /// Ports in whose memory the worker has slept since the audit began.
+    suspects: Vec<(PortId, Sleeps)>,
 }
 
-/// A port in whose memory the worker has slept of late.
-#[derive(Debug)]
-struct Suspect {
-    port: PortId,
+/// The sleeps in a port's memory of late.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sleeps {
     sleeps: u32,
     looks: u32,
 }
 
-impl Suspect {
-    fn is_convicted(&self) -> bool {
+impl Sleeps {
+    /// Adds the looks of a touch that found a thread asleep.
+    pub(crate) fn add(&mut self, looks: u32) {
+        self.looks += looks;
+        self.sleeps += u32::from(looks >= SLEEP);
+    }
+
+    /// Whether they are no accident.
+    pub(crate) fn are_too_much(self) -> bool {
         self.sleeps >= OFTEN || self.sleeps > 0 && self.looks >= LONG
     }
 }
@@ -224,14 +233,12 @@ impl HoleAudit {
         }
         (self.until, self.exact) = (Some(Instant::now() + WATCH), true);
         let Some(port) = touch.and_then(Touch::sole) else { return };
-        let at = self.suspects.iter().position(|suspect| suspect.port == port);
+        let at = self.suspects.iter().position(|(suspect, _)| *suspect == port);
         let at = at.unwrap_or_else(|| {
-            self.suspects.push(Suspect { port, sleeps: 0, looks: 0 });
+            self.suspects.push((port, Sleeps::default()));
             self.suspects.len() - 1
         });
-        let suspect = &mut self.suspects[at];
-        suspect.looks += looks;
-        suspect.sleeps += u32::from(looks >= SLEEP);
+        self.suspects[at].1.add(looks);
     }
 
     /// A port that is to be taken out of service, once.
@@ -240,18 +247,53 @@ impl HoleAudit {
         if self.suspects.is_empty() {
             return None;
         }
-        let at = self.suspects.iter().position(Suspect::is_convicted)?;
-        Some(self.suspects.swap_remove(at).port)
+        let at = self.suspects.iter().position(|(_, sleeps)| sleeps.are_too_much())?;
+        Some(self.suspects.swap_remove(at).0)
     }
 
     /// Forgets a port, whose number another may get.
     pub(crate) fn forget(&mut self, port: PortId) {
-        self.suspects.retain(|suspect| suspect.port != port);
+        self.suspects.retain(|(suspect, _)| *suspect != port);
     }
 
     /// Has a test tell of sleeps.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn script(&mut self, looks: fn() -> u32) {
         self.source = Source::Scripted(looks);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(looks: &[u32]) -> bool {
+        let mut sleeps = Sleeps::default();
+        looks.iter().for_each(|looks| sleeps.add(*looks));
+        sleeps.are_too_much()
+    }
+
+    #[test]
+    fn three_sleeps_or_long_ones_are_too_much_and_glimpses_are_not() {
+        assert!(!after(&[2, 2]) && after(&[2, 2, 2]) && after(&[LONG]) && !after(&[LONG - 1]));
+        assert!(after(&[5, 5]) && !after(&[0; 100]));
+        // A look that has happened upon a short wait says nothing of its length.
+        assert!(!after(&[1; 100]) && after(&[&[1; 100][..], &[2]].concat()));
+    }
+
+    #[test]
+    fn what_is_touched_is_one_port_or_two() {
+        let (a, b) = (PortId(0), PortId(7));
+        assert_eq!(Touch::of(b).sole(), Some(b));
+        assert_eq!((Touch::between(a, b).sole(), Touch::NOTHING.sole()), (None, None));
+        assert!(Touch::of(a).concerns_another(b) && !Touch::of(b).concerns_another(b));
+        assert!(Touch::between(a, b).concerns_another(b) && !Touch::NOTHING.concerns_another(b));
+        let touched = Arc::new(Touched::default());
+        let mut audit = HoleAudit::new(Arc::clone(&touched));
+        assert_eq!(touched.now(), Touch::NOTHING);
+        audit.touch(Touch::of(b));
+        assert_eq!(touched.now(), Touch::of(b));
+        audit.touch_nothing();
+        assert_eq!(touched.now(), Touch::NOTHING);
     }
 }

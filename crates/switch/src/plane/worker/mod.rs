@@ -407,7 +407,7 @@ impl<P: Queues> Worker<P> {
     #[inline]
     fn convict(&mut self) {
         while let Some(id) = self.forwarder.holes.next_convicted() {
-            self.with_port(id, |port, watch| port.queues.quarantine(holes::WHY, watch));
+            self.with_port(id, |port, watch| port.queues.quarantine(holes::HOLES, watch));
         }
     }
 

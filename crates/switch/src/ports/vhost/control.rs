@@ -24,6 +24,7 @@ use ringferry_sys::accounts;
 use ringferry_sys::epoll::Interest;
 use ringferry_sys::socket::{Listener, SocketAccess, Stream};
 use ringferry_sys::usage::ThreadClock;
+use ringferry_sys::watchdog::HoleWaits;
 use ringferry_vhost_user::backend::{Counters, Offer, Resources, Session, SessionError};
 use ringferry_vhost_user::message::ProtocolFeatures;
 use ringferry_virtio_net::queue_index;
@@ -36,7 +37,7 @@ use super::queues::{NewCalls, VhostQueues};
 use crate::config::{AccessConfig, DEFAULT_MTU, PortConfig, VhostUserConfig, VhostUserEndpoint};
 use crate::counters::PortTotals;
 use crate::log_limit::LogLimit;
-use crate::plane::{PAIRS, Placement, PortFault, PortShared, Steering};
+use crate::plane::{HOLES, PAIRS, Placement, PortFault, PortShared, Sleeps, Steering};
 use crate::ports::passed::Passed;
 use crate::ports::queues::{AnyQueues, Workers};
 use crate::ports::table::QueueStates;
@@ -84,6 +85,8 @@ struct VhostPort {
     /// True if its front end has said something. Whoever binds a socket finds out by a connection whether somebody listens there, which is neither
     /// counted nor logged.
     heard: bool,
+    /// How this thread has slept in the memory of its front end.
+    sleeps: Sleeps,
     /// A session that is over, until its descriptor is watched no more.
     ended: Option<Session>,
     /// Counters of all sessions that are over.
@@ -241,6 +244,7 @@ impl VhostPort {
             counters,
             session: None,
             heard: false,
+            sleeps: Sleeps::default(),
             ended: None,
             past: Counters::default(),
             device,
@@ -340,7 +344,13 @@ impl VhostPort {
         let clock = ThreadClock::current().ok();
         let used = || clock.and_then(ThreadClock::used).unwrap_or_default();
         let before = used();
+        let waits = HoleWaits::of_this_thread();
+        waits.iter().for_each(HoleWaits::begin);
         let served = session.on_readable(&mut self.device);
+        if let Some(waits) = waits {
+            self.sleeps.add(waits.lap());
+            waits.end();
+        }
         let is_silent = session.counters().messages == 0
             && served.as_ref().map_or_else(SessionError::is_disconnect, |_| true);
         if !is_silent && !std::mem::replace(&mut self.heard, true) {
@@ -369,8 +379,23 @@ impl VhostPort {
                     }
                 }
                 self.close();
+                return;
             }
         }
+        if self.sleeps.are_too_much() {
+            self.put_into_quarantine(HOLES);
+        }
+    }
+
+    /// Ends the session of a front end that has tried to hold up others, and serves none for a while.
+    fn put_into_quarantine(&mut self, why: &str) {
+        if self.device.limit.allows_reason(&self.device.name, why) {
+            let (port, seconds) = (&self.device.name, QUARANTINE.as_secs());
+            tracing::warn!(port, "the front end is disconnected, and none is served for {seconds} s: {why}");
+        }
+        self.close();
+        self.retry_at = Instant::now() + QUARANTINE;
+        self.quarantine = Some(why.to_owned());
     }
 
     /// Accepts a front end, or connects to it.
@@ -392,7 +417,7 @@ impl VhostPort {
                 .transpose()
         }) {
             Ok(Some(session)) => {
-                self.heard = false;
+                (self.heard, self.sleeps) = (false, Sleeps::default());
                 self.device.session = self.device.session.wrapping_add(1);
                 self.session = Some(session);
                 self.failure_logged = false;
@@ -592,16 +617,7 @@ impl PortControl for VhostPort {
             return false;
         }
         if self.session.is_some() && fault.session.is_none_or(|session| session == self.device.session) {
-            if self.device.limit.allows_reason(&self.device.name, &fault.why) {
-                let (port, seconds, why) = (&self.device.name, QUARANTINE.as_secs(), &fault.why);
-                tracing::warn!(
-                    port,
-                    "the front end is disconnected, and none is served for {seconds} s: {why}"
-                );
-            }
-            self.close();
-            self.retry_at = Instant::now() + QUARANTINE;
-            self.quarantine = Some(fault.why.clone());
+            self.put_into_quarantine(&fault.why);
             self.settle(cx);
         }
         true
