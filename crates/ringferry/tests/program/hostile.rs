@@ -2,19 +2,22 @@
 //! counted and said once, and they can begin anew.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use ringferry_control::snapshot::PortState;
+use ringferry_memory::RegionSpec;
 use ringferry_packet::ether::Mac;
 use ringferry_rig::frames::{frame, mac, pattern};
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
-use ringferry_rig::process::eventually;
+use ringferry_rig::process::{eventually, may};
 use ringferry_rig::raw::{BASE, BUFFERS, ENTRIES, INDIRECT, NEXT, RX, Raw, SIZE, TX, WRITE};
 use ringferry_rig::switch::{Place, Switch};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::FrontendError;
 use ringferry_vhost_user::message::{MAX_PAYLOAD, Request};
+use rustix::fs::FallocateFlags;
 
 /// Address of the guest that breaks the rules.
 const VILLAIN: Mac = mac(9);
@@ -496,5 +499,59 @@ fn h1_call_events_that_are_set_without_end_hold_nobody_and_the_last_one_is_calle
     scene.others_talk();
     scene.villain_is_heard(&mut villain);
     assert_eq!(scene.switch.port("villain").fault, None);
+    scene.switch.stop();
+}
+
+/// Bytes of memory into which holes are punched, which takes some tens of milliseconds each time.
+const PUNCHED: u64 = 256 << 20;
+
+#[test]
+fn a_front_end_that_punches_holes_under_the_worker_is_found_and_nobody_else_is_blamed() {
+    if !may("the kernel says what threads wait for", std::fs::read("/proc/self/wchan").is_ok()) {
+        return;
+    }
+    let place = Place::new();
+    let mut scene = Scene::new(&place);
+    let mut villain = Raw::plug(scene.switch.connect("villain"));
+    let file = rustix::fs::memfd_create("punched", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, PUNCHED).unwrap();
+    let at = BASE + (1 << 32);
+    let region = RegionSpec { guest_addr: at, size: PUNCHED, user_addr: at, mmap_offset: 0 };
+    villain.connection.frontend().add_mem_reg(region, file.as_fd()).unwrap();
+    scene.switch.until_state("villain", PortState::Up);
+    for index in 0..ENTRIES {
+        let frame = at + u64::from(index) * (PUNCHED / u64::from(ENTRIES));
+        villain.desc(TX, index, frame, 1024, 0, 0);
+    }
+    let over = AtomicBool::new(false);
+    let fault = std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    for flags in
+                        [FallocateFlags::empty(), FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE]
+                    {
+                        rustix::fs::fallocate(&file, flags, 0, PUNCHED).unwrap();
+                    }
+                }
+            });
+        }
+        let mut offered = 0u16;
+        let fault = eventually("the villain is in quarantine", || {
+            while offered.wrapping_sub(villain.used_index(TX)) < ENTRIES {
+                villain.offer(TX, offered % ENTRIES);
+                offered = offered.wrapping_add(1);
+            }
+            scene.switch.port("villain").fault
+        });
+        over.store(true, Ordering::Relaxed);
+        fault
+    });
+    assert_eq!(fault, "it punches holes into its memory while the switch uses it");
+    scene.switch.process.until_logged("it punches holes into its memory");
+    scene.switch.until_state("villain", PortState::Down);
+    // Neither the traffic of the others nor their connections have suffered.
+    scene.others_talk();
+    assert_eq!(["a", "b"].map(|port| scene.switch.port(port).counters["connections"]), [1, 1]);
     scene.switch.stop();
 }

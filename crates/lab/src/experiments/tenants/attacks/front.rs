@@ -6,6 +6,7 @@
 //!   that was used again is one store to the available index: nothing is cheaper, so the switch is what is busy
 //! ```
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -184,6 +185,18 @@ impl Front {
     pub(super) fn send_from(&self, at: usize, len: usize) -> Result<(), RowError> {
         let addr = self.buffers + at as u64;
         self.transmitqs().try_for_each(|ring| ring.fill(|_| (addr, len as u32), false))
+    }
+
+    /// Makes the entries of the transmitqs frames of `len` bytes, virtual header included, each `apart` bytes behind the one before.
+    pub(super) fn send_from_all_over(&self, apart: usize, len: usize) -> Result<(), RowError> {
+        let addr = |at: u16| self.buffers + u64::from(at) * apart as u64;
+        self.transmitqs().try_for_each(|ring| ring.fill(|at| (addr(at), len as u32), false))
+    }
+
+    /// Where the buffers begin in their file, and the file.
+    pub(super) fn buffers_in_file(&self) -> Result<(u64, File), RowError> {
+        let file = File::from(self.arena.fd().try_clone_to_owned()?);
+        Ok((self.buffers - self.arena.region().guest_addr, file))
     }
 
     /// Fails once the switch has ended the connection.

@@ -10,7 +10,7 @@
 //! | `rings` | H4: full rings that are disabled; rings that break |
 //! | `messages` | H5, D1: messages, connections, descriptors that are slow to close |
 //! | `events` | H1, M6: eventfds that block or never fall silent |
-//! | `memory` | H2: memory that is none |
+//! | `memory` | H2: memory that is none, or that is taken away while it is used |
 
 mod events;
 mod floods;
@@ -54,6 +54,7 @@ pub(super) enum Attack {
     NoBuffers,
     H1BlockingCall,
     H2SparseMemory,
+    PunchedHoles,
     H3Segments,
     H3SegmentsPairs,
     H3SegmentsSmallest,
@@ -77,7 +78,7 @@ struct About {
 }
 
 impl Attack {
-    pub(super) const ALL: [Attack; 21] = [
+    pub(super) const ALL: [Attack; 22] = [
         Attack::Flood64,
         Attack::FloodTso,
         Attack::FloodBroadcast,
@@ -87,6 +88,7 @@ impl Attack {
         Attack::NoBuffers,
         Attack::H1BlockingCall,
         Attack::H2SparseMemory,
+        Attack::PunchedHoles,
         Attack::H3Segments,
         Attack::H3SegmentsPairs,
         Attack::H3SegmentsSmallest,
@@ -114,6 +116,7 @@ impl Attack {
             Attack::NoBuffers => about("no-buffers", 2, true, floods::no_buffers),
             Attack::H1BlockingCall => about("h1-blocking-call", 1, true, events::call),
             Attack::H2SparseMemory => about("h2-sparse-memory", 1, true, memory::sparse),
+            Attack::PunchedHoles => about("punched-holes", 1, true, memory::holes),
             Attack::H3Segments => about("h3-segments", 9, false, segments::large),
             Attack::H3SegmentsPairs => about("h3-segments-16-pairs", 9, false, segments::pairs),
             Attack::H3SegmentsSmallest => about("h3-segments-smallest", 9, false, segments::smallest),
