@@ -48,6 +48,19 @@ pub struct RunArgs {
     #[arg(long = "port", value_name = "KIND:WHERE[,KEY=VALUE...]")]
     pub ports: Vec<String>,
 
+    /// A port that listens at PATH, and a tap for it if there is no other port: short for --port vhost-user:PATH --port tap:rf-STEM, with the
+    /// stem of PATH. Management programs start vhost-user back ends so (vhost-user.rst, "Backend program conventions").
+    #[arg(long, value_name = "PATH", conflicts_with = "fd")]
+    pub socket_path: Option<PathBuf>,
+
+    /// The same for an inherited socket, connected or listening.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(RawFd).range(3..))]
+    pub fd: Option<RawFd>,
+
+    /// Print what kind of vhost-user back end this is, as JSON, and do nothing else.
+    #[arg(long)]
+    pub print_capabilities: bool,
+
     /// Threads that move packets, 1 to 16 [default: the file's, or one for each two processors, at most 4]. Queue pair P of
     /// a guest is served by thread P modulo their number.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS)))]
@@ -101,10 +114,30 @@ impl RunArgs {
         if let Some(fd) = self.ready_fd {
             builder = builder.reserve_fd("--ready-fd", fd);
         }
-        let builder = self.ports.iter().fold(builder, |builder, port| builder.port_flag(port));
+        let ports = self.ports.iter().cloned().chain(self.conventional_ports());
+        let builder = ports.fold(builder, |builder, port| builder.port_flag(&port));
         let mut config = builder.build()?;
         config.control.get_or_insert_with(control::default_path);
         Ok(config)
+    }
+}
+
+impl RunArgs {
+    /// The ports that `--socket-path` and `--fd` stand for.
+    fn conventional_ports(&self) -> Vec<String> {
+        let (port, stem) = match (&self.socket_path, self.fd) {
+            (Some(path), _) => {
+                let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+                (format!("vhost-user:{}", path.display()), stem)
+            }
+            (None, Some(fd)) => (format!("vhost-user-fd:{fd}"), format!("fd{fd}")),
+            (None, None) => return Vec::new(),
+        };
+        let alone = self.file.is_none() && self.ports.is_empty();
+        // An interface name has 15 characters at most, and no odd ones.
+        let name = stem.chars().filter(|c| c.is_ascii_alphanumeric() || "-_.".contains(*c)).take(12);
+        let tap = format!("tap:rf-{}", name.collect::<String>());
+        [Some(port), alone.then_some(tap)].into_iter().flatten().collect()
     }
 }
 
@@ -147,6 +180,21 @@ mod tests {
         assert_eq!(config.control, Some("/d.sock".into()));
         let error = parse(&[file, "--port", "tap:rf0,name=x"]).config().unwrap_err().to_string();
         assert_eq!(error, format!("--port tap:rf0,name=x: port: the tap rf0 is already used by {file}:2"));
+    }
+
+    #[test]
+    fn a_management_program_names_one_socket_and_gets_a_tap() {
+        let names = |arguments: &[&str]| {
+            let config = parse(arguments).config().unwrap();
+            config.ports.iter().map(|port| port.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            names(&["--socket-path=/run/vm0-of_many.guests.sock"]),
+            ["vm0-of_many.guests", "rf-vm0-of_many."]
+        );
+        assert_eq!(names(&["--fd=7"]), ["fd7", "rf-fd7"]);
+        assert_eq!(names(&["--fd=7", "--port", "tap:x"]), ["x", "fd7"]);
+        assert!(Program::try_parse_from(["run", "--fd=7", "--socket-path=/a"]).is_err());
     }
 
     #[test]

@@ -489,3 +489,22 @@ fn a_configuration_is_checked_without_a_start() {
     );
     assert_eq!(place.files(), ["rf.toml"], "nothing was opened");
 }
+
+fn a_back_end_by_convention_in_the_namespace() {
+    let place = Place::new();
+    let capabilities = ringferry().args(["run", "--print-capabilities"]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&capabilities.stdout), "{\"type\":\"net\"}\n");
+    let socket = format!("--socket-path={}", place.socket("vm0").display());
+    let switch =
+        place.start(ringferry().arg("run").arg("--control").arg(place.control()).arg(socket), Vec::new());
+    assert_eq!(names(&switch), ["vm0", "rf-vm0"]);
+    let mut vm0 = switch.plug("vm0", 1, Options::default());
+    vm0.send(&frame(Mac(netif::mac("rf-vm0").unwrap()), vm0.mac, 60, 1));
+    switch.until("rf-vm0", "a frame arrives", |port| port.counters["tx_packets"] > 0);
+    switch.stop();
+}
+
+#[test]
+fn a_management_program_starts_a_back_end_by_convention() {
+    in_a_namespace(a_back_end_by_convention_in_the_namespace);
+}
