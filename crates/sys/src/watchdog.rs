@@ -49,6 +49,10 @@ const LOOKS: u32 = 10;
 /// since 3.16, from 6.9 on in a function of its own, which may be inlined.
 const HOLES: [&[u8]; 2] = [b"shmem_fault", b"shmem_falloc_wait"];
 
+/// How many looks of one kind are counted in a lap, which is five minutes of them.
+const LOOKS_BITS: u32 = 16;
+const LOOKS_MASK: u32 = (1 << LOOKS_BITS) - 1;
+
 /// What the watchdog knows of a thread.
 #[derive(Debug)]
 struct Watched {
@@ -64,10 +68,20 @@ struct Watched {
     waits: Option<File>,
     /// True while the thread has its sleeps looked at.
     looked_at: AtomicBool,
-    /// The number of the thread's lap, and in the lower half the looks in that lap which found it waiting for a hole.
+    /// The number of the thread's lap in the upper half, and the looks in that lap which found it blocked and waiting for a hole, of 16 bits each.
     lap: AtomicU64,
     /// Who looks.
     shared: Arc<Shared>,
+}
+
+/// What looks at a thread have found in one lap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Looks {
+    /// Looks in which it waited for a hole to be punched.
+    pub holes: u32,
+    /// Looks in which the kernel had put it to sleep for something that cannot be interrupted: a page, a lock of a memory map, a disk. To wait for
+    /// another thread or for a processor is not among it.
+    pub blocked: u32,
 }
 
 /// The calling thread's waits for holes that a peer punches into memory it touches; see the [module](self). The thread asks for one after
@@ -96,11 +110,12 @@ impl HoleWaits {
         }
     }
 
-    /// Ends a lap, and returns how many looks in it have found the thread waiting for a hole. Only the thread itself may call this.
+    /// Ends a lap, and returns what looks in it have found. Only the thread itself may call this.
     #[inline]
-    pub fn lap(&self) -> u32 {
+    pub fn lap(&self) -> Looks {
         let next = (self.0.lap.load(Ordering::Relaxed) >> 32).wrapping_add(1) << 32;
-        self.0.lap.swap(next, Ordering::Relaxed) as u32
+        let lap = self.0.lap.swap(next, Ordering::Relaxed);
+        Looks { holes: lap as u32 & LOOKS_MASK, blocked: lap as u32 >> LOOKS_BITS }
     }
 
     /// Has the watchdog look no more.
@@ -292,9 +307,11 @@ impl Watched {
         let looked_at = self.looked_at.load(Ordering::Relaxed);
         if looked_at {
             let lap = self.lap.load(Ordering::Relaxed);
-            if self.waits_for_hole() {
+            let is_full = [lap as u32 & LOOKS_MASK, lap as u32 >> LOOKS_BITS].contains(&LOOKS_MASK);
+            if self.state() == Some(b'D') && !is_full {
+                let found = 1 << LOOKS_BITS | u64::from(self.waits_for_hole());
                 // Not if the thread has got on meanwhile: its next lap is not to blame.
-                let _ = self.lap.compare_exchange(lap, lap + 1, Ordering::Relaxed, Ordering::Relaxed);
+                let _ = self.lap.compare_exchange(lap, lap + found, Ordering::Relaxed, Ordering::Relaxed);
             }
         }
         looked_at
@@ -311,12 +328,16 @@ impl Watched {
 
     /// Whether the kernel has put the thread to sleep; `None` if that cannot be read.
     fn is_asleep(&self) -> Option<bool> {
+        Some(self.state()? == b'S')
+    }
+
+    /// The thread's state, as proc(5) has it; `None` if that cannot be read.
+    fn state(&self) -> Option<u8> {
         let mut line = [0; 128];
         let len = self.stat.as_ref()?.read_at(&mut line, 0).ok()?;
         // The name in parentheses may contain anything; the state follows the last one.
         let line = &line[..len];
-        let state = line.get(line.iter().rposition(|byte| *byte == b')')? + 2)?;
-        Some(*state == b'S')
+        line.get(line.iter().rposition(|byte| *byte == b')')? + 2).copied()
     }
 }
 
@@ -467,7 +488,7 @@ mod tests {
         waits.begin();
         let since = std::time::Instant::now();
         let mut at = 0;
-        while waits.lap() == 0 {
+        while waits.lap().holes == 0 {
             assert!(since.elapsed() < PATIENCE, "no look has found the thread waiting");
             let memory = region.area(at, 8).unwrap();
             std::hint::black_box(memory.read(0, 8).unwrap().array::<8>());
@@ -479,7 +500,7 @@ mod tests {
         // Nobody looks any more, and this thread waits for nothing.
         waits.lap();
         watchdog.shared.look();
-        assert!(waits.lap() == 0 && !waits.is_waiting());
+        assert!(waits.lap() == Looks::default() && !waits.is_waiting());
     }
 
     #[test]
@@ -494,7 +515,7 @@ mod tests {
             waits.iter().for_each(HoleWaits::begin);
             THIS.with(|this| sender.send(Arc::clone(this.get().unwrap())).unwrap());
             ended.recv().unwrap_err();
-            waits.map_or(0, |waits| waits.lap())
+            waits.map(|waits| waits.lap()).unwrap_or_default()
         });
         let watched = watched.recv().unwrap();
         let since = std::time::Instant::now();
@@ -505,7 +526,7 @@ mod tests {
         // The watchdog does not doze while somebody has his sleeps looked at.
         assert_eq!(watchdog.shared.look(), None);
         drop(end);
-        assert_eq!(thread.join().unwrap(), 0);
+        assert_eq!(thread.join().unwrap(), Looks::default());
     }
 
     /// Whether the kernel says what a thread that waits does so for.

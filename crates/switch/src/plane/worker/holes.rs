@@ -223,7 +223,7 @@ impl HoleAudit {
     fn next_lap(&mut self, next: Touch) {
         let looks = match &self.source {
             Source::Unknown | Source::Nowhere => 0,
-            Source::Watchdog(waits) => waits.lap(),
+            Source::Watchdog(waits) => waits.lap().holes,
             #[cfg(any(test, feature = "testing"))]
             Source::Scripted(looks) => looks(),
         };

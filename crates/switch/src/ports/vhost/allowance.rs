@@ -15,14 +15,14 @@ const BURST: u32 = 200;
 /// Time after which one more disturbance is allowed: 20 a second.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Processor time of the control plane, beyond the first millisecond of a turn, that costs one disturbance: a
-/// front end that makes a turn of 26 ms has one such turn in five seconds. Elapsed time is not used, as
-/// others can make it longer.
+/// Time of the control plane, beyond the first millisecond of a turn, that costs one disturbance: a front end that makes a turn of 26 ms has one
+/// such turn in five seconds. It is the processor time, and the time for which the kernel has it wait for a page or for a lock of the memory that is mapped.
+/// Elapsed time is not used, as others can make it longer.
 const WORK: Duration = Duration::from_micros(250);
-/// Processor time of a usual turn, which costs nothing.
+/// Time of a usual turn, which costs nothing.
 const USUAL: Duration = Duration::from_millis(1);
 
-/// Returns the price, in disturbances, of a turn that took so much processor time and did or did not disturb
+/// Returns the price, in disturbances, of a turn that took so much time and did or did not disturb
 /// a worker.
 pub(super) fn price(disturbed: bool, time: Duration) -> u32 {
     let work = time.saturating_sub(USUAL).as_nanos() / WORK.as_nanos();

@@ -24,7 +24,7 @@ use ringferry_sys::accounts;
 use ringferry_sys::epoll::Interest;
 use ringferry_sys::socket::{Listener, SocketAccess, Stream};
 use ringferry_sys::usage::ThreadClock;
-use ringferry_sys::watchdog::HoleWaits;
+use ringferry_sys::watchdog::{HoleWaits, INTERVAL};
 use ringferry_vhost_user::backend::{Counters, Offer, Resources, Session, SessionError};
 use ringferry_vhost_user::message::ProtocolFeatures;
 use ringferry_virtio_net::queue_index;
@@ -347,10 +347,9 @@ impl VhostPort {
         let waits = HoleWaits::of_this_thread();
         waits.iter().for_each(HoleWaits::begin);
         let served = session.on_readable(&mut self.device);
-        if let Some(waits) = waits {
-            self.sleeps.add(waits.lap());
-            waits.end();
-        }
+        let looks = waits.as_ref().map(HoleWaits::lap).unwrap_or_default();
+        waits.iter().for_each(HoleWaits::end);
+        self.sleeps.add(looks.holes);
         let is_silent = session.counters().messages == 0
             && served.as_ref().map_or_else(SessionError::is_disconnect, |_| true);
         if !is_silent && !std::mem::replace(&mut self.heard, true) {
@@ -362,7 +361,8 @@ impl VhostPort {
         match served {
             Ok(progress) => {
                 let now = Instant::now();
-                let price = allowance::price(progress.disturbed, used().saturating_sub(before));
+                let time = used().saturating_sub(before) + looks.blocked * INTERVAL;
+                let price = allowance::price(progress.disturbed, time);
                 if progress.behind {
                     self.paused = Some(now + CATCH_UP);
                 }
