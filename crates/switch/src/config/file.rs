@@ -85,12 +85,31 @@ impl Edited {
         Err(not_kept(main, "has changed since the switch was started and has no such port any more", &""))
     }
 
-    /// Replaces the file by one with this text, if it makes sense, and returns the ports in it.
-    fn replace(self, text: Option<String>) -> Result<Vec<PortConfig>, KeepError> {
+    /// Replaces the file by one with this text, if the configuration `main` with its drop-in files makes sense then, and returns the ports
+    /// in the file.
+    fn replace(self, main: &Path, text: Option<String>) -> Result<Vec<PortConfig>, KeepError> {
         let text = text.ok_or_else(|| not_kept(&self.path, "the port cannot be found", &""))?;
         let after = parsed(&self.path, &text).map_err(KeepError::Refused)?;
+        self.check_whole(main, &text)?;
         replace(&self.target, &text).map_err(|error| not_kept(&self.path, "cannot be written: ", &error))?;
         Ok(after)
+    }
+
+    /// Checks the whole configuration with this text in place of the file: what makes sense alone may have a name or an address that
+    /// another file has.
+    fn check_whole(&self, main: &Path, text: &str) -> Result<(), KeepError> {
+        let drop_ins =
+            drop_ins(main).map_err(|error| not_kept(main, "its drop-in files cannot be listed: ", &error))?;
+        let mut builder = Config::builder().may_be_empty().for_workers(MAX_WORKERS.into());
+        for path in [main].into_iter().chain(drop_ins.iter().map(PathBuf::as_path)) {
+            let parse = if path == main { ConfigBuilder::document } else { ConfigBuilder::drop_in };
+            builder = if path == self.path {
+                builder.parse(&path.display().to_string(), text, parse)
+            } else {
+                builder.read(path, parse)
+            };
+        }
+        builder.build().map(drop).map_err(KeepError::Refused)
     }
 }
 
@@ -98,10 +117,10 @@ fn not_kept(path: &Path, what: &str, error: &dyn Display) -> KeepError {
     KeepError::NotKept(format!("{}: {what}{error}", path.display()))
 }
 
-/// Reads the ports in a text, that of the file at `path`.
+/// Reads the ports in a text, that of the file at `path`. How many workers they may name is said in another file, or by a flag.
 fn parsed(path: &Path, text: &str) -> Result<Vec<PortConfig>, ConfigError> {
-    let builder = Config::builder().may_be_empty().toml(&path.display().to_string(), text);
-    builder.build().map(|config| config.ports)
+    let builder = Config::builder().may_be_empty().for_workers(MAX_WORKERS.into());
+    builder.toml(&path.display().to_string(), text).build().map(|config| config.ports)
 }
 
 /// Changes the rules of a port in the configuration file `main` or one of its drop-in files, so that the keys of `edit` say what `rules`
@@ -113,7 +132,7 @@ fn parsed(path: &Path, text: &str) -> Result<Vec<PortConfig>, ConfigError> {
 pub(crate) fn keep(main: &Path, port: &str, edit: &Edit, rules: &Rules) -> Result<bool, KeepError> {
     let (file, at) = Edited::with_port(main, port)?;
     let text = edit_text(&file.text, at, edit, rules);
-    let after = file.replace(text)?;
+    let after = file.replace(main, text)?;
     Ok(after.get(at).is_some_and(|after| after.rules == *rules))
 }
 
@@ -124,7 +143,7 @@ pub(crate) fn keep(main: &Path, port: &str, edit: &Edit, rules: &Rules) -> Resul
 pub(crate) fn keep_port(main: &Path, port: &PortConfig) -> Result<(), KeepError> {
     let file = Edited::read(main)?;
     let text = with_port(&file.text, port);
-    file.replace(text).map(drop)
+    file.replace(main, text).map(drop)
 }
 
 /// Removes a port from the configuration file `main` or one of its drop-in files, with the comment lines right above it. A drop-in file
@@ -135,7 +154,7 @@ pub(crate) fn keep_port(main: &Path, port: &PortConfig) -> Result<(), KeepError>
 pub(crate) fn forget_port(main: &Path, name: &str) -> Result<(), KeepError> {
     let (file, at) = Edited::with_port(main, name)?;
     let text = without_port(&file.text, at);
-    file.replace(text).map(drop)
+    file.replace(main, text).map(drop)
 }
 
 /// Returns the text with one more port.

@@ -179,6 +179,9 @@ impl Charter {
     /// Writes a port into the configuration file. The next start opens it, so it must be one that was admitted.
     fn keep_port(&self, port: &str) -> Result<(), Reply> {
         let port = one_port(port)?;
+        if port.first_worker() >= self.workers {
+            return Err(failed(&format!("there is no worker {}", port.first_worker())));
+        }
         match self.opened.get(&port.name) {
             Some(opened) if opened.kind == port.kind && opened.mtu == port.mtu => {
                 Ok(keep_port(self.file()?, &port)?)

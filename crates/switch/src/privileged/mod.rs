@@ -69,6 +69,8 @@ pub struct Charter {
     connect_in: Vec<Bytes>,
     /// The taps of the start, each as a configuration without rules: they may be opened again when they were deleted.
     taps: Vec<String>,
+    /// Number of workers that ports in the configuration file may name.
+    workers: usize,
     /// Ports that the helper has opened, by name.
     #[serde(skip)]
     opened: BTreeMap<String, PortConfig>,
@@ -96,6 +98,7 @@ impl Charter {
         let mut charter = Charter {
             file: config.file.as_ref().map(|file| Bytes::from(file.path.as_path())),
             control: Some(control.into()),
+            workers: config.switch.workers(),
             connect_in: config.socket_directories.iter().map(|path| path.as_path().into()).collect(),
             ..Charter::default()
         };

@@ -276,3 +276,28 @@ fn ports_of_drop_in_files_are_edited_where_they_are() {
     assert_eq!(fs::read_to_string(&drop_in).unwrap(), "");
     assert_eq!(kept.text(), FILE);
 }
+
+#[test]
+fn what_another_file_has_already_is_refused() {
+    let mut kept = Kept::of(FILE);
+    let directory = kept.directory.path().join("rf.d");
+    fs::create_dir(&directory).unwrap();
+    // How many workers there are is the main file's to say.
+    let theirs = "[[port]]\nkind = 'tap'\ntap = 'vm7'\nworker = 15\nqueues = 1\nvlan = 10\nstatic_macs = ['52:54:00:00:00:07']\n";
+    fs::write(directory.join("vm7.toml"), theirs).unwrap();
+    fs::write(kept.path(), FILE.replace("[switch]\n", "[switch]\nworkers = 16\n")).unwrap();
+    let before = kept.text();
+    for flag in ["tap:vm7", "tap:vm7,name=x", "tap:x,name=vm7", "tap:x,vlan=10,static_macs=52:54:00:00:00:07"]
+    {
+        let error = keep_port(&kept.path(), &port(flag)).unwrap_err();
+        assert!(
+            matches!(&error, KeepError::Refused(error) if error.to_string().contains("already used")),
+            "{error}"
+        );
+    }
+    let taken = kept.set(&["static_macs=52:54:00:00:00:07"]);
+    assert!(matches!(taken, Err(KeepError::Refused(_))), "{taken:?}");
+    assert_eq!(kept.text(), before);
+    keep_port(&kept.path(), &port("tap:x")).unwrap();
+    assert!(Config::from_file(&kept.path()).is_ok());
+}
