@@ -291,7 +291,7 @@ fn sections() -> impl Iterator<Item = (Scope, &'static [Key])> {
 keys! {
     /// The keys before all tables.
     pub(crate) struct TopKeys {
-        /// The control socket, to which `ringferry ctl` connects; `--control` overrides it.
+        /// Sets the path of the control socket, to which `ringferry ctl` connects. `--control` overrides it.
         control: PathBuf {
             is: SOCKET,
             default: Unset::Means(
@@ -300,8 +300,9 @@ keys! {
             ),
             example: "/run/ringferry/control.sock",
         }
-        /// Directories in which ports that are added while the switch runs (`ringferry ctl add`) may have their sockets. Those of sockets
-        /// on which the switch listens from its start need not be named, except for ports with `mode = "connect"`.
+        /// Lists directories in which ports that are added while the switch runs (`ringferry ctl add`) may have their
+        /// sockets. The directories of sockets on which the switch listens from its start need not be listed, except
+        /// for ports with `mode = "connect"`.
         socket_directories: Vec<PathBuf> {
             is: List(DIRECTORY),
             default: Unset::Means("none but those in which the switch listens"),
@@ -324,39 +325,42 @@ const DIRECTORY: Text<PathBuf> = Text {
 keys! {
     /// The keys of `[switch]`.
     pub(crate) struct SwitchKeys {
-        /// A MAC address that has sent nothing for so long is forgotten.
+        /// Sets the ageing time of the forwarding database: a MAC address that has sent nothing for so long is
+        /// forgotten.
         mac_age_seconds: u32 {
             is: number_of("seconds", 1..=1_000_000),
             default: Unset::Value("300"),
             example: "60",
         }
-        /// Most MAC addresses remembered, rounded up to a power of two. One port can fill at most half of it.
+        /// Limits the MAC addresses in the forwarding database, rounded up to a power of two. One port can fill at most
+        /// half of it.
         mac_table_size: u32 {
             is: number_of("addresses", 64..=1 << 20),
             default: Unset::Value("16384"),
             example: "65536",
         }
-        /// How long a worker with little to do polls, at most, before it sleeps; with 0 it sleeps at once.
+        /// Limits the time that a worker with little to do polls before it sleeps. With 0 it sleeps at once.
         poll_microseconds: u32 {
             is: number_of("microseconds", 0..=1_000_000),
             default: Unset::Value("50"),
             example: "0",
         }
-        /// Threads that move packets. Queue pair P of every port belongs to worker P modulo their number; `--workers` overrides
-        /// it.
+        /// Sets the number of threads that move packets. Queue pair P of every port belongs to worker P modulo this
+        /// number. `--workers` overrides it.
         workers: u16 {
             is: number_of("threads", 1..=MAX_WORKERS as u64),
             default: Unset::Means("one for each two processors, at most 4"),
             example: "2",
         }
-        /// Guest memory that all vhost-user ports together may have mapped. A front end whose memory would exceed it is refused.
+        /// Limits the guest memory that all vhost-user ports together may have mapped. A front end whose memory would
+        /// exceed it is refused.
         guest_memory_gib: u32 {
             is: number_of("GiB", 1..=MAX_MEMORY_GIB as u64),
             default: Unset::Value("65536"),
             example: "16384",
         }
-        /// Guest memory that one vhost-user port may have mapped: at least twice that of its machine, since both the old and the new
-        /// memory map count while it changes.
+        /// Limits the guest memory that one vhost-user port may have mapped. It should be at least twice the memory of
+        /// the guest, since both the old and the new memory map count while it changes.
         port_memory_gib: u32 {
             is: number_of("GiB", 1..=MAX_MEMORY_GIB as u64),
             default: Unset::Value("8192"),

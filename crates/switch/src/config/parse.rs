@@ -306,13 +306,13 @@ fn is_list(key: &str) -> bool {
 keys! {
     /// The keys of every port.
     pub(crate) struct PortKeys {
-        /// What is plugged in.
+        /// Selects the kind of the port.
         kind: String {
             is: KindName,
             default: Unset::Required,
             example: "tap",
         }
-        /// Its name, which no other port has; it appears in the answers of `ctl` and in the log.
+        /// Names the port in the answers of `ctl` and in the log. No other port may have the same name.
         name: String {
             is: NAME,
             default: Unset::Means(
@@ -320,15 +320,15 @@ keys! {
             ),
             example: "vm0",
         }
-        /// MTU without the Ethernet header: set on a tap, told to front ends, and the most that one of a guest may set. Frames
-        /// are not measured against it.
+        /// Sets the MTU, without the Ethernet header. A tap is configured with it, and a front end is told it as the
+        /// most that its guest may set. The length of frames is not checked against it.
         mtu: u16 {
             is: number_of("bytes", MTU_RANGE),
             default: Unset::Means("a tap keeps its own; a guest is told 1500 and may set any"),
             example: "9000",
         }
-        /// The worker that serves the first pair of queues, those after it the next pairs in turn. A tap has one only with
-        /// `queues = 1`.
+        /// Selects the worker that serves the first queue pair; the next workers serve the following pairs in turn. A
+        /// tap takes this key only with `queues = 1`.
         worker: u16 {
             is: number(0..=MAX_WORKERS as u64 - 1),
             default: Unset::Means("worker 0"),

@@ -14,131 +14,139 @@ use crate::rules::{Guard, Limits, MAX_VID, MAX_WEIGHT, Network, Rate, Rules, Vid
 keys! {
     /// The rules of a port of any kind.
     pub(crate) struct RulesKeys {
-        /// An access port: its frames are in this VLAN and carry no tag.
+        /// Makes the port an access port: its frames belong to this VLAN and carry no tag.
         vlan: Vid {
             is: number(0..=MAX_VID as u64),
             default: Unset::Means("a trunk of all VLANs"),
             example: "10",
         }
-        /// In place of `vlan`: frames carry tags of these VLANs, or of all.
+        /// Makes the port a trunk: it carries the tagged frames of these VLANs, or of all. It cannot be given together
+        /// with `vlan`.
         trunk: Option<Vec<Vid>> {
             is: Or("all", Vids),
             default: Unset::Value("all"),
             example: "10,20-29",
         }
-        /// The VLAN of frames without a tag, or `none`: they are dropped.
+        /// Sets the native VLAN, to which frames without a tag belong. With `none` such frames are dropped.
         native: Option<Vid> {
             is: Or("none", number(0..=MAX_VID as u64)),
             default: Unset::Means("0 with `trunk = \"all\"`, otherwise `none`"),
             example: "5",
             only_with: "trunk" because "say which VLANs the port carries, or trunk = \"all\"",
         }
-        /// No frames to and from other isolated ports.
+        /// With `true` no frames pass between the port and other isolated ports.
         isolated: bool {
             is: Boolean,
             default: Unset::Value("false"),
             example: "true",
         }
-        /// What becomes of frames of protocols between neighbours (01:80:c2:00:00:00 to 0f), or from a group address.
+        /// Says whether frames to the reserved addresses of IEEE 802.1Q (01:80:c2:00:00:00 to 0f) and frames from a
+        /// group address are dropped or forwarded.
         reserved: bool {
             is: Choice {
-                what: "what becomes of such frames",
+                what: "a treatment of reserved addresses",
                 words: &[("drop", false), ("forward", true)],
             },
             default: Unset::Value("drop"),
             example: "forward",
         }
-        /// Most addresses that are learned behind it; frames from others are dropped.
+        /// Limits the MAC addresses that are learned on the port. Frames from further addresses are dropped.
         max_macs: u32 {
             is: number_of("addresses", 0..=MAX_MACS),
             default: Unset::Means("no limit but half of the table"),
             example: "8",
         }
-        /// Addresses that are behind it and nowhere else, in the VLAN of frames without a tag or, with `@VLAN`, in another.
+        /// Assigns MAC addresses to the port statically: in the VLAN of frames without a tag or, with `@VLAN`, in
+        /// another. No other port can learn them.
         static_macs: Vec<(Mac, Option<Vid>)> {
             is: List(STATION),
             default: Unset::Value("none"),
             example: "52:54:00:00:00:01",
         }
-        /// Addresses that it may send from, alone: in Ethernet, ARP and neighbour discovery.
+        /// Lists the only MAC addresses that the port may send from. Ethernet headers, ARP and neighbour discovery are
+        /// checked.
         allowed_macs: Vec<Mac> {
             is: List(MAC),
             default: Unset::Means("any"),
             example: "52:54:00:00:00:01",
         }
-        /// IP addresses and networks that it may send from, in IP, ARP and neighbour discovery; `none` allows none. Needs
-        /// `allowed_macs`.
+        /// Lists the only IP addresses and networks that the port may send from; `none` allows none. IP headers, ARP
+        /// and neighbour discovery are checked. It needs `allowed_macs`.
         allowed_ips: Vec<Network> {
             is: List(NETWORK),
             default: Unset::Means("any"),
             example: "10.0.0.2,fd00::/64",
         }
-        /// Most broadcast, multicast and unknown-destination packets that are taken from it per second.
+        /// Limits the broadcast, multicast and unknown unicast packets that are taken from the port per second (storm
+        /// control).
         storm: u64 {
             is: PACKET_RATE,
             default: Unset::Means("no limit"),
             example: "1kpps",
         }
-        /// How many of those at once, after a pause.
+        /// Limits the burst of such packets that is taken at once after a pause.
         storm_burst: u64 {
             is: number_of("packets", BURST_STORM),
             default: Unset::Means("those of a second"),
             example: "2000",
             only_with: "storm",
         }
-        /// Most bits that are taken from it per second: what its guest sends.
+        /// Limits the bits that are taken from the port per second, which is what its guest sends.
         rate_in: u64 {
             is: BIT_RATE,
             default: Unset::Means("no limit"),
             example: "1gbit",
         }
-        /// How many bytes at once, after a pause.
+        /// Limits the burst of bytes that is taken at once after a pause.
         rate_in_burst: u64 {
             is: SIZE,
             default: Unset::Means("that of 10 ms, at least 256kib"),
             example: "1mib",
             only_with: "rate_in",
         }
-        /// Most packets that are taken from it per second; a frame that is to be segmented counts as its segments.
+        /// Limits the packets that are taken from the port per second. A frame that is to be segmented counts as its
+        /// segments.
         rate_in_packets: u64 {
             is: PACKET_RATE,
             default: Unset::Means("no limit"),
             example: "100kpps",
         }
-        /// How many packets at once, after a pause.
+        /// Limits the burst of packets that is taken at once after a pause.
         rate_in_packets_burst: u64 {
             is: number_of("packets", BURST_PACKETS),
             default: Unset::Means("those of 10 ms, at least 256"),
             example: "1000",
             only_with: "rate_in_packets",
         }
-        /// Most bits that are sent to it per second: what its guest receives.
+        /// Limits the bits that are sent to the port per second, which is what its guest receives.
         rate_out: u64 {
             is: BIT_RATE,
             default: Unset::Means("no limit"),
             example: "1gbit",
         }
-        /// How many bytes at once, after a pause.
+        /// Limits the burst of bytes that is sent at once after a pause.
         rate_out_burst: u64 {
             is: SIZE,
             default: Unset::Means("that of 10 ms, at least 256kib"),
             example: "1mib",
             only_with: "rate_out",
         }
-        /// Most packets that are sent to it per second; a frame that is to be segmented counts as its segments.
+        /// Limits the packets that are sent to the port per second. A frame that is to be segmented counts as its
+        /// segments.
         rate_out_packets: u64 {
             is: PACKET_RATE,
             default: Unset::Means("no limit"),
             example: "100kpps",
         }
-        /// How many packets at once, after a pause.
+        /// Limits the burst of packets that is sent at once after a pause.
         rate_out_packets_burst: u64 {
             is: number_of("packets", BURST_PACKETS),
             default: Unset::Means("those of 10 ms, at least 256"),
             example: "1000",
             only_with: "rate_out_packets",
         }
-        /// Its share of a worker that is fully used: so many times that of a port that says nothing.
+        /// Sets the share of a worker that the port gets while the worker is fully used, as a multiple of the share of
+        /// a port with weight 1.
         weight: u16 {
             is: number(1..=MAX_WEIGHT as u64),
             default: Unset::Value("1"),

@@ -59,67 +59,69 @@ pub enum TapSource {
 keys! {
     /// The keys that only a tap port has.
     pub(crate) struct TapKeys {
-        /// The name of the tap. This or `fd` must be given.
+        /// Names the tap. One of `tap` and `fd` must be given.
         tap: String {
             is: TAP_NAME,
             default: Unset::Means("none"),
             example: "rf0",
         }
-        /// An inherited descriptor of `/dev/net/tun` with a tap attached.
+        /// Gives the number of an inherited descriptor of `/dev/net/tun` with a tap attached.
         fd: RawFd {
             is: number(3..=RawFd::MAX as u64),
             default: Unset::Means("none"),
             example: "7",
         }
-        /// With `true` the tap must exist, with `false` it must not.
+        /// With `true` the tap must exist already, with `false` it must not.
         existing: bool {
             is: Boolean,
             default: Unset::Means("either; it is made if it does not exist"),
             example: "true",
             only_with: "tap" because "an inherited tap exists already",
         }
-        /// Checksum and segmentation offloads to and from the kernel.
+        /// With `true` checksum and segmentation offloads are used in both directions between the switch and the
+        /// kernel.
         offloads: bool {
             is: Boolean,
             default: Unset::Value("true"),
             example: "false",
         }
-        /// Queues of the tap, each read by a worker.
+        /// Sets the number of queues of the tap. Each is read by one worker.
         queues: u16 {
             is: number_of("queues", 1..=MAX_WORKERS as u64),
             default: Unset::Means("one for each worker; one if the tap exists and has one"),
             example: "2",
         }
-        /// The tap stays when the switch ends, with its addresses and its place in a bridge, and the next start attaches to it. It must
-        /// then be removed by hand (`ip link delete`).
+        /// With `true` the tap stays when the switch ends, with its addresses and its place in a bridge, and the next
+        /// start attaches to it. It must then be removed by hand (`ip link delete`).
         persistent: bool {
             is: Boolean,
             default: Unset::Value("false"),
             example: "true",
             only_with: "tap" because "an inherited tap is whoever's that made it",
         }
-        /// Ethernet address of the interface, set before it is brought up.
+        /// Sets the Ethernet address of the interface before the interface is brought up.
         mac: Mac {
             is: MAC,
             default: Unset::Means("a tap that exists keeps its own; one that is made gets a random one, or, if it is persistent, always the same one for its name on this machine"),
             example: "52:54:00:00:00:fe",
             only_with: "tap" because "an inherited tap is set up by whoever made it",
         }
-        /// A bridge of the kernel that the tap becomes a port of, at the start and whenever either of them comes back.
+        /// Names a bridge of the kernel. The tap becomes a port of it at the start, and whenever either of them comes
+        /// back.
         bridge: String {
             is: TAP_NAME,
             default: Unset::Means("none"),
             example: "br0",
             only_with: "tap" because "an inherited tap is set up by whoever made it",
         }
-        /// IP addresses of the host on the tap, with the length of the network's prefix.
+        /// Lists IP addresses of the host on the tap, each with the length of its network's prefix.
         address: Vec<(IpAddr, u8)> {
             is: List(INTERFACE_ADDRESS),
             default: Unset::Means("none is added"),
             example: "10.0.0.1/24",
             only_with: "tap" because "an inherited tap is set up by whoever made it",
         }
-        /// Whether the interface is brought up.
+        /// With `true` the interface is brought up.
         up: bool {
             is: Boolean,
             default: Unset::Means("up if the switch makes the tap; as it is if the tap exists"),

@@ -90,107 +90,113 @@ impl Default for FeatureToggles {
 keys! {
     /// The keys that only a vhost-user port has.
     pub(crate) struct VhostUserKeys {
-        /// The socket on which the front end is met. This, `fd` or `activation` must be given.
+        /// Sets the path of the socket on which the switch meets the front end. One of `socket`, `fd` and `activation`
+        /// must be given.
         socket: PathBuf {
             is: SOCKET,
             default: Unset::Means("none"),
             example: "/run/ringferry/vm0.sock",
         }
-        /// An inherited socket, connected or listening.
+        /// Gives the number of an inherited socket, which is connected or listening.
         fd: RawFd {
             is: number(3..=RawFd::MAX as u64),
             default: Unset::Means("none"),
             example: "5",
         }
-        /// A socket from systemd, by its `FileDescriptorName=`.
+        /// Names a socket that systemd passes, by its `FileDescriptorName=`.
         activation: String {
             is: ACTIVATION,
             default: Unset::Means("none"),
             example: "vm0",
         }
-        /// `listen` on the socket, or `connect` to a front end that listens there, again and again until it does.
+        /// Says whether the switch listens on the socket or connects to a front end that listens there. It tries to
+        /// connect until it succeeds.
         mode: Mode {
             is: Choice { what: "a mode", words: &[("listen", Mode::Listen), ("connect", Mode::Connect)] },
             default: Unset::Value("listen"),
             example: "connect",
             only_with: "socket" because "an inherited socket listens or is connected already",
         }
-        /// The user who owns the socket that the port makes, by name or number.
+        /// Sets the user who owns the socket that the port makes, by name or number.
         socket_owner: String {
             is: ACCOUNT,
             default: Unset::Means("the user of the switch"),
             example: "libvirt-qemu",
             only_with: "socket" because "an inherited socket has its owner already",
         }
-        /// The group of the socket that the port makes, by name or number.
+        /// Sets the group of the socket that the port makes, by name or number.
         socket_group: String {
             is: ACCOUNT,
             default: Unset::Means("the group of the switch"),
             example: "kvm",
             only_with: "socket" because "an inherited socket has its group already",
         }
-        /// The permissions of the socket that the port makes, in octal digits; who may write to it may connect.
+        /// Sets the permissions of the socket that the port makes, in octal digits. Who may write to the socket may
+        /// connect.
         socket_mode: u32 {
             is: PERMISSIONS,
             default: Unset::Means("what the umask of the switch leaves of 0777"),
             example: "0660",
             only_with: "socket" because "an inherited socket has its permissions already",
         }
-        /// Largest virtqueue accepted; the front end chooses the size.
+        /// Limits the size of a virtqueue. The front end chooses the size.
         queue_size: u16 {
             is: power_of_two(2..=32768),
             default: Unset::Means("any"),
             example: "1024",
         }
-        /// MAC address told to front ends that ask for one.
+        /// Sets the MAC address that front ends are told if they ask for one.
         mac: Mac {
             is: MAC,
             default: Unset::Means("the front end chooses"),
             example: "52:54:00:00:00:01",
         }
-        /// Offer checksum offloads (`VIRTIO_NET_F_CSUM`, `GUEST_CSUM`).
+        /// With `true` checksum offloads are offered (`VIRTIO_NET_F_CSUM`, `GUEST_CSUM`).
         csum: bool {
             is: Boolean,
             default: Unset::Value("true"),
             example: "false",
         }
-        /// Offer TCP segmentation offloads (`HOST_TSO4/6`, `GUEST_TSO4/6`, `*_ECN`); needs `csum`.
+        /// With `true` TCP segmentation offloads are offered (`HOST_TSO4/6`, `GUEST_TSO4/6`, `*_ECN`). They need
+        /// `csum`.
         tso: bool {
             is: Boolean,
             default: Unset::Means("as `csum`"),
             example: "false",
         }
-        /// Offer UDP segmentation offloads (`HOST_USO`, `GUEST_USO4/6`); needs `csum`.
+        /// With `true` UDP segmentation offloads are offered (`HOST_USO`, `GUEST_USO4/6`). They need `csum`.
         uso: bool {
             is: Boolean,
             default: Unset::Means("as `csum`"),
             example: "false",
         }
-        /// Offer frames that span several receive buffers (`VIRTIO_NET_F_MRG_RXBUF`).
+        /// With `true` mergeable receive buffers are offered, so that a frame may span several
+        /// (`VIRTIO_NET_F_MRG_RXBUF`).
         mergeable: bool {
             is: Boolean,
             default: Unset::Value("true"),
             example: "false",
         }
-        /// Offer notification suppression by index (`VIRTIO_F_EVENT_IDX`).
+        /// With `true` notification suppression by index is offered (`VIRTIO_F_EVENT_IDX`).
         event_idx: bool {
             is: Boolean,
             default: Unset::Value("true"),
             example: "false",
         }
-        /// Offer indirect descriptors (`VIRTIO_F_INDIRECT_DESC`).
+        /// With `true` indirect descriptors are offered (`VIRTIO_F_INDIRECT_DESC`).
         indirect: bool {
             is: Boolean,
             default: Unset::Value("true"),
             example: "false",
         }
-        /// Offer packed rings (`VIRTIO_F_RING_PACKED`).
+        /// With `true` packed rings are offered (`VIRTIO_F_RING_PACKED`).
         packed: bool {
             is: Boolean,
             default: Unset::Value("true"),
             example: "false",
         }
-        /// Offer that buffers are used in the order in which they come (`VIRTIO_F_IN_ORDER`).
+        /// With `true` it is offered that buffers are used in the order in which they were made available
+        /// (`VIRTIO_F_IN_ORDER`).
         in_order: bool {
             is: Boolean,
             default: Unset::Value("true"),

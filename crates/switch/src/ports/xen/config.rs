@@ -106,8 +106,8 @@ impl FromStr for VifName {
 keys! {
     /// The keys that only a xen-vif port has.
     pub(crate) struct XenVifKeys {
-        /// What plays the hypervisor: `xen`, in one of whose domains the switch runs, or `process`, a broker with Linux processes
-        /// as domains.
+        /// Selects the hypervisor: `xen`, in one of whose domains the switch runs, or `process`, a broker that
+        /// simulates one with Linux processes as domains.
         provider: Provider {
             is: Choice {
                 what: "a provider",
@@ -116,82 +116,85 @@ keys! {
             default: Unset::Value("xen"),
             example: "xen",
         }
-        /// With `provider = "process"`, which needs it: the socket of the broker.
+        /// Sets the path of the broker's socket. `provider = "process"` needs it.
         broker: PathBuf {
             is: SOCKET,
             default: Unset::Means("none"),
             example: "/run/broker.sock",
         }
-        /// With `provider = "process"`, which needs it: the socket of the store, for our domain.
+        /// Sets the path of the socket on which the store serves the switch's domain. `provider = "process"` needs it.
         store: PathBuf {
             is: SOCKET,
             default: Unset::Means("none"),
             example: "/run/store.sock",
         }
-        /// With `provider = "process"`: the number of our domain.
+        /// Sets the number of the switch's domain with `provider = "process"`.
         domain: u16 {
             is: number(0..=DOMAINS - 1),
             default: Unset::Means("0"),
             example: "3",
         }
-        /// Class of the devices in the store. One of its own keeps the kernel's back end from serving them, too.
+        /// Sets the class of the devices in the store that are served. With a class of its own they are not served by
+        /// the kernel's back end as well.
         class: String {
             is: CLASS,
             default: Unset::Value("vif"),
             example: "ringferry",
         }
-        /// The only interface to serve.
+        /// Names the only interface that is served.
         vif: VifName {
             is: VIF,
             default: Unset::Means("every one of the class, each on a port of its own"),
             example: "5.0",
         }
-        /// Most queues of an interface (`multi-queue-max-queues`).
+        /// Limits the queues of an interface (`multi-queue-max-queues`).
         queues: u16 {
             is: number_of("queues", 1..=MAX_WORKERS as u64),
             default: Unset::Means("one for each worker"),
             example: "2",
         }
-        /// Keep pages mapped of front ends that allow it (`feature-persistent`).
+        /// With `true` pages stay mapped for front ends that allow it (`feature-persistent`).
         persistent: bool {
             is: Boolean,
             default: Unset::Value("true"),
             example: "false",
         }
-        /// Keep pages mapped that front ends hand over on the control ring (`feature-ctrl-ring`).
+        /// With `true` pages that a front end hands over on the control ring stay mapped (`feature-ctrl-ring`).
         static_grants: bool {
             is: Boolean,
             default: Unset::Value("true"),
             example: "false",
         }
-        /// How all other pages are reached: copied by the hypervisor (`copy`), or mapped for a burst (`map`).
+        /// Says how all other pages are accessed: the hypervisor copies them (`copy`), or they are mapped for the time
+        /// of a burst (`map`).
         transfer: Transfer {
             is: Choice {
-                what: "a way to reach pages",
+                what: "a transfer mode",
                 words: &[("copy", Transfer::Copy), ("map", Transfer::Map)],
             },
             default: Unset::Value("copy"),
             example: "map",
         }
-        /// Most pages kept mapped for a queue. Those of all queues together stay below `vm.max_map_count`.
+        /// Limits the pages that stay mapped for a queue. Those of all queues together stay below `vm.max_map_count`.
         pages: usize {
             is: number_of("pages", 1..=MAX_PAGES),
             default: Unset::Value("1024"),
             example: "256",
         }
-        /// Front ends may send packets of several pages (`feature-sg`).
+        /// With `true` front ends may send packets of several pages (`feature-sg`).
         sg: bool {
             is: Boolean,
             default: Unset::Value("true"),
             example: "false",
         }
-        /// Front ends may leave checksums to us.
+        /// With `true` front ends may send packets whose checksum is not finished.
         csum: bool {
             is: Boolean,
             default: Unset::Value("true"),
             example: "false",
         }
-        /// Front ends may leave segmentation to us (`feature-gso-tcpv4`, `feature-gso-tcpv6`); needs `sg` and `csum`.
+        /// With `true` front ends may send packets that are yet to be segmented (`feature-gso-tcpv4`,
+        /// `feature-gso-tcpv6`). It needs `sg` and `csum`.
         gso: bool {
             is: Boolean,
             default: Unset::Means("as `sg` and `csum`"),
