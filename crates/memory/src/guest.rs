@@ -209,6 +209,8 @@ mod tests {
         assert!(map.user_area(0x7000_1fff, 1).is_some());
         assert!(map.user_area(0x1000, 1).is_none());
         assert!(map.area(u64::MAX, usize::MAX).is_none());
+        assert_eq!(map.area(0x1234, 8).unwrap().guest_addr(), 0x1234);
+        assert_eq!(map.user_area(0x7000_0ffe, 2).unwrap().guest_addr(), 0x1ffe);
     }
 
     #[test]

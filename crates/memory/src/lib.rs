@@ -15,6 +15,7 @@
 //! | [`region`] | one mapping of a peer's (or our own) file | the [`Region`], as long as an `Arc` of it exists |
 //! | [`budget`] | a bound on the bytes that are mapped on behalf of peers | nobody: it counts |
 //! | [`guest`] | an immutable set of regions; translation of guest addresses | [`GuestMemory`] |
+//! | [`dirty_log`] | the bitmap in which writes to guest memory are recorded for a live migration | a [`DirtyLog`] |
 //! | [`words`] | atomic words of a resolved range, for rings | an [`Area`], which keeps its region alive |
 //! | [`mod@slice`] | borrowed pieces of buffers, which are only copied | the lender |
 //! | [`counters`] | atomic counters that several processes change | [`Counters`], which keeps its region alive |
@@ -33,6 +34,7 @@
 pub mod budget;
 pub mod buffer;
 pub mod counters;
+pub mod dirty_log;
 pub mod guest;
 pub mod huge;
 pub mod region;
@@ -50,6 +52,7 @@ pub mod words;
 pub use budget::{MapBudget, OverBudget};
 pub use buffer::Buffer;
 pub use counters::Counters;
+pub use dirty_log::DirtyLog;
 pub use guest::{GuestMemory, MemoryError, Translator};
 pub use huge::prefer_huge_pages;
 pub use region::{MapError, Region, RegionSpec, Truncation};

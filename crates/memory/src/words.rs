@@ -384,6 +384,12 @@ impl Area {
         Self { base, len, region }
     }
 
+    /// Returns the guest address of the first byte.
+    pub fn guest_addr(&self) -> u64 {
+        let offset = self.base.addr() - self.region.base().addr();
+        self.region.spec().guest_addr + offset as u64
+    }
+
     /// Returns the `len` bytes at byte offset `at` for reading packets, or `None` if they are not all inside.
     #[inline(always)]
     pub fn read(&self, at: usize, len: usize) -> Option<ReadSlice<'_>> {
