@@ -110,6 +110,13 @@ pub struct Done {
     pub(crate) written: u32,
 }
 
+impl Done {
+    /// Returns the number of bytes that the device wrote to the writable buffers.
+    pub fn written(&self) -> u32 {
+        self.written
+    }
+}
+
 /// A burst of chains, in vectors that are reused from burst to burst. Created once per worker or queue and
 /// used by one thread.
 #[derive(Debug, Default)]

@@ -14,10 +14,11 @@
 //! any call that finds a violation: ──► broken (fault() is Some), until the ring is set up anew
 //! ```
 
-use ringferry_memory::Words;
+use ringferry_memory::{DirtyLog, Words};
 
 use crate::chain::{Chain, Chains, Done, Tables};
 use crate::parts::{LayoutError, Parts};
+use crate::write_log::WriteLog;
 use crate::{Fault, RingFeatures, packed, split};
 
 /// The device half of one virtqueue, owned by one thread. The layout is chosen at set-up; each call
@@ -99,6 +100,22 @@ impl<A: Words> Device<A> {
     #[cold]
     pub fn break_with(&mut self, fault: Fault) {
         each!(self, ring => ring.break_with(fault));
+    }
+
+    /// Records all writes to the ring in `log` from now on, or in none. The words by which the device asks for kicks, which it may
+    /// have written before, are marked at once.
+    pub fn set_log(&mut self, log: Option<WriteLog>) {
+        if let Some(log) = &log {
+            log.kicks_changed();
+        }
+        each!(self, ring => ring.set_log(log));
+    }
+
+    /// Returns the dirty log in which writes to buffers are to be [marked](DirtyLog::mark), if there is one: before the chain is
+    /// published or after, but before this thread lets go of the ring.
+    #[inline]
+    pub fn log(&self) -> Option<&DirtyLog> {
+        each!(self, ring => ring.log()).map(WriteLog::log)
     }
 
     /// Returns true if there is a chain to take. Reads shared memory; always false once the ring is

@@ -14,6 +14,7 @@
 //! | [`device`] | the device half of either layout: takes available chains and completes them |
 //! | [`driver`] | the driver half of either layout: adds chains and collects used ones |
 //! | [`parts`] | the memory areas of a ring: sizes, alignments, checks |
+//! | [`write_log`] | what the device half records of its writes while the driver's memory is migrated |
 //! | [`inflight`] | format of the log from which a packed ring is taken over after a crash |
 //! | `split`, `packed` | the two layouts, twins file for file; private |
 //!
@@ -34,12 +35,14 @@ mod outstanding;
 mod packed;
 pub mod parts;
 mod split;
+pub mod write_log;
 
 pub use chain::{Buffer, Chain, Chains, Done, Tables};
 pub use device::Device;
 pub use driver::{AddError, Driver, IndirectTables, Used};
 pub use packed::inflight;
 pub use parts::{LayoutError, MAX_SIZE, Parts, check_size, part_bytes};
+pub use write_log::{RingAddresses, WriteLog};
 
 /// A violation of the ring's rules by the peer. It breaks the ring until the ring is set up anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

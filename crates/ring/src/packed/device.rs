@@ -15,6 +15,7 @@ use crate::chain::{Buffer, Chain, Chains, Done, F_INDIRECT, F_NEXT, F_WRITE, Tab
 use crate::chain::{chain_limit, table_entries, table_entry};
 use crate::device::group_in_order;
 use crate::parts::{LayoutError, Parts};
+use crate::write_log::WriteLog;
 use crate::{Fault, RingFeatures};
 
 /// Largest number of descriptors that are read before they are added to the burst, as in a split ring.
@@ -30,8 +31,10 @@ pub struct Device<A: Words> {
     /// touch them, whatever their flags are.
     in_flight: u16,
     /// In-flight log for a process that takes over after a crash, if the queue has one.
-    log: Option<InflightLog<A>>,
+    inflight: Option<InflightLog<A>>,
     fault: Option<Fault>,
+    /// Where writes are recorded, during a live migration.
+    log: Option<Box<WriteLog>>,
 }
 
 impl<A: Words> Device<A> {
@@ -50,9 +53,9 @@ impl<A: Words> Device<A> {
         base: u16,
         inflight: Option<A>,
     ) -> Result<Self, LayoutError> {
-        let log = inflight.map(|region| InflightLog::new(region, parts.size)).transpose()?;
+        let inflight = inflight.map(|region| InflightLog::new(region, parts.size)).transpose()?;
         let side = Side::new(Role::Device, parts, features.event_idx, Cursor::from_bits(base))?;
-        Ok(Self { features, side, in_flight: 0, log, fault: None })
+        Ok(Self { features, side, in_flight: 0, inflight, fault: None, log: None })
     }
 
     pub fn size(&self) -> u16 {
@@ -74,6 +77,15 @@ impl<A: Words> Device<A> {
     #[cold]
     pub fn break_with(&mut self, fault: Fault) {
         self.fault.get_or_insert(fault);
+    }
+
+    pub fn set_log(&mut self, log: Option<WriteLog>) {
+        self.log = log.map(Box::new);
+    }
+
+    #[inline]
+    pub fn log(&self) -> Option<&WriteLog> {
+        self.log.as_deref()
     }
 
     #[inline]
@@ -208,7 +220,7 @@ impl<A: Words> Device<A> {
     pub fn complete_all(&mut self, chains: impl IntoIterator<Item = Done>) {
         let (start, size, in_order) = (self.side.write_cursor, self.side.size, self.features.in_order);
         let side = &mut self.side;
-        let slots = match &mut self.log {
+        let slots = match &mut self.inflight {
             None => used(chains, start, size, in_order, |at, desc| side.write_desc(at, desc)),
             Some(log) => used(chains, start, size, in_order, |at, desc| log.push(at, desc)),
         };
@@ -219,15 +231,23 @@ impl<A: Words> Device<A> {
     pub fn publish(&mut self) -> bool {
         let slots = self.side.published.distance(self.side.write_cursor, self.side.size);
         self.in_flight = self.in_flight.wrapping_sub(slots);
-        match &mut self.log {
+        let first = self.side.published.index;
+        let wanted = match &mut self.inflight {
             None => self.side.publish(),
             Some(log) => log.publish(&mut self.side),
+        };
+        if let Some(log) = &self.log {
+            log.published(first, slots);
         }
+        wanted
     }
 
     #[inline]
     pub fn disable_kicks(&mut self) {
         self.side.disable_signals();
+        if let Some(log) = &self.log {
+            log.kicks_changed();
+        }
     }
 
     #[inline]
@@ -236,6 +256,9 @@ impl<A: Words> Device<A> {
             return false;
         }
         self.side.enable_signals(self.side.read_cursor);
+        if let Some(log) = &self.log {
+            log.kicks_changed();
+        }
         self.has_chains()
     }
 }

@@ -13,6 +13,7 @@ use crate::chain::{Buffer, Chain, Chains, Done, F_INDIRECT, F_NEXT, Tables};
 use crate::chain::{chain_limit, table_entries, table_entry};
 use crate::device::group_in_order;
 use crate::parts::{LayoutError, Parts};
+use crate::write_log::WriteLog;
 use crate::{Fault, RingFeatures};
 
 /// Largest number of heads that are read, and their descriptors prefetched, before any chain is walked.
@@ -27,6 +28,8 @@ pub struct Device<A: Words> {
     /// Publishes used elements and consumes the heads in the available ring.
     side: Side<A>,
     fault: Option<Fault>,
+    /// Where writes are recorded, during a live migration.
+    log: Option<Box<WriteLog>>,
 }
 
 impl<A: Words> Device<A> {
@@ -42,7 +45,7 @@ impl<A: Words> Device<A> {
     pub fn new(parts: Parts<A>, features: RingFeatures) -> Result<Self, LayoutError> {
         let (layout, avail, used) = Layout::new(parts)?;
         let side = Side::new(used, avail, features.event_idx);
-        Ok(Self { layout, features, side, fault: None })
+        Ok(Self { layout, features, side, fault: None, log: None })
     }
 
     pub fn size(&self) -> u16 {
@@ -64,6 +67,15 @@ impl<A: Words> Device<A> {
     #[cold]
     pub fn break_with(&mut self, fault: Fault) {
         self.fault.get_or_insert(fault);
+    }
+
+    pub fn set_log(&mut self, log: Option<WriteLog>) {
+        self.log = log.map(Box::new);
+    }
+
+    #[inline]
+    pub fn log(&self) -> Option<&WriteLog> {
+        self.log.as_deref()
     }
 
     #[inline]
@@ -256,12 +268,20 @@ impl<A: Words> Device<A> {
 
     #[inline]
     pub fn publish(&mut self) -> bool {
-        self.side.publish()
+        let first = self.side.published();
+        let wanted = self.side.publish();
+        if let Some(log) = &self.log {
+            log.published(first & (self.layout.size - 1), self.side.published().wrapping_sub(first));
+        }
+        wanted
     }
 
     #[inline]
     pub fn disable_kicks(&mut self) {
         self.side.disable_signals();
+        if let Some(log) = &self.log {
+            log.kicks_changed();
+        }
     }
 
     #[inline]
@@ -270,6 +290,9 @@ impl<A: Words> Device<A> {
             return false;
         }
         self.side.enable_signals(self.side.peer_next());
+        if let Some(log) = &self.log {
+            log.kicks_changed();
+        }
         self.refresh() > 0
     }
 }

@@ -38,7 +38,9 @@ const FLAGS: usize = 0;
 /// Offset of `idx` in the available and in the used ring.
 const IDX: usize = 2;
 /// Offset of `ring` in the available and in the used ring.
-const RING: usize = 4;
+pub(crate) const RING: usize = 4;
+/// Size in bytes of a used element.
+pub(crate) const ELEMENT: usize = 8;
 
 /// The tables of a queue, resolved to host memory and checked once, at set-up.
 #[derive(Clone, Debug)]
@@ -73,7 +75,7 @@ impl<A: Words> Layout<A> {
             elements: used.table(RING, size).ok_or(LayoutError::Unaligned("used ring"))?,
         };
         let avail = Ring { area: avail, event: RING + 2 * entries };
-        Ok((layout, avail, Ring { area: used, event: RING + 8 * entries }))
+        Ok((layout, avail, Ring { area: used, event: RING + ELEMENT * entries }))
     }
 }
 

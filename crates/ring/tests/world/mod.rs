@@ -38,6 +38,8 @@ pub enum Op {
     },
     PublishChains,
     Collect(usize),
+    /// Not where the two sides are told apart: a driver that sleeps is woken, and writes, in a step of the device.
+    #[allow(dead_code, reason = "not every test program does it")]
     Sleep {
         delayed: bool,
     },
@@ -340,6 +342,7 @@ impl<M: Memory> World<M> {
     }
 
     /// Stops the device where it stands and takes everything back.
+    #[allow(dead_code, reason = "not every test program does it")]
     pub fn tear_down(mut self) {
         while let Some(used) = self.driver.collect() {
             assert!(self.out.remove(&used.token));
