@@ -7,6 +7,8 @@
 //! [`Receiveq::deliver_run`] is a short way for frames each of which fits one buffer, as nearly all
 //! do: what holds for all of them is asked once. A violation by the driver breaks the ring, and
 //! every later delivery is refused. The queue ends by being dropped.
+//!
+//! While the ring has a [dirty log](Device::log), the flush marks the bytes that were delivered, too.
 
 use ringferry_memory::{ReadSlice, Translator, Words, WriteSlice};
 use ringferry_packet::flow::PacketHash;
@@ -109,7 +111,8 @@ impl<A: Words> Receiveq<A> {
     /// `most` bytes. Returns false, with `room` in an undefined state, if there is not enough.
     /// Nothing is consumed: the caller fills the pieces, wholly or in part, and then delivers the
     /// packet's first `skip` bytes and these pieces, which are not copied because they already lie
-    /// at their destination.
+    /// at their destination. There is no room while writes are recorded in a dirty log, as what the
+    /// caller does with the pieces would be known to nobody.
     pub fn room<'m>(
         &mut self,
         memory: &mut Translator<'m>,
@@ -117,6 +120,9 @@ impl<A: Words> Receiveq<A> {
         most: usize,
         room: &mut impl Extend<WriteSlice<'m>>,
     ) -> bool {
+        if self.ring.log().is_some() {
+            return false;
+        }
         let found = self.find(self.header_len + most, memory);
         // The ring may have broken after it yielded good chains: they are still here, but no frame
         // is delivered to them any more.
@@ -196,6 +202,7 @@ impl<A: Words> Receiveq<A> {
                     let Some(room) = room.and_then(|addr| memory.write(addr, buffer.len as usize - done))
                     else {
                         self.written.truncate(whole);
+                        self.log_chains(self.next, self.next + count, |chain| chain.writable_len);
                         self.ring.break_with(Fault::Unusable);
                         return Err(Refused::Broken);
                     };
@@ -378,11 +385,36 @@ impl<A: Words> Receiveq<A> {
     /// true if the driver wants a notification.
     #[inline]
     pub fn flush(&mut self) -> bool {
+        if self.ring.log().is_some() {
+            self.log_delivered();
+        }
         self.ring.untake(&self.chains.all()[self.next..]);
         self.chains.clear();
         self.next = 0;
         self.ring.complete_all(self.written.drain(..));
         self.ring.publish()
+    }
+
+    /// Marks the bytes that were written since the last flush in the dirty log.
+    #[cold]
+    fn log_delivered(&self) {
+        let mut written = self.written.iter();
+        self.log_chains(0, self.next, |_| written.next().map_or(0, Done::written));
+    }
+
+    /// Marks the first bytes of some chains in the dirty log, if there is one: as many as `len` says of each, in order.
+    #[cold]
+    fn log_chains(&self, from: usize, to: usize, mut len: impl FnMut(&Chain) -> u32) {
+        let Some(log) = self.ring.log() else { return };
+        for i in from..to {
+            let chain = self.chains.chain(i);
+            let mut left = len(&chain);
+            for buffer in self.chains.writable(&chain) {
+                let marked = left.min(buffer.len);
+                log.mark(buffer.addr, marked as usize);
+                left -= marked;
+            }
+        }
     }
 }
 
