@@ -19,6 +19,7 @@
 //! [`Closer`], because the front end decides how long closing takes. While that is behind the
 //! session reads nothing ([`Progress::behind`]).
 
+mod log;
 mod requests;
 
 use std::io;
@@ -26,7 +27,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ringferry_memory::{GuestMemory, MapBudget, MapError, MemoryError, SharedMem};
+use ringferry_memory::{DirtyLog, GuestMemory, MapBudget, MapError, MemoryError, SharedMem};
 use ringferry_sys::closer::{Closer, Deferred};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
@@ -35,8 +36,8 @@ use zerocopy::IntoBytes;
 use crate::base;
 use crate::inflight::{InflightError, InflightTracking};
 use crate::message::{
-    F_PROTOCOL_FEATURES, F_RING_PACKED, FLAG_REPLY, Header, MAX_FDS, MAX_MEM_SLOTS, MAX_VIRTQUEUES,
-    MessageSpec, Needs, ProtocolFeatures, Reply, bit_numbers,
+    F_LOG_ALL, F_PROTOCOL_FEATURES, F_RING_PACKED, FLAG_REPLY, Header, MAX_FDS, MAX_MEM_SLOTS,
+    MAX_VIRTQUEUES, MessageSpec, Needs, ProtocolFeatures, Reply, bit_numbers,
 };
 use crate::vring::{Kick, RingError, RingSetup, Vring};
 use crate::wire::{Message, Wire, WireError};
@@ -126,6 +127,18 @@ pub trait Device {
         Ok(())
     }
 
+    /// The dirty log of running rings changed, which a [`RingSetup`] has, too: from now on all writes to the ring and to its buffers
+    /// are [marked](DirtyLog::mark) in `log`, and in no other. Returns true once that is so. If it returns false the session stops
+    /// the rings, and starts them again with the log in their [`RingSetup::log`]; for a device that offers no
+    /// [`ProtocolFeatures::LOG_SHMFD`] this is never called.
+    ///
+    /// # Errors
+    /// As for [`rings_stopped`](Self::rings_stopped).
+    fn rings_logged(&mut self, rings: &[u16], log: Option<&Arc<DirtyLog>>) -> Result<bool, Unanswered> {
+        let _ = (rings, log);
+        Ok(false)
+    }
+
     /// Reads `buf.len()` bytes of configuration space from `offset`; returns false if the device
     /// has none there.
     fn config(&self, offset: usize, buf: &mut [u8]) -> bool {
@@ -181,6 +194,16 @@ pub struct Offer {
     pub queue_num: u16,
     /// Most regions of guest memory, at most [`MAX_MEM_SLOTS`].
     pub max_mem_slots: u16,
+}
+
+impl Offer {
+    /// Offers what a guest needs to be migrated while it runs: a dirty log ([`Device::rings_logged`], [`RingSetup::log`]).
+    #[must_use]
+    pub fn with_dirty_log(mut self) -> Offer {
+        self.features |= F_LOG_ALL;
+        self.protocol |= ProtocolFeatures::LOG_SHMFD;
+        self
+    }
 }
 
 impl Offer {
@@ -366,6 +389,8 @@ pub struct Session {
     /// The in-flight region in which packed rings keep their positions, if the front end gave us
     /// one.
     tracking: Option<Deferred<InflightTracking>>,
+    /// The dirty log.
+    log: log::Log,
     /// Kept open because the front end takes its closing for the back end's death.
     backend_req: Option<Deferred<Stream>>,
     status: u8,
@@ -420,6 +445,7 @@ impl Session {
             repeated: Vec::new(),
             rings: std::iter::repeat_with(Vring::default).take(usize::from(offer.max_queues)).collect(),
             tracking: None,
+            log: log::Log::default(),
             backend_req: None,
             status: 0,
             closed: false,
@@ -459,6 +485,7 @@ impl Session {
         self.stop_all(dev);
         self.rings.clear();
         self.tracking = None;
+        self.log = log::Log::default();
         self.backend_req = None;
         if let Some(memory) = self.memory.take() {
             dev.memory_changed(None);
@@ -614,6 +641,9 @@ impl Session {
         match row.map(|row| (row.reply, row.needs)) {
             Some((Reply::Value, _)) => Err(SessionError::Unanswerable { message: name, reason }),
             Some((Reply::Config, _)) => self.reply(header, &[], &[]),
+            Some((Reply::Echo, needs)) if self.is_negotiated(needs) => {
+                Err(SessionError::Unanswerable { message: name, reason })
+            }
             // A front end that may not send the message does not wait for its reply either.
             Some((Reply::Status, needs)) if self.is_negotiated(needs) => {
                 self.reply(header, 1u64.as_bytes(), &[])
@@ -650,12 +680,14 @@ impl Session {
     /// Resolves a ring that can start now, which counts as started from then on.
     fn set_up(&mut self, index: u16) -> Result<Option<RingSetup>, Refusal> {
         let (Some(memory), Some(features)) = (&self.memory, self.features) else { return Ok(None) };
-        let ring = &mut self.rings[usize::from(index)];
         // A session that is about to end starts nothing.
-        if ring.started || self.unanswered.is_some() {
+        if self.rings[usize::from(index)].started || self.unanswered.is_some() || self.is_held(index) {
             return Ok(None);
         }
-        match ring.setup(index, memory, features & !F_PROTOCOL_FEATURES, self.tracking.as_deref()) {
+        let log = self.dirty_log().cloned();
+        let ring = &mut self.rings[usize::from(index)];
+        let features = features & !(F_PROTOCOL_FEATURES | F_LOG_ALL);
+        match ring.setup(index, memory, features, self.tracking.as_deref(), log) {
             Ok(Some(setup)) => {
                 ring.started = true;
                 ring.recover = false;

@@ -21,9 +21,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::inflight::InflightRegion;
 use crate::message::{
-    ConfigHeader, FLAG_NEED_REPLY, InflightDescription, MAX_CONFIG, MAX_FDS, MemoryRegion, MemoryTable,
-    NO_FD, Needs, ProtocolFeatures, Reply, Request, SingleRegion, VringAddr, VringState, bit_numbers,
-    inflight_description,
+    ConfigHeader, FLAG_NEED_REPLY, InflightDescription, LogBase, MAX_CONFIG, MAX_FDS, MemoryRegion,
+    MemoryTable, NO_FD, Needs, ProtocolFeatures, Reply, Request, SingleRegion, VringAddr, VringState,
+    bit_numbers, inflight_description,
 };
 use crate::wire::{Message, Wire, WireError};
 
@@ -246,6 +246,16 @@ impl Frontend {
     ) -> Result<(), FrontendError> {
         let addr = VringAddr { index: index.into(), flags: 0, desc, used, avail, log: 0 };
         self.command(Request::SetVringAddr, addr.as_bytes(), &[])
+    }
+
+    /// Passes the dirty log: `size` bytes of a file from `offset` on, a bit for each page of 4 KiB of guest memory. The back end
+    /// records its writes there while the features have [`F_LOG_ALL`](crate::message::F_LOG_ALL); when this returns it writes to no
+    /// earlier log any more. `fd` remains the caller's.
+    pub fn set_log_base(&mut self, fd: BorrowedFd<'_>, size: u64, offset: u64) -> Result<(), FrontendError> {
+        let request = Request::SetLogBase;
+        let deadline = self.send(request, 0, LogBase { size, offset }.as_bytes(), &[fd])?;
+        // Back ends answer with nothing, 8 or 16 bytes, which say nothing.
+        self.receive_bytes(request, deadline).map(drop)
     }
 
     /// Sets the base at which a ring resumes; see [`crate::base`].

@@ -25,6 +25,8 @@ pub const FLAG_NEED_REPLY: u32 = 1 << 3;
 pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 /// Feature bit 26: the front end wants writes to its memory logged (live migration).
 pub const F_LOG_ALL: u64 = 1 << 26;
+/// Flag of a ring's addresses: writes to the used ring are logged.
+pub const VRING_F_LOG: u32 = 1;
 /// Feature bit 32, `VIRTIO_F_VERSION_1`, which every non-legacy device offers.
 pub const F_VERSION_1: u64 = 1 << 32;
 /// Feature bit 33: ring and buffer addresses go through an IOMMU.
@@ -134,6 +136,9 @@ pub enum Reply {
     /// Always a value of its own, which cannot express failure: a back end that cannot answer must
     /// close the connection, or the front end waits for ever.
     Value,
+    /// Always the request's own payload, which cannot express failure either. Front ends differ in what they wait for (nothing but
+    /// a reply, 8 or 16 bytes), and none looks at the content.
+    Echo,
     /// Always configuration space; a reply without payload means failure.
     Config,
 }
@@ -199,6 +204,7 @@ const ADDR: usize = size_of::<VringAddr>();
 const TABLE_HEADER: usize = size_of::<MemoryTable>();
 const REGION: usize = size_of::<MemoryRegion>();
 const SINGLE: usize = size_of::<SingleRegion>();
+const LOG: usize = size_of::<LogBase>();
 const CONFIG: usize = size_of::<ConfigHeader>();
 /// Some peers leave out the padding at the end.
 const INFLIGHT: usize = size_of::<InflightDescription>();
@@ -216,8 +222,8 @@ messages! {
     /// Replaces the whole memory map; one descriptor per region.
     SetMemTable            =  5, "SET_MEM_TABLE",            TABLE_HEADER, TABLE_HEADER + MAX_FDS * REGION, (0, MAX_FDS), Nothing, Ack;
     /// Shares the memory of the dirty log.
-    SetLogBase             =  6, "SET_LOG_BASE",             U64, 2 * U64, (0, 1), Negotiated(P::LOG_SHMFD), Status;
-    /// Sets the event that signals writes to the dirty log.
+    SetLogBase             =  6, "SET_LOG_BASE",             LOG, LOG, (1, 1), Negotiated(P::LOG_SHMFD), Echo;
+    /// Sets the event that signals writes to the dirty log. No front end waits for it, and it is closed unused.
     SetLogFd               =  7, "SET_LOG_FD",               0, U64, (0, 1), Negotiated(P::LOG_SHMFD), Ack;
     /// Sets the size of a ring, in entries.
     SetVringNum            =  8, "SET_VRING_NUM",            STATE, STATE, (0, 0), Nothing, Ack;
@@ -354,7 +360,7 @@ pub struct VringState {
 pub struct VringAddr {
     /// Index of the ring, below [`MAX_VIRTQUEUES`] when valid.
     pub index: u32,
-    /// Flags, of which bit 0 asks for the used ring's writes to be logged.
+    /// Flags, of which [`VRING_F_LOG`] asks for the used ring's writes to be logged.
     pub flags: u32,
     /// User address of the descriptor table, or of a packed descriptor ring.
     pub desc: u64,
@@ -364,6 +370,23 @@ pub struct VringAddr {
     pub avail: u64,
     /// Guest address at which used ring writes are logged.
     pub log: u64,
+}
+
+impl VringAddr {
+    /// Returns true if the ring lies where the other one does, whatever is said of its log.
+    pub fn is_same_place(&self, other: &VringAddr) -> bool {
+        (self.desc, self.used, self.avail) == (other.desc, other.used, other.avail)
+    }
+}
+
+/// "Log description": where the dirty log lies in the file that comes with the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct LogBase {
+    /// Size of the log in bytes.
+    pub size: u64,
+    /// Offset of the log in its file.
+    pub offset: u64,
 }
 
 /// "Memory region description": where a region lies in the guest, in the front end and in its file.

@@ -10,9 +10,9 @@
 use std::io;
 use std::sync::Arc;
 
-use ringferry_memory::{Area, GuestMemory, Words};
-use ringferry_ring::RingFeatures;
+use ringferry_memory::{Area, DirtyLog, GuestMemory, Words};
 use ringferry_ring::parts::{LayoutError, Parts, check_size, part_aligns, part_bytes};
+use ringferry_ring::{RingAddresses, RingFeatures, WriteLog};
 use ringferry_sys::closer::Deferred;
 use ringferry_sys::eventfd::EventFd;
 
@@ -46,6 +46,8 @@ pub struct RingSetup {
     pub memory: Arc<GuestMemory>,
     /// The virtio features that were negotiated.
     pub features: u64,
+    /// The dirty log in which writes to the ring and to its buffers are recorded, while the guest is migrated.
+    pub log: Option<Arc<DirtyLog>>,
 }
 
 impl RingSetup {
@@ -54,13 +56,21 @@ impl RingSetup {
         self.features & F_RING_PACKED != 0
     }
 
-    /// The device's half of the ring, which begins at [`base`](Self::base). Kicks start off.
+    /// The device's half of the ring, which begins at [`base`](Self::base) and has the [dirty log](Self::log). Kicks start off.
     ///
     /// # Errors
     /// None for a setup as a session hands it over; see [`LayoutError`] for one that was changed.
     pub fn ring(&self) -> Result<ringferry_ring::Device<Area>, LayoutError> {
         let features = RingFeatures::from_bits(self.features);
-        ringferry_ring::Device::new(self.parts.clone(), features, self.base, self.inflight.clone())
+        let mut ring =
+            ringferry_ring::Device::new(self.parts.clone(), features, self.base, self.inflight.clone())?;
+        ring.set_log(self.log.clone().map(|log| WriteLog::new(log, self.addresses())));
+        Ok(ring)
+    }
+
+    /// Returns the guest addresses of what the device writes in the ring, for a [`WriteLog`].
+    pub fn addresses(&self) -> RingAddresses {
+        RingAddresses::of(&self.parts, self.packed())
     }
 
     /// Tells the front end of used buffers if the driver `wants` to be told, as publishing them says, and the front end
@@ -218,6 +228,7 @@ impl Vring {
         memory: &Arc<GuestMemory>,
         features: u64,
         tracking: Option<&InflightTracking>,
+        log: Option<Arc<DirtyLog>>,
     ) -> Result<Option<RingSetup>, RingError> {
         let packed = features & F_RING_PACKED != 0;
         let kick = match &self.kick {
@@ -254,6 +265,7 @@ impl Vring {
             enabled: self.enabled,
             memory: Arc::clone(memory),
             features,
+            log,
         }))
     }
 }
@@ -368,20 +380,20 @@ mod tests {
     fn a_ring_starts_only_when_fully_described() {
         let memory = memory(0x4000, 0);
         let mut vring = Vring { geometry: ring(16, 0, 0x1000, 0x2000), ..Vring::default() };
-        assert!(vring.setup(0, &memory, 0, None).unwrap().is_none());
+        assert!(vring.setup(0, &memory, 0, None, None).unwrap().is_none());
         vring.kick = Kick::Poll;
-        let setup = vring.setup(0, &memory, 5, None).unwrap().unwrap();
+        let setup = vring.setup(0, &memory, 5, None, None).unwrap().unwrap();
         assert_eq!((setup.parts.size, setup.base, setup.features), (16, 0, 5));
         assert!(setup.kick.is_none() && setup.inflight.is_none());
         vring.geometry.size = None;
-        assert!(vring.setup(0, &memory, 0, None).unwrap().is_none());
+        assert!(vring.setup(0, &memory, 0, None, None).unwrap().is_none());
     }
 
     #[test]
     fn a_packed_ring_resumes_inside_itself() {
         let memory = memory(0x4000, 0);
         let mut vring = Vring { geometry: ring(5, 0, 0x1000, 0x1004), kick: Kick::Poll, ..Vring::default() };
-        let start = |vring: &Vring| vring.setup(0, &memory, F_RING_PACKED, None);
+        let start = |vring: &Vring| vring.setup(0, &memory, F_RING_PACKED, None, None);
         assert_eq!(start(&vring).unwrap().unwrap().base, 0x8000, "wrap counters begin at 1");
         for (base, position) in [(0x8000, 0x8000), (0x8004_8004, 0x8004), (0x4, 4), (0x8003_0004, 0x8003)] {
             vring.base = Some(base);

@@ -15,6 +15,7 @@ use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::log::Log;
 use super::{Answer, Device, Refusal, Session};
 use crate::base;
 use crate::inflight::{self, InflightTracking};
@@ -116,9 +117,11 @@ impl Session {
             Request::GetStatus => reply_u64(self.status.into()),
             Request::ResetDevice => Ok(self.reset_device(dev)),
 
-            Request::SetLogBase
-            | Request::SetLogFd
-            | Request::IotlbMsg
+            Request::SetLogBase => self.set_log_base(parse(&payload)?, &fds, dev),
+            // Nobody waits for this event, and signalling it would cost a system call for each write.
+            Request::SetLogFd => Ok(Answer::Done),
+
+            Request::IotlbMsg
             | Request::SetVringEndian
             | Request::CreateCryptoSession
             | Request::CloseCryptoSession
@@ -152,8 +155,13 @@ impl Session {
         if self.features.is_some_and(|old| (old ^ features) & matters != 0) {
             self.stop_all(dev);
         }
-        self.features = Some(features);
-        dev.features_acked(features & !F_PROTOCOL_FEATURES);
+        let (before, old) = (self.dirty_log().cloned(), self.features.replace(features));
+        dev.features_acked(features & !(F_PROTOCOL_FEATURES | F_LOG_ALL));
+        self.log_changed(before, dev);
+        if old.is_some_and(|old| old & !features & F_LOG_ALL != 0) {
+            // The next migration has a log of its own.
+            self.log = Log::Unset;
+        }
         // "upon receiving a SET_FEATURES message without F_PROTOCOL_FEATURES set, the back-end must
         // enable all rings immediately"; with it, rings stay as they are.
         if features & F_PROTOCOL_FEATURES == 0 {
@@ -325,8 +333,16 @@ impl Session {
     fn set_vring_addr(&mut self, addr: VringAddr, dev: &mut dyn Device) -> Result<Answer, Refusal> {
         let index = self.check_index(addr.index)?;
         check_addr(&addr, self.packed())?;
-        let geometry = self.rings[usize::from(index)].geometry;
-        self.set_geometry(index, Geometry { addr: Some(addr), ..geometry }, dev)
+        let ring = &mut self.rings[usize::from(index)];
+        let geometry = Geometry { addr: Some(addr), ..ring.geometry };
+        // Migration repeats the addresses of running rings, with another flag.
+        if ring.started && ring.geometry.addr.is_some_and(|old| old.is_same_place(&addr)) {
+            ring.geometry = geometry;
+            let log = self.dirty_log().cloned();
+            self.log_changed(log, dev);
+            return Ok(Answer::Done);
+        }
+        self.set_geometry(index, geometry, dev)
     }
 
     /// Changes a ring's size or addresses. A running ring continues unchanged if it could not run
@@ -365,8 +381,9 @@ impl Session {
         let index = self.check_index(state.index)?;
         self.stop(index, dev);
         let packed = self.packed() == Some(true);
-        let ring = &mut self.rings[usize::from(index)];
-        ring.kick = Kick::Unset;
+        self.rings[usize::from(index)].kick = Kick::Unset;
+        self.forget_idle_log();
+        let ring = &self.rings[usize::from(index)];
         let first = base::encode(base::first_position(packed), packed);
         let state = VringState { index: index.into(), num: ring.base.unwrap_or(first) };
         Ok(Answer::Payload(state.as_bytes().to_vec()))
@@ -526,6 +543,7 @@ impl Session {
                 ring.kick = Kick::Unset;
                 ring.recover = false;
             }
+            self.forget_idle_log();
         }
         self.status = status;
         dev.status(status);
@@ -545,6 +563,7 @@ impl Session {
             ring.enabled = false;
         }
         self.features = None;
+        self.log = Log::Unset;
         self.status = 0;
         dev.reset();
         Answer::Done

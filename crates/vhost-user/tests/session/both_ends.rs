@@ -9,7 +9,7 @@ use ringferry_memory::{GuestMemory, Region, RegionSpec, SharedMem, Words};
 use ringferry_ring::Parts;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
-use ringferry_vhost_user::message::{F_VERSION_1, Header, Request, VERSION};
+use ringferry_vhost_user::message::{F_LOG_ALL, F_PROTOCOL_FEATURES, F_VERSION_1, Header, Request, VERSION};
 use ringferry_vhost_user::{
     Connection, Counters, Frontend, FrontendError, Offer, ProtocolFeatures, RingPlan, Session, Wanted,
     WireError, connect_device, connect_device_until, resume_base,
@@ -121,6 +121,29 @@ fn a_back_end_without_protocol_features_works_too() {
     assert_eq!(counters.rejected, 0);
     assert!(events.contains(&Event::Started { index: 1, size: 256, base: 3, enabled: true }));
     assert!(!events.iter().any(|event| matches!(event, Event::Status(_) | Event::Enabled(..))));
+}
+
+#[test]
+fn a_dirty_log_is_passed_and_used_while_the_feature_is_on() {
+    let (mut device, back) = connect(offer().with_dirty_log());
+    let (mem, spec) = memory();
+    let kick = EventFd::new().unwrap();
+    device.start(&[(spec, mem.fd())], &[plan(0, &kick)]).unwrap();
+    let log = SharedMem::new("log", 0x1000).unwrap();
+    let front = device.frontend();
+    let refused = front.set_log_base(log.fd(), 32, 0);
+    assert!(matches!(refused, Err(FrontendError::NotNegotiated { .. })));
+    front.set_protocol_features(Wanted::NET_PROTOCOL | ProtocolFeatures::LOG_SHMFD).unwrap();
+    front.set_log_base(log.fd(), 32, 0).unwrap();
+    let features = F_VERSION_1 | F_MRG_RXBUF | F_PROTOCOL_FEATURES;
+    front.set_features(features | F_LOG_ALL).unwrap();
+    front.set_features(features).unwrap();
+    front.check().unwrap();
+    drop(device);
+    let (events, counters) = back.join().unwrap();
+    let logged: Vec<_> = events.iter().filter(|event| matches!(event, Event::Logged { .. })).collect();
+    assert_eq!(logged, [true, false].map(|log| Event::Logged { rings: 1, log }).iter().collect::<Vec<_>>());
+    assert_eq!(counters.rejected, 0);
 }
 
 #[test]

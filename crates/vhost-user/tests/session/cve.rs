@@ -72,7 +72,7 @@ fn ring_256_is_the_last_and_257_does_not_exist() {
 }
 
 #[test]
-fn cve_2020_10722_log_base_with_an_offset_that_overflows_is_refused() {
+fn cve_2020_10722_a_log_that_was_not_agreed_on_is_refused_wherever_it_lies() {
     let mut rig = Rig::negotiated();
     let log = SharedMem::new("log", 0x1000).unwrap();
     for [size, offset] in [[0x1000u64, 0], [u64::MAX, u64::MAX], [0x1000, u64::MAX - 0xff]] {

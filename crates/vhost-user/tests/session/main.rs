@@ -6,6 +6,7 @@ mod bounds;
 mod closing;
 mod cve;
 mod inflight;
+mod log;
 mod memory;
 mod packed;
 mod qemu;

@@ -239,14 +239,14 @@ fn repeated_messages_while_it_runs_leave_it_where_it_was() {
     assert!(rig.state(Request::SetVringNum, 0, ODD.into()));
     assert_eq!(rig.dev.take(), restarted(0x8007));
     assert!(rig.ack(Request::SetVringAddr, addr().as_bytes(), &[]));
-    assert_eq!(rig.dev.take(), restarted(0x800e));
+    assert!(rig.dev.take().is_empty(), "it lies where it lay");
     assert!(rig.event(Request::SetVringKick, NO_FD, &[]));
-    assert_eq!(rig.dev.take(), restarted(0x8015));
+    assert_eq!(rig.dev.take(), restarted(0x800e));
     // A new memory map resolves it anew.
     let mark = view(guest.0, &guest.1).user_area(USER, 2).unwrap();
     mark.store16(0, 0xbeef);
     assert!(rig.mem_table(&[(guest.0, &guest.1)]));
-    let [stopped, started] = restarted(0x801c);
+    let [stopped, started] = restarted(0x8015);
     assert_eq!(rig.dev.take(), [stopped, Event::Memory(1), started]);
     assert_eq!(rig.dev.rings[&0].parts.desc.load16(0), 0xbeef);
     assert!(rig.features(FEATURES));
@@ -255,7 +255,7 @@ fn repeated_messages_while_it_runs_leave_it_where_it_was() {
     assert!(!rig.state(Request::SetVringNum, 0, 256), "its position would mean nothing");
     assert!(rig.dev.take().is_empty());
     rig.dev.processed = 0;
-    assert_eq!(rig.base(0), 0x801c_801c);
+    assert_eq!(rig.base(0), 0x8015_8015);
 }
 
 #[test]

@@ -2,13 +2,14 @@
 //! was described, and no descriptor stays open.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use ringferry_memory::SharedMem;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_vhost_user::message::{
-    F_PROTOCOL_FEATURES, F_RING_PACKED, F_VERSION_1, FLAG_NEED_REPLY, InflightDescription, MemoryRegion,
-    NO_FD, Request, SingleRegion, TABLE, VERSION, VringAddr, VringState,
+    F_LOG_ALL, F_PROTOCOL_FEATURES, F_RING_PACKED, F_VERSION_1, FLAG_NEED_REPLY, InflightDescription,
+    LogBase, MemoryRegion, NO_FD, Request, SingleRegion, TABLE, VERSION, VringAddr, VringState,
 };
 use zerocopy::IntoBytes;
 
@@ -60,6 +61,8 @@ const EVENTS: &[Request] = &[Request::SetVringKick, Request::SetVringCall, Reque
 const STATES: &[Request] =
     &[Request::SetVringNum, Request::SetVringBase, Request::GetVringBase, Request::SetVringEnable];
 const FEATURES: &[u64] = &[
+    F_VERSION_1 | F_PROTOCOL_FEATURES | F_LOG_ALL,
+    F_VERSION_1 | F_PROTOCOL_FEATURES | F_LOG_ALL | F_RING_PACKED,
     F_VERSION_1 | F_PROTOCOL_FEATURES,
     F_VERSION_1 | F_PROTOCOL_FEATURES | F_RING_PACKED,
     F_VERSION_1 | F_RING_PACKED,
@@ -80,11 +83,13 @@ fn vring_state() -> impl Strategy<Value = Body> {
 }
 
 fn vring_addr() -> impl Strategy<Value = Body> {
-    (index(), addr(), addr(), addr(), any::<bool>()).prop_map(|(index, desc, avail, used, good)| {
-        let random = VringAddr { index, flags: 0, desc, used, avail, log: 0 };
-        let addr = if good { VringAddr { index, ..ring_addr(index % 4) } } else { random };
-        body(Request::SetVringAddr, addr.as_bytes(), vec![])
-    })
+    (index(), addr(), addr(), addr(), any::<bool>(), 0u32..2).prop_map(
+        |(index, desc, avail, used, good, flags)| {
+            let random = VringAddr { index, flags, desc, used, avail, log: 0 };
+            let addr = if good { VringAddr { index, flags, ..ring_addr(index % 4) } } else { random };
+            body(Request::SetVringAddr, addr.as_bytes(), vec![])
+        },
+    )
 }
 
 fn vring_event() -> impl Strategy<Value = Body> {
@@ -138,6 +143,15 @@ fn inflight() -> impl Strategy<Value = Body> {
     )
 }
 
+fn log_base() -> impl Strategy<Value = Body> {
+    let size = prop_oneof![8 => Just(8u64), 2 => 0u64..0x2_0000, 1 => any::<u64>()];
+    let offset = prop_oneof![8 => Just(0u64), 1 => any::<u64>()];
+    let file = prop_oneof![8 => Just(MEMORY), 1 => Just(PIPE)];
+    (size, offset, file).prop_map(|(size, offset, file)| {
+        body(Request::SetLogBase, LogBase { size, offset }.as_bytes(), vec![file])
+    })
+}
+
 /// Any row, with a payload and descriptors around its bounds.
 fn any_row() -> impl Strategy<Value = Body> {
     let fds = prop::collection::vec(0usize..3, 0..4);
@@ -161,6 +175,7 @@ fn message() -> impl Strategy<Value = Message> {
         6 => memory(),
         4 => device(),
         3 => inflight(),
+        3 => log_base(),
         3 => any_row(),
         1 => anything(),
     ];
@@ -179,7 +194,7 @@ proptest! {
         let mem = SharedMem::new("guest", 0x1_0000).unwrap();
         let (_reader, pipe) = std::io::pipe().unwrap();
         let all: [BorrowedFd<'_>; 3] = [event.as_fd(), mem.fd(), pipe.as_fd()];
-        let fresh = || if packed { Rig::packed() } else { Rig::negotiated() };
+        let fresh = || Rig::logging(packed);
         let mut rig = fresh();
         for message in &messages {
             let fds: Vec<_> = message.fds.iter().map(|kind| all[*kind]).collect();
@@ -193,6 +208,10 @@ proptest! {
             let running: Vec<_> = rig.session.rings().map(|ring| ring.started).collect();
             for (index, started) in running.iter().enumerate() {
                 prop_assert_eq!(rig.dev.rings.contains_key(&(index as u16)), *started);
+            }
+            for ring in rig.dev.rings.values() {
+                prop_assert_eq!(ring.log.as_ref().map(Arc::as_ptr), rig.session.dirty_log().map(Arc::as_ptr));
+                prop_assert!(rig.session.unlogged().is_none());
             }
             prop_assert_eq!(copies_of(mem.fd()), 1);
             prop_assert_eq!(copies_of(&pipe), 2, "both ends");

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use ringferry_memory::{GuestMemory, Region, RegionSpec, SharedMem, Words};
+use ringferry_memory::{DirtyLog, GuestMemory, Region, RegionSpec, SharedMem, Words};
 use ringferry_ring::inflight::POSITION;
 use ringferry_ring::{Parts, part_bytes};
 use ringferry_sys::closer::Closer;
@@ -17,7 +17,7 @@ use ringferry_vhost_user::message::{
     MemoryTable, Request, SingleRegion, VERSION, VringAddr, VringState,
 };
 use ringferry_vhost_user::{
-    Device, Offer, Progress, ProtocolFeatures, Resources, RingSetup, Session, SessionError,
+    Device, Offer, Progress, ProtocolFeatures, Resources, RingSetup, Session, SessionError, Unanswered,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -35,10 +35,23 @@ pub const F_MRG_RXBUF: u64 = 1 << 15;
 pub enum Event {
     Features(u64),
     Memory(usize),
-    Started { index: u16, size: u16, base: u16, enabled: bool },
-    Call { index: u16, polled: bool },
+    Started {
+        index: u16,
+        size: u16,
+        base: u16,
+        enabled: bool,
+    },
+    Call {
+        index: u16,
+        polled: bool,
+    },
     Enabled(u16, bool),
     Stopped(u16),
+    /// Running rings got a dirty log, or lost it.
+    Logged {
+        rings: usize,
+        log: bool,
+    },
     Mtu(u16),
     Announce([u8; 6]),
     Status(u8),
@@ -54,6 +67,8 @@ pub struct Recorder {
     /// Number of entries that the device pretends to have processed by the time a ring is stopped.
     pub processed: u16,
     pub config: Vec<u8>,
+    /// The device cannot change the log of running rings.
+    pub restarts_for_logs: bool,
 }
 
 impl Recorder {
@@ -112,6 +127,18 @@ impl Device for Recorder {
             let wraps = at & 0x7fff == ring.parts.size - 1;
             if wraps { at & 0x8000 ^ 0x8000 } else { at + 1 }
         })
+    }
+
+    fn rings_logged(&mut self, rings: &[u16], log: Option<&Arc<DirtyLog>>) -> Result<bool, Unanswered> {
+        assert!(!rings.is_empty());
+        if self.restarts_for_logs {
+            return Ok(false);
+        }
+        for index in rings {
+            self.rings.get_mut(index).expect("a running ring").log = log.cloned();
+        }
+        self.events.push(Event::Logged { rings: rings.len(), log: log.is_some() });
+        Ok(true)
     }
 
     fn config(&self, offset: usize, buf: &mut [u8]) -> bool {
@@ -202,6 +229,16 @@ impl Rig {
         let protocol = offer().protocol.bits();
         rig.tell(Request::SetProtocolFeatures, protocol.as_bytes(), &[]);
         assert!(rig.ack(Request::SetFeatures, (F_VERSION_1 | F_PROTOCOL_FEATURES).as_bytes(), &[]));
+        rig.dev.take();
+        rig
+    }
+
+    /// A rig on which a dirty log was agreed on, with split or packed rings.
+    pub fn logging(packed: bool) -> Rig {
+        let offer = if packed { packed_offer() } else { offer() }.with_dirty_log();
+        let mut rig = Rig::with(offer);
+        rig.tell(Request::SetProtocolFeatures, offer.protocol.bits().as_bytes(), &[]);
+        assert!(rig.features(F_VERSION_1 | if packed { F_RING_PACKED } else { 0 }));
         rig.dev.take();
         rig
     }
