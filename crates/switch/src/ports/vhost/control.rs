@@ -212,7 +212,7 @@ impl VhostPort {
             let (shared, calls) = (Arc::clone(&shared), Arc::clone(&calls));
             AnyQueues::Vhost(VhostQueues::new(handle.clone(), shared, calls, Arc::clone(&reporter)))
         });
-        let mut offer = Offer::net(features(config.features).bits(), PAIRS);
+        let mut offer = Offer::net(features(config.features).bits(), PAIRS).with_dirty_log();
         if config.mac.is_some() {
             offer.protocol |= ProtocolFeatures::CONFIG;
         }
@@ -464,14 +464,14 @@ impl VhostPort {
         self.unshared &= lacks;
     }
 
-    /// Ends the session if the guest's memory is gone: the front end shrank its file.
+    /// Ends the session if the guest's memory is gone, or its dirty log: the front end shrank the file.
     fn check_memory(&mut self) {
-        if self.device.memory.as_ref().is_some_and(|memory| memory.is_lost()) {
+        let memory = self.device.memory.as_ref().is_some_and(|memory| memory.is_lost());
+        let log = self.session.as_ref().and_then(Session::dirty_log).is_some_and(|log| log.is_lost());
+        if memory || log {
             if self.device.limit.allows(&self.device.name) {
-                tracing::warn!(
-                    port = self.device.name,
-                    "the connection is closed: guest memory was truncated"
-                );
+                let what = if memory { "guest memory" } else { "the dirty log" };
+                tracing::warn!(port = self.device.name, "the connection is closed: {what} was truncated");
             }
             self.close();
         }
@@ -564,6 +564,9 @@ impl VhostPort {
             return Some(
                 "what front ends have passed cannot be closed yet; reading goes on when it is".to_owned(),
             );
+        }
+        if let Some(why) = self.session.as_ref().and_then(Session::unlogged) {
+            return Some(format!("no queue is served until the migration ends: {why}"));
         }
         self.socket_gone.then(|| {
             "the socket was removed, so no front end can connect any more; remove the port and add it again, or restart the switch".to_owned()

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ringferry_memory::GuestMemory;
+use ringferry_memory::{DirtyLog, GuestMemory};
 use ringferry_packet::ether::{Mac, rarp_announcement};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_vhost_user::RingSetup;
@@ -213,6 +213,23 @@ impl Device for PortDevice {
             })
         });
         self.workers.ask_queues(self.id, requests).map_err(|late| self.note(late))
+    }
+
+    fn rings_logged(&mut self, rings: &[u16], log: Option<&Arc<DirtyLog>>) -> Result<bool, Unanswered> {
+        if self.limit.allows(&self.name) {
+            let what = if log.is_some() {
+                "are logged now: it is being migrated"
+            } else {
+                "are not logged any more"
+            };
+            tracing::info!(port = self.name, "writes to the guest's memory {what}");
+        }
+        let requests = rings.iter().map(|index| {
+            let (index, log) = (*index, log.cloned());
+            (index / 2, move |reply| AnyRequest::Vhost(VhostRequest::SetLog(index, log, reply)))
+        });
+        self.workers.ask_queues(self.id, requests).map_err(|late| self.note(late))?;
+        Ok(true)
     }
 
     fn ring_stopped(&mut self, index: u16) -> u16 {

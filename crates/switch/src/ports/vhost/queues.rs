@@ -7,10 +7,10 @@
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ringferry_memory::{Area, GuestMemory, ReadSlice, Translator};
+use ringferry_memory::{Area, DirtyLog, GuestMemory, ReadSlice, Translator};
 use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::vnet::Header;
-use ringferry_ring::{Device, Fault};
+use ringferry_ring::{Device, Fault, RingAddresses, WriteLog};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_vhost_user::RingSetup;
 use ringferry_virtio_net::device::{Receiveq, Refused, Rejected, Run, Transmitq};
@@ -38,6 +38,8 @@ pub struct RingStart {
 pub enum VhostRequest {
     /// Enables or disables the ring, and sends a message when that is done.
     Enable(u16, bool, SyncSender<()>),
+    /// Records all writes to the ring and its buffers in this dirty log from now on, or in none, and sends a message when that is done.
+    SetLog(u16, Option<Arc<DirtyLog>>, SyncSender<()>),
     /// Takes the ring's new call event from [`NewCalls`].
     SetCall(u16),
 }
@@ -69,6 +71,7 @@ impl NewCalls {
 struct Common {
     session: u32,
     memory: Arc<GuestMemory>,
+    addresses: RingAddresses,
     enabled: bool,
     kick: Option<EventFd>,
     call: Option<EventFd>,
@@ -171,6 +174,19 @@ impl VhostQueues {
         } else {
             Some(&mut self.rx.get_mut(pair)?.as_mut()?.common)
         }
+    }
+
+    /// Gives a ring a dirty log, or takes it away.
+    fn set_log(&mut self, index: u16, log: Option<Arc<DirtyLog>>) {
+        let at = usize::from(queue_index::pair(index));
+        let (ring, common) = if queue_index::is_transmitq(index) {
+            let Some(Some(TxQueue { queue, common, .. })) = self.tx.get_mut(at) else { return };
+            (queue.ring(), common)
+        } else {
+            let Some(Some(RxQueue { queue, common, .. })) = self.rx.get_mut(at) else { return };
+            (queue.ring(), common)
+        };
+        ring.set_log(log.map(|log| WriteLog::new(log, common.addresses)));
     }
 
     /// Signals the guest of a ring, even if it has suppressed notifications.
@@ -404,9 +420,9 @@ impl Queues for VhostQueues {
                 return None;
             }
         };
-        let features = Features::from_bits_retain(setup.features);
+        let (features, addresses) = (Features::from_bits_retain(setup.features), setup.addresses());
         let RingSetup { memory, enabled, kick, call, err, .. } = setup;
-        let common = Common { session, memory, enabled, kick, call, err, reported: false };
+        let common = Common { session, memory, addresses, enabled, kick, call, err, reported: false };
         let pair = queue_index::pair(index);
         let sends = queue_index::is_transmitq(index);
         if sends {
@@ -454,6 +470,10 @@ impl Queues for VhostQueues {
                         self.publish_ready(queue_index::pair(index));
                     }
                 }
+                let _ = reply.send(());
+            }
+            VhostRequest::SetLog(index, log, reply) => {
+                self.set_log(index, log);
                 let _ = reply.send(());
             }
             VhostRequest::SetCall(index) => {
@@ -515,7 +535,11 @@ impl Queues for VhostQueues {
     }
 
     fn direct_memory(&mut self, pair: u16) -> Option<Arc<GuestMemory>> {
-        let queue = self.rx.get(usize::from(pair))?.as_ref()?;
+        let queue = self.rx.get_mut(usize::from(pair))?.as_mut()?;
+        // What is read directly and then not delivered would be missing in the dirty log.
+        if queue.queue.ring().log().is_some() {
+            return None;
+        }
         Some(Arc::clone(&queue.common.memory))
     }
 
