@@ -473,6 +473,25 @@ fn sessions() -> Vec<Seed> {
     ];
     // The reset has cleared the features, and without them no ring starts.
     seed("status_reset_again", &reset, 25, 0);
+    let migrations = [
+        session::set_up(false),
+        session::log(Some(16)),
+        session::log(None),
+        session::log(Some(8)),
+        state(Request::GetVringBase, 0),
+        session::start(0, 0),
+    ];
+    seed("migration_cancelled_and_done", &migrations, 27, 1);
+    // It cannot be mapped, so the ring is held; and in the second, started anew, until the log comes.
+    seed("migration_without_a_log", &[session::set_up(false), session::log(Some(u64::MAX))], 15, 0);
+    let late = [
+        session::set_up(false),
+        session::log(Some(16)),
+        state(Request::GetVringBase, 0),
+        session::log(Some(16))[1..].to_vec(),
+        word(Request::SetVringKick, 1 << 8),
+    ];
+    seed("migration_log_comes_late", &late, 19, 0);
     // The faults are: descriptors where none belong, a pipe for memory, a kick that is no event, more
     // promised than sent.
     let pipe = 2;

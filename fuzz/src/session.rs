@@ -8,16 +8,16 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use ringferry_memory::{GuestMemory, SharedMem, Words};
+use ringferry_memory::{DirtyLog, GuestMemory, SharedMem, Words};
 use ringferry_ring::part_bytes;
 use ringferry_sys::closer::Closer;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::message::{
-    F_PROTOCOL_FEATURES, F_RING_PACKED, F_VERSION_1, FLAG_NEED_REPLY, Header, MAX_FDS, MemoryRegion,
-    MemoryTable, Request, SingleRegion, VERSION, VringAddr, VringState,
+    F_LOG_ALL, F_PROTOCOL_FEATURES, F_RING_PACKED, F_VERSION_1, FLAG_NEED_REPLY, Header, LogBase, MAX_FDS,
+    MemoryRegion, MemoryTable, Request, SingleRegion, VERSION, VringAddr, VringState,
 };
-use ringferry_vhost_user::{Device, Offer, ProtocolFeatures, Resources, RingSetup, Session};
+use ringferry_vhost_user::{Device, Offer, ProtocolFeatures, Resources, RingSetup, Session, Unanswered};
 use zerocopy::IntoBytes;
 
 use crate::ring::Reached;
@@ -98,6 +98,13 @@ impl Device for Witness {
         self.rings.get_mut(&index).expect("a ring that runs").enabled = enabled;
     }
 
+    fn rings_logged(&mut self, rings: &[u16], log: Option<&Arc<DirtyLog>>) -> Result<bool, Unanswered> {
+        for index in rings {
+            self.rings.get_mut(index).expect("a ring that runs").log = log.cloned();
+        }
+        Ok(true)
+    }
+
     fn ring_stopped(&mut self, index: u16) -> u16 {
         self.rings.remove(&index).expect("a ring that runs").base
     }
@@ -139,7 +146,7 @@ impl Rig {
         let (peer, ours) = Stream::pair().expect("a connection");
         peer.set_nonblocking(true).expect("a socket that does not block");
         let features = F_VERSION_1 | F_RING_PACKED | 1 << 15 | 1 << 28 | 1 << 29 | 1 << 35;
-        let mut offer = Offer::net(features, PAIRS);
+        let mut offer = Offer::net(features, PAIRS).with_dirty_log();
         offer.protocol |= ProtocolFeatures::CONFIG;
         // The test counts descriptors, so they are closed at once and not by a thread.
         let resources = Resources { closer: Closer::inline(), ..Resources::default() };
@@ -167,6 +174,14 @@ impl Rig {
         while self.peer.recv(&mut bytes, &mut fds).is_ok_and(|got| got.bytes > 0) {}
         for (index, ring) in self.session.rings().enumerate() {
             assert_eq!(self.device.rings.contains_key(&(index as u16)), ring.started, "ring {index}");
+        }
+        let log = self.session.dirty_log().map(Arc::as_ptr);
+        for ring in self.device.rings.values() {
+            assert_eq!(ring.log.as_ref().map(Arc::as_ptr), log, "a ring has another log than its session");
+            // Whatever its size is, and wherever it lies: nothing outside it is touched.
+            if let Some(log) = &ring.log {
+                [0, 1 << 20, 1 << 40, u64::MAX].iter().for_each(|at| log.mark(*at, 1 << 16));
+            }
         }
         assert!(served || self.device.rings.is_empty(), "a ring outlived its session");
         served
@@ -233,7 +248,7 @@ pub fn region() -> MemoryRegion {
 /// Returns the messages that start ring 0 with 16 entries.
 pub fn set_up(packed: bool) -> Vec<Message> {
     let features = F_VERSION_1 | F_PROTOCOL_FEATURES | if packed { F_RING_PACKED } else { 0 };
-    let protocol = Offer::NET_PROTOCOL.bits();
+    let protocol = (Offer::NET_PROTOCOL | ProtocolFeatures::LOG_SHMFD).bits();
     let table = [MemoryTable { count: 1, padding: 0 }.as_bytes(), region().as_bytes()].concat();
     let mut messages = vec![
         message(Request::GetFeatures, &[], &[]),
@@ -260,6 +275,20 @@ pub fn start(index: u32, base: u32) -> Vec<Message> {
         message(Request::SetVringKick, u64::from(index).as_bytes(), &[EVENT]),
         state(Request::SetVringEnable, 1),
     ]
+}
+
+/// Returns the messages that turn logging of ring 0 on, in a log of `size` bytes, or off, as QEMU sends them. The log is the file of
+/// guest memory, as the fuzzer has no other.
+pub fn log(size: Option<u64>) -> Vec<Message> {
+    let features = F_VERSION_1 | F_PROTOCOL_FEATURES | size.map_or(0, |_| F_LOG_ALL);
+    let place = |size| message(Request::SetLogBase, LogBase { size, offset: 0 }.as_bytes(), &[MEMORY_FILE]);
+    let flags = u32::from(size.is_some());
+    let addr =
+        VringAddr { index: 0, flags, desc: USER, avail: USER + 0x800, used: USER + 0x1000, log: 0x1000 };
+    let mut messages: Vec<_> = size.map(place).into_iter().collect();
+    messages.push(message(Request::SetFeatures, features.as_bytes(), &[]));
+    messages.push(message(Request::SetVringAddr, addr.as_bytes(), &[]));
+    messages
 }
 
 /// Returns the message that adds or removes a memory slot.

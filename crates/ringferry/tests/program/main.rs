@@ -8,6 +8,7 @@
 //! | [`lifecycle`] | coming and going: reconnects, restarts, signals, memory and ring changes, inherited sockets |
 //! | [`restart`] | a switch killed under load, with every kind of ring |
 //! | [`workers`] | queue pairs of one guest on several threads |
+//! | [`migration`] | live migration: what is written to a guest is in the dirty log |
 //! | [`hostile`] | front ends and guests that break the rules harm only themselves |
 //! | [`hostile_back_end`] | back ends that break the rules hold up no guest |
 //! | [`bad_input`] | what cannot work is refused with one line that says what to do |
@@ -32,6 +33,7 @@ mod forwarding;
 mod hostile;
 mod hostile_back_end;
 mod lifecycle;
+mod migration;
 mod offloads;
 mod ports;
 mod restart;

@@ -1,0 +1,99 @@
+//! Live migration: what a switch writes to a guest is in the dirty log, from the moment when the front end is answered until it turns
+//! logging off, while frames flow. With real VMs: `tests/interop`, `migrate-*`.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use ringferry_memory::{DirtyLog, MapBudget, SharedMem};
+use ringferry_rig::guest::{Guest, Options, acquaint, converse};
+use ringferry_rig::process::eventually;
+use ringferry_rig::switch::{Place, Switch};
+use ringferry_vhost_user::ProtocolFeatures;
+use ringferry_vhost_user::message::{F_LOG_ALL, F_PROTOCOL_FEATURES};
+use ringferry_virtio_net::Features;
+
+const PAGE: usize = 4096;
+
+/// The front end's side of a migration.
+struct Migration {
+    file: SharedMem,
+    log: Arc<DirtyLog>,
+}
+
+impl Migration {
+    fn begin(guest: &mut Guest) -> Migration {
+        let region = guest.arena.region();
+        let bytes = ((region.guest_addr + region.size) as usize).div_ceil(PAGE).div_ceil(8);
+        let file = SharedMem::new("dirty-log", bytes).unwrap();
+        let log = DirtyLog::map_within(file.fd(), bytes as u64, 0, &MapBudget::unlimited()).unwrap();
+        let features = guest.features.bits() | F_PROTOCOL_FEATURES | F_LOG_ALL;
+        let front = guest.connection.frontend();
+        front.set_protocol_features(front.protocol() | ProtocolFeatures::LOG_SHMFD).unwrap();
+        front.set_log_base(file.fd(), bytes as u64, 0).unwrap();
+        front.set_features(features).unwrap();
+        Migration { file, log }
+    }
+
+    fn end(&self, guest: &mut Guest) {
+        let features = guest.features.bits() | F_PROTOCOL_FEATURES;
+        guest.connection.frontend().set_features(features).unwrap();
+        guest.connection.frontend().check().unwrap();
+    }
+}
+
+fn snapshot(guest: &Guest) -> Vec<u8> {
+    let region = guest.arena.region();
+    let mut bytes = vec![0; region.size as usize];
+    let area = guest.arena.memory().area(region.guest_addr, bytes.len()).unwrap();
+    area.read(0, bytes.len()).unwrap().copy_to(&mut bytes);
+    bytes
+}
+
+/// How many frames the port has delivered.
+fn delivered(switch: &Switch<'_>, port: &str) -> u64 {
+    let snapshot = switch.show();
+    snapshot.ports.iter().find(|shown| shown.name == port).unwrap().counters["tx_packets"]
+}
+
+#[test]
+fn every_page_that_the_switch_writes_is_in_the_log_and_none_before_or_after() {
+    for ring in [Features::empty(), Features::RING_PACKED] {
+        let place = Place::new();
+        let switch = place.switch(&["a", "b"]);
+        let mut a = switch.plug("a", 1, Options::default());
+        let without = Features::RING_PACKED.difference(ring);
+        let options = Options { features: Features::DEVICE - without, ..Options::default() };
+        let mut b = switch.plug("b", 2, options);
+        assert_eq!(b.features.contains(Features::RING_PACKED), !ring.is_empty());
+        acquaint(&mut [&mut a, &mut b]);
+        for round in 0..3 {
+            let migration = Migration::begin(&mut b);
+            // The driver does nothing while frames come in, so that whatever differs was written by the switch.
+            let (before, count) = (snapshot(&b), delivered(&switch, "b"));
+            a.send_numbered(b.mac, round * 100, 40);
+            eventually("forty frames are delivered", || {
+                (delivered(&switch, "b") == count + 40).then_some(())
+            });
+            let after = snapshot(&b);
+            let first = b.arena.region().guest_addr / PAGE as u64;
+            let pages = (first..).zip(before.chunks(PAGE).zip(after.chunks(PAGE)));
+            let differ: BTreeSet<u64> =
+                pages.filter(|(_, (before, after))| before != after).map(|(page, _)| page).collect();
+            assert!(differ.len() >= 2, "a ring and buffers: {differ:?}");
+            // A worker may still be between its last write and the bit for it.
+            let mut marked = BTreeSet::new();
+            eventually("all that differs is marked", || {
+                marked.extend(migration.log.take());
+                differ.is_subset(&marked).then_some(())
+            });
+            b.expect_numbered(a.mac, round * 100, 40);
+            // No frame is lost when logging is turned off, or on.
+            migration.end(&mut b);
+            migration.log.take();
+            converse(&mut a, &mut b, round * 100 + 50, 20);
+            assert!(migration.log.take().is_empty(), "the migration was cancelled");
+            drop(migration.file);
+        }
+        switch.stop();
+    }
+}
