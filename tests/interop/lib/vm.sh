@@ -5,15 +5,17 @@
 GUEST_COMMAND_LINE="console=ttyS0 quiet mitigations=off tsc=reliable no_timer_check nokaslr random.trust_cpu=on net.ifnames=0"
 
 # vm_start NAME SOCKET CHARDEV_OPTIONS [DEVICE_OPTIONS]: returns at once. Options begin with a comma: ",server=on", ",mrg_rxbuf=off".
-# The last byte of the device's MAC address is the NAME's digits. With QUEUES=2, two queue pairs and a CPU for each, unless CPUS says
+# VM_OPTIONS are words for QEMU itself, VM_KERNEL_OPTIONS for the guest's kernel. The last byte of the device's MAC address is the NAME's digits. With QUEUES=2, two queue pairs and a CPU for each, unless CPUS says
 # how many there are. With NETBOOT=1 the firmware has to get the kernel through the device (netboot.sh).
 vm_start() {
     local name=$1 socket=$2 chardev=$3 device=${4:-} share=$LOG/$1.share pairs=${QUEUES:-1}
     local cpus=${CPUS:-$pairs}
-    local kernel=(-kernel "$KERNEL" -initrd "$INITRD" -append "$GUEST_COMMAND_LINE") rom=,romfile=
+    local kernel=(-kernel "$KERNEL" -initrd "$INITRD" -append "$GUEST_COMMAND_LINE ${VM_KERNEL_OPTIONS:-}") rom=,romfile=
     [ "$pairs" = 1 ] || device=,mq=on$device
     [ -z "${NETBOOT:-}" ] || kernel=() rom=,bootindex=0
     mkdir -p "$share"
+    # shellcheck disable=SC2206 # words of a command line
+    local options=(${VM_OPTIONS:-})
     # qemu64, and not max: under emulation it is twice as fast. Shared guest memory from a memfd needs no set-up on the host.
     # maxcpus: for a machine that can only ever have one processor, QEMU's emulation leaves out the guest's memory barriers, as though
     # nobody shared its memory. With one, a call was lost in about one second of traffic both ways in thirty, and the guest's queue stood still.
@@ -23,7 +25,7 @@ vm_start() {
     spawn "$name" qemu-system-x86_64 -name "$name" -machine q35 -accel tcg,thread=multi -cpu qemu64 -smp "$cpus,maxcpus=$((cpus < 2 ? 2 : cpus))" -m 256 \
         -object memory-backend-memfd,id=m0,size=256M,share=on -numa node,memdev=m0 \
         -nodefaults -no-user-config -display none -action panic=shutdown \
-        "${kernel[@]}" \
+        "${kernel[@]}" "${options[@]}" \
         -serial "file:$LOG/$name.console" \
         -fsdev "local,id=share,path=$share,security_model=none" -device virtio-9p-pci,fsdev=share,mount_tag=share \
         -chardev "socket,id=c0,path=$socket$chardev" -netdev "vhost-user,id=n0,chardev=c0,queues=$pairs" \
