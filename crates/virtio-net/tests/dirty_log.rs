@@ -112,8 +112,8 @@ impl Migrating {
             }
             let mut translator = guest.memory.translator();
             let picks: Vec<u32> = (0..frames.len() as u32).collect();
-            let (mut done, _) =
-                if run { guest.device_rx.deliver_run(&mut translator, &burst, &picks) } else { (0, 0) };
+            let mut done =
+                if run { guest.device_rx.deliver_run(&mut translator, &burst, &picks).frames } else { 0 };
             for frame in &burst.frames()[done..] {
                 let (first, rest) = (frame.prefix(), burst.rest(frame));
                 let delivered = guest.device_rx.deliver(&mut translator, frame.header, first, rest);

@@ -226,7 +226,9 @@ impl Device for PortDevice {
         }
         let requests = rings.iter().map(|index| {
             let (index, log) = (*index, log.cloned());
-            (index / 2, move |reply| AnyRequest::Vhost(VhostRequest::SetLog(index, log, reply)))
+            (queue_index::pair(index), move |reply| {
+                AnyRequest::Vhost(VhostRequest::SetLog(index, log, reply))
+            })
         });
         self.workers.ask_queues(self.id, requests).map_err(|late| self.note(late))?;
         Ok(true)
