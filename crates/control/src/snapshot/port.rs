@@ -24,7 +24,7 @@ pub struct PortSnapshot {
     pub state: PortState,
     /// Why no peer is served, or no further one: what a peer did for which the port is in quarantine, or that its socket was removed.
     pub fault: Option<String>,
-    /// What is plugged in: socket path, tap name or inherited descriptor.
+    /// The peer of the port: socket path, tap name or inherited descriptor.
     pub peer: String,
     /// Largest frame payload in bytes.
     pub mtu: u16,

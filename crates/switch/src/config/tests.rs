@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 
 const FULL: &str = r#"
@@ -329,6 +331,58 @@ fn what_a_file_has_changed_is_told_port_by_port() {
     // A new port that has what one of a flag has.
     let conflict = running.changes(&read("[[port]]\nkind = 'tap'\ntap = 'flag'\nname = 'x'\n"), 2);
     assert!(conflict.unwrap_err().ends_with("the tap flag is already used by port \"flag\""));
+}
+
+/// A file with some of six ports, in any order, each with some keys.
+fn some_ports() -> impl Strategy<Value = Vec<(u8, &'static str)>> {
+    let keys = prop::sample::select(vec![
+        "",
+        "vlan = 5\n",
+        "isolated = true\n",
+        "mtu = 9000\n",
+        "queues = 1\nworker = 1\n",
+    ]);
+    let ports = prop::sample::subsequence((0..6_u8).collect::<Vec<_>>(), 0..=6).prop_shuffle();
+    (ports, prop::collection::vec(keys, 6))
+        .prop_map(|(ports, keys)| ports.into_iter().map(|port| (port, keys[usize::from(port)])).collect())
+}
+
+proptest! {
+    /// For any two files, with and without ports of flags: the changes make of the first what the second says, touch no port that is the
+    /// same in both, and are none when they have been carried out.
+    #[test]
+    fn changes_of_a_file_lead_to_what_it_says(before in some_ports(), after in some_ports(), flags in 0..3_usize) {
+        let file = |ports: &[(u8, &str)]| {
+            let tables = ports.iter().map(|(port, keys)| format!("{}{keys}", tap(&format!("p{port}"))));
+            let text = tables.collect::<String>();
+            let config = Config::builder().may_be_empty().toml("rf.toml", &text).workers(2).build().unwrap();
+            Config { file: Some(ConfigFile::of(Path::new("/rf.toml"), &config)), ..config }
+        };
+        let flags: Vec<_> = (0..flags).map(|flag| file(&[(10 + flag as u8, "")]).ports.remove(0)).collect();
+        let mut running = file(&before);
+        running.ports.extend(flags.iter().cloned());
+        let read = file(&after);
+        let changes = running.changes(&read, 2).unwrap();
+        let touched = changes.removed.iter().chain(changes.replaced.iter().chain(&changes.rules).map(|port| &port.name));
+        for name in touched {
+            let same = read.ports.iter().any(|port| port.name == *name && running.ports.contains(port));
+            prop_assert!(!same, "{} is touched for nothing", name);
+        }
+        running.ports.retain(|port| !changes.removed.contains(&port.name));
+        for changed in changes.replaced.iter().chain(&changes.rules) {
+            let there = running.ports.iter_mut().find(|port| port.name == changed.name).unwrap();
+            if changes.rules.contains(changed) {
+                there.rules = changed.rules.clone();
+            } else {
+                *there = changed.clone();
+            }
+        }
+        running.ports.extend(changes.added.iter().cloned());
+        running.ports.sort_by_key(|port| changes.order.iter().position(|name| *name == port.name));
+        running.file.clone_from(&read.file);
+        prop_assert_eq!(&running.ports, &[read.ports.clone(), flags].concat());
+        prop_assert!(running.changes(&read, 2).unwrap().is_empty());
+    }
 }
 
 #[test]
