@@ -698,10 +698,15 @@ fn running_out_of_descriptors_is_survived_without_spinning() {
     let switch = place.switch(&["a", "b"]);
     // Nobody asks the switch anything meanwhile: that takes a descriptor, too.
     let mut a = Guest::plug(switch.connect("a"), 1, Options::default());
-    let used: BTreeSet<u64> = std::fs::read_dir(format!("/proc/{}/fd", switch.process.pid()))
-        .unwrap()
-        .map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap())
-        .collect();
+    let used = || -> BTreeSet<u64> {
+        let fds = std::fs::read_dir(format!("/proc/{}/fd", switch.process.pid())).unwrap();
+        fds.map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect()
+    };
+    // What the front end has passed is closed by another thread, and would leave room for a connection. When all threads sleep, it is.
+    let used = eventually("what was passed is closed", || {
+        let before = used();
+        (switch.process.is_asleep() && used() == before).then_some(before)
+    });
     let lowest_free = (0..).find(|number| !used.contains(number)).unwrap();
     let limit = limit_descriptors(&switch, Some(lowest_free));
 

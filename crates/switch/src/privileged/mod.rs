@@ -215,7 +215,7 @@ impl Privileges {
     /// Opens what a port needs that is added to a running switch with `workers` workers.
     ///
     /// # Errors
-    /// [`OpenError::Helper`] with the helper's reason. Without a helper everything is left to [`ports::open`](crate::ports::open).
+    /// [`OpenError::Helper`] with the helper's reason. Without a helper everything is left to [`ports::open`].
     pub(crate) fn open(&self, port: &PortConfig, workers: usize) -> Result<Passed, OpenError> {
         let Some(helper) = &self.0 else { return Ok(Passed::default()) };
         let request = Request::Open { port: written(port), workers };
