@@ -140,6 +140,11 @@ impl Forwarder {
         &mut self.scratch
     }
 
+    /// Storage for a frame that must be in one piece, and the audit that is told whose memory is touched.
+    pub(crate) fn scratch_and_holes(&mut self) -> (&mut Vec<u8>, &mut HoleAudit) {
+        (&mut self.scratch, &mut self.holes)
+    }
+
     /// A port in whose shaper frames wait since this was last asked.
     #[inline]
     pub(crate) fn next_waiting(&mut self) -> Option<PortId> {
@@ -443,7 +448,7 @@ impl Forwarder {
             if let Some(Some(port)) = ports.get_mut(usize::from(output.0))
                 && port.has_answers()
             {
-                answer(output, ports, fdb, tx);
+                answer(output, ports, fdb, tx, holes);
             }
         }
         if *flooded && !open {
@@ -541,14 +546,16 @@ pub(crate) fn answer<P: Queues>(
     ports: &mut [Option<Port<P>>],
     fdb: &Fdb,
     tx: &mut TxContext<'_>,
+    holes: &mut HoleAudit,
 ) {
     let Some(Some(port)) = ports.get_mut(usize::from(output.0)) else { return };
     let (answers, counters) = (port.take_answers(), Arc::clone(&port.handle.counters));
     for frame in answers {
-        let told = send_answer(output, &frame, ports, fdb, tx).is_some();
+        let told = send_answer(output, &frame, ports, fdb, tx, holes).is_some();
         let reason = if told { DropReason::TooBigAnswered } else { DropReason::TxTooBig };
         counters.drops.add(reason, 1);
     }
+    holes.touch_nothing();
 }
 
 /// Delivers what the receiver behind a port would say; `None` if there is nobody to be told.
@@ -558,6 +565,7 @@ fn send_answer<P: Queues>(
     ports: &mut [Option<Port<P>>],
     fdb: &Fdb,
     tx: &mut TxContext<'_>,
+    holes: &mut HoleAudit,
 ) -> Option<()> {
     let membership = ports.get(usize::from(output.0))?.as_ref()?.membership();
     let tagged = membership.classify(frame, &Header::default())?;
@@ -570,6 +578,8 @@ fn send_answer<P: Queues>(
     let out = port.membership().leaves(tagged.vid)?;
     let mut burst = Burst::new();
     burst.push(Header::default(), ReadSlice::from(frame));
+    // What is written now is memory of the frame's sender, not of the port in whose name it is answered.
+    holes.touch(Touch::of(back));
     port.expect(1, tx.handoff);
     port.deliver(&burst, &burst.frames()[0], tagged.retag(out), tx);
     port.flush();

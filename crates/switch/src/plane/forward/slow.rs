@@ -93,7 +93,7 @@ impl Forwarder {
             slow.outputs.pop();
         }
         if port.has_answers() {
-            answer(output, ports, fdb, tx);
+            answer(output, ports, fdb, tx, holes);
         }
         let packets = cost::packets(frame).max(1);
         let part = packets.saturating_sub(done as u64).min(PACKETS as u64).max(1);

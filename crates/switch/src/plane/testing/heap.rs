@@ -107,6 +107,8 @@ pub struct Wire {
     offloads_tagged: AtomicBool,
     /// The port is like a tap: its descriptor tells of every frame, and it need not be armed.
     level: bool,
+    /// Bytes of the largest frame that the receiver's buffers take.
+    largest: AtomicU64,
     /// Processor time, in nanoseconds, that taking a burst from it costs for no good reason.
     burden: AtomicU64,
     punched: Mutex<Punched>,
@@ -137,7 +139,13 @@ impl Wire {
         let burden = AtomicU64::new(0);
         let (punched, quarantine) = (Mutex::default(), Mutex::default());
         let offloads_tagged = AtomicBool::new(true);
-        Wire { queues, cost, private: tap, offloads_tagged, level: tap, burden, punched, quarantine }
+        let largest = AtomicU64::new(u64::MAX);
+        Wire { queues, cost, private: tap, offloads_tagged, level: tap, largest, burden, punched, quarantine }
+    }
+
+    /// Lets the receiver's buffers take no larger frames than of so many bytes.
+    pub fn take_at_most(&self, bytes: u64) {
+        self.largest.store(bytes, Ordering::Relaxed);
     }
 
     /// Puts whoever touches its memory to sleep.
@@ -387,6 +395,9 @@ impl Queues for HeapQueues {
         if self.shared.is_some() && !self.has(queue) {
             return Ok(Delivery::NotHere);
         }
+        if len > self.wire.largest.load(Ordering::Relaxed) {
+            return Err(DropReason::TxTooBig);
+        }
         let mut wire = self.wire.queue(queue);
         if wire.room == 0 {
             wire.refused += 1;
@@ -420,7 +431,7 @@ impl Queues for HeapQueues {
             if !here || self.wire.queue(queue).room == 0 {
                 return Run { end: RunEnd::Queue, ..run };
             }
-            if run.frames == LONGEST {
+            if run.frames == LONGEST || u64::from(frame.len) > self.wire.largest.load(Ordering::Relaxed) {
                 return Run { end: RunEnd::Frame, ..run };
             }
             let (first, rest, len) = (frame.prefix(), burst.rest(frame), u64::from(frame.len));

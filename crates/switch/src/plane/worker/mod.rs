@@ -276,8 +276,8 @@ impl<P: Queues> Worker<P> {
                 }
                 Idle::Sleep => {
                     if let Some(timeout) = self.prepare_to_sleep() {
-                        self.sleep(timeout, before);
-                        before = Instant::now();
+                        // What follows the sleep is work again: the events that ended it touch memory, too.
+                        before = self.sleep(timeout, before);
                     }
                 }
             }
@@ -544,9 +544,9 @@ impl<P: Queues> Worker<P> {
             port.flush();
             if port.has_answers() {
                 let now = &Now::new(self.clock, self.seconds);
-                let (handoff, scratch) = (&mut self.handoff, self.forwarder.scratch());
-                let mut tx = TxContext { from: id, handoff, now, scratch };
-                forward::answer(id, &mut self.ports, &self.fdb, &mut tx);
+                let (scratch, holes) = self.forwarder.scratch_and_holes();
+                let mut tx = TxContext { from: id, handoff: &mut self.handoff, now, scratch };
+                forward::answer(id, &mut self.ports, &self.fdb, &mut tx, holes);
             }
         }
     }
@@ -741,11 +741,13 @@ impl<P: Queues> Worker<P> {
     }
 
     /// Sleeps in epoll; the round before that began at `began`.
-    fn sleep(&mut self, timeout: Option<Duration>, began: Instant) {
+    fn sleep(&mut self, timeout: Option<Duration>, began: Instant) -> Instant {
         self.counters.sleeps.add(1);
         let before = Instant::now();
         self.note_round(began, before);
-        let woken = self.serve_events(timeout);
+        let events = self.wait(timeout);
+        let awake = Instant::now();
+        let woken = self.serve(events);
         self.wake_up();
         if woken {
             self.counters.wakeups.add(1);
@@ -753,19 +755,33 @@ impl<P: Queues> Worker<P> {
         let time = before.elapsed();
         self.counters.sleep_nanoseconds.add(time.as_nanos() as u64);
         self.spin.slept(time);
+        awake
     }
 
     /// Takes note of what epoll reports; whether there was anything.
     pub(crate) fn serve_events(&mut self, timeout: Option<Duration>) -> bool {
+        let events = self.wait(timeout);
+        self.serve(events)
+    }
+
+    /// Waits for events; they and their storage go to [`serve`](Self::serve).
+    fn wait(&mut self, timeout: Option<Duration>) -> EventBuf {
         let mut events = self.events.take().unwrap_or_else(|| EventBuf::with_capacity(EVENTS));
         // The only errors are bugs of ours (a bad descriptor), which no retry mends.
-        let count = self.epoll.wait(&mut events, timeout).expect("epoll on descriptors of our own");
+        self.epoll.wait(&mut events, timeout).expect("epoll on descriptors of our own");
+        events
+    }
+
+    /// Takes note of these events; whether there was any.
+    fn serve(&mut self, events: EventBuf) -> bool {
+        let mut count = 0;
         let seconds = self.clock.seconds();
         if seconds != self.seconds {
             self.seconds = seconds;
             self.fdb.sweep(SWEEP, seconds);
         }
         for event in events.iter() {
+            count += 1;
             if event.token == BELL {
                 let _ = self.inbox.bell.drain();
                 let commands = self.inbox.commands.try_iter().take(COMMANDS).collect::<Vec<_>>();

@@ -9,7 +9,7 @@ use ringferry_packet::vnet::Header;
 use crate::config::SwitchConfig;
 use crate::fdb::PortId;
 use crate::plane::testing::{Bed, HeapFrame, HeapPort, Punched, Wire};
-use crate::rules::Rules;
+use crate::rules::{Limits, Rate, Rules};
 
 /// A sleep of 10 ms, which may happen once or twice.
 const SHORT: u32 = 2;
@@ -133,4 +133,43 @@ fn sleeps_that_are_rare_or_short_are_forgotten() {
     ports.wires[0].punch(Punched { rings: SHORT, ..Punched::default() });
     (0..2).for_each(|_| _ = ports.send(0, 1));
     assert!(ports.quarantined().is_empty());
+}
+
+/// An IPv4 datagram that must not be cut.
+fn large(from: u16, to: u16) -> HeapFrame {
+    let mut ip =
+        vec![0x45, 0, 986_u16.to_be_bytes()[0], 986_u16.to_be_bytes()[1], 0, 1, 0x40, 0, 64, 17, 0, 0];
+    ip.extend([10, 0, 0, from as u8, 10, 0, 0, to as u8]);
+    let sum = ip.chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1])).sum::<u32>();
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    ip[10..12].copy_from_slice(&sum.to_be_bytes());
+    let mut bytes = [&mac(to).0[..], &mac(from).0, &[8, 0], &ip].concat();
+    bytes.resize(1000, 0);
+    HeapFrame::new(Header::default(), bytes)
+}
+
+/// Who sends what is too large for its receiver is answered in the receiver's name, and it is memory of the sender that the answer is written to.
+#[test]
+fn holes_under_an_answer_are_those_of_the_port_that_is_answered() {
+    for paced in [false, true] {
+        let mut bed = Bed::new(&SwitchConfig::default(), 1);
+        let wires: Vec<_> = (0..2)
+            .map(|id| {
+                let bytes = (paced && id == 1).then_some(Rate { per_second: 1 << 30, burst: 1 });
+                let rate_out = Limits { bytes, ..Limits::default() };
+                let rules = Rules { static_macs: vec![(mac(id), 0)], rate_out, ..Rules::default() };
+                bed.add(&HeapPort { rules, mtu: 600, pairs: Some(1), ..HeapPort::default() }).1
+            })
+            .collect();
+        wires[1].take_at_most(614);
+        wires[0].punch(Punched { buffers: USUAL, ..Punched::default() });
+        bed.slow_round(0);
+        for _ in 0..20 {
+            wires[0].send(0, large(0, 1));
+            bed.run_for(200_000);
+        }
+        assert!(!wires[0].received(0).is_empty(), "it is answered");
+        assert!(wires[1].quarantine().is_none(), "the receiver is not to blame");
+        assert!(wires[0].quarantine().is_some_and(|why| why.contains("punches holes")));
+    }
 }
