@@ -102,11 +102,13 @@ impl Reload {
         text + &match (self.steps.len(), self.dry_run) {
             (0, _) => format!("all ports are as {} has them\n", self.file),
             (count, true) => format!("{count} of the ports would change; nothing was done\n"),
-            (count, false) if failed > 0 => {
-                format!("{} ports have changed, {failed} could not\n", count - failed)
+            (count, false) => {
+                let done = match count - failed {
+                    1 => "1 port has changed".to_owned(),
+                    done => format!("{done} ports have changed"),
+                };
+                if failed > 0 { format!("{done}, {failed} could not\n") } else { done + "\n" }
             }
-            (1, false) => "1 port has changed\n".to_owned(),
-            (count, false) => format!("{count} ports have changed\n"),
         }
     }
 }

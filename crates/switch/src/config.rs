@@ -238,6 +238,16 @@ pub(crate) trait PortSettings: Sized {
     fn is_passed(&self) -> bool {
         false
     }
+
+    /// Returns the name of the interface that the port leaves behind when it is removed.
+    fn lasting_interface(&self) -> Option<&str> {
+        None
+    }
+
+    /// Returns true if no guest is behind the port.
+    fn is_of_the_host(&self) -> bool {
+        false
+    }
 }
 
 /// One way to begin a `--port` flag: `WORD:PLACE` is short for `kind` and one more key.
@@ -429,6 +439,16 @@ macro_rules! port_kinds {
             pub(crate) fn is_passed(&self) -> bool {
                 match self { $(PortKind::$kind(config) => config.is_passed(),)+ }
             }
+
+            /// Returns the name of the interface that the port leaves behind when it is removed.
+            pub(crate) fn lasting_interface(&self) -> Option<&str> {
+                match self { $(PortKind::$kind(config) => config.lasting_interface(),)+ }
+            }
+
+            /// Returns true if no guest is behind the port.
+            pub(crate) fn is_of_the_host(&self) -> bool {
+                match self { $(PortKind::$kind(config) => config.is_of_the_host(),)+ }
+            }
         }
     };
 }
@@ -522,7 +542,8 @@ impl Config {
             ));
         }
         if let Some(there) = self.ports.iter().find(|there| there.name == port.name) {
-            let differences = there.differences(&port);
+            let differences =
+                there.differences(&port, |key, has, asked| format!("{key} is {has}, not {asked}"));
             if differences.is_empty() {
                 return Ok((port, false));
             }
@@ -549,6 +570,11 @@ impl Config {
         let place = Place::new(&file, None);
         let beside = Config { ports: others.clone(), ..self.clone() };
         beside.check_with(read.ports.iter().map(|port| (place.clone(), port.clone())), workers)?;
+        if read.ports.is_empty() && mine.is_some_and(|file| !file.ports.is_empty()) {
+            return Err(format!(
+                "{file} has no port any more; if that is meant and not half of a file, remove the ports with `ringferry ctl remove`"
+            ));
+        }
         let mut changes = Changes::default();
         for port in self.ports.iter().filter(|port| was_in_file(&port.name) && !is_in_file(&port.name)) {
             changes.removed.push(port.name.clone());
@@ -565,7 +591,8 @@ impl Config {
         }
         changes.order = read.ports.iter().chain(&others).map(|port| port.name.clone()).collect();
         let lines = |file: Option<&ConfigFile>| -> BTreeSet<String> {
-            file.iter().flat_map(|file| file.settings.lines().map(str::to_owned)).collect()
+            let lines = file.iter().flat_map(|file| file.settings.lines());
+            lines.filter(|line| line.contains('=')).map(str::to_owned).collect()
         };
         let (before, now) = (lines(mine), lines(theirs));
         changes.restart.extend(now.difference(&before).cloned());
@@ -682,17 +709,21 @@ impl PortConfig {
         port.filter(|_| problems.is_empty())
     }
 
-    /// Describes the keys in which this port differs from another, for people; empty if it is the same.
-    pub(crate) fn differences(&self, other: &PortConfig) -> String {
+    /// Describes the keys in which this port differs from another, for people, each by what `tell` makes of the key and the two values; empty
+    /// if it is the same.
+    pub(crate) fn differences(
+        &self,
+        other: &PortConfig,
+        tell: impl Fn(&str, &str, &str) -> String,
+    ) -> String {
         let [mine, others] = [self, other].map(|port| port.entries().into_iter().collect::<BTreeMap<_, _>>());
         let keys: BTreeSet<_> = mine.keys().chain(others.keys()).copied().collect();
         let value =
             |value: Option<&toml::Value>| value.map_or_else(|| "unset".to_owned(), toml::Value::to_string);
         let differing = keys.into_iter().filter(|key| mine.get(key) != others.get(key));
-        let told: Vec<_> = differing
-            .map(|key| format!("{key} is {}, not {}", value(mine.get(key)), value(others.get(key))))
-            .collect();
-        told.join("; ")
+        let told: Vec<_> =
+            differing.map(|key| tell(key, &value(mine.get(key)), &value(others.get(key)))).collect();
+        told.join(", ")
     }
 
     /// Returns the keys that make the same port.
@@ -765,6 +796,19 @@ impl ConfigBuilder {
         let settings = settings(control, &self.socket_directories, self.switch);
         self.file = Some(ConfigFile { path, ports, settings });
         self.may_be_empty()
+    }
+
+    /// Does the same as [`file`](Self::file) in a running switch, which must not wait for ever: a pipe, or a device, is refused.
+    #[must_use]
+    pub(crate) fn regular_file(mut self, path: &Path) -> Self {
+        match std::fs::metadata(path) {
+            Ok(metadata) if !metadata.is_file() => {
+                let place = Place::new(&path.display().to_string(), None);
+                self.problems.push(place.problem("", "is not a file that could be read again"));
+                self
+            }
+            _ => self.file(path),
+        }
     }
 
     fn read(mut self, path: &Path, parse: impl FnOnce(&mut Self, &Document<'_>, DeTable<'_>)) -> Self {

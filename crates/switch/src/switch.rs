@@ -275,8 +275,9 @@ impl Switch {
                 for setting in &reload.restart {
                     tracing::warn!("reload: {setting} in the file; this needs a restart");
                 }
-                let (changed, file) = (reload.steps.len(), &reload.file);
-                tracing::info!(changed, file, "the configuration was read again");
+                let failed = reload.steps.iter().filter(|step| step.error.is_some()).count();
+                let (changed, file) = (reload.steps.len() - failed, &reload.file);
+                tracing::info!(changed, failed, file, "the configuration was read again");
             }
             Err(error) => {
                 tracing::error!("the configuration was not read again, and nothing has changed: {error}");

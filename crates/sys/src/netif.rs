@@ -36,9 +36,6 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// The request that adds a port to a bridge (linux/sockios.h); libc does not have it.
-pub(crate) const SIOCBRADDIF: libc::Ioctl = 0x89a2;
-
 type Result<T> = std::result::Result<T, InterfaceError>;
 
 /// Returns the interface's index, or `None` if there is no such interface.
@@ -185,19 +182,22 @@ pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> Result<()> {
     attempt().map_err(|source| InterfaceError { name: name.to_owned(), action: action(), source })
 }
 
-/// Makes the interface a port of a bridge of the kernel, unless it is one of some bridge already.
+/// Makes the interface a port of a bridge of the kernel, and of no other one any more. If it is one already nothing changes.
 ///
 /// # Errors
-/// No permission, or one of the two does not exist.
+/// No permission, one of the two does not exist, or `bridge` is none.
 pub fn join_bridge(name: &str, bridge: &str) -> Result<()> {
-    let action = format!("joining the bridge {bridge}");
-    let failed = |source| InterfaceError { name: name.to_owned(), action: action.clone(), source };
-    let member = index(name)?.ok_or_else(|| failed(no_such_interface()))?;
-    let joins = call(bridge, &action, SIOCBRADDIF, |r| r.ifr_ifru.ifru_ifindex = member as libc::c_int);
-    match joins {
-        Err(e) if e.source.raw_os_error() == Some(libc::EBUSY) => Ok(()),
-        result => result.map(drop).map_err(|e| failed(e.source)),
-    }
+    let attempt = || {
+        let number = |name: &str| index(name).map_err(|e| e.source)?.ok_or_else(no_such_interface);
+        netlink::set_master(number(name)?, number(bridge)?)
+    };
+    attempt().map_err(|source| {
+        let source = match source.raw_os_error() {
+            Some(libc::EOPNOTSUPP) => io::Error::other(format!("{bridge} is no bridge")),
+            _ => source,
+        };
+        InterfaceError { name: name.to_owned(), action: format!("joining the bridge {bridge}"), source }
+    })
 }
 
 /// Prevents the kernel from sending IPv6 packets by itself on this interface: no router solicitations, no

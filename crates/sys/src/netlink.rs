@@ -1,4 +1,4 @@
-//! The only netlink request of this crate: adding an address to an interface (rtnetlink(7)).
+//! The netlink requests of this crate: adding an address to an interface, and making an interface a port of another (rtnetlink(7)).
 //!
 //! Each request opens a socket of its own and closes it. The older ioctl is not sufficient, as it cannot turn off
 //! the detection of duplicate IPv6 addresses, which delays the use of an address.
@@ -34,6 +34,17 @@ pub(crate) fn add_address(index: u32, address: IpAddr, prefix: u8) -> io::Result
         }
     }
     request(libc::RTM_NEWADDR, libc::NLM_F_CREATE | libc::NLM_F_REPLACE, &body)
+}
+
+/// Makes the interface with index `index` a port of the one with index `master`. A port of another one leaves that first; if it is one of
+/// `master` already nothing is done.
+pub(crate) fn set_master(index: u32, master: u32) -> io::Result<()> {
+    // struct ifinfomsg: family, padding, type, index, flags, changed flags.
+    let mut body = vec![0; 4];
+    body.extend_from_slice(&index.to_ne_bytes());
+    body.extend_from_slice(&[0; 8]);
+    attribute(&mut body, libc::IFLA_MASTER, &master.to_ne_bytes());
+    request(libc::RTM_NEWLINK, 0, &body)
 }
 
 /// Appends a `struct rtattr` and its value, padded to four bytes.

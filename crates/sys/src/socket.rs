@@ -56,6 +56,11 @@ pub enum BindError {
     /// The directory of the path, or a stale socket in it, may not be written.
     #[error("no permission to make socket {0:?}: make directory {dir:?} writable for this user, remove what another user left there, or choose another path", dir = directory(.0))]
     Permission(PathBuf),
+    /// The socket cannot be given to that owner or group.
+    #[error(
+        "socket {0:?} cannot be given to that owner or group by this user: run as root or with CAP_CHOWN, or make this user a member of the group (usermod -aG)"
+    )]
+    Owner(PathBuf),
     /// An inherited descriptor is not a listening Unix stream socket.
     #[error(
         "the inherited descriptor is not a listening Unix stream socket: pass one (systemd: ListenStream=/path)"
@@ -171,7 +176,11 @@ impl Listener {
             let named = format!("/proc/self/fd/{}", file.fd.as_raw_fd());
             if access.owner.is_some() || access.group.is_some() {
                 let (owner, group) = (access.owner.map(Uid::from_raw), access.group.map(Gid::from_raw));
-                rustix::fs::chownat(&file.fd, "", owner, group, AtFlags::EMPTY_PATH).map_err(os)?;
+                let given = rustix::fs::chownat(&file.fd, "", owner, group, AtFlags::EMPTY_PATH);
+                given.map_err(|error| match error {
+                    Errno::PERM => BindError::Owner(path.to_owned()),
+                    error => os(error),
+                })?;
             }
             if let Some(mode) = access.mode {
                 rustix::fs::chmod(&named, Mode::from_raw_mode(mode)).map_err(os)?;

@@ -90,6 +90,8 @@ pub(super) enum Entry {
 pub(super) struct Folder {
     folder: TempDir,
     pub(super) charter: Charter,
+    /// The ports of the start.
+    pub(super) start: Vec<PortConfig>,
     /// The sockets that somebody listens on.
     pub(super) listeners: Vec<(&'static str, Listener)>,
 }
@@ -119,7 +121,8 @@ impl Folder {
             write("rf.d/more.toml", &[VM4])?;
         }
         let config = Config::builder().file(&path("rf.toml")).port_flag("tap:rf0").build();
-        let charter = Charter::of(&config.expect("a configuration"), &path("control"));
+        let config = config.expect("a configuration");
+        let charter = Charter::of(&config, &path("control"));
         if has(NONSENSE) {
             write("rf.toml", &["[[port]\nname = "])?;
         } else if has(CHANGED) {
@@ -155,7 +158,7 @@ impl Folder {
                 listeners.push((name, listener));
             }
         }
-        Ok(Self { folder, charter, listeners })
+        Ok(Self { folder, charter, start: config.ports, listeners })
     }
 
     pub(super) fn path(&self) -> &Path {

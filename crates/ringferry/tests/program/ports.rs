@@ -65,7 +65,8 @@ fn a_port_is_added_used_and_removed_beside_traffic_and_the_file_says_so() {
     for number in 3..6 {
         let answer = place.ctl(&["add", &flag]);
         assert_eq!(answer, format!("c added\nkept: in {}\n", file(&place).display()));
-        assert_eq!(place.ctl(&["add", &flag]), "c: there is this very port already\n");
+        let again = place.ctl(&["add", &flag]);
+        assert_eq!(again, "c: there is this very port already; kept: it is in the configuration file\n");
         let error = refused(&place, &["add", &flag.replace("on", "off")]);
         assert!(error.contains("there is another port \"c\": isolated is true, not unset"), "{error}");
         assert!(fs::read_to_string(file(&place)).unwrap().ends_with("isolated = true\n"));
@@ -101,14 +102,25 @@ fn a_change_of_the_running_switch_alone_is_not_kept() {
     let flag = format!("vhost-user:{}", place.socket("c").display());
     let note = "not kept when the switch ends: a change of the running switch alone was asked for\n";
     assert_eq!(place.ctl(&["add", &flag, "--runtime"]), format!("c added\n{note}"));
+    let again = place.ctl(&["add", &flag, "--runtime"]);
+    assert!(
+        again.starts_with("c: there is this very port already; not kept when the switch ends: "),
+        "{again}"
+    );
     assert_eq!(place.ctl(&["remove", "a", "--runtime"]), format!("a removed\n{note}"));
     assert_eq!(fs::read_to_string(file(&place)).unwrap(), text);
     assert_eq!(names(&switch), ["b", "c"]);
     // What was removed so comes back with the file; what was added so stays.
     assert!(place.ctl(&["reload"]).starts_with("+ a: a vhost-user port\n"));
     assert_eq!(names(&switch), ["b", "c", "a"]);
+    // To add it again without that has it kept; and what is only in the file any more is removed from there.
+    let kept = place.ctl(&["add", &flag]);
+    assert!(kept.starts_with("c: there is this very port already; kept: in "), "{kept}");
+    place.ctl(&["remove", "c", "--runtime"]);
+    assert!(place.ctl(&["remove", "c"]).starts_with("c removed\nkept: in "));
+    assert_eq!(fs::read_to_string(file(&place)).unwrap(), text);
     // All may go.
-    for port in ["a", "b", "c"] {
+    for port in ["a", "b"] {
         place.ctl(&["remove", port]);
     }
     assert_eq!(names(&switch), [""; 0]);
@@ -142,7 +154,10 @@ fn what_cannot_be_added_is_refused_with_a_remedy_and_leaves_nothing() {
             "{words}"
         );
         let words = refused(&place, &["add", &format!("vhost-user:{},mode=connect", here("c"))]);
-        assert!(words.contains("the sandbox keeps the switch out of"), "{words}");
+        assert!(
+            words.contains("lets added ports connect only to sockets in the socket_directories"),
+            "{words}"
+        );
         // With the authority of the file it can listen nowhere else either, as the helper is in a sandbox, too.
         write(&place, &table(&elsewhere, "c", ""));
         let words = refused(&place, &["reload"]);
@@ -218,6 +233,38 @@ fn a_reload_carries_out_what_has_changed_and_nothing_else() {
         );
     }
     drop((b, c));
+    switch.stop();
+}
+
+#[test]
+fn ports_may_exchange_their_sockets() {
+    let place = Place::new();
+    let switch = start(&place, "");
+    let exchanged = [table(&place, "a", "name = 'b'\n"), table(&place, "b", "name = 'a'\n")].concat();
+    fs::write(file(&place), exchanged).unwrap();
+    assert!(place.ctl(&["reload"]).ends_with("2 ports have changed\n"));
+    assert_eq!(switch.port("a").peer, place.socket("b").display().to_string());
+    switch.stop();
+}
+
+#[test]
+fn what_is_no_order_to_remove_everything_removes_nothing() {
+    let place = Place::new();
+    let switch = start(&place, "");
+    for text in ["", "[switch]\nworkers = 1\n"] {
+        fs::write(file(&place), text).unwrap();
+        let error = refused(&place, &["reload"]);
+        assert!(error.contains("has no port any more"), "{error}");
+    }
+    // Nobody waits for a pipe in the place of the file.
+    fs::remove_file(file(&place)).unwrap();
+    assert!(Command::new("mkfifo").arg(file(&place)).status().unwrap().success());
+    let error = refused(&place, &["reload"]);
+    assert!(error.contains("is not a file that could be read again"), "{error}");
+    assert_eq!(names(&switch), ["a", "b"]);
+    fs::remove_file(file(&place)).unwrap();
+    write(&place, "");
+    assert!(place.ctl(&["reload"]).starts_with("all ports are as "));
     switch.stop();
 }
 
@@ -315,10 +362,25 @@ fn an_uplink_survives_everything_in_the_namespace() {
     switch.until_state("rf0", PortState::Up);
     // And it is in the bridge again when that is deleted and made anew.
     ip(&["link", "delete", "br0"]);
-    switch.process.until_logged("the bridge br0 is gone");
+    switch.process.until_logged("there is no bridge br0 any more");
+    switch.until("rf0", "misses its bridge", |port| {
+        port.fault.as_ref().is_some_and(|fault| fault.contains("no bridge br0"))
+    });
     assert!(!is_set_up());
     ip(&["link", "add", "br0", "type", "bridge"]);
     eventually("the tap joins the bridge", || is_set_up().then_some(()));
+    // Another bridge in the file is another one for the tap, too; and what cannot be leaves the port as it was.
+    ip(&["link", "add", "br1", "type", "bridge"]);
+    write(&place, &tap.replace("br0", "br1"));
+    assert!(place.ctl(&["reload"]).starts_with("~ rf0: bridge \"br0\" -> \"br1\"; it is opened anew\n"));
+    assert!(link("rf0").contains("master br1"), "{}", link("rf0"));
+    write(&place, &tap.replace("br0", "lo"));
+    let words = refused(&place, &["reload"]);
+    assert!(words.contains("lo is no bridge; it is as it was before"), "{words}");
+    assert!(link("rf0").contains("master br1"), "{}", link("rf0"));
+    write(&place, &tap);
+    place.ctl(&["reload"]);
+    assert!(is_set_up());
     // Packets pass.
     let mut a = switch.plug("a", 1, Options::default());
     a.send(&frame(Mac(mac), a.mac, 60, 1));
@@ -328,7 +390,11 @@ fn an_uplink_survives_everything_in_the_namespace() {
         let words = refused(&place, &["add", "tap:rf1,bridge=br0"]);
         assert!(words.contains("only as its configuration file has them"), "{words}");
     }
-    place.ctl(&["remove", "rf0"]);
+    let removed = place.ctl(&["remove", "rf0"]);
+    assert!(
+        removed.contains("the interface rf0 stays until you remove it (ip link delete rf0)"),
+        "{removed}"
+    );
     assert!(netif::index("rf0").unwrap().is_some(), "a persistent tap is removed by hand");
     switch.stop();
 }

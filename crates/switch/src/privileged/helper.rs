@@ -8,10 +8,10 @@ use ringferry_sys::netif;
 use ringferry_sys::socket::{Stream, remove_if_stale};
 
 use super::wire::{Connection, MAX_REPLY, MAX_REQUEST, Reply, Request};
-use super::{Bytes, Charter, directory, tap_text};
+use super::{Bytes, Charter, directory, without_rules};
 use crate::config::{
-    Config, Edit, KeepError, MAX_WORKERS, PortConfig, PortKind, TapConfig, TapSource, VhostUserEndpoint,
-    XenProvider, XenVifConfig, forget_port, keep, keep_port,
+    Config, Edit, KeepError, MAX_WORKERS, PortConfig, PortKind, TapConfig, TapSource, VhostUserConfig,
+    VhostUserEndpoint, XenProvider, XenVifConfig, forget_port, keep, keep_port,
 };
 use crate::ports;
 
@@ -71,8 +71,18 @@ impl Charter {
         if !self.knows(&port) {
             self.admit(&port)?;
         }
-        let fds = ports::acquire(&port, workers.min(MAX_WORKERS.into()))
-            .map_err(|error| failed(&error.to_string()))?;
+        if self.opened.len() >= MAX_OPENED {
+            return Err(failed("the helper has opened as many ports as it may; restart the switch"));
+        }
+        let fds =
+            ports::acquire(&port, workers.min(MAX_WORKERS.into())).map_err(|error| match &port.kind {
+                PortKind::VhostUser(VhostUserConfig {
+                    endpoint: VhostUserEndpoint::Listen(path), ..
+                }) if !within(path, &self.listen_in) && !within(path, &self.connect_in) => {
+                    failed(&format!("{error}; {}", kept_out(path)))
+                }
+                _ => failed(&error.to_string()),
+            })?;
         if let PortKind::VhostUser(vhost) = &port.kind {
             self.add_socket(&port.name, &vhost.endpoint);
         }
@@ -88,28 +98,20 @@ impl Charter {
         ports::set_up(&port).map_err(|error| failed(&error.to_string()))
     }
 
-    /// Returns true if this very port, whatever its rules, was a tap at the start, was opened by the helper, or is in the configuration file.
+    /// Returns true if this very port, whatever its rules, was there at the start, was opened by the helper before, or is in the configuration
+    /// file, as it was last read or as it is now.
     fn knows(&self, port: &PortConfig) -> bool {
-        let same = |there: &PortConfig| there.kind == port.kind && there.mtu == port.mtu;
-        self.taps.contains(&tap_text(port))
-            || self.opened.get(&port.name).is_some_and(same)
-            || self.file_has(port)
-    }
-
-    /// Returns true if this very port, whatever its rules, is in the configuration file now.
-    fn file_has(&self, port: &PortConfig) -> bool {
-        let Ok(config) = self.file().and_then(|file| read(file, MAX_WORKERS.into())) else { return false };
-        config
-            .ports
-            .iter()
-            .any(|there| there.name == port.name && there.kind == port.kind && there.mtu == port.mtu)
+        let same =
+            |there: &PortConfig| there.name == port.name && there.kind == port.kind && there.mtu == port.mtu;
+        let mut before = self.opened.values().chain(self.closed.values()).chain(&self.last_read);
+        let in_file = || self.file().and_then(|file| read(file, MAX_WORKERS.into()));
+        self.start.contains(&without_rules(port))
+            || before.any(same)
+            || in_file().is_ok_and(|config| config.ports.iter().any(same))
     }
 
     /// Decides whether a port that is not in the configuration file may be opened, because the switch asks for it.
     fn admit(&self, port: &PortConfig) -> Result<(), Reply> {
-        let within = |path: &Path, directories: &[Bytes]| {
-            directories.iter().any(|allowed| allowed.path() == directory(path))
-        };
         match &port.kind {
             PortKind::VhostUser(vhost) => match &vhost.endpoint {
                 VhostUserEndpoint::Listen(path) | VhostUserEndpoint::Connect(path)
@@ -118,9 +120,10 @@ impl Charter {
                     Ok(())
                 }
                 VhostUserEndpoint::Listen(path) if within(path, &self.listen_in) => Ok(()),
-                VhostUserEndpoint::Listen(path) | VhostUserEndpoint::Connect(path) => Err(failed(&format!(
-                    "the sandbox keeps the switch out of {}: name it in socket_directories of the configuration file and restart the \
-                     switch, or write the port into the file and use `ringferry ctl reload`",
+                VhostUserEndpoint::Listen(path) => Err(failed(&kept_out(path))),
+                VhostUserEndpoint::Connect(path) => Err(failed(&format!(
+                    "the sandbox lets added ports connect only to sockets in the socket_directories of the configuration file, of which {} is \
+                     none: write the port into the file and use `ringferry ctl reload`",
                     directory(path).display()
                 ))),
                 VhostUserEndpoint::Fd(_) | VhostUserEndpoint::Activation(_) => Ok(()),
@@ -134,7 +137,7 @@ impl Charter {
                 ))
             }
             PortKind::Tap(TapConfig { source: TapSource::Name { name, .. }, .. }) => {
-                // A tap may be another program's, and have several queues.
+                // A tap that exists may be another program's: with several queues it could be attached to beside that.
                 match netif::index(name) {
                     Ok(None) => Ok(()),
                     _ => Err(failed(&format!(
@@ -143,9 +146,13 @@ impl Charter {
                     ))),
                 }
             }
-            // The next start would connect to its sockets.
+            // If it were kept in the file, the next start would connect to whatever sockets it names, with all rights.
             PortKind::XenVif(XenVifConfig { provider: XenProvider::Process { .. }, .. }) => Err(failed(
                 "the sandbox keeps the switch from the sockets of a broker: write the port into the configuration file and restart the switch",
+            )),
+            PortKind::XenVif(_) if !self.has_xen => Err(failed(
+                "the sandbox has Xen's devices only if there was a port for Xen guests at the start: write the port into the configuration file and \
+                 restart the switch",
             )),
             PortKind::Tap(_) | PortKind::XenVif(_) => Ok(()),
         }
@@ -153,7 +160,7 @@ impl Charter {
 
     /// Forgets a port, and removes the file of its socket.
     fn close(&mut self, port: &str) {
-        self.opened.remove(port);
+        self.closed.extend(self.opened.remove_entry(port));
         self.connect.remove(port);
         if let Some(socket) = self.listen.remove(port) {
             let _ = remove_if_stale(socket.path());
@@ -194,9 +201,29 @@ impl Charter {
         Ok(forget_port(self.file()?, port)?)
     }
 
-    fn read(&self, workers: usize) -> Result<Reply, Reply> {
-        read(self.file()?, workers).map(|config| Reply::Config { text: config.dump() })
+    fn read(&mut self, workers: usize) -> Result<Reply, Reply> {
+        let config = read(self.file()?, workers)?;
+        let text = config.dump();
+        // A reload asks for each of its ports.
+        self.last_read = config.ports;
+        Ok(Reply::Config { text })
     }
+}
+
+/// Upper bound on the ports that are open at a time through the helper, so that a switch that was taken over cannot make sockets and taps
+/// without end. A switch has descriptors for some thousand ports.
+const MAX_OPENED: usize = 4096;
+
+fn within(path: &Path, directories: &[Bytes]) -> bool {
+    directories.iter().any(|allowed| allowed.path() == directory(path))
+}
+
+/// What is said of a socket in a directory that the sandbox leaves out.
+fn kept_out(path: &Path) -> String {
+    format!(
+        "the sandbox keeps the switch out of {}: name it in socket_directories of the configuration file and restart the switch",
+        directory(path).display()
+    )
 }
 
 fn failed(text: &str) -> Reply {
@@ -214,7 +241,7 @@ impl From<KeepError> for Reply {
 
 /// Reads the configuration file, in which ports may name `workers` workers.
 fn read(file: &Path, workers: usize) -> Result<Config, Reply> {
-    let config = Config::builder().file(file).for_workers(workers).build();
+    let config = Config::builder().regular_file(file).for_workers(workers).build();
     config.map_err(|error| Reply::Refused { text: error.to_string() })
 }
 

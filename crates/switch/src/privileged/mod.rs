@@ -13,10 +13,10 @@
 //! never a path alone. A switch that has been taken over can have
 //! - sockets connected to and ports opened that are in the configuration file;
 //! - further ports opened: sockets that listen in directories in which the configuration has some, or in `socket_directories`; connections to
-//!   sockets in the latter; taps that do not exist yet; interfaces of Xen guests, if the switch has Xen's devices;
+//!   sockets in the latter; taps that do not exist yet, without a bridge or addresses; interfaces of Xen guests, if the switch has Xen's devices;
 //! - rules of ports (no other key) changed in the file, ports opened so added to it, and ports removed from it.
 //!
-//! All of that it may do through `ctl` in any case. One request is under way at a time.
+//! That is no more than what the switch does for whoever may connect to its control socket. One request is under way at a time.
 //!
 //! Without a sandbox there is no helper, and [`Privileges::default`] does everything itself.
 
@@ -52,7 +52,7 @@ use crate::rules::Rules;
 /// used no more.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The operations that the helper may do, fixed by the configuration at the start.
+/// What the helper may do: at first as the configuration has it at the start, then with the ports that come and go.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Charter {
     /// The configuration file.
@@ -67,13 +67,21 @@ pub struct Charter {
     listen_in: Vec<Bytes>,
     /// Directories in which further ports may listen, and to whose sockets they may connect.
     connect_in: Vec<Bytes>,
-    /// The taps of the start, each as a configuration without rules: they may be opened again when they were deleted.
-    taps: Vec<String>,
+    /// The ports of the start, each as a configuration without rules: they may be opened again.
+    start: Vec<String>,
+    /// True if a port was for Xen guests at the start, so that the sandbox has Xen's devices.
+    has_xen: bool,
     /// Number of workers that ports in the configuration file may name.
     workers: usize,
-    /// Ports that the helper has opened, by name.
+    /// Ports that the helper has opened and not closed since, by name.
     #[serde(skip)]
     opened: BTreeMap<String, PortConfig>,
+    /// Ports that the helper has closed, by name: they may be opened again, as when what replaces them cannot be opened.
+    #[serde(skip)]
+    closed: BTreeMap<String, PortConfig>,
+    /// The ports of the configuration file as it was last read for the switch.
+    #[serde(skip)]
+    last_read: Vec<PortConfig>,
 }
 
 /// A path, which need not be UTF-8.
@@ -105,9 +113,10 @@ impl Charter {
         for port in &config.ports {
             match &port.kind {
                 PortKind::VhostUser(vhost) => charter.add_socket(&port.name, &vhost.endpoint),
-                PortKind::Tap(_) => charter.taps.push(tap_text(port)),
-                PortKind::XenVif(_) => {}
+                PortKind::XenVif(_) => charter.has_xen = true,
+                PortKind::Tap(_) => {}
             }
+            charter.start.push(without_rules(port));
         }
         let sockets = charter.listen.values().chain(&charter.control);
         charter.listen_in = sockets.map(|socket| directory(socket.path()).as_path().into()).collect();
@@ -274,7 +283,7 @@ impl Privileges {
     pub(crate) fn read(&self, path: &Path, workers: usize) -> Result<Config, String> {
         let parse =
             |builder: ConfigBuilder| builder.for_workers(workers).build().map_err(|error| error.to_string());
-        let Some(helper) = &self.0 else { return parse(Config::builder().file(path)) };
+        let Some(helper) = &self.0 else { return parse(Config::builder().regular_file(path)) };
         match helper.borrow_mut().ask(&Request::Read { workers }) {
             Ok((Reply::Config { text }, _)) => {
                 let name = path.display().to_string();
@@ -354,8 +363,8 @@ fn written(port: &PortConfig) -> String {
         .dump()
 }
 
-/// A tap without its rules, as a configuration.
-fn tap_text(port: &PortConfig) -> String {
+/// A port without its rules, as a configuration.
+fn without_rules(port: &PortConfig) -> String {
     written(&PortConfig { rules: Rules::default(), worker: None, ..port.clone() })
 }
 

@@ -12,25 +12,45 @@ use crate::ports::{self, OpenError};
 use crate::privileged::NotKept;
 use crate::snapshot::rules_by_key;
 
+/// Upper bound on the ports whose changes a reload logs one by one. What failed is logged in any case, and the whole is summed up.
+const MAX_LOGGED: usize = 30;
+
+/// What is done with a port, as a participle.
+fn verb(action: PortAction) -> &'static str {
+    match action {
+        PortAction::Added => "added",
+        PortAction::Removed => "removed",
+        PortAction::Changed => "changed",
+        PortAction::Replaced => "opened anew",
+        PortAction::Nothing => "touched",
+    }
+}
+
 impl Requests<'_> {
     /// Adds the port that `text` describes, and keeps it in the configuration file unless only the running switch is meant.
     pub(super) fn add(&mut self, text: &str, runtime: bool) -> Result<PortChange, String> {
         let (port, is_new) = self.config.to_add(text, self.workers.count())?;
-        if !is_new {
-            let persistent = self.is_in_file(&port.name);
-            let note = "there is this very port already".to_owned();
-            return Ok(PortChange { port: port.name, done: PortAction::Nothing, persistent, note });
+        if is_new {
+            self.plug(&port)?;
         }
-        self.plug(&port)?;
         let name = port.name.clone();
-        let (persistent, note) = self.note(runtime, |requests| {
-            let file = requests.config.file.as_mut()?;
-            let kept = requests.privileges.keep_port(&file.path, &port);
-            if kept.is_ok() {
-                file.ports.push(port.name.clone());
-            }
-            Some(kept)
-        });
+        let (persistent, note) = if self.is_in_file(&name) {
+            (true, "it is in the configuration file".to_owned())
+        } else {
+            self.note(runtime, |requests| {
+                let file = requests.config.file.as_mut()?;
+                let kept = requests.privileges.keep_port(&file.path, &port);
+                if kept.is_ok() {
+                    file.ports.push(port.name.clone());
+                }
+                Some(kept)
+            })
+        };
+        if !is_new {
+            let kept = if persistent { "kept" } else { "not kept when the switch ends" };
+            let note = format!("there is this very port already; {kept}: {note}");
+            return Ok(PortChange { port: name, done: PortAction::Nothing, persistent, note });
+        }
         self.config.ports.push(port);
         tracing::info!(port = name, persistent, "the port is added ({note})");
         Ok(PortChange { port: name, done: PortAction::Added, persistent, note })
@@ -44,6 +64,11 @@ impl Requests<'_> {
         runtime: bool,
     ) -> Result<PortChange, String> {
         let Some(at) = self.config.ports.iter().position(|port| port.name == name) else {
+            if self.ports.entry_of(name).is_none() && self.is_in_file(name) && !runtime {
+                // It was removed from the running switch alone, or could not be opened.
+                let (persistent, note) = self.forget(name);
+                return Ok(PortChange { port: name.to_owned(), done: PortAction::Removed, persistent, note });
+            }
             if if_exists && self.ports.entry_of(name).is_none() {
                 let note = "there is no such port".to_owned();
                 return Ok(PortChange {
@@ -56,22 +81,17 @@ impl Requests<'_> {
             return Err(self.not_an_entry(name));
         };
         self.unplug(name);
-        self.config.ports.remove(at);
-        let (persistent, note) = if self.is_in_file(name) {
-            self.note(runtime, |requests| {
-                let file = requests.config.file.as_mut()?;
-                let kept = requests.privileges.forget_port(&file.path, name);
-                if kept.is_ok() {
-                    file.ports.retain(|port| port != name);
-                }
-                Some(kept)
-            })
-        } else {
-            (
-                false,
-                "it is not in a configuration file: if it was given by a flag, change that, too".to_owned(),
-            )
+        let port = self.config.ports.remove(at);
+        let (persistent, mut note) = match self.is_in_file(name) {
+            true if runtime => self.note(true, |_| None),
+            true => self.forget(name),
+            false => {
+                (false, "it is not in a configuration file: if a flag gave it, change that, too".to_owned())
+            }
         };
+        if let Some(tap) = port.kind.lasting_interface() {
+            note += &format!("; the interface {tap} stays until you remove it (ip link delete {tap})");
+        }
         tracing::info!(port = name, persistent, "the port is removed ({note})");
         Ok(PortChange { port: name.to_owned(), done: PortAction::Removed, persistent, note })
     }
@@ -84,10 +104,11 @@ impl Requests<'_> {
         let found = self.config.changes(&read, self.workers.count())?;
         let mut reload = Reload { file: shown, dry_run, restart: found.restart, ..Reload::default() };
         let mut step = |port: &str, action, what: String, result: Result<(), String>| {
+            let logged = reload.steps.len() < MAX_LOGGED && !dry_run;
             match &result {
-                _ if dry_run => {}
-                Ok(()) => tracing::info!(port, "reload: {what}"),
-                Err(error) => tracing::warn!(port, "reload: {what}: not done: {error}"),
+                Ok(()) if logged => tracing::info!(port, "reload: {}: {what}", verb(action)),
+                Err(error) if !dry_run => tracing::warn!(port, "reload: not {}: {error}", verb(action)),
+                _ => {}
             }
             reload.steps.push(ReloadStep { port: port.to_owned(), action, what, error: result.err() });
         };
@@ -98,10 +119,21 @@ impl Requests<'_> {
             }
             step(name, PortAction::Removed, "it is not in the file any more".to_owned(), Ok(()));
         }
-        for port in &found.replaced {
-            let differences = self.find(&port.name).map(|there| there.differences(port)).unwrap_or_default();
-            let what = format!("{differences}; it is replaced, and its peer has to connect again");
-            let done = if dry_run { self.can_plug(port) } else { self.replace(port) };
+        // All go before the first comes, as one may have the socket of another.
+        let before: Vec<_> = found.replaced.iter().map(|port| self.find(&port.name).cloned()).collect();
+        let can: Vec<_> = found.replaced.iter().map(|port| self.can_replace(port)).collect();
+        for (port, _) in found.replaced.iter().zip(&can).filter(|(_, can)| !dry_run && can.is_ok()) {
+            self.unplug(&port.name);
+        }
+        for ((port, before), can) in found.replaced.iter().zip(before).zip(can) {
+            let becomes = |key: &str, has: &str, becomes: &str| format!("{key} {has} -> {becomes}");
+            let differences =
+                before.as_ref().map(|there| there.differences(port, becomes)).unwrap_or_default();
+            let what = match port.kind.is_of_the_host() {
+                true => format!("{differences}; it is opened anew"),
+                false => format!("{differences}; it is opened anew, and its guest has to connect again"),
+            };
+            let done = can.and_then(|()| if dry_run { Ok(()) } else { self.replace(before, port) });
             step(&port.name, PortAction::Replaced, what, done);
         }
         for port in &found.rules {
@@ -179,17 +211,20 @@ impl Requests<'_> {
         self.privileges.close(name);
     }
 
-    /// Replaces a port by one of the same name. If the new one cannot be opened the old one is opened again.
-    fn replace(&mut self, port: &PortConfig) -> Result<(), String> {
+    /// Says why a port cannot be replaced by this one, if that is known before it is tried.
+    fn can_replace(&self, port: &PortConfig) -> Result<(), String> {
         self.can_plug(port)?;
-        let before = self.find(&port.name).cloned();
-        if before.as_ref().is_some_and(|before| before.kind.is_passed()) {
+        if self.find(&port.name).is_some_and(|before| before.kind.is_passed()) {
             return Err(
                 "its descriptor was passed at the start, and could not be had again: restart the switch"
                     .to_owned(),
             );
         }
-        self.unplug(&port.name);
+        Ok(())
+    }
+
+    /// Opens the port that replaces `before`, which is unplugged. If that cannot be done the one before is opened again.
+    fn replace(&mut self, before: Option<PortConfig>, port: &PortConfig) -> Result<(), String> {
         let Err(error) = self.plug(port) else {
             self.put(port.clone());
             return Ok(());
@@ -201,6 +236,18 @@ impl Requests<'_> {
             }
             _ => Err(format!("{error}; it is as it was before")),
         }
+    }
+
+    /// Removes a port from the configuration file, and returns whether that was possible, with the file or the reason.
+    fn forget(&mut self, name: &str) -> (bool, String) {
+        self.note(false, |requests| {
+            let file = requests.config.file.as_mut()?;
+            let kept = requests.privileges.forget_port(&file.path, name);
+            if kept.is_ok() {
+                file.ports.retain(|port| port != name);
+            }
+            Some(kept)
+        })
     }
 
     fn find(&self, name: &str) -> Option<&PortConfig> {

@@ -18,8 +18,6 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
 
-use crate::netif;
-
 bitflags! {
     /// Groups of system calls beyond those that any program needs (memory, clocks, signals of its own, and reading, writing and waiting on
     /// descriptors that it has).
@@ -195,7 +193,6 @@ const INTERFACE_REQUESTS: &[u64] = &[
     libc::SIOCSIFFLAGS,
     libc::SIOCSIFMTU,
     libc::SIOCSIFHWADDR,
-    netif::SIOCBRADDIF,
 ];
 
 /// Types (the second byte) of the requests of gntdev and gntalloc, and of evtchn.
@@ -261,7 +258,7 @@ fn rules(calls: Calls) -> Built<Rules> {
         [equal(0, libc::AF_UNIX as u64)?, masked(1, 0xffff_ffff & !flags, libc::SOCK_STREAM as u64)?];
     let mut sockets = vec![SeccompRule::new(stream.into())?];
     if calls.contains(Calls::INTERFACES) {
-        // IP addresses are set by rtnetlink.
+        // IP addresses and bridges are set by rtnetlink.
         let netlink = [equal(0, libc::AF_NETLINK as u64)?, equal(2, libc::NETLINK_ROUTE as u64)?];
         sockets.push(SeccompRule::new(netlink.into())?);
     }

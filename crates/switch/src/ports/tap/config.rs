@@ -102,7 +102,7 @@ keys! {
         /// Sets the Ethernet address of the interface before the interface is brought up.
         mac: Mac {
             is: MAC,
-            default: Unset::Means("a tap that exists keeps its own; one that is made gets a random one, or, if it is persistent, always the same one for its name on this machine"),
+            default: Unset::Means("a tap that exists keeps its own; one that is made always gets the same one for its name on this machine"),
             example: "52:54:00:00:00:fe",
             only_with: "tap" because "an inherited tap is set up by whoever made it",
         }
@@ -140,7 +140,11 @@ const INTERFACE_ADDRESS: Text<(IpAddr, u8)> = Text {
             text.split_once('/').and_then(|(address, bits)| Some((address.parse().ok()?, digits(bits)?)));
         let longest = |address: &IpAddr| if address.is_ipv4() { 32 } else { 128 };
         match parts {
-            Some((address, bits)) if bits <= longest(&address) => Ok((address, bits as u8)),
+            Some((address, bits))
+                if bits <= longest(&address) && !address.is_multicast() && !address.is_unspecified() =>
+            {
+                Ok((address, bits as u8))
+            }
             _ => Err(format!("{text:?} is not an address with a prefix length, such as 10.0.0.1/24")),
         }
     },
@@ -176,6 +180,12 @@ impl PortSettings for TapConfig {
             let message = "only goes with queues = 1: of several queues each worker reads one";
             fields.report("worker", message);
         }
+        if persistent == Some(true) && existing == Some(false) {
+            fields.report(
+                "persistent",
+                "does not go with existing = false: the next start finds the tap and refuses it",
+            );
+        }
         let source = tap.map(|name| TapSource::Name { name, existing }).or_else(|| fd.map(TapSource::Fd))?;
         let persistent = persistent.unwrap_or(false);
         let link = LinkConfig { persistent, mac, bridge, addresses: address.unwrap_or_default(), up };
@@ -207,6 +217,17 @@ impl PortSettings for TapConfig {
             TapSource::Name { name, .. } => Claim::thing(format!("the tap {name}")),
             TapSource::Fd(fd) => Claim::Fd(*fd),
         }
+    }
+
+    fn lasting_interface(&self) -> Option<&str> {
+        match &self.source {
+            TapSource::Name { name, .. } => Some(name.as_str()).filter(|_| self.link.persistent),
+            TapSource::Fd(_) => None,
+        }
+    }
+
+    fn is_of_the_host(&self) -> bool {
+        true
     }
 
     fn is_passed(&self) -> bool {

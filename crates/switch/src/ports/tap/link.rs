@@ -3,6 +3,8 @@
 //! [`begin`] does what belongs to the making of a device, before it is up. [`set_up`] does what can be repeated: when the port is opened, and
 //! when its bridge has come back. Both need CAP_NET_ADMIN as far as the configuration asks for something.
 
+use std::os::unix::fs::MetadataExt;
+
 use ringferry_packet::ether::Mac;
 use ringferry_sys::netif;
 use ringferry_sys::process::user_id;
@@ -20,7 +22,7 @@ pub(crate) const MACHINE: &str = "/etc/machine-id";
 /// No permission, or an address that the interface cannot have.
 pub(super) fn begin(tap: &Tap, config: &TapConfig, made: bool) -> Result<(), OpenError> {
     let LinkConfig { persistent, mac, .. } = config.link;
-    let derived = (made && persistent).then(|| lasting_mac(tap.name()));
+    let derived = made.then(|| lasting_mac(tap.name()));
     // Asked first, as a user without privileges may attach to a tap that is set up already.
     if let Some(mac) = mac.or(derived).filter(|mac| netif::mac(tap.name()).ok() != Some(mac.0)) {
         netif::set_mac(tap.name(), mac.0)?;
@@ -65,11 +67,15 @@ pub(super) fn bridge_of(port: &PortConfig) -> Option<u32> {
     Some(bridge_name(port)).filter(|name| !name.is_empty()).and_then(|name| netif::index(name).ok().flatten())
 }
 
-/// Returns the Ethernet address that a tap of this name always has on this machine. A bridge without an address of its own takes the lowest
-/// one of its ports, and so the host's address would change with the ports; this one begins with the highest byte that a local address can
-/// begin with.
+/// Returns the Ethernet address that a tap of this name always has in this network namespace of this machine: guests go on sending to the
+/// one that they have learned when the tap is made anew. A bridge without an address of its own takes the lowest one of its ports, and so the
+/// host's address would change with the ports; this one begins with the highest byte that a local address can begin with.
 fn lasting_mac(name: &str) -> Mac {
-    let machine = std::fs::read_to_string(MACHINE).unwrap_or_default();
+    let mut machine = std::fs::read_to_string(MACHINE).unwrap_or_default();
+    // Taps of one name in two namespaces may meet on one network. The host's own namespace has the same number after each boot.
+    if let Ok(namespace) = std::fs::metadata("/proc/self/ns/net") {
+        machine = format!("{} {}", machine.trim(), namespace.ino());
+    }
     // FNV-1a: the address only has to differ between names and machines, and must never change with a version of a library.
     let hash = machine
         .trim()

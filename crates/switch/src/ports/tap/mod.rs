@@ -112,6 +112,11 @@ fn plug(
         cx.workers.start_queue(id, queue, AnyStart::Tap(TapStart(queue)));
     }
     let index = netif::index(&tap).ok().flatten();
+    let bridge = link::bridge_of(config);
+    if let (None, name @ [_, ..]) = (bridge, link::bridge_name(config).as_bytes()) {
+        let name = String::from_utf8_lossy(name);
+        tracing::warn!(port = config.name, "there is no bridge {name} yet; the tap joins it when there is");
+    }
     Ok(TapPort {
         id,
         name: config.name.clone(),
@@ -121,7 +126,7 @@ fn plug(
         queues: count as u16,
         counters,
         probe,
-        bridge: link::bridge_of(config),
+        bridge,
         privileges,
     })
 }
@@ -162,11 +167,11 @@ impl PortControl for TapPort {
         self.bridge = bridge;
         let (port, name) = (&self.name, link::bridge_name(config));
         if bridge.is_none() {
-            tracing::warn!(port, "the bridge {name} is gone; the tap joins it when it comes back");
+            tracing::warn!(port, "there is no bridge {name} any more; the tap joins it when it comes back");
         } else if let Err(error) = self.privileges.set_up(config) {
-            tracing::warn!(port, "the bridge {name} has come back, and the tap cannot join it: {error}");
+            tracing::warn!(port, "there is a bridge {name} now, and the tap cannot join it: {error}");
         } else {
-            tracing::info!(port, "the bridge {name} has come back, and the tap has joined it");
+            tracing::info!(port, "there is a bridge {name} now, and the tap has joined it");
         }
     }
 
@@ -180,7 +185,13 @@ impl PortControl for TapPort {
 
     fn snapshots(&self, config: &PortConfig, _: &MappingBudget, _: &mut QueueStates) -> Vec<PortSnapshot> {
         let (named, fault) = match self.named() {
-            Named::Tap => (Some(self.tap.as_str()), None),
+            Named::Tap => {
+                let bridge = link::bridge_name(config);
+                let missing = self.bridge.is_none() && !bridge.is_empty();
+                let fault =
+                    missing.then(|| format!("there is no bridge {bridge}; the tap joins it when there is"));
+                (Some(self.tap.as_str()), fault)
+            }
             // The settings of another interface are not those of our tap.
             Named::Another => (None, None),
             Named::Nothing => {
