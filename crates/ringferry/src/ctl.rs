@@ -69,7 +69,7 @@ All keys: `ringferry run --help`, docs/configuration.md.";
 const RELOAD: &str = "\
 The file is read with its drop-in files, those in the directory of its name with .d in place of .toml. If anything in it is wrong nothing
 is done. Of the differences each port has all or none: ports that are not in the file any more are removed, new ones are added, other rules
-are set without a packet lost, and a port with other settings than rules is replaced, so that its peer has to connect again. Ports that
+are set without a packet lost, and a port with other settings than rules is opened anew, so that its guest has to connect again. Ports that
 were given by flags, or added with --runtime, stay. The exit status is 1 if something could not be done.
 
 Examples:

@@ -70,7 +70,7 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     // The last three would end us if nobody took them: terminals that close and tools that rotate logs send them.
     let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::HUP, Signal::USR1, Signal::USR2])?;
     let ports = config.ports.len();
-    // Reachable later only while it may be connected to.
+    // It is connected to now, as the sandbox allows no connections.
     let manager = Notifier::connect().unwrap_or_else(|_| Notifier::nobody());
     let privileges = match args.sandbox {
         OnOff::On => helper(&config, &path),

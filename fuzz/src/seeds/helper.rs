@@ -271,7 +271,7 @@ pub(super) fn seeds() -> Vec<Seed> {
         keep_port(XEN_PROCESS, &[]),
         read(),
     ];
-    seed("open_other_kinds", PEER, &others, [7, 0, 1], false);
+    seed("open_other_kinds", PEER, &others, [7, 0, 0], false);
     let arrays = [
         ask(RAW, 0, b"{\"Open\":[\"[[port]]\\nkind='vhost-user'\\nsocket='HERE/machines/in.sock'\",1]}"),
         ask(RAW, 0, b"{\"KeepPort\":\n[\"[[port]]\\nkind='vhost-user'\\nsocket='HERE/machines/in.sock'\"]}"),

@@ -62,12 +62,13 @@ fn page() -> String {
     }
     for (scope, keys) in sections() {
         let later = "A change takes effect when the switch is started again.";
+        let reload = "`ringferry ctl reload` opens a port anew whose keys have changed.";
         let _ = match scope {
             Scope::Top => writeln!(out, "\n## Top level\n\nBefore all tables. {later}\n"),
             Scope::Switch => writeln!(out, "\n## `[switch]`\n\nThe switch as a whole. {later}\n"),
-            Scope::Port => writeln!(out, "\n## `[[port]]`\n\nKeys of every port. {later}\n"),
+            Scope::Port => writeln!(out, "\n## `[[port]]`\n\nKeys of every port. {reload}\n"),
             Scope::Kind(kind) => {
-                writeln!(out, "\n### `kind = {kind:?}`\n\nKeys that only such a port has. {later}\n")
+                writeln!(out, "\n### `kind = {kind:?}`\n\nKeys that only such a port has. {reload}\n")
             }
             Scope::Rules => writeln!(
                 out,

@@ -52,10 +52,13 @@ impl Session {
         }
     }
 
-    /// Returns the reason why all rings are held until the guest's migration ends, if they are.
+    /// Returns the reason why rings are held until the guest's migration goes on or ends, if some are.
     pub fn unlogged(&self) -> Option<&str> {
         match &self.log {
             Log::Unusable(why) if self.is_logged() => Some(why),
+            Log::Unset if (0..self.rings.len() as u16).any(|index| self.is_held(index)) => {
+                Some("the front end has asked for a dirty log of its rings and has passed none yet")
+            }
             _ => None,
         }
     }

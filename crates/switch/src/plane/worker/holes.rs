@@ -131,7 +131,7 @@ pub(crate) struct HoleAudit {
     /// Until when the watchdog looks, if it does.
     until: Option<Instant>,
     exact: bool,
-    /// What is touched in this lap.
+    /// What is touched in this lap, the time from one touch to the next.
     lap: Option<Touch>,
     /// Ports in whose memory the worker has slept since the audit began.
     suspects: Vec<(PortId, Sleeps)>,

@@ -471,7 +471,10 @@ impl VhostPort {
         if memory || log {
             if self.device.limit.allows(&self.device.name) {
                 let what = if memory { "guest memory" } else { "the dirty log" };
-                tracing::warn!(port = self.device.name, "the connection is closed: {what} was truncated");
+                tracing::warn!(
+                    port = self.device.name,
+                    "the connection is closed: {what} was truncated, or no (huge) page was left for it"
+                );
             }
             self.close();
         }
@@ -566,7 +569,7 @@ impl VhostPort {
             );
         }
         if let Some(why) = self.session.as_ref().and_then(Session::unlogged) {
-            return Some(format!("no queue is served until the migration ends: {why}"));
+            return Some(format!("no queue is served while the guest is migrated: {why}"));
         }
         self.socket_gone.then(|| {
             "the socket was removed, so no front end can connect any more; remove the port and add it again, or restart the switch".to_owned()
