@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use ringferry_switch::config::{Config, MAX_WORKERS, PortConfig, PortKind, VhostUserEndpoint, XenProvider};
+use ringferry_switch::config::{Config, MAX_WORKERS, PortConfig, PortKind, VhostUserEndpoint};
 use ringferry_sys::socket::{Listener, Stream};
 use serde_json::Value;
 
