@@ -1,0 +1,149 @@
+//! Changes of a configuration that is in force: a port that is to be added, and a file that says something else than before.
+//!
+//! Nothing is opened or changed here. What is asked for is checked as a whole, against everything that there is, and comes back as what has
+//! to be done ([`Changes`]).
+
+use super::*;
+
+/// The differences between a running switch and its file.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Changes {
+    /// Names of ports that are not in the file any more.
+    pub(crate) removed: Vec<String>,
+    /// Ports that are in the file with other settings than rules.
+    pub(crate) replaced: Vec<PortConfig>,
+    /// Ports that are in the file with other rules.
+    pub(crate) rules: Vec<PortConfig>,
+    /// Ports that are new in the file.
+    pub(crate) added: Vec<PortConfig>,
+    /// Settings of the file that are not those in force, and that a running switch cannot change.
+    pub(crate) restart: Vec<String>,
+    /// Names of all ports in their new order.
+    pub(crate) order: Vec<String>,
+}
+
+#[cfg(test)]
+impl Changes {
+    /// Returns true if the switch is as its file has it.
+    pub(super) fn is_empty(&self) -> bool {
+        *self == Changes { order: self.order.clone(), ..Changes::default() }
+    }
+}
+
+impl Config {
+    /// Reads a port that is to be added, in the syntax of `--port`, and checks it against the others. Returns the port, and
+    /// true if it is new and false if this very port exists.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the text; there is another port of that name, or one that has something that only one can have.
+    pub(crate) fn to_add(&self, text: &str, workers: usize) -> Result<(PortConfig, bool), String> {
+        let place = Place::new(text, None);
+        let mut problems = Vec::new();
+        let port = parse_flag(text, &place, &mut problems).filter(|_| problems.is_empty());
+        let port = port.ok_or_else(|| ConfigError { problems }.to_string())?;
+        if let Claim::Socket(path) = port.kind.claim()
+            && path.is_relative()
+        {
+            return Err(format!(
+                "{text}: the path must be absolute, as the working directory of the switch may be another than yours"
+            ));
+        }
+        if let Some(there) = self.ports.iter().find(|there| there.name == port.name) {
+            let differences =
+                there.differences(&port, |key, has, asked| format!("{key} is {has}, not {asked}"));
+            if differences.is_empty() {
+                return Ok((port, false));
+            }
+            return Err(format!(
+                "there is another port {:?}: {differences}; remove it first, or give this one another name",
+                port.name
+            ));
+        }
+        self.check_with([(place, port.clone())], workers)?;
+        Ok((port, true))
+    }
+
+    /// Compares this configuration, that of a running switch, with what its file says now.
+    ///
+    /// # Errors
+    /// What is in the file does not go with the ports that are not from the file.
+    pub(crate) fn changes(&self, read: &Config, workers: usize) -> Result<Changes, String> {
+        let (mine, theirs) = (self.file.as_ref(), read.file.as_ref());
+        let was_in_file = |name: &str| mine.is_some_and(|file| file.ports.iter().any(|port| port == name));
+        let is_in_file = |name: &str| read.ports.iter().any(|port| port.name == name);
+        let others = self.ports.iter().filter(|port| !was_in_file(&port.name) && !is_in_file(&port.name));
+        let others: Vec<_> = others.cloned().collect();
+        let file = theirs.or(mine).map_or_else(String::new, |file| file.path.display().to_string());
+        let place = Place::new(&file, None);
+        let beside = Config { ports: others.clone(), ..self.clone() };
+        beside.check_with(read.ports.iter().map(|port| (place.clone(), port.clone())), workers)?;
+        if read.ports.is_empty() && mine.is_some_and(|file| !file.ports.is_empty()) {
+            return Err(format!(
+                "{file} has no port any more; if that is meant and not half of a file, remove the ports with `ringferry ctl remove`"
+            ));
+        }
+        let mut changes = Changes::default();
+        for port in self.ports.iter().filter(|port| was_in_file(&port.name) && !is_in_file(&port.name)) {
+            changes.removed.push(port.name.clone());
+        }
+        for port in &read.ports {
+            match self.ports.iter().find(|there| there.name == port.name) {
+                None => changes.added.push(port.clone()),
+                Some(there) if there == port => {}
+                Some(there) if (PortConfig { rules: port.rules.clone(), ..there.clone() }) == *port => {
+                    changes.rules.push(port.clone());
+                }
+                Some(_) => changes.replaced.push(port.clone()),
+            }
+        }
+        changes.order = read.ports.iter().chain(&others).map(|port| port.name.clone()).collect();
+        let lines = |file: Option<&ConfigFile>| -> BTreeSet<String> {
+            let lines = file.iter().flat_map(|file| file.settings.lines());
+            lines.filter(|line| line.contains('=')).map(str::to_owned).collect()
+        };
+        let (before, now) = (lines(mine), lines(theirs));
+        changes.restart.extend(now.difference(&before).cloned());
+        let key = |line: &str| line.split(" = ").next().unwrap_or_default().to_owned();
+        let named: BTreeSet<_> = now.iter().map(|line| key(line)).collect();
+        changes.restart.extend(
+            before
+                .iter()
+                .map(|line| key(line))
+                .filter(|key| !named.contains(key))
+                .map(|key| format!("{key} is not set")),
+        );
+        Ok(changes)
+    }
+
+    /// Checks whether there could be further ports beside these.
+    fn check_with(
+        &self,
+        further: impl IntoIterator<Item = (Place, PortConfig)>,
+        workers: usize,
+    ) -> Result<(), String> {
+        let place = |port: &PortConfig| Place::new(&format!("port {:?}", port.name), None);
+        let ports = self.ports.iter().map(|port| (place(port), port.clone())).chain(further).collect();
+        let control = self.control.clone().map(|path| (Place::new("the control socket", None), path));
+        let all = ConfigBuilder { control, switch: self.switch, ports, ..ConfigBuilder::default() };
+        all.for_workers(workers).may_be_empty().build().map(drop).map_err(|error| error.to_string())
+    }
+}
+
+impl PortConfig {
+    /// Describes the keys in which this port differs from another, for people, each by what `tell` makes of the key and the two values; empty
+    /// if it is the same.
+    pub(crate) fn differences(
+        &self,
+        other: &PortConfig,
+        tell: impl Fn(&str, &str, &str) -> String,
+    ) -> String {
+        let [mine, others] = [self, other].map(|port| port.entries().into_iter().collect::<BTreeMap<_, _>>());
+        let keys: BTreeSet<_> = mine.keys().chain(others.keys()).copied().collect();
+        let value =
+            |value: Option<&toml::Value>| value.map_or_else(|| "unset".to_owned(), toml::Value::to_string);
+        let differing = keys.into_iter().filter(|key| mine.get(key) != others.get(key));
+        let told: Vec<_> =
+            differing.map(|key| tell(key, &value(mine.get(key)), &value(others.get(key)))).collect();
+        told.join(", ")
+    }
+}
