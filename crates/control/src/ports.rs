@@ -2,20 +2,22 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What became of a port that was to be added or removed.
+use crate::rules::kept;
+
+/// The outcome of adding or removing a port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortChange {
     /// The port.
     pub port: String,
-    /// What was done.
+    /// The action, as far as it was carried out.
     pub done: PortAction,
-    /// Whether the configuration file says the same, so that it holds after the next start, too.
+    /// True if the configuration file says the same, so that it holds after the next start, too.
     pub persistent: bool,
-    /// Where it is kept, or why it is not, for people.
+    /// The file, or the reason why it does not say so, for people.
     pub note: String,
 }
 
-/// What was done with a port.
+/// An action on a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PortAction {
@@ -32,22 +34,30 @@ pub enum PortAction {
 }
 
 impl PortChange {
-    /// What was done, and whether it is kept.
+    /// Says in two lines what was done and whether it is kept.
     pub fn to_text(&self) -> String {
-        let PortChange { port, note, .. } = self;
-        let done = match self.done {
-            PortAction::Added => "added",
-            PortAction::Removed => "removed",
-            PortAction::Changed => "changed",
-            PortAction::Replaced => "replaced",
-            PortAction::Nothing => return format!("{port}: {note}\n"),
-        };
-        let kept = if self.persistent { "kept" } else { "not kept when the switch ends" };
-        format!("{port} {done}\n{kept}: {note}\n")
+        let PortChange { port, done, persistent, note } = self;
+        if *done == PortAction::Nothing {
+            return format!("{port}: {note}\n");
+        }
+        format!("{port} {}\n{}: {note}\n", done.participle(), kept(*persistent))
     }
 }
 
-/// What a reload does, or would do.
+impl PortAction {
+    /// The action as a participle: what a port is that it was done with.
+    pub fn participle(self) -> &'static str {
+        match self {
+            PortAction::Added => "added",
+            PortAction::Removed => "removed",
+            PortAction::Changed => "changed",
+            PortAction::Replaced => "opened anew",
+            PortAction::Nothing => "left as it is",
+        }
+    }
+}
+
+/// The plan of a reload, and its outcome if it was carried out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reload {
     /// The configuration file.
@@ -60,16 +70,16 @@ pub struct Reload {
     pub restart: Vec<String>,
 }
 
-/// What a reload does with one port. Either all of it is done, or the port is as it was.
+/// The part of a reload that is about one port. Either all of it is done, or the port is as it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReloadStep {
     /// The port.
     pub port: String,
-    /// What is done.
+    /// The action on the port.
     pub action: PortAction,
-    /// What of the port is different, for people.
+    /// The differences of the port, for people.
     pub what: String,
-    /// Why it was not done.
+    /// The reason why it was not done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
@@ -80,7 +90,7 @@ impl Reload {
         self.steps.iter().any(|step| step.error.is_some())
     }
 
-    /// The plan: a line for each port, and for each setting that needs a restart.
+    /// Writes the plan: a line for each port, and for each setting that needs a restart.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         for ReloadStep { port, action, what, error } in &self.steps {

@@ -42,6 +42,11 @@ pub(crate) fn settings(rules: &RulesByKey) -> impl Iterator<Item = String> {
     rules.iter().map(|(key, value)| format!("{key}={}", flag(value)))
 }
 
+/// Says whether a change is in the configuration file.
+pub fn kept(persistent: bool) -> &'static str {
+    if persistent { "kept" } else { "not kept when the switch ends" }
+}
+
 impl PortRules {
     /// A rule a line, in the words of `ringferry ctl set`.
     pub fn to_text(&self) -> String {
@@ -52,8 +57,7 @@ impl PortRules {
 impl RulesChange {
     /// The rules now, and whether they are kept.
     pub fn to_text(&self) -> String {
-        let kept = if self.persistent { "kept" } else { "not kept when the switch ends" };
-        format!("{}{kept}: {}\n", rules_to_text(&self.port, &self.rules), self.note)
+        format!("{}{}: {}\n", rules_to_text(&self.port, &self.rules), kept(self.persistent), self.note)
     }
 }
 

@@ -25,8 +25,8 @@ pub(crate) enum KeepError {
 }
 
 /// Returns the drop-in files of a configuration file, in the order of their names: `*.toml` in the directory that has the name of the
-/// file with `.d` in place of its extension (`ringferry.d` for `ringferry.toml`). Names that begin with a dot are left out, and so is what is no file. There need be
-/// no such directory.
+/// file with `.d` in place of its extension (`ringferry.d` for `ringferry.toml`). Names that begin with a dot are left out, and so is what
+/// is no file. There need be no such directory.
 ///
 /// # Errors
 /// The directory exists and cannot be read.
@@ -78,10 +78,8 @@ impl Edited {
 
     /// Finds the file with the port `name`, the configuration file `main` or one of its drop-in files, and the port's index in it.
     fn with_port(main: &Path, name: &str) -> Result<(Edited, usize), KeepError> {
-        let drop_ins =
-            drop_ins(main).map_err(|error| not_kept(main, "its drop-in files cannot be listed: ", &error))?;
-        for path in [main.to_owned()].iter().chain(&drop_ins) {
-            let file = Edited::read(path)?;
+        for path in files(main)? {
+            let file = Edited::read(&path)?;
             if let Some(at) = file.ports.iter().position(|port| port.name == name) {
                 return Ok((file, at));
             }
@@ -102,19 +100,25 @@ impl Edited {
     /// Checks the whole configuration with this text in place of the file: what makes sense alone may have a name or an address that
     /// another file has.
     fn check_whole(&self, main: &Path, text: &str) -> Result<(), KeepError> {
-        let drop_ins =
-            drop_ins(main).map_err(|error| not_kept(main, "its drop-in files cannot be listed: ", &error))?;
         let mut builder = Config::builder().may_be_empty().for_workers(MAX_WORKERS.into());
-        for path in [main].into_iter().chain(drop_ins.iter().map(PathBuf::as_path)) {
+        for path in files(main)? {
             let parse = if path == main { ConfigBuilder::document } else { ConfigBuilder::drop_in };
             builder = if path == self.path {
                 builder.parse(&path.display().to_string(), text, parse)
             } else {
-                builder.read(path, parse)
+                builder.read(&path, parse)
             };
         }
         builder.build().map(drop).map_err(KeepError::Refused)
     }
+}
+
+/// Returns the configuration file `main` and its drop-in files.
+fn files(main: &Path) -> Result<Vec<PathBuf>, KeepError> {
+    let drop_ins = drop_ins(main);
+    let drop_ins =
+        drop_ins.map_err(|error| not_kept(main, "its drop-in files cannot be listed: ", &error))?;
+    Ok([vec![main.to_owned()], drop_ins].concat())
 }
 
 fn not_kept(path: &Path, what: &str, error: &dyn Display) -> KeepError {

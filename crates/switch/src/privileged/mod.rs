@@ -228,12 +228,9 @@ impl Privileges {
     pub(crate) fn open(&self, port: &PortConfig, workers: usize) -> Result<Passed, OpenError> {
         let Some(helper) = &self.0 else { return Ok(Passed::default()) };
         let request = Request::Open { port: written(port), workers };
-        let refused = |text: String| Err(OpenError::Helper(text));
-        match helper.borrow_mut().ask(&request) {
-            Ok((Reply::Done, fds)) => Ok(Passed::opened(fds, self.clone())),
-            Ok((Reply::Refused { text } | Reply::Failed { text, .. }, _)) => refused(text),
-            Ok(_) => refused(MISUNDERSTOOD.to_owned()),
-            Err(error) => refused(error.to_string()),
+        match helper.borrow_mut().ask_well(&request).map_err(OpenError::Helper)? {
+            (Reply::Done, fds) => Ok(Passed::opened(fds, self.clone())),
+            _ => Err(OpenError::Helper(MISUNDERSTOOD.to_owned())),
         }
     }
 
@@ -243,11 +240,13 @@ impl Privileges {
     /// No permission, or a setting that the interface cannot have.
     pub(crate) fn set_up(&self, port: &PortConfig) -> Result<(), OpenError> {
         let Some(helper) = &self.0 else { return ports::set_up(port) };
-        match helper.borrow_mut().ask(&Request::SetUp { port: written(port) }) {
-            Ok((Reply::Done, _)) => Ok(()),
-            Ok((Reply::Refused { text } | Reply::Failed { text, .. }, _)) => Err(OpenError::Helper(text)),
-            Ok(_) => Err(OpenError::Helper(MISUNDERSTOOD.to_owned())),
-            Err(error) => Err(OpenError::Helper(error.to_string())),
+        match helper
+            .borrow_mut()
+            .ask_well(&Request::SetUp { port: written(port) })
+            .map_err(OpenError::Helper)?
+        {
+            (Reply::Done, _) => Ok(()),
+            _ => Err(OpenError::Helper(MISUNDERSTOOD.to_owned())),
         }
     }
 
@@ -284,15 +283,13 @@ impl Privileges {
         let parse =
             |builder: ConfigBuilder| builder.for_workers(workers).build().map_err(|error| error.to_string());
         let Some(helper) = &self.0 else { return parse(Config::builder().regular_file(path)) };
-        match helper.borrow_mut().ask(&Request::Read { workers }) {
-            Ok((Reply::Config { text }, _)) => {
+        match helper.borrow_mut().ask_well(&Request::Read { workers })? {
+            (Reply::Config { text }, _) => {
                 let name = path.display().to_string();
                 let config = parse(Config::builder().may_be_empty().toml(&name, &text))?;
                 Ok(Config { file: Some(ConfigFile::of(path, &config)), ..config })
             }
-            Ok((Reply::Refused { text } | Reply::Failed { text, .. }, _)) => Err(text),
-            Ok(_) => Err(MISUNDERSTOOD.to_owned()),
-            Err(error) => Err(error.to_string()),
+            _ => Err(MISUNDERSTOOD.to_owned()),
         }
     }
 
@@ -327,6 +324,14 @@ impl Privileges {
 }
 
 impl Helper {
+    /// Asks for what may be refused: the reason, for people, is the error.
+    fn ask_well(&mut self, request: &Request) -> Result<(Reply, Vec<OwnedFd>), String> {
+        match self.ask(request) {
+            Ok((Reply::Refused { text } | Reply::Failed { text, .. }, _)) => Err(text),
+            reply => reply.map_err(|error| error.to_string()),
+        }
+    }
+
     /// Has the configuration file edited.
     fn edit(&mut self, request: &Request) -> Result<Reply, NotKept> {
         match self.ask(request) {

@@ -4,27 +4,16 @@
 //! A reload reads the file, compares it as a whole with what runs, and carries out the differences port by port; ports that are as the file
 //! has them are not touched.
 
-use ringferry_control::{PortAction, PortChange, Reload, ReloadStep};
+use ringferry_control::{PortAction, PortChange, Reload, ReloadStep, kept};
 
 use super::{Requests, changes};
 use crate::config::PortConfig;
-use crate::ports::{self, OpenError};
+use crate::ports::{self, OpenError, Plug};
 use crate::privileged::NotKept;
 use crate::snapshot::rules_by_key;
 
 /// Upper bound on the ports whose changes a reload logs one by one. What failed is logged in any case, and the whole is summed up.
 const MAX_LOGGED: usize = 30;
-
-/// What is done with a port, as a participle.
-fn verb(action: PortAction) -> &'static str {
-    match action {
-        PortAction::Added => "added",
-        PortAction::Removed => "removed",
-        PortAction::Changed => "changed",
-        PortAction::Replaced => "opened anew",
-        PortAction::Nothing => "touched",
-    }
-}
 
 impl Requests<'_> {
     /// Adds the port that `text` describes, and keeps it in the configuration file unless only the running switch is meant.
@@ -47,8 +36,7 @@ impl Requests<'_> {
             })
         };
         if !is_new {
-            let kept = if persistent { "kept" } else { "not kept when the switch ends" };
-            let note = format!("there is this very port already; {kept}: {note}");
+            let note = format!("there is this very port already; {}: {note}", kept(persistent));
             return Ok(PortChange { port: name, done: PortAction::Nothing, persistent, note });
         }
         self.config.ports.push(port);
@@ -66,7 +54,7 @@ impl Requests<'_> {
         let Some(at) = self.config.ports.iter().position(|port| port.name == name) else {
             if self.ports.entry_of(name).is_none() && self.is_in_file(name) && !runtime {
                 // It was removed from the running switch alone, or could not be opened.
-                let (persistent, note) = self.forget(name);
+                let (persistent, note) = self.forget(name, false);
                 return Ok(PortChange { port: name.to_owned(), done: PortAction::Removed, persistent, note });
             }
             if if_exists && self.ports.entry_of(name).is_none() {
@@ -82,12 +70,10 @@ impl Requests<'_> {
         };
         self.unplug(name);
         let port = self.config.ports.remove(at);
-        let (persistent, mut note) = match self.is_in_file(name) {
-            true if runtime => self.note(true, |_| None),
-            true => self.forget(name),
-            false => {
-                (false, "it is not in a configuration file: if a flag gave it, change that, too".to_owned())
-            }
+        let (persistent, mut note) = if self.is_in_file(name) {
+            self.forget(name, runtime)
+        } else {
+            (false, "it is not in a configuration file: if a flag gave it, change that, too".to_owned())
         };
         if let Some(tap) = port.kind.lasting_interface() {
             note += &format!("; the interface {tap} stays until you remove it (ip link delete {tap})");
@@ -103,11 +89,13 @@ impl Requests<'_> {
         let read = self.privileges.read(&file.path, self.workers.count())?;
         let found = self.config.changes(&read, self.workers.count())?;
         let mut reload = Reload { file: shown, dry_run, restart: found.restart, ..Reload::default() };
-        let mut step = |port: &str, action, what: String, result: Result<(), String>| {
+        let mut step = |port: &str, action: PortAction, what: String, result: Result<(), String>| {
             let logged = reload.steps.len() < MAX_LOGGED && !dry_run;
             match &result {
-                Ok(()) if logged => tracing::info!(port, "reload: {}: {what}", verb(action)),
-                Err(error) if !dry_run => tracing::warn!(port, "reload: not {}: {error}", verb(action)),
+                Ok(()) if logged => tracing::info!(port, "reload: {}: {what}", action.participle()),
+                Err(error) if !dry_run => {
+                    tracing::warn!(port, "reload: not {}: {error}", action.participle());
+                }
                 _ => {}
             }
             reload.steps.push(ReloadStep { port: port.to_owned(), action, what, error: result.err() });
@@ -155,13 +143,10 @@ impl Requests<'_> {
         if !dry_run {
             let place = |port: &PortConfig| found.order.iter().position(|name| *name == port.name);
             self.config.ports.sort_by_key(place);
-            let in_file =
-                read.file.or_else(|| self.config.file.clone()).map(|file| file.ports).unwrap_or_default();
+            let names = read.ports.into_iter().map(|port| port.name);
+            let in_file = names.filter(|name| self.find(name).is_some()).collect();
             if let Some(file) = &mut self.config.file {
-                file.ports = in_file
-                    .into_iter()
-                    .filter(|name| self.config.ports.iter().any(|port| port.name == *name))
-                    .collect();
+                file.ports = in_file;
             }
         }
         Ok(reload)
@@ -170,33 +155,27 @@ impl Requests<'_> {
     /// Opens a port and plugs it in. If it fails nothing is left of the port.
     fn plug(&mut self, port: &PortConfig) -> Result<(), String> {
         self.can_plug(port)?;
-        let workers = self.workers.count();
-        let opened = self
-            .privileges
-            .open(port, workers)
-            .and_then(|mut passed| ports::open(port, workers, &mut passed));
-        let plugged = opened.and_then(|plug| self.ports.add(port.clone(), plug, self.epoll));
-        match plugged {
-            Ok(entry) => {
-                self.ports.begin_entry(entry, self.epoll);
-                Ok(())
-            }
-            Err(error) => {
-                self.privileges.close(&port.name);
-                Err(error.to_string())
-            }
-        }
+        let plugged = self.open(port).and_then(|plug| self.begin(port, plug));
+        plugged.inspect_err(|_| self.privileges.close(&port.name))
     }
 
     /// Opens a port anew whose tap was deleted. The old one goes when the new one is open.
     pub(crate) fn renew(&mut self, port: &PortConfig) -> Result<(), String> {
-        let workers = self.workers.count();
-        let opened = self
-            .privileges
-            .open(port, workers)
-            .and_then(|mut passed| ports::open(port, workers, &mut passed));
-        let plug = opened.map_err(|error| error.to_string())?;
+        let plug = self.open(port)?;
         self.ports.remove(&port.name, self.epoll);
+        self.begin(port, plug)
+    }
+
+    /// Opens what a port is made of.
+    fn open(&self, port: &PortConfig) -> Result<Plug, String> {
+        let workers = self.workers.count();
+        let opened = self.privileges.open(port, workers);
+        let plug = opened.and_then(|mut passed| ports::open(port, workers, &mut passed));
+        plug.map_err(|error| error.to_string())
+    }
+
+    /// Plugs in a port that was opened.
+    fn begin(&mut self, port: &PortConfig, plug: Plug) -> Result<(), String> {
         let entry = self.ports.add(port.clone(), plug, self.epoll).map_err(|error| error.to_string())?;
         self.ports.begin_entry(entry, self.epoll);
         Ok(())
@@ -238,9 +217,10 @@ impl Requests<'_> {
         }
     }
 
-    /// Removes a port from the configuration file, and returns whether that was possible, with the file or the reason.
-    fn forget(&mut self, name: &str) -> (bool, String) {
-        self.note(false, |requests| {
+    /// Removes a port from the configuration file unless only the running switch is meant, and returns whether it is gone there, with the file
+    /// or the reason.
+    fn forget(&mut self, name: &str, runtime: bool) -> (bool, String) {
+        self.note(runtime, |requests| {
             let file = requests.config.file.as_mut()?;
             let kept = requests.privileges.forget_port(&file.path, name);
             if kept.is_ok() {

@@ -42,7 +42,7 @@ pub(in crate::ports) fn set_up(port: &PortConfig, name: &str) -> Result<(), Open
     if let Some(mtu) = port.mtu {
         netif::set_mtu(name, mtu.into())?;
     }
-    if let Some(bridge) = config.link.bridge.as_deref().filter(|_| bridge_of(port).is_some()) {
+    if let Some(bridge) = bridge_name(port).filter(|_| bridge_of(port).is_some()) {
         netif::join_bridge(name, bridge)?;
     }
     if let Some(up) = config.link.up {
@@ -54,17 +54,17 @@ pub(in crate::ports) fn set_up(port: &PortConfig, name: &str) -> Result<(), Open
     Ok(())
 }
 
-/// Returns the name of the bridge that a tap is to be in, or nothing.
-pub(super) fn bridge_name(port: &PortConfig) -> &str {
+/// Returns the name of the bridge that a tap is to be in, if it is to be in one.
+pub(super) fn bridge_name(port: &PortConfig) -> Option<&str> {
     match &port.kind {
-        PortKind::Tap(config) => config.link.bridge.as_deref().unwrap_or_default(),
-        _ => "",
+        PortKind::Tap(config) => config.link.bridge.as_deref(),
+        _ => None,
     }
 }
 
 /// Returns the index of the bridge that a tap is to be in, if there is one now.
 pub(super) fn bridge_of(port: &PortConfig) -> Option<u32> {
-    Some(bridge_name(port)).filter(|name| !name.is_empty()).and_then(|name| netif::index(name).ok().flatten())
+    bridge_name(port).and_then(|name| netif::index(name).ok().flatten())
 }
 
 /// Returns the Ethernet address that a tap of this name always has in this network namespace of this machine: guests go on sending to the

@@ -113,8 +113,7 @@ fn plug(
     }
     let index = netif::index(&tap).ok().flatten();
     let bridge = link::bridge_of(config);
-    if let (None, name @ [_, ..]) = (bridge, link::bridge_name(config).as_bytes()) {
-        let name = String::from_utf8_lossy(name);
+    if let (None, Some(name)) = (bridge, link::bridge_name(config)) {
         tracing::warn!(port = config.name, "there is no bridge {name} yet; the tap joins it when there is");
     }
     Ok(TapPort {
@@ -165,7 +164,7 @@ impl PortControl for TapPort {
             return;
         }
         self.bridge = bridge;
-        let (port, name) = (&self.name, link::bridge_name(config));
+        let (port, name) = (&self.name, link::bridge_name(config).unwrap_or_default());
         if bridge.is_none() {
             tracing::warn!(port, "there is no bridge {name} any more; the tap joins it when it comes back");
         } else if let Err(error) = self.privileges.set_up(config) {
@@ -186,10 +185,9 @@ impl PortControl for TapPort {
     fn snapshots(&self, config: &PortConfig, _: &MappingBudget, _: &mut QueueStates) -> Vec<PortSnapshot> {
         let (named, fault) = match self.named() {
             Named::Tap => {
-                let bridge = link::bridge_name(config);
-                let missing = self.bridge.is_none() && !bridge.is_empty();
+                let missing = link::bridge_name(config).filter(|_| self.bridge.is_none());
                 let fault =
-                    missing.then(|| format!("there is no bridge {bridge}; the tap joins it when there is"));
+                    missing.map(|name| format!("there is no bridge {name}; the tap joins it when there is"));
                 (Some(self.tap.as_str()), fault)
             }
             // The settings of another interface are not those of our tap.
