@@ -99,6 +99,8 @@ pub struct SocketAccess {
 pub struct Listener {
     fd: OwnedFd,
     file: Option<SocketFile>,
+    /// Another process listens on the same socket, and it is that one's to end it.
+    shared: bool,
 }
 
 /// The file of a bound socket. It is removed on drop, if it is still the file that was made.
@@ -215,7 +217,7 @@ impl Listener {
             result => result.map_err(|e| bind_error(path, e))?,
         }
         let file = SocketFile::at(path, false)?;
-        Ok(Listener { fd, file: Some(file) })
+        Ok(Listener { fd, file: Some(file), shared: false })
     }
 
     /// Takes over a listening socket from a parent or service manager, which keeps its file.
@@ -234,7 +236,7 @@ impl Listener {
         if suits() != Ok(true) {
             return Err(BindError::NotAListener);
         }
-        Ok(Listener { fd, file: None })
+        Ok(Listener { fd, file: None, shared: false })
     }
 
     /// Takes over a listening socket that another process has made at `path` for this one, and whose file that process removes.
@@ -244,6 +246,31 @@ impl Listener {
     pub fn from_fd_at(fd: OwnedFd, path: impl AsRef<Path>) -> Result<Listener, BindError> {
         let file = SocketFile::at(path.as_ref(), true)?;
         Ok(Listener { file: Some(file), ..Self::from_fd(fd)? })
+    }
+
+    /// Takes over a socket on which another process listens, and on which it goes on listening if this one does not
+    /// [keep](Self::keep) it: dropping it changes nothing for that process. `path` is where its file was made, if that is known.
+    ///
+    /// # Errors
+    /// As [`from_fd`](Self::from_fd).
+    pub fn from_predecessor(fd: OwnedFd, path: Option<&Path>) -> Result<Listener, BindError> {
+        // The file may have been removed, which says nothing against the socket.
+        let file = path.and_then(|path| SocketFile::at(path, true).ok());
+        Ok(Listener { file, shared: true, ..Self::from_fd(fd)? })
+    }
+
+    /// Makes the socket this process's own, which removes its file at the end if `removes`.
+    pub fn keep(&mut self, removes: bool) {
+        self.shared = false;
+        if let Some(file) = &mut self.file {
+            file.left = !removes;
+        }
+    }
+
+    /// Leaves the socket, with its file, to a process that has [taken it over](Self::from_predecessor).
+    pub fn let_go(&mut self) {
+        self.shared = true;
+        self.leave_file();
     }
 
     /// Gives the socket away, and leaves its file where it is.
@@ -285,9 +312,9 @@ impl Listener {
     /// Removes the file that this listener owns, and has `closer` close the socket with the connections that wait in it. If the
     /// listener owns a file, nobody can connect any more when this returns.
     pub fn close_by(self, closer: &Closer) {
-        let Listener { fd, file } = self;
+        let Listener { fd, file, shared } = self;
         // An inherited socket is another process's, too. Of ours, a file that was left must be stale at once, for whoever removes it.
-        if file.is_some() {
+        if file.is_some() && !shared {
             let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
         }
         drop(file);

@@ -19,25 +19,31 @@
 //! [`Closer`], because the front end decides how long closing takes. While that is behind the
 //! session reads nothing ([`Progress::behind`]).
 
+mod handover;
 mod log;
 mod requests;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ringferry_memory::{DirtyLog, GuestMemory, MapBudget, MapError, MemoryError, SharedMem};
+use ringferry_memory::{DirtyLog, GuestMemory, MapBudget, MapError, MemoryError, RegionSpec, SharedMem};
 use ringferry_sys::closer::{Closer, Deferred};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
 use zerocopy::IntoBytes;
 
+pub use handover::{
+    AdoptError, CountersState, InflightState, KickState, LogState, Put, RegionState, RingDescription,
+    SessionState, Take,
+};
+
 use crate::base;
 use crate::inflight::{InflightError, InflightTracking};
 use crate::message::{
-    F_LOG_ALL, F_PROTOCOL_FEATURES, F_RING_PACKED, FLAG_REPLY, Header, MAX_FDS, MAX_MEM_SLOTS,
-    MAX_VIRTQUEUES, MessageSpec, Needs, ProtocolFeatures, Reply, bit_numbers,
+    F_LOG_ALL, F_PROTOCOL_FEATURES, F_RING_PACKED, FLAG_REPLY, Header, InflightDescription, MAX_FDS,
+    MAX_MEM_SLOTS, MAX_VIRTQUEUES, MessageSpec, Needs, ProtocolFeatures, Reply, bit_numbers,
 };
 use crate::vring::{Kick, RingError, RingSetup, Vring};
 use crate::wire::{Message, Wire, WireError};
@@ -383,12 +389,14 @@ pub struct Session {
     protocol: ProtocolFeatures,
     /// Unmapped by the closer, once the device has let go of it.
     memory: Option<Deferred<Arc<GuestMemory>>>,
+    /// The files of the regions in it, for a [hand-over](SessionState).
+    files: Vec<(RegionSpec, Deferred<OwnedFd>)>,
     /// Regions that were added more than once: one entry for each repetition.
-    repeated: Vec<ringferry_memory::RegionSpec>,
+    repeated: Vec<RegionSpec>,
     rings: Vec<Vring>,
     /// The in-flight region in which packed rings keep their positions, if the front end gave us
     /// one.
-    tracking: Option<Deferred<InflightTracking>>,
+    tracking: Option<Tracking>,
     /// The dirty log.
     log: log::Log,
     /// Kept open because the front end takes its closing for the back end's death.
@@ -404,6 +412,14 @@ pub struct Session {
     warnings: Warnings,
     /// What the log lines have as `port`.
     port: Option<Arc<str>>,
+}
+
+/// The in-flight region of a session, with what is needed to hand it over.
+#[derive(Debug)]
+struct Tracking {
+    map: Deferred<InflightTracking>,
+    file: Deferred<OwnedFd>,
+    description: InflightDescription,
 }
 
 /// The answer to a message that was served.
@@ -442,6 +458,7 @@ impl Session {
             features: None,
             protocol: ProtocolFeatures::empty(),
             memory: None,
+            files: Vec::new(),
             repeated: Vec::new(),
             rings: std::iter::repeat_with(Vring::default).take(usize::from(offer.max_queues)).collect(),
             tracking: None,
@@ -484,6 +501,7 @@ impl Session {
         self.closed = true;
         self.stop_all(dev);
         self.rings.clear();
+        self.files.clear();
         self.tracking = None;
         self.log = log::Log::default();
         self.backend_req = None;
@@ -687,7 +705,8 @@ impl Session {
         let log = self.dirty_log().cloned();
         let ring = &mut self.rings[usize::from(index)];
         let features = features & !(F_PROTOCOL_FEATURES | F_LOG_ALL);
-        match ring.setup(index, memory, features, self.tracking.as_deref(), log) {
+        match ring.setup(index, memory, features, self.tracking.as_ref().map(|tracking| &*tracking.map), log)
+        {
             Ok(Some(setup)) => {
                 ring.started = true;
                 ring.recover = false;

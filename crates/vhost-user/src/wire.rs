@@ -74,6 +74,14 @@ pub(crate) struct Wire {
     filled: usize,
     fds: Vec<Deferred<OwnedFd>>,
     closer: Closer,
+    /// Another process has the connection, too, and it is that one's to end it.
+    shared: bool,
+}
+
+/// What has been received of a message that is not complete.
+pub(crate) struct Partial<'a> {
+    pub bytes: &'a [u8],
+    pub fds: Vec<Deferred<OwnedFd>>,
 }
 
 impl Wire {
@@ -81,12 +89,34 @@ impl Wire {
         let stream = closer.defer(stream);
         stream.set_nonblocking(true)?;
         let buffer = Box::new([0; Header::LEN + MAX_PAYLOAD]);
-        Ok(Self { stream, buffer, filled: 0, fds: Vec::new(), closer })
+        Ok(Self { stream, buffer, filled: 0, fds: Vec::new(), closer, shared: false })
     }
 
     /// Returns the closer of everything that comes from the peer.
     pub fn closer(&self) -> &Closer {
         &self.closer
+    }
+
+    /// Says whether another process has the connection, too: then this end is closed without a word to the peer.
+    pub fn set_shared(&mut self, shared: bool) {
+        self.shared = shared;
+    }
+
+    /// Returns what has been received of the next message, for another process that goes on reading.
+    pub fn partial(&self) -> (&[u8], &[Deferred<OwnedFd>]) {
+        (&self.buffer[..self.filled], &self.fds)
+    }
+
+    /// Goes on with a message of which another process has received this much; returns false, and does nothing, if no message is so long.
+    pub fn restore(&mut self, partial: Partial<'_>) -> bool {
+        let Partial { bytes, fds } = partial;
+        // A complete message would have been served.
+        if bytes.len() >= self.buffer.len() || fds.len() > MAX_FDS {
+            return false;
+        }
+        self.buffer[..bytes.len()].copy_from_slice(bytes);
+        (self.filled, self.fds) = (bytes.len(), fds);
+        true
     }
 
     /// Reads the next message; `None` when it is not yet complete. After an error the position in
@@ -194,7 +224,9 @@ impl Wire {
 impl Drop for Wire {
     fn drop(&mut self) {
         // Whoever closes the stream may be busy for long.
-        self.stream.shutdown();
+        if !self.shared {
+            self.stream.shutdown();
+        }
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) enum Log {
     #[default]
     Unset,
     /// The log lies here. It is unmapped by the closer, once the device has let go of it.
-    Mapped(Deferred<Arc<DirtyLog>>),
+    Mapped { log: Deferred<Arc<DirtyLog>>, file: Deferred<OwnedFd>, place: LogBase },
     /// The log cannot be mapped, for this reason.
     Unusable(String),
 }
@@ -47,7 +47,7 @@ impl Session {
     /// Returns the dirty log in which writes are recorded now, if they are.
     pub fn dirty_log(&self) -> Option<&Arc<DirtyLog>> {
         match &self.log {
-            Log::Mapped(log) if self.is_logged() => Some(log),
+            Log::Mapped { log, .. } if self.is_logged() => Some(log),
             _ => None,
         }
     }
@@ -71,7 +71,7 @@ impl Session {
         };
         self.is_logged()
             && match &self.log {
-                Log::Mapped(_) => false,
+                Log::Mapped { .. } => false,
                 Log::Unset => asked(),
                 Log::Unusable(_) => true,
             }
@@ -80,13 +80,25 @@ impl Session {
     pub(super) fn set_log_base(
         &mut self,
         place: LogBase,
-        fds: &[Deferred<OwnedFd>],
+        mut fds: Vec<Deferred<OwnedFd>>,
         dev: &mut dyn Device,
     ) -> Result<Answer, Refusal> {
-        let [fd] = fds else { return Err(Refusal::Descriptors(fds.len())) };
+        let (Some(file), true) = (fds.pop(), fds.is_empty()) else {
+            return Err(Refusal::Descriptors(fds.len() + 1));
+        };
         let before = self.dirty_log().cloned();
-        let log = match DirtyLog::map_within(fd.as_fd(), place.size, place.offset, &self.budget) {
-            Ok(log) => Log::Mapped(self.wire.closer().defer(log)),
+        let log = self.map_log(file, place);
+        let old = std::mem::replace(&mut self.log, log);
+        self.log_changed(before, dev);
+        drop(old); // the device has let go of it, so that it is unmapped here, by the closer
+        self.start_all(dev);
+        Ok(Answer::Payload(place.as_bytes().to_vec()))
+    }
+
+    /// Maps a dirty log. One that cannot be mapped holds the rings until logging ends.
+    pub(super) fn map_log(&self, file: Deferred<OwnedFd>, place: LogBase) -> Log {
+        match DirtyLog::map_within(file.as_fd(), place.size, place.offset, &self.budget) {
+            Ok(log) => Log::Mapped { log: self.wire.closer().defer(log), file, place },
             Err(error) => {
                 let port = self.port.as_deref();
                 self.warnings.warn(port, || {
@@ -94,12 +106,7 @@ impl Session {
                 });
                 Log::Unusable(format!("the dirty log of the migration cannot be mapped: {error}"))
             }
-        };
-        let old = std::mem::replace(&mut self.log, log);
-        self.log_changed(before, dev);
-        drop(old); // the device has let go of it, so that it is unmapped here, by the closer
-        self.start_all(dev);
-        Ok(Answer::Payload(place.as_bytes().to_vec()))
+        }
     }
 
     /// Stops the rings that are held now, and tells the device of the log of the others if it is not the one `before`.
@@ -127,7 +134,7 @@ impl Session {
 
     /// Forgets the log if no ring runs any more.
     pub(super) fn forget_idle_log(&mut self) {
-        if matches!(self.log, Log::Mapped(_)) && self.rings.iter().all(|ring| !ring.started) {
+        if matches!(self.log, Log::Mapped { .. }) && self.rings.iter().all(|ring| !ring.started) {
             self.log = Log::Unset;
         }
     }

@@ -16,9 +16,9 @@ use ringferry_sys::socket::Stream;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::log::Log;
-use super::{Answer, Device, Refusal, Session};
+use super::{Answer, Device, Refusal, Session, Tracking};
 use crate::base;
-use crate::inflight::{self, InflightTracking};
+use crate::inflight::{self, InflightError, InflightTracking};
 use crate::message::{
     ConfigHeader, F_LOG_ALL, F_PROTOCOL_FEATURES, InflightDescription, MAX_CONFIG, MemoryRegion, MemoryTable,
     NO_FD, ProtocolFeatures, RING_INDEX_MASK, Request, SingleRegion, VringAddr, VringState,
@@ -32,7 +32,7 @@ const MIN_MTU: u64 = 68;
 
 /// Most repeated regions that are remembered: a large guest's front end repeats each slot once for
 /// every further queue pair.
-const MAX_REPEATS: usize = 4096;
+pub(super) const MAX_REPEATS: usize = 4096;
 
 /// Parses a payload of fixed layout, whose size the table has checked.
 fn parse<T: FromBytes + KnownLayout + Immutable>(payload: &[u8]) -> Result<T, Refusal> {
@@ -74,7 +74,7 @@ impl Session {
 
             Request::SetMemTable => self.set_mem_table(&payload, fds, dev),
             Request::GetMaxMemSlots => reply_u64(self.offer.max_mem_slots.into()),
-            Request::AddMemReg => self.add_mem_reg(parse(&payload)?, &fds, dev),
+            Request::AddMemReg => self.add_mem_reg(parse(&payload)?, fds, dev),
             Request::RemMemReg => self.rem_mem_reg(parse(&payload)?, dev),
 
             Request::SetVringNum => self.set_vring_num(parse(&payload)?, dev),
@@ -97,7 +97,7 @@ impl Session {
             }
 
             Request::GetInflightFd => self.get_inflight_fd(&payload),
-            Request::SetInflightFd => self.set_inflight_fd(&payload, &fds, dev),
+            Request::SetInflightFd => self.set_inflight_fd(&payload, fds, dev),
 
             Request::GetConfig => Self::get_config(&payload, dev),
             Request::SetConfig => Self::set_config(&payload, dev),
@@ -117,7 +117,7 @@ impl Session {
             Request::GetStatus => reply_u64(self.status.into()),
             Request::ResetDevice => Ok(self.reset_device(dev)),
 
-            Request::SetLogBase => self.set_log_base(parse(&payload)?, &fds, dev),
+            Request::SetLogBase => self.set_log_base(parse(&payload)?, fds, dev),
             // Nobody waits for this event, and signalling it would cost a system call for each write.
             Request::SetLogFd => Ok(Answer::Done),
 
@@ -139,7 +139,7 @@ impl Session {
         }
     }
 
-    fn offered_features(&self) -> u64 {
+    pub(super) fn offered_features(&self) -> u64 {
         let protocol = if self.offer.protocol.is_empty() { 0 } else { F_PROTOCOL_FEATURES };
         self.offer.features | protocol
     }
@@ -204,24 +204,28 @@ impl Session {
         if specs.len() < count {
             return Err(bad_size());
         }
-        let mut regions = Vec::with_capacity(count);
-        for (spec, fd) in specs.zip(&fds) {
-            let spec: MemoryRegion = parse(spec)?;
-            regions.push(Region::map_within(fd.as_fd(), spec.into(), &self.budget)?);
+        let (mut regions, mut files) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for (spec, fd) in specs.zip(fds) {
+            let spec = RegionSpec::from(parse::<MemoryRegion>(spec)?);
+            regions.push(Region::map_within(fd.as_fd(), spec, &self.budget)?);
+            files.push((spec, fd));
         }
         let memory = GuestMemory::new(regions)?;
         self.repeated.clear();
         self.change_memory((count > 0).then_some(memory), dev);
+        self.files = files;
         Ok(Answer::Done)
     }
 
     fn add_mem_reg(
         &mut self,
         single: SingleRegion,
-        fds: &[Deferred<OwnedFd>],
+        mut fds: Vec<Deferred<OwnedFd>>,
         dev: &mut dyn Device,
     ) -> Result<Answer, Refusal> {
-        let [fd] = fds else { return Err(Refusal::Descriptors(fds.len())) };
+        let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
+            return Err(Refusal::Descriptors(fds.len() + 1));
+        };
         if self.has_region(&single) {
             // QEMU before 8.0 adds, and later removes, each region once per queue pair.
             if self.repeated.len() >= MAX_REPEATS {
@@ -240,6 +244,7 @@ impl Session {
             None => GuestMemory::new(vec![region])?,
         };
         self.change_memory(Some(memory), dev);
+        self.files.push((single.region.into(), fd));
         Ok(Answer::Done)
     }
 
@@ -266,6 +271,7 @@ impl Session {
             .without(guest_addr, user_addr, size)?;
         let is_empty = memory.regions().is_empty();
         self.change_memory((!is_empty).then_some(memory), dev);
+        self.files.retain(|(spec, _)| !is_it(spec));
         Ok(Answer::Done)
     }
 
@@ -282,7 +288,7 @@ impl Session {
 
     // Rings
 
-    fn check_index(&self, index: impl Into<u64>) -> Result<u16, Refusal> {
+    pub(super) fn check_index(&self, index: impl Into<u64>) -> Result<u16, Refusal> {
         let index = index.into();
         let rings = self.rings.len();
         // The index is compared before it is narrowed (CVE-2020-10723).
@@ -432,11 +438,16 @@ impl Session {
 
     // In-flight tracking
 
-    /// Parses an in-flight description, and checks its numbers against the device's limits
-    /// (CVE-2021-3839).
+    /// Parses an in-flight description, and checks it.
     fn inflight_description(&self, payload: &[u8]) -> Result<InflightDescription, Refusal> {
         let description = inflight_description(payload).ok_or(Refusal::Size(payload.len()))?;
-        let InflightDescription { num_queues, queue_size, .. } = description;
+        self.check_inflight(&description)?;
+        Ok(description)
+    }
+
+    /// Checks the numbers of an in-flight description against the device's limits (CVE-2021-3839).
+    pub(super) fn check_inflight(&self, description: &InflightDescription) -> Result<(), Refusal> {
+        let InflightDescription { num_queues, queue_size, .. } = *description;
         if num_queues == 0 || usize::from(num_queues) > self.rings.len() {
             return Err(Refusal::Value { field: "number of queues", value: num_queues.into() });
         }
@@ -445,7 +456,7 @@ impl Session {
         if entries > inflight::MAX_ENTRIES {
             return Err(Refusal::Value { field: "entries of all queues", value: entries.into() });
         }
-        Ok(description)
+        Ok(())
     }
 
     /// Creates an in-flight region and hands it to the front end. The session keeps nothing of it,
@@ -470,21 +481,33 @@ impl Session {
     fn set_inflight_fd(
         &mut self,
         payload: &[u8],
-        fds: &[Deferred<OwnedFd>],
+        mut fds: Vec<Deferred<OwnedFd>>,
         dev: &mut dyn Device,
     ) -> Result<Answer, Refusal> {
-        let [fd] = fds else { return Err(Refusal::Descriptors(fds.len())) };
+        let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
+            return Err(Refusal::Descriptors(fds.len() + 1));
+        };
         let description = self.inflight_description(payload)?;
-        let tracking =
-            InflightTracking::map(fd.as_fd(), &description, self.packed().unwrap_or(false), &self.budget)?;
+        let tracking = self.map_inflight(fd, &description)?;
         // A running ring keeps its position; rings that start later take theirs from the region.
         for ring in &mut self.rings {
             ring.recover = !ring.started;
         }
         self.stop_all(dev);
-        self.tracking = Some(self.wire.closer().defer(tracking));
+        self.tracking = Some(tracking);
         self.start_all(dev);
         Ok(Answer::Done)
+    }
+
+    /// Maps an in-flight region of a checked description.
+    pub(super) fn map_inflight(
+        &self,
+        file: Deferred<OwnedFd>,
+        description: &InflightDescription,
+    ) -> Result<Tracking, InflightError> {
+        let packed = self.packed().unwrap_or(false);
+        let map = InflightTracking::map(file.as_fd(), description, packed, &self.budget)?;
+        Ok(Tracking { map: self.wire.closer().defer(map), file, description: *description })
     }
 
     // Device

@@ -1,0 +1,468 @@
+//! Handing a session over to another process, in which it goes on: its state as data ([`SessionState`]), and a session made of
+//! that.
+//!
+//! The front end notices nothing. Its connection, with what lies unread in it, the events of its rings and the files of its memory are open
+//! files, which the successor gets as descriptors. The rest is said in numbers. The owner of a session that runs calls
+//!
+//! 1. [`Session::state`] while rings still run, as often as it likes, for the successor to [map the memory](Session::adopt) before
+//!    anything is stopped;
+//! 2. [`Session::suspend`], which stops the rings, and [`Session::positions`];
+//! 3. [`Session::let_go`] once the successor has taken over, or [`Session::resume`] if it has not after all.
+//!
+//! The successor gives the positions to what it has adopted ([`Session::set_positions`]) and calls [`Session::resume`]. Until then the front end learns nothing of it: dropping
+//! what was adopted leaves the connection to the other process. If the front end has
+//! said anything in between, which [`Session::generation`] tells, what was adopted is out of date, and it adopts the state anew.
+//!
+//! The state is not trusted: all that a front end's messages would be refused for is refused here, too. A ring that is described so that it
+//! cannot start is not started.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use ringferry_memory::{GuestMemory, Region, RegionSpec};
+use ringferry_sys::closer::Deferred;
+use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::socket::Stream;
+use serde::{Deserialize, Serialize};
+
+use super::log::Log;
+use super::{Counters, Device, Offer, Refusal, Resources, Session, Unanswered};
+use crate::base;
+use crate::message::{InflightDescription, LogBase, MAX_FDS, ProtocolFeatures, VringAddr};
+use crate::vring::{Geometry, Kick, check_addr, check_num};
+use crate::wire::Partial;
+
+/// Takes a descriptor along, and returns the number by which the state refers to it.
+pub type Put<'a> = dyn FnMut(BorrowedFd<'_>) -> io::Result<u32> + 'a;
+
+/// Returns the descriptor of a number, the first time that it is asked for.
+pub type Take<'a> = dyn FnMut(u32) -> Option<OwnedFd> + 'a;
+
+/// The state of a session. Descriptors are numbers that [`Put`] has given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionState {
+    /// The connection.
+    pub socket: u32,
+    /// What has been received of the next message.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub received: Vec<u8>,
+    /// The descriptors that came with it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub received_fds: Vec<u32>,
+    /// Features of the last `SET_FEATURES`, as it came; absent: there was none.
+    pub features: Option<u64>,
+    /// Protocol features that were negotiated.
+    pub protocol: u64,
+    /// The memory map.
+    pub memory: Vec<RegionState>,
+    /// Regions that were added more than once: one entry for each repetition.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub repeated: Vec<RegionState>,
+    /// The rings that anything is known of.
+    pub rings: Vec<RingDescription>,
+    /// The in-flight region.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inflight: Option<InflightState>,
+    /// The dirty log.
+    #[serde(default)]
+    pub log: LogState,
+    /// The channel for the back end's own requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend_req: Option<u32>,
+    /// The driver's device status.
+    pub status: u8,
+    /// What the session has counted, by stable name.
+    pub counters: CountersState,
+}
+
+/// A region of guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegionState {
+    /// See [`RegionSpec::guest_addr`].
+    pub guest_addr: u64,
+    /// See [`RegionSpec::size`].
+    pub size: u64,
+    /// See [`RegionSpec::user_addr`].
+    pub user_addr: u64,
+    /// See [`RegionSpec::mmap_offset`].
+    pub mmap_offset: u64,
+    /// Its file; absent for a repetition.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<u32>,
+}
+
+/// A ring as the front end has described it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RingDescription {
+    /// Its index.
+    pub index: u16,
+    /// Its size in entries.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u16>,
+    /// Its user addresses, as in `SET_VRING_ADDR`: flags, descriptors, used, available, log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub addr: Option<(u32, u64, u64, u64, u64)>,
+    /// The base at which it starts, as in `SET_VRING_BASE`. That of a running ring is where it last started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<u32>,
+    /// The position in the in-flight region takes precedence over `base`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub recover: bool,
+    /// It has a kick: a number, or none if the device polls.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kick: Option<KickState>,
+    /// The event that tells the driver of used buffers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call: Option<u32>,
+    /// The event that tells the driver that the ring is broken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub err: Option<u32>,
+    /// It is enabled.
+    pub enabled: bool,
+}
+
+/// The kick of a ring that may start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KickState {
+    /// The device polls the ring.
+    Poll,
+    /// The device waits for this event.
+    Event(u32),
+}
+
+/// An in-flight region, as in `SET_INFLIGHT_FD`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InflightState {
+    /// Its file.
+    pub file: u32,
+    /// See [`InflightDescription::mmap_size`].
+    pub mmap_size: u64,
+    /// See [`InflightDescription::mmap_offset`].
+    pub mmap_offset: u64,
+    /// See [`InflightDescription::num_queues`].
+    pub num_queues: u16,
+    /// See [`InflightDescription::queue_size`].
+    pub queue_size: u16,
+}
+
+/// What is known of the dirty log.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogState {
+    /// Nothing.
+    #[default]
+    Unset,
+    /// It lies in this file.
+    Mapped {
+        /// The file.
+        file: u32,
+        /// Size in bytes.
+        size: u64,
+        /// Offset in the file.
+        offset: u64,
+    },
+    /// It could not be mapped, for this reason.
+    Unusable(String),
+}
+
+/// [`Counters`] as data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CountersState {
+    /// See [`Counters::messages`].
+    pub messages: u64,
+    /// See [`Counters::rejected`].
+    pub rejected: u64,
+    /// See [`Counters::unexpected_fds_closed`].
+    pub unexpected_fds_closed: u64,
+    /// See [`Counters::failed_starts`].
+    pub failed_starts: u64,
+}
+
+impl From<Counters> for CountersState {
+    fn from(counters: Counters) -> Self {
+        let Counters { messages, rejected, unexpected_fds_closed, failed_starts } = counters;
+        Self { messages, rejected, unexpected_fds_closed, failed_starts }
+    }
+}
+
+impl From<CountersState> for Counters {
+    fn from(state: CountersState) -> Self {
+        let CountersState { messages, rejected, unexpected_fds_closed, failed_starts } = state;
+        Self { messages, rejected, unexpected_fds_closed, failed_starts }
+    }
+}
+
+/// The reason why a session cannot be taken over. Its connection is closed then, as are all its descriptors.
+#[derive(Debug, thiserror::Error)]
+pub enum AdoptError {
+    /// A descriptor was not passed, or is another thing than it should be.
+    #[error("the descriptor of {0} is missing or of another kind")]
+    Descriptor(&'static str),
+    /// No front end could have brought a session into this state.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The system has no memory or descriptors left.
+    #[error(transparent)]
+    Os(#[from] io::Error),
+}
+
+impl RegionState {
+    fn of(spec: &RegionSpec, file: Option<u32>) -> RegionState {
+        let RegionSpec { guest_addr, size, user_addr, mmap_offset } = *spec;
+        RegionState { guest_addr, size, user_addr, mmap_offset, file }
+    }
+
+    fn spec(&self) -> RegionSpec {
+        let RegionState { guest_addr, size, user_addr, mmap_offset, .. } = *self;
+        RegionSpec { guest_addr, size, user_addr, mmap_offset }
+    }
+}
+
+impl RingDescription {
+    fn addresses(&self) -> Option<VringAddr> {
+        let (flags, desc, used, avail, log) = self.addr?;
+        Some(VringAddr { index: self.index.into(), flags, desc, used, avail, log })
+    }
+}
+
+impl Session {
+    /// Returns a number that changes whenever the front end has said anything: what [`state`](Self::state) has returned holds as long as it
+    /// is the same, but for the positions of rings.
+    pub fn generation(&self) -> u64 {
+        // A message is at most 2^13 bytes long, and there are never 2^51 of them.
+        self.counters.messages << 13 | self.wire.partial().0.len() as u64
+    }
+
+    /// Returns the session's state, whose descriptors go to `put`. Nothing changes.
+    ///
+    /// # Errors
+    /// Those of `put`.
+    pub fn state(&self, put: &mut Put<'_>) -> io::Result<SessionState> {
+        let (received, fds) = self.wire.partial();
+        let mut rings = Vec::new();
+        for (index, ring) in (0u16..).zip(&self.rings) {
+            let kick = match &ring.kick {
+                Kick::Unset => None,
+                Kick::Poll => Some(KickState::Poll),
+                Kick::Event(event) => Some(KickState::Event(put(event.as_fd())?)),
+            };
+            let mut event = |event: &Option<Deferred<EventFd>>| {
+                event.as_ref().map(|event| put(event.as_fd())).transpose()
+            };
+            let addr =
+                ring.geometry.addr.map(|addr| (addr.flags, addr.desc, addr.used, addr.avail, addr.log));
+            let description = RingDescription {
+                index,
+                size: ring.geometry.size,
+                addr,
+                base: ring.base,
+                recover: ring.recover,
+                kick,
+                call: event(&ring.call)?,
+                err: event(&ring.err)?,
+                enabled: ring.enabled,
+            };
+            if description != (RingDescription { index, ..RingDescription::default() }) {
+                rings.push(description);
+            }
+        }
+        let mut memory = Vec::new();
+        for (spec, file) in &self.files {
+            memory.push(RegionState::of(spec, Some(put(file.as_fd())?)));
+        }
+        let inflight = match &self.tracking {
+            Some(tracking) => {
+                let InflightDescription { mmap_size, mmap_offset, num_queues, queue_size, .. } =
+                    tracking.description;
+                let file = put(tracking.file.as_fd())?;
+                Some(InflightState { file, mmap_size, mmap_offset, num_queues, queue_size })
+            }
+            None => None,
+        };
+        Ok(SessionState {
+            socket: put(self.as_fd())?,
+            received: received.to_vec(),
+            received_fds: fds.iter().map(|fd| put(fd.as_fd())).collect::<io::Result<_>>()?,
+            features: self.features,
+            protocol: self.protocol.bits(),
+            memory,
+            repeated: self.repeated.iter().map(|spec| RegionState::of(spec, None)).collect(),
+            rings,
+            inflight,
+            log: match &self.log {
+                Log::Unset => LogState::Unset,
+                Log::Mapped { file, place, .. } => {
+                    LogState::Mapped { file: put(file.as_fd())?, size: place.size, offset: place.offset }
+                }
+                Log::Unusable(why) => LogState::Unusable(why.clone()),
+            },
+            backend_req: self.backend_req.as_ref().map(|channel| put(channel.as_fd())).transpose()?,
+            status: self.status,
+            counters: self.counters.into(),
+        })
+    }
+
+    /// Stops all running rings, so that their [positions](Self::positions) can be handed over. Nothing is read from the connection until
+    /// [`resume`](Self::resume), which the caller sees to.
+    ///
+    /// # Errors
+    /// What serves the rings does not answer: the session can only be [ended](Self::disconnect).
+    pub fn suspend(&mut self, dev: &mut dyn Device) -> Result<(), Unanswered> {
+        self.stop_all(dev);
+        self.disturbed = false;
+        self.unanswered.take().map_or(Ok(()), Err)
+    }
+
+    /// Returns the base at which each ring resumes, in the order of their indices. Call it on a [suspended](Self::suspend) session.
+    pub fn positions(&self) -> Vec<Option<u32>> {
+        self.rings.iter().map(|ring| ring.base).collect()
+    }
+
+    /// Sets the bases at which rings that have not started begin, those of [`positions`](Self::positions).
+    pub fn set_positions(&mut self, positions: &[Option<u32>]) {
+        for (ring, base) in self.rings.iter_mut().zip(positions).filter(|(ring, _)| !ring.started) {
+            ring.base = *base;
+        }
+    }
+
+    /// Leaves the front end to the process that has taken over. The session is to be dropped, which says nothing to the front end.
+    pub fn let_go(&mut self) {
+        self.wire.set_shared(true);
+    }
+
+    /// Starts all rings that can start: of a [suspended](Self::suspend) session, or of one that was [adopted](Self::adopt).
+    pub fn resume(&mut self, dev: &mut dyn Device) {
+        self.wire.set_shared(false);
+        self.start_all(dev);
+        self.disturbed = false;
+    }
+
+    /// Makes the session that another process had, whose descriptors come from `take`. It maps the memory, starts no ring, and tells no device
+    /// anything: the device is to begin with the session's [features](Self::features) and [memory](Self::memory).
+    ///
+    /// # Errors
+    /// [`AdoptError`]; everything is closed.
+    pub fn adopt(
+        state: &SessionState,
+        take: &mut Take<'_>,
+        offer: Offer,
+        resources: Resources,
+    ) -> Result<Session, AdoptError> {
+        let closer = resources.closer.clone();
+        let mut take =
+            |number: u32, what| take(number).map(|fd| closer.defer(fd)).ok_or(AdoptError::Descriptor(what));
+        let socket = take(state.socket, "the connection")?;
+        if !Stream::is_one(&*socket) {
+            return Err(AdoptError::Descriptor("the connection"));
+        }
+        let stream = Stream::from_fd(socket.into_inner())?;
+        let mut session = Session::with_resources(stream, offer, resources)?;
+        session.wire.set_shared(true);
+        let fds = state.received_fds.iter().take(MAX_FDS).map(|number| take(*number, "a message"));
+        let partial = Partial { bytes: &state.received, fds: fds.collect::<Result<_, _>>()? };
+        if !session.wire.restore(partial) {
+            return Err(Refusal::Size(state.received.len()).into());
+        }
+        let unknown = state.features.unwrap_or(0) & !session.offered_features();
+        if unknown != 0 {
+            return Err(Refusal::Features(unknown).into());
+        }
+        let unknown = state.protocol & !session.offer.protocol.bits();
+        if unknown != 0 {
+            return Err(Refusal::Protocol(unknown).into());
+        }
+        session.features = state.features;
+        session.protocol = ProtocolFeatures::from_bits_truncate(state.protocol);
+        session.status = state.status;
+        session.counters = state.counters.into();
+        if let Some(number) = state.backend_req {
+            let channel = take(number, "the channel of the back end's requests")?;
+            let channel = Some(channel).filter(|fd| Stream::is_one(&**fd)).ok_or(Refusal::Channel)?;
+            let channel = Stream::from_fd(channel.into_inner())?;
+            session.backend_req = Some(session.wire.closer().defer(channel));
+        }
+        session.adopt_memory(state, &mut take)?;
+        for ring in &state.rings {
+            session.adopt_ring(ring, &mut take)?;
+        }
+        if let Some(InflightState { file, mmap_size, mmap_offset, num_queues, queue_size }) = state.inflight {
+            let file = take(file, "the in-flight region")?;
+            let description =
+                InflightDescription { mmap_size, mmap_offset, num_queues, queue_size, padding: 0 };
+            session.check_inflight(&description)?;
+            session.tracking = Some(session.map_inflight(file, &description).map_err(Refusal::from)?);
+        }
+        session.log = match &state.log {
+            LogState::Unset => Log::Unset,
+            LogState::Mapped { file, size, offset } => {
+                let file = take(*file, "the dirty log")?;
+                session.map_log(file, LogBase { size: *size, offset: *offset })
+            }
+            LogState::Unusable(why) => Log::Unusable(why.clone()),
+        };
+        Ok(session)
+    }
+
+    fn adopt_memory(
+        &mut self,
+        state: &SessionState,
+        take: &mut dyn FnMut(u32, &'static str) -> Result<Deferred<OwnedFd>, AdoptError>,
+    ) -> Result<(), AdoptError> {
+        let most = usize::from(self.offer.max_mem_slots);
+        if state.memory.len() > most || state.repeated.len() > super::requests::MAX_REPEATS {
+            return Err(Refusal::Slots(most).into());
+        }
+        let mut regions = Vec::with_capacity(state.memory.len());
+        for region in &state.memory {
+            let file = region.file.ok_or(AdoptError::Descriptor("guest memory"))?;
+            let (file, spec) = (take(file, "guest memory")?, region.spec());
+            regions.push(Region::map_within(file.as_fd(), spec, &self.budget).map_err(Refusal::from)?);
+            self.files.push((spec, file));
+        }
+        if !regions.is_empty() {
+            let memory = Arc::new(GuestMemory::new(regions).map_err(Refusal::from)?);
+            self.memory = Some(self.wire.closer().defer(memory));
+        }
+        self.repeated = state.repeated.iter().map(RegionState::spec).collect();
+        Ok(())
+    }
+
+    fn adopt_ring(
+        &mut self,
+        state: &RingDescription,
+        take: &mut dyn FnMut(u32, &'static str) -> Result<Deferred<OwnedFd>, AdoptError>,
+    ) -> Result<(), AdoptError> {
+        let at = usize::from(self.check_index(state.index)?);
+        let packed = self.packed();
+        if let Some(size) = state.size {
+            check_num(size.into(), packed).map_err(Refusal::from)?;
+        }
+        let addr = state.addresses();
+        if let Some(addr) = &addr {
+            check_addr(addr, packed).map_err(Refusal::from)?;
+        }
+        if let (Some(base), Some(packed)) = (state.base, packed) {
+            base::decode(base, packed).map_err(Refusal::from)?;
+        }
+        let closer = self.wire.closer().clone();
+        let mut event = |number: u32, what| {
+            let event = EventFd::from_fd(take(number, what)?.into_inner()).map_err(Refusal::Event)?;
+            Ok::<_, AdoptError>(closer.defer(event))
+        };
+        let kick = match state.kick {
+            None => Kick::Unset,
+            Some(KickState::Poll) => Kick::Poll,
+            Some(KickState::Event(number)) => Kick::Event(event(number, "a kick")?),
+        };
+        let call = state.call.map(|number| event(number, "a call")).transpose()?;
+        let err = state.err.map(|number| event(number, "an error event")).transpose()?;
+        let ring = &mut self.rings[at];
+        ring.geometry = Geometry { size: state.size, addr };
+        (ring.base, ring.recover, ring.enabled) = (state.base, state.recover, state.enabled);
+        (ring.kick, ring.call, ring.err) = (kick, call, err);
+        Ok(())
+    }
+}
