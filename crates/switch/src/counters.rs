@@ -80,6 +80,14 @@ macro_rules! port_counters {
             pub fn by_name(&self) -> BTreeMap<String, u64> {
                 [$((stringify!($field).to_owned(), self.$field.get())),+].into()
             }
+
+            /// The counter of this name, if there is one.
+            fn of_name(&self, name: &str) -> Option<&Counter> {
+                match name {
+                    $(stringify!($field) => Some(&self.$field),)+
+                    _ => None,
+                }
+            }
         }
     };
 }
@@ -142,6 +150,19 @@ impl PortTotals {
         self.sum(|counters| counters.drops.by_name())
     }
 
+    /// Adds what an earlier process has counted, by stable name. No worker may count meanwhile.
+    pub(crate) fn restore(&self, counters: &BTreeMap<String, u64>, drops: &BTreeMap<String, u64>) {
+        let first = &self.0[0];
+        for (name, value) in counters {
+            if let Some(counter) = first.of_name(name) {
+                counter.add(*value);
+            }
+        }
+        for reason in DropReason::ALL {
+            first.drops.add(reason, drops.get(reason.name()).copied().unwrap_or(0));
+        }
+    }
+
     fn sum(&self, of: impl Fn(&PortCounters) -> BTreeMap<String, u64>) -> BTreeMap<String, u64> {
         let mut sum = BTreeMap::new();
         for (name, value) in self.0.iter().flat_map(|counters| of(counters)) {
@@ -172,6 +193,24 @@ pub struct PairCounters {
     pub calls: Counter,
 }
 
+impl PairCounters {
+    /// All of them, in a fixed order.
+    fn all(&self) -> [&Counter; 7] {
+        let Self { rx_packets, rx_bytes, kicks, tx_packets, tx_bytes, tx_dropped, calls } = self;
+        [rx_packets, rx_bytes, kicks, tx_packets, tx_bytes, tx_dropped, calls]
+    }
+
+    /// The values of all of them.
+    pub(crate) fn values(&self) -> [u64; 7] {
+        self.all().map(Counter::get)
+    }
+
+    /// Adds what an earlier process has counted. No worker may count meanwhile.
+    pub(crate) fn restore(&self, values: [u64; 7]) {
+        self.all().into_iter().zip(values).for_each(|(counter, value)| counter.add(value));
+    }
+}
+
 /// The counters of a worker thread about itself.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -186,6 +225,24 @@ pub struct WorkerCounters {
     pub wakeups: Counter,
     /// Time asleep, in nanoseconds.
     pub sleep_nanoseconds: Counter,
+}
+
+impl WorkerCounters {
+    /// All of them, in a fixed order.
+    fn all(&self) -> [&Counter; 5] {
+        let Self { polls, busy_polls, sleeps, wakeups, sleep_nanoseconds } = self;
+        [polls, busy_polls, sleeps, wakeups, sleep_nanoseconds]
+    }
+
+    /// The values of all of them.
+    pub(crate) fn values(&self) -> [u64; 5] {
+        self.all().map(Counter::get)
+    }
+
+    /// Adds what a worker of an earlier process has counted. The worker must be paused.
+    pub(crate) fn restore(&self, values: [u64; 5]) {
+        self.all().into_iter().zip(values).for_each(|(counter, value)| counter.add(value));
+    }
 }
 
 #[cfg(test)]

@@ -123,6 +123,19 @@ pub struct FdbStats {
     pub limited: u64,
 }
 
+impl FdbStats {
+    /// All of them, in the order of their fields.
+    pub(crate) fn values(&self) -> [u64; 6] {
+        let FdbStats { learned, moved, replaced, refused, aged, limited } = *self;
+        [learned, moved, replaced, refused, aged, limited]
+    }
+
+    /// The counters of these values.
+    pub(crate) fn of_values([learned, moved, replaced, refused, aged, limited]: [u64; 6]) -> FdbStats {
+        FdbStats { learned, moved, replaced, refused, aged, limited }
+    }
+}
+
 /// Buckets of a [`FdbPage`]: 256 KiB to read. A worker that read a table of a million addresses at once would keep its packets
 /// waiting for as long as that takes. Other sizes were not tried.
 const PAGE: usize = 4096;
@@ -255,6 +268,11 @@ impl Fdb {
     /// Static addresses in the table.
     pub fn static_len(&self) -> usize {
         self.ports.iter().map(|holder| holder.fixed.len()).sum()
+    }
+
+    /// Sets the counters, those of a table that this one goes on with.
+    pub(crate) fn set_stats(&mut self, stats: FdbStats) {
+        self.stats = stats;
     }
 
     /// Returns the counters since the table was made.

@@ -132,6 +132,28 @@ impl Default for FlowTable {
 }
 
 impl FlowTable {
+    /// Returns the flows in the table, for another process that goes on with them ([`restore`](Self::restore)): two words each, whose meaning is the
+    /// table's.
+    pub fn words(&self) -> impl Iterator<Item = [u64; 2]> {
+        let entries = self.sets.iter().flat_map(|set| &set.0);
+        let words = entries.map(|entry| [entry.key.load(Relaxed), entry.times.load(Relaxed)]);
+        words.filter(|[key, _]| *key != 0)
+    }
+
+    /// Puts a flow into the table that another process has had in its own, whose clock is the same. One that makes no sense, or for which there is
+    /// no room, is left out.
+    pub fn restore(&self, [key, times]: [u64; 2]) {
+        let pairs = [key as u16, (key >> 16) as u16];
+        if pairs.iter().any(|pair| *pair == 0 || *pair > crate::config::MAX_PAIRS) {
+            return;
+        }
+        let free = self.set((key >> 32) as u32).0.iter().find(|entry| entry.key.load(Relaxed) == 0);
+        if let Some(entry) = free {
+            entry.times.store(times, Relaxed);
+            entry.key.store(key, Relaxed);
+        }
+    }
+
     /// Records that the guest sent a frame of this flow on `pair`, which must be less than
     /// [`MAX_PAIRS`](crate::config::MAX_PAIRS) or is ignored; `now` is in microseconds.
     #[inline]

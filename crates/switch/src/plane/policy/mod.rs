@@ -133,6 +133,20 @@ impl PortPolicy {
         self.rate_out.as_ref()
     }
 
+    /// Returns the token buckets by the key of the rule that each is of.
+    pub(crate) fn buckets(&self) -> impl Iterator<Item = (&'static str, &TokenBucket)> {
+        let [in_packets, in_bytes] = self.rate_in().map_or([None, None], RateLimit::buckets);
+        let [out_packets, out_bytes] = self.rate_out().map_or([None, None], RateLimit::buckets);
+        let all = [
+            ("storm", self.storm.as_ref()),
+            ("rate_in_packets", in_packets),
+            ("rate_in", in_bytes),
+            ("rate_out_packets", out_packets),
+            ("rate_out", out_bytes),
+        ];
+        all.into_iter().filter_map(|(key, bucket)| Some((key, &**bucket?)))
+    }
+
     /// Returns true if the port exchanges no frames with other isolated ports.
     #[inline]
     pub(crate) fn isolated(&self) -> bool {

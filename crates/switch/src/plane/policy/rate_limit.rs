@@ -54,6 +54,11 @@ impl RateLimit {
         frames(&self.packets, each.packets).min(frames(&self.bytes, each.bytes))
     }
 
+    /// Returns the buckets of packets and of bytes.
+    pub(super) fn buckets(&self) -> [Option<&Arc<TokenBucket>>; 2] {
+        [self.packets.as_ref(), self.bytes.as_ref()]
+    }
+
     /// Returns the packets and the bytes per second, where they are limited.
     pub(crate) fn per_second(&self) -> (Option<u64>, Option<u64>) {
         let per_second = |bucket: &Option<Arc<TokenBucket>>| Some(bucket.as_ref()?.rate().per_second);

@@ -82,7 +82,30 @@ pub(crate) struct Shaper {
     codel: CoDel,
 }
 
+/// A frame of a queue, for another process that goes on with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Queued {
+    /// Time of its arrival, in microseconds of the switch's clock.
+    pub(crate) since: u64,
+    pub(crate) cost: WireCost,
+    pub(crate) delayed: Delayed,
+}
+
 impl Shaper {
+    /// Returns copies of the frames that wait, in their order.
+    pub(crate) fn queued(&self) -> impl Iterator<Item = Queued> {
+        self.queue.iter().map(|Waiting { since, cost, delayed }| Queued {
+            since: *since,
+            cost: *cost,
+            delayed: delayed.clone(),
+        })
+    }
+
+    /// Appends a frame that another process has queued. It finds room, as it did there.
+    pub(crate) fn requeue(&mut self, queued: Queued) {
+        self.push(queued.delayed, queued.cost, queued.since);
+    }
+
     /// Returns true if no frame waits.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {

@@ -117,6 +117,16 @@ impl TokenBucket {
         let _ = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
     }
 
+    /// Returns the parts used, for another process whose clock is the same.
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Sets the parts used, as they were in another process, whose bucket has the same rate.
+    pub(crate) fn set_used(&self, used: u64) {
+        self.used.store(used, Ordering::Relaxed);
+    }
+
     /// Returns the tokens available at `now`.
     #[inline]
     pub(crate) fn left(&self, now: u64) -> u64 {

@@ -13,6 +13,7 @@ use crate::fdb::{FdbPage, PortId};
 use crate::plane::policy::PortPolicy;
 use crate::plane::port::Steering;
 use crate::plane::queues::{PortHandle, Queues};
+use crate::plane::worker::handover::{Carried, Waiting};
 use crate::rules::Rules;
 
 /// One thing to do between two bursts.
@@ -55,6 +56,14 @@ pub(crate) enum Command<P: Queues> {
     Addresses(usize, SyncSender<FdbPage>),
     /// Say that the commands before this one have been carried out.
     Probe(SyncSender<()>),
+    /// Finish what was taken from queues, take nothing more, and say when.
+    Pause(SyncSender<()>),
+    /// Take from queues again.
+    Unpause,
+    /// Say which frames wait in shapers.
+    Waiting(SyncSender<Waiting>),
+    /// Begin where the worker of another process stood.
+    Carry(Box<Carried>),
     /// Be busy until the test says otherwise.
     #[cfg(test)]
     Hold(Receiver<()>),

@@ -98,6 +98,15 @@ impl<P: Queues> Worker<P> {
             Command::Probe(reply) => {
                 let _ = reply.send(());
             }
+            Command::Pause(reply) => {
+                self.pause_all();
+                let _ = reply.send(());
+            }
+            Command::Unpause => self.paused = false,
+            Command::Waiting(reply) => {
+                let _ = reply.send(self.waiting());
+            }
+            Command::Carry(carried) => self.carry(*carried),
             #[cfg(test)]
             Command::Hold(until) => {
                 let _ = until.recv_timeout(std::time::Duration::from_secs(600));
@@ -194,7 +203,7 @@ impl<P: Queues> Worker<P> {
     }
 
     /// Delivers all that other workers have had for this one.
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         self.poll_handoff();
         while let Some(id) = self.active.iter().find(|active| active.source.queue == Source::HANDED) {
             let source = id.source;

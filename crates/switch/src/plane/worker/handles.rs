@@ -65,9 +65,10 @@ const TIMER_SLACK: Duration = Duration::from_micros(1);
 pub struct Workers<P: Queues> {
     pub(crate) workers: Vec<WorkerHandle<P>>,
     pub(crate) owners: QueueOwners,
+    pub(crate) clock: Clock,
     /// How many commands of each port wait.
     posted: Mutex<HashMap<PortId, Arc<PortQueue>>>,
-    policies: Mutex<Policies>,
+    pub(crate) policies: Mutex<Policies>,
     faults: Faults,
     /// Watches the workers; ends after them.
     watchdog: Watchdog,
@@ -104,6 +105,11 @@ impl Policies {
         let policy = PortPolicy::new(rules, before.as_deref()).map(Arc::new);
         self.0.extend(policy.clone().map(|policy| (port, policy)));
         CompiledRules { port, rules: Arc::new(rules.clone()), policy }
+    }
+
+    /// Returns the policy that a port was last given.
+    pub(crate) fn of(&self, port: PortId) -> Option<&Arc<PortPolicy>> {
+        self.0.get(&port)
     }
 
     /// A port is no more.
@@ -143,19 +149,34 @@ impl<P: Queues> Workers<P> {
     /// # Errors
     /// No descriptors or no thread to be had.
     pub fn start(config: &SwitchConfig) -> io::Result<Self> {
+        Self::start_with(config, Instant::now(), false)
+    }
+
+    /// Starts workers that go on where those of another process stood, whose clock [began](Workers::began) at this instant. They are paused: they carry out commands
+    /// and take nothing from any queue.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    pub(crate) fn start_paused(config: &SwitchConfig, began: u64) -> io::Result<Self> {
+        Self::start_with(config, Self::instant(began), true)
+    }
+
+    fn start_with(config: &SwitchConfig, began: Instant, paused: bool) -> io::Result<Self> {
         let bells = (0..config.workers()).map(|_| EventFd::new()).collect::<io::Result<Vec<_>>>()?;
         let doorbells = bells.iter().map(|bell| Ok(Arc::new(Doorbell::new(bell.try_clone()?))));
         let doorbells = doorbells.collect::<io::Result<Vec<_>>>()?;
-        let clock = Clock::Monotonic(Instant::now());
+        let clock = Clock::Monotonic(began);
         let watchdog = Watchdog::start("ringferry-watch")?;
         let faults = Faults::new()?;
         let workers = bells.into_iter().zip(Handoff::mesh(&doorbells));
         let workers = workers.enumerate().map(|(number, (bell, handoff))| {
-            WorkerHandle::start(config, number, bell, handoff, clock, watchdog.watcher(), faults.reporter())
+            let begin = Begin { clock, paused };
+            WorkerHandle::start(config, number, bell, handoff, begin, watchdog.watcher(), faults.reporter())
         });
         Ok(Self {
             workers: workers.collect::<io::Result<_>>()?,
             owners: QueueOwners::default(),
+            clock,
             posted: Mutex::default(),
             policies: Mutex::default(),
             faults,
@@ -407,12 +428,17 @@ impl<P: Queues> Workers<P> {
 
     /// Hands the forwarding databases of all workers, but for late ones, to `page`, part by part. Packets go on between the parts.
     pub fn addresses(&self, mut page: impl FnMut(FdbPage)) {
+        self.addresses_by_worker(|_, part| page(part));
+    }
+
+    /// Does the same as [`addresses`](Self::addresses), with the number of the worker that each part is of.
+    pub(crate) fn addresses_by_worker(&self, mut page: impl FnMut(usize, FdbPage)) {
         for worker in self.not_late() {
             let mut next = Some(0);
             while let Some(from) = next {
                 let Ok(Some(part)) = worker.ask(|reply| Command::Addresses(from, reply)) else { break };
                 next = part.next;
-                page(part);
+                page(worker.number, part);
             }
         }
     }
@@ -431,13 +457,25 @@ impl<P: Queues> Workers<P> {
     }
 }
 
+/// How a worker begins.
+#[derive(Clone, Copy)]
+struct Begin {
+    clock: Clock,
+    paused: bool,
+}
+
 impl<P: Queues> WorkerHandle<P> {
+    /// Returns the worker's number.
+    pub(crate) fn number(&self) -> usize {
+        self.number
+    }
+
     fn start(
         config: &SwitchConfig,
         number: usize,
         bell: EventFd,
         handoff: Handoff,
-        clock: Clock,
+        begin: Begin,
         watcher: Watcher,
         reporter: Arc<FaultReporter>,
     ) -> io::Result<Self> {
@@ -464,7 +502,8 @@ impl<P: Queues> WorkerHandle<P> {
                 }
                 // Without it frames that wait for tokens wait longer, and in larger bursts; no more.
                 let _ = set_timer_slack(TIMER_SLACK);
-                Worker::new(&config, inbox, handoff, epoll, seed, counters, clock).tell(touched).run();
+                let worker = Worker::new(&config, inbox, handoff, epoll, seed, counters, begin.clock);
+                worker.paused(begin.paused).tell(touched).run();
             };
             std::thread::Builder::new().name(format!("ringferry-{number}")).spawn(run)?
         };
@@ -537,7 +576,7 @@ impl<P: Queues> WorkerHandle<P> {
 
     /// Waits for an answer that was asked for, unless the worker is late already; if it was asked for the sake of a port, also while the worker sleeps
     /// in the memory of another one.
-    fn wait<T>(
+    pub(crate) fn wait<T>(
         &self,
         answer: &Receiver<T>,
         deadline: Instant,

@@ -31,6 +31,7 @@
 //! | `command` | the commands |
 //! | `handles` | the control plane's handles of the threads |
 //! | `fault` | faults that the control plane has to act on |
+//! | `handover` | standing still, and going on in another process |
 //! | `holes` | ports that punch holes into memory which the worker touches |
 //! | `timers` | what has to be done at a later time: ports that are paced, and queues of shapers |
 
@@ -64,12 +65,14 @@ mod execute;
 mod fair;
 pub(crate) mod fault;
 pub(crate) mod handles;
+pub(crate) mod handover;
 pub(crate) mod holes;
 mod timers;
 
 use command::{Inbox, Posted};
 use fair::Accounts;
 pub use handles::Workers;
+use handover::PAUSED_LOOK;
 use holes::Touch;
 use timers::{Quota, Timer, Timers};
 
@@ -201,6 +204,8 @@ pub(crate) struct Worker<P: Queues> {
     timers: Timers,
     /// The coarse clock: seconds since the start.
     seconds: u32,
+    /// Nothing is taken from any queue, as another process is to go on with them.
+    paused: bool,
     stop: bool,
 }
 
@@ -237,9 +242,16 @@ impl<P: Queues> Worker<P> {
             spin: Spin::new(Duration::from_micros(config.poll_microseconds.into())),
             clock,
             timers: Timers::default(),
-            seconds: 0,
+            seconds: clock.seconds(),
+            paused: false,
             stop: false,
         }
+    }
+
+    /// Begins [paused](Workers::start_paused).
+    pub(crate) fn paused(mut self, paused: bool) -> Self {
+        self.paused = paused;
+        self
     }
 
     /// Says by `touched` from now on whose memory it touches.
@@ -253,6 +265,12 @@ impl<P: Queues> Worker<P> {
         let mut last = Look { at: Instant::now(), worked: 0 };
         let mut before = last.at;
         while !self.stop {
+            if self.paused {
+                self.serve_events(Some(PAUSED_LOOK));
+                last = Look { at: Instant::now(), worked: self.worked };
+                before = last.at;
+                continue;
+            }
             let moved = self.round();
             self.counters.polls.add(1);
             if moved {

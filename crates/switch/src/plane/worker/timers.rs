@@ -151,7 +151,7 @@ impl<P: Queues> Worker<P> {
         }
     }
 
-    fn set_release(&mut self, id: PortId, now: u64) {
+    pub(super) fn set_release(&mut self, id: PortId, now: u64) {
         if let Some(wait) = self.port(id).and_then(|port| port.until_release(now)) {
             self.timers.set(Timer::Release(id), now.saturating_add(wait));
         }
