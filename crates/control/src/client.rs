@@ -64,6 +64,14 @@ pub enum ControlError {
 /// # Errors
 /// See [`ControlError`].
 pub fn call(path: &Path, request: &Request) -> Result<Answer, ControlError> {
+    call_and_keep(path, request).map(|(answer, _)| answer)
+}
+
+/// Does the same as [`call`], and returns the connection, for whatever follows on it.
+///
+/// # Errors
+/// As for [`call`].
+pub fn call_and_keep(path: &Path, request: &Request) -> Result<(Answer, Stream), ControlError> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             ControlError::NotRunning(path.to_owned())
@@ -72,16 +80,21 @@ pub fn call(path: &Path, request: &Request) -> Result<Answer, ControlError> {
         io::ErrorKind::WouldBlock => ControlError::Silent(path.to_owned()),
         _ => ControlError::Os { path: path.to_owned(), source },
     };
-    let line = exchange(path, request, PATIENCE, LONGEST).map_err(failed)?;
+    let (line, stream) = exchange(path, request, PATIENCE, LONGEST).map_err(failed)?;
     match serde_json::from_slice(&line) {
-        Ok(Response::Ok(answer)) => Ok(answer),
+        Ok(Response::Ok(answer)) => Ok((answer, stream)),
         Ok(Response::Error(message)) => Err(ControlError::Refused(message)),
         Err(error) => Err(ControlError::Garbled { path: path.to_owned(), reason: error.to_string() }),
     }
 }
 
 /// Sends one line and receives one. Fails with `WouldBlock` when nothing moves for `patience`, or when that takes longer than `longest`.
-fn exchange(path: &Path, request: &Request, patience: Duration, longest: Duration) -> io::Result<Vec<u8>> {
+fn exchange(
+    path: &Path,
+    request: &Request,
+    patience: Duration,
+    longest: Duration,
+) -> io::Result<(Vec<u8>, Stream)> {
     check_directory(path)?;
     let end = Instant::now() + longest;
     let stream = Stream::connect(path)?;
@@ -104,7 +117,7 @@ fn exchange(path: &Path, request: &Request, patience: Duration, longest: Duratio
             return Err(io::ErrorKind::WouldBlock.into());
         }
     }
-    Ok(answer)
+    Ok((answer, stream))
 }
 
 #[cfg(test)]
@@ -127,7 +140,7 @@ mod tests {
     fn a_switch_that_is_stopped_is_not_waited_for() {
         let (_folder, path, _listener) = listener();
         // The kernel takes the connection and the request, and nobody answers.
-        let error = exchange(&path, &Request::Show, SHORT, LONG).unwrap_err();
+        let error = exchange(&path, &Request::Show, SHORT, LONG).map(drop).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
     }
 
@@ -141,7 +154,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
-        let error = exchange(&path, &Request::Show, LONG, SHORT).unwrap_err();
+        let error = exchange(&path, &Request::Show, LONG, SHORT).map(drop).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
         drops.join().unwrap();
     }

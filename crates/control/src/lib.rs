@@ -48,7 +48,7 @@ mod server;
 pub mod snapshot;
 pub mod text;
 
-pub use client::{ControlError, call};
+pub use client::{ControlError, call, call_and_keep};
 pub use drops::{CountedAt, DropReason};
 pub use guest::GuestSnapshot;
 pub use path::{SYSTEM_DIRECTORY, default_path, make_directory};

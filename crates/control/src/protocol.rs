@@ -80,6 +80,11 @@ pub enum Request {
         #[serde(default)]
         dry_run: bool,
     },
+    /// Hand the switch over to this client, a process of the same program: what follows on the connection is theirs. Only a switch can.
+    Replace {
+        /// The newest form of the state that the client reads.
+        format: u32,
+    },
     /// The rules of a port.
     Rules {
         /// The port.
@@ -143,4 +148,11 @@ pub enum Answer {
     PortChanged(PortChange),
     /// To [`Request::Reload`].
     Reloaded(Reload),
+    /// To [`Request::Replace`]: the form in which the state is handed over.
+    Replacing {
+        /// Number of the form, at most the one asked for.
+        format: u32,
+        /// Number of the process.
+        pid: u32,
+    },
 }

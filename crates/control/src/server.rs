@@ -18,7 +18,7 @@ use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::socket::{BindError, Listener, Stream};
 
 use crate::path::{check_directory, make_directory};
-use crate::protocol::{Request, Response};
+use crate::protocol::{Answer, Request, Response};
 
 /// Longest request, in bytes with the newline.
 pub const MAX_REQUEST: usize = 64 * 1024;
@@ -38,6 +38,8 @@ pub struct ControlServer {
     epoll: Epoll,
     clients: BTreeMap<u64, Client>,
     next_token: u64,
+    /// The connection of a client that was told to [take over](Answer::Replacing).
+    successor: Option<Stream>,
 }
 
 /// Token of the listener; clients count from there.
@@ -53,18 +55,27 @@ impl ControlServer {
         make_directory(path);
         check_directory(path).map_err(|source| BindError::Os { path: path.to_owned(), source })?;
         let listener = Listener::bind_with_mode(path, mode)?;
+        Self::of(listener).map_err(|source| BindError::Os { path: path.to_owned(), source })
+    }
+
+    /// Serves on a socket that listens already.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn of(listener: Listener) -> io::Result<ControlServer> {
         let start = || {
             let epoll = Epoll::new()?;
             epoll.add(&listener, LISTENER, Interest::READABLE)?;
-            Ok(epoll)
+            Ok::<_, io::Error>(epoll)
         };
-        let epoll = start().map_err(|source| BindError::Os { path: path.to_owned(), source })?;
+        let epoll = start()?;
         Ok(ControlServer {
             listener,
             listening: true,
             epoll,
             clients: BTreeMap::new(),
             next_token: LISTENER + 1,
+            successor: None,
         })
     }
 
@@ -84,6 +95,8 @@ impl ControlServer {
                 let proceed = client.step(handle).and_then(|()| client.rearm(&self.epoll, event.token));
                 if proceed.is_err() {
                     self.drop_client(event.token);
+                } else if client.is_successor && !client.has_output() {
+                    self.part_with(event.token);
                 }
             }
         }
@@ -108,6 +121,16 @@ impl ControlServer {
     /// Leaves the socket file where it is at the end ([`Listener::leave_file`]).
     pub fn leave_file(&mut self) {
         self.listener.leave_file();
+    }
+
+    /// The socket on which it listens, for a successor.
+    pub fn listener(&mut self) -> &mut Listener {
+        &mut self.listener
+    }
+
+    /// Returns the connection of a client that takes over, once it has its answer. It is not served any more.
+    pub fn successor(&mut self) -> Option<Stream> {
+        self.successor.take()
     }
 
     /// The socket file.
@@ -147,6 +170,13 @@ impl ControlServer {
         }
     }
 
+    fn part_with(&mut self, token: u64) {
+        if let Some(client) = self.clients.remove(&token) {
+            let _ = self.epoll.remove(&client.stream);
+            self.successor = Some(client.stream);
+        }
+    }
+
     fn drop_client(&mut self, token: u64) {
         if let Some(client) = self.clients.remove(&token) {
             // Closing takes the stream out of the set; this is for a client that passed the stream on to
@@ -176,6 +206,8 @@ struct Client {
     writing: bool,
     /// Close once the answer is sent.
     closing: bool,
+    /// It was told to take over: what it says from now on is not for us.
+    is_successor: bool,
     /// Ticks since something was received or sent.
     silence: u32,
 }
@@ -189,6 +221,7 @@ impl Client {
             sent: 0,
             writing: false,
             closing: false,
+            is_successor: false,
             silence: 0,
         }
     }
@@ -211,6 +244,7 @@ impl Client {
                     "this is not a request such as {{\"command\":\"show\"}}: {error}"
                 )),
             };
+            self.is_successor = matches!(response, Response::Ok(Answer::Replacing { .. }));
             self.answer(&response)?;
         } else if self.input.len() >= MAX_REQUEST {
             self.input = Vec::new();

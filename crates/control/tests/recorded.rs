@@ -27,6 +27,7 @@ fn text(answer: &Answer) -> String {
         Answer::RulesChanged(change) => change.to_text(),
         Answer::PortChanged(change) => change.to_text(),
         Answer::Reloaded(reload) => reload.to_text(),
+        Answer::Replacing { .. } => unreachable!("nothing of it is shown"),
     }
 }
 

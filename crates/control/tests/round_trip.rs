@@ -50,6 +50,7 @@ fn request() -> impl Strategy<Value = Request> {
             runtime
         }),
         any::<bool>().prop_map(|dry_run| Request::Reload { dry_run }),
+        any::<u32>().prop_map(|format| Request::Replace { format }),
         text().prop_map(|port| Request::Rules { port }),
         (text(), vec(text(), 0..4), any::<bool>()).prop_map(|(port, settings, runtime)| Request::Set {
             port,
@@ -285,6 +286,7 @@ fn answer() -> impl Strategy<Value = Answer> {
         change.prop_map(Answer::RulesChanged),
         port_change.prop_map(Answer::PortChanged),
         reload.prop_map(Answer::Reloaded),
+        any::<(u32, u32)>().prop_map(|(format, pid)| Answer::Replacing { format, pid }),
     ]
 }
 

@@ -427,6 +427,7 @@ mod tests {
                             Request::Explain { port } => {
                                 Answer::Explain(Explanation { port, mtu: 1500, ..Explanation::default() })
                             }
+                            Request::Replace { .. } => return Response::Error("nobody asks".into()),
                             Request::Rules { port } => {
                                 let rules = [(
                                     "allowed_ips".to_owned(),

@@ -1,19 +1,21 @@
 //! `ringferry run`: the switch.
 
 use std::io::{self, Write};
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::path::Path;
 
 use ringferry_control as control;
 use ringferry_switch::config::{Config, ConfigError};
 use ringferry_switch::privileged::Privileges;
-use ringferry_switch::{Passed, RunError, StartError, Switch};
+use ringferry_switch::{Ended, Passed, RunError, StartError, SuccessionError, Switch};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::systemd::{self, Notifier};
 use ringferry_sys::{inherited, rlimit};
 
 use crate::run_args::{OnOff, RunArgs};
 use crate::{log, sandbox};
+
+mod replace;
 
 /// Open files wanted: 256 ports, each with a socket, some memory files in flight and two or three
 /// eventfds for each of up to 32 rings.
@@ -30,6 +32,12 @@ pub enum Error {
     Start(#[from] StartError),
     #[error(transparent)]
     Run(#[from] RunError),
+    /// Another switch was to be replaced, and goes on.
+    #[error(transparent)]
+    Succession(#[from] SuccessionError),
+    /// The process in the background has ended, and has said why.
+    #[error("the switch that runs was not replaced, and goes on; the reason is above")]
+    Background,
     #[error("--ready-fd {0}: {1}: pass the number of an open pipe or socket")]
     ReadyFd(RawFd, io::Error),
     /// The system has no descriptors left.
@@ -57,34 +65,20 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
         );
         return Ok(());
     }
+    if args.replace {
+        return replace::run(args, limited);
+    }
     let mut passed = Passed::new(systemd::listen_fds());
-    let ready = match args.ready_fd {
-        Some(fd) => Some(inherited::take(fd).map_err(|error| Error::ReadyFd(fd, error))?),
-        None => None,
-    };
+    let ready = args.ready_fd.map(take_ready_fd).transpose()?;
     let config = args.config()?;
     passed.inherit(&config)?;
     let path = config.control.clone().unwrap_or_else(control::default_path);
-    // Best effort: a switch with few ports does not need it.
-    let _ = rlimit::raise_open_files(OPEN_FILES);
-    // The last three would end us if nobody took them: terminals that close and tools that rotate logs send them.
-    let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::HUP, Signal::USR1, Signal::USR2])?;
-    let ports = config.ports.len();
-    // It is connected to now, as the sandbox allows no connections.
-    let manager = Notifier::connect().unwrap_or_else(|_| Notifier::nobody());
-    let privileges = match args.sandbox {
-        OnOff::On => helper(&config, &path),
-        OnOff::Off => {
-            tracing::warn!("no sandbox, as was asked for");
-            None
-        }
-    };
-    if let Some(privileges) = &privileges {
+    let process = Process::begin(args, &config, &path)?;
+    if let Some(privileges) = &process.privileges.0 {
         passed.set_privileges(privileges.clone());
     }
-    // Dropped after the switch, however that ends.
-    let privileges = Tidy(privileges);
-    let sandboxed = privileges.0.is_some().then(|| config.clone());
+    let ports = config.ports.len();
+    let sandboxed = process.privileges.0.is_some().then(|| config.clone());
     let switch = Switch::open(config, path.clone(), passed)?;
     if let Some(config) = sandboxed {
         sandbox::enter(&config);
@@ -93,14 +87,60 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     // From here on peers are served, and none of their doings may make us wait for whoever reads the log.
     log::in_background(limited)?;
     tracing::info!(ports, control = %path.display(), "the switch is up");
-    let _ = manager.ready();
-    if let Some(ready) = ready {
-        // Whoever asked may have gone; that is their business.
-        let _ = std::fs::File::from(ready).write_all(b"READY\n");
+    process.serve(switch, ready)
+}
+
+/// Takes the descriptor of `--ready-fd`.
+fn take_ready_fd(fd: RawFd) -> Result<OwnedFd, Error> {
+    inherited::take(fd).map_err(|error| Error::ReadyFd(fd, error))
+}
+
+/// What the process of a switch has, before it has ports.
+struct Process {
+    signals: Signals,
+    manager: Notifier,
+    /// Dropped after the switch, however that ends.
+    privileges: Tidy,
+}
+
+impl Process {
+    fn begin(args: &RunArgs, config: &Config, control: &Path) -> Result<Process, Error> {
+        // Best effort: a switch with few ports does not need it.
+        let _ = rlimit::raise_open_files(OPEN_FILES);
+        // The last three would end us if nobody took them: terminals that close and tools that rotate logs send them.
+        let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::HUP, Signal::USR1, Signal::USR2])?;
+        // It is connected to now, as the sandbox allows no connections.
+        let manager = Notifier::connect().unwrap_or_else(|_| Notifier::nobody());
+        let privileges = match args.sandbox {
+            OnOff::On => helper(config, control),
+            OnOff::Off => {
+                tracing::warn!("no sandbox, as was asked for");
+                None
+            }
+        };
+        Ok(Process { signals, manager, privileges: Tidy(privileges) })
     }
-    let result = switch.run(&signals);
-    let _ = manager.stopping();
-    Ok(result?)
+
+    /// Says that the switch is ready, and runs it.
+    fn serve(mut self, switch: Switch, ready: Option<OwnedFd>) -> Result<(), Error> {
+        let _ = self.manager.ready();
+        if let Some(ready) = ready {
+            // Whoever asked may have gone; that is their business.
+            let _ = std::fs::File::from(ready).write_all(b"READY\n");
+        }
+        match switch.run(&self.signals) {
+            Ok(Ended::Replaced(pid)) => {
+                // The files of its sockets are the other process's now.
+                self.privileges.0 = None;
+                let _ = pid.map(|pid| self.manager.main_pid(pid));
+                Ok(())
+            }
+            result => {
+                let _ = self.manager.stopping();
+                Ok(result.map(drop)?)
+            }
+        }
+    }
 }
 
 /// Has the files of the sockets removed when it is dropped. In its sandbox the switch cannot do so itself.

@@ -29,6 +29,9 @@ A configuration file, checked before the switch is told to read it again:
   ringferry run /etc/ringferry/ringferry.toml --check
   ringferry ctl reload --dry-run
 
+A newer program in place of the one that runs, while packets flow:
+  ringferry run --replace
+
 All kinds of ports and their keys: `ringferry run --help`, docs/configuration.md.";
 
 /// Shown below the options by `ringferry run --help`: every key that a `--port` flag may have.
@@ -74,6 +77,19 @@ pub struct RunArgs {
     /// Write "READY" and a newline to this descriptor when all ports are set up, then close it.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(RawFd).range(3..))]
     pub ready_fd: Option<RawFd>,
+
+    /// Take over from the switch that runs (the one with this control socket), without a lost packet: its ports, connections, rules, addresses and counters,
+    /// as they are; it ends then. If anything fails it goes on. Ports and settings are those in force: `ringferry ctl reload` reads the file.
+    #[arg(long, conflicts_with_all = ["ports", "socket_path", "fd", "workers", "check", "print_capabilities"])]
+    pub replace: bool,
+
+    /// With --replace: return when this has happened; a process of its own goes on.
+    #[arg(long, requires = "replace", conflicts_with = "ready_fd")]
+    pub background: bool,
+
+    /// With --replace: do nothing if the switch that runs is of this very program.
+    #[arg(long, requires = "replace")]
+    pub if_changed: bool,
 
     /// Only check the file and the flags, as a start and a reload would, and say what is wrong with them.
     #[arg(long)]
@@ -123,6 +139,19 @@ impl RunArgs {
 }
 
 impl RunArgs {
+    /// The control socket of the switch that is to be replaced.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the file, if that has to say.
+    pub fn control_of_running(&self) -> Result<PathBuf, ConfigError> {
+        let named = match (&self.control, &self.file) {
+            (Some(path), _) => Some(path.clone()),
+            (None, Some(file)) => Config::from_file(file)?.control,
+            (None, None) => None,
+        };
+        Ok(named.unwrap_or_else(control::default_path))
+    }
+
     /// The ports that `--socket-path` and `--fd` stand for.
     fn conventional_ports(&self) -> Vec<String> {
         let (port, stem) = match (&self.socket_path, self.fd) {

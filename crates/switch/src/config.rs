@@ -88,6 +88,16 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
+    /// The file that another process has read: its path, the names of its ports, and what it says that is not about a port.
+    pub(crate) fn read_before(path: PathBuf, ports: Vec<String>, settings: String) -> ConfigFile {
+        ConfigFile { path, ports, settings }
+    }
+
+    /// What it says that is not about a port, as TOML.
+    pub(crate) fn settings(&self) -> &str {
+        &self.settings
+    }
+
     /// The file at `path` with all of this configuration in it.
     pub(crate) fn of(path: &Path, config: &Config) -> ConfigFile {
         ConfigFile {

@@ -10,6 +10,7 @@ pub mod config;
 pub mod counters;
 mod explain;
 pub mod fdb;
+mod handover;
 mod log_limit;
 pub mod plane;
 mod ports;
@@ -20,6 +21,7 @@ pub mod snapshot;
 mod switch;
 mod turns;
 
+pub use handover::{SuccessionError, Successor};
 pub use ports::passed::Passed;
 pub use ports::{OpenError, XenError};
-pub use switch::{OpenSwitch, RunError, StartError, Switch};
+pub use switch::{Ended, OpenSwitch, RunError, StartError, Switch};

@@ -11,6 +11,7 @@ use crate::channels;
 use crate::config::{Config, Edit};
 use crate::explain::explain;
 use crate::fdb::PortId;
+use crate::handover::FORMAT;
 use crate::plane::PAIRS;
 use crate::ports::InterfaceQueues;
 use crate::ports::queues::Workers;
@@ -37,6 +38,8 @@ pub(crate) struct Requests<'s> {
     pub(crate) privileges: &'s Privileges,
     /// What new ports are watched by.
     pub(crate) epoll: &'s Epoll,
+    /// Another process is about to take over.
+    pub(crate) replacing: bool,
 }
 
 impl Requests<'_> {
@@ -70,6 +73,12 @@ impl Requests<'_> {
             Request::Add { port, runtime } => self.add(port, *runtime).map(Answer::PortChanged),
             Request::Remove { port, if_exists, runtime } => {
                 self.remove(port, *if_exists, *runtime).map(Answer::PortChanged)
+            }
+            Request::Replace { .. } if self.replacing => {
+                Err("another process is taking over already: try again when it has, or has failed".to_owned())
+            }
+            Request::Replace { format } => {
+                Ok(Answer::Replacing { format: (*format).min(FORMAT), pid: std::process::id() })
             }
             Request::Reload { dry_run } => self.reload(*dry_run).map(Answer::Reloaded),
             Request::Rules { port } => self.rules(port).map(Answer::Rules),

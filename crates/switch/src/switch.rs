@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +16,8 @@ use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::socket::BindError;
 
-use crate::config::{Config, SwitchConfig};
+use crate::config::{Config, PortConfig, SwitchConfig};
+use crate::handover::{Handed, Outcome, Predecessor, SuccessionError, predecessor, successor};
 use crate::ports::passed::Passed;
 use crate::ports::queues::Workers;
 use crate::ports::table::{FIRST_TOKEN, PortTable};
@@ -74,43 +76,82 @@ pub struct Switch {
     privileges: Privileges,
     /// Names of ports that are gone and could not be opened anew.
     not_renewed: BTreeSet<String>,
+    /// A process that is about to take over.
+    predecessor: Option<Predecessor>,
+    /// What another process has handed over, until that has ended.
+    handed: Option<Handed>,
+}
+
+/// How a switch that ran has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// A signal has asked for it.
+    Stopped,
+    /// Another process has taken over everything: its number, if it is known.
+    Replaced(Option<u32>),
 }
 
 /// Epoll tokens; the ports' begin with [`FIRST_TOKEN`].
 const SIGNALS: u64 = 0;
 const CONTROL: u64 = 1;
 const FAULTS: u64 = 2;
+const SUCCESSOR: u64 = 3;
+const BEFORE: u64 = 4;
 
 /// A switch whose sockets and taps are open, and that has no thread yet: the moment to give up the privileges
 /// that this needed. Dropping it closes everything.
 pub struct OpenSwitch {
     config: Config,
     control: ControlServer,
-    plugs: Vec<Plug>,
+    plugs: Vec<(PortConfig, Plug)>,
+    /// What another process hands over, if the ports are its.
+    handed: Option<Handed>,
     /// Number of workers that the ports were opened for.
     count: usize,
     privileges: Privileges,
 }
 
 impl OpenSwitch {
+    /// A switch of ports that another process has handed over and still serves.
+    pub(crate) fn handed(
+        config: Config,
+        control: ControlServer,
+        plugs: Vec<(PortConfig, Plug)>,
+        count: usize,
+        privileges: Privileges,
+        handed: Handed,
+    ) -> OpenSwitch {
+        OpenSwitch { config, control, plugs, handed: Some(handed), count, privileges }
+    }
+
     /// Starts the workers and plugs the ports in.
     ///
     /// # Errors
     /// No thread, descriptor or number is left.
     pub fn start(self) -> Result<Switch, StartError> {
-        let OpenSwitch { config, control, plugs, count, privileges } = self;
+        let OpenSwitch { config, control, plugs, count, privileges, mut handed } = self;
         // The number of workers is fixed here: counting the processors again might give another one in a
         // sandbox.
         let settings = SwitchConfig { workers: u16::try_from(count).ok(), ..config.switch };
-        let workers = Arc::new(Workers::start(&settings)?);
+        let workers = Arc::new(match &handed {
+            Some(handed) => Workers::start_paused(&settings, handed.began)?,
+            None => Workers::start(&settings)?,
+        });
         let epoll = Epoll::new()?;
         epoll.add(&control, CONTROL, Interest::READABLE)?;
         epoll.add(workers.faults_fd(), FAULTS, Interest::READABLE)?;
         let mut ports = PortTable::new(Arc::clone(&workers), &config.switch);
-        for (port, plug) in config.ports.iter().zip(plugs) {
-            ports.add(port.clone(), plug, &epoll).map_err(port_error(&port.name))?;
+        for (port, plug) in plugs {
+            let name = port.name.clone();
+            ports.add(port, plug, &epoll).map_err(port_error(&name))?;
         }
-        let started = Instant::now();
+        let started = match &mut handed {
+            Some(handed) => {
+                handed.prepare(&ports, &workers);
+                handed.started
+            }
+            None => Instant::now(),
+        };
         Ok(Switch {
             config,
             ports,
@@ -120,6 +161,8 @@ impl OpenSwitch {
             started,
             privileges,
             not_renewed: BTreeSet::new(),
+            predecessor: None,
+            handed,
         })
     }
 }
@@ -176,7 +219,7 @@ impl Switch {
         let (mut plugs, mut failed) = (Vec::new(), Vec::new());
         for port in &config.ports {
             match ports::open(port, count, &mut passed).map_err(port_error(&port.name)) {
-                Ok(plug) => plugs.push(plug),
+                Ok(plug) => plugs.push((port.clone(), plug)),
                 Err(error) => failed.push(error),
             }
         }
@@ -187,7 +230,7 @@ impl Switch {
             return Err(error);
         }
         let privileges = passed.privileges().clone();
-        Ok(OpenSwitch { config, control, plugs, count, privileges })
+        Ok(OpenSwitch { config, control, plugs, handed: None, count, privileges })
     }
 
     /// Serves until SIGTERM or SIGINT, which `signals` must carry. SIGHUP has the configuration file read again; any other signal is
@@ -195,7 +238,7 @@ impl Switch {
     ///
     /// # Errors
     /// See [`RunError`].
-    pub fn run(mut self, signals: &Signals) -> Result<(), RunError> {
+    pub fn run(mut self, signals: &Signals) -> Result<Ended, RunError> {
         self.workers.watch_this_thread();
         self.epoll.add(signals, SIGNALS, Interest::READABLE)?;
         let mut events = EventBuf::with_capacity(64);
@@ -206,14 +249,14 @@ impl Switch {
             let due = self.ports.deadline().into_iter().chain([tick]).min().unwrap_or(tick);
             self.epoll.wait(&mut events, Some(due.saturating_duration_since(Instant::now())))?;
             let mut ready: Vec<u64> = events.iter().map(|event| event.token).collect();
-            let mut ended = false;
+            let mut ended = None;
             turns.serve(&mut ready, FIRST_TOKEN, Instant::now, |token| {
                 match token {
                     SIGNALS => {
                         if let Some(signal) = signals.next()? {
                             if matches!(signal, Signal::TERM | Signal::INT) {
                                 tracing::info!("the switch ends, as {} asks for", name(signal));
-                                ended = true;
+                                ended = Some(Ended::Stopped);
                             } else if signal == Signal::HUP {
                                 self.reload();
                             } else {
@@ -223,12 +266,14 @@ impl Switch {
                     }
                     CONTROL => self.serve_control(),
                     FAULTS => self.ports.serve_faults(&self.epoll),
+                    SUCCESSOR => ended = self.serve_successor(),
+                    BEFORE => self.outlive(),
                     port => self.ports.serve(port, &self.epoll),
                 }
                 Ok::<_, io::Error>(())
             })?;
-            if ended {
-                return Ok(());
+            if let Some(ended) = ended {
+                return Ok(ended);
             }
             let now = Instant::now();
             self.ports.serve_due(now, &self.epoll);
@@ -266,6 +311,80 @@ impl Switch {
     fn serve_control(&mut self) {
         let (mut requests, control) = self.requests();
         control.serve(&mut |request| requests.respond(request));
+        if let Some(stream) = control.successor() {
+            let begun = Predecessor::begin(stream).and_then(|predecessor| {
+                self.epoll.add(&predecessor, SUCCESSOR, Interest::READABLE)?;
+                Ok(predecessor)
+            });
+            match begun {
+                Ok(predecessor) => {
+                    tracing::info!(pid = predecessor.pid, "another process is about to take over");
+                    self.predecessor = Some(predecessor);
+                }
+                Err(error) => tracing::warn!("another process may not take over: {error}"),
+            }
+        }
+    }
+
+    /// Answers the process that is about to take over; whether this one has to end, as it has.
+    fn serve_successor(&mut self) -> Option<Ended> {
+        let mut predecessor = self.predecessor.take()?;
+        let control = &*self.control.listener();
+        let mut parts = predecessor::Parts {
+            config: &self.config,
+            ports: &mut self.ports,
+            workers: &self.workers,
+            control: control.as_fd(),
+            started: self.started,
+        };
+        match predecessor.serve(&mut parts) {
+            Ok(Outcome::Pending) => self.predecessor = Some(predecessor),
+            Ok(Outcome::Replaced(stood)) => {
+                self.control.listener().let_go();
+                let (pid, microseconds) = (predecessor.pid, stood.as_micros() as u64);
+                tracing::info!(
+                    pid,
+                    microseconds,
+                    "the switch ends, as another process has taken over; packets have waited for"
+                );
+                return Some(Ended::Replaced(predecessor.pid));
+            }
+            Err(error) => {
+                let _ = self.epoll.remove(&predecessor);
+                tracing::warn!(
+                    pid = predecessor.pid,
+                    "another process does not take over after all: {error}"
+                );
+            }
+        }
+        None
+    }
+
+    /// Takes over from the process whose ports these are: it stands still, and this one goes on where it stood.
+    ///
+    /// # Errors
+    /// See [`SuccessionError`]: that process goes on.
+    pub fn take_over(&mut self) -> Result<(), SuccessionError> {
+        let Switch { config, ports, workers, control, epoll, handed, .. } = self;
+        let Some(handed) = handed else { return Ok(()) };
+        handed.take_over(&mut successor::Parts { config, ports, workers, control, epoll })?;
+        tracing::info!(pid = handed.pid, program = handed.program, "this process has taken over");
+        if let Err(error) = epoll.add(&*handed, BEFORE, Interest::READABLE) {
+            tracing::warn!("it is not known when the process before ends: {error}");
+            self.outlive();
+        }
+        Ok(())
+    }
+
+    /// The process before has ended: what it could not hand over is free now.
+    fn outlive(&mut self) {
+        let Some(handed) = self.handed.take() else { return };
+        let _ = self.epoll.remove(&handed);
+        for port in &handed.late {
+            if let Err(error) = self.requests().0.plug(port) {
+                tracing::error!(port = port.name, "it cannot be opened: {error}");
+            }
+        }
     }
 
     /// Does what SIGHUP asks for: as `ringferry ctl reload`, with the result in the log.
@@ -286,7 +405,8 @@ impl Switch {
     }
 
     fn requests(&mut self) -> (Requests<'_>, &mut ControlServer) {
-        let Switch { config, ports, control, workers, started, privileges, epoll, .. } = self;
-        (Requests { config, ports, workers, started: *started, privileges, epoll }, control)
+        let Switch { config, ports, control, workers, started, privileges, epoll, predecessor, .. } = self;
+        let replacing = predecessor.is_some();
+        (Requests { config, ports, workers, started: *started, privileges, epoll, replacing }, control)
     }
 }

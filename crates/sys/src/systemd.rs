@@ -59,6 +59,14 @@ impl Notifier {
         self.send("STOPPING=1")
     }
 
+    /// Says that another process is the service's main one from now on, and this one is about to end.
+    ///
+    /// # Errors
+    /// The same as [`Notifier::ready`].
+    pub fn main_pid(&self, pid: u32) -> io::Result<bool> {
+        self.send(&format!("MAINPID={pid}"))
+    }
+
     fn send(&self, message: &str) -> io::Result<bool> {
         match &self.0 {
             Some(connection) => connection.send(message.as_bytes()).map(|_| true),

@@ -77,7 +77,10 @@ impl Status<'_> {
             Request::Explain { .. } => {
                 return Err("a guest knows only its own end: ask the switch it is plugged into".into());
             }
-            Request::Add { .. } | Request::Remove { .. } | Request::Reload { .. } => {
+            Request::Add { .. }
+            | Request::Remove { .. }
+            | Request::Reload { .. }
+            | Request::Replace { .. } => {
                 return Err(
                     "a guest has one port and no configuration file: ask the switch it is plugged into"
                         .into(),

@@ -36,6 +36,7 @@ mod lifecycle;
 mod migration;
 mod offloads;
 mod ports;
+mod replace;
 mod restart;
 mod rules;
 mod rules_kernel;

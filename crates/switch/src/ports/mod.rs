@@ -12,6 +12,7 @@
 //! | `queues` | the queue sides of all kinds as the engine's one instance of [`Queues`](crate::plane::Queues) |
 //! | `table` | the table of ports: they come, go, and get their events |
 //! | `ids` | numbers of ports that come and go |
+//! | `handed` | ports on their way to another process |
 //! | `passed` | descriptors and sockets that were inherited, or passed by systemd |
 //!
 //! **A kind of port** is a type that implements `Queues`, for the workers (a row in `queues::kinds!`), one that implements [`PortControl`],
@@ -29,12 +30,16 @@ use ringferry_sys::epoll::{Epoll, Interest};
 use ringferry_sys::netif::InterfaceError;
 use ringferry_sys::socket::BindError;
 use ringferry_sys::tap::TapError;
+use ringferry_vhost_user::backend::Put;
 
 use crate::config::{PortConfig, PortKind, SwitchConfig, TapConfig, TapSource};
+use crate::counters::PortTotals;
 use crate::fdb::PortId;
 use crate::plane::{PortFault, PortShared};
+use crate::privileged::Privileges;
 use crate::rules::Rules;
 
+pub(crate) mod handed;
 mod ids;
 pub(crate) mod passed;
 pub mod queues;
@@ -43,6 +48,7 @@ pub(crate) mod tap;
 pub(crate) mod vhost;
 pub(crate) mod xen;
 
+use handed::{Descriptors, HandedPort};
 use ids::PortIds;
 use passed::Passed;
 use queues::Workers;
@@ -93,6 +99,9 @@ pub enum OpenError {
     /// There is no user or group of that name.
     #[error("{0}")]
     Account(String),
+    /// The process before has handed over something else.
+    #[error("{0}")]
+    Handed(String),
     /// The helper could not open the port.
     #[error("{0}")]
     Helper(String),
@@ -166,7 +175,11 @@ pub(crate) struct Interface<'a> {
     pub(crate) id: PortId,
     pub(crate) name: &'a str,
     pub(crate) queues: InterfaceQueues<'a>,
+    pub(crate) counters: &'a PortTotals,
 }
+
+/// The bases at which the rings of a vhost-user port resume, in the order of their indices; none for ports of other kinds.
+pub(crate) type Positions = Vec<Option<u32>>;
 
 /// The queues of an [`Interface`].
 pub(crate) enum InterfaceQueues<'a> {
@@ -220,6 +233,36 @@ pub(crate) trait PortControl {
         states: &mut QueueStates,
     ) -> Vec<PortSnapshot>;
 
+    /// Returns numbers that change whenever [`hand_over`](Self::hand_over) would return another state.
+    fn generation(&self) -> (u64, u64) {
+        (0, 0)
+    }
+
+    /// Returns the entry's state for another process, whose descriptors go to `put`. Nothing changes.
+    ///
+    /// # Errors
+    /// Those of `put`.
+    fn hand_over(&self, put: &mut Put<'_>) -> io::Result<HandedPort>;
+
+    /// Takes from the workers, which are paused, what another process is to have, and returns where it goes on there.
+    ///
+    /// # Errors
+    /// A worker does not answer, for people.
+    fn suspend(&mut self) -> Result<Positions, String> {
+        Ok(Positions::new())
+    }
+
+    /// Gives to the workers what was [suspended](Self::suspend), as no other process has taken over.
+    fn resume(&mut self) {}
+
+    /// Gives the workers what the process before has suspended, at these positions: all of it is this process's from now on.
+    fn take_over(&mut self, positions: &Positions, workers: &Workers) {
+        let _ = (positions, workers);
+    }
+
+    /// Leaves everything to the process that has taken over. What is dropped then is not noticed by any peer.
+    fn let_go(&mut self) {}
+
     /// Takes its ports away from the workers and closes everything. When this returns, nothing of its peers
     /// is watched; a late worker or a [`Closer`](ringferry_sys::closer::Closer) may still hold memory and
     /// descriptors, and frees them later.
@@ -252,6 +295,25 @@ pub(crate) fn set_up(port: &PortConfig) -> Result<(), OpenError> {
     match &port.kind {
         PortKind::Tap(TapConfig { source: TapSource::Name { name, .. }, .. }) => tap::set_up(port, name),
         _ => Ok(()),
+    }
+}
+
+/// Makes a port of the state that another process has handed over. A port of Xen guests has none: it is opened, when that process has ended.
+///
+/// # Errors
+/// The state is that of another kind of port, or not all descriptors were passed.
+pub(crate) fn adopt(
+    port: &PortConfig,
+    state: HandedPort,
+    fds: Descriptors,
+    privileges: &Privileges,
+) -> Result<Plug, OpenError> {
+    match (&port.kind, state) {
+        (PortKind::VhostUser(config), HandedPort::VhostUser(state)) => {
+            vhost::adopt(config, state, fds, privileges)
+        }
+        (PortKind::Tap(config), HandedPort::Tap(state)) => tap::adopt(config, &state, fds, privileges),
+        _ => Err(OpenError::Handed("the state is that of another kind of port".to_owned())),
     }
 }
 

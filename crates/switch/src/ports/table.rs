@@ -17,7 +17,7 @@ use ringferry_sys::epoll::Epoll;
 use super::ids::PortIds;
 use super::queues::{QueueState, Workers};
 use super::xen::MappingBudget;
-use super::{Context, GuestMemoryBudget, Interface, OpenError, Plug, PortControl};
+use super::{Context, GuestMemoryBudget, Interface, OpenError, Plug, PortControl, Positions};
 use crate::config::{PortConfig, SwitchConfig};
 use crate::fdb::PortId;
 use crate::rules::Rules;
@@ -36,6 +36,9 @@ pub(super) fn token(entry: EntryId, sub: u32) -> u64 {
 
 /// The least token that an entry has.
 pub(crate) const FIRST_TOKEN: u64 = 1 << 32;
+
+/// Numbers that change whenever the state that an entry hands over does.
+pub(crate) type Generation = (EntryId, (u64, u64));
 
 /// The table of ports. Owned by the switch and used on the control plane's thread.
 pub(crate) struct PortTable {
@@ -178,6 +181,39 @@ impl PortTable {
             entry.control.set_rules(rules, &self.workers);
             entry.config.rules.clone_from(rules);
         }
+    }
+
+    /// Returns all entries for another process: their names, the generation of their state, and their control sides.
+    pub(crate) fn handed(&self) -> impl Iterator<Item = (String, Generation, &dyn PortControl)> {
+        self.entries.iter().map(|(id, Entry { config, control })| {
+            (config.name.clone(), (*id, control.generation()), &**control)
+        })
+    }
+
+    /// Takes from the paused workers what another process is to have, and returns where each entry goes on there, by name.
+    ///
+    /// # Errors
+    /// A worker does not answer, for people; [`resume`](Self::resume) has the entries go on.
+    pub(crate) fn suspend(&mut self) -> Result<BTreeMap<String, Positions>, String> {
+        let entries = self.entries.values_mut();
+        entries.map(|Entry { config, control }| Ok((config.name.clone(), control.suspend()?))).collect()
+    }
+
+    /// Has all entries go on in this process.
+    pub(crate) fn resume(&mut self) {
+        self.entries.values_mut().for_each(|entry| entry.control.resume());
+    }
+
+    /// Has an entry go on where another process has stopped.
+    pub(crate) fn take_over(&mut self, name: &str, positions: &Positions) {
+        if let Some(entry) = self.entries.values_mut().find(|entry| entry.config.name == name) {
+            entry.control.take_over(positions, &self.workers);
+        }
+    }
+
+    /// Leaves all entries to another process.
+    pub(crate) fn let_go(&mut self) {
+        self.entries.values_mut().for_each(|entry| entry.control.let_go());
     }
 
     /// Returns the configurations of all entries, in their order.

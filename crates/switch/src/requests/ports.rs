@@ -153,7 +153,7 @@ impl Requests<'_> {
     }
 
     /// Opens a port and plugs it in. If it fails nothing is left of the port.
-    fn plug(&mut self, port: &PortConfig) -> Result<(), String> {
+    pub(crate) fn plug(&mut self, port: &PortConfig) -> Result<(), String> {
         self.can_plug(port)?;
         let plugged = self.open(port).and_then(|plug| self.begin(port, plug));
         plugged.inspect_err(|_| self.privileges.close(&port.name))

@@ -11,18 +11,22 @@ pub(crate) use link::MACHINE;
 pub(super) use link::set_up;
 pub(crate) use queues::offloads;
 
-use std::os::fd::{OwnedFd, RawFd};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 
 use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState};
 use ringferry_packet::ether::Mac;
 use ringferry_sys::netif;
 use ringferry_sys::tap::{Existing, Offloads, Tap, TapConfig as OpenTap, TapError};
+use ringferry_vhost_user::backend::Put;
+use serde::{Deserialize, Serialize};
 
+use super::handed::{Descriptors, HandedPort};
 use super::passed::Passed;
 use super::queues::{AnyQueues, AnyStart, Workers};
 use super::table::QueueStates;
 use super::xen::MappingBudget;
-use super::{Context, Interface, InterfaceQueues, OpenError, Plug, PortControl};
+use super::{Context, Interface, InterfaceQueues, OpenError, Plug, PortControl, Positions};
 use crate::config::{PortConfig, TapConfig, TapSource};
 use crate::counters::PortTotals;
 use crate::fdb::PortId;
@@ -44,8 +48,10 @@ struct TapPort {
     offloads: Offloads,
     queues: u16,
     counters: PortTotals,
-    /// A queue of the tap, to ask whether it exists.
-    probe: Tap,
+    /// Its queues, to ask whether the tap exists, and for a successor.
+    descriptors: Vec<Tap>,
+    /// Its queues are read.
+    started: bool,
     /// Index of the bridge that the tap is to be in, when that was last seen.
     bridge: Option<u32>,
     privileges: Privileges,
@@ -82,6 +88,37 @@ pub(super) fn open(
         None => open_queues(port, config, workers, |number| passed.number(number))?,
     };
     let privileges = passed.privileges().clone();
+    Ok(Box::new(move |config, cx| {
+        let mut port = plug(config, queues, privileges, cx)?;
+        port.start(cx.workers);
+        Ok(Box::new(port))
+    }))
+}
+
+/// The state of a tap port. Descriptors are numbers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct TapState {
+    /// The queues of the tap, in their order.
+    queues: Vec<u32>,
+}
+
+/// Makes a port of the state of another process's. It reads nothing until it [takes over](PortControl::take_over).
+///
+/// # Errors
+/// A queue was not passed, or is none.
+pub(super) fn adopt(
+    config: &TapConfig,
+    state: &TapState,
+    mut fds: Descriptors,
+    privileges: &Privileges,
+) -> Result<Plug, OpenError> {
+    let queues = state.queues.iter().map(|number| {
+        let fd = fds
+            .take(*number)
+            .ok_or_else(|| OpenError::Handed("a queue of the tap was not passed".to_owned()))?;
+        Ok::<_, OpenError>(Tap::from_fd(fd, offloads_of(config))?)
+    });
+    let (queues, privileges) = (queues.collect::<Result<_, _>>()?, privileges.clone());
     Ok(Box::new(move |config, cx| Ok(Box::new(plug(config, queues, privileges, cx)?))))
 }
 
@@ -92,7 +129,7 @@ fn plug(
     cx: &mut Context<'_>,
 ) -> Result<TapPort, OpenError> {
     let first = queues.first().ok_or(OpenError::NoId)?;
-    let probe = first.try_clone()?;
+    let copies = queues.iter().map(Tap::try_clone).collect::<Result<_, _>>()?;
     let (tap, count, offloads) = (first.name().to_owned(), queues.len(), offloads(first.offloads()));
     let kernel = first.offloads();
     let workers = cx.workers.count();
@@ -108,9 +145,6 @@ fn plug(
     cx.workers.add_port(id, &config.name, &counters, placement, |_, handle| {
         AnyQueues::Tap(TapQueues::new(handle.clone(), descriptors.next().expect("one for each worker")))
     });
-    for queue in 0..count as u16 {
-        cx.workers.start_queue(id, queue, AnyStart::Tap(TapStart(queue)));
-    }
     let index = netif::index(&tap).ok().flatten();
     let bridge = link::bridge_of(config);
     if let (None, Some(name)) = (bridge, link::bridge_name(config)) {
@@ -124,7 +158,8 @@ fn plug(
         offloads: kernel,
         queues: count as u16,
         counters,
-        probe,
+        descriptors: copies,
+        started: false,
         bridge,
         privileges,
     })
@@ -141,6 +176,13 @@ enum Named {
 }
 
 impl TapPort {
+    /// Has the workers read the queues.
+    fn start(&mut self, workers: &Workers) {
+        for queue in 0..if std::mem::replace(&mut self.started, true) { 0 } else { self.queues } {
+            workers.start_queue(self.id, queue, AnyStart::Tap(TapStart(queue)));
+        }
+    }
+
     /// Looks up the interface that has the tap's name.
     fn named(&self) -> Named {
         match netif::index(&self.tap) {
@@ -155,7 +197,7 @@ impl PortControl for TapPort {
     fn serve(&mut self, _: u32, _: &mut Context<'_>) {}
 
     fn is_gone(&self) -> bool {
-        !self.probe.is_attached()
+        self.descriptors.first().is_none_or(|queue| !queue.is_attached())
     }
 
     fn tick(&mut self, config: &PortConfig, _: &mut Context<'_>) {
@@ -179,7 +221,12 @@ impl PortControl for TapPort {
     }
 
     fn interfaces(&self) -> Vec<Interface<'_>> {
-        vec![Interface { id: self.id, name: &self.name, queues: InterfaceQueues::Kernel(self.queues) }]
+        vec![Interface {
+            id: self.id,
+            name: &self.name,
+            queues: InterfaceQueues::Kernel(self.queues),
+            counters: &self.counters,
+        }]
     }
 
     fn snapshots(&self, config: &PortConfig, _: &MappingBudget, _: &mut QueueStates) -> Vec<PortSnapshot> {
@@ -224,6 +271,15 @@ impl PortControl for TapPort {
             drops: self.counters.drops_by_name(),
             rules: rules_by_key(&config.rules),
         }]
+    }
+
+    fn hand_over(&self, put: &mut Put<'_>) -> io::Result<HandedPort> {
+        let queues = self.descriptors.iter().map(|queue| put(queue.as_fd()));
+        Ok(HandedPort::Tap(TapState { queues: queues.collect::<io::Result<_>>()? }))
+    }
+
+    fn take_over(&mut self, _: &Positions, workers: &Workers) {
+        self.start(workers);
     }
 
     fn remove(&mut self, cx: &mut Context<'_>) {

@@ -25,7 +25,7 @@ use ringferry_sys::epoll::Interest;
 use ringferry_sys::socket::{Listener, SocketAccess, Stream};
 use ringferry_sys::usage::ThreadClock;
 use ringferry_sys::watchdog::{HoleWaits, INTERVAL};
-use ringferry_vhost_user::backend::{Counters, Offer, Resources, Session, SessionError};
+use ringferry_vhost_user::backend::{Counters, Offer, Put, Resources, Session, SessionError};
 use ringferry_vhost_user::message::ProtocolFeatures;
 use ringferry_virtio_net::queue_index;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -38,11 +38,12 @@ use crate::config::{AccessConfig, DEFAULT_MTU, PortConfig, VhostUserConfig, Vhos
 use crate::counters::PortTotals;
 use crate::log_limit::LogLimit;
 use crate::plane::{HOLES, PAIRS, Placement, PortFault, PortShared, Sleeps, Steering};
+use crate::ports::handed::HandedPort;
 use crate::ports::passed::Passed;
 use crate::ports::queues::{AnyQueues, Workers};
 use crate::ports::table::QueueStates;
 use crate::ports::xen::MappingBudget;
-use crate::ports::{Context, Interface, InterfaceQueues, OpenError, Plug, PortControl};
+use crate::ports::{Context, Interface, InterfaceQueues, OpenError, Plug, PortControl, Positions};
 use crate::privileged::Privileges;
 use crate::rules::Rules;
 use crate::snapshot::rules_by_key;
@@ -67,7 +68,7 @@ const UNSHARED: &str = "the front end has started the device without sharing the
      size=SIZE,shared=on";
 
 /// The source of front ends.
-enum Endpoint {
+pub(super) enum Endpoint {
     /// The front end connects to us.
     Listen(Listener),
     /// We connect to the front end's socket.
@@ -77,34 +78,34 @@ enum Endpoint {
 }
 
 /// The control side of a vhost-user port.
-struct VhostPort {
-    endpoint: Endpoint,
+pub(super) struct VhostPort {
+    pub(super) endpoint: Endpoint,
     watched: Watched,
     counters: PortTotals,
-    session: Option<Session>,
+    pub(super) session: Option<Session>,
     /// True if its front end has said something. Whoever binds a socket finds out by a connection whether somebody listens there, which is neither
     /// counted nor logged.
-    heard: bool,
+    pub(super) heard: bool,
     /// How this thread has slept in the memory of its front end.
     sleeps: Sleeps,
     /// A session that is over, until its descriptor is watched no more.
     ended: Option<Session>,
     /// Counters of all sessions that are over.
-    past: Counters,
-    device: PortDevice,
-    offer: Offer,
+    pub(super) past: Counters,
+    pub(super) device: PortDevice,
+    pub(super) offer: Offer,
     /// Resources that its sessions share: the closer of passed descriptors, the mapping budget and the log
     /// limit.
-    resources: Resources,
+    pub(super) resources: Resources,
     /// Rate limit on the disturbance of workers.
     allowance: Allowance,
     /// The time until which nothing is read or accepted.
     paused: Option<Instant>,
     /// The reason why no front end is served: the last one's offence, or a late worker. Checked again at
     /// [`retry_at`](Self::retry_at).
-    quarantine: Option<String>,
+    pub(super) quarantine: Option<String>,
     /// Time of the next attempt to connect or to listen.
-    retry_at: Instant,
+    pub(super) retry_at: Instant,
     /// True if the listener could not accept: it is not watched for a while, as it stays readable.
     accept_failed: bool,
     /// True if the reason for the last failure to connect or accept was logged.
@@ -117,6 +118,8 @@ struct VhostPort {
     memory_lacks: bool,
     /// True if the session lacks memory, which was logged.
     unshared: bool,
+    /// Once it has taken over: it removes the file of its socket at its end.
+    pub(super) removes: bool,
 }
 
 /// The descriptor that epoll watches for the port.
@@ -194,7 +197,7 @@ fn inherited_endpoint(fd: OwnedFd) -> io::Result<Endpoint> {
 }
 
 impl VhostPort {
-    fn new(
+    pub(super) fn new(
         port: &PortConfig,
         config: &VhostUserConfig,
         endpoint: Endpoint,
@@ -260,6 +263,7 @@ impl VhostPort {
             socket_gone: false,
             memory_lacks: false,
             unshared: false,
+            removes: false,
         })
     }
 
@@ -643,7 +647,7 @@ impl PortControl for VhostPort {
 
     fn interfaces(&self) -> Vec<Interface<'_>> {
         let PortDevice { id, name, shared, .. } = &self.device;
-        vec![Interface { id: *id, name, queues: InterfaceQueues::Pairs(shared) }]
+        vec![Interface { id: *id, name, queues: InterfaceQueues::Pairs(shared), counters: &self.counters }]
     }
 
     fn snapshots(
@@ -687,6 +691,48 @@ impl PortControl for VhostPort {
             });
         }
         vec![snapshot]
+    }
+
+    fn generation(&self) -> (u64, u64) {
+        self.generation_of_state()
+    }
+
+    fn hand_over(&self, put: &mut Put<'_>) -> io::Result<HandedPort> {
+        Ok(HandedPort::VhostUser(Box::new(self.handed(put)?)))
+    }
+
+    fn suspend(&mut self) -> Result<Positions, String> {
+        let Some(session) = &mut self.session else { return Ok(Positions::new()) };
+        let suspended = session.suspend(&mut self.device).map(|()| session.positions());
+        suspended.map_err(|unanswered| {
+            self.close();
+            unanswered.to_string()
+        })
+    }
+
+    fn resume(&mut self) {
+        if let Some(session) = &mut self.session {
+            session.resume(&mut self.device);
+        }
+    }
+
+    fn take_over(&mut self, positions: &Positions, _: &Workers) {
+        if let Endpoint::Listen(listener) = &mut self.endpoint {
+            listener.keep(self.removes);
+        }
+        if let Some(session) = &mut self.session {
+            session.set_positions(positions);
+        }
+        self.resume();
+    }
+
+    fn let_go(&mut self) {
+        if let Endpoint::Listen(listener) = &mut self.endpoint {
+            listener.let_go();
+        }
+        if let Some(session) = &mut self.session {
+            session.let_go();
+        }
     }
 
     fn remove(&mut self, cx: &mut Context<'_>) {

@@ -7,6 +7,7 @@
 //! | `config` | the port's keys, flags and checks |
 //! | `faults` | a worker's reaction to a front end that breaks the rules |
 //! | `device` | turns the messages of a session into commands for the workers |
+//! | `handover` | the port on its way to another process |
 //! | `queues` | the queue side: virtqueues |
 
 mod allowance;
@@ -14,6 +15,8 @@ pub(crate) mod config;
 pub(crate) mod control;
 mod device;
 mod faults;
+mod handover;
 pub(crate) mod queues;
 
 pub(super) use control::{acquire, open};
+pub(super) use handover::{VhostState, adopt};

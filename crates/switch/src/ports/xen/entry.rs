@@ -10,6 +10,7 @@ use ringferry_control::snapshot::{
     Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot, VifFeatures,
 };
 use ringferry_sys::epoll::Interest;
+use ringferry_vhost_user::backend::Put;
 use ringferry_virtio_net::queue_index;
 use ringferry_xen::domain::DomId;
 use ringferry_xen::provider::{OpenError as ProviderError, Provider};
@@ -25,6 +26,7 @@ use crate::counters::PortTotals;
 use crate::fdb::PortId;
 use crate::log_limit::LogLimit;
 use crate::plane::{PAIRS, PortFault};
+use crate::ports::handed::HandedPort;
 use crate::ports::queues::Workers;
 use crate::ports::table::QueueStates;
 use crate::ports::{Context, Interface, InterfaceQueues, OpenError, Plug, PortControl};
@@ -372,12 +374,17 @@ impl PortControl for XenEntry {
     fn interfaces(&self) -> Vec<Interface<'_>> {
         let ports = self.vifs.values();
         ports
-            .map(|Vif { id, name, shared, .. }| Interface {
+            .map(|Vif { id, name, shared, counters, .. }| Interface {
                 id: *id,
                 name,
                 queues: InterfaceQueues::Pairs(shared),
+                counters,
             })
             .collect()
+    }
+
+    fn hand_over(&self, _: &mut Put<'_>) -> io::Result<HandedPort> {
+        Ok(HandedPort::XenVif)
     }
 
     fn remove(&mut self, cx: &mut Context<'_>) {

@@ -1,0 +1,89 @@
+//! `ringferry run --replace`: takes over from the switch that runs.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::linux::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use ringferry_switch::Successor;
+use ringferry_sys::process::{Spawn, spawn};
+use ringferry_sys::socket::Stream;
+
+use super::{Error, Process, take_ready_fd};
+use crate::run_args::RunArgs;
+use crate::{log, sandbox};
+
+/// Number of the descriptor at which the process in the background says that it is ready.
+const READY: i32 = 3;
+
+/// Takes over, and runs the switch.
+///
+/// # Errors
+/// See [`enum@Error`]: the switch that runs goes on.
+pub(super) fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
+    let control = args.control_of_running()?;
+    if args.if_changed && is_this_program(&control) {
+        tracing::info!("the switch that runs is of this very program, and goes on");
+        return Ok(());
+    }
+    if args.background {
+        return in_background();
+    }
+    let ready = args.ready_fd.map(take_ready_fd).transpose()?;
+    let successor = Successor::connect(&control)?;
+    let (config, ports) = (successor.config().clone(), successor.config().ports.len());
+    let mut process = Process::begin(args, &config, &control)?;
+    let privileges = process.privileges.0.clone();
+    let taken = successor.open(privileges.clone().unwrap_or_default()).and_then(|switch| {
+        if privileges.is_some() {
+            sandbox::enter(&config);
+        }
+        let mut switch = switch.start()?;
+        log::in_background(limited)?;
+        switch.take_over()?;
+        Ok(switch)
+    });
+    let switch = match taken {
+        Ok(switch) => switch,
+        Err(error) => {
+            // The files of its sockets are still the other process's.
+            process.privileges.0 = None;
+            return Err(error.into());
+        }
+    };
+    tracing::info!(ports, control = %control.display(), "the switch is up");
+    process.serve(switch, ready)
+}
+
+/// Returns true if the process behind the control socket executes the file that this one does.
+fn is_this_program(control: &Path) -> bool {
+    let file = |process: &str| std::fs::metadata(format!("/proc/{process}/exe")).ok();
+    let peer = Stream::connect(control).and_then(|stream| stream.peer_credentials());
+    let running = peer.ok().and_then(|peer| peer.pid).and_then(|pid| file(&pid.to_string()));
+    match (running, file("self")) {
+        (Some(running), Some(own)) => (running.st_dev(), running.st_ino()) == (own.st_dev(), own.st_ino()),
+        // It may not be looked at: it is replaced.
+        _ => false,
+    }
+}
+
+/// Starts this program once more, with the same arguments but one, and waits until it has taken over or given up.
+fn in_background() -> Result<(), Error> {
+    let (ours, theirs) = std::io::pipe()?;
+    let theirs = OwnedFd::from(theirs);
+    let arguments = std::env::args_os().skip(1).filter(|argument| argument != "--background");
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("ringferry").args(arguments).arg(format!("--ready-fd={READY}"));
+    let mut child = spawn(&mut command, Spawn { keep_fds: vec![(theirs, READY)], ..Spawn::default() })?;
+    drop(command);
+    let mut said = String::new();
+    let _ = File::from(OwnedFd::from(ours)).read_to_string(&mut said);
+    if said.starts_with("READY") {
+        return Ok(());
+    }
+    let _ = child.wait();
+    Err(Error::Background)
+}

@@ -1,0 +1,51 @@
+//! Replacement of a running switch by another process, usually of a newer program, without a lost packet: `ringferry run --replace`.
+//!
+//! ```text
+//!   successor                                   predecessor
+//!     control socket: Replace  ───────────────►   hands the connection over to this protocol
+//!   1 Hello?                   ───────────────►   configuration, clock
+//!     (starts its helper)
+//!   2 Draft?                   ───────────────►   state and descriptors of all ports, addresses; packets flow on
+//!     (maps memory, goes into its sandbox, starts paused workers)
+//!   3 Final?                   ───────────────►   pauses its workers, stops all rings
+//!                              ◄───────────────   what has changed since the draft, positions of rings, counters
+//!   4 takes the baton, starts rings and workers
+//!     Running                  ───────────────►   leaves everything alone, and ends
+//! ```
+//!
+//! **The baton** is an eventfd with a count of one, which both have. Whoever reads it owns the ports from then on. The successor reads it before it
+//! touches any ring or queue; the predecessor when the successor has ended, or has said nothing for [`PATIENCE`]: then it goes on where it stood. So there
+//! is no moment in which both own them, or neither does, whoever is killed and whenever.
+//!
+//! A message of a front end between 2 and 3 makes the draft of its port out of date, and the port's whole state is sent again. A change of the
+//! configuration meanwhile ends the attempt.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `state` | the state as data, and its versions |
+//! | `bulk` | the large parts of it |
+//! | `channel` | messages with descriptors |
+//! | `predecessor` | the side that gives |
+//! | `successor` | the side that takes |
+//!
+//! What a kind of port has to say is in its folder ([`PortControl::hand_over`](crate::ports::PortControl)), and what workers have in
+//! [`plane::worker::handover`](crate::plane).
+
+mod bulk;
+mod channel;
+pub(crate) mod predecessor;
+mod state;
+pub(crate) mod successor;
+
+use std::time::Duration;
+
+pub(crate) use predecessor::{Outcome, Predecessor};
+pub(crate) use state::FORMAT;
+pub(crate) use successor::Handed;
+pub use successor::{SuccessionError, Successor};
+
+/// How long the predecessor stands still for its successor at most. All packets of everybody wait meanwhile.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// How long either waits for the other while packets flow.
+const QUIET: Duration = Duration::from_secs(5);

@@ -1,0 +1,299 @@
+//! The side of a hand-over that gives: a running switch, asked by its successor.
+//!
+//! The switch makes a [`Predecessor`] of the connection on which `Replace` was asked for, and calls [`Predecessor::serve`] whenever it is readable.
+//! Between the questions packets and messages of front ends are served as ever. The last question is answered with workers that stand
+//! still; when that call returns, either the successor has everything ([`Outcome::Replaced`]) or all goes on here.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::socket::Stream;
+use serde::Serialize;
+
+use super::bulk::Writer;
+use super::channel::{Channel, Kind};
+use super::state::{
+    Draft, EntryState, FORMAT, FileState, Final, Hello, PortNumbers, UNDERSTOOD, WorkerState,
+};
+use super::{PATIENCE, QUIET};
+use crate::config::Config;
+use crate::counters::PairCounters;
+use crate::fdb::{FdbPage, FdbStats};
+use crate::plane::{Address, Waiting};
+use crate::ports::handed::Descriptors;
+use crate::ports::queues::Workers;
+use crate::ports::table::{Generation, PortTable};
+use crate::ports::{InterfaceQueues, Positions};
+
+/// What has become of the hand-over after a question was answered.
+pub(crate) enum Outcome {
+    /// It goes on.
+    Pending,
+    /// The successor has everything. This process must touch nothing any more. Packets have waited for so long.
+    Replaced(Duration),
+}
+
+/// The parts of the switch that are handed over.
+pub(crate) struct Parts<'s> {
+    pub(crate) config: &'s Config,
+    pub(crate) ports: &'s mut PortTable,
+    pub(crate) workers: &'s Workers,
+    /// The socket on which clients connect.
+    pub(crate) control: BorrowedFd<'s>,
+    pub(crate) started: Instant,
+}
+
+/// What was sent while packets flowed.
+struct Drafted {
+    baton: EventFd,
+    config: String,
+    generations: BTreeMap<String, Generation>,
+    /// The second of the switch's clock at which it began.
+    second: u32,
+}
+
+/// A hand-over that goes on.
+pub(crate) struct Predecessor {
+    channel: Channel,
+    drafted: Option<Drafted>,
+    /// Number of the successor's process.
+    pub(crate) pid: Option<u32>,
+}
+
+impl Predecessor {
+    /// Begins a hand-over to the process at the other end, which must be of the same user, or of root.
+    ///
+    /// # Errors
+    /// It is of another user.
+    pub(crate) fn begin(stream: Stream) -> io::Result<Predecessor> {
+        let peer = stream.peer_credentials()?;
+        let own = rustix::process::geteuid().as_raw();
+        if peer.uid != own && peer.uid != 0 {
+            return Err(io::Error::other(format!("user {} may not take over from user {own}", peer.uid)));
+        }
+        let channel = Channel::new(stream)?;
+        channel.set_timeout(QUIET)?;
+        Ok(Predecessor { channel, drafted: None, pid: peer.pid })
+    }
+
+    /// Answers what the successor has asked.
+    ///
+    /// # Errors
+    /// The hand-over is over, and everything goes on in this process.
+    pub(crate) fn serve(&mut self, parts: &mut Parts<'_>) -> io::Result<Outcome> {
+        match self.channel.receive()?.kind {
+            Kind::Hello => self.answer(Kind::Hello, &hello(parts), &[], &[])?,
+            Kind::Draft => self.draft(parts)?,
+            Kind::Final => return self.hand_over(parts),
+            Kind::Running | Kind::Refused => return Err(io::ErrorKind::InvalidData.into()),
+        }
+        Ok(Outcome::Pending)
+    }
+
+    fn answer(
+        &self,
+        kind: Kind,
+        text: &impl Serialize,
+        bulk: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        self.channel.send(kind, &serde_json::to_vec(text)?, bulk, fds)
+    }
+
+    /// Refuses to go on, and tells the successor why.
+    fn refuse(&self, why: impl Into<String>) -> io::Error {
+        let why = why.into();
+        let _ = self.channel.send(Kind::Refused, why.as_bytes(), &[], &[]);
+        io::Error::other(why)
+    }
+
+    /// Sends the state of all ports.
+    fn draft(&mut self, parts: &mut Parts<'_>) -> io::Result<()> {
+        let baton = EventFd::new()?;
+        baton.signal()?;
+        let second = parts.workers.seconds();
+        let mut descriptors: Vec<OwnedFd> =
+            vec![baton.as_fd().try_clone_to_owned()?, parts.control.try_clone_to_owned()?];
+        let (mut entries, mut generations) = (Vec::new(), BTreeMap::new());
+        for (name, generation, control) in parts.ports.handed() {
+            let mut fds = Descriptors::default();
+            let state = Some(control.hand_over(&mut |fd| fds.put(fd))?);
+            entries.push(EntryState {
+                name: name.clone(),
+                state,
+                descriptors: fds.len(),
+                positions: Vec::new(),
+            });
+            descriptors.extend(fds.into_inner());
+            generations.insert(name, generation);
+        }
+        let mut bulk = Writer::default();
+        let (addresses, _) = addresses(parts.workers, u32::MAX);
+        let addresses = bulk.addresses(addresses);
+        let numbers = parts.ports.interfaces().map(|port| (port.name.to_owned(), port.id.0)).collect();
+        let fds: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        self.answer(Kind::Draft, &Draft { entries, numbers, addresses }, &bulk.into_inner(), &fds)?;
+        self.drafted = Some(Drafted { baton, config: parts.config.dump(), generations, second });
+        Ok(())
+    }
+
+    /// Stands still, sends what is left to say, and waits until the successor runs.
+    fn hand_over(&mut self, parts: &mut Parts<'_>) -> io::Result<Outcome> {
+        let Some(drafted) = self.drafted.take() else { return Err(io::ErrorKind::InvalidData.into()) };
+        if drafted.config != parts.config.dump() {
+            return Err(self.refuse("the configuration has changed meanwhile: try again"));
+        }
+        let since = Instant::now();
+        if let Err(late) = parts.workers.pause() {
+            return Err(self.refuse(format!("{late}: try again")));
+        }
+        let sent = parts
+            .ports
+            .suspend()
+            .map_err(|why| self.refuse(format!("{why}: try again")))
+            .and_then(|positions| self.send_final(parts, &drafted, positions));
+        let taken = sent.is_ok() && self.is_taken(&drafted.baton, since);
+        if taken {
+            parts.ports.let_go();
+            return Ok(Outcome::Replaced(since.elapsed()));
+        }
+        parts.ports.resume();
+        parts.workers.unpause();
+        let stood = since.elapsed().as_micros();
+        sent?;
+        Err(io::Error::other(format!(
+            "the successor did not take over in time; packets have waited for {stood} microseconds"
+        )))
+    }
+
+    /// Waits until the successor runs, or takes the baton back.
+    fn is_taken(&self, baton: &EventFd, since: Instant) -> bool {
+        let left = PATIENCE.saturating_sub(since.elapsed()).max(Duration::from_millis(1));
+        let _ = self.channel.set_timeout(left);
+        let said = self.channel.receive();
+        if said.is_ok_and(|message| message.kind == Kind::Running) {
+            return true;
+        }
+        // It has ended, says nothing or something else. If it does not have the baton by now, it never will.
+        !baton.drain().unwrap_or(false)
+    }
+
+    fn send_final(
+        &self,
+        parts: &mut Parts<'_>,
+        drafted: &Drafted,
+        positions: BTreeMap<String, Positions>,
+    ) -> io::Result<()> {
+        let (mut entries, mut descriptors) = (Vec::new(), Vec::<OwnedFd>::new());
+        for (name, generation, control) in parts.ports.handed() {
+            let positions = positions.get(&name).cloned().unwrap_or_default();
+            let mut entry = EntryState { name, state: None, descriptors: 0, positions };
+            if drafted.generations.get(&entry.name) != Some(&generation) {
+                let mut fds = Descriptors::default();
+                entry.state = Some(control.hand_over(&mut |fd| fds.put(fd))?);
+                entry.descriptors = fds.len();
+                descriptors.extend(fds.into_inner());
+            }
+            entries.push(entry);
+        }
+        let mut bulk = Writer::default();
+        // Of the second in which the draft was made it may have missed some.
+        let age = parts.workers.seconds().saturating_sub(drafted.second) + 1;
+        let (recent, stats) = addresses(parts.workers, age);
+        let addresses = bulk.addresses(recent);
+        let waiting = parts.workers.waiting().map_err(|late| self.refuse(format!("{late}: try again")))?;
+        let ports = ports(parts, &mut bulk);
+        let workers = workers(parts.workers, &stats, &waiting, &mut bulk);
+        let fds: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        self.answer(Kind::Final, &Final { entries, ports, addresses, workers }, &bulk.into_inner(), &fds)
+    }
+}
+
+impl AsFd for Predecessor {
+    /// Readable when the successor asks, or is gone.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+}
+
+fn hello(parts: &Parts<'_>) -> Hello {
+    let file = parts.config.file.as_ref().map(|file| FileState {
+        path: file.path.display().to_string(),
+        ports: file.ports.clone(),
+        settings: file.settings().to_owned(),
+    });
+    let kinds = parts.config.ports.iter().map(|port| port.kind.name().to_owned());
+    let mut needs: Vec<_> = kinds.collect();
+    needs.sort();
+    needs.dedup();
+    debug_assert!(needs.iter().all(|need| UNDERSTOOD.contains(&need.as_str())));
+    Hello {
+        format: FORMAT,
+        needs,
+        program: env!("CARGO_PKG_VERSION").to_owned(),
+        config: parts.config.dump(),
+        file,
+        workers: parts.workers.count(),
+        began: parts.workers.began(),
+        started: Workers::nanoseconds(parts.started),
+    }
+}
+
+/// Returns the learned addresses of all workers that were seen in the last `age` seconds, each as the worker has it that saw it last, and the counters of each
+/// worker's database.
+fn addresses(workers: &Workers, age: u32) -> (Vec<Address>, BTreeMap<usize, FdbStats>) {
+    let (mut all, mut stats) = (BTreeMap::new(), BTreeMap::new());
+    let now = workers.seconds();
+    workers.addresses_by_worker(|worker, FdbPage { items, stats: counted, .. }| {
+        stats.insert(worker, counted);
+        for item in items.iter().filter(|item| !item.fixed && item.age <= age) {
+            let address =
+                Address { vid: item.vid, mac: item.mac, port: item.port, seen: now.saturating_sub(item.age) };
+            let known: &mut Address = all.entry((item.vid, item.mac)).or_insert(address);
+            if known.seen < address.seen {
+                *known = address;
+            }
+        }
+    });
+    (all.into_values().collect(), stats)
+}
+
+fn ports(parts: &Parts<'_>, bulk: &mut Writer) -> BTreeMap<String, PortNumbers> {
+    let numbers = parts.ports.interfaces().map(|port| {
+        let mut numbers = PortNumbers {
+            number: port.id.0,
+            counters: port.counters.by_name(),
+            drops: port.counters.drops_by_name(),
+            buckets: parts.workers.buckets(port.id),
+            ..PortNumbers::default()
+        };
+        let owner = |queue| parts.workers.owner(port.id, queue);
+        match port.queues {
+            InterfaceQueues::Pairs(shared) => {
+                numbers.owners = (0..crate::plane::PAIRS).map(owner).collect();
+                numbers.pairs = shared.pairs.iter().map(PairCounters::values).collect();
+                numbers.flows = bulk.flows(shared.flows.words());
+            }
+            InterfaceQueues::Kernel(queues) => numbers.owners = (0..queues).map(owner).collect(),
+        }
+        (port.name.to_owned(), numbers)
+    });
+    numbers.collect()
+}
+
+fn workers(
+    workers: &Workers,
+    stats: &BTreeMap<usize, FdbStats>,
+    waiting: &[Waiting],
+    bulk: &mut Writer,
+) -> Vec<WorkerState> {
+    let states = workers.counters().enumerate().map(|(number, counters)| WorkerState {
+        counters: counters.values(),
+        fdb: stats.get(&number).map(FdbStats::values).unwrap_or_default(),
+        waiting: waiting.get(number).map(|waiting| bulk.waiting(waiting)).unwrap_or_default(),
+    });
+    states.collect()
+}

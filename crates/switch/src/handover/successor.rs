@@ -1,0 +1,291 @@
+//! The side of a hand-over that takes: a process that is started beside a running switch.
+//!
+//! [`Successor::connect`] asks the running switch for its configuration, so that the program can start its helper; [`Successor::open`] makes ports of the
+//! state that it sends, none of which touches anything; [`Switch::take_over`](crate::Switch::take_over) asks it to stand still, and takes what it had. Until the baton is
+//! read everything can be dropped at any time, and nobody notices.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use ringferry_control::{Answer, ControlError, ControlServer, Request, call_and_keep};
+use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::socket::{BindError, Listener};
+use serde::de::DeserializeOwned;
+
+use super::bulk::{Ports, Reader};
+use super::channel::{Channel, Kind, Message};
+use super::state::{Draft, FORMAT, FileState, Final, Hello, PortNumbers, UNDERSTOOD};
+use super::{PATIENCE, QUIET};
+use crate::StartError;
+use crate::config::{Config, ConfigError, ConfigFile, PortConfig, PortKind};
+use crate::fdb::FdbStats;
+use crate::plane::Carried;
+use crate::ports::handed::{Descriptors, HandedPort};
+use crate::ports::queues::Workers;
+use crate::ports::table::PortTable;
+use crate::ports::{self, InterfaceQueues, OpenError, Plug};
+use crate::privileged::Privileges;
+use crate::switch::OpenSwitch;
+
+/// The reason why this process does not take over. The switch that runs goes on, and nobody has noticed anything.
+#[derive(Debug, thiserror::Error)]
+pub enum SuccessionError {
+    /// No switch runs there, or it is of a version that cannot be replaced.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The running switch does not go on.
+    #[error("the running switch says: {0}")]
+    Refused(String),
+    /// The running switch is of another version.
+    #[error("the running switch ({program}) cannot be replaced by this program: {why}; restart it instead")]
+    Version {
+        /// Version of the running program.
+        program: String,
+        /// What this program does not understand.
+        why: String,
+    },
+    /// Its configuration makes no sense to this program.
+    #[error("this program refuses the configuration in force:\n{0}")]
+    Config(#[from] ConfigError),
+    /// A port cannot be made, or there are no threads.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The running switch has gone on by itself, as this process took too long.
+    #[error("this took longer than {} ms, for which packets wait at most, so the running switch goes on: try again", PATIENCE.as_millis())]
+    Late,
+    /// The connection to the running switch is lost, or the system has no descriptors left.
+    #[error("the hand-over has failed, and the running switch goes on: {0}")]
+    Os(#[from] io::Error),
+}
+
+/// A process that is to take over.
+pub struct Successor {
+    channel: Channel,
+    hello: Hello,
+    config: Config,
+    control: PathBuf,
+    pid: u32,
+}
+
+/// What a process has been handed over that has not taken over yet.
+pub(crate) struct Handed {
+    channel: Channel,
+    baton: EventFd,
+    draft: Draft,
+    bulk: Vec<u8>,
+    pub(crate) began: u64,
+    pub(crate) started: Instant,
+    /// The process before.
+    pub(crate) pid: u32,
+    pub(crate) program: String,
+    /// Ports that can only be opened when the process before has ended.
+    pub(crate) late: Vec<PortConfig>,
+    privileges: Privileges,
+}
+
+impl Successor {
+    /// Asks the switch whose control socket is `control` to be replaced by this process.
+    ///
+    /// # Errors
+    /// See [`SuccessionError`].
+    pub fn connect(control: &Path) -> Result<Successor, SuccessionError> {
+        let (answer, stream) = call_and_keep(control, &Request::Replace { format: FORMAT })?;
+        let Answer::Replacing { pid, .. } = answer else {
+            return Err(SuccessionError::Refused("it has not understood the question".to_owned()));
+        };
+        let channel = Channel::new(stream)?;
+        channel.set_timeout(QUIET)?;
+        let (hello, _) = ask::<Hello>(&channel, Kind::Hello)?;
+        let strange: Vec<_> =
+            hello.needs.iter().filter(|need| !UNDERSTOOD.contains(&need.as_str())).collect();
+        let why = match hello.format {
+            format if format > FORMAT => {
+                Some(format!("it hands over in form {format}, and this program reads {FORMAT}"))
+            }
+            _ if !strange.is_empty() => Some(format!("it has what this program does not know: {strange:?}")),
+            _ => None,
+        };
+        if let Some(why) = why {
+            return Err(SuccessionError::Version { program: hello.program, why });
+        }
+        let builder = Config::builder().may_be_empty().toml("the configuration in force", &hello.config);
+        let mut config = builder.for_workers(hello.workers).build()?;
+        config.file = hello.file.as_ref().map(|FileState { path, ports, settings }| {
+            ConfigFile::read_before(PathBuf::from(path), ports.clone(), settings.clone())
+        });
+        Ok(Successor { channel, hello, config, control: control.to_owned(), pid })
+    }
+
+    /// Returns the configuration in force.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Gets the state of all ports, and makes ports of it that touch nothing yet.
+    ///
+    /// # Errors
+    /// See [`SuccessionError`].
+    pub fn open(self, privileges: Privileges) -> Result<OpenSwitch, SuccessionError> {
+        let Successor { channel, hello, config, control, pid } = self;
+        let (draft, message) = ask::<Draft>(&channel, Kind::Draft)?;
+        let mut fds = message.descriptors.into_iter();
+        let (Some(baton), Some(listener)) = (fds.next(), fds.next()) else { return Err(missing()) };
+        let baton = EventFd::from_fd(baton)?;
+        let bound = |error: BindError| StartError::Control(error);
+        let listener = Listener::from_predecessor(listener, Some(&control)).map_err(bound)?;
+        let server = ControlServer::of(listener)?;
+        let (mut plugs, mut late) = (Vec::new(), Vec::new());
+        let mut draft = draft;
+        for port in &config.ports {
+            let entry = draft.entries.iter_mut().find(|entry| entry.name == port.name);
+            let (count, state) = entry.map_or((0, None), |entry| (entry.descriptors, entry.state.take()));
+            let descriptors = Descriptors::new(fds.by_ref().take(count));
+            match (&port.kind, state) {
+                (PortKind::XenVif(_), _) => late.push(port.clone()),
+                (_, Some(state)) => plugs.push((port.clone(), adopt(port, state, descriptors, &privileges)?)),
+                (_, None) => return Err(missing()),
+            }
+        }
+        let handed = Handed {
+            channel,
+            baton,
+            draft,
+            bulk: message.bulk,
+            began: hello.began,
+            started: Workers::instant(hello.started),
+            pid,
+            program: hello.program,
+            late,
+            privileges: privileges.clone(),
+        };
+        Ok(OpenSwitch::handed(config, server, plugs, hello.workers, privileges, handed))
+    }
+}
+
+fn missing() -> SuccessionError {
+    io::Error::new(io::ErrorKind::InvalidData, "the state is incomplete").into()
+}
+
+fn adopt(
+    port: &PortConfig,
+    state: HandedPort,
+    descriptors: Descriptors,
+    privileges: &Privileges,
+) -> Result<Plug, SuccessionError> {
+    let failed = |source: OpenError| StartError::Port { port: port.name.clone(), source };
+    Ok(ports::adopt(port, state, descriptors, privileges).map_err(failed)?)
+}
+
+/// Asks for a message, and reads its text.
+fn ask<T: DeserializeOwned>(channel: &Channel, kind: Kind) -> Result<(T, Message), SuccessionError> {
+    channel.send(kind, &[], &[], &[])?;
+    let message = channel.receive()?;
+    if message.kind == Kind::Refused {
+        return Err(SuccessionError::Refused(String::from_utf8_lossy(&message.text).into_owned()));
+    }
+    if message.kind != kind {
+        return Err(missing());
+    }
+    let text = serde_json::from_slice(&message.text).map_err(io::Error::from)?;
+    Ok((text, message))
+}
+
+/// The parts of the switch that take over.
+pub(crate) struct Parts<'s> {
+    pub(crate) config: &'s Config,
+    pub(crate) ports: &'s mut PortTable,
+    pub(crate) workers: &'s Workers,
+    pub(crate) control: &'s mut ControlServer,
+    pub(crate) epoll: &'s ringferry_sys::epoll::Epoll,
+}
+
+impl Handed {
+    /// Gives paused workers the addresses of the draft.
+    pub(crate) fn prepare(&mut self, ports: &PortTable, workers: &Workers) {
+        let numbers = std::mem::take(&mut self.draft.numbers);
+        let numbers = numbers.iter().filter_map(|(name, number)| Some((*number, ports.interface(name)?.id)));
+        let numbers: Ports = numbers.collect();
+        let addresses = Reader(&self.bulk).addresses(self.draft.addresses, &numbers);
+        self.bulk = Vec::new();
+        for worker in 0..workers.count() {
+            workers.carry(worker, Carried { addresses: addresses.clone(), ..Carried::default() });
+        }
+    }
+
+    /// Has the switch that runs stand still, and takes over all that it had.
+    ///
+    /// # Errors
+    /// See [`SuccessionError`].
+    pub(crate) fn take_over(&self, parts: &mut Parts<'_>) -> Result<(), SuccessionError> {
+        let (state, message) = ask::<Final>(&self.channel, Kind::Final)?;
+        let mut fds = message.descriptors.into_iter();
+        let mut positions = Vec::with_capacity(state.entries.len());
+        for entry in state.entries {
+            let descriptors = Descriptors::new(fds.by_ref().take(entry.descriptors));
+            let port = parts.config.ports.iter().find(|port| port.name == entry.name);
+            if let (Some(port), Some(HandedPort::VhostUser(_) | HandedPort::Tap(_))) = (port, &entry.state) {
+                // What was said of it before does not hold any more.
+                parts.ports.remove(&entry.name, parts.epoll);
+                let state = entry.state.ok_or_else(missing)?;
+                let plug = adopt(port, state, descriptors, &self.privileges)?;
+                let failed = |source| StartError::Port { port: port.name.clone(), source };
+                parts.ports.add(port.clone(), plug, parts.epoll).map_err(failed)?;
+            }
+            positions.push((entry.name, entry.positions));
+        }
+        let bulk = Reader(&message.bulk);
+        let ids = state
+            .ports
+            .iter()
+            .filter_map(|(name, port)| Some((port.number, parts.ports.interface(name)?.id)));
+        let ids: Ports = ids.collect();
+        for (name, numbers) in &state.ports {
+            restore(parts, name, numbers, bulk);
+        }
+        let addresses = bulk.addresses(state.addresses, &ids);
+        for (number, (counters, worker)) in parts.workers.counters().zip(&state.workers).enumerate() {
+            counters.restore(worker.counters);
+            let waiting = bulk.waiting(worker.waiting, &ids);
+            let stats = Some(FdbStats::of_values(worker.fdb));
+            parts.workers.carry(number, Carried { addresses: addresses.clone(), stats, waiting });
+        }
+        if !self.baton.drain()? {
+            return Err(SuccessionError::Late);
+        }
+        // From here on nothing may fail.
+        parts.control.listener().keep(!self.privileges.are_elsewhere());
+        for (name, positions) in &positions {
+            parts.ports.take_over(name, positions);
+        }
+        parts.workers.unpause();
+        // The process before finds out that it has lost the baton, if this does not reach it.
+        let _ = self.channel.send(Kind::Running, &[], &[], &[]);
+        Ok(())
+    }
+}
+
+/// Gives a port, which touches nothing yet, what it had counted, used up and learned.
+fn restore(parts: &Parts<'_>, name: &str, numbers: &PortNumbers, bulk: Reader<'_>) {
+    let Some(port) = parts.ports.interface(name) else { return };
+    port.counters.restore(&numbers.counters, &numbers.drops);
+    parts.workers.set_buckets(port.id, &numbers.buckets);
+    if let InterfaceQueues::Pairs(shared) = &port.queues {
+        shared.pairs.iter().zip(&numbers.pairs).for_each(|(pair, values)| pair.restore(*values));
+        bulk.flows(numbers.flows).for_each(|flow| shared.flows.restore(flow));
+    }
+    for (queue, worker) in (0u16..).zip(&numbers.owners) {
+        if parts.workers.owner(port.id, queue) != *worker {
+            // A worker that does not exist here is not for this queue.
+            let _ = parts.workers.assign(port.id, queue, *worker);
+        }
+    }
+}
+
+impl AsFd for Handed {
+    /// Readable when the process before has ended.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+}

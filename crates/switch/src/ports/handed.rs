@@ -1,0 +1,57 @@
+//! Ports on their way to another process: what every kind says of itself, and the descriptors that go along.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use serde::{Deserialize, Serialize};
+
+use super::tap::TapState;
+use super::vhost::VhostState;
+
+/// The state of an entry of the configuration, by its kind.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum HandedPort {
+    /// See [`VhostState`].
+    VhostUser(Box<VhostState>),
+    /// See [`TapState`].
+    Tap(TapState),
+    /// Nothing of it is handed over: what front ends have granted to one process cannot be passed to another. The successor opens it when this
+    /// process has ended, and finds the rings in the store.
+    XenVif,
+}
+
+/// Descriptors that a state refers to by number.
+#[derive(Debug, Default)]
+pub(crate) struct Descriptors(Vec<Option<OwnedFd>>);
+
+impl Descriptors {
+    /// Those that were received, in the order of their numbers.
+    pub(crate) fn new(descriptors: impl IntoIterator<Item = OwnedFd>) -> Self {
+        Self(descriptors.into_iter().map(Some).collect())
+    }
+
+    /// Takes a copy along, and returns its number.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub(crate) fn put(&mut self, fd: BorrowedFd<'_>) -> io::Result<u32> {
+        self.0.push(Some(fd.try_clone_to_owned()?));
+        Ok(self.0.len() as u32 - 1)
+    }
+
+    /// Returns the descriptor of a number, the first time that it is asked for.
+    pub(crate) fn take(&mut self, number: u32) -> Option<OwnedFd> {
+        self.0.get_mut(number as usize)?.take()
+    }
+
+    /// Returns how many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns those that were not taken.
+    pub(crate) fn into_inner(self) -> impl Iterator<Item = OwnedFd> {
+        self.0.into_iter().flatten()
+    }
+}

@@ -1,0 +1,142 @@
+//! A vhost-user port on its way to another process: the socket on which it listens, and the session of its front end.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use ringferry_sys::socket::{Listener, Stream};
+use ringferry_vhost_user::backend::{CountersState, Put, Session, SessionState};
+use ringferry_virtio_net::Features;
+use serde::{Deserialize, Serialize};
+
+use super::control::{Endpoint, VhostPort};
+use crate::config::{PortConfig, VhostUserConfig, VhostUserEndpoint};
+use crate::ports::handed::Descriptors;
+use crate::ports::{Context, OpenError, Plug, PortControl};
+use crate::privileged::Privileges;
+
+/// The state of a vhost-user port. Descriptors are numbers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct VhostState {
+    /// The socket on which it listens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    listener: Option<u32>,
+    /// A connection that was inherited and has no session yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    inherited: Option<u32>,
+    /// The session, if a front end is connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    session: Option<Box<SessionState>>,
+    /// Number of the session.
+    sessions: u32,
+    /// Its front end has said something.
+    heard: bool,
+    /// The MTU in force.
+    mtu: u16,
+    /// What earlier sessions have counted.
+    past: CountersState,
+    /// No front end is served, for this reason and so many milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    quarantine: Option<(String, u64)>,
+}
+
+impl VhostPort {
+    /// Returns numbers that change whenever [`handed`](Self::handed) would return another state.
+    pub(super) fn generation_of_state(&self) -> (u64, u64) {
+        let session = self.session.as_ref().map_or(0, |session| session.generation() + 1);
+        (u64::from(self.device.session) << 1 | u64::from(self.quarantine.is_some()), session)
+    }
+
+    /// Returns the port's state, whose descriptors go to `put`.
+    pub(super) fn handed(&self, put: &mut Put<'_>) -> io::Result<VhostState> {
+        let (mut listener, mut inherited) = (None, None);
+        match &self.endpoint {
+            Endpoint::Listen(socket) => listener = Some(put(socket.as_fd())?),
+            Endpoint::Once(Some(stream)) => inherited = Some(put(stream.as_fd())?),
+            Endpoint::Connect(..) | Endpoint::Once(None) => {}
+        }
+        let left = |why: &String| {
+            let left = self.retry_at.saturating_duration_since(Instant::now());
+            (why.clone(), left.as_millis() as u64)
+        };
+        Ok(VhostState {
+            listener,
+            inherited,
+            session: self.session.as_ref().map(|session| session.state(put)).transpose()?.map(Box::new),
+            sessions: self.device.session,
+            heard: self.heard,
+            mtu: self.device.mtu,
+            past: self.past.into(),
+            quarantine: self.quarantine.as_ref().map(left),
+        })
+    }
+
+    /// Goes on with a front end that another process has served.
+    fn adopt(&mut self, state: &VhostState, fds: &mut Descriptors) {
+        self.device.session = state.sessions;
+        (self.heard, self.past) = (state.heard, state.past.into());
+        if let Some((why, left)) = &state.quarantine {
+            self.quarantine = Some(why.clone());
+            self.retry_at = Instant::now() + Duration::from_millis(*left);
+        }
+        let Some(session) = &state.session else { return };
+        match Session::adopt(session, &mut |number| fds.take(number), self.offer, self.resources.clone()) {
+            Ok(session) => {
+                self.device.features = Features::from_bits_retain(session.features().unwrap_or(0));
+                self.device.memory = session.memory().cloned();
+                self.device.mtu = state.mtu;
+                self.session = Some(session);
+            }
+            Err(error) => {
+                let port = &self.device.name;
+                tracing::warn!(port, "its front end cannot be taken over, and will be disconnected: {error}");
+            }
+        }
+    }
+}
+
+/// Makes the endpoint of a port that another process has had.
+fn endpoint(
+    config: &VhostUserConfig,
+    state: &VhostState,
+    fds: &mut Descriptors,
+    privileges: &Privileges,
+) -> Result<Endpoint, OpenError> {
+    let missing = || OpenError::Handed("its socket was not passed".to_owned());
+    let listener = |path, fds: &mut Descriptors| {
+        let fd = state.listener.and_then(|number| fds.take(number)).ok_or_else(missing)?;
+        Ok::<_, OpenError>(Endpoint::Listen(Listener::from_predecessor(fd, path)?))
+    };
+    match &config.endpoint {
+        VhostUserEndpoint::Listen(path) => listener(Some(path.as_path()), fds),
+        VhostUserEndpoint::Connect(path) => Ok(Endpoint::Connect(path.clone(), privileges.clone())),
+        VhostUserEndpoint::Fd(_) | VhostUserEndpoint::Activation(_) if state.listener.is_some() => {
+            listener(None, fds)
+        }
+        VhostUserEndpoint::Fd(_) | VhostUserEndpoint::Activation(_) => {
+            let stream = state.inherited.map(|number| fds.take(number).ok_or_else(missing)).transpose()?;
+            Ok(Endpoint::Once(stream.map(Stream::from_fd).transpose()?))
+        }
+    }
+}
+
+/// Makes a port of the state of another process's. It touches no ring, reads nothing and watches nothing until it
+/// [takes over](PortControl::take_over).
+///
+/// # Errors
+/// A socket was not passed.
+pub(in crate::ports) fn adopt(
+    config: &VhostUserConfig,
+    state: Box<VhostState>,
+    mut fds: Descriptors,
+    privileges: &Privileges,
+) -> Result<Plug, OpenError> {
+    let endpoint = endpoint(config, &state, &mut fds, privileges)?;
+    let (config, removes) = (config.clone(), !privileges.are_elsewhere());
+    Ok(Box::new(move |port: &PortConfig, cx: &mut Context<'_>| {
+        let mut port = VhostPort::new(port, &config, endpoint, cx)?;
+        port.removes = removes;
+        port.adopt(&state, &mut fds);
+        Ok(Box::new(port) as Box<dyn PortControl>)
+    }))
+}
