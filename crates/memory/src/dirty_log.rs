@@ -58,6 +58,13 @@ impl DirtyLog {
         }
     }
 
+    /// Records that all of guest memory may have been written, as by a writer that was killed before it could say what.
+    pub fn mark_all(&self) {
+        for byte in (0..self.region.spec().size).filter_map(|at| self.byte(at)) {
+            byte.store(0xff, Ordering::Release);
+        }
+    }
+
     /// Returns a byte of the bitmap, or `None` behind its end.
     fn byte(&self, at: u64) -> Option<&AtomicU8> {
         // SAFETY: the byte is inside the region, which is mapped as long as self lives; a byte needs no alignment.

@@ -9,7 +9,9 @@ use ringferry_packet::vnet::Header;
 use ringferry_ring::{Buffer, Parts, part_bytes};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
-use ringferry_vhost_user::{Connection, FrontendError, RingPlan, Wanted, connect_device, resume_base};
+use ringferry_vhost_user::{
+    Connection, FrontendError, ProtocolFeatures, RingPlan, Wanted, connect_device, resume_base,
+};
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Arena, Pair, PairConfig, Queue};
 
@@ -28,11 +30,13 @@ pub struct Options {
     pub tx: u16,
     /// True if it posts receive buffers.
     pub posts: bool,
+    /// True if it keeps the device's positions over its death (an in-flight region), which QEMU does for no network device.
+    pub inflight: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { features: Features::DEVICE, rx: 256, tx: 64, posts: true }
+        Self { features: Features::DEVICE, rx: 256, tx: 64, posts: true, inflight: true }
     }
 }
 
@@ -71,9 +75,11 @@ pub struct Guest {
     inbox: VecDeque<Received>,
 }
 
-fn negotiate(stream: Stream, features: Features) -> Connection {
+fn negotiate(stream: Stream, features: Features, inflight: bool) -> Connection {
     let required = Features::VERSION_1.bits();
-    let wanted = Wanted { features: features.bits(), required, protocol: Wanted::NET_PROTOCOL };
+    let mut protocol = Wanted::NET_PROTOCOL;
+    protocol.set(ProtocolFeatures::INFLIGHT_SHMFD, inflight);
+    let wanted = Wanted { features: features.bits(), required, protocol };
     let mut connection = connect_device(stream, &wanted).unwrap();
     connection.frontend().set_timeout(PATIENCE);
     connection
@@ -82,7 +88,7 @@ fn negotiate(stream: Stream, features: Features) -> Connection {
 impl Guest {
     /// Plugs guest `number` into a back end and starts its device.
     pub fn plug(stream: Stream, number: u8, options: Options) -> Guest {
-        let connection = negotiate(stream, options.features);
+        let connection = negotiate(stream, options.features, options.inflight);
         let features = Features::from_bits_retain(connection.negotiated().features);
         let config = PairConfig { receive: options.rx, transmit: options.tx, ..PairConfig::default() };
         let mut arena = Arena::new(config.arena_bytes(features)).unwrap();
@@ -115,7 +121,7 @@ impl Guest {
     pub fn move_to(&mut self, stream: Stream) {
         let features = self.features;
         let region = self.connection.take_inflight();
-        self.connection = negotiate(stream, features);
+        self.connection = negotiate(stream, features, true);
         assert_eq!(self.connection.negotiated().features, features.bits());
         let packed = features.contains(Features::RING_PACKED);
         let base = |index: u16| {

@@ -5,6 +5,7 @@ mod backoff;
 mod ctl;
 mod demo;
 mod guest;
+mod keep;
 mod lab;
 mod log;
 mod netfront;
@@ -45,6 +46,8 @@ enum Command {
     Demo(demo::Args),
     /// The switch that virtual machines plug into.
     Run(run_args::RunArgs),
+    /// Runs a switch that survives being killed.
+    Keep(keep::KeepArgs),
     /// Asks a running switch.
     Ctl(ctl::CtlArgs),
     /// Plugs a tap into a vhost-user back end, as a virtual machine would be.
@@ -56,6 +59,13 @@ enum Command {
     Lab(lab::LabArgs),
     /// Generates traffic and verifies every byte of it.
     Traffic(traffic::Args),
+    /// Becomes `run`, for `keep`.
+    #[command(hide = true, disable_help_flag = true)]
+    Kept {
+        /// What follows `run`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<std::ffi::OsString>,
+    },
     /// The process that `run` starts beside itself, to do what its sandbox forbids.
     #[command(hide = true)]
     PrivilegedHelper,
@@ -89,6 +99,8 @@ fn main() -> ExitCode {
     let code = match &cli.command {
         Command::Demo(args) => demo::run(args).map_or_else(|error| failed(&error, error.exit_code()), ok),
         Command::Run(args) => run::run(args, limited).map_or_else(|error| failed(&error, 1), ok),
+        Command::Keep(args) => keep::run(args).map_or_else(|error| failed(&error, 1), ok),
+        Command::Kept { arguments } => failed(&keep::become_run(arguments), 1),
         Command::Ctl(args) => ctl::run(args, &mut io::stdout()).map_or_else(|error| failed(&error, 1), ok),
         Command::Guest(args) => guest::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Netfront(args) => netfront::run(args).map_or_else(|error| failed(&error, 1), ok),

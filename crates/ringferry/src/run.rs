@@ -7,7 +7,7 @@ use std::path::Path;
 use ringferry_control as control;
 use ringferry_switch::config::{Config, ConfigError};
 use ringferry_switch::privileged::Privileges;
-use ringferry_switch::{Ended, Passed, RunError, StartError, SuccessionError, Switch};
+use ringferry_switch::{Ended, OpenSwitch, Passed, RunError, StartError, SuccessionError, Switch};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::systemd::{self, Notifier};
 use ringferry_sys::{inherited, rlimit};
@@ -79,7 +79,7 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     }
     let ports = config.ports.len();
     let sandboxed = process.privileges.0.is_some().then(|| config.clone());
-    let switch = Switch::open(config, path.clone(), passed)?;
+    let switch = process.keep(Switch::open(config, path.clone(), passed)?);
     if let Some(config) = sandboxed {
         sandbox::enter(&config);
     }
@@ -119,6 +119,14 @@ impl Process {
             }
         };
         Ok(Process { signals, manager, privileges: Tidy(privileges) })
+    }
+
+    /// Has the service manager keep the state of the switch, if it keeps anything.
+    fn keep(&self, switch: OpenSwitch) -> OpenSwitch {
+        match Notifier::connect() {
+            Ok(manager) if systemd::store_limit() > 0 => switch.keep_with(manager),
+            _ => switch,
+        }
     }
 
     /// Says that the switch is ready, and runs it.

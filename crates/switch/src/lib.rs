@@ -21,6 +21,7 @@ pub mod snapshot;
 mod switch;
 mod turns;
 
+pub use handover::kept::{Keeper, Kept, Known};
 pub use handover::{SuccessionError, Successor};
 pub use ports::passed::Passed;
 pub use ports::{OpenError, XenError};

@@ -14,10 +14,13 @@ use std::time::{Duration, Instant};
 use ringferry_control::ControlServer;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::signal::{Signal, Signals};
-use ringferry_sys::socket::BindError;
+use ringferry_sys::socket::{BindError, Listener};
+use ringferry_sys::systemd::Notifier;
 
 use crate::config::{Config, PortConfig, SwitchConfig};
+use crate::handover::kept::{Keeper, Known};
 use crate::handover::{Handed, Outcome, Predecessor, SuccessionError, predecessor, successor};
+use crate::ports::handed::HandedPort;
 use crate::ports::passed::Passed;
 use crate::ports::queues::Workers;
 use crate::ports::table::{FIRST_TOKEN, PortTable};
@@ -80,6 +83,8 @@ pub struct Switch {
     predecessor: Option<Predecessor>,
     /// What another process has handed over, until that has ended.
     handed: Option<Handed>,
+    /// Keeps the state for the case that this process is killed.
+    keeper: Option<Keeper>,
 }
 
 /// How a switch that ran has ended.
@@ -106,6 +111,11 @@ pub struct OpenSwitch {
     plugs: Vec<(PortConfig, Plug)>,
     /// What another process hands over, if the ports are its.
     handed: Option<Handed>,
+    /// Ports that another process has left behind that was killed.
+    recovered: Vec<String>,
+    /// What the service manager keeps of that.
+    known: Known,
+    keeper: Option<Keeper>,
     /// Number of workers that the ports were opened for.
     count: usize,
     privileges: Privileges,
@@ -121,7 +131,17 @@ impl OpenSwitch {
         privileges: Privileges,
         handed: Handed,
     ) -> OpenSwitch {
-        OpenSwitch { config, control, plugs, handed: Some(handed), count, privileges }
+        let (handed, recovered, known) = (Some(handed), Vec::new(), Known::default());
+        OpenSwitch { config, control, plugs, handed, count, privileges, recovered, known, keeper: None }
+    }
+
+    /// Has the service manager keep what the next process needs if this one is killed.
+    #[must_use]
+    pub fn keep_with(mut self, manager: Notifier) -> OpenSwitch {
+        if let Some(control) = self.control.path() {
+            self.keeper = Some(Keeper::new(manager, control, std::mem::take(&mut self.known)));
+        }
+        self
     }
 
     /// Starts the workers and plugs the ports in.
@@ -129,21 +149,34 @@ impl OpenSwitch {
     /// # Errors
     /// No thread, descriptor or number is left.
     pub fn start(self) -> Result<Switch, StartError> {
-        let OpenSwitch { config, control, plugs, count, privileges, mut handed } = self;
+        let OpenSwitch { config, control, plugs, count, privileges, mut handed, recovered, keeper, .. } =
+            self;
         // The number of workers is fixed here: counting the processors again might give another one in a
         // sandbox.
         let settings = SwitchConfig { workers: u16::try_from(count).ok(), ..config.switch };
         let workers = Arc::new(match &handed {
             Some(handed) => Workers::start_paused(&settings, handed.began)?,
+            // Nothing is delivered to a port before all are there.
+            None if !recovered.is_empty() => {
+                Workers::start_paused(&settings, Workers::nanoseconds(Instant::now()))?
+            }
             None => Workers::start(&settings)?,
         });
         let epoll = Epoll::new()?;
         epoll.add(&control, CONTROL, Interest::READABLE)?;
         epoll.add(workers.faults_fd(), FAULTS, Interest::READABLE)?;
         let mut ports = PortTable::new(Arc::clone(&workers), &config.switch);
+        if keeper.is_some() {
+            ports.track();
+        }
         for (port, plug) in plugs {
             let name = port.name.clone();
             ports.add(port, plug, &epoll).map_err(port_error(&name))?;
+        }
+        recovered.iter().for_each(|port| ports.recover(port));
+        if !recovered.is_empty() {
+            workers.unpause();
+            tracing::info!(ports = recovered.len(), "this goes on where a process was killed");
         }
         let started = match &mut handed {
             Some(handed) => {
@@ -163,8 +196,19 @@ impl OpenSwitch {
             not_renewed: BTreeSet::new(),
             predecessor: None,
             handed,
+            keeper,
         })
     }
+}
+
+/// Makes a port of what a process that was killed has left of it, if it has.
+fn recover(port: &PortConfig, passed: &mut Passed) -> Option<Plug> {
+    let (state, descriptors) = passed.kept().port(port)?;
+    if matches!(state, HandedPort::XenVif) {
+        return None;
+    }
+    let plug = ports::adopt(port, state, descriptors, passed.privileges());
+    plug.inspect_err(|error| tracing::warn!(port = port.name, "it is opened anew: {error}")).ok()
 }
 
 /// Puts each error on a line of its own.
@@ -210,15 +254,30 @@ impl Switch {
     /// # Errors
     /// A resource cannot be opened; everything opened before is closed again.
     pub fn open(config: Config, control: PathBuf, mut passed: Passed) -> Result<OpenSwitch, StartError> {
-        let mut control = ControlServer::bind(&control, CONTROL_MODE).map_err(StartError::Control)?;
+        let mut control = match passed.kept().control(&control) {
+            Some(kept) => {
+                let mut listener =
+                    Listener::from_predecessor(kept, Some(&control)).map_err(StartError::Control)?;
+                listener.keep(true);
+                ControlServer::of(listener)?
+            }
+            None => ControlServer::bind(&control, CONTROL_MODE).map_err(StartError::Control)?,
+        };
         if passed.privileges().are_elsewhere() {
             control.leave_file();
         }
         // All ports are opened before any is served: a configuration with a missing resource starts nothing.
         let count = config.switch.workers();
-        let (mut plugs, mut failed) = (Vec::new(), Vec::new());
+        let (mut plugs, mut failed, mut recovered) = (Vec::new(), Vec::new(), Vec::new());
         for port in &config.ports {
-            match ports::open(port, count, &mut passed).map_err(port_error(&port.name)) {
+            let opened = match recover(port, &mut passed) {
+                Some(plug) => {
+                    recovered.push(port.name.clone());
+                    Ok(plug)
+                }
+                None => ports::open(port, count, &mut passed),
+            };
+            match opened.map_err(port_error(&port.name)) {
                 Ok(plug) => plugs.push((port.clone(), plug)),
                 Err(error) => failed.push(error),
             }
@@ -230,7 +289,18 @@ impl Switch {
             return Err(error);
         }
         let privileges = passed.privileges().clone();
-        Ok(OpenSwitch { config, control, plugs, handed: None, count, privileges })
+        let known = passed.into_known();
+        Ok(OpenSwitch {
+            config,
+            control,
+            plugs,
+            handed: None,
+            count,
+            privileges,
+            recovered,
+            known,
+            keeper: None,
+        })
     }
 
     /// Serves until SIGTERM or SIGINT, which `signals` must carry. SIGHUP has the configuration file read again; any other signal is
@@ -246,7 +316,13 @@ impl Switch {
         let mut tick = Instant::now() + TICK;
         self.ports.begin(&self.epoll);
         loop {
-            let due = self.ports.deadline().into_iter().chain([tick]).min().unwrap_or(tick);
+            // Until the process before has ended, that keeps its own.
+            if let (Some(keeper), None) = (&mut self.keeper, &self.handed) {
+                keeper.look(&self.ports, self.control.listener().as_fd(), Instant::now());
+            }
+            let deadlines =
+                [self.ports.deadline(), self.keeper.as_ref().and_then(Keeper::deadline), Some(tick)];
+            let due = deadlines.into_iter().flatten().min().unwrap_or(tick);
             self.epoll.wait(&mut events, Some(due.saturating_duration_since(Instant::now())))?;
             let mut ready: Vec<u64> = events.iter().map(|event| event.token).collect();
             let mut ended = None;
@@ -273,6 +349,7 @@ impl Switch {
                 Ok::<_, io::Error>(())
             })?;
             if let Some(ended) = ended {
+                self.keeper.iter_mut().for_each(Keeper::clear);
                 return Ok(ended);
             }
             let now = Instant::now();

@@ -6,12 +6,21 @@
 //! manager the functions do nothing.
 
 use std::ffi::{OsStr, OsString};
-use std::io;
-use std::os::fd::{OwnedFd, RawFd};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
 
 use crate::inherited;
 
@@ -36,6 +45,14 @@ impl Notifier {
             }
             None => None,
         }))
+    }
+
+    /// Makes everything that is said fail with `WouldBlock` where the manager is behind, instead of waiting for it.
+    ///
+    /// # Errors
+    /// None that a caller can cause.
+    pub fn set_nonblocking(&self) -> io::Result<()> {
+        self.0.as_ref().map_or(Ok(()), |connection| connection.set_nonblocking(true))
     }
 
     /// Makes one that tells nobody.
@@ -67,10 +84,72 @@ impl Notifier {
         self.send(&format!("MAINPID={pid}"))
     }
 
+    /// Has the manager keep a copy of a descriptor under a name, which [`listen_fds`] of the service's next process returns (`FDSTORE=1`). A manager that
+    /// has the same open file already keeps it under its first name only.
+    ///
+    /// # Errors
+    /// The same as [`Notifier::ready`]. Whether the manager keeps it, it does not say.
+    pub fn store(&self, name: &str, fd: BorrowedFd<'_>) -> io::Result<bool> {
+        let Some(connection) = &self.0 else { return Ok(false) };
+        let message = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0");
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let fds = [fd];
+        with_room(connection, || {
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+            let bytes = [IoSlice::new(message.as_bytes())];
+            rustix::net::sendmsg(connection, &bytes, &mut control, SendFlags::NOSIGNAL)
+        })?;
+        Ok(true)
+    }
+
+    /// Has the manager close what it keeps under a name.
+    ///
+    /// # Errors
+    /// The same as [`Notifier::ready`].
+    pub fn forget(&self, name: &str) -> io::Result<bool> {
+        self.send(&format!("FDSTOREREMOVE=1\nFDNAME={name}"))
+    }
+
+    /// Says something else.
+    ///
+    /// # Errors
+    /// The same as [`Notifier::ready`].
+    pub fn say(&self, message: &str) -> io::Result<bool> {
+        self.send(message)
+    }
+
     fn send(&self, message: &str) -> io::Result<bool> {
         match &self.0 {
-            Some(connection) => connection.send(message.as_bytes()).map(|_| true),
+            Some(connection) => {
+                with_room(connection, || {
+                    rustix::net::send(connection, message.as_bytes(), SendFlags::NOSIGNAL)
+                })?;
+                Ok(true)
+            }
             None => Ok(false),
+        }
+    }
+}
+
+/// How long a connection that does not block waits all the same for a manager that reads: a queue has room for ten messages on some systems.
+const MOMENT: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+
+/// Sends, if need be when there is room again.
+fn with_room(
+    connection: &UnixDatagram,
+    mut send: impl FnMut() -> rustix::io::Result<usize>,
+) -> rustix::io::Result<()> {
+    loop {
+        match send() {
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                if rustix::event::poll(&mut [PollFd::new(connection, PollFlags::OUT)], Some(&MOMENT)) == Ok(0)
+                {
+                    return Err(Errno::AGAIN);
+                }
+            }
+            sent => return sent.map(drop),
         }
     }
 }
@@ -122,6 +201,74 @@ fn address(socket: &OsStr) -> io::Result<SocketAddr> {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
         _ => SocketAddr::from_pathname(socket),
     }
+}
+
+/// The manager's end, for a program that starts a service and keeps descriptors for it.
+#[derive(Debug)]
+pub struct Manager(UnixDatagram);
+
+/// What a service has said: `KEY=VALUE` lines, and the descriptors that came with them.
+#[derive(Debug, Default)]
+pub struct Said {
+    /// The lines.
+    pub lines: Vec<String>,
+    /// The descriptors.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+impl Manager {
+    /// Makes the socket that a service finds in `NOTIFY_SOCKET`. Whoever may write to it may say anything.
+    ///
+    /// # Errors
+    /// The path cannot be bound.
+    pub fn bind(path: &Path) -> io::Result<Manager> {
+        let socket = UnixDatagram::bind(path)?;
+        socket.set_nonblocking(true)?;
+        Ok(Manager(socket))
+    }
+
+    /// Receives what was said next, or `None` if nothing was.
+    ///
+    /// # Errors
+    /// The errors of `recvmsg`.
+    pub fn receive(&self) -> io::Result<Option<Said>> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SAID))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut bytes = [0; 4096];
+        let received = rustix::net::recvmsg(
+            &self.0,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        );
+        let length = match received {
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+            received => received?.bytes,
+        };
+        let mut said = Said::default();
+        for part in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(passed) = part {
+                said.descriptors.extend(passed);
+            }
+        }
+        said.lines = String::from_utf8_lossy(&bytes[..length]).lines().map(str::to_owned).collect();
+        Ok(Some(said))
+    }
+}
+
+impl AsFd for Manager {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Most descriptors that come with one message.
+const MAX_SAID: usize = 253;
+
+/// How many descriptors the manager keeps for this service, at most: what it says in `FDSTORE`, or 0 if it says nothing (systemd before version 254, whose units
+/// say it themselves).
+pub fn store_limit() -> usize {
+    std::env::var("FDSTORE").ok().and_then(|limit| limit.parse().ok()).unwrap_or(0)
 }
 
 /// Takes the sockets that this process inherited, with their names (`FileDescriptorName=`, or "unknown"), and has

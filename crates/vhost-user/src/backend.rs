@@ -412,6 +412,8 @@ pub struct Session {
     warnings: Warnings,
     /// What the log lines have as `port`.
     port: Option<Arc<str>>,
+    /// See [`Resources::tracks`].
+    tracks: bool,
 }
 
 /// The in-flight region of a session, with what is needed to hand it over.
@@ -448,7 +450,7 @@ impl Session {
     /// # Errors
     /// As for [`new`](Self::new).
     pub fn with_resources(stream: Stream, mut offer: Offer, resources: Resources) -> io::Result<Session> {
-        let Resources { closer, memory, warnings, port } = resources;
+        let Resources { closer, memory, warnings, port, tracks } = resources;
         offer.max_queues = offer.max_queues.min(MAX_VIRTQUEUES);
         offer.max_mem_slots = offer.max_mem_slots.min(MAX_MEM_SLOTS as u16);
         offer.features &= !F_PROTOCOL_FEATURES;
@@ -472,6 +474,7 @@ impl Session {
             budget: memory,
             warnings,
             port,
+            tracks,
         })
     }
 
@@ -697,11 +700,17 @@ impl Session {
 
     /// Resolves a ring that can start now, which counts as started from then on.
     fn set_up(&mut self, index: u16) -> Result<Option<RingSetup>, Refusal> {
-        let (Some(memory), Some(features)) = (&self.memory, self.features) else { return Ok(None) };
+        if self.memory.is_none() || self.features.is_none() {
+            return Ok(None);
+        }
         // A session that is about to end starts nothing.
         if self.rings[usize::from(index)].started || self.unanswered.is_some() || self.is_held(index) {
             return Ok(None);
         }
+        if self.tracks && self.tracking.is_none() && self.packed() == Some(true) {
+            self.track();
+        }
+        let (Some(memory), Some(features)) = (&self.memory, self.features) else { return Ok(None) };
         let log = self.dirty_log().cloned();
         let ring = &mut self.rings[usize::from(index)];
         let features = features & !(F_PROTOCOL_FEATURES | F_LOG_ALL);
@@ -816,13 +825,16 @@ pub struct Resources {
     /// The name of the port that the front ends connect to, which all log lines of the sessions carry; `None`: they carry
     /// none.
     pub port: Option<Arc<str>>,
+    /// Packed rings keep their positions in a region of the session's own where the front end has given none, for a process that goes on
+    /// with the [state](SessionState) when this one was killed ([`Session::recover`]).
+    pub tracks: bool,
 }
 
 impl Default for Resources {
     /// Resources without bounds but for warnings, for who trusts its front ends.
     fn default() -> Self {
         let (closer, warnings) = (Closer::new(), Warnings::default());
-        Resources { closer, memory: MapBudget::unlimited(), warnings, port: None }
+        Resources { closer, memory: MapBudget::unlimited(), warnings, port: None, tracks: false }
     }
 }
 

@@ -257,10 +257,26 @@ impl InflightRegion {
     fn resume(&self, index: u16, ring: &Parts<Area>) -> Option<u32> {
         let tracking =
             InflightTracking::map(self.fd(), &self.description, true, &MapBudget::unlimited()).ok()?;
-        let part = tracking.packed_part(index, ring.size)?;
+        tracking.resume(index, ring)
+    }
+}
+
+impl InflightTracking {
+    fn resume(&self, index: u16, ring: &Parts<Area>) -> Option<u32> {
+        let part = self.packed_part(index, ring.size)?;
         let position = recover(&part, ring.size, &ring.desc).ok()??;
         Some(encode(position, true))
     }
+}
+
+/// Does the same as [`resume_base`] with a region that is mapped.
+pub(crate) fn resume_within(
+    index: u16,
+    ring: &Parts<Area>,
+    packed: bool,
+    region: Option<&InflightTracking>,
+) -> Option<u32> {
+    if packed { region?.resume(index, ring) } else { Some(ring.device.load16(SPLIT_USED_IDX).into()) }
 }
 
 /// Returns the base at which a front end resumes ring `index` after its back end died: the used

@@ -171,7 +171,7 @@ impl Geometry {
         self.resolve(memory, packed).map(|_| ())
     }
 
-    fn resolve(&self, memory: &GuestMemory, packed: bool) -> Result<Option<Parts<Area>>, RingError> {
+    pub fn resolve(&self, memory: &GuestMemory, packed: bool) -> Result<Option<Parts<Area>>, RingError> {
         let (Some(size), Some(addr)) = (self.size, self.addr) else { return Ok(None) };
         check_size(size.into(), packed)?;
         check_addr(&addr, Some(packed))?;

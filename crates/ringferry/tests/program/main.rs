@@ -32,6 +32,7 @@ mod dpdk;
 mod forwarding;
 mod hostile;
 mod hostile_back_end;
+mod keep;
 mod lifecycle;
 mod migration;
 mod offloads;

@@ -25,6 +25,7 @@
 //! | `state` | the state as data, and its versions |
 //! | `bulk` | the large parts of it |
 //! | `channel` | messages with descriptors |
+//! | `kept` | what outlives a switch that is killed |
 //! | `predecessor` | the side that gives |
 //! | `successor` | the side that takes |
 //!
@@ -33,6 +34,7 @@
 
 mod bulk;
 mod channel;
+pub(crate) mod kept;
 pub(crate) mod predecessor;
 mod state;
 pub(crate) mod successor;

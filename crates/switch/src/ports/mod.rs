@@ -135,6 +135,8 @@ pub(crate) struct Context<'a> {
     budget: &'a mut MappingBudget,
     /// Limits on the guest memory that is mapped.
     memory: &'a GuestMemoryBudget,
+    /// The state is kept for the case that this process is killed.
+    tracks: bool,
     /// The entry whose control side is called.
     entry: EntryId,
 }
@@ -258,6 +260,11 @@ pub(crate) trait PortControl {
     /// Gives the workers what the process before has suspended, at these positions: all of it is this process's from now on.
     fn take_over(&mut self, positions: &Positions, workers: &Workers) {
         let _ = (positions, workers);
+    }
+
+    /// Goes on where a process was killed that had all this.
+    fn recover(&mut self, workers: &Workers) {
+        let _ = workers;
     }
 
     /// Leaves everything to the process that has taken over. What is dropped then is not noticed by any peer.

@@ -8,6 +8,7 @@ use ringferry_sys::inherited;
 use super::OpenError;
 use crate::StartError;
 use crate::config::{Config, PortKind, TapConfig, TapSource, VhostUserConfig, VhostUserEndpoint};
+use crate::handover::kept::{Kept, Known};
 use crate::privileged::Privileges;
 
 /// The descriptors that no port has taken yet, and the helper for privileged operations of a running switch.
@@ -17,12 +18,14 @@ pub struct Passed {
     /// What the helper has opened for one port; absent: ports are opened by this process.
     opened: Option<Vec<OwnedFd>>,
     privileges: Privileges,
+    kept: Kept,
 }
 
 impl Passed {
-    /// The sockets that systemd passed, with their names.
-    pub fn new(sockets: Vec<(String, OwnedFd)>) -> Self {
-        Self { descriptors: sockets, ..Self::default() }
+    /// The descriptors that systemd passed, with their names: sockets of socket units, and what an earlier process had it keep.
+    pub fn new(mut descriptors: Vec<(String, OwnedFd)>) -> Self {
+        let kept = Kept::take(&mut descriptors);
+        Self { descriptors, kept, ..Self::default() }
     }
 
     /// The descriptors of one port that the helper has opened ([`acquire`](super::acquire)).
@@ -60,6 +63,16 @@ impl Passed {
     /// Sets the helper that ports ask for privileged operations.
     pub fn set_privileges(&mut self, privileges: Privileges) {
         self.privileges = privileges;
+    }
+
+    /// Returns what a process that was killed has left behind.
+    pub(crate) fn kept(&mut self) -> &mut Kept {
+        &mut self.kept
+    }
+
+    /// Closes what of that nobody has taken, and returns what the manager keeps.
+    pub(crate) fn into_known(self) -> Known {
+        self.kept.into_known()
     }
 
     /// Returns the means by which privileged operations are done.

@@ -48,6 +48,7 @@ pub(crate) struct PortTable {
     budget: MappingBudget,
     memory: GuestMemoryBudget,
     workers: Arc<Workers>,
+    tracks: bool,
 }
 
 /// One entry of the configuration, with its control side.
@@ -66,6 +67,7 @@ impl PortTable {
             budget: MappingBudget::of_system(),
             memory: GuestMemoryBudget::new(config),
             workers,
+            tracks: false,
         }
     }
 
@@ -80,8 +82,9 @@ impl PortTable {
         epoll: &Epoll,
     ) -> Result<EntryId, OpenError> {
         let entry = EntryId(self.last.0 + 1);
-        let Self { ids, budget, memory, workers, .. } = self;
-        let control = plug(&config, &mut Context { workers, epoll, ids, budget, memory, entry })?;
+        let Self { ids, budget, memory, workers, tracks, .. } = self;
+        let control =
+            plug(&config, &mut Context { workers, epoll, ids, budget, memory, tracks: *tracks, entry })?;
         self.last = entry;
         self.entries.insert(entry, Entry { config, control });
         Ok(entry)
@@ -103,16 +106,22 @@ impl PortTable {
         epoll: &Epoll,
         task: impl FnOnce(&mut dyn PortControl, &mut Context<'_>) -> T,
     ) -> Option<T> {
-        let Self { entries, ids, budget, memory, workers, .. } = self;
+        let Self { entries, ids, budget, memory, workers, tracks, .. } = self;
         let entry = entries.get_mut(&id)?;
-        Some(task(&mut *entry.control, &mut Context { workers, epoll, ids, budget, memory, entry: id }))
+        Some(task(
+            &mut *entry.control,
+            &mut Context { workers, epoll, ids, budget, memory, tracks: *tracks, entry: id },
+        ))
     }
 
     /// Calls `task` with each entry until one returns true.
     fn any(&mut self, epoll: &Epoll, mut task: impl FnMut(&mut dyn PortControl, &mut Context<'_>) -> bool) {
-        let Self { entries, ids, budget, memory, workers, .. } = self;
+        let Self { entries, ids, budget, memory, workers, tracks, .. } = self;
         for (id, entry) in entries {
-            if task(&mut *entry.control, &mut Context { workers, epoll, ids, budget, memory, entry: *id }) {
+            if task(
+                &mut *entry.control,
+                &mut Context { workers, epoll, ids, budget, memory, tracks: *tracks, entry: *id },
+            ) {
                 return;
             }
         }
@@ -154,9 +163,12 @@ impl PortTable {
 
     /// Lets every entry check for changes that cause no event.
     pub(crate) fn tick(&mut self, epoll: &Epoll) {
-        let Self { entries, ids, budget, memory, workers, .. } = self;
+        let Self { entries, ids, budget, memory, workers, tracks, .. } = self;
         for (id, Entry { config, control }) in entries {
-            control.tick(config, &mut Context { workers, epoll, ids, budget, memory, entry: *id });
+            control.tick(
+                config,
+                &mut Context { workers, epoll, ids, budget, memory, tracks: *tracks, entry: *id },
+            );
         }
     }
 
@@ -208,6 +220,18 @@ impl PortTable {
     pub(crate) fn take_over(&mut self, name: &str, positions: &Positions) {
         if let Some(entry) = self.entries.values_mut().find(|entry| entry.config.name == name) {
             entry.control.take_over(positions, &self.workers);
+        }
+    }
+
+    /// Has ports that are added from now on keep track of what is needed if this process is killed.
+    pub(crate) fn track(&mut self) {
+        self.tracks = true;
+    }
+
+    /// Has an entry go on where another process was killed.
+    pub(crate) fn recover(&mut self, name: &str) {
+        if let Some(entry) = self.entries.values_mut().find(|entry| entry.config.name == name) {
+            entry.control.recover(&self.workers);
         }
     }
 

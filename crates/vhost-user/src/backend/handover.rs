@@ -28,10 +28,10 @@ use serde::{Deserialize, Serialize};
 
 use super::log::Log;
 use super::{Counters, Device, Offer, Refusal, Resources, Session, Unanswered};
-use crate::base;
 use crate::message::{InflightDescription, LogBase, MAX_FDS, ProtocolFeatures, VringAddr};
 use crate::vring::{Geometry, Kick, check_addr, check_num};
 use crate::wire::Partial;
+use crate::{base, inflight};
 
 /// Takes a descriptor along, and returns the number by which the state refers to it.
 pub type Put<'a> = dyn FnMut(BorrowedFd<'_>) -> io::Result<u32> + 'a;
@@ -328,6 +328,11 @@ impl Session {
         }
     }
 
+    /// Makes the connection this process's own, as [`resume`](Self::resume) does.
+    pub fn keep(&mut self) {
+        self.wire.set_shared(false);
+    }
+
     /// Leaves the front end to the process that has taken over. The session is to be dropped, which says nothing to the front end.
     pub fn let_go(&mut self) {
         self.wire.set_shared(true);
@@ -335,9 +340,60 @@ impl Session {
 
     /// Starts all rings that can start: of a [suspended](Self::suspend) session, or of one that was [adopted](Self::adopt).
     pub fn resume(&mut self, dev: &mut dyn Device) {
-        self.wire.set_shared(false);
+        self.keep();
         self.start_all(dev);
         self.disturbed = false;
+    }
+
+    /// Goes on where a process was killed that had the session: rings resume where they were in their memory or in the in-flight region. Call it on what was
+    /// [adopted](Self::adopt) of a state that process had left behind, and then [`resume`](Self::resume).
+    ///
+    /// Packets that it had in its hands are lost, or arrive twice.
+    ///
+    /// # Errors
+    /// The position of a ring is not known, or the log would have gaps: the session can only be [ended](Self::disconnect).
+    pub fn recover(&mut self) -> Result<(), Refusal> {
+        let Some(memory) = &self.memory else { return Ok(()) };
+        let packed = self.packed() == Some(true);
+        let region = self.tracking.as_ref().map(|tracking| &*tracking.map);
+        for (index, ring) in
+            (0u16..).zip(&mut self.rings).filter(|(_, ring)| !matches!(ring.kick, Kick::Unset))
+        {
+            let Some(parts) = ring.geometry.resolve(memory, packed)? else { continue };
+            let base = inflight::resume_within(index, &parts, packed, region);
+            ring.base =
+                Some(base.ok_or_else(|| Refusal::Value {
+                    field: "position of a packed ring",
+                    value: index.into(),
+                })?);
+        }
+        if let Some(log) = self.dirty_log() {
+            // What it has written last may not be in the log.
+            log.mark_all();
+        }
+        Ok(())
+    }
+
+    /// Makes a region in which packed rings keep their positions. Without one they cannot be recovered, and all else goes on.
+    pub(super) fn track(&mut self) {
+        // As many entries as there may be, in parts that are touched only as far as rings use them.
+        let rings = self.rings.len() as u16;
+        let size =
+            u16::try_from(inflight::MAX_ENTRIES / u32::from(rings.max(1))).unwrap_or(u16::MAX).min(1 << 15);
+        let made =
+            inflight::create(rings, size, true).map_err(Refusal::Event).and_then(|(description, file)| {
+                let file = file.fd().try_clone_to_owned().map_err(Refusal::Event)?;
+                Ok(self.map_inflight(self.wire.closer().defer(file), &description)?)
+            });
+        match made {
+            Ok(tracking) => self.tracking = Some(tracking),
+            Err(error) => {
+                self.tracks = false;
+                let port = self.port.as_deref();
+                self.warnings
+                    .warn(port, || tracing::warn!(port, "positions of packed rings are not kept: {error}"));
+            }
+        }
     }
 
     /// Makes the session that another process had, whose descriptors come from `take`. It maps the memory, starts no ring, and tells no device

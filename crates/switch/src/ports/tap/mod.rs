@@ -282,6 +282,10 @@ impl PortControl for TapPort {
         self.start(workers);
     }
 
+    fn recover(&mut self, workers: &Workers) {
+        self.start(workers);
+    }
+
     fn remove(&mut self, cx: &mut Context<'_>) {
         cx.release(self.id);
     }

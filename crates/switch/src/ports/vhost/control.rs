@@ -237,6 +237,7 @@ impl VhostPort {
         let resources = Resources {
             memory: cx.memory.of_port(),
             port: Some(port.name.as_str().into()),
+            tracks: cx.tracks,
             ..Resources::default()
         };
         // While there is memory for a thread.
@@ -724,6 +725,27 @@ impl PortControl for VhostPort {
             session.set_positions(positions);
         }
         self.resume();
+    }
+
+    fn recover(&mut self, _: &Workers) {
+        if let Endpoint::Listen(listener) = &mut self.endpoint {
+            listener.keep(self.removes);
+        }
+        let Some(session) = &mut self.session else { return };
+        let recovered = session.recover();
+        // Also of one that ends the front end is to be told.
+        match recovered {
+            Ok(()) => self.resume(),
+            Err(error) => {
+                let port = &self.device.name;
+                tracing::warn!(
+                    port,
+                    "the front end has to connect again, as its rings cannot go on: {error}"
+                );
+                session.keep();
+                self.close();
+            }
+        }
     }
 
     fn let_go(&mut self) {

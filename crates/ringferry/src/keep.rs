@@ -1,0 +1,221 @@
+//! `ringferry keep`: runs a switch, keeps what the next one needs if that is killed, and starts the next one at once.
+//!
+//! It is what systemd is to a service with `FileDescriptorStoreMax=`, for where there is no systemd, and speaks the same protocol (sd_notify(3),
+//! `FDSTORE=1`). It parses nothing that a guest has written, holds descriptors by name, and has nothing else to do.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use ringferry_sys::inherited;
+use ringferry_sys::process::{Spawn, spawn};
+use ringferry_sys::signal::{Signal, Signals};
+use ringferry_sys::systemd::{Manager, Notifier, Said};
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Pid, PidfdFlags, kill_process, pidfd_open};
+
+/// Most descriptors that are kept.
+const MOST: usize = 8192;
+
+/// The number of the first descriptor that a switch inherits.
+const FIRST: i32 = 3;
+
+/// Starts within [`WINDOW`] after which it gives up: the next switch would be killed, too.
+const STARTS: usize = 10;
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// Shown below the options by `ringferry keep --help`.
+const EXAMPLES: &str = "\
+Examples:
+  ringferry keep -- --port vhost-user:/run/ringferry/vm0.sock --port tap:rf0
+  ringferry keep /etc/ringferry/ringferry.toml
+
+With systemd it is not needed: contrib/ringferry.service has systemd keep the same.";
+
+/// Runs a switch that survives being killed: what its guests and taps need is kept outside of it, and the next one goes on at once.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct KeepArgs {
+    /// What follows `ringferry run`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "RUN-ARGUMENTS")]
+    arguments: Vec<OsString>,
+}
+
+/// A reason why nothing is kept any more.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A descriptor is given by its number.
+    #[error(
+        "{0}: descriptors of the parent process, and what they are for, do not outlive a switch: give a path, or the name of a tap"
+    )]
+    Numbered(String),
+    /// The switch has ended by itself.
+    #[error("the switch has ended: {0}")]
+    Ended(std::process::ExitStatus),
+    /// It was killed again and again.
+    #[error("the switch was killed {STARTS} times in {} s, the last time by {status}: it is not started again", WINDOW.as_secs())]
+    Often {
+        /// How it has ended the last time.
+        status: std::process::ExitStatus,
+    },
+    /// The system has no descriptors or processes left.
+    #[error(transparent)]
+    Os(#[from] io::Error),
+}
+
+/// Runs a switch until it ends by itself.
+///
+/// # Errors
+/// See [`enum@Error`].
+pub fn run(args: &KeepArgs) -> Result<(), Error> {
+    let (arguments, ready) = sort_out(&args.arguments)?;
+    let place = tempfile::tempdir()?;
+    let socket = place.path().join("notify");
+    let mut keeper = Keeper {
+        manager: Manager::bind(&socket)?,
+        above: Notifier::connect().unwrap_or_else(|_| Notifier::nobody()),
+        kept: BTreeMap::new(),
+        ready,
+        stopping: false,
+    };
+    let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::HUP, Signal::USR1, Signal::USR2])?;
+    let mut starts = Vec::new();
+    loop {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("ringferry").arg("kept").args(&arguments);
+        command.env("NOTIFY_SOCKET", &socket).env("FDSTORE", MOST.to_string());
+        let mut child = keeper.start(command)?;
+        let status = keeper.serve(&mut child, &signals)?;
+        if status.success() {
+            return Ok(());
+        }
+        // Only who is killed is followed: a configuration that is refused now will be refused then.
+        if status.signal().is_none() || keeper.stopping {
+            return Err(Error::Ended(status));
+        }
+        let now = Instant::now();
+        starts.retain(|start: &Instant| now - *start < WINDOW);
+        starts.push(now);
+        if starts.len() >= STARTS {
+            return Err(Error::Often { status });
+        }
+        tracing::warn!(
+            descriptors = keeper.kept.len(),
+            "the switch was killed ({status}), and is started again"
+        );
+    }
+}
+
+/// Takes `--ready-fd` out of the arguments of a switch, which is for the first one only and is answered here. Its number is one of those under which the next
+/// one inherits what was kept, and so are those of ports that are given as descriptors.
+fn sort_out(arguments: &[OsString]) -> Result<(Vec<OsString>, Option<OwnedFd>), Error> {
+    let (mut rest, mut ready) = (Vec::new(), None);
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        let text = argument.to_string_lossy();
+        if ["vhost-user-fd:", "tap-fd:", "--fd"].iter().any(|port| text.starts_with(port)) {
+            return Err(Error::Numbered(text.into_owned()));
+        }
+        let number = match text.strip_prefix("--ready-fd") {
+            Some("") => arguments.next().map(|number| number.to_string_lossy().into_owned()),
+            Some(number) => number.strip_prefix('=').map(str::to_owned),
+            None => {
+                rest.push(argument.clone());
+                continue;
+            }
+        };
+        let number = number.and_then(|number| number.parse().ok()).filter(|number| *number >= FIRST);
+        let number = number.ok_or_else(|| Error::Numbered("--ready-fd".to_owned()))?;
+        ready = Some(inherited::take(number)?);
+    }
+    Ok((rest, ready))
+}
+
+/// `ringferry kept`: becomes `ringferry run` with the descriptors that its parent has passed, which are for this very process.
+pub fn become_run(arguments: &[OsString]) -> io::Error {
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .arg0("ringferry")
+        .arg("run")
+        .args(arguments)
+        .env("LISTEN_PID", std::process::id().to_string())
+        .exec()
+}
+
+struct Keeper {
+    manager: Manager,
+    /// The manager of this process.
+    above: Notifier,
+    kept: BTreeMap<String, OwnedFd>,
+    /// Where it is said, once, that the switch is ready.
+    ready: Option<OwnedFd>,
+    stopping: bool,
+}
+
+impl Keeper {
+    fn start(&self, mut command: Command) -> io::Result<Child> {
+        let names: Vec<_> = self.kept.keys().map(String::as_str).collect();
+        if !names.is_empty() {
+            command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
+        }
+        let keep_fds = self.kept.values().zip(FIRST..).map(|(fd, number)| Ok((fd.try_clone()?, number)));
+        let keep_fds = keep_fds.collect::<io::Result<_>>()?;
+        spawn(&mut command, Spawn { keep_fds, ..Spawn::default() })
+    }
+
+    /// Does what the switch and whoever sends signals say until the switch has ended.
+    fn serve(&mut self, child: &mut Child, signals: &Signals) -> io::Result<std::process::ExitStatus> {
+        let pid = Pid::from_child(child);
+        let process = pidfd_open(pid, PidfdFlags::empty())?;
+        loop {
+            let mut fds = [
+                PollFd::new(&self.manager, PollFlags::IN),
+                PollFd::new(signals, PollFlags::IN),
+                PollFd::new(&process, PollFlags::IN),
+            ];
+            match rustix::event::poll(&mut fds, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let ended = !fds[2].revents().is_empty();
+            // What it has said before its end counts.
+            while let Some(said) = self.manager.receive()? {
+                self.hear(said);
+            }
+            if ended {
+                return child.wait();
+            }
+            while let Some(signal) = signals.next()? {
+                self.stopping |= matches!(signal, Signal::TERM | Signal::INT);
+                let _ = kill_process(pid, signal);
+            }
+        }
+    }
+
+    fn hear(&mut self, said: Said) {
+        let value = |key: &str| said.lines.iter().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        let name = value("FDNAME").unwrap_or_default().to_owned();
+        if value("FDSTORE") == Some("1") {
+            let is_new = !self.kept.contains_key(&name);
+            if let (Some(fd), true) = (said.descriptors.into_iter().next(), !is_new || self.kept.len() < MOST)
+            {
+                self.kept.insert(name, fd);
+            }
+        } else if value("FDSTOREREMOVE") == Some("1") {
+            self.kept.remove(&name);
+        } else if value("MAINPID").is_none() {
+            if value("READY") == Some("1")
+                && let Some(ready) = self.ready.take()
+            {
+                // Whoever asked may have gone.
+                let _ = File::from(ready).write_all(b"READY\n");
+            }
+            let _ = self.above.say(&said.lines.join("\n"));
+        }
+    }
+}

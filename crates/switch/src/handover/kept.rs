@@ -1,0 +1,420 @@
+//! What outlives a switch that is killed: its state and descriptors, kept by the service manager (its "file descriptor store") or by `ringferry keep`.
+//!
+//! The switch says what has changed, a moment after it has: [`Keeper`]. The next process finds it among its inherited descriptors
+//! ([`Kept::take`]), and makes ports of it as a [successor](super) does. It was not told where rings stood, and finds that out from
+//! the rings themselves ([`PortControl::recover`](crate::ports::PortControl)).
+//!
+//! **Names.** A descriptor is `rf-N`, with a number that is never used again; the state, a memfd with JSON that refers to these numbers, is
+//! `rf-state-N`, the highest of which counts. A new state is stored before the old one is removed, and the descriptors that it needs before it, so a
+//! complete state is kept at any moment. A manager keeps each open file once, under its first name: so each is [known](Identity) here by
+//! what tells open files apart, and keeps its number.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use ringferry_memory::SharedMem;
+use ringferry_sys::systemd::Notifier;
+use rustix::fs::FileType;
+use serde::{Deserialize, Serialize};
+
+use crate::config::PortConfig;
+use crate::ports::handed::{Descriptors, HandedPort};
+use crate::ports::table::{Generation, PortTable};
+
+/// Time for which the state must not change before it is stored: a front end that starts its rings says some sixty things in 4 ms.
+const SETTLED: Duration = Duration::from_millis(5);
+
+/// Time after which storing is tried again that has failed.
+const BEHIND: Duration = Duration::from_millis(50);
+
+/// Most descriptors that are stored, below what contrib's unit allows (`FileDescriptorStoreMax=`).
+const MOST: usize = 8000;
+
+/// The form of what is kept.
+const FORMAT: u32 = 1;
+
+/// Begin of the names of descriptors.
+const PREFIX: &str = "rf-";
+/// Begin of the names of states.
+const STATE: &str = "rf-state-";
+
+/// Upper bound on a state in bytes.
+const MAX_STATE: u64 = 64 << 20;
+
+/// The state as it is kept.
+#[derive(Debug, Serialize, Deserialize)]
+struct State {
+    format: u32,
+    /// Path of the control socket.
+    control: PathBuf,
+    /// Number of the socket on which clients connect.
+    listener: u64,
+    entries: Vec<Entry>,
+}
+
+/// An entry of the configuration.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Entry {
+    name: String,
+    /// What it is made of, for a look at whether the configuration is still the same.
+    made_of: String,
+    state: HandedPort,
+    /// The number of each of its descriptors.
+    descriptors: Vec<u64>,
+}
+
+/// What tells an open file from all others.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Identity {
+    /// Device and inode of a socket or a memfd.
+    File(u64, u64),
+    /// An eventfd.
+    Event(String),
+    /// Another file, of which this port keeps as many as it has.
+    Of(String, usize),
+}
+
+impl Identity {
+    fn of(fd: BorrowedFd<'_>, port: &str, place: usize) -> io::Result<Identity> {
+        let status = rustix::fs::fstat(fd)?;
+        if let FileType::Socket | FileType::RegularFile = FileType::from_raw_mode(status.st_mode) {
+            return Ok(Identity::File(status.st_dev, status.st_ino));
+        }
+        let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+        let event = about.lines().find_map(|line| line.strip_prefix("eventfd-id:"));
+        Ok(match event {
+            Some(id) => Identity::Event(id.trim().to_owned()),
+            None => Identity::Of(port.to_owned(), place),
+        })
+    }
+}
+
+/// Keeps the manager's copy of the state up to date.
+pub struct Keeper {
+    manager: Notifier,
+    control: PathBuf,
+    /// The state that is kept: by entry, with its generation.
+    entries: BTreeMap<String, (Generation, Entry)>,
+    numbers: BTreeMap<Identity, u64>,
+    next: u64,
+    /// The name of the state that is kept.
+    state: Option<String>,
+    /// That state is an earlier process's.
+    stale: bool,
+    /// When to look again, as something has changed.
+    due: Option<Instant>,
+    /// It was logged that there is no room.
+    full: bool,
+    /// It was logged that storing fails.
+    failed: bool,
+}
+
+impl Keeper {
+    /// Keeps the state of a switch whose control socket is `control` with the manager at the other end of `manager`, which has `known` of an earlier process.
+    pub fn new(manager: Notifier, control: &Path, known: Known) -> Keeper {
+        let Known { numbers, state, superfluous, highest } = known;
+        // Nobody is to wait for the manager.
+        let _ = manager.set_nonblocking();
+        for name in superfluous {
+            let _ = manager.forget(&name);
+        }
+        Keeper {
+            manager,
+            control: control.to_owned(),
+            entries: BTreeMap::new(),
+            numbers,
+            next: highest,
+            state,
+            stale: true,
+            due: None,
+            full: false,
+            failed: false,
+        }
+    }
+
+    /// Looks whether anything has changed; what has is stored when it has settled. To be called after all events were served.
+    pub(crate) fn look(&mut self, ports: &PortTable, listener: BorrowedFd<'_>, now: Instant) {
+        let mut count = 0;
+        let changed = self.stale
+            || ports.handed().any(|(name, generation, _)| {
+                count += 1;
+                self.entries.get(&name).is_none_or(|(kept, _)| *kept != generation)
+            });
+        if !changed && count == self.entries.len() && self.state.is_some() {
+            self.due = None;
+            return;
+        }
+        match self.due {
+            None => self.due = Some(now + SETTLED),
+            Some(due) if due <= now => {
+                self.due = None;
+                let stored = self.store(ports, listener);
+                if let Err(error) = &stored {
+                    self.due = Some(now + BEHIND);
+                    // A manager that is behind catches up.
+                    if error.kind() != io::ErrorKind::WouldBlock && !std::mem::replace(&mut self.failed, true)
+                    {
+                        tracing::warn!(
+                            "the state is not kept for the case that this process is killed: {error}"
+                        );
+                    }
+                }
+                self.failed &= stored.is_err();
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Returns the time at which [`look`](Self::look) has work to do.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.due
+    }
+
+    fn store(&mut self, ports: &PortTable, listener: BorrowedFd<'_>) -> io::Result<()> {
+        let mut used = BTreeSet::new();
+        let listener = self.number(listener, "", 0, &mut used)?;
+        let mut entries = BTreeMap::new();
+        for (name, generation, control) in ports.handed() {
+            let known = self
+                .entries
+                .get(&name)
+                .filter(|(kept, _)| *kept == generation)
+                .map(|(_, entry)| entry.clone());
+            let entry = match known {
+                Some(entry) => {
+                    used.extend(&entry.descriptors);
+                    entry
+                }
+                None => {
+                    let mut descriptors = Vec::new();
+                    let state = control.hand_over(&mut |fd| {
+                        let number = self.number(fd, &name, descriptors.len(), &mut used)?;
+                        descriptors.push(number);
+                        Ok(descriptors.len() as u32 - 1)
+                    })?;
+                    let made_of = ports.entry_of(&name).map(made_of).unwrap_or_default();
+                    Entry { name: name.clone(), made_of, state, descriptors }
+                }
+            };
+            entries.insert(name, (generation, entry));
+        }
+        if used.len() > MOST {
+            if !std::mem::replace(&mut self.full, true) {
+                tracing::warn!(
+                    "of {} descriptors at most {MOST} are kept for the case that this process is killed: none is",
+                    used.len()
+                );
+            }
+            self.clear();
+            return Ok(());
+        }
+        let state = State {
+            format: FORMAT,
+            control: self.control.clone(),
+            listener,
+            entries: entries.values().map(|(_, entry)| entry.clone()).collect(),
+        };
+        let text = serde_json::to_vec(&state)?;
+        let memory = SharedMem::new("ringferry-state", text.len() + 8)?;
+        let file = File::from(memory.fd().try_clone_to_owned()?);
+        file.write_all_at(&(text.len() as u64).to_le_bytes(), 0)?;
+        file.write_all_at(&text, 8)?;
+        let name = format!("{STATE}{}", self.take_number());
+        self.manager.store(&name, memory.fd())?;
+        self.stale = false;
+        if let Some(old) = self.state.replace(name) {
+            self.manager.forget(&old)?;
+        }
+        self.entries = entries;
+        let manager = &self.manager;
+        self.numbers.retain(|_, number| {
+            let is_used = used.contains(number);
+            if !is_used {
+                let _ = manager.forget(&format!("{PREFIX}{number}"));
+            }
+            is_used
+        });
+        Ok(())
+    }
+
+    fn take_number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Returns the number of a descriptor, which is stored if it is new.
+    fn number(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        port: &str,
+        place: usize,
+        used: &mut BTreeSet<u64>,
+    ) -> io::Result<u64> {
+        let identity = Identity::of(fd, port, place)?;
+        let number = match self.numbers.get(&identity) {
+            Some(number) => *number,
+            None => {
+                let number = self.take_number();
+                self.manager.store(&format!("{PREFIX}{number}"), fd)?;
+                self.numbers.insert(identity, number);
+                number
+            }
+        };
+        used.insert(number);
+        Ok(number)
+    }
+
+    /// Has the manager forget everything: this process ends as it should, or another one keeps its own.
+    pub(crate) fn clear(&mut self) {
+        let names = self.numbers.values().map(|number| format!("{PREFIX}{number}"));
+        for name in names.chain(self.state.take()).collect::<Vec<_>>() {
+            let _ = self.manager.forget(&name);
+        }
+        self.numbers.clear();
+        self.entries.clear();
+    }
+}
+
+/// Returns what a port is made of: its configuration but for what can change while it is open.
+fn made_of(port: &PortConfig) -> String {
+    format!("{:?}", port.kind)
+}
+
+/// What an earlier process has left behind.
+#[derive(Debug, Default)]
+pub struct Kept {
+    control: Option<(PathBuf, OwnedFd)>,
+    entries: BTreeMap<String, (Entry, Descriptors)>,
+    known: Known,
+}
+
+/// What a manager keeps of an earlier process.
+#[derive(Debug, Default)]
+pub struct Known {
+    /// Descriptors that are in the state.
+    numbers: BTreeMap<Identity, u64>,
+    /// The state.
+    state: Option<String>,
+    /// Names of what is in no state that counts.
+    superfluous: Vec<String>,
+    /// The highest number.
+    highest: u64,
+}
+
+impl Kept {
+    /// Takes what is kept out of the descriptors that this process has inherited. A state that is incomplete, or of another form, counts for nothing.
+    pub fn take(inherited: &mut Vec<(String, OwnedFd)>) -> Kept {
+        let (ours, others) =
+            std::mem::take(inherited).into_iter().partition(|(name, _)| name.starts_with(PREFIX));
+        *inherited = others;
+        let ours: Vec<(String, OwnedFd)> = ours;
+        let mut kept = Kept::default();
+        let (mut states, mut files) = (BTreeMap::new(), BTreeMap::new());
+        for (name, fd) in ours {
+            let number =
+                |prefix: &str| name.strip_prefix(prefix).and_then(|number| number.parse::<u64>().ok());
+            if let Some(number) = number(STATE) {
+                kept.known.highest = kept.known.highest.max(number);
+                states.insert(number, fd);
+            } else if let Some(number) = number(PREFIX) {
+                kept.known.highest = kept.known.highest.max(number);
+                files.insert(number, fd);
+            }
+        }
+        if let Some((number, state)) = states.pop_last() {
+            kept.known.state = Some(format!("{STATE}{number}"));
+            match read(state) {
+                Ok(state) => kept.sort_out(state, &mut files),
+                Err(error) => tracing::warn!("what the process before has left is of no use: {error}"),
+            }
+        }
+        let states = states.keys().map(|number| format!("{STATE}{number}"));
+        kept.known.superfluous =
+            states.chain(files.keys().map(|number| format!("{PREFIX}{number}"))).collect();
+        files.into_values().for_each(shut);
+        kept
+    }
+
+    fn sort_out(&mut self, state: State, files: &mut BTreeMap<u64, OwnedFd>) {
+        let mut copy = |number: &u64| files.get(number).and_then(|fd| fd.try_clone().ok());
+        for entry in state.entries {
+            let descriptors: Option<Vec<OwnedFd>> = entry.descriptors.iter().map(&mut copy).collect();
+            match descriptors {
+                Some(descriptors) => {
+                    self.entries.insert(entry.name.clone(), (entry, Descriptors::new(descriptors)));
+                }
+                None => tracing::warn!(
+                    port = entry.name,
+                    "of what the process before has left of it a part is missing"
+                ),
+            }
+        }
+        self.control = copy(&state.listener).map(|fd| (state.control, fd));
+        let places = self.entries.values().flat_map(|(entry, _)| {
+            entry.descriptors.iter().enumerate().map(|(place, number)| (entry.name.as_str(), place, *number))
+        });
+        let mut used = BTreeSet::new();
+        for (port, place, number) in places.chain([("", 0, state.listener)]) {
+            let identity = files.get(&number).and_then(|fd| Identity::of(fd.as_fd(), port, place).ok());
+            self.known.numbers.extend(identity.map(|identity| (identity, number)));
+            used.insert(number);
+        }
+        files.retain(|number, _| !used.contains(number));
+    }
+
+    /// Returns true if there is nothing.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.control.is_none()
+    }
+
+    /// Takes the control socket, if it is the one at this path.
+    pub(crate) fn control(&mut self, path: &Path) -> Option<OwnedFd> {
+        let (_, fd) = self.control.take_if(|(kept, _)| kept == path)?;
+        Some(fd)
+    }
+
+    /// Takes what was left of a port, if it is made of the same as before.
+    pub(crate) fn port(&mut self, port: &PortConfig) -> Option<(HandedPort, Descriptors)> {
+        let (entry, descriptors) = self.entries.remove(&port.name)?;
+        (entry.made_of == made_of(port)).then_some((entry.state, descriptors))
+    }
+
+    /// Closes what nobody has taken, and returns what the manager keeps.
+    pub fn into_known(self) -> Known {
+        for (_, mut descriptors) in self.entries.into_values() {
+            (0..descriptors.len() as u32).filter_map(|number| descriptors.take(number)).for_each(shut);
+        }
+        if let Some((_, listener)) = self.control {
+            shut(listener);
+        }
+        self.known
+    }
+}
+
+/// Closes a descriptor of which the manager has a copy. Nobody is to connect to a socket on which nobody listens.
+fn shut(fd: OwnedFd) {
+    if rustix::net::sockopt::socket_acceptconn(&fd) == Ok(true) {
+        let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
+    }
+}
+
+/// Reads a state.
+fn read(fd: OwnedFd) -> io::Result<State> {
+    let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+    let file = File::from(fd);
+    let mut length = [0; 8];
+    file.read_exact_at(&mut length, 0)?;
+    let length = u64::from_le_bytes(length);
+    if length > MAX_STATE {
+        return Err(bad("it is too long"));
+    }
+    let mut text = vec![0; length as usize];
+    file.read_exact_at(&mut text, 8)?;
+    let state: State = serde_json::from_slice(&text)?;
+    if state.format > FORMAT { Err(bad("it is of a newer program")) } else { Ok(state) }
+}
