@@ -15,6 +15,8 @@
 //! 3. [`vnet::Offloads::accepts`] returns true if the receiver accepts the frame unchanged. If not,
 //!    [`segment::Segmenter`] segments an oversized frame and [`checksum::complete`] completes a checksum.
 //!
+//! A [`filter::Filter`] tells which frames a capture is about: a cBPF program, verified once and run on each frame where it lies.
+//!
 //! A [`frame::Burst`] holds the frames that a port has read; its storage is reused from burst to burst. Packets that a
 //! driver keeps until the device has completed them are in [`buffer`]s from pools over shared memory, each packet in
 //! a [`buffer::Chain`]. [`segment::segment_chain`] segments those without copying their payload, and [`gro::Gro`] does
@@ -29,6 +31,7 @@ pub mod buffer;
 pub mod checksum;
 pub mod ether;
 pub mod extension;
+pub mod filter;
 pub mod flow;
 pub mod frame;
 pub mod gro;
