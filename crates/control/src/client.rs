@@ -1,6 +1,7 @@
 //! The asking end of a control socket.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -64,14 +65,33 @@ pub enum ControlError {
 /// # Errors
 /// See [`ControlError`].
 pub fn call(path: &Path, request: &Request) -> Result<Answer, ControlError> {
-    call_and_keep(path, request).map(|(answer, _)| answer)
+    call_whole(path, request).map(|answered| answered.answer)
 }
 
-/// Does the same as [`call`], and returns the connection, for whatever follows on it.
+/// Does the same for an answer that comes with descriptors.
 ///
 /// # Errors
-/// As for [`call`].
+/// See [`ControlError`].
+pub fn call_with_fds(path: &Path, request: &Request) -> Result<(Answer, Vec<OwnedFd>), ControlError> {
+    call_whole(path, request).map(|answered| (answered.answer, answered.fds))
+}
+
+/// Does the same, and returns the connection, for whatever follows on it.
+///
+/// # Errors
+/// See [`ControlError`].
 pub fn call_and_keep(path: &Path, request: &Request) -> Result<(Answer, Stream), ControlError> {
+    call_whole(path, request).map(|answered| (answered.answer, answered.stream))
+}
+
+/// An answer with all that belongs to it.
+struct Answered {
+    answer: Answer,
+    fds: Vec<OwnedFd>,
+    stream: Stream,
+}
+
+fn call_whole(path: &Path, request: &Request) -> Result<Answered, ControlError> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             ControlError::NotRunning(path.to_owned())
@@ -80,21 +100,22 @@ pub fn call_and_keep(path: &Path, request: &Request) -> Result<(Answer, Stream),
         io::ErrorKind::WouldBlock => ControlError::Silent(path.to_owned()),
         _ => ControlError::Os { path: path.to_owned(), source },
     };
-    let (line, stream) = exchange(path, request, PATIENCE, LONGEST).map_err(failed)?;
+    let (line, fds, stream) = exchange(path, request, PATIENCE, LONGEST).map_err(failed)?;
     match serde_json::from_slice(&line) {
-        Ok(Response::Ok(answer)) => Ok((answer, stream)),
+        Ok(Response::Ok(answer)) => Ok(Answered { answer, fds, stream }),
         Ok(Response::Error(message)) => Err(ControlError::Refused(message)),
         Err(error) => Err(ControlError::Garbled { path: path.to_owned(), reason: error.to_string() }),
     }
 }
 
-/// Sends one line and receives one. Fails with `WouldBlock` when nothing moves for `patience`, or when that takes longer than `longest`.
+/// Sends one line and receives one, with whatever descriptors come with it. Fails with `WouldBlock` when nothing moves for `patience`, or when that takes
+/// longer than `longest`.
 fn exchange(
     path: &Path,
     request: &Request,
     patience: Duration,
     longest: Duration,
-) -> io::Result<(Vec<u8>, Stream)> {
+) -> io::Result<(Vec<u8>, Vec<OwnedFd>, Stream)> {
     check_directory(path)?;
     let end = Instant::now() + longest;
     let stream = Stream::connect(path)?;
@@ -105,10 +126,10 @@ fn exchange(
     while !rest.is_empty() {
         rest = &rest[stream.send(rest, &[])?..];
     }
-    let mut answer = Vec::new();
+    let (mut answer, mut fds) = (Vec::new(), Vec::new());
     let mut piece = vec![0; 64 * 1024];
     while answer.last() != Some(&b'\n') && answer.len() <= MAX_ANSWER {
-        let bytes = stream.recv(&mut piece, &mut Vec::new())?.bytes;
+        let bytes = stream.recv(&mut piece, &mut fds)?.bytes;
         if bytes == 0 {
             break; // half an answer is no JSON and will be reported as such
         }
@@ -117,7 +138,7 @@ fn exchange(
             return Err(io::ErrorKind::WouldBlock.into());
         }
     }
-    Ok((answer, stream))
+    Ok((answer, fds, stream))
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod capture;
 pub mod channels;
 mod client;
 mod drops;
@@ -48,11 +49,11 @@ mod server;
 pub mod snapshot;
 pub mod text;
 
-pub use client::{ControlError, call, call_and_keep};
+pub use client::{ControlError, call, call_and_keep, call_with_fds};
 pub use drops::{CountedAt, DropReason};
 pub use guest::GuestSnapshot;
 pub use path::{SYSTEM_DIRECTORY, default_path, make_directory};
 pub use ports::{PortAction, PortChange, Reload, ReloadStep};
 pub use protocol::{Answer, Request, Response};
 pub use rules::{PortRules, RulesByKey, RulesChange, kept};
-pub use server::{ControlServer, MAX_CLIENTS, MAX_REQUEST, MAX_SILENCE};
+pub use server::{ControlServer, MAX_CLIENTS, MAX_REQUEST, MAX_SILENCE, Reply};

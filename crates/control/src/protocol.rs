@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::capture::{CaptureRequest, CaptureStarted};
 use crate::channels::{Channels, Stats, Steering};
 use crate::explain::Explanation;
 use crate::guest::GuestSnapshot;
@@ -55,6 +56,8 @@ pub enum Request {
         /// The port.
         port: String,
     },
+    /// Capture packets. Only a switch can; descriptors come with the answer.
+    Capture(CaptureRequest),
     /// Add a port.
     Add {
         /// The port, as in a `--port` flag.
@@ -140,6 +143,8 @@ pub enum Answer {
     Stats(Stats),
     /// To [`Request::Explain`].
     Explain(Explanation),
+    /// To [`Request::Capture`].
+    Capture(CaptureStarted),
     /// To [`Request::Rules`].
     Rules(PortRules),
     /// To [`Request::Set`] and [`Request::Unset`].

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -21,12 +21,27 @@ use crate::path::{check_directory, make_directory};
 use crate::protocol::{Answer, Request, Response};
 
 /// Longest request, in bytes with the newline.
-pub const MAX_REQUEST: usize = 64 * 1024;
+pub const MAX_REQUEST: usize = 128 * 1024;
 /// Most clients at a time. One more replaces the one that has been silent for longest.
 pub const MAX_CLIENTS: usize = 16;
 /// Ticks (about seconds) after which a silent client is dropped. A person typing JSON into `socat` still gets
 /// an answer.
 pub const MAX_SILENCE: u32 = 60;
+
+/// A response, with the descriptors that go with it.
+#[derive(Debug)]
+pub struct Reply {
+    /// The response.
+    pub response: Response,
+    /// The descriptors, for the client to keep.
+    pub fds: Vec<OwnedFd>,
+}
+
+impl From<Response> for Reply {
+    fn from(response: Response) -> Self {
+        Reply { response, fds: Vec::new() }
+    }
+}
 
 /// The switch's end of the control socket. Dropping it closes all connections and removes the socket file.
 #[derive(Debug)]
@@ -82,7 +97,7 @@ impl ControlServer {
     /// Does whatever can be done without waiting: accepts clients, reads requests, answers them through
     /// `handle`, and drops clients that left or broke the protocol. Call it whenever the descriptor is
     /// readable.
-    pub fn serve(&mut self, handle: &mut dyn FnMut(Request) -> Response) {
+    pub fn serve<R: Into<Reply>>(&mut self, handle: &mut dyn FnMut(Request) -> R) {
         let mut events = EventBuf::with_capacity(MAX_CLIENTS + 1);
         if let Err(error) = self.epoll.wait(&mut events, Some(Duration::ZERO)) {
             tracing::warn!("control socket: {error}");
@@ -202,6 +217,8 @@ struct Client {
     /// The answer under way, from `sent` on still to be sent.
     output: Vec<u8>,
     sent: usize,
+    /// Descriptors that go with the first byte of it.
+    fds: Vec<OwnedFd>,
     /// What epoll watches: room to write, or something to read.
     writing: bool,
     /// Close once the answer is sent.
@@ -219,6 +236,7 @@ impl Client {
             input: Vec::new(),
             output: Vec::new(),
             sent: 0,
+            fds: Vec::new(),
             writing: false,
             closing: false,
             is_successor: false,
@@ -228,7 +246,7 @@ impl Client {
 
     /// Goes on until it would have to wait or one request is answered. An error means that the connection is
     /// over.
-    fn step(&mut self, handle: &mut dyn FnMut(Request) -> Response) -> io::Result<()> {
+    fn step<R: Into<Reply>>(&mut self, handle: &mut dyn FnMut(Request) -> R) -> io::Result<()> {
         self.flush()?;
         if self.has_output() {
             return Ok(());
@@ -238,13 +256,15 @@ impl Client {
         }
         if let Some(end) = self.input.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.input.drain(..=end).collect();
-            let response = match serde_json::from_slice(&line) {
-                Ok(request) => handle(request),
-                Err(error) => Response::Error(format!(
-                    "this is not a request such as {{\"command\":\"show\"}}: {error}"
-                )),
+            let Reply { response, fds } = match serde_json::from_slice(&line) {
+                Ok(request) => handle(request).into(),
+                Err(error) => {
+                    let error = format!("this is not a request such as {{\"command\":\"show\"}}: {error}");
+                    Response::Error(error).into()
+                }
             };
             self.is_successor = matches!(response, Response::Ok(Answer::Replacing { .. }));
+            self.fds = fds;
             self.answer(&response)?;
         } else if self.input.len() >= MAX_REQUEST {
             self.input = Vec::new();
@@ -282,8 +302,10 @@ impl Client {
 
     fn flush(&mut self) -> io::Result<()> {
         while self.has_output() {
-            match self.stream.send(&self.output[self.sent..], &[]) {
+            let fds: Vec<_> = self.fds.iter().map(AsFd::as_fd).collect();
+            match self.stream.send(&self.output[self.sent..], &fds) {
                 Ok(sent) => {
+                    self.fds.clear();
                     self.silence = 0;
                     self.sent += sent;
                 }

@@ -435,6 +435,7 @@ mod tests {
                                 )];
                                 Answer::Rules(PortRules { port, rules: rules.into() })
                             }
+                            Request::Capture(_) => return Response::Error("no capture".into()),
                             Request::Add { runtime, .. } => Answer::PortChanged(PortChange {
                                 port: "vm2".to_owned(),
                                 done: PortAction::Added,

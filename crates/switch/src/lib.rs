@@ -5,6 +5,7 @@
 //! A learning switch for virtual machines: ports, forwarding, workers.
 #![forbid(unsafe_code)]
 
+mod captures;
 mod channels;
 pub mod config;
 pub mod counters;

@@ -1,12 +1,14 @@
 //! Answers to the requests of the control socket's clients.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use ringferry_control::snapshot::{FdbSnapshot, PortSnapshot, Snapshot, VERSION};
-use ringferry_control::{Answer, PortRules, Request, Response, RulesByKey, RulesChange};
+use ringferry_control::{Answer, PortRules, Reply, Request, Response, RulesByKey, RulesChange};
 use ringferry_sys::epoll::Epoll;
 
+use crate::captures::Captures;
 use crate::channels;
 use crate::config::{Config, Edit};
 use crate::explain::explain;
@@ -40,18 +42,22 @@ pub(crate) struct Requests<'s> {
     pub(crate) epoll: &'s Epoll,
     /// Another process is about to take over.
     pub(crate) replacing: bool,
+    pub(crate) captures: &'s mut Captures,
 }
 
 impl Requests<'_> {
     /// Answers a request, or says why it is refused.
-    pub(crate) fn respond(&mut self, request: Request) -> Response {
-        match self.answer(request) {
+    pub(crate) fn respond(&mut self, request: Request) -> Reply {
+        let mut fds = Vec::new();
+        let response = match self.answer(request, &mut fds) {
             Ok(answer) => Response::Ok(answer),
             Err(refusal) => Response::Error(refusal),
-        }
+        };
+        Reply { response, fds }
     }
 
-    fn answer(&mut self, request: Request) -> Result<Answer, String> {
+    /// Answers a request; descriptors that go with the answer are added to `fds`.
+    fn answer(&mut self, request: Request, fds: &mut Vec<OwnedFd>) -> Result<Answer, String> {
         match &request {
             Request::Show => {
                 Ok(Answer::Show(Box::new(Snapshot { fdb: self.addresses(), ..self.snapshot() })))
@@ -69,6 +75,11 @@ impl Requests<'_> {
                     self.ports.entry_of(name).map(|entry| entry.rules.clone()).unwrap_or_default()
                 };
                 explain(&self.snapshot(), port, rules).map(Answer::Explain)
+            }
+            Request::Capture(request) => {
+                let (started, with) = self.captures.begin(request, self.ports, self.workers, self.epoll)?;
+                fds.extend(with);
+                Ok(Answer::Capture(started))
             }
             Request::Add { port, runtime } => self.add(port, *runtime).map(Answer::PortChanged),
             Request::Remove { port, if_exists, runtime } => {

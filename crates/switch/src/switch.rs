@@ -17,6 +17,7 @@ use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::socket::{BindError, Listener};
 use ringferry_sys::systemd::Notifier;
 
+use crate::captures::{Captures, FIRST_CAPTURE};
 use crate::config::{Config, PortConfig, SwitchConfig};
 use crate::handover::kept::{Keeper, Known};
 use crate::handover::{Handed, Outcome, Predecessor, SuccessionError, predecessor, successor};
@@ -85,6 +86,7 @@ pub struct Switch {
     handed: Option<Handed>,
     /// Keeps the state for the case that this process is killed.
     keeper: Option<Keeper>,
+    captures: Captures,
 }
 
 /// How a switch that ran has ended.
@@ -197,6 +199,7 @@ impl OpenSwitch {
             predecessor: None,
             handed,
             keeper,
+            captures: Captures::default(),
         })
     }
 }
@@ -344,6 +347,7 @@ impl Switch {
                     FAULTS => self.ports.serve_faults(&self.epoll),
                     SUCCESSOR => ended = self.serve_successor(),
                     BEFORE => self.outlive(),
+                    FIRST_CAPTURE..FIRST_TOKEN => self.captures.serve(token, &self.workers, &self.epoll),
                     port => self.ports.serve(port, &self.epoll),
                 }
                 Ok::<_, io::Error>(())
@@ -366,6 +370,7 @@ impl Switch {
         self.control.tick();
         self.ports.tick(&self.epoll);
         self.renew();
+        self.captures.tick(&self.ports, &self.workers);
         if self.workers.is_dead() { Err(RunError::WorkerDied) } else { Ok(()) }
     }
 
@@ -482,8 +487,10 @@ impl Switch {
     }
 
     fn requests(&mut self) -> (Requests<'_>, &mut ControlServer) {
-        let Switch { config, ports, control, workers, started, privileges, epoll, predecessor, .. } = self;
-        let replacing = predecessor.is_some();
-        (Requests { config, ports, workers, started: *started, privileges, epoll, replacing }, control)
+        let Switch {
+            config, ports, control, workers, started, privileges, epoll, captures, predecessor, ..
+        } = self;
+        let (started, replacing) = (*started, predecessor.is_some());
+        (Requests { config, ports, workers, started, privileges, epoll, captures, replacing }, control)
     }
 }

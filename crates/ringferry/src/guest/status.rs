@@ -77,6 +77,9 @@ impl Status<'_> {
             Request::Explain { .. } => {
                 return Err("a guest knows only its own end: ask the switch it is plugged into".into());
             }
+            Request::Capture(_) => {
+                return Err("a guest captures nothing: ask the switch it is plugged into".into());
+            }
             Request::Add { .. }
             | Request::Remove { .. }
             | Request::Reload { .. }

@@ -31,6 +31,8 @@ const PIECE: u64 = 10;
 const DESCRIPTOR: u64 = 30;
 /// A system call for a frame, from a tap or to it.
 const SYSTEM_CALL: u64 = 1_000;
+/// Writing the record of a captured frame.
+const RECORD: u64 = 50;
 /// Bytes that are copied, or summed up, in a nanosecond.
 const BYTES: u64 = 8;
 
@@ -46,6 +48,12 @@ fn of_call(kind: FrameCost) -> u64 {
         FrameCost::SystemCall => SYSTEM_CALL,
         FrameCost::Descriptor => 0,
     }
+}
+
+/// The price of capturing so many bytes of a frame, after a filter of so many instructions. The memory of a capture's ring is seldom in the cache.
+#[inline]
+pub(crate) const fn of_capture(bytes: u64, instructions: usize) -> u64 {
+    RECORD + 2 * of_bytes(bytes) + instructions as u64 / 2
 }
 
 /// The price of having an output port in a burst at all.

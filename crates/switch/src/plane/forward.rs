@@ -25,6 +25,7 @@ use smallvec::SmallVec;
 
 use crate::counters::DropReason;
 use crate::fdb::{Fdb, Learned, PortId};
+use crate::plane::capture::{Event, Offered, PortCapture};
 use crate::plane::cost;
 use crate::plane::handoff::ring::Handoff;
 use crate::plane::now::Now;
@@ -79,6 +80,8 @@ pub(crate) struct Origin {
     pub(crate) port: PortId,
     /// Nobody but this process can write the memory that the burst lies in.
     pub(crate) private: bool,
+    /// The queue of the port, if it came from one.
+    pub(crate) queue: Option<u16>,
 }
 
 /// The port that frames come from, as far as it matters where they leave.
@@ -187,7 +190,7 @@ impl Forwarder {
     ) -> u64 {
         self.decide(from, burst, tables, now);
         let mut cost = self.limit(from.port, burst, tables);
-        self.deliver(from, burst, tables, now);
+        cost += self.deliver(from, burst, tables, now);
         if !self.unstable.is_empty() {
             let copies = std::mem::take(&mut self.unstable);
             cost += self.forward(Origin { private: true, ..from }, &burst_of(&copies), tables, now);
@@ -294,6 +297,12 @@ impl Forwarder {
         let Some(Some(port)) = ports.get(usize::from(from.port.0)) else { return };
         let policy = port.policy.as_deref();
         let drops = &port.handle.counters.drops;
+        let capture = port.capture.as_deref();
+        let captured = |reason: DropReason, frame: &Frame| {
+            if let Some(capture) = capture {
+                capture.offer_one(Event::refused(reason, from.queue), now, Offered::of(burst, frame));
+            }
+        };
         let reserved_pass = policy.is_some_and(PortPolicy::forwards_reserved);
         if fdb.is_large() {
             for frame in burst.frames() {
@@ -325,7 +334,10 @@ impl Forwarder {
                 Ok(tagged) => tagged,
                 Err(refusal) => {
                     match refusal {
-                        Refusal::Drop(reason) => drops.add(reason, 1),
+                        Refusal::Drop(reason) => {
+                            drops.add(reason, 1);
+                            captured(reason, frame);
+                        }
                         Refusal::Unstable => unstable.push(copy(burst, frame)),
                     }
                     decisions.push(Decision::NOWHERE);
@@ -336,6 +348,7 @@ impl Forwarder {
             if learned != Some((tagged.vid, src)) {
                 if !src.is_station() && !reserved_pass {
                     drops.add(DropReason::Reserved, 1);
+                    captured(DropReason::Reserved, frame);
                     decisions.push(Decision::NOWHERE);
                     continue;
                 }
@@ -348,6 +361,7 @@ impl Forwarder {
                     }
                     Learned::Limited => {
                         drops.add(DropReason::MacLimit, 1);
+                        captured(DropReason::MacLimit, frame);
                         decisions.push(Decision::NOWHERE);
                         continue;
                     }
@@ -372,11 +386,18 @@ impl Forwarder {
             };
             match to {
                 To::Port(_) => {}
-                To::Nowhere => same_port += 1,
-                To::Reserved => reserved += 1,
+                To::Nowhere => {
+                    same_port += 1;
+                    captured(DropReason::SamePort, frame);
+                }
+                To::Reserved => {
+                    reserved += 1;
+                    captured(DropReason::Reserved, frame);
+                }
                 To::Flood if policy.is_none_or(|policy| policy.may_flood(frame, now)) => *flooded = true,
                 To::Flood => {
                     drops.add(DropReason::Storm, 1);
+                    captured(DropReason::Storm, frame);
                     decisions.push(Decision::NOWHERE);
                     continue;
                 }
@@ -396,8 +417,14 @@ impl Forwarder {
         }
     }
 
-    /// Gives each output port its frames.
-    fn deliver<P: Queues>(&mut self, from: Origin, burst: &Burst<'_>, tables: &mut Tables<'_, P>, now: &Now) {
+    /// Gives each output port its frames. Returns what it has cost to capture them.
+    fn deliver<P: Queues>(
+        &mut self,
+        from: Origin,
+        burst: &Burst<'_>,
+        tables: &mut Tables<'_, P>,
+        now: &Now,
+    ) -> u64 {
         let Self {
             decisions,
             outputs,
@@ -411,11 +438,12 @@ impl Forwarder {
             coalescer,
             ..
         } = self;
-        let Origin { port: from, private } = from;
+        let Origin { port: from, private, queue } = from;
         let sender = Sender { port: from, isolated: tables.policy(from).is_some_and(PortPolicy::isolated) };
         let Tables { ports, fdb, handoff } = tables;
         // Whether some port takes whatever is flooded.
         let mut open = false;
+        let mut captures = 0;
         let tx = &mut TxContext { from, handoff, now, scratch };
         for &output in &*outputs {
             let Some(Some(port)) = ports.get_mut(usize::from(output.0)) else { continue };
@@ -439,6 +467,7 @@ impl Forwarder {
                 }
             }
             port.flush();
+            captures += port.capture.as_deref().map_or(0, PortCapture::take_cost);
             if !port.shaper.is_empty() {
                 waiting.push(output);
             }
@@ -452,12 +481,17 @@ impl Forwarder {
             }
         }
         if *flooded && !open {
-            let lost = |decision: &&Decision| decision.to == To::Flood && !decision.reached;
-            let lost = decisions.iter().filter(lost).count();
+            let lost = |(_, decision): &(&Frame, &Decision)| decision.to == To::Flood && !decision.reached;
+            let lost = burst.frames().iter().zip(&*decisions).filter(lost);
             if let Some(Some(port)) = ports.get(usize::from(from.0)) {
-                port.handle.counters.drops.add(DropReason::NoDestination, lost as u64);
+                port.handle.counters.drops.add(DropReason::NoDestination, lost.clone().count() as u64);
+                if let Some(capture) = &port.capture {
+                    let event = Event::refused(DropReason::NoDestination, queue);
+                    capture.offer(event, now, lost.map(|(frame, _)| Offered::of(burst, frame)));
+                }
             }
         }
+        captures
     }
 }
 
@@ -521,7 +555,7 @@ fn leave<P: Queues>(
             // What is flooded goes where it may; that it does not go here is no loss.
             Err(_) if decision.to == To::Flood => false,
             Err(reason) => {
-                port.handle.counters.drops.add(reason, 1);
+                port.drop_frame(reason, now, Offered::of(burst, frame));
                 false
             }
             Ok(egress) => {

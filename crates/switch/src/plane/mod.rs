@@ -9,6 +9,7 @@
 //! | `queues` | the seam: what the engine asks of a port's queues |
 //! | `worker` | the loop: poll what is active, arm what is idle, sleep when nothing is active; commands; the control plane's handles |
 //! | `forward` | the decision for each frame of a burst: admit, learn, look up, group by output port |
+//! | `capture` | copies of frames for whoever watches a port |
 //! | `cost` | the price list of work, by which ports are charged |
 //! | `port` | one port in one worker: policy, offloads, answers, delivery |
 //! | `policy` | VLANs, source guard, storm control, rates |
@@ -21,6 +22,7 @@
 //! that has to be kept (for its `rate_out`, as it was put off, or as its queue is migrating) or to be judged in private memory is copied to memory of
 //! its own.
 
+pub(crate) mod capture;
 mod cost;
 mod forward;
 mod handoff;

@@ -7,7 +7,7 @@
 use std::cell::OnceCell;
 #[cfg(any(test, feature = "testing"))]
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 /// The time since the switch was started.
 #[derive(Clone, Copy, Debug)]
@@ -43,18 +43,26 @@ pub(crate) struct Now {
     /// Whole seconds since the start, by the worker's coarse clock.
     pub(crate) seconds: u32,
     micros: OnceCell<u64>,
+    wall: OnceCell<u64>,
 }
 
 impl Now {
     /// Makes the instant of a burst for a worker whose coarse clock shows `seconds`.
     #[inline]
     pub(crate) fn new(clock: Clock, seconds: u32) -> Self {
-        Self { clock, seconds, micros: OnceCell::new() }
+        Self { clock, seconds, micros: OnceCell::new(), wall: OnceCell::new() }
     }
 
     /// Microseconds since the start, the same at every call.
     #[inline]
     pub(crate) fn micros(&self) -> u64 {
         *self.micros.get_or_init(|| self.clock.micros())
+    }
+
+    /// Nanoseconds since 1970, the same at every call: the time stamp of captured frames.
+    #[inline]
+    pub(crate) fn wall_nanos(&self) -> u64 {
+        let read = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        *self.wall.get_or_init(|| read().as_nanos() as u64)
     }
 }

@@ -16,6 +16,7 @@ use smallvec::SmallVec;
 
 use crate::counters::DropReason;
 use crate::fdb::PortId;
+use crate::plane::capture::{Event, Offered, PortCapture};
 use crate::plane::forward::slow::SlowFrame;
 use crate::plane::handoff::ring::{Handoff, HandoffFrame};
 use crate::plane::handoff::selector::TxQueueSelector;
@@ -94,6 +95,8 @@ pub(crate) struct Port<P> {
     pub(crate) handed: VecDeque<(usize, HandoffFrame)>,
     /// Limit on the announcements of its addresses to other workers.
     pub(crate) news: TokenBucket,
+    /// Its captures, if there are any.
+    pub(crate) capture: Option<Box<PortCapture>>,
 }
 
 impl<P: Queues> Port<P> {
@@ -124,6 +127,15 @@ impl<P: Queues> Port<P> {
             slow: VecDeque::new(),
             handed: VecDeque::new(),
             news: TokenBucket::new(NEWS),
+            capture: None,
+        }
+    }
+
+    /// Counts a frame that would have left by this port as dropped.
+    pub(crate) fn drop_frame(&self, reason: DropReason, now: &Now, frame: Offered<'_, '_>) {
+        self.handle.counters.drops.add(reason, 1);
+        if let Some(capture) = &self.capture {
+            capture.offer_one(Event::lost(reason), now, frame);
         }
     }
 
@@ -181,14 +193,13 @@ impl<P: Queues> Port<P> {
         now: &Now,
     ) -> bool {
         let Some(limit) = self.policy.as_deref().and_then(PortPolicy::rate_out) else { return true };
-        let (cost, now) = (WireCost::of_frame(frame), now.micros());
-        if self.shaper.is_empty() && limit.wait(now) == 0 {
-            limit.charge(cost, now);
+        let (cost, micros) = (WireCost::of_frame(frame), now.micros());
+        if self.shaper.is_empty() && limit.wait(micros) == 0 {
+            limit.charge(cost, micros);
             return true;
         }
-        let drops = &self.handle.counters.drops;
         if !self.shaper.has_room(cost, limit) {
-            drops.add(DropReason::RateOut, 1);
+            self.drop_frame(DropReason::RateOut, now, Offered::of(burst, frame));
             return false;
         }
         let (mut header, mut copy) = (frame.header, Vec::new());
@@ -196,28 +207,31 @@ impl<P: Queues> Port<P> {
         if retag != Retag::Keep {
             let mut head = Head::new();
             let Some(used) = retag.apply(&mut header, &copy, &mut head) else {
-                drops.add(DropReason::RxBadHeader, 1);
+                self.drop_frame(DropReason::RxBadHeader, now, Offered::of(burst, frame));
                 return false;
             };
             copy.splice(..used, head);
         }
-        self.shaper.push(Delayed { from, header, frame: copy }, cost, now);
+        self.shaper.push(Delayed { from, header, frame: copy }, cost, micros);
         false
     }
 
     /// Takes up to `max` frames that have waited and for which there are tokens; counts those that are dropped instead.
-    pub(crate) fn release(&mut self, max: usize, now: u64) -> Vec<Delayed> {
+    pub(crate) fn release(&mut self, max: usize, now: &Now) -> Vec<Delayed> {
+        let micros = now.micros();
         let Some(limit) = self.policy.as_deref().and_then(PortPolicy::rate_out) else { return Vec::new() };
         let (mut frames, mut signals) = (Vec::new(), Signals::default());
         while frames.len() < max
-            && limit.wait(now) == 0
-            && let Some((delayed, cost)) = self.shaper.pop(now, &mut signals)
+            && limit.wait(micros) == 0
+            && let Some((delayed, cost)) = self.shaper.pop(micros, &mut signals)
         {
-            limit.charge(cost, now);
+            limit.charge(cost, micros);
             frames.push(delayed);
         }
+        for Delayed { header, frame, .. } in &signals.dropped {
+            self.drop_frame(DropReason::RateOut, now, Offered::private(*header, frame));
+        }
         let counters = &self.handle.counters;
-        counters.drops.add(DropReason::RateOut, signals.dropped);
         counters.tx_marked.add(signals.marked);
         frames
     }
@@ -301,7 +315,7 @@ impl<P: Queues> Port<P> {
                     left = rest;
                     continue;
                 }
-                let run = self.deliver_run(queue, burst, &left[..accepted]);
+                let run = self.deliver_run(queue, burst, &left[..accepted], tx.now);
                 left = &left[run.frames..];
                 accepted -= run.frames;
                 pair = pair.filter(|_| run.end != RunEnd::Queue);
@@ -338,11 +352,16 @@ impl<P: Queues> Port<P> {
 
     /// Sends frames that the receiver takes as they are by its short way, as far as that goes, and counts them.
     #[inline]
-    fn deliver_run(&mut self, queue: u16, burst: &Burst<'_>, picks: &[u32]) -> Run {
+    fn deliver_run(&mut self, queue: u16, burst: &Burst<'_>, picks: &[u32], now: &Now) -> Run {
         let run = self.queues.deliver_run(queue, burst, picks);
         if run.frames > 0 {
             self.handle.counters.tx_packets.add(run.frames as u64);
             self.handle.counters.tx_bytes.add(run.bytes);
+            if let Some(capture) = &self.capture {
+                let frames = picks[..run.frames].iter().map(|index| &burst.frames()[*index as usize]);
+                let event = Event::delivered(Some(queue));
+                capture.offer(event, now, frames.map(|frame| Offered::of(burst, frame)));
+            }
         }
         run
     }
@@ -399,14 +418,13 @@ impl<P: Queues> Port<P> {
         tx: &mut TxContext<'_>,
     ) -> usize {
         self.handle.counters.tx_software.add((sitting.from == 0).into());
-        let drops = &self.handle.counters.drops;
         if !frame.header.is_gso() {
             let (mut scratch, mut behind_head) = (std::mem::take(tx.scratch), SmallVec::new());
             match gso::finish(burst, frame, &mut scratch, &mut behind_head) {
                 Ok(packet) => {
                     let _ = self.put_tagged(packet.header, packet.first, packet.rest, retag, tx);
                 }
-                Err(reason) => drops.add(reason, 1),
+                Err(reason) => self.drop_frame(reason, tx.now, Offered::of(burst, frame)),
             }
             *tx.scratch = scratch;
             return 0;
@@ -415,7 +433,7 @@ impl<P: Queues> Port<P> {
         let mut segments = match gso::segments(burst, frame, accepts, sitting, &mut head) {
             Ok(segments) => segments,
             Err(reason) => {
-                drops.add(reason, 1);
+                self.drop_frame(reason, tx.now, Offered::of(burst, frame));
                 return 0;
             }
         };
@@ -444,7 +462,8 @@ impl<P: Queues> Port<P> {
         }
         let mut head = Head::new();
         let Some(used) = retag.apply(&mut header, first, &mut head) else {
-            self.handle.counters.drops.add(DropReason::RxBadHeader, 1);
+            let len = (first.len() + rest.iter().map(ReadSlice::len).sum::<usize>()) as u32;
+            self.drop_frame(DropReason::RxBadHeader, tx.now, Offered { header, first, rest, len });
             return Ok(());
         };
         let mut pieces = SmallVec::<[ReadSlice<'_>; PIECES]>::new();
@@ -469,22 +488,39 @@ impl<P: Queues> Port<P> {
         let len = (first.len() + rest.iter().map(ReadSlice::len).sum::<usize>()) as u64;
         let TxContext { from, handoff, now, .. } = tx;
         let Port { queues, receiver, .. } = self;
+        // The queue that it went to in this worker.
+        let mut queue = None;
         let delivered = match receiver {
             Receiver::Local(_) => queues.deliver(0, header, first, rest, len),
-            Receiver::Pairs { selector, .. } => selector.select(first, now).and_then(|queue| {
-                match queues.deliver(queue, header, first, rest, len) {
-                    Ok(Delivery::NotHere) => selector.hand_off(*from, queue, header, first, rest, handoff),
-                    delivered => delivered,
+            Receiver::Pairs { selector, .. } => selector.select(first, now).and_then(|to| {
+                match queues.deliver(to, header, first, rest, len) {
+                    Ok(Delivery::NotHere) => selector.hand_off(*from, to, header, first, rest, handoff),
+                    delivered => {
+                        queue = Some(to);
+                        delivered
+                    }
                 }
             }),
         };
+        let delivered = match delivered {
+            Err(DropReason::TxTooBig) if self.make_answer(&header, len, first, rest, now) => {
+                Err(DropReason::TooBigAnswered)
+            }
+            delivered => delivered,
+        };
+        if let Some(capture) = &self.capture
+            && let Some(event) = self.captured_as(queue, &delivered)
+        {
+            capture.offer_one(event, now, Offered { header, first, rest, len: len as u32 });
+        }
         match delivered {
             Ok(Delivery::Done) => {
                 self.handle.counters.tx_packets.add(1);
                 self.handle.counters.tx_bytes.add(len);
             }
             Ok(Delivery::Queued | Delivery::NotHere) => {}
-            Err(DropReason::TxTooBig) if self.make_answer(&header, len, first, rest, now) => {}
+            // It is counted when it is known whether the sender could be told.
+            Err(DropReason::TooBigAnswered) => {}
             Err(reason) => {
                 self.handle.counters.drops.add(reason, 1);
                 if matches!(
@@ -496,6 +532,17 @@ impl<P: Queues> Port<P> {
             }
         }
         Ok(())
+    }
+
+    /// Returns what a capture is told of a frame that was put to a queue; `None` if another worker tells.
+    fn captured_as(&self, queue: Option<u16>, delivered: &Result<Delivery, DropReason>) -> Option<Event> {
+        match delivered {
+            Ok(_) if queue.is_some() || matches!(self.receiver, Receiver::Local(_)) => {
+                Some(Event::delivered(queue))
+            }
+            Ok(_) => None,
+            Err(reason) => Some(Event { queue, ..Event::lost(*reason) }),
+        }
     }
 
     /// Makes the answer to a frame that does not fit; false if there is none.

@@ -9,6 +9,7 @@ use ringferry_packet::vnet::Header;
 use super::{Decision, Forwarder, Sender, Tables, To, answer, burst_of, leave};
 use crate::counters::DropReason;
 use crate::fdb::PortId;
+use crate::plane::capture::{Event, Offered};
 use crate::plane::cost;
 use crate::plane::now::Now;
 use crate::plane::offload::gso::Sitting;
@@ -36,6 +37,12 @@ impl SlowFrame {
         outputs.reverse();
         Self { frame: [frame], decision, outputs, part: None }
     }
+
+    /// The frame, for a capture.
+    pub(crate) fn offered(&self) -> Offered<'_, '_> {
+        let [(header, frame)] = &self.frame;
+        Offered::private(*header, frame)
+    }
 }
 
 impl Forwarder {
@@ -48,7 +55,7 @@ impl Forwarder {
         now: &Now,
     ) -> Option<u64> {
         let Some(&output) = slow.outputs.last() else {
-            self.conclude(from, slow, tables);
+            self.conclude(from, slow, tables, now);
             return None;
         };
         let Self { picks, retags, waiting, scratch, holes, .. } = self;
@@ -101,12 +108,15 @@ impl Forwarder {
     }
 
     /// Counts a frame that was for everybody and that nobody got.
-    fn conclude<P: Queues>(&self, from: PortId, slow: &SlowFrame, tables: &Tables<'_, P>) {
+    fn conclude<P: Queues>(&self, from: PortId, slow: &SlowFrame, tables: &Tables<'_, P>, now: &Now) {
         if slow.decision.to == To::Flood
             && !slow.decision.reached
             && let Some(Some(port)) = tables.ports.get(usize::from(from.0))
         {
             port.handle.counters.drops.add(DropReason::NoDestination, 1);
+            if let Some(capture) = &port.capture {
+                capture.offer_one(Event::refused(DropReason::NoDestination, None), now, slow.offered());
+            }
         }
     }
 }

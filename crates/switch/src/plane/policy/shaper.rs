@@ -62,11 +62,11 @@ struct Waiting {
     delayed: Delayed,
 }
 
-/// Counts of the frames that CoDel signalled congestion with, during one or more calls of [`Shaper::pop`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The frames that CoDel signalled congestion with, during one or more calls of [`Shaper::pop`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Signals {
     /// Frames that were dropped before the queue was full.
-    pub(crate) dropped: u64,
+    pub(crate) dropped: Vec<Delayed>,
     /// Frames that were marked with CE.
     pub(crate) marked: u64,
 }
@@ -180,7 +180,7 @@ impl Shaper {
                     self.codel.next = next;
                     break;
                 }
-                signals.dropped += 1;
+                signals.dropped.push(waiting.delayed);
                 let Some(other) = self.next(now) else {
                     self.codel.dropping = false;
                     return None;
@@ -198,7 +198,7 @@ impl Shaper {
                 signals.marked += 1;
                 Some((waiting, above))
             } else {
-                signals.dropped += 1;
+                signals.dropped.push(waiting.delayed);
                 self.next(now)
             };
             self.codel.begin(now);

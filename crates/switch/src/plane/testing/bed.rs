@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, channel, sync_channel};
 use std::time::Duration;
 
+use ringferry_control::capture::ring::RingWriter;
 use ringferry_packet::vnet::Offloads;
 use ringferry_sys::epoll::{Epoll, Interest};
 use ringferry_sys::eventfd::EventFd;
@@ -17,6 +18,7 @@ use super::heap::{self, HeapQueues, Wire};
 use crate::config::SwitchConfig;
 use crate::counters::{PortTotals, WorkerCounters};
 use crate::fdb::PortId;
+use crate::plane::capture::{CaptureId, Tap, Wanted};
 use crate::plane::handoff::migration::{MigrationSteps, QueueOwners, migrate};
 use crate::plane::handoff::ring::{Doorbell, Handoff, HeldUp};
 use crate::plane::now::Clock;
@@ -183,6 +185,28 @@ impl Bed {
         let compiled = self.policies.set(id, rules);
         for worker in 0..self.workers.len() {
             self.execute(worker, compiled.command());
+        }
+    }
+
+    /// Captures frames of a port; there is a writer for each worker.
+    pub(crate) fn capture(
+        &mut self,
+        id: PortId,
+        capture: CaptureId,
+        interface: u16,
+        wanted: &Wanted,
+        writers: &[Arc<RingWriter>],
+    ) {
+        for (worker, writer) in writers.iter().enumerate() {
+            let tap = Tap::new(capture, interface, wanted.clone(), Arc::clone(writer));
+            self.execute(worker, Command::Capture(id, Box::new(tap)));
+        }
+    }
+
+    /// Ends a capture.
+    pub(crate) fn end_capture(&mut self, capture: CaptureId) {
+        for worker in 0..self.workers.len() {
+            self.execute(worker, Command::EndCapture(capture));
         }
     }
 

@@ -1,5 +1,6 @@
 //! Tests of the engine as a whole, on the [`Bed`](super::Bed).
 
+mod capture;
 mod fairness;
 mod forwarder;
 mod holes;

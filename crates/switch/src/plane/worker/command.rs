@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use ringferry_sys::eventfd::EventFd;
 
 use crate::fdb::{FdbPage, PortId};
+use crate::plane::capture::{CaptureId, Tap};
 use crate::plane::policy::PortPolicy;
 use crate::plane::port::Steering;
 use crate::plane::queues::{PortHandle, Queues};
@@ -48,6 +49,10 @@ pub(crate) enum Command<P: Queues> {
     SetRules(PortId, Arc<Rules>, Option<Arc<PortPolicy>>),
     /// Forget the addresses learned behind a port: its guest has gone.
     Forget(PortId),
+    /// Capture frames of a port.
+    Capture(PortId, Box<Tap>),
+    /// Capture nothing more for this client.
+    EndCapture(CaptureId),
     /// Forward a frame as if it had come from a port.
     Inject(PortId, Vec<u8>),
     /// Say the state of every queue.

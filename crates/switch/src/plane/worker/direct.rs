@@ -119,10 +119,10 @@ impl<P: Queues> Worker<P> {
         let now = Now::new(self.clock, self.seconds);
         let queue = self.direct_queue(id, &burst, &now);
         if queue.is_some() {
-            self.forward(Origin { port: id, private: false }, &burst, &now);
+            self.forward(Origin { port: id, private: false, queue: None }, &burst, &now);
         } else {
             let copy = [forward::copy(&burst, &burst.frames()[0])];
-            self.forward(Origin { port: id, private: true }, &forward::burst_of(&copy), &now);
+            self.forward(Origin { port: id, private: true, queue: None }, &forward::burst_of(&copy), &now);
         }
         self.storage = Burst::reuse(burst);
         queue.map_or(Read::Other, |queue| Read::Frame(Header::LEN + len, queue))

@@ -16,10 +16,12 @@ use super::command::{Command, NewPort};
 use super::holes::Touch;
 use crate::counters::DropReason;
 use crate::fdb::PortId;
+use crate::plane::capture::{Offered, PortCapture};
 use crate::plane::forward::{self, Origin};
 use crate::plane::handoff::selector::TxQueueSelector;
 use crate::plane::now::Now;
 use crate::plane::policy::PortPolicy;
+use crate::plane::policy::shaper::Delayed;
 use crate::plane::port::Port;
 use crate::plane::queues::{Queues, Source, Watch};
 
@@ -84,10 +86,27 @@ impl<P: Queues> Worker<P> {
                 }
                 self.set_policy(id, policy);
             }
+            Command::Capture(id, tap) => {
+                let share = Arc::clone(&self.captures);
+                if let Some(port) = self.port(id) {
+                    port.capture.get_or_insert_with(|| Box::new(PortCapture::new(share))).add(*tap);
+                }
+            }
+            Command::EndCapture(capture) => {
+                for port in self.ports.iter_mut().flatten() {
+                    if port.capture.as_mut().is_some_and(|captures| !captures.end(capture)) {
+                        port.capture = None;
+                    }
+                }
+            }
             Command::Inject(id, frame) => {
                 let now = Now::new(self.clock, self.seconds);
                 let frame = [(Header::default(), frame)];
-                self.forward(Origin { port: id, private: true }, &forward::burst_of(&frame), &now);
+                self.forward(
+                    Origin { port: id, private: true, queue: None },
+                    &forward::burst_of(&frame),
+                    &now,
+                );
             }
             Command::Inspect(reply) => {
                 let _ = reply.send(self.inspect());
@@ -154,10 +173,12 @@ impl<P: Queues> Worker<P> {
     }
 
     fn remove_port(&mut self, id: PortId) {
+        let now = Now::new(self.clock, self.seconds);
         self.with_port(id, |port, watch| {
             port.queues.close(watch);
-            let waiting = port.shaper.drain().count();
-            port.handle.counters.drops.add(DropReason::LinkDown, waiting as u64);
+            for (Delayed { header, frame, .. }, _) in port.shaper.drain() {
+                port.drop_frame(DropReason::LinkDown, &now, Offered::private(header, &frame));
+            }
         });
         self.timers.cancel_port(id);
         if let Some(port) = self.ports.get_mut(usize::from(id.0)) {
@@ -219,9 +240,11 @@ impl<P: Queues> Worker<P> {
         while self.slow_frames(id) > 0 && self.accounts.debt(id) < DRAIN_COST {
             self.poll_slow(id);
         }
+        let now = Now::new(self.clock, self.seconds);
         if let Some(port) = self.port(id) {
-            let left = std::mem::take(&mut port.slow).len();
-            port.handle.counters.drops.add(DropReason::WorkerBusy, left as u64);
+            for slow in std::mem::take(&mut port.slow) {
+                port.drop_frame(DropReason::WorkerBusy, &now, slow.offered());
+            }
         }
     }
 

@@ -25,6 +25,7 @@ use ringferry_sys::watchdog::{HoleWaits, Watchdog, Watcher};
 use crate::config::SwitchConfig;
 use crate::counters::{PortTotals, WorkerCounters};
 use crate::fdb::{FdbPage, PortId};
+use crate::plane::capture::{CaptureId, Tap};
 use crate::plane::handoff::migration::QueueOwners;
 use crate::plane::handoff::ring::{Doorbell, Handoff};
 use crate::plane::now::Clock;
@@ -409,6 +410,25 @@ impl<P: Queues> Workers<P> {
     /// Forgets the addresses learned behind a port: its guest has gone.
     pub fn forget(&self, port: PortId) {
         self.workers.iter().for_each(|worker| worker.send(Command::Forget(port)));
+    }
+
+    /// Captures frames of a port from now on. `tap` makes each worker's.
+    pub fn capture(&self, port: PortId, tap: impl Fn(usize) -> Option<Tap>) {
+        for worker in &self.workers {
+            if let Some(tap) = tap(worker.number) {
+                worker.send(Command::Capture(port, Box::new(tap)));
+            }
+        }
+    }
+
+    /// Captures nothing more for a client.
+    pub fn end_capture(&self, capture: CaptureId) {
+        self.workers.iter().for_each(|worker| worker.send(Command::EndCapture(capture)));
+    }
+
+    /// Returns when all workers but late ones have carried out what they were told.
+    pub fn settled(&self) {
+        self.ask_all(self.not_late(), Command::Probe);
     }
 
     /// Forwards a frame as if it had come from a port.

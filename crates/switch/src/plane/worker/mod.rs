@@ -38,6 +38,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ringferry_control::capture::Direction;
 use ringferry_memory::ReadSlice;
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
@@ -48,6 +49,7 @@ use ringferry_sys::usage::ThreadClock;
 use crate::config::SwitchConfig;
 use crate::counters::WorkerCounters;
 use crate::fdb::{Fdb, PortId};
+use crate::plane::capture::{CaptureShare, Event, Offered, PortCapture};
 use crate::plane::cost;
 use crate::plane::forward::{self, BURST_COST, Forwarder, Origin, Tables};
 #[cfg(any(test, feature = "testing"))]
@@ -202,6 +204,8 @@ pub(crate) struct Worker<P: Queues> {
     spin: Spin,
     clock: Clock,
     timers: Timers,
+    /// The part of its time that captures may use.
+    captures: Arc<CaptureShare>,
     /// The coarse clock: seconds since the start.
     seconds: u32,
     /// Nothing is taken from any queue, as another process is to go on with them.
@@ -242,6 +246,7 @@ impl<P: Queues> Worker<P> {
             spin: Spin::new(Duration::from_micros(config.poll_microseconds.into())),
             clock,
             timers: Timers::default(),
+            captures: Arc::default(),
             seconds: clock.seconds(),
             paused: false,
             stop: false,
@@ -635,7 +640,8 @@ impl<P: Queues> Worker<P> {
                 selector.learn(queue, &burst, &self.handoff, &now);
             }
             let reads_directly = port.queues.reads_directly();
-            let cost = self.forward(Origin { port: id, private: taken.private }, &burst, &now);
+            let cost =
+                self.forward(Origin { port: id, private: taken.private, queue: Some(queue) }, &burst, &now);
             self.accounts.note_burst(id, burst.len(), cost, TURN_COST);
             if reads_directly {
                 self.consider_direct(id, &burst, &now);
@@ -658,6 +664,7 @@ impl<P: Queues> Worker<P> {
 
     /// Forwards a burst, and charges the port that it is from. What all of it costs, that which was put off included.
     fn forward(&mut self, from: Origin, burst: &Burst<'_>, now: &Now) -> u64 {
+        self.capture_incoming(from, burst, now);
         let Worker { forwarder, ports, fdb, handoff, .. } = self;
         let mut tables = Tables { ports, fdb, handoff };
         let cost = if forwarder.holes.is_exact() && !from.private {
@@ -667,6 +674,8 @@ impl<P: Queues> Worker<P> {
             forwarder.forward(from, burst, &mut tables, now)
         };
         self.set_releases(now);
+        let cost = cost
+            + self.port(from.port).and_then(|port| port.capture.as_deref()).map_or(0, PortCapture::take_cost);
         self.charge(from.port, cost);
         if !self.forwarder.put_off().is_empty() {
             self.put_off(from.port);
@@ -674,6 +683,17 @@ impl<P: Queues> Worker<P> {
             return cost + BURST_COST * burst.len() as u64;
         }
         cost
+    }
+
+    /// Captures a burst that a port has sent, before anything else is done with it.
+    #[inline]
+    fn capture_incoming(&self, from: Origin, burst: &Burst<'_>, now: &Now) {
+        if let Some(Some(port)) = self.ports.get(usize::from(from.port.0))
+            && let Some(capture) = &port.capture
+        {
+            let event = Event { direction: Direction::In, dropped: None, queue: from.queue };
+            capture.offer(event, now, burst.frames().iter().map(|frame| Offered::of(burst, frame)));
+        }
     }
 
     /// Keeps what was put off with the port that it is from.

@@ -159,8 +159,9 @@ impl<P: Queues> Worker<P> {
 
     /// Delivers what has waited in the shaper of a port and may go now.
     fn release(&mut self, id: PortId, micros: u64) {
+        let now = Now::new(self.clock, self.seconds);
         let Some(port) = self.port(id) else { return };
-        let frames = port.release(BURST, micros);
+        let frames = port.release(BURST, &now);
         self.deliver_late(id, &frames);
         self.set_release(id, micros);
     }
