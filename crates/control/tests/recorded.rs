@@ -28,6 +28,7 @@ fn text(answer: &Answer) -> String {
         Answer::PortChanged(change) => change.to_text(),
         Answer::Reloaded(reload) => reload.to_text(),
         Answer::Replacing { .. } => unreachable!("nothing of it is shown"),
+        Answer::Capture(_) => panic!("it means nothing without its descriptors"),
     }
 }
 

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod backoff;
+mod capture;
 mod ctl;
 mod demo;
 mod guest;
@@ -50,6 +51,8 @@ enum Command {
     Keep(keep::KeepArgs),
     /// Asks a running switch.
     Ctl(ctl::CtlArgs),
+    /// Captures packets of a running switch, for Wireshark and tcpdump.
+    Capture(capture::CaptureArgs),
     /// Plugs a tap into a vhost-user back end, as a virtual machine would be.
     Guest(guest::GuestArgs),
     /// Plugs a tap into a Xen network back end, as a guest would be.
@@ -102,6 +105,7 @@ fn main() -> ExitCode {
         Command::Keep(args) => keep::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Kept { arguments } => failed(&keep::become_run(arguments), 1),
         Command::Ctl(args) => ctl::run(args, &mut io::stdout()).map_or_else(|error| failed(&error, 1), ok),
+        Command::Capture(args) => capture::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Guest(args) => guest::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Netfront(args) => netfront::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Lab(args) => failed(&lab::run(args, cli.verbose), 2),

@@ -12,6 +12,7 @@
 //! | [`hostile`] | front ends and guests that break the rules harm only themselves |
 //! | [`hostile_back_end`] | back ends that break the rules hold up no guest |
 //! | [`bad_input`] | what cannot work is refused with one line that says what to do |
+//! | [`capture`] | packets as Wireshark reads them, and what a capture cannot do to a switch |
 //! | [`dpdk`] | our driver half against DPDK's `net_vhost` (needs Debian's dpdk-dev) |
 //! | [`xen`] | Xen guests on the same switch: forwarding, restarts on either side, several queues, hostile front ends |
 //! | [`channels`] | several queue pairs, and their number changing under traffic |
@@ -26,6 +27,7 @@
 #![forbid(unsafe_code)]
 
 mod bad_input;
+mod capture;
 mod channels;
 mod demo;
 mod dpdk;

@@ -62,7 +62,7 @@ fn a_reader_that_stops_costs_records_and_holds_nobody_up() {
     let (rings, mut reader) = open(LAYOUT);
     let writer = rings.writer(0).unwrap();
     let bytes = frame(1, 1000);
-    let mut push = |number| writer.push(&record(number, 1000), &bytes, &[], SNAP);
+    let push = |number| writer.push(&record(number, 1000), &bytes, &[], SNAP);
     const SNAP: u32 = super::super::SNAPLEN;
     let fit = (0..).take_while(|number| push(*number)).count();
     assert_eq!(fit, MIN_RING / 1040);

@@ -1,0 +1,452 @@
+//! `ringferry capture`: packets of a running switch's ports, as a pcapng file or stream.
+//!
+//! The client compiles the filter, asks the switch for a capture, and from then on takes frames out of the rings of the switch's workers and writes them,
+//! until it is told to stop, has enough, or nobody reads any more. It looks into the rings every few milliseconds: the workers do not wake it, as that
+//! would be a system call of theirs. If it is slow, or stopped, frames are lost for the capture and for nobody else.
+
+mod filter;
+mod output;
+mod pcapng;
+
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+
+use ringferry_control::capture::ring::{Counts, Layout, Record, RingError, RingReader};
+use ringferry_control::capture::{CaptureDrops, CaptureRequest, CaptureStarted, DESCRIPTORS, Direction};
+use ringferry_control::{self as control, Answer, ControlError, Request};
+use ringferry_sys::signal::{Signal, Signals};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use output::Output;
+
+/// Shown below the options by `ringferry capture --help`.
+const EXAMPLES: &str = "\
+`in` is what comes into the switch: what the guest behind the port sends. `out` is what the guest receives.
+
+Examples:
+  ringferry capture vm0 -w vm0.pcapng                      everything that vm0 sends and receives, until Ctrl-C
+  ringferry capture vm0,uplink --filter 'tcp port 80' | tcpdump -nr -
+  ringferry capture --drops                                what is dropped, at any port, each packet with its reason
+  ringferry capture vm0 --direction in --snaplen 96 --duration 10s -w headers.pcapng
+  ringferry capture vm0 -w - | wireshark -k -i -
+
+A capture never slows down a switch by more than a seventh: what would is lost for the capture, and counted at the end of the file
+(Wireshark: Statistics, Capture File Properties). Keep less of each packet (--snaplen), or fewer packets (--filter), to lose none.";
+
+/// How often rings are looked into while they have something, and when they have had nothing for a while.
+const BUSY: Duration = Duration::from_millis(2);
+const IDLE: Duration = Duration::from_millis(20);
+
+/// Captures packets of a running switch.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct CaptureArgs {
+    /// The ports; all of the switch, if none is named.
+    #[arg(value_name = "PORT", value_delimiter = ',')]
+    pub ports: Vec<String>,
+    /// Capture only packets that match: an expression in tcpdump's language (pcap-filter(7)). tcpdump compiles it.
+    #[arg(long, short, value_name = "EXPRESSION")]
+    pub filter: Option<String>,
+    /// Capture one direction only, as the switch sees it: `in` is what the guest sends, `out` what it receives.
+    #[arg(long, value_enum)]
+    pub direction: Option<DirectionArg>,
+    /// Capture packets that are dropped, with the reason of each in a comment; with =too beside the others.
+    #[arg(long, value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "only")]
+    pub drops: Option<DropsArg>,
+    /// Keep so many bytes of each packet at most.
+    #[arg(long, short, value_name = "BYTES")]
+    pub snaplen: Option<u32>,
+    /// End after so many packets.
+    #[arg(long, short, value_name = "N")]
+    pub count: Option<u64>,
+    /// End after so long: 500ms, 10s, 5m, 1h, or seconds.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub duration: Option<Duration>,
+    /// Where to write to; `-` is standard output, and the default.
+    #[arg(long, short, value_name = "FILE", default_value = "-")]
+    pub write: PathBuf,
+    /// Memory between each worker of the switch and this program; more for bursts that the disk cannot follow.
+    #[arg(long, value_name = "KIB")]
+    pub buffer: Option<u32>,
+    /// In place of capturing: print the names of the ports that can be captured.
+    #[arg(long, conflicts_with_all = ["filter", "direction", "drops", "snaplen", "count", "duration", "buffer"])]
+    pub list: bool,
+    /// Print what was captured and lost as JSON at the end, to standard output if packets go elsewhere. With --list, the list.
+    #[arg(long)]
+    pub json: bool,
+    /// Control socket of the switch [default: as for `ringferry ctl`].
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+}
+
+/// A direction on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum DirectionArg {
+    /// What the guest sends.
+    In,
+    /// What the guest receives.
+    Out,
+}
+
+/// What of dropped packets is captured, on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum DropsArg {
+    /// They, and no others.
+    Only,
+    /// They, beside the others.
+    Too,
+}
+
+/// A reason why a capture did not begin, or could not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum CaptureError {
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    #[error("ringferry answered another question: is it the same version as this program?")]
+    Mismatch,
+    #[error("--filter: {0}")]
+    Filter(String),
+    #[error("--filter: tcpdump, which compiles filters, is not installed (apt install tcpdump)")]
+    NoTcpdump,
+    #[error(
+        "packets are not for a terminal: write them to a file with -w FILE, or pipe them into a reader (| tcpdump -nr -)"
+    )]
+    Terminal,
+    #[error("cannot write {path}: {error}")]
+    Write { path: String, error: io::Error },
+    #[error(transparent)]
+    Rings(#[from] RingError),
+    #[error("the switch has ended, and the capture with it")]
+    SwitchEnded,
+    #[error("{0}")]
+    Os(#[from] io::Error),
+}
+
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let unit = match unit {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(format!("{unit:?} is no unit of time: ms, s, m or h")),
+    };
+    let number: f64 = number.parse().map_err(|_| format!("{number:?} is no number"))?;
+    Duration::try_from_secs_f64(number * unit).map_err(|error| error.to_string())
+}
+
+/// What was captured, as `--json` prints it.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+struct Summary {
+    captured: u64,
+    lost: u64,
+    interfaces: Vec<InterfaceSummary>,
+}
+
+#[derive(Clone, Debug, Default, serde::Serialize)]
+struct InterfaceSummary {
+    name: String,
+    seen: u64,
+    captured: u64,
+    lost: u64,
+}
+
+impl Summary {
+    fn to_text(&self) -> String {
+        let packets = |count: u64| format!("{count} packet{}", if count == 1 { "" } else { "s" });
+        let mut text = format!("{} captured", packets(self.captured));
+        if self.lost > 0 {
+            text += &format!(
+                "; {} lost, as they came faster than they were written or would have held up the switch (--snaplen, --filter, --buffer help)",
+                packets(self.lost)
+            );
+        }
+        text
+    }
+}
+
+/// Runs `ringferry capture`.
+///
+/// # Errors
+/// See [`CaptureError`].
+pub fn run(args: &CaptureArgs) -> Result<(), CaptureError> {
+    let path = args.control.clone().unwrap_or_else(control::default_path);
+    if args.list {
+        return list(&path, args.json);
+    }
+    // Before the switch is asked for anything, and so that no signal is lost.
+    let signals = Signals::new(&[Signal::INT, Signal::TERM, Signal::HUP])?;
+    let program = args.filter.as_deref().map(filter::compile).transpose()?;
+    let mut output = Output::open(&args.write)?;
+    let request = CaptureRequest {
+        ports: args.ports.clone(),
+        direction: args.direction.map(|direction| match direction {
+            DirectionArg::In => Direction::In,
+            DirectionArg::Out => Direction::Out,
+        }),
+        drops: match args.drops {
+            None => CaptureDrops::None,
+            Some(DropsArg::Only) => CaptureDrops::Only,
+            Some(DropsArg::Too) => CaptureDrops::Too,
+        },
+        snaplen: args.snaplen.unwrap_or(0),
+        filter: program.unwrap_or_default(),
+        buffer_kib: args.buffer.unwrap_or(0),
+    };
+    let mut capture = Capture::begin(&path, request, args.filter.as_deref().unwrap_or(""))?;
+    let ended = capture.run(args, &signals, &mut output);
+    let summary = capture.summary();
+    if args.json {
+        let text = serde_json::to_string_pretty(&summary).map_err(io::Error::from)? + "\n";
+        let printed = if output.is_stdout() {
+            io::stderr().write_all(text.as_bytes())
+        } else {
+            io::stdout().write_all(text.as_bytes())
+        };
+        // Who asked for it may have gone.
+        let _ = printed;
+    } else {
+        let _ = writeln!(io::stderr(), "ringferry: {}", summary.to_text());
+    }
+    ended
+}
+
+/// Prints the names of the ports.
+fn list(path: &std::path::Path, json: bool) -> Result<(), CaptureError> {
+    let Answer::Show(snapshot) = control::call(path, &Request::Show)? else {
+        return Err(CaptureError::Mismatch);
+    };
+    let names: Vec<_> = snapshot.ports.into_iter().map(|port| port.name).collect();
+    let text = if json {
+        serde_json::to_string(&names).map_err(io::Error::from)? + "\n"
+    } else {
+        names.iter().map(|name| format!("{name}\n")).collect()
+    };
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// A capture that runs. Dropping it ends it in the switch.
+struct Capture {
+    started: CaptureStarted,
+    reader: RingReader,
+    pipe: OwnedFd,
+    filter: String,
+    began: u64,
+    /// Packets of each interface that were written.
+    written: Vec<u64>,
+    /// Storage: what was read from a ring, the records of all rings, and blocks to be written.
+    buffer: Vec<u8>,
+    records: Vec<(Record, std::ops::Range<usize>)>,
+    frames: Vec<u8>,
+    blocks: Vec<u8>,
+}
+
+/// Nanoseconds since 1970.
+fn wall() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64
+}
+
+impl Capture {
+    fn begin(path: &std::path::Path, request: CaptureRequest, filter: &str) -> Result<Capture, CaptureError> {
+        let (answer, fds) = control::call_with_fds(path, &Request::Capture(request))?;
+        let (Answer::Capture(started), Ok([index, contents, pipe])) =
+            (answer, <[OwnedFd; DESCRIPTORS]>::try_from(fds))
+        else {
+            return Err(CaptureError::Mismatch);
+        };
+        let layout = Layout {
+            rings: started.rings.into(),
+            ring_bytes: started.ring_bytes as usize,
+            interfaces: started.interfaces.len(),
+        };
+        let reader = RingReader::new(layout, index, contents)?;
+        Ok(Capture {
+            written: vec![0; started.interfaces.len()],
+            started,
+            reader,
+            pipe,
+            filter: filter.to_owned(),
+            began: wall(),
+            buffer: Vec::new(),
+            records: Vec::new(),
+            frames: Vec::new(),
+            blocks: Vec::new(),
+        })
+    }
+
+    fn captured(&self) -> u64 {
+        self.written.iter().sum()
+    }
+
+    /// Writes the whole file: until a signal, the count, the end of the time, or that of the reader or of the switch.
+    fn run(
+        &mut self,
+        args: &CaptureArgs,
+        signals: &Signals,
+        output: &mut Output,
+    ) -> Result<(), CaptureError> {
+        let due = args.duration.and_then(|duration| Instant::now().checked_add(duration));
+        let most = args.count.unwrap_or(u64::MAX);
+        self.begin_file();
+        let mut ended = None;
+        let mut nothing = 0u32;
+        while ended.is_none() {
+            let before = self.captured();
+            self.take(most)?;
+            if !self.flush(output)? {
+                return Ok(());
+            }
+            nothing = if self.captured() > before { 0 } else { nothing.saturating_add(1) };
+            if self.captured() >= most {
+                break;
+            }
+            let wait = if nothing < 10 { BUSY } else { IDLE };
+            let left = due.map_or(wait, |due| due.saturating_duration_since(Instant::now()).min(wait));
+            ended = self.wait(left, signals, output)?;
+            if due.is_some_and(|due| due <= Instant::now()) {
+                break;
+            }
+        }
+        if let Some(Ended::ReaderGone) = ended {
+            return Ok(());
+        }
+        // What was captured until now.
+        self.take(most)?;
+        self.end_file();
+        self.flush(output)?;
+        match ended {
+            Some(Ended::SwitchGone) => Err(CaptureError::SwitchEnded),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for something that ends the capture.
+    fn wait(
+        &self,
+        time: Duration,
+        signals: &Signals,
+        output: &Output,
+    ) -> Result<Option<Ended>, CaptureError> {
+        let output = output.as_fd();
+        let mut fds = [
+            PollFd::new(signals, PollFlags::IN),
+            PollFd::new(&self.pipe, PollFlags::empty()),
+            PollFd::from_borrowed_fd(output, PollFlags::empty()),
+        ];
+        let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
+        match poll(&mut fds, Some(&time)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
+        let gone = |fd: &PollFd<'_>| fd.revents().intersects(PollFlags::ERR | PollFlags::HUP);
+        if !fds[0].revents().is_empty() && signals.next()?.is_some() {
+            return Ok(Some(Ended::Signal));
+        }
+        if gone(&fds[2]) {
+            return Ok(Some(Ended::ReaderGone));
+        }
+        Ok(gone(&fds[1]).then_some(Ended::SwitchGone))
+    }
+
+    fn begin_file(&mut self) {
+        pcapng::section(&mut self.blocks);
+        for port in &self.started.interfaces {
+            pcapng::interface(
+                &mut self.blocks,
+                &port.name,
+                &port.description,
+                self.started.snaplen,
+                &self.filter,
+            );
+        }
+    }
+
+    fn end_file(&mut self) {
+        let times = [self.began, wall()];
+        for (interface, written) in (0u16..).zip(&self.written) {
+            let counts = self.reader.counts(interface);
+            pcapng::statistics(&mut self.blocks, interface, counts, *written, times);
+        }
+    }
+
+    /// Takes what is in the rings and makes blocks of it, in the order of time, until there are `most` packets in all.
+    fn take(&mut self, most: u64) -> Result<(), CaptureError> {
+        let Self { reader, buffer, records, frames, .. } = self;
+        records.clear();
+        frames.clear();
+        for ring in 0..reader.rings() {
+            reader.read(ring, buffer, &mut |record, frame| {
+                let from = frames.len();
+                frames.extend_from_slice(frame);
+                records.push((record, from..frames.len()));
+            })?;
+        }
+        // Stable, so that packets of a worker stay in order.
+        records.sort_by_key(|(record, _)| record.stamp);
+        let left = most.saturating_sub(self.written.iter().sum());
+        for (record, frame) in self.records.iter().take(left.try_into().unwrap_or(usize::MAX)) {
+            pcapng::packet(&mut self.blocks, record, &self.frames[frame.clone()]);
+            if let Some(written) = self.written.get_mut(usize::from(record.interface)) {
+                *written += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the blocks; false if nobody reads them any more.
+    fn flush(&mut self, output: &mut Output) -> Result<bool, CaptureError> {
+        let done = output.write(&self.blocks);
+        self.blocks.clear();
+        done
+    }
+
+    fn summary(&self) -> Summary {
+        let interface = |(number, port): (u16, &control::capture::CaptureInterface)| {
+            let Counts { seen, lost, .. } = self.reader.counts(number);
+            let captured = self.written.get(usize::from(number)).copied().unwrap_or(0);
+            InterfaceSummary { name: port.name.clone(), seen, captured, lost }
+        };
+        let interfaces: Vec<_> = (0u16..).zip(&self.started.interfaces).map(interface).collect();
+        let lost = interfaces.iter().map(|interface| interface.lost).sum();
+        Summary { captured: self.captured(), lost, interfaces }
+    }
+}
+
+/// What has ended a capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    Signal,
+    ReaderGone,
+    SwitchGone,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        for (text, milliseconds) in
+            [("10", 10_000), ("1.5s", 1500), ("500ms", 500), ("2m", 120_000), ("1h", 3_600_000)]
+        {
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
+        }
+        for wrong in ["", "s", "-1s", "5 s", "1d", "1.2.3s", "99999999999999999999h"] {
+            assert!(parse_duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_was_lost_is_said_with_what_helps() {
+        let summary = Summary { captured: 1, lost: 0, interfaces: Vec::new() };
+        assert_eq!(summary.to_text(), "1 packet captured");
+        let summary = Summary { captured: 2, lost: 3, ..summary };
+        assert!(summary.to_text().starts_with("2 packets captured; 3 packets lost, as they came faster"));
+    }
+}
