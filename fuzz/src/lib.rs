@@ -9,6 +9,7 @@
 //! | [`oracle`] | a second reader of rings, to compare with |
 //! | [`device`], [`driver`], [`net`], [`control`], [`mod@session`] | the targets for VIRTIO |
 //! | [`mod@forward`] | the target for the switch between its ports |
+//! | [`mod@filter`] | the target for filter programs of captures |
 //! | [`mod@helper`] | the target for the privileged helper |
 //! | [`mod@netback`], [`mod@netfront`], [`mod@store`], [`mod@xenbus`] | the targets for Xen |
 //! | [`seeds`] | scenarios that reach deep, from which the fuzzer starts |
@@ -19,6 +20,7 @@
 pub mod control;
 pub mod device;
 pub mod driver;
+pub mod filter;
 pub mod forward;
 pub mod guest;
 pub mod helper;
@@ -38,7 +40,7 @@ pub mod xenbus;
 pub type Target = fn(&[u8]) -> ring::Reached;
 
 /// All targets with their names, in the order of the modules.
-pub const TARGETS: [(&str, Target); 14] = [
+pub const TARGETS: [(&str, Target); 15] = [
     ("split_device", device::split),
     ("packed_device", device::packed),
     ("split_driver", driver::split),
@@ -48,6 +50,7 @@ pub const TARGETS: [(&str, Target); 14] = [
     ("vhost_user_session", session::session),
     ("control_queue", control::queue),
     ("switch_forward", forward::forward),
+    ("capture_filter", filter::filter),
     ("privileged_helper", helper::helper),
     ("netback", netback::netback),
     ("netfront", netfront::netfront),

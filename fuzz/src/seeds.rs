@@ -2,6 +2,7 @@
 //! that; `cargo run --bin seeds` writes them to `corpus/`.
 
 mod control;
+mod filter;
 mod forward;
 mod helper;
 mod netback;
@@ -49,6 +50,7 @@ pub fn all() -> Vec<Seed> {
     let layouts = [false, true];
     let rings = layouts.into_iter().flat_map(|packed| [devices(packed), drivers(packed)].concat());
     rings
+        .chain(filter::seeds())
         .chain(transmitqs())
         .chain(receiveqs())
         .chain(sessions())
