@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, channel, sync_channel};
 use std::time::Duration;
 
+#[cfg(test)]
 use ringferry_control::capture::ring::RingWriter;
 use ringferry_packet::vnet::Offloads;
 use ringferry_sys::epoll::{Epoll, Interest};
@@ -18,6 +19,7 @@ use super::heap::{self, HeapQueues, Wire};
 use crate::config::SwitchConfig;
 use crate::counters::{PortTotals, WorkerCounters};
 use crate::fdb::PortId;
+#[cfg(test)]
 use crate::plane::capture::{CaptureId, Tap, Wanted};
 use crate::plane::handoff::migration::{MigrationSteps, QueueOwners, migrate};
 use crate::plane::handoff::ring::{Doorbell, Handoff, HeldUp};
@@ -189,6 +191,7 @@ impl Bed {
     }
 
     /// Captures frames of a port; there is a writer for each worker.
+    #[cfg(test)]
     pub(crate) fn capture(
         &mut self,
         id: PortId,
@@ -204,6 +207,7 @@ impl Bed {
     }
 
     /// Ends a capture.
+    #[cfg(test)]
     pub(crate) fn end_capture(&mut self, capture: CaptureId) {
         for worker in 0..self.workers.len() {
             self.execute(worker, Command::EndCapture(capture));
