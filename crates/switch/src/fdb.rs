@@ -140,6 +140,26 @@ impl FdbStats {
 /// waiting for as long as that takes. Other sizes were not tried.
 const PAGE: usize = 4096;
 
+/// Which learned addresses are to be forgotten: those for which all that is said is true.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flush {
+    /// They are behind this port.
+    pub port: Option<PortId>,
+    /// They are in this VLAN.
+    pub vid: Option<Vid>,
+    /// This address.
+    pub mac: Option<Mac>,
+}
+
+impl Flush {
+    fn means(&self, slot: &Slot) -> bool {
+        slot.seen != FIXED
+            && self.port.is_none_or(|port| port.0 == slot.port)
+            && self.vid.is_none_or(|wanted| wanted == vid(slot.key))
+            && self.mac.is_none_or(|wanted| wanted == mac(slot.key))
+    }
+}
+
 /// A part of the table, read for display.
 #[derive(Clone, Debug)]
 pub struct FdbPage {
@@ -437,6 +457,14 @@ impl Fdb {
             capacity: self.capacity,
             stats: self.stats,
         }
+    }
+
+    /// Removes learned addresses from the part of the table that begins at bucket `from`. Returns how many, and where the next part begins.
+    pub fn flush(&mut self, from: usize, flush: &Flush) -> (usize, Option<usize>) {
+        let from = from.min(self.buckets.len());
+        let end = (from + PAGE).min(self.buckets.len());
+        let removed = (from..end).map(|bucket| self.retain(bucket, |slot| !flush.means(slot))).sum();
+        (removed, (end < self.buckets.len()).then_some(end))
     }
 
     fn items(&self, buckets: &[Bucket], now: u32) -> impl Iterator<Item = FdbItem> {

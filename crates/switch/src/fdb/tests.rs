@@ -529,3 +529,42 @@ proptest! {
         prop_assert_eq!(used.len(), fdb.len() + fdb.static_len());
     }
 }
+
+#[test]
+fn learned_addresses_are_flushed_by_port_vlan_and_address_and_static_ones_stay() {
+    let known = |fdb: &Fdb| {
+        let mut known: Vec<_> =
+            fdb.page(0, 0).items.iter().map(|item| (item.port.0, item.vid, item.mac.0[5])).collect();
+        known.sort_unstable();
+        known
+    };
+    let filled = || {
+        let mut fdb = Fdb::new(64, 300, [1, 2]);
+        for (port, vid, last) in [(0, 0, 1), (0, 5, 1), (1, 0, 2), (1, 5, 3)] {
+            assert_eq!(fdb.learn(vid, Mac([2, 0, 0, 0, 0, last]), PortId(port), 0), Learned::News);
+        }
+        assert_eq!(fdb.set_static(PortId(1), &[(Mac([2, 0, 0, 0, 0, 9]), 5)]), 0);
+        fdb
+    };
+    let flushed = |flush: Flush| {
+        let mut fdb = filled();
+        let (mut removed, mut next) = (0, Some(0));
+        while let Some(from) = next {
+            let part = fdb.flush(from, &flush);
+            (removed, next) = (removed + part.0, part.1);
+        }
+        assert_eq!(fdb.len(), 4 - removed);
+        known(&fdb)
+    };
+    let (port, vid, mac) = (Some(PortId(1)), Some(5), Some(Mac([2, 0, 0, 0, 0, 1])));
+    assert_eq!(flushed(Flush::default()), [(1, 5, 9)]);
+    assert_eq!(flushed(Flush { port, ..Flush::default() }), [(0, 0, 1), (0, 5, 1), (1, 5, 9)]);
+    assert_eq!(flushed(Flush { vid, ..Flush::default() }), [(0, 0, 1), (1, 0, 2), (1, 5, 9)]);
+    assert_eq!(flushed(Flush { mac, ..Flush::default() }), [(1, 0, 2), (1, 5, 3), (1, 5, 9)]);
+    let none = [(0, 0, 1), (0, 5, 1), (1, 0, 2), (1, 5, 3), (1, 5, 9)];
+    assert_eq!(flushed(Flush { port, vid, mac }), none);
+    // What was flushed is learned again.
+    let mut fdb = filled();
+    fdb.flush(0, &Flush::default());
+    assert_eq!(fdb.learn(0, Mac([2, 0, 0, 0, 0, 1]), PortId(3), 0), Learned::News);
+}
