@@ -42,8 +42,9 @@ pub use handover::{
 use crate::base;
 use crate::inflight::{InflightError, InflightTracking};
 use crate::message::{
-    F_LOG_ALL, F_PROTOCOL_FEATURES, F_RING_PACKED, FLAG_REPLY, Header, InflightDescription, MAX_FDS,
-    MAX_MEM_SLOTS, MAX_VIRTQUEUES, MessageSpec, Needs, ProtocolFeatures, Reply, bit_numbers,
+    BACKEND_CONFIG_CHANGE, F_LOG_ALL, F_PROTOCOL_FEATURES, F_RING_PACKED, FLAG_REPLY, Header,
+    InflightDescription, MAX_FDS, MAX_MEM_SLOTS, MAX_VIRTQUEUES, MessageSpec, Needs, ProtocolFeatures, Reply,
+    VERSION, bit_numbers,
 };
 use crate::vring::{Kick, RingError, RingSetup, Vring};
 use crate::wire::{Message, Wire, WireError};
@@ -399,7 +400,7 @@ pub struct Session {
     tracking: Option<Tracking>,
     /// The dirty log.
     log: log::Log,
-    /// Kept open because the front end takes its closing for the back end's death.
+    /// Kept open because the front end takes its closing for the back end's death, and for [`notify_config_change`](Session::notify_config_change).
     backend_req: Option<Deferred<Stream>>,
     status: u8,
     closed: bool,
@@ -549,6 +550,18 @@ impl Session {
             enabled: ring.enabled,
             base: ring.base.unwrap_or(0),
         })
+    }
+
+    /// Tells the front end that the [configuration space](Device::config) has changed. Returns false if it takes no such messages (it has not
+    /// negotiated `CONFIG`, or has passed no channel), or does not read them. Never waits.
+    pub fn notify_config_change(&mut self) -> bool {
+        let Some(channel) = &self.backend_req else { return false };
+        if !self.protocol().contains(ProtocolFeatures::CONFIG) {
+            return false;
+        }
+        let header = Header { request: BACKEND_CONFIG_CHANGE, flags: VERSION, size: 0 };
+        let sent = channel.set_nonblocking(true).and_then(|()| channel.send(header.as_bytes(), &[]));
+        sent.is_ok_and(|sent| sent == size_of::<Header>())
     }
 
     /// Returns what the session has counted since its start.

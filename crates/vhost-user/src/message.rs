@@ -13,6 +13,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Version of the protocol, which stands in bits 0 and 1 of a header's flags.
 pub const VERSION: u32 = 1;
+/// The message to the front end, on the channel of `SET_BACKEND_REQ_FD`, that says that the configuration space has changed
+/// (`VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`). It has no payload.
+pub const BACKEND_CONFIG_CHANGE: u32 = 2;
 /// Mask of the two version bits in a header's flags.
 pub const VERSION_MASK: u32 = 0x3;
 /// Header flag that marks a reply.
