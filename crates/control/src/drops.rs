@@ -95,8 +95,9 @@ drop_reasons! {
     TxTooBig = "tx-too-big" at Receiver,
         "Give both ends the same MTU. A guest with `mrg_rxbuf=off` and without TSO takes frames of one \
          MTU only.",
-    /// Nobody takes frames at this port: no front end, driver not started, interface down, or queue broken.
-    LinkDown = "link-down" at Receiver,
+    /// Nobody takes frames at this port: no front end, driver not started, interface down, or queue broken. Or the port was taken down with
+    /// `ctl link`, and then nothing is taken from it either.
+    LinkDown = "link-down" at Either,
         "Nothing, while the guest boots. Otherwise see the state of the port.",
     /// The frame asks for an offload that the receiver lacks and that the switch cannot do in software: its
     /// headers cannot be parsed, or are too long.

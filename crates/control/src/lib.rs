@@ -40,6 +40,7 @@ mod client;
 mod drops;
 pub mod explain;
 mod guest;
+pub mod mirror;
 mod names;
 mod path;
 mod ports;

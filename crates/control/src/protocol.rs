@@ -5,10 +5,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::capture::{CaptureRequest, CaptureStarted};
+use crate::capture::{CaptureRequest, CaptureStarted, Direction};
 use crate::channels::{Channels, Stats, Steering};
 use crate::explain::Explanation;
 use crate::guest::GuestSnapshot;
+use crate::mirror::{FdbFlush, LinkChange, Mirrors};
 use crate::ports::{PortChange, Reload};
 use crate::rules::{PortRules, RulesChange};
 use crate::snapshot::Snapshot;
@@ -58,6 +59,71 @@ pub enum Request {
     },
     /// Capture packets. Only a switch can; descriptors come with the answer.
     Capture(CaptureRequest),
+    /// Take the link of a port up or down.
+    Link {
+        /// The port.
+        port: String,
+        /// Whether packets pass.
+        up: bool,
+    },
+    /// All mirrors. Only a switch has any.
+    Mirrors,
+    /// Mirror what passes a port to another one.
+    AddMirror {
+        /// The port that is mirrored.
+        from: String,
+        /// The port that gets the copies.
+        to: String,
+        /// One direction only.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        direction: Option<Direction>,
+        /// One VLAN only.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        vlan: Option<u16>,
+    },
+    /// Mirror no more.
+    RemoveMirror {
+        /// The port that is mirrored.
+        from: String,
+        /// The port that gets the copies.
+        to: String,
+    },
+    /// Forget learned addresses. Static ones stay.
+    FlushFdb {
+        /// Those behind this port only.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        port: Option<String>,
+        /// Those of this VLAN only.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        vlan: Option<u16>,
+        /// This address only.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mac: Option<String>,
+    },
+    /// Put an address behind a port for ever.
+    AddFdb {
+        /// The address.
+        mac: String,
+        /// The port.
+        port: String,
+        /// The VLAN; that of frames without a tag, if none is said.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        vlan: Option<u16>,
+        /// Leave the configuration file as it is.
+        #[serde(default)]
+        runtime: bool,
+    },
+    /// Take a static address away.
+    RemoveFdb {
+        /// The address.
+        mac: String,
+        /// The VLAN; that in which it is static, if none is said.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        vlan: Option<u16>,
+        /// Leave the configuration file as it is.
+        #[serde(default)]
+        runtime: bool,
+    },
     /// Add a port.
     Add {
         /// The port, as in a `--port` flag.
@@ -145,9 +211,15 @@ pub enum Answer {
     Explain(Explanation),
     /// To [`Request::Capture`].
     Capture(CaptureStarted),
+    /// To [`Request::Mirrors`], [`Request::AddMirror`] and [`Request::RemoveMirror`].
+    Mirrors(Mirrors),
+    /// To [`Request::Link`].
+    LinkChanged(LinkChange),
+    /// To [`Request::FlushFdb`].
+    FdbFlushed(FdbFlush),
     /// To [`Request::Rules`].
     Rules(PortRules),
-    /// To [`Request::Set`] and [`Request::Unset`].
+    /// To [`Request::Set`], [`Request::Unset`], [`Request::AddFdb`] and [`Request::RemoveFdb`].
     RulesChanged(RulesChange),
     /// To [`Request::Add`] and [`Request::Remove`].
     PortChanged(PortChange),

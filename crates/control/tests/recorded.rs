@@ -28,6 +28,9 @@ fn text(answer: &Answer) -> String {
         Answer::PortChanged(change) => change.to_text(),
         Answer::Reloaded(reload) => reload.to_text(),
         Answer::Replacing { .. } => unreachable!("nothing of it is shown"),
+        Answer::LinkChanged(change) => change.to_text(),
+        Answer::Mirrors(mirrors) => mirrors.to_text(),
+        Answer::FdbFlushed(flush) => flush.to_text(),
         Answer::Capture(_) => panic!("it means nothing without its descriptors"),
     }
 }

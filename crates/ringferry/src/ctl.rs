@@ -7,9 +7,12 @@ use std::path::{Path, PathBuf};
 use ringferry_control::GuestSnapshot;
 use ringferry_control::channels::{Channels, Stats, Steering};
 use ringferry_control::explain::Explanation;
+use ringferry_control::mirror::{FdbFlush, LinkChange, Mirrors};
 use ringferry_control::snapshot::Snapshot;
 use ringferry_control::{self as control, Answer, ControlError, Request};
 use ringferry_control::{PortChange, PortRules, Reload, RulesChange};
+
+use crate::capture::DirectionArg;
 
 /// Shown below the options by `ringferry ctl --help`.
 const EXAMPLES: &str = "\
@@ -22,6 +25,9 @@ Examples:
   ringferry ctl add vhost-user:/run/ringferry/vm2.sock,vlan=10   a port, now and in the configuration file
   ringferry ctl remove vm2
   ringferry ctl reload --dry-run                                 what would change if the file were read again
+  ringferry ctl mirror add vm0 probe                             copies of what vm0 sends and receives, for the port probe
+  ringferry ctl link vm0 down                                    no packet passes vm0
+  ringferry ctl fdb flush --port vm0                             forget the addresses learned behind vm0
   ringferry ctl assign vm1 0 1                                   pair 0 of vm1 is served by worker 1 from now on
   ringferry ctl dump > ringferry.toml                            what is in force, as a file";
 
@@ -76,6 +82,27 @@ Examples:
   ringferry ctl reload --dry-run
   ringferry ctl reload";
 
+/// Shown below the options by `ringferry ctl fdb --help`.
+const FDB: &str = "\
+Examples:
+  ringferry ctl fdb                                    all addresses
+  ringferry ctl fdb flush                              forget what was learned
+  ringferry ctl fdb flush --port uplink --vlan 10
+  ringferry ctl fdb flush --mac 52:54:00:00:00:01
+  ringferry ctl fdb add 52:54:00:00:00:01 vm0 --vlan 10
+  ringferry ctl fdb del 52:54:00:00:00:01";
+
+/// Shown below the options by `ringferry ctl mirror --help`.
+const MIRROR: &str = "\
+The port that gets the copies goes on as any other; no rules apply to the copies, and nothing is learned from them. What would hold up the mirrored
+port is not copied and counted as lost. Mirrors end with the switch, and are not kept in its configuration.
+
+Examples:
+  ringferry ctl mirror add vm0 probe
+  ringferry ctl mirror add uplink probe --direction in --vlan 10
+  ringferry ctl mirror list
+  ringferry ctl mirror remove vm0 probe";
+
 /// Asks a running switch or guest.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -102,11 +129,37 @@ pub enum CtlCommand {
         #[arg(long, conflicts_with = "json")]
         reasons: bool,
     },
-    /// The forwarding database: which MAC address is behind which port.
+    /// The forwarding database: which MAC address is behind which port. Addresses are forgotten, or made static, with flush, add and del.
+    #[command(args_conflicts_with_subcommands = true, after_help = FDB)]
     Fdb {
         /// As JSON.
         #[arg(long)]
         json: bool,
+        /// A change.
+        #[command(subcommand)]
+        change: Option<FdbCommand>,
+    },
+    /// Takes the link of a port down, so that no packet passes it, or up again. It stays so until the switch ends, and is not kept in its
+    /// configuration. A guest is told if its front end takes the message: its port has a mac (then the configuration space is the switch's), and
+    /// the front end asks for changes of it. QEMU's virtio-net does not; use set_link in its monitor.
+    Link {
+        /// The port.
+        port: String,
+        /// What it is to be.
+        state: LinkState,
+        /// The answer as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Copies what passes a port to another one, for a probe or an intrusion detection system. Without a subcommand: all mirrors.
+    #[command(args_conflicts_with_subcommands = true, after_help = MIRROR)]
+    Mirror {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+        /// A change.
+        #[command(subcommand)]
+        change: Option<MirrorCommand>,
     },
     /// The configuration in force as a TOML file, ports given by flags included.
     Dump,
@@ -242,6 +295,102 @@ pub enum CtlCommand {
     },
 }
 
+/// The state of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LinkState {
+    /// Packets pass.
+    Up,
+    /// None does.
+    Down,
+}
+
+/// Changes of the forwarding database.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
+pub enum FdbCommand {
+    /// Forgets learned addresses: all, or those for which all that is said is true. Static ones stay.
+    Flush {
+        /// Those behind this port.
+        #[arg(long)]
+        port: Option<String>,
+        /// Those of this VLAN; 0 is that of frames without a tag.
+        #[arg(long, value_name = "N")]
+        vlan: Option<u16>,
+        /// This address.
+        #[arg(long, value_name = "MAC")]
+        mac: Option<String>,
+        /// The answer as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Puts an address behind a port for ever: adds it to the port's rule static_macs.
+    Add {
+        /// The address.
+        mac: String,
+        /// The port.
+        port: String,
+        /// The VLAN; that of frames without a tag, if none is said.
+        #[arg(long, value_name = "N")]
+        vlan: Option<u16>,
+        /// Leave the configuration file as it is: the next start does not know of it.
+        #[arg(long)]
+        runtime: bool,
+        /// The answer as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Takes a static address away from the port that has it.
+    Del {
+        /// The address.
+        mac: String,
+        /// The VLAN, if the address is static in several.
+        #[arg(long, value_name = "N")]
+        vlan: Option<u16>,
+        /// Leave the configuration file as it is: the next start has it again.
+        #[arg(long)]
+        runtime: bool,
+        /// The answer as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Changes of mirrors.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
+pub enum MirrorCommand {
+    /// Copies what passes a port to another one from now on.
+    Add {
+        /// The port that is mirrored.
+        from: String,
+        /// The port that gets the copies.
+        to: String,
+        /// One direction only, as the switch sees it: `in` is what the guest sends, `out` what it receives.
+        #[arg(long, value_enum)]
+        direction: Option<DirectionArg>,
+        /// Frames of one VLAN only; 0 is that of frames without a tag.
+        #[arg(long, value_name = "N")]
+        vlan: Option<u16>,
+        /// The answer as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Copies no more.
+    Remove {
+        /// The port that is mirrored.
+        from: String,
+        /// The port that gets the copies.
+        to: String,
+        /// The answer as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// All mirrors, and what they have copied.
+    List {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
 /// The parameters of a port's queues that can be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Parameter {
@@ -310,12 +459,30 @@ fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
             };
         }
         CtlCommand::Show { json, .. } => (Request::Show, json),
-        CtlCommand::Fdb { json } => {
+        CtlCommand::Fdb { change: None, json } => {
             let Answer::Show(snapshot) = control::call(path, &Request::Show)? else {
                 return Err(CtlError::NoFdb);
             };
             return Ok(if json { pretty(&snapshot.fdb)? } else { snapshot.fdb_to_text() });
         }
+        CtlCommand::Fdb { change: Some(change), .. } => match change {
+            FdbCommand::Flush { port, vlan, mac, json } => (Request::FlushFdb { port, vlan, mac }, json),
+            FdbCommand::Add { mac, port, vlan, runtime, json } => {
+                (Request::AddFdb { mac, port, vlan, runtime }, json)
+            }
+            FdbCommand::Del { mac, vlan, runtime, json } => (Request::RemoveFdb { mac, vlan, runtime }, json),
+        },
+        CtlCommand::Link { port, state, json } => (Request::Link { port, up: state == LinkState::Up }, json),
+        CtlCommand::Mirror { change: None, json }
+        | CtlCommand::Mirror { change: Some(MirrorCommand::List { json }), .. } => (Request::Mirrors, json),
+        CtlCommand::Mirror { change: Some(change), .. } => match change {
+            MirrorCommand::Add { from, to, direction, vlan, json } => {
+                let direction = direction.map(Into::into);
+                (Request::AddMirror { from, to, direction, vlan }, json)
+            }
+            MirrorCommand::Remove { from, to, json } => (Request::RemoveMirror { from, to }, json),
+            MirrorCommand::List { json } => (Request::Mirrors, json),
+        },
         CtlCommand::Dump => (Request::Dump, false),
         CtlCommand::Channels { port, count, json, .. } => (Request::Channels { port, combined: count }, json),
         CtlCommand::Steering { port, json } => (Request::Steering { port }, json),
@@ -346,9 +513,13 @@ fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
             show(change, PortChange::to_text, json)?
         }
         (Request::Rules { .. }, Answer::Rules(rules)) => show(rules, PortRules::to_text, json)?,
-        (Request::Set { .. } | Request::Unset { .. }, Answer::RulesChanged(change)) => {
-            show(change, RulesChange::to_text, json)?
-        }
+        (Request::Link { .. }, Answer::LinkChanged(change)) => show(change, LinkChange::to_text, json)?,
+        (_, Answer::Mirrors(mirrors)) => show(mirrors, Mirrors::to_text, json)?,
+        (Request::FlushFdb { .. }, Answer::FdbFlushed(flush)) => show(flush, FdbFlush::to_text, json)?,
+        (
+            Request::Set { .. } | Request::Unset { .. } | Request::AddFdb { .. } | Request::RemoveFdb { .. },
+            Answer::RulesChanged(change),
+        ) => show(change, RulesChange::to_text, json)?,
         _ => return Err(CtlError::Mismatch),
     })
 }
@@ -368,6 +539,7 @@ mod tests {
 
     use clap::Parser;
     use ringferry_control::channels::QueueSteering;
+    use ringferry_control::mirror::Mirror;
     use ringferry_control::{ControlServer, PortAction, ReloadStep, Response};
 
     use super::*;
@@ -436,6 +608,35 @@ mod tests {
                                 Answer::Rules(PortRules { port, rules: rules.into() })
                             }
                             Request::Capture(_) => return Response::Error("no capture".into()),
+                            Request::Link { port, up } => {
+                                Answer::LinkChanged(LinkChange { port, up, told: up })
+                            }
+                            Request::Mirrors => Answer::Mirrors(Mirrors::default()),
+                            Request::AddMirror { from, to, direction, vlan } => {
+                                let (copied, lost) = (0, 0);
+                                let mirror = Mirror { from, to, direction, vlan, copied, lost };
+                                Answer::Mirrors(Mirrors { mirrors: vec![mirror] })
+                            }
+                            Request::RemoveMirror { from, to } => {
+                                return Response::Error(format!("{from:?} is not mirrored to {to:?}"));
+                            }
+                            Request::FlushFdb { port, vlan, mac } => {
+                                let said = [port.is_some(), vlan.is_some(), mac.is_some()];
+                                let forgotten = said.iter().filter(|said| **said).count() as u64;
+                                Answer::FdbFlushed(FdbFlush { forgotten })
+                            }
+                            Request::AddFdb { mac, port, vlan, runtime } => {
+                                let rules = [(mac, vlan.unwrap_or(0).into())].into();
+                                Answer::RulesChanged(RulesChange {
+                                    port,
+                                    rules,
+                                    persistent: !runtime,
+                                    note: "so".to_owned(),
+                                })
+                            }
+                            Request::RemoveFdb { mac, .. } => {
+                                return Response::Error(format!("{mac} is no static address"));
+                            }
                             Request::Add { runtime, .. } => Answer::PortChanged(PortChange {
                                 port: "vm2".to_owned(),
                                 done: PortAction::Added,
@@ -591,6 +792,36 @@ mod tests {
         let text = ctl(&["reload", "--dry-run"]).unwrap();
         assert_eq!(text, "+ vm0: a tap port\n1 of the ports would change; nothing was done\n");
         assert!(matches!(ctl(&["reload", "--json"]), Err(CtlError::Incomplete)));
+    }
+
+    #[test]
+    fn addresses_and_mirrors_are_changed() {
+        assert_eq!(ctl(&["fdb", "flush"]).unwrap(), "0 addresses forgotten\n");
+        let text =
+            ctl(&["fdb", "flush", "--port", "vm0", "--vlan", "3", "--mac", "52:54:00:00:00:01"]).unwrap();
+        assert_eq!(text, "3 addresses forgotten\n");
+        assert_eq!(ctl(&["fdb", "flush", "--json", "--vlan", "0"]).unwrap(), "{\n  \"forgotten\": 1\n}\n");
+        let text = ctl(&["fdb", "add", "52:54:00:00:00:01", "vm0", "--vlan", "10", "--runtime"]).unwrap();
+        assert_eq!(text, "rules of vm0:\n  52:54:00:00:00:01=10\nnot kept when the switch ends: so\n");
+        let error = ctl(&["fdb", "del", "52:54:00:00:00:01"]).unwrap_err();
+        assert_eq!(error.to_string(), "ringferry refuses: 52:54:00:00:00:01 is no static address");
+        assert_eq!(ctl(&["link", "vm0", "up"]).unwrap(), "vm0 is up; its guest was told\n");
+        let text = ctl(&["link", "vm0", "down"]).unwrap();
+        assert!(text.starts_with("vm0 is down: no packet passes it; its guest was not told"), "{text}");
+        assert_eq!(ctl(&["mirror"]).unwrap(), "no port is mirrored\n");
+        assert_eq!(ctl(&["mirror", "list"]).unwrap(), "no port is mirrored\n");
+        let text = ctl(&["mirror", "add", "vm0", "probe", "--direction", "in", "--vlan", "7"]).unwrap();
+        let words: Vec<_> = text.split_whitespace().skip(6).collect();
+        assert_eq!(words, ["vm0", "probe", "in", "7", "0", "0"]);
+        let json: serde_json::Value =
+            serde_json::from_str(&ctl(&["mirror", "add", "vm0", "probe", "--json"]).unwrap()).unwrap();
+        assert_eq!(json["mirrors"][0]["to"], "probe");
+        assert!(ctl(&["mirror", "remove", "vm0", "probe"]).unwrap_err().to_string().contains("not mirrored"));
+        for wrong in
+            [&["fdb", "add", "52:54:00:00:00:01"][..], &["mirror", "add", "vm0"], &["fdb", "--json", "flush"]]
+        {
+            assert!(Program::try_parse_from([&["ctl"], wrong].concat()).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

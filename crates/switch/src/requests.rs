@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use ringferry_control::snapshot::{FdbSnapshot, PortSnapshot, Snapshot, VERSION};
+use ringferry_control::snapshot::{FdbSnapshot, PortSnapshot, PortState, Snapshot, VERSION};
 use ringferry_control::{Answer, PortRules, Reply, Request, Response, RulesByKey, RulesChange};
 use ringferry_sys::epoll::Epoll;
 
@@ -14,6 +14,8 @@ use crate::config::{Config, Edit};
 use crate::explain::explain;
 use crate::fdb::PortId;
 use crate::handover::FORMAT;
+use crate::links::Links;
+use crate::mirrors::Mirrors;
 use crate::plane::PAIRS;
 use crate::ports::InterfaceQueues;
 use crate::ports::queues::Workers;
@@ -21,6 +23,7 @@ use crate::ports::table::PortTable;
 use crate::privileged::{NotKept, Privileges};
 use crate::snapshot::{self, FdbMerge, rules_by_key};
 
+mod addresses;
 mod ports;
 
 /// Description of the algorithm that spreads frames over a guest's queue pairs.
@@ -43,6 +46,8 @@ pub(crate) struct Requests<'s> {
     /// Another process is about to take over.
     pub(crate) replacing: bool,
     pub(crate) captures: &'s mut Captures,
+    pub(crate) mirrors: &'s mut Mirrors,
+    pub(crate) links: &'s mut Links,
 }
 
 impl Requests<'_> {
@@ -81,6 +86,23 @@ impl Requests<'_> {
                 fds.extend(with);
                 Ok(Answer::Capture(started))
             }
+            Request::Link { port, up } => {
+                self.links.set(port, *up, self.ports, self.workers).map(Answer::LinkChanged)
+            }
+            Request::Mirrors => Ok(Answer::Mirrors(self.mirrors.list())),
+            Request::AddMirror { from, to, direction, vlan } => {
+                self.mirrors.add((from, to), *direction, *vlan, self.ports, self.workers)?;
+                Ok(Answer::Mirrors(self.mirrors.list()))
+            }
+            Request::RemoveMirror { from, to } => {
+                self.mirrors.remove(from, to, self.workers)?;
+                Ok(Answer::Mirrors(self.mirrors.list()))
+            }
+            Request::FlushFdb { port, vlan, mac } => {
+                self.flush(port.as_deref(), *vlan, mac.as_deref()).map(Answer::FdbFlushed)
+            }
+            Request::AddFdb { mac, port, vlan, runtime } => self.add_static(mac, port, *vlan, *runtime),
+            Request::RemoveFdb { mac, vlan, runtime } => self.remove_static(mac, *vlan, *runtime),
             Request::Add { port, runtime } => self.add(port, *runtime).map(Answer::PortChanged),
             Request::Remove { port, if_exists, runtime } => {
                 self.remove(port, *if_exists, *runtime).map(Answer::PortChanged)
@@ -221,11 +243,15 @@ impl Requests<'_> {
     /// Returns the whole state without the addresses, which few clients ask for.
     fn snapshot(&self) -> Snapshot {
         let uptime = self.started.elapsed();
+        let mut ports = self.ports.snapshots();
+        for port in ports.iter_mut().filter(|port| self.links.is_down(&port.name)) {
+            port.state = PortState::AdminDown;
+        }
         Snapshot {
             version: VERSION,
             pid: std::process::id(),
             uptime_seconds: uptime.as_secs(),
-            ports: self.ports.snapshots(),
+            ports,
             fdb: FdbSnapshot::default(),
             workers: self.workers.counters().map(|counters| snapshot::worker(counters, uptime)).collect(),
         }

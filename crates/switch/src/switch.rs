@@ -21,6 +21,8 @@ use crate::captures::{Captures, FIRST_CAPTURE};
 use crate::config::{Config, PortConfig, SwitchConfig};
 use crate::handover::kept::{Keeper, Known};
 use crate::handover::{Handed, Outcome, Predecessor, SuccessionError, predecessor, successor};
+use crate::links::Links;
+use crate::mirrors::Mirrors;
 use crate::ports::handed::HandedPort;
 use crate::ports::passed::Passed;
 use crate::ports::queues::Workers;
@@ -87,6 +89,8 @@ pub struct Switch {
     /// Keeps the state for the case that this process is killed.
     keeper: Option<Keeper>,
     captures: Captures,
+    mirrors: Mirrors,
+    links: Links,
 }
 
 /// How a switch that ran has ended.
@@ -200,6 +204,8 @@ impl OpenSwitch {
             handed,
             keeper,
             captures: Captures::default(),
+            mirrors: Mirrors::default(),
+            links: Links::default(),
         })
     }
 }
@@ -371,6 +377,8 @@ impl Switch {
         self.ports.tick(&self.epoll);
         self.renew();
         self.captures.tick(&self.ports, &self.workers);
+        self.mirrors.tick(&self.ports, &self.workers);
+        self.links.follow(&mut self.ports, &self.workers);
         if self.workers.is_dead() { Err(RunError::WorkerDied) } else { Ok(()) }
     }
 
@@ -393,7 +401,10 @@ impl Switch {
     fn serve_control(&mut self) {
         let (mut requests, control) = self.requests();
         control.serve(&mut |request| requests.respond(request));
-        if let Some(stream) = control.successor() {
+        let successor = control.successor();
+        // A port that was added may be one that is down.
+        self.links.follow(&mut self.ports, &self.workers);
+        if let Some(stream) = successor {
             let begun = Predecessor::begin(stream).and_then(|predecessor| {
                 self.epoll.add(&predecessor, SUCCESSOR, Interest::READABLE)?;
                 Ok(predecessor)
@@ -488,9 +499,34 @@ impl Switch {
 
     fn requests(&mut self) -> (Requests<'_>, &mut ControlServer) {
         let Switch {
-            config, ports, control, workers, started, privileges, epoll, captures, predecessor, ..
+            config,
+            ports,
+            control,
+            workers,
+            started,
+            privileges,
+            epoll,
+            captures,
+            mirrors,
+            links,
+            predecessor,
+            ..
         } = self;
-        let (started, replacing) = (*started, predecessor.is_some());
-        (Requests { config, ports, workers, started, privileges, epoll, captures, replacing }, control)
+        let replacing = predecessor.is_some();
+        (
+            Requests {
+                config,
+                ports,
+                workers,
+                started: *started,
+                privileges,
+                epoll,
+                captures,
+                mirrors,
+                links,
+                replacing,
+            },
+            control,
+        )
     }
 }

@@ -195,6 +195,8 @@ pub enum PortState {
     NoMemory,
     /// A queue is broken until the guest resets it.
     Broken,
+    /// It was taken down with `ringferry ctl link`.
+    AdminDown,
 }
 
 impl PortState {
@@ -207,6 +209,7 @@ impl PortState {
             PortState::Down => "down",
             PortState::NoMemory => "no-memory",
             PortState::Broken => "broken",
+            PortState::AdminDown => "admin-down",
         }
     }
 }

@@ -90,6 +90,15 @@ pub enum DirectionArg {
     Out,
 }
 
+impl From<DirectionArg> for Direction {
+    fn from(direction: DirectionArg) -> Self {
+        match direction {
+            DirectionArg::In => Direction::In,
+            DirectionArg::Out => Direction::Out,
+        }
+    }
+}
+
 /// What of dropped packets is captured, on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum DropsArg {
@@ -183,10 +192,7 @@ pub fn run(args: &CaptureArgs) -> Result<(), CaptureError> {
     let mut output = Output::open(&args.write)?;
     let request = CaptureRequest {
         ports: args.ports.clone(),
-        direction: args.direction.map(|direction| match direction {
-            DirectionArg::In => Direction::In,
-            DirectionArg::Out => Direction::Out,
-        }),
+        direction: args.direction.map(Into::into),
         drops: match args.drops {
             None => CaptureDrops::None,
             Some(DropsArg::Only) => CaptureDrops::Only,

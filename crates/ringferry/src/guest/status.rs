@@ -77,8 +77,17 @@ impl Status<'_> {
             Request::Explain { .. } => {
                 return Err("a guest knows only its own end: ask the switch it is plugged into".into());
             }
-            Request::Capture(_) => {
-                return Err("a guest captures nothing: ask the switch it is plugged into".into());
+            Request::Capture(_)
+            | Request::Mirrors
+            | Request::AddMirror { .. }
+            | Request::RemoveMirror { .. } => {
+                return Err("a guest captures and mirrors nothing: ask the switch it is plugged into".into());
+            }
+            Request::Link { .. } => {
+                return Err("a guest has no ports: ask the switch it is plugged into".into());
+            }
+            Request::FlushFdb { .. } | Request::AddFdb { .. } | Request::RemoveFdb { .. } => {
+                return Err("a guest has no forwarding database: ask the switch it is plugged into".into());
             }
             Request::Add { .. }
             | Request::Remove { .. }

@@ -48,10 +48,10 @@ fn every_drop_reason_has_the_row_that_ctl_prints() {
 
 #[test]
 fn every_state_of_a_port_has_a_row() {
-    use PortState::{Broken, Connecting, Down, Listening, NoMemory, Up};
+    use PortState::{AdminDown, Broken, Connecting, Down, Listening, NoMemory, Up};
     // A new state makes this match incomplete: add it here and to the page.
-    let all = [Up, Listening, Connecting, Down, NoMemory, Broken].map(|state| match state {
-        Up | Listening | Connecting | Down | NoMemory | Broken => state.name(),
+    let all = [Up, Listening, Connecting, Down, NoMemory, Broken, AdminDown].map(|state| match state {
+        Up | Listening | Connecting | Down | NoMemory | Broken | AdminDown => state.name(),
     });
     assert_eq!(rows(&super::read("docs/operating.md"), "### States"), names(all));
 }

@@ -9,6 +9,7 @@
 //! | [`restart`] | a switch killed under load, with every kind of ring |
 //! | [`workers`] | queue pairs of one guest on several threads |
 //! | [`migration`] | live migration: what is written to a guest is in the dirty log |
+//! | [`mirror`] | mirrors, links that are taken down, addresses that are forgotten or made static |
 //! | [`hostile`] | front ends and guests that break the rules harm only themselves |
 //! | [`hostile_back_end`] | back ends that break the rules hold up no guest |
 //! | [`bad_input`] | what cannot work is refused with one line that says what to do |
@@ -37,6 +38,7 @@ mod hostile_back_end;
 mod keep;
 mod lifecycle;
 mod migration;
+mod mirror;
 mod offloads;
 mod ports;
 mod replace;

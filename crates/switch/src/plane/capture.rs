@@ -5,6 +5,8 @@
 //! they are asked. Frames are offered by the worker's thread: those that come in, by the worker before they are forwarded; those that go out, by the
 //! [port](super::port) when its queue has taken them; those that are dropped, where they are counted. Taps end with the capture or with their port.
 //!
+//! **Mirrors** (`ringferry ctl mirror`) are taps that copy for another port in place of a client; the worker delivers the copies at the end of its round.
+//!
 //! **What is offered.** A frame that comes in is as it was sent: with its virtual header, before anything was done in software, and in the VLAN that its
 //! tag says. One that goes out is as it was delivered: cut, merged, retagged. A tap's filter is run on the frame where it lies, before anything is copied.
 //! The copy is one of its own, so a sender that changes its memory meanwhile can make it differ from what was delivered, behind the first bytes.
@@ -13,8 +15,9 @@
 //! together may use [`SHARE`] of its time; what is beyond it is not looked at, and counted as lost. So a captured port is slower by that much at most,
 //! and others are not slower at all. A ring that is full costs its records and nothing else.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ringferry_control::DropReason;
 use ringferry_control::capture::Direction;
@@ -24,10 +27,12 @@ use ringferry_packet::filter::Filter;
 use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::vnet::Header;
 
+use crate::fdb::PortId;
 use crate::plane::cost;
 use crate::plane::now::Now;
 use crate::plane::policy::token_bucket::TokenBucket;
-use crate::rules::Rate;
+use crate::plane::policy::vlan;
+use crate::rules::{Rate, Vid};
 
 /// What all captures of a worker may cost, in nanoseconds in a second of its time, and at once.
 const SHARE: Rate = Rate { per_second: 140_000_000, burst: 10_000_000 };
@@ -61,22 +66,77 @@ pub struct Wanted {
     pub filter: Option<Arc<Filter>>,
 }
 
-/// One port of a capture, in one worker.
+/// One port of a capture, or of a mirror, in one worker.
 #[derive(Debug)]
 pub struct Tap {
     capture: CaptureId,
-    /// The port's number in the capture.
-    interface: u16,
     wanted: Wanted,
-    writer: Arc<RingWriter>,
-    counts: Cell<Counts>,
+    sink: Sink,
+}
+
+/// Where what is captured goes.
+#[derive(Debug)]
+enum Sink {
+    /// To a client.
+    Ring {
+        /// The port's number in the capture.
+        interface: u16,
+        writer: Arc<RingWriter>,
+        counts: Cell<Counts>,
+    },
+    /// To another port.
+    Mirror {
+        to: PortId,
+        /// Frames of one VLAN only.
+        vlan: Option<Vid>,
+        counts: Arc<MirrorCounts>,
+        /// What was copied since the worker last delivered it.
+        copies: RefCell<Vec<Copied>>,
+    },
+}
+
+/// Most copies of a port that wait until the worker has made its round: a burst of each of 32 queues.
+const MOST_COPIES: usize = 1024;
+
+/// A copy of a frame for another port.
+#[derive(Debug)]
+pub(crate) struct Copied {
+    pub(crate) to: PortId,
+    pub(crate) header: Header,
+    pub(crate) frame: Vec<u8>,
+}
+
+/// What a mirror has done, in all workers.
+#[derive(Debug, Default)]
+pub struct MirrorCounts {
+    /// Frames that were copied.
+    pub copied: AtomicU64,
+    /// Frames that were not: there was no time for it.
+    pub lost: AtomicU64,
 }
 
 impl Tap {
     /// Makes a tap that writes to the ring of its worker. Counters go on where an earlier tap of the same port has left them.
     pub fn new(capture: CaptureId, interface: u16, wanted: Wanted, writer: Arc<RingWriter>) -> Self {
         let counts = Cell::new(writer.shown(interface));
-        Self { capture, interface, wanted, writer, counts }
+        Self { capture, wanted, sink: Sink::Ring { interface, writer, counts } }
+    }
+
+    /// Makes a tap that copies what passes to another port.
+    pub fn mirror(
+        capture: CaptureId,
+        direction: Option<Direction>,
+        to: PortId,
+        vlan: Option<Vid>,
+        counts: Arc<MirrorCounts>,
+    ) -> Self {
+        let wanted = Wanted { direction, passing: true, dropped: false, snaplen: u32::MAX, filter: None };
+        Self { capture, wanted, sink: Sink::Mirror { to, vlan, counts, copies: RefCell::default() } }
+    }
+
+    /// Whether it copies to another port.
+    pub(crate) fn is_mirror(&self) -> bool {
+        matches!(self.sink, Sink::Mirror { .. })
     }
 }
 
@@ -136,11 +196,13 @@ pub(crate) struct PortCapture {
     share: Arc<CaptureShare>,
     /// Cost of what was captured since it was last asked for.
     cost: Cell<u64>,
+    /// The VLAN of frames without a tag.
+    native: Cell<Option<Vid>>,
 }
 
 impl PortCapture {
     pub(crate) fn new(share: Arc<CaptureShare>) -> Self {
-        Self { taps: Vec::new(), share, cost: Cell::new(0) }
+        Self { taps: Vec::new(), share, cost: Cell::new(0), native: Cell::new(None) }
     }
 
     pub(crate) fn add(&mut self, tap: Tap) {
@@ -151,6 +213,27 @@ impl PortCapture {
     pub(crate) fn end(&mut self, capture: CaptureId) -> bool {
         self.taps.retain(|tap| tap.capture != capture);
         !self.taps.is_empty()
+    }
+
+    /// Says in which VLAN frames without a tag are.
+    pub(crate) fn set_native(&self, native: Option<Vid>) {
+        self.native.set(native);
+    }
+
+    /// Whether some tap copies to another port.
+    pub(crate) fn mirrors(&self) -> bool {
+        self.taps.iter().any(Tap::is_mirror)
+    }
+
+    /// Takes what was copied for other ports.
+    pub(crate) fn take_mirrored(&self) -> Vec<Copied> {
+        let mut all = Vec::new();
+        for tap in &self.taps {
+            if let Sink::Mirror { copies, .. } = &tap.sink {
+                all.append(&mut copies.borrow_mut());
+            }
+        }
+        all
     }
 
     /// Takes the cost of what was captured since this was last called.
@@ -170,7 +253,19 @@ impl PortCapture {
             let Wanted { direction, passing, dropped, .. } = tap.wanted;
             let wanted = if event.dropped.is_some() { dropped } else { passing };
             if wanted && direction.is_none_or(|only| only == event.direction) {
-                let price = tap.offer(event, now, &self.share, frames.clone());
+                let price = match &tap.sink {
+                    Sink::Ring { interface, writer, counts } => {
+                        let ring = (*interface, &**writer, counts);
+                        tap.wanted.record(event, now, &self.share, ring, frames.clone())
+                    }
+                    Sink::Mirror { to, vlan, counts, copies } => {
+                        let is_meant = |frame: &Offered<'_, '_>| {
+                            vlan.is_none_or(|vlan| vlan_of(frame.first, self.native.get()) == Some(vlan))
+                        };
+                        let frames = frames.clone().filter(is_meant);
+                        mirror(now, &self.share, *to, counts, &mut copies.borrow_mut(), frames)
+                    }
+                };
                 self.cost.set(self.cost.get() + price);
             }
         }
@@ -182,17 +277,59 @@ impl PortCapture {
     }
 }
 
-impl Tap {
-    /// Takes what it wants of these frames; what that cost.
-    fn offer<'f, 'm: 'f>(
+/// Returns the VLAN of a frame that is as it passes a port.
+fn vlan_of(first: &[u8], native: Option<Vid>) -> Option<Vid> {
+    match vlan::tag(first) {
+        Some(0) | None => native,
+        tagged => tagged,
+    }
+}
+
+/// Copies frames for another port; what that cost.
+fn mirror<'f, 'm: 'f>(
+    now: &Now,
+    CaptureShare(share): &CaptureShare,
+    to: PortId,
+    counts: &MirrorCounts,
+    copies: &mut Vec<Copied>,
+    frames: impl Iterator<Item = Offered<'f, 'm>>,
+) -> u64 {
+    let (mut copied, mut lost, mut price) = (0, 0, 0);
+    let is_due = share.wait(now.micros()) == 0;
+    for Offered { header, first, rest, len } in frames {
+        if !is_due || copies.len() >= MOST_COPIES {
+            lost += 1;
+            continue;
+        }
+        let mut frame = Vec::with_capacity(len as usize);
+        frame.extend_from_slice(first);
+        for piece in rest {
+            let at = frame.len();
+            frame.resize(at + piece.len(), 0);
+            piece.copy_to(&mut frame[at..]);
+        }
+        copies.push(Copied { to, header, frame });
+        copied += 1;
+        price += cost::of_capture(len.into(), 0);
+    }
+    share.charge(price, now.micros());
+    counts.copied.fetch_add(copied, Ordering::Relaxed);
+    counts.lost.fetch_add(lost, Ordering::Relaxed);
+    price
+}
+
+impl Wanted {
+    /// Records what is wanted of these frames in the ring of a client; what that cost.
+    fn record<'f, 'm: 'f>(
         &self,
         event: Event,
         now: &Now,
         CaptureShare(share): &CaptureShare,
+        (interface, writer, shown): (u16, &RingWriter, &Cell<Counts>),
         frames: impl Iterator<Item = Offered<'f, 'm>>,
     ) -> u64 {
-        let Wanted { snaplen, filter, .. } = &self.wanted;
-        let mut counts = self.counts.get();
+        let Wanted { snaplen, filter, .. } = self;
+        let mut counts = shown.get();
         let mut price = 0;
         if share.wait(now.micros()) > 0 {
             let count = frames.count() as u64;
@@ -210,14 +347,14 @@ impl Tap {
                 }
                 let record = Record {
                     stamp: now.wall_nanos(),
-                    interface: self.interface,
+                    interface,
                     queue: event.queue,
                     original: len,
                     direction: event.direction,
                     dropped: event.dropped,
                     header,
                 };
-                if self.writer.push(&record, first, rest, *snaplen) {
+                if writer.push(&record, first, rest, *snaplen) {
                     counts.accepted = counts.accepted.wrapping_add(1);
                 } else {
                     counts.lost = counts.lost.wrapping_add(1);
@@ -225,8 +362,8 @@ impl Tap {
             }
             share.charge(price, now.micros());
         }
-        self.counts.set(counts);
-        self.writer.show(self.interface, counts);
+        shown.set(counts);
+        writer.show(interface, counts);
         price
     }
 }

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ringferry_memory::ReadSlice;
+use ringferry_packet::ether;
 use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::segment::MAX_HEADERS;
 use ringferry_packet::vnet::{GSO_NONE, Header, Offloads};
@@ -30,7 +31,7 @@ use crate::plane::policy::token_bucket::TokenBucket;
 use crate::plane::policy::vlan::{self, EVERYWHERE, Head, Membership, Retag};
 use crate::plane::policy::{PortPolicy, WireCost};
 use crate::plane::queues::{Delivery, PortHandle, Queues};
-use crate::rules::Rate;
+use crate::rules::{Rate, Vid};
 
 /// Most answers to frames that do not fit, of each port: as many as Linux gives one peer by default (`icmp_ratelimit`).
 const ANSWERS: Rate = Rate { per_second: 1000, burst: 50 };
@@ -95,6 +96,8 @@ pub(crate) struct Port<P> {
     pub(crate) handed: VecDeque<(usize, HandoffFrame)>,
     /// Limit on the announcements of its addresses to other workers.
     pub(crate) news: TokenBucket,
+    /// Its administrator has taken its link down: no frame passes.
+    pub(crate) link_down: bool,
     /// Its captures, if there are any.
     pub(crate) capture: Option<Box<PortCapture>>,
 }
@@ -127,6 +130,7 @@ impl<P: Queues> Port<P> {
             slow: VecDeque::new(),
             handed: VecDeque::new(),
             news: TokenBucket::new(NEWS),
+            link_down: false,
             capture: None,
         }
     }
@@ -143,6 +147,11 @@ impl<P: Queues> Port<P> {
     #[inline]
     pub(crate) fn membership(&self) -> &Membership {
         self.policy.as_deref().map_or(&EVERYWHERE, PortPolicy::membership)
+    }
+
+    /// Returns the VLAN of frames without a tag, if there is one.
+    pub(crate) fn native(&self) -> Option<Vid> {
+        self.membership().classify(&[0; ether::MIN_FRAME], &Header::NONE).map(|tagged| tagged.vid)
     }
 
     /// Returns the offloads that the receiver behind this port takes without our help.
@@ -333,7 +342,7 @@ impl<P: Queues> Port<P> {
     #[inline]
     fn run_pair(&self) -> Option<u16> {
         let Receiver::Pairs { selector, .. } = &self.receiver else { return None };
-        selector.sole_pair().filter(|_| self.queues.offloads_tagged())
+        selector.sole_pair().filter(|_| self.queues.offloads_tagged() && !self.link_down)
     }
 
     /// Returns how many of these frames, from the first on, the receiver takes as they are.
@@ -487,10 +496,11 @@ impl<P: Queues> Port<P> {
     ) -> Result<(), DropReason> {
         let len = (first.len() + rest.iter().map(ReadSlice::len).sum::<usize>()) as u64;
         let TxContext { from, handoff, now, .. } = tx;
-        let Port { queues, receiver, .. } = self;
+        let Port { queues, receiver, link_down, .. } = self;
         // The queue that it went to in this worker.
         let mut queue = None;
         let delivered = match receiver {
+            _ if *link_down => Err(DropReason::LinkDown),
             Receiver::Local(_) => queues.deliver(0, header, first, rest, len),
             Receiver::Pairs { selector, .. } => selector.select(first, now).and_then(|to| {
                 match queues.deliver(to, header, first, rest, len) {

@@ -224,6 +224,13 @@ pub(crate) trait PortControl {
     /// Changes the rules of the entry's ports.
     fn set_rules(&mut self, rules: &Rules, workers: &Workers);
 
+    /// Tells the peer of a port whether its link is up, as the port's administrator says. Returns true if the peer was told; one that is not sees it when
+    /// it next looks, if it looks.
+    fn set_link(&mut self, port: PortId, up: bool) -> bool {
+        let _ = (port, up);
+        false
+    }
+
     /// Returns the entry's ports as they are now.
     fn interfaces(&self) -> Vec<Interface<'_>>;
 

@@ -240,6 +240,13 @@ impl PortTable {
         self.entries.values_mut().for_each(|entry| entry.control.let_go());
     }
 
+    /// Tells the peer of a port whether its link is up; whether that took note.
+    pub(crate) fn set_link(&mut self, port: PortId, up: bool) -> bool {
+        let has =
+            |entry: &&mut Entry| entry.control.interfaces().iter().any(|interface| interface.id == port);
+        self.entries.values_mut().find(has).is_some_and(|entry| entry.control.set_link(port, up))
+    }
+
     /// Returns the configurations of all entries, in their order.
     pub(crate) fn configs(&self) -> impl Iterator<Item = &PortConfig> {
         self.entries.values().map(|entry| &entry.config)

@@ -183,6 +183,14 @@ fn tci(prefix: &[u8]) -> Tci {
     }
 }
 
+/// Returns the VLAN identifier in a frame's tag, if it has one; 0 is that of a tag for its priority alone.
+pub(crate) fn tag(prefix: &[u8]) -> Option<Vid> {
+    match tci(prefix) {
+        Tci::Is(tci) => Some(tci & 0xfff),
+        Tci::None | Tci::Cut => None,
+    }
+}
+
 /// Returns true if a frame begins with anything that some device takes for a tag.
 #[inline]
 pub(crate) fn is_tagged(prefix: &[u8]) -> bool {

@@ -10,7 +10,7 @@ use std::sync::mpsc::{SyncSender, channel, sync_channel};
 use std::time::Duration;
 
 #[cfg(test)]
-use ringferry_control::capture::ring::RingWriter;
+use ringferry_control::capture::{Direction, ring::RingWriter};
 use ringferry_packet::vnet::Offloads;
 use ringferry_sys::epoll::{Epoll, Interest};
 use ringferry_sys::eventfd::EventFd;
@@ -20,7 +20,7 @@ use crate::config::SwitchConfig;
 use crate::counters::{PortTotals, WorkerCounters};
 use crate::fdb::PortId;
 #[cfg(test)]
-use crate::plane::capture::{CaptureId, Tap, Wanted};
+use crate::plane::capture::{CaptureId, MirrorCounts, Tap, Wanted};
 use crate::plane::handoff::migration::{MigrationSteps, QueueOwners, migrate};
 use crate::plane::handoff::ring::{Doorbell, Handoff, HeldUp};
 use crate::plane::now::Clock;
@@ -29,6 +29,8 @@ use crate::plane::worker::handles::{Late, Policies};
 use crate::plane::worker::{BELL, Worker};
 use crate::plane::{FrameCost, MigrationError, PortHandle, PortShared, Steering};
 use crate::rules::Rules;
+#[cfg(test)]
+use crate::rules::Vid;
 
 /// Most rounds of all workers until nothing moves any more: more would be an endless loop.
 const ROUNDS: usize = 100_000;
@@ -203,6 +205,31 @@ impl Bed {
         for (worker, writer) in writers.iter().enumerate() {
             let tap = Tap::new(capture, interface, wanted.clone(), Arc::clone(writer));
             self.execute(worker, Command::Capture(id, Box::new(tap)));
+        }
+    }
+
+    /// Copies what passes a port to another one.
+    #[cfg(test)]
+    pub(crate) fn mirror(
+        &mut self,
+        id: PortId,
+        capture: CaptureId,
+        direction: Option<Direction>,
+        to: PortId,
+        vlan: Option<Vid>,
+        counts: &Arc<MirrorCounts>,
+    ) {
+        for worker in 0..self.workers.len() {
+            let tap = Tap::mirror(capture, direction, to, vlan, Arc::clone(counts));
+            self.execute(worker, Command::Capture(id, Box::new(tap)));
+        }
+    }
+
+    /// Takes the link of a port up or down.
+    #[cfg(test)]
+    pub(crate) fn set_link(&mut self, id: PortId, up: bool) {
+        for worker in 0..self.workers.len() {
+            self.execute(worker, Command::SetLink(id, up));
         }
     }
 

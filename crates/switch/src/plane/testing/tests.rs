@@ -4,6 +4,7 @@ mod capture;
 mod fairness;
 mod forwarder;
 mod holes;
+mod mirror;
 mod pacing;
 mod reference;
 mod tenants;

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 
 use ringferry_sys::eventfd::EventFd;
 
-use crate::fdb::{FdbPage, PortId};
+use crate::fdb::{FdbPage, Flush, PortId};
 use crate::plane::capture::{CaptureId, Tap};
 use crate::plane::policy::PortPolicy;
 use crate::plane::port::Steering;
@@ -53,12 +53,16 @@ pub(crate) enum Command<P: Queues> {
     Capture(PortId, Box<Tap>),
     /// Capture nothing more for this client.
     EndCapture(CaptureId),
+    /// Let frames pass a port, or none.
+    SetLink(PortId, bool),
     /// Forward a frame as if it had come from a port.
     Inject(PortId, Vec<u8>),
     /// Say the state of every queue.
     Inspect(SyncSender<Vec<(PortId, P::State)>>),
     /// Say the part of the forwarding database that begins at this bucket.
     Addresses(usize, SyncSender<FdbPage>),
+    /// Forget learned addresses in the part of the forwarding database that begins at this bucket; say how many, and where the next part begins.
+    Flush(usize, Flush, SyncSender<(usize, Option<usize>)>),
     /// Say that the commands before this one have been carried out.
     Probe(SyncSender<()>),
     /// Finish what was taken from queues, take nothing more, and say when.

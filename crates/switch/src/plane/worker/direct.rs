@@ -133,7 +133,7 @@ impl<P: Queues> Worker<P> {
 fn sole_receiver<P: Queues>(ports: &mut [Option<Port<P>>], from: PortId) -> Option<(PortId, &mut Port<P>)> {
     let mut sole = None;
     for (id, port) in (0u16..).zip(ports).filter_map(|(id, port)| Some((PortId(id), port.as_mut()?))) {
-        if port.policy.is_some() || id != from && sole.is_some() {
+        if port.policy.is_some() || port.link_down || id != from && sole.is_some() {
             return None;
         }
         if id != from {

@@ -88,8 +88,15 @@ impl<P: Queues> Worker<P> {
             }
             Command::Capture(id, tap) => {
                 let share = Arc::clone(&self.captures);
+                let mirrors = tap.is_mirror();
                 if let Some(port) = self.port(id) {
-                    port.capture.get_or_insert_with(|| Box::new(PortCapture::new(share))).add(*tap);
+                    let native = port.native();
+                    let capture = port.capture.get_or_insert_with(|| Box::new(PortCapture::new(share)));
+                    capture.set_native(native);
+                    capture.add(*tap);
+                    if mirrors && !self.mirrored.contains(&id) {
+                        self.mirrored.push(id);
+                    }
                 }
             }
             Command::EndCapture(capture) => {
@@ -97,6 +104,20 @@ impl<P: Queues> Worker<P> {
                     if port.capture.as_mut().is_some_and(|captures| !captures.end(capture)) {
                         port.capture = None;
                     }
+                }
+                let Self { ports, mirrored, .. } = self;
+                mirrored.retain(|id| {
+                    let port = ports.get(usize::from(id.0)).and_then(Option::as_ref);
+                    port.and_then(|port| port.capture.as_ref()).is_some_and(|capture| capture.mirrors())
+                });
+            }
+            Command::SetLink(id, up) => {
+                if let Some(port) = self.port(id) {
+                    port.link_down = !up;
+                }
+                // It may be the port that others are read directly for.
+                for port in self.ports.iter_mut().flatten() {
+                    port.direct = None;
                 }
             }
             Command::Inject(id, frame) => {
@@ -113,6 +134,9 @@ impl<P: Queues> Worker<P> {
             }
             Command::Addresses(from, reply) => {
                 let _ = reply.send(self.fdb.page(from, self.seconds));
+            }
+            Command::Flush(from, flush, reply) => {
+                let _ = reply.send(self.fdb.flush(from, &flush));
             }
             Command::Probe(reply) => {
                 let _ = reply.send(());
@@ -186,6 +210,7 @@ impl<P: Queues> Worker<P> {
                 self.handoff.give_back(worker, id, handed.frame);
             }
         }
+        self.mirrored.retain(|mirrored| *mirrored != id);
         self.accounts.forget(id);
         self.forwarder.holes.forget(id);
         self.active.retain(|active| active.source.port != id);
@@ -200,6 +225,10 @@ impl<P: Queues> Worker<P> {
         }
         if let Some(Some(port)) = self.ports.get_mut(at) {
             port.policy.clone_from(&policy);
+            let native = port.native();
+            if let Some(capture) = &port.capture {
+                capture.set_native(native);
+            }
         }
         self.rules_changed(id);
         if self.policies.len() <= at {

@@ -24,7 +24,7 @@ use ringferry_sys::watchdog::{HoleWaits, Watchdog, Watcher};
 
 use crate::config::SwitchConfig;
 use crate::counters::{PortTotals, WorkerCounters};
-use crate::fdb::{FdbPage, PortId};
+use crate::fdb::{FdbPage, Flush, PortId};
 use crate::plane::capture::{CaptureId, Tap};
 use crate::plane::handoff::migration::QueueOwners;
 use crate::plane::handoff::ring::{Doorbell, Handoff};
@@ -421,6 +421,11 @@ impl<P: Queues> Workers<P> {
         }
     }
 
+    /// Lets frames pass a port from now on, or none.
+    pub fn set_link(&self, port: PortId, up: bool) {
+        self.workers.iter().for_each(|worker| worker.send(Command::SetLink(port, up)));
+    }
+
     /// Captures nothing more for a client.
     pub fn end_capture(&self, capture: CaptureId) {
         self.workers.iter().for_each(|worker| worker.send(Command::EndCapture(capture)));
@@ -461,6 +466,20 @@ impl<P: Queues> Workers<P> {
                 page(worker.number, part);
             }
         }
+    }
+
+    /// Has the workers forget learned addresses, part by part; returns how many, of the worker that knew most of them.
+    pub fn flush(&self, flush: Flush) -> usize {
+        let mut most = 0;
+        for worker in self.not_late() {
+            let (mut forgotten, mut next) = (0, Some(0));
+            while let Some(from) = next {
+                let Ok(Some(part)) = worker.ask(|reply| Command::Flush(from, flush, reply)) else { break };
+                (forgotten, next) = (forgotten + part.0, part.1);
+            }
+            most = most.max(forgotten);
+        }
+        most
     }
 
     /// Keeps a worker busy until the sender that is returned is dropped.

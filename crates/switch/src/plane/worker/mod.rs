@@ -47,9 +47,9 @@ use ringferry_sys::spin::{Idle, Spin};
 use ringferry_sys::usage::ThreadClock;
 
 use crate::config::SwitchConfig;
-use crate::counters::WorkerCounters;
+use crate::counters::{DropReason, WorkerCounters};
 use crate::fdb::{Fdb, PortId};
-use crate::plane::capture::{CaptureShare, Event, Offered, PortCapture};
+use crate::plane::capture::{CaptureShare, Copied, Event, Offered, PortCapture};
 use crate::plane::cost;
 use crate::plane::forward::{self, BURST_COST, Forwarder, Origin, Tables};
 #[cfg(any(test, feature = "testing"))]
@@ -206,6 +206,8 @@ pub(crate) struct Worker<P: Queues> {
     timers: Timers,
     /// The part of its time that captures may use.
     captures: Arc<CaptureShare>,
+    /// Ports that have mirrors.
+    mirrored: Vec<PortId>,
     /// The coarse clock: seconds since the start.
     seconds: u32,
     /// Nothing is taken from any queue, as another process is to go on with them.
@@ -247,6 +249,7 @@ impl<P: Queues> Worker<P> {
             clock,
             timers: Timers::default(),
             captures: Arc::default(),
+            mirrored: Vec::new(),
             seconds: clock.seconds(),
             paused: false,
             stop: false,
@@ -417,6 +420,9 @@ impl<P: Queues> Worker<P> {
             if !polled.moved || !self.accounts.may_be_served(source.port) {
                 at += 1;
             }
+        }
+        if !self.mirrored.is_empty() {
+            moved |= self.deliver_mirrored();
         }
         self.convict();
         if self.left_out && !moved {
@@ -665,6 +671,14 @@ impl<P: Queues> Worker<P> {
     /// Forwards a burst, and charges the port that it is from. What all of it costs, that which was put off included.
     fn forward(&mut self, from: Origin, burst: &Burst<'_>, now: &Now) -> u64 {
         self.capture_incoming(from, burst, now);
+        if self
+            .ports
+            .get(usize::from(from.port.0))
+            .and_then(Option::as_ref)
+            .is_some_and(|port| port.link_down)
+        {
+            return self.drop_incoming(from, burst, now);
+        }
         let Worker { forwarder, ports, fdb, handoff, .. } = self;
         let mut tables = Tables { ports, fdb, handoff };
         let cost = if forwarder.holes.is_exact() && !from.private {
@@ -685,6 +699,21 @@ impl<P: Queues> Worker<P> {
         cost
     }
 
+    /// Drops a burst of a port whose link was taken down. What it cost to look at it.
+    #[cold]
+    fn drop_incoming(&mut self, from: Origin, burst: &Burst<'_>, now: &Now) -> u64 {
+        if let Some(port) = self.port(from.port) {
+            port.handle.counters.drops.add(DropReason::LinkDown, burst.len() as u64);
+            if let Some(capture) = &port.capture {
+                let event = Event::refused(DropReason::LinkDown, from.queue);
+                capture.offer(event, now, burst.frames().iter().map(|frame| Offered::of(burst, frame)));
+            }
+        }
+        let cost = cost::FRAME_IN * burst.len() as u64;
+        self.charge(from.port, cost);
+        cost
+    }
+
     /// Captures a burst that a port has sent, before anything else is done with it.
     #[inline]
     fn capture_incoming(&self, from: Origin, burst: &Burst<'_>, now: &Now) {
@@ -694,6 +723,29 @@ impl<P: Queues> Worker<P> {
             let event = Event { direction: Direction::In, dropped: None, queue: from.queue };
             capture.offer(event, now, burst.frames().iter().map(|frame| Offered::of(burst, frame)));
         }
+    }
+
+    /// Delivers copies of what has passed ports with mirrors. They are neither learned from nor mirrored again, and no rules apply to them.
+    #[cold]
+    fn deliver_mirrored(&mut self) -> bool {
+        let mut any = false;
+        for at in 0..self.mirrored.len() {
+            let from = self.mirrored[at];
+            let Some(capture) = self.port(from).and_then(|port| port.capture.as_deref()) else { continue };
+            let copies = capture.take_mirrored();
+            any |= !copies.is_empty();
+            let mut cost = 0;
+            for Copied { to, header, frame } in &copies {
+                cost += self.deliver_one(from, *to, *header, frame);
+            }
+            self.charge(from, cost);
+        }
+        while let Some(id) = self.handed.pop() {
+            self.flush(id);
+        }
+        self.forwarder.holes.touch_nothing();
+        self.handoff.flush();
+        any
     }
 
     /// Keeps what was put off with the port that it is from.

@@ -646,6 +646,11 @@ impl PortControl for VhostPort {
         workers.set_rules(self.device.id, rules);
     }
 
+    fn set_link(&mut self, _: crate::fdb::PortId, up: bool) -> bool {
+        self.device.link_up = up;
+        self.session.as_mut().is_some_and(Session::notify_config_change)
+    }
+
     fn interfaces(&self) -> Vec<Interface<'_>> {
         let PortDevice { id, name, shared, .. } = &self.device;
         vec![Interface { id: *id, name, queues: InterfaceQueues::Pairs(shared), counters: &self.counters }]

@@ -45,6 +45,8 @@ pub(super) struct PortDevice {
     pub(super) mtu_limit: Option<u16>,
     /// The MTU in force, in bytes.
     pub(super) mtu: u16,
+    /// False if the port's administrator has taken the link down.
+    pub(super) link_up: bool,
     /// Upper bound on the size of a ring.
     pub(super) queue_limit: Option<u16>,
     /// The index at which each ring was started, for a ring that the worker never got.
@@ -83,6 +85,7 @@ impl PortDevice {
             mac: None,
             mtu_limit: None,
             mtu: DEFAULT_MTU,
+            link_up: true,
             queue_limit: None,
             bases: Vec::new(),
             refused: BTreeMap::new(),
@@ -259,7 +262,7 @@ impl Device for PortDevice {
     fn config(&self, offset: usize, buf: &mut [u8]) -> bool {
         let config = NetConfig {
             mac: self.mac.unwrap_or_default().0,
-            status: S_LINK_UP,
+            status: if self.link_up { S_LINK_UP } else { 0 },
             max_virtqueue_pairs: PAIRS,
             mtu: self.mtu,
         };
