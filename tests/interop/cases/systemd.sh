@@ -1,0 +1,108 @@
+# contrib's units under a real systemd: what docs/operating.md says is typed in, and then the service lives through what services do.
+#
+#   namespace a: tap rf0 - ringferry guest - vm0.sock ┐ (systemd's)
+#                                                     ├ ringferry.service - tap rf0: namespace m, which is the machine's
+#                                            vm1.sock ┘
+
+case_add systemd-bookworm 60 systemd_bookworm "units under systemd 252: install as documented, reload, restart, crash, stop, start by a front end" systemd_tree bookworm
+case_add systemd-trixie 60 systemd_trixie "the same under systemd 257" systemd_tree trixie
+
+systemd_bookworm() {
+    systemd_service bookworm
+}
+
+systemd_trixie() {
+    systemd_service trixie
+}
+
+systemd_service() {
+    systemd_boot "$1"
+    note "$(sd systemctl --version | head -n 1)"
+    check "it is installed as docs/operating.md says" sd_install
+    sd_confined
+    netns_add a
+    ip netns attach "${PREFIX}m" "$(basename "${SD_ROOT%/root}")"
+    ns_up m rf0 1
+    rf_start vm0 a guest --socket "$SD_ROOT/run/ringferry/vm0.sock" --tap rf0 --address 10.9.0.2/24
+    traffic_server ns:m
+    traffic_check ns:a 10.9.0.1 1 tcp-both
+    sd_reloads
+    sd_comes_back
+    sd_stops
+    check "the journal has plain text" sd sh -c 'journalctl -o cat -u ringferry >/tmp/journal && ! grep "[[:cntrl:]]" /tmp/journal'
+    rf_stop vm0
+}
+
+# The unit says nothing that this systemd does not know, and nothing that the switch or its own sandbox cannot bear.
+sd_confined() {
+    [ "$(sd systemd-analyze verify ringferry.service ringferry-vm@vm0.socket 2>&1)" = '' ] || fail "systemd does not like the units: $(sd systemd-analyze verify ringferry.service 2>&1)"
+    [ "$(sd stat -c '%U:%G %a' /run/ringferry/vm0.sock)" = 'root:kvm 660' ] || fail "owner of the socket: $(sd ls -l /run/ringferry)"
+    [ "$(sd stat -c '%U %a' /run/ringferry/control.sock)" = 'ringferry 600' ] || fail "owner of the control socket: $(sd ls -l /run/ringferry)"
+    local status
+    status=$(sd cat "/proc/$(sd_property ringferry MainPID)/status")
+    for line in 'CapEff:.0000000000000000' 'NoNewPrivs:.1' 'Seccomp:.2'; do
+        grep -qx "$line" <<<"$status" || fail "the switch has more rights than it should: no $line"
+    done
+    check "its own sandbox" sd_said 'in a sandbox'
+    sd systemctl status ringferry
+}
+
+# sd_said TEXT: since the service was started last.
+sd_said() {
+    sd journalctl -o cat "_SYSTEMD_INVOCATION_ID=$(sd_property ringferry InvocationID)" | grep -e "$1"
+}
+
+# A port more, and a mistake in the file: the guest that is there notices neither.
+sd_reloads() {
+    local process file=$SD_ROOT/etc/ringferry/ringferry.toml
+    process=$(sd_property ringferry MainPID)
+    traffic_launch reload ns:a 10.9.0.1 2 tcp-both
+    printf '[[port]]\nname = "vm2"\nkind = "vhost-user"\nsocket = "/run/ringferry/vm2.sock"\n' >>"$file"
+    check "a port is added by a reload" sd systemctl reload ringferry
+    check "the port is there" sd test -S /run/ringferry/vm2.sock
+    cp "$file" "$RUN/good.toml"
+    echo 'kind = "submarine"' >>"$file"
+    ! sd systemctl reload ringferry || fail "a reload with a mistake in the file succeeds"
+    cat "$RUN/good.toml" >"$file"
+    [ "$(sd_property ringferry ActiveState) $(sd_property ringferry MainPID)" = "active $process" ] || fail "the service did not survive the mistake"
+    traffic_join reload
+    # The configuration file is the user's, and so is its directory: what `ctl` changes is kept.
+    check "a rule is kept in the file" jq -e .persistent <<<"$(sd ringferry ctl set vm0 rate_in=10gbit --json)"
+}
+
+# Restarted and killed, with a guest that is sending: systemd holds the sockets meanwhile.
+sd_comes_back() {
+    local process socket
+    socket=$(sd stat -c %i /run/ringferry/vm0.sock)
+    traffic_launch restart ns:a 10.9.0.1 5 tcp-both
+    sleep 0.5
+    check "restart" sd systemctl restart ringferry
+    [ "$(sd ringferry ctl rules vm0 --json | jq -r '.. | .rate_in? // empty')" != '' ] || fail "the rule that was kept is not there"
+    # Traffic first, so that what is killed is a switch that serves.
+    check "the guest is back" wait_for 10 in_ns a ping -n -q -c 1 -W 1 10.9.0.1
+    process=$(sd_property ringferry MainPID)
+    sd sh -c "kill -KILL $process"
+    check "systemd starts it anew" wait_for 10 sd_is_another "$process"
+    check "the guest is back again" wait_for 10 in_ns a ping -n -q -c 1 -W 1 10.9.0.1
+    [ "$(sd_property ringferry NRestarts)" = 1 ] || fail "started anew $(sd_property ringferry NRestarts) times"
+    [ "$(sd stat -c %i /run/ringferry/vm0.sock)" = "$socket" ] || fail "the socket is another one"
+    check "one switch, one helper" test "$(sd sh -c 'cat /sys/fs/cgroup/system.slice/ringferry.service/cgroup.procs | wc -l')" = 2
+    traffic_join restart
+}
+
+sd_is_another() {
+    [ "$(sd_property ringferry ActiveState)" = active ] && [ "$(sd_property ringferry MainPID)" != "$1" ]
+}
+
+# A service that was stopped ends cleanly, and the next front end has it started.
+sd_stops() {
+    rf_stop vm0
+    check "stop" sd systemctl stop ringferry
+    [ "$(sd_property ringferry Result) $(sd_property ringferry ExecMainStatus)" = 'success 0' ] || fail "it did not end well: $(sd systemctl status ringferry)"
+    check "the tap stays" in_ns m test -d /sys/class/net/rf0
+    check "its port's own socket does not" sd test ! -e /run/ringferry/vm2.sock
+    check "systemd's sockets do" sd systemctl is-active ringferry-vm@vm0.socket ringferry-vm@vm1.socket
+    rf_start vm0 a guest --socket "$SD_ROOT/run/ringferry/vm0.sock" --tap rf0 --address 10.9.0.2/24
+    check "a front end starts it" wait_for 10 sd systemctl is-active ringferry
+    traffic_check ns:a 10.9.0.1 1 tcp-both
+}
