@@ -42,9 +42,15 @@ migrate_bed() {
     away_serve a
     WORKING=$(vm_away a2 "$MIGRATE_WORK")
     memory_flood a 10.9.0.77 52:54:00:00:00:02
+    check "the guest is at work" wait_for 30 migrate_works
 }
 
-# migrate_round COUNT DEVICE_OPTIONS: COUNT migrations in a row, each to the next port; HERE_NOW is the name of the guest afterwards.
+migrate_works() {
+    in_ns a ss -Htn state established '( sport = 7000 or sport = 7001 )' | grep -q .
+}
+
+# migrate_round COUNT DEVICE_OPTIONS: COUNT migrations in a row, each to the next port; HERE_NOW is the name of the guest afterwards. The one with the
+# number CANCEL, the second where nothing is said, is cancelled first.
 migrate_round() {
     local count=$1 device=$2 i to letters=(a b c) port=0
     HERE_NOW=a2
@@ -52,7 +58,7 @@ migrate_round() {
         port=$((i % 3))
         to=${letters[i % 3]}2
         vm_twin a2 "$to" "$RUN/p$port" "$device"
-        [ "$i" != 2 ] || migrate_cancelled "$HERE_NOW" "$to"
+        [ "$i" != "${CANCEL:-2}" ] || migrate_cancelled "$HERE_NOW" "$to"
         vm_migrate "$HERE_NOW" "$to"
         HERE_NOW=$to
         # The host finds it there, although the tables of both switches and of the bridge knew it elsewhere until it announced itself.
@@ -85,6 +91,7 @@ rf_port_of() {
 # migrate_end: the guest comes back with what it has seen; nothing was refused, and nobody had to be quarantined.
 migrate_end() {
     away_over a2 "$WORKING"
+    check "the guest has worked" grep -q '"mode":"udp"' "$LOG/a2.away"
     note "$(grep '"mode":"udp"' "$LOG/a2.away" | jq -rs '"\(map(.lost) | add) of \(map(.sent_packets) | add) datagrams lost"')"
     note "downtime in ms: $(sed -n 's/^migrated .*"downtime":\([0-9]*\).*/\1/p' "$LOG/case.log" | sort -n | paste -sd' ')"
     local name

@@ -67,11 +67,16 @@ qmq_carries() {
     local vm rf
     vm=$(pair_counts vm:vm2 eth0)
     rf=$(pair_counts rf:switch vm2)
-    guest vm2 20 'for mask in 1 2; do taskset $mask ping -q -c 1 -W 2 10.9.0.1 >/dev/null || exit; done' || fail "ping from each CPU"
-    ns_flows a 10.9.0.2
+    qmq_flows
     traffic_check vm:vm2 10.9.0.1 1 "${MODES[@]}"
     pairs_carried "the guest" "$1" "$vm" "$(pair_counts vm:vm2 eth0)"
     pairs_carried "the switch" "$1" "$rf" "$(pair_counts rf:switch vm2)"
+}
+
+# Some for each pair, both ways.
+qmq_flows() {
+    guest vm2 20 'for mask in 1 2; do taskset $mask ping -q -c 1 -W 2 10.9.0.1 >/dev/null || exit; done' || fail "ping from each CPU"
+    ns_flows a 10.9.0.2
 }
 
 # A guest that uses fewer pairs than it was offered gets everything on those.

@@ -1,8 +1,12 @@
-# The guest: Debian's stock kernel from its package (not installed here), and an initramfs made of this host's programs, the few
+# The guests: Debian's stock kernels from their packages (not installed here), and an initramfs made of this host's programs, the few
 # modules a virtio guest needs, and our own `ringferry` as the payload verifier. Everything is cached in work/.
+#
+#   work/base.cpio              the programs
+#   work/KERNEL/                for each kernel: vmlinuz, modules.cpio, and initrd.cpio, which is all of it in a row; `stable` is the release's own
 
-KERNEL=$WORK/vmlinuz
-INITRD=$WORK/initrd.cpio
+# Which kernel vm_start boots.
+KERNEL=$WORK/stable/vmlinuz
+INITRD=$WORK/stable/initrd.cpio
 
 # In insmod order: virtio.ko needs virtio_ring.ko first in 6.1. In later kernels some are built in, then the file is simply not there.
 GUEST_MODULES=(
@@ -14,55 +18,61 @@ GUEST_MODULES=(
 GUEST_PROGRAMS=(dash timeout ip ethtool iperf3 ping)
 
 image_build() {
-    [ -f "$KERNEL" ] && [ -d "$WORK/modules" ] || image_fetch_kernel
+    [ -f "$WORK/stable/vmlinuz" ] || image_fetch_kernel
     if [ ! -f "$WORK/base.cpio" ] || [ -n "$(find "$HERE/guest" "$HERE/lib/image.sh" -newer "$WORK/base.cpio")" ]; then
         image_build_base
     fi
-    # The kernel unpacks concatenated archives in turn, so a new ringferry costs only its own few megabytes.
-    # Not compressed: the emulated CPU needs half a second to decompress it.
+    image_build_initrd stable
+}
+
+# image_build_initrd KERNEL: the kernel unpacks concatenated archives in turn, so a new ringferry costs only its own few megabytes.
+# Not compressed: the emulated CPU needs half a second to decompress it.
+image_build_initrd() {
     local tree=$WORK/root.ringferry
     rm -rf "$tree"
     mkdir -p "$tree"
     image_add_program "$tree" "$RINGFERRY" bin/ringferry
-    cp "$WORK/base.cpio" "$INITRD"
-    image_pack "$tree" >>"$INITRD"
+    { cat "$WORK/base.cpio" "$WORK/$1/modules.cpio" && image_pack "$tree"; } >"$WORK/$1/initrd.cpio"
 }
 
 image_fetch_kernel() {
-    local package deb
+    local package
+    apt_update
+    package=$(apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9][^ ]*\)$/\1/p' | head -n 1)
+    [ -n "$package" ] || die "apt knows no linux-image-amd64: is this Debian 12 on amd64?"
+    echo "fetching the guest kernel: $package" >&2
+    rm -rf "$WORK/debs"
     mkdir -p "$WORK/debs"
-    deb=$(find "$WORK/debs" -name 'linux-image-*.deb' | head -n 1)
-    if [ -z "$deb" ]; then
-        apt_update
-        package=$(apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9][^ ]*\)$/\1/p' | head -n 1)
-        [ -n "$package" ] || die "apt knows no linux-image-amd64: is this Debian 12 on amd64?"
-        echo "fetching the guest kernel: $package" >&2
-        # apt's download sandbox user may not be allowed to write here.
-        (cd "$WORK/debs" && apt-get -qq -o APT::Sandbox::User=root download "$package") || die "apt-get download $package failed"
-        deb=$(find "$WORK/debs" -name 'linux-image-*.deb' | head -n 1)
-    fi
-    rm -rf "$WORK/kernel" "$WORK/modules"
-    mkdir -p "$WORK/kernel" "$WORK/modules"
-    dpkg-deb -x "$deb" "$WORK/kernel"
-    local module file tree
-    tree=$(echo "$WORK"/kernel/lib/modules/*/kernel)
+    # apt's download sandbox user may not be allowed to write here.
+    (cd "$WORK/debs" && apt-get -qq -o APT::Sandbox::User=root download "$package") || die "apt-get download $package failed"
+    image_take_kernel stable "$WORK"/debs/linux-image-*.deb
+    rm -rf "$WORK/debs"
+}
+
+# image_take_kernel KERNEL DEB: the kernel and the modules that a guest needs, out of a package.
+image_take_kernel() {
+    local folder=$WORK/$1 module file tree=$WORK/root.modules
+    rm -rf "$WORK/kernel" "$tree"
+    mkdir -p "$WORK/kernel" "$tree/modules" "$folder"
+    dpkg-deb -x "$2" "$WORK/kernel"
     for module in "${GUEST_MODULES[@]}"; do
-        for file in "$tree/$module".ko "$tree/$module".ko.xz; do
-            [ -f "$file" ] && cp "$file" "$WORK/modules/"
+        for file in "$WORK"/kernel/lib/modules/*/kernel/"$module".ko{,.xz}; do
+            [ ! -f "$file" ] || cp "$file" "$tree/modules/"
         done
+        basename "$module" >>"$tree/modules/order"
     done
-    find "$WORK/modules" -name '*.xz' -exec xz -d {} +
-    cp "$WORK"/kernel/boot/vmlinuz-* "$KERNEL"
+    find "$tree/modules" -name '*.xz' -exec xz -d {} +
+    image_pack "$tree" >"$folder/modules.cpio"
+    # Last: what is there is whole.
+    cp "$WORK"/kernel/boot/vmlinuz-* "$folder/vmlinuz"
     rm -rf "$WORK/kernel"
 }
 
 image_build_base() {
-    local tree=$WORK/root.base program applet module
+    local tree=$WORK/root.base program applet
     rm -rf "$tree"
-    mkdir -p "$tree"/{bin,dev,proc,sys,tmp,run,etc,share,modules}
+    mkdir -p "$tree"/{bin,dev,proc,sys,tmp,run,etc,share}
     ln -s bin "$tree/sbin"
-    cp "$WORK"/modules/*.ko "$tree/modules/"
-    for module in "${GUEST_MODULES[@]}"; do basename "$module"; done >"$tree/modules/order"
     cp "$(command -v busybox)" "$tree/bin/busybox"
     for applet in $("$tree/bin/busybox" --list); do
         [ "$applet" = busybox ] || ln -s busybox "$tree/bin/$applet"

@@ -1,5 +1,7 @@
 # Debian packages: installs what `packages` lists and is missing. One `apt-get update` at most, and none when nothing is missing.
 
+MIRROR=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+
 # apt_begin, apt_end: around whatever calls apt, which does not wait for itself everywhere; the two suites may begin side by side.
 apt_begin() {
     exec {APT_LOCK}>/run/ringferry-interop.apt

@@ -10,7 +10,6 @@
 
 # The packages of a tree beyond the essential ones.
 TREE_PACKAGES=systemd,iproute2
-MIRROR=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 
 systemd_tree() {
     local suite=$1 tree=$WORK/tree.$1

@@ -2,11 +2,16 @@
 # The host asks, the agent in the guest answers, through a 9p share (guest/agent).
 
 
+# The emulator and its data, and what its virtio-net-pci is given always.
+# vectors=0: QEMU 7.2 without KVM crashes at DRIVER_OK when a vhost-user device has MSI-X vectors.
+QEMU=(qemu-system-x86_64)
+QEMU_NIC=,vectors=0
+
 GUEST_COMMAND_LINE="console=ttyS0 quiet mitigations=off tsc=reliable no_timer_check nokaslr random.trust_cpu=on net.ifnames=0"
 
 # vm_start NAME SOCKET CHARDEV_OPTIONS [DEVICE_OPTIONS]: returns at once. Options begin with a comma: ",server=on", ",mrg_rxbuf=off".
 # VM_OPTIONS are words for QEMU itself, VM_KERNEL_OPTIONS for the guest's kernel. The last byte of the device's MAC address is the NAME's digits. With QUEUES=2, two queue pairs and a CPU for each, unless CPUS says
-# how many there are. With NETBOOT=1 the firmware has to get the kernel through the device (netboot.sh).
+# how many there are. With UNSHARED=1 nobody else can have the guest's memory. With NETBOOT=1 the firmware has to get the kernel through the device (netboot.sh).
 vm_start() {
     local name=$1 socket=$2 chardev=$3 device=${4:-} share=$LOG/$1.share pairs=${QUEUES:-1}
     local cpus=${CPUS:-$pairs}
@@ -16,20 +21,21 @@ vm_start() {
     mkdir -p "$share"
     # shellcheck disable=SC2206 # words of a command line
     local options=(${VM_OPTIONS:-})
+    local memory="memory-backend-memfd,id=m0,size=256M,share=on"
+    [ -z "${UNSHARED:-}" ] || memory="memory-backend-ram,id=m0,size=256M"
     # qemu64, and not max: under emulation it is twice as fast. Shared guest memory from a memfd needs no set-up on the host.
     # maxcpus: for a machine that can only ever have one processor, QEMU's emulation leaves out the guest's memory barriers, as though
     # nobody shared its memory. With one, a call was lost in about one second of traffic both ways in thirty, and the guest's queue stood still.
-    # vectors=0: QEMU 7.2 without KVM crashes at DRIVER_OK when a vhost-user device has MSI-X vectors.
     # romfile= leaves out the boot ROM where the kernel is given.
     # No -no-reboot: a reboot of the guest must reset the device under a running ringferry. panic=-1 would loop, so a panic stops.
-    spawn "$name" qemu-system-x86_64 -name "$name" -machine q35 -accel tcg,thread=multi -cpu qemu64 -smp "$cpus,maxcpus=$((cpus < 2 ? 2 : cpus))" -m 256 \
-        -object memory-backend-memfd,id=m0,size=256M,share=on -numa node,memdev=m0 \
+    spawn "$name" "${QEMU[@]}" -name "$name" -machine q35 -accel tcg,thread=multi -cpu qemu64 -smp "$cpus,maxcpus=$((cpus < 2 ? 2 : cpus))" -m 256 \
+        -object "$memory" -numa node,memdev=m0 \
         -nodefaults -no-user-config -display none -action panic=shutdown \
         "${kernel[@]}" "${options[@]}" \
         -serial "file:$LOG/$name.console" \
         -fsdev "local,id=share,path=$share,security_model=none" -device virtio-9p-pci,fsdev=share,mount_tag=share \
         -chardev "socket,id=c0,path=$socket$chardev" -netdev "vhost-user,id=n0,chardev=c0,queues=$pairs" \
-        -device "virtio-net-pci,netdev=n0,mac=52:54:00:00:00:$(printf %02x "${name//[^0-9]/}"),vectors=0$rom$device"
+        -device "virtio-net-pci,netdev=n0,mac=52:54:00:00:00:$(printf %02x "${name//[^0-9]/}")$QEMU_NIC$rom$device"
 }
 
 # vm_wait NAME [BOOT]: until the agent runs after the BOOTth boot.
