@@ -26,7 +26,8 @@ systemd_tree() {
 systemd_boot() {
     local state
     mkdir "$RUN/machine"
-    spawn systemd unshare --mount "$HERE/lib/systemd-machine" "$WORK/tree.$1" "$RUN/machine" "${PREFIX}systemd" "$(realpath "$HERE/../..")"
+    echo "${PREFIX}systemd" >"$RUN/cgroup"
+    spawn systemd unshare --mount "$HERE/lib/systemd-machine" "$WORK/tree.$1" "$RUN/machine" "$(cat "$RUN/cgroup")" "$(realpath "$HERE/../..")"
     wait_for 10 systemd_runs || fail "systemd does not start"
     SD_ROOT=/proc/$(pgrep -P "${PID[systemd]}")/root
     # No state is known before systemd listens.
