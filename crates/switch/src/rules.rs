@@ -86,6 +86,16 @@ pub enum Vlans {
     },
 }
 
+impl Vlans {
+    /// Returns the VLAN of frames without a tag, if such frames may pass.
+    pub fn untagged(&self) -> Option<Vid> {
+        match self {
+            Vlans::Access(vid) => Some(*vid),
+            Vlans::Trunk { native, .. } => *native,
+        }
+    }
+}
+
 impl Default for Vlans {
     fn default() -> Self {
         Vlans::Trunk { allowed: None, native: Some(0) }

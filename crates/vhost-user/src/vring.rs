@@ -56,6 +56,12 @@ impl RingSetup {
         self.features & F_RING_PACKED != 0
     }
 
+    /// Returns true if the ring starts where a driver that resets its device begins. One that resumes elsewhere was in use before: by a guest that has
+    /// arrived here, or whose front end has connected again.
+    pub fn is_new(&self) -> bool {
+        self.base == first_position(self.packed())
+    }
+
     /// The device's half of the ring, which begins at [`base`](Self::base) and has the [dirty log](Self::log). Kicks start off.
     ///
     /// # Errors

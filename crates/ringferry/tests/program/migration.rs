@@ -4,7 +4,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use ringferry_control::snapshot::PortState;
 use ringferry_memory::{DirtyLog, MapBudget, SharedMem};
+use ringferry_packet::ether::rarp_announcement;
+use ringferry_rig::frames::mac;
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
 use ringferry_rig::process::eventually;
 use ringferry_rig::switch::{Place, Switch};
@@ -94,6 +97,47 @@ fn every_page_that_the_switch_writes_is_in_the_log_and_none_before_or_after() {
             assert!(migration.log.take().is_empty(), "the migration was cancelled");
             drop(migration.file);
         }
+        switch.stop();
+    }
+}
+
+/// A guest that cannot announce itself, and a front end that asks for no announcement, as cloud-hypervisor's: whoever sends to the guest finds it where it
+/// is, before it has said a word.
+#[test]
+fn a_guest_that_arrives_is_announced_if_its_address_is_known() {
+    for ring in [Features::empty(), Features::RING_PACKED] {
+        let place = Place::new();
+        let own = mac(2);
+        let switch = place.switch(&[
+            "a",
+            "old",
+            &format!("mac,mac={own}"),
+            &format!("rule,allowed_macs={own}"),
+            "none",
+        ]);
+        let mut a = switch.plug("a", 1, Options::default());
+        let without = Features::RING_PACKED.difference(ring);
+        let options = Options { features: Features::DEVICE - without, ..Options::default() };
+        let mut b = switch.plug("old", 2, options);
+        acquaint(&mut [&mut a, &mut b]);
+        converse(&mut a, &mut b, 0, 10);
+        for (port, known) in [("mac", true), ("rule", true), ("none", false)] {
+            b.move_to(switch.connect(port));
+            switch.until_state(port, PortState::Up);
+            if known {
+                assert_eq!(a.receive_plain(), rarp_announcement(own), "{port}");
+                a.send_numbered(own, 100, 20);
+                b.expect_numbered(a.mac, 100, 20);
+            }
+            // Nothing else was announced: the next frame is the guest's own.
+            acquaint(&mut [&mut b, &mut a]);
+            converse(&mut a, &mut b, 200, 10);
+        }
+        // A guest that boots speaks for itself.
+        drop(b);
+        switch.until_state("none", PortState::Listening);
+        let mut c = switch.plug("mac", 2, options);
+        acquaint(&mut [&mut c, &mut a]);
         switch.stop();
     }
 }

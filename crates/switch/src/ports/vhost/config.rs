@@ -145,7 +145,7 @@ keys! {
             default: Unset::Means("any"),
             example: "1024",
         }
-        /// Sets the MAC address that front ends are told if they ask for one.
+        /// Sets the MAC address that front ends are told if they ask for one. It is announced by RARP when a guest arrives that ran elsewhere before.
         mac: Mac {
             is: MAC,
             default: Unset::Means("the front end chooses"),

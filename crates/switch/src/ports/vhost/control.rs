@@ -32,7 +32,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::allowance::{self, Allowance};
-use super::device::{PortDevice, features};
+use super::device::{PortDevice, features, stations};
 use super::queues::{NewCalls, VhostQueues};
 use crate::config::{AccessConfig, DEFAULT_MTU, PortConfig, VhostUserConfig, VhostUserEndpoint};
 use crate::counters::PortTotals;
@@ -221,6 +221,7 @@ impl VhostPort {
         }
         let device = PortDevice {
             mac: config.mac,
+            stations: stations(config.mac, &port.rules),
             mtu_limit: port.mtu,
             mtu: port.mtu.unwrap_or(DEFAULT_MTU),
             queue_limit: config.queue_size,
@@ -644,6 +645,7 @@ impl PortControl for VhostPort {
 
     fn set_rules(&mut self, rules: &Rules, workers: &Workers) {
         workers.set_rules(self.device.id, rules);
+        self.device.stations = stations(self.device.mac, rules);
     }
 
     fn set_link(&mut self, _: crate::fdb::PortId, up: bool) -> bool {

@@ -25,9 +25,13 @@ use crate::fdb::PortId;
 use crate::log_limit::LogLimit;
 use crate::plane::{Late, PAIRS, PortShared};
 use crate::ports::queues::{AnyRequest, AnyStart, AnyStopped, Workers};
+use crate::rules::Rules;
 
 /// Least time between two announcements of a guest that has moved.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Most addresses of one guest that are announced.
+const STATIONS: usize = 8;
 
 /// The virtio-net device of a port.
 pub(super) struct PortDevice {
@@ -53,7 +57,9 @@ pub(super) struct PortDevice {
     pub(super) bases: Vec<u16>,
     /// Rings that the front end has started and that nobody serves, with the reason.
     pub(super) refused: BTreeMap<u16, String>,
-    /// Time of the last announcement that the front end asked for.
+    /// The addresses that are known to be the guest's; see [`stations`].
+    pub(super) stations: Vec<Mac>,
+    /// Time of the last announcement.
     pub(super) announced: Option<Instant>,
     pub(super) limit: LogLimit,
     /// Set when a worker has not answered: the reason why the port rests.
@@ -89,6 +95,7 @@ impl PortDevice {
             queue_limit: None,
             bases: Vec::new(),
             refused: BTreeMap::new(),
+            stations: Vec::new(),
             announced: None,
             limit,
             unanswered: None,
@@ -129,6 +136,19 @@ impl PortDevice {
         Ok(RingStart { session: self.session, index, setup })
     }
 
+    /// Announces these addresses by RARP, as though the guest did, unless something was announced just now. Each announcement is flooded to every port:
+    /// a few per migration are needed, and more would only keep the worker busy.
+    fn announce_stations(&mut self, stations: &[Mac]) {
+        let now = Instant::now();
+        if self.announced.is_some_and(|last| now.duration_since(last) < ANNOUNCE_INTERVAL) {
+            return;
+        }
+        self.announced = Some(now);
+        for station in stations {
+            self.workers.inject(self.id, rarp_announcement(*station).to_vec());
+        }
+    }
+
     /// Records that a worker has not answered.
     fn note(&mut self, late: Late) -> Unanswered {
         self.unanswered.insert(Unanswered(late.to_string())).clone()
@@ -164,6 +184,7 @@ impl Device for PortDevice {
 
     fn rings_started(&mut self, rings: Vec<(u16, RingSetup)>) {
         let mut starts = Vec::with_capacity(rings.len());
+        let resumed = rings.iter().any(|(_, setup)| !setup.is_new());
         for (index, setup) in rings {
             let at = usize::from(index);
             if self.bases.len() <= at {
@@ -186,6 +207,11 @@ impl Device for PortDevice {
             }
         }
         self.workers.start_queues(self.id, starts);
+        // A guest that was migrated or restored to this port does not know that, and would be looked for elsewhere until it speaks. Not every front end has it
+        // speak (feature GUEST_ANNOUNCE), or asks for this (SEND_RARP).
+        if resumed {
+            self.announce_stations(&self.stations.clone());
+        }
     }
 
     fn ring_call_changed(&mut self, index: u16, call: Option<EventFd>) {
@@ -286,15 +312,29 @@ impl Device for PortDevice {
     }
 
     fn announce(&mut self, mac: [u8; 6]) {
-        // Each announcement is flooded to every port. A front end sends a few per migration; more would only
-        // keep the worker busy.
-        let now = Instant::now();
-        if self.announced.is_some_and(|last| now.duration_since(last) < ANNOUNCE_INTERVAL) {
-            return;
-        }
-        self.announced = Some(now);
-        self.workers.inject(self.id, rarp_announcement(Mac(mac)).to_vec());
+        self.announce_stations(&[Mac(mac)]);
     }
+}
+
+/// Returns the addresses that are certainly those of the guest at a port with this `mac` and these rules, in the VLAN of frames without a tag. There are at most
+/// [`STATIONS`].
+///
+/// What was learned from an earlier session is not among them: that guest may live on elsewhere, and must not lose its frames to this port.
+pub(super) fn stations(mac: Option<Mac>, rules: &Rules) -> Vec<Mac> {
+    let untagged = rules.vlans.untagged();
+    let statics = rules.static_macs.iter().filter(|(_, vid)| Some(*vid) == untagged).map(|(mac, _)| *mac);
+    // Of several addresses that a port may use, some may be in use elsewhere.
+    let only = rules.guard.as_ref().and_then(|guard| match guard.macs[..] {
+        [mac] => Some(mac),
+        _ => None,
+    });
+    let mut stations: Vec<Mac> = Vec::new();
+    for station in mac.into_iter().chain(statics).chain(only) {
+        if stations.len() < STATIONS && !stations.contains(&station) {
+            stations.push(station);
+        }
+    }
+    stations
 }
 
 /// Returns the features that a port with these toggles offers.
@@ -332,6 +372,29 @@ pub(super) fn features(toggles: FeatureToggles) -> Features {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::{Guard, Vlans};
+
+    #[test]
+    fn stations_are_the_addresses_that_can_only_be_the_guests() {
+        let (own, fixed, other) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]), Mac([2, 0, 0, 0, 0, 3]));
+        let guard = |macs: &[Mac]| Some(Guard { macs: macs.to_vec(), ips: None });
+        assert!(stations(None, &Rules::default()).is_empty());
+        // A static address of another VLAN is announced by none of its frames, and of two allowed ones each may be somebody else's.
+        let statics = vec![(fixed, 5), (other, 6), (own, 5)];
+        let rules = Rules {
+            vlans: Vlans::Access(5),
+            static_macs: statics,
+            guard: guard(&[own, other]),
+            ..Rules::default()
+        };
+        assert_eq!(stations(Some(own), &rules), [own, fixed]);
+        let rules =
+            Rules { vlans: Vlans::Trunk { allowed: None, native: None }, guard: guard(&[own]), ..rules };
+        assert_eq!(stations(None, &rules), [own]);
+        let many: Vec<_> = (0..100).map(|number| (Mac([2, 0, 0, 0, 1, number]), 0)).collect();
+        let rules = Rules { static_macs: many, ..Rules::default() };
+        assert_eq!(stations(None, &rules).len(), STATIONS);
+    }
 
     #[test]
     fn toggles_take_their_dependants_along() {
