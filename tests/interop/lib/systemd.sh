@@ -2,8 +2,9 @@
 # that is in memory and gone with the machine.
 #
 #   systemd_tree trixie      once: the tree, by debootstrap, into work/tree.trixie
-#   systemd_boot trixie      the machine; it ends with the case
+#   systemd_boot trixie      the machine; it ends with the case. With a second word, that is its name, and there may be several
 #   sd COMMAND...            runs there as root; /src is this repository, and $SD_ROOT the machine's root as others see it
+#   sd_use NAME              which of several is meant from here on
 #   sd_install               what docs/operating.md says, as written
 #
 # Sockets of the machine can be reached from outside: $SD_ROOT/run/ringferry/vm0.sock.
@@ -18,29 +19,63 @@ systemd_tree() {
     rm -rf "$tree.new"
     debootstrap --variant=minbase "--include=$TREE_PACKAGES" "$suite" "$tree.new" "$MIRROR" >"$WORK/debootstrap.log" 2>&1 ||
         die "debootstrap $suite failed, see $WORK/debootstrap.log"
-    rm -rf "$tree.new"/var/cache/apt/* "$tree.new"/var/lib/apt/lists/* "$tree.new"/usr/share/{doc,locale,man}
+    systemd_tree_shrink "$tree.new"
     mv "$tree.new" "$tree"
 }
 
-# systemd_boot SUITE: returns when the machine is up. Sets SD_ROOT.
+# systemd_tree_with SUITE NAME PACKAGE...: a tree SUITE-NAME with further packages, without what they recommend, by the tree's own apt.
+systemd_tree_with() {
+    local from=$WORK/tree.$1 tree=$WORK/tree.$1-$2
+    systemd_tree "$1"
+    [ ! -d "$tree" ] || return 0
+    echo "adding to Debian $1: ${*:3}" >&2
+    rm -rf "$tree.new"
+    cp -a "$from" "$tree.new"
+    # shellcheck disable=SC2016 # expanded in the other shell
+    unshare --mount --pid --fork bash -euc '
+        tree=$1
+        mount --make-rprivate /
+        mount -t proc proc "$tree/proc"
+        mount -t tmpfs tmpfs "$tree/run"
+        mount -t tmpfs tmpfs "$tree/tmp"
+        mount --bind /etc/resolv.conf "$tree/etc/resolv.conf"
+        chroot "$tree" apt-get -qq update
+        # No service starts in a tree.
+        mount --bind /bin/false "$tree/usr/bin/systemctl"
+        DEBIAN_FRONTEND=noninteractive chroot "$tree" apt-get -qq -y --no-install-recommends -o Dpkg::Options::=--force-unsafe-io install "${@:2}"' \
+        bash "$tree.new" "${@:3}" >"$WORK/apt.log" 2>&1 || die "apt-get install into $tree.new failed, see $WORK/apt.log"
+    systemd_tree_shrink "$tree.new"
+    mv "$tree.new" "$tree"
+}
+
+# What no machine needs.
+systemd_tree_shrink() {
+    rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/* "$1"/usr/share/{doc,locale,man}
+}
+
+# systemd_boot TREE [NAME]: returns when the machine is up. Sets SD_ROOT.
 systemd_boot() {
-    local state
-    mkdir "$RUN/machine"
-    echo "${PREFIX}systemd" >"$RUN/cgroup"
-    spawn systemd unshare --mount "$HERE/lib/systemd-machine" "$WORK/tree.$1" "$RUN/machine" "$(cat "$RUN/cgroup")" "$(realpath "$HERE/../..")"
-    wait_for 10 systemd_runs || fail "systemd does not start"
-    SD_ROOT=/proc/$(pgrep -P "${PID[systemd]}")/root
+    local state name=${2:-systemd}
+    mkdir "$RUN/$name"
+    echo "$PREFIX$name" >>"$RUN/cgroups"
+    spawn "$name" unshare --mount "$HERE/lib/systemd-machine" "$WORK/tree.$1" "$RUN/$name" "$PREFIX$name" "$name" "$(realpath "$HERE/../..")"
+    wait_for 10 systemd_runs "$name" || fail "systemd does not start"
+    sd_use "$name"
     # No state is known before systemd listens.
     wait_for 30 systemd_is_up || fail "the machine is not up"
     state=$(sd systemctl is-system-running || true)
     [ "$state" = running ] || fail "the machine is $state: $(sd systemctl list-units --failed --plain --no-legend)"
     install -m 755 "$RINGFERRY" "$SD_ROOT/usr/bin/ringferry"
     # Debian's package udev makes it, which a machine without devices has not got.
-    sd groupadd --system kvm
+    sd sh -c 'getent group kvm || groupadd --system kvm' >/dev/null
+}
+
+sd_use() {
+    SD_ROOT=/proc/$(pgrep -P "${PID[$1]}")/root
 }
 
 systemd_runs() {
-    ! alive systemd || [ "$(cat "/proc/$(pgrep -P "${PID[systemd]}")/comm")" = systemd ]
+    ! alive "$1" || [ "$(cat "/proc/$(pgrep -P "${PID[$1]}")/comm")" = systemd ]
 }
 
 systemd_is_up() {
@@ -68,13 +103,16 @@ sd_property() {
     sd systemctl show --property "$2" --value "$1"
 }
 
-# systemd_remove NAME: the cgroup of a machine that has ended.
+# systemd_remove FOLDER: the cgroups of the machines of a case that has ended; FOLDER is its RUN.
 systemd_remove() {
+    [ -f "$1/cgroups" ] || return 0
     # shellcheck disable=SC2016 # expanded in the other shell
     unshare --mount bash -c '
-        mount -t cgroup2 cgroup2 /mnt && cd /mnt && [ -d "$1" ] || exit 0
-        for try in {1..50}; do
-            find "$1" -depth -type d -exec rmdir {} + 2>/dev/null && exit
-            sleep 0.1
-        done' bash "$1"
+        mount -t cgroup2 cgroup2 /mnt && cd /mnt || exit
+        while read -r name; do
+            for try in {1..50}; do
+                [ ! -d "$name" ] || find "$name" -depth -type d -exec rmdir {} + 2>/dev/null && break
+                sleep 0.1
+            done
+        done' <"$1/cgroups"
 }
