@@ -20,6 +20,10 @@ blame() {
         ! not_running "${PID[$name]}" || dead+="; $name has ended: $(tail -n 1 "$LOG/$name.log")"
     done
     echo "$*$dead" | tr '\n' ' ' >"$LOG/why"
+    # While it is as it was.
+    for name in "$RUN"/*.control; do
+        [ ! -S "$name" ] || timeout 10 "$RINGFERRY" ctl --control "$name" show >"$LOG/$(basename "$name" .control).show" 2>&1 || true
+    done
 }
 
 # note TEXT: a measured value worth a line in the report; never a reason to fail.
