@@ -336,6 +336,10 @@ impl Switch {
             let mut ready: Vec<u64> = events.iter().map(|event| event.token).collect();
             let mut ended = None;
             turns.serve(&mut ready, FIRST_TOKEN, Instant::now, |token| {
+                if ended.is_some() {
+                    // What is ready besides may be another process's by now: a message that is read here is lost to that.
+                    return Ok(());
+                }
                 match token {
                     SIGNALS => {
                         if let Some(signal) = signals.next()? {
