@@ -20,6 +20,8 @@ use ringferry_vhost_user::{Device, Offer, RingSetup, Session};
 use ringferry_virtio_net::{Features, queue_index};
 use rustix::process::Signal;
 
+use crate::replace::replaced;
+
 const TAP: &str = "eth0";
 
 /// `ringferry guest` with a namespace of its own.
@@ -287,6 +289,42 @@ fn flows_take_more_pairs_when_one_is_not_enough_and_leave_them_again() {
     report(&mut rig.traffic("--mode tcp --sessions 4 --seconds 0.2"));
     for guest in guests {
         assert_eq!((guest.stats()["tx_drops"], guest.stats()["tx_lost"]), (0, 0));
+    }
+    rig.switch.stop();
+}
+
+/// The kernels at both ends, with all the pairs in use, do not notice that another process takes over the switch between them.
+#[test]
+fn a_switch_between_kernels_is_replaced_and_no_packet_is_lost() {
+    if !may_network() {
+        return;
+    }
+    let place = Place::new();
+    let mut rig = Rig::new(&place, 2);
+    for options in ["--mode udp --sessions 8 --size 64 --rate 1M --seconds 3", "--mode tcp-both --seconds 2"]
+    {
+        let mut client = rig.traffic(options);
+        let (end, mut replacements) = (Instant::now() + Duration::from_millis(1500), 0);
+        while Instant::now() < end || replacements < 3 {
+            rig.switch = replaced(&place, rig.switch, |_| ());
+            replacements += 1;
+        }
+        let report = report(&mut client);
+        let drops = |reason: &str| rig.switch.show().ports.iter().map(|port| port.drops[reason]).sum::<u64>();
+        assert_eq!(drops("link-down"), 0);
+        if options.contains("udp") {
+            let late = rig.sockets_full() + drops("no-receive-buffers");
+            let (lost, sent) = (report["lost"].as_u64().unwrap(), &report["sent_packets"]);
+            eprintln!("{replacements} replacements, {sent} packets, {lost} lost");
+            assert!(lost <= late, "{lost} packets of {sent} lost, {late} of them by slow receivers");
+            assert_eq!((&report["duplicated"], &report["reordered"]), (&0.into(), &0.into()));
+        }
+    }
+    for guest in [&rig.a, &rig.b] {
+        assert_eq!(guest.process.logged("the back end has disconnected"), 0);
+    }
+    for port in ["a", "b"] {
+        assert_eq!(rig.switch.port(port).counters["connections"], 1);
     }
     rig.switch.stop();
 }

@@ -432,7 +432,7 @@ fn h1_a_call_event_that_blocks_while_frames_are_delivered_costs_its_session() {
 }
 
 /// A call event that the front end makes blocking again, and fills, once the switch has it.
-fn spring(trap: &EventFd) {
+pub fn spring(trap: &EventFd) {
     let flags = rustix::fs::fcntl_getfl(trap).unwrap();
     rustix::fs::fcntl_setfl(trap, flags - rustix::fs::OFlags::NONBLOCK).unwrap();
     trap.drain().unwrap();

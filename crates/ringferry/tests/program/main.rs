@@ -6,6 +6,8 @@
 //! | [`forwarding`] | which frame goes where, unharmed, whatever was negotiated; counters add up |
 //! | [`offloads`] | every set of offloads to every other, and to a tap |
 //! | [`lifecycle`] | coming and going: reconnects, restarts, signals, memory and ring changes, inherited sockets |
+//! | [`replace`] | a running switch that another process replaces, and what goes along |
+//! | [`replace_killed`] | either of the two processes is killed at any moment of that |
 //! | [`restart`] | a switch killed under load, with every kind of ring |
 //! | [`workers`] | queue pairs of one guest on several threads |
 //! | [`migration`] | live migration: what is written to a guest is in the dirty log |
@@ -42,6 +44,7 @@ mod mirror;
 mod offloads;
 mod ports;
 mod replace;
+mod replace_killed;
 mod restart;
 mod rules;
 mod rules_kernel;

@@ -15,6 +15,8 @@ use ringferry_vhost_user::ProtocolFeatures;
 use ringferry_vhost_user::message::{F_LOG_ALL, F_PROTOCOL_FEATURES};
 use ringferry_virtio_net::Features;
 
+use crate::replace::replaced;
+
 const PAGE: usize = 4096;
 
 /// The front end's side of a migration.
@@ -52,6 +54,14 @@ fn snapshot(guest: &Guest) -> Vec<u8> {
     bytes
 }
 
+/// The pages of a guest's memory that differ from what they were.
+fn changed(guest: &Guest, before: &[u8]) -> BTreeSet<u64> {
+    let after = snapshot(guest);
+    let first = guest.arena.region().guest_addr / PAGE as u64;
+    let pages = (first..).zip(before.chunks(PAGE).zip(after.chunks(PAGE)));
+    pages.filter(|(_, (before, after))| before != after).map(|(page, _)| page).collect()
+}
+
 /// How many frames the port has delivered.
 fn delivered(switch: &Switch<'_>, port: &str) -> u64 {
     let snapshot = switch.show();
@@ -77,11 +87,7 @@ fn every_page_that_the_switch_writes_is_in_the_log_and_none_before_or_after() {
             eventually("forty frames are delivered", || {
                 (delivered(&switch, "b") == count + 40).then_some(())
             });
-            let after = snapshot(&b);
-            let first = b.arena.region().guest_addr / PAGE as u64;
-            let pages = (first..).zip(before.chunks(PAGE).zip(after.chunks(PAGE)));
-            let differ: BTreeSet<u64> =
-                pages.filter(|(_, (before, after))| before != after).map(|(page, _)| page).collect();
+            let differ = changed(&b, &before);
             assert!(differ.len() >= 2, "a ring and buffers: {differ:?}");
             // A worker may still be between its last write and the bit for it.
             let mut marked = BTreeSet::new();
@@ -138,6 +144,43 @@ fn a_guest_that_arrives_is_announced_if_its_address_is_known() {
         switch.until_state("none", PortState::Listening);
         let mut c = switch.plug("mac", 2, options);
         acquaint(&mut [&mut c, &mut a]);
+        switch.stop();
+    }
+}
+
+/// A switch that is replaced in the middle of a migration: what its successor writes is in the same log.
+#[test]
+fn a_successor_goes_on_with_the_log_of_a_migration() {
+    for ring in [Features::empty(), Features::RING_PACKED] {
+        let place = Place::new();
+        let mut switch = place.switch(&["a", "b"]);
+        let mut a = switch.plug("a", 1, Options::default());
+        let features = Features::DEVICE - Features::RING_PACKED.difference(ring);
+        let mut b = switch.plug("b", 2, Options { features, ..Options::default() });
+        acquaint(&mut [&mut a, &mut b]);
+        let migration = Migration::begin(&mut b);
+        for round in 0..3 {
+            switch = replaced(&place, switch, |_| ());
+            // What starts rings may mark pages of its own.
+            migration.log.take();
+            let (before, count) = (snapshot(&b), delivered(&switch, "b"));
+            a.send_numbered(b.mac, round * 100, 40);
+            eventually("forty frames are delivered", || {
+                (delivered(&switch, "b") == count + 40).then_some(())
+            });
+            let differ = changed(&b, &before);
+            assert!(differ.len() >= 2, "a ring and buffers: {differ:?}");
+            let mut marked = BTreeSet::new();
+            eventually("all that differs is marked", || {
+                marked.extend(migration.log.take());
+                differ.is_subset(&marked).then_some(())
+            });
+            b.expect_numbered(a.mac, round * 100, 40);
+        }
+        migration.end(&mut b);
+        migration.log.take();
+        converse(&mut a, &mut b, 50, 20);
+        assert!(migration.log.take().is_empty(), "the migration was cancelled");
         switch.stop();
     }
 }

@@ -1,7 +1,8 @@
 //! A running switch that another process replaces: `ringferry run --replace`. Guests send all the time, and notice nothing.
 
 use std::net::UdpSocket;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,14 +11,16 @@ use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Header;
 use ringferry_rig::frames::frame;
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
-use ringferry_rig::process::{PATIENCE, in_a_namespace, may, readable};
+use ringferry_rig::process::{PATIENCE, eventually, in_a_namespace, may, readable};
 use ringferry_rig::switch::{Place, Switch, ringferry};
+use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::{Listener, Stream};
 use ringferry_sys::{netif, program};
 use ringferry_vhost_user::message::{FLAG_REPLY, Request, VERSION};
 use ringferry_virtio_net::Features;
 use rustix::process::Signal;
 
+use crate::hostile::spring;
 use crate::lifecycle::bystanders;
 
 /// Replacements in a row for each kind of ring.
@@ -27,7 +30,7 @@ const ROUNDS: u32 = 10;
 const WINDOW: u32 = 200;
 
 /// The command that replaces the switch of a place.
-fn replace(place: &Place) -> Command {
+pub fn replace(place: &Place) -> Command {
     let mut command = ringferry();
     command.arg("run").arg("--replace").arg("--control").arg(place.control());
     command
@@ -35,14 +38,14 @@ fn replace(place: &Place) -> Command {
 
 /// One direction of numbered frames.
 #[derive(Default)]
-struct Flow {
+pub struct Flow {
     sent: u32,
     received: u32,
 }
 
 impl Flow {
     /// Sends what the window allows.
-    fn send(&mut self, from: &mut Guest, to: Mac) {
+    pub fn send(&mut self, from: &mut Guest, to: Mac) {
         from.pair.reclaim();
         while self.sent - self.received < WINDOW
             && from.pair.send_frame(&Header::default(), &frame(to, from.mac, 100, self.sent))
@@ -54,7 +57,7 @@ impl Flow {
 
     /// Receives what is there: every frame, once, in order and unharmed.
     #[track_caller]
-    fn receive(&mut self, to: &mut Guest, from: Mac) {
+    pub fn receive(&mut self, to: &mut Guest, from: Mac) {
         to.pump();
         while let Some(received) = to.take() {
             assert_eq!(received.frame, frame(to.mac, from, 100, self.received), "frame {}", self.received);
@@ -65,7 +68,7 @@ impl Flow {
 
 /// Both directions, as fast as it goes, until `done`, and then until all has arrived.
 #[track_caller]
-fn stream(a: &mut Guest, b: &mut Guest, flows: &mut [Flow; 2], done: impl Fn() -> bool) {
+pub fn stream(a: &mut Guest, b: &mut Guest, flows: &mut [Flow; 2], done: impl Fn() -> bool) {
     let [there, back] = flows;
     let (one, other) = (a.mac, b.mac);
     while !done() {
@@ -87,8 +90,18 @@ fn stream(a: &mut Guest, b: &mut Guest, flows: &mut [Flow; 2], done: impl Fn() -
 }
 
 /// Replaces a switch while a task goes on that is told when to end.
-fn replaced<'a>(
+pub fn replaced<'a>(
     place: &'a Place,
+    old: Switch<'a>,
+    task: impl FnOnce(&(dyn Fn() -> bool + Sync)) + Send,
+) -> Switch<'a> {
+    replaced_by(place, &mut replace(place), old, task)
+}
+
+/// Replaces a switch by what a command starts, as [`replaced`] does.
+fn replaced_by<'a>(
+    place: &'a Place,
+    command: &mut Command,
     mut old: Switch<'a>,
     task: impl FnOnce(&(dyn Fn() -> bool + Sync)) + Send,
 ) -> Switch<'a> {
@@ -96,7 +109,7 @@ fn replaced<'a>(
     // Processes of this test end with the thread that has started them.
     let new = std::thread::scope(|scope| {
         scope.spawn(|| task(&|| done.load(Ordering::Relaxed)));
-        let new = place.start(&mut replace(place), Vec::new());
+        let new = place.start(command, Vec::new());
         done.store(true, Ordering::Relaxed);
         new
     });
@@ -348,6 +361,137 @@ fn only_one_takes_over_and_not_what_has_changed_meanwhile() {
     assert_eq!(place.files(), [""; 0]);
 }
 
+/// A port that connects has nothing but its session to hand over, and finds its next front end by itself.
+#[test]
+fn a_port_that_connects_goes_along_and_connects_again() {
+    let place = Place::new();
+    let mut switch = place.switch(&["a", "later,mode=connect"]);
+    let mut a = switch.plug("a", 1, Options::default());
+    // Nobody is there yet.
+    switch = replaced(&place, switch, |_| ());
+    assert_eq!(switch.port("later").state, PortState::Connecting);
+    let listener = Listener::bind(place.socket("later")).unwrap();
+    for number in 2..4 {
+        let socket = eventually("the switch connects", || listener.accept().unwrap());
+        let mut b = Guest::plug(socket, number, Options::default());
+        switch.until_state("later", PortState::Up);
+        acquaint(&mut [&mut a, &mut b]);
+        let mut flows = <[Flow; 2]>::default();
+        for _ in 0..3 {
+            switch = replaced(&place, switch, |done| stream(&mut a, &mut b, &mut flows, done));
+        }
+        assert_eq!(switch.port("later").counters["connections"], u64::from(number) - 1);
+    }
+    switch.stop();
+}
+
+/// A front end that has held up a worker gains nothing by the replacement.
+#[test]
+fn a_port_in_quarantine_stays_there() {
+    let place = Place::new();
+    let mut switch = place.switch(&["a", "b", "villain"]);
+    let (mut a, mut b) = bystanders(&switch);
+    let villain = switch.plug("villain", 9, Options::default());
+    let (trap, kick) = (EventFd::new().unwrap(), EventFd::new().unwrap());
+    let mut villain = villain.connection;
+    villain.frontend().set_vring_call(0, Some(trap.as_fd())).unwrap();
+    spring(&trap);
+    let _ = villain.frontend().set_vring_kick(0, Some(kick.as_fd()));
+    let before = switch.until("villain", "in quarantine", |port| port.fault.is_some());
+    for _ in 0..2 {
+        switch = replaced(&place, switch, |_| ());
+        let port = switch.port("villain");
+        assert_eq!((port.fault, port.state), (before.fault.clone(), PortState::Down));
+        // Whoever comes next waits in the backlog.
+        let again = switch.connect("villain");
+        converse(&mut a, &mut b, 0, 20);
+        assert_eq!(switch.port("villain").counters["connections"], 1);
+        drop(again);
+    }
+    switch.stop();
+}
+
+/// What the two processes give up is for each of them to say, and does not hinder the other.
+#[test]
+fn a_switch_in_a_sandbox_and_one_without_replace_each_other() {
+    let place = Place::new();
+    let mut switch = place.start(place.run(&["a", "b"]).args(["--sandbox", "off"]), Vec::new());
+    let (mut a, mut b) = bystanders(&switch);
+    let mut flows = <[Flow; 2]>::default();
+    for sandbox in ["off", "on", "on", "off"] {
+        let mut command = replace(&place);
+        command.args(["--sandbox", sandbox]);
+        switch = replaced_by(&place, &mut command, switch, |done| stream(&mut a, &mut b, &mut flows, done));
+        assert_eq!(place.files(), ["a.sock", "b.sock", "control"]);
+        switch.assert_no_drops();
+    }
+    switch.stop();
+    assert_eq!(place.files(), [""; 0]);
+}
+
+/// A socket of a service manager, and a connection that was inherited: the successor has inherited neither.
+#[test]
+fn inherited_sockets_go_along_and_stay_in_place() {
+    let place = Place::new();
+    let mut run = place.run(&["a"]);
+    run.args([
+        "--port",
+        "vhost-user-activation:vm0",
+        "--port",
+        "vhost-user-fd:5",
+        "--port",
+        "vhost-user-fd:6",
+    ]);
+    // LISTEN_PID is the number of the process itself, so it is set from within.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(run.get_program()).args(run.get_args());
+    shell.env("LISTEN_FDS", "1").env("LISTEN_FDNAMES", "vm0");
+    let listener: OwnedFd = UnixListener::bind(place.socket("vm0")).unwrap().into();
+    let [(ours, theirs), (late, waiting)] = [(); 2].map(|()| Stream::pair().unwrap());
+    let fds = vec![(listener, 3), (theirs.into(), 5), (waiting.into(), 6)];
+    let mut switch = place.start(&mut shell, fds);
+    let mut a = switch.plug("a", 1, Options::default());
+    let mut b = switch.plug("vm0", 2, Options::default());
+    let mut c = Guest::plug(ours, 3, Options::default());
+    switch.until_state("fd5", PortState::Up);
+    acquaint(&mut [&mut a, &mut b, &mut c]);
+    let mut flows = <[Flow; 2]>::default();
+    for _ in 0..2 {
+        switch = replaced(&place, switch, |done| stream(&mut b, &mut c, &mut flows, done));
+    }
+    converse(&mut a, &mut b, 0, 20);
+    drop((b, c));
+    // The one listens again, the other has had its only front end.
+    switch.until_state("fd5", PortState::Down);
+    switch.until_state("vm0", PortState::Listening);
+    switch = replaced(&place, switch, |_| ());
+    assert_eq!(switch.port("fd5").state, PortState::Down);
+    let mut b = switch.plug("vm0", 4, Options::default());
+    let mut d = Guest::plug(late, 5, Options::default());
+    switch.until_state("fd6", PortState::Up);
+    acquaint(&mut [&mut a, &mut b, &mut d]);
+    converse(&mut b, &mut d, 0, 20);
+    switch.stop();
+    assert_eq!(place.files(), ["vm0.sock"]);
+}
+
+/// The file of a socket may be gone, or another's by now: guests that are connected go on, and what is another's is left alone.
+#[test]
+fn a_socket_whose_file_was_removed_goes_along_and_the_next_one_is_left_alone() {
+    let place = Place::new();
+    let mut switch = place.switch(&["a", "b"]);
+    let (mut a, mut b) = bystanders(&switch);
+    let mut flows = <[Flow; 2]>::default();
+    std::fs::remove_file(place.socket("a")).unwrap();
+    switch = replaced(&place, switch, |done| stream(&mut a, &mut b, &mut flows, done));
+    let another = UnixListener::bind(place.socket("a")).unwrap();
+    switch = replaced(&place, switch, |done| stream(&mut a, &mut b, &mut flows, done));
+    switch.assert_no_drops();
+    switch.stop();
+    assert_eq!(place.files(), ["a.sock"]);
+    drop(another);
+}
+
 fn failure(output: &Output) -> String {
     assert_eq!(output.status.code(), Some(1));
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -417,7 +561,7 @@ fn in_the_background_and_only_if_the_program_is_another_one() {
     converse(&mut a, &mut b, 0, 20);
     let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
     rustix::process::kill_process(pid, Signal::TERM).unwrap();
-    ringferry_rig::process::eventually("the sockets are gone", || place.files().is_empty().then_some(()));
+    eventually("the sockets are gone", || place.files().is_empty().then_some(()));
 }
 
 fn an_uplink_stays_in_the_namespace() {
@@ -459,7 +603,7 @@ fn an_uplink_stays_in_the_namespace() {
                 look(&mut a, &mut next);
             }
         });
-        ringferry_rig::process::eventually("all have arrived", || {
+        eventually("all have arrived", || {
             look(&mut a, &mut next);
             (next == sent).then_some(())
         });

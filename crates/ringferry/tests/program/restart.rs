@@ -29,7 +29,7 @@ fn flood(from: &mut Guest, to: &mut Guest) {
 
 /// Sends a frame of its own and receives whatever is still on its way until it has come.
 #[track_caller]
-fn flush_out(from: &mut Guest, to: &mut Guest, number: u32) {
+pub fn flush_out(from: &mut Guest, to: &mut Guest, number: u32) {
     let last = frame(to.mac, from.mac, 300, number);
     from.send(&last);
     while to.receive().frame != last {}

@@ -22,6 +22,8 @@ use ringferry_vhost_user::{Connection, RingPlan, Wanted, connect_device};
 use ringferry_virtio_net::driver::{Arena, Pair, PairConfig};
 use ringferry_virtio_net::{Features, queue_index};
 
+use crate::replace::replaced;
+
 /// A guest with several queue pairs, which it polls.
 struct Wide {
     connection: Connection,
@@ -350,6 +352,49 @@ fn pairs_change_workers_under_traffic_and_frames_stay_in_order() {
     eprintln!("{moves} moves");
     assert!(moves >= 15, "every pair to every worker: {moves}");
     switch.assert_no_drops();
+}
+
+/// Pairs stay with the workers that they were assigned to, and flows on their pairs, when another process takes over.
+#[test]
+fn a_replacement_changes_neither_the_worker_of_a_pair_nor_the_pair_of_a_flow() {
+    const FLOWS: u16 = 12;
+    let place = Place::new();
+    let (mut switch, mut a, mut b) = two(&place, "3", [3, 2]);
+    let flow = |number: u32| 3000 + (number % u32::from(FLOWS)) as u16;
+    for number in 0..FLOWS.into() {
+        b.send(number as usize % 2, &packet(a.mac, b.mac, flow(number), 0));
+    }
+    a.expect(FLOWS.into());
+    for (port, queue, worker) in [("a", 0, 2), ("a", 1, 2), ("b", 0, 1), ("b", 1, 0)] {
+        assign(&place.control(), port, queue, worker).unwrap();
+    }
+    let served = ["a", "b"].map(|port| served_by(&place, port));
+    assert_eq!(served, [vec![2, 2, 2], vec![1, 0]]);
+    let (mut sent, mut arrived) = (0_u32, 0_u32);
+    let mut last = BTreeMap::new();
+    for _ in 0..5 {
+        switch = replaced(&place, switch, |done| {
+            while !done() || arrived < sent {
+                while !done() && sent - arrived < UNDER_WAY as u32 {
+                    // A flow is sent on one pair.
+                    let pair = usize::from(flow(sent)) % 3;
+                    a.send(pair, &packet(b.mac, a.mac, flow(sent), sent));
+                    sent += 1;
+                }
+                for (pair, frame) in b.received() {
+                    let (flow, number) = opened(&frame);
+                    assert_eq!(pair, usize::from(flow) % 2, "flow {flow} has left its pair");
+                    let before = last.insert(flow, number);
+                    let next = before.map_or(u32::from(flow) - 3000, |before| before + u32::from(FLOWS));
+                    assert_eq!(number, next, "flow {flow}");
+                    arrived += 1;
+                }
+            }
+        });
+        assert_eq!(["a", "b"].map(|port| served_by(&place, port)), served);
+    }
+    switch.assert_no_drops();
+    switch.stop();
 }
 
 #[test]
