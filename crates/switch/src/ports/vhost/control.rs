@@ -719,6 +719,8 @@ impl PortControl for VhostPort {
     }
 
     fn resume(&mut self) {
+        // The guest has not moved.
+        self.device.announced = Some(Instant::now());
         if let Some(session) = &mut self.session {
             session.resume(&mut self.device);
         }
