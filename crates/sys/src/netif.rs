@@ -182,6 +182,32 @@ pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> Result<()> {
     attempt().map_err(|source| InterfaceError { name: name.to_owned(), action: action(), source })
 }
 
+/// Removes an address with a prefix length in bits from the interface. Removing an address that is not there is not an error.
+///
+/// # Errors
+/// No permission, or no such interface.
+pub fn remove_address(name: &str, address: IpAddr, prefix: u8) -> Result<()> {
+    let attempt = || {
+        let index = index(name).map_err(|e| e.source)?.ok_or_else(no_such_interface)?;
+        netlink::remove_address(index, address, prefix)
+    };
+    let action = || format!("removing {address}/{prefix} from it");
+    attempt().map_err(|source| InterfaceError { name: name.to_owned(), action: action(), source })
+}
+
+/// Makes the interface a port of no bridge of the kernel. If it is none already nothing changes.
+///
+/// # Errors
+/// No permission, or no such interface.
+pub fn leave_bridge(name: &str) -> Result<()> {
+    let attempt = || {
+        let index = index(name).map_err(|e| e.source)?.ok_or_else(no_such_interface)?;
+        netlink::set_master(index, 0)
+    };
+    let action = || "leaving its bridge".to_owned();
+    attempt().map_err(|source| InterfaceError { name: name.to_owned(), action: action(), source })
+}
+
 /// Makes the interface a port of a bridge of the kernel, and of no other one any more. If it is one already nothing changes.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! The netlink requests of this crate: adding an address to an interface, and making an interface a port of another (rtnetlink(7)).
+//! The netlink requests of this crate: adding an address to an interface and removing it, and making an interface a port of another (rtnetlink(7)).
 //!
 //! Each request opens a socket of its own and closes it. The older ioctl is not sufficient, as it cannot turn off
 //! the detection of duplicate IPv6 addresses, which delays the use of an address.
@@ -36,8 +36,23 @@ pub(crate) fn add_address(index: u32, address: IpAddr, prefix: u8) -> io::Result
     request(libc::RTM_NEWADDR, libc::NLM_F_CREATE | libc::NLM_F_REPLACE, &body)
 }
 
-/// Makes the interface with index `index` a port of the one with index `master`. A port of another one leaves that first; if it is one of
-/// `master` already nothing is done.
+/// Removes `address` from the interface with index `index`. An address that is not there is not an error.
+pub(crate) fn remove_address(index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
+    let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let mut body = vec![family as u8, prefix, 0, 0];
+    body.extend_from_slice(&index.to_ne_bytes());
+    match address {
+        IpAddr::V4(address) => attribute(&mut body, libc::IFA_LOCAL, &address.octets()),
+        IpAddr::V6(address) => attribute(&mut body, libc::IFA_LOCAL, &address.octets()),
+    }
+    match request(libc::RTM_DELADDR, 0, &body) {
+        Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(()),
+        result => result,
+    }
+}
+
+/// Makes the interface with index `index` a port of the one with index `master`, or of none with 0. A port of another one leaves that first; if it
+/// is one of `master` already nothing is done.
 pub(crate) fn set_master(index: u32, master: u32) -> io::Result<()> {
     // struct ifinfomsg: family, padding, type, index, flags, changed flags.
     let mut body = vec![0; 4];
