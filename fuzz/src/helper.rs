@@ -4,7 +4,7 @@
 //! bytes: requests of the right shape, bytes that are none, in pieces or together, without an end, and with
 //! descriptors. Each request is answered once, or the helper ends. Meanwhile nothing outside the charter is
 //! connected to, written or removed: sockets of others, files in the same folder, and of the configuration
-//! everything but rules, ports that were opened so, and ports that were to be forgotten. Descriptors come only with answers that say so, and
+//! everything but settings that can change while a port is open, ports that were opened so, and ports that were to be forgotten. Descriptors come only with answers that say so, and
 //! none is leaked.
 //!
 //! | file | idea |

@@ -11,7 +11,7 @@ use crate::explain::Explanation;
 use crate::guest::GuestSnapshot;
 use crate::mirror::{FdbFlush, LinkChange, Mirrors};
 use crate::ports::{PortChange, Reload};
-use crate::rules::{PortRules, RulesChange};
+use crate::rules::{PortRules, SettingsChange};
 use crate::snapshot::Snapshot;
 
 /// What can be asked.
@@ -220,7 +220,8 @@ pub enum Answer {
     /// To [`Request::Rules`].
     Rules(PortRules),
     /// To [`Request::Set`], [`Request::Unset`], [`Request::AddFdb`] and [`Request::RemoveFdb`].
-    RulesChanged(RulesChange),
+    #[serde(rename = "rules-changed")]
+    SettingsChanged(SettingsChange),
     /// To [`Request::Add`] and [`Request::Remove`].
     PortChanged(PortChange),
     /// To [`Request::Reload`].

@@ -16,29 +16,73 @@ pub struct PortRules {
     pub rules: RulesByKey,
 }
 
-/// What became of a change of rules: the answer to `ringferry ctl set` and `unset`.
+/// What became of a change of settings: the answer to `ringferry ctl set` and `unset`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct RulesChange {
+pub struct SettingsChange {
     /// The port.
     pub port: String,
     /// Its rules now.
     pub rules: RulesByKey,
+    /// The other settings that were asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub settings: Vec<SettingChange>,
     /// Whether the configuration file says the same, so that the next start has them, too.
     pub persistent: bool,
     /// Where they are kept, or why they are not, for people.
     pub note: String,
 }
 
+/// A setting other than a rule, as it is now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SettingChange {
+    /// The key.
+    pub key: String,
+    /// Its value, that of the configuration file; absent: it is not set.
+    pub value: Option<serde_json::Value>,
+    /// When it holds.
+    pub holds: Holds,
+}
+
+/// When a setting holds that was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Holds {
+    /// It holds now.
+    AtOnce,
+    /// A front end is connected that has agreed on the value before, and keeps that until it disconnects.
+    NextConnection,
+}
+
+impl SettingChange {
+    /// Says what is set and when it holds, in the words of `ringferry ctl set`.
+    fn to_text(&self) -> String {
+        let SettingChange { key, value, holds } = self;
+        let setting = match value {
+            Some(value) => format!("{key}={}", flag(value)),
+            None => format!("{key} is not set"),
+        };
+        let when = match holds {
+            Holds::AtOnce => "holds now",
+            Holds::NextConnection => {
+                "holds with the next connection; the front end that is connected keeps what it has agreed on"
+            }
+        };
+        format!("  {setting}: {when}\n")
+    }
+}
+
+/// A value of the configuration file as `ringferry ctl set` takes it.
+fn flag(value: &serde_json::Value) -> String {
+    match value {
+        serde_json::Value::String(text) => text.clone(),
+        serde_json::Value::Array(items) if items.is_empty() => "none".to_owned(),
+        serde_json::Value::Array(items) => items.iter().map(flag).collect::<Vec<_>>().join(","),
+        other => other.to_string(),
+    }
+}
+
 /// Rules in the words of `ringferry ctl set`.
 pub(crate) fn settings(rules: &RulesByKey) -> impl Iterator<Item = String> {
-    fn flag(value: &serde_json::Value) -> String {
-        match value {
-            serde_json::Value::String(text) => text.clone(),
-            serde_json::Value::Array(items) if items.is_empty() => "none".to_owned(),
-            serde_json::Value::Array(items) => items.iter().map(flag).collect::<Vec<_>>().join(","),
-            other => other.to_string(),
-        }
-    }
     rules.iter().map(|(key, value)| format!("{key}={}", flag(value)))
 }
 
@@ -54,10 +98,18 @@ impl PortRules {
     }
 }
 
-impl RulesChange {
-    /// The rules now, and whether they are kept.
+impl SettingsChange {
+    /// The rules now, the other settings that were asked for with the time from which they hold, and whether all of that is kept.
     pub fn to_text(&self) -> String {
-        format!("{}{}: {}\n", rules_to_text(&self.port, &self.rules), kept(self.persistent), self.note)
+        let mut text = String::new();
+        if self.settings.is_empty() || !self.rules.is_empty() {
+            text += &rules_to_text(&self.port, &self.rules);
+        }
+        if !self.settings.is_empty() {
+            text += &format!("settings of {}:\n", self.port);
+        }
+        text.extend(self.settings.iter().map(SettingChange::to_text));
+        format!("{text}{}: {}\n", kept(self.persistent), self.note)
     }
 }
 
@@ -67,4 +119,31 @@ fn rules_to_text(port: &str, rules: &RulesByKey) -> String {
     }
     let lines = settings(rules).map(|setting| format!("  {setting}\n"));
     format!("rules of {port}:\n{}", lines.collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_says_from_when_each_setting_holds() {
+        let setting = |key: &str, value: Option<serde_json::Value>, holds| SettingChange {
+            key: key.to_owned(),
+            value,
+            holds,
+        };
+        let settings = vec![
+            setting("worker", Some(1.into()), Holds::AtOnce),
+            setting("mtu", None, Holds::NextConnection),
+        ];
+        let (port, note) = ("vm0".to_owned(), "in rf.toml".to_owned());
+        let mut change = SettingsChange { port, settings, persistent: true, note, ..Default::default() };
+        let settings = "settings of vm0:\n  worker=1: holds now\n  mtu is not set: holds with the next connection; the front end \
+                        that is connected keeps what it has agreed on\nkept: in rf.toml\n";
+        assert_eq!(change.to_text(), settings);
+        change.rules.insert("vlan".to_owned(), 10.into());
+        assert_eq!(change.to_text(), format!("rules of vm0:\n  vlan=10\n{settings}"));
+        change.settings.clear();
+        assert_eq!(change.to_text(), "rules of vm0:\n  vlan=10\nkept: in rf.toml\n");
+    }
 }

@@ -24,7 +24,7 @@ fn text(answer: &Answer) -> String {
         Answer::Stats(stats) => stats.to_text(),
         Answer::Explain(explanation) => explanation.to_text(),
         Answer::Rules(rules) => rules.to_text(),
-        Answer::RulesChanged(change) => change.to_text(),
+        Answer::SettingsChanged(change) => change.to_text(),
         Answer::PortChanged(change) => change.to_text(),
         Answer::Reloaded(reload) => reload.to_text(),
         Answer::Replacing { .. } => unreachable!("nothing of it is shown"),

@@ -12,8 +12,8 @@ use ringferry_control::snapshot::{
     Snapshot, VifFeatures, WorkerSnapshot,
 };
 use ringferry_control::{
-    Answer, GuestSnapshot, PortAction, PortChange, PortRules, Reload, ReloadStep, Request, Response,
-    RulesByKey, RulesChange,
+    Answer, GuestSnapshot, Holds, PortAction, PortChange, PortRules, Reload, ReloadStep, Request, Response,
+    RulesByKey, SettingChange, SettingsChange,
 };
 use ringferry_packet::ether::Mac;
 use ringferry_packet::flow::HashTypes;
@@ -266,8 +266,21 @@ fn answer() -> impl Strategy<Value = Answer> {
                 }
             },
         );
-    let change = (text(), rules(), any::<bool>(), text())
-        .prop_map(|(port, rules, persistent, note)| RulesChange { port, rules, persistent, note });
+    let holds = prop::sample::select(vec![Holds::AtOnce, Holds::NextConnection]);
+    let setting = (text(), option::of(any::<u16>()), holds).prop_map(|(key, value, holds)| SettingChange {
+        key,
+        value: value.map(Into::into),
+        holds,
+    });
+    let change = (text(), rules(), vec(setting, 0..3), any::<bool>(), text()).prop_map(
+        |(port, rules, settings, persistent, note)| SettingsChange {
+            port,
+            rules,
+            settings,
+            persistent,
+            note,
+        },
+    );
     let port_change = (text(), port_action(), any::<bool>(), text())
         .prop_map(|(port, done, persistent, note)| PortChange { port, done, persistent, note });
     let step = (text(), port_action(), text(), option::of(text()))
@@ -283,7 +296,7 @@ fn answer() -> impl Strategy<Value = Answer> {
         stats().prop_map(Answer::Stats),
         explanation().prop_map(Answer::Explain),
         (text(), rules()).prop_map(|(port, rules)| Answer::Rules(PortRules { port, rules })),
-        change.prop_map(Answer::RulesChanged),
+        change.prop_map(Answer::SettingsChanged),
         port_change.prop_map(Answer::PortChanged),
         reload.prop_map(Answer::Reloaded),
         any::<(u32, u32)>().prop_map(|(format, pid)| Answer::Replacing { format, pid }),

@@ -10,7 +10,7 @@ use ringferry_control::explain::Explanation;
 use ringferry_control::mirror::{FdbFlush, LinkChange, Mirrors};
 use ringferry_control::snapshot::Snapshot;
 use ringferry_control::{self as control, Answer, ControlError, Request};
-use ringferry_control::{PortChange, PortRules, Reload, RulesChange};
+use ringferry_control::{PortChange, PortRules, Reload, SettingsChange};
 
 use crate::capture::DirectionArg;
 
@@ -20,6 +20,7 @@ Examples:
   ringferry ctl show                                             everything, for people
   ringferry ctl set vm0 vlan=10 isolated=on                      rules of a port, now and in the configuration file
   ringferry ctl set vm0 rate_in=1gbit rate_out=1gbit --runtime   now, and not in the file
+  ringferry ctl set vm0 mtu=9000 packed=off                      offered to the next front end that connects
   ringferry ctl rules vm0
   ringferry ctl unset vm0 rate_in rate_out
   ringferry ctl add vhost-user:/run/ringferry/vm2.sock,vlan=10   a port, now and in the configuration file
@@ -36,6 +37,8 @@ const RULES: &str = "\
 `in` is what the switch takes from the port, what its guest sends. What is above `rate_in` waits
 in the guest's ring; what is above `rate_out` waits in the switch for a moment, and is marked or dropped; what is above `storm` is dropped.
 
+Rules hold at once. So do the other settings where they can; those on which a front end has agreed hold with the next connection, and the
+answer says so. What can change only when the port is opened anew is refused: write it into the configuration file and use `ringferry ctl reload`.
 Either all settings are carried out or none. They are kept in the configuration file that the switch was started from, where only
 these keys are touched; if they cannot be kept, the answer says why.
 
@@ -44,14 +47,15 @@ Examples:
   ringferry ctl set uplink trunk=10,20-29 native=5
   ringferry ctl set vm0 allowed_macs=52:54:00:00:00:01 allowed_ips=10.0.0.2,fd00::/64
   ringferry ctl set vm0 storm=1kpps rate_in=1gbit rate_in_burst=1mib --runtime
+  ringferry ctl set vm0 mtu=9000 worker=1
 
 All keys: `ringferry ctl set --help`, docs/configuration.md.";
 
-/// Shown below the options by `ringferry ctl set --help`: every rule.
+/// Shown below the options by `ringferry ctl set --help`: every key that can change.
 fn keys_and_rules() -> String {
-    let keys = ringferry_switch::config::rules_help();
+    let keys = ringferry_switch::config::settings_help();
     format!(
-        "Keys, as in a [[port]] table and in --port flags; a list has commas between its entries:\n{keys}\n{RULES}"
+        "As in a [[port]] table and in --port flags; a list has commas between its entries.\n\n{keys}\n{RULES}"
     )
 }
 
@@ -74,9 +78,9 @@ All keys: `ringferry run --help`, docs/configuration.md.";
 /// Shown below the options by `ringferry ctl reload --help`.
 const RELOAD: &str = "\
 The file is read with its drop-in files, those in the directory of its name with .d in place of .toml. If anything in it is wrong nothing
-is done. Of the differences each port has all or none: ports that are not in the file any more are removed, new ones are added, other rules
-are set without a packet lost, and a port with other settings than rules is opened anew, so that its guest has to connect again. Ports that
-were given by flags, or added with --runtime, stay. The exit status is 1 if something could not be done.
+is done. Of the differences each port has all or none: ports that are not in the file any more are removed, new ones are added, and what
+`ringferry ctl set` can change is changed in the same way, without a packet lost. A port with other settings than that is opened anew, so that
+its guest has to connect again. Ports that were given by flags, or added with --runtime, stay. The exit status is 1 if something could not be done.
 
 Examples:
   ringferry ctl reload --dry-run
@@ -263,7 +267,7 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Changes rules of a port, at once and in the configuration file.
+    /// Changes settings of a port that is open, now and in the configuration file: its rules, its worker, its MTU, what it offers.
     #[command(after_help = RULES, after_long_help = keys_and_rules())]
     Set {
         /// The port.
@@ -278,7 +282,7 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Takes rules of a port away, at once and in the configuration file. Keys that depend on another go with it, such as native with
+    /// Takes settings of a port back, now and in the configuration file. Keys that depend on another go with it, such as native with
     /// trunk; `ringferry ctl set --help` lists the keys.
     Unset {
         /// The port.
@@ -518,8 +522,8 @@ fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
         (Request::FlushFdb { .. }, Answer::FdbFlushed(flush)) => show(flush, FdbFlush::to_text, json)?,
         (
             Request::Set { .. } | Request::Unset { .. } | Request::AddFdb { .. } | Request::RemoveFdb { .. },
-            Answer::RulesChanged(change),
-        ) => show(change, RulesChange::to_text, json)?,
+            Answer::SettingsChanged(change),
+        ) => show(change, SettingsChange::to_text, json)?,
         _ => return Err(CtlError::Mismatch),
     })
 }
@@ -665,11 +669,23 @@ mod tests {
                             Request::Set { port, settings, runtime } => {
                                 let rules = settings.into_iter().map(|setting| (setting, runtime.into()));
                                 let (rules, note) = (rules.collect(), "in rf.toml".to_owned());
-                                Answer::RulesChanged(RulesChange { port, rules, persistent: !runtime, note })
+                                Answer::SettingsChanged(SettingsChange {
+                                    port,
+                                    rules,
+                                    persistent: !runtime,
+                                    note,
+                                    ..SettingsChange::default()
+                                })
                             }
                             Request::Unset { port, runtime, .. } => {
                                 let (rules, note) = (Default::default(), "there is no file".to_owned());
-                                Answer::RulesChanged(RulesChange { port, rules, persistent: runtime, note })
+                                Answer::SettingsChanged(SettingsChange {
+                                    port,
+                                    rules,
+                                    persistent: runtime,
+                                    note,
+                                    ..SettingsChange::default()
+                                })
                             }
                         })
                     });

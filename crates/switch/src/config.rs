@@ -28,6 +28,7 @@ use toml::de::{DeTable, DeValue};
 use crate::rules::{Rules, Vid};
 
 mod changes;
+mod edit;
 mod file;
 mod help;
 mod parse;
@@ -41,12 +42,13 @@ use values::{Described, Shape};
 pub use crate::ports::tap::config::{LinkConfig, MAX_TAP_NAME, TapConfig, TapSource};
 pub use crate::ports::vhost::config::{AccessConfig, FeatureToggles, VhostUserConfig, VhostUserEndpoint};
 pub use crate::ports::xen::config::{Transfer, VifName, XenProvider, XenVifConfig};
+pub(crate) use edit::Edit;
 pub use file::drop_ins;
-pub(crate) use file::{KeepError, forget_port, keep, keep_port};
-pub use help::{port_keys_help, rules_help};
+pub(crate) use file::{KeepError, Kept, forget_port, keep, keep_port};
+pub use help::{port_keys_help, settings_help};
 pub(crate) use parse::Fields;
-pub(crate) use rules::{Edit, entries as rules_by_key};
-pub(crate) use table::{Key, Keys, Unset, keys};
+pub(crate) use rules::entries as rules_by_key;
+pub(crate) use table::{Effect, Key, Keys, Unset, keys};
 pub(crate) use values::{
     Boolean, Choice, Codec, List, MAC, SOCKET, Text, digits, number, number_of, power_of_two,
 };
@@ -83,14 +85,21 @@ pub struct ConfigFile {
     pub path: PathBuf,
     /// Names of the ports in it, and in its drop-in files.
     pub ports: Vec<String>,
+    /// The drop-in files of the ports that are in one.
+    pub(crate) drop_ins: BTreeMap<String, PathBuf>,
     /// What it says that is not about a port, as TOML.
     settings: String,
 }
 
 impl ConfigFile {
     /// The file that another process has read: its path, the names of its ports, and what it says that is not about a port.
-    pub(crate) fn read_before(path: PathBuf, ports: Vec<String>, settings: String) -> ConfigFile {
-        ConfigFile { path, ports, settings }
+    pub(crate) fn read_before(
+        path: PathBuf,
+        ports: Vec<String>,
+        settings: String,
+        drop_ins: BTreeMap<String, PathBuf>,
+    ) -> ConfigFile {
+        ConfigFile { path, ports, drop_ins, settings }
     }
 
     /// What it says that is not about a port, as TOML.
@@ -98,13 +107,28 @@ impl ConfigFile {
         &self.settings
     }
 
-    /// The file at `path` with all of this configuration in it.
-    pub(crate) fn of(path: &Path, config: &Config) -> ConfigFile {
+    /// The file at `path` with all of this configuration in it, but for ports that are in drop-in files.
+    pub(crate) fn of(path: &Path, config: &Config, drop_ins: BTreeMap<String, PathBuf>) -> ConfigFile {
         ConfigFile {
             path: path.to_owned(),
+            drop_ins,
             ports: config.ports.iter().map(|port| port.name.clone()).collect(),
             settings: settings(config.control.as_deref(), &config.socket_directories, config.switch),
         }
+    }
+}
+
+impl ConfigFile {
+    /// Returns the file that has the port of this name, if one has.
+    pub(crate) fn with_port(&self, name: &str) -> Option<&Path> {
+        let has = self.ports.iter().any(|port| port == name);
+        has.then(|| self.drop_ins.get(name).unwrap_or(&self.path).as_path())
+    }
+
+    /// Forgets a port that is in the file no more.
+    pub(crate) fn forget(&mut self, name: &str) {
+        self.ports.retain(|port| port != name);
+        self.drop_ins.remove(name);
     }
 }
 
@@ -259,6 +283,11 @@ pub(crate) trait PortSettings: Sized {
     fn is_of_the_host(&self) -> bool {
         false
     }
+
+    /// Returns true if front ends connect to the port and agree with it on settings that hold until they disconnect.
+    fn has_sessions(&self) -> bool {
+        true
+    }
 }
 
 /// One way to begin a `--port` flag: `WORD:PLACE` is short for `kind` and one more key.
@@ -285,7 +314,7 @@ enum Scope {
     Port,
     /// In a `[[port]]` of this kind.
     Kind(&'static str),
-    /// In every `[[port]]`, and in changes while the switch runs: no other keys can be changed then.
+    /// In every `[[port]]`: what its frames must obey.
     Rules,
 }
 
@@ -311,7 +340,7 @@ fn sections() -> impl Iterator<Item = (Scope, &'static [Key])> {
 
 keys! {
     /// The keys before all tables.
-    pub(crate) struct TopKeys {
+    pub(crate) struct TopKeys: Restart {
         /// Sets the path of the control socket, to which `ringferry ctl` connects. `--control` overrides it.
         control: PathBuf {
             is: SOCKET,
@@ -345,7 +374,7 @@ const DIRECTORY: Text<PathBuf> = Text {
 
 keys! {
     /// The keys of `[switch]`.
-    pub(crate) struct SwitchKeys {
+    pub(crate) struct SwitchKeys: Restart {
         /// Sets the ageing time of the forwarding database: a MAC address that has sent nothing for so long is
         /// forgotten.
         mac_age_seconds: u32 {
@@ -418,6 +447,16 @@ macro_rules! port_kinds {
             /// The keys that only one kind has, for each kind.
             fn keys() -> impl Iterator<Item = (&'static str, &'static [Key])> {
                 [$((<$config>::KIND, <$config as PortSettings>::Keys::KEYS)),+].into_iter()
+            }
+
+            /// The keys that only this kind has.
+            fn own_keys(&self) -> &'static [Key] {
+                match self { $(PortKind::$kind(_) => <$config as PortSettings>::Keys::KEYS,)+ }
+            }
+
+            /// Returns true if front ends connect to the port and agree with it on settings.
+            fn has_sessions(&self) -> bool {
+                match self { $(PortKind::$kind(config) => config.has_sessions(),)+ }
             }
 
             /// Reads the keys of the kind of this name, which must be one of [`names`](Self::names).
@@ -518,23 +557,6 @@ impl Config {
         Config::builder().file(file).build()
     }
 
-    /// Checks whether the port at index `at` could have these rules beside the others.
-    ///
-    /// # Errors
-    /// Another port has one of its static addresses.
-    pub(crate) fn check_rules(&self, at: usize, rules: &Rules) -> Result<(), ConfigError> {
-        let wanted: BTreeSet<_> = rules.static_macs.iter().collect();
-        let mut problems = Vec::new();
-        for (_, other) in self.ports.iter().enumerate().filter(|(other, _)| *other != at) {
-            for (mac, vid) in other.rules.static_macs.iter().filter(|station| wanted.contains(station)) {
-                let message =
-                    format!("{} is already used by port {:?}", Claim::Station(*mac, *vid), other.name);
-                problems.push(Place::default().problem("static_macs", message));
-            }
-        }
-        if problems.is_empty() { Ok(()) } else { Err(ConfigError { problems }) }
-    }
-
     /// The configuration as a TOML file that yields the same configuration when read. Ports given by flags
     /// are in it too.
     pub fn dump(&self) -> String {
@@ -573,6 +595,11 @@ impl PortConfig {
     /// Returns the worker that serves the port's first queue pair.
     pub(crate) fn first_worker(&self) -> usize {
         self.worker.unwrap_or(0).into()
+    }
+
+    /// Returns the worker that serves a queue pair of the port at first, of `count` workers.
+    pub(crate) fn worker_of(&self, queue: u16, count: usize) -> usize {
+        (self.first_worker() + usize::from(queue)) % count
     }
 
     /// Returns the keys that make the same port, without those that say what holds without them.
@@ -654,11 +681,15 @@ impl ConfigBuilder {
     pub fn file(mut self, path: &Path) -> Self {
         let before = self.ports.len();
         self = self.read(path, Self::document);
-        let drop_ins = drop_ins(path);
-        for file in drop_ins.iter().flatten() {
+        let files = drop_ins(path);
+        let mut drop_ins = BTreeMap::new();
+        for file in files.iter().flatten() {
+            let before = self.ports.len();
             self = self.read(file, Self::drop_in);
+            let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
+            drop_ins.extend(self.ports[before..].iter().map(|(_, port)| (port.name.clone(), file.clone())));
         }
-        if let Err(error) = drop_ins {
+        if let Err(error) = files {
             let place = Place::new(&path.display().to_string(), None);
             self.problems.push(place.problem("", format!("its drop-in files cannot be listed: {error}")));
         }
@@ -666,7 +697,7 @@ impl ConfigBuilder {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let control = self.control.as_ref().map(|(_, path)| path.as_path());
         let settings = settings(control, &self.socket_directories, self.switch);
-        self.file = Some(ConfigFile { path, ports, settings });
+        self.file = Some(ConfigFile { path, ports, drop_ins, settings });
         self.may_be_empty()
     }
 

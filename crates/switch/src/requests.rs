@@ -5,12 +5,14 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use ringferry_control::snapshot::{FdbSnapshot, PortSnapshot, PortState, Snapshot, VERSION};
-use ringferry_control::{Answer, PortRules, Reply, Request, Response, RulesByKey, RulesChange};
+use ringferry_control::{
+    Answer, Holds, PortRules, Reply, Request, Response, RulesByKey, SettingChange, SettingsChange,
+};
 use ringferry_sys::epoll::Epoll;
 
 use crate::captures::Captures;
 use crate::channels;
-use crate::config::{Config, Edit};
+use crate::config::{Config, Edit, Effect, Kept, PortConfig};
 use crate::explain::explain;
 use crate::fdb::PortId;
 use crate::handover::FORMAT;
@@ -25,6 +27,7 @@ use crate::snapshot::{self, FdbMerge, rules_by_key};
 
 mod addresses;
 mod ports;
+use ports::describe;
 
 /// Description of the algorithm that spreads frames over a guest's queue pairs.
 const STEERING: &str = "automatic flow steering: a flow goes to the pair that the guest last sent it on, a new one to a \
@@ -117,11 +120,11 @@ impl Requests<'_> {
             Request::Rules { port } => self.rules(port).map(Answer::Rules),
             Request::Set { port, settings, runtime } => {
                 let edit = Edit::set(settings).map_err(|error| error.to_string())?;
-                self.change_rules(port, &edit, *runtime)
+                self.change(port, &edit, *runtime)
             }
             Request::Unset { port, keys, runtime } => {
                 let edit = Edit::unset(keys).map_err(|error| error.to_string())?;
-                self.change_rules(port, &edit, *runtime)
+                self.change(port, &edit, *runtime)
             }
         }
     }
@@ -148,46 +151,91 @@ impl Requests<'_> {
         self.no_such_port(name)
     }
 
-    /// Changes rules of a port, now and in the configuration file. Either all of the edit is made, or nothing
-    /// is changed.
-    fn change_rules(&mut self, name: &str, edit: &Edit, runtime: bool) -> Result<Answer, String> {
-        let config = &mut *self.config;
-        let Some(at) = config.ports.iter().position(|port| port.name == name) else {
+    /// Changes settings of a port, now and in the configuration file. Either all of the edit is made, or nothing is changed.
+    fn change(&mut self, name: &str, edit: &Edit, runtime: bool) -> Result<Answer, String> {
+        let Some(at) = self.config.ports.iter().position(|port| port.name == name) else {
             return Err(self.not_an_entry(name));
         };
-        let rules = config.ports[at].edited(edit).map_err(|error| error.to_string())?;
-        config.check_rules(at, &rules).map_err(|error| error.to_string())?;
-        let (persistent, note) = match &config.file {
-            _ if runtime => (false, "a change of the running switch alone was asked for".to_owned()),
-            None => (false, "the switch was started without a configuration file".to_owned()),
-            Some(file) if !file.ports.iter().any(|port| port == name) => {
-                let path = file.path.display();
-                (false, format!("the port was given by a flag and is not in {path}: change the flag, too"))
+        let before = self.config.ports[at].clone();
+        let port = before.edited(edit).map_err(|error| error.to_string())?;
+        self.config.check_change(at, &port, self.workers.count())?;
+        // Rules come last: they are all that frames notice, and cannot fail.
+        self.ports.change(&port)?;
+        let (persistent, note) = match self.keep_settings(edit, &port, runtime) {
+            Ok(kept) => kept,
+            Err(error) => {
+                let undone = self.ports.change(&before).map_or_else(
+                    |error| format!("; and the port could not be set back: {error}"),
+                    |()| String::new(),
+                );
+                return Err(format!(
+                    "the configuration file would be refused at the next start: {error}{undone}"
+                ));
             }
-            Some(file) => match self.privileges.keep(&file.path, &config.ports[at], edit, &rules) {
-                Ok(true) => (true, format!("in {}", file.path.display())),
-                Ok(false) => (
-                    true,
-                    format!(
-                        "in {}, where other rules of the port are not those in force",
-                        file.path.display()
-                    ),
-                ),
-                Err(NotKept::Because(why)) => (false, why),
-                Err(NotKept::Refused(error)) => {
-                    return Err(format!(
-                        "the configuration file would be refused at the next start: {error}"
-                    ));
-                }
-            },
         };
-        let (before, after) = (rules_by_key(&config.ports[at].rules), rules_by_key(&rules));
-        let changes = changes(&before, &after);
-        tracing::info!(port = name, persistent, "rules have changed: {changes} ({note})");
-        self.ports.set_rules(name, &rules);
-        let answer = RulesChange { port: name.to_owned(), rules: after, persistent, note };
-        config.ports[at].rules = rules;
-        Ok(Answer::RulesChanged(answer))
+        if before.rules != port.rules {
+            self.ports.set_rules(name, &port.rules);
+        }
+        tracing::info!(
+            port = name,
+            persistent,
+            "settings have changed: {} ({note})",
+            describe(&before, &port)
+        );
+        let settings = self.settings_of(edit, &port);
+        let answer = SettingsChange {
+            port: name.to_owned(),
+            rules: rules_by_key(&port.rules),
+            settings,
+            persistent,
+            note,
+        };
+        self.config.ports[at] = port;
+        Ok(Answer::SettingsChanged(answer))
+    }
+
+    /// Has settings of a port kept in the configuration file, and returns whether they are, with the file or the reason.
+    ///
+    /// # Errors
+    /// The file would be refused at the next start.
+    fn keep_settings(&self, edit: &Edit, port: &PortConfig, runtime: bool) -> Result<(bool, String), String> {
+        let file = match &self.config.file {
+            _ if runtime => {
+                return Ok((false, "a change of the running switch alone was asked for".to_owned()));
+            }
+            None => return Ok((false, "the switch was started without a configuration file".to_owned())),
+            Some(file) if !file.ports.contains(&port.name) => {
+                let path = file.path.display();
+                let note = format!("the port was given by a flag and is not in {path}: change the flag, too");
+                return Ok((false, note));
+            }
+            Some(file) => file,
+        };
+        match self.privileges.keep(&file.path, edit, port) {
+            Ok(Kept { path, same: true }) => Ok((true, format!("in {}", path.display()))),
+            Ok(Kept { path, same: false }) => Ok((
+                true,
+                format!("in {}, where other settings of the port are not those in force", path.display()),
+            )),
+            Err(NotKept::Because(why)) => Ok((false, why)),
+            Err(NotKept::Refused(error)) => Err(error),
+        }
+    }
+
+    /// Returns the settings other than rules that an edit has asked for, as the port has them now.
+    fn settings_of(&self, edit: &Edit, port: &PortConfig) -> Vec<SettingChange> {
+        // Without a front end the settings of the next connection are those that the port has.
+        let is_connected = self.ports.has_session(&port.name);
+        let value = |value: toml::Value| serde_json::to_value(value).unwrap_or_default();
+        let settings = edit.settings(port).into_iter().map(|(key, written)| SettingChange {
+            key: key.to_owned(),
+            value: written.map(value),
+            holds: match port.effect(key) {
+                Some(Effect::NextConnection) if is_connected => Holds::NextConnection,
+                _ => Holds::AtOnce,
+            },
+        });
+        settings.collect()
     }
 
     /// Answers a request about one port.

@@ -18,7 +18,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-use ringferry_switch::config::{Config, MAX_WORKERS, PortConfig};
+use ringferry_switch::config::{Config, FeatureToggles, MAX_WORKERS, PortConfig, PortKind};
 use ringferry_switch::privileged::Charter;
 use ringferry_switch::rules::Rules;
 use ringferry_sys::socket::Listener;
@@ -196,7 +196,7 @@ impl Folder {
         ["rf.toml", "rf.d/more.toml"].map(|name| {
             let text = fs::read_to_string(self.path().join(name)).ok()?;
             let config = Config::builder().may_be_empty().toml(name, &text).workers(MAX_WORKERS).build();
-            config.ok().map(|config| without_rules(config.ports))
+            config.ok().map(|config| without_settings(config.ports))
         })
     }
 
@@ -206,8 +206,13 @@ impl Folder {
     }
 }
 
-/// Takes the rules away from ports.
-pub(super) fn without_rules(mut ports: Vec<PortConfig>) -> Vec<PortConfig> {
-    ports.iter_mut().for_each(|port| port.rules = Rules::default());
+/// Takes away from ports what can change while they are open, which the helper keeps for whoever asks.
+pub(super) fn without_settings(mut ports: Vec<PortConfig>) -> Vec<PortConfig> {
+    for port in &mut ports {
+        (port.rules, port.mtu, port.worker) = (Rules::default(), None, None);
+        if let PortKind::VhostUser(vhost) = &mut port.kind {
+            (vhost.queue_size, vhost.mac, vhost.features) = (None, None, FeatureToggles::default());
+        }
+    }
     ports
 }

@@ -32,7 +32,7 @@ pub const NAMES: [&str; 18] = [
 ];
 
 /// Lines that the rules of a port in [`KEEP`], [`OPEN`] and [`KEEP_PORT`] are made of.
-pub const RULES: [&str; 16] = [
+pub const RULES: [&str; 18] = [
     "vlan = 20",
     "vlan = 5000",
     "trunk = ['1-9', '20']",
@@ -49,10 +49,12 @@ pub const RULES: [&str; 16] = [
     "control = '/precious'",
     "[[port]]\nkind = 'tap'\ntap = 'x'",
     "# \u{1f980} \\u0000",
+    "queue_size = 64",
+    "csum = false",
 ];
 
-/// Keys of rules that [`KEEP`] names.
-pub const KEYS: [&str; 16] = [
+/// Keys of settings that [`KEEP`] names.
+pub const KEYS: [&str; 18] = [
     "vlan",
     "trunk",
     "native",
@@ -69,6 +71,8 @@ pub const KEYS: [&str; 16] = [
     "name",
     "port",
     "vlan = 1\nsocket",
+    "queue_size",
+    "csum",
 ];
 
 /// Ports that [`OPEN`] and [`KEEP_PORT`] name; `HERE` is the folder of the run.
@@ -147,7 +151,8 @@ const KINDS: u8 = 12;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// Bits 0 and 1: number of descriptors that come with it. Bit 2: it is sent together with the next message. Bit 3: it does not end
-    /// with a newline. Bit 4: the sockets that the helper has sent so far are closed before. Bits 5 to 7: number of workers.
+    /// with a newline. Bit 4: the sockets that the helper has sent so far are closed before. Bits 5 to 7: number of workers,
+    /// and of the keys of [`KEEP`] that are to be removed rather than set.
     pub flags: u8,
     /// The kind of the message, such as [`CONNECT`].
     pub kind: u8,
@@ -178,7 +183,11 @@ impl Message {
         let folder = folder.to_string_lossy();
         let text = String::from_utf8_lossy(&self.rest);
         let name = NAMES[usize::from(self.name) % NAMES.len()].replace("HERE", &folder) + &text;
-        let keep = |port: String, keys: Vec<&str>| json!({ "Keep": { "port": port, "keys": keys } });
+        // One byte says which of the keys are removed if they can be.
+        let keep = |port: String, keys: Vec<&str>| {
+            let unset = keys.len().min(usize::from(self.flags >> 5));
+            json!({ "Keep": { "port": port, "set": keys[unset..], "unset": keys[..unset] } })
+        };
         let request = match self.kind % KINDS {
             CONNECT => json!({ "Connect": { "port": name } }),
             KEEP => {

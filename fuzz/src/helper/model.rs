@@ -13,7 +13,7 @@ use ringferry_switch::config::{Config, MAX_WORKERS, PortConfig, PortKind, VhostU
 use ringferry_sys::socket::{Listener, Stream};
 use serde_json::Value;
 
-use super::folder::{Folder, without_rules};
+use super::folder::{Folder, without_settings};
 
 /// A descriptor that the helper has sent.
 #[derive(Debug, PartialEq, Eq)]
@@ -59,15 +59,15 @@ impl Reply {
 /// The state of the helper and of its files, as it follows from the answers.
 pub(super) struct Model {
     folder: PathBuf,
-    /// Ports of the configuration file and of its drop-in file, without rules, if these are valid.
+    /// Ports of the configuration file and of its drop-in file, without settings, if these are valid.
     pub(super) files: [Option<Vec<PortConfig>>; 2],
     /// Sockets on which ports listen, by port.
     listens: BTreeMap<String, PathBuf>,
     /// Sockets that ports connect to, by port.
     connects: BTreeMap<String, PathBuf>,
-    /// Ports that were opened and not closed since, without rules.
+    /// Ports that were opened and not closed since, without settings.
     opened: BTreeMap<String, PortConfig>,
-    /// Ports of the start, and ports that were opened at any time, without rules.
+    /// Ports of the start, and ports that were opened at any time, without settings.
     known: Vec<PortConfig>,
     /// Sockets that the helper was asked to make, and has made, whether they are still there or not.
     made: Vec<PathBuf>,
@@ -90,7 +90,7 @@ impl Model {
             listens: listens.collect(),
             connects: BTreeMap::from([("vm1".to_owned(), here("vm1.sock"))]),
             opened: BTreeMap::new(),
-            known: without_rules(folder.start.clone()),
+            known: without_settings(folder.start.clone()),
             made: Vec::new(),
             edits: 0,
             has_opened: false,
@@ -114,8 +114,8 @@ impl Model {
         self.has_opened |= kind == "Open";
         let good = match kind {
             "Read" => "Config",
-            "Keep" => "Kept",
-            "Connect" | "Open" | "SetUp" | "Close" | "KeepPort" | "ForgetPort" | "Tidy" => "Done",
+            "Keep" | "ForgetPort" => "Kept",
+            "Connect" | "Open" | "SetUp" | "Close" | "KeepPort" | "Tidy" => "Done",
             _ => panic!("{request} is no request, and was answered with {reply:?}"),
         };
         if reply.kind() != good {
@@ -138,10 +138,7 @@ impl Model {
             "KeepPort" => {
                 let port = one_port(port);
                 let opened = self.opened.get(&port.name).expect("only ports that are open are kept");
-                assert!(
-                    opened.kind == port.kind && opened.mtu == port.mtu,
-                    "{opened:?} was opened, not {port:?}"
-                );
+                assert_eq!(opened.kind, port.kind, "another port was opened");
                 self.files[0].as_mut().expect("a valid file").push(port);
                 self.edits += 1;
             }
@@ -154,7 +151,7 @@ impl Model {
             "Read" => {
                 let text = reply.value["Config"]["text"].as_str().expect("a text");
                 let config = Config::builder().may_be_empty().toml("the answer", text).workers(MAX_WORKERS);
-                let ports = without_rules(config.build().expect("a valid configuration").ports);
+                let ports = without_settings(config.build().expect("a valid configuration").ports);
                 assert!(
                     ports.iter().eq(self.files.iter().flatten().flatten()),
                     "{ports:?} is not in the files"
@@ -168,9 +165,8 @@ impl Model {
     fn open(&mut self, port: PortConfig, reply: &Reply) {
         let taken = self.listens.contains_key(&port.name) || self.connects.contains_key(&port.name);
         assert!(!taken, "{port:?} is open already");
-        let same =
-            |there: &&PortConfig| there.name == port.name && there.kind == port.kind && there.mtu == port.mtu;
-        let is_in_file = self.files.iter().flatten().flatten().chain(&self.known).any(|there| same(&there));
+        let same = |there: &PortConfig| there.name == port.name && there.kind == port.kind;
+        let is_in_file = self.files.iter().flatten().flatten().chain(&self.known).any(same);
         match &port.kind {
             PortKind::VhostUser(vhost) => match &vhost.endpoint {
                 VhostUserEndpoint::Listen(path) => {
@@ -218,10 +214,10 @@ impl Model {
     }
 }
 
-/// Reads the port of a request that was carried out, without its rules.
+/// Reads the port of a request that was carried out, without its settings.
 fn one_port(text: &str) -> PortConfig {
     let config = Config::builder().toml("the port", text).workers(MAX_WORKERS).build();
-    let mut ports = without_rules(config.expect("only valid ports are opened and kept").ports);
+    let mut ports = without_settings(config.expect("only valid ports are opened and kept").ports);
     assert_eq!(ports.len(), 1, "{ports:?}");
     ports.remove(0)
 }

@@ -48,6 +48,8 @@ const STATIC: u8 = 6;
 const SOCKET: u8 = 12;
 const CONTROL: u8 = 13;
 const ANOTHER_PORT: u8 = 14;
+const QUEUE_SIZE: u8 = 16;
+const CSUM: u8 = 17;
 const KEY: u8 = 0x80;
 const KEY_TRUNK: u8 = KEY + 1;
 const KEY_ISOLATED: u8 = KEY + 3;
@@ -55,6 +57,8 @@ const KEY_MAX_MACS: u8 = KEY + 4;
 const KEY_STATIC: u8 = KEY + 5;
 const KEY_SOCKET: u8 = KEY + 11;
 const KEY_INJECTED: u8 = KEY + 15;
+const KEY_QUEUE_SIZE: u8 = KEY + 16;
+const KEY_CSUM: u8 = KEY + 17;
 
 fn ask(kind: u8, name: u8, rest: &[u8]) -> Message {
     Message { flags: 0, kind, name, rest: rest.to_vec() }
@@ -93,6 +97,13 @@ pub(super) fn seeds() -> Vec<Seed> {
         keep(VM1, &[]),
     ];
     seed("keep", PEER | LISTENS, &rules, [6, 0, 5], false);
+    let settings = [
+        keep(VM0, &[QUEUE_SIZE, CSUM, KEY_QUEUE_SIZE, KEY_CSUM]),
+        with(1 << 5, keep(VM0, &[CSUM, KEY_QUEUE_SIZE, KEY_CSUM])),
+        // Nothing else of the port is what the file is to have.
+        keep(VM0, &[QUEUE_SIZE]),
+    ];
+    seed("keep_settings", PEER | LISTENS, &settings, [3, 0, 3], false);
     seed("keep_behind_a_link", LINK, &rules, [6, 0, 5], false);
     seed("keep_of_one_port_left", CHANGED, &rules, [6, 0, 2], false);
     seed("keep_in_nonsense", NONSENSE, &rules, [6, 0, 0], false);

@@ -79,12 +79,17 @@ fn wrong(arguments: &[String]) -> Result<(), String> {
         return Err(String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or("it fails").to_owned());
     }
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let ports = match words.as_slice() {
+    let ports: Vec<String> = match words.as_slice() {
         ["run", ..] => values(arguments, "--port").into_iter().map(str::to_owned).collect(),
-        // Rules are the same behind a --port flag; those that are taken away have no value to look at.
+        // Settings are the same behind a --port flag; those that are taken away have no value to look at.
         ["ctl", "set", _, settings @ ..] => {
             let settings: Vec<_> = settings.iter().copied().filter(|word| !word.starts_with("--")).collect();
-            vec![format!("tap:rf0,{}", settings.join(","))]
+            let of_some_kind = ["tap:rf0", "vhost-user:/a"].map(|port| {
+                let builder = Config::builder().workers(16);
+                builder.port_flag(&format!("{port},{}", settings.join(","))).build().map(drop)
+            });
+            let [of_tap, of_guest] = of_some_kind;
+            return of_tap.or(of_guest).map_err(|error| error.to_string());
         }
         _ => return Ok(()),
     };

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use ringferry_control::snapshot::PortState;
+use ringferry_control::snapshot::{Negotiated, PortState};
 use ringferry_control::{self as control, Answer, PortAction, Request};
 use ringferry_packet::ether::Mac;
 use ringferry_rig::frames::frame;
@@ -18,6 +18,7 @@ use ringferry_sys::process::is_root;
 use ringferry_sys::socket::Stream;
 use ringferry_sys::tap::{Tap, TapConfig};
 use ringferry_sys::{netif, program};
+use ringferry_virtio_net::Features;
 use rustix::process::Signal;
 
 use crate::lifecycle::bystanders;
@@ -66,7 +67,11 @@ fn a_port_is_added_used_and_removed_beside_traffic_and_the_file_says_so() {
         let answer = place.ctl(&["add", &flag]);
         assert_eq!(answer, format!("c added\nkept: in {}\n", file(&place).display()));
         let again = place.ctl(&["add", &flag]);
-        assert_eq!(again, "c: there is this very port already; kept: it is in the configuration file\n");
+        let there = file(&place);
+        assert_eq!(
+            again,
+            format!("c: there is this very port already; kept: it is in {} already\n", there.display())
+        );
         let error = refused(&place, &["add", &flag.replace("on", "off")]);
         assert!(error.contains("there is another port \"c\": isolated is true, not unset"), "{error}");
         assert!(fs::read_to_string(file(&place)).unwrap().ends_with("isolated = true\n"));
@@ -204,7 +209,7 @@ fn a_reload_carries_out_what_has_changed_and_nothing_else() {
     converse(&mut a, &mut c, 20, 20);
 
     // One goes, one comes from a drop-in file, one is another.
-    write(&place, &table(&place, "c", "mtu = 9000\n"));
+    write(&place, &table(&place, "c", "mtu = 9000\nsocket_mode = '0600'\n"));
     let text = fs::read_to_string(file(&place)).unwrap();
     fs::write(file(&place), text.replace(&table(&place, "b", ""), "")).unwrap();
     fs::create_dir(place.path().join("rf.d")).unwrap();
@@ -219,7 +224,8 @@ fn a_reload_carries_out_what_has_changed_and_nothing_else() {
     converse(&mut a, &mut c, 0, 20);
     assert_eq!(connected(&switch, "a"), before[0]);
     // A rule of a port of a drop-in file is kept there.
-    place.ctl(&["set", "d", "vlan=8"]);
+    let answer = place.ctl(&["set", "d", "vlan=8"]);
+    assert!(answer.contains("kept: in ") && answer.ends_with("/rf.d/d.toml\n"), "{answer}");
     assert!(fs::read_to_string(place.path().join("rf.d/d.toml")).unwrap().ends_with("vlan = 8\n"));
 
     // What needs a restart is said, again and again.
@@ -233,6 +239,104 @@ fn a_reload_carries_out_what_has_changed_and_nothing_else() {
         );
     }
     drop((b, c));
+    switch.stop();
+}
+
+#[test]
+fn settings_change_while_guests_talk_and_those_of_a_connection_with_the_next_one() {
+    let place = Place::new();
+    let switch = start(&place, "[switch]\nworkers = 2\n");
+    let (mut a, mut b) = bystanders(&switch);
+    let later = "holds with the next connection; the front end that is connected keeps what it has agreed on";
+    let answer = place.ctl(&["set", "a", "mtu=9000", "queue_size=64", "mergeable=off"]);
+    let path = file(&place).display().to_string();
+    let kept = format!("kept: in {path}\n");
+    assert_eq!(
+        answer,
+        format!(
+            "settings of a:\n  mtu=9000: {later}\n  queue_size=64: {later}\n  mergeable=false: {later}\n{kept}"
+        )
+    );
+    let features = |switch: &Switch<'_>| match switch.port("a").negotiated {
+        Negotiated::VhostUser(features) => features,
+        _ => panic!("a vhost-user port"),
+    };
+    // Its rings may even be started anew.
+    let bases = a.connection.stop().unwrap();
+    a.start(&bases).unwrap();
+    converse(&mut a, &mut b, 0, 20);
+    assert_eq!((switch.port("a").mtu, switch.port("a").state), (1500, PortState::Up));
+    assert!(features(&switch).contains(Features::MRG_RXBUF));
+    // A worker is another at once, beside a rule.
+    let answer = place.ctl(&["set", "b", "worker=1", "isolated=on"]);
+    assert_eq!(
+        answer,
+        format!("rules of b:\n  isolated=true\nsettings of b:\n  worker=1: holds now\n{kept}")
+    );
+    let owners = |port: &str| {
+        let steering = control::call(&place.control(), &Request::Steering { port: port.to_owned() });
+        let Ok(Answer::Steering(steering)) = steering else { panic!("another answer") };
+        steering.queues.iter().map(|queue| queue.worker).collect::<Vec<_>>()
+    };
+    assert_eq!((owners("a"), owners("b")), (vec![Some(0)], vec![Some(1)]));
+    converse(&mut a, &mut b, 20, 20);
+    for port in ["a", "b"] {
+        assert_eq!(switch.port(port).counters["connections"], 1);
+    }
+    assert!(place.ctl(&["reload"]).starts_with("all ports are as "));
+    let text = fs::read_to_string(file(&place)).unwrap();
+    assert!(text.contains("mtu = 9000\nqueue_size = 64\nmergeable = false\n"), "{text}");
+
+    // What cannot be changes nothing, and says what can.
+    for (words, error) in [
+        (&["set", "a", "vlan=7", "socket=/x"][..], "socket: can change only when the port is opened anew"),
+        (&["set", "a", "vlan=7", "worker=2"], "worker: there is no worker 2"),
+        (&["set", "a", "vlan=7", "csum=off", "tso=on"], "tso: needs csum"),
+        (
+            &["set", "a", "vlan=7", "bridge=br0"],
+            "bridge: is not a setting that can change while the port is open",
+        ),
+        (&["unset", "a", "vlan", "mode"], "mode: can change only when the port is opened anew"),
+    ] {
+        let said = refused(&place, words);
+        assert!(said.contains(error), "{said}");
+    }
+    assert_eq!(fs::read_to_string(file(&place)).unwrap(), text);
+    assert_eq!(place.ctl(&["rules", "a"]), "a has no rules\n");
+
+    drop(a);
+    switch.until_state("a", PortState::Listening);
+    let a = Guest::plug(switch.connect("a"), 1, Options::default());
+    let port = switch.until("a", "is broken", |port| port.state == PortState::Broken);
+    assert_eq!(port.mtu, 9000);
+    assert!(!features(&switch).contains(Features::MRG_RXBUF));
+    // Without a front end everything holds at once.
+    drop(a);
+    switch.until_state("a", PortState::Listening);
+    let answer = place.ctl(&["unset", "a", "mtu", "queue_size", "mergeable"]);
+    assert!(answer.contains("  mtu is not set: holds now\n") && answer.ends_with(&kept), "{answer}");
+    assert_eq!(switch.port("a").mtu, 1500);
+    let text = fs::read_to_string(file(&place)).unwrap();
+    assert!(!text.contains("mtu") && !text.contains("queue_size") && !text.contains("mergeable"), "{text}");
+    let mut a = switch.plug("a", 1, Options::default());
+    acquaint(&mut [&mut a, &mut b]);
+    converse(&mut a, &mut b, 40, 20);
+    assert!(features(&switch).contains(Features::MRG_RXBUF));
+
+    // A reload goes the same way: nobody is disconnected.
+    write(&place, "[switch]\nworkers = 2\n");
+    let text = fs::read_to_string(file(&place)).unwrap();
+    fs::write(file(&place), text.replacen("[[port]]", "[[port]]\nmtu = 1400\nvlan = 3\nworker = 1", 1))
+        .unwrap();
+    let plan = place.ctl(&["reload"]);
+    assert_eq!(
+        plan,
+        "~ a: vlan=3, mtu unset -> 1400 with the next connection, worker unset -> 1\n~ b: isolated unset, worker 1 -> unset\n2 ports have changed\n"
+    );
+    assert_eq!((owners("a"), owners("b")), (vec![Some(1)], vec![Some(0)]));
+    assert_eq!((switch.port("a").counters["connections"], switch.port("b").counters["connections"]), (3, 1));
+    place.ctl(&["unset", "a", "vlan"]);
+    converse(&mut a, &mut b, 60, 20);
     switch.stop();
 }
 
@@ -369,18 +473,36 @@ fn an_uplink_survives_everything_in_the_namespace() {
     assert!(!is_set_up());
     ip(&["link", "add", "br0", "type", "bridge"]);
     eventually("the tap joins the bridge", || is_set_up().then_some(()));
-    // Another bridge in the file is another one for the tap, too; and what cannot be leaves the port as it was.
+    // Another bridge in the file is another one for the tap, too, which stays open; and what cannot be leaves the port as it was.
+    let before = netif::index("rf0").unwrap();
     ip(&["link", "add", "br1", "type", "bridge"]);
+    write(&place, &tap.replace("br0", "br1").replace("10.0.0.1", "10.0.0.2").replace("1400", "1300"));
+    let plan = place.ctl(&["reload"]);
+    assert!(plan.contains("bridge \"br0\" -> \"br1\"") && !plan.contains("anew"), "{plan}");
+    let shown = link("rf0");
+    assert!(shown.contains("master br1") && shown.contains("10.0.0.2/24"), "{shown}");
+    assert!(!shown.contains("10.0.0.1/24"), "an address that the file does not have any more goes: {shown}");
+    assert_eq!(netif::mtu("rf0").unwrap(), 1300);
     write(&place, &tap.replace("br0", "br1"));
-    assert!(place.ctl(&["reload"]).starts_with("~ rf0: bridge \"br0\" -> \"br1\"; it is opened anew\n"));
-    assert!(link("rf0").contains("master br1"), "{}", link("rf0"));
+    place.ctl(&["reload"]);
     write(&place, &tap.replace("br0", "lo"));
     let words = refused(&place, &["reload"]);
     assert!(words.contains("lo is no bridge; it is as it was before"), "{words}");
     assert!(link("rf0").contains("master br1"), "{}", link("rf0"));
+    write(&place, &tap.replace("bridge = 'br0'\n", ""));
+    place.ctl(&["reload"]);
+    assert!(!link("rf0").contains("master"), "{}", link("rf0"));
     write(&place, &tap);
     place.ctl(&["reload"]);
-    assert!(is_set_up());
+    assert!(is_set_up() && netif::index("rf0").unwrap() == before);
+    // The MTU of a tap holds at once, and is no matter of trust.
+    assert!(place.ctl(&["set", "rf0", "mtu=1350"]).contains("  mtu=1350: holds now\nkept: in "));
+    assert_eq!(netif::mtu("rf0").unwrap(), 1350);
+    if may("sandbox", is_root()) {
+        let words = refused(&place, &["set", "rf0", "bridge=br1"]);
+        assert!(words.contains("only as its configuration file has them"), "{words}");
+        assert!(is_set_up());
+    }
     // Packets pass.
     let mut a = switch.plug("a", 1, Options::default());
     a.send(&frame(Mac(mac), a.mac, 60, 1));

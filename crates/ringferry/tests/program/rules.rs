@@ -125,10 +125,7 @@ fn edits_that_cannot_be_had_change_nothing() {
     for (words, part) in [
         (&["set", "b", "isolated=on", "vlan=5000"][..], "vlan: 5000 is outside 0..=4094"),
         (&["set", "b", "isolated=on", "native=3"], "native: only goes with trunk"),
-        (
-            &["set", "b", "isolated=on", "mtu=9000"],
-            "mtu: is not a rule that can change while the switch runs",
-        ),
+        (&["set", "b", "isolated=on", "socket=/x"], "socket: can change only when the port is opened anew"),
         (
             &["set", "b", "isolated=on", "rate_out=fast"],
             "rate_out: \"fast\" is not a number with one of the units",
@@ -136,7 +133,7 @@ fn edits_that_cannot_be_had_change_nothing() {
         (&["set", "b", "isolated=on", "vlan"], "\"vlan\": is not KEY=VALUE"),
         (&["set", "b", "static_macs=52:54:00:00:00:07"], "in VLAN 10 is already used by port \"a\""),
         (&["set", "c", "vlan=7"], "there is no port \"c\" in the configuration; the ports are: a, b"),
-        (&["unset", "b", "vlan", "speed"], "speed: is not a rule"),
+        (&["unset", "b", "vlan", "speed"], "speed: is not a setting that can change"),
         (&["rules", "c"], "there is no port \"c\""),
     ] {
         let error = refused(&place, words);

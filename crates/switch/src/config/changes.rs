@@ -10,10 +10,10 @@ use super::*;
 pub(crate) struct Changes {
     /// Names of ports that are not in the file any more.
     pub(crate) removed: Vec<String>,
-    /// Ports that are in the file with other settings than rules.
+    /// Ports that are in the file with settings for which they have to be opened anew.
     pub(crate) replaced: Vec<PortConfig>,
-    /// Ports that are in the file with other rules.
-    pub(crate) rules: Vec<PortConfig>,
+    /// Ports that are in the file with other settings that can change while they are open.
+    pub(crate) changed: Vec<PortConfig>,
     /// Ports that are new in the file.
     pub(crate) added: Vec<PortConfig>,
     /// Settings of the file that are not those in force, and that a running switch cannot change.
@@ -90,9 +90,7 @@ impl Config {
             match self.ports.iter().find(|there| there.name == port.name) {
                 None => changes.added.push(port.clone()),
                 Some(there) if there == port => {}
-                Some(there) if (PortConfig { rules: port.rules.clone(), ..there.clone() }) == *port => {
-                    changes.rules.push(port.clone());
-                }
+                Some(there) if there.can_become(port) => changes.changed.push(port.clone()),
                 Some(_) => changes.replaced.push(port.clone()),
             }
         }
@@ -113,6 +111,16 @@ impl Config {
                 .map(|key| format!("{key} is not set")),
         );
         Ok(changes)
+    }
+
+    /// Checks whether the port at index `at` could be `port` beside the others.
+    ///
+    /// # Errors
+    /// Another port has something that only one can have, or there is no such worker.
+    pub(crate) fn check_change(&self, at: usize, port: &PortConfig, workers: usize) -> Result<(), String> {
+        let others = self.ports.iter().enumerate().filter(|(other, _)| *other != at);
+        let beside = Config { ports: others.map(|(_, port)| port.clone()).collect(), ..self.clone() };
+        beside.check_with([(Place::default(), port.clone())], workers)
     }
 
     /// Checks whether there could be further ports beside these.
@@ -138,12 +146,17 @@ impl PortConfig {
         tell: impl Fn(&str, &str, &str) -> String,
     ) -> String {
         let [mine, others] = [self, other].map(|port| port.entries().into_iter().collect::<BTreeMap<_, _>>());
-        let keys: BTreeSet<_> = mine.keys().chain(others.keys()).copied().collect();
         let value =
             |value: Option<&toml::Value>| value.map_or_else(|| "unset".to_owned(), toml::Value::to_string);
-        let differing = keys.into_iter().filter(|key| mine.get(key) != others.get(key));
-        let told: Vec<_> =
-            differing.map(|key| tell(key, &value(mine.get(key)), &value(others.get(key)))).collect();
-        told.join(", ")
+        let told = self.differing(other);
+        let told = told.iter().map(|key| tell(key, &value(mine.get(key)), &value(others.get(key))));
+        told.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Returns the keys in which this port differs from another.
+    pub(crate) fn differing(&self, other: &PortConfig) -> Vec<&'static str> {
+        let [mine, others] = [self, other].map(|port| port.entries().into_iter().collect::<BTreeMap<_, _>>());
+        let keys: BTreeSet<_> = mine.keys().chain(others.keys()).copied().collect();
+        keys.into_iter().filter(|key| mine.get(key) != others.get(key)).collect()
     }
 }

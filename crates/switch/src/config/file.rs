@@ -1,4 +1,4 @@
-//! Changes made while the switch runs, kept in the file that it was started from: rules of ports, and ports that come and go.
+//! Changes made while the switch runs, kept in the file that it was started from: settings of ports, and ports that come and go.
 //!
 //! The file is read when it is edited, so that what people wrote into it meanwhile stays, with comments and order; only the keys
 //! that were changed are touched. It is replaced as a whole or not at all: a new file in the same directory, with
@@ -10,7 +10,6 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 
 use toml_edit::{ArrayOfTables, DocumentMut, Item, KeyMut, Table, TableLike, Value};
 
-use super::rules::{Edit, RulesKeys, entries};
 use super::*;
 
 /// The error of an edit that is not in the file.
@@ -22,6 +21,15 @@ pub(crate) enum KeepError {
     /// The file would make no sense any more with this edit.
     #[error("{0}")]
     Refused(ConfigError),
+}
+
+/// Where the settings of a port were changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    /// The file that has the port: the configuration file or one of its drop-in files.
+    pub(crate) path: PathBuf,
+    /// True if the file makes this very port now.
+    pub(crate) same: bool,
 }
 
 /// Returns the drop-in files of a configuration file, in the order of their names: `*.toml` in the directory that has the name of the
@@ -131,17 +139,17 @@ fn parsed(path: &Path, text: &str) -> Result<Vec<PortConfig>, ConfigError> {
     builder.toml(&path.display().to_string(), text).build().map(|config| config.ports)
 }
 
-/// Changes the rules of a port in the configuration file `main` or one of its drop-in files, so that the keys of `edit` say what `rules`
-/// do. Returns whether the port has these very rules in the file then: others of its keys may have been changed there by hand, or here and
-/// not kept.
+/// Changes the settings of a port in the configuration file `main` or one of its drop-in files, so that the keys of `edit` say what `port`
+/// has. Others of its keys may be different there, as they were changed by hand, or here and not kept.
 ///
 /// # Errors
 /// See [`KeepError`]; the file is as it was.
-pub(crate) fn keep(main: &Path, port: &str, edit: &Edit, rules: &Rules) -> Result<bool, KeepError> {
-    let (file, at) = Edited::with_port(main, port)?;
-    let text = edit_text(&file.text, at, edit, rules);
+pub(crate) fn keep(main: &Path, edit: &Edit, port: &PortConfig) -> Result<Kept, KeepError> {
+    let (file, at) = Edited::with_port(main, &port.name)?;
+    let text = edit_text(&file.text, at, edit, port);
+    let path = file.path.clone();
     let after = file.replace(main, text)?;
-    Ok(after.get(at).is_some_and(|after| after.rules == *rules))
+    Ok(Kept { path, same: after.get(at) == Some(port) })
 }
 
 /// Adds a port at the end of the configuration file `main`.
@@ -154,15 +162,17 @@ pub(crate) fn keep_port(main: &Path, port: &PortConfig) -> Result<(), KeepError>
     file.replace(main, text).map(drop)
 }
 
-/// Removes a port from the configuration file `main` or one of its drop-in files, with the comment lines right above it. A drop-in file
-/// that has nothing else is left empty.
+/// Removes a port from the configuration file `main` or one of its drop-in files, with the comment lines right above it, and returns the file.
+/// A drop-in file that has nothing else is left empty.
 ///
 /// # Errors
 /// See [`KeepError`]; the file is as it was.
-pub(crate) fn forget_port(main: &Path, name: &str) -> Result<(), KeepError> {
+pub(crate) fn forget_port(main: &Path, name: &str) -> Result<PathBuf, KeepError> {
     let (file, at) = Edited::with_port(main, name)?;
     let text = without_port(&file.text, at);
-    file.replace(main, text).map(drop)
+    let path = file.path.clone();
+    file.replace(main, text)?;
+    Ok(path)
 }
 
 /// Returns the text with one more port.
@@ -204,13 +214,12 @@ fn without_port(text: &str, at: usize) -> Option<String> {
 }
 
 /// Returns the text with the keys of `edit` changed in the `[[port]]` table of index `at`.
-fn edit_text(text: &str, at: usize, edit: &Edit, rules: &Rules) -> Option<String> {
+fn edit_text(text: &str, at: usize, edit: &Edit, port: &PortConfig) -> Option<String> {
     let mut document: DocumentMut = text.parse().ok()?;
-    let written: BTreeMap<_, _> = entries(rules).into_iter().collect();
     let mut orphans = String::new();
     let table = port_table(document.get_mut("port")?, at)?;
-    for key in RulesKeys::KEYS.iter().map(|key| key.name).filter(|key| edit.touches(key)) {
-        match written.get(key) {
+    for (key, value) in edit.values(port) {
+        match value {
             Some(value) => put(table, key, value.to_string().parse().ok()?),
             None => orphans.push_str(&take_away(table, key)),
         }

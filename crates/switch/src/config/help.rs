@@ -29,7 +29,7 @@ pub fn port_keys_help() -> String {
                 let _ = writeln!(out, "\nKeys of a {kind} port:");
             }
             Scope::Rules => {
-                out.push_str("\nRules of a port of any kind, which `ringferry ctl set` changes while the switch runs:\n");
+                out.push_str("\nRules of a port of any kind:\n");
             }
         }
         let keys = keys.iter().filter(|key| key.name != "kind" && !said(scope, key));
@@ -38,10 +38,26 @@ pub fn port_keys_help() -> String {
     out
 }
 
-/// Returns the help on the rules of a port, for a program that changes them.
-pub fn rules_help() -> String {
-    let mut out = String::new();
+/// Returns the help on the settings of a port that can change while it is open, for a program that changes them.
+pub fn settings_help() -> String {
+    let mut out = "Rules of a port of any kind, which hold at once:\n".to_owned();
     RulesKeys::KEYS.iter().for_each(|key| explain(key, &mut out));
+    for (scope, keys) in sections() {
+        let whose = match scope {
+            Scope::Top | Scope::Switch | Scope::Rules => continue,
+            Scope::Port => "every port".to_owned(),
+            Scope::Kind(kind) => format!("a {kind} port"),
+        };
+        let groups =
+            [(Effect::Live, "hold at once"), (Effect::NextConnection, "hold with the next connection")];
+        for (effect, when) in groups {
+            let keys: Vec<_> = keys.iter().filter(|key| key.change == effect).collect();
+            if !keys.is_empty() {
+                let _ = writeln!(out, "\nKeys of {whose} that {when}:");
+                keys.into_iter().for_each(|key| explain(key, &mut out));
+            }
+        }
+    }
     out
 }
 
@@ -82,7 +98,7 @@ mod tests {
 
     #[test]
     fn lines_are_broken_between_words_before_they_are_too_long() {
-        for help in [port_keys_help(), rules_help()] {
+        for help in [port_keys_help(), settings_help()] {
             for line in help.lines().filter(|line| line.starts_with(INDENT)) {
                 let said = line.trim_start();
                 assert!(!said.contains("  "), "{line:?}");

@@ -16,8 +16,8 @@ const HEAD: &str = "\
 
 `ringferry run` takes a TOML file, `--port` flags, or both: the file is the source of truth, and flags add ports to it. A mistake stops
 the switch before it opens anything; every mistake is named with its line or flag, its key and what would do. `ringferry ctl dump`
-prints what is in force as a file that makes the same switch; with `ringferry ctl set` and `unset` the [rules](#rules) of a port change
-while the switch runs and, unless `--runtime` is given, in the file, whose comments stay. `ringferry ctl add` and `remove` do the same
+prints what is in force as a file that makes the same switch; with `ringferry ctl set` and `unset` the settings of a port change
+while it is open, as far as the column *a change* says so, and, unless `--runtime` is given, in the file, whose comments stay. `ringferry ctl add` and `remove` do the same
 with whole ports, and `ringferry ctl reload` (or SIGHUP) carries out what somebody has changed in the file
 ([ports that come and go](operating.md#ports-that-come-and-go)).
 
@@ -49,7 +49,13 @@ ringferry run --port vhost-user:/run/ringferry/vm0.sock,vlan=10,rate_in=1gbit --
 ```
 
 In a flag a value has no quotes, the entries of a list have commas between them, and `on`, `off`, `yes` and `no` stand for `true` and
-`false`. A path with a comma in it can only be given in a file. A flag begins with the kind of the port and where it is found:
+`false`. A path with a comma in it can only be given in a file.
+
+What a change of a key does to a port that is open stands in the last column. *At once*: while packets flow. *With the next connection*: the front end
+that is connected has agreed on the old value and keeps it until it disconnects; of a tap, which has no front end, at once. *Opened anew*: `ringferry ctl
+set` refuses the key, and a reload closes the port and opens it again, so that its guest has to connect again.
+
+A flag begins with the kind of the port and where it is found:
 
 ";
 
@@ -62,21 +68,24 @@ fn page() -> String {
     }
     for (scope, keys) in sections() {
         let later = "A change takes effect when the switch is started again.";
-        let reload = "`ringferry ctl reload` opens a port anew whose keys have changed.";
         let _ = match scope {
             Scope::Top => writeln!(out, "\n## Top level\n\nBefore all tables. {later}\n"),
             Scope::Switch => writeln!(out, "\n## `[switch]`\n\nThe switch as a whole. {later}\n"),
-            Scope::Port => writeln!(out, "\n## `[[port]]`\n\nKeys of every port. {reload}\n"),
+            Scope::Port => writeln!(out, "\n## `[[port]]`\n\nKeys of every port.\n"),
             Scope::Kind(kind) => {
-                writeln!(out, "\n### `kind = {kind:?}`\n\nKeys that only such a port has. {reload}\n")
+                writeln!(out, "\n### `kind = {kind:?}`\n\nKeys that only such a port has.\n")
             }
             Scope::Rules => writeln!(
                 out,
-                "\n### Rules\n\nKeys of every port that `ringferry ctl set PORT KEY=VALUE...` changes while the switch runs, and \
-                 `unset` takes away.\n`in` is what the switch takes from the port, what its guest sends. What they do, with examples: [rules](rules.md).\n",
+                "\n### Rules\n\nKeys of every port: what its frames must obey. A change holds at once.\n`in` is what the switch takes from the port, what its guest sends. What they do, with examples: [rules](rules.md).\n",
             ),
         };
-        out.push_str("| key | values | without it | meaning | example |\n|---|---|---|---|---|\n");
+        let with_changes = matches!(scope, Scope::Port | Scope::Kind(_));
+        let (head, line) = if with_changes { (" a change |", "---|") } else { ("", "") };
+        let _ = writeln!(
+            out,
+            "| key | values | without it | meaning | example |{head}\n|---|---|---|---|---|{line}"
+        );
         for key in keys {
             let default = match key.default {
                 Unset::Value(value) => format!("`{value}`"),
@@ -92,7 +101,13 @@ fn page() -> String {
                 help.to_owned(),
                 format!("`{name} = {example}`"),
             ];
-            let _ = writeln!(out, "| {} |", cells.map(|cell| cell.replace('|', "\\|")).join(" | "));
+            let change = match key.change {
+                _ if !with_changes => "",
+                Effect::Live => " holds at once |",
+                Effect::NextConnection => " holds with the next connection |",
+                Effect::Reopen | Effect::Restart => " has the port opened anew |",
+            };
+            let _ = writeln!(out, "| {} |{change}", cells.map(|cell| cell.replace('|', "\\|")).join(" | "));
         }
     }
     out

@@ -305,7 +305,7 @@ fn is_list(key: &str) -> bool {
 
 keys! {
     /// The keys of every port.
-    pub(crate) struct PortKeys {
+    pub(crate) struct PortKeys: Reopen {
         /// Selects the kind of the port.
         kind: String {
             is: KindName,
@@ -326,6 +326,7 @@ keys! {
             is: number_of("bytes", MTU_RANGE),
             default: Unset::Means("a tap keeps its own; a guest is told 1500 and may set any"),
             example: "9000",
+            change: NextConnection,
         }
         /// Selects the worker that serves the first queue pair; the next workers serve the following pairs in turn. A
         /// tap takes this key only with `queues = 1`.
@@ -333,6 +334,7 @@ keys! {
             is: number(0..=MAX_WORKERS as u64 - 1),
             default: Unset::Means("worker 0"),
             example: "1",
+            change: Live,
         }
     }
 }

@@ -6,14 +6,14 @@ use std::net::{IpAddr, Ipv6Addr};
 use ringferry_packet::ether::Mac;
 use toml::Value as Toml;
 
-use super::parse::{Value, nearest, parse_mac};
+use super::parse::{Value, parse_mac};
 use super::values::{Described, List, Or, Quantity, Shape, Unit, digits};
 use super::*;
 use crate::rules::{Guard, Limits, MAX_VID, MAX_WEIGHT, Network, Rate, Rules, Vid, Vlans};
 
 keys! {
     /// The rules of a port of any kind.
-    pub(crate) struct RulesKeys {
+    pub(crate) struct RulesKeys: Live {
         /// Makes the port an access port: its frames belong to this VLAN and carry no tag.
         vlan: Vid {
             is: number(0..=MAX_VID as u64),
@@ -532,130 +532,6 @@ fn masked(address: IpAddr, bits: u64) -> IpAddr {
             let mask = u128::MAX.checked_shl(128 - bits as u32).unwrap_or(0);
             IpAddr::V6(Ipv6Addr::from(u128::from(address) & mask))
         }
-    }
-}
-
-/// A change of the rules of a port: one `ringferry ctl set` or `unset`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Edit {
-    set: BTreeMap<String, String>,
-    /// Keys that are removed, together with the keys that are set.
-    remove: Vec<&'static str>,
-}
-
-impl Edit {
-    /// Makes an edit that sets keys: `KEY=VALUE`, the value as in a flag. Setting `vlan` removes `trunk`, and
-    /// the other way round.
-    ///
-    /// # Errors
-    /// A setting has no value, or a key is given twice. [`PortConfig::edited`] checks keys and values.
-    pub(crate) fn set(settings: &[String]) -> Result<Edit, ConfigError> {
-        let mut set = BTreeMap::new();
-        let mut problems = Vec::new();
-        let mut report = |key: &str, message: &str| problems.push(Place::default().problem(key, message));
-        for setting in settings {
-            match setting.split_once('=') {
-                None => report(&format!("{setting:?}"), "is not KEY=VALUE"),
-                Some((key, value)) => {
-                    if set.insert(key.to_owned(), value.to_owned()).is_some() {
-                        report(key, "is given twice");
-                    }
-                }
-            }
-        }
-        if settings.is_empty() {
-            report("", "nothing is to be set: give KEY=VALUE");
-        }
-        if !problems.is_empty() {
-            return Err(ConfigError { problems });
-        }
-        let replaced: &[&str] = match (set.contains_key("vlan"), set.contains_key("trunk")) {
-            (true, false) => &["trunk", "native"],
-            (false, true) => &["vlan"],
-            _ => &[],
-        };
-        let remove = replaced.iter().copied().filter(|key| !set.contains_key(*key)).collect();
-        Ok(Edit { set, remove })
-    }
-
-    /// Makes an edit that removes keys, and those that make no sense without them.
-    ///
-    /// # Errors
-    /// One of the names is not a key of the rules.
-    pub(crate) fn unset(keys: &[String]) -> Result<Edit, ConfigError> {
-        let mut remove = Vec::new();
-        let mut problems = Vec::new();
-        for key in keys {
-            match RulesKeys::KEYS.iter().find(|known| known.name == key) {
-                Some(known) => remove.push(known.name),
-                None => problems.push(Place::default().problem(key, unknown(key))),
-            }
-        }
-        if keys.is_empty() {
-            problems.push(Place::default().problem("", "nothing is to be unset: give keys"));
-        }
-        if !problems.is_empty() {
-            return Err(ConfigError { problems });
-        }
-        let companions = RulesKeys::KEYS
-            .iter()
-            .filter(|key| key.only_with.is_some_and(|(with, _)| remove.contains(&with)));
-        let companions: Vec<_> = companions.map(|key| key.name).collect();
-        remove.extend(companions);
-        Ok(Edit { set: BTreeMap::new(), remove })
-    }
-
-    /// Returns the edit that touches these keys and no others; `None` if one of the names is no key of the
-    /// rules.
-    pub(crate) fn of_keys(keys: &[String]) -> Option<Edit> {
-        let known = |key: &String| RulesKeys::KEYS.iter().map(|known| known.name).find(|known| known == key);
-        Some(Edit { set: BTreeMap::new(), remove: keys.iter().map(known).collect::<Option<_>>()? })
-    }
-
-    /// Returns the keys that the edit touches.
-    pub(crate) fn touched(&self) -> impl Iterator<Item = &'static str> {
-        RulesKeys::KEYS.iter().map(|key| key.name).filter(|key| self.touches(key))
-    }
-
-    /// Returns true if a key may have another value after the edit.
-    pub(super) fn touches(&self, key: &str) -> bool {
-        self.set.contains_key(key) || self.remove.contains(&key)
-    }
-}
-
-/// Explains in a message why a key cannot be changed while the switch runs.
-fn unknown(key: &str) -> String {
-    let known: Vec<_> = RulesKeys::KEYS.iter().map(|key| key.name).collect();
-    let all = known.join(", ");
-    let wrong = "is not a rule that can change while the switch runs";
-    // A key of another table is not a misspelling, so nothing is suggested for it.
-    match nearest(key, &known).filter(|_| !sections().flat_map(|(_, keys)| keys).any(|row| row.name == key)) {
-        Some(nearest) => format!("{wrong}: did you mean {nearest}? Known: {all}"),
-        None => format!("{wrong}; known: {all}"),
-    }
-}
-
-impl PortConfig {
-    /// Returns the rules that the port would have after an edit.
-    ///
-    /// # Errors
-    /// A file with these keys would be refused.
-    pub(crate) fn edited(&self, edit: &Edit) -> Result<Rules, ConfigError> {
-        let mut problems = Vec::new();
-        for key in edit.set.keys().filter(|key| RulesKeys::KEYS.iter().all(|known| known.name != *key)) {
-            problems.push(Place::default().problem(key, unknown(key)));
-        }
-        if !problems.is_empty() {
-            return Err(ConfigError { problems });
-        }
-        let kept = entries(&self.rules).into_iter().filter(|(key, _)| !edit.remove.contains(key));
-        let kept = kept.map(|(key, value)| (key.to_owned(), Value::from_written(value)));
-        let set = edit.set.iter().map(|(key, value)| (key.clone(), Value::Flag(value.clone())));
-        // The settings of the edit come later, so they replace those that the port has.
-        let mut fields = Fields::of_values(kept.chain(set), &mut problems);
-        let rules = RulesKeys::read(&mut fields).rules(&mut fields, self.kind.is_shared());
-        fields.finish("");
-        if problems.is_empty() { Ok(rules) } else { Err(ConfigError { problems }) }
     }
 }
 

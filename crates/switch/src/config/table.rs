@@ -23,8 +23,24 @@ pub(crate) struct Key {
     pub(crate) example: &'static str,
     /// Another key without which this one makes no sense, and why; the reason may be empty.
     pub(crate) only_with: Option<(&'static str, &'static str)>,
+    /// How a change of the key comes into force while the switch runs.
+    pub(crate) change: Effect,
     /// Help text on the key, a sentence or two.
     pub(crate) help: &'static str,
+}
+
+/// How a change of a key comes into force while the switch runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// At once, while packets flow.
+    Live,
+    /// With the next front end that connects, as the one that is connected has agreed on something else; at once for kinds of ports that
+    /// have no front end to agree with ([`PortSettings::has_sessions`](super::PortSettings::has_sessions)).
+    NextConnection,
+    /// Only when the port is opened anew.
+    Reopen,
+    /// Only when the switch is started again.
+    Restart,
 }
 
 impl Key {
@@ -61,17 +77,19 @@ pub(crate) trait Keys: Sized {
 /// - `is`: the [`Codec`](super::values::Codec) of that type;
 /// - `default`: see [`Unset`];
 /// - `example`: a value, as in a flag;
+/// - `change`: the [`Effect`] of a change, if it is not that of the whole structure, which stands behind its name;
 /// - `only_with`: the key without which it makes no sense, and, after `because`, why.
 macro_rules! keys {
     (
         $(#[$about:meta])+
-        $vis:vis struct $keys:ident {
+        $vis:vis struct $keys:ident: $effect:ident {
             $(
                 $(#[doc = $help:literal])+
                 $name:ident: $type:ty {
                     is: $is:expr,
                     default: $default:expr,
                     example: $example:literal,
+                    $(change: $change:ident,)?
                     $(only_with: $with:literal $(because $why:literal)?,)?
                 }
             )+
@@ -89,6 +107,7 @@ macro_rules! keys {
                 values: &$is,
                 default: $default,
                 example: $example,
+                change: [$($crate::config::Effect::$change,)? $crate::config::Effect::$effect][0],
                 only_with: [$(Some(($with, concat!($($why)?))),)? None][0],
                 help: concat!($($help),+).trim_ascii(),
             },)+];

@@ -314,7 +314,7 @@ fn what_a_file_has_changed_is_told_port_by_port() {
     let text = [
         "[switch]\nmac_age_seconds = 60\n",
         &other,
-        "mtu = 9000\n",
+        "mtu = 9000\nqueues = 2\n",
         &kept,
         &tap("new"),
         &ruled,
@@ -324,7 +324,7 @@ fn what_a_file_has_changed_is_told_port_by_port() {
     let names = |ports: &[PortConfig]| ports.iter().map(|port| port.name.clone()).collect::<Vec<_>>();
     assert_eq!(changes.removed, ["gone"]);
     assert_eq!(names(&changes.replaced), ["other"]);
-    assert_eq!(names(&changes.rules), ["ruled"]);
+    assert_eq!(names(&changes.changed), ["ruled"]);
     assert_eq!(names(&changes.added), ["new"]);
     assert_eq!(changes.restart, ["mac_age_seconds = 60"]);
     assert_eq!(changes.order, ["other", "kept", "new", "ruled", "flag"]);
@@ -341,6 +341,8 @@ fn some_ports() -> impl Strategy<Value = Vec<(u8, &'static str)>> {
         "isolated = true\n",
         "mtu = 9000\n",
         "queues = 1\nworker = 1\n",
+        "queues = 1\n",
+        "bridge = 'br0'\nmtu = 1400\n",
     ]);
     let ports = prop::sample::subsequence((0..6_u8).collect::<Vec<_>>(), 0..=6).prop_shuffle();
     (ports, prop::collection::vec(keys, 6))
@@ -356,7 +358,7 @@ proptest! {
             let tables = ports.iter().map(|(port, keys)| format!("{}{keys}", tap(&format!("p{port}"))));
             let text = tables.collect::<String>();
             let config = Config::builder().may_be_empty().toml("rf.toml", &text).workers(2).build().unwrap();
-            Config { file: Some(ConfigFile::of(Path::new("/rf.toml"), &config)), ..config }
+            Config { file: Some(ConfigFile::of(Path::new("/rf.toml"), &config, BTreeMap::new())), ..config }
         };
         let flags: Vec<_> = (0..flags).map(|flag| file(&[(10 + flag as u8, "")]).ports.remove(0)).collect();
         let mut running = file(&before);
@@ -368,19 +370,16 @@ proptest! {
             return Ok(());
         }
         let changes = running.changes(&read, 2).unwrap();
-        let touched = changes.removed.iter().chain(changes.replaced.iter().chain(&changes.rules).map(|port| &port.name));
+        let touched = changes.removed.iter().chain(changes.replaced.iter().chain(&changes.changed).map(|port| &port.name));
         for name in touched {
             let same = read.ports.iter().any(|port| port.name == *name && running.ports.contains(port));
             prop_assert!(!same, "{} is touched for nothing", name);
         }
         running.ports.retain(|port| !changes.removed.contains(&port.name));
-        for changed in changes.replaced.iter().chain(&changes.rules) {
+        for changed in changes.replaced.iter().chain(&changes.changed) {
             let there = running.ports.iter_mut().find(|port| port.name == changed.name).unwrap();
-            if changes.rules.contains(changed) {
-                there.rules = changed.rules.clone();
-            } else {
-                *there = changed.clone();
-            }
+            prop_assert_eq!(there.can_become(changed), changes.changed.contains(changed));
+            *there = changed.clone();
         }
         running.ports.extend(changes.added.iter().cloned());
         running.ports.sort_by_key(|port| changes.order.iter().position(|name| *name == port.name));

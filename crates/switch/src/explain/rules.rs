@@ -149,7 +149,7 @@ mod tests {
                 return Rules::default();
             }
             let port = Config::builder().port_flag("tap:t").build().unwrap().ports.remove(0);
-            port.edited(&Edit::set(&settings).unwrap()).unwrap()
+            port.edited(&Edit::set(&settings).unwrap()).unwrap().rules
         };
         let mut way = Way {
             from: "a".into(),

@@ -224,6 +224,11 @@ fn hello(parts: &Parts<'_>) -> Hello {
         path: file.path.display().to_string(),
         ports: file.ports.clone(),
         settings: file.settings().to_owned(),
+        drop_ins: file
+            .drop_ins
+            .iter()
+            .map(|(port, path)| (port.clone(), path.display().to_string()))
+            .collect(),
     });
     let kinds = parts.config.ports.iter().map(|port| port.kind.name().to_owned());
     let mut needs: Vec<_> = kinds.collect();

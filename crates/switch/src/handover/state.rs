@@ -51,6 +51,9 @@ pub(crate) struct FileState {
     pub(crate) ports: Vec<String>,
     /// What it says that is not about a port.
     pub(crate) settings: String,
+    /// The drop-in file of each port that is in one.
+    #[serde(default)]
+    pub(crate) drop_ins: BTreeMap<String, String>,
 }
 
 /// The state of a switch whose packets still flow.

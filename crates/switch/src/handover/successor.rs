@@ -112,8 +112,9 @@ impl Successor {
         }
         let builder = Config::builder().may_be_empty().toml("the configuration in force", &hello.config);
         let mut config = builder.for_workers(hello.workers).build()?;
-        config.file = hello.file.as_ref().map(|FileState { path, ports, settings }| {
-            ConfigFile::read_before(PathBuf::from(path), ports.clone(), settings.clone())
+        config.file = hello.file.as_ref().map(|FileState { path, ports, settings, drop_ins }| {
+            let drop_ins = drop_ins.iter().map(|(port, path)| (port.clone(), PathBuf::from(path))).collect();
+            ConfigFile::read_before(PathBuf::from(path), ports.clone(), settings.clone(), drop_ins)
         });
         Ok(Successor { channel, hello, config, control: control.to_owned(), pid })
     }

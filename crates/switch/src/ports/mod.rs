@@ -214,12 +214,24 @@ pub(crate) trait PortControl {
         false
     }
 
+    /// Returns true if a front end is connected that has agreed with a port on settings.
+    fn has_session(&self) -> bool {
+        false
+    }
+
     /// Handles the report that a worker cannot serve a port any more. Returns true if the port is one of this
     /// entry's.
     fn fault(&mut self, fault: &PortFault, cx: &mut Context<'_>) -> bool {
         let _ = (fault, cx);
         false
     }
+
+    /// Takes over other settings of the entry, which [can change](PortConfig::can_become) while it is open, but for the rules and the workers, of
+    /// which the table takes care. Those on which a front end has agreed hold from the next connection on.
+    ///
+    /// # Errors
+    /// A setting cannot be had; the entry is as it was, as far as that could be done.
+    fn change(&mut self, before: &PortConfig, now: &PortConfig) -> Result<(), OpenError>;
 
     /// Changes the rules of the entry's ports.
     fn set_rules(&mut self, rules: &Rules, workers: &Workers);
@@ -301,13 +313,18 @@ pub(crate) fn acquire(port: &PortConfig, workers: usize) -> Result<Vec<OwnedFd>,
     }
 }
 
-/// Sets up the interface of a tap again ([`tap::set_up`]); ports of other kinds have none.
+/// Sets up the interface of a tap again ([`tap::set_up`]), and undoes what `before` had asked for beyond that; ports of other kinds have none.
 ///
 /// # Errors
 /// No permission, or a setting that the interface cannot have.
-pub(crate) fn set_up(port: &PortConfig) -> Result<(), OpenError> {
+pub(crate) fn set_up(port: &PortConfig, before: Option<&PortConfig>) -> Result<(), OpenError> {
     match &port.kind {
-        PortKind::Tap(TapConfig { source: TapSource::Name { name, .. }, .. }) => tap::set_up(port, name),
+        PortKind::Tap(TapConfig { source: TapSource::Name { name, .. }, .. }) => {
+            if let Some(before) = before {
+                tap::undo(before, port, name)?;
+            }
+            tap::set_up(port, name)
+        }
         _ => Ok(()),
     }
 }

@@ -17,9 +17,12 @@ use ringferry_sys::epoll::Epoll;
 use super::ids::PortIds;
 use super::queues::{QueueState, Workers};
 use super::xen::MappingBudget;
-use super::{Context, GuestMemoryBudget, Interface, OpenError, Plug, PortControl, Positions};
+use super::{
+    Context, GuestMemoryBudget, Interface, InterfaceQueues, OpenError, Plug, PortControl, Positions,
+};
 use crate::config::{PortConfig, SwitchConfig};
 use crate::fdb::PortId;
+use crate::plane::PAIRS;
 use crate::rules::Rules;
 
 /// The number of an entry of the table, in the order in which they were added; the first is 1.
@@ -187,6 +190,29 @@ impl PortTable {
         }
     }
 
+    /// Changes settings of an entry, but for its rules, to those of `port`, which it [can become](PortConfig::can_become).
+    ///
+    /// # Errors
+    /// A setting cannot be had; the entry is as it was.
+    pub(crate) fn change(&mut self, port: &PortConfig) -> Result<(), String> {
+        let Some(entry) = self.entries.values_mut().find(|entry| entry.config.name == port.name) else {
+            return Ok(());
+        };
+        let place = |entry: &Entry, port: &PortConfig| place(entry, port, &self.workers);
+        if entry.config.worker != port.worker {
+            place(entry, port)?;
+        }
+        let before = entry.config.clone();
+        if let Err(error) = entry.control.change(&before, port) {
+            if before.worker != port.worker {
+                place(entry, &before)?;
+            }
+            return Err(error.to_string());
+        }
+        entry.config = PortConfig { rules: before.rules, ..port.clone() };
+        Ok(())
+    }
+
     /// Changes the rules of an entry.
     pub(crate) fn set_rules(&mut self, name: &str, rules: &Rules) {
         if let Some(entry) = self.entries.values_mut().find(|entry| entry.config.name == name) {
@@ -247,6 +273,12 @@ impl PortTable {
         self.entries.values_mut().find(has).is_some_and(|entry| entry.control.set_link(port, up))
     }
 
+    /// Returns true if a front end is connected to a port of the entry of this name.
+    pub(crate) fn has_session(&self, name: &str) -> bool {
+        let entry = self.entries.values().find(|entry| entry.config.name == name);
+        entry.is_some_and(|entry| entry.control.has_session())
+    }
+
     /// Returns the configurations of all entries, in their order.
     pub(crate) fn configs(&self) -> impl Iterator<Item = &PortConfig> {
         self.entries.values().map(|entry| &entry.config)
@@ -278,6 +310,34 @@ impl PortTable {
         let entries = self.entries.values();
         entries.flat_map(|entry| entry.control.snapshots(&entry.config, &self.budget, &mut states)).collect()
     }
+}
+
+/// Has the queues of an entry served by the workers that `port` says.
+///
+/// # Errors
+/// A worker is too busy to take over a queue, or to give it up; all queues are where they were.
+fn place(entry: &Entry, port: &PortConfig, workers: &Workers) -> Result<(), String> {
+    let mut moved = Vec::new();
+    for Interface { id, queues, .. } in entry.control.interfaces() {
+        let queues = match queues {
+            InterfaceQueues::Pairs(_) => PAIRS,
+            // Each of several queues of a tap belongs to one worker for good.
+            InterfaceQueues::Kernel(queues) => u16::from(queues == 1),
+        };
+        for queue in 0..queues {
+            match workers.assign(id, queue, port.worker_of(queue, workers.count())) {
+                Ok(before) => moved.push((id, queue, before)),
+                Err(error) => {
+                    for (id, queue, before) in moved {
+                        // Whoever is late now stays where it is; nothing is lost.
+                        let _ = workers.assign(id, queue, before);
+                    }
+                    return Err(format!("queue {queue} stays where it is: {error}"));
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

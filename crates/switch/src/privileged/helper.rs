@@ -8,9 +8,9 @@ use ringferry_sys::netif;
 use ringferry_sys::socket::{Stream, remove_if_stale};
 
 use super::wire::{Connection, MAX_REPLY, MAX_REQUEST, Reply, Request};
-use super::{Bytes, Charter, directory, without_rules};
+use super::{Bytes, Charter, directory};
 use crate::config::{
-    Config, Edit, KeepError, MAX_WORKERS, PortConfig, PortKind, TapConfig, TapSource, VhostUserConfig,
+    Config, Edit, KeepError, Kept, MAX_WORKERS, PortConfig, PortKind, TapConfig, TapSource, VhostUserConfig,
     VhostUserEndpoint, XenProvider, XenVifConfig, forget_port, keep, keep_port,
 };
 use crate::ports;
@@ -40,14 +40,18 @@ impl Charter {
                 self.connected(&port).map(|fd| (Reply::Done, vec![fd])).map_err(Reply::from)
             }
             Request::Open { port, workers } => self.open(&port, workers).map(|fds| (Reply::Done, fds)),
-            Request::SetUp { port } => self.set_up(&port).map(|()| (Reply::Done, Vec::new())),
+            Request::SetUp { port, before } => {
+                self.set_up(&port, before.as_deref()).map(|()| (Reply::Done, Vec::new()))
+            }
             Request::Close { port } => {
                 self.close(&port);
                 Ok((Reply::Done, Vec::new()))
             }
-            Request::Keep { port, keys } => self.keep(&port, &keys).map(|reply| (reply, Vec::new())),
+            Request::Keep { port, set, unset } => {
+                self.keep(&port, &set, &unset).map(|reply| (reply, Vec::new()))
+            }
             Request::KeepPort { port } => self.keep_port(&port).map(|()| (Reply::Done, Vec::new())),
-            Request::ForgetPort { port } => self.forget_port(&port).map(|()| (Reply::Done, Vec::new())),
+            Request::ForgetPort { port } => self.forget_port(&port).map(|reply| (reply, Vec::new())),
             Request::Read { workers } => self.read(workers).map(|reply| (reply, Vec::new())),
             Request::Tidy => {
                 self.tidy();
@@ -90,22 +94,26 @@ impl Charter {
         Ok(fds)
     }
 
-    fn set_up(&self, port: &str) -> Result<(), Reply> {
-        let port = one_port(port)?;
-        if !self.knows(&port) {
-            return Err(failed("that port is not open"));
+    fn set_up(&mut self, port: &str, before: Option<&str>) -> Result<(), Reply> {
+        let (port, before) = (one_port(port)?, before.map(one_port).transpose()?);
+        if !self.knows(&port) || before.as_ref().is_some_and(|before| !self.knows(before)) {
+            return Err(failed(NO_INTERFACES));
         }
-        ports::set_up(&port).map_err(|error| failed(&error.to_string()))
+        ports::set_up(&port, before.as_ref()).map_err(|error| failed(&error.to_string()))?;
+        // What is set up can be undone, whatever the file says by then.
+        self.set_up.insert(port.name.clone(), port);
+        Ok(())
     }
 
-    /// Returns true if this very port, whatever its rules, was there at the start, was opened by the helper before, or is in the configuration
-    /// file, as it was last read or as it is now.
+    /// Returns true if this very port, whatever of it can change while it is open but for the settings of an interface, was there at the start, was
+    /// opened by the helper before, or is in the configuration file, as it was last read or as it is now.
     fn knows(&self, port: &PortConfig) -> bool {
-        let same =
-            |there: &PortConfig| there.name == port.name && there.kind == port.kind && there.mtu == port.mtu;
-        let mut before = self.opened.values().chain(self.closed.values()).chain(&self.last_read);
+        let same = |there: &PortConfig| is_as_trusted(there, port);
+        let opened = self.opened.values().chain(self.closed.values());
+        let mut before = opened.chain(self.set_up.values()).chain(&self.last_read);
         let in_file = || self.file().and_then(|file| read(file, MAX_WORKERS.into()));
-        self.start.contains(&without_rules(port))
+        let start = || self.start.iter().filter_map(|text| one_port(text).ok()).collect();
+        self.start_ports.get_or_init(start).iter().any(same)
             || before.any(same)
             || in_file().is_ok_and(|config| config.ports.iter().any(same))
     }
@@ -131,10 +139,7 @@ impl Charter {
             PortKind::Tap(TapConfig { link, .. })
                 if link.bridge.is_some() || !link.addresses.is_empty() || link.mac.is_some() =>
             {
-                Err(failed(
-                    "the sandbox lets the switch set up interfaces only as its configuration file has them: write the port with its bridge and \
-                     addresses into the file and use `ringferry ctl reload`",
-                ))
+                Err(failed(NO_INTERFACES))
             }
             PortKind::Tap(TapConfig { source: TapSource::Name { name, .. }, .. }) => {
                 // A tap that exists may be another program's: with several queues it could be attached to beside that.
@@ -161,6 +166,7 @@ impl Charter {
     /// Forgets a port, and removes the file of its socket.
     fn close(&mut self, port: &str) {
         self.closed.extend(self.opened.remove_entry(port));
+        self.set_up.remove(port);
         self.connect.remove(port);
         if let Some(socket) = self.listen.remove(port) {
             let _ = remove_if_stale(socket.path());
@@ -177,42 +183,68 @@ impl Charter {
         self.file.as_ref().map(Bytes::path).ok_or_else(|| failed("there is no configuration file"))
     }
 
-    fn keep(&self, port: &str, keys: &[String]) -> Result<Reply, Reply> {
+    fn keep(&self, port: &str, set: &[String], unset: &[String]) -> Result<Reply, Reply> {
         let port = one_port(port)?;
-        let edit = Edit::of_keys(keys).ok_or_else(|| failed("that is no rule of a port"))?;
-        Ok(Reply::Kept { same: keep(self.file()?, &port.name, &edit, &port.rules)? })
+        let edit = Edit::of_keys(set, unset);
+        let edit = edit.ok_or_else(|| failed("that is no setting that can change while a port is open"))?;
+        if matches!(port.kind, PortKind::Tap(_)) && set.iter().chain(unset).any(|key| is_of_interface(key)) {
+            return Err(failed(NO_INTERFACES));
+        }
+        self.check_worker(&port)?;
+        let Kept { path, same } = keep(self.file()?, &edit, &port)?;
+        Ok(Reply::Kept { file: path.to_string_lossy().into_owned(), same })
+    }
+
+    /// The next start refuses a port with a worker that there is not.
+    fn check_worker(&self, port: &PortConfig) -> Result<(), Reply> {
+        let worker = port.first_worker();
+        if worker < self.workers { Ok(()) } else { Err(failed(&format!("there is no worker {worker}"))) }
     }
 
     /// Writes a port into the configuration file. The next start opens it, so it must be one that was admitted.
     fn keep_port(&self, port: &str) -> Result<(), Reply> {
         let port = one_port(port)?;
-        if port.first_worker() >= self.workers {
-            return Err(failed(&format!("there is no worker {}", port.first_worker())));
-        }
+        self.check_worker(&port)?;
         match self.opened.get(&port.name) {
-            Some(opened) if opened.kind == port.kind && opened.mtu == port.mtu => {
-                Ok(keep_port(self.file()?, &port)?)
-            }
+            Some(opened) if is_as_trusted(opened, &port) => Ok(keep_port(self.file()?, &port)?),
             _ => Err(failed("that port was not opened while the switch ran")),
         }
     }
 
-    fn forget_port(&self, port: &str) -> Result<(), Reply> {
-        Ok(forget_port(self.file()?, port)?)
+    fn forget_port(&self, port: &str) -> Result<Reply, Reply> {
+        let path = forget_port(self.file()?, port)?;
+        Ok(Reply::Kept { file: path.to_string_lossy().into_owned(), same: true })
     }
 
     fn read(&mut self, workers: usize) -> Result<Reply, Reply> {
         let config = read(self.file()?, workers)?;
         let text = config.dump();
+        let drop_ins = config.file.map(|file| file.drop_ins).unwrap_or_default();
         // A reload asks for each of its ports.
         self.last_read = config.ports;
-        Ok(Reply::Config { text })
+        Ok(Reply::Config { text, drop_ins })
     }
 }
 
 /// Upper bound on the ports that are open at a time through the helper, so that a switch that was taken over cannot make sockets and taps
 /// without end. A switch has descriptors for some thousand ports.
 const MAX_OPENED: usize = 4096;
+
+/// What is said of settings of an interface that are not in the configuration file.
+const NO_INTERFACES: &str = "the sandbox lets the switch set up interfaces only as its configuration file has them: write bridge, addresses, mac and up \
+                             of the port into the file and use `ringferry ctl reload`";
+
+/// Returns true if a key of a tap is about its interface.
+fn is_of_interface(key: &str) -> bool {
+    ["mac", "bridge", "address", "up"].contains(&key)
+}
+
+/// Returns true if a port may be had because this one may: it differs in nothing for which it would have to be opened anew, nor in its
+/// interface. The MTU of a tap is not a matter of trust, as a guest behind the switch cannot reach further with it.
+fn is_as_trusted(trusted: &PortConfig, port: &PortConfig) -> bool {
+    let is_tap = matches!(port.kind, PortKind::Tap(_));
+    trusted.can_become(port) && !(is_tap && trusted.differing(port).into_iter().any(is_of_interface))
+}
 
 fn within(path: &Path, directories: &[Bytes]) -> bool {
     directories.iter().any(|allowed| allowed.path() == directory(path))

@@ -14,7 +14,8 @@
 //! - sockets connected to and ports opened that are in the configuration file;
 //! - further ports opened: sockets that listen in directories in which the configuration has some, or in `socket_directories`; connections to
 //!   sockets in the latter; taps that do not exist yet, without a bridge or addresses; interfaces of Xen guests, if the switch has Xen's devices;
-//! - rules of ports (no other key) changed in the file, ports opened so added to it, and ports removed from it.
+//! - settings of ports that can change while they are open, but for those of interfaces, changed in the file, ports opened so added to it, and ports
+//!   removed from it.
 //!
 //! That is no more than what the switch does for whoever may connect to its control socket. One request is under way at a time.
 //!
@@ -23,7 +24,7 @@
 mod helper;
 mod wire;
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io;
@@ -40,13 +41,12 @@ pub use helper::serve;
 use wire::{Connection, MAX_REPLY, Reply, Request};
 
 use crate::config::{
-    Config, ConfigBuilder, ConfigFile, Edit, KeepError, MAX_WORKERS, PortConfig, PortKind, SwitchConfig,
-    VhostUserEndpoint,
+    Config, ConfigBuilder, ConfigFile, Edit, KeepError, Kept, MAX_WORKERS, PortConfig, PortKind,
+    SwitchConfig, VhostUserEndpoint,
 };
 use crate::ports::passed::Passed;
 use crate::ports::tap::MACHINE;
 use crate::ports::{self, OpenError};
-use crate::rules::Rules;
 
 /// Time limit for the helper's answer, enough to write a file to a slow disk. After a timeout the helper is
 /// used no more.
@@ -67,18 +67,24 @@ pub struct Charter {
     listen_in: Vec<Bytes>,
     /// Directories in which further ports may listen, and to whose sockets they may connect.
     connect_in: Vec<Bytes>,
-    /// The ports of the start, each as a configuration without rules: they may be opened again.
+    /// The ports of the start, each as a configuration: they may be opened again.
     start: Vec<String>,
     /// True if a port was for Xen guests at the start, so that the sandbox has Xen's devices.
     has_xen: bool,
     /// Number of workers that ports in the configuration file may name.
     workers: usize,
+    /// The same ports, once they have been asked for.
+    #[serde(skip)]
+    start_ports: OnceCell<Vec<PortConfig>>,
     /// Ports that the helper has opened and not closed since, by name.
     #[serde(skip)]
     opened: BTreeMap<String, PortConfig>,
     /// Ports that the helper has closed, by name: they may be opened again, as when what replaces them cannot be opened.
     #[serde(skip)]
     closed: BTreeMap<String, PortConfig>,
+    /// Ports whose interfaces the helper has set up, as it did so last, by name.
+    #[serde(skip)]
+    set_up: BTreeMap<String, PortConfig>,
     /// The ports of the configuration file as it was last read for the switch.
     #[serde(skip)]
     last_read: Vec<PortConfig>,
@@ -116,7 +122,7 @@ impl Charter {
                 PortKind::XenVif(_) => charter.has_xen = true,
                 PortKind::Tap(_) => {}
             }
-            charter.start.push(without_rules(port));
+            charter.start.push(written(port));
         }
         let sockets = charter.listen.values().chain(&charter.control);
         charter.listen_in = sockets.map(|socket| directory(socket.path()).as_path().into()).collect();
@@ -234,17 +240,14 @@ impl Privileges {
         }
     }
 
-    /// Sets up the interface of a tap again, for example when its bridge has come back.
+    /// Sets up the interface of a tap again: when its bridge has come back, or with other settings than `before`, which are undone.
     ///
     /// # Errors
     /// No permission, or a setting that the interface cannot have.
-    pub(crate) fn set_up(&self, port: &PortConfig) -> Result<(), OpenError> {
-        let Some(helper) = &self.0 else { return ports::set_up(port) };
-        match helper
-            .borrow_mut()
-            .ask_well(&Request::SetUp { port: written(port) })
-            .map_err(OpenError::Helper)?
-        {
+    pub(crate) fn set_up(&self, port: &PortConfig, before: Option<&PortConfig>) -> Result<(), OpenError> {
+        let Some(helper) = &self.0 else { return ports::set_up(port, before) };
+        let request = Request::SetUp { port: written(port), before: before.map(written) };
+        match helper.borrow_mut().ask_well(&request).map_err(OpenError::Helper)? {
             (Reply::Done, _) => Ok(()),
             _ => Err(OpenError::Helper(MISUNDERSTOOD.to_owned())),
         }
@@ -266,13 +269,16 @@ impl Privileges {
         helper.borrow_mut().edit(&Request::KeepPort { port: written(port) }).map(drop)
     }
 
-    /// Removes a port from the configuration file at `path`.
+    /// Removes a port from the configuration file at `path` or one of its drop-in files, and returns the file that had it.
     ///
     /// # Errors
     /// The file is as it was.
-    pub(crate) fn forget_port(&self, path: &Path, port: &str) -> Result<(), NotKept> {
+    pub(crate) fn forget_port(&self, path: &Path, port: &str) -> Result<PathBuf, NotKept> {
         let Some(helper) = &self.0 else { return Ok(crate::config::forget_port(path, port)?) };
-        helper.borrow_mut().edit(&Request::ForgetPort { port: port.to_owned() }).map(drop)
+        match helper.borrow_mut().edit(&Request::ForgetPort { port: port.to_owned() })? {
+            Reply::Kept { file, .. } => Ok(file.into()),
+            _ => Err(NotKept::Because(MISUNDERSTOOD.to_owned())),
+        }
     }
 
     /// Reads the configuration file at `path`, in which ports may name `workers` workers.
@@ -284,33 +290,27 @@ impl Privileges {
             |builder: ConfigBuilder| builder.for_workers(workers).build().map_err(|error| error.to_string());
         let Some(helper) = &self.0 else { return parse(Config::builder().regular_file(path)) };
         match helper.borrow_mut().ask_well(&Request::Read { workers })? {
-            (Reply::Config { text }, _) => {
+            (Reply::Config { text, drop_ins }, _) => {
                 let name = path.display().to_string();
                 let config = parse(Config::builder().may_be_empty().toml(&name, &text))?;
-                Ok(Config { file: Some(ConfigFile::of(path, &config)), ..config })
+                Ok(Config { file: Some(ConfigFile::of(path, &config, drop_ins)), ..config })
             }
             _ => Err(MISUNDERSTOOD.to_owned()),
         }
     }
 
-    /// Changes the rules of a port in the configuration file, as [`keep`](crate::config::keep) does.
+    /// Changes the settings of a port in the configuration file, as [`keep`](crate::config::keep) does.
     ///
     /// # Errors
     /// The file is as it was.
-    pub(crate) fn keep(
-        &self,
-        path: &Path,
-        port: &PortConfig,
-        edit: &Edit,
-        rules: &Rules,
-    ) -> Result<bool, NotKept> {
+    pub(crate) fn keep(&self, path: &Path, edit: &Edit, port: &PortConfig) -> Result<Kept, NotKept> {
         let Some(helper) = &self.0 else {
-            return Ok(crate::config::keep(path, &port.name, edit, rules)?);
+            return Ok(crate::config::keep(path, edit, port)?);
         };
-        let port = PortConfig { rules: rules.clone(), ..port.clone() };
-        let keys = edit.touched().map(str::to_owned).collect();
-        match helper.borrow_mut().edit(&Request::Keep { port: written(&port), keys })? {
-            Reply::Kept { same } => Ok(same),
+        let set = edit.keys_set().map(str::to_owned).collect();
+        let unset = edit.keys_removed().map(str::to_owned).collect();
+        match helper.borrow_mut().edit(&Request::Keep { port: written(port), set, unset })? {
+            Reply::Kept { file, same } => Ok(Kept { path: file.into(), same }),
             _ => Err(NotKept::Because(MISUNDERSTOOD.to_owned())),
         }
     }
@@ -366,11 +366,6 @@ fn written(port: &PortConfig) -> String {
     let switch = SwitchConfig { workers: Some(MAX_WORKERS), ..SwitchConfig::default() };
     Config { control: None, socket_directories: Vec::new(), switch, ports: vec![port.clone()], file: None }
         .dump()
-}
-
-/// A port without its rules, as a configuration.
-fn without_rules(port: &PortConfig) -> String {
-    written(&PortConfig { rules: Rules::default(), worker: None, ..port.clone() })
 }
 
 /// What is said of an answer that belongs to another request.

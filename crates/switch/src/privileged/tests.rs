@@ -4,6 +4,8 @@ use proptest::prelude::*;
 use ringferry_sys::socket::Listener;
 
 use super::*;
+use crate::config::FeatureToggles;
+use crate::rules::Rules;
 
 /// A folder with a configuration, sockets and files that the helper must not touch, and the charter of the
 /// configuration.
@@ -45,7 +47,7 @@ mode = 'connect'
         self.config.ports.iter().find(|port| port.name == name).unwrap()
     }
 
-    /// The names in the folder, what is in the directories in it, and the ports of the configuration, without rules.
+    /// The names in the folder, what is in the directories in it, and the ports of the configuration, without what can change while they are open.
     fn state(&self) -> (Vec<String>, Vec<String>, Vec<PortConfig>) {
         let names = |directory: &Path| {
             let entries = fs::read_dir(directory).unwrap();
@@ -55,7 +57,12 @@ mode = 'connect'
             names
         };
         let mut ports = Config::from_file(&self.folder.path().join("rf.toml")).unwrap().ports;
-        ports.iter_mut().for_each(|port| port.rules = Rules::default());
+        for port in &mut ports {
+            (port.rules, port.mtu, port.worker) = (Rules::default(), None, None);
+            if let PortKind::VhostUser(vhost) = &mut port.kind {
+                (vhost.queue_size, vhost.mac, vhost.features) = (None, None, FeatureToggles::default());
+            }
+        }
         assert_eq!(fs::read_to_string(self.folder.path().join("precious")).unwrap(), "precious");
         (names(self.folder.path()), names(&self.folder.path().join("elsewhere")), ports)
     }
@@ -93,20 +100,29 @@ fn a_helper_connects_keeps_and_tidies_as_the_process_itself_would() {
     assert_eq!(peer.recv(&mut bytes, &mut Vec::new()).unwrap().bytes, 5);
 
     let edit = Edit::set(&["vlan=20".to_owned(), "isolated=on".to_owned()]).unwrap();
-    let rules = fixture.port("vm0").edited(&edit).unwrap();
-    assert_eq!(helper.keep(elsewhere, fixture.port("vm0"), &edit, &rules), Ok(true));
-    let file = Config::from_file(&fixture.folder.path().join("rf.toml")).unwrap();
-    assert_eq!(file.ports[0].rules, rules);
+    let edited = fixture.port("vm0").edited(&edit).unwrap();
+    let path = fixture.folder.path().join("rf.toml");
+    assert_eq!(helper.keep(elsewhere, &edit, &edited), Ok(Kept { path: path.clone(), same: true }));
+    assert_eq!(Config::from_file(&path).unwrap().ports[0], edited);
+    // So are other settings that can change while a port is open, and what is unset goes.
+    let more = Edit::set(&["mtu=9000", "csum=off"].map(str::to_owned)).unwrap();
+    let edited = edited.edited(&more).unwrap();
+    assert!(helper.keep(elsewhere, &more, &edited).is_ok_and(|kept| kept.same));
+    assert_eq!(Config::from_file(&path).unwrap().ports[0], edited);
+    let less = Edit::unset(&["mtu", "csum"].map(str::to_owned)).unwrap();
+    let edited = edited.edited(&less).unwrap();
+    assert!(helper.keep(elsewhere, &less, &edited).is_ok_and(|kept| kept.same));
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(!text.contains("mtu") && !text.contains("csum"), "{text}");
     // An edit that the file would be refused for is refused in the same words as without a helper.
     let mine = Edit::set(&["vlan=10".to_owned(), "static_macs=52:54:00:00:00:01".to_owned()]).unwrap();
-    let rules = fixture.port("vm0").edited(&mine).unwrap();
-    assert!(helper.keep(elsewhere, fixture.port("vm0"), &mine, &rules).is_ok());
+    let edited = fixture.port("vm0").edited(&mine).unwrap();
+    assert!(helper.keep(elsewhere, &mine, &edited).is_ok());
     let taken = Edit::set(&["static_macs=52:54:00:00:00:01@10".to_owned()]).unwrap();
-    let rules = fixture.port("vm1").edited(&taken).unwrap();
-    let file = fixture.folder.path().join("rf.toml");
-    let refusal = Privileges::default().keep(&file, fixture.port("vm1"), &taken, &rules);
+    let edited = fixture.port("vm1").edited(&taken).unwrap();
+    let refusal = Privileges::default().keep(&path, &taken, &edited);
     assert!(matches!(&refusal, Err(NotKept::Refused(_))), "{refusal:?}");
-    assert_eq!(helper.keep(elsewhere, fixture.port("vm1"), &taken, &rules), refusal);
+    assert_eq!(helper.keep(elsewhere, &taken, &edited), refusal);
 
     // Sockets with a listener stay, and so do files that are no sockets.
     let mut stale = Listener::bind(fixture.folder.path().join("listen.sock")).unwrap();
@@ -133,20 +149,37 @@ fn what_the_configuration_does_not_say_is_refused() {
     }
     let before = fs::read_to_string(fixture.folder.path().join("rf.toml")).unwrap();
     let edit = Edit::set(&["vlan=20".to_owned()]).unwrap();
-    let rules = fixture.port("rf0").edited(&edit).unwrap();
-    assert!(helper.keep(&path, fixture.port("rf0"), &edit, &rules).is_err(), "given by a flag");
+    let edited = fixture.port("rf0").edited(&edit).unwrap();
+    assert!(helper.keep(&path, &edit, &edited).is_err(), "given by a flag");
+    let rules = edited.rules;
     let whole = fixture.port("vm0").clone();
     for keys in [&["socket"][..], &["vlan", "kind"], &["[[port]]"], &["vlan = 1\nsocket"]] {
-        let keys = keys.iter().map(|key| (*key).to_owned()).collect();
-        let (reply, _) = fixture.charter.answer(Request::Keep {
-            port: written(&PortConfig { rules: rules.clone(), ..whole.clone() }),
-            keys,
-        });
-        assert!(matches!(reply, Reply::Failed { .. }), "{reply:?}");
+        let keys: Vec<_> = keys.iter().map(|key| (*key).to_owned()).collect();
+        for (set, unset) in [(keys.clone(), Vec::new()), (Vec::new(), keys)] {
+            let port = written(&PortConfig { rules: rules.clone(), ..whole.clone() });
+            let (reply, _) = fixture.charter.answer(Request::Keep { port, set, unset });
+            assert!(matches!(reply, Reply::Failed { .. }), "{reply:?}");
+        }
     }
     let two = Config { file: None, ..fixture.config.clone() }.dump();
-    let (reply, _) = fixture.charter.answer(Request::Keep { port: two, keys: vec!["vlan".to_owned()] });
+    let vlan = vec!["vlan".to_owned()];
+    let (reply, _) = fixture.charter.answer(Request::Keep { port: two, set: vlan, unset: Vec::new() });
     assert!(matches!(reply, Reply::Failed { .. }), "{reply:?}");
+    // A tap may be renamed into no other, and its interface is set up as the configuration has it and not otherwise.
+    let tap = fixture.port("rf0").clone();
+    for key in ["mac=52:54:00:00:00:01", "bridge=br0", "address=10.0.0.1/8", "up=on"] {
+        let edit = Edit::set(&[key.to_owned()]).unwrap();
+        let edited = tap.edited(&edit).unwrap();
+        for (port, before) in [(&edited, &tap), (&tap, &edited)] {
+            let error = helper.set_up(port, Some(before)).unwrap_err().to_string();
+            assert!(error.contains("only as its configuration file has them"), "{error}");
+        }
+        let kept = helper.keep(&path, &edit, &edited);
+        assert!(
+            matches!(&kept, Err(NotKept::Because(why)) if why.contains("only as its configuration")),
+            "{kept:?}"
+        );
+    }
     assert_eq!(fs::read_to_string(fixture.folder.path().join("rf.toml")).unwrap(), before);
     drop(helper);
     thread.join().unwrap().unwrap();
@@ -167,7 +200,7 @@ fn without_its_helper_a_switch_says_why_things_are_not_done() {
     for _ in 0..2 {
         let error = helper.connect("vm1", Path::new("")).unwrap_err().to_string();
         assert_eq!(error, "the privileged helper has ended: restart the switch");
-        let kept = helper.keep(Path::new(""), fixture.port("vm0"), &edit, &Rules::default());
+        let kept = helper.keep(Path::new(""), &edit, fixture.port("vm0"));
         assert_eq!(kept, Err(NotKept::Because(error)));
         helper.tidy();
     }
@@ -199,14 +232,15 @@ fn a_helper_opens_ports_where_the_configuration_has_some_and_keeps_them() {
             assert_eq!(read.ports.last(), Config::from_file(&path).unwrap().ports.last());
         }
     }
-    // Rules may be others than when it was opened; the rest may not.
+    // What can change while it is open may be another than when it was opened; the rest may not.
     let port = fixture.new_port("vm8.sock", "");
     let _ = helper.open(&port, 2).unwrap();
-    assert!(helper.keep_port(&path, &PortConfig { mtu: Some(9000), ..port.clone() }).is_err());
+    let elsewhere = PortConfig { name: port.name.clone(), ..fixture.new_port("vm9.sock", "") };
+    assert!(helper.keep_port(&path, &elsewhere).is_err());
     let kept = helper.keep_port(&path, &PortConfig { name: "other".to_owned(), ..port.clone() });
     assert!(kept.is_err(), "{kept:?}");
     let rules = Rules { isolated: true, ..Rules::default() };
-    helper.keep_port(&path, &PortConfig { rules, ..port }).unwrap();
+    helper.keep_port(&path, &PortConfig { rules, mtu: Some(9000), ..port }).unwrap();
 
     for (name, file) in [("vm2", "vm2.sock"), ("vm8", "vm8.sock"), ("vm3", "machines/vm3.sock"), ("vm4", "")]
     {
@@ -273,7 +307,7 @@ fn request() -> impl Strategy<Value = Request> {
         Just("precious".to_owned()),
     ];
     let key = prop_oneof![
-        3 => prop::sample::select(vec!["vlan", "trunk", "native", "isolated", "rate_in", "allowed_macs", "max_macs"])
+        3 => prop::sample::select(vec!["vlan", "trunk", "native", "isolated", "rate_in", "allowed_macs", "max_macs", "mtu", "queue_size", "csum", "tso"])
             .prop_map(str::to_owned),
         1 => prop::sample::select(vec!["socket", "kind", "name", "control", "port"]).prop_map(str::to_owned),
         1 => "[ -~\n]{0,20}",
@@ -281,6 +315,8 @@ fn request() -> impl Strategy<Value = Request> {
     let rule = prop_oneof![
         (0..5000_u16).prop_map(|vid| format!("vlan = {vid}\n")),
         Just("isolated = true\n".to_owned()),
+        Just("queue_size = 64\n".to_owned()),
+        Just("csum = false\n".to_owned()),
         Just("trunk = '1-9'\n".to_owned()),
         Just("allowed_macs = ['52:54:00:00:00:01']\n".to_owned()),
         Just("control = '/etc/shadow'\n".to_owned()),
@@ -301,7 +337,8 @@ fn request() -> impl Strategy<Value = Request> {
     });
     prop_oneof![
         1 => name.clone().prop_map(|port| Request::Connect { port }),
-        4 => (port.clone(), prop::collection::vec(key, 0..4)).prop_map(|(port, keys)| Request::Keep { port, keys }),
+        4 => (port.clone(), prop::collection::vec(key.clone(), 0..4), prop::collection::vec(key, 0..2))
+            .prop_map(|(port, set, unset)| Request::Keep { port, set, unset }),
         2 => (port.clone(), any::<usize>()).prop_map(|(port, workers)| Request::Open { port, workers }),
         2 => port.prop_map(|port| Request::KeepPort { port }),
         1 => Just(Request::Open { port: "[[port]]\nkind = 'tap'\ntap = 'lo'\n".to_owned(), workers: 1 }),

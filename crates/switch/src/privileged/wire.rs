@@ -1,7 +1,9 @@
 //! The messages between switch and helper: one JSON object a line, and descriptors with some replies.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 
 use ringferry_sys::socket::{MAX_FDS, Stream};
 use serde::de::DeserializeOwned;
@@ -23,12 +25,14 @@ pub(super) enum Request {
         /// Name of the port to connect, which must be in the charter.
         port: String,
     },
-    /// Change rules of a port in the configuration file.
+    /// Change settings of a port in the configuration file, those that can change while it is open.
     Keep {
-        /// A configuration with one port: of it, name and rules are used.
+        /// A configuration with one port.
         port: String,
-        /// The keys of the rules that are to be in the file as they are in `port`.
-        keys: Vec<String>,
+        /// The keys that are to be in the file as they are in `port`.
+        set: Vec<String>,
+        /// The keys that are to be in the file only if `port` would not be as it is without them.
+        unset: Vec<String>,
     },
     /// Open what a port needs, for which the switch has no rights any more; the reply carries the descriptors.
     Open {
@@ -41,6 +45,8 @@ pub(super) enum Request {
     SetUp {
         /// A configuration with one port.
         port: String,
+        /// The port as it was: what it asked for, and `port` does not, is undone.
+        before: Option<String>,
     },
     /// Remove the file of a port's socket, which is closed, and forget the port.
     Close {
@@ -71,15 +77,19 @@ pub(super) enum Request {
 pub(super) enum Reply {
     /// The request was carried out.
     Done,
-    /// The configuration file was changed.
+    /// The configuration file, or a drop-in file of it, was changed.
     Kept {
-        /// True if the port has these very rules in the file now.
+        /// The file, for people.
+        file: String,
+        /// True if the file makes this very port now.
         same: bool,
     },
     /// The configuration in the file.
     Config {
         /// The configuration, as a file.
         text: String,
+        /// The drop-in files of the ports that are in one.
+        drop_ins: BTreeMap<String, PathBuf>,
     },
     /// The configuration file makes no sense, or would make none after the change; it is as it was.
     Refused {

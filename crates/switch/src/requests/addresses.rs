@@ -98,7 +98,7 @@ impl Requests<'_> {
             [] => Edit::unset(&[STATIC.to_owned()]),
             _ => Edit::set(&[format!("{STATIC}={}", stations.join(","))]),
         };
-        self.change_rules(port, &edit.map_err(|error| error.to_string())?, runtime)
+        self.change(port, &edit.map_err(|error| error.to_string())?, runtime)
     }
 }
 

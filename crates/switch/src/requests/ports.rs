@@ -4,10 +4,12 @@
 //! A reload reads the file, compares it as a whole with what runs, and carries out the differences port by port; ports that are as the file
 //! has them are not touched.
 
+use std::path::PathBuf;
+
 use ringferry_control::{PortAction, PortChange, Reload, ReloadStep, kept};
 
 use super::{Requests, changes};
-use crate::config::PortConfig;
+use crate::config::{Effect, PortConfig};
 use crate::ports::{self, OpenError, Plug};
 use crate::privileged::NotKept;
 use crate::snapshot::rules_by_key;
@@ -23,8 +25,9 @@ impl Requests<'_> {
             self.plug(&port)?;
         }
         let name = port.name.clone();
-        let (persistent, note) = if self.is_in_file(&name) {
-            (true, "it is in the configuration file".to_owned())
+        let in_file = self.config.file.as_ref().and_then(|file| file.with_port(&name));
+        let (persistent, note) = if let Some(path) = in_file {
+            (true, format!("it is in {} already", path.display()))
         } else {
             self.note(runtime, |requests| {
                 let file = requests.config.file.as_mut()?;
@@ -32,7 +35,7 @@ impl Requests<'_> {
                 if kept.is_ok() {
                     file.ports.push(port.name.clone());
                 }
-                Some(kept)
+                Some(kept.map(|()| file.path.clone()))
             })
         };
         if !is_new {
@@ -124,14 +127,10 @@ impl Requests<'_> {
             let done = can.and_then(|()| if dry_run { Ok(()) } else { self.replace(before, port) });
             step(&port.name, PortAction::Replaced, what, done);
         }
-        for port in &found.rules {
-            let before = self.find(&port.name).map(|there| rules_by_key(&there.rules)).unwrap_or_default();
-            let what = changes(&before, &rules_by_key(&port.rules));
-            if !dry_run {
-                self.ports.set_rules(&port.name, &port.rules);
-                self.put(port.clone());
-            }
-            step(&port.name, PortAction::Changed, what, Ok(()));
+        for port in &found.changed {
+            let what = self.find(&port.name).map(|there| describe(there, port)).unwrap_or_default();
+            let done = if dry_run { Ok(()) } else { self.become_another(port) };
+            step(&port.name, PortAction::Changed, what, done);
         }
         for port in &found.added {
             let done = if dry_run { self.can_plug(port) } else { self.plug(port) };
@@ -147,9 +146,20 @@ impl Requests<'_> {
             let in_file = names.filter(|name| self.find(name).is_some()).collect();
             if let Some(file) = &mut self.config.file {
                 file.ports = in_file;
+                file.drop_ins = read.file.map(|file| file.drop_ins).unwrap_or_default();
             }
         }
         Ok(reload)
+    }
+
+    /// Gives a port that is open other settings.
+    fn become_another(&mut self, port: &PortConfig) -> Result<(), String> {
+        self.ports.change(port).map_err(|error| format!("{error}; it is as it was before"))?;
+        if self.find(&port.name).is_some_and(|there| there.rules != port.rules) {
+            self.ports.set_rules(&port.name, &port.rules);
+        }
+        self.put(port.clone());
+        Ok(())
     }
 
     /// Opens a port and plugs it in. If it fails nothing is left of the port.
@@ -224,7 +234,7 @@ impl Requests<'_> {
             let file = requests.config.file.as_mut()?;
             let kept = requests.privileges.forget_port(&file.path, name);
             if kept.is_ok() {
-                file.ports.retain(|port| port != name);
+                file.forget(name);
             }
             Some(kept)
         })
@@ -250,18 +260,33 @@ impl Requests<'_> {
     fn note(
         &mut self,
         runtime: bool,
-        keep: impl FnOnce(&mut Self) -> Option<Result<(), NotKept>>,
+        keep: impl FnOnce(&mut Self) -> Option<Result<PathBuf, NotKept>>,
     ) -> (bool, String) {
         if runtime {
             return (false, "a change of the running switch alone was asked for".to_owned());
         }
         match keep(self) {
             None => (false, "the switch was started without a configuration file".to_owned()),
-            Some(Ok(())) => {
-                let path = self.config.file.as_ref().map(|file| file.path.display().to_string());
-                (true, format!("in {}", path.unwrap_or_default()))
-            }
+            Some(Ok(path)) => (true, format!("in {}", path.display())),
             Some(Err(NotKept::Because(why) | NotKept::Refused(why))) => (false, why),
         }
     }
+}
+
+/// Describes how a port that is open becomes another, for people.
+pub(super) fn describe(before: &PortConfig, now: &PortConfig) -> String {
+    let (rules_before, rules) = (rules_by_key(&before.rules), rules_by_key(&now.rules));
+    let mut told = Vec::new();
+    if rules_before != rules {
+        told.push(changes(&rules_before, &rules));
+    }
+    let settings = PortConfig { rules: before.rules.clone(), ..now.clone() };
+    let differences = before.differences(&settings, |key, has, becomes| {
+        let later = before.effect(key) == Some(Effect::NextConnection);
+        format!("{key} {has} -> {becomes}{}", if later { " with the next connection" } else { "" })
+    });
+    if !differences.is_empty() {
+        told.push(differences);
+    }
+    if told.is_empty() { "none has another value".to_owned() } else { told.join(", ") }
 }

@@ -52,10 +52,8 @@ impl Kept {
 
     fn edit(&mut self, edit: Result<Edit, ConfigError>) -> Result<bool, KeepError> {
         let edit = edit.unwrap();
-        let rules = self.port.edited(&edit).unwrap();
-        let kept = keep(&self.path(), "vm0", &edit, &rules);
-        self.port.rules = rules;
-        kept
+        self.port = self.port.edited(&edit).unwrap();
+        keep(&self.path(), &edit, &self.port).map(|kept| kept.same)
     }
 
     fn set(&mut self, settings: &[&str]) -> Result<bool, KeepError> {
@@ -269,10 +267,14 @@ fn ports_of_drop_in_files_are_edited_where_they_are() {
     fs::write(&drop_in, "# Theirs.\n[[port]]\nkind = 'tap'\ntap = 'vm7'\n").unwrap();
     kept.port = port("tap:vm7");
     let edit = Edit::set(&["vlan=7".to_owned()]).unwrap();
-    let rules = kept.port.edited(&edit).unwrap();
-    assert_eq!(keep(&kept.path(), "vm7", &edit, &rules), Ok(true));
+    let edited = kept.port.edited(&edit).unwrap();
+    let path = drop_in.clone();
+    assert_eq!(keep(&kept.path(), &edit, &edited), Ok(super::Kept { path, same: true }));
     assert!(fs::read_to_string(&drop_in).unwrap().ends_with("tap = 'vm7'\nvlan = 7\n"));
-    forget_port(&kept.path(), "vm7").unwrap();
+    let read = Config::from_file(&kept.path()).unwrap().file.unwrap();
+    assert_eq!(read.with_port("vm7"), Some(drop_in.as_path()));
+    assert_eq!((read.with_port("vm0"), read.with_port("x")), (Some(kept.path().as_path()), None));
+    assert_eq!(forget_port(&kept.path(), "vm7").as_ref(), Ok(&drop_in));
     assert_eq!(fs::read_to_string(&drop_in).unwrap(), "");
     assert_eq!(kept.text(), FILE);
 }

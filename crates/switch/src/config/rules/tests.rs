@@ -296,12 +296,12 @@ fn port(lines: &str) -> PortConfig {
     read(&format!("[[port]]\nkind = 'tap'\ntap = 'a'\n{lines}\n")).unwrap().ports.remove(0)
 }
 
-fn set(port: &PortConfig, settings: &[&str]) -> Result<Rules, String> {
+fn set(port: &PortConfig, settings: &[&str]) -> Result<PortConfig, String> {
     let settings: Vec<_> = settings.iter().map(|&setting| setting.to_owned()).collect();
     Edit::set(&settings).and_then(|edit| port.edited(&edit)).map_err(|error| error.to_string())
 }
 
-fn unset(port: &PortConfig, keys: &[&str]) -> Result<Rules, String> {
+fn unset(port: &PortConfig, keys: &[&str]) -> Result<PortConfig, String> {
     let keys: Vec<_> = keys.iter().map(|&key| key.to_owned()).collect();
     Edit::unset(&keys).and_then(|edit| port.edited(&edit)).map_err(|error| error.to_string())
 }
@@ -311,7 +311,7 @@ fn edits_change_what_they_name_and_nothing_else() {
     let before =
         port("vlan = 10\nisolated = true\nrate_in = '1gbit'\nrate_in_burst = '1mib'\nstorm = '10pps'");
     let is =
-        |after: Result<Rules, String>, lines: &str| assert_eq!(after.unwrap(), port(lines).rules, "{lines}");
+        |after: Result<PortConfig, String>, lines: &str| assert_eq!(after.unwrap(), port(lines), "{lines}");
     is(
         set(&before, &["vlan=20", "max_macs=3"]),
         "vlan = 20\nisolated = true\nmax_macs = 3\nrate_in = '1gbit'\nrate_in_burst = '1mib'\nstorm = '10pps'",
@@ -331,6 +331,45 @@ fn edits_change_what_they_name_and_nothing_else() {
     is(unset(&before, &["rate_in", "vlan"]), "isolated = true\nstorm = '10pps'");
     is(unset(&port("trunk = [10]\nnative = 5"), &["trunk"]), "");
     is(unset(&port("isolated = true"), &["vlan"]), "isolated = true");
+    // Other settings change in the same way.
+    is(
+        set(&port("mtu = 1500\nbridge = 'br0'"), &["mtu=9000", "vlan=7"]),
+        "mtu = 9000\nbridge = 'br0'\nvlan = 7",
+    );
+    is(unset(&port("mtu = 1500\nbridge = 'br0'\nup = true"), &["mtu", "bridge"]), "up = true");
+}
+
+#[test]
+fn what_holds_by_default_follows_the_key_that_it_depends_on() {
+    let guest = |keys: &str| {
+        let text = format!("[[port]]\nkind = 'vhost-user'\nsocket = '/a'\n{keys}");
+        read(&text).unwrap().ports.remove(0)
+    };
+    assert_eq!(set(&guest(""), &["csum=off"]).unwrap(), guest("csum = false"));
+    assert_eq!(unset(&guest("csum = false"), &["csum"]).unwrap(), guest(""));
+    assert_eq!(set(&guest("tso = false"), &["csum=off"]).unwrap(), guest("csum = false"));
+    let error = set(&guest("csum = false"), &["tso=on"]).unwrap_err();
+    assert!(error.starts_with("tso: needs csum"), "{error}");
+}
+
+#[test]
+fn each_key_says_what_a_change_of_it_does() {
+    let [tap, guest] = ["tap:a", "vhost-user:/a"]
+        .map(|flag| Config::builder().port_flag(flag).build().unwrap().ports.remove(0));
+    for (key, of_tap, of_guest) in [
+        ("vlan", Some(Effect::Live), Some(Effect::Live)),
+        ("worker", Some(Effect::Live), Some(Effect::Live)),
+        // A tap has no front end that could have agreed on another value.
+        ("mtu", Some(Effect::Live), Some(Effect::NextConnection)),
+        ("mac", Some(Effect::Live), Some(Effect::NextConnection)),
+        ("tso", None, Some(Effect::NextConnection)),
+        ("bridge", Some(Effect::Live), None),
+        ("socket", None, Some(Effect::Reopen)),
+        ("queues", Some(Effect::Reopen), None),
+        ("name", Some(Effect::Reopen), Some(Effect::Reopen)),
+    ] {
+        assert_eq!((tap.effect(key), guest.effect(key)), (of_tap, of_guest), "{key}");
+    }
 }
 
 #[test]
@@ -342,7 +381,13 @@ fn edits_that_make_no_sense_are_refused() {
         (&["vlan=1", "vlan=2"], "vlan: is given twice"),
         (&["native=5"], "native: only goes with trunk"),
         (&["vlan=1", "trunk=all"], "trunk: cannot be given with vlan"),
-        (&["mtu=9000"], "mtu: is not a rule that can change while the switch runs; known: vlan, trunk,"),
+        (&["queues=2"], "queues: can change only when the port is opened anew"),
+        (
+            &["csum=off"],
+            "csum: is not a setting that can change while the port is open; known: mtu, worker, mac,",
+        ),
+        (&["mtuu=9000"], "mtuu: is not a setting that can change while the port is open: did you mean mtu?"),
+        (&["mtu=1"], "mtu: 1 is outside 68..=65535"),
         (&["rate_in_burst=1mib"], "rate_in_burst: only goes with rate_in"),
         (&[], "nothing is to be set"),
     ] {
@@ -350,7 +395,15 @@ fn edits_that_make_no_sense_are_refused() {
         assert!(error.starts_with(wanted), "{error}");
     }
     assert_eq!(set(&port, &["vlan=5000", "isolated=x", "max_macs=y"]).unwrap_err().lines().count(), 3);
-    assert!(unset(&port, &["mtu"]).unwrap_err().starts_with("mtu: is not a rule that can change"));
+    assert!(
+        unset(&port, &["tap"]).unwrap_err().starts_with("tap: can change only when the port is opened anew")
+    );
+    assert!(
+        unset(&port, &["queue_size"])
+            .unwrap_err()
+            .starts_with("queue_size: is not a setting that can change")
+    );
+    assert!(unset(&port, &["mtuu"]).unwrap_err().contains("did you mean mtu?"));
     assert!(unset(&port, &["allowed_macs"]).unwrap_err().starts_with("allowed_ips: needs allowed_macs"));
     assert!(unset(&port, &[]).unwrap_err().starts_with("nothing is to be unset"));
 }
@@ -449,7 +502,7 @@ proptest! {
     fn an_edit_of_one_key_leaves_the_others(rules in any_rules()) {
         let mut port = port("");
         port.rules = rules;
-        let isolated = Rules { isolated: true, ..port.rules.clone() };
+        let isolated = PortConfig { rules: Rules { isolated: true, ..port.rules.clone() }, ..port.clone() };
         prop_assert_eq!(set(&port, &["isolated=on"]), Ok(isolated));
     }
 

@@ -58,24 +58,27 @@ pub enum TapSource {
 
 keys! {
     /// The keys that only a tap port has.
-    pub(crate) struct TapKeys {
+    pub(crate) struct TapKeys: Live {
         /// Names the tap. One of `tap` and `fd` must be given.
         tap: String {
             is: TAP_NAME,
             default: Unset::Means("none"),
             example: "rf0",
+            change: Reopen,
         }
         /// Gives the number of an inherited descriptor of `/dev/net/tun` with a tap attached.
         fd: RawFd {
             is: number(3..=RawFd::MAX as u64),
             default: Unset::Means("none"),
             example: "7",
+            change: Reopen,
         }
         /// With `true` the tap must exist already, with `false` it must not.
         existing: bool {
             is: Boolean,
             default: Unset::Means("either; it is made if it does not exist"),
             example: "true",
+            change: Reopen,
             only_with: "tap" because "an inherited tap exists already",
         }
         /// With `true` checksum and segmentation offloads are used in both directions between the switch and the
@@ -84,12 +87,14 @@ keys! {
             is: Boolean,
             default: Unset::Value("true"),
             example: "false",
+            change: Reopen,
         }
         /// Sets the number of queues of the tap. Each is read by one worker.
         queues: u16 {
             is: number_of("queues", 1..=MAX_WORKERS as u64),
             default: Unset::Means("one for each worker; one if the tap exists and has one"),
             example: "2",
+            change: Reopen,
         }
         /// With `true` the tap stays when the switch ends, with its addresses and its place in a bridge, and the next
         /// start attaches to it. It must then be removed by hand (`ip link delete`).
@@ -97,6 +102,7 @@ keys! {
             is: Boolean,
             default: Unset::Value("false"),
             example: "true",
+            change: Reopen,
             only_with: "tap" because "an inherited tap is whoever's that made it",
         }
         /// Sets the Ethernet address of the interface before the interface is brought up.
@@ -228,6 +234,10 @@ impl PortSettings for TapConfig {
 
     fn is_of_the_host(&self) -> bool {
         true
+    }
+
+    fn has_sessions(&self) -> bool {
+        false
     }
 
     fn is_passed(&self) -> bool {

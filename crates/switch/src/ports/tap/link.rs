@@ -33,7 +33,25 @@ pub(super) fn begin(tap: &Tap, config: &TapConfig, made: bool) -> Result<(), Ope
     Ok(())
 }
 
-/// Sets up the interface `name` of a port: MTU, bridge, state, addresses. A bridge that does not exist is left out.
+/// Undoes what `before` asked of the interface `name` of a port and `now` does not: the bridge and addresses. MTU, Ethernet address and state
+/// stay as they are, as nobody says what else they should be.
+///
+/// # Errors
+/// No permission.
+pub(in crate::ports) fn undo(before: &PortConfig, now: &PortConfig, name: &str) -> Result<(), OpenError> {
+    let (PortKind::Tap(asked), PortKind::Tap(asks)) = (&before.kind, &now.kind) else { return Ok(()) };
+    if asked.link.bridge.is_some() && asks.link.bridge.is_none() {
+        netif::leave_bridge(name)?;
+    }
+    for (address, bits) in
+        asked.link.addresses.iter().filter(|address| !asks.link.addresses.contains(address))
+    {
+        netif::remove_address(name, *address, *bits)?;
+    }
+    Ok(())
+}
+
+/// Sets up the interface `name` of a port: MTU, Ethernet address, bridge, state, addresses. A bridge that does not exist is left out.
 ///
 /// # Errors
 /// No permission, or a setting that the interface cannot have.
@@ -41,6 +59,9 @@ pub(in crate::ports) fn set_up(port: &PortConfig, name: &str) -> Result<(), Open
     let PortKind::Tap(config) = &port.kind else { return Ok(()) };
     if let Some(mtu) = port.mtu {
         netif::set_mtu(name, mtu.into())?;
+    }
+    if let Some(mac) = config.link.mac.filter(|mac| netif::mac(name).ok() != Some(mac.0)) {
+        netif::set_mac(name, mac.0)?;
     }
     if let Some(bridge) = bridge_name(port).filter(|_| bridge_of(port).is_some()) {
         netif::join_bridge(name, bridge)?;

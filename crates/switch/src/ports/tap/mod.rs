@@ -8,7 +8,7 @@ mod link;
 pub(crate) mod queues;
 
 pub(crate) use link::MACHINE;
-pub(super) use link::set_up;
+pub(super) use link::{set_up, undo};
 pub(crate) use queues::offloads;
 
 use std::io;
@@ -209,11 +209,21 @@ impl PortControl for TapPort {
         let (port, name) = (&self.name, link::bridge_name(config).unwrap_or_default());
         if bridge.is_none() {
             tracing::warn!(port, "there is no bridge {name} any more; the tap joins it when it comes back");
-        } else if let Err(error) = self.privileges.set_up(config) {
+        } else if let Err(error) = self.privileges.set_up(config, None) {
             tracing::warn!(port, "there is a bridge {name} now, and the tap cannot join it: {error}");
         } else {
             tracing::info!(port, "there is a bridge {name} now, and the tap has joined it");
         }
+    }
+
+    fn change(&mut self, before: &PortConfig, now: &PortConfig) -> Result<(), OpenError> {
+        if let Err(error) = self.privileges.set_up(now, Some(before)) {
+            // What was set before the one that cannot be had is set back.
+            let _ = self.privileges.set_up(before, Some(now));
+            return Err(error);
+        }
+        self.bridge = link::bridge_of(now);
+        Ok(())
     }
 
     fn set_rules(&mut self, rules: &Rules, workers: &Workers) {

@@ -89,25 +89,28 @@ impl Default for FeatureToggles {
 
 keys! {
     /// The keys that only a vhost-user port has.
-    pub(crate) struct VhostUserKeys {
+    pub(crate) struct VhostUserKeys: NextConnection {
         /// Sets the path of the socket on which the switch meets the front end. One of `socket`, `fd` and `activation`
         /// must be given.
         socket: PathBuf {
             is: SOCKET,
             default: Unset::Means("none"),
             example: "/run/ringferry/vm0.sock",
+            change: Reopen,
         }
         /// Gives the number of an inherited socket, which is connected or listening.
         fd: RawFd {
             is: number(3..=RawFd::MAX as u64),
             default: Unset::Means("none"),
             example: "5",
+            change: Reopen,
         }
         /// Names a socket that systemd passes, by its `FileDescriptorName=`.
         activation: String {
             is: ACTIVATION,
             default: Unset::Means("none"),
             example: "vm0",
+            change: Reopen,
         }
         /// Says whether the switch listens on the socket or connects to a front end that listens there. It tries to
         /// connect until it succeeds.
@@ -115,6 +118,7 @@ keys! {
             is: Choice { what: "a mode", words: &[("listen", Mode::Listen), ("connect", Mode::Connect)] },
             default: Unset::Value("listen"),
             example: "connect",
+            change: Reopen,
             only_with: "socket" because "an inherited socket listens or is connected already",
         }
         /// Sets the user who owns the socket that the port makes, by name or number.
@@ -122,6 +126,7 @@ keys! {
             is: ACCOUNT,
             default: Unset::Means("the user of the switch"),
             example: "libvirt-qemu",
+            change: Reopen,
             only_with: "socket" because "an inherited socket has its owner already",
         }
         /// Sets the group of the socket that the port makes, by name or number.
@@ -129,6 +134,7 @@ keys! {
             is: ACCOUNT,
             default: Unset::Means("the group of the switch"),
             example: "kvm",
+            change: Reopen,
             only_with: "socket" because "an inherited socket has its group already",
         }
         /// Sets the permissions of the socket that the port makes, in octal digits. Who may write to the socket may
@@ -137,6 +143,7 @@ keys! {
             is: PERMISSIONS,
             default: Unset::Means("what the umask of the switch leaves of 0777"),
             example: "0660",
+            change: Reopen,
             only_with: "socket" because "an inherited socket has its permissions already",
         }
         /// Limits the size of a virtqueue. The front end chooses the size.

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot};
+use ringferry_packet::ether::Mac;
 use ringferry_sys::accounts;
 use ringferry_sys::epoll::Interest;
 use ringferry_sys::socket::{Listener, SocketAccess, Stream};
@@ -34,7 +35,7 @@ use rustix::io::Errno;
 use super::allowance::{self, Allowance};
 use super::device::{PortDevice, features, stations};
 use super::queues::{NewCalls, VhostQueues};
-use crate::config::{AccessConfig, DEFAULT_MTU, PortConfig, VhostUserConfig, VhostUserEndpoint};
+use crate::config::{AccessConfig, DEFAULT_MTU, PortConfig, PortKind, VhostUserConfig, VhostUserEndpoint};
 use crate::counters::PortTotals;
 use crate::log_limit::LogLimit;
 use crate::plane::{HOLES, PAIRS, Placement, PortFault, PortShared, Sleeps, Steering};
@@ -94,6 +95,8 @@ pub(super) struct VhostPort {
     pub(super) past: Counters,
     pub(super) device: PortDevice,
     pub(super) offer: Offer,
+    /// Settings that hold from the next session on.
+    next: Option<SessionSettings>,
     /// Resources that its sessions share: the closer of passed descriptors, the mapping budget and the log
     /// limit.
     pub(super) resources: Resources,
@@ -120,6 +123,24 @@ pub(super) struct VhostPort {
     unshared: bool,
     /// Once it has taken over: it removes the file of its socket at its end.
     pub(super) removes: bool,
+}
+
+/// The settings on which a front end agrees with the port when it connects.
+struct SessionSettings {
+    offer: Offer,
+    mac: Option<Mac>,
+    mtu_limit: Option<u16>,
+    queue_limit: Option<u16>,
+}
+
+impl SessionSettings {
+    fn of(port: &PortConfig, config: &VhostUserConfig) -> Self {
+        let mut offer = Offer::net(features(config.features).bits(), PAIRS).with_dirty_log();
+        if config.mac.is_some() {
+            offer.protocol |= ProtocolFeatures::CONFIG;
+        }
+        Self { offer, mac: config.mac, mtu_limit: port.mtu, queue_limit: config.queue_size }
+    }
 }
 
 /// The descriptor that epoll watches for the port.
@@ -215,16 +236,13 @@ impl VhostPort {
             let (shared, calls) = (Arc::clone(&shared), Arc::clone(&calls));
             AnyQueues::Vhost(VhostQueues::new(handle.clone(), shared, calls, Arc::clone(&reporter)))
         });
-        let mut offer = Offer::net(features(config.features).bits(), PAIRS).with_dirty_log();
-        if config.mac.is_some() {
-            offer.protocol |= ProtocolFeatures::CONFIG;
-        }
+        let SessionSettings { offer, mac, mtu_limit, queue_limit } = SessionSettings::of(port, config);
         let device = PortDevice {
-            mac: config.mac,
-            stations: stations(config.mac, &port.rules),
-            mtu_limit: port.mtu,
-            mtu: port.mtu.unwrap_or(DEFAULT_MTU),
-            queue_limit: config.queue_size,
+            mac,
+            stations: stations(mac, &port.rules),
+            mtu_limit,
+            mtu: mtu_limit.unwrap_or(DEFAULT_MTU),
+            queue_limit,
             ..PortDevice::new(
                 Arc::clone(cx.workers),
                 id,
@@ -254,6 +272,7 @@ impl VhostPort {
             past: Counters::default(),
             device,
             offer,
+            next: None,
             resources,
             allowance: Allowance::default(),
             paused: None,
@@ -417,6 +436,7 @@ impl VhostPort {
             }
         };
         self.accept_failed = false;
+        self.apply_next();
         match stream.and_then(|stream| {
             stream
                 .map(|stream| Session::with_resources(stream, self.offer, self.resources.clone()))
@@ -456,6 +476,15 @@ impl VhostPort {
                 }
             }
         }
+    }
+
+    /// Puts settings into force that were to hold from the next session on, as there is none now.
+    fn apply_next(&mut self) {
+        let Some(SessionSettings { offer, mac, mtu_limit, queue_limit }) = self.next.take() else { return };
+        self.offer = offer;
+        let mtu = mtu_limit.unwrap_or(DEFAULT_MTU);
+        let device = &mut self.device;
+        (device.mac, device.mtu_limit, device.mtu, device.queue_limit) = (mac, mtu_limit, mtu, queue_limit);
     }
 
     /// Logs once for each session that its front end has started the device without memory, and what to do about it. It is the commonest
@@ -643,6 +672,19 @@ impl PortControl for VhostPort {
         self.settle(cx);
     }
 
+    fn has_session(&self) -> bool {
+        self.session.is_some()
+    }
+
+    fn change(&mut self, _: &PortConfig, now: &PortConfig) -> Result<(), OpenError> {
+        let PortKind::VhostUser(config) = &now.kind else { return Ok(()) };
+        self.next = Some(SessionSettings::of(now, config));
+        if self.session.is_none() {
+            self.apply_next();
+        }
+        Ok(())
+    }
+
     fn set_rules(&mut self, rules: &Rules, workers: &Workers) {
         workers.set_rules(self.device.id, rules);
         self.device.stations = stations(self.device.mac, rules);
@@ -804,7 +846,7 @@ mod tests {
     use ringferry_sys::epoll::Epoll;
 
     use super::*;
-    use crate::config::{Config, PortKind, SwitchConfig};
+    use crate::config::{Config, SwitchConfig};
     use crate::ports::table::PortTable;
 
     #[test]

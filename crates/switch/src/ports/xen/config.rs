@@ -105,7 +105,7 @@ impl FromStr for VifName {
 
 keys! {
     /// The keys that only a xen-vif port has.
-    pub(crate) struct XenVifKeys {
+    pub(crate) struct XenVifKeys: Reopen {
         /// Selects the hypervisor: `xen`, in one of whose domains the switch runs, or `process`, a broker that
         /// simulates one with Linux processes as domains.
         provider: Provider {
@@ -174,12 +174,14 @@ keys! {
             },
             default: Unset::Value("copy"),
             example: "map",
+            change: NextConnection,
         }
         /// Limits the pages that stay mapped for a queue. Those of all queues together stay below `vm.max_map_count`.
         pages: usize {
             is: number_of("pages", 1..=MAX_PAGES),
             default: Unset::Value("1024"),
             example: "256",
+            change: NextConnection,
         }
         /// With `true` front ends may send packets of several pages (`feature-sg`).
         sg: bool {

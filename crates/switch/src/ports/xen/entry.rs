@@ -21,7 +21,7 @@ use ringferry_xen_net::xenbus::{BackConfig, BackEvent, BackendDriver, Polled, Vi
 
 use super::MappingBudget;
 use super::vif::{Vif, add};
-use crate::config::{DEFAULT_MTU, PortConfig, XenProvider, XenVifConfig};
+use crate::config::{DEFAULT_MTU, PortConfig, PortKind, XenProvider, XenVifConfig};
 use crate::counters::PortTotals;
 use crate::fdb::PortId;
 use crate::log_limit::LogLimit;
@@ -249,9 +249,7 @@ impl XenEntry {
                 Some(_) => self.name.clone(),
                 None => format!("{}{}.{}", self.name, id.front, id.device),
             };
-            let vif = Vif::new(name, &self.rules, self.first_worker, cx)?;
-            vif.shared.set_mtu(self.mtu);
-            self.vifs.insert(id, vif);
+            self.vifs.insert(id, Vif::new(name, &self.rules, self.first_worker, cx)?);
         }
         self.vifs.get_mut(&id)
     }
@@ -260,12 +258,13 @@ impl XenEntry {
         let loud = self.limit.allows(&self.name);
         match event {
             BackEvent::Connect(connection) => {
-                let config = self.config.clone();
+                let (config, mtu) = (self.config.clone(), self.mtu);
                 let Some(vif) = self.vif(id, cx) else {
                     tracing::error!("{id}: no number is left for a port");
                     self.let_go(id);
                     return Ok(());
                 };
+                vif.shared.set_mtu(mtu);
                 match vif.serve(*connection, &config, cx) {
                     Ok(()) => {
                         if loud {
@@ -364,6 +363,19 @@ impl PortControl for XenEntry {
             self.expel(id, &fault.why, cx);
         }
         true
+    }
+
+    fn has_session(&self) -> bool {
+        self.vifs.values().any(|vif| vif.served.is_some())
+    }
+
+    fn change(&mut self, _: &PortConfig, now: &PortConfig) -> Result<(), OpenError> {
+        if let PortKind::XenVif(config) = &now.kind {
+            self.config = config.clone();
+            self.mtu = now.mtu.unwrap_or(DEFAULT_MTU);
+            self.first_worker = now.first_worker();
+        }
+        Ok(())
     }
 
     fn set_rules(&mut self, rules: &Rules, workers: &Workers) {
