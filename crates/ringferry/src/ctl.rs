@@ -395,6 +395,52 @@ pub enum MirrorCommand {
     },
 }
 
+impl CtlCommand {
+    /// Returns true if the answer is to be JSON.
+    fn is_json(&self) -> bool {
+        match self {
+            CtlCommand::Dump => false,
+            CtlCommand::Fdb { json, change } => *json || change.as_ref().is_some_and(FdbCommand::is_json),
+            CtlCommand::Mirror { json, change } => {
+                *json || change.as_ref().is_some_and(MirrorCommand::is_json)
+            }
+            CtlCommand::Show { json, .. }
+            | CtlCommand::Link { json, .. }
+            | CtlCommand::Channels { json, .. }
+            | CtlCommand::Steering { json, .. }
+            | CtlCommand::Assign { json, .. }
+            | CtlCommand::Stats { json, .. }
+            | CtlCommand::Explain { json, .. }
+            | CtlCommand::Add { json, .. }
+            | CtlCommand::Remove { json, .. }
+            | CtlCommand::Reload { json, .. }
+            | CtlCommand::Rules { json, .. }
+            | CtlCommand::Set { json, .. }
+            | CtlCommand::Unset { json, .. } => *json,
+        }
+    }
+}
+
+impl FdbCommand {
+    fn is_json(&self) -> bool {
+        match self {
+            FdbCommand::Flush { json, .. } | FdbCommand::Add { json, .. } | FdbCommand::Del { json, .. } => {
+                *json
+            }
+        }
+    }
+}
+
+impl MirrorCommand {
+    fn is_json(&self) -> bool {
+        match self {
+            MirrorCommand::Add { json, .. }
+            | MirrorCommand::Remove { json, .. }
+            | MirrorCommand::List { json } => *json,
+        }
+    }
+}
+
 /// The parameters of a port's queues that can be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Parameter {
@@ -422,16 +468,65 @@ pub enum CtlError {
     /// Parts of a reload failed; what was printed says which.
     #[error("not all of the configuration file could be carried out")]
     Incomplete,
+    /// The output says it all.
+    #[error("the output says what is wrong")]
+    Told,
     /// The answer could not be written.
     #[error("cannot write the answer: {0}")]
     Output(#[from] io::Error),
 }
 
-/// Runs `ringferry ctl` with output to `out`, usually standard output.
+impl CtlError {
+    /// Returns true if the output says all that is to be said of the error.
+    pub fn is_told(&self) -> bool {
+        matches!(self, CtlError::Told)
+    }
+
+    /// The word for the error in JSON; `None` if the output is not the place for it.
+    fn kind(&self) -> Option<&'static str> {
+        Some(match self {
+            CtlError::Control(ControlError::Refused(_)) => "refused",
+            CtlError::Control(ControlError::NotRunning(_)) => "not-running",
+            CtlError::Control(ControlError::Permission(_)) => "no-permission",
+            CtlError::Control(ControlError::Silent(_)) => "silent",
+            CtlError::Control(ControlError::Garbled { .. } | ControlError::Os { .. }) => "failed",
+            CtlError::Mismatch | CtlError::NoFdb | CtlError::NoReasons => "not-supported",
+            CtlError::Incomplete | CtlError::Told | CtlError::Output(_) => return None,
+        })
+    }
+
+    /// The error as JSON.
+    fn to_json(&self, kind: &str) -> io::Result<String> {
+        let text = match self {
+            // That the switch refuses is what the kind says.
+            CtlError::Control(ControlError::Refused(why)) => why.clone(),
+            error => error.to_string(),
+        };
+        pretty(&serde_json::json!({ "error": text, "kind": kind }))
+    }
+}
+
+/// Runs `ringferry ctl` with output to `out`, usually standard output. With `--json` an error is JSON as well.
 ///
 /// # Errors
 /// No switch answers, or `out` cannot be written. A reader that has seen enough (`| head`) is not an error.
 pub fn run(args: &CtlArgs, out: &mut dyn Write) -> Result<(), CtlError> {
+    let result = answer(args, out);
+    match result {
+        Err(error) if args.command.is_json() => {
+            match error.kind() {
+                Some(kind) => print(&error.to_json(kind)?, out)?,
+                // What was printed says what has failed.
+                None if matches!(error, CtlError::Incomplete) => {}
+                None => return Err(error),
+            }
+            Err(CtlError::Told)
+        }
+        result => result,
+    }
+}
+
+fn answer(args: &CtlArgs, out: &mut dyn Write) -> Result<(), CtlError> {
     let path = args.control.clone().unwrap_or_else(control::default_path);
     if let CtlCommand::Reload { dry_run, json } = args.command {
         return reload(&path, dry_run, json, out);
@@ -807,7 +902,39 @@ mod tests {
     fn a_reload_that_is_incomplete_is_an_error_after_its_plan() {
         let text = ctl(&["reload", "--dry-run"]).unwrap();
         assert_eq!(text, "+ vm0: a tap port\n1 of the ports would change; nothing was done\n");
-        assert!(matches!(ctl(&["reload", "--json"]), Err(CtlError::Incomplete)));
+        assert!(matches!(ctl(&["reload"]), Err(CtlError::Incomplete)));
+        // As JSON the plan has said it.
+        assert!(matches!(ctl(&["reload", "--json"]), Err(CtlError::Told)));
+    }
+
+    /// Runs `ringferry ctl`, which must fail and say why as JSON.
+    fn refused(arguments: &[&str]) -> serde_json::Value {
+        let args = Program::try_parse_from([&["ctl"], arguments].concat()).unwrap().ctl;
+        let mut out = Vec::new();
+        assert!(run(&args, &mut out).unwrap_err().is_told());
+        serde_json::from_slice(&out).unwrap()
+    }
+
+    #[test]
+    fn with_json_errors_are_json_and_nothing_else() {
+        let error = refused(&["show", "--json", "--control", "/nonexistent/c.sock"]);
+        assert_eq!(error["kind"], "not-running");
+        assert!(error["error"].as_str().unwrap().contains("start one with `ringferry run`"));
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control.sock");
+        let mut server = ControlServer::bind(&path, 0o600).unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    server.serve(&mut |_| Response::Error("there is no port \"x\"".into()));
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            let error = refused(&["rules", "x", "--json", "--control", path.to_str().unwrap()]);
+            done.store(true, Ordering::Relaxed);
+            assert_eq!(error, serde_json::json!({ "error": "there is no port \"x\"", "kind": "refused" }));
+        });
     }
 
     #[test]

@@ -104,8 +104,11 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args, limited).map_or_else(|error| failed(&error, 1), ok),
         Command::Keep(args) => keep::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Kept { arguments } => failed(&keep::become_run(arguments), 1),
-        Command::Ctl(args) => ctl::run(args, &mut io::stdout()).map_or_else(|error| failed(&error, 1), ok),
         Command::Capture(args) => capture::run(args).map_or_else(|error| failed(&error, 1), ok),
+        Command::Ctl(args) => match ctl::run(args, &mut io::stdout()) {
+            Err(error) if error.is_told() => ExitCode::from(1),
+            result => result.map_or_else(|error| failed(&error, 1), ok),
+        },
         Command::Guest(args) => guest::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Netfront(args) => netfront::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Lab(args) => failed(&lab::run(args, cli.verbose), 2),
