@@ -12,6 +12,7 @@ use ringferry_packet::flow::HashTypes;
 use serde::{Deserialize, Serialize};
 
 use crate::names;
+use crate::rules::Kept;
 use crate::text::Table;
 
 /// How many queue pairs there are.
@@ -40,6 +41,9 @@ pub struct Steering {
     pub hash_types: HashTypes,
     /// Each queue pair that there is.
     pub queues: Vec<QueueSteering>,
+    /// Whether the assignment is kept that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<Kept>,
 }
 
 /// Where a queue pair is served.
@@ -95,6 +99,9 @@ impl Steering {
             ]);
         }
         let _ = write!(text, "{table}");
+        if let Some(kept) = &self.kept {
+            text += &kept.to_text();
+        }
         text
     }
 }

@@ -43,6 +43,9 @@ pub enum Request {
         queue: u16,
         /// Number of the worker.
         worker: u16,
+        /// Leave the configuration file as it is.
+        #[serde(default)]
+        runtime: bool,
     },
     /// Counters.
     Stats {

@@ -86,6 +86,22 @@ pub(crate) fn settings(rules: &RulesByKey) -> impl Iterator<Item = String> {
     rules.iter().map(|(key, value)| format!("{key}={}", flag(value)))
 }
 
+/// Whether a change is in the configuration file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// Whether the configuration file says the same, so that it holds after the next start, too.
+    pub persistent: bool,
+    /// Where it is kept, or why it is not, for people.
+    pub note: String,
+}
+
+impl Kept {
+    /// Says so in a line.
+    pub fn to_text(&self) -> String {
+        format!("{}: {}\n", kept(self.persistent), self.note)
+    }
+}
+
 /// Says whether a change is in the configuration file.
 pub fn kept(persistent: bool) -> &'static str {
     if persistent { "kept" } else { "not kept when the switch ends" }

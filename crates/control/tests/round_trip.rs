@@ -12,8 +12,8 @@ use ringferry_control::snapshot::{
     Snapshot, VifFeatures, WorkerSnapshot,
 };
 use ringferry_control::{
-    Answer, GuestSnapshot, Holds, PortAction, PortChange, PortRules, Reload, ReloadStep, Request, Response,
-    RulesByKey, SettingChange, SettingsChange,
+    Answer, GuestSnapshot, Holds, Kept, PortAction, PortChange, PortRules, Reload, ReloadStep, Request,
+    Response, RulesByKey, SettingChange, SettingsChange,
 };
 use ringferry_packet::ether::Mac;
 use ringferry_packet::flow::HashTypes;
@@ -36,11 +36,8 @@ fn request() -> impl Strategy<Value = Request> {
         Just(Request::Dump),
         (text(), any::<Option<u16>>()).prop_map(|(port, combined)| Request::Channels { port, combined }),
         text().prop_map(|port| Request::Steering { port }),
-        (text(), any::<u16>(), any::<u16>()).prop_map(|(port, queue, worker)| Request::Assign {
-            port,
-            queue,
-            worker
-        }),
+        (text(), any::<u16>(), any::<u16>(), any::<bool>())
+            .prop_map(|(port, queue, worker, runtime)| Request::Assign { port, queue, worker, runtime }),
         (text(), any::<bool>()).prop_map(|(port, queues)| Request::Stats { port, queues }),
         text().prop_map(|port| Request::Explain { port }),
         (text(), any::<bool>()).prop_map(|(port, runtime)| Request::Add { port, runtime }),
@@ -190,12 +187,16 @@ fn channels() -> impl Strategy<Value = Channels> {
 fn steering() -> impl Strategy<Value = Steering> {
     let queue = (any::<u16>(), any::<bool>(), any::<Option<usize>>(), any::<Option<u16>>())
         .prop_map(|(queue, enabled, cpu, worker)| QueueSteering { queue, enabled, cpu, worker });
-    (text(), text(), any::<u32>(), vec(queue, 0..3)).prop_map(|(port, by, bits, queues)| Steering {
-        port,
-        by,
-        hash_types: HashTypes::from_bits_truncate(bits),
-        queues,
-    })
+    let kept = (any::<bool>(), text()).prop_map(|(persistent, note)| Kept { persistent, note });
+    (text(), text(), any::<u32>(), vec(queue, 0..3), option::of(kept)).prop_map(
+        |(port, by, bits, queues, kept)| Steering {
+            port,
+            by,
+            hash_types: HashTypes::from_bits_truncate(bits),
+            queues,
+            kept,
+        },
+    )
 }
 
 fn stats() -> impl Strategy<Value = Stats> {

@@ -189,7 +189,7 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Has a worker of the switch serve a queue pair of a port, or the queue of a tap, from now on; no packet is lost or overtaken.
+    /// Has a worker of the switch serve a queue pair of a port, or the queue of a tap, from now on; no packet is lost or overtaken. It is kept in the configuration file, as the key worker of the port.
     Assign {
         /// The port.
         port: String,
@@ -197,6 +197,9 @@ pub enum CtlCommand {
         queue: u16,
         /// Number of the worker, as `ctl show` has it.
         worker: u16,
+        /// Leave the configuration file as it is: the next start does not know of it.
+        #[arg(long)]
+        runtime: bool,
         /// As JSON.
         #[arg(long)]
         json: bool,
@@ -585,7 +588,9 @@ fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
         CtlCommand::Dump => (Request::Dump, false),
         CtlCommand::Channels { port, count, json, .. } => (Request::Channels { port, combined: count }, json),
         CtlCommand::Steering { port, json } => (Request::Steering { port }, json),
-        CtlCommand::Assign { port, queue, worker, json } => (Request::Assign { port, queue, worker }, json),
+        CtlCommand::Assign { port, queue, worker, runtime, json } => {
+            (Request::Assign { port, queue, worker, runtime }, json)
+        }
         CtlCommand::Stats { port, queues, json } => (Request::Stats { port, queues }, json),
         CtlCommand::Explain { port, json } => (Request::Explain { port }, json),
         CtlCommand::Add { port, runtime, json } => (Request::Add { port, runtime }, json),
@@ -682,7 +687,7 @@ mod tests {
                             Request::Assign { worker: 9, .. } => {
                                 return Response::Error("there is no worker 9".into());
                             }
-                            Request::Assign { port, queue, worker } => {
+                            Request::Assign { port, queue, worker, .. } => {
                                 let worker = Some(worker);
                                 let queue = QueueSteering { queue, worker, ..QueueSteering::default() };
                                 Answer::Steering(Steering {

@@ -18,7 +18,7 @@ use ringferry_switch::config::SwitchConfig;
 use ringferry_switch::counters::{DropReason, PortTotals};
 use ringferry_switch::fdb::PortId;
 use ringferry_switch::plane::{
-    Delivery, FrameCost, Lease, Placement, PortHandle, Queues, Steering, Taken, Watch, Workers,
+    Delivery, FrameCost, Lease, Owners, Placement, PortHandle, Queues, Steering, Taken, Watch, Workers,
 };
 use ringferry_sys::eventfd::EventFd;
 
@@ -145,7 +145,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // No receiver here lacks an offload that a sender here asks for. The worker of the one queue is `number` modulo two.
         let placement = Placement {
             steering: Steering::Local(Offloads::empty()),
-            first: usize::from(number) % 2,
+            owners: Owners(vec![usize::from(number) % 2]),
             queues: 1,
         };
         workers.add_port(PortId(number), "channel", &PortTotals::new(2), placement, |_, port| {

@@ -50,6 +50,7 @@ pub fn steering(port: &PortSnapshot, by: &str, worker: impl Fn(u16) -> u16) -> S
         by: by.to_owned(),
         hash_types: HashTypes::empty(),
         queues: queues.collect(),
+        kept: None,
     }
 }
 
@@ -113,6 +114,7 @@ pub fn steering_of_tap(port: &str, by: &str, queues: u16, worker: impl Fn(u16) -
         by: by.to_owned(),
         hash_types: HashTypes::empty(),
         queues: (0..queues).map(queue).collect(),
+        kept: None,
     }
 }
 

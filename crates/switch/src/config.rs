@@ -25,6 +25,7 @@ use ringferry_packet::ether::Mac;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::plane::Owners;
 use crate::rules::{Rules, Vid};
 
 mod changes;
@@ -50,7 +51,7 @@ pub(crate) use parse::Fields;
 pub(crate) use rules::entries as rules_by_key;
 pub(crate) use table::{Effect, Key, Keys, Unset, keys};
 pub(crate) use values::{
-    Boolean, Choice, Codec, List, MAC, SOCKET, Text, digits, number, number_of, power_of_two,
+    Boolean, Choice, Codec, Each, List, MAC, SOCKET, Text, digits, number, number_of, power_of_two,
 };
 
 /// Bytes a Unix socket path may have: `sun_path` holds 108 with the closing NUL (unix(7)).
@@ -233,9 +234,9 @@ pub struct PortConfig {
     /// set. Frames are not measured against it. Absent: a tap keeps the MTU it has; a vhost-user port starts
     /// with [`DEFAULT_MTU`], and its front end may set any.
     pub mtu: Option<u16>,
-    /// The worker that serves the first queue pair, those after it the next pairs in turn; for a tap with one
-    /// queue, the worker that reads it. Absent: worker 0.
-    pub worker: Option<u16>,
+    /// The workers that serve the first queue pairs, each another; the workers after the last of them serve the further pairs in turn. For a
+    /// tap with one queue, the worker that reads it. Empty: worker 0.
+    pub workers: Vec<u16>,
     /// The kind of port, with the settings that only this kind has.
     pub kind: PortKind,
     /// VLANs, source guard, limits and weight of the port.
@@ -592,14 +593,27 @@ fn append(out: &mut String, entries: Vec<(&'static str, toml::Value)>) {
 }
 
 impl PortConfig {
-    /// Returns the worker that serves the port's first queue pair.
-    pub(crate) fn first_worker(&self) -> usize {
-        self.worker.unwrap_or(0).into()
+    /// Returns the workers of the port's queue pairs.
+    pub(crate) fn owners(&self) -> Owners {
+        Owners(self.workers.iter().map(|worker| usize::from(*worker)).collect())
     }
 
-    /// Returns the worker that serves a queue pair of the port at first, of `count` workers.
-    pub(crate) fn worker_of(&self, queue: u16, count: usize) -> usize {
-        (self.first_worker() + usize::from(queue)) % count
+    /// Returns the port with the queue pair `queue` on another of `count` workers, and the others where they are.
+    pub(crate) fn assigned(&self, queue: u16, worker: u16, count: usize) -> PortConfig {
+        let owners = self.owners();
+        // The one after it is said as well, as it would else be with the worker after this one.
+        let pairs = u16::try_from(self.workers.len()).unwrap_or(u16::MAX).max(queue + 2).min(MAX_WORKERS);
+        let mut workers: Vec<u16> = (0..pairs).map(|queue| owners.of(queue, count) as u16).collect();
+        if let Some(owner) = workers.get_mut(usize::from(queue)) {
+            *owner = worker;
+        }
+        // What the ones before it imply need not be said.
+        while let Some((last, before)) = workers.split_last()
+            && usize::from(*last) == before.last().map_or(0, |before| (usize::from(*before) + 1) % count)
+        {
+            workers.pop();
+        }
+        PortConfig { workers, ..self.clone() }
     }
 
     /// Returns the keys that make the same port, without those that say what holds without them.
@@ -627,9 +641,10 @@ impl PortConfig {
 
     /// Returns the keys that make the same port.
     fn entries(&self) -> Vec<(&'static str, toml::Value)> {
-        let PortConfig { name, mtu, worker, kind, rules } = self;
+        let PortConfig { name, mtu, workers, kind, rules } = self;
         let (kind_name, name) = (Some(kind.name().to_owned()), Some(name.clone()));
-        let common = PortKeys { kind: kind_name, name, mtu: *mtu, worker: *worker };
+        let worker = Some(workers.clone()).filter(|workers| !workers.is_empty());
+        let common = PortKeys { kind: kind_name, name, mtu: *mtu, worker };
         [common.write(), kind.write(), rules_by_key(rules)].concat()
     }
 }
@@ -858,7 +873,7 @@ impl ConfigBuilder {
     fn check_workers(&mut self) {
         let workers = self.count.unwrap_or_else(|| self.switch.workers());
         for (place, port) in &self.ports {
-            if let Some(worker) = port.worker.filter(|worker| usize::from(*worker) >= workers) {
+            if let Some(worker) = port.workers.iter().find(|worker| usize::from(**worker) >= workers) {
                 let message = format!(
                     "there is no worker {worker}: the switch has {workers}, from 0 on; set [switch] workers, or --workers"
                 );

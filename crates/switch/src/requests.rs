@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
+use ringferry_control::channels::Steering;
 use ringferry_control::snapshot::{FdbSnapshot, PortSnapshot, PortState, Snapshot, VERSION};
 use ringferry_control::{
-    Answer, Holds, PortRules, Reply, Request, Response, RulesByKey, SettingChange, SettingsChange,
+    Answer, Holds, Kept, PortRules, Reply, Request, Response, RulesByKey, SettingChange, SettingsChange,
 };
 use ringferry_sys::epoll::Epoll;
 
 use crate::captures::Captures;
 use crate::channels;
-use crate::config::{Config, Edit, Effect, Kept, PortConfig};
+use crate::config::{self, Config, Edit, Effect, PortConfig};
 use crate::explain::explain;
 use crate::fdb::PortId;
 use crate::handover::FORMAT;
@@ -71,12 +72,18 @@ impl Requests<'_> {
                 Ok(Answer::Show(Box::new(Snapshot { fdb: self.addresses(), ..self.snapshot() })))
             }
             Request::Dump => Ok(Answer::Dump(self.config.dump())),
-            Request::Channels { port, .. }
-            | Request::Steering { port }
-            | Request::Assign { port, .. }
-            | Request::Stats { port, .. } => {
+            Request::Channels { port, .. } | Request::Steering { port } | Request::Stats { port, .. } => {
                 let snapshot = self.snapshot();
                 self.answer_for_port(&request, channels::find(&snapshot, port)?)
+            }
+            Request::Assign { port, queue, worker, runtime } => {
+                let kept = self.assign(port, *queue, *worker, *runtime)?;
+                let (snapshot, steering) = (self.snapshot(), Request::Steering { port: port.clone() });
+                let answer = self.answer_for_port(&steering, channels::find(&snapshot, port)?)?;
+                Ok(match answer {
+                    Answer::Steering(steering) => Answer::Steering(Steering { kept: Some(kept), ..steering }),
+                    other => other,
+                })
             }
             Request::Explain { port } => {
                 let rules = |name: &str| {
@@ -212,8 +219,8 @@ impl Requests<'_> {
             Some(file) => file,
         };
         match self.privileges.keep(&file.path, edit, port) {
-            Ok(Kept { path, same: true }) => Ok((true, format!("in {}", path.display()))),
-            Ok(Kept { path, same: false }) => Ok((
+            Ok(config::Kept { path, same: true }) => Ok((true, format!("in {}", path.display()))),
+            Ok(config::Kept { path, same: false }) => Ok((
                 true,
                 format!("in {}, where other settings of the port are not those in force", path.display()),
             )),
@@ -238,17 +245,43 @@ impl Requests<'_> {
         settings.collect()
     }
 
+    /// Has another worker serve a queue of a port, and says whether that is kept in the configuration file.
+    fn assign(&mut self, name: &str, queue: u16, worker: u16, runtime: bool) -> Result<Kept, String> {
+        let name = channels::find(&self.snapshot(), name)?.name.clone();
+        let id = self.ports.interface(&name).map(|interface| interface.id);
+        let id = id.ok_or_else(|| format!("{name:?} has no queues yet: no Xen guest is connected"))?;
+        let before = self.workers.assign(id, queue, worker.into()).map_err(|error| error.to_string())?;
+        let (persistent, note) = self.keep_assignment(&name, queue, worker, runtime);
+        tracing::info!(port = name, queue, worker, before, persistent, "a queue is assigned ({note})");
+        Ok(Kept { persistent, note })
+    }
+
+    /// Has the worker of a queue kept in the configuration, and returns whether it is in the file, with the file or the reason.
+    fn keep_assignment(&mut self, name: &str, queue: u16, worker: u16, runtime: bool) -> (bool, String) {
+        let Some(at) = self.config.ports.iter().position(|port| port.name == name) else {
+            return (false, self.not_an_entry(name));
+        };
+        let before = &self.config.ports[at];
+        let edit = Edit::worker(&before.assigned(queue, worker, self.workers.count()).workers);
+        let port = match before.edited(&edit) {
+            Ok(port) => port,
+            Err(error) => return (false, format!("the configuration of the port cannot say so: {error}")),
+        };
+        let kept = self.keep_settings(&edit, &port, runtime).unwrap_or_else(|error| {
+            (false, format!("the configuration file would be refused at the next start: {error}"))
+        });
+        // All queues are where the port says by now.
+        if let Err(error) = self.ports.change(&port) {
+            return (false, error);
+        }
+        self.config.ports[at] = port;
+        kept
+    }
+
     /// Answers a request about one port.
     fn answer_for_port(&self, request: &Request, found: &PortSnapshot) -> Result<Answer, String> {
         let interface = self.ports.interface(&found.name);
         let id = interface.as_ref().map(|interface| interface.id);
-        if let Request::Assign { queue, worker, .. } = request {
-            let id =
-                id.ok_or_else(|| format!("{:?} has no queues yet: no Xen guest is connected", found.name))?;
-            let before =
-                self.workers.assign(id, *queue, (*worker).into()).map_err(|error| error.to_string())?;
-            tracing::info!(port = found.name, queue, worker, before, "a queue is assigned");
-        }
         let worker = |queue| id.map_or(0, |id| self.workers.owner(id, queue)) as u16;
         let (shared, kernel) = match interface.map(|interface| interface.queues) {
             Some(InterfaceQueues::Pairs(shared)) => (Some(shared), None),
@@ -260,11 +293,11 @@ impl Requests<'_> {
             (Request::Channels { .. }, Some(queues)) => {
                 Ok(Answer::Channels(channels::of_tap(&found.name, queues)))
             }
-            (Request::Steering { .. } | Request::Assign { .. }, Some(queues)) => {
+            (Request::Steering { .. }, Some(queues)) => {
                 Ok(Answer::Steering(channels::steering_of_tap(&found.name, TAP_STEERING, queues, worker)))
             }
             (Request::Channels { port, combined: Some(_) }, None) => Err(channels::refuse(port)),
-            (Request::Steering { .. } | Request::Assign { .. }, None) => {
+            (Request::Steering { .. }, None) => {
                 Ok(Answer::Steering(channels::steering(found, STEERING, worker)))
             }
             (Request::Stats { queues, .. }, _) => {

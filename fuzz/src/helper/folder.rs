@@ -209,7 +209,7 @@ impl Folder {
 /// Takes away from ports what can change while they are open, which the helper keeps for whoever asks.
 pub(super) fn without_settings(mut ports: Vec<PortConfig>) -> Vec<PortConfig> {
     for port in &mut ports {
-        (port.rules, port.mtu, port.worker) = (Rules::default(), None, None);
+        (port.rules, port.mtu, port.workers) = (Rules::default(), None, Vec::new());
         if let PortKind::VhostUser(vhost) = &mut port.kind {
             (vhost.queue_size, vhost.mac, vhost.features) = (None, None, FeatureToggles::default());
         }

@@ -127,6 +127,7 @@ impl Status<'_> {
             by: if self.used == self.combined { BY } else { BY_FIRST }.to_owned(),
             hash_types: HashTypes::empty(),
             queues: queues.collect(),
+            kept: None,
         }
     }
 

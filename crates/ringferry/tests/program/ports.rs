@@ -287,6 +287,26 @@ fn settings_change_while_guests_talk_and_those_of_a_connection_with_the_next_one
     let text = fs::read_to_string(file(&place)).unwrap();
     assert!(text.contains("mtu = 9000\nqueue_size = 64\nmergeable = false\n"), "{text}");
 
+    // So is a pair that is assigned, which the next start and a reload leave where it is.
+    let answer = place.ctl(&["assign", "a", "0", "1"]);
+    assert!(answer.ends_with(&kept), "{answer}");
+    let text = fs::read_to_string(file(&place)).unwrap();
+    assert!(text.contains("mergeable = false\nworker = [1, 1]\n"), "{text}");
+    assert!(place.ctl(&["reload"]).starts_with("all ports are as "));
+    assert_eq!(owners("a"), [Some(1)]);
+    let answer = place.ctl(&["assign", "a", "0", "0", "--runtime"]);
+    assert!(
+        answer
+            .ends_with("not kept when the switch ends: a change of the running switch alone was asked for\n")
+    );
+    assert_eq!(owners("a"), [Some(0)]);
+    assert!(place.ctl(&["reload"]).starts_with("~ a: worker unset -> [1, 1]\n"));
+    assert_eq!(owners("a"), [Some(1)]);
+    place.ctl(&["assign", "a", "0", "0"]);
+    let text = fs::read_to_string(file(&place)).unwrap();
+    assert!(!text.contains("worker = ["), "what holds by default need not be said: {text}");
+    converse(&mut a, &mut b, 30, 10);
+
     // What cannot be changes nothing, and says what can.
     for (words, error) in [
         (&["set", "a", "vlan=7", "socket=/x"][..], "socket: can change only when the port is opened anew"),

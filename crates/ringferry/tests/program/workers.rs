@@ -280,7 +280,7 @@ fn pairs_come_and_go_under_traffic_and_accepted_frames_arrive() {
 }
 
 fn assign(control: &Path, port: &str, queue: u16, worker: u16) -> Result<Steering, String> {
-    match control::call(control, &Request::Assign { port: port.into(), queue, worker }) {
+    match control::call(control, &Request::Assign { port: port.into(), queue, worker, runtime: false }) {
         Ok(Answer::Steering(steering)) => Ok(steering),
         Ok(other) => panic!("{other:?}"),
         Err(error) => Err(error.to_string()),

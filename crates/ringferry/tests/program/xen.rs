@@ -353,7 +353,7 @@ fn queues_of_a_xen_guest_change_workers_and_keep_what_they_have_mapped() {
         xen.until("static grants", |_| mapped());
         for round in 0..16 {
             let (queue, worker) = (round % queues, round / queues % 2);
-            let request = Request::Assign { port: PORT.into(), queue, worker };
+            let request = Request::Assign { port: PORT.into(), queue, worker, runtime: false };
             control::call(&place.control(), &request).unwrap();
             converse(&mut xen, &mut vm, 10, 20);
         }

@@ -75,6 +75,14 @@ impl Edit {
         Ok(Edit { set: BTreeMap::new(), remove })
     }
 
+    /// Makes an edit that has these workers serve the first queue pairs, or the usual ones if there are none.
+    pub(crate) fn worker(workers: &[u16]) -> Edit {
+        let text = workers.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
+        let set = (!workers.is_empty()).then(|| ("worker".to_owned(), text));
+        let remove = if workers.is_empty() { vec!["worker"] } else { Vec::new() };
+        Edit { set: set.into_iter().collect(), remove }
+    }
+
     /// Returns the edit that sets these keys, to whatever values, removes those, and touches no others; `None` if one of the names is no key that
     /// can change while a port is open.
     pub(crate) fn of_keys(set: &[String], remove: &[String]) -> Option<Edit> {

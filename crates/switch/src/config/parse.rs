@@ -329,9 +329,10 @@ keys! {
             change: NextConnection,
         }
         /// Selects the worker that serves the first queue pair; the next workers serve the following pairs in turn. A
-        /// tap takes this key only with `queues = 1`.
-        worker: u16 {
-            is: number(0..=MAX_WORKERS as u64 - 1),
+        /// list selects the workers of as many pairs, from the first on: `ringferry ctl assign` writes one. A tap takes
+        /// this key, one number, only with `queues = 1`.
+        worker: Vec<u16> {
+            is: Each(number(0..=MAX_WORKERS as u64 - 1)),
             default: Unset::Means("worker 0"),
             example: "1",
             change: Live,
@@ -376,6 +377,10 @@ const NAME: Text<String> = Text {
 pub(super) fn parse_port(mut fields: Fields<'_>) -> Option<PortConfig> {
     fields.exactly_one(&["kind"]);
     let PortKeys { kind, name, mtu, worker } = PortKeys::read(&mut fields);
+    let workers = worker.unwrap_or_default();
+    if workers.len() > MAX_WORKERS.into() {
+        fields.report("worker", format!("names the workers of more than {MAX_WORKERS} pairs"));
+    }
     let kind = kind?;
     let context = format!(" of a {kind} port");
     let kind = PortKind::read(&kind, &mut fields);
@@ -387,7 +392,7 @@ pub(super) fn parse_port(mut fields: Fields<'_>) -> Option<PortConfig> {
     let rules = RulesKeys::read(&mut fields);
     let rules = rules.rules(&mut fields, kind.as_ref().is_some_and(PortKind::is_shared));
     fields.finish(&context);
-    Some(PortConfig { name: name?, mtu, worker, kind: kind?, rules })
+    Some(PortConfig { name: name?, mtu, workers, kind: kind?, rules })
 }
 
 /// Returns a name for a port that is given none.

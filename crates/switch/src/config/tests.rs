@@ -147,7 +147,7 @@ fn a_port_begins_with_a_worker_that_there_is() {
         read(&format!("[switch]\nworkers = {workers}\n[[port]]\nkind = 'tap'\ntap = 'rf0'\n{keys}\n"))
     };
     let config = with(3, "queues = 1\nworker = 2").unwrap();
-    assert_eq!(config.ports[0].worker, Some(2));
+    assert_eq!(config.ports[0].workers, [2]);
     assert!(config.dump().contains("worker = 2\n"), "{}", config.dump());
     let error = with(2, "queues = 1\nworker = 2").unwrap_err().to_string();
     assert!(
@@ -331,6 +331,30 @@ fn what_a_file_has_changed_is_told_port_by_port() {
     // A new port that has what one of a flag has.
     let conflict = running.changes(&read("[[port]]\nkind = 'tap'\ntap = 'flag'\nname = 'x'\n"), 2);
     assert!(conflict.unwrap_err().ends_with("the tap flag is already used by port \"flag\""));
+}
+
+#[test]
+fn an_assignment_is_the_list_of_workers_that_says_so_and_no_longer_than_needed() {
+    let port = |worker: &str| {
+        let text = format!("[[port]]\nkind = 'vhost-user'\nsocket = '/a'\n{worker}");
+        Config::builder().toml("rf.toml", &text).workers(4).build().unwrap().ports.remove(0)
+    };
+    for (before, queue, worker, after) in [
+        ("", 0, 0, ""),
+        ("", 0, 2, "worker = [2, 1]"),
+        ("", 2, 0, "worker = [0, 1, 0, 3]"),
+        ("worker = 2", 1, 3, "worker = 2"),
+        ("worker = 3", 1, 3, "worker = [3, 3, 1]"),
+        ("worker = [3, 3]", 1, 0, "worker = [3, 0, 0]"),
+        ("worker = [2, 1]", 0, 0, ""),
+    ] {
+        let assigned = port(before).assigned(queue, worker, 4);
+        for other in 0..MAX_WORKERS {
+            let wanted = if other == queue { worker.into() } else { port(before).owners().of(other, 4) };
+            assert_eq!(assigned.owners().of(other, 4), wanted, "{before:?}: pair {other} after {queue}");
+        }
+        assert_eq!(assigned, port(after), "{before:?}");
+    }
 }
 
 /// A file with some of six ports, in any order, each with some keys.

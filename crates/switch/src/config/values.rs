@@ -72,6 +72,8 @@ pub(crate) enum Shape {
     },
     /// A list; in a flag with commas.
     List(Box<Shape>),
+    /// A value, or a list of them that may have the same one several times.
+    Each(Box<Shape>),
     /// A word, or something else.
     Or(&'static str, Box<Shape>),
 }
@@ -88,6 +90,7 @@ impl Shape {
             }
             Shape::Choice(words) => words.join("|"),
             Shape::List(of) => format!("{},...", of.placeholder()),
+            Shape::Each(of) => format!("{}[,...]", of.placeholder()),
             Shape::Or(word, of) => format!("{word}|{}", of.placeholder()),
         }
     }
@@ -95,7 +98,7 @@ impl Shape {
     /// Returns true if the value may have commas in it, so that a flag may go on with it after one.
     pub(crate) fn is_list(&self) -> bool {
         match self {
-            Shape::List(_) => true,
+            Shape::List(_) | Shape::Each(_) => true,
             Shape::Or(_, of) => of.is_list(),
             _ => false,
         }
@@ -127,6 +130,7 @@ impl Display for Shape {
                 write!(f, "{least} to {most} (in {})", units.join(", "))
             }
             Shape::List(of) => write!(f, "a list, each {of}"),
+            Shape::Each(of) => write!(f, "{of}, or a list"),
             Shape::Or(word, of) => write!(f, "{word:?}, or {of}"),
         }
     }
@@ -403,6 +407,48 @@ impl<T: PartialEq, E: Codec<T>> Codec<Vec<T>> for List<E> {
 
     fn write(&self, value: &Vec<T>) -> Toml {
         Toml::Array(value.iter().map(|entry| self.0.write(entry)).collect())
+    }
+}
+
+/// One value, or a list of values with one for each of several things in a row, which may be the same.
+pub(crate) struct Each<E>(pub(crate) E);
+
+impl<E: Described> Described for Each<E> {
+    fn shape(&self) -> Shape {
+        Shape::Each(self.0.shape().into())
+    }
+}
+
+impl<T, E: Codec<T>> Codec<Vec<T>> for Each<E> {
+    fn read(&self, value: &Value) -> Result<Vec<T>, Vec<String>> {
+        let flag;
+        let values = match value {
+            Value::List(values) if values.is_empty() => return Err(vec!["names nothing".to_owned()]),
+            Value::List(values) => values.as_slice(),
+            Value::Flag(text) => {
+                flag = text.split(',').map(|item| Value::Flag(item.to_owned())).collect::<Vec<_>>();
+                &flag
+            }
+            one => std::slice::from_ref(one),
+        };
+        if values.len() > MAX_LIST {
+            return Err(vec![format!("has {} entries, at most {MAX_LIST} are possible", values.len())]);
+        }
+        let (mut made, mut wrong) = (Vec::new(), Vec::new());
+        for value in values {
+            match self.0.read(value) {
+                Ok(entry) => made.push(entry),
+                Err(messages) => wrong.extend(messages),
+            }
+        }
+        if wrong.is_empty() { Ok(made) } else { Err(wrong) }
+    }
+
+    fn write(&self, values: &Vec<T>) -> Toml {
+        match values.as_slice() {
+            [one] => self.0.write(one),
+            several => Toml::Array(several.iter().map(|entry| self.0.write(entry)).collect()),
+        }
     }
 }
 

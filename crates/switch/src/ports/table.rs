@@ -199,12 +199,12 @@ impl PortTable {
             return Ok(());
         };
         let place = |entry: &Entry, port: &PortConfig| place(entry, port, &self.workers);
-        if entry.config.worker != port.worker {
+        if entry.config.workers != port.workers {
             place(entry, port)?;
         }
         let before = entry.config.clone();
         if let Err(error) = entry.control.change(&before, port) {
-            if before.worker != port.worker {
+            if before.workers != port.workers {
                 place(entry, &before)?;
             }
             return Err(error.to_string());
@@ -317,7 +317,7 @@ impl PortTable {
 /// # Errors
 /// A worker is too busy to take over a queue, or to give it up; all queues are where they were.
 fn place(entry: &Entry, port: &PortConfig, workers: &Workers) -> Result<(), String> {
-    let mut moved = Vec::new();
+    let (owners, mut moved) = (port.owners(), Vec::new());
     for Interface { id, queues, .. } in entry.control.interfaces() {
         let queues = match queues {
             InterfaceQueues::Pairs(_) => PAIRS,
@@ -325,7 +325,7 @@ fn place(entry: &Entry, port: &PortConfig, workers: &Workers) -> Result<(), Stri
             InterfaceQueues::Kernel(queues) => u16::from(queues == 1),
         };
         for queue in 0..queues {
-            match workers.assign(id, queue, port.worker_of(queue, workers.count())) {
+            match workers.assign(id, queue, owners.of(queue, workers.count())) {
                 Ok(before) => moved.push((id, queue, before)),
                 Err(error) => {
                     for (id, queue, before) in moved {

@@ -197,8 +197,10 @@ impl Charter {
 
     /// The next start refuses a port with a worker that there is not.
     fn check_worker(&self, port: &PortConfig) -> Result<(), Reply> {
-        let worker = port.first_worker();
-        if worker < self.workers { Ok(()) } else { Err(failed(&format!("there is no worker {worker}"))) }
+        match port.workers.iter().find(|worker| usize::from(**worker) >= self.workers) {
+            None => Ok(()),
+            Some(worker) => Err(failed(&format!("there is no worker {worker}"))),
+        }
     }
 
     /// Writes a port into the configuration file. The next start opens it, so it must be one that was admitted.

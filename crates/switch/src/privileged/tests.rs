@@ -58,7 +58,7 @@ mode = 'connect'
         };
         let mut ports = Config::from_file(&self.folder.path().join("rf.toml")).unwrap().ports;
         for port in &mut ports {
-            (port.rules, port.mtu, port.worker) = (Rules::default(), None, None);
+            (port.rules, port.mtu, port.workers) = (Rules::default(), None, Vec::new());
             if let PortKind::VhostUser(vhost) = &mut port.kind {
                 (vhost.queue_size, vhost.mac, vhost.features) = (None, None, FeatureToggles::default());
             }

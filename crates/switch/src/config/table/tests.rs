@@ -21,7 +21,8 @@ pub(in crate::config) fn in_file(shape: &Shape, flag: &str) -> String {
         Shape::Span { .. } if !flag.contains('-') => flag.to_owned(),
         Shape::Or(word, of) if *word != flag => in_file(of, flag),
         Shape::List(_) if flag == "none" => "[]".to_owned(),
-        Shape::List(of) => {
+        Shape::Each(of) if !flag.contains(',') => in_file(of, flag),
+        Shape::List(of) | Shape::Each(of) => {
             let entries: Vec<_> = flag.split(',').map(|entry| in_file(of, entry)).collect();
             format!("[{}]", entries.join(", "))
         }
@@ -77,6 +78,10 @@ fn value(shape: &Shape) -> BoxedStrategy<String> {
                 if entries.is_empty() { "none".to_owned() } else { entries.join(",") }
             });
             joined.boxed()
+        }
+        Shape::Each(of) => {
+            let entries = proptest::collection::vec(value(of), 1..4);
+            entries.prop_map(|entries| entries.join(",")).boxed()
         }
         Shape::Or(word, of) => prop_oneof![1 => Just((*word).to_owned()), 4 => value(of)].boxed(),
         Shape::Text { placeholder, .. } => text(placeholder),

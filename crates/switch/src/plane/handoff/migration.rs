@@ -34,7 +34,7 @@ use crate::plane::port::Steering;
 use crate::plane::queues::Queues;
 use crate::plane::worker::Workers;
 use crate::plane::worker::command::Command;
-use crate::plane::worker::handles::Late;
+use crate::plane::worker::handles::{Late, Owners};
 
 /// The worker of each queue of each port, as the control plane knows it.
 #[derive(Debug, Default)]
@@ -85,15 +85,21 @@ impl QueueOwners {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records the owners of a new port: the first queue is with worker `first`, and those after it with the
-    /// next in turn.
-    pub(crate) fn add(&self, port: PortId, steering: &Steering, first: usize, queues: u16, workers: usize) {
+    /// Records the owners of a new port.
+    pub(crate) fn add(
+        &self,
+        port: PortId,
+        steering: &Steering,
+        owners: &Owners,
+        queues: u16,
+        workers: usize,
+    ) {
         let owned = match steering {
             Steering::Pairs(shared) => {
-                (0..PAIRS).for_each(|pair| shared.set_owner(pair, (first + usize::from(pair)) % workers));
+                (0..PAIRS).for_each(|pair| shared.set_owner(pair, owners.of(pair, workers)));
                 Owned::Pairs(Arc::clone(shared))
             }
-            Steering::Local(_) => Owned::Local { queues, reader: first },
+            Steering::Local(_) => Owned::Local { queues, reader: owners.of(0, workers) },
         };
         self.all().insert(port, owned);
     }

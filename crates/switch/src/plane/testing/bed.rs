@@ -131,7 +131,8 @@ impl Bed {
             None => Steering::Local(port.offloads),
         };
         let totals = PortTotals::new(self.workers.len());
-        self.owners.add(id, &steering, port.first % self.workers.len(), queues, self.workers.len());
+        let owners = crate::plane::Owners(vec![port.first]);
+        self.owners.add(id, &steering, &owners, queues, self.workers.len());
         self.set_rules(id, &port.rules);
         for worker in 0..self.workers.len() {
             let handle = PortHandle { id, name: "heap".into(), counters: totals.of(worker) };

@@ -133,13 +133,30 @@ impl CompiledRules {
     }
 }
 
+/// The workers of the first queues of a port, each another; those after the last of them have the further queues in turn. Empty: worker 0 has queue 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Owners(pub Vec<usize>);
+
+impl Owners {
+    /// Returns the worker of a queue, of `count` workers.
+    pub fn of(&self, queue: u16, count: usize) -> usize {
+        let queue = usize::from(queue);
+        let worker = match (self.0.get(queue), self.0.last()) {
+            (Some(worker), _) => *worker,
+            (None, Some(last)) => last + queue + 1 - self.0.len(),
+            (None, None) => queue,
+        };
+        worker % count
+    }
+}
+
 /// Which workers serve a port's queues at first.
 #[derive(Clone, Debug)]
 pub struct Placement {
     /// How frames get to its queues.
     pub steering: Steering,
-    /// The worker of queue 0; those after it are with the next workers in turn.
-    pub first: usize,
+    /// The workers of its queues.
+    pub owners: Owners,
     /// How many queues the port has; those of pairs are 16 in any case.
     pub queues: u16,
 }
@@ -258,8 +275,8 @@ impl<P: Queues> Workers<P> {
         placement: Placement,
         mut queues: impl FnMut(usize, &PortHandle) -> P,
     ) {
-        let Placement { steering, first, queues: count } = placement;
-        self.owners.add(id, &steering, first, count, self.workers.len());
+        let Placement { steering, owners, queues: count } = placement;
+        self.owners.add(id, &steering, &owners, count, self.workers.len());
         let name: Arc<str> = name.into();
         for (number, worker) in self.workers.iter().enumerate() {
             let handle = PortHandle { id, name: Arc::clone(&name), counters: totals.of(number) };
@@ -727,7 +744,7 @@ mod tests {
         for id in ports {
             let wire = Arc::new(Wire::new(1, FrameCost::SystemCall));
             let steering = Steering::Local(ringferry_packet::vnet::Offloads::empty());
-            let placement = Placement { steering, first: 0, queues: 1 };
+            let placement = Placement { steering, owners: Owners::default(), queues: 1 };
             workers.add_port(id, "heap", &PortTotals::new(1), placement, |_, handle| {
                 HeapQueues::new(handle.clone(), Arc::clone(&wire), None)
             });
@@ -757,7 +774,7 @@ mod tests {
         let port = PortId(0);
         let wire = Arc::new(Wire::new(1, FrameCost::SystemCall));
         let steering = Steering::Local(ringferry_packet::vnet::Offloads::empty());
-        let placement = Placement { steering, first: 0, queues: 1 };
+        let placement = Placement { steering, owners: Owners::default(), queues: 1 };
         workers.add_port(port, "heap", &PortTotals::new(2), placement, |_, handle| {
             HeapQueues::new(handle.clone(), Arc::clone(&wire), None)
         });

@@ -139,9 +139,9 @@ fn plug(
     let id = cx.allocate()?;
     cx.workers.set_rules(id, &config.rules);
     let counters = PortTotals::new(workers);
-    let first = config.first_worker();
     let mut descriptors = queues.into_iter().chain(further);
-    let placement = Placement { steering: Steering::Local(offloads), first, queues: count as u16 };
+    let placement =
+        Placement { steering: Steering::Local(offloads), owners: config.owners(), queues: count as u16 };
     cx.workers.add_port(id, &config.name, &counters, placement, |_, handle| {
         AnyQueues::Tap(TapQueues::new(handle.clone(), descriptors.next().expect("one for each worker")))
     });
@@ -217,6 +217,9 @@ impl PortControl for TapPort {
     }
 
     fn change(&mut self, before: &PortConfig, now: &PortConfig) -> Result<(), OpenError> {
+        if (&before.kind, before.mtu) == (&now.kind, now.mtu) {
+            return Ok(());
+        }
         if let Err(error) = self.privileges.set_up(now, Some(before)) {
             // What was set before the one that cannot be had is set back.
             let _ = self.privileges.set_up(before, Some(now));

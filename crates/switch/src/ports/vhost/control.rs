@@ -231,7 +231,7 @@ impl VhostPort {
         let (shared, reporter) = (Arc::new(PortShared::default()), cx.workers.reporter());
         let calls = Arc::new(NewCalls::default());
         let steering = Steering::Pairs(Arc::clone(&shared));
-        let placement = Placement { steering, first: port.first_worker(), queues: PAIRS };
+        let placement = Placement { steering, owners: port.owners(), queues: PAIRS };
         cx.workers.add_port(id, &port.name, &counters, placement, |_, handle| {
             let (shared, calls) = (Arc::clone(&shared), Arc::clone(&calls));
             AnyQueues::Vhost(VhostQueues::new(handle.clone(), shared, calls, Arc::clone(&reporter)))

@@ -25,7 +25,7 @@ use crate::config::{DEFAULT_MTU, PortConfig, PortKind, XenProvider, XenVifConfig
 use crate::counters::PortTotals;
 use crate::fdb::PortId;
 use crate::log_limit::LogLimit;
-use crate::plane::{PAIRS, PortFault};
+use crate::plane::{Owners, PAIRS, PortFault};
 use crate::ports::handed::HandedPort;
 use crate::ports::queues::Workers;
 use crate::ports::table::QueueStates;
@@ -83,8 +83,8 @@ pub(in crate::ports) fn open(
 struct XenEntry {
     name: String,
     mtu: u16,
-    /// The worker that serves the first queue of every interface.
-    first_worker: usize,
+    /// The workers of the queues of every interface.
+    owners: Owners,
     config: XenVifConfig,
     /// The rules of every interface.
     rules: Rules,
@@ -138,7 +138,7 @@ impl XenEntry {
         let mut entry = XenEntry {
             name: port.name.clone(),
             mtu: port.mtu.unwrap_or(DEFAULT_MTU),
-            first_worker: port.first_worker(),
+            owners: port.owners(),
             config: config.clone(),
             rules: port.rules.clone(),
             backend: None,
@@ -249,7 +249,7 @@ impl XenEntry {
                 Some(_) => self.name.clone(),
                 None => format!("{}{}.{}", self.name, id.front, id.device),
             };
-            self.vifs.insert(id, Vif::new(name, &self.rules, self.first_worker, cx)?);
+            self.vifs.insert(id, Vif::new(name, &self.rules, self.owners.clone(), cx)?);
         }
         self.vifs.get_mut(&id)
     }
@@ -373,7 +373,7 @@ impl PortControl for XenEntry {
         if let PortKind::XenVif(config) = &now.kind {
             self.config = config.clone();
             self.mtu = now.mtu.unwrap_or(DEFAULT_MTU);
-            self.first_worker = now.first_worker();
+            self.owners = now.owners();
         }
         Ok(())
     }

@@ -20,7 +20,7 @@ use super::queues::{VifQueues, VifRequest, VifStart};
 use crate::config::{Transfer, XenVifConfig};
 use crate::counters::PortTotals;
 use crate::fdb::PortId;
-use crate::plane::{PAIRS, Placement, PortShared, Steering};
+use crate::plane::{Owners, PAIRS, Placement, PortShared, Steering};
 use crate::ports::Context;
 use crate::ports::queues::{AnyQueues, AnyRequest, AnyStart, AnyStopped, Workers};
 use crate::rules::Rules;
@@ -85,13 +85,13 @@ fn page(region: &Arc<Region>) -> Result<Area, LayoutError> {
 impl Vif {
     /// Makes a port without queues, the first of which will be with worker `first`; `None` when all numbers
     /// are taken.
-    pub(super) fn new(name: String, rules: &Rules, first: usize, cx: &mut Context<'_>) -> Option<Vif> {
+    pub(super) fn new(name: String, rules: &Rules, owners: Owners, cx: &mut Context<'_>) -> Option<Vif> {
         let id = cx.allocate().ok()?;
         // The number may have been another port's, with its own rules.
         cx.workers.set_rules(id, rules);
         let counters = PortTotals::new(cx.workers.count());
         let shared = Arc::new(PortShared::default());
-        let placement = Placement { steering: Steering::Pairs(Arc::clone(&shared)), first, queues: PAIRS };
+        let placement = Placement { steering: Steering::Pairs(Arc::clone(&shared)), owners, queues: PAIRS };
         let reporter = cx.workers.reporter();
         cx.workers.add_port(id, &name, &counters, placement, |_, handle| {
             AnyQueues::Xen(VifQueues::new(handle.clone(), Arc::clone(&shared), Arc::clone(&reporter)))
