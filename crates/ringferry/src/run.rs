@@ -7,7 +7,7 @@ use std::path::Path;
 use ringferry_control as control;
 use ringferry_switch::config::{Config, ConfigError};
 use ringferry_switch::privileged::Privileges;
-use ringferry_switch::{Ended, OpenSwitch, Passed, RunError, StartError, SuccessionError, Switch};
+use ringferry_switch::{Ended, Manager, OpenSwitch, Passed, RunError, StartError, SuccessionError, Switch};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::systemd::{self, Notifier};
 use ringferry_sys::{inherited, rlimit};
@@ -130,24 +130,19 @@ impl Process {
     }
 
     /// Says that the switch is ready, and runs it.
-    fn serve(mut self, switch: Switch, ready: Option<OwnedFd>) -> Result<(), Error> {
+    fn serve(mut self, mut switch: Switch, ready: Option<OwnedFd>) -> Result<(), Error> {
         let _ = self.manager.ready();
         if let Some(ready) = ready {
             // Whoever asked may have gone; that is their business.
             let _ = std::fs::File::from(ready).write_all(b"READY\n");
         }
-        match switch.run(&self.signals) {
-            Ok(Ended::Replaced(pid)) => {
-                // The files of its sockets are the other process's now.
-                self.privileges.0 = None;
-                let _ = pid.map(|pid| self.manager.main_pid(pid));
-                Ok(())
-            }
-            result => {
-                let _ = self.manager.stopping();
-                Ok(result.map(drop)?)
-            }
+        switch.set_manager(Manager::new(self.manager, systemd::watchdog_interval()));
+        let ended = switch.run(&self.signals)?;
+        if let Ended::Replaced(_) = ended {
+            // The files of its sockets are the other process's now.
+            self.privileges.0 = None;
         }
+        Ok(())
     }
 }
 

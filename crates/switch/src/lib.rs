@@ -14,6 +14,7 @@ pub mod fdb;
 mod handover;
 mod links;
 mod log_limit;
+mod manager;
 mod mirrors;
 pub mod plane;
 mod ports;
@@ -26,6 +27,7 @@ mod turns;
 
 pub use handover::kept::{Keeper, Kept, Known};
 pub use handover::{SuccessionError, Successor};
+pub use manager::Manager;
 pub use ports::passed::Passed;
 pub use ports::{OpenError, XenError};
 pub use switch::{Ended, OpenSwitch, RunError, StartError, Switch};

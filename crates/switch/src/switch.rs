@@ -22,6 +22,7 @@ use crate::config::{Config, PortConfig, SwitchConfig};
 use crate::handover::kept::{Keeper, Known};
 use crate::handover::{Handed, Outcome, Predecessor, SuccessionError, predecessor, successor};
 use crate::links::Links;
+use crate::manager::Manager;
 use crate::mirrors::Mirrors;
 use crate::ports::handed::HandedPort;
 use crate::ports::passed::Passed;
@@ -91,6 +92,7 @@ pub struct Switch {
     captures: Captures,
     mirrors: Mirrors,
     links: Links,
+    manager: Manager,
 }
 
 /// How a switch that ran has ended.
@@ -206,6 +208,7 @@ impl OpenSwitch {
             captures: Captures::default(),
             mirrors: Mirrors::default(),
             links: Links::default(),
+            manager: Manager::default(),
         })
     }
 }
@@ -312,26 +315,44 @@ impl Switch {
         })
     }
 
+    /// Tells a service manager from now on how the switch is.
+    pub fn set_manager(&mut self, manager: Manager) {
+        self.manager = manager;
+    }
+
     /// Serves until SIGTERM or SIGINT, which `signals` must carry. SIGHUP has the configuration file read again; any other signal is
     /// logged and ignored.
     ///
     /// # Errors
     /// See [`RunError`].
     pub fn run(mut self, signals: &Signals) -> Result<Ended, RunError> {
+        let result = self.serve(signals);
+        match result {
+            Ok(Ended::Replaced(pid)) => self.manager.replaced_by(pid),
+            _ => self.manager.stopping(),
+        }
+        result
+    }
+
+    fn serve(&mut self, signals: &Signals) -> Result<Ended, RunError> {
         self.workers.watch_this_thread();
         self.epoll.add(signals, SIGNALS, Interest::READABLE)?;
         let mut events = EventBuf::with_capacity(64);
         let mut turns = Turns::default();
         let mut tick = Instant::now() + TICK;
         self.ports.begin(&self.epoll);
+        self.tell_status();
         loop {
             // Until the process before has ended, that keeps its own.
             if let (Some(keeper), None) = (&mut self.keeper, &self.handed) {
                 keeper.look(&self.ports, self.control.listener().as_fd(), Instant::now());
             }
-            let deadlines =
-                [self.ports.deadline(), self.keeper.as_ref().and_then(Keeper::deadline), Some(tick)];
-            let due = deadlines.into_iter().flatten().min().unwrap_or(tick);
+            let deadlines = [
+                self.ports.deadline(),
+                self.keeper.as_ref().and_then(Keeper::deadline),
+                self.manager.deadline(),
+            ];
+            let due = deadlines.into_iter().flatten().fold(tick, Instant::min);
             self.epoll.wait(&mut events, Some(due.saturating_duration_since(Instant::now())))?;
             let mut ready: Vec<u64> = events.iter().map(|event| event.token).collect();
             let mut ended = None;
@@ -368,6 +389,7 @@ impl Switch {
             }
             let now = Instant::now();
             self.ports.serve_due(now, &self.epoll);
+            self.manager.watch(now, &self.workers);
             if now >= tick {
                 tick = now + TICK;
                 turns.forget();
@@ -383,7 +405,20 @@ impl Switch {
         self.captures.tick(&self.ports, &self.workers);
         self.mirrors.tick(&self.ports, &self.workers);
         self.links.follow(&mut self.ports, &self.workers);
+        self.tell_status();
         if self.workers.is_dead() { Err(RunError::WorkerDied) } else { Ok(()) }
+    }
+
+    fn tell_status(&mut self) {
+        let (up, all) = self.ports.count_up();
+        let workers = self.workers.count();
+        let plural =
+            |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        self.manager.tell_status(format!(
+            "{up} of {} up, {}",
+            plural(all, "port"),
+            plural(workers, "worker")
+        ));
     }
 
     /// Opens ports anew whose taps were deleted. A failure is logged once, and tried again with every tick.
@@ -486,6 +521,7 @@ impl Switch {
 
     /// Does what SIGHUP asks for: as `ringferry ctl reload`, with the result in the log.
     fn reload(&mut self) {
+        self.manager.reload_begins();
         match self.requests().0.reload(false) {
             Ok(reload) => {
                 for setting in &reload.restart {
@@ -499,6 +535,8 @@ impl Switch {
                 tracing::error!("the configuration was not read again, and nothing has changed: {error}");
             }
         }
+        self.tell_status();
+        self.manager.reload_ends();
     }
 
     fn requests(&mut self) -> (Requests<'_>, &mut ControlServer) {

@@ -2,7 +2,8 @@
 //! (sd_listen_fds(3)).
 //!
 //! A service calls [`listen_fds`] at the start of `main`, [`ready`] when it serves, and [`stopping`] when it begins
-//! to end. One that gives up its privileges before that connects a [`Notifier`] first. Neither protocol needs systemd, and without a
+//! to end. One that gives up its privileges before that connects a [`Notifier`] first; that one also tells of reloads and that the service is alive
+//! ([`watchdog_interval`] says how often). Neither protocol needs systemd, and without a
 //! manager the functions do nothing.
 
 use std::ffi::{OsStr, OsString};
@@ -14,6 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -41,6 +43,8 @@ impl Notifier {
             Some(socket) => {
                 let connection = UnixDatagram::unbound()?;
                 connection.connect_addr(&address(&socket)?)?;
+                // A manager that does not read is not waited for.
+                connection.set_nonblocking(true)?;
                 Some(connection)
             }
             None => None,
@@ -53,6 +57,11 @@ impl Notifier {
     /// None that a caller can cause.
     pub fn set_nonblocking(&self) -> io::Result<()> {
         self.0.as_ref().map_or(Ok(()), |connection| connection.set_nonblocking(true))
+    }
+
+    /// Makes one that tells the other end of a connected socket.
+    pub fn of(connection: UnixDatagram) -> Notifier {
+        Notifier(Some(connection))
     }
 
     /// Makes one that tells nobody.
@@ -117,6 +126,32 @@ impl Notifier {
     /// The same as [`Notifier::ready`].
     pub fn say(&self, message: &str) -> io::Result<bool> {
         self.send(message)
+    }
+
+    /// Does the same as [`status()`].
+    ///
+    /// # Errors
+    /// The same as [`Notifier::ready`].
+    pub fn status(&self, line: &str) -> io::Result<bool> {
+        self.send(&format!("STATUS={}", line.replace('\n', " ")))
+    }
+
+    /// Tells the service manager that the service is alive. One that does not do so within the time that the manager has set is killed.
+    ///
+    /// # Errors
+    /// The same as [`Notifier::ready`].
+    pub fn alive(&self) -> io::Result<bool> {
+        self.send("WATCHDOG=1")
+    }
+
+    /// Tells the service manager that the service has begun to read its configuration again; [`ready`](Self::ready) says that this is done.
+    ///
+    /// # Errors
+    /// The same as [`Notifier::ready`].
+    pub fn reloading(&self) -> io::Result<bool> {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let microseconds = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
+        self.send(&format!("RELOADING=1\nMONOTONIC_USEC={microseconds}"))
     }
 
     fn send(&self, message: &str) -> io::Result<bool> {
@@ -271,6 +306,20 @@ pub fn store_limit() -> usize {
     std::env::var("FDSTORE").ok().and_then(|limit| limit.parse().ok()).unwrap_or(0)
 }
 
+/// Returns the time within which the service manager wants to hear that this process is [alive](Notifier::alive), again and again
+/// (sd_watchdog_enabled(3)); `None` if it does not.
+pub fn watchdog_interval() -> Option<Duration> {
+    let [pid, interval] = ["WATCHDOG_PID", "WATCHDOG_USEC"].map(|name| std::env::var(name).ok());
+    watchdog_of(std::process::id(), pid.as_deref(), interval.as_deref()?)
+}
+
+/// Returns the interval that is asked of process `own_pid`.
+fn watchdog_of(own_pid: u32, pid: Option<&str>, interval: &str) -> Option<Duration> {
+    let is_for_us = pid.is_none_or(|pid| pid.parse() == Ok(own_pid));
+    let interval = interval.parse().ok().filter(|interval| *interval > 0 && is_for_us);
+    interval.map(Duration::from_micros)
+}
+
 /// Takes the sockets that this process inherited, with their names (`FileDescriptorName=`, or "unknown"), and has
 /// them closed on exec. Only the first call returns them.
 ///
@@ -320,6 +369,43 @@ mod tests {
             assert_eq!(&got[..n], b"READY=1");
         }
         assert!(send(dir.path().join("nobody").as_os_str(), "READY=1").is_err());
+    }
+
+    #[test]
+    fn a_watchdog_is_for_the_process_that_it_names() {
+        let second = Some(Duration::from_secs(1));
+        assert_eq!(watchdog_of(42, Some("42"), "1000000"), second);
+        assert_eq!(watchdog_of(42, None, "1000000"), second);
+        for (pid, interval) in [(Some("41"), "1000000"), (Some(""), "1000000"), (None, "0"), (None, "soon")] {
+            assert_eq!(watchdog_of(42, pid, interval), None, "{pid:?} {interval}");
+        }
+    }
+
+    #[test]
+    fn a_notifier_tells_what_it_is_asked_to_and_never_waits() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        let connection = UnixDatagram::unbound().unwrap();
+        connection.connect(&path).unwrap();
+        connection.set_nonblocking(true).unwrap();
+        let notifier = Notifier(Some(connection));
+        let heard = || {
+            let mut got = [0; 128];
+            let n = manager.recv(&mut got).unwrap();
+            String::from_utf8_lossy(&got[..n]).into_owned()
+        };
+        notifier.status("two\nlines").unwrap();
+        assert_eq!(heard(), "STATUS=two lines");
+        notifier.alive().unwrap();
+        assert_eq!(heard(), "WATCHDOG=1");
+        notifier.reloading().unwrap();
+        let told = heard();
+        let time = told.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").unwrap().parse::<u64>();
+        assert!(time.is_ok_and(|time| time > 0), "{told}");
+        // Until the manager's queue is full.
+        let full = (0..1_000_000).find_map(|_| notifier.alive().err());
+        assert_eq!(full.map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
     }
 
     #[test]

@@ -623,20 +623,33 @@ fn the_service_manager_is_told_of_start_and_end() {
     let manager = UnixDatagram::bind(&path).unwrap();
     manager.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut run = place.run(&["a"]);
-    run.env("NOTIFY_SOCKET", &path);
+    run.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "200000").args(["--workers", "2"]);
     let mut process = Process::start_as_is(&mut run, Spawn::default());
-    let mut buffer = [0; 64];
-    let mut next = || {
+    let mut buffer = [0; 128];
+    let mut alive = 0;
+    let mut next = |alive: &mut u32| loop {
         let len = manager.recv(&mut buffer).unwrap();
-        String::from_utf8_lossy(&buffer[..len]).into_owned()
+        match &buffer[..len] {
+            b"WATCHDOG=1" => *alive += 1,
+            other => return String::from_utf8_lossy(other).into_owned(),
+        }
     };
-    assert_eq!(next(), "READY=1");
+    assert_eq!(next(&mut alive), "READY=1");
+    assert_eq!(next(&mut alive), "STATUS=0 of 1 port up, 2 workers");
     // Ready means that front ends can connect.
     let guest = Guest::plug(Stream::connect(place.socket("a")).unwrap(), 1, Options::default());
-    process.signal(Signal::TERM);
-    assert_eq!(next(), "STOPPING=1");
-    assert!(process.wait().0.success());
+    assert_eq!(next(&mut alive), "STATUS=1 of 1 port up, 2 workers");
+    // A reload begins and ends, also one that finds nothing to read.
+    process.signal(Signal::HUP);
+    let reloading = next(&mut alive);
+    assert!(reloading.starts_with("RELOADING=1\nMONOTONIC_USEC="), "{reloading}");
+    assert_eq!(next(&mut alive), "READY=1");
     drop(guest);
+    assert_eq!(next(&mut alive), "STATUS=0 of 1 port up, 2 workers");
+    assert!(alive > 0, "it is alive");
+    process.signal(Signal::TERM);
+    assert_eq!(next(&mut alive), "STOPPING=1");
+    assert!(process.wait().0.success());
     assert_eq!(place.files(), ["notify"]);
 }
 

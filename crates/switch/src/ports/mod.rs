@@ -214,6 +214,9 @@ pub(crate) trait PortControl {
         false
     }
 
+    /// Returns the number of its ports whose packets flow, as far as the control plane knows.
+    fn count_up(&self) -> usize;
+
     /// Returns true if a front end is connected that has agreed with a port on settings.
     fn has_session(&self) -> bool {
         false

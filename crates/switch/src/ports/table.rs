@@ -279,6 +279,15 @@ impl PortTable {
         entry.is_some_and(|entry| entry.control.has_session())
     }
 
+    /// Returns the number of ports whose packets flow, and that of all, as the control plane knows without asking anybody.
+    pub(crate) fn count_up(&self) -> (usize, usize) {
+        let entries = self.entries.values();
+        entries.fold((0, 0), |(up, all), entry| {
+            let count = entry.control.interfaces().len().max(1);
+            (up + entry.control.count_up(), all + count)
+        })
+    }
+
     /// Returns the configurations of all entries, in their order.
     pub(crate) fn configs(&self) -> impl Iterator<Item = &PortConfig> {
         self.entries.values().map(|entry| &entry.config)

@@ -414,6 +414,16 @@ impl<P: Queues> Workers<P> {
         asked.iter().try_for_each(|(worker, answer)| worker.wait(answer, deadline, Some(port)).map(drop))
     }
 
+    /// Asks every worker to say that it has carried out its commands, and waits for none; where each says so, with its number.
+    pub fn probe(&self) -> Vec<(usize, Receiver<()>)> {
+        let ask = |worker: &WorkerHandle<P>| {
+            let (reply, answer) = sync_channel(1);
+            worker.send(Command::Probe(reply));
+            (worker.number, answer)
+        };
+        self.workers.iter().map(ask).collect()
+    }
+
     /// Whether a worker is known to be [`Late`], and has not caught up.
     pub fn is_late(&self) -> bool {
         self.workers.iter().any(WorkerHandle::is_late)

@@ -196,6 +196,10 @@ impl TapPort {
 impl PortControl for TapPort {
     fn serve(&mut self, _: u32, _: &mut Context<'_>) {}
 
+    fn count_up(&self) -> usize {
+        usize::from(matches!(self.named(), Named::Tap) && netif::is_up(&self.tap).unwrap_or(false))
+    }
+
     fn is_gone(&self) -> bool {
         self.descriptors.first().is_none_or(|queue| !queue.is_attached())
     }

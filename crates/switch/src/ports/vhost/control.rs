@@ -672,6 +672,10 @@ impl PortControl for VhostPort {
         self.settle(cx);
     }
 
+    fn count_up(&self) -> usize {
+        usize::from(self.state() == PortState::Up)
+    }
+
     fn has_session(&self) -> bool {
         self.session.is_some()
     }

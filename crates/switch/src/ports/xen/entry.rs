@@ -365,6 +365,10 @@ impl PortControl for XenEntry {
         true
     }
 
+    fn count_up(&self) -> usize {
+        self.vifs.values().filter(|vif| vif.served.is_some()).count()
+    }
+
     fn has_session(&self) -> bool {
         self.vifs.values().any(|vif| vif.served.is_some())
     }
