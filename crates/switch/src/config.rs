@@ -729,7 +729,7 @@ impl ConfigBuilder {
         }
     }
 
-    fn read(mut self, path: &Path, parse: impl FnOnce(&mut Self, &Document<'_>, DeTable<'_>)) -> Self {
+    fn read(mut self, path: &Path, parse: impl FnOnce(&mut Self, &Document, DeTable<'_>)) -> Self {
         let name = path.display().to_string();
         match std::fs::read_to_string(path) {
             Ok(text) => self.parse(&name, &text, parse),
@@ -757,9 +757,9 @@ impl ConfigBuilder {
         mut self,
         name: &str,
         text: &str,
-        parse: impl FnOnce(&mut Self, &Document<'_>, DeTable<'_>),
+        parse: impl FnOnce(&mut Self, &Document, DeTable<'_>),
     ) -> Self {
-        let document = Document { name: name.into(), text };
+        let document = Document::new(name, text);
         match DeTable::parse(text) {
             Ok(table) => parse(&mut self, &document, table.into_inner()),
             Err(error) => {
@@ -882,7 +882,7 @@ impl ConfigBuilder {
         }
     }
 
-    fn document(&mut self, document: &Document<'_>, table: DeTable<'_>) {
+    fn document(&mut self, document: &Document, table: DeTable<'_>) {
         let mut switch = None;
         let mut ports = None;
         let mut rest = Vec::new();
@@ -910,7 +910,7 @@ impl ConfigBuilder {
     }
 
     /// A drop-in file has ports and nothing else.
-    fn drop_in(&mut self, document: &Document<'_>, table: DeTable<'_>) {
+    fn drop_in(&mut self, document: &Document, table: DeTable<'_>) {
         for (key, value) in table {
             if key.get_ref() == "port" {
                 self.port_tables(document, value);
@@ -923,7 +923,7 @@ impl ConfigBuilder {
         }
     }
 
-    fn switch_table(&mut self, document: &Document<'_>, value: Spanned<DeValue<'_>>) {
+    fn switch_table(&mut self, document: &Document, value: Spanned<DeValue<'_>>) {
         let start = value.span().start;
         let DeValue::Table(table) = value.into_inner() else {
             self.problems.push(document.place(start).problem("switch", "must be a table: [switch]"));
@@ -935,7 +935,7 @@ impl ConfigBuilder {
         fields.finish(" of [switch]");
     }
 
-    fn port_tables(&mut self, document: &Document<'_>, value: Spanned<DeValue<'_>>) {
+    fn port_tables(&mut self, document: &Document, value: Spanned<DeValue<'_>>) {
         let start = value.span().start;
         let DeValue::Array(tables) = value.into_inner() else {
             self.problems

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ringferry_control::channels::Steering;
 use ringferry_control::snapshot::{FdbSnapshot, PortSnapshot, PortState, Snapshot, VERSION};
 use ringferry_control::{
     Answer, Holds, Kept, PortRules, Reply, Request, Response, RulesByKey, SettingChange, SettingsChange,
 };
-use ringferry_sys::epoll::Epoll;
+use ringferry_sys::epoll::{Epoll, EventBuf};
 
 use crate::captures::Captures;
 use crate::channels;
@@ -22,9 +22,10 @@ use crate::mirrors::Mirrors;
 use crate::plane::PAIRS;
 use crate::ports::InterfaceQueues;
 use crate::ports::queues::Workers;
-use crate::ports::table::PortTable;
+use crate::ports::table::{FIRST_TOKEN, PortTable};
 use crate::privileged::{NotKept, Privileges};
 use crate::snapshot::{self, FdbMerge, rules_by_key};
+use crate::switch::FAULTS;
 
 mod addresses;
 mod ports;
@@ -205,7 +206,12 @@ impl Requests<'_> {
     ///
     /// # Errors
     /// The file would be refused at the next start.
-    fn keep_settings(&self, edit: &Edit, port: &PortConfig, runtime: bool) -> Result<(bool, String), String> {
+    fn keep_settings(
+        &mut self,
+        edit: &Edit,
+        port: &PortConfig,
+        runtime: bool,
+    ) -> Result<(bool, String), String> {
         let file = match &self.config.file {
             _ if runtime => {
                 return Ok((false, "a change of the running switch alone was asked for".to_owned()));
@@ -218,7 +224,8 @@ impl Requests<'_> {
             }
             Some(file) => file,
         };
-        match self.privileges.keep(&file.path, edit, port) {
+        let (privileges, path) = (self.privileges, file.path.clone());
+        match privileges.keep(&path, edit, port, &mut || self.serve_ports()) {
             Ok(config::Kept { path, same: true }) => Ok((true, format!("in {}", path.display()))),
             Ok(config::Kept { path, same: false }) => Ok((
                 true,
@@ -227,6 +234,24 @@ impl Requests<'_> {
             Err(NotKept::Because(why)) => Ok((false, why)),
             Err(NotKept::Refused(error)) => Err(error),
         }
+    }
+
+    /// Serves the ports for a moment, while something else is waited for: no front end waits for a file system, or for the other 300 ports of a
+    /// reload. Clients of the control socket and signals have to wait.
+    fn serve_ports(&mut self) {
+        let mut events = EventBuf::with_capacity(64);
+        // An error will be met by the event loop itself.
+        if self.epoll.wait(&mut events, Some(Duration::ZERO)).is_err() {
+            return;
+        }
+        for event in events.iter() {
+            match event.token {
+                FAULTS => self.ports.serve_faults(self.epoll),
+                token if token >= FIRST_TOKEN => self.ports.serve(token, self.epoll),
+                _ => {}
+            }
+        }
+        self.ports.serve_due(Instant::now(), self.epoll);
     }
 
     /// Returns the settings other than rules that an edit has asked for, as the port has them now.

@@ -107,7 +107,7 @@ pub enum Ended {
 /// Epoll tokens; the ports' begin with [`FIRST_TOKEN`].
 const SIGNALS: u64 = 0;
 const CONTROL: u64 = 1;
-const FAULTS: u64 = 2;
+pub(crate) const FAULTS: u64 = 2;
 const SUCCESSOR: u64 = 3;
 const BEFORE: u64 = 4;
 

@@ -677,7 +677,7 @@ fn a_log_on_a_full_disk_changes_nothing_but_the_log() {
 }
 
 /// Sets how many descriptors a running switch may have; returns how many it might have before.
-fn limit_descriptors(switch: &Switch<'_>, current: Option<u64>) -> Option<u64> {
+pub(crate) fn limit_descriptors(switch: &Switch<'_>, current: Option<u64>) -> Option<u64> {
     let pid = Pid::from_raw(switch.process.pid() as i32);
     // The hard limit, which it inherited from us, stays.
     let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Nofile);

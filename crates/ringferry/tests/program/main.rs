@@ -43,6 +43,7 @@ mod migration;
 mod mirror;
 mod offloads;
 mod ports;
+mod reload_faults;
 mod replace;
 mod replace_killed;
 mod restart;

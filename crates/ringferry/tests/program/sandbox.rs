@@ -27,7 +27,7 @@ fn threads(pid: u32) -> Vec<u32> {
 }
 
 /// The children of a process.
-fn helpers(pid: u32) -> Vec<u32> {
+pub(crate) fn helpers(pid: u32) -> Vec<u32> {
     let processes =
         fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
     processes
@@ -197,7 +197,7 @@ fn without_a_sandbox_there_is_no_helper() {
     assert_eq!(helpers(pid), [0; 0]);
     assert_eq!(status(pid, pid, "Seccomp"), status(std::process::id(), std::process::id(), "Seccomp"));
     assert!(place.ctl(&["set", "a", "max_macs=7"]).contains("\nkept: in "));
-    switch.process.until_logged("rules have changed: max_macs=7 (in ");
+    switch.process.until_logged("settings have changed: max_macs=7 (in ");
     assert_eq!(switch.process.logged("no sandbox, as was asked for"), 1);
     drop((a, b));
     switch.stop();

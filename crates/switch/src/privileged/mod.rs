@@ -32,7 +32,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringferry_sys::sandbox::Access;
 use ringferry_sys::socket::Stream;
@@ -187,9 +187,18 @@ impl From<KeepError> for NotKept {
 #[derive(Clone, Debug, Default)]
 pub struct Privileges(Option<Rc<RefCell<Helper>>>);
 
-/// The connection to the helper; none once it has failed.
+/// The helper's end in the switch.
 #[derive(Debug)]
-struct Helper(Option<Connection>);
+struct Helper {
+    /// The connection; none once it has failed.
+    connection: Option<Connection>,
+    /// True while a request is under way whose reply is awaited between other work.
+    is_busy: bool,
+}
+
+/// What the control plane does while a reply is awaited: it serves the ports, so that no front end waits for a file system. It is called again and
+/// again, and may sleep for a moment.
+pub(crate) type Meanwhile<'m> = &'m mut dyn FnMut();
 
 impl Privileges {
     /// Gives the helper at the other end of `stream` its charter and waits until it is ready.
@@ -201,7 +210,10 @@ impl Privileges {
         let mut connection = Connection::new(stream);
         connection.send(charter, &[])?;
         match connection.receive(MAX_REPLY)? {
-            Some((Reply::Done, _)) => Ok(Privileges(Some(Rc::new(RefCell::new(Helper(Some(connection))))))),
+            Some((Reply::Done, _)) => {
+                let helper = Helper { connection: Some(connection), is_busy: false };
+                Ok(Privileges(Some(Rc::new(RefCell::new(helper)))))
+            }
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
@@ -231,10 +243,15 @@ impl Privileges {
     ///
     /// # Errors
     /// [`OpenError::Helper`] with the helper's reason. Without a helper everything is left to [`ports::open`].
-    pub(crate) fn open(&self, port: &PortConfig, workers: usize) -> Result<Passed, OpenError> {
+    pub(crate) fn open(
+        &self,
+        port: &PortConfig,
+        workers: usize,
+        meanwhile: Meanwhile<'_>,
+    ) -> Result<Passed, OpenError> {
         let Some(helper) = &self.0 else { return Ok(Passed::default()) };
         let request = Request::Open { port: written(port), workers };
-        match helper.borrow_mut().ask_well(&request).map_err(OpenError::Helper)? {
+        match ask_well(helper, &request, meanwhile).map_err(OpenError::Helper)? {
             (Reply::Done, fds) => Ok(Passed::opened(fds, self.clone())),
             _ => Err(OpenError::Helper(MISUNDERSTOOD.to_owned())),
         }
@@ -247,16 +264,16 @@ impl Privileges {
     pub(crate) fn set_up(&self, port: &PortConfig, before: Option<&PortConfig>) -> Result<(), OpenError> {
         let Some(helper) = &self.0 else { return ports::set_up(port, before) };
         let request = Request::SetUp { port: written(port), before: before.map(written) };
-        match helper.borrow_mut().ask_well(&request).map_err(OpenError::Helper)? {
+        match well(helper.borrow_mut().ask(&request)).map_err(OpenError::Helper)? {
             (Reply::Done, _) => Ok(()),
             _ => Err(OpenError::Helper(MISUNDERSTOOD.to_owned())),
         }
     }
 
     /// Has the file of a removed port's socket removed.
-    pub(crate) fn close(&self, port: &str) {
+    pub(crate) fn close(&self, port: &str, meanwhile: Meanwhile<'_>) {
         if let Some(helper) = &self.0 {
-            let _ = helper.borrow_mut().ask(&Request::Close { port: port.to_owned() });
+            let _ = ask(helper, &Request::Close { port: port.to_owned() }, meanwhile);
         }
     }
 
@@ -264,18 +281,28 @@ impl Privileges {
     ///
     /// # Errors
     /// The file is as it was.
-    pub(crate) fn keep_port(&self, path: &Path, port: &PortConfig) -> Result<(), NotKept> {
+    pub(crate) fn keep_port(
+        &self,
+        path: &Path,
+        port: &PortConfig,
+        meanwhile: Meanwhile<'_>,
+    ) -> Result<(), NotKept> {
         let Some(helper) = &self.0 else { return Ok(crate::config::keep_port(path, port)?) };
-        helper.borrow_mut().edit(&Request::KeepPort { port: written(port) }).map(drop)
+        edit(helper, &Request::KeepPort { port: written(port) }, meanwhile).map(drop)
     }
 
     /// Removes a port from the configuration file at `path` or one of its drop-in files, and returns the file that had it.
     ///
     /// # Errors
     /// The file is as it was.
-    pub(crate) fn forget_port(&self, path: &Path, port: &str) -> Result<PathBuf, NotKept> {
+    pub(crate) fn forget_port(
+        &self,
+        path: &Path,
+        port: &str,
+        meanwhile: Meanwhile<'_>,
+    ) -> Result<PathBuf, NotKept> {
         let Some(helper) = &self.0 else { return Ok(crate::config::forget_port(path, port)?) };
-        match helper.borrow_mut().edit(&Request::ForgetPort { port: port.to_owned() })? {
+        match edit(helper, &Request::ForgetPort { port: port.to_owned() }, meanwhile)? {
             Reply::Kept { file, .. } => Ok(file.into()),
             _ => Err(NotKept::Because(MISUNDERSTOOD.to_owned())),
         }
@@ -285,11 +312,16 @@ impl Privileges {
     ///
     /// # Errors
     /// All that is wrong with the file, for people.
-    pub(crate) fn read(&self, path: &Path, workers: usize) -> Result<Config, String> {
+    pub(crate) fn read(
+        &self,
+        path: &Path,
+        workers: usize,
+        meanwhile: Meanwhile<'_>,
+    ) -> Result<Config, String> {
         let parse =
             |builder: ConfigBuilder| builder.for_workers(workers).build().map_err(|error| error.to_string());
         let Some(helper) = &self.0 else { return parse(Config::builder().regular_file(path)) };
-        match helper.borrow_mut().ask_well(&Request::Read { workers })? {
+        match ask_well(helper, &Request::Read { workers }, meanwhile)? {
             (Reply::Config { text, drop_ins }, _) => {
                 let name = path.display().to_string();
                 let config = parse(Config::builder().may_be_empty().toml(&name, &text))?;
@@ -303,13 +335,19 @@ impl Privileges {
     ///
     /// # Errors
     /// The file is as it was.
-    pub(crate) fn keep(&self, path: &Path, edit: &Edit, port: &PortConfig) -> Result<Kept, NotKept> {
+    pub(crate) fn keep(
+        &self,
+        path: &Path,
+        change: &Edit,
+        port: &PortConfig,
+        meanwhile: Meanwhile<'_>,
+    ) -> Result<Kept, NotKept> {
         let Some(helper) = &self.0 else {
-            return Ok(crate::config::keep(path, edit, port)?);
+            return Ok(crate::config::keep(path, change, port)?);
         };
-        let set = edit.keys_set().map(str::to_owned).collect();
-        let unset = edit.keys_removed().map(str::to_owned).collect();
-        match helper.borrow_mut().edit(&Request::Keep { port: written(port), set, unset })? {
+        let set = change.keys_set().map(str::to_owned).collect();
+        let unset = change.keys_removed().map(str::to_owned).collect();
+        match edit(helper, &Request::Keep { port: written(port), set, unset }, meanwhile)? {
             Reply::Kept { file, same } => Ok(Kept { path: file.into(), same }),
             _ => Err(NotKept::Because(MISUNDERSTOOD.to_owned())),
         }
@@ -323,41 +361,100 @@ impl Privileges {
     }
 }
 
+/// Asks for what may be refused: the reason, for people, is the error.
+fn ask_well(
+    helper: &RefCell<Helper>,
+    request: &Request,
+    meanwhile: Meanwhile<'_>,
+) -> Result<(Reply, Vec<OwnedFd>), String> {
+    well(ask(helper, request, meanwhile))
+}
+
+/// Turns a refusal into an error.
+fn well(reply: io::Result<(Reply, Vec<OwnedFd>)>) -> Result<(Reply, Vec<OwnedFd>), String> {
+    match reply {
+        Ok((Reply::Refused { text } | Reply::Failed { text, .. }, _)) => Err(text),
+        reply => reply.map_err(|error| error.to_string()),
+    }
+}
+
+/// Has the configuration file edited.
+fn edit(helper: &RefCell<Helper>, request: &Request, meanwhile: Meanwhile<'_>) -> Result<Reply, NotKept> {
+    match ask(helper, request, meanwhile) {
+        Ok((Reply::Refused { text }, _)) => Err(NotKept::Refused(text)),
+        Ok((Reply::Failed { text, .. }, _)) => Err(NotKept::Because(text)),
+        Ok((reply, _)) => Ok(reply),
+        Err(error) => Err(NotKept::Because(error.to_string())),
+    }
+}
+
+/// Asks the helper, which may hang in a file system for long, and does other work until it answers. What asks it `meanwhile` finds it busy.
+fn ask(
+    helper: &RefCell<Helper>,
+    request: &Request,
+    meanwhile: Meanwhile<'_>,
+) -> io::Result<(Reply, Vec<OwnedFd>)> {
+    let sent = helper.borrow_mut().send(request);
+    let deadline = Instant::now() + PATIENCE;
+    helper.borrow_mut().is_busy = true;
+    let mut result = sent;
+    while result.is_ok() && !helper.borrow().has_reply() {
+        if Instant::now() >= deadline {
+            result = Err(io::ErrorKind::TimedOut.into());
+            break;
+        }
+        meanwhile();
+    }
+    let mut helper = helper.borrow_mut();
+    helper.is_busy = false;
+    let received = result.and_then(|()| helper.receive());
+    helper.or_end(received)
+}
+
 impl Helper {
-    /// Asks for what may be refused: the reason, for people, is the error.
-    fn ask_well(&mut self, request: &Request) -> Result<(Reply, Vec<OwnedFd>), String> {
-        match self.ask(request) {
-            Ok((Reply::Refused { text } | Reply::Failed { text, .. }, _)) => Err(text),
-            reply => reply.map_err(|error| error.to_string()),
-        }
-    }
-
-    /// Has the configuration file edited.
-    fn edit(&mut self, request: &Request) -> Result<Reply, NotKept> {
-        match self.ask(request) {
-            Ok((Reply::Refused { text }, _)) => Err(NotKept::Refused(text)),
-            Ok((Reply::Failed { text, .. }, _)) => Err(NotKept::Because(text)),
-            Ok((reply, _)) => Ok(reply),
-            Err(error) => Err(NotKept::Because(error.to_string())),
-        }
-    }
-
+    /// Asks the helper for what it does at once, and waits for the reply.
     fn ask(&mut self, request: &Request) -> io::Result<(Reply, Vec<OwnedFd>)> {
-        let gone = || io::Error::other("the privileged helper has ended: restart the switch");
-        let connection = self.0.as_mut().ok_or_else(gone)?;
-        match connection.send(request, &[]).and_then(|()| connection.receive(MAX_REPLY)) {
-            Ok(Some(reply)) => Ok(reply),
-            other => {
-                let why = other.err().map_or_else(String::new, |error| format!(" ({error})"));
-                tracing::error!(
-                    "the privileged helper does not answer any more{why}: until ringferry is restarted nothing is kept in the file, no socket \
-                     is connected to and no port is added"
-                );
-                self.0 = None;
-                Err(gone())
-            }
+        if self.is_busy {
+            let text = "the privileged helper is busy with another request";
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
         }
+        let received = self.send(request).and_then(|()| self.receive());
+        self.or_end(received)
     }
+
+    fn send(&mut self, request: &Request) -> io::Result<()> {
+        self.connection.as_mut().ok_or_else(gone)?.send(request, &[])
+    }
+
+    fn receive(&mut self) -> io::Result<(Reply, Vec<OwnedFd>)> {
+        let connection = self.connection.as_mut().ok_or_else(gone)?;
+        connection.receive(MAX_REPLY)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+
+    /// Returns true if a reply, or the end of the connection, has arrived, after a moment in which it may.
+    fn has_reply(&self) -> bool {
+        self.connection.as_ref().is_none_or(|connection| connection.is_readable(MOMENT))
+    }
+
+    /// Gives up a helper that has failed. What comes later would answer another request.
+    fn or_end<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        result.map_err(|error| {
+            if self.connection.take().is_some() {
+                tracing::error!(
+                    "the privileged helper does not answer any more ({error}): until ringferry is restarted nothing is kept in the file, no \
+                     socket is connected to and no port is added"
+                );
+            }
+            gone()
+        })
+    }
+}
+
+/// Time for which a reply is waited for between two looks at other work.
+const MOMENT: Duration = Duration::from_micros(200);
+
+fn gone() -> io::Error {
+    io::Error::other("the privileged helper has ended: restart the switch")
 }
 
 /// A port as a configuration.

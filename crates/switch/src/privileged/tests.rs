@@ -102,27 +102,30 @@ fn a_helper_connects_keeps_and_tidies_as_the_process_itself_would() {
     let edit = Edit::set(&["vlan=20".to_owned(), "isolated=on".to_owned()]).unwrap();
     let edited = fixture.port("vm0").edited(&edit).unwrap();
     let path = fixture.folder.path().join("rf.toml");
-    assert_eq!(helper.keep(elsewhere, &edit, &edited), Ok(Kept { path: path.clone(), same: true }));
+    assert_eq!(
+        helper.keep(elsewhere, &edit, &edited, &mut || ()),
+        Ok(Kept { path: path.clone(), same: true })
+    );
     assert_eq!(Config::from_file(&path).unwrap().ports[0], edited);
     // So are other settings that can change while a port is open, and what is unset goes.
     let more = Edit::set(&["mtu=9000", "csum=off"].map(str::to_owned)).unwrap();
     let edited = edited.edited(&more).unwrap();
-    assert!(helper.keep(elsewhere, &more, &edited).is_ok_and(|kept| kept.same));
+    assert!(helper.keep(elsewhere, &more, &edited, &mut || ()).is_ok_and(|kept| kept.same));
     assert_eq!(Config::from_file(&path).unwrap().ports[0], edited);
     let less = Edit::unset(&["mtu", "csum"].map(str::to_owned)).unwrap();
     let edited = edited.edited(&less).unwrap();
-    assert!(helper.keep(elsewhere, &less, &edited).is_ok_and(|kept| kept.same));
+    assert!(helper.keep(elsewhere, &less, &edited, &mut || ()).is_ok_and(|kept| kept.same));
     let text = fs::read_to_string(&path).unwrap();
     assert!(!text.contains("mtu") && !text.contains("csum"), "{text}");
     // An edit that the file would be refused for is refused in the same words as without a helper.
     let mine = Edit::set(&["vlan=10".to_owned(), "static_macs=52:54:00:00:00:01".to_owned()]).unwrap();
     let edited = fixture.port("vm0").edited(&mine).unwrap();
-    assert!(helper.keep(elsewhere, &mine, &edited).is_ok());
+    assert!(helper.keep(elsewhere, &mine, &edited, &mut || ()).is_ok());
     let taken = Edit::set(&["static_macs=52:54:00:00:00:01@10".to_owned()]).unwrap();
     let edited = fixture.port("vm1").edited(&taken).unwrap();
-    let refusal = Privileges::default().keep(&path, &taken, &edited);
+    let refusal = Privileges::default().keep(&path, &taken, &edited, &mut || ());
     assert!(matches!(&refusal, Err(NotKept::Refused(_))), "{refusal:?}");
-    assert_eq!(helper.keep(elsewhere, &taken, &edited), refusal);
+    assert_eq!(helper.keep(elsewhere, &taken, &edited, &mut || ()), refusal);
 
     // Sockets with a listener stay, and so do files that are no sockets.
     let mut stale = Listener::bind(fixture.folder.path().join("listen.sock")).unwrap();
@@ -150,7 +153,7 @@ fn what_the_configuration_does_not_say_is_refused() {
     let before = fs::read_to_string(fixture.folder.path().join("rf.toml")).unwrap();
     let edit = Edit::set(&["vlan=20".to_owned()]).unwrap();
     let edited = fixture.port("rf0").edited(&edit).unwrap();
-    assert!(helper.keep(&path, &edit, &edited).is_err(), "given by a flag");
+    assert!(helper.keep(&path, &edit, &edited, &mut || ()).is_err(), "given by a flag");
     let rules = edited.rules;
     let whole = fixture.port("vm0").clone();
     for keys in [&["socket"][..], &["vlan", "kind"], &["[[port]]"], &["vlan = 1\nsocket"]] {
@@ -174,7 +177,7 @@ fn what_the_configuration_does_not_say_is_refused() {
             let error = helper.set_up(port, Some(before)).unwrap_err().to_string();
             assert!(error.contains("only as its configuration file has them"), "{error}");
         }
-        let kept = helper.keep(&path, &edit, &edited);
+        let kept = helper.keep(&path, &edit, &edited, &mut || ());
         assert!(
             matches!(&kept, Err(NotKept::Because(why)) if why.contains("only as its configuration")),
             "{kept:?}"
@@ -200,7 +203,7 @@ fn without_its_helper_a_switch_says_why_things_are_not_done() {
     for _ in 0..2 {
         let error = helper.connect("vm1", Path::new("")).unwrap_err().to_string();
         assert_eq!(error, "the privileged helper has ended: restart the switch");
-        let kept = helper.keep(Path::new(""), &edit, fixture.port("vm0"));
+        let kept = helper.keep(Path::new(""), &edit, fixture.port("vm0"), &mut || ());
         assert_eq!(kept, Err(NotKept::Because(error)));
         helper.tidy();
     }
@@ -222,43 +225,43 @@ fn a_helper_opens_ports_where_the_configuration_has_some_and_keeps_them() {
         ("precious", ",name=precious", false),
     ] {
         let port = fixture.new_port(place, keys);
-        let opened = helper.open(&port, 2);
+        let opened = helper.open(&port, 2, &mut || ());
         assert_eq!(opened.is_ok(), admitted, "{place}{keys}: {:?}", opened.err());
-        assert_eq!(helper.keep_port(&path, &port).is_ok(), admitted, "{place}{keys}");
+        assert_eq!(helper.keep_port(&path, &port, &mut || ()).is_ok(), admitted, "{place}{keys}");
         if admitted {
-            assert!(helper.open(&port, 2).is_err(), "it is open already");
-            let read = helper.read(&path, 1).unwrap();
+            assert!(helper.open(&port, 2, &mut || ()).is_err(), "it is open already");
+            let read = helper.read(&path, 1, &mut || ()).unwrap();
             assert_eq!(read.ports.last(), Some(&port));
             assert_eq!(read.ports.last(), Config::from_file(&path).unwrap().ports.last());
         }
     }
     // What can change while it is open may be another than when it was opened; the rest may not.
     let port = fixture.new_port("vm8.sock", "");
-    let _ = helper.open(&port, 2).unwrap();
+    let _ = helper.open(&port, 2, &mut || ()).unwrap();
     let elsewhere = PortConfig { name: port.name.clone(), ..fixture.new_port("vm9.sock", "") };
-    assert!(helper.keep_port(&path, &elsewhere).is_err());
-    let kept = helper.keep_port(&path, &PortConfig { name: "other".to_owned(), ..port.clone() });
+    assert!(helper.keep_port(&path, &elsewhere, &mut || ()).is_err());
+    let kept = helper.keep_port(&path, &PortConfig { name: "other".to_owned(), ..port.clone() }, &mut || ());
     assert!(kept.is_err(), "{kept:?}");
     let rules = Rules { isolated: true, ..Rules::default() };
-    helper.keep_port(&path, &PortConfig { rules, mtu: Some(9000), ..port }).unwrap();
+    helper.keep_port(&path, &PortConfig { rules, mtu: Some(9000), ..port }, &mut || ()).unwrap();
 
     for (name, file) in [("vm2", "vm2.sock"), ("vm8", "vm8.sock"), ("vm3", "machines/vm3.sock"), ("vm4", "")]
     {
-        helper.close(name);
+        helper.close(name, &mut || ());
         assert!(!fixture.folder.path().join(file).is_file(), "{name}");
-        helper.forget_port(&path, name).unwrap();
-        assert!(helper.forget_port(&path, name).is_err(), "it is gone");
+        helper.forget_port(&path, name, &mut || ()).unwrap();
+        assert!(helper.forget_port(&path, name, &mut || ()).is_err(), "it is gone");
     }
     assert!(helper.connect("vm4", &path).is_err());
     assert_eq!(fixture.state(), before);
     // A port that the file has meanwhile is opened wherever it is.
     let port = fixture.new_port("elsewhere/vm6.sock", "");
     crate::config::keep_port(&path, &port).unwrap();
-    let _ = helper.open(&port, 2).unwrap();
+    let _ = helper.open(&port, 2, &mut || ()).unwrap();
     assert!(fixture.folder.path().join("elsewhere/vm6.sock").exists());
     // The file is read anew, mistakes included.
     fs::write(&path, "[[port]]\nkind = 'tap'\n").unwrap();
-    let error = helper.read(&path, 1).unwrap_err();
+    let error = helper.read(&path, 1, &mut || ()).unwrap_err();
     assert!(error.contains("rf.toml:1: port.tap: must be given"), "{error}");
     drop(helper);
     thread.join().unwrap().unwrap();
@@ -285,7 +288,8 @@ fn a_link_in_the_place_of_a_socket_leads_nowhere() {
         let link = fixture.folder.path().join(link);
         std::os::unix::fs::symlink(other.path().unwrap(), &link).unwrap();
         if name != "vm1" {
-            let _ = helper.open(&fixture.new_port("machines/vm3.sock", ",mode=connect"), 1).unwrap();
+            let _ =
+                helper.open(&fixture.new_port("machines/vm3.sock", ",mode=connect"), 1, &mut || ()).unwrap();
         }
         for privileges in [&helper, &Privileges::default()] {
             let error = privileges.connect(name, &link).unwrap_err().to_string();

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use ringferry_sys::socket::{MAX_FDS, Stream};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -133,6 +135,14 @@ impl Connection {
             sent += self.0.send(&line[sent..], &[])?;
         }
         Ok(())
+    }
+
+    /// Returns true if something can be received, or the other end is gone, within this time.
+    pub(super) fn is_readable(&self, within: Duration) -> bool {
+        let within = Timespec { tv_sec: 0, tv_nsec: within.subsec_nanos().into() };
+        let mut looked = [PollFd::new(&self.0, PollFlags::IN)];
+        // Whatever is wrong with the connection is found by receiving.
+        !matches!(rustix::event::poll(&mut looked, Some(&within)), Ok(0))
     }
 
     /// Sends bytes, and no more after that.

@@ -30,12 +30,13 @@ impl Requests<'_> {
             (true, format!("it is in {} already", path.display()))
         } else {
             self.note(runtime, |requests| {
-                let file = requests.config.file.as_mut()?;
-                let kept = requests.privileges.keep_port(&file.path, &port);
-                if kept.is_ok() {
+                let path = requests.config.file.as_ref()?.path.clone();
+                let privileges = requests.privileges;
+                let kept = privileges.keep_port(&path, &port, &mut || requests.serve_ports());
+                if let (Ok(()), Some(file)) = (&kept, &mut requests.config.file) {
                     file.ports.push(port.name.clone());
                 }
-                Some(kept.map(|()| file.path.clone()))
+                Some(kept.map(|()| path))
             })
         };
         if !is_new {
@@ -89,7 +90,9 @@ impl Requests<'_> {
     pub(crate) fn reload(&mut self, dry_run: bool) -> Result<Reload, String> {
         let file = self.config.file.as_ref().ok_or("the switch was started without a configuration file")?;
         let shown = file.path.display().to_string();
-        let read = self.privileges.read(&file.path, self.workers.count())?;
+        let (privileges, path, count) = (self.privileges, file.path.clone(), self.workers.count());
+        let read = privileges.read(&path, count, &mut || self.serve_ports())?;
+        self.serve_ports();
         let found = self.config.changes(&read, self.workers.count())?;
         let mut reload = Reload { file: shown, dry_run, restart: found.restart, ..Reload::default() };
         let mut step = |port: &str, action: PortAction, what: String, result: Result<(), String>| {
@@ -109,6 +112,7 @@ impl Requests<'_> {
                 self.config.ports.retain(|port| port.name != *name);
             }
             step(name, PortAction::Removed, "it is not in the file any more".to_owned(), Ok(()));
+            self.serve_ports();
         }
         // All go before the first comes, as one may have the socket of another.
         let before: Vec<_> = found.replaced.iter().map(|port| self.find(&port.name).cloned()).collect();
@@ -126,11 +130,13 @@ impl Requests<'_> {
             };
             let done = can.and_then(|()| if dry_run { Ok(()) } else { self.replace(before, port) });
             step(&port.name, PortAction::Replaced, what, done);
+            self.serve_ports();
         }
         for port in &found.changed {
             let what = self.find(&port.name).map(|there| describe(there, port)).unwrap_or_default();
             let done = if dry_run { Ok(()) } else { self.become_another(port) };
             step(&port.name, PortAction::Changed, what, done);
+            self.serve_ports();
         }
         for port in &found.added {
             let done = if dry_run { self.can_plug(port) } else { self.plug(port) };
@@ -138,6 +144,7 @@ impl Requests<'_> {
                 self.put(port.clone());
             }
             step(&port.name, PortAction::Added, format!("a {} port", port.kind.name()), done);
+            self.serve_ports();
         }
         if !dry_run {
             let place = |port: &PortConfig| found.order.iter().position(|name| *name == port.name);
@@ -166,7 +173,7 @@ impl Requests<'_> {
     pub(crate) fn plug(&mut self, port: &PortConfig) -> Result<(), String> {
         self.can_plug(port)?;
         let plugged = self.open(port).and_then(|plug| self.begin(port, plug));
-        plugged.inspect_err(|_| self.privileges.close(&port.name))
+        plugged.inspect_err(|_| self.close(&port.name))
     }
 
     /// Opens a port anew whose tap was deleted. The old one goes when the new one is open.
@@ -177,9 +184,9 @@ impl Requests<'_> {
     }
 
     /// Opens what a port is made of.
-    fn open(&self, port: &PortConfig) -> Result<Plug, String> {
-        let workers = self.workers.count();
-        let opened = self.privileges.open(port, workers);
+    fn open(&mut self, port: &PortConfig) -> Result<Plug, String> {
+        let (privileges, workers) = (self.privileges, self.workers.count());
+        let opened = privileges.open(port, workers, &mut || self.serve_ports());
         let plug = opened.and_then(|mut passed| ports::open(port, workers, &mut passed));
         plug.map_err(|error| error.to_string())
     }
@@ -197,7 +204,13 @@ impl Requests<'_> {
 
     fn unplug(&mut self, name: &str) {
         self.ports.remove(name, self.epoll);
-        self.privileges.close(name);
+        self.close(name);
+    }
+
+    /// Has the helper forget a port that is closed, with the file of its socket.
+    fn close(&mut self, name: &str) {
+        let privileges = self.privileges;
+        privileges.close(name, &mut || self.serve_ports());
     }
 
     /// Says why a port cannot be replaced by this one, if that is known before it is tried.
@@ -231,9 +244,10 @@ impl Requests<'_> {
     /// or the reason.
     fn forget(&mut self, name: &str, runtime: bool) -> (bool, String) {
         self.note(runtime, |requests| {
-            let file = requests.config.file.as_mut()?;
-            let kept = requests.privileges.forget_port(&file.path, name);
-            if kept.is_ok() {
+            let path = requests.config.file.as_ref()?.path.clone();
+            let privileges = requests.privileges;
+            let kept = privileges.forget_port(&path, name, &mut || requests.serve_ports());
+            if let (Ok(_), Some(file)) = (&kept, &mut requests.config.file) {
                 file.forget(name);
             }
             Some(kept)

@@ -53,6 +53,9 @@ use crate::snapshot::rules_by_key;
 /// not to be noticed, and long enough not to be a load.
 const RETRY: Duration = Duration::from_millis(250);
 
+/// Time between attempts while the helper, which connects, does something else.
+const BUSY: Duration = Duration::from_millis(20);
+
 /// Time after which a paused port checks whether its closer has caught up.
 const CATCH_UP: Duration = Duration::from_millis(100);
 
@@ -450,6 +453,10 @@ impl VhostPort {
                 self.waiting_logged = false;
             }
             Ok(None) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                // The privileged helper is busy: that says nothing of a front end.
+                self.retry_at = Instant::now() + BUSY;
+            }
             Err(error) => {
                 self.retry_at = Instant::now() + RETRY;
                 self.accept_failed = matches!(self.endpoint, Endpoint::Listen(_));
