@@ -57,4 +57,4 @@ pub use path::{SYSTEM_DIRECTORY, default_path, make_directory};
 pub use ports::{PortAction, PortChange, Reload, ReloadStep};
 pub use protocol::{Answer, Request, Response};
 pub use rules::{Holds, Kept, PortRules, RulesByKey, SettingChange, SettingsChange, kept};
-pub use server::{ControlServer, MAX_CLIENTS, MAX_REQUEST, MAX_SILENCE, Reply};
+pub use server::{ControlServer, MAX_CLIENTS, MAX_REQUEST, MAX_SILENCE, Reply, Ticket};

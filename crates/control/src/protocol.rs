@@ -142,6 +142,9 @@ pub enum Request {
         /// It is no error if there is no such port.
         #[serde(default)]
         if_exists: bool,
+        /// First let go out what is queued, for so many seconds at most.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        drain: Option<u16>,
         /// Leave the configuration file as it is.
         #[serde(default)]
         runtime: bool,

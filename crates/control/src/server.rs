@@ -98,6 +98,12 @@ impl ControlServer {
     /// `handle`, and drops clients that left or broke the protocol. Call it whenever the descriptor is
     /// readable.
     pub fn serve<R: Into<Reply>>(&mut self, handle: &mut dyn FnMut(Request) -> R) {
+        self.serve_later(&mut |request, _| Some(handle(request).into()));
+    }
+
+    /// Does the same as [`serve`](Self::serve), for a `handle` that may answer a request later, by [`answer`](Self::answer): `None` says so. Until
+    /// then the client is asked nothing more.
+    pub fn serve_later(&mut self, handle: &mut dyn FnMut(Request, Ticket) -> Option<Reply>) {
         let mut events = EventBuf::with_capacity(MAX_CLIENTS + 1);
         if let Err(error) = self.epoll.wait(&mut events, Some(Duration::ZERO)) {
             tracing::warn!("control socket: {error}");
@@ -107,7 +113,9 @@ impl ControlServer {
             if event.token == LISTENER {
                 self.accept();
             } else if let Some(client) = self.clients.get_mut(&event.token) {
-                let proceed = client.step(handle).and_then(|()| client.rearm(&self.epoll, event.token));
+                let ticket = Ticket(event.token);
+                let proceed = client.step(&mut |request| handle(request, ticket));
+                let proceed = proceed.and_then(|()| client.rearm(&self.epoll, event.token));
                 if proceed.is_err() {
                     self.drop_client(event.token);
                 } else if client.is_successor && !client.has_output() {
@@ -117,10 +125,21 @@ impl ControlServer {
         }
     }
 
+    /// Answers a request that was left for later. A client that has gone needs no answer.
+    pub fn answer(&mut self, ticket: Ticket, response: &Response) {
+        let Some(client) = self.clients.get_mut(&ticket.0).filter(|client| client.waiting) else { return };
+        client.waiting = false;
+        let answered = client.answer(response).and_then(|()| client.flush());
+        if answered.and_then(|()| client.rearm(&self.epoll, ticket.0)).is_err() {
+            self.drop_client(ticket.0);
+        }
+    }
+
     /// Call it about once a second: drops clients that have been silent for [`MAX_SILENCE`] calls and tries
     /// again to accept clients after the process had run out of descriptors.
     pub fn tick(&mut self) {
-        self.clients.values_mut().for_each(|client| client.silence += 1);
+        let silent = self.clients.values_mut().filter(|client| !client.waiting);
+        silent.for_each(|client| client.silence += 1);
         let silent: Vec<_> = self
             .clients
             .iter()
@@ -208,6 +227,10 @@ impl AsFd for ControlServer {
     }
 }
 
+/// A request that is answered later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket(u64);
+
 /// One connection: bytes of requests come in, bytes of at most one answer go out.
 #[derive(Debug)]
 struct Client {
@@ -219,8 +242,10 @@ struct Client {
     sent: usize,
     /// Descriptors that go with the first byte of it.
     fds: Vec<OwnedFd>,
-    /// What epoll watches: room to write, or something to read.
-    writing: bool,
+    /// What epoll watches: room to write, or something to read; nothing but its end while an answer is awaited.
+    watched: Interest,
+    /// The request is answered later.
+    waiting: bool,
     /// Close once the answer is sent.
     closing: bool,
     /// It was told to take over: what it says from now on is not for us.
@@ -237,7 +262,8 @@ impl Client {
             output: Vec::new(),
             sent: 0,
             fds: Vec::new(),
-            writing: false,
+            watched: Interest::READABLE,
+            waiting: false,
             closing: false,
             is_successor: false,
             silence: 0,
@@ -246,7 +272,11 @@ impl Client {
 
     /// Goes on until it would have to wait or one request is answered. An error means that the connection is
     /// over.
-    fn step<R: Into<Reply>>(&mut self, handle: &mut dyn FnMut(Request) -> R) -> io::Result<()> {
+    fn step(&mut self, handle: &mut dyn FnMut(Request) -> Option<Reply>) -> io::Result<()> {
+        if self.waiting {
+            // Of a client that waits only its end is reported.
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
         self.flush()?;
         if self.has_output() {
             return Ok(());
@@ -256,12 +286,16 @@ impl Client {
         }
         if let Some(end) = self.input.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.input.drain(..=end).collect();
-            let Reply { response, fds } = match serde_json::from_slice(&line) {
-                Ok(request) => handle(request).into(),
+            let reply = match serde_json::from_slice(&line) {
+                Ok(request) => handle(request),
                 Err(error) => {
                     let error = format!("this is not a request such as {{\"command\":\"show\"}}: {error}");
-                    Response::Error(error).into()
+                    Some(Response::Error(error).into())
                 }
+            };
+            let Some(Reply { response, fds }) = reply else {
+                self.waiting = true;
+                return Ok(());
             };
             self.is_successor = matches!(response, Response::Ok(Answer::Replacing { .. }));
             self.fds = fds;
@@ -321,14 +355,14 @@ impl Client {
     /// Watches for room while an answer is under way, and also while another whole request has been received:
     /// there is room then, so the next turn comes at once, after the other clients'.
     fn rearm(&mut self, epoll: &Epoll, token: u64) -> io::Result<()> {
-        let writing = self.has_output() || self.input.contains(&b'\n');
-        if writing != self.writing {
-            epoll.modify(
-                &self.stream,
-                token,
-                if writing { Interest::WRITABLE } else { Interest::READABLE },
-            )?;
-            self.writing = writing;
+        let wanted = match self.waiting {
+            true => Interest::empty(),
+            false if self.has_output() || self.input.contains(&b'\n') => Interest::WRITABLE,
+            false => Interest::READABLE,
+        };
+        if wanted != self.watched {
+            epoll.modify(&self.stream, token, wanted)?;
+            self.watched = wanted;
         }
         Ok(())
     }

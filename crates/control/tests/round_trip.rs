@@ -41,11 +41,9 @@ fn request() -> impl Strategy<Value = Request> {
         (text(), any::<bool>()).prop_map(|(port, queues)| Request::Stats { port, queues }),
         text().prop_map(|port| Request::Explain { port }),
         (text(), any::<bool>()).prop_map(|(port, runtime)| Request::Add { port, runtime }),
-        (text(), any::<bool>(), any::<bool>()).prop_map(|(port, if_exists, runtime)| Request::Remove {
-            port,
-            if_exists,
-            runtime
-        }),
+        (text(), any::<bool>(), any::<Option<u16>>(), any::<bool>()).prop_map(
+            |(port, if_exists, drain, runtime)| Request::Remove { port, if_exists, drain, runtime }
+        ),
         any::<bool>().prop_map(|dry_run| Request::Reload { dry_run }),
         any::<u32>().prop_map(|format| Request::Replace { format }),
         text().prop_map(|port| Request::Rules { port }),

@@ -24,7 +24,7 @@ Examples:
   ringferry ctl rules vm0
   ringferry ctl unset vm0 rate_in rate_out
   ringferry ctl add vhost-user:/run/ringferry/vm2.sock,vlan=10   a port, now and in the configuration file
-  ringferry ctl remove vm2
+  ringferry ctl remove vm2 --drain                               after what is queued has gone out
   ringferry ctl reload --dry-run                                 what would change if the file were read again
   ringferry ctl mirror add vm0 probe                             copies of what vm0 sends and receives, for the port probe
   ringferry ctl link vm0 down                                    no packet passes vm0
@@ -244,6 +244,11 @@ pub enum CtlCommand {
         /// Do nothing if there is no such port.
         #[arg(long)]
         if_exists: bool,
+        /// First forward what its guest has sent and deliver what is queued for it, while nothing more is sent to it and no other front end is
+        /// served; for so many seconds at most, 25 at the most [default: 10].
+        #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "10",
+            value_parser = clap::value_parser!(u16).range(1..=25))]
+        drain: Option<u16>,
         /// Leave the configuration file as it is: the next start has the port again.
         #[arg(long)]
         runtime: bool,
@@ -594,8 +599,8 @@ fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
         CtlCommand::Stats { port, queues, json } => (Request::Stats { port, queues }, json),
         CtlCommand::Explain { port, json } => (Request::Explain { port }, json),
         CtlCommand::Add { port, runtime, json } => (Request::Add { port, runtime }, json),
-        CtlCommand::Remove { port, if_exists, runtime, json } => {
-            (Request::Remove { port, if_exists, runtime }, json)
+        CtlCommand::Remove { port, if_exists, drain, runtime, json } => {
+            (Request::Remove { port, if_exists, drain, runtime }, json)
         }
         CtlCommand::Reload { dry_run, json } => (Request::Reload { dry_run }, json),
         CtlCommand::Rules { port, json } => (Request::Rules { port }, json),

@@ -9,6 +9,7 @@ mod captures;
 mod channels;
 pub mod config;
 pub mod counters;
+mod drains;
 mod explain;
 pub mod fdb;
 mod handover;

@@ -8,12 +8,14 @@ use ringferry_control::channels::Steering;
 use ringferry_control::snapshot::{FdbSnapshot, PortSnapshot, PortState, Snapshot, VERSION};
 use ringferry_control::{
     Answer, Holds, Kept, PortRules, Reply, Request, Response, RulesByKey, SettingChange, SettingsChange,
+    Ticket,
 };
 use ringferry_sys::epoll::{Epoll, EventBuf};
 
 use crate::captures::Captures;
 use crate::channels;
 use crate::config::{self, Config, Edit, Effect, PortConfig};
+use crate::drains::Drains;
 use crate::explain::explain;
 use crate::fdb::PortId;
 use crate::handover::FORMAT;
@@ -26,6 +28,9 @@ use crate::ports::table::{FIRST_TOKEN, PortTable};
 use crate::privileged::{NotKept, Privileges};
 use crate::snapshot::{self, FdbMerge, rules_by_key};
 use crate::switch::FAULTS;
+
+/// The longest time in seconds for which a port is drained: a client waits for 30.
+const MAX_DRAIN: u16 = 25;
 
 mod addresses;
 mod ports;
@@ -56,6 +61,29 @@ pub(crate) struct Requests<'s> {
 }
 
 impl Requests<'_> {
+    /// Answers a request, or says why it is refused; `None` if the answer comes when a port is drained.
+    pub(crate) fn respond_later(
+        &mut self,
+        request: Request,
+        ticket: Ticket,
+        drains: &mut Drains,
+    ) -> Option<Reply> {
+        if matches!(request, Request::Replace { .. }) && drains.deadline().is_some() {
+            return Some(
+                Response::Error("a port is being drained: try again when it is gone".to_owned()).into(),
+            );
+        }
+        if let Request::Remove { port, runtime, drain: Some(seconds), .. } = &request
+            && let Some(entry) = self.ports.retire(port, self.epoll)
+        {
+            let seconds = (*seconds).min(MAX_DRAIN);
+            tracing::info!(port, seconds, "the port is drained before it is removed");
+            drains.begin(entry, port, *runtime, ticket, seconds);
+            return None;
+        }
+        Some(self.respond(request))
+    }
+
     /// Answers a request, or says why it is refused.
     pub(crate) fn respond(&mut self, request: Request) -> Reply {
         let mut fds = Vec::new();
@@ -115,7 +143,8 @@ impl Requests<'_> {
             Request::AddFdb { mac, port, vlan, runtime } => self.add_static(mac, port, *vlan, *runtime),
             Request::RemoveFdb { mac, vlan, runtime } => self.remove_static(mac, *vlan, *runtime),
             Request::Add { port, runtime } => self.add(port, *runtime).map(Answer::PortChanged),
-            Request::Remove { port, if_exists, runtime } => {
+            // A port that is to be drained, and that there is, has been taken care of before.
+            Request::Remove { port, if_exists, runtime, drain: _ } => {
                 self.remove(port, *if_exists, *runtime).map(Answer::PortChanged)
             }
             Request::Replace { .. } if self.replacing => {

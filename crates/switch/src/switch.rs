@@ -19,6 +19,7 @@ use ringferry_sys::systemd::Notifier;
 
 use crate::captures::{Captures, FIRST_CAPTURE};
 use crate::config::{Config, PortConfig, SwitchConfig};
+use crate::drains::Drains;
 use crate::handover::kept::{Keeper, Known};
 use crate::handover::{Handed, Outcome, Predecessor, SuccessionError, predecessor, successor};
 use crate::links::Links;
@@ -93,6 +94,7 @@ pub struct Switch {
     mirrors: Mirrors,
     links: Links,
     manager: Manager,
+    drains: Drains,
 }
 
 /// How a switch that ran has ended.
@@ -209,6 +211,7 @@ impl OpenSwitch {
             mirrors: Mirrors::default(),
             links: Links::default(),
             manager: Manager::default(),
+            drains: Drains::default(),
         })
     }
 }
@@ -351,6 +354,7 @@ impl Switch {
                 self.ports.deadline(),
                 self.keeper.as_ref().and_then(Keeper::deadline),
                 self.manager.deadline(),
+                self.drains.deadline(),
             ];
             let due = deadlines.into_iter().flatten().fold(tick, Instant::min);
             self.epoll.wait(&mut events, Some(due.saturating_duration_since(Instant::now())))?;
@@ -390,6 +394,7 @@ impl Switch {
             let now = Instant::now();
             self.ports.serve_due(now, &self.epoll);
             self.manager.watch(now, &self.workers);
+            self.remove_drained(now);
             if now >= tick {
                 tick = now + TICK;
                 turns.forget();
@@ -438,9 +443,11 @@ impl Switch {
     }
 
     fn serve_control(&mut self) {
+        let mut drains = std::mem::take(&mut self.drains);
         let (mut requests, control) = self.requests();
-        control.serve(&mut |request| requests.respond(request));
+        control.serve_later(&mut |request, ticket| requests.respond_later(request, ticket, &mut drains));
         let successor = control.successor();
+        self.drains = drains;
         // A port that was added may be one that is down.
         self.links.follow(&mut self.ports, &self.workers);
         if let Some(stream) = successor {
@@ -516,6 +523,14 @@ impl Switch {
             if let Err(error) = self.requests().0.plug(port) {
                 tracing::error!(port = port.name, "it cannot be opened: {error}");
             }
+        }
+    }
+
+    /// Removes the ports that are drained, and answers those who have asked for it.
+    fn remove_drained(&mut self, now: Instant) {
+        for drained in self.drains.due(now, &self.ports) {
+            let (mut requests, control) = self.requests();
+            control.answer(drained.ticket, &requests.remove_drained(&drained));
         }
     }
 

@@ -582,6 +582,69 @@ fn a_socket_has_the_permissions_that_its_port_asks_for() {
     switch.stop();
 }
 
+#[test]
+fn a_port_that_is_drained_takes_nothing_more_and_gives_away_what_it_has() {
+    let place = Place::new();
+    let switch =
+        start(&place, &[table(&place, "c", "rate_out = '2mbit'\n"), table(&place, "d", "")].concat());
+    let (mut a, mut b) = bystanders(&switch);
+    let mut c = switch.plug("c", 3, Options::default());
+    acquaint(&mut [&mut a, &mut b, &mut c]);
+    // More than its rate lets pass at once waits in the shaper; what c itself has sent is on its way.
+    const WAITING: u32 = 300;
+    for number in 0..WAITING {
+        a.send_unchecked(&frame(c.mac, a.mac, 1400, number));
+    }
+    switch.until("a", "has sent it all", |port| port.counters["rx_packets"] >= u64::from(WAITING));
+    c.send_numbered(b.mac, 0, 20);
+    let control = place.control();
+    let drain = Request::Remove { port: "c".to_owned(), if_exists: false, drain: Some(20), runtime: false };
+    let drained = std::thread::spawn(move || control::call(&control, &drain));
+    switch.process.until_logged("the port is drained before it is removed");
+    // Others are answered meanwhile, and talk; no frame is sent to it any more.
+    assert_eq!(names(&switch), ["a", "b", "c", "d"]);
+    a.send_unchecked(&frame(c.mac, a.mac, 100, 1000));
+    switch.until("c", "takes nothing more", |port| port.drops["link-down"] > 0);
+    // What waited comes, at its rate.
+    let mut received = Vec::new();
+    let mut dropped = 0;
+    while !drained.is_finished() {
+        if let Some(port) = switch.show().ports.iter().find(|port| port.name == "c") {
+            dropped = port.drops["rate-out"];
+        }
+        c.pump();
+        received.extend(std::iter::from_fn(|| c.take()).map(|packet| packet.frame));
+    }
+    let Ok(Answer::PortChanged(change)) = drained.join().unwrap() else { panic!("another answer") };
+    assert_eq!((change.done, change.persistent), (PortAction::Removed, true));
+    assert!(change.note.ends_with("; what was queued has gone out"), "{}", change.note);
+    c.pump();
+    received.extend(std::iter::from_fn(|| c.take()).map(|packet| packet.frame));
+    let of_a = received.iter().filter(|frame| frame[6..12] == a.mac.0);
+    let (waited, late): (Vec<_>, Vec<_>) = of_a.partition(|frame| frame.len() == 1400);
+    let all = (waited.len() as u64 + dropped, late.len());
+    assert_eq!(all, (u64::from(WAITING), 0), "{dropped} were dropped by the shaper");
+    for number in 0..20 {
+        assert_eq!(b.receive_plain(), frame(b.mac, c.mac, 100, number));
+    }
+    assert_eq!(names(&switch), ["a", "b", "d"]);
+    // A port that has nothing is removed at once; one that would go on for ever is removed when the time is up.
+    let idle = place.ctl(&["remove", "d", "--drain"]);
+    assert!(idle.ends_with("; what was queued has gone out\n"), "{idle}");
+    place.ctl(&["set", "b", "rate_in_packets=1pps", "--runtime"]);
+    // The least burst that there may be is 128 packets, its default 256: the fifth batch waits in the ring.
+    for batch in 0..4 {
+        b.send_numbered(a.mac, 60 * batch, 60);
+        b.drain();
+    }
+    b.send_numbered(a.mac, 240, 60);
+    let cut = place.ctl(&["remove", "b", "--drain=1", "--runtime"]);
+    assert!(cut.ends_with("; after 1 s it still had packets to send or to take, which are lost\n"), "{cut}");
+    assert_eq!(place.ctl(&["remove", "x", "--if-exists", "--drain=3"]), "x: there is no such port\n");
+    assert!(refused(&place, &["remove", "x", "--drain"]).contains("there is no port \"x\""));
+    switch.stop();
+}
+
 /// The state that a thousand changes should lead to: the ports beside `a` and `b`, with their keys.
 type Model = BTreeMap<String, String>;
 
@@ -601,7 +664,7 @@ fn a_thousand_changes_lose_no_packet_of_others_and_leak_nothing() {
     for change in 0..1000_u32 {
         let name = format!("p{}", rng.u8(..6));
         let keys = ["", "vlan = 5\n", "isolated = true\n", "mtu = 9000\n"][rng.usize(..4)];
-        match rng.u8(..10) {
+        match rng.u8(..12) {
             0..4 => {
                 let flag = keys.trim_end().replace(" = ", "=");
                 let comma = if flag.is_empty() { "" } else { "," };
@@ -626,7 +689,10 @@ fn a_thousand_changes_lose_no_packet_of_others_and_leak_nothing() {
                 }
             }
             4..7 => {
-                let removed = call(Request::Remove { port: name.clone(), if_exists: true, runtime: false });
+                // Some ports are drained before, whether a guest is there or not.
+                let drain = rng.bool().then_some(5);
+                let removed =
+                    call(Request::Remove { port: name.clone(), if_exists: true, drain, runtime: false });
                 let Answer::PortChanged(removed) = removed.unwrap() else { panic!("another answer") };
                 assert_eq!(removed.done == PortAction::Removed, model.remove(&name).is_some());
                 plugged.remove(&name);
@@ -647,7 +713,32 @@ fn a_thousand_changes_lose_no_packet_of_others_and_leak_nothing() {
                     plugged.remove(&step.port);
                 }
             }
-            8 => {
+            8 | 9 => {
+                // Settings change in two steps, of which the first or the second may have nothing to do.
+                let key = |keys: &str| keys.split(" = ").next().unwrap().to_owned();
+                let before = model.get(&name).cloned();
+                let unset = before.as_deref().filter(|keys| !keys.is_empty()).map(key);
+                let (port, runtime) = (name.clone(), false);
+                if let Some(key) = unset {
+                    let unset = Request::Unset { port: port.clone(), keys: vec![key], runtime };
+                    let Ok(Answer::SettingsChanged(unset)) = call(unset) else { panic!("it is set") };
+                    assert!(unset.persistent && unset.rules.is_empty(), "{unset:?}");
+                }
+                if !keys.is_empty() {
+                    let settings = vec![keys.trim_end().replace(" = ", "=")];
+                    match (before.is_some(), call(Request::Set { port, settings, runtime })) {
+                        (true, Ok(Answer::SettingsChanged(set))) => {
+                            assert!(set.persistent && set.rules.len() + set.settings.len() == 1, "{set:?}");
+                        }
+                        (false, Err(_)) => {}
+                        (there, answer) => panic!("{name} {keys:?} {there}: {answer:?}"),
+                    }
+                }
+                if before.is_some() {
+                    model.insert(name, keys.to_owned());
+                }
+            }
+            10 => {
                 if model.contains_key(&name) && !plugged.contains_key(&name) {
                     let guest = switch.plug(&name, 10 + change as u8 % 100, Options::default());
                     plugged.insert(name, guest);

@@ -543,10 +543,13 @@ fn leave<P: Queues>(
     now: &Now,
 ) -> bool {
     let apart = sender.isolated && port.policy.as_deref().is_some_and(PortPolicy::isolated);
+    let retired = port.policy.as_deref().is_some_and(PortPolicy::is_retired);
     retags.clear();
     picks.retain(|&index| {
         let (frame, decision) = (&burst.frames()[index as usize], &mut decisions[index as usize]);
-        let way_out = if apart {
+        let way_out = if retired {
+            Err(DropReason::LinkDown)
+        } else if apart {
             Err(DropReason::Isolated)
         } else {
             port.membership().egress(decision.tagged, frame.prefix()).ok_or(DropReason::Vlan)

@@ -236,6 +236,12 @@ pub(crate) trait PortControl {
     /// A setting cannot be had; the entry is as it was, as far as that could be done.
     fn change(&mut self, before: &PortConfig, now: &PortConfig) -> Result<(), OpenError>;
 
+    /// Serves the front ends that are connected, and no others: the entry is to be removed. The table has seen to it that no frames are sent to
+    /// them any more.
+    fn retire(&mut self, cx: &mut Context<'_>) {
+        let _ = cx;
+    }
+
     /// Changes the rules of the entry's ports.
     fn set_rules(&mut self, rules: &Rules, workers: &Workers);
 

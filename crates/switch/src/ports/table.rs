@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
 use ringferry_control::snapshot::PortSnapshot;
@@ -57,6 +58,8 @@ pub(crate) struct PortTable {
 /// One entry of the configuration, with its control side.
 struct Entry {
     config: PortConfig,
+    /// True if it is to be removed when it is drained.
+    retired: bool,
     control: Box<dyn PortControl>,
 }
 
@@ -89,7 +92,7 @@ impl PortTable {
         let control =
             plug(&config, &mut Context { workers, epoll, ids, budget, memory, tracks: *tracks, entry })?;
         self.last = entry;
-        self.entries.insert(entry, Entry { config, control });
+        self.entries.insert(entry, Entry { config, retired: false, control });
         Ok(entry)
     }
 
@@ -167,7 +170,7 @@ impl PortTable {
     /// Lets every entry check for changes that cause no event.
     pub(crate) fn tick(&mut self, epoll: &Epoll) {
         let Self { entries, ids, budget, memory, workers, tracks, .. } = self;
-        for (id, Entry { config, control }) in entries {
+        for (id, Entry { config, control, .. }) in entries {
             control.tick(
                 config,
                 &mut Context { workers, epoll, ids, budget, memory, tracks: *tracks, entry: *id },
@@ -188,6 +191,29 @@ impl PortTable {
         for fault in workers.faults() {
             self.any(epoll, |control, cx| control.fault(&fault, cx));
         }
+    }
+
+    /// Begins to drain the entry of this name, which is to be removed: no frames are sent to its ports any more, and no further front end is served.
+    /// Returns the entry, if there is one.
+    pub(crate) fn retire(&mut self, name: &str, epoll: &Epoll) -> Option<EntryId> {
+        let (id, entry) = self.entries.iter_mut().find(|(_, entry)| entry.config.name == name)?;
+        let id = *id;
+        entry.retired = true;
+        let rules = entry.config.rules.clone();
+        entry.control.interfaces().iter().for_each(|port| self.workers.retire(port.id, &rules));
+        self.with(id, epoll, |control, cx| control.retire(cx));
+        Some(id)
+    }
+
+    /// Returns true if an entry has not been removed.
+    pub(crate) fn has(&self, entry: EntryId) -> bool {
+        self.entries.contains_key(&entry)
+    }
+
+    /// Asks the workers whether nothing of an entry waits with them.
+    pub(crate) fn ask_quiet(&self, entry: EntryId) -> Vec<Receiver<bool>> {
+        let interfaces = self.entries.get(&entry).map(|entry| entry.control.interfaces()).unwrap_or_default();
+        interfaces.iter().flat_map(|port| self.workers.ask_quiet(port.id)).collect()
     }
 
     /// Changes settings of an entry, but for its rules, to those of `port`, which it [can become](PortConfig::can_become).
@@ -218,12 +244,15 @@ impl PortTable {
         if let Some(entry) = self.entries.values_mut().find(|entry| entry.config.name == name) {
             entry.control.set_rules(rules, &self.workers);
             entry.config.rules.clone_from(rules);
+            if entry.retired {
+                entry.control.interfaces().iter().for_each(|port| self.workers.retire(port.id, rules));
+            }
         }
     }
 
     /// Returns all entries for another process: their names, the generation of their state, and their control sides.
     pub(crate) fn handed(&self) -> impl Iterator<Item = (String, Generation, &dyn PortControl)> {
-        self.entries.iter().map(|(id, Entry { config, control })| {
+        self.entries.iter().map(|(id, Entry { config, control, .. })| {
             (config.name.clone(), (*id, control.generation()), &**control)
         })
     }
@@ -234,7 +263,7 @@ impl PortTable {
     /// A worker does not answer, for people; [`resume`](Self::resume) has the entries go on.
     pub(crate) fn suspend(&mut self) -> Result<BTreeMap<String, Positions>, String> {
         let entries = self.entries.values_mut();
-        entries.map(|Entry { config, control }| Ok((config.name.clone(), control.suspend()?))).collect()
+        entries.map(|Entry { config, control, .. }| Ok((config.name.clone(), control.suspend()?))).collect()
     }
 
     /// Has all entries go on in this process.

@@ -6,10 +6,11 @@
 
 use std::path::PathBuf;
 
-use ringferry_control::{PortAction, PortChange, Reload, ReloadStep, kept};
+use ringferry_control::{Answer, PortAction, PortChange, Reload, ReloadStep, Response, kept};
 
 use super::{Requests, changes};
 use crate::config::{Effect, PortConfig};
+use crate::drains::Drained;
 use crate::ports::{self, OpenError, Plug};
 use crate::privileged::NotKept;
 use crate::snapshot::rules_by_key;
@@ -84,6 +85,27 @@ impl Requests<'_> {
         }
         tracing::info!(port = name, persistent, "the port is removed ({note})");
         Ok(PortChange { port: name.to_owned(), done: PortAction::Removed, persistent, note })
+    }
+
+    /// Removes a port that was drained, or whose time to be drained is up.
+    pub(crate) fn remove_drained(&mut self, drained: &Drained) -> Response {
+        if drained.is_gone {
+            let note = "it was removed meanwhile".to_owned();
+            let (port, done) = (drained.port.clone(), PortAction::Nothing);
+            return Response::Ok(Answer::PortChanged(PortChange { port, done, persistent: true, note }));
+        }
+        let seconds = drained.seconds;
+        let how = match drained.is_empty {
+            true => "what was queued has gone out".to_owned(),
+            false => format!("after {seconds} s it still had packets to send or to take, which are lost"),
+        };
+        match self.remove(&drained.port, true, drained.runtime) {
+            Ok(change) => {
+                let note = format!("{}; {how}", change.note);
+                Response::Ok(Answer::PortChanged(PortChange { note, ..change }))
+            }
+            Err(error) => Response::Error(error),
+        }
     }
 
     /// Makes the switch what its configuration file says now, or says what that would take.

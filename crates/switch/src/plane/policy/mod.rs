@@ -38,6 +38,8 @@ const MOST_HEADERS: u64 = 14 + 8 + 60 + 60;
 /// The checks and limits of a port's frames, compiled from its [`Rules`].
 #[derive(Debug)]
 pub(crate) struct PortPolicy {
+    /// The port is to be removed: nothing more leaves by it.
+    retired: bool,
     membership: Membership,
     isolated: bool,
     forwards_reserved: bool,
@@ -62,6 +64,16 @@ impl PortPolicy {
     /// that this one replaces: limits that do not change keep their buckets, as a change of other rules is no
     /// reason to grant a burst.
     pub(crate) fn new(rules: &Rules, before: Option<&PortPolicy>) -> Option<Self> {
+        Self::compile(rules, before, false)
+    }
+
+    /// The policy of a port that is to be removed: no further frames leave by it. What it sends is admitted as before, and what waits for its rate
+    /// goes out.
+    pub(crate) fn retired(rules: &Rules, before: Option<&PortPolicy>) -> Option<Self> {
+        Self::compile(rules, before, true)
+    }
+
+    fn compile(rules: &Rules, before: Option<&PortPolicy>, retired: bool) -> Option<Self> {
         let Rules { vlans, isolated, forward_reserved, guard, storm, rate_in, rate_out, .. } = rules;
         let open = *vlans == Vlans::default()
             && !isolated
@@ -70,7 +82,8 @@ impl PortPolicy {
             && storm.is_none()
             && *rate_in == Limits::default()
             && *rate_out == Limits::default();
-        (!open).then(|| Self {
+        (!open || retired).then(|| Self {
+            retired,
             membership: Membership::new(vlans),
             isolated: *isolated,
             forwards_reserved: *forward_reserved,
@@ -79,6 +92,12 @@ impl PortPolicy {
             rate_in: RateLimit::new(rate_in, before.and_then(PortPolicy::rate_in)),
             rate_out: RateLimit::new(rate_out, before.and_then(PortPolicy::rate_out)),
         })
+    }
+
+    /// Returns true if no further frames are to leave by the port.
+    #[inline]
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired
     }
 
     /// Admits a frame of `burst` to the VLAN that it belongs to, which is returned. `private` says that the

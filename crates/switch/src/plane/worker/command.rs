@@ -63,6 +63,8 @@ pub(crate) enum Command<P: Queues> {
     Addresses(usize, SyncSender<FdbPage>),
     /// Forget learned addresses in the part of the forwarding database that begins at this bucket; say how many, and where the next part begins.
     Flush(usize, Flush, SyncSender<(usize, Option<usize>)>),
+    /// Say whether nothing of a port waits here: neither what it has sent nor what is queued for it.
+    IsQuiet(PortId, SyncSender<bool>),
     /// Say that the commands before this one have been carried out.
     Probe(SyncSender<()>),
     /// Finish what was taken from queues, take nothing more, and say when.

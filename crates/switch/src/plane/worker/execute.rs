@@ -138,6 +138,9 @@ impl<P: Queues> Worker<P> {
             Command::Flush(from, flush, reply) => {
                 let _ = reply.send(self.fdb.flush(from, &flush));
             }
+            Command::IsQuiet(id, reply) => {
+                let _ = reply.send(self.is_quiet(id));
+            }
             Command::Probe(reply) => {
                 let _ = reply.send(());
             }
@@ -250,6 +253,16 @@ impl<P: Queues> Worker<P> {
                 break;
             }
         }
+    }
+
+    /// Returns true if nothing of a port waits here: no frame in its shaper, none that was put off or handed off, and no source that had packets when
+    /// it was last polled, or that has to wait for its rate.
+    fn is_quiet(&mut self, id: PortId) -> bool {
+        let has_packets = self.active.iter().any(|active| active.source.port == id && active.empty == 0);
+        let is_paused = self.timers.has_paused(id);
+        let waits =
+            |port: &mut Port<P>| !port.shaper.is_empty() || !port.slow.is_empty() || !port.handed.is_empty();
+        !has_packets && !is_paused && !self.port(id).is_some_and(waits)
     }
 
     /// Delivers all that other workers have had for this one.

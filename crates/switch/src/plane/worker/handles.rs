@@ -113,6 +113,14 @@ impl Policies {
         self.0.get(&port)
     }
 
+    /// Compiles rules of a port that no further frames are to leave by.
+    pub(crate) fn retire(&mut self, port: PortId, rules: &Rules) -> CompiledRules {
+        let before = self.0.remove(&port);
+        let policy = PortPolicy::retired(rules, before.as_deref()).map(Arc::new);
+        self.0.extend(policy.clone().map(|policy| (port, policy)));
+        CompiledRules { port, rules: Arc::new(rules.clone()), policy }
+    }
+
     /// A port is no more.
     pub(crate) fn remove(&mut self, port: PortId) {
         self.0.remove(&port);
@@ -263,6 +271,23 @@ impl<P: Queues> Workers<P> {
         let mut policies = self.policies.lock().unwrap_or_else(PoisonError::into_inner);
         let compiled = policies.set(port, rules);
         self.workers.iter().for_each(|worker| worker.send(compiled.command()));
+    }
+
+    /// Sends no further frames to a port, which is to be removed; what it sends is forwarded as before, and what is queued for it goes out.
+    pub fn retire(&self, port: PortId, rules: &Rules) {
+        let mut policies = self.policies.lock().unwrap_or_else(PoisonError::into_inner);
+        let compiled = policies.retire(port, rules);
+        self.workers.iter().for_each(|worker| worker.send(compiled.command()));
+    }
+
+    /// Asks every worker whether nothing of a port waits there, and waits for none; where each says so.
+    pub fn ask_quiet(&self, port: PortId) -> Vec<Receiver<bool>> {
+        let ask = |worker: &WorkerHandle<P>| {
+            let (reply, answer) = sync_channel(1);
+            worker.send(Command::IsQuiet(port, reply));
+            answer
+        };
+        self.workers.iter().map(ask).collect()
     }
 
     /// Serves a port, at first without queues; `queues` makes each worker's part of it. The number may have been another port's, whose

@@ -72,6 +72,11 @@ impl Timers {
     }
 
     /// The sources of a port that are paused.
+    /// Returns true if a source of a port has to wait for its rate.
+    pub(super) fn has_paused(&self, port: PortId) -> bool {
+        !self.paused(port).is_empty()
+    }
+
     fn paused(&self, port: PortId) -> Vec<Source> {
         let of = |timer: &Timer| match timer {
             Timer::Resume(source) if source.port == port => Some(*source),

@@ -126,6 +126,8 @@ pub(super) struct VhostPort {
     unshared: bool,
     /// Once it has taken over: it removes the file of its socket at its end.
     pub(super) removes: bool,
+    /// True if the port is to be removed and takes no further front end.
+    retired: bool,
 }
 
 /// The settings on which a front end agrees with the port when it connects.
@@ -288,6 +290,7 @@ impl VhostPort {
             memory_lacks: false,
             unshared: false,
             removes: false,
+            retired: false,
         })
     }
 
@@ -315,7 +318,9 @@ impl VhostPort {
         let now = match (&self.session, &self.endpoint) {
             _ if self.paused.is_some() => Watched::Nothing,
             (Some(_), _) => Watched::Session,
-            (None, Endpoint::Listen(_)) if !self.accept_failed && self.quarantine.is_none() => {
+            (None, Endpoint::Listen(_))
+                if !self.accept_failed && self.quarantine.is_none() && !self.retired =>
+            {
                 Watched::Listener
             }
             (None, _) => Watched::Nothing,
@@ -361,7 +366,7 @@ impl VhostPort {
         }
         if self.session.is_some() {
             self.serve_session();
-        } else {
+        } else if !self.retired {
             self.connect();
         }
     }
@@ -657,7 +662,8 @@ impl PortControl for VhostPort {
             Endpoint::Connect(..) => true,
             Endpoint::Once(ref stream) => stream.is_some(),
         };
-        (self.session.is_none() && (tries || self.quarantine.is_some())).then_some(self.retry_at)
+        (self.session.is_none() && !self.retired && (tries || self.quarantine.is_some()))
+            .then_some(self.retry_at)
     }
 
     fn fault(&mut self, fault: &PortFault, cx: &mut Context<'_>) -> bool {
@@ -676,6 +682,11 @@ impl PortControl for VhostPort {
         self.check_shared();
         self.check_socket();
         self.log_waiting();
+        self.settle(cx);
+    }
+
+    fn retire(&mut self, cx: &mut Context<'_>) {
+        self.retired = true;
         self.settle(cx);
     }
 
