@@ -257,3 +257,50 @@ fn other_programs_on_the_socket_are_told_apart() {
         assert!(matches!(error, ControlError::Garbled { .. }), "{error}");
     }
 }
+
+#[test]
+fn an_answer_may_come_later_and_others_are_answered_before() {
+    let mut fixture = fixture();
+    let [later, gone, other] = [0; 3].map(|_| fixture.connect());
+    // The second request of a client that waits is not read yet.
+    (&later).write_all(b"{\"command\":\"dump\"}\n{\"command\":\"show\"}\n").unwrap();
+    (&gone).write_all(b"{\"command\":\"dump\"}\n").unwrap();
+    (&other).write_all(b"{\"command\":\"show\"}\n").unwrap();
+    let mut tickets = Vec::new();
+    let mut serve = |server: &mut ControlServer| {
+        server.serve_later(&mut |request, ticket| match request {
+            Request::Dump => {
+                tickets.push(ticket);
+                None
+            }
+            request => Some(handle(request)),
+        });
+        tickets.clone()
+    };
+    for _ in 0..4 {
+        serve(&mut fixture.server);
+    }
+    assert!(line(&other).contains("\"show\""));
+    // Whoever waits makes nobody look again and again, and is not taken for silent.
+    assert_eq!(fixture.settle(), 0);
+    drop(gone);
+    assert!(fixture.settle() <= 1);
+    (0..=MAX_SILENCE).for_each(|_| fixture.server.tick());
+    let tickets = serve(&mut fixture.server);
+    assert_eq!(tickets.len(), 2);
+    for ticket in &tickets {
+        // Once is enough, and nobody is there for one of them.
+        for text in ["first", "second"] {
+            fixture.server.answer(*ticket, &Response::Error(text.to_owned()));
+        }
+    }
+    let mut reader = BufReader::new(&later);
+    let mut next = || {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        line
+    };
+    assert_eq!(next(), "{\"error\":\"first\"}\n");
+    fixture.settle();
+    assert!(next().contains("\"show\""));
+}
