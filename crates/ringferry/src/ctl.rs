@@ -736,11 +736,12 @@ mod tests {
                             }
                             Request::AddFdb { mac, port, vlan, runtime } => {
                                 let rules = [(mac, vlan.unwrap_or(0).into())].into();
-                                Answer::RulesChanged(RulesChange {
+                                Answer::SettingsChanged(SettingsChange {
                                     port,
                                     rules,
                                     persistent: !runtime,
                                     note: "so".to_owned(),
+                                    ..SettingsChange::default()
                                 })
                             }
                             Request::RemoveFdb { mac, .. } => {

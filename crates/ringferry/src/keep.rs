@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command};
+use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use ringferry_sys::inherited;
@@ -17,6 +17,7 @@ use ringferry_sys::process::{Spawn, spawn};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::systemd::{Manager, Notifier, Said};
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, kill_process, pidfd_open};
 
 /// Most descriptors that are kept.
@@ -56,12 +57,12 @@ pub enum Error {
     Numbered(String),
     /// The switch has ended by itself.
     #[error("the switch has ended: {0}")]
-    Ended(std::process::ExitStatus),
+    Ended(ExitStatus),
     /// It was killed again and again.
-    #[error("the switch was killed {STARTS} times in {} s, the last time by {status}: it is not started again", WINDOW.as_secs())]
+    #[error("the switch was killed {STARTS} times in {} s, the last time by {killed}: it is not started again", WINDOW.as_secs())]
     Often {
         /// How it has ended the last time.
-        status: std::process::ExitStatus,
+        killed: String,
     },
     /// The system has no descriptors or processes left.
     #[error(transparent)]
@@ -82,6 +83,7 @@ pub fn run(args: &KeepArgs) -> Result<(), Error> {
         kept: BTreeMap::new(),
         ready,
         stopping: false,
+        successor: None,
     };
     let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::HUP, Signal::USR1, Signal::USR2])?;
     let mut starts = Vec::new();
@@ -89,26 +91,34 @@ pub fn run(args: &KeepArgs) -> Result<(), Error> {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("ringferry").arg("kept").args(&arguments);
         command.env("NOTIFY_SOCKET", &socket).env("FDSTORE", MOST.to_string());
-        let mut child = keeper.start(command)?;
-        let status = keeper.serve(&mut child, &signals)?;
-        if status.success() {
-            return Ok(());
-        }
-        // Only who is killed is followed: a configuration that is refused now will be refused then.
-        if status.signal().is_none() || keeper.stopping {
-            return Err(Error::Ended(status));
-        }
+        let child = keeper.start(command)?;
+        let killed = match keeper.serve(child, &signals)? {
+            End::Orderly => return Ok(()),
+            // Only who is killed is followed: a configuration that is refused now will be refused then.
+            End::Failed(status) => return Err(Error::Ended(status)),
+            End::Killed(how) => how,
+        };
         let now = Instant::now();
         starts.retain(|start: &Instant| now - *start < WINDOW);
         starts.push(now);
         if starts.len() >= STARTS {
-            return Err(Error::Often { status });
+            return Err(Error::Often { killed });
         }
         tracing::warn!(
             descriptors = keeper.kept.len(),
-            "the switch was killed ({status}), and is started again"
+            "the switch was killed ({killed}), and is started again"
         );
     }
+}
+
+/// How a switch has ended.
+enum End {
+    /// As it was told to.
+    Orderly,
+    /// By itself.
+    Failed(ExitStatus),
+    /// By somebody else, as far as is known.
+    Killed(String),
 }
 
 /// Takes `--ready-fd` out of the arguments of a switch, which is for the first one only and is answered here. Its number is one of those under which the next
@@ -155,6 +165,8 @@ struct Keeper {
     /// Where it is said, once, that the switch is ready.
     ready: Option<OwnedFd>,
     stopping: bool,
+    /// The process that has taken over from the switch.
+    successor: Option<Pid>,
 }
 
 impl Keeper {
@@ -168,10 +180,10 @@ impl Keeper {
         spawn(&mut command, Spawn { keep_fds, ..Spawn::default() })
     }
 
-    /// Does what the switch and whoever sends signals say until the switch has ended.
-    fn serve(&mut self, child: &mut Child, signals: &Signals) -> io::Result<std::process::ExitStatus> {
-        let pid = Pid::from_child(child);
-        let process = pidfd_open(pid, PidfdFlags::empty())?;
+    /// Does what the switch and whoever sends signals say until the switch has ended, or the process that has taken over from it.
+    fn serve(&mut self, mut child: Child, signals: &Signals) -> io::Result<End> {
+        let mut pid = Pid::from_child(&child);
+        let mut process = pidfd_open(pid, PidfdFlags::empty())?;
         loop {
             let mut fds = [
                 PollFd::new(&self.manager, PollFlags::IN),
@@ -179,7 +191,7 @@ impl Keeper {
                 PollFd::new(&process, PollFlags::IN),
             ];
             match rustix::event::poll(&mut fds, None) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
             let ended = !fds[2].revents().is_empty();
@@ -188,7 +200,27 @@ impl Keeper {
                 self.hear(said);
             }
             if ended {
-                return child.wait();
+                let ours = pid == Pid::from_child(&child);
+                if let Some(successor) = self.successor.take() {
+                    // The one that it has named goes on, which need not be a child of this process.
+                    if ours {
+                        child.wait()?;
+                    }
+                    pid = successor;
+                    match pidfd_open(pid, PidfdFlags::empty()) {
+                        Ok(found) => process = found,
+                        Err(_) => return Ok(End::Killed("before it could be watched".to_owned())),
+                    }
+                    continue;
+                }
+                let status = if ours { Some(child.wait()?) } else { None };
+                return Ok(match status {
+                    _ if self.stopping => End::Orderly,
+                    Some(status) if status.success() => End::Orderly,
+                    Some(status) if status.signal().is_none() => End::Failed(status),
+                    Some(status) => End::Killed(status.to_string()),
+                    None => End::Killed("without a word".to_owned()),
+                });
             }
             while let Some(signal) = signals.next()? {
                 self.stopping |= matches!(signal, Signal::TERM | Signal::INT);
@@ -208,7 +240,10 @@ impl Keeper {
             }
         } else if value("FDSTOREREMOVE") == Some("1") {
             self.kept.remove(&name);
-        } else if value("MAINPID").is_none() {
+        } else if let Some(pid) = value("MAINPID") {
+            self.successor = pid.parse().ok().and_then(Pid::from_raw);
+        } else {
+            self.stopping |= value("STOPPING") == Some("1");
             if value("READY") == Some("1")
                 && let Some(ready) = self.ready.take()
             {

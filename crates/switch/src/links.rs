@@ -54,6 +54,16 @@ impl Links {
         self.down.contains_key(name)
     }
 
+    /// Returns the names of ports whose links are down, for another process.
+    pub(crate) fn down(&self) -> Vec<String> {
+        self.down.keys().cloned().collect()
+    }
+
+    /// Takes over the ports whose links are down in another process; [`follow`](Self::follow) carries it out.
+    pub(crate) fn take_over(&mut self, down: &[String]) {
+        self.down.extend(down.iter().map(|name| (name.clone(), None)));
+    }
+
     /// Follows ports that were opened anew. Called about once a second, and after each request.
     pub(crate) fn follow(&mut self, ports: &mut PortTable, workers: &Workers) {
         for (name, known) in &mut self.down {

@@ -5,6 +5,7 @@
 //! the control plane gets here *and* each worker has answered since the last time: one that hangs has the whole switch restarted, as guests that
 //! it serves are cut off for good otherwise.
 
+use std::os::fd::BorrowedFd;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
@@ -48,6 +49,16 @@ impl Manager {
             logged: false,
         });
         Manager { notifier, watchdog, status: String::new() }
+    }
+
+    /// Returns the connection, for a process that goes on with it.
+    pub(crate) fn connection(&self) -> Option<BorrowedFd<'_>> {
+        self.notifier.connection()
+    }
+
+    /// Returns the time within which the manager wants to hear that the switch is alive.
+    pub(crate) fn watchdog(&self) -> Option<Duration> {
+        self.watchdog.as_ref().map(|watchdog| watchdog.interval * 2)
     }
 
     /// Returns the time at which [`Manager::watch`] has something to do.

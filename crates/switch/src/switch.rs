@@ -320,7 +320,10 @@ impl Switch {
 
     /// Tells a service manager from now on how the switch is.
     pub fn set_manager(&mut self, manager: Manager) {
-        self.manager = manager;
+        // That of the process before is the right one, whatever the environment of this one says.
+        if self.manager.connection().is_none() {
+            self.manager = manager;
+        }
     }
 
     /// Serves until SIGTERM or SIGINT, which `signals` must carry. SIGHUP has the configuration file read again; any other signal is
@@ -475,6 +478,10 @@ impl Switch {
             workers: &self.workers,
             control: control.as_fd(),
             started: self.started,
+            manager: &self.manager,
+            keeps: self.keeper.is_some(),
+            links: &self.links,
+            mirrors: &self.mirrors,
         };
         match predecessor.serve(&mut parts) {
             Ok(Outcome::Pending) => self.predecessor = Some(predecessor),
@@ -504,9 +511,13 @@ impl Switch {
     /// # Errors
     /// See [`SuccessionError`]: that process goes on.
     pub fn take_over(&mut self) -> Result<(), SuccessionError> {
-        let Switch { config, ports, workers, control, epoll, handed, .. } = self;
+        let Switch { config, ports, workers, control, epoll, handed, links, mirrors, .. } = self;
         let Some(handed) = handed else { return Ok(()) };
-        handed.take_over(&mut successor::Parts { config, ports, workers, control, epoll })?;
+        let mut parts = successor::Parts { config, ports, workers, control, epoll, links, mirrors };
+        handed.take_over(&mut parts)?;
+        if let Some((notifier, watchdog)) = handed.manager() {
+            self.manager = Manager::new(notifier, watchdog);
+        }
         tracing::info!(pid = handed.pid, program = handed.program, "this process has taken over");
         if let Err(error) = epoll.add(&*handed, BEFORE, Interest::READABLE) {
             tracing::warn!("it is not known when the process before ends: {error}");

@@ -59,6 +59,24 @@ impl Notifier {
         self.0.as_ref().map_or(Ok(()), |connection| connection.set_nonblocking(true))
     }
 
+    /// Takes over the connection of another process.
+    pub fn from_fd(fd: OwnedFd) -> Notifier {
+        Notifier(Some(fd.into()))
+    }
+
+    /// Returns the connection.
+    pub fn connection(&self) -> Option<BorrowedFd<'_>> {
+        self.0.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Makes a second one of the same connection.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn try_clone(&self) -> io::Result<Notifier> {
+        Ok(Notifier(self.0.as_ref().map(UnixDatagram::try_clone).transpose()?))
+    }
+
     /// Makes one that tells the other end of a connected socket.
     pub fn of(connection: UnixDatagram) -> Notifier {
         Notifier(Some(connection))

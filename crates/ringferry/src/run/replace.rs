@@ -38,7 +38,6 @@ pub(super) fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     let mut process = Process::begin(args, &config, &control)?;
     let privileges = process.privileges.0.clone();
     let taken = successor.open(privileges.clone().unwrap_or_default()).and_then(|switch| {
-        let switch = process.keep(switch);
         if privileges.is_some() {
             sandbox::enter(&config);
         }

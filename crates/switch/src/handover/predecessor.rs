@@ -22,6 +22,9 @@ use super::{PATIENCE, QUIET};
 use crate::config::Config;
 use crate::counters::PairCounters;
 use crate::fdb::{FdbPage, FdbStats};
+use crate::links::Links;
+use crate::manager::Manager;
+use crate::mirrors::Mirrors;
 use crate::plane::{Address, Waiting};
 use crate::ports::handed::Descriptors;
 use crate::ports::queues::Workers;
@@ -44,6 +47,11 @@ pub(crate) struct Parts<'s> {
     /// The socket on which clients connect.
     pub(crate) control: BorrowedFd<'s>,
     pub(crate) started: Instant,
+    pub(crate) manager: &'s Manager,
+    /// The service manager keeps the state.
+    pub(crate) keeps: bool,
+    pub(crate) links: &'s Links,
+    pub(crate) mirrors: &'s Mirrors,
 }
 
 /// What was sent while packets flowed.
@@ -117,6 +125,9 @@ impl Predecessor {
         let second = parts.workers.seconds();
         let mut descriptors: Vec<OwnedFd> =
             vec![baton.as_fd().try_clone_to_owned()?, parts.control.try_clone_to_owned()?];
+        if let Some(manager) = parts.manager.connection() {
+            descriptors.push(manager.try_clone_to_owned()?);
+        }
         let (mut entries, mut generations) = (Vec::new(), BTreeMap::new());
         for (name, generation, control) in parts.ports.handed() {
             let mut fds = Descriptors::default();
@@ -134,8 +145,14 @@ impl Predecessor {
         let (addresses, _) = addresses(parts.workers, u32::MAX);
         let addresses = bulk.addresses(addresses);
         let numbers = parts.ports.interfaces().map(|port| (port.name.to_owned(), port.id.0)).collect();
+        let (manager, keeps) = (parts.manager.connection().is_some(), parts.keeps);
         let fds: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        self.answer(Kind::Draft, &Draft { entries, numbers, addresses }, &bulk.into_inner(), &fds)?;
+        self.answer(
+            Kind::Draft,
+            &Draft { entries, numbers, addresses, manager, keeps },
+            &bulk.into_inner(),
+            &fds,
+        )?;
         self.drafted = Some(Drafted { baton, config: parts.config.dump(), generations, second });
         Ok(())
     }
@@ -208,7 +225,9 @@ impl Predecessor {
         let ports = ports(parts, &mut bulk);
         let workers = workers(parts.workers, &stats, &waiting, &mut bulk);
         let fds: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        self.answer(Kind::Final, &Final { entries, ports, addresses, workers }, &bulk.into_inner(), &fds)
+        let (links_down, mirrors) = (parts.links.down(), parts.mirrors.list().mirrors);
+        let state = Final { entries, ports, addresses, workers, links_down, mirrors };
+        self.answer(Kind::Final, &state, &bulk.into_inner(), &fds)
     }
 }
 
@@ -244,6 +263,7 @@ fn hello(parts: &Parts<'_>) -> Hello {
         workers: parts.workers.count(),
         began: parts.workers.began(),
         started: Workers::nanoseconds(parts.started),
+        watchdog: parts.manager.watchdog().map(|allowed| allowed.as_micros() as u64),
     }
 }
 

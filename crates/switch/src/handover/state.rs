@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 
+use ringferry_control::mirror::Mirror;
 use serde::{Deserialize, Serialize};
 
 use super::bulk::Section;
@@ -40,6 +41,9 @@ pub(crate) struct Hello {
     pub(crate) began: u64,
     /// When the switch was started, likewise.
     pub(crate) started: u64,
+    /// The service manager wants to hear within so many microseconds that the switch is alive.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) watchdog: Option<u64>,
 }
 
 /// A configuration file.
@@ -65,6 +69,12 @@ pub(crate) struct Draft {
     pub(crate) numbers: BTreeMap<String, u16>,
     /// The forwarding database.
     pub(crate) addresses: Section,
+    /// The third descriptor is the connection to the service manager.
+    #[serde(default)]
+    pub(crate) manager: bool,
+    /// The service manager keeps what the next process needs if this one is killed.
+    #[serde(default)]
+    pub(crate) keeps: bool,
 }
 
 /// An entry of the configuration.
@@ -94,6 +104,12 @@ pub(crate) struct Final {
     pub(crate) addresses: Section,
     /// What each worker has.
     pub(crate) workers: Vec<WorkerState>,
+    /// Ports whose links were taken down.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) links_down: Vec<String>,
+    /// Mirrors of ports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) mirrors: Vec<Mirror>,
 }
 
 /// What there is to say of one port, besides its entry.

@@ -7,11 +7,13 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use ringferry_control::mirror::Mirror;
 use ringferry_control::{Answer, ControlError, ControlServer, Request, call_and_keep};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::{BindError, Listener};
+use ringferry_sys::systemd::Notifier;
 use serde::de::DeserializeOwned;
 
 use super::bulk::{Ports, Reader};
@@ -21,6 +23,8 @@ use super::{PATIENCE, QUIET};
 use crate::StartError;
 use crate::config::{Config, ConfigError, ConfigFile, PortConfig, PortKind};
 use crate::fdb::FdbStats;
+use crate::links::Links;
+use crate::mirrors::Mirrors;
 use crate::plane::Carried;
 use crate::ports::handed::{Descriptors, HandedPort};
 use crate::ports::queues::Workers;
@@ -83,6 +87,8 @@ pub(crate) struct Handed {
     /// Ports that can only be opened when the process before has ended.
     pub(crate) late: Vec<PortConfig>,
     privileges: Privileges,
+    /// The connection to the service manager, and the time within which that wants to hear that the switch is alive.
+    manager: Option<(Notifier, Option<Duration>)>,
 }
 
 impl Successor {
@@ -139,6 +145,11 @@ impl Successor {
         let server = ControlServer::of(listener)?;
         let (mut plugs, mut late) = (Vec::new(), Vec::new());
         let mut draft = draft;
+        let watchdog = hello.watchdog.map(Duration::from_micros);
+        let manager =
+            if draft.manager { fds.next().map(|fd| (Notifier::from_fd(fd), watchdog)) } else { None };
+        let keeper =
+            manager.as_ref().filter(|_| draft.keeps).map(|(notifier, _)| notifier.try_clone()).transpose()?;
         for port in &config.ports {
             let entry = draft.entries.iter_mut().find(|entry| entry.name == port.name);
             let (count, state) = entry.map_or((0, None), |entry| (entry.descriptors, entry.state.take()));
@@ -160,8 +171,13 @@ impl Successor {
             program: hello.program,
             late,
             privileges: privileges.clone(),
+            manager,
         };
-        Ok(OpenSwitch::handed(config, server, plugs, hello.workers, privileges, handed))
+        let switch = OpenSwitch::handed(config, server, plugs, hello.workers, privileges, handed);
+        Ok(match keeper {
+            Some(keeper) => switch.keep_with(keeper),
+            None => switch,
+        })
     }
 }
 
@@ -200,6 +216,8 @@ pub(crate) struct Parts<'s> {
     pub(crate) workers: &'s Workers,
     pub(crate) control: &'s mut ControlServer,
     pub(crate) epoll: &'s ringferry_sys::epoll::Epoll,
+    pub(crate) links: &'s mut Links,
+    pub(crate) mirrors: &'s mut Mirrors,
 }
 
 impl Handed {
@@ -213,6 +231,11 @@ impl Handed {
         for worker in 0..workers.count() {
             workers.carry(worker, Carried { addresses: addresses.clone(), ..Carried::default() });
         }
+    }
+
+    /// Takes the connection to the service manager, with the time within which that wants to hear that the switch is alive.
+    pub(crate) fn manager(&mut self) -> Option<(Notifier, Option<Duration>)> {
+        self.manager.take()
     }
 
     /// Has the switch that runs stand still, and takes over all that it had.
@@ -252,6 +275,10 @@ impl Handed {
             let stats = Some(FdbStats::of_values(worker.fdb));
             parts.workers.carry(number, Carried { addresses: addresses.clone(), stats, waiting });
         }
+        for Mirror { from, to, direction, vlan, .. } in &state.mirrors {
+            // Of one whose ports are not there nothing can be copied.
+            let _ = parts.mirrors.add((from, to), *direction, *vlan, parts.ports, parts.workers);
+        }
         if !self.baton.drain()? {
             return Err(SuccessionError::Late);
         }
@@ -260,6 +287,8 @@ impl Handed {
         for (name, positions) in &positions {
             parts.ports.take_over(name, positions);
         }
+        parts.links.take_over(&state.links_down);
+        parts.links.follow(parts.ports, parts.workers);
         parts.workers.unpause();
         // The process before finds out that it has lost the baton, if this does not reach it.
         let _ = self.channel.send(Kind::Running, &[], &[], &[]);

@@ -50,6 +50,9 @@ pub struct SessionState {
     /// The descriptors that came with it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub received_fds: Vec<u32>,
+    /// Features and protocol features that it was offered.
+    #[serde(default)]
+    pub offered: Option<(u64, u64)>,
     /// Features of the last `SET_FEATURES`, as it came; absent: there was none.
     pub features: Option<u64>,
     /// Protocol features that were negotiated.
@@ -286,6 +289,7 @@ impl Session {
             socket: put(self.as_fd())?,
             received: received.to_vec(),
             received_fds: fds.iter().map(|fd| put(fd.as_fd())).collect::<io::Result<_>>()?,
+            offered: Some((self.offer.features, self.offer.protocol.bits())),
             features: self.features,
             protocol: self.protocol.bits(),
             memory,
@@ -396,7 +400,8 @@ impl Session {
         }
     }
 
-    /// Makes the session that another process had, whose descriptors come from `take`. It maps the memory, starts no ring, and tells no device
+    /// Makes the session that another process had, whose descriptors come from `take`. Of what that had offered the session goes on to offer what is in
+    /// `offer`, which is all that this program can. It maps the memory, starts no ring, and tells no device
     /// anything: the device is to begin with the session's [features](Self::features) and [memory](Self::memory).
     ///
     /// # Errors
@@ -404,9 +409,13 @@ impl Session {
     pub fn adopt(
         state: &SessionState,
         take: &mut Take<'_>,
-        offer: Offer,
+        mut offer: Offer,
         resources: Resources,
     ) -> Result<Session, AdoptError> {
+        if let Some((features, protocol)) = state.offered {
+            offer.features &= features;
+            offer.protocol &= ProtocolFeatures::from_bits_truncate(protocol);
+        }
         let closer = resources.closer.clone();
         let mut take =
             |number: u32, what| take(number).map(|fd| closer.defer(fd)).ok_or(AdoptError::Descriptor(what));

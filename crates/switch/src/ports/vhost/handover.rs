@@ -5,12 +5,15 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use ringferry_sys::socket::{Listener, Stream};
-use ringferry_vhost_user::backend::{CountersState, Put, Session, SessionState};
+use ringferry_vhost_user::backend::{CountersState, Offer, Put, Session, SessionState};
+use ringferry_vhost_user::message::ProtocolFeatures;
 use ringferry_virtio_net::Features;
 use serde::{Deserialize, Serialize};
 
 use super::control::{Endpoint, VhostPort};
-use crate::config::{PortConfig, VhostUserConfig, VhostUserEndpoint};
+use super::device::features;
+use crate::config::{FeatureToggles, PortConfig, VhostUserConfig, VhostUserEndpoint};
+use crate::plane::PAIRS;
 use crate::ports::handed::Descriptors;
 use crate::ports::{Context, OpenError, Plug, PortControl};
 use crate::privileged::Privileges;
@@ -80,7 +83,10 @@ impl VhostPort {
             self.retry_at = Instant::now() + Duration::from_millis(*left);
         }
         let Some(session) = &state.session else { return };
-        match Session::adopt(session, &mut |number| fds.take(number), self.offer, self.resources.clone()) {
+        // The settings may have changed since the front end has connected.
+        let mut all = Offer::net(features(FeatureToggles::default()).bits(), PAIRS).with_dirty_log();
+        all.protocol |= ProtocolFeatures::CONFIG;
+        match Session::adopt(session, &mut |number| fds.take(number), all, self.resources.clone()) {
             Ok(session) => {
                 self.device.features = Features::from_bits_retain(session.features().unwrap_or(0));
                 self.device.memory = session.memory().cloned();
