@@ -62,8 +62,14 @@ migration_is() {
 
 # vm_migrate NAME OTHER: moves the guest, compares the memory of both ends, and lets it run at the other.
 vm_migrate() {
-    local name=$1 other=$2 info
+    local name=$1 other=$2
     qmp "$name" "{\"execute\":\"migrate\",\"arguments\":{\"uri\":\"unix:$RUN/$other.incoming\"}}" || fail "$name cannot be migrated"
+    vm_arrive "$name" "$other"
+}
+
+# vm_arrive NAME OTHER: the rest of vm_migrate, once the migration is under way.
+vm_arrive() {
+    local name=$1 other=$2 info
     wait_for 60 migration_is "$name" completed || fail "$name does not get to $other: $(qmp "$name" '{"execute":"query-migrate"}')"
     wait_for 10 migration_is "$other" completed || fail "$other has not got all of $name"
     # Neither end runs now.

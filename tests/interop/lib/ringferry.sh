@@ -83,3 +83,11 @@ rf_queues_are() {
 rf_queues_used() {
     comm -13 <(sort <<<"$3") <(rf_queues "$1" "$2" | sort) | cut -d' ' -f1 | paste -sd' '
 }
+
+# rf_replace NAME NAMESPACE: another process takes over from a running switch, which then ends by itself.
+rf_replace() {
+    local name=$1 before=${PID[$1]}
+    rf_start "$name" "$2" run --replace --control "$RUN/$name.control"
+    wait_for 5 not_running "$before" || fail "$name: the process before does not end"
+    wait "$before" || fail "$name: exit code $? of a process that was replaced"
+}
