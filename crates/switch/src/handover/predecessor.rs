@@ -4,7 +4,7 @@
 //! Between the questions packets and messages of front ends are served as ever. The last question is answered with workers that stand
 //! still; when that call returns, either the successor has everything ([`Outcome::Replaced`]) or all goes on here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -21,11 +21,11 @@ use super::state::{
 use super::{PATIENCE, QUIET};
 use crate::config::Config;
 use crate::counters::PairCounters;
-use crate::fdb::{FdbPage, FdbStats};
+use crate::fdb::FdbPage;
 use crate::links::Links;
 use crate::manager::Manager;
 use crate::mirrors::Mirrors;
-use crate::plane::{Address, Waiting};
+use crate::plane::{Address, Held};
 use crate::ports::handed::Descriptors;
 use crate::ports::queues::Workers;
 use crate::ports::table::{Generation, PortTable};
@@ -142,8 +142,7 @@ impl Predecessor {
             generations.insert(name, generation);
         }
         let mut bulk = Writer::default();
-        let (addresses, _) = addresses(parts.workers, u32::MAX);
-        let addresses = bulk.addresses(addresses);
+        let addresses = bulk.addresses(latest(all_addresses(parts.workers)));
         let numbers = parts.ports.interfaces().map(|port| (port.name.to_owned(), port.id.0)).collect();
         let (manager, keeps) = (parts.manager.connection().is_some(), parts.keeps);
         let fds: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
@@ -219,11 +218,10 @@ impl Predecessor {
         let mut bulk = Writer::default();
         // Of the second in which the draft was made it may have missed some.
         let age = parts.workers.seconds().saturating_sub(drafted.second) + 1;
-        let (recent, stats) = addresses(parts.workers, age);
-        let addresses = bulk.addresses(recent);
-        let waiting = parts.workers.waiting().map_err(|late| self.refuse(format!("{late}: try again")))?;
+        let held = parts.workers.held(age).map_err(|late| self.refuse(format!("{late}: try again")))?;
+        let addresses = bulk.addresses(latest(held.iter().flat_map(|held| held.addresses.iter().copied())));
         let ports = ports(parts, &mut bulk);
-        let workers = workers(parts.workers, &stats, &waiting, &mut bulk);
+        let workers = workers(parts.workers, &held, &mut bulk);
         let fds: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         let (links_down, mirrors) = (parts.links.down(), parts.mirrors.list().mirrors);
         let state = Final { entries, ports, addresses, workers, links_down, mirrors };
@@ -267,23 +265,25 @@ fn hello(parts: &Parts<'_>) -> Hello {
     }
 }
 
-/// Returns the learned addresses of all workers that were seen in the last `age` seconds, each as the worker has it that saw it last, and the counters of each
-/// worker's database.
-fn addresses(workers: &Workers, age: u32) -> (Vec<Address>, BTreeMap<usize, FdbStats>) {
-    let (mut all, mut stats) = (BTreeMap::new(), BTreeMap::new());
-    let now = workers.seconds();
-    workers.addresses_by_worker(|worker, FdbPage { items, stats: counted, .. }| {
-        stats.insert(worker, counted);
-        for item in items.iter().filter(|item| !item.fixed && item.age <= age) {
-            let address =
-                Address { vid: item.vid, mac: item.mac, port: item.port, seen: now.saturating_sub(item.age) };
-            let known: &mut Address = all.entry((item.vid, item.mac)).or_insert(address);
-            if known.seen < address.seen {
-                *known = address;
-            }
-        }
+/// Returns the learned addresses of all workers, while packets flow.
+fn all_addresses(workers: &Workers) -> Vec<Address> {
+    let (mut all, now) = (Vec::new(), workers.seconds());
+    workers.addresses(|FdbPage { items, .. }| {
+        all.extend(items.iter().filter(|item| !item.fixed).map(|item| Address::of(item, now)));
     });
-    (all.into_values().collect(), stats)
+    all
+}
+
+/// Returns each address once, as the worker has it that saw it last.
+fn latest(addresses: impl IntoIterator<Item = Address>) -> impl Iterator<Item = Address> {
+    let mut all = HashMap::new();
+    for address in addresses {
+        let known: &mut Address = all.entry((address.vid, address.mac)).or_insert(address);
+        if known.seen < address.seen {
+            *known = address;
+        }
+    }
+    all.into_values()
 }
 
 fn ports(parts: &Parts<'_>, bulk: &mut Writer) -> BTreeMap<String, PortNumbers> {
@@ -309,16 +309,11 @@ fn ports(parts: &Parts<'_>, bulk: &mut Writer) -> BTreeMap<String, PortNumbers> 
     numbers.collect()
 }
 
-fn workers(
-    workers: &Workers,
-    stats: &BTreeMap<usize, FdbStats>,
-    waiting: &[Waiting],
-    bulk: &mut Writer,
-) -> Vec<WorkerState> {
-    let states = workers.counters().enumerate().map(|(number, counters)| WorkerState {
+fn workers(workers: &Workers, held: &[Held], bulk: &mut Writer) -> Vec<WorkerState> {
+    let states = workers.counters().zip(held).map(|(counters, held)| WorkerState {
         counters: counters.values(),
-        fdb: stats.get(&number).map(FdbStats::values).unwrap_or_default(),
-        waiting: waiting.get(number).map(|waiting| bulk.waiting(waiting)).unwrap_or_default(),
+        fdb: held.stats.values(),
+        waiting: bulk.waiting(&held.waiting),
     });
     states.collect()
 }

@@ -45,6 +45,7 @@ pub use port::Steering;
 pub use queues::{Delivery, DirectRead, FrameCost, Lease, PortHandle, Queues, Taken, Watch};
 pub use worker::Workers;
 pub use worker::fault::{FaultReporter, PortFault};
+pub(crate) use worker::handles::Stopping;
 pub use worker::handles::{Late, Owners, Placement};
-pub(crate) use worker::handover::{Address, Carried, Waiting};
+pub(crate) use worker::handover::{Address, Carried, Held, Waiting};
 pub(crate) use worker::holes::{HOLES, Sleeps};

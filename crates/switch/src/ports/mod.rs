@@ -274,6 +274,9 @@ pub(crate) trait PortControl {
     /// Those of `put`.
     fn hand_over(&self, put: &mut Put<'_>) -> io::Result<HandedPort>;
 
+    /// Asks the workers, which are paused, for what [`suspend`](Self::suspend) takes, which is called next, and does not wait for them.
+    fn begin_to_suspend(&mut self) {}
+
     /// Takes from the workers, which are paused, what another process is to have, and returns where it goes on there.
     ///
     /// # Errors

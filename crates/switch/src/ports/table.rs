@@ -262,8 +262,13 @@ impl PortTable {
     /// # Errors
     /// A worker does not answer, for people; [`resume`](Self::resume) has the entries go on.
     pub(crate) fn suspend(&mut self) -> Result<BTreeMap<String, Positions>, String> {
+        // All that wait for the workers wait at once.
+        self.entries.values_mut().for_each(|entry| entry.control.begin_to_suspend());
         let entries = self.entries.values_mut();
-        entries.map(|Entry { config, control, .. }| Ok((config.name.clone(), control.suspend()?))).collect()
+        let suspended =
+            entries.map(|Entry { config, control, .. }| Ok((config.name.clone(), control.suspend()?)));
+        // All of them were asked to, so all are waited for, whichever fails.
+        suspended.collect::<Vec<_>>().into_iter().collect()
     }
 
     /// Has all entries go on in this process.

@@ -14,7 +14,7 @@ use crate::plane::capture::{CaptureId, Tap};
 use crate::plane::policy::PortPolicy;
 use crate::plane::port::Steering;
 use crate::plane::queues::{PortHandle, Queues};
-use crate::plane::worker::handover::{Carried, Waiting};
+use crate::plane::worker::handover::{Carried, Held};
 use crate::rules::Rules;
 
 /// One thing to do between two bursts.
@@ -71,8 +71,8 @@ pub(crate) enum Command<P: Queues> {
     Pause(SyncSender<()>),
     /// Take from queues again.
     Unpause,
-    /// Say which frames wait in shapers.
-    Waiting(SyncSender<Waiting>),
+    /// Say what is nowhere else, of the addresses those of the last seconds.
+    HandOver(u32, SyncSender<Held>),
     /// Begin where the worker of another process stood.
     Carry(Box<Carried>),
     /// Be busy until the test says otherwise.

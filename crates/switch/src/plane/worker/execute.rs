@@ -149,8 +149,8 @@ impl<P: Queues> Worker<P> {
                 let _ = reply.send(());
             }
             Command::Unpause => self.paused = false,
-            Command::Waiting(reply) => {
-                let _ = reply.send(self.waiting());
+            Command::HandOver(age, reply) => {
+                let _ = reply.send(self.held(age));
             }
             Command::Carry(carried) => self.carry(*carried),
             #[cfg(test)]

@@ -381,16 +381,33 @@ impl<P: Queues> Workers<P> {
         port: PortId,
         queues: impl IntoIterator<Item = (u16, u16)>,
     ) -> Result<Vec<(u16, P::Stopped)>, Late> {
+        self.stopped(self.begin_to_stop(port, queues))
+    }
+
+    /// Does the first half of [`stop_queues`](Self::stop_queues), which waits for nothing, so that those of many ports are stopped at once.
+    pub(crate) fn begin_to_stop(
+        &self,
+        port: PortId,
+        queues: impl IntoIterator<Item = (u16, u16)>,
+    ) -> Stopping<P> {
         let asked = self.by_worker(port, queues).map(|(worker, indices)| {
             let (reply, answer) = sync_channel(1);
             worker.send(Command::StopAll(port, indices, reply));
-            (worker, answer)
+            (worker.number, answer)
         });
-        let asked: Vec<_> = asked.collect();
+        Stopping { port, asked: asked.collect() }
+    }
+
+    /// Waits for queues that [were asked](Self::begin_to_stop) to stop, and returns what [`stop_queues`](Self::stop_queues) does.
+    ///
+    /// # Errors
+    /// As for [`stop_queues`](Self::stop_queues).
+    pub(crate) fn stopped(&self, stopping: Stopping<P>) -> Result<Vec<(u16, P::Stopped)>, Late> {
         let deadline = Instant::now() + ANSWER_DEADLINE;
         let mut all = Vec::new();
-        for (worker, answer) in asked {
-            all.extend(worker.wait(&answer, deadline, Some(port))?.into_iter().flatten());
+        for (worker, answer) in stopping.asked {
+            let worker = &self.workers[worker];
+            all.extend(worker.wait(&answer, deadline, Some(stopping.port))?.into_iter().flatten());
         }
         Ok(all)
     }
@@ -505,17 +522,12 @@ impl<P: Queues> Workers<P> {
 
     /// Hands the forwarding databases of all workers, but for late ones, to `page`, part by part. Packets go on between the parts.
     pub fn addresses(&self, mut page: impl FnMut(FdbPage)) {
-        self.addresses_by_worker(|_, part| page(part));
-    }
-
-    /// Does the same as [`addresses`](Self::addresses), with the number of the worker that each part is of.
-    pub(crate) fn addresses_by_worker(&self, mut page: impl FnMut(usize, FdbPage)) {
         for worker in self.not_late() {
             let mut next = Some(0);
             while let Some(from) = next {
                 let Ok(Some(part)) = worker.ask(|reply| Command::Addresses(from, reply)) else { break };
                 next = part.next;
-                page(worker.number, part);
+                page(part);
             }
         }
     }
@@ -546,6 +558,15 @@ impl<P: Queues> Workers<P> {
     pub fn is_dead(&self) -> bool {
         self.workers.iter().any(|worker| worker.thread.as_ref().is_none_or(JoinHandle::is_finished))
     }
+}
+
+/// What remains of queues that were stopped, by their indices.
+type Stopped<P> = Vec<(u16, <P as Queues>::Stopped)>;
+
+/// Queues of a port that were asked to stop, with the numbers of their workers, which answer.
+pub(crate) struct Stopping<P: Queues> {
+    port: PortId,
+    asked: Vec<(usize, Receiver<Stopped<P>>)>,
 }
 
 /// How a worker begins.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use ringferry_packet::ether::Mac;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::fdb::{FdbStats, PortId};
+use crate::fdb::{FdbItem, FdbStats, PortId};
 use crate::plane::now::Clock;
 use crate::plane::policy::shaper::Queued;
 use crate::plane::queues::Queues;
@@ -41,6 +41,23 @@ pub(crate) struct Address {
     pub(crate) mac: Mac,
     pub(crate) port: PortId,
     pub(crate) seen: u32,
+}
+
+impl Address {
+    /// The address of an item that was read at this second.
+    pub(crate) fn of(item: &FdbItem, second: u32) -> Address {
+        Address { vid: item.vid, mac: item.mac, port: item.port, seen: second.saturating_sub(item.age) }
+    }
+}
+
+/// What a paused worker holds that is nowhere else.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) waiting: Waiting,
+    /// Learned addresses.
+    pub(crate) addresses: Vec<Address>,
+    /// Counters of its forwarding database.
+    pub(crate) stats: FdbStats,
 }
 
 /// What a worker of the successor begins with.
@@ -104,12 +121,13 @@ impl<P: Queues> Workers<P> {
         self.workers.iter().for_each(|worker| worker.send(Command::Unpause));
     }
 
-    /// Returns the frames that wait in each worker. Call it on paused workers.
+    /// Returns what each worker holds, of the addresses those that were seen in the last `age` seconds. Call it on paused workers. It is one question
+    /// for all of that, as packets wait for the answer, and on a busy machine a worker may have to wait for a processor.
     ///
     /// # Errors
     /// A worker does not answer.
-    pub(crate) fn waiting(&self) -> Result<Vec<Waiting>, Late> {
-        self.ask_each(Command::Waiting)
+    pub(crate) fn held(&self, age: u32) -> Result<Vec<Held>, Late> {
+        self.ask_each(|reply| Command::HandOver(age, reply))
     }
 
     /// Gives a worker what another one of its number had.
@@ -137,7 +155,7 @@ impl<P: Queues> Workers<P> {
     }
 
     /// Asks all workers, each of which has to answer.
-    fn ask_each<T>(&self, command: fn(SyncSender<T>) -> Command<P>) -> Result<Vec<T>, Late> {
+    fn ask_each<T>(&self, command: impl Fn(SyncSender<T>) -> Command<P>) -> Result<Vec<T>, Late> {
         let asked = self.workers.iter().map(|worker| {
             let (reply, answer) = sync_channel(1);
             worker.send(command(reply));
@@ -165,8 +183,20 @@ impl<P: Queues> Worker<P> {
         self.settle();
     }
 
+    /// Returns what is nowhere else, which stays here as well.
+    pub(super) fn held(&self, age: u32) -> Held {
+        let (mut addresses, mut next) = (Vec::new(), Some(0));
+        while let Some(from) = next {
+            let page = self.fdb.page(from, self.seconds);
+            let recent = page.items.into_iter().filter(|item| !item.fixed && item.age <= age);
+            addresses.extend(recent.map(|item| Address::of(&item, self.seconds)));
+            next = page.next;
+        }
+        Held { waiting: self.waiting(), addresses, stats: self.fdb.stats() }
+    }
+
     /// Returns the frames that wait in shapers, which stay there.
-    pub(super) fn waiting(&self) -> Waiting {
+    fn waiting(&self) -> Waiting {
         let ports = (0u16..).zip(&self.ports).filter_map(|(id, port)| Some((PortId(id), port.as_ref()?)));
         ports.flat_map(|(id, port)| port.shaper.queued().map(move |queued| (id, queued))).collect()
     }

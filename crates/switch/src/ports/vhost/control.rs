@@ -773,6 +773,16 @@ impl PortControl for VhostPort {
         Ok(HandedPort::VhostUser(Box::new(self.handed(put)?)))
     }
 
+    fn begin_to_suspend(&mut self) {
+        if let Some(session) = &self.session {
+            let running = (0..).zip(session.rings()).filter(|(_, ring)| ring.started);
+            let running: Vec<u16> = running.map(|(index, _)| index).collect();
+            if !running.is_empty() {
+                self.device.begin_to_stop(&running);
+            }
+        }
+    }
+
     fn suspend(&mut self) -> Result<Positions, String> {
         let Some(session) = &mut self.session else { return Ok(Positions::new()) };
         let suspended = session.suspend(&mut self.device).map(|()| session.positions());

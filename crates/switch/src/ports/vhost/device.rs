@@ -23,8 +23,8 @@ use crate::config::{DEFAULT_MTU, FeatureToggles};
 use crate::counters::PortCounters;
 use crate::fdb::PortId;
 use crate::log_limit::LogLimit;
-use crate::plane::{Late, PAIRS, PortShared};
-use crate::ports::queues::{AnyRequest, AnyStart, AnyStopped, Workers};
+use crate::plane::{Late, PAIRS, PortShared, Stopping};
+use crate::ports::queues::{AnyQueues, AnyRequest, AnyStart, AnyStopped, Workers};
 use crate::rules::Rules;
 
 /// Least time between two announcements of a guest that has moved.
@@ -57,6 +57,8 @@ pub(super) struct PortDevice {
     pub(super) bases: Vec<u16>,
     /// Rings that the front end has started and that nobody serves, with the reason.
     pub(super) refused: BTreeMap<u16, String>,
+    /// Rings that [were asked](PortDevice::begin_to_stop) to stop.
+    pub(super) stopping: Option<Stopping<AnyQueues>>,
     /// The addresses that are known to be the guest's; see [`stations`].
     pub(super) stations: Vec<Mac>,
     /// Time of the last announcement.
@@ -96,6 +98,7 @@ impl PortDevice {
             bases: Vec::new(),
             refused: BTreeMap::new(),
             stations: Vec::new(),
+            stopping: None,
             announced: None,
             limit,
             unanswered: None,
@@ -147,6 +150,17 @@ impl PortDevice {
         for station in stations {
             self.workers.inject(self.id, rarp_announcement(*station).to_vec());
         }
+    }
+
+    fn ask_to_stop(&self, rings: &[u16]) -> Stopping<AnyQueues> {
+        let queues = rings.iter().map(|index| (queue_index::pair(*index), *index));
+        self.workers.begin_to_stop(self.id, queues)
+    }
+
+    /// Asks the workers to stop rings, all that run, without waiting for them. The next call of [`rings_stopped`](Device::rings_stopped), for the same
+    /// rings, waits.
+    pub(super) fn begin_to_stop(&mut self, rings: &[u16]) {
+        self.stopping = Some(self.ask_to_stop(rings));
     }
 
     /// Records that a worker has not answered.
@@ -270,8 +284,11 @@ impl Device for PortDevice {
 
     fn rings_stopped(&mut self, rings: &[u16]) -> Result<Vec<u16>, Unanswered> {
         self.refused.retain(|index, _| !rings.contains(index));
-        let queues = rings.iter().map(|index| (queue_index::pair(*index), *index));
-        let stopped = self.workers.stop_queues(self.id, queues).map_err(|late| self.note(late))?;
+        let stopping = match self.stopping.take() {
+            Some(stopping) => stopping,
+            None => self.ask_to_stop(rings),
+        };
+        let stopped = self.workers.stopped(stopping).map_err(|late| self.note(late))?;
         let base = |index: &u16| {
             let stopped = stopped.iter().find_map(|(at, stopped)| match stopped {
                 AnyStopped::Vhost(base) if at == index => Some(*base),
