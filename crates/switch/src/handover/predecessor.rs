@@ -16,11 +16,10 @@ use serde::Serialize;
 use super::bulk::Writer;
 use super::channel::{Channel, Kind};
 use super::state::{
-    Draft, EntryState, FORMAT, FileState, Final, Hello, PortNumbers, UNDERSTOOD, WorkerState,
+    Draft, EntryState, FORMAT, FileState, Final, Hello, PortNumbers, UNDERSTOOD, Values, WorkerState,
 };
 use super::{PATIENCE, QUIET};
 use crate::config::Config;
-use crate::counters::PairCounters;
 use crate::fdb::FdbPage;
 use crate::links::Links;
 use crate::manager::Manager;
@@ -299,7 +298,7 @@ fn ports(parts: &Parts<'_>, bulk: &mut Writer) -> BTreeMap<String, PortNumbers> 
         match port.queues {
             InterfaceQueues::Pairs(shared) => {
                 numbers.owners = (0..crate::plane::PAIRS).map(owner).collect();
-                numbers.pairs = shared.pairs.iter().map(PairCounters::values).collect();
+                numbers.pairs = shared.pairs.iter().map(|pair| Values(pair.values())).collect();
                 numbers.flows = bulk.flows(shared.flows.words());
             }
             InterfaceQueues::Kernel(queues) => numbers.owners = (0..queues).map(owner).collect(),
@@ -311,8 +310,8 @@ fn ports(parts: &Parts<'_>, bulk: &mut Writer) -> BTreeMap<String, PortNumbers> 
 
 fn workers(workers: &Workers, held: &[Held], bulk: &mut Writer) -> Vec<WorkerState> {
     let states = workers.counters().zip(held).map(|(counters, held)| WorkerState {
-        counters: counters.values(),
-        fdb: held.stats.values(),
+        counters: Values(counters.values()),
+        fdb: Values(held.stats.values()),
         waiting: bulk.waiting(&held.waiting),
     });
     states.collect()

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use ringferry_control::mirror::Mirror;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::bulk::Section;
 use crate::ports::Positions;
@@ -112,6 +112,30 @@ pub(crate) struct Final {
     pub(crate) mirrors: Vec<Mirror>,
 }
 
+/// Counters in an order that stays as it is. Further ones can be added at the end: a reader passes over those that it does not know, and takes those
+/// that it misses for 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Values<const N: usize>(pub(crate) [u64; N]);
+
+impl<const N: usize> Default for Values<N> {
+    fn default() -> Self {
+        Self([0; N])
+    }
+}
+
+impl<const N: usize> Serialize for Values<N> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.as_slice().serialize(serializer)
+    }
+}
+
+impl<'de, const N: usize> Deserialize<'de> for Values<N> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let values = Vec::<u64>::deserialize(deserializer)?;
+        Ok(Self(std::array::from_fn(|at| values.get(at).copied().unwrap_or(0))))
+    }
+}
+
 /// What there is to say of one port, besides its entry.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -125,7 +149,7 @@ pub(crate) struct PortNumbers {
     /// Its drops by reason.
     pub(crate) drops: BTreeMap<String, u64>,
     /// Counters of its queue pairs.
-    pub(crate) pairs: Vec<[u64; 7]>,
+    pub(crate) pairs: Vec<Values<7>>,
     /// How much of its token buckets is used, by key of the rule.
     pub(crate) buckets: BTreeMap<String, u64>,
     /// The flows that its guest sends.
@@ -137,9 +161,116 @@ pub(crate) struct PortNumbers {
 #[serde(default)]
 pub(crate) struct WorkerState {
     /// Its counters.
-    pub(crate) counters: [u64; 5],
+    pub(crate) counters: Values<5>,
     /// Counters of its forwarding database: learned, moved, replaced, refused, aged, limited.
-    pub(crate) fdb: [u64; 6],
+    pub(crate) fdb: Values<6>,
     /// Frames that wait in its shapers.
     pub(crate) waiting: Section,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::de::DeserializeOwned;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// The state of a switch with a connected front end, a port without one and a tap, as the first program wrote it.
+    const HELLO: &str = include_str!("recorded/form-1-hello.json");
+    const DRAFT: &str = include_str!("recorded/form-1-draft.json");
+    const FINAL: &str = include_str!("recorded/form-1-final.json");
+
+    fn read<T: DeserializeOwned>(text: &str) -> T {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn what_the_first_program_has_written_is_read() {
+        let hello: Hello = read(HELLO);
+        assert_eq!((hello.format, hello.workers, hello.began), (1, 2, 30_607_174_003_550));
+        assert_eq!(hello.needs, ["tap", "vhost-user"]);
+        assert_eq!(hello.file.unwrap().ports, ["vm0", "b", "rfe0"]);
+        let draft: Draft = read(DRAFT);
+        let entries: Vec<_> =
+            draft.entries.iter().map(|entry| (entry.name.as_str(), entry.descriptors)).collect();
+        assert_eq!(entries, [("vm0", 9), ("b", 0), ("rfe0", 2)]);
+        let is_tap = |state: &Option<HandedPort>| matches!(state, Some(HandedPort::Tap(_)));
+        assert_eq!(
+            draft.entries.iter().map(|entry| is_tap(&entry.state)).collect::<Vec<_>>(),
+            [false, false, true]
+        );
+        assert_eq!(draft.numbers["rfe0"], 2);
+        let last: Final = read(FINAL);
+        assert_eq!(last.entries[0].positions[..3], [Some(0), Some(0), None]);
+        let port = &last.ports["vm0"];
+        assert_eq!((port.pairs[0].0[6], port.owners.len(), port.counters["calls"]), (2, 16, 2));
+        assert_eq!(last.ports["b"].drops["link-down"], 6);
+        assert_eq!(last.workers[0].counters.0[..2], [203, 5]);
+        // What is written now, a reader of the first form still finds all of it.
+        for (written, recorded) in [
+            (serde_json::to_value(read::<Hello>(HELLO)), HELLO),
+            (serde_json::to_value(draft), DRAFT),
+            (serde_json::to_value(last), FINAL),
+        ] {
+            assert_contains(&written.unwrap(), &read(recorded));
+        }
+    }
+
+    /// All of `old` is in `new`, with its values.
+    #[track_caller]
+    fn assert_contains(new: &Value, old: &Value) {
+        match (new, old) {
+            (Value::Object(new), Value::Object(old)) => {
+                for (key, old) in old {
+                    assert_contains(new.get(key).unwrap_or_else(|| panic!("{key} is missing")), old);
+                }
+            }
+            (Value::Array(new), Value::Array(old)) => {
+                assert!(new.len() >= old.len(), "{new:?} {old:?}");
+                new.iter().zip(old).for_each(|(new, old)| assert_contains(new, old));
+            }
+            _ => assert_eq!(new, old),
+        }
+    }
+
+    /// Reads a text whose objects at `places` have a field more.
+    fn with_more<T: DeserializeOwned>(text: &str, places: &[&str]) -> T {
+        let mut value: Value = read(text);
+        for place in places {
+            let object = value.pointer_mut(place).and_then(Value::as_object_mut);
+            object.expect("an object").insert("novelty".to_owned(), json!({ "of": ["a", 1] }));
+        }
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn what_a_later_program_adds_is_passed_over() {
+        let hello: Hello = with_more(HELLO, &["", "/file"]);
+        assert_eq!(hello, read(HELLO));
+        let port = "/entries/0/state/vhost-user";
+        let places = ["/session", "/session/memory/0", "/session/rings/0", "/session/counters", "/past", ""];
+        let places = places.map(|place| format!("{port}{place}"));
+        let places: Vec<_> = places.iter().map(String::as_str).collect();
+        let more = ["", "/entries/0", "/entries/2/state/tap"];
+        let draft: Draft = with_more(DRAFT, &[&more[..], &places].concat());
+        assert_eq!(format!("{draft:?}"), format!("{:?}", read::<Draft>(DRAFT)));
+        let last: Final = with_more(FINAL, &["", "/entries/0", "/ports/vm0", "/workers/1"]);
+        assert_eq!(format!("{last:?}"), format!("{:?}", read::<Final>(FINAL)));
+        let port: PortNumbers =
+            read(r#"{ "pairs": [[1, 2, 3, 4, 5, 6, 7, 8]], "counters": { "fears": 3 } }"#);
+        assert_eq!(port.pairs, [Values([1, 2, 3, 4, 5, 6, 7])]);
+    }
+
+    #[test]
+    fn what_an_earlier_program_did_not_say_has_a_default() {
+        let last: Final = read(
+            r#"{ "entries": [{ "name": "a" }], "ports": { "a": {} }, "addresses": { "at": 0, "bytes": 0 }, "workers": [{}, { "fdb": [4] }] }"#,
+        );
+        assert!(last.entries[0].state.is_none() && last.entries[0].positions.is_empty());
+        assert!(last.ports["a"].owners.is_empty());
+        assert_eq!(
+            (last.workers[0].counters, last.workers[1].fdb),
+            (Values([0; 5]), Values([4, 0, 0, 0, 0, 0]))
+        );
+    }
 }

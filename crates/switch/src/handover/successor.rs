@@ -270,9 +270,9 @@ impl Handed {
         }
         let addresses = bulk.addresses(state.addresses, &ids);
         for (number, (counters, worker)) in parts.workers.counters().zip(&state.workers).enumerate() {
-            counters.restore(worker.counters);
+            counters.restore(worker.counters.0);
             let waiting = bulk.waiting(worker.waiting, &ids);
-            let stats = Some(FdbStats::of_values(worker.fdb));
+            let stats = Some(FdbStats::of_values(worker.fdb.0));
             parts.workers.carry(number, Carried { addresses: addresses.clone(), stats, waiting });
         }
         for Mirror { from, to, direction, vlan, .. } in &state.mirrors {
@@ -302,7 +302,7 @@ fn restore(parts: &Parts<'_>, name: &str, numbers: &PortNumbers, bulk: Reader<'_
     port.counters.restore(&numbers.counters, &numbers.drops);
     parts.workers.set_buckets(port.id, &numbers.buckets);
     if let InterfaceQueues::Pairs(shared) = &port.queues {
-        shared.pairs.iter().zip(&numbers.pairs).for_each(|(pair, values)| pair.restore(*values));
+        shared.pairs.iter().zip(&numbers.pairs).for_each(|(pair, values)| pair.restore(values.0));
         bulk.flows(numbers.flows).for_each(|flow| shared.flows.restore(flow));
     }
     for (queue, worker) in (0u16..).zip(&numbers.owners) {
