@@ -540,6 +540,42 @@ fn who_finds_no_switch_or_one_that_breaks_off_says_so() {
     }
 }
 
+/// A switch that says of its state what this program cannot know is left as it is.
+#[test]
+fn a_switch_of_a_later_form_or_with_what_is_unknown_is_not_replaced() {
+    for (format, needs, error) in [
+        (2, "[]", "the running switch (9.9) cannot be replaced by this program: it hands over in form 2"),
+        (1, "[\"tap\",\"teleport\"]", "it has what this program does not know: [\"teleport\"]"),
+    ] {
+        let place = Place::new();
+        let listener = Listener::bind(place.control()).unwrap();
+        let text = format!(
+            "{{\"format\":{format},\"needs\":{needs},\"program\":\"9.9\",\"config\":\"\",\"workers\":1,\"began\":0,\"started\":0}}"
+        );
+        let file = rustix::fs::memfd_create("hello", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&file, text.as_bytes()).unwrap();
+        let header =
+            [&b"RFHO"[..], &1_u32.to_le_bytes(), &(text.len() as u64).to_le_bytes(), &[0; 16]].concat();
+        let (output, rest) = std::thread::scope(|scope| {
+            let server = scope.spawn(|| {
+                let stream = listener.wait().unwrap();
+                stream.set_timeout(Some(PATIENCE)).unwrap();
+                stream.recv(&mut [0; 4096], &mut Vec::new()).unwrap();
+                stream.send(b"{\"ok\":{\"replacing\":{\"format\":1,\"pid\":1}}}\n", &[]).unwrap();
+                stream.recv(&mut [0; 32], &mut Vec::new()).unwrap();
+                stream.send(&header, &[file.as_fd()]).unwrap();
+                // It asks for nothing more.
+                stream.recv(&mut [0; 32], &mut Vec::new()).unwrap().bytes
+            });
+            let output = replace(&place).output().unwrap();
+            (output, server.join().unwrap())
+        });
+        let words = failure(&output);
+        assert!(words.contains(error), "{error}: {words}");
+        assert_eq!(rest, 0);
+    }
+}
+
 #[test]
 fn in_the_background_and_only_if_the_program_is_another_one() {
     let place = Place::new();
