@@ -284,9 +284,11 @@ impl Handed {
         }
         // From here on nothing may fail.
         parts.control.listener().keep(!self.privileges.are_elsewhere());
-        for (name, positions) in &positions {
-            parts.ports.take_over(name, positions);
-        }
+        parts.workers.at_once(|| {
+            for (name, positions) in &positions {
+                parts.ports.take_over(name, positions);
+            }
+        });
         parts.links.take_over(&state.links_down);
         parts.links.follow(parts.ports, parts.workers);
         parts.workers.unpause();

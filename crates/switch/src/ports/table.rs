@@ -263,7 +263,8 @@ impl PortTable {
     /// A worker does not answer, for people; [`resume`](Self::resume) has the entries go on.
     pub(crate) fn suspend(&mut self) -> Result<BTreeMap<String, Positions>, String> {
         // All that wait for the workers wait at once.
-        self.entries.values_mut().for_each(|entry| entry.control.begin_to_suspend());
+        let workers = Arc::clone(&self.workers);
+        workers.at_once(|| self.entries.values_mut().for_each(|entry| entry.control.begin_to_suspend()));
         let entries = self.entries.values_mut();
         let suspended =
             entries.map(|Entry { config, control, .. }| Ok((config.name.clone(), control.suspend()?)));

@@ -10,7 +10,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-#[cfg(test)]
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -91,6 +90,8 @@ pub(crate) struct WorkerHandle<P: Queues> {
     /// Whether it sleeps in that, once it runs and where the kernel says so.
     waits: Arc<OnceLock<HoleWaits>>,
     reporter: Arc<FaultReporter>,
+    /// Commands wait until the worker is woken for all of them.
+    gathers: AtomicBool,
     #[cfg(test)]
     is_in_hole: AtomicBool,
 }
@@ -631,6 +632,7 @@ impl<P: Queues> WorkerHandle<P> {
             touched,
             waits,
             reporter,
+            gathers: AtomicBool::new(false),
             #[cfg(test)]
             is_in_hole: AtomicBool::new(false),
         })
@@ -641,10 +643,20 @@ impl<P: Queues> WorkerHandle<P> {
         self.submit(Posted { command, place: None });
     }
 
+    /// Has commands gather, or wakes the worker for those that have.
+    pub(super) fn set_gathers(&self, gathers: bool) {
+        self.gathers.store(gathers, Ordering::Relaxed);
+        if !gathers {
+            let _ = self.bell.signal();
+        }
+    }
+
     fn submit(&self, posted: Posted<P>) {
         // A worker that is gone has let go of everything, which is all a command could want.
         let _ = self.commands.send(posted);
-        let _ = self.bell.signal();
+        if !self.gathers.load(Ordering::Relaxed) {
+            let _ = self.bell.signal();
+        }
     }
 
     /// Asks, and waits for the answer; `None` if the worker has none.

@@ -121,6 +121,18 @@ impl<P: Queues> Workers<P> {
         self.workers.iter().for_each(|worker| worker.send(Command::Unpause));
     }
 
+    /// Has the commands of a task, which waits for none of them, gather, and wakes the workers once for all. A worker that is woken may take the
+    /// processor from this thread each time, for longer than all of this takes.
+    pub(crate) fn at_once<T>(&self, task: impl FnOnce() -> T) -> T {
+        let gather = |gathers| {
+            self.workers.iter().for_each(|worker| worker.set_gathers(gathers));
+        };
+        gather(true);
+        let done = task();
+        gather(false);
+        done
+    }
+
     /// Returns what each worker holds, of the addresses those that were seen in the last `age` seconds. Call it on paused workers. It is one question
     /// for all of that, as packets wait for the answer, and on a busy machine a worker may have to wait for a processor.
     ///
