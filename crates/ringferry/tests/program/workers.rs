@@ -385,7 +385,8 @@ fn a_replacement_changes_neither_the_worker_of_a_pair_nor_the_pair_of_a_flow() {
                     let (flow, number) = opened(&frame);
                     assert_eq!(pair, usize::from(flow) % 2, "flow {flow} has left its pair");
                     let before = last.insert(flow, number);
-                    let next = before.map_or(u32::from(flow) - 3000, |before| before + u32::from(FLOWS));
+                    let next =
+                        before.map_or_else(|| u32::from(flow) - 3000, |before| before + u32::from(FLOWS));
                     assert_eq!(number, next, "flow {flow}");
                     arrived += 1;
                 }
