@@ -273,7 +273,7 @@ fn an_answer_may_come_later_and_others_are_answered_before() {
                 tickets.push(ticket);
                 None
             }
-            request => Some(handle(request)),
+            request => Some(handle(request).into()),
         });
         tickets.clone()
     };
