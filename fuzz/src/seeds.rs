@@ -494,6 +494,18 @@ fn sessions() -> Vec<Seed> {
         word(Request::SetVringKick, 1 << 8),
     ];
     seed("migration_log_comes_late", &late, 19, 0);
+    // Before each message another process takes over, while rings of either layout start, and while one is logged.
+    let handed = |messages: Vec<Message>| -> Vec<Message> {
+        messages.into_iter().map(|message| Message { flags: message.flags | 1 << 6, ..message }).collect()
+    };
+    for (name, packed) in [("handed_over_split", false), ("handed_over_packed", true)] {
+        let parts =
+            [handed(session::set_up(packed)), handed(session::start(1, u32::from(packed) * 0x8000_8000))];
+        seed(name, &parts, 18, 2);
+    }
+    let logged =
+        [session::set_up(false), handed(session::log(Some(16))), handed(empty(Request::GetQueueNum))];
+    seed("handed_over_with_log", &logged, 16, 1);
     // The faults are: descriptors where none belong, a pipe for memory, a kick that is no event, more
     // promised than sent.
     let pipe = 2;

@@ -18,6 +18,7 @@ use ringferry_vhost_user::message::{
     MemoryRegion, MemoryTable, Request, SingleRegion, VERSION, VringAddr, VringState,
 };
 use ringferry_vhost_user::{Device, Offer, ProtocolFeatures, Resources, RingSetup, Session, Unanswered};
+use serde_json::Value;
 use zerocopy::IntoBytes;
 
 use crate::ring::Reached;
@@ -31,7 +32,9 @@ pub const MEMORY: u64 = 0x1_0000;
 const PAIRS: u16 = 2;
 /// Descriptors a session may hold at a time: three events for each ring, twice while it runs, the socket for
 /// the back end's requests, and those of a message that has not come to its end.
-const MAX_HELD: usize = 6 * 2 * PAIRS as usize + 1 + MAX_FDS;
+const MAX_HELD: usize = 6 * 2 * PAIRS as usize + 1 + MAX_FDS + MAX_FILES;
+/// Files of memory, of the dirty log and of the in-flight region that a session keeps for a hand-over.
+const MAX_FILES: usize = 32 + 2;
 
 /// A message, or some bytes that are none.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +42,8 @@ pub struct Message {
     /// Number of the request in the protocol.
     pub request: u8,
     /// Bit 0: wants a reply, 1: the header promises one byte more than follows, 2: a reply itself, 3: another
-    /// version, 4: only the payload is sent, 5: the session is not served before the next message.
+    /// version, 4: only the payload is sent, 5: the session is not served before the next message, 6: another process takes the session over first, 7: a number of
+    /// the state that it gets is another one, by the payload.
     pub flags: u8,
     /// Descriptors: bits 0 and 1 say how many, then two bits for each what: an event, memory, a pipe, a
     /// socket.
@@ -141,16 +145,49 @@ struct Rig {
     device: Witness,
 }
 
+/// What the session offers.
+fn offer() -> Offer {
+    let features = F_VERSION_1 | F_RING_PACKED | 1 << 15 | 1 << 28 | 1 << 29 | 1 << 35;
+    let mut offer = Offer::net(features, PAIRS).with_dirty_log();
+    offer.protocol |= ProtocolFeatures::CONFIG;
+    offer
+}
+
+/// The test counts descriptors, so they are closed at once and not by a thread.
+fn resources() -> Resources {
+    Resources { closer: Closer::inline(), ..Resources::default() }
+}
+
+/// Changes one number of a state: which, and to what, is in the bytes. Returns false if there is none.
+fn change_number(state: &mut Value, how: &[u8]) -> bool {
+    let mut numbers = Vec::new();
+    collect(state, &mut numbers);
+    let (which, to) = how.split_at(how.len().min(1));
+    let Some(number) = which.first().and_then(|which| {
+        let count = numbers.len().max(1);
+        numbers.into_iter().nth(usize::from(*which) % count)
+    }) else {
+        return false;
+    };
+    let to = to.iter().take(8).fold(0, |number: u64, byte| number << 8 | u64::from(*byte));
+    *number = to.into();
+    true
+}
+
+fn collect<'v>(value: &'v mut Value, numbers: &mut Vec<&'v mut Value>) {
+    match value {
+        Value::Number(_) => numbers.push(value),
+        Value::Array(items) => items.iter_mut().for_each(|item| collect(item, numbers)),
+        Value::Object(fields) => fields.values_mut().for_each(|field| collect(field, numbers)),
+        _ => {}
+    }
+}
+
 impl Rig {
     fn new() -> Self {
         let (peer, ours) = Stream::pair().expect("a connection");
         peer.set_nonblocking(true).expect("a socket that does not block");
-        let features = F_VERSION_1 | F_RING_PACKED | 1 << 15 | 1 << 28 | 1 << 29 | 1 << 35;
-        let mut offer = Offer::net(features, PAIRS).with_dirty_log();
-        offer.protocol |= ProtocolFeatures::CONFIG;
-        // The test counts descriptors, so they are closed at once and not by a thread.
-        let resources = Resources { closer: Closer::inline(), ..Resources::default() };
-        let session = Session::with_resources(ours, offer, resources).expect("a session");
+        let session = Session::with_resources(ours, offer(), resources()).expect("a session");
         Self { peer, session, device: Witness::default() }
     }
 
@@ -165,6 +202,39 @@ impl Rig {
         let mut bytes = if has(4) == 0 { header.as_bytes().to_vec() } else { Vec::new() };
         bytes.extend(&message.payload);
         bytes.is_empty() || self.peer.send(&bytes, &files.choose(message.fds)).is_ok()
+    }
+
+    /// Hands the session over, as to another process; returns false if that does not take it, which it must if the state is as it was.
+    fn hand_over(&mut self, alter: Option<&[u8]>) -> bool {
+        self.session.suspend(&mut self.device).expect("a device that answers");
+        assert!(self.device.rings.is_empty(), "a ring runs on");
+        let mut fds = Vec::new();
+        let state = self.session.state(&mut |fd| {
+            fds.push(Some(fd.try_clone_to_owned()?));
+            Ok(fds.len() as u32 - 1)
+        });
+        let state = state.expect("descriptors");
+        let mut text = serde_json::to_value(&state).expect("a state is JSON");
+        let altered = alter.is_some_and(|how| change_number(&mut text, how));
+        let Ok(read) = serde_json::from_value(text) else {
+            assert!(altered, "a state that cannot be read again");
+            return false;
+        };
+        assert!(altered || read == state, "a state that is read as another one");
+        let mut take = |number: u32| fds.get_mut(number as usize)?.take();
+        match Session::adopt(&read, &mut take, offer(), resources()) {
+            Ok(mut session) => {
+                self.session.let_go();
+                std::mem::swap(&mut self.session, &mut session);
+                drop(session);
+                self.session.resume(&mut self.device);
+                true
+            }
+            Err(error) => {
+                assert!(altered, "what a front end has brought about is refused: {error}");
+                false
+            }
+        }
     }
 
     /// Serves the messages that wait and reads the answers; returns false if the session is over.
@@ -201,6 +271,11 @@ pub fn session(input: &[u8]) -> Reached {
     let mut rig = Rig::new();
     let mut input = Bytes(input);
     while let Some(message) = Message::get(&mut input) {
+        if message.flags >> 6 & 1 != 0
+            && !rig.hand_over((message.flags >> 7 != 0).then_some(&*message.payload))
+        {
+            break;
+        }
         let sent = rig.send(&message, &files);
         if (message.flags >> 5 & 1 == 0 || !sent) && !rig.serve() {
             break;
@@ -212,7 +287,8 @@ pub fn session(input: &[u8]) -> Reached {
     let held = open_files().saturating_sub(before + 2);
     assert!(held <= MAX_HELD, "{held} descriptors are held");
     let reached = Reached {
-        chains: rig.session.counters().messages as usize - rig.session.counters().rejected as usize,
+        chains: (rig.session.counters().messages as usize)
+            .saturating_sub(rig.session.counters().rejected as usize),
         longest: rig.device.rings.len(),
         ..Reached::default()
     };

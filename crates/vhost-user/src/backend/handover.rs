@@ -28,10 +28,10 @@ use serde::{Deserialize, Serialize};
 
 use super::log::Log;
 use super::{Counters, Device, Offer, Refusal, Resources, Session, Unanswered};
+use crate::inflight;
 use crate::message::{InflightDescription, LogBase, MAX_FDS, ProtocolFeatures, VringAddr};
 use crate::vring::{Geometry, Kick, check_addr, check_num};
 use crate::wire::Partial;
-use crate::{base, inflight};
 
 /// Takes a descriptor along, and returns the number by which the state refers to it.
 pub type Put<'a> = dyn FnMut(BorrowedFd<'_>) -> io::Result<u32> + 'a;
@@ -193,7 +193,10 @@ impl From<Counters> for CountersState {
 
 impl From<CountersState> for Counters {
     fn from(state: CountersState) -> Self {
-        let CountersState { messages, rejected, unexpected_fds_closed, failed_starts } = state;
+        // Of numbers that nobody can have counted to, the largest is far enough from the end to go on counting.
+        let [messages, rejected, unexpected_fds_closed, failed_starts] =
+            [state.messages, state.rejected, state.unexpected_fds_closed, state.failed_starts]
+                .map(|count| count.min(1 << 50));
         Self { messages, rejected, unexpected_fds_closed, failed_starts }
     }
 }
@@ -387,7 +390,7 @@ impl Session {
         let made =
             inflight::create(rings, size, true).map_err(Refusal::Event).and_then(|(description, file)| {
                 let file = file.fd().try_clone_to_owned().map_err(Refusal::Event)?;
-                Ok(self.map_inflight(self.wire.closer().defer(file), &description)?)
+                Ok(self.map_inflight(self.wire.closer().defer(file), &description, false)?)
             });
         match made {
             Ok(tracking) => self.tracking = Some(tracking),
@@ -458,7 +461,7 @@ impl Session {
             let description =
                 InflightDescription { mmap_size, mmap_offset, num_queues, queue_size, padding: 0 };
             session.check_inflight(&description)?;
-            session.tracking = Some(session.map_inflight(file, &description).map_err(Refusal::from)?);
+            session.tracking = Some(session.map_inflight(file, &description, true).map_err(Refusal::from)?);
         }
         session.log = match &state.log {
             LogState::Unset => Log::Unset,
@@ -501,16 +504,13 @@ impl Session {
         take: &mut dyn FnMut(u32, &'static str) -> Result<Deferred<OwnedFd>, AdoptError>,
     ) -> Result<(), AdoptError> {
         let at = usize::from(self.check_index(state.index)?);
-        let packed = self.packed();
+        // A description that came before the layout was known may not fit it, and is found out when the ring starts.
         if let Some(size) = state.size {
-            check_num(size.into(), packed).map_err(Refusal::from)?;
+            check_num(size.into(), None).map_err(Refusal::from)?;
         }
         let addr = state.addresses();
         if let Some(addr) = &addr {
-            check_addr(addr, packed).map_err(Refusal::from)?;
-        }
-        if let (Some(base), Some(packed)) = (state.base, packed) {
-            base::decode(base, packed).map_err(Refusal::from)?;
+            check_addr(addr, None).map_err(Refusal::from)?;
         }
         let closer = self.wire.closer().clone();
         let mut event = |number: u32, what| {

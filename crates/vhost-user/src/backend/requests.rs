@@ -488,7 +488,7 @@ impl Session {
             return Err(Refusal::Descriptors(fds.len() + 1));
         };
         let description = self.inflight_description(payload)?;
-        let tracking = self.map_inflight(fd, &description)?;
+        let tracking = self.map_inflight(fd, &description, false)?;
         // A running ring keeps its position; rings that start later take theirs from the region.
         for ring in &mut self.rings {
             ring.recover = !ring.started;
@@ -499,14 +499,17 @@ impl Session {
         Ok(Answer::Done)
     }
 
-    /// Maps an in-flight region of a checked description.
+    /// Maps an in-flight region of a checked description, which another process may have had.
     pub(super) fn map_inflight(
         &self,
         file: Deferred<OwnedFd>,
         description: &InflightDescription,
+        adopted: bool,
     ) -> Result<Tracking, InflightError> {
-        let packed = self.packed().unwrap_or(false);
-        let map = InflightTracking::map(file.as_fd(), description, packed, &self.budget)?;
+        let map = |packed| InflightTracking::map(file.as_fd(), description, packed, &self.budget);
+        // One that came before the layout was known may have no room for packed rings, which it then does not track.
+        let map = map(self.packed().unwrap_or(false))
+            .or_else(|error| if adopted { map(false) } else { Err(error) })?;
         Ok(Tracking { map: self.wire.closer().defer(map), file, description: *description })
     }
 
