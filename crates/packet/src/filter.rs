@@ -31,6 +31,9 @@ pub struct Instruction {
     pub k: u32,
 }
 
+/// Offsets from here on mean something else than a place in the frame to Linux: `SKF_LL_OFF`, below which is `SKF_NET_OFF`, below which is `SKF_AD_OFF`.
+const LEAST_ANCILLARY: u32 = -0x20_0000_i32 as u32;
+
 /// The reason for which a program is no filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum FilterError {
@@ -56,6 +59,12 @@ pub enum FilterError {
         /// The word.
         word: u32,
     },
+    /// It asks for what only a socket of Linux knows of a frame.
+    #[error(
+        "instruction {0} of the filter program asks for what only a socket of Linux knows of a frame, as inbound, outbound and ifindex do: \
+         --direction says which way"
+    )]
+    Ancillary(usize),
     /// A constant divisor is 0, or a constant shift is 32 or more.
     #[error("instruction {0} of the filter program divides by 0, or shifts by 32 or more")]
     Operand(usize),
@@ -307,6 +316,12 @@ fn decode(at: usize, one: &Instruction, len: usize) -> Result<Op, FilterError> {
         let target = (at as u64).saturating_add(1 + u64::from(skip));
         if target < len as u64 { Ok(()) } else { Err(FilterError::Jump(at)) }
     };
+    // Linux's SKF_AD_OFF and SKF_LL_OFF: beyond all frames, and negative for those who use them.
+    if let 0x20 | 0x28 | 0x30 = code
+        && k >= LEAST_ANCILLARY
+    {
+        return Err(FilterError::Ancillary(at));
+    }
     Ok(match code {
         // BPF_LD
         0x00 => Op::LoadConstant(k),
@@ -518,6 +533,8 @@ mod tests {
         assert_eq!(refused("21 0 255 0\n6 0 0 0"), FilterError::Jump(0));
         assert_eq!(refused("2 0 0 16\n6 0 0 0"), FilterError::Memory { at: 0, word: 16 });
         assert_eq!(refused("96 0 0 256\n6 0 0 0"), FilterError::Memory { at: 0, word: 256 });
+        // inbound, as libpcap compiles it for an interface: ld #type.
+        assert_eq!(refused("40 0 0 4294963204\n6 0 0 0"), FilterError::Ancillary(0));
         assert_eq!(refused("52 0 0 0\n6 0 0 0"), FilterError::Operand(0));
         assert_eq!(refused("100 0 0 32\n6 0 0 0"), FilterError::Operand(0));
         assert_eq!(refused("180 0 0 32\n6 0 0 0"), FilterError::Code { at: 0, code: 180 });

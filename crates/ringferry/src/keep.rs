@@ -36,7 +36,7 @@ Examples:
   ringferry keep -- --port vhost-user:/run/ringferry/vm0.sock --port tap:rf0
   ringferry keep /etc/ringferry/ringferry.toml
 
-With systemd it is not needed: contrib/ringferry.service has systemd keep the same.";
+With systemd it is not needed: contrib/systemd/ringferry.service has systemd keep the same.";
 
 /// Runs a switch that survives being killed: what its guests and taps need is kept outside of it, and the next one goes on at once.
 #[derive(Clone, Debug, clap::Args)]

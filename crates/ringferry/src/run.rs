@@ -36,7 +36,7 @@ pub enum Error {
     #[error(transparent)]
     Succession(#[from] SuccessionError),
     /// The process in the background has ended, and has said why.
-    #[error("the switch that runs was not replaced, and goes on; the reason is above")]
+    #[error("no switch was replaced; the reason is above")]
     Background,
     #[error("--ready-fd {0}: {1}: pass the number of an open pipe or socket")]
     ReadyFd(RawFd, io::Error),
@@ -70,7 +70,11 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     }
     let mut passed = Passed::new(systemd::listen_fds());
     let ready = args.ready_fd.map(take_ready_fd).transpose()?;
-    let config = args.config()?;
+    // Whoever follows a process that was killed does as that did, whatever has become of the file.
+    let config = match passed.config() {
+        Some(config) => config,
+        None => args.config()?,
+    };
     passed.inherit(&config)?;
     let path = config.control.clone().unwrap_or_else(control::default_path);
     let process = Process::begin(args, &config, &path)?;

@@ -112,6 +112,15 @@ impl Mirrors {
         Ok(())
     }
 
+    /// Takes over the mirrors of another process. Of one whose ports are not there nothing can be copied.
+    pub(crate) fn take_over(&mut self, mirrors: &[Mirror], ports: &PortTable, workers: &Workers) {
+        for Mirror { from, to, direction, vlan, .. } in mirrors {
+            if let Err(error) = self.add((from, to), *direction, *vlan, ports, workers) {
+                tracing::warn!(from, to, "the port is mirrored no more: {error}");
+            }
+        }
+    }
+
     /// Removes a mirror. When this returns, nothing is copied any more.
     ///
     /// # Errors

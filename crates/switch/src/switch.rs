@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringferry_control::ControlServer;
+use ringferry_control::mirror::Mirror;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::socket::{BindError, Listener};
@@ -20,7 +21,7 @@ use ringferry_sys::systemd::Notifier;
 use crate::captures::{Captures, FIRST_CAPTURE};
 use crate::config::{Config, PortConfig, SwitchConfig};
 use crate::drains::Drains;
-use crate::handover::kept::{Keeper, Known};
+use crate::handover::kept::{self, Keeper, Known};
 use crate::handover::{Handed, Outcome, Predecessor, SuccessionError, predecessor, successor};
 use crate::links::Links;
 use crate::manager::Manager;
@@ -125,6 +126,8 @@ pub struct OpenSwitch {
     recovered: Vec<String>,
     /// What the service manager keeps of that.
     known: Known,
+    /// Links that were down in that process, and its mirrors.
+    links_and_mirrors: (Vec<String>, Vec<Mirror>),
     keeper: Option<Keeper>,
     /// Number of workers that the ports were opened for.
     count: usize,
@@ -141,8 +144,18 @@ impl OpenSwitch {
         privileges: Privileges,
         handed: Handed,
     ) -> OpenSwitch {
-        let (handed, recovered, known) = (Some(handed), Vec::new(), Known::default());
-        OpenSwitch { config, control, plugs, handed, count, privileges, recovered, known, keeper: None }
+        OpenSwitch {
+            config,
+            control,
+            plugs,
+            handed: Some(handed),
+            recovered: Vec::new(),
+            known: Known::default(),
+            links_and_mirrors: Default::default(),
+            keeper: None,
+            count,
+            privileges,
+        }
     }
 
     /// Has the service manager keep what the next process needs if this one is killed.
@@ -159,8 +172,18 @@ impl OpenSwitch {
     /// # Errors
     /// No thread, descriptor or number is left.
     pub fn start(self) -> Result<Switch, StartError> {
-        let OpenSwitch { config, control, plugs, count, privileges, mut handed, recovered, keeper, .. } =
-            self;
+        let OpenSwitch {
+            config,
+            control,
+            plugs,
+            mut handed,
+            recovered,
+            links_and_mirrors: (links_down, mirrored),
+            keeper,
+            count,
+            privileges,
+            ..
+        } = self;
         // The number of workers is fixed here: counting the processors again might give another one in a
         // sandbox.
         let settings = SwitchConfig { workers: u16::try_from(count).ok(), ..config.switch };
@@ -183,6 +206,10 @@ impl OpenSwitch {
             let name = port.name.clone();
             ports.add(port, plug, &epoll).map_err(port_error(&name))?;
         }
+        let (mut links, mut mirrors) = (Links::default(), Mirrors::default());
+        links.take_over(&links_down);
+        links.follow(&mut ports, &workers);
+        mirrors.take_over(&mirrored, &ports, &workers);
         recovered.iter().for_each(|port| ports.recover(port));
         if !recovered.is_empty() {
             workers.unpause();
@@ -208,8 +235,8 @@ impl OpenSwitch {
             handed,
             keeper,
             captures: Captures::default(),
-            mirrors: Mirrors::default(),
-            links: Links::default(),
+            mirrors,
+            links,
             manager: Manager::default(),
             drains: Drains::default(),
         })
@@ -282,7 +309,7 @@ impl Switch {
             control.leave_file();
         }
         // All ports are opened before any is served: a configuration with a missing resource starts nothing.
-        let count = config.switch.workers();
+        let count = passed.kept().workers().unwrap_or_else(|| config.switch.workers());
         let (mut plugs, mut failed, mut recovered) = (Vec::new(), Vec::new(), Vec::new());
         for port in &config.ports {
             let opened = match recover(port, &mut passed) {
@@ -304,6 +331,7 @@ impl Switch {
             return Err(error);
         }
         let privileges = passed.privileges().clone();
+        let links_and_mirrors = passed.kept().links_and_mirrors();
         let known = passed.into_known();
         Ok(OpenSwitch {
             config,
@@ -314,6 +342,7 @@ impl Switch {
             privileges,
             recovered,
             known,
+            links_and_mirrors,
             keeper: None,
         })
     }
@@ -351,7 +380,16 @@ impl Switch {
         loop {
             // Until the process before has ended, that keeps its own.
             if let (Some(keeper), None) = (&mut self.keeper, &self.handed) {
-                keeper.look(&self.ports, self.control.listener().as_fd(), Instant::now());
+                let listener = self.control.listener();
+                let parts = kept::Parts {
+                    config: &self.config,
+                    workers: self.workers.count(),
+                    ports: &self.ports,
+                    listener: listener.as_fd(),
+                    links: &self.links,
+                    mirrors: &self.mirrors,
+                };
+                keeper.look(&parts, Instant::now());
             }
             let deadlines = [
                 self.ports.deadline(),
@@ -578,9 +616,12 @@ impl Switch {
             mirrors,
             links,
             predecessor,
+            keeper,
             ..
         } = self;
         let replacing = predecessor.is_some();
+        // Whoever asks may change anything.
+        keeper.iter_mut().for_each(Keeper::doubt);
         (
             Requests {
                 config,

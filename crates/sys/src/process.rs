@@ -27,6 +27,8 @@ pub struct Spawn {
     /// Kills the child (SIGKILL) when the *thread* that started it ends, and therefore also when the process ends in
     /// any way. Such children should be started from the main thread.
     pub die_with_parent: bool,
+    /// Starts the child in a session of its own: signals of the terminal do not reach it, and nobody waits for it.
+    pub new_session: bool,
     /// Descriptors that the child inherits, each under the number given with it. The parent's copies are closed.
     pub keep_fds: Vec<(OwnedFd, RawFd)>,
 }
@@ -38,7 +40,7 @@ pub struct Spawn {
 /// The errors of [`Command::spawn`]; `InvalidInput` for two namespaces, or for a descriptor number that is negative or
 /// used twice; a missing permission to make or enter the namespace (see [`namespace`]).
 pub fn spawn(command: &mut Command, spawn: Spawn) -> io::Result<Child> {
-    let Spawn { new_net, join_net, die_with_parent, keep_fds } = spawn;
+    let Spawn { new_net, join_net, die_with_parent, new_session, keep_fds } = spawn;
     let mut targets: Vec<RawFd> = keep_fds.iter().map(|&(_, target)| target).collect();
     targets.sort_unstable();
     let twice = targets.windows(2).any(|pair| pair[0] == pair[1]);
@@ -77,6 +79,9 @@ pub fn spawn(command: &mut Command, spawn: Spawn) -> io::Result<Child> {
             if rustix::process::getppid() != Some(parent) {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
+        }
+        if new_session {
+            rustix::process::setsid()?;
         }
         if new_net {
             // SAFETY: the child's own new network namespace touches no open descriptor and no memory.

@@ -1,7 +1,7 @@
 //! Packet capture: what a client asks for, what it is given, and the memory that frames come through.
 //!
 //! A client asks with [`Request::Capture`](crate::Request::Capture). The switch makes two files in memory and a pipe and sends their descriptors with
-//! its [answer](CaptureStarted). From then on each worker copies what the capture wants into a [ring](ring) of its own, and the client takes it out
+//! its [answer](CaptureStarted). From then on each worker copies what the capture wants into a [ring] of its own, and the client takes it out
 //! at its leisure; nobody waits for anybody. The capture ends when the client closes its end of the pipe, also by dying; the client
 //! knows that the switch has ended when nobody reads the pipe any more.
 

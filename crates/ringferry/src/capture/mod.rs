@@ -127,7 +127,9 @@ pub enum CaptureError {
     Write { path: String, error: io::Error },
     #[error(transparent)]
     Rings(#[from] RingError),
-    #[error("the switch has ended, and the capture with it")]
+    #[error(
+        "the switch has ended, or another process has taken over from it, and the capture has ended with it; what was captured is complete"
+    )]
     SwitchEnded,
     #[error("{0}")]
     Os(#[from] io::Error),

@@ -6,11 +6,11 @@ use std::os::fd::OwnedFd;
 use std::os::linux::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
+use ringferry_control::{self as control_socket, Answer, Request};
 use ringferry_switch::Successor;
 use ringferry_sys::process::{Spawn, spawn};
-use ringferry_sys::socket::Stream;
 
 use super::{Error, Process, take_ready_fd};
 use crate::run_args::RunArgs;
@@ -61,8 +61,11 @@ pub(super) fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
 /// Returns true if the process behind the control socket executes the file that this one does.
 fn is_this_program(control: &Path) -> bool {
     let file = |process: &str| std::fs::metadata(format!("/proc/{process}/exe")).ok();
-    let peer = Stream::connect(control).and_then(|stream| stream.peer_credentials());
-    let running = peer.ok().and_then(|peer| peer.pid).and_then(|pid| file(&pid.to_string()));
+    // Not of the socket's peer: a socket that was handed over tells the process that made it.
+    let running = match control_socket::call(control, &Request::Show) {
+        Ok(Answer::Show(snapshot)) => file(&snapshot.pid.to_string()),
+        _ => None,
+    };
     match (running, file("self")) {
         (Some(running), Some(own)) => (running.st_dev(), running.st_ino()) == (own.st_dev(), own.st_ino()),
         // It may not be looked at: it is replaced.
@@ -77,7 +80,10 @@ fn in_background() -> Result<(), Error> {
     let arguments = std::env::args_os().skip(1).filter(|argument| argument != "--background");
     let mut command = Command::new("/proc/self/exe");
     command.arg0("ringferry").args(arguments).arg(format!("--ready-fd={READY}"));
-    let mut child = spawn(&mut command, Spawn { keep_fds: vec![(theirs, READY)], ..Spawn::default() })?;
+    // Its log goes where this one's does. Whoever reads what this process prints is not to wait for its end.
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let spawn_with = Spawn { new_session: true, keep_fds: vec![(theirs, READY)], ..Spawn::default() };
+    let mut child = spawn(&mut command, spawn_with)?;
     drop(command);
     let mut said = String::new();
     let _ = File::from(OwnedFd::from(ours)).read_to_string(&mut said);

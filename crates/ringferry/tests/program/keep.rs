@@ -4,7 +4,9 @@ use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use ringferry_control::snapshot::PortState;
 use ringferry_control::{self as control, Answer, Request};
+use ringferry_memory::SharedMem;
 use ringferry_packet::vnet::Header;
 use ringferry_rig::frames::frame;
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
@@ -149,6 +151,79 @@ fn guests_outlive_a_killed_switch_packed() {
 #[test]
 fn guests_outlive_a_killed_switch_packed_in_order() {
     killed_and_kept(Features::DEVICE);
+}
+
+#[test]
+fn what_was_set_at_run_time_outlives_a_killed_switch_whatever_the_file_says() {
+    let place = Place::new();
+    let file = place.path().join("rf.toml");
+    let port = |name: &str| {
+        format!(
+            "[[port]]\nkind = 'vhost-user'\nname = '{name}'\nsocket = '{}'\n",
+            place.socket(name).display()
+        )
+    };
+    std::fs::write(&file, ["a", "b"].map(port).concat()).unwrap();
+    let mut command = keep(&place, &[]);
+    let switch = place.start(command.arg(&file), Vec::new());
+    let [mut a, mut b] =
+        [("a", 1), ("b", 2)].map(|(port, number)| switch.plug(port, number, Options::default()));
+    acquaint(&mut [&mut a, &mut b]);
+    let added = format!("vhost-user:{}", place.socket("c").display());
+    for words in [
+        &["set", "--runtime", "a", "queue_size=512", "max_macs=7"][..],
+        &["add", "--runtime", &added],
+        &["link", "c", "down"],
+        &["mirror", "add", "a", "c"],
+    ] {
+        place.ctl(words);
+    }
+    let in_force = || ["dump", "mirror"].map(|word| place.ctl(&[word]));
+    let before = in_force();
+    assert!(before[0].contains("queue_size = 512") && before[1].contains('c'), "{before:?}");
+    // Of what is said in JSON the configuration is a text.
+    until_kept(&switch, "\"links_down\":[\"c\"],\"mirrors\":[{\"from\":\"a\"", 1);
+    std::fs::write(&file, "this is = no file\n").unwrap();
+    for _ in 0..2 {
+        kill(&place);
+        assert_eq!(in_force(), before);
+        assert_eq!(switch.port("c").state, PortState::AdminDown);
+        converse(&mut a, &mut b, 0, 20);
+    }
+    assert!(a.connection.frontend().check().is_ok() && b.connection.frontend().check().is_ok());
+    // The file counts again when somebody asks for it.
+    std::fs::write(&file, ["a", "b"].map(port).concat()).unwrap();
+    place.ctl(&["reload"]);
+    assert!(!in_force()[0].contains("queue_size"));
+    switch.stop();
+}
+
+/// Whoever is in the middle of a message has its descriptors looked at by nobody, and harms nobody else.
+#[test]
+fn descriptors_of_half_a_message_are_not_kept() {
+    let place = Place::new();
+    let switch = start(&place, &["a", "b", "c"]);
+    let [mut a, mut b] =
+        [("a", 1), ("b", 2)].map(|(port, number)| switch.plug(port, number, Options::default()));
+    acquaint(&mut [&mut a, &mut b]);
+    let hostile = switch.connect("c");
+    let strange = SharedMem::new("strange", 4096).unwrap();
+    until_kept(&switch, "\"name\":\"c\"", 1);
+    assert_eq!(hostile.send(&[1], &[strange.fd()]).unwrap(), 1);
+    until_kept(&switch, "\"name\":\"c\"", 0);
+    until_kept(&switch, "\"kick\"", 4);
+    let kept = std::fs::read_dir(format!("/proc/{}/fd", switch.process.pid())).unwrap();
+    let kept: Vec<_> = kept.map(|fd| std::fs::read_link(fd.unwrap().path()).unwrap()).collect();
+    assert!(!kept.iter().any(|link| link.to_string_lossy().contains("strange")), "{kept:?}");
+    kill(&place);
+    converse(&mut a, &mut b, 0, 20);
+    assert!(a.connection.frontend().check().is_ok() && b.connection.frontend().check().is_ok());
+    // It is disconnected, and may connect again.
+    assert_eq!(hostile.recv_bytes(&mut [0; 8]).unwrap(), 0);
+    let mut c = switch.plug("c", 3, Options::default());
+    acquaint(&mut [&mut a, &mut c]);
+    converse(&mut a, &mut c, 0, 20);
+    switch.stop();
 }
 
 fn a_tap_outlives_in_the_namespace() {

@@ -1,8 +1,12 @@
 //! What outlives a switch that is killed: its state and descriptors, kept by the service manager (its "file descriptor store") or by `ringferry keep`.
 //!
 //! The switch says what has changed, a moment after it has: [`Keeper`]. The next process finds it among its inherited descriptors
-//! ([`Kept::take`]), and makes ports of it as a [successor](super) does. It was not told where rings stood, and finds that out from
-//! the rings themselves ([`PortControl::recover`](crate::ports::PortControl)).
+//! ([`Kept::take`]), starts with the configuration that was in force ([`Kept::config`]), whatever the file says by now, and makes ports as a
+//! [successor](super) does. It was not told where rings stood, and finds that out from the rings themselves
+//! ([`PortControl::recover`](crate::ports::PortControl)).
+//!
+//! **What is not kept.** Of a front end that is in the middle of a message with descriptors nothing is: these may be anything, and a mere look at one
+//! may wait for a file system of its sender's. Where there are too many descriptors, the ports that have most of them go without. Both connect again after a crash.
 //!
 //! **Names.** A descriptor is `rf-N`, with a number that is never used again; the state, a memfd with JSON that refers to these numbers, is
 //! `rf-state-N`, the highest of which counts. A new state is stored before the old one is removed, and the descriptors that it needs before it, so a
@@ -17,12 +21,16 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use ringferry_control::mirror::Mirror;
 use ringferry_memory::SharedMem;
 use ringferry_sys::systemd::Notifier;
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
-use crate::config::PortConfig;
+use super::state::InForce;
+use crate::config::{Config, PortConfig, PortKind, TapConfig, VhostUserConfig};
+use crate::links::Links;
+use crate::mirrors::Mirrors;
 use crate::ports::handed::{Descriptors, HandedPort};
 use crate::ports::table::{Generation, PortTable};
 
@@ -31,6 +39,9 @@ const SETTLED: Duration = Duration::from_millis(5);
 
 /// Time after which storing is tried again that has failed.
 const BEHIND: Duration = Duration::from_millis(50);
+
+/// Storing rests for so many times as long as it took: a front end that never stops talking takes a twentieth of the control plane's time with it.
+const REST: u32 = 19;
 
 /// Most descriptors that are stored, below what contrib's unit allows (`FileDescriptorStoreMax=`).
 const MOST: usize = 8000;
@@ -54,14 +65,35 @@ struct State {
     control: PathBuf,
     /// Number of the socket on which clients connect.
     listener: u64,
+    setup: Setup,
     entries: Vec<Entry>,
+}
+
+/// What holds for the whole switch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Setup {
+    #[serde(flatten)]
+    in_force: InForce,
+    /// Ports whose links were taken down.
+    links_down: Vec<String>,
+    mirrors: Vec<Mirror>,
+}
+
+impl Setup {
+    fn of(parts: &Parts<'_>) -> Setup {
+        let mut mirrors = parts.mirrors.list().mirrors;
+        for mirror in &mut mirrors {
+            (mirror.copied, mirror.lost) = (0, 0);
+        }
+        Setup { in_force: InForce::of(parts.config, parts.workers), links_down: parts.links.down(), mirrors }
+    }
 }
 
 /// An entry of the configuration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Entry {
     name: String,
-    /// What it is made of, for a look at whether the configuration is still the same.
+    /// [What it is made of](made_of), for a look at whether the configuration is still the same.
     made_of: String,
     state: HandedPort,
     /// The number of each of its descriptors.
@@ -94,12 +126,28 @@ impl Identity {
     }
 }
 
+/// The parts of a switch whose state is kept.
+pub(crate) struct Parts<'s> {
+    pub(crate) config: &'s Config,
+    /// Number of workers.
+    pub(crate) workers: usize,
+    pub(crate) ports: &'s PortTable,
+    /// The control socket.
+    pub(crate) listener: BorrowedFd<'s>,
+    pub(crate) links: &'s Links,
+    pub(crate) mirrors: &'s Mirrors,
+}
+
 /// Keeps the manager's copy of the state up to date.
 pub struct Keeper {
     manager: Notifier,
     control: PathBuf,
-    /// The state that is kept: by entry, with its generation.
-    entries: BTreeMap<String, (Generation, Entry)>,
+    /// What is kept of the whole switch.
+    setup: Option<Setup>,
+    /// That may be another one by now.
+    doubt: bool,
+    /// What is kept of each entry of the configuration, with the generation of its state. Of some nothing is.
+    entries: BTreeMap<String, (Generation, Option<Entry>)>,
     numbers: BTreeMap<Identity, u64>,
     next: u64,
     /// The name of the state that is kept.
@@ -108,8 +156,10 @@ pub struct Keeper {
     stale: bool,
     /// When to look again, as something has changed.
     due: Option<Instant>,
-    /// It was logged that there is no room.
-    full: bool,
+    /// Nothing is stored before.
+    rested: Instant,
+    /// The ports of which it was logged that there is no room for them.
+    left_out: Vec<String>,
     /// It was logged that storing fails.
     failed: bool,
 }
@@ -126,36 +176,39 @@ impl Keeper {
         Keeper {
             manager,
             control: control.to_owned(),
+            setup: None,
+            doubt: true,
             entries: BTreeMap::new(),
             numbers,
             next: highest,
             state,
             stale: true,
             due: None,
-            full: false,
+            rested: Instant::now(),
+            left_out: Vec::new(),
             failed: false,
         }
     }
 
+    /// Says that something else than a port's state may have changed: the configuration, a link, a mirror.
+    pub(crate) fn doubt(&mut self) {
+        self.doubt = true;
+    }
+
     /// Looks whether anything has changed; what has is stored when it has settled. To be called after all events were served.
-    pub(crate) fn look(&mut self, ports: &PortTable, listener: BorrowedFd<'_>, now: Instant) {
-        let mut count = 0;
-        let changed = self.stale
-            || ports.handed().any(|(name, generation, _)| {
-                count += 1;
-                self.entries.get(&name).is_none_or(|(kept, _)| *kept != generation)
-            });
-        if !changed && count == self.entries.len() && self.state.is_some() {
+    pub(crate) fn look(&mut self, parts: &Parts<'_>, now: Instant) {
+        if !self.doubt && !self.are_others(parts.ports) {
             self.due = None;
             return;
         }
         match self.due {
-            None => self.due = Some(now + SETTLED),
+            None => self.due = Some((now + SETTLED).max(self.rested)),
             Some(due) if due <= now => {
                 self.due = None;
-                let stored = self.store(ports, listener);
+                let stored = self.store_what_is_new(parts);
+                self.rested = now + now.elapsed() * REST;
                 if let Err(error) = &stored {
-                    self.due = Some(now + BEHIND);
+                    self.due = Some((now + BEHIND).max(self.rested));
                     // A manager that is behind catches up.
                     if error.kind() != io::ErrorKind::WouldBlock && !std::mem::replace(&mut self.failed, true)
                     {
@@ -170,25 +223,45 @@ impl Keeper {
         }
     }
 
+    /// Returns true if the state of the entries is not the one that is kept.
+    fn are_others(&self, ports: &PortTable) -> bool {
+        let mut count = 0;
+        let is_other = |(name, generation, _): (String, Generation, _)| {
+            count += 1;
+            self.entries.get(&name).is_none_or(|(kept, _)| *kept != generation)
+        };
+        self.stale || ports.handed().any(is_other) || count != self.entries.len()
+    }
+
     /// Returns the time at which [`look`](Self::look) has work to do.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.due
     }
 
-    fn store(&mut self, ports: &PortTable, listener: BorrowedFd<'_>) -> io::Result<()> {
+    fn store_what_is_new(&mut self, parts: &Parts<'_>) -> io::Result<()> {
+        let setup = match &self.setup {
+            Some(setup) if !self.doubt => setup.clone(),
+            _ => Setup::of(parts),
+        };
+        if self.setup.as_ref() != Some(&setup) || self.are_others(parts.ports) {
+            self.store(&setup, parts)?;
+            self.setup = Some(setup);
+        }
+        self.doubt = false;
+        Ok(())
+    }
+
+    fn store(&mut self, setup: &Setup, parts: &Parts<'_>) -> io::Result<()> {
+        let with_room = self.with_room(parts.ports)?;
         let mut used = BTreeSet::new();
-        let listener = self.number(listener, "", 0, &mut used)?;
+        let listener = self.number(parts.listener, "", 0, &mut used)?;
         let mut entries = BTreeMap::new();
-        for (name, generation, control) in ports.handed() {
-            let known = self
-                .entries
-                .get(&name)
-                .filter(|(kept, _)| *kept == generation)
-                .map(|(_, entry)| entry.clone());
-            let entry = match known {
+        for (name, generation, control) in parts.ports.handed() {
+            let entry = match self.known(&name, generation) {
+                _ if !with_room.contains(&name) => None,
                 Some(entry) => {
                     used.extend(&entry.descriptors);
-                    entry
+                    Some(entry.clone())
                 }
                 None => {
                     let mut descriptors = Vec::new();
@@ -197,27 +270,18 @@ impl Keeper {
                         descriptors.push(number);
                         Ok(descriptors.len() as u32 - 1)
                     })?;
-                    let made_of = ports.entry_of(&name).map(made_of).unwrap_or_default();
-                    Entry { name: name.clone(), made_of, state, descriptors }
+                    let made_of = parts.ports.entry_of(&name).map(made_of).unwrap_or_default();
+                    Some(Entry { name: name.clone(), made_of, state, descriptors })
                 }
             };
             entries.insert(name, (generation, entry));
-        }
-        if used.len() > MOST {
-            if !std::mem::replace(&mut self.full, true) {
-                tracing::warn!(
-                    "of {} descriptors at most {MOST} are kept for the case that this process is killed: none is",
-                    used.len()
-                );
-            }
-            self.clear();
-            return Ok(());
         }
         let state = State {
             format: FORMAT,
             control: self.control.clone(),
             listener,
-            entries: entries.values().map(|(_, entry)| entry.clone()).collect(),
+            setup: setup.clone(),
+            entries: entries.values().filter_map(|(_, entry)| entry.clone()).collect(),
         };
         let text = serde_json::to_vec(&state)?;
         let memory = SharedMem::new("ringferry-state", text.len() + 8)?;
@@ -240,6 +304,47 @@ impl Keeper {
             is_used
         });
         Ok(())
+    }
+
+    /// Returns what is kept of an entry, if that is its state.
+    fn known(&self, name: &str, generation: Generation) -> Option<&Entry> {
+        self.entries.get(name).filter(|(kept, _)| *kept == generation)?.1.as_ref()
+    }
+
+    /// Returns the entries that can be kept, and for whose descriptors there is room. The ports that have few come first: nobody has another one left out
+    /// by having many.
+    fn with_room(&mut self, ports: &PortTable) -> io::Result<BTreeSet<String>> {
+        let mut counts = Vec::new();
+        for (name, generation, control) in ports.handed().filter(|(_, _, control)| control.can_be_kept()) {
+            let count = match self.known(&name, generation) {
+                Some(entry) => entry.descriptors.len(),
+                None => {
+                    let mut count = 0;
+                    control.hand_over(&mut |_| {
+                        count += 1;
+                        Ok(count as u32 - 1)
+                    })?;
+                    count
+                }
+            };
+            counts.push((count, name));
+        }
+        counts.sort();
+        let mut room = MOST;
+        let (kept, left_out): (Vec<_>, Vec<_>) = counts.into_iter().partition(|(count, _)| {
+            room = room.saturating_sub(*count);
+            room > 0
+        });
+        let left_out: Vec<_> = left_out.into_iter().map(|(_, name)| name).collect();
+        if left_out.iter().any(|name| !self.left_out.contains(name)) {
+            tracing::warn!(
+                "{MOST} descriptors are kept for the case that this process is killed; the ports with most of them have to go without, and their \
+                 front ends to connect again then: {}",
+                left_out.join(", ")
+            );
+        }
+        self.left_out = left_out;
+        Ok(kept.into_iter().map(|(_, name)| name).collect())
     }
 
     fn take_number(&mut self) -> u64 {
@@ -277,18 +382,24 @@ impl Keeper {
         }
         self.numbers.clear();
         self.entries.clear();
+        (self.setup, self.stale) = (None, true);
     }
 }
 
-/// Returns what a port is made of: its configuration but for what can change while it is open.
+/// Returns what a port is made of: a socket, a tap, a place in the store. All else of its configuration can be another one when it is opened again.
 fn made_of(port: &PortConfig) -> String {
-    format!("{:?}", port.kind)
+    match &port.kind {
+        PortKind::VhostUser(VhostUserConfig { endpoint, .. }) => format!("{endpoint:?}"),
+        PortKind::Tap(TapConfig { source, .. }) => format!("{source:?}"),
+        PortKind::XenVif(vif) => format!("{vif:?}"),
+    }
 }
 
 /// What an earlier process has left behind.
 #[derive(Debug, Default)]
 pub struct Kept {
     control: Option<(PathBuf, OwnedFd)>,
+    setup: Option<Setup>,
     entries: BTreeMap<String, (Entry, Descriptors)>,
     known: Known,
 }
@@ -355,6 +466,7 @@ impl Kept {
             }
         }
         self.control = copy(&state.listener).map(|fd| (state.control, fd));
+        self.setup = Some(state.setup);
         let places = self.entries.values().flat_map(|(entry, _)| {
             entry.descriptors.iter().enumerate().map(|(place, number)| (entry.name.as_str(), place, *number))
         });
@@ -372,6 +484,30 @@ impl Kept {
         self.entries.is_empty() && self.control.is_none()
     }
 
+    /// Returns the configuration that was in force. `None`: no process was killed, or this program does not understand it.
+    pub(crate) fn config(&mut self) -> Option<Config> {
+        match self.setup.as_ref()?.in_force.read() {
+            Ok(config) => Some(config),
+            Err(error) => {
+                self.setup = None;
+                tracing::warn!(
+                    "the configuration of the process that was killed is not understood, so the file is read: {error}"
+                );
+                None
+            }
+        }
+    }
+
+    /// Returns the number of workers that there were.
+    pub(crate) fn workers(&self) -> Option<usize> {
+        self.setup.as_ref().map(|setup| setup.in_force.workers)
+    }
+
+    /// Returns the links that were down and the mirrors that there were.
+    pub(crate) fn links_and_mirrors(&self) -> (Vec<String>, Vec<Mirror>) {
+        self.setup.clone().map(|setup| (setup.links_down, setup.mirrors)).unwrap_or_default()
+    }
+
     /// Takes the control socket, if it is the one at this path.
     pub(crate) fn control(&mut self, path: &Path) -> Option<OwnedFd> {
         let (_, fd) = self.control.take_if(|(kept, _)| kept == path)?;
@@ -381,13 +517,18 @@ impl Kept {
     /// Takes what was left of a port, if it is made of the same as before.
     pub(crate) fn port(&mut self, port: &PortConfig) -> Option<(HandedPort, Descriptors)> {
         let (entry, descriptors) = self.entries.remove(&port.name)?;
-        (entry.made_of == made_of(port)).then_some((entry.state, descriptors))
+        if entry.made_of == made_of(port) {
+            return Some((entry.state, descriptors));
+        }
+        // The manager has copies, and a socket on which anybody listens is in use.
+        descriptors.into_inner().for_each(shut);
+        None
     }
 
     /// Closes what nobody has taken, and returns what the manager keeps.
     pub fn into_known(self) -> Known {
-        for (_, mut descriptors) in self.entries.into_values() {
-            (0..descriptors.len() as u32).filter_map(|number| descriptors.take(number)).for_each(shut);
+        for (_, descriptors) in self.entries.into_values() {
+            descriptors.into_inner().for_each(shut);
         }
         if let Some((_, listener)) = self.control {
             shut(listener);

@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::bulk::Writer;
 use super::channel::{Channel, Kind};
 use super::state::{
-    Draft, EntryState, FORMAT, FileState, Final, Hello, PortNumbers, UNDERSTOOD, Values, WorkerState,
+    Draft, EntryState, FORMAT, Final, Hello, InForce, PortNumbers, UNDERSTOOD, Values, WorkerState,
 };
 use super::{PATIENCE, QUIET};
 use crate::config::Config;
@@ -236,16 +236,6 @@ impl AsFd for Predecessor {
 }
 
 fn hello(parts: &Parts<'_>) -> Hello {
-    let file = parts.config.file.as_ref().map(|file| FileState {
-        path: file.path.display().to_string(),
-        ports: file.ports.clone(),
-        settings: file.settings().to_owned(),
-        drop_ins: file
-            .drop_ins
-            .iter()
-            .map(|(port, path)| (port.clone(), path.display().to_string()))
-            .collect(),
-    });
     let kinds = parts.config.ports.iter().map(|port| port.kind.name().to_owned());
     let mut needs: Vec<_> = kinds.collect();
     needs.sort();
@@ -255,9 +245,7 @@ fn hello(parts: &Parts<'_>) -> Hello {
         format: FORMAT,
         needs,
         program: env!("CARGO_PKG_VERSION").to_owned(),
-        config: parts.config.dump(),
-        file,
-        workers: parts.workers.count(),
+        in_force: InForce::of(parts.config, parts.workers.count()),
         began: parts.workers.began(),
         started: Workers::nanoseconds(parts.started),
         watchdog: parts.manager.watchdog().map(|allowed| allowed.as_micros() as u64),

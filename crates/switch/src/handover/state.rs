@@ -7,11 +7,13 @@
 //! Everything is checked by the successor as a peer's words are, though it comes from a process of the same user.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use ringferry_control::mirror::Mirror;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::bulk::Section;
+use crate::config::{Config, ConfigError, ConfigFile};
 use crate::ports::Positions;
 use crate::ports::handed::HandedPort;
 
@@ -30,13 +32,9 @@ pub(crate) struct Hello {
     pub(crate) needs: Vec<String>,
     /// Version of the program.
     pub(crate) program: String,
-    /// The configuration in force, as a file.
-    pub(crate) config: String,
-    /// The file that it was read from.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) file: Option<FileState>,
-    /// Number of workers.
-    pub(crate) workers: usize,
+    /// The configuration.
+    #[serde(flatten)]
+    pub(crate) in_force: InForce,
     /// When the switch's clock began, in nanoseconds of the system's monotonic clock.
     pub(crate) began: u64,
     /// When the switch was started, likewise.
@@ -44,6 +42,46 @@ pub(crate) struct Hello {
     /// The service manager wants to hear within so many microseconds that the switch is alive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) watchdog: Option<u64>,
+}
+
+/// The configuration in force.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct InForce {
+    /// As a file.
+    pub(crate) config: String,
+    /// The file that it was read from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) file: Option<FileState>,
+    /// Number of workers.
+    pub(crate) workers: usize,
+}
+
+impl InForce {
+    /// Says what is in force in this process, which has so many workers.
+    pub(crate) fn of(config: &Config, workers: usize) -> InForce {
+        let path = |path: &Path| path.display().to_string();
+        let file = config.file.as_ref().map(|file| FileState {
+            path: path(&file.path),
+            ports: file.ports.clone(),
+            settings: file.settings().to_owned(),
+            drop_ins: file.drop_ins.iter().map(|(port, file)| (port.clone(), path(file))).collect(),
+        });
+        InForce { config: config.dump(), file, workers }
+    }
+
+    /// Makes the same configuration of it.
+    ///
+    /// # Errors
+    /// This program does not understand it.
+    pub(crate) fn read(&self) -> Result<Config, ConfigError> {
+        let builder = Config::builder().may_be_empty().toml("the configuration in force", &self.config);
+        let mut config = builder.for_workers(self.workers).build()?;
+        config.file = self.file.as_ref().map(|FileState { path, ports, settings, drop_ins }| {
+            let drop_ins = drop_ins.iter().map(|(port, path)| (port.clone(), PathBuf::from(path))).collect();
+            ConfigFile::read_before(PathBuf::from(path), ports.clone(), settings.clone(), drop_ins)
+        });
+        Ok(config)
+    }
 }
 
 /// A configuration file.
@@ -187,9 +225,9 @@ mod tests {
     #[test]
     fn what_the_first_program_has_written_is_read() {
         let hello: Hello = read(HELLO);
-        assert_eq!((hello.format, hello.workers, hello.began), (1, 2, 30_607_174_003_550));
+        assert_eq!((hello.format, hello.in_force.workers, hello.began), (1, 2, 30_607_174_003_550));
         assert_eq!(hello.needs, ["tap", "vhost-user"]);
-        assert_eq!(hello.file.unwrap().ports, ["vm0", "b", "rfe0"]);
+        assert_eq!(hello.in_force.file.unwrap().ports, ["vm0", "b", "rfe0"]);
         let draft: Draft = read(DRAFT);
         let entries: Vec<_> =
             draft.entries.iter().map(|entry| (entry.name.as_str(), entry.descriptors)).collect();

@@ -9,7 +9,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ringferry_control::mirror::Mirror;
 use ringferry_control::{Answer, ControlError, ControlServer, Request, call_and_keep};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::{BindError, Listener};
@@ -18,10 +17,10 @@ use serde::de::DeserializeOwned;
 
 use super::bulk::{Ports, Reader};
 use super::channel::{Channel, Kind, Message};
-use super::state::{Draft, FORMAT, FileState, Final, Hello, PortNumbers, UNDERSTOOD};
+use super::state::{Draft, FORMAT, Final, Hello, PortNumbers, UNDERSTOOD};
 use super::{PATIENCE, QUIET};
 use crate::StartError;
-use crate::config::{Config, ConfigError, ConfigFile, PortConfig, PortKind};
+use crate::config::{Config, ConfigError, PortConfig, PortKind};
 use crate::fdb::FdbStats;
 use crate::links::Links;
 use crate::mirrors::Mirrors;
@@ -116,12 +115,7 @@ impl Successor {
         if let Some(why) = why {
             return Err(SuccessionError::Version { program: hello.program, why });
         }
-        let builder = Config::builder().may_be_empty().toml("the configuration in force", &hello.config);
-        let mut config = builder.for_workers(hello.workers).build()?;
-        config.file = hello.file.as_ref().map(|FileState { path, ports, settings, drop_ins }| {
-            let drop_ins = drop_ins.iter().map(|(port, path)| (port.clone(), PathBuf::from(path))).collect();
-            ConfigFile::read_before(PathBuf::from(path), ports.clone(), settings.clone(), drop_ins)
-        });
+        let config = hello.in_force.read()?;
         Ok(Successor { channel, hello, config, control: control.to_owned(), pid })
     }
 
@@ -173,7 +167,7 @@ impl Successor {
             privileges: privileges.clone(),
             manager,
         };
-        let switch = OpenSwitch::handed(config, server, plugs, hello.workers, privileges, handed);
+        let switch = OpenSwitch::handed(config, server, plugs, hello.in_force.workers, privileges, handed);
         Ok(match keeper {
             Some(keeper) => switch.keep_with(keeper),
             None => switch,
@@ -275,10 +269,7 @@ impl Handed {
             let stats = Some(FdbStats::of_values(worker.fdb.0));
             parts.workers.carry(number, Carried { addresses: addresses.clone(), stats, waiting });
         }
-        for Mirror { from, to, direction, vlan, .. } in &state.mirrors {
-            // Of one whose ports are not there nothing can be copied.
-            let _ = parts.mirrors.add((from, to), *direction, *vlan, parts.ports, parts.workers);
-        }
+        parts.mirrors.take_over(&state.mirrors, parts.ports, parts.workers);
         if !self.baton.drain()? {
             return Err(SuccessionError::Late);
         }

@@ -268,6 +268,11 @@ pub(crate) trait PortControl {
         (0, 0)
     }
 
+    /// Returns true if the kind of each of the state's descriptors is known: merely looking at one of another kind may wait for whoever passed it.
+    fn can_be_kept(&self) -> bool {
+        true
+    }
+
     /// Returns the entry's state for another process, whose descriptors go to `put`. Nothing changes.
     ///
     /// # Errors

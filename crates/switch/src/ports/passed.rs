@@ -65,6 +65,11 @@ impl Passed {
         self.privileges = privileges;
     }
 
+    /// Returns the configuration of a process that was killed, which holds instead of the file. `None`: there is none.
+    pub fn config(&mut self) -> Option<Config> {
+        self.kept.config()
+    }
+
     /// Returns what a process that was killed has left behind.
     pub(crate) fn kept(&mut self) -> &mut Kept {
         &mut self.kept

@@ -242,6 +242,11 @@ impl Session {
         self.counters.messages << 13 | self.wire.partial().0.len() as u64
     }
 
+    /// Returns true if descriptors have come with half a message: what they are of is not known before it is complete.
+    pub fn has_unread_descriptors(&self) -> bool {
+        !self.wire.partial().1.is_empty()
+    }
+
     /// Returns the session's state, whose descriptors go to `put`. Nothing changes.
     ///
     /// # Errors

@@ -104,8 +104,10 @@ fn cve_2020_10726_repeated_get_inflight_fd_leaks_nothing() {
         assert_eq!(copies_of(file), 1);
         let description = description(4 * (32 + 32 * 256 + 32), 0, 4, 256);
         assert!(rig.ack(Request::SetInflightFd, description.as_bytes(), &[file.as_fd()]));
-        assert_eq!(copies_of(file), 1);
+        // One is kept, for a hand-over.
+        assert_eq!(copies_of(file), 2);
     }
+    assert_eq!(given.iter().filter(|file| copies_of(*file) == 2).count(), 1);
     let mapped = std::fs::read_to_string("/proc/self/maps").unwrap();
     let inode = rustix::fs::fstat(&given[0]).unwrap().st_ino.to_string();
     assert!(!mapped.lines().any(|line| line.contains("inflight") && line.contains(&format!(" {inode} "))));
@@ -137,7 +139,8 @@ fn cve_2021_3839_inflight_num_queues_and_sizes_are_checked() {
     ] {
         assert!(!rig.ack(Request::SetInflightFd, bad.as_bytes(), &[mem.fd()]), "{bad:x?}");
     }
-    assert_eq!(copies_of(mem.fd()), 1);
+    // That of the good one is kept, for a hand-over.
+    assert_eq!(copies_of(mem.fd()), 2);
     for bad in [description(0, 0, 0, 256), description(0, 0, 5, 256), description(0, 0, 1, u16::MAX)] {
         let mut rig = Rig::packed();
         rig.send(Request::GetInflightFd as u32, 1, bad.as_bytes(), &[]);

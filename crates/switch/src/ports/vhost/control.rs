@@ -769,6 +769,10 @@ impl PortControl for VhostPort {
         self.generation_of_state()
     }
 
+    fn can_be_kept(&self) -> bool {
+        self.session.as_ref().is_none_or(|session| !session.has_unread_descriptors())
+    }
+
     fn hand_over(&self, put: &mut Put<'_>) -> io::Result<HandedPort> {
         Ok(HandedPort::VhostUser(Box::new(self.handed(put)?)))
     }
