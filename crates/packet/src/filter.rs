@@ -514,7 +514,7 @@ mod tests {
             ("6 0 0 3", 3),
             // Beyond the frame.
             ("32 0 0 2", 0),
-            ("48 0 0 4294967295", 0),
+            ("48 0 0 4292870143", 0),
         ] {
             assert_eq!(result(text, &frame), expected, "{text}");
         }
