@@ -76,6 +76,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    // A process that this program has started from `/proc/self/exe` would be shown as `exe`.
+    let _ = rustix::thread::set_name(c"ringferry");
     let level = match cli.verbose {
         0 => "info",
         1 => "debug",
