@@ -99,6 +99,14 @@ fn take_ready_fd(fd: RawFd) -> Result<OwnedFd, Error> {
     inherited::take(fd).map_err(|error| Error::ReadyFd(fd, error))
 }
 
+/// Answers `--ready-fd`, if it was given.
+fn say_ready(ready: Option<OwnedFd>) {
+    if let Some(ready) = ready {
+        // Whoever asked may have gone; that is their business.
+        let _ = std::fs::File::from(ready).write_all(b"READY\n");
+    }
+}
+
 /// What the process of a switch has, before it has ports.
 struct Process {
     signals: Signals,
@@ -136,10 +144,7 @@ impl Process {
     /// Says that the switch is ready, and runs it.
     fn serve(mut self, mut switch: Switch, ready: Option<OwnedFd>) -> Result<(), Error> {
         let _ = self.manager.ready();
-        if let Some(ready) = ready {
-            // Whoever asked may have gone; that is their business.
-            let _ = std::fs::File::from(ready).write_all(b"READY\n");
-        }
+        say_ready(ready);
         switch.set_manager(Manager::new(self.manager, systemd::watchdog_interval()));
         let ended = switch.run(&self.signals)?;
         if let Ended::Replaced(_) = ended {

@@ -523,6 +523,13 @@ impl Switch {
         };
         match predecessor.serve(&mut parts) {
             Ok(Outcome::Pending) => self.predecessor = Some(predecessor),
+            Ok(Outcome::Declined) => {
+                let _ = self.epoll.remove(&predecessor);
+                tracing::info!(
+                    pid = predecessor.pid,
+                    "the other process is of this very program, and does not take over"
+                );
+            }
             Ok(Outcome::Replaced(stood)) => {
                 self.control.listener().let_go();
                 let (pid, microseconds) = (predecessor.pid, stood.as_micros() as u64);

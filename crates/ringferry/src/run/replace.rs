@@ -3,16 +3,13 @@
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
-use std::os::linux::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
-use ringferry_control::{self as control_socket, Answer, Request};
 use ringferry_switch::Successor;
 use ringferry_sys::process::{Spawn, spawn};
 
-use super::{Error, Process, take_ready_fd};
+use super::{Error, Process, say_ready, take_ready_fd};
 use crate::run_args::RunArgs;
 use crate::{log, sandbox};
 
@@ -25,15 +22,17 @@ const READY: i32 = 3;
 /// See [`enum@Error`]: the switch that runs goes on.
 pub(super) fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     let control = args.control_of_running()?;
-    if args.if_changed && is_this_program(&control) {
-        tracing::info!("the switch that runs is of this very program, and goes on");
-        return Ok(());
-    }
     if args.background {
         return in_background();
     }
     let ready = args.ready_fd.map(take_ready_fd).transpose()?;
     let successor = Successor::connect(&control)?;
+    if args.if_changed && successor.is_of_this_program() {
+        successor.decline();
+        tracing::info!("the switch that runs is of this very program, and goes on");
+        say_ready(ready);
+        return Ok(());
+    }
     let (config, ports) = (successor.config().clone(), successor.config().ports.len());
     let mut process = Process::begin(args, &config, &control)?;
     let privileges = process.privileges.0.clone();
@@ -56,21 +55,6 @@ pub(super) fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     };
     tracing::info!(ports, control = %control.display(), "the switch is up");
     process.serve(switch, ready)
-}
-
-/// Returns true if the process behind the control socket executes the file that this one does.
-fn is_this_program(control: &Path) -> bool {
-    let file = |process: &str| std::fs::metadata(format!("/proc/{process}/exe")).ok();
-    // Not of the socket's peer: a socket that was handed over tells the process that made it.
-    let running = match control_socket::call(control, &Request::Show) {
-        Ok(Answer::Show(snapshot)) => file(&snapshot.pid.to_string()),
-        _ => None,
-    };
-    match (running, file("self")) {
-        (Some(running), Some(own)) => (running.st_dev(), running.st_ino()) == (own.st_dev(), own.st_ino()),
-        // It may not be looked at: it is replaced.
-        _ => false,
-    }
 }
 
 /// Starts this program once more, with the same arguments but one, and waits until it has taken over or given up.

@@ -12,10 +12,10 @@ use ringferry_packet::vnet::Header;
 use ringferry_rig::frames::frame;
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
 use ringferry_rig::process::{PATIENCE, eventually, in_a_namespace, may, readable};
-use ringferry_rig::switch::{Place, Switch, ringferry};
+use ringferry_rig::switch::{Place, Switch, program, ringferry};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::{Listener, Stream};
-use ringferry_sys::{netif, program};
+use ringferry_sys::{netif, program as programs};
 use ringferry_vhost_user::message::{FLAG_REPLY, Request, VERSION};
 use ringferry_virtio_net::Features;
 use rustix::process::Signal;
@@ -585,14 +585,24 @@ fn in_the_background_and_only_if_the_program_is_another_one() {
         // The process in the background keeps the log open.
         assert!(replace(&place).args(words).status().unwrap().success());
     };
-    if may("look at other processes' programs", ringferry_sys::process::is_root()) {
-        run(&["--background", "--if-changed"]);
+    // Nobody may look at a process in its sandbox, so it says itself what it executes.
+    for words in [&["--background", "--if-changed"][..], &["--if-changed"]] {
+        run(words);
         assert_eq!(switch.show().pid, switch.process.pid());
     }
-    run(&["--background"]);
+    assert_eq!(switch.process.logged("does not take over after all"), 0);
+    // The same bytes in another file are another program: who has installed it wants it to run.
+    let installed = place.path().join("installed");
+    std::fs::copy(program(), &installed).unwrap();
+    let mut command = Command::new(&installed);
+    command.args(replace(&place).get_args()).args(["--background", "--if-changed"]);
+    assert!(command.status().unwrap().success());
+    std::fs::remove_file(&installed).unwrap();
     // When that returns, the other one has taken over.
     let pid = switch.show().pid;
     assert_ne!(pid, switch.process.pid());
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+    assert_eq!(name, "ringferry\n", "as tools show it");
     assert!(switch.process.wait().0.success());
     converse(&mut a, &mut b, 0, 20);
     let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
@@ -601,7 +611,7 @@ fn in_the_background_and_only_if_the_program_is_another_one() {
 }
 
 fn an_uplink_stays_in_the_namespace() {
-    if !may("needs the program ip", program::installed("ip").is_some()) {
+    if !may("needs the program ip", programs::installed("ip").is_some()) {
         return;
     }
     let place = Place::new();

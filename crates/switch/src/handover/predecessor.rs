@@ -16,7 +16,8 @@ use serde::Serialize;
 use super::bulk::Writer;
 use super::channel::{Channel, Kind};
 use super::state::{
-    Draft, EntryState, FORMAT, Final, Hello, InForce, PortNumbers, UNDERSTOOD, Values, WorkerState,
+    Draft, EntryState, Executable, FORMAT, Final, Hello, InForce, PortNumbers, UNDERSTOOD, Values,
+    WorkerState,
 };
 use super::{PATIENCE, QUIET};
 use crate::config::Config;
@@ -34,6 +35,8 @@ use crate::ports::{InterfaceQueues, Positions};
 pub(crate) enum Outcome {
     /// It goes on.
     Pending,
+    /// The successor has asked who runs, and leaves it at that.
+    Declined,
     /// The successor has everything. This process must touch nothing any more. Packets have waited for so long.
     Replaced(Duration),
 }
@@ -95,7 +98,8 @@ impl Predecessor {
             Kind::Hello => self.answer(Kind::Hello, &hello(parts), &[], &[])?,
             Kind::Draft => self.draft(parts)?,
             Kind::Final => return self.hand_over(parts),
-            Kind::Running | Kind::Refused => return Err(io::ErrorKind::InvalidData.into()),
+            Kind::Refused => return Ok(Outcome::Declined),
+            Kind::Running => return Err(io::ErrorKind::InvalidData.into()),
         }
         Ok(Outcome::Pending)
     }
@@ -245,6 +249,7 @@ fn hello(parts: &Parts<'_>) -> Hello {
         format: FORMAT,
         needs,
         program: env!("CARGO_PKG_VERSION").to_owned(),
+        executable: Executable::own(),
         in_force: InForce::of(parts.config, parts.workers.count()),
         began: parts.workers.began(),
         started: Workers::nanoseconds(parts.started),

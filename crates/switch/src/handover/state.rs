@@ -7,6 +7,7 @@
 //! Everything is checked by the successor as a peer's words are, though it comes from a process of the same user.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use ringferry_control::mirror::Mirror;
@@ -32,6 +33,9 @@ pub(crate) struct Hello {
     pub(crate) needs: Vec<String>,
     /// Version of the program.
     pub(crate) program: String,
+    /// The file that the process executes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) executable: Option<Executable>,
     /// The configuration.
     #[serde(flatten)]
     pub(crate) in_force: InForce,
@@ -81,6 +85,21 @@ impl InForce {
             ConfigFile::read_before(PathBuf::from(path), ports.clone(), settings.clone(), drop_ins)
         });
         Ok(config)
+    }
+}
+
+/// What tells the file that a process executes from all others, for as long as it does: another file cannot have its number meanwhile, under whatever name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Executable {
+    device: u64,
+    inode: u64,
+}
+
+impl Executable {
+    /// Returns that of this process; `None` where there is no `/proc`. A process in the sandbox can be looked at by nobody but itself.
+    pub(crate) fn own() -> Option<Executable> {
+        let file = std::fs::metadata("/proc/self/exe").ok()?;
+        Some(Executable { device: file.dev(), inode: file.ino() })
     }
 }
 

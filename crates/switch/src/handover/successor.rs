@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 
 use super::bulk::{Ports, Reader};
 use super::channel::{Channel, Kind, Message};
-use super::state::{Draft, FORMAT, Final, Hello, PortNumbers, UNDERSTOOD};
+use super::state::{Draft, Executable, FORMAT, Final, Hello, PortNumbers, UNDERSTOOD};
 use super::{PATIENCE, QUIET};
 use crate::StartError;
 use crate::config::{Config, ConfigError, PortConfig, PortKind};
@@ -117,6 +117,18 @@ impl Successor {
         }
         let config = hello.in_force.read()?;
         Ok(Successor { channel, hello, config, control: control.to_owned(), pid })
+    }
+
+    /// Returns true if the switch that runs executes the same file as this process, so that there is nothing to be gained. One that does not say which file
+    /// it executes is another program.
+    pub fn is_of_this_program(&self) -> bool {
+        self.hello.executable.is_some() && self.hello.executable == Executable::own()
+    }
+
+    /// Leaves the switch that runs as it is.
+    pub fn decline(self) {
+        // It would find out by itself.
+        let _ = self.channel.send(Kind::Refused, &[], &[], &[]);
     }
 
     /// Returns the configuration in force.
