@@ -114,9 +114,12 @@ pub struct Switch<'a> {
 }
 
 impl Switch<'_> {
-    /// A connection to the port's socket, as a front end makes it.
+    /// A connection to the port's socket, as a front end makes it. A switch that does not answer on it fails the test.
     pub fn connect(&self, port: &str) -> Stream {
-        eventually("the port takes a connection", || Stream::connect(self.place.socket(port)).ok())
+        let stream =
+            eventually("the port takes a connection", || Stream::connect(self.place.socket(port)).ok());
+        stream.set_timeout(Some(PATIENCE)).unwrap();
+        stream
     }
 
     /// Plugs guest number `number` into `port`; when this returns, packets flow.
