@@ -82,7 +82,9 @@ fn is_valid(program: &[Instruction]) -> bool {
         let left = (program.len() - at - 1) as u64;
         let operation = code & 0xf0;
         match (code & 7, code) {
-            (0, 0x00 | 0x80 | 0x20 | 0x28 | 0x30 | 0x40 | 0x48 | 0x50) => true,
+            // What Linux takes for questions about the socket, or the link's header, begins at -2 MiB.
+            (0, 0x20 | 0x28 | 0x30) => k < 0xffe0_0000,
+            (0, 0x00 | 0x80 | 0x40 | 0x48 | 0x50) => true,
             (1, 0x01 | 0x81 | 0xb1) => true,
             (0, 0x60) | (1, 0x61) | (2, 0x02) | (3, 0x03) => k < 16,
             (4, 0x84) => true,
