@@ -67,6 +67,11 @@ impl Counters {
     pub fn set(&self, index: usize, bits: u32) -> u32 {
         self.word(index).fetch_or(bits, Ordering::SeqCst)
     }
+
+    /// Clears `bits` in word `index` and returns the old value.
+    pub fn clear(&self, index: usize, bits: u32) -> u32 {
+        self.word(index).fetch_and(!bits, Ordering::SeqCst)
+    }
 }
 
 #[cfg(test)]

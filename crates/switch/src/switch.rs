@@ -179,7 +179,7 @@ impl OpenSwitch {
             mut handed,
             recovered,
             links_and_mirrors: (links_down, mirrored),
-            keeper,
+            mut keeper,
             count,
             privileges,
             ..
@@ -211,6 +211,9 @@ impl OpenSwitch {
         links.follow(&mut ports, &workers);
         mirrors.take_over(&mirrored, &ports, &workers);
         recovered.iter().for_each(|port| ports.recover(port));
+        if let Some(keeper) = &mut keeper {
+            ports.set_marks(keeper.old_marks(&ports)?);
+        }
         if !recovered.is_empty() {
             workers.unpause();
             tracing::info!(ports = recovered.len(), "this goes on where a process was killed");
@@ -381,15 +384,15 @@ impl Switch {
             // Until the process before has ended, that keeps its own.
             if let (Some(keeper), None) = (&mut self.keeper, &self.handed) {
                 let listener = self.control.listener();
-                let parts = kept::Parts {
+                let mut parts = kept::Parts {
                     config: &self.config,
                     workers: self.workers.count(),
-                    ports: &self.ports,
+                    ports: &mut self.ports,
                     listener: listener.as_fd(),
                     links: &self.links,
                     mirrors: &self.mirrors,
                 };
-                keeper.look(&parts, Instant::now());
+                keeper.look(&mut parts, Instant::now());
             }
             let deadlines = [
                 self.ports.deadline(),

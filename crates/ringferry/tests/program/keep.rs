@@ -1,7 +1,9 @@
 //! A switch that is killed while its descriptors are kept outside of it: `ringferry keep`. Front ends stay connected, and packets go on.
 
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ringferry_control::snapshot::PortState;
@@ -91,7 +93,7 @@ fn killed_and_kept(features: Features) {
     let options = Options { features, inflight: false, ..Options::default() };
     let [mut a, mut b] = [("a", 1), ("b", 2)].map(|(port, number)| switch.plug(port, number, options));
     acquaint(&mut [&mut a, &mut b]);
-    until_kept(&switch, "\"kick\"", 4);
+    until_kept(&switch, "\"enabled\":true", 4);
     for round in 0..ROUNDS {
         let before = pid(&place).unwrap();
         let filler = frame(b.mac, a.mac, 200, 0);
@@ -212,7 +214,7 @@ fn descriptors_of_half_a_message_are_not_kept() {
     until_kept(&switch, "\"name\":\"c\"", 1);
     assert_eq!(hostile.send(&[1], &[strange.fd()]).unwrap(), 1);
     until_kept(&switch, "\"name\":\"c\"", 0);
-    until_kept(&switch, "\"kick\"", 4);
+    until_kept(&switch, "\"enabled\":true", 4);
     let kept = std::fs::read_dir(format!("/proc/{}/fd", switch.process.pid())).unwrap();
     let kept: Vec<_> = kept.map(|fd| std::fs::read_link(fd.unwrap().path()).unwrap()).collect();
     assert!(!kept.iter().any(|link| link.to_string_lossy().contains("strange")), "{kept:?}");
@@ -224,6 +226,53 @@ fn descriptors_of_half_a_message_are_not_kept() {
     let mut c = switch.plug("c", 3, Options::default());
     acquaint(&mut [&mut a, &mut c]);
     converse(&mut a, &mut c, 0, 20);
+    switch.stop();
+}
+
+/// Requests that a front end sends at once, and the length of an answer.
+const AT_ONCE: usize = 32;
+const ANSWER: usize = 20;
+
+/// A front end whose request was read by a switch that was killed gets an answer, or its connection ends: it does not wait for ever.
+#[test]
+fn a_front_end_whose_request_was_lost_is_disconnected() {
+    let place = Place::new();
+    let switch = start(&place, &["a", "b", "c"]);
+    let [mut a, mut b] =
+        [("a", 1), ("b", 2)].map(|(port, number)| switch.plug(port, number, Options::default()));
+    acquaint(&mut [&mut a, &mut b]);
+    until_kept(&switch, "\"enabled\":true", 4);
+    // Many at once, so that the switch has some of them in its hands at any moment.
+    let get_features = [1u32, 1, 0].map(u32::to_le_bytes).concat().repeat(AT_ONCE);
+    for _ in 0..ROUNDS {
+        let (answered, over) = (AtomicU64::new(0), AtomicBool::new(false));
+        let c = switch.connect("c");
+        let ask = || {
+            while !over.load(Ordering::Relaxed) && c.send(&get_features, &[]).is_ok() {
+                let mut left = AT_ONCE * ANSWER;
+                while left > 0 {
+                    match c.recv_bytes(&mut vec![0; left]) {
+                        Ok(count @ 1..) => left -= count,
+                        Err(error) if error.kind() == ErrorKind::WouldBlock => panic!("it waits in vain"),
+                        Ok(0) | Err(_) => return,
+                    }
+                }
+                answered.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(ask);
+            until_kept(&switch, "\"socket\":", 3);
+            let victim = pid(&place).unwrap();
+            let before = answered.load(Ordering::Relaxed);
+            eventually("it is answered", || (answered.load(Ordering::Relaxed) > before).then_some(()));
+            kill_process(Pid::from_raw(victim as i32).unwrap(), Signal::KILL).unwrap();
+            eventually("the next switch answers", || pid(&place).filter(|pid| *pid != victim));
+            over.store(true, Ordering::Relaxed);
+        });
+    }
+    converse(&mut a, &mut b, 0, 20);
+    assert!(a.connection.frontend().check().is_ok() && b.connection.frontend().check().is_ok());
     switch.stop();
 }
 

@@ -7,6 +7,8 @@
 //!
 //! **What is not kept.** Of a front end that is in the middle of a message with descriptors nothing is: these may be anything, and a mere look at one
 //! may wait for a file system of its sender's. Where there are too many descriptors, the ports that have most of them go without. Both connect again after a crash.
+//! So does a front end that has said anything since the state was stored: its message is lost, and it might wait for the answer for ever. [`Marks`] in the
+//! state's own memory tell of it.
 //!
 //! **Names.** A descriptor is `rf-N`, with a number that is never used again; the state, a memfd with JSON that refers to these numbers, is
 //! `rf-state-N`, the highest of which counts. A new state is stored before the old one is removed, and the descriptors that it needs before it, so a
@@ -22,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ringferry_control::mirror::Mirror;
-use ringferry_memory::SharedMem;
+use ringferry_memory::{Counters, Region, RegionSpec, SharedMem};
 use ringferry_sys::systemd::Notifier;
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
@@ -32,6 +34,7 @@ use crate::config::{Config, PortConfig, PortKind, TapConfig, VhostUserConfig};
 use crate::links::Links;
 use crate::mirrors::Mirrors;
 use crate::ports::handed::{Descriptors, HandedPort};
+use crate::ports::marks::Marks;
 use crate::ports::table::{Generation, PortTable};
 
 /// Time for which the state must not change before it is stored: a front end that starts its rings says some sixty things in 4 ms.
@@ -57,6 +60,9 @@ const STATE: &str = "rf-state-";
 /// Upper bound on a state in bytes.
 const MAX_STATE: u64 = 64 << 20;
 
+/// Where the text of a state begins, behind its length.
+const TEXT: usize = size_of::<u64>();
+
 /// The state as it is kept.
 #[derive(Debug, Serialize, Deserialize)]
 struct State {
@@ -67,6 +73,11 @@ struct State {
     listener: u64,
     setup: Setup,
     entries: Vec<Entry>,
+}
+
+/// Returns the place of the first [mark](Marks) in the memory of a state with a text of this length, in words: behind the text, one for each of its entries.
+fn first_mark(length: usize) -> usize {
+    (TEXT + length).div_ceil(size_of::<u32>())
 }
 
 /// What holds for the whole switch.
@@ -131,7 +142,7 @@ pub(crate) struct Parts<'s> {
     pub(crate) config: &'s Config,
     /// Number of workers.
     pub(crate) workers: usize,
-    pub(crate) ports: &'s PortTable,
+    pub(crate) ports: &'s mut PortTable,
     /// The control socket.
     pub(crate) listener: BorrowedFd<'s>,
     pub(crate) links: &'s Links,
@@ -154,6 +165,8 @@ pub struct Keeper {
     state: Option<String>,
     /// That state is an earlier process's.
     stale: bool,
+    /// The marks in it, until they are taken.
+    marks: Option<OldMarks>,
     /// When to look again, as something has changed.
     due: Option<Instant>,
     /// Nothing is stored before.
@@ -167,7 +180,7 @@ pub struct Keeper {
 impl Keeper {
     /// Keeps the state of a switch whose control socket is `control` with the manager at the other end of `manager`, which has `known` of an earlier process.
     pub fn new(manager: Notifier, control: &Path, known: Known) -> Keeper {
-        let Known { numbers, state, superfluous, highest } = known;
+        let Known { numbers, state, superfluous, highest, marks } = known;
         // Nobody is to wait for the manager.
         let _ = manager.set_nonblocking();
         for name in superfluous {
@@ -183,11 +196,29 @@ impl Keeper {
             next: highest,
             state,
             stale: true,
+            marks,
             due: None,
             rested: Instant::now(),
             left_out: Vec::new(),
             failed: false,
         }
+    }
+
+    /// Returns the marks in the state that is kept until this process has stored its own. Those that are set stay.
+    ///
+    /// # Errors
+    /// The system has no memory left.
+    pub(crate) fn old_marks(&mut self, ports: &PortTable) -> io::Result<Marks> {
+        let Some((file, places)) = self.marks.take() else { return Ok(Marks::default()) };
+        let spec = RegionSpec { guest_addr: 0, size: file.metadata()?.len(), user_addr: 0, mmap_offset: 0 };
+        let words = Counters::new(Region::map(file.as_fd(), spec).map_err(io::Error::other)?);
+        let generations: BTreeMap<_, _> =
+            ports.handed().map(|(name, generation, _)| (name, generation)).collect();
+        let unmarked =
+            places.into_iter().filter(|(_, place)| *place < words.len() && words.load(*place) == 0);
+        let stored: Vec<_> =
+            unmarked.filter_map(|(name, place)| Some((*generations.get(&name)?, place))).collect();
+        Ok(Marks::new(words, stored))
     }
 
     /// Says that something else than a port's state may have changed: the configuration, a link, a mirror.
@@ -196,7 +227,7 @@ impl Keeper {
     }
 
     /// Looks whether anything has changed; what has is stored when it has settled. To be called after all events were served.
-    pub(crate) fn look(&mut self, parts: &Parts<'_>, now: Instant) {
+    pub(crate) fn look(&mut self, parts: &mut Parts<'_>, now: Instant) {
         if !self.doubt && !self.are_others(parts.ports) {
             self.due = None;
             return;
@@ -238,7 +269,7 @@ impl Keeper {
         self.due
     }
 
-    fn store_what_is_new(&mut self, parts: &Parts<'_>) -> io::Result<()> {
+    fn store_what_is_new(&mut self, parts: &mut Parts<'_>) -> io::Result<()> {
         let setup = match &self.setup {
             Some(setup) if !self.doubt => setup.clone(),
             _ => Setup::of(parts),
@@ -251,7 +282,7 @@ impl Keeper {
         Ok(())
     }
 
-    fn store(&mut self, setup: &Setup, parts: &Parts<'_>) -> io::Result<()> {
+    fn store(&mut self, setup: &Setup, parts: &mut Parts<'_>) -> io::Result<()> {
         let with_room = self.with_room(parts.ports)?;
         let mut used = BTreeSet::new();
         let listener = self.number(parts.listener, "", 0, &mut used)?;
@@ -284,12 +315,17 @@ impl Keeper {
             entries: entries.values().filter_map(|(_, entry)| entry.clone()).collect(),
         };
         let text = serde_json::to_vec(&state)?;
-        let memory = SharedMem::new("ringferry-state", text.len() + 8)?;
+        let first = first_mark(text.len());
+        let memory = SharedMem::new("ringferry-state", (first + entries.len()) * size_of::<u32>())?;
         let file = File::from(memory.fd().try_clone_to_owned()?);
         file.write_all_at(&(text.len() as u64).to_le_bytes(), 0)?;
-        file.write_all_at(&text, 8)?;
+        file.write_all_at(&text, TEXT as u64)?;
+        let words = Counters::new(memory.map_at(0).map_err(io::Error::other)?);
+        let stored = entries.values().filter(|(_, entry)| entry.is_some());
+        let marks = Marks::new(words, stored.map(|(generation, _)| *generation).zip(first..));
         let name = format!("{STATE}{}", self.take_number());
         self.manager.store(&name, memory.fd())?;
+        parts.ports.set_marks(marks);
         self.stale = false;
         if let Some(old) = self.state.replace(name) {
             self.manager.forget(&old)?;
@@ -415,7 +451,11 @@ pub struct Known {
     superfluous: Vec<String>,
     /// The highest number.
     highest: u64,
+    marks: Option<OldMarks>,
 }
+
+/// The memory of a state that another process has stored, and the place of the mark of each of its entries.
+type OldMarks = (File, Vec<(String, usize)>);
 
 impl Kept {
     /// Takes what is kept out of the descriptors that this process has inherited. A state that is incomplete, or of another form, counts for nothing.
@@ -439,8 +479,8 @@ impl Kept {
         }
         if let Some((number, state)) = states.pop_last() {
             kept.known.state = Some(format!("{STATE}{number}"));
-            match read(state) {
-                Ok(state) => kept.sort_out(state, &mut files),
+            match read(File::from(state)) {
+                Ok((state, memory, first)) => kept.sort_out(state, memory, first, &mut files),
                 Err(error) => tracing::warn!("what the process before has left is of no use: {error}"),
             }
         }
@@ -451,9 +491,17 @@ impl Kept {
         kept
     }
 
-    fn sort_out(&mut self, state: State, files: &mut BTreeMap<u64, OwnedFd>) {
+    fn sort_out(&mut self, state: State, memory: File, marks: usize, files: &mut BTreeMap<u64, OwnedFd>) {
         let mut copy = |number: &u64| files.get(number).and_then(|fd| fd.try_clone().ok());
-        for entry in state.entries {
+        let names = state.entries.iter().map(|entry| entry.name.clone());
+        let places: Vec<_> = names.zip(marks..).collect();
+        for (mut entry, (_, place)) in state.entries.into_iter().zip(&places) {
+            if is_marked(&memory, *place) && entry.state.forget_session() {
+                tracing::warn!(
+                    port = entry.name,
+                    "its front end was saying something when the process was killed, and has to connect again"
+                );
+            }
             let descriptors: Option<Vec<OwnedFd>> = entry.descriptors.iter().map(&mut copy).collect();
             match descriptors {
                 Some(descriptors) => {
@@ -465,6 +513,7 @@ impl Kept {
                 ),
             }
         }
+        self.known.marks = Some((memory, places));
         self.control = copy(&state.listener).map(|fd| (state.control, fd));
         self.setup = Some(state.setup);
         let places = self.entries.values().flat_map(|(entry, _)| {
@@ -544,18 +593,26 @@ fn shut(fd: OwnedFd) {
     }
 }
 
-/// Reads a state.
-fn read(fd: OwnedFd) -> io::Result<State> {
+/// Reads a state, and returns the place of the first mark behind its text.
+fn read(file: File) -> io::Result<(State, File, usize)> {
     let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
-    let file = File::from(fd);
-    let mut length = [0; 8];
+    let mut length = [0; TEXT];
     file.read_exact_at(&mut length, 0)?;
     let length = u64::from_le_bytes(length);
     if length > MAX_STATE {
         return Err(bad("it is too long"));
     }
     let mut text = vec![0; length as usize];
-    file.read_exact_at(&mut text, 8)?;
+    file.read_exact_at(&mut text, TEXT as u64)?;
     let state: State = serde_json::from_slice(&text)?;
-    if state.format > FORMAT { Err(bad("it is of a newer program")) } else { Ok(state) }
+    if state.format > FORMAT {
+        return Err(bad("it is of a newer program"));
+    }
+    Ok((state, file, first_mark(text.len())))
+}
+
+/// Whether a mark is set. A program that makes none leaves no room for them, or zeros.
+fn is_marked(memory: &File, place: usize) -> bool {
+    let mut word = [0; size_of::<u32>()];
+    memory.read_exact_at(&mut word, (place * size_of::<u32>()) as u64).is_ok() && word != [0; 4]
 }

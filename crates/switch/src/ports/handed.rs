@@ -21,6 +21,16 @@ pub(crate) enum HandedPort {
     XenVif,
 }
 
+impl HandedPort {
+    /// Takes the session of a front end out of it, whose connection is closed with its descriptors, and says whether there was one.
+    pub(crate) fn forget_session(&mut self) -> bool {
+        match self {
+            HandedPort::VhostUser(state) => state.forget_session(),
+            HandedPort::Tap(_) | HandedPort::XenVif => false,
+        }
+    }
+}
+
 /// Descriptors that a state refers to by number.
 #[derive(Debug, Default)]
 pub(crate) struct Descriptors(Vec<Option<OwnedFd>>);

@@ -13,6 +13,7 @@
 //! | `table` | the table of ports: they come, go, and get their events |
 //! | `ids` | numbers of ports that come and go |
 //! | `handed` | ports on their way to another process |
+//! | `marks` | which entries are not as they are stored any more |
 //! | `passed` | descriptors and sockets that were inherited, or passed by systemd |
 //!
 //! **A kind of port** is a type that implements `Queues`, for the workers (a row in `queues::kinds!`), one that implements [`PortControl`],
@@ -41,6 +42,7 @@ use crate::rules::Rules;
 
 pub(crate) mod handed;
 mod ids;
+pub(crate) mod marks;
 pub(crate) mod passed;
 pub mod queues;
 pub(crate) mod table;

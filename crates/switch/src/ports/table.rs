@@ -16,6 +16,7 @@ use ringferry_control::snapshot::PortSnapshot;
 use ringferry_sys::epoll::Epoll;
 
 use super::ids::PortIds;
+use super::marks::Marks;
 use super::queues::{QueueState, Workers};
 use super::xen::MappingBudget;
 use super::{
@@ -29,6 +30,13 @@ use crate::rules::Rules;
 /// The number of an entry of the table, in the order in which they were added; the first is 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct EntryId(u32);
+
+impl EntryId {
+    #[cfg(test)]
+    pub(crate) fn nth(number: u32) -> EntryId {
+        EntryId(number)
+    }
+}
 
 /// States of workers' queues, by port and index.
 pub(crate) type QueueStates = BTreeMap<(PortId, u16), QueueState>;
@@ -53,6 +61,7 @@ pub(crate) struct PortTable {
     memory: GuestMemoryBudget,
     workers: Arc<Workers>,
     tracks: bool,
+    marks: Arc<Marks>,
 }
 
 /// One entry of the configuration, with its control side.
@@ -61,6 +70,13 @@ struct Entry {
     /// True if it is to be removed when it is drained.
     retired: bool,
     control: Box<dyn PortControl>,
+}
+
+/// Serves an entry, which is marked meanwhile.
+fn serve(marks: &Marks, control: &mut dyn PortControl, sub: u32, cx: &mut Context<'_>) {
+    marks.begin(cx.entry);
+    control.serve(sub, cx);
+    marks.end(cx.entry, control.generation());
 }
 
 impl PortTable {
@@ -74,7 +90,13 @@ impl PortTable {
             memory: GuestMemoryBudget::new(config),
             workers,
             tracks: false,
+            marks: Arc::default(),
         }
+    }
+
+    /// Has what is served marked here.
+    pub(crate) fn set_marks(&mut self, marks: Marks) {
+        self.marks = Arc::new(marks);
     }
 
     /// Plugs a port in that was [opened](super::open).
@@ -135,21 +157,24 @@ impl PortTable {
 
     /// Starts all entries, once, when the event loop begins.
     pub(crate) fn begin(&mut self, epoll: &Epoll) {
+        let marks = Arc::clone(&self.marks);
         self.any(epoll, |control, cx| {
-            control.serve(0, cx);
+            serve(&marks, control, 0, cx);
             false
         });
     }
 
     /// Starts an entry that was added while the event loop runs.
     pub(crate) fn begin_entry(&mut self, entry: EntryId, epoll: &Epoll) {
-        self.with(entry, epoll, |control, cx| control.serve(0, cx));
+        let marks = Arc::clone(&self.marks);
+        self.with(entry, epoll, |control, cx| serve(&marks, control, 0, cx));
     }
 
     /// Serves an event, by its token. An event of an entry that has gone is ignored.
     pub(crate) fn serve(&mut self, token: u64, epoll: &Epoll) {
         let entry = EntryId((token >> 32) as u32);
-        self.with(entry, epoll, |control, cx| control.serve(token as u32, cx));
+        let marks = Arc::clone(&self.marks);
+        self.with(entry, epoll, |control, cx| serve(&marks, control, token as u32, cx));
     }
 
     /// Returns the time at which [`serve_due`](PortTable::serve_due) has work to do.
@@ -159,9 +184,10 @@ impl PortTable {
 
     /// Serves the entries whose deadline is over.
     pub(crate) fn serve_due(&mut self, now: Instant, epoll: &Epoll) {
+        let marks = Arc::clone(&self.marks);
         self.any(epoll, |control, cx| {
             if control.deadline().is_some_and(|due| due <= now) {
-                control.serve(0, cx);
+                serve(&marks, control, 0, cx);
             }
             false
         });

@@ -43,6 +43,13 @@ pub(crate) struct VhostState {
     quarantine: Option<(String, u64)>,
 }
 
+impl VhostState {
+    /// See [`HandedPort::forget_session`](crate::ports::handed::HandedPort).
+    pub(crate) fn forget_session(&mut self) -> bool {
+        self.session.take().is_some()
+    }
+}
+
 impl VhostPort {
     /// Returns numbers that change whenever [`handed`](Self::handed) would return another state.
     pub(super) fn generation_of_state(&self) -> (u64, u64) {
