@@ -465,7 +465,8 @@ impl Session {
             let file = take(file, "the in-flight region")?;
             let description =
                 InflightDescription { mmap_size, mmap_offset, num_queues, queue_size, padding: 0 };
-            session.check_inflight(&description)?;
+            // It may have come before the front end has agreed on another layout.
+            session.check_inflight(&description, None)?;
             session.tracking = Some(session.map_inflight(file, &description, true).map_err(Refusal::from)?);
         }
         session.log = match &state.log {

@@ -441,17 +441,22 @@ impl Session {
     /// Parses an in-flight description, and checks it.
     fn inflight_description(&self, payload: &[u8]) -> Result<InflightDescription, Refusal> {
         let description = inflight_description(payload).ok_or(Refusal::Size(payload.len()))?;
-        self.check_inflight(&description)?;
+        self.check_inflight(&description, self.packed())?;
         Ok(description)
     }
 
-    /// Checks the numbers of an in-flight description against the device's limits (CVE-2021-3839).
-    pub(super) fn check_inflight(&self, description: &InflightDescription) -> Result<(), Refusal> {
+    /// Checks the numbers of an in-flight description against the device's limits (CVE-2021-3839). `packed` is `None` where either layout
+    /// may be meant.
+    pub(super) fn check_inflight(
+        &self,
+        description: &InflightDescription,
+        packed: Option<bool>,
+    ) -> Result<(), Refusal> {
         let InflightDescription { num_queues, queue_size, .. } = *description;
         if num_queues == 0 || usize::from(num_queues) > self.rings.len() {
             return Err(Refusal::Value { field: "number of queues", value: num_queues.into() });
         }
-        check_num(queue_size.into(), self.packed())?;
+        check_num(queue_size.into(), packed)?;
         let entries = u32::from(num_queues) * u32::from(queue_size);
         if entries > inflight::MAX_ENTRIES {
             return Err(Refusal::Value { field: "entries of all queues", value: entries.into() });

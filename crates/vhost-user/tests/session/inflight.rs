@@ -5,10 +5,14 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use ringferry_memory::{GuestMemory, Region, RegionSpec, SharedMem, Words};
 use ringferry_ring::inflight::POSITION;
-use ringferry_vhost_user::message::{InflightDescription, MemoryRegion, NO_FD, Request, VringAddr};
+use ringferry_sys::closer::Closer;
+use ringferry_vhost_user::message::{
+    F_RING_PACKED, F_VERSION_1, InflightDescription, MemoryRegion, NO_FD, Request, VringAddr,
+};
+use ringferry_vhost_user::{Resources, Session};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::rig::{Event, Rig, USER, copies_of, guest, packed_offer, position_word, view};
+use crate::rig::{Event, Recorder, Rig, USER, copies_of, guest, packed_offer, position_word, view};
 
 const SIZE: u16 = 100;
 /// Bytes from one part to the next: a multiple of 64.
@@ -317,4 +321,33 @@ fn the_region_goes_with_the_session() {
     let inode = rustix::fs::fstat(&region.1).unwrap().st_ino.to_string();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     assert!(!maps.lines().any(|line| line.contains("inflight") && line.contains(&format!(" {inode} "))));
+}
+
+/// A description that was right when it came is no reason to refuse the session to another process.
+#[test]
+fn a_region_that_came_before_another_layout_is_taken_over() {
+    let memory = guest(0x4_0000);
+    let mut rig = connect(&memory);
+    let region = get(&mut rig, 1, SIZE, 24);
+    assert!(set(&mut rig, &region));
+    assert!(rig.features(F_VERSION_1));
+    let mut fds = Vec::new();
+    let state = rig.session.state(&mut |fd| {
+        fds.push(Some(fd.try_clone_to_owned()?));
+        Ok(fds.len() as u32 - 1)
+    });
+    let state = state.unwrap();
+    let mut take = |number: u32| fds[number as usize].take();
+    let resources = || Resources { closer: Closer::inline(), ..Resources::default() };
+    let mut adopted = Session::adopt(&state, &mut take, packed_offer(), resources()).unwrap();
+    rig.session.let_go();
+    std::mem::swap(&mut rig.session, &mut adopted);
+    drop(adopted);
+    rig.dev = Recorder::default();
+    rig.session.resume(&mut rig.dev);
+    assert!(!start(&mut rig, 0, 0), "no power of two");
+    // Back to the layout that it was for.
+    assert!(rig.features(F_VERSION_1 | F_RING_PACKED));
+    assert!(start(&mut rig, 0, 0x8000));
+    assert!(rig.dev.rings[&0].inflight.is_some());
 }
