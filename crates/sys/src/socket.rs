@@ -23,6 +23,7 @@ use rustix::net::{
 };
 
 use crate::closer::Closer;
+use crate::eventfd::EventFd;
 
 /// Length of the longest socket path in bytes: `sun_path` without the terminating zero.
 pub const MAX_PATH: usize = 107;
@@ -37,6 +38,10 @@ const SCM_MAX_FD: usize = 253;
 
 /// Number of connections that may wait to be accepted. A port has one client; the others are for its retries.
 const BACKLOG: i32 = 16;
+
+/// What is wrong where the kernel passes no descriptors on.
+const TOO_MANY_IN_FLIGHT: &str = "the kernel passes no descriptors on, as too many of this user lie unread in sockets: see which of its processes leaves \
+                                  them there, run front ends as users of their own, or raise the limit of open files (ulimit -n, LimitNOFILE=)";
 
 /// The reason for which a socket cannot listen at a path. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -615,7 +620,8 @@ impl Stream {
     ///
     /// # Errors
     /// `WouldBlock`, if there is no room; `BrokenPipe`, if the peer has closed (no SIGPIPE is raised);
-    /// `InvalidInput` for more than [`MAX_FDS`] descriptors, or descriptors without data.
+    /// `InvalidInput` for more than [`MAX_FDS`] descriptors, or descriptors without data; `QuotaExceeded`, if the kernel passes none of
+    /// these on now (see [`Passage`]).
     pub fn send(&self, data: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
         if fds.len() > MAX_FDS || (data.is_empty() && !fds.is_empty()) {
             let text = format!("at most {MAX_FDS} descriptors, with at least one byte, can be sent");
@@ -630,6 +636,9 @@ impl Stream {
         loop {
             match rustix::net::sendmsg(&self.0, &[IoSlice::new(data)], &mut control, SendFlags::NOSIGNAL) {
                 Err(Errno::INTR) => {}
+                Err(Errno::TOOMANYREFS) => {
+                    return Err(io::Error::new(io::ErrorKind::QuotaExceeded, TOO_MANY_IN_FLIGHT));
+                }
                 result => return Ok(result?),
             }
         }
@@ -673,6 +682,64 @@ impl From<Stream> for OwnedFd {
     }
 }
 
+/// Finds out whether the kernel passes a descriptor to another process.
+///
+/// Before Linux 6.10 it passes no Unix socket in which a socket lies unread, in which a socket lies unread, and so on, four deep; whoever has the other end
+/// of a socket brings that about. So of sockets that peers have passed, or are connected to, each is tried before it is sent with those of others.
+///
+/// It also passes nothing for a user without privileges of whose descriptors more lie unread in sockets than the sender may have open. Other processes of
+/// the same user bring that about.
+#[derive(Debug)]
+pub struct Passage {
+    here: Stream,
+    there: Stream,
+    /// A descriptor that can always be passed, if any can.
+    harmless: EventFd,
+}
+
+impl Passage {
+    /// Makes a connection to try descriptors on.
+    ///
+    /// # Errors
+    /// `EMFILE` or `ENFILE`, if too many files are open.
+    pub fn new() -> io::Result<Passage> {
+        let (here, there) = Stream::pair()?;
+        here.set_nonblocking(true)?;
+        Ok(Passage { here, there, harmless: EventFd::new()? })
+    }
+
+    /// Returns true if `fd` can be passed, and false if it alone cannot. Never waits: what is tried stays open here, so that nothing is closed.
+    ///
+    /// # Errors
+    /// `QuotaExceeded`, if no descriptor can be passed now.
+    pub fn takes(&self, fd: impl AsFd) -> io::Result<bool> {
+        // Any other file can be passed.
+        if sockopt::socket_domain(&fd) != Ok(AddressFamily::UNIX) {
+            return Ok(true);
+        }
+        takes(&mut |fd| self.pass(fd), fd.as_fd(), self.harmless.as_fd())
+    }
+
+    fn pass(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.here.send(&[0], &[fd])?;
+        // The kernel drops its copy.
+        rustix::net::recv(&self.there, &mut [0; 1], RecvFlags::DONTWAIT)?;
+        Ok(())
+    }
+}
+
+/// Whether `pass` takes `fd`; an error, if it does not take what is `harmless` either.
+fn takes(
+    pass: &mut dyn FnMut(BorrowedFd<'_>) -> io::Result<()>,
+    fd: BorrowedFd<'_>,
+    harmless: BorrowedFd<'_>,
+) -> io::Result<bool> {
+    match pass(fd) {
+        Err(error) if error.kind() == io::ErrorKind::QuotaExceeded => pass(harmless).map(|()| false),
+        passed => passed.map(|()| true),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -680,6 +747,68 @@ mod tests {
 
     fn fd_count() -> usize {
         std::fs::read_dir("/proc/self/fd").unwrap().count()
+    }
+
+    #[test]
+    fn l_a_socket_that_cannot_be_passed_is_told_from_a_time_when_nothing_can() {
+        let (socket, _other) = Stream::pair().unwrap();
+        let (event, refused) = (EventFd::new().unwrap(), || io::Error::from(io::ErrorKind::QuotaExceeded));
+        let with = |bad: &[BorrowedFd<'_>]| {
+            let bad: Vec<_> = bad.iter().map(AsRawFd::as_raw_fd).collect();
+            let mut pass =
+                |fd: BorrowedFd<'_>| if bad.contains(&fd.as_raw_fd()) { Err(refused()) } else { Ok(()) };
+            takes(&mut pass, socket.as_fd(), event.as_fd())
+        };
+        assert!(with(&[]).unwrap());
+        assert!(!with(&[socket.as_fd()]).unwrap());
+        let error = with(&[socket.as_fd(), event.as_fd()]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
+    }
+
+    /// What the kernel does about a user with too many descriptors under way.
+    #[test]
+    fn l_descriptors_of_the_same_user_that_lie_unread_are_what_a_refusal_is_about() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: another user can be had only by root");
+            return;
+        }
+        let passage = Passage::new().unwrap();
+        let (socket, _other) = Stream::pair().unwrap();
+        let before = fd_count();
+        for _ in 0..1000 {
+            assert!(passage.takes(&socket).unwrap() && passage.takes(io::stdin()).unwrap());
+        }
+        assert_eq!(fd_count(), before);
+        let passes = std::thread::spawn(move || {
+            // Of this thread alone, which has no privileges then. No process has this user.
+            let user = rustix::thread::Uid::from_raw(0x7fff_0000 | std::process::id());
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            assert!(passage.takes(&socket).unwrap());
+            let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap();
+            let (mut full, mut sent) = (Vec::new(), 0);
+            let fds = [passage.harmless.as_fd(); MAX_FDS];
+            let error = loop {
+                let pair = Stream::pair().unwrap();
+                pair.0.set_nonblocking(true).unwrap();
+                let refused = loop {
+                    match pair.0.send(&[0], &fds) {
+                        Ok(_) => sent += MAX_FDS as u64,
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => break None,
+                        Err(error) => break Some(error),
+                    }
+                };
+                full.push(pair);
+                if let Some(error) = refused {
+                    break error;
+                }
+                assert!(sent <= most + 2 * MAX_FDS as u64, "the kernel knows no limit");
+            };
+            assert!(error.to_string().contains("lie unread"), "{error}");
+            assert_eq!(passage.takes(&socket).unwrap_err().kind(), io::ErrorKind::QuotaExceeded);
+            full.clear();
+            passage.takes(&socket).unwrap()
+        });
+        assert!(passes.join().unwrap());
     }
 
     #[test]

@@ -856,7 +856,8 @@ impl Default for Resources {
 pub struct Warnings(Arc<Mutex<LogRateLimit>>);
 
 impl Warnings {
-    fn warn(&self, port: Option<&str>, log: impl FnOnce()) {
+    /// Calls `log`, which logs a warning about `port`, unless there were too many of late; what was left out is counted.
+    pub fn warn(&self, port: Option<&str>, log: impl FnOnce()) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).warn(port, log);
     }
 }

@@ -257,6 +257,8 @@ fn rules(calls: Calls) -> Built<Rules> {
     let stream =
         [equal(0, libc::AF_UNIX as u64)?, masked(1, 0xffff_ffff & !flags, libc::SOCK_STREAM as u64)?];
     let mut sockets = vec![SeccompRule::new(stream.into())?];
+    // A pair is connected to nobody.
+    rules.insert(libc::SYS_socketpair, sockets.clone());
     if calls.contains(Calls::INTERFACES) {
         // IP addresses and bridges are set by rtnetlink.
         let netlink = [equal(0, libc::AF_NETLINK as u64)?, equal(2, libc::NETLINK_ROUTE as u64)?];

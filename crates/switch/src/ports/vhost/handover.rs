@@ -1,10 +1,10 @@
 //! A vhost-user port on its way to another process: the socket on which it listens, and the session of its front end.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use ringferry_sys::socket::{Listener, Stream};
+use ringferry_sys::socket::{Listener, Passage, Stream};
 use ringferry_vhost_user::backend::{CountersState, Offer, Put, Session, SessionState};
 use ringferry_vhost_user::message::ProtocolFeatures;
 use ringferry_virtio_net::Features;
@@ -69,10 +69,21 @@ impl VhostPort {
             let left = self.retry_at.saturating_duration_since(Instant::now());
             (why.clone(), left.as_millis() as u64)
         };
+        let passage = Passage::new()?;
+        let session = match &self.session {
+            Some(session) => state_of(session, put, &mut |fd| passage.takes(fd))?,
+            None => None,
+        };
+        if session.is_none() && self.session.is_some() {
+            let port = &self.device.name;
+            self.resources.warnings.warn(Some(port), || {
+                tracing::warn!(port, "its front end cannot be handed over, as it has made a socket that the kernel does not pass on");
+            });
+        }
         Ok(VhostState {
             listener,
             inherited,
-            session: self.session.as_ref().map(|session| session.state(put)).transpose()?.map(Box::new),
+            session,
             sessions: self.device.session,
             heard: self.heard,
             mtu: self.device.mtu,
@@ -106,6 +117,21 @@ impl VhostPort {
             }
         }
     }
+}
+
+/// Returns the state of a session, whose descriptors go to `put`; `None`, and nothing goes there, if one of them is not among those that can be
+/// passed: a front end must not keep the other ports from being handed over.
+fn state_of(
+    session: &Session,
+    put: &mut Put<'_>,
+    can_be_passed: &mut dyn FnMut(BorrowedFd<'_>) -> io::Result<bool>,
+) -> io::Result<Option<Box<SessionState>>> {
+    let mut all = true;
+    session.state(&mut |fd| {
+        all &= can_be_passed(fd)?;
+        Ok(0)
+    })?;
+    if all { Ok(Some(Box::new(session.state(put)?))) } else { Ok(None) }
 }
 
 /// Makes the endpoint of a port that another process has had.
@@ -152,4 +178,34 @@ pub(in crate::ports) fn adopt(
         port.adopt(&state, &mut fds);
         Ok(Box::new(port) as Box<dyn PortControl>)
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn l_a_socket_that_the_kernel_does_not_pass_on_costs_its_session_and_not_the_hand_over() {
+        let (_front_end, socket) = Stream::pair().unwrap();
+        let session = Session::new(socket, Offer::net(0, 1)).unwrap();
+        let mut taken = Vec::new();
+        let mut state = |refused: bool| {
+            taken.clear();
+            let mut put = |fd: BorrowedFd<'_>| {
+                taken.push(fd.as_raw_fd());
+                Ok(taken.len() as u32 - 1)
+            };
+            let state = state_of(&session, &mut put, &mut |_| Ok(!refused)).unwrap();
+            (state, taken.clone())
+        };
+        assert_eq!(state(true), (None, Vec::new()));
+        let (handed, fds) = state(false);
+        assert_eq!((handed.unwrap().socket, fds), (0, vec![session.as_fd().as_raw_fd()]));
+        let mut put = |_: BorrowedFd<'_>| Ok(0);
+        let nothing_passes = io::ErrorKind::QuotaExceeded;
+        let error = state_of(&session, &mut put, &mut |_| Err(nothing_passes.into())).unwrap_err();
+        assert_eq!(error.kind(), nothing_passes, "then no session is given up");
+    }
 }
