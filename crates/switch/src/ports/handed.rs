@@ -55,6 +55,11 @@ impl Descriptors {
         self.0.get_mut(number as usize)?.take()
     }
 
+    /// Takes those that nobody has asked for.
+    pub(crate) fn rest(&mut self) -> impl Iterator<Item = OwnedFd> {
+        std::mem::take(&mut self.0).into_iter().flatten()
+    }
+
     /// Returns how many there are.
     pub(crate) fn len(&self) -> usize {
         self.0.len()

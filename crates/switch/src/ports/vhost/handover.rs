@@ -116,6 +116,8 @@ impl VhostPort {
                 tracing::warn!(port, "its front end cannot be taken over, and will be disconnected: {error}");
             }
         }
+        // What a front end has passed may be slow to close.
+        fds.rest().for_each(|fd| self.resources.closer.close(fd));
     }
 }
 
