@@ -1,18 +1,24 @@
 //! What a front end has sent is closed where waiting harms nobody, whatever it is and whenever it
 //! goes.
 
-use std::io::{ErrorKind, Write};
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use ringferry_sys::closer::{Closer, ROOM};
 use ringferry_sys::socket::Stream;
-use ringferry_vhost_user::message::{Header, Request, VERSION};
+use ringferry_vhost_user::message::{
+    Header, InflightDescription, LogBase, MemoryRegion, Request, SingleRegion, VERSION,
+};
 use ringferry_vhost_user::{Resources, Session, WireError};
 use zerocopy::IntoBytes;
 
-use crate::rig::{Recorder, offer};
+use crate::rig::{Recorder, Rig, mem_table, offer, packed_offer};
 
 /// Longer than any machine needs for what is waited for here.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -136,4 +142,120 @@ fn d1_nothing_is_read_while_the_closer_is_behind() {
         }
     };
     assert!(matches!(error, ringferry_vhost_user::SessionError::Wire(WireError::Disconnected)));
+}
+
+/// A file system of FUSE, served for long enough to open its root, and then never again.
+struct Silent {
+    place: tempfile::TempDir,
+    device: Option<File>,
+}
+
+impl Silent {
+    fn mount() -> Silent {
+        let place = tempfile::tempdir().unwrap();
+        let device = File::options().read(true).write(true).open("/dev/fuse").unwrap();
+        let options = "fd=0,rootmode=40000,user_id=0,group_id=0";
+        let mut mount = Command::new("mount");
+        mount.args(["-i", "-t", "fuse", "-o", options, "silent"]).arg(place.path());
+        assert!(mount.stdin(Stdio::from(device.try_clone().unwrap())).status().unwrap().success());
+        Silent { place, device: Some(device) }
+    }
+
+    /// The root, opened with the server's help.
+    fn open(&self) -> OwnedFd {
+        let path = self.place.path().to_owned();
+        let opened = std::thread::spawn(move || File::open(path).unwrap());
+        let mut device = self.device.as_ref().unwrap();
+        loop {
+            let mut request = [0; 1 << 17];
+            let length = device.read(&mut request).unwrap();
+            assert!(length >= 40);
+            let operation = u32::from_ne_bytes(request[4..8].try_into().unwrap());
+            let body = match operation {
+                // INIT: version 7.31, and nothing else that matters.
+                26 => [7u32, 31, 0, 0, 0, 4096, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0].as_bytes().to_vec(),
+                // OPENDIR
+                27 => vec![0; 16],
+                operation => panic!("operation {operation}"),
+            };
+            let mut answer = (16 + body.len() as u32).to_ne_bytes().to_vec();
+            answer.extend([0; 4]);
+            answer.extend(&request[8..16]);
+            answer.extend(body);
+            device.write_all(&answer).unwrap();
+            if operation == 27 {
+                return opened.join().unwrap().into();
+            }
+        }
+    }
+}
+
+impl Drop for Silent {
+    fn drop(&mut self) {
+        // Without a server nobody waits any more.
+        self.device = None;
+        let _ = Command::new("umount").arg("-l").arg(self.place.path()).status();
+    }
+}
+
+/// What a file is must be found out without asking it: even its size is known to a server that a tenant may control.
+#[test]
+fn d1_a_file_whose_server_is_silent_is_asked_nothing() {
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+        eprintln!("skipped: it takes root and /dev/fuse to mount a file system");
+        return;
+    }
+    let silent = Silent::mount();
+    let open = silent.open();
+    let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
+    let path = rustix::fs::open(silent.place.path(), flags, rustix::fs::Mode::empty()).unwrap();
+    let region = MemoryRegion { guest_addr: 0, size: 4096, user_addr: 0, mmap_offset: 0 };
+    let inflight =
+        InflightDescription { mmap_size: 1 << 20, num_queues: 1, queue_size: 1, ..Default::default() };
+    let index = 0u64.as_bytes().to_vec();
+    let cases = [
+        (Request::AddMemReg, SingleRegion { padding: 0, region }.as_bytes().to_vec()),
+        (Request::SetMemTable, mem_table([region].into_iter())),
+        (Request::SetVringKick, index.clone()),
+        (Request::SetVringCall, index.clone()),
+        (Request::SetVringErr, index),
+        (Request::SetInflightFd, inflight.as_bytes().to_vec()),
+        (Request::SetLogBase, LogBase { size: 8, offset: 0 }.as_bytes().to_vec()),
+        (Request::SetLogFd, Vec::new()),
+        (Request::SetBackendReqFd, Vec::new()),
+        (Request::GetFeatures, Vec::new()),
+        // And one of which the rest does not come, on its way to another process.
+        (Request::SetOwner, vec![0; 5]),
+    ];
+    for (request, payload) in cases {
+        for fd in [&open, &path] {
+            let (fd, payload) = (fd.try_clone().unwrap(), payload.clone());
+            let (done, waits) = channel();
+            let serves = std::thread::spawn(move || {
+                let resources = || Resources { closer: Closer::new(), ..Resources::default() };
+                let offer = packed_offer().with_dirty_log();
+                let mut rig = Rig::with_resources(offer, resources());
+                rig.tell(Request::SetProtocolFeatures, offer.protocol.bits().as_bytes(), &[]);
+                assert!(rig.features(packed_offer().features));
+                let mut bytes = message(request, &payload);
+                if request == Request::SetOwner {
+                    bytes.truncate(bytes.len() - payload.len() - 1);
+                }
+                rig.peer.send(&bytes, &[fd.as_fd()]).unwrap();
+                if rig.serve().is_ok() {
+                    let mut fds = Vec::new();
+                    let state = rig.session.state(&mut |fd| {
+                        fds.push(Some(fd.try_clone_to_owned()?));
+                        Ok(fds.len() as u32 - 1)
+                    });
+                    let mut take = |number: u32| fds[number as usize].take();
+                    drop(Session::adopt(&state.unwrap(), &mut take, offer, resources()).unwrap());
+                }
+                drop((rig, fd));
+                let _ = done.send(());
+            });
+            assert_eq!(waits.recv_timeout(PATIENCE), Ok(()), "{request}");
+            serves.join().unwrap();
+        }
+    }
 }
