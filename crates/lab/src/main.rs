@@ -12,7 +12,8 @@ use ringferry_lab::experiments;
 use ringferry_lab::session::{self, LabError, Request};
 use ringferry_lab::stop::Stop;
 use serde_json::json;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::prelude::*;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -116,16 +117,17 @@ struct MeasureArgs {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let level = match cli.verbose {
-        0 => "info",
-        1 => "debug",
-        _ => "trace",
+        0 => LevelFilter::INFO,
+        1 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level)))
+    let asked = std::env::var("RUST_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
-        .with_target(false)
-        .init();
+        .with_target(false);
+    let filter = asked.unwrap_or_else(|| Targets::new().with_default(level));
+    tracing_subscriber::registry().with(filter).with(lines).init();
     run(&cli).map_or_else(
         |error| {
             eprintln!("ringferry-lab: {error}");

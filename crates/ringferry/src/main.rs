@@ -20,7 +20,8 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{ArgAction, Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::prelude::*;
 
 /// Carries packets between virtual machines, and between them and the host, in user space.
 #[derive(Debug, Parser)]
@@ -79,22 +80,20 @@ fn main() -> ExitCode {
     // A process that this program has started from `/proc/self/exe` would be shown as `exe`.
     let _ = rustix::thread::set_name(c"ringferry");
     let level = match cli.verbose {
-        0 => "info",
-        1 => "debug",
-        _ => "trace",
+        0 => LevelFilter::INFO,
+        1 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
     };
-    let asked = EnvFilter::try_from_default_env();
+    let asked = std::env::var("RUST_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
     // Whoever asks for more wants all of it.
-    let limited = cli.verbose == 0 && asked.is_err();
-    let filter = asked.unwrap_or_else(|_| EnvFilter::new(level));
-    let colours = io::stderr().is_terminal();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let limited = cli.verbose == 0 && asked.is_none();
+    let filter = asked.unwrap_or_else(|| Targets::new().with_default(level));
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(log::Lines)
-        .with_ansi(colours)
+        .with_ansi(io::stderr().is_terminal())
         .with_target(false)
-        .log_internal_errors(false)
-        .init();
+        .log_internal_errors(false);
+    tracing_subscriber::registry().with(filter).with(lines).init();
     let failed = |error: &dyn std::error::Error, code: u8| {
         log::flush();
         // A macro would panic if that cannot be written, as on a full disk, and hide the exit code.
