@@ -9,6 +9,7 @@ mod guest;
 mod keep;
 mod lab;
 mod log;
+mod manuals;
 mod netfront;
 mod run;
 mod run_args;
@@ -63,6 +64,9 @@ enum Command {
     Lab(lab::LabArgs),
     /// Generates traffic and verifies every byte of it.
     Traffic(traffic::Args),
+    /// Writes manual pages and completions of the shells, for packages.
+    #[command(hide = true)]
+    Manuals(manuals::ManualsArgs),
     /// Becomes `run`, for `keep`.
     #[command(hide = true, disable_help_flag = true)]
     Kept {
@@ -113,6 +117,7 @@ fn main() -> ExitCode {
         Command::Guest(args) => guest::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Netfront(args) => netfront::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Lab(args) => failed(&lab::run(args, cli.verbose), 2),
+        Command::Manuals(args) => manuals::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::PrivilegedHelper => sandbox::run_helper().map_or_else(|error| failed(&error, 1), ok),
         Command::Traffic(args) => traffic::run(args).map_or_else(|error| failed(&error, 1), ok),
     };

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use expect_test::expect_file;
 
-use super::table::tests::in_file;
+use super::reference::section;
 use super::*;
 
 const HEAD: &str = "\
@@ -67,46 +67,24 @@ fn page() -> String {
         let _ = writeln!(out, "| `{word}:{place}` | `kind = {kind:?}`, `{key}` | {help} |");
     }
     for (scope, keys) in sections() {
-        let later = "A change takes effect when the switch is started again.";
-        let _ = match scope {
-            Scope::Top => writeln!(out, "\n## Top level\n\nBefore all tables. {later}\n"),
-            Scope::Switch => writeln!(out, "\n## `[switch]`\n\nThe switch as a whole. {later}\n"),
-            Scope::Port => writeln!(out, "\n## `[[port]]`\n\nKeys of every port.\n"),
-            Scope::Kind(kind) => {
-                writeln!(out, "\n### `kind = {kind:?}`\n\nKeys that only such a port has.\n")
-            }
-            Scope::Rules => writeln!(
-                out,
-                "\n### Rules\n\nKeys of every port: what its frames must obey. A change holds at once.\n`in` is what the switch takes from the port, what its guest sends. What they do, with examples: [rules](rules.md).\n",
-            ),
+        let ReferenceSection { place, about, keys } = section(scope, keys);
+        let (level, more) = match scope {
+            Scope::Top => ("## ", ""),
+            Scope::Switch | Scope::Port => ("## `", ""),
+            Scope::Kind(_) => ("### `", ""),
+            Scope::Rules => ("### ", " What they do, with examples: [rules](rules.md)."),
         };
+        let end = if level.ends_with('`') { "`" } else { "" };
+        let _ = writeln!(out, "\n{level}{place}{end}\n\n{about}{more}\n");
         let with_changes = matches!(scope, Scope::Port | Scope::Kind(_));
         let (head, line) = if with_changes { (" a change |", "---|") } else { ("", "") };
         let _ = writeln!(
             out,
             "| key | values | without it | meaning | example |{head}\n|---|---|---|---|---|{line}"
         );
-        for key in keys {
-            let default = match key.default {
-                Unset::Value(value) => format!("`{value}`"),
-                Unset::Means(meaning) => meaning.to_owned(),
-                Unset::Required => "must be given".to_owned(),
-            };
-            let example = in_file(&key.shape(), key.example);
-            let (name, help) = (key.name, key.help);
-            let cells = [
-                format!("`{name}`"),
-                key.shape().to_string(),
-                default,
-                help.to_owned(),
-                format!("`{name} = {example}`"),
-            ];
-            let change = match key.change {
-                _ if !with_changes => "",
-                Effect::Live => " holds at once |",
-                Effect::NextConnection => " holds with the next connection |",
-                Effect::Reopen | Effect::Restart => " has the port opened anew |",
-            };
+        for ReferenceKey { name, values, without, meaning, example, change } in keys {
+            let cells = [format!("`{name}`"), values, without, meaning.to_owned(), format!("`{example}`")];
+            let change = if with_changes { format!(" {change} |") } else { String::new() };
             let _ = writeln!(out, "| {} |{change}", cells.map(|cell| cell.replace('|', "\\|")).join(" | "));
         }
     }

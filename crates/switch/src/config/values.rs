@@ -79,6 +79,23 @@ pub(crate) enum Shape {
 }
 
 impl Shape {
+    /// Writes a value that is given as in a flag as a file has it.
+    pub(crate) fn in_file(&self, flag: &str) -> String {
+        match self {
+            Shape::Boolean => matches!(flag, "true" | "on" | "yes").to_string(),
+            Shape::Number { .. } => flag.to_owned(),
+            Shape::Span { .. } if !flag.contains('-') => flag.to_owned(),
+            Shape::Or(word, of) if *word != flag => of.in_file(flag),
+            Shape::List(_) if flag == "none" => "[]".to_owned(),
+            Shape::Each(of) if !flag.contains(',') => of.in_file(flag),
+            Shape::List(of) | Shape::Each(of) => {
+                let entries: Vec<_> = flag.split(',').map(|entry| of.in_file(entry)).collect();
+                format!("[{}]", entries.join(", "))
+            }
+            _ => format!("{flag:?}"),
+        }
+    }
+
     /// Returns the placeholder for a value in a flag: `N`, `on|off`, `MAC,...`.
     pub(crate) fn placeholder(&self) -> String {
         match self {

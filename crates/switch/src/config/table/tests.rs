@@ -13,23 +13,6 @@ use super::*;
 use crate::config::values::with_unit;
 use crate::config::{Config, Flag, PortKind, Scope, sections};
 
-/// Converts a value of a flag to the text of a file.
-pub(in crate::config) fn in_file(shape: &Shape, flag: &str) -> String {
-    match shape {
-        Shape::Boolean => matches!(flag, "true" | "on" | "yes").to_string(),
-        Shape::Number { .. } => flag.to_owned(),
-        Shape::Span { .. } if !flag.contains('-') => flag.to_owned(),
-        Shape::Or(word, of) if *word != flag => in_file(of, flag),
-        Shape::List(_) if flag == "none" => "[]".to_owned(),
-        Shape::Each(of) if !flag.contains(',') => in_file(of, flag),
-        Shape::List(of) | Shape::Each(of) => {
-            let entries: Vec<_> = flag.split(',').map(|entry| in_file(of, entry)).collect();
-            format!("[{}]", entries.join(", "))
-        }
-        _ => format!("{flag:?}"),
-    }
-}
-
 /// Converts a value of a file to the text of a flag.
 fn in_flag(value: &Toml) -> String {
     match value {
@@ -133,7 +116,7 @@ impl Draft {
     }
 
     fn in_file(&self) -> String {
-        let line = |key: &Key, value: &str| format!("{} = {}\n", key.name, in_file(&key.shape(), value));
+        let line = |key: &Key, value: &str| format!("{} = {}\n", key.name, key.shape().in_file(value));
         let begin = keys_of(self.kind).find(|key| key.name == self.flag.key).unwrap();
         let keys = keys_of(self.kind).filter(|key| self.given.contains(key.name));
         let keys: String = keys.map(|key| line(key, &self.values[key.name])).collect();
@@ -215,7 +198,7 @@ fn rest() -> impl Strategy<Value = String> {
         (values(keys(wanted)), given).prop_map(move |(values, given)| {
             let given = keys(wanted).enumerate().filter(|(at, _)| given >> at & 1 == 1);
             given
-                .map(|(_, key)| format!("{} = {}\n", key.name, in_file(&key.shape(), &values[key.name])))
+                .map(|(_, key)| format!("{} = {}\n", key.name, key.shape().in_file(&values[key.name])))
                 .collect::<String>()
         })
     };
@@ -307,7 +290,7 @@ fn begins() -> impl Iterator<Item = (&'static str, &'static Flag, String)> {
 /// that takes it.
 fn with_and_without(scope: Scope, key: &Key, value: &str) -> Option<(Config, Config)> {
     let port = "[[port]]\nkind = 'tap'\ntap = 'rf0'\n";
-    let line = format!("{} = {}\n", key.name, in_file(&key.shape(), value));
+    let line = format!("{} = {}\n", key.name, key.shape().in_file(value));
     match scope {
         Scope::Top => Some((file(&format!("{line}{port}")), file(port))),
         Scope::Switch => Some((file(&format!("[switch]\n{line}{port}")), file(port))),
