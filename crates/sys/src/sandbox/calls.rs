@@ -170,29 +170,33 @@ const LISTEN_HERE: &[c_long] = &[libc::SYS_chmod];
 #[cfg(not(target_arch = "x86_64"))]
 const LISTEN_HERE: &[c_long] = &[];
 
-/// Requests of ioctl(2) that any program may make: whether a descriptor blocks, and what an interface is like.
-const REQUESTS: &[u64] = &[
-    libc::FIONBIO,
-    libc::FIONREAD,
-    libc::TCGETS,
-    libc::SIOCGIFINDEX,
-    libc::SIOCGIFFLAGS,
-    libc::SIOCGIFMTU,
-    libc::SIOCGIFHWADDR,
+/// Requests of ioctl(2), whose type is another one with each C library, that any program may make: whether a descriptor blocks, and what an interface is like.
+const REQUESTS: &[u32] = &[
+    libc::FIONBIO as u32,
+    libc::FIONREAD as u32,
+    libc::TCGETS as u32,
+    libc::SIOCGIFINDEX as u32,
+    libc::SIOCGIFFLAGS as u32,
+    libc::SIOCGIFMTU as u32,
+    libc::SIOCGIFHWADDR as u32,
 ];
 
 /// Requests about a tap that is attached ([`Calls::TAPS`]).
-const TAP_REQUESTS: &[u64] =
-    &[libc::TUNGETIFF, libc::TUNSETVNETHDRSZ, libc::TUNSETVNETLE, libc::TUNSETOFFLOAD];
+const TAP_REQUESTS: &[u32] = &[
+    libc::TUNGETIFF as u32,
+    libc::TUNSETVNETHDRSZ as u32,
+    libc::TUNSETVNETLE as u32,
+    libc::TUNSETOFFLOAD as u32,
+];
 
 /// Requests that make and change interfaces ([`Calls::INTERFACES`]).
-const INTERFACE_REQUESTS: &[u64] = &[
-    libc::TUNSETIFF,
-    libc::TUNSETOWNER,
-    libc::TUNSETPERSIST,
-    libc::SIOCSIFFLAGS,
-    libc::SIOCSIFMTU,
-    libc::SIOCSIFHWADDR,
+const INTERFACE_REQUESTS: &[u32] = &[
+    libc::TUNSETIFF as u32,
+    libc::TUNSETOWNER as u32,
+    libc::TUNSETPERSIST as u32,
+    libc::SIOCSIFFLAGS as u32,
+    libc::SIOCSIFMTU as u32,
+    libc::SIOCSIFHWADDR as u32,
 ];
 
 /// Types (the second byte) of the requests of gntdev and gntalloc, and of evtchn.
@@ -278,11 +282,13 @@ fn rules(calls: Calls) -> Built<Rules> {
     // Limits are read, not set.
     let read = SeccompCondition::new(2, Qword, SeccompCmpOp::Eq, 0)?;
     rules.insert(libc::SYS_prlimit64, vec![one(read)?]);
-    let mut requests = REQUESTS.iter().map(|request| one(equal(1, *request)?)).collect::<Built<Vec<_>>>()?;
+    // The kernel looks at the lower half alone, and musl's ioctl fills the upper one with the sign.
+    let request = |number: &u32| one(masked(1, 0xffff_ffff, u64::from(*number))?);
+    let mut requests = REQUESTS.iter().map(request).collect::<Built<Vec<_>>>()?;
     for (group, list) in [(Calls::TAPS, TAP_REQUESTS), (Calls::INTERFACES, INTERFACE_REQUESTS)] {
         if calls.contains(group) {
-            for request in list {
-                requests.push(one(equal(1, *request)?)?);
+            for number in list {
+                requests.push(request(number)?);
             }
         }
     }
