@@ -59,8 +59,8 @@ package_files() {
 
 package_oci() {
     local bundle=$RUN/bundle static pid status line
-    static=${CARGO_TARGET_DIR:-$HERE/../../target}/x86_64-unknown-linux-musl/quick/ringferry
-    [ -x "$static" ] || fail "$static is missing: cargo build --profile quick --target x86_64-unknown-linux-musl -p ringferry"
+    static=${CARGO_TARGET_DIR:-$HERE/../../target}/x86_64-unknown-linux-gnu/quick/ringferry
+    [ -x "$static" ] || fail "$static is missing: RUSTFLAGS='-C target-feature=+crt-static' cargo build --profile quick --target x86_64-unknown-linux-gnu -p ringferry"
     check "the image is built" "$HERE/../../contrib/oci/build" --out "$RUN/image.tar" "$static"
     check "and again" "$HERE/../../contrib/oci/build" --out "$RUN/again.tar" "$static"
     cmp "$RUN/image.tar" "$RUN/again.tar" || fail "the same program makes two different images"
