@@ -27,7 +27,13 @@ pub fn serve(stream: Stream, confine: impl FnOnce(&Charter)) -> io::Result<()> {
     connection.send(&Reply::Done, &[])?;
     while let Some((request, _)) = connection.receive::<Request>(MAX_REQUEST)? {
         let (reply, fds) = charter.answer(request);
-        connection.send(&reply, &fds)?;
+        match connection.send(&reply, &fds) {
+            // The other end of a socket that was connected to can bring that about, or other processes of the same user.
+            Err(error) if error.kind() == io::ErrorKind::QuotaExceeded => {
+                connection.send(&Reply::from(error), &[])?;
+            }
+            sent => sent?,
+        }
     }
     Ok(())
 }

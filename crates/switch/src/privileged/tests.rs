@@ -1,7 +1,9 @@
 use std::fs;
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 
 use proptest::prelude::*;
-use ringferry_sys::socket::Listener;
+use ringferry_sys::socket::{Listener, MAX_FDS};
 
 use super::*;
 use crate::config::FeatureToggles;
@@ -137,6 +139,51 @@ fn a_helper_connects_keeps_and_tidies_as_the_process_itself_would() {
     assert!(!fixture.folder.path().join("listen.sock").exists());
     assert!(fixture.folder.path().join("control").exists() && path.exists());
     drop(helper);
+    thread.join().unwrap().unwrap();
+}
+
+/// The kernel passes none for a user without privileges of whose descriptors too many lie unread in sockets.
+#[test]
+fn l_a_helper_whose_descriptors_the_kernel_does_not_pass_on_says_so_and_goes_on() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: another user can be had only by root");
+        return;
+    }
+    let fixture = Fixture::new();
+    let path = fixture.folder.path().join("vm1.sock");
+    let listener = Listener::bind(&path).unwrap();
+    for open in [fixture.folder.path(), &path] {
+        fs::set_permissions(open, fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let (ours, theirs) = Stream::pair().unwrap();
+    let (full, is_full) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        serve(theirs, |_| {
+            // Of this thread alone. No process has this user.
+            let user = rustix::thread::Uid::from_raw(0x7ffe_0000 | std::process::id());
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            let mut pairs = Vec::new();
+            let refused = loop {
+                let pair = Stream::pair().unwrap();
+                pair.0.set_nonblocking(true).unwrap();
+                let fds = [pair.0.as_fd(); MAX_FDS];
+                let error = std::iter::repeat_with(|| pair.0.send(&[0], &fds)).find_map(Result::err).unwrap();
+                pairs.push(pair);
+                if error.kind() != io::ErrorKind::WouldBlock {
+                    break error;
+                }
+            };
+            assert_eq!(refused.kind(), io::ErrorKind::QuotaExceeded);
+            full.send(pairs).unwrap();
+        })
+    });
+    let helper = Privileges::helper(ours, &fixture.charter).unwrap();
+    let pairs = is_full.recv().unwrap();
+    let error = helper.connect("vm1", &path).unwrap_err().to_string();
+    assert!(error.contains("lie unread"), "{error}");
+    drop(pairs);
+    helper.connect("vm1", &path).unwrap();
+    drop((helper, listener));
     thread.join().unwrap().unwrap();
 }
 
