@@ -553,6 +553,14 @@ impl Stream {
         Ok(Received { bytes: message.bytes, fds_lost })
     }
 
+    /// Returns true if the peer has received all that was sent, and the descriptors with it, or has closed its last copy of the other end.
+    pub fn is_drained(&self) -> bool {
+        let mut unread: libc::c_int = 0;
+        // SAFETY: SIOCOUTQ, which is TIOCOUTQ, writes an int; `unread` is one and outlives the call.
+        let result = unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut unread) };
+        result == 0 && unread == 0
+    }
+
     /// Ends the connection in both directions at once, for both ends; data that was sent can still be received. Who hands
     /// the stream to a [`Closer`] tells the peer so that it is over.
     pub fn shutdown(&self) {
@@ -781,7 +789,7 @@ mod tests {
         assert_eq!(fd_count(), before);
         let passes = std::thread::spawn(move || {
             // Of this thread alone, which has no privileges then. No process has this user.
-            let user = rustix::thread::Uid::from_raw(0x7fff_0000 | std::process::id());
+            let user = Uid::from_raw(0x7fff_0000 | std::process::id());
             rustix::thread::set_thread_res_uid(user, user, user).unwrap();
             assert!(passage.takes(&socket).unwrap());
             let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap();
@@ -809,6 +817,27 @@ mod tests {
             passage.takes(&socket).unwrap()
         });
         assert!(passes.join().unwrap());
+    }
+
+    #[test]
+    fn what_was_sent_is_drained_when_it_was_received_or_the_last_copy_of_the_other_end_closed() {
+        let (socket, other) = Stream::pair().unwrap();
+        let event = EventFd::new().unwrap();
+        assert!(socket.is_drained());
+        socket.send(&[1, 2], &[event.as_fd()]).unwrap();
+        assert!(!socket.is_drained());
+        let mut fds = Vec::new();
+        other.recv(&mut [0], &mut fds).unwrap();
+        assert!(!socket.is_drained(), "a part of it waits");
+        other.recv(&mut [0], &mut fds).unwrap();
+        assert!(socket.is_drained());
+        socket.send(&[1], &[event.as_fd()]).unwrap();
+        let copy = other.as_fd().try_clone_to_owned().unwrap();
+        socket.shutdown();
+        drop(other);
+        assert!(!socket.is_drained());
+        drop(copy);
+        assert!(socket.is_drained());
     }
 
     #[test]

@@ -64,6 +64,9 @@ const BURST: usize = 64;
 /// guest memory some tens of them.
 const TURN: Duration = Duration::from_millis(1);
 
+/// Most descriptors that front ends of a port may leave unread in their sockets. An ordinary one reads each answer before it asks again.
+const MAX_GIVEN: usize = 8;
+
 /// Most warnings that the sessions of a port may log per [`WARN_INTERVAL`]; the rest is counted.
 const WARN_BURST: u32 = 8;
 /// Length of the interval in which they may log [`WARN_BURST`] warnings.
@@ -411,6 +414,7 @@ pub struct Session {
     counters: Counters,
     budget: Arc<MapBudget>,
     warnings: Warnings,
+    given: Given,
     /// What the log lines have as `port`.
     port: Option<Arc<str>>,
     /// See [`Resources::tracks`].
@@ -451,7 +455,7 @@ impl Session {
     /// # Errors
     /// As for [`new`](Self::new).
     pub fn with_resources(stream: Stream, mut offer: Offer, resources: Resources) -> io::Result<Session> {
-        let Resources { closer, memory, warnings, port, tracks } = resources;
+        let Resources { closer, memory, warnings, given, port, tracks } = resources;
         offer.max_queues = offer.max_queues.min(MAX_VIRTQUEUES);
         offer.max_mem_slots = offer.max_mem_slots.min(MAX_MEM_SLOTS as u16);
         offer.features &= !F_PROTOCOL_FEATURES;
@@ -474,6 +478,7 @@ impl Session {
             counters: Counters::default(),
             budget: memory,
             warnings,
+            given,
             port,
             tracks,
         })
@@ -509,6 +514,7 @@ impl Session {
         self.tracking = None;
         self.log = log::Log::default();
         self.backend_req = None;
+        self.given.settle();
         if let Some(memory) = self.memory.take() {
             dev.memory_changed(None);
             drop(memory); // the device has let go of it, so that it is unmapped here, by the closer
@@ -835,6 +841,8 @@ pub struct Resources {
     pub memory: Arc<MapBudget>,
     /// The warnings that may be logged.
     pub warnings: Warnings,
+    /// The descriptors that front ends were sent and have not received.
+    pub given: Given,
     /// The name of the port that the front ends connect to, which all log lines of the sessions carry; `None`: they carry
     /// none.
     pub port: Option<Arc<str>>,
@@ -846,8 +854,8 @@ pub struct Resources {
 impl Default for Resources {
     /// Resources without bounds but for warnings, for who trusts its front ends.
     fn default() -> Self {
-        let (closer, warnings) = (Closer::new(), Warnings::default());
-        Resources { closer, memory: MapBudget::unlimited(), warnings, port: None, tracks: false }
+        let (closer, warnings, given) = (Closer::new(), Warnings::default(), Given::default());
+        Resources { closer, memory: MapBudget::unlimited(), warnings, given, port: None, tracks: false }
     }
 }
 
@@ -859,6 +867,31 @@ impl Warnings {
     /// Calls `log`, which logs a warning about `port`, unless there were too many of late; what was left out is counted.
     pub fn warn(&self, port: Option<&str>, log: impl FnOnce()) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).warn(port, log);
+    }
+}
+
+/// Counts the descriptors that front ends were sent and may not have received. Clones share it.
+///
+/// The kernel counts such descriptors for the user of the sender, and passes none of any process of that user when there are too many. A front end that
+/// reads no answers leaves them in its socket, also when it has connected again.
+#[derive(Clone, Debug, Default)]
+pub struct Given(Arc<Mutex<Vec<Arc<Deferred<Stream>>>>>);
+
+impl Given {
+    /// Returns true if one more may be sent, on `stream`, and counts it.
+    fn admits(&self, stream: &Arc<Deferred<Stream>>) -> bool {
+        self.settle();
+        let mut unread = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let admitted = unread.len() < MAX_GIVEN;
+        if admitted {
+            unread.push(Arc::clone(stream));
+        }
+        admitted
+    }
+
+    /// Forgets what has been received.
+    fn settle(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|stream| !stream.is_drained());
     }
 }
 

@@ -13,6 +13,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use ringferry_sys::closer::{Closer, Deferred};
 use ringferry_sys::socket::{Received, Stream};
@@ -69,7 +70,7 @@ pub enum WireError {
 /// One end of a connection, with the message that is being assembled.
 #[derive(Debug)]
 pub(crate) struct Wire {
-    stream: Deferred<Stream>,
+    stream: Arc<Deferred<Stream>>,
     buffer: Box<[u8; Header::LEN + MAX_PAYLOAD]>,
     filled: usize,
     fds: Vec<Deferred<OwnedFd>>,
@@ -86,7 +87,7 @@ pub(crate) struct Partial<'a> {
 
 impl Wire {
     pub fn new(stream: Stream, closer: Closer) -> io::Result<Self> {
-        let stream = closer.defer(stream);
+        let stream = Arc::new(closer.defer(stream));
         stream.set_nonblocking(true)?;
         let buffer = Box::new([0; Header::LEN + MAX_PAYLOAD]);
         Ok(Self { stream, buffer, filled: 0, fds: Vec::new(), closer, shared: false })
@@ -95,6 +96,11 @@ impl Wire {
     /// Returns the closer of everything that comes from the peer.
     pub fn closer(&self) -> &Closer {
         &self.closer
+    }
+
+    /// Returns the connection.
+    pub fn stream(&self) -> &Arc<Deferred<Stream>> {
+        &self.stream
     }
 
     /// Says whether another process has the connection, too: then this end is closed without a word to the peer.
@@ -190,7 +196,7 @@ impl Wire {
     /// Finds out why the kernel dropped descriptors, which it does not say. Those that it did pass on are still open, so a
     /// table that was full still is.
     fn why_fds_were_lost(&self) -> WireError {
-        match rustix::io::fcntl_dupfd_cloexec(&*self.stream, 0) {
+        match rustix::io::fcntl_dupfd_cloexec(&**self.stream, 0) {
             Err(rustix::io::Errno::MFILE) => WireError::NoRoomForFds,
             _ => WireError::FdsWithheld,
         }

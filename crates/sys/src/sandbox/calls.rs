@@ -170,10 +170,11 @@ const LISTEN_HERE: &[c_long] = &[libc::SYS_chmod];
 #[cfg(not(target_arch = "x86_64"))]
 const LISTEN_HERE: &[c_long] = &[];
 
-/// Requests of ioctl(2), whose type is another one with each C library, that any program may make: whether a descriptor blocks, and what an interface is like.
+/// Requests of ioctl(2), whose type is another one with each C library, that any program may make: whether a descriptor blocks, what waits in it, and what an interface is like.
 const REQUESTS: &[u32] = &[
     libc::FIONBIO as u32,
     libc::FIONREAD as u32,
+    libc::TIOCOUTQ as u32,
     libc::TCGETS as u32,
     libc::SIOCGIFINDEX as u32,
     libc::SIOCGIFFLAGS as u32,

@@ -469,7 +469,11 @@ impl Session {
     fn get_inflight_fd(&mut self, payload: &[u8]) -> Result<Answer, Refusal> {
         let InflightDescription { num_queues, queue_size, .. } = self.inflight_description(payload)?;
         // Before features are negotiated the region is large enough for either layout.
-        let made = inflight::create(num_queues, queue_size, self.packed().unwrap_or(true));
+        let made = if self.given.admits(self.wire.stream()) {
+            inflight::create(num_queues, queue_size, self.packed().unwrap_or(true))
+        } else {
+            Err(io::Error::other("the front end leaves those that it was given unread"))
+        };
         // The reply has the length of the request, with or without padding.
         let bytes = |description: &InflightDescription| description.as_bytes()[..payload.len()].to_vec();
         Ok(match made {

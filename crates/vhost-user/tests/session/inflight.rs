@@ -351,3 +351,43 @@ fn a_region_that_came_before_another_layout_is_taken_over() {
     assert!(start(&mut rig, 0, 0x8000));
     assert!(rig.dev.rings[&0].inflight.is_some());
 }
+
+/// The kernel counts descriptors that lie unread for the user of their sender, and at some number passes none of any of its processes.
+#[test]
+fn l_a_front_end_that_reads_no_answer_is_given_few_descriptors_also_when_it_comes_again() {
+    let wanted = InflightDescription { num_queues: 2, queue_size: 256, ..Default::default() };
+    let resources = Resources { closer: Closer::inline(), ..Resources::default() };
+    let ask = |rig: &mut Rig| {
+        rig.send(Request::GetInflightFd as u32, 1, wanted.as_bytes(), &[]);
+        rig.serve().unwrap();
+    };
+    let reads = |rig: &mut Rig| {
+        let (_, payload, fds) = rig.reply_with_fds()?;
+        // Without a descriptor the region has no size.
+        let size = u64::from_ne_bytes(payload[..8].try_into().unwrap());
+        assert_eq!(fds.len(), usize::from(size > 0));
+        Some(fds.len())
+    };
+    let mut peers = Vec::new();
+    for _ in 0..6 {
+        let mut rig = Rig::with_resources(packed_offer(), resources.clone());
+        rig.tell(Request::SetProtocolFeatures, packed_offer().protocol.bits().as_bytes(), &[]);
+        (0..3).for_each(|_| ask(&mut rig));
+        // The switch ends it, and it keeps its end.
+        rig.session.disconnect(&mut rig.dev);
+        peers.push(rig);
+    }
+    let mut given = Vec::new();
+    for rig in &mut peers {
+        given.push(std::iter::from_fn(|| reads(rig)).sum::<usize>());
+    }
+    assert_eq!(given, [3, 3, 2, 0, 0, 0]);
+    // It has read them all, or has gone.
+    drop(peers);
+    let mut rig = Rig::with_resources(packed_offer(), resources.clone());
+    rig.tell(Request::SetProtocolFeatures, packed_offer().protocol.bits().as_bytes(), &[]);
+    for _ in 0..20 {
+        ask(&mut rig);
+        assert_eq!(reads(&mut rig), Some(1));
+    }
+}
