@@ -125,6 +125,12 @@ impl<A: Words> Device<A> {
         each!(self, ring => ring.has_chains())
     }
 
+    /// Returns how full the ring is: the entries that the driver has made available and that were not taken yet, which are chains in a split ring and
+    /// descriptors in a packed one. It is for display: a driver that breaks the rules gets a wrong number, and nothing else happens.
+    pub fn waiting(&self) -> u16 {
+        each!(self, ring => ring.waiting())
+    }
+
     /// Appends up to `max` available chains to `out`, fewer if `out` is [bounded](Chains::bounded), and returns how many: 0 only if there is none. Indirect tables are read through
     /// `tables`. A violation breaks the ring; the chains before it are still returned.
     #[inline]

@@ -18,6 +18,9 @@ use crate::parts::{LayoutError, Parts};
 use crate::write_log::WriteLog;
 use crate::{Fault, RingFeatures};
 
+/// Descriptors that [`Device::waiting`] looks at one by one.
+const COUNTED: u16 = 1024;
+
 /// Largest number of descriptors that are read before they are added to the burst, as in a split ring.
 const LOOKAHEAD: usize = 32;
 
@@ -91,6 +94,34 @@ impl<A: Words> Device<A> {
     #[inline]
     pub fn has_chains(&mut self) -> bool {
         self.fault.is_none() && self.next_chain().is_some()
+    }
+
+    /// The descriptors that are available follow each other, from the next one to take on. The first [`COUNTED`] are looked at one by one, as a driver that is
+    /// about to publish a burst has written the rest of it behind its first descriptor; beyond them the end is found by bisection, so that the largest
+    /// ring does not hold up whoever asks.
+    pub fn waiting(&self) -> u16 {
+        if self.fault.is_some() {
+            return 0;
+        }
+        let is_available = |offset| {
+            let at = self.side.read_cursor.forward(offset, self.side.size);
+            self.side.peek(at, at.available()).is_some()
+        };
+        let mut limit = self.side.size.saturating_sub(self.in_flight);
+        let counted = limit.min(COUNTED);
+        let mut available = (0..counted).find(|offset| !is_available(*offset)).unwrap_or(counted);
+        if available < counted {
+            return available;
+        }
+        while available < limit {
+            let middle = available + (limit - available) / 2;
+            if is_available(middle) {
+                available = middle + 1;
+            } else {
+                limit = middle;
+            }
+        }
+        available
     }
 
     /// Returns the first descriptor of the next chain, if one is available. Slots that were taken and not

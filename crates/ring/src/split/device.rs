@@ -83,6 +83,12 @@ impl<A: Words> Device<A> {
         self.available() > 0
     }
 
+    pub fn waiting(&self) -> u16 {
+        let in_flight = self.side.peer_next().wrapping_sub(self.side.next());
+        let limit = self.layout.size.saturating_sub(in_flight);
+        if self.fault.is_some() { 0 } else { self.side.look_ahead().min(limit) }
+    }
+
     /// Returns how many chains can be taken now. Loads the driver's index only if the cached one shows
     /// none.
     #[inline(always)]

@@ -120,6 +120,11 @@ impl<A: Words> Side<A> {
         if A::SHADOW { self.peer_seen.wrapping_sub(self.peer_next) } else { 0 }
     }
 
+    /// Loads the peer's index and returns how many entries it is ahead, unchecked. What is cached of it stays as it is.
+    pub(super) fn look_ahead(&self) -> u16 {
+        self.peer.area.load16_acquire(IDX).wrapping_sub(self.peer_next)
+    }
+
     /// Loads the peer's index and returns how many of its entries can be consumed.
     ///
     /// # Errors
