@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use ringferry_control::channels::{Channels, QueueSteering, Stats, Steering};
 use ringferry_control::explain::{Checksums, Cost, Explanation, Protocol, Segments, Traffic, Way};
 use ringferry_control::snapshot::{
-    FdbEntry, FdbSnapshot, GrantSnapshot, Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot,
-    Snapshot, VifFeatures, WorkerSnapshot,
+    FdbEntry, FdbSnapshot, GrantSnapshot, Negotiated, PairSnapshot, PortSnapshot, PortState, QueueRole,
+    QueueSnapshot, Rates, Snapshot, VifFeatures, WorkerLoad, WorkerSnapshot,
 };
 use ringferry_control::{
     Answer, GuestSnapshot, Holds, Kept, PortAction, PortChange, PortRules, Reload, ReloadStep, Request,
@@ -118,6 +118,7 @@ fn queue() -> impl Strategy<Value = QueueSnapshot> {
             broken,
             last_avail,
             last_used,
+            available: enabled.then_some(last_used),
             grants,
         },
     )
@@ -146,7 +147,30 @@ fn port() -> impl Strategy<Value = PortSnapshot> {
         rules(),
     )
         .prop_map(|(name, negotiated, state, fault, peer, mtu, mac, queues, counters, drops, rules)| {
-            PortSnapshot { name, negotiated, state, fault, peer, mtu, mac, queues, counters, drops, rules }
+            let eighth = |(name, count): (&String, &u64)| (name.clone(), (*count % 9_000_000) as f64 / 8.0);
+            let rates = vec![Rates {
+                window: 10,
+                seconds: 10.25,
+                counters: counters.iter().map(eighth).collect(),
+                drops: drops.iter().map(eighth).collect(),
+            }];
+            let pairs =
+                vec![PairSnapshot { pair: mtu, worker: 3, counters: counters.clone(), rates: rates.clone() }];
+            PortSnapshot {
+                name,
+                negotiated,
+                state,
+                fault,
+                peer,
+                mtu,
+                mac,
+                queues,
+                counters,
+                drops,
+                rules,
+                pairs,
+                rates,
+            }
         })
 }
 
@@ -159,13 +183,37 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
     // In quarters, which a binary number holds exactly.
     let worker =
         (any::<[u64; 4]>(), 0..400u16).prop_map(|([polls, busy_polls, sleeps, wakeups], quarters)| {
-            WorkerSnapshot { polls, busy_polls, sleeps, wakeups, busy_percent: f64::from(quarters) / 4.0 }
+            let busy_percent = f64::from(quarters) / 4.0;
+            let load = WorkerLoad {
+                window: 1,
+                seconds: 1.5,
+                busy_percent,
+                polling_percent: 0.25,
+                wakeups: 2.5,
+                ports: [("vm0".to_owned(), busy_percent)].into(),
+                ..WorkerLoad::default()
+            };
+            let (bursts, rounds) = (vec![polls, 0], vec![sleeps]);
+            let (busy_nanoseconds, polling_nanoseconds) = (polls, wakeups);
+            WorkerSnapshot {
+                polls,
+                busy_polls,
+                sleeps,
+                wakeups,
+                busy_percent,
+                busy_nanoseconds,
+                polling_nanoseconds,
+                bursts,
+                rounds,
+                load: vec![load],
+            }
         });
     (any::<[u32; 2]>(), any::<u64>(), vec(port(), 0..3), fdb, vec(worker, 0..3)).prop_map(
         |([version, pid], uptime_seconds, ports, fdb, workers)| Snapshot {
             version,
             pid,
             uptime_seconds,
+            clock_nanoseconds: uptime_seconds.rotate_left(7),
             ports,
             fdb,
             workers,

@@ -3,12 +3,12 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use ringferry_control::GuestSnapshot;
 use ringferry_control::channels::{Channels, Stats, Steering};
 use ringferry_control::explain::Explanation;
 use ringferry_control::mirror::{FdbFlush, LinkChange, Mirrors};
-use ringferry_control::snapshot::Snapshot;
+use ringferry_control::snapshot::{self, Column, ColumnError};
 use ringferry_control::{self as control, Answer, ControlError, Request};
 use ringferry_control::{PortChange, PortRules, Reload, SettingsChange};
 
@@ -18,6 +18,8 @@ use crate::capture::DirectionArg;
 const EXAMPLES: &str = "\
 Examples:
   ringferry ctl show                                             everything, for people
+  ringferry ctl show vm0                                         one port in full: rates, rings, drops and what to do about them
+  ringferry ctl show --watch 2                                   again every two seconds
   ringferry ctl set vm0 vlan=10 isolated=on                      rules of a port, now and in the configuration file
   ringferry ctl set vm0 rate_in=1gbit rate_out=1gbit --runtime   now, and not in the file
   ringferry ctl set vm0 mtu=9000 packed=off                      offered to the next front end that connects
@@ -107,6 +109,34 @@ Examples:
   ringferry ctl mirror list
   ringferry ctl mirror remove vm0 probe";
 
+/// Shown below the options by `ringferry ctl show --help`.
+fn show_help() -> String {
+    let columns =
+        snapshot::COLUMNS.iter().map(|column| format!("  {:<12} {}\n", column.name, column.meaning));
+    let columns: String = columns.collect();
+    format!(
+        "Rates are over the last 1, 10 and 60 seconds by the clock of the switch, whenever and however seldom it is asked. `rx` is what the switch received
+from a port, so what its guest has sent.
+
+Columns:
+{columns}
+Examples:
+  ringferry ctl show
+  ringferry ctl show vm0                                         one port in full
+  ringferry ctl show --reasons                                   why packets were dropped, and what to do about it
+  ringferry ctl show --columns port,worker,rx-bps,tx-bps,rules
+  ringferry ctl show --columns port,queue,worker,rx-pps,posted --window 60
+  ringferry ctl show --columns port,rx-pps,drop-rate --watch 5
+  ringferry ctl show vm0 --json | jq '.ports[0].rates[] | select(.window == 10).drops'
+  ringferry ctl show --json --watch                              a line of JSON each second"
+    )
+}
+
+/// Returns the name of a column, or says which there are.
+fn column(name: &str) -> Result<String, ColumnError> {
+    Column::of(name).map(|column| column.name.to_owned())
+}
+
 /// Asks a running switch or guest.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -124,15 +154,9 @@ pub struct CtlArgs {
 /// The requests of the command line.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
 pub enum CtlCommand {
-    /// Ports, their state, features, queues and counters.
-    Show {
-        /// Everything, as JSON.
-        #[arg(long)]
-        json: bool,
-        /// In place of that: why packets were dropped, at which ports, and what to do about it. Only a switch knows.
-        #[arg(long, conflicts_with = "json")]
-        reasons: bool,
-    },
+    /// Load and rates, ports, their state, features, queues and counters.
+    #[command(after_help = show_help())]
+    Show(ShowArgs),
     /// The forwarding database: which MAC address is behind which port. Addresses are forgotten, or made static, with flush, add and del.
     #[command(args_conflicts_with_subcommands = true, after_help = FDB)]
     Fdb {
@@ -307,6 +331,32 @@ pub enum CtlCommand {
     },
 }
 
+/// What `ringferry ctl show` is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub struct ShowArgs {
+    /// One port in full. Only a switch has several.
+    pub port: Option<String>,
+    /// The same as JSON; with --watch a line for each answer.
+    #[arg(long)]
+    pub json: bool,
+    /// In place of that: why packets were dropped, at which ports, and what to do about it. Only a switch knows.
+    #[arg(long, conflicts_with = "json")]
+    pub reasons: bool,
+    /// In place of that: a table with these columns only, a row for each port, or with the column queue for each queue pair.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = column, conflicts_with_all = ["json", "reasons"])]
+    pub columns: Vec<String>,
+    /// The seconds over which the rates in such a table are [default: 10].
+    #[arg(long, value_name = "SECONDS", requires = "columns", value_parser = ["1", "10", "60"])]
+    pub window: Option<String>,
+    /// Ask again every so many seconds, until the reader has seen enough. A switch that ends, or is replaced, is waited for.
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
+        value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub watch: Option<u32>,
+    /// End after so many answers.
+    #[arg(long, value_name = "N", requires = "watch")]
+    pub count: Option<u64>,
+}
+
 /// The state of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LinkState {
@@ -412,7 +462,7 @@ impl CtlCommand {
             CtlCommand::Mirror { json, change } => {
                 *json || change.as_ref().is_some_and(MirrorCommand::is_json)
             }
-            CtlCommand::Show { json, .. }
+            CtlCommand::Show(ShowArgs { json, .. })
             | CtlCommand::Link { json, .. }
             | CtlCommand::Channels { json, .. }
             | CtlCommand::Steering { json, .. }
@@ -473,6 +523,11 @@ pub enum CtlError {
         "this is a ringferry guest, which does not count drops by reason: see its counters with `ringferry ctl show`, or ask the switch it is plugged into"
     )]
     NoReasons,
+    /// A guest was asked for what only a switch has.
+    #[error(
+        "this is a ringferry guest, which has one tap and no table of ports: leave PORT and --columns out, or ask the switch it is plugged into"
+    )]
+    OnePort,
     /// Parts of a reload failed; what was printed says which.
     #[error("not all of the configuration file could be carried out")]
     Incomplete,
@@ -498,7 +553,7 @@ impl CtlError {
             CtlError::Control(ControlError::Permission(_)) => "no-permission",
             CtlError::Control(ControlError::Silent(_)) => "silent",
             CtlError::Control(ControlError::Garbled { .. } | ControlError::Os { .. }) => "failed",
-            CtlError::Mismatch | CtlError::NoFdb | CtlError::NoReasons => "not-supported",
+            CtlError::Mismatch | CtlError::NoFdb | CtlError::NoReasons | CtlError::OnePort => "not-supported",
             CtlError::Incomplete | CtlError::Told | CtlError::Output(_) => return None,
         })
     }
@@ -539,7 +594,78 @@ fn answer(args: &CtlArgs, out: &mut dyn Write) -> Result<(), CtlError> {
     if let CtlCommand::Reload { dry_run, json } = args.command {
         return reload(&path, dry_run, json, out);
     }
+    if let CtlCommand::Show(show) = &args.command {
+        return show_state(&path, show, out);
+    }
     print(&ask(&path, &args.command)?, out)
+}
+
+/// Answers `ringferry ctl show`, once or again and again.
+fn show_state(path: &Path, args: &ShowArgs, out: &mut dyn Write) -> Result<(), CtlError> {
+    let Some(seconds) = args.watch else { return print(&state(path, args)?, out) };
+    let mut left = args.count.unwrap_or(u64::MAX);
+    while left > 0 {
+        let text = match state(path, args) {
+            Ok(text) => text,
+            // It may come back; another process may be taking over.
+            Err(error @ CtlError::Control(ControlError::NotRunning(_) | ControlError::Os { .. }))
+                if args.json =>
+            {
+                compact(&serde_json::json!({ "error": error.to_string(), "kind": error.kind() }))?
+            }
+            Err(error @ CtlError::Control(ControlError::NotRunning(_) | ControlError::Os { .. })) => {
+                format!("{error}\n")
+            }
+            Err(error) => return Err(error),
+        };
+        let end = if args.json { "" } else { "\n" };
+        if write!(out, "{text}{end}")
+            .and_then(|()| out.flush())
+            .is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+        {
+            return Ok(());
+        }
+        left -= 1;
+        if left > 0 {
+            std::thread::sleep(Duration::from_secs(seconds.into()));
+        }
+    }
+    Ok(())
+}
+
+/// Returns one answer of `ringferry ctl show`.
+fn state(path: &Path, args: &ShowArgs) -> Result<String, CtlError> {
+    let snapshot = match control::call(path, &Request::Show)? {
+        Answer::Show(snapshot) => *snapshot,
+        Answer::Guest(_) if args.reasons => return Err(CtlError::NoReasons),
+        Answer::Guest(_) if args.port.is_some() || !args.columns.is_empty() => return Err(CtlError::OnePort),
+        Answer::Guest(guest) if args.json => return json_of(&*guest, args),
+        Answer::Guest(guest) => return Ok(guest.to_text()),
+        _ => return Err(CtlError::Mismatch),
+    };
+    let snapshot = match &args.port {
+        Some(port) => snapshot.of_port(port).map_err(ControlError::Refused)?,
+        None => snapshot,
+    };
+    if args.json {
+        return json_of(&snapshot, args);
+    }
+    if args.reasons {
+        return Ok(snapshot.reasons_to_text());
+    }
+    if args.columns.is_empty() {
+        return Ok(if args.port.is_some() { snapshot.page_to_text() } else { snapshot.to_text() });
+    }
+    let columns: Vec<Column> = args.columns.iter().filter_map(|name| Column::of(name).ok()).collect();
+    Ok(snapshot.columns_to_text(&columns, args.window.as_deref().and_then(|window| window.parse().ok())))
+}
+
+fn json_of(value: &impl serde::Serialize, args: &ShowArgs) -> Result<String, CtlError> {
+    Ok(if args.watch.is_some() { compact(value)? } else { pretty(value)? })
+}
+
+fn compact(value: &impl serde::Serialize) -> io::Result<String> {
+    Ok(serde_json::to_string(value)? + "\n")
 }
 
 fn reload(path: &Path, dry_run: bool, json: bool, out: &mut dyn Write) -> Result<(), CtlError> {
@@ -559,13 +685,7 @@ fn print(text: &str, out: &mut dyn Write) -> Result<(), CtlError> {
 
 fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
     let (request, json) = match command.clone() {
-        CtlCommand::Show { reasons: true, .. } => {
-            return match control::call(path, &Request::Show)? {
-                Answer::Show(snapshot) => Ok(snapshot.reasons_to_text()),
-                _ => Err(CtlError::NoReasons),
-            };
-        }
-        CtlCommand::Show { json, .. } => (Request::Show, json),
+        CtlCommand::Show(args) => return state(path, &args),
         CtlCommand::Fdb { change: None, json } => {
             let Answer::Show(snapshot) = control::call(path, &Request::Show)? else {
                 return Err(CtlError::NoFdb);
@@ -609,8 +729,6 @@ fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
     };
     let answer = control::call(path, &request)?;
     Ok(match (&request, &answer) {
-        (Request::Show, Answer::Show(snapshot)) => show(&**snapshot, Snapshot::to_text, json)?,
-        (Request::Show, Answer::Guest(snapshot)) => show(&**snapshot, GuestSnapshot::to_text, json)?,
         (Request::Dump, Answer::Dump(text)) => text.clone(),
         (Request::Channels { .. }, Answer::Channels(channels)) => show(channels, Channels::to_text, json)?,
         (Request::Steering { .. } | Request::Assign { .. }, Answer::Steering(steering)) => {
@@ -644,11 +762,11 @@ fn pretty(value: &impl serde::Serialize) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Duration;
 
     use clap::Parser;
     use ringferry_control::channels::QueueSteering;
     use ringferry_control::mirror::Mirror;
+    use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, Rates, Snapshot};
     use ringferry_control::{ControlServer, PortAction, ReloadStep, Response};
 
     use super::*;
@@ -657,6 +775,30 @@ mod tests {
     struct Program {
         #[command(flatten)]
         ctl: CtlArgs,
+    }
+
+    /// A port that has received something.
+    fn port(name: &str) -> PortSnapshot {
+        PortSnapshot {
+            name: name.to_owned(),
+            negotiated: Negotiated::Tap(ringferry_sys::tap::Offloads::empty()),
+            state: PortState::Up,
+            fault: None,
+            peer: "rf0".to_owned(),
+            mtu: 1500,
+            mac: None,
+            queues: Vec::new(),
+            counters: [("rx_packets".to_owned(), 7)].into(),
+            drops: Default::default(),
+            rules: Default::default(),
+            pairs: Vec::new(),
+            rates: vec![Rates {
+                window: 10,
+                seconds: 10.0,
+                counters: [("rx_packets".to_owned(), 0.5)].into(),
+                drops: Default::default(),
+            }],
+        }
     }
 
     /// Runs `ringferry ctl` with these arguments against a switch that answers with a known state.
@@ -673,9 +815,11 @@ mod tests {
                 while !done.load(Ordering::Relaxed) {
                     server.serve(&mut |request| {
                         Response::Ok(match request {
-                            Request::Show => {
-                                Answer::Show(Box::new(Snapshot { pid: 42, ..Snapshot::default() }))
-                            }
+                            Request::Show => Answer::Show(Box::new(Snapshot {
+                                pid: 42,
+                                ports: vec![port("vm0"), port("vm1")],
+                                ..Snapshot::default()
+                            })),
                             Request::Dump => Answer::Dump("[switch]\n".into()),
                             Request::Channels { combined: Some(0), .. } => {
                                 return Response::Error("0 is too few".into());
@@ -810,6 +954,55 @@ mod tests {
         assert!(ctl(&["show"]).unwrap().starts_with("ringferry, process 42, up 0 s"));
         let json: serde_json::Value = serde_json::from_str(&ctl(&["show", "--json"]).unwrap()).unwrap();
         assert_eq!(json["pid"], 42);
+    }
+
+    #[test]
+    fn show_has_one_port_columns_and_repeats() {
+        let text = ctl(&["show", "vm1"]).unwrap();
+        assert!(text.starts_with("vm1: rf0\n") && text.contains("rx_packets      7"), "{text}");
+        let error = ctl(&["show", "vm9"]).unwrap_err().to_string();
+        assert_eq!(error, "ringferry refuses: there is no port \"vm9\"; the ports are: vm0, vm1");
+        let json: serde_json::Value =
+            serde_json::from_str(&ctl(&["show", "vm1", "--json"]).unwrap()).unwrap();
+        assert_eq!((json["ports"].as_array().unwrap().len(), &json["ports"][0]["name"]), (1, &"vm1".into()));
+        let text = ctl(&["show", "--columns", "port,rx-pps,worker", "--window", "10"]).unwrap();
+        assert_eq!(
+            text,
+            "PORT  RX PACKETS/S  WORKER\nvm0           0.50       -\nvm1           0.50       -\n"
+        );
+        let text = ctl(&["show", "--columns", "port", "--watch", "1", "--count", "2"]).unwrap();
+        assert_eq!(text, "PORT\nvm0\nvm1\n\nPORT\nvm0\nvm1\n\n");
+        let text = ctl(&["show", "--json", "--watch", "--count", "1"]).unwrap();
+        assert_eq!(text.lines().count(), 1);
+        serde_json::from_str::<Snapshot>(&text).unwrap();
+        let error = match Program::try_parse_from(["ctl", "show", "--columns", "port,moon"]) {
+            Err(error) => error.to_string(),
+            Ok(_) => panic!("there is no such column"),
+        };
+        assert!(
+            error.contains("there is no column \"moon\"; the columns are: port, queue, worker"),
+            "{error}"
+        );
+        for wrong in
+            [&["--columns", "port", "--json"][..], &["--window", "10"], &["--count", "3"], &["--watch", "0"]]
+        {
+            assert!(Program::try_parse_from([&["ctl", "show"], wrong].concat()).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_switch_that_is_not_there_is_waited_for() {
+        let show = ShowArgs { watch: Some(1), count: Some(1), ..ShowArgs::default() };
+        let text = |show| {
+            let args =
+                CtlArgs { control: Some("/nonexistent/c.sock".into()), command: CtlCommand::Show(show) };
+            let mut out = Vec::new();
+            run(&args, &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert!(text(show.clone()).contains("start one with `ringferry run`"));
+        let json: serde_json::Value = serde_json::from_str(&text(ShowArgs { json: true, ..show })).unwrap();
+        assert_eq!(json["kind"], "not-running");
     }
 
     #[test]

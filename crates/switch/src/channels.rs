@@ -71,6 +71,7 @@ pub fn stats<'a>(port: &PortSnapshot, pairs: impl IntoIterator<Item = (u16, &'a 
             ("tx", "bytes", &counted.tx_bytes),
             ("tx", "drops", &counted.tx_dropped),
             ("tx", "calls", &counted.calls),
+            ("tx", "calls_suppressed", &counted.calls_suppressed),
         ];
         counters.extend(named.map(|(way, name, count)| (format!("{way}_queue_{pair}_{name}"), count.get())));
     }
@@ -144,6 +145,7 @@ mod tests {
             broken: None,
             last_avail: 0,
             last_used: 0,
+            available: None,
             grants: None,
         });
         PortSnapshot {
@@ -158,6 +160,8 @@ mod tests {
             counters: [("rx_packets".to_owned(), 7)].into(),
             drops: [("no-receive-buffers".to_owned(), 3)].into(),
             rules: [].into(),
+            pairs: Vec::new(),
+            rates: Vec::new(),
         }
     }
 

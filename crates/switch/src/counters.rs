@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 pub use ringferry_control::DropReason;
 
@@ -62,6 +63,9 @@ impl Drops {
     }
 }
 
+/// Most that one pause between two bursts adds to `tx_starved_microseconds`: after a longer one nobody knows what the receiver had meanwhile.
+pub const STARVED_GAP: u64 = 10_000;
+
 /// Makes [`PortCounters`] from one table: field (its name is the stable name) and meaning.
 macro_rules! port_counters {
     ($($(#[doc = $doc:literal])+ $field:ident,)+) => {
@@ -75,7 +79,16 @@ macro_rules! port_counters {
             pub drops: Drops,
         }
 
+        /// The stable names of all counters of a port but its drops.
+        pub(crate) const PORT_COUNTERS: &[&str] = &[$(stringify!($field)),+];
+
         impl PortCounters {
+            /// Returns the values of all counters in the order of [`PORT_COUNTERS`], then drops in the order of their reasons.
+            fn values(&self) -> [u64; PORT_VALUES] {
+                let mut all = [$(&self.$field),+].into_iter().chain(&self.drops.0);
+                std::array::from_fn(|_| all.next().expect("as many as there are").get())
+            }
+
             /// Every counter but the drops, by stable name.
             pub fn by_name(&self) -> BTreeMap<String, u64> {
                 [$((stringify!($field).to_owned(), self.$field.get())),+].into()
@@ -100,14 +113,31 @@ port_counters! {
     rx_bytes,
     /// Frames received from the port that the kernel wrote straight into their receiver's buffers (taps only).
     rx_in_place,
+    /// Bursts in which those frames were taken.
+    rx_bursts,
     /// Times a queue of the port had to wait as the port had sent as much as its `rate_in` allows.
     rx_paused,
+    /// Microseconds for which they waited, added when each wait begins.
+    rx_paused_microseconds,
     /// Frames sent to the port.
     tx_packets,
     /// Bytes of those frames, from the Ethernet header on, without the virtio-net header.
     tx_bytes,
+    /// Bursts with frames for the port, whether they were delivered or not.
+    tx_bursts,
+    /// Bursts of which at least one frame found no buffers of the receiver.
+    tx_starved,
+    /// Microseconds between such bursts that follow each other, of each pause at most [`STARVED_GAP`]: the time that is known to have passed without
+    /// buffers.
+    tx_starved_microseconds,
     /// Frames for the port whose checksums were finished, or that were cut, here, as its receiver takes no such frames.
     tx_software,
+    /// Those of them that were cut into segments.
+    tx_segmented,
+    /// Bytes of the frames that were cut.
+    tx_segmented_bytes,
+    /// Bytes of the frames whose checksums were finished and that were not cut.
+    tx_checksummed_bytes,
     /// Packets for the port that left it merged into larger frames.
     tx_coalesced,
     /// Packets for the port that were marked (ECN, congestion experienced) as they had waited too long for its `rate_out`.
@@ -116,6 +146,8 @@ port_counters! {
     kicks,
     /// Notifications sent to the port's peer (a guest's interrupt).
     calls,
+    /// Bursts shown to the port's peer that it wanted no notification for.
+    calls_suppressed,
     /// Times a queue of the port broke because its peer broke the rules.
     ring_errors,
     /// Times a peer connected.
@@ -124,6 +156,9 @@ port_counters! {
     /// receivers, system calls. Ports that have work share a worker by it.
     work_nanoseconds,
 }
+
+/// Numbers that are counted of a port: counters, then drops.
+pub(crate) const PORT_VALUES: usize = PORT_COUNTERS.len() + DropReason::ALL.len();
 
 /// The counters of one port in every worker: each worker writes its own, and their sum is shown.
 #[derive(Clone, Debug)]
@@ -148,6 +183,20 @@ impl PortTotals {
     /// Returns the packets dropped, summed over the workers, by stable name of the reason.
     pub fn drops_by_name(&self) -> BTreeMap<String, u64> {
         self.sum(|counters| counters.drops.by_name())
+    }
+
+    /// Returns the values of all counters, summed over the workers: those of [`PORT_COUNTERS`], then drops in the order of their reasons.
+    pub(crate) fn values(&self) -> [u64; PORT_VALUES] {
+        let mut sum = [0; PORT_VALUES];
+        for counters in &self.0 {
+            sum.iter_mut().zip(counters.values()).for_each(|(sum, value)| *sum += value);
+        }
+        sum
+    }
+
+    /// Returns the work that each worker has done for the port, in nanoseconds.
+    pub(crate) fn work(&self) -> impl Iterator<Item = u64> {
+        self.0.iter().map(|counters| counters.work_nanoseconds.get())
     }
 
     /// Adds what an earlier process has counted, by stable name. No worker may count meanwhile.
@@ -191,22 +240,32 @@ pub struct PairCounters {
     pub tx_dropped: Counter,
     /// Notifications (interrupts) sent to the guest for both queues.
     pub calls: Counter,
+    /// Bursts shown to the guest on either queue that it wanted no notification for.
+    pub calls_suppressed: Counter,
 }
+
+/// The stable names of all [`PairCounters`], in the order of [`PairCounters::values`].
+pub(crate) const PAIR_NAMES: [&str; PAIR_COUNTERS] =
+    ["rx_packets", "rx_bytes", "kicks", "tx_packets", "tx_bytes", "tx_dropped", "calls", "calls_suppressed"];
+
+/// Number of [`PairCounters`].
+pub(crate) const PAIR_COUNTERS: usize = 8;
 
 impl PairCounters {
     /// All of them, in a fixed order.
-    fn all(&self) -> [&Counter; 7] {
-        let Self { rx_packets, rx_bytes, kicks, tx_packets, tx_bytes, tx_dropped, calls } = self;
-        [rx_packets, rx_bytes, kicks, tx_packets, tx_bytes, tx_dropped, calls]
+    fn all(&self) -> [&Counter; PAIR_COUNTERS] {
+        let Self { rx_packets, rx_bytes, kicks, tx_packets, tx_bytes, tx_dropped, calls, calls_suppressed } =
+            self;
+        [rx_packets, rx_bytes, kicks, tx_packets, tx_bytes, tx_dropped, calls, calls_suppressed]
     }
 
     /// The values of all of them.
-    pub(crate) fn values(&self) -> [u64; 7] {
+    pub(crate) fn values(&self) -> [u64; PAIR_COUNTERS] {
         self.all().map(Counter::get)
     }
 
     /// Adds what an earlier process has counted. No worker may count meanwhile.
-    pub(crate) fn restore(&self, values: [u64; 7]) {
+    pub(crate) fn restore(&self, values: [u64; PAIR_COUNTERS]) {
         self.all().into_iter().zip(values).for_each(|(counter, value)| counter.add(value));
     }
 }
@@ -223,24 +282,67 @@ pub struct WorkerCounters {
     pub sleeps: Counter,
     /// Times it was woken by an event, not by a timer.
     pub wakeups: Counter,
-    /// Time asleep, in nanoseconds.
+    /// Time of sleeps that are over, in nanoseconds.
     pub sleep_nanoseconds: Counter,
+    /// Time of rounds that moved at least one packet, in nanoseconds. It is added round by round, so whoever reads it lacks one round at most; what is
+    /// neither busy nor polling is sleep, also while the sleep goes on.
+    pub busy_nanoseconds: Counter,
+    /// Time awake in which nothing was found, in nanoseconds, likewise.
+    pub polling_nanoseconds: Counter,
+    /// Bursts by the number of packets in them: 1, 2, 3 to 4, 5 to 8, 9 to 16, and 17 to 32.
+    pub bursts: [Counter; BURST_BUCKETS],
+    /// Busy rounds by the time they took: less than 4 microseconds, less than 16, and so on, each bound four times the one before; the last has none.
+    /// A frame waits for one round at most until its port is looked at.
+    pub rounds: [Counter; ROUND_BUCKETS],
 }
 
+/// Buckets of [`WorkerCounters::bursts`].
+pub(crate) const BURST_BUCKETS: usize = 6;
+/// Buckets of [`WorkerCounters::rounds`].
+pub(crate) const ROUND_BUCKETS: usize = 8;
+/// Number of [`WorkerCounters`].
+pub(crate) const WORKER_COUNTERS: usize = 7 + BURST_BUCKETS + ROUND_BUCKETS;
+
 impl WorkerCounters {
+    /// Counts a burst of `packets`.
+    #[inline]
+    pub(crate) fn count_burst(&self, packets: usize) {
+        let bucket = usize::BITS - packets.saturating_sub(1).leading_zeros();
+        self.bursts[(bucket as usize).min(BURST_BUCKETS - 1)].add(1);
+    }
+
+    /// Counts a busy round that took so long. The bounds of the buckets count a microsecond as 1024 nanoseconds.
+    #[inline]
+    pub(crate) fn count_round(&self, took: Duration) {
+        let nanos = took.as_nanos() as u64;
+        self.busy_nanoseconds.add(nanos);
+        let bucket = ((nanos >> 10) | 1).ilog2() / 2;
+        self.rounds[(bucket as usize).min(ROUND_BUCKETS - 1)].add(1);
+    }
+
+    /// Counts time awake in which nothing was found.
+    #[inline]
+    pub(crate) fn count_polling(&self, took: Duration) {
+        self.polling_nanoseconds.add(took.as_nanos() as u64);
+    }
+
     /// All of them, in a fixed order.
-    fn all(&self) -> [&Counter; 5] {
-        let Self { polls, busy_polls, sleeps, wakeups, sleep_nanoseconds } = self;
-        [polls, busy_polls, sleeps, wakeups, sleep_nanoseconds]
+    fn all(&self) -> [&Counter; WORKER_COUNTERS] {
+        let Self { polls, busy_polls, sleeps, wakeups, sleep_nanoseconds, .. } = self;
+        let Self { busy_nanoseconds, polling_nanoseconds, bursts, rounds, .. } = self;
+        let first =
+            [polls, busy_polls, sleeps, wakeups, sleep_nanoseconds, busy_nanoseconds, polling_nanoseconds];
+        let mut all = first.into_iter().chain(bursts).chain(rounds);
+        std::array::from_fn(|_| all.next().expect("as many as there are"))
     }
 
     /// The values of all of them.
-    pub(crate) fn values(&self) -> [u64; 5] {
+    pub(crate) fn values(&self) -> [u64; WORKER_COUNTERS] {
         self.all().map(Counter::get)
     }
 
     /// Adds what a worker of an earlier process has counted. The worker must be paused.
-    pub(crate) fn restore(&self, values: [u64; 5]) {
+    pub(crate) fn restore(&self, values: [u64; WORKER_COUNTERS]) {
         self.all().into_iter().zip(values).for_each(|(counter, value)| counter.add(value));
     }
 }
@@ -288,6 +390,28 @@ mod tests {
             totals.of(worker).drops.add(DropReason::LinkDown, 10);
         }
         assert_eq!((totals.by_name()["rx_packets"], totals.drops_by_name()["link-down"]), (7, 30));
+        totals.of(1).work_nanoseconds.add(9);
+        let by_name: Vec<_> = PORT_COUNTERS.iter().map(|name| totals.by_name()[*name]).collect();
+        let drops = DropReason::ALL.map(|reason| totals.drops_by_name()[reason.name()]);
+        assert_eq!(totals.values()[..], [&by_name[..], &drops].concat());
+        assert_eq!(totals.work().collect::<Vec<_>>(), [0, 9, 0]);
+    }
+
+    #[test]
+    fn bursts_and_rounds_are_in_the_bucket_of_their_size() {
+        let counters = WorkerCounters::default();
+        (1..=33).for_each(|packets| counters.count_burst(packets));
+        assert_eq!(counters.bursts.each_ref().map(Counter::get), [1, 1, 2, 4, 8, 17]);
+        for micros in [0, 3, 4, 15, 16, 64, 256, 1024, 4096, 16_384, 1_000_000] {
+            counters.count_round(Duration::from_nanos(micros << 10));
+        }
+        assert_eq!(counters.rounds.each_ref().map(Counter::get), [2, 2, 1, 1, 1, 1, 1, 2]);
+        counters.count_polling(Duration::from_micros(3));
+        let values = counters.values();
+        assert_eq!(values[6..=8], [3000, 1, 1]);
+        let successor = WorkerCounters::default();
+        successor.restore(values);
+        assert_eq!(successor.values(), values);
     }
 
     #[test]

@@ -371,6 +371,8 @@ mod tests {
             counters: [].into(),
             drops: [].into(),
             rules: [].into(),
+            pairs: Vec::new(),
+            rates: Vec::new(),
         }
     }
 

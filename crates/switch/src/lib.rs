@@ -22,6 +22,7 @@ mod ports;
 pub mod privileged;
 mod requests;
 pub mod rules;
+mod series;
 pub mod snapshot;
 mod switch;
 mod turns;

@@ -5,16 +5,20 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use ringferry_control::channels::Steering;
-use ringferry_control::snapshot::{FdbSnapshot, PortSnapshot, PortState, Snapshot, VERSION};
+use ringferry_control::snapshot::{
+    FdbSnapshot, PairSnapshot, PortSnapshot, PortState, Snapshot, VERSION, WorkerSnapshot,
+};
 use ringferry_control::{
     Answer, Holds, Kept, PortRules, Reply, Request, Response, RulesByKey, SettingChange, SettingsChange,
     Ticket,
 };
 use ringferry_sys::epoll::{Epoll, EventBuf};
+use ringferry_virtio_net::queue_index;
 
 use crate::captures::Captures;
 use crate::channels;
 use crate::config::{self, Config, Edit, Effect, PortConfig};
+use crate::counters::{PAIR_COUNTERS, PAIR_NAMES};
 use crate::drains::Drains;
 use crate::explain::explain;
 use crate::fdb::PortId;
@@ -22,10 +26,11 @@ use crate::handover::FORMAT;
 use crate::links::Links;
 use crate::mirrors::Mirrors;
 use crate::plane::PAIRS;
-use crate::ports::InterfaceQueues;
 use crate::ports::queues::Workers;
 use crate::ports::table::{FIRST_TOKEN, PortTable};
+use crate::ports::{Interface, InterfaceQueues};
 use crate::privileged::{NotKept, Privileges};
+use crate::series::{Sample, Series};
 use crate::snapshot::{self, FdbMerge, rules_by_key};
 use crate::switch::FAULTS;
 
@@ -58,6 +63,7 @@ pub(crate) struct Requests<'s> {
     pub(crate) captures: &'s mut Captures,
     pub(crate) mirrors: &'s mut Mirrors,
     pub(crate) links: &'s mut Links,
+    pub(crate) series: &'s Series,
 }
 
 impl Requests<'_> {
@@ -356,9 +362,9 @@ impl Requests<'_> {
             }
             (Request::Stats { queues, .. }, _) => {
                 let pairs = shared.filter(|_| *queues).map_or(&[][..], |shared| &shared.pairs);
-                let used = (0..).zip(pairs).filter(|(pair, _)| {
-                    found.queues.iter().any(|q| ringferry_virtio_net::queue_index::pair(q.index) == *pair)
-                });
+                let used = (0..)
+                    .zip(pairs)
+                    .filter(|(pair, _)| found.queues.iter().any(|q| queue_index::pair(q.index) == *pair));
                 Ok(Answer::Stats(channels::stats(found, used)))
             }
             _ => Ok(Answer::Channels(channels::channels(found, PAIRS))),
@@ -375,10 +381,40 @@ impl Requests<'_> {
         all.into_inner()
     }
 
+    /// Returns the queue pairs of a port.
+    fn pairs(&self, port: &PortSnapshot, interface: &Interface<'_>, sample: &Sample) -> Vec<PairSnapshot> {
+        let pair = |pair| PairSnapshot {
+            pair,
+            worker: self.workers.owner(interface.id, pair) as u16,
+            counters: match &interface.queues {
+                InterfaceQueues::Kernel(_) => BTreeMap::new(),
+                InterfaceQueues::Pairs(shared) => {
+                    let values = shared.pairs[usize::from(pair)].values();
+                    PAIR_NAMES.map(str::to_owned).into_iter().zip(values).collect()
+                }
+            },
+            rates: self.series.pair(sample, interface.id, pair),
+        };
+        pairs_of(port, interface).into_iter().map(pair).collect()
+    }
+
     /// Returns the whole state without the addresses, which few clients ask for.
     fn snapshot(&self) -> Snapshot {
-        let uptime = self.started.elapsed();
-        let mut ports = self.ports.snapshots();
+        let now = Instant::now();
+        let uptime = now - self.started;
+        let (mut ports, sample) = (self.ports.snapshots(), Sample::take(now, self.ports, self.workers));
+        for port in &mut ports {
+            let Some(interface) = self.ports.interface(&port.name) else { continue };
+            port.rates = self.series.port(&sample, interface.id);
+            port.pairs = self.pairs(port, &interface, &sample);
+        }
+        let names: BTreeMap<PortId, &str> =
+            self.ports.interfaces().map(|port| (port.id, port.name)).collect();
+        let workers = (0..).zip(self.workers.counters()).map(|(number, counters)| WorkerSnapshot {
+            load: self.series.worker(&sample, number, |id| names.get(&id).copied()),
+            ..snapshot::worker(counters, uptime)
+        });
+        let workers = workers.collect();
         for port in ports.iter_mut().filter(|port| self.links.is_down(&port.name)) {
             port.state = PortState::AdminDown;
         }
@@ -388,7 +424,20 @@ impl Requests<'_> {
             uptime_seconds: uptime.as_secs(),
             ports,
             fdb: FdbSnapshot::default(),
-            workers: self.workers.counters().map(|counters| snapshot::worker(counters, uptime)).collect(),
+            clock_nanoseconds: Workers::nanoseconds(now),
+            workers,
+        }
+    }
+}
+
+/// Returns the queue pairs of a port that its guest has set up or that have carried packets, and the queues of a tap.
+fn pairs_of(port: &PortSnapshot, interface: &Interface<'_>) -> Vec<u16> {
+    match &interface.queues {
+        InterfaceQueues::Kernel(queues) => (0..*queues).collect(),
+        InterfaceQueues::Pairs(shared) => {
+            let set_up = |pair| port.queues.iter().any(|queue| queue_index::pair(queue.index) == pair);
+            let has_counted = |pair: u16| shared.pairs[usize::from(pair)].values() != [0; PAIR_COUNTERS];
+            (0..PAIRS).filter(|pair| set_up(*pair) || has_counted(*pair)).collect()
         }
     }
 }

@@ -7,7 +7,7 @@ use ringferry_control::snapshot::{FdbEntry, FdbSnapshot as Merged, GrantSnapshot
 use ringferry_xen_net::netback::PageCounters;
 
 use crate::config;
-use crate::counters::WorkerCounters;
+use crate::counters::{Counter, WorkerCounters};
 use crate::fdb::{FdbPage, FdbStats, PortId};
 use crate::rules::Rules;
 
@@ -38,14 +38,20 @@ pub(crate) fn grants(counters: &PageCounters, (learned, fixed): (usize, usize), 
 
 /// Converts the counters of a worker that is `age` old.
 pub(crate) fn worker(counters: &WorkerCounters, age: Duration) -> WorkerSnapshot {
-    let asleep = Duration::from_nanos(counters.sleep_nanoseconds.get()).as_secs_f64();
-    let share = if age.is_zero() { 0.0 } else { 100.0 * (1.0 - asleep / age.as_secs_f64()) };
+    let [busy, polling] = [&counters.busy_nanoseconds, &counters.polling_nanoseconds].map(Counter::get);
+    let awake = Duration::from_nanos(busy + polling).as_secs_f64();
+    let share = if age.is_zero() { 0.0 } else { 100.0 * awake / age.as_secs_f64() };
     WorkerSnapshot {
         polls: counters.polls.get(),
         busy_polls: counters.busy_polls.get(),
         sleeps: counters.sleeps.get(),
         wakeups: counters.wakeups.get(),
         busy_percent: share.clamp(0.0, 100.0),
+        busy_nanoseconds: busy,
+        polling_nanoseconds: polling,
+        bursts: counters.bursts.iter().map(Counter::get).collect(),
+        rounds: counters.rounds.iter().map(Counter::get).collect(),
+        load: Vec::new(),
     }
 }
 
@@ -158,11 +164,14 @@ mod tests {
     }
 
     #[test]
-    fn busy_share_is_the_time_not_asleep() {
+    fn busy_share_is_the_time_awake_whatever_sleep_goes_on() {
         let counters = WorkerCounters::default();
-        counters.sleep_nanoseconds.add(7_500_000_000);
-        assert_eq!(worker(&counters, Duration::from_secs(10)).busy_percent, 25.0);
+        counters.count_round(Duration::from_millis(1500));
+        counters.count_polling(Duration::from_secs(1));
+        let snapshot = worker(&counters, Duration::from_secs(10));
+        assert_eq!((snapshot.busy_percent, snapshot.busy_nanoseconds), (25.0, 1_500_000_000));
+        assert_eq!((snapshot.bursts.len(), snapshot.rounds.len()), (6, 8));
         assert_eq!(worker(&counters, Duration::ZERO).busy_percent, 0.0);
-        assert_eq!(worker(&counters, Duration::from_secs(5)).busy_percent, 0.0);
+        assert_eq!(worker(&counters, Duration::from_secs(2)).busy_percent, 100.0);
     }
 }

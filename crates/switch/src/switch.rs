@@ -33,6 +33,7 @@ use crate::ports::table::{FIRST_TOKEN, PortTable};
 use crate::ports::{self, OpenError, Plug};
 use crate::privileged::Privileges;
 use crate::requests::Requests;
+use crate::series::Series;
 use crate::turns::Turns;
 
 /// Interval of checks for changes that cause no event: silent control clients, truncated guest memory.
@@ -96,6 +97,7 @@ pub struct Switch {
     links: Links,
     manager: Manager,
     drains: Drains,
+    series: Series,
 }
 
 /// How a switch that ran has ended.
@@ -242,6 +244,7 @@ impl OpenSwitch {
             links,
             manager: Manager::default(),
             drains: Drains::default(),
+            series: Series::default(),
         })
     }
 }
@@ -379,6 +382,7 @@ impl Switch {
         let mut turns = Turns::default();
         let mut tick = Instant::now() + TICK;
         self.ports.begin(&self.epoll);
+        self.series.observe(Instant::now(), &self.ports, &self.workers);
         self.tell_status();
         loop {
             // Until the process before has ended, that keeps its own.
@@ -454,6 +458,7 @@ impl Switch {
         self.captures.tick(&self.ports, &self.workers);
         self.mirrors.tick(&self.ports, &self.workers);
         self.links.follow(&mut self.ports, &self.workers);
+        self.series.observe(Instant::now(), &self.ports, &self.workers);
         self.tell_status();
         if self.workers.is_dead() { Err(RunError::WorkerDied) } else { Ok(()) }
     }
@@ -625,6 +630,7 @@ impl Switch {
             captures,
             mirrors,
             links,
+            series,
             predecessor,
             keeper,
             ..
@@ -643,6 +649,7 @@ impl Switch {
                 captures,
                 mirrors,
                 links,
+                series,
                 replacing,
             },
             control,

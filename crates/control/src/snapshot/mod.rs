@@ -4,16 +4,20 @@
 //! view: `rx` is what the switch received from the port.
 
 mod fdb;
+mod page;
 mod port;
 mod queue;
+mod rates;
 mod text;
 mod worker;
 
 use serde::{Deserialize, Serialize};
 
 pub use fdb::{FdbEntry, FdbSnapshot};
+pub use page::{COLUMNS, Column, ColumnError};
 pub use port::{Negotiated, PortSnapshot, PortState, VifFeatures};
-pub use queue::{GrantSnapshot, QueueRole, QueueSnapshot};
+pub use queue::{GrantSnapshot, PairSnapshot, QueueRole, QueueSnapshot};
+pub use rates::{Rates, WINDOWS, WorkerLoad};
 pub use worker::WorkerSnapshot;
 
 /// Version of the schema. Raised when a field changes its meaning or goes away.
@@ -28,12 +32,21 @@ pub struct Snapshot {
     pub pid: u32,
     /// Seconds since the switch started.
     pub uptime_seconds: u64,
+    /// The switch's monotonic clock, in nanoseconds: whoever compares two snapshots divides by its difference, not by that of a clock of their own. It
+    /// goes on when another process takes the switch over.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub clock_nanoseconds: u64,
     /// The ports in the order of the configuration.
     pub ports: Vec<PortSnapshot>,
     /// The forwarding database.
     pub fdb: FdbSnapshot,
     /// The worker threads.
     pub workers: Vec<WorkerSnapshot>,
+}
+
+/// Whether a number that earlier versions did not tell is absent.
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use ringferry_sys::tap::Offloads as TapOffloads;
 use ringferry_virtio_net::Features;
 use serde::{Deserialize, Serialize};
 
-use super::QueueSnapshot;
+use super::{PairSnapshot, QueueSnapshot, Rates};
 use crate::names;
 use crate::rules::RulesByKey;
 
@@ -39,6 +39,10 @@ pub struct PortSnapshot {
     pub drops: BTreeMap<String, u64>,
     /// What its frames must obey.
     pub rules: RulesByKey,
+    /// The queue pairs that carry packets, or have.
+    pub pairs: Vec<PairSnapshot>,
+    /// Rates of its counters and drops over the last 1, 10 and 60 seconds.
+    pub rates: Vec<Rates>,
 }
 
 /// The kind of a port, with what its two ends agreed on.
@@ -134,12 +138,17 @@ struct Json {
     drops: BTreeMap<String, u64>,
     #[serde(default)]
     rules: RulesByKey,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pairs: Vec<PairSnapshot>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    rates: Vec<Rates>,
 }
 
 impl From<PortSnapshot> for Json {
     fn from(port: PortSnapshot) -> Json {
-        let PortSnapshot { name, negotiated, state, fault, peer, mtu, mac, queues, counters, drops, rules } =
+        let PortSnapshot { name, negotiated, state, fault, peer, mtu, mac, queues, counters, drops, .. } =
             port;
+        let PortSnapshot { rules, pairs, rates, .. } = port;
         Json {
             name,
             kind: negotiated.kind().to_owned(),
@@ -153,6 +162,8 @@ impl From<PortSnapshot> for Json {
             counters,
             drops,
             rules,
+            pairs,
+            rates,
         }
     }
 }
@@ -161,8 +172,8 @@ impl TryFrom<Json> for PortSnapshot {
     type Error = MacError;
 
     fn try_from(json: Json) -> Result<PortSnapshot, MacError> {
-        let Json { name, kind, state, fault, peer, mtu, mac, features, queues, counters, drops, rules } =
-            json;
+        let Json { name, kind, state, fault, peer, mtu, mac, features, queues, counters, drops, .. } = json;
+        let Json { rules, pairs, rates, .. } = json;
         Ok(PortSnapshot {
             name,
             negotiated: Negotiated::named(kind, features),
@@ -175,6 +186,8 @@ impl TryFrom<Json> for PortSnapshot {
             counters,
             drops,
             rules,
+            pairs,
+            rates,
         })
     }
 }

@@ -1,7 +1,11 @@
 //! One virtqueue of a port, and the granted pages behind a Xen guest's.
 
+use std::collections::BTreeMap;
+
 use ringferry_virtio_net::queue_index;
 use serde::{Deserialize, Serialize};
+
+use super::Rates;
 
 /// What a virtqueue is for, by its name in VIRTIO 1.4, 5.1.2, which takes the guest's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,9 +51,28 @@ pub struct QueueSnapshot {
     pub last_avail: u16,
     /// Used-ring index up to which the device has published.
     pub last_used: u16,
+    /// Entries that the driver has made available and the switch has not taken: of a receiveq the buffers posted, of a transmitq the packets that wait.
+    /// They are chains in a split ring and descriptors in a packed one. Absent where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub available: Option<u16>,
     /// What was done with the pages of a Xen guest's pair of rings; shown with its transmitq.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grants: Option<GrantSnapshot>,
+}
+
+/// A queue pair in one worker's hands: its worker and what it has counted. A tap has one for each of its queues, without counters.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PairSnapshot {
+    /// Its number.
+    pub pair: u16,
+    /// The worker that serves it.
+    pub worker: u16,
+    /// Its counters by name, from the switch's point of view.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub counters: BTreeMap<String, u64>,
+    /// Their rates.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rates: Vec<Rates>,
 }
 
 /// What was done with granted pages since the queue was connected, and how many are mapped.

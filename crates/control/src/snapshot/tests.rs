@@ -32,6 +32,7 @@ fn example() -> Snapshot {
         broken: None,
         last_avail: 300,
         last_used: 44,
+        available: Some(200),
         grants: None,
     };
     let broken = QueueSnapshot {
@@ -52,6 +53,8 @@ fn example() -> Snapshot {
         counters: named(counters),
         drops: named([("link-down", 0), ("no-receive-buffers", 12)]),
         rules: BTreeMap::new(),
+        pairs: vec![],
+        rates: vec![],
     };
     let tap = PortSnapshot {
         name: "uplink".into(),
@@ -65,6 +68,8 @@ fn example() -> Snapshot {
         counters: named([("rx_packets", 0)]),
         drops: BTreeMap::new(),
         rules: [("isolated".to_owned(), true.into()), ("vlan".to_owned(), 10.into())].into(),
+        pairs: vec![],
+        rates: vec![],
     };
     let fdb = FdbSnapshot {
         capacity: 64,
@@ -78,6 +83,7 @@ fn example() -> Snapshot {
         version: VERSION,
         pid: 42,
         uptime_seconds: 3725,
+        clock_nanoseconds: 7,
         ports: vec![vm0, tap],
         fdb,
         workers: vec![WorkerSnapshot {
@@ -86,6 +92,7 @@ fn example() -> Snapshot {
             sleeps: 3,
             wakeups: 2,
             busy_percent: 12.34,
+            ..WorkerSnapshot::default()
         }],
     }
 }
@@ -108,7 +115,7 @@ fn json_schema_is_stable() {
     assert_eq!(json["workers"][0]["busy_percent"], 12.34);
     let keys =
         |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
-    assert_eq!(keys(&json), "fdb pid ports uptime_seconds version workers");
+    assert_eq!(keys(&json), "clock_nanoseconds fdb pid ports uptime_seconds version workers");
     assert_eq!(keys(&json["ports"][0]), "counters drops features kind mac mtu name peer queues rules state");
     assert_eq!(json["ports"][0]["rules"], serde_json::json!({}));
     assert_eq!(json["ports"][1]["rules"], serde_json::json!({"isolated": true, "vlan": 10}));
@@ -155,9 +162,9 @@ PORT    KIND        STATE    MTU  RX PACKETS  RX BYTES  TX PACKETS  TX BYTES  DR
 vm0     vhost-user  broken  1500       1.23M     1.85G           0         0     12
 uplink  tap         up      9000           0         0           0         0      0
 
-PORT  QUEUE  ROLE       SIZE  STATE
-vm0       0  receiveq    256  running
-vm0       1  transmitq   256  broken: descriptor loop
+PORT  QUEUE  ROLE       SIZE  AVAILABLE  STATE
+vm0       0  receiveq    256        200  running
+vm0       1  transmitq   256        200  broken: descriptor loop
 
 vm0: /run/ringferry/vm0.sock, 52:54:00:00:00:01
   features: CSUM MRG_RXBUF
@@ -171,6 +178,111 @@ uplink: rf0
     assert_eq!(
         example().fdb_to_text(),
         "MAC                PORT     AGE\n52:54:00:00:00:02  uplink  10 s\n52:54:00:00:00:01  vm0      5 s\n"
+    );
+}
+
+/// The example, measured.
+fn measured() -> Snapshot {
+    let mut snapshot = example();
+    let rates = |window: u64, packets: f64| Rates {
+        window,
+        seconds: window as f64,
+        counters: [
+            ("rx_packets", packets),
+            ("rx_bytes", packets * 1000.0),
+            ("rx_bursts", packets / 16.0),
+            ("kicks", 2.0),
+            ("tx_bursts", 10.0),
+            ("tx_starved", 4.0),
+            ("tx_starved_microseconds", 250_000.0),
+        ]
+        .map(|(name, rate)| (name.to_owned(), rate))
+        .into(),
+        drops: [("no-receive-buffers".to_owned(), 0.5)].into(),
+    };
+    snapshot.ports[0].rates = vec![rates(1, 387_500.0), rates(10, 48_000.0), rates(60, 8_000.0)];
+    snapshot.ports[0].pairs = vec![PairSnapshot {
+        pair: 0,
+        worker: 0,
+        counters: named([("rx_packets", 7)]),
+        rates: vec![rates(10, 3.0)],
+    }];
+    let load = |window, busy_percent| WorkerLoad {
+        window,
+        seconds: 1.0,
+        busy_percent,
+        polling_percent: 2.0,
+        sleeping_percent: 98.0 - busy_percent,
+        wakeups: 1200.0,
+        bursts: 3.0,
+        ports: [("vm0".to_owned(), 70.4), ("uplink".to_owned(), 29.6)].into(),
+    };
+    snapshot.workers[0].load = vec![load(1, 91.25), load(10, 90.0), load(60, 44.0)];
+    snapshot
+}
+
+#[test]
+fn load_and_rates_are_shown_over_three_windows() {
+    let text = measured().to_text();
+    let expected = "
+WORKER  BUSY 1 S    10 S    60 S  POLLING  ASLEEP  WAKEUPS/S  WORKS FOR
+     0    91.2 %  90.0 %  44.0 %    2.0 %   8.0 %      1.20k  vm0 70 %, uplink 30 %
+
+PORT ";
+    assert!(text.contains(expected), "{text}");
+    let expected = "
+BIT/S OF  RX 1 S  10 S   60 S  TX 1 S  10 S  60 S  RX PACKETS/S  TX PACKETS/S  DROPS/S
+vm0        3.10G  384M  64.0M       0     0     0         48.0k             0     0.50
+
+PORT ";
+    assert!(text.contains(expected), "{text}");
+}
+
+#[test]
+fn a_port_has_a_page_of_its_own() {
+    let text = measured().of_port("vm0").unwrap().page_to_text();
+    for part in [
+        "vm0: /run/ringferry/vm0.sock, 52:54:00:00:00:01\n  features: CSUM MRG_RXBUF\nvhost-user, broken, MTU 1500\n",
+        "WORKER  PAIRS  BUSY 1 S    10 S    60 S  FOR THIS PORT\n     0  0        91.2 %  90.0 %  44.0 %           70 %\n",
+        "QUEUE  ROLE       SIZE  AVAILABLE  FULL  WORKER  STATE\n    0  receiveq    256        200  78 %       0  running\n",
+        "COUNTER     TOTAL  PER SECOND 1 S   10 S   60 S\nkicks          77               2      2      2\n",
+        "rx_packets  1.23M            388k  48.0k  8.00k\n",
+        "packets received in a burst         16.0    16.0    16.0\n",
+        "time without receive buffers        25.0 %  25.0 %  25.0 %\n",
+        "bursts for which buffers ran out    40.0 %  40.0 %  40.0 %\n",
+        "no-receive-buffers: 12 dropped, per second 0.50 in the last 1 s, 0.50 in 10 s, 0.50 in 60 s\n",
+        "  What to do: Some loss is normal",
+        "\n1 MAC addresses behind it",
+    ] {
+        assert!(text.contains(part), "{part}\n---\n{text}");
+    }
+    assert!(!text.contains("uplink: rf0"));
+    let error = measured().of_port("vm9").unwrap_err();
+    assert_eq!(error, "there is no port \"vm9\"; the ports are: vm0, uplink");
+}
+
+#[test]
+fn columns_are_those_that_are_asked_for() {
+    let columns = |names: &[&str]| names.iter().map(|name| Column::of(name).unwrap()).collect::<Vec<_>>();
+    let ports = columns(&["port", "worker", "rx-bps", "batch", "starved", "posted", "waiting", "rules"]);
+    let expected = "\
+PORT    WORKER  RX BIT/S  BATCH  STARVED   POSTED  WAITING  RULES
+vm0          0      384M   16.0   25.0 %  200/256  200/256
+uplink       -         -      -        -        -        -  isolated=true vlan=10
+";
+    assert_eq!(measured().columns_to_text(&ports, None), expected);
+    let pairs = columns(&["port", "queue", "worker", "rx-packets", "rx-pps", "drops", "posted"]);
+    let expected = "\
+PORT  QUEUE  WORKER  RX PACKETS  RX PACKETS/S  DROPS   POSTED
+vm0       0       0           7             3      -  200/256
+";
+    assert_eq!(measured().columns_to_text(&pairs, Some(10)), expected);
+    let all = measured().columns_to_text(COLUMNS, Some(60));
+    assert_eq!(all.lines().count(), 2, "a row for each pair, as one of the columns is the pair");
+    let names: std::collections::BTreeSet<_> = COLUMNS.iter().map(|column| column.name).collect();
+    assert_eq!(names.len(), COLUMNS.len());
+    assert!(
+        Column::of("moon").unwrap_err().to_string().contains("the columns are: port, queue, worker, kind")
     );
 }
 

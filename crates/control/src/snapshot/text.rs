@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::{FdbEntry, PortSnapshot, Snapshot};
+use super::{FdbEntry, PortSnapshot, QueueSnapshot, Rates, Snapshot, WINDOWS, WorkerSnapshot};
 use crate::drops::DropReason;
 use crate::rules::settings;
-use crate::text::{Table, duration, short_count};
+use crate::text::{Table, duration, short_count, short_rate};
 
 impl Snapshot {
     /// A few aligned tables for a terminal: the switch, its ports, their queues, and whatever was dropped.
@@ -30,8 +30,12 @@ impl Snapshot {
                 short_count(worker.wakeups)
             );
         }
-        text.push('\n');
-        text.push_str(&self.ports_table());
+        for table in [self.load_table(), self.ports_table(), self.rates_table()] {
+            if !table.is_empty() {
+                text.push('\n');
+                text.push_str(&table);
+            }
+        }
         let queues = self.queues_table();
         if !queues.is_empty() {
             text.push('\n');
@@ -117,32 +121,120 @@ impl Snapshot {
         table.to_string()
     }
 
-    fn queues_table(&self) -> String {
-        let mut table = Table::new(&["<PORT", ">QUEUE", "<ROLE", ">SIZE", "<STATE"]);
-        for port in &self.ports {
-            for queue in &port.queues {
-                let state = match (&queue.broken, queue.started, queue.enabled) {
-                    (Some(reason), _, _) => format!("broken: {reason}"),
-                    (None, true, true) => "running".to_owned(),
-                    (None, true, false) => "disabled".to_owned(),
-                    (None, false, _) => "stopped".to_owned(),
-                };
-                table.row([
-                    port.name.clone(),
-                    queue.index.to_string(),
-                    queue.role.name().to_owned(),
-                    queue.size.to_string(),
-                    state,
-                ]);
+    /// Load of the workers now, if it is known.
+    fn load_table(&self) -> String {
+        let percent = |worker: &WorkerSnapshot, window| {
+            worker
+                .load_over(window)
+                .map_or_else(|| "-".to_owned(), |load| format!("{:.1} %", load.busy_percent))
+        };
+        let mut table = Table::new(&[
+            ">WORKER",
+            ">BUSY 1 S",
+            ">10 S",
+            ">60 S",
+            ">POLLING",
+            ">ASLEEP",
+            ">WAKEUPS/S",
+            "<WORKS FOR",
+        ]);
+        for (number, worker) in self.workers.iter().enumerate() {
+            let Some(load) = worker.load_over(10) else { continue };
+            let ports =
+                load.by_share().into_iter().take(4).map(|(port, share)| format!("{port} {share:.0} %"));
+            table.row([
+                number.to_string(),
+                percent(worker, 1),
+                percent(worker, 10),
+                percent(worker, 60),
+                format!("{:.1} %", load.polling_percent),
+                format!("{:.1} %", load.sleeping_percent),
+                short_rate(load.wakeups),
+                ports.collect::<Vec<_>>().join(", "),
+            ]);
+        }
+        if table.is_empty() { String::new() } else { table.to_string() }
+    }
+
+    /// Rates of the ports that have carried or dropped anything in the last minute.
+    fn rates_table(&self) -> String {
+        let mut table = Table::new(&[
+            "<BIT/S OF",
+            ">RX 1 S",
+            ">10 S",
+            ">60 S",
+            ">TX 1 S",
+            ">10 S",
+            ">60 S",
+            ">RX PACKETS/S",
+            ">TX PACKETS/S",
+            ">DROPS/S",
+        ]);
+        let moves =
+            |rates: &Rates| rates.counter("rx_packets") + rates.counter("tx_packets") + rates.dropped() > 0.0;
+        for port in self.ports.iter().filter(|port| port.rates.iter().any(moves)) {
+            let bits = |counter: &str| WINDOWS.map(|window| port.rate(window, |rates| rates.bits(counter)));
+            let [rx, tx] = ["rx_bytes", "tx_bytes"].map(bits);
+            let mut cells = vec![port.name.clone()];
+            cells.extend(rx.into_iter().chain(tx));
+            for counter in ["rx_packets", "tx_packets"] {
+                cells.push(port.rate(10, |rates| rates.counter(counter)));
             }
+            cells.push(port.rate(10, Rates::dropped));
+            table.row(cells);
+        }
+        if table.is_empty() { String::new() } else { table.to_string() }
+    }
+
+    fn queues_table(&self) -> String {
+        let all = || self.ports.iter().flat_map(|port| port.queues.iter().map(move |queue| (port, queue)));
+        let is_known = all().any(|(_, queue)| queue.available.is_some());
+        let mut headings = vec!["<PORT", ">QUEUE", "<ROLE", ">SIZE"];
+        headings.extend(is_known.then_some(">AVAILABLE"));
+        headings.push("<STATE");
+        let mut table = Table::new(&headings);
+        for (port, queue) in all() {
+            let mut cells = vec![
+                port.name.clone(),
+                queue.index.to_string(),
+                queue.role.name().to_owned(),
+                queue.size.to_string(),
+            ];
+            if is_known {
+                cells.push(queue.available.map_or_else(|| "-".to_owned(), |available| available.to_string()));
+            }
+            cells.push(queue.state());
+            table.row(cells);
         }
         if table.is_empty() { String::new() } else { table.to_string() }
     }
 }
 
+impl QueueSnapshot {
+    /// Whether it is served, for people.
+    pub(super) fn state(&self) -> String {
+        match (&self.broken, self.started, self.enabled) {
+            (Some(reason), _, _) => format!("broken: {reason}"),
+            (None, true, true) => "running".to_owned(),
+            (None, true, false) => "disabled".to_owned(),
+            (None, false, _) => "stopped".to_owned(),
+        }
+    }
+}
+
 impl PortSnapshot {
+    /// Its rates over this window, if they are known.
+    pub fn rates_over(&self, window: u64) -> Option<&Rates> {
+        self.rates.iter().find(|rates| rates.window == window)
+    }
+
+    /// A rate over a window for a table.
+    fn rate(&self, window: u64, of: impl Fn(&Rates) -> f64) -> String {
+        self.rates_over(window).map_or_else(|| "-".to_owned(), |rates| short_rate(of(rates)))
+    }
+
     /// What does not fit into a table: where it leads, features, and counters that are not zero.
-    fn details(&self) -> String {
+    pub(super) fn details(&self) -> String {
         let mut text = format!("{}: {}", self.name, self.peer);
         if let Some(mac) = &self.mac {
             let _ = write!(text, ", {mac}");

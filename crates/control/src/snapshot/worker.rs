@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{WorkerLoad, is_zero};
+
 /// One worker thread, counted since it started.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerSnapshot {
@@ -13,6 +15,34 @@ pub struct WorkerSnapshot {
     pub sleeps: u64,
     /// Times it was woken by an event, not by a timer.
     pub wakeups: u64,
-    /// Share of its life it was awake, 0 to 100.
+    /// Share of its life it was awake, 0 to 100. For its load now see [`load`](Self::load).
     pub busy_percent: f64,
+    /// Time of rounds that moved at least one packet, in nanoseconds.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub busy_nanoseconds: u64,
+    /// Time awake in which nothing was found, in nanoseconds.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub polling_nanoseconds: u64,
+    /// Bursts by the number of packets in them, see [`BURSTS`](Self::BURSTS).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bursts: Vec<u64>,
+    /// Busy rounds by the time they took, see [`ROUNDS`](Self::ROUNDS): so long a frame waits at most until its port is looked at.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rounds: Vec<u64>,
+    /// Its load over the last 1, 10 and 60 seconds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub load: Vec<WorkerLoad>,
+}
+
+impl WorkerSnapshot {
+    /// Packets in the bursts of each bucket of [`bursts`](Self::bursts).
+    pub const BURSTS: [&str; 6] = ["1", "2", "3-4", "5-8", "9-16", "17-32"];
+    /// Duration of the rounds of each bucket of [`rounds`](Self::rounds).
+    pub const ROUNDS: [&str; 8] =
+        ["<4us", "4-16us", "16-64us", "64-256us", "256us-1ms", "1-4ms", "4-16ms", ">16ms"];
+
+    /// Its load over this window.
+    pub fn load_over(&self, window: u64) -> Option<&WorkerLoad> {
+        self.load.iter().find(|load| load.window == window)
+    }
 }

@@ -7,4 +7,4 @@ mod table;
 mod units;
 
 pub use table::Table;
-pub use units::{bit_rate, duration, micros, scaled, short_count};
+pub use units::{bit_rate, duration, micros, scaled, short_count, short_rate};

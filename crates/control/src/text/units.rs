@@ -41,6 +41,13 @@ pub fn short_count(count: u64) -> String {
     format!("{value:.decimals$}{prefix}")
 }
 
+/// A rate with three significant digits and a prefix: `0`, `0.25`, `12.3k`.
+pub fn short_rate(rate: f64) -> String {
+    let (value, prefix) = reduce(rate);
+    let decimals = if prefix.is_empty() && value.fract() == 0.0 { 0 } else { decimals(value) };
+    format!("{value:.decimals$}{prefix}")
+}
+
 /// A number with a prefix and a unit: `9.41 Gbit/s`, `812 kpps`, `17 B`.
 pub fn scaled(value: f64, unit: &str) -> String {
     let (value, prefix) = reduce(value);
@@ -107,6 +114,7 @@ mod tests {
         ] {
             assert_eq!(scaled(value, "B"), text);
         }
+        assert_eq!([0.0, 0.25, 7.0, 12_345.0, 3.1e9].map(short_rate), ["0", "0.25", "7", "12.3k", "3.10G"]);
         assert_eq!(bit_rate(1e10), "10.0 Gbit/s");
         assert_eq!((micros(12.34), micros(1500.0)), ("12.3 µs".into(), "1.50 ms".into()));
     }

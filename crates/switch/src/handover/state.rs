@@ -15,6 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::bulk::Section;
 use crate::config::{Config, ConfigError, ConfigFile};
+use crate::counters::{PAIR_COUNTERS, WORKER_COUNTERS};
 use crate::ports::Positions;
 use crate::ports::handed::HandedPort;
 
@@ -206,7 +207,7 @@ pub(crate) struct PortNumbers {
     /// Its drops by reason.
     pub(crate) drops: BTreeMap<String, u64>,
     /// Counters of its queue pairs.
-    pub(crate) pairs: Vec<Values<7>>,
+    pub(crate) pairs: Vec<Values<PAIR_COUNTERS>>,
     /// How much of its token buckets is used, by key of the rule.
     pub(crate) buckets: BTreeMap<String, u64>,
     /// The flows that its guest sends.
@@ -218,7 +219,7 @@ pub(crate) struct PortNumbers {
 #[serde(default)]
 pub(crate) struct WorkerState {
     /// Its counters.
-    pub(crate) counters: Values<5>,
+    pub(crate) counters: Values<WORKER_COUNTERS>,
     /// Counters of its forwarding database: learned, moved, replaced, refused, aged, limited.
     pub(crate) fdb: Values<6>,
     /// Frames that wait in its shapers.
@@ -314,8 +315,8 @@ mod tests {
         let last: Final = with_more(FINAL, &["", "/entries/0", "/ports/vm0", "/workers/1"]);
         assert_eq!(format!("{last:?}"), format!("{:?}", read::<Final>(FINAL)));
         let port: PortNumbers =
-            read(r#"{ "pairs": [[1, 2, 3, 4, 5, 6, 7, 8]], "counters": { "fears": 3 } }"#);
-        assert_eq!(port.pairs, [Values([1, 2, 3, 4, 5, 6, 7])]);
+            read(r#"{ "pairs": [[1, 2, 3, 4, 5, 6, 7, 8, 9]], "counters": { "fears": 3 } }"#);
+        assert_eq!(port.pairs, [Values([1, 2, 3, 4, 5, 6, 7, 8])]);
     }
 
     #[test]
@@ -327,7 +328,7 @@ mod tests {
         assert!(last.ports["a"].owners.is_empty());
         assert_eq!(
             (last.workers[0].counters, last.workers[1].fdb),
-            (Values([0; 5]), Values([4, 0, 0, 0, 0, 0]))
+            (Values([0; WORKER_COUNTERS]), Values([4, 0, 0, 0, 0, 0]))
         );
     }
 }

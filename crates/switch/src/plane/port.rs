@@ -15,7 +15,7 @@ use ringferry_packet::vnet::{GSO_NONE, Header, Offloads};
 use ringferry_virtio_net::device::{Run, RunEnd};
 use smallvec::SmallVec;
 
-use crate::counters::DropReason;
+use crate::counters::{DropReason, STARVED_GAP};
 use crate::fdb::PortId;
 use crate::plane::capture::{Event, Offered, PortCapture};
 use crate::plane::forward::slow::SlowFrame;
@@ -96,6 +96,8 @@ pub(crate) struct Port<P> {
     pub(crate) handed: VecDeque<(usize, HandoffFrame)>,
     /// Limit on the announcements of its addresses to other workers.
     pub(crate) news: TokenBucket,
+    /// The last burst for the port that found no buffers, by the count of bursts, and when that was, in microseconds.
+    starved: Option<(u64, u64)>,
     /// Its administrator has taken its link down: no frame passes.
     pub(crate) link_down: bool,
     /// Its captures, if there are any.
@@ -130,6 +132,7 @@ impl<P: Queues> Port<P> {
             slow: VecDeque::new(),
             handed: VecDeque::new(),
             news: TokenBucket::new(NEWS),
+            starved: None,
             link_down: false,
             capture: None,
         }
@@ -270,6 +273,7 @@ impl<P: Queues> Port<P> {
         if let Receiver::Pairs { selector, .. } = &mut self.receiver {
             selector.refresh(handoff);
         }
+        self.handle.counters.tx_bursts.add(1);
         self.queues.expect(frames);
     }
 
@@ -426,7 +430,16 @@ impl<P: Queues> Port<P> {
         sitting: Sitting,
         tx: &mut TxContext<'_>,
     ) -> usize {
-        self.handle.counters.tx_software.add((sitting.from == 0).into());
+        if sitting.from == 0 {
+            let counters = &self.handle.counters;
+            counters.tx_software.add(1);
+            if frame.header.is_gso() {
+                counters.tx_segmented.add(1);
+                counters.tx_segmented_bytes.add(frame.len.into());
+            } else {
+                counters.tx_checksummed_bytes.add(frame.len.into());
+            }
+        }
         if !frame.header.is_gso() {
             let (mut scratch, mut behind_head) = (std::mem::take(tx.scratch), SmallVec::new());
             match gso::finish(burst, frame, &mut scratch, &mut behind_head) {
@@ -533,6 +546,9 @@ impl<P: Queues> Port<P> {
             Err(DropReason::TooBigAnswered) => {}
             Err(reason) => {
                 self.handle.counters.drops.add(reason, 1);
+                if reason == DropReason::NoReceiveBuffers {
+                    self.note_starved(now);
+                }
                 if matches!(
                     reason,
                     DropReason::NoReceiveBuffers | DropReason::LinkDown | DropReason::WorkerBusy
@@ -542,6 +558,24 @@ impl<P: Queues> Port<P> {
             }
         }
         Ok(())
+    }
+
+    /// Notes that a frame of the present burst has found no buffers. It counts the burst, once, and the time since the one before it, if that
+    /// has found none either.
+    #[cold]
+    fn note_starved(&mut self, now: &Now) {
+        let counters = &self.handle.counters;
+        let burst = counters.tx_bursts.get();
+        let before = self.starved.filter(|(last, _)| burst - last <= 1);
+        if before.is_some_and(|(last, _)| last == burst) {
+            return;
+        }
+        let micros = now.micros();
+        counters.tx_starved.add(1);
+        if let Some((_, since)) = before {
+            counters.tx_starved_microseconds.add(micros.saturating_sub(since).min(STARVED_GAP));
+        }
+        self.starved = Some((burst, micros));
     }
 
     /// Returns what a capture is told of a frame that was put to a queue; `None` if another worker tells.

@@ -27,6 +27,8 @@ pub struct QueueState {
     pub last_avail: u16,
     /// Next entry of the used ring that the switch writes.
     pub last_used: u16,
+    /// Entries that the driver has made available and that were not taken; `None` if that is not known.
+    pub available: Option<u16>,
     /// The reason why the ring broke; `None` while it works.
     pub broken: Option<String>,
     /// State of a Xen guest's queue and its pages; only with its transmit ring.

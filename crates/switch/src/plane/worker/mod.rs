@@ -285,6 +285,7 @@ impl<P: Queues> Worker<P> {
                 self.counters.busy_polls.add(1);
                 self.spin.found();
                 let now = Instant::now();
+                self.counters.count_round(now - before);
                 self.note_round(before, now);
                 before = now;
                 if self.worked - last.worked >= EVENTS_COST || now - last.at >= EVENTS_TIME {
@@ -308,6 +309,7 @@ impl<P: Queues> Worker<P> {
                 }
             }
             last = Look { at: Instant::now(), worked: self.worked };
+            self.counters.count_polling(last.at - before);
             self.note_round(before, last.at);
             before = last.at;
         }
@@ -627,7 +629,7 @@ impl<P: Queues> Worker<P> {
         let max = match quota {
             Quota::Packets(max) => max.min(most),
             Quota::Wait(wait) => {
-                self.pause(source, now.micros().saturating_add(wait));
+                self.pause(source, now.micros(), wait);
                 return Polled { moved: false, exhausted: true };
             }
         };
@@ -641,6 +643,8 @@ impl<P: Queues> Worker<P> {
         let mut burst = Burst::reuse(std::mem::take(&mut self.storage));
         let taken = port.queues.frames(queue, &loan, max, &mut burst);
         if taken.forward && !burst.is_empty() {
+            port.handle.counters.rx_bursts.add(1);
+            self.counters.count_burst(burst.len());
             port.note_usual(&burst);
             if let Some(selector) = port.selector() {
                 selector.learn(queue, &burst, &self.handoff, &now);
@@ -834,6 +838,7 @@ impl<P: Queues> Worker<P> {
     fn sleep(&mut self, timeout: Option<Duration>, began: Instant) -> Instant {
         self.counters.sleeps.add(1);
         let before = Instant::now();
+        self.counters.count_polling(before - began);
         self.note_round(began, before);
         let events = self.wait(timeout);
         let awake = Instant::now();

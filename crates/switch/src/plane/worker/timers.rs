@@ -128,14 +128,15 @@ impl<P: Queues> Worker<P> {
         }
     }
 
-    /// Leaves a source alone until `at`.
+    /// Leaves a source alone for `wait` microseconds from `now` on.
     #[cold]
-    pub(super) fn pause(&mut self, source: Source, at: u64) {
+    pub(super) fn pause(&mut self, source: Source, now: u64, wait: u64) {
         let Worker { ports, epoll, timers, .. } = self;
         let Some(Some(port)) = ports.get_mut(usize::from(source.port.0)) else { return };
         port.handle.counters.rx_paused.add(1);
+        port.handle.counters.rx_paused_microseconds.add(wait);
         port.queues.pause(source.queue, Watch::new(epoll, source.port));
-        timers.set(Timer::Resume(source), at);
+        timers.set(Timer::Resume(source), now.saturating_add(wait));
     }
 
     /// Polls a source again that was paused.

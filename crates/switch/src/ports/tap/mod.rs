@@ -287,6 +287,8 @@ impl PortControl for TapPort {
             counters: self.counters.by_name(),
             drops: self.counters.drops_by_name(),
             rules: rules_by_key(&config.rules),
+            pairs: Vec::new(),
+            rates: Vec::new(),
         }]
     }
 

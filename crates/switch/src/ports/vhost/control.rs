@@ -740,6 +740,8 @@ impl PortControl for VhostPort {
             counters: self.counters.by_name(),
             drops: self.counters.drops_by_name(),
             rules: rules_by_key(&config.rules),
+            pairs: Vec::new(),
+            rates: Vec::new(),
         };
         snapshot.counters.extend(self.protocol_counters().map(|(name, count)| (name.to_owned(), count)));
         let rings = self.session.iter().flat_map(Session::rings);
@@ -759,6 +761,7 @@ impl PortControl for VhostPort {
                 last_avail: live.as_ref().map_or(ring.base as u16, |live| live.last_avail),
                 last_used: live.as_ref().map_or(0, |live| live.last_used),
                 broken,
+                available: live.as_ref().and_then(|live| live.available),
                 grants: None,
             });
         }

@@ -401,6 +401,9 @@ impl Queues for VhostQueues {
                 pair.tx_bytes.add(bytes);
                 if call {
                     queue.common.ring_call(faults, port, pair);
+                } else {
+                    port.counters.calls_suppressed.add(1);
+                    pair.calls_suppressed.add(1);
                 }
             }
             if let Some(fault) = queue.queue.ring().fault() {
@@ -529,6 +532,7 @@ impl Queues for VhostQueues {
             index,
             last_avail: ring.base(),
             last_used: ring.used_index(),
+            available: Some(ring.waiting()),
             broken: ring.fault().map(|fault| fault.to_string()),
             pages: None,
         }));
@@ -604,6 +608,9 @@ impl TxQueue {
     fn complete(&mut self, faults: &mut FrontendFaults, port: &PortHandle, pair: &PairCounters) {
         if self.queue.complete() {
             self.common.ring_call(faults, port, pair);
+        } else {
+            port.counters.calls_suppressed.add(1);
+            pair.calls_suppressed.add(1);
         }
         if let Some(fault) = self.queue.ring().fault() {
             self.common.report(fault, "transmitq", faults, port);

@@ -434,6 +434,8 @@ impl PortControl for XenEntry {
             counters: PortTotals::new(1).by_name(),
             drops: PortTotals::new(1).drops_by_name(),
             rules: rules_by_key(&self.rules),
+            pairs: Vec::new(),
+            rates: Vec::new(),
         };
         let mut ports: Vec<_> =
             self.vifs.iter().map(|(id, vif)| snapshot(*id, vif, self.mtu, queues)).collect();
@@ -466,6 +468,8 @@ fn snapshot(id: VifId, vif: &Vif, mtu: u16, queues: &mut QueueStates) -> PortSna
         drops: vif.counters.drops_by_name(),
         // The rules are those of the entry.
         rules: BTreeMap::new(),
+        pairs: Vec::new(),
+        rates: Vec::new(),
     };
     let (mut done, mut waited) = (vif.past, 0);
     if let Some(served) = &vif.served {
@@ -498,6 +502,7 @@ fn snapshot(id: VifId, vif: &Vif, mtu: u16, queues: &mut QueueStates) -> PortSna
                 started: live.is_some(),
                 last_avail: live.as_ref().map_or(0, |live| live.last_avail),
                 last_used: live.as_ref().map_or(0, |live| live.last_used),
+                available: None,
                 broken: live.and_then(|live| live.broken),
                 grants: pages,
             });

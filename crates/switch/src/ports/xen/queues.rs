@@ -271,6 +271,9 @@ impl Queues for VifQueues {
                 if queue.events.notify_receive().is_err() {
                     queue.report("its event channel is gone");
                 }
+            } else if packets > 0 {
+                self.port.counters.calls_suppressed.add(1);
+                pair.calls_suppressed.add(1);
             }
             queue.check();
         }
@@ -355,6 +358,7 @@ impl Queues for VifQueues {
                 index,
                 last_avail: asked as u16,
                 last_used: answered as u16,
+                available: None,
                 broken: broken.clone(),
                 pages,
             };
@@ -436,6 +440,11 @@ impl VifQueue {
             }
             if self.events.notify_transmit().is_err() {
                 self.report("its event channel is gone");
+            }
+        } else {
+            self.port.counters.calls_suppressed.add(1);
+            if let Some(pair) = self.shared.pairs.get(usize::from(self.number)) {
+                pair.calls_suppressed.add(1);
             }
         }
         self.check();

@@ -7,11 +7,11 @@ use proptest::collection::{btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
 use ringferry_packet::ether::Mac as EtherMac;
-use ringferry_packet::vnet::{F_NEEDS_CSUM, Header, Offloads};
+use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, Header, Offloads};
 
 use super::reference::{Frame, Mac, Reference};
 use crate::config::SwitchConfig;
-use crate::counters::DropReason;
+use crate::counters::{DropReason, STARVED_GAP};
 use crate::fdb::PortId;
 use crate::plane::testing::{Bed, HeapFrame, HeapPort, Wire};
 use crate::rules::{Guard, Rules, Vid, Vlans};
@@ -148,6 +148,34 @@ fn bed(kinds: &[(Rules, bool)], workers: usize) -> (Bed, Vec<Arc<Wire>>) {
     (bed, wires)
 }
 
+/// A guest without buffers: bursts count, once each, and the time between those that follow each other.
+#[test]
+fn the_time_without_buffers_is_counted() {
+    let mut bed = Bed::new(&SwitchConfig::default(), 1);
+    let (_, from) = bed.add(&HeapPort::default());
+    let (id, to) = bed.add(&HeapPort::default());
+    let burst = |bed: &mut Bed, room, micros| {
+        to.set_room(0, room);
+        for number in 0..4 {
+            let payload = vec![0x88, 0xb5, number, 0];
+            let frame = Frame { destination: mac(2), source: mac(1), tags: Vec::new(), payload };
+            from.send(0, HeapFrame::new(Header::default(), frame.bytes()));
+        }
+        bed.run();
+        bed.advance(micros);
+        let counters = bed.totals(id).by_name();
+        ["tx_bursts", "tx_starved", "tx_starved_microseconds"].map(|name| counters[name])
+    };
+    assert_eq!(burst(&mut bed, 9, 100), [1, 0, 0]);
+    assert_eq!(burst(&mut bed, 2, 100), [2, 1, 0], "some of the burst were delivered");
+    assert_eq!(burst(&mut bed, 0, 100), [3, 2, 100]);
+    assert_eq!(burst(&mut bed, 0, 5_000_000), [4, 3, 200]);
+    assert_eq!(burst(&mut bed, 0, 100), [5, 4, 200 + STARVED_GAP], "a long pause proves little");
+    assert_eq!(burst(&mut bed, 9, 100), [6, 4, 200 + STARVED_GAP]);
+    assert_eq!(burst(&mut bed, 0, 100), [7, 5, 200 + STARVED_GAP], "it had buffers meanwhile");
+    assert_eq!(bed.totals(id).drops_by_name()["no-receive-buffers"], 2 + 4 * 4);
+}
+
 /// Runs of frames that the receiver takes as they are end and begin at frames that need software.
 #[test]
 fn frames_that_need_software_keep_their_place_among_those_that_do_not() {
@@ -175,6 +203,31 @@ fn frames_that_need_software_keep_their_place_among_those_that_do_not() {
         assert!(received.iter().map(|frame| frame.bytes[14]).eq(0..32), "{pattern:x}");
         assert_eq!(bed.totals(id).by_name()["tx_software"] - before, u64::from(pattern.count_ones()));
     }
+    let counters = bed.totals(id).by_name();
+    let finished = counters["tx_software"];
+    assert_eq!((counters["tx_segmented"], counters["tx_checksummed_bytes"]), (0, 112 * finished));
+    let mut packet = vec![0; 54 + 3000];
+    packet[..12].copy_from_slice(&[mac(2), mac(1)].concat());
+    packet[12..20].copy_from_slice(&[8, 0, 0x45, 0, 0x0b, 0xe0, 0, 0]);
+    (packet[23], packet[46]) = (6, 0x50);
+    let header = Header {
+        flags: F_NEEDS_CSUM,
+        gso_type: GSO_TCPV4,
+        hdr_len: 54,
+        gso_size: 1000,
+        csum_start: 34,
+        csum_offset: 16,
+        ..Header::default()
+    };
+    from.send(0, HeapFrame::new(header, packet));
+    bed.run();
+    let counters = bed.totals(id).by_name();
+    assert_eq!(
+        ["tx_software", "tx_segmented", "tx_segmented_bytes", "tx_checksummed_bytes"]
+            .map(|name| counters[name]),
+        [finished + 1, 1, 3054, 112 * finished]
+    );
+    assert_eq!(to.received(0).len(), 3);
 }
 
 proptest! {

@@ -122,6 +122,11 @@ fn what_a_port_sends_is_its_rate_whatever_it_sends_and_nothing_is_lost() {
         is_rate(got.1, rate, micros, len as u64);
         assert_eq!(got.0, pair.counter(0, "rx_packets"));
         assert!(pair.counter(0, "rx_paused") > 0);
+        // All of the time but that in which the burst was sent; the last wait may end later.
+        let (paused, burst) =
+            (pair.counter(0, "rx_paused_microseconds"), default_burst(rate) * SECOND / rate);
+        assert!(paused + burst >= micros * 9 / 10, "{paused} of {micros}");
+        assert!(paused <= micros * 11 / 10 + len as u64 * SECOND / rate, "{paused} of {micros}");
         assert_eq!(pair.bed.totals(PortId(0)).drops_by_name().values().sum::<u64>(), 0);
     }
 }
