@@ -86,7 +86,8 @@ pub struct Switch {
     privileges: Privileges,
     /// Names of ports that are gone and could not be opened anew.
     not_renewed: BTreeSet<String>,
-    /// A process that is about to take over.
+    /// A process that is about to take over. It is declared, and so dropped, after the ports and workers: what Xen guests have granted to this process is the
+    /// successor's to map when the connection is closed.
     predecessor: Option<Predecessor>,
     /// What another process has handed over, until that has ended.
     handed: Option<Handed>,
@@ -546,7 +547,10 @@ impl Switch {
                     microseconds,
                     "the switch ends, as another process has taken over; packets have waited for"
                 );
-                return Some(Ended::Replaced(predecessor.pid));
+                let ended = Ended::Replaced(predecessor.pid);
+                // Its connection tells the successor that nothing of this process is left, so it is closed after everything else.
+                self.predecessor = Some(predecessor);
+                return Some(ended);
             }
             Err(error) => {
                 let _ = self.epoll.remove(&predecessor);
@@ -583,8 +587,11 @@ impl Switch {
     fn outlive(&mut self) {
         let Some(handed) = self.handed.take() else { return };
         let _ = self.epoll.remove(&handed);
-        for port in &handed.late {
-            if let Err(error) = self.requests().0.plug(port) {
+        // What was removed or changed meanwhile is the configuration's business.
+        let is_open = |name: &str| self.ports.configs().any(|open| open.name == name);
+        let late = |port: &&PortConfig| handed.late.contains(&port.name) && !is_open(&port.name);
+        for port in self.config.ports.iter().filter(late).cloned().collect::<Vec<_>>() {
+            if let Err(error) = self.requests().0.plug(&port) {
                 tracing::error!(port = port.name, "it cannot be opened: {error}");
             }
         }

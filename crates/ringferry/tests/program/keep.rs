@@ -23,7 +23,11 @@ const ROUNDS: u32 = 8;
 
 /// The command that keeps a switch with these ports.
 fn keep(place: &Place, ports: &[&str]) -> Command {
-    let run = place.run(ports);
+    kept(&place.run(ports))
+}
+
+/// The command that keeps the switch that another one runs.
+pub fn kept(run: &Command) -> Command {
     let mut command = ringferry();
     command.arg("keep").args(run.get_args().skip(1));
     command
@@ -61,7 +65,7 @@ fn until_kept(switch: &Switch<'_>, what: &str, count: usize) {
 
 /// Kills the switch, and returns when the next one answers.
 #[track_caller]
-fn kill(place: &Place) {
+pub fn kill(place: &Place) {
     let before = pid(place).unwrap();
     kill_process(Pid::from_raw(before as i32).unwrap(), Signal::KILL).unwrap();
     eventually("the next switch answers", || pid(place).filter(|pid| *pid != before));

@@ -1,13 +1,14 @@
 //! Xen guests on a switch, beside guests over vhost-user: our front end, in domains that are processes.
 
 use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ringferry_control::snapshot::{GrantSnapshot, PortSnapshot, PortState};
 use ringferry_control::{self as control, Request};
 use ringferry_memory::Words;
 use ringferry_packet::ether::Mac;
-use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6};
+use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, Header};
 use ringferry_rig::domu::{BACK, DomU, Machine, Raw, nodes, small};
 use ringferry_rig::frames::{arp, frame, pattern, tcp};
 use ringferry_rig::guest::{Guest, Options, Received};
@@ -21,6 +22,9 @@ use ringferry_xen::process::ProcessDomain;
 use ringferry_xen::store::{Nodes, path};
 use ringferry_xen_net::xenbus::FrontConfig;
 use rustix::process::Signal;
+
+use crate::keep::{kept, kill};
+use crate::replace::replaced;
 
 /// The first Xen guest's domain and its port.
 const ONE: u16 = 5;
@@ -250,6 +254,127 @@ fn a_switch_that_is_restarted_takes_live_rings_over() {
     }
     let broker = &machine.broker;
     eventually("nothing is granted", || (broker.granted_pages() + broker.open_ports() == 0).then_some(()));
+    switch.stop();
+}
+
+/// Numbered frames between a Xen guest and one over vhost-user, one each way at a time.
+#[derive(Debug, Default)]
+struct Stream {
+    /// Sent by the Xen guest, and received from it.
+    there: (u32, u32),
+    /// Sent to the Xen guest, and the number after that of the last one that it has received.
+    back: (u32, u32),
+    /// Frames to the Xen guest that never came.
+    lost: u32,
+    /// Frames from the Xen guest that came once more, or never.
+    astray: (u32, u32),
+}
+
+impl Stream {
+    /// Sends a frame each way, and receives what is there: in order and unharmed.
+    fn turn(&mut self, xen: &mut DomU, vm: &mut Guest) {
+        let of = |to: Mac, from: Mac, number: u32| frame(to, from, 100, number);
+        xen.step();
+        let (to, from) = (vm.mac, xen.mac);
+        let pair = xen.pair(0);
+        pair.reclaim();
+        self.there.0 += u32::from(pair.send_frame(&Header::default(), &of(to, from, self.there.0)));
+        if pair.transmit.flush() {
+            pair.events().notify_transmit().unwrap();
+        }
+        vm.pair.reclaim();
+        self.back.0 += u32::from(vm.pair.send_frame(&Header::default(), &of(from, to, self.back.0)));
+        vm.flush();
+        vm.pump();
+        while let Some(received) = vm.take() {
+            let number = (0..self.there.0).rev().find(|number| received.frame == of(to, from, *number));
+            let number = number.expect("a frame that was sent");
+            self.astray.0 += u32::from(number < self.there.1);
+            self.astray.1 += number.saturating_sub(self.there.1);
+            self.there.1 = self.there.1.max(number + 1);
+        }
+        while let Some((_, received)) = xen.take() {
+            let mut numbers = self.back.1..self.back.0;
+            let number = numbers.find(|number| received.frame == of(from, to, *number)).expect("in order");
+            self.lost += number - self.back.1;
+            self.back.1 = number + 1;
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+
+    /// Goes on until frames get through again either way.
+    #[track_caller]
+    fn until_it_flows(&mut self, xen: &mut DomU, vm: &mut Guest) {
+        let (there, back) = (self.there.0, self.back.0);
+        eventually("frames flow both ways", || {
+            (0..20).for_each(|_| self.turn(xen, vm));
+            (self.there.1 > there && self.back.1 > back).then_some(())
+        });
+    }
+}
+
+/// What a guest has granted to one process cannot be passed to another, so the successor opens the port anew, which is late for what comes from others meanwhile. The
+/// guest's own frames wait in its ring.
+#[test]
+fn a_switch_that_is_replaced_leaves_live_rings_to_its_successor() {
+    let place = Place::new();
+    let (machine, mut switch, mut vm, mut xen) = bed(&place, "", 1, small(1));
+    let mut stream = Stream::default();
+    for _ in 0..10 {
+        stream.until_it_flows(&mut xen, &mut vm);
+        switch = replaced(&place, switch, |done| {
+            while !done() {
+                stream.turn(&mut xen, &mut vm);
+            }
+        });
+        stream.until_it_flows(&mut xen, &mut vm);
+        assert_eq!(switch.port(PORT).state, PortState::Up);
+        // It did not begin before the other process had let go.
+        for text in ["trying again", "cannot be served"] {
+            assert_eq!(switch.process.logged(text), 0, "{text}");
+        }
+    }
+    eprintln!("ten replacements: {stream:?}");
+    assert_eq!(stream.astray, (0, 0), "what the guest has sent came once");
+    assert_eq!(xen.connected, 1, "the front end did not notice");
+    xen.front.close();
+    xen.until("the end", |guest| !guest.closed.is_empty());
+    machine.assert_nothing_left();
+    switch.stop();
+}
+
+/// Nothing of the port is kept but that it is there.
+#[test]
+fn a_front_end_outlives_a_killed_switch_that_is_kept() {
+    let place = Place::new();
+    let mut machine = Machine::new(&place);
+    machine.create(DomId(ONE), 0);
+    let mut command = kept(&machine.run(&place, &["vm"], "", 1));
+    let switch = place.start(&mut command, Vec::new());
+    let mut vm = switch.plug("vm", 1, Options::default());
+    let mut xen = machine.guest(ONE, small(1));
+    xen.plug(&switch, PORT);
+    acquaint(&mut xen, &mut vm);
+    let mut stream = Stream::default();
+    for _ in 0..5 {
+        stream.until_it_flows(&mut xen, &mut vm);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                kill(&place);
+                done.store(true, Ordering::Relaxed);
+            });
+            while !done.load(Ordering::Relaxed) {
+                stream.turn(&mut xen, &mut vm);
+            }
+        });
+        stream.until_it_flows(&mut xen, &mut vm);
+    }
+    eprintln!("five kills: {stream:?}");
+    assert_eq!(xen.connected, 1, "the front end did not notice");
+    assert!(vm.connection.frontend().check().is_ok());
+    xen.front.close();
+    xen.until("the end", |guest| !guest.closed.is_empty());
     switch.stop();
 }
 

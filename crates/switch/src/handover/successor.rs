@@ -83,8 +83,8 @@ pub(crate) struct Handed {
     /// The process before.
     pub(crate) pid: u32,
     pub(crate) program: String,
-    /// Ports that can only be opened when the process before has ended.
-    pub(crate) late: Vec<PortConfig>,
+    /// Names of the ports that can only be opened when the process before has ended.
+    pub(crate) late: Vec<String>,
     privileges: Privileges,
     /// The connection to the service manager, and the time within which that wants to hear that the switch is alive.
     manager: Option<(Notifier, Option<Duration>)>,
@@ -161,7 +161,7 @@ impl Successor {
             let (count, state) = entry.map_or((0, None), |entry| (entry.descriptors, entry.state.take()));
             let descriptors = Descriptors::new(fds.by_ref().take(count));
             match (&port.kind, state) {
-                (PortKind::XenVif(_), _) => late.push(port.clone()),
+                (PortKind::XenVif(_), _) => late.push(port.name.clone()),
                 (_, Some(state)) => plugs.push((port.clone(), adopt(port, state, descriptors, &privileges)?)),
                 (_, None) => return Err(missing()),
             }
