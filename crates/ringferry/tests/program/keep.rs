@@ -34,7 +34,7 @@ pub fn kept(run: &Command) -> Command {
 }
 
 /// The number of the switch's own process.
-fn pid(place: &Place) -> Option<u32> {
+pub fn pid(place: &Place) -> Option<u32> {
     match control::call(&place.control(), &Request::Show) {
         Ok(Answer::Show(snapshot)) => Some(snapshot.pid),
         _ => None,
@@ -48,7 +48,7 @@ fn start<'a>(place: &'a Place, ports: &[&str]) -> Switch<'a> {
 
 /// Waits until a state is kept that says this so often. It is stored a moment after it has changed.
 #[track_caller]
-fn until_kept(switch: &Switch<'_>, what: &str, count: usize) {
+pub fn until_kept(switch: &Switch<'_>, what: &str, count: usize) {
     let folder = format!("/proc/{}/fd", switch.process.pid());
     // Of a state that is closed between two looks nothing is known.
     let is_kept = |path: &std::path::Path| {
@@ -73,7 +73,7 @@ pub fn kill(place: &Place) {
 
 /// Sends a frame of its own and receives whatever is still on its way until it has come. What a switch had in its hands when it was killed is lost.
 #[track_caller]
-fn flush_out(from: &mut Guest, to: &mut Guest, number: u32) {
+pub fn flush_out(from: &mut Guest, to: &mut Guest, number: u32) {
     let last = frame(to.mac, from.mac, 300, number);
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -214,6 +214,7 @@ fn descriptors_of_half_a_message_are_not_kept() {
         [("a", 1), ("b", 2)].map(|(port, number)| switch.plug(port, number, Options::default()));
     acquaint(&mut [&mut a, &mut b]);
     let hostile = switch.connect("c");
+    hostile.set_timeout(Some(PATIENCE)).unwrap();
     let strange = SharedMem::new("strange", 4096).unwrap();
     until_kept(&switch, "\"name\":\"c\"", 1);
     assert_eq!(hostile.send(&[1], &[strange.fd()]).unwrap(), 1);
