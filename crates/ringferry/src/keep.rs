@@ -20,6 +20,8 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, kill_process, pidfd_open};
 
+use crate::run::ORPHANED;
+
 /// Most descriptors that are kept.
 const MOST: usize = 8192;
 
@@ -201,7 +203,8 @@ impl Keeper {
             }
             if ended {
                 let ours = pid == Pid::from_child(&child);
-                if let Some(successor) = self.successor.take() {
+                // One that has named itself has gone on after all.
+                if let Some(successor) = self.successor.take().filter(|successor| *successor != pid) {
                     // The one that it has named goes on, which need not be a child of this process.
                     if ours {
                         child.wait()?;
@@ -209,7 +212,12 @@ impl Keeper {
                     pid = successor;
                     match pidfd_open(pid, PidfdFlags::empty()) {
                         Ok(found) => process = found,
+                        Err(_) if self.stopping => return Ok(End::Orderly),
                         Err(_) => return Ok(End::Killed("before it could be watched".to_owned())),
+                    }
+                    // The one before has ended without having heard it.
+                    if self.stopping {
+                        let _ = kill_process(pid, Signal::TERM);
                     }
                     continue;
                 }
@@ -217,7 +225,11 @@ impl Keeper {
                 return Ok(match status {
                     _ if self.stopping => End::Orderly,
                     Some(status) if status.success() => End::Orderly,
-                    Some(status) if status.signal().is_none() => End::Failed(status),
+                    Some(status)
+                        if status.signal().is_none() && status.code() != Some(i32::from(ORPHANED)) =>
+                    {
+                        End::Failed(status)
+                    }
                     Some(status) => End::Killed(status.to_string()),
                     None => End::Killed("without a word".to_owned()),
                 });

@@ -106,7 +106,9 @@ fn main() -> ExitCode {
     };
     let code = match &cli.command {
         Command::Demo(args) => demo::run(args).map_or_else(|error| failed(&error, error.exit_code()), ok),
-        Command::Run(args) => run::run(args, limited).map_or_else(|error| failed(&error, 1), ok),
+        Command::Run(args) => {
+            run::run(args, limited).map_or_else(|error| failed(&error, error.exit_code()), ok)
+        }
         Command::Keep(args) => keep::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Kept { arguments } => failed(&keep::become_run(arguments), 1),
         Command::Capture(args) => capture::run(args).map_or_else(|error| failed(&error, 1), ok),

@@ -21,6 +21,9 @@ mod replace;
 /// eventfds for each of up to 32 rings.
 const OPEN_FILES: u64 = 65536;
 
+/// The exit status of a switch that is to be started anew, as nobody has its ports: EX_TEMPFAIL of sysexits(3).
+pub const ORPHANED: u8 = 75;
+
 /// A reason why the switch ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -35,6 +38,11 @@ pub enum Error {
     /// Another switch was to be replaced, and goes on.
     #[error(transparent)]
     Succession(#[from] SuccessionError),
+    /// It was replaced by a process that was killed at once. The program ends with [`ORPHANED`].
+    #[error(
+        "the process that has taken over was killed before it ran, so nobody serves the ports: start the switch anew"
+    )]
+    Orphaned,
     /// The process in the background has ended, and has said why.
     #[error("no switch was replaced; the reason is above")]
     Background,
@@ -43,6 +51,13 @@ pub enum Error {
     /// The system has no descriptors left.
     #[error("cannot start: {0}")]
     Os(#[from] io::Error),
+}
+
+impl Error {
+    /// Returns the exit status of the program.
+    pub fn exit_code(&self) -> u8 {
+        if matches!(self, Error::Orphaned) { ORPHANED } else { 1 }
+    }
 }
 
 /// Runs the switch until SIGTERM or SIGINT. `limited` bounds the rate of its log lines.
@@ -147,11 +162,14 @@ impl Process {
         say_ready(ready);
         switch.set_manager(Manager::new(self.manager, systemd::watchdog_interval()));
         let ended = switch.run(&self.signals)?;
-        if let Ended::Replaced(_) = ended {
-            // The files of its sockets are the other process's now.
+        if let Ended::Replaced(_) | Ended::Orphaned = ended {
+            // The files of its sockets are the other process's now, or the next one's.
             self.privileges.0 = None;
         }
-        Ok(())
+        match ended {
+            Ended::Orphaned => Err(Error::Orphaned),
+            Ended::Replaced(_) | Ended::Stopped => Ok(()),
+        }
     }
 }
 

@@ -111,6 +111,11 @@ impl Manager {
         let _ = pid.map(|pid| self.notifier.main_pid(pid));
     }
 
+    /// Tells the manager that this process is the service's main one, after another one has said that it is.
+    pub(crate) fn main_again(&self) {
+        let _ = self.notifier.main_pid(std::process::id());
+    }
+
     /// Tells the manager that the switch begins to end.
     pub(crate) fn stopping(&self) {
         let _ = self.notifier.stopping();

@@ -106,8 +106,10 @@ pub struct Switch {
 pub enum Ended {
     /// A signal has asked for it.
     Stopped,
-    /// Another process has taken over everything: its number, if it is known.
+    /// Another process has taken over everything: its number, if it is of an earlier version, which does not tell the service manager itself.
     Replaced(Option<u32>),
+    /// Another process has taken over everything, and ended before it said so. Nobody serves the ports any more.
+    Orphaned,
 }
 
 /// Epoll tokens; the ports' begin with [`FIRST_TOKEN`].
@@ -371,6 +373,8 @@ impl Switch {
         let result = self.serve(signals);
         match result {
             Ok(Ended::Replaced(pid)) => self.manager.replaced_by(pid),
+            // The successor has said that it is the main process. The end of this one is a failure of the service, after which that is started anew.
+            Ok(Ended::Orphaned) => self.manager.main_again(),
             _ => self.manager.stopping(),
         }
         result
@@ -526,7 +530,7 @@ impl Switch {
             control: control.as_fd(),
             started: self.started,
             manager: &self.manager,
-            keeps: self.keeper.is_some(),
+            keeper: self.keeper.as_ref(),
             links: &self.links,
             mirrors: &self.mirrors,
         };
@@ -539,15 +543,26 @@ impl Switch {
                     "the other process is of this very program, and does not take over"
                 );
             }
-            Ok(Outcome::Replaced(stood)) => {
+            Ok(Outcome::Orphaned) => {
                 self.control.listener().let_go();
+                // What is kept is for the next process.
+                self.keeper = None;
+                self.predecessor = Some(predecessor);
+                return Some(Ended::Orphaned);
+            }
+            Ok(Outcome::Replaced { stood, said }) => {
+                self.control.listener().let_go();
+                // One of an earlier version begins anew with what is kept, and leaves it to this process to say who follows.
+                if said.is_some_and(|said| said.keeps) {
+                    self.keeper = None;
+                }
                 let (pid, microseconds) = (predecessor.pid, stood.as_micros() as u64);
                 tracing::info!(
                     pid,
                     microseconds,
                     "the switch ends, as another process has taken over; packets have waited for"
                 );
-                let ended = Ended::Replaced(predecessor.pid);
+                let ended = Ended::Replaced(if said.is_none() { pid } else { None });
                 // Its connection tells the successor that nothing of this process is left, so it is closed after everything else.
                 self.predecessor = Some(predecessor);
                 return Some(ended);
@@ -568,9 +583,10 @@ impl Switch {
     /// # Errors
     /// See [`SuccessionError`]: that process goes on.
     pub fn take_over(&mut self) -> Result<(), SuccessionError> {
-        let Switch { config, ports, workers, control, epoll, handed, links, mirrors, .. } = self;
+        let Switch { config, ports, workers, control, epoll, handed, links, mirrors, keeper, .. } = self;
         let Some(handed) = handed else { return Ok(()) };
-        let mut parts = successor::Parts { config, ports, workers, control, epoll, links, mirrors };
+        let keeper = keeper.as_mut();
+        let mut parts = successor::Parts { config, ports, workers, control, epoll, links, mirrors, keeper };
         handed.take_over(&mut parts)?;
         if let Some((notifier, watchdog)) = handed.manager() {
             self.manager = Manager::new(notifier, watchdog);

@@ -8,6 +8,7 @@
 //! | [`lifecycle`] | coming and going: reconnects, restarts, signals, memory and ring changes, inherited sockets |
 //! | [`replace`] | a running switch that another process replaces, and what goes along |
 //! | [`replace_killed`] | either of the two processes is killed at any moment of that |
+//! | [`replace_steps`] | a test stands between the two: kills at each step, and programs of other versions |
 //! | [`restart`] | a switch killed under load, with every kind of ring |
 //! | [`workers`] | queue pairs of one guest on several threads |
 //! | [`migration`] | live migration: what is written to a guest is in the dirty log |
@@ -46,6 +47,7 @@ mod ports;
 mod reload_faults;
 mod replace;
 mod replace_killed;
+mod replace_steps;
 mod restart;
 mod rules;
 mod rules_kernel;

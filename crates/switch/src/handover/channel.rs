@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use ringferry_memory::SharedMem;
 use ringferry_sys::socket::{MAX_FDS, Stream};
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 /// The first bytes of every message: "RFHO".
 const MAGIC: u32 = u32::from_be_bytes(*b"RFHO");
@@ -81,6 +82,15 @@ impl Channel {
     /// None that a caller can cause.
     pub(crate) fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         self.0.set_timeout(Some(timeout.max(Duration::from_millis(1))))
+    }
+
+    /// Returns true if the other end has ended, at a moment at which it has nothing to say.
+    ///
+    /// # Errors
+    /// None that a caller can cause.
+    pub(crate) fn is_over(&self) -> io::Result<bool> {
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        Ok(rustix::event::poll(&mut fds, Some(&Timespec::default()))? > 0)
     }
 
     /// Sends a message.

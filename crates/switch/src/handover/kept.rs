@@ -12,7 +12,7 @@
 //!
 //! **Names.** A descriptor is `rf-N`, with a number that is never used again; the state, a memfd with JSON that refers to these numbers, is
 //! `rf-state-N`, the highest of which counts. A new state is stored before the old one is removed, and the descriptors that it needs before it, so a
-//! complete state is kept at any moment. A manager keeps each open file once, under its first name: so each is [known](Identity) here by
+//! complete state is kept at any moment, also while one process replaces another, which goes on with the names that there are ([`Inventory`]). A manager keeps each open file once, under its first name: so each is [known](Identity) here by
 //! what tells open files apart, and keeps its number.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -112,7 +112,7 @@ struct Entry {
 }
 
 /// What tells an open file from all others.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 enum Identity {
     /// Device and inode of a socket or a memfd.
     File(u64, u64),
@@ -410,7 +410,7 @@ impl Keeper {
         Ok(number)
     }
 
-    /// Has the manager forget everything: this process ends as it should, or another one keeps its own.
+    /// Has the manager forget everything: this process ends as it should, or one of an earlier version follows, which keeps its own.
     pub(crate) fn clear(&mut self) {
         let names = self.numbers.values().map(|number| format!("{PREFIX}{number}"));
         for name in names.chain(self.state.take()).collect::<Vec<_>>() {
@@ -419,6 +419,28 @@ impl Keeper {
         self.numbers.clear();
         self.entries.clear();
         (self.setup, self.stale) = (None, true);
+    }
+}
+
+/// What a manager keeps, for the process that takes over: it keeps the same files under the same names, so that a complete state is kept meanwhile.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Inventory {
+    numbers: Vec<(Identity, u64)>,
+    state: Option<String>,
+    highest: u64,
+}
+
+impl Keeper {
+    /// Says what is kept.
+    pub(crate) fn inventory(&self) -> Inventory {
+        let numbers = self.numbers.iter().map(|(identity, number)| (identity.clone(), *number));
+        Inventory { numbers: numbers.collect(), state: self.state.clone(), highest: self.next }
+    }
+
+    /// Goes on where the process has stopped whose ports these were.
+    pub(crate) fn adopt(&mut self, Inventory { numbers, state, highest }: Inventory) {
+        self.numbers = numbers.into_iter().collect();
+        (self.state, self.next, self.stale) = (state, highest, true);
     }
 }
 

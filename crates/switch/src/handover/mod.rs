@@ -15,7 +15,11 @@
 //!
 //! **The baton** is an eventfd with a count of one, which both have. Whoever reads it owns the ports from then on. The successor reads it before it
 //! touches any ring or queue; the predecessor when the successor has ended, or has said nothing for [`PATIENCE`]: then it goes on where it stood. So there
-//! is no moment in which both own them, or neither does, whoever is killed and whenever.
+//! is no moment in which both own them, whoever is killed and whenever. Neither does if the successor is killed between the baton and `Running`: nobody knows
+//! then where rings stand, so the predecessor ends, too, as if the switch had been killed ([`Outcome::Orphaned`]).
+//!
+//! **The service manager** follows the process that owns the ports. The successor tells it so before it reads the baton, the predecessor if it goes on after all.
+//! What the manager keeps stays where it is, and the successor goes on with it ([`kept`]): a complete state is kept at any moment.
 //!
 //! A message of a front end between 2 and 3 makes the draft of its port out of date, and the port's whole state is sent again. A change of the
 //! configuration meanwhile ends the attempt.

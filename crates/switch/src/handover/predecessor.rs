@@ -5,7 +5,7 @@
 //! still; when that call returns, either the successor has everything ([`Outcome::Replaced`]) or all goes on here.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -14,9 +14,10 @@ use ringferry_sys::socket::Stream;
 use serde::Serialize;
 
 use super::bulk::Writer;
-use super::channel::{Channel, Kind};
+use super::channel::{Channel, Kind, Message};
+use super::kept::Keeper;
 use super::state::{
-    Draft, EntryState, Executable, FORMAT, Final, Hello, InForce, PortNumbers, UNDERSTOOD, Values,
+    Draft, EntryState, Executable, FORMAT, Final, Hello, InForce, PortNumbers, Running, UNDERSTOOD, Values,
     WorkerState,
 };
 use super::{PATIENCE, QUIET};
@@ -37,8 +38,15 @@ pub(crate) enum Outcome {
     Pending,
     /// The successor has asked who runs, and leaves it at that.
     Declined,
-    /// The successor has everything. This process must touch nothing any more. Packets have waited for so long.
-    Replaced(Duration),
+    /// The successor has everything. This process must touch nothing any more.
+    Replaced {
+        /// Packets have waited for so long.
+        stood: Duration,
+        /// What the successor has said; `None` if it is of an earlier version, or says nothing.
+        said: Option<Running>,
+    },
+    /// The successor has ended after it had taken the baton, so nobody knows where the rings stand: this is as if the switch had been killed.
+    Orphaned,
 }
 
 /// The parts of the switch that are handed over.
@@ -50,8 +58,8 @@ pub(crate) struct Parts<'s> {
     pub(crate) control: BorrowedFd<'s>,
     pub(crate) started: Instant,
     pub(crate) manager: &'s Manager,
-    /// The service manager keeps the state.
-    pub(crate) keeps: bool,
+    /// Has the service manager keep the state.
+    pub(crate) keeper: Option<&'s Keeper>,
     pub(crate) links: &'s Links,
     pub(crate) mirrors: &'s Mirrors,
 }
@@ -99,7 +107,7 @@ impl Predecessor {
             Kind::Draft => self.draft(parts)?,
             Kind::Final => return self.hand_over(parts),
             Kind::Refused => return Ok(Outcome::Declined),
-            Kind::Running => return Err(io::ErrorKind::InvalidData.into()),
+            Kind::Running => return Err(ErrorKind::InvalidData.into()),
         }
         Ok(Outcome::Pending)
     }
@@ -147,7 +155,7 @@ impl Predecessor {
         let mut bulk = Writer::default();
         let addresses = bulk.addresses(latest(all_addresses(parts.workers)));
         let numbers = parts.ports.interfaces().map(|port| (port.name.to_owned(), port.id.0)).collect();
-        let (manager, keeps) = (parts.manager.connection().is_some(), parts.keeps);
+        let (manager, keeps) = (parts.manager.connection().is_some(), parts.keeper.is_some());
         let fds: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         self.answer(
             Kind::Draft,
@@ -161,7 +169,7 @@ impl Predecessor {
 
     /// Stands still, sends what is left to say, and waits until the successor runs.
     fn hand_over(&mut self, parts: &mut Parts<'_>) -> io::Result<Outcome> {
-        let Some(drafted) = self.drafted.take() else { return Err(io::ErrorKind::InvalidData.into()) };
+        let Some(drafted) = self.drafted.take() else { return Err(ErrorKind::InvalidData.into()) };
         if drafted.config != parts.config.dump() {
             return Err(self.refuse("the configuration has changed meanwhile: try again"));
         }
@@ -174,30 +182,46 @@ impl Predecessor {
             .suspend()
             .map_err(|why| self.refuse(format!("{why}: try again")))
             .and_then(|positions| self.send_final(parts, &drafted, positions));
-        let taken = sent.is_ok() && self.is_taken(&drafted.baton, since);
-        if taken {
+        let taken = if sent.is_ok() { self.is_taken(&drafted.baton, since) } else { None };
+        if let Some(outcome) = taken {
             parts.ports.let_go();
-            return Ok(Outcome::Replaced(since.elapsed()));
+            return Ok(outcome);
         }
         parts.ports.resume();
         parts.workers.unpause();
         let stood = since.elapsed().as_micros();
+        // The successor may have said that it is.
+        parts.manager.main_again();
         sent?;
         Err(io::Error::other(format!(
             "the successor did not take over in time; packets have waited for {stood} microseconds"
         )))
     }
 
-    /// Waits until the successor runs, or takes the baton back.
-    fn is_taken(&self, baton: &EventFd, since: Instant) -> bool {
-        let left = PATIENCE.saturating_sub(since.elapsed()).max(Duration::from_millis(1));
-        let _ = self.channel.set_timeout(left);
-        let said = self.channel.receive();
-        if said.is_ok_and(|message| message.kind == Kind::Running) {
-            return true;
+    /// Waits until the successor runs, or takes the baton back: then there is no outcome.
+    fn is_taken(&self, baton: &EventFd, since: Instant) -> Option<Outcome> {
+        let _ = self.channel.set_timeout(PATIENCE.saturating_sub(since.elapsed()));
+        let replaced = |message: Message| Outcome::Replaced {
+            stood: since.elapsed(),
+            said: serde_json::from_slice(&message.text).ok(),
+        };
+        let is_running = |message: &Message| message.kind == Kind::Running;
+        if let Some(message) = self.channel.receive().ok().filter(is_running) {
+            return Some(replaced(message));
         }
         // It has ended, says nothing or something else. If it does not have the baton by now, it never will.
-        !baton.drain().unwrap_or(false)
+        if baton.drain().unwrap_or(false) {
+            return None;
+        }
+        let _ = self.channel.set_timeout(QUIET);
+        match self.channel.receive() {
+            Ok(message) => Some(replaced(message)),
+            Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => {
+                Some(Outcome::Orphaned)
+            }
+            // It lives, and has everything.
+            Err(_) => Some(Outcome::Replaced { stood: since.elapsed(), said: None }),
+        }
     }
 
     fn send_final(
@@ -227,7 +251,8 @@ impl Predecessor {
         let workers = workers(parts.workers, &held, &mut bulk);
         let fds: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         let (links_down, mirrors) = (parts.links.down(), parts.mirrors.list().mirrors);
-        let state = Final { entries, ports, addresses, workers, links_down, mirrors };
+        let kept = parts.keeper.map(Keeper::inventory);
+        let state = Final { entries, ports, addresses, workers, links_down, mirrors, kept };
         self.answer(Kind::Final, &state, &bulk.into_inner(), &fds)
     }
 }

@@ -14,6 +14,7 @@ use ringferry_control::mirror::Mirror;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::bulk::Section;
+use super::kept::Inventory;
 use crate::config::{Config, ConfigError, ConfigFile};
 use crate::counters::{PAIR_COUNTERS, WORKER_COUNTERS};
 use crate::ports::Positions;
@@ -168,6 +169,17 @@ pub(crate) struct Final {
     /// Mirrors of ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) mirrors: Vec<Mirror>,
+    /// What the service manager keeps. A successor that goes on with that [says so](Running::keeps); what another one keeps has other names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) kept: Option<Inventory>,
+}
+
+/// What a successor says when it has taken over. One of an earlier version says nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Running {
+    /// It goes on with what the service manager keeps, which is not to be removed.
+    pub(crate) keeps: bool,
 }
 
 /// Counters in an order that stays as it is. Further ones can be added at the end: a reader passes over those that it does not know, and takes those

@@ -17,7 +17,8 @@ use serde::de::DeserializeOwned;
 
 use super::bulk::{Ports, Reader};
 use super::channel::{Channel, Kind, Message};
-use super::state::{Draft, Executable, FORMAT, Final, Hello, PortNumbers, UNDERSTOOD};
+use super::kept::Keeper;
+use super::state::{Draft, Executable, FORMAT, Final, Hello, PortNumbers, Running, UNDERSTOOD};
 use super::{PATIENCE, QUIET};
 use crate::StartError;
 use crate::config::{Config, ConfigError, PortConfig, PortKind};
@@ -224,6 +225,7 @@ pub(crate) struct Parts<'s> {
     pub(crate) epoll: &'s ringferry_sys::epoll::Epoll,
     pub(crate) links: &'s mut Links,
     pub(crate) mirrors: &'s mut Mirrors,
+    pub(crate) keeper: Option<&'s mut Keeper>,
 }
 
 impl Handed {
@@ -242,6 +244,21 @@ impl Handed {
     /// Takes the connection to the service manager, with the time within which that wants to hear that the switch is alive.
     pub(crate) fn manager(&mut self) -> Option<(Notifier, Option<Duration>)> {
         self.manager.take()
+    }
+
+    /// Tells the service manager that this process follows the one before, which may be killed from now on. A manager that has found that one dead already has
+    /// another process follow, which is not to find this one there: it hears this first, or that one's death is known here.
+    fn follow(&self) -> io::Result<()> {
+        let Some((manager, _)) = &self.manager else { return Ok(()) };
+        // A manager that has gone has nobody follow.
+        let _ = manager.main_pid(std::process::id());
+        if self.channel.is_over()? {
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "that process was killed, and its manager starts another one",
+            ));
+        }
+        Ok(())
     }
 
     /// Has the switch that runs stand still, and takes over all that it had.
@@ -282,6 +299,7 @@ impl Handed {
             parts.workers.carry(number, Carried { addresses: addresses.clone(), stats, waiting });
         }
         parts.mirrors.take_over(&state.mirrors, parts.ports, parts.workers);
+        self.follow()?;
         if !self.baton.drain()? {
             return Err(SuccessionError::Late);
         }
@@ -296,7 +314,13 @@ impl Handed {
         parts.links.follow(parts.ports, parts.workers);
         parts.workers.unpause();
         // The process before finds out that it has lost the baton, if this does not reach it.
-        let _ = self.channel.send(Kind::Running, &[], &[], &[]);
+        let mut running = Running::default();
+        if let (Some(keeper), Some(kept)) = (&mut parts.keeper, state.kept) {
+            keeper.adopt(kept);
+            running.keeps = true;
+        }
+        let text = serde_json::to_vec(&running).unwrap_or_default();
+        let _ = self.channel.send(Kind::Running, &text, &[], &[]);
         Ok(())
     }
 }
