@@ -184,7 +184,7 @@ impl OpenSwitch {
             mut handed,
             recovered,
             links_and_mirrors: (links_down, mirrored),
-            mut keeper,
+            keeper,
             count,
             privileges,
             ..
@@ -216,8 +216,8 @@ impl OpenSwitch {
         links.follow(&mut ports, &workers);
         mirrors.take_over(&mirrored, &ports, &workers);
         recovered.iter().for_each(|port| ports.recover(port));
-        if let Some(keeper) = &mut keeper {
-            ports.set_marks(keeper.old_marks(&ports)?);
+        if let Some(keeper) = &keeper {
+            ports.set_marks(keeper.marks(&ports)?);
         }
         if !recovered.is_empty() {
             workers.unpause();

@@ -165,8 +165,8 @@ pub struct Keeper {
     state: Option<String>,
     /// That state is an earlier process's.
     stale: bool,
-    /// The marks in it, until they are taken.
-    marks: Option<OldMarks>,
+    /// Where its marks are.
+    places: Option<Places>,
     /// When to look again, as something has changed.
     due: Option<Instant>,
     /// Nothing is stored before.
@@ -180,7 +180,7 @@ pub struct Keeper {
 impl Keeper {
     /// Keeps the state of a switch whose control socket is `control` with the manager at the other end of `manager`, which has `known` of an earlier process.
     pub fn new(manager: Notifier, control: &Path, known: Known) -> Keeper {
-        let Known { numbers, state, superfluous, highest, marks } = known;
+        let Known { numbers, state, superfluous, highest, places } = known;
         // Nobody is to wait for the manager.
         let _ = manager.set_nonblocking();
         for name in superfluous {
@@ -196,7 +196,7 @@ impl Keeper {
             next: highest,
             state,
             stale: true,
-            marks,
+            places,
             due: None,
             rested: Instant::now(),
             left_out: Vec::new(),
@@ -204,20 +204,19 @@ impl Keeper {
         }
     }
 
-    /// Returns the marks in the state that is kept until this process has stored its own. Those that are set stay.
+    /// Returns the marks in the state that another process has stored, which counts until this one has stored its own. Those that are set stay.
     ///
     /// # Errors
     /// The system has no memory left.
-    pub(crate) fn old_marks(&mut self, ports: &PortTable) -> io::Result<Marks> {
-        let Some((file, places)) = self.marks.take() else { return Ok(Marks::default()) };
+    pub(crate) fn marks(&self, ports: &PortTable) -> io::Result<Marks> {
+        let Some((file, places)) = &self.places else { return Ok(Marks::default()) };
         let spec = RegionSpec { guest_addr: 0, size: file.metadata()?.len(), user_addr: 0, mmap_offset: 0 };
         let words = Counters::new(Region::map(file.as_fd(), spec).map_err(io::Error::other)?);
         let generations: BTreeMap<_, _> =
             ports.handed().map(|(name, generation, _)| (name, generation)).collect();
-        let unmarked =
-            places.into_iter().filter(|(_, place)| *place < words.len() && words.load(*place) == 0);
+        let unmarked = places.iter().filter(|(_, place)| *place < words.len() && words.load(*place) == 0);
         let stored: Vec<_> =
-            unmarked.filter_map(|(name, place)| Some((*generations.get(&name)?, place))).collect();
+            unmarked.filter_map(|(name, place)| Some((*generations.get(name)?, *place))).collect();
         Ok(Marks::new(words, stored))
     }
 
@@ -321,11 +320,14 @@ impl Keeper {
         file.write_all_at(&(text.len() as u64).to_le_bytes(), 0)?;
         file.write_all_at(&text, TEXT as u64)?;
         let words = Counters::new(memory.map_at(0).map_err(io::Error::other)?);
-        let stored = entries.values().filter(|(_, entry)| entry.is_some());
-        let marks = Marks::new(words, stored.map(|(generation, _)| *generation).zip(first..));
+        let stored = entries.iter().filter(|(_, (_, entry))| entry.is_some()).zip(first..);
+        let marks =
+            Marks::new(words, stored.clone().map(|((_, (generation, _)), place)| (*generation, place)));
+        let places = stored.map(|((name, _), place)| (name.clone(), place)).collect();
         let name = format!("{STATE}{}", self.take_number());
         self.manager.store(&name, memory.fd())?;
         parts.ports.set_marks(marks);
+        self.places = Some((file, places));
         self.stale = false;
         if let Some(old) = self.state.replace(name) {
             self.manager.forget(&old)?;
@@ -428,19 +430,26 @@ pub(crate) struct Inventory {
     numbers: Vec<(Identity, u64)>,
     state: Option<String>,
     highest: u64,
+    /// Places of the [marks](Marks) in the memory of the state, which goes along.
+    #[serde(default)]
+    places: Vec<(String, usize)>,
 }
 
 impl Keeper {
-    /// Says what is kept.
-    pub(crate) fn inventory(&self) -> Inventory {
-        let numbers = self.numbers.iter().map(|(identity, number)| (identity.clone(), *number));
-        Inventory { numbers: numbers.collect(), state: self.state.clone(), highest: self.next }
+    /// Says what is kept, and returns the memory of the state.
+    pub(crate) fn inventory(&self) -> (Inventory, Option<&File>) {
+        let numbers = self.numbers.iter().map(|(identity, number)| (identity.clone(), *number)).collect();
+        let (memory, places) = self.places.as_ref().map(|(file, places)| (file, places.clone())).unzip();
+        let places = places.unwrap_or_default();
+        (Inventory { numbers, state: self.state.clone(), highest: self.next, places }, memory)
     }
 
     /// Goes on where the process has stopped whose ports these were.
-    pub(crate) fn adopt(&mut self, Inventory { numbers, state, highest }: Inventory) {
+    pub(crate) fn adopt(&mut self, inventory: Inventory, memory: Option<OwnedFd>) {
+        let Inventory { numbers, state, highest, places } = inventory;
         self.numbers = numbers.into_iter().collect();
         (self.state, self.next, self.stale) = (state, highest, true);
+        self.places = memory.map(|memory| (File::from(memory), places));
     }
 }
 
@@ -473,11 +482,11 @@ pub struct Known {
     superfluous: Vec<String>,
     /// The highest number.
     highest: u64,
-    marks: Option<OldMarks>,
+    places: Option<Places>,
 }
 
-/// The memory of a state that another process has stored, and the place of the mark of each of its entries.
-type OldMarks = (File, Vec<(String, usize)>);
+/// The memory of a state, and the place of the mark of each of its entries.
+type Places = (File, Vec<(String, usize)>);
 
 impl Kept {
     /// Takes what is kept out of the descriptors that this process has inherited. A state that is incomplete, or of another form, counts for nothing.
@@ -535,7 +544,7 @@ impl Kept {
                 ),
             }
         }
-        self.known.marks = Some((memory, places));
+        self.known.places = Some((memory, places));
         self.control = copy(&state.listener).map(|fd| (state.control, fd));
         self.setup = Some(state.setup);
         let places = self.entries.values().flat_map(|(entry, _)| {

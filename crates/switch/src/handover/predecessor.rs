@@ -249,9 +249,10 @@ impl Predecessor {
         let addresses = bulk.addresses(latest(held.iter().flat_map(|held| held.addresses.iter().copied())));
         let ports = ports(parts, &mut bulk);
         let workers = workers(parts.workers, &held, &mut bulk);
-        let fds: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        let mut fds: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         let (links_down, mirrors) = (parts.links.down(), parts.mirrors.list().mirrors);
-        let kept = parts.keeper.map(Keeper::inventory);
+        let (kept, memory) = parts.keeper.map(Keeper::inventory).unzip();
+        fds.extend(memory.flatten().map(AsFd::as_fd));
         let state = Final { entries, ports, addresses, workers, links_down, mirrors, kept };
         self.answer(Kind::Final, &state, &bulk.into_inner(), &fds)
     }

@@ -316,7 +316,9 @@ impl Handed {
         // The process before finds out that it has lost the baton, if this does not reach it.
         let mut running = Running::default();
         if let (Some(keeper), Some(kept)) = (&mut parts.keeper, state.kept) {
-            keeper.adopt(kept);
+            keeper.adopt(kept, fds.next());
+            // Without marks a front end may wait in vain if this process is killed before it has stored its own state.
+            parts.ports.set_marks(keeper.marks(parts.ports).unwrap_or_default());
             running.keeps = true;
         }
         let text = serde_json::to_vec(&running).unwrap_or_default();
