@@ -13,6 +13,10 @@ use crate::plane::policy::shaper::Delayed;
 use crate::plane::queues::{FrameCost, Queues, Source, Watch};
 use crate::plane::worker::{BURST, Worker};
 
+/// Microseconds for which a source is paused at most. As a pause is counted when it begins, a longer one would be missed by whoever compares
+/// counters of two moments.
+const LONGEST_PAUSE: u64 = 1_000_000;
+
 /// What is done when the time has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
@@ -71,12 +75,12 @@ impl Timers {
         !self.set.is_empty() && self.set.contains_key(&timer)
     }
 
-    /// The sources of a port that are paused.
     /// Returns true if a source of a port has to wait for its rate.
     pub(super) fn has_paused(&self, port: PortId) -> bool {
         !self.paused(port).is_empty()
     }
 
+    /// The sources of a port that are paused.
     fn paused(&self, port: PortId) -> Vec<Source> {
         let of = |timer: &Timer| match timer {
             Timer::Resume(source) if source.port == port => Some(*source),
@@ -128,11 +132,12 @@ impl<P: Queues> Worker<P> {
         }
     }
 
-    /// Leaves a source alone for `wait` microseconds from `now` on.
+    /// Leaves a source alone for `wait` microseconds from `now` on, or for [`LONGEST_PAUSE`], after which it is paused again.
     #[cold]
     pub(super) fn pause(&mut self, source: Source, now: u64, wait: u64) {
         let Worker { ports, epoll, timers, .. } = self;
         let Some(Some(port)) = ports.get_mut(usize::from(source.port.0)) else { return };
+        let wait = wait.min(LONGEST_PAUSE);
         port.handle.counters.rx_paused.add(1);
         port.handle.counters.rx_paused_microseconds.add(wait);
         port.queues.pause(source.queue, Watch::new(epoll, source.port));
