@@ -144,17 +144,25 @@ impl Explanation {
         let mut text =
             format!("{}: takes {takes}; may leave to others {sends}; MTU {}\n", self.port, self.mtu);
         for way in &self.ways {
+            text += &way.to_text();
+        }
+        text
+    }
+}
+
+impl Way {
+    /// For people: an empty line, the two ports, and a line for each thing that is to be said.
+    pub fn to_text(&self) -> String {
+        let mut text = format!("\n{} -> {}\n", self.from, self.to);
+        for Traffic { kind, text: what, cost, .. } in &self.traffic {
             // Writing to a string cannot fail.
-            let _ = writeln!(text, "\n{} -> {}", way.from, way.to);
-            for Traffic { kind, text: what, cost, .. } in &way.traffic {
-                let _ = writeln!(text, "  {:<14} {what} [{}]", kind.name(), cost.words());
-            }
-            for note in &way.notes {
-                let _ = writeln!(text, "  note: {note}");
-            }
-            for hint in &way.hints {
-                let _ = writeln!(text, "  hint: {hint}");
-            }
+            let _ = writeln!(text, "  {:<14} {what} [{}]", kind.name(), cost.words());
+        }
+        for note in &self.notes {
+            let _ = writeln!(text, "  note: {note}");
+        }
+        for hint in &self.hints {
+            let _ = writeln!(text, "  hint: {hint}");
         }
         text
     }

@@ -49,6 +49,7 @@ mod rules;
 mod server;
 pub mod snapshot;
 pub mod text;
+pub mod why;
 
 pub use client::{ControlError, call, call_and_keep, call_with_fds};
 pub use drops::{CountedAt, DropReason};

@@ -13,6 +13,7 @@ use crate::mirror::{FdbFlush, LinkChange, Mirrors};
 use crate::ports::{PortChange, Reload};
 use crate::rules::{PortRules, SettingsChange};
 use crate::snapshot::Snapshot;
+use crate::why::Diagnosis;
 
 /// What can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,6 +60,14 @@ pub enum Request {
     Explain {
         /// The port.
         port: String,
+    },
+    /// Why a port carries nothing, loses packets or is slow. Only a switch knows.
+    Why {
+        /// The port.
+        port: String,
+        /// The other end, if only what is between the two is asked for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        peer: Option<String>,
     },
     /// Capture packets. Only a switch can; descriptors come with the answer.
     Capture(CaptureRequest),
@@ -215,6 +224,8 @@ pub enum Answer {
     Stats(Stats),
     /// To [`Request::Explain`].
     Explain(Explanation),
+    /// To [`Request::Why`].
+    Why(Diagnosis),
     /// To [`Request::Capture`].
     Capture(CaptureStarted),
     /// To [`Request::Mirrors`], [`Request::AddMirror`] and [`Request::RemoveMirror`].

@@ -9,6 +9,7 @@ use ringferry_control::channels::{Channels, Stats, Steering};
 use ringferry_control::explain::Explanation;
 use ringferry_control::mirror::{FdbFlush, LinkChange, Mirrors};
 use ringferry_control::snapshot::{self, Column, ColumnError};
+use ringferry_control::why::Diagnosis;
 use ringferry_control::{self as control, Answer, ControlError, Request};
 use ringferry_control::{PortChange, PortRules, Reload, SettingsChange};
 
@@ -20,6 +21,7 @@ Examples:
   ringferry ctl show                                             everything, for people
   ringferry ctl show vm0                                         one port in full: rates, rings, drops and what to do about them
   ringferry ctl show --watch 2                                   again every two seconds
+  ringferry ctl why vm0                                          why is it slow, or silent, and what to do
   ringferry ctl set vm0 vlan=10 isolated=on                      rules of a port, now and in the configuration file
   ringferry ctl set vm0 rate_in=1gbit rate_out=1gbit --runtime   now, and not in the file
   ringferry ctl set vm0 mtu=9000 packed=off                      offered to the next front end that connects
@@ -97,6 +99,16 @@ Examples:
   ringferry ctl fdb flush --mac 52:54:00:00:00:01
   ringferry ctl fdb add 52:54:00:00:00:01 vm0 --vlan 10
   ringferry ctl fdb del 52:54:00:00:00:01";
+
+/// Shown below the options by `ringferry ctl why --help`.
+const WHY: &str = "\
+Rates are those of the last ten seconds, and drops those of the last minute; what was earlier is said to be so. The most important comes first: what keeps packets
+from passing, what loses them, what makes them slower than need be, and what else one should know.
+
+Examples:
+  ringferry ctl why vm0                                          everything about vm0
+  ringferry ctl why vm0 vm1                                      and what is between the two
+  ringferry ctl why vm0 --json | jq -r '.findings[].situation'";
 
 /// Shown below the options by `ringferry ctl mirror --help`.
 const MIRROR: &str = "\
@@ -239,7 +251,18 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Tells in words what becomes of packets to and from a port: offloads, what the switch does in their place and what that costs.
+    /// Finds out why a port carries nothing, loses packets or is slow, from what was measured lately, and says what to do; the most important first.
+    #[command(after_help = WHY)]
+    Why {
+        /// The port.
+        port: String,
+        /// The port at the other end, for what is between the two as well: rules, MTU, offloads, workers.
+        peer: Option<String>,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Tells in words what becomes of packets to and from a port: offloads, what the switch does in their place and what that costs. It is that part of `ctl why PORT PEER` for all peers.
     Explain {
         /// The port.
         port: String,
@@ -469,6 +492,7 @@ impl CtlCommand {
             | CtlCommand::Assign { json, .. }
             | CtlCommand::Stats { json, .. }
             | CtlCommand::Explain { json, .. }
+            | CtlCommand::Why { json, .. }
             | CtlCommand::Add { json, .. }
             | CtlCommand::Remove { json, .. }
             | CtlCommand::Reload { json, .. }
@@ -718,6 +742,7 @@ fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
         }
         CtlCommand::Stats { port, queues, json } => (Request::Stats { port, queues }, json),
         CtlCommand::Explain { port, json } => (Request::Explain { port }, json),
+        CtlCommand::Why { port, peer, json } => (Request::Why { port, peer }, json),
         CtlCommand::Add { port, runtime, json } => (Request::Add { port, runtime }, json),
         CtlCommand::Remove { port, if_exists, drain, runtime, json } => {
             (Request::Remove { port, if_exists, drain, runtime }, json)
@@ -736,6 +761,7 @@ fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
         }
         (Request::Stats { .. }, Answer::Stats(stats)) => show(stats, Stats::to_text, json)?,
         (Request::Explain { .. }, Answer::Explain(answer)) => show(answer, Explanation::to_text, json)?,
+        (Request::Why { .. }, Answer::Why(diagnosis)) => show(diagnosis, Diagnosis::to_text, json)?,
         (Request::Add { .. } | Request::Remove { .. }, Answer::PortChanged(change)) => {
             show(change, PortChange::to_text, json)?
         }
@@ -865,6 +891,9 @@ mod tests {
                                 Answer::LinkChanged(LinkChange { port, up, told: up })
                             }
                             Request::Mirrors => Answer::Mirrors(Mirrors::default()),
+                            Request::Why { port, peer } => {
+                                Answer::Why(Diagnosis { port, peer, seconds: 10.0, ..Diagnosis::default() })
+                            }
                             Request::AddMirror { from, to, direction, vlan } => {
                                 let (copied, lost) = (0, 0);
                                 let mirror = Mirror { from, to, direction, vlan, copied, lost };
@@ -1048,6 +1077,15 @@ mod tests {
         let error = ctl(&["assign", "eth0", "1", "9"]).unwrap_err();
         assert_eq!(error.to_string(), "ringferry refuses: there is no worker 9");
         assert!(Program::try_parse_from(["ctl", "assign", "eth0", "1"]).is_err());
+    }
+
+    #[test]
+    fn why_prints_text_or_json() {
+        assert!(ctl(&["why", "vm0"]).unwrap().starts_with("vm0, measured over the last 10 s\n"));
+        assert!(ctl(&["why", "vm0", "vm1"]).unwrap().starts_with("vm0 and vm1, measured"));
+        let json: serde_json::Value = serde_json::from_str(&ctl(&["why", "vm0", "--json"]).unwrap()).unwrap();
+        assert_eq!((&json["port"], &json["findings"]), (&"vm0".into(), &serde_json::json!([])));
+        assert!(Program::try_parse_from(["ctl", "why"]).is_err());
     }
 
     #[test]

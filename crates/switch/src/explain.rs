@@ -16,6 +16,9 @@ use self::rules::Ruled;
 use crate::ports::tap;
 use crate::rules::Rules;
 
+/// How a note begins that says why no frame passes, given the rules.
+pub(crate) const NOTHING_PASSES: &str = "nothing passes:";
+
 /// Bytes of the largest packet that goes unsegmented, link and network headers included.
 const LARGEST: u32 = 65_535;
 /// Bytes of IPv4 and TCP headers with time stamps, as every stack sends today.
@@ -122,7 +125,7 @@ pub fn explain(
 }
 
 /// Describes the path of packets from one port to another, given the rules of both.
-fn way((from, sends): (&Abilities, &Rules), (to, receives): (&Abilities, &Rules)) -> Way {
+pub(crate) fn way((from, sends): (&Abilities, &Rules), (to, receives): (&Abilities, &Rules)) -> Way {
     let mut way = Way {
         from: from.name.clone(),
         to: to.name.clone(),

@@ -26,6 +26,7 @@ mod series;
 pub mod snapshot;
 mod switch;
 mod turns;
+mod why;
 
 pub use handover::kept::{Keeper, Kept, Known};
 pub use handover::{SuccessionError, Successor};

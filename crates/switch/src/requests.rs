@@ -33,6 +33,7 @@ use crate::privileged::{NotKept, Privileges};
 use crate::series::{Sample, Series};
 use crate::snapshot::{self, FdbMerge, rules_by_key};
 use crate::switch::FAULTS;
+use crate::why::{Known, why};
 
 /// The longest time in seconds for which a port is drained: a client waits for 30.
 const MAX_DRAIN: u16 = 25;
@@ -125,6 +126,19 @@ impl Requests<'_> {
                     self.ports.entry_of(name).map(|entry| entry.rules.clone()).unwrap_or_default()
                 };
                 explain(&self.snapshot(), port, rules).map(Answer::Explain)
+            }
+            Request::Why { port, peer } => {
+                let rules = |name: &str| {
+                    self.ports.entry_of(name).map(|entry| entry.rules.clone()).unwrap_or_default()
+                };
+                let snapshot = Snapshot { fdb: self.addresses(), ..self.snapshot() };
+                let known = Known {
+                    snapshot: &snapshot,
+                    rules: &rules,
+                    mirrors: &self.mirrors.list().mirrors,
+                    is_drained: &|name| self.ports.is_retired(name),
+                };
+                why(&known, port, peer.as_deref()).map(Answer::Why)
             }
             Request::Capture(request) => {
                 let (started, with) = self.captures.begin(request, self.ports, self.workers, self.epoll)?;

@@ -79,6 +79,23 @@ impl Sample {
     }
 }
 
+#[cfg(test)]
+impl Sample {
+    /// Makes a sample of workers and ports whose counters a test has.
+    pub(crate) fn of<'c>(
+        at: Instant,
+        workers: impl IntoIterator<Item = &'c WorkerCounters>,
+        ports: impl IntoIterator<Item = (PortId, &'c crate::counters::PortTotals)>,
+    ) -> Sample {
+        let ports = ports.into_iter().map(|(id, totals)| {
+            let (values, work) = (Box::new(totals.values()), totals.work().collect());
+            (id, PortSample { values, work, pairs: Box::default() })
+        });
+        let workers = workers.into_iter().map(WorkerCounters::values).collect();
+        Sample { at, workers, ports: Arc::new(ports.collect()) }
+    }
+}
+
 /// The samples of the last minute.
 #[derive(Debug, Default)]
 pub(crate) struct Series {
@@ -98,7 +115,7 @@ impl Series {
         self.keep(sample);
     }
 
-    fn keep(&mut self, sample: Sample) {
+    pub(crate) fn keep(&mut self, sample: Sample) {
         let sample = Arc::new(sample);
         for (row, (distance, most)) in self.rows.iter_mut().zip(ROWS) {
             if row.back().is_some_and(|last| sample.at.saturating_duration_since(last.at) + SLACK < distance)

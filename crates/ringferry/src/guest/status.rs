@@ -74,7 +74,7 @@ impl Status<'_> {
                         .into(),
                 );
             }
-            Request::Explain { .. } => {
+            Request::Explain { .. } | Request::Why { .. } => {
                 return Err("a guest knows only its own end: ask the switch it is plugged into".into());
             }
             Request::Capture(_)

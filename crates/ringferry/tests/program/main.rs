@@ -25,6 +25,7 @@
 //! | [`rules_kernel`] | rules of taps, and of guests, whose kernel has other ideas |
 //! | [`sandbox`] | what the switch gives up, what it still does, and its helper |
 //! | [`straight`] | large frames of a tap, which the kernel writes to where they are read |
+//! | [`why`] | what `ringferry ctl why` says of ports that carry nothing, and of loads |
 //! | [`demo`] | `ringferry demo` works and leaves nothing behind |
 //!
 //! What they stand on is the crate `ringferry-rig`.
@@ -53,5 +54,6 @@ mod rules;
 mod rules_kernel;
 mod sandbox;
 mod straight;
+mod why;
 mod workers;
 mod xen;

@@ -6,6 +6,7 @@
 
 use ringferry_control::explain::Way;
 
+use super::NOTHING_PASSES;
 use crate::plane::{Egress, Membership};
 use crate::rules::{MAX_VID, Rules, Vid, Vlans};
 use crate::snapshot::rules_by_key;
@@ -25,7 +26,7 @@ pub(super) fn explain(way: &mut Way, from: Ruled<'_>, to: Ruled<'_>) -> bool {
     let mut passes = true;
     if from.rules.isolated && to.rules.isolated {
         passes = false;
-        way.notes.push(format!("nothing passes: {} and {} are both isolated", from.name, to.name));
+        way.notes.push(format!("{NOTHING_PASSES} {} and {} are both isolated", from.name, to.name));
         way.hints.push(format!("`ringferry ctl unset {} isolated`, if they are to talk", from.name));
     }
     passes &= explain_vlans(way, from, to);
@@ -33,7 +34,8 @@ pub(super) fn explain(way: &mut Way, from: Ruled<'_>, to: Ruled<'_>) -> bool {
         && guard.macs.is_empty()
     {
         passes = false;
-        way.notes.push(format!("nothing passes: {} may send from no address (allowed_macs)", from.name));
+        way.notes.push(format!("{NOTHING_PASSES} {} may send from no address (allowed_macs)", from.name));
+        way.hints.push(format!("`ringferry ctl set {} allowed_macs=ADDRESS`, if it is to send", from.name));
     }
     if passes {
         explain_limits(way, from, to);
@@ -53,7 +55,7 @@ fn explain_vlans(way: &mut Way, from: Ruled<'_>, to: Ruled<'_>) -> bool {
         [] => {
             let of = |port: Ruled<'_>, vids: &[Vid]| format!("{} is in {}", port.name, in_words(vids));
             way.notes.push(format!(
-                "nothing passes: {} and {}",
+                "{NOTHING_PASSES} {} and {}",
                 of(from, &has(&sends)),
                 of(to, &has(&takes))
             ));

@@ -362,6 +362,12 @@ impl PortTable {
         self.entries.values().find(has).map(|entry| &entry.config)
     }
 
+    /// Returns true for a port whose entry is to be removed, and is drained.
+    pub(crate) fn is_retired(&self, name: &str) -> bool {
+        let has = |entry: &&Entry| entry.control.interfaces().iter().any(|port| port.name == name);
+        self.entries.values().find(has).is_some_and(|entry| entry.retired)
+    }
+
     /// The port of this name, if it exists now.
     pub(crate) fn interface(&self, name: &str) -> Option<Interface<'_>> {
         self.interfaces().find(|port| port.name == name)

@@ -18,6 +18,8 @@ use ringferry_sys::eventfd::EventFd;
 use super::heap::{self, HeapQueues, Wire};
 use crate::config::SwitchConfig;
 use crate::counters::{PortTotals, WorkerCounters};
+#[cfg(test)]
+use crate::fdb::FdbPage;
 use crate::fdb::PortId;
 #[cfg(test)]
 use crate::plane::capture::{CaptureId, MirrorCounts, Tap, Wanted};
@@ -240,6 +242,25 @@ impl Bed {
         for worker in 0..self.workers.len() {
             self.execute(worker, Command::EndCapture(capture));
         }
+    }
+
+    /// The addresses that a worker knows, in parts.
+    #[cfg(test)]
+    pub(crate) fn addresses(&mut self, worker: usize) -> Vec<FdbPage> {
+        let (mut all, mut next) = (Vec::new(), Some(0));
+        while let Some(from) = next {
+            let page = self.ask(worker, |reply| Command::Addresses(from, reply));
+            let page = page.expect("a worker of a bed answers");
+            next = page.next;
+            all.push(page);
+        }
+        all
+    }
+
+    /// The counters of each worker. Those of time stand still, as a bed's workers have no threads: a test counts it.
+    #[cfg(test)]
+    pub(crate) fn worker_counters(&self) -> impl Iterator<Item = &WorkerCounters> {
+        self.workers.iter().map(Worker::counters)
     }
 
     /// The counters of a port that is plugged in.

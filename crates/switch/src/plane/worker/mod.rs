@@ -380,6 +380,12 @@ impl<P: Queues> Worker<P> {
         held
     }
 
+    /// What it counts.
+    #[cfg(test)]
+    pub(crate) fn counters(&self) -> &WorkerCounters {
+        &self.counters
+    }
+
     /// See [`Handoff::under_way`].
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn under_way(&mut self, worker: usize) -> usize {

@@ -1,0 +1,156 @@
+//! Why a port is slow, loses packets or carries none: the answer to `ringferry ctl why`.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+
+use crate::explain::Way;
+
+/// What was found at a port, the most important first.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Diagnosis {
+    /// The port.
+    pub port: String,
+    /// The other end, if the question was about one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
+    /// The seconds over which rates were measured; 0 in a switch that was just started.
+    pub seconds: f64,
+    /// What was found.
+    pub findings: Vec<Finding>,
+    /// What becomes of packets in both directions between the two ports, if the question was about two.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ways: Vec<Way>,
+}
+
+/// One thing that was found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Finding {
+    /// A stable name for it, in kebab case.
+    pub situation: String,
+    /// The port that it was found at; none for what all ports share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<String>,
+    /// What it does to packets.
+    pub effect: Effect,
+    /// How much of the traffic or time it concerns, 0 to 100, as far as that was measured. Among findings of one effect larger ones come first.
+    pub percent: f64,
+    /// What was found, in whole sentences.
+    pub text: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+/// What a [`Finding`] does to packets, the worst first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Effect {
+    /// None pass.
+    Stops,
+    /// Some are lost.
+    Loses,
+    /// They cost or wait more than they need to.
+    Slows,
+    /// It may explain what somebody sees.
+    Notes,
+}
+
+impl Effect {
+    /// For people.
+    const fn words(self) -> &'static str {
+        match self {
+            Effect::Stops => "nothing passes",
+            Effect::Loses => "packets are lost",
+            Effect::Slows => "slower than need be",
+            Effect::Notes => "to be known",
+        }
+    }
+}
+
+impl Diagnosis {
+    /// Puts the most important finding first.
+    pub fn sort(&mut self) {
+        self.findings
+            .sort_by(|one, other| one.effect.cmp(&other.effect).then(other.percent.total_cmp(&one.percent)));
+    }
+
+    /// For people.
+    pub fn to_text(&self) -> String {
+        let about = match &self.peer {
+            Some(peer) => format!("{} and {peer}", self.port),
+            None => self.port.clone(),
+        };
+        let mut text = if self.seconds > 0.0 {
+            format!("{about}, measured over the last {:.0} s\n", self.seconds)
+        } else {
+            format!("{about}, of which nothing was measured yet: ask again in a second\n")
+        };
+        if self.findings.is_empty() {
+            text += "\nNothing was found that stops, drops or slows down its packets. If it is slow all the same, measure between the two ends: \
+                     `ringferry traffic --help`.\n";
+        }
+        for (number, finding) in (1..).zip(&self.findings) {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "\n{number}. {} [{}]", finding.text, finding.effect.words());
+            if !finding.remedy.is_empty() {
+                let _ = writeln!(text, "   What to do: {}", finding.remedy);
+            }
+        }
+        for way in &self.ways {
+            text += &way.to_text();
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(situation: &str, effect: Effect, percent: f64) -> Finding {
+        let (text, remedy) = (format!("It is {situation}."), "Mend it.".to_owned());
+        let (situation, port) = (situation.to_owned(), Some("vm0".to_owned()));
+        Finding { situation, port, effect, percent, text, remedy }
+    }
+
+    #[test]
+    fn the_worst_comes_first() {
+        let mut diagnosis = Diagnosis {
+            port: "vm0".to_owned(),
+            seconds: 10.4,
+            findings: vec![
+                finding("odd", Effect::Notes, 100.0),
+                finding("slow", Effect::Slows, 3.0),
+                finding("slower", Effect::Slows, 90.0),
+                finding("lossy", Effect::Loses, 1.0),
+            ],
+            ..Diagnosis::default()
+        };
+        diagnosis.sort();
+        let expected = "\
+vm0, measured over the last 10 s
+
+1. It is lossy. [packets are lost]
+   What to do: Mend it.
+
+2. It is slower. [slower than need be]
+   What to do: Mend it.
+
+3. It is slow. [slower than need be]
+   What to do: Mend it.
+
+4. It is odd. [to be known]
+   What to do: Mend it.
+";
+        assert_eq!(diagnosis.to_text(), expected);
+        let json = serde_json::to_string(&diagnosis).unwrap();
+        assert_eq!(serde_json::from_str::<Diagnosis>(&json).unwrap(), diagnosis);
+    }
+
+    #[test]
+    fn what_was_not_measured_is_said_to_be_so() {
+        let text = Diagnosis { port: "vm0".to_owned(), ..Diagnosis::default() }.to_text();
+        assert!(text.starts_with("vm0, of which nothing was measured yet"), "{text}");
+        assert!(text.contains("Nothing was found that stops"), "{text}");
+    }
+}

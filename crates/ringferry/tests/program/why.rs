@@ -1,0 +1,321 @@
+//! `ringferry ctl why`: states of ports and loads of workers, each produced by front ends and guests, and the sentence that says so. What workers alone
+//! can produce is tried in `crates/switch/src/why/tests.rs`.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ringferry_control::snapshot::{PortState, Snapshot};
+use ringferry_control::why::{Effect, Finding};
+use ringferry_control::{self as control, Answer, Request};
+use ringferry_memory::RegionSpec;
+use ringferry_packet::vnet::Header;
+use ringferry_rig::frames::frame;
+use ringferry_rig::guest::{Guest, Options, acquaint, converse};
+use ringferry_rig::process::{PATIENCE, in_a_namespace, may};
+use ringferry_rig::raw::{Raw, region};
+use ringferry_rig::switch::{Place, Switch};
+use ringferry_sys::program;
+use ringferry_sys::socket::Stream;
+
+/// Asks the switch why until it has found a situation with a sentence that goes like this. What stops a port stays, so `ringferry ctl why` says it, too.
+#[track_caller]
+fn expect(place: &Place, ports: &[&str], situation: &str, effect: Effect, sentence: &str) {
+    expect_while(&mut || {}, place, ports, situation, effect, sentence);
+}
+
+/// The same; between two questions it does something.
+#[track_caller]
+fn expect_while(
+    act: &mut dyn FnMut(),
+    place: &Place,
+    ports: &[&str],
+    situation: &str,
+    effect: Effect,
+    sentence: &str,
+) {
+    let control = place.control();
+    let [port, peer] = [0, 1].map(|at| ports.get(at).map(|port| (*port).to_owned()));
+    let request = Request::Why { port: port.unwrap(), peer };
+    let deadline = Instant::now() + PATIENCE;
+    let (finding, last) = loop {
+        act();
+        let Answer::Why(diagnosis) = control::call(&control, &request).unwrap() else {
+            panic!("an answer to another question")
+        };
+        let last = diagnosis.to_text();
+        let is_it = |finding: &Finding| finding.situation == situation && finding.text.contains(sentence);
+        if let Some(finding) = diagnosis.findings.into_iter().find(is_it) {
+            break (finding, last);
+        }
+        assert!(Instant::now() < deadline, "not {situation} ({sentence}): {last}");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!(finding.effect, effect, "{situation}");
+    assert!(last.contains(&finding.text) && !last.contains("Nothing was found"), "{last}");
+    if effect == Effect::Stops {
+        let text = place.ctl(&[&["why"], ports].concat());
+        assert!(text.contains(&finding.text), "{situation}: {text}");
+    }
+}
+
+#[test]
+fn ports_that_carry_nothing_say_why() {
+    let place = Place::new();
+    let mut run = place.run(&["a", "b", "c,queue_size=128", "d"]);
+    run.arg("--port").arg(format!("vhost-user:{},mode=connect", place.socket("nobody").display()));
+    let switch = place.start(&mut run, Vec::new());
+    let stops = |port: &str, situation: &str, sentence: &str| {
+        expect(&place, &[port], situation, Effect::Stops, sentence);
+    };
+    stops("a", "not-connected", "No front end is connected to a, at ");
+    stops("nobody", "connecting", "nobody.sock, where nobody listens.");
+
+    let mut a = switch.plug("a", 1, Options::default());
+    let mut b = switch.plug("b", 2, Options::default());
+    acquaint(&mut [&mut a, &mut b]);
+    place.ctl(&["link", "a", "down"]);
+    stops("a", "taken-down", "Somebody has taken the link of a down.");
+    expect(&place, &["b", "a"], "taken-down", Effect::Stops, "Somebody has taken the link of a down.");
+    place.ctl(&["link", "a", "up"]);
+
+    a.connection.set_enabled(1, false).unwrap();
+    stops("a", "no-queue-runs", "No transmitq of a runs, so no packet passes from its guest.");
+    a.connection.set_enabled(0, false).unwrap();
+    stops("a", "driver-not-started", "The driver of the guest of a has not started the device.");
+    a.connection.set_enabled(0, true).unwrap();
+    a.connection.set_enabled(1, true).unwrap();
+    converse(&mut a, &mut b, 1, 10);
+
+    // A ring that is larger than the port allows, then one that is not.
+    let large = Guest::plug(switch.connect("c"), 3, Options::default());
+    stops(
+        "c",
+        "queue-broken",
+        "queue 0, a receiveq: it has 256 entries, and the port's queue_size allows 128",
+    );
+    drop(large);
+    let small = switch.plug("c", 3, Options { rx: 128, ..Options::default() });
+    expect(&place, &["c"], "reconnected", Effect::Notes, "Front ends have connected to c twice.");
+    drop(small);
+
+    let mut raw = Raw::plug(switch.connect("d"));
+    switch.until_state("d", PortState::Up);
+    raw.connection.frontend().set_mem_table(&[]).unwrap();
+    stops(
+        "d",
+        "memory-not-shared",
+        "The guest of d has started its device, and its VMM does not share the guest's memory.",
+    );
+    // The first ring is in that memory, and the second one is not.
+    let small = RegionSpec { size: 0x1_0000, ..region() };
+    raw.connection.frontend().set_mem_table(&[(small, raw.file.as_fd())]).unwrap();
+    expect(&place, &["d"], "rings-failed-to-start", Effect::Notes, "A ring of d could not be started, ");
+    drop(raw);
+
+    std::fs::remove_file(place.socket("d")).unwrap();
+    stops("d", "out-of-service", "the socket was removed");
+    switch.stop();
+}
+
+#[test]
+fn a_trap_and_a_broken_ring_are_said() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b", "trap"]);
+    let mut a = switch.plug("a", 1, Options::default());
+    let mut b = switch.plug("b", 2, Options::default());
+    let mut trap = switch.plug("trap", 3, Options::default());
+    acquaint(&mut [&mut a, &mut b, &mut trap]);
+    drop(b);
+    trap.set_trap();
+    a.send(&frame(trap.mac, a.mac, 60, 1));
+    expect(&place, &["trap"], "out-of-service", Effect::Stops, "its call event blocks whoever signals it");
+    drop(trap);
+
+    let mut raw = Raw::plug(switch.connect("b"));
+    raw.start();
+    switch.until_state("b", PortState::Up);
+    raw.set_index(1, 30_000);
+    raw.kick(1);
+    expect(
+        &place,
+        &["b"],
+        "queue-broken",
+        Effect::Stops,
+        "The guest's driver has broken the rules of a ring of b: queue 1, a transmitq: ",
+    );
+    expect(
+        &place,
+        &["b"],
+        "rings-broke",
+        Effect::Notes,
+        "Rings of b have broken once since the switch was started",
+    );
+    switch.stop();
+}
+
+#[test]
+fn a_tap_that_is_down_says_so() {
+    if !may("needs the program ip", program::installed("ip").is_some()) {
+        return;
+    }
+    in_a_namespace(|| {
+        let place = Place::new();
+        let switch = place.start(place.run(&["a"]).args(["--port", "tap:rf0"]), Vec::new());
+        let down = std::process::Command::new("ip").args(["link", "set", "rf0", "down"]).status().unwrap();
+        assert!(down.success());
+        expect(&place, &["rf0"], "interface-down", Effect::Stops, "The interface of rf0 (rf0) is down.");
+        switch.stop();
+    });
+}
+
+#[test]
+fn a_port_that_is_held_back_and_drained_says_so() {
+    let place = Place::new();
+    let switch = place.switch(&["a,rate_in=10kbit,rate_in_burst=72kib", "b"]);
+    let mut a = switch.plug("a", 1, Options::default());
+    let mut b = switch.plug("b", 2, Options::default());
+    acquaint(&mut [&mut a, &mut b]);
+    // It has more in its ring than its rate lets out for a long time.
+    let frame = frame(b.mac, a.mac, 1400, 1);
+    let mut fill = || {
+        a.pair.reclaim();
+        while a.pair.send_frame(&Header::default(), &frame) {}
+        a.flush();
+    };
+    let mut slows = |situation: &str, sentence: &str| {
+        expect_while(&mut fill, &place, &["a"], situation, Effect::Slows, sentence);
+    };
+    slows("paused-by-rate-in", "of the time because of rate_in=10kbit.");
+    slows(
+        "transmit-ring-full",
+        "The transmitq 1 of a is full at this moment: the guest waits for the switch.",
+    );
+    let control = place.control();
+    let drain = Request::Remove { port: "a".to_owned(), if_exists: false, drain: Some(2), runtime: true };
+    let drained = std::thread::spawn(move || control::call(&control, &drain));
+    expect(&place, &["a"], "drained", Effect::Stops, "a is being drained, and is removed then.");
+    drained.join().unwrap().unwrap();
+    switch.stop();
+}
+
+/// Says that something has ended, however it has.
+struct End<'d>(&'d AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Sends frames from `from` to `to` for as long as `test` takes; nobody waits for them.
+fn under_load(
+    switch: &Switch<'_>,
+    from: &mut Guest,
+    to: ringferry_packet::ether::Mac,
+    test: impl FnOnce() + Send,
+) {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _end = End(&done);
+            test();
+        });
+        let frame = frame(to, from.mac, 1400, 7);
+        while !done.load(Ordering::Relaxed) {
+            for _ in 0..32 {
+                from.put(&Header::default(), &frame);
+            }
+            from.flush();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    assert!(switch.show().workers[0].busy_nanoseconds > 0);
+}
+
+#[test]
+fn a_guest_without_buffers_and_the_worker_of_another_are_said() {
+    let place = Place::new();
+    let mut run = place.run(&["a", "b", "c,worker=1"]);
+    let switch = place.start(run.args(["--workers", "2"]), Vec::new());
+    let mut a = switch.plug("a", 1, Options::default());
+    let mut b = switch.plug("b", 2, Options::default());
+    let mut c = switch.plug("c", 3, Options::default());
+    acquaint(&mut [&mut a, &mut b, &mut c]);
+    let to = b.mac;
+    // b takes nothing out of its ring any more.
+    under_load(&switch, &mut a, to, || {
+        expect(
+            &place,
+            &["b"],
+            "no-buffers-posted",
+            Effect::Loses,
+            "b has no buffer in its receiveq 0 at this moment",
+        );
+        expect(
+            &place,
+            &["b"],
+            "drops-no-receive-buffers",
+            Effect::Loses,
+            "of the packets for b are dropped as `no-receive-buffers`",
+        );
+        expect(
+            &place,
+            &["b"],
+            "out-of-buffers",
+            Effect::Loses,
+            " of the bursts for it, with a ring of 256. It ",
+        );
+        expect(
+            &place,
+            &["b", "c"],
+            "different-workers",
+            Effect::Slows,
+            "b is served by worker 0 and c by worker 1",
+        );
+    });
+    // Rates are there for whoever asks next, and in the snapshot.
+    let Snapshot { ports, workers, clock_nanoseconds, .. } = switch.show();
+    assert!(ports[0].rates.iter().any(|rates| rates.counter("rx_packets") > 0.0), "{:?}", ports[0].rates);
+    assert_eq!(workers[0].load_over(10).unwrap().by_share()[0].0, "a");
+    assert!(clock_nanoseconds > 0);
+    let page = place.ctl(&["show", "b"]);
+    assert!(
+        page.contains("What to do: Some loss is normal") && page.contains("time without receive buffers"),
+        "{page}"
+    );
+    switch.stop();
+}
+
+#[test]
+fn what_a_front_end_does_wrong_is_remembered() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b"]);
+    let villain: Stream = switch.connect("a");
+    // A message of a number that nobody has.
+    villain.send(&[0xff, 0xff, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0], &[]).unwrap();
+    expect(
+        &place,
+        &["a"],
+        "messages-rejected",
+        Effect::Notes,
+        "The switch has refused 1 of the messages of the front end of a.",
+    );
+    drop(villain);
+    let raw = Raw::plug(switch.connect("b"));
+    switch.until_state("b", PortState::Up);
+    expect(&place, &["b"], "no-address", Effect::Notes, "No MAC address is known behind b");
+    // Kicks, and nothing behind them.
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _end = End(&done);
+            expect(&place, &["b"], "kicks-without-packets", Effect::Notes, "The guest of b kicks ");
+        });
+        while !done.load(Ordering::Relaxed) {
+            raw.kick(1);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    switch.stop();
+}

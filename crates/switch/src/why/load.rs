@@ -1,0 +1,272 @@
+//! Rings, rates, work that is done in software, and the workers that do it.
+
+use ringferry_control::snapshot::{PortSnapshot, PortState, QueueRole, Rates, WorkerLoad};
+use ringferry_control::text::bit_rate;
+use ringferry_control::why::Effect;
+use ringferry_packet::vnet::Offloads;
+
+use super::{Findings, Known, WINDOW, count, percent, recent};
+use crate::explain::{Abilities, Plug};
+
+/// A share of the time, or of what passes, from which on it is worth a sentence, in percent.
+const NOTEWORTHY: f64 = 1.0;
+
+/// Load of a worker, in percent, from which on it has little time left.
+const BUSY: f64 = 80.0;
+
+/// Packets a second from which on their batches matter.
+const MANY: f64 = 5_000.0;
+
+/// Bits a second from which on work in software matters.
+const MUCH: f64 = 1e6;
+
+/// Looks at the load of one port.
+pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
+    look_at_rings(port, findings);
+    look_at_workers(known, port, findings);
+    let Some(rates) = recent(port) else { return };
+    look_at_buffers(port, rates, findings);
+    look_at_limits(port, rates, findings);
+    look_at_software(port, rates, findings);
+    look_at_notifications(port, rates, findings);
+    look_at_silence(port, findings);
+}
+
+/// Rings as they are at this moment.
+fn look_at_rings(port: &PortSnapshot, findings: &mut Findings) {
+    for queue in port.queues.iter().filter(|queue| queue.started && queue.enabled && queue.broken.is_none()) {
+        let (Some(available), name) = (queue.available, &port.name) else { continue };
+        match queue.role {
+            QueueRole::Receiveq if available == 0 => findings.add(
+                "no-buffers-posted",
+                Effect::Loses,
+                0.0,
+                format!("{name} has no buffer in its receiveq {} at this moment: the next packet for it is lost.", queue.index),
+                "See whether the guest runs and has a processor: its driver posts buffers when it handles the interrupt.",
+            ),
+            QueueRole::Transmitq if queue.size > 0 && available == queue.size => findings.add(
+                "transmit-ring-full",
+                Effect::Slows,
+                0.0,
+                format!("The transmitq {} of {name} is full at this moment: the guest waits for the switch.", queue.index),
+                "See whether a rate_in holds it back, or its worker is busy.",
+            ),
+            _ => {}
+        }
+    }
+}
+
+/// How often the guest had no buffers.
+fn look_at_buffers(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
+    let (time, bursts) = (rates.percent_of_time("tx_starved_microseconds"), rates.counter("tx_bursts"));
+    let ran_out = if bursts > 0.0 { 100.0 * rates.counter("tx_starved") / bursts } else { 0.0 };
+    if time.max(ran_out) < NOTEWORTHY {
+        return;
+    }
+    let size = port.queues.iter().find(|queue| queue.role == QueueRole::Receiveq).map(|queue| queue.size);
+    let ring = size.map_or_else(String::new, |size| format!(", with a ring of {size}"));
+    let calls = rates.counter("calls");
+    let late = if calls > 0.0 {
+        format!(
+            "It is told by {} interrupts a second, and takes packets out of its ring too late.",
+            count(calls)
+        )
+    } else {
+        "It takes packets out of its ring too late.".to_owned()
+    };
+    findings.add(
+        "out-of-buffers",
+        Effect::Loses,
+        time.max(ran_out),
+        format!(
+            "{} had no receive buffers for {} of the time, and ran out of them in {} of the bursts for it{ring}. {late}",
+            port.name,
+            percent(time),
+            percent(ran_out)
+        ),
+        "Give the guest a larger ring (`rx_queue_size=1024` in QEMU), more queue pairs with vCPUs of their own (`ethtool -L eth0 combined N`), or its port a `rate_out`. \
+         Look at `si` of `top` in the guest.",
+    );
+}
+
+/// Limits of the port that are reached.
+fn look_at_limits(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
+    let rule = |keys: [&str; 2]| {
+        let set =
+            keys.into_iter().filter_map(|key| Some(format!("{key}={}", port.rules.get(key)?.as_str()?)));
+        set.collect::<Vec<_>>().join(", ")
+    };
+    let (name, paused) = (&port.name, rates.percent_of_time("rx_paused_microseconds"));
+    if paused >= NOTEWORTHY {
+        findings.add(
+            "paused-by-rate-in",
+            Effect::Slows,
+            paused,
+            format!(
+                "{name} has to wait {} of the time because of {}.",
+                percent(paused),
+                rule(["rate_in", "rate_in_packets"])
+            ),
+            format!(
+                "Raise the limit, if the guest is to send more: `ringferry ctl set {name} rate_in=RATE`."
+            ),
+        );
+    }
+    let marked = rates.counter("tx_marked");
+    if marked > 0.0 {
+        let share = 100.0 * marked / rates.counter("tx_packets").max(marked);
+        findings.add(
+            "marked-by-rate-out",
+            Effect::Slows,
+            share,
+            format!(
+                "{} of the packets for {name} are marked (ECN), {} a second, because they have waited too long for {}.",
+                percent(share),
+                count(marked),
+                rule(["rate_out", "rate_out_packets"])
+            ),
+            format!("Nothing: it tells senders how fast they may be. Raise the limit, if the guest is to receive more: `ringferry ctl set {name} rate_out=RATE`."),
+        );
+    }
+}
+
+/// Work that the switch does in the place of a guest's missing offloads.
+fn look_at_software(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
+    let Some(abilities) = Abilities::of(port) else { return };
+    let (name, all) = (&port.name, rates.bits("tx_bytes"));
+    let share = |bits: f64| if all > 0.0 { 100.0 * bits / all } else { 100.0 };
+    let cut = rates.bits("tx_segmented_bytes");
+    if cut >= MUCH {
+        let lacks = if abilities.takes.intersects(Offloads::TSO4 | Offloads::TSO6) {
+            "not all of TSO and USO"
+        } else {
+            "no TSO"
+        };
+        findings.add(
+            "segmented-in-software",
+            Effect::Slows,
+            share(cut),
+            format!("{} for {name} are cut into segments by the switch, as {name} takes {lacks}.", bit_rate(cut)),
+            match abilities.plug {
+                Plug::VhostUser => "Set guest_tso4=on,guest_tso6=on,guest_uso4=on,guest_uso6=on for the guest's device (as QEMU has it), and no tso=off or uso=off for the port.",
+                Plug::Xen => "Let the guest's interface offload TCP segments: `ethtool -K DEVICE tx on tso on sg on`.",
+                Plug::Tap => "Set offloads=on for the port.",
+            },
+        );
+    }
+    let summed = rates.bits("tx_checksummed_bytes");
+    if summed >= MUCH {
+        findings.add(
+            "checksummed-in-software",
+            Effect::Slows,
+            share(summed),
+            format!("The switch computes checksums over {} for {name}, every byte once more, as {name} needs them finished.", bit_rate(summed)),
+            match abilities.plug {
+                Plug::VhostUser => "Set guest_csum=on for the guest's device (as QEMU has it), and no csum=off for the port.",
+                Plug::Xen => "Let the guest's interface offload checksums: `ethtool -K DEVICE rx on tx on`.",
+                Plug::Tap => "Set offloads=on for the port.",
+            },
+        );
+    }
+}
+
+/// Notifications and batches.
+fn look_at_notifications(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
+    let (name, packets, bursts) = (&port.name, rates.counter("rx_packets"), rates.counter("rx_bursts"));
+    if packets >= MANY && bursts > 0.0 && packets / bursts < 1.5 {
+        let batch = packets / bursts;
+        findings.add(
+            "small-batches",
+            Effect::Slows,
+            20.0,
+            format!("The {} packets a second from {name} come {batch:.1} at a time, with {} kicks: each of them wakes somebody.", count(packets), count(rates.counter("kicks"))),
+            "One request at a time cannot do better. If several queue pairs carry little each, one with all of it is cheaper: `ethtool -L eth0 combined 1` in the guest.",
+        );
+    }
+    let kicks = rates.counter("kicks");
+    if kicks > 0.0 && packets == 0.0 {
+        findings.add(
+            "kicks-without-packets",
+            Effect::Notes,
+            60.0,
+            format!("The guest of {name} kicks {} times a second, and there is nothing in its rings.", count(kicks)),
+            "If it believes that it sends, the switch does not see its memory: `share=on` is missing at the VMM's memory.",
+        );
+    }
+}
+
+/// A port that is up, and silent.
+fn look_at_silence(port: &PortSnapshot, findings: &mut Findings) {
+    let Some(minute) = port.rates_over(60) else { return };
+    let (name, enough) = (&port.name, minute.seconds >= WINDOW as f64);
+    let moved = minute.counter("rx_packets");
+    if port.state == PortState::Up && enough && moved == 0.0 && minute.counter("kicks") == 0.0 {
+        let received = minute.counter("tx_packets");
+        let other = if received > 0.0 {
+            format!("It has received {} a second meanwhile.", count(received))
+        } else {
+            "It has received nothing either.".to_owned()
+        };
+        findings.add(
+            "sends-nothing",
+            Effect::Notes,
+            40.0,
+            format!("{name} has sent nothing for {:.0} s. {other}", minute.seconds),
+            "See whether the guest is running, and its interface is up.",
+        );
+    }
+}
+
+/// The workers that serve a port.
+fn look_at_workers(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
+    let workers = &known.snapshot.workers;
+    let load = |number: usize| workers.get(number).and_then(|worker| worker.load_over(WINDOW));
+    let mut served: Vec<usize> = port.pairs.iter().map(|pair| pair.worker.into()).collect();
+    served.sort_unstable();
+    served.dedup();
+    let idle = (0..workers.len()).filter_map(|number| Some((number, load(number)?.busy_percent)));
+    let idlest = idle.min_by(|(_, one), (_, other)| one.total_cmp(other));
+    for number in served {
+        let Some(WorkerLoad { busy_percent, .. }) = load(number).filter(|load| load.busy_percent >= BUSY)
+        else {
+            continue;
+        };
+        let name = &port.name;
+        let by_share = load(number).map(WorkerLoad::by_share).unwrap_or_default();
+        let most = by_share.first().map_or_else(String::new, |(most, share)| {
+            format!(", {} of it with what {} sends", percent(*share), if most == name { "it" } else { most })
+        });
+        let pair =
+            port.pairs.iter().find(|pair| usize::from(pair.worker) == number).map_or(0, |pair| pair.pair);
+        let remedy = match idlest {
+            Some((other, busy)) if other != number && busy < BUSY / 2.0 => format!(
+                "Move a pair to worker {other}, which is {} busy: `ringferry ctl assign {name} {pair} {other}`.",
+                percent(busy)
+            ),
+            _ => "Give the switch more workers (`workers` in `[switch]`) and the guest more queue pairs; `weight` shares a worker that is full.".to_owned(),
+        };
+        findings.add(
+            "worker-busy",
+            Effect::Slows,
+            *busy_percent,
+            format!("Worker {number}, which serves {name}, is {} busy{most}.", percent(*busy_percent)),
+            remedy,
+        );
+    }
+}
+
+/// Looks at what all ports share.
+pub(super) fn look_at_switch(known: &Known<'_>, findings: &mut Findings) {
+    let fdb = &known.snapshot.fdb;
+    let refused = fdb.counters.get("refused").copied().unwrap_or(0);
+    if refused > 0 || fdb.capacity > 0 && fdb.entries.len() >= fdb.capacity / 10 * 9 {
+        let (entries, capacity) = (fdb.entries.len(), fdb.capacity);
+        findings.add(
+            "addresses-full",
+            Effect::Slows,
+            50.0,
+            format!("The switch knows {entries} MAC addresses and has room for {capacity}; {refused} times one found no place. What is for an address that it does not know goes to every port."),
+            "Raise mac_table_size in `[switch]`, and set max_macs at ports that flood addresses.",
+        );
+    }
+}

@@ -1,0 +1,84 @@
+//! Packets that are dropped, by their reasons.
+
+use ringferry_control::snapshot::{PortSnapshot, QueueRole, Rates};
+use ringferry_control::why::Effect;
+use ringferry_control::{CountedAt, DropReason};
+
+use super::{Findings, count, percent, recent};
+
+/// Drops that are no loss: that is what the switch is for, and nothing is wrong.
+const WANTED: [DropReason; 2] = [DropReason::Filtered, DropReason::SamePort];
+
+/// Says for each reason for which a port has lately dropped packets which part of its packets that was, and what to do. Drops that were long ago are notes.
+pub(super) fn look(port: &PortSnapshot, findings: &mut Findings) {
+    let PortSnapshot { name, .. } = port;
+    for reason in DropReason::ALL {
+        let total = port.drops.get(reason.name()).copied().unwrap_or(0);
+        if total == 0 {
+            continue;
+        }
+        let situation = format!("drops-{}", reason.name());
+        let has_some = |rates: &&Rates| dropped(rates, reason) > 0.0;
+        // The shorter window tells more, if it was lately.
+        let rates = recent(port).filter(has_some).or_else(|| port.rates_over(60).filter(has_some));
+        let Some(rates) = rates else {
+            findings.add(
+                &situation,
+                Effect::Notes,
+                0.0,
+                format!(
+                    "{total} {} dropped at {name} as `{}`, none of them in the last minute. {}",
+                    if total == 1 { "packet was" } else { "packets were" },
+                    reason.name(),
+                    reason.meaning()
+                ),
+                remedy(reason, port),
+            );
+            continue;
+        };
+        let (rate, from_port) = (dropped(rates, reason), rates.counter("rx_packets"));
+        // What was dropped on its way into the port is not in tx_packets.
+        let lost = DropReason::ALL.into_iter().filter(|reason| reason.counted_at() == CountedAt::Receiver);
+        let for_port = rates.counter("tx_packets") + lost.map(|reason| dropped(rates, reason)).sum::<f64>();
+        let (whose, all) = match reason.counted_at() {
+            CountedAt::Sender => (Some("from"), from_port),
+            CountedAt::Receiver => (Some("for"), for_port),
+            // Nobody knows of which of the two it is a part.
+            CountedAt::Either => (None, from_port + for_port),
+        };
+        let share = if all > rate { 100.0 * rate / all } else { 100.0 };
+        let what = match whose {
+            Some(of) => format!("{} of the packets {of} {name}", percent(share)),
+            None => format!("Packets from or for {name}"),
+        };
+        let effect = if WANTED.contains(&reason) { Effect::Notes } else { Effect::Loses };
+        findings.add(
+            &situation,
+            effect,
+            share,
+            format!(
+                "{what} are dropped as `{}`, {} a second. {}",
+                reason.name(),
+                count(rate),
+                reason.meaning()
+            ),
+            remedy(reason, port),
+        );
+    }
+}
+
+/// Packets a second that were dropped for a reason.
+fn dropped(rates: &Rates, reason: DropReason) -> f64 {
+    rates.drops.get(reason.name()).copied().unwrap_or(0.0)
+}
+
+/// What to do about a reason at this port.
+fn remedy(reason: DropReason, port: &PortSnapshot) -> String {
+    let receiveq = port.queues.iter().find(|queue| queue.role == QueueRole::Receiveq);
+    match (reason, receiveq) {
+        (DropReason::NoReceiveBuffers, Some(queue)) if queue.size < 1024 => {
+            format!("{} Its receive ring has {} entries now.", reason.remedy(), queue.size)
+        }
+        _ => reason.remedy().to_owned(),
+    }
+}

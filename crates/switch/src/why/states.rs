@@ -1,0 +1,188 @@
+//! Ports that carry nothing, and why.
+
+use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, QueueRole};
+use ringferry_control::why::Effect;
+
+use super::{Findings, Known, times};
+
+/// Looks for states in which a port carries nothing.
+pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
+    let PortSnapshot { name, peer, .. } = port;
+    let mut stops = |situation, text: String, remedy: &str| {
+        findings.add(situation, Effect::Stops, 100.0, text, remedy);
+    };
+    let is_tap = matches!(port.negotiated, Negotiated::Tap(_));
+    match port.state {
+        PortState::Up => {}
+        PortState::Listening => stops(
+            "not-connected",
+            format!("No front end is connected to {name}, at {peer}."),
+            "Start the VM. If it runs, compare the path of its socket, and see whether its user may write to the socket.",
+        ),
+        PortState::Connecting => stops(
+            "connecting",
+            format!("{name} connects to {peer}, where nobody listens."),
+            "Start the VM with `server=on` at its socket. The switch tries again for as long as it takes.",
+        ),
+        PortState::Down if is_tap => stops(
+            "interface-down",
+            format!("The interface of {name} ({peer}) is down."),
+            &format!("`ip link set {peer} up`, or `up=on` at the port."),
+        ),
+        // The fault below says why.
+        PortState::Down if port.fault.is_some() && port.queues.is_empty() => {}
+        PortState::Down if port.queues.iter().any(|queue| queue.started && queue.enabled) => {}
+        PortState::Down => stops(
+            "driver-not-started",
+            format!("The driver of the guest of {name} has not started the device."),
+            "Wait for the guest to boot, and in the guest `ip link set eth0 up`. See whether its VMM still runs.",
+        ),
+        PortState::NoMemory => stops(
+            "memory-not-shared",
+            format!(
+                "The guest of {name} has started its device, and its VMM does not share the guest's memory."
+            ),
+            "QEMU: `-object memory-backend-memfd,id=mem,size=SIZE,share=on -machine memory-backend=mem`. \
+             libvirt: `<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>`.",
+        ),
+        PortState::Broken => {
+            let broken = port.queues.iter().find_map(|queue| Some((queue, queue.broken.as_ref()?)));
+            let which = broken.map_or_else(String::new, |(queue, reason)| {
+                format!(": queue {}, a {}: {reason}", queue.index, queue.role.name())
+            });
+            stops(
+                "queue-broken",
+                format!("The guest's driver has broken the rules of a ring of {name}{which}."),
+                "Reboot the guest, or bind its driver anew: the queue stays broken until then. Report it, if the driver is a released one.",
+            );
+        }
+        PortState::AdminDown => stops(
+            "taken-down",
+            format!("Somebody has taken the link of {name} down."),
+            &format!("`ringferry ctl link {name} up`."),
+        ),
+    }
+    if let Some(fault) = &port.fault {
+        stops(
+            "out-of-service",
+            format!("{name} serves nobody, or nobody else: {fault}."),
+            "docs/operating.md has a row for each of these faults, below the table of states.",
+        );
+    }
+    if (known.is_drained)(name) {
+        stops(
+            "drained",
+            format!("{name} is being drained, and is removed then."),
+            "Nothing, if that is wanted. `ringferry ctl add` brings the port back.",
+        );
+    }
+    look_at_queues(port, findings);
+    look_at_mirrors(known, port, findings);
+    look_at_addresses(known, port, findings);
+    look_at_past(port, findings);
+}
+
+/// A port of which one direction runs, and the other does not.
+fn look_at_queues(port: &PortSnapshot, findings: &mut Findings) {
+    let runs = |role| port.queues.iter().any(|queue| queue.role == role && queue.started && queue.enabled);
+    for (role, other) in
+        [(QueueRole::Receiveq, QueueRole::Transmitq), (QueueRole::Transmitq, QueueRole::Receiveq)]
+    {
+        if runs(role) || !runs(other) {
+            continue;
+        }
+        let direction = if role == QueueRole::Receiveq { "to its guest" } else { "from its guest" };
+        findings.add(
+            "no-queue-runs",
+            Effect::Stops,
+            100.0,
+            format!("No {} of {} runs, so no packet passes {direction}.", role.name(), port.name),
+            "See the table of queues in `ringferry ctl show`. The front end enables them when the guest's driver has set them up.",
+        );
+    }
+}
+
+fn look_at_mirrors(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
+    let name = &port.name;
+    for mirror in known.mirrors {
+        let (from, to) = (&mirror.from, &mirror.to);
+        if from == name {
+            findings.add(
+                "mirrored",
+                Effect::Notes,
+                0.0,
+                format!(
+                    "What passes {name} is copied to {to}, which costs its worker time: {} copies, {} lost.",
+                    mirror.copied, mirror.lost
+                ),
+                format!("`ringferry ctl mirror remove {from} {to}`, when it is needed no more."),
+            );
+        }
+        if to == name {
+            findings.add(
+                "gets-copies",
+                Effect::Notes,
+                0.0,
+                format!("{name} gets copies of what passes {from}, to which no rules apply."),
+                format!("`ringferry ctl mirror remove {from} {to}`, if that is not wanted."),
+            );
+        }
+    }
+}
+
+fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
+    let name = &port.name;
+    if port.state == PortState::Up && !known.snapshot.fdb.entries.iter().any(|entry| entry.port == *name) {
+        findings.add(
+            "no-address",
+            Effect::Notes,
+            50.0,
+            format!(
+                "No MAC address is known behind {name}: it has sent nothing that was forwarded lately, and what is for it goes to every port."
+            ),
+            "See whether the guest's interface is up and has an address; `ping` from the guest. If it has sent and nothing is learned, see the drops of the port.",
+        );
+    }
+}
+
+/// Counters that should be zero, however long ago.
+fn look_at_past(port: &PortSnapshot, findings: &mut Findings) {
+    let PortSnapshot { name, .. } = port;
+    let counter = |counter: &str| port.counters.get(counter).copied().unwrap_or(0);
+    let mut notes = |situation, number: u64, text: String, remedy: &str| {
+        if number > 0 {
+            findings.add(situation, Effect::Notes, 0.0, text, remedy);
+        }
+    };
+    let errors = counter("ring_errors");
+    notes(
+        "rings-broke",
+        errors,
+        format!(
+            "Rings of {name} have broken {} since the switch was started, because the guest's driver broke their rules.",
+            times(errors)
+        ),
+        "The log has the reason of each.",
+    );
+    let rejected = counter("messages_rejected");
+    notes(
+        "messages-rejected",
+        rejected,
+        format!("The switch has refused {rejected} of the messages of the front end of {name}."),
+        "The log says which, and why: a limit such as port_memory_gib, or a front end that breaks the protocol.",
+    );
+    let failed = counter("failed_ring_starts");
+    notes(
+        "rings-failed-to-start",
+        failed,
+        format!("A ring of {name} could not be started, {}.", times(failed)),
+        "The log says why; mostly their addresses are outside the memory that is shared.",
+    );
+    let connections = counter("connections");
+    notes(
+        "reconnected",
+        connections.saturating_sub(1),
+        format!("Front ends have connected to {name} {}.", times(connections)),
+        "Each time the guest has lost its link for a moment. See the log of the VMM, if it was not restarted on purpose.",
+    );
+}

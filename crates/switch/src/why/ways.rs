@@ -1,0 +1,107 @@
+//! What keeps two ports apart, or makes the way between them dear.
+
+use ringferry_control::explain::{Cost, Way};
+use ringferry_control::snapshot::PortSnapshot;
+use ringferry_control::why::Effect;
+
+use super::{Findings, Known};
+use crate::explain::{self, Abilities};
+
+/// Looks at what a port has to do with all other ones. Rules that keep it apart from some of them are not said: they are what somebody wanted.
+pub(super) fn look_at_all(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
+    let Some(own) = Abilities::of(port).filter(|own| own.up) else { return };
+    let others = known.snapshot.ports.iter().filter_map(Abilities::of);
+    let smaller: Vec<_> = others.filter(|other| other.up && (1..own.mtu).contains(&other.mtu)).collect();
+    let Some(smallest) = smaller.iter().min_by_key(|other| other.mtu) else { return };
+    let others = match smaller.len() - 1 {
+        0 => String::new(),
+        1 => ", and one other port has less than it, too".to_owned(),
+        more => format!(", and {more} other ports have less than it, too"),
+    };
+    findings.add(
+        "smaller-mtu-elsewhere",
+        Effect::Notes,
+        0.0,
+        format!(
+            "{} has an MTU of {}, and {} one of {}{others}: longer packets do not pass to there.",
+            own.name, own.mtu, smallest.name, smallest.mtu
+        ),
+        "If they talk to each other, give both the same MTU. `ringferry ctl why PORT PEER` says what is between two.",
+    );
+}
+
+/// Looks at the ways between a port and its peer, and returns them.
+pub(super) fn look(
+    known: &Known<'_>,
+    port: &PortSnapshot,
+    other: &PortSnapshot,
+    findings: &mut Findings,
+) -> Vec<Way> {
+    let (Some(one), Some(two)) = (Abilities::of(port), Abilities::of(other)) else { return Vec::new() };
+    let (own, theirs) = ((known.rules)(&port.name), (known.rules)(&other.name));
+    let ways = vec![explain::way((&one, &own), (&two, &theirs)), explain::way((&two, &theirs), (&one, &own))];
+    look_at_mtu(&one, &two, findings);
+    let mut is_apart = false;
+    for way in &ways {
+        // What one rule keeps apart is said once for both directions.
+        for note in way.notes.iter().filter(|note| note.starts_with(explain::NOTHING_PASSES)) {
+            let text = note[explain::NOTHING_PASSES.len()..].trim_start();
+            if !std::mem::replace(&mut is_apart, true) {
+                let rule = if own.isolated && theirs.isolated { "isolated" } else { "no-common-vlan" };
+                let situation = if text.ends_with("(allowed_macs)") { "no-address-allowed" } else { rule };
+                let text = format!("Nothing passes from {} to {}: {text}.", way.from, way.to);
+                findings.add(situation, Effect::Stops, 100.0, text, way.hints.join("; "));
+            }
+        }
+        let dear = way.traffic.iter().filter(|traffic| traffic.cost >= Cost::Packets);
+        let dear: Vec<_> = dear.map(|traffic| format!("{}: {}", traffic.kind.name(), traffic.text)).collect();
+        if !dear.is_empty() {
+            findings.add(
+                "dear-way",
+                Effect::Slows,
+                0.0,
+                format!("The way from {} to {} is dear. {}.", way.from, way.to, dear.join(". ")),
+                way.hints.join("; "),
+            );
+        }
+    }
+    look_at_workers(port, other, findings);
+    ways
+}
+
+fn look_at_mtu(one: &Abilities, two: &Abilities, findings: &mut Findings) {
+    let (small, large) = if one.mtu < two.mtu { (one, two) } else { (two, one) };
+    if !one.up || !two.up || small.mtu == 0 || small.mtu == large.mtu {
+        return;
+    }
+    findings.add(
+        "mtu-mismatch",
+        Effect::Loses,
+        0.0,
+        format!(
+            "{} has an MTU of {}, and {} one of {}: longer packets do not pass. Their sender is told with ICMP, if they are of a kind that is answered.",
+            large.name, large.mtu, small.name, small.mtu
+        ),
+        format!("Give both the same MTU: `ringferry ctl set {} mtu={}`, and the same inside the guest.", large.name, small.mtu),
+    );
+}
+
+/// Two ports that talk to each other and are served by different workers.
+fn look_at_workers(port: &PortSnapshot, other: &PortSnapshot, findings: &mut Findings) {
+    let workers = |port: &PortSnapshot| port.pairs.iter().map(|pair| pair.worker).collect::<Vec<_>>();
+    let (own, theirs) = (workers(port), workers(other));
+    let (Some(here), Some(there)) = (own.first(), theirs.first()) else { return };
+    if own.iter().any(|worker| theirs.contains(worker)) {
+        return;
+    }
+    findings.add(
+        "different-workers",
+        Effect::Slows,
+        10.0,
+        format!(
+            "{} is served by worker {here} and {} by worker {there}: each packet between them is copied once more.",
+            port.name, other.name
+        ),
+        format!("If they talk to each other much: `ringferry ctl assign {} 0 {there}`.", port.name),
+    );
+}
