@@ -40,6 +40,7 @@ mod client;
 mod drops;
 pub mod explain;
 mod guest;
+pub mod metrics;
 pub mod mirror;
 mod names;
 mod path;

@@ -200,6 +200,7 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
                 busy_polls,
                 sleeps,
                 wakeups,
+                sleep_nanoseconds: wakeups.is_multiple_of(2).then_some(wakeups),
                 busy_percent,
                 busy_nanoseconds,
                 polling_nanoseconds,

@@ -46,6 +46,7 @@ pub(crate) fn worker(counters: &WorkerCounters, age: Duration) -> WorkerSnapshot
         busy_polls: counters.busy_polls.get(),
         sleeps: counters.sleeps.get(),
         wakeups: counters.wakeups.get(),
+        sleep_nanoseconds: Some(counters.sleep_nanoseconds.get()),
         busy_percent: share.clamp(0.0, 100.0),
         busy_nanoseconds: busy,
         polling_nanoseconds: polling,

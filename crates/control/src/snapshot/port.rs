@@ -213,6 +213,17 @@ pub enum PortState {
 }
 
 impl PortState {
+    /// Every state.
+    pub const ALL: [PortState; 7] = [
+        PortState::Up,
+        PortState::Listening,
+        PortState::Connecting,
+        PortState::Down,
+        PortState::NoMemory,
+        PortState::Broken,
+        PortState::AdminDown,
+    ];
+
     /// The name it has in JSON.
     pub fn name(self) -> &'static str {
         match self {

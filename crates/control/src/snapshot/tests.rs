@@ -91,6 +91,7 @@ fn example() -> Snapshot {
             busy_polls: 5,
             sleeps: 3,
             wakeups: 2,
+            sleep_nanoseconds: Some(4),
             busy_percent: 12.34,
             ..WorkerSnapshot::default()
         }],

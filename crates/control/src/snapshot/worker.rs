@@ -15,6 +15,9 @@ pub struct WorkerSnapshot {
     pub sleeps: u64,
     /// Times it was woken by an event, not by a timer.
     pub wakeups: u64,
+    /// Time asleep, as far as it has woken up again, in nanoseconds. None of a switch from before it was said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sleep_nanoseconds: Option<u64>,
     /// Share of its life it was awake, 0 to 100. For its load now see [`load`](Self::load).
     pub busy_percent: f64,
     /// Time of rounds that moved at least one packet, in nanoseconds.
