@@ -10,6 +10,7 @@ mod keep;
 mod lab;
 mod log;
 mod manuals;
+mod metrics;
 mod netfront;
 mod run;
 mod run_args;
@@ -55,6 +56,8 @@ enum Command {
     Ctl(ctl::CtlArgs),
     /// Captures packets of a running switch, for Wireshark and tcpdump.
     Capture(capture::CaptureArgs),
+    /// Serves what a running switch counts, for Prometheus.
+    Metrics(metrics::MetricsArgs),
     /// Plugs a tap into a vhost-user back end, as a virtual machine would be.
     Guest(guest::GuestArgs),
     /// Plugs a tap into a Xen network back end, as a guest would be.
@@ -120,6 +123,7 @@ fn main() -> ExitCode {
         Command::Netfront(args) => netfront::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Lab(args) => failed(&lab::run(args, cli.verbose), 2),
         Command::Manuals(args) => manuals::run(args).map_or_else(|error| failed(&error, 1), ok),
+        Command::Metrics(args) => metrics::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::PrivilegedHelper => sandbox::run_helper().map_or_else(|error| failed(&error, 1), ok),
         Command::Traffic(args) => traffic::run(args).map_or_else(|error| failed(&error, 1), ok),
     };

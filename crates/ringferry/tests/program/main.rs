@@ -13,6 +13,7 @@
 //! | [`workers`] | queue pairs of one guest on several threads |
 //! | [`migration`] | live migration: what is written to a guest is in the dirty log |
 //! | [`mirror`] | mirrors, links that are taken down, addresses that are forgotten or made static |
+//! | [`metrics`] | what scrapers get, and what they cannot do to each other |
 //! | [`hostile`] | front ends and guests that break the rules harm only themselves |
 //! | [`hostile_back_end`] | back ends that break the rules hold up no guest |
 //! | [`bad_input`] | what cannot work is refused with one line that says what to do |
@@ -41,6 +42,7 @@ mod hostile;
 mod hostile_back_end;
 mod keep;
 mod lifecycle;
+mod metrics;
 mod migration;
 mod mirror;
 mod offloads;

@@ -1,0 +1,233 @@
+//! `ringferry metrics`: what scrapers get of a running switch, and what those that behave badly cannot do to the others.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+
+use ringferry_rig::guest::converse;
+use ringferry_rig::process::{PATIENCE, Process, eventually};
+use ringferry_rig::ready::Ready;
+use ringferry_rig::switch::{Place, ringferry};
+use ringferry_sys::process::Spawn;
+use rustix::process::Signal;
+
+use crate::lifecycle::bystanders;
+use crate::replace::replace;
+
+const REQUEST: &str = "GET /metrics HTTP/1.1\r\nHost: switch\r\n\r\n";
+
+/// Most connections of the program (`MAX_CONNECTIONS`), and more than all other descriptors that it has.
+const CONNECTIONS: usize = 256;
+const OTHERS: usize = 32;
+
+/// Starts `ringferry metrics` for the switch of a place; it listens at the place's socket and at a port of loopback.
+fn start(place: &Place, words: &[&str]) -> Process {
+    let mut command = ringferry();
+    command.arg("metrics").arg("--control").arg(place.control()).args(words);
+    command.arg("--listen").arg(place.socket("metrics")).args(["--listen", "127.0.0.1:0"]);
+    let mut options = Spawn::default();
+    let ready = Ready::of(&mut command, &mut options).unwrap();
+    let process = Process::start(&mut command, options);
+    assert!(ready.wait(PATIENCE).unwrap(), "not ready: {:#?}", process.log());
+    process
+}
+
+#[track_caller]
+fn stop(mut process: Process) {
+    process.signal(Signal::TERM);
+    let (status, _) = process.wait();
+    assert!(status.success(), "{status}: {:#?}", process.log());
+}
+
+fn connect(place: &Place) -> UnixStream {
+    let stream = UnixStream::connect(place.socket("metrics")).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// An answer: its first line, its other lines, and what follows them.
+struct Response {
+    status: String,
+    head: String,
+    body: String,
+}
+
+impl Response {
+    #[track_caller]
+    fn read(mut from: impl Read) -> Response {
+        let mut text = String::new();
+        from.read_to_string(&mut text).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
+        let (status, head) = head.split_once("\r\n").unwrap();
+        Response { status: status.to_owned(), head: head.to_owned(), body: body.to_owned() }
+    }
+
+    /// The whole page: as long as its head says.
+    #[track_caller]
+    fn page(self) -> String {
+        assert_eq!(self.status, "HTTP/1.1 200 OK", "{}", self.body);
+        assert!(self.head.contains(&format!("Content-Length: {}\r\n", self.body.len())), "{}", self.head);
+        self.body
+    }
+}
+
+#[track_caller]
+fn ask(mut stream: impl Read + Write, request: &str) -> Response {
+    stream.write_all(request.as_bytes()).unwrap();
+    Response::read(stream)
+}
+
+/// The series of a page, with their values.
+fn series(page: &str) -> BTreeMap<&str, f64> {
+    let samples = page.lines().filter(|line| !line.starts_with('#'));
+    samples
+        .map(|line| line.rsplit_once(' ').unwrap())
+        .map(|(name, value)| (name, value.parse().unwrap()))
+        .collect()
+}
+
+#[test]
+fn a_scraper_gets_what_ctl_shows_in_the_format_it_asks_for() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b"]);
+    let (mut a, mut b) = bystanders(&switch);
+    converse(&mut a, &mut b, 0, 20);
+    let metrics = start(&place, &["--queues"]);
+    let mode = std::fs::metadata(place.socket("metrics")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o660);
+
+    let answer = ask(connect(&place), REQUEST);
+    assert!(
+        answer.head.contains("Content-Type: text/plain; version=0.0.4; charset=utf-8"),
+        "{}",
+        answer.head
+    );
+    let page = answer.page();
+    let found = series(&page);
+    let port = switch.port("a");
+    for (counter, name) in
+        [("rx_packets", "rx_packets"), ("tx_packets", "tx_packets"), ("rx_bytes", "rx_bytes")]
+    {
+        let name = format!("ringferry_port_{name}_total{{port=\"a\"}}");
+        assert_eq!(found.get(&*name), Some(&(port.counters[counter] as f64)), "{name} of {page}");
+    }
+    assert!(port.counters["rx_packets"] >= 20);
+    assert_eq!(found.get("ringferry_port_up{port=\"b\"}"), Some(&1.0));
+    assert_eq!(
+        found.get("ringferry_queue_rx_packets_total{port=\"a\",pair=\"0\"}"),
+        Some(&(port.counters["rx_packets"] as f64))
+    );
+    assert!(found["ringferry_worker_sleep_seconds_total{worker=\"0\"}"] > 0.0, "{page}");
+
+    // The other format has the same series, and says where it ends.
+    let open =
+        ask(connect(&place), "GET / HTTP/1.1\r\nAccept: application/openmetrics-text; version=1.0.0\r\n\r\n");
+    assert!(open.head.contains("application/openmetrics-text; version=1.0.0"), "{}", open.head);
+    let open = open.page();
+    assert!(open.ends_with("\n# EOF\n"), "{open}");
+    assert!(series(&open).keys().eq(found.keys()), "{open}");
+
+    // Over TCP, at the port that the kernel has chosen.
+    let log = metrics.log();
+    let address =
+        log.iter().find_map(|line| Some(&line[line.find("127.0.0.1:")?..])).unwrap().trim_matches('"');
+    let of_tcp = ask(TcpStream::connect(address).unwrap(), REQUEST).page();
+    assert!(series(&of_tcp).keys().eq(found.keys()), "{of_tcp}");
+
+    let mut half_closed = connect(&place);
+    half_closed.write_all(REQUEST.as_bytes()).unwrap();
+    half_closed.shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(series(&Response::read(half_closed).page()).keys().eq(found.keys()));
+
+    let head = ask(connect(&place), "HEAD /metrics HTTP/1.1\r\n\r\n");
+    assert_eq!((head.status.as_str(), head.body.as_str()), ("HTTP/1.1 200 OK", ""));
+    assert_eq!(ask(connect(&place), "GET /other HTTP/1.1\r\n\r\n").status, "HTTP/1.1 404 Not Found");
+    // No more than is read: what is left in the socket when it is closed would reach us as a reset.
+    let long = format!("{:x<1$}", "GET / HTTP/1.1\r\nX: ", 8 * 1024);
+    assert_eq!(ask(connect(&place), &long).status, "HTTP/1.1 431 Request Header Fields Too Large");
+    stop(metrics);
+    assert!(!place.socket("metrics").exists());
+    switch.stop();
+}
+
+#[test]
+fn scrapers_that_say_nothing_or_read_nothing_hold_up_nobody() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b"]);
+    let metrics = start(&place, &[]);
+    let kept: Vec<UnixStream> = (0..3 * CONNECTIONS)
+        .map(|number| {
+            let mut stream = connect(&place);
+            // One that is silent, one in the middle of its request, one that never reads; those that were replaced meanwhile refuse.
+            let said: &str = ["", &REQUEST[..20], REQUEST][number % 3];
+            let _ = stream.write_all(said.as_bytes());
+            stream
+        })
+        .collect();
+    for _ in 0..20 {
+        let page = ask(connect(&place), REQUEST).page();
+        assert_eq!(series(&page).get("ringferry_port_up{port=\"a\"}"), Some(&0.0), "{page}");
+    }
+    let open = metrics.descriptors().len();
+    assert!(open <= CONNECTIONS + OTHERS, "{open} descriptors");
+    drop(kept);
+    eventually("they are gone", || (metrics.descriptors().len() < OTHERS).then_some(()));
+
+    // All at once, and each gets a whole page.
+    let mut all: Vec<_> = (0..200).map(|_| connect(&place)).collect();
+    all.iter_mut().for_each(|stream| stream.write_all(REQUEST.as_bytes()).unwrap());
+    for stream in all {
+        let page = Response::read(stream).page();
+        assert!(series(&page).contains_key("ringferry_uptime_seconds"), "{page}");
+    }
+    stop(metrics);
+    switch.stop();
+}
+
+#[test]
+fn scrapes_go_on_when_the_switch_is_replaced_and_say_why_not_when_it_is_gone() {
+    let place = Place::new();
+    let mut switch = place.switch(&["a", "b"]);
+    let (mut a, mut b) = bystanders(&switch);
+    converse(&mut a, &mut b, 0, 20);
+    let metrics = start(&place, &[]);
+    let packets = || {
+        let page = ask(connect(&place), REQUEST).page();
+        series(&page)["ringferry_port_rx_packets_total{port=\"a\"}"]
+    };
+    let before = packets();
+    assert!(before >= 20.0, "{before}");
+    let next = place.start(&mut replace(&place), Vec::new());
+    let (status, _) = switch.process.wait();
+    assert!(status.success(), "{status}");
+    assert_eq!(packets(), before);
+    next.stop();
+    let answer = eventually("the page is no more", || {
+        let answer = ask(connect(&place), REQUEST);
+        answer.status.contains("503").then_some(answer)
+    });
+    assert!(answer.body.contains("no ringferry is running"), "{}", answer.body);
+    let again = place.switch(&["a"]);
+    eventually("the page is back", || ask(connect(&place), REQUEST).status.contains("200").then_some(()));
+    stop(metrics);
+    again.stop();
+}
+
+#[test]
+fn other_hosts_read_nothing_unless_they_are_allowed_to() {
+    let place = Place::new();
+    let switch = place.switch(&["a"]);
+    let mut command = ringferry();
+    command.arg("metrics").arg("--control").arg(place.control()).args(["--listen", "0.0.0.0:0"]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("--public allows it"), "{said}");
+    let mut command = ringferry();
+    command.arg("metrics").arg("--control").arg(place.control()).arg("--once");
+    let output = command.output().unwrap();
+    let page = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && series(&page).contains_key("ringferry_port_up{port=\"a\"}"), "{page}");
+    switch.stop();
+}
