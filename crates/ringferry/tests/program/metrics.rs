@@ -1,13 +1,16 @@
 //! `ringferry metrics`: what scrapers get of a running switch, and what those that behave badly cannot do to the others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
 
 use ringferry_rig::guest::converse;
-use ringferry_rig::process::{PATIENCE, Process, eventually};
+use ringferry_rig::process::{PATIENCE, Process, eventually, may};
 use ringferry_rig::ready::Ready;
 use ringferry_rig::switch::{Place, ringferry};
 use ringferry_sys::process::Spawn;
@@ -231,3 +234,120 @@ fn other_hosts_read_nothing_unless_they_are_allowed_to() {
     assert!(output.status.success() && series(&page).contains_key("ringferry_port_up{port=\"a\"}"), "{page}");
     switch.stop();
 }
+
+/// What is in `contrib/prometheus/`.
+fn contributed(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/prometheus").join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The expressions of the dashboard, with values for its variables.
+fn of_dashboard() -> Vec<String> {
+    let dashboard: serde_json::Value =
+        serde_json::from_str(&contributed("ringferry-dashboard.json")).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().unwrap());
+    let expressions = targets.map(|target| target["expr"].as_str().unwrap());
+    expressions
+        .map(|text| text.replace("$__rate_interval", "5m").replace("$instance", ".*").replace("$port", ".*"))
+        .collect()
+}
+
+/// The metrics that an expression names.
+fn named(expression: &str) -> impl Iterator<Item = &str> {
+    let words = expression.split(|character: char| !(character.is_ascii_alphanumeric() || character == '_'));
+    words.filter(|word| word.starts_with("ringferry_"))
+}
+
+#[test]
+fn alerts_and_the_dashboard_ask_for_what_there_is() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b"]);
+    let output = ringferry().arg("metrics").arg("--control").arg(place.control()).arg("--once").output();
+    let page = String::from_utf8(output.unwrap().stdout).unwrap();
+    let there: BTreeSet<&str> =
+        series(&page).into_keys().map(|name| name.split('{').next().unwrap()).collect();
+    let rules = contributed("ringferry.rules.yml");
+    let of_rules = rules.lines().filter_map(|line| line.trim().strip_prefix("expr: ")).map(str::to_owned);
+    let expressions: Vec<String> = of_rules.chain(of_dashboard()).collect();
+    assert!(expressions.len() > 15, "{expressions:#?}");
+    for expression in &expressions {
+        for name in named(expression) {
+            assert!(there.contains(name), "{name} of {expression} is not served: {there:#?}");
+        }
+    }
+    switch.stop();
+}
+
+/// Whether Prometheus's own checker is there, or a test may be skipped.
+fn may_check() -> bool {
+    let found = Command::new("promtool").arg("--version").output().is_ok();
+    may("promtool is not there (of Debian's package prometheus)", found)
+}
+
+#[track_caller]
+fn promtool(words: &[&str], file: &Path) {
+    let output = Command::new("promtool").args(words).arg(file).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+}
+
+#[test]
+fn promtool_reads_every_expression_and_alerts_are_raised_by_what_they_are_for() {
+    if !may_check() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut rules = String::from("groups:\n- name: dashboard\n  rules:\n");
+    for (number, expression) in of_dashboard().into_iter().enumerate() {
+        let expression = serde_json::Value::from(expression);
+        writeln!(rules, "  - record: panel:{number}\n    expr: {expression}").unwrap();
+    }
+    let file = folder.path().join("dashboard.yml");
+    std::fs::write(&file, rules).unwrap();
+    promtool(&["check", "rules"], &file);
+    std::fs::write(folder.path().join("ringferry.rules.yml"), contributed("ringferry.rules.yml")).unwrap();
+    let file = folder.path().join("test.yml");
+    std::fs::write(&file, ALERTS).unwrap();
+    promtool(&["test", "rules"], &file);
+}
+
+/// Half an hour of two ports and two workers. a is as it should be; b is down, and drops packets; c was taken down on purpose, and drops what a rule
+/// asks for. Worker 0 has no rest and packets in each round, worker 1 polls in vain.
+const ALERTS: &str = r#"
+rule_files: [ringferry.rules.yml]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'up{job="ringferry", instance="h"}', values: '1x10 0x20'}
+      - {series: 'ringferry_port_up{instance="h", port="a"}', values: '1x30'}
+      - {series: 'ringferry_port_up{instance="h", port="b"}', values: '0x30'}
+      - {series: 'ringferry_port_up{instance="h", port="c"}', values: '0x30'}
+      - {series: 'ringferry_port_state{instance="h", port="c", state="admin-down"}', values: '1x30'}
+      - {series: 'ringferry_port_state{instance="h", port="b", state="admin-down"}', values: '0x30'}
+      - {series: 'ringferry_port_state{instance="h", port="b", state="broken"}', values: '1x30'}
+      - {series: 'ringferry_port_dropped_packets_total{instance="h", port="b", reason="no-receive-buffers"}', values: '0+600x30'}
+      - {series: 'ringferry_port_dropped_packets_total{instance="h", port="c", reason="rate-out"}', values: '0+600x30'}
+      - {series: 'ringferry_worker_sleep_seconds_total{instance="h", worker="0"}', values: '0+1x30'}
+      - {series: 'ringferry_worker_polls_total{instance="h", worker="0"}', values: '0+1000x30'}
+      - {series: 'ringferry_worker_busy_polls_total{instance="h", worker="0"}', values: '0+900x30'}
+      - {series: 'ringferry_worker_sleep_seconds_total{instance="h", worker="1"}', values: '0+1x30'}
+      - {series: 'ringferry_worker_polls_total{instance="h", worker="1"}', values: '0+1000x30'}
+      - {series: 'ringferry_worker_busy_polls_total{instance="h", worker="1"}', values: '0+10x30'}
+      - {series: 'ringferry_fdb_addresses{instance="h", port="a"}', values: '50x30'}
+      - {series: 'ringferry_fdb_addresses{instance="h", port="b"}', values: '45x30'}
+      - {series: 'ringferry_fdb_capacity_addresses{instance="h"}', values: '100x30'}
+    promql_expr_test:
+      - {expr: 'count by (alertname, port, reason, worker) (ALERTS{alertstate="firing"})', eval_time: 5m, exp_samples: [
+          {labels: '{alertname="RingferryPortDown", port="b"}', value: 1},
+          {labels: '{alertname="RingferryPortBroken", port="b"}', value: 1},
+          {labels: '{alertname="RingferryAddressTableFull"}', value: 1}]}
+      - {expr: 'count by (alertname, port, reason, worker) (ALERTS{alertstate="firing"})', eval_time: 25m, exp_samples: [
+          {labels: '{alertname="RingferryDown"}', value: 1},
+          {labels: '{alertname="RingferryPortDown", port="b"}', value: 1},
+          {labels: '{alertname="RingferryPortBroken", port="b"}', value: 1},
+          {labels: '{alertname="RingferryDrops", port="b", reason="no-receive-buffers"}', value: 1},
+          {labels: '{alertname="RingferryWorkerSaturated", worker="0"}', value: 1},
+          {labels: '{alertname="RingferryAddressTableFull"}', value: 1}]}
+"#;
