@@ -7,7 +7,7 @@ case_add package-deb 120 package_deb "the Debian package: lintian, install, serv
 case_add package-oci 60 package_oci "the image for containers: the same bytes twice, static, runs as user 65532 with no right under crun, two guests through it"
 
 package_deb() {
-    local before package process
+    local before package process metrics
     check "the package is built" "$HERE/../../contrib/debian/build" --program "$RINGFERRY" --out "$RUN"
     package=$(echo "$RUN"/ringferry_*.deb)
     note "$(stat -c %s "$package") bytes"
@@ -30,8 +30,11 @@ package_deb() {
     traffic_server ns:m
     traffic_check ns:a 10.9.0.1 1 tcp-both
 
+    check "its counters are served" sd systemctl enable --now ringferry-metrics.service
+    package_scraped
+
     # Another program, by a byte that no loader reads.
-    process=$(sd_property ringferry MainPID)
+    metrics=$(sd_property ringferry-metrics MainPID) process=$(sd_property ringferry MainPID)
     cp "$RINGFERRY" "$RUN/newer"
     printf x >>"$RUN/newer"
     check "another package is built" "$HERE/../../contrib/debian/build" --program "$RUN/newer" --out "$RUN"
@@ -40,6 +43,8 @@ package_deb() {
     check "it is upgraded" sd dpkg -i /tmp/ringferry.deb
     check "the new program has taken over" wait_for 10 sd_is_another "$process"
     traffic_join upgrade
+    [ "$(sd_property ringferry-metrics MainPID)" != "$metrics" ] || fail "the old program still serves the counters"
+    package_scraped
     rf_stop vm0
 
     check "it is removed" sd dpkg --remove ringferry
@@ -49,6 +54,13 @@ package_deb() {
     diff <(echo "$before") <(package_files) >"$LOG/left" || fail "a purge leaves: $(grep '^[<>]' "$LOG/left")"
     ! sd getent passwd ringferry || fail "a purge leaves the user"
     check "sockets are gone" sd test ! -e /run/ringferry
+}
+
+# The guest's packets are counted, as whoever may open the socket reads.
+package_scraped() {
+    wait_for 5 test -S "$SD_ROOT/run/ringferry/metrics.sock" || fail "no socket for scrapers: $(sd systemctl status ringferry-metrics)"
+    check "a scrape" socat -t 5 "UNIX-CONNECT:$SD_ROOT/run/ringferry/metrics.sock" - <<<$'GET /metrics HTTP/1.0\n' >"$LOG/scrape"
+    grep -q '^ringferry_port_rx_packets_total{port="vm0"} [1-9]' "$LOG/scrape" || fail "no packets are counted: $(head -n 5 "$LOG/scrape")"
 }
 
 # What there is in the machine, but for what dpkg, the logs and the user database write whenever anything is installed.
