@@ -170,9 +170,12 @@ fn two<'a>(place: &'a Place, workers: &str, pairs: [usize; 2]) -> (Switch<'a>, W
         std::thread::sleep(std::time::Duration::from_millis(20));
         (!a.received().is_empty() & !b.received().is_empty()).then_some(())
     });
-    std::thread::sleep(std::time::Duration::from_millis(50));
-    a.received();
-    b.received();
+    // What is still on its way comes before what is sent after it.
+    let last = |frame: &(usize, Vec<u8>)| opened(&frame.1) == (1, 1);
+    a.send(0, &packet(b.mac, a.mac, 1, 1));
+    b.send(0, &packet(a.mac, b.mac, 1, 1));
+    eventually("b has the last of them", || b.received().iter().any(last).then_some(()));
+    eventually("a has the last of them", || a.received().iter().any(last).then_some(()));
     (switch, a, b)
 }
 
