@@ -786,7 +786,8 @@ mod tests {
         for _ in 0..1000 {
             assert!(passage.takes(&socket).unwrap() && passage.takes(io::stdin()).unwrap());
         }
-        assert_eq!(fd_count(), before);
+        // Other tests of this process have some, too.
+        assert!(fd_count() < before + 1000, "descriptors stay open that were tried");
         let passes = std::thread::spawn(move || {
             // Of this thread alone, which has no privileges then. No process has this user.
             let user = Uid::from_raw(0x7fff_0000 | std::process::id());
