@@ -582,12 +582,12 @@ impl Switch {
     ///
     /// # Errors
     /// See [`SuccessionError`]: that process goes on.
-    pub fn take_over(&mut self) -> Result<(), SuccessionError> {
+    pub fn take_over(&mut self, is_interrupted: impl FnOnce() -> bool) -> Result<(), SuccessionError> {
         let Switch { config, ports, workers, control, epoll, handed, links, mirrors, keeper, .. } = self;
         let Some(handed) = handed else { return Ok(()) };
         let keeper = keeper.as_mut();
         let mut parts = successor::Parts { config, ports, workers, control, epoll, links, mirrors, keeper };
-        handed.take_over(&mut parts)?;
+        handed.take_over(&mut parts, is_interrupted)?;
         if let Some((notifier, watchdog)) = handed.manager() {
             self.manager = Manager::new(notifier, watchdog);
         }

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use ringferry_switch::Successor;
 use ringferry_sys::process::{Spawn, spawn};
+use ringferry_sys::signal::Signal;
 
 use super::{Error, Process, say_ready, take_ready_fd};
 use crate::run_args::RunArgs;
@@ -42,7 +43,8 @@ pub(super) fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
         }
         let mut switch = switch.start()?;
         log::in_background(limited)?;
-        switch.take_over()?;
+        // Until it is too late; from then on such a signal ends the switch, which is this process.
+        switch.take_over(|| std::iter::from_fn(|| process.signals.next().ok().flatten()).any(ends))?;
         Ok(switch)
     });
     let switch = match taken {
@@ -55,6 +57,11 @@ pub(super) fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     };
     tracing::info!(ports, control = %control.display(), "the switch is up");
     process.serve(switch, ready)
+}
+
+/// Whether a signal tells a process to end.
+fn ends(signal: Signal) -> bool {
+    matches!(signal, Signal::TERM | Signal::INT)
 }
 
 /// Starts this program once more, with the same arguments but one, and waits until it has taken over or given up.

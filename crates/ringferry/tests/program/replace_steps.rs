@@ -278,7 +278,7 @@ fn killed_and_kept(victim: Victim, features: Features) {
     let options = Options { features, inflight: false, ..Options::default() };
     let [mut a, mut b] = [("a", 1), ("b", 2)].map(|(port, number)| switch.plug(port, number, options));
     acquaint(&mut [&mut a, &mut b]);
-    crate::keep::until_kept(&switch, "\"kick\"", 4);
+    crate::keep::until_kept(&switch, "\"enabled\":true", 4);
     let (mut round, mut started) = (0, Vec::new());
     // At the last step the successor has not yet stored a state of its own: what the one before has stored is what the next one finds.
     let alone = [Step::Answered(RUNNING)];
@@ -301,7 +301,7 @@ fn killed_and_kept(victim: Victim, features: Features) {
         // One process has the ports: any other ends.
         eventually("the others end", || others_than(&place, serving).is_empty().then_some(()));
         started.push(new);
-        crate::keep::until_kept(&switch, "\"kick\"", 4);
+        crate::keep::until_kept(&switch, "\"enabled\":true", 4);
     }
     switch.stop();
 }
@@ -316,6 +316,54 @@ fn a_kept_switch_outlives_a_successor_that_is_killed_at_any_step() {
 fn a_kept_switch_outlives_a_predecessor_that_is_killed_at_any_step() {
     killed_and_kept(Victim::Predecessor, Features::DEVICE);
     killed_and_kept(Victim::Predecessor, Features::DEVICE - Features::RING_PACKED);
+}
+
+/// A front end that comes between the two messages changes the order in which the successor has the ports, and no port gets what is another's.
+#[test]
+fn a_front_end_that_comes_during_a_replacement_costs_no_port_its_socket() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b", "c"]);
+    let options = Options::default();
+    let mut c = switch.plug("c", 3, options);
+    let mut came = None;
+    let new = relayed(&place, |now, _| {
+        if now == Step::Answered(DRAFT) {
+            came = Some(switch.plug("a", 1, options));
+        }
+    });
+    let (mut a, mut again) = (came.unwrap(), start(&place));
+    eventually("the next one has taken over", || pid(&place).filter(|pid| *pid == again.pid()));
+    acquaint(&mut [&mut a, &mut c]);
+    converse(&mut a, &mut c, 0, 20);
+    let mut b = switch.plug("b", 2, options);
+    acquaint(&mut [&mut b, &mut c]);
+    assert!(a.connection.frontend().check().is_ok() && c.connection.frontend().check().is_ok());
+    drop((switch, new));
+    again.signal(Signal::TERM);
+    assert!(again.wait().0.success(), "{:#?}", again.log());
+}
+
+/// Whoever has started the successor can stop it until it has taken over.
+#[test]
+fn a_successor_that_is_interrupted_leaves_the_switch_as_it_is() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b"]);
+    let (mut a, mut b) = bystanders(&switch);
+    let (old, between) = (pid(&place).unwrap(), Between::new(&place));
+    let mut new = start(&place);
+    let number = new.pid();
+    let taken = between.relay(|now, _| {
+        if now == Step::Answered(FINAL) {
+            kill_process(Pid::from_raw(number as i32).unwrap(), Signal::INT).unwrap();
+        }
+        true
+    });
+    assert!(!taken);
+    assert_eq!(new.wait().0.code(), Some(1));
+    assert!(new.log().join("\n").contains("interrupted: the running switch goes on"), "{:#?}", new.log());
+    assert_eq!(pid(&place), Some(old));
+    converse(&mut a, &mut b, 0, 20);
+    switch.stop();
 }
 
 /// Whoever stops the keeper while the switch is replaced stops the successor, as the switch that was asked has nothing to stop any more.

@@ -4,6 +4,7 @@
 //! state that it sends, none of which touches anything; [`Switch::take_over`](crate::Switch::take_over) asks it to stand still, and takes what it had. Until the baton is
 //! read everything can be dropped at any time, and nobody notices.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -59,6 +60,9 @@ pub enum SuccessionError {
     /// The running switch has gone on by itself, as this process took too long.
     #[error("this took longer than {} ms, for which packets wait at most, so the running switch goes on: try again", PATIENCE.as_millis())]
     Late,
+    /// Whoever has started this process has told it to end.
+    #[error("interrupted: the running switch goes on")]
+    Interrupted,
     /// The connection to the running switch is lost, or the system has no descriptors left.
     #[error("the hand-over has failed, and the running switch goes on: {0}")]
     Os(#[from] io::Error),
@@ -157,13 +161,19 @@ impl Successor {
             if draft.manager { fds.next().map(|fd| (Notifier::from_fd(fd), watchdog)) } else { None };
         let keeper =
             manager.as_ref().filter(|_| draft.keeps).map(|(notifier, _)| notifier.try_clone()).transpose()?;
+        // Descriptors come in the order of these entries, which need not be that of the configuration.
+        let mut entries = BTreeMap::new();
+        for entry in &mut draft.entries {
+            let descriptors = Descriptors::new(fds.by_ref().take(entry.descriptors));
+            let state = entry.state.take();
+            entries.insert(entry.name.clone(), state.map(|state| (state, descriptors)));
+        }
         for port in &config.ports {
-            let entry = draft.entries.iter_mut().find(|entry| entry.name == port.name);
-            let (count, state) = entry.map_or((0, None), |entry| (entry.descriptors, entry.state.take()));
-            let descriptors = Descriptors::new(fds.by_ref().take(count));
-            match (&port.kind, state) {
+            match (&port.kind, entries.remove(&port.name).flatten()) {
                 (PortKind::XenVif(_), _) => late.push(port.name.clone()),
-                (_, Some(state)) => plugs.push((port.clone(), adopt(port, state, descriptors, &privileges)?)),
+                (_, Some((state, descriptors))) => {
+                    plugs.push((port.clone(), adopt(port, state, descriptors, &privileges)?));
+                }
                 (_, None) => return Err(missing()),
             }
         }
@@ -265,7 +275,11 @@ impl Handed {
     ///
     /// # Errors
     /// See [`SuccessionError`].
-    pub(crate) fn take_over(&self, parts: &mut Parts<'_>) -> Result<(), SuccessionError> {
+    pub(crate) fn take_over(
+        &self,
+        parts: &mut Parts<'_>,
+        is_interrupted: impl FnOnce() -> bool,
+    ) -> Result<(), SuccessionError> {
         let (state, message) = ask::<Final>(&self.channel, Kind::Final)?;
         let mut fds = message.descriptors.into_iter();
         let mut positions = Vec::with_capacity(state.entries.len());
@@ -299,6 +313,9 @@ impl Handed {
             parts.workers.carry(number, Carried { addresses: addresses.clone(), stats, waiting });
         }
         parts.mirrors.take_over(&state.mirrors, parts.ports, parts.workers);
+        if is_interrupted() {
+            return Err(SuccessionError::Interrupted);
+        }
         self.follow()?;
         if !self.baton.drain()? {
             return Err(SuccessionError::Late);
