@@ -14,16 +14,25 @@ use std::time::{Duration, Instant};
 
 use ringferry_sys::inherited;
 use ringferry_sys::process::{Spawn, spawn};
+use ringferry_sys::rlimit;
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::systemd::{Manager, Notifier, Said};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, kill_process, pidfd_open};
 
+use crate::run::OPEN_FILES;
+
 use crate::run::ORPHANED;
 
 /// Most descriptors that are kept.
 const MOST: usize = 8192;
+
+/// Files that a process can usually have open, where the limit cannot be changed.
+const USUAL: u64 = 1024;
+
+/// Descriptors that this process has for itself, and for messages that it has not read yet.
+const OWN: usize = 64;
 
 /// The number of the first descriptor that a switch inherits.
 const FIRST: i32 = 3;
@@ -83,7 +92,9 @@ pub fn run(args: &KeepArgs) -> Result<(), Error> {
         manager: Manager::bind(&socket)?,
         above: Notifier::connect().unwrap_or_else(|_| Notifier::nobody()),
         kept: BTreeMap::new(),
+        most: most(rlimit::raise_open_files(OPEN_FILES).unwrap_or(USUAL)),
         ready,
+        was_ready: false,
         stopping: false,
         successor: None,
     };
@@ -92,10 +103,18 @@ pub fn run(args: &KeepArgs) -> Result<(), Error> {
     loop {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("ringferry").arg("kept").args(&arguments);
-        command.env("NOTIFY_SOCKET", &socket).env("FDSTORE", MOST.to_string());
+        command.env("NOTIFY_SOCKET", &socket).env("FDSTORE", keeper.most.to_string());
         let child = keeper.start(command)?;
         let killed = match keeper.serve(child, &signals)? {
             End::Orderly => return Ok(()),
+            // What could not go on with what is kept may be able to begin afresh.
+            End::Failed(status) if !keeper.was_ready && !keeper.kept.is_empty() => {
+                keeper.kept.clear();
+                tracing::error!(
+                    "the switch that was to go on has ended ({status}): one is started without anything of the one that was killed"
+                );
+                continue;
+            }
             // Only who is killed is followed: a configuration that is refused now will be refused then.
             End::Failed(status) => return Err(Error::Ended(status)),
             End::Killed(how) => how,
@@ -111,6 +130,11 @@ pub fn run(args: &KeepArgs) -> Result<(), Error> {
             "the switch was killed ({killed}), and is started again"
         );
     }
+}
+
+/// Most descriptors that can be kept where so many files can be open: a switch that is started inherits copies.
+fn most(open_files: u64) -> usize {
+    usize::try_from(open_files / 2).unwrap_or(MOST).saturating_sub(OWN).min(MOST)
 }
 
 /// How a switch has ended.
@@ -164,15 +188,20 @@ struct Keeper {
     /// The manager of this process.
     above: Notifier,
     kept: BTreeMap<String, OwnedFd>,
+    /// So many at most.
+    most: usize,
     /// Where it is said, once, that the switch is ready.
     ready: Option<OwnedFd>,
+    /// The switch that was started last has said that it is ready.
+    was_ready: bool,
     stopping: bool,
     /// The process that has taken over from the switch.
     successor: Option<Pid>,
 }
 
 impl Keeper {
-    fn start(&self, mut command: Command) -> io::Result<Child> {
+    fn start(&mut self, mut command: Command) -> io::Result<Child> {
+        self.was_ready = false;
         let names: Vec<_> = self.kept.keys().map(String::as_str).collect();
         if !names.is_empty() {
             command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
@@ -246,7 +275,8 @@ impl Keeper {
         let name = value("FDNAME").unwrap_or_default().to_owned();
         if value("FDSTORE") == Some("1") {
             let is_new = !self.kept.contains_key(&name);
-            if let (Some(fd), true) = (said.descriptors.into_iter().next(), !is_new || self.kept.len() < MOST)
+            if let (Some(fd), true) =
+                (said.descriptors.into_iter().next(), !is_new || self.kept.len() < self.most)
             {
                 self.kept.insert(name, fd);
             }
@@ -256,6 +286,7 @@ impl Keeper {
             self.successor = pid.parse().ok().and_then(Pid::from_raw);
         } else {
             self.stopping |= value("STOPPING") == Some("1");
+            self.was_ready |= value("READY") == Some("1");
             if value("READY") == Some("1")
                 && let Some(ready) = self.ready.take()
             {

@@ -19,7 +19,7 @@ mod replace;
 
 /// Open files wanted: 256 ports, each with a socket, some memory files in flight and two or three
 /// eventfds for each of up to 32 rings.
-const OPEN_FILES: u64 = 65536;
+pub(crate) const OPEN_FILES: u64 = 65536;
 
 /// The exit status of a switch that is to be started anew, as nobody has its ports: EX_TEMPFAIL of sysexits(3).
 pub const ORPHANED: u8 = 75;
@@ -38,6 +38,9 @@ pub enum Error {
     /// Another switch was to be replaced, and goes on.
     #[error(transparent)]
     Succession(#[from] SuccessionError),
+    /// A flag that says how another switch is replaced, and none is.
+    #[error("--background and --if-changed say how a running switch is replaced: give --replace as well")]
+    NothingToReplace,
     /// It was replaced by a process that was killed at once. The program ends with [`ORPHANED`].
     #[error(
         "the process that has taken over was killed before it ran, so nobody serves the ports: start the switch anew"
@@ -82,6 +85,10 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     }
     if args.replace {
         return replace::run(args, limited);
+    }
+    // clap asks for --replace only where no port is given, which conflicts with it.
+    if args.background || args.if_changed {
+        return Err(Error::NothingToReplace);
     }
     let mut passed = Passed::new(systemd::listen_fds());
     let ready = args.ready_fd.map(take_ready_fd).transpose()?;

@@ -104,6 +104,9 @@ fn all_mistakes_are_named_at_once_and_duplicates_with_both_places() {
     contains(&line, &["--port tap:rf1,name=rf0", "the name \"rf0\" is already used by --port tap:rf0"]);
     let line = refused(place.run(&[]).args(["--port", "vhostuser:/x"]));
     contains(&line, &["vhost-user:PATH"]);
+    for flag in ["--background", "--if-changed"] {
+        contains(&refused(place.run(&["a"]).arg(flag)), &["give --replace as well"]);
+    }
     let line = refused(&mut place.run(&[]));
     contains(&line, &["port"]);
     let line = refused(place.run(&[]).arg(place.path().join("missing.toml")));

@@ -46,16 +46,24 @@ fn start<'a>(place: &'a Place, ports: &[&str]) -> Switch<'a> {
     place.start(&mut keep(place, ports), Vec::<(OwnedFd, i32)>::new())
 }
 
-/// Waits until a state is kept that says this so often. It is stored a moment after it has changed.
+/// Waits until a state is kept that says this so often, and of which no front end has said anything else since. It is stored a moment after it has changed.
 #[track_caller]
 pub fn until_kept(switch: &Switch<'_>, what: &str, count: usize) {
+    until_stored(switch, what, count, |marks| marks.iter().all(|byte| *byte == 0));
+}
+
+/// Waits until a state is kept that says this so often, with such marks.
+#[track_caller]
+fn until_stored(switch: &Switch<'_>, what: &str, count: usize, marks: fn(&[u8]) -> bool) {
     let folder = format!("/proc/{}/fd", switch.process.pid());
     // Of a state that is closed between two looks nothing is known.
     let is_kept = |path: &std::path::Path| {
         let is_state =
             std::fs::read_link(path).is_ok_and(|link| link.to_string_lossy().contains("ringferry-state"));
         let text = if is_state { std::fs::read(path).unwrap_or_default() } else { Vec::new() };
-        !text.is_empty() && String::from_utf8_lossy(&text).matches(what).count() == count
+        let Some((length, rest)) = text.split_first_chunk() else { return false };
+        let (text, rest) = rest.split_at(u64::from_le_bytes(*length) as usize);
+        String::from_utf8_lossy(text).matches(what).count() == count && marks(rest)
     };
     eventually("the state is kept", || {
         let mut kept = std::fs::read_dir(&folder).unwrap();
@@ -267,7 +275,7 @@ fn a_front_end_whose_request_was_lost_is_disconnected() {
         };
         std::thread::scope(|scope| {
             scope.spawn(ask);
-            until_kept(&switch, "\"socket\":", 3);
+            until_stored(&switch, "\"socket\":", 3, |_| true);
             let victim = pid(&place).unwrap();
             let before = answered.load(Ordering::Relaxed);
             eventually("it is answered", || (answered.load(Ordering::Relaxed) > before).then_some(()));
@@ -279,6 +287,53 @@ fn a_front_end_whose_request_was_lost_is_disconnected() {
     converse(&mut a, &mut b, 0, 20);
     assert!(a.connection.frontend().check().is_ok() && b.connection.frontend().check().is_ok());
     switch.stop();
+}
+
+/// The usual limit of open files is far below what a few guests with many queues need, twice.
+#[test]
+fn a_keeper_needs_no_raised_limit_of_open_files() {
+    let place = Place::new();
+    let kept = keep(&place, &["a", "b", "c", "d"]);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -S -n 64; exec \"$0\" \"$@\""]).arg(kept.get_program()).args(kept.get_args());
+    let switch = place.start(&mut limited, Vec::new());
+    let mut guests = [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
+        .map(|(port, number)| switch.plug(port, number, Options::default()));
+    let [a, b, c, d] = &mut guests;
+    acquaint(&mut [a, b, c, d]);
+    until_kept(&switch, "\"enabled\":true", 8);
+    kill(&place);
+    for guest in [&mut *a, &mut *b, &mut *c, &mut *d] {
+        assert!(guest.connection.frontend().check().is_ok());
+    }
+    acquaint(&mut [a, b, c, d]);
+    converse(a, b, 0, 20);
+    converse(c, d, 0, 20);
+    switch.stop();
+}
+
+/// A state with which no switch can start costs what is in it, and not the switch.
+#[test]
+fn a_switch_that_cannot_go_on_begins_afresh() {
+    let place = Place::new();
+    let mut switch = start(&place, &["a", "b"]);
+    let a = switch.plug("a", 1, Options::default());
+    until_kept(&switch, "\"enabled\":true", 2);
+    // Half a message with a descriptor has the port left out of what is kept, and something else takes its socket.
+    let half = switch.connect("b");
+    let strange = SharedMem::new("strange", 4096).unwrap();
+    until_kept(&switch, "\"socket\":", 2);
+    assert_eq!(half.send(&[1], &[strange.fd()]).unwrap(), 1);
+    until_kept(&switch, "\"name\":\"b\"", 0);
+    std::fs::remove_file(place.socket("b")).unwrap();
+    let taken = std::os::unix::net::UnixListener::bind(place.socket("b")).unwrap();
+    let before = pid(&place).unwrap();
+    kill_process(Pid::from_raw(before as i32).unwrap(), Signal::KILL).unwrap();
+    // The reason is still there, so the fresh one ends, too, and says why.
+    assert_eq!(switch.process.wait().0.code(), Some(1));
+    assert_eq!(switch.process.logged("one is started without anything of the one that was killed"), 1);
+    assert_eq!(switch.process.logged("is in use"), 2, "{:#?}", switch.process.log());
+    drop((taken, a, half));
 }
 
 fn a_tap_outlives_in_the_namespace() {

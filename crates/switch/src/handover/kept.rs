@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use ringferry_control::mirror::Mirror;
 use ringferry_memory::{Counters, Region, RegionSpec, SharedMem};
-use ringferry_sys::systemd::Notifier;
+use ringferry_sys::systemd::{Notifier, store_limit};
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +48,9 @@ const REST: u32 = 19;
 
 /// Most descriptors that are stored, below what contrib's unit allows (`FileDescriptorStoreMax=`).
 const MOST: usize = 8000;
+
+/// What a manager has to have room for besides: the control socket, two states, and descriptors of a newer one while the older one is there.
+const SPARE: usize = 192;
 
 /// The form of what is kept.
 const FORMAT: u32 = 1;
@@ -153,6 +156,8 @@ pub(crate) struct Parts<'s> {
 pub struct Keeper {
     manager: Notifier,
     control: PathBuf,
+    /// Most descriptors that are stored.
+    most: usize,
     /// What is kept of the whole switch.
     setup: Option<Setup>,
     /// That may be another one by now.
@@ -189,6 +194,11 @@ impl Keeper {
         Keeper {
             manager,
             control: control.to_owned(),
+            // Who takes over was not told by the manager itself.
+            most: match store_limit() {
+                0 => MOST,
+                limit => limit.saturating_sub(SPARE).min(MOST),
+            },
             setup: None,
             doubt: true,
             entries: BTreeMap::new(),
@@ -368,7 +378,7 @@ impl Keeper {
             counts.push((count, name));
         }
         counts.sort();
-        let mut room = MOST;
+        let mut room = self.most;
         let (kept, left_out): (Vec<_>, Vec<_>) = counts.into_iter().partition(|(count, _)| {
             room = room.saturating_sub(*count);
             room > 0
@@ -376,8 +386,9 @@ impl Keeper {
         let left_out: Vec<_> = left_out.into_iter().map(|(_, name)| name).collect();
         if left_out.iter().any(|name| !self.left_out.contains(name)) {
             tracing::warn!(
-                "{MOST} descriptors are kept for the case that this process is killed; the ports with most of them have to go without, and their \
+                "{} descriptors are kept for the case that this process is killed; the ports with most of them have to go without, and their \
                  front ends to connect again then: {}",
+                self.most,
                 left_out.join(", ")
             );
         }
