@@ -227,8 +227,10 @@ impl Exposition {
         }
         for (name, help) in counted {
             // Base units only.
-            let (name_there, unit) = match name.strip_suffix("_nanoseconds") {
-                Some(of) => (format!("{of}_seconds"), 1e-9),
+            let units = [("_nanoseconds", 1e9), ("_microseconds", 1e6)];
+            let of = units.iter().find_map(|(unit, parts)| Some((name.strip_suffix(unit)?, *parts)));
+            let (name_there, parts) = match of {
+                Some((of, parts)) => (format!("{of}_seconds"), parts),
                 None => (name.to_owned(), 1.0),
             };
             if !is_name(&name_there) {
@@ -236,7 +238,7 @@ impl Exposition {
             }
             self.family(&format!("ringferry_port_{name_there}"), Kind::Counter, help, |family| {
                 for (port, value) in ports.iter().filter_map(|port| Some((port, port.counters.get(name)?))) {
-                    family.sample(&[("port", &port.name)], *value as f64 * unit);
+                    family.sample(&[("port", &port.name)], *value as f64 / parts);
                 }
             });
         }

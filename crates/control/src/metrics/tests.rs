@@ -151,6 +151,15 @@ fn every_help_of_a_direction_says_whose_it_is() {
 }
 
 #[test]
+fn every_time_is_in_seconds() {
+    let mut snapshot = snapshot(1);
+    snapshot.ports[0].counters.insert("rx_paused_microseconds".to_owned(), 2_500_000);
+    let text = of_switch(&snapshot, &[], Format::OpenMetrics);
+    assert!(text.contains("ringferry_port_rx_paused_seconds_total{port=\"vm0\"} 2.5\n"), "{text}");
+    assert!(!text.contains("microseconds"), "{text}");
+}
+
+#[test]
 fn openmetrics_is_for_those_who_prefer_it() {
     for (accept, format) in [
         ("", Format::Text),

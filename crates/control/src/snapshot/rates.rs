@@ -37,7 +37,8 @@ impl Rates {
 
     /// Drops per second, for whatever reason.
     pub fn dropped(&self) -> f64 {
-        self.drops.values().sum()
+        // A sum of nothing would be -0.
+        self.drops.values().fold(0.0, |sum, rate| sum + rate)
     }
 
     /// The share of the time that a counter of microseconds has grown by, 0 to 100.

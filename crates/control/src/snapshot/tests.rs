@@ -223,6 +223,11 @@ fn measured() -> Snapshot {
 }
 
 #[test]
+fn nothing_dropped_has_no_sign() {
+    assert!(!Rates::default().dropped().is_sign_negative());
+}
+
+#[test]
 fn load_and_rates_are_shown_over_three_windows() {
     let text = measured().to_text();
     let expected = "

@@ -191,7 +191,6 @@ pub fn run(args: &CaptureArgs) -> Result<(), CaptureError> {
     // Before the switch is asked for anything, and so that no signal is lost.
     let signals = Signals::new(&[Signal::INT, Signal::TERM, Signal::HUP])?;
     let program = args.filter.as_deref().map(filter::compile).transpose()?;
-    let mut output = Output::open(&args.write)?;
     let request = CaptureRequest {
         ports: args.ports.clone(),
         direction: args.direction.map(Into::into),
@@ -204,7 +203,10 @@ pub fn run(args: &CaptureArgs) -> Result<(), CaptureError> {
         filter: program.unwrap_or_default(),
         buffer_kib: args.buffer.unwrap_or(0),
     };
+    output::check(&args.write)?;
     let mut capture = Capture::begin(&path, request, args.filter.as_deref().unwrap_or(""))?;
+    // Not before there is something to write: it may be an earlier capture that a mistake in a port's name is not to cost.
+    let mut output = Output::open(&args.write)?;
     let ended = capture.run(args, &signals, &mut output);
     let summary = capture.summary();
     if args.json {

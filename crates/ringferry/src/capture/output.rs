@@ -17,8 +17,16 @@ pub(super) struct Output {
     start: Option<u64>,
 }
 
+/// Says so if nothing can be written to a path, whatever is written: packets are not for a terminal.
+///
+/// # Errors
+/// See [`CaptureError::Terminal`].
+pub(super) fn check(path: &Path) -> Result<(), CaptureError> {
+    if path == Path::new("-") && io::stdout().is_terminal() { Err(CaptureError::Terminal) } else { Ok(()) }
+}
+
 impl Output {
-    /// Opens a file, which is overwritten, or standard output, if that is no terminal.
+    /// Opens a file, which is overwritten, or standard output.
     ///
     /// # Errors
     /// It cannot be opened.
@@ -26,11 +34,7 @@ impl Output {
         let name = path.display().to_string();
         let failed = |error| CaptureError::Write { path: name.clone(), error };
         if path == Path::new("-") {
-            let stdout = io::stdout();
-            if stdout.is_terminal() {
-                return Err(CaptureError::Terminal);
-            }
-            let file = File::from(stdout.as_fd().try_clone_to_owned().map_err(failed)?);
+            let file = File::from(io::stdout().as_fd().try_clone_to_owned().map_err(failed)?);
             return Ok(Output::new(file, "standard output".to_owned(), true));
         }
         let file = File::create(path).map_err(failed)?;

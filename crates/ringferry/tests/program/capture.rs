@@ -315,6 +315,11 @@ fn what_cannot_be_captured_or_written_is_one_clear_line() {
         assert_eq!(text.lines().count(), 1, "{text}");
         text
     };
+    // A mistake in a name costs no earlier capture.
+    let earlier = place.path().join("earlier.pcapng");
+    std::fs::write(&earlier, "packets").unwrap();
+    refused(&["vm9", "-w", earlier.to_str().unwrap()]);
+    assert_eq!(std::fs::read(&earlier).unwrap(), b"packets");
     for (words, expected) in [
         (&["vm9", "-w", "/dev/null"][..], "there is no port \"vm9\" now; the ports are: a, b"),
         (&["a", "-w", "/nonexistent/x"], "cannot write /nonexistent/x: No such file"),
