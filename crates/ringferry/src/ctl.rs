@@ -113,7 +113,8 @@ Examples:
 /// Shown below the options by `ringferry ctl mirror --help`.
 const MIRROR: &str = "\
 The port that gets the copies goes on as any other; no rules apply to the copies, and nothing is learned from them. What would hold up the mirrored
-port is not copied and counted as lost. Mirrors end with the switch, and are not kept in its configuration.
+port is not copied and counted as lost. Mirrors outlive a replacement, and a kill
+where the state is kept; they end when the switch is stopped, and are not in its configuration.
 
 Examples:
   ringferry ctl mirror add vm0 probe

@@ -223,7 +223,8 @@ impl Snapshot {
         if !self.fdb.entries.is_empty() {
             let addresses = self.fdb.entries.iter().filter(|entry| entry.port == port.name).count();
             // Writing to a string cannot fail.
-            let _ = writeln!(text, "\n{addresses} MAC addresses behind it: `ringferry ctl fdb`");
+            let noun = if addresses == 1 { "address" } else { "addresses" };
+            let _ = writeln!(text, "\n{addresses} MAC {noun} behind it: `ringferry ctl fdb`");
         }
         text
     }

@@ -258,7 +258,7 @@ fn a_port_has_a_page_of_its_own() {
         "bursts for which buffers ran out  40.0 %  40.0 %  40.0 %\n",
         "no-receive-buffers: 12 dropped, per second 0.50 in the last 1 s, 0.50 in 10 s, 0.50 in 60 s\n",
         "  What to do: Some loss is normal",
-        "\n1 MAC addresses behind it",
+        "\n1 MAC address behind it",
     ] {
         assert!(text.contains(part), "{part}\n---\n{text}");
     }

@@ -34,6 +34,12 @@ pub(super) fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
         say_ready(ready);
         return Ok(());
     }
+    if let Some(file) = &args.file {
+        tracing::info!(
+            file = %file.display(),
+            "the configuration in force goes along, and this file is not read: ctl reload does that"
+        );
+    }
     let (config, ports) = (successor.config().clone(), successor.config().ports.len());
     let mut process = Process::begin(args, &config, &control)?;
     let privileges = process.privileges.0.clone();

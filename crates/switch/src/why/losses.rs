@@ -9,7 +9,7 @@ use super::{Findings, count, percent, recent};
 /// Drops that are no loss: that is what the switch is for, and nothing is wrong.
 const WANTED: [DropReason; 2] = [DropReason::Filtered, DropReason::SamePort];
 
-/// Says for each reason for which a port has lately dropped packets which part of its packets that was, and what to do. Drops that were long ago are notes.
+/// Says for each reason for which a port has dropped packets in the last ten seconds which part of its packets that was, and what to do. Drops that were long ago are notes.
 pub(super) fn look(port: &PortSnapshot, findings: &mut Findings) {
     let PortSnapshot { name, .. } = port;
     for reason in DropReason::ALL {
@@ -19,15 +19,14 @@ pub(super) fn look(port: &PortSnapshot, findings: &mut Findings) {
         }
         let situation = format!("drops-{}", reason.name());
         let has_some = |rates: &&Rates| dropped(rates, reason) > 0.0;
-        // The shorter window tells more, if it was lately.
-        let rates = recent(port).filter(has_some).or_else(|| port.rates_over(60).filter(has_some));
-        let Some(rates) = rates else {
+        // What was repaired half a minute ago is not what is wrong.
+        let Some(rates) = recent(port).filter(has_some) else {
             findings.add(
                 &situation,
                 Effect::Notes,
                 0.0,
                 format!(
-                    "{total} {} dropped at {name} as `{}`, none of them in the last minute. {}",
+                    "{total} {} dropped at {name} as `{}`, none of them in the last ten seconds. {}",
                     if total == 1 { "packet was" } else { "packets were" },
                     reason.name(),
                     reason.meaning()

@@ -633,7 +633,7 @@ fn the_worst_is_said_first_and_what_was_long_ago_last() {
     let order: Vec<_> = diagnosis.findings.iter().map(|finding| finding.situation.as_str()).collect();
     assert_eq!(order.first(), Some(&"isolated"));
     assert!(order.contains(&"drops-isolated"), "{order:?}");
-    let text = "100 packets were dropped at vm2 as `isolated`, none of them in the last minute.";
+    let text = "100 packets were dropped at vm2 as `isolated`, none of them in the last ten seconds.";
     check(&diagnosis, "drops-isolated", Effect::Notes, text).unwrap();
     let ports: Vec<_> = diagnosis.findings.iter().filter_map(|finding| finding.port.as_deref()).collect();
     assert!(ports.contains(&"vm1") && ports.contains(&"vm2"), "{ports:?}");
