@@ -23,12 +23,7 @@ package_deb() {
     check "the configuration is valid" sd ringferry run --check --control /run/ringferry/control.sock /etc/ringferry/ringferry.toml
     check "the service is started" sd systemctl enable --now ringferry-vm@vm0.socket ringferry-vm@vm1.socket ringferry.service
 
-    netns_add a
-    ip netns attach "${PREFIX}m" "$(basename "${SD_ROOT%/root}")"
-    ns_up m rf0 1
-    rf_start vm0 a guest --socket "$SD_ROOT/run/ringferry/vm0.sock" --tap rf0 --address 10.9.0.2/24
-    traffic_server ns:m
-    traffic_check ns:a 10.9.0.1 1 tcp-both
+    sd_guest
 
     check "its counters are served" sd systemctl enable --now ringferry-metrics.service
     package_scraped

@@ -20,12 +20,7 @@ systemd_service() {
     note "$(sd systemctl --version | head -n 1)"
     check "it is installed as docs/operating.md says" sd_install
     sd_confined
-    netns_add a
-    ip netns attach "${PREFIX}m" "$(basename "${SD_ROOT%/root}")"
-    ns_up m rf0 1
-    rf_start vm0 a guest --socket "$SD_ROOT/run/ringferry/vm0.sock" --tap rf0 --address 10.9.0.2/24
-    traffic_server ns:m
-    traffic_check ns:a 10.9.0.1 1 tcp-both
+    sd_guest
     sd_reloads
     sd_upgraded
     sd_survives

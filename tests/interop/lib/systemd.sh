@@ -88,6 +88,16 @@ sd() {
         env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 SYSTEMD_PAGER='' SYSTEMD_COLORS=0 "$@"
 }
 
+# sd_guest: a guest on the service's port vm0, in namespace a, that talks with the machine's end of the tap, in namespace m.
+sd_guest() {
+    netns_add a
+    ip netns attach "${PREFIX}m" "$(basename "${SD_ROOT%/root}")"
+    ns_up m rf0 1
+    rf_start vm0 a guest --socket "$SD_ROOT/run/ringferry/vm0.sock" --tap rf0 --address 10.9.0.2/24
+    traffic_server ns:m
+    traffic_check ns:a 10.9.0.1 1 tcp-both
+}
+
 # sd_install: the commands of the section "As a service", which are for somebody who is not root.
 sd_install() {
     local commands
