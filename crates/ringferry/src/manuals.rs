@@ -12,7 +12,7 @@ use clap::{Args, Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
-use ringferry_switch::config::{ReferenceKey, reference};
+use ringferry_switch::config::{EXAMPLE, ReferenceKey, reference};
 
 /// The name of the collection, in the middle of each page's first line.
 const MANUAL: &str = "ringferry";
@@ -213,22 +213,6 @@ well, whose comments stay, and `ringferry ctl reload` carries out what somebody 
 
 Of keys of a port it is said what a change does while the port is open: it holds at once, it holds with the next connection of a front end, or a reload has the \
 port opened anew, so that its guest has to connect again.";
-
-const EXAMPLE: &str = "\
-control = \"/run/ringferry/control.sock\"
-
-[switch]
-workers = 2
-
-[[port]]
-kind = \"vhost-user\"
-socket = \"/run/ringferry/vm0.sock\"
-vlan = 10
-rate_in = \"1gbit\"
-
-[[port]]
-kind = \"tap\"
-tap = \"rf0\"";
 
 /// The page ringferry.toml(5).
 fn configuration() -> String {

@@ -49,7 +49,7 @@ pub use file::drop_ins;
 pub(crate) use file::{KeepError, Kept, forget_port, keep, keep_port};
 pub use help::{port_keys_help, settings_help};
 pub(crate) use parse::Fields;
-pub use reference::{ReferenceKey, ReferenceSection, reference};
+pub use reference::{EXAMPLE, ReferenceKey, ReferenceSection, reference};
 pub(crate) use rules::entries as rules_by_key;
 pub(crate) use table::{Effect, Key, Keys, Unset, keys};
 pub(crate) use values::{

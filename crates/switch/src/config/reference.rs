@@ -2,6 +2,23 @@
 
 use super::*;
 
+/// An example of a file.
+pub const EXAMPLE: &str = "\
+control = \"/run/ringferry/control.sock\"
+
+[switch]
+workers = 2
+
+[[port]]
+kind = \"vhost-user\"
+socket = \"/run/ringferry/vm0.sock\"
+vlan = 10
+rate_in = \"1gbit\"
+
+[[port]]
+kind = \"tap\"
+tap = \"rf0\"";
+
 /// The keys of one place in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReferenceSection {
