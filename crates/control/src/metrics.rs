@@ -16,7 +16,7 @@ use crate::snapshot::{PortSnapshot, PortState, QueueRole, Snapshot, WorkerSnapsh
 /// A format of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Format {
-    /// What every scraper reads.
+    /// Text 0.0.4, which every scraper reads.
     Text,
     /// The later one, which is sent to whoever asks for it.
     OpenMetrics,
@@ -48,7 +48,7 @@ impl Format {
     }
 }
 
-/// What a family counts or shows.
+/// The kind of a family: what it counts or shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Counter,
@@ -385,7 +385,7 @@ const WORKER_COUNTERS: [WorkerCounter; 4] = [
     }),
 ];
 
-/// What a name of a queue's counter says: `rx_queue_0_packets` is the side `rx`, the pair 0 and `packets`.
+/// Takes the name of a queue's counter apart: `rx_queue_0_packets` is the side `rx`, the pair 0 and `packets`.
 fn of_queue(name: &str) -> Option<(&str, &str, &str)> {
     let (side, rest) = name.split_once("_queue_")?;
     let (pair, counter) = rest.split_once('_')?;
@@ -394,7 +394,7 @@ fn of_queue(name: &str) -> Option<(&str, &str, &str)> {
     known.then_some((side, pair, counter))
 }
 
-/// Whether this may be part of the name of a metric: what a later switch calls a counter is its word, not ours.
+/// Returns true if this may be part of the name of a metric: what a later switch calls a counter is its word, not ours.
 fn is_name(text: &str) -> bool {
     !text.is_empty()
         && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')

@@ -21,9 +21,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, kill_process, pidfd_open};
 
-use crate::run::OPEN_FILES;
-
-use crate::run::ORPHANED;
+use crate::run::{OPEN_FILES, ORPHANED};
 
 /// Most descriptors that are kept.
 const MOST: usize = 8192;
@@ -286,10 +284,9 @@ impl Keeper {
             self.successor = pid.parse().ok().and_then(Pid::from_raw);
         } else {
             self.stopping |= value("STOPPING") == Some("1");
-            self.was_ready |= value("READY") == Some("1");
-            if value("READY") == Some("1")
-                && let Some(ready) = self.ready.take()
-            {
+            let is_ready = value("READY") == Some("1");
+            self.was_ready |= is_ready;
+            if is_ready && let Some(ready) = self.ready.take() {
                 // Whoever asked may have gone.
                 let _ = File::from(ready).write_all(b"READY\n");
             }

@@ -44,7 +44,7 @@ pub struct Snapshot {
     pub workers: Vec<WorkerSnapshot>,
 }
 
-/// Whether a number that earlier versions did not tell is absent.
+/// Returns true if a number need not be told, as earlier versions do not tell it.
 fn is_zero(number: &u64) -> bool {
     *number == 0
 }

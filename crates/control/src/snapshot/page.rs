@@ -34,7 +34,7 @@ impl Row<'_> {
         self.rates().map_or_else(|| "-".to_owned(), |rates| short_rate(of(rates)))
     }
 
-    /// What only a whole port has.
+    /// Returns the text for a whole port, and a dash for a queue pair.
     fn of_port(&self, text: impl FnOnce(&PortSnapshot) -> String) -> String {
         if self.pair.is_none() { text(self.port) } else { "-".to_owned() }
     }
@@ -71,7 +71,7 @@ impl Row<'_> {
 pub struct Column {
     /// Its name on the command line.
     pub name: &'static str,
-    /// What it says, for people.
+    /// The column's meaning, for people.
     pub meaning: &'static str,
     /// Its heading, with the alignment of [`Table::new`].
     heading: &'static str,
@@ -289,7 +289,7 @@ fn rates(port: &PortSnapshot, of: impl Fn(&Rates) -> f64) -> [String; WINDOWS.le
     WINDOWS.map(cell)
 }
 
-/// What follows from the rates: sizes of bursts, and shares of the time.
+/// Returns a table of what follows from the rates: sizes of bursts, and shares of the time.
 fn shares(port: &PortSnapshot) -> String {
     if port.rates.iter().all(|rates| rates.counters.is_empty()) {
         return String::new();
