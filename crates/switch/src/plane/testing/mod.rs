@@ -3,7 +3,11 @@
 mod bed;
 mod heap;
 #[cfg(test)]
+mod lone;
+#[cfg(test)]
 mod tests;
 
 pub use bed::{Bed, HeapPort};
 pub use heap::{HeapFrame, HeapQueues, Punched, Wire};
+#[cfg(test)]
+pub(crate) use lone::Lone;

@@ -17,6 +17,8 @@ mod device;
 mod faults;
 mod handover;
 pub(crate) mod queues;
+#[cfg(test)]
+mod testing;
 
 pub(super) use control::{acquire, open};
 pub(super) use handover::{VhostState, adopt};

@@ -103,9 +103,27 @@ fn frame() -> impl Strategy<Value = Frame> {
     )
 }
 
+/// A burst as of conversations: many a frame has the addresses of the one before it, with the same tag or another.
+fn burst() -> impl Strategy<Value = Vec<Frame>> {
+    let follows = prop::sample::select(&[[false, false], [true, false], [true, true]][..]);
+    vec((frame(), follows), 1..8).prop_map(|frames| {
+        let mut burst: Vec<Frame> = Vec::new();
+        for (mut frame, [addresses, tags]) in frames {
+            if let Some(last) = burst.last().filter(|_| addresses) {
+                (frame.destination, frame.source) = (last.destination, last.source);
+                if tags {
+                    frame.tags.clone_from(&last.tags);
+                }
+            }
+            burst.push(frame);
+        }
+        burst
+    })
+}
+
 fn steps(ports: usize) -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        12 => (0..ports, vec(frame(), 1..6)).prop_map(|(port, frames)| Step::Send { port, frames }),
+        12 => (0..ports, burst()).prop_map(|(port, frames)| Step::Send { port, frames }),
         2 => prop_oneof![Just(1), Just(MAX_AGE), 1..2 * MAX_AGE].prop_map(Step::Wait),
         1 => (0..ports).prop_map(Step::Remove),
     ];
