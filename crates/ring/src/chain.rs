@@ -82,6 +82,12 @@ impl Chain {
         (self.only, self.first)
     }
 
+    /// Returns the buffer of a chain that has one only, which the device may read.
+    #[inline(always)]
+    pub fn sole_readable(&self) -> Option<Buffer> {
+        (self.readable == 1 && self.writable == 0).then_some(self.only)
+    }
+
     /// Returns the buffer of a chain that has one only, which the device may write.
     #[inline(always)]
     pub fn sole_writable(&self) -> Option<Buffer> {

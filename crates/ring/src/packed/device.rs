@@ -144,9 +144,8 @@ impl<A: Words> Device<A> {
             // counters that live in memory would be incremented for each chain, one after the other.
             let free = usize::from(self.side.size - self.in_flight);
             let limit = free.min(max - taken).min(LOOKAHEAD);
-            let (start, size) = (self.side.read_cursor, self.side.size);
-            let mut at = start;
-            let mut run = [Desc { len: 0, id: 0, flags: 0 }; LOOKAHEAD];
+            let (mut at, size) = (self.side.read_cursor, self.side.size);
+            let mut run = [(Desc { len: 0, id: 0, flags: 0 }, 0); LOOKAHEAD];
             let mut count = 0;
             let mut stopped_at = None;
             for found in &mut run[..limit] {
@@ -155,14 +154,15 @@ impl<A: Words> Device<A> {
                     stopped_at = Some(desc);
                     break;
                 }
-                *found = desc;
+                *found = (desc, self.side.read_addr(at));
                 count += 1;
                 at = at.forward(1, size);
             }
-            out.extend((0..).zip(&run[..count]).map(|(i, desc)| {
-                let buffer = desc.buffer(self.side.read_addr(start.forward(i, size)));
-                Chain::single(desc.id, buffer, desc.flags)
-            }));
+            out.extend(
+                run[..count]
+                    .iter()
+                    .map(|(desc, addr)| Chain::single(desc.id, desc.buffer(*addr), desc.flags)),
+            );
             self.side.read_cursor = at;
             self.in_flight += count as u16;
             taken += count;

@@ -371,7 +371,8 @@ impl<A: Words> Receiveq<A> {
         // The cache lines that will be written first are fetched together, so that their misses
         // overlap.
         for chain in self.chains.iter().skip(before) {
-            if let [buffer, ..] = self.chains.writable(chain)
+            let first = || self.chains.writable(chain).first().copied();
+            if let Some(buffer) = chain.sole_writable().or_else(first)
                 && let Some(room) = memory.write(buffer.addr, buffer.len as usize)
             {
                 room.prefetch();

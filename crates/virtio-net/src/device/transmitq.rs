@@ -10,7 +10,7 @@ use arrayvec::ArrayVec;
 use ringferry_memory::{GuestMemory, ReadSlice, Translator, Words};
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::{Header, Offloads};
-use ringferry_ring::{Buffer, Chains, Device, Fault};
+use ringferry_ring::{Buffer, Chain, Chains, Device, Fault};
 
 use crate::header::HASHED_LEN;
 use crate::{Features, MAX_FRAME, MIN_FRAME};
@@ -90,11 +90,14 @@ impl<A: Words> Transmitq<A> {
         let mut taken = self.ring.take(max, &mut translator, &mut self.chains);
         let (mut bad, mut memory_used, mut rest) = (None, 0, None);
         'burst: for (group, chains) in self.chains.all().chunks(LOOKAHEAD).enumerate() {
-            let pieces: ArrayVec<ReadSlice<'m>, LOOKAHEAD> =
-                chains.iter().map(|chain| prefetch(self.chains.readable(chain), &mut translator)).collect();
+            let fetch = |chain: &Chain| match chain.sole_readable() {
+                Some(buffer) => prefetch(&[buffer], &mut translator),
+                None => prefetch(self.chains.readable(chain), &mut translator),
+            };
+            let pieces: ArrayVec<ReadSlice<'m>, LOOKAHEAD> = chains.iter().map(fetch).collect();
             for (i, (chain, piece)) in chains.iter().zip(pieces).enumerate() {
-                let total = chain.readable_len as usize;
-                memory_used += total + PAGE * self.chains.readable(chain).len();
+                let (total, buffers) = (chain.readable_len as usize, usize::from(chain.readable));
+                memory_used += total + PAGE * buffers;
                 if memory_used > MOST_MEMORY && group + i > 0 {
                     rest = Some(group * LOOKAHEAD + i);
                     break 'burst;
@@ -104,7 +107,7 @@ impl<A: Words> Transmitq<A> {
                     continue;
                 }
                 let len = total - self.header_len;
-                if len > MAX_FRAME || self.chains.readable(chain).len() > MAX_BUFFERS {
+                if len > MAX_FRAME || buffers > MAX_BUFFERS {
                     self.rejected.too_long += 1;
                     continue;
                 }
