@@ -40,6 +40,15 @@ impl Frame {
         (self.len as usize >= PREFIX).then_some(&self.prefix)
     }
 
+    /// Returns the first [`MIN_FRAME`](crate::ether::MIN_FRAME) bytes, both addresses and the EtherType, as one number, by which frames of one conversation are found
+    /// with one comparison.
+    #[inline]
+    pub fn ethernet_header(&self) -> u128 {
+        const HEADER: u128 = (1 << (8 * crate::ether::MIN_FRAME)) - 1;
+        let (first, _) = self.prefix.split_first_chunk().unwrap_or((&[0; 16], &[]));
+        u128::from_le_bytes(*first) & HEADER
+    }
+
     /// Returns the same bytes for rewriting, for example of addresses. The delivered frame begins with them.
     #[inline]
     pub fn prefix_mut(&mut self) -> &mut [u8] {
@@ -52,6 +61,10 @@ impl Frame {
 pub struct Burst<'m> {
     frames: Vec<Frame>,
     pieces: Vec<ReadSlice<'m>>,
+    /// Sum of the lengths of the frames that were added, in bytes.
+    bytes: u64,
+    /// What the headers of the frames that were added ask for together.
+    needs: Offloads,
 }
 
 impl<'m> Burst<'m> {
@@ -68,9 +81,9 @@ impl<'m> Burst<'m> {
             pieces.clear();
             pieces.into_iter().map(|_| ReadSlice::EMPTY).collect()
         }
-        let Burst { mut frames, pieces } = old;
+        let Burst { mut frames, pieces, .. } = old;
         frames.clear();
-        Burst { frames, pieces: recycle(pieces) }
+        Burst { frames, pieces: recycle(pieces), bytes: 0, needs: Offloads::empty() }
     }
 
     /// Returns the frames in the order in which they were added.
@@ -79,10 +92,24 @@ impl<'m> Burst<'m> {
         &self.frames
     }
 
-    /// Returns the frames for changes of their headers and prefixes.
+    /// Returns the frames for changes of their prefixes.
     #[inline]
     pub fn frames_mut(&mut self) -> &mut [Frame] {
         &mut self.frames
+    }
+
+    /// Returns an upper bound on the sum of the lengths of the frames, in bytes: frames that were found to be invalid after they were added
+    /// count as well.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Returns what the headers of all frames [ask for](Header::needs) together, or more: a receiver that has these offloads takes every frame
+    /// of the burst as it is.
+    #[inline]
+    pub fn needs(&self) -> Offloads {
+        self.needs
     }
 
     /// Returns the number of frames.
@@ -132,9 +159,17 @@ impl<'m> Burst<'m> {
         // The bytes are copied directly to their final place. If they were copied in parts and then moved as a whole,
         // the move would wait until the parts have left the store buffer.
         self.frames.push(Frame { header, len: frame.len() as u32, first, pieces, prefix: [0; PREFIX] });
+        self.note(&header, frame.len() as u64);
         if let Some(added) = self.frames.last_mut() {
             frame.copy_to(&mut added.prefix);
         }
+    }
+
+    /// Adds a frame to what is known of all of them.
+    #[inline(always)]
+    fn note(&mut self, header: &Header, len: u64) {
+        self.bytes += len;
+        self.needs |= header.needs();
     }
 
     /// [Validates](Header::validated) the virtual header of the frame that was added last, whose sender may ask for
@@ -168,7 +203,10 @@ impl<'m> Burst<'m> {
             validated = frame.header.validated(&head[..have], frame.len as usize, negotiated);
         }
         match validated {
-            Ok(header) => frame.header = header,
+            Ok(header) => {
+                frame.header = header;
+                self.needs |= header.needs();
+            }
             Err(invalid) => {
                 self.pieces.truncate(frame.first as usize);
                 self.frames.pop();
@@ -185,6 +223,7 @@ impl<'m> Burst<'m> {
         let first = self.pieces.len() as u32;
         // The frame is built in its final place, for the same reason as in `push`.
         self.frames.push(Frame { header, len, first, pieces: 0, prefix: [0; PREFIX] });
+        self.note(&header, len.into());
         Builder { burst: self, have: 0 }
     }
 }
@@ -220,7 +259,7 @@ impl<'m> Builder<'_, 'm> {
     /// In debug builds, if the pieces do not add up to the announced length.
     #[inline]
     pub fn finish(self) {
-        let Burst { frames, pieces } = &mut *self.burst;
+        let Burst { frames, pieces, .. } = &mut *self.burst;
         if let Some(frame) = frames.last_mut() {
             debug_assert_eq!(self.have, frame.len as usize, "a frame's pieces add up to its length");
             frame.pieces = pieces.len() as u32 - frame.first;

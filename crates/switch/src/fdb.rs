@@ -63,9 +63,10 @@ struct Slot {
     told: u16,
 }
 
-/// Addresses in the table from which on those of a burst are fetched before any is looked up: as many as fill half of a usual
-/// second-level cache, from which they are looked up as fast as they are fetched.
-const LARGE: usize = 16 * 1024;
+/// Addresses in the table from which on those of a burst are fetched before any is looked up: as many as fill half of a first-level cache, each
+/// in a line of its own. A table in the second-level cache is looked up as fast as it is fetched where nothing else happens (`ringferry lab fdb`), but in a switch
+/// frames go through that cache, too.
+const LARGE: usize = 256;
 
 /// Slots that share a cache line.
 const WAYS: usize = 4;
@@ -85,6 +86,21 @@ impl Bucket {
             .enumerate()
             .fold(0_u32, |bits, (way, slot)| bits | u32::from(slot.key == key) << way);
         (matches != 0).then(|| matches.trailing_zeros() as usize % WAYS)
+    }
+}
+
+/// A VLAN and an address with their hash in one table, made by [`Fdb::hash`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hashed {
+    key: u64,
+    hash: u64,
+}
+
+impl Hashed {
+    /// Returns true if it was made of this VLAN and this address.
+    #[inline]
+    pub(crate) fn is_of(&self, vid: Vid, mac: Mac) -> bool {
+        self.key == key(vid, mac)
     }
 }
 
@@ -304,11 +320,16 @@ impl Fdb {
     /// no station and are ignored.
     #[inline]
     pub fn learn(&mut self, vid: Vid, mac: Mac, port: PortId, now: u32) -> Learned {
-        if mac.is_multicast() || mac == Mac::default() {
+        self.learn_hashed(self.hash(vid, mac), port, now)
+    }
+
+    /// Does the same as [`learn`](Self::learn) with an address that was [hashed](Self::hash).
+    #[inline]
+    pub fn learn_hashed(&mut self, Hashed { key, hash }: Hashed, port: PortId, now: u32) -> Learned {
+        if is_no_station(key) {
             return Learned::Known;
         }
-        let key = key(vid, mac);
-        let pair = self.pair(key);
+        let pair = self.buckets_of(hash);
         for bucket in pair {
             if let Some(way) = self.buckets[bucket].find(key) {
                 let slot = &mut self.buckets[bucket].0[way];
@@ -333,11 +354,20 @@ impl Fdb {
     /// Returns the port that `mac` was last seen on in VLAN `vid`, unless that was longer ago than the age.
     #[inline]
     pub fn lookup(&self, vid: Vid, mac: Mac, now: u32) -> Option<PortId> {
-        let key = key(vid, mac);
-        let [first, second] = self.pair(key).map(|bucket| &self.buckets[bucket]);
+        self.lookup_hashed(self.hash(vid, mac), now)
+    }
+
+    /// Does the same as [`lookup`](Self::lookup) with an address that was [hashed](Self::hash).
+    #[inline]
+    pub fn lookup_hashed(&self, Hashed { key, hash }: Hashed, now: u32) -> Option<PortId> {
+        let [first, second] = self.buckets_of(hash);
+        let first = &self.buckets[first];
         let slot = match first.find(key) {
             Some(way) => &first.0[way],
-            None => &second.0[second.find(key)?],
+            None => {
+                let second = &self.buckets[second];
+                &second.0[second.find(key)?]
+            }
         };
         (age(slot, now) <= self.max_age).then_some(PortId(slot.port))
     }
@@ -348,14 +378,20 @@ impl Fdb {
         self.len >= LARGE
     }
 
+    /// Hashes an address, for the calls that look it up.
+    #[inline]
+    pub fn hash(&self, vid: Vid, mac: Mac) -> Hashed {
+        let key = key(vid, mac);
+        Hashed { key, hash: mix(mix(key ^ self.seed[0]) ^ self.seed[1]) }
+    }
+
     /// Has the processor fetch the bucket that [`learn`](Self::learn) and [`lookup`](Self::lookup) of this
     /// address will read. It is worth it for all addresses of a burst before the first look-up, as a large
     /// table is not in the cache. Only the first bucket is fetched, which nearly all addresses are in:
-    /// fetching both takes longer than it saves. The look-up hashes the address again: keeping the bucket for
-    /// it, 24 bytes for each address, made look-ups slower in all tables.
+    /// fetching both takes longer than it saves.
     #[inline]
-    pub fn prefetch(&self, vid: Vid, mac: Mac) {
-        let [first, _] = self.pair(key(vid, mac));
+    pub fn prefetch(&self, address: Hashed) {
+        let [first, _] = self.buckets_of(address.hash);
         ReadSlice::from(self.buckets[first].as_bytes()).prefetch();
     }
 
@@ -479,12 +515,16 @@ impl Fdb {
         items.filter(|item| item.age <= self.max_age)
     }
 
-    /// The two buckets `key` can be in (possibly the same).
+    /// The two buckets that a key with this hash can be in (possibly the same).
     #[inline]
-    fn pair(&self, key: u64) -> [usize; 2] {
+    fn buckets_of(&self, hash: u64) -> [usize; 2] {
         let mask = self.buckets.len() - 1;
-        let hash = mix(mix(key ^ self.seed[0]) ^ self.seed[1]);
         [hash as usize & mask, (hash >> 32) as usize & mask]
+    }
+
+    /// The two buckets `key` can be in.
+    fn pair(&self, key: u64) -> [usize; 2] {
+        self.buckets_of(mix(mix(key ^ self.seed[0]) ^ self.seed[1]))
     }
 
     /// Returns bucket and slot of `key`, however old the address is.
@@ -711,6 +751,14 @@ fn age(slot: &Slot, now: u32) -> u32 {
 fn key(vid: Vid, mac: Mac) -> u64 {
     let [a, b, c, d, e, f] = mac.0;
     u64::from_be_bytes([0, 0, a, b, c, d, e, f]) | u64::from(vid & 0xfff) << 48 | USED
+}
+
+/// Returns true if the address of a key belongs to no station: a group address, or zero.
+#[inline]
+fn is_no_station(key: u64) -> bool {
+    const ADDRESS: u64 = (1 << 48) - 1;
+    const GROUP: u64 = 1 << 40;
+    key & GROUP != 0 || key & ADDRESS == 0
 }
 
 fn vid(key: u64) -> Vid {

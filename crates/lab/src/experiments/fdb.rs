@@ -90,7 +90,7 @@ impl Work {
     #[inline]
     fn of(self, fdb: &mut Fdb, burst: &[Mac]) -> bool {
         if fdb.is_large() {
-            burst.iter().for_each(|mac| fdb.prefetch(0, *mac));
+            burst.iter().for_each(|mac| fdb.prefetch(fdb.hash(0, *mac)));
         }
         let mut known = true;
         for mac in burst {

@@ -20,11 +20,11 @@ use std::sync::Arc;
 use ringferry_memory::ReadSlice;
 use ringferry_packet::ether::{self, Mac};
 use ringferry_packet::frame::{Burst, Frame};
-use ringferry_packet::vnet::{GSO_NONE, Header, Offloads};
+use ringferry_packet::vnet::{Header, Offloads};
 use smallvec::SmallVec;
 
 use crate::counters::DropReason;
-use crate::fdb::{Fdb, Learned, PortId};
+use crate::fdb::{Fdb, Hashed, Learned, PortId};
 use crate::plane::capture::{Event, Offered, PortCapture};
 use crate::plane::cost;
 use crate::plane::handoff::ring::Handoff;
@@ -110,6 +110,8 @@ pub(crate) struct Forwarder {
     decisions: Vec<Decision>,
     /// Output ports of the burst, each once.
     outputs: Vec<PortId>,
+    /// Destination and source of each frame, if the table is so large that they are fetched before they are looked up.
+    hashed: Vec<[Hashed; 2]>,
     /// Indexes of the frames for one output port, and what is done to the tag of each if it has to change.
     picks: Vec<u32>,
     retags: Vec<Retag>,
@@ -212,23 +214,17 @@ impl Forwarder {
         let taking = kind(from).map_or(cost::FRAME_IN, cost::of_taking) * burst.len() as u64
             + self.outputs.len() as u64 * cost::of_output();
         // Most bursts: frames that their receivers take as they are, to one port each.
-        let (mut bytes, mut needs, mut last) = (0, Offloads::empty(), (0, GSO_NONE));
-        for Frame { header, len, .. } in burst.frames() {
-            bytes += u64::from(*len);
-            if (header.flags, header.gso_type) != last {
-                last = (header.flags, header.gso_type);
-                needs |= header.needs();
-            }
-        }
         let ring = FrameCost::Descriptor;
         let takes = |port: &PortId| {
             let port = tables.ports.get(usize::from(port.0)).and_then(Option::as_ref);
-            port.is_some_and(|port| port.queues.frame_cost() == ring && port.offloads().contains(needs))
+            port.is_some_and(|port| {
+                port.queues.frame_cost() == ring && port.offloads().contains(burst.needs())
+            })
         };
         if !self.flooded && self.outputs.iter().all(takes) {
             let each = burst.len() as u64 * cost::of_plain(0, 0, ring);
-            let rest =
-                cost::of_bytes(bytes) + cost::of_further_pieces(burst.pieces().saturating_sub(burst.len()));
+            let rest = cost::of_bytes(burst.bytes())
+                + cost::of_further_pieces(burst.pieces().saturating_sub(burst.len()));
             if each + rest <= BURST_COST {
                 return taking + each + rest;
             }
@@ -289,7 +285,7 @@ impl Forwarder {
 
     /// Decides where each frame goes.
     fn decide<P: Queues>(&mut self, from: Origin, burst: &Burst<'_>, tables: &mut Tables<'_, P>, now: &Now) {
-        let Self { decisions, outputs, foreign, flooded, unstable, .. } = self;
+        let Self { decisions, outputs, foreign, flooded, unstable, hashed, .. } = self;
         let Tables { ports, fdb, handoff } = tables;
         decisions.clear();
         outputs.clear();
@@ -304,22 +300,42 @@ impl Forwarder {
             }
         };
         let reserved_pass = policy.is_some_and(PortPolicy::forwards_reserved);
+        hashed.clear();
         if fdb.is_large() {
-            for frame in burst.frames() {
-                if let Some(tagged) = port.membership().classify(frame.prefix(), &frame.header)
+            let (mut last, mut addresses) = (None, [Hashed::default(); 2]);
+            hashed.extend(burst.frames().iter().map(|frame| {
+                let header = Some(frame.ethernet_header());
+                if std::mem::replace(&mut last, header) != header
+                    && let Some(tagged) = port.membership().classify(frame.prefix(), &frame.header)
                     && let Some((dst, src)) =
                         ether::destination(frame.prefix()).zip(ether::source(frame.prefix()))
                 {
-                    fdb.prefetch(tagged.vid, dst);
-                    fdb.prefetch(tagged.vid, src);
+                    addresses = [fdb.hash(tagged.vid, dst), fdb.hash(tagged.vid, src)];
+                    addresses.iter().for_each(|address| fdb.prefetch(*address));
                 }
-            }
+                addresses
+            }));
         }
-        // Most bursts are of few conversations: what was found for a frame holds for the next one of the same.
+        // The hash of an address of a frame, which was made before if it was fetched.
+        let hash = |fdb: &Fdb, index: usize, which: usize, vid: Vid, mac: Mac| match hashed.get(index) {
+            Some(addresses) if addresses[which].is_of(vid, mac) => addresses[which],
+            _ => fdb.hash(vid, mac),
+        };
+        // Most bursts are of few conversations: what was found for a frame holds for the next one of the same. Without rules, all of the decision
+        // does if the next frame has the same Ethernet header and that is all that was looked at.
+        let mut same: Option<(u128, Decision)> = None;
         let mut learned: Option<(u16, Mac)> = None;
         let mut found: Option<(u16, Mac, To)> = None;
         let (mut same_port, mut reserved) = (0, 0);
-        for frame in burst.frames() {
+        for (index, frame) in burst.frames().iter().enumerate() {
+            let header = frame.ethernet_header();
+            if let Some((known, decision)) = same
+                && known == header
+            {
+                decisions.push(decision);
+                continue;
+            }
+            same = None;
             let prefix = frame.prefix();
             // A frame has at least an Ethernet header: its queue made sure.
             let (Some(dst), Some(src)) = (ether::destination(prefix), ether::source(prefix)) else {
@@ -352,7 +368,8 @@ impl Forwarder {
                     decisions.push(Decision::NOWHERE);
                     continue;
                 }
-                match fdb.learn(tagged.vid, src, from.port, now.seconds) {
+                let source = hash(fdb, index, 1, tagged.vid, src);
+                match fdb.learn_hashed(source, from.port, now.seconds) {
                     Learned::Known | Learned::Refused => {}
                     Learned::News => {
                         if !port.news.take(1, now.micros()) || !handoff.announce(tagged.vid, src, from.port) {
@@ -371,7 +388,8 @@ impl Forwarder {
             let to = match found {
                 Some((vid, mac, to)) if (vid, mac) == (tagged.vid, dst) => to,
                 _ => {
-                    let to = match destination(fdb, tagged.vid, dst, from.port, now) {
+                    let target = || hash(fdb, index, 0, tagged.vid, dst);
+                    let to = match destination(fdb, dst, target, from.port, now) {
                         To::Flood if dst.is_reserved() && !reserved_pass => To::Reserved,
                         to => to,
                     };
@@ -384,8 +402,13 @@ impl Forwarder {
                     to
                 }
             };
+            let decision = Decision::new(to, tagged);
             match to {
-                To::Port(_) => {}
+                To::Port(_) => {
+                    if policy.is_none() && tagged.wire.is_none() {
+                        same = Some((header, decision));
+                    }
+                }
                 To::Nowhere => {
                     same_port += 1;
                     captured(DropReason::SamePort, frame);
@@ -402,7 +425,7 @@ impl Forwarder {
                     continue;
                 }
             }
-            decisions.push(Decision::new(to, tagged));
+            decisions.push(decision);
         }
         if same_port > 0 {
             drops.add(DropReason::SamePort, same_port);
@@ -448,9 +471,13 @@ impl Forwarder {
         for &output in &*outputs {
             let Some(Some(port)) = ports.get_mut(usize::from(output.0)) else { continue };
             picks.clear();
-            let mine = |to| to == To::Flood || to == To::Port(output);
-            let frames = (0u32..).zip(&*decisions).filter(|(_, decision)| mine(decision.to));
-            picks.extend(frames.map(|(index, _)| index));
+            if is_whole(decisions, output) {
+                picks.extend(0..decisions.len() as u32);
+            } else {
+                let mine = |to| to == To::Flood || to == To::Port(output);
+                let frames = (0u32..).zip(&*decisions).filter(|(_, decision)| mine(decision.to));
+                picks.extend(frames.map(|(index, _)| index));
+            }
             if picks.is_empty() {
                 continue;
             }
@@ -495,6 +522,12 @@ impl Forwarder {
     }
 }
 
+/// Returns true if every frame of a burst goes to this port alone, as in most bursts.
+#[inline]
+fn is_whole(decisions: &[Decision], output: PortId) -> bool {
+    decisions.iter().all(|decision| decision.to == To::Port(output))
+}
+
 /// Whether a frame can be delivered in several steps.
 fn is_divisible(frame: &Frame, to: To) -> bool {
     to == To::Flood || frame.header.is_gso()
@@ -518,13 +551,13 @@ pub(crate) fn burst_of(copies: &[(Header, Vec<u8>)]) -> Burst<'_> {
     burst
 }
 
-/// Where frames to an address go that come from another port.
+/// Where frames to an address, with this hash, go that come from another port.
 #[inline]
-fn destination(fdb: &Fdb, vid: Vid, dst: Mac, from: PortId, now: &Now) -> To {
+fn destination(fdb: &Fdb, dst: Mac, hashed: impl Fn() -> Hashed, from: PortId, now: &Now) -> To {
     if dst.is_multicast() {
         return To::Flood;
     }
-    match fdb.lookup(vid, dst, now.seconds) {
+    match fdb.lookup_hashed(hashed(), now.seconds) {
         Some(port) if port == from => To::Nowhere,
         Some(port) => To::Port(port),
         None => To::Flood,

@@ -353,6 +353,9 @@ impl<P: Queues> Port<P> {
     #[inline]
     fn count_accepted(&self, burst: &Burst<'_>, picks: &[u32]) -> usize {
         let (offloads, mut known) = (self.offloads(), (0, GSO_NONE));
+        if offloads.contains(burst.needs()) {
+            return picks.len();
+        }
         let accepted = picks.iter().take_while(|index| {
             let header = &burst.frames()[**index as usize].header;
             let kind = (header.flags, header.gso_type);
