@@ -188,7 +188,9 @@ impl<'m> Translator<'m> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, BorrowedFd};
+
+    use rustix::fs::{MemfdFlags, SealFlags};
 
     use super::*;
     use crate::shared::SharedMem;
@@ -292,6 +294,32 @@ mod tests {
             assert!(error.to_string().contains("memory-backend-memfd"));
         }
         Region::map(shm.as_fd(), spec).unwrap();
+    }
+
+    #[test]
+    fn memory_that_cannot_be_written_is_refused_with_advice_of_its_own() {
+        let spec = RegionSpec { guest_addr: 0, size: 0x1000, user_addr: 0, mmap_offset: 0 };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let memory = || {
+            let fd = rustix::fs::memfd_create("sealed", flags).unwrap();
+            rustix::fs::ftruncate(&fd, 0x1000).unwrap();
+            fd
+        };
+        let refused = |fd: BorrowedFd<'_>| Region::map(fd, spec).unwrap_err().to_string();
+        for seal in [SealFlags::WRITE, SealFlags::FUTURE_WRITE] {
+            let sealed = memory();
+            rustix::fs::fcntl_add_seals(&sealed, seal).unwrap();
+            let error = refused(sealed.as_fd());
+            assert!(error.contains("sealed against writing") && !error.contains("must be shared"), "{error}");
+        }
+        let shm = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+        shm.as_file().set_len(0x1000).unwrap();
+        let error = refused(std::fs::File::open(shm.path()).unwrap().as_fd());
+        assert!(error.contains("readonly=on") && !error.contains("must be shared"), "{error}");
+        // The seals that VMMs set do no harm.
+        let usual = memory();
+        rustix::fs::fcntl_add_seals(&usual, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).unwrap();
+        Region::map(usual.as_fd(), spec).unwrap();
     }
 
     #[test]

@@ -91,6 +91,14 @@ fn remedy(error: Errno) -> &'static str {
             "this process may have no more address space or mappings: raise its limit (ulimit -v, or LimitAS= of its \
              systemd unit) or the system's vm.max_map_count"
         }
+        // mmap(2) says this of F_SEAL_WRITE and F_SEAL_FUTURE_WRITE.
+        Errno::PERM => {
+            "the memory is sealed against writing, and packets have to be written into it: the VMM must share it without such a seal"
+        }
+        Errno::ACCESS => {
+            "its descriptor is open for reading only, and packets have to be written into the memory: for QEMU leave readonly=on out of \
+             memory-backend-file"
+        }
         _ => "the VM's memory must be shared: for QEMU use -object memory-backend-memfd,share=on",
     }
 }
