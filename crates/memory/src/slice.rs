@@ -161,6 +161,8 @@ impl<'a> ReadSlice<'a> {
         let n = self.len().min(dst.len());
         // SAFETY: both sides are valid for n bytes.
         unsafe { copy(self.base(), dst.base(), n) };
+        // The copy may be private memory, and be judged.
+        fetched();
         n
     }
 
