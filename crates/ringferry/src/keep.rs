@@ -271,7 +271,12 @@ impl Keeper {
     fn hear(&mut self, said: Said) {
         let value = |key: &str| said.lines.iter().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
         let name = value("FDNAME").unwrap_or_default().to_owned();
-        if value("FDSTORE") == Some("1") {
+        if said.descriptors_lost {
+            tracing::warn!(
+                name,
+                "there is no room for a descriptor of the switch: if that is killed, what needs it begins anew; raise the limit of open files (ulimit -n)"
+            );
+        } else if value("FDSTORE") == Some("1") {
             let is_new = !self.kept.contains_key(&name);
             if let (Some(fd), true) =
                 (said.descriptors.into_iter().next(), !is_new || self.kept.len() < self.most)

@@ -20,8 +20,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
 
 use crate::inherited;
@@ -267,6 +267,8 @@ pub struct Said {
     pub lines: Vec<String>,
     /// The descriptors.
     pub descriptors: Vec<OwnedFd>,
+    /// Further descriptors came with them, for which this process had no room: they are lost.
+    pub descriptors_lost: bool,
 }
 
 impl Manager {
@@ -294,11 +296,11 @@ impl Manager {
             &mut control,
             RecvFlags::CMSG_CLOEXEC,
         );
-        let length = match received {
+        let (length, flags) = match received {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-            received => received?.bytes,
+            received => received.map(|received| (received.bytes, received.flags))?,
         };
-        let mut said = Said::default();
+        let mut said = Said { descriptors_lost: flags.contains(ReturnFlags::CTRUNC), ..Said::default() };
         for part in control.drain() {
             if let RecvAncillaryMessage::ScmRights(passed) = part {
                 said.descriptors.extend(passed);
@@ -424,6 +426,42 @@ mod tests {
         // Until the manager's queue is full.
         let full = (0..1_000_000).find_map(|_| notifier.alive().err());
         assert_eq!(full.map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
+    }
+
+    /// The limit of open files is the whole process's, so this runs as a child of itself.
+    #[test]
+    fn descriptors_for_which_there_is_no_room_are_said_to_be_lost() {
+        if std::env::var_os("LOST_CHILD").is_none() {
+            let status = std::process::Command::new(std::env::current_exe().unwrap())
+                .args([
+                    "--exact",
+                    "systemd::tests::descriptors_for_which_there_is_no_room_are_said_to_be_lost",
+                ])
+                .env("LOST_CHILD", "1")
+                .stdout(std::process::Stdio::null())
+                .status()
+                .unwrap();
+            assert!(status.success());
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let manager = Manager::bind(&path).unwrap();
+        let connection = UnixDatagram::unbound().unwrap();
+        connection.connect(&path).unwrap();
+        let notifier = Notifier::of(connection);
+        let file = tempfile::tempfile().unwrap();
+        let resource = rustix::process::Resource::Nofile;
+        let limit = rustix::process::getrlimit(resource);
+        for (most, kept, lost) in [(limit.current, 1, false), (Some(0), 0, true), (limit.current, 1, false)] {
+            notifier.store("a", file.as_fd()).unwrap();
+            let now = rustix::process::Rlimit { current: most, ..limit };
+            rustix::process::setrlimit(resource, now).unwrap();
+            let said = manager.receive().unwrap().unwrap();
+            assert_eq!((said.descriptors.len(), said.descriptors_lost), (kept, lost));
+            assert_eq!(said.lines, ["FDSTORE=1", "FDNAME=a", "FDPOLL=0"]);
+            rustix::process::setrlimit(resource, limit).unwrap();
+        }
     }
 
     #[test]
