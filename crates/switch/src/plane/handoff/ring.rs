@@ -254,6 +254,11 @@ impl<M: Primitives> Handoff<M> {
         }
     }
 
+    /// Wakes all other workers that sleep.
+    pub(crate) fn wake_all(&self) {
+        self.out.iter().flatten().for_each(|out| out.doorbell.wake());
+    }
+
     /// Takes the next frame handed off to this worker, with the index of its sender; the senders take turns.
     #[inline]
     pub(crate) fn receive(&mut self) -> Option<(usize, HandoffFrame)> {

@@ -90,12 +90,14 @@ impl Bed {
             .iter()
             .map(|bell| Arc::new(Doorbell::new(bell.try_clone().expect("a descriptor"))))
             .collect();
+        let standing = Arc::default();
         let workers = bells.into_iter().zip(Handoff::mesh(&doorbells)).map(|(bell, handoff)| {
             let epoll = Epoll::new().expect("a descriptor");
             epoll.add(&bell, BELL, Interest::READABLE).expect("a descriptor can be watched");
             let inbox = Inbox { commands: channel().1, bell };
             let counters = Arc::new(WorkerCounters::default());
-            Worker::new(config, inbox, handoff, epoll, [1, 2], counters, Clock::Scripted(clock))
+            let worker = Worker::new(config, inbox, handoff, epoll, [1, 2], counters, Clock::Scripted(clock));
+            worker.stand_with(Arc::clone(&standing), false)
         });
         let workers: Vec<_> = workers.collect();
         let asleep = vec![None; workers.len()];
@@ -323,10 +325,36 @@ impl Bed {
         self.workers[worker].quiet_for(passed);
     }
 
-    /// One round of a worker, unless it sleeps; whether anything moved.
+    /// One round of a worker, unless it sleeps; whether anything moved. One that has to stand still has a look at its commands and at what it was handed instead.
     pub fn round(&mut self, worker: usize) -> bool {
         self.end_round(worker);
-        !self.is_asleep(worker) && self.workers[worker].round()
+        if self.is_asleep(worker) {
+            return false;
+        }
+        let worker = &mut self.workers[worker];
+        if worker.stands_still() {
+            worker.look_standing(Duration::ZERO);
+            return false;
+        }
+        worker.round()
+    }
+
+    /// A worker is told to stand still, the first of the steps of a hand-over to another process.
+    #[cfg(test)]
+    pub(crate) fn pause(&mut self, worker: usize) {
+        self.ask(worker, Command::Pause);
+    }
+
+    /// A paused worker delivers what it was handed: the steps that follow when all are paused.
+    #[cfg(test)]
+    pub(crate) fn settle(&mut self, worker: usize) {
+        self.ask(worker, Command::Settle);
+    }
+
+    /// A worker is told to go on.
+    #[cfg(test)]
+    pub(crate) fn unpause(&mut self, worker: usize) {
+        self.execute(worker, Command::Unpause);
     }
 
     /// Most of a round of a worker, unless it sleeps: it has decided whose the queues are that frames go to, and what it has handed over has not

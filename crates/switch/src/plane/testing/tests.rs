@@ -7,5 +7,6 @@ mod holes;
 mod mirror;
 mod pacing;
 mod reference;
+mod standing;
 mod tenants;
 mod worker;

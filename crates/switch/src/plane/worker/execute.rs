@@ -148,7 +148,7 @@ impl<P: Queues> Worker<P> {
                 self.pause_all();
                 let _ = reply.send(());
             }
-            Command::Unpause => self.paused = false,
+            Command::Unpause => self.set_paused(false),
             Command::HandOver(age, reply) => {
                 let _ = reply.send(self.held(age));
             }

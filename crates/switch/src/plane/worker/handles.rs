@@ -33,6 +33,7 @@ use crate::plane::port::Steering;
 use crate::plane::queues::{PortHandle, Queues};
 use crate::plane::worker::command::{Command, Full, Inbox, NewPort, PortQueue, Posted};
 use crate::plane::worker::fault::{FaultReporter, Faults, PortFault};
+use crate::plane::worker::handover::Standing;
 use crate::plane::worker::holes::{self, Touched};
 use crate::plane::worker::{BELL, Worker};
 use crate::rules::Rules;
@@ -195,9 +196,10 @@ impl<P: Queues> Workers<P> {
         let clock = Clock::Monotonic(began);
         let watchdog = Watchdog::start("ringferry-watch")?;
         let faults = Faults::new()?;
+        let standing = Arc::default();
         let workers = bells.into_iter().zip(Handoff::mesh(&doorbells));
         let workers = workers.enumerate().map(|(number, (bell, handoff))| {
-            let begin = Begin { clock, paused };
+            let begin = Begin { clock, paused, standing: Arc::clone(&standing) };
             WorkerHandle::start(config, number, bell, handoff, begin, watchdog.watcher(), faults.reporter())
         });
         Ok(Self {
@@ -571,10 +573,10 @@ pub(crate) struct Stopping<P: Queues> {
 }
 
 /// How a worker begins.
-#[derive(Clone, Copy)]
 struct Begin {
     clock: Clock,
     paused: bool,
+    standing: Arc<Standing>,
 }
 
 impl<P: Queues> WorkerHandle<P> {
@@ -616,7 +618,7 @@ impl<P: Queues> WorkerHandle<P> {
                 // Without it frames that wait for tokens wait longer, and in larger bursts; no more.
                 let _ = set_timer_slack(TIMER_SLACK);
                 let worker = Worker::new(&config, inbox, handoff, epoll, seed, counters, begin.clock);
-                worker.paused(begin.paused).tell(touched).run();
+                worker.stand_with(begin.standing, begin.paused).tell(touched).run();
             };
             std::thread::Builder::new().name(format!("ringferry-{number}")).spawn(run)?
         };

@@ -5,11 +5,16 @@
 //! that queues are stopped and started meanwhile, and nothing is lost: what peers send waits in their rings and in the kernel.
 //! [`Workers::unpause`] has all of them go on. Workers of a successor are paused from their [start](Workers::start_paused) on.
 //!
+//! They stand still, and go on, at different moments: each when it gets its command, which on a busy machine means a processor. One that took frames from its
+//! queues meanwhile would hand them off to another one that delivers nothing yet, or no more, and what its rings do not hold would be dropped. So no worker takes
+//! anything as long as any is paused ([`Standing`]), which all of them look at in each round, and those that stand still deliver what the others have begun.
+//!
 //! What workers hold that is nowhere else is [`Carried`] over: frames that wait in shapers, addresses, and the state of token buckets and flow tables,
 //! whose times all are of the switch's clock, which goes on in the successor ([`Workers::began`]).
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -25,8 +30,9 @@ use crate::plane::worker::handles::Late;
 use crate::plane::worker::{Worker, Workers};
 use crate::rules::Vid;
 
-/// How often a paused worker looks at its commands by itself. They wake it, so this only bounds the harm of what should not happen.
-pub(crate) const PAUSED_LOOK: Duration = Duration::from_millis(10);
+/// How often a worker that stands still looks at its commands by itself, which wake it; and for how long it waits for others that are paused when it is not. Either only
+/// bounds the harm of what should not happen.
+const PAUSED_LOOK: Duration = Duration::from_millis(10);
 
 /// How long workers may take to stand still. All packets of everybody wait meanwhile; a worker that takes longer is held up by something.
 const STANDING: Duration = Duration::from_millis(100);
@@ -66,6 +72,17 @@ pub(crate) struct Carried {
     pub(crate) addresses: Vec<Address>,
     pub(crate) stats: Option<FdbStats>,
     pub(crate) waiting: Waiting,
+}
+
+/// How many workers of a switch are paused. They share one; each counts itself.
+#[derive(Debug, Default)]
+pub(crate) struct Standing(AtomicUsize);
+
+impl Standing {
+    #[inline]
+    fn is_any(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
 }
 
 /// Returns the time of the system's monotonic clock, in nanoseconds: the same for all processes of the machine.
@@ -183,9 +200,50 @@ impl<P: Queues> Workers<P> {
 }
 
 impl<P: Queues> Worker<P> {
+    /// Returns true if nothing may be taken from any queue: this worker is paused, or another one is.
+    #[inline]
+    pub(crate) fn stands_still(&self) -> bool {
+        self.paused || self.standing.is_any() && !self.impatient
+    }
+
+    /// Begins or ends the pause of this worker. If it is the last one that ends it, the others are woken.
+    pub(super) fn set_paused(&mut self, paused: bool) {
+        self.impatient = false;
+        if std::mem::replace(&mut self.paused, paused) == paused {
+            return;
+        }
+        if paused {
+            self.standing.0.fetch_add(1, Ordering::Relaxed);
+        } else if self.standing.0.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.handoff.wake_all();
+        }
+    }
+
+    /// Stands still for as long as it has to.
+    pub(super) fn stand_still(&mut self) {
+        let mut since = Instant::now();
+        while self.stands_still() && !self.stop {
+            if self.paused {
+                since = Instant::now();
+            } else {
+                self.impatient = since.elapsed() > PAUSED_LOOK;
+            }
+            self.look_standing(PAUSED_LOOK);
+        }
+    }
+
+    /// A look of a worker that stands still, which may sleep for `timeout`: at what others have handed off to it, and at its commands and events.
+    pub(crate) fn look_standing(&mut self, timeout: Duration) {
+        self.settle();
+        // Whoever hands off more, or is the last to end its pause, rings from here on.
+        let sleeps = self.handoff.about_to_sleep() && self.stands_still();
+        self.serve_events(Some(if sleeps { timeout } else { Duration::ZERO }));
+        self.handoff.awake();
+    }
+
     /// Delivers whatever this worker has taken from queues, so that nothing of it is left but in shapers.
     pub(super) fn pause_all(&mut self) {
-        self.paused = true;
+        self.set_paused(true);
         let slow: Vec<_> = (0..self.ports.len() as u16).map(PortId).collect();
         for id in slow {
             while self.slow_frames(id) > 0 {

@@ -74,7 +74,7 @@ mod timers;
 use command::{Inbox, Posted};
 use fair::Accounts;
 pub use handles::Workers;
-use handover::PAUSED_LOOK;
+use handover::Standing;
 use holes::Touch;
 use timers::{Quota, Timer, Timers};
 
@@ -212,6 +212,10 @@ pub(crate) struct Worker<P: Queues> {
     seconds: u32,
     /// Nothing is taken from any queue, as another process is to go on with them.
     paused: bool,
+    /// How many of all workers are paused.
+    standing: Arc<Standing>,
+    /// The others that are paused are waited for no more.
+    impatient: bool,
     stop: bool,
 }
 
@@ -252,13 +256,16 @@ impl<P: Queues> Worker<P> {
             mirrored: Vec::new(),
             seconds: clock.seconds(),
             paused: false,
+            standing: Arc::default(),
+            impatient: false,
             stop: false,
         }
     }
 
-    /// Begins [paused](Workers::start_paused).
-    pub(crate) fn paused(mut self, paused: bool) -> Self {
-        self.paused = paused;
+    /// Stands still together with all workers that have the same `standing`, and begins [paused](Workers::start_paused) or not.
+    pub(crate) fn stand_with(mut self, standing: Arc<Standing>, paused: bool) -> Self {
+        self.standing = standing;
+        self.set_paused(paused);
         self
     }
 
@@ -273,8 +280,8 @@ impl<P: Queues> Worker<P> {
         let mut last = Look { at: Instant::now(), worked: 0 };
         let mut before = last.at;
         while !self.stop {
-            if self.paused {
-                self.serve_events(Some(PAUSED_LOOK));
+            if self.stands_still() {
+                self.stand_still();
                 last = Look { at: Instant::now(), worked: self.worked };
                 before = last.at;
                 continue;
