@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use common::{AVAIL, BASE, Heap, Memory, Places, USED, WRITE, bare, features};
+use common::{AVAIL, BASE, Heap, Memory, Places, USED, WRITE, bare, features, watched};
 use ringferry_memory::Words;
 use ringferry_ring::{AddError, Buffer, Driver, Fault, Parts, RingFeatures, Used};
 
@@ -369,6 +369,44 @@ fn event_words_that_make_no_sense() {
             let id = if features.in_order { u32::from(next) } else { 0 };
             prey.answer(answered % (if features.packed { 2 * SIZE / EACH } else { u16::MAX }), &[(id, 0)]);
             assert_eq!((prey.collect(), prey.driver.fault()), (vec![(1, 0)], None), "{features:?}");
+        }
+    }
+}
+
+/// The shape in which QEMU's device looked at a packed ring for ever, on this side: whatever a device leaves in a ring, a look whether there is anything reads
+/// one word, and collecting ends with what is out.
+#[test]
+fn cve_2026_16457_a_look_for_used_chains_ends_and_collecting_does() {
+    let most = u32::from(SIZE / EACH);
+    for features in features(false).chain(features(true)).filter(|features| !features.indirect) {
+        for (fill, out) in
+            [0x00, 0xff, 0x80, 0x7f, 0x01].into_iter().flat_map(|fill| [(fill, 0), (fill, 1), (fill, most)])
+        {
+            let what = format!("{features:?} {fill:#x} {out}");
+            let places = Places::new(SIZE, features.packed);
+            let memory = Heap::new(places.bytes(0));
+            let parts = watched(places.parts(&memory));
+            let mut driver = Driver::new(parts.clone(), features, None).unwrap();
+            let buffer = [Buffer { addr: BASE, len: 3 }];
+            (0..out).for_each(|token| driver.add(&buffer, &buffer, token).unwrap());
+            driver.publish();
+            memory.fill(0, &vec![fill; places.bytes(0)]);
+            let looks = || {
+                let areas = [&parts.desc, &parts.driver, &parts.device];
+                areas.iter().flat_map(|area| area.loads().into_values()).sum::<usize>()
+            };
+            looks();
+            let has = driver.has_used();
+            assert!(looks() <= 1 && (out > 0 || !has), "{what}");
+            driver.enable_calls();
+            assert!(looks() <= 1, "{what}");
+            // Nobody waits here for ever if it does not end.
+            let collected = std::iter::from_fn(|| driver.collect()).take(100).count();
+            assert!(looks() <= 3 * (collected + 1) && collected as u32 <= out, "{what}: {collected}");
+            assert!(!driver.has_used(), "{what}");
+            let left = std::iter::from_fn(|| driver.detach_unused()).take(100).count();
+            assert_eq!((collected + left) as u32, out, "{what}");
+            assert_eq!((driver.free(), driver.in_flight()), (SIZE, 0), "{what}");
         }
     }
 }
