@@ -47,5 +47,5 @@ pub use worker::Workers;
 pub use worker::fault::{FaultReporter, PortFault};
 pub(crate) use worker::handles::Stopping;
 pub use worker::handles::{Late, Owners, Placement};
-pub(crate) use worker::handover::{Address, Carried, Held, Waiting};
+pub(crate) use worker::handover::{Address, Carried, Held, Waiting, monotonic};
 pub(crate) use worker::holes::{HOLES, Sleeps};

@@ -61,7 +61,7 @@ const CATCH_UP: Duration = Duration::from_millis(100);
 
 /// Time for which a port serves no front end after one has tried to hold up a worker. Each attempt costs the
 /// others up to one [interval of the watchdog](ringferry_sys::watchdog::INTERVAL).
-const QUARANTINE: Duration = Duration::from_secs(60);
+pub(super) const QUARANTINE: Duration = Duration::from_secs(60);
 
 /// Log lines about one port's front ends per interval: two or three restarts of a machine.
 const LOG_LINES: u32 = 20;

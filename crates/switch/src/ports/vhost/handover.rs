@@ -10,10 +10,10 @@ use ringferry_vhost_user::message::ProtocolFeatures;
 use ringferry_virtio_net::Features;
 use serde::{Deserialize, Serialize};
 
-use super::control::{Endpoint, VhostPort};
+use super::control::{Endpoint, QUARANTINE, VhostPort};
 use super::device::features;
 use crate::config::{FeatureToggles, PortConfig, VhostUserConfig, VhostUserEndpoint};
-use crate::plane::PAIRS;
+use crate::plane::{PAIRS, monotonic};
 use crate::ports::handed::Descriptors;
 use crate::ports::{Context, OpenError, Plug, PortControl};
 use crate::privileged::Privileges;
@@ -38,9 +38,17 @@ pub(crate) struct VhostState {
     mtu: u16,
     /// What earlier sessions have counted.
     past: CountersState,
-    /// No front end is served, for this reason and so many milliseconds.
+    /// No front end is served, for this reason and so many milliseconds from when this was written, which programs read that do not know `quarantine_until`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     quarantine: Option<(String, u64)>,
+    /// The end of that, in nanoseconds of the system's monotonic clock: it does not move while the state lies somewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    quarantine_until: Option<u64>,
+}
+
+/// Returns an instant to come as nanoseconds of the system's monotonic clock.
+fn monotonic_of(instant: Instant) -> u64 {
+    monotonic() + instant.saturating_duration_since(Instant::now()).as_nanos() as u64
 }
 
 impl VhostState {
@@ -89,6 +97,7 @@ impl VhostPort {
             mtu: self.device.mtu,
             past: self.past.into(),
             quarantine: self.quarantine.as_ref().map(left),
+            quarantine_until: self.quarantine.as_ref().map(|_| monotonic_of(self.retry_at)),
         })
     }
 
@@ -98,7 +107,12 @@ impl VhostPort {
         (self.heard, self.past) = (state.heard, state.past.into());
         if let Some((why, left)) = &state.quarantine {
             self.quarantine = Some(why.clone());
-            self.retry_at = Instant::now() + Duration::from_millis(*left);
+            let left = match state.quarantine_until {
+                Some(until) => Duration::from_nanos(until.saturating_sub(monotonic())),
+                None => Duration::from_millis(*left),
+            };
+            // Whatever the state says.
+            self.retry_at = Instant::now() + left.min(QUARANTINE);
         }
         let Some(session) = &state.session else { return };
         // The settings may have changed since the front end has connected.
@@ -185,8 +199,48 @@ pub(in crate::ports) fn adopt(
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsRawFd;
+    use std::sync::Arc;
+
+    use ringferry_sys::epoll::Epoll;
 
     use super::*;
+    use crate::config::{Config, PortKind, SwitchConfig};
+    use crate::ports::queues::Workers;
+    use crate::ports::table::PortTable;
+
+    /// What is stored of a port when it is put there may be read much later, by the process that follows one that was killed.
+    #[test]
+    fn a_quarantine_ends_when_it_was_to_however_long_its_state_lies_somewhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("a");
+        let config = Config::builder().port_flag(&format!("vhost-user:{}", socket.display()));
+        let config = config.build().unwrap();
+        let (epoll, switch) = (Epoll::new().unwrap(), SwitchConfig::default());
+        let mut table = PortTable::new(Arc::new(Workers::start(&switch).unwrap()), &switch);
+        let listener = Listener::bind(&socket).unwrap();
+        let plug = move |port: &PortConfig, cx: &mut Context<'_>| {
+            let PortKind::VhostUser(vhost) = port.kind.clone() else { unreachable!() };
+            let mut port = VhostPort::new(port, &vhost, Endpoint::Listen(listener), cx)?;
+            port.quarantine = Some("it has held up a worker".to_owned());
+            port.retry_at = Instant::now() + QUARANTINE;
+            let mut state = port.handed(&mut |_| Ok(0)).unwrap();
+            let now = monotonic();
+            let left = state.quarantine_until.unwrap() - now;
+            assert!((1..=QUARANTINE.as_nanos() as u64).contains(&left), "{left}");
+            let mut adopted = |until| {
+                state.quarantine_until = until;
+                port.adopt(&state, &mut Descriptors::default());
+                assert_eq!(port.quarantine.as_deref(), Some("it has held up a worker"));
+                port.retry_at.saturating_duration_since(Instant::now())
+            };
+            assert_eq!(adopted(Some(now)), Duration::ZERO, "it is over");
+            assert!(adopted(Some(now + 1_000_000_000)) <= Duration::from_secs(1), "most of it is over");
+            assert!(adopted(None) > QUARANTINE / 2, "as an earlier program says it");
+            assert!(adopted(Some(u64::MAX)) <= QUARANTINE, "nonsense");
+            Ok(Box::new(port) as Box<dyn PortControl>)
+        };
+        table.add(config.ports[0].clone(), Box::new(plug), &epoll).unwrap();
+    }
 
     #[test]
     fn l_a_socket_that_the_kernel_does_not_pass_on_costs_its_session_and_not_the_hand_over() {
