@@ -58,5 +58,5 @@ pub use guest::GuestSnapshot;
 pub use path::{SYSTEM_DIRECTORY, default_path, make_directory};
 pub use ports::{PortAction, PortChange, Reload, ReloadStep};
 pub use protocol::{Answer, Request, Response};
-pub use rules::{Holds, Kept, PortRules, RulesByKey, SettingChange, SettingsChange, kept};
+pub use rules::{Holds, Kept, PortRules, RulesByKey, SettingChange, SettingsChange, kept, settings};
 pub use server::{ControlServer, MAX_CLIENTS, MAX_REQUEST, MAX_SILENCE, Reply, Ticket};

@@ -82,7 +82,7 @@ fn flag(value: &serde_json::Value) -> String {
 }
 
 /// Rules in the words of `ringferry ctl set`.
-pub(crate) fn settings(rules: &RulesByKey) -> impl Iterator<Item = String> {
+pub fn settings(rules: &RulesByKey) -> impl Iterator<Item = String> {
     rules.iter().map(|(key, value)| format!("{key}={}", flag(value)))
 }
 

@@ -48,21 +48,8 @@ impl Row<'_> {
 
     /// Entries available in the queues of one role.
     fn available(&self, role: super::QueueRole) -> String {
-        let queues = self.port.queues.iter().filter(|queue| {
-            let is_of_pair =
-                |pair: &PairSnapshot| ringferry_virtio_net::queue_index::pair(queue.index) == pair.pair;
-            queue.role == role && self.pair.is_none_or(is_of_pair)
-        });
-        let all: Option<Vec<(u16, u16)>> =
-            queues.map(|queue| queue.available.map(|available| (available, queue.size))).collect();
-        match all {
-            Some(all) if !all.is_empty() => {
-                let sum =
-                    |of: fn(&(u16, u16)) -> u16| all.iter().map(|queue| u64::from(of(queue))).sum::<u64>();
-                format!("{}/{}", sum(|queue| queue.0), sum(|queue| queue.1))
-            }
-            _ => "-".to_owned(),
-        }
+        let fill = self.port.ring_fill(role, self.pair.map(|pair| pair.pair));
+        fill.map_or_else(|| "-".to_owned(), |(available, size)| format!("{available}/{size}"))
     }
 }
 

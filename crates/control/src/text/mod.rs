@@ -3,8 +3,10 @@
 //! The table is ours: what the kept crates (`comfy-table`, `tabled`) add to it are borders, colours and wrapped cells, none of which
 //! survives `| grep`; and without those ours is shorter than their set-up.
 
+mod printable;
 mod table;
 mod units;
 
+pub use printable::printable;
 pub use table::Table;
 pub use units::{bit_rate, duration, micros, scaled, short_count, short_rate};
