@@ -9,6 +9,7 @@
 //! | [`front`] | our driver half as a front end that polls, for tests and for the lab |
 //! | [`raw`] | a guest that breaks them: it writes its rings word by word |
 //! | [`domu`] | a machine whose domains are processes, and Xen guests on it |
+//! | [`terminal`] | a terminal for a program under test, whose screen is read and whose keys are pressed |
 //! | [`testpmd`] | DPDK's testpmd as a peer, for tests and for the lab |
 //! | [`frames`] | frames whose every byte tells where it belongs |
 //!
@@ -26,4 +27,5 @@ pub mod process;
 pub mod raw;
 pub mod ready;
 pub mod switch;
+pub mod terminal;
 pub mod testpmd;

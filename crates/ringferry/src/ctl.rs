@@ -573,11 +573,7 @@ impl CtlError {
     /// The word for the error in JSON; `None` if the output is not the place for it.
     fn kind(&self) -> Option<&'static str> {
         Some(match self {
-            CtlError::Control(ControlError::Refused(_)) => "refused",
-            CtlError::Control(ControlError::NotRunning(_)) => "not-running",
-            CtlError::Control(ControlError::Permission(_)) => "no-permission",
-            CtlError::Control(ControlError::Silent(_)) => "silent",
-            CtlError::Control(ControlError::Garbled { .. } | ControlError::Os { .. }) => "failed",
+            CtlError::Control(error) => kind_of(error),
             CtlError::Mismatch | CtlError::NoFdb | CtlError::NoReasons | CtlError::OnePort => "not-supported",
             CtlError::Incomplete | CtlError::Told | CtlError::Output(_) => return None,
         })
@@ -591,6 +587,17 @@ impl CtlError {
             error => error.to_string(),
         };
         pretty(&serde_json::json!({ "error": text, "kind": kind }))
+    }
+}
+
+/// The word for an error of the control socket in JSON.
+pub fn kind_of(error: &ControlError) -> &'static str {
+    match error {
+        ControlError::Refused(_) => "refused",
+        ControlError::NotRunning(_) => "not-running",
+        ControlError::Permission(_) => "no-permission",
+        ControlError::Silent(_) => "silent",
+        ControlError::Garbled { .. } | ControlError::Os { .. } => "failed",
     }
 }
 

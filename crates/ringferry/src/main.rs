@@ -16,6 +16,7 @@ mod run;
 mod run_args;
 mod sandbox;
 mod tap;
+mod top;
 mod traffic;
 
 use std::io::{self, IsTerminal, Write};
@@ -56,6 +57,8 @@ enum Command {
     Ctl(ctl::CtlArgs),
     /// Captures packets of a running switch, for Wireshark and tcpdump.
     Capture(capture::CaptureArgs),
+    /// Shows what a running switch does now: a screen each second.
+    Top(top::TopArgs),
     /// Serves what a running switch counts, for Prometheus.
     Metrics(metrics::MetricsArgs),
     /// Plugs a tap into a vhost-user back end, as a virtual machine would be.
@@ -116,6 +119,10 @@ fn main() -> ExitCode {
         Command::Kept { arguments } => failed(&keep::become_run(arguments), 1),
         Command::Capture(args) => capture::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Ctl(args) => match ctl::run(args, &mut io::stdout()) {
+            Err(error) if error.is_told() => ExitCode::from(1),
+            result => result.map_or_else(|error| failed(&error, 1), ok),
+        },
+        Command::Top(args) => match top::run(args, &mut io::stdout()) {
             Err(error) if error.is_told() => ExitCode::from(1),
             result => result.map_or_else(|error| failed(&error, 1), ok),
         },

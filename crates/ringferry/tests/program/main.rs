@@ -27,6 +27,7 @@
 //! | [`sandbox`] | what the switch gives up, what it still does, and its helper |
 //! | [`straight`] | large frames of a tap, which the kernel writes to where they are read |
 //! | [`why`] | what `ringferry ctl why` says of ports that carry nothing, and of loads |
+//! | [`top`] | the screens of `ringferry top` on a terminal, and how it leaves that behind |
 //! | [`demo`] | `ringferry demo` works and leaves nothing behind |
 //!
 //! What they stand on is the crate `ringferry-rig`.
@@ -56,6 +57,7 @@ mod rules;
 mod rules_kernel;
 mod sandbox;
 mod straight;
+mod top;
 mod why;
 mod workers;
 mod xen;
