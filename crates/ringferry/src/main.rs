@@ -6,6 +6,7 @@ mod capture;
 mod ctl;
 mod demo;
 mod guest;
+mod http;
 mod keep;
 mod lab;
 mod log;

@@ -25,11 +25,15 @@ const REQUEST: &str = "GET /metrics HTTP/1.1\r\nHost: switch\r\n\r\n";
 const CONNECTIONS: usize = 256;
 const OTHERS: usize = 32;
 
-/// Starts `ringferry metrics` for the switch of a place; it listens at the place's socket and at a port of loopback.
 fn start(place: &Place, words: &[&str]) -> Process {
+    serve("metrics", place, words)
+}
+
+/// Starts `ringferry metrics`, or `page`, for the switch of a place; it listens at a socket of the place of that name and at a port of loopback.
+pub fn serve(what: &str, place: &Place, words: &[&str]) -> Process {
     let mut command = ringferry();
-    command.arg("metrics").arg("--control").arg(place.control()).args(words);
-    command.arg("--listen").arg(place.socket("metrics")).args(["--listen", "127.0.0.1:0"]);
+    command.arg(what).arg("--control").arg(place.control()).args(words);
+    command.arg("--listen").arg(place.socket(what)).args(["--listen", "127.0.0.1:0"]);
     let mut options = Spawn::default();
     let ready = Ready::of(&mut command, &mut options).unwrap();
     let process = Process::start(&mut command, options);
@@ -37,8 +41,18 @@ fn start(place: &Place, words: &[&str]) -> Process {
     process
 }
 
+/// The address of loopback at which it listens, at the port that the kernel has chosen.
+pub fn address(server: &Process) -> String {
+    let found = || {
+        let log = server.log();
+        let address = log.iter().find_map(|line| Some(&line[line.rfind("127.0.0.1:")?..]))?;
+        Some(address.trim_matches('"').to_owned())
+    };
+    eventually("the address is logged", found)
+}
+
 #[track_caller]
-fn stop(mut process: Process) {
+pub fn stop(mut process: Process) {
     process.signal(Signal::TERM);
     let (status, _) = process.wait();
     assert!(status.success(), "{status}: {:#?}", process.log());
@@ -51,10 +65,10 @@ fn connect(place: &Place) -> UnixStream {
 }
 
 /// An answer: its first line, its other lines, and what follows them.
-struct Response {
-    status: String,
-    head: String,
-    body: String,
+pub struct Response {
+    pub status: String,
+    pub head: String,
+    pub body: String,
 }
 
 impl Response {
@@ -69,7 +83,7 @@ impl Response {
 
     /// The whole page: as long as its head says.
     #[track_caller]
-    fn page(self) -> String {
+    pub fn page(self) -> String {
         assert_eq!(self.status, "HTTP/1.1 200 OK", "{}", self.body);
         assert!(self.head.contains(&format!("Content-Length: {}\r\n", self.body.len())), "{}", self.head);
         self.body
@@ -77,7 +91,7 @@ impl Response {
 }
 
 #[track_caller]
-fn ask(mut stream: impl Read + Write, request: &str) -> Response {
+pub fn ask(mut stream: impl Read + Write, request: &str) -> Response {
     stream.write_all(request.as_bytes()).unwrap();
     Response::read(stream)
 }
@@ -132,11 +146,7 @@ fn a_scraper_gets_what_ctl_shows_in_the_format_it_asks_for() {
     assert!(open.ends_with("\n# EOF\n"), "{open}");
     assert!(series(&open).keys().eq(found.keys()), "{open}");
 
-    // Over TCP, at the port that the kernel has chosen.
-    let log = metrics.log();
-    let address =
-        log.iter().find_map(|line| Some(&line[line.find("127.0.0.1:")?..])).unwrap().trim_matches('"');
-    let of_tcp = ask(TcpStream::connect(address).unwrap(), REQUEST).page();
+    let of_tcp = ask(TcpStream::connect(address(&metrics)).unwrap(), REQUEST).page();
     assert!(series(&of_tcp).keys().eq(found.keys()), "{of_tcp}");
 
     let mut half_closed = connect(&place);
