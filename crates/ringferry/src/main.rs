@@ -13,6 +13,7 @@ mod log;
 mod manuals;
 mod metrics;
 mod netfront;
+mod page;
 mod run;
 mod run_args;
 mod sandbox;
@@ -60,6 +61,8 @@ enum Command {
     Capture(capture::CaptureArgs),
     /// Shows what a running switch does now: a screen each second.
     Top(top::TopArgs),
+    /// Serves a page with what a running switch does now, for a browser.
+    Page(page::PageArgs),
     /// Serves what a running switch counts, for Prometheus.
     Metrics(metrics::MetricsArgs),
     /// Plugs a tap into a vhost-user back end, as a virtual machine would be.
@@ -132,6 +135,7 @@ fn main() -> ExitCode {
         Command::Lab(args) => failed(&lab::run(args, cli.verbose), 2),
         Command::Manuals(args) => manuals::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Metrics(args) => metrics::run(args).map_or_else(|error| failed(&error, 1), ok),
+        Command::Page(args) => page::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::PrivilegedHelper => sandbox::run_helper().map_or_else(|error| failed(&error, 1), ok),
         Command::Traffic(args) => traffic::run(args).map_or_else(|error| failed(&error, 1), ok),
     };

@@ -224,6 +224,37 @@ pub fn run(args: &CaptureArgs) -> Result<(), CaptureError> {
     ended
 }
 
+/// Captures everything of one port into memory, as a whole file, for a while: until the time is over, there are so many bytes, the switch has ended, or `is_over` says so.
+///
+/// # Errors
+/// See [`CaptureError`].
+pub fn to_memory(
+    path: &std::path::Path,
+    port: &str,
+    time: Duration,
+    most: usize,
+    is_over: impl Fn() -> bool,
+) -> Result<Vec<u8>, CaptureError> {
+    let request = CaptureRequest {
+        ports: vec![port.to_owned()],
+        direction: None,
+        drops: CaptureDrops::None,
+        snaplen: 0,
+        filter: Default::default(),
+        buffer_kib: 0,
+    };
+    let mut capture = Capture::begin(path, request, "")?;
+    capture.begin_file();
+    let due = Instant::now() + time;
+    let mut switch_ended = false;
+    while Instant::now() < due && capture.blocks.len() < most && !switch_ended && !is_over() {
+        switch_ended = capture.switch_ended(IDLE)?;
+        capture.take(u64::MAX)?;
+    }
+    capture.end_file();
+    Ok(capture.blocks)
+}
+
 /// Prints the names of the ports.
 fn list(path: &std::path::Path, json: bool) -> Result<(), CaptureError> {
     let Answer::Show(snapshot) = control::call(path, &Request::Show)? else {
@@ -362,6 +393,17 @@ impl Capture {
             return Ok(Some(Ended::ReaderGone));
         }
         Ok(gone(&fds[1]).then_some(Ended::SwitchGone))
+    }
+
+    /// Waits for so long for the end of the switch.
+    fn switch_ended(&self, time: Duration) -> io::Result<bool> {
+        let mut fds = [PollFd::new(&self.pipe, PollFlags::empty())];
+        let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
+        match poll(&mut fds, Some(&time)) {
+            Ok(_) => Ok(fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn begin_file(&mut self) {

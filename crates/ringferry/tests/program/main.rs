@@ -28,6 +28,7 @@
 //! | [`straight`] | large frames of a tap, which the kernel writes to where they are read |
 //! | [`why`] | what `ringferry ctl why` says of ports that carry nothing, and of loads |
 //! | [`top`] | the screens of `ringferry top` on a terminal, and how it leaves that behind |
+//! | [`page`] | what a browser gets, and who gets nothing |
 //! | [`demo`] | `ringferry demo` works and leaves nothing behind |
 //!
 //! What they stand on is the crate `ringferry-rig`.
@@ -47,6 +48,7 @@ mod metrics;
 mod migration;
 mod mirror;
 mod offloads;
+mod page;
 mod ports;
 mod reload_faults;
 mod replace;
