@@ -392,7 +392,7 @@ keys! {
             default: Unset::Value("16384"),
             example: "65536",
         }
-        /// Limits the time that a worker with little to do polls before it sleeps. With 0 it sleeps at once.
+        /// Limits the time that a worker without work polls before it sleeps. With 0 it sleeps at once.
         poll_microseconds: u32 {
             is: number_of("microseconds", 0..=1_000_000),
             default: Unset::Value("50"),
