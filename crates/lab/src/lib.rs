@@ -6,8 +6,9 @@
 //! | [`experiments`] | the experiments there are |
 //! | `frames` | frames that are known again, and what is wrong with one |
 //! | [`labels`] | labelled parameters, which rows are named by |
-//! | [`runner`] | runs rows interleaved, with a warm-up and an A/A row |
-//! | [`stats`] | summaries, Student's and Welch's tests, ministat's output |
+//! | [`schedule`] | runs rows in blocks, with a warm-up and A/A rows |
+//! | [`probe`] | what the machine did around each sample: the distance of the processors, stolen time |
+//! | [`stats`] | summaries, paired comparisons of blocks, lines, Student's and Welch's tests, ministat's output |
 //! | [`results`] | the document a session leaves behind, and its JSON schema |
 //! | [`versus`] | two results of one experiment against each other |
 //! | [`report`] | results for people: text and HTML |
@@ -26,10 +27,11 @@ mod frames;
 pub mod labels;
 pub mod machine;
 pub mod output;
+pub mod probe;
 pub mod progress;
 pub mod report;
 pub mod results;
-pub mod runner;
+pub mod schedule;
 pub mod session;
 pub mod stats;
 pub mod stop;

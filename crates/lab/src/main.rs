@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
-use ringferry_lab::experiment::{Experiment, Setup, Source};
+use ringferry_lab::experiment::{Experiment, Source};
 use ringferry_lab::experiments;
 use ringferry_lab::session::{self, LabError, Request};
 use ringferry_lab::stop::Stop;
@@ -23,6 +23,7 @@ Examples:
   ringferry lab ring --filter 'ring=split.*batch=32' some rows only
   ringferry lab ring --option buffers=10000000 --filter 'mode=polling ring=split order=any chain=direct batch=1 '
                                                      the published benchmark
+  ringferry lab ring --filter batch=1 --aa 20        is a row no different from itself here?
   ringferry lab ring --json new.json && ringferry lab compare old.json new.json
 
 Exit status: 0 fine, 1 a run failed, 2 the command line or a file is wrong.";
@@ -79,9 +80,18 @@ enum LabCommand {
 struct MeasureArgs {
     /// The experiment to run; see `ringferry lab list`.
     name: Option<String>,
-    /// Runs per row, after one for warming up.
+    /// Rounds, after one for warming up. Each measures a row twice in every block that it is in.
     #[arg(long, value_name = "N")]
     runs: Option<usize>,
+    /// End after so many seconds, whatever the number of rounds.
+    #[arg(long, value_name = "S")]
+    budget: Option<u64>,
+    /// Compare each row with itself so many times, each time by --runs blocks, and count what is called proven.
+    #[arg(long, value_name = "TIMES")]
+    aa: Option<usize>,
+    /// Measure without probes of the machine: every block counts, wherever the processors were.
+    #[arg(long)]
+    no_probe: bool,
     /// Seconds per run.
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
@@ -160,6 +170,9 @@ fn measure(args: &MeasureArgs, out: &mut impl Write) -> Result<u8, LabError> {
     let request = Request {
         experiment: name.clone(),
         runs: args.runs,
+        budget: args.budget.map(Duration::from_secs),
+        aa: args.aa,
+        no_probe: args.no_probe,
         seconds: args.seconds,
         seed: args.seed,
         confidence: args.confidence,
@@ -195,7 +208,7 @@ fn list(name: Option<&str>, as_json: bool, out: &mut impl Write) -> Result<(), L
             writeln!(out, "{:10} --option {}=...: {}", "", option.name, option.help)?;
         }
         if name.is_some() {
-            for row in experiment.plan(&setup(experiment.as_ref())?)?.rows {
+            for row in experiment.plan(&session::setup(experiment.as_ref(), None)?)?.rows {
                 let missing = match &row.source {
                     Source::Missing(missing) => format!("   missing: {}", missing.reason),
                     Source::Measured(_) => String::new(),
@@ -209,7 +222,7 @@ fn list(name: Option<&str>, as_json: bool, out: &mut impl Write) -> Result<(), L
 
 /// An experiment with its options and rows.
 fn describe(experiment: &dyn Experiment) -> Result<serde_json::Value, LabError> {
-    let plan = experiment.plan(&setup(experiment)?)?;
+    let plan = experiment.plan(&session::setup(experiment, None)?)?;
     let rows: Vec<_> = plan
         .rows
         .iter()
@@ -233,15 +246,4 @@ fn describe(experiment: &dyn Experiment) -> Result<serde_json::Value, LabError> 
         "name": experiment.name(), "about": experiment.about(), "options": options, "rows": rows,
         "runs": experiment.defaults().runs, "seconds": experiment.defaults().seconds,
     }))
-}
-
-/// The setup of a plan when nothing is going to be measured.
-fn setup(experiment: &dyn Experiment) -> Result<Setup, LabError> {
-    Ok(Setup {
-        seconds: Duration::from_secs_f64(experiment.defaults().seconds),
-        cpus: ringferry_sys::cpu::allowed()?,
-        options: Default::default(),
-        lab: std::env::current_exe()?,
-        program: session::program(None)?,
-    })
 }

@@ -54,6 +54,11 @@ impl Progress {
         (self.under_way, self.paced) = (false, false);
     }
 
+    /// So many steps come on top.
+    pub(crate) fn more(&mut self, steps: usize) {
+        self.bar.inc_length(steps as u64);
+    }
+
     /// A round begins; 0 is the warm-up.
     pub(crate) fn round(&mut self, round: usize, of: usize) {
         self.finish_step();

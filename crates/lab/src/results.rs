@@ -12,7 +12,10 @@ use serde::{Deserialize, Serialize};
 use crate::experiment::{Better, Missing, Peer, Published};
 use crate::labels::Labels;
 use crate::machine::Machine;
-use crate::stats::{Comparison, Confidence, Summary};
+use crate::probe::Distance;
+use crate::schedule::{Block, Rejected};
+use crate::stats::line::{self, Line};
+use crate::stats::{Comparison, Confidence, Pair, Paired, Summary, Verdict};
 
 /// Name and version of the schema.
 pub const SCHEMA: &str = "ringferry-lab/1";
@@ -43,8 +46,17 @@ pub struct Results {
     pub missing: Vec<Missing>,
     /// The rows, in the experiment's order; an A/A row follows the row it repeats.
     pub rows: Vec<RowResult>,
+    /// The blocks that count, in the order they were measured.
+    #[serde(default)]
+    pub blocks: Vec<Block>,
+    /// Attempts at blocks that did not count.
+    #[serde(default)]
+    pub rejected: Rejected,
     /// Rows against their baselines, in the order of the rows.
     pub comparisons: Vec<RowComparison>,
+    /// Rows that were compared with themselves, again and again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub repetitions: Vec<Repetitions>,
     /// Reasons why the results may not mean what they seem to, as sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
@@ -53,7 +65,7 @@ pub struct Results {
 /// How an experiment was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Runs per row that count.
+    /// Rounds that count. Each measures every block once, and a block each of its rows twice.
     pub runs: usize,
     pub seconds: f64,
     /// Where all that is random started from: the order of the rows, and each run's seed.
@@ -88,14 +100,23 @@ pub struct RowResult {
     pub bound: Option<f64>,
     /// For an A/A row: the row that it measures once more.
     pub repeats: Option<String>,
-    /// One value per run that succeeded, in the order they were measured.
+    /// One value per run that counts, in the order they were measured.
     pub values: Vec<f64>,
+    /// For each value the block that it was measured in, an index into [`Results::blocks`].
+    #[serde(default)]
+    pub blocks: Vec<usize>,
+    /// Attempts at its blocks that did not count.
+    #[serde(default)]
+    pub rejected: Rejected,
     /// Other figures of the runs, by name.
     pub extra: BTreeMap<String, Vec<f64>>,
     /// Deterministic counts, taken once.
     pub counts: BTreeMap<String, f64>,
     /// Statistics of the values; absent without values.
     pub summary: Option<Summary>,
+    /// Its cost by the distance of the processors, where several were met.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub line: Option<Line>,
     pub errors: Vec<RunError>,
     /// Why it could not be measured at all.
     pub missing: Option<Missing>,
@@ -157,21 +178,59 @@ pub struct RowComparison {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Goal {
     pub wanted: f64,
-    /// How many it is, by the means.
+    /// How many it is: by the ratio of [`Comparison`], else by the means.
     pub reached: f64,
     /// True if that is enough.
     pub met: bool,
 }
 
 impl Goal {
-    /// How many times as good `baseline` is as `row`; `None` where one of them is 0.
-    fn new(wanted: f64, baseline: f64, row: f64, better: Better) -> Option<Self> {
+    /// By how many times as much `row` is as its baseline; `None` where one of them is 0.
+    fn new(wanted: f64, ratio: f64, better: Better) -> Option<Self> {
         let reached = match better {
-            Better::Higher => baseline / row,
-            Better::Lower => row / baseline,
+            Better::Higher => 1.0 / ratio,
+            Better::Lower => ratio,
         };
         (reached.is_finite() && reached > 0.0).then_some(Self { wanted, reached, met: reached >= wanted })
     }
+}
+
+/// A row that was compared with itself in so many sessions' worth of blocks, and what each of them said.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Repetitions {
+    pub row: String,
+    pub repetitions: usize,
+    pub no_difference: usize,
+    pub faster: usize,
+    pub slower: usize,
+    pub differs_by_distance: usize,
+}
+
+/// Takes the blocks of each A/A row `blocks_each` at a time, in the order they were measured, and compares them as a session of that length would have.
+pub fn repetitions(
+    rows: &[RowResult],
+    blocks: &[Block],
+    blocks_each: usize,
+    confidence: Confidence,
+) -> Vec<Repetitions> {
+    let of = |again: &RowResult| {
+        let row = rows.iter().find(|row| Some(&row.name) == again.repeats.as_ref())?;
+        let pairs = pairs(again, row, blocks);
+        let verdicts: Vec<Verdict> = pairs
+            .chunks_exact(blocks_each)
+            .filter_map(|pairs| Some(Paired::new(pairs, confidence)?.verdict(row.better, confidence)))
+            .collect();
+        let count = |wanted| verdicts.iter().filter(|verdict| **verdict == wanted).count();
+        Some(Repetitions {
+            row: row.name.clone(),
+            repetitions: verdicts.len(),
+            no_difference: count(Verdict::NoDifferenceProven),
+            faster: count(Verdict::Faster),
+            slower: count(Verdict::Slower),
+            differs_by_distance: count(Verdict::DiffersByDistance),
+        })
+    };
+    rows.iter().filter_map(of).collect()
 }
 
 /// Why a results file cannot be used.
@@ -261,14 +320,45 @@ struct Claim {
     schema: serde_json::Value,
 }
 
+/// What a row and its baseline measured in the same blocks.
+pub fn pairs(row: &RowResult, baseline: &RowResult, blocks: &[Block]) -> Vec<Pair> {
+    let of = |row: &RowResult, block: usize| -> Vec<f64> {
+        std::iter::zip(&row.values, &row.blocks)
+            .filter(|(_, measured_in)| **measured_in == block)
+            .map(|(value, _)| *value)
+            .collect()
+    };
+    let pair = |(at, block): (usize, &Block)| {
+        let (row, baseline) = (of(row, at), of(baseline, at));
+        let both = !row.is_empty() && !baseline.is_empty();
+        both.then(|| Pair { distance: Distance::of(block.round_trip), row, baseline })
+    };
+    blocks.iter().enumerate().filter_map(pair).collect()
+}
+
+/// A row's cost by the distance of the processors, one point for each block.
+pub fn cost_line(row: &RowResult, blocks: &[Block], confidence: Confidence) -> Option<Line> {
+    let point = |(at, block): (usize, &Block)| {
+        let costs: Vec<f64> = std::iter::zip(&row.values, &row.blocks)
+            .filter(|(_, measured_in)| **measured_in == at)
+            .map(|(value, _)| line::cost(*value, &row.unit, row.better))
+            .collect::<Option<_>>()?;
+        Some((block.round_trip?, Summary::of(&costs)?.mean))
+    };
+    let points: Vec<(f64, f64)> = blocks.iter().enumerate().filter_map(point).collect();
+    Line::through(&points, confidence)
+}
+
 /// Compares every row that has a baseline, or repeats a row, where both have values.
-pub fn compare_rows(rows: &[RowResult], confidence: Confidence) -> Vec<RowComparison> {
-    let summary = |name: &str| rows.iter().find(|row| row.name == name).and_then(|row| row.summary);
+pub fn compare_rows(rows: &[RowResult], blocks: &[Block], confidence: Confidence) -> Vec<RowComparison> {
     let compare = |row: &RowResult| {
         let baseline = row.repeats.as_ref().or(row.baseline.as_ref())?;
-        let (own, base) = (row.summary?, summary(baseline)?);
-        let comparison = Comparison::new(&own, &base, row.better, confidence);
-        let goal = row.goal.and_then(|wanted| Goal::new(wanted, base.mean, own.mean, row.better));
+        let other = rows.iter().find(|row| row.name == *baseline)?;
+        let (own, base) = (row.summary?, other.summary?);
+        let pairs = pairs(row, other, blocks);
+        let comparison = Comparison::of_blocks(&own, &base, &pairs, row.better, confidence);
+        let ratio = comparison.ratio.map_or(own.mean / base.mean, |ratio| ratio.value);
+        let goal = row.goal.and_then(|wanted| Goal::new(wanted, ratio, row.better));
         Some(RowComparison {
             row: row.name.clone(),
             goal,

@@ -11,11 +11,12 @@ use crate::experiment::{Experiment, Plan, RowError, Setup};
 use crate::experiments;
 use crate::machine::{self, Machine};
 use crate::output::{Output, OutputError};
+use crate::probe::{self, Watch};
 use crate::progress::Progress;
 use crate::report::{html, text, words};
-use crate::results::{ReadError, Results, SCHEMA, Settings, compare_rows};
-use crate::runner::{self, Schedule};
-use crate::stats::Confidence;
+use crate::results::{ReadError, Results, SCHEMA, Settings, compare_rows, cost_line, repetitions};
+use crate::schedule::{self, Schedule};
+use crate::stats::{Confidence, paired};
 use crate::stop::Stop;
 use crate::versus::{Versus, VersusError};
 
@@ -29,8 +30,14 @@ const PROGRAM: &str = "ringferry";
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     pub experiment: String,
-    /// Runs per row, if not the experiment's default.
+    /// Rounds, if not the experiment's default.
     pub runs: Option<usize>,
+    /// How long to go on, whatever the number of rounds, if there is a limit.
+    pub budget: Option<Duration>,
+    /// Compare each row with itself so many times, each time as a session of [`Request::runs`] rounds would.
+    pub aa: Option<usize>,
+    /// Measure without probes of the machine: no block is rejected.
+    pub no_probe: bool,
     /// Seconds per run, if not the experiment's default.
     pub seconds: Option<f64>,
     /// Seed of order and runs, if not [`SEED`].
@@ -115,16 +122,28 @@ pub fn find(name: &str) -> Result<Box<dyn Experiment>, LabError> {
 /// See [`LabError`]; nothing was measured unless it is an output that failed in the end.
 pub fn measure(request: &Request, stop: &Stop, out: &mut impl Write) -> Result<Results, LabError> {
     let experiment = find(&request.experiment)?;
-    measure_with(experiment.as_ref(), request, &mut Progress::stderr(), stop, out)
+    if request.no_probe {
+        return measure_with(
+            experiment.as_ref(),
+            request,
+            &mut probe::Blind,
+            &mut Progress::stderr(),
+            stop,
+            out,
+        );
+    }
+    let mut machine = probe::Machine::new(&settings(experiment.as_ref(), request)?.cpus);
+    measure_with(experiment.as_ref(), request, &mut machine, &mut Progress::stderr(), stop, out)
 }
 
-/// [`measure`] for a given experiment and progress.
+/// [`measure`] for a given experiment, with somebody to watch the machine.
 ///
 /// # Errors
 /// See [`measure`].
 pub fn measure_with(
     experiment: &dyn Experiment,
     request: &Request,
+    watch: &mut dyn Watch,
     progress: &mut Progress,
     stop: &Stop,
     out: &mut impl Write,
@@ -140,7 +159,7 @@ pub fn measure_with(
     };
     let mut plan = experiment.plan(&setup)?;
     let filters = filters(&settings.filters)?;
-    runner::filter(&mut plan, &filters);
+    schedule::filter(&mut plan, &filters);
     if plan.rows.is_empty() {
         return Err(LabError::Usage(format!(
             "no row of `lab {}` matches --filter: see `ringferry lab list {}`",
@@ -149,7 +168,7 @@ pub fn measure_with(
     }
     let json = request.json.as_deref().map(Output::open).transpose()?;
     let page = request.html.as_deref().map(Output::open).transpose()?;
-    let results = run(experiment, request, settings, plan, progress, stop);
+    let results = run(experiment, request, settings, plan, watch, progress, stop);
     // Files first: a terminal that went away must not take the results with it.
     let alone = json.as_ref().is_some_and(Output::is_stdout) || page.as_ref().is_some_and(Output::is_stdout);
     if let Some(json) = json {
@@ -179,23 +198,46 @@ pub fn program(given: Option<&Path>) -> Result<PathBuf, LabError> {
     }
 }
 
+/// The setup of a plan when nothing is going to be measured, or not yet.
+///
+/// # Errors
+/// See [`program`].
+pub fn setup(experiment: &dyn Experiment, given: Option<&Path>) -> Result<Setup, LabError> {
+    Ok(Setup {
+        seconds: Duration::from_secs_f64(experiment.defaults().seconds),
+        cpus: ringferry_sys::cpu::allowed()?,
+        options: BTreeMap::new(),
+        lab: std::env::current_exe()?,
+        program: program(given)?,
+    })
+}
+
 fn run(
     experiment: &dyn Experiment,
     request: &Request,
-    settings: Settings,
+    mut settings: Settings,
     mut plan: Plan,
+    watch: &mut dyn Watch,
     progress: &mut Progress,
     stop: &Stop,
 ) -> Results {
+    let blocks_each = settings.runs;
     let schedule = Schedule {
-        runs: settings.runs,
+        rounds: settings.runs * request.aa.unwrap_or(1),
         seconds: Duration::from_secs_f64(settings.seconds),
         seed: settings.seed,
         cpus: settings.cpus.clone(),
+        only_again: request.aa.is_some(),
+        until: request.budget.map(|budget| Instant::now() + budget),
     };
     let machine = Machine::here();
     let (started, clock) = (machine::now(), Instant::now());
-    let (rows, complete) = runner::run(&mut plan.rows, &schedule, progress, stop);
+    let measured = schedule::run(&mut plan.rows, &schedule, watch, progress, stop);
+    let (mut rows, blocks) = (measured.rows, measured.blocks);
+    settings.runs = measured.rounds;
+    for row in &mut rows {
+        row.line = cost_line(row, &blocks, settings.confidence);
+    }
     let warnings = words::overrun_baselines(&rows);
     Results {
         schema: SCHEMA.into(),
@@ -204,8 +246,14 @@ fn run(
         command: request.command.clone(),
         started,
         elapsed_seconds: clock.elapsed().as_secs_f64(),
-        complete,
-        comparisons: compare_rows(&rows, settings.confidence),
+        complete: measured.complete,
+        comparisons: compare_rows(&rows, &blocks, settings.confidence),
+        repetitions: request
+            .aa
+            .map(|_| repetitions(&rows, &blocks, blocks_each, settings.confidence))
+            .unwrap_or_default(),
+        blocks,
+        rejected: measured.rejected,
         settings,
         machine,
         peers: plan.peers,
@@ -271,6 +319,12 @@ fn settings(experiment: &dyn Experiment, request: &Request) -> Result<Settings, 
     let Some(confidence) = Confidence::from_percent(percent) else {
         return usage(format!("--confidence {percent}: one of 80, 90, 95, 98, 99, 99.5"));
     };
+    let fewest = paired::fewest(confidence);
+    if request.aa.is_some() && runs < fewest {
+        return usage(format!(
+            "--aa with --runs {runs}: fewer than {fewest} blocks prove nothing at {percent} %"
+        ));
+    }
     let allowed = ringferry_sys::cpu::allowed()?;
     if let Some(cpu) = request.cpus.iter().find(|cpu| !allowed.contains(cpu)) {
         return usage(format!("--cpus {cpu}: this process may use {allowed:?} only"));

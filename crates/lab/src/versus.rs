@@ -5,6 +5,7 @@ use std::fmt::Write;
 use serde::{Deserialize, Serialize};
 
 use crate::experiment::Better;
+use crate::probe::Distance;
 use crate::report::table::Table;
 use crate::report::words;
 use crate::results::{Results, RowResult};
@@ -152,6 +153,16 @@ fn compare(old: &RowResult, new: &RowResult, confidence: Confidence) -> Option<V
     })
 }
 
+/// How many blocks were measured at each distance.
+fn distances(results: &Results) -> String {
+    let count = |wanted| {
+        let blocks = results.blocks.iter().filter(|block| Distance::of(block.round_trip) == wanted).count();
+        (blocks > 0).then(|| format!("{wanted} {blocks}"))
+    };
+    let all = [Distance::Near, Distance::Mid, Distance::Far, Distance::Unknown];
+    all.into_iter().filter_map(count).collect::<Vec<_>>().join(", ")
+}
+
 fn warnings(old: &Results, new: &Results) -> Vec<String> {
     let mut warnings = vec![
         "the two were not measured interleaved: what changed on the machine between them counts as a \
@@ -169,6 +180,7 @@ fn warnings(old: &Results, new: &Results) -> Vec<String> {
     differs("build", old.machine.build.clone(), new.machine.build.clone());
     differs("pinned to", format!("{:?}", old.settings.cpus), format!("{:?}", new.settings.cpus));
     differs("seconds per run", old.settings.seconds.to_string(), new.settings.seconds.to_string());
+    differs("blocks by distance of the processors", distances(old), distances(new));
     differs("options", format!("{:?}", old.settings.options), format!("{:?}", new.settings.options));
     warnings
 }

@@ -7,6 +7,7 @@ use ringferry_lab::experiment::{
     Better, Defaults, Experiment, Missing, OptionSpec, Peer, Plan, Published, Row, RowError, Sample, Setup,
 };
 use ringferry_lab::labels::Labels;
+use ringferry_lab::probe::Blind;
 use ringferry_lab::progress::Progress;
 use ringferry_lab::report::{html, text};
 use ringferry_lab::results::{BoundVerdict, ReadError, Results, SCHEMA};
@@ -37,7 +38,7 @@ impl Experiment for Known {
     }
 
     fn defaults(&self) -> Defaults {
-        Defaults { runs: 5, seconds: 0.001 }
+        Defaults { runs: 6, seconds: 0.001 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {
@@ -94,7 +95,8 @@ fn request() -> Request {
 
 fn run(experiment: &Known, request: &Request) -> Result<(Results, String), LabError> {
     let mut out = Vec::new();
-    let results = measure_with(experiment, request, &mut Progress::silent(), &Stop::new(), &mut out)?;
+    let results =
+        measure_with(experiment, request, &mut Blind, &mut Progress::silent(), &Stop::new(), &mut out)?;
     Ok((results, String::from_utf8(out).unwrap()))
 }
 
@@ -141,9 +143,10 @@ fn a_result_survives_the_way_through_json() {
     assert_eq!(back, results);
     assert_eq!(back.schema, SCHEMA);
     assert_eq!(back.rows.len(), 6 + 1 + 1, "six rows, the first again, and one missing");
-    assert_eq!(back.rows[0].values.len(), 5);
+    assert_eq!(back.rows[0].values.len(), 2 * 6);
+    assert_eq!((back.blocks.len(), back.rows[0].blocks.len()), (3 * 6, 2 * 6));
     assert_eq!(back.rows[0].counts["loads/buffer"], 12.25);
-    assert_eq!(back.rows[0].extra["drops"], [0.0; 5]);
+    assert_eq!(back.rows[0].extra["drops"], [0.0; 12]);
 }
 
 #[test]
@@ -160,6 +163,8 @@ fn rows_are_compared_with_their_baselines_and_the_noise_is_shown() {
         "Difference at 95.0% confidence\n\t-3.1",
         "(Student's t, pooled s = ",
         "\t(Welch: -3.1",
+        "In 6 blocks: -25.00 % [-25.00, -25.00]",
+        "Without probes of the processors' distance: 18 blocks.",
         "rings (ns/buffer, lower is better)",
         "faster",
         "A/A: 1 row measured twice",
@@ -207,19 +212,19 @@ fn a_row_that_fails_is_told_and_the_session_is_not_lost() {
     let (results, report) = run(&KNOWN, &request).unwrap();
     assert!(results.failed());
     assert!(report.contains("failed: row=broken, round 1: the port is busy"), "{report}");
-    assert_eq!(Results::read(&path).unwrap().row("batch=1 shadow=on").unwrap().values.len(), 5);
+    assert_eq!(Results::read(&path).unwrap().row("batch=1 shadow=on").unwrap().values.len(), 12);
 }
 
 #[test]
 fn ctrl_c_leaves_partial_results_in_all_files() {
     let folder = tempfile::tempdir().unwrap();
     let [json, page] = ["r.json", "r.html"].map(|name| folder.path().join(name));
-    let request = Request { json: Some(json.clone()), html: Some(page.clone()), ..request() };
-    let (_, report) = run(&Known { stop_in: Some(4), ..KNOWN }, &request).unwrap();
+    let request = Request { json: Some(json.clone()), html: Some(page.clone()), runs: Some(9), ..request() };
+    let (_, report) = run(&Known { stop_in: Some(7), ..KNOWN }, &request).unwrap();
     let results = Results::read(&json).unwrap();
     assert!(!results.complete && !results.failed());
     let measured = results.rows.iter().filter(|row| row.missing.is_none());
-    assert!(measured.clone().count() > 0 && measured.clone().all(|row| row.values.len() == 3));
+    assert!(measured.clone().count() > 0 && measured.clone().all(|row| row.values.len() == 12));
     assert_eq!(results.comparison("batch=1 shadow=on").unwrap().comparison.verdict, Verdict::Faster);
     assert!(report.contains("partial results"));
     let page = std::fs::read_to_string(page).unwrap();
@@ -239,7 +244,7 @@ fn two_results_are_compared_row_by_row() {
     let (old, _) = run(&KNOWN, &request()).unwrap();
     let filters = vec!["batch=8".into(), "batch=64".into()];
     let slow = Known { shift: 5.0, ..KNOWN };
-    let (mut new, _) = run(&slow, &Request { filters, runs: Some(3), ..request() }).unwrap();
+    let (mut new, _) = run(&slow, &Request { filters, runs: Some(6), ..request() }).unwrap();
     new.machine.kernel = "Linux of the future".into();
     let versus = Versus::new(&old, &new).unwrap();
     let names: Vec<_> = versus.rows.iter().map(|row| row.name.as_str()).collect();
@@ -327,7 +332,8 @@ fn an_unwritable_file_is_found_before_anything_is_measured() {
     let request = Request { json: Some("/nonexistent/r.json".into()), ..request() };
     let stop = Stop::new();
     let never = Known { stop_in: Some(0), ..KNOWN };
-    let error = measure_with(&never, &request, &mut Progress::silent(), &stop, &mut Vec::new()).unwrap_err();
+    let error = measure_with(&never, &request, &mut Blind, &mut Progress::silent(), &stop, &mut Vec::new())
+        .unwrap_err();
     assert!(error.to_string().contains("/nonexistent/r.json") && error.exit_code() == 2);
     assert!(!stop.requested(), "something was measured");
 }
@@ -365,7 +371,15 @@ impl Experiment for Bounded {
 
 fn bounded(values: &'static [f64]) -> Results {
     let request = Request { runs: Some(2), seconds: Some(0.001), ..request() };
-    measure_with(&Bounded(values), &request, &mut Progress::silent(), &Stop::new(), &mut Vec::new()).unwrap()
+    measure_with(
+        &Bounded(values),
+        &request,
+        &mut Blind,
+        &mut Progress::silent(),
+        &Stop::new(),
+        &mut Vec::new(),
+    )
+    .unwrap()
 }
 
 #[test]

@@ -144,8 +144,8 @@ impl Experiment for Database {
     }
 
     fn defaults(&self) -> Defaults {
-        // Ten rows and two for A/A, six times, and as long again to fill the tables: half a minute.
-        Defaults { runs: 5, seconds: 0.2 }
+        // Ten rows and two for A/A, thirteen times and more for baselines, and as long again to fill the tables: two minutes.
+        Defaults { runs: 6, seconds: 0.2 }
     }
 
     fn plan(&self, _: &Setup) -> Result<Plan, RowError> {
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn every_address_is_found_however_many_there_are() {
         let stop = Stop::new();
-        let run = Run { seconds: Duration::ZERO, seed: 1, round: 1, cpus: &[], stop: &stop };
+        let run = Run { seconds: Duration::ZERO, seed: 1, round: 1, sample: 1, cpus: &[], stop: &stop };
         let mut names: Vec<_> = Case::all().map(|case| case.labels().to_string()).collect();
         names.dedup();
         assert_eq!(names.len(), 2 * ENTRIES.len());

@@ -116,8 +116,8 @@ impl Experiment for Offloads {
     }
 
     fn defaults(&self) -> Defaults {
-        // 32 rows, and two again for A/A, four times: two minutes.
-        Defaults { runs: 3, seconds: 0.5 }
+        // 32 rows, and two again for A/A, thirteen times and more for baselines: nine minutes.
+        Defaults { runs: 6, seconds: 0.5 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {

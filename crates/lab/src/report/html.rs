@@ -3,7 +3,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::svg::{boxes, curves};
-use super::words;
+use super::{distance, words};
 use crate::results::{Results, RowResult};
 use crate::stats::ministat::{self, Set};
 use crate::stats::{Comparison, Summary, Verdict};
@@ -20,8 +20,7 @@ pub fn page(results: &Results) -> String {
         p.soft {
             "Measured " (results.started) " on "
             (results.machine.cpu.as_deref().unwrap_or("an unknown processor")) "; "
-            (results.settings.runs) " runs of " (results.settings.seconds)
-            " s per row after a warm-up, interleaved, " (format!("{:.0}", results.elapsed_seconds)) " s in all."
+            (results.settings.runs) " rounds of blocks after a warm-up, each row twice in a block, runs of " (results.settings.seconds) " s, " (format!("{:.0}", results.elapsed_seconds)) " s in all."
         }
         @if !results.complete {
             p.warn { "Stopped before the last round: these are partial results." }
@@ -151,6 +150,9 @@ fn glance(results: &Results) -> Markup {
             @if !verdicts.is_empty() {
                 li { (tally(verdicts.into_iter(), "their baselines")) }
             }
+            @for sentence in distance::sentences(results) {
+                li { (sentence) }
+            }
             @for line in words::noise(results).into_iter().chain(words::chance(results)) {
                 li { (line) }
             }
@@ -167,10 +169,11 @@ fn glance(results: &Results) -> Markup {
 fn tally(verdicts: impl Iterator<Item = Verdict> + Clone, with: &str) -> String {
     let count = |wanted| verdicts.clone().filter(|verdict| *verdict == wanted).count();
     format!(
-        "{} compared with {with}: {} faster, {} slower, {} without a proven difference.",
+        "{} compared with {with}: {} faster, {} slower, {} that differ by distance, {} without a proven difference.",
         words::rows(verdicts.clone().count()),
         count(Verdict::Faster),
         count(Verdict::Slower),
+        count(Verdict::DiffersByDistance),
         count(Verdict::NoDifferenceProven) + count(Verdict::TooFewRuns)
     )
 }
@@ -189,6 +192,7 @@ fn section(results: &Results, group: &str, id: &str) -> Markup {
                 }
             }
             (values(results, name, first, &rows))
+            (by_distance(results, &rows))
             (details(results, &rows))
         }
     }
@@ -212,15 +216,15 @@ fn compared(comparison: Option<&Comparison>, noise_floor: bool) -> Markup {
         _ => ("", "", ""),
     };
     html! {
-        (interval(&words::difference(comparison), " ±"))
-        (interval(&words::ratio(comparison), " ["))
+        (interval(&words::difference(comparison)))
+        (interval(&words::ratio(comparison)))
         td class={ "verdict " (class) } { (sign) (comparison.verdict) (remark) }
     }
 }
 
-/// A figure with its interval, which begins at `mark`, below it.
-fn interval(text: &str, mark: &str) -> Markup {
-    match text.find(mark) {
+/// A figure with its interval below it.
+fn interval(text: &str) -> Markup {
+    match text.find(" ±").or_else(|| text.find(" [")) {
         Some(at) => html! { td { (text[..at]) br; small { (text[at + 1..]) } } },
         None => td(text),
     }
@@ -287,6 +291,21 @@ fn values(results: &Results, name: &str, first: &RowResult, rows: &[&RowResult])
     });
     let caption = format!("{name}: {}, {}", first.unit, words::better(first.better));
     table(&caption, "", &header, cells)
+}
+
+/// What the rows did at each distance of the processors, where that says more than the table above.
+fn by_distance(results: &Results, rows: &[&RowResult]) -> Markup {
+    let named: Vec<&RowResult> = rows.iter().copied().filter(|row| row.repeats.is_none()).collect();
+    let (header, cells) = distance::cells(results, rows, &named);
+    let header: Vec<&str> = header.iter().map(String::as_str).collect();
+    let cells = cells.iter().map(|row| {
+        html! { (th(&row[0])) @for cell in &row[1..] { (interval(cell)) } }
+    });
+    html! {
+        @if !header.is_empty() {
+            (table("By distance of the processors", "", &header, cells))
+        }
+    }
 }
 
 /// The cells of median and mean, and those of N, min, max and standard deviation.

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::table::Table;
-use super::{extra, words};
+use super::{distance, extra, words};
 use crate::results::{Results, RowResult};
 use crate::stats::ministat::{self, Set};
 
@@ -12,6 +12,10 @@ pub fn report(results: &Results, plot: bool) -> String {
     let mut out = comparisons(results, plot);
     for group in results.groups() {
         out.push_str(&table(results, group));
+    }
+    out.push_str(&again(results));
+    for sentence in distance::sentences(results) {
+        let _ = writeln!(out, "{sentence}");
     }
     for warning in &results.warnings {
         let _ = writeln!(out, "WARNING: {warning}");
@@ -23,7 +27,21 @@ pub fn report(results: &Results, plot: bool) -> String {
     out
 }
 
-/// The output of ministat for each row and its baseline, with Welch's test and the verdict below.
+/// What became of rows that were compared with themselves again and again.
+fn again(results: &Results) -> String {
+    if results.repetitions.is_empty() {
+        return String::new();
+    }
+    let mut table =
+        Table::new(&["row (A/A)", "repetitions", "no difference", "faster", "slower", "differs by distance"]);
+    for row in &results.repetitions {
+        let counts = [row.repetitions, row.no_difference, row.faster, row.slower, row.differs_by_distance];
+        table.push([row.row.clone()].into_iter().chain(counts.map(|count| count.to_string())).collect());
+    }
+    format!("{}\n", table.draw())
+}
+
+/// The output of ministat for each row and its baseline, with Welch's test, and what the blocks say below.
 fn comparisons(results: &Results, plot: bool) -> String {
     let mut out = String::new();
     for found in &results.comparisons {
@@ -35,6 +53,10 @@ fn comparisons(results: &Results, plot: bool) -> String {
         }
         out.push_str(&text);
         let _ = writeln!(out, "\t(Welch: {})", words::welch(&found.comparison));
+        if let Some(paired) = &found.comparison.paired {
+            let blocks = paired.effect.blocks;
+            let _ = writeln!(out, "In {blocks} blocks: {}", words::difference(&found.comparison));
+        }
         let verdict = if found.noise_floor { "A/A: ".into() } else { String::new() };
         let _ = writeln!(out, "{verdict}{}\n", found.comparison.verdict);
     }
@@ -92,8 +114,9 @@ fn table(results: &Results, group: &str) -> String {
         table.push(cells);
     }
     let title = if group.is_empty() { results.experiment.as_str() } else { group };
+    let distances = distance::table(results, &rows, &named);
     let extra = extra::table(results, &rows, &named);
-    format!("{title} ({}, {})\n{}\n{extra}", first.unit, words::better(first.better), table.draw())
+    format!("{title} ({}, {})\n{}\n{distances}{extra}", first.unit, words::better(first.better), table.draw())
 }
 
 /// Names of the counts of a group's rows.
@@ -146,7 +169,7 @@ fn rest(results: &Results) -> String {
     }
     let _ = writeln!(
         out,
-        "{} runs of {} s per row after a warm-up, interleaved, order shuffled from seed {}; {:.0} s in all",
+        "{} rounds of blocks after a warm-up, each row twice in a block, runs of {} s, order shuffled from seed {}; {:.0} s in all",
         results.settings.runs, results.settings.seconds, results.settings.seed, results.elapsed_seconds
     );
     let machine = &results.machine;

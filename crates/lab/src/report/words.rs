@@ -2,8 +2,9 @@
 
 use crate::experiment::{Better, Published};
 use crate::results::{BoundVerdict, Goal, Results, RowComparison, RowResult};
-use crate::stats::Comparison;
 use crate::stats::format::general;
+use crate::stats::paired::{Effect, Paired, Scale};
+use crate::stats::{Comparison, Verdict};
 
 /// Says in a few words whether a goal is met.
 pub(crate) fn goal(goal: &Goal) -> String {
@@ -42,8 +43,22 @@ pub fn ratio(comparison: &Comparison) -> String {
         .map_or_else(String::new, |ratio| format!("{:.4} [{:.4}, {:.4}]", ratio.value, ratio.low, ratio.high))
 }
 
-/// The difference in per cent and its interval by Student's test: `-2.4 % ± 0.3 %`.
+/// An effect and its interval: `0.9761 [0.97, 0.98]`.
+pub(crate) fn effect(effect: &Effect) -> String {
+    format!("{:.4} [{:.4}, {:.4}]", effect.value, effect.low, effect.high)
+}
+
+/// The difference and its interval: of blocks in per cent, `-2.4 % [-2.7, -2.1]`, or in the rows' unit where values are not positive; without blocks
+/// in per cent by Student's test, `-2.4 % ± 0.3 %`.
 pub fn difference(comparison: &Comparison) -> String {
+    if let Some(Paired { scale, effect, .. }) = &comparison.paired {
+        let percent = |ratio: f64| (ratio - 1.0) * 100.0;
+        let Effect { value: mean, low, high, .. } = *effect;
+        return match scale {
+            Scale::Ratio => format!("{:+.2} % [{:+.2}, {:+.2}]", percent(mean), percent(low), percent(high)),
+            Scale::Difference => format!("{} [{}, {}]", value(mean), value(low), value(high)),
+        };
+    }
     let student = comparison.student.filter(|student| student.percent.is_finite());
     student.map_or_else(String::new, |student| {
         format!("{:+.2} % ± {:.2} %", student.percent, student.percent_error.abs())
@@ -136,14 +151,14 @@ pub fn chance(results: &Results) -> Option<String> {
 pub fn noise(results: &Results) -> Option<String> {
     let floor: Vec<&RowComparison> =
         results.comparisons.iter().filter(|comparison| comparison.noise_floor).collect();
-    let percents = floor.iter().filter_map(|floor| Some(floor.comparison.student?.percent.abs()));
+    let percents = floor.iter().filter_map(|floor| Some((floor.comparison.ratio?.value - 1.0).abs() * 100.0));
     let largest = percents
-        .filter(|percent| percent.is_finite())
         .fold(None, |most: Option<f64>, percent| Some(most.map_or(percent, |most| most.max(percent))))?;
     let proven = floor
         .iter()
-        .filter(|floor| floor.comparison.student.is_some_and(|s| s.proven()))
-        .filter(|floor| floor.comparison.welch.is_some_and(|w| w.proven()))
+        .filter(|floor| {
+            !matches!(floor.comparison.verdict, Verdict::NoDifferenceProven | Verdict::TooFewRuns)
+        })
         .count();
     let verdict = match proven {
         0 => "none called proven".to_owned(),

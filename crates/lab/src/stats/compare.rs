@@ -1,13 +1,14 @@
 //! Compares two sets of values: Student's test as ministat does it, Welch's test beside
 //! it, the ratio of the means, and a verdict in one word.
 //!
-//! Student's test assumes that both sets scatter alike, which measurements of two programs rarely do;
-//! Welch's does not. A difference counts as *proven* only when both intervals exclude zero: the verdict is
-//! never bolder than either test.
+//! Rows of one session were measured in blocks, and their ratio and verdict are those of [`Paired`]; both tests stand beside them, as ministat prints them. Two sessions have
+//! no blocks in common ([`Comparison::new`]): there a difference counts as *proven* only when the intervals of both tests exclude zero. Student's test assumes that both sets
+//! scatter alike, which measurements of two programs rarely do; Welch's does not.
 
 use serde::{Deserialize, Serialize};
 
 use super::distribution::Confidence;
+use super::paired::{Pair, Paired, Scale};
 use super::summary::Summary;
 use crate::experiment::Better;
 use crate::results::undefined;
@@ -63,11 +64,10 @@ impl Welch {
     }
 }
 
-/// The ratio of the mean to the baseline's mean, with its confidence interval by the delta method on
-/// logarithms: ln(m1/m2) has about the variance s1²/(n1 m1²) + s2²/(n2 m2²).
+/// The ratio of a row to its baseline with its confidence interval: by blocks ([`Paired`]), else by the delta method on
+/// logarithms of the means: ln(m1/m2) has about the variance s1²/(n1 m1²) + s2²/(n2 m2²).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ratio {
-    /// Mean over the baseline's mean.
     pub value: f64,
     /// Lower end of the interval.
     pub low: f64,
@@ -78,13 +78,15 @@ pub struct Ratio {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// Better than the baseline, both tests say.
+    /// Better than the baseline.
     Faster,
-    /// Worse than the baseline, both tests say.
+    /// Worse than the baseline.
     Slower,
-    /// At least one test does not exclude that they are the same.
+    /// That they are the same is not excluded.
     NoDifferenceProven,
-    /// Fewer than three values on a side.
+    /// Better at one distance of the processors and worse at another, both proven.
+    DiffersByDistance,
+    /// Too few blocks, or values, to prove anything.
     TooFewRuns,
 }
 
@@ -94,13 +96,14 @@ impl std::fmt::Display for Verdict {
             Self::Faster => "faster",
             Self::Slower => "slower",
             Self::NoDifferenceProven => "no difference proven",
+            Self::DiffersByDistance => "differs by distance",
             Self::TooFewRuns => "too few runs",
         })
     }
 }
 
 /// One set of values against its baseline.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
     /// The level of all intervals.
     pub confidence: Confidence,
@@ -108,19 +111,44 @@ pub struct Comparison {
     pub student: Option<Student>,
     /// Welch's test, when there are enough values.
     pub welch: Option<Welch>,
-    /// The ratio of the means, when both are positive and there are enough values.
+    /// Block by block, when the two were measured so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paired: Option<Paired>,
+    /// By blocks the mean ratio, when all values are positive. Without blocks the ratio of the means, when both are positive and
+    /// there are enough values.
     pub ratio: Option<Ratio>,
     pub verdict: Verdict,
 }
 
 impl Comparison {
-    /// Compares a row with its baseline.
+    /// Compares a row with its baseline by the blocks that both were measured in.
+    pub fn of_blocks(
+        row: &Summary,
+        baseline: &Summary,
+        pairs: &[Pair],
+        better: Better,
+        confidence: Confidence,
+    ) -> Self {
+        let unpaired = Self::new(row, baseline, better, confidence);
+        let paired = Paired::new(pairs, confidence);
+        let verdict =
+            paired.as_ref().map_or(Verdict::TooFewRuns, |paired| paired.verdict(better, confidence));
+        let ratio = paired.as_ref().filter(|paired| paired.scale == Scale::Ratio).map(|paired| Ratio {
+            value: paired.effect.value,
+            low: paired.effect.low,
+            high: paired.effect.high,
+        });
+        Self { paired, ratio, verdict, ..unpaired }
+    }
+
+    /// Compares two sets of values that were not measured in pairs.
     pub fn new(row: &Summary, baseline: &Summary, better: Better, confidence: Confidence) -> Self {
         if row.n < MIN_RUNS || baseline.n < MIN_RUNS {
             return Self {
                 confidence,
                 student: None,
                 welch: None,
+                paired: None,
                 ratio: None,
                 verdict: Verdict::TooFewRuns,
             };
@@ -137,7 +165,7 @@ impl Comparison {
             (true, false) => Verdict::Slower,
         };
         let ratio = ratio(row, baseline, confidence);
-        Self { confidence, student: Some(student), welch: Some(welch), ratio, verdict }
+        Self { confidence, student: Some(student), welch: Some(welch), paired: None, ratio, verdict }
     }
 }
 

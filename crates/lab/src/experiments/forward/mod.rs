@@ -48,8 +48,8 @@ impl Experiment for Forward {
     }
 
     fn defaults(&self) -> Defaults {
-        // Some 25 rows of half a second with their set-up, six times: a minute and a half.
-        Defaults { runs: 5, seconds: 0.3 }
+        // Some 25 rows of half a second with their set-up, thirteen times and more for baselines: five minutes.
+        Defaults { runs: 6, seconds: 0.3 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {

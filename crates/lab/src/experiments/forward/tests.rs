@@ -15,7 +15,8 @@ fn every_way_of_ours_forwards_all_flows_in_order_with_new_addresses() {
     // Both threads may share a processor: the check does not depend on time.
     let cpus = [cpus[0], cpus[cpus.len() - 1]];
     let stop = Stop::new();
-    let run = Run { seconds: Duration::from_millis(5), seed: 1, round: 1, cpus: &cpus, stop: &stop };
+    let run =
+        Run { seconds: Duration::from_millis(5), seed: 1, round: 1, sample: 1, cpus: &cpus, stop: &stop };
     for case in Case::all().into_iter().filter(|case| case.who == Who::Ringferry) {
         let sample = measure::measure(&case, &run, None).unwrap();
         let shares: f64 =
@@ -46,7 +47,8 @@ fn testpmd_forwards_the_same_frames() {
         return;
     };
     let stop = Stop::new();
-    let run = Run { seconds: Duration::from_millis(5), seed: 1, round: 1, cpus: &cpus, stop: &stop };
+    let run =
+        Run { seconds: Duration::from_millis(5), seed: 1, round: 1, sample: 1, cpus: &cpus, stop: &stop };
     for ring in [Ring::Split, Ring::PackedInOrder] {
         let case =
             Case::all().into_iter().find(|case| case.who == Who::Testpmd && case.ring == ring).unwrap();

@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn every_grant_is_found_however_many_there_are() {
         let stop = Stop::new();
-        let run = Run { seconds: Duration::ZERO, seed: 1, round: 1, cpus: &[], stop: &stop };
+        let run = Run { seconds: Duration::ZERO, seed: 1, round: 1, sample: 1, cpus: &[], stop: &stop };
         for row in Lookup::all() {
             assert!(measure(&row, &run).unwrap().value > 0.0, "{row:?}");
             assert!(row.baseline().is_none_or(|first| Lookup::all().any(|other| other == first)));

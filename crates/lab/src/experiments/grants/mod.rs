@@ -64,8 +64,8 @@ impl Experiment for Grants {
     }
 
     fn defaults(&self) -> Defaults {
-        // Some 90 rows of 0.1 s, and as much for two processes to begin and end, six times: two to three minutes.
-        Defaults { runs: 5, seconds: 0.1 }
+        // Some 90 rows of 0.1 s, and as much for two processes to begin and end, thirteen times and more for baselines: six minutes.
+        Defaults { runs: 6, seconds: 0.1 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {

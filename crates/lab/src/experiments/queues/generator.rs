@@ -192,7 +192,14 @@ mod tests {
     fn as_many_threads_as_queues_carry_frames() {
         let cpus = ringferry_sys::cpu::allowed().unwrap();
         let stop = Stop::new();
-        let run = Run { seconds: Duration::from_millis(20), seed: 1, round: 1, cpus: &cpus, stop: &stop };
+        let run = Run {
+            seconds: Duration::from_millis(20),
+            seed: 1,
+            round: 1,
+            sample: 1,
+            cpus: &cpus,
+            stop: &stop,
+        };
         for case in Case::all().filter(|case| case.queues <= 2) {
             let [second, cpu] = measure(&case, &run).unwrap();
             assert!(second.value > 0.0 && cpu.value > 0.0, "{case:?}");

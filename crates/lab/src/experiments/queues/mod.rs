@@ -67,8 +67,8 @@ impl Experiment for Queues {
     }
 
     fn defaults(&self) -> Defaults {
-        // Some 50 runs of a second with their set-up, six times: five minutes.
-        Defaults { runs: 5, seconds: 0.5 }
+        // Some 50 runs of a second with their set-up, thirteen times and more for baselines: a quarter of an hour.
+        Defaults { runs: 6, seconds: 0.5 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {
@@ -139,7 +139,9 @@ fn rows(
     let [first, second] = measures;
     let [one, other] = Per::BOTH;
     [(one, first), (other, second)].map(|(per, measure)| {
-        Row::measured(labels(per), &unit(per), Better::Higher, measure).unless(missing.map(|why| (why, None)))
+        Row::measured(labels(per), &unit(per), Better::Higher, measure)
+            .of_run(labels(one).to_string())
+            .unless(missing.map(|why| (why, None)))
     })
 }
 

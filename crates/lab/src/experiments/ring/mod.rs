@@ -59,7 +59,7 @@ impl Experiment for Ring {
     }
 
     fn defaults(&self) -> Defaults {
-        // Some 140 rows, seven times and a warm-up: two to three minutes.
+        // Some 150 rows, twice in each of seven rounds and a warm-up: seven minutes.
         Defaults { runs: 7, seconds: 0.1 }
     }
 
@@ -208,7 +208,7 @@ mod tests {
 
     fn go(variant: &Variant, goal: Goal, cpus: &[usize]) -> Result<Exchanged, RowError> {
         let stop = Stop::new();
-        let run = Run { seconds: Duration::ZERO, seed: 1, round: 1, cpus, stop: &stop };
+        let run = Run { seconds: Duration::ZERO, seed: 1, round: 1, sample: 1, cpus, stop: &stop };
         with_sides(variant, SIZE, Threads { variant: *variant, goal, run: &run })?
     }
 
@@ -248,7 +248,7 @@ mod tests {
         let stop = Stop::new();
         stop.request();
         let cpus = ringferry_sys::cpu::allowed().unwrap();
-        let run = Run { seconds: Duration::ZERO, seed: 1, round: 1, cpus: &cpus, stop: &stop };
+        let run = Run { seconds: Duration::ZERO, seed: 1, round: 1, sample: 1, cpus: &cpus, stop: &stop };
         for variant in Variant::all().into_iter().filter(|variant| variant.batch == 8) {
             let threads = Threads { variant, goal: Goal::Buffers(usize::MAX / 2), run: &run };
             let result = with_sides(&variant, SIZE, threads).unwrap();

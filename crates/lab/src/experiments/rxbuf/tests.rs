@@ -17,7 +17,7 @@ fn with_run<T>(body: impl FnOnce(&Run<'_>) -> T) -> T {
     let cpus = ringferry_sys::cpu::allowed().unwrap();
     let cpus = [cpus[0], cpus[cpus.len() - 1]];
     let stop = Stop::new();
-    body(&Run { seconds: Duration::from_millis(20), seed: 7, round: 1, cpus: &cpus, stop: &stop })
+    body(&Run { seconds: Duration::from_millis(20), seed: 7, round: 1, sample: 1, cpus: &cpus, stop: &stop })
 }
 
 fn ours(policy: PolicyKind, mix: &[(usize, usize)]) -> Sample {

@@ -113,8 +113,8 @@ impl Experiment for Switch {
     }
 
     fn defaults(&self) -> Defaults {
-        // 40 runs of 2 to 5 seconds, and eight again for A/A, four times: ten minutes.
-        Defaults { runs: 3, seconds: 0.2 }
+        // 40 runs of 2 to 5 seconds, and eight again for A/A, thirteen times and more for baselines: three quarters of an hour.
+        Defaults { runs: 6, seconds: 0.2 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {
@@ -240,6 +240,7 @@ fn rows(case: Case, conditions: &Rc<Conditions>) -> Vec<Row> {
     let measures = shared(move |run| measure(&case, &own, run));
     let rows = std::iter::zip(Figure::ALL, measures).map(|(figure, measure)| {
         Row::measured(case.labels(figure), figure.unit(), figure.better(), measure)
+            .of_run(case.labels(Figure::Rate).to_string())
             .unless(missing.clone())
             .in_group(&case.group(figure))
             .published(case.published(figure))

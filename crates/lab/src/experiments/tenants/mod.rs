@@ -72,7 +72,7 @@ impl Experiment for Tenants {
     }
 
     fn defaults(&self) -> Defaults {
-        Defaults { runs: 3, seconds: 2.0 }
+        Defaults { runs: 6, seconds: 2.0 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {
@@ -164,6 +164,7 @@ fn rows(case: Case, conditions: &Rc<Conditions>) -> Vec<Row> {
     let measures = shared(move |run| measure(&case, &own, run));
     let rows = std::iter::zip(Figure::ALL, measures).map(|(figure, measure)| {
         Row::measured(case.labels(figure), figure.unit(), figure.better(), measure)
+            .of_run(case.labels(Figure::ALL[0]).to_string())
             .unless(conditions.missing(&case, figure))
             .in_group(&case.group(figure))
             .against((case != case.quiet()).then(|| case.quiet().labels(figure)))

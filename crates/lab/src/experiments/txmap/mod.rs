@@ -54,8 +54,8 @@ impl Experiment for Txmap {
     }
 
     fn defaults(&self) -> Defaults {
-        // Some 110 rows of a tenth of a second and a dozen of a second, four times: two and a half minutes.
-        Defaults { runs: 3, seconds: 0.1 }
+        // Some 110 rows of a tenth of a second and a dozen of a second, thirteen times and more for baselines: ten minutes.
+        Defaults { runs: 6, seconds: 0.1 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {

@@ -11,7 +11,7 @@ use crate::stop::Stop;
 fn measured(case: Synthetic) -> Sample {
     let stop = Stop::new();
     // No processors: threads are not pinned, and share what there is.
-    let run = Run { seconds: Duration::from_millis(1), seed: 1, round: 1, cpus: &[], stop: &stop };
+    let run = Run { seconds: Duration::from_millis(1), seed: 1, round: 1, sample: 1, cpus: &[], stop: &stop };
     stream::measure(&case, &run).unwrap()
 }
 
@@ -58,7 +58,7 @@ fn every_byte_of_a_stream_arrives_through_a_virtqueue() {
 #[test]
 fn frames_arrive_with_and_without_the_planner() {
     let stop = Stop::new();
-    let run = Run { seconds: Duration::from_millis(1), seed: 1, round: 1, cpus: &[], stop: &stop };
+    let run = Run { seconds: Duration::from_millis(1), seed: 1, round: 1, sample: 1, cpus: &[], stop: &stop };
     for case in Direct::all() {
         // Every frame is looked at; one that is missing or wrong is an error.
         direct::measure(&case, &run).unwrap();
