@@ -77,12 +77,14 @@ pub struct Defaults {
     pub runs: usize,
     /// Length of one run in seconds.
     pub seconds: f64,
+    /// What a run takes beside that, to be set up, to be checked and to end, about: seconds. The time of all experiments is shared out by it.
+    pub set_up: f64,
 }
 
 impl Default for Defaults {
     fn default() -> Self {
         // The fewest blocks that prove anything at 95 %.
-        Self { runs: 6, seconds: 1.0 }
+        Self { runs: 6, seconds: 1.0, set_up: 0.5 }
     }
 }
 

@@ -13,6 +13,7 @@
 //! | [`versus`] | two results of one experiment against each other |
 //! | [`report`] | results for people: text and HTML |
 //! | [`output`] | files written as a whole |
+//! | [`publish`] | all experiments, one page each |
 //! | [`session`] | from what the user asked for to files and a report |
 //! | [`machine`] | facts about the machine and the program |
 //! | [`progress`] | the bar on standard error |
@@ -29,6 +30,7 @@ pub mod machine;
 pub mod output;
 pub mod probe;
 pub mod progress;
+pub mod publish;
 pub mod report;
 pub mod results;
 pub mod schedule;

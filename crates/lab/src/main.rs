@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use ringferry_lab::experiment::{Experiment, Source};
 use ringferry_lab::experiments;
+use ringferry_lab::publish::{self, Publication};
 use ringferry_lab::session::{self, LabError, Request};
 use ringferry_lab::stop::Stop;
 use serde_json::json;
@@ -24,6 +25,7 @@ Examples:
   ringferry lab ring --option buffers=10000000 --filter 'mode=polling ring=split order=any chain=direct batch=1 '
                                                      the published benchmark
   ringferry lab ring --filter batch=1 --aa 20        is a row no different from itself here?
+  ringferry lab all --publish docs/results           everything, a page each, in under two hours
   ringferry lab ring --json new.json && ringferry lab compare old.json new.json
 
 Exit status: 0 fine, 1 a run failed, 2 the command line or a file is wrong.";
@@ -51,6 +53,24 @@ enum LabCommand {
         /// Print JSON.
         #[arg(long)]
         json: bool,
+    },
+    /// Runs every experiment and writes a page for each.
+    All {
+        /// The folder of the pages. What an earlier, interrupted run has written there is not measured again.
+        #[arg(long, value_name = "DIR")]
+        publish: PathBuf,
+        /// Minutes for all experiments together.
+        #[arg(long, value_name = "MINUTES", default_value_t = 110)]
+        minutes: u64,
+        /// Only this experiment; may be given several times.
+        #[arg(long, value_name = "NAME")]
+        only: Vec<String>,
+        /// The program `ringferry` to measure, if not the one beside this or in PATH.
+        #[arg(long, value_name = "PATH")]
+        program: Option<PathBuf>,
+        /// Measure without probes of the machine.
+        #[arg(long)]
+        no_probe: bool,
     },
     /// Compares two results of one experiment: new against old.
     Compare {
@@ -154,6 +174,17 @@ fn run(args: &Cli) -> Result<u8, LabError> {
         Some(LabCommand::List { name, json }) => list(name.as_deref(), *json, out).map(|()| 0),
         Some(LabCommand::Compare { old, new, json, html }) => {
             session::compare([old, new], json.as_deref(), html.as_deref(), out).map(|_| 0)
+        }
+        Some(LabCommand::All { publish, minutes, only, program, no_probe }) => {
+            let publication = Publication {
+                folder: publish.clone(),
+                budget: Duration::from_secs(60 * minutes),
+                only: only.clone(),
+                program: program.clone(),
+                no_probe: *no_probe,
+                command: std::env::args().collect(),
+            };
+            Ok(u8::from(!publish::publish(&publication, &Stop::watch()?)?))
         }
         Some(LabCommand::Child { program, name, args }) => {
             session::find(name)?.child(program, args)?;

@@ -168,7 +168,10 @@ pub fn measure_with(
     }
     let json = request.json.as_deref().map(Output::open).transpose()?;
     let page = request.html.as_deref().map(Output::open).transpose()?;
+    let allowed = ringferry_sys::cpu::allowed()?;
     let results = run(experiment, request, settings, plan, watch, progress, stop);
+    // A row may have pinned this thread, and another experiment may follow.
+    ringferry_sys::cpu::restrict_current_thread(&allowed)?;
     // Files first: a terminal that went away must not take the results with it.
     let alone = json.as_ref().is_some_and(Output::is_stdout) || page.as_ref().is_some_and(Output::is_stdout);
     if let Some(json) = json {

@@ -9,7 +9,7 @@ use ringferry_lab::experiment::{
 use ringferry_lab::labels::Labels;
 use ringferry_lab::probe::Blind;
 use ringferry_lab::progress::Progress;
-use ringferry_lab::report::{html, text};
+use ringferry_lab::report::{html, markdown, text};
 use ringferry_lab::results::{BoundVerdict, ReadError, Results, SCHEMA};
 use ringferry_lab::session::{self, LabError, Request, measure_with};
 use ringferry_lab::stats::Verdict;
@@ -38,7 +38,7 @@ impl Experiment for Known {
     }
 
     fn defaults(&self) -> Defaults {
-        Defaults { runs: 6, seconds: 0.001 }
+        Defaults { runs: 6, seconds: 0.001, set_up: 0.0 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {
@@ -205,6 +205,29 @@ fn the_page_is_well_formed_and_holds_everything() {
 }
 
 #[test]
+fn a_page_of_a_repository_begins_with_what_is_missed_and_has_published_figures_beside_ours() {
+    let (results, _) = run(&KNOWN, &Request { options: vec!["broken=yes".into()], ..request() }).unwrap();
+    let page = markdown::page(&results);
+    let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text}\n{page}"));
+    let order = [
+        "## Missed\n",
+        "- failed 2 times: `row=broken`: the port is busy",
+        "- not measured: `peer=testpmd`: it is not installed",
+        "## Published figures beside ours",
+        "| elsewhere | 217 ns/buffer | a &lt;paper> | `batch=1 shadow=on` | 75.",
+        "| as a whole | 2.5 s | a paper |  | no row of ours is the same |",
+        "## rings",
+        "| `batch=1 shadow=off` |",
+        "| -25.00 % [-25.00, -25.00] | faster | 12.25 |",
+        "## How",
+    ];
+    assert!(order.map(at).is_sorted(), "{page}");
+    let index = markdown::index(&[results]);
+    assert!(index.contains("- [known](known.md): failed 2 times"), "{index}");
+    assert!(index.contains("| 3 | 3 | 0 | 0 | 0 of 0 |"), "{index}");
+}
+
+#[test]
 fn a_row_that_fails_is_told_and_the_session_is_not_lost() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("result.json");
@@ -227,6 +250,7 @@ fn ctrl_c_leaves_partial_results_in_all_files() {
     assert!(measured.clone().count() > 0 && measured.clone().all(|row| row.values.len() == 12));
     assert_eq!(results.comparison("batch=1 shadow=on").unwrap().comparison.verdict, Verdict::Faster);
     assert!(report.contains("partial results"));
+    assert!(markdown::page(&results).contains("## Missed\n\n- interrupted: these are partial results\n"));
     let page = std::fs::read_to_string(page).unwrap();
     well_formed(&page);
     assert!(page.contains("partial results"));

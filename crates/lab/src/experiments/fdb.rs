@@ -145,7 +145,7 @@ impl Experiment for Database {
 
     fn defaults(&self) -> Defaults {
         // Ten rows and two for A/A, thirteen times and more for baselines, and as long again to fill the tables: two minutes.
-        Defaults { runs: 6, seconds: 0.2 }
+        Defaults { runs: 6, seconds: 0.2, set_up: 0.3 }
     }
 
     fn plan(&self, _: &Setup) -> Result<Plan, RowError> {

@@ -117,7 +117,7 @@ impl Experiment for Offloads {
 
     fn defaults(&self) -> Defaults {
         // 32 rows, and two again for A/A, thirteen times and more for baselines: nine minutes.
-        Defaults { runs: 6, seconds: 0.5 }
+        Defaults { runs: 6, seconds: 0.5, set_up: 0.6 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {

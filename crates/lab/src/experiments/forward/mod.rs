@@ -49,7 +49,7 @@ impl Experiment for Forward {
 
     fn defaults(&self) -> Defaults {
         // Some 25 rows of half a second with their set-up, thirteen times and more for baselines: five minutes.
-        Defaults { runs: 6, seconds: 0.3 }
+        Defaults { runs: 6, seconds: 0.3, set_up: 0.4 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {

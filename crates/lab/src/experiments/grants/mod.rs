@@ -65,7 +65,7 @@ impl Experiment for Grants {
 
     fn defaults(&self) -> Defaults {
         // Some 90 rows of 0.1 s, and as much for two processes to begin and end, thirteen times and more for baselines: six minutes.
-        Defaults { runs: 6, seconds: 0.1 }
+        Defaults { runs: 6, seconds: 0.1, set_up: 0.15 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {

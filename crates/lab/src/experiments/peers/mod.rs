@@ -64,7 +64,7 @@ impl Experiment for Peers {
 
     fn defaults(&self) -> Defaults {
         // About 1.2 s per run with its set-up, for some hundred rows thirteen times: half an hour.
-        Defaults { runs: 6, seconds: 0.5 }
+        Defaults { runs: 6, seconds: 0.5, set_up: 0.7 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {

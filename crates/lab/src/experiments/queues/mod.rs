@@ -68,7 +68,7 @@ impl Experiment for Queues {
 
     fn defaults(&self) -> Defaults {
         // Some 50 runs of a second with their set-up, thirteen times and more for baselines: a quarter of an hour.
-        Defaults { runs: 6, seconds: 0.5 }
+        Defaults { runs: 6, seconds: 0.5, set_up: 0.5 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {

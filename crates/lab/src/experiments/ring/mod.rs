@@ -60,7 +60,7 @@ impl Experiment for Ring {
 
     fn defaults(&self) -> Defaults {
         // Some 150 rows, twice in each of seven rounds and a warm-up: seven minutes.
-        Defaults { runs: 7, seconds: 0.1 }
+        Defaults { runs: 7, seconds: 0.1, set_up: 0.02 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {

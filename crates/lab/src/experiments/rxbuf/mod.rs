@@ -162,7 +162,7 @@ impl Experiment for Rxbuf {
     fn defaults(&self) -> Defaults {
         // Some 50 rows, set-up included 0.3 s against our device and a second otherwise, thirteen times and more for baselines: ten
         // minutes.
-        Defaults { runs: 6, seconds: 0.1 }
+        Defaults { runs: 6, seconds: 0.1, set_up: 0.4 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {

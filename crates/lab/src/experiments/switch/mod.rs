@@ -114,7 +114,7 @@ impl Experiment for Switch {
 
     fn defaults(&self) -> Defaults {
         // 40 runs of 2 to 5 seconds, and eight again for A/A, thirteen times and more for baselines: three quarters of an hour.
-        Defaults { runs: 6, seconds: 0.2 }
+        Defaults { runs: 6, seconds: 0.2, set_up: 3.0 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {

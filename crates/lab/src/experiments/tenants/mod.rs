@@ -72,7 +72,7 @@ impl Experiment for Tenants {
     }
 
     fn defaults(&self) -> Defaults {
-        Defaults { runs: 6, seconds: 2.0 }
+        Defaults { runs: 6, seconds: 2.0, set_up: 1.0 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {

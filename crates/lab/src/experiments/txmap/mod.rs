@@ -55,7 +55,7 @@ impl Experiment for Txmap {
 
     fn defaults(&self) -> Defaults {
         // Some 110 rows of a tenth of a second and a dozen of a second, thirteen times and more for baselines: ten minutes.
-        Defaults { runs: 6, seconds: 0.1 }
+        Defaults { runs: 6, seconds: 0.1, set_up: 0.1 }
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {
@@ -66,7 +66,7 @@ impl Experiment for Txmap {
             "off" => Vec::new(),
             _ => return Err(RowError::failed(format!("--option kernel={kernel}: `32`, `all` or `off`"))),
         };
-        let mut plan = Plan::default();
+        let mut plan = Plan { published: case::published(), ..Plan::default() };
         plan.rows.extend(Synthetic::all().map(|case| synthetic(case, setup)));
         plan.rows.extend(Direct::all().map(|case| single(case, setup)));
         let missing = if kernel.is_empty() { None } else { kernel::impossible(setup) };
