@@ -385,6 +385,31 @@ fn a_port_that_connects_goes_along_and_connects_again() {
     switch.stop();
 }
 
+/// What is set for the next connection does not reach the one that goes along, and holds for the next one, though another process had it set.
+#[test]
+fn settings_for_the_next_connection_wait_for_it_also_in_the_next_process() {
+    let place = Place::new();
+    let mut switch = place.switch(&["a", "b"]);
+    let (mut a, mut b) = bystanders(&switch);
+    place.ctl(&["set", "a", "queue_size=64", "mtu=9000"]);
+    let mtu = switch.port("a").mtu;
+    let mut flows = <[Flow; 2]>::default();
+    for _ in 0..3 {
+        switch = replaced(&place, switch, |done| stream(&mut a, &mut b, &mut flows, done));
+        let port = switch.port("a");
+        assert_eq!((port.state, port.mtu), (PortState::Up, mtu));
+        assert_eq!(port.counters["connections"], 1);
+    }
+    switch.assert_no_drops();
+    drop(a);
+    let large = Guest::plug(switch.connect("a"), 1, Options::default());
+    let port = switch.until("a", "is broken", |port| port.state == PortState::Broken);
+    let why = port.queues[0].broken.as_deref();
+    assert!(why.is_some_and(|why| why.contains("the port's queue_size allows 64")), "{why:?}");
+    drop((large, b));
+    switch.stop();
+}
+
 /// A front end that has held up a worker gains nothing by the replacement.
 #[test]
 fn a_port_in_quarantine_stays_there() {

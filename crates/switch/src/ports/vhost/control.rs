@@ -99,7 +99,7 @@ pub(super) struct VhostPort {
     pub(super) device: PortDevice,
     pub(super) offer: Offer,
     /// Settings that hold from the next session on.
-    next: Option<SessionSettings>,
+    pub(super) next: Option<SessionSettings>,
     /// Resources that its sessions share: the closer of passed descriptors, the mapping budget and the log
     /// limit.
     pub(super) resources: Resources,
@@ -131,11 +131,11 @@ pub(super) struct VhostPort {
 }
 
 /// The settings on which a front end agrees with the port when it connects.
-struct SessionSettings {
-    offer: Offer,
-    mac: Option<Mac>,
-    mtu_limit: Option<u16>,
-    queue_limit: Option<u16>,
+pub(super) struct SessionSettings {
+    pub(super) offer: Offer,
+    pub(super) mac: Option<Mac>,
+    pub(super) mtu_limit: Option<u16>,
+    pub(super) queue_limit: Option<u16>,
 }
 
 impl SessionSettings {

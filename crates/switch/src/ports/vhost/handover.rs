@@ -4,14 +4,15 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use ringferry_packet::ether::Mac;
 use ringferry_sys::socket::{Listener, Passage, Stream};
 use ringferry_vhost_user::backend::{CountersState, Offer, Put, Session, SessionState};
 use ringferry_vhost_user::message::ProtocolFeatures;
 use ringferry_virtio_net::Features;
 use serde::{Deserialize, Serialize};
 
-use super::control::{Endpoint, QUARANTINE, VhostPort};
-use super::device::features;
+use super::control::{Endpoint, QUARANTINE, SessionSettings, VhostPort};
+use super::device::{PortDevice, features};
 use crate::config::{FeatureToggles, PortConfig, VhostUserConfig, VhostUserEndpoint};
 use crate::plane::{PAIRS, monotonic};
 use crate::ports::handed::Descriptors;
@@ -44,6 +45,18 @@ pub(crate) struct VhostState {
     /// The end of that, in nanoseconds of the system's monotonic clock: it does not move while the state lies somewhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     quarantine_until: Option<u64>,
+    /// What the session was begun with, if the configuration has something else for the next one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    agreed: Option<Agreed>,
+}
+
+/// Settings that hold for a session until it ends, besides features.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Agreed {
+    mac: Option<[u8; 6]>,
+    mtu_limit: Option<u16>,
+    queue_limit: Option<u16>,
 }
 
 /// Returns an instant to come as nanoseconds of the system's monotonic clock.
@@ -62,7 +75,8 @@ impl VhostPort {
     /// Returns numbers that change whenever [`handed`](Self::handed) would return another state.
     pub(super) fn generation_of_state(&self) -> (u64, u64) {
         let session = self.session.as_ref().map_or(0, |session| session.generation() + 1);
-        (u64::from(self.device.session) << 1 | u64::from(self.quarantine.is_some()), session)
+        let flags = u64::from(self.next.is_some()) << 1 | u64::from(self.quarantine.is_some());
+        (u64::from(self.device.session) << 2 | flags, session)
     }
 
     /// Returns the port's state, whose descriptors go to `put`.
@@ -77,6 +91,8 @@ impl VhostPort {
             let left = self.retry_at.saturating_duration_since(Instant::now());
             (why.clone(), left.as_millis() as u64)
         };
+        let PortDevice { mac, mtu_limit, queue_limit, .. } = self.device;
+        let agreed = Agreed { mac: mac.map(|mac| mac.0), mtu_limit, queue_limit };
         let passage = Passage::new()?;
         let session = match &self.session {
             Some(session) => state_of(session, put, &mut |fd| passage.takes(fd))?,
@@ -98,6 +114,7 @@ impl VhostPort {
             past: self.past.into(),
             quarantine: self.quarantine.as_ref().map(left),
             quarantine_until: self.quarantine.as_ref().map(|_| monotonic_of(self.retry_at)),
+            agreed: self.next.is_some().then_some(agreed),
         })
     }
 
@@ -124,6 +141,9 @@ impl VhostPort {
                 self.device.memory = session.memory().cloned();
                 self.device.mtu = state.mtu;
                 self.session = Some(session);
+                if let Some(agreed) = &state.agreed {
+                    self.keep_to(agreed);
+                }
             }
             Err(error) => {
                 let port = &self.device.name;
@@ -132,6 +152,20 @@ impl VhostPort {
         }
         // What a front end has passed may be slow to close.
         fds.rest().for_each(|fd| self.resources.closer.close(fd));
+    }
+
+    /// Has the session go on with what it was begun with, and the next one begin with what the configuration says.
+    fn keep_to(&mut self, agreed: &Agreed) {
+        let device = &mut self.device;
+        let next = SessionSettings {
+            offer: self.offer,
+            mac: device.mac,
+            mtu_limit: device.mtu_limit,
+            queue_limit: device.queue_limit,
+        };
+        device.mac = agreed.mac.map(Mac);
+        (device.mtu_limit, device.queue_limit) = (agreed.mtu_limit, agreed.queue_limit);
+        self.next = Some(next);
     }
 }
 
