@@ -273,6 +273,23 @@ impl Tap {
         Tap::set_up(fd, name, offloads)
     }
 
+    /// Takes over a queue of another process, in which it was of the interface `name`. If that was deleted meanwhile the queue is as any whose interface is deleted under
+    /// it, and [`is_attached`](Self::is_attached) says so.
+    ///
+    /// # Errors
+    /// As [`Tap::from_fd`].
+    pub fn from_predecessor(fd: OwnedFd, name: &str, offloads: Offloads) -> Result<Tap, TapError> {
+        let mut request = ifreq::zeroed();
+        // SAFETY: TUNGETIFF fills in an ifreq; other files refuse the request.
+        let attached = unsafe { ifreq::ioctl(&fd, libc::TUNGETIFF, &mut request) };
+        match attached {
+            Err(error) if error.raw_os_error() == Some(libc::EBADFD) => {
+                Ok(Tap { fd, name: name.to_owned(), offloads: offloads.possible() })
+            }
+            _ => Tap::from_fd(fd, offloads),
+        }
+    }
+
     /// Sets header size, byte order and offloads of an attached queue.
     fn set_up(fd: OwnedFd, name: String, offloads: Offloads) -> Result<Tap, TapError> {
         let mut size = HEADER_LEN as libc::c_int;
@@ -563,6 +580,21 @@ mod tests {
             assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
             let flags = rustix::io::fcntl_getfd(&tap).unwrap();
             assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+            let again = tap.as_fd().try_clone_to_owned().unwrap();
+            assert!(Tap::from_predecessor(again, "t1", Offloads::CSUM).unwrap().is_attached());
+        });
+    }
+
+    #[test]
+    fn a_queue_of_another_process_may_have_lost_its_interface() {
+        let file = tempfile::tempfile().unwrap();
+        let taken = Tap::from_predecessor(file.into(), "t0", Offloads::all());
+        assert!(matches!(taken, Err(TapError::NotATap)));
+        in_new_net(|| {
+            let deleted = rustix::fs::open(DEVICE, OFlags::RDWR, Mode::empty()).unwrap();
+            let tap = Tap::from_predecessor(deleted, "t0", Offloads::CSUM).unwrap();
+            assert_eq!((tap.name(), tap.is_attached()), ("t0", false));
+            assert!(tap.read(&mut [0; MAX_READ]).is_err());
         });
     }
 

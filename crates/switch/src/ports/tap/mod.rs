@@ -100,6 +100,12 @@ pub(super) fn open(
 pub(crate) struct TapState {
     /// The queues of the tap, in their order.
     queues: Vec<u32>,
+    /// Name of the interface, which may be deleted by the time that this is read. A program of an earlier version does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    interface: Option<String>,
+    /// [Its index](TapPort::index), by which it is told from another one that has its name by then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    index: Option<u32>,
 }
 
 /// Makes a port of the state of another process's. It reads nothing until it [takes over](PortControl::take_over).
@@ -116,10 +122,19 @@ pub(super) fn adopt(
         let fd = fds
             .take(*number)
             .ok_or_else(|| OpenError::Handed("a queue of the tap was not passed".to_owned()))?;
-        Ok::<_, OpenError>(Tap::from_fd(fd, offloads_of(config))?)
+        let offloads = offloads_of(config);
+        Ok::<_, OpenError>(match &state.interface {
+            Some(name) => Tap::from_predecessor(fd, name, offloads)?,
+            None => Tap::from_fd(fd, offloads)?,
+        })
     });
     let (queues, privileges) = (queues.collect::<Result<_, _>>()?, privileges.clone());
-    Ok(Box::new(move |config, cx| Ok(Box::new(plug(config, queues, privileges, cx)?))))
+    let known = state.interface.is_some().then_some(state.index);
+    Ok(Box::new(move |config, cx| {
+        let mut port = plug(config, queues, privileges, cx)?;
+        port.index = known.unwrap_or(port.index);
+        Ok(Box::new(port))
+    }))
 }
 
 fn plug(
@@ -294,7 +309,9 @@ impl PortControl for TapPort {
 
     fn hand_over(&self, put: &mut Put<'_>) -> io::Result<HandedPort> {
         let queues = self.descriptors.iter().map(|queue| put(queue.as_fd()));
-        Ok(HandedPort::Tap(TapState { queues: queues.collect::<io::Result<_>>()? }))
+        let interface = Some(self.tap.clone());
+        let queues = queues.collect::<io::Result<_>>()?;
+        Ok(HandedPort::Tap(TapState { queues, interface, index: self.index }))
     }
 
     fn take_over(&mut self, _: &Positions, workers: &Workers) {
