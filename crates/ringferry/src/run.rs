@@ -49,6 +49,12 @@ pub enum Error {
     /// The process in the background has ended, and has said why.
     #[error("no switch was replaced; the reason is above")]
     Background,
+    /// Another switch was to be replaced, and goes on, as this one could have no sandbox.
+    #[error(
+        "there would be no sandbox, as its helper cannot be started ({0}), so the running switch, which may be in one, goes on: \
+         mend that (the helper is this program once more, and finds it at /proc/self/exe), or give --sandbox off to go on without a sandbox"
+    )]
+    NoSandbox(io::Error),
     #[error("--ready-fd {0}: {1}: pass the number of an open pipe or socket")]
     ReadyFd(RawFd, io::Error),
     /// The system has no descriptors left.
@@ -99,7 +105,7 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     };
     passed.inherit(&config)?;
     let path = config.control.clone().unwrap_or_else(control::default_path);
-    let process = Process::begin(args, &config, &path)?;
+    let process = Process::begin(args, &config, &path, NoHelper::Serve)?;
     if let Some(privileges) = &process.privileges.0 {
         passed.set_privileges(privileges.clone());
     }
@@ -129,6 +135,15 @@ fn say_ready(ready: Option<OwnedFd>) {
     }
 }
 
+/// What becomes of a switch whose helper cannot be started, so that it can have no sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NoHelper {
+    /// It serves without one: no switch at all would be worse.
+    Serve,
+    /// It does not start, as one that may be in a sandbox goes on instead.
+    GiveUp,
+}
+
 /// What the process of a switch has, before it has ports.
 struct Process {
     signals: Signals,
@@ -138,7 +153,7 @@ struct Process {
 }
 
 impl Process {
-    fn begin(args: &RunArgs, config: &Config, control: &Path) -> Result<Process, Error> {
+    fn begin(args: &RunArgs, config: &Config, control: &Path, no_helper: NoHelper) -> Result<Process, Error> {
         // Best effort: a switch with few ports does not need it.
         let _ = rlimit::raise_open_files(OPEN_FILES);
         // The last three would end us if nobody took them: terminals that close and tools that rotate logs send them.
@@ -146,7 +161,15 @@ impl Process {
         // It is connected to now, as the sandbox allows no connections.
         let manager = Notifier::connect().unwrap_or_else(|_| Notifier::nobody());
         let privileges = match args.sandbox {
-            OnOff::On => helper(config, control),
+            // Without a helper there is no sandbox either, as the switch could then not do all of its work.
+            OnOff::On => match (sandbox::begin(config, control), no_helper) {
+                (Ok(privileges), _) => Some(privileges),
+                (Err(error), NoHelper::GiveUp) => return Err(Error::NoSandbox(error)),
+                (Err(error), NoHelper::Serve) => {
+                    tracing::warn!("no sandbox: its helper cannot be started: {error}");
+                    None
+                }
+            },
             OnOff::Off => {
                 tracing::warn!("no sandbox, as was asked for");
                 None
@@ -189,10 +212,4 @@ impl Drop for Tidy {
             privileges.tidy();
         }
     }
-}
-
-/// Starts the helper. Without one there is no sandbox either, as the switch could then not do all of its work.
-fn helper(config: &Config, control: &Path) -> Option<Privileges> {
-    let started = sandbox::begin(config, control);
-    started.inspect_err(|error| tracing::warn!("no sandbox: its helper cannot be started: {error}")).ok()
 }

@@ -545,6 +545,7 @@ impl Switch {
             }
             Ok(Outcome::Orphaned) => {
                 self.control.listener().let_go();
+            sandboxed: self.privileges.are_elsewhere(),
                 // What is kept is for the next process.
                 self.keeper = None;
                 self.predecessor = Some(predecessor);

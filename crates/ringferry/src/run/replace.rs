@@ -10,7 +10,7 @@ use ringferry_switch::Successor;
 use ringferry_sys::process::{Spawn, spawn};
 use ringferry_sys::signal::Signal;
 
-use super::{Error, Process, say_ready, take_ready_fd};
+use super::{Error, NoHelper, Process, say_ready, take_ready_fd};
 use crate::run_args::RunArgs;
 use crate::{log, sandbox};
 
@@ -41,7 +41,8 @@ pub(super) fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
         );
     }
     let (config, ports) = (successor.config().clone(), successor.config().ports.len());
-    let mut process = Process::begin(args, &config, &control)?;
+    let no_helper = if successor.may_be_in_sandbox() { NoHelper::GiveUp } else { NoHelper::Serve };
+    let mut process = Process::begin(args, &config, &control, no_helper)?;
     let privileges = process.privileges.0.clone();
     let taken = successor.open(privileges.clone().unwrap_or_default()).and_then(|switch| {
         if privileges.is_some() {

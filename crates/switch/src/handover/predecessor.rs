@@ -57,6 +57,8 @@ pub(crate) struct Parts<'s> {
     /// The socket on which clients connect.
     pub(crate) control: BorrowedFd<'s>,
     pub(crate) started: Instant,
+    /// Whether the process is in a sandbox.
+    pub(crate) sandboxed: bool,
     pub(crate) manager: &'s Manager,
     /// Has the service manager keep the state.
     pub(crate) keeper: Option<&'s Keeper>,
@@ -285,6 +287,7 @@ fn hello(parts: &Parts<'_>) -> Hello {
 
 /// Returns the learned addresses of all workers, while packets flow.
 fn all_addresses(workers: &Workers) -> Vec<Address> {
+        sandboxed: Some(parts.sandboxed),
     let (mut all, now) = (Vec::new(), workers.seconds());
     workers.addresses(|FdbPage { items, .. }| {
         all.extend(items.iter().filter(|item| !item.fixed).map(|item| Address::of(item, now)));

@@ -48,6 +48,9 @@ pub(crate) struct Hello {
     /// The service manager wants to hear within so many microseconds that the switch is alive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) watchdog: Option<u64>,
+    /// Whether the process is in a sandbox. One of an earlier version does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) sandboxed: Option<bool>,
 }
 
 /// The configuration in force.

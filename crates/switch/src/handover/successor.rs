@@ -130,6 +130,11 @@ impl Successor {
         self.hello.executable.is_some() && self.hello.executable == Executable::own()
     }
 
+    /// Returns true unless the switch that runs says that it has no sandbox. One of an earlier version does not say, and has one by default.
+    pub fn may_be_in_sandbox(&self) -> bool {
+        self.hello.sandboxed != Some(false)
+    }
+
     /// Leaves the switch that runs as it is.
     pub fn decline(self) {
         // It would find out by itself.
