@@ -86,8 +86,8 @@ pub struct Switch {
     privileges: Privileges,
     /// Names of ports that are gone and could not be opened anew.
     not_renewed: BTreeSet<String>,
-    /// A process that is about to take over. It is declared, and so dropped, after the ports and workers: what Xen guests have granted to this process is the
-    /// successor's to map when the connection is closed.
+    /// A process that is about to take over. It is dropped after everything else: what Xen guests have granted to this process is the successor's to map when the
+    /// connection is closed.
     predecessor: Option<Predecessor>,
     /// What another process has handed over, until that has ended.
     handed: Option<Handed>,
@@ -272,6 +272,11 @@ fn log_ignored(signal: Signal) {
     tracing::info!("nothing is re-read on {}; SIGHUP and `ringferry ctl reload` do so", name(signal));
 }
 
+/// Returns true if a signal tells a process to end.
+fn is_end(signal: Signal) -> bool {
+    matches!(signal, Signal::TERM | Signal::INT)
+}
+
 /// Returns the name of a signal that the program takes.
 fn name(signal: Signal) -> &'static str {
     match signal {
@@ -377,6 +382,17 @@ impl Switch {
             Ok(Ended::Orphaned) => self.manager.main_again(),
             _ => self.manager.stopping(),
         }
+        let predecessor = self.predecessor.take();
+        drop(self);
+        // The last look at signals: whoever has sent one to the process that had the ports means them.
+        if let (Ok(Ended::Replaced(_)), Some(predecessor)) = (&result, predecessor)
+            && std::iter::from_fn(|| signals.next().ok().flatten()).any(is_end)
+        {
+            tracing::info!(
+                "this process was told to end meanwhile, and tells the one that has taken over to do so"
+            );
+            predecessor.tell_to_end();
+        }
         result
     }
 
@@ -421,7 +437,7 @@ impl Switch {
                 match token {
                     SIGNALS => {
                         if let Some(signal) = signals.next()? {
-                            if matches!(signal, Signal::TERM | Signal::INT) {
+                            if is_end(signal) {
                                 tracing::info!("the switch ends, as {} asks for", name(signal));
                                 ended = Some(Ended::Stopped);
                             } else if signal == Signal::HUP {
@@ -434,7 +450,7 @@ impl Switch {
                     CONTROL => self.serve_control(),
                     FAULTS => self.ports.serve_faults(&self.epoll),
                     SUCCESSOR => ended = self.serve_successor(),
-                    BEFORE => self.outlive(),
+                    BEFORE => ended = self.outlive(),
                     FIRST_CAPTURE..FIRST_TOKEN => self.captures.serve(token, &self.workers, &self.epoll),
                     port => self.ports.serve(port, &self.epoll),
                 }
@@ -529,6 +545,7 @@ impl Switch {
             workers: &self.workers,
             control: control.as_fd(),
             started: self.started,
+            sandboxed: self.privileges.are_elsewhere(),
             manager: &self.manager,
             keeper: self.keeper.as_ref(),
             links: &self.links,
@@ -545,7 +562,6 @@ impl Switch {
             }
             Ok(Outcome::Orphaned) => {
                 self.control.listener().let_go();
-            sandboxed: self.privileges.are_elsewhere(),
                 // What is kept is for the next process.
                 self.keeper = None;
                 self.predecessor = Some(predecessor);
@@ -600,10 +616,14 @@ impl Switch {
         Ok(())
     }
 
-    /// The process before has ended: what it could not hand over is free now.
-    fn outlive(&mut self) {
-        let Some(handed) = self.handed.take() else { return };
+    /// The process before has ended, and what it could not hand over is free now; or it was told to end, and so has this one to.
+    fn outlive(&mut self) -> Option<Ended> {
+        let handed = self.handed.take()?;
         let _ = self.epoll.remove(&handed);
+        if handed.is_told_to_end() {
+            tracing::info!("the switch ends, as the process before was told to end while this one took over");
+            return Some(Ended::Stopped);
+        }
         // What was removed or changed meanwhile is the configuration's business.
         let is_open = |name: &str| self.ports.configs().any(|open| open.name == name);
         let late = |port: &&PortConfig| handed.late.contains(&port.name) && !is_open(&port.name);
@@ -612,6 +632,7 @@ impl Switch {
                 tracing::error!(port = port.name, "it cannot be opened: {error}");
             }
         }
+        None
     }
 
     /// Removes the ports that are drained, and answers those who have asked for it.

@@ -6,13 +6,18 @@
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
+use ringferry_control::snapshot::PortState;
+use ringferry_packet::ether::Mac;
+use ringferry_rig::frames::frame;
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
-use ringferry_rig::process::{PATIENCE, Process, eventually};
-use ringferry_rig::switch::{Place, Switch};
+use ringferry_rig::process::{PATIENCE, Process, eventually, in_a_namespace, may};
+use ringferry_rig::switch::{Place, Switch, program};
 use ringferry_sys::process::{Spawn, is_root};
 use ringferry_sys::socket::{Listener, MAX_FDS, Stream};
+use ringferry_sys::{netif, program as programs};
 use ringferry_virtio_net::Features;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -126,11 +131,14 @@ impl<'a> Between<'a> {
                 return false;
             }
             send(&predecessor, &message);
-            let Some(mut message) = receive(&predecessor) else {
-                // To the last one it says nothing: its end is what the successor waits for.
-                return kind == RUNNING && look(Step::Answered(kind), &mut message);
-            };
-            assert!(kind != RUNNING);
+            if kind == RUNNING {
+                // To that it says nothing, or that it was told to end. What the successor waits for is its end.
+                while let Some(last) = receive(&predecessor) {
+                    send(&successor, &last);
+                }
+                return look(Step::Answered(kind), &mut message);
+            }
+            let Some(mut message) = receive(&predecessor) else { return false };
             let goes_on = look(Step::Answered(kind), &mut message);
             send(&successor, &message);
             if !goes_on {
@@ -343,6 +351,172 @@ fn a_front_end_that_comes_during_a_replacement_costs_no_port_its_socket() {
     assert!(again.wait().0.success(), "{:#?}", again.log());
 }
 
+/// The same of a port that connects, whose front end comes or goes between the two messages.
+#[test]
+fn a_front_end_that_is_connected_to_comes_and_goes_during_a_replacement() {
+    let place = Place::new();
+    let mut switch = place.switch(&["a", "later,mode=connect"]);
+    let options = Options::default();
+    let mut a = switch.plug("a", 1, options);
+    let (mut listener, mut later) = (None, None);
+    let accept = |listener: &Listener, number| {
+        let socket = eventually("the switch connects", || listener.accept().unwrap());
+        Guest::plug(socket, number, options)
+    };
+    let new = relayed(&place, |now, _| {
+        if now == Step::Answered(DRAFT) && later.is_none() {
+            let bound = listener.insert(Listener::bind(place.socket("later")).unwrap());
+            later = Some(accept(bound, 2));
+            switch.until_state("later", PortState::Up);
+        }
+    });
+    assert!(switch.process.wait().0.success());
+    switch.process = new;
+    let (Some(listener), Some(mut b)) = (listener, later) else { panic!("it has come") };
+    eventually("it has taken over", || pid(&place).filter(|pid| *pid == switch.process.pid()));
+    acquaint(&mut [&mut a, &mut b]);
+    converse(&mut a, &mut b, 0, 20);
+    assert_eq!(switch.port("later").counters["connections"], 1);
+    let mut going = Some(b);
+    let new = relayed(&place, |now, _| {
+        if now == Step::Answered(DRAFT) && going.take().is_some() {
+            switch.until_state("later", PortState::Connecting);
+        }
+    });
+    assert!(switch.process.wait().0.success());
+    switch.process = new;
+    let mut c = accept(&listener, 3);
+    switch.until_state("later", PortState::Up);
+    acquaint(&mut [&mut a, &mut c]);
+    converse(&mut a, &mut c, 0, 20);
+    assert_eq!(switch.port("later").counters["connections"], 2);
+    switch.stop();
+}
+
+fn ip(words: &[&str]) {
+    assert!(Command::new("ip").args(words).status().unwrap().success(), "ip {words:?}");
+}
+
+/// Whoever has the ports in the end makes it anew.
+#[test]
+fn a_tap_that_is_deleted_at_any_step_of_a_replacement_is_made_anew() {
+    in_a_namespace(|| {
+        if !may("needs the program ip", programs::installed("ip").is_some()) {
+            return;
+        }
+        let place = Place::new();
+        let mut switch = place.start(place.run(&["a"]).args(["--port", "tap:rf0"]), Vec::new());
+        let mut a = switch.plug("a", 1, Options::default());
+        for step in &STEPS[..6] {
+            let before = netif::index("rf0").unwrap();
+            assert!(before.is_some(), "{step:?}");
+            let mut exists = true;
+            let new = relayed(&place, |now, _| {
+                if now == *step && std::mem::take(&mut exists) {
+                    ip(&["link", "delete", "rf0"]);
+                }
+            });
+            assert!(switch.process.wait().0.success());
+            switch.process = new;
+            eventually("it has taken over", || pid(&place).filter(|pid| *pid == switch.process.pid()));
+            eventually(&format!("{step:?}: the tap is made anew"), || {
+                netif::index("rf0").unwrap().filter(|index| Some(*index) != before)
+            });
+            switch.until("rf0", "is served", |port| port.state == PortState::Up && port.fault.is_none());
+            let sent = switch.port("rf0").counters["tx_packets"];
+            a.send(&frame(Mac::BROADCAST, a.mac, 60, 1));
+            switch.until("rf0", "has sent it", |port| port.counters["tx_packets"] > sent);
+        }
+        switch.stop();
+    });
+}
+
+/// One that is not there, and that the switch is not to make, waits in the next process as it did in this one.
+#[test]
+fn a_tap_that_is_gone_keeps_no_switch_from_being_replaced() {
+    in_a_namespace(|| {
+        if !may("needs the program ip", programs::installed("ip").is_some()) {
+            return;
+        }
+        let place = Place::new();
+        let add = ["tuntap", "add", "dev", "rf0", "mode", "tap"];
+        ip(&add);
+        let mut command = place.run(&["a", "b"]);
+        let mut switch = place.start(command.args(["--port", "tap:rf0,existing=true"]), Vec::new());
+        let (mut a, mut b) = bystanders(&switch);
+        ip(&["link", "delete", "rf0"]);
+        switch.process.until_logged("it cannot be opened anew yet");
+        let fault = switch.port("rf0").fault;
+        for _ in 0..2 {
+            let new = relayed(&place, |_, _| {});
+            assert!(switch.process.wait().0.success());
+            switch.process = new;
+            eventually("it has taken over", || pid(&place).filter(|pid| *pid == switch.process.pid()));
+            converse(&mut a, &mut b, 0, 20);
+            assert_eq!(switch.port("rf0").fault, fault);
+        }
+        ip(&add);
+        switch.until("rf0", "is there again", |port| port.fault.is_none());
+        switch.stop();
+    });
+}
+
+/// Has a successor try to replace the switch of a place that cannot start its helper: its program, a copy, can be executed no more from when it has heard whom it replaces.
+/// Returns whether it has taken over, and its process.
+fn replaced_without_helper(place: &Place, sandbox: &str) -> (bool, Process) {
+    let copy = place.path().join("program");
+    loop {
+        // Another process writes it: a child of another test would have it open for writing for a moment, and then it could not be executed at all.
+        assert!(Command::new("cp").arg("-f").arg(program()).arg(&copy).status().unwrap().success());
+        let between = Between::new(place);
+        let mut command = Command::new(&copy);
+        command.args(replace(place).get_args()).args(["--sandbox", sandbox]);
+        let mut new = Process::start(&mut command, Spawn::default());
+        let taken = between.relay(|now, _| {
+            if now == Step::Answered(HELLO) {
+                std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o600)).unwrap();
+            }
+            true
+        });
+        std::fs::remove_file(&copy).unwrap();
+        if taken {
+            return (true, new);
+        }
+        assert_eq!(new.wait().0.code(), Some(1), "{:#?}", new.log());
+        if !new.log().join("\n").contains("try again") {
+            return (false, new);
+        }
+    }
+}
+
+/// A process that could have no sandbox does not go on in the place of one that has one, but for one that has none, or if it is told to.
+#[test]
+fn a_switch_in_a_sandbox_is_not_replaced_by_one_that_can_have_none() {
+    let place = Place::new();
+    let mut switch = place.start(place.run(&["a", "b"]).args(["--sandbox", "on"]), Vec::new());
+    let (mut a, mut b) = bystanders(&switch);
+    let (taken, refused) = replaced_without_helper(&place, "on");
+    let why = refused.log().join("\n");
+    assert!(!taken && why.contains("there would be no sandbox"), "{why}");
+    assert!(why.contains("give --sandbox off"), "{why}");
+    assert_eq!(pid(&place), Some(switch.process.pid()));
+    converse(&mut a, &mut b, 0, 20);
+    // The second one replaces a switch that has none.
+    for (sandbox, warning) in
+        [("off", "no sandbox, as was asked for"), ("on", "its helper cannot be started")]
+    {
+        let (taken, new) = replaced_without_helper(&place, sandbox);
+        assert!(taken, "{sandbox}: {:#?}", new.log());
+        assert!(switch.process.wait().0.success());
+        switch.process = new;
+        eventually("it has taken over", || pid(&place).filter(|pid| *pid == switch.process.pid()));
+        assert_eq!(switch.process.logged(warning), 1, "{:#?}", switch.process.log());
+        converse(&mut a, &mut b, 0, 20);
+    }
+    switch.assert_no_drops();
+    switch.stop();
+}
+
 /// Whoever has started the successor can stop it until it has taken over.
 #[test]
 fn a_successor_that_is_interrupted_leaves_the_switch_as_it_is() {
@@ -366,6 +540,37 @@ fn a_successor_that_is_interrupted_leaves_the_switch_as_it_is() {
     switch.stop();
 }
 
+/// Waits until SIGTERM lies where a process that waits for its successor will find it.
+fn until_pending(pid: u32) {
+    eventually("the signal is pending", || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).unwrap();
+        (u64::from_str_radix(pending.trim(), 16).unwrap() & 1 << (Signal::TERM.as_raw() - 1) != 0)
+            .then_some(())
+    });
+}
+
+/// Whoever stops the process that has the ports, as far as he knows, stops the switch: either process has ended in an orderly way when both have.
+#[test]
+fn a_switch_that_is_stopped_while_it_is_replaced_stops() {
+    let place = Place::new();
+    let mut switch = place.switch(&["a", "b"]);
+    let (mut a, mut b) = bystanders(&switch);
+    converse(&mut a, &mut b, 0, 20);
+    let old = switch.process.pid();
+    let mut new = relayed(&place, |now, _| {
+        if now == Step::Asked(RUNNING) {
+            switch.process.signal(Signal::TERM);
+            until_pending(old);
+        }
+    });
+    for process in [&mut switch.process, &mut new] {
+        assert!(process.wait().0.success(), "{:#?}", process.log());
+    }
+    assert_eq!(new.logged("the switch ends, as the process before was told to end"), 1, "{:#?}", new.log());
+    assert_eq!(place.files(), [""; 0]);
+}
+
 /// Whoever stops the keeper while the switch is replaced stops the successor, as the switch that was asked has nothing to stop any more.
 #[test]
 fn a_kept_switch_that_is_stopped_while_it_is_replaced_stops() {
@@ -375,13 +580,7 @@ fn a_kept_switch_that_is_stopped_while_it_is_replaced_stops() {
     let mut new = relayed(&place, |now, _| {
         if now == Step::Asked(RUNNING) {
             switch.process.signal(Signal::TERM);
-            // It waits for the successor, so the signal stays where it is.
-            eventually("the signal is pending", || {
-                let status = std::fs::read_to_string(format!("/proc/{old}/status")).unwrap();
-                let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).unwrap();
-                (u64::from_str_radix(pending.trim(), 16).unwrap() & 1 << (Signal::TERM.as_raw() - 1) != 0)
-                    .then_some(())
-            });
+            until_pending(old);
         }
     });
     assert!(new.wait().0.success(), "{:#?}", new.log());

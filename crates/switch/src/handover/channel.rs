@@ -43,11 +43,13 @@ pub(crate) enum Kind {
     Running = 4,
     /// What was asked for cannot be had; the text says why, for people.
     Refused = 5,
+    /// The predecessor, which has nothing left, was told to end while it was replaced, and that is for the successor to do.
+    End = 6,
 }
 
 impl Kind {
     fn of(number: u32) -> Option<Kind> {
-        [Kind::Hello, Kind::Draft, Kind::Final, Kind::Running, Kind::Refused]
+        [Kind::Hello, Kind::Draft, Kind::Final, Kind::Running, Kind::Refused, Kind::End]
             .into_iter()
             .find(|kind| *kind as u32 == number)
     }

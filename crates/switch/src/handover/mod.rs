@@ -11,6 +11,7 @@
 //!                              ◄───────────────   what has changed since the draft, positions of rings, counters
 //!   4 takes the baton, starts rings and workers
 //!     Running                  ───────────────►   leaves everything alone, and ends
+//!                              ◄───────────────   End, if it was told to end meanwhile: by a SIGTERM, say, which is for whoever has the ports
 //! ```
 //!
 //! **The baton** is an eventfd with a count of one, which both have. Whoever reads it owns the ports from then on. The successor reads it before it

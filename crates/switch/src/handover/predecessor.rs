@@ -109,7 +109,7 @@ impl Predecessor {
             Kind::Draft => self.draft(parts)?,
             Kind::Final => return self.hand_over(parts),
             Kind::Refused => return Ok(Outcome::Declined),
-            Kind::Running => return Err(ErrorKind::InvalidData.into()),
+            Kind::Running | Kind::End => return Err(ErrorKind::InvalidData.into()),
         }
         Ok(Outcome::Pending)
     }
@@ -122,6 +122,11 @@ impl Predecessor {
         fds: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
         self.channel.send(kind, &serde_json::to_vec(text)?, bulk, fds)
+    }
+
+    /// Tells a successor that has everything to end, as this process was told to when it had nothing left. One of an earlier version takes it for the end of this process.
+    pub(crate) fn tell_to_end(&self) {
+        let _ = self.channel.send(Kind::End, &[], &[], &[]);
     }
 
     /// Refuses to go on, and tells the successor why.
@@ -282,12 +287,12 @@ fn hello(parts: &Parts<'_>) -> Hello {
         began: parts.workers.began(),
         started: Workers::nanoseconds(parts.started),
         watchdog: parts.manager.watchdog().map(|allowed| allowed.as_micros() as u64),
+        sandboxed: Some(parts.sandboxed),
     }
 }
 
 /// Returns the learned addresses of all workers, while packets flow.
 fn all_addresses(workers: &Workers) -> Vec<Address> {
-        sandboxed: Some(parts.sandboxed),
     let (mut all, now) = (Vec::new(), workers.seconds());
     workers.addresses(|FdbPage { items, .. }| {
         all.extend(items.iter().filter(|item| !item.fixed).map(|item| Address::of(item, now)));

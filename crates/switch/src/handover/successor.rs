@@ -261,6 +261,13 @@ impl Handed {
         self.manager.take()
     }
 
+    /// Returns true if the process before, which [has something to say or has ended](AsFd), was told to end while this one took over.
+    pub(crate) fn is_told_to_end(&self) -> bool {
+        // Whatever it says is here.
+        let _ = self.channel.set_timeout(Duration::ZERO);
+        self.channel.receive().is_ok_and(|message| message.kind == Kind::End)
+    }
+
     /// Tells the service manager that this process follows the one before, which may be killed from now on. A manager that has found that one dead already has
     /// another process follow, which is not to find this one there: it hears this first, or that one's death is known here.
     fn follow(&self) -> io::Result<()> {
@@ -367,7 +374,7 @@ fn restore(parts: &Parts<'_>, name: &str, numbers: &PortNumbers, bulk: Reader<'_
 }
 
 impl AsFd for Handed {
-    /// Readable when the process before has ended.
+    /// Readable when the process before has ended, or has something to say before that.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }
