@@ -3,6 +3,9 @@
 //! The client compiles the filter, asks the switch for a capture, and from then on takes frames out of the rings of the switch's workers and writes them,
 //! until it is told to stop, has enough, or nobody reads any more. It looks into the rings every few milliseconds: the workers do not wake it, as that
 //! would be a system call of theirs. If it is slow, or stopped, frames are lost for the capture and for nobody else.
+//!
+//! When the process ends that it captures in, another one may have taken over from it, or be started in its place. The client begins a capture of the same ports
+//! there, goes on with the same file, and says where the gap is.
 
 mod filter;
 mod output;
@@ -10,7 +13,7 @@ mod pcapng;
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use ringferry_control::capture::ring::{Counts, Layout, Record, RingError, RingReader};
@@ -38,6 +41,10 @@ A capture never slows down a switch by more than a seventh: what would is lost f
 /// How often rings are looked into while they have something, and when they have had nothing for a while.
 const BUSY: Duration = Duration::from_millis(2);
 const IDLE: Duration = Duration::from_millis(20);
+
+/// How long another process is waited for that has the switch now, and how often it is looked for.
+const RESUME: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Captures packets of a running switch.
 #[derive(Clone, Debug, clap::Args)]
@@ -128,9 +135,11 @@ pub enum CaptureError {
     #[error(transparent)]
     Rings(#[from] RingError),
     #[error(
-        "the switch has ended, or another process has taken over from it, and the capture has ended with it; what was captured is complete"
+        "the switch has ended, and the capture with it, as no other process goes on with it ({0}); what was captured is complete"
     )]
-    SwitchEnded,
+    SwitchEnded(Box<CaptureError>),
+    #[error("another switch with other ports was started in its place")]
+    OtherPorts,
     #[error("{0}")]
     Os(#[from] io::Error),
 }
@@ -155,6 +164,20 @@ struct Summary {
     captured: u64,
     lost: u64,
     interfaces: Vec<InterfaceSummary>,
+    gaps: Vec<Gap>,
+}
+
+/// A time in which nothing was captured, as the process of the switch was another one afterwards: nanoseconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+struct Gap {
+    from: u64,
+    to: u64,
+}
+
+impl Gap {
+    fn milliseconds(&self) -> u64 {
+        self.to.saturating_sub(self.from).div_ceil(1_000_000)
+    }
 }
 
 #[derive(Clone, Debug, Default, serde::Serialize)]
@@ -173,6 +196,12 @@ impl Summary {
             text += &format!(
                 "; {} lost, as they came faster than they were written or would have held up the switch (--snaplen, --filter, --buffer help)",
                 packets(self.lost)
+            );
+        }
+        for gap in &self.gaps {
+            text += &format!(
+                "; another process has taken over the switch, and what passed in about {} ms is missing",
+                gap.milliseconds()
             );
         }
         text
@@ -204,7 +233,7 @@ pub fn run(args: &CaptureArgs) -> Result<(), CaptureError> {
         buffer_kib: args.buffer.unwrap_or(0),
     };
     output::check(&args.write)?;
-    let mut capture = Capture::begin(&path, request, args.filter.as_deref().unwrap_or(""))?;
+    let mut capture = Capture::begin(path, request, args.filter.as_deref().unwrap_or(""))?;
     // Not before there is something to write: it may be an earlier capture that a mistake in a port's name is not to cost.
     let mut output = Output::open(&args.write)?;
     let ended = capture.run(args, &signals, &mut output);
@@ -256,7 +285,7 @@ pub fn to_memory(
 }
 
 /// Prints the names of the ports.
-fn list(path: &std::path::Path, json: bool) -> Result<(), CaptureError> {
+fn list(path: &Path, json: bool) -> Result<(), CaptureError> {
     let Answer::Show(snapshot) = control::call(path, &Request::Show)? else {
         return Err(CaptureError::Mismatch);
     };
@@ -272,15 +301,56 @@ fn list(path: &std::path::Path, json: bool) -> Result<(), CaptureError> {
     }
 }
 
-/// A capture that runs. Dropping it ends it in the switch.
-struct Capture {
+/// A capture in one process of the switch. Dropping it ends it there.
+struct Source {
     started: CaptureStarted,
     reader: RingReader,
     pipe: OwnedFd,
+}
+
+impl Source {
+    fn open(path: &Path, request: &CaptureRequest) -> Result<Source, CaptureError> {
+        let (answer, fds) = control::call_with_fds(path, &Request::Capture(request.clone()))?;
+        let (Answer::Capture(started), Ok([index, contents, pipe])) =
+            (answer, <[OwnedFd; DESCRIPTORS]>::try_from(fds))
+        else {
+            return Err(CaptureError::Mismatch);
+        };
+        let layout = Layout {
+            rings: started.rings.into(),
+            ring_bytes: started.ring_bytes as usize,
+            interfaces: started.interfaces.len(),
+        };
+        let reader = RingReader::new(layout, index, contents)?;
+        Ok(Source { started, reader, pipe })
+    }
+
+    /// Returns true if packets of the other one have the same interfaces.
+    fn is_like(&self, other: &Source) -> bool {
+        let names = |source: &Source| -> Vec<_> {
+            source.started.interfaces.iter().map(|port| port.name.clone()).collect()
+        };
+        self.started.snaplen == other.started.snaplen && names(self) == names(other)
+    }
+}
+
+/// A capture that runs.
+struct Capture {
+    source: Source,
+    path: PathBuf,
+    /// What is asked of the next process.
+    request: CaptureRequest,
     filter: String,
     began: u64,
     /// Packets of each interface that were written.
     written: Vec<u64>,
+    /// What was counted of each interface in the processes before.
+    past: Vec<Counts>,
+    gaps: Vec<Gap>,
+    /// A comment for the next packet.
+    note: Option<String>,
+    /// Why no other process goes on.
+    not_resumed: Option<CaptureError>,
     /// Storage: what was read from a ring, the records of all rings, and blocks to be written.
     buffer: Vec<u8>,
     records: Vec<(Record, std::ops::Range<usize>)>,
@@ -294,26 +364,22 @@ fn wall() -> u64 {
 }
 
 impl Capture {
-    fn begin(path: &std::path::Path, request: CaptureRequest, filter: &str) -> Result<Capture, CaptureError> {
-        let (answer, fds) = control::call_with_fds(path, &Request::Capture(request))?;
-        let (Answer::Capture(started), Ok([index, contents, pipe])) =
-            (answer, <[OwnedFd; DESCRIPTORS]>::try_from(fds))
-        else {
-            return Err(CaptureError::Mismatch);
-        };
-        let layout = Layout {
-            rings: started.rings.into(),
-            ring_bytes: started.ring_bytes as usize,
-            interfaces: started.interfaces.len(),
-        };
-        let reader = RingReader::new(layout, index, contents)?;
+    fn begin(path: PathBuf, request: CaptureRequest, filter: &str) -> Result<Capture, CaptureError> {
+        let source = Source::open(&path, &request)?;
+        let interfaces = &source.started.interfaces;
+        // The next process is asked for the same ones, also where all were asked for, as packets refer to them by number.
+        let ports = interfaces.iter().map(|port| port.name.clone()).collect();
         Ok(Capture {
-            written: vec![0; started.interfaces.len()],
-            started,
-            reader,
-            pipe,
+            written: vec![0; interfaces.len()],
+            past: vec![Counts::default(); interfaces.len()],
+            source,
+            path,
+            request: CaptureRequest { ports, ..request },
             filter: filter.to_owned(),
             began: wall(),
+            gaps: Vec::new(),
+            note: None,
+            not_resumed: None,
             buffer: Vec::new(),
             records: Vec::new(),
             frames: Vec::new(),
@@ -349,7 +415,12 @@ impl Capture {
             }
             let wait = if nothing < 10 { BUSY } else { IDLE };
             let left = due.map_or(wait, |due| due.saturating_duration_since(Instant::now()).min(wait));
-            ended = self.wait(left, signals, output)?;
+            ended = self.wait(left, true, signals, output)?;
+            if ended == Some(Ended::SwitchGone) {
+                // What it has left.
+                self.take(most)?;
+                ended = if self.captured() < most { self.resume(due, signals, output)? } else { None };
+            }
             if due.is_some_and(|due| due <= Instant::now()) {
                 break;
             }
@@ -362,26 +433,69 @@ impl Capture {
         self.end_file();
         self.flush(output)?;
         match ended {
-            Some(Ended::SwitchGone) => Err(CaptureError::SwitchEnded),
+            Some(Ended::SwitchGone) => {
+                let why = self.not_resumed.take().unwrap_or(CaptureError::Mismatch);
+                Err(CaptureError::SwitchEnded(Box::new(why)))
+            }
             _ => Ok(()),
         }
     }
 
-    /// Waits for something that ends the capture.
+    /// Goes on in the process that has the switch now, if there is one soon. Returns what has ended the capture if not.
+    fn resume(
+        &mut self,
+        due: Option<Instant>,
+        signals: &Signals,
+        output: &Output,
+    ) -> Result<Option<Ended>, CaptureError> {
+        let (gone, from) = (Instant::now(), wall());
+        loop {
+            match Source::open(&self.path, &self.request) {
+                Ok(source) if source.is_like(&self.source) => {
+                    for (number, past) in (0u16..).zip(&mut self.past) {
+                        *past = sum(*past, self.source.reader.counts(number));
+                    }
+                    self.source = source;
+                    let gap = Gap { from, to: wall() };
+                    let missing = format!(
+                        "another process has taken over the switch, and what passed in about {} ms before this is missing",
+                        gap.milliseconds()
+                    );
+                    let _ = writeln!(io::stderr(), "ringferry: {missing}");
+                    self.note = Some(missing);
+                    self.gaps.push(gap);
+                    return Ok(None);
+                }
+                Ok(_) => self.not_resumed = Some(CaptureError::OtherPorts),
+                Err(error) => self.not_resumed = Some(error),
+            }
+            // The ports of Xen guests come after the others.
+            if gone.elapsed() >= RESUME || due.is_some_and(|due| due <= Instant::now()) {
+                return Ok(Some(Ended::SwitchGone));
+            }
+            if let Some(ended) = self.wait(LOOK, false, signals, output)? {
+                return Ok(Some(ended));
+            }
+        }
+    }
+
+    /// Waits for something that ends the capture; for the end of the switch only where there is one.
     fn wait(
         &self,
         time: Duration,
+        has_switch: bool,
         signals: &Signals,
         output: &Output,
     ) -> Result<Option<Ended>, CaptureError> {
         let output = output.as_fd();
         let mut fds = [
             PollFd::new(signals, PollFlags::IN),
-            PollFd::new(&self.pipe, PollFlags::empty()),
             PollFd::from_borrowed_fd(output, PollFlags::empty()),
+            PollFd::new(&self.source.pipe, PollFlags::empty()),
         ];
+        let watched = if has_switch { 3 } else { 2 };
         let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
-        match poll(&mut fds, Some(&time)) {
+        match poll(&mut fds[..watched], Some(&time)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(io::Error::from(error).into()),
         }
@@ -389,10 +503,10 @@ impl Capture {
         if !fds[0].revents().is_empty() && signals.next()?.is_some() {
             return Ok(Some(Ended::Signal));
         }
-        if gone(&fds[2]) {
+        if gone(&fds[1]) {
             return Ok(Some(Ended::ReaderGone));
         }
-        Ok(gone(&fds[1]).then_some(Ended::SwitchGone))
+        Ok((has_switch && gone(&fds[2])).then_some(Ended::SwitchGone))
     }
 
     /// Waits for so long for the end of the switch.
@@ -408,28 +522,34 @@ impl Capture {
 
     fn begin_file(&mut self) {
         pcapng::section(&mut self.blocks);
-        for port in &self.started.interfaces {
+        for port in &self.source.started.interfaces {
             pcapng::interface(
                 &mut self.blocks,
                 &port.name,
                 &port.description,
-                self.started.snaplen,
+                self.source.started.snaplen,
                 &self.filter,
             );
         }
     }
 
+    /// What became of the frames of an interface.
+    fn counts(&self, interface: u16) -> Counts {
+        let past = self.past.get(usize::from(interface)).copied().unwrap_or_default();
+        sum(past, self.source.reader.counts(interface))
+    }
+
     fn end_file(&mut self) {
         let times = [self.began, wall()];
         for (interface, written) in (0u16..).zip(&self.written) {
-            let counts = self.reader.counts(interface);
+            let counts = self.counts(interface);
             pcapng::statistics(&mut self.blocks, interface, counts, *written, times);
         }
     }
 
     /// Takes what is in the rings and makes blocks of it, in the order of time, until there are `most` packets in all.
     fn take(&mut self, most: u64) -> Result<(), CaptureError> {
-        let Self { reader, buffer, records, frames, .. } = self;
+        let Self { source: Source { reader, .. }, buffer, records, frames, .. } = self;
         records.clear();
         frames.clear();
         for ring in 0..reader.rings() {
@@ -443,7 +563,8 @@ impl Capture {
         records.sort_by_key(|(record, _)| record.stamp);
         let left = most.saturating_sub(self.written.iter().sum());
         for (record, frame) in self.records.iter().take(left.try_into().unwrap_or(usize::MAX)) {
-            pcapng::packet(&mut self.blocks, record, &self.frames[frame.clone()]);
+            let note = self.note.take();
+            pcapng::packet(&mut self.blocks, record, &self.frames[frame.clone()], note.as_deref());
             if let Some(written) = self.written.get_mut(usize::from(record.interface)) {
                 *written += 1;
             }
@@ -460,14 +581,18 @@ impl Capture {
 
     fn summary(&self) -> Summary {
         let interface = |(number, port): (u16, &control::capture::CaptureInterface)| {
-            let Counts { seen, lost, .. } = self.reader.counts(number);
+            let Counts { seen, lost, .. } = self.counts(number);
             let captured = self.written.get(usize::from(number)).copied().unwrap_or(0);
             InterfaceSummary { name: port.name.clone(), seen, captured, lost }
         };
-        let interfaces: Vec<_> = (0u16..).zip(&self.started.interfaces).map(interface).collect();
+        let interfaces: Vec<_> = (0u16..).zip(&self.source.started.interfaces).map(interface).collect();
         let lost = interfaces.iter().map(|interface| interface.lost).sum();
-        Summary { captured: self.captured(), lost, interfaces }
+        Summary { captured: self.captured(), lost, interfaces, gaps: self.gaps.clone() }
     }
+}
+
+fn sum(a: Counts, b: Counts) -> Counts {
+    Counts { seen: a.seen + b.seen, accepted: a.accepted + b.accepted, lost: a.lost + b.lost }
 }
 
 /// What has ended a capture.
@@ -496,9 +621,13 @@ mod tests {
 
     #[test]
     fn what_was_lost_is_said_with_what_helps() {
-        let summary = Summary { captured: 1, lost: 0, interfaces: Vec::new() };
+        let summary = Summary { captured: 1, ..Summary::default() };
         assert_eq!(summary.to_text(), "1 packet captured");
         let summary = Summary { captured: 2, lost: 3, ..summary };
         assert!(summary.to_text().starts_with("2 packets captured; 3 packets lost, as they came faster"));
+        let gaps = vec![Gap { from: 5_000_000, to: 17_000_001 }];
+        let summary = Summary { lost: 0, gaps, ..summary };
+        let said = "2 packets captured; another process has taken over the switch, and what passed in about 13 ms is missing";
+        assert_eq!(summary.to_text(), said);
     }
 }

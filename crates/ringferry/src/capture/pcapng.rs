@@ -9,7 +9,7 @@
 //! |---|---|
 //! | direction, unicast or multicast or broadcast, checksum not ready or valid, TCP to be segmented | `epb_flags` |
 //! | queue pair | `epb_queue` |
-//! | reason of a drop, virtual header | a comment each |
+//! | reason of a drop, virtual header, a gap before it | a comment each |
 //!
 //! The link types that libpcap knows have none for a virtio-net header in front of an Ethernet frame; a comment is shown by every version of Wireshark,
 //! and can be filtered for (`frame.comment contains "gso=tcpv4"`).
@@ -111,14 +111,17 @@ pub(super) fn interface(out: &mut Vec<u8>, name: &str, description: &str, snaple
     block.end();
 }
 
-/// Writes a captured frame.
-pub(super) fn packet(out: &mut Vec<u8>, record: &Record, frame: &[u8]) {
+/// Writes a captured frame, with a note for whoever reads the file.
+pub(super) fn packet(out: &mut Vec<u8>, record: &Record, frame: &[u8], note: Option<&str>) {
     let mut block = Block::begin(out, PACKET);
     block.word(record.interface.into()).stamp(record.stamp);
     block.word(frame.len() as u32).word(record.original).padded(frame);
     block.option(2, &flags(record, frame).to_le_bytes());
     if let Some(queue) = record.queue {
         block.option(6, &u32::from(queue).to_le_bytes());
+    }
+    if let Some(note) = note {
+        block.option(COMMENT, note.as_bytes());
     }
     if let Some(reason) = record.dropped {
         block.option(COMMENT, format!("dropped: {}: {}", reason.name(), reason.meaning()).as_bytes());
@@ -243,7 +246,7 @@ mod tests {
         let mut file = Vec::new();
         section(&mut file);
         interface(&mut file, "vm0", "a port", 96, "tcp port 80");
-        packet(&mut file, &RECORD, &[0xff; 61]);
+        packet(&mut file, &RECORD, &[0xff; 61], None);
         statistics(&mut file, 0, Counts { seen: 9, accepted: 5, lost: 2 }, 4, [1, 1 << 33]);
         let blocks = blocks(&file);
         assert_eq!(blocks.iter().map(|block| block.0).collect::<Vec<_>>(), [SECTION, 1, 6, 5]);
@@ -275,16 +278,17 @@ mod tests {
         let dropped = Some(DropReason::NoReceiveBuffers);
         let record = Record { header, dropped, queue: None, direction: Direction::In, ..RECORD };
         let mut file = Vec::new();
-        packet(&mut file, &record, &[2; 60]);
+        packet(&mut file, &record, &[2; 60], Some("a gap"));
         let found = options(&blocks(&file)[0].1[20 + 60..]);
         assert_eq!(found[0], (2, (1u32 | 1 << 2 | 1 << 9 | 1 << 11).to_le_bytes().to_vec()));
         let comments: Vec<_> = found[1..].iter().map(|(_, text)| String::from_utf8_lossy(text)).collect();
+        assert_eq!(comments[0], "a gap");
         assert!(
-            comments[0].starts_with("dropped: no-receive-buffers: The receiving guest has posted no buffers")
+            comments[1].starts_with("dropped: no-receive-buffers: The receiving guest has posted no buffers")
         );
         let expected =
             "virtio-net header: csum=partial start=34 offset=16 gso=tcpv4+ecn size=1448 hdr_len=54";
-        assert_eq!(comments[1], expected);
+        assert_eq!(comments[2], expected);
         assert_eq!(
             flags(&Record { header: Header { flags: F_DATA_VALID, ..Header::NONE }, ..RECORD }, &[]),
             2 | 1 << 10

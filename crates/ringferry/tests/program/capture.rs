@@ -14,6 +14,8 @@ use ringferry_rig::switch::{Place, Switch, ringferry};
 use ringferry_sys::process::Spawn;
 use rustix::process::Signal;
 
+use crate::replace::replaced;
+
 /// Whether tshark is there, or a test may be skipped.
 fn may_read() -> bool {
     let found = Command::new("tshark").arg("--version").output().is_ok();
@@ -292,7 +294,8 @@ fn a_capture_ends_with_its_switch_and_its_file_is_whole() {
     let (status, output) = capture.wait();
     assert_eq!(status.code(), Some(1));
     assert!(
-        capture.log()[0].contains("the switch has ended, or another process has taken over from it"),
+        capture.log()[0]
+            .contains("the switch has ended, and the capture with it, as no other process goes on with it"),
         "{:?}",
         capture.log()
     );
@@ -300,6 +303,44 @@ fn a_capture_ends_with_its_switch_and_its_file_is_whole() {
     if may_read() {
         assert_eq!(read(&file, &["frame.len"]), [["60"]]);
     }
+}
+
+/// The client begins anew in the process that has taken over, and says between which packets some may be missing.
+#[test]
+fn a_capture_goes_on_when_the_switch_is_replaced_and_tells_the_gap() {
+    let place = Place::new();
+    let mut switch = place.switch(&["a", "b"]);
+    let mut a = switch.plug("a", 1, Options::default());
+    let file = place.path().join("replaced.pcapng");
+    // All ports, of which there is one more afterwards: packets refer to them by number.
+    let capture = start(&place, &switch, &file, &["--direction", "in"]);
+    place.ctl(&["add", &format!("vhost-user:{}", place.socket("0").display())]);
+    for number in 1..4 {
+        let sent = frame(Mac::BROADCAST, a.mac, 60, number);
+        a.send(&sent);
+        until_written(&file, &sent);
+        if number < 3 {
+            switch = replaced(&place, switch, |_| ());
+            switch.process.until_logged("a capture begins");
+        }
+    }
+    let summary = stop(capture);
+    assert_eq!((&summary["captured"], &summary["lost"]), (&3.into(), &0.into()));
+    assert_eq!(
+        (&summary["interfaces"][0]["name"], &summary["interfaces"][0]["seen"]),
+        (&"a".into(), &3.into())
+    );
+    assert_eq!(summary["interfaces"].as_array().unwrap().len(), 2);
+    let gaps = summary["gaps"].as_array().unwrap();
+    assert_eq!(gaps.len(), 2);
+    assert!(gaps.iter().all(|gap| gap["from"].as_u64().unwrap() < gap["to"].as_u64().unwrap()), "{gaps:?}");
+    if may_read() {
+        let read = read(&file, &["frame.interface_name", "frame.comment"]);
+        let notes: Vec<_> =
+            read.iter().map(|line| (&*line[0], line[1].contains("another process"))).collect();
+        assert_eq!(notes, [("a", false), ("a", true), ("a", true)], "{read:?}");
+    }
+    switch.stop();
 }
 
 #[test]
