@@ -211,3 +211,30 @@ proptest! {
         prop_assert_eq!(outcome, one_by_one(&posted, features, &burst, &picks));
     }
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    /// What is foreseen of frames is what becomes of them, and asking takes nothing: not a buffer, and not the ring of a driver that breaks the rules.
+    #[test]
+    fn what_becomes_of_frames_is_foreseen(
+        posted in proptest::collection::vec(posted(), 0..12),
+        lens in proptest::collection::vec(14usize..4000, 1..20),
+        mergeable in any::<bool>(),
+    ) {
+        // Whether a buffer is mapped is found only when it is written to.
+        let posted: Vec<_> =
+            posted.into_iter().filter(|posted| !matches!(posted, Posted::Nowhere | Posted::Border(_))).collect();
+        let features = if mergeable { MERGEABLE } else { Features::VERSION_1 };
+        let (mut raw, mut receiveq) = guest(&posted, features);
+        let before = raw.read(BUFFERS, (END - BUFFERS) as usize);
+        let foreseen = receiveq.probe(&mut raw.memory.translator(), lens.iter().copied());
+        receiveq.flush();
+        prop_assert!(raw.used().is_empty() && receiveq.ring().fault().is_none());
+        prop_assert_eq!(raw.read(BUFFERS, (END - BUFFERS) as usize), before);
+        let frames: Vec<_> = lens.iter().map(|len| payload(1, *len)).collect();
+        let answers = frames.iter().map(|frame| {
+            receiveq.deliver(&mut raw.memory.translator(), Header::default(), frame, &[])
+        });
+        prop_assert_eq!(answers.collect::<Vec<_>>(), foreseen);
+    }
+}

@@ -199,19 +199,15 @@ impl FlowTable {
             }
             return spread;
         };
-        let mut flow = before;
-        if usable(flow.wanted) {
-            follow(&mut flow, now);
-        }
-        if !usable(flow.pair) {
-            flow.pair = if usable(flow.wanted) { flow.wanted } else { spread };
-            if flow.pair >= crate::config::MAX_PAIRS {
-                return spread;
-            }
-        }
-        flow.delivered = now;
-        entry.update(before, flow);
+        let Some(flow) = settle(before, now, usable, spread) else { return spread };
+        entry.update(before, Flow { delivered: now, ..flow });
         flow.pair
+    }
+
+    /// Returns the pair that [`choose`](Self::choose) would select, and stores nothing.
+    pub fn peek(&self, hash: u32, now: u64, usable: impl Fn(u16) -> bool, spread: u16) -> u16 {
+        let found = find(self.set(hash), hash);
+        found.and_then(|(_, flow)| settle(flow, ticks(now), usable, spread)).map_or(spread, |flow| flow.pair)
     }
 
     /// Counts the flows that are stored.
@@ -257,6 +253,22 @@ fn elapsed(then: u32, now: u32) -> u32 {
 /// Returns the ticks since the flow was last active in either direction.
 fn idle(flow: Flow, now: u32) -> u32 {
     elapsed(flow.delivered, now).min(elapsed(flow.since, now))
+}
+
+/// Returns a flow as it is when its next frame is delivered: moved, if it may and has to. `None` if that frame goes to `spread`, as the flow's
+/// pairs are of no use.
+#[inline]
+fn settle(mut flow: Flow, now: u32, usable: impl Fn(u16) -> bool, spread: u16) -> Option<Flow> {
+    if usable(flow.wanted) {
+        follow(&mut flow, now);
+    }
+    if !usable(flow.pair) {
+        flow.pair = if usable(flow.wanted) { flow.wanted } else { spread };
+        if flow.pair >= crate::config::MAX_PAIRS {
+            return None;
+        }
+    }
+    Some(flow)
 }
 
 /// Moves a flow to its sender's pair if the time allows it.

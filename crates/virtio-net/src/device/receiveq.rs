@@ -147,6 +147,32 @@ impl<A: Words> Receiveq<A> {
         true
     }
 
+    /// Returns what [`deliver`](Self::deliver) would say now to frames of these lengths, one after
+    /// the other. Nothing is written, no buffer is consumed and the ring is not broken: chains that
+    /// were read for it go back with the next [`flush`](Self::flush). Called when no burst is being
+    /// delivered.
+    pub fn probe(
+        &mut self,
+        memory: &mut Translator<'_>,
+        lens: impl IntoIterator<Item = usize>,
+    ) -> Vec<Result<(), Refused>> {
+        let begin = self.next;
+        let mut breaks = false;
+        let results = lens.into_iter().map(|len| {
+            // What breaks the ring at one frame refuses all that follow.
+            let found = match self.ring.fault() {
+                None if !breaks => self.find(self.header_len + len, memory),
+                _ => Err(Refused::Broken),
+            };
+            breaks |= found == Err(Refused::Broken);
+            self.next += found?;
+            Ok(())
+        });
+        let results = results.collect();
+        self.next = begin;
+        results
+    }
+
     /// Writes one frame, `first` and then `rest`, into the driver's next buffers. The driver does
     /// not see it before [`Receiveq::flush`].
     ///

@@ -203,10 +203,29 @@ impl Steering {
         if let [] | [_] = self.ready[..] {
             return self.ready.first().copied();
         }
+        let (flow, spread) = self.spread(flow)?;
+        Some(table.choose(flow, now, |pair| self.is_usable(pair), spread))
+    }
+
+    /// Returns the pair that [`choose`](Self::choose) would select for a frame of this flow with automatic steering, and takes note of nothing.
+    pub fn peek(&self, prefix: &[u8], now: u64) -> Option<u16> {
+        match (&self.mode, &self.ready[..]) {
+            (_, []) => None,
+            (Mode::Automatic(table), [_, _, ..]) => {
+                let (flow, spread) = self.spread(|| flow_hash(prefix))?;
+                Some(table.peek(flow, now, |pair| self.is_usable(pair), spread))
+            }
+            // It has no state that a look would change.
+            _ => self.choose(prefix, now).0,
+        }
+    }
+
+    /// Returns the hash of a flow, and the pair for it if it is new.
+    #[inline]
+    fn spread(&self, flow: impl FnOnce() -> u32) -> Option<(u32, u16)> {
         let flow = flow();
         let new = if self.near.is_empty() { &self.ready } else { &self.near };
-        let spread = *new.get(select_queue(Some(flow), new.len(), 0))?;
-        Some(table.choose(flow, now, |pair| self.is_usable(pair), spread))
+        Some((flow, *new.get(select_queue(Some(flow), new.len(), 0))?))
     }
 
     #[inline]
