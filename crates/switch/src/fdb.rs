@@ -97,6 +97,18 @@ pub struct Hashed {
 }
 
 impl Hashed {
+    /// The VLAN that it was made of.
+    #[inline]
+    pub(crate) fn vid(&self) -> Vid {
+        vid(self.key)
+    }
+
+    /// The address that it was made of.
+    #[inline]
+    pub(crate) fn mac(&self) -> Mac {
+        mac(self.key)
+    }
+
     /// Returns true if it was made of this VLAN and this address.
     #[inline]
     pub(crate) fn is_of(&self, vid: Vid, mac: Mac) -> bool {
@@ -349,6 +361,36 @@ impl Fdb {
             }
         }
         self.insert(pair, Slot { key, seen: now, port: port.0, told: now as u16 })
+    }
+
+    /// Returns what [`learn`](Self::learn) would return now, and learns nothing. An address that is only due to be announced again counts as
+    /// [`Learned::Known`].
+    pub fn would_learn(&self, vid: Vid, mac: Mac, port: PortId, now: u32) -> Learned {
+        if mac.is_multicast() || mac == Mac::default() {
+            return Learned::Known;
+        }
+        let key = key(vid, mac);
+        let slot = self.find(key).map(|(bucket, way)| self.buckets[bucket].0[way]);
+        match slot {
+            Some(slot) if slot.port == port.0 => Learned::Known,
+            Some(slot) if slot.seen == FIXED => Learned::Limited,
+            _ if !self.could_hold_more(port.0, now) => Learned::Limited,
+            Some(_) => Learned::News,
+            None if self.has_place(key, port.0, now) => Learned::News,
+            None => Learned::Refused,
+        }
+    }
+
+    /// Returns whether an address that is not in the table finds a place in it.
+    fn has_place(&self, key: u64, port: u16, now: u32) -> bool {
+        let slots = || self.pair(key).into_iter().flat_map(|bucket| self.buckets[bucket].0);
+        let is_full = |bucket: usize| self.buckets[bucket].0.iter().all(|slot| slot.key != 0);
+        let gives_way = |slot: Slot| {
+            slot.key == 0 || age(&slot, now) > self.max_age || !self.pair(slot.key).into_iter().all(is_full)
+        };
+        let own = |slot: Slot| slot.seen != FIXED && slot.port == port;
+        let held = self.ports.get(usize::from(port)).map_or(0, |holder| holder.held as usize);
+        held < self.capacity.saturating_sub(self.len) && slots().any(gives_way) || slots().any(own)
     }
 
     /// Returns the port that `mac` was last seen on in VLAN `vid`, unless that was longer ago than the age.
@@ -688,6 +730,18 @@ impl Fdb {
         holder.held = left;
         holder.limit = Some(Limit { most, keys, settled });
         left < most
+    }
+
+    /// Returns what [`may_hold_more`](Self::may_hold_more) does, and frees nothing.
+    fn could_hold_more(&self, port: u16, now: u32) -> bool {
+        let Some(holder) = self.ports.get(usize::from(port)) else { return true };
+        let Some(Limit { most, keys, settled }) = &holder.limit else { return true };
+        let is_young = |key: &u64| {
+            self.find(*key)
+                .is_some_and(|(bucket, way)| age(&self.buckets[bucket].0[way], now) <= self.max_age)
+        };
+        let young = || keys.iter().filter(|key| is_young(key)).count();
+        holder.held < *most || now >= *settled && young() < *most as usize
     }
 
     /// Adds a learned address to the account of its port.

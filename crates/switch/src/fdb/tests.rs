@@ -568,3 +568,30 @@ fn learned_addresses_are_flushed_by_port_vlan_and_address_and_static_ones_stay()
     fdb.flush(0, &Flush::default());
     assert_eq!(fdb.learn(0, Mac([2, 0, 0, 0, 0, 1]), PortId(3), 0), Learned::News);
 }
+
+proptest! {
+    /// Limits, static addresses and silent ones: what would be learned is what is learned, and asking changes nothing.
+    #[test]
+    fn what_would_be_learned_is_foreseen(
+        steps in proptest::collection::vec((0..12u64, 0..3u16, 0..40u32), 1..80),
+        limits in proptest::collection::vec(proptest::option::of(0..4u32), 3),
+        capacity in prop_oneof![Just(1024usize), Just(4usize)],
+    ) {
+        let mut fdb = Fdb::new(capacity, 30, SEED);
+        for (port, limit) in (0..).zip(limits) {
+            fdb.set_limit(PortId(port), limit);
+        }
+        fdb.set_static(A, &[(station(0), 0)]);
+        let mut now = 0;
+        for (n, port, passes) in steps {
+            now += passes / 8;
+            let (would, before) = (fdb.would_learn(0, station(n), PortId(port), now), fdb.stats());
+            prop_assert_eq!(fdb.stats(), before);
+            let learned = learn(&mut fdb, n, PortId(port), now);
+            // That it is due to be announced again is not foreseen, and in a full table what gives way to whom is not either.
+            if learned == Learned::Limited || would == Learned::Limited || capacity > 4 && would != Learned::Known {
+                prop_assert_eq!(would, learned);
+            }
+        }
+    }
+}

@@ -241,6 +241,23 @@ impl PortCapture {
         self.cost.take()
     }
 
+    /// Returns the captures and mirrors that would take a frame, whatever time and room they have.
+    pub(crate) fn would_take(&self, event: Event, frame: Offered<'_, '_>) -> Vec<CaptureId> {
+        let takes = |tap: &&Tap| {
+            tap.wanted.is_meant(event)
+                && match &tap.sink {
+                    Sink::Ring { .. } => tap.wanted.passes(frame),
+                    Sink::Mirror { vlan, .. } => self.is_in(*vlan, frame),
+                }
+        };
+        self.taps.iter().filter(takes).map(|tap| tap.capture).collect()
+    }
+
+    /// Returns whether a frame is in this VLAN, if one is wanted.
+    fn is_in(&self, vlan: Option<Vid>, frame: Offered<'_, '_>) -> bool {
+        vlan.is_none_or(|vlan| vlan_of(frame.first, self.native.get()) == Some(vlan))
+    }
+
     /// Offers frames to the taps that want them.
     #[inline(never)]
     pub(crate) fn offer<'f, 'm: 'f>(
@@ -250,19 +267,14 @@ impl PortCapture {
         frames: impl Iterator<Item = Offered<'f, 'm>> + Clone,
     ) {
         for tap in &self.taps {
-            let Wanted { direction, passing, dropped, .. } = tap.wanted;
-            let wanted = if event.dropped.is_some() { dropped } else { passing };
-            if wanted && direction.is_none_or(|only| only == event.direction) {
+            if tap.wanted.is_meant(event) {
                 let price = match &tap.sink {
                     Sink::Ring { interface, writer, counts } => {
                         let ring = (*interface, &**writer, counts);
                         tap.wanted.record(event, now, &self.share, ring, frames.clone())
                     }
                     Sink::Mirror { to, vlan, counts, copies } => {
-                        let is_meant = |frame: &Offered<'_, '_>| {
-                            vlan.is_none_or(|vlan| vlan_of(frame.first, self.native.get()) == Some(vlan))
-                        };
-                        let frames = frames.clone().filter(is_meant);
+                        let frames = frames.clone().filter(|frame| self.is_in(*vlan, *frame));
                         mirror(now, &self.share, *to, counts, &mut copies.borrow_mut(), frames)
                     }
                 };
@@ -319,6 +331,17 @@ fn mirror<'f, 'm: 'f>(
 }
 
 impl Wanted {
+    /// Returns whether frames to which this happens are wanted.
+    fn is_meant(&self, event: Event) -> bool {
+        let wanted = if event.dropped.is_some() { self.dropped } else { self.passing };
+        wanted && self.direction.is_none_or(|only| only == event.direction)
+    }
+
+    /// Returns whether a frame passes the filter.
+    fn passes(&self, Offered { first, rest, len, .. }: Offered<'_, '_>) -> bool {
+        self.filter.as_ref().is_none_or(|filter| filter.matches(first, rest, len))
+    }
+
     /// Records what is wanted of these frames in the ring of a client; what that cost.
     fn record<'f, 'm: 'f>(
         &self,
@@ -337,9 +360,10 @@ impl Wanted {
             counts.lost = counts.lost.wrapping_add(count);
         } else {
             let instructions = filter.as_ref().map_or(0, |filter| filter.instructions());
-            for Offered { header, first, rest, len } in frames {
+            for frame in frames {
                 counts.seen = counts.seen.wrapping_add(1);
-                let passes = filter.as_ref().is_none_or(|filter| filter.matches(first, rest, len));
+                let passes = self.passes(frame);
+                let Offered { header, first, rest, len } = frame;
                 let captured = if passes { len.min(*snaplen) } else { 0 };
                 price += cost::of_capture(captured.into(), instructions);
                 if !passes {

@@ -13,7 +13,9 @@
 //!
 //! A burst is forwarded up to [`BURST_COST`], by an estimate made before anything is delivered; what comes after is [put off](slow).
 
+pub(crate) mod effects;
 pub(crate) mod slow;
+pub(crate) mod walk;
 
 use std::sync::Arc;
 
@@ -31,12 +33,13 @@ use crate::plane::handoff::ring::Handoff;
 use crate::plane::now::Now;
 use crate::plane::offload::gro::Coalescer;
 use crate::plane::policy::shaper::Delayed;
-use crate::plane::policy::vlan::{EVERYWHERE, Retag, Tagged};
+use crate::plane::policy::vlan::{EVERYWHERE, Egress, Retag, Tagged};
 use crate::plane::policy::{PortPolicy, Refusal};
 use crate::plane::port::{Port, TxContext};
 use crate::plane::queues::{FrameCost, Queues};
 use crate::plane::worker::holes::{HoleAudit, Touch};
 use crate::rules::Vid;
+use effects::{Acting, Effects};
 use slow::SlowFrame;
 
 /// What the frames of a burst may cost at most, in the unit of [`cost`]; the rest is put off. That is how long others wait for a turn of a port at most, but
@@ -190,7 +193,7 @@ impl Forwarder {
         tables: &mut Tables<'_, P>,
         now: &Now,
     ) -> u64 {
-        self.decide(from, burst, tables, now);
+        self.decide(from, burst, tables, now, &mut Acting);
         let mut cost = self.limit(from.port, burst, tables);
         cost += self.deliver(from, burst, tables, now);
         if !self.unstable.is_empty() {
@@ -283,8 +286,16 @@ impl Forwarder {
         }
     }
 
-    /// Decides where each frame goes.
-    fn decide<P: Queues>(&mut self, from: Origin, burst: &Burst<'_>, tables: &mut Tables<'_, P>, now: &Now) {
+    /// Decides where each frame goes. What is done beside that, `effects` does.
+    #[inline]
+    fn decide<P: Queues>(
+        &mut self,
+        from: Origin,
+        burst: &Burst<'_>,
+        tables: &mut Tables<'_, P>,
+        now: &Now,
+        effects: &mut impl Effects<P>,
+    ) {
         let Self { decisions, outputs, foreign, flooded, unstable, hashed, .. } = self;
         let Tables { ports, fdb, handoff } = tables;
         decisions.clear();
@@ -292,13 +303,6 @@ impl Forwarder {
         (*foreign, *flooded) = (false, false);
         let Some(Some(port)) = ports.get(usize::from(from.port.0)) else { return };
         let policy = port.policy.as_deref();
-        let drops = &port.handle.counters.drops;
-        let capture = port.capture.as_deref();
-        let captured = |reason: DropReason, frame: &Frame| {
-            if let Some(capture) = capture {
-                capture.offer_one(Event::refused(reason, from.queue), now, Offered::of(burst, frame));
-            }
-        };
         let reserved_pass = policy.is_some_and(PortPolicy::forwards_reserved);
         hashed.clear();
         if fdb.is_large() {
@@ -344,15 +348,15 @@ impl Forwarder {
             };
             let admitted = match policy {
                 None => EVERYWHERE.classify(prefix, &frame.header).ok_or(Refusal::Drop(DropReason::Vlan)),
-                Some(policy) => policy.admit(burst, frame, from.private, now),
+                Some(policy) => effects.admit(policy, burst, frame, from.private, now),
             };
             let tagged = match admitted {
                 Ok(tagged) => tagged,
                 Err(refusal) => {
                     match refusal {
                         Refusal::Drop(reason) => {
-                            drops.add(reason, 1);
-                            captured(reason, frame);
+                            effects.count(port, reason, 1);
+                            effects.refuse(port, reason, (burst, frame), from.queue, now);
                         }
                         Refusal::Unstable => unstable.push(copy(burst, frame)),
                     }
@@ -363,33 +367,25 @@ impl Forwarder {
             *foreign |= tagged.is_foreign();
             if learned != Some((tagged.vid, src)) {
                 if !src.is_station() && !reserved_pass {
-                    drops.add(DropReason::Reserved, 1);
-                    captured(DropReason::Reserved, frame);
+                    effects.count(port, DropReason::Reserved, 1);
+                    effects.refuse(port, DropReason::Reserved, (burst, frame), from.queue, now);
                     decisions.push(Decision::NOWHERE);
                     continue;
                 }
                 let source = hash(fdb, index, 1, tagged.vid, src);
-                match fdb.learn_hashed(source, from.port, now.seconds) {
-                    Learned::Known | Learned::Refused => {}
-                    Learned::News => {
-                        if !port.news.take(1, now.micros()) || !handoff.announce(tagged.vid, src, from.port) {
-                            fdb.tell_again(tagged.vid, src, now.seconds);
-                        }
-                    }
-                    Learned::Limited => {
-                        drops.add(DropReason::MacLimit, 1);
-                        captured(DropReason::MacLimit, frame);
-                        decisions.push(Decision::NOWHERE);
-                        continue;
-                    }
+                if effects.learn(port, fdb, handoff, source, now) == Learned::Limited {
+                    effects.count(port, DropReason::MacLimit, 1);
+                    effects.refuse(port, DropReason::MacLimit, (burst, frame), from.queue, now);
+                    decisions.push(Decision::NOWHERE);
+                    continue;
                 }
                 learned = Some((tagged.vid, src));
             }
             let to = match found {
                 Some((vid, mac, to)) if (vid, mac) == (tagged.vid, dst) => to,
                 _ => {
-                    let target = || hash(fdb, index, 0, tagged.vid, dst);
-                    let to = match destination(fdb, dst, target, from.port, now) {
+                    let whereabouts = || effects.lookup(fdb, hash(fdb, index, 0, tagged.vid, dst), now);
+                    let to = match destination(whereabouts, dst, from.port) {
                         To::Flood if dst.is_reserved() && !reserved_pass => To::Reserved,
                         to => to,
                     };
@@ -411,16 +407,18 @@ impl Forwarder {
                 }
                 To::Nowhere => {
                     same_port += 1;
-                    captured(DropReason::SamePort, frame);
+                    effects.refuse(port, DropReason::SamePort, (burst, frame), from.queue, now);
                 }
                 To::Reserved => {
                     reserved += 1;
-                    captured(DropReason::Reserved, frame);
+                    effects.refuse(port, DropReason::Reserved, (burst, frame), from.queue, now);
                 }
-                To::Flood if policy.is_none_or(|policy| policy.may_flood(frame, now)) => *flooded = true,
+                To::Flood if policy.is_none_or(|policy| effects.may_flood(policy, frame, now)) => {
+                    *flooded = true;
+                }
                 To::Flood => {
-                    drops.add(DropReason::Storm, 1);
-                    captured(DropReason::Storm, frame);
+                    effects.count(port, DropReason::Storm, 1);
+                    effects.refuse(port, DropReason::Storm, (burst, frame), from.queue, now);
                     decisions.push(Decision::NOWHERE);
                     continue;
                 }
@@ -428,10 +426,10 @@ impl Forwarder {
             decisions.push(decision);
         }
         if same_port > 0 {
-            drops.add(DropReason::SamePort, same_port);
+            effects.count(port, DropReason::SamePort, same_port);
         }
         if reserved > 0 {
-            drops.add(DropReason::Reserved, reserved);
+            effects.count(port, DropReason::Reserved, reserved);
         }
         if *flooded {
             outputs.clear();
@@ -551,16 +549,41 @@ pub(crate) fn burst_of(copies: &[(Header, Vec<u8>)]) -> Burst<'_> {
     burst
 }
 
-/// Where frames to an address, with this hash, go that come from another port.
+/// Where frames to an address go that come from another port.
 #[inline]
-fn destination(fdb: &Fdb, dst: Mac, hashed: impl Fn() -> Hashed, from: PortId, now: &Now) -> To {
+fn destination(whereabouts: impl FnOnce() -> Option<PortId>, dst: Mac, from: PortId) -> To {
     if dst.is_multicast() {
         return To::Flood;
     }
-    match fdb.lookup_hashed(hashed(), now.seconds) {
+    match whereabouts() {
         Some(port) if port == from => To::Nowhere,
         Some(port) => To::Port(port),
         None => To::Flood,
+    }
+}
+
+/// Returns the reason for which no frame of a sender leaves by a port, if there is one.
+#[inline]
+fn closed_to<P: Queues>(port: &Port<P>, sender: Sender) -> Option<DropReason> {
+    let policy = port.policy.as_deref()?;
+    if policy.is_retired() {
+        Some(DropReason::LinkDown)
+    } else {
+        (sender.isolated && policy.isolated()).then_some(DropReason::Isolated)
+    }
+}
+
+/// Returns the tagging with which a frame leaves by a port that is not [closed](closed_to) to its sender.
+#[inline]
+fn way_out<P: Queues>(
+    port: &Port<P>,
+    closed: Option<DropReason>,
+    tagged: Tagged,
+    prefix: &[u8],
+) -> Result<Egress, DropReason> {
+    match closed {
+        Some(reason) => Err(reason),
+        None => port.membership().egress(tagged, prefix).ok_or(DropReason::Vlan),
     }
 }
 
@@ -575,19 +598,11 @@ fn leave<P: Queues>(
     retags: &mut Vec<Retag>,
     now: &Now,
 ) -> bool {
-    let apart = sender.isolated && port.policy.as_deref().is_some_and(PortPolicy::isolated);
-    let retired = port.policy.as_deref().is_some_and(PortPolicy::is_retired);
+    let closed = closed_to(port, sender);
     retags.clear();
     picks.retain(|&index| {
         let (frame, decision) = (&burst.frames()[index as usize], &mut decisions[index as usize]);
-        let way_out = if retired {
-            Err(DropReason::LinkDown)
-        } else if apart {
-            Err(DropReason::Isolated)
-        } else {
-            port.membership().egress(decision.tagged, frame.prefix()).ok_or(DropReason::Vlan)
-        };
-        match way_out {
+        match way_out(port, closed, decision.tagged, frame.prefix()) {
             // What is flooded goes where it may; that it does not go here is no loss.
             Err(_) if decision.to == To::Flood => false,
             Err(reason) => {
@@ -637,21 +652,34 @@ fn send_answer<P: Queues>(
     tx: &mut TxContext<'_>,
     holes: &mut HoleAudit,
 ) -> Option<()> {
-    let membership = ports.get(usize::from(output.0))?.as_ref()?.membership();
-    let tagged = membership.classify(frame, &Header::default())?;
-    let whereabouts = |mac| fdb.lookup(tagged.vid, mac, tx.now.seconds);
-    let (back, from) = (whereabouts(ether::destination(frame)?)?, whereabouts(ether::source(frame)?)?);
-    if from != output || back == output {
-        return None;
-    }
+    let whereabouts = |vid, mac| fdb.lookup(vid, mac, tx.now.seconds);
+    let (back, retag) = way_back(output, frame, ports, whereabouts)?;
     let port = ports.get_mut(usize::from(back.0))?.as_mut()?;
-    let out = port.membership().leaves(tagged.vid)?;
     let mut burst = Burst::new();
     burst.push(Header::default(), ReadSlice::from(frame));
     // What is written now is memory of the frame's sender, not of the port in whose name it is answered.
     holes.touch(Touch::of(back));
     port.expect(1, tx.handoff);
-    port.deliver(&burst, &burst.frames()[0], tagged.retag(out), tx);
+    port.deliver(&burst, &burst.frames()[0], retag, tx);
     port.flush();
     Some(())
+}
+
+/// Returns the port to which an answer goes that is given in the name of the receiver behind `output`, and with which tag; `None` if there is nobody
+/// to be told.
+fn way_back<P: Queues>(
+    output: PortId,
+    answer: &[u8],
+    ports: &[Option<Port<P>>],
+    whereabouts: impl Fn(Vid, Mac) -> Option<PortId>,
+) -> Option<(PortId, Retag)> {
+    let membership = ports.get(usize::from(output.0))?.as_ref()?.membership();
+    let tagged = membership.classify(answer, &Header::default())?;
+    let back = whereabouts(tagged.vid, ether::destination(answer)?)?;
+    let from = whereabouts(tagged.vid, ether::source(answer)?)?;
+    if from != output || back == output {
+        return None;
+    }
+    let port = ports.get(usize::from(back.0))?.as_ref()?;
+    Some((back, tagged.retag(port.membership().leaves(tagged.vid)?)))
 }

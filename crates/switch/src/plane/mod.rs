@@ -35,12 +35,13 @@ pub mod queues;
 pub mod testing;
 mod worker;
 
+pub(crate) use forward::walk;
 pub use handoff::migration::MigrationError;
 pub(crate) use handoff::shared::PAIRS;
 pub use handoff::shared::PortShared;
 pub(crate) use policy::WireCost;
 pub(crate) use policy::shaper::{Delayed, Queued};
-pub(crate) use policy::vlan::{Egress, Membership};
+pub(crate) use policy::vlan::{Egress, Membership, Retag, tag};
 pub use port::Steering;
 pub use queues::{Delivery, DirectRead, FrameCost, Lease, PortHandle, Queues, Taken, Watch};
 pub use worker::Workers;

@@ -20,12 +20,13 @@ use crate::fdb::PortId;
 use crate::plane::capture::{Event, Offered, PortCapture};
 use crate::plane::forward::slow::SlowFrame;
 use crate::plane::handoff::ring::{Handoff, HandoffFrame};
-use crate::plane::handoff::selector::TxQueueSelector;
+use crate::plane::handoff::selector::{Owner, TxQueueSelector};
 use crate::plane::handoff::shared::PortShared;
 use crate::plane::now::Now;
 use crate::plane::offload::gro::{Coalescer, Terms, Unit};
 use crate::plane::offload::gso::Sitting;
 use crate::plane::offload::{gso, pmtu};
+use crate::plane::policy::rate_limit::RateLimit;
 use crate::plane::policy::shaper::{Delayed, Shaper, Signals};
 use crate::plane::policy::token_bucket::TokenBucket;
 use crate::plane::policy::vlan::{self, EVERYWHERE, Head, Membership, Retag};
@@ -72,6 +73,17 @@ pub enum Steering {
 enum Receiver {
     Pairs { selector: TxQueueSelector, shared: Arc<PortShared> },
     Local(Offloads),
+}
+
+/// What becomes of a frame at a port's egress limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shaping {
+    /// It is delivered at once.
+    Passes,
+    /// It waits in the shaper.
+    Waits,
+    /// It is dropped, as the shaper is full.
+    NoRoom,
 }
 
 /// A port, its queues that this worker serves, and its policy.
@@ -206,13 +218,16 @@ impl<P: Queues> Port<P> {
     ) -> bool {
         let Some(limit) = self.policy.as_deref().and_then(PortPolicy::rate_out) else { return true };
         let (cost, micros) = (WireCost::of_frame(frame), now.micros());
-        if self.shaper.is_empty() && limit.wait(micros) == 0 {
-            limit.charge(cost, micros);
-            return true;
-        }
-        if !self.shaper.has_room(cost, limit) {
-            self.drop_frame(DropReason::RateOut, now, Offered::of(burst, frame));
-            return false;
+        match self.shaping(limit, cost, micros) {
+            Shaping::Passes => {
+                limit.charge(cost, micros);
+                return true;
+            }
+            Shaping::NoRoom => {
+                self.drop_frame(DropReason::RateOut, now, Offered::of(burst, frame));
+                return false;
+            }
+            Shaping::Waits => {}
         }
         let (mut header, mut copy) = (frame.header, Vec::new());
         burst.flatten(frame, &mut copy);
@@ -226,6 +241,18 @@ impl<P: Queues> Port<P> {
         }
         self.shaper.push(Delayed { from, header, frame: copy }, cost, micros);
         false
+    }
+
+    /// Returns what becomes of a frame of this cost at the port's egress limit.
+    #[inline]
+    pub(super) fn shaping(&self, limit: &RateLimit, cost: WireCost, micros: u64) -> Shaping {
+        if self.shaper.is_empty() && limit.wait(micros) == 0 {
+            Shaping::Passes
+        } else if self.shaper.has_room(cost, limit) {
+            Shaping::Waits
+        } else {
+            Shaping::NoRoom
+        }
     }
 
     /// Takes up to `max` frames that have waited and for which there are tokens; counts those that are dropped instead.
@@ -267,12 +294,39 @@ impl<P: Queues> Port<P> {
         (!self.shaper.is_empty()).then_some(limit?.wait(now))
     }
 
-    /// Announces about how many frames follow until [`Port::flush`].
+    /// Returns the queue of a frame that begins with `first`, and the worker that has it if it is one of a pair. Takes note of nothing;
+    /// [`refresh`](Self::refresh) comes before.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn peek_queue(
+        &self,
+        first: &[u8],
+        handoff: &Handoff,
+        now: &Now,
+    ) -> Result<(u16, Option<Owner>), DropReason> {
+        match &self.receiver {
+            _ if self.link_down => Err(DropReason::LinkDown),
+            Receiver::Local(_) => Ok((0, None)),
+            Receiver::Pairs { selector, .. } => {
+                let pair = selector.peek(first, now)?;
+                Ok((pair, Some(selector.owner(pair, handoff))))
+            }
+        }
+    }
+
+    /// Finds out which pairs and offloads the receiver has now.
     #[inline]
-    pub(crate) fn expect(&mut self, frames: usize, handoff: &Handoff) {
+    pub(super) fn refresh(&mut self, handoff: &Handoff) {
         if let Receiver::Pairs { selector, .. } = &mut self.receiver {
             selector.refresh(handoff);
         }
+    }
+
+    /// Announces about how many frames follow until [`Port::flush`].
+    #[inline]
+    pub(crate) fn expect(&mut self, frames: usize, handoff: &Handoff) {
+        self.refresh(handoff);
         self.handle.counters.tx_bursts.add(1);
         self.queues.expect(frames);
     }
@@ -396,7 +450,7 @@ impl<P: Queues> Port<P> {
 
     /// Returns the offloads that the receiver takes for a frame with this tagging.
     #[inline]
-    fn accepts(&self, frame: &Frame, retag: Retag) -> Offloads {
+    pub(super) fn accepts(&self, frame: &Frame, retag: Retag) -> Offloads {
         if self.queues.offloads_tagged() || !retag.leaves_tagged(frame.prefix()) {
             self.offloads()
         } else {
@@ -602,8 +656,22 @@ impl<P: Queues> Port<P> {
         rest: &[ReadSlice<'_>],
         now: &Now,
     ) -> bool {
-        let Receiver::Pairs { shared, .. } = &self.receiver else { return false };
-        let mtu = shared.mtu();
+        let answer =
+            self.answer_to(header, len, first, rest).filter(|_| self.answering.take(1, now.micros()));
+        let made = answer.is_some();
+        self.answers.extend(answer);
+        made
+    }
+
+    /// Returns the answer to a frame that does not fit, if there is one.
+    pub(super) fn answer_to(
+        &self,
+        header: &Header,
+        len: u64,
+        first: &[u8],
+        rest: &[ReadSlice<'_>],
+    ) -> Option<Vec<u8>> {
+        let mtu = self.mtu()?;
         let mut frame = first[..first.len().min(pmtu::ENOUGH)].to_vec();
         for piece in rest {
             let at = frame.len();
@@ -613,13 +681,21 @@ impl<P: Queues> Port<P> {
         }
         let mut answer = Vec::new();
         // If the receiver posts buffers smaller than its MTU, smaller packets do not help.
-        let made = !pmtu::fits(&frame, len as usize, header, mtu)
-            && pmtu::answer(&frame, mtu, &mut answer)
-            && self.answering.take(1, now.micros());
-        if made {
-            self.answers.push(answer);
+        let made = !pmtu::fits(&frame, len as usize, header, mtu) && pmtu::answer(&frame, mtu, &mut answer);
+        made.then_some(answer)
+    }
+
+    /// Returns how many more answers the port may give now.
+    pub(super) fn answers_left(&self, now: &Now) -> u64 {
+        self.answering.left(now.micros())
+    }
+
+    /// Returns the largest packet that the receiver takes, in bytes behind the Ethernet header, if that is known here.
+    pub(super) fn mtu(&self) -> Option<u16> {
+        match &self.receiver {
+            Receiver::Pairs { shared, .. } => Some(shared.mtu()),
+            Receiver::Local(_) => None,
         }
-        made
     }
 
     /// Returns true if there are answers to be delivered, and counted.

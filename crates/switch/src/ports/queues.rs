@@ -193,6 +193,10 @@ macro_rules! kinds {
                 each!(self, queues => queues.deliver_run(queue, burst, picks))
             }
 
+            fn probe(&mut self, queue: u16, packets: &[(Header, Vec<u8>)]) -> Vec<Result<Delivery, DropReason>> {
+                each!(self, queues => queues.probe(queue, packets))
+            }
+
             #[inline]
             fn flush(&mut self) {
                 each!(self, queues => queues.flush());

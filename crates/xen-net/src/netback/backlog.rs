@@ -53,11 +53,16 @@ impl Backlog {
         self.frames.front()
     }
 
+    /// Returns how many more bytes may wait.
+    pub(super) fn room(&self) -> usize {
+        self.limit.saturating_sub(self.bytes)
+    }
+
     /// Appends a copy of a frame; returns false when there is no room.
     #[cold]
     pub(super) fn push(&mut self, header: Header, first: &[u8], rest: &[ReadSlice<'_>]) -> bool {
         let len = first.len() + rest.iter().map(ReadSlice::len).sum::<usize>();
-        if len > self.limit.saturating_sub(self.bytes) {
+        if len > self.room() {
             return false;
         }
         let mut bytes = vec![0; len];

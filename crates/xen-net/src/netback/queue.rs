@@ -258,6 +258,34 @@ impl<A: Words> Queue<A> {
         if waits { Ok(Delivery::Waits) } else { Err(Refused::NoBuffers) }
     }
 
+    /// Returns what [`deliver_or_wait`](Self::deliver_or_wait) would say now to frames with these
+    /// headers and lengths, one after the other. Nothing is written and no page is taken. Called
+    /// between two bursts.
+    pub fn probe(
+        &mut self,
+        frames: impl IntoIterator<Item = (Header, usize)>,
+    ) -> Vec<Result<Delivery, Refused>> {
+        let Self { rx, backlog, .. } = self;
+        let (mut pages, mut waiting) = (rx.ring.refresh() as usize, !backlog.is_empty());
+        let mut room = backlog.room();
+        let results = frames.into_iter().map(|(header, len)| {
+            if rx.ring.fault().is_some() {
+                return Err(Refused::Broken);
+            }
+            let (_, slots) = rx.shape(&header, len)?;
+            if !waiting && slots <= pages {
+                pages -= slots;
+                return Ok(Delivery::Done);
+            }
+            if len > room {
+                return Err(Refused::NoBuffers);
+            }
+            (room, waiting) = (room - len, true);
+            Ok(Delivery::Waits)
+        });
+        results.collect()
+    }
+
     /// Returns true if frames wait for pages.
     #[inline]
     pub fn has_backlog(&self) -> bool {

@@ -231,6 +231,13 @@ impl<M: Primitives> Handoff<M> {
         Ok(())
     }
 
+    /// Returns whether [`send`](Self::send) would refuse a frame of `from`.
+    pub(crate) fn is_held_up(&self, worker: usize, from: PortId) -> bool {
+        // Places whose buffers have come back are free, or will be when the next frame asks.
+        let is_full = |out: &Out<M>| out.is_full_for(from) && out.empty.is_empty();
+        self.out.get(worker).and_then(Option::as_ref).is_some_and(is_full)
+    }
+
     /// Announces to all other workers where an address is, and returns whether all were told. A worker that
     /// is too far behind floods frames to the address until it is told again.
     #[cold]

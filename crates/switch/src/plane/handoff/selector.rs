@@ -32,6 +32,17 @@ struct Parked {
     frames: Vec<(PortId, Header, Vec<u8>)>,
 }
 
+/// The worker that a frame for a pair goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// The one that asks.
+    This,
+    /// The one that asks, once the pair has migrated to it; until then frames are parked.
+    Soon,
+    /// Another one, to which frames are handed off.
+    Other(usize),
+}
+
 /// One worker's view of a port's pairs.
 pub(crate) struct TxQueueSelector<M: Primitives = Std> {
     id: PortId,
@@ -112,6 +123,24 @@ impl<M: Primitives> TxQueueSelector<M> {
         }
     }
 
+    /// Returns the pair that [`select`](Self::select) would return, and takes note of nothing.
+    ///
+    /// # Errors
+    /// As for [`select`](Self::select).
+    pub(crate) fn peek(&self, first: &[u8], now: &Now) -> Result<u16, DropReason> {
+        self.steering.peek(first, now.micros()).ok_or(DropReason::LinkDown)
+    }
+
+    /// Returns the worker that a frame for a pair goes to.
+    #[inline]
+    pub(crate) fn owner(&self, pair: u16, handoff: &Handoff<M>) -> Owner {
+        match self.shared.owner(pair) {
+            owner if owner != handoff.me() => Owner::Other(owner),
+            _ if self.parked.as_ref().is_some_and(|parked| parked.pair == pair) => Owner::Soon,
+            _ => Owner::This,
+        }
+    }
+
     /// Hands a frame, which port `from` has sent, to the worker that owns its pair, which this worker does
     /// not have; or parks it, if the pair is migrating here.
     ///
@@ -127,8 +156,7 @@ impl<M: Primitives> TxQueueSelector<M> {
         rest: &[ReadSlice<'_>],
         handoff: &mut Handoff<M>,
     ) -> Result<Delivery, DropReason> {
-        let owner = self.shared.owner(pair);
-        if owner != handoff.me() {
+        if let Owner::Other(owner) = self.owner(pair, handoff) {
             handoff.send(owner, from, self.id, header, first, rest)?;
             return Ok(Delivery::Queued);
         }

@@ -114,8 +114,21 @@ impl PortPolicy {
         private: bool,
         now: &Now,
     ) -> Result<Tagged, Refusal> {
-        // The checks are made in the order of their cost; tokens are spent only on frames that have passed
-        // all others.
+        // Tokens are spent only on frames that have passed all checks.
+        let tagged = self.check(burst, frame, private)?;
+        if let Some(rate_in) = &self.rate_in {
+            rate_in.charge(WireCost::of_frame(frame), now.micros());
+        }
+        Ok(tagged)
+    }
+
+    /// Makes the checks of [`admit`](Self::admit), and charges nothing.
+    ///
+    /// # Errors
+    /// As for [`admit`](Self::admit).
+    #[inline]
+    pub(crate) fn check(&self, burst: &Burst<'_>, frame: &Frame, private: bool) -> Result<Tagged, Refusal> {
+        // In the order of their cost.
         let tagged = self.membership.classify(frame.prefix(), &frame.header);
         let tagged = tagged.ok_or(Refusal::Drop(DropReason::Vlan))?;
         if let Some(guard) = &self.guard {
@@ -126,9 +139,6 @@ impl PortPolicy {
                 Judgement::Spoofed => return Err(Refusal::Drop(DropReason::Spoofed)),
             }
         }
-        if let Some(rate_in) = &self.rate_in {
-            rate_in.charge(WireCost::of_frame(frame), now.micros());
-        }
         Ok(tagged)
     }
 
@@ -136,8 +146,22 @@ impl PortPolicy {
     /// packets that it is on a wire: a receiver without segmentation offloads gets each of them.
     #[inline]
     pub(crate) fn may_flood(&self, frame: &Frame, now: &Now) -> bool {
-        let packets = || WireCost::of(&frame.header, frame.prefix(), frame.len.into()).packets;
-        self.storm.as_ref().is_none_or(|bucket| bucket.take(packets(), now.micros()))
+        self.storm.as_ref().is_none_or(|bucket| bucket.take(WireCost::of_frame(frame).packets, now.micros()))
+    }
+
+    /// Returns whether [`may_flood`](Self::may_flood) would be true, and takes no tokens.
+    pub(crate) fn could_flood(&self, frame: &Frame, now: &Now) -> bool {
+        self.storm.as_ref().is_none_or(|bucket| bucket.has(WireCost::of_frame(frame).packets, now.micros()))
+    }
+
+    /// Returns whether there is a limit on what the port sends to everybody.
+    pub(crate) fn has_storm(&self) -> bool {
+        self.storm.is_some()
+    }
+
+    /// Returns whether the port's source addresses are checked.
+    pub(crate) fn has_guard(&self) -> bool {
+        self.guard.is_some()
     }
 
     /// Returns the ingress limit of the port, if there is one.

@@ -75,16 +75,25 @@ impl TokenBucket {
     /// burst has to be as large as the largest frame.
     #[inline]
     pub(crate) fn take(&self, amount: u64, now: u64) -> bool {
-        if amount > self.burst {
-            return false;
-        }
         let granted = self.granted(now);
-        let most = granted.saturating_add(self.burst << self.shift);
-        let take = |used: u64| {
-            let used = used.max(granted).checked_add(amount << self.shift)?;
-            (used <= most).then_some(used)
-        };
+        let take = |used: u64| self.taken(amount, used, granted);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
+    }
+
+    /// Returns whether [`take`](Self::take) would grant `amount` tokens now, and takes none.
+    pub(crate) fn has(&self, amount: u64, now: u64) -> bool {
+        self.taken(amount, self.used.load(Ordering::Relaxed), self.granted(now)).is_some()
+    }
+
+    /// Returns the parts used once `amount` tokens are taken; `None` if there are not so many.
+    #[inline]
+    fn taken(&self, amount: u64, used: u64, granted: u64) -> Option<u64> {
+        if amount > self.burst {
+            return None;
+        }
+        let most = granted.saturating_add(self.burst << self.shift);
+        let used = used.max(granted).checked_add(amount << self.shift)?;
+        (used <= most).then_some(used)
     }
 
     /// Returns the microseconds from `now` on for which nothing may pass; 0 if something may, as nothing is

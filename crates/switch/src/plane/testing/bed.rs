@@ -23,6 +23,8 @@ use crate::fdb::FdbPage;
 use crate::fdb::PortId;
 #[cfg(test)]
 use crate::plane::capture::{CaptureId, MirrorCounts, Tap, Wanted};
+#[cfg(test)]
+use crate::plane::forward::walk::{Entry, Exit, Guide, Imaginary, Leaving, Walk, walk};
 use crate::plane::handoff::migration::{MigrationSteps, QueueOwners, migrate};
 use crate::plane::handoff::ring::{Doorbell, Handoff, HeldUp};
 use crate::plane::now::Clock;
@@ -257,6 +259,12 @@ impl Bed {
             all.push(page);
         }
         all
+    }
+
+    /// What would become of a frame.
+    #[cfg(test)]
+    pub(crate) fn walk(&mut self, frame: Imaginary) -> Walk {
+        walk(self, frame).expect("a worker of a bed answers").expect("a port of this number")
     }
 
     /// The counters of each worker. Those of time stand still, as a bed's workers have no threads: a test counts it.
@@ -505,6 +513,21 @@ impl Bed {
             self.execute(worker, command);
         }
         migrated
+    }
+}
+
+#[cfg(test)]
+impl Guide for Bed {
+    fn owner(&self, port: PortId, queue: u16) -> usize {
+        Bed::owner(self, port, queue)
+    }
+
+    fn enter(&mut self, worker: usize, frame: Arc<Imaginary>) -> Result<Option<Entry>, Late> {
+        Ok(self.ask(worker, |reply| Command::WalkIn(frame, reply)))
+    }
+
+    fn leave(&mut self, worker: usize, leaving: Leaving) -> Result<Option<Exit>, Late> {
+        Ok(self.ask(worker, |reply| Command::WalkOut(Box::new(leaving), reply)).flatten())
     }
 }
 

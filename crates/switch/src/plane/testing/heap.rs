@@ -422,6 +422,21 @@ impl Queues for HeapQueues {
         Ok(Delivery::Done)
     }
 
+    fn probe(&mut self, queue: u16, packets: &[(Header, Vec<u8>)]) -> Vec<Result<Delivery, DropReason>> {
+        if self.shared.is_some() && !self.has(queue) {
+            return vec![Ok(Delivery::NotHere); packets.len()];
+        }
+        let (largest, mut room) = (self.wire.largest.load(Ordering::Relaxed), self.wire.queue(queue).room);
+        let results = packets.iter().map(|(_, frame)| {
+            if frame.len() as u64 > largest {
+                return Err(DropReason::TxTooBig);
+            }
+            room = room.checked_sub(1).ok_or(DropReason::NoReceiveBuffers)?;
+            Ok(Delivery::Done)
+        });
+        results.collect()
+    }
+
     /// Runs are short, so that bursts go both ways in turns.
     fn deliver_run(&mut self, queue: u16, burst: &Burst<'_>, picks: &[u32]) -> Run {
         const LONGEST: usize = 3;

@@ -9,4 +9,5 @@ mod pacing;
 mod reference;
 mod standing;
 mod tenants;
+mod trace;
 mod worker;

@@ -11,6 +11,7 @@ use ringferry_sys::eventfd::EventFd;
 
 use crate::fdb::{FdbPage, Flush, PortId};
 use crate::plane::capture::{CaptureId, Tap};
+use crate::plane::forward::walk::{Entry, Exit, Imaginary, Leaving};
 use crate::plane::policy::PortPolicy;
 use crate::plane::port::Steering;
 use crate::plane::queues::{PortHandle, Queues};
@@ -57,6 +58,10 @@ pub(crate) enum Command<P: Queues> {
     SetLink(PortId, bool),
     /// Forward a frame as if it had come from a port.
     Inject(PortId, Vec<u8>),
+    /// Say what would become of a frame where it comes in.
+    WalkIn(Arc<Imaginary>, SyncSender<Entry>),
+    /// Say what would become of it where it leaves.
+    WalkOut(Box<Leaving>, SyncSender<Option<Exit>>),
     /// Say the state of every queue.
     Inspect(SyncSender<Vec<(PortId, P::State)>>),
     /// Say the part of the forwarding database that begins at this bucket.

@@ -17,7 +17,7 @@ use super::holes::Touch;
 use crate::counters::DropReason;
 use crate::fdb::PortId;
 use crate::plane::capture::{Offered, PortCapture};
-use crate::plane::forward::{self, Origin};
+use crate::plane::forward::{self, Forwarder, Origin, Tables};
 use crate::plane::handoff::selector::TxQueueSelector;
 use crate::plane::now::Now;
 use crate::plane::policy::PortPolicy;
@@ -128,6 +128,19 @@ impl<P: Queues> Worker<P> {
                     &forward::burst_of(&frame),
                     &now,
                 );
+            }
+            Command::WalkIn(frame, reply) => {
+                let now = Now::new(self.clock, self.seconds);
+                let Worker { ports, fdb, handoff, .. } = self;
+                let _ = reply.send(Forwarder::walk_in(&frame, &mut Tables { ports, fdb, handoff }, &now));
+            }
+            Command::WalkOut(leaving, reply) => {
+                let now = Now::new(self.clock, self.seconds);
+                let Worker { forwarder, ports, fdb, handoff, .. } = self;
+                forwarder.holes.touch(Touch::of(leaving.to));
+                let exit = Forwarder::walk_out(&leaving, &mut Tables { ports, fdb, handoff }, &now);
+                forwarder.holes.touch_nothing();
+                let _ = reply.send(exit);
             }
             Command::Inspect(reply) => {
                 let _ = reply.send(self.inspect());

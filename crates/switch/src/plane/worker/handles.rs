@@ -25,6 +25,7 @@ use crate::config::SwitchConfig;
 use crate::counters::{PortTotals, WorkerCounters};
 use crate::fdb::{FdbPage, Flush, PortId};
 use crate::plane::capture::{CaptureId, Tap};
+use crate::plane::forward::walk::{Entry, Exit, Guide, Imaginary, Leaving, Walk, walk};
 use crate::plane::handoff::migration::QueueOwners;
 use crate::plane::handoff::ring::{Doorbell, Handoff};
 use crate::plane::now::Clock;
@@ -518,6 +519,14 @@ impl<P: Queues> Workers<P> {
         self.workers.iter().filter(|worker| !worker.is_late())
     }
 
+    /// Finds out what would become of a frame; `None` if the workers do not have its port.
+    ///
+    /// # Errors
+    /// A worker is too busy to answer.
+    pub(crate) fn walk(&self, frame: Imaginary) -> Result<Option<Walk>, Late> {
+        walk(&mut &*self, frame)
+    }
+
     /// The state of every queue, but for those of late workers.
     pub fn inspect(&self) -> Vec<(PortId, P::State)> {
         self.ask_all(self.not_late(), Command::Inspect).into_iter().flatten().collect()
@@ -560,6 +569,20 @@ impl<P: Queues> Workers<P> {
     /// Whether a worker has ended by itself, which it only does if it panicked.
     pub fn is_dead(&self) -> bool {
         self.workers.iter().any(|worker| worker.thread.as_ref().is_none_or(JoinHandle::is_finished))
+    }
+}
+
+impl<P: Queues> Guide for &Workers<P> {
+    fn owner(&self, port: PortId, queue: u16) -> usize {
+        Workers::owner(self, port, queue)
+    }
+
+    fn enter(&mut self, worker: usize, frame: Arc<Imaginary>) -> Result<Option<Entry>, Late> {
+        self.workers[worker].ask(|reply| Command::WalkIn(frame, reply))
+    }
+
+    fn leave(&mut self, worker: usize, leaving: Leaving) -> Result<Option<Exit>, Late> {
+        Ok(self.workers[worker].ask(|reply| Command::WalkOut(Box::new(leaving), reply))?.flatten())
     }
 }
 

@@ -366,12 +366,10 @@ impl Queues for VhostQueues {
                 queue.unseen.1 += len;
                 Ok(Delivery::Done)
             }
-            Err(Refused::NoBuffers) => {
-                queue.dropped += 1;
-                Err(DropReason::NoReceiveBuffers)
+            Err(refused) => {
+                queue.dropped += u64::from(refused == Refused::NoBuffers);
+                Err(reason(refused))
             }
-            Err(Refused::TooBig) => Err(DropReason::TxTooBig),
-            Err(Refused::Broken) => Err(DropReason::LinkDown),
         }
     }
 
@@ -382,6 +380,17 @@ impl Queues for VhostQueues {
         queue.unseen.0 += run.frames as u64;
         queue.unseen.1 += run.bytes;
         run
+    }
+
+    fn probe(&mut self, pair: u16, packets: &[(Header, Vec<u8>)]) -> Vec<Result<Delivery, DropReason>> {
+        let Some(queue) = self.rx.get_mut(usize::from(pair)).and_then(Option::as_mut) else {
+            return vec![Ok(Delivery::NotHere); packets.len()];
+        };
+        let lens = packets.iter().map(|(_, frame)| frame.len());
+        let results = queue.queue.probe(&mut queue.common.memory.translator(), lens);
+        // Gives back the chains that were read; nothing was delivered that the guest would have to be called for.
+        queue.queue.flush();
+        results.into_iter().map(|result| result.map(|()| Delivery::Done).map_err(reason)).collect()
     }
 
     /// Publishes the delivered frames to the guest and signals it if it wants to be.
@@ -557,6 +566,16 @@ impl Queues for VhostQueues {
     ) -> bool {
         let queue = self.rx.get_mut(usize::from(pair)).and_then(Option::as_mut);
         queue.is_some_and(|queue| queue.queue.room(translator, prefix, most, room))
+    }
+}
+
+/// The reason for which a frame is dropped that the guest's buffers do not take.
+#[inline]
+fn reason(refused: Refused) -> DropReason {
+    match refused {
+        Refused::NoBuffers => DropReason::NoReceiveBuffers,
+        Refused::TooBig => DropReason::TxTooBig,
+        Refused::Broken => DropReason::LinkDown,
     }
 }
 

@@ -124,6 +124,17 @@ impl VifQueues {
     }
 }
 
+/// The reason for which a frame is dropped that the guest's pages do not take.
+#[inline]
+fn reason(refused: Refused) -> DropReason {
+    match refused {
+        Refused::NoBuffers => DropReason::NoReceiveBuffers,
+        Refused::TooBig => DropReason::TxTooBig,
+        Refused::Offload => DropReason::OffloadUnsupported,
+        Refused::Broken | Refused::Lent => DropReason::LinkDown,
+    }
+}
+
 impl Queues for VifQueues {
     type Loan = Lent;
     type Start = VifStart;
@@ -241,14 +252,35 @@ impl Queues for VifQueues {
                 queue.unseen.1 += len;
                 Ok(Delivery::Done)
             }
-            Err(Refused::NoBuffers) => {
-                queue.dropped += 1;
-                Err(DropReason::NoReceiveBuffers)
+            Err(refused) => {
+                queue.dropped += u64::from(refused == Refused::NoBuffers);
+                Err(reason(refused))
             }
-            Err(Refused::TooBig) => Err(DropReason::TxTooBig),
-            Err(Refused::Offload) => Err(DropReason::OffloadUnsupported),
-            Err(Refused::Broken | Refused::Lent) => Err(DropReason::LinkDown),
         }
+    }
+
+    fn probe(&mut self, number: u16, packets: &[(Header, Vec<u8>)]) -> Vec<Result<Delivery, DropReason>> {
+        let Self { queues, multicast, .. } = self;
+        let Some(Some(queue)) = queues.get_mut(usize::from(number)) else {
+            return vec![Ok(Delivery::NotHere); packets.len()];
+        };
+        let accepts = |frame: &[u8]| ether::destination(frame).is_none_or(|mac| multicast.accepts(&mac.0));
+        let mut probed = queue.queue.probe(
+            packets.iter().filter(|(_, frame)| accepts(frame)).map(|(header, frame)| (*header, frame.len())),
+        );
+        let mut probed = probed.drain(..);
+        let results = packets.iter().map(|(_, frame)| {
+            if !accepts(frame) {
+                return Err(DropReason::Filtered);
+            }
+            match probed.next() {
+                Some(Ok(netback::Delivery::Done)) => Ok(Delivery::Done),
+                Some(Ok(netback::Delivery::Waits)) => Ok(Delivery::Queued),
+                Some(Err(refused)) => Err(reason(refused)),
+                None => Err(DropReason::LinkDown),
+            }
+        });
+        results.collect()
     }
 
     /// Publishes the delivered frames to the guest and notifies it if it wants to be.

@@ -54,7 +54,7 @@ fn vlans() -> impl Strategy<Value = Vlans> {
     ]
 }
 
-fn rules() -> impl Strategy<Value = Rules> {
+pub(super) fn rules() -> impl Strategy<Value = Rules> {
     let guard = btree_set(0..MACS, 0..4);
     let statics = vec((0..MACS, vid()), 0..2);
     (vlans(), any::<[bool; 2]>(), option::weighted(0.3, 0..4u32), statics, option::weighted(0.2, guard))
@@ -73,7 +73,7 @@ fn rules() -> impl Strategy<Value = Rules> {
         })
 }
 
-fn frame() -> impl Strategy<Value = Frame> {
+pub(super) fn frame() -> impl Strategy<Value = Frame> {
     let destination = prop_oneof![
         6 => (0..MACS).prop_map(mac),
         1 => Just([0xff; 6]),

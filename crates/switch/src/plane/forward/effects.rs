@@ -1,0 +1,122 @@
+//! What deciding on frames does beside deciding: counting, learning, taking tokens, capturing.
+//!
+//! [`Forwarder::decide`](super::Forwarder) is compiled for two sets of [`Effects`]: [`Acting`], for frames, and
+//! [`Asking`](super::walk::Asking), for an imaginary one, of which nothing may remain. So both come to the same decision by the same code.
+
+use ringferry_packet::frame::{Burst, Frame};
+
+use crate::counters::DropReason;
+use crate::fdb::{Fdb, Hashed, Learned, PortId};
+use crate::plane::capture::{Event, Offered};
+use crate::plane::handoff::ring::Handoff;
+use crate::plane::now::Now;
+use crate::plane::policy::vlan::Tagged;
+use crate::plane::policy::{PortPolicy, Refusal};
+use crate::plane::port::Port;
+use crate::plane::queues::Queues;
+
+/// See the head of this file. `port` is the one that the frames come from.
+pub(super) trait Effects<P: Queues> {
+    /// Admits a frame, as [`PortPolicy::admit`] does.
+    fn admit(
+        &mut self,
+        policy: &PortPolicy,
+        burst: &Burst<'_>,
+        frame: &Frame,
+        private: bool,
+        now: &Now,
+    ) -> Result<Tagged, Refusal>;
+
+    /// Learns a frame's source, and announces it to other workers if it is news.
+    fn learn(
+        &mut self,
+        port: &Port<P>,
+        fdb: &mut Fdb,
+        handoff: &mut Handoff,
+        source: Hashed,
+        now: &Now,
+    ) -> Learned;
+
+    /// Returns where an address is, now that the frame's source was learned.
+    fn lookup(&self, fdb: &Fdb, address: Hashed, now: &Now) -> Option<PortId>;
+
+    /// Asks storm control whether a frame may be flooded.
+    fn may_flood(&mut self, policy: &PortPolicy, frame: &Frame, now: &Now) -> bool;
+
+    /// Counts frames that are dropped.
+    fn count(&mut self, port: &Port<P>, reason: DropReason, number: u64);
+
+    /// Takes note of a frame that is dropped, for captures.
+    fn refuse(
+        &mut self,
+        port: &Port<P>,
+        reason: DropReason,
+        frame: (&Burst<'_>, &Frame),
+        queue: Option<u16>,
+        now: &Now,
+    );
+}
+
+/// Does all of it.
+pub(super) struct Acting;
+
+impl<P: Queues> Effects<P> for Acting {
+    #[inline(always)]
+    fn admit(
+        &mut self,
+        policy: &PortPolicy,
+        burst: &Burst<'_>,
+        frame: &Frame,
+        private: bool,
+        now: &Now,
+    ) -> Result<Tagged, Refusal> {
+        policy.admit(burst, frame, private, now)
+    }
+
+    #[inline(always)]
+    fn learn(
+        &mut self,
+        port: &Port<P>,
+        fdb: &mut Fdb,
+        handoff: &mut Handoff,
+        source: Hashed,
+        now: &Now,
+    ) -> Learned {
+        let id = port.handle.id;
+        let learned = fdb.learn_hashed(source, id, now.seconds);
+        let (vid, mac) = (source.vid(), source.mac());
+        if learned == Learned::News && (!port.news.take(1, now.micros()) || !handoff.announce(vid, mac, id)) {
+            fdb.tell_again(vid, mac, now.seconds);
+        }
+        learned
+    }
+
+    #[inline(always)]
+    fn lookup(&self, fdb: &Fdb, address: Hashed, now: &Now) -> Option<PortId> {
+        fdb.lookup_hashed(address, now.seconds)
+    }
+
+    #[inline(always)]
+    fn may_flood(&mut self, policy: &PortPolicy, frame: &Frame, now: &Now) -> bool {
+        policy.may_flood(frame, now)
+    }
+
+    #[inline(always)]
+    fn count(&mut self, port: &Port<P>, reason: DropReason, number: u64) {
+        port.handle.counters.drops.add(reason, number);
+    }
+
+    #[inline(always)]
+    fn refuse(
+        &mut self,
+        port: &Port<P>,
+        reason: DropReason,
+        (burst, frame): (&Burst<'_>, &Frame),
+        queue: Option<u16>,
+        now: &Now,
+    ) {
+        if let Some(capture) = &port.capture {
+            capture.offer_one(Event::refused(reason, queue), now, Offered::of(burst, frame));
+        }
+    }
+}
