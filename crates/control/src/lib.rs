@@ -50,6 +50,7 @@ mod rules;
 mod server;
 pub mod snapshot;
 pub mod text;
+pub mod trace;
 pub mod why;
 
 pub use client::{ControlError, call, call_and_keep, call_with_fds};

@@ -13,6 +13,7 @@ use crate::mirror::{FdbFlush, LinkChange, Mirrors};
 use crate::ports::{PortChange, Reload};
 use crate::rules::{PortRules, SettingsChange};
 use crate::snapshot::Snapshot;
+use crate::trace::{Trace, TraceRequest};
 use crate::why::Diagnosis;
 
 /// What can be asked.
@@ -69,6 +70,8 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         peer: Option<String>,
     },
+    /// What would become of a frame. Only a switch knows.
+    Trace(TraceRequest),
     /// Capture packets. Only a switch can; descriptors come with the answer.
     Capture(CaptureRequest),
     /// Take the link of a port up or down.
@@ -226,6 +229,8 @@ pub enum Answer {
     Explain(Explanation),
     /// To [`Request::Why`].
     Why(Diagnosis),
+    /// To [`Request::Trace`].
+    Trace(Box<Trace>),
     /// To [`Request::Capture`].
     Capture(CaptureStarted),
     /// To [`Request::Mirrors`], [`Request::AddMirror`] and [`Request::RemoveMirror`].

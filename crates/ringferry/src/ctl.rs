@@ -2,16 +2,21 @@
 //! answer.
 
 use std::io::{self, Write};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use ringferry_control::channels::{Channels, Stats, Steering};
 use ringferry_control::explain::Explanation;
 use ringferry_control::mirror::{FdbFlush, LinkChange, Mirrors};
 use ringferry_control::snapshot::{self, Column, ColumnError};
+use ringferry_control::trace::{Trace, TraceProtocol, TraceRequest};
 use ringferry_control::why::Diagnosis;
 use ringferry_control::{self as control, Answer, ControlError, Request};
 use ringferry_control::{PortChange, PortRules, Reload, SettingsChange};
+
+use ringferry_packet::ether::Mac;
 
 use crate::capture::DirectionArg;
 
@@ -22,6 +27,7 @@ Examples:
   ringferry ctl show vm0                                         one port in full: rates, rings, drops and what to do about them
   ringferry ctl show --watch 2                                   again every two seconds
   ringferry ctl why vm0                                          why is it slow, or silent, and what to do
+  ringferry ctl trace vm0 vm1 tcp4                               where would a frame go, and what would drop it?
   ringferry ctl set vm0 vlan=10 isolated=on                      rules of a port, now and in the configuration file
   ringferry ctl set vm0 rate_in=1gbit rate_out=1gbit --runtime   now, and not in the file
   ringferry ctl set vm0 mtu=9000 packed=off                      offered to the next front end that connects
@@ -271,6 +277,10 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Walks an imaginary frame through the switch and says of each step what it would do: VLANs, rules, addresses, offloads, queues, buffers. Nothing is
+    /// sent, learned or counted.
+    #[command(after_help = trace_help())]
+    Trace(TraceArgs),
     /// Adds a port to a running switch, and to the configuration file that it was started from. The answer comes when the port is open.
     #[command(after_help = ADD)]
     Add {
@@ -381,6 +391,108 @@ pub struct ShowArgs {
     pub count: Option<u64>,
 }
 
+/// What `ringferry ctl trace` is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub struct TraceArgs {
+    /// The port that the frame would come from, and its source address if it is not to be one that is known there.
+    #[arg(value_name = "PORT[/MAC]", value_parser = Sender::from_str)]
+    pub from: Sender,
+    /// Where it would go.
+    #[arg(value_name = "PORT|MAC|broadcast")]
+    pub to: String,
+    /// What it would carry.
+    #[arg(value_name = "PROTOCOL", default_value = "raw", value_parser = TraceProtocol::from_str)]
+    pub protocol: TraceProtocol,
+    /// It has a tag of this VLAN as the port sends it; 0 is a tag for its priority alone. Without this it has none.
+    #[arg(long, value_name = "N")]
+    pub vlan: Option<u16>,
+    /// Its length in bytes, from the Ethernet header on [default: 60, or ten segments with --gso].
+    #[arg(long, value_name = "BYTES")]
+    pub size: Option<u32>,
+    /// It is one large frame, to be cut into segments with so many bytes of payload (TSO, USO).
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(1..))]
+    pub gso: Option<u16>,
+    /// Its checksum is left to whoever receives it.
+    #[arg(long)]
+    pub csum: bool,
+    /// Its IP source address [default: the first that the port may use, or one for documentation].
+    #[arg(long, value_name = "IP")]
+    pub from_ip: Option<IpAddr>,
+    /// Its IP destination address.
+    #[arg(long, value_name = "IP")]
+    pub to_ip: Option<IpAddr>,
+    /// The queue pair of the port that it comes from.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..i64::from(MOST_QUEUES)))]
+    pub queue: u16,
+    /// As JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Queue pairs that a port has at most.
+const MOST_QUEUES: u16 = 256;
+
+/// Where an imaginary frame comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sender {
+    /// The port.
+    pub port: String,
+    /// The source address, if it is said.
+    pub mac: Option<String>,
+}
+
+impl FromStr for Sender {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.rsplit_once('/') {
+            Some((port, mac)) if !port.is_empty() && mac.contains(':') => {
+                mac.parse::<Mac>().map_err(|error| error.to_string())?;
+                Ok(Sender { port: port.to_owned(), mac: Some(mac.to_owned()) })
+            }
+            _ => Ok(Sender { port: text.to_owned(), mac: None }),
+        }
+    }
+}
+
+impl TraceArgs {
+    fn request(self) -> Request {
+        Request::Trace(TraceRequest {
+            from: self.from.port,
+            source: self.from.mac,
+            to: self.to,
+            vlan: self.vlan,
+            protocol: self.protocol,
+            size: self.size,
+            gso: self.gso,
+            csum: self.csum,
+            source_ip: self.from_ip,
+            destination_ip: self.to_ip,
+            queue: self.queue,
+        })
+    }
+}
+
+/// Shown below the options by `ringferry ctl trace --help`.
+fn trace_help() -> String {
+    let names: Vec<_> = TraceProtocol::ALL.iter().map(|protocol| protocol.name()).collect();
+    format!(
+        "Protocols: {}.
+
+Addresses that are not said are those by which the ports are known, or that their rules allow. The last line says where the frame would end, by the
+reasons that `ringferry ctl show --reasons` has. What it says holds for one frame at this moment: a limit that has tokens now may have none later.
+
+Examples:
+  ringferry ctl trace vm1 vm2                                    does a frame from vm1 get to vm2?
+  ringferry ctl trace vm1 broadcast arp                          who would see a question of vm1?
+  ringferry ctl trace vm1/52:54:00:00:00:99 vm2 tcp4             may vm1 send from that address?
+  ringferry ctl trace uplink vm2 udp6 --vlan 10                  with a tag, as the uplink sends it
+  ringferry ctl trace vm1 vm2 tcp4 --gso 1448 --size 65000       who cuts a large packet?
+  ringferry ctl trace vm1 01:80:c2:00:00:0e --json | jq -r '.dropped[].reason'",
+        names.join(", ")
+    )
+}
+
 /// The state of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LinkState {
@@ -487,6 +599,7 @@ impl CtlCommand {
                 *json || change.as_ref().is_some_and(MirrorCommand::is_json)
             }
             CtlCommand::Show(ShowArgs { json, .. })
+            | CtlCommand::Trace(TraceArgs { json, .. })
             | CtlCommand::Link { json, .. }
             | CtlCommand::Channels { json, .. }
             | CtlCommand::Steering { json, .. }
@@ -751,6 +864,10 @@ fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
         CtlCommand::Stats { port, queues, json } => (Request::Stats { port, queues }, json),
         CtlCommand::Explain { port, json } => (Request::Explain { port }, json),
         CtlCommand::Why { port, peer, json } => (Request::Why { port, peer }, json),
+        CtlCommand::Trace(args) => {
+            let json = args.json;
+            (args.request(), json)
+        }
         CtlCommand::Add { port, runtime, json } => (Request::Add { port, runtime }, json),
         CtlCommand::Remove { port, if_exists, drain, runtime, json } => {
             (Request::Remove { port, if_exists, drain, runtime }, json)
@@ -770,6 +887,7 @@ fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
         (Request::Stats { .. }, Answer::Stats(stats)) => show(stats, Stats::to_text, json)?,
         (Request::Explain { .. }, Answer::Explain(answer)) => show(answer, Explanation::to_text, json)?,
         (Request::Why { .. }, Answer::Why(diagnosis)) => show(diagnosis, Diagnosis::to_text, json)?,
+        (Request::Trace(_), Answer::Trace(trace)) => show(&**trace, Trace::to_text, json)?,
         (Request::Add { .. } | Request::Remove { .. }, Answer::PortChanged(change)) => {
             show(change, PortChange::to_text, json)?
         }

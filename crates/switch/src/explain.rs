@@ -13,6 +13,7 @@ use ringferry_packet::vnet::Offloads;
 use ringferry_virtio_net::Features;
 
 use self::rules::Ruled;
+pub(crate) use self::rules::in_words;
 use crate::ports::tap;
 use crate::rules::Rules;
 

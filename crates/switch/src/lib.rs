@@ -25,6 +25,7 @@ pub mod rules;
 mod series;
 pub mod snapshot;
 mod switch;
+mod trace;
 mod turns;
 mod why;
 

@@ -134,6 +134,12 @@ impl Mirrors {
         Ok(())
     }
 
+    /// Returns what the mirror of this number is called, if it is one.
+    pub(crate) fn name_of(&self, id: CaptureId) -> Option<String> {
+        let mirror = self.running.iter().find(|mirror| mirror.id == id)?;
+        Some(format!("the mirror to {}", mirror.to))
+    }
+
     /// Returns all mirrors.
     pub(crate) fn list(&self) -> Listed {
         let mirror = |running: &Running| Mirror {

@@ -8,6 +8,7 @@ use ringferry_control::channels::Steering;
 use ringferry_control::snapshot::{
     FdbSnapshot, PairSnapshot, PortSnapshot, PortState, Snapshot, VERSION, WorkerSnapshot,
 };
+use ringferry_control::trace::{Trace, TraceRequest};
 use ringferry_control::{
     Answer, Holds, Kept, PortRules, Reply, Request, Response, RulesByKey, SettingChange, SettingsChange,
     Ticket,
@@ -33,6 +34,7 @@ use crate::privileged::{NotKept, Privileges};
 use crate::series::{Sample, Series};
 use crate::snapshot::{self, FdbMerge, rules_by_key};
 use crate::switch::FAULTS;
+use crate::trace;
 use crate::why::{Known, why};
 
 /// The longest time in seconds for which a port is drained: a client waits for 30.
@@ -137,8 +139,13 @@ impl Requests<'_> {
                     rules: &rules,
                     mirrors: &self.mirrors.list().mirrors,
                     is_drained: &|name| self.ports.is_retired(name),
+                    trace: &|request| self.trace(&snapshot, request),
                 };
                 why(&known, port, peer.as_deref()).map(Answer::Why)
+            }
+            Request::Trace(request) => {
+                let snapshot = Snapshot { fdb: self.addresses(), ..self.snapshot() };
+                self.trace(&snapshot, request).map(|trace| Answer::Trace(Box::new(trace)))
             }
             Request::Capture(request) => {
                 let (started, with) = self.captures.begin(request, self.ports, self.workers, self.epoll)?;
@@ -184,6 +191,20 @@ impl Requests<'_> {
                 self.change(port, &edit, *runtime)
             }
         }
+    }
+
+    /// Finds out what would become of a frame, in a switch of this state.
+    fn trace(&self, snapshot: &Snapshot, request: &TraceRequest) -> Result<Trace, String> {
+        let rules =
+            |name: &str| self.ports.entry_of(name).map(|entry| entry.rules.clone()).unwrap_or_default();
+        let known = trace::Known {
+            snapshot,
+            rules: &rules,
+            id: &|name| self.ports.interface(name).map(|interface| interface.id),
+            capture: &|id| self.mirrors.name_of(id).unwrap_or_else(|| format!("capture {}", id.0)),
+            walk: &|frame| self.workers.walk(frame),
+        };
+        trace::trace(&known, request)
     }
 
     /// Returns the rules of a port, or of an interface of a Xen guest, which has its entry's rules.
@@ -310,11 +331,11 @@ impl Requests<'_> {
         let value = |value: toml::Value| serde_json::to_value(value).unwrap_or_default();
         let settings = edit.settings(port).into_iter().map(|(key, written)| SettingChange {
             key: key.to_owned(),
-            value: written.map(value),
             holds: match port.effect(key) {
                 Some(Effect::NextConnection) if is_connected => Holds::NextConnection,
                 _ => Holds::AtOnce,
             },
+            value: written.map(value),
         });
         settings.collect()
     }

@@ -20,6 +20,7 @@ mod tests;
 
 use ringferry_control::mirror::Mirror;
 use ringferry_control::snapshot::{PortSnapshot, Rates, Snapshot};
+use ringferry_control::trace::{Trace, TraceRequest};
 use ringferry_control::why::{Diagnosis, Effect, Finding};
 
 use crate::rules::Rules;
@@ -36,6 +37,8 @@ pub(crate) struct Known<'s> {
     pub(crate) mirrors: &'s [Mirror],
     /// Returns true for a port that is being drained.
     pub(crate) is_drained: &'s dyn Fn(&str) -> bool,
+    /// Finds out what would become of a frame.
+    pub(crate) trace: &'s dyn Fn(&TraceRequest) -> Result<Trace, String>,
 }
 
 /// Collects findings.

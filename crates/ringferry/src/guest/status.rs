@@ -74,7 +74,7 @@ impl Status<'_> {
                         .into(),
                 );
             }
-            Request::Explain { .. } | Request::Why { .. } => {
+            Request::Explain { .. } | Request::Why { .. } | Request::Trace(_) => {
                 return Err("a guest knows only its own end: ask the switch it is plugged into".into());
             }
             Request::Capture(_)

@@ -82,7 +82,7 @@ fn tag(egress: Option<Egress>) -> &'static str {
 }
 
 /// VLANs in ascending order, rows of them as ranges.
-fn in_words(vids: &[Vid]) -> String {
+pub(crate) fn in_words(vids: &[Vid]) -> String {
     let ranges = vids.chunk_by(|one, next| one + 1 == *next).map(|row| match row {
         [first, .., last] => format!("{first}-{last}"),
         _ => row[0].to_string(),

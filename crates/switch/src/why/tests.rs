@@ -1,6 +1,7 @@
 //! Situations, each produced by workers that forward frames, and the sentence that is expected. Those that need a front end or a whole switch are tried in
 //! `crates/ringferry/tests/program/why.rs`.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use crate::fdb::PortId;
 use crate::plane::testing::{Bed, HeapFrame, HeapPort, Wire};
 use crate::series::{Sample, Series};
 use crate::snapshot::{FdbMerge, rules_by_key, worker};
+use crate::trace;
 
 const SECOND: u64 = 1_000_000;
 
@@ -199,7 +201,22 @@ impl Scene {
     fn why(&mut self, port: &str, peer: Option<&str>) -> Diagnosis {
         let snapshot = self.snapshot();
         let of = |name: &str| self.guests.iter().find(|guest| guest.name == name).unwrap().rules.clone();
-        let known = Known { snapshot: &snapshot, rules: &of, mirrors: &self.mirrors, is_drained: &|_| false };
+        let ids = self.guests.iter().map(|guest| (guest.name, guest.id)).collect::<BTreeMap<_, _>>();
+        let bed = RefCell::new(&mut self.bed);
+        let traced = trace::Known {
+            snapshot: &snapshot,
+            rules: &of,
+            id: &|name| ids.get(name).copied(),
+            capture: &|id| format!("capture {}", id.0),
+            walk: &|frame| Ok(Some(bed.borrow_mut().walk(frame))),
+        };
+        let known = Known {
+            snapshot: &snapshot,
+            rules: &of,
+            mirrors: &self.mirrors,
+            is_drained: &|_| false,
+            trace: &|request| trace::trace(&traced, request),
+        };
         why(&known, port, peer).unwrap()
     }
 }
@@ -291,6 +308,34 @@ fn cases() -> Vec<Case> {
             ("vm1", Some("vm2")),
             || Scene::new([&["vlan=10"], &["vlan=20"], &[]]),
             "Nothing passes from vm1 to vm2: vm1 is in VLAN 10 and vm2 is in VLAN 20.",
+        ),
+        case(
+            "no-common-vlan",
+            Stops,
+            ("vm1", Some("vm2")),
+            || Scene::new([&["vlan=10"], &["trunk=20,30", "native=none"], &[]]),
+            "Nothing passes from vm1 to vm2: vm1 is in VLAN 10 and vm2 is in VLANs 20, 30.",
+        ),
+        case(
+            "would-be-dropped",
+            Notes,
+            ("vm1", Some("vm2")),
+            || Scene::new([&["trunk=10,20", "native=none"], &["trunk=20,30", "native=none"], &[]]),
+            "A frame from vm1 to vm2 with a tag of VLAN 10 would not arrive, by the rule behind `vlan`: Not flooded to there, as it is not in VLAN 10.",
+        ),
+        case(
+            "would-be-dropped",
+            Notes,
+            ("vm1", Some("vm2")),
+            || Scene::new([&[], &["vlan=10"], &[]]),
+            "A frame from vm1 to vm2 without a tag would not arrive, by the rule behind `vlan`:",
+        ),
+        case(
+            "would-be-dropped",
+            Stops,
+            ("vm2", Some("vm1")),
+            || Scene::new([&[], &["allowed_macs=52:54:00:00:00:99", "max_macs=0"], &[]]),
+            "A frame from vm2 to vm1 without a tag would not arrive, by the rule behind `mac-limit`: vm2 has as many addresses as max_macs allows.",
         ),
         case(
             "no-address-allowed",
@@ -659,8 +704,13 @@ fn a_mirror_is_said_at_both_ends() {
 fn ports_that_do_not_exist_are_refused() {
     let mut scene = Scene::new(NO_RULES);
     let snapshot = scene.snapshot();
-    let known =
-        Known { snapshot: &snapshot, rules: &|_| Rules::default(), mirrors: &[], is_drained: &|_| false };
+    let known = Known {
+        snapshot: &snapshot,
+        rules: &|_| Rules::default(),
+        mirrors: &[],
+        is_drained: &|_| false,
+        trace: &|_| Err("there are no workers".to_owned()),
+    };
     let error = why(&known, "vm9", None).unwrap_err();
     assert_eq!(error, "there is no port \"vm9\"; the ports are: vm1, vm2, vm3");
     assert!(why(&known, "vm1", Some("vm9")).unwrap_err().starts_with("there is no port \"vm9\""));

@@ -1,11 +1,14 @@
 //! What keeps two ports apart, or makes the way between them dear.
 
+use ringferry_control::DropReason;
 use ringferry_control::explain::{Cost, Way};
 use ringferry_control::snapshot::PortSnapshot;
+use ringferry_control::trace::{Trace, TraceRequest, TraceStep, TraceVerdict};
 use ringferry_control::why::Effect;
 
 use super::{Findings, Known};
 use crate::explain::{self, Abilities};
+use crate::rules::{Rules, Vlans};
 
 /// Looks at what a port has to do with all other ones. Rules that keep it apart from some of them are not said: they are what somebody wanted.
 pub(super) fn look_at_all(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
@@ -65,8 +68,74 @@ pub(super) fn look(
             );
         }
     }
+    if !is_apart && one.up && two.up {
+        look_at_frames(known, (&port.name, &own), (&other.name, &theirs), findings);
+        look_at_frames(known, (&other.name, &theirs), (&port.name, &own), findings);
+    }
     look_at_workers(port, other, findings);
     ways
+}
+
+/// Most VLANs of a port for which a frame is traced.
+const VLANS: usize = 8;
+
+/// Traces frames from one port to another, without a tag and with those of the VLANs that the rules of both name, and says which of them a rule would
+/// drop.
+fn look_at_frames(
+    known: &Known<'_>,
+    (from, sends): (&str, &Rules),
+    (to, takes): (&str, &Rules),
+    findings: &mut Findings,
+) {
+    let named = |vlans: &Vlans| match vlans {
+        Vlans::Access(vid) => vec![*vid],
+        Vlans::Trunk { allowed, .. } => allowed.iter().flatten().copied().take(VLANS).collect(),
+    };
+    let tags = match &sends.vlans {
+        // Its frames have no tags.
+        Vlans::Access(_) => Vec::new(),
+        Vlans::Trunk { allowed: Some(_), .. } => named(&sends.vlans),
+        Vlans::Trunk { allowed: None, .. } => named(&takes.vlans),
+    };
+    let tags = tags.into_iter().filter(|vid| *vid != 0).map(Some);
+    let (mut lost, mut any) = (Vec::new(), false);
+    for vlan in std::iter::once(None).chain(tags) {
+        let request =
+            TraceRequest { from: from.to_owned(), to: to.to_owned(), vlan, ..TraceRequest::default() };
+        let Ok(trace) = (known.trace)(&request) else { return };
+        any |= trace.delivered.iter().any(|delivery| delivery.port == to);
+        lost.extend(refusal(&trace, to).map(|(reason, text)| (vlan, reason, text)));
+    }
+    for (vlan, reason, text) in lost {
+        let (tag, flag) = match vlan {
+            Some(vlan) => (format!("with a tag of VLAN {vlan}"), format!(" --vlan {vlan}")),
+            None => ("without a tag".to_owned(), String::new()),
+        };
+        findings.add(
+            "would-be-dropped",
+            if any { Effect::Notes } else { Effect::Stops },
+            100.0,
+            format!(
+                "A frame from {from} to {to} {tag} would not arrive, by the rule behind `{}`: {text}",
+                reason.name()
+            ),
+            format!("{} Each step: `ringferry ctl trace {from} {to}{flag}`.", reason.remedy()),
+        );
+    }
+}
+
+/// Returns the reason for which a rule keeps a frame from a port, and what was said of it.
+fn refusal(trace: &Trace, to: &str) -> Option<(DropReason, String)> {
+    let is_rule = |reason: &DropReason| {
+        use DropReason::{Isolated, MacLimit, Reserved, Spoofed, Storm, Vlan};
+        matches!(reason, Vlan | Isolated | Spoofed | MacLimit | Reserved | Storm)
+    };
+    let of = |step: &TraceStep| step.reason.as_deref().and_then(DropReason::from_name);
+    trace.steps.iter().find_map(|step| {
+        let is_skipped = step.verdict == TraceVerdict::Skips && step.port.split(", ").any(|port| port == to);
+        let reason = of(step).filter(is_rule)?;
+        (is_skipped || step.verdict == TraceVerdict::Drops).then(|| (reason, step.text.clone()))
+    })
 }
 
 fn look_at_mtu(one: &Abilities, two: &Abilities, findings: &mut Findings) {
