@@ -53,6 +53,17 @@ impl Format {
 enum Kind {
     Counter,
     Gauge,
+    Histogram,
+}
+
+impl Kind {
+    const fn name(self) -> &'static str {
+        match self {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+        }
+    }
 }
 
 /// Counters of a port that have a name and a help here; what a later switch counts besides has its name and a plain help.
@@ -131,7 +142,26 @@ struct Family<'e> {
 
 impl Family<'_> {
     fn sample(&mut self, labels: &[(&str, &str)], value: f64) {
+        self.sample_of("", labels, value);
+    }
+
+    /// Writes the series of a histogram: so many values in each bucket, of which each has an upper bound but the last.
+    fn histogram(&mut self, label: (&str, &str), bounds: &[f64], buckets: &[u64], sum: Option<f64>) {
+        let mut count = 0;
+        let bounds = bounds.iter().map(|bound| format!("{bound:?}")).chain(["+Inf".to_owned()]);
+        for (bound, values) in bounds.zip(buckets) {
+            count += values;
+            self.sample_of("_bucket", &[label, ("le", &bound)], count as f64);
+        }
+        self.sample_of("_count", &[label], count as f64);
+        if let Some(sum) = sum {
+            self.sample_of("_sum", &[label], sum);
+        }
+    }
+
+    fn sample_of(&mut self, suffix: &str, labels: &[(&str, &str)], value: f64) {
         self.text.push_str(&self.name);
+        self.text.push_str(suffix);
         for (at, (label, value)) in labels.iter().enumerate() {
             self.text.push(if at == 0 { '{' } else { ',' });
             self.text.push_str(label);
@@ -165,7 +195,7 @@ impl Exposition {
         let series = if kind == Kind::Counter { format!("{name}_total") } else { name.to_owned() };
         // OpenMetrics names the family, the older format each series.
         let family = if self.format == Format::OpenMetrics { name } else { series.as_str() };
-        let kind = if kind == Kind::Counter { "counter" } else { "gauge" };
+        let kind = kind.name();
         let mut escaped = String::new();
         escape(help, &mut escaped);
         // In the older format quotes stand in a help as they are.
@@ -309,18 +339,48 @@ impl Exposition {
                 }
             });
         }
-        self.family(
-            "ringferry_worker_sleep_seconds",
-            Kind::Counter,
-            "Time that the worker has slept; the rest it has worked or polled.",
-            |family| {
+        type Time = fn(&WorkerSnapshot) -> Option<u64>;
+        let times: [(&str, &str, Time); 3] = [
+            (
+                "ringferry_worker_sleep_seconds",
+                "Time that the worker has slept; the rest it has worked or polled.",
+                |worker| worker.sleep_nanoseconds,
+            ),
+            (
+                "ringferry_worker_busy_seconds",
+                "Time of the worker's rounds that have moved a packet: its load.",
+                |worker| Some(worker.busy_nanoseconds),
+            ),
+            (
+                "ringferry_worker_polling_seconds",
+                "Time in which the worker was awake and has found nothing.",
+                |worker| Some(worker.polling_nanoseconds),
+            ),
+        ];
+        for (name, help, time) in times {
+            self.family(name, Kind::Counter, help, |family| {
                 for (number, worker) in snapshot.workers.iter().enumerate() {
-                    if let Some(asleep) = worker.sleep_nanoseconds {
-                        family.sample(&[("worker", &number.to_string())], asleep as f64 * 1e-9);
+                    if let Some(nanoseconds) = time(worker) {
+                        family.sample(&[("worker", &number.to_string())], nanoseconds as f64 * 1e-9);
                     }
                 }
-            },
-        );
+            });
+        }
+        let help = "Packets in each burst that the worker has taken from a queue. How many there were in all, the ports count.";
+        self.family("ringferry_worker_burst_packets", Kind::Histogram, help, |family| {
+            for (number, worker) in snapshot.workers.iter().enumerate() {
+                let label = ("worker", &*number.to_string());
+                family.histogram(label, &BURST_BOUNDS, &whole(&worker.bursts, BURST_BOUNDS.len() + 1), None);
+            }
+        });
+        let help = "Time of each of the worker's rounds that have moved a packet: for so long a frame waits at most until its port is looked at.";
+        self.family("ringferry_worker_round_seconds", Kind::Histogram, help, |family| {
+            for (number, worker) in snapshot.workers.iter().enumerate() {
+                let (label, sum) = (("worker", &*number.to_string()), worker.busy_nanoseconds as f64 * 1e-9);
+                let rounds = whole(&worker.rounds, ROUND_BOUNDS.len() + 1);
+                family.histogram(label, &ROUND_BOUNDS, &rounds, Some(sum));
+            }
+        });
     }
 
     fn addresses(&mut self, snapshot: &Snapshot) {
@@ -366,6 +426,18 @@ impl Exposition {
         }
         self.text
     }
+}
+
+/// Upper bounds of the buckets of [`WorkerSnapshot::bursts`] but the last, which has no packets beyond 32.
+const BURST_BOUNDS: [f64; 5] = [1.0, 2.0, 4.0, 8.0, 16.0];
+
+/// Upper bounds of the buckets of [`WorkerSnapshot::rounds`] but the last, in seconds: a microsecond counts as 1024 nanoseconds there.
+const ROUND_BOUNDS: [f64; 7] =
+    [4.096e-6, 16.384e-6, 65.536e-6, 262.144e-6, 1.048576e-3, 4.194304e-3, 16.777216e-3];
+
+/// The buckets of a histogram, all of them also where a switch from before there was one says none.
+fn whole(buckets: &[u64], count: usize) -> Vec<u64> {
+    buckets.iter().copied().chain(std::iter::repeat(0)).take(count).collect()
 }
 
 /// The port, the pair, and what was counted.

@@ -55,8 +55,15 @@ fn snapshot(ports: usize) -> Snapshot {
         age_seconds: 1,
         fixed: false,
     };
-    let worker =
-        WorkerSnapshot { polls: 9, sleep_nanoseconds: Some(1_500_000_000), ..WorkerSnapshot::default() };
+    let worker = WorkerSnapshot {
+        polls: 9,
+        sleep_nanoseconds: Some(1_500_000_000),
+        busy_nanoseconds: 250_000_000,
+        polling_nanoseconds: 500_000_000,
+        bursts: vec![5, 4, 3, 2, 1, 7],
+        rounds: vec![1, 0, 0, 0, 0, 0, 0, 2],
+        ..WorkerSnapshot::default()
+    };
     let fdb =
         FdbSnapshot { capacity: 16, entries: vec![entry], counters: [("learned".to_owned(), 1)].into() };
     Snapshot {
@@ -94,8 +101,12 @@ fn read(text: &str) -> BTreeMap<String, f64> {
         } else {
             let (name, value) = line.rsplit_once(' ').unwrap();
             let bare = name.split('{').next().unwrap();
-            let expected = if kind == "counter" { format!("{family}_total") } else { family.clone() };
-            assert_eq!(bare, expected);
+            let expected = match kind {
+                "counter" => vec![format!("{family}_total")],
+                "histogram" => ["bucket", "count", "sum"].map(|of| format!("{family}_{of}")).into(),
+                _ => vec![family.clone()],
+            };
+            assert!(expected.iter().any(|expected| bare == expected), "{bare} of {expected:?}");
             assert!(series.insert(name.to_owned(), value.parse().unwrap()).is_none(), "{name} comes twice");
         }
     }
@@ -122,6 +133,16 @@ fn openmetrics_is_what_its_specification_says() {
         (r#"ringferry_queue_running{port="vm0",queue="1",role="transmitq"}"#, 0.0),
         (r#"ringferry_queue_rx_packets_total{port="vm0",pair="0"}"#, 3.0),
         (r#"ringferry_worker_sleep_seconds_total{worker="0"}"#, 1.5),
+        (r#"ringferry_worker_busy_seconds_total{worker="0"}"#, 0.25),
+        (r#"ringferry_worker_polling_seconds_total{worker="0"}"#, 0.5),
+        (r#"ringferry_worker_burst_packets_bucket{worker="0",le="1.0"}"#, 5.0),
+        (r#"ringferry_worker_burst_packets_bucket{worker="0",le="4.0"}"#, 12.0),
+        (r#"ringferry_worker_burst_packets_bucket{worker="0",le="+Inf"}"#, 22.0),
+        (r#"ringferry_worker_burst_packets_count{worker="0"}"#, 22.0),
+        (r#"ringferry_worker_round_seconds_bucket{worker="0",le="4.096e-6"}"#, 1.0),
+        (r#"ringferry_worker_round_seconds_bucket{worker="0",le="0.016777216"}"#, 1.0),
+        (r#"ringferry_worker_round_seconds_bucket{worker="0",le="+Inf"}"#, 3.0),
+        (r#"ringferry_worker_round_seconds_sum{worker="0"}"#, 0.25),
         (r#"ringferry_fdb_addresses{port="vm0"}"#, 1.0),
         (r#"ringferry_fdb_addresses{port="vm2"}"#, 0.0),
     ] {
