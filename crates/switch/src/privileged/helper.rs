@@ -239,7 +239,7 @@ impl Charter {
 const MAX_OPENED: usize = 4096;
 
 /// What is said of settings of an interface that are not in the configuration file.
-const NO_INTERFACES: &str = "the sandbox lets the switch set up interfaces only as its configuration file has them: write bridge, addresses, mac and up \
+const NO_INTERFACES: &str = "the sandbox lets the switch set up interfaces only as its configuration file has them: write bridge, address, mac and up \
                              of the port into the file and use `ringferry ctl reload`";
 
 /// Returns true if a key of a tap is about its interface.
