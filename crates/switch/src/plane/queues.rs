@@ -259,7 +259,7 @@ pub trait Queues: Send + Sized + 'static {
 
     /// Returns what [`deliver`](Self::deliver) would say now to these frames, each with its header, one after the other; [`Delivery::NotHere`] for all
     /// if this worker does not have the queue. Nothing is written, counted or published. Called between two bursts, for an imaginary frame
-    /// ([`plane::trace`](super::trace)).
+    /// (`ringferry ctl trace`).
     fn probe(&mut self, queue: u16, packets: &[(Header, Vec<u8>)]) -> Vec<Result<Delivery, DropReason>>;
 
     /// Publishes the delivered frames to the receiver and notifies it if it wants to be.

@@ -2,7 +2,7 @@
 //!
 //! **Life cycle.** The control plane thinks up a frame and asks the worker of the queue that it would come from ([`Forwarder::walk_in`]); that worker
 //! decides on it as on any other and says where it would go. For each port among those the same worker is asked what would happen there
-//! ([`Forwarder::walk_out`]), and if it would hand the frame off, the worker that would get it is asked as well ([`walk_on`]). Each question is a command
+//! ([`Forwarder::walk_out`]), and if it would hand the frame off, the worker that would get it is asked as well. Each question is a command
 //! of its own, between two bursts, so no packet waits for more than one port's answer. [`walk`] puts the questions; it is the same for threads and for
 //! the workers of tests.
 //!
