@@ -166,7 +166,7 @@ fn address_v4(guard: Option<&Guard>, host: u8) -> Ipv4Addr {
         IpAddr::V4(address) => Some(Ipv4Addr::from_bits(address.to_bits() + u32::from(*bits < 31))),
         IpAddr::V6(_) => None,
     });
-    allowed.unwrap_or(Ipv4Addr::new(192, 0, 2, host))
+    allowed.unwrap_or_else(|| Ipv4Addr::new(192, 0, 2, host))
 }
 
 /// Returns an IPv6 address that a port may send from: the first that it is allowed, or one for documentation (RFC 3849).
@@ -176,7 +176,7 @@ fn address_v6(guard: Option<&Guard>, host: u16) -> Ipv6Addr {
         IpAddr::V6(address) => Some(Ipv6Addr::from_bits(address.to_bits() + u128::from(*bits < 127))),
         IpAddr::V4(_) => None,
     });
-    allowed.unwrap_or(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, host))
+    allowed.unwrap_or_else(|| Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, host))
 }
 
 /// What is said of a frame.
