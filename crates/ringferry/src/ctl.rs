@@ -919,6 +919,7 @@ mod tests {
     use ringferry_control::channels::QueueSteering;
     use ringferry_control::mirror::Mirror;
     use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, Rates, Snapshot};
+    use ringferry_control::trace::TracedFrame;
     use ringferry_control::{ControlServer, PortAction, ReloadStep, Response};
 
     use super::*;
@@ -1017,6 +1018,29 @@ mod tests {
                                 Answer::LinkChanged(LinkChange { port, up, told: up })
                             }
                             Request::Mirrors => Answer::Mirrors(Mirrors::default()),
+                            Request::Trace(asked) => {
+                                let frame = TracedFrame {
+                                    from: asked.from,
+                                    queue: asked.queue,
+                                    source: asked.source.unwrap_or_default(),
+                                    destination: asked.to,
+                                    vlan: asked.vlan,
+                                    protocol: asked.protocol,
+                                    size: asked.size.unwrap_or(60),
+                                    gso: asked.gso,
+                                    csum: asked.csum,
+                                };
+                                let (steps, delivered, dropped) = (Vec::new(), Vec::new(), Vec::new());
+                                let (verdict, remedy) = ("Delivered to nobody.".to_owned(), String::new());
+                                Answer::Trace(Box::new(Trace {
+                                    frame,
+                                    steps,
+                                    delivered,
+                                    dropped,
+                                    verdict,
+                                    remedy,
+                                }))
+                            }
                             Request::Why { port, peer } => {
                                 Answer::Why(Diagnosis { port, peer, seconds: 10.0, ..Diagnosis::default() })
                             }
@@ -1125,6 +1149,8 @@ mod tests {
             text,
             "PORT  RX PACKETS/S  WORKER\nvm0           0.50       -\nvm1           0.50       -\n"
         );
+        let underscored = ctl(&["show", "--columns", "port,rx_pps,worker", "--window", "10"]).unwrap();
+        assert_eq!(underscored, text);
         let text = ctl(&["show", "--columns", "port", "--watch", "1", "--count", "2"]).unwrap();
         assert_eq!(text, "PORT\nvm0\nvm1\n\nPORT\nvm0\nvm1\n\n");
         let text = ctl(&["show", "--json", "--watch", "--count", "1"]).unwrap();
@@ -1212,6 +1238,24 @@ mod tests {
         let json: serde_json::Value = serde_json::from_str(&ctl(&["why", "vm0", "--json"]).unwrap()).unwrap();
         assert_eq!((&json["port"], &json["findings"]), (&"vm0".into(), &serde_json::json!([])));
         assert!(Program::try_parse_from(["ctl", "why"]).is_err());
+    }
+
+    #[test]
+    fn trace_asks_for_what_was_said_and_prints_text_or_json() {
+        let text = ctl(&["trace", "vm0/52:54:00:00:00:01", "vm1", "tcp4", "--vlan", "10", "--gso", "1448"]);
+        let first = "an imaginary frame from vm0 (queue 0): 52:54:00:00:00:01 to vm1, with a tag of VLAN 10, tcp4, 60 bytes, to be cut every 1448 bytes\n";
+        assert_eq!(text.unwrap(), format!("{first}\nDelivered to nobody.\n"));
+        let json = ctl(&["trace", "vm0", "broadcast", "--json", "--size", "99"]).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!((&json["frame"]["protocol"], &json["frame"]["size"]), (&"raw".into(), &99.into()));
+        for wrong in [
+            &["vm0"][..],
+            &["vm0/52:54:00:00:00:zz", "vm1"],
+            &["vm0", "vm1", "tcp"],
+            &["vm0", "vm1", "tcp4", "--gso", "0"],
+        ] {
+            assert!(Program::try_parse_from([&["ctl", "trace"], wrong].concat()).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

@@ -147,12 +147,13 @@ fn all_names() -> String {
 }
 
 impl Column {
-    /// Finds the column of this name.
+    /// Finds the column of this name, in which underscores are taken for hyphens: counters have them in the same answer.
     ///
     /// # Errors
     /// There is none; the message lists the columns.
     pub fn of(name: &str) -> Result<Column, ColumnError> {
-        let found = COLUMNS.iter().find(|column| column.name == name);
+        let hyphened = name.replace('_', "-");
+        let found = COLUMNS.iter().find(|column| column.name == hyphened);
         found.copied().ok_or_else(|| ColumnError { name: name.to_owned() })
     }
 }

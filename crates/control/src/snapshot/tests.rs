@@ -287,6 +287,7 @@ vm0       0       0           7             3      -  200/256
     assert_eq!(all.lines().count(), 2, "a row for each pair, as one of the columns is the pair");
     let names: std::collections::BTreeSet<_> = COLUMNS.iter().map(|column| column.name).collect();
     assert_eq!(names.len(), COLUMNS.len());
+    assert_eq!(Column::of("rx_pps").unwrap().name, "rx-pps", "counters have underscores");
     assert!(
         Column::of("moon").unwrap_err().to_string().contains("the columns are: port, queue, worker, kind")
     );
