@@ -258,7 +258,7 @@ pub fn run(args: &CaptureArgs) -> Result<(), CaptureError> {
 /// # Errors
 /// See [`CaptureError`].
 pub fn to_memory(
-    path: &std::path::Path,
+    path: &Path,
     port: &str,
     time: Duration,
     most: usize,
@@ -272,7 +272,7 @@ pub fn to_memory(
         filter: Default::default(),
         buffer_kib: 0,
     };
-    let mut capture = Capture::begin(path, request, "")?;
+    let mut capture = Capture::begin(path.to_owned(), request, "")?;
     capture.begin_file();
     let due = Instant::now() + time;
     let mut switch_ended = false;
@@ -511,7 +511,7 @@ impl Capture {
 
     /// Waits for so long for the end of the switch.
     fn switch_ended(&self, time: Duration) -> io::Result<bool> {
-        let mut fds = [PollFd::new(&self.pipe, PollFlags::empty())];
+        let mut fds = [PollFd::new(&self.source.pipe, PollFlags::empty())];
         let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
         match poll(&mut fds, Some(&time)) {
             Ok(_) => Ok(fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)),
