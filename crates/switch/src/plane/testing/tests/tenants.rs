@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ringferry_packet::checksum;
 use ringferry_packet::testing::Packet;
-use ringferry_packet::vnet::Header;
+use ringferry_packet::vnet::{Header, Offloads};
 
 use crate::config::SwitchConfig;
 use crate::fdb::PortId;
@@ -71,6 +71,26 @@ fn l_tagged_frames_are_finished_for_who_cannot_find_their_checksum() {
         }
     }
     assert_eq!(ports.drops(), BTreeMap::new());
+}
+
+/// The receiver was asked when the frame was handed off, and has negotiated anew since.
+#[test]
+fn l_a_frame_on_its_way_to_another_worker_is_finished_for_what_its_receiver_takes_by_then() {
+    let mut bed = Bed::new(&SwitchConfig::default(), 2);
+    let (_, sender) = bed.add(&HeapPort::default());
+    let (id, receiver) = bed.add(&HeapPort { first: 1, ..HeapPort::default() });
+    let packet = Packet { macs: [[0xff; 6], OWN], ..Packet::plain(false, true, vec![3; 3000]) };
+    let (header, bytes) = packet.sent(1000);
+    sender.send(0, HeapFrame::new(header, bytes));
+    bed.round(0);
+    assert_eq!(bed.under_way(0, 1), 1);
+    bed.set_offloads(id, Offloads::empty());
+    bed.run();
+    let received = receiver.received(0);
+    assert_eq!(received.len(), 3);
+    for frame in &received {
+        assert!(frame.header == Header::NONE && checksum::verify(&frame.bytes).is_ok());
+    }
 }
 
 fn frame(destination: [u8; 6], source: [u8; 6], behind: &[u8]) -> Vec<u8> {
