@@ -26,6 +26,7 @@
 //! | [`rules_kernel`] | rules of taps, and of guests, whose kernel has other ideas |
 //! | [`sandbox`] | what the switch gives up, what it still does, and its helper |
 //! | [`straight`] | large frames of a tap, which the kernel writes to where they are read |
+//! | [`trace`] | what would become of a frame, and what becomes of one |
 //! | [`why`] | what `ringferry ctl why` says of ports that carry nothing, and of loads |
 //! | [`top`] | the screens of `ringferry top` on a terminal, and how it leaves that behind |
 //! | [`page`] | what a browser gets, and who gets nothing |
@@ -60,6 +61,7 @@ mod rules_kernel;
 mod sandbox;
 mod straight;
 mod top;
+mod trace;
 mod why;
 mod workers;
 mod xen;
