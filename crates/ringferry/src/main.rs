@@ -74,8 +74,7 @@ enum Command {
     Lab(lab::LabArgs),
     /// Generates traffic and verifies every byte of it.
     Traffic(traffic::Args),
-    /// Writes manual pages and completions of the shells, for packages.
-    #[command(hide = true)]
+    /// Writes the manual pages and the completions of the shells.
     Manuals(manuals::ManualsArgs),
     /// Becomes `run`, for `keep`.
     #[command(hide = true, disable_help_flag = true)]

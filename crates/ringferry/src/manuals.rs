@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Command, CommandFactory};
+use clap::{Arg, ArgAction, Args, Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
@@ -111,7 +111,9 @@ fn render(man: &Man, command: &Command, section: &'static str, page: &mut Vec<u8
     // Words are not broken: people search for them.
     page.extend_from_slice(b".nh\n.ad l\n");
     man.render_name_section(page)?;
-    man.render_synopsis_section(page)?;
+    let mut roff = Roff::new();
+    roff.control("SH", ["SYNOPSIS"]).text(synopsis(command));
+    roff.to_writer(page)?;
     man.render_description_section(page)?;
     man.render_options_section(page)?;
     let mut roff = Roff::new();
@@ -136,6 +138,51 @@ fn render(man: &Man, command: &Command, section: &'static str, page: &mut Vec<u8
     }
     see_also(&others, &mut roff);
     roff.to_writer(page)
+}
+
+/// How a command is called, with the names of the values that its options take.
+fn synopsis(command: &Command) -> Vec<Inline> {
+    let mut line = vec![bold(command.get_bin_name().unwrap_or_else(|| command.get_name()))];
+    let shown =
+        |arg: &&Arg| !arg.is_hide_set() && !matches!(arg.get_action(), ArgAction::Help | ArgAction::Version);
+    let (options, positionals): (Vec<_>, Vec<_>) =
+        command.get_arguments().filter(shown).partition(|arg| !arg.is_positional());
+    for arg in options.into_iter().chain(positionals) {
+        let (open, close) = if arg.is_required_set() { (" ", "") } else { (" [", "]") };
+        line.push(roman(open));
+        let name = match (arg.get_long(), arg.get_short()) {
+            (Some(long), _) => Some(format!("--{long}")),
+            (None, Some(short)) => Some(format!("-{short}")),
+            (None, None) => None,
+        };
+        let takes_values = arg.get_action().takes_values();
+        let may_lack_value = arg.get_num_args().is_some_and(|number| number.min_values() == 0);
+        let names = arg.get_value_names().unwrap_or_default();
+        let values = names.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        match name {
+            Some(name) => {
+                line.push(bold(name));
+                match (takes_values, may_lack_value, arg.is_require_equals_set()) {
+                    (false, ..) => {}
+                    (true, true, true) => line.extend([roman("[="), italic(values), roman("]")]),
+                    (true, true, false) => line.extend([roman(" ["), italic(values), roman("]")]),
+                    (true, false, _) => line.extend([roman(" "), italic(values)]),
+                }
+            }
+            None => line.push(italic(values)),
+        }
+        let is_list = matches!(arg.get_action(), ArgAction::Append | ArgAction::Count)
+            || arg.get_num_args().is_some_and(|number| number.max_values() > names.len().max(1));
+        if is_list {
+            line.push(roman("..."));
+        }
+        line.push(roman(close));
+    }
+    if command.has_subcommands() {
+        let (open, close) = if command.is_subcommand_required_set() { (" ", "") } else { (" [", "]") };
+        line.extend([roman(open), italic("COMMAND"), roman(close)]);
+    }
+    line
 }
 
 /// The name of a command's page, which is its whole name with dashes.
@@ -294,7 +341,7 @@ mod tests {
             let word = name.split('-').nth(1).unwrap_or_default();
             let section = if FOR_USERS.contains(&word) { 1 } else { 8 };
             let page = file(&format!("man/man{section}/{name}.{section}"));
-            for option in command.get_arguments().filter_map(clap::Arg::get_long) {
+            for option in command.get_arguments().filter_map(Arg::get_long) {
                 let escaped = option.replace('-', "\\-");
                 assert!(page.contains(&format!("\\-\\-{escaped}")), "{name}: no --{option} in {page}");
             }
@@ -307,6 +354,33 @@ mod tests {
             seen += 1;
         });
         assert!(seen > 25, "{seen}");
+    }
+
+    #[test]
+    fn the_synopsis_has_the_names_of_values() {
+        let synopsis = |name: &str| {
+            let page = file(&format!("man/man8/{name}.8"));
+            let line = page.lines().skip_while(|line| *line != ".SH SYNOPSIS").nth(1).unwrap_or_default();
+            ["\\fB", "\\fI", "\\fR", "\\"]
+                .iter()
+                .fold(line.to_owned(), |line, markup| line.replace(markup, ""))
+        };
+        let show = synopsis("ringferry-ctl-show");
+        assert!(show.starts_with("ringferry ctl show ") && show.ends_with(" [PORT]"), "{show}");
+        for option in [
+            "[--json]",
+            "[--columns NAMES...]",
+            "[--window SECONDS]",
+            "[--watch [SECONDS]]",
+            "[--control PATH]",
+        ] {
+            assert!(show.contains(&format!(" {option}")), "{option} in {show}");
+        }
+        let remove = synopsis("ringferry-ctl-remove");
+        assert!(remove.contains(" [--drain[=SECONDS]]"), "{remove}");
+        let set = synopsis("ringferry-ctl-set");
+        assert!(set.ends_with(" PORT KEY=VALUE..."), "{set}");
+        assert!(synopsis("ringferry-ctl").ends_with(" COMMAND"), "{}", synopsis("ringferry-ctl"));
     }
 
     #[test]
@@ -344,10 +418,10 @@ mod tests {
             "fish/vendor_completions.d/ringferry.fish",
         ] {
             let script = file(script);
-            for command in ["traffic", "capture", "mirror", "--ready-fd"] {
+            for command in ["traffic", "capture", "mirror", "manuals", "--ready-fd"] {
                 assert!(script.contains(command.trim_start_matches("--")), "{command}");
             }
-            assert!(!script.contains("privileged-helper") && !script.contains("manuals"), "{script}");
+            assert!(!script.contains("privileged-helper") && !script.contains("kept"), "{script}");
         }
     }
 
