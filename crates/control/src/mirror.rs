@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::capture::Direction;
+use crate::snapshot::PortState;
 use crate::text::Table;
 
 /// A mirror: the answer to `ringferry ctl mirror` has all of them.
@@ -20,6 +21,9 @@ pub struct Mirror {
     pub copied: u64,
     /// Frames that were not, as that would have held up the port.
     pub lost: u64,
+    /// The state of the port that gets the copies, if it takes none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to_state: Option<PortState>,
 }
 
 /// All mirrors of a switch.
@@ -36,7 +40,7 @@ impl Mirrors {
             return "no port is mirrored\n".to_owned();
         }
         let mut table = Table::new(&["<FROM", "<TO", "<DIRECTION", ">VLAN", ">COPIED", ">LOST"]);
-        for Mirror { from, to, direction, vlan, copied, lost } in &self.mirrors {
+        for Mirror { from, to, direction, vlan, copied, lost, .. } in &self.mirrors {
             let direction = match direction {
                 None => "both",
                 Some(Direction::In) => "in",
@@ -47,7 +51,16 @@ impl Mirrors {
                 [from.clone(), to.clone(), direction.to_owned(), vlan, copied.to_string(), lost.to_string()];
             table.row(row);
         }
-        table.to_string()
+        let mut text = table.to_string();
+        for Mirror { from, to, to_state, .. } in &self.mirrors {
+            if let Some(state) = to_state {
+                let state = state.name();
+                text += &format!(
+                    "{to} is {state}: the copies of what passes {from} are dropped there (link-down)\n"
+                );
+            }
+        }
+        text
     }
 }
 
@@ -105,12 +118,15 @@ mod tests {
             vlan,
             copied: 12,
             lost: 0,
+            to_state: vlan.map(|_| PortState::Listening),
         };
         let mirrors = vec![mirror(None, None), mirror(Some(Direction::In), Some(10))];
         let text = Mirrors { mirrors }.to_text();
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[1], ["vm0", "probe", "both", "any", "12", "0"]);
         assert_eq!(lines[2], ["vm0", "probe", "in", "10", "12", "0"]);
+        let said = "probe is listening: the copies of what passes vm0 are dropped there (link-down)";
+        assert_eq!(text.lines().skip(3).collect::<Vec<_>>(), [said]);
         let link = LinkChange { port: "vm0".into(), up: false, told: true };
         assert_eq!(link.to_text(), "vm0 is down: no packet passes it; its guest was told\n");
         assert_eq!(FdbFlush { forgotten: 1 }.to_text(), "1 address forgotten\n");

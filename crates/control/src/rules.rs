@@ -51,6 +51,8 @@ pub enum Holds {
     AtOnce,
     /// A front end is connected that has agreed on the value before, and keeps that until it disconnects.
     NextConnection,
+    /// Nothing is there to be set back: the interface keeps the value that it has, until it is made anew.
+    Kept,
 }
 
 impl SettingChange {
@@ -63,6 +65,7 @@ impl SettingChange {
         };
         let when = match holds {
             Holds::AtOnce => "holds now",
+            Holds::Kept => "the interface keeps the value that it has, until it is made anew",
             Holds::NextConnection => {
                 "holds with the next connection; the front end that is connected keeps what it has agreed on"
             }

@@ -314,7 +314,7 @@ fn answer() -> impl Strategy<Value = Answer> {
                 }
             },
         );
-    let holds = prop::sample::select(vec![Holds::AtOnce, Holds::NextConnection]);
+    let holds = prop::sample::select(vec![Holds::AtOnce, Holds::NextConnection, Holds::Kept]);
     let setting = (text(), option::of(any::<u16>()), holds).prop_map(|(key, value, holds)| SettingChange {
         key,
         value: value.map(Into::into),

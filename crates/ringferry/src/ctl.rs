@@ -1046,7 +1046,8 @@ mod tests {
                             }
                             Request::AddMirror { from, to, direction, vlan } => {
                                 let (copied, lost) = (0, 0);
-                                let mirror = Mirror { from, to, direction, vlan, copied, lost };
+                                let mirror =
+                                    Mirror { from, to, direction, vlan, copied, lost, to_state: None };
                                 Answer::Mirrors(Mirrors { mirrors: vec![mirror] })
                             }
                             Request::RemoveMirror { from, to } => {

@@ -149,6 +149,7 @@ impl Mirrors {
             vlan: running.vlan,
             copied: running.counts.copied.load(Ordering::Relaxed),
             lost: running.counts.lost.load(Ordering::Relaxed),
+            to_state: None,
         };
         Listed { mirrors: self.running.iter().map(mirror).collect() }
     }

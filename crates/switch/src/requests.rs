@@ -18,7 +18,7 @@ use ringferry_virtio_net::queue_index;
 
 use crate::captures::Captures;
 use crate::channels;
-use crate::config::{self, Config, Edit, Effect, PortConfig};
+use crate::config::{self, Config, Edit, Effect, PortConfig, PortKind};
 use crate::counters::{PAIR_COUNTERS, PAIR_NAMES};
 use crate::drains::Drains;
 use crate::explain::explain;
@@ -155,14 +155,14 @@ impl Requests<'_> {
             Request::Link { port, up } => {
                 self.links.set(port, *up, self.ports, self.workers).map(Answer::LinkChanged)
             }
-            Request::Mirrors => Ok(Answer::Mirrors(self.mirrors.list())),
+            Request::Mirrors => Ok(Answer::Mirrors(self.all_mirrors())),
             Request::AddMirror { from, to, direction, vlan } => {
                 self.mirrors.add((from, to), *direction, *vlan, self.ports, self.workers)?;
-                Ok(Answer::Mirrors(self.mirrors.list()))
+                Ok(Answer::Mirrors(self.all_mirrors()))
             }
             Request::RemoveMirror { from, to } => {
                 self.mirrors.remove(from, to, self.workers)?;
-                Ok(Answer::Mirrors(self.mirrors.list()))
+                Ok(Answer::Mirrors(self.all_mirrors()))
             }
             Request::FlushFdb { port, vlan, mac } => {
                 self.flush(port.as_deref(), *vlan, mac.as_deref()).map(Answer::FdbFlushed)
@@ -191,6 +191,23 @@ impl Requests<'_> {
                 self.change(port, &edit, *runtime)
             }
         }
+    }
+
+    /// Returns all mirrors, with the states of ports that take no copies.
+    fn all_mirrors(&self) -> ringferry_control::mirror::Mirrors {
+        let mut all = self.mirrors.list();
+        let ports = self.ports.snapshots();
+        for mirror in &mut all.mirrors {
+            let state = ports.iter().find(|port| port.name == mirror.to).map(|port| port.state);
+            mirror.to_state = match state {
+                _ if self.links.is_down(&mirror.to) => Some(PortState::AdminDown),
+                Some(PortState::Up) => None,
+                Some(state) => Some(state),
+                // Its guest of Xen has gone.
+                None => Some(PortState::Down),
+            };
+        }
+        all
     }
 
     /// Finds out what would become of a frame, in a switch of this state.
@@ -333,6 +350,10 @@ impl Requests<'_> {
             key: key.to_owned(),
             holds: match port.effect(key) {
                 Some(Effect::NextConnection) if is_connected => Holds::NextConnection,
+                // There is no MTU that would be the interface's own.
+                _ if key == "mtu" && written.is_none() && matches!(port.kind, PortKind::Tap(_)) => {
+                    Holds::Kept
+                }
                 _ => Holds::AtOnce,
             },
             value: written.map(value),

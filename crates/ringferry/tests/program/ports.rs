@@ -518,6 +518,13 @@ fn an_uplink_survives_everything_in_the_namespace() {
     // The MTU of a tap holds at once, and is no matter of trust.
     assert!(place.ctl(&["set", "rf0", "mtu=1350"]).contains("  mtu=1350: holds now\nkept: in "));
     assert_eq!(netif::mtu("rf0").unwrap(), 1350);
+    let unset = place.ctl(&["unset", "rf0", "mtu"]);
+    assert!(
+        unset
+            .contains("  mtu is not set: the interface keeps the value that it has, until it is made anew\n"),
+        "{unset}"
+    );
+    assert_eq!(netif::mtu("rf0").unwrap(), 1350);
     if may("sandbox", is_root()) {
         let words = refused(&place, &["set", "rf0", "bridge=br1"]);
         assert!(words.contains("only as its configuration file has them"), "{words}");

@@ -688,7 +688,7 @@ fn the_worst_is_said_first_and_what_was_long_ago_last() {
 fn a_mirror_is_said_at_both_ends() {
     let mut scene = Scene::new(NO_RULES);
     let (from, to) = ("vm1".to_owned(), "vm3".to_owned());
-    scene.mirrors.push(Mirror { from, to, direction: None, vlan: None, copied: 7, lost: 2 });
+    scene.mirrors.push(Mirror { from, to, direction: None, vlan: None, copied: 7, lost: 2, to_state: None });
     check(
         &scene.why("vm1", None),
         "mirrored",
