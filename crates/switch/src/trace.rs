@@ -99,7 +99,7 @@ pub(crate) fn trace(known: &Known<'_>, request: &TraceRequest) -> Result<Trace, 
         said.end(from, &entry);
     }
     let Words { steps, delivered, dropped, .. } = said;
-    let (verdict, remedy) = verdict(&delivered, &dropped);
+    let (verdict, remedy) = verdict(&delivered, &dropped, to.map(|port| &*port.name));
     Ok(Trace { frame: traced, steps, delivered, dropped, verdict, remedy })
 }
 
@@ -545,8 +545,8 @@ impl Words<'_> {
     }
 }
 
-/// What becomes of a frame in a sentence, and what to do about what is lost.
-fn verdict(delivered: &[TraceDelivery], dropped: &[TraceDrop]) -> (String, String) {
+/// What becomes of a frame in a sentence, and what to do about what is lost, or does not come to the port that it was `meant` for.
+fn verdict(delivered: &[TraceDelivery], dropped: &[TraceDrop], meant: Option<&str>) -> (String, String) {
     let mut text = String::new();
     let to = |delivery: &TraceDelivery| match delivery.packets {
         1 => delivery.port.clone(),
@@ -567,6 +567,13 @@ fn verdict(delivered: &[TraceDelivery], dropped: &[TraceDrop]) -> (String, Strin
     }
     if text.is_empty() {
         text = "Delivered to nobody.".to_owned();
+    }
+    if let Some(meant) = meant
+        && dropped.is_empty()
+        && delivered.iter().all(|delivery| delivery.port != meant)
+    {
+        let _ = write!(text, " {meant} does not get it.");
+        return (text, format!("The steps above say why; `ringferry ctl rules {meant}` has its rules."));
     }
     let mut remedies: Vec<&str> = Vec::new();
     for reason in dropped.iter().filter_map(|drop| DropReason::from_name(&drop.reason)) {

@@ -67,6 +67,13 @@ fn an_imaginary_frame_ends_where_a_real_one_does() {
     );
     assert_eq!(counted(), before, "an imaginary frame leaves nothing");
 
+    // Where the frame is flooded past the port that was named.
+    switch.set("c", &["vlan=20"]);
+    let past = trace(&place, &["a", "c"]);
+    assert_eq!(past.verdict, "Delivered to b. c does not get it.", "{}", past.to_text());
+    assert!(past.remedy.contains("`ringferry ctl rules c`"), "{}", past.remedy);
+    place.ctl(&["unset", "c", "vlan"]);
+
     // Rules, each with the step that says so, and what becomes of a real frame then.
     switch.set("b", &["vlan=10"]);
     switch.set("a", &[&format!("allowed_macs={}", mac(1))]);
