@@ -119,15 +119,17 @@ fn a_guest_that_arrives_is_announced_if_its_address_is_known() {
             "old",
             &format!("mac,mac={own}"),
             &format!("rule,allowed_macs={own}"),
+            "later",
             "none",
         ]);
+        switch.set("later", &[&format!("mac={own}")]);
         let mut a = switch.plug("a", 1, Options::default());
         let without = Features::RING_PACKED.difference(ring);
         let options = Options { features: Features::DEVICE - without, ..Options::default() };
         let mut b = switch.plug("old", 2, options);
         acquaint(&mut [&mut a, &mut b]);
         converse(&mut a, &mut b, 0, 10);
-        for (port, known) in [("mac", true), ("rule", true), ("none", false)] {
+        for (port, known) in [("mac", true), ("rule", true), ("later", true), ("none", false)] {
             b.move_to(switch.connect(port));
             switch.until_state(port, PortState::Up);
             if known {

@@ -33,7 +33,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::allowance::{self, Allowance};
-use super::device::{PortDevice, features, stations};
+use super::device::{PortDevice, features};
 use super::queues::{NewCalls, VhostQueues};
 use crate::config::{AccessConfig, DEFAULT_MTU, PortConfig, PortKind, VhostUserConfig, VhostUserEndpoint};
 use crate::counters::PortTotals;
@@ -244,7 +244,7 @@ impl VhostPort {
         let SessionSettings { offer, mac, mtu_limit, queue_limit } = SessionSettings::of(port, config);
         let device = PortDevice {
             mac,
-            stations: stations(mac, &port.rules),
+            rules: port.rules.clone(),
             mtu_limit,
             mtu: mtu_limit.unwrap_or(DEFAULT_MTU),
             queue_limit,
@@ -709,7 +709,7 @@ impl PortControl for VhostPort {
 
     fn set_rules(&mut self, rules: &Rules, workers: &Workers) {
         workers.set_rules(self.device.id, rules);
-        self.device.stations = stations(self.device.mac, rules);
+        self.device.rules = rules.clone();
     }
 
     fn set_link(&mut self, _: crate::fdb::PortId, up: bool) -> bool {

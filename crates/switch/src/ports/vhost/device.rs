@@ -59,8 +59,8 @@ pub(super) struct PortDevice {
     pub(super) refused: BTreeMap<u16, String>,
     /// Rings that [were asked](PortDevice::begin_to_stop) to stop.
     pub(super) stopping: Option<Stopping<AnyQueues>>,
-    /// The addresses that are known to be the guest's; see [`stations`].
-    pub(super) stations: Vec<Mac>,
+    /// The port's rules, by which more of the guest's addresses may be known; see [`stations`].
+    pub(super) rules: Rules,
     /// Time of the last announcement.
     pub(super) announced: Option<Instant>,
     pub(super) limit: LogLimit,
@@ -97,7 +97,7 @@ impl PortDevice {
             queue_limit: None,
             bases: Vec::new(),
             refused: BTreeMap::new(),
-            stations: Vec::new(),
+            rules: Rules::default(),
             stopping: None,
             announced: None,
             limit,
@@ -224,7 +224,7 @@ impl Device for PortDevice {
         // A guest that was migrated or restored to this port does not know that, and would be looked for elsewhere until it speaks. Not every front end has it
         // speak (feature GUEST_ANNOUNCE), or asks for this (SEND_RARP).
         if resumed {
-            self.announce_stations(&self.stations.clone());
+            self.announce_stations(&stations(self.mac, &self.rules));
         }
     }
 
@@ -337,7 +337,7 @@ impl Device for PortDevice {
 /// [`STATIONS`].
 ///
 /// What was learned from an earlier session is not among them: that guest may live on elsewhere, and must not lose its frames to this port.
-pub(super) fn stations(mac: Option<Mac>, rules: &Rules) -> Vec<Mac> {
+fn stations(mac: Option<Mac>, rules: &Rules) -> Vec<Mac> {
     let untagged = rules.vlans.untagged();
     let statics = rules.static_macs.iter().filter(|(_, vid)| Some(*vid) == untagged).map(|(mac, _)| *mac);
     // Of several addresses that a port may use, some may be in use elsewhere.
