@@ -377,7 +377,8 @@ fn memory_that_is_not_shared_or_cannot_be_mapped_is_refused_and_logged() {
     assert_eq!((a.receive_plain().len(), b.receive_plain().len()), (60, 60));
     converse(&mut a, &mut b, 1, 20);
     switch.process.until_logged("message refused");
-    switch.process.until_logged("share=on");
+    switch.process.until_logged("sealed against writing");
+    switch.process.until_logged("readonly=on");
     // With several guests, each line says which of them it is about.
     let log = switch.process.log();
     let refusals: Vec<&String> = log.iter().filter(|line| line.contains("refused")).collect();
