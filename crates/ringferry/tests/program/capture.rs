@@ -62,7 +62,9 @@ fn stop(mut process: Process) -> serde_json::Value {
 /// Waits until a frame is in a file.
 #[track_caller]
 fn until_written(file: &Path, frame: &[u8]) {
-    let has = || std::fs::read(file).unwrap().windows(frame.len()).any(|window| window == frame);
+    // The client makes the file after the switch has said that a capture begins.
+    let bytes = || std::fs::read(file).unwrap_or_default();
+    let has = || bytes().windows(frame.len()).any(|window| window == frame);
     eventually("the frame is written", || has().then_some(()));
 }
 
