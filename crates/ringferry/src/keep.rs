@@ -5,14 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-use ringferry_sys::inherited;
 use ringferry_sys::process::{Spawn, spawn};
 use ringferry_sys::rlimit;
 use ringferry_sys::signal::{Signal, Signals};
@@ -21,6 +19,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, kill_process, pidfd_open};
 
+use crate::ready::{Ready, ReadyError};
 use crate::run::{OPEN_FILES, ORPHANED};
 
 /// Most descriptors that are kept.
@@ -147,7 +146,7 @@ enum End {
 
 /// Takes `--ready-fd` out of the arguments of a switch, which is for the first one only and is answered here. Its number is one of those under which the next
 /// one inherits what was kept, and so are those of ports that are given as descriptors.
-fn sort_out(arguments: &[OsString]) -> Result<(Vec<OsString>, Option<OwnedFd>), Error> {
+fn sort_out(arguments: &[OsString]) -> Result<(Vec<OsString>, Option<Ready>), Error> {
     let (mut rest, mut ready) = (Vec::new(), None);
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
@@ -165,7 +164,7 @@ fn sort_out(arguments: &[OsString]) -> Result<(Vec<OsString>, Option<OwnedFd>), 
         };
         let number = number.and_then(|number| number.parse().ok()).filter(|number| *number >= FIRST);
         let number = number.ok_or_else(|| Error::Numbered("--ready-fd".to_owned()))?;
-        ready = Some(inherited::take(number)?);
+        ready = Some(Ready::take(number).map_err(|ReadyError(_, error)| error)?);
     }
     Ok((rest, ready))
 }
@@ -189,7 +188,7 @@ struct Keeper {
     /// So many at most.
     most: usize,
     /// Where it is said, once, that the switch is ready.
-    ready: Option<OwnedFd>,
+    ready: Option<Ready>,
     /// The switch that was started last has said that it is ready.
     was_ready: bool,
     stopping: bool,
@@ -292,8 +291,7 @@ impl Keeper {
             let is_ready = value("READY") == Some("1");
             self.was_ready |= is_ready;
             if is_ready && let Some(ready) = self.ready.take() {
-                // Whoever asked may have gone.
-                let _ = File::from(ready).write_all(b"READY\n");
+                ready.say();
             }
             let _ = self.above.say(&said.lines.join("\n"));
         }

@@ -14,6 +14,7 @@ mod manuals;
 mod metrics;
 mod netfront;
 mod page;
+mod ready;
 mod run;
 mod run_args;
 mod sandbox;

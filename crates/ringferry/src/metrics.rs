@@ -20,6 +20,7 @@ use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::signal::{Signal, Signals};
 
 use crate::http::{self, Asker, Begun, Endpoint, Response, ServeError, Server, Service, Socket};
+use crate::ready::{Ready, ReadyError};
 
 /// Shown below the options by `ringferry metrics --help`.
 const EXAMPLES: &str = "\
@@ -76,8 +77,8 @@ pub enum Error {
     #[error("the control socket is no switch's")]
     NoSwitch,
     /// The descriptor of --ready-fd is none.
-    #[error("--ready-fd {0}: {1}: pass the number of an open pipe or socket")]
-    ReadyFd(i32, io::Error),
+    #[error(transparent)]
+    Ready(#[from] ReadyError),
     /// The system has no descriptors or threads left.
     #[error(transparent)]
     Os(#[from] io::Error),
@@ -95,7 +96,7 @@ pub fn run(args: &MetricsArgs) -> Result<(), Error> {
         let _ = io::stdout().write_all(of_switch(&snapshot, &queues, Format::Text).as_bytes());
         return Ok(());
     }
-    let ready = http::ready(args.ready_fd).map_err(|(fd, error)| Error::ReadyFd(fd, error))?;
+    let ready = args.ready_fd.map(Ready::take).transpose()?;
     let signals = Signals::new(&[Signal::TERM, Signal::INT])?;
     let beside = [Endpoint::Unix(control.with_file_name("metrics.sock"))];
     let endpoints = if args.listen.is_empty() { &beside[..] } else { &args.listen };
@@ -105,7 +106,9 @@ pub fn run(args: &MetricsArgs) -> Result<(), Error> {
     for endpoint in endpoints {
         server.listen(Socket::bind(endpoint, args.public)?, "metrics are served")?;
     }
-    http::say_ready(ready);
+    if let Some(ready) = ready {
+        ready.say();
+    }
     Ok(server.serve(&signals)?)
 }
 

@@ -1,17 +1,17 @@
 //! `ringferry run`: the switch.
 
 use std::io::{self, Write};
-use std::os::fd::{OwnedFd, RawFd};
 use std::path::Path;
 
 use ringferry_control as control;
 use ringferry_switch::config::{Config, ConfigError};
 use ringferry_switch::privileged::Privileges;
 use ringferry_switch::{Ended, Manager, OpenSwitch, Passed, RunError, StartError, SuccessionError, Switch};
+use ringferry_sys::rlimit;
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::systemd::{self, Notifier};
-use ringferry_sys::{inherited, rlimit};
 
+use crate::ready::{Ready, ReadyError};
 use crate::run_args::{OnOff, RunArgs};
 use crate::{log, sandbox};
 
@@ -55,8 +55,8 @@ pub enum Error {
          mend that (the helper is this program once more, and finds it at /proc/self/exe), or give --sandbox off to go on without a sandbox"
     )]
     NoSandbox(io::Error),
-    #[error("--ready-fd {0}: {1}: pass the number of an open pipe or socket")]
-    ReadyFd(RawFd, io::Error),
+    #[error(transparent)]
+    Ready(#[from] ReadyError),
     /// The system has no descriptors left.
     #[error("cannot start: {0}")]
     Os(#[from] io::Error),
@@ -97,7 +97,7 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
         return Err(Error::NothingToReplace);
     }
     let mut passed = Passed::new(systemd::listen_fds());
-    let ready = args.ready_fd.map(take_ready_fd).transpose()?;
+    let ready = args.ready_fd.map(Ready::take).transpose()?;
     // Whoever follows a process that was killed does as that did, whatever has become of the file.
     let config = match passed.config() {
         Some(config) => config,
@@ -120,19 +120,6 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     log::in_background(limited)?;
     tracing::info!(ports, control = %path.display(), "the switch is up");
     process.serve(switch, ready)
-}
-
-/// Takes the descriptor of `--ready-fd`.
-fn take_ready_fd(fd: RawFd) -> Result<OwnedFd, Error> {
-    inherited::take(fd).map_err(|error| Error::ReadyFd(fd, error))
-}
-
-/// Answers `--ready-fd`, if it was given.
-fn say_ready(ready: Option<OwnedFd>) {
-    if let Some(ready) = ready {
-        // Whoever asked may have gone; that is their business.
-        let _ = std::fs::File::from(ready).write_all(b"READY\n");
-    }
 }
 
 /// What becomes of a switch whose helper cannot be started, so that it can have no sandbox.
@@ -187,9 +174,11 @@ impl Process {
     }
 
     /// Says that the switch is ready, and runs it.
-    fn serve(mut self, mut switch: Switch, ready: Option<OwnedFd>) -> Result<(), Error> {
+    fn serve(mut self, mut switch: Switch, ready: Option<Ready>) -> Result<(), Error> {
         let _ = self.manager.ready();
-        say_ready(ready);
+        if let Some(ready) = ready {
+            ready.say();
+        }
         switch.set_manager(Manager::new(self.manager, systemd::watchdog_interval()));
         let ended = switch.run(&self.signals)?;
         if let Ended::Replaced(_) | Ended::Orphaned = ended {

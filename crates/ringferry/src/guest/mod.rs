@@ -36,16 +36,17 @@ use ringferry_control::{Answer, ControlServer, Request};
 use ringferry_nic::rx::RxConfig;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::netif;
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::socket::{BindError, Listener, Stream};
 use ringferry_sys::tap::TapError;
-use ringferry_sys::{inherited, netif};
 use ringferry_vhost_user::message::ProtocolFeatures;
 use ringferry_vhost_user::{Connection, FrontendError, Wanted, connect_device_until};
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{ArenaError, PairConfig, PairError};
 
 use crate::backoff::Backoff;
+use crate::ready::{Ready, ReadyError};
 pub use args::GuestArgs;
 use args::{Mode, required, wanted};
 use aside::{Aside, Job};
@@ -159,7 +160,7 @@ struct Program<'a> {
     signals: Signals,
     control: Option<ControlServer>,
     started: Instant,
-    ready: Option<std::fs::File>,
+    ready: Option<Ready>,
     /// Pairs to use of those that there are: as many as were last asked for.
     combined: u16,
     /// By pair; of those that the last back end lacked, too.
@@ -220,10 +221,8 @@ struct Summary<'a> {
 /// says so and tries again, and later each time that nothing comes of it. One that lacks VERSION_1, or the ring that was asked
 /// for, will never do, and ends it, if it is the first: later the tap has addresses and routes that would go with it.
 pub fn run(args: &GuestArgs) -> Result<(), GuestError> {
-    let ready = match args.ready_fd {
-        Some(fd) => Some(inherited::take(fd).map_err(|error| GuestError::ReadyFd(fd, error))?.into()),
-        None => None,
-    };
+    let ready = args.ready_fd.map(Ready::take).transpose();
+    let ready = ready.map_err(|ReadyError(fd, error)| GuestError::ReadyFd(fd, error))?;
     let signals = Signals::new(&[Signal::TERM, Signal::INT])?;
     let taps = Taps::open(args)?;
     let control = args.control.as_ref().map(|path| ControlServer::bind(path, CONTROL_MODE)).transpose()?;
@@ -528,9 +527,8 @@ impl Program<'_> {
             "the link is up"
         );
         self.was_up = true;
-        if let Some(mut ready) = self.ready.take() {
-            // Whoever asked may have gone; that is their business.
-            let _ = ready.write_all(b"READY\n");
+        if let Some(ready) = self.ready.take() {
+            ready.say();
             let _ = ringferry_sys::systemd::ready();
         }
         connection.frontend().set_deadline(None);

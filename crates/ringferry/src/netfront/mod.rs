@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Offloads;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
+use ringferry_sys::netif;
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::tap::{Tap, TapConfig, TapError};
-use ringferry_sys::{inherited, netif};
 use ringferry_xen::domain::{DomId, Domain};
 use ringferry_xen::provider::{OpenError, Provider};
 use ringferry_xen::store::Client;
@@ -28,6 +28,7 @@ use ringferry_xen_net::xenbus::frontend_driver::FrontError;
 use ringferry_xen_net::xenbus::{FrontConfig, FrontEvent, FrontendDriver, Session};
 
 use crate::backoff::Backoff;
+use crate::ready::{Ready, ReadyError};
 use crate::tap::{self, parse_address};
 use bridge::{Bridge, Counts, Turn};
 
@@ -185,7 +186,7 @@ struct Program<'a> {
     tap: Tap,
     signals: Signals,
     front: FrontendDriver,
-    ready: Option<std::fs::File>,
+    ready: Option<Ready>,
     session: Option<Session>,
     bridge: Bridge,
     connections: u64,
@@ -237,10 +238,8 @@ fn bounded<E>(mut step: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
 /// See [`NetfrontError`]. A back end that is not there, goes away or breaks a ring is no error: the program waits for the next,
 /// or begins anew, later each time.
 pub fn run(args: &NetfrontArgs) -> Result<(), NetfrontError> {
-    let ready = match args.ready_fd {
-        Some(fd) => Some(inherited::take(fd).map_err(|error| NetfrontError::ReadyFd(fd, error))?.into()),
-        None => None,
-    };
+    let ready = args.ready_fd.map(Ready::take).transpose();
+    let ready = ready.map_err(|ReadyError(fd, error)| NetfrontError::ReadyFd(fd, error))?;
     let signals = Signals::new(&[Signal::TERM, Signal::INT])?;
     let (domain, store) = connect(args)?;
     let accepts = if args.no_offloads { Accepts { sg: true, ..Accepts::default() } } else { Accepts::ALL };
@@ -454,9 +453,8 @@ impl Program<'_> {
         self.granted = (self.front.granted(), self.front.static_grants());
         tracing::info!(queues = session.pairs.len(), granted = self.granted.0, "the link is up");
         self.session = Some(session);
-        if let Some(mut ready) = self.ready.take() {
-            // Whoever asked may have gone; that is their business.
-            let _ = ready.write_all(b"READY\n");
+        if let Some(ready) = self.ready.take() {
+            ready.say();
             let _ = ringferry_sys::systemd::ready();
         }
         Ok(())

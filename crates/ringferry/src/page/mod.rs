@@ -24,6 +24,7 @@ use ringferry_sys::signal::{Signal, Signals};
 use serde::Serialize;
 
 use crate::http::{self, Asker, Begun, Endpoint, Response, ServeError, Server, Service, Socket};
+use crate::ready::{Ready, ReadyError};
 
 /// The files of the page: path, type, content.
 const FILES: [(&str, &str, &str); 3] = [
@@ -91,8 +92,8 @@ pub enum Error {
     #[error(transparent)]
     Serve(#[from] ServeError),
     /// The descriptor of --ready-fd is none.
-    #[error("--ready-fd {0}: {1}: pass the number of an open pipe or socket")]
-    ReadyFd(i32, io::Error),
+    #[error(transparent)]
+    Ready(#[from] ReadyError),
     /// The system has no descriptors or threads left.
     #[error(transparent)]
     Os(#[from] io::Error),
@@ -104,7 +105,7 @@ pub enum Error {
 /// See [`enum@Error`].
 pub fn run(args: &PageArgs) -> Result<(), Error> {
     let control = args.control.clone().unwrap_or_else(control::default_path);
-    let ready = http::ready(args.ready_fd).map_err(|(fd, error)| Error::ReadyFd(fd, error))?;
+    let ready = args.ready_fd.map(Ready::take).transpose()?;
     let signals = Signals::new(&[Signal::TERM, Signal::INT])?;
     let mut server = Server::new(Page::start(control, args.captures)?)?;
     for endpoint in &args.listen {
@@ -115,7 +116,9 @@ pub fn run(args: &PageArgs) -> Result<(), Error> {
         };
         server.listen(socket, &what)?;
     }
-    http::say_ready(ready);
+    if let Some(ready) = ready {
+        ready.say();
+    }
     Ok(server.serve(&signals)?)
 }
 

@@ -10,7 +10,8 @@ use ringferry_switch::Successor;
 use ringferry_sys::process::{Spawn, spawn};
 use ringferry_sys::signal::Signal;
 
-use super::{Error, NoHelper, Process, say_ready, take_ready_fd};
+use super::{Error, NoHelper, Process};
+use crate::ready::Ready;
 use crate::run_args::RunArgs;
 use crate::{log, sandbox};
 
@@ -26,12 +27,14 @@ pub(super) fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     if args.background {
         return in_background();
     }
-    let ready = args.ready_fd.map(take_ready_fd).transpose()?;
+    let ready = args.ready_fd.map(Ready::take).transpose()?;
     let successor = Successor::connect(&control)?;
     if args.if_changed && successor.is_of_this_program() {
         successor.decline();
         tracing::info!("the switch that runs is of this very program, and goes on");
-        say_ready(ready);
+        if let Some(ready) = ready {
+            ready.say();
+        }
         return Ok(());
     }
     if let Some(file) = &args.file {
