@@ -337,10 +337,11 @@ impl Fdb {
 
     /// Does the same as [`learn`](Self::learn) with an address that was [hashed](Self::hash).
     #[inline]
-    pub fn learn_hashed(&mut self, Hashed { key, hash }: Hashed, port: PortId, now: u32) -> Learned {
-        if is_no_station(key) {
+    pub fn learn_hashed(&mut self, address: Hashed, port: PortId, now: u32) -> Learned {
+        if !address.mac().is_station() {
             return Learned::Known;
         }
+        let Hashed { key, hash } = address;
         let pair = self.buckets_of(hash);
         for bucket in pair {
             if let Some(way) = self.buckets[bucket].find(key) {
@@ -366,7 +367,7 @@ impl Fdb {
     /// Returns what [`learn`](Self::learn) would return now, and learns nothing. An address that is only due to be announced again counts as
     /// [`Learned::Known`].
     pub fn would_learn(&self, vid: Vid, mac: Mac, port: PortId, now: u32) -> Learned {
-        if mac.is_multicast() || mac == Mac::default() {
+        if !mac.is_station() {
             return Learned::Known;
         }
         let key = key(vid, mac);
@@ -424,7 +425,7 @@ impl Fdb {
     #[inline]
     pub fn hash(&self, vid: Vid, mac: Mac) -> Hashed {
         let key = key(vid, mac);
-        Hashed { key, hash: mix(mix(key ^ self.seed[0]) ^ self.seed[1]) }
+        Hashed { key, hash: self.hash_of(key) }
     }
 
     /// Has the processor fetch the bucket that [`learn`](Self::learn) and [`lookup`](Self::lookup) of this
@@ -557,6 +558,11 @@ impl Fdb {
         items.filter(|item| item.age <= self.max_age)
     }
 
+    #[inline]
+    fn hash_of(&self, key: u64) -> u64 {
+        mix(mix(key ^ self.seed[0]) ^ self.seed[1])
+    }
+
     /// The two buckets that a key with this hash can be in (possibly the same).
     #[inline]
     fn buckets_of(&self, hash: u64) -> [usize; 2] {
@@ -566,7 +572,7 @@ impl Fdb {
 
     /// The two buckets `key` can be in.
     fn pair(&self, key: u64) -> [usize; 2] {
-        self.buckets_of(mix(mix(key ^ self.seed[0]) ^ self.seed[1]))
+        self.buckets_of(self.hash_of(key))
     }
 
     /// Returns bucket and slot of `key`, however old the address is.
@@ -636,7 +642,7 @@ impl Fdb {
 
     /// Makes `mac` a static address of `port` and returns whether there is a place for it.
     fn fix(&mut self, mac: Mac, vid: Vid, port: u16) -> bool {
-        if mac.is_multicast() || mac == Mac::default() {
+        if !mac.is_station() {
             return false;
         }
         let key = key(vid, mac);
@@ -805,14 +811,6 @@ fn age(slot: &Slot, now: u32) -> u32 {
 fn key(vid: Vid, mac: Mac) -> u64 {
     let [a, b, c, d, e, f] = mac.0;
     u64::from_be_bytes([0, 0, a, b, c, d, e, f]) | u64::from(vid & 0xfff) << 48 | USED
-}
-
-/// Returns true if the address of a key belongs to no station: a group address, or zero.
-#[inline]
-fn is_no_station(key: u64) -> bool {
-    const ADDRESS: u64 = (1 << 48) - 1;
-    const GROUP: u64 = 1 << 40;
-    key & GROUP != 0 || key & ADDRESS == 0
 }
 
 fn vid(key: u64) -> Vid {

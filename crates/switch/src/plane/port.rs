@@ -75,7 +75,7 @@ enum Receiver {
     Local(Offloads),
 }
 
-/// What becomes of a frame at a port's egress limit.
+/// The verdict of a port's egress limit on a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shaping {
     /// It is delivered at once.
@@ -406,10 +406,11 @@ impl<P: Queues> Port<P> {
     /// Returns how many of these frames, from the first on, the receiver takes as they are.
     #[inline]
     fn count_accepted(&self, burst: &Burst<'_>, picks: &[u32]) -> usize {
-        let (offloads, mut known) = (self.offloads(), (0, GSO_NONE));
+        let offloads = self.offloads();
         if offloads.contains(burst.needs()) {
             return picks.len();
         }
+        let mut known = (0, GSO_NONE);
         let accepted = picks.iter().take_while(|index| {
             let header = &burst.frames()[**index as usize].header;
             let kind = (header.flags, header.gso_type);
