@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, ExitStatus};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ringferry_sys::process::{Spawn, spawn};
 use rustix::fs::{Mode, OFlags};
@@ -65,7 +65,8 @@ impl Terminal {
 
     /// The screen, a line for each row.
     pub fn screen(&self) -> String {
-        self.emulator.lock().unwrap().screen().contents()
+        // An emulator that panicked is told by its own thread; this is also asked while a test fails.
+        self.emulator.lock().unwrap_or_else(PoisonError::into_inner).screen().contents()
     }
 
     /// Everything that the program has written so far.
@@ -88,7 +89,9 @@ impl Terminal {
 
     /// Changes the size of the terminal, and tells the program.
     pub fn resize(&mut self, columns: u16, rows: u16) {
-        self.emulator.lock().unwrap().screen_mut().set_size(rows, columns);
+        // The emulator panics where a line is wrapped in a screen of one row (the program may still write for the size before), or a wide
+        // character comes where there is one column.
+        self.emulator.lock().unwrap().screen_mut().set_size(rows.max(2), columns.max(2));
         tcsetwinsize(&self.line, size(columns, rows)).unwrap();
         self.signal(Signal::WINCH);
     }
