@@ -70,7 +70,7 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         peer: Option<String>,
     },
-    /// What would become of a frame. Only a switch knows.
+    /// Asks for the way of an imaginary frame through the switch. Only a switch knows.
     Trace(TraceRequest),
     /// Capture packets. Only a switch can; descriptors come with the answer.
     Capture(CaptureRequest),

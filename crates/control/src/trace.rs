@@ -1,4 +1,4 @@
-//! What would become of a frame: the answer to `ringferry ctl trace`.
+//! The walk of an imaginary frame through the switch: the answer to `ringferry ctl trace`.
 
 use std::fmt::Write as _;
 use std::str::FromStr;
@@ -14,12 +14,12 @@ pub struct TraceRequest {
     /// Its source address; one that is known behind that port, if none is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// Where it would go: a port, an address, or `broadcast`.
+    /// Its destination: a port, an address, or `broadcast`.
     pub to: String,
     /// The VLAN of its tag, as the port sends it; it has none, if none is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vlan: Option<u16>,
-    /// What it carries.
+    /// Its protocol.
     #[serde(default)]
     pub protocol: TraceProtocol,
     /// Its length in bytes, from the Ethernet header on.
@@ -45,7 +45,7 @@ pub struct TraceRequest {
 /// Makes [`TraceProtocol`] from one table: what it is, variant, name.
 macro_rules! protocols {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
-        /// What an imaginary frame carries.
+        /// The protocol of an imaginary frame.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         pub enum TraceProtocol {
             $($(#[doc = $doc])+ #[serde(rename = $name)] $variant,)+
@@ -99,20 +99,20 @@ impl FromStr for TraceProtocol {
     }
 }
 
-/// What would become of a frame, step by step.
+/// The walk of a frame, step by step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trace {
     /// The frame.
     pub frame: TracedFrame,
-    /// What would happen to it, in order.
+    /// The steps of its walk, in order.
     pub steps: Vec<TraceStep>,
     /// The ports that would get it.
     pub delivered: Vec<TraceDelivery>,
-    /// Where it, or packets of it, would be dropped.
+    /// The places where it, or packets of it, would be dropped.
     pub dropped: Vec<TraceDrop>,
-    /// What would become of it, in a sentence.
+    /// The end of the walk in a sentence.
     pub verdict: String,
-    /// What to do, if anything is lost; empty otherwise.
+    /// The remedy, if anything is lost; empty otherwise.
     pub remedy: String,
 }
 
@@ -130,7 +130,7 @@ pub struct TracedFrame {
     /// The VLAN of its tag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vlan: Option<u16>,
-    /// What it carries.
+    /// Its protocol.
     pub protocol: TraceProtocol,
     /// Bytes, from the Ethernet header on.
     pub size: u32,
@@ -141,7 +141,7 @@ pub struct TracedFrame {
     pub csum: bool,
 }
 
-/// What a [`TraceStep`] does to a frame.
+/// The effect of a [`TraceStep`] on a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TraceVerdict {
@@ -177,12 +177,12 @@ pub struct TraceStep {
     pub port: String,
     /// A stable name of the step, in kebab case.
     pub step: String,
-    /// What it does to the frame.
+    /// The effect of the step on the frame.
     pub verdict: TraceVerdict,
     /// The reason, by its stable name, if it drops the frame or keeps it from a port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What happens, in words.
+    /// A description for people.
     pub text: String,
 }
 
@@ -202,14 +202,14 @@ pub struct TraceDelivery {
     pub waits: bool,
 }
 
-/// Where packets would be dropped.
+/// A place where packets would be dropped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceDrop {
     /// The port at which it would be counted.
     pub port: String,
     /// The reason, by its stable name.
     pub reason: String,
-    /// How many packets.
+    /// The number of packets.
     pub packets: u64,
 }
 

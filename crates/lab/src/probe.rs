@@ -26,7 +26,7 @@ const AGREE: f64 = 1.15;
 /// The share of a block's processor time that may have been stolen.
 const STOLEN: f64 = 0.01;
 
-/// How far apart the two processors were: the class of a cache line's round trip.
+/// The distance of the two processors: the class of a cache line's round trip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Distance {
@@ -185,7 +185,7 @@ fn ping_pong([here, there]: [usize; 2]) -> Option<f64> {
     })
 }
 
-/// Why a block does not count. What was measured in it is never among the reasons.
+/// The reason for which a block does not count. Its values are never one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rejection {
     /// Its probes did not agree: a processor was moved.
@@ -194,7 +194,7 @@ pub enum Rejection {
     Stolen,
 }
 
-/// What is known of the machine during one block: begun before the first sample, probed after each.
+/// The state of the machine during one block: begun before the first sample, probed after each.
 pub struct Vigil {
     begin: Instant,
     stolen: f64,

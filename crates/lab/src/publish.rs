@@ -18,7 +18,7 @@ use crate::results::Results;
 use crate::session::{self, LabError, Request};
 use crate::stop::Stop;
 
-/// Which experiments to run, for how long, and where the pages go.
+/// The experiments to run, the time for them, and the folder for the pages.
 #[derive(Clone, Debug, Default)]
 pub struct Publication {
     pub folder: PathBuf,

@@ -33,7 +33,7 @@ const GIVE_UP: usize = 2;
 /// Rows that are compared with one baseline in one block. More would make the block longer than a machine stays as it is.
 const COMPARED: usize = 3;
 
-/// How often a block is measured until it counts.
+/// The most attempts at a block until it counts.
 const ATTEMPTS: usize = 3;
 
 /// The schedule of a session.
@@ -80,7 +80,7 @@ impl Rejected {
     }
 }
 
-/// What a schedule leaves behind.
+/// The values and blocks that a schedule leaves behind.
 #[derive(Debug, Default)]
 pub struct Measured {
     pub rows: Vec<RowResult>,

@@ -63,7 +63,7 @@ pub struct Burst<'m> {
     pieces: Vec<ReadSlice<'m>>,
     /// Sum of the lengths of the frames that were added, in bytes.
     bytes: u64,
-    /// What the headers of the frames that were added ask for together.
+    /// The offloads that the headers of the frames that were added ask for together.
     needs: Offloads,
 }
 
@@ -105,7 +105,7 @@ impl<'m> Burst<'m> {
         self.bytes
     }
 
-    /// Returns what the headers of all frames [ask for](Header::needs) together, or more: a receiver that has these offloads takes every frame
+    /// Returns the offloads that the headers of all frames [ask for](Header::needs) together, or more: a receiver that has these offloads takes every frame
     /// of the burst as it is.
     #[inline]
     pub fn needs(&self) -> Offloads {

@@ -28,7 +28,7 @@ use frame::Spec;
 /// Receivers of a flood of which each step is said. Of the others only what keeps the frame from them is.
 const FEW: usize = 8;
 
-/// What is known of the switch, and who can be asked.
+/// The state of the switch that a walk is told by, and the workers that it asks.
 pub(crate) struct Known<'s> {
     /// Its state, with addresses.
     pub(crate) snapshot: &'s Snapshot,
@@ -179,7 +179,7 @@ fn address_v6(guard: Option<&Guard>, host: u16) -> Ipv6Addr {
     allowed.unwrap_or_else(|| Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, host))
 }
 
-/// What is said of a frame.
+/// The words for the walk of a frame, as they are found.
 struct Words<'k> {
     known: &'k Known<'k>,
     steps: Vec<TraceStep>,
@@ -545,7 +545,7 @@ impl Words<'_> {
     }
 }
 
-/// What becomes of a frame in a sentence, and what to do about what is lost, or does not come to the port that it was `meant` for.
+/// Returns the end of a walk in a sentence, and the remedy for what is lost, or does not come to the port that it was `meant` for.
 fn verdict(delivered: &[TraceDelivery], dropped: &[TraceDrop], meant: Option<&str>) -> (String, String) {
     let mut text = String::new();
     let to = |delivery: &TraceDelivery| match delivery.packets {

@@ -28,7 +28,7 @@ const STRATUM: usize = 3;
 /// The signed-rank test is exact up to so many blocks, and normally distributed above.
 const EXACT: usize = 60;
 
-/// What both sides measured in one block.
+/// The values of both sides in one block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pair {
     pub distance: Distance,
@@ -141,7 +141,7 @@ impl Paired {
         Some(Self { scale, effect: bootstrap(&strata, confidence)?.on(scale), distances })
     }
 
-    /// What is proven at the level of the intervals.
+    /// The verdict at the level of the intervals.
     pub fn verdict(&self, better: Better, confidence: Confidence) -> Verdict {
         if self.effect.blocks < fewest(confidence) {
             return Verdict::TooFewRuns;

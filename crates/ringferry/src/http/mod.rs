@@ -9,9 +9,7 @@ mod request;
 mod socket;
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Write};
-use std::os::fd::OwnedFd;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,10 +27,10 @@ pub use socket::{Endpoint, ServeError, Socket};
 
 /// Most connections at a time. Each has up to [`request::MAX_REQUEST`] bytes of memory and a share in one of the answers.
 const MAX_CONNECTIONS: usize = 256;
-/// How long a connection may take, from its beginning to the last byte of its answer.
+/// The longest time that a connection may take, from its beginning to the last byte of its answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is served.
+/// A source of answers.
 pub trait Service {
     /// An answer that has to be waited for. Dropped if its client has gone.
     type Pending;
@@ -47,7 +45,7 @@ pub trait Service {
     fn bell(&self) -> &EventFd;
 }
 
-/// What becomes of a request.
+/// The outcome of a request.
 pub enum Begun<P> {
     Answered(Response),
     /// It is waited for, so much longer than others may take. If that is longer, it ends as soon as its client has closed its half of the connection; others may do that and read on.
@@ -83,7 +81,7 @@ impl Response {
     }
 }
 
-/// What a connection is about to do. Each goes through the states in this order, and ends.
+/// The state of a connection. Each goes through the states in this order, and ends.
 enum State<P> {
     /// The request has come as far as this.
     Reading(Vec<u8>),
@@ -100,7 +98,7 @@ struct Connection<P> {
     due: Instant,
 }
 
-/// How a step of a connection went.
+/// The outcome of a step of a connection.
 enum Step {
     /// It waits to be readable, writable, or for the service.
     Waits(Interest),
@@ -182,22 +180,6 @@ fn answer<P>(response: Response, is_head: bool) -> State<P> {
     );
     let body = if is_head { [].into() } else { body };
     State::Writing { head, body, sent: 0, _kept: kept }
-}
-
-/// Takes the descriptor of `--ready-fd`.
-///
-/// # Errors
-/// It is none; the number comes with the error.
-pub fn ready(number: Option<i32>) -> Result<Option<OwnedFd>, (i32, io::Error)> {
-    number.map(|fd| ringferry_sys::inherited::take(fd).map_err(|error| (fd, error))).transpose()
-}
-
-/// Says there that all sockets listen.
-pub fn say_ready(ready: Option<OwnedFd>) {
-    if let Some(ready) = ready {
-        // Who waits for it may have gone.
-        let _ = File::from(ready).write_all(b"READY\n");
-    }
 }
 
 /// Epoll tokens: of signals, of the service's bell; sockets that listen count from [`FIRST_SOCKET`], and connections from [`FIRST_CONNECTION`].

@@ -45,7 +45,7 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// What there is of a request.
+/// The part of a request that has come.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Parsed {
     /// Its head has not come to its end.

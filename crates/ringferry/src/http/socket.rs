@@ -1,4 +1,4 @@
-//! Where a server listens: Unix sockets, and addresses, of loopback unless others are allowed.
+//! The sockets at which a server listens: Unix sockets, and addresses, of loopback unless others are allowed.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,7 +12,7 @@ use ringferry_sys::socket::{BindError, Listener, SocketAccess};
 /// Permissions of a Unix socket: who may read what is served need not be who may change the switch.
 const MODE: u32 = 0o660;
 
-/// Where to listen.
+/// A place to listen at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     Unix(PathBuf),
@@ -32,7 +32,7 @@ impl FromStr for Endpoint {
     }
 }
 
-/// Why nothing is served.
+/// The reason for which nothing is served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// A Unix socket cannot be had.
@@ -81,7 +81,7 @@ impl Socket {
         }
     }
 
-    /// Where it listens, with the port that the kernel has chosen for port 0.
+    /// Returns where it listens, with the port that the kernel has chosen for port 0.
     pub fn name(&self) -> io::Result<String> {
         match self {
             Socket::Unix(file, _) => {

@@ -1,4 +1,4 @@
-//! What sparklines are drawn from: the rates of each port at every screen so far, up to [`LONGEST`] of them.
+//! The figures that sparklines are drawn from: the rates of each port at every screen so far, up to [`LONGEST`] of them.
 
 use std::collections::{HashMap, VecDeque};
 

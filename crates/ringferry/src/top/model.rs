@@ -1,4 +1,4 @@
-//! What `top` shows and how it is being looked at: the last snapshot, which view of it, in what order, and where the reader is in it.
+//! The state of `top`: the last snapshot, which view of it, in what order, and where the reader is in it.
 //!
 //! It knows neither terminal nor clock nor socket: snapshots and keys come in ([`Model::update`], [`Model::press`]), and a view is drawn from it (view.rs).
 
@@ -90,7 +90,7 @@ impl Sort {
     }
 }
 
-/// How a snapshot is looked at; what the command line says, and keys change.
+/// The way in which a snapshot is looked at: the command line says it, and keys change it.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub view: View,
@@ -126,7 +126,7 @@ pub enum Row {
     Address(usize),
 }
 
-/// What is to be done after a key.
+/// The action that follows a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     Nothing,
@@ -155,7 +155,7 @@ pub struct Model {
     /// The port at the cursor, which it stays with when the order changes.
     selected: Option<String>,
     snapshot: Snapshot,
-    /// Why there is no newer snapshot.
+    /// The reason for which there is no newer snapshot.
     trouble: Option<String>,
     /// Why the port whose page is open is slow, or why that is not known.
     why: Option<Result<Diagnosis, String>>,

@@ -1,4 +1,4 @@
-//! What deciding on frames does beside deciding: counting, learning, taking tokens, capturing.
+//! The side effects of deciding on frames: counting, learning, taking tokens, capturing.
 //!
 //! [`Forwarder::decide`](super::Forwarder) is compiled for two sets of [`Effects`]: [`Acting`], for frames, and
 //! [`Asking`](super::walk::Asking), for an imaginary one, of which nothing may remain. So both come to the same decision by the same code.

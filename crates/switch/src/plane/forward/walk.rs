@@ -1,4 +1,4 @@
-//! What would become of an imaginary frame: `ringferry ctl trace`.
+//! The walk of an imaginary frame through the engine, for `ringferry ctl trace`.
 //!
 //! **Life cycle.** The control plane thinks up a frame and asks the worker of the queue that it would come from ([`Forwarder::walk_in`]); that worker
 //! decides on it as on any other and says where it would go. For each port among those the same worker is asked what would happen there
@@ -49,7 +49,7 @@ pub(crate) struct Imaginary {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Where a frame goes.
+/// The kind of destination that a frame has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// To the one port behind which its destination is.
@@ -60,18 +60,18 @@ pub(crate) enum Target {
     Unknown,
 }
 
-/// What would become of a frame where it comes in.
+/// The fate of a frame at the port where it comes in.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     /// There is such a port in the worker.
     pub(crate) exists: bool,
-    /// How long it would wait in the port's ring first, in microseconds, for the port's `rate_in`.
+    /// Its wait in the port's ring for the port's `rate_in`, in microseconds.
     pub(crate) wait: Option<u64>,
     /// The VLAN that it would belong to.
     pub(crate) tagged: Option<Tagged>,
     /// Its source addresses would be checked.
     pub(crate) is_guarded: bool,
-    /// What would be learned of its source, and where that was known to be.
+    /// The verdict of the forwarding database on its source, and the port that its source was known to be behind.
     pub(crate) learned: Option<Learned>,
     pub(crate) known_at: Option<PortId>,
     /// Storm control would be asked.
@@ -79,13 +79,13 @@ pub(crate) struct Entry {
     pub(crate) target: Option<Target>,
     /// The ports to which it would go.
     pub(crate) outputs: Vec<PortId>,
-    /// Why it would be dropped here.
+    /// The reason for which it would be dropped here.
     pub(crate) dropped: Option<DropReason>,
     /// The captures and mirrors that would see it come in, or be dropped here.
     pub(crate) seen: Vec<CaptureId>,
 }
 
-/// Why a frame cannot go on as it is to a receiver.
+/// The work that has to be done on a frame in software, as its receiver does not take it as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Software {
     /// Its checksum would be computed.
@@ -94,18 +94,18 @@ pub(crate) enum Software {
     Segments(usize),
 }
 
-/// What would become of a frame at a port by which it may leave.
+/// The fate of a frame at a port by which it may leave.
 #[derive(Clone, Debug)]
 pub(crate) struct Exit {
     pub(crate) port: PortId,
-    /// What would be done to its tag; or why it would not leave there.
+    /// The change to its tag, or the reason for which it would not leave there.
     pub(crate) way: Result<Retag, DropReason>,
-    /// How long it would wait for the port's `rate_out`, in microseconds.
+    /// Its wait for the port's `rate_out`, in microseconds.
     pub(crate) wait: Option<u64>,
     /// Offloads that the receiver takes.
     pub(crate) accepts: Offloads,
     pub(crate) software: Option<Software>,
-    /// Where it would be queued: the queue, and the worker that has it, if each queue has one.
+    /// The queue that it would be put to, and the worker that has that queue, if each queue has one.
     pub(crate) queue: Option<u16>,
     pub(crate) owner: Option<Owner>,
     pub(crate) mtu: Option<u16>,

@@ -212,7 +212,7 @@ pub(crate) struct Worker<P: Queues> {
     seconds: u32,
     /// Nothing is taken from any queue, as another process is to go on with them.
     paused: bool,
-    /// How many of all workers are paused.
+    /// The number of workers of the switch that are paused.
     standing: Arc<Standing>,
     /// The others that are paused are waited for no more.
     impatient: bool,

@@ -45,7 +45,7 @@ pub(crate) struct VhostState {
     /// The end of that, in nanoseconds of the system's monotonic clock: it does not move while the state lies somewhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     quarantine_until: Option<u64>,
-    /// What the session was begun with, if the configuration has something else for the next one.
+    /// The settings that the session was begun with, if the configuration has others for the next one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     agreed: Option<Agreed>,
 }
@@ -242,7 +242,7 @@ mod tests {
     use crate::ports::queues::Workers;
     use crate::ports::table::PortTable;
 
-    /// What is stored of a port when it is put there may be read much later, by the process that follows one that was killed.
+    /// The state of a port may be read long after it was stored, by the process that follows one that was killed.
     #[test]
     fn a_quarantine_ends_when_it_was_to_however_long_its_state_lies_somewhere() {
         let dir = tempfile::tempdir().unwrap();
