@@ -48,7 +48,7 @@ pub enum ControlError {
         reason: String,
     },
     /// The switch answered with an error.
-    #[error("ringferry refuses: {0}")]
+    #[error("the switch refuses: {0}")]
     Refused(String),
     /// Anything else.
     #[error("control socket {path:?}: {source}")]

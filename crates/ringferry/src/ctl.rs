@@ -1141,7 +1141,7 @@ mod tests {
         let text = ctl(&["show", "vm1"]).unwrap();
         assert!(text.starts_with("vm1: rf0\n") && text.contains("rx_packets      7"), "{text}");
         let error = ctl(&["show", "vm9"]).unwrap_err().to_string();
-        assert_eq!(error, "ringferry refuses: there is no port \"vm9\"; the ports are: vm0, vm1");
+        assert_eq!(error, "the switch refuses: there is no port \"vm9\"; the ports are: vm0, vm1");
         let json: serde_json::Value =
             serde_json::from_str(&ctl(&["show", "vm1", "--json"]).unwrap()).unwrap();
         assert_eq!((json["ports"].as_array().unwrap().len(), &json["ports"][0]["name"]), (1, &"vm1".into()));
@@ -1212,7 +1212,7 @@ mod tests {
             serde_json::from_str(&ctl(&["channels", "eth0", "combined", "3", "--json"]).unwrap()).unwrap();
         assert_eq!(json["combined"], 3);
         let error = ctl(&["channels", "eth0", "combined", "0"]).unwrap_err();
-        assert_eq!(error.to_string(), "ringferry refuses: 0 is too few");
+        assert_eq!(error.to_string(), "the switch refuses: 0 is too few");
         for wrong in [&["channels"][..], &["channels", "eth0", "combined"], &["channels", "eth0", "rx", "2"]]
         {
             assert!(Program::try_parse_from([&["ctl"], wrong].concat()).is_err(), "{wrong:?}");
@@ -1228,7 +1228,7 @@ mod tests {
             ctl(&["assign", "eth0", "1", "2"]).unwrap().contains("WORKER\n    1  disabled  any       2\n")
         );
         let error = ctl(&["assign", "eth0", "1", "9"]).unwrap_err();
-        assert_eq!(error.to_string(), "ringferry refuses: there is no worker 9");
+        assert_eq!(error.to_string(), "the switch refuses: there is no worker 9");
         assert!(Program::try_parse_from(["ctl", "assign", "eth0", "1"]).is_err());
     }
 
@@ -1305,7 +1305,7 @@ mod tests {
         assert_eq!(text, "vm2 added\nnot kept when the switch ends: in rf.toml\n");
         assert_eq!(ctl(&["remove", "vm9", "--if-exists"]).unwrap(), "vm9: there is no such port\n");
         let error = ctl(&["remove", "vm9"]).unwrap_err();
-        assert_eq!(error.to_string(), "ringferry refuses: there is no port \"vm9\"");
+        assert_eq!(error.to_string(), "the switch refuses: there is no port \"vm9\"");
         let json: serde_json::Value =
             serde_json::from_str(&ctl(&["add", "tap:vm2", "--json"]).unwrap()).unwrap();
         assert_eq!((&json["port"], &json["done"]), (&"vm2".into(), &"added".into()));
@@ -1360,7 +1360,7 @@ mod tests {
         let text = ctl(&["fdb", "add", "52:54:00:00:00:01", "vm0", "--vlan", "10", "--runtime"]).unwrap();
         assert_eq!(text, "rules of vm0:\n  52:54:00:00:00:01=10\nnot kept when the switch ends: so\n");
         let error = ctl(&["fdb", "del", "52:54:00:00:00:01"]).unwrap_err();
-        assert_eq!(error.to_string(), "ringferry refuses: 52:54:00:00:00:01 is no static address");
+        assert_eq!(error.to_string(), "the switch refuses: 52:54:00:00:00:01 is no static address");
         assert_eq!(ctl(&["link", "vm0", "up"]).unwrap(), "vm0 is up; its guest was told\n");
         let text = ctl(&["link", "vm0", "down"]).unwrap();
         assert!(text.starts_with("vm0 is down: no packet passes it; its guest was not told"), "{text}");

@@ -352,6 +352,7 @@ impl Words<'_> {
             _ => {
                 let all = entry.outputs.len();
                 let text = match (entry.target, entry.outputs.first()) {
+                    (_, None) => format!("It would be flooded in VLAN {vid}."),
                     (Some(Target::Port), Some(port)) => {
                         format!("Its destination is known behind {} in VLAN {vid}.", self.known.name(*port))
                     }

@@ -63,7 +63,7 @@ sd_reloads() {
     cp "$file" "$RUN/good.toml"
     echo 'kind = "submarine"' >>"$file"
     ! sd systemctl reload ringferry || fail "a reload with a mistake in the file succeeds"
-    check "the mistake is in the status" sd sh -c 'systemctl status ringferry | grep "ringferry refuses: .*ringferry.toml:"'
+    check "the mistake is in the status" sd sh -c 'systemctl status ringferry | grep "the switch refuses: .*ringferry.toml:"'
     cat "$RUN/good.toml" >"$file"
     [ "$(sd_property ringferry ActiveState) $(sd_property ringferry MainPID)" = "active $process" ] || fail "the service did not survive the mistake"
     traffic_join reload

@@ -81,7 +81,7 @@ fn call_gets_answers_and_errors() {
     let answer = fixture.serve_while(|path| call(path, &Request::Show));
     assert_eq!(answer.unwrap(), Answer::Show(Box::new(snapshot())));
     let error = fixture.serve_while(|path| call(path, &Request::Dump)).unwrap_err();
-    assert_eq!(error.to_string(), "ringferry refuses: line one\nline two");
+    assert_eq!(error.to_string(), "the switch refuses: line one\nline two");
     fixture.settle();
     assert!(fixture.server.clients.is_empty(), "the clients have left");
 }

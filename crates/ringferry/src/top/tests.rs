@@ -214,7 +214,7 @@ fn what_cannot_be_shown_is_said_with_what_to_do() {
     let (result, _) = top(&["vm9", "--once"]);
     assert_eq!(
         result.unwrap_err().to_string(),
-        "ringferry refuses: there is no port \"vm9\"; the ports are: vm0, vm1, uplink"
+        "the switch refuses: there is no port \"vm9\"; the ports are: vm0, vm1, uplink"
     );
     let (result, text) = top(&["vm9", "--once", "--json"]);
     assert!(result.unwrap_err().is_told());

@@ -262,7 +262,7 @@ fn two_hundred_captures_at_once_are_refused_with_a_clear_line() {
             running.push(capture);
         } else {
             assert_eq!(capture.wait().0.code(), Some(1));
-            let said = "ringferry: ringferry refuses: 16 captures run, and there may be no more at a time: end one of them first";
+            let said = "ringferry: the switch refuses: 16 captures run, and there may be no more at a time: end one of them first";
             assert_eq!(capture.log(), [said]);
         }
     }

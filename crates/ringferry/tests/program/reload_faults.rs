@@ -108,7 +108,7 @@ fn a_helper_that_is_killed_in_the_middle_leaves_each_port_as_it_was_or_as_it_is_
     let again = self::reload(&place, 1).join().unwrap();
     assert_eq!(
         again,
-        Err("ringferry refuses: the privileged helper has ended: restart the switch".to_owned())
+        Err("the switch refuses: the privileged helper has ended: restart the switch".to_owned())
     );
     assert_eq!(names(&switch), there);
     // A port can still go, and its rules can change; neither is kept.

@@ -533,7 +533,7 @@ fn who_finds_no_switch_or_one_that_breaks_off_says_so() {
         [&header, bytes].concat()
     };
     for (reply, error) in [
-        (b"{\"error\":\"not today\"}\n".to_vec(), "ringferry refuses: not today"),
+        (b"{\"error\":\"not today\"}\n".to_vec(), "the switch refuses: not today"),
         (b"{\"ok\":{\"dump\":\"\"}}\n".to_vec(), "it has not understood the question"),
         (
             [&b"{\"ok\":{\"replacing\":{\"format\":1,\"pid\":1}}}\n"[..], &[7; 32]].concat(),

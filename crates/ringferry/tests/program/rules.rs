@@ -137,7 +137,7 @@ fn edits_that_cannot_be_had_change_nothing() {
         (&["rules", "c"], "there is no port \"c\""),
     ] {
         let error = refused(&place, words);
-        assert!(error.starts_with("ringferry: ringferry refuses: ") && error.contains(part), "{error}");
+        assert!(error.starts_with("ringferry: the switch refuses: ") && error.contains(part), "{error}");
     }
     assert_eq!((rules_in_force(&switch, "b"), text(&path)), (in_force.clone(), before.clone()));
 

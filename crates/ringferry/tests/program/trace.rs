@@ -101,22 +101,22 @@ fn a_frame_that_cannot_be_traced_is_refused_in_a_line() {
     let place = Place::new();
     let switch = place.switch(&["a", "b"]);
     for (words, said) in [
-        (&["x", "b"][..], "ringferry: ringferry refuses: there is no port \"x\"; the ports are: a, b"),
+        (&["x", "b"][..], "ringferry: the switch refuses: there is no port \"x\"; the ports are: a, b"),
         (
             &["a", "x"],
-            "ringferry: ringferry refuses: \"x\" is neither a port, nor an address, nor broadcast; the ports are: a, b",
+            "ringferry: the switch refuses: \"x\" is neither a port, nor an address, nor broadcast; the ports are: a, b",
         ),
         (
             &["a", "b", "--vlan", "4095"],
-            "ringferry: ringferry refuses: 4095 is no VLAN: 0 (a tag for its priority alone) to 4094",
+            "ringferry: the switch refuses: 4095 is no VLAN: 0 (a tag for its priority alone) to 4094",
         ),
         (
             &["a", "b", "arp", "--gso", "100"],
-            "ringferry: ringferry refuses: a frame of arp has no offloads: --gso and --csum are for tcp4, tcp6, udp4 and udp6",
+            "ringferry: the switch refuses: a frame of arp has no offloads: --gso and --csum are for tcp4, tcp6, udp4 and udp6",
         ),
         (
             &["a", "b", "tcp4", "--size", "10"],
-            "ringferry: ringferry refuses: a frame of tcp4 like this has 54 to 65549 bytes, not 10",
+            "ringferry: the switch refuses: a frame of tcp4 like this has 54 to 65549 bytes, not 10",
         ),
     ] {
         assert_eq!(refused(&place, words), said);

@@ -115,6 +115,8 @@ fn ports_that_carry_nothing_say_why() {
 
     std::fs::remove_file(place.socket("d")).unwrap();
     stops("d", "out-of-service", "the socket was removed");
+    // To start a VM would not help.
+    assert!(!place.ctl(&["why", "d"]).contains("No front end is connected"));
     switch.stop();
 }
 

@@ -14,6 +14,8 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
     let is_tap = matches!(port.negotiated, Negotiated::Tap(_));
     match port.state {
         PortState::Up => {}
+        // The fault below says why nobody can connect.
+        PortState::Listening if port.fault.is_some() => {}
         PortState::Listening => stops(
             "not-connected",
             format!("No front end is connected to {name}, at {peer}."),
@@ -66,7 +68,9 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
         stops(
             "out-of-service",
             format!("{name} serves nobody, or nobody else: {fault}."),
-            "docs/operating.md has a row for each of these faults, below the table of states.",
+            &format!(
+                "Mend the cause, then `ringferry ctl remove {name}` and `ringferry ctl add` it again; docs/operating.md has a row for each fault, below the table of states."
+            ),
         );
     }
     if (known.is_drained)(name) {
