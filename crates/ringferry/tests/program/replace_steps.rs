@@ -510,7 +510,7 @@ fn a_switch_in_a_sandbox_is_not_replaced_by_one_that_can_have_none() {
         assert!(switch.process.wait().0.success());
         switch.process = new;
         eventually("it has taken over", || pid(&place).filter(|pid| *pid == switch.process.pid()));
-        assert_eq!(switch.process.logged(warning), 1, "{:#?}", switch.process.log());
+        switch.process.until_logged_times(warning, 1);
         converse(&mut a, &mut b, 0, 20);
     }
     switch.assert_no_drops();
@@ -664,7 +664,7 @@ fn programs_of_the_first_form_are_replaced_and_replace() {
             _ => {}
         });
         switch.process = new;
-        assert_eq!(switch.process.logged("has taken over"), 1, "{what}");
+        switch.process.until_logged_times("has taken over", 1);
         switch.stop();
     }
 }
