@@ -98,7 +98,7 @@ impl LinkChange {
         let state = if self.up { "up" } else { "down: no packet passes it" };
         let told = match self.told {
             true => "its guest was told",
-            false => "its guest was not told, as its front end takes no such message now",
+            false => "its guest was not told, as no front end is connected that takes such a message",
         };
         format!("{} is {state}; {told}\n", self.port)
     }

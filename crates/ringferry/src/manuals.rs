@@ -59,7 +59,7 @@ fn files() -> Vec<(PathBuf, Vec<u8>)> {
     files.push((Path::new("man/man5").join("ringferry.toml.5"), configuration().into_bytes()));
     for (shell, path) in [
         (Shell::Bash, "bash-completion/completions/ringferry"),
-        (Shell::Zsh, "zsh/vendor-completions/_ringferry"),
+        (Shell::Zsh, "zsh/site-functions/_ringferry"),
         (Shell::Fish, "fish/vendor_completions.d/ringferry.fish"),
     ] {
         let mut script = Vec::new();
@@ -414,7 +414,7 @@ mod tests {
     fn completions_know_every_command_and_no_hidden_one() {
         for script in [
             "bash-completion/completions/ringferry",
-            "zsh/vendor-completions/_ringferry",
+            "zsh/site-functions/_ringferry",
             "fish/vendor_completions.d/ringferry.fish",
         ] {
             let script = file(script);

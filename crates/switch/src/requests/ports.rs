@@ -18,6 +18,10 @@ use crate::snapshot::rules_by_key;
 /// Upper bound on the ports whose changes a reload logs one by one. What failed is logged in any case, and the whole is summed up.
 const MAX_LOGGED: usize = 30;
 
+/// What is said where nothing can be read anew.
+const NO_FILE: &str = "the switch was started without a configuration file, so there is nothing to read again: `ringferry ctl add`, `set` and `remove` change \
+                       ports; `ringferry ctl dump` prints a file to start it with the next time (`ringferry run --config FILE`)";
+
 impl Requests<'_> {
     /// Adds the port that `text` describes, and keeps it in the configuration file unless only the running switch is meant.
     pub(super) fn add(&mut self, text: &str, runtime: bool) -> Result<PortChange, String> {
@@ -110,7 +114,7 @@ impl Requests<'_> {
 
     /// Makes the switch what its configuration file says now, or says what that would take.
     pub(crate) fn reload(&mut self, dry_run: bool) -> Result<Reload, String> {
-        let file = self.config.file.as_ref().ok_or("the switch was started without a configuration file")?;
+        let file = self.config.file.as_ref().ok_or(NO_FILE)?;
         let shown = file.path.display().to_string();
         let (privileges, path, count) = (self.privileges, file.path.clone(), self.workers.count());
         let read = privileges.read(&path, count, &mut || self.serve_ports())?;
