@@ -653,7 +653,8 @@ fn replaced_with<'a>(
 #[test]
 fn programs_of_the_first_form_are_replaced_and_replace() {
     let place = Place::new();
-    for (victim, what) in [(Step::Answered(FINAL), "predecessor"), (Step::Asked(RUNNING), "successor")] {
+    // The predecessor is of that form, then the successor.
+    for victim in [Step::Answered(FINAL), Step::Asked(RUNNING)] {
         let mut switch = place.switch(&["a", "b"]);
         let (mut a, mut b) = bystanders(&switch);
         let new = replaced_with(&place, &mut switch, (&mut a, &mut b), |now, message| match now {
