@@ -17,6 +17,7 @@ use crate::text::Table;
 
 /// How many queue pairs there are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Channels {
     /// The port.
     pub port: String,
@@ -31,6 +32,7 @@ pub struct Channels {
 
 /// What decides which queue a packet takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Steering {
     /// The port.
     pub port: String,
@@ -38,6 +40,7 @@ pub struct Steering {
     pub by: String,
     /// What is hashed of a packet where a hash decides, in the words of VIRTIO 1.4, 5.1.6.4.3.
     #[serde(with = "crate::names::hash_types")]
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
     pub hash_types: HashTypes,
     /// Each queue pair that there is.
     pub queues: Vec<QueueSteering>,
@@ -48,6 +51,7 @@ pub struct Steering {
 
 /// Where a queue pair is served.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct QueueSteering {
     /// Number of the pair.
     pub queue: u16,
@@ -62,6 +66,7 @@ pub struct QueueSteering {
 
 /// What was counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Stats {
     /// The port.
     pub port: String,

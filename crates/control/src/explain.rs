@@ -9,14 +9,17 @@ use crate::names;
 
 /// Everything about one port: the answer to `ringferry ctl explain`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Explanation {
     /// The port.
     pub port: String,
     /// What it takes without software's help.
     #[serde(with = "crate::names::offloads")]
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
     pub takes: Offloads,
     /// What it may leave to others in what it sends.
     #[serde(with = "crate::names::offloads")]
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
     pub sends: Offloads,
     /// Its MTU in bytes.
     pub mtu: u16,
@@ -26,6 +29,7 @@ pub struct Explanation {
 
 /// One direction between two ports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Way {
     /// Who sends.
     pub from: String,
@@ -41,6 +45,7 @@ pub struct Way {
 
 /// One kind of traffic on its way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Traffic {
     /// Which.
     pub kind: Protocol,
@@ -56,6 +61,7 @@ pub struct Traffic {
 
 /// The kinds of traffic that are handled differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Protocol {
     /// TCP over IPv4.
     #[serde(rename = "TCP over IPv4")]
@@ -81,6 +87,7 @@ impl Protocol {
 
 /// What is done to large packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Segments {
     /// Packets of up to 64 KiB go through whole.
@@ -95,6 +102,7 @@ pub enum Segments {
 
 /// What is done about checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Checksums {
     /// The sender leaves them out and the receiver knows: nobody computes them.
@@ -109,6 +117,7 @@ pub enum Checksums {
 
 /// What work costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Cost {
     /// The one copy that there always is.

@@ -9,8 +9,9 @@ use crate::channels::{Channels, Stats, Steering};
 
 /// What `ringferry guest` tells about itself: the answer to `show` on its control socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GuestSnapshot {
-    /// [`VERSION`](crate::snapshot::VERSION) of the schema.
+    /// Version of the schemas of all that is printed as JSON, docs/json.md.
     pub version: u32,
     /// Process id.
     pub pid: u32,
@@ -24,6 +25,7 @@ pub struct GuestSnapshot {
     pub up: bool,
     /// The features agreed on.
     #[serde(with = "crate::names::virtio")]
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
     pub features: Features,
     /// Queue pairs.
     pub channels: Channels,

@@ -6,9 +6,9 @@
 //!
 //! A program that can be asked (`ringferry run`, `ringferry guest`) binds a [`ControlServer`] when it starts, serves it from its event
 //! loop, and answers each [`Request`] with a [`Response`]. A program that asks opens a connection for one question with [`call`]. What is
-//! said is a line of JSON each way ([`Request`] has the words), so that scripts and `socat` can take part. The schema of answers to
-//! [`Request::Show`] is stable within one [`snapshot::VERSION`], that is, fields are only added; requests and the other answers
-//! may change with any release.
+//! said is a line of JSON each way ([`Request`] has the words), so that scripts and `socat` can take part. The schema of answers, as `ringferry ctl --json`
+//! prints them, is stable within one [`snapshot::VERSION`], that is, fields are only added; requests may change with any release. With the feature `schema`
+//! the types of answers have a JSON schema, for the tests that keep docs/schema/ true.
 //!
 //! Every answer has a text for people (`to_text`), made of the same data. [`text`] has the one table and the one way to shorten numbers
 //! that all commands of the program use.

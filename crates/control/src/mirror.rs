@@ -8,6 +8,7 @@ use crate::text::Table;
 
 /// A mirror: the answer to `ringferry ctl mirror` has all of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Mirror {
     /// The port that is mirrored.
     pub from: String,
@@ -28,6 +29,7 @@ pub struct Mirror {
 
 /// All mirrors of a switch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Mirrors {
     /// In the order in which they were added.
     pub mirrors: Vec<Mirror>,
@@ -66,6 +68,7 @@ impl Mirrors {
 
 /// What became of addresses that were to be forgotten: the answer to `ringferry ctl fdb flush`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FdbFlush {
     /// Addresses that were forgotten, of the worker that knew most of them.
     pub forgotten: u64,
@@ -83,6 +86,7 @@ impl FdbFlush {
 
 /// What became of a link: the answer to `ringferry ctl link`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LinkChange {
     /// The port.
     pub port: String,

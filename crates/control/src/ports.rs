@@ -6,6 +6,7 @@ use crate::rules::kept;
 
 /// The outcome of adding or removing a port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PortChange {
     /// The port.
     pub port: String,
@@ -19,6 +20,7 @@ pub struct PortChange {
 
 /// An action on a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum PortAction {
     /// It was added.
@@ -59,6 +61,7 @@ impl PortAction {
 
 /// The plan of a reload, and its outcome if it was carried out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Reload {
     /// The configuration file.
     pub file: String,
@@ -72,6 +75,7 @@ pub struct Reload {
 
 /// The part of a reload that is about one port. Either all of it is done, or the port is as it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ReloadStep {
     /// The port.
     pub port: String,

@@ -9,6 +9,7 @@ pub type RulesByKey = BTreeMap<String, serde_json::Value>;
 
 /// The rules of a port: the answer to `ringferry ctl rules`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PortRules {
     /// The port.
     pub port: String,
@@ -18,6 +19,7 @@ pub struct PortRules {
 
 /// What became of a change of settings: the answer to `ringferry ctl set` and `unset`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SettingsChange {
     /// The port.
     pub port: String,
@@ -34,6 +36,7 @@ pub struct SettingsChange {
 
 /// A setting other than a rule, as it is now.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SettingChange {
     /// The key.
     pub key: String,
@@ -45,6 +48,7 @@ pub struct SettingChange {
 
 /// When a setting holds that was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Holds {
     /// It holds now.
@@ -91,6 +95,7 @@ pub fn settings(rules: &RulesByKey) -> impl Iterator<Item = String> {
 
 /// Whether a change is in the configuration file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Kept {
     /// Whether the configuration file says the same, so that it holds after the next start, too.
     pub persistent: bool,

@@ -47,6 +47,7 @@ macro_rules! protocols {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
         /// The protocol of an imaginary frame.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         pub enum TraceProtocol {
             $($(#[doc = $doc])+ #[serde(rename = $name)] $variant,)+
             /// Nothing that any stack knows: the EtherType for experiments.
@@ -101,6 +102,7 @@ impl FromStr for TraceProtocol {
 
 /// The walk of a frame, step by step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Trace {
     /// The frame.
     pub frame: TracedFrame,
@@ -118,6 +120,7 @@ pub struct Trace {
 
 /// The frame of a [`Trace`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TracedFrame {
     /// The port that it would come from.
     pub from: String,
@@ -143,6 +146,7 @@ pub struct TracedFrame {
 
 /// The effect of a [`TraceStep`] on a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum TraceVerdict {
     /// The frame goes on.
@@ -172,6 +176,7 @@ impl TraceVerdict {
 
 /// One step on the way of a frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TraceStep {
     /// The port at which it is; several, with commas, that a flooded frame is kept from for one reason.
     pub port: String,
@@ -188,6 +193,7 @@ pub struct TraceStep {
 
 /// A port that would get a frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TraceDelivery {
     /// The port.
     pub port: String,
@@ -204,6 +210,7 @@ pub struct TraceDelivery {
 
 /// A place where packets would be dropped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TraceDrop {
     /// The port at which it would be counted.
     pub port: String,

@@ -8,6 +8,7 @@ use crate::explain::Way;
 
 /// What was found at a port, the most important first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Diagnosis {
     /// The port.
     pub port: String,
@@ -25,6 +26,7 @@ pub struct Diagnosis {
 
 /// One thing that was found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Finding {
     /// A stable name for it, in kebab case.
     pub situation: String,
@@ -43,6 +45,7 @@ pub struct Finding {
 
 /// What a [`Finding`] does to packets, the worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Effect {
     /// None pass.

@@ -193,6 +193,7 @@ pub struct Plan {
 
 /// A program that takes part, and its version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Peer {
     /// Its name, `testpmd` for example.
     pub name: String,
@@ -209,6 +210,7 @@ impl Peer {
 
 /// Something that could not be measured here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Missing {
     /// Name of the row, tool or peer.
     pub name: String,
@@ -220,6 +222,7 @@ pub struct Missing {
 
 /// A figure somebody else measured on another machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Published {
     /// The system or setting that the figure is of.
     pub what: String,
@@ -238,6 +241,7 @@ impl Published {
 
 /// Says whether low or high values are good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
     /// A time, a cost, a count of drops.

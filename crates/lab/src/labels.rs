@@ -7,7 +7,10 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 
 /// Parameters of a row, in the order they were given. Shown as `key=value key=value`; in JSON an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Labels(Vec<(String, String)>);
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Labels(
+    #[cfg_attr(test, schemars(with = "std::collections::BTreeMap<String, String>"))] Vec<(String, String)>,
+);
 
 impl Labels {
     pub fn new() -> Self {

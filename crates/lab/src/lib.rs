@@ -5,6 +5,7 @@
 //! | [`experiment`] | what an experiment, a row and a run are: the interface to plug into |
 //! | [`experiments`] | the experiments there are |
 //! | `frames` | frames that are known again, and what is wrong with one |
+//! | [`list`] | the experiments for programs |
 //! | [`labels`] | labelled parameters, which rows are named by |
 //! | [`schedule`] | runs rows in blocks, with a warm-up and A/A rows |
 //! | [`probe`] | what the machine did around each sample: the distance of the processors, stolen time |
@@ -26,6 +27,7 @@ pub mod experiment;
 pub mod experiments;
 mod frames;
 pub mod labels;
+pub mod list;
 pub mod machine;
 pub mod output;
 pub mod probe;
@@ -34,6 +36,8 @@ pub mod publish;
 pub mod report;
 pub mod results;
 pub mod schedule;
+#[cfg(test)]
+mod schemas;
 pub mod session;
 pub mod stats;
 pub mod stop;

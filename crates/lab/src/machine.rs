@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// Facts about machine and program. Facts that the system does not tell are absent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Machine {
     pub cpu: Option<String>,
     pub cpus_online: usize,

@@ -9,10 +9,10 @@ use std::time::Duration;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use ringferry_lab::experiment::{Experiment, Source};
 use ringferry_lab::experiments;
+use ringferry_lab::list::List;
 use ringferry_lab::publish::{self, Publication};
 use ringferry_lab::session::{self, LabError, Request};
 use ringferry_lab::stop::Stop;
-use serde_json::json;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::prelude::*;
 
@@ -226,9 +226,8 @@ fn list(name: Option<&str>, as_json: bool, out: &mut impl Write) -> Result<(), L
         None => experiments::all(),
     };
     if as_json {
-        let documents = listed.iter().map(|experiment| describe(experiment.as_ref()));
-        let documents = documents.collect::<Result<Vec<_>, LabError>>()?;
-        writeln!(out, "{:#}", json!({ "schema": "ringferry-lab-list/1", "experiments": documents }))?;
+        let text = serde_json::to_string_pretty(&List::of(&listed)?).map_err(io::Error::from)?;
+        writeln!(out, "{text}")?;
         return Ok(());
     }
     for experiment in &listed {
@@ -249,32 +248,4 @@ fn list(name: Option<&str>, as_json: bool, out: &mut impl Write) -> Result<(), L
         }
     }
     Ok(())
-}
-
-/// An experiment with its options and rows.
-fn describe(experiment: &dyn Experiment) -> Result<serde_json::Value, LabError> {
-    let plan = experiment.plan(&session::setup(experiment, None)?)?;
-    let rows: Vec<_> = plan
-        .rows
-        .iter()
-        .map(|row| {
-            let missing = match &row.source {
-                Source::Missing(missing) => Some(missing),
-                Source::Measured(_) => None,
-            };
-            json!({
-                "name": row.name(), "labels": row.labels, "group": row.group, "unit": row.unit,
-                "better": row.better, "baseline": row.baseline, "missing": missing,
-            })
-        })
-        .collect();
-    let options: Vec<_> = experiment
-        .options()
-        .iter()
-        .map(|option| json!({ "name": option.name, "help": option.help }))
-        .collect();
-    Ok(json!({
-        "name": experiment.name(), "about": experiment.about(), "options": options, "rows": rows,
-        "runs": experiment.defaults().runs, "seconds": experiment.defaults().seconds,
-    }))
 }

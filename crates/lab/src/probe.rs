@@ -28,6 +28,7 @@ const STOLEN: f64 = 0.01;
 
 /// The distance of the two processors: the class of a cache line's round trip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Distance {
     /// Below 200 ns: one core complex.

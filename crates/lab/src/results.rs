@@ -22,8 +22,9 @@ pub const SCHEMA: &str = "ringferry-lab/1";
 
 /// The results of one experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Results {
-    /// Always [`SCHEMA`].
+    /// Always `ringferry-lab/1`.
     pub schema: String,
     pub experiment: String,
     /// The experiment's own line of description.
@@ -64,6 +65,7 @@ pub struct Results {
 
 /// How an experiment was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Settings {
     /// Rounds that count. Each measures every block once, and a block each of its rows twice.
     pub runs: usize,
@@ -81,6 +83,7 @@ pub struct Settings {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RowResult {
     /// The labels as one text; unique.
     pub name: String,
@@ -102,7 +105,7 @@ pub struct RowResult {
     pub repeats: Option<String>,
     /// One value per run that counts, in the order they were measured.
     pub values: Vec<f64>,
-    /// For each value the block that it was measured in, an index into [`Results::blocks`].
+    /// For each value the block that it was measured in, an index into the `blocks` of the document.
     #[serde(default)]
     pub blocks: Vec<usize>,
     /// Attempts at its blocks that did not count.
@@ -153,6 +156,7 @@ pub enum BoundVerdict {
 
 /// A run that gave no value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RunError {
     /// The round; 0 is the warm-up, which also stands for the counts.
     pub round: usize,
@@ -161,6 +165,7 @@ pub struct RunError {
 
 /// A row against its baseline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RowComparison {
     pub row: String,
     pub baseline: String,
@@ -176,6 +181,7 @@ pub struct RowComparison {
 
 /// A row that is to be so many times as good as another.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Goal {
     pub wanted: f64,
     /// How many it is: by the ratio of [`Comparison`], else by the means.
@@ -197,6 +203,7 @@ impl Goal {
 
 /// A row that was compared with itself in so many sessions' worth of blocks, and what each of them said.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Repetitions {
     pub row: String,
     pub repetitions: usize,

@@ -54,6 +54,7 @@ pub struct Schedule {
 
 /// A block that counts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Block {
     pub round: usize,
     /// Nanoseconds that a cache line's round trip took between the two processors, the median of its probes; null without probes.
@@ -62,6 +63,7 @@ pub struct Block {
 
 /// Attempts at blocks that did not count, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Rejected {
     /// A processor was moved meanwhile: the probes did not agree.
     pub moved: usize,

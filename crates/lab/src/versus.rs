@@ -16,8 +16,9 @@ pub const SCHEMA: &str = "ringferry-lab-compare/1";
 
 /// New results against old ones, row by row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Versus {
-    /// Always [`SCHEMA`].
+    /// Always `ringferry-lab-compare/1`.
     pub schema: String,
     pub experiment: String,
     /// When each was measured: old, new.
@@ -34,6 +35,7 @@ pub struct Versus {
 
 /// One row then and now.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct VersusRow {
     pub name: String,
     /// The group that it is drawn in.

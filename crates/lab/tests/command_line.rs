@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use ringferry_rig::process::may;
+use ringferry_rig::schema::assert_described;
 use serde_json::Value;
 
 /// Two rows that are over in no time, three runs each.
@@ -36,7 +37,9 @@ fn stderr(output: &Output) -> String {
 }
 
 fn read(path: &Path) -> Value {
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+    let text = std::fs::read_to_string(path).unwrap();
+    assert_described(&["lab"], &text);
+    serde_json::from_str(&text).unwrap()
 }
 
 #[test]
@@ -46,7 +49,9 @@ fn the_experiments_are_listed_for_people_and_for_programs() {
     assert!(stdout(&output).contains("ring ") && stdout(&output).contains("--option buffers="));
     let rows = stdout(&lab(&["list", "ring"]));
     assert!(rows.contains("mode=notified ring=packed order=in chain=indirect batch=256 shadow=on"), "{rows}");
-    let document: Value = serde_json::from_slice(&lab(&["list", "--json"]).stdout).unwrap();
+    let text = stdout(&lab(&["list", "--json"]));
+    assert_described(&["lab", "list"], &text);
+    let document: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(document["schema"], "ringferry-lab-list/1");
     let ring = &document["experiments"][0];
     assert_eq!((&ring["name"], &ring["rows"][0]["labels"]["ring"]), (&"ring".into(), &"null".into()));
@@ -71,6 +76,7 @@ fn results_are_written_and_compared() {
     assert!(lab(&[&QUICK[..], &["--json", &path("b.json")]].concat()).status.success());
     let output = lab(&["compare", &path("a.json"), &path("b.json"), "--json", "-"]);
     assert!(output.status.success(), "{}", stderr(&output));
+    assert_described(&["lab", "compare"], &stdout(&output));
     let versus: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(versus["schema"], "ringferry-lab-compare/1");
     assert_eq!(versus["rows"].as_array().unwrap().len(), 3);

@@ -11,6 +11,7 @@
 //! | [`domu`] | a machine whose domains are processes, and Xen guests on it |
 //! | [`terminal`] | a terminal for a program under test, whose screen is read and whose keys are pressed |
 //! | [`testpmd`] | DPDK's testpmd as a peer, for tests and for the lab |
+//! | `schema` | the JSON schemas of what programs print: written, and held against it (feature `schema`) |
 //! | [`frames`] | frames whose every byte tells where it belongs |
 //!
 //! Modules for tests alone panic when a test has failed, and say why; those that the lab uses as well return errors. Test support that needs no
@@ -26,6 +27,8 @@ pub mod guest;
 pub mod process;
 pub mod raw;
 pub mod ready;
+#[cfg(feature = "schema")]
+pub mod schema;
 pub mod switch;
 pub mod terminal;
 pub mod testpmd;

@@ -76,9 +76,23 @@ pub fn in_a_namespace(test: fn()) {
     thread.join().unwrap();
 }
 
+/// The arguments of `ringferry` in a command, if it is to print JSON.
+#[cfg(feature = "schema")]
+fn prints_json(command: &Command) -> Option<Vec<String>> {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words = words.map(|word| word.to_string_lossy().into_owned());
+    let arguments = words.skip_while(|word| !word.ends_with("/ringferry")).skip(1);
+    // Progress goes to the error output.
+    let arguments: Vec<String> = arguments.filter(|word| word != "--progress-json").collect();
+    arguments.iter().any(|word| word == "--json").then_some(arguments)
+}
+
 /// A running child whose error output is collected.
 pub struct Process {
     child: Child,
+    /// The arguments of `ringferry`, if it is one that prints JSON.
+    #[cfg(feature = "schema")]
+    prints_json: Option<Vec<String>>,
     log: Arc<Mutex<Vec<String>>>,
     listener: Option<JoinHandle<()>>,
 }
@@ -94,6 +108,8 @@ impl Process {
     /// As [`Process::start`], in an environment that was set up with care.
     pub fn start_as_is(command: &mut Command, options: Spawn) -> Process {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        #[cfg(feature = "schema")]
+        let prints_json = prints_json(command);
         let mut child = spawn(command, Spawn { die_with_parent: true, ..options }).unwrap();
         let log = Arc::new(Mutex::new(Vec::new()));
         let stderr = BufReader::new(child.stderr.take().unwrap());
@@ -101,7 +117,13 @@ impl Process {
         let listener = std::thread::spawn(move || {
             stderr.lines().map_while(Result::ok).for_each(|line| lines.lock().unwrap().push(line));
         });
-        Process { child, log, listener: Some(listener) }
+        Process {
+            child,
+            #[cfg(feature = "schema")]
+            prints_json,
+            log,
+            listener: Some(listener),
+        }
     }
 
     pub fn pid(&self) -> u32 {
@@ -142,7 +164,7 @@ impl Process {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Waits for its end; returns its status and its standard output. The log is complete then.
+    /// Waits for its end; returns its status and its standard output. The log is complete then. JSON of ringferry must be as its schema says.
     #[track_caller]
     pub fn wait(&mut self) -> (ExitStatus, String) {
         // Read beside, so that a process that hangs is a test that fails and not one that hangs, too.
@@ -163,6 +185,11 @@ impl Process {
         let output = reader.map_or_else(String::new, |reader| reader.join().unwrap().unwrap());
         if let Some(listener) = self.listener.take() {
             listener.join().unwrap();
+        }
+        #[cfg(feature = "schema")]
+        if let Some(command) = self.prints_json.take_if(|_| output.starts_with(['{', '['])) {
+            let words: Vec<&str> = command.iter().map(String::as_str).collect();
+            crate::schema::assert_described(&words, &output);
         }
         (status, output)
     }

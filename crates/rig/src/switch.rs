@@ -72,7 +72,12 @@ impl Place {
         let output =
             ringferry().arg("ctl").arg("--control").arg(self.control()).args(words).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
+        let answer = String::from_utf8(output.stdout).unwrap();
+        #[cfg(feature = "schema")]
+        if words.contains(&"--json") {
+            crate::schema::assert_described(&[&["ctl"], words].concat(), &answer);
+        }
+        answer
     }
 
     /// The command `ringferry run` with a vhost-user port for each of `ports`: a name, and keys
@@ -141,11 +146,7 @@ impl Switch<'_> {
 
     /// Asks for the snapshot with `ringferry ctl show --json`.
     pub fn ctl_show(&self) -> Snapshot {
-        let mut ctl = ringferry();
-        ctl.arg("ctl").arg("--control").arg(self.place.control()).args(["show", "--json"]);
-        let output = ctl.output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
+        serde_json::from_str(&self.place.ctl(&["show", "--json"])).unwrap()
     }
 
     /// Asks the switch for its snapshot of one port.

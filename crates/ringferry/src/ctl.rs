@@ -684,33 +684,66 @@ impl CtlError {
     }
 
     /// The word for the error in JSON; `None` if the output is not the place for it.
-    fn kind(&self) -> Option<&'static str> {
+    fn kind(&self) -> Option<ErrorKind> {
         Some(match self {
-            CtlError::Control(error) => kind_of(error),
-            CtlError::Mismatch | CtlError::NoFdb | CtlError::NoReasons | CtlError::OnePort => "not-supported",
+            CtlError::Control(error) => ErrorKind::of(error),
+            CtlError::Mismatch | CtlError::NoFdb | CtlError::NoReasons | CtlError::OnePort => {
+                ErrorKind::NotSupported
+            }
             CtlError::Incomplete | CtlError::Told | CtlError::Output(_) => return None,
         })
     }
 
     /// The error as JSON.
-    fn to_json(&self, kind: &str) -> io::Result<String> {
-        let text = match self {
+    fn to_json(&self, kind: ErrorKind) -> io::Result<String> {
+        let error = match self {
             // That the switch refuses is what the kind says.
             CtlError::Control(ControlError::Refused(why)) => why.clone(),
             error => error.to_string(),
         };
-        pretty(&serde_json::json!({ "error": text, "kind": kind }))
+        pretty(&ErrorReport { error, kind })
     }
 }
 
-/// The word for an error of the control socket in JSON.
-pub fn kind_of(error: &ControlError) -> &'static str {
-    match error {
-        ControlError::Refused(_) => "refused",
-        ControlError::NotRunning(_) => "not-running",
-        ControlError::Permission(_) => "no-permission",
-        ControlError::Silent(_) => "silent",
-        ControlError::Garbled { .. } | ControlError::Os { .. } => "failed",
+/// The reason why there is no answer.
+#[derive(Debug, serde::Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ErrorReport {
+    /// The reason, for people.
+    pub error: String,
+    /// The reason, for programs.
+    pub kind: ErrorKind,
+}
+
+/// The kind of an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum ErrorKind {
+    /// The switch refuses what it was asked for.
+    Refused,
+    /// Nobody listens on the control socket.
+    NotRunning,
+    /// The control socket is another user's.
+    NoPermission,
+    /// The switch does not answer in time.
+    Silent,
+    /// Whoever listens does not know such requests: a guest, or another version.
+    NotSupported,
+    /// The connection failed, or the answer makes no sense.
+    Failed,
+}
+
+impl ErrorKind {
+    /// The kind of an error of the control socket.
+    pub fn of(error: &ControlError) -> ErrorKind {
+        match error {
+            ControlError::Refused(_) => ErrorKind::Refused,
+            ControlError::NotRunning(_) => ErrorKind::NotRunning,
+            ControlError::Permission(_) => ErrorKind::NoPermission,
+            ControlError::Silent(_) => ErrorKind::Silent,
+            ControlError::Garbled { .. } | ControlError::Os { .. } => ErrorKind::Failed,
+        }
     }
 }
 
@@ -753,13 +786,12 @@ fn show_state(path: &Path, args: &ShowArgs, out: &mut dyn Write) -> Result<(), C
         let text = match state(path, args) {
             Ok(text) => text,
             // It may come back; another process may be taking over.
-            Err(error @ CtlError::Control(ControlError::NotRunning(_) | ControlError::Os { .. }))
-                if args.json =>
-            {
-                compact(&serde_json::json!({ "error": error.to_string(), "kind": error.kind() }))?
-            }
-            Err(error @ CtlError::Control(ControlError::NotRunning(_) | ControlError::Os { .. })) => {
-                format!("{error}\n")
+            Err(CtlError::Control(error @ (ControlError::NotRunning(_) | ControlError::Os { .. }))) => {
+                if args.json {
+                    compact(&ErrorReport { error: error.to_string(), kind: ErrorKind::of(&error) })?
+                } else {
+                    format!("{error}\n")
+                }
             }
             Err(error) => return Err(error),
         };
@@ -921,6 +953,7 @@ mod tests {
     use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, Rates, Snapshot};
     use ringferry_control::trace::TracedFrame;
     use ringferry_control::{ControlServer, PortAction, ReloadStep, Response};
+    use ringferry_rig::schema;
 
     use super::*;
 
@@ -954,7 +987,7 @@ mod tests {
         }
     }
 
-    /// Runs `ringferry ctl` with these arguments against a switch that answers with a known state.
+    /// Runs `ringferry ctl` with these arguments against a switch that answers with a known state. JSON must be as its schema says.
     fn ctl(arguments: &[&str]) -> Result<String, CtlError> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("control.sock");
@@ -1125,7 +1158,11 @@ mod tests {
             let mut out = Vec::new();
             let result = run(&args, &mut out);
             done.store(true, Ordering::Relaxed);
-            result.map(|()| String::from_utf8(out).unwrap())
+            let text = String::from_utf8(out).unwrap();
+            if args.command.is_json() {
+                schema::assert_described(&[&["ctl"], arguments.as_slice()].concat(), &text);
+            }
+            result.map(|()| text)
         })
     }
 
@@ -1325,7 +1362,9 @@ mod tests {
         let args = Program::try_parse_from([&["ctl"], arguments].concat()).unwrap().ctl;
         let mut out = Vec::new();
         assert!(run(&args, &mut out).unwrap_err().is_told());
-        serde_json::from_slice(&out).unwrap()
+        let text = String::from_utf8(out).unwrap();
+        schema::assert_described(&[&["ctl"], arguments].concat(), &text);
+        serde_json::from_str(&text).unwrap()
     }
 
     #[test]

@@ -18,6 +18,8 @@ mod ready;
 mod run;
 mod run_args;
 mod sandbox;
+#[cfg(test)]
+mod schemas;
 mod tap;
 mod top;
 mod traffic;

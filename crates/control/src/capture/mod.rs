@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 /// Which way frames go, as the switch sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Direction {
     /// Into the switch: what the port's guest, or the host behind a tap, sends.

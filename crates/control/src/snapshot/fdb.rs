@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// The forwarding database.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FdbSnapshot {
     /// Most addresses it can hold.
     pub capacity: usize,
@@ -18,12 +19,14 @@ pub struct FdbSnapshot {
 
 /// One address in the forwarding database.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FdbEntry {
     /// The VLAN in which it was seen; 0 is that of frames that nobody has put into another.
     #[serde(default)]
     pub vlan: u16,
     /// The address.
     #[serde(with = "crate::names::mac")]
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub mac: Mac,
     /// Name of the port it was last seen on.
     pub port: String,

@@ -1,4 +1,4 @@
-//! What a running switch tells about itself: the answer to `ringferry ctl show`, with a stable schema.
+//! What a running switch tells about itself: the answer to `ringferry ctl show`, with a stable schema (docs/json.md).
 //!
 //! Within one [`VERSION`] fields are only added, and readers ignore fields they do not know. Counters take the switch's point of
 //! view: `rx` is what the switch received from the port.
@@ -20,13 +20,15 @@ pub use queue::{GrantSnapshot, PairSnapshot, QueueRole, QueueSnapshot};
 pub use rates::{Rates, WINDOWS, WorkerLoad};
 pub use worker::WorkerSnapshot;
 
-/// Version of the schema. Raised when a field changes its meaning or goes away.
+/// Version of the schemas in docs/schema/, of this answer and of everything else that `ringferry` prints as JSON. It is raised when a field changes its meaning or
+/// goes away; docs/json.md has the rules.
 pub const VERSION: u32 = 1;
 
 /// The state of a switch at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Snapshot {
-    /// [`VERSION`] of the schema.
+    /// Version of the schemas of all that is printed as JSON, docs/json.md.
     pub version: u32,
     /// Process id of the switch.
     pub pid: u32,

@@ -14,6 +14,7 @@ use crate::rules::RulesByKey;
 
 /// One port.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(into = "Json", try_from = "Json")]
 pub struct PortSnapshot {
     /// Its unique name.
@@ -135,25 +136,41 @@ impl Negotiated {
     }
 }
 
-/// A port as it is written: the kind says what the names of the features mean.
+/// One port of a switch.
+// As it is written: the kind says what the names of the features mean.
 #[derive(Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "PortSnapshot"))]
 struct Json {
+    /// Its unique name.
     name: String,
+    /// The kind of the port: `vhost-user`, `tap` or `xen-vif`.
     kind: String,
+    /// Whether it carries packets, and if not, why.
     state: PortState,
+    /// Why no peer is served, or no further one: what a peer did for which the port is in quarantine, or that its socket was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fault: Option<String>,
+    /// The peer of the port: socket path, tap name or inherited descriptor.
     peer: String,
+    /// Largest frame payload in bytes.
     mtu: u16,
+    /// MAC address the port advertises, if any.
     mac: Option<String>,
+    /// Names of the features that were negotiated, as the specification of the kind spells them.
     features: Vec<String>,
+    /// The virtqueues; a tap has none.
     queues: Vec<QueueSnapshot>,
+    /// Counters by name: packets, or bytes where the name says so, since the port was opened.
     counters: BTreeMap<String, u64>,
+    /// Dropped packets by the name of the reason.
     drops: BTreeMap<String, u64>,
+    /// The rules that its frames must obey, with the keys and values of the configuration file.
     #[serde(default)]
     rules: RulesByKey,
+    /// The queue pairs that carry packets, or have.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pairs: Vec<PairSnapshot>,
+    /// Rates of its counters and drops over the last 1, 10 and 60 seconds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     rates: Vec<Rates>,
 }
@@ -208,6 +225,7 @@ impl TryFrom<Json> for PortSnapshot {
 
 /// Whether a port carries packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum PortState {
     /// It carries packets.

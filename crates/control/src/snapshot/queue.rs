@@ -9,6 +9,7 @@ use super::Rates;
 
 /// What a virtqueue is for, by its name in VIRTIO 1.4, 5.1.2, which takes the guest's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum QueueRole {
     /// The guest receives from it; what the switch sends (`tx`).
@@ -34,6 +35,7 @@ impl QueueRole {
 
 /// One virtqueue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct QueueSnapshot {
     /// Its index in the device.
     pub index: u16,
@@ -62,6 +64,7 @@ pub struct QueueSnapshot {
 
 /// A queue pair in one worker's hands: its worker and what it has counted. A tap has one for each of its queues, without counters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PairSnapshot {
     /// Its number.
     pub pair: u16,
@@ -77,6 +80,7 @@ pub struct PairSnapshot {
 
 /// What was done with granted pages since the queue was connected, and how many are mapped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GrantSnapshot {
     /// Uses of pages that were mapped already.
     pub hits: u64,

@@ -12,8 +12,9 @@ pub const WINDOWS: [u64; 3] = [1, 10, 60];
 
 /// Rates of counters over one window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Rates {
-    /// The window in seconds, one of [`WINDOWS`].
+    /// The window in seconds: 1, 10 or 60 ([`WINDOWS`]).
     pub window: u64,
     /// Its true length in seconds.
     pub seconds: f64,
@@ -49,8 +50,9 @@ impl Rates {
 
 /// The load of a worker over one window. Its three shares of the time add up to 100.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WorkerLoad {
-    /// The window in seconds, one of [`WINDOWS`].
+    /// The window in seconds: 1, 10 or 60 ([`WINDOWS`]).
     pub window: u64,
     /// Its true length in seconds.
     pub seconds: f64,

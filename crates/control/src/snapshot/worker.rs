@@ -6,6 +6,7 @@ use super::{WorkerLoad, is_zero};
 
 /// One worker thread, counted since it started.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WorkerSnapshot {
     /// Rounds over all ports.
     pub polls: u64,
@@ -26,10 +27,10 @@ pub struct WorkerSnapshot {
     /// Time awake in which nothing was found, in nanoseconds.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub polling_nanoseconds: u64,
-    /// Bursts by the number of packets in them, see [`BURSTS`](Self::BURSTS).
+    /// Bursts by the number of packets in them, in buckets of 1, 2, 3-4, 5-8, 9-16 and 17-32 ([`BURSTS`](Self::BURSTS)).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bursts: Vec<u64>,
-    /// Busy rounds by the time they took, see [`ROUNDS`](Self::ROUNDS): so long a frame waits at most until its port is looked at.
+    /// Busy rounds by the time they took, in buckets that end at 4, 16, 64 and 256 µs, 1, 4 and 16 ms, and one for more ([`ROUNDS`](Self::ROUNDS)): so long a frame waits at most until its port is looked at.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rounds: Vec<u64>,
     /// Its load over the last 1, 10 and 60 seconds.

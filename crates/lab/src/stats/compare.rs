@@ -18,6 +18,7 @@ pub const MIN_RUNS: usize = 3;
 
 /// Student's test for two samples of equal variance, in ministat's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Student {
     /// Degrees of freedom, n1 + n2 - 2.
     pub df: usize,
@@ -30,10 +31,12 @@ pub struct Student {
     pub error: f64,
     /// The difference in per cent of the baseline's mean; undefined (NaN, `null` in JSON) when that is 0.
     #[serde(deserialize_with = "undefined::deserialize")]
+    #[cfg_attr(test, schemars(with = "Option<f64>"))]
     pub percent: f64,
     /// Half the width of the interval of `percent`: not `error` in per cent, as the baseline is uncertain as
     /// well.
     #[serde(deserialize_with = "undefined::deserialize")]
+    #[cfg_attr(test, schemars(with = "Option<f64>"))]
     pub percent_error: f64,
 }
 
@@ -46,6 +49,7 @@ impl Student {
 
 /// Welch's test for two samples of any variances.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Welch {
     /// Degrees of freedom by Welch and Satterthwaite; 0 when neither sample varies.
     pub df: f64,
@@ -67,6 +71,7 @@ impl Welch {
 /// The ratio of a row to its baseline with its confidence interval: by blocks ([`Paired`]), else by the delta method on
 /// logarithms of the means: ln(m1/m2) has about the variance s1²/(n1 m1²) + s2²/(n2 m2²).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Ratio {
     pub value: f64,
     /// Lower end of the interval.
@@ -76,6 +81,7 @@ pub struct Ratio {
 
 /// The verdict of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// Better than the baseline.
@@ -104,6 +110,7 @@ impl std::fmt::Display for Verdict {
 
 /// One set of values against its baseline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Comparison {
     /// The level of all intervals.
     pub confidence: Confidence,

@@ -6,6 +6,7 @@ use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 
 /// The confidence levels ministat knows, two-sided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Confidence {
     #[serde(rename = "80")]
     C80,

@@ -17,6 +17,7 @@ const FEWEST: usize = 6;
 
 /// Nanoseconds per packet = intercept + slope · round trip.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Line {
     /// Nanoseconds.
     pub intercept: f64,

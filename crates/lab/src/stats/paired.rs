@@ -38,6 +38,7 @@ pub struct Pair {
 
 /// What an effect is measured in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Scale {
     /// Row over baseline, by logarithms.
@@ -58,6 +59,7 @@ impl Scale {
 
 /// An effect with its interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Effect {
     /// Number of blocks.
     pub blocks: usize,
@@ -85,6 +87,7 @@ impl Effect {
 
 /// The effect at one distance.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct AtDistance {
     pub distance: Distance,
     #[serde(flatten)]
@@ -93,6 +96,7 @@ pub struct AtDistance {
 
 /// A row against its baseline, block by block.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Paired {
     pub scale: Scale,
     /// Over all blocks.

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// N, extremes, median, mean and standard deviation of some values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Summary {
     pub n: usize,
     pub min: f64,

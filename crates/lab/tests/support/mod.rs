@@ -19,6 +19,7 @@ pub fn measure(args: &[&str]) -> Value {
         lab(args).arg("--program").arg(program()).args(["--no-probe", "--json", "-"]).output().unwrap();
     let [said, result] = [&output.stderr, &output.stdout].map(|text| String::from_utf8_lossy(text));
     assert!(output.status.success(), "{said}{result}");
+    ringferry_rig::schema::assert_described(&[&["lab"], args].concat(), &result);
     serde_json::from_str(&result).unwrap()
 }
 

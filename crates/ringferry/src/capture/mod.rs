@@ -160,17 +160,25 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
 
 /// What was captured, as `--json` prints it.
 #[derive(Clone, Debug, Default, serde::Serialize)]
-struct Summary {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Summary {
+    /// Packets that were captured.
     captured: u64,
+    /// Packets that were lost, as they came faster than they were written or would have held up the switch.
     lost: u64,
+    /// The ports that were captured.
     interfaces: Vec<InterfaceSummary>,
+    /// The times in which nothing was captured.
     gaps: Vec<Gap>,
 }
 
-/// A time in which nothing was captured, as the process of the switch was another one afterwards: nanoseconds since 1970.
+/// A time in which nothing was captured, as the process of the switch was another one afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Gap {
+    /// Its begin, in nanoseconds since 1970.
     from: u64,
+    /// Its end, in nanoseconds since 1970.
     to: u64,
 }
 
@@ -180,11 +188,17 @@ impl Gap {
     }
 }
 
+/// One port of a capture.
 #[derive(Clone, Debug, Default, serde::Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct InterfaceSummary {
+    /// The port.
     name: String,
+    /// Packets that passed and that the filter wanted.
     seen: u64,
+    /// Packets that were captured.
     captured: u64,
+    /// Packets that were lost.
     lost: u64,
 }
 

@@ -16,11 +16,15 @@ pub type Drops = BTreeMap<String, u64>;
 
 /// A port as the switch describes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Port {
+    /// Its name.
     pub name: String,
+    /// Names of the features that were negotiated.
     pub features: Vec<String>,
     /// Counters other than drops.
     pub counters: BTreeMap<String, u64>,
+    /// Dropped packets by reason.
     pub drops: Drops,
 }
 
@@ -81,6 +85,7 @@ impl Kernel {
 
 /// CPU time in seconds, user and kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Cpu {
     /// Seconds of the switch.
     pub switch: f64,
@@ -107,6 +112,7 @@ pub struct Snapshot {
 
 /// The difference between two snapshots.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Cost {
     /// Seconds between the moments.
     pub seconds: f64,

@@ -7,7 +7,7 @@
 mod measure;
 mod network;
 mod progress;
-mod report;
+pub mod report;
 mod supervisor;
 
 use measure::Drops;

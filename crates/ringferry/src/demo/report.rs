@@ -14,6 +14,7 @@ s/GB: CPU seconds per 10^9 bytes of payload; guests: the two driver processes, w
 
 /// The machine the demo ran on.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Machine {
     /// Kernel name, release and architecture.
     pub kernel: String,
@@ -21,6 +22,7 @@ pub struct Machine {
     pub cpu: String,
     /// Processors this program may use.
     pub cpus: usize,
+    /// Bytes of memory.
     pub memory: u64,
 }
 
@@ -43,6 +45,7 @@ impl Machine {
 
 /// One test: what the traffic generator measured and what it cost.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Outcome {
     /// The test's name for people.
     pub name: String,
@@ -57,6 +60,7 @@ pub struct Outcome {
     pub cpu_seconds_per_gigabyte: Option<Cpu>,
     /// Lost datagrams that no counter below accounts for.
     pub unaccounted: u64,
+    /// Processor time and drops.
     pub cost: Cost,
 }
 
@@ -90,6 +94,7 @@ impl Outcome {
 
 /// CPU use while nothing was sent.
 #[derive(Clone, Copy, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Idle {
     /// Seconds that were measured.
     pub seconds: f64,
@@ -99,9 +104,13 @@ pub struct Idle {
 
 /// The report of the whole demo.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Document {
+    /// The version of the program.
     pub ringferry: &'static str,
+    /// The command line.
     pub command: String,
+    /// The machine.
     pub machine: Machine,
     /// Without root, in a user namespace.
     pub user_namespace: bool,

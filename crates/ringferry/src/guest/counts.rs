@@ -15,8 +15,11 @@ use serde::Serialize;
 /// What passed through one pair, or all, from the guest's point of view as in `ip -s link`: `tx` is what the kernel
 /// behind the tap sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Counts {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Counts {
+    /// Packets that the kernel has taken.
     pub(super) rx_packets: u64,
+    /// Bytes in them.
     pub(super) rx_bytes: u64,
     /// Packets whose lengths made no sense.
     pub(super) rx_length_errors: u64,
@@ -24,7 +27,9 @@ pub(super) struct Counts {
     pub(super) rx_bad_headers: u64,
     /// Packets the kernel did not take from us.
     pub(super) rx_tap_errors: u64,
+    /// Packets that were sent.
     pub(super) tx_packets: u64,
+    /// Bytes in them.
     pub(super) tx_bytes: u64,
     /// Packets that no ring takes: longer than any may be, or the ring is broken.
     pub(super) tx_dropped: u64,
@@ -36,6 +41,7 @@ pub(super) struct Counts {
     pub(super) tx_kicks: u64,
     /// Kicks for either.
     pub(super) kicks: u64,
+    /// Times that a thread was woken by the back end or the tap.
     pub(super) wakeups: u64,
 }
 
@@ -76,17 +82,23 @@ impl Sum for Counts {
 
 /// One queue pair, since its rings were made.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct QueuePair {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct QueuePair {
+    /// What was received.
     rx: Rx,
+    /// What was sent.
     tx: Tx,
 }
 
 /// A receive queue.
 #[derive(Clone, Copy, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Rx {
     /// Bytes of the next buffer, virtual header included.
     rx_buffer_len: usize,
+    /// Packets that were received.
     packets: u64,
+    /// Bytes in them.
     bytes: u64,
     /// Buffers that the packets took.
     descriptors: u64,
@@ -94,19 +106,27 @@ struct Rx {
     truesize_bytes: u64,
     /// Packets copied out of their buffers.
     copied: u64,
+    /// Buffers joined with the adjacent one in front of them.
     coalesced: u64,
+    /// Buffers whose unused end was posted again as a buffer of its own.
     trimmed: u64,
+    /// Packets whose lengths made no sense.
     rx_length_errors: u64,
     /// Refills that ended early for want of memory.
     no_replacement: u64,
+    /// Posted buffers that were newly carved from chunks.
     carved: u64,
+    /// Buffers taken back from packets that were delivered.
     recycled: u64,
 }
 
 /// A transmit queue. Each packet is in one of `direct`, `collapsed`, `defragged` and `dropped`.
 #[derive(Clone, Copy, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Tx {
+    /// Packets that were given to be sent.
     packets: u64,
+    /// Bytes in them.
     bytes: u64,
     /// Packets mapped as they were.
     direct: u64,
@@ -114,11 +134,13 @@ struct Tx {
     collapsed: u64,
     /// Packets that were copied together.
     defragged: u64,
+    /// Packets that could not be mapped.
     dropped: u64,
     /// Packets that had to wait for room, once for each time.
     retries: u64,
     /// Bytes copied in order to map packets.
     copied_bytes: u64,
+    /// Notifications of the back end.
     kicks: u64,
 }
 

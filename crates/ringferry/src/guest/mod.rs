@@ -207,7 +207,8 @@ enum Woken {
 
 /// What is printed at the end.
 #[derive(serde::Serialize)]
-struct Summary<'a> {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Summary<'a> {
     #[serde(flatten)]
     counts: Counts,
     /// One entry per queue pair; none before the first back end.

@@ -20,17 +20,23 @@ const BUSY_ROUNDS: u32 = 16;
 
 /// Counters of what passed, from the guest's point of view: `tx` is what the kernel behind the tap sent.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(super) struct Counts {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Counts {
+    /// Packets that came from the back end.
     rx_packets: u64,
+    /// Bytes in them.
     rx_bytes: u64,
     /// Packets that ask the kernel for what was not agreed on, or cannot be.
     rx_bad_headers: u64,
     /// Packets the kernel did not take from us.
     rx_tap_errors: u64,
+    /// Packets that went to the back end.
     tx_packets: u64,
+    /// Bytes in them.
     tx_bytes: u64,
     /// Packets that the back end takes in no way.
     tx_dropped: u64,
+    /// Notifications of the back end.
     kicks: u64,
     /// Times that there was nothing to do.
     waits: u64,

@@ -163,13 +163,15 @@ pub enum NetfrontError {
 
 /// The counters that are printed at the end.
 #[derive(serde::Serialize)]
-struct Report<'a> {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Report<'a> {
     #[serde(flatten)]
     counts: &'a Counts,
     /// Times that a back end was connected.
     connections: u64,
-    /// Pages that were granted, and of these handed over on the control ring, when a back end was last connected.
+    /// Pages that were granted when a back end was last connected, static ones among them.
     granted_pages: usize,
+    /// Pages that were handed over on the control ring.
     static_grants: usize,
     /// Pages that the back end had not let go of when the interface was closed, as far as that can be known.
     left_mapped: usize,

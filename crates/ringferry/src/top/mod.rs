@@ -24,6 +24,7 @@ use ringferry_sys::signal::{Signal, Signals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
+use crate::ctl::{ErrorKind, ErrorReport};
 use ask::{AskError, Asker};
 use draw::Look;
 use keys::Decoder;
@@ -117,23 +118,26 @@ impl TopError {
 
 impl AskError {
     /// The word for the error in JSON.
-    fn kind(&self) -> &'static str {
+    fn kind(&self) -> ErrorKind {
         match self {
-            AskError::Control(error) => crate::ctl::kind_of(error),
-            AskError::Guest | AskError::Mismatch => "not-supported",
+            AskError::Control(error) => ErrorKind::of(error),
+            AskError::Guest | AskError::Mismatch => ErrorKind::NotSupported,
         }
     }
 
-    fn to_json(&self) -> serde_json::Value {
-        serde_json::json!({ "error": self.to_string(), "kind": self.kind() })
+    /// The error as a line of JSON.
+    fn to_json(&self) -> io::Result<String> {
+        Ok(serde_json::to_string(&ErrorReport { error: self.to_string(), kind: self.kind() })? + "\n")
     }
 }
 
 /// A screen as JSON: a snapshot, in which readers of `ctl show --json` find what they know.
 #[derive(Serialize)]
-struct Screen<'a> {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Screen<'a> {
     #[serde(flatten)]
     snapshot: &'a Snapshot,
+    /// What `ringferry ctl why` finds at the port, if the screens are of one.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<&'a Diagnosis>,
 }
@@ -213,7 +217,7 @@ fn batch(args: &TopArgs, control: &Path, look: Look, out: &mut dyn Write) -> Res
     let mut model = Model::new(args.settings());
     let asked = first(args, control, &mut model);
     if let (Err(error), true) = (&asked, args.json) {
-        print(&format!("{}\n", error.to_json()), out)?;
+        print(&error.to_json()?, out)?;
         return Err(TopError::Told);
     }
     asked?;
@@ -223,7 +227,7 @@ fn batch(args: &TopArgs, control: &Path, look: Look, out: &mut dyn Write) -> Res
         let text = match asked {
             Ok(()) if args.json => line(&model)?,
             // It may come back; another process may be taking over.
-            Err(error) if args.json => format!("{}\n", AskError::to_json(&error)),
+            Err(error) if args.json => AskError::to_json(&error)?,
             Ok(()) => view::text(&model, look, width()),
             Err(error) => {
                 model.fail(error.to_string());

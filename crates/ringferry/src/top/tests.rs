@@ -139,7 +139,7 @@ pub(super) fn diagnosis() -> Diagnosis {
     }
 }
 
-/// Runs `ringferry top` against a switch that is always [`busy`].
+/// Runs `ringferry top` against a switch that is always [`busy`]. JSON must be as its schema says.
 fn top(words: &[&str]) -> (Result<(), TopError>, String) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("control");
@@ -160,7 +160,11 @@ fn top(words: &[&str]) -> (Result<(), TopError>, String) {
         let mut out = Vec::new();
         let result = run(&args, &mut out);
         done.store(true, Ordering::Relaxed);
-        (result, String::from_utf8(out).unwrap())
+        let text = String::from_utf8(out).unwrap();
+        if args.json {
+            ringferry_rig::schema::assert_described(&[&["top"], words].concat(), &text);
+        }
+        (result, text)
     })
 }
 

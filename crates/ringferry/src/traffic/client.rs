@@ -18,6 +18,7 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// One line of `--progress-json`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Progress {
     /// Seconds since the start of the test.
     pub seconds: f64,

@@ -45,6 +45,7 @@ impl Histogram {
 
 /// Percentiles of a set of latencies, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Latency {
     /// Half of the transactions were at most this slow.
     pub p50: f64,
@@ -56,6 +57,7 @@ pub struct Latency {
     pub p999: f64,
     /// The slowest, exact.
     pub max: f64,
+    /// The mean of all.
     pub mean: f64,
 }
 

@@ -109,6 +109,7 @@ struct ClientArgs {
 
 /// The kind of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// One TCP stream from the client to the server

@@ -29,6 +29,7 @@ pub const MAX_SESSIONS: u16 = 256;
 
 /// The direction in which payload flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Direction {
     /// From the client to the server.

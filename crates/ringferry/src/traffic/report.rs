@@ -10,12 +10,13 @@ use std::fmt;
 
 /// One direction of a test, all sessions together.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Stream {
     /// The direction in which payload flowed.
     pub direction: Direction,
     /// Payload bytes that arrived.
     pub bytes: u64,
-    /// From the first byte to the last, in the session that took longest.
+    /// Seconds from the first byte to the last, in the session that took longest.
     pub seconds: f64,
     /// `bytes` over `seconds`, in bits.
     pub bits_per_second: f64,
@@ -23,6 +24,7 @@ pub struct Stream {
 
 /// The result of one test.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Report {
     /// The kind of the test.
     pub mode: Mode,
@@ -30,14 +32,16 @@ pub struct Report {
     pub server: String,
     /// Bytes of a write, datagram or request.
     pub size: usize,
+    /// How many times over all of it happened at once.
     #[serde(default = "one")]
     pub sessions: u16,
-    /// Length of the longest stream.
+    /// Length of the longest stream, in seconds.
     pub seconds: f64,
     /// Payload bytes that arrived, all directions together (request/response: responses only).
     pub bytes: u64,
     /// Sum over the directions.
     pub bits_per_second: f64,
+    /// Payload bytes that were sent, all directions together.
     pub sent_bytes: u64,
     /// Datagrams sent (UDP only).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -65,6 +69,7 @@ pub struct Report {
     /// How long transactions took, connecting included, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<Latency>,
+    /// The directions, one entry each.
     pub streams: Vec<Stream>,
     /// CPU time of the client process during the test, in seconds.
     pub cpu_seconds: f64,

@@ -28,6 +28,7 @@
 //! | [`straight`] | large frames of a tap, which the kernel writes to where they are read |
 //! | [`trace`] | what would become of a frame, and what becomes of one |
 //! | [`why`] | what `ringferry ctl why` says of ports that carry nothing, and of loads |
+//! | [`json`] | what every command prints with `--json` is as docs/schema/ says |
 //! | [`top`] | the screens of `ringferry top` on a terminal, and how it leaves that behind |
 //! | [`page`] | what a browser gets, and who gets nothing |
 //! | [`demo`] | `ringferry demo` works and leaves nothing behind |
@@ -43,6 +44,7 @@ mod dpdk;
 mod forwarding;
 mod hostile;
 mod hostile_back_end;
+mod json;
 mod keep;
 mod lifecycle;
 mod metrics;
