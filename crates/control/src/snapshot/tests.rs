@@ -157,7 +157,7 @@ fn state_names_are_those_of_json() {
 fn text_is_aligned_and_complete() {
     let expected = "\
 ringferry, process 42, up 1 h 2 min, 2 of 64 MAC addresses
-worker 0: busy 12.3 %, 10 polls, 5 of them with packets, 3 sleeps, 2 wakeups
+worker 0: awake 12.3 % of its life, 10 polls, 5 of them with packets, 3 sleeps, 2 wakeups
 
 PORT    KIND        STATE    MTU  RX PACKETS  RX BYTES  TX PACKETS  TX BYTES  DROPS
 vm0     vhost-user  broken  1500       1.23M     1.85G           0         0     12

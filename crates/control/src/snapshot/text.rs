@@ -22,7 +22,7 @@ impl Snapshot {
             // Writing to a string cannot fail.
             let _ = writeln!(
                 text,
-                "worker {index}: busy {:.1} %, {} polls, {} of them with packets, {} sleeps, {} wakeups",
+                "worker {index}: awake {:.1} % of its life, {} polls, {} of them with packets, {} sleeps, {} wakeups",
                 worker.busy_percent,
                 short_count(worker.polls),
                 short_count(worker.busy_polls),

@@ -136,6 +136,14 @@ fn look_at_mirrors(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
 
 fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
     let name = &port.name;
+    // Behind a tap is the host itself, which has an address there only if the interface does.
+    let remedy = match &port.negotiated {
+        Negotiated::Tap(_) => format!(
+            "See whether the interface has an address or a bridge (`ip addr show {peer}`); `ping` from the host. If it has sent and nothing is learned, see the drops of the port.",
+            peer = port.peer
+        ),
+        _ => "See whether the guest's interface is up and has an address; `ping` from the guest. If it has sent and nothing is learned, see the drops of the port.".to_owned(),
+    };
     if port.state == PortState::Up && !known.snapshot.fdb.entries.iter().any(|entry| entry.port == *name) {
         findings.add(
             "no-address",
@@ -144,7 +152,7 @@ fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Find
             format!(
                 "No MAC address is known behind {name}: it has sent nothing that was forwarded lately, and what is for it goes to every port."
             ),
-            "See whether the guest's interface is up and has an address; `ping` from the guest. If it has sent and nothing is learned, see the drops of the port.",
+            remedy,
         );
     }
 }
