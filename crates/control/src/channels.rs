@@ -116,7 +116,7 @@ impl Stats {
     pub fn to_text(&self) -> String {
         let mut text = format!("Statistics for {}:\n", self.port);
         let mut counters: Vec<_> = self.counters.iter().collect();
-        counters.sort_by(|(one, _), (other, _)| natural(one, other));
+        counters.sort_unstable_by(|(one, _), (other, _)| natural(one, other));
         for (name, count) in counters {
             let _ = writeln!(text, "     {name}: {count}");
         }

@@ -132,7 +132,7 @@ impl Series {
     /// Returns all samples that are kept, the newest first.
     fn samples(&self) -> Vec<&Sample> {
         let mut all: Vec<_> = self.rows.iter().flatten().map(|sample| &**sample).collect();
-        all.sort_by_key(|sample| std::cmp::Reverse(sample.at));
+        all.sort_unstable_by_key(|sample| std::cmp::Reverse(sample.at));
         all
     }
 

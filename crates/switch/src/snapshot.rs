@@ -91,9 +91,9 @@ impl FdbMerge {
 
     /// Sorts the addresses. If several workers know one, the entry that was seen last stays.
     pub(crate) fn settle(&mut self) {
-        self.0.entries.sort_by_key(|entry| (entry.vlan, entry.mac, entry.age_seconds));
+        self.0.entries.sort_unstable_by_key(|entry| (entry.vlan, entry.mac, entry.age_seconds));
         self.0.entries.dedup_by(|later, first| (later.vlan, later.mac) == (first.vlan, first.mac));
-        self.0.entries.sort_by(|a, b| (&a.port, a.vlan, a.mac).cmp(&(&b.port, b.vlan, b.mac)));
+        self.0.entries.sort_unstable_by(|a, b| (&a.port, a.vlan, a.mac).cmp(&(&b.port, b.vlan, b.mac)));
     }
 
     /// Returns the merged table.

@@ -75,7 +75,7 @@ impl WorkerLoad {
     /// The ports that it works for, with their shares, the largest first.
     pub fn by_share(&self) -> Vec<(&str, f64)> {
         let mut ports: Vec<_> = self.ports.iter().map(|(name, share)| (name.as_str(), *share)).collect();
-        ports.sort_by(|(one, a), (other, b)| b.total_cmp(a).then_with(|| one.cmp(other)));
+        ports.sort_unstable_by(|(one, a), (other, b)| b.total_cmp(a).then_with(|| one.cmp(other)));
         ports
     }
 }

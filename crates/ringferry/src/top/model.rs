@@ -406,7 +406,7 @@ impl Model {
                 (rate, *count, index, reason)
             }));
         }
-        drops.sort_by(|one, other| other.0.total_cmp(&one.0).then(other.1.cmp(&one.1)));
+        drops.sort_unstable_by(|one, other| other.0.total_cmp(&one.0).then(other.1.cmp(&one.1)));
         let rows = drops.into_iter().map(|(_, _, port, reason)| Row::Drop { port, reason: reason.clone() });
         rows.collect()
     }

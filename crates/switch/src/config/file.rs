@@ -52,7 +52,7 @@ pub fn drop_ins(file: &Path) -> io::Result<Vec<PathBuf>> {
     files.retain(|path| {
         path.extension().is_some_and(|extension| extension == "toml") && !hidden(path) && !is_other(path)
     });
-    files.sort();
+    files.sort_unstable();
     Ok(files)
 }
 

@@ -377,7 +377,7 @@ impl Keeper {
             };
             counts.push((count, name));
         }
-        counts.sort();
+        counts.sort_unstable();
         let mut room = self.most;
         let (kept, left_out): (Vec<_>, Vec<_>) = counts.into_iter().partition(|(count, _)| {
             room = room.saturating_sub(*count);

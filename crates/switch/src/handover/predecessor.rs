@@ -275,7 +275,7 @@ impl AsFd for Predecessor {
 fn hello(parts: &Parts<'_>) -> Hello {
     let kinds = parts.config.ports.iter().map(|port| port.kind.name().to_owned());
     let mut needs: Vec<_> = kinds.collect();
-    needs.sort();
+    needs.sort_unstable();
     needs.dedup();
     debug_assert!(needs.iter().all(|need| UNDERSTOOD.contains(&need.as_str())));
     Hello {
