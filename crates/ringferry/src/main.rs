@@ -3,6 +3,7 @@
 
 mod backoff;
 mod capture;
+mod completion;
 mod ctl;
 mod demo;
 mod guest;
@@ -92,6 +93,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    completion::answer_shell();
     let cli = Cli::parse();
     // A process that this program has started from `/proc/self/exe` would be shown as `exe`.
     let _ = rustix::thread::set_name(c"ringferry");

@@ -9,10 +9,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, Args, Command, CommandFactory};
-use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
 use ringferry_switch::config::{EXAMPLE, ReferenceKey, reference};
+
+use crate::completion;
 
 /// The name of the collection, in the middle of each page's first line.
 const MANUAL: &str = "ringferry";
@@ -57,25 +58,8 @@ fn files() -> Vec<(PathBuf, Vec<u8>)> {
     let mut files = Vec::new();
     pages(&root, section(&root), &mut files);
     files.push((Path::new("man/man5").join("ringferry.toml.5"), configuration().into_bytes()));
-    for (shell, path) in [
-        (Shell::Bash, "bash-completion/completions/ringferry"),
-        (Shell::Zsh, "zsh/site-functions/_ringferry"),
-        (Shell::Fish, "fish/vendor_completions.d/ringferry.fish"),
-    ] {
-        let mut script = Vec::new();
-        clap_complete::generate(shell, &mut shown(), "ringferry", &mut script);
-        files.push((path.into(), script));
-    }
+    files.extend(completion::scripts().map(|(path, script)| (path.into(), script)));
     files
-}
-
-/// The command line without hidden subcommands, which completions would offer.
-fn shown() -> Command {
-    let all = crate::Cli::command();
-    let subcommands = all.get_subcommands().filter(|child| !child.is_hide_set()).cloned();
-    let version = env!("CARGO_PKG_VERSION");
-    let root = Command::new("ringferry").version(version).propagate_version(true);
-    root.args(all.get_arguments().cloned()).subcommands(subcommands)
 }
 
 /// The section of the manual that a subcommand of the program belongs to, or the program as a whole.
@@ -408,24 +392,6 @@ mod tests {
     fn example_of_the_configuration_is_one() {
         let config = ringferry_switch::config::Config::builder().toml("example", EXAMPLE).build().unwrap();
         assert_eq!(config.ports.len(), 2);
-    }
-
-    #[test]
-    fn completions_know_every_command_and_no_hidden_one() {
-        for script in [
-            "bash-completion/completions/ringferry",
-            "zsh/site-functions/_ringferry",
-            "fish/vendor_completions.d/ringferry.fish",
-        ] {
-            let script = file(script);
-            for command in ["traffic", "capture", "mirror", "manuals", "--ready-fd"] {
-                assert!(script.contains(command.trim_start_matches("--")), "{command}");
-            }
-            // As the command is named in each of the three; the word is in descriptions, too.
-            for hidden in ["privileged-helper", ",kept)", "(kept)", "-a \"kept\""] {
-                assert!(!script.contains(hidden), "{hidden}");
-            }
-        }
     }
 
     #[test]

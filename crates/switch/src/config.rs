@@ -47,7 +47,7 @@ pub use crate::ports::xen::config::{Transfer, VifName, XenProvider, XenVifConfig
 pub(crate) use edit::Edit;
 pub use file::drop_ins;
 pub(crate) use file::{KeepError, Kept, forget_port, keep, keep_port};
-pub use help::{port_keys_help, settings_help};
+pub use help::{port_keys_help, setting_keys, settings_help};
 pub(crate) use parse::Fields;
 pub use reference::{EXAMPLE, ReferenceKey, ReferenceSection, reference};
 pub(crate) use rules::entries as rules_by_key;

@@ -39,6 +39,7 @@
 mod bad_input;
 mod capture;
 mod channels;
+mod completion;
 mod demo;
 mod dpdk;
 mod forwarding;

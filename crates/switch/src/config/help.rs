@@ -61,6 +61,16 @@ pub fn settings_help() -> String {
     out
 }
 
+/// Returns the keys of a port that can change while it is open, each with its meaning, in which code is in backticks. A key that ports of several kinds
+/// have comes once for each.
+pub fn setting_keys() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let keys = sections().flat_map(|(scope, keys)| {
+        let is_rule = scope == Scope::Rules;
+        keys.iter().filter(move |key| is_rule || matches!(key.change, Effect::Live | Effect::NextConnection))
+    });
+    keys.map(|key| (key.name, key.help))
+}
+
 /// Appends the help on one key: the key on one line, and on the next ones its meaning, its values and its
 /// default.
 fn explain(key: &Key, out: &mut String) {
