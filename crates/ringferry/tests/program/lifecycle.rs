@@ -22,6 +22,7 @@ use ringferry_sys::process::Spawn;
 use ringferry_sys::program;
 use ringferry_sys::socket::{Listener, Stream};
 use ringferry_vhost_user::FrontendError;
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 
 use crate::straight::Host;
@@ -408,6 +409,83 @@ fn m6_a_kick_that_never_falls_silent_costs_its_session_and_does_not_keep_the_swi
     assert_eq!((port.counters["ring_errors"], switch.process.logged("queue is broken")), (0, 0));
     converse(&mut a, &mut b, 1, 20);
     assert_idle(&switch.process);
+    switch.stop();
+}
+
+/// Threads that wait for an event so often that whoever signals or reads it goes through hundreds of thousands of entries. They wait for what never comes,
+/// until this is dropped.
+struct Crowd {
+    end: Option<std::io::PipeWriter>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Crowd {
+    /// Entries in all: some milliseconds for each who goes through them.
+    const ENTRIES: usize = 300_000;
+
+    fn before(event: &OwnedFd) -> Crowd {
+        let most = rustix::process::getrlimit(Resource::Nofile).current.map_or(4096, |most| most.min(20_000));
+        let (end, writer) = std::io::pipe().unwrap();
+        let ready = std::sync::Arc::new(std::sync::Barrier::new(Self::ENTRIES / most as usize + 1));
+        let threads = (1..=Self::ENTRIES / most as usize).map(|_| {
+            let (event, end, ready) = (event.try_clone().unwrap(), end.try_clone().unwrap(), ready.clone());
+            std::thread::spawn(move || {
+                let mut entries = vec![PollFd::new(&event, PollFlags::PRI); most as usize - 1];
+                entries.push(PollFd::new(&end, PollFlags::IN));
+                ready.wait();
+                rustix::event::poll(&mut entries, None).unwrap();
+            })
+        });
+        let threads = threads.collect();
+        ready.wait();
+        Crowd { end: Some(writer), threads }
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        self.end.take();
+        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+    }
+}
+
+/// Who signals or reads an eventfd goes through all that wait for it, which may be millions. That is not blocked, but busy, in the kernel.
+#[test]
+fn events_for_which_a_crowd_waits_cost_their_session() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b", "called", "kicked"]);
+    let (mut a, mut b) = bystanders(&switch);
+    let flags = rustix::event::EventfdFlags::CLOEXEC;
+    let why = "it makes whoever uses its events wait in the kernel";
+
+    let mut called = Raw::plug(switch.connect("called"));
+    called.post(200);
+    switch.until_state("called", PortState::Up);
+    let call = rustix::event::eventfd(0, flags).unwrap();
+    called.connection.frontend().set_vring_call(0, Some(call.as_fd())).unwrap();
+    let crowd = Crowd::before(&call);
+    for _ in 0..100 {
+        a.send(&frame(Mac::BROADCAST, a.mac, 60, 1));
+        b.receive_plain();
+    }
+    let port = switch.until("called", "in quarantine", |port| port.fault.is_some());
+    assert_eq!(port.fault.as_deref(), Some(why));
+    drop(crowd);
+
+    let mut kicked = Raw::plug(switch.connect("kicked"));
+    switch.until_state("kicked", PortState::Up);
+    let kick = rustix::event::eventfd(0, flags).unwrap();
+    kicked.connection.frontend().set_vring_kick(1, Some(kick.as_fd())).unwrap();
+    let crowd = Crowd::before(&kick);
+    let port = switch.until("kicked", "in quarantine", |port| {
+        rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
+        port.fault.is_some()
+    });
+    assert_eq!(port.fault.as_deref(), Some(why));
+    drop(crowd);
+    // Nobody else is accused.
+    assert!(["a", "b"].iter().all(|port| switch.port(port).fault.is_none()));
+    converse(&mut a, &mut b, 1, 20);
     switch.stop();
 }
 

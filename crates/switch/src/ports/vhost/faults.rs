@@ -5,8 +5,16 @@
 //! hold up the worker itself is worse, as every other port pays for it: its session is in *quarantine* from
 //! then on, so the worker touches none of its events again, and the control plane, which is told by a
 //! [`PortFault`], ends the session.
+//!
+//! **Long calls.** Whoever signals or reads an eventfd goes through all that wait for it, with a lock held and interrupts off, and a front end can have
+//! millions wait for one of its own: poll(2) takes the same descriptor any number of times. Such a call does not block, it uses processor time, some
+//! 15 ms for a million. So calls are [timed](FrontendFaults::timed): one that was long may have lost its processor, and is no more than a reason to look
+//! at the next ones by the clock that counts only what the thread has used; if these are long, too, the session is in quarantine.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::log_limit::LogLimit;
 use crate::plane::{FaultReporter, PortFault, PortHandle};
@@ -18,12 +26,13 @@ pub(super) struct FrontendFaults {
     reporter: Arc<FaultReporter>,
     /// The session in quarantine, until the control plane has ended it. A later session has another number.
     quarantined: Option<u32>,
+    suspicion: Suspicion,
 }
 
 impl FrontendFaults {
     /// Makes the state of a port without sessions.
     pub(super) fn new(reporter: Arc<FaultReporter>) -> Self {
-        Self { limit: LogLimit::new(1), reporter, quarantined: None }
+        Self { limit: LogLimit::new(1), reporter, quarantined: None, suspicion: Suspicion::default() }
     }
 
     /// Returns true if the events of this session must not be touched.
@@ -37,6 +46,114 @@ impl FrontendFaults {
     pub(super) fn quarantine(&mut self, port: &PortHandle, session: u32, why: &str) {
         if self.quarantined.replace(session) != Some(session) {
             self.reporter.report(PortFault { port: port.id, session: Some(session), why: why.to_owned() });
+        }
+    }
+
+    /// Makes a call on an event of this session, and puts the session into quarantine if such calls keep taking long.
+    #[inline]
+    pub(super) fn timed<T>(&mut self, port: &PortHandle, session: u32, call: impl FnOnce() -> T) -> T {
+        let used = if self.suspicion.looks() { Some(thread_time()) } else { None };
+        let begun = Instant::now();
+        let result = call();
+        if begun.elapsed() >= LONG || used.is_some() {
+            self.judge(port, session, used);
+        }
+        result
+    }
+
+    /// Looks at a call that was long, or at any while there is suspicion: `used` is what the thread had used before.
+    #[cold]
+    fn judge(&mut self, port: &PortHandle, session: u32, used: Option<Duration>) {
+        if self.suspicion.is_proven_by(used.map(|used| thread_time().saturating_sub(used))) {
+            self.suspicion = Suspicion::default();
+            self.quarantine(port, session, "it makes whoever uses its events wait in the kernel");
+        }
+    }
+}
+
+/// A call that is longer is looked at. A common one takes a microsecond or two, and of a machine whose processors are far apart ten.
+const LONG: Duration = Duration::from_micros(100);
+/// Calls that are measured after one that was long.
+const MEASURED: u8 = 16;
+/// Long ones among them that are proof. Interrupts that a kernel puts down to the thread make one of thousands long.
+const PROOF: u8 = 8;
+/// What two of them have used in all, if that is so much, is proof, too: others cannot wait for the rest.
+const MUCH: Duration = Duration::from_millis(50);
+
+/// What long calls have led to.
+#[derive(Debug, Default)]
+struct Suspicion {
+    /// Calls that are still to be measured.
+    left: u8,
+    /// Long ones among those that were, and what they have used.
+    long: u8,
+    used: Duration,
+}
+
+impl Suspicion {
+    /// Returns true if the next call is to be measured.
+    #[inline]
+    fn looks(&self) -> bool {
+        self.left > 0
+    }
+
+    /// Takes note of a call: of what its thread has used, if it was measured, and else that it was long. Returns true if that is proof of
+    /// intent.
+    fn is_proven_by(&mut self, used: Option<Duration>) -> bool {
+        let Some(used) = used else {
+            *self = Suspicion { left: MEASURED, ..Suspicion::default() };
+            return false;
+        };
+        self.left = self.left.saturating_sub(1);
+        if used >= LONG {
+            self.long += 1;
+            self.used += used;
+        }
+        self.long >= PROOF || (self.long >= 2 && self.used >= MUCH)
+    }
+}
+
+/// The processor time that the calling thread has used.
+fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Which of these calls, by what they have used in microseconds, is the proof, after one that was long.
+    fn proof(calls: &[u64]) -> Option<usize> {
+        let mut suspicion = Suspicion::default();
+        assert!(!suspicion.looks() && !suspicion.is_proven_by(None));
+        calls.iter().position(|used| {
+            assert!(suspicion.looks());
+            suspicion.is_proven_by(Some(Duration::from_micros(*used)))
+        })
+    }
+
+    #[test]
+    fn calls_that_use_much_time_are_proof_and_those_that_wait_for_a_processor_are_not() {
+        assert_eq!(proof(&[45_000, 45_000]), Some(1));
+        assert_eq!(proof(&[200; 16]), Some(7));
+        assert_eq!(proof(&[0, 200, 0, 200, 0, 200, 0, 200, 0, 200, 0, 200, 0, 200, 0, 200]), Some(15));
+        assert_eq!(proof(&[2; 16]), None, "the long one had lost its processor");
+        assert_eq!(proof(&[2, 2000, 2, 2, 2, 2, 2, 2, 2000, 2, 2, 2, 2, 2, 2, 2]), None, "interrupts");
+        assert_eq!(proof(&[90_000, 2, 2, 2]), None, "one is chance");
+    }
+
+    #[test]
+    fn suspicion_ends_and_begins_anew() {
+        let mut suspicion = Suspicion::default();
+        for _ in 0..3 {
+            assert!(!suspicion.is_proven_by(None));
+            for call in 0..MEASURED {
+                assert!(suspicion.looks());
+                let used = if call < PROOF - 1 { LONG } else { Duration::ZERO };
+                assert!(!suspicion.is_proven_by(Some(used)));
+            }
+            assert!(!suspicion.looks());
         }
     }
 }

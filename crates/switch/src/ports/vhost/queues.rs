@@ -4,6 +4,7 @@
 //! have their [indexes in the device](queue_index). A ring whose driver breaks the rules is broken until it is started anew: it is counted, and
 //! the front end told, once.
 
+use std::io;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,7 +12,7 @@ use ringferry_memory::{Area, DirtyLog, GuestMemory, ReadSlice, Translator};
 use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::vnet::Header;
 use ringferry_ring::{Device, Fault, RingAddresses, WriteLog};
-use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::eventfd::{EventFd, falls_silent};
 use ringferry_vhost_user::RingSetup;
 use ringferry_virtio_net::device::{Receiveq, Refused, Rejected, Run, Transmitq};
 use ringferry_virtio_net::{Features, queue_index};
@@ -89,7 +90,7 @@ impl Common {
         }
         port.counters.calls.add(1);
         pair.calls.add(1);
-        if call.signal().is_err() {
+        if faults.timed(port, self.session, || call.signal()).is_err() {
             faults.quarantine(port, self.session, "its call event blocks whoever signals it");
         }
     }
@@ -103,7 +104,7 @@ impl Common {
         port.counters.ring_errors.add(1);
         if let Some(err) = &self.err
             && !faults.is_quarantined(self.session)
-            && err.signal().is_err()
+            && faults.timed(port, self.session, || err.signal()).is_err()
         {
             faults.quarantine(port, self.session, "its error event blocks whoever signals it");
         }
@@ -323,13 +324,18 @@ impl Queues for VhostQueues {
         let Some(kick) = &queue.common.kick else { return true };
         // A spurious kick is legal, but a descriptor that stays readable by itself would keep this thread
         // awake for ever.
-        let works = kick.drain().is_ok() && (ring.has_chains() || kick.falls_silent().unwrap_or(false));
+        let session = queue.common.session;
+        let mut drain = || {
+            let drained = faults.timed(port, session, || kick.drain());
+            if faults.is_quarantined(session) { Err(io::ErrorKind::TimedOut.into()) } else { drained }
+        };
+        let works = drain().is_ok() && (ring.has_chains() || falls_silent(drain).unwrap_or(false));
         if !works {
             unwatch(watch, queue.common.kick.take());
             // This keeps the ring from being served until its session is over. Its driver has broken no rule.
             ring.break_with(Fault::Unusable);
             queue.common.reported = true;
-            faults.quarantine(port, queue.common.session, "its kick event never falls silent");
+            faults.quarantine(port, session, "its kick event never falls silent");
         }
         true
     }
