@@ -56,7 +56,7 @@ fn with_candidates(command: Command) -> Command {
 fn with_candidates_of(arg: Arg) -> Arg {
     let of =
         |arg: Arg, candidates: fn() -> Vec<CompletionCandidate>| arg.add(ArgValueCandidates::new(candidates));
-    match arg.get_value_names().and_then(|names| names.first()).map(|name| name.as_str()) {
+    match arg.get_value_names().and_then(|names| names.first()).map(clap::builder::Str::as_str) {
         Some("PORT" | "PEER" | "FROM" | "TO" | "PORT[/MAC]" | "PORT|MAC|broadcast") => of(arg, ports),
         Some("KEY") => of(arg, || settings("")),
         Some("KEY=VALUE") => of(arg, || settings("=")),

@@ -417,6 +417,21 @@ fn ip(words: &[&str]) {
     assert!(Command::new("ip").args(words).status().unwrap().success(), "{words:?}");
 }
 
+/// The way out of the sandbox leads through a file also for a switch that has none.
+#[test]
+fn what_only_a_file_may_say_is_refused_with_the_way_to_one() {
+    if !may("sandbox", is_root()) {
+        return;
+    }
+    in_a_namespace(|| {
+        let place = Place::new();
+        let switch = place.switch(&["a"]);
+        let words = refused(&place, &["add", "tap:rf9,address=10.0.0.1/24"]);
+        assert!(words.contains("started without one; `ringferry ctl dump` writes one"), "{words}");
+        switch.stop();
+    });
+}
+
 fn taps_come_and_go_in_the_namespace() {
     if !may("needs the program ip", program::installed("ip").is_some()) {
         return;

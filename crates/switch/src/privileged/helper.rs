@@ -103,7 +103,7 @@ impl Charter {
     fn set_up(&mut self, port: &str, before: Option<&str>) -> Result<(), Reply> {
         let (port, before) = (one_port(port)?, before.map(one_port).transpose()?);
         if !self.knows(&port) || before.as_ref().is_some_and(|before| !self.knows(before)) {
-            return Err(failed(NO_INTERFACES));
+            return Err(self.not_as_in_file());
         }
         ports::set_up(&port, before.as_ref()).map_err(|error| failed(&error.to_string()))?;
         // What is set up can be undone, whatever the file says by then.
@@ -137,23 +137,24 @@ impl Charter {
                 VhostUserEndpoint::Listen(path) => Err(failed(&kept_out(path))),
                 VhostUserEndpoint::Connect(path) => Err(failed(&format!(
                     "the sandbox lets added ports connect only to sockets in the socket_directories of the configuration file, of which {} is \
-                     none: write the port into the file and use `ringferry ctl reload`",
-                    directory(path).display()
+                     none: {}",
+                    directory(path).display(),
+                    self.write_into_file("the port")
                 ))),
                 VhostUserEndpoint::Fd(_) | VhostUserEndpoint::Activation(_) => Ok(()),
             },
             PortKind::Tap(TapConfig { link, .. })
                 if link.bridge.is_some() || !link.addresses.is_empty() || link.mac.is_some() =>
             {
-                Err(failed(NO_INTERFACES))
+                Err(self.not_as_in_file())
             }
             PortKind::Tap(TapConfig { source: TapSource::Name { name, .. }, .. }) => {
                 // A tap that exists may be another program's: with several queues it could be attached to beside that.
                 match netif::index(name) {
                     Ok(None) => Ok(()),
                     _ => Err(failed(&format!(
-                        "the interface {name} exists, and the sandbox lets the switch attach only to those in its configuration file: write \
-                         the port into the file and use `ringferry ctl reload`"
+                        "the interface {name} exists, and the sandbox lets the switch attach only to those in its configuration file: {}",
+                        self.write_into_file("the port")
                     ))),
                 }
             }
@@ -185,6 +186,25 @@ impl Charter {
         }
     }
 
+    /// The refusal of settings of an interface that are not in the configuration file.
+    fn not_as_in_file(&self) -> Reply {
+        failed(&format!(
+            "the sandbox lets the switch set up interfaces only as its configuration file has them: {}",
+            self.write_into_file("bridge, address, mac and up of the port")
+        ))
+    }
+
+    /// What to do if only the configuration file may say something.
+    fn write_into_file(&self, what: &str) -> String {
+        if self.file.is_some() {
+            format!("write {what} into the file and use `ringferry ctl reload`")
+        } else {
+            format!(
+                "this switch was started without one; `ringferry ctl dump` writes one, to which you add {what}, and from which you start it anew"
+            )
+        }
+    }
+
     fn file(&self) -> Result<&Path, Reply> {
         self.file.as_ref().map(Bytes::path).ok_or_else(|| failed("there is no configuration file"))
     }
@@ -194,7 +214,7 @@ impl Charter {
         let edit = Edit::of_keys(set, unset);
         let edit = edit.ok_or_else(|| failed("that is no setting that can change while a port is open"))?;
         if matches!(port.kind, PortKind::Tap(_)) && set.iter().chain(unset).any(|key| is_of_interface(key)) {
-            return Err(failed(NO_INTERFACES));
+            return Err(self.not_as_in_file());
         }
         self.check_worker(&port)?;
         let Kept { path, same } = keep(self.file()?, &edit, &port)?;
@@ -237,10 +257,6 @@ impl Charter {
 /// Upper bound on the ports that are open at a time through the helper, so that a switch that was taken over cannot make sockets and taps
 /// without end. A switch has descriptors for some thousand ports.
 const MAX_OPENED: usize = 4096;
-
-/// What is said of settings of an interface that are not in the configuration file.
-const NO_INTERFACES: &str = "the sandbox lets the switch set up interfaces only as its configuration file has them: write bridge, address, mac and up \
-                             of the port into the file and use `ringferry ctl reload`";
 
 /// Returns true if a key of a tap is about its interface.
 fn is_of_interface(key: &str) -> bool {
