@@ -27,6 +27,8 @@ package_deb() {
 
     check "its counters are served" sd systemctl enable --now ringferry-metrics.service
     package_scraped
+    check "its page is served" sd systemctl enable --now ringferry-page.service
+    wait_for 5 package_page || fail "no page: $(sd systemctl status ringferry-page)"
 
     # Another program, by a byte that no loader reads.
     metrics=$(sd_property ringferry-metrics MainPID) process=$(sd_property ringferry MainPID)
@@ -56,6 +58,10 @@ package_scraped() {
     wait_for 5 test -S "$SD_ROOT/run/ringferry/metrics.sock" || fail "no socket for scrapers: $(sd systemctl status ringferry-metrics)"
     check "a scrape" socat -t 5 "UNIX-CONNECT:$SD_ROOT/run/ringferry/metrics.sock" - <<<$'GET /metrics HTTP/1.0\n' >"$LOG/scrape"
     grep -q '^ringferry_port_rx_packets_total{port="vm0"} [1-9]' "$LOG/scrape" || fail "no packets are counted: $(head -n 5 "$LOG/scrape")"
+}
+
+package_page() {
+    sd bash -c 'exec 3<>/dev/tcp/127.0.0.1/9483; printf "GET / HTTP/1.0\r\nHost: localhost\r\n\r\n" >&3; grep -q " 200 " <&3'
 }
 
 # What there is in the machine, but for what dpkg, the logs and the user database write whenever anything is installed.
