@@ -14,12 +14,12 @@
 //!   tombstones.
 //! - **Unpredictable.** The hash is keyed with a random seed, so a guest cannot choose addresses that
 //!   collide.
-//! - **Fair.** A port may add an address only while it holds fewer addresses than are free. One port alone
-//!   can fill half of the table, two that flood a third each, and a port that holds nothing always finds room
-//!   until nothing is free (dynamic thresholds: Choudhury and Hahne 1998, as in shared-buffer switches). A
-//!   port above its share replaces its own oldest address in those two buckets, and when it has none there,
-//!   is refused; it never evicts an address of another port. A guest that floods source addresses hurts only its
-//!   own.
+//! - **Fair.** A port may add an address only while it holds fewer addresses than are free, and addresses that move to it count as well. One port alone
+//!   can fill half of the table, and two that flood a third each (dynamic thresholds: Choudhury and Hahne 1998, as in shared-buffer switches). A
+//!   port above that replaces its own oldest address in those two buckets, and when it has none there, is refused. Ports that fill the table one after
+//!   the other would leave half as much each time, and a dozen of them nothing: so a port has a *[share](Fdb::share)* of its own, below which
+//!   it replaces the oldest address there of a port that holds more than that. No address of a port within its share is evicted: a guest that
+//!   floods source addresses hurts only its own.
 //!
 //! Two rules of a port bear on the table. Its *static* addresses lie among the others but are never aged, moved, replaced
 //! or evicted; a frame that comes from one behind another port is to be dropped. Its *limit* is exact: the port never
@@ -139,7 +139,7 @@ pub struct FdbStats {
     pub learned: u64,
     /// Addresses that changed ports. Steady growth means a loop, or two machines with one address.
     pub moved: u64,
-    /// Addresses that replaced an older one of the same port, because the port held its share or the slots
+    /// Addresses that replaced an older one, of the same port or of one that held more than its share, because few addresses were free or the slots
     /// were taken.
     pub replaced: u64,
     /// Addresses not remembered, because the port held its share or the slots were taken; frames to them are
@@ -389,9 +389,29 @@ impl Fdb {
         let gives_way = |slot: Slot| {
             slot.key == 0 || age(&slot, now) > self.max_age || !self.pair(slot.key).into_iter().all(is_full)
         };
-        let own = |slot: Slot| slot.seen != FIXED && slot.port == port;
-        let held = self.ports.get(usize::from(port)).map_or(0, |holder| holder.held as usize);
-        held < self.capacity.saturating_sub(self.len) && slots().any(gives_way) || slots().any(own)
+        let evicted =
+            |slot: Slot| slot.seen != FIXED && (slot.port == port || self.gives_way_to(port, &slot));
+        self.has_room_for(port) && slots().any(gives_way) || slots().any(evicted)
+    }
+
+    /// Learned addresses that a port has room for whatever others hold: half of what would be its part if all had the same.
+    fn share(&self) -> u32 {
+        (self.capacity / (2 * self.ports.len().max(1))).max(1) as u32
+    }
+
+    fn held(&self, port: u16) -> u32 {
+        self.ports.get(usize::from(port)).map_or(0, |holder| holder.held)
+    }
+
+    /// Returns true if one more address behind `port` may take a free place.
+    fn has_room_for(&self, port: u16) -> bool {
+        (self.held(port) as usize) < self.capacity.saturating_sub(self.len)
+    }
+
+    /// Returns true if `slot` is of a port above its share, and `port` is below its own.
+    fn gives_way_to(&self, port: u16, slot: &Slot) -> bool {
+        let share = self.share();
+        self.held(port) < share && self.held(slot.port) > share
     }
 
     /// Returns the port that `mac` was last seen on in VLAN `vid`, unless that was longer ago than the age.
@@ -592,15 +612,20 @@ impl Fdb {
         for bucket in pair {
             self.stats.aged += self.retain(bucket, |slot| age(slot, new.seen) <= max_age) as u64;
         }
-        let held = self.holder(new.port).held as usize;
-        if held < self.capacity.saturating_sub(self.len)
+        // Every port has an account, so that all of them count in the share.
+        self.holder(new.port);
+        let oldest = |fdb: &Fdb| {
+            let others = fdb.oldest(pair, new.seen, |slot| fdb.gives_way_to(new.port, slot));
+            others.or_else(|| fdb.oldest(pair, new.seen, |slot| slot.port == new.port))
+        };
+        if self.has_room_for(new.port)
             && let Some((bucket, way)) = self.free_slot(pair)
         {
             self.buckets[bucket].0[way] = new;
             self.len += 1;
             self.hold(new);
             self.stats.learned += 1;
-        } else if let Some((bucket, way)) = self.oldest(pair, new.seen, |slot| slot.port == new.port) {
+        } else if let Some((bucket, way)) = oldest(self) {
             self.release(self.buckets[bucket].0[way]);
             self.buckets[bucket].0[way] = new;
             self.hold(new);
@@ -633,10 +658,17 @@ impl Fdb {
         }
         let old = self.buckets[bucket].0[way];
         let new = Slot { seen: now, port: to, told: now as u16, ..old };
-        self.release(old);
-        self.buckets[bucket].0[way] = new;
-        self.hold(new);
         self.stats.moved += 1;
+        if self.has_room_for(to) {
+            self.release(old);
+            self.buckets[bucket].0[way] = new;
+            self.hold(new);
+        } else {
+            // It takes the place of another one of this port's, as if it were new. If it finds none it is unknown: whatever is sent to it is flooded, and
+            // not sent to where it was.
+            self.free((bucket, way));
+            let _ = self.insert(self.pair(old.key), new);
+        }
         Learned::News
     }
 

@@ -167,6 +167,66 @@ fn flooding_guests_together_leave_a_share() {
     assert!((0..7).all(|port| held(&fdb, PortId(port)) >= 1024 / 8 - 7));
 }
 
+/// Returns how many of the addresses of a pair of machines that come up now are found.
+fn found_of_newcomers(fdb: &mut Fdb, ports: [PortId; 2]) -> usize {
+    let newcomers = || (1_000_000..1_000_040).map(|n| (n, ports[n as usize % 2]));
+    newcomers().for_each(|(n, port)| {
+        let _ = fdb.learn(0, station(n), port, 0);
+    });
+    newcomers().filter(|(n, port)| fdb.lookup(0, station(*n), 0) == Some(*port)).count()
+}
+
+/// Whoever sends from the addresses of another port takes them over, but not beyond what a port may hold: else two ports take turns until nothing is free,
+/// every address that is new is flooded, and both read it.
+#[test]
+fn ports_that_take_over_addresses_of_each_other_leave_room_for_others() {
+    let mut fdb = Fdb::new(1024, 300, SEED);
+    for (own, other) in [(A, B), (B, A)].into_iter().cycle().take(20) {
+        for n in 0..1024 {
+            let _ = fdb.learn(0, station(n + 1024 * u64::from(own.0)), own, 0);
+        }
+        for n in 0..1024 {
+            let _ = fdb.learn(0, station(n + 1024 * u64::from(own.0)), other, 0);
+        }
+    }
+    assert!(fdb.capacity() - fdb.len() >= 1024 / 8, "{} of {}", fdb.len(), fdb.capacity());
+    assert_eq!(found_of_newcomers(&mut fdb, [PortId(2), PortId(3)]), 40);
+}
+
+/// One after the other, each port may take half of what is left.
+#[test]
+fn a_dozen_ports_that_fill_the_table_leave_each_other_port_its_share() {
+    let mut fdb = Fdb::new(1024, 300, SEED);
+    for port in 0..14 {
+        for n in 0..2000 {
+            let _ = fdb.learn(0, station(10_000 * u64::from(port) + n), PortId(port), 0);
+        }
+    }
+    assert_eq!(found_of_newcomers(&mut fdb, [PortId(14), PortId(15)]), 40);
+    // They cannot be driven out again.
+    for n in 0..20_000 {
+        let _ = fdb.learn(0, station(500_000 + n), PortId(0), 0);
+    }
+    let left = (1_000_000..1_000_040).filter(|n| fdb.lookup(0, station(*n), 0).is_some()).count();
+    assert_eq!(left, 40);
+}
+
+/// A machine that moves to a port that holds much is not looked for where it was.
+#[test]
+fn an_address_that_moves_to_a_port_above_its_share_is_not_left_behind() {
+    let mut fdb = Fdb::new(64, 300, SEED);
+    for n in 0..20 {
+        let _ = fdb.learn(0, station(n), A, 0);
+    }
+    for n in 100..2000 {
+        let _ = fdb.learn(0, station(n), B, 0);
+    }
+    for n in 0..20 {
+        assert_eq!(fdb.learn(0, station(n), B, 1), Learned::News);
+        assert_ne!(fdb.lookup(0, station(n), 1), Some(A));
+    }
+}
+
 #[test]
 fn half_of_the_capacity_fits_without_loss_from_one_port() {
     let mut fdb = Fdb::new(16384, 300, SEED);
