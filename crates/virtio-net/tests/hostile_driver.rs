@@ -458,6 +458,26 @@ fn cve_2015_7295_nothing_is_written_past_a_buffer() {
     }
 }
 
+/// Each buffer costs as much as a small frame, and whoever sends pays.
+#[test]
+fn hundreds_of_tiny_buffers_break_the_ring_instead_of_holding_up_the_sender() {
+    for features in [PLAIN, MERGEABLE] {
+        for (count, len, frame, fits) in [
+            (60, 2, 60, true),
+            (100, 64, 4000, true),
+            (18, 4096, 65_550, true),
+            (100, 2, 60, false),
+            (120, 16, 1514, false),
+        ] {
+            let (mut raw, mut queue) = receiver(features);
+            let pieces: Vec<_> = (0..count).map(|i| writable(BUFFERS + i * 4096, len)).collect();
+            raw.chain(&pieces);
+            let expected = if fits { Ok(()) } else { Err(Refused::Broken) };
+            assert_eq!(deliver(&raw, &mut queue, &payload(1, frame)), expected, "{count} of {len}");
+        }
+    }
+}
+
 /// 5.1.6.4.1: every buffer of a packet but the last is filled, and only the first has a header.
 #[test]
 fn clause_5_1_6_4_1_buffers_are_filled_in_order() {

@@ -18,10 +18,13 @@ use ringferry_ring::{Chain, Chains, Device, Done, Fault};
 
 use crate::{Features, header};
 
-/// Most buffers that are examined for one frame. The largest frame then still fits buffers of 64
-/// bytes; a driver that posts smaller ones, or empty ones by the thousand, would only keep the
-/// device busy.
-const MAX_BUFFERS: usize = 1024;
+/// Most buffers that are examined for one frame of `need` bytes with its header: each costs as much as a small frame, and whoever sends the frame pays for it. A
+/// frame of any size fits buffers of 64 bytes, and 64 more are for drivers that post chains for larger frames. Real ones post at least some hundred bytes
+/// at a time, and 18 buffers in a chain for 64 KiB; one that posts hundreds of a few bytes would only keep the device busy: 1020 of two bytes, on
+/// as many pages, made of each frame 75 us.
+const fn max_buffers(need: usize) -> usize {
+    64 + need / 64
+}
 
 /// The reason why a frame was not delivered. Nothing was published and no buffer was consumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -369,7 +372,7 @@ impl<A: Words> Receiveq<A> {
                 buffers += usize::from(chain.writable);
                 if chain.readable > 0
                     || (chain.writable_len as usize) < self.header_len
-                    || buffers > MAX_BUFFERS
+                    || buffers > max_buffers(need)
                 {
                     return Err(Refused::Broken);
                 }
