@@ -478,6 +478,35 @@ fn hundreds_of_tiny_buffers_break_the_ring_instead_of_holding_up_the_sender() {
     }
 }
 
+/// In the long run buffers are as large as those of real drivers, or frames are lost: each buffer is a page that nobody else has touched.
+#[test]
+fn a_driver_of_tiny_buffers_gets_fewer_frames_and_one_of_small_ones_all() {
+    for (count, len, all) in
+        [(13, 128, true), (2, 1514, true), (19, 4096, true), (60, 30, false), (25, 64, false)]
+    {
+        let (mut raw, mut queue) = receiver(PLAIN);
+        let pieces: Vec<_> = (0..count).map(|i| writable(BUFFERS + i * 4096, len)).collect();
+        let frames = 2000;
+        let mut lost = 0;
+        raw.chain(&pieces);
+        for _ in 0..frames {
+            match deliver(&raw, &mut queue, &payload(1, 1500)) {
+                Ok(()) => {
+                    raw.chain(&pieces);
+                }
+                Err(refused) => {
+                    assert_eq!(refused, Refused::TooBig);
+                    lost += 1;
+                }
+            }
+            queue.flush();
+            raw.used();
+        }
+        assert_eq!(lost == 0, all, "{lost} of {count} buffers of {len}");
+        assert!(lost < frames * 3 / 4, "{lost}");
+    }
+}
+
 /// 5.1.6.4.1: every buffer of a packet but the last is filled, and only the first has a header.
 #[test]
 fn clause_5_1_6_4_1_buffers_are_filled_in_order() {

@@ -26,13 +26,22 @@ const fn max_buffers(need: usize) -> usize {
     64 + need / 64
 }
 
+/// Buffers that a frame of `need` bytes is granted in the long run: what those of a real driver take, and twice as many where they have 256 bytes. Each is
+/// a line and a page that nobody else has touched.
+const fn granted_buffers(need: usize) -> usize {
+    8 + need / 128
+}
+
+/// Most granted buffers that are saved up: some frames may take as many as there are.
+const MOST_GRANTED: usize = 4096;
+
 /// The reason why a frame was not delivered. Nothing was published and no buffer was consumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The driver has not posted enough buffers for the frame.
     #[error("no receive buffers")]
     NoBuffers,
-    /// The next buffer is too small for the frame, and frames may not be spread over several.
+    /// The next buffer is too small for the frame, and frames may not be spread over several; or buffers are so small that each frame takes dozens.
     #[error("frame larger than the receive buffer")]
     TooBig,
     /// The ring is broken by a violation of its driver.
@@ -81,6 +90,8 @@ pub struct Receiveq<A: Words> {
     written: Vec<Done>,
     /// Number of chains to take at a time: the frames left of the announced burst.
     ahead: usize,
+    /// [Granted](granted_buffers) and not used.
+    granted: usize,
 }
 
 impl<A: Words> Receiveq<A> {
@@ -94,6 +105,7 @@ impl<A: Words> Receiveq<A> {
             next: 0,
             written: Vec::new(),
             ahead: 1,
+            granted: MOST_GRANTED,
         }
     }
 
@@ -215,6 +227,9 @@ impl<A: Words> Receiveq<A> {
         let count = self.reserve(need, memory)?;
         if count == 1 && self.deliver_whole(memory, header, hash, first, rest, need) {
             return Ok(());
+        }
+        if !self.afford(count, need) {
+            return Err(Refused::TooBig);
         }
         // 5.1.6.4.1: num_buffers is 1 when the feature is not negotiated.
         header.num_buffers = count as u16;
@@ -339,6 +354,22 @@ impl<A: Words> Receiveq<A> {
         self.next += 1;
         self.ahead = self.ahead.saturating_sub(1).max(1);
         true
+    }
+
+    /// Takes the buffers of the next `count` chains that a frame of `need` bytes fills from those granted. Returns false if there are not enough.
+    fn afford(&mut self, count: usize, need: usize) -> bool {
+        let chains = &self.chains.all()[self.next..self.next + count];
+        let mut left = need;
+        let buffers = chains.iter().flat_map(|chain| self.chains.writable(chain)).take_while(|buffer| {
+            let is_filled = left > 0;
+            left = left.saturating_sub(buffer.len as usize);
+            is_filled
+        });
+        let buffers = buffers.count();
+        let granted = (self.granted + granted_buffers(need)).min(MOST_GRANTED);
+        let affords = buffers <= granted;
+        self.granted = if affords { granted - buffers } else { granted };
+        affords
     }
 
     /// Makes sure that the chains from `next` on hold `need` bytes, and returns how many chains
