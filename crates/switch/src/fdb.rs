@@ -17,7 +17,7 @@
 //! - **Fair.** A port may add an address only while it holds fewer addresses than are free, and addresses that move to it count as well. One port alone
 //!   can fill half of the table, and two that flood a third each (dynamic thresholds: Choudhury and Hahne 1998, as in shared-buffer switches). A
 //!   port above that replaces its own oldest address in those two buckets, and when it has none there, is refused. Ports that fill the table one after
-//!   the other would leave half as much each time, and a dozen of them nothing: so a port has a *[share](Fdb::share)* of its own, below which
+//!   the other would leave half as much each time, and a dozen of them nothing: so a port has a *share* of its own, below which
 //!   it replaces the oldest address there of a port that holds more than that. No address of a port within its share is evicted: a guest that
 //!   floods source addresses hurts only its own.
 //!
