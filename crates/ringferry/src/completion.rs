@@ -3,6 +3,7 @@
 //! The script of a shell runs the program with [`VARIABLE`] set, which then prints what could follow on the line and ends. So completions are always those
 //! of the program that is installed.
 
+use std::collections::HashSet;
 use std::env;
 use std::path::PathBuf;
 use std::sync::mpsc;
@@ -66,12 +67,12 @@ fn with_candidates_of(arg: Arg) -> Arg {
 
 /// The keys of a port that can change, with what follows each.
 fn settings(suffix: &str) -> Vec<CompletionCandidate> {
-    let mut keys: Vec<_> = config::setting_keys().collect();
-    keys.dedup_by_key(|(name, _)| *name);
+    let mut known = HashSet::new();
+    let keys = config::setting_keys().filter(|(name, _)| known.insert(*name));
     let candidate = |(name, help): (&str, &str)| {
         CompletionCandidate::new(format!("{name}{suffix}")).help(Some(help.replace('`', "").into()))
     };
-    keys.into_iter().map(candidate).collect()
+    keys.map(candidate).collect()
 }
 
 /// The ports of the switch that the line is about; none if it does not answer at once, as nothing may be printed into a line that is being written.
@@ -124,7 +125,7 @@ mod tests {
     fn what_can_change_is_offered_once_with_its_meaning() {
         let keys = settings("=");
         let count = |name: &str| keys.iter().filter(|key| key.get_value() == name).count();
-        assert_eq!(["vlan=", "mtu=", "worker="].map(count), [1, 1, 1]);
+        assert_eq!(["vlan=", "mtu=", "worker=", "mac="].map(count), [1, 1, 1, 1]);
         assert_eq!(count("path="), 0, "that opens another port");
         assert!(keys.iter().all(|key| key.get_help().is_some_and(|help| !help.to_string().contains('`'))));
     }

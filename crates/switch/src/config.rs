@@ -587,6 +587,26 @@ fn settings(control: Option<&Path>, socket_directories: &[PathBuf], switch: Swit
 }
 
 /// Appends `key = value` lines, the values written by the TOML library.
+/// The line of `text` at `offset`, to be said of a mistake in TOML, whose parser does not name keys: with what most mistakes are about, if it looks so.
+fn line_of(text: &str, offset: usize) -> String {
+    let before = text.get(..offset).unwrap_or_default();
+    let begin = before.rfind('\n').map_or(0, |end| end + 1);
+    let line = text[begin..].lines().next().unwrap_or_default().trim();
+    if line.is_empty() {
+        return String::new();
+    }
+    let value = line.split_once('=').map_or("", |(_, value)| value.trim());
+    let is_bare = value.starts_with(|first: char| first.is_ascii_alphanumeric()) || value.starts_with('[');
+    let hint = if is_bare && !value.contains(['"', '\'']) {
+        "; texts are in quotes, numbers have no zero in front, and what is on or off is true or false"
+    } else {
+        ""
+    };
+    // A line of a file that is none may be long.
+    let shown: String = line.chars().take(80).collect();
+    format!(", in {shown:?}{hint}")
+}
+
 fn append(out: &mut String, entries: Vec<(&'static str, toml::Value)>) {
     for (key, value) in entries {
         // `fmt::Write` for `String` cannot fail.
@@ -765,8 +785,9 @@ impl ConfigBuilder {
         match DeTable::parse(text) {
             Ok(table) => parse(&mut self, &document, table.into_inner()),
             Err(error) => {
-                let place = document.place(error.span().map_or(0, |span| span.start));
-                self.problems.push(place.problem("", error.message().replace('\n', ", ")));
+                let at = error.span().map_or(0, |span| span.start);
+                let message = error.message().replace('\n', ", ");
+                self.problems.push(document.place(at).problem("", format!("{message}{}", line_of(text, at))));
             }
         }
         self

@@ -141,8 +141,8 @@ fn named(key: &str) -> Option<&'static str> {
 
 /// Explains in a message that there is no such key, where there are these.
 fn unknown(key: &str, known: impl Iterator<Item = &'static Key>) -> String {
-    let mut known: Vec<_> = known.map(|key| key.name).collect();
-    known.dedup();
+    let mut seen = std::collections::HashSet::new();
+    let known: Vec<_> = known.map(|key| key.name).filter(|name| seen.insert(*name)).collect();
     let all = known.join(", ");
     let wrong = "is not a setting that can change while the port is open";
     // A key of another table is not a misspelling, so nothing is suggested for it.

@@ -449,7 +449,17 @@ fn tables_of_the_wrong_shape_are_refused() {
 #[test]
 fn syntax_error_names_the_line() {
     assert!(problem("[switch]\nmac_age_seconds = = 3\n").starts_with("rf.toml:2: "));
-    assert!(problem("a = 1\n\na = 2\n").starts_with("rf.toml:3: "));
+    assert_eq!(problem("a = 'x'\n\na = 'y'\n"), "rf.toml:3: duplicate key, in \"a = 'y'\"");
+    let hint = "; texts are in quotes, numbers have no zero in front, and what is on or off is true or false";
+    for line in
+        ["kind = tap", "mac = 52:54:00:00:00:01", "address = [10.0.0.1/24]", "vlan = 010", "isolated = on"]
+    {
+        let found = problem(&format!("[[port]]\n{line}\n"));
+        assert!(
+            found.starts_with("rf.toml:2: ") && found.ends_with(&format!(", in {line:?}{hint}")),
+            "{found}"
+        );
+    }
 }
 
 #[test]

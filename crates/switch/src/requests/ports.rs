@@ -20,7 +20,7 @@ const MAX_LOGGED: usize = 30;
 
 /// What is said where nothing can be read anew.
 const NO_FILE: &str = "the switch was started without a configuration file, so there is nothing to read again: `ringferry ctl add`, `set` and `remove` change \
-                       ports; `ringferry ctl dump` prints a file to start it with the next time (`ringferry run --config FILE`)";
+                       ports; `ringferry ctl dump` prints a file to start it with the next time (`ringferry run FILE`)";
 
 impl Requests<'_> {
     /// Adds the port that `text` describes, and keeps it in the configuration file unless only the running switch is meant.

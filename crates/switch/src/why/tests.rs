@@ -325,7 +325,7 @@ fn cases() -> Vec<Case> {
         ),
         case(
             "would-be-dropped",
-            Notes,
+            Loses,
             ("vm1", Some("vm2")),
             || Scene::new([&[], &["vlan=10"], &[]]),
             "A frame from vm1 to vm2 without a tag would not arrive, by the rule behind `vlan`:",

@@ -106,6 +106,8 @@ fn look_at_frames(
         any |= trace.delivered.iter().any(|delivery| delivery.port == to);
         lost.extend(refusal(&trace, to).map(|(reason, text)| (vlan, reason, text)));
     }
+    // Who was given no VLANs sends no tags, as far as anybody has said.
+    let usual = matches!(sends.vlans, Vlans::Trunk { allowed: None, .. });
     for (vlan, reason, text) in lost {
         let (tag, flag) = match vlan {
             Some(vlan) => (format!("with a tag of VLAN {vlan}"), format!(" --vlan {vlan}")),
@@ -113,7 +115,11 @@ fn look_at_frames(
         };
         findings.add(
             "would-be-dropped",
-            if any { Effect::Notes } else { Effect::Stops },
+            match (any, vlan) {
+                (false, _) => Effect::Stops,
+                (true, None) if usual => Effect::Loses,
+                (true, _) => Effect::Notes,
+            },
             100.0,
             format!(
                 "A frame from {from} to {to} {tag} would not arrive, by the rule behind `{}`: {text}",
