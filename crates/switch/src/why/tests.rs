@@ -325,6 +325,13 @@ fn cases() -> Vec<Case> {
         ),
         case(
             "would-be-dropped",
+            Notes,
+            ("vm1", Some("vm2")),
+            || Scene::new([&["trunk=10-12,20", "native=none"], &["trunk=20,30", "native=none"], &[]]),
+            "A frame from vm1 to vm2 with a tag of one of the VLANs 10, 11, 12 would not arrive, by the rule behind `vlan`: Not flooded to there, as it is not in VLAN 10.",
+        ),
+        case(
+            "would-be-dropped",
             Loses,
             ("vm1", Some("vm2")),
             || Scene::new([&[], &["vlan=10"], &[]]),

@@ -8,7 +8,7 @@ use ringferry_control::why::Effect;
 
 use super::{Findings, Known};
 use crate::explain::{self, Abilities};
-use crate::rules::{Rules, Vlans};
+use crate::rules::{Rules, Vid, Vlans};
 
 /// Looks at what a port has to do with all other ones. Rules that keep it apart from some of them are not said: they are what somebody wanted.
 pub(super) fn look_at_all(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
@@ -79,6 +79,15 @@ pub(super) fn look(
 /// Most VLANs of a port for which a frame is traced.
 const VLANS: usize = 8;
 
+/// Frames that a rule would drop.
+struct Lost {
+    /// The VLANs of their tags, or none, for which the reason is the same.
+    vlans: Vec<Option<Vid>>,
+    reason: DropReason,
+    /// What was said of the first.
+    text: String,
+}
+
 /// Traces frames from one port to another, without a tag and with those of the VLANs that the rules of both name, and says which of them a rule would
 /// drop.
 fn look_at_frames(
@@ -98,18 +107,28 @@ fn look_at_frames(
         Vlans::Trunk { allowed: None, .. } => named(&takes.vlans),
     };
     let tags = tags.into_iter().filter(|vid| *vid != 0).map(Some);
-    let (mut lost, mut any) = (Vec::new(), false);
+    let (mut lost, mut any) = (Vec::<Lost>::new(), false);
     for vlan in std::iter::once(None).chain(tags) {
         let request =
             TraceRequest { from: from.to_owned(), to: to.to_owned(), vlan, ..TraceRequest::default() };
         let Ok(trace) = (known.trace)(&request) else { return };
         any |= trace.delivered.iter().any(|delivery| delivery.port == to);
-        lost.extend(refusal(&trace, to).map(|(reason, text)| (vlan, reason, text)));
+        let Some((reason, text)) = refusal(&trace, to) else { continue };
+        let same = lost.iter_mut().find(|lost| lost.vlans[0].is_some() && lost.reason == reason);
+        match same.filter(|_| vlan.is_some()) {
+            Some(lost) => lost.vlans.push(vlan),
+            None => lost.push(Lost { vlans: vec![vlan], reason, text }),
+        }
     }
     // Who was given no VLANs sends no tags, as far as anybody has said.
     let usual = matches!(sends.vlans, Vlans::Trunk { allowed: None, .. });
-    for (vlan, reason, text) in lost {
+    for Lost { vlans, reason, text } in lost {
+        let vlan = vlans[0];
         let (tag, flag) = match vlan {
+            Some(vlan) if vlans.len() > 1 => {
+                let all: Vec<_> = vlans.iter().flatten().map(Vid::to_string).collect();
+                (format!("with a tag of one of the VLANs {}", all.join(", ")), format!(" --vlan {vlan}"))
+            }
             Some(vlan) => (format!("with a tag of VLAN {vlan}"), format!(" --vlan {vlan}")),
             None => ("without a tag".to_owned(), String::new()),
         };
