@@ -325,11 +325,11 @@ impl Queues for VhostQueues {
         // A spurious kick is legal, but a descriptor that stays readable by itself would keep this thread
         // awake for ever.
         let session = queue.common.session;
-        let mut drain = || {
+        let drain = || {
             let drained = faults.timed(port, session, || kick.drain());
             if faults.is_quarantined(session) { Err(io::ErrorKind::TimedOut.into()) } else { drained }
         };
-        let works = drain().is_ok() && (ring.has_chains() || falls_silent(drain).unwrap_or(false));
+        let works = falls_silent(drain, || ring.has_chains()).unwrap_or(false);
         if !works {
             unwatch(watch, queue.common.kick.take());
             // This keeps the ring from being served until its session is over. Its driver has broken no rule.
