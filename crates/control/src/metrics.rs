@@ -250,6 +250,13 @@ impl Exposition {
                 }
             },
         );
+        let help = "Time for which the guest of the port has taken no packets out of a receiveq that the switch has filled: it hangs, is paused, or gets no processor. 0 while it takes them.";
+        self.family("ringferry_port_stalled_seconds", Kind::Gauge, help, |family| {
+            for port in ports {
+                let stalls = port.queues.iter().filter_map(|queue| Some(queue.stalled?.seconds));
+                family.sample(&[("port", &port.name)], stalls.max().unwrap_or(0) as f64);
+            }
+        });
         let mut counted: BTreeMap<&str, &str> = BTreeMap::new();
         for name in ports.iter().flat_map(|port| port.counters.keys()) {
             let help = PORT_COUNTERS.iter().find(|(known, _)| known == name).map(|(_, help)| *help);

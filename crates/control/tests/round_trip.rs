@@ -9,7 +9,7 @@ use ringferry_control::channels::{Channels, QueueSteering, Stats, Steering};
 use ringferry_control::explain::{Checksums, Cost, Explanation, Protocol, Segments, Traffic, Way};
 use ringferry_control::snapshot::{
     FdbEntry, FdbSnapshot, GrantSnapshot, Negotiated, PairSnapshot, PortSnapshot, PortState, QueueRole,
-    QueueSnapshot, Rates, Snapshot, VifFeatures, WorkerLoad, WorkerSnapshot,
+    QueueSnapshot, Rates, Snapshot, StallSnapshot, VifFeatures, WorkerLoad, WorkerSnapshot,
 };
 use ringferry_control::{
     Answer, GuestSnapshot, Holds, Kept, PortAction, PortChange, PortRules, Reload, ReloadStep, Request,
@@ -119,6 +119,7 @@ fn queue() -> impl Strategy<Value = QueueSnapshot> {
             last_avail,
             last_used,
             available: enabled.then_some(last_used),
+            stalled: started.then_some(StallSnapshot { entries: size, seconds: last_used.into() }),
             grants,
         },
     )

@@ -131,6 +131,12 @@ impl<A: Words> Device<A> {
         each!(self, ring => ring.waiting())
     }
 
+    /// Returns the position behind the last entry that the driver has made available, in the encoding of `base` in [`Device::new`]: while it stays,
+    /// the driver has made nothing available. For display, as [`waiting`](Self::waiting).
+    pub fn posted(&self) -> u16 {
+        each!(self, ring => ring.posted())
+    }
+
     /// Appends up to `max` available chains to `out`, fewer if `out` is [bounded](Chains::bounded), and returns how many: 0 only if there is none. Indirect tables are read through
     /// `tables`. A violation breaks the ring; the chains before it are still returned.
     #[inline]

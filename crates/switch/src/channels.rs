@@ -146,6 +146,7 @@ mod tests {
             last_avail: 0,
             last_used: 0,
             available: None,
+            stalled: None,
             grants: None,
         });
         PortSnapshot {

@@ -175,6 +175,11 @@ impl PortTotals {
         Arc::clone(&self.0[worker % self.0.len()])
     }
 
+    /// One counter, summed over the workers.
+    pub(crate) fn sum_of(&self, counter: impl Fn(&PortCounters) -> &Counter) -> u64 {
+        self.0.iter().map(|counters| counter(counters).get()).sum()
+    }
+
     /// Every counter but the drops, by stable name.
     pub fn by_name(&self) -> BTreeMap<String, u64> {
         self.sum(PortCounters::by_name)

@@ -24,6 +24,7 @@ mod requests;
 pub mod rules;
 mod series;
 pub mod snapshot;
+mod stalls;
 mod switch;
 mod trace;
 mod turns;

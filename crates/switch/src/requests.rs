@@ -33,6 +33,7 @@ use crate::ports::{Interface, InterfaceQueues};
 use crate::privileged::{NotKept, Privileges};
 use crate::series::{Sample, Series};
 use crate::snapshot::{self, FdbMerge, rules_by_key};
+use crate::stalls::Stalls;
 use crate::switch::FAULTS;
 use crate::trace;
 use crate::why::{Known, why};
@@ -67,6 +68,7 @@ pub(crate) struct Requests<'s> {
     pub(crate) mirrors: &'s mut Mirrors,
     pub(crate) links: &'s mut Links,
     pub(crate) series: &'s Series,
+    pub(crate) stalls: &'s Stalls,
 }
 
 impl Requests<'_> {
@@ -463,6 +465,10 @@ impl Requests<'_> {
             let Some(interface) = self.ports.interface(&port.name) else { continue };
             port.rates = self.series.port(&sample, interface.id);
             port.pairs = self.pairs(port, &interface, &sample);
+            for queue in &mut port.queues {
+                let stall = |available| self.stalls.of(now, interface.id, queue.index, available);
+                queue.stalled = queue.available.and_then(stall);
+            }
         }
         let names: BTreeMap<PortId, &str> =
             self.ports.interfaces().map(|port| (port.id, port.name)).collect();

@@ -34,6 +34,7 @@ use crate::ports::{self, OpenError, Plug};
 use crate::privileged::Privileges;
 use crate::requests::Requests;
 use crate::series::Series;
+use crate::stalls::Stalls;
 use crate::turns::Turns;
 
 /// Interval of checks for changes that cause no event: silent control clients, truncated guest memory.
@@ -99,6 +100,7 @@ pub struct Switch {
     manager: Manager,
     drains: Drains,
     series: Series,
+    stalls: Stalls,
 }
 
 /// How a switch that ran has ended.
@@ -248,6 +250,7 @@ impl OpenSwitch {
             manager: Manager::default(),
             drains: Drains::default(),
             series: Series::default(),
+            stalls: Stalls::default(),
         })
     }
 }
@@ -480,6 +483,7 @@ impl Switch {
         self.mirrors.tick(&self.ports, &self.workers);
         self.links.follow(&mut self.ports, &self.workers);
         self.series.observe(Instant::now(), &self.ports, &self.workers);
+        self.stalls.tick(Instant::now(), &self.ports, &self.workers);
         self.tell_status();
         if self.workers.is_dead() { Err(RunError::WorkerDied) } else { Ok(()) }
     }
@@ -676,6 +680,7 @@ impl Switch {
             mirrors,
             links,
             series,
+            stalls,
             predecessor,
             keeper,
             ..
@@ -695,6 +700,7 @@ impl Switch {
                 mirrors,
                 links,
                 series,
+                stalls,
                 replacing,
             },
             control,

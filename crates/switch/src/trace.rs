@@ -16,6 +16,7 @@ use ringferry_control::trace::{
 use ringferry_packet::ether::Mac;
 use ringferry_packet::frame::PREFIX;
 use ringferry_packet::vnet::{Header, Offloads, VALIDATED_HEAD};
+use ringferry_virtio_net::queue_index;
 
 use crate::explain::{Abilities, in_words};
 use crate::fdb::{Learned, PortId};
@@ -524,6 +525,17 @@ impl Words<'_> {
                 (number, _) => format!("{name} has room for {number} packets."),
             };
             self.say(name, "ring", if waits { TraceVerdict::Waits } else { TraceVerdict::Passes }, text);
+        }
+        let receiveq = exit.queue.map(queue_index::receiveq);
+        let mut queues = self.known.port(exit.port).into_iter().flat_map(|port| &port.queues);
+        if let Some(stall) =
+            queues.find(|queue| Some(queue.index) == receiveq).and_then(|queue| queue.stalled)
+        {
+            let text = format!(
+                "The guest of {name} has taken nothing out of its ring for {} s: `ringferry ctl why {name}` says more.",
+                stall.seconds
+            );
+            self.say(name, "ring", TraceVerdict::Notes, text);
         }
         for (reason, number) in reasons {
             let state = self.known.port(exit.port).map(|port| port.state);

@@ -21,6 +21,7 @@ fn port(name: &str) -> PortSnapshot {
         last_avail: 0,
         last_used: 0,
         available: None,
+        stalled: None,
         grants: None,
     };
     PortSnapshot {

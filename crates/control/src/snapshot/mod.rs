@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 pub use fdb::{FdbEntry, FdbSnapshot};
 pub use page::{COLUMNS, Column, ColumnError};
 pub use port::{Negotiated, PortSnapshot, PortState, VifFeatures};
-pub use queue::{GrantSnapshot, PairSnapshot, QueueRole, QueueSnapshot};
+pub use queue::{GrantSnapshot, PairSnapshot, QueueRole, QueueSnapshot, StallSnapshot};
 pub use rates::{Rates, WINDOWS, WorkerLoad};
 pub use worker::WorkerSnapshot;
 

@@ -57,9 +57,22 @@ pub struct QueueSnapshot {
     /// They are chains in a split ring and descriptors in a packed one. Absent where that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub available: Option<u16>,
+    /// Of a receiveq that is filled and that its driver takes nothing back from. Absent while that is not so, or where it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stalled: Option<StallSnapshot>,
     /// What was done with the pages of a Xen guest's pair of rings; shown with its transmitq.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grants: Option<GrantSnapshot>,
+}
+
+/// A receiveq whose driver has posted no buffer while the switch filled many of them, or all: its guest hangs, is paused, or gets no processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct StallSnapshot {
+    /// Entries that the switch has used and the driver has not posted again.
+    pub entries: u16,
+    /// Seconds for which the driver has posted nothing though it should have.
+    pub seconds: u64,
 }
 
 /// A queue pair in one worker's hands: its worker and what it has counted. A tap has one for each of its queues, without counters.

@@ -33,6 +33,7 @@ fn example() -> Snapshot {
         last_avail: 300,
         last_used: 44,
         available: Some(200),
+        stalled: None,
         grants: None,
     };
     let broken = QueueSnapshot {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::{FdbEntry, PortSnapshot, QueueSnapshot, Rates, Snapshot, WINDOWS, WorkerSnapshot};
+use super::{FdbEntry, PortSnapshot, QueueSnapshot, Rates, Snapshot, StallSnapshot, WINDOWS, WorkerSnapshot};
 use crate::drops::DropReason;
 use crate::rules::settings;
 use crate::text::{Table, duration, short_count, short_rate};
@@ -215,7 +215,12 @@ impl QueueSnapshot {
     pub(super) fn state(&self) -> String {
         match (&self.broken, self.started, self.enabled) {
             (Some(reason), _, _) => format!("broken: {reason}"),
-            (None, true, true) => "running".to_owned(),
+            (None, true, true) => match self.stalled {
+                Some(StallSnapshot { entries, seconds }) => {
+                    format!("stalled: its guest has taken nothing back for {seconds} s, {entries} entries")
+                }
+                None => "running".to_owned(),
+            },
             (None, true, false) => "disabled".to_owned(),
             (None, false, _) => "stopped".to_owned(),
         }

@@ -96,6 +96,10 @@ impl<A: Words> Device<A> {
         self.fault.is_none() && self.next_chain().is_some()
     }
 
+    pub fn posted(&self) -> u16 {
+        self.side.read_cursor.forward(self.waiting(), self.side.size).to_bits()
+    }
+
     /// The descriptors that are available follow each other, from the next one to take on. The first [`COUNTED`] are looked at one by one, as a driver that is
     /// about to publish a burst has written the rest of it behind its first descriptor; beyond them the end is found by bisection, so that the largest
     /// ring does not hold up whoever asks.

@@ -89,6 +89,10 @@ impl<A: Words> Device<A> {
         if self.fault.is_some() { 0 } else { self.side.look_ahead().min(limit) }
     }
 
+    pub fn posted(&self) -> u16 {
+        self.base().wrapping_add(self.waiting())
+    }
+
     /// Returns how many chains can be taken now. Loads the driver's index only if the cached one shows
     /// none.
     #[inline(always)]

@@ -183,6 +183,16 @@ impl<M: Memory> World<M> {
         // In a larger ring it is found by bisection, which a burst that is not published yet may mislead.
         if self.added.is_empty() || self.setup.size <= 1024 {
             assert_eq!(usize::from(self.device.waiting()), waiting);
+            let size = self.setup.size;
+            let behind = if self.setup.features.packed {
+                // The wrap counter is the bit above the index, which `size` need not reach.
+                let (wrap, index) = (self.device.base() >> 15, usize::from(self.device.base() & 0x7fff));
+                let wraps = index + waiting >= usize::from(size);
+                (wrap ^ u16::from(wraps)) << 15 | ((index + waiting) % usize::from(size)) as u16
+            } else {
+                self.device.base().wrapping_add(waiting as u16)
+            };
+            assert_eq!(self.device.posted(), behind);
         }
         assert!(!self.device_sleeps || self.visible.is_empty(), "lost wake-up: the device sleeps");
         if let Some(unnoticed) = self.driver_sleeps {

@@ -64,6 +64,7 @@ pub(super) fn rings(mut port: PortSnapshot, posted: u16, waiting: u16) -> PortSn
             last_avail: 0,
             last_used: 0,
             available: Some(available),
+            stalled: None,
             grants: None,
         })
         .collect();

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ringferry_control::snapshot::{PortState, Snapshot};
+use ringferry_control::snapshot::{PortSnapshot, PortState, Snapshot};
 use ringferry_control::why::{Effect, Finding};
 use ringferry_control::{self as control, Answer, Request};
 use ringferry_memory::RegionSpec;
@@ -210,11 +210,12 @@ impl Drop for End<'_> {
     }
 }
 
-/// Sends frames from `from` to `to` for as long as `test` takes; nobody waits for them.
+/// Sends frames from `from` to `to` for as long as `test` takes; `to` does with them what `take` does, now and then.
 fn under_load(
     switch: &Switch<'_>,
     from: &mut Guest,
-    to: ringferry_packet::ether::Mac,
+    to: &mut Guest,
+    take: fn(&mut Guest),
     test: impl FnOnce() + Send,
 ) {
     let done = AtomicBool::new(false);
@@ -223,12 +224,18 @@ fn under_load(
             let _end = End(&done);
             test();
         });
-        let frame = frame(to, from.mac, 1400, 7);
-        while !done.load(Ordering::Relaxed) {
+        let frame = frame(to.mac, from.mac, 1400, 7);
+        for burst in 1u32.. {
+            if done.load(Ordering::Relaxed) {
+                break;
+            }
             for _ in 0..32 {
                 from.put(&Header::default(), &frame);
             }
             from.flush();
+            if burst.is_multiple_of(200) {
+                take(to);
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
     });
@@ -244,9 +251,12 @@ fn a_guest_without_buffers_and_the_worker_of_another_are_said() {
     let mut b = switch.plug("b", 2, Options::default());
     let mut c = switch.plug("c", 3, Options::default());
     acquaint(&mut [&mut a, &mut b, &mut c]);
-    let to = b.mac;
-    // b takes nothing out of its ring any more.
-    under_load(&switch, &mut a, to, || {
+    // b takes what is in its ring far too late.
+    let take_all = |b: &mut Guest| {
+        b.pump();
+        while b.take().is_some() {}
+    };
+    under_load(&switch, &mut a, &mut b, take_all, || {
         expect(
             &place,
             &["b"],
@@ -276,6 +286,31 @@ fn a_guest_without_buffers_and_the_worker_of_another_are_said() {
             "b is served by worker 0 and c by worker 1",
         );
     });
+    // Now it takes nothing out of it any more. That is why it has no buffers, so nothing else is said of them.
+    under_load(
+        &switch,
+        &mut a,
+        &mut b,
+        |_| (),
+        || {
+            expect(
+                &place,
+                &["b"],
+                "guest-stalled",
+                Effect::Stops,
+                "The guest of b has taken no packets for ",
+            );
+            let text = place.ctl(&["why", "b"]);
+            assert!(!text.contains("with a ring of") && !text.contains("at this moment"), "{text}");
+            assert!(!text.contains("larger ring"), "{text}");
+        },
+    );
+    assert!(place.ctl(&["show", "b"]).contains("stalled: its guest has taken nothing back for "));
+    assert!(place.ctl(&["trace", "a", "b"]).contains("has taken nothing out of its ring for "));
+    switch.process.until_logged("its guest has taken no packets for ");
+    take_all(&mut b);
+    let is_served = |port: &PortSnapshot| port.queues.iter().all(|queue| queue.stalled.is_none());
+    switch.until("b", "takes packets", is_served);
     // Rates are there for whoever asks next, and in the snapshot.
     let Snapshot { ports, workers, clock_nanoseconds, .. } = switch.show();
     assert!(ports[0].rates.iter().any(|rates| rates.counter("rx_packets") > 0.0), "{:?}", ports[0].rates);

@@ -29,6 +29,8 @@ pub struct QueueState {
     pub last_used: u16,
     /// Entries that the driver has made available and that were not taken; `None` if that is not known.
     pub available: Option<u16>,
+    /// The position behind those entries: while it stays, the driver makes nothing available. `None` if that is not known.
+    pub posted: Option<u16>,
     /// The reason why the ring broke; `None` while it works.
     pub broken: Option<String>,
     /// State of a Xen guest's queue and its pages; only with its transmit ring.

@@ -1,6 +1,6 @@
 //! Rings, rates, work that is done in software, and the workers that do it.
 
-use ringferry_control::snapshot::{PortSnapshot, PortState, QueueRole, Rates, WorkerLoad};
+use ringferry_control::snapshot::{PortSnapshot, PortState, QueueRole, QueueSnapshot, Rates, WorkerLoad};
 use ringferry_control::text::bit_rate;
 use ringferry_control::why::Effect;
 use ringferry_packet::vnet::Offloads;
@@ -22,22 +22,53 @@ const MUCH: f64 = 1e6;
 
 /// Looks at the load of one port.
 pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
-    look_at_rings(port, findings);
+    let is_stalled = look_at_stalls(port, findings);
+    look_at_rings(port, is_stalled, findings);
     look_at_workers(known, port, findings);
     let Some(rates) = recent(port) else { return };
-    look_at_buffers(port, rates, findings);
+    if !is_stalled {
+        look_at_buffers(port, rates, findings);
+    }
     look_at_limits(port, rates, findings);
     look_at_software(port, rates, findings);
     look_at_notifications(port, rates, findings);
     look_at_silence(port, findings);
 }
 
+/// A guest that takes no packets. Returns true if it is so: then it has no buffers because of that.
+fn look_at_stalls(port: &PortSnapshot, findings: &mut Findings) -> bool {
+    let running =
+        |queue: &&QueueSnapshot| queue.role == QueueRole::Receiveq && queue.started && queue.enabled;
+    let receiveqs = port.queues.iter().filter(running);
+    let stalled: Vec<_> = receiveqs.clone().filter_map(|queue| Some((queue.index, queue.stalled?))).collect();
+    let Some((index, stall)) = stalled.iter().max_by_key(|(_, stall)| stall.seconds) else { return false };
+    let (name, all) = (&port.name, receiveqs.count());
+    let which = match (stalled.len(), all) {
+        (1, 1) => String::new(),
+        (some, all) => format!(" from {some} of its {all} receiveqs, as from receiveq {index}"),
+    };
+    let entries = match stall.entries {
+        0 => "It has posted no buffers".to_owned(),
+        1 => "1 entry that the switch has used lies there".to_owned(),
+        entries => format!("{entries} entries that the switch has used lie there"),
+    };
+    findings.add(
+        "guest-stalled",
+        if stalled.len() == all { Effect::Stops } else { Effect::Loses },
+        100.0,
+        format!("The guest of {name} has taken no packets for {} s{which}. {entries}.", stall.seconds),
+        "See whether the guest hangs or is paused (`virsh domstate`; `ps -o stat` of its VMM says T for a process that was stopped), and whether its vCPUs get processors. If one of several queues is stalled, \
+         see in the guest whether its interrupt is served (`/proc/interrupts`).",
+    );
+    true
+}
+
 /// Rings as they are at this moment.
-fn look_at_rings(port: &PortSnapshot, findings: &mut Findings) {
+fn look_at_rings(port: &PortSnapshot, is_stalled: bool, findings: &mut Findings) {
     for queue in port.queues.iter().filter(|queue| queue.started && queue.enabled && queue.broken.is_none()) {
         let (Some(available), name) = (queue.available, &port.name) else { continue };
         match queue.role {
-            QueueRole::Receiveq if available == 0 => findings.add(
+            QueueRole::Receiveq if available == 0 && !is_stalled => findings.add(
                 "no-buffers-posted",
                 Effect::Loses,
                 0.0,

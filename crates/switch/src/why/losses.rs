@@ -75,6 +75,9 @@ fn dropped(rates: &Rates, reason: DropReason) -> f64 {
 fn remedy(reason: DropReason, port: &PortSnapshot) -> String {
     let receiveq = port.queues.iter().find(|queue| queue.role == QueueRole::Receiveq);
     match (reason, receiveq) {
+        (DropReason::NoReceiveBuffers, _) if port.queues.iter().any(|queue| queue.stalled.is_some()) => {
+            "Its guest takes none: see whether it hangs or is paused.".to_owned()
+        }
         (DropReason::NoReceiveBuffers, Some(queue)) if queue.size < 1024 => {
             format!("{} Its receive ring has {} entries now.", reason.remedy(), queue.size)
         }

@@ -532,6 +532,16 @@ impl<P: Queues> Workers<P> {
         self.ask_all(self.not_late(), Command::Inspect).into_iter().flatten().collect()
     }
 
+    /// Asks for the state of every queue, and waits for none: where each worker says that of its own. Late workers are not asked.
+    pub fn begin_to_inspect(&self) -> Vec<Receiver<Vec<(PortId, P::State)>>> {
+        let ask = |worker: &WorkerHandle<P>| {
+            let (reply, answer) = sync_channel(1);
+            worker.send(Command::Inspect(reply));
+            answer
+        };
+        self.not_late().map(ask).collect()
+    }
+
     /// Hands the forwarding databases of all workers, but for late ones, to `page`, part by part. Packets go on between the parts.
     pub fn addresses(&self, mut page: impl FnMut(FdbPage)) {
         for worker in self.not_late() {

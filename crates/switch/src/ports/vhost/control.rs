@@ -762,6 +762,7 @@ impl PortControl for VhostPort {
                 last_used: live.as_ref().map_or(0, |live| live.last_used),
                 broken,
                 available: live.as_ref().and_then(|live| live.available),
+                stalled: None,
                 grants: None,
             });
         }

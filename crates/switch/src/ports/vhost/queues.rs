@@ -548,6 +548,7 @@ impl Queues for VhostQueues {
             last_avail: ring.base(),
             last_used: ring.used_index(),
             available: Some(ring.waiting()),
+            posted: Some(ring.posted()),
             broken: ring.fault().map(|fault| fault.to_string()),
             pages: None,
         }));

@@ -503,6 +503,7 @@ fn snapshot(id: VifId, vif: &Vif, mtu: u16, queues: &mut QueueStates) -> PortSna
                 last_avail: live.as_ref().map_or(0, |live| live.last_avail),
                 last_used: live.as_ref().map_or(0, |live| live.last_used),
                 available: None,
+                stalled: None,
                 broken: live.and_then(|live| live.broken),
                 grants: pages,
             });

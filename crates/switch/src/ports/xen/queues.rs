@@ -391,6 +391,7 @@ impl Queues for VifQueues {
                 last_avail: asked as u16,
                 last_used: answered as u16,
                 available: None,
+                posted: None,
                 broken: broken.clone(),
                 pages,
             };

@@ -1,0 +1,215 @@
+//! Guests that take no packets any more: a receiveq is filled, and its driver posts nothing.
+//!
+//! A guest that hangs, or is paused, keeps its rings. The switch goes on to fill the buffers that are posted there, for as long as there are any, and nothing in its counters says that nobody
+//! looks at them. What says so is the position up to which the driver has posted buffers: a guest that takes packets moves it.
+//!
+//! The control plane's thread asks the workers with its tick, and takes their answers with the next one, so that it waits for nobody. It asks while
+//! packets are put into receiveqs, or one is stalled: an idle switch sleeps.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use ringferry_control::snapshot::StallSnapshot;
+use ringferry_virtio_net::queue_index;
+
+use crate::fdb::PortId;
+use crate::log_limit::LogLimit;
+use crate::ports::Interface;
+use crate::ports::queues::{QueueState, Workers};
+use crate::ports::table::PortTable;
+
+/// Entries of a receiveq that its driver may have used and not posted again without being late. Drivers collect them: Linux's and DPDK's virtio-net post anew when up to 32 are missing.
+const COLLECTED: u16 = 64;
+
+/// A driver that has posted nothing for so long though it should have is said to be stalled. A guest that gets no processor for a second is busy; what takes longer a user notices.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// A receiveq, since its driver has last been seen to post buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Receiveq {
+    posted: u16,
+    /// Entries that were available then.
+    had: u16,
+    used: u16,
+    /// When it was first seen that the driver should have posted buffers, and has not.
+    since: Option<Instant>,
+    is_logged: bool,
+}
+
+impl Receiveq {
+    /// Goes on to a later state.
+    fn after(self, now: Instant, posted: u16, available: u16) -> Receiveq {
+        if posted != self.posted {
+            return Receiveq::new(posted, available);
+        }
+        let used = self.had.saturating_sub(available);
+        let is_due = used > COLLECTED || available == 0;
+        Receiveq { used, since: self.since.filter(|_| is_due).or(is_due.then_some(now)), ..self }
+    }
+
+    fn new(posted: u16, available: u16) -> Receiveq {
+        Receiveq { posted, had: available, used: 0, since: None, is_logged: false }
+    }
+
+    fn stall(&self, now: Instant) -> Option<StallSnapshot> {
+        let lasts = now.saturating_duration_since(self.since?);
+        (lasts >= PATIENCE).then_some(StallSnapshot { entries: self.used, seconds: lasts.as_secs() })
+    }
+}
+
+/// The states of the queues of one worker.
+type States = Vec<(PortId, QueueState)>;
+
+/// The receiveqs that were looked at.
+#[derive(Debug)]
+pub(crate) struct Stalls {
+    rings: BTreeMap<(PortId, u16), Receiveq>,
+    /// Bursts for each port, when the workers were last asked.
+    bursts: BTreeMap<PortId, u64>,
+    /// When they were asked, and what has not been answered.
+    asked: Instant,
+    awaited: Vec<Receiver<States>>,
+    limit: LogLimit,
+}
+
+impl Default for Stalls {
+    fn default() -> Stalls {
+        Stalls {
+            rings: BTreeMap::new(),
+            bursts: BTreeMap::new(),
+            asked: Instant::now(),
+            awaited: Vec::new(),
+            limit: LogLimit::new(10),
+        }
+    }
+}
+
+impl Stalls {
+    /// Takes what workers have answered since the last tick, and asks them again if there is something to ask for.
+    pub(crate) fn tick(&mut self, now: Instant, ports: &PortTable, workers: &Workers) {
+        let states: States =
+            self.awaited.drain(..).filter_map(|answer| answer.try_recv().ok()).flatten().collect();
+        let asked = self.asked;
+        let name = |id| ports.interfaces().find(|port| port.id == id).map(|port| port.name.to_owned());
+        self.observe(asked, states.iter().map(|(id, state)| (*id, state)));
+        self.log(asked, name);
+        let bursts = |port: Interface<'_>| (port.id, port.counters.sum_of(|counters| &counters.tx_bursts));
+        let bursts: BTreeMap<PortId, u64> = ports.interfaces().map(bursts).collect();
+        // What has gone has no stalls.
+        self.rings.retain(|(id, _), _| bursts.contains_key(id));
+        let is_stalled = self.rings.values().any(|ring| ring.since.is_some());
+        if bursts != self.bursts || is_stalled {
+            (self.asked, self.bursts) = (now, bursts);
+            self.awaited = workers.begin_to_inspect();
+        }
+    }
+
+    /// Takes the states of queues, as they were at this time.
+    fn observe<'s>(&mut self, now: Instant, states: impl Iterator<Item = (PortId, &'s QueueState)>) {
+        for (id, state) in states.filter(|(_, state)| !queue_index::is_transmitq(state.index)) {
+            let key = (id, state.index);
+            let (Some(posted), Some(available), None) = (state.posted, state.available, &state.broken) else {
+                self.rings.remove(&key);
+                continue;
+            };
+            let ring = self.rings.entry(key).or_insert(Receiveq::new(posted, available));
+            *ring = ring.after(now, posted, available);
+        }
+    }
+
+    /// Says of each stall once that it is there.
+    fn log(&mut self, now: Instant, name: impl Fn(PortId) -> Option<String>) {
+        for ((id, queue), ring) in &mut self.rings {
+            let (Some(stall), false) = (ring.stall(now), ring.is_logged) else { continue };
+            ring.is_logged = true;
+            let Some(port) = name(*id) else { continue };
+            if self.limit.allows(&port) {
+                tracing::warn!(
+                    port,
+                    queue,
+                    "its guest has taken no packets for {} s: it hangs, is paused, or gets no processor",
+                    stall.seconds
+                );
+            }
+        }
+    }
+
+    /// The stall of a receiveq, if there is one and it is still as it was: `available` entries are what it has now.
+    pub(crate) fn of(&self, now: Instant, id: PortId, queue: u16, available: u16) -> Option<StallSnapshot> {
+        let ring = self.rings.get(&(id, queue))?;
+        let stall = ring.stall(now)?;
+        // More than it had then: the driver has posted some.
+        (available <= ring.had.saturating_sub(ring.used))
+            .then_some(StallSnapshot { entries: ring.had.saturating_sub(available), ..stall })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VM: PortId = PortId(4);
+
+    /// The state of a receiveq that has `available` entries, of those up to `posted`.
+    fn state(index: u16, posted: u16, available: u16) -> QueueState {
+        QueueState {
+            index,
+            last_avail: posted.wrapping_sub(available),
+            last_used: posted.wrapping_sub(available),
+            available: Some(available),
+            posted: Some(posted),
+            broken: None,
+            pages: None,
+        }
+    }
+
+    /// Observes a queue once a second, in these states of posted and available entries, and returns what is said of it then.
+    fn watch(states: &[(u16, u16)]) -> Vec<Option<(u16, u64)>> {
+        let (mut stalls, begin) = (Stalls::default(), Instant::now());
+        let mut at = |second: u64, (posted, available): (u16, u16)| {
+            let now = begin + Duration::from_secs(second);
+            stalls.observe(now, [(VM, &state(0, posted, available))].into_iter());
+            stalls.of(now, VM, 0, available).map(|stall| (stall.entries, stall.seconds))
+        };
+        (0..).zip(states).map(|(second, state)| at(second, *state)).collect()
+    }
+
+    #[test]
+    fn a_guest_that_posts_nothing_while_its_ring_is_filled_is_stalled() {
+        // It is full of buffers, and 100 more are used in each second.
+        let found = watch(&[(1024, 1024), (1024, 924), (1024, 824), (1024, 724), (1024, 624), (1024, 524)]);
+        assert_eq!(found, [None, None, None, None, Some((400, 3)), Some((500, 4))]);
+        // An empty ring is as bad, however small it is; positions wrap around.
+        let found = watch(&[(16, 16), (16, 0), (16, 0), (16, 0), (16, 0)]);
+        assert_eq!(found.last(), Some(&Some((16, 3))));
+    }
+
+    #[test]
+    fn a_guest_that_is_late_or_receives_little_is_not() {
+        // It posts 200 of them each second, and has none most of the time.
+        let late: Vec<_> = (0..10u16).map(|second| (200 * second, 0)).collect();
+        assert!(watch(&late).iter().all(Option::is_none));
+        // Its driver collects what it has used before it posts it again.
+        let idle: Vec<_> = (0..60).map(|second| (256, 256 - second)).collect();
+        assert!(watch(&idle).iter().all(Option::is_none));
+    }
+
+    #[test]
+    fn a_stall_is_over_when_buffers_are_posted_or_the_queue_has_gone() {
+        let found = watch(&[(256, 256), (256, 0), (256, 0), (256, 0), (256, 0), (300, 44), (300, 40)]);
+        assert_eq!(found[4..], [Some((256, 3)), None, None]);
+        let (mut stalls, begin) = (Stalls::default(), Instant::now());
+        let later = begin + PATIENCE;
+        for (now, available) in [(begin, 100), (begin, 0), (later, 0)] {
+            stalls.observe(now, [(VM, &state(0, 100, available)), (VM, &state(1, 100, 0))].into_iter());
+        }
+        assert_eq!(stalls.of(later, VM, 1, 0), None, "a transmitq is no receiveq");
+        assert!(stalls.of(later, VM, 0, 0).is_some());
+        // The workers have not been asked since.
+        assert_eq!(stalls.of(later, VM, 0, 7), None);
+        let broken = QueueState { broken: Some("it lies".to_owned()), ..state(0, 100, 0) };
+        stalls.observe(later, [(VM, &broken)].into_iter());
+        assert_eq!(stalls.of(later, VM, 0, 0), None);
+    }
+}
