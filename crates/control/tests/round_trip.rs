@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use ringferry_control::channels::{Channels, QueueSteering, Stats, Steering};
 use ringferry_control::explain::{Checksums, Cost, Explanation, Protocol, Segments, Traffic, Way};
 use ringferry_control::snapshot::{
-    FdbEntry, FdbSnapshot, GrantSnapshot, Negotiated, PairSnapshot, PortSnapshot, PortState, QueueRole,
-    QueueSnapshot, Rates, Snapshot, StallSnapshot, VifFeatures, WorkerLoad, WorkerSnapshot,
+    FdbEntry, FdbRestless, FdbSnapshot, GrantSnapshot, Negotiated, PairSnapshot, PortSnapshot, PortState,
+    QueueRole, QueueSnapshot, Rates, Snapshot, StallSnapshot, VifFeatures, WorkerLoad, WorkerSnapshot,
 };
 use ringferry_control::{
     Answer, GuestSnapshot, Holds, Kept, PortAction, PortChange, PortRules, Reload, ReloadStep, Request,
@@ -179,8 +179,16 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
     let entry = (any::<u16>(), any::<[u8; 6]>(), text(), any::<u32>(), any::<bool>()).prop_map(
         |(vlan, mac, port, age_seconds, fixed)| FdbEntry { vlan, mac: Mac(mac), port, age_seconds, fixed },
     );
-    let fdb = (any::<usize>(), vec(entry, 0..4), counts())
-        .prop_map(|(capacity, entries, counters)| FdbSnapshot { capacity, entries, counters });
+    let fdb = (any::<usize>(), vec(entry, 0..4), counts()).prop_map(|(capacity, entries, counters)| {
+        let moved = |entry: &FdbEntry| FdbRestless {
+            vlan: entry.vlan,
+            mac: entry.mac,
+            ports: vec![entry.port.clone()],
+            moves: entry.age_seconds,
+            seconds: entry.vlan.into(),
+        };
+        FdbSnapshot { restless: entries.iter().map(moved).collect(), capacity, entries, counters }
+    });
     // In quarters, which a binary number holds exactly.
     let worker =
         (any::<[u64; 4]>(), 0..400u16).prop_map(|([polls, busy_polls, sleeps, wakeups], quarters)| {

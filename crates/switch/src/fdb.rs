@@ -32,6 +32,8 @@
 //! freed by [`sweep`](Fdb::sweep). Time is a coarse tick in seconds that the caller reads once per burst. Each
 //! worker has a table of its own, and tells the others what [`learn`](Fdb::learn) says is news.
 
+mod restless;
+
 use std::collections::HashSet;
 
 use ringferry_memory::{ReadSlice, prefer_huge_pages};
@@ -39,6 +41,7 @@ use ringferry_packet::ether::Mac;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::rules::Vid;
+use restless::{Mover, Movers};
 
 /// Index of a port in its switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -200,6 +203,30 @@ pub struct FdbPage {
     pub capacity: usize,
     /// Counters of the whole table, not only of this part.
     pub stats: FdbStats,
+    /// Addresses of the whole table that move again and again.
+    pub restless: Vec<Restless>,
+}
+
+/// An address that moves between ports again and again: two machines with one address, or a loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Restless {
+    /// Its VLAN.
+    pub vid: Vid,
+    /// The address.
+    pub mac: Mac,
+    /// The ports between which it has moved last.
+    pub ports: [PortId; 2],
+    /// How often it has moved.
+    pub moves: u32,
+    /// Seconds in which it has done so.
+    pub seconds: u32,
+}
+
+impl From<&Mover> for Restless {
+    fn from(mover: &Mover) -> Restless {
+        let Mover { key, ports, moves, first, last, .. } = *mover;
+        Restless { vid: vid(key), mac: mac(key), ports: ports.map(PortId), moves, seconds: last - first + 1 }
+    }
 }
 
 /// One address in the table, for display.
@@ -272,6 +299,7 @@ pub struct Fdb {
     /// Next bucket that [`Fdb::forget_some`] examines.
     forget_cursor: usize,
     stats: FdbStats,
+    movers: Movers,
 }
 
 impl Fdb {
@@ -295,6 +323,7 @@ impl Fdb {
             forgetting: Vec::new(),
             forget_cursor: 0,
             stats: FdbStats::default(),
+            movers: Movers::default(),
         }
     }
 
@@ -529,6 +558,7 @@ impl Fdb {
     /// addresses of `port`: it was unplugged, and another port may get its number.
     pub fn remove_port(&mut self, port: PortId, now: u32) {
         self.forget_port(port, now);
+        self.movers.forget_port(port.0);
         self.set_static(port, &[]);
         self.set_limit(port, None);
     }
@@ -555,7 +585,13 @@ impl Fdb {
             next: (end < self.buckets.len()).then_some(end),
             capacity: self.capacity,
             stats: self.stats,
+            restless: self.movers.restless(now).map(Restless::from).collect(),
         }
+    }
+
+    /// Returns the addresses that have become restless since this was asked last.
+    pub fn newly_restless(&mut self, now: u32) -> Vec<Restless> {
+        self.movers.untold(now).iter().map(Restless::from).collect()
     }
 
     /// Removes learned addresses from the part of the table that begins at bucket `from`. Returns how many, and where the next part begins.
@@ -659,6 +695,7 @@ impl Fdb {
         let old = self.buckets[bucket].0[way];
         let new = Slot { seen: now, port: to, told: now as u16, ..old };
         self.stats.moved += 1;
+        self.movers.note(old.key, [old.port, to], now);
         if self.has_room_for(to) {
             self.release(old);
             self.buckets[bucket].0[way] = new;

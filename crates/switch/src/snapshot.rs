@@ -1,14 +1,17 @@
 //! Converts the state of the switch to the types of the control socket ([`ringferry_control::snapshot`]).
 
+use std::cmp::Reverse;
 use std::time::Duration;
 
 use ringferry_control::RulesByKey;
-use ringferry_control::snapshot::{FdbEntry, FdbSnapshot as Merged, GrantSnapshot, WorkerSnapshot};
+use ringferry_control::snapshot::{
+    FdbEntry, FdbRestless, FdbSnapshot as Merged, GrantSnapshot, WorkerSnapshot,
+};
 use ringferry_xen_net::netback::PageCounters;
 
 use crate::config;
 use crate::counters::{Counter, WorkerCounters};
-use crate::fdb::{FdbPage, FdbStats, PortId};
+use crate::fdb::{FdbPage, FdbStats, PortId, Restless};
 use crate::rules::Rules;
 
 /// Returns rules as they are shown and reported.
@@ -75,7 +78,11 @@ impl FdbMerge {
         if page.next.is_some() {
             return;
         }
-        // This is the worker's last page, so its counters are added.
+        // This is the worker's last page, so what is of its whole table is added.
+        for Restless { vid: vlan, mac, ports, moves, seconds } in page.restless {
+            let ports = ports.into_iter().map(&name).collect();
+            self.0.restless.push(FdbRestless { vlan, mac, ports, moves, seconds });
+        }
         let FdbStats { learned, moved, replaced, refused, aged, limited } = page.stats;
         for (name, count) in [
             ("learned", learned),
@@ -94,6 +101,11 @@ impl FdbMerge {
         self.0.entries.sort_unstable_by_key(|entry| (entry.vlan, entry.mac, entry.age_seconds));
         self.0.entries.dedup_by(|later, first| (later.vlan, later.mac) == (first.vlan, first.mac));
         self.0.entries.sort_unstable_by(|a, b| (&a.port, a.vlan, a.mac).cmp(&(&b.port, b.vlan, b.mac)));
+        // Each worker has seen the same moves, as they tell each other: whoever has counted most stays, and the names of ports in one order.
+        let restless = &mut self.0.restless;
+        restless.iter_mut().for_each(|address| address.ports.sort_unstable());
+        restless.sort_unstable_by_key(|address| (address.vlan, address.mac, Reverse(address.moves)));
+        restless.dedup_by_key(|address| (address.vlan, address.mac));
     }
 
     /// Returns the merged table.

@@ -65,8 +65,12 @@ fn snapshot(ports: usize) -> Snapshot {
         rounds: vec![1, 0, 0, 0, 0, 0, 0, 2],
         ..WorkerSnapshot::default()
     };
-    let fdb =
-        FdbSnapshot { capacity: 16, entries: vec![entry], counters: [("learned".to_owned(), 1)].into() };
+    let fdb = FdbSnapshot {
+        capacity: 16,
+        entries: vec![entry],
+        counters: [("learned".to_owned(), 1)].into(),
+        ..FdbSnapshot::default()
+    };
     Snapshot {
         version: 1,
         pid: 1,

@@ -15,6 +15,37 @@ pub struct FdbSnapshot {
     pub entries: Vec<FdbEntry>,
     /// What happened to addresses: `learned`, `moved`, `replaced`, `refused`, `aged`, `limited`.
     pub counters: BTreeMap<String, u64>,
+    /// Addresses that have moved between ports again and again within the last minute, if there are any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub restless: Vec<FdbRestless>,
+}
+
+/// An address that moves between ports again and again: two machines have it, or there is a loop. What is for it goes to whoever has sent last.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct FdbRestless {
+    /// The VLAN in which it was seen.
+    pub vlan: u16,
+    /// The address.
+    #[serde(with = "crate::names::mac")]
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    pub mac: Mac,
+    /// Names of the two ports between which it has moved last.
+    pub ports: Vec<String>,
+    /// How often it has moved.
+    pub moves: u32,
+    /// Seconds in which it has done so.
+    pub seconds: u32,
+}
+
+impl FdbRestless {
+    /// For people, without a full stop.
+    pub fn to_text(&self) -> String {
+        let FdbRestless { vlan, mac, ports, moves, seconds } = self;
+        let vlan = if *vlan == 0 { String::new() } else { format!(" in VLAN {vlan}") };
+        let ports = ports.join(" and ");
+        format!("{mac}{vlan} has moved between {ports} {moves} times in {seconds} s")
+    }
 }
 
 /// One address in the forwarding database.

@@ -13,7 +13,7 @@ mod worker;
 
 use serde::{Deserialize, Serialize};
 
-pub use fdb::{FdbEntry, FdbSnapshot};
+pub use fdb::{FdbEntry, FdbRestless, FdbSnapshot};
 pub use page::{COLUMNS, Column, ColumnError};
 pub use port::{Negotiated, PortSnapshot, PortState, VifFeatures};
 pub use queue::{GrantSnapshot, PairSnapshot, QueueRole, QueueSnapshot, StallSnapshot};

@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
-use super::{PairSnapshot, PortSnapshot, Rates, Snapshot, WINDOWS};
+use super::{FdbEntry, PairSnapshot, PortSnapshot, Rates, Snapshot, WINDOWS};
 use crate::drops::DropReason;
 use crate::rules::settings;
 use crate::text::{Table, short_count, short_rate};
 
 /// The window of columns that are rates, in seconds, unless another is asked for.
 const WINDOW: u64 = 10;
+
+/// Most addresses behind a port that its page names.
+const FEW: usize = 4;
 
 /// One row of the table: a port, or one of its queue pairs.
 struct Row<'s> {
@@ -170,6 +173,7 @@ impl Snapshot {
         }
         self.ports.retain(|port| port.name == name);
         self.fdb.entries.retain(|entry| entry.port == name);
+        self.fdb.restless.retain(|address| address.ports.iter().any(|port| port == name));
         Ok(self)
     }
 
@@ -209,11 +213,22 @@ impl Snapshot {
             text.push_str(&table);
         }
         if !self.fdb.entries.is_empty() {
-            let addresses = self.fdb.entries.iter().filter(|entry| entry.port == port.name).count();
+            let behind: Vec<_> = self.fdb.entries.iter().filter(|entry| entry.port == port.name).collect();
+            let noun = if behind.len() == 1 { "address" } else { "addresses" };
+            let which = if behind.len() <= FEW {
+                let name = |entry: &&FdbEntry| match entry.vlan {
+                    0 => entry.mac.to_string(),
+                    vlan => format!("{} (VLAN {vlan})", entry.mac),
+                };
+                behind.iter().map(name).collect::<Vec<_>>().join(", ")
+            } else {
+                "`ringferry ctl fdb`".to_owned()
+            };
+            let colon = if behind.is_empty() { "" } else { ": " };
             // Writing to a string cannot fail.
-            let noun = if addresses == 1 { "address" } else { "addresses" };
-            let _ = writeln!(text, "\n{addresses} MAC {noun} behind it: `ringferry ctl fdb`");
+            let _ = writeln!(text, "\n{} MAC {noun} behind it{colon}{which}", behind.len());
         }
+        text += &self.restless_to_text();
         text
     }
 

@@ -79,6 +79,7 @@ fn example() -> Snapshot {
             entry(0, "52:54:00:00:00:01", "vm0", 5, false),
         ],
         counters: named([("aged", 0), ("learned", 2)]),
+        restless: vec![],
     };
     Snapshot {
         version: VERSION,

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::{FdbEntry, PortSnapshot, QueueSnapshot, Rates, Snapshot, StallSnapshot, WINDOWS, WorkerSnapshot};
+use super::{
+    FdbEntry, FdbRestless, PortSnapshot, QueueSnapshot, Rates, Snapshot, StallSnapshot, WINDOWS,
+    WorkerSnapshot,
+};
 use crate::drops::DropReason;
 use crate::rules::settings;
 use crate::text::{Table, duration, short_count, short_rate};
@@ -30,6 +33,7 @@ impl Snapshot {
                 short_count(worker.wakeups)
             );
         }
+        text += &self.restless_to_text();
         for table in [self.load_table(), self.ports_table(), self.rates_table()] {
             if !table.is_empty() {
                 text.push('\n');
@@ -50,6 +54,18 @@ impl Snapshot {
 
     /// The forwarding database as a table for a terminal.
     pub fn fdb_to_text(&self) -> String {
+        self.addresses_to_text() + &self.restless_to_text()
+    }
+
+    /// A line for each address that moves again and again.
+    pub(super) fn restless_to_text(&self) -> String {
+        let line = |address: &FdbRestless| {
+            format!("{}: two machines have it, or there is a loop\n", address.to_text())
+        };
+        self.fdb.restless.iter().map(line).collect()
+    }
+
+    fn addresses_to_text(&self) -> String {
         let age = |entry: &FdbEntry| {
             if entry.fixed { "static".to_owned() } else { format!("{} s", entry.age_seconds) }
         };

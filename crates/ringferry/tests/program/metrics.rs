@@ -348,10 +348,15 @@ tests:
       - {series: 'ringferry_fdb_addresses{instance="h", port="a"}', values: '50x30'}
       - {series: 'ringferry_fdb_addresses{instance="h", port="b"}', values: '45x30'}
       - {series: 'ringferry_fdb_capacity_addresses{instance="h"}', values: '100x30'}
+      - {series: 'ringferry_port_stalled_seconds{instance="h", port="a"}', values: '0x30'}
+      - {series: 'ringferry_port_stalled_seconds{instance="h", port="b"}', values: '0+60x30'}
+      - {series: 'ringferry_fdb_changes_total{instance="h", change="moved"}', values: '0+60x30'}
     promql_expr_test:
       - {expr: 'count by (alertname, port, reason, worker) (ALERTS{alertstate="firing"})', eval_time: 5m, exp_samples: [
           {labels: '{alertname="RingferryPortDown", port="b"}', value: 1},
           {labels: '{alertname="RingferryPortBroken", port="b"}', value: 1},
+          {labels: '{alertname="RingferryGuestStalled", port="b"}', value: 1},
+          {labels: '{alertname="RingferryAddressMoves"}', value: 1},
           {labels: '{alertname="RingferryAddressTableFull"}', value: 1}]}
       - {expr: 'count by (alertname, port, reason, worker) (ALERTS{alertstate="firing"})', eval_time: 25m, exp_samples: [
           {labels: '{alertname="RingferryDown"}', value: 1},
@@ -359,5 +364,7 @@ tests:
           {labels: '{alertname="RingferryPortBroken", port="b"}', value: 1},
           {labels: '{alertname="RingferryDrops", port="b", reason="no-receive-buffers"}', value: 1},
           {labels: '{alertname="RingferryWorkerSaturated", worker="0"}', value: 1},
+          {labels: '{alertname="RingferryGuestStalled", port="b"}', value: 1},
+          {labels: '{alertname="RingferryAddressMoves"}', value: 1},
           {labels: '{alertname="RingferryAddressTableFull"}', value: 1}]}
 "#;

@@ -136,6 +136,18 @@ fn look_at_mirrors(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
 
 fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
     let name = &port.name;
+    for address in known.snapshot.fdb.restless.iter().filter(|address| address.ports.contains(name)) {
+        findings.add(
+            "address-moves",
+            Effect::Loses,
+            90.0,
+            format!("{}: what is for it goes to whoever has sent last.", address.to_text()),
+            format!(
+                "Two machines have it: give each an address of its own. If it is one machine there is a loop: see what is bridged behind the two ports. `ringferry ctl set {name} allowed_macs={}` holds it at {name}.",
+                address.mac
+            ),
+        );
+    }
     // Behind a tap is the host itself, which has an address there only if the interface does.
     let remedy = match &port.negotiated {
         Negotiated::Tap(_) => format!(

@@ -618,6 +618,21 @@ fn cases() -> Vec<Case> {
             "vm1 is served by worker 0 and vm2 by worker 1: each packet between them is copied once more.",
         ),
         case(
+            "address-moves",
+            Loses,
+            ("vm1", None),
+            || {
+                let mut scene = Scene::new(NO_RULES);
+                for _ in 0..2 {
+                    scene.send(0, frame(3, 9, 60));
+                    scene.send(1, frame(3, 9, 60));
+                }
+                scene.send(0, frame(3, 9, 60));
+                scene
+            },
+            "02:00:00:00:00:09 has moved between vm1 and vm2 4 times in 1 s: what is for it goes to whoever has sent last.",
+        ),
+        case(
             "no-address",
             Notes,
             ("vm3", None),

@@ -48,7 +48,8 @@ use ringferry_sys::usage::ThreadClock;
 
 use crate::config::SwitchConfig;
 use crate::counters::{DropReason, WorkerCounters};
-use crate::fdb::{Fdb, PortId};
+use crate::fdb::{Fdb, PortId, Restless};
+use crate::log_limit::LogLimit;
 use crate::plane::capture::{CaptureShare, Copied, Event, Offered, PortCapture};
 use crate::plane::cost;
 use crate::plane::forward::{self, BURST_COST, Forwarder, Origin, Tables};
@@ -182,6 +183,8 @@ pub(crate) struct Worker<P: Queues> {
     policies: Vec<Option<Arc<PortPolicy>>>,
     active: Vec<Active>,
     fdb: Fdb,
+    /// Of lines about addresses that move again and again.
+    restless_limit: LogLimit,
     forwarder: Forwarder,
     /// Storage of the last burst.
     storage: Burst<'static>,
@@ -236,6 +239,7 @@ impl<P: Queues> Worker<P> {
             policies: Vec::new(),
             active: Vec::new(),
             fdb: Fdb::new(config.mac_table_size as usize, config.mac_age_seconds, seed),
+            restless_limit: LogLimit::new(4),
             forwarder: Forwarder::default(),
             storage: Burst::new(),
             epoll,
@@ -880,6 +884,19 @@ impl<P: Queues> Worker<P> {
         events
     }
 
+    /// Logs which addresses move again and again.
+    fn tell_restless(&mut self) {
+        for Restless { vid, mac, ports, moves, seconds } in self.fdb.newly_restless(self.seconds) {
+            let [one, other] = ports.map(|id| self.port(id).map_or("", |port| &*port.handle.name).to_owned());
+            if self.restless_limit.allows(&other) {
+                tracing::warn!(
+                    vlan = vid,
+                    "{mac} has moved between {one} and {other} {moves} times in {seconds} s: two machines have it, or there is a loop"
+                );
+            }
+        }
+    }
+
     /// Takes note of these events; whether there was any.
     fn serve(&mut self, events: EventBuf) -> bool {
         let mut count = 0;
@@ -887,6 +904,7 @@ impl<P: Queues> Worker<P> {
         if seconds != self.seconds {
             self.seconds = seconds;
             self.fdb.sweep(SWEEP, seconds);
+            self.tell_restless();
         }
         for event in events.iter() {
             count += 1;
