@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ringferry_sys::socket::Stream;
 
-use crate::path::check_directory;
+use crate::path::{SYSTEM_DIRECTORY, check_directory};
 use crate::protocol::{Answer, Request, Response};
 
 /// Longest answer [`call`] takes, in bytes: a full forwarding database of 2^20 addresses has 90 MB.
@@ -17,6 +17,8 @@ const MAX_ANSWER: usize = 256 * 1024 * 1024;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long [`call`] takes in all. A full forwarding database is here within seconds.
 const LONGEST: Duration = Duration::from_secs(120);
+/// Who waits for longer than this wants to know what for.
+const SOON: Duration = Duration::from_secs(2);
 
 /// Why a request got no answer.
 #[derive(Debug, thiserror::Error)]
@@ -24,7 +26,7 @@ pub enum ControlError {
     /// Nobody listens.
     #[error(
         "no ringferry is running with control socket {0:?}: start one with `ringferry run`, \
-         or say which one with --control PATH"
+         or say which one with --control PATH{hint}", hint = another(.0)
     )]
     NotRunning(PathBuf),
     /// The socket belongs to somebody else.
@@ -34,8 +36,13 @@ pub enum ControlError {
     )]
     Permission(PathBuf),
     /// No answer in time.
-    #[error("ringferry does not answer on control socket {0:?}: is the process stopped or overloaded?")]
-    Silent(PathBuf),
+    #[error("ringferry does not answer on control socket {path:?}: {who}")]
+    Silent {
+        /// The path.
+        path: PathBuf,
+        /// Which process it is, as far as that is known, and what it may be about.
+        who: String,
+    },
     /// The answer makes no sense.
     #[error(
         "control socket {path:?} does not answer like ringferry ({reason}): \
@@ -60,12 +67,48 @@ pub enum ControlError {
     },
 }
 
+/// Says where another switch runs, for somebody who has found none at `path`.
+fn another(path: &Path) -> String {
+    let system = Path::new(SYSTEM_DIRECTORY).join("control.sock");
+    if path != system && system.exists() {
+        format!(
+            ". There is {}, the socket of the system's switch, which may need root (sudo)",
+            system.display()
+        )
+    } else {
+        String::new()
+    }
+}
+
+/// How a caller waits for an answer.
+#[derive(Clone, Copy)]
+pub struct Patience<'w> {
+    /// Longest pause in which nothing of it comes.
+    pub pause: Duration,
+    /// Is told once, after two seconds, whom the caller waits for.
+    pub waits: &'w dyn Fn(&str),
+}
+
+impl Default for Patience<'_> {
+    fn default() -> Self {
+        Patience { pause: PATIENCE, waits: &|_| () }
+    }
+}
+
 /// Asks the switch whose control socket is `path`, and waits for the answer.
 ///
 /// # Errors
 /// See [`ControlError`].
 pub fn call(path: &Path, request: &Request) -> Result<Answer, ControlError> {
-    call_whole(path, request).map(|answered| answered.answer)
+    call_with(path, request, Patience::default())
+}
+
+/// Does the same with another patience.
+///
+/// # Errors
+/// See [`ControlError`].
+pub fn call_with(path: &Path, request: &Request, patience: Patience<'_>) -> Result<Answer, ControlError> {
+    call_whole(path, request, patience).map(|answered| answered.answer)
 }
 
 /// Does the same for an answer that comes with descriptors.
@@ -73,7 +116,7 @@ pub fn call(path: &Path, request: &Request) -> Result<Answer, ControlError> {
 /// # Errors
 /// See [`ControlError`].
 pub fn call_with_fds(path: &Path, request: &Request) -> Result<(Answer, Vec<OwnedFd>), ControlError> {
-    call_whole(path, request).map(|answered| (answered.answer, answered.fds))
+    call_whole(path, request, Patience::default()).map(|answered| (answered.answer, answered.fds))
 }
 
 /// Does the same, and returns the connection, for whatever follows on it.
@@ -81,7 +124,7 @@ pub fn call_with_fds(path: &Path, request: &Request) -> Result<(Answer, Vec<Owne
 /// # Errors
 /// See [`ControlError`].
 pub fn call_and_keep(path: &Path, request: &Request) -> Result<(Answer, Stream), ControlError> {
-    call_whole(path, request).map(|answered| (answered.answer, answered.stream))
+    call_whole(path, request, Patience::default()).map(|answered| (answered.answer, answered.stream))
 }
 
 /// An answer with all that belongs to it.
@@ -91,16 +134,18 @@ struct Answered {
     stream: Stream,
 }
 
-fn call_whole(path: &Path, request: &Request) -> Result<Answered, ControlError> {
-    let failed = |source: io::Error| match source.kind() {
+fn call_whole(path: &Path, request: &Request, patience: Patience<'_>) -> Result<Answered, ControlError> {
+    let mut who = None;
+    let failed = |source: io::Error, who: Option<u32>| match source.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             ControlError::NotRunning(path.to_owned())
         }
         io::ErrorKind::PermissionDenied => ControlError::Permission(path.to_owned()),
-        io::ErrorKind::WouldBlock => ControlError::Silent(path.to_owned()),
+        io::ErrorKind::WouldBlock => ControlError::Silent { path: path.to_owned(), who: describe(who) },
         _ => ControlError::Os { path: path.to_owned(), source },
     };
-    let (line, fds, stream) = exchange(path, request, PATIENCE, LONGEST).map_err(failed)?;
+    let exchanged = exchange(path, request, patience, LONGEST, &mut who);
+    let (line, fds, stream) = exchanged.map_err(|error| failed(error, who))?;
     match serde_json::from_slice(&line) {
         Ok(Response::Ok(answer)) => Ok(Answered { answer, fds, stream }),
         Ok(Response::Error(message)) => Err(ControlError::Refused(message)),
@@ -108,18 +153,39 @@ fn call_whole(path: &Path, request: &Request) -> Result<Answered, ControlError> 
     }
 }
 
-/// Sends one line and receives one, with whatever descriptors come with it. Fails with `WouldBlock` when nothing moves for `patience`, or when that takes
-/// longer than `longest`.
+/// Says of a process that does not answer what it is about. The kernel names whoever has made the socket, which is another one if the switch was replaced since.
+fn describe(who: Option<u32>) -> String {
+    let unknown = "is the process stopped or overloaded?".to_owned();
+    let Some(pid) = who else { return unknown };
+    // The name is in brackets and may have anything in it; the state is the word behind it.
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return unknown };
+    let Some((name, rest)) = stat.rsplit_once(')') else { return unknown };
+    if !name.ends_with("(ringferry") {
+        return unknown;
+    }
+    match rest.trim_start().chars().next() {
+        Some('T' | 't') => {
+            format!("its process {pid} is stopped (SIGSTOP, or a debugger): `kill -CONT {pid}` has it go on")
+        }
+        Some(state) => format!("its process {pid} is in state {state}: is it overloaded?"),
+        None => unknown,
+    }
+}
+
+/// Sends one line and receives one, with whatever descriptors come with it. Fails with `WouldBlock` when nothing moves for as long as `patience` says, or when that takes
+/// longer than `longest`. `who` becomes the process at the other end.
 fn exchange(
     path: &Path,
     request: &Request,
-    patience: Duration,
+    patience: Patience<'_>,
     longest: Duration,
+    who: &mut Option<u32>,
 ) -> io::Result<(Vec<u8>, Vec<OwnedFd>, Stream)> {
     check_directory(path)?;
     let end = Instant::now() + longest;
     let stream = Stream::connect(path)?;
-    stream.set_timeout(Some(patience))?;
+    *who = stream.peer_credentials().ok().and_then(|peer| peer.pid);
+    stream.set_timeout(Some(patience.pause))?;
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
     let mut rest = line.as_slice();
@@ -128,6 +194,9 @@ fn exchange(
     }
     let (mut answer, mut fds) = (Vec::new(), Vec::new());
     let mut piece = vec![0; 64 * 1024];
+    if patience.pause > SOON && !stream.is_readable_within(SOON)? {
+        (patience.waits)(&describe(*who));
+    }
     while answer.last() != Some(&b'\n') && answer.len() <= MAX_ANSWER {
         let bytes = stream.recv(&mut piece, &mut fds)?.bytes;
         if bytes == 0 {
@@ -150,6 +219,17 @@ mod tests {
     const LONG: Duration = Duration::from_secs(600);
     const SHORT: Duration = Duration::from_millis(50);
 
+    fn patience(pause: Duration) -> Patience<'static> {
+        Patience { pause, ..Patience::default() }
+    }
+
+    #[test]
+    fn a_process_that_is_no_switch_is_not_described() {
+        // This test's own process is none.
+        assert_eq!(describe(Some(std::process::id())), describe(None));
+        assert_eq!(describe(Some(u32::MAX)), describe(None));
+    }
+
     fn listener() -> (tempfile::TempDir, PathBuf, Listener) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
@@ -161,7 +241,7 @@ mod tests {
     fn a_switch_that_is_stopped_is_not_waited_for() {
         let (_folder, path, _listener) = listener();
         // The kernel takes the connection and the request, and nobody answers.
-        let error = exchange(&path, &Request::Show, SHORT, LONG).map(drop).unwrap_err();
+        let error = exchange(&path, &Request::Show, patience(SHORT), LONG, &mut None).map(drop).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
     }
 
@@ -175,7 +255,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
-        let error = exchange(&path, &Request::Show, LONG, SHORT).map(drop).unwrap_err();
+        let error = exchange(&path, &Request::Show, patience(LONG), SHORT, &mut None).map(drop).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
         drops.join().unwrap();
     }

@@ -53,7 +53,7 @@ pub mod text;
 pub mod trace;
 pub mod why;
 
-pub use client::{ControlError, call, call_and_keep, call_with_fds};
+pub use client::{ControlError, Patience, call, call_and_keep, call_with, call_with_fds};
 pub use drops::{CountedAt, DropReason};
 pub use guest::GuestSnapshot;
 pub use path::{SYSTEM_DIRECTORY, default_path, make_directory};

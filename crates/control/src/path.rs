@@ -7,9 +7,15 @@ use std::path::{Path, PathBuf};
 /// Where system-wide instances keep their sockets.
 pub const SYSTEM_DIRECTORY: &str = "/run/ringferry";
 
-/// Where the control socket is when nobody says: `/run/ringferry/control.sock` for root, else
+/// The variable that says where the control socket is, for `run` and whoever asks it alike.
+pub const VARIABLE: &str = "RINGFERRY_CONTROL";
+
+/// Where the control socket is when no option says: `$RINGFERRY_CONTROL`, else `/run/ringferry/control.sock` for root, else
 /// `$XDG_RUNTIME_DIR/ringferry.sock`, else `/tmp/ringferry-UID/control.sock`, in a directory that is the user's alone.
 pub fn default_path() -> PathBuf {
+    if let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
+        return path.into();
+    }
     if rustix::process::geteuid().is_root() {
         return Path::new(SYSTEM_DIRECTORY).join("control.sock");
     }

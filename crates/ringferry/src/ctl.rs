@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use ringferry_control::mirror::{FdbFlush, LinkChange, Mirrors};
 use ringferry_control::snapshot::{self, Column, ColumnError};
 use ringferry_control::trace::{Trace, TraceProtocol, TraceRequest};
 use ringferry_control::why::Diagnosis;
-use ringferry_control::{self as control, Answer, ControlError, Request};
+use ringferry_control::{self as control, Answer, ControlError, Patience, Request};
 use ringferry_control::{PortChange, PortRules, Reload, SettingsChange};
 
 use ringferry_packet::ether::Mac;
@@ -160,14 +160,33 @@ fn column(name: &str) -> Result<String, ColumnError> {
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct CtlArgs {
-    /// Control socket of the switch, or of a `ringferry guest` that was given one [default: /run/ringferry/control.sock for root,
+    /// Control socket of the switch, or of a `ringferry guest` that was given one [default: $RINGFERRY_CONTROL, else /run/ringferry/control.sock for root,
     /// $XDG_RUNTIME_DIR/ringferry.sock for others, without that variable /tmp/ringferry-UID/control.sock].
     #[arg(long, value_name = "PATH", global = true)]
     pub control: Option<PathBuf>,
 
+    /// How long a switch that does not answer is waited for.
+    #[arg(long, value_name = "SECONDS", global = true, default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
+    pub timeout: u16,
+
     /// The request.
     #[command(subcommand)]
     pub command: CtlCommand,
+}
+
+/// The switch that is asked.
+struct Switch {
+    control: PathBuf,
+    timeout: Duration,
+}
+
+impl Switch {
+    fn call(&self, request: &Request) -> Result<Answer, ControlError> {
+        let waits = |who: &str| {
+            eprintln!("ringferry: still waiting for an answer on {}: {who}", self.control.display());
+        };
+        control::call_with(&self.control, request, Patience { pause: self.timeout, waits: &waits })
+    }
 }
 
 /// The requests of the command line.
@@ -741,7 +760,7 @@ impl ErrorKind {
             ControlError::Refused(_) => ErrorKind::Refused,
             ControlError::NotRunning(_) => ErrorKind::NotRunning,
             ControlError::Permission(_) => ErrorKind::NoPermission,
-            ControlError::Silent(_) => ErrorKind::Silent,
+            ControlError::Silent { .. } => ErrorKind::Silent,
             ControlError::Garbled { .. } | ControlError::Os { .. } => ErrorKind::Failed,
         }
     }
@@ -768,22 +787,23 @@ pub fn run(args: &CtlArgs, out: &mut dyn Write) -> Result<(), CtlError> {
 }
 
 fn answer(args: &CtlArgs, out: &mut dyn Write) -> Result<(), CtlError> {
-    let path = args.control.clone().unwrap_or_else(control::default_path);
+    let control = args.control.clone().unwrap_or_else(control::default_path);
+    let switch = Switch { control, timeout: Duration::from_secs(args.timeout.into()) };
     if let CtlCommand::Reload { dry_run, json } = args.command {
-        return reload(&path, dry_run, json, out);
+        return reload(&switch, dry_run, json, out);
     }
     if let CtlCommand::Show(show) = &args.command {
-        return show_state(&path, show, out);
+        return show_state(&switch, show, out);
     }
-    print(&ask(&path, &args.command)?, out)
+    print(&ask(&switch, &args.command)?, out)
 }
 
 /// Answers `ringferry ctl show`, once or again and again.
-fn show_state(path: &Path, args: &ShowArgs, out: &mut dyn Write) -> Result<(), CtlError> {
-    let Some(seconds) = args.watch else { return print(&state(path, args)?, out) };
+fn show_state(switch: &Switch, args: &ShowArgs, out: &mut dyn Write) -> Result<(), CtlError> {
+    let Some(seconds) = args.watch else { return print(&state(switch, args)?, out) };
     let mut left = args.count.unwrap_or(u64::MAX);
     while left > 0 {
-        let text = match state(path, args) {
+        let text = match state(switch, args) {
             Ok(text) => text,
             // It may come back; another process may be taking over.
             Err(CtlError::Control(error @ (ControlError::NotRunning(_) | ControlError::Os { .. }))) => {
@@ -811,8 +831,8 @@ fn show_state(path: &Path, args: &ShowArgs, out: &mut dyn Write) -> Result<(), C
 }
 
 /// Returns one answer of `ringferry ctl show`.
-fn state(path: &Path, args: &ShowArgs) -> Result<String, CtlError> {
-    let snapshot = match control::call(path, &Request::Show)? {
+fn state(switch: &Switch, args: &ShowArgs) -> Result<String, CtlError> {
+    let snapshot = match switch.call(&Request::Show)? {
         Answer::Show(snapshot) => *snapshot,
         Answer::Guest(_) if args.reasons => return Err(CtlError::NoReasons),
         Answer::Guest(_) if args.port.is_some() || !args.columns.is_empty() => return Err(CtlError::OnePort),
@@ -845,8 +865,8 @@ fn compact(value: &impl serde::Serialize) -> io::Result<String> {
     Ok(serde_json::to_string(value)? + "\n")
 }
 
-fn reload(path: &Path, dry_run: bool, json: bool, out: &mut dyn Write) -> Result<(), CtlError> {
-    let Answer::Reloaded(reload) = control::call(path, &Request::Reload { dry_run })? else {
+fn reload(switch: &Switch, dry_run: bool, json: bool, out: &mut dyn Write) -> Result<(), CtlError> {
+    let Answer::Reloaded(reload) = switch.call(&Request::Reload { dry_run })? else {
         return Err(CtlError::Mismatch);
     };
     print(&show(&reload, Reload::to_text, json)?, out)?;
@@ -860,11 +880,11 @@ fn print(text: &str, out: &mut dyn Write) -> Result<(), CtlError> {
     }
 }
 
-fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
+fn ask(switch: &Switch, command: &CtlCommand) -> Result<String, CtlError> {
     let (request, json) = match command.clone() {
-        CtlCommand::Show(args) => return state(path, &args),
+        CtlCommand::Show(args) => return state(switch, &args),
         CtlCommand::Fdb { change: None, json } => {
-            let Answer::Show(snapshot) = control::call(path, &Request::Show)? else {
+            let Answer::Show(snapshot) = switch.call(&Request::Show)? else {
                 return Err(CtlError::NoFdb);
             };
             return Ok(if json { pretty(&snapshot.fdb)? } else { snapshot.fdb_to_text() });
@@ -909,7 +929,7 @@ fn ask(path: &Path, command: &CtlCommand) -> Result<String, CtlError> {
         CtlCommand::Set { port, settings, runtime, json } => (Request::Set { port, settings, runtime }, json),
         CtlCommand::Unset { port, keys, runtime, json } => (Request::Unset { port, keys, runtime }, json),
     };
-    let answer = control::call(path, &request)?;
+    let answer = switch.call(&request)?;
     Ok(match (&request, &answer) {
         (Request::Dump, Answer::Dump(text)) => text.clone(),
         (Request::Channels { .. }, Answer::Channels(channels)) => show(channels, Channels::to_text, json)?,
@@ -978,6 +998,7 @@ mod tests {
             drops: Default::default(),
             rules: Default::default(),
             pairs: Vec::new(),
+            another_waits: false,
             rates: vec![Rates {
                 window: 10,
                 seconds: 10.0,
@@ -1213,8 +1234,11 @@ mod tests {
     fn a_switch_that_is_not_there_is_waited_for() {
         let show = ShowArgs { watch: Some(1), count: Some(1), ..ShowArgs::default() };
         let text = |show| {
-            let args =
-                CtlArgs { control: Some("/nonexistent/c.sock".into()), command: CtlCommand::Show(show) };
+            let args = CtlArgs {
+                control: Some("/nonexistent/c.sock".into()),
+                timeout: 1,
+                command: CtlCommand::Show(show),
+            };
             let mut out = Vec::new();
             run(&args, &mut out).unwrap();
             String::from_utf8(out).unwrap()
@@ -1421,7 +1445,8 @@ mod tests {
 
     #[test]
     fn absent_switch_is_an_error_with_a_remedy() {
-        let args = CtlArgs { control: Some("/nonexistent/c.sock".into()), command: CtlCommand::Dump };
+        let args =
+            CtlArgs { control: Some("/nonexistent/c.sock".into()), timeout: 1, command: CtlCommand::Dump };
         let error = run(&args, &mut Vec::new()).unwrap_err().to_string();
         assert!(error.contains("start one with `ringferry run`, or say which one with --control"), "{error}");
     }

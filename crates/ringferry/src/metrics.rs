@@ -10,12 +10,13 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ringferry_control::channels::Stats;
 use ringferry_control::metrics::{Format, of_switch};
 use ringferry_control::snapshot::Snapshot;
-use ringferry_control::{self as control, Answer, ControlError, Request};
+use ringferry_control::{self as control, Answer, ControlError, Patience, Request};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::signal::{Signal, Signals};
 
@@ -101,7 +102,17 @@ pub fn run(args: &MetricsArgs) -> Result<(), Error> {
     let beside = [Endpoint::Unix(control.with_file_name("metrics.sock"))];
     let endpoints = if args.listen.is_empty() { &beside[..] } else { &args.listen };
     let queues = args.queues;
-    let asker = Asker::start(move |()| page(&control, queues))?;
+    // One line when it falls silent, and one when it answers again.
+    let silent = AtomicBool::new(false);
+    let asker = Asker::start(move |()| {
+        let page = page(&control, queues);
+        match (&page, silent.swap(page.is_err(), Ordering::Relaxed)) {
+            (Err(why), false) => tracing::warn!("scrapers get 503: {why}"),
+            (Ok(_), true) => tracing::info!("the switch answers again"),
+            _ => {}
+        }
+        page
+    })?;
     let mut server = Server::new(Metrics(asker))?;
     for endpoint in endpoints {
         server.listen(Socket::bind(endpoint, args.public)?, "metrics are served")?;
@@ -112,12 +123,18 @@ pub fn run(args: &MetricsArgs) -> Result<(), Error> {
     Ok(server.serve(&signals)?)
 }
 
+/// How long the switch is waited for: a scraper that waits for less than ten seconds, as Prometheus does, still hears why there is nothing.
+const PATIENCE: Patience<'static> = Patience { pause: Duration::from_secs(4), waits: &|_| () };
+
 /// What a switch says now.
 fn ask(control: &Path, queues: bool) -> Result<(Snapshot, Vec<Stats>), Error> {
-    let Answer::Show(snapshot) = control::call(control, &Request::Show)? else { return Err(Error::NoSwitch) };
+    let Answer::Show(snapshot) = control::call_with(control, &Request::Show, PATIENCE)? else {
+        return Err(Error::NoSwitch);
+    };
     let mut stats = Vec::new();
     for port in snapshot.ports.iter().filter(|_| queues) {
-        match control::call(control, &Request::Stats { port: port.name.clone(), queues: true }) {
+        match control::call_with(control, &Request::Stats { port: port.name.clone(), queues: true }, PATIENCE)
+        {
             Ok(Answer::Stats(of)) => stats.push(of),
             // It was removed meanwhile.
             Ok(_) | Err(ControlError::Refused(_)) => {}

@@ -12,9 +12,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{
@@ -523,6 +523,23 @@ impl Stream {
     pub fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Recv, timeout)?;
         Ok(sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Send, timeout)?)
+    }
+
+    /// Waits until there is something to receive, or the connection has ended; false if that takes longer than `timeout`.
+    ///
+    /// # Errors
+    /// The system has no memory left.
+    pub fn is_readable_within(&self, timeout: Duration) -> io::Result<bool> {
+        let end = Instant::now() + timeout;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+            match rustix::event::poll(&mut fds, Some(&left)) {
+                Err(Errno::INTR) => {}
+                result => return Ok(result? > 0),
+            }
+        }
     }
 
     /// Receives up to `data.len()` bytes and appends the descriptors that came with them to `fds`. The kernel ends a
