@@ -7,11 +7,13 @@
 //!
 //! `main` calls [`flush`] before it says why the program ends, and last of all.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io::{self, Write};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::MakeWriter;
 
 /// Most lines that wait to be written: a few hundred kilobytes.
@@ -60,24 +62,69 @@ static LOG: Log = Log::new();
 /// Writes log lines for `tracing_subscriber`.
 pub(crate) struct Lines;
 
-pub(crate) struct Line(());
+/// A line, with its priority where the journal reads it.
+pub(crate) struct Line(Option<&'static str>);
 
 impl MakeWriter<'_> for Lines {
     type Writer = Line;
 
     fn make_writer(&self) -> Line {
-        Line(())
+        Line(None)
     }
+
+    fn make_writer_for(&self, meta: &Metadata<'_>) -> Line {
+        Line(is_journal().then(|| priority(*meta.level())))
+    }
+}
+
+/// Whether standard error is the journal's: systemd says which stream that is (systemd.exec(5), `JOURNAL_STREAM`), which may have been redirected since. The journal has the time and the
+/// priority of each line beside it.
+pub(crate) fn is_journal() -> bool {
+    static IS: OnceLock<bool> = OnceLock::new();
+    *IS.get_or_init(|| {
+        let Ok(said) = std::env::var("JOURNAL_STREAM") else { return false };
+        rustix::fs::fstat(io::stderr()).is_ok_and(|stat| said == format!("{}:{}", stat.st_dev, stat.st_ino))
+    })
+}
+
+/// The prefix by which the journal knows the priority of a line (sd-daemon(3)).
+fn priority(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "<3>",
+        Level::WARN => "<4>",
+        Level::INFO => "<6>",
+        _ => "<7>",
+    }
+}
+
+/// Puts a prefix before each line of a text: what has several is several entries of the journal.
+fn prefixed(prefix: &str, text: &[u8]) -> Vec<u8> {
+    let mut all = Vec::with_capacity(text.len() + prefix.len());
+    for line in text.split_inclusive(|byte| *byte == b'\n') {
+        all.extend(prefix.as_bytes());
+        all.extend(line);
+    }
+    all
+}
+
+/// Says why the program ends.
+pub(crate) fn say_end(error: &dyn std::error::Error) {
+    flush();
+    let text = format!("ringferry: {error}\n").into_bytes();
+    let text = if is_journal() { prefixed(priority(Level::ERROR), &text) } else { text };
+    // A macro would panic if that cannot be written, as on a full disk, and hide the exit code.
+    let _ = io::stderr().write_all(&text);
 }
 
 impl Write for Line {
     /// The subscriber writes each line by one call.
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if !LOG.put(line, Instant::now()) {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        let line = self.0.map_or(Cow::Borrowed(text), |prefix| Cow::Owned(prefixed(prefix, text)));
+        if !LOG.put(&line, Instant::now()) {
             // Nobody could be told of an error, such as a full disk; the subscriber would panic over it.
-            let _ = io::stderr().write_all(line);
+            let _ = io::stderr().write_all(&line);
         }
-        Ok(line.len())
+        Ok(text.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -171,8 +218,10 @@ impl Log {
                 let _ = sink.write_all(&line);
             }
             if left_out > 0 {
-                let line = format!("{left_out} log lines were left out, as there were too many\n");
-                let _ = sink.write_all(line.as_bytes());
+                let line =
+                    format!("{left_out} log lines were left out, as there were too many\n").into_bytes();
+                let line = if is_journal() { prefixed(priority(Level::WARN), &line) } else { line };
+                let _ = sink.write_all(&line);
             }
             state = self.state();
             state.writing = false;
@@ -213,6 +262,13 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::*;
+
+    #[test]
+    fn each_line_has_the_priority_that_the_journal_reads() {
+        assert_eq!(prefixed(priority(Level::WARN), b"one\ntwo\n"), b"<4>one\n<4>two\n");
+        assert_eq!(prefixed(priority(Level::ERROR), b"one"), b"<3>one");
+        assert!(!is_journal());
+    }
 
     /// A reader that takes nothing before it is told to.
     struct Paused {

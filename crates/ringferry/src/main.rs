@@ -25,7 +25,7 @@ mod tap;
 mod top;
 mod traffic;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use clap::{ArgAction, Parser, Subcommand};
@@ -102,20 +102,25 @@ fn main() -> ExitCode {
         1 => LevelFilter::DEBUG,
         _ => LevelFilter::TRACE,
     };
-    let asked = std::env::var("RUST_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
+    let said = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty());
+    let asked = said.as_ref().and_then(|text| text.parse::<Targets>().ok());
     // Whoever asks for more wants all of it.
     let limited = cli.verbose == 0 && asked.is_none();
-    let filter = asked.unwrap_or_else(|| Targets::new().with_default(level));
+    let filter = asked.clone().unwrap_or_else(|| Targets::new().with_default(level));
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(log::Lines)
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
         .log_internal_errors(false);
+    let lines = if log::is_journal() { lines.without_time().boxed() } else { lines.boxed() };
     tracing_subscriber::registry().with(filter).with(lines).init();
+    if let (None, Some(text)) = (&asked, &said) {
+        tracing::warn!(
+            "RUST_LOG={text:?} is not understood: it takes levels, and levels of modules, as in info,ringferry_switch=debug"
+        );
+    }
     let failed = |error: &dyn std::error::Error, code: u8| {
-        log::flush();
-        // A macro would panic if that cannot be written, as on a full disk, and hide the exit code.
-        let _ = writeln!(io::stderr(), "ringferry: {error}");
+        log::say_end(error);
         ExitCode::from(code)
     };
     let code = match &cli.command {

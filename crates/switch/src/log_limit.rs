@@ -40,6 +40,24 @@ impl LogLimit {
         self.allows_kind(port, reason.to_string())
     }
 
+    /// Logs how many lines were suppressed, if that is over: nothing may follow that would say so. Called about once a second.
+    pub(crate) fn settle(&mut self, port: &str) {
+        let left_out = self.is_over(Instant::now());
+        if left_out > 0 {
+            tracing::info!(port, "{left_out} log lines about this port were left out");
+        }
+    }
+
+    /// Returns how many lines were suppressed in an interval that is over, and were not told of.
+    fn is_over(&mut self, now: Instant) -> u64 {
+        match self.since {
+            Some(since) if self.left_out > 0 && now.saturating_duration_since(since) >= INTERVAL => {
+                std::mem::take(&mut self.left_out)
+            }
+            _ => 0,
+        }
+    }
+
     fn allows_kind(&mut self, port: &str, kind: impl Hash) -> bool {
         let (allowed, left_out) = self.take(Instant::now(), kind);
         if left_out > 0 {
@@ -87,7 +105,11 @@ mod tests {
         let start = Instant::now();
         let first: Vec<(bool, u64)> = (0..5).map(|_| limit.take(start, 0)).collect();
         assert_eq!(first, [(true, 0), (true, 0), (false, 0), (false, 0), (false, 0)]);
+        assert_eq!(limit.is_over(start), 0, "more of them may follow");
         let later = start + INTERVAL;
+        let mut silent = LogLimit { kinds: Vec::new(), ..limit };
+        assert_eq!([silent.is_over(later), silent.is_over(later)], [3, 0], "nothing follows");
+        let mut limit = LogLimit { left_out: 3, ..silent };
         assert_eq!(
             [limit.take(later, 0), limit.take(later, 0), limit.take(later, 0)],
             [(true, 3), (true, 0), (false, 0)]
