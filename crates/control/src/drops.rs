@@ -98,7 +98,7 @@ drop_reasons! {
     /// Nobody takes frames at this port: no front end, driver not started, interface down, or queue broken. Or the port was taken down with
     /// `ctl link`, and then nothing is taken from it either.
     LinkDown = "link-down" at Either,
-        "Nothing, while the guest boots. Otherwise see the state of the port.",
+        "Nothing, while the guest boots or the interface comes up. Otherwise see the state of the port.",
     /// The frame asks for an offload that the receiver lacks and that the switch cannot do in software: its
     /// headers cannot be parsed, or are too long.
     OffloadUnsupported = "offload-unsupported" at Receiver,

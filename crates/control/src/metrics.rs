@@ -122,6 +122,22 @@ pub fn of_switch(snapshot: &Snapshot, queues: &[Stats], format: Format) -> Strin
             family.sample(&[], snapshot.uptime_seconds as f64);
         },
     );
+    if !snapshot.program.is_empty() {
+        let help = "Version of the program that runs the switch, as a label.";
+        out.family("ringferry_build_info", Kind::Gauge, help, |family| {
+            family.sample(&[("version", &snapshot.program)], 1.0);
+        });
+    }
+    if let Some(seconds) = snapshot.process_seconds {
+        let help = "Time for which this process has been the switch: less than ringferry_uptime_seconds if it has taken over from another one.";
+        out.family("ringferry_process_seconds", Kind::Gauge, help, |family| {
+            family.sample(&[], seconds as f64);
+        });
+    }
+    let help = "Captures that run.";
+    out.family("ringferry_captures", Kind::Gauge, help, |family| {
+        family.sample(&[], snapshot.captures.len() as f64);
+    });
     out.ports(&snapshot.ports);
     out.queues(&snapshot.ports, queues);
     out.workers(snapshot);
@@ -240,6 +256,12 @@ impl Exposition {
                 }
             },
         );
+        let help = "1 if the port serves nobody, or nobody else, for a reason that ctl show names (fault).";
+        self.family("ringferry_port_fault", Kind::Gauge, help, |family| {
+            for port in ports {
+                family.sample(&[("port", &port.name)], f64::from(u8::from(port.fault.is_some())));
+            }
+        });
         self.family(
             "ringferry_port_mtu_bytes",
             Kind::Gauge,
@@ -347,7 +369,7 @@ impl Exposition {
             });
         }
         type Time = fn(&WorkerSnapshot) -> Option<u64>;
-        let times: [(&str, &str, Time); 3] = [
+        let times: [(&str, &str, Time); 4] = [
             (
                 "ringferry_worker_sleep_seconds",
                 "Time that the worker has slept; the rest it has worked or polled.",
@@ -362,6 +384,11 @@ impl Exposition {
                 "ringferry_worker_polling_seconds",
                 "Time in which the worker was awake and has found nothing.",
                 |worker| Some(worker.polling_nanoseconds),
+            ),
+            (
+                "ringferry_worker_run_delay_seconds",
+                "Time for which the worker could have run and had no processor: others used them, or a limit on CPU time held it back.",
+                |worker| Some(worker.run_delay_nanoseconds),
             ),
         ];
         for (name, help, time) in times {

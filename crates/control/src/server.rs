@@ -113,7 +113,8 @@ impl ControlServer {
             if event.token == LISTENER {
                 self.accept();
             } else if let Some(client) = self.clients.get_mut(&event.token) {
-                let ticket = Ticket(event.token);
+                let pid = client.stream.peer_credentials().ok().and_then(|peer| peer.pid);
+                let ticket = Ticket { token: event.token, pid };
                 let proceed = client.step(&mut |request| handle(request, ticket));
                 let proceed = proceed.and_then(|()| client.rearm(&self.epoll, event.token));
                 if proceed.is_err() {
@@ -127,11 +128,13 @@ impl ControlServer {
 
     /// Answers a request that was left for later. A client that has gone needs no answer.
     pub fn answer(&mut self, ticket: Ticket, response: &Response) {
-        let Some(client) = self.clients.get_mut(&ticket.0).filter(|client| client.waiting) else { return };
+        let Some(client) = self.clients.get_mut(&ticket.token).filter(|client| client.waiting) else {
+            return;
+        };
         client.waiting = false;
         let answered = client.answer(response).and_then(|()| client.flush());
-        if answered.and_then(|()| client.rearm(&self.epoll, ticket.0)).is_err() {
-            self.drop_client(ticket.0);
+        if answered.and_then(|()| client.rearm(&self.epoll, ticket.token)).is_err() {
+            self.drop_client(ticket.token);
         }
     }
 
@@ -229,7 +232,17 @@ impl AsFd for ControlServer {
 
 /// A request that is answered later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket(u64);
+pub struct Ticket {
+    token: u64,
+    pid: Option<u32>,
+}
+
+impl Ticket {
+    /// The process that asks, as the kernel says, if it can be seen from here.
+    pub fn pid(&self) -> Option<u32> {
+        self.pid
+    }
+}
 
 /// One connection: bytes of requests come in, bytes of at most one answer go out.
 #[derive(Debug)]

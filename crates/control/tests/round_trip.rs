@@ -8,8 +8,9 @@ use proptest::prelude::*;
 use ringferry_control::channels::{Channels, QueueSteering, Stats, Steering};
 use ringferry_control::explain::{Checksums, Cost, Explanation, Protocol, Segments, Traffic, Way};
 use ringferry_control::snapshot::{
-    FdbEntry, FdbRestless, FdbSnapshot, GrantSnapshot, Negotiated, PairSnapshot, PortSnapshot, PortState,
-    QueueRole, QueueSnapshot, Rates, Snapshot, StallSnapshot, VifFeatures, WorkerLoad, WorkerSnapshot,
+    CaptureSnapshot, FdbEntry, FdbRestless, FdbSnapshot, GrantSnapshot, Negotiated, PairSnapshot,
+    PortSnapshot, PortState, QueueRole, QueueSnapshot, Rates, Snapshot, StallSnapshot, VifFeatures,
+    WorkerLoad, WorkerSnapshot,
 };
 use ringferry_control::{
     Answer, GuestSnapshot, Holds, Kept, PortAction, PortChange, PortRules, Reload, ReloadStep, Request,
@@ -170,6 +171,7 @@ fn port() -> impl Strategy<Value = PortSnapshot> {
                 drops,
                 rules,
                 pairs,
+                another_waits: mtu.is_multiple_of(2),
                 rates,
             }
         })
@@ -198,6 +200,7 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
                 seconds: 1.5,
                 busy_percent,
                 polling_percent: 0.25,
+                run_delay_percent: busy_percent,
                 wakeups: 2.5,
                 ports: [("vm0".to_owned(), busy_percent)].into(),
                 ..WorkerLoad::default()
@@ -213,6 +216,7 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
                 busy_percent,
                 busy_nanoseconds,
                 polling_nanoseconds,
+                run_delay_nanoseconds: sleeps,
                 bursts,
                 rounds,
                 load: vec![load],
@@ -227,6 +231,10 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
             ports,
             fdb,
             workers,
+            program: pid.to_string(),
+            process_seconds: pid.is_multiple_of(2).then_some(uptime_seconds),
+            captures: vec![CaptureSnapshot { number: pid, pid: Some(version), ..CaptureSnapshot::default() }],
+            mirrors: Vec::new(),
         },
     )
 }

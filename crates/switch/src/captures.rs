@@ -9,9 +9,11 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use ringferry_control::capture::ring::{Layout, MAX_RING, MIN_RING, RingWriter, SharedRings};
 use ringferry_control::capture::{CaptureDrops, CaptureInterface, CaptureRequest, CaptureStarted, SNAPLEN};
+use ringferry_control::snapshot::CaptureSnapshot;
 use ringferry_packet::filter::Filter;
 use ringferry_sys::epoll::{Epoll, Interest};
 
@@ -41,6 +43,9 @@ struct Running {
     ports: Vec<(String, Option<PortId>)>,
     writers: Vec<Arc<RingWriter>>,
     bytes: usize,
+    /// The process that it is for, if that can be seen from here.
+    pid: Option<u32>,
+    began: Instant,
     /// Nobody writes to it. It has come to its end when the client has.
     pipe: OwnedFd,
 }
@@ -48,6 +53,11 @@ struct Running {
 impl Running {
     fn token(&self) -> u64 {
         FIRST_CAPTURE + u64::from(self.id.0)
+    }
+
+    /// Names of its ports, for the log.
+    fn names(&self) -> String {
+        self.ports.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(",")
     }
 
     /// Gives taps to ports that have none.
@@ -87,6 +97,7 @@ impl Captures {
     pub(crate) fn begin(
         &mut self,
         request: &CaptureRequest,
+        pid: Option<u32>,
         ports: &PortTable,
         workers: &Workers,
         epoll: &Epoll,
@@ -132,16 +143,29 @@ impl Captures {
             ports: interfaces.iter().map(|port| (port.name.clone(), None)).collect(),
             writers: (0..layout.rings).filter_map(|ring| rings.writer(ring)).map(Arc::new).collect(),
             bytes,
+            pid,
+            began: Instant::now(),
             pipe: pipe.into(),
         };
         epoll.add(&running.pipe, running.token(), Interest::READABLE).map_err(failed)?;
         running.attach(ports, workers);
         workers.settled();
         self.begun += 1;
-        tracing::info!(capture = running.id.0, ports = interfaces.len(), "a capture begins");
+        tracing::info!(capture = running.id.0, ports = running.names(), pid, "a capture begins");
         self.running.push(running);
         let (rings, ring_bytes) = (layout.rings as u16, ring_bytes as u32);
         Ok((CaptureStarted { interfaces, rings, ring_bytes, snaplen }, fds))
+    }
+
+    /// The captures that run.
+    pub(crate) fn list(&self) -> Vec<CaptureSnapshot> {
+        let snapshot = |running: &Running| CaptureSnapshot {
+            number: running.id.0,
+            ports: running.ports.iter().map(|(name, _)| name.clone()).collect(),
+            pid: running.pid,
+            seconds: running.began.elapsed().as_secs(),
+        };
+        self.running.iter().map(snapshot).collect()
     }
 
     /// Serves an event of a capture's pipe: its client has gone.
@@ -151,7 +175,12 @@ impl Captures {
             if ends {
                 let _ = epoll.remove(running.pipe.as_fd());
                 workers.end_capture(running.id);
-                tracing::info!(capture = running.id.0, "a capture ends");
+                tracing::info!(
+                    capture = running.id.0,
+                    ports = running.names(),
+                    pid = running.pid,
+                    "a capture ends"
+                );
             }
             !ends
         });

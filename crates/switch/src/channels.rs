@@ -163,6 +163,7 @@ mod tests {
             rules: [].into(),
             pairs: Vec::new(),
             rates: Vec::new(),
+            another_waits: false,
         }
     }
 

@@ -294,6 +294,8 @@ pub struct WorkerCounters {
     pub busy_nanoseconds: Counter,
     /// Time awake in which nothing was found, in nanoseconds, likewise.
     pub polling_nanoseconds: Counter,
+    /// Time for which the worker could have run and had no processor, in nanoseconds. The control plane counts it, as the kernel tells it.
+    pub run_delay_nanoseconds: Counter,
     /// Bursts by the number of packets in them: 1, 2, 3 to 4, 5 to 8, 9 to 16, and 17 to 32.
     pub bursts: [Counter; BURST_BUCKETS],
     /// Busy rounds by the time they took: less than 4 microseconds, less than 16, and so on, each bound four times the one before; the last has none.
@@ -306,7 +308,9 @@ pub(crate) const BURST_BUCKETS: usize = 6;
 /// Buckets of [`WorkerCounters::rounds`].
 pub(crate) const ROUND_BUCKETS: usize = 8;
 /// Number of [`WorkerCounters`].
-pub(crate) const WORKER_COUNTERS: usize = 7 + BURST_BUCKETS + ROUND_BUCKETS;
+pub(crate) const WORKER_COUNTERS: usize = 8 + BURST_BUCKETS + ROUND_BUCKETS;
+/// Where the bursts are in [`WorkerCounters::values`].
+pub(crate) const BURSTS: std::ops::Range<usize> = 7..7 + BURST_BUCKETS;
 
 impl WorkerCounters {
     /// Counts a burst of `packets`.
@@ -334,10 +338,11 @@ impl WorkerCounters {
     /// All of them, in a fixed order.
     fn all(&self) -> [&Counter; WORKER_COUNTERS] {
         let Self { polls, busy_polls, sleeps, wakeups, sleep_nanoseconds, .. } = self;
-        let Self { busy_nanoseconds, polling_nanoseconds, bursts, rounds, .. } = self;
+        let Self { busy_nanoseconds, polling_nanoseconds, bursts, rounds, run_delay_nanoseconds, .. } = self;
         let first =
             [polls, busy_polls, sleeps, wakeups, sleep_nanoseconds, busy_nanoseconds, polling_nanoseconds];
-        let mut all = first.into_iter().chain(bursts).chain(rounds);
+        // What an earlier version does not know comes last: it hands over so many, and takes no more.
+        let mut all = first.into_iter().chain(bursts).chain(rounds).chain([run_delay_nanoseconds]);
         std::array::from_fn(|_| all.next().expect("as many as there are"))
     }
 

@@ -147,9 +147,13 @@ pub(crate) fn way((from, sends): (&Abilities, &Rules), (to, receives): (&Abiliti
     way.traffic =
         KINDS.iter().map(|(kind, offload, headers)| traffic(*kind, *offload, *headers, from, to)).collect();
     if from.mtu > to.mtu && to.mtu > 0 {
+        let longer = if to.mergeable {
+            "the switch delivers a longer one, and the system behind the port may refuse it"
+        } else {
+            "a longer one is dropped, and its sender told with ICMP (too-big-answered) unless it is of a kind that nobody answers (tx-too-big)"
+        };
         way.notes.push(format!(
-            "{} may send packets of {} bytes, of which {} takes {}: a longer one is dropped, and its sender told with ICMP \
-             (too-big-answered) unless it is of a kind that nobody answers (tx-too-big)",
+            "{} may send packets of {} bytes, and {} has an MTU of {}: {longer}",
             from.name, from.mtu, to.name, to.mtu
         ));
         way.hints.push(format!("give both the same MTU: mtu={} for {}", to.mtu, from.name));
@@ -353,9 +357,12 @@ mod tests {
         let large = Abilities { mtu: 9000, ..both("large", Offloads::CSUM) };
         let notes = way(&large, &small).notes;
         assert!(
-            notes.len() == 1 && notes[0].contains("9000") && notes[0].contains("too-big-answered"),
+            notes.len() == 1 && notes[0].contains("9000") && notes[0].contains("may refuse"),
             "{notes:?}"
         );
+        let fixed = Abilities { mergeable: false, ..small.clone() };
+        let notes = way(&large, &fixed).notes;
+        assert!(notes.len() == 1 && notes[0].contains("too-big-answered"), "{notes:?}");
         assert_eq!(way(&small, &large).notes, Vec::<String>::new());
         let down = Abilities { up: false, ..both("down", Offloads::CSUM) };
         let way = way(&small, &down);
@@ -377,6 +384,7 @@ mod tests {
             rules: [].into(),
             pairs: Vec::new(),
             rates: Vec::new(),
+            another_waits: false,
         }
     }
 

@@ -29,6 +29,7 @@ use crate::mirrors::Mirrors;
 use crate::plane::PAIRS;
 use crate::ports::queues::Workers;
 use crate::ports::table::{FIRST_TOKEN, PortTable};
+use crate::ports::tap::undone;
 use crate::ports::{Interface, InterfaceQueues};
 use crate::privileged::{NotKept, Privileges};
 use crate::series::{Sample, Series};
@@ -64,6 +65,10 @@ pub(crate) struct Requests<'s> {
     pub(crate) epoll: &'s Epoll,
     /// Another process is about to take over.
     pub(crate) replacing: bool,
+    /// The process that asks, as far as it can be seen from here.
+    pub(crate) asker: Option<u32>,
+    /// When this process became the switch.
+    pub(crate) began: Instant,
     pub(crate) captures: &'s mut Captures,
     pub(crate) mirrors: &'s mut Mirrors,
     pub(crate) links: &'s mut Links,
@@ -79,6 +84,7 @@ impl Requests<'_> {
         ticket: Ticket,
         drains: &mut Drains,
     ) -> Option<Reply> {
+        self.asker = ticket.pid();
         if matches!(request, Request::Replace { .. }) && drains.deadline().is_some() {
             return Some(
                 Response::Error("a port is being drained: try again when it is gone".to_owned()).into(),
@@ -135,7 +141,13 @@ impl Requests<'_> {
                 let rules = |name: &str| {
                     self.ports.entry_of(name).map(|entry| entry.rules.clone()).unwrap_or_default()
                 };
-                let snapshot = Snapshot { fdb: self.addresses(), ..self.snapshot() };
+                let mut snapshot = Snapshot { fdb: self.addresses(), ..self.snapshot() };
+                // What can only be seen from outside of the sandbox is looked for now.
+                for found in snapshot.ports.iter_mut().filter(|found| found.name == *port) {
+                    if let (None, Some(config)) = (&found.fault, self.ports.entry_of(port)) {
+                        found.fault = undone(&self.privileges.astray(config));
+                    }
+                }
                 let known = Known {
                     snapshot: &snapshot,
                     rules: &rules,
@@ -150,7 +162,8 @@ impl Requests<'_> {
                 self.trace(&snapshot, request).map(|trace| Answer::Trace(Box::new(trace)))
             }
             Request::Capture(request) => {
-                let (started, with) = self.captures.begin(request, self.ports, self.workers, self.epoll)?;
+                let (started, with) =
+                    self.captures.begin(request, self.asker, self.ports, self.workers, self.epoll)?;
                 fds.extend(with);
                 Ok(Answer::Capture(started))
             }
@@ -488,6 +501,10 @@ impl Requests<'_> {
             fdb: FdbSnapshot::default(),
             clock_nanoseconds: Workers::nanoseconds(now),
             workers,
+            program: env!("CARGO_PKG_VERSION").to_owned(),
+            process_seconds: Some((now - self.began).as_secs()),
+            captures: self.captures.list(),
+            mirrors: self.mirrors.list().mirrors,
         }
     }
 }

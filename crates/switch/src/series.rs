@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use ringferry_control::snapshot::{Rates, WINDOWS, WorkerLoad};
 
 use crate::counters::{
-    DropReason, PAIR_COUNTERS, PAIR_NAMES, PORT_COUNTERS, PORT_VALUES, PairCounters, WORKER_COUNTERS,
+    BURSTS, DropReason, PAIR_COUNTERS, PAIR_NAMES, PORT_COUNTERS, PORT_VALUES, PairCounters, WORKER_COUNTERS,
     WorkerCounters,
 };
 use crate::fdb::PortId;
@@ -204,7 +204,9 @@ impl Series {
         let load = self.begins(now, Some).into_iter().map(|(window, seconds, before)| {
             let earlier = before.workers.get(number).copied().unwrap_or_default();
             let grown = grown(&earlier, current, seconds);
-            let [_, _, _, wakeups, _, busy, polling, ..] = grown[..] else { return WorkerLoad::default() };
+            let [_, _, _, wakeups, _, busy, polling, .., delay] = grown[..] else {
+                return WorkerLoad::default();
+            };
             let share = |nanoseconds: f64| (nanoseconds / 1e7).clamp(0.0, 100.0);
             let (busy_percent, polling_percent) = (share(busy), share(polling).min(100.0 - share(busy)));
             WorkerLoad {
@@ -214,7 +216,8 @@ impl Series {
                 polling_percent,
                 sleeping_percent: 100.0 - busy_percent - polling_percent,
                 wakeups,
-                bursts: grown[7..13].iter().sum(),
+                run_delay_percent: share(delay),
+                bursts: grown[BURSTS].iter().sum(),
                 ports: shares(now, before, number, &name),
             }
         });
@@ -359,6 +362,7 @@ mod tests {
             counted.workers[1].count_round(Duration::from_millis(600));
             counted.workers[1].count_polling(Duration::from_millis(100));
             counted.workers[1].wakeups.add(20);
+            counted.workers[1].run_delay_nanoseconds.add(250_000_000);
             counted.workers[1].count_burst(32);
             counted.ports[0].1.of(1).work_nanoseconds.add(300);
             counted.ports[1].1.of(1).work_nanoseconds.add(100);
@@ -370,6 +374,7 @@ mod tests {
             let WorkerLoad { busy_percent, polling_percent, sleeping_percent, wakeups, bursts, .. } = load;
             assert_eq!([busy_percent, polling_percent].map(|share| share.round()), [60.0, 10.0]);
             assert_eq!((sleeping_percent.round(), *wakeups, *bursts), (30.0, 20.0, 1.0));
+            assert_eq!(load.run_delay_percent.round(), 25.0);
             assert_eq!(load.by_share(), [("vm0", 75.0), ("vm1", 25.0)]);
         }
         let idle = counted.series.worker(&counted.sample(4000), 0, Counted::name);

@@ -53,6 +53,7 @@ pub(crate) fn worker(counters: &WorkerCounters, age: Duration) -> WorkerSnapshot
         busy_percent: share.clamp(0.0, 100.0),
         busy_nanoseconds: busy,
         polling_nanoseconds: polling,
+        run_delay_nanoseconds: counters.run_delay_nanoseconds.get(),
         bursts: counters.bursts.iter().map(Counter::get).collect(),
         rounds: counters.rounds.iter().map(Counter::get).collect(),
         load: Vec::new(),

@@ -45,7 +45,7 @@ impl Receiveq {
         }
         let used = self.had.saturating_sub(available);
         let is_due = used > COLLECTED || available == 0;
-        Receiveq { used, since: self.since.filter(|_| is_due).or(is_due.then_some(now)), ..self }
+        Receiveq { used, since: is_due.then(|| self.since.unwrap_or(now)), ..self }
     }
 
     fn new(posted: u16, available: u16) -> Receiveq {
@@ -113,7 +113,7 @@ impl Stalls {
                 self.rings.remove(&key);
                 continue;
             };
-            let ring = self.rings.entry(key).or_insert(Receiveq::new(posted, available));
+            let ring = self.rings.entry(key).or_insert_with(|| Receiveq::new(posted, available));
             *ring = ring.after(now, posted, available);
         }
     }

@@ -30,7 +30,7 @@ use crate::ports::handed::HandedPort;
 use crate::ports::passed::Passed;
 use crate::ports::queues::Workers;
 use crate::ports::table::{FIRST_TOKEN, PortTable};
-use crate::ports::{self, OpenError, Plug};
+use crate::ports::{self, Before, OpenError, Plug};
 use crate::privileged::Privileges;
 use crate::requests::Requests;
 use crate::series::Series;
@@ -84,6 +84,8 @@ pub struct Switch {
     workers: Arc<Workers>,
     epoll: Epoll,
     started: Instant,
+    /// When this process became the switch.
+    began: Instant,
     privileges: Privileges,
     /// Names of ports that are gone and could not be opened anew.
     not_renewed: BTreeSet<String>,
@@ -239,6 +241,7 @@ impl OpenSwitch {
             workers,
             epoll,
             started,
+            began: Instant::now(),
             privileges,
             not_renewed: BTreeSet::new(),
             predecessor: None,
@@ -261,7 +264,7 @@ fn recover(port: &PortConfig, passed: &mut Passed) -> Option<Plug> {
     if matches!(state, HandedPort::XenVif) {
         return None;
     }
-    let plug = ports::adopt(port, state, descriptors, passed.privileges());
+    let plug = ports::adopt(port, state, descriptors, passed.privileges(), Before::Died);
     plug.inspect_err(|error| tracing::warn!(port = port.name, "it is opened anew: {error}")).ok()
 }
 
@@ -674,6 +677,7 @@ impl Switch {
             control,
             workers,
             started,
+            began,
             privileges,
             epoll,
             captures,
@@ -694,6 +698,8 @@ impl Switch {
                 ports,
                 workers,
                 started: *started,
+                began: *began,
+                asker: None,
                 privileges,
                 epoll,
                 captures,

@@ -182,6 +182,16 @@ pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> Result<()> {
     attempt().map_err(|source| InterfaceError { name: name.to_owned(), action: action(), source })
 }
 
+/// Returns all addresses of the interface with their prefix lengths in bits.
+///
+/// # Errors
+/// There is no such interface, or netlink sockets cannot be had.
+pub fn addresses(name: &str) -> Result<Vec<(IpAddr, u8)>> {
+    let attempt = || netlink::addresses(index(name).map_err(|e| e.source)?.ok_or_else(no_such_interface)?);
+    let action = || "reading its addresses".to_owned();
+    attempt().map_err(|source| InterfaceError { name: name.to_owned(), action: action(), source })
+}
+
 /// Removes an address with a prefix length in bits from the interface. Removing an address that is not there is not an error.
 ///
 /// # Errors

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
@@ -51,6 +52,63 @@ pub(crate) fn remove_address(index: u32, address: IpAddr, prefix: u8) -> io::Res
     }
 }
 
+/// Returns the addresses of the interface with index `index`, with their prefix lengths.
+pub(crate) fn addresses(index: u32) -> io::Result<Vec<(IpAddr, u8)>> {
+    // struct ifaddrmsg of all zeros: those of every family and interface.
+    let socket = send(libc::RTM_GETADDR, libc::NLM_F_DUMP, &[0; 8])?;
+    let mut all = Vec::new();
+    // The kernel sends what fits into so many bytes at a time.
+    let mut reply = vec![0; 32 * 1024];
+    loop {
+        let (len, _) = rustix::net::recv(&socket, &mut reply[..], RecvFlags::empty())?;
+        let mut rest = &reply[..len];
+        while let Some(size) =
+            word(rest, 0).map(|size| size as usize).filter(|size| (HEADER..=rest.len()).contains(size))
+        {
+            let kind = u16::from_ne_bytes([rest[4], rest[5]]);
+            let body = &rest[HEADER..size];
+            match libc::c_int::from(kind) {
+                libc::NLMSG_DONE => return Ok(all),
+                libc::NLMSG_ERROR => {
+                    let error = word(body, 0).map_or(libc::EIO, |error| (error as i32).saturating_neg());
+                    return Err(io::Error::from_raw_os_error(error));
+                }
+                _ if word(body, 4) == Some(index) => all.extend(address_of(body)),
+                _ => {}
+            }
+            rest = rest.get(size.next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
+}
+
+/// The address of a message of the kernel's about one (struct ifaddrmsg and its attributes), with its prefix length.
+fn address_of(message: &[u8]) -> Option<(IpAddr, u8)> {
+    let prefix = *message.get(1)?;
+    let (mut rest, mut found) = (message.get(8..)?, None);
+    while let Some(&[a, b, c, d]) = rest.get(..4) {
+        let (len, kind) = (usize::from(u16::from_ne_bytes([a, b])), u16::from_ne_bytes([c, d]));
+        let value = rest.get(4..len)?;
+        let address = match value.len() {
+            4 => <[u8; 4]>::try_from(value).ok().map(IpAddr::from),
+            16 => <[u8; 16]>::try_from(value).ok().map(IpAddr::from),
+            _ => None,
+        };
+        // Its own one; an interface without a peer has no other, and of IPv6 that is all there is.
+        match kind {
+            libc::IFA_LOCAL => return Some((address?, prefix)),
+            libc::IFA_ADDRESS => found = address,
+            _ => {}
+        }
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Some((found?, prefix))
+}
+
+/// A number of four bytes in a message.
+fn word(message: &[u8], at: usize) -> Option<u32> {
+    message.get(at..at + 4).map(|bytes| u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+}
+
 /// Makes the interface with index `index` a port of the one with index `master`, or of none with 0. A port of another one leaves that first; if it
 /// is one of `master` already nothing is done.
 pub(crate) fn set_master(index: u32, master: u32) -> io::Result<()> {
@@ -73,7 +131,20 @@ fn attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
 
 /// Sends one request and reads the kernel's answer, which is queued before the send returns.
 fn request(kind: u16, flags: libc::c_int, body: &[u8]) -> io::Result<()> {
-    let flags = (flags | libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
+    let socket = send(kind, flags | libc::NLM_F_ACK, body)?;
+    let mut reply = [0u8; 1024];
+    let (len, _) = rustix::net::recv(&socket, &mut reply[..], RecvFlags::empty())?;
+    // struct nlmsgerr: a header, then the negated error number.
+    match word(&reply[..len], HEADER) {
+        Some(0) => Ok(()),
+        Some(error) => Err(io::Error::from_raw_os_error((error as i32).saturating_neg())),
+        None => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Sends one request on a socket of its own, which is returned.
+fn send(kind: u16, flags: libc::c_int, body: &[u8]) -> io::Result<OwnedFd> {
+    let flags = (flags | libc::NLM_F_REQUEST) as u16;
     let mut message = Vec::with_capacity(HEADER + body.len());
     message.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
     message.extend_from_slice(&kind.to_ne_bytes());
@@ -89,14 +160,5 @@ fn request(kind: u16, flags: libc::c_int, body: &[u8]) -> io::Result<()> {
     )?;
     // Messages from a netlink socket that is not connected go to the kernel.
     rustix::net::send(&socket, &message, SendFlags::empty())?;
-    let mut reply = [0u8; 1024];
-    let (len, _) = rustix::net::recv(&socket, &mut reply[..], RecvFlags::empty())?;
-    // struct nlmsgerr: a header, then the negated error number.
-    match reply[..len].get(HEADER..HEADER + 4) {
-        Some(&[a, b, c, d]) => match i32::from_ne_bytes([a, b, c, d]) {
-            0 => Ok(()),
-            error => Err(io::Error::from_raw_os_error(error.saturating_neg())),
-        },
-        _ => Err(io::ErrorKind::InvalidData.into()),
-    }
+    Ok(socket)
 }

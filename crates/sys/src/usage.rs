@@ -3,7 +3,9 @@
 //! A thread makes its [`ThreadClock`] when it starts; any other thread of the process may read the copy, also after
 //! the thread has ended.
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 /// The CPU-time clock of a thread, which any thread of the process can read.
@@ -28,6 +30,30 @@ impl ThreadClock {
     #[must_use]
     pub fn used(self) -> Option<Duration> {
         read_clock(self.0)
+    }
+}
+
+/// The time for which a thread could have run and had no processor, which any thread of the process can read.
+#[derive(Debug)]
+pub struct RunDelay(File);
+
+impl RunDelay {
+    /// Opens that of the calling thread. Later nothing is opened, so it can be read in a sandbox, too.
+    ///
+    /// # Errors
+    /// The kernel keeps no such account, or `/proc` is not mounted.
+    pub fn of_this_thread() -> io::Result<RunDelay> {
+        File::open("/proc/thread-self/schedstat").map(RunDelay)
+    }
+
+    /// Returns the time so far: in the queue of a processor, or held back by a limit on CPU time. `None` if the thread has ended.
+    #[must_use]
+    pub fn so_far(&self) -> Option<Duration> {
+        // Three numbers of at most 20 digits: time on a processor, time that waited for one, and slices.
+        let mut text = [0; 64];
+        let len = self.0.read_at(&mut text, 0).ok()?;
+        let delay = std::str::from_utf8(&text[..len]).ok()?.split_ascii_whitespace().nth(1)?;
+        Some(Duration::from_nanos(delay.parse().ok()?))
     }
 }
 
@@ -94,6 +120,22 @@ mod tests {
         assert!(other.used().unwrap() - other_before < Duration::from_millis(10));
         drop(done);
         waiting.join().unwrap();
+    }
+
+    #[test]
+    fn threads_that_share_a_processor_are_delayed() {
+        let cpu = crate::cpu::allowed().unwrap()[0];
+        let until = Instant::now() + Duration::from_millis(200);
+        let spin = || {
+            crate::cpu::pin_current_thread(cpu).unwrap();
+            let delay = RunDelay::of_this_thread().unwrap();
+            while Instant::now() < until {}
+            delay.so_far().unwrap()
+        };
+        let delays = std::thread::scope(|scope| {
+            [scope.spawn(spin), scope.spawn(spin)].map(|thread| thread.join().unwrap())
+        });
+        assert!(delays.iter().sum::<Duration>() >= Duration::from_millis(50), "{delays:?}");
     }
 
     #[test]

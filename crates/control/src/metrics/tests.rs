@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use ringferry_sys::tap::Offloads;
 
 use super::*;
-use crate::snapshot::{FdbEntry, FdbSnapshot, Negotiated, QueueSnapshot};
+use crate::snapshot::{CaptureSnapshot, FdbEntry, FdbSnapshot, Negotiated, QueueSnapshot};
 
 fn port(name: &str) -> PortSnapshot {
     let counts = |of: &[(&str, u64)]| of.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
@@ -44,6 +44,7 @@ fn port(name: &str) -> PortSnapshot {
         rules: BTreeMap::default(),
         pairs: Vec::new(),
         rates: Vec::new(),
+        another_waits: false,
     }
 }
 
@@ -79,6 +80,10 @@ fn snapshot(ports: usize) -> Snapshot {
         ports,
         fdb,
         workers: vec![worker],
+        program: "0.1.0".to_owned(),
+        process_seconds: Some(5),
+        captures: vec![CaptureSnapshot::default()],
+        ..Snapshot::default()
     }
 }
 

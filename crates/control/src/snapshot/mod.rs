@@ -13,6 +13,9 @@ mod worker;
 
 use serde::{Deserialize, Serialize};
 
+use crate::mirror::Mirror;
+use crate::text::duration;
+
 pub use fdb::{FdbEntry, FdbRestless, FdbSnapshot};
 pub use page::{COLUMNS, Column, ColumnError};
 pub use port::{Negotiated, PortSnapshot, PortState, VifFeatures};
@@ -44,6 +47,47 @@ pub struct Snapshot {
     pub fdb: FdbSnapshot,
     /// The worker threads.
     pub workers: Vec<WorkerSnapshot>,
+    /// Version of the program that runs. Empty of a switch from before it was said.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub program: String,
+    /// Seconds for which this process has been it: fewer than `uptime_seconds` if it has taken over from another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process_seconds: Option<u64>,
+    /// Captures that run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub captures: Vec<CaptureSnapshot>,
+    /// Ports that are mirrored to others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mirrors: Vec<Mirror>,
+}
+
+/// A capture that runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct CaptureSnapshot {
+    /// Its number.
+    pub number: u32,
+    /// Names of its ports.
+    pub ports: Vec<String>,
+    /// The process that it is for, if that can be seen from the switch. The capture ends with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Seconds since it began.
+    pub seconds: u64,
+}
+
+impl CaptureSnapshot {
+    /// Whose it is, and since when; for people.
+    pub fn by_text(&self) -> String {
+        let by = self.pid.map_or_else(String::new, |pid| format!(" by process {pid}"));
+        format!("captured{by} for {}", duration(self.seconds))
+    }
+
+    /// What ends it, for people.
+    pub fn end_text(&self) -> String {
+        self.pid
+            .map_or_else(|| "the end of that `ringferry capture`".to_owned(), |pid| format!("`kill {pid}`"))
+    }
 }
 
 /// Returns true if a number need not be told, as earlier versions do not tell it.

@@ -174,6 +174,8 @@ impl Snapshot {
         self.ports.retain(|port| port.name == name);
         self.fdb.entries.retain(|entry| entry.port == name);
         self.fdb.restless.retain(|address| address.ports.iter().any(|port| port == name));
+        self.captures.retain(|capture| capture.ports.iter().any(|port| port == name));
+        self.mirrors.retain(|mirror| mirror.from == name || mirror.to == name);
         Ok(self)
     }
 
@@ -228,6 +230,7 @@ impl Snapshot {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "\n{} MAC {noun} behind it{colon}{which}", behind.len());
         }
+        text += &self.copies_to_text();
         text += &self.restless_to_text();
         text
     }

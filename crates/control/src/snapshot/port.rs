@@ -44,6 +44,8 @@ pub struct PortSnapshot {
     pub pairs: Vec<PairSnapshot>,
     /// Rates of its counters and drops over the last 1, 10 and 60 seconds.
     pub rates: Vec<Rates>,
+    /// Another front end has connected, and waits until this one has disconnected.
+    pub another_waits: bool,
 }
 
 impl PortSnapshot {
@@ -173,13 +175,16 @@ struct Json {
     /// Rates of its counters and drops over the last 1, 10 and 60 seconds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     rates: Vec<Rates>,
+    /// Whether another front end has connected, and waits until this one has disconnected.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    another_waits: bool,
 }
 
 impl From<PortSnapshot> for Json {
     fn from(port: PortSnapshot) -> Json {
         let PortSnapshot { name, negotiated, state, fault, peer, mtu, mac, queues, counters, drops, .. } =
             port;
-        let PortSnapshot { rules, pairs, rates, .. } = port;
+        let PortSnapshot { rules, pairs, rates, another_waits, .. } = port;
         Json {
             name,
             kind: negotiated.kind().to_owned(),
@@ -195,6 +200,7 @@ impl From<PortSnapshot> for Json {
             rules,
             pairs,
             rates,
+            another_waits,
         }
     }
 }
@@ -204,7 +210,7 @@ impl TryFrom<Json> for PortSnapshot {
 
     fn try_from(json: Json) -> Result<PortSnapshot, MacError> {
         let Json { name, kind, state, fault, peer, mtu, mac, features, queues, counters, drops, .. } = json;
-        let Json { rules, pairs, rates, .. } = json;
+        let Json { rules, pairs, rates, another_waits, .. } = json;
         Ok(PortSnapshot {
             name,
             negotiated: Negotiated::named(kind, features),
@@ -219,6 +225,7 @@ impl TryFrom<Json> for PortSnapshot {
             rules,
             pairs,
             rates,
+            another_waits,
         })
     }
 }

@@ -62,6 +62,10 @@ pub struct WorkerLoad {
     pub polling_percent: f64,
     /// Share of the time in which it slept.
     pub sleeping_percent: f64,
+    /// Share of the time for which it could have run and had no processor: others used them, or a limit on CPU time held it back. It is part of the other
+    /// three, mostly of the sleep that it woke up from too late.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub run_delay_percent: f64,
     /// Times per second it was woken by an event.
     pub wakeups: f64,
     /// Bursts per second.
@@ -69,6 +73,11 @@ pub struct WorkerLoad {
     /// Of the work that it did, the share of each port that sent what it worked on, 0 to 100, by the price list with which the switch shares its time.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub ports: BTreeMap<String, f64>,
+}
+
+/// Returns true if a share need not be told, as earlier versions do not tell it.
+fn is_nothing(share: &f64) -> bool {
+    *share == 0.0
 }
 
 impl WorkerLoad {

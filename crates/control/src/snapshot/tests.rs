@@ -56,6 +56,7 @@ fn example() -> Snapshot {
         rules: BTreeMap::new(),
         pairs: vec![],
         rates: vec![],
+        another_waits: false,
     };
     let tap = PortSnapshot {
         name: "uplink".into(),
@@ -71,6 +72,7 @@ fn example() -> Snapshot {
         rules: [("isolated".to_owned(), true.into()), ("vlan".to_owned(), 10.into())].into(),
         pairs: vec![],
         rates: vec![],
+        another_waits: false,
     };
     let fdb = FdbSnapshot {
         capacity: 64,
@@ -97,6 +99,7 @@ fn example() -> Snapshot {
             busy_percent: 12.34,
             ..WorkerSnapshot::default()
         }],
+        ..Snapshot::default()
     }
 }
 
@@ -216,6 +219,7 @@ fn measured() -> Snapshot {
         busy_percent,
         polling_percent: 2.0,
         sleeping_percent: 98.0 - busy_percent,
+        run_delay_percent: 1.5,
         wakeups: 1200.0,
         bursts: 3.0,
         ports: [("vm0".to_owned(), 70.4), ("uplink".to_owned(), 29.6)].into(),
@@ -233,8 +237,8 @@ fn nothing_dropped_has_no_sign() {
 fn load_and_rates_are_shown_over_three_windows() {
     let text = measured().to_text();
     let expected = "
-WORKER  BUSY 1 S    10 S    60 S  POLLING  ASLEEP  WAKEUPS/S  WORKS FOR
-     0    91.2 %  90.0 %  44.0 %    2.0 %   8.0 %      1.20k  vm0 70 %, uplink 30 %
+WORKER  BUSY 1 S    10 S    60 S  POLLING  ASLEEP  RUN DELAY  WAKEUPS/S  WORKS FOR
+     0    91.2 %  90.0 %  44.0 %    2.0 %   8.0 %      1.5 %      1.20k  vm0 70 %, uplink 30 %
 
 PORT ";
     assert!(text.contains(expected), "{text}");

@@ -14,8 +14,17 @@ use crate::text::{Table, duration, short_count, short_rate};
 impl Snapshot {
     /// A few aligned tables for a terminal: the switch, its ports, their queues, and whatever was dropped.
     pub fn to_text(&self) -> String {
+        let space = if self.program.is_empty() { "" } else { " " };
+        // A process that has just taken over is where to look first.
+        let since = match self.process_seconds {
+            Some(seconds) if seconds + 1 < self.uptime_seconds => {
+                format!(" (this process took over {} ago)", duration(seconds))
+            }
+            _ => String::new(),
+        };
         let mut text = format!(
-            "ringferry, process {}, up {}, {} of {} MAC addresses\n",
+            "ringferry{space}{}, process {}, up {}{since}, {} of {} MAC addresses\n",
+            self.program,
             self.pid,
             duration(self.uptime_seconds),
             self.fdb.entries.len(),
@@ -33,6 +42,7 @@ impl Snapshot {
                 short_count(worker.wakeups)
             );
         }
+        text += &self.copies_to_text();
         text += &self.restless_to_text();
         for table in [self.load_table(), self.ports_table(), self.rates_table()] {
             if !table.is_empty() {
@@ -55,6 +65,19 @@ impl Snapshot {
     /// The forwarding database as a table for a terminal.
     pub fn fdb_to_text(&self) -> String {
         self.addresses_to_text() + &self.restless_to_text()
+    }
+
+    /// A line for each capture and each mirror.
+    pub(super) fn copies_to_text(&self) -> String {
+        let captures = self.captures.iter().map(|capture| {
+            let (ports, by, end) = (capture.ports.join(", "), capture.by_text(), capture.end_text());
+            format!("capture {}: {ports}, {by}; {end} ends it\n", capture.number)
+        });
+        let mirrors = self.mirrors.iter().map(|mirror| {
+            let (from, to) = (&mirror.from, &mirror.to);
+            format!("mirror: {from} to {to}, {} copied, {} lost\n", mirror.copied, mirror.lost)
+        });
+        captures.chain(mirrors).collect()
     }
 
     /// A line for each address that moves again and again.
@@ -151,6 +174,7 @@ impl Snapshot {
             ">60 S",
             ">POLLING",
             ">ASLEEP",
+            ">RUN DELAY",
             ">WAKEUPS/S",
             "<WORKS FOR",
         ]);
@@ -165,6 +189,7 @@ impl Snapshot {
                 percent(worker, 60),
                 format!("{:.1} %", load.polling_percent),
                 format!("{:.1} %", load.sleeping_percent),
+                format!("{:.1} %", load.run_delay_percent),
                 short_rate(load.wakeups),
                 ports.collect::<Vec<_>>().join(", "),
             ]);
@@ -263,6 +288,9 @@ impl PortSnapshot {
         text.push('\n');
         if let Some(fault) = &self.fault {
             let _ = writeln!(text, "  fault: {fault}");
+        }
+        if self.another_waits {
+            text += "  another front end has connected, and waits until this one has disconnected\n";
         }
         let nonzero = |counts: &BTreeMap<String, u64>, shown: &[&str]| {
             let counts = counts.iter().filter(|(name, count)| **count > 0 && !shown.contains(&name.as_str()));

@@ -27,6 +27,9 @@ pub struct WorkerSnapshot {
     /// Time awake in which nothing was found, in nanoseconds.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub polling_nanoseconds: u64,
+    /// Time for which it could have run and had no processor, in nanoseconds.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub run_delay_nanoseconds: u64,
     /// Bursts by the number of packets in them, in buckets of 1, 2, 3-4, 5-8, 9-16 and 17-32 ([`BURSTS`](Self::BURSTS)).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bursts: Vec<u64>,

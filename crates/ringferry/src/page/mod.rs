@@ -143,18 +143,18 @@ struct State {
     /// What happened and what to do, for each reason that there are drops for.
     reasons: BTreeMap<&'static str, String>,
     /// Whether captures are served.
-    captures: bool,
+    may_capture: bool,
 }
 
 impl State {
-    fn of(mut snapshot: Snapshot, captures: bool) -> State {
+    fn of(mut snapshot: Snapshot, may_capture: bool) -> State {
         let addresses = snapshot.fdb.entries.len();
         snapshot.fdb.entries.truncate(ADDRESSES);
         let dropped = snapshot.ports.iter().flat_map(|port| &port.drops).filter(|(_, count)| **count > 0);
         let reasons = dropped
             .filter_map(|(name, _)| DropReason::from_name(name))
             .map(|reason| (reason.name(), format!("{} What to do: {}", reason.meaning(), reason.remedy())));
-        State { addresses, reasons: reasons.collect(), captures, snapshot }
+        State { addresses, reasons: reasons.collect(), may_capture, snapshot }
     }
 }
 

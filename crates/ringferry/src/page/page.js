@@ -172,7 +172,7 @@ function detail(ports) {
   byId("detail").hidden = !name;
   if (!name) return;
   byId("detail-name").textContent = name;
-  byId("detail-capture").hidden = !(one && state.captures);
+  byId("detail-capture").hidden = !(one && state.may_capture);
   if (!one) {
     byId("detail-about").textContent = "there is no such port";
     return;

@@ -45,6 +45,7 @@ pub(super) fn port(name: &str, rx: f64, tx: f64) -> PortSnapshot {
         drops: Default::default(),
         rules: Default::default(),
         pairs: Vec::new(),
+        another_waits: false,
         rates: vec![rates(1)],
     }
 }
@@ -106,6 +107,7 @@ pub(super) fn busy() -> Snapshot {
             busy_percent,
             polling_percent: 8.0,
             sleeping_percent: 92.0 - busy_percent,
+            run_delay_percent: 0.0,
             wakeups: 120.0,
             bursts: 25_400.0,
             ports: ports.iter().map(|(name, share)| ((*name).to_owned(), *share)).collect(),

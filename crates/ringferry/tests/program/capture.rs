@@ -230,6 +230,18 @@ fn a_reader_that_is_stopped_holds_nobody_up() {
     acquaint(&mut [&mut a, &mut b]);
     let file = place.path().join("stopped.pcapng");
     let mut capture = start(&place, &switch, &file, &["a", "--direction", "in", "--buffer", "64"]);
+    // Whoever looks sees that it is captured, and by whom.
+    let pid = capture.pid();
+    for (words, said) in [
+        (&["show"][..], format!("capture 0: a, captured by process {pid} for ")),
+        (&["show", "a"], format!("`kill {pid}` ends it")),
+        (&["why", "a"], format!("What passes a is captured by process {pid} for ")),
+    ] {
+        let text = place.ctl(words);
+        assert!(text.contains(&said), "{said}: {text}");
+    }
+    assert!(!place.ctl(&["show", "b"]).contains("captured by"));
+    switch.process.until_logged(&format!("pid={pid}"));
     capture.signal(Signal::STOP);
     // More than fits its ring, and each frame arrives.
     for number in 0..300 {

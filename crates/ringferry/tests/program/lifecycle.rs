@@ -78,6 +78,12 @@ fn one_front_end_at_a_time_and_the_next_one_waits() {
     let (mut a, b) = bystanders(&switch);
     let waiting = switch.connect("b");
     switch.process.until_logged("waits until this one has disconnected");
+    let why = place.ctl(&["why", "b"]);
+    assert!(
+        why.contains("Another front end has connected to ") && why.contains("a port serves one machine"),
+        "{why}"
+    );
+    assert!(place.ctl(&["show", "b"]).contains("another front end has connected, and waits"));
     drop(b);
     let mut next = Guest::plug(waiting, 3, Options::default());
     switch.until_state("b", PortState::Up);
@@ -557,7 +563,13 @@ fn a_tap_that_was_deleted_is_not_taken_for_another_interface_of_its_name() {
         switch.process.until_logged("it cannot be opened anew yet: interface rf0 exists, but not as a tap");
         let port = switch.port("rf0");
         assert_eq!((port.state, port.mtu, port.mac), (PortState::Down, 0, None));
-        assert!(port.peer.contains("another interface has this name now"), "{}", port.peer);
+        assert!(port.fault.unwrap().contains("another interface has its name now"));
+        // To set that one up would not help.
+        let why = place.ctl(&["why", "rf0"]);
+        assert!(
+            why.contains("1. rf0: another interface has its name now") && !why.contains("is down"),
+            "{why}"
+        );
         // What is sent to it is lost because it is gone, and the frame is not to blame.
         a.send(&frame(Mac::BROADCAST, a.mac, 60, 1));
         let port = switch.until("rf0", "has dropped it", |port| port.drops["link-down"] > 0);

@@ -229,6 +229,49 @@ fn scrapes_go_on_when_the_switch_is_replaced_and_say_why_not_when_it_is_gone() {
 }
 
 #[test]
+fn a_switch_that_is_stopped_is_named_by_ctl_and_by_scrapes() {
+    let place = Place::new();
+    let mut switch = place.switch(&["a"]);
+    let metrics = start(&place, &[]);
+    let pid = switch.process.pid();
+    switch.process.signal(Signal::STOP);
+    eventually("it is stopped", || {
+        std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") T ").then_some(())
+    });
+    let why =
+        format!("its process {pid} is stopped (SIGSTOP, or a debugger): `kill -CONT {pid}` has it go on");
+    std::thread::scope(|scope| {
+        // Before a scraper gives up it hears why.
+        let scrape = scope.spawn(|| ask(connect(&place), REQUEST));
+        let ask = |timeout: &str| {
+            let mut command = ringferry();
+            command.arg("ctl").arg("--control").arg(place.control()).args(["--timeout", timeout, "show"]);
+            let output = command.output().unwrap();
+            assert_eq!(output.status.code(), Some(1));
+            String::from_utf8(output.stderr).unwrap()
+        };
+        let words = ask("1");
+        assert!(words.contains(&why) && !words.contains("still waiting"), "{words}");
+        let words = ask("3");
+        let waits = format!("still waiting for an answer on {}: {why}", place.control().display());
+        assert!(words.contains(&waits), "{words}");
+        let answer = scrape.join().unwrap();
+        assert!(
+            answer.status.contains("503") && answer.body.contains(&why),
+            "{} {}",
+            answer.status,
+            answer.body
+        );
+    });
+    metrics.until_logged("scrapers get 503");
+    switch.process.signal(Signal::CONT);
+    eventually("scrapers are served", || ask(connect(&place), REQUEST).status.contains("200").then_some(()));
+    metrics.until_logged("the switch answers again");
+    stop(metrics);
+    switch.stop();
+}
+
+#[test]
 fn other_hosts_read_nothing_unless_they_are_allowed_to() {
     let place = Place::new();
     let switch = place.switch(&["a"]);
@@ -351,8 +394,15 @@ tests:
       - {series: 'ringferry_port_stalled_seconds{instance="h", port="a"}', values: '0x30'}
       - {series: 'ringferry_port_stalled_seconds{instance="h", port="b"}', values: '0+60x30'}
       - {series: 'ringferry_fdb_changes_total{instance="h", change="moved"}', values: '0+60x30'}
+      - {series: 'ringferry_worker_run_delay_seconds_total{instance="h", worker="0"}', values: '0+0.5x30'}
+      - {series: 'ringferry_worker_run_delay_seconds_total{instance="h", worker="1"}', values: '0+30x30'}
+      - {series: 'ringferry_port_fault{instance="h", port="c"}', values: '1x30'}
+      - {series: 'ringferry_port_connections_total{instance="h", port="a"}', values: '1x30'}
+      - {series: 'ringferry_port_connections_total{instance="h", port="c"}', values: '0+1x30'}
+      - {series: 'ringferry_uptime_seconds{instance="h"}', values: '0+60x10 0+60x5 0+60x5 0+60x5'}
     promql_expr_test:
       - {expr: 'count by (alertname, port, reason, worker) (ALERTS{alertstate="firing"})', eval_time: 5m, exp_samples: [
+          {labels: '{alertname="RingferryPortFault", port="c"}', value: 1},
           {labels: '{alertname="RingferryPortDown", port="b"}', value: 1},
           {labels: '{alertname="RingferryPortBroken", port="b"}', value: 1},
           {labels: '{alertname="RingferryGuestStalled", port="b"}', value: 1},
@@ -363,7 +413,11 @@ tests:
           {labels: '{alertname="RingferryPortDown", port="b"}', value: 1},
           {labels: '{alertname="RingferryPortBroken", port="b"}', value: 1},
           {labels: '{alertname="RingferryDrops", port="b", reason="no-receive-buffers"}', value: 1},
+          {labels: '{alertname="RingferryPortFault", port="c"}', value: 1},
+          {labels: '{alertname="RingferryReconnects", port="c"}', value: 1},
+          {labels: '{alertname="RingferryRestarts"}', value: 1},
           {labels: '{alertname="RingferryWorkerSaturated", worker="0"}', value: 1},
+          {labels: '{alertname="RingferryWorkerDelayed", worker="1"}', value: 1},
           {labels: '{alertname="RingferryGuestStalled", port="b"}', value: 1},
           {labels: '{alertname="RingferryAddressMoves"}', value: 1},
           {labels: '{alertname="RingferryAddressTableFull"}', value: 1}]}

@@ -50,7 +50,7 @@ fn a_browser_gets_the_page_and_what_the_switch_does() {
     let snapshot: Snapshot = serde_json::from_str(&state).unwrap();
     assert_eq!(snapshot.ports[0].counters["rx_packets"], switch.port("a").counters["rx_packets"]);
     let json: serde_json::Value = serde_json::from_str(&state).unwrap();
-    assert_eq!((&json["addresses"], &json["captures"]), (&2.into(), &false.into()));
+    assert_eq!((&json["addresses"], &json["may_capture"]), (&2.into(), &false.into()));
     let why: Diagnosis = serde_json::from_str(&get(&page, "/why?port=%61", "").page()).unwrap();
     assert_eq!(why.port, "a");
     let answer = get(&page, "/why?port=zz", "");

@@ -508,6 +508,21 @@ fn an_uplink_survives_everything_in_the_namespace() {
     assert!(!is_set_up());
     ip(&["link", "add", "br0", "type", "bridge"]);
     eventually("the tap joins the bridge", || is_set_up().then_some(()));
+    // What somebody has undone is said, and a reload sets it again.
+    ip(&["address", "delete", "10.0.0.1/24", "dev", "rf0"]);
+    let why = place.ctl(&["why", "rf0"]);
+    assert!(
+        why.contains("rf0: its interface has lost the address 10.0.0.1/24; `ringferry ctl reload`"),
+        "{why}"
+    );
+    ip(&["link", "set", "rf0", "mtu", "1200"]);
+    let lost = "its interface has lost the MTU 1400";
+    switch.until("rf0", "misses it", |port| port.fault.as_ref().is_some_and(|fault| fault.contains(lost)));
+    let again = "~ rf0: its interface has lost the address 10.0.0.1/24, the MTU 1400: that is set again\n";
+    assert!(place.ctl(&["reload", "--dry-run"]).starts_with(again) && !is_set_up());
+    assert!(place.ctl(&["reload"]).starts_with(again) && is_set_up());
+    assert_eq!((netif::mtu("rf0").unwrap(), switch.port("rf0").fault), (1400, None));
+    assert!(place.ctl(&["reload"]).starts_with("all ports are as "));
     // Another bridge in the file is another one for the tap, too, which stays open; and what cannot be leaves the port as it was.
     let before = netif::index("rf0").unwrap();
     ip(&["link", "add", "br1", "type", "bridge"]);

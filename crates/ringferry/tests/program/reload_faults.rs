@@ -95,7 +95,12 @@ fn a_helper_that_is_killed_in_the_middle_leaves_each_port_as_it_was_or_as_it_is_
     let (failed, done): (Vec<_>, Vec<_>) = reload.steps.iter().partition(|step| step.error.is_some());
     assert!(!failed.is_empty() && !done.is_empty() && reload.steps.len() == MORE);
     for step in failed {
-        assert_eq!(step.error.as_deref(), Some("the privileged helper has ended: restart the switch"));
+        assert_eq!(
+            step.error.as_deref(),
+            Some(
+                "the privileged helper has ended: have `ringferry run --replace` take over, which starts another, or restart the switch"
+            )
+        );
     }
     let there = ["a", "b"].into_iter().chain(done.iter().map(|step| step.port.as_str())).collect::<Vec<_>>();
     assert_eq!(names(&switch), there);
@@ -108,7 +113,7 @@ fn a_helper_that_is_killed_in_the_middle_leaves_each_port_as_it_was_or_as_it_is_
     let again = self::reload(&place, 1).join().unwrap();
     assert_eq!(
         again,
-        Err("the switch refuses: the privileged helper has ended: restart the switch".to_owned())
+        Err("the switch refuses: the privileged helper has ended: have `ringferry run --replace` take over, which starts another, or restart the switch".to_owned())
     );
     assert_eq!(names(&switch), there);
     // A port can still go, and its rules can change; neither is kept.

@@ -7,11 +7,13 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ringferry_control::snapshot::PortState;
+use ringferry_memory::RegionSpec;
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Header;
 use ringferry_rig::frames::frame;
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
 use ringferry_rig::process::{PATIENCE, eventually, in_a_namespace, may, readable};
+use ringferry_rig::raw::{Raw, region};
 use ringferry_rig::switch::{Place, Switch, program, ringferry};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::{Listener, Stream};
@@ -689,4 +691,37 @@ fn an_uplink_stays_in_the_namespace() {
 #[test]
 fn an_uplink_stays() {
     in_a_namespace(an_uplink_stays_in_the_namespace);
+}
+
+/// A process that may not map what a guest shares would disconnect it: the one that runs can, and goes on.
+#[test]
+fn a_successor_that_cannot_map_the_memory_of_a_guest_gives_up() {
+    let place = Place::new();
+    let mut switch = place.switch(&["a", "b", "large"]);
+    let (mut a, mut b) = bystanders(&switch);
+    let mut large = Raw::plug(switch.connect("large"));
+    // Sparse, and more address space than the program itself needs by far.
+    let size = 16 << 30;
+    rustix::fs::ftruncate(&large.file, size).unwrap();
+    let spec = RegionSpec { size, ..region() };
+    large.connection.frontend().set_mem_table(&[(spec, large.file.as_fd())]).unwrap();
+    let successor = replace(&place);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -S -v 12000000; exec \"$0\" \"$@\""]);
+    limited.arg(successor.get_program()).args(successor.get_args());
+    let output = limited.output().unwrap();
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{words}");
+    assert!(
+        words.contains("port large: its front end would be disconnected: cannot map guest memory"),
+        "{words}"
+    );
+    assert!(words.contains("ulimit -v"), "{words}");
+    converse(&mut a, &mut b, 0, 20);
+    // Nothing was lost, so one with more goes on with all of them.
+    switch = replaced(&place, switch, |_| ());
+    assert_eq!(switch.port("large").counters["connections"], 1);
+    converse(&mut a, &mut b, 20, 20);
+    drop(large);
+    switch.stop();
 }

@@ -182,7 +182,7 @@ fn without_its_helper_a_switch_serves_on_and_says_what_it_cannot_do() {
     assert_eq!(fs::read_to_string(&file).unwrap(), before);
     drop(b);
     switch.until_state("b", PortState::Connecting);
-    switch.process.until_logged("the privileged helper has ended: restart the switch");
+    switch.process.until_logged("the privileged helper has ended: have `ringferry run --replace` take over, which starts another, or restart the switch");
     switch.stop();
 }
 

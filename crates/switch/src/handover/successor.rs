@@ -30,7 +30,7 @@ use crate::plane::Carried;
 use crate::ports::handed::{Descriptors, HandedPort};
 use crate::ports::queues::Workers;
 use crate::ports::table::PortTable;
-use crate::ports::{self, InterfaceQueues, OpenError, Plug};
+use crate::ports::{self, Before, InterfaceQueues, OpenError, Plug};
 use crate::privileged::Privileges;
 use crate::switch::OpenSwitch;
 
@@ -214,7 +214,7 @@ fn adopt(
     privileges: &Privileges,
 ) -> Result<Plug, SuccessionError> {
     let failed = |source: OpenError| StartError::Port { port: port.name.clone(), source };
-    Ok(ports::adopt(port, state, descriptors, privileges).map_err(failed)?)
+    Ok(ports::adopt(port, state, descriptors, privileges, Before::GoesOn).map_err(failed)?)
 }
 
 /// Asks for a message, and reads its text.

@@ -348,19 +348,37 @@ pub(crate) fn set_up(port: &PortConfig, before: Option<&PortConfig>) -> Result<(
     }
 }
 
+/// Returns what of the settings of a port's interface somebody has undone meanwhile, for people; ports without one have none.
+pub(crate) fn astray(port: &PortConfig) -> Vec<String> {
+    match &port.kind {
+        PortKind::Tap(TapConfig { source: TapSource::Name { name, .. }, .. }) => tap::astray(port, name),
+        _ => Vec::new(),
+    }
+}
+
+/// What has become of the process whose state a port is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Before {
+    /// It goes on, if this one cannot.
+    GoesOn,
+    /// It has died, so whatever can be had is better than nothing.
+    Died,
+}
+
 /// Makes a port of the state that another process has handed over. A port of Xen guests has none: it is opened, when that process has ended.
 ///
 /// # Errors
-/// The state is that of another kind of port, or not all descriptors were passed.
+/// The state is that of another kind of port, or not all descriptors were passed. What this process lacks is an error of the port, when it is made.
 pub(crate) fn adopt(
     port: &PortConfig,
     state: HandedPort,
     fds: Descriptors,
     privileges: &Privileges,
+    before: Before,
 ) -> Result<Plug, OpenError> {
     match (&port.kind, state) {
         (PortKind::VhostUser(config), HandedPort::VhostUser(state)) => {
-            vhost::adopt(config, state, fds, privileges)
+            vhost::adopt(config, state, fds, privileges, before)
         }
         (PortKind::Tap(config), HandedPort::Tap(state)) => tap::adopt(config, &state, fds, privileges),
         _ => Err(OpenError::Handed("the state is that of another kind of port".to_owned())),

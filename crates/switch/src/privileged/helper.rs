@@ -49,6 +49,7 @@ impl Charter {
             Request::SetUp { port, before } => {
                 self.set_up(&port, before.as_deref()).map(|()| (Reply::Done, Vec::new()))
             }
+            Request::Astray { port } => self.astray(&port).map(|reply| (reply, Vec::new())),
             Request::Close { port } => {
                 self.close(&port);
                 Ok((Reply::Done, Vec::new()))
@@ -109,6 +110,15 @@ impl Charter {
         // What is set up can be undone, whatever the file says by then.
         self.set_up.insert(port.name.clone(), port);
         Ok(())
+    }
+
+    /// Says what of the settings of an interface somebody has undone.
+    fn astray(&self, port: &str) -> Result<Reply, Reply> {
+        let port = one_port(port)?;
+        if !self.knows(&port) {
+            return Err(self.not_as_in_file());
+        }
+        Ok(Reply::Astray { settings: ports::astray(&port) })
     }
 
     /// Returns true if this very port, whatever of it can change while it is open but for the settings of an interface, was there at the start, was

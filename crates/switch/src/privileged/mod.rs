@@ -270,6 +270,15 @@ impl Privileges {
         }
     }
 
+    /// Returns what of the settings of a tap's interface somebody has undone, for people; nothing if nobody can tell.
+    pub(crate) fn astray(&self, port: &PortConfig) -> Vec<String> {
+        let Some(helper) = &self.0 else { return ports::astray(port) };
+        match well(helper.borrow_mut().ask(&Request::Astray { port: written(port) })) {
+            Ok((Reply::Astray { settings }, _)) => settings,
+            _ => Vec::new(),
+        }
+    }
+
     /// Has the file of a removed port's socket removed.
     pub(crate) fn close(&self, port: &str, meanwhile: Meanwhile<'_>) {
         if let Some(helper) = &self.0 {
@@ -441,7 +450,7 @@ impl Helper {
         result.map_err(|error| {
             if self.connection.take().is_some() {
                 tracing::error!(
-                    "the privileged helper does not answer any more ({error}): until ringferry is restarted nothing is kept in the file, no \
+                    "the privileged helper does not answer any more ({error}): until ringferry is replaced (`ringferry run --replace`) or restarted nothing is kept in the file, no \
                      socket is connected to and no port is added"
                 );
             }
@@ -454,7 +463,9 @@ impl Helper {
 const MOMENT: Duration = Duration::from_micros(200);
 
 fn gone() -> io::Error {
-    io::Error::other("the privileged helper has ended: restart the switch")
+    io::Error::other(
+        "the privileged helper has ended: have `ringferry run --replace` take over, which starts another, or restart the switch",
+    )
 }
 
 /// A port as a configuration.

@@ -249,7 +249,10 @@ fn without_its_helper_a_switch_says_why_things_are_not_done() {
     let edit = Edit::set(&["vlan=20".to_owned()]).unwrap();
     for _ in 0..2 {
         let error = helper.connect("vm1", Path::new("")).unwrap_err().to_string();
-        assert_eq!(error, "the privileged helper has ended: restart the switch");
+        assert_eq!(
+            error,
+            "the privileged helper has ended: have `ringferry run --replace` take over, which starts another, or restart the switch"
+        );
         let kept = helper.keep(Path::new(""), &edit, fixture.port("vm0"), &mut || ());
         assert_eq!(kept, Err(NotKept::Because(error)));
         helper.tidy();

@@ -50,6 +50,11 @@ pub(super) enum Request {
         /// The port as it was: what it asked for, and `port` does not, is undone.
         before: Option<String>,
     },
+    /// Say what of the settings of a tap's interface somebody has undone.
+    Astray {
+        /// A configuration with one port.
+        port: String,
+    },
     /// Remove the file of a port's socket, which is closed, and forget the port.
     Close {
         /// Name of the port.
@@ -85,6 +90,11 @@ pub(super) enum Reply {
         file: String,
         /// True if the file makes this very port now.
         same: bool,
+    },
+    /// What was undone, for people.
+    Astray {
+        /// One for each setting.
+        settings: Vec<String>,
     },
     /// The configuration in the file.
     Config {

@@ -164,6 +164,26 @@ impl Requests<'_> {
             step(&port.name, PortAction::Changed, what, done);
             self.serve_ports();
         }
+        // Of the others somebody may have undone something at the host.
+        let touched = |name: &str| {
+            let all = [&found.replaced, &found.changed, &found.added].into_iter().flatten();
+            all.into_iter().any(|port| port.name == name)
+        };
+        for port in read.ports.iter().filter(|port| !touched(&port.name)) {
+            let astray = self.privileges.astray(port);
+            if astray.is_empty() {
+                continue;
+            }
+            let set_up = || self.privileges.set_up(port, None).map_err(|error| error.to_string());
+            let done = if dry_run { Ok(()) } else { set_up() };
+            step(
+                &port.name,
+                PortAction::Changed,
+                format!("its interface has lost {}: that is set again", astray.join(", ")),
+                done,
+            );
+            self.serve_ports();
+        }
         for port in &found.added {
             let done = if dry_run { self.can_plug(port) } else { self.plug(port) };
             if done.is_ok() && !dry_run {

@@ -14,8 +14,14 @@ const NOTEWORTHY: f64 = 1.0;
 /// Load of a worker, in percent, from which on it has little time left.
 const BUSY: f64 = 80.0;
 
+/// Share of the time, in percent, from which on it matters that a worker waits for a processor. A machine with a few other programs has 1 or 2 %.
+const DELAYED: f64 = 5.0;
+
 /// Packets a second from which on their batches matter.
 const MANY: f64 = 5_000.0;
+
+/// Kicks without a packet within the window from which on they are no accident.
+const MANY_KICKS: f64 = 5.0;
 
 /// Bits a second from which on work in software matters.
 const MUCH: f64 = 1e6;
@@ -128,7 +134,9 @@ fn look_at_limits(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
         set.collect::<Vec<_>>().join(", ")
     };
     let (name, paused) = (&port.name, rates.percent_of_time("rx_paused_microseconds"));
-    if paused >= NOTEWORTHY {
+    // A limit that was taken away holds nobody back.
+    let has = |keys: [&str; 2]| keys.iter().any(|key| port.rules.contains_key(*key));
+    if paused >= NOTEWORTHY && has(["rate_in", "rate_in_packets"]) {
         findings.add(
             "paused-by-rate-in",
             Effect::Slows,
@@ -144,7 +152,7 @@ fn look_at_limits(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
         );
     }
     let marked = rates.counter("tx_marked");
-    if marked > 0.0 {
+    if marked > 0.0 && has(["rate_out", "rate_out_packets"]) {
         let share = 100.0 * marked / rates.counter("tx_packets").max(marked);
         findings.add(
             "marked-by-rate-out",
@@ -214,8 +222,9 @@ fn look_at_notifications(port: &PortSnapshot, rates: &Rates, findings: &mut Find
             "One request at a time cannot do better. If several queue pairs carry little each, one with all of it is cheaper: `ethtool -L eth0 combined 1` in the guest.",
         );
     }
-    let kicks = rates.counter("kicks");
-    if kicks > 0.0 && packets == 0.0 {
+    // A ring is kicked when it is started, and by a guest that has seen no packet of it taken; one of which packets were taken is merely idle.
+    let (kicks, ever) = (rates.counter("kicks"), port.counters.get("rx_packets").copied().unwrap_or(0));
+    if kicks * rates.seconds >= MANY_KICKS && ever == 0 {
         findings.add(
             "kicks-without-packets",
             Effect::Notes,
@@ -258,6 +267,7 @@ fn look_at_workers(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
     let idle = (0..workers.len()).filter_map(|number| Some((number, load(number)?.busy_percent)));
     let idlest = idle.min_by(|(_, one), (_, other)| one.total_cmp(other));
     for number in served {
+        look_at_delay(number, load(number), port, findings);
         let Some(WorkerLoad { busy_percent, .. }) = load(number).filter(|load| load.busy_percent >= BUSY)
         else {
             continue;
@@ -284,6 +294,25 @@ fn look_at_workers(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             remedy,
         );
     }
+}
+
+/// A worker that is not let run.
+fn look_at_delay(number: usize, load: Option<&WorkerLoad>, port: &PortSnapshot, findings: &mut Findings) {
+    let Some(delay) = load.map(|load| load.run_delay_percent).filter(|delay| *delay >= DELAYED) else {
+        return;
+    };
+    findings.add(
+        "worker-delayed",
+        Effect::Slows,
+        delay,
+        format!(
+            "Worker {number}, which serves {}, had to wait for a processor {} of the time: packets wait meanwhile.",
+            port.name,
+            percent(delay)
+        ),
+        "See what else runs on the host (`top -H`), and whether the switch has a limit on CPU time (`CPUQuota=` of its unit, `cpu.max` of its cgroup: `cpu.stat` there counts `nr_throttled`). \
+         Give it processors of its own (`CPUAffinity=`), or a larger share (`CPUWeight=`, `Nice=`).",
+    );
 }
 
 /// Looks at what all ports share.

@@ -1,6 +1,6 @@
 //! Packets that are dropped, by their reasons.
 
-use ringferry_control::snapshot::{PortSnapshot, QueueRole, Rates};
+use ringferry_control::snapshot::{PortSnapshot, PortState, QueueRole, Rates};
 use ringferry_control::why::Effect;
 use ringferry_control::{CountedAt, DropReason};
 
@@ -20,7 +20,15 @@ pub(super) fn look(port: &PortSnapshot, findings: &mut Findings) {
         let situation = format!("drops-{}", reason.name());
         let has_some = |rates: &&Rates| dropped(rates, reason) > 0.0;
         // What was repaired half a minute ago is not what is wrong.
+        let is_up = port.state == PortState::Up;
         let Some(rates) = recent(port).filter(has_some) else {
+            // While a guest boots everybody loses some.
+            if reason == DropReason::LinkDown
+                && is_up
+                && !port.rates_over(60).is_some_and(|rates| has_some(&rates))
+            {
+                continue;
+            }
             findings.add(
                 &situation,
                 Effect::Notes,
@@ -50,7 +58,21 @@ pub(super) fn look(port: &PortSnapshot, findings: &mut Findings) {
             Some(of) => format!("{} of the packets {of} {name}", percent(share)),
             None => format!("Packets from or for {name}"),
         };
-        let effect = if WANTED.contains(&reason) { Effect::Notes } else { Effect::Loses };
+        // They were, until it came up.
+        let is_over = reason == DropReason::LinkDown
+            && is_up
+            && !port.rates_over(1).is_some_and(|rates| has_some(&rates));
+        let effect = if WANTED.contains(&reason) || is_over { Effect::Notes } else { Effect::Loses };
+        if is_over {
+            findings.add(
+                &situation,
+                effect,
+                0.0,
+                format!("{total} packets from or for {name} were dropped as `link-down` before it was up, the last of them within these seconds."),
+                "Nothing, if its guest or interface has just come up.",
+            );
+            continue;
+        }
         findings.add(
             &situation,
             effect,

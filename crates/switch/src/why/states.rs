@@ -26,6 +26,8 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             format!("{name} connects to {peer}, where nobody listens."),
             "Start the VM with `server=on` at its socket. The switch tries again for as long as it takes.",
         ),
+        // The fault below says what became of it.
+        PortState::Down if is_tap && port.fault.is_some() => {}
         PortState::Down if is_tap => stops(
             "interface-down",
             format!("The interface of {name} ({peer}) is down."),
@@ -64,7 +66,7 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             &format!("`ringferry ctl link {name} up`."),
         ),
     }
-    if let Some(fault) = &port.fault {
+    if let Some(fault) = port.fault.as_ref().filter(|_| !is_tap) {
         stops(
             "out-of-service",
             format!("{name} serves nobody, or nobody else: {fault}."),
@@ -80,8 +82,19 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             "Nothing, if that is wanted. `ringferry ctl add` brings the port back.",
         );
     }
+    // Somebody has deleted the interface, or moved it to where packets may still pass.
+    if let Some(fault) = port.fault.as_ref().filter(|_| is_tap) {
+        findings.add(
+            "out-of-service",
+            Effect::Loses,
+            100.0,
+            format!("{name}: {fault}."),
+            "Mend the cause: the switch sees it within a second or two. `ip -details link` shows the interfaces, and `ip monitor link` who changes them.",
+        );
+    }
     look_at_queues(port, findings);
     look_at_mirrors(known, port, findings);
+    look_at_captures(known, port, findings);
     look_at_addresses(known, port, findings);
     look_at_past(port, findings);
 }
@@ -134,6 +147,18 @@ fn look_at_mirrors(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
     }
 }
 
+fn look_at_captures(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
+    for capture in known.snapshot.captures.iter().filter(|capture| capture.ports.contains(&port.name)) {
+        findings.add(
+            "captured",
+            Effect::Notes,
+            0.0,
+            format!("What passes {} is {}, which costs its worker time.", port.name, capture.by_text()),
+            format!("{}, when it is needed no more.", capture.end_text()),
+        );
+    }
+}
+
 fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
     let name = &port.name;
     for address in known.snapshot.fdb.restless.iter().filter(|address| address.ports.contains(name)) {
@@ -169,8 +194,17 @@ fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Find
     }
 }
 
-/// Counters that should be zero, however long ago.
+/// Counters that should be zero, however long ago, and whoever waits.
 fn look_at_past(port: &PortSnapshot, findings: &mut Findings) {
+    if port.another_waits {
+        findings.add(
+            "another-waits",
+            Effect::Notes,
+            80.0,
+            format!("Another front end has connected to {}, and waits until this one has disconnected: a port serves one machine.", port.peer),
+            "Give each machine a port of its own: compare the paths of the sockets in their definitions.",
+        );
+    }
     let PortSnapshot { name, .. } = port;
     let counter = |counter: &str| port.counters.get(counter).copied().unwrap_or(0);
     let mut notes = |situation, number: u64, text: String, remedy: &str| {

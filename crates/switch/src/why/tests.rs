@@ -192,6 +192,7 @@ impl Scene {
                 rules: rules_by_key(&guest.rules),
                 pairs: vec![pair],
                 rates: self.series.port(&sample, guest.id),
+                another_waits: false,
             }
         });
         let (ports, workers) = (ports.collect(), workers.collect());
@@ -301,6 +302,20 @@ fn cases() -> Vec<Case> {
             ("vm1", Some("vm2")),
             || Scene::new([&["isolated=on"], &["isolated=on"], &[]]),
             "Nothing passes from vm1 to vm2: vm1 and vm2 are both isolated.",
+        ),
+        case(
+            "apart-from-some",
+            Notes,
+            ("vm1", None),
+            || Scene::new([&["isolated=on"], &["isolated=on"], &[]]),
+            "Rules keep vm1 apart from vm2: nothing passes from here to there.",
+        ),
+        case(
+            "apart-from-all",
+            Stops,
+            ("vm1", None),
+            || Scene::new([&["vlan=10"], &["vlan=20"], &["vlan=30"]]),
+            "Nothing passes from vm1 to any other port that is up (vm2, vm3): rules keep them apart.",
         ),
         case(
             "no-common-vlan",
@@ -500,6 +515,26 @@ fn cases() -> Vec<Case> {
             "Packets from or for vm1 are dropped as `link-down`, 10 a second.",
         ),
         case(
+            "drops-link-down",
+            Notes,
+            ("vm1", None),
+            || {
+                let mut scene = Scene::new(NO_RULES);
+                let id = scene.guests[0].id;
+                scene.bed.set_link(id, false);
+                for _ in 0..7 {
+                    scene.send(0, frame(2, 1, 60));
+                }
+                scene.bed.set_link(id, true);
+                scene.bed.run_for(SECOND);
+                scene.sample();
+                scene.bed.run_for(2 * SECOND);
+                scene.sample();
+                scene
+            },
+            "7 packets from or for vm1 were dropped as `link-down` before it was up",
+        ),
+        case(
             "segmented-in-software",
             Slows,
             ("vm2", None),
@@ -559,6 +594,22 @@ fn cases() -> Vec<Case> {
             "Worker 0, which serves vm2, is 91 % busy, 100 % of it with what vm1 sends.",
         ),
         case(
+            "worker-delayed",
+            Slows,
+            ("vm2", None),
+            || {
+                let mut scene = Scene::new(NO_RULES);
+                for _ in 0..10 {
+                    scene.bed.run_for(SECOND);
+                    let delay = &scene.bed.worker_counters().next().unwrap().run_delay_nanoseconds;
+                    delay.add(380_000_000);
+                    scene.sample();
+                }
+                scene
+            },
+            "Worker 0, which serves vm2, had to wait for a processor 38 % of the time",
+        ),
+        case(
             "small-batches",
             Slows,
             ("vm1", None),
@@ -591,14 +642,21 @@ fn cases() -> Vec<Case> {
             Notes,
             ("vm1", None),
             || Scene::with(NO_RULES, [ALL; 3], [9000, 4000, 1500], 1),
-            "vm1 has an MTU of 9000, and vm3 one of 1500, and one other port has less than it, too: longer packets do not pass to there.",
+            "vm1 has an MTU of 9000, and vm3 one of 1500, and one other port has less than it, too: longer packets may be refused there.",
         ),
         case(
             "mtu-mismatch",
             Loses,
             ("vm1", Some("vm2")),
+            || Scene::with(NO_RULES, [ALL, lacking(Features::MRG_RXBUF), ALL], [9000, 1500, 1500], 1),
+            "vm1 has an MTU of 9000, and vm2 one of 1500: longer packets do not fit its buffers.",
+        ),
+        case(
+            "mtu-mismatch",
+            Notes,
+            ("vm1", Some("vm2")),
             || Scene::with(NO_RULES, [ALL; 3], [9000, 1500, 1500], 1),
-            "vm1 has an MTU of 9000, and vm2 one of 1500: longer packets do not pass.",
+            "vm1 has an MTU of 9000, and vm2 one of 1500: the switch delivers longer packets",
         ),
         case(
             "dear-way",

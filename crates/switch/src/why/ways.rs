@@ -10,11 +10,17 @@ use super::{Findings, Known};
 use crate::explain::{self, Abilities};
 use crate::rules::{Rules, Vid, Vlans};
 
-/// Looks at what a port has to do with all other ones. Rules that keep it apart from some of them are not said: they are what somebody wanted.
+/// Most ports that a sentence names.
+const NAMED: usize = 4;
+
+/// Looks at what a port has to do with all other ones.
 pub(super) fn look_at_all(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
     let Some(own) = Abilities::of(port).filter(|own| own.up) else { return };
-    let others = known.snapshot.ports.iter().filter_map(Abilities::of);
-    let smaller: Vec<_> = others.filter(|other| other.up && (1..own.mtu).contains(&other.mtu)).collect();
+    let others =
+        known.snapshot.ports.iter().filter(|other| other.name != port.name).filter_map(Abilities::of);
+    let others: Vec<_> = others.filter(|other| other.up).collect();
+    look_at_rules(known, &own, &others, findings);
+    let smaller: Vec<_> = others.iter().filter(|other| (1..own.mtu).contains(&other.mtu)).collect();
     let Some(smallest) = smaller.iter().min_by_key(|other| other.mtu) else { return };
     let others = match smaller.len() - 1 {
         0 => String::new(),
@@ -26,11 +32,45 @@ pub(super) fn look_at_all(known: &Known<'_>, port: &PortSnapshot, findings: &mut
         Effect::Notes,
         0.0,
         format!(
-            "{} has an MTU of {}, and {} one of {}{others}: longer packets do not pass to there.",
-            own.name, own.mtu, smallest.name, smallest.mtu
+            "{} has an MTU of {}, and {} one of {}{others}: longer packets {} there.",
+            own.name,
+            own.mtu,
+            smallest.name,
+            smallest.mtu,
+            if smallest.mergeable { "may be refused" } else { "are lost on the way to" }
         ),
         "If they talk to each other, give both the same MTU. `ringferry ctl why PORT PEER` says what is between two.",
     );
+}
+
+/// Says which ports rules keep apart from this one. What is sent there is dropped at the other port, or not even flooded to it, so nothing that is counted at this one tells it.
+fn look_at_rules(known: &Known<'_>, own: &Abilities, others: &[Abilities], findings: &mut Findings) {
+    let rules = (known.rules)(&own.name);
+    let is_apart = |other: &&Abilities| {
+        let theirs = (known.rules)(&other.name);
+        let way = explain::way((own, &rules), (other, &theirs));
+        way.notes.iter().any(|note| note.starts_with(explain::NOTHING_PASSES))
+    };
+    let apart: Vec<_> = others.iter().filter(is_apart).map(|other| other.name.as_str()).collect();
+    let Some(first) = apart.first() else { return };
+    let names = match apart.len() - apart.len().min(NAMED) {
+        0 => apart.join(", "),
+        more => format!("{} and {more} more", apart[..NAMED].join(", ")),
+    };
+    let remedy = format!(
+        "Nothing, if that is wanted. `ringferry ctl why {} {first}` says which rule it is.",
+        own.name
+    );
+    if apart.len() == others.len() {
+        let text = format!(
+            "Nothing passes from {} to any other port that is up ({names}): rules keep them apart.",
+            own.name
+        );
+        findings.add("apart-from-all", Effect::Stops, 100.0, text, remedy);
+    } else {
+        let text = format!("Rules keep {} apart from {names}: nothing passes from here to there.", own.name);
+        findings.add("apart-from-some", Effect::Notes, 0.0, text, remedy);
+    }
 }
 
 /// Looks at the ways between a port and its peer, and returns them.
@@ -168,15 +208,27 @@ fn look_at_mtu(one: &Abilities, two: &Abilities, findings: &mut Findings) {
     if !one.up || !two.up || small.mtu == 0 || small.mtu == large.mtu {
         return;
     }
+    // Only buffers of a fixed size are a limit that the switch sees.
+    let (effect, what) = if small.mergeable {
+        (Effect::Notes, "the switch delivers longer packets, and the system behind the port may refuse them")
+    } else {
+        (
+            Effect::Loses,
+            "longer packets do not fit its buffers. Their sender is told with ICMP, if they are of a kind that is answered",
+        )
+    };
     findings.add(
         "mtu-mismatch",
-        Effect::Loses,
+        effect,
         0.0,
         format!(
-            "{} has an MTU of {}, and {} one of {}: longer packets do not pass. Their sender is told with ICMP, if they are of a kind that is answered.",
+            "{} has an MTU of {}, and {} one of {}: {what}.",
             large.name, large.mtu, small.name, small.mtu
         ),
-        format!("Give both the same MTU: `ringferry ctl set {} mtu={}`, and the same inside the guest.", large.name, small.mtu),
+        format!(
+            "Give both the same MTU: `ringferry ctl set {} mtu={}`, and the same inside the guest.",
+            large.name, small.mtu
+        ),
     );
 }
 

@@ -20,15 +20,16 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use ringferry_memory::{GuestMemory, Region, RegionSpec};
+use ringferry_memory::{GuestMemory, MapError, Region, RegionSpec};
 use ringferry_sys::closer::Deferred;
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::log::Log;
 use super::{Counters, Device, Offer, Refusal, Resources, Session, Unanswered};
-use crate::inflight;
+use crate::inflight::{self, InflightError};
 use crate::message::{InflightDescription, LogBase, MAX_FDS, ProtocolFeatures, VringAddr};
 use crate::vring::{Geometry, Kick, check_addr, check_num};
 use crate::wire::Partial;
@@ -213,6 +214,20 @@ pub enum AdoptError {
     /// The system has no memory or descriptors left.
     #[error(transparent)]
     Os(#[from] io::Error),
+}
+
+impl AdoptError {
+    /// Returns true if this process lacks address space, memory or descriptors: with more of them the session could be taken over.
+    pub fn is_lack(&self) -> bool {
+        let lacks = |error: Errno| matches!(error, Errno::NOMEM | Errno::MFILE | Errno::NFILE | Errno::AGAIN);
+        match self {
+            AdoptError::Os(error) => Errno::from_io_error(error).is_some_and(lacks),
+            AdoptError::Refused(Refusal::Map(error) | Refusal::Inflight(InflightError::Map(error))) => {
+                matches!(error, MapError::Os(error) if lacks(*error))
+            }
+            AdoptError::Descriptor(_) | AdoptError::Refused(_) => false,
+        }
+    }
 }
 
 impl RegionState {

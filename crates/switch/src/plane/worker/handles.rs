@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use ringferry_sys::epoll::{Epoll, Interest, set_timer_slack};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::interrupt::Target;
+use ringferry_sys::usage::RunDelay;
 use ringferry_sys::watchdog::{HoleWaits, Watchdog, Watcher};
 
 use crate::config::SwitchConfig;
@@ -91,6 +92,9 @@ pub(crate) struct WorkerHandle<P: Queues> {
     touched: Arc<Touched>,
     /// Whether it sleeps in that, once it runs and where the kernel says so.
     waits: Arc<OnceLock<HoleWaits>>,
+    /// How long it has waited for a processor, and what of that was counted; nothing where the kernel does not tell.
+    run_delay: Arc<OnceLock<RunDelay>>,
+    counted_delay: AtomicU64,
     reporter: Arc<FaultReporter>,
     /// Commands wait until the worker is woken for all of them.
     gathers: AtomicBool,
@@ -239,9 +243,9 @@ impl<P: Queues> Workers<P> {
         self.workers.len()
     }
 
-    /// The counters of each worker about itself.
+    /// The counters of each worker about itself. The kernel's account of it is brought up to date first, for which reason only the control plane's thread may call this.
     pub fn counters(&self) -> impl Iterator<Item = &WorkerCounters> {
-        self.workers.iter().map(|worker| &*worker.counters)
+        self.workers.iter().inspect(|worker| worker.count_run_delay()).map(|worker| &*worker.counters)
     }
 
     /// The number of the worker that serves a queue of a port.
@@ -533,7 +537,7 @@ impl<P: Queues> Workers<P> {
     }
 
     /// Asks for the state of every queue, and waits for none: where each worker says that of its own. Late workers are not asked.
-    pub fn begin_to_inspect(&self) -> Vec<Receiver<Vec<(PortId, P::State)>>> {
+    pub fn begin_to_inspect(&self) -> Vec<Receiver<States<P>>> {
         let ask = |worker: &WorkerHandle<P>| {
             let (reply, answer) = sync_channel(1);
             worker.send(Command::Inspect(reply));
@@ -596,6 +600,9 @@ impl<P: Queues> Guide for &Workers<P> {
     }
 }
 
+/// The states of queues, each with its port.
+type States<P> = Vec<(PortId, <P as Queues>::State)>;
+
 /// What remains of queues that were stopped, by their indices.
 type Stopped<P> = Vec<(u16, <P as Queues>::Stopped)>;
 
@@ -639,10 +646,15 @@ impl<P: Queues> WorkerHandle<P> {
         let config = *config;
         let target = Arc::new(OnceLock::new());
         let (touched, waits) = (Arc::new(Touched::default()), Arc::new(OnceLock::new()));
+        let run_delay = Arc::new(OnceLock::new());
         let thread = {
             let (counters, target) = (Arc::clone(&counters), Arc::clone(&target));
             let (touched, waits) = (Arc::clone(&touched), Arc::clone(&waits));
+            let run_delay = Arc::clone(&run_delay);
             let run = move || {
+                if let Ok(delay) = RunDelay::of_this_thread() {
+                    run_delay.get_or_init(|| delay);
+                }
                 target.get_or_init(Target::current);
                 watcher.watch_this_thread();
                 if let Some(holes) = HoleWaits::of_this_thread() {
@@ -666,11 +678,21 @@ impl<P: Queues> WorkerHandle<P> {
             late,
             touched,
             waits,
+            run_delay,
+            counted_delay: AtomicU64::new(0),
             reporter,
             gathers: AtomicBool::new(false),
             #[cfg(test)]
             is_in_hole: AtomicBool::new(false),
         })
+    }
+
+    /// Counts the time for which the worker has waited for a processor since the last time. Only the control plane's thread may call this.
+    fn count_run_delay(&self) {
+        let Some(delay) = self.run_delay.get().and_then(RunDelay::so_far) else { return };
+        let delay = delay.as_nanos() as u64;
+        let counted = self.counted_delay.swap(delay, Ordering::Relaxed);
+        self.counters.run_delay_nanoseconds.add(delay.saturating_sub(counted));
     }
 
     /// Asks for something that needs no answer.

@@ -75,6 +75,26 @@ pub(in crate::ports) fn set_up(port: &PortConfig, name: &str) -> Result<(), Open
     Ok(())
 }
 
+/// Returns what of the settings of a port its interface `name` has not. Whether an interface is up is its state; its addresses cannot be
+/// asked for in the sandbox.
+pub(in crate::ports) fn astray(port: &PortConfig, name: &str) -> Vec<String> {
+    let PortKind::Tap(config) = &port.kind else { return Vec::new() };
+    let mut all = Vec::new();
+    if let Some(has) =
+        Some(&config.link.addresses).filter(|all| !all.is_empty()).and_then(|_| netif::addresses(name).ok())
+    {
+        let lost = config.link.addresses.iter().filter(|address| !has.contains(address));
+        all.extend(lost.map(|(address, bits)| format!("the address {address}/{bits}")));
+    }
+    if let Some(mac) = config.link.mac.filter(|mac| netif::mac(name).is_ok_and(|has| has != mac.0)) {
+        all.push(format!("the Ethernet address {mac}"));
+    }
+    if let Some(mtu) = port.mtu.filter(|mtu| netif::mtu(name).is_ok_and(|has| has != u32::from(*mtu))) {
+        all.push(format!("the MTU {mtu}"));
+    }
+    all
+}
+
 /// Returns the name of the bridge that a tap is to be in, if it is to be in one.
 pub(super) fn bridge_name(port: &PortConfig) -> Option<&str> {
     match &port.kind {

@@ -8,7 +8,7 @@ mod link;
 pub(crate) mod queues;
 
 pub(crate) use link::MACHINE;
-pub(super) use link::{set_up, undo};
+pub(super) use link::{astray, set_up, undo};
 pub(crate) use queues::offloads;
 
 use std::io;
@@ -208,6 +208,13 @@ impl TapPort {
     }
 }
 
+/// Says what of a tap's settings somebody has undone, if anything.
+pub(crate) fn undone(settings: &[String]) -> Option<String> {
+    let settings = settings.join(", ");
+    let text = || format!("its interface has lost {settings}; `ringferry ctl reload` sets that again");
+    (!settings.is_empty()).then(text)
+}
+
 impl PortControl for TapPort {
     fn serve(&mut self, _: u32, _: &mut Context<'_>) {}
 
@@ -265,12 +272,18 @@ impl PortControl for TapPort {
         let (named, fault) = match self.named() {
             Named::Tap => {
                 let missing = link::bridge_name(config).filter(|_| self.bridge.is_none());
-                let fault =
-                    missing.map(|name| format!("there is no bridge {name}; the tap joins it when there is"));
+                let astray = astray(config, &self.tap);
+                let fault = match missing {
+                    Some(name) => Some(format!("there is no bridge {name}; the tap joins it when there is")),
+                    None => undone(&astray),
+                };
                 (Some(self.tap.as_str()), fault)
             }
             // The settings of another interface are not those of our tap.
-            Named::Another => (None, None),
+            Named::Another => {
+                let fault = "another interface has its name now; remove that, and the tap is made anew";
+                (None, Some(fault.to_owned()))
+            }
             Named::Nothing => {
                 let what = if self.is_gone() {
                     "it was deleted, and is opened anew as soon as that is possible"
@@ -283,19 +296,12 @@ impl PortControl for TapPort {
         };
         let up = named.is_some_and(|tap| netif::is_up(tap).unwrap_or(false));
         let mtu = named.and_then(|tap| netif::mtu(tap).ok());
-        let peer = match named {
-            Some(tap) => tap.to_owned(),
-            None => format!(
-                "{} (another interface has this name now; remove it, and the tap is made anew)",
-                self.tap
-            ),
-        };
         vec![PortSnapshot {
             name: self.name.clone(),
             negotiated: Negotiated::Tap(self.offloads),
             state: if up { PortState::Up } else { PortState::Down },
             fault,
-            peer,
+            peer: self.tap.clone(),
             mtu: mtu.map_or(0, |mtu| mtu.try_into().unwrap_or(u16::MAX)),
             mac: named.and_then(|tap| netif::mac(tap).ok()).map(Mac),
             queues: Vec::new(),
@@ -304,6 +310,7 @@ impl PortControl for TapPort {
             rules: rules_by_key(&config.rules),
             pairs: Vec::new(),
             rates: Vec::new(),
+            another_waits: false,
         }]
     }
 

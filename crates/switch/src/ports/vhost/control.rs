@@ -116,7 +116,9 @@ pub(super) struct VhostPort {
     accept_failed: bool,
     /// True if the reason for the last failure to connect or accept was logged.
     failure_logged: bool,
-    /// True if it was logged that another front end waits for the end of this session.
+    /// True if another front end waits for the end of this session.
+    another_waits: bool,
+    /// True if that was logged.
     waiting_logged: bool,
     /// True if the file of the socket was removed, which was logged.
     socket_gone: bool,
@@ -285,6 +287,7 @@ impl VhostPort {
             retry_at: Instant::now(),
             accept_failed: false,
             failure_logged: false,
+            another_waits: false,
             waiting_logged: false,
             socket_gone: false,
             memory_lacks: false,
@@ -541,22 +544,22 @@ impl VhostPort {
         );
     }
 
-    /// Logs once for each session that another front end waits for its end. That front end has connected, and
+    /// Finds out whether another front end waits for the end of this session, and logs that once for each session. That front end has connected, and
     /// nothing tells it why it gets no answer.
-    fn log_waiting(&mut self) {
-        let (Some(_), Endpoint::Listen(listener), false) =
-            (&self.session, &self.endpoint, self.waiting_logged)
-        else {
-            return;
+    fn look_for_waiting(&mut self) {
+        self.another_waits = match (&self.session, &self.endpoint) {
+            (Some(_), Endpoint::Listen(listener)) => {
+                let mut looked = [PollFd::new(listener, PollFlags::IN)];
+                let looks = rustix::event::poll(&mut looked, Some(&Timespec::default()));
+                looks == Ok(1) && looked[0].revents().contains(PollFlags::IN)
+            }
+            _ => false,
         };
-        let mut looked = [PollFd::new(listener, PollFlags::IN)];
-        let looks = rustix::event::poll(&mut looked, Some(&Timespec::default()));
-        if looks != Ok(1) || !looked[0].revents().contains(PollFlags::IN) {
+        if !self.another_waits || std::mem::replace(&mut self.waiting_logged, true) {
             return;
         }
-        self.waiting_logged = true;
         if self.device.limit.allows(&self.device.name) {
-            tracing::info!(
+            tracing::warn!(
                 port = self.device.name,
                 "another front end has connected to {} and waits until this one has disconnected",
                 self.peer()
@@ -681,7 +684,8 @@ impl PortControl for VhostPort {
         self.check_memory();
         self.check_shared();
         self.check_socket();
-        self.log_waiting();
+        self.look_for_waiting();
+        self.device.limit.settle(&self.device.name);
         self.settle(cx);
     }
 
@@ -742,6 +746,7 @@ impl PortControl for VhostPort {
             rules: rules_by_key(&config.rules),
             pairs: Vec::new(),
             rates: Vec::new(),
+            another_waits: self.another_waits,
         };
         snapshot.counters.extend(self.protocol_counters().map(|(name, count)| (name.to_owned(), count)));
         let rings = self.session.iter().flat_map(Session::rings);

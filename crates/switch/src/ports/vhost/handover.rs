@@ -16,7 +16,7 @@ use super::device::{PortDevice, features};
 use crate::config::{FeatureToggles, PortConfig, VhostUserConfig, VhostUserEndpoint};
 use crate::plane::{PAIRS, monotonic};
 use crate::ports::handed::Descriptors;
-use crate::ports::{Context, OpenError, Plug, PortControl};
+use crate::ports::{Before, Context, OpenError, Plug, PortControl};
 use crate::privileged::Privileges;
 
 /// The state of a vhost-user port. Descriptors are numbers.
@@ -119,7 +119,7 @@ impl VhostPort {
     }
 
     /// Goes on with a front end that another process has served.
-    fn adopt(&mut self, state: &VhostState, fds: &mut Descriptors) {
+    fn adopt(&mut self, state: &VhostState, fds: &mut Descriptors, before: Before) -> Result<(), OpenError> {
         self.device.session = state.sessions;
         (self.heard, self.past) = (state.heard, state.past.into());
         if let Some((why, left)) = &state.quarantine {
@@ -131,7 +131,7 @@ impl VhostPort {
             // Whatever the state says.
             self.retry_at = Instant::now() + left.min(QUARANTINE);
         }
-        let Some(session) = &state.session else { return };
+        let Some(session) = &state.session else { return Ok(()) };
         // The settings may have changed since the front end has connected.
         let mut all = Offer::net(features(FeatureToggles::default()).bits(), PAIRS).with_dirty_log();
         all.protocol |= ProtocolFeatures::CONFIG;
@@ -145,6 +145,10 @@ impl VhostPort {
                     self.keep_to(agreed);
                 }
             }
+            // Who has more of it goes on. What a front end has done holds up no successor.
+            Err(error) if before == Before::GoesOn && error.is_lack() => {
+                return Err(OpenError::Handed(format!("its front end would be disconnected: {error}")));
+            }
             Err(error) => {
                 let port = &self.device.name;
                 tracing::warn!(port, "its front end cannot be taken over, and will be disconnected: {error}");
@@ -152,6 +156,7 @@ impl VhostPort {
         }
         // What a front end has passed may be slow to close.
         fds.rest().for_each(|fd| self.resources.closer.close(fd));
+        Ok(())
     }
 
     /// Has the session go on with what it was begun with, and the next one begin with what the configuration says.
@@ -213,19 +218,20 @@ fn endpoint(
 /// [takes over](PortControl::take_over).
 ///
 /// # Errors
-/// A socket was not passed.
+/// A socket was not passed; or this process lacks what a front end needs, and the other one goes on.
 pub(in crate::ports) fn adopt(
     config: &VhostUserConfig,
     state: Box<VhostState>,
     mut fds: Descriptors,
     privileges: &Privileges,
+    before: Before,
 ) -> Result<Plug, OpenError> {
     let endpoint = endpoint(config, &state, &mut fds, privileges)?;
     let (config, removes) = (config.clone(), !privileges.are_elsewhere());
     Ok(Box::new(move |port: &PortConfig, cx: &mut Context<'_>| {
         let mut port = VhostPort::new(port, &config, endpoint, cx)?;
         port.removes = removes;
-        port.adopt(&state, &mut fds);
+        port.adopt(&state, &mut fds, before)?;
         Ok(Box::new(port) as Box<dyn PortControl>)
     }))
 }
@@ -263,7 +269,7 @@ mod tests {
             assert!((1..=QUARANTINE.as_nanos() as u64).contains(&left), "{left}");
             let mut adopted = |until| {
                 state.quarantine_until = until;
-                port.adopt(&state, &mut Descriptors::default());
+                port.adopt(&state, &mut Descriptors::default(), Before::Died).unwrap();
                 assert_eq!(port.quarantine.as_deref(), Some("it has held up a worker"));
                 port.retry_at.saturating_duration_since(Instant::now())
             };

@@ -436,6 +436,7 @@ impl PortControl for XenEntry {
             rules: rules_by_key(&self.rules),
             pairs: Vec::new(),
             rates: Vec::new(),
+            another_waits: false,
         };
         let mut ports: Vec<_> =
             self.vifs.iter().map(|(id, vif)| snapshot(*id, vif, self.mtu, queues)).collect();
@@ -470,6 +471,7 @@ fn snapshot(id: VifId, vif: &Vif, mtu: u16, queues: &mut QueueStates) -> PortSna
         rules: BTreeMap::new(),
         pairs: Vec::new(),
         rates: Vec::new(),
+        another_waits: false,
     };
     let (mut done, mut waited) = (vif.past, 0);
     if let Some(served) = &vif.served {
