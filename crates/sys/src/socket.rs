@@ -43,6 +43,11 @@ const BACKLOG: i32 = 16;
 const TOO_MANY_IN_FLIGHT: &str = "the kernel passes no descriptors on, as too many of this user lie unread in sockets: see which of its processes leaves \
                                   them there, run front ends as users of their own, or raise the limit of open files (ulimit -n, LimitNOFILE=)";
 
+/// A process in brackets, for a message.
+fn process(pid: Option<u32>) -> String {
+    pid.map_or_else(String::new, |pid| format!(" (process {pid})"))
+}
+
 /// The reason for which a socket cannot listen at a path. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
@@ -50,8 +55,13 @@ pub enum BindError {
     #[error("socket path {0:?} is not possible: use 1 to {MAX_PATH} bytes (it has {len}), none of them zero", len = .0.as_os_str().len())]
     Path(PathBuf),
     /// A running process listens at the path.
-    #[error("socket {0:?} is in use by a running program: end it, or choose another path")]
-    InUse(PathBuf),
+    #[error("socket {path:?} is in use by a running program{}: end it, or choose another path", process(*.pid))]
+    InUse {
+        /// The path.
+        path: PathBuf,
+        /// The process that has made the socket, if it can be seen from here. It may have handed it to another one.
+        pid: Option<u32>,
+    },
     /// A file that is not a socket exists at the path.
     #[error("{0:?} exists and is not a socket: remove it, or choose another path")]
     NotASocket(PathBuf),
@@ -381,11 +391,14 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), BindError> 
         Err(Errno::NOENT) => return Ok(()),
         Err(Errno::ACCESS | Errno::PERM) => return Err(BindError::Permission(path.to_owned())),
         // A process listens (perhaps with a full queue), or it is a socket of another type.
-        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => return Err(BindError::InUse(path.to_owned())),
+        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => {
+            let pid = Stream(probe).peer_credentials().ok().and_then(|peer| peer.pid);
+            return Err(BindError::InUse { path: path.to_owned(), pid });
+        }
         Err(e) => return Err(os(e.into())),
     }
     if SocketFile::id_at(path).is_ok_and(|id| id != (status.st_dev(), status.st_ino())) {
-        return Err(BindError::InUse(path.to_owned()));
+        return Err(BindError::InUse { path: path.to_owned(), pid: None });
     }
     match std::fs::remove_file(path) {
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Err(BindError::Permission(path.to_owned())),
@@ -397,7 +410,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), BindError> 
 fn bind_error(path: &Path, error: Errno) -> BindError {
     let path = path.to_owned();
     match error {
-        Errno::ADDRINUSE => BindError::InUse(path),
+        Errno::ADDRINUSE => BindError::InUse { path, pid: None },
         Errno::NOENT | Errno::NOTDIR => BindError::NoDirectory(path),
         Errno::ACCESS | Errno::PERM | Errno::ROFS => BindError::Permission(path),
         e => BindError::Os { path, source: e.into() },
@@ -1063,13 +1076,14 @@ mod tests {
         assert!(path.exists());
         let listener = Listener::bind(&path).unwrap();
         let error = Listener::bind(&path).unwrap_err();
-        assert!(matches!(error, BindError::InUse(_)), "{error}");
+        let own = format!("(process {})", std::process::id());
+        assert!(matches!(error, BindError::InUse { .. }) && error.to_string().contains(&own), "{error}");
         assert!(listener.accept().unwrap().is_some(), "the probe");
         drop(listener);
         assert!(!path.exists());
 
         let _datagram = UnixDatagram::bind(&path).unwrap();
-        assert!(matches!(Listener::bind(&path), Err(BindError::InUse(_))));
+        assert!(matches!(Listener::bind(&path), Err(BindError::InUse { .. })));
     }
 
     #[test]

@@ -66,5 +66,5 @@ INIT
     check "the machine is an aarch64" grep -qx 'aarch64' "$LOG/console.txt"
     check "no test of the demo has failed" grep -qx 'demo ended with 0' "$LOG/console.txt"
     check "packets passed with all features" grep -q 'vm-a, vm-b: .*MRG_RXBUF.*EVENT_IDX.*RING_PACKED' "$LOG/console.txt"
-    note "$(grep -E '^TCP both at once|^UDP MTU' "$LOG/console.txt" | tr -s ' ' | cut -d' ' -f1-6 | paste -sd';')"
+    note "$(sed -nE 's/^(TCP both at once|UDP MTU 1500, no offload) +([0-9.]+ [KMG]?bit\/s).*/\1: \2/p' "$LOG/console.txt" | paste -sd';')"
 }

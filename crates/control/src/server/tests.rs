@@ -220,7 +220,7 @@ fn socket_has_the_mode_asked_for_and_goes_away() {
     let fixture = fixture();
     assert_eq!(std::fs::metadata(&fixture.path).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(fixture.server.path(), Some(fixture.path.as_path()));
-    assert!(matches!(ControlServer::bind(&fixture.path, 0o600), Err(BindError::InUse(_))));
+    assert!(matches!(ControlServer::bind(&fixture.path, 0o600), Err(BindError::InUse { .. })));
     drop(fixture.server);
     assert!(!fixture.path.exists());
 }

@@ -155,7 +155,8 @@ impl Column {
     /// # Errors
     /// There is none; the message lists the columns.
     pub fn of(name: &str) -> Result<Column, ColumnError> {
-        let hyphened = name.replace('_', "-");
+        // JSON calls it so.
+        let hyphened = if name == "name" { "port".to_owned() } else { name.replace('_', "-") };
         let found = COLUMNS.iter().find(|column| column.name == hyphened);
         found.copied().ok_or_else(|| ColumnError { name: name.to_owned() })
     }

@@ -167,6 +167,7 @@ fn a_tap_that_is_down_says_so() {
         let down = std::process::Command::new("ip").args(["link", "set", "rf0", "down"]).status().unwrap();
         assert!(down.success());
         expect(&place, &["rf0"], "interface-down", Effect::Stops, "The interface of rf0 (rf0) is down.");
+        switch.process.until_logged("the interface rf0 is down");
         switch.stop();
     });
 }

@@ -54,6 +54,8 @@ struct TapPort {
     started: bool,
     /// Index of the bridge that the tap is to be in, when that was last seen.
     bridge: Option<u32>,
+    /// Whether its interface was up when that was last seen.
+    was_up: Option<bool>,
     privileges: Privileges,
 }
 
@@ -176,6 +178,7 @@ fn plug(
         descriptors: copies,
         started: false,
         bridge,
+        was_up: None,
         privileges,
     })
 }
@@ -208,6 +211,22 @@ impl TapPort {
     }
 }
 
+impl TapPort {
+    /// Logs that the interface is down, or up again.
+    fn log_state(&mut self) {
+        let is_up = matches!(self.named(), Named::Tap).then(|| netif::is_up(&self.tap).ok()).flatten();
+        let (port, tap) = (&self.name, &self.tap);
+        match (self.was_up, is_up) {
+            (None | Some(true), Some(false)) => {
+                tracing::warn!(port, "the interface {tap} is down: no packet passes it");
+            }
+            (Some(false), Some(true)) => tracing::info!(port, "the interface {tap} is up"),
+            _ => {}
+        }
+        self.was_up = is_up.or(self.was_up);
+    }
+}
+
 /// Says what of a tap's settings somebody has undone, if anything.
 pub(crate) fn undone(settings: &[String]) -> Option<String> {
     let settings = settings.join(", ");
@@ -227,6 +246,7 @@ impl PortControl for TapPort {
     }
 
     fn tick(&mut self, config: &PortConfig, _: &mut Context<'_>) {
+        self.log_state();
         let bridge = link::bridge_of(config);
         if bridge == self.bridge || self.is_gone() {
             return;
