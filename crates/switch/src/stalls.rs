@@ -25,6 +25,10 @@ const COLLECTED: u16 = 64;
 /// A driver that has posted nothing for so long though it should have is said to be stalled. A guest that gets no processor for a second is busy; what takes longer a user notices.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// Most ports that workers are asked about in a tick. A look at a ring is a cache line that another processor has: of 1000 ports it would hold up a worker for a
+/// millisecond or two.
+const AT_ONCE: usize = 64;
+
 /// A receiveq, since its driver has last been seen to post buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Receiveq {
@@ -65,8 +69,10 @@ type States = Vec<(PortId, QueueState)>;
 #[derive(Debug)]
 pub(crate) struct Stalls {
     rings: BTreeMap<(PortId, u16), Receiveq>,
-    /// Bursts for each port, when the workers were last asked.
+    /// Bursts for each port, when the workers were last asked about it.
     bursts: BTreeMap<PortId, u64>,
+    /// Where to go on, if there were too many.
+    next: PortId,
     /// When they were asked, and what has not been answered.
     asked: Instant,
     awaited: Vec<Receiver<States>>,
@@ -78,6 +84,7 @@ impl Default for Stalls {
         Stalls {
             rings: BTreeMap::new(),
             bursts: BTreeMap::new(),
+            next: PortId(0),
             asked: Instant::now(),
             awaited: Vec::new(),
             limit: LogLimit::new(10),
@@ -98,11 +105,35 @@ impl Stalls {
         let bursts: BTreeMap<PortId, u64> = ports.interfaces().map(bursts).collect();
         // What has gone has no stalls.
         self.rings.retain(|(id, _), _| bursts.contains_key(id));
-        let is_stalled = self.rings.values().any(|ring| ring.since.is_some());
-        if bursts != self.bursts || is_stalled {
-            (self.asked, self.bursts) = (now, bursts);
-            self.awaited = workers.begin_to_inspect();
+        let due = self.due(&bursts);
+        if !due.is_empty() {
+            self.bursts.extend(due.iter().map(|id| (*id, bursts[id])));
+            self.asked = now;
+            self.awaited = workers.begin_to_inspect(due.into());
         }
+        self.bursts.retain(|id, _| bursts.contains_key(id));
+    }
+
+    /// Returns the ports that are to be looked at: those for which there were bursts since they last were, and those with a stall; after so many the others come with the
+    /// next ticks.
+    fn due(&mut self, bursts: &BTreeMap<PortId, u64>) -> Vec<PortId> {
+        let is_stalled = |id: &PortId| {
+            let of_port = (*id, 0)..=(*id, u16::MAX);
+            self.rings.range(of_port).any(|(_, ring)| ring.since.is_some())
+        };
+        let due = bursts
+            .iter()
+            .filter(|(id, count)| self.bursts.get(id) != Some(count) || is_stalled(id))
+            .map(|(id, _)| *id);
+        let mut due: Vec<_> = due.collect();
+        if due.len() > AT_ONCE {
+            // It goes on where it has stopped.
+            let next = due.partition_point(|id| *id < self.next);
+            due.rotate_left(next);
+            self.next = due[AT_ONCE];
+            due.truncate(AT_ONCE);
+        }
+        due
     }
 
     /// Takes the states of queues, as they were at this time.
@@ -193,6 +224,22 @@ mod tests {
         // Its driver collects what it has used before it posts it again.
         let idle: Vec<_> = (0..60).map(|second| (256, 256 - second)).collect();
         assert!(watch(&idle).iter().all(Option::is_none));
+    }
+
+    #[test]
+    fn ports_are_looked_at_in_turns_and_those_that_rest_are_not() {
+        let mut stalls = Stalls::default();
+        let all: BTreeMap<_, _> = (0..150).map(|id| (PortId(id), 7)).collect();
+        let seen: Vec<_> = (0..3).map(|_| stalls.due(&all)).collect();
+        assert!(seen.iter().all(|due| due.len() == AT_ONCE));
+        let mut ids: Vec<_> = seen.concat();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), 150, "each of them in three turns");
+        stalls.bursts = all.clone();
+        assert!(stalls.due(&all).is_empty());
+        let more = all.iter().map(|(id, count)| (*id, count + u64::from(*id == PortId(9)))).collect();
+        assert_eq!(stalls.due(&more), [PortId(9)]);
     }
 
     #[test]

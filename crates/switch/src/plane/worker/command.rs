@@ -62,8 +62,8 @@ pub(crate) enum Command<P: Queues> {
     WalkIn(Arc<Imaginary>, SyncSender<Entry>),
     /// Say what would become of it where it leaves.
     WalkOut(Box<Leaving>, SyncSender<Option<Exit>>),
-    /// Say the state of every queue.
-    Inspect(SyncSender<Vec<(PortId, P::State)>>),
+    /// Say the state of every queue, or of those of some ports.
+    Inspect(Option<Arc<[PortId]>>, SyncSender<Vec<(PortId, P::State)>>),
     /// Say the part of the forwarding database that begins at this bucket.
     Addresses(usize, SyncSender<FdbPage>),
     /// Forget learned addresses in the part of the forwarding database that begins at this bucket; say how many, and where the next part begins.

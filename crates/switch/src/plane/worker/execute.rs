@@ -142,8 +142,8 @@ impl<P: Queues> Worker<P> {
                 forwarder.holes.touch_nothing();
                 let _ = reply.send(exit);
             }
-            Command::Inspect(reply) => {
-                let _ = reply.send(self.inspect());
+            Command::Inspect(ports, reply) => {
+                let _ = reply.send(self.inspect(ports.as_deref()));
             }
             Command::Addresses(from, reply) => {
                 let _ = reply.send(self.fdb.page(from, self.seconds));
@@ -325,13 +325,23 @@ impl<P: Queues> Worker<P> {
         self.handoff.flush();
     }
 
-    fn inspect(&mut self) -> Vec<(PortId, P::State)> {
+    fn inspect(&mut self, ports: Option<&[PortId]>) -> Vec<(PortId, P::State)> {
         let mut all = Vec::new();
         let mut states = Vec::new();
-        for (id, port) in (0u16..).zip(&mut self.ports) {
+        let mut inspect = |id: PortId, port: &mut Option<Port<P>>| {
             if let Some(port) = port {
                 port.queues.inspect(&mut states);
-                all.extend(states.drain(..).map(|state| (PortId(id), state)));
+                all.extend(states.drain(..).map(|state| (id, state)));
+            }
+        };
+        match ports {
+            None => (0u16..).zip(&mut self.ports).for_each(|(id, port)| inspect(PortId(id), port)),
+            Some(ids) => {
+                for id in ids {
+                    if let Some(port) = self.ports.get_mut(usize::from(id.0)) {
+                        inspect(*id, port);
+                    }
+                }
             }
         }
         all

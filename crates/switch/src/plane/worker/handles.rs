@@ -533,14 +533,14 @@ impl<P: Queues> Workers<P> {
 
     /// The state of every queue, but for those of late workers.
     pub fn inspect(&self) -> Vec<(PortId, P::State)> {
-        self.ask_all(self.not_late(), Command::Inspect).into_iter().flatten().collect()
+        self.ask_all(self.not_late(), |reply| Command::Inspect(None, reply)).into_iter().flatten().collect()
     }
 
-    /// Asks for the state of every queue, and waits for none: where each worker says that of its own. Late workers are not asked.
-    pub fn begin_to_inspect(&self) -> Vec<Receiver<States<P>>> {
+    /// Asks for the state of the queues of these ports, and waits for none: where each worker says that of its own. Late workers are not asked.
+    pub fn begin_to_inspect(&self, ports: Arc<[PortId]>) -> Vec<Receiver<States<P>>> {
         let ask = |worker: &WorkerHandle<P>| {
             let (reply, answer) = sync_channel(1);
-            worker.send(Command::Inspect(reply));
+            worker.send(Command::Inspect(Some(Arc::clone(&ports)), reply));
             answer
         };
         self.not_late().map(ask).collect()
