@@ -14,6 +14,7 @@ mod log;
 mod manuals;
 mod metrics;
 mod netfront;
+mod ovs;
 mod page;
 mod ready;
 mod run;
@@ -80,6 +81,9 @@ enum Command {
     Traffic(traffic::Args),
     /// Writes the manual pages and the completions of the shells.
     Manuals(manuals::ManualsArgs),
+    /// Answers what libvirt asks of Open vSwitch's program of this name, for ports of a running switch.
+    #[command(hide = true, disable_help_flag = true)]
+    OvsVsctl(ovs::OvsArgs),
     /// Becomes `run`, for `keep`.
     #[command(hide = true, disable_help_flag = true)]
     Kept {
@@ -145,6 +149,7 @@ fn main() -> ExitCode {
         Command::Manuals(args) => manuals::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Metrics(args) => metrics::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Page(args) => page::run(args).map_or_else(|error| failed(&error, 1), ok),
+        Command::OvsVsctl(args) => ovs::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::PrivilegedHelper => sandbox::run_helper().map_or_else(|error| failed(&error, 1), ok),
         Command::Traffic(args) => traffic::run(args).map_or_else(|error| failed(&error, 1), ok),
     };

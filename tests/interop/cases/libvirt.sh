@@ -1,15 +1,19 @@
 # A domain of libvirt's with an interface of type vhostuser, as docs/libvirt.md has it, in a machine with a real systemd, libvirtd and the units of contrib.
 
-case_add libvirt-domain 150 libvirt_case_domain "libvirt starts a domain; the switch is restarted; save and restore; the NIC is unplugged and plugged in" libvirt_fetch
+case_add libvirt-domain 150 libvirt_case_domain "libvirt starts a domain and counts its packets; the switch is restarted; save and restore; the NIC is unplugged and plugged in" libvirt_fetch
 case_add libvirt-migrate 150 libvirt_case_migrate "virsh migrate to another machine and back, under checked traffic" libvirt_fetch
 
 libvirt_case_domain() {
     libvirt_boot m
     libvirt_domain
     ns_up m rf0 1
+    sd install -m755 /src/contrib/libvirt/ovs-vsctl /usr/bin/ovs-vsctl
     check "the domain starts" sd virsh create /root/vm0.xml
     note "$(sd virsh version | sed -n 's/^Using library: //p; s/^Running hypervisor: //p' | paste -sd, )"
     libvirt_reachable "after its start"
+    check "the interface has the name of the port" sd sh -c 'virsh domiflist vm0 | grep -Eq "^ *vm0 +vhostuser"'
+    check "virsh counts as the guest does" libvirt_counts
+    check "and so does domstats" sd sh -c 'virsh domstats vm0 --interface | grep -Eq "net.0.tx.pkts=[1-9][0-9]{2}"'
     check "the switch is restarted" sd systemctl restart ringferry
     libvirt_reachable "after a restart of the switch"
     check "the domain is saved" sd virsh save vm0 /root/saved
@@ -30,6 +34,22 @@ libvirt_case_domain() {
 libvirt_reachable() {
     wait_for 40 in_ns m ping -n -q -c 1 -W 0.5 10.9.0.2 || { libvirt_log; fail "the guest cannot be reached $1"; }
     traffic_check ns:m 10.9.0.2 1 tcp-both
+}
+
+# libvirt_counts: what the guest has received is what the switch has sent, and the other way round. Packets go on meanwhile.
+libvirt_counts() {
+    local before after virsh side other
+    before=$(sd ringferry ctl show vm0 --json)
+    virsh=$(sd virsh domifstat vm0 vm0)
+    after=$(sd ringferry ctl show vm0 --json)
+    echo "$virsh"
+    for side in rx:tx tx:rx; do
+        other=${side#*:} side=${side%:*}
+        for what in packets bytes; do
+            awk -v name="${side}_$what" -v least="$(jq ".ports[0].counters.${other}_$what" <<<"$before")" -v most="$(jq ".ports[0].counters.${other}_$what" <<<"$after")" \
+                '$2 == name { found = $3 >= least && $3 <= most && $3 > 100 } END { exit !found }' <<<"$virsh" || return 1
+        done
+    done
 }
 
 libvirt_state_is() {
