@@ -18,15 +18,11 @@ aarch64_fetch() {
     fi
     [ ! -f "$AARCH64/vmlinuz" ] || return 0
     rm -rf "$AARCH64"
-    mkdir -p "$lists/state/lists/partial" "$lists/cache/archives/partial" "$AARCH64/debs"
-    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $MIRROR bookworm main" >"$lists/sources.list"
-    local apt=(-qq -o "Dir::Etc::SourceList=$lists/sources.list" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State::Lists=$lists/state/lists"
-        -o "Dir::Cache=$lists/cache" -o Dir::State::Status=/dev/null -o APT::Architecture=arm64 -o APT::Architectures::=arm64 -o APT::Sandbox::User=root)
-    apt-get "${apt[@]}" update >"$WORK/apt.log" 2>&1 || die "apt-get update failed, see $WORK/apt.log"
-    kernel=$(apt-cache "${apt[@]}" depends linux-image-arm64 | sed -n 's/.*Depends: \(linux-image-[0-9][^ :]*\).*/\1/p' | head -n 1)
-    [ -n "$kernel" ] || die "bookworm has no linux-image-arm64"
+    mkdir -p "$AARCH64/debs"
+    apt_beside "$lists" bookworm -o Dir::State::Status=/dev/null -o APT::Architecture=arm64 -o APT::Architectures::=arm64
+    kernel=$(apt_kernel linux-image-arm64)
     echo "fetching for aarch64: $kernel, busybox-static" >&2
-    (cd "$AARCH64/debs" && apt-get "${apt[@]}" download "$kernel" busybox-static) || die "apt-get download failed"
+    (cd "$AARCH64/debs" && apt-get "${APT[@]}" download "$kernel" busybox-static) || die "apt-get download failed"
     for deb in "$AARCH64"/debs/*.deb; do dpkg-deb -x "$deb" "$AARCH64/unpacked"; done
     mkdir -p "$AARCH64"/tree/{bin,dev,proc,sys,tmp,run,lib}
     cp "$AARCH64/unpacked/bin/busybox" "$AARCH64/tree/bin/"

@@ -12,15 +12,11 @@ backports_fetch() {
 backports_download() {
     local lists=$BACKPORTS/apt kernel deb missing
     rm -rf "$BACKPORTS"
-    mkdir -p "$lists/state/lists/partial" "$lists/cache/archives/partial" "$BACKPORTS/debs"
-    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $MIRROR bookworm-backports main" >"$lists/sources.list"
-    local apt=(-qq -o "Dir::Etc::SourceList=$lists/sources.list" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State::Lists=$lists/state/lists"
-        -o "Dir::Cache=$lists/cache" -o APT::Sandbox::User=root)
-    apt-get "${apt[@]}" update >"$WORK/apt.log" 2>&1 || die "apt-get update failed, see $WORK/apt.log"
-    kernel=$(apt-cache "${apt[@]}" depends linux-image-amd64/bookworm-backports | sed -n 's/.*Depends: \(linux-image-[0-9][^ ]*\)$/\1/p' | head -n 1)
-    [ -n "$kernel" ] || die "bookworm-backports has no linux-image-amd64"
+    mkdir -p "$BACKPORTS/debs"
+    apt_beside "$lists" bookworm-backports
+    kernel=$(apt_kernel linux-image-amd64/bookworm-backports)
     echo "fetching from bookworm-backports: qemu-system-x86, $kernel" >&2
-    (cd "$BACKPORTS/debs" && apt-get "${apt[@]}" download qemu-system-{x86,data}/bookworm-backports seabios/bookworm-backports "$kernel") ||
+    (cd "$BACKPORTS/debs" && apt-get "${APT[@]}" download qemu-system-{x86,data}/bookworm-backports seabios/bookworm-backports "$kernel") ||
         die "apt-get download failed"
     for deb in "$BACKPORTS"/debs/{qemu,seabios}*.deb; do dpkg-deb -x "$deb" "$BACKPORTS"; done
     missing=$(ldd "$BACKPORTS/usr/bin/qemu-system-x86_64" | sed -n 's/ => not found//p')

@@ -31,3 +31,21 @@ apt_update() {
     apt-get update -qq >"$WORK/apt.log" 2>&1 || die "apt-get update failed, see $WORK/apt.log"
     APT_UPDATED=1
 }
+
+# apt_beside FOLDER SUITE OPTION...: APT becomes the options of an apt that knows this suite alone and keeps all of its own in FOLDER.
+apt_beside() {
+    local folder=$1
+    mkdir -p "$folder/state/lists/partial" "$folder/cache/archives/partial"
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $MIRROR $2 main" >"$folder/sources.list"
+    APT=(-qq -o "Dir::Etc::SourceList=$folder/sources.list" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State::Lists=$folder/state/lists"
+        -o "Dir::Cache=$folder/cache" -o APT::Sandbox::User=root "${@:3}")
+    apt-get "${APT[@]}" update >"$WORK/apt.log" 2>&1 || die "apt-get update failed, see $WORK/apt.log"
+}
+
+# apt_kernel PACKAGE: the kernel's own package that this one stands for, by the apt of apt_beside.
+apt_kernel() {
+    local kernel
+    kernel=$(apt-cache "${APT[@]}" depends "$1" | sed -n 's/.*Depends: \(linux-image-[0-9][^ :]*\).*/\1/p' | head -n 1)
+    [ -n "$kernel" ] || die "there is no $1"
+    echo "$kernel"
+}
