@@ -62,22 +62,22 @@ static LOG: Log = Log::new();
 /// Writes log lines for `tracing_subscriber`.
 pub(crate) struct Lines;
 
-/// A line, with its priority where the journal reads it.
-pub(crate) struct Line(Option<&'static str>);
+/// A line of this level.
+pub(crate) struct Line(Level);
 
 impl MakeWriter<'_> for Lines {
     type Writer = Line;
 
     fn make_writer(&self) -> Line {
-        Line(None)
+        Line(Level::INFO)
     }
 
     fn make_writer_for(&self, meta: &Metadata<'_>) -> Line {
-        Line(is_journal().then(|| priority(*meta.level())))
+        Line(*meta.level())
     }
 }
 
-/// Whether standard error is the journal's: systemd says which stream that is (systemd.exec(5), `JOURNAL_STREAM`), which may have been redirected since. The journal has the time and the
+/// Returns true if standard error is the journal's: systemd says which stream that is (systemd.exec(5), `JOURNAL_STREAM`), which may have been redirected since. The journal has the time and the
 /// priority of each line beside it.
 pub(crate) fn is_journal() -> bool {
     static IS: OnceLock<bool> = OnceLock::new();
@@ -97,29 +97,27 @@ fn priority(level: Level) -> &'static str {
     }
 }
 
-/// Puts a prefix before each line of a text: what has several is several entries of the journal.
-fn prefixed(prefix: &str, text: &[u8]) -> Vec<u8> {
-    let mut all = Vec::with_capacity(text.len() + prefix.len());
-    for line in text.split_inclusive(|byte| *byte == b'\n') {
-        all.extend(prefix.as_bytes());
-        all.extend(line);
+/// A text as it goes to standard error: in the journal with its priority before each line, as what has several is several entries there.
+fn marked(level: Level, text: &[u8], is_journal: bool) -> Cow<'_, [u8]> {
+    if !is_journal {
+        return Cow::Borrowed(text);
     }
-    all
+    let lines = text.split_inclusive(|byte| *byte == b'\n');
+    Cow::Owned(lines.flat_map(|line| [priority(level).as_bytes(), line].concat()).collect())
 }
 
 /// Says why the program ends.
 pub(crate) fn say_end(error: &dyn std::error::Error) {
     flush();
-    let text = format!("ringferry: {error}\n").into_bytes();
-    let text = if is_journal() { prefixed(priority(Level::ERROR), &text) } else { text };
+    let text = format!("ringferry: {error}\n");
     // A macro would panic if that cannot be written, as on a full disk, and hide the exit code.
-    let _ = io::stderr().write_all(&text);
+    let _ = io::stderr().write_all(&marked(Level::ERROR, text.as_bytes(), is_journal()));
 }
 
 impl Write for Line {
     /// The subscriber writes each line by one call.
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        let line = self.0.map_or(Cow::Borrowed(text), |prefix| Cow::Owned(prefixed(prefix, text)));
+        let line = marked(self.0, text, is_journal());
         if !LOG.put(&line, Instant::now()) {
             // Nobody could be told of an error, such as a full disk; the subscriber would panic over it.
             let _ = io::stderr().write_all(&line);
@@ -218,10 +216,8 @@ impl Log {
                 let _ = sink.write_all(&line);
             }
             if left_out > 0 {
-                let line =
-                    format!("{left_out} log lines were left out, as there were too many\n").into_bytes();
-                let line = if is_journal() { prefixed(priority(Level::WARN), &line) } else { line };
-                let _ = sink.write_all(&line);
+                let line = format!("{left_out} log lines were left out, as there were too many\n");
+                let _ = sink.write_all(&marked(Level::WARN, line.as_bytes(), is_journal()));
             }
             state = self.state();
             state.writing = false;
@@ -265,8 +261,9 @@ mod tests {
 
     #[test]
     fn each_line_has_the_priority_that_the_journal_reads() {
-        assert_eq!(prefixed(priority(Level::WARN), b"one\ntwo\n"), b"<4>one\n<4>two\n");
-        assert_eq!(prefixed(priority(Level::ERROR), b"one"), b"<3>one");
+        assert_eq!(*marked(Level::WARN, b"one\ntwo\n", true), *b"<4>one\n<4>two\n");
+        assert_eq!(*marked(Level::ERROR, b"one", true), *b"<3>one");
+        assert_eq!(*marked(Level::ERROR, b"one", false), *b"one");
         assert!(!is_journal());
     }
 

@@ -69,10 +69,7 @@ pub(crate) fn addresses(index: u32) -> io::Result<Vec<(IpAddr, u8)>> {
             let body = &rest[HEADER..size];
             match libc::c_int::from(kind) {
                 libc::NLMSG_DONE => return Ok(all),
-                libc::NLMSG_ERROR => {
-                    let error = word(body, 0).map_or(libc::EIO, |error| (error as i32).saturating_neg());
-                    return Err(io::Error::from_raw_os_error(error));
-                }
+                libc::NLMSG_ERROR => return outcome(body).map(|()| all),
                 _ if word(body, 4) == Some(index) => all.extend(address_of(body)),
                 _ => {}
             }
@@ -134,8 +131,12 @@ fn request(kind: u16, flags: libc::c_int, body: &[u8]) -> io::Result<()> {
     let socket = send(kind, flags | libc::NLM_F_ACK, body)?;
     let mut reply = [0u8; 1024];
     let (len, _) = rustix::net::recv(&socket, &mut reply[..], RecvFlags::empty())?;
-    // struct nlmsgerr: a header, then the negated error number.
-    match word(&reply[..len], HEADER) {
+    outcome(reply[..len].get(HEADER..).unwrap_or_default())
+}
+
+/// What a struct nlmsgerr says, which begins with the negated error number.
+fn outcome(message: &[u8]) -> io::Result<()> {
+    match word(message, 0) {
         Some(0) => Ok(()),
         Some(error) => Err(io::Error::from_raw_os_error((error as i32).saturating_neg())),
         None => Err(io::ErrorKind::InvalidData.into()),
