@@ -33,9 +33,9 @@ const AT_ONCE: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Receiveq {
     posted: u16,
-    /// Entries that were available then.
+    /// Entries that were available then, and that were when it was last looked at.
     had: u16,
-    used: u16,
+    available: u16,
     /// When it was first seen that the driver should have posted buffers, and has not.
     since: Option<Instant>,
     is_logged: bool,
@@ -47,18 +47,20 @@ impl Receiveq {
         if posted != self.posted {
             return Receiveq::new(posted, available);
         }
-        let used = self.had.saturating_sub(available);
-        let is_due = used > COLLECTED || available == 0;
-        Receiveq { used, since: is_due.then(|| self.since.unwrap_or(now)), ..self }
+        let is_due = self.had.saturating_sub(available) > COLLECTED || available == 0;
+        Receiveq { available, since: is_due.then(|| self.since.unwrap_or(now)), ..self }
     }
 
     fn new(posted: u16, available: u16) -> Receiveq {
-        Receiveq { posted, had: available, used: 0, since: None, is_logged: false }
+        Receiveq { posted, had: available, available, since: None, is_logged: false }
     }
 
-    fn stall(&self, now: Instant) -> Option<StallSnapshot> {
+    /// The stall, if there is one and it goes on: `available` entries are what the ring has now. If these are more than they were the driver has posted some.
+    fn stall(&self, now: Instant, available: u16) -> Option<StallSnapshot> {
         let lasts = now.saturating_duration_since(self.since?);
-        (lasts >= PATIENCE).then_some(StallSnapshot { entries: self.used, seconds: lasts.as_secs() })
+        let is_stalled = lasts >= PATIENCE && available <= self.available;
+        let entries = self.had.saturating_sub(available);
+        is_stalled.then_some(StallSnapshot { entries, seconds: lasts.as_secs() })
     }
 }
 
@@ -152,7 +154,7 @@ impl Stalls {
     /// Says of each stall once that it is there.
     fn log(&mut self, now: Instant, name: impl Fn(PortId) -> Option<String>) {
         for ((id, queue), ring) in &mut self.rings {
-            let (Some(stall), false) = (ring.stall(now), ring.is_logged) else { continue };
+            let (Some(stall), false) = (ring.stall(now, ring.available), ring.is_logged) else { continue };
             ring.is_logged = true;
             let Some(port) = name(*id) else { continue };
             if self.limit.allows(&port) {
@@ -166,13 +168,9 @@ impl Stalls {
         }
     }
 
-    /// The stall of a receiveq, if there is one and it is still as it was: `available` entries are what it has now.
+    /// The stall of a receiveq that has `available` entries now, if there is one.
     pub(crate) fn of(&self, now: Instant, id: PortId, queue: u16, available: u16) -> Option<StallSnapshot> {
-        let ring = self.rings.get(&(id, queue))?;
-        let stall = ring.stall(now)?;
-        // More than it had then: the driver has posted some.
-        (available <= ring.had.saturating_sub(ring.used))
-            .then_some(StallSnapshot { entries: ring.had.saturating_sub(available), ..stall })
+        self.rings.get(&(id, queue))?.stall(now, available)
     }
 }
 
