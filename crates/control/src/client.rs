@@ -17,7 +17,7 @@ const MAX_ANSWER: usize = 256 * 1024 * 1024;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long [`call`] takes in all. A full forwarding database is here within seconds.
 const LONGEST: Duration = Duration::from_secs(120);
-/// Who waits for longer than this wants to know what for.
+/// The wait after which a caller is told whom it waits for.
 const SOON: Duration = Duration::from_secs(2);
 
 /// Why a request got no answer.
@@ -40,7 +40,7 @@ pub enum ControlError {
     Silent {
         /// The path.
         path: PathBuf,
-        /// Which process it is, as far as that is known, and what it may be about.
+        /// The process, as far as it is known, and what it may be about.
         who: String,
     },
     /// The answer makes no sense.

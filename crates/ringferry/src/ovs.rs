@@ -41,7 +41,7 @@ const ERRORS: [DropReason; 5] = [
 /// Answers what libvirt asks of Open vSwitch, for ports of a running switch.
 #[derive(Clone, Debug, clap::Args)]
 pub struct OvsArgs {
-    /// What follows `ovs-vsctl`.
+    /// The arguments of `ovs-vsctl`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     arguments: Vec<OsString>,
 }

@@ -151,7 +151,6 @@ impl Requests<'_> {
                 let known = Known {
                     snapshot: &snapshot,
                     rules: &rules,
-                    mirrors: &self.mirrors.list().mirrors,
                     is_drained: &|name| self.ports.is_retired(name),
                     trace: &|request| self.trace(&snapshot, request),
                 };
@@ -170,14 +169,14 @@ impl Requests<'_> {
             Request::Link { port, up } => {
                 self.links.set(port, *up, self.ports, self.workers).map(Answer::LinkChanged)
             }
-            Request::Mirrors => Ok(Answer::Mirrors(self.all_mirrors())),
+            Request::Mirrors => Ok(Answer::Mirrors(self.all_mirrors(&self.ports.snapshots()))),
             Request::AddMirror { from, to, direction, vlan } => {
                 self.mirrors.add((from, to), *direction, *vlan, self.ports, self.workers)?;
-                Ok(Answer::Mirrors(self.all_mirrors()))
+                Ok(Answer::Mirrors(self.all_mirrors(&self.ports.snapshots())))
             }
             Request::RemoveMirror { from, to } => {
                 self.mirrors.remove(from, to, self.workers)?;
-                Ok(Answer::Mirrors(self.all_mirrors()))
+                Ok(Answer::Mirrors(self.all_mirrors(&self.ports.snapshots())))
             }
             Request::FlushFdb { port, vlan, mac } => {
                 self.flush(port.as_deref(), *vlan, mac.as_deref()).map(Answer::FdbFlushed)
@@ -209,9 +208,8 @@ impl Requests<'_> {
     }
 
     /// Returns all mirrors, with the states of ports that take no copies.
-    fn all_mirrors(&self) -> ringferry_control::mirror::Mirrors {
+    fn all_mirrors(&self, ports: &[PortSnapshot]) -> ringferry_control::mirror::Mirrors {
         let mut all = self.mirrors.list();
-        let ports = self.ports.snapshots();
         for mirror in &mut all.mirrors {
             let state = ports.iter().find(|port| port.name == mirror.to).map(|port| port.state);
             mirror.to_state = match state {
@@ -473,6 +471,7 @@ impl Requests<'_> {
     fn snapshot(&self) -> Snapshot {
         let now = Instant::now();
         let uptime = now - self.started;
+        self.workers.count_run_delays();
         let (mut ports, sample) = (self.ports.snapshots(), Sample::take(now, self.ports, self.workers));
         for port in &mut ports {
             let Some(interface) = self.ports.interface(&port.name) else { continue };
@@ -493,6 +492,7 @@ impl Requests<'_> {
         for port in ports.iter_mut().filter(|port| self.links.is_down(&port.name)) {
             port.state = PortState::AdminDown;
         }
+        let mirrors = self.all_mirrors(&ports).mirrors;
         Snapshot {
             version: VERSION,
             pid: std::process::id(),
@@ -504,7 +504,7 @@ impl Requests<'_> {
             program: env!("CARGO_PKG_VERSION").to_owned(),
             process_seconds: Some((now - self.began).as_secs()),
             captures: self.captures.list(),
-            mirrors: self.mirrors.list().mirrors,
+            mirrors,
         }
     }
 }

@@ -105,6 +105,7 @@ pub(crate) struct Series {
 impl Series {
     /// Takes a sample, and keeps it where one is due.
     pub(crate) fn observe(&mut self, now: Instant, ports: &PortTable, workers: &Workers) {
+        workers.count_run_delays();
         let counted: Vec<_> = workers.counters().map(WorkerCounters::values).collect();
         let sample = match self.rows[0].back() {
             Some(last) if last.workers == counted => {

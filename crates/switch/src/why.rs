@@ -18,7 +18,6 @@ mod ways;
 #[cfg(test)]
 mod tests;
 
-use ringferry_control::mirror::Mirror;
 use ringferry_control::snapshot::{PortSnapshot, Rates, Snapshot};
 use ringferry_control::trace::{Trace, TraceRequest};
 use ringferry_control::why::{Diagnosis, Effect, Finding};
@@ -34,7 +33,6 @@ pub(crate) struct Known<'s> {
     pub(crate) snapshot: &'s Snapshot,
     /// The rules of each port.
     pub(crate) rules: &'s dyn Fn(&str) -> Rules,
-    pub(crate) mirrors: &'s [Mirror],
     /// Returns true for a port that is being drained.
     pub(crate) is_drained: &'s dyn Fn(&str) -> bool,
     /// Finds out what would become of a frame.

@@ -77,13 +77,13 @@ pub struct CaptureSnapshot {
 }
 
 impl CaptureSnapshot {
-    /// Whose it is, and since when; for people.
+    /// Describes whose it is and since when, for people.
     pub fn by_text(&self) -> String {
         let by = self.pid.map_or_else(String::new, |pid| format!(" by process {pid}"));
         format!("captured{by} for {}", duration(self.seconds))
     }
 
-    /// What ends it, for people.
+    /// Describes what ends it, for people.
     pub fn end_text(&self) -> String {
         self.pid
             .map_or_else(|| "the end of that `ringferry capture`".to_owned(), |pid| format!("`kill {pid}`"))

@@ -336,6 +336,7 @@ fn ports(parts: &Parts<'_>, bulk: &mut Writer) -> BTreeMap<String, PortNumbers> 
 }
 
 fn workers(workers: &Workers, held: &[Held], bulk: &mut Writer) -> Vec<WorkerState> {
+    workers.count_run_delays();
     let states = workers.counters().zip(held).map(|(counters, held)| WorkerState {
         counters: Values(counters.values()),
         fdb: Values(held.stats.values()),

@@ -135,34 +135,29 @@ fn look_at_limits(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
     };
     let (name, paused) = (&port.name, rates.percent_of_time("rx_paused_microseconds"));
     // A limit that was taken away holds nobody back.
-    let has = |keys: [&str; 2]| keys.iter().any(|key| port.rules.contains_key(*key));
-    if paused >= NOTEWORTHY && has(["rate_in", "rate_in_packets"]) {
+    let (rate_in, rate_out) = (rule(["rate_in", "rate_in_packets"]), rule(["rate_out", "rate_out_packets"]));
+    if paused >= NOTEWORTHY && !rate_in.is_empty() {
         findings.add(
             "paused-by-rate-in",
             Effect::Slows,
             paused,
-            format!(
-                "{name} has to wait {} of the time because of {}.",
-                percent(paused),
-                rule(["rate_in", "rate_in_packets"])
-            ),
+            format!("{name} has to wait {} of the time because of {rate_in}.", percent(paused)),
             format!(
                 "Raise the limit, if the guest is to send more: `ringferry ctl set {name} rate_in=RATE`."
             ),
         );
     }
     let marked = rates.counter("tx_marked");
-    if marked > 0.0 && has(["rate_out", "rate_out_packets"]) {
+    if marked > 0.0 && !rate_out.is_empty() {
         let share = 100.0 * marked / rates.counter("tx_packets").max(marked);
         findings.add(
             "marked-by-rate-out",
             Effect::Slows,
             share,
             format!(
-                "{} of the packets for {name} are marked (ECN), {} a second, because they have waited too long for {}.",
+                "{} of the packets for {name} are marked (ECN), {} a second, because they have waited too long for {rate_out}.",
                 percent(share),
-                count(marked),
-                rule(["rate_out", "rate_out_packets"])
+                count(marked)
             ),
             format!("Nothing: it tells senders how fast they may be. Raise the limit, if the guest is to receive more: `ringferry ctl set {name} rate_out=RATE`."),
         );

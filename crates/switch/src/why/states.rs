@@ -121,7 +121,7 @@ fn look_at_queues(port: &PortSnapshot, findings: &mut Findings) {
 
 fn look_at_mirrors(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
     let name = &port.name;
-    for mirror in known.mirrors {
+    for mirror in &known.snapshot.mirrors {
         let (from, to) = (&mirror.from, &mirror.to);
         if from == name {
             findings.add(

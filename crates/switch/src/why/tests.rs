@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ringferry_control::mirror::Mirror;
 use ringferry_control::snapshot::{Negotiated, PairSnapshot, PortState, VERSION, WorkerSnapshot};
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, Header};
@@ -196,7 +197,8 @@ impl Scene {
             }
         });
         let (ports, workers) = (ports.collect(), workers.collect());
-        Snapshot { version: VERSION, ports, fdb: fdb.into_inner(), workers, ..Snapshot::default() }
+        let (fdb, mirrors) = (fdb.into_inner(), self.mirrors.clone());
+        Snapshot { version: VERSION, ports, fdb, workers, mirrors, ..Snapshot::default() }
     }
 
     fn why(&mut self, port: &str, peer: Option<&str>) -> Diagnosis {
@@ -214,7 +216,6 @@ impl Scene {
         let known = Known {
             snapshot: &snapshot,
             rules: &of,
-            mirrors: &self.mirrors,
             is_drained: &|_| false,
             trace: &|request| trace::trace(&traced, request),
         };
@@ -787,7 +788,6 @@ fn ports_that_do_not_exist_are_refused() {
     let known = Known {
         snapshot: &snapshot,
         rules: &|_| Rules::default(),
-        mirrors: &[],
         is_drained: &|_| false,
         trace: &|_| Err("there are no workers".to_owned()),
     };

@@ -243,9 +243,14 @@ impl<P: Queues> Workers<P> {
         self.workers.len()
     }
 
-    /// The counters of each worker about itself. The kernel's account of it is brought up to date first, for which reason only the control plane's thread may call this.
+    /// Counts the time for which workers have waited for a processor. Only the control plane's thread may call this.
+    pub fn count_run_delays(&self) {
+        self.workers.iter().for_each(WorkerHandle::count_run_delay);
+    }
+
+    /// The counters of each worker about itself.
     pub fn counters(&self) -> impl Iterator<Item = &WorkerCounters> {
-        self.workers.iter().inspect(|worker| worker.count_run_delay()).map(|worker| &*worker.counters)
+        self.workers.iter().map(|worker| &*worker.counters)
     }
 
     /// The number of the worker that serves a queue of a port.
