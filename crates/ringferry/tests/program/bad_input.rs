@@ -120,6 +120,7 @@ fn a_socket_of_a_living_switch_is_not_taken_from_it() {
     let switch = place.switch(&["a", "b"]);
     let mut a = switch.plug("a", 1, Options::default());
     switch.until_state("a", PortState::Up);
+    switch.process.until_logged("features agreed on");
     let lines = switch.process.log().len();
     let other = Place::new();
     for name in ["a", "b"] {

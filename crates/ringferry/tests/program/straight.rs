@@ -24,6 +24,8 @@ const EXPERIMENT: NonZero<u32> = NonZero::new(253).unwrap();
 const LARGE: usize = 30_001;
 /// How many are on their way at a time; a guest's buffers take as many.
 const FEW: u32 = 4;
+/// Entries of a receiveq that has room for the largest frame at any time, however long the guest waits for its processor.
+const ROOM: u16 = 1024;
 
 /// Sockets that send packets which lie in one piece: with a checksum for others to finish, and with none.
 pub struct Host {
@@ -91,7 +93,7 @@ fn large_frames_of_a_tap_are_not_copied_again() {
             let place = Place::new();
             let (switch, host) = start(&place, &["a"]);
             let features = (Features::DEVICE - Features::RING_PACKED) | ring;
-            let mut a = switch.plug("a", 1, Options { features, ..Options::default() });
+            let mut a = switch.plug("a", 1, Options { features, rx: ROOM, ..Options::default() });
             carry_datagrams(&host, &mut a, 100);
             assert_eq!(in_place(&switch), 0, "small frames cost less the other way");
             carry_datagrams(&host, &mut a, LARGE);
@@ -133,7 +135,7 @@ fn a_frame_that_has_to_be_cut_is_taken_back() {
         let place = Place::new();
         let (switch, host) = start(&place, &["a"]);
         let features = Features::VERSION_1 | Features::MRG_RXBUF | Features::CSUM | Features::GUEST_CSUM;
-        let mut a = switch.plug("a", 1, Options { features, ..Options::default() });
+        let mut a = switch.plug("a", 1, Options { features, rx: ROOM, ..Options::default() });
         // What is written to another tap the kernel routes to the guest, uncut.
         let (gateway, own) = (Ipv4Addr::new(10, 0, 0, 9), Ipv4Addr::new(10, 0, 0, 2));
         netif::add_address("rf0", gateway.into(), 24).unwrap();
@@ -172,7 +174,7 @@ fn a_frame_that_has_to_be_changed_is_taken_back() {
         let place = Place::new();
         let (switch, host) = start(&place, &["a"]);
         let features = Features::VERSION_1 | Features::MRG_RXBUF;
-        let mut a = switch.plug("a", 1, Options { features, ..Options::default() });
+        let mut a = switch.plug("a", 1, Options { features, rx: ROOM, ..Options::default() });
         carry(&mut a, 32, |number| {
             let payload = pattern(number, LARGE);
             if number % 8 == 5 {

@@ -12,6 +12,7 @@ use ringferry_packet::frame::{Burst, PREFIX};
 use ringferry_packet::vnet::Header;
 use ringferry_virtio_net::MAX_FRAME;
 
+use super::holes::Touch;
 use super::{BURST, Polled, Worker};
 use crate::fdb::PortId;
 use crate::plane::forward::{self, Origin};
@@ -53,6 +54,7 @@ impl<P: Queues> Worker<P> {
         };
         // Also buffers that were looked at and not filled go back.
         self.flush(to);
+        self.forwarder.holes.touch_nothing();
         if matches!(last, Read::Frame(..) | Read::Nothing) && bytes >= count * LARGE {
             self.port(id)?.direct = Some(queue);
         }
@@ -88,6 +90,7 @@ impl<P: Queues> Worker<P> {
 
     /// Reads a frame to where the receiver's `queue` would put it, and forwards it.
     fn read_direct(&mut self, id: PortId, to: PortId, queue: u16) -> Read {
+        self.forwarder.holes.touch(Touch::of(to));
         let Some(receiver) = self.port(to) else { return Read::NoRoom };
         // Keeps the memory mapped while the frame borrows it, whatever happens to the queue.
         let Some(memory) = receiver.queues.direct_memory(queue) else { return Read::NoRoom };

@@ -635,7 +635,7 @@ impl<P: Queues> Worker<P> {
         let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) else { return Polled::NOTHING };
         // What is read directly is written to a receiver's memory before anything else is known of it.
         if port.direct.is_some()
-            && !self.forwarder.holes.is_on()
+            && !self.forwarder.holes.is_exact()
             && let Some(polled) = self.poll_direct(id)
         {
             return polled;
