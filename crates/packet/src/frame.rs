@@ -61,7 +61,7 @@ impl Frame {
 pub struct Burst<'m> {
     frames: Vec<Frame>,
     pieces: Vec<ReadSlice<'m>>,
-    /// Sum of the lengths of the frames that were added, in bytes.
+    /// Sum of the lengths of the frames, in bytes.
     bytes: u64,
     /// The offloads that the headers of the frames that were added ask for together.
     needs: Offloads,
@@ -98,8 +98,7 @@ impl<'m> Burst<'m> {
         &mut self.frames
     }
 
-    /// Returns an upper bound on the sum of the lengths of the frames, in bytes: frames that were found to be invalid after they were added
-    /// count as well.
+    /// Returns the sum of the lengths of the frames, in bytes.
     #[inline]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -172,6 +171,15 @@ impl<'m> Burst<'m> {
         self.needs |= header.needs();
     }
 
+    /// Removes the frame that was added last; what it [needs](Self::needs) stays noted.
+    #[cold]
+    fn take_back_last(&mut self) {
+        if let Some(frame) = self.frames.pop() {
+            self.pieces.truncate(frame.first as usize);
+            self.bytes -= u64::from(frame.len);
+        }
+    }
+
     /// [Validates](Header::validated) the virtual header of the frame that was added last, whose sender may ask for
     /// `negotiated`, and replaces it by what may be passed on. Headers behind the prefix are looked at in a copy that is
     /// forgotten; if a verdict about where the transport header is rests on it, [software](Header::is_software_only)
@@ -208,8 +216,7 @@ impl<'m> Burst<'m> {
                 self.needs |= header.needs();
             }
             Err(invalid) => {
-                self.pieces.truncate(frame.first as usize);
-                self.frames.pop();
+                self.take_back_last();
                 return Err(invalid);
             }
         }
@@ -270,15 +277,14 @@ impl<'m> Builder<'_, 'm> {
 
 impl Drop for Builder<'_, '_> {
     fn drop(&mut self) {
-        if let Some(frame) = self.burst.frames.pop() {
-            self.burst.pieces.truncate(frame.first as usize);
-        }
+        self.burst.take_back_last();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vnet::F_NEEDS_CSUM;
 
     #[test]
     fn a_frame_is_its_prefix_and_the_rest() {
@@ -321,5 +327,19 @@ mod tests {
             Burst::reuse(burst)
         };
         assert!(burst.is_empty());
+    }
+
+    #[test]
+    fn bytes_are_those_of_the_frames_that_stay() {
+        let bytes = [1u8; 300];
+        let mut burst = Burst::new();
+        burst.push(Header::default(), ReadSlice::from(&bytes[..100]));
+        drop(burst.build(Header::default(), 300));
+        assert_eq!(burst.bytes(), 100);
+        // A checksum behind the end of the frame.
+        let header = Header { flags: F_NEEDS_CSUM, csum_start: 200, csum_offset: 6, ..Header::default() };
+        burst.push(header, ReadSlice::from(&bytes[..150]));
+        assert!(burst.validate_last(Offloads::all()).is_err());
+        assert_eq!((burst.len(), burst.bytes(), burst.pieces()), (1, 100, 1));
     }
 }

@@ -67,8 +67,7 @@ impl<P: Queues> Worker<P> {
 
     /// Notes whether to read the next burst of a port directly, now that this one has been forwarded.
     pub(super) fn consider_direct(&mut self, id: PortId, burst: &Burst<'_>, now: &Now) {
-        let bytes: usize = burst.frames().iter().map(|frame| frame.len as usize).sum();
-        if bytes < burst.len() * LARGE {
+        if burst.bytes() < (burst.len() * LARGE) as u64 {
             return;
         }
         let queue = self.direct_queue(id, burst, now);

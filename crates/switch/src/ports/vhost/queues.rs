@@ -9,7 +9,7 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ringferry_memory::{Area, DirtyLog, GuestMemory, ReadSlice, Translator};
-use ringferry_packet::frame::{Burst, Frame};
+use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
 use ringferry_ring::{Device, Fault, RingAddresses, WriteLog};
 use ringferry_sys::eventfd::{EventFd, falls_silent};
@@ -605,9 +605,10 @@ impl TxQueue {
         port: &PortHandle,
         pair: &PairCounters,
     ) -> (usize, bool) {
+        let before = burst.bytes();
         let taken = self.queue.poll(memory, max, burst);
         if taken > 0 {
-            let bytes: u64 = burst.frames().iter().map(|frame: &Frame| u64::from(frame.len)).sum();
+            let bytes = burst.bytes() - before;
             let counters = &*port.counters;
             counters.rx_packets.add(taken as u64);
             counters.rx_bytes.add(bytes);

@@ -452,11 +452,10 @@ impl VifQueue {
     fn count(&mut self, burst: &Burst<'_>) {
         let Some(pair) = self.shared.pairs.get(usize::from(self.number)) else { return };
         let counters = &*self.port.counters;
-        let bytes: u64 = burst.frames().iter().map(|frame| u64::from(frame.len)).sum();
         counters.rx_packets.add(burst.len() as u64);
-        counters.rx_bytes.add(bytes);
+        counters.rx_bytes.add(burst.bytes());
         pair.rx_packets.add(burst.len() as u64);
-        pair.rx_bytes.add(bytes);
+        pair.rx_bytes.add(burst.bytes());
         let now = self.queue.rejected();
         if now != self.seen {
             count_rejected(now, std::mem::replace(&mut self.seen, now), counters, pair);
