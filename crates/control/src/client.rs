@@ -71,10 +71,8 @@ pub enum ControlError {
 fn another(path: &Path) -> String {
     let system = Path::new(SYSTEM_DIRECTORY).join("control.sock");
     if path != system && system.exists() {
-        format!(
-            ". There is {}, the socket of the system's switch, which may need root (sudo)",
-            system.display()
-        )
+        let root = if ringferry_sys::process::is_root() { "" } else { ", which may need root (sudo)" };
+        format!(". There is {}, the socket of the system's switch{root}", system.display())
     } else {
         String::new()
     }

@@ -67,7 +67,7 @@ impl Kind {
 }
 
 /// Counters of a port that have a name and a help here; what a later switch counts besides has its name and a plain help.
-const PORT_COUNTERS: [(&str, &str); 20] = [
+const PORT_COUNTERS: [(&str, &str); 29] = [
     (
         "rx_packets",
         "Frames that the switch has received from the port, which its guest has sent, with those dropped afterwards.",
@@ -81,6 +81,30 @@ const PORT_COUNTERS: [(&str, &str); 20] = [
     (
         "rx_in_place",
         "Frames that the kernel has written from a tap straight into the buffers of their receiver.",
+    ),
+    ("rx_bursts", "Bursts in which the switch has taken frames from the guest of the port."),
+    ("tx_bursts", "Bursts with frames for the guest of the port, delivered or not."),
+    ("tx_starved", "Bursts of which at least one frame found no receive buffer of the guest of the port."),
+    (
+        "tx_starved_microseconds",
+        "Time that has passed between such bursts that follow each other: for so long, at least, the guest had no buffers.",
+    ),
+    ("tx_segmented", "Frames for the guest of the port that the switch has cut into segments."),
+    (
+        "tx_segmented_bytes",
+        "Bytes of the frames for the port that the switch has cut, and its guest has received in segments.",
+    ),
+    (
+        "tx_checksummed_bytes",
+        "Bytes of the frames for the port whose checksum the switch has finished, and that its guest has received whole.",
+    ),
+    (
+        "calls_suppressed",
+        "Notifications that the guest of the port did not want: it was awake, or looked by itself.",
+    ),
+    (
+        "rx_paused_microseconds",
+        "Time for which queues of the port have waited as its guest had sent as much as rate_in allows.",
     ),
     ("rx_paused", "Times a queue of the port has waited as its guest had sent as much as rate_in allows."),
     ("tx_software", "Frames for the port whose checksum was finished, or that were cut, by the switch."),

@@ -102,7 +102,7 @@ impl LinkChange {
         let state = if self.up { "up" } else { "down: no packet passes it" };
         let told = match self.told {
             true => "its guest was told",
-            false => "its guest was not told, as no front end is connected that takes such a message",
+            false => "whoever is behind it was not told: only a front end that asks for such messages is",
         };
         format!("{} is {state}; {told}\n", self.port)
     }

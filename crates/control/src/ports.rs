@@ -42,7 +42,9 @@ impl PortChange {
         if *done == PortAction::Nothing {
             return format!("{port}: {note}\n");
         }
-        format!("{port} {}\n{}: {note}\n", done.participle(), kept(*persistent))
+        // Not that the port is.
+        let what = if *done == PortAction::Removed { "the removal is " } else { "" };
+        format!("{port} {}\n{what}{}: {note}\n", done.participle(), kept(*persistent))
     }
 }
 
@@ -169,7 +171,7 @@ mod tests {
         assert_eq!(change(PortAction::Added, true).to_text(), "vm0 added\nkept: in rf.toml\n");
         assert_eq!(
             change(PortAction::Removed, false).to_text(),
-            "vm0 removed\nnot kept when the switch ends: in rf.toml\n"
+            "vm0 removed\nthe removal is not kept when the switch ends: in rf.toml\n"
         );
         assert_eq!(change(PortAction::Nothing, true).to_text(), "vm0: in rf.toml\n");
     }

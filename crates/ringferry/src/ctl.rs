@@ -1426,7 +1426,10 @@ mod tests {
         assert_eq!(error.to_string(), "the switch refuses: 52:54:00:00:00:01 is no static address");
         assert_eq!(ctl(&["link", "vm0", "up"]).unwrap(), "vm0 is up; its guest was told\n");
         let text = ctl(&["link", "vm0", "down"]).unwrap();
-        assert!(text.starts_with("vm0 is down: no packet passes it; its guest was not told"), "{text}");
+        assert!(
+            text.starts_with("vm0 is down: no packet passes it; whoever is behind it was not told"),
+            "{text}"
+        );
         assert_eq!(ctl(&["mirror"]).unwrap(), "no port is mirrored\n");
         assert_eq!(ctl(&["mirror", "list"]).unwrap(), "no port is mirrored\n");
         let text = ctl(&["mirror", "add", "vm0", "probe", "--direction", "in", "--vlan", "7"]).unwrap();

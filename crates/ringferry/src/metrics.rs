@@ -75,7 +75,9 @@ pub enum Error {
     #[error(transparent)]
     Serve(#[from] ServeError),
     /// What answers is a guest.
-    #[error("the control socket is no switch's")]
+    #[error(
+        "this is the control socket of a ringferry guest, which has no ports: name that of the switch it is plugged into"
+    )]
     NoSwitch,
     /// The descriptor of --ready-fd is none.
     #[error(transparent)]

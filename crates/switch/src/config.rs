@@ -4,7 +4,7 @@
 //! The file is the source of truth and flags add to it. [`Config::builder`] gathers everything, checks each
 //! key where it was written and then all ports against each other, and either returns a configuration that
 //! can be started as it stands or **every** problem it found, each with its place, such as
-//! `ringferry.toml:12: port.mtu: 70000 is outside 68..=65535`. Nothing is opened, created or bound here.
+//! `ringferry.toml:12: port.mtu: 70000 is outside 68 to 65535`. Nothing is opened, created or bound here.
 //!
 //! A port of any kind may have rules ([`Rules`]), which `ringferry ctl set` changes while the switch runs;
 //! interfaces of a xen-vif port have those of their entry.

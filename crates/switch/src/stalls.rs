@@ -55,6 +55,11 @@ impl Receiveq {
         Receiveq { posted, had: available, available, since: None, is_logged: false }
     }
 
+    /// Returns true if the driver has posted nothing since the ring was new. A packed ring's position has a bit beside it that is 1 then.
+    fn has_never_posted(&self) -> bool {
+        self.had == 0 && self.posted & 0x7fff == 0
+    }
+
     /// The stall, if there is one and it goes on: `available` entries are what the ring has now. If these are more than they were the driver has posted some.
     fn stall(&self, now: Instant, available: u16) -> Option<StallSnapshot> {
         let lasts = now.saturating_duration_since(self.since?);
@@ -157,7 +162,13 @@ impl Stalls {
             let (Some(stall), false) = (ring.stall(now, ring.available), ring.is_logged) else { continue };
             ring.is_logged = true;
             let Some(port) = name(*id) else { continue };
-            if self.limit.allows(&port) {
+            if ring.has_never_posted() && self.limit.allows(&port) {
+                tracing::warn!(
+                    port,
+                    queue,
+                    "its guest has posted no buffer since the ring was started: most likely its VMM does not share the memory that the guest writes to (share=on)"
+                );
+            } else if self.limit.allows(&port) {
                 tracing::warn!(
                     port,
                     queue,

@@ -125,6 +125,12 @@ fn frame_of<'k>(
     let destination = match to {
         Some(port) => known.address_of(port, vid).unwrap_or(MADE_UP[1]),
         None if request.to == "broadcast" => Mac::BROADCAST,
+        None if request.to.parse::<IpAddr>().is_ok() => {
+            return Err(format!(
+                "{} is an IP address, and a switch knows MAC addresses: name the port, or the MAC address, and give the IP address as --to-ip",
+                request.to
+            ));
+        }
         None if request.to.contains(':') => address(&request.to)?,
         None => {
             let names: Vec<_> = known.snapshot.ports.iter().map(|port| port.name.as_str()).collect();

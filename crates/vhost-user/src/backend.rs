@@ -44,7 +44,7 @@ use crate::inflight::{InflightError, InflightTracking};
 use crate::message::{
     BACKEND_CONFIG_CHANGE, F_LOG_ALL, F_PROTOCOL_FEATURES, F_RING_PACKED, FLAG_REPLY, Header,
     InflightDescription, MAX_FDS, MAX_MEM_SLOTS, MAX_VIRTQUEUES, MessageSpec, Needs, ProtocolFeatures, Reply,
-    VERSION, bit_numbers,
+    Request, VERSION, bit_numbers,
 };
 use crate::vring::{Kick, RingError, RingSetup, Vring};
 use crate::wire::{Message, Wire, WireError};
@@ -411,6 +411,8 @@ pub struct Session {
     disturbed: bool,
     /// What that message has found not to answer.
     unanswered: Option<Unanswered>,
+    /// Why the memory that the front end has shared last was refused.
+    memory_refusal: Option<String>,
     counters: Counters,
     budget: Arc<MapBudget>,
     warnings: Warnings,
@@ -475,6 +477,7 @@ impl Session {
             closed: false,
             disturbed: false,
             unanswered: None,
+            memory_refusal: None,
             counters: Counters::default(),
             budget: memory,
             warnings,
@@ -536,6 +539,11 @@ impl Session {
     pub fn lacks_memory(&self) -> bool {
         let described = |ring: &Vring| !matches!(ring.kick, Kick::Unset) && ring.geometry.addr.is_some();
         self.memory.is_none() && self.rings.iter().any(described)
+    }
+
+    /// Returns why the memory that the front end has shared last is not used; `None` if it is, or none was shared.
+    pub fn memory_refusal(&self) -> Option<&str> {
+        self.memory_refusal.as_deref()
     }
 
     /// Returns the guest's memory; `None` before the front end shared any.
@@ -621,6 +629,9 @@ impl Session {
         // Before the answer, which would say that rings have stopped.
         if let Some(unanswered) = self.unanswered.take() {
             return Err(unanswered.into());
+        }
+        if let Some(Request::SetMemTable | Request::AddMemReg) = row.map(|row| row.request) {
+            self.memory_refusal = outcome.as_ref().err().map(Refusal::to_string);
         }
         match outcome {
             Ok(answer) => self.send_answer(&header, row.map(|row| row.reply), answer),

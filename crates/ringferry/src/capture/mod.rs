@@ -11,7 +11,7 @@ mod filter;
 mod output;
 mod pcapng;
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -77,6 +77,9 @@ pub struct CaptureArgs {
     /// Memory between each worker of the switch and this program; more for bursts that the disk cannot follow.
     #[arg(long, value_name = "KIB")]
     pub buffer: Option<u32>,
+    /// Say nothing of how it went, unless packets are missing.
+    #[arg(long, short)]
+    pub quiet: bool,
     /// In place of capturing: print the names of the ports that can be captured.
     #[arg(long, conflicts_with_all = ["filter", "direction", "drops", "snaplen", "count", "duration", "buffer"])]
     pub list: bool,
@@ -250,6 +253,9 @@ pub fn run(args: &CaptureArgs) -> Result<(), CaptureError> {
     let mut capture = Capture::begin(path, request, args.filter.as_deref().unwrap_or(""))?;
     // Not before there is something to write: it may be an earlier capture that a mistake in a port's name is not to cost.
     let mut output = Output::open(&args.write)?;
+    if !args.quiet && !output.is_stdout() && io::stderr().is_terminal() {
+        let _ = writeln!(io::stderr(), "ringferry: capturing {}, until Ctrl-C", capture.names());
+    }
     let ended = capture.run(args, &signals, &mut output);
     let summary = capture.summary();
     if args.json {
@@ -261,7 +267,7 @@ pub fn run(args: &CaptureArgs) -> Result<(), CaptureError> {
         };
         // Who asked for it may have gone.
         let _ = printed;
-    } else {
+    } else if !args.quiet || summary.lost > 0 || !summary.gaps.is_empty() {
         let _ = writeln!(io::stderr(), "ringferry: {}", summary.to_text());
     }
     ended
@@ -399,6 +405,14 @@ impl Capture {
             frames: Vec::new(),
             blocks: Vec::new(),
         })
+    }
+
+    /// The names of the ports that are captured; of many, how many there are.
+    fn names(&self) -> String {
+        match self.request.ports.as_slice() {
+            few if few.len() <= 4 => few.join(", "),
+            many => format!("{} ports", many.len()),
+        }
     }
 
     fn captured(&self) -> u64 {

@@ -168,7 +168,9 @@ fn ask(control: &Path, question: &Question, captures: bool) -> Json {
     let json = match control::call(control, &request) {
         Ok(Answer::Show(snapshot)) => serde_json::to_vec(&State::of(*snapshot, captures)),
         Ok(Answer::Why(diagnosis)) => serde_json::to_vec(&diagnosis),
-        Ok(_) => return Err(unavailable(&"the control socket is no switch's")),
+        Ok(_) => {
+            return Err(unavailable(&"this is the control socket of a ringferry guest, which has no ports"));
+        }
         Err(ControlError::Refused(why)) => return Err(("404 Not Found", why)),
         Err(error) => return Err(unavailable(&error)),
     };

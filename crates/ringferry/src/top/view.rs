@@ -565,7 +565,7 @@ impl Painter<'_> {
         } else if self.model.is_text() {
             "Escape back  arrows scroll  w window  q quit".to_owned()
         } else {
-            "1 ports 2 queues 3 workers 4 drops 5 fdb  Enter port s sort / find ? help q quit".to_owned()
+            "1:ports 2:queues 3:workers 4:drops 5:fdb  Enter:port s:sort /:find ?:help q:quit".to_owned()
         };
         self.heading(&text)
     }

@@ -382,12 +382,8 @@ tests:
       - {series: 'ringferry_port_state{instance="h", port="b", state="broken"}', values: '1x30'}
       - {series: 'ringferry_port_dropped_packets_total{instance="h", port="b", reason="no-receive-buffers"}', values: '0+600x30'}
       - {series: 'ringferry_port_dropped_packets_total{instance="h", port="c", reason="rate-out"}', values: '0+600x30'}
-      - {series: 'ringferry_worker_sleep_seconds_total{instance="h", worker="0"}', values: '0+1x30'}
-      - {series: 'ringferry_worker_polls_total{instance="h", worker="0"}', values: '0+1000x30'}
-      - {series: 'ringferry_worker_busy_polls_total{instance="h", worker="0"}', values: '0+900x30'}
-      - {series: 'ringferry_worker_sleep_seconds_total{instance="h", worker="1"}', values: '0+1x30'}
-      - {series: 'ringferry_worker_polls_total{instance="h", worker="1"}', values: '0+1000x30'}
-      - {series: 'ringferry_worker_busy_polls_total{instance="h", worker="1"}', values: '0+10x30'}
+      - {series: 'ringferry_worker_busy_seconds_total{instance="h", worker="0"}', values: '0+58x30'}
+      - {series: 'ringferry_worker_busy_seconds_total{instance="h", worker="1"}', values: '0+50x30'}
       - {series: 'ringferry_fdb_addresses{instance="h", port="a"}', values: '50x30'}
       - {series: 'ringferry_fdb_addresses{instance="h", port="b"}', values: '45x30'}
       - {series: 'ringferry_fdb_capacity_addresses{instance="h"}', values: '100x30'}

@@ -123,7 +123,7 @@ fn edits_that_cannot_be_had_change_nothing() {
     place.ctl(&["set", "a", "static_macs=52:54:00:00:00:07@10", "--runtime"]);
     let in_force = rules_in_force(&switch, "b");
     for (words, part) in [
-        (&["set", "b", "isolated=on", "vlan=5000"][..], "vlan: 5000 is outside 0..=4094"),
+        (&["set", "b", "isolated=on", "vlan=5000"][..], "vlan: 5000 is outside 0 to 4094"),
         (&["set", "b", "isolated=on", "native=3"], "native: only goes with trunk"),
         (&["set", "b", "isolated=on", "socket=/x"], "socket: can change only when the port is opened anew"),
         (

@@ -9,14 +9,16 @@ use ringferry_control::snapshot::{PortSnapshot, PortState, Snapshot};
 use ringferry_control::why::{Effect, Finding};
 use ringferry_control::{self as control, Answer, Request};
 use ringferry_memory::RegionSpec;
+use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Header;
 use ringferry_rig::frames::frame;
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
 use ringferry_rig::process::{PATIENCE, in_a_namespace, may};
-use ringferry_rig::raw::{Raw, region};
+use ringferry_rig::raw::{self, Raw, region};
 use ringferry_rig::switch::{Place, Switch};
 use ringferry_sys::program;
 use ringferry_sys::socket::Stream;
+use ringferry_virtio_net::Features;
 
 /// Asks the switch why until it has found a situation with a sentence that goes like this. What stops a port stays, so `ringferry ctl why` says it, too.
 #[track_caller]
@@ -325,6 +327,51 @@ fn a_guest_without_buffers_and_the_worker_of_another_are_said() {
     switch.stop();
 }
 
+/// The commonest mistakes of all with QEMU, of which it says nothing.
+#[test]
+fn memory_that_the_switch_cannot_see_or_use_is_said() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b", "c"]);
+    // What a guest writes to a copy the switch never sees: its rings stay as they were, in either layout.
+    for ring in [Features::empty(), Features::RING_PACKED] {
+        let features = (Features::DEVICE - Features::RING_PACKED) | ring;
+        let mut b = switch.plug("b", 2, Options::default());
+        let copy = switch.plug("a", 1, Options { posts: false, features, ..Options::default() });
+        switch.until_state("a", PortState::Up);
+        b.send(&frame(Mac::BROADCAST, b.mac, 60, 1));
+        expect(
+            &place,
+            &["a"],
+            "memory-not-seen",
+            Effect::Stops,
+            "The guest of a has never posted a buffer nor sent a packet since its rings were started",
+        );
+        let text = place.ctl(&["why", "a"]);
+        assert!(text.contains("share=on") && !text.contains("at this moment"), "{text}");
+        drop((copy, b));
+        switch.until_state("a", PortState::Listening);
+    }
+
+    // A file on a disk, whose pages the kernel may write back while a guest changes them.
+    let disk = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+    let mut raw = Raw::plug(switch.connect("c"));
+    raw.connection.frontend().set_mem_table(&[]).unwrap();
+    let refused = raw.connection.frontend().set_mem_table(&[(region(), disk.as_fd())]);
+    assert!(refused.is_err());
+    expect(
+        &place,
+        &["c"],
+        "out-of-service",
+        Effect::Stops,
+        "c serves nobody, or nobody else: the memory that the front end shares cannot be used: guest memory must be a memfd or a file on tmpfs or hugetlbfs",
+    );
+    let text = place.ctl(&["why", "c"]);
+    assert!(!text.contains("has not started the device") && !text.contains("does not share"), "{text}");
+    raw.connection.frontend().set_mem_table(&[(region(), raw.file.as_fd())]).unwrap();
+    switch.until("c", "has no fault", |port| port.fault.is_none());
+    switch.stop();
+}
+
 #[test]
 fn what_a_front_end_does_wrong_is_remembered() {
     let place = Place::new();
@@ -340,7 +387,8 @@ fn what_a_front_end_does_wrong_is_remembered() {
         "The switch has refused 1 of the messages of the front end of a.",
     );
     drop(villain);
-    let raw = Raw::plug(switch.connect("b"));
+    let mut raw = Raw::plug(switch.connect("b"));
+    raw.post(raw::ENTRIES);
     switch.until_state("b", PortState::Up);
     expect(&place, &["b"], "no-address", Effect::Notes, "No MAC address is known behind b");
     // Kicks, and nothing behind them.

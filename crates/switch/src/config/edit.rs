@@ -3,7 +3,7 @@
 //! An [`Edit`] is made of a request and says which keys get another value. [`PortConfig::edited`] makes the port that it leads to, and refuses keys
 //! that can only change when the port is opened anew: the table of keys says which ([`Effect`]).
 
-use super::parse::{Value, nearest};
+use super::parse::{Value, is_list, nearest};
 use super::*;
 
 /// A change of settings of a port.
@@ -28,6 +28,12 @@ impl Edit {
             match setting.split_once('=') {
                 None => report(&format!("{setting:?}"), "is not KEY=VALUE"),
                 Some((key, value)) => {
+                    if value.is_empty() || value == "none" && key != "native" && !is_list(key) {
+                        report(
+                            key,
+                            &format!("{value:?} is no value: `ringferry ctl unset` takes a key back"),
+                        );
+                    }
                     if set.insert(key.to_owned(), value.to_owned()).is_some() {
                         report(key, "is given twice");
                     }
@@ -168,6 +174,18 @@ impl PortConfig {
         })
     }
 
+    /// Explains in a message that ports of other kinds have this key; `None` if none has it.
+    fn foreign(&self, key: &str) -> Option<String> {
+        let kinds = sections().filter_map(|(scope, keys)| match scope {
+            Scope::Kind(kind) if keys.iter().any(|known| known.name == key) => Some(kind),
+            _ => None,
+        });
+        let kinds: Vec<_> = kinds.collect();
+        let own = self.kind.name();
+        (!kinds.is_empty())
+            .then(|| format!("is a key of {} ports, and this is a {own} port", kinds.join(" and ")))
+    }
+
     /// Returns true if this port can become `other` while it is open: no key differs that has it opened anew.
     pub(crate) fn can_become(&self, other: &PortConfig) -> bool {
         self.name == other.name
@@ -187,7 +205,9 @@ impl PortConfig {
                 Some(_) => "can change only when the port is opened anew, and its guest has to connect again: write it into the configuration \
                             file and use `ringferry ctl reload`, or remove the port and add it with the other value"
                     .to_owned(),
-                None => unknown(key, self.keys().filter(|key| key.change != Effect::Reopen)),
+                None => self.foreign(key).unwrap_or_else(|| {
+                    unknown(key, self.keys().filter(|key| key.change != Effect::Reopen))
+                }),
             };
             problems.push(Place::default().problem(key, message));
         }

@@ -32,7 +32,7 @@ write a file for each.
 The same ports as flags:
 
 ```sh
-ringferry run --port vhost-user:/run/ringferry/vm0.sock,vlan=10,rate_in=1gbit --port tap:rf0
+ringferry run --port vhost-user:/run/ringferry/vm0.sock,vlan=10,rate_in=1gbit --port tap:rf0,vlan=10
 ```
 
 In a flag a value has no quotes, the entries of a list have commas between them, and `on`, `off`, `yes` and `no` stand for `true` and

@@ -106,7 +106,9 @@ impl Value {
 
     pub(crate) fn describe(&self) -> String {
         match self {
-            Value::Flag(text) if text.bytes().all(|byte| byte.is_ascii_digit()) => text.clone(),
+            Value::Flag(text) if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) => {
+                text.clone()
+            }
             Value::Text(text) | Value::Flag(text) => format!("{text:?}"),
             Value::Integer(Some(number)) => number.to_string(),
             Value::Integer(None) => "the number given".to_owned(),
@@ -281,6 +283,11 @@ pub(super) fn parse_flag(text: &str, place: &Place, problems: &mut Vec<Problem>)
     let mut entries = BTreeMap::from([("kind", kind.to_owned()), (key, location.to_owned())]);
     let mut list = None;
     for part in parts {
+        if part.starts_with(' ') {
+            problems
+                .push(place.problem(format!("{part:?}"), "begins with a space: write none behind a comma"));
+            continue;
+        }
         let Some((key, value)) = part.split_once('=') else {
             if let Some(values) = list.and_then(|list| entries.get_mut(list)) {
                 values.push(',');
@@ -302,7 +309,7 @@ pub(super) fn parse_flag(text: &str, place: &Place, problems: &mut Vec<Problem>)
 }
 
 /// Returns true if the values of this key are lists.
-fn is_list(key: &str) -> bool {
+pub(super) fn is_list(key: &str) -> bool {
     sections().flat_map(|(_, keys)| keys).any(|row| row.name == key && row.shape().is_list())
 }
 

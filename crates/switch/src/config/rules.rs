@@ -7,7 +7,7 @@ use ringferry_packet::ether::Mac;
 use toml::Value as Toml;
 
 use super::parse::{Value, parse_mac};
-use super::values::{Described, List, Or, Quantity, Shape, Unit, digits};
+use super::values::{Described, List, Or, Quantity, Shape, Unit, digits, one_number};
 use super::*;
 use crate::rules::{Guard, Limits, MAX_VID, MAX_WEIGHT, Network, Rate, Rules, Vid, Vlans};
 
@@ -16,7 +16,7 @@ keys! {
     pub(crate) struct RulesKeys: Live {
         /// Makes the port an access port: its frames belong to this VLAN and carry no tag.
         vlan: Vid {
-            is: number(0..=MAX_VID as u64),
+            is: one_number(0..=MAX_VID as u64, ": several VLANs are a trunk, as in trunk=10,20-29"),
             default: Unset::Means("a trunk of all VLANs"),
             example: "10",
         }

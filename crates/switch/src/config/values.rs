@@ -168,6 +168,7 @@ impl Codec<bool> for Boolean {
             Value::Boolean(on) => Ok(*on),
             Value::Flag(text) if matches!(text.as_str(), "true" | "on" | "yes") => Ok(true),
             Value::Flag(text) if matches!(text.as_str(), "false" | "off" | "no") => Ok(false),
+            Value::Flag(_) => Err(vec![format!("{} is neither on nor off", value.describe())]),
             _ => Err(vec![format!("{} is neither true nor false", value.describe())]),
         }
     }
@@ -182,21 +183,28 @@ pub(crate) struct Number {
     range: RangeInclusive<u64>,
     unit: &'static str,
     power_of_two: bool,
+    /// What to do where several numbers are given, in messages.
+    several: &'static str,
 }
 
 /// A whole number in this range.
 pub(crate) const fn number(range: RangeInclusive<u64>) -> Number {
-    Number { range, unit: "", power_of_two: false }
+    Number { range, unit: "", power_of_two: false, several: "" }
+}
+
+/// A whole number in this range; who gives several is told what to do.
+pub(crate) const fn one_number(range: RangeInclusive<u64>, several: &'static str) -> Number {
+    Number { range, unit: "", power_of_two: false, several }
 }
 
 /// A whole number of something.
 pub(crate) const fn number_of(unit: &'static str, range: RangeInclusive<u64>) -> Number {
-    Number { range, unit, power_of_two: false }
+    Number { range, unit, power_of_two: false, several: "" }
 }
 
 /// A power of two in this range.
 pub(crate) const fn power_of_two(range: RangeInclusive<u64>) -> Number {
-    Number { range, unit: "", power_of_two: true }
+    Number { range, unit: "", power_of_two: true, several: "" }
 }
 
 impl Described for Number {
@@ -212,12 +220,15 @@ impl<T: Copy + TryFrom<u64> + TryInto<i64>> Codec<T> for Number {
             Value::Flag(text) if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) => {
                 text.parse().ok()
             }
+            Value::Flag(text) if text.contains([',', '-']) => {
+                return Err(vec![format!("{} is not one whole number{}", value.describe(), self.several)]);
+            }
             _ => return Err(vec![format!("{} is not a whole number", value.describe())]),
         };
         let written = written.and_then(|number| u64::try_from(number).ok());
         let Some(inside) = written.filter(|number| self.range.contains(number)) else {
             let (least, most) = (self.range.start(), self.range.end());
-            return Err(vec![format!("{} is outside {least}..={most}", value.describe())]);
+            return Err(vec![format!("{} is outside {least} to {most}", value.describe())]);
         };
         if self.power_of_two && !inside.is_power_of_two() {
             return Err(vec![format!("{inside} is not a power of two")]);
@@ -334,7 +345,7 @@ impl Codec<u64> for Quantity {
             }
             let [least, most] =
                 [self.range.start(), self.range.end()].map(|number| with_unit(*number, self.units));
-            Err(format!("{text:?} is outside {least}..={most}"))
+            Err(format!("{text:?} is outside {least} to {most}"))
         });
         number.map_err(|message| vec![message])
     }

@@ -5,7 +5,7 @@ use ringferry_control::text::bit_rate;
 use ringferry_control::why::Effect;
 use ringferry_packet::vnet::Offloads;
 
-use super::{Findings, Known, WINDOW, count, percent, recent};
+use super::{Findings, Known, WINDOW, count, percent, recent, states};
 use crate::explain::{Abilities, Plug};
 
 /// A share of the time, or of what passes, from which on it is worth a sentence, in percent.
@@ -28,7 +28,9 @@ const MUCH: f64 = 1e6;
 
 /// Looks at the load of one port.
 pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
-    let is_stalled = look_at_stalls(port, findings);
+    // Of memory that the switch does not see it cannot tell more.
+    let is_blind = states::has_blind_rings(port);
+    let is_stalled = is_blind || look_at_stalls(port, findings);
     look_at_rings(port, is_stalled, findings);
     look_at_workers(known, port, findings);
     let Some(rates) = recent(port) else { return };
@@ -37,8 +39,10 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
     }
     look_at_limits(port, rates, findings);
     look_at_software(port, rates, findings);
-    look_at_notifications(port, rates, findings);
-    look_at_silence(port, findings);
+    if !is_blind {
+        look_at_notifications(port, rates, findings);
+        look_at_silence(port, findings);
+    }
 }
 
 /// A guest that takes no packets. Returns true if it is so: then it has no buffers because of that.
@@ -182,7 +186,7 @@ fn look_at_software(port: &PortSnapshot, rates: &Rates, findings: &mut Findings)
             share(cut),
             format!("{} for {name} are cut into segments by the switch, as {name} takes {lacks}.", bit_rate(cut)),
             match abilities.plug {
-                Plug::VhostUser => "Set guest_tso4=on,guest_tso6=on,guest_uso4=on,guest_uso6=on for the guest's device (as QEMU has it), and no tso=off or uso=off for the port.",
+                Plug::VhostUser => "Set guest_tso4=on,guest_tso6=on,guest_uso4=on,guest_uso6=on for the guest's device (as QEMU has it; an older one knows no guest_uso4), and no tso=off or uso=off for the port.",
                 Plug::Xen => "Let the guest's interface offload TCP segments: `ethtool -K DEVICE tx on tso on sg on`.",
                 Plug::Tap => "Set offloads=on for the port.",
             },

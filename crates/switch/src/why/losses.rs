@@ -29,17 +29,21 @@ pub(super) fn look(port: &PortSnapshot, findings: &mut Findings) {
             {
                 continue;
             }
+            let were = if total == 1 { "packet was" } else { "packets were" };
+            let (when, remedy) = if reason == DropReason::LinkDown && is_up {
+                ("It was not up then, and is now.", "Nothing, if it was down for a reason.".to_owned())
+            } else {
+                (reason.meaning(), remedy(reason, port))
+            };
             findings.add(
                 &situation,
                 Effect::Notes,
                 0.0,
                 format!(
-                    "{total} {} dropped at {name} as `{}`, none of them in the last ten seconds. {}",
-                    if total == 1 { "packet was" } else { "packets were" },
-                    reason.name(),
-                    reason.meaning()
+                    "{total} {were} dropped at {name} as `{}`, none of them in the last ten seconds. {when}",
+                    reason.name()
                 ),
-                remedy(reason, port),
+                remedy,
             );
             continue;
         };

@@ -1,9 +1,10 @@
 //! Ports that carry nothing, and why.
 
-use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, QueueRole};
+use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot};
 use ringferry_control::why::Effect;
 
 use super::{Findings, Known, times};
+use crate::ports::vhost::control::{MEMORY_REFUSED, SOCKET_REMOVED};
 
 /// Looks for states in which a port carries nothing.
 pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
@@ -13,6 +14,13 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
     };
     let is_tap = matches!(port.negotiated, Negotiated::Tap(_));
     match port.state {
+        PortState::Up if has_blind_rings(port) => stops(
+            "memory-not-seen",
+            format!(
+                "The guest of {name} has never posted a buffer nor sent a packet since its rings were started: most likely its VMM has shared a copy of the memory, which the guest does not write to."
+            ),
+            "`share=on` at the VMM's memory: `-object memory-backend-memfd,id=mem,size=SIZE,share=on` (QEMU), `<access mode='shared'/>` (libvirt). It counts from the VMM's next start.",
+        ),
         PortState::Up => {}
         // The fault below says why nobody can connect.
         PortState::Listening if port.fault.is_some() => {}
@@ -35,6 +43,7 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
         ),
         // The fault below says why.
         PortState::Down if port.fault.is_some() && port.queues.is_empty() => {}
+        PortState::Down if port.fault.as_ref().is_some_and(|fault| fault.starts_with(MEMORY_REFUSED)) => {}
         PortState::Down if port.queues.iter().any(|queue| queue.started && queue.enabled) => {}
         PortState::Down => stops(
             "driver-not-started",
@@ -66,13 +75,17 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             &format!("`ringferry ctl link {name} up`."),
         ),
     }
-    if let Some(fault) = port.fault.as_ref().filter(|_| !is_tap) {
+    // What the state says already need not be said again.
+    if let Some(fault) = port.fault.as_ref().filter(|_| !is_tap && port.state != PortState::NoMemory) {
+        let next = if fault.starts_with(SOCKET_REMOVED) {
+            format!("`ringferry ctl remove {name}`, and `ringferry ctl add` it again.")
+        } else {
+            "The port serves again by itself once the cause has gone.".to_owned()
+        };
         stops(
             "out-of-service",
             format!("{name} serves nobody, or nobody else: {fault}."),
-            &format!(
-                "Mend the cause, then `ringferry ctl remove {name}` and `ringferry ctl add` it again; docs/operating.md has a row for each fault, below the table of states."
-            ),
+            &format!("{next} docs/operating.md has a row for each fault, below the table of states."),
         );
     }
     if (known.is_drained)(name) {
@@ -97,6 +110,20 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
     look_at_captures(known, port, findings);
     look_at_addresses(known, port, findings);
     look_at_past(port, findings);
+}
+
+/// Returns true if no ring of a port that runs has ever had an entry. Drivers post receive buffers before they start a device, so the guest has, and the
+/// switch looks at other memory than the guest's.
+pub(super) fn has_blind_rings(port: &PortSnapshot) -> bool {
+    /// Beside it a packed ring's position has a bit that is 1 at the start.
+    const POSITION: u16 = 0x7fff;
+    let runs = |queue: &&QueueSnapshot| queue.started && queue.enabled && queue.broken.is_none();
+    let is_new = |queue: &QueueSnapshot| queue.available == Some(0) && queue.last_avail & POSITION == 0;
+    let (mut running, mut any) = (port.queues.iter().filter(runs), false);
+    running.all(|queue| {
+        any |= queue.role == QueueRole::Receiveq;
+        is_new(queue)
+    }) && any
 }
 
 /// A port of which one direction runs, and the other does not.

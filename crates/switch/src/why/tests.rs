@@ -354,6 +354,20 @@ fn cases() -> Vec<Case> {
             "A frame from vm1 to vm2 without a tag would not arrive, by the rule behind `vlan`:",
         ),
         case(
+            "tagged-on-the-way",
+            Notes,
+            ("vm2", None),
+            || Scene::new([&[], &["vlan=10"], &["vlan=20"]]),
+            "vm2 is an access port of VLAN 10, and no other port that is up is one: what it sends leaves vm1 with the tag of VLAN 10,",
+        ),
+        case(
+            "tagged-on-the-way",
+            Notes,
+            ("vm1", None),
+            || Scene::new([&[], &["vlan=10"], &["vlan=20"]]),
+            "vm2 is an access port of VLAN 10, and no other port that is up is one: what it sends leaves vm1 with the tag of VLAN 10,",
+        ),
+        case(
             "would-be-dropped",
             Stops,
             ("vm2", Some("vm1")),

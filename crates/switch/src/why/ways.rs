@@ -2,7 +2,7 @@
 
 use ringferry_control::DropReason;
 use ringferry_control::explain::{Cost, Way};
-use ringferry_control::snapshot::PortSnapshot;
+use ringferry_control::snapshot::{Negotiated, PortSnapshot};
 use ringferry_control::trace::{Trace, TraceRequest, TraceStep, TraceVerdict};
 use ringferry_control::why::Effect;
 
@@ -20,6 +20,7 @@ pub(super) fn look_at_all(known: &Known<'_>, port: &PortSnapshot, findings: &mut
         known.snapshot.ports.iter().filter(|other| other.name != port.name).filter_map(Abilities::of);
     let others: Vec<_> = others.filter(|other| other.up).collect();
     look_at_rules(known, &own, &others, findings);
+    look_at_tags(known, &own, &others, findings);
     let smaller: Vec<_> = others.iter().filter(|other| (1..own.mtu).contains(&other.mtu)).collect();
     let Some(smallest) = smaller.iter().min_by_key(|other| other.mtu) else { return };
     let others = match smaller.len() - 1 {
@@ -71,6 +72,54 @@ fn look_at_rules(known: &Known<'_>, own: &Abilities, others: &[Abilities], findi
         let text = format!("Rules keep {} apart from {names}: nothing passes from here to there.", own.name);
         findings.add("apart-from-some", Effect::Notes, 0.0, text, remedy);
     }
+}
+
+/// The VLAN of an access port, if there is one.
+fn access_vlan(rules: &Rules) -> Option<Vid> {
+    match rules.vlans {
+        Vlans::Access(vid) => Some(vid),
+        Vlans::Trunk { .. } => None,
+    }
+}
+
+/// What to do where frames of an access port in VLAN `vid` reach `trunk` with a tag only.
+fn untag(known: &Known<'_>, vid: Vid, trunk: &str) -> String {
+    let port = known.snapshot.ports.iter().find(|port| port.name == trunk);
+    let tap = port.filter(|port| matches!(port.negotiated, Negotiated::Tap(_)));
+    let interface = tap.map_or_else(String::new, |PortSnapshot { peer, .. }| {
+        format!(", or an interface of the host that takes the tags: `ip link add link {peer} name {peer}.{vid} type vlan id {vid}`")
+    });
+    format!("`ringferry ctl set {trunk} vlan={vid}`, if what is behind {trunk} knows of no tags{interface}.")
+}
+
+/// Says where an access port's frames get a tag that the other side may not expect: no port but one without rules, which carries all VLANs, is in its VLAN. All
+/// that passes there is delivered and nothing dropped, so no counter tells it.
+fn look_at_tags(known: &Known<'_>, own: &Abilities, others: &[Abilities], findings: &mut Findings) {
+    let all = || others.iter().chain([own]);
+    let vlan = |port: &Abilities| access_vlan(&(known.rules)(&port.name));
+    let is_plain = |port: &Abilities| {
+        matches!((known.rules)(&port.name).vlans, Vlans::Trunk { allowed: None, native: Some(_) })
+    };
+    let is_alone = |vid: Vid| all().filter(|port| vlan(port) == Some(vid)).count() == 1;
+    let (access, trunk) = match vlan(own) {
+        Some(_) => (Some(own), others.iter().find(|other| is_plain(other))),
+        None => (
+            others.iter().find(|other| vlan(other).is_some_and(is_alone)),
+            Some(own).filter(|own| is_plain(own)),
+        ),
+    };
+    let (Some(access), Some(trunk)) = (access, trunk) else { return };
+    let Some(vid) = vlan(access).filter(|vid| *vid != 0 && is_alone(*vid)) else { return };
+    findings.add(
+        "tagged-on-the-way",
+        Effect::Notes,
+        70.0,
+        format!(
+            "{} is an access port of VLAN {vid}, and no other port that is up is one: what it sends leaves {} with the tag of VLAN {vid}, and what comes from there without a tag does not reach it.",
+            access.name, trunk.name
+        ),
+        untag(known, vid, &trunk.name),
+    );
 }
 
 /// Looks at the ways between a port and its peer, and returns them.
@@ -172,6 +221,10 @@ fn look_at_frames(
             Some(vlan) => (format!("with a tag of VLAN {vlan}"), format!(" --vlan {vlan}")),
             None => ("without a tag".to_owned(), String::new()),
         };
+        let remedy = match (reason, vlan, access_vlan(takes)) {
+            (DropReason::Vlan, None, Some(vid)) if usual => untag(known, vid, from),
+            _ => reason.remedy().to_owned(),
+        };
         findings.add(
             "would-be-dropped",
             match (any, vlan) {
@@ -184,7 +237,7 @@ fn look_at_frames(
                 "A frame from {from} to {to} {tag} would not arrive, by the rule behind `{}`: {text}",
                 reason.name()
             ),
-            format!("{} Each step: `ringferry ctl trace {from} {to}{flag}`.", reason.remedy()),
+            format!("{remedy} Each step: `ringferry ctl trace {from} {to}{flag}`."),
         );
     }
 }

@@ -71,6 +71,12 @@ const UNSHARED: &str = "the front end has started the device without sharing the
      -machine memory-backend=mem; libvirt: <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>; cloud-hypervisor: --memory \
      size=SIZE,shared=on";
 
+/// How it begins what is said of a port whose socket has gone.
+pub(crate) const SOCKET_REMOVED: &str = "the socket was removed";
+
+/// What is said of a front end whose memory cannot be used, before the reason.
+pub(crate) const MEMORY_REFUSED: &str = "the memory that the front end shares cannot be used";
+
 /// The source of front ends.
 pub(super) enum Endpoint {
     /// The front end connects to us.
@@ -505,7 +511,11 @@ impl VhostPort {
     /// Logs once for each session that its front end has started the device without memory, and what to do about it. It is the commonest
     /// mistake of all, and VMMs say nothing of it.
     fn check_shared(&mut self) {
-        let lacks = self.session.as_ref().is_some_and(Session::lacks_memory);
+        // Why memory was refused is in the log already.
+        let lacks = self
+            .session
+            .as_ref()
+            .is_some_and(|session| session.lacks_memory() && session.memory_refusal().is_none());
         // A front end that is in the middle of its messages has shared some by the next check.
         let lacked = std::mem::replace(&mut self.memory_lacks, lacks);
         if lacks && lacked && !std::mem::replace(&mut self.unshared, true) {
@@ -613,6 +623,11 @@ impl VhostPort {
         if self.unshared {
             return Some(UNSHARED.to_owned());
         }
+        // Of memory that is plugged in later the guest has some already.
+        let unusable = self.session.as_ref().filter(|session| session.memory().is_none());
+        if let Some(why) = unusable.and_then(Session::memory_refusal) {
+            return Some(format!("{MEMORY_REFUSED}: {why}"));
+        }
         if self.resources.closer.is_behind() {
             return Some(
                 "what front ends have passed cannot be closed yet; reading goes on when it is".to_owned(),
@@ -622,7 +637,7 @@ impl VhostPort {
             return Some(format!("no queue is served while the guest is migrated: {why}"));
         }
         self.socket_gone.then(|| {
-            "the socket was removed, so no front end can connect any more; remove the port and add it again, or restart the switch".to_owned()
+            format!("{SOCKET_REMOVED}, so no front end can connect any more; remove the port and add it again, or restart the switch")
         })
     }
 
