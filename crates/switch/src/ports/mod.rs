@@ -348,6 +348,11 @@ pub(crate) fn set_up(port: &PortConfig, before: Option<&PortConfig>) -> Result<(
     }
 }
 
+/// Returns true if the port has an interface whose settings somebody could undo.
+pub(crate) fn has_interface(port: &PortConfig) -> bool {
+    matches!(&port.kind, PortKind::Tap(TapConfig { source: TapSource::Name { .. }, .. }))
+}
+
 /// Returns what of the settings of a port's interface somebody has undone meanwhile, for people; ports without one have none.
 pub(crate) fn astray(port: &PortConfig) -> Vec<String> {
     match &port.kind {

@@ -194,6 +194,8 @@ struct Helper {
     connection: Option<Connection>,
     /// True while a request is under way whose reply is awaited between other work.
     is_busy: bool,
+    /// True if a reply is to come for which nobody waits any more.
+    is_owed: bool,
 }
 
 /// What the control plane does while a reply is awaited: it serves the ports, so that no front end waits for a file system. It is called again and
@@ -211,7 +213,7 @@ impl Privileges {
         connection.send(charter, &[])?;
         match connection.receive(MAX_REPLY)? {
             Some((Reply::Done, _)) => {
-                let helper = Helper { connection: Some(connection), is_busy: false };
+                let helper = Helper { connection: Some(connection), is_busy: false, is_owed: false };
                 Ok(Privileges(Some(Rc::new(RefCell::new(helper)))))
             }
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -270,11 +272,15 @@ impl Privileges {
         }
     }
 
-    /// Returns what of the settings of a tap's interface somebody has undone, for people; nothing if nobody can tell.
+    /// Returns what of the settings of a tap's interface somebody has undone, for people; nothing if nobody can tell at once.
     pub(crate) fn astray(&self, port: &PortConfig) -> Vec<String> {
         let Some(helper) = &self.0 else { return ports::astray(port) };
-        match well(helper.borrow_mut().ask(&Request::Astray { port: written(port) })) {
-            Ok((Reply::Astray { settings }, _)) => settings,
+        // Whatever the helper would say of another port.
+        if !ports::has_interface(port) {
+            return Vec::new();
+        }
+        match helper.borrow_mut().ask_briefly(&Request::Astray { port: written(port) }) {
+            Some(Reply::Astray { settings }) => settings,
             _ => Vec::new(),
         }
     }
@@ -403,20 +409,22 @@ fn ask(
     request: &Request,
     meanwhile: Meanwhile<'_>,
 ) -> io::Result<(Reply, Vec<OwnedFd>)> {
-    let sent = helper.borrow_mut().send(request);
     let deadline = Instant::now() + PATIENCE;
     helper.borrow_mut().is_busy = true;
-    let mut result = sent;
-    while result.is_ok() && !helper.borrow().has_reply() {
-        if Instant::now() >= deadline {
-            result = Err(io::ErrorKind::TimedOut.into());
-            break;
+    let mut wait = || {
+        while !helper.borrow().has_reply() {
+            if Instant::now() >= deadline {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            meanwhile();
         }
-        meanwhile();
-    }
+        helper.borrow_mut().receive()
+    };
+    let owed = if helper.borrow().is_owed { wait().map(drop) } else { Ok(()) };
+    let sent = owed.and_then(|()| helper.borrow_mut().send(request));
+    let received = sent.and_then(|()| wait());
     let mut helper = helper.borrow_mut();
     helper.is_busy = false;
-    let received = result.and_then(|()| helper.receive());
     helper.or_end(received)
 }
 
@@ -427,8 +435,22 @@ impl Helper {
             let text = "the privileged helper is busy with another request";
             return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
         }
-        let received = self.send(request).and_then(|()| self.receive());
+        let owed = if self.is_owed { self.receive().map(drop) } else { Ok(()) };
+        let received = owed.and_then(|()| self.send(request)).and_then(|()| self.receive());
         self.or_end(received)
+    }
+
+    /// Asks the helper for what it answers at once; `None` if it does not. A question is no reason to wait for it, nor to give it up.
+    fn ask_briefly(&mut self, request: &Request) -> Option<Reply> {
+        if self.is_busy || self.is_owed && !(self.has_reply() && self.receive().is_ok()) {
+            return None;
+        }
+        self.send(request).ok()?;
+        if !self.connection.as_ref()?.is_readable(BRIEFLY) {
+            self.is_owed = true;
+            return None;
+        }
+        self.receive().ok().map(|(reply, _)| reply)
     }
 
     fn send(&mut self, request: &Request) -> io::Result<()> {
@@ -437,6 +459,7 @@ impl Helper {
 
     fn receive(&mut self) -> io::Result<(Reply, Vec<OwnedFd>)> {
         let connection = self.connection.as_mut().ok_or_else(gone)?;
+        self.is_owed = false;
         connection.receive(MAX_REPLY)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
@@ -458,6 +481,9 @@ impl Helper {
         })
     }
 }
+
+/// Time for which the reply to a question is waited for; the ports are not served meanwhile. It takes a fraction of a millisecond.
+const BRIEFLY: Duration = Duration::from_millis(100);
 
 /// Time for which a reply is waited for between two looks at other work.
 const MOMENT: Duration = Duration::from_micros(200);

@@ -235,6 +235,38 @@ fn what_the_configuration_does_not_say_is_refused() {
     thread.join().unwrap().unwrap();
 }
 
+/// Somebody has stopped the process, or its file system does not answer: whoever only asks is told nothing, and nobody waits for it.
+#[test]
+fn a_question_that_is_not_answered_at_once_is_given_up_and_the_helper_is_not() {
+    let fixture = Fixture::new();
+    let (ours, theirs) = Stream::pair().unwrap();
+    let (go_on, stopped) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let mut connection = Connection::new(theirs);
+        let _charter = connection.receive::<Charter>(MAX_REPLY).unwrap();
+        connection.send(&Reply::Done, &[]).unwrap();
+        let answer = |connection: &mut Connection, reply| {
+            let request = connection.receive::<Request>(MAX_REPLY).unwrap().unwrap().0;
+            connection.send(&reply, &[]).unwrap();
+            request
+        };
+        let settings = |word: &str| Reply::Astray { settings: vec![word.to_owned()] };
+        stopped.recv().unwrap();
+        let questions = [answer(&mut connection, settings("late")), answer(&mut connection, Reply::Done)];
+        assert!(matches!(questions, [Request::Astray { .. }, Request::Close { .. }]), "{questions:?}");
+        answer(&mut connection, settings("in time"));
+    });
+    let helper = Privileges::helper(ours, &fixture.charter).unwrap();
+    // Of a port without an interface it is not even asked.
+    for port in ["vm0", "rf0", "rf0"] {
+        assert!(helper.astray(fixture.port(port)).is_empty());
+    }
+    go_on.send(()).unwrap();
+    helper.close("vm0", &mut || ());
+    assert_eq!(helper.astray(fixture.port("rf0")), ["in time"]);
+    thread.join().unwrap();
+}
+
 #[test]
 fn without_its_helper_a_switch_says_why_things_are_not_done() {
     let fixture = Fixture::new();
