@@ -8,9 +8,9 @@ use proptest::prelude::*;
 use ringferry_control::channels::{Channels, QueueSteering, Stats, Steering};
 use ringferry_control::explain::{Checksums, Cost, Explanation, Protocol, Segments, Traffic, Way};
 use ringferry_control::snapshot::{
-    CaptureSnapshot, FdbEntry, FdbRestless, FdbSnapshot, GrantSnapshot, Negotiated, PairSnapshot,
-    PortSnapshot, PortState, QueueRole, QueueSnapshot, Rates, Snapshot, StallSnapshot, VifFeatures,
-    WorkerLoad, WorkerSnapshot,
+    CaptureSnapshot, FdbEntry, FdbLost, FdbRestless, FdbSnapshot, GrantSnapshot, Negotiated, PairSnapshot,
+    PortSnapshot, PortState, QueueRole, QueueSnapshot, Rates, SessionEnd, Snapshot, StallSnapshot,
+    VifFeatures, WorkerLoad, WorkerSnapshot,
 };
 use ringferry_control::{
     Answer, GuestSnapshot, Holds, Kept, PortAction, PortChange, PortRules, Reload, ReloadStep, Request,
@@ -172,6 +172,10 @@ fn port() -> impl Strategy<Value = PortSnapshot> {
                 rules,
                 pairs,
                 another_waits: mtu.is_multiple_of(2),
+                ended: mtu
+                    .is_multiple_of(3)
+                    .then(|| SessionEnd { why: "it lies".to_owned(), seconds: mtu.into() }),
+                stopped_seconds: mtu.is_multiple_of(5).then_some(mtu.into()),
                 rates,
             }
         })
@@ -189,7 +193,20 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
             moves: entry.age_seconds,
             seconds: entry.vlan.into(),
         };
-        FdbSnapshot { restless: entries.iter().map(moved).collect(), capacity, entries, counters }
+        let lost = |entry: &FdbEntry| FdbLost {
+            vlan: entry.vlan,
+            mac: entry.mac,
+            from: entry.port.clone(),
+            to: entry.port.clone(),
+            seconds: entry.age_seconds,
+        };
+        FdbSnapshot {
+            restless: entries.iter().map(moved).collect(),
+            lost: entries.iter().map(lost).collect(),
+            capacity,
+            entries,
+            counters,
+        }
     });
     // In quarters, which a binary number holds exactly.
     let worker =

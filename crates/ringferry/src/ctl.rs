@@ -999,6 +999,8 @@ mod tests {
             rules: Default::default(),
             pairs: Vec::new(),
             another_waits: false,
+            ended: None,
+            stopped_seconds: None,
             rates: vec![Rates {
                 window: 10,
                 seconds: 10.0,

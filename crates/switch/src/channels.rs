@@ -164,6 +164,8 @@ mod tests {
             pairs: Vec::new(),
             rates: Vec::new(),
             another_waits: false,
+            ended: None,
+            stopped_seconds: None,
         }
     }
 

@@ -205,6 +205,23 @@ pub struct FdbPage {
     pub stats: FdbStats,
     /// Addresses of the whole table that move again and again.
     pub restless: Vec<Restless>,
+    /// The address that each port has lost last, where it is behind the other port still.
+    pub lost: Vec<LostAddress>,
+}
+
+/// An address that has moved from one port to another, which may have stolen it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LostAddress {
+    /// Its VLAN.
+    pub vid: Vid,
+    /// The address.
+    pub mac: Mac,
+    /// The port that it was behind.
+    pub from: PortId,
+    /// The port that it is behind.
+    pub to: PortId,
+    /// Seconds since it has moved.
+    pub age: u32,
 }
 
 /// An address that moves between ports again and again: two machines with one address, or a loop.
@@ -252,6 +269,8 @@ struct Holder {
     limit: Option<Limit>,
     /// Keys of its static addresses that have a slot.
     fixed: Vec<u64>,
+    /// The key of the address that has last moved from it to another port, and when. One for each port, so that nobody can hide what was taken from another.
+    lost: Option<(u64, u32)>,
 }
 
 /// The limit on the addresses that may be learned behind a port.
@@ -559,6 +578,7 @@ impl Fdb {
     pub fn remove_port(&mut self, port: PortId, now: u32) {
         self.forget_port(port, now);
         self.movers.forget_port(port.0);
+        self.holder(port.0).lost = None;
         self.set_static(port, &[]);
         self.set_limit(port, None);
     }
@@ -586,7 +606,25 @@ impl Fdb {
             capacity: self.capacity,
             stats: self.stats,
             restless: self.movers.restless(now).map(Restless::from).collect(),
+            lost: self.lost(now).collect(),
         }
+    }
+
+    /// The address that each port has lost last, if it is behind another one still.
+    fn lost(&self, now: u32) -> impl Iterator<Item = LostAddress> {
+        (0u16..).zip(&self.ports).filter_map(move |(from, holder)| {
+            let (key, at) = holder.lost?;
+            let (bucket, way) = self.find(key)?;
+            let slot = &self.buckets[bucket].0[way];
+            let age = now.saturating_sub(at);
+            (slot.port != from && age <= self.max_age).then(|| LostAddress {
+                vid: vid(key),
+                mac: mac(key),
+                from: PortId(from),
+                to: PortId(slot.port),
+                age,
+            })
+        })
     }
 
     /// Returns the addresses that have become restless since this was asked last.
@@ -696,6 +734,7 @@ impl Fdb {
         let new = Slot { seen: now, port: to, told: now as u16, ..old };
         self.stats.moved += 1;
         self.movers.note(old.key, [old.port, to], now);
+        self.holder(old.port).lost = Some((old.key, now));
         if self.has_room_for(to) {
             self.release(old);
             self.buckets[bucket].0[way] = new;

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use ringferry_control::RulesByKey;
 use ringferry_control::snapshot::{
-    FdbEntry, FdbRestless, FdbSnapshot as Merged, GrantSnapshot, WorkerSnapshot,
+    FdbEntry, FdbLost, FdbRestless, FdbSnapshot as Merged, GrantSnapshot, WorkerSnapshot,
 };
 use ringferry_xen_net::netback::PageCounters;
 
 use crate::config;
 use crate::counters::{Counter, WorkerCounters};
-use crate::fdb::{FdbPage, FdbStats, PortId, Restless};
+use crate::fdb::{FdbPage, FdbStats, LostAddress, PortId, Restless};
 use crate::rules::Rules;
 
 /// Returns rules as they are shown and reported.
@@ -84,6 +84,9 @@ impl FdbMerge {
             let ports = ports.into_iter().map(&name).collect();
             self.0.restless.push(FdbRestless { vlan, mac, ports, moves, seconds });
         }
+        for LostAddress { vid: vlan, mac, from, to, age } in page.lost {
+            self.0.lost.push(FdbLost { vlan, mac, from: name(from), to: name(to), seconds: age });
+        }
         let FdbStats { learned, moved, replaced, refused, aged, limited } = page.stats;
         for (name, count) in [
             ("learned", learned),
@@ -107,6 +110,15 @@ impl FdbMerge {
         restless.iter_mut().for_each(|address| address.ports.sort_unstable());
         restless.sort_unstable_by_key(|address| (address.vlan, address.mac, Reverse(address.moves)));
         restless.dedup_by_key(|address| (address.vlan, address.mac));
+        // Of each port the last one; what has come back there since is not lost.
+        let Merged { lost, entries, .. } = &mut self.0;
+        lost.retain(|lost| {
+            entries
+                .iter()
+                .any(|entry| (entry.vlan, entry.mac, &entry.port) == (lost.vlan, lost.mac, &lost.to))
+        });
+        lost.sort_unstable_by(|a, b| (&a.from, a.seconds).cmp(&(&b.from, b.seconds)));
+        lost.dedup_by(|later, first| later.from == first.from);
     }
 
     /// Returns the merged table.

@@ -56,7 +56,9 @@ impl Known<'_> {
     fn address_of(&self, port: &PortSnapshot, vid: Option<Vid>) -> Option<Mac> {
         let behind = self.snapshot.fdb.entries.iter().filter(|entry| entry.port == port.name);
         let rank = |entry: &&FdbEntry| (Some(entry.vlan) != vid, !entry.fixed, entry.age_seconds, entry.mac);
-        let known = behind.min_by_key(rank).map(|entry| entry.mac);
+        // What another port has taken from it is what is for it, too.
+        let lost = || self.snapshot.fdb.lost.iter().find(|lost| lost.from == port.name).map(|lost| lost.mac);
+        let known = behind.min_by_key(rank).map(|entry| entry.mac).or_else(lost);
         let rules = (self.rules)(&port.name);
         let allowed = || rules.guard.as_ref().and_then(|guard| guard.macs.first().copied());
         known.or_else(allowed).or(port.mac)

@@ -45,6 +45,8 @@ fn port(name: &str) -> PortSnapshot {
         pairs: Vec::new(),
         rates: Vec::new(),
         another_waits: false,
+        ended: None,
+        stopped_seconds: None,
     }
 }
 

@@ -18,6 +18,27 @@ pub struct FdbSnapshot {
     /// Addresses that have moved between ports again and again within the last minute, if there are any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub restless: Vec<FdbRestless>,
+    /// The address that each port has lost last to another one, if it is there still.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lost: Vec<FdbLost>,
+}
+
+/// An address that has moved from one port to another: its machine has, or somebody else uses it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct FdbLost {
+    /// The VLAN in which it was seen.
+    pub vlan: u16,
+    /// The address.
+    #[serde(with = "crate::names::mac")]
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    pub mac: Mac,
+    /// Name of the port that it was behind.
+    pub from: String,
+    /// Name of the port that it is behind.
+    pub to: String,
+    /// Seconds since it has moved.
+    pub seconds: u32,
 }
 
 /// An address that moves between ports again and again: two machines have it, or there is a loop. What is for it goes to whoever has sent last.
@@ -45,6 +66,15 @@ impl FdbRestless {
         let vlan = if *vlan == 0 { String::new() } else { format!(" in VLAN {vlan}") };
         let ports = ports.join(" and ");
         format!("{mac}{vlan} has moved between {ports} {moves} times in {seconds} s")
+    }
+}
+
+impl FdbLost {
+    /// For people, without a full stop.
+    pub fn to_text(&self) -> String {
+        let FdbLost { vlan, mac, from, to, seconds } = self;
+        let vlan = if *vlan == 0 { String::new() } else { format!(" in VLAN {vlan}") };
+        format!("{mac}{vlan} was behind {from} and has moved to {to}, {seconds} s ago")
     }
 }
 

@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 use crate::mirror::Mirror;
 use crate::text::duration;
 
-pub use fdb::{FdbEntry, FdbRestless, FdbSnapshot};
+pub use fdb::{FdbEntry, FdbLost, FdbRestless, FdbSnapshot};
 pub use page::{COLUMNS, Column, ColumnError};
-pub use port::{Negotiated, PortSnapshot, PortState, VifFeatures};
+pub use port::{Negotiated, PortSnapshot, PortState, SessionEnd, VifFeatures};
 pub use queue::{GrantSnapshot, PairSnapshot, QueueRole, QueueSnapshot, StallSnapshot};
 pub use rates::{Rates, WINDOWS, WorkerLoad};
 pub use worker::WorkerSnapshot;

@@ -175,6 +175,7 @@ impl Snapshot {
         self.ports.retain(|port| port.name == name);
         self.fdb.entries.retain(|entry| entry.port == name);
         self.fdb.restless.retain(|address| address.ports.iter().any(|port| port == name));
+        self.fdb.lost.retain(|address| address.from == name || address.to == name);
         self.captures.retain(|capture| capture.ports.iter().any(|port| port == name));
         self.mirrors.retain(|mirror| mirror.from == name || mirror.to == name);
         Ok(self)

@@ -46,6 +46,20 @@ pub struct PortSnapshot {
     pub rates: Vec<Rates>,
     /// Another front end has connected, and waits until this one has disconnected.
     pub another_waits: bool,
+    /// The end of the connection of its last front end, if the switch ended it and the port has not been up since.
+    pub ended: Option<SessionEnd>,
+    /// Seconds since the front end that is connected has stopped its rings. Absent if one of them runs, or none ever did.
+    pub stopped_seconds: Option<u64>,
+}
+
+/// A connection that the switch has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct SessionEnd {
+    /// Why it did, for people.
+    pub why: String,
+    /// How many seconds ago.
+    pub seconds: u64,
 }
 
 impl PortSnapshot {
@@ -178,13 +192,19 @@ struct Json {
     /// Whether another front end has connected, and waits until this one has disconnected.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     another_waits: bool,
+    /// The end of the connection of its last front end, if the switch ended it and the port has not been up since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ended: Option<SessionEnd>,
+    /// Seconds since the front end that is connected has stopped its rings. Absent if one of them runs, or none ever did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stopped_seconds: Option<u64>,
 }
 
 impl From<PortSnapshot> for Json {
     fn from(port: PortSnapshot) -> Json {
         let PortSnapshot { name, negotiated, state, fault, peer, mtu, mac, queues, counters, drops, .. } =
             port;
-        let PortSnapshot { rules, pairs, rates, another_waits, .. } = port;
+        let PortSnapshot { rules, pairs, rates, another_waits, ended, stopped_seconds, .. } = port;
         Json {
             name,
             kind: negotiated.kind().to_owned(),
@@ -201,6 +221,8 @@ impl From<PortSnapshot> for Json {
             pairs,
             rates,
             another_waits,
+            ended,
+            stopped_seconds,
         }
     }
 }
@@ -210,7 +232,7 @@ impl TryFrom<Json> for PortSnapshot {
 
     fn try_from(json: Json) -> Result<PortSnapshot, MacError> {
         let Json { name, kind, state, fault, peer, mtu, mac, features, queues, counters, drops, .. } = json;
-        let Json { rules, pairs, rates, another_waits, .. } = json;
+        let Json { rules, pairs, rates, another_waits, ended, stopped_seconds, .. } = json;
         Ok(PortSnapshot {
             name,
             negotiated: Negotiated::named(kind, features),
@@ -226,6 +248,8 @@ impl TryFrom<Json> for PortSnapshot {
             pairs,
             rates,
             another_waits,
+            ended,
+            stopped_seconds,
         })
     }
 }

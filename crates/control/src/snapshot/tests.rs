@@ -57,6 +57,8 @@ fn example() -> Snapshot {
         pairs: vec![],
         rates: vec![],
         another_waits: false,
+        ended: None,
+        stopped_seconds: None,
     };
     let tap = PortSnapshot {
         name: "uplink".into(),
@@ -73,6 +75,8 @@ fn example() -> Snapshot {
         pairs: vec![],
         rates: vec![],
         another_waits: false,
+        ended: None,
+        stopped_seconds: None,
     };
     let fdb = FdbSnapshot {
         capacity: 64,
@@ -82,6 +86,7 @@ fn example() -> Snapshot {
         ],
         counters: named([("aged", 0), ("learned", 2)]),
         restless: vec![],
+        lost: vec![],
     };
     Snapshot {
         version: VERSION,

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::{
-    FdbEntry, FdbRestless, PortSnapshot, QueueSnapshot, Rates, Snapshot, StallSnapshot, WINDOWS,
-    WorkerSnapshot,
+    FdbEntry, FdbLost, FdbRestless, PortSnapshot, QueueSnapshot, Rates, SessionEnd, Snapshot, StallSnapshot,
+    WINDOWS, WorkerSnapshot,
 };
 use crate::drops::DropReason;
 use crate::rules::settings;
@@ -80,12 +80,13 @@ impl Snapshot {
         captures.chain(mirrors).collect()
     }
 
-    /// A line for each address that moves again and again.
+    /// A line for each address that moves again and again, and for each that a port has lost.
     pub(super) fn restless_to_text(&self) -> String {
-        let line = |address: &FdbRestless| {
+        let restless = |address: &FdbRestless| {
             format!("{}: two machines have it, or there is a loop\n", address.to_text())
         };
-        self.fdb.restless.iter().map(line).collect()
+        let lost = |address: &FdbLost| format!("{}\n", address.to_text());
+        self.fdb.restless.iter().map(restless).chain(self.fdb.lost.iter().map(lost)).collect()
     }
 
     fn addresses_to_text(&self) -> String {
@@ -291,6 +292,12 @@ impl PortSnapshot {
         }
         if self.another_waits {
             text += "  another front end has connected, and waits until this one has disconnected\n";
+        }
+        if let Some(SessionEnd { why, seconds }) = &self.ended {
+            let _ = writeln!(text, "  the switch ended the last connection {seconds} s ago: {why}");
+        }
+        if let Some(seconds) = self.stopped_seconds {
+            let _ = writeln!(text, "  its rings were stopped {seconds} s ago, and ran before");
         }
         let nonzero = |counts: &BTreeMap<String, u64>, shown: &[&str]| {
             let counts = counts.iter().filter(|(name, count)| **count > 0 && !shown.contains(&name.as_str()));

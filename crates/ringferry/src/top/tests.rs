@@ -46,6 +46,8 @@ pub(super) fn port(name: &str, rx: f64, tx: f64) -> PortSnapshot {
         rules: Default::default(),
         pairs: Vec::new(),
         another_waits: false,
+        ended: None,
+        stopped_seconds: None,
         rates: vec![rates(1)],
     }
 }

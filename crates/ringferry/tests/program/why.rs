@@ -88,6 +88,11 @@ fn ports_that_carry_nothing_say_why() {
     a.connection.set_enabled(0, true).unwrap();
     a.connection.set_enabled(1, true).unwrap();
     converse(&mut a, &mut b, 1, 10);
+    // As QEMU does for a guest that is paused.
+    let bases = a.connection.stop().unwrap();
+    stops("a", "rings-stopped", "The front end of a has stopped its rings ");
+    a.start(&bases).unwrap();
+    converse(&mut a, &mut b, 11, 10);
 
     // A ring that is larger than the port allows, then one that is not.
     let large = Guest::plug(switch.connect("c"), 3, Options::default());
@@ -387,6 +392,19 @@ fn what_a_front_end_does_wrong_is_remembered() {
         "The switch has refused 1 of the messages of the front end of a.",
     );
     drop(villain);
+    // What speaks another protocol is not a VM that has not been started.
+    let stranger: Stream = switch.connect("a");
+    stranger.send(b"GET / HTTP/1.1\r\n\r\n", &[]).unwrap();
+    expect(
+        &place,
+        &["a"],
+        "connection-ended",
+        Effect::Stops,
+        "The switch has ended the connection of the last front end of a, ",
+    );
+    assert!(!place.ctl(&["why", "a"]).contains("No front end is connected"));
+    assert!(place.ctl(&["show", "a"]).contains("the switch ended the last connection "));
+    drop(stranger);
     let mut raw = Raw::plug(switch.connect("b"));
     raw.post(raw::ENTRIES);
     switch.until_state("b", PortState::Up);

@@ -17,7 +17,8 @@ rate_in = \"1gbit\"
 
 [[port]]
 kind = \"tap\"
-tap = \"rf0\"";
+tap = \"rf0\"
+vlan = 10";
 
 /// The keys of one place in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,5 +1,7 @@
 //! Rings, rates, work that is done in software, and the workers that do it.
 
+use std::collections::BTreeMap;
+
 use ringferry_control::snapshot::{PortSnapshot, PortState, QueueRole, QueueSnapshot, Rates, WorkerLoad};
 use ringferry_control::text::bit_rate;
 use ringferry_control::why::Effect;
@@ -35,7 +37,7 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
     look_at_workers(known, port, findings);
     let Some(rates) = recent(port) else { return };
     if !is_stalled {
-        look_at_buffers(port, rates, findings);
+        look_at_buffers(known, port, rates, findings);
     }
     look_at_limits(port, rates, findings);
     look_at_software(port, rates, findings);
@@ -98,13 +100,25 @@ fn look_at_rings(port: &PortSnapshot, is_stalled: bool, findings: &mut Findings)
 }
 
 /// How often the guest had no buffers.
-fn look_at_buffers(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
+fn look_at_buffers(known: &Known<'_>, port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
     let (time, bursts) = (rates.percent_of_time("tx_starved_microseconds"), rates.counter("tx_bursts"));
     let ran_out = if bursts > 0.0 { 100.0 * rates.counter("tx_starved") / bursts } else { 0.0 };
     if time.max(ran_out) < NOTEWORTHY {
         return;
     }
     let size = port.queues.iter().find(|queue| queue.role == QueueRole::Receiveq).map(|queue| queue.size);
+    // Whoever floods it is not to be overlooked for the guest that cannot follow.
+    let flood = loudest(known, port);
+    let flooded = flood.map_or_else(String::new, |(name, rate, share)| {
+        format!(
+            " Of all that other ports send, {} comes from {name}, {} packets a second.",
+            percent(share),
+            count(rate)
+        )
+    });
+    let limit = flood.map_or_else(String::new, |(name, ..)| {
+        format!(" If {name} floods it, `ringferry ctl set {name} rate_in_packets=RATE` bounds {name}.")
+    });
     let ring = size.map_or_else(String::new, |size| format!(", with a ring of {size}"));
     let calls = rates.counter("calls");
     let late = if calls > 0.0 {
@@ -120,14 +134,27 @@ fn look_at_buffers(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) 
         Effect::Loses,
         time.max(ran_out),
         format!(
-            "{} had no receive buffers for {} of the time, and ran out of them in {} of the bursts for it{ring}. {late}",
+            "{} had no receive buffers for {} of the time, and ran out of them in {} of the bursts for it{ring}. {late}{flooded}",
             port.name,
             percent(time),
             percent(ran_out)
         ),
-        "Give the guest a larger ring (`rx_queue_size=1024` in QEMU), more queue pairs with vCPUs of their own (`ethtool -L eth0 combined N`), or its port a `rate_out`. \
-         Look at `si` of `top` in the guest.",
+        format!(
+            "Give the guest {}more queue pairs with vCPUs of their own (`ethtool -L eth0 combined N`), or its port a `rate_out`. Look at `si` of `top` in the guest.{limit}",
+            // The largest that QEMU has.
+            if size.is_some_and(|size| size >= 1024) { "" } else { "a larger ring (`rx_queue_size=1024` in QEMU), " }
+        ),
     );
+}
+
+/// The other port that sends most, if it sends many packets, and most of all: its name, packets a second, and share in percent.
+fn loudest<'s>(known: &Known<'s>, port: &PortSnapshot) -> Option<(&'s str, f64, f64)> {
+    let others = known.snapshot.ports.iter().filter(|other| other.name != port.name);
+    let rate = |other: &'s PortSnapshot| Some((other.name.as_str(), recent(other)?.counter("rx_packets")));
+    let rates: Vec<_> = others.filter_map(rate).collect();
+    let all: f64 = rates.iter().map(|(_, rate)| rate).sum();
+    let (name, rate) = rates.into_iter().max_by(|(_, one), (_, other)| one.total_cmp(other))?;
+    (rate >= MANY && rate > all / 2.0).then(|| (name, rate, 100.0 * rate / all))
 }
 
 /// Limits of the port that are reached.
@@ -317,15 +344,22 @@ fn look_at_delay(number: usize, load: Option<&WorkerLoad>, port: &PortSnapshot, 
 /// Looks at what all ports share.
 pub(super) fn look_at_switch(known: &Known<'_>, findings: &mut Findings) {
     let fdb = &known.snapshot.fdb;
-    let refused = fdb.counters.get("refused").copied().unwrap_or(0);
-    if refused > 0 || fdb.capacity > 0 && fdb.entries.len() >= fdb.capacity / 10 * 9 {
-        let (entries, capacity) = (fdb.entries.len(), fdb.capacity);
+    let mut held = BTreeMap::<&str, usize>::new();
+    for entry in &fdb.entries {
+        *held.entry(&entry.port).or_default() += 1;
+    }
+    let most = held.into_iter().max_by_key(|(_, count)| *count);
+    let (entries, capacity) = (fdb.entries.len(), fdb.capacity);
+    let is_nearly = |count: usize, of: usize| of > 0 && count >= of / 10 * 9;
+    let Some((port, count)) = most else { return };
+    // A port gets no more than half of the table.
+    if is_nearly(entries, capacity) || is_nearly(count, capacity / 2) {
         findings.add(
             "addresses-full",
             Effect::Slows,
             50.0,
-            format!("The switch knows {entries} MAC addresses and has room for {capacity}; {refused} times one found no place. What is for an address that it does not know goes to every port."),
-            "Raise mac_table_size in `[switch]`, and set max_macs at ports that flood addresses.",
+            format!("The switch knows {entries} MAC addresses, {count} of them behind {port}, and has room for {capacity}, half of them behind one port. What is for an address that it does not know goes to every port."),
+            format!("If {port} floods addresses, `ringferry ctl set {port} max_macs=N` bounds it. If they are machines, raise mac_table_size in `[switch]`."),
         );
     }
 }

@@ -1,6 +1,8 @@
 //! Ports that carry nothing, and why.
 
-use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot};
+use ringferry_control::snapshot::{
+    Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot, SessionEnd,
+};
 use ringferry_control::why::Effect;
 
 use super::{Findings, Known, times};
@@ -24,6 +26,7 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
         PortState::Up => {}
         // The fault below says why nobody can connect.
         PortState::Listening if port.fault.is_some() => {}
+        PortState::Listening if port.ended.is_some() => {}
         PortState::Listening => stops(
             "not-connected",
             format!("No front end is connected to {name}, at {peer}."),
@@ -45,6 +48,14 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
         PortState::Down if port.fault.is_some() && port.queues.is_empty() => {}
         PortState::Down if port.fault.as_ref().is_some_and(|fault| fault.starts_with(MEMORY_REFUSED)) => {}
         PortState::Down if port.queues.iter().any(|queue| queue.started && queue.enabled) => {}
+        PortState::Down if port.stopped_seconds.is_some() => stops(
+            "rings-stopped",
+            format!(
+                "The front end of {name} has stopped its rings {} s ago, which ran before: the guest is paused or shut down, its link is off, or its driver has let go of the device.",
+                port.stopped_seconds.unwrap_or_default()
+            ),
+            "See whether the guest is paused (`virsh domstate`, `info status` in QEMU's monitor: `cont` goes on) and its link is on (`set_link NIC on`); in the guest `ip link set eth0 up`.",
+        ),
         PortState::Down => stops(
             "driver-not-started",
             format!("The driver of the guest of {name} has not started the device."),
@@ -74,6 +85,15 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             format!("Somebody has taken the link of {name} down."),
             &format!("`ringferry ctl link {name} up`."),
         ),
+    }
+    if let Some(SessionEnd { why, seconds }) = port.ended.as_ref().filter(|_| port.state != PortState::Up) {
+        stops(
+            "connection-ended",
+            format!(
+                "The switch has ended the connection of the last front end of {name}, {seconds} s ago: {why}."
+            ),
+            "Mend that, then connect again: a VMM with `reconnect=1` does so by itself. The log has all such ends.",
+        );
     }
     // What the state says already need not be said again.
     if let Some(fault) = port.fault.as_ref().filter(|_| !is_tap && port.state != PortState::NoMemory) {
@@ -195,7 +215,7 @@ fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Find
             90.0,
             format!("{}: what is for it goes to whoever has sent last.", address.to_text()),
             format!(
-                "Two machines have it: give each an address of its own. If it is one machine there is a loop: see what is bridged behind the two ports. `ringferry ctl set {name} allowed_macs={}` holds it at {name}.",
+                "Two machines have it: give each an address of its own. If it is one machine there is a loop: see what is bridged behind the two ports. If it belongs to {name}, `ringferry ctl set {name} static_macs={}` holds it there.",
                 address.mac
             ),
         );
@@ -208,7 +228,24 @@ fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Find
         ),
         _ => "See whether the guest's interface is up and has an address; `ping` from the guest. If it has sent and nothing is learned, see the drops of the port.".to_owned(),
     };
-    if port.state == PortState::Up && !known.snapshot.fdb.entries.iter().any(|entry| entry.port == *name) {
+    let lost = known.snapshot.fdb.lost.iter().find(|lost| lost.from == *name);
+    let is_restless = known.snapshot.fdb.restless.iter().any(|address| address.ports.contains(name));
+    if let Some(lost) = lost.filter(|_| !is_restless) {
+        let is_up = port.state == PortState::Up;
+        findings.add(
+            "address-lost",
+            if is_up { Effect::Loses } else { Effect::Notes },
+            80.0,
+            format!("{}: what is for it goes to {} alone.", lost.to_text(), lost.to),
+            format!(
+                "Nothing, if the machine itself has moved. Else {to} uses an address of {name}: `ringferry ctl set {name} static_macs={mac}` holds it at {name}, and `allowed_macs` at {to} says what {to} may send from.",
+                to = lost.to,
+                mac = lost.mac
+            ),
+        );
+    }
+    let has_none = !known.snapshot.fdb.entries.iter().any(|entry| entry.port == *name);
+    if port.state == PortState::Up && has_none && lost.is_none() && !is_restless {
         findings.add(
             "no-address",
             Effect::Notes,

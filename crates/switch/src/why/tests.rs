@@ -194,6 +194,8 @@ impl Scene {
                 pairs: vec![pair],
                 rates: self.series.port(&sample, guest.id),
                 another_waits: false,
+                ended: None,
+                stopped_seconds: None,
             }
         });
         let (ports, workers) = (ports.collect(), workers.collect());
@@ -271,6 +273,18 @@ fn cases() -> Vec<Case> {
                 scene
             },
             "ran out of them in 100 % of the bursts for it",
+        ),
+        case(
+            "out-of-buffers",
+            Loses,
+            ("vm2", None),
+            || {
+                let mut scene = Scene::new(NO_RULES);
+                scene.wire(1).set_room(0, 0);
+                scene.keep_sending(0, &vec![frame(2, 1, 60); 600]);
+                scene
+            },
+            "Of all that other ports send, 100 % comes from vm1, 6.00k packets a second.",
         ),
         case(
             "drops-no-receive-buffers",
@@ -640,6 +654,17 @@ fn cases() -> Vec<Case> {
             "The 6.00k packets a second from vm1 come 1.0 at a time",
         ),
         case(
+            "address-lost",
+            Loses,
+            ("vm2", None),
+            || {
+                let mut scene = Scene::new(NO_RULES);
+                scene.send(2, frame(1, 2, 60));
+                scene
+            },
+            "02:00:00:00:00:02 was behind vm2 and has moved to vm3, 0 s ago: what is for it goes to vm3 alone.",
+        ),
+        case(
             "addresses-full",
             Slows,
             ("vm1", None),
@@ -650,7 +675,7 @@ fn cases() -> Vec<Case> {
                 }
                 scene
             },
-            "MAC addresses and has room for 64; ",
+            "behind vm1, and has room for 64, half of them behind one port.",
         ),
         case(
             "smaller-mtu-elsewhere",

@@ -331,6 +331,8 @@ impl PortControl for TapPort {
             pairs: Vec::new(),
             rates: Vec::new(),
             another_waits: false,
+            ended: None,
+            stopped_seconds: None,
         }]
     }
 

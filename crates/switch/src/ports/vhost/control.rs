@@ -19,7 +19,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot};
+use ringferry_control::snapshot::{
+    Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot, SessionEnd,
+};
 use ringferry_packet::ether::Mac;
 use ringferry_sys::accounts;
 use ringferry_sys::epoll::Interest;
@@ -62,6 +64,9 @@ const CATCH_UP: Duration = Duration::from_millis(100);
 /// Time for which a port serves no front end after one has tried to hold up a worker. Each attempt costs the
 /// others up to one [interval of the watchdog](ringferry_sys::watchdog::INTERVAL).
 pub(super) const QUARANTINE: Duration = Duration::from_secs(60);
+
+/// Rings that stopped so long ago were stopped for some time.
+const STOPPED: Duration = Duration::from_secs(5);
 
 /// Log lines about one port's front ends per interval: two or three restarts of a machine.
 const LOG_LINES: u32 = 20;
@@ -126,6 +131,10 @@ pub(super) struct VhostPort {
     another_waits: bool,
     /// True if that was logged.
     waiting_logged: bool,
+    /// Why the switch has ended the last connection, and when, if the port has not been up since.
+    end: Option<(String, Instant)>,
+    /// True if it was logged that the rings have stopped.
+    stop_logged: bool,
     /// True if the file of the socket was removed, which was logged.
     socket_gone: bool,
     /// True if the session lacked memory at the last check.
@@ -294,6 +303,8 @@ impl VhostPort {
             accept_failed: false,
             failure_logged: false,
             another_waits: false,
+            end: None,
+            stop_logged: false,
             waiting_logged: false,
             socket_gone: false,
             memory_lacks: false,
@@ -413,6 +424,9 @@ impl VhostPort {
                 }
             }
             Err(error) => {
+                if !error.is_disconnect() {
+                    self.end = Some((error.to_string(), Instant::now()));
+                }
                 if self.heard && self.device.limit.allows_reason(&self.device.name, &error) {
                     if error.is_disconnect() {
                         tracing::info!(port = self.device.name, "the front end has disconnected");
@@ -436,6 +450,7 @@ impl VhostPort {
             tracing::warn!(port, "the front end is disconnected, and none is served for {seconds} s: {why}");
         }
         self.close();
+        self.end = Some((why.to_owned(), Instant::now()));
         self.retry_at = Instant::now() + QUARANTINE;
         self.quarantine = Some(why.to_owned());
     }
@@ -474,17 +489,20 @@ impl VhostPort {
             Err(error) => {
                 self.retry_at = Instant::now() + RETRY;
                 self.accept_failed = matches!(self.endpoint, Endpoint::Listen(_));
+                let remedy = match Errno::from_io_error(&error) {
+                    Some(Errno::MFILE) => {
+                        ": raise the limit of open files (ulimit -n, or LimitNOFILE= of the systemd unit)"
+                    }
+                    _ => "",
+                };
+                if self.accept_failed {
+                    self.end = Some((format!("it cannot be accepted ({error}){remedy}"), Instant::now()));
+                }
                 if std::mem::replace(&mut self.failure_logged, true) {
                     return;
                 }
                 let peer = self.peer();
                 if self.accept_failed {
-                    let remedy = match Errno::from_io_error(&error) {
-                        Some(Errno::MFILE) => {
-                            ": raise the limit of open files (ulimit -n, or LimitNOFILE= of the systemd unit)"
-                        }
-                        _ => "",
-                    };
                     tracing::warn!(
                         port = self.device.name,
                         "cannot accept a front end at {peer} ({error}){remedy}; trying again"
@@ -522,6 +540,32 @@ impl VhostPort {
             tracing::warn!(port = self.device.name, "no packet can pass: {UNSHARED}");
         }
         self.unshared &= lacks;
+    }
+
+    /// Time since the front end has stopped its rings; `None` if one of them runs, or none ever did.
+    fn stopped_for(&self) -> Option<Duration> {
+        let session = self.session.as_ref()?;
+        let runs = session.rings().into_iter().any(|ring| ring.started);
+        self.device.stopped.filter(|_| !runs).map(|stopped| stopped.elapsed())
+    }
+
+    /// Logs that the front end has stopped its rings, and forgets how the last connection ended once this one carries packets.
+    fn look_at_stopped(&mut self) {
+        if self.state() == PortState::Up {
+            self.end = None;
+        }
+        // A guest that boots stops them for a moment, as when its firmware hands the device over.
+        let stopped = self.stopped_for().is_some_and(|time| time >= STOPPED);
+        if stopped
+            && !std::mem::replace(&mut self.stop_logged, true)
+            && self.device.limit.allows(&self.device.name)
+        {
+            tracing::info!(
+                port = self.device.name,
+                "the front end has stopped its rings: the guest is paused or shut down, its link is off, or its driver has let go of the device"
+            );
+        }
+        self.stop_logged &= stopped;
     }
 
     /// Ends the session if the guest's memory is gone, or its dirty log: the front end shrank the file.
@@ -700,6 +744,7 @@ impl PortControl for VhostPort {
         self.check_shared();
         self.check_socket();
         self.look_for_waiting();
+        self.look_at_stopped();
         self.device.limit.settle(&self.device.name);
         self.settle(cx);
     }
@@ -762,6 +807,11 @@ impl PortControl for VhostPort {
             pairs: Vec::new(),
             rates: Vec::new(),
             another_waits: self.another_waits,
+            ended: self
+                .end
+                .as_ref()
+                .map(|(why, when)| SessionEnd { why: why.clone(), seconds: when.elapsed().as_secs() }),
+            stopped_seconds: self.stopped_for().map(|time| time.as_secs()),
         };
         snapshot.counters.extend(self.protocol_counters().map(|(name, count)| (name.to_owned(), count)));
         let rings = self.session.iter().flat_map(Session::rings);

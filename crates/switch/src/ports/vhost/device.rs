@@ -61,6 +61,8 @@ pub(super) struct PortDevice {
     pub(super) stopping: Option<Stopping<AnyQueues>>,
     /// The port's rules, by which more of the guest's addresses may be known; see [`stations`].
     pub(super) rules: Rules,
+    /// When rings were last stopped, if none was started since.
+    pub(super) stopped: Option<Instant>,
     /// Time of the last announcement.
     pub(super) announced: Option<Instant>,
     pub(super) limit: LogLimit,
@@ -99,6 +101,7 @@ impl PortDevice {
             refused: BTreeMap::new(),
             rules: Rules::default(),
             stopping: None,
+            stopped: None,
             announced: None,
             limit,
             unanswered: None,
@@ -118,6 +121,7 @@ impl PortDevice {
             self.workers.forget(self.id);
         }
         self.refused.clear();
+        self.stopped = None;
         self.features = Features::empty();
         self.mtu = self.mtu_limit.unwrap_or(DEFAULT_MTU);
         had_rings
@@ -198,6 +202,7 @@ impl Device for PortDevice {
 
     fn rings_started(&mut self, rings: Vec<(u16, RingSetup)>) {
         let mut starts = Vec::with_capacity(rings.len());
+        self.stopped = None;
         let resumed = rings.iter().any(|(_, setup)| !setup.is_new());
         for (index, setup) in rings {
             let at = usize::from(index);
@@ -284,6 +289,7 @@ impl Device for PortDevice {
 
     fn rings_stopped(&mut self, rings: &[u16]) -> Result<Vec<u16>, Unanswered> {
         self.refused.retain(|index, _| !rings.contains(index));
+        self.stopped = Some(Instant::now());
         let stopping = match self.stopping.take() {
             Some(stopping) => stopping,
             None => self.ask_to_stop(rings),

@@ -437,6 +437,8 @@ impl PortControl for XenEntry {
             pairs: Vec::new(),
             rates: Vec::new(),
             another_waits: false,
+            ended: None,
+            stopped_seconds: None,
         };
         let mut ports: Vec<_> =
             self.vifs.iter().map(|(id, vif)| snapshot(*id, vif, self.mtu, queues)).collect();
@@ -472,6 +474,8 @@ fn snapshot(id: VifId, vif: &Vif, mtu: u16, queues: &mut QueueStates) -> PortSna
         pairs: Vec::new(),
         rates: Vec::new(),
         another_waits: false,
+        ended: None,
+        stopped_seconds: None,
     };
     let (mut done, mut waited) = (vif.past, 0);
     if let Some(served) = &vif.served {
