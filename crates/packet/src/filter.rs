@@ -12,6 +12,8 @@
 use ringferry_memory::ReadSlice;
 use thiserror::Error;
 
+use crate::frame::PREFIX;
+
 /// Upper bound on the instructions of a program, as in the Linux kernel and in BSD.
 pub const MAX_INSTRUCTIONS: usize = 4096;
 
@@ -88,6 +90,16 @@ enum Size {
     Byte,
 }
 
+impl Size {
+    fn bytes(self) -> usize {
+        match self {
+            Size::Word => 4,
+            Size::Half => 2,
+            Size::Byte => 1,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Alu {
     Add,
@@ -141,9 +153,25 @@ enum Op {
     XToA,
 }
 
+impl Op {
+    /// Whether it loads bytes that may lie behind the first [`PREFIX`].
+    fn may_be_far(self) -> bool {
+        match self {
+            Op::LoadAbsolute(size, at) => at as usize + size.bytes() > PREFIX,
+            Op::IndexHeaderLength(at) => at as usize >= PREFIX,
+            Op::LoadIndirect(..) => true,
+            _ => false,
+        }
+    }
+}
+
 /// A verified program.
 #[derive(Clone, Debug)]
-pub struct Filter(Box<[Op]>);
+pub struct Filter {
+    ops: Box<[Op]>,
+    /// Loads that may be of bytes behind the first [`PREFIX`].
+    far_loads: usize,
+}
 
 impl Filter {
     /// Verifies a program.
@@ -158,7 +186,10 @@ impl Filter {
             program.iter().enumerate().map(|(at, one)| decode(at, one, program.len())).collect();
         let ops = ops?;
         match ops.last() {
-            Some(Op::ReturnConstant(_) | Op::ReturnA) => Ok(Filter(ops)),
+            Some(Op::ReturnConstant(_) | Op::ReturnA) => {
+                let far_loads = ops.iter().filter(|op| op.may_be_far()).count();
+                Ok(Filter { ops, far_loads })
+            }
             _ => Err(FilterError::End),
         }
     }
@@ -166,7 +197,13 @@ impl Filter {
     /// Returns the number of instructions, which is also the most that are executed for a frame.
     #[must_use]
     pub fn instructions(&self) -> usize {
-        self.0.len()
+        self.ops.len()
+    }
+
+    /// Returns how many of them may load bytes behind the first [`PREFIX`] of a frame, for which its pieces are looked through.
+    #[must_use]
+    pub fn far_loads(&self) -> usize {
+        self.far_loads
     }
 
     /// Returns true if a frame, the concatenation of `first` and `rest`, passes. Bytes in `rest` may be a peer's, who changes them meanwhile; the
@@ -179,7 +216,7 @@ impl Filter {
     fn run(&self, frame: &Bytes<'_, '_>, len: u32) -> u32 {
         let (mut a, mut x, mut at) = (0u32, 0u32, 0usize);
         let mut scratch = [0u32; SCRATCH];
-        while let Some(op) = self.0.get(at) {
+        while let Some(op) = self.ops.get(at) {
             at += 1;
             match *op {
                 Op::LoadConstant(k) => a = k,
@@ -442,7 +479,7 @@ mod tests {
     #[test]
     fn what_libpcap_compiles_finds_what_it_is_about() {
         let filter = Filter::new(&program(TCP_PORT_80)).unwrap();
-        assert_eq!(filter.instructions(), 20);
+        assert_eq!((filter.instructions(), filter.far_loads()), (20, 2));
         for v6 in [false, true] {
             for (port, expected) in [(80, true), (81, false)] {
                 let frame = tcp(v6, port);

@@ -12,8 +12,9 @@
 //! The copy is one of its own, so a sender that changes its memory meanwhile can make it differ from what was delivered, behind the first bytes.
 //!
 //! **Shares.** Capturing is work of the port: its [price](cost::of_capture) is charged to whoever is charged for the frame. All captures of a worker
-//! together may use [`SHARE`] of its time; what is beyond it is not looked at, and counted as lost. So a captured port is slower by that much at most,
-//! and others are not slower at all. A ring that is full costs its records and nothing else.
+//! together may use 14 % of its time; what is beyond it is not looked at, and counted as lost. So a captured port is slower by that much at most,
+//! and others are not slower at all. Half of it is [anybody's](SHARE), and half is [reserved](RESERVE) in equal parts for the ports that are captured, as one that sends without end
+//! would otherwise leave the others nothing: what is captured of a victim would have holes where its attacker wants them. A ring that is full costs its records and nothing else.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -34,8 +35,17 @@ use crate::plane::policy::token_bucket::TokenBucket;
 use crate::plane::policy::vlan;
 use crate::rules::{Rate, Vid};
 
-/// What all captures of a worker may cost, in nanoseconds in a second of its time, and at once.
-const SHARE: Rate = Rate { per_second: 140_000_000, burst: 10_000_000 };
+/// What all captures of a worker may cost beside what is reserved, in nanoseconds in a second of its time, and at once.
+const SHARE: Rate = Rate { per_second: 70_000_000, burst: 10_000_000 };
+
+/// What is reserved for the ports that are captured, in nanoseconds in each [window](WINDOW): as much again.
+const RESERVE: u64 = 700_000;
+
+/// Microseconds in which a port may use its part of the reserve.
+const WINDOW: u64 = 10_000;
+
+/// Nanoseconds after which it is looked again whether there is time left: a frame of many pieces, and a filter that looks through them, can take a millisecond.
+const AT_ONCE: u64 = 100_000;
 
 /// The number of a capture, never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,11 +53,60 @@ pub struct CaptureId(pub u32);
 
 /// The part of a worker's time that captures may use.
 #[derive(Debug)]
-pub(crate) struct CaptureShare(TokenBucket);
+pub(crate) struct CaptureShare {
+    bucket: TokenBucket,
+    /// Ports that are captured.
+    ports: AtomicU64,
+}
 
 impl Default for CaptureShare {
     fn default() -> Self {
-        Self(TokenBucket::new(SHARE))
+        Self { bucket: TokenBucket::new(SHARE), ports: AtomicU64::new(0) }
+    }
+}
+
+/// What a port may use of it.
+#[derive(Debug)]
+struct Budget {
+    share: Arc<CaptureShare>,
+    /// The window that was last used, and what of its reserve was.
+    window: Cell<u64>,
+    used: Cell<u64>,
+}
+
+impl Budget {
+    fn new(share: Arc<CaptureShare>) -> Self {
+        share.ports.fetch_add(1, Ordering::Relaxed);
+        Self { share, window: Cell::new(0), used: Cell::new(0) }
+    }
+
+    /// What is reserved for this port in a window.
+    fn part(&self) -> u64 {
+        RESERVE / self.share.ports.load(Ordering::Relaxed).max(1)
+    }
+
+    /// Whether there is time to look at more.
+    fn is_left(&self, now: &Now) -> bool {
+        let window = now.micros() / WINDOW;
+        if self.window.replace(window) != window {
+            self.used.set(0);
+        }
+        self.used.get() < self.part() || self.share.bucket.wait(now.micros()) == 0
+    }
+
+    /// Charges what was used: first to the reserve.
+    fn charge(&self, price: u64, now: &Now) {
+        let reserved = self.part().saturating_sub(self.used.get()).min(price);
+        self.used.set(self.used.get() + reserved);
+        if price > reserved {
+            self.share.bucket.charge(price - reserved, now.micros());
+        }
+    }
+}
+
+impl Drop for Budget {
+    fn drop(&mut self) {
+        self.share.ports.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -193,7 +252,7 @@ impl<'f, 'm> Offered<'f, 'm> {
 #[derive(Debug)]
 pub(crate) struct PortCapture {
     taps: Vec<Tap>,
-    share: Arc<CaptureShare>,
+    budget: Budget,
     /// Cost of what was captured since it was last asked for.
     cost: Cell<u64>,
     /// The VLAN of frames without a tag.
@@ -202,7 +261,7 @@ pub(crate) struct PortCapture {
 
 impl PortCapture {
     pub(crate) fn new(share: Arc<CaptureShare>) -> Self {
-        Self { taps: Vec::new(), share, cost: Cell::new(0), native: Cell::new(None) }
+        Self { taps: Vec::new(), budget: Budget::new(share), cost: Cell::new(0), native: Cell::new(None) }
     }
 
     pub(crate) fn add(&mut self, tap: Tap) {
@@ -271,11 +330,11 @@ impl PortCapture {
                 let price = match &tap.sink {
                     Sink::Ring { interface, writer, counts } => {
                         let ring = (*interface, &**writer, counts);
-                        tap.wanted.record(event, now, &self.share, ring, frames.clone())
+                        tap.wanted.record(event, now, &self.budget, ring, frames.clone())
                     }
                     Sink::Mirror { to, vlan, counts, copies } => {
                         let frames = frames.clone().filter(|frame| self.is_in(*vlan, *frame));
-                        mirror(now, &self.share, *to, counts, &mut copies.borrow_mut(), frames)
+                        mirror(now, &self.budget, *to, counts, &mut copies.borrow_mut(), frames)
                     }
                 };
                 self.cost.set(self.cost.get() + price);
@@ -300,14 +359,14 @@ fn vlan_of(first: &[u8], native: Option<Vid>) -> Option<Vid> {
 /// Copies frames for another port; what that cost.
 fn mirror<'f, 'm: 'f>(
     now: &Now,
-    CaptureShare(share): &CaptureShare,
+    budget: &Budget,
     to: PortId,
     counts: &MirrorCounts,
     copies: &mut Vec<Copied>,
     frames: impl Iterator<Item = Offered<'f, 'm>>,
 ) -> u64 {
     let (mut copied, mut lost, mut price) = (0, 0, 0);
-    let is_due = share.wait(now.micros()) == 0;
+    let is_due = budget.is_left(now);
     for Offered { header, first, rest, len } in frames {
         if !is_due || copies.len() >= MOST_COPIES {
             lost += 1;
@@ -322,9 +381,9 @@ fn mirror<'f, 'm: 'f>(
         }
         copies.push(Copied { to, header, frame });
         copied += 1;
-        price += cost::of_capture(len.into(), 0);
+        price += cost::of_capture(len.into());
     }
-    share.charge(price, now.micros());
+    budget.charge(price, now);
     counts.copied.fetch_add(copied, Ordering::Relaxed);
     counts.lost.fetch_add(lost, Ordering::Relaxed);
     price
@@ -347,45 +406,50 @@ impl Wanted {
         &self,
         event: Event,
         now: &Now,
-        CaptureShare(share): &CaptureShare,
+        budget: &Budget,
         (interface, writer, shown): (u16, &RingWriter, &Cell<Counts>),
         frames: impl Iterator<Item = Offered<'f, 'm>>,
     ) -> u64 {
         let Wanted { snaplen, filter, .. } = self;
         let mut counts = shown.get();
-        let mut price = 0;
-        if share.wait(now.micros()) > 0 {
-            let count = frames.count() as u64;
-            counts.seen = counts.seen.wrapping_add(count);
-            counts.lost = counts.lost.wrapping_add(count);
-        } else {
-            let instructions = filter.as_ref().map_or(0, |filter| filter.instructions());
-            for frame in frames {
-                counts.seen = counts.seen.wrapping_add(1);
-                let passes = self.passes(frame);
-                let Offered { header, first, rest, len } = frame;
-                let captured = if passes { len.min(*snaplen) } else { 0 };
-                price += cost::of_capture(captured.into(), instructions);
-                if !passes {
-                    continue;
-                }
-                let record = Record {
-                    stamp: now.wall_nanos(),
-                    interface,
-                    queue: event.queue,
-                    original: len,
-                    direction: event.direction,
-                    dropped: event.dropped,
-                    header,
-                };
-                if writer.push(&record, first, rest, *snaplen) {
-                    counts.accepted = counts.accepted.wrapping_add(1);
-                } else {
-                    counts.lost = counts.lost.wrapping_add(1);
-                }
+        let (mut is_due, mut unpaid, mut price) = (budget.is_left(now), 0, 0);
+        let (instructions, far_loads) =
+            filter.as_ref().map_or((0, 0), |filter| (filter.instructions(), filter.far_loads()));
+        for frame in frames {
+            counts.seen = counts.seen.wrapping_add(1);
+            if unpaid >= AT_ONCE {
+                budget.charge(std::mem::take(&mut unpaid), now);
+                is_due = budget.is_left(now);
             }
-            share.charge(price, now.micros());
+            if !is_due {
+                counts.lost = counts.lost.wrapping_add(1);
+                continue;
+            }
+            let passes = self.passes(frame);
+            let Offered { header, first, rest, len } = frame;
+            let captured = if passes { len.min(*snaplen) } else { 0 };
+            let each =
+                cost::of_capture(captured.into()) + cost::of_filter(instructions, far_loads, rest.len());
+            (unpaid, price) = (unpaid + each, price + each);
+            if !passes {
+                continue;
+            }
+            let record = Record {
+                stamp: now.wall_nanos(),
+                interface,
+                queue: event.queue,
+                original: len,
+                direction: event.direction,
+                dropped: event.dropped,
+                header,
+            };
+            if writer.push(&record, first, rest, *snaplen) {
+                counts.accepted = counts.accepted.wrapping_add(1);
+            } else {
+                counts.lost = counts.lost.wrapping_add(1);
+            }
         }
+        budget.charge(unpaid, now);
         shown.set(counts);
         writer.show(interface, counts);
         price

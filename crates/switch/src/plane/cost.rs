@@ -50,10 +50,17 @@ fn of_call(kind: FrameCost) -> u64 {
     }
 }
 
-/// The price of capturing so many bytes of a frame, after a filter of so many instructions. The memory of a capture's ring is seldom in the cache.
+/// The price of capturing so many bytes of a frame. The memory of a capture's ring is seldom in the cache.
 #[inline]
-pub(crate) const fn of_capture(bytes: u64, instructions: usize) -> u64 {
-    RECORD + 2 * of_bytes(bytes) + instructions as u64 / 2
+pub(crate) const fn of_capture(bytes: u64) -> u64 {
+    RECORD + 2 * of_bytes(bytes)
+}
+
+/// The price of running a filter of so many instructions on a frame that has so many pieces behind its prefix, which `far_loads` of them look through. Measured
+/// with 4095 loads of what lies behind 56 pieces: 5 ns for each piece of each load.
+#[inline]
+pub(crate) const fn of_filter(instructions: usize, far_loads: usize, pieces: usize) -> u64 {
+    instructions as u64 + far_loads as u64 * (2 + 5 * pieces as u64)
 }
 
 /// The price of having an output port in a burst at all.

@@ -218,6 +218,26 @@ fn what_captures_may_cost_is_bounded_and_the_rest_is_lost_for_them() {
     assert!((500..1000).contains(&later), "{later}");
 }
 
+/// What is captured of a victim has no holes where its attacker wants them.
+#[test]
+fn a_flood_leaves_no_holes_in_what_is_captured_of_others() {
+    let mut captured = Captured::new(1, 1 << 26, &ALL, &[guest(), guest(), guest(), guest()]);
+    acquaint(&mut captured);
+    let before = captured.reader.counts(2);
+    for _ in 0..500 {
+        for _ in 0..64 {
+            captured.send(0, 0, Header::NONE, frame(mac(1), mac(0), 60_000));
+        }
+        captured.send(2, 0, Header::NONE, frame(mac(3), mac(2), 1000));
+        captured.records();
+        captured.bed.advance(1000);
+    }
+    let (flood, quiet) = (captured.reader.counts(0), captured.reader.counts(2));
+    assert!(flood.lost > 500 * 32, "{flood:?}");
+    assert_eq!((quiet.accepted - before.accepted, quiet.lost), (500, 0));
+    assert_eq!(captured.reader.counts(3).lost, 0);
+}
+
 /// The captured port pays for it, and not whoever shares its worker.
 #[test]
 fn capturing_is_charged_to_the_port() {
