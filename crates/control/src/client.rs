@@ -194,6 +194,7 @@ fn exchange(
     let mut piece = vec![0; 64 * 1024];
     if patience.pause > SOON && !stream.is_readable_within(SOON)? {
         (patience.waits)(&describe(*who));
+        stream.set_timeout(Some(patience.pause - SOON))?;
     }
     while answer.last() != Some(&b'\n') && answer.len() <= MAX_ANSWER {
         let bytes = stream.recv(&mut piece, &mut fds)?.bytes;

@@ -79,6 +79,9 @@ pub enum Error {
         "this is the control socket of a ringferry guest, which has no ports: name that of the switch it is plugged into"
     )]
     NoSwitch,
+    /// The text cannot be written, or not as a whole.
+    #[error("cannot write the text: {0}")]
+    Write(io::Error),
     /// The descriptor of --ready-fd is none.
     #[error(transparent)]
     Ready(#[from] ReadyError),
@@ -95,9 +98,13 @@ pub fn run(args: &MetricsArgs) -> Result<(), Error> {
     let control = args.control.clone().unwrap_or_else(control::default_path);
     if args.once {
         let (snapshot, queues) = ask(&control, args.queues)?;
-        // A reader that has gone needs no answer.
-        let _ = io::stdout().write_all(of_switch(&snapshot, &queues, Format::Text).as_bytes());
-        return Ok(());
+        let text = of_switch(&snapshot, &queues, Format::Text);
+        let mut out = io::stdout();
+        return match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            // A reader that has gone needs no answer; half a file for a collector is worse than none.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Error::Write(error)),
+            _ => Ok(()),
+        };
     }
     let ready = args.ready_fd.map(Ready::take).transpose()?;
     let signals = Signals::new(&[Signal::TERM, Signal::INT])?;
@@ -115,7 +122,7 @@ pub fn run(args: &MetricsArgs) -> Result<(), Error> {
         }
         page
     })?;
-    let mut server = Server::new(Metrics(asker))?;
+    let mut server = Server::new(Metrics { asker, is_public: args.public })?;
     for endpoint in endpoints {
         server.listen(Socket::bind(endpoint, args.public)?, "metrics are served")?;
     }
@@ -157,13 +164,26 @@ fn page(control: &Path, queues: bool) -> Page {
 }
 
 /// What is served: one page, in two formats.
-struct Metrics(Asker<(), Page>);
+struct Metrics {
+    asker: Asker<(), Page>,
+    /// Whether other hosts may read it, under whatever name they know this one by.
+    is_public: bool,
+}
 
 impl Service for Metrics {
     /// The format, and when it was asked for.
     type Pending = (Format, Instant);
 
-    fn begin(&self, request: &http::Request, _: bool) -> Begun<(Format, Instant)> {
+    fn begin(&self, request: &http::Request, is_unix: bool) -> Begun<(Format, Instant)> {
+        // A scraper is no browser, and a browser that was led here by a page of another site is to read nothing.
+        let is_no_browser = request.field("host").next().is_none();
+        let names_us = self.is_public || is_no_browser || request.names_this_host(is_unix);
+        if !request.is_of_same_site() || !names_us {
+            return Begun::Answered(Response::text(
+                "403 Forbidden",
+                "metrics are read by this host's address, as http://127.0.0.1:9482/metrics, and from no other site; --public allows other names",
+            ));
+        }
         if !matches!(request.path.as_str(), "/" | "/metrics") {
             return Begun::Answered(Response::refused("404 Not Found"));
         }
@@ -172,14 +192,14 @@ impl Service for Metrics {
     }
 
     fn poll(&self, (format, since): &(Format, Instant)) -> Option<Response> {
-        Some(match self.0.get(&(), *since)? {
+        Some(match self.asker.get(&(), *since)? {
             Ok(pages) => Response::new("200 OK", format.content_type(), Arc::clone(&pages[format])),
             Err(why) => Response::text("503 Service Unavailable", &why),
         })
     }
 
     fn bell(&self) -> &EventFd {
-        self.0.answered()
+        self.asker.answered()
     }
 }
 
@@ -189,7 +209,8 @@ mod tests {
 
     #[test]
     fn a_request_is_its_path_and_what_it_accepts() {
-        let service = Metrics(Asker::start(|()| Err("nobody is there".to_owned())).unwrap());
+        let asker = Asker::start(|()| Err("nobody is there".to_owned())).unwrap();
+        let service = Metrics { asker, is_public: false };
         let format = |text: &str| match service.begin(&http::request(text), true) {
             Begun::Pending((format, _), _) => Ok(format),
             Begun::Answered(response) => Err(response.status),
@@ -199,5 +220,25 @@ mod tests {
         let both = "HEAD /metrics HTTP/1.1\r\naCCept: text/plain;q=0.1\r\nAccept:application/openmetrics-text\r\n\r\n";
         assert_eq!(format(both), Ok(Format::OpenMetrics));
         assert_eq!(format("GET /etc/passwd HTTP/1.1\r\n\r\n"), Err("404 Not Found"));
+    }
+
+    #[test]
+    fn other_sites_read_nothing() {
+        let allowed = |fields: &str, is_public, is_unix| {
+            let asker = Asker::start(|()| Err("nobody is there".to_owned())).unwrap();
+            let request = http::request(&format!("GET /metrics HTTP/1.1\r\n{fields}\r\n"));
+            matches!(Metrics { asker, is_public }.begin(&request, is_unix), Begun::Pending(..))
+        };
+        for host in ["", "Host: 127.0.0.1:9482\r\n", "Host: localhost\r\n"] {
+            assert!(allowed(host, false, false), "{host}");
+        }
+        let evil = "Host: evil.example\r\n";
+        assert!(!allowed(evil, false, false));
+        assert!(
+            allowed(evil, false, true) && allowed(evil, true, false),
+            "a proxy's name, and another host's"
+        );
+        let foreign = "Host: 127.0.0.1\r\nSec-Fetch-Site: cross-site\r\n";
+        assert!(!allowed(foreign, false, false) && !allowed(foreign, true, false));
     }
 }

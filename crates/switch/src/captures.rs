@@ -18,6 +18,7 @@ use ringferry_packet::filter::Filter;
 use ringferry_sys::epoll::{Epoll, Interest};
 
 use crate::fdb::PortId;
+use crate::log_limit::LogLimit;
 use crate::plane::capture::{CaptureId, Tap, Wanted};
 use crate::ports::queues::Workers;
 use crate::ports::table::{FIRST_TOKEN, PortTable};
@@ -82,11 +83,18 @@ impl Running {
 }
 
 /// See the head of this file. Owned by the switch and used on the control plane's thread.
-#[derive(Default)]
 pub(crate) struct Captures {
     running: Vec<Running>,
     /// Captures begun ever.
     begun: u32,
+    /// Who may open the page can begin and end one after the other.
+    limit: LogLimit,
+}
+
+impl Default for Captures {
+    fn default() -> Captures {
+        Captures { running: Vec::new(), begun: 0, limit: LogLimit::new(100) }
+    }
 }
 
 impl Captures {
@@ -151,7 +159,9 @@ impl Captures {
         running.attach(ports, workers);
         workers.settled();
         self.begun += 1;
-        tracing::info!(capture = running.id.0, ports = running.names(), pid, "a capture begins");
+        if self.limit.allows(&running.names()) {
+            tracing::info!(capture = running.id.0, ports = running.names(), pid, "a capture begins");
+        }
         self.running.push(running);
         let (rings, ring_bytes) = (layout.rings as u16, ring_bytes as u32);
         Ok((CaptureStarted { interfaces, rings, ring_bytes, snaplen }, fds))
@@ -170,17 +180,20 @@ impl Captures {
 
     /// Serves an event of a capture's pipe: its client has gone.
     pub(crate) fn serve(&mut self, token: u64, workers: &Workers, epoll: &Epoll) {
+        let limit = &mut self.limit;
         self.running.retain(|running| {
             let ends = running.token() == token;
             if ends {
                 let _ = epoll.remove(running.pipe.as_fd());
                 workers.end_capture(running.id);
-                tracing::info!(
-                    capture = running.id.0,
-                    ports = running.names(),
-                    pid = running.pid,
-                    "a capture ends"
-                );
+                if limit.allows(&running.names()) {
+                    tracing::info!(
+                        capture = running.id.0,
+                        ports = running.names(),
+                        pid = running.pid,
+                        "a capture ends"
+                    );
+                }
             }
             !ends
         });

@@ -83,7 +83,8 @@ pub(crate) struct Stalls {
     /// When they were asked, and what has not been answered.
     asked: Instant,
     awaited: Vec<Receiver<States>>,
-    limit: LogLimit,
+    /// Of each port one, as a guest can stall again and again.
+    limits: BTreeMap<PortId, LogLimit>,
 }
 
 impl Default for Stalls {
@@ -94,7 +95,7 @@ impl Default for Stalls {
             next: PortId(0),
             asked: Instant::now(),
             awaited: Vec::new(),
-            limit: LogLimit::new(10),
+            limits: BTreeMap::new(),
         }
     }
 }
@@ -112,6 +113,7 @@ impl Stalls {
         let bursts: BTreeMap<PortId, u64> = ports.interfaces().map(bursts).collect();
         // What has gone has no stalls.
         self.rings.retain(|(id, _), _| bursts.contains_key(id));
+        self.limits.retain(|id, _| bursts.contains_key(id));
         let due = self.due(&bursts);
         if !due.is_empty() {
             self.bursts.extend(due.iter().map(|id| (*id, bursts[id])));
@@ -160,15 +162,18 @@ impl Stalls {
     fn log(&mut self, now: Instant, name: impl Fn(PortId) -> Option<String>) {
         for ((id, queue), ring) in &mut self.rings {
             let (Some(stall), false) = (ring.stall(now, ring.available), ring.is_logged) else { continue };
-            ring.is_logged = true;
             let Some(port) = name(*id) else { continue };
-            if ring.has_never_posted() && self.limit.allows(&port) {
+            if !self.limits.entry(*id).or_insert_with(|| LogLimit::new(1)).allows(&port) {
+                continue;
+            }
+            ring.is_logged = true;
+            if ring.has_never_posted() {
                 tracing::warn!(
                     port,
                     queue,
                     "its guest has posted no buffer since the ring was started: most likely its VMM does not share the memory that the guest writes to (share=on)"
                 );
-            } else if self.limit.allows(&port) {
+            } else {
                 tracing::warn!(
                     port,
                     queue,

@@ -14,6 +14,7 @@ mod pcapng;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use ringferry_control::capture::ring::{Counts, Layout, Record, RingError, RingReader};
@@ -250,6 +251,7 @@ pub fn run(args: &CaptureArgs) -> Result<(), CaptureError> {
         buffer_kib: args.buffer.unwrap_or(0),
     };
     output::check(&args.write)?;
+    end_if_held(&signals, args.duration)?;
     let mut capture = Capture::begin(path, request, args.filter.as_deref().unwrap_or(""))?;
     // Not before there is something to write: it may be an earlier capture that a mistake in a port's name is not to cost.
     let mut output = Output::open(&args.write)?;
@@ -271,6 +273,28 @@ pub fn run(args: &CaptureArgs) -> Result<(), CaptureError> {
         let _ = writeln!(io::stderr(), "ringferry: {}", summary.to_text());
     }
     ended
+}
+
+/// How long it may take to write what is left, once it is to end.
+const HELD: Duration = Duration::from_secs(2);
+
+/// Has the process end when it was told to, or its time is over, and whoever reads what it writes holds it: no signal interrupts that, and it would keep its place
+/// among the captures of the switch.
+fn end_if_held(signals: &Signals, duration: Option<Duration>) -> io::Result<()> {
+    let told = signals.as_fd().try_clone_to_owned()?;
+    let wait = duration.and_then(|time| Timespec::try_from(time).ok());
+    let held = move || {
+        if poll(&mut [PollFd::new(&told, PollFlags::IN)], wait.as_ref()).is_err() {
+            return;
+        }
+        thread::sleep(HELD);
+        let _ = writeln!(
+            io::stderr(),
+            "ringferry: nobody reads the capture, which was to end: its last packets are missing"
+        );
+        std::process::exit(1);
+    };
+    thread::Builder::new().name("end-if-held".to_owned()).spawn(held).map(drop)
 }
 
 /// Captures everything of one port into memory, as a whole file, for a while: until the time is over, there are so many bytes, the switch has ended, or `is_over` says so.

@@ -1,5 +1,7 @@
 //! The head of a request (RFC 9112), as far as a server of a few pages needs it.
 
+use std::net::{IpAddr, Ipv6Addr};
+
 /// Longest request, in bytes, with its headers.
 pub const MAX_REQUEST: usize = 8 * 1024;
 
@@ -14,6 +16,18 @@ pub struct Request {
 }
 
 impl Request {
+    /// Returns true if it names this host in a way that no name server can, so that no page of another site has led a browser here by a name of its own.
+    /// A proxy that connects to a Unix socket passes on whatever name it has itself.
+    pub fn names_this_host(&self, is_unix: bool) -> bool {
+        let hosts: Vec<_> = self.field("host").collect();
+        is_unix || matches!(hosts[..], [host] if is_this_host(host))
+    }
+
+    /// Returns true unless a browser says that another site's page has made the request.
+    pub fn is_of_same_site(&self) -> bool {
+        self.field("sec-fetch-site").all(|site| matches!(site, "same-origin" | "none"))
+    }
+
     /// The values of all fields of this name, in their order.
     pub fn field<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         let of_name = self.fields.iter().filter(move |(field, _)| field.eq_ignore_ascii_case(name));
@@ -88,6 +102,19 @@ pub fn parse(request: &[u8]) -> Parsed {
     })
 }
 
+/// Returns true if a `Host` is this one whatever name servers say: given by an address, or as `localhost`. The port does not matter.
+fn is_this_host(host: &str) -> bool {
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) if !host.ends_with(']') => (name, port),
+        _ => (host, ""),
+    };
+    let is_address = match name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
+        Some(name) => name.parse::<Ipv6Addr>().is_ok(),
+        None => name.parse::<IpAddr>().is_ok_and(|address| address.is_ipv4()),
+    };
+    (is_address || name.eq_ignore_ascii_case("localhost")) && port.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 #[cfg(test)]
 pub mod tests {
     use super::*;
@@ -129,5 +156,27 @@ pub mod tests {
         }
         assert_eq!(parse(b"GET / HTTP/1.1\r\nx: \xff\r\n\r\n"), Parsed::Refused("400 Bad Request"));
         assert_eq!(parse(&[b'x'; MAX_REQUEST]), Parsed::Refused("431 Request Header Fields Too Large"));
+    }
+
+    #[test]
+    fn only_names_that_no_name_server_gives_are_this_host() {
+        for host in ["127.0.0.1", "127.0.0.1:9483", "[::1]:9483", "[::1]", "LocalHost:1", "10.0.0.7:80"] {
+            assert!(is_this_host(host), "{host}");
+        }
+        for host in [
+            "",
+            "evil.example",
+            "evil.example:9483",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example:9483",
+            "::1",
+            "[::1",
+            "127.0.0.1:x",
+            "127.0.0.1:80:80",
+            "[127.0.0.1]",
+            "user@127.0.0.1",
+        ] {
+            assert!(!is_this_host(host), "{host}");
+        }
     }
 }

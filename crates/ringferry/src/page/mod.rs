@@ -10,7 +10,6 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringferry_control::snapshot::Snapshot;
-use ringferry_control::{self as control, Answer, ControlError, DropReason, Request};
+use ringferry_control::{self as control, Answer, ControlError, DropReason, Patience, Request};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::signal::{Signal, Signals};
 use serde::Serialize;
@@ -165,7 +164,9 @@ fn ask(control: &Path, question: &Question, captures: bool) -> Json {
         Question::State => Request::Show,
         Question::Why(port) => Request::Why { port: port.clone(), peer: None },
     };
-    let json = match control::call(control, &request) {
+    // Less than a connection may take, so that who asks hears why there is no answer.
+    let patience = Patience { pause: Duration::from_secs(4), ..Patience::default() };
+    let json = match control::call_with(control, &request, patience) {
         Ok(Answer::Show(snapshot)) => serde_json::to_vec(&State::of(*snapshot, captures)),
         Ok(Answer::Why(diagnosis)) => serde_json::to_vec(&diagnosis),
         Ok(_) => {
@@ -280,27 +281,10 @@ fn answered(response: Response) -> Begun<Pending> {
     Begun::Answered(Response { fields: response.fields + FIELDS, ..response })
 }
 
-/// Returns true if a request names this host in a way that no name server can: by an address, or as `localhost`. The port does not matter.
-fn names_this_host(host: &str) -> bool {
-    let (name, port) = match host.rsplit_once(':') {
-        Some((name, port)) if !host.ends_with(']') => (name, port),
-        _ => (host, ""),
-    };
-    let is_address = match name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
-        Some(name) => name.parse::<Ipv6Addr>().is_ok(),
-        None => name.parse::<IpAddr>().is_ok_and(|address| address.is_ipv4()),
-    };
-    (is_address || name.eq_ignore_ascii_case("localhost")) && port.bytes().all(|byte| byte.is_ascii_digit())
-}
-
 /// Returns true if a request may be answered: see the head of this file.
 fn is_allowed(request: &http::Request, is_unix: bool) -> bool {
-    let hosts: Vec<_> = request.field("host").collect();
-    // A proxy that connects to a Unix socket passes on whatever name it has itself.
-    let from_here = is_unix || matches!(hosts[..], [host] if names_this_host(host));
-    let of_same_site = request.field("sec-fetch-site").all(|site| matches!(site, "same-origin" | "none"));
     // To follow a link to the page is to open it, and it can be read by nobody who has set the link.
-    from_here && (of_same_site || request.path == "/")
+    request.names_this_host(is_unix) && (request.is_of_same_site() || request.path == "/")
 }
 
 /// The name of a file for a port: no path, and nothing that would have to be quoted.
@@ -362,28 +346,6 @@ impl Service for Page {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_names_that_no_name_server_gives_are_this_host() {
-        for host in ["127.0.0.1", "127.0.0.1:9483", "[::1]:9483", "[::1]", "LocalHost:1", "10.0.0.7:80"] {
-            assert!(names_this_host(host), "{host}");
-        }
-        for host in [
-            "",
-            "evil.example",
-            "evil.example:9483",
-            "localhost.evil.example",
-            "127.0.0.1.evil.example:9483",
-            "::1",
-            "[::1",
-            "127.0.0.1:x",
-            "127.0.0.1:80:80",
-            "[127.0.0.1]",
-            "user@127.0.0.1",
-        ] {
-            assert!(!names_this_host(host), "{host}");
-        }
-    }
 
     #[test]
     fn other_sites_read_nothing() {

@@ -175,6 +175,10 @@ impl Painter<'_> {
             format!("{:>3.0} % busy {:>3.0} % polling  ", load.busy_percent, load.polling_percent),
             Tone::Plain,
         );
+        // What it waits for a processor is neither.
+        if load.run_delay_percent >= 1.0 {
+            cells.add(format!("{:.0} % delayed  ", load.run_delay_percent), Tone::Bad);
+        }
         let ports = load.by_share().into_iter().map(|(port, share)| format!("{port} {share:.0} %"));
         let room = self.width.saturating_sub(cells.line.width());
         let ports = self.look.cut(&ports.collect::<Vec<_>>().join(", "), room);

@@ -357,6 +357,24 @@ fn a_capture_goes_on_when_the_switch_is_replaced_and_tells_the_gap() {
     switch.stop();
 }
 
+/// No signal interrupts who waits for the reader of a pipe.
+#[test]
+fn a_capture_that_nobody_reads_ends_when_it_is_told_to() {
+    let place = Place::new();
+    let switch = place.switch(&["a"]);
+    let fifo = place.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let mut timed = start(&place, &switch, &fifo, &["--duration", "100ms"]);
+    let mut told = start(&place, &switch, &fifo, &[]);
+    told.signal(Signal::TERM);
+    for capture in [&mut timed, &mut told] {
+        assert_eq!(capture.wait().0.code(), Some(1));
+        assert!(capture.log().join("\n").contains("nobody reads the capture, which was to end"));
+    }
+    eventually("the switch has no capture", || switch.show().captures.is_empty().then_some(()));
+    switch.stop();
+}
+
 #[test]
 fn what_cannot_be_captured_or_written_is_one_clear_line() {
     let place = Place::new();

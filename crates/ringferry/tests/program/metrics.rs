@@ -146,8 +146,11 @@ fn a_scraper_gets_what_ctl_shows_in_the_format_it_asks_for() {
     assert!(open.ends_with("\n# EOF\n"), "{open}");
     assert!(series(&open).keys().eq(found.keys()), "{open}");
 
-    let of_tcp = ask(TcpStream::connect(address(&metrics)).unwrap(), REQUEST).page();
+    let by_tcp = |request: &str| ask(TcpStream::connect(address(&metrics)).unwrap(), request);
+    let of_tcp = by_tcp(&REQUEST.replace("switch", "localhost")).page();
     assert!(series(&of_tcp).keys().eq(found.keys()), "{of_tcp}");
+    // A browser that a name of another site has led here.
+    assert!(by_tcp(REQUEST).status.contains("403"));
 
     let mut half_closed = connect(&place);
     half_closed.write_all(REQUEST.as_bytes()).unwrap();

@@ -96,9 +96,11 @@ fn ports_that_carry_nothing_say_why() {
 
     // A ring that is larger than the port allows, then one that is not.
     let large = Guest::plug(switch.connect("c"), 3, Options::default());
-    stops(
-        "c",
+    expect(
+        &place,
+        &["c"],
         "queue-broken",
+        Effect::Loses,
         "queue 0, a receiveq: it has 256 entries, and the port's queue_size allows 128",
     );
     drop(large);
@@ -150,7 +152,7 @@ fn a_trap_and_a_broken_ring_are_said() {
         &place,
         &["b"],
         "queue-broken",
-        Effect::Stops,
+        Effect::Loses,
         "The guest's driver has broken the rules of a ring of b: queue 1, a transmitq: ",
     );
     expect(

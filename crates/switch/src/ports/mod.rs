@@ -98,6 +98,11 @@ pub enum OpenError {
         "its descriptor is passed when the switch is started: a running switch can be given a path or the name of a tap only"
     )]
     OnlyAtStart,
+    /// The helper has opened it, and its descriptors did not arrive.
+    #[error(
+        "its descriptors did not arrive, as there is no room for more: raise the limit of open files (ulimit -n, or LimitNOFILE= of the systemd unit)"
+    )]
+    NoRoom,
     /// There is no user or group of that name.
     #[error("{0}")]
     Account(String),

@@ -11,6 +11,9 @@ use crate::ports::vhost::control::{MEMORY_REFUSED, SOCKET_REMOVED};
 /// Looks for states in which a port carries nothing.
 pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
     let PortSnapshot { name, peer, .. } = port;
+    if port.state == PortState::Broken {
+        look_at_broken(port, findings);
+    }
     let mut stops = |situation, text: String, remedy: &str| {
         findings.add(situation, Effect::Stops, 100.0, text, remedy);
     };
@@ -69,17 +72,8 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             "QEMU: `-object memory-backend-memfd,id=mem,size=SIZE,share=on -machine memory-backend=mem`. \
              libvirt: `<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>`.",
         ),
-        PortState::Broken => {
-            let broken = port.queues.iter().find_map(|queue| Some((queue, queue.broken.as_ref()?)));
-            let which = broken.map_or_else(String::new, |(queue, reason)| {
-                format!(": queue {}, a {}: {reason}", queue.index, queue.role.name())
-            });
-            stops(
-                "queue-broken",
-                format!("The guest's driver has broken the rules of a ring of {name}{which}."),
-                "Reboot the guest, or bind its driver anew: the queue stays broken until then. Report it, if the driver is a released one.",
-            );
-        }
+        // Said above.
+        PortState::Broken => {}
         PortState::AdminDown => stops(
             "taken-down",
             format!("Somebody has taken the link of {name} down."),
@@ -130,6 +124,23 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
     look_at_captures(known, port, findings);
     look_at_addresses(known, port, findings);
     look_at_past(port, findings);
+}
+
+/// A port of which a ring is broken; the others go on, whatever the state of the port is called.
+fn look_at_broken(port: &PortSnapshot, findings: &mut Findings) {
+    let PortSnapshot { name, queues, .. } = port;
+    let broken = queues.iter().find_map(|queue| Some((queue, queue.broken.as_ref()?)));
+    let which = broken.map_or_else(String::new, |(queue, reason)| {
+        format!(": queue {}, a {}: {reason}", queue.index, queue.role.name())
+    });
+    let is_whole = |queue: &QueueSnapshot| queue.started && queue.enabled && queue.broken.is_none();
+    findings.add(
+        "queue-broken",
+        if queues.iter().any(is_whole) { Effect::Loses } else { Effect::Stops },
+        100.0,
+        format!("The guest's driver has broken the rules of a ring of {name}{which}."),
+        "Reboot the guest, or bind its driver anew: the queue stays broken until then. Report it, if the driver is a released one.",
+    );
 }
 
 /// Returns true if no ring of a port that runs has ever had an entry. Drivers post receive buffers before they start a device, so the guest has, and the

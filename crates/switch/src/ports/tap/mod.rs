@@ -83,6 +83,7 @@ pub(super) fn open(
     passed: &mut Passed,
 ) -> Result<Plug, OpenError> {
     let queues = match passed.take_opened() {
+        Some(opened) if opened.is_empty() => return Err(OpenError::NoRoom),
         Some(opened) => {
             let queues = opened.into_iter().map(|fd| Tap::from_fd(fd, offloads_of(config)));
             queues.collect::<Result<_, _>>()?

@@ -208,9 +208,7 @@ fn listen(path: &Path, access: &AccessConfig) -> Result<Listener, OpenError> {
 pub(in crate::ports) fn open(config: &VhostUserConfig, passed: &mut Passed) -> Result<Plug, OpenError> {
     let endpoint = match &config.endpoint {
         VhostUserEndpoint::Listen(path) => Endpoint::Listen(match passed.take_opened() {
-            Some(opened) => {
-                Listener::from_fd_at(opened.into_iter().next().ok_or(OpenError::OnlyAtStart)?, path)?
-            }
+            Some(opened) => Listener::from_fd_at(opened.into_iter().next().ok_or(OpenError::NoRoom)?, path)?,
             None => {
                 let mut listener = listen(path, &config.access)?;
                 if passed.privileges().are_elsewhere() {
