@@ -267,6 +267,11 @@ impl Requests<'_> {
         let before = self.config.ports[at].clone();
         let port = before.edited(edit).map_err(|error| error.to_string())?;
         self.config.check_change(at, &port, self.workers.count())?;
+        // Who sets what the port has already wants it to be so at the host, too, where somebody may have undone it.
+        let is_the_same = (&before.kind, before.mtu) == (&port.kind, port.mtu);
+        if is_the_same && !self.privileges.astray(&port).is_empty() {
+            self.privileges.set_up(&port, None).map_err(|error| error.to_string())?;
+        }
         // Rules come last: they are all that frames notice, and cannot fail.
         self.ports.change(&port)?;
         let (persistent, note) = match self.keep_settings(edit, &port, runtime) {

@@ -523,6 +523,11 @@ fn an_uplink_survives_everything_in_the_namespace() {
     assert!(place.ctl(&["reload"]).starts_with(again) && is_set_up());
     assert_eq!((netif::mtu("rf0").unwrap(), switch.port("rf0").fault), (1400, None));
     assert!(place.ctl(&["reload"]).starts_with("all ports are as "));
+    // So does whoever sets it to what it is to be: a switch need not have a file.
+    ip(&["address", "delete", "10.0.0.1/24", "dev", "rf0"]);
+    assert!(place.ctl(&["why", "rf0"]).contains("`ringferry ctl set` with the value"));
+    place.ctl(&["set", "rf0", "address=10.0.0.1/24"]);
+    assert!(is_set_up());
     // Another bridge in the file is another one for the tap, too, which stays open; and what cannot be leaves the port as it was.
     let before = netif::index("rf0").unwrap();
     ip(&["link", "add", "br1", "type", "bridge"]);

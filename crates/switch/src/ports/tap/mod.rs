@@ -231,7 +231,11 @@ impl TapPort {
 /// Says what of a tap's settings somebody has undone, if anything.
 pub(crate) fn undone(settings: &[String]) -> Option<String> {
     let settings = settings.join(", ");
-    let text = || format!("its interface has lost {settings}; `ringferry ctl reload` sets that again");
+    let text = || {
+        format!(
+            "its interface has lost {settings}; `ringferry ctl reload`, or `ringferry ctl set` with the value that it is to have, sets that again"
+        )
+    };
     (!settings.is_empty()).then(text)
 }
 
