@@ -141,7 +141,10 @@ impl Requests<'_> {
                 let rules = |name: &str| {
                     self.ports.entry_of(name).map(|entry| entry.rules.clone()).unwrap_or_default()
                 };
-                let mut snapshot = Snapshot { fdb: self.addresses(), ..self.snapshot() };
+                let snapshot = self.snapshot();
+                // Before all addresses are collected for it.
+                channels::find(&snapshot, port)?;
+                let mut snapshot = Snapshot { fdb: self.addresses(), ..snapshot };
                 // What can only be seen from outside of the sandbox is looked for now.
                 for found in snapshot.ports.iter_mut().filter(|found| found.name == *port) {
                     if let (None, Some(config)) = (&found.fault, self.ports.entry_of(port)) {

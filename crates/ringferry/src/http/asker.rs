@@ -11,6 +11,8 @@ use ringferry_sys::eventfd::EventFd;
 
 /// For so long an answer of the switch is passed on to whoever asks.
 const FRESH: Duration = Duration::from_millis(250);
+/// For so many times as long as the switch took to answer it is not asked again: who asks another question each time has it work a fifth of its time at most.
+const PAUSE: u32 = 4;
 /// Most answers that are kept, and questions that wait for the one before. Those that are too many are asked when there is room again.
 const MOST: usize = 32;
 
@@ -39,7 +41,9 @@ impl<Q: Clone + Ord + Send + 'static, A: Clone + Send + 'static> Asker<Q, A> {
         let (known, answered) = (Arc::clone(&asker.known), Arc::clone(&asker.answered));
         thread::Builder::new().name("ask".to_owned()).spawn(move || {
             while let Ok(question) = asked.recv() {
+                let begun = Instant::now();
                 let answer = ask(&question);
+                let took = begun.elapsed();
                 if let Ok(mut known) = known.lock() {
                     known.asked.remove(&question);
                     known.answers.insert(question, (Instant::now(), answer));
@@ -47,6 +51,7 @@ impl<Q: Clone + Ord + Send + 'static, A: Clone + Send + 'static> Asker<Q, A> {
                 }
                 // Its counter is far from full: it is emptied each time.
                 let _ = answered.signal();
+                thread::sleep((took * PAUSE).min(FRESH));
             }
         })?;
         Ok(asker)

@@ -1,6 +1,6 @@
 //! Serves a few pages over HTTP/1.1 to whoever is at this host: what `metrics` and `page` have in common.
 //!
-//! **No client holds up another one.** One thread serves all connections and never waits for any of them: at most [`MAX_CONNECTIONS`] are open, one more replaces the oldest, each
+//! **No client holds up another one.** One thread serves all connections and never waits for any of them: at most [`MAX_CONNECTIONS`] are open, one more replaces the oldest that has asked for nothing, each
 //! has one request of at most [`MAX_REQUEST`](request::MAX_REQUEST) bytes, and ends after [`PATIENCE`], or later if its [`Service`] says so. A service that has to ask somebody else first answers
 //! with what it waits for, and is asked again when its bell rings ([`Asker`] has one).
 
@@ -307,9 +307,14 @@ impl<S: Service> Server<S> {
         }
     }
 
+    /// Ends a connection that has asked for nothing yet, or does not read its answer, before one whose answer is on its way; the oldest of them.
     fn end_oldest(&mut self) {
-        if let Some((token, _)) = self.connections.first_key_value() {
-            let token = *token;
+        let rank = |(token, connection): (&u64, &Connection<_>)| match connection.state {
+            State::Reading(_) => (0, *token),
+            State::Writing { .. } => (1, *token),
+            State::Waiting { .. } => (2, *token),
+        };
+        if let Some((_, token)) = self.connections.iter().map(rank).min() {
             self.end(token);
         }
     }

@@ -370,7 +370,7 @@ fn memory_that_the_switch_cannot_see_or_use_is_said() {
         &["c"],
         "out-of-service",
         Effect::Stops,
-        "c serves nobody, or nobody else: the memory that the front end shares cannot be used: guest memory must be a memfd or a file on tmpfs or hugetlbfs",
+        "c serves nobody: the memory that the front end shares cannot be used: guest memory must be a memfd or a file on tmpfs or hugetlbfs",
     );
     let text = place.ctl(&["why", "c"]);
     assert!(!text.contains("has not started the device") && !text.contains("does not share"), "{text}");

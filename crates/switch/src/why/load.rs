@@ -250,7 +250,7 @@ fn look_at_notifications(port: &PortSnapshot, rates: &Rates, findings: &mut Find
     }
     // A ring is kicked when it is started, and by a guest that has seen no packet of it taken; one of which packets were taken is merely idle.
     let (kicks, ever) = (rates.counter("kicks"), port.counters.get("rx_packets").copied().unwrap_or(0));
-    if kicks * rates.seconds >= MANY_KICKS && ever == 0 {
+    if port.state == PortState::Up && kicks * rates.seconds >= MANY_KICKS && ever == 0 {
         findings.add(
             "kicks-without-packets",
             Effect::Notes,

@@ -89,6 +89,13 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             "Mend that, then connect again: a VMM with `reconnect=1` does so by itself. The log has all such ends.",
         );
     }
+    if (known.is_drained)(name) {
+        stops(
+            "drained",
+            format!("{name} is being drained, and is removed then."),
+            "Nothing, if that is wanted. `ringferry ctl add` brings the port back.",
+        );
+    }
     // What the state says already need not be said again.
     if let Some(fault) = port.fault.as_ref().filter(|_| !is_tap && port.state != PortState::NoMemory) {
         let next = if fault.starts_with(SOCKET_REMOVED) {
@@ -96,17 +103,17 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
         } else {
             "The port serves again by itself once the cause has gone.".to_owned()
         };
-        stops(
+        // Whoever is connected goes on.
+        let (effect, whom) = match port.state {
+            PortState::Up => (Effect::Notes, "nobody else"),
+            _ => (Effect::Stops, "nobody"),
+        };
+        findings.add(
             "out-of-service",
-            format!("{name} serves nobody, or nobody else: {fault}."),
-            &format!("{next} docs/operating.md has a row for each fault, below the table of states."),
-        );
-    }
-    if (known.is_drained)(name) {
-        stops(
-            "drained",
-            format!("{name} is being drained, and is removed then."),
-            "Nothing, if that is wanted. `ringferry ctl add` brings the port back.",
+            effect,
+            90.0,
+            format!("{name} serves {whom}: {fault}."),
+            format!("{next} docs/operating.md has a row for each fault, below the table of states."),
         );
     }
     // Somebody has deleted the interface, or moved it to where packets may still pass.
