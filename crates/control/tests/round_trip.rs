@@ -252,6 +252,7 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
             process_seconds: pid.is_multiple_of(2).then_some(uptime_seconds),
             captures: vec![CaptureSnapshot { number: pid, pid: Some(version), ..CaptureSnapshot::default() }],
             mirrors: Vec::new(),
+            troubles: vec![String::new()],
         },
     )
 }

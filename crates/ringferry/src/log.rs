@@ -211,15 +211,20 @@ impl Log {
             }
             state.writing = true;
             drop(state);
-            // Nobody could be told of an error.
+            // Nobody could be told of an error, such as a full disk, before there is room again.
+            let mut lost = 0;
             for line in lines {
-                let _ = sink.write_all(&line);
+                lost += u64::from(sink.write_all(&line).is_err());
             }
             if left_out > 0 {
-                let line = format!("{left_out} log lines were left out, as there were too many\n");
-                let _ = sink.write_all(&marked(Level::WARN, line.as_bytes(), is_journal()));
+                let line = format!(
+                    "{left_out} log lines were left out, as there were too many or no room for them\n"
+                );
+                lost += left_out
+                    * u64::from(sink.write_all(&marked(Level::WARN, line.as_bytes(), is_journal())).is_err());
             }
             state = self.state();
+            state.left_out += lost;
             state.writing = false;
             self.changed.notify_all();
         }

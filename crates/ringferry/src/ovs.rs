@@ -104,7 +104,13 @@ impl Question {
                 // A socket that systemd has made has no path here; ports are named after their sockets, if nobody says otherwise.
                 let stem = asked.strip_suffix(".sock").unwrap_or(asked);
                 let has_name = |port: &&PortSnapshot| port.name == *asked || port.name == stem;
-                let found = ports.iter().find(has_socket).or_else(|| ports.iter().find(has_name));
+                let mut with_socket = ports.iter().filter(has_socket);
+                let found = match (with_socket.next(), with_socket.next()) {
+                    (Some(only), None) => Some(only),
+                    // Nobody is told of another one's port.
+                    (Some(_), Some(_)) => None,
+                    (None, _) => ports.iter().find(has_name),
+                };
                 found.map(|port| format!("{}\n", port.name))
             }
             Question::NameOf(path) => {
@@ -215,6 +221,10 @@ mod tests {
             assert_eq!(answer(Question::Name(name.to_owned())).as_deref(), Some("vm0\n"));
         }
         assert_eq!(answer(Question::Name("guest-7".to_owned())), None);
+        let twin =
+            PortSnapshot { name: "vm1".to_owned(), peer: "/run/b/guest-7.sock".to_owned(), ..one.clone() };
+        let of_two = Question::Name("guest-7.sock".to_owned()).answer(&[one.clone(), twin]);
+        assert_eq!(of_two, None, "two ports have sockets of this name");
         assert_eq!(answer(Question::NameOf(one.peer.clone().into())).as_deref(), Some("vm0\n"));
         assert_eq!(answer(Question::NameOf("guest-7.sock".into())), None);
         let statistics = |name: &str| Question::Statistics { name: name.to_owned(), if_exists: true };

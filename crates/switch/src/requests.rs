@@ -513,6 +513,7 @@ impl Requests<'_> {
             process_seconds: Some((now - self.began).as_secs()),
             captures: self.captures.list(),
             mirrors,
+            troubles: self.privileges.trouble().into_iter().collect(),
         }
     }
 }

@@ -479,6 +479,7 @@ impl Switch {
     }
 
     fn tick(&mut self) -> Result<(), RunError> {
+        self.privileges.look();
         self.control.tick();
         self.ports.tick(&self.epoll);
         self.renew();

@@ -59,6 +59,9 @@ pub struct Snapshot {
     /// Ports that are mirrored to others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mirrors: Vec<Mirror>,
+    /// What of the switch itself does not work any more, for people. Packets pass all the same.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub troubles: Vec<String>,
 }
 
 /// A capture that runs.

@@ -30,6 +30,9 @@ impl Snapshot {
             self.fdb.entries.len(),
             self.fdb.capacity
         );
+        for trouble in &self.troubles {
+            let _ = writeln!(text, "{trouble}");
+        }
         for (index, worker) in self.workers.iter().enumerate() {
             // Writing to a string cannot fail.
             let _ = writeln!(

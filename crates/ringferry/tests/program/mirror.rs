@@ -71,7 +71,7 @@ fn a_link_is_taken_down_and_up_and_stays_as_it_is_when_the_port_is_opened_anew()
     let mut b = switch.plug("b", 2, Options::default());
     acquaint(&mut [&mut a, &mut b]);
     let said = place.ctl(&["link", "b", "down"]);
-    assert!(said.starts_with("b is down: no packet passes it; its guest was not told"), "{said}");
+    assert!(said.starts_with("b is down: no packet passes it; whoever is behind it was not told"), "{said}");
     switch.until_state("b", PortState::AdminDown);
     a.send(&frame(b.mac, a.mac, 60, 1));
     b.send(&frame(a.mac, b.mac, 60, 2));
@@ -124,7 +124,7 @@ fn a_front_end_that_takes_the_configuration_is_told_of_the_link() {
     }
     // When nobody reads there any more, it is said so, and the session goes on.
     drop(ours);
-    assert!(place.ctl(&["link", "a", "down"]).contains("its guest was not told"));
+    assert!(place.ctl(&["link", "a", "down"]).contains("whoever is behind it was not told"));
     assert_eq!(status(&mut frontend), 0);
     switch.stop();
 }

@@ -176,6 +176,11 @@ fn without_its_helper_a_switch_serves_on_and_says_what_it_cannot_do() {
         kill_process(Pid::from_raw(helper as i32).unwrap(), Signal::KILL).unwrap();
         eventually("the helper ends", || (!is_alive(helper)).then_some(()));
     }
+    // Before anybody needs it.
+    switch.process.until_logged("the privileged helper does not answer any more");
+    let why = place.ctl(&["why", "a"]);
+    assert!(why.contains("Of the switch itself: the privileged helper has ended"), "{why}");
+    assert!(place.ctl(&["show"]).contains("the privileged helper has ended"));
     converse(&mut a, &mut b, 1, 50);
     let answer = place.ctl(&["set", "a", "max_macs=7"]);
     assert!(answer.contains("not kept when the switch ends: the privileged helper has ended"), "{answer}");

@@ -226,6 +226,25 @@ impl Privileges {
         self.0.is_some()
     }
 
+    /// Finds out whether the helper is there. Called about once a second: else its end would be noticed only by whoever needs it next.
+    pub(crate) fn look(&self) {
+        let Some(helper) = &self.0 else { return };
+        let Ok(mut helper) = helper.try_borrow_mut() else { return };
+        // It says nothing that it was not asked for, so what there is to read is its end.
+        let is_silent =
+            helper.connection.as_ref().is_none_or(|connection| !connection.is_readable(Duration::ZERO));
+        if !is_silent && !helper.is_busy && !helper.is_owed {
+            let ended: io::Result<()> = Err(io::ErrorKind::UnexpectedEof.into());
+            let _ = helper.or_end(ended);
+        }
+    }
+
+    /// Returns what cannot be done any more, for people, if the helper has ended.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        let helper = self.0.as_ref()?.borrow();
+        helper.connection.is_none().then(|| gone().to_string())
+    }
+
     /// Connects to the socket of a port with `mode=connect`. A symbolic link in its place is not followed: a front end that can write to the
     /// directory could otherwise lead the switch to any socket of the host.
     ///

@@ -343,6 +343,15 @@ fn look_at_delay(number: usize, load: Option<&WorkerLoad>, port: &PortSnapshot, 
 
 /// Looks at what all ports share.
 pub(super) fn look_at_switch(known: &Known<'_>, findings: &mut Findings) {
+    for trouble in &known.snapshot.troubles {
+        findings.add(
+            "switch-troubled",
+            Effect::Notes,
+            95.0,
+            format!("Of the switch itself: {trouble}."),
+            "Packets pass meanwhile. `ringferry run --replace` starts what is missing, without a loss.",
+        );
+    }
     let fdb = &known.snapshot.fdb;
     let mut held = BTreeMap::<&str, usize>::new();
     for entry in &fdb.entries {
