@@ -154,7 +154,7 @@ enum Op {
 }
 
 impl Op {
-    /// Whether it loads bytes that may lie behind the first [`PREFIX`].
+    /// Returns true if the instruction loads bytes that may lie behind the first [`PREFIX`].
     fn may_be_far(self) -> bool {
         match self {
             Op::LoadAbsolute(size, at) => at as usize + size.bytes() > PREFIX,

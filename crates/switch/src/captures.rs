@@ -87,7 +87,7 @@ pub(crate) struct Captures {
     running: Vec<Running>,
     /// Captures begun ever.
     begun: u32,
-    /// Who may open the page can begin and end one after the other.
+    /// The limit on lines about captures: whoever may open the page can begin and end one after the other.
     limit: LogLimit,
 }
 

@@ -55,9 +55,9 @@ impl Receiveq {
         Receiveq { posted, had: available, available, since: None, is_logged: false }
     }
 
-    /// Returns true if the driver has posted nothing since the ring was new. A packed ring's position has a bit beside it that is 1 then.
+    /// Returns true if the driver has posted nothing since the ring was new.
     fn has_never_posted(&self) -> bool {
-        self.had == 0 && self.posted & 0x7fff == 0
+        self.had == 0 && is_start(self.posted)
     }
 
     /// The stall, if there is one and it goes on: `available` entries are what the ring has now. If these are more than they were the driver has posted some.
@@ -67,6 +67,11 @@ impl Receiveq {
         let entries = self.had.saturating_sub(available);
         is_stalled.then_some(StallSnapshot { entries, seconds: lasts.as_secs() })
     }
+}
+
+/// Returns true for the position of a ring that is new: 0. Beside it a packed ring's has a bit that is 1 then.
+pub(crate) fn is_start(position: u16) -> bool {
+    position & 0x7fff == 0
 }
 
 /// The states of the queues of one worker.

@@ -65,6 +65,13 @@ pub struct QueueSnapshot {
     pub grants: Option<GrantSnapshot>,
 }
 
+impl QueueSnapshot {
+    /// Returns true if the queue is set up, enabled and whole.
+    pub fn runs(&self) -> bool {
+        self.started && self.enabled && self.broken.is_none()
+    }
+}
+
 /// A receiveq whose driver has posted no buffer while the switch filled many of them, or all: its guest hangs, is paused, or gets no processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

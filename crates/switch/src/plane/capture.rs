@@ -65,7 +65,7 @@ impl Default for CaptureShare {
     }
 }
 
-/// What a port may use of it.
+/// The part of it that one port may use.
 #[derive(Debug)]
 struct Budget {
     share: Arc<CaptureShare>,

@@ -77,7 +77,7 @@ fn look_at_stalls(port: &PortSnapshot, findings: &mut Findings) -> bool {
 
 /// Rings as they are at this moment.
 fn look_at_rings(port: &PortSnapshot, is_stalled: bool, findings: &mut Findings) {
-    for queue in port.queues.iter().filter(|queue| queue.started && queue.enabled && queue.broken.is_none()) {
+    for queue in port.queues.iter().filter(|queue| queue.runs()) {
         let (Some(available), name) = (queue.available, &port.name) else { continue };
         match queue.role {
             QueueRole::Receiveq if available == 0 && !is_stalled => findings.add(

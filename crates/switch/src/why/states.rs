@@ -7,6 +7,7 @@ use ringferry_control::why::Effect;
 
 use super::{Findings, Known, times};
 use crate::ports::vhost::control::{MEMORY_REFUSED, SOCKET_REMOVED};
+use crate::stalls::is_start;
 
 /// Looks for states in which a port carries nothing.
 pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
@@ -140,10 +141,9 @@ fn look_at_broken(port: &PortSnapshot, findings: &mut Findings) {
     let which = broken.map_or_else(String::new, |(queue, reason)| {
         format!(": queue {}, a {}: {reason}", queue.index, queue.role.name())
     });
-    let is_whole = |queue: &QueueSnapshot| queue.started && queue.enabled && queue.broken.is_none();
     findings.add(
         "queue-broken",
-        if queues.iter().any(is_whole) { Effect::Loses } else { Effect::Stops },
+        if queues.iter().any(QueueSnapshot::runs) { Effect::Loses } else { Effect::Stops },
         100.0,
         format!("The guest's driver has broken the rules of a ring of {name}{which}."),
         "Reboot the guest, or bind its driver anew: the queue stays broken until then. Report it, if the driver is a released one.",
@@ -153,11 +153,8 @@ fn look_at_broken(port: &PortSnapshot, findings: &mut Findings) {
 /// Returns true if no ring of a port that runs has ever had an entry. Drivers post receive buffers before they start a device, so the guest has, and the
 /// switch looks at other memory than the guest's.
 pub(super) fn has_blind_rings(port: &PortSnapshot) -> bool {
-    /// Beside it a packed ring's position has a bit that is 1 at the start.
-    const POSITION: u16 = 0x7fff;
-    let runs = |queue: &&QueueSnapshot| queue.started && queue.enabled && queue.broken.is_none();
-    let is_new = |queue: &QueueSnapshot| queue.available == Some(0) && queue.last_avail & POSITION == 0;
-    let (mut running, mut any) = (port.queues.iter().filter(runs), false);
+    let is_new = |queue: &QueueSnapshot| queue.available == Some(0) && is_start(queue.last_avail);
+    let (mut running, mut any) = (port.queues.iter().filter(|queue| queue.runs()), false);
     running.all(|queue| {
         any |= queue.role == QueueRole::Receiveq;
         is_new(queue)
