@@ -205,6 +205,16 @@ pub fn remove_address(name: &str, address: IpAddr, prefix: u8) -> Result<()> {
     attempt().map_err(|source| InterfaceError { name: name.to_owned(), action: action(), source })
 }
 
+/// Returns the index of the bridge of the kernel (or bond, or the like) of which the interface is a port, if it is one.
+///
+/// # Errors
+/// There is no such interface, or netlink sockets cannot be had.
+pub fn master(name: &str) -> Result<Option<u32>> {
+    let attempt = || netlink::master(index(name).map_err(|e| e.source)?.ok_or_else(no_such_interface)?);
+    let action = || "asking for its bridge".to_owned();
+    attempt().map_err(|source| InterfaceError { name: name.to_owned(), action: action(), source })
+}
+
 /// Makes the interface a port of no bridge of the kernel. If it is none already nothing changes.
 ///
 /// # Errors

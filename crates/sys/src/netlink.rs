@@ -1,4 +1,4 @@
-//! The netlink requests of this crate: adding an address to an interface and removing it, and making an interface a port of another (rtnetlink(7)).
+//! The netlink requests of this crate: the addresses of an interface, and the interface of which it is a port (rtnetlink(7)).
 //!
 //! Each request opens a socket of its own and closes it. The older ioctl is not sufficient, as it cannot turn off
 //! the detection of duplicate IPv6 addresses, which delays the use of an address.
@@ -81,10 +81,8 @@ pub(crate) fn addresses(index: u32) -> io::Result<Vec<(IpAddr, u8)>> {
 /// The address of a message of the kernel's about one (struct ifaddrmsg and its attributes), with its prefix length.
 fn address_of(message: &[u8]) -> Option<(IpAddr, u8)> {
     let prefix = *message.get(1)?;
-    let (mut rest, mut found) = (message.get(8..)?, None);
-    while let Some(&[a, b, c, d]) = rest.get(..4) {
-        let (len, kind) = (usize::from(u16::from_ne_bytes([a, b])), u16::from_ne_bytes([c, d]));
-        let value = rest.get(4..len)?;
+    let mut found = None;
+    for (kind, value) in Attributes(message.get(8..)?) {
         let address = match value.len() {
             4 => <[u8; 4]>::try_from(value).ok().map(IpAddr::from),
             16 => <[u8; 16]>::try_from(value).ok().map(IpAddr::from),
@@ -96,7 +94,6 @@ fn address_of(message: &[u8]) -> Option<(IpAddr, u8)> {
             libc::IFA_ADDRESS => found = address,
             _ => {}
         }
-        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
     }
     Some((found?, prefix))
 }
@@ -115,6 +112,40 @@ pub(crate) fn set_master(index: u32, master: u32) -> io::Result<()> {
     body.extend_from_slice(&[0; 8]);
     attribute(&mut body, libc::IFLA_MASTER, &master.to_ne_bytes());
     request(libc::RTM_NEWLINK, 0, &body)
+}
+
+/// Returns the index of the interface of which the one with index `index` is a port, if it is one.
+pub(crate) fn master(index: u32) -> io::Result<Option<u32>> {
+    let mut body = vec![0; 4];
+    body.extend_from_slice(&index.to_ne_bytes());
+    body.extend_from_slice(&[0; 8]);
+    let socket = send(libc::RTM_GETLINK, 0, &body)?;
+    // An interface is described in one or two kilobytes.
+    let mut reply = vec![0; 32 * 1024];
+    let (len, _) = rustix::net::recv(&socket, &mut reply[..], RecvFlags::empty())?;
+    let message = reply[..len].get(HEADER..).unwrap_or_default();
+    if libc::c_int::from(u16::from_ne_bytes([reply[4], reply[5]])) == libc::NLMSG_ERROR {
+        return outcome(message).map(|()| None);
+    }
+    // After struct ifinfomsg.
+    let attributes = Attributes(message.get(16..).unwrap_or_default());
+    Ok(attributes.filter(|(kind, _)| *kind == libc::IFLA_MASTER).find_map(|(_, value)| word(value, 0)))
+}
+
+/// The attributes of a message, with their kinds.
+struct Attributes<'m>(&'m [u8]);
+
+impl<'m> Iterator for Attributes<'m> {
+    type Item = (u16, &'m [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        // struct rtattr: length with these four bytes, kind.
+        let &[a, b, c, d] = self.0.get(..4)? else { return None };
+        let (len, kind) = (usize::from(u16::from_ne_bytes([a, b])), u16::from_ne_bytes([c, d]));
+        let value = self.0.get(4..len)?;
+        self.0 = self.0.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    }
 }
 
 /// Appends a `struct rtattr` and its value, padded to four bytes.

@@ -21,8 +21,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use bitflags::bitflags;
 use ringferry_memory::{ReadSlice, WriteSlice};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::time::Timespec;
 
 use crate::{ifreq, netif};
 
@@ -355,9 +357,23 @@ impl Tap {
 
     /// Returns true if the device exists, in whatever network namespace and under whatever name.
     pub fn is_attached(&self) -> bool {
+        self.name_now().is_some()
+    }
+
+    /// Returns the name that the device has now, in whatever network namespace it is; `None`, if it was deleted.
+    pub fn name_now(&self) -> Option<String> {
         let mut request = ifreq::zeroed();
         // SAFETY: TUNGETIFF fills in an ifreq.
-        unsafe { ifreq::ioctl(&self.fd, libc::TUNGETIFF, &mut request) }.is_ok()
+        unsafe { ifreq::ioctl(&self.fd, libc::TUNGETIFF, &mut request) }.ok()?;
+        Some(ifreq::name_of(&request))
+    }
+
+    /// Returns true if the device exists and is administratively up, in whatever network namespace and under whatever name: only then a queue can be
+    /// written to, and poll(2) says so.
+    pub fn is_up(&self) -> bool {
+        let mut queue = [PollFd::new(&self.fd, PollFlags::OUT)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut queue, Some(&at_once)).is_ok() && queue[0].revents().contains(PollFlags::OUT)
     }
 
     /// Returns the name that the interface had when it was opened.
@@ -502,6 +518,32 @@ mod tests {
             assert_eq!(Some(tap.ifindex().unwrap()), netif::index("t0").unwrap());
             drop(tap);
             assert_eq!(netif::index("t0").unwrap(), None);
+        });
+    }
+
+    #[test]
+    fn the_name_and_the_state_of_a_tap_are_known_wherever_it_is() {
+        in_new_net(|| {
+            let ip = |command: &str| {
+                assert!(
+                    std::process::Command::new("ip").args(command.split(' ')).status().unwrap().success()
+                );
+            };
+            let tap = open("t0");
+            assert_eq!((tap.name_now().as_deref(), tap.is_up()), (Some("t0"), false));
+            netif::set_up("t0", true).unwrap();
+            assert!(tap.is_up());
+            netif::set_up("t0", false).unwrap();
+            ip("link set t0 name t1");
+            netif::set_up("t1", true).unwrap();
+            assert_eq!((tap.name_now().as_deref(), tap.name(), tap.is_up()), (Some("t1"), "t0", true));
+            ip("link add br0 type bridge");
+            assert_eq!(netif::master("t1").unwrap(), None);
+            netif::join_bridge("t1", "br0").unwrap();
+            assert_eq!(netif::master("t1").unwrap(), netif::index("br0").unwrap());
+            assert!(netif::master("t0").is_err());
+            ip("link delete t1");
+            assert_eq!((tap.name_now(), tap.is_up(), tap.is_attached()), (None, false, false));
         });
     }
 

@@ -528,6 +528,15 @@ fn an_uplink_survives_everything_in_the_namespace() {
     assert!(place.ctl(&["why", "rf0"]).contains("`ringferry ctl set` with the value"));
     place.ctl(&["set", "rf0", "address=10.0.0.1/24"]);
     assert!(is_set_up());
+    // And whoever takes it out of its bridge.
+    ip(&["link", "set", "rf0", "nomaster"]);
+    assert!(place.ctl(&["why", "rf0"]).contains("its interface has lost the bridge br0; "));
+    assert!(
+        place
+            .ctl(&["reload"])
+            .starts_with("~ rf0: its interface has lost the bridge br0: that is set again\n")
+    );
+    assert!(is_set_up());
     // Another bridge in the file is another one for the tap, too, which stays open; and what cannot be leaves the port as it was.
     let before = netif::index("rf0").unwrap();
     ip(&["link", "add", "br1", "type", "bridge"]);

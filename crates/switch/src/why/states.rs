@@ -6,6 +6,7 @@ use ringferry_control::snapshot::{
 use ringferry_control::why::Effect;
 
 use super::{Findings, Known, times};
+use crate::ports::tap::INTERFACE_AWAY;
 use crate::ports::vhost::control::{MEMORY_REFUSED, SOCKET_REMOVED};
 use crate::stalls::is_start;
 
@@ -117,11 +118,12 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             format!("{next} docs/operating.md has a row for each fault, below the table of states."),
         );
     }
-    // Somebody has deleted the interface, or moved it to where packets may still pass.
+    // Somebody has deleted the interface, or renamed it or moved it to where packets still pass.
     if let Some(fault) = port.fault.as_ref().filter(|_| is_tap) {
+        let is_away = fault.starts_with(INTERFACE_AWAY) && port.state == PortState::Up;
         findings.add(
             "out-of-service",
-            Effect::Loses,
+            if is_away { Effect::Notes } else { Effect::Loses },
             100.0,
             format!("{name}: {fault}."),
             "Mend the cause: the switch sees it within a second or two. `ip -details link` shows the interfaces, and `ip monitor link` who changes them.",

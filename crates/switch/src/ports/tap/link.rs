@@ -75,11 +75,16 @@ pub(in crate::ports) fn set_up(port: &PortConfig, name: &str) -> Result<(), Open
     Ok(())
 }
 
-/// Returns what of the settings of a port its interface `name` has not. Whether an interface is up is its state; its addresses cannot be
-/// asked for in the sandbox.
+/// Returns what of the settings of a port its interface `name` has not. Whether an interface is up is its state; its addresses and its bridge cannot
+/// be asked for in the sandbox.
 pub(in crate::ports) fn astray(port: &PortConfig, name: &str) -> Vec<String> {
     let PortKind::Tap(config) = &port.kind else { return Vec::new() };
     let mut all = Vec::new();
+    if let (Some(bridge), Some(index)) = (bridge_name(port), bridge_of(port))
+        && netif::master(name).is_ok_and(|has| has != Some(index))
+    {
+        all.push(format!("the bridge {bridge}"));
+    }
     if let Some(has) =
         Some(&config.link.addresses).filter(|all| !all.is_empty()).and_then(|_| netif::addresses(name).ok())
     {

@@ -184,14 +184,19 @@ fn plug(
     })
 }
 
-/// What has the name of a tap now, in this network namespace.
-enum Named {
-    /// The tap, as far as can be told.
-    Tap,
-    /// Another interface, since the tap was deleted, or moved to another network namespace.
-    Another,
-    /// Nothing, and it was the tap before.
-    Nothing,
+/// How the fault of a tap begins that somebody has renamed or moved: packets still pass it.
+pub(crate) const INTERFACE_AWAY: &str = "packets still pass, but its interface";
+
+/// What has become of a tap since it was opened.
+enum Now {
+    /// It has the name that it had, as far as can be told from this network namespace.
+    Here,
+    /// It has this name.
+    Renamed(String),
+    /// It is in another network namespace, with this name.
+    Elsewhere(String),
+    /// It was deleted, and another interface has its name, or none.
+    Gone { another: bool },
 }
 
 impl TapPort {
@@ -202,20 +207,29 @@ impl TapPort {
         }
     }
 
-    /// Looks up the interface that has the tap's name.
-    fn named(&self) -> Named {
-        match netif::index(&self.tap) {
-            Ok(Some(now)) if self.index != Some(now) => Named::Another,
-            Ok(None) if self.index.is_some() => Named::Nothing,
-            _ => Named::Tap,
+    /// Finds out where the tap is.
+    fn now(&self) -> Now {
+        let index = |name: &str| netif::index(name).ok().flatten();
+        match self.descriptors.first().and_then(Tap::name_now) {
+            None => Now::Gone { another: index(&self.tap).is_some() },
+            // It was in another network namespace from the beginning.
+            Some(_) if self.index.is_none() => Now::Here,
+            Some(name) if index(&name) != self.index => Now::Elsewhere(name),
+            Some(name) if name != self.tap => Now::Renamed(name),
+            Some(_) => Now::Here,
         }
+    }
+
+    /// Returns true if the interface is up, wherever it is.
+    fn is_up(&self) -> bool {
+        self.descriptors.first().is_some_and(Tap::is_up)
     }
 }
 
 impl TapPort {
     /// Logs that the interface is down, or up again.
     fn log_state(&mut self) {
-        let is_up = matches!(self.named(), Named::Tap).then(|| netif::is_up(&self.tap).ok()).flatten();
+        let is_up = (!self.is_gone()).then(|| self.is_up());
         let (port, tap) = (&self.name, &self.tap);
         match (self.was_up, is_up) {
             (None | Some(true), Some(false)) => {
@@ -243,7 +257,7 @@ impl PortControl for TapPort {
     fn serve(&mut self, _: u32, _: &mut Context<'_>) {}
 
     fn count_up(&self) -> usize {
-        usize::from(matches!(self.named(), Named::Tap) && netif::is_up(&self.tap).unwrap_or(false))
+        usize::from(self.is_up())
     }
 
     fn is_gone(&self) -> bool {
@@ -294,32 +308,44 @@ impl PortControl for TapPort {
     }
 
     fn snapshots(&self, config: &PortConfig, _: &MappingBudget, _: &mut QueueStates) -> Vec<PortSnapshot> {
-        let (named, fault) = match self.named() {
-            Named::Tap => {
+        let (named, fault) = match self.now() {
+            Now::Here => {
                 let missing = link::bridge_name(config).filter(|_| self.bridge.is_none());
                 let astray = astray(config, &self.tap);
                 let fault = match missing {
                     Some(name) => Some(format!("there is no bridge {name}; the tap joins it when there is")),
                     None => undone(&astray),
                 };
-                (Some(self.tap.as_str()), fault)
+                (Some(self.tap.clone()), fault)
+            }
+            Now::Renamed(name) => {
+                let fault = format!(
+                    "{INTERFACE_AWAY} {} is called {name} now, so that settings of the port do not reach it",
+                    self.tap
+                );
+                (Some(name), Some(fault))
+            }
+            Now::Elsewhere(name) => {
+                let fault = format!(
+                    "{INTERFACE_AWAY} {} is in another network namespace, as {name}: what it is set to is not known here",
+                    self.tap
+                );
+                (None, Some(fault))
             }
             // The settings of another interface are not those of our tap.
-            Named::Another => {
+            Now::Gone { another: true } => {
                 let fault = "another interface has its name now; remove that, and the tap is made anew";
                 (None, Some(fault.to_owned()))
             }
-            Named::Nothing => {
-                let what = if self.is_gone() {
-                    "it was deleted, and is opened anew as soon as that is possible"
-                } else {
-                    "it was renamed or moved to another network namespace; packets still pass, but its state is not known"
-                };
-                let fault = format!("there is no interface {} here any more: {what}", self.tap);
-                (Some(self.tap.as_str()), Some(fault))
+            Now::Gone { another: false } => {
+                let fault = format!(
+                    "there is no interface {} any more: it was deleted, and is opened anew as soon as that is possible",
+                    self.tap
+                );
+                (None, Some(fault))
             }
         };
-        let up = named.is_some_and(|tap| netif::is_up(tap).unwrap_or(false));
+        let (up, named) = (self.is_up(), named.as_deref());
         let mtu = named.and_then(|tap| netif::mtu(tap).ok());
         vec![PortSnapshot {
             name: self.name.clone(),
