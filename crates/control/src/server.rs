@@ -50,6 +50,8 @@ pub struct ControlServer {
     /// False while the process has no descriptors left, so that a waiting connection does not keep the event
     /// loop spinning.
     listening: bool,
+    /// It was logged that the socket's file was removed.
+    is_file_missed: bool,
     epoll: Epoll,
     clients: BTreeMap<u64, Client>,
     next_token: u64,
@@ -87,6 +89,7 @@ impl ControlServer {
         Ok(ControlServer {
             listener,
             listening: true,
+            is_file_missed: false,
             epoll,
             clients: BTreeMap::new(),
             next_token: LISTENER + 1,
@@ -150,6 +153,11 @@ impl ControlServer {
             .map(|(token, _)| *token)
             .collect();
         silent.into_iter().for_each(|token| self.drop_client(token));
+        if self.listener.is_file_gone() && !std::mem::replace(&mut self.is_file_missed, true) {
+            tracing::error!(
+                "somebody has removed the control socket: `ringferry ctl` finds no switch until this one is restarted; packets go on"
+            );
+        }
         if !self.listening {
             self.listening = self.epoll.add(&self.listener, LISTENER, Interest::READABLE).is_ok();
         }

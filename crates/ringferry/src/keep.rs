@@ -43,6 +43,7 @@ const EXAMPLES: &str = "\
 Examples:
   ringferry keep -- --port vhost-user:/run/ringferry/vm0.sock --port tap:rf0
   ringferry keep /etc/ringferry/ringferry.toml
+  ringferry keep -- --replace                        take over from a switch that runs, and keep it from now on
 
 With systemd it is not needed: contrib/systemd/ringferry.service has systemd keep the same.";
 
@@ -82,7 +83,7 @@ pub enum Error {
 /// # Errors
 /// See [`enum@Error`].
 pub fn run(args: &KeepArgs) -> Result<(), Error> {
-    let (arguments, ready) = sort_out(&args.arguments)?;
+    let (mut arguments, ready) = sort_out(&args.arguments)?;
     let place = tempfile::tempdir()?;
     let socket = place.path().join("notify");
     let mut keeper = Keeper {
@@ -121,6 +122,10 @@ pub fn run(args: &KeepArgs) -> Result<(), Error> {
         starts.push(now);
         if starts.len() >= STARTS {
             return Err(Error::Often { killed });
+        }
+        // Whoever goes on with what is kept replaces nobody.
+        if !keeper.kept.is_empty() {
+            arguments.retain(|argument| argument != "--replace");
         }
         tracing::warn!(
             descriptors = keeper.kept.len(),

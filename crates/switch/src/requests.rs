@@ -24,6 +24,7 @@ use crate::drains::Drains;
 use crate::explain::explain;
 use crate::fdb::PortId;
 use crate::handover::FORMAT;
+use crate::handover::kept::Keeper;
 use crate::links::Links;
 use crate::mirrors::Mirrors;
 use crate::plane::PAIRS;
@@ -74,6 +75,7 @@ pub(crate) struct Requests<'s> {
     pub(crate) links: &'s mut Links,
     pub(crate) series: &'s Series,
     pub(crate) stalls: &'s Stalls,
+    pub(crate) keeper: Option<&'s Keeper>,
 }
 
 impl Requests<'_> {
@@ -513,8 +515,16 @@ impl Requests<'_> {
             process_seconds: Some((now - self.began).as_secs()),
             captures: self.captures.list(),
             mirrors,
-            troubles: self.privileges.trouble().into_iter().collect(),
+            troubles: self.troubles(),
         }
+    }
+}
+
+impl Requests<'_> {
+    /// Returns what is wrong with the switch itself, for people.
+    fn troubles(&self) -> Vec<String> {
+        let unkept = self.keeper.and_then(|keeper| keeper.trouble()).map(str::to_owned);
+        self.privileges.trouble().into_iter().chain(unkept).collect()
     }
 }
 

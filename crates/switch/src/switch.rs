@@ -167,6 +167,11 @@ impl OpenSwitch {
         }
     }
 
+    /// Returns true if it goes on with the service manager of the process before.
+    pub fn has_manager(&self) -> bool {
+        self.handed.as_ref().is_some_and(Handed::has_manager)
+    }
+
     /// Has the service manager keep what the next process needs if this one is killed.
     #[must_use]
     pub fn keep_with(mut self, manager: Notifier) -> OpenSwitch {
@@ -481,6 +486,7 @@ impl Switch {
     fn tick(&mut self) -> Result<(), RunError> {
         self.privileges.look();
         self.control.tick();
+        self.keeper.iter_mut().for_each(|keeper| keeper.tick(Instant::now()));
         self.ports.tick(&self.epoll);
         self.renew();
         self.captures.tick(&self.ports, &self.workers);
@@ -708,6 +714,7 @@ impl Switch {
                 links,
                 series,
                 stalls,
+                keeper: keeper.as_ref(),
                 replacing,
             },
             control,

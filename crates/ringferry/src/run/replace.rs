@@ -48,6 +48,7 @@ pub(super) fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     let mut process = Process::begin(args, &config, &control, no_helper)?;
     let privileges = process.privileges.0.clone();
     let taken = successor.open(privileges.clone().unwrap_or_default()).and_then(|switch| {
+        let switch = if switch.has_manager() { switch } else { process.keep(switch) };
         if privileges.is_some() {
             sandbox::enter(&config);
         }

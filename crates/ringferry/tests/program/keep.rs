@@ -314,6 +314,44 @@ fn a_keeper_needs_no_raised_limit_of_open_files() {
 
 /// A state with which no switch can start costs what is in it, and not the switch.
 #[test]
+fn a_killed_keeper_is_noticed_and_another_one_takes_over() {
+    let place = Place::new();
+    let mut switch = start(&place, &["a"]);
+    let before = pid(&place).unwrap();
+    until_kept(&switch, "\"name\":\"a\"", 1);
+    switch.process.signal(Signal::KILL);
+    let said = |expected: bool| {
+        eventually("the switch has noticed", || {
+            let shown = place.ctl(&["why", "a"]);
+            (shown.contains("Of the switch itself: nobody starts another one if this process is killed")
+                == expected)
+                .then_some(())
+        });
+    };
+    said(true);
+    switch.process.until_logged("nobody starts another one if this process is killed");
+    assert_eq!(pid(&place), Some(before));
+    let take_over = || {
+        let mut command = ringferry();
+        command.args(["keep", "--", "--replace", "--control"]).arg(place.control());
+        place.start(&mut command, Vec::<(OwnedFd, i32)>::new())
+    };
+    let keeper = take_over();
+    said(false);
+    until_kept(&keeper, "\"name\":\"a\"", 1);
+    kill(&place);
+    kill(&place);
+    keeper.stop();
+    // A switch that nobody has kept before is kept, too.
+    let switch = place.switch(&["a"]);
+    let keeper = take_over();
+    until_kept(&keeper, "\"name\":\"a\"", 1);
+    drop(switch);
+    kill(&place);
+    keeper.stop();
+}
+
+#[test]
 fn a_switch_that_cannot_go_on_begins_afresh() {
     let place = Place::new();
     let mut switch = start(&place, &["a", "b"]);

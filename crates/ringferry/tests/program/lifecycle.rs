@@ -583,6 +583,67 @@ fn a_tap_that_was_deleted_is_not_taken_for_another_interface_of_its_name() {
 }
 
 #[test]
+fn a_tap_that_was_renamed_or_moved_is_as_up_as_it_was() {
+    in_a_namespace(|| {
+        if !may("needs the program ip", program::installed("ip").is_some()) {
+            return;
+        }
+        let place = Place::new();
+        let switch = place.start(place.run(&["a"]).args(["--port", "tap:rf0"]), Vec::new());
+        let mut a = switch.plug("a", 1, Options::default());
+        let batch = place.path().join("batch");
+        let ip = |lines: &str| {
+            std::fs::write(&batch, lines).unwrap();
+            assert!(Command::new("ip").arg("-batch").arg(&batch).status().unwrap().success(), "{lines}");
+        };
+        let mut sent = 0;
+        let mut expect = |fault: &str| {
+            let port = switch.port("rf0");
+            assert!(port.state == PortState::Up && port.fault.unwrap().starts_with(fault));
+            let why = place.ctl(&["why", "rf0"]);
+            assert!(why.contains(&format!("rf0: {fault}")), "{why}");
+            sent += 1;
+            a.send(&frame(Mac::BROADCAST, a.mac, 60, 1));
+            switch.until("rf0", "has got it", |port| port.counters["tx_packets"] >= sent);
+            assert_eq!(switch.port("rf0").drops["link-down"], 0);
+        };
+        ip("link set rf0 down\nlink set rf0 name rf7\nlink set rf7 up\n");
+        expect("packets still pass, but its interface rf0 is called rf7 now");
+        let mut other = Command::new("unshare").args(["--net", "sleep", "60"]).spawn().unwrap();
+        let apart = || {
+            let space = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).unwrap();
+            (space(&other.id().to_string()) != space("self")).then_some(())
+        };
+        eventually("it has a network namespace", apart);
+        ip(&format!("link set rf7 netns {}\n", other.id()));
+        // The kernel has taken it down on the way.
+        let port = switch.until_state("rf0", PortState::Down);
+        assert!(port.fault.unwrap().contains("rf0 is in another network namespace, as rf7"));
+        let up = format!("--target={}", other.id());
+        let up = Command::new("nsenter").args([&up, "--net", "ip", "link", "set", "rf7", "up"]).status();
+        assert!(up.unwrap().success());
+        expect("packets still pass, but its interface rf0 is in another network namespace");
+        other.kill().unwrap();
+        other.wait().unwrap();
+        // With the namespace its interfaces go.
+        switch.until_state("rf0", PortState::Up);
+        switch.until("rf0", "is made anew", |port| port.fault.is_none());
+        switch.stop();
+    });
+}
+
+#[test]
+fn a_control_socket_that_was_removed_is_missed_in_the_log() {
+    let place = Place::new();
+    let mut switch = place.switch(&["a"]);
+    std::fs::remove_file(place.control()).unwrap();
+    switch.process.until_logged("somebody has removed the control socket");
+    switch.process.signal(Signal::TERM);
+    assert!(switch.process.wait().0.success());
+    assert_eq!(switch.process.logged("somebody has removed the control socket"), 1);
+}
+
+#[test]
 fn a_ring_larger_than_the_port_allows_is_shown_as_broken_and_a_smaller_one_is_served() {
     let place = Place::new();
     let switch = place.switch(&["a,queue_size=128", "b"]);

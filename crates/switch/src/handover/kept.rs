@@ -43,6 +43,12 @@ const SETTLED: Duration = Duration::from_millis(5);
 /// Time after which storing is tried again that has failed.
 const BEHIND: Duration = Duration::from_millis(50);
 
+/// Time after which a manager that was told nothing is told something, to see whether it is still there.
+const ASKED: Duration = Duration::from_secs(5);
+
+/// A name that no descriptor has: that such a one is forgotten changes nothing.
+const NOTHING: &str = "rf-nothing";
+
 /// Storing rests for so many times as long as it took: a front end that never stops talking takes a twentieth of the control plane's time with it.
 const REST: u32 = 19;
 
@@ -178,8 +184,10 @@ pub struct Keeper {
     rested: Instant,
     /// The ports of which it was logged that there is no room for them.
     left_out: Vec<String>,
-    /// It was logged that storing fails.
-    failed: bool,
+    /// Why nothing is kept, for people; it was logged then.
+    trouble: Option<String>,
+    /// When the manager was last told something.
+    told: Instant,
 }
 
 impl Keeper {
@@ -210,7 +218,8 @@ impl Keeper {
             due: None,
             rested: Instant::now(),
             left_out: Vec::new(),
-            failed: false,
+            trouble: None,
+            told: Instant::now(),
         }
     }
 
@@ -247,20 +256,56 @@ impl Keeper {
                 self.due = None;
                 let stored = self.store_what_is_new(parts);
                 self.rested = now + now.elapsed() * REST;
-                if let Err(error) = &stored {
+                if stored.is_err() {
                     self.due = Some((now + BEHIND).max(self.rested));
-                    // A manager that is behind catches up.
-                    if error.kind() != io::ErrorKind::WouldBlock && !std::mem::replace(&mut self.failed, true)
-                    {
-                        tracing::warn!(
-                            "the state is not kept for the case that this process is killed: {error}"
-                        );
-                    }
                 }
-                self.failed &= stored.is_err();
+                // Of what has not changed the manager hears nothing.
+                if stored.as_ref().is_ok_and(|any| !any) {
+                    return;
+                }
+                self.note(stored.map(drop), now);
             }
             Some(_) => {}
         }
+    }
+
+    /// Finds out whether the manager is still there, if nothing has been said to it for long. Called about once a second.
+    pub(crate) fn tick(&mut self, now: Instant) {
+        if now.saturating_duration_since(self.told) >= ASKED {
+            let told = self.manager.forget(NOTHING).map(drop);
+            self.note(told, now);
+        }
+    }
+
+    /// Notes what has become of something that was said to the manager.
+    fn note(&mut self, told: io::Result<()>, now: Instant) {
+        self.told = now;
+        let trouble = match told {
+            Ok(()) => None,
+            // A manager that is behind catches up.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) if has_gone(&error) => Some(
+                "nobody starts another one if this process is killed, as `ringferry keep`, or the service manager, has ended; `ringferry keep -- --replace` does from then on"
+                    .to_owned(),
+            ),
+            Err(error) => {
+                Some(format!("the state is not kept for the case that this process is killed: {error}"))
+            }
+        };
+        if let (Some(trouble), None) = (&trouble, &self.trouble) {
+            tracing::warn!("{trouble}");
+        }
+        self.trouble = trouble;
+    }
+
+    /// Returns true if there is no manager any more.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.manager.forget(NOTHING).is_err_and(|error| has_gone(&error))
+    }
+
+    /// Returns why nothing is kept for the case that this process is killed, for people, if that is so.
+    pub(crate) fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
     }
 
     /// Returns true if the state of the entries is not the one that is kept.
@@ -278,17 +323,19 @@ impl Keeper {
         self.due
     }
 
-    fn store_what_is_new(&mut self, parts: &mut Parts<'_>) -> io::Result<()> {
+    /// Returns whether there was anything new.
+    fn store_what_is_new(&mut self, parts: &mut Parts<'_>) -> io::Result<bool> {
         let setup = match &self.setup {
             Some(setup) if !self.doubt => setup.clone(),
             _ => Setup::of(parts),
         };
-        if self.setup.as_ref() != Some(&setup) || self.are_others(parts.ports) {
+        let is_new = self.setup.as_ref() != Some(&setup) || self.are_others(parts.ports);
+        if is_new {
             self.store(&setup, parts)?;
             self.setup = Some(setup);
         }
         self.doubt = false;
-        Ok(())
+        Ok(is_new)
     }
 
     fn store(&mut self, setup: &Setup, parts: &mut Parts<'_>) -> io::Result<()> {
@@ -433,6 +480,11 @@ impl Keeper {
         self.entries.clear();
         (self.setup, self.stale) = (None, true);
     }
+}
+
+/// Returns true if this is what whoever says something to a manager that has ended is told: the first time, and from then on.
+fn has_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotConnected)
 }
 
 /// What a manager keeps, for the process that takes over: it keeps the same files under the same names, so that a complete state is kept meanwhile.

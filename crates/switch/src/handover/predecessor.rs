@@ -73,6 +73,8 @@ struct Drafted {
     generations: BTreeMap<String, Generation>,
     /// The second of the switch's clock at which it began.
     second: u32,
+    /// The successor goes on with what the manager keeps.
+    keeps: bool,
 }
 
 /// A hand-over that goes on.
@@ -143,7 +145,11 @@ impl Predecessor {
         let second = parts.workers.seconds();
         let mut descriptors: Vec<OwnedFd> =
             vec![baton.as_fd().try_clone_to_owned()?, parts.control.try_clone_to_owned()?];
-        if let Some(manager) = parts.manager.connection() {
+        // Who follows may have a manager of its own.
+        let is_abandoned = parts.keeper.is_some_and(Keeper::is_abandoned);
+        let manager = parts.manager.connection().filter(|_| !is_abandoned);
+        let keeps = parts.keeper.is_some() && !is_abandoned;
+        if let Some(manager) = manager {
             descriptors.push(manager.try_clone_to_owned()?);
         }
         let (mut entries, mut generations) = (Vec::new(), BTreeMap::new());
@@ -162,7 +168,7 @@ impl Predecessor {
         let mut bulk = Writer::default();
         let addresses = bulk.addresses(latest(all_addresses(parts.workers)));
         let numbers = parts.ports.interfaces().map(|port| (port.name.to_owned(), port.id.0)).collect();
-        let (manager, keeps) = (parts.manager.connection().is_some(), parts.keeper.is_some());
+        let manager = manager.is_some();
         let fds: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         self.answer(
             Kind::Draft,
@@ -170,7 +176,7 @@ impl Predecessor {
             &bulk.into_inner(),
             &fds,
         )?;
-        self.drafted = Some(Drafted { baton, config: parts.config.dump(), generations, second });
+        self.drafted = Some(Drafted { baton, config: parts.config.dump(), generations, second, keeps });
         Ok(())
     }
 
@@ -258,7 +264,7 @@ impl Predecessor {
         let workers = workers(parts.workers, &held, &mut bulk);
         let mut fds: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         let (links_down, mirrors) = (parts.links.down(), parts.mirrors.list().mirrors);
-        let (kept, memory) = parts.keeper.map(Keeper::inventory).unzip();
+        let (kept, memory) = parts.keeper.filter(|_| drafted.keeps).map(Keeper::inventory).unzip();
         fds.extend(memory.flatten().map(AsFd::as_fd));
         let state = Final { entries, ports, addresses, workers, links_down, mirrors, kept };
         self.answer(Kind::Final, &state, &bulk.into_inner(), &fds)

@@ -256,6 +256,11 @@ impl Handed {
         }
     }
 
+    /// Returns true if there is a service manager to go on with.
+    pub(crate) fn has_manager(&self) -> bool {
+        self.manager.is_some()
+    }
+
     /// Takes the connection to the service manager, with the time within which that wants to hear that the switch is alive.
     pub(crate) fn manager(&mut self) -> Option<(Notifier, Option<Duration>)> {
         self.manager.take()
