@@ -286,6 +286,11 @@ impl Guest {
         }
     }
 
+    /// Asks to be called for the next frame, as a guest does that has taken all there are.
+    pub fn sleep(&mut self) {
+        self.pair.receiveq.driver().ring().enable_calls();
+    }
+
     /// The next frame, which came without offloads.
     #[track_caller]
     pub fn receive_plain(&mut self) -> Vec<u8> {

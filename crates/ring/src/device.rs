@@ -21,6 +21,15 @@ use crate::parts::{LayoutError, Parts};
 use crate::write_log::WriteLog;
 use crate::{Fault, RingFeatures, packed, split};
 
+/// Published completions of a driver that asks for calls by position: it is called for the first of them, and moves the position once it has taken them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unanswered {
+    /// That position, in the encoding of `base` in [`Device::new`].
+    pub since: u16,
+    /// The entries from there on: elements in a split ring, slots in a packed one. 0: it has taken all.
+    pub entries: u16,
+}
+
 /// The device half of one virtqueue, owned by one thread. The layout is chosen at set-up; each call
 /// dispatches on it with one branch, so calls that work on a whole burst are cheaper per chain.
 #[derive(Debug)]
@@ -135,6 +144,12 @@ impl<A: Words> Device<A> {
     /// the driver has made nothing available. For display, as [`waiting`](Self::waiting).
     pub fn posted(&self) -> u16 {
         each!(self, ring => ring.posted())
+    }
+
+    /// Returns which completions a driver has not looked at that asks for calls by position (EVENT_IDX); `None` if it does not, as far as can be told. For
+    /// display, as [`waiting`](Self::waiting): the position of a driver that polls is an old one.
+    pub fn unanswered(&self) -> Option<Unanswered> {
+        each!(self, ring => ring.unanswered())
     }
 
     /// Appends up to `max` available chains to `out`, fewer if `out` is [bounded](Chains::bounded), and returns how many: 0 only if there is none. Indirect tables are read through

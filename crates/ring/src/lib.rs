@@ -38,7 +38,7 @@ mod split;
 pub mod write_log;
 
 pub use chain::{Buffer, Chain, Chains, Done, Tables};
-pub use device::Device;
+pub use device::{Device, Unanswered};
 pub use driver::{AddError, Driver, IndirectTables, Used};
 pub use packed::inflight;
 pub use parts::{LayoutError, MAX_SIZE, Parts, check_size, part_bytes};

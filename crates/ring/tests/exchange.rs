@@ -10,7 +10,7 @@ use std::time::Duration;
 use common::{Heap, Memory, Places, Random, Shared, all_features, features, fresh_base};
 use proptest::prelude::*;
 use ringferry_memory::Words;
-use ringferry_ring::{Buffer, Chains, Device, Driver, RingFeatures};
+use ringferry_ring::{Buffer, Chains, Device, Driver, RingFeatures, Unanswered};
 use world::{Op, Setup, World};
 
 fn setups() -> impl Strategy<Value = Setup> {
@@ -170,6 +170,30 @@ fn polling_sides_are_not_notified() {
         }
         let stale = if features.event_idx && !features.packed { 3 } else { 0 };
         assert_eq!((kicks, calls), (stale, stale), "{features:?}");
+    }
+}
+
+/// 2.7.10, 2.8.10: with EVENT_IDX the position at which a driver wants to be called says what it has not looked at.
+#[test]
+fn a_driver_that_is_called_by_position_shows_what_it_has_not_taken() {
+    for features in all_features() {
+        let mut world = World::<Heap>::new(Setup { features, size: 8, entries: 0 });
+        for round in 0..30 {
+            assert!(!world.driver.enable_calls());
+            let asked = world.device.unanswered();
+            assert_eq!(asked.map(|asked| asked.entries), features.event_idx.then_some(0));
+            for count in 1..=3 {
+                world.driver.add(&[Buffer { addr: 0, len: 1 }], &[], 0).unwrap();
+                world.driver.publish();
+                world.chains.clear();
+                world.device.take(1, &mut world.memory.tables(), &mut world.chains);
+                world.device.complete(world.chains.chain(0).done(0));
+                assert_eq!(world.device.publish(), count == 1 || !features.event_idx, "{round}");
+                let expected = asked.map(|asked| Unanswered { entries: count, ..asked });
+                assert_eq!(world.device.unanswered(), expected, "{features:?}, {round}");
+            }
+            while world.driver.collect().is_some() {}
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Guests that take no packets any more: a receiveq is filled, and its driver posts nothing.
 //!
 //! A guest that hangs, or is paused, keeps its rings. The switch goes on to fill the buffers that are posted there, for as long as there are any, and nothing in its counters says that nobody
-//! looks at them. What says so is the position up to which the driver has posted buffers: a guest that takes packets moves it.
+//! looks at them. What says so is the position up to which the driver has posted buffers: a guest that takes packets moves it, though not after each. A driver that wants to be called at a position
+//! (EVENT_IDX) moves that one, too, once it has taken what there is: so a guest that hangs is told by the first packet that it leaves.
 //!
 //! The control plane's thread asks the workers with its tick, and takes their answers with the next one, so that it waits for nobody. It asks while
 //! packets are put into receiveqs, or one is stalled: an idle switch sleeps.
@@ -11,6 +12,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use ringferry_control::snapshot::StallSnapshot;
+use ringferry_ring::Unanswered;
 use ringferry_virtio_net::queue_index;
 
 use crate::fdb::PortId;
@@ -29,42 +31,66 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// millisecond or two.
 const AT_ONCE: usize = 64;
 
+/// What is seen of a receiveq.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    posted: u16,
+    available: u16,
+    unanswered: Option<Unanswered>,
+}
+
 /// A receiveq, since its driver has last been seen to post buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Receiveq {
-    posted: u16,
-    /// Entries that were available then, and that were when it was last looked at.
+    /// As it was when it was last looked at.
+    seen: Seen,
+    /// Entries that were available when the driver had posted buffers.
     had: u16,
-    available: u16,
-    /// When it was first seen that the driver should have posted buffers, and has not.
+    /// Its driver was seen to move the position at which it wants to be called, and so does not poll.
+    asks: bool,
+    /// When it was first seen that the driver should have taken packets or posted buffers, and has not.
     since: Option<Instant>,
     is_logged: bool,
 }
 
 impl Receiveq {
-    /// Goes on to a later state.
-    fn after(self, now: Instant, posted: u16, available: u16) -> Receiveq {
-        if posted != self.posted {
-            return Receiveq::new(posted, available);
-        }
-        let is_due = self.had.saturating_sub(available) > COLLECTED || available == 0;
-        Receiveq { available, since: is_due.then(|| self.since.unwrap_or(now)), ..self }
+    fn new(seen: Seen) -> Receiveq {
+        Receiveq { seen, had: seen.available, asks: false, since: None, is_logged: false }
     }
 
-    fn new(posted: u16, available: u16) -> Receiveq {
-        Receiveq { posted, had: available, available, since: None, is_logged: false }
+    /// Goes on to a later state.
+    fn after(self, now: Instant, seen: Seen) -> Receiveq {
+        let Seen { posted, available, unanswered } = seen;
+        let has_moved = match (self.seen.unanswered, unanswered) {
+            (Some(before), Some(now)) => before.since != now.since,
+            _ => false,
+        };
+        let has_posted = posted != self.seen.posted;
+        // One that posts buffers and has left the position where it was polls.
+        let is_left = !has_moved && has_posted && unanswered.is_some_and(|left| left.entries > 0);
+        let asks = has_moved || self.asks && !is_left;
+        let (had, is_logged) = if has_posted { (available, false) } else { (self.had, self.is_logged) };
+        let left = unanswered.filter(|_| asks).map(|left| left.entries);
+        let is_filled = had.saturating_sub(available) > COLLECTED;
+        let is_due = left.map_or(is_filled, |left| left > 0) || available == 0;
+        let since = self.since.filter(|_| !has_posted && !(has_moved && available > 0));
+        Receiveq { seen, had, asks, since: is_due.then(|| since.unwrap_or(now)), is_logged }
     }
 
     /// Returns true if the driver has posted nothing since the ring was new.
     fn has_never_posted(&self) -> bool {
-        self.had == 0 && is_start(self.posted)
+        self.had == 0 && is_start(self.seen.posted)
     }
 
     /// The stall, if there is one and it goes on: `available` entries are what the ring has now. If these are more than they were the driver has posted some.
     fn stall(&self, now: Instant, available: u16) -> Option<StallSnapshot> {
         let lasts = now.saturating_duration_since(self.since?);
-        let is_stalled = lasts >= PATIENCE && available <= self.available;
-        let entries = self.had.saturating_sub(available);
+        let is_stalled = lasts >= PATIENCE && available <= self.seen.available;
+        let used = |had: u16| had.saturating_sub(available);
+        let entries = match self.seen.unanswered.filter(|_| self.asks) {
+            Some(left) => left.entries + used(self.seen.available),
+            None => used(self.had),
+        };
         is_stalled.then_some(StallSnapshot { entries, seconds: lasts.as_secs() })
     }
 }
@@ -158,15 +184,18 @@ impl Stalls {
                 self.rings.remove(&key);
                 continue;
             };
-            let ring = self.rings.entry(key).or_insert_with(|| Receiveq::new(posted, available));
-            *ring = ring.after(now, posted, available);
+            let seen = Seen { posted, available, unanswered: state.unanswered };
+            let ring = self.rings.entry(key).or_insert_with(|| Receiveq::new(seen));
+            *ring = ring.after(now, seen);
         }
     }
 
     /// Says of each stall once that it is there.
     fn log(&mut self, now: Instant, name: impl Fn(PortId) -> Option<String>) {
         for ((id, queue), ring) in &mut self.rings {
-            let (Some(stall), false) = (ring.stall(now, ring.available), ring.is_logged) else { continue };
+            let (Some(stall), false) = (ring.stall(now, ring.seen.available), ring.is_logged) else {
+                continue;
+            };
             let Some(port) = name(*id) else { continue };
             if !self.limits.entry(*id).or_insert_with(|| LogLimit::new(1)).allows(&port) {
                 continue;
@@ -209,6 +238,7 @@ mod tests {
             last_used: posted.wrapping_sub(available),
             available: Some(available),
             posted: Some(posted),
+            unanswered: None,
             broken: None,
             pages: None,
         }
@@ -243,6 +273,43 @@ mod tests {
         // Its driver collects what it has used before it posts it again.
         let idle: Vec<_> = (0..60).map(|second| (256, 256 - second)).collect();
         assert!(watch(&idle).iter().all(Option::is_none));
+    }
+
+    #[test]
+    fn a_guest_that_is_called_by_position_is_stalled_by_the_first_packet_that_it_leaves() {
+        let (mut stalls, begin) = (Stalls::default(), Instant::now());
+        // One packet a second, of which the driver takes some, and posts nothing anew.
+        let mut look = |second: u16, since: u16, entries: u16| {
+            let now = begin + Duration::from_secs(second.into());
+            let unanswered = Some(Unanswered { since, entries });
+            let seen = QueueState { unanswered, ..state(0, 256, 256 - second) };
+            stalls.observe(now, [(VM, &seen)].into_iter());
+            stalls.of(now, VM, 0, 256 - second).map(|stall| (stall.entries, stall.seconds))
+        };
+        let taken: Vec<_> = (1..100).map(|second| look(second, second, 0)).collect();
+        assert!(taken.iter().all(Option::is_none), "it has not posted {} that it has taken", taken.len());
+        let left: Vec<_> = (1..=5).map(|left| look(99 + left, 99, left)).collect();
+        assert_eq!(left, [None, None, None, Some((4, 3)), Some((5, 4))]);
+        // It goes on, late.
+        assert_eq!(look(105, 104, 1), None);
+        assert_eq!(look(106, 105, 1), None);
+        assert_eq!(look(107, 107, 0), None);
+    }
+
+    #[test]
+    fn a_driver_that_polls_leaves_its_position_behind_and_is_not_stalled() {
+        let (mut stalls, begin) = (Stalls::default(), Instant::now());
+        for second in 0..200u16 {
+            let now = begin + Duration::from_secs(second.into());
+            // It posts sixteen at a time, and was seen to sleep once.
+            let (posted, available) = (256 + second / 16 * 16, 256 - second % 16);
+            let since = u16::from(second > 2);
+            let unanswered = Some(Unanswered { since, entries: second.saturating_sub(since) });
+            let seen = QueueState { unanswered, ..state(0, posted, available) };
+            stalls.observe(now, [(VM, &seen)].into_iter());
+            let is_said = stalls.of(now, VM, 0, available).is_some();
+            assert!(!is_said || second < 16, "{second}");
+        }
     }
 
     #[test]

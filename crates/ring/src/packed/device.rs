@@ -13,7 +13,7 @@ use super::side::{Role, Side};
 use super::{Cursor, Desc};
 use crate::chain::{Buffer, Chain, Chains, Done, F_INDIRECT, F_NEXT, F_WRITE, Tables};
 use crate::chain::{chain_limit, table_entries, table_entry};
-use crate::device::group_in_order;
+use crate::device::{Unanswered, group_in_order};
 use crate::parts::{LayoutError, Parts};
 use crate::write_log::WriteLog;
 use crate::{Fault, RingFeatures};
@@ -98,6 +98,12 @@ impl<A: Words> Device<A> {
 
     pub fn posted(&self) -> u16 {
         self.side.read_cursor.forward(self.waiting(), self.side.size).to_bits()
+    }
+
+    pub fn unanswered(&self) -> Option<Unanswered> {
+        let since = self.side.asked_at()?;
+        let entries = since.distance(self.side.published, self.side.size);
+        (entries <= self.side.size).then_some(Unanswered { since: since.to_bits(), entries })
     }
 
     /// The descriptors that are available follow each other, from the next one to take on. The first [`COUNTED`] are looked at one by one, as a driver that is

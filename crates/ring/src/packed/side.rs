@@ -160,6 +160,12 @@ impl<A: Words> Side<A> {
         }
     }
 
+    /// Returns the position of the slot of which the peer wants to be told; `None` if it does not say so by position.
+    pub(super) fn asked_at(&self) -> Option<Cursor> {
+        let event = self.peer_event.load32(0);
+        (self.event_idx && (event >> 16) as u16 & 3 == DESC).then(|| Cursor::from_bits(event as u16))
+    }
+
     /// Makes the ring one without chains at `start`, for the driver half to write anew after its peer has gone: every slot is
     /// one that is not available, and so are the event suppression structures as they must be. Nothing is read.
     pub(super) fn restart(&mut self, start: Cursor) {

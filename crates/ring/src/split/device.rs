@@ -11,7 +11,7 @@ use super::side::Side;
 use super::{Desc, Layout};
 use crate::chain::{Buffer, Chain, Chains, Done, F_INDIRECT, F_NEXT, Tables};
 use crate::chain::{chain_limit, table_entries, table_entry};
-use crate::device::group_in_order;
+use crate::device::{Unanswered, group_in_order};
 use crate::parts::{LayoutError, Parts};
 use crate::write_log::WriteLog;
 use crate::{Fault, RingFeatures};
@@ -91,6 +91,12 @@ impl<A: Words> Device<A> {
 
     pub fn posted(&self) -> u16 {
         self.base().wrapping_add(self.waiting())
+    }
+
+    pub fn unanswered(&self) -> Option<Unanswered> {
+        let since = self.side.asked_at()?;
+        let entries = self.side.published().wrapping_sub(since);
+        (entries <= self.layout.size).then_some(Unanswered { since, entries })
     }
 
     /// Returns how many chains can be taken now. Loads the driver's index only if the cached one shows

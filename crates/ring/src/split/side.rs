@@ -162,6 +162,11 @@ impl<A: Words> Side<A> {
         }
     }
 
+    /// Returns the position of the entry of which the peer wants to be told; `None` if it does not say so by position. It may be an old one, of a peer that polls.
+    pub(super) fn asked_at(&self) -> Option<u16> {
+        self.event_idx.then(|| self.peer.area.load16(self.peer.event))
+    }
+
     /// Turns the peer's signals off, because this half polls.
     #[inline(always)]
     pub(super) fn disable_signals(&mut self) {

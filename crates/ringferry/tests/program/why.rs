@@ -253,6 +253,29 @@ fn under_load(
 }
 
 #[test]
+fn a_guest_that_hangs_is_told_by_a_few_packets() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b"]);
+    let mut a = switch.plug("a", 1, Options::default());
+    let mut b = switch.plug("b", 2, Options::default());
+    acquaint(&mut [&mut a, &mut b]);
+    // It is looked at once a second, and is seen to take what comes.
+    for number in 0..15 {
+        std::thread::sleep(Duration::from_millis(200));
+        a.send(&frame(b.mac, a.mac, 60, number));
+        b.receive();
+        b.sleep();
+    }
+    (0..3).for_each(|number| a.send(&frame(b.mac, a.mac, 60, number)));
+    expect(&place, &["b"], "guest-stalled", Effect::Stops, "3 entries that the switch has used lie there");
+    (0..3).for_each(|_| drop(b.receive()));
+    b.sleep();
+    let is_served = |port: &PortSnapshot| port.queues.iter().all(|queue| queue.stalled.is_none());
+    switch.until("b", "takes packets", is_served);
+    switch.stop();
+}
+
+#[test]
 fn a_guest_without_buffers_and_the_worker_of_another_are_said() {
     let place = Place::new();
     let mut run = place.run(&["a", "b", "c,worker=1"]);

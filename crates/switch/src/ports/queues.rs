@@ -9,6 +9,7 @@ use std::sync::Arc;
 use ringferry_memory::{GuestMemory, ReadSlice, Translator, WriteSlice};
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
+use ringferry_ring::Unanswered;
 use ringferry_virtio_net::device::Run;
 
 use super::tap::queues::TapQueues;
@@ -31,6 +32,8 @@ pub struct QueueState {
     pub available: Option<u16>,
     /// The position behind those entries: while it stays, the driver makes nothing available. `None` if that is not known.
     pub posted: Option<u16>,
+    /// What a driver that asks for calls by position has not looked at; `None` if that is not known.
+    pub unanswered: Option<Unanswered>,
     /// The reason why the ring broke; `None` while it works.
     pub broken: Option<String>,
     /// State of a Xen guest's queue and its pages; only with its transmit ring.

@@ -549,6 +549,7 @@ impl Queues for VhostQueues {
             last_used: ring.used_index(),
             available: Some(ring.waiting()),
             posted: Some(ring.posted()),
+            unanswered: ring.unanswered(),
             broken: ring.fault().map(|fault| fault.to_string()),
             pages: None,
         }));

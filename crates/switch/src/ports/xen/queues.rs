@@ -392,6 +392,7 @@ impl Queues for VifQueues {
                 last_used: answered as u16,
                 available: None,
                 posted: None,
+                unanswered: None,
                 broken: broken.clone(),
                 pages,
             };
