@@ -87,6 +87,11 @@ pub struct Patience<'w> {
     pub waits: &'w dyn Fn(&str),
 }
 
+impl Patience<'_> {
+    /// Of a program for which somebody waits in turn: libvirt gives `ovs-vsctl` five seconds, and Prometheus a scrape ten. It still hears why there is no answer.
+    pub const SHORT: Patience<'static> = Patience { pause: Duration::from_secs(4), waits: &|_| () };
+}
+
 impl Default for Patience<'_> {
     fn default() -> Self {
         Patience { pause: PATIENCE, waits: &|_| () }

@@ -132,18 +132,18 @@ pub fn run(args: &MetricsArgs) -> Result<(), Error> {
     Ok(server.serve(&signals)?)
 }
 
-/// How long the switch is waited for: a scraper that waits for less than ten seconds, as Prometheus does, still hears why there is nothing.
-const PATIENCE: Patience<'static> = Patience { pause: Duration::from_secs(4), waits: &|_| () };
-
 /// What a switch says now.
 fn ask(control: &Path, queues: bool) -> Result<(Snapshot, Vec<Stats>), Error> {
-    let Answer::Show(snapshot) = control::call_with(control, &Request::Show, PATIENCE)? else {
+    let Answer::Show(snapshot) = control::call_with(control, &Request::Show, Patience::SHORT)? else {
         return Err(Error::NoSwitch);
     };
     let mut stats = Vec::new();
     for port in snapshot.ports.iter().filter(|_| queues) {
-        match control::call_with(control, &Request::Stats { port: port.name.clone(), queues: true }, PATIENCE)
-        {
+        match control::call_with(
+            control,
+            &Request::Stats { port: port.name.clone(), queues: true },
+            Patience::SHORT,
+        ) {
             Ok(Answer::Stats(of)) => stats.push(of),
             // It was removed meanwhile.
             Ok(_) | Err(ControlError::Refused(_)) => {}

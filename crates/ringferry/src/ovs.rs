@@ -18,13 +18,9 @@ use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use ringferry_control::snapshot::PortSnapshot;
 use ringferry_control::{self as control, Answer, ControlError, CountedAt, DropReason, Patience, Request};
-
-/// How long the switch is waited for: libvirt gives its question five seconds.
-const PATIENCE: Duration = Duration::from_secs(4);
 
 /// Where the real program is, if it is installed: the script has its place.
 const REAL: &str = "/usr/bin/ovs-vsctl.real";
@@ -168,8 +164,7 @@ pub fn run(args: &OvsArgs) -> Result<(), Error> {
 }
 
 fn ask(question: &Question) -> Result<Option<String>, ControlError> {
-    let patience = Patience { pause: PATIENCE, ..Patience::default() };
-    match control::call_with(&control::default_path(), &Request::Show, patience)? {
+    match control::call_with(&control::default_path(), &Request::Show, Patience::SHORT)? {
         Answer::Show(snapshot) => Ok(question.answer(&snapshot.ports)),
         // A guest has no ports.
         _ => Ok(None),

@@ -25,6 +25,9 @@ use request::{Parsed, parse};
 use socket::Peer;
 pub use socket::{Endpoint, ServeError, Socket};
 
+/// The status of a request whose method is not served.
+const METHOD: &str = "405 Method Not Allowed";
+
 /// Most connections at a time. Each has up to [`request::MAX_REQUEST`] bytes of memory and a share in one of the answers.
 const MAX_CONNECTIONS: usize = 256;
 /// The longest time that a connection may take, from its beginning to the last byte of its answer.
@@ -34,6 +37,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub trait Service {
     /// An answer that has to be waited for. Dropped if its client has gone.
     type Pending;
+
+    /// Fields of every answer, each with its line end.
+    const FIELDS: &str = "";
 
     /// Begins to answer a request. `is_unix` says whether it came by a Unix socket.
     fn begin(&self, request: &Request, is_unix: bool) -> Begun<Self::Pending>;
@@ -78,6 +84,12 @@ impl Response {
     /// Nothing but the status.
     pub fn refused(status: &'static str) -> Response {
         Response::text(status, status)
+    }
+
+    /// A request with another method than those that are served (RFC 9110, 15.5.6).
+    pub fn other_method(allowed: &str) -> Response {
+        let fields = format!("Allow: {allowed}\r\n");
+        Response { fields, ..Response::refused(METHOD) }
     }
 }
 
@@ -129,9 +141,10 @@ impl<P> Connection<P> {
                     request.extend_from_slice(&piece[..read]);
                     self.state = match parse(request) {
                         Parsed::Partly => continue,
-                        Parsed::Refused(status) => answer(Response::refused(status), false),
+                        Parsed::OtherMethod => answer::<S>(Response::other_method("GET, HEAD"), false),
+                        Parsed::Refused(status) => answer::<S>(Response::refused(status), false),
                         Parsed::Whole(request) => match service.begin(&request, self.peer.is_unix()) {
-                            Begun::Answered(response) => answer(response, request.is_head),
+                            Begun::Answered(response) => answer::<S>(response, request.is_head),
                             Begun::Pending(pending, longer) => {
                                 self.due += longer;
                                 let until =
@@ -144,7 +157,7 @@ impl<P> Connection<P> {
                 State::Waiting { pending, is_head, until } => match service.poll(pending) {
                     // A peer that has said all it wants to say may still read, where that costs nothing; one whose connection has failed is reported anyway.
                     None => return Ok(Step::Waits(*until)),
-                    Some(response) => self.state = answer(response, *is_head),
+                    Some(response) => self.state = answer::<S>(response, *is_head),
                 },
                 State::Writing { head, body, sent, .. } => {
                     let rest = match sent.checked_sub(head.len()) {
@@ -172,11 +185,11 @@ impl<P> Connection<P> {
     }
 }
 
-fn answer<P>(response: Response, is_head: bool) -> State<P> {
+fn answer<S: Service>(response: Response, is_head: bool) -> State<S::Pending> {
     let Response { status, content_type, fields, body, kept } = response;
-    let length = body.len();
+    let (length, of_all) = (body.len(), S::FIELDS);
     let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\n{fields}Connection: close\r\n\r\n"
+        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\n{fields}{of_all}Connection: close\r\n\r\n"
     );
     let body = if is_head { [].into() } else { body };
     State::Writing { head, body, sent: 0, _kept: kept }

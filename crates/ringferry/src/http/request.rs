@@ -65,6 +65,8 @@ pub enum Parsed {
     /// Its head has not come to its end.
     Partly,
     Whole(Request),
+    /// It is neither GET nor HEAD.
+    OtherMethod,
     /// The status that says why not.
     Refused(&'static str),
 }
@@ -90,7 +92,7 @@ pub fn parse(request: &[u8]) -> Parsed {
         return Parsed::Refused("505 HTTP Version Not Supported");
     }
     if !matches!(method, "GET" | "HEAD") {
-        return Parsed::Refused("405 Method Not Allowed");
+        return Parsed::OtherMethod;
     }
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let fields = lines.filter_map(|line| line.split_once(':'));
@@ -147,7 +149,7 @@ pub mod tests {
         for (text, parsed) in [
             ("GET / HTTP/1.1\r\nHost: a\r\n", Parsed::Partly),
             ("", Parsed::Partly),
-            ("POST /metrics HTTP/1.1\r\n\r\n", Parsed::Refused("405 Method Not Allowed")),
+            ("POST /metrics HTTP/1.1\r\n\r\n", Parsed::OtherMethod),
             ("GET /metrics HTTP/2\r\n\r\n", Parsed::Refused("505 HTTP Version Not Supported")),
             ("GET  / HTTP/1.1\r\n\r\n", Parsed::Refused("400 Bad Request")),
             ("\r\n\r\n", Parsed::Refused("400 Bad Request")),

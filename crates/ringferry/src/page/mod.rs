@@ -164,9 +164,7 @@ fn ask(control: &Path, question: &Question, captures: bool) -> Json {
         Question::State => Request::Show,
         Question::Why(port) => Request::Why { port: port.clone(), peer: None },
     };
-    // Less than a connection may take, so that who asks hears why there is no answer.
-    let patience = Patience { pause: Duration::from_secs(4), ..Patience::default() };
-    let json = match control::call_with(control, &request, patience) {
+    let json = match control::call_with(control, &request, Patience::SHORT) {
         Ok(Answer::Show(snapshot)) => serde_json::to_vec(&State::of(*snapshot, captures)),
         Ok(Answer::Why(diagnosis)) => serde_json::to_vec(&diagnosis),
         Ok(_) => {
@@ -235,17 +233,20 @@ impl Page {
     /// Begins to capture a port.
     fn capture(&self, request: &http::Request) -> Begun<Pending> {
         let Some(captures) = &self.captures else {
-            return answered(Response::text("403 Forbidden", "captures are served only with --captures"));
+            return Begun::Answered(Response::text(
+                "403 Forbidden",
+                "captures are served only with --captures",
+            ));
         };
         let seconds = request.parameter("seconds").map_or(Ok(SECONDS), |text| text.parse());
         let (Some(port), Ok(seconds @ 1..=MOST_SECONDS)) = (request.parameter("port"), seconds) else {
-            return answered(Response::refused("400 Bad Request"));
+            return Begun::Answered(Response::refused("400 Bad Request"));
         };
         if request.is_head {
-            return answered(Response::refused("405 Method Not Allowed"));
+            return Begun::Answered(Response::other_method("GET"));
         }
         let Some(permit) = Permit::take(captures) else {
-            return answered(Response::text(
+            return Begun::Answered(Response::text(
                 "503 Service Unavailable",
                 "too many captures are being made already",
             ));
@@ -253,7 +254,7 @@ impl Page {
         let time = Duration::from_secs(seconds);
         match self.start_capture(port, time, permit) {
             Ok(capture) => Begun::Pending(Pending::Capture(capture), time + DOWNLOAD),
-            Err(error) => answered(Response::text("503 Service Unavailable", &error.to_string())),
+            Err(error) => Begun::Answered(Response::text("503 Service Unavailable", &error.to_string())),
         }
     }
 
@@ -277,10 +278,6 @@ impl Page {
     }
 }
 
-fn answered(response: Response) -> Begun<Pending> {
-    Begun::Answered(Response { fields: response.fields + FIELDS, ..response })
-}
-
 /// Returns true if a request may be answered: see the head of this file.
 fn is_allowed(request: &http::Request, is_unix: bool) -> bool {
     // To follow a link to the page is to open it, and it can be read by nobody who has set the link.
@@ -296,30 +293,32 @@ fn file_name(port: &str) -> String {
 impl Service for Page {
     type Pending = Pending;
 
+    const FIELDS: &str = FIELDS;
+
     fn begin(&self, request: &http::Request, is_unix: bool) -> Begun<Pending> {
         if !is_allowed(request, is_unix) {
-            return answered(Response::text(
+            return Begun::Answered(Response::text(
                 "403 Forbidden",
                 "this page is read by its address, as http://127.0.0.1:9483/, and from no other site",
             ));
         }
         if let Some((_, kind, content)) = FILES.iter().find(|(path, ..)| *path == request.path) {
-            return answered(Response::new("200 OK", kind, content.as_bytes()));
+            return Begun::Answered(Response::new("200 OK", kind, content.as_bytes()));
         }
         let question = match request.path.as_str() {
             "/state" => Question::State,
             "/why" => match request.parameter("port") {
                 Some(port) => Question::Why(port),
-                None => return answered(Response::refused("400 Bad Request")),
+                None => return Begun::Answered(Response::refused("400 Bad Request")),
             },
             "/capture" => return self.capture(request),
-            _ => return answered(Response::refused("404 Not Found")),
+            _ => return Begun::Answered(Response::refused("404 Not Found")),
         };
         Begun::Pending(Pending::Answer(question, Instant::now()), Duration::ZERO)
     }
 
     fn poll(&self, pending: &Pending) -> Option<Response> {
-        let response = match pending {
+        Some(match pending {
             Pending::Answer(question, since) => match self.asker.get(question, *since)? {
                 Ok(json) => Response::new("200 OK", "application/json", json),
                 Err((status, why)) => Response::text(status, &why),
@@ -334,8 +333,7 @@ impl Service for Page {
                 }
                 Err(why) => Response::text("503 Service Unavailable", &why),
             },
-        };
-        Some(Response { fields: response.fields + FIELDS, ..response })
+        })
     }
 
     fn bell(&self) -> &EventFd {

@@ -60,6 +60,13 @@ fn a_browser_gets_the_page_and_what_the_switch_does() {
         answer.body
     );
     assert!(get(&page, "/why", "").status.contains("400"));
+    // What is refused has the fields that protect a browser, too.
+    let stream = TcpStream::connect(address(&page)).unwrap();
+    let answer = ask(stream, "POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
+    assert!(answer.status.contains("405"), "{}", answer.status);
+    for field in ["Allow: GET, HEAD", "X-Content-Type-Options: nosniff", "X-Frame-Options: DENY"] {
+        assert!(answer.head.contains(field), "{field}: {}", answer.head);
+    }
     assert!(get(&page, "/../etc/passwd", "").status.contains("404"));
 
     switch.stop();
