@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 
 use crate::channels::Stats;
 use crate::drops::DropReason;
-use crate::snapshot::{PortSnapshot, PortState, QueueRole, Snapshot, WorkerSnapshot};
+use crate::snapshot::{Negotiated, PortSnapshot, PortState, QueueRole, Snapshot, WorkerSnapshot};
 
 /// A format of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -303,6 +303,26 @@ impl Exposition {
                 family.sample(&[("port", &port.name)], stalls.max().unwrap_or(0) as f64);
             }
         });
+        for (name, role, help) in [
+            (
+                "ringferry_port_posted_entries",
+                QueueRole::Receiveq,
+                "Entries that the guest has posted in its receiveqs and the switch has not used: room for what is sent to it.",
+            ),
+            (
+                "ringferry_port_waiting_entries",
+                QueueRole::Transmitq,
+                "Entries in the transmitqs of the guest that the switch has not taken: what waits to be sent.",
+            ),
+        ] {
+            self.family(name, Kind::Gauge, help, |family| {
+                for port in ports.iter().filter(|port| !matches!(port.negotiated, Negotiated::Tap(_))) {
+                    let queues = port.queues.iter().filter(|queue| queue.role == role && queue.runs());
+                    let entries: u32 = queues.filter_map(|queue| queue.available).map(u32::from).sum();
+                    family.sample(&[("port", &port.name)], f64::from(entries));
+                }
+            });
+        }
         let mut counted: BTreeMap<&str, &str> = BTreeMap::new();
         for name in ports.iter().flat_map(|port| port.counters.keys()) {
             let help = PORT_COUNTERS.iter().find(|(known, _)| known == name).map(|(_, help)| *help);

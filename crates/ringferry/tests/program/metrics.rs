@@ -385,6 +385,7 @@ tests:
       - {series: 'ringferry_port_state{instance="h", port="b", state="broken"}', values: '1x30'}
       - {series: 'ringferry_port_dropped_packets_total{instance="h", port="b", reason="no-receive-buffers"}', values: '0+600x30'}
       - {series: 'ringferry_port_dropped_packets_total{instance="h", port="c", reason="rate-out"}', values: '0+600x30'}
+      - {series: 'ringferry_port_dropped_packets_total{instance="h", port="c", reason="tx-too-big"}', values: '0+600x30'}
       - {series: 'ringferry_worker_busy_seconds_total{instance="h", worker="0"}', values: '0+58x30'}
       - {series: 'ringferry_worker_busy_seconds_total{instance="h", worker="1"}', values: '0+50x30'}
       - {series: 'ringferry_fdb_addresses{instance="h", port="a"}', values: '50x30'}
@@ -412,6 +413,7 @@ tests:
           {labels: '{alertname="RingferryPortDown", port="b"}', value: 1},
           {labels: '{alertname="RingferryPortBroken", port="b"}', value: 1},
           {labels: '{alertname="RingferryDrops", port="b", reason="no-receive-buffers"}', value: 1},
+          {labels: '{alertname="RingferryDrops", port="c", reason="tx-too-big"}', value: 1},
           {labels: '{alertname="RingferryPortFault", port="c"}', value: 1},
           {labels: '{alertname="RingferryReconnects", port="c"}', value: 1},
           {labels: '{alertname="RingferryRestarts"}', value: 1},
