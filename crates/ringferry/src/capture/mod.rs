@@ -23,7 +23,7 @@ use ringferry_control::{self as control, Answer, ControlError, Request};
 use ringferry_sys::signal::{Signal, Signals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use output::Output;
+use output::{Output, Rotation};
 
 /// Shown below the options by `ringferry capture --help`.
 const EXAMPLES: &str = "\
@@ -35,6 +35,7 @@ Examples:
   ringferry capture --drops                                what is dropped, at any port, each packet with its reason
   ringferry capture vm0 --direction in --snaplen 96 --duration 10s -w headers.pcapng
   ringferry capture vm0 -w - | wireshark -k -i -
+  ringferry capture vm0 -w vm0.pcapng --file-size 100M --files 10      the last gigabyte, for as long as it takes
 
 A capture never slows down a switch by more than a seventh: what would is lost for the capture, and counted at the end of the file
 (Wireshark: Statistics, Capture File Properties). Keep less of each packet (--snaplen), or fewer packets (--filter), to lose none.";
@@ -75,6 +76,12 @@ pub struct CaptureArgs {
     /// Where to write to; `-` is standard output, and the default.
     #[arg(long, short, value_name = "FILE", default_value = "-")]
     pub write: PathBuf,
+    /// Begin another file when one has so many bytes: 500K, 100M, 1G (10^3, 10^6, 10^9). The files are FILE with a number: vm0_00001.pcapng.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "write")]
+    pub file_size: Option<u64>,
+    /// Keep only so many files, the latest: the oldest is removed when another one begins.
+    #[arg(long, value_name = "N", requires = "file_size", value_parser = clap::value_parser!(u32).range(1..))]
+    pub files: Option<u32>,
     /// Memory between each worker of the switch and this program; more for bursts that the disk cannot follow.
     #[arg(long, value_name = "KIB")]
     pub buffer: Option<u32>,
@@ -82,7 +89,7 @@ pub struct CaptureArgs {
     #[arg(long, short)]
     pub quiet: bool,
     /// In place of capturing: print the names of the ports that can be captured.
-    #[arg(long, conflicts_with_all = ["filter", "direction", "drops", "snaplen", "count", "duration", "buffer"])]
+    #[arg(long, conflicts_with_all = ["filter", "direction", "drops", "snaplen", "count", "duration", "buffer", "file_size"])]
     pub list: bool,
     /// Print what was captured and lost as JSON at the end, to standard output if packets go elsewhere. With --list, the list.
     #[arg(long)]
@@ -134,6 +141,8 @@ pub enum CaptureError {
         "packets are not for a terminal: write them to a file with -w FILE, or pipe them into a reader (| tcpdump -nr -)"
     )]
     Terminal,
+    #[error("--file-size: only files are begun anew: say which with -w FILE")]
+    NoFile,
     #[error("cannot write {path}: {error}")]
     Write { path: String, error: io::Error },
     #[error(transparent)]
@@ -162,6 +171,24 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * unit).map_err(|error| error.to_string())
 }
 
+/// Fewest bytes of a file: what each begins and ends with has to fit beside a packet.
+const SMALLEST_FILE: u64 = 100_000;
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let unit = match unit {
+        "" => 1,
+        "k" | "K" => 1_000,
+        "M" => 1_000_000,
+        "G" => 1_000_000_000,
+        _ => return Err(format!("{unit:?} is no unit of bytes: K, M or G")),
+    };
+    let number: u64 = number.parse().map_err(|_| format!("{number:?} is no number"))?;
+    let size = number.checked_mul(unit).ok_or("that is too much")?;
+    if size < SMALLEST_FILE { Err(format!("at least {SMALLEST_FILE}")) } else { Ok(size) }
+}
+
 /// What was captured, as `--json` prints it.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -174,6 +201,9 @@ pub struct Summary {
     interfaces: Vec<InterfaceSummary>,
     /// The times in which nothing was captured.
     gaps: Vec<Gap>,
+    /// The files that there are, the latest last, where one follows another.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    files: Vec<String>,
 }
 
 /// A time in which nothing was captured, as the process of the switch was another one afterwards.
@@ -251,15 +281,19 @@ pub fn run(args: &CaptureArgs) -> Result<(), CaptureError> {
         buffer_kib: args.buffer.unwrap_or(0),
     };
     output::check(&args.write)?;
+    let rotation = args.file_size.map(|size| Rotation { size, files: args.files });
+    if rotation.is_some() && args.write == Path::new("-") {
+        return Err(CaptureError::NoFile);
+    }
     end_if_held(&signals, args.duration)?;
     let mut capture = Capture::begin(path, request, args.filter.as_deref().unwrap_or(""))?;
     // Not before there is something to write: it may be an earlier capture that a mistake in a port's name is not to cost.
-    let mut output = Output::open(&args.write)?;
+    let mut output = Output::open(&args.write, rotation)?;
     if !args.quiet && !output.is_stdout() && io::stderr().is_terminal() {
         let _ = writeln!(io::stderr(), "ringferry: capturing {}, until Ctrl-C", capture.names());
     }
     let ended = capture.run(args, &signals, &mut output);
-    let summary = capture.summary();
+    let summary = Summary { files: output.files(), ..capture.summary() };
     if args.json {
         let text = serde_json::to_string_pretty(&summary).map_err(io::Error::from)? + "\n";
         let printed = if output.is_stdout() {
@@ -317,14 +351,14 @@ pub fn to_memory(
         buffer_kib: 0,
     };
     let mut capture = Capture::begin(path.to_owned(), request, "")?;
-    capture.begin_file();
+    capture.blocks = capture.head();
     let due = Instant::now() + time;
     let mut switch_ended = false;
     while Instant::now() < due && capture.blocks.len() < most && !switch_ended && !is_over() {
         switch_ended = capture.switch_ended(IDLE)?;
         capture.take(u64::MAX)?;
     }
-    capture.end_file();
+    capture.blocks.extend(capture.tail());
     Ok(capture.blocks)
 }
 
@@ -386,8 +420,9 @@ struct Capture {
     request: CaptureRequest,
     filter: String,
     began: u64,
-    /// Packets of each interface that were written.
+    /// Packets of each interface that were written, and those of them that are among `blocks`.
     written: Vec<u64>,
+    unwritten: Vec<u64>,
     /// What was counted of each interface in the processes before.
     past: Vec<Counts>,
     gaps: Vec<Gap>,
@@ -415,6 +450,7 @@ impl Capture {
         let ports = interfaces.iter().map(|port| port.name.clone()).collect();
         Ok(Capture {
             written: vec![0; interfaces.len()],
+            unwritten: vec![0; interfaces.len()],
             past: vec![Counts::default(); interfaces.len()],
             source,
             path,
@@ -452,7 +488,9 @@ impl Capture {
     ) -> Result<(), CaptureError> {
         let due = args.duration.and_then(|duration| Instant::now().checked_add(duration));
         let most = args.count.unwrap_or(u64::MAX);
-        self.begin_file();
+        if !output.begin(&self.head())? {
+            return Ok(());
+        }
         let mut ended = None;
         let mut nothing = 0u32;
         while ended.is_none() {
@@ -482,7 +520,7 @@ impl Capture {
         }
         // What was captured until now.
         self.take(most)?;
-        self.end_file();
+        self.blocks.extend(self.tail());
         self.flush(output)?;
         match ended {
             Some(Ended::SwitchGone) => {
@@ -572,17 +610,15 @@ impl Capture {
         }
     }
 
-    fn begin_file(&mut self) {
-        pcapng::section(&mut self.blocks);
-        for port in &self.source.started.interfaces {
-            pcapng::interface(
-                &mut self.blocks,
-                &port.name,
-                &port.description,
-                self.source.started.snaplen,
-                &self.filter,
-            );
+    /// What a file begins with.
+    fn head(&self) -> Vec<u8> {
+        let mut blocks = Vec::new();
+        pcapng::section(&mut blocks);
+        let Source { started, .. } = &self.source;
+        for port in &started.interfaces {
+            pcapng::interface(&mut blocks, &port.name, &port.description, started.snaplen, &self.filter);
         }
+        blocks
     }
 
     /// What became of the frames of an interface.
@@ -591,12 +627,13 @@ impl Capture {
         sum(past, self.source.reader.counts(interface))
     }
 
-    fn end_file(&mut self) {
-        let times = [self.began, wall()];
+    /// What a file ends with. What is counted is counted from the begin of the capture.
+    fn tail(&self) -> Vec<u8> {
+        let (mut blocks, times) = (Vec::new(), [self.began, wall()]);
         for (interface, written) in (0u16..).zip(&self.written) {
-            let counts = self.counts(interface);
-            pcapng::statistics(&mut self.blocks, interface, counts, *written, times);
+            pcapng::statistics(&mut blocks, interface, self.counts(interface), *written, times);
         }
+        blocks
     }
 
     /// Takes what is in the rings and makes blocks of it, in the order of time, until there are `most` packets in all.
@@ -619,14 +656,38 @@ impl Capture {
             pcapng::packet(&mut self.blocks, record, &self.frames[frame.clone()], note.as_deref());
             if let Some(written) = self.written.get_mut(usize::from(record.interface)) {
                 *written += 1;
+                self.unwritten[usize::from(record.interface)] += 1;
             }
         }
         Ok(())
     }
 
-    /// Writes the blocks; false if nobody reads them any more.
+    /// Writes the blocks, to as many files as they need; false if nobody reads them any more.
     fn flush(&mut self, output: &mut Output) -> Result<bool, CaptureError> {
-        let done = output.write(&self.blocks);
+        let blocks = std::mem::take(&mut self.blocks);
+        let mut rest = &blocks[..];
+        let done = loop {
+            let (now, later) = rest.split_at(output.fits(rest));
+            match output.write(now) {
+                Ok(true) if later.is_empty() => break Ok(true),
+                Ok(true) => {}
+                other => break other,
+            }
+            if let Err(error) = output.begin_next(&self.tail(), &self.head()) {
+                break Err(error);
+            }
+            rest = later;
+        };
+        match done {
+            Ok(_) => self.unwritten.fill(0),
+            // A file that cannot take all of them has none of them.
+            Err(_) => {
+                for (written, lost) in self.written.iter_mut().zip(&mut self.unwritten) {
+                    *written -= std::mem::take(lost);
+                }
+            }
+        }
+        self.blocks = blocks;
         self.blocks.clear();
         done
     }
@@ -639,7 +700,7 @@ impl Capture {
         };
         let interfaces: Vec<_> = (0u16..).zip(&self.source.started.interfaces).map(interface).collect();
         let lost = interfaces.iter().map(|interface| interface.lost).sum();
-        Summary { captured: self.captured(), lost, interfaces, gaps: self.gaps.clone() }
+        Summary { captured: self.captured(), lost, interfaces, gaps: self.gaps.clone(), files: Vec::new() }
     }
 }
 
@@ -668,6 +729,18 @@ mod tests {
         }
         for wrong in ["", "s", "-1s", "5 s", "1d", "1.2.3s", "99999999999999999999h"] {
             assert!(parse_duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        for (text, bytes) in
+            [("100000", 100_000), ("500K", 500_000), ("100M", 100_000_000), ("2G", 2_000_000_000)]
+        {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for wrong in ["", "M", "-1M", "1.5G", "10", "1T", "99999999999G", "9999999999999999999999"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
         }
     }
 

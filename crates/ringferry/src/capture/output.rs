@@ -1,9 +1,10 @@
-//! Where a capture is written to: a file, a FIFO, or standard output.
+//! Where a capture is written to: a file, files that follow each other, a FIFO, or standard output.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, IsTerminal, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::CaptureError;
 
@@ -15,6 +16,67 @@ pub(super) struct Output {
     /// Bytes of whole blocks that were written, and where the first of them is, if this is a file.
     written: u64,
     start: Option<u64>,
+    /// Bytes of what it begins with.
+    head: u64,
+    series: Option<Series>,
+}
+
+/// When another file is begun.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rotation {
+    /// Most bytes of a file, unless a single packet needs more.
+    pub(super) size: u64,
+    /// Most files that are kept.
+    pub(super) files: Option<u32>,
+}
+
+/// Files that follow each other.
+struct Series {
+    rotation: Rotation,
+    /// The name without its numbers.
+    path: PathBuf,
+    number: u32,
+    files: VecDeque<PathBuf>,
+}
+
+impl Series {
+    /// Returns the path of the next file, and makes room for it.
+    fn next(&mut self) -> PathBuf {
+        self.number += 1;
+        let part = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_owned();
+        let mut name = part(self.path.file_stem());
+        name.push(format!("_{:05}", self.number));
+        if let Some(extension) = self.path.extension() {
+            name.push(".");
+            name.push(extension);
+        }
+        let path = self.path.with_file_name(name);
+        self.files.push_back(path.clone());
+        if self.rotation.files.is_some_and(|most| self.files.len() > most as usize) {
+            // Somebody may have taken it away.
+            let _ = self.files.pop_front().map(std::fs::remove_file);
+        }
+        path
+    }
+}
+
+/// Returns the length of the first block, which it has behind its type.
+fn first_block(blocks: &[u8]) -> usize {
+    let length = blocks.get(4..8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_le_bytes);
+    (length as usize).min(blocks.len())
+}
+
+/// Returns how many bytes of whole blocks fit into so many.
+fn whole_blocks(blocks: &[u8], room: u64) -> usize {
+    let mut end = 0;
+    while end < blocks.len() {
+        let next = end + first_block(&blocks[end..]);
+        if next == end || next as u64 > room {
+            break;
+        }
+        end = next;
+    }
+    end
 }
 
 /// Says so if nothing can be written to a path, whatever is written: packets are not for a terminal.
@@ -26,11 +88,23 @@ pub(super) fn check(path: &Path) -> Result<(), CaptureError> {
 }
 
 impl Output {
-    /// Opens a file, which is overwritten, or standard output.
+    /// Opens a file, which is overwritten, the first of several, or standard output.
     ///
     /// # Errors
     /// It cannot be opened.
-    pub(super) fn open(path: &Path) -> Result<Output, CaptureError> {
+    pub(super) fn open(path: &Path, rotation: Option<Rotation>) -> Result<Output, CaptureError> {
+        let mut series = rotation.map(|rotation| Series {
+            rotation,
+            path: path.to_owned(),
+            number: 0,
+            files: VecDeque::new(),
+        });
+        let first = series.as_mut().map(Series::next);
+        let opened = Output::create(first.as_deref().unwrap_or(path))?;
+        Ok(Output { series, ..opened })
+    }
+
+    fn create(path: &Path) -> Result<Output, CaptureError> {
         let name = path.display().to_string();
         let failed = |error| CaptureError::Write { path: name.clone(), error };
         if path == Path::new("-") {
@@ -44,7 +118,43 @@ impl Output {
     fn new(mut file: File, name: String, stdout: bool) -> Output {
         let start =
             file.metadata().is_ok_and(|file| file.is_file()).then(|| file.stream_position().ok()).flatten();
-        Output { file, name, stdout, written: 0, start }
+        Output { file, name, stdout, written: 0, start, head: 0, series: None }
+    }
+
+    /// Returns how many bytes of whole blocks go into this file, and not into the next one: all, if there is no other.
+    pub(super) fn fits(&self, blocks: &[u8]) -> usize {
+        let Some(Series { rotation, .. }) = &self.series else { return blocks.len() };
+        let fits = whole_blocks(blocks, rotation.size.saturating_sub(self.written));
+        // A packet that is longer than any file is written all the same.
+        if fits == 0 && self.written == self.head { first_block(blocks) } else { fits }
+    }
+
+    /// Writes what the file begins with.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub(super) fn begin(&mut self, head: &[u8]) -> Result<bool, CaptureError> {
+        let is_read = self.write(head)?;
+        self.head = self.written;
+        Ok(is_read)
+    }
+
+    /// Ends this file with `tail`, and begins the next one with `head`.
+    ///
+    /// # Errors
+    /// It cannot be written, or the next one not be opened.
+    pub(super) fn begin_next(&mut self, tail: &[u8], head: &[u8]) -> Result<(), CaptureError> {
+        self.write(tail)?;
+        let Some(mut series) = self.series.take() else { return Ok(()) };
+        let next = Output::create(&series.next())?;
+        *self = Output { series: Some(series), ..next };
+        self.begin(head).map(drop)
+    }
+
+    /// Returns the files that follow each other and were not removed.
+    pub(super) fn files(&self) -> Vec<String> {
+        let files = self.series.iter().flat_map(|series| &series.files);
+        files.map(|file| file.display().to_string()).collect()
     }
 
     pub(super) fn is_stdout(&self) -> bool {

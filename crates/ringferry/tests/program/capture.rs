@@ -11,9 +11,10 @@ use ringferry_rig::frames::{frame, mac, pattern, tcp};
 use ringferry_rig::guest::{Options, acquaint, converse};
 use ringferry_rig::process::{Process, eventually, may};
 use ringferry_rig::switch::{Place, Switch, ringferry};
-use ringferry_sys::process::Spawn;
+use ringferry_sys::process::{Spawn, is_root};
 use rustix::process::Signal;
 
+use crate::reload_faults::Disk;
 use crate::replace::replaced;
 
 /// Whether tshark is there, or a test may be skipped.
@@ -372,6 +373,89 @@ fn a_capture_that_nobody_reads_ends_when_it_is_told_to() {
         assert!(capture.log().join("\n").contains("nobody reads the capture, which was to end"));
     }
     eventually("the switch has no capture", || switch.show().captures.is_empty().then_some(()));
+    switch.stop();
+}
+
+#[test]
+fn files_follow_each_other_and_the_latest_are_kept() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b"]);
+    let mut a = switch.plug("a", 1, Options::default());
+    let mut b = switch.plug("b", 2, Options::default());
+    acquaint(&mut [&mut a, &mut b]);
+    let file = place.path().join("night.of.pcapng");
+    let words = ["a", "--direction", "in", "--file-size", "100K", "--files", "3"];
+    let capture = start(&place, &switch, &file, &words);
+    for number in 0..500 {
+        a.send(&frame(b.mac, a.mac, 1400, number));
+        b.receive();
+    }
+    let last = frame(b.mac, a.mac, 777, 500);
+    a.send(&last);
+    let latest = || {
+        let mut files: Vec<_> =
+            std::fs::read_dir(place.path()).unwrap().map(|file| file.unwrap().path()).collect();
+        files.retain(|file| file.extension().is_some_and(|kind| kind == "pcapng"));
+        files.sort();
+        files
+    };
+    eventually("the last is written", || {
+        let bytes = std::fs::read(latest().pop()?).ok()?;
+        bytes.windows(last.len()).any(|window| window == last).then_some(())
+    });
+    let summary = stop(capture);
+    assert_eq!((&summary["captured"], &summary["lost"]), (&501.into(), &0.into()));
+    let files = latest();
+    let names: Vec<_> = files.iter().map(|file| file.to_str().unwrap()).collect();
+    assert_eq!(summary["files"], serde_json::json!(names));
+    assert_eq!(names.len(), 3);
+    // 69 frames of 1448 bytes beside 152 bytes and the statistics.
+    assert!(names[2].ends_with("/night.of_00008.pcapng"), "{names:?}");
+    for path in &files {
+        let length = std::fs::metadata(path).unwrap().len();
+        assert!(length <= 100_000 + 500, "{length}");
+    }
+    if may_read() {
+        let counts: Vec<_> = files.iter().map(|file| read(file, &["frame.len"]).len()).collect();
+        assert!(counts[0] == counts[1] && counts[0] >= 65 && counts[2] > 0, "{counts:?}");
+    }
+    let output = command(&place, &["a", "--file-size", "1M"]).output().unwrap();
+    assert!(String::from_utf8(output.stderr).unwrap().contains("--write <FILE>"));
+    switch.stop();
+}
+
+#[test]
+fn a_full_disk_costs_no_packet_that_was_written_and_the_count_is_the_files() {
+    let place = Place::new();
+    let disk = place.path().join("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let mounted = is_root().then(|| Disk::mount(disk.clone())).flatten();
+    if !may("mount a tmpfs", mounted.is_some()) {
+        return;
+    }
+    let switch = place.switch(&["a", "b"]);
+    let mut a = switch.plug("a", 1, Options::default());
+    let mut b = switch.plug("b", 2, Options::default());
+    acquaint(&mut [&mut a, &mut b]);
+    let file = disk.join("a.pcapng");
+    let mut capture = start(&place, &switch, &file, &["a", "--direction", "in"]);
+    for number in 0..100 {
+        a.send(&frame(b.mac, a.mac, 1400, number));
+        b.receive();
+    }
+    let (status, said) = capture.wait();
+    assert_eq!(
+        (status.code(), capture.logged("No space left on device")),
+        (Some(1), 1),
+        "{:?}",
+        capture.log()
+    );
+    let summary: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let captured = summary["captured"].as_u64().unwrap();
+    assert!(captured < 50, "{captured}");
+    if may_read() {
+        assert_eq!(read(&file, &["frame.len"]).len() as u64, captured);
+    }
     switch.stop();
 }
 

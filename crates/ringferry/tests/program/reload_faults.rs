@@ -193,10 +193,10 @@ fn a_directory_that_is_gone_fails_its_port_and_no_other() {
 }
 
 /// A file system of 64 KiB, unmounted when dropped.
-struct Disk(PathBuf);
+pub struct Disk(PathBuf);
 
 impl Disk {
-    fn mount(at: PathBuf) -> Option<Disk> {
+    pub fn mount(at: PathBuf) -> Option<Disk> {
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(&at).stderr(Stdio::null());
         mount.status().is_ok_and(|status| status.success()).then_some(Disk(at))
