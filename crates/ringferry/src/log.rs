@@ -2,19 +2,22 @@
 //!
 //! Whoever reads our standard error may stop reading, and then a write to it waits. So a running switch must not write to it from a
 //! thread that others depend on: once [`in_background`] was called, a line is put into a bounded ring and a thread of its own writes it. Lines for
-//! which there is no place, and at the default verbosity those beyond [`RATE`], are left out and counted, and the next line says how many. Until
+//! which there is no place are left out and counted, and the next line says how many; so are, at the default verbosity, those that [`Limit`] does not admit. Until
 //! then, and in programs that never call it, lines are written at once.
 //!
 //! `main` calls [`flush`] before it says why the program ends, and last of all.
 
 use std::borrow::Cow;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::io::{self, Write};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use tracing::{Level, Metadata};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::{Context, Filter};
 
 /// Most lines that wait to be written: a few hundred kilobytes.
 const WAITING: usize = 1024;
@@ -24,6 +27,13 @@ const RATE: u32 = 10;
 
 /// Lines that may come at once, as when many guests start together.
 const BURST: u32 = 200;
+
+/// Lines about one port that may come at once beside these, and the time after which there may be another one: what others have to say, however much, silences none.
+const PORT_BURST: u32 = 10;
+const PORT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Most ports whose lines are counted.
+const PORTS: usize = 4096;
 
 /// How long [`flush`] waits for whoever reads the log.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -51,8 +61,17 @@ struct State {
     limit: Option<LineLimit>,
 }
 
-/// A token bucket of lines: [`BURST`] deep, filled at [`RATE`] less the one for [`REPORT`].
+/// A limit on the rate of lines, of which each port has a share to itself.
 struct LineLimit {
+    /// [`BURST`] deep, filled at [`RATE`] less the one for [`REPORT`].
+    all: Bucket,
+    ports: HashMap<String, Bucket>,
+}
+
+/// A token bucket.
+struct Bucket {
+    depth: u32,
+    interval: Duration,
     tokens: u32,
     filled: Instant,
 }
@@ -75,6 +94,34 @@ impl MakeWriter<'_> for Lines {
     fn make_writer_for(&self, meta: &Metadata<'_>) -> Line {
         Line(*meta.level())
     }
+}
+
+/// Admits lines at a limited rate, where there is one: see [`in_background`].
+pub(crate) struct Limit;
+
+impl<S: Subscriber> Filter<S> for Limit {
+    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        true
+    }
+
+    fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
+        let mut port = Port(None);
+        event.record(&mut port);
+        LOG.admits(port.0.as_deref(), Instant::now())
+    }
+}
+
+/// The port that a line is about.
+struct Port(Option<String>);
+
+impl Visit for Port {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "port" {
+            self.0 = Some(value.to_owned());
+        }
+    }
+
+    fn record_debug(&mut self, _: &Field, _: &dyn fmt::Debug) {}
 }
 
 /// Returns true if standard error is the journal's: systemd says which stream that is (systemd.exec(5), `JOURNAL_STREAM`), which may have been redirected since. The journal has the time and the
@@ -109,16 +156,23 @@ fn marked(level: Level, text: &[u8], is_journal: bool) -> Cow<'_, [u8]> {
 /// Says why the program ends.
 pub(crate) fn say_end(error: &dyn std::error::Error) {
     flush();
-    let text = format!("ringferry: {error}\n");
+    let text = format!("ringferry: {}\n", visible(&error.to_string()));
     // A macro would panic if that cannot be written, as on a full disk, and hide the exit code.
     let _ = io::stderr().write_all(&marked(Level::ERROR, text.as_bytes(), is_journal()));
+}
+
+/// What a terminal is to show and not to obey: whoever has written it, as in the name of a file.
+fn visible(text: &str) -> String {
+    let shown =
+        |c: char| if c.is_control() && c != '\n' { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect()
 }
 
 impl Write for Line {
     /// The subscriber writes each line by one call.
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         let line = marked(self.0, text, is_journal());
-        if !LOG.put(&line, Instant::now()) {
+        if !LOG.put(&line) {
             // Nobody could be told of an error, such as a full disk; the subscriber would panic over it.
             let _ = io::stderr().write_all(&line);
         }
@@ -136,7 +190,7 @@ impl Write for Line {
 /// The system has no thread left.
 pub(crate) fn in_background(limited: bool) -> io::Result<()> {
     std::thread::Builder::new().name("ringferry-log".to_owned()).spawn(|| LOG.write_to(io::stderr()))?;
-    LOG.begin(limited.then(|| LineLimit { tokens: BURST, filled: Instant::now() }));
+    LOG.begin(limited.then(|| LineLimit::new(Instant::now())));
     Ok(())
 }
 
@@ -168,14 +222,25 @@ impl Log {
         state.limit = limit;
     }
 
+    /// Returns false for a line that is to be left out, and counts it.
+    fn admits(&self, port: Option<&str>, now: Instant) -> bool {
+        let mut state = self.state();
+        let admitted = state.limit.as_mut().is_none_or(|limit| limit.admits(port, now));
+        if !admitted {
+            state.left_out += 1;
+            drop(state);
+            self.changed.notify_all();
+        }
+        admitted
+    }
+
     /// Leaves a line to the thread, which may leave it out; false if there is no thread.
-    fn put(&self, line: &[u8], now: Instant) -> bool {
+    fn put(&self, line: &[u8]) -> bool {
         let mut state = self.state();
         if !state.background {
             return false;
         }
-        let allowed = state.limit.as_mut().is_none_or(|limit| limit.allows(now));
-        if allowed && state.waiting.len() < WAITING {
+        if state.waiting.len() < WAITING {
             state.waiting.push_back(line.to_vec());
         } else {
             state.left_out += 1;
@@ -241,19 +306,56 @@ impl Log {
 }
 
 impl LineLimit {
-    fn allows(&mut self, now: Instant) -> bool {
-        const INTERVAL: Duration = Duration::from_nanos(1_000_000_000 / (RATE as u64 - 1));
-        let new = now.saturating_duration_since(self.filled).as_nanos() / INTERVAL.as_nanos();
-        let new = u32::try_from(new).unwrap_or(u32::MAX);
-        if new >= BURST {
-            (self.tokens, self.filled) = (BURST, now);
-        } else {
-            self.tokens = (self.tokens + new).min(BURST);
-            self.filled += INTERVAL * new;
+    fn new(now: Instant) -> LineLimit {
+        let interval = Duration::from_nanos(1_000_000_000 / u64::from(RATE - 1));
+        LineLimit { all: Bucket::new(BURST, interval, now), ports: HashMap::new() }
+    }
+
+    /// Takes the line out of the port's own share first.
+    fn admits(&mut self, port: Option<&str>, now: Instant) -> bool {
+        if let Some(port) = port {
+            if !self.ports.contains_key(port) {
+                if self.ports.len() >= PORTS {
+                    self.ports.retain(|_, bucket| !bucket.is_full(now));
+                }
+                if self.ports.len() < PORTS {
+                    self.ports.insert(port.to_owned(), Bucket::new(PORT_BURST, PORT_INTERVAL, now));
+                }
+            }
+            if self.ports.get_mut(port).is_some_and(|own| own.takes(now)) {
+                return true;
+            }
         }
-        let allowed = self.tokens > 0;
+        self.all.takes(now)
+    }
+}
+
+impl Bucket {
+    fn new(depth: u32, interval: Duration, now: Instant) -> Bucket {
+        Bucket { depth, interval, tokens: depth, filled: now }
+    }
+
+    fn fill(&mut self, now: Instant) {
+        let new = now.saturating_duration_since(self.filled).as_nanos() / self.interval.as_nanos();
+        let new = u32::try_from(new).unwrap_or(u32::MAX);
+        if new >= self.depth {
+            (self.tokens, self.filled) = (self.depth, now);
+        } else {
+            self.tokens = (self.tokens + new).min(self.depth);
+            self.filled += self.interval * new;
+        }
+    }
+
+    fn takes(&mut self, now: Instant) -> bool {
+        self.fill(now);
+        let taken = self.tokens > 0;
         self.tokens = self.tokens.saturating_sub(1);
-        allowed
+        taken
+    }
+
+    fn is_full(&mut self, now: Instant) -> bool {
+        self.fill(now);
+        self.tokens == self.depth
     }
 }
 
@@ -270,6 +372,11 @@ mod tests {
         assert_eq!(*marked(Level::ERROR, b"one", true), *b"<3>one");
         assert_eq!(*marked(Level::ERROR, b"one", false), *b"one");
         assert!(!is_journal());
+    }
+
+    #[test]
+    fn no_text_moves_the_cursor_of_a_terminal() {
+        assert_eq!(visible("a\nb \x1b[2J\u{9b}c\tä"), "a\nb \\u{1b}[2J\\u{9b}c\\tä");
     }
 
     /// A reader that takes nothing before it is told to.
@@ -321,7 +428,7 @@ mod tests {
         // If a line waited for the reader, the first would do so for ever.
         let all = 5 * WAITING as u64;
         for _ in 0..all {
-            assert!(log.put(b"a line\n", Instant::now()));
+            assert!(log.put(b"a line\n"));
         }
         drop(resume);
         let (lines, left_out) = read_all(&read, all);
@@ -332,10 +439,10 @@ mod tests {
     #[test]
     fn m3_no_more_than_ten_lines_a_second_whoever_causes_them() {
         let start = Instant::now();
-        let mut limit = LineLimit { tokens: BURST, filled: start };
+        let mut limit = LineLimit::new(start);
         let mut allowed = |from: u64, to: u64| {
             let times = (from * 1000..to * 1000).map(|millis| start + Duration::from_millis(millis));
-            times.filter(|now| limit.allows(*now)).count() as u32
+            times.filter(|now| limit.admits(None, *now)).count() as u32
         };
         // A thousand a second.
         let first = allowed(0, 10);
@@ -349,16 +456,43 @@ mod tests {
     #[test]
     fn what_is_left_out_by_the_limit_is_said_too() {
         let now = Instant::now();
-        let (log, resume, read) = log(Some(LineLimit { tokens: 3, filled: now }));
+        let mut limit = LineLimit::new(now);
+        limit.all.tokens = 3;
+        let (log, resume, read) = log(Some(limit));
         drop(resume);
-        (0..10).for_each(|_| assert!(log.put(b"a line\n", now)));
+        (0..10).filter(|_| log.admits(None, now)).for_each(|_| assert!(log.put(b"a line\n")));
         assert_eq!(read_all(&read, 10), (3, 7));
+    }
+
+    #[test]
+    fn what_is_said_of_some_ports_silences_no_other() {
+        let start = Instant::now();
+        let mut limit = LineLimit::new(start);
+        // Eight of them have as much said of them as they can, for a minute.
+        for now in (0..60_000).map(|millis| start + Duration::from_millis(millis)) {
+            for hostile in 0..8 {
+                limit.admits(Some(&format!("hostile{hostile}")), now);
+            }
+        }
+        let later = start + Duration::from_secs(60);
+        let of_victim = (0..100).filter(|_| limit.admits(Some("victim"), later)).count();
+        assert!((PORT_BURST as usize..=PORT_BURST as usize + 2).contains(&of_victim), "{of_victim}");
+        let next = later + PORT_INTERVAL;
+        for _ in 0..1000 {
+            limit.admits(Some("hostile0"), next);
+        }
+        assert!(limit.admits(Some("victim"), next));
+        // Names without end take no memory without end.
+        for port in 0..2 * PORTS {
+            limit.admits(Some(&port.to_string()), next);
+        }
+        assert_eq!(limit.ports.len(), PORTS);
     }
 
     #[test]
     fn a_flush_waits_for_the_last_line_but_not_for_a_reader_that_is_gone() {
         let (log, resume, read) = log(None);
-        log.put(b"the last line\n", Instant::now());
+        log.put(b"the last line\n");
         log.flush(Duration::from_millis(1));
         assert!(read.try_recv().is_err());
         drop(resume);
@@ -368,6 +502,6 @@ mod tests {
 
     #[test]
     fn without_a_thread_lines_are_left_to_whoever_has_them() {
-        assert!(!Log::new().put(b"a line\n", Instant::now()));
+        assert!(!Log::new().put(b"a line\n"));
     }
 }

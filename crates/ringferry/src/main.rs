@@ -117,6 +117,7 @@ fn main() -> ExitCode {
         .with_target(false)
         .log_internal_errors(false);
     let lines = if log::is_journal() { lines.without_time().boxed() } else { lines.boxed() };
+    let lines = lines.with_filter(log::Limit);
     tracing_subscriber::registry().with(filter).with(lines).init();
     if let (None, Some(text)) = (&asked, &said) {
         tracing::warn!(
