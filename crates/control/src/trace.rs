@@ -237,13 +237,20 @@ impl Trace {
             protocol.name()
         );
         let widest = self.steps.iter().map(|step| step.step.len()).max().unwrap_or(0);
-        let mut at = None;
-        for TraceStep { port, step, verdict, text: what, .. } in &self.steps {
-            if at != Some(port) {
-                let _ = writeln!(text, "\n{port}");
-                at = Some(port);
+        // A frame for everybody takes the same steps at most of the ports: those are told once.
+        let mut paragraphs = Vec::<(Vec<&str>, String)>::new();
+        for steps in self.steps.chunk_by(|one, next| one.port == next.port) {
+            let mut lines = String::new();
+            for TraceStep { step, verdict, text: what, .. } in steps {
+                let _ = writeln!(lines, "  {step:<widest$}  {:<6}  {what}", verdict.word());
             }
-            let _ = writeln!(text, "  {step:<widest$}  {:<6}  {what}", verdict.word());
+            match paragraphs.iter_mut().skip(1).find(|(_, told)| *told == lines) {
+                Some((ports, _)) => ports.push(&steps[0].port),
+                None => paragraphs.push((vec![&steps[0].port], lines)),
+            }
+        }
+        for (ports, lines) in paragraphs {
+            let _ = write!(text, "\n{}\n{lines}", ports.join(", "));
         }
         let _ = writeln!(text, "\n{}", self.verdict);
         if !self.remedy.is_empty() {
@@ -290,6 +297,8 @@ mod tests {
         let steps = vec![
             step("vm1", "vlan", TraceVerdict::Passes, "It is in VLAN 10."),
             step("vm2", "rules", TraceVerdict::Drops, "Both are isolated."),
+            step("vm3", "rules", TraceVerdict::Passes, "Nothing forbids it."),
+            step("vm4", "rules", TraceVerdict::Drops, "Both are isolated."),
         ];
         let verdict = "Dropped at vm2 as `isolated`.".to_owned();
         let (delivered, dropped) = (Vec::new(), Vec::new());
@@ -300,8 +309,11 @@ an imaginary frame from vm1 (queue 0): 52:54:00:00:00:01 to 52:54:00:00:00:02, w
 vm1
   vlan   passes  It is in VLAN 10.
 
-vm2
+vm2, vm4
   rules  DROPS   Both are isolated.
+
+vm3
+  rules  passes  Nothing forbids it.
 
 Dropped at vm2 as `isolated`.
 What to do: Do it.

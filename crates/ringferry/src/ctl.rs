@@ -1,7 +1,7 @@
 //! `ringferry ctl`: asks a running switch, or a running `ringferry guest`, through its control socket and prints the
 //! answer.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,6 +11,7 @@ use ringferry_control::channels::{Channels, Stats, Steering};
 use ringferry_control::explain::Explanation;
 use ringferry_control::mirror::{FdbFlush, LinkChange, Mirrors};
 use ringferry_control::snapshot::{self, Column, ColumnError};
+use ringferry_control::text::wrap;
 use ringferry_control::trace::{Trace, TraceProtocol, TraceRequest};
 use ringferry_control::why::Diagnosis;
 use ringferry_control::{self as control, Answer, ControlError, Patience, Request};
@@ -770,8 +771,8 @@ impl ErrorKind {
 ///
 /// # Errors
 /// No switch answers, or `out` cannot be written. A reader that has seen enough (`| head`) is not an error.
-pub fn run(args: &CtlArgs, out: &mut dyn Write) -> Result<(), CtlError> {
-    let result = answer(args, out);
+pub fn run(args: &CtlArgs, out: &mut dyn Write, width: Option<usize>) -> Result<(), CtlError> {
+    let result = answer(args, out, width);
     match result {
         Err(error) if args.command.is_json() => {
             match error.kind() {
@@ -786,7 +787,7 @@ pub fn run(args: &CtlArgs, out: &mut dyn Write) -> Result<(), CtlError> {
     }
 }
 
-fn answer(args: &CtlArgs, out: &mut dyn Write) -> Result<(), CtlError> {
+fn answer(args: &CtlArgs, out: &mut dyn Write, width: Option<usize>) -> Result<(), CtlError> {
     let control = args.control.clone().unwrap_or_else(control::default_path);
     let switch = Switch { control, timeout: Duration::from_secs(args.timeout.into()) };
     if let CtlCommand::Reload { dry_run, json } = args.command {
@@ -795,7 +796,21 @@ fn answer(args: &CtlArgs, out: &mut dyn Write) -> Result<(), CtlError> {
     if let CtlCommand::Show(show) = &args.command {
         return show_state(&switch, show, out);
     }
-    print(&ask(&switch, &args.command)?, out)
+    let text = ask(&switch, &args.command)?;
+    // Tables are read as they are.
+    let has_sentences =
+        matches!(args.command, CtlCommand::Why { .. } | CtlCommand::Trace(_) | CtlCommand::Explain { .. });
+    match width {
+        Some(width) if has_sentences && !args.command.is_json() => print(&wrap(&text, width), out),
+        _ => print(&text, out),
+    }
+}
+
+/// The columns of the terminal that standard output is, if it is one.
+pub fn width() -> Option<usize> {
+    let size =
+        io::stdout().is_terminal().then(|| rustix::termios::tcgetwinsize(io::stdout()).ok()).flatten()?;
+    Some(size.ws_col.into()).filter(|columns| *columns > 0)
 }
 
 /// Answers `ringferry ctl show`, once or again and again.
@@ -1179,7 +1194,7 @@ mod tests {
                 }
             });
             let mut out = Vec::new();
-            let result = run(&args, &mut out);
+            let result = run(&args, &mut out, None);
             done.store(true, Ordering::Relaxed);
             let text = String::from_utf8(out).unwrap();
             if args.command.is_json() {
@@ -1242,7 +1257,7 @@ mod tests {
                 command: CtlCommand::Show(show),
             };
             let mut out = Vec::new();
-            run(&args, &mut out).unwrap();
+            run(&args, &mut out, None).unwrap();
             String::from_utf8(out).unwrap()
         };
         assert!(text(show.clone()).contains("start one with `ringferry run`"));
@@ -1387,7 +1402,7 @@ mod tests {
     fn refused(arguments: &[&str]) -> serde_json::Value {
         let args = Program::try_parse_from([&["ctl"], arguments].concat()).unwrap().ctl;
         let mut out = Vec::new();
-        assert!(run(&args, &mut out).unwrap_err().is_told());
+        assert!(run(&args, &mut out, None).unwrap_err().is_told());
         let text = String::from_utf8(out).unwrap();
         schema::assert_described(&[&["ctl"], arguments].concat(), &text);
         serde_json::from_str(&text).unwrap()
@@ -1452,7 +1467,7 @@ mod tests {
     fn absent_switch_is_an_error_with_a_remedy() {
         let args =
             CtlArgs { control: Some("/nonexistent/c.sock".into()), timeout: 1, command: CtlCommand::Dump };
-        let error = run(&args, &mut Vec::new()).unwrap_err().to_string();
+        let error = run(&args, &mut Vec::new(), None).unwrap_err().to_string();
         assert!(error.contains("start one with `ringferry run`, or say which one with --control"), "{error}");
     }
 

@@ -193,6 +193,21 @@ uplink: rf0
 }
 
 /// The example, measured.
+#[test]
+fn of_many_ports_only_those_that_are_not_well_are_shown_whole() {
+    let mut snapshot = example();
+    let [vm0, tap] = &snapshot.ports[..] else { panic!() };
+    let (vm0, tap) = (vm0.clone(), tap.clone());
+    let named = |number| PortSnapshot { name: format!("up{number}"), ..tap.clone() };
+    snapshot.ports = (0..99).map(named).chain([vm0]).collect();
+    let text = snapshot.to_text();
+    assert!(text.lines().count() < 130, "{text}");
+    assert!(text.contains("up98") && !text.contains("up98: rf0") && text.contains("vm0: /run/"), "{text}");
+    assert!(
+        text.ends_with("of the 99 ports that are well are not shown: `ringferry ctl show PORT` has them.\n")
+    );
+}
+
 fn measured() -> Snapshot {
     let mut snapshot = example();
     let rates = |window: u64, packets: f64| Rates {

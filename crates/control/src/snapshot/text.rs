@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::{
-    FdbEntry, FdbLost, FdbRestless, PortSnapshot, QueueSnapshot, Rates, SessionEnd, Snapshot, StallSnapshot,
-    WINDOWS, WorkerSnapshot,
+    FdbEntry, FdbLost, FdbRestless, PortSnapshot, PortState, QueueSnapshot, Rates, SessionEnd, Snapshot,
+    StallSnapshot, WINDOWS, WorkerSnapshot,
 };
 use crate::drops::DropReason;
 use crate::rules::settings;
 use crate::text::{Table, duration, short_count, short_rate};
+
+/// Most ports of which everything is shown. Of more, nobody reads it, and those that are not well would not be found.
+const FEW: usize = 16;
 
 impl Snapshot {
     /// A few aligned tables for a terminal: the switch, its ports, their queues, and whatever was dropped.
@@ -53,14 +56,23 @@ impl Snapshot {
                 text.push_str(&table);
             }
         }
-        let queues = self.queues_table();
+        let shown: Vec<_> =
+            self.ports.iter().filter(|port| self.ports.len() <= FEW || !port.is_well()).collect();
+        let queues = queues_table(&shown);
         if !queues.is_empty() {
             text.push('\n');
             text.push_str(&queues);
         }
-        for port in &self.ports {
+        for port in &shown {
             text.push('\n');
             text.push_str(&port.details());
+        }
+        let well = self.ports.len() - shown.len();
+        if well > 0 {
+            let _ = writeln!(
+                text,
+                "\nThe queues, rules, features and counters of the {well} ports that are well are not shown: `ringferry ctl show PORT` has them."
+            );
         }
         text
     }
@@ -230,29 +242,6 @@ impl Snapshot {
         }
         if table.is_empty() { String::new() } else { table.to_string() }
     }
-
-    fn queues_table(&self) -> String {
-        let all = || self.ports.iter().flat_map(|port| port.queues.iter().map(move |queue| (port, queue)));
-        let is_known = all().any(|(_, queue)| queue.available.is_some());
-        let mut headings = vec!["<PORT", ">QUEUE", "<ROLE", ">SIZE"];
-        headings.extend(is_known.then_some(">AVAILABLE"));
-        headings.push("<STATE");
-        let mut table = Table::new(&headings);
-        for (port, queue) in all() {
-            let mut cells = vec![
-                port.name.clone(),
-                queue.index.to_string(),
-                queue.role.name().to_owned(),
-                queue.size.to_string(),
-            ];
-            if is_known {
-                cells.push(queue.available.map_or_else(|| "-".to_owned(), |available| available.to_string()));
-            }
-            cells.push(queue.state());
-            table.row(cells);
-        }
-        if table.is_empty() { String::new() } else { table.to_string() }
-    }
 }
 
 impl QueueSnapshot {
@@ -272,7 +261,38 @@ impl QueueSnapshot {
     }
 }
 
+/// The queues of these ports.
+fn queues_table(ports: &[&PortSnapshot]) -> String {
+    let all = || ports.iter().flat_map(|port| port.queues.iter().map(move |queue| (port, queue)));
+    let is_known = all().any(|(_, queue)| queue.available.is_some());
+    let mut headings = vec!["<PORT", ">QUEUE", "<ROLE", ">SIZE"];
+    headings.extend(is_known.then_some(">AVAILABLE"));
+    headings.push("<STATE");
+    let mut table = Table::new(&headings);
+    for (port, queue) in all() {
+        let mut cells = vec![
+            port.name.clone(),
+            queue.index.to_string(),
+            queue.role.name().to_owned(),
+            queue.size.to_string(),
+        ];
+        if is_known {
+            cells.push(queue.available.map_or_else(|| "-".to_owned(), |available| available.to_string()));
+        }
+        cells.push(queue.state());
+        table.row(cells);
+    }
+    if table.is_empty() { String::new() } else { table.to_string() }
+}
+
 impl PortSnapshot {
+    /// Returns true if it carries packets, and nothing needs somebody's attention.
+    fn is_well(&self) -> bool {
+        let is_whole = |queue: &QueueSnapshot| queue.broken.is_none() && queue.stalled.is_none();
+        let is_troubled = self.fault.is_some() || self.another_waits;
+        self.state == PortState::Up && !is_troubled && self.queues.iter().all(is_whole)
+    }
+
     /// Its rates over this window, if they are known.
     pub fn rates_over(&self, window: u64) -> Option<&Rates> {
         self.rates.iter().find(|rates| rates.window == window)

@@ -6,7 +6,9 @@
 mod printable;
 mod table;
 mod units;
+mod wrap;
 
 pub use printable::printable;
 pub use table::Table;
 pub use units::{bit_rate, duration, micros, scaled, short_count, short_rate};
+pub use wrap::wrap;

@@ -15,7 +15,8 @@ use ringferry_rig::frames::frame;
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
 use ringferry_rig::process::{PATIENCE, in_a_namespace, may};
 use ringferry_rig::raw::{self, Raw, region};
-use ringferry_rig::switch::{Place, Switch};
+use ringferry_rig::switch::{Place, Switch, ringferry};
+use ringferry_rig::terminal::Terminal;
 use ringferry_sys::program;
 use ringferry_sys::socket::Stream;
 use ringferry_virtio_net::Features;
@@ -250,6 +251,23 @@ fn under_load(
         }
     });
     assert!(switch.show().workers[0].busy_nanoseconds > 0);
+}
+
+#[test]
+fn sentences_are_broken_where_a_terminal_is_narrow() {
+    let place = Place::new();
+    let switch = place.switch(&["a"]);
+    let mut why = ringferry();
+    why.args(["ctl", "--control"]).arg(place.control()).args(["why", "a"]);
+    let mut terminal = Terminal::start(&mut why, 48, 24);
+    assert!(terminal.wait().success());
+    let screen = terminal.until("all of it", |screen| screen.contains("write to the"));
+    assert!(screen.contains("\n1. No front end is connected to a, at"), "{screen}");
+    assert!(screen.contains("\n   What to do: Start the VM. If it runs,"), "{screen}");
+    // A terminal breaks lines by itself, in the middle of words.
+    let written = String::from_utf8(terminal.written()).unwrap();
+    assert!(written.lines().filter(|line| !line.contains("/tmp/")).all(|line| line.len() <= 48), "{written}");
+    switch.stop();
 }
 
 #[test]
