@@ -57,6 +57,9 @@ pub enum Error {
     NoSandbox(io::Error),
     #[error(transparent)]
     Ready(#[from] ReadyError),
+    /// The configuration is valid, and names what this host has not.
+    #[error("the configuration is valid, and no switch would start with it here:\n{0}")]
+    Missing(String),
     /// The system has no descriptors left.
     #[error("cannot start: {0}")]
     Os(#[from] io::Error),
@@ -80,7 +83,14 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
         return Ok(());
     }
     if args.check {
-        let ports = args.config()?.ports.len();
+        let config = args.config()?;
+        let (ports, missing) = (config.ports.len(), config.missing());
+        if !missing.names.is_empty() {
+            return Err(Error::Missing(missing.names.join("\n")));
+        }
+        for note in missing.directories {
+            let _ = writeln!(io::stderr(), "{note}: a switch that is started finds it, or does not start");
+        }
         // A reader that has gone needs no answer.
         let _ = writeln!(
             io::stdout(),

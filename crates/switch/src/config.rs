@@ -32,6 +32,7 @@ mod changes;
 mod edit;
 mod file;
 mod help;
+mod host;
 mod parse;
 mod reference;
 mod rules;

@@ -179,6 +179,8 @@ function detail(ports) {
   }
   const port = one.port;
   byId("detail-about").textContent = [port.kind, port.state, `MTU ${port.mtu}`, port.mac, port.peer, port.fault].filter(Boolean).join(", ");
+  const rules = Object.entries(port.rules || {}).map(([key, value]) => `${key}=${value}`);
+  byId("detail-rules").textContent = rules.length ? "rules: " + rules.join(" ") : "";
   byId("capture").href = "capture?port=" + encodeURIComponent(name);
   byId("rings").replaceChildren(...(port.queues || []).map((queue) => element("li", {},
     `${queue.role} ${queue.index}: ${queue.available === undefined ? "?" : queue.available} of ${queue.size} ` +

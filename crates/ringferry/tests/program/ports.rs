@@ -837,6 +837,21 @@ fn a_configuration_is_checked_without_a_start() {
         !bad.status.success()
             && String::from_utf8_lossy(&bad.stderr).contains("\"tun\" is not a kind of port")
     );
+    // What the host has not.
+    let socket = "[[port]]\nkind = 'vhost-user'\nsocket = '/nowhere/vm0.sock'\n";
+    write(&place, &format!("{socket}socket_group = 'no-such-group'\nsocket_owner = 'root'\n"));
+    let bad = String::from_utf8(check().stderr).unwrap();
+    assert!(
+        bad.contains("port vm0: socket_group: there is no group \"no-such-group\" in /etc/group"),
+        "{bad}"
+    );
+    write(&place, socket);
+    let output = check();
+    let note = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        output.status.success() && note.contains("port vm0: there is no directory /nowhere now"),
+        "{note}"
+    );
     assert_eq!(place.files(), ["rf.toml"], "nothing was opened");
 }
 

@@ -183,6 +183,21 @@ fn a_tap_that_is_down_says_so() {
 }
 
 #[test]
+fn a_tap_that_is_held_back_loses_at_the_host() {
+    in_a_namespace(|| {
+        let place = Place::new();
+        let tap = "tap:rf0,address=10.0.0.1/24,rate_in=10kbit,rate_in_burst=72kib";
+        let switch = place.start(place.run(&["a"]).args(["--port", tap]), Vec::new());
+        let socket = std::net::UdpSocket::bind("10.0.0.1:0").unwrap();
+        socket.set_broadcast(true).unwrap();
+        let mut flood = || (0..50).for_each(|_| drop(socket.send_to(&[0; 1400], "10.0.0.255:9")));
+        let sentence = "of the time because of rate_in=10kbit. What does not fit into the queue of rf0 meanwhile is dropped by the host";
+        expect_while(&mut flood, &place, &["rf0"], "paused-by-rate-in", Effect::Loses, sentence);
+        switch.stop();
+    });
+}
+
+#[test]
 fn a_port_that_is_held_back_and_drained_says_so() {
     let place = Place::new();
     let switch = place.switch(&["a,rate_in=10kbit,rate_in_burst=72kib", "b"]);

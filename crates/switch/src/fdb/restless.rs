@@ -1,7 +1,9 @@
 //! Addresses that move between ports again and again: two machines with one address, or a loop.
 //!
 //! One move is what a machine does that migrates. Who moves once more within a minute is remembered, a few addresses at a time, as a guest can make any
-//! address move: the most restless stay. Nothing here decides on a frame.
+//! address move: the most restless stay, and of ports that move many the fewest. Nothing here decides on a frame.
+
+use std::cmp::Reverse;
 
 /// Most addresses that are remembered.
 const MOST: usize = 16;
@@ -43,8 +45,12 @@ impl Movers {
             None if self.0.len() < MOST => self.0.push(new),
             None => {
                 let rests = |mover: &Mover| now.saturating_sub(mover.last) > REST;
-                let quietest = self.0.iter_mut().min_by_key(|mover| (!rests(mover), mover.moves, mover.last));
-                quietest.into_iter().for_each(|mover| *mover = new);
+                // Two ports that move many addresses hide their own, and not those of others.
+                let of_port = |port: u16| self.0.iter().filter(|mover| mover.ports.contains(&port)).count();
+                let of_ports = |mover: &Mover| mover.ports.into_iter().map(of_port).max();
+                let rank = |mover: &Mover| (!rests(mover), Reverse(of_ports(mover)), mover.moves, mover.last);
+                let quietest = (0..MOST).min_by_key(|at| rank(&self.0[*at]));
+                quietest.into_iter().for_each(|at| self.0[at] = new);
             }
         }
     }
@@ -100,6 +106,17 @@ mod tests {
         (100..10_000).for_each(|key| movers.note(key, [3, 4], 10));
         assert_eq!(movers.0.len(), MOST);
         assert_eq!(movers.restless(10).map(|mover| mover.key).collect::<Vec<_>>(), [1]);
+        // Nor does who moves many to and fro.
+        let mut movers = Movers::default();
+        for second in 0..10 {
+            movers.note(1, [1, 2], second);
+            (100..140).for_each(|key| (0..10).for_each(|_| movers.note(key, [3, 4], second)));
+        }
+        assert!(movers.restless(10).any(|mover| mover.key == 1));
+        assert!(movers.restless(10).any(|mover| mover.ports == [3, 4]));
+        let mut movers = Movers::default();
+        (0..10).for_each(|second| movers.note(1, [1, 2], second));
+        (100..10_000).for_each(|key| movers.note(key, [3, 4], 10));
         // What has come to rest makes room first.
         movers.note(20_000, [3, 4], 10 + REST);
         assert!(movers.0.iter().all(|mover| mover.key != 1));

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use ringferry_control::snapshot::{PortSnapshot, PortState, QueueRole, QueueSnapshot, Rates, WorkerLoad};
+use ringferry_control::snapshot::{
+    Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot, Rates, WorkerLoad,
+};
 use ringferry_control::text::bit_rate;
 use ringferry_control::why::Effect;
 use ringferry_packet::vnet::Offloads;
@@ -168,11 +170,22 @@ fn look_at_limits(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
     // A limit that was taken away holds nobody back.
     let (rate_in, rate_out) = (rule(["rate_in", "rate_in_packets"]), rule(["rate_out", "rate_out_packets"]));
     if paused >= NOTEWORTHY && !rate_in.is_empty() {
+        // A guest's ring holds it back. The queue of an interface of the host is full after 500 packets, and the host drops what comes then.
+        let (effect, host) = match &port.negotiated {
+            Negotiated::Tap(_) => (
+                Effect::Loses,
+                format!(
+                    " What does not fit into the queue of {} meanwhile is dropped by the host (`ip -s link show {}`).",
+                    port.peer, port.peer
+                ),
+            ),
+            _ => (Effect::Slows, String::new()),
+        };
         findings.add(
             "paused-by-rate-in",
-            Effect::Slows,
+            effect,
             paused,
-            format!("{name} has to wait {} of the time because of {rate_in}.", percent(paused)),
+            format!("{name} has to wait {} of the time because of {rate_in}.{host}", percent(paused)),
             format!(
                 "Raise the limit, if the guest is to send more: `ringferry ctl set {name} rate_in=RATE`."
             ),

@@ -1,0 +1,39 @@
+//! What a valid configuration needs of the host that it is for: `ringferry run --check`.
+
+use std::path::Path;
+
+use ringferry_sys::accounts;
+
+use super::{Config, PortKind, VhostUserEndpoint};
+
+/// What a configuration needs of this host and does not find now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Missing {
+    /// A switch would not start.
+    pub names: Vec<String>,
+    /// It would not start now; whoever starts it may make them first, as systemd does (`RuntimeDirectory=`).
+    pub directories: Vec<String>,
+}
+
+impl Config {
+    /// Looks for users, groups and directories of sockets, and opens nothing.
+    pub fn missing(&self) -> Missing {
+        let mut missing = Missing::default();
+        for port in &self.ports {
+            let PortKind::VhostUser(vhost) = &port.kind else { continue };
+            let VhostUserEndpoint::Listen(path) = &vhost.endpoint else { continue };
+            let (owner, group) = (&vhost.access.owner, &vhost.access.group);
+            let owner = owner.as_deref().map(|name| ("socket_owner", accounts::user(name)));
+            let group = group.as_deref().map(|name| ("socket_group", accounts::group(name)));
+            for (key, found) in owner.into_iter().chain(group) {
+                missing.names.extend(found.err().map(|why| format!("port {}: {key}: {why}", port.name)));
+            }
+            let directory = path.parent().filter(|directory| *directory != Path::new(""));
+            if let Some(directory) = directory.filter(|directory| !directory.is_dir()) {
+                let text = format!("port {}: there is no directory {} now", port.name, directory.display());
+                missing.directories.push(text);
+            }
+        }
+        missing
+    }
+}
