@@ -14,7 +14,7 @@ use ringferry_rig::frames::frame;
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
 use ringferry_rig::process::{PATIENCE, Process, eventually, in_a_namespace, may};
 use ringferry_rig::raw::Raw;
-use ringferry_rig::switch::{Place, Switch};
+use ringferry_rig::switch::{Place, Switch, ringferry};
 use ringferry_ring::Buffer;
 use ringferry_sys::cpu;
 use ringferry_sys::eventfd::EventFd;
@@ -852,6 +852,58 @@ fn a_front_end_whose_descriptors_find_no_room_is_not_blamed_for_it() {
     let mut b = switch.plug("b", 2, Options::default());
     acquaint(&mut [&mut a, &mut b]);
     converse(&mut a, &mut b, 1, 20);
+    switch.stop();
+}
+
+#[test]
+fn an_added_port_whose_descriptor_finds_no_room_says_so() {
+    let place = Place::new();
+    let switch = place.start(place.run(&["a"]).args(["--sandbox", "on"]), Vec::new());
+    let used = || -> BTreeSet<u64> {
+        let fds = std::fs::read_dir(format!("/proc/{}/fd", switch.process.pid())).unwrap();
+        fds.map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect()
+    };
+    let add = || {
+        let mut command = ringferry();
+        let port = format!("vhost-user:{}", place.socket("late").display());
+        command.args(["ctl", "--control"]).arg(place.control()).args(["add", &port]).output().unwrap()
+    };
+    // The client that asks takes the only one that is left.
+    let used = used();
+    let lowest_free = (0..).find(|number| !used.contains(number)).unwrap();
+    let limit = limit_descriptors(&switch, Some(lowest_free + 1));
+    let refused = add();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        !refused.status.success()
+            && said.contains("there is no room for more: raise the limit of open files"),
+        "{said}"
+    );
+    limit_descriptors(&switch, limit);
+    assert!(add().status.success());
+    switch.stop();
+}
+
+#[test]
+fn the_environment_says_which_switch_and_what_is_logged() {
+    let place = Place::new();
+    let run = place.run(&["a"]);
+    let mut shell = Command::new("env");
+    shell.args(["RUST_LOG=info,ringferry_switch=warn"]).arg(run.get_program()).args(run.get_args());
+    let switch = place.start(&mut shell, Vec::new());
+    let show = ringferry().args(["ctl", "show"]).env("RINGFERRY_CONTROL", place.control()).output().unwrap();
+    assert!(String::from_utf8(show.stdout).unwrap().contains("listening"));
+    switch.process.until_logged("the switch is up");
+    assert_eq!(switch.process.logged("a front end has connected"), 0);
+    let guest = switch.plug("a", 1, Options::default());
+    drop(guest);
+    switch.until_state("a", PortState::Listening);
+    assert_eq!(switch.process.logged("a front end has connected"), 0, "that is said by ringferry_switch");
+    switch.stop();
+    let mut shell = Command::new("env");
+    shell.arg("RUST_LOG=a=b=c").arg(run.get_program()).args(run.get_args());
+    let switch = place.start(&mut shell, Vec::new());
+    switch.process.until_logged("RUST_LOG=\"a=b=c\" is not understood");
     switch.stop();
 }
 
