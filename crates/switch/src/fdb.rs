@@ -199,11 +199,18 @@ pub struct FdbPage {
     /// The bucket at which the next part begins, or `None` at the end. An address that moves meanwhile may be
     /// in two parts, or in none.
     pub next: Option<usize>,
+    /// What is told of the whole table, with its last part.
+    pub whole: Option<FdbWhole>,
+}
+
+/// What is told of a whole table.
+#[derive(Clone, Debug)]
+pub struct FdbWhole {
     /// Upper bound on the addresses that the table learns.
     pub capacity: usize,
-    /// Counters of the whole table, not only of this part.
+    /// Its counters.
     pub stats: FdbStats,
-    /// Addresses of the whole table that move again and again.
+    /// Addresses that move again and again.
     pub restless: Vec<Restless>,
     /// The address that each port has lost last, where it is behind the other port still.
     pub lost: Vec<LostAddress>,
@@ -600,13 +607,17 @@ impl Fdb {
     pub fn page(&self, from: usize, now: u32) -> FdbPage {
         let from = from.min(self.buckets.len());
         let end = (from + PAGE).min(self.buckets.len());
-        FdbPage {
-            items: self.items(&self.buckets[from..end], now).collect(),
-            next: (end < self.buckets.len()).then_some(end),
+        let next = (end < self.buckets.len()).then_some(end);
+        let whole = || FdbWhole {
             capacity: self.capacity,
             stats: self.stats,
             restless: self.movers.restless(now).map(Restless::from).collect(),
             lost: self.lost(now).collect(),
+        };
+        FdbPage {
+            items: self.items(&self.buckets[from..end], now).collect(),
+            next,
+            whole: next.is_none().then(whole),
         }
     }
 

@@ -11,7 +11,7 @@ use ringferry_xen_net::netback::PageCounters;
 
 use crate::config;
 use crate::counters::{Counter, WorkerCounters};
-use crate::fdb::{FdbPage, FdbStats, LostAddress, PortId, Restless};
+use crate::fdb::{FdbPage, FdbStats, FdbWhole, LostAddress, PortId, Restless};
 use crate::rules::Rules;
 
 /// Returns rules as they are shown and reported.
@@ -68,7 +68,6 @@ impl FdbMerge {
     /// Adds a page of a worker's table, with ports named by `name`; [`settle`](Self::settle) follows when all
     /// have been added.
     pub(crate) fn add(&mut self, page: FdbPage, name: impl Fn(PortId) -> String) {
-        self.0.capacity = self.0.capacity.max(page.capacity);
         self.0.entries.extend(page.items.into_iter().map(|item| FdbEntry {
             vlan: item.vid,
             mac: item.mac,
@@ -76,18 +75,16 @@ impl FdbMerge {
             age_seconds: item.age,
             fixed: item.fixed,
         }));
-        if page.next.is_some() {
-            return;
-        }
-        // This is the worker's last page, so what is of its whole table is added.
-        for Restless { vid: vlan, mac, ports, moves, seconds } in page.restless {
+        let Some(FdbWhole { capacity, stats, restless, lost }) = page.whole else { return };
+        self.0.capacity = self.0.capacity.max(capacity);
+        for Restless { vid: vlan, mac, ports, moves, seconds } in restless {
             let ports = ports.into_iter().map(&name).collect();
             self.0.restless.push(FdbRestless { vlan, mac, ports, moves, seconds });
         }
-        for LostAddress { vid: vlan, mac, from, to, age } in page.lost {
+        for LostAddress { vid: vlan, mac, from, to, age } in lost {
             self.0.lost.push(FdbLost { vlan, mac, from: name(from), to: name(to), seconds: age });
         }
-        let FdbStats { learned, moved, replaced, refused, aged, limited } = page.stats;
+        let FdbStats { learned, moved, replaced, refused, aged, limited } = stats;
         for (name, count) in [
             ("learned", learned),
             ("moved", moved),
