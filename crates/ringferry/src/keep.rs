@@ -5,8 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fs::Permissions;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
@@ -84,7 +86,8 @@ pub enum Error {
 /// See [`enum@Error`].
 pub fn run(args: &KeepArgs) -> Result<(), Error> {
     let (mut arguments, ready) = sort_out(&args.arguments)?;
-    let place = tempfile::tempdir()?;
+    // Whoever may write to the socket says which process is the switch: nobody else may, whatever the umask.
+    let place = tempfile::Builder::new().permissions(Permissions::from_mode(0o700)).tempdir()?;
     let socket = place.path().join("notify");
     let mut keeper = Keeper {
         manager: Manager::bind(&socket)?,

@@ -65,10 +65,10 @@ pub struct CaptureArgs {
     #[arg(long, value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "only")]
     pub drops: Option<DropsArg>,
     /// Keep so many bytes of each packet at most.
-    #[arg(long, short, value_name = "BYTES")]
+    #[arg(long, short, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..))]
     pub snaplen: Option<u32>,
     /// End after so many packets.
-    #[arg(long, short, value_name = "N")]
+    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
     /// End after so long: 500ms, 10s, 5m, 1h, or seconds.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
@@ -76,7 +76,7 @@ pub struct CaptureArgs {
     /// Where to write to; `-` is standard output, and the default.
     #[arg(long, short, value_name = "FILE", default_value = "-")]
     pub write: PathBuf,
-    /// Begin another file when one has so many bytes: 500K, 100M, 1G (10^3, 10^6, 10^9). The files are FILE with a number: vm0_00001.pcapng.
+    /// Begin another file when one has so many bytes: 500K, 100M, 1G (10^3, 10^6, 10^9), 100K at least. The files are FILE with a number: vm0_00001.pcapng.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "write")]
     pub file_size: Option<u64>,
     /// Keep only so many files, the latest: the oldest is removed when another one begins.
@@ -186,7 +186,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
     };
     let number: u64 = number.parse().map_err(|_| format!("{number:?} is no number"))?;
     let size = number.checked_mul(unit).ok_or("that is too much")?;
-    if size < SMALLEST_FILE { Err(format!("at least {SMALLEST_FILE}")) } else { Ok(size) }
+    if size < SMALLEST_FILE { Err(format!("at least {}K", SMALLEST_FILE / 1000)) } else { Ok(size) }
 }
 
 /// What was captured, as `--json` prints it.

@@ -1,12 +1,16 @@
 //! Where a capture is written to: a file, files that follow each other, a FIFO, or standard output.
 
 use std::collections::VecDeque;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use super::CaptureError;
+
+/// Permissions of a file that is made: tenants' packets are nobody else's to read.
+const MODE: u32 = 0o600;
 
 /// See the head of this file.
 pub(super) struct Output {
@@ -99,9 +103,25 @@ impl Output {
             number: 0,
             files: VecDeque::new(),
         });
-        let first = series.as_mut().map(Series::next);
-        let opened = Output::create(first.as_deref().unwrap_or(path))?;
+        let opened = match &mut series {
+            Some(series) => Output::create_anew(&series.next())?,
+            None => Output::create(path)?,
+        };
         Ok(Output { series, ..opened })
+    }
+
+    /// Makes a file of a series, whose name anybody can guess: what is there, also a link, is removed and not written to.
+    fn create_anew(path: &Path) -> Result<Output, CaptureError> {
+        let name = path.display().to_string();
+        let make = || {
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            OpenOptions::new().write(true).create_new(true).mode(MODE).open(path)
+        };
+        let file = make().map_err(|error| CaptureError::Write { path: name.clone(), error })?;
+        Ok(Output::new(file, name, false))
     }
 
     fn create(path: &Path) -> Result<Output, CaptureError> {
@@ -111,7 +131,8 @@ impl Output {
             let file = File::from(io::stdout().as_fd().try_clone_to_owned().map_err(failed)?);
             return Ok(Output::new(file, "standard output".to_owned(), true));
         }
-        let file = File::create(path).map_err(failed)?;
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create(true).truncate(true).mode(MODE).open(path).map_err(failed)?;
         Ok(Output::new(file, name, false))
     }
 
@@ -146,7 +167,7 @@ impl Output {
     pub(super) fn begin_next(&mut self, tail: &[u8], head: &[u8]) -> Result<(), CaptureError> {
         self.write(tail)?;
         let Some(mut series) = self.series.take() else { return Ok(()) };
-        let next = Output::create(&series.next())?;
+        let next = Output::create_anew(&series.next())?;
         *self = Output { series: Some(series), ..next };
         self.begin(head).map(drop)
     }

@@ -1,6 +1,7 @@
 //! `ringferry capture`: what guests say to each other, as Wireshark's tshark reads it, and what a capture cannot do to a switch.
 
 use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -384,6 +385,11 @@ fn files_follow_each_other_and_the_latest_are_kept() {
     let mut b = switch.plug("b", 2, Options::default());
     acquaint(&mut [&mut a, &mut b]);
     let file = place.path().join("night.of.pcapng");
+    // Somebody has guessed the next names.
+    let precious = place.path().join("precious");
+    std::fs::write(&precious, "mine").unwrap();
+    std::os::unix::fs::symlink(&precious, place.path().join("night.of_00002.pcapng")).unwrap();
+    std::fs::write(place.path().join("night.of_00003.pcapng"), "theirs").unwrap();
     let words = ["a", "--direction", "in", "--file-size", "100K", "--files", "3"];
     let capture = start(&place, &switch, &file, &words);
     for number in 0..500 {
@@ -414,7 +420,9 @@ fn files_follow_each_other_and_the_latest_are_kept() {
     for path in &files {
         let length = std::fs::metadata(path).unwrap().len();
         assert!(length <= 100_000 + 500, "{length}");
+        assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
     }
+    assert_eq!(std::fs::read(&precious).unwrap(), b"mine");
     if may_read() {
         let counts: Vec<_> = files.iter().map(|file| read(file, &["frame.len"]).len()).collect();
         assert!(counts[0] == counts[1] && counts[0] >= 65 && counts[2] > 0, "{counts:?}");

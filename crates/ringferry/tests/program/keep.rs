@@ -2,6 +2,7 @@
 
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -349,6 +350,22 @@ fn a_killed_keeper_is_noticed_and_another_one_takes_over() {
     drop(switch);
     kill(&place);
     keeper.stop();
+}
+
+#[test]
+fn nobody_else_tells_a_keeper_anything_whatever_the_umask() {
+    let place = Place::new();
+    let run = keep(&place, &["a"]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "umask 0; exec \"$0\" \"$@\""]).arg(run.get_program()).args(run.get_args());
+    let switch = place.start(&mut shell, Vec::<(OwnedFd, i32)>::new());
+    let environment = std::fs::read(format!("/proc/{}/environ", pid(&place).unwrap())).unwrap();
+    let variables = environment.split(|byte| *byte == 0);
+    let socket = variables.into_iter().find_map(|variable| variable.strip_prefix(b"NOTIFY_SOCKET=")).unwrap();
+    let socket = std::path::Path::new(std::str::from_utf8(socket).unwrap());
+    let mode = std::fs::metadata(socket.parent().unwrap()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o700);
+    switch.stop();
 }
 
 #[test]
