@@ -28,12 +28,13 @@ const RATE: u32 = 10;
 /// Lines that may come at once, as when many guests start together.
 const BURST: u32 = 200;
 
-/// Lines about one port that may come at once beside these, and the time after which there may be another one: what others have to say, however much, silences none.
-const PORT_BURST: u32 = 10;
-const PORT_INTERVAL: Duration = Duration::from_secs(10);
+/// Lines about one port, or of one place in the program about none, that may come at once beside these, and the time after which there may be another one: what others
+/// have to say, however much, silences none.
+const SHARE_BURST: u32 = 10;
+const SHARE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Most ports whose lines are counted.
-const PORTS: usize = 4096;
+/// Most shares that are counted.
+const SHARES: usize = 4096;
 
 /// How long [`flush`] waits for whoever reads the log.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -61,11 +62,11 @@ struct State {
     limit: Option<LineLimit>,
 }
 
-/// A limit on the rate of lines, of which each port has a share to itself.
+/// A limit on the rate of lines, of which each port has a share to itself, and so has each place in the program that says something of no port.
 struct LineLimit {
     /// [`BURST`] deep, filled at [`RATE`] less the one for [`REPORT`].
     all: Bucket,
-    ports: HashMap<String, Bucket>,
+    shares: HashMap<String, Bucket>,
 }
 
 /// A token bucket.
@@ -107,7 +108,9 @@ impl<S: Subscriber> Filter<S> for Limit {
     fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
         let mut port = Port(None);
         event.record(&mut port);
-        LOG.admits(port.0.as_deref(), Instant::now())
+        // Its name is file and line.
+        let about = port.0.as_deref().unwrap_or_else(|| event.metadata().name());
+        LOG.admits(about, Instant::now())
     }
 }
 
@@ -223,9 +226,9 @@ impl Log {
     }
 
     /// Returns false for a line that is to be left out, and counts it.
-    fn admits(&self, port: Option<&str>, now: Instant) -> bool {
+    fn admits(&self, about: &str, now: Instant) -> bool {
         let mut state = self.state();
-        let admitted = state.limit.as_mut().is_none_or(|limit| limit.admits(port, now));
+        let admitted = state.limit.as_mut().is_none_or(|limit| limit.admits(about, now));
         if !admitted {
             state.left_out += 1;
             drop(state);
@@ -308,25 +311,20 @@ impl Log {
 impl LineLimit {
     fn new(now: Instant) -> LineLimit {
         let interval = Duration::from_nanos(1_000_000_000 / u64::from(RATE - 1));
-        LineLimit { all: Bucket::new(BURST, interval, now), ports: HashMap::new() }
+        LineLimit { all: Bucket::new(BURST, interval, now), shares: HashMap::new() }
     }
 
-    /// Takes the line out of the port's own share first.
-    fn admits(&mut self, port: Option<&str>, now: Instant) -> bool {
-        if let Some(port) = port {
-            if !self.ports.contains_key(port) {
-                if self.ports.len() >= PORTS {
-                    self.ports.retain(|_, bucket| !bucket.is_full(now));
-                }
-                if self.ports.len() < PORTS {
-                    self.ports.insert(port.to_owned(), Bucket::new(PORT_BURST, PORT_INTERVAL, now));
-                }
+    /// Takes the line out of its own share first: that of the port, or place in the program, that it is about.
+    fn admits(&mut self, about: &str, now: Instant) -> bool {
+        if !self.shares.contains_key(about) {
+            if self.shares.len() >= SHARES {
+                self.shares.retain(|_, bucket| !bucket.is_full(now));
             }
-            if self.ports.get_mut(port).is_some_and(|own| own.takes(now)) {
-                return true;
+            if self.shares.len() < SHARES {
+                self.shares.insert(about.to_owned(), Bucket::new(SHARE_BURST, SHARE_INTERVAL, now));
             }
         }
-        self.all.takes(now)
+        self.shares.get_mut(about).is_some_and(|own| own.takes(now)) || self.all.takes(now)
     }
 }
 
@@ -442,13 +440,13 @@ mod tests {
         let mut limit = LineLimit::new(start);
         let mut allowed = |from: u64, to: u64| {
             let times = (from * 1000..to * 1000).map(|millis| start + Duration::from_millis(millis));
-            times.filter(|now| limit.admits(None, *now)).count() as u32
+            times.filter(|now| limit.admits("one place", *now)).count() as u32
         };
         // A thousand a second.
         let first = allowed(0, 10);
-        assert!((BURST + 80..=BURST + 10 * (RATE - 1)).contains(&first), "{first}");
+        assert!((BURST + 80..=BURST + SHARE_BURST + 10 * RATE).contains(&first), "{first}");
         let next = allowed(10, 20);
-        assert!((80..=10 * (RATE - 1)).contains(&next), "{next}");
+        assert!((80..=10 * RATE).contains(&next), "{next}");
         // After a quiet time all may come at once again.
         assert!(allowed(1000, 1001) >= BURST);
     }
@@ -458,10 +456,11 @@ mod tests {
         let now = Instant::now();
         let mut limit = LineLimit::new(now);
         limit.all.tokens = 3;
+        let own = u64::from(SHARE_BURST);
         let (log, resume, read) = log(Some(limit));
         drop(resume);
-        (0..10).filter(|_| log.admits(None, now)).for_each(|_| assert!(log.put(b"a line\n")));
-        assert_eq!(read_all(&read, 10), (3, 7));
+        (0..own + 10).filter(|_| log.admits("a", now)).for_each(|_| assert!(log.put(b"a line\n")));
+        assert_eq!(read_all(&read, own + 10), (own + 3, 7));
     }
 
     #[test]
@@ -471,22 +470,22 @@ mod tests {
         // Eight of them have as much said of them as they can, for a minute.
         for now in (0..60_000).map(|millis| start + Duration::from_millis(millis)) {
             for hostile in 0..8 {
-                limit.admits(Some(&format!("hostile{hostile}")), now);
+                limit.admits(&format!("hostile{hostile}"), now);
             }
         }
         let later = start + Duration::from_secs(60);
-        let of_victim = (0..100).filter(|_| limit.admits(Some("victim"), later)).count();
-        assert!((PORT_BURST as usize..=PORT_BURST as usize + 2).contains(&of_victim), "{of_victim}");
-        let next = later + PORT_INTERVAL;
+        let of_victim = (0..100).filter(|_| limit.admits("victim", later)).count();
+        assert!((SHARE_BURST as usize..=SHARE_BURST as usize + 2).contains(&of_victim), "{of_victim}");
+        let next = later + SHARE_INTERVAL;
         for _ in 0..1000 {
-            limit.admits(Some("hostile0"), next);
+            limit.admits("hostile0", next);
         }
-        assert!(limit.admits(Some("victim"), next));
+        assert!(limit.admits("victim", next));
         // Names without end take no memory without end.
-        for port in 0..2 * PORTS {
-            limit.admits(Some(&port.to_string()), next);
+        for port in 0..2 * SHARES {
+            limit.admits(&port.to_string(), next);
         }
-        assert_eq!(limit.ports.len(), PORTS);
+        assert_eq!(limit.shares.len(), SHARES);
     }
 
     #[test]

@@ -745,7 +745,11 @@ impl Fdb {
         let new = Slot { seen: now, port: to, told: now as u16, ..old };
         self.stats.moved += 1;
         self.movers.note(old.key, [old.port, to], now);
-        self.holder(old.port).lost = Some((old.key, now));
+        // What comes back to whom it was taken from was not his who has lost it now.
+        let came_back = self.holder(to).lost.take_if(|(key, _)| *key == old.key).is_some();
+        if !came_back {
+            self.holder(old.port).lost = Some((old.key, now));
+        }
         if self.has_room_for(to) {
             self.release(old);
             self.buckets[bucket].0[way] = new;

@@ -13,6 +13,8 @@ use ringferry_sys::eventfd::EventFd;
 const FRESH: Duration = Duration::from_millis(250);
 /// For so many times as long as the switch took to answer it is not asked again: who asks another question each time has it work a fifth of its time at most.
 const PAUSE: u32 = 4;
+/// But for no longer than this: whoever looks waits for it.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Most answers that are kept, and questions that wait for the one before. Those that are too many are asked when there is room again.
 const MOST: usize = 32;
 
@@ -51,7 +53,7 @@ impl<Q: Clone + Ord + Send + 'static, A: Clone + Send + 'static> Asker<Q, A> {
                 }
                 // Its counter is far from full: it is emptied each time.
                 let _ = answered.signal();
-                thread::sleep((took * PAUSE).min(FRESH));
+                thread::sleep((took * PAUSE).min(LONGEST_PAUSE));
             }
         })?;
         Ok(asker)

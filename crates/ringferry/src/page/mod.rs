@@ -42,6 +42,8 @@ const DEFAULT: &str = "127.0.0.1:9483";
 const ADDRESSES: usize = 1000;
 /// Captures at a time, and bytes that one may have: what is beyond them ends it, in memory that is held until it was downloaded.
 const CAPTURES: usize = 2;
+/// For so long each holds its place at least: to begin one costs the switch more than to make it.
+const SHORTEST: Duration = Duration::from_secs(1);
 const CAPTURE_BYTES: usize = 32 << 20;
 /// Seconds that a capture takes, unless another number is asked for, and at most.
 const SECONDS: u64 = 10;
@@ -265,14 +267,17 @@ impl Page {
         let (port, file, is_over) =
             (capture.port.clone(), Arc::clone(&capture.file), Arc::clone(&capture.is_over));
         let permit = Arc::clone(&capture.permit);
+        let began = Instant::now();
         thread::Builder::new().name("capture".to_owned()).spawn(move || {
             let over = || is_over.load(Ordering::Relaxed);
             let made = crate::capture::to_memory(&control, &port, time, CAPTURE_BYTES, over);
             if let Ok(mut file) = file.lock() {
                 *file = Some(made.map_err(|error| error.to_string()));
             }
-            drop(permit);
             let _ = bell.signal();
+            // Whoever begins one after the other begins one a second.
+            thread::sleep(SHORTEST.saturating_sub(began.elapsed()));
+            drop(permit);
         })?;
         Ok(capture)
     }

@@ -40,7 +40,7 @@ function chosen() {
 }
 
 function fill(port, role) {
-  const queues = (port.queues || []).filter((queue) => queue.role === role);
+  const queues = (port.queues || []).filter((queue) => queue.role === role && queue.started && queue.enabled && !queue.broken);
   if (!queues.length || queues.some((queue) => queue.available === undefined)) return null;
   const size = queues.reduce((all, queue) => all + queue.size, 0);
   return size ? Math.min(1, queues.reduce((all, queue) => all + queue.available, 0) / size) : 0;

@@ -47,7 +47,8 @@ impl Movers {
                 let rests = |mover: &Mover| now.saturating_sub(mover.last) > REST;
                 // Two ports that move many addresses hide their own, and not those of others.
                 let of_port = |port: u16| self.0.iter().filter(|mover| mover.ports.contains(&port)).count();
-                let of_ports = |mover: &Mover| mover.ports.into_iter().map(of_port).max();
+                // A port whose addresses are taken has few that move, however many the other one has.
+                let of_ports = |mover: &Mover| mover.ports.into_iter().map(of_port).min();
                 let rank = |mover: &Mover| (!rests(mover), Reverse(of_ports(mover)), mover.moves, mover.last);
                 let quietest = (0..MOST).min_by_key(|at| rank(&self.0[*at]));
                 quietest.into_iter().for_each(|at| self.0[at] = new);
@@ -114,6 +115,16 @@ mod tests {
         }
         assert!(movers.restless(10).any(|mover| mover.key == 1));
         assert!(movers.restless(10).any(|mover| mover.ports == [3, 4]));
+        let mut movers = Movers::default();
+        (0..10).for_each(|second| movers.note(1, [1, 2], second));
+        (100..10_000).for_each(|key| movers.note(key, [3, 4], 10));
+        // Nor does who steals it, and moves others to and fro with a port of his own.
+        let mut movers = Movers::default();
+        for second in 0..10 {
+            movers.note(1, [1, 3], second);
+            (100..140).for_each(|key| (0..10).for_each(|_| movers.note(key, [3, 4], second)));
+        }
+        assert!(movers.restless(10).any(|mover| mover.key == 1));
         let mut movers = Movers::default();
         (0..10).for_each(|second| movers.note(1, [1, 2], second));
         (100..10_000).for_each(|key| movers.note(key, [3, 4], 10));

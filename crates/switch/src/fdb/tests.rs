@@ -655,3 +655,20 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn an_address_that_comes_back_was_not_the_thiefs() {
+    let mut fdb = Fdb::new(64, 300, [1, 2]);
+    let mac = Mac([0x52, 0x54, 0, 0, 0, 1]);
+    let lost = |fdb: &Fdb| -> Vec<_> {
+        let whole = fdb.page(0, 5).whole.unwrap();
+        whole.lost.iter().map(|lost| (lost.from.0, lost.to.0)).collect()
+    };
+    let _ = fdb.learn(0, mac, PortId(1), 0);
+    let _ = fdb.learn(0, mac, PortId(2), 1);
+    assert_eq!(lost(&fdb), [(1, 2)]);
+    let _ = fdb.learn(0, mac, PortId(1), 2);
+    assert_eq!(lost(&fdb), []);
+    let _ = fdb.learn(0, mac, PortId(2), 3);
+    assert_eq!(lost(&fdb), [(1, 2)]);
+}

@@ -888,7 +888,9 @@ impl<P: Queues> Worker<P> {
     fn tell_restless(&mut self) {
         for Restless { vid, mac, ports, moves, seconds } in self.fdb.newly_restless(self.seconds) {
             let [one, other] = ports.map(|id| self.port(id).map_or("", |port| &*port.handle.name).to_owned());
-            if self.restless_limit.allows(&other) {
+            // What two ports do to each other hides nothing of others.
+            let pair = format!("{} {}", (&one).min(&other), (&one).max(&other));
+            if self.restless_limit.allows_reason(&other, pair) {
                 tracing::warn!(
                     vlan = vid,
                     "{mac} has moved between {one} and {other} {moves} times in {seconds} s: two machines have it, or there is a loop"
