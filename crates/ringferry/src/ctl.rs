@@ -147,7 +147,7 @@ Examples:
   ringferry ctl show --columns port,worker,rx-bps,tx-bps,rules
   ringferry ctl show --columns port,queue,worker,rx-pps,posted --window 60
   ringferry ctl show --columns port,rx-pps,drop-rate --watch 5
-  ringferry ctl show vm0 --json | jq '.ports[0].rates[] | select(.window == 10).drops'
+  ringferry ctl show vm0 --json | jq '.ports[0].rates[] | select(.window == 10).drops // {{}}'
   ringferry ctl show --json --watch                              a line of JSON each second"
     )
 }
@@ -531,7 +531,7 @@ pub enum FdbCommand {
         #[arg(long)]
         port: Option<String>,
         /// Those of this VLAN; 0 is that of frames without a tag.
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=4094))]
         vlan: Option<u16>,
         /// This address.
         #[arg(long, value_name = "MAC")]
@@ -547,7 +547,7 @@ pub enum FdbCommand {
         /// The port.
         port: String,
         /// The VLAN; that of frames without a tag, if none is said.
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=4094))]
         vlan: Option<u16>,
         /// Leave the configuration file as it is: the next start does not know of it.
         #[arg(long)]
@@ -561,7 +561,7 @@ pub enum FdbCommand {
         /// The address.
         mac: String,
         /// The VLAN, if the address is static in several.
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=4094))]
         vlan: Option<u16>,
         /// Leave the configuration file as it is: the next start has it again.
         #[arg(long)]
@@ -585,7 +585,7 @@ pub enum MirrorCommand {
         #[arg(long, value_enum)]
         direction: Option<DirectionArg>,
         /// Frames of one VLAN only; 0 is that of frames without a tag.
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=4094))]
         vlan: Option<u16>,
         /// The answer as JSON.
         #[arg(long)]

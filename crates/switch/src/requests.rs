@@ -30,7 +30,7 @@ use crate::mirrors::Mirrors;
 use crate::plane::PAIRS;
 use crate::ports::queues::Workers;
 use crate::ports::table::{FIRST_TOKEN, PortTable};
-use crate::ports::tap::undone;
+use crate::ports::tap::{INTERFACE_LOST, undone};
 use crate::ports::{Interface, InterfaceQueues};
 use crate::privileged::{NotKept, Privileges};
 use crate::series::{Sample, Series};
@@ -149,8 +149,11 @@ impl Requests<'_> {
                 let mut snapshot = Snapshot { fdb: self.addresses(), ..snapshot };
                 // What can only be seen from outside of the sandbox is looked for now.
                 for found in snapshot.ports.iter_mut().filter(|found| found.name == *port) {
-                    if let (None, Some(config)) = (&found.fault, self.ports.entry_of(port)) {
-                        found.fault = undone(&self.privileges.astray(config));
+                    let is_other =
+                        found.fault.as_ref().is_some_and(|fault| !fault.starts_with(INTERFACE_LOST));
+                    if let (false, Some(config)) = (is_other, self.ports.entry_of(port)) {
+                        let lost = undone(&self.privileges.astray(config));
+                        found.fault = lost;
                     }
                 }
                 let known = Known {

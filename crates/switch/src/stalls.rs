@@ -73,7 +73,7 @@ impl Receiveq {
         let left = unanswered.filter(|_| asks).map(|left| left.entries);
         let is_filled = had.saturating_sub(available) > COLLECTED;
         let is_due = left.map_or(is_filled, |left| left > 0) || available == 0;
-        let since = self.since.filter(|_| !has_posted && !(has_moved && available > 0));
+        let since = self.since.filter(|_| !(has_posted || has_moved && available > 0));
         Receiveq { seen, had, asks, since: is_due.then(|| since.unwrap_or(now)), is_logged }
     }
 

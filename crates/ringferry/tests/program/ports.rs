@@ -516,8 +516,13 @@ fn an_uplink_survives_everything_in_the_namespace() {
         "{why}"
     );
     ip(&["link", "set", "rf0", "mtu", "1200"]);
-    let lost = "its interface has lost the MTU 1400";
+    let lost = "the MTU 1400";
     switch.until("rf0", "misses it", |port| port.fault.as_ref().is_some_and(|fault| fault.contains(lost)));
+    // Whoever does not ask for reasons sees it, too.
+    switch.until("rf0", "misses its address", |port| {
+        port.fault.as_ref().is_some_and(|fault| fault.contains("the address 10.0.0.1/24"))
+    });
+    switch.process.until_logged("its interface has lost the address 10.0.0.1/24");
     let again = "~ rf0: its interface has lost the address 10.0.0.1/24, the MTU 1400: that is set again\n";
     assert!(place.ctl(&["reload", "--dry-run"]).starts_with(again) && !is_set_up());
     assert!(place.ctl(&["reload"]).starts_with(again) && is_set_up());
@@ -526,8 +531,8 @@ fn an_uplink_survives_everything_in_the_namespace() {
     // So does whoever sets it to what it is to be: a switch need not have a file.
     ip(&["address", "delete", "10.0.0.1/24", "dev", "rf0"]);
     assert!(place.ctl(&["why", "rf0"]).contains("`ringferry ctl set` with the value"));
-    place.ctl(&["set", "rf0", "address=10.0.0.1/24"]);
-    assert!(is_set_up());
+    let set = place.ctl(&["set", "rf0", "address=10.0.0.1/24"]);
+    assert!(is_set_up() && set.contains("kept: in "), "{set}");
     // And whoever takes it out of its bridge.
     ip(&["link", "set", "rf0", "nomaster"]);
     assert!(place.ctl(&["why", "rf0"]).contains("its interface has lost the bridge br0; "));

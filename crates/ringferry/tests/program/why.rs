@@ -364,7 +364,7 @@ fn a_guest_without_buffers_and_the_worker_of_another_are_said() {
                 &["b"],
                 "guest-stalled",
                 Effect::Stops,
-                "The guest of b has taken no packets for ",
+                "The guest of b has taken no packets from its receiveq 0 for ",
             );
             let text = place.ctl(&["why", "b"]);
             assert!(!text.contains("with a ring of") && !text.contains("at this moment"), "{text}");

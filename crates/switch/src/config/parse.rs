@@ -331,7 +331,7 @@ keys! {
             example: "vm0",
         }
         /// Sets the MTU, without the Ethernet header. A tap is configured with it, and a front end is told it as the
-        /// most that its guest may set. The length of frames is not checked against it.
+        /// most that its guest may set. Frames are dropped for what does not fit into the receiver's buffers, and not for this.
         mtu: u16 {
             is: number_of("bytes", MTU_RANGE),
             default: Unset::Means("a tap keeps its own; a guest is told 1500 and may set any"),

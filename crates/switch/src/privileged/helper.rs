@@ -223,7 +223,9 @@ impl Charter {
         let port = one_port(port)?;
         let edit = Edit::of_keys(set, unset);
         let edit = edit.ok_or_else(|| failed("that is no setting that can change while a port is open"))?;
-        if matches!(port.kind, PortKind::Tap(_)) && set.iter().chain(unset).any(|key| is_of_interface(key)) {
+        let is_of_interface =
+            matches!(port.kind, PortKind::Tap(_)) && set.iter().chain(unset).any(|key| is_of_interface(key));
+        if is_of_interface && !self.knows(&port) {
             return Err(self.not_as_in_file());
         }
         self.check_worker(&port)?;

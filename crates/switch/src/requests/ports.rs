@@ -174,7 +174,10 @@ impl Requests<'_> {
             if astray.is_empty() {
                 continue;
             }
-            let set_up = || self.privileges.set_up(port, None).map_err(|error| error.to_string());
+            let mut set_up = || {
+                self.privileges.set_up(port, None).map_err(|error| error.to_string())?;
+                self.ports.change(port)
+            };
             let done = if dry_run { Ok(()) } else { set_up() };
             step(
                 &port.name,

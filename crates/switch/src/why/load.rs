@@ -58,7 +58,7 @@ fn look_at_stalls(port: &PortSnapshot, findings: &mut Findings) -> bool {
     let Some((index, stall)) = stalled.iter().max_by_key(|(_, stall)| stall.seconds) else { return false };
     let (name, all) = (&port.name, receiveqs.count());
     let which = match (stalled.len(), all) {
-        (1, 1) => String::new(),
+        (1, 1) => format!(" from its receiveq {index}"),
         (some, all) => format!(" from {some} of its {all} receiveqs, as from receiveq {index}"),
     };
     let entries = match stall.entries {
@@ -70,7 +70,7 @@ fn look_at_stalls(port: &PortSnapshot, findings: &mut Findings) -> bool {
         "guest-stalled",
         if stalled.len() == all { Effect::Stops } else { Effect::Loses },
         100.0,
-        format!("The guest of {name} has taken no packets for {} s{which}. {entries}.", stall.seconds),
+        format!("The guest of {name} has taken no packets{which} for {} s. {entries}.", stall.seconds),
         "See whether the guest hangs or is paused (`virsh domstate`; `ps -o stat` of its VMM says T for a process that was stopped), and whether its vCPUs get processors. If one of several queues is stalled, \
          see in the guest whether its interrupt is served (`/proc/interrupts`).",
     );
@@ -362,7 +362,7 @@ pub(super) fn look_at_switch(known: &Known<'_>, findings: &mut Findings) {
             Effect::Notes,
             95.0,
             format!("Of the switch itself: {trouble}."),
-            "Packets pass meanwhile. `ringferry run --replace` starts what is missing, without a loss.",
+            "Packets pass meanwhile. The command that is named there takes over from this process, without a loss.",
         );
     }
     let fdb = &known.snapshot.fdb;

@@ -6,7 +6,7 @@ use ringferry_control::snapshot::{
 use ringferry_control::why::Effect;
 
 use super::{Findings, Known, times};
-use crate::ports::tap::INTERFACE_AWAY;
+use crate::ports::tap::{INTERFACE_AWAY, INTERFACE_LOST};
 use crate::ports::vhost::control::{MEMORY_REFUSED, SOCKET_REMOVED};
 use crate::stalls::is_start;
 
@@ -120,13 +120,20 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
     }
     // Somebody has deleted the interface, or renamed it or moved it to where packets still pass.
     if let Some(fault) = port.fault.as_ref().filter(|_| is_tap) {
-        let is_away = fault.starts_with(INTERFACE_AWAY) && port.state == PortState::Up;
         findings.add(
             "out-of-service",
-            if is_away { Effect::Notes } else { Effect::Loses },
+            match port.state {
+                PortState::Up if fault.starts_with(INTERFACE_AWAY) => Effect::Notes,
+                PortState::Up => Effect::Loses,
+                _ => Effect::Stops,
+            },
             100.0,
             format!("{name}: {fault}."),
-            "Mend the cause: the switch sees it within a second or two. `ip -details link` shows the interfaces, and `ip monitor link` who changes them.",
+            if fault.starts_with(INTERFACE_LOST) {
+                "Have it set again as it says. `ip monitor link address` shows who changes it."
+            } else {
+                "Mend the cause: the switch sees it within a second or two. `ip -details link` shows the interfaces, and `ip monitor link` who changes them."
+            },
         );
     }
     look_at_queues(port, findings);
@@ -282,7 +289,7 @@ fn look_at_past(port: &PortSnapshot, findings: &mut Findings) {
             "another-waits",
             Effect::Notes,
             80.0,
-            format!("Another front end has connected to {}, and waits until this one has disconnected: a port serves one machine.", port.peer),
+            format!("Another front end has connected to {} while this one is there. It waits until this one has disconnected, if it has not given up since: a port serves one machine.", port.peer),
             "Give each machine a port of its own: compare the paths of the sockets in their definitions.",
         );
     }

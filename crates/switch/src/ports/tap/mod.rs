@@ -15,6 +15,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 
 use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState};
+use ringferry_control::text::printable;
 use ringferry_packet::ether::Mac;
 use ringferry_sys::netif;
 use ringferry_sys::tap::{Existing, Offloads, Tap, TapConfig as OpenTap, TapError};
@@ -30,11 +31,18 @@ use super::{Context, Interface, InterfaceQueues, OpenError, Plug, PortControl, P
 use crate::config::{PortConfig, TapConfig, TapSource};
 use crate::counters::PortTotals;
 use crate::fdb::PortId;
+use crate::log_limit::LogLimit;
 use crate::plane::{Placement, Steering};
 use crate::privileged::Privileges;
 use crate::rules::Rules;
 use crate::snapshot::rules_by_key;
 use queues::{TapQueues, TapStart};
+
+/// Log lines about the state of an interface per interval.
+const LOG_LINES: u32 = 5;
+
+/// Seconds between two looks at the settings of an interface: a question to the helper each.
+const LOOK: u32 = 4;
 
 /// The control side of a tap port.
 struct TapPort {
@@ -56,6 +64,11 @@ struct TapPort {
     bridge: Option<u32>,
     /// Whether its interface was up when that was last seen.
     was_up: Option<bool>,
+    /// Whoever has the interface can make it say so again and again.
+    limit: LogLimit,
+    /// What of its settings somebody has undone, and the ticks until that is looked for again.
+    astray: Vec<String>,
+    until_look: u32,
     privileges: Privileges,
 }
 
@@ -180,12 +193,18 @@ fn plug(
         started: false,
         bridge,
         was_up: None,
+        limit: LogLimit::new(LOG_LINES),
+        astray: Vec::new(),
+        until_look: 0,
         privileges,
     })
 }
 
-/// How the fault of a tap begins that somebody has renamed or moved: packets still pass it.
-pub(crate) const INTERFACE_AWAY: &str = "packets still pass, but its interface";
+/// How the fault of a tap begins that somebody has renamed or moved, and that is up.
+pub(crate) const INTERFACE_AWAY: &str = "packets still pass, but ";
+
+/// How the fault of a tap begins of whose settings somebody has undone some.
+pub(crate) const INTERFACE_LOST: &str = "its interface has lost";
 
 /// What has become of a tap since it was opened.
 enum Now {
@@ -231,14 +250,40 @@ impl TapPort {
     fn log_state(&mut self) {
         let is_up = (!self.is_gone()).then(|| self.is_up());
         let (port, tap) = (&self.name, &self.tap);
+        let limit = &mut self.limit;
         match (self.was_up, is_up) {
-            (None | Some(true), Some(false)) => {
+            (None | Some(true), Some(false)) if limit.allows(port) => {
                 tracing::warn!(port, "the interface {tap} is down: no packet passes it");
             }
-            (Some(false), Some(true)) => tracing::info!(port, "the interface {tap} is up"),
+            (Some(false), Some(true)) if limit.allows(port) => {
+                tracing::info!(port, "the interface {tap} is up");
+            }
             _ => {}
         }
+        limit.settle(port);
         self.was_up = is_up.or(self.was_up);
+    }
+}
+
+impl TapPort {
+    /// Finds out what of its settings somebody has undone, which the helper sees, and logs it.
+    fn look_for_astray(&mut self, config: &PortConfig) {
+        if self.until_look > 0 {
+            self.until_look -= 1;
+            return;
+        }
+        self.until_look = LOOK;
+        // A bridge that there is not is told of by itself.
+        let is_here =
+            matches!(self.now(), Now::Here) && (self.bridge.is_some() || link::bridge_name(config).is_none());
+        let astray = if is_here { self.privileges.astray(config) } else { Vec::new() };
+        if astray != self.astray
+            && let Some(undone) = undone(&astray)
+            && self.limit.allows(&self.name)
+        {
+            tracing::warn!(port = self.name, "{undone}");
+        }
+        self.astray = astray;
     }
 }
 
@@ -247,7 +292,7 @@ pub(crate) fn undone(settings: &[String]) -> Option<String> {
     let settings = settings.join(", ");
     let text = || {
         format!(
-            "its interface has lost {settings}; `ringferry ctl reload`, or `ringferry ctl set` with the value that it is to have, sets that again"
+            "{INTERFACE_LOST} {settings}; `ringferry ctl reload`, or `ringferry ctl set` with the value that it is to have, sets that again"
         )
     };
     (!settings.is_empty()).then(text)
@@ -266,6 +311,7 @@ impl PortControl for TapPort {
 
     fn tick(&mut self, config: &PortConfig, _: &mut Context<'_>) {
         self.log_state();
+        self.look_for_astray(config);
         let bridge = link::bridge_of(config);
         if bridge == self.bridge || self.is_gone() {
             return;
@@ -282,6 +328,8 @@ impl PortControl for TapPort {
     }
 
     fn change(&mut self, before: &PortConfig, now: &PortConfig) -> Result<(), OpenError> {
+        // Whoever changes nothing has set up what was undone.
+        (self.astray, self.until_look) = (Vec::new(), 0);
         if (&before.kind, before.mtu) == (&now.kind, now.mtu) {
             return Ok(());
         }
@@ -308,27 +356,30 @@ impl PortControl for TapPort {
     }
 
     fn snapshots(&self, config: &PortConfig, _: &MappingBudget, _: &mut QueueStates) -> Vec<PortSnapshot> {
+        let up = self.is_up();
+        let passes = if up { INTERFACE_AWAY } else { "" };
         let (named, fault) = match self.now() {
             Now::Here => {
                 let missing = link::bridge_name(config).filter(|_| self.bridge.is_none());
-                let astray = astray(config, &self.tap);
                 let fault = match missing {
                     Some(name) => Some(format!("there is no bridge {name}; the tap joins it when there is")),
-                    None => undone(&astray),
+                    None => undone(&self.astray),
                 };
                 (Some(self.tap.clone()), fault)
             }
             Now::Renamed(name) => {
                 let fault = format!(
-                    "{INTERFACE_AWAY} {} is called {name} now, so that settings of the port do not reach it",
-                    self.tap
+                    "{passes}its interface {} is called {} now, so that settings of the port do not reach it",
+                    self.tap,
+                    printable(&name)
                 );
                 (Some(name), Some(fault))
             }
             Now::Elsewhere(name) => {
                 let fault = format!(
-                    "{INTERFACE_AWAY} {} is in another network namespace, as {name}: what it is set to is not known here",
-                    self.tap
+                    "{passes}its interface {} is in another network namespace, as {}: what it is set to is not known here",
+                    self.tap,
+                    printable(&name)
                 );
                 (None, Some(fault))
             }
@@ -345,7 +396,7 @@ impl PortControl for TapPort {
                 (None, Some(fault))
             }
         };
-        let (up, named) = (self.is_up(), named.as_deref());
+        let named = named.as_deref();
         let mtu = named.and_then(|tap| netif::mtu(tap).ok());
         vec![PortSnapshot {
             name: self.name.clone(),

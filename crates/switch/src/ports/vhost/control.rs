@@ -804,7 +804,7 @@ impl PortControl for VhostPort {
             rules: rules_by_key(&config.rules),
             pairs: Vec::new(),
             rates: Vec::new(),
-            another_waits: self.another_waits,
+            another_waits: self.another_waits && self.session.is_some(),
             ended: self
                 .end
                 .as_ref()
