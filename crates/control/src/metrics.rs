@@ -158,6 +158,10 @@ pub fn of_switch(snapshot: &Snapshot, queues: &[Stats], format: Format) -> Strin
             family.sample(&[], seconds as f64);
         });
     }
+    let help = "What is wrong with the switch itself, of which ctl show says more: nobody starts another one if it is killed, say.";
+    out.family("ringferry_troubles", Kind::Gauge, help, |family| {
+        family.sample(&[], snapshot.troubles.len() as f64);
+    });
     let help = "Captures that run.";
     out.family("ringferry_captures", Kind::Gauge, help, |family| {
         family.sample(&[], snapshot.captures.len() as f64);

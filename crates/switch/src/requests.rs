@@ -75,7 +75,7 @@ pub(crate) struct Requests<'s> {
     pub(crate) links: &'s mut Links,
     pub(crate) series: &'s Series,
     pub(crate) stalls: &'s Stalls,
-    pub(crate) keeper: Option<&'s Keeper>,
+    pub(crate) keeper: Option<&'s mut Keeper>,
 }
 
 impl Requests<'_> {
@@ -526,7 +526,7 @@ impl Requests<'_> {
 impl Requests<'_> {
     /// Returns what is wrong with the switch itself, for people.
     fn troubles(&self) -> Vec<String> {
-        let unkept = self.keeper.and_then(|keeper| keeper.trouble()).map(str::to_owned);
+        let unkept = self.keeper.as_deref().and_then(Keeper::trouble).map(str::to_owned);
         self.privileges.trouble().into_iter().chain(unkept).collect()
     }
 }

@@ -15,7 +15,7 @@ use ringferry_control::ControlServer;
 use ringferry_control::mirror::Mirror;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::signal::{Signal, Signals};
-use ringferry_sys::socket::{BindError, Listener};
+use ringferry_sys::socket::{BindError, Listener, Stream};
 use ringferry_sys::systemd::Notifier;
 
 use crate::captures::{Captures, FIRST_CAPTURE};
@@ -325,8 +325,15 @@ impl Switch {
             Some(kept) => {
                 let mut listener =
                     Listener::from_predecessor(kept, Some(&control)).map_err(StartError::Control)?;
-                listener.keep(true);
-                ControlServer::of(listener)?
+                // The file may be that of a process between the two, whose state was never stored.
+                let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+                if listener.path().is_some() && !Stream::connect(&control).is_err_and(refused) {
+                    listener.keep(true);
+                    ControlServer::of(listener)?
+                } else {
+                    tracing::warn!("somebody had removed the control socket, which is made anew");
+                    ControlServer::bind(&control, CONTROL_MODE).map_err(StartError::Control)?
+                }
             }
             None => ControlServer::bind(&control, CONTROL_MODE).map_err(StartError::Control)?,
         };
@@ -714,7 +721,7 @@ impl Switch {
                 links,
                 series,
                 stalls,
-                keeper: keeper.as_ref(),
+                keeper: keeper.as_mut(),
                 replacing,
             },
             control,

@@ -578,12 +578,19 @@ fn verdict(delivered: &[TraceDelivery], dropped: &[TraceDrop], meant: Option<&st
         // Writing to a string cannot fail.
         let _ = write!(text, "Delivered to {}.", names.join(", "));
     }
+    // A frame for everybody may be dropped at many ports for one reason.
+    let mut at = Vec::<(&str, u64, Vec<&str>)>::new();
     for TraceDrop { port, reason, packets } in dropped {
-        let space = if text.is_empty() { "" } else { " " };
-        let what = if *packets == 1 { String::new() } else { format!("{packets} packets ") };
-        let _ = match &what[..] {
-            "" => write!(text, "{space}Dropped at {port} as `{reason}`."),
-            what => write!(text, "{space}{what}dropped at {port} as `{reason}`."),
+        match at.iter_mut().find(|(why, count, _)| (*why, *count) == (reason, *packets)) {
+            Some((.., ports)) => ports.push(port),
+            None => at.push((reason, *packets, vec![port])),
+        }
+    }
+    for (reason, packets, ports) in at {
+        let (space, ports) = (if text.is_empty() { "" } else { " " }, ports.join(", "));
+        let _ = match packets {
+            1 => write!(text, "{space}Dropped at {ports} as `{reason}`."),
+            packets => write!(text, "{space}{packets} packets dropped at {ports} as `{reason}`."),
         };
     }
     if text.is_empty() {

@@ -23,6 +23,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
+use rustix::pipe::PipeFlags;
 
 use crate::inherited;
 
@@ -136,6 +137,30 @@ impl Notifier {
     /// The same as [`Notifier::ready`].
     pub fn forget(&self, name: &str) -> io::Result<bool> {
         self.send(&format!("FDSTOREREMOVE=1\nFDNAME={name}"))
+    }
+
+    /// Waits until the manager has done what it was told before, for so long at most (`BARRIER=1`, sd_notify_barrier(3)): what it was to forget it has closed then. One
+    /// that keeps to an earlier form of the protocol is waited for in vain.
+    ///
+    /// # Errors
+    /// `TimedOut`; the same as [`Notifier::ready`].
+    pub fn settle(&self, most: Duration) -> io::Result<()> {
+        let Some(connection) = &self.0 else { return Ok(()) };
+        let (closed, passed) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let fds = [passed.as_fd()];
+        with_room(connection, || {
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+            rustix::net::sendmsg(connection, &[IoSlice::new(b"BARRIER=1")], &mut control, SendFlags::NOSIGNAL)
+        })?;
+        drop(passed);
+        // The manager's copy is the only one that is left.
+        let most = Timespec::try_from(most).map_err(io::Error::other)?;
+        match rustix::event::poll(&mut [PollFd::new(&closed, PollFlags::empty())], Some(&most))? {
+            0 => Err(io::ErrorKind::TimedOut.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Says something else.

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use ringferry_control::snapshot::Snapshot;
 use ringferry_control::why::Diagnosis;
-use ringferry_control::{self as control, Answer, ControlError, Request};
+use ringferry_control::{self as control, Answer, ControlError, Patience, Request};
 use ringferry_sys::eventfd::EventFd;
 
 /// What a screen is made of.
@@ -38,18 +38,23 @@ pub enum AskError {
 /// # Errors
 /// See [`AskError`].
 pub fn ask(control: &Path, port: Option<&str>) -> Result<Answered, AskError> {
-    let snapshot = match control::call(control, &Request::Show)? {
+    let snapshot = match control::call_with(control, &Request::Show, Patience::SHORT)? {
         Answer::Show(snapshot) => *snapshot,
         Answer::Guest(_) => return Err(AskError::Guest),
         _ => return Err(AskError::Mismatch),
     };
-    let why =
-        port.map(|port| match control::call(control, &Request::Why { port: port.to_owned(), peer: None }) {
+    let why = port.map(|port| {
+        match control::call_with(
+            control,
+            &Request::Why { port: port.to_owned(), peer: None },
+            Patience::SHORT,
+        ) {
             Ok(Answer::Why(diagnosis)) => Ok(Ok(diagnosis)),
             Ok(_) => Err(AskError::Mismatch),
             Err(ControlError::Refused(why)) => Ok(Err(why)),
             Err(error) => Err(error.into()),
-        });
+        }
+    });
     Ok(Answered { snapshot, why: why.transpose()? })
 }
 

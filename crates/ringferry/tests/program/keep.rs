@@ -13,7 +13,7 @@ use ringferry_memory::SharedMem;
 use ringferry_packet::vnet::Header;
 use ringferry_rig::frames::frame;
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
-use ringferry_rig::process::{PATIENCE, eventually, in_a_namespace};
+use ringferry_rig::process::{PATIENCE, eventually, in_a_namespace, may};
 use ringferry_rig::switch::{Place, Switch, ringferry};
 use ringferry_sys::netif;
 use ringferry_virtio_net::Features;
@@ -403,6 +403,67 @@ fn a_tap_outlives_in_the_namespace() {
     }
     switch.stop();
     assert_eq!(netif::index("rf0").unwrap(), None);
+}
+
+/// Whoever keeps a tap has it open.
+fn a_kept_tap_is_opened_anew_in_the_namespace() {
+    if !may("needs the program ip", ringferry_sys::program::installed("ip").is_some()) {
+        return;
+    }
+    let place = Place::new();
+    let file = place.path().join("rf.toml");
+    let vm = format!("[[port]]\nkind = 'vhost-user'\nsocket = '{}'\n", place.socket("a").display());
+    let tap = "[[port]]\nkind = 'tap'\ntap = 'rf0'\n";
+    std::fs::write(&file, format!("{vm}{tap}")).unwrap();
+    let mut command = ringferry();
+    command.arg("keep").arg(&file).arg("--control").arg(place.control());
+    let switch = place.start(&mut command, Vec::new());
+    until_kept(&switch, "\"tap\":", 1);
+    std::fs::write(&file, format!("{vm}{tap}offloads = false\n")).unwrap();
+    let plan = place.ctl(&["reload"]);
+    assert!(
+        plan.contains("~ rf0: offloads true -> false; it is opened anew") && !plan.contains("not done"),
+        "{plan}"
+    );
+    assert!(place.ctl(&["remove", "rf0", "--runtime"]).contains("rf0 removed"));
+    assert!(place.ctl(&["add", "tap:rf0", "--runtime"]).contains("rf0 added"));
+    // One that was deleted is kept again when it is made anew.
+    let before = netif::index("rf0").unwrap();
+    let gone = Command::new("ip").args(["link", "delete", "rf0"]).status().unwrap();
+    assert!(gone.success());
+    let anew = || netif::index("rf0").unwrap().filter(|index| Some(*index) != before);
+    let anew = eventually("the tap is made anew", anew);
+    let folder = format!("/proc/{}/fdinfo", switch.process.pid());
+    let is_tap = |file: std::fs::DirEntry| {
+        std::fs::read_to_string(file.path()).is_ok_and(|about| about.contains("iff:\trf0"))
+    };
+    eventually("it is kept", || {
+        std::fs::read_dir(&folder).unwrap().any(|file| file.is_ok_and(is_tap)).then_some(())
+    });
+    until_kept(&switch, "\"tap\":", 1);
+    kill(&place);
+    assert_eq!(netif::index("rf0").unwrap(), Some(anew), "it is the same interface");
+    switch.stop();
+}
+
+#[test]
+fn a_kept_tap_is_opened_anew() {
+    in_a_namespace(a_kept_tap_is_opened_anew_in_the_namespace);
+}
+
+#[test]
+fn a_control_socket_that_was_removed_is_back_after_a_kill() {
+    let place = Place::new();
+    let switch = start(&place, &["a"]);
+    until_kept(&switch, "\"name\":\"a\"", 1);
+    let before = pid(&place).unwrap();
+    std::fs::remove_file(place.control()).unwrap();
+    switch.process.until_logged("somebody has removed the control socket");
+    kill_process(Pid::from_raw(before as i32).unwrap(), Signal::KILL).unwrap();
+    eventually("the next switch answers", || pid(&place).filter(|pid| *pid != before));
+    switch.process.until_logged("somebody had removed the control socket, which is made anew");
+    kill(&place);
+    switch.stop();
 }
 
 #[test]

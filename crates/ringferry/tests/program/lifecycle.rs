@@ -608,10 +608,10 @@ fn a_tap_that_was_renamed_or_moved_is_as_up_as_it_was() {
             assert_eq!(switch.port("rf0").drops["link-down"], 0);
         };
         ip("link set rf0 down\nlink set rf0 name rf7\nlink set rf7 up\n");
-        expect("packets still pass, but its interface rf0 is called rf7 now");
+        expect("packets still pass, but its interface is called rf7 now");
         // What a name has in it moves no cursor.
         ip("link set rf7 down\nlink set rf7 name rf\x1b[2J\nlink set rf\x1b[2J up\n");
-        expect("packets still pass, but its interface rf0 is called rf\\u{1b}[2J now");
+        expect("packets still pass, but its interface is called rf\\u{1b}[2J now");
         ip("link set rf\x1b[2J down\nlink set rf\x1b[2J name rf7\nlink set rf7 up\n");
         let mut other = Command::new("unshare").args(["--net", "sleep", "60"]).spawn().unwrap();
         let apart = || {
@@ -622,11 +622,11 @@ fn a_tap_that_was_renamed_or_moved_is_as_up_as_it_was() {
         ip(&format!("link set rf7 netns {}\n", other.id()));
         // The kernel has taken it down on the way.
         let port = switch.until_state("rf0", PortState::Down);
-        assert!(port.fault.unwrap().starts_with("its interface rf0 is in another network namespace, as rf7"));
+        assert!(port.fault.unwrap().starts_with("its interface is in another network namespace, as rf7"));
         let up = format!("--target={}", other.id());
         let up = Command::new("nsenter").args([&up, "--net", "ip", "link", "set", "rf7", "up"]).status();
         assert!(up.unwrap().success());
-        expect("packets still pass, but its interface rf0 is in another network namespace");
+        expect("packets still pass, but its interface is in another network namespace");
         other.kill().unwrap();
         other.wait().unwrap();
         // With the namespace its interfaces go.

@@ -388,6 +388,7 @@ tests:
       - {series: 'ringferry_port_dropped_packets_total{instance="h", port="c", reason="tx-too-big"}', values: '0+600x30'}
       - {series: 'ringferry_worker_busy_seconds_total{instance="h", worker="0"}', values: '0+58x30'}
       - {series: 'ringferry_worker_busy_seconds_total{instance="h", worker="1"}', values: '0+50x30'}
+      - {series: 'ringferry_troubles{instance="h"}', values: '1x30'}
       - {series: 'ringferry_fdb_addresses{instance="h", port="a"}', values: '50x30'}
       - {series: 'ringferry_fdb_addresses{instance="h", port="b"}', values: '45x30'}
       - {series: 'ringferry_fdb_capacity_addresses{instance="h"}', values: '100x30'}
@@ -406,6 +407,7 @@ tests:
           {labels: '{alertname="RingferryPortDown", port="b"}', value: 1},
           {labels: '{alertname="RingferryPortBroken", port="b"}', value: 1},
           {labels: '{alertname="RingferryGuestStalled", port="b"}', value: 1},
+          {labels: '{alertname="RingferryTroubled"}', value: 1},
           {labels: '{alertname="RingferryAddressMoves"}', value: 1},
           {labels: '{alertname="RingferryAddressTableFull"}', value: 1}]}
       - {expr: 'count by (alertname, port, reason, worker) (ALERTS{alertstate="firing"})', eval_time: 25m, exp_samples: [
@@ -420,6 +422,7 @@ tests:
           {labels: '{alertname="RingferryWorkerSaturated", worker="0"}', value: 1},
           {labels: '{alertname="RingferryWorkerDelayed", worker="1"}', value: 1},
           {labels: '{alertname="RingferryGuestStalled", port="b"}', value: 1},
+          {labels: '{alertname="RingferryTroubled"}', value: 1},
           {labels: '{alertname="RingferryAddressMoves"}', value: 1},
           {labels: '{alertname="RingferryAddressTableFull"}', value: 1}]}
 "#;

@@ -829,6 +829,24 @@ fn a_thousand_changes_lose_no_packet_of_others_and_leak_nothing() {
 }
 
 #[test]
+fn a_group_that_there_is_not_costs_no_guest_its_connection() {
+    let place = Place::new();
+    write(&place, "");
+    let switch = start(&place, "");
+    let guest = switch.plug("a", 1, Options::default());
+    let text = fs::read_to_string(file(&place)).unwrap();
+    let group = table(&place, "a", "socket_group = 'no-such-group'\n");
+    fs::write(file(&place), text.replacen(&table(&place, "a", ""), &group, 1)).unwrap();
+    for words in [&["reload", "--dry-run"][..], &["reload"]] {
+        let said = refused(&place, words);
+        assert!(said.contains("port a: socket_group: there is no group \"no-such-group\""), "{said}");
+    }
+    assert_eq!(switch.port("a").counters["connections"], 1);
+    drop(guest);
+    switch.stop();
+}
+
+#[test]
 fn a_configuration_is_checked_without_a_start() {
     let place = Place::new();
     write(&place, "");

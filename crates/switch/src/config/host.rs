@@ -16,6 +16,15 @@ pub struct Missing {
 }
 
 impl Config {
+    /// Returns the configuration, if there are all users and groups that it names.
+    ///
+    /// # Errors
+    /// Those that there are not, for people.
+    pub(crate) fn with_names(self) -> Result<Config, String> {
+        let names = self.missing().names;
+        if names.is_empty() { Ok(self) } else { Err(names.join("\n")) }
+    }
+
     /// Looks for users, groups and directories of sockets, and opens nothing.
     pub fn missing(&self) -> Missing {
         let mut missing = Missing::default();

@@ -46,6 +46,9 @@ const BEHIND: Duration = Duration::from_millis(50);
 /// Time after which a manager that was told nothing is told something, to see whether it is still there.
 const ASKED: Duration = Duration::from_secs(5);
 
+/// How long a manager is waited for that is to forget something. It takes well below a millisecond.
+const FORGOTTEN: Duration = Duration::from_millis(500);
+
 /// A name that no descriptor has: that such a one is forgotten changes nothing.
 const NOTHING: &str = "rf-nothing";
 
@@ -266,6 +269,29 @@ impl Keeper {
                 self.note(stored.map(drop), now);
             }
             Some(_) => {}
+        }
+    }
+
+    /// Has the manager forget what it keeps of an entry that is closed, and waits until it has: a tap that somebody has open cannot be opened anew. If this process is killed
+    /// before its state is stored without the entry, that begins afresh.
+    pub(crate) fn release(&mut self, name: &str) {
+        let Some((_, Some(Entry { descriptors, .. }))) = self.entries.remove(name) else { return };
+        self.stale = true;
+        let others: BTreeSet<u64> = self
+            .entries
+            .values()
+            .flat_map(|(_, entry)| entry)
+            .flat_map(|entry| entry.descriptors.clone())
+            .collect();
+        for number in descriptors.into_iter().filter(|number| !others.contains(number)) {
+            self.numbers.retain(|_, known| *known != number);
+            let _ = self.manager.forget(&format!("{PREFIX}{number}"));
+        }
+        if let Err(error) = self.manager.settle(FORGOTTEN) {
+            tracing::warn!(
+                port = name,
+                "whoever keeps the descriptors of this port has not let go of them yet: {error}"
+            );
         }
     }
 

@@ -257,7 +257,7 @@ impl Charter {
     }
 
     fn read(&mut self, workers: usize) -> Result<Reply, Reply> {
-        let config = read(self.file()?, workers)?;
+        let config = read(self.file()?, workers)?.with_names().map_err(|text| Reply::Refused { text })?;
         let text = config.dump();
         let drop_ins = config.file.map(|file| file.drop_ins).unwrap_or_default();
         // A reload asks for each of its ports.

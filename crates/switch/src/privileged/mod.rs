@@ -354,7 +354,10 @@ impl Privileges {
     ) -> Result<Config, String> {
         let parse =
             |builder: ConfigBuilder| builder.for_workers(workers).build().map_err(|error| error.to_string());
-        let Some(helper) = &self.0 else { return parse(Config::builder().regular_file(path)) };
+        let Some(helper) = &self.0 else {
+            let config = parse(Config::builder().regular_file(path))?;
+            return config.with_names();
+        };
         match ask_well(helper, &Request::Read { workers }, meanwhile)? {
             (Reply::Config { text, drop_ins }, _) => {
                 let name = path.display().to_string();

@@ -229,6 +229,7 @@ impl Requests<'_> {
     pub(crate) fn renew(&mut self, port: &PortConfig) -> Result<(), String> {
         let plug = self.open(port)?;
         self.ports.remove(&port.name, self.epoll);
+        self.release(&port.name);
         self.begin(port, plug)
     }
 
@@ -253,7 +254,13 @@ impl Requests<'_> {
 
     fn unplug(&mut self, name: &str) {
         self.ports.remove(name, self.epoll);
+        self.release(name);
         self.close(name);
+    }
+
+    /// Has whoever keeps descriptors for the next process let go of those of a port that is closed.
+    fn release(&mut self, name: &str) {
+        self.keeper.iter_mut().for_each(|keeper| keeper.release(name));
     }
 
     /// Has the helper forget a port that is closed, with the file of its socket.

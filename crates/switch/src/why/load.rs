@@ -381,7 +381,7 @@ pub(super) fn look_at_switch(known: &Known<'_>, findings: &mut Findings) {
             Effect::Slows,
             50.0,
             format!("The switch knows {entries} MAC addresses, {count} of them behind {port}, and has room for {capacity}, half of them behind one port. What is for an address that it does not know goes to every port."),
-            format!("If {port} floods addresses, `ringferry ctl set {port} max_macs=N` bounds it. If they are machines, raise mac_table_size in `[switch]`."),
+            format!("If {port} floods addresses, `ringferry ctl set {port} max_macs=N static_macs=MAC` bounds it and keeps a place for its own, and `ringferry ctl fdb flush --port {port}` forgets the others. If they are machines, raise mac_table_size in `[switch]`."),
         );
     }
 }

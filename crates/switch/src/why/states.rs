@@ -6,7 +6,7 @@ use ringferry_control::snapshot::{
 use ringferry_control::why::Effect;
 
 use super::{Findings, Known, times};
-use crate::ports::tap::{INTERFACE_AWAY, INTERFACE_LOST};
+use crate::ports::tap::{INTERFACE_AWAY, INTERFACE_LOST, INTERFACE_MOVED};
 use crate::ports::vhost::control::{MEMORY_REFUSED, SOCKET_REMOVED};
 use crate::stalls::is_start;
 
@@ -129,7 +129,9 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             },
             100.0,
             format!("{name}: {fault}."),
-            if fault.starts_with(INTERFACE_LOST) {
+            if fault.contains(INTERFACE_MOVED) {
+                "Rename it back while it is down (`ip link set NAME name OLD`), or move it back (`ip -n NETNS link set NAME netns 1`), set it up, and have its settings set again: `ringferry ctl reload`."
+            } else if fault.starts_with(INTERFACE_LOST) {
                 "Have it set again as it says. `ip monitor link address` shows who changes it."
             } else {
                 "Mend the cause: the switch sees it within a second or two. `ip -details link` shows the interfaces, and `ip monitor link` who changes them."
@@ -239,8 +241,8 @@ fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Find
             90.0,
             format!("{}: what is for it goes to whoever has sent last.", address.to_text()),
             format!(
-                "Two machines have it: give each an address of its own. If it is one machine there is a loop: see what is bridged behind the two ports. If it belongs to {name}, `ringferry ctl set {name} static_macs={}` holds it there.",
-                address.mac
+                "Two machines have it: give each an address of its own, and `ringferry ctl fdb flush --mac {}` then. If it is one machine there is a loop: see what is bridged behind the two ports. If it belongs to {name}, `ringferry ctl set {name} static_macs={}` holds it there.",
+                address.mac, address.mac
             ),
         );
     }

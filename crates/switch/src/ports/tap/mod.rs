@@ -203,6 +203,9 @@ fn plug(
 /// How the fault of a tap begins that somebody has renamed or moved, and that is up.
 pub(crate) const INTERFACE_AWAY: &str = "packets still pass, but ";
 
+/// What is in the fault of a tap that somebody has renamed or moved.
+pub(crate) const INTERFACE_MOVED: &str = "its interface is";
+
 /// How the fault of a tap begins of whose settings somebody has undone some.
 pub(crate) const INTERFACE_LOST: &str = "its interface has lost";
 
@@ -369,16 +372,14 @@ impl PortControl for TapPort {
             }
             Now::Renamed(name) => {
                 let fault = format!(
-                    "{passes}its interface {} is called {} now, so that settings of the port do not reach it",
-                    self.tap,
+                    "{passes}{INTERFACE_MOVED} called {} now, so that settings of the port do not reach it",
                     printable(&name)
                 );
                 (Some(name), Some(fault))
             }
             Now::Elsewhere(name) => {
                 let fault = format!(
-                    "{passes}its interface {} is in another network namespace, as {}: what it is set to is not known here",
-                    self.tap,
+                    "{passes}{INTERFACE_MOVED} in another network namespace, as {}: what it is set to is not known here",
                     printable(&name)
                 );
                 (None, Some(fault))
