@@ -521,9 +521,7 @@ impl Requests<'_> {
             troubles: self.troubles(),
         }
     }
-}
 
-impl Requests<'_> {
     /// Returns what is wrong with the switch itself, for people.
     fn troubles(&self) -> Vec<String> {
         let unkept = self.keeper.as_deref().and_then(Keeper::trouble).map(str::to_owned);

@@ -246,9 +246,7 @@ impl TapPort {
     fn is_up(&self) -> bool {
         self.descriptors.first().is_some_and(Tap::is_up)
     }
-}
 
-impl TapPort {
     /// Logs that the interface is down, or up again.
     fn log_state(&mut self) {
         let is_up = (!self.is_gone()).then(|| self.is_up());
@@ -266,9 +264,7 @@ impl TapPort {
         limit.settle(port);
         self.was_up = is_up.or(self.was_up);
     }
-}
 
-impl TapPort {
     /// Finds out what of its settings somebody has undone, which the helper sees, and logs it.
     fn look_for_astray(&mut self, config: &PortConfig) {
         if self.until_look > 0 {
