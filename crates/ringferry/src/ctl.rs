@@ -585,7 +585,7 @@ pub enum MirrorCommand {
         #[arg(long, value_enum)]
         direction: Option<DirectionArg>,
         /// Frames of one VLAN only; 0 is that of frames without a tag.
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=4094))]
+        #[arg(long, value_name = "N")]
         vlan: Option<u16>,
         /// The answer as JSON.
         #[arg(long)]

@@ -299,7 +299,7 @@ fn columns_are_those_that_are_asked_for() {
     let ports = columns(&["port", "worker", "rx-bps", "batch", "starved", "posted", "waiting", "rules"]);
     let expected = "\
 PORT    WORKER  RX BIT/S  BATCH  STARVED   POSTED  WAITING  RULES
-vm0          0      384M   16.0   25.0 %  200/256  200/256
+vm0          0      384M   16.0   25.0 %  200/256        -
 uplink       -         -      -        -        -        -  isolated=true vlan=10
 ";
     assert_eq!(measured().columns_to_text(&ports, None), expected);
