@@ -163,7 +163,8 @@ impl Charter {
                 match netif::index(name) {
                     Ok(None) => Ok(()),
                     _ => Err(failed(&format!(
-                        "the interface {name} exists, and the sandbox lets the switch attach only to those in its configuration file: {}",
+                        "{}, and the sandbox lets the switch attach only to those in its configuration file: {}",
+                        super::tap_exists(name),
                         self.write_into_file("the port")
                     ))),
                 }

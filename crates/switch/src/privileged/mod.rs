@@ -510,6 +510,11 @@ const BRIEFLY: Duration = Duration::from_millis(100);
 /// Time for which a reply is waited for between two looks at other work.
 const MOMENT: Duration = Duration::from_micros(200);
 
+/// How the helper's refusal begins to attach to an interface that it does not know.
+pub(crate) fn tap_exists(name: &str) -> String {
+    format!("the interface {name} exists")
+}
+
 fn gone() -> io::Error {
     io::Error::other(
         "the privileged helper has ended: have `ringferry run --replace` take over, which starts another, or restart the switch",

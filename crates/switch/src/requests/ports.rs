@@ -5,18 +5,24 @@
 //! has them are not touched.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use ringferry_control::{Answer, PortAction, PortChange, Reload, ReloadStep, Response, kept};
+use ringferry_sys::tap::TapError;
 
 use super::{Requests, changes};
-use crate::config::{Effect, PortConfig};
+use crate::config::{Effect, PortConfig, PortKind, TapConfig, TapSource};
 use crate::drains::Drained;
 use crate::ports::{self, OpenError, Plug};
-use crate::privileged::NotKept;
+use crate::privileged::{NotKept, tap_exists};
 use crate::snapshot::rules_by_key;
 
 /// Upper bound on the ports whose changes a reload logs one by one. What failed is logged in any case, and the whole is summed up.
 const MAX_LOGGED: usize = 30;
+
+/// How long a tap is waited for that somebody has open still, and how often that is looked at.
+const LET_GO: Duration = Duration::from_millis(500);
+const LOOK: Duration = Duration::from_millis(5);
 
 /// What is said where nothing can be read anew.
 const NO_FILE: &str = "the switch was started without a configuration file, so there is nothing to read again: `ringferry ctl add`, `set` and `remove` change \
@@ -221,7 +227,7 @@ impl Requests<'_> {
     /// Opens a port and plugs it in. If it fails nothing is left of the port.
     pub(crate) fn plug(&mut self, port: &PortConfig) -> Result<(), String> {
         self.can_plug(port)?;
-        let plugged = self.open(port).and_then(|plug| self.begin(port, plug));
+        let plugged = self.open_when_free(port).and_then(|plug| self.begin(port, plug));
         plugged.inspect_err(|_| self.close(&port.name))
     }
 
@@ -231,6 +237,21 @@ impl Requests<'_> {
         self.ports.remove(&port.name, self.epoll);
         self.release(&port.name);
         self.begin(port, plug)
+    }
+
+    /// Does the same as [`open`](Self::open), and waits for a moment for who keeps descriptors for the next process: systemd 257 closes what it was to forget a while after
+    /// it has said so, and a tap that anybody has open cannot be opened.
+    fn open_when_free(&mut self, port: &PortConfig) -> Result<Plug, String> {
+        let until = Instant::now() + LET_GO;
+        loop {
+            let opened = self.open(port);
+            let is_held = opened.as_ref().is_err_and(|error| self.keeper.is_some() && is_held(port, error));
+            if !is_held || Instant::now() >= until {
+                return opened;
+            }
+            self.serve_ports();
+            std::thread::sleep(LOOK);
+        }
     }
 
     /// Opens what a port is made of.
@@ -341,6 +362,14 @@ impl Requests<'_> {
             Some(Err(NotKept::Because(why) | NotKept::Refused(why))) => (false, why),
         }
     }
+}
+
+/// Returns true if a port could not be opened because somebody has its tap open, or has not let it vanish yet.
+fn is_held(port: &PortConfig, error: &str) -> bool {
+    let PortKind::Tap(TapConfig { source: TapSource::Name { name, .. }, .. }) = &port.kind else {
+        return false;
+    };
+    error == TapError::InUse(name.clone()).to_string() || error.starts_with(&tap_exists(name))
 }
 
 /// Describes how a port that is open becomes another, for people.
