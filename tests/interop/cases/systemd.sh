@@ -67,6 +67,12 @@ sd_reloads() {
     cat "$RUN/good.toml" >"$file"
     [ "$(sd_property ringferry ActiveState) $(sd_property ringferry MainPID)" = "active $process" ] || fail "the service did not survive the mistake"
     traffic_join reload
+    # systemd keeps the tap, too, and lets go of it when it is told: with other settings and back.
+    sed 's/^tap = .*/&\noffloads = false/' "$RUN/good.toml" >"$file"
+    check "a tap is opened anew by a reload" sd systemctl reload ringferry
+    cat "$RUN/good.toml" >"$file"
+    check "and back" sd systemctl reload ringferry
+    check "the tap is up" jq -e '.ports[] | select(.name == "rf0").state == "up"' <<<"$(sd ringferry ctl show --json)"
     # The configuration file is the user's, and so is its directory: what `ctl` changes is kept.
     check "a rule is kept in the file" jq -e .persistent <<<"$(sd ringferry ctl set vm0 rate_in=10gbit --json)"
 }
