@@ -872,8 +872,11 @@ fn an_added_port_whose_descriptor_finds_no_room_says_so() {
         let port = format!("vhost-user:{}", place.socket("late").display());
         command.args(["ctl", "--control"]).arg(place.control()).args(["add", &port]).output().unwrap()
     };
+    let used = eventually("it is up, and sleeps", || {
+        let before = used();
+        (switch.process.is_asleep() && used() == before).then_some(before)
+    });
     // The client that asks takes the only one that is left.
-    let used = used();
     let lowest_free = (0..).find(|number| !used.contains(number)).unwrap();
     let limit = limit_descriptors(&switch, Some(lowest_free + 1));
     let refused = add();
