@@ -321,8 +321,8 @@ impl Exposition {
         ] {
             self.family(name, Kind::Gauge, help, |family| {
                 for port in ports.iter().filter(|port| !matches!(port.negotiated, Negotiated::Tap(_))) {
-                    let queues = port.queues.iter().filter(|queue| queue.role == role && queue.runs());
-                    let entries: u32 = queues.filter_map(|queue| queue.available).map(u32::from).sum();
+                    let available = port.running(role).filter_map(|queue| queue.available);
+                    let entries: u32 = available.map(u32::from).sum();
                     family.sample(&[("port", &port.name)], f64::from(entries));
                 }
             });

@@ -223,7 +223,7 @@ impl Guest {
     /// Asks to be called, through an event that was made to hold whoever rings it: blocking again, and
     /// full. Its open file is shared with the device.
     pub fn set_trap(&mut self) {
-        self.pair.receiveq.driver().ring().enable_calls();
+        self.sleep();
         let flags = rustix::fs::fcntl_getfl(&self.rx.call).unwrap();
         rustix::fs::fcntl_setfl(&self.rx.call, flags - rustix::fs::OFlags::NONBLOCK).unwrap();
         let _ = self.rx.call.drain();

@@ -24,7 +24,7 @@ use crate::{Fault, RingFeatures, packed, split};
 /// Published completions of a driver that asks for calls by position: it is called for the first of them, and moves the position once it has taken them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unanswered {
-    /// That position, in the encoding of `base` in [`Device::new`].
+    /// The position at which it asks, in the encoding of `base` in [`Device::new`].
     pub since: u16,
     /// The entries from there on: elements in a split ring, slots in a packed one. 0: it has taken all.
     pub entries: u16,

@@ -164,7 +164,7 @@ pub(crate) fn say_end(error: &dyn std::error::Error) {
     let _ = io::stderr().write_all(&marked(Level::ERROR, text.as_bytes(), is_journal()));
 }
 
-/// What a terminal is to show and not to obey: whoever has written it, as in the name of a file.
+/// Returns a text that a terminal shows and does not obey, whoever has written it, as in the name of a file.
 fn visible(text: &str) -> String {
     let shown =
         |c: char| if c.is_control() && c != '\n' { c.escape_default().to_string() } else { c.to_string() };

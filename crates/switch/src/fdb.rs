@@ -199,11 +199,11 @@ pub struct FdbPage {
     /// The bucket at which the next part begins, or `None` at the end. An address that moves meanwhile may be
     /// in two parts, or in none.
     pub next: Option<usize>,
-    /// What is told of the whole table, with its last part.
+    /// The state of the whole table, which comes with its last part.
     pub whole: Option<FdbWhole>,
 }
 
-/// What is told of a whole table.
+/// The state of a whole table, but for its addresses.
 #[derive(Clone, Debug)]
 pub struct FdbWhole {
     /// Upper bound on the addresses that the table learns.

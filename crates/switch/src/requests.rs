@@ -152,8 +152,7 @@ impl Requests<'_> {
                     let is_other =
                         found.fault.as_ref().is_some_and(|fault| !fault.starts_with(INTERFACE_LOST));
                     if let (false, Some(config)) = (is_other, self.ports.entry_of(port)) {
-                        let lost = undone(&self.privileges.astray(config));
-                        found.fault = lost;
+                        found.fault = undone(&self.privileges.astray(config));
                     }
                 }
                 let known = Known {

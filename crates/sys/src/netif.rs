@@ -175,8 +175,7 @@ pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> Result<()> {
             let text = format!("a prefix has at most {longest} bits");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let index = index(name).map_err(|e| e.source)?.ok_or_else(no_such_interface)?;
-        netlink::add_address(index, address, prefix)
+        netlink::add_address(known_index(name)?, address, prefix)
     };
     let action = || format!("giving it {address}/{prefix}");
     attempt().map_err(|source| InterfaceError { name: name.to_owned(), action: action(), source })
@@ -187,7 +186,7 @@ pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> Result<()> {
 /// # Errors
 /// There is no such interface, or netlink sockets cannot be had.
 pub fn addresses(name: &str) -> Result<Vec<(IpAddr, u8)>> {
-    let attempt = || netlink::addresses(index(name).map_err(|e| e.source)?.ok_or_else(no_such_interface)?);
+    let attempt = || netlink::addresses(known_index(name)?);
     let action = || "reading its addresses".to_owned();
     attempt().map_err(|source| InterfaceError { name: name.to_owned(), action: action(), source })
 }
@@ -197,10 +196,7 @@ pub fn addresses(name: &str) -> Result<Vec<(IpAddr, u8)>> {
 /// # Errors
 /// No permission, or no such interface.
 pub fn remove_address(name: &str, address: IpAddr, prefix: u8) -> Result<()> {
-    let attempt = || {
-        let index = index(name).map_err(|e| e.source)?.ok_or_else(no_such_interface)?;
-        netlink::remove_address(index, address, prefix)
-    };
+    let attempt = || netlink::remove_address(known_index(name)?, address, prefix);
     let action = || format!("removing {address}/{prefix} from it");
     attempt().map_err(|source| InterfaceError { name: name.to_owned(), action: action(), source })
 }
@@ -210,7 +206,7 @@ pub fn remove_address(name: &str, address: IpAddr, prefix: u8) -> Result<()> {
 /// # Errors
 /// There is no such interface, or netlink sockets cannot be had.
 pub fn master(name: &str) -> Result<Option<u32>> {
-    let attempt = || netlink::master(index(name).map_err(|e| e.source)?.ok_or_else(no_such_interface)?);
+    let attempt = || netlink::master(known_index(name)?);
     let action = || "asking for its bridge".to_owned();
     attempt().map_err(|source| InterfaceError { name: name.to_owned(), action: action(), source })
 }
@@ -220,10 +216,7 @@ pub fn master(name: &str) -> Result<Option<u32>> {
 /// # Errors
 /// No permission, or no such interface.
 pub fn leave_bridge(name: &str) -> Result<()> {
-    let attempt = || {
-        let index = index(name).map_err(|e| e.source)?.ok_or_else(no_such_interface)?;
-        netlink::set_master(index, 0)
-    };
+    let attempt = || netlink::set_master(known_index(name)?, 0);
     let action = || "leaving its bridge".to_owned();
     attempt().map_err(|source| InterfaceError { name: name.to_owned(), action: action(), source })
 }
@@ -233,10 +226,7 @@ pub fn leave_bridge(name: &str) -> Result<()> {
 /// # Errors
 /// No permission, one of the two does not exist, or `bridge` is none.
 pub fn join_bridge(name: &str, bridge: &str) -> Result<()> {
-    let attempt = || {
-        let number = |name: &str| index(name).map_err(|e| e.source)?.ok_or_else(no_such_interface);
-        netlink::set_master(number(name)?, number(bridge)?)
-    };
+    let attempt = || netlink::set_master(known_index(name)?, known_index(bridge)?);
     attempt().map_err(|source| {
         let source = match source.raw_os_error() {
             Some(libc::EOPNOTSUPP) => io::Error::other(format!("{bridge} is no bridge")),
@@ -257,6 +247,11 @@ pub fn quiet_ipv6(name: &str) {
     for (key, value) in [("accept_dad", "0"), ("router_solicitations", "0"), ("addr_gen_mode", "1")] {
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/{key}"), value);
     }
+}
+
+/// Returns the index of an interface that must be there.
+fn known_index(name: &str) -> io::Result<u32> {
+    index(name).map_err(|e| e.source)?.ok_or_else(no_such_interface)
 }
 
 fn no_such_interface() -> io::Error {

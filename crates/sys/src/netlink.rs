@@ -106,20 +106,14 @@ fn word(message: &[u8], at: usize) -> Option<u32> {
 /// Makes the interface with index `index` a port of the one with index `master`, or of none with 0. A port of another one leaves that first; if it
 /// is one of `master` already nothing is done.
 pub(crate) fn set_master(index: u32, master: u32) -> io::Result<()> {
-    // struct ifinfomsg: family, padding, type, index, flags, changed flags.
-    let mut body = vec![0; 4];
-    body.extend_from_slice(&index.to_ne_bytes());
-    body.extend_from_slice(&[0; 8]);
+    let mut body = about_link(index);
     attribute(&mut body, libc::IFLA_MASTER, &master.to_ne_bytes());
     request(libc::RTM_NEWLINK, 0, &body)
 }
 
 /// Returns the index of the interface of which the one with index `index` is a port, if it is one.
 pub(crate) fn master(index: u32) -> io::Result<Option<u32>> {
-    let mut body = vec![0; 4];
-    body.extend_from_slice(&index.to_ne_bytes());
-    body.extend_from_slice(&[0; 8]);
-    let socket = send(libc::RTM_GETLINK, 0, &body)?;
+    let socket = send(libc::RTM_GETLINK, 0, &about_link(index))?;
     // An interface is described in one or two kilobytes.
     let mut reply = vec![0; 32 * 1024];
     let (len, _) = rustix::net::recv(&socket, &mut reply[..], RecvFlags::empty())?;
@@ -130,6 +124,15 @@ pub(crate) fn master(index: u32) -> io::Result<Option<u32>> {
     // After struct ifinfomsg.
     let attributes = Attributes(message.get(16..).unwrap_or_default());
     Ok(attributes.filter(|(kind, _)| *kind == libc::IFLA_MASTER).find_map(|(_, value)| word(value, 0)))
+}
+
+/// Returns the begin of a request about the interface with index `index`.
+fn about_link(index: u32) -> Vec<u8> {
+    // struct ifinfomsg: family, padding, type, index, flags, changed flags.
+    let mut body = vec![0; 4];
+    body.extend_from_slice(&index.to_ne_bytes());
+    body.extend_from_slice(&[0; 8]);
+    body
 }
 
 /// The attributes of a message, with their kinds.

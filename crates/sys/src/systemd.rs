@@ -119,15 +119,7 @@ impl Notifier {
     /// The same as [`Notifier::ready`]. Whether the manager keeps it, it does not say.
     pub fn store(&self, name: &str, fd: BorrowedFd<'_>) -> io::Result<bool> {
         let Some(connection) = &self.0 else { return Ok(false) };
-        let message = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0");
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let fds = [fd];
-        with_room(connection, || {
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            control.push(SendAncillaryMessage::ScmRights(&fds));
-            let bytes = [IoSlice::new(message.as_bytes())];
-            rustix::net::sendmsg(connection, &bytes, &mut control, SendFlags::NOSIGNAL)
-        })?;
+        send_with(connection, &format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0"), fd)?;
         Ok(true)
     }
 
@@ -147,13 +139,7 @@ impl Notifier {
     pub fn settle(&self, most: Duration) -> io::Result<()> {
         let Some(connection) = &self.0 else { return Ok(()) };
         let (closed, passed) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let fds = [passed.as_fd()];
-        with_room(connection, || {
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            control.push(SendAncillaryMessage::ScmRights(&fds));
-            rustix::net::sendmsg(connection, &[IoSlice::new(b"BARRIER=1")], &mut control, SendFlags::NOSIGNAL)
-        })?;
+        send_with(connection, "BARRIER=1", passed.as_fd())?;
         drop(passed);
         // The manager's copy is the only one that is left.
         let most = Timespec::try_from(most).map_err(io::Error::other)?;
@@ -212,6 +198,18 @@ impl Notifier {
 
 /// How long a connection that does not block waits all the same for a manager that reads: a queue has room for ten messages on some systems.
 const MOMENT: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+
+/// Sends a message with a descriptor.
+fn send_with(connection: &UnixDatagram, message: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let (bytes, fds) = ([IoSlice::new(message.as_bytes())], [fd]);
+    with_room(connection, || {
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+        rustix::net::sendmsg(connection, &bytes, &mut control, SendFlags::NOSIGNAL)
+    })?;
+    Ok(())
+}
 
 /// Sends, if need be when there is room again.
 fn with_room(

@@ -63,12 +63,16 @@ pub struct SessionEnd {
 }
 
 impl PortSnapshot {
+    /// Returns the queues of one role that run.
+    pub fn running(&self, role: QueueRole) -> impl Iterator<Item = &QueueSnapshot> {
+        self.queues.iter().filter(move |queue| queue.role == role && queue.runs())
+    }
+
     /// How full its rings of one role are: the entries that the guest has made available and their size, added up over all pairs that run or of one. `None` if that
     /// is not known of one of them, or there are none.
     pub fn ring_fill(&self, role: QueueRole, pair: Option<u16>) -> Option<(u64, u64)> {
-        let queues = self.queues.iter().filter(|queue| {
-            let is_of_pair = |pair| ringferry_virtio_net::queue_index::pair(queue.index) == pair;
-            queue.role == role && queue.runs() && pair.is_none_or(is_of_pair)
+        let queues = self.running(role).filter(|queue| {
+            pair.is_none_or(|pair| ringferry_virtio_net::queue_index::pair(queue.index) == pair)
         });
         let all = queues.map(|queue| Some((u64::from(queue.available?), u64::from(queue.size))));
         all.reduce(|sum, queue| sum.zip(queue).map(|(sum, queue)| (sum.0 + queue.0, sum.1 + queue.1)))

@@ -192,7 +192,6 @@ uplink: rf0
     );
 }
 
-/// The example, measured.
 #[test]
 fn of_many_ports_only_those_that_are_not_well_are_shown_whole() {
     let mut snapshot = example();
@@ -208,6 +207,7 @@ fn of_many_ports_only_those_that_are_not_well_are_shown_whole() {
     );
 }
 
+/// The example, measured.
 fn measured() -> Snapshot {
     let mut snapshot = example();
     let rates = |window: u64, packets: f64| Rates {

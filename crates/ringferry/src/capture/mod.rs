@@ -293,7 +293,7 @@ pub fn run(args: &CaptureArgs) -> Result<(), CaptureError> {
         let _ = writeln!(io::stderr(), "ringferry: capturing {}, until Ctrl-C", capture.names());
     }
     let ended = capture.run(args, &signals, &mut output);
-    let summary = Summary { files: output.files(), ..capture.summary() };
+    let summary = capture.summary(output.files());
     if args.json {
         let text = serde_json::to_string_pretty(&summary).map_err(io::Error::from)? + "\n";
         let printed = if output.is_stdout() {
@@ -610,7 +610,7 @@ impl Capture {
         }
     }
 
-    /// What a file begins with.
+    /// Returns the blocks with which a file begins.
     fn head(&self) -> Vec<u8> {
         let mut blocks = Vec::new();
         pcapng::section(&mut blocks);
@@ -627,7 +627,7 @@ impl Capture {
         sum(past, self.source.reader.counts(interface))
     }
 
-    /// What a file ends with. What is counted is counted from the begin of the capture.
+    /// Returns the blocks with which a file ends. Their counts are those since the begin of the capture.
     fn tail(&self) -> Vec<u8> {
         let (mut blocks, times) = (Vec::new(), [self.began, wall()]);
         for (interface, written) in (0u16..).zip(&self.written) {
@@ -692,7 +692,7 @@ impl Capture {
         done
     }
 
-    fn summary(&self) -> Summary {
+    fn summary(&self, files: Vec<String>) -> Summary {
         let interface = |(number, port): (u16, &control::capture::CaptureInterface)| {
             let Counts { seen, lost, .. } = self.counts(number);
             let captured = self.written.get(usize::from(number)).copied().unwrap_or(0);
@@ -700,7 +700,7 @@ impl Capture {
         };
         let interfaces: Vec<_> = (0u16..).zip(&self.source.started.interfaces).map(interface).collect();
         let lost = interfaces.iter().map(|interface| interface.lost).sum();
-        Summary { captured: self.captured(), lost, interfaces, gaps: self.gaps.clone(), files: Vec::new() }
+        Summary { captured: self.captured(), lost, interfaces, gaps: self.gaps.clone(), files }
     }
 }
 

@@ -47,8 +47,7 @@ impl Series {
     /// Returns the path of the next file, and makes room for it.
     fn next(&mut self) -> PathBuf {
         self.number += 1;
-        let part = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_owned();
-        let mut name = part(self.path.file_stem());
+        let mut name = self.path.file_stem().unwrap_or_default().to_owned();
         name.push(format!("_{:05}", self.number));
         if let Some(extension) = self.path.extension() {
             name.push(".");

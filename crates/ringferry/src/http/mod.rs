@@ -25,9 +25,6 @@ use request::{Parsed, parse};
 use socket::Peer;
 pub use socket::{Endpoint, ServeError, Socket};
 
-/// The status of a request whose method is not served.
-const METHOD: &str = "405 Method Not Allowed";
-
 /// Most connections at a time. Each has up to [`request::MAX_REQUEST`] bytes of memory and a share in one of the answers.
 const MAX_CONNECTIONS: usize = 256;
 /// The longest time that a connection may take, from its beginning to the last byte of its answer.
@@ -89,7 +86,7 @@ impl Response {
     /// A request with another method than those that are served (RFC 9110, 15.5.6).
     pub fn other_method(allowed: &str) -> Response {
         let fields = format!("Allow: {allowed}\r\n");
-        Response { fields, ..Response::refused(METHOD) }
+        Response { fields, ..Response::refused("405 Method Not Allowed") }
     }
 }
 

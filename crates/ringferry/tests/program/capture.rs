@@ -15,6 +15,7 @@ use ringferry_rig::switch::{Place, Switch, ringferry};
 use ringferry_sys::process::{Spawn, is_root};
 use rustix::process::Signal;
 
+use crate::lifecycle::bystanders;
 use crate::reload_faults::Disk;
 use crate::replace::replaced;
 
@@ -381,9 +382,7 @@ fn a_capture_that_nobody_reads_ends_when_it_is_told_to() {
 fn files_follow_each_other_and_the_latest_are_kept() {
     let place = Place::new();
     let switch = place.switch(&["a", "b"]);
-    let mut a = switch.plug("a", 1, Options::default());
-    let mut b = switch.plug("b", 2, Options::default());
-    acquaint(&mut [&mut a, &mut b]);
+    let (mut a, mut b) = bystanders(&switch);
     let file = place.path().join("night.of.pcapng");
     // Somebody has guessed the next names.
     let precious = place.path().join("precious");
@@ -442,9 +441,7 @@ fn a_full_disk_costs_no_packet_that_was_written_and_the_count_is_the_files() {
         return;
     }
     let switch = place.switch(&["a", "b"]);
-    let mut a = switch.plug("a", 1, Options::default());
-    let mut b = switch.plug("b", 2, Options::default());
-    acquaint(&mut [&mut a, &mut b]);
+    let (mut a, mut b) = bystanders(&switch);
     let file = disk.join("a.pcapng");
     let mut capture = start(&place, &switch, &file, &["a", "--direction", "in"]);
     for number in 0..100 {

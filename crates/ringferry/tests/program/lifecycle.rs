@@ -840,6 +840,19 @@ pub(crate) fn limit_descriptors(switch: &Switch<'_>, current: Option<u64>) -> Op
     rustix::process::prlimit(pid, Resource::Nofile, limit).unwrap().current
 }
 
+/// The number that the next descriptor of a switch will have. What front ends have passed is closed by another thread, and would leave room: when all threads sleep, it is.
+fn lowest_free_descriptor(switch: &Switch<'_>) -> u64 {
+    let used = || -> BTreeSet<u64> {
+        let fds = std::fs::read_dir(format!("/proc/{}/fd", switch.process.pid())).unwrap();
+        fds.map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect()
+    };
+    let used = eventually("what was passed is closed", || {
+        let before = used();
+        (switch.process.is_asleep() && used() == before).then_some(before)
+    });
+    (0..).find(|number| !used.contains(number)).unwrap()
+}
+
 #[test]
 fn a_front_end_whose_descriptors_find_no_room_is_not_blamed_for_it() {
     let place = Place::new();
@@ -863,22 +876,13 @@ fn a_front_end_whose_descriptors_find_no_room_is_not_blamed_for_it() {
 fn an_added_port_whose_descriptor_finds_no_room_says_so() {
     let place = Place::new();
     let switch = place.start(place.run(&["a"]).args(["--sandbox", "on"]), Vec::new());
-    let used = || -> BTreeSet<u64> {
-        let fds = std::fs::read_dir(format!("/proc/{}/fd", switch.process.pid())).unwrap();
-        fds.map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect()
-    };
     let add = || {
         let mut command = ringferry();
         let port = format!("vhost-user:{}", place.socket("late").display());
         command.args(["ctl", "--control"]).arg(place.control()).args(["add", &port]).output().unwrap()
     };
-    let used = eventually("it is up, and sleeps", || {
-        let before = used();
-        (switch.process.is_asleep() && used() == before).then_some(before)
-    });
     // The client that asks takes the only one that is left.
-    let lowest_free = (0..).find(|number| !used.contains(number)).unwrap();
-    let limit = limit_descriptors(&switch, Some(lowest_free + 1));
+    let limit = limit_descriptors(&switch, Some(lowest_free_descriptor(&switch) + 1));
     let refused = add();
     let said = String::from_utf8(refused.stderr).unwrap();
     assert!(
@@ -921,17 +925,7 @@ fn running_out_of_descriptors_is_survived_without_spinning() {
     let switch = place.switch(&["a", "b"]);
     // Nobody asks the switch anything meanwhile: that takes a descriptor, too.
     let mut a = Guest::plug(switch.connect("a"), 1, Options::default());
-    let used = || -> BTreeSet<u64> {
-        let fds = std::fs::read_dir(format!("/proc/{}/fd", switch.process.pid())).unwrap();
-        fds.map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect()
-    };
-    // What the front end has passed is closed by another thread, and would leave room for a connection. When all threads sleep, it is.
-    let used = eventually("what was passed is closed", || {
-        let before = used();
-        (switch.process.is_asleep() && used() == before).then_some(before)
-    });
-    let lowest_free = (0..).find(|number| !used.contains(number)).unwrap();
-    let limit = limit_descriptors(&switch, Some(lowest_free));
+    let limit = limit_descriptors(&switch, Some(lowest_free_descriptor(&switch)));
 
     let waiting = switch.connect("b");
     switch.process.until_logged("cannot accept");

@@ -21,6 +21,8 @@ use ringferry_sys::program;
 use ringferry_sys::socket::Stream;
 use ringferry_virtio_net::Features;
 
+use crate::lifecycle::bystanders;
+
 /// Asks the switch why until it has found a situation with a sentence that goes like this. What stops a port stays, so `ringferry ctl why` says it, too.
 #[track_caller]
 fn expect(place: &Place, ports: &[&str], situation: &str, effect: Effect, sentence: &str) {
@@ -289,9 +291,7 @@ fn sentences_are_broken_where_a_terminal_is_narrow() {
 fn a_guest_that_hangs_is_told_by_a_few_packets() {
     let place = Place::new();
     let switch = place.switch(&["a", "b"]);
-    let mut a = switch.plug("a", 1, Options::default());
-    let mut b = switch.plug("b", 2, Options::default());
-    acquaint(&mut [&mut a, &mut b]);
+    let (mut a, mut b) = bystanders(&switch);
     // It is looked at once a second, and is seen to take what comes.
     for number in 0..15 {
         std::thread::sleep(Duration::from_millis(200));

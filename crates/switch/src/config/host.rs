@@ -1,4 +1,4 @@
-//! What a valid configuration needs of the host that it is for: `ringferry run --check`.
+//! Looks for what a valid configuration needs of its host: `ringferry run --check`.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use ringferry_sys::accounts;
 
 use super::{Config, PortKind, VhostUserEndpoint};
 
-/// What a configuration needs of this host and does not find now.
+/// Names and directories that a configuration needs of this host, and that are not there now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
     /// A switch would not start.

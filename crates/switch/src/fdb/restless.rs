@@ -115,9 +115,6 @@ mod tests {
         }
         assert!(movers.restless(10).any(|mover| mover.key == 1));
         assert!(movers.restless(10).any(|mover| mover.ports == [3, 4]));
-        let mut movers = Movers::default();
-        (0..10).for_each(|second| movers.note(1, [1, 2], second));
-        (100..10_000).for_each(|key| movers.note(key, [3, 4], 10));
         // Nor does who steals it, and moves others to and fro with a port of his own.
         let mut movers = Movers::default();
         for second in 0..10 {

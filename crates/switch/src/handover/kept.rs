@@ -277,16 +277,9 @@ impl Keeper {
     pub(crate) fn release(&mut self, name: &str) {
         let Some((_, Some(Entry { descriptors, .. }))) = self.entries.remove(name) else { return };
         self.stale = true;
-        let others: BTreeSet<u64> = self
-            .entries
-            .values()
-            .flat_map(|(_, entry)| entry)
-            .flat_map(|entry| entry.descriptors.clone())
-            .collect();
-        for number in descriptors.into_iter().filter(|number| !others.contains(number)) {
-            self.numbers.retain(|_, known| *known != number);
-            let _ = self.manager.forget(&format!("{PREFIX}{number}"));
-        }
+        let others = self.entries.values().flat_map(|(_, entry)| entry);
+        let used: BTreeSet<u64> = others.flat_map(|entry| &entry.descriptors).copied().collect();
+        self.forget(|number| descriptors.contains(&number) && !used.contains(&number));
         if let Err(error) = self.manager.settle(FORGOTTEN) {
             tracing::warn!(
                 port = name,
@@ -416,15 +409,20 @@ impl Keeper {
             self.manager.forget(&old)?;
         }
         self.entries = entries;
+        self.forget(|number| !used.contains(&number));
+        Ok(())
+    }
+
+    /// Has the manager close the descriptors of these numbers.
+    fn forget(&mut self, is_gone: impl Fn(u64) -> bool) {
         let manager = &self.manager;
         self.numbers.retain(|_, number| {
-            let is_used = used.contains(number);
-            if !is_used {
+            let is_gone = is_gone(*number);
+            if is_gone {
                 let _ = manager.forget(&format!("{PREFIX}{number}"));
             }
-            is_used
+            !is_gone
         });
-        Ok(())
     }
 
     /// Returns what is kept of an entry, if that is its state.

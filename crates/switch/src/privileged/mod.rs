@@ -355,8 +355,7 @@ impl Privileges {
         let parse =
             |builder: ConfigBuilder| builder.for_workers(workers).build().map_err(|error| error.to_string());
         let Some(helper) = &self.0 else {
-            let config = parse(Config::builder().regular_file(path))?;
-            return config.with_names();
+            return parse(Config::builder().regular_file(path)).and_then(Config::with_names);
         };
         match ask_well(helper, &Request::Read { workers }, meanwhile)? {
             (Reply::Config { text, drop_ins }, _) => {

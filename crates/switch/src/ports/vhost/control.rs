@@ -630,7 +630,7 @@ impl VhostPort {
                 self.allowance.take(1, now);
             }
             self.retry_at = now + RETRY;
-            (self.memory_lacks, self.unshared) = (false, false);
+            (self.memory_lacks, self.unshared, self.another_waits) = (false, false, false);
             self.quarantine = self.device.unanswered.take().map(|why| why.to_string());
         }
     }
@@ -804,7 +804,7 @@ impl PortControl for VhostPort {
             rules: rules_by_key(&config.rules),
             pairs: Vec::new(),
             rates: Vec::new(),
-            another_waits: self.another_waits && self.session.is_some(),
+            another_waits: self.another_waits,
             ended: self
                 .end
                 .as_ref()
