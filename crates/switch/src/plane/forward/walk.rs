@@ -133,6 +133,8 @@ pub(crate) struct Leaving {
     pub(crate) frame: Arc<Imaginary>,
     pub(crate) to: PortId,
     pub(crate) tagged: Tagged,
+    /// For how many microseconds the frame waits where it comes in.
+    pub(crate) wait: u64,
     /// What a worker has handed off: the packets that arrive at this one.
     pub(crate) arrived: Option<Vec<(Header, Vec<u8>)>>,
 }
@@ -161,7 +163,8 @@ pub(crate) fn walk(guide: &mut impl Guide, frame: Imaginary) -> Result<Option<Wa
     let mut exits = Vec::new();
     if let (Some(tagged), None) = (entry.tagged, entry.dropped) {
         for &to in &entry.outputs {
-            let leaving = Leaving { frame: Arc::clone(&frame), to, tagged, arrived: None };
+            let wait = entry.wait.unwrap_or(0);
+            let leaving = Leaving { frame: Arc::clone(&frame), to, tagged, wait, arrived: None };
             let Some(mut exit) = guide.leave(worker, leaving.clone())? else { continue };
             // A worker that has what another one has handed off selects the queue anew.
             let mut asked = exit.owner;
@@ -287,7 +290,8 @@ impl Forwarder {
             let mut asking = Asking { tagged: None, ..Asking::default() };
             let mut forwarder = Forwarder::default();
             let from = Origin { port: frame.from, private: true, queue: Some(frame.queue) };
-            forwarder.decide(from, &burst, tables, now, &mut asking);
+            // Nobody looks at a frame before its wait is over, and buckets fill up meanwhile.
+            forwarder.decide(from, &burst, tables, &now.after(entry.wait.unwrap_or(0)), &mut asking);
             let Asking { tagged, learned, known_at, storm, dropped, .. } = asking;
             let decided = forwarder.decisions.first();
             entry.tagged = match dropped {
@@ -323,7 +327,8 @@ impl Forwarder {
         tables: &mut Tables<'_, P>,
         now: &Now,
     ) -> Option<Exit> {
-        let Leaving { frame, to, tagged, arrived } = leaving;
+        let Leaving { frame, to, tagged, wait, arrived } = leaving;
+        let now = &now.after(*wait);
         let sender = Sender {
             port: frame.from,
             isolated: tables.policy(frame.from).is_some_and(PortPolicy::isolated),

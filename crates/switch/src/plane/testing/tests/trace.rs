@@ -231,7 +231,7 @@ impl Lab {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]
     fn an_imaginary_frame_goes_where_a_real_one_goes(
@@ -351,4 +351,28 @@ fn an_answer_to_a_packet_that_does_not_fit_is_foreseen() {
     bed.run();
     assert_eq!(sender.received(0).len(), 1, "the answer");
     assert_eq!(EtherMac(packet.macs[0]).to_string(), "02:00:00:00:00:01");
+}
+
+/// A frame that waits in its ring for `rate_in` meets storm control's bucket as it is after the wait, and not as it is now.
+#[test]
+fn a_frame_that_waits_is_imagined_as_it_will_be_looked_at() {
+    let mut bed = Bed::new(&SwitchConfig::default(), 1);
+    let bytes = Some(Rate { per_second: 1000, burst: 1 });
+    let rules = Rules {
+        storm: Some(Rate { per_second: 1, burst: 1 }),
+        rate_in: Limits { packets: None, bytes },
+        ..Rules::default()
+    };
+    let (from, sender) = bed.add(&HeapPort { rules, ..HeapPort::default() });
+    let (_, receiver) = bed.add(&HeapPort::default());
+    let hello = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 1], &[0x88, 0xb5], &[0; 2000]].concat();
+    sender.send(0, HeapFrame::new(Header::default(), hello.clone()));
+    bed.run();
+    assert_eq!(receiver.received(0).len(), 1, "the one of the burst");
+    let walk = bed.walk(Imaginary { from, queue: 0, header: Header::default(), bytes: hello.clone() });
+    assert!(walk.entry.wait.is_some_and(|wait| wait > 1_000_000), "{walk:?}");
+    assert_eq!(walk.entry.dropped, None);
+    sender.send(0, HeapFrame::new(Header::default(), hello));
+    bed.run_out();
+    assert_eq!(receiver.received(0).len(), 1, "the one that has waited");
 }
