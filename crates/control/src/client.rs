@@ -245,7 +245,9 @@ mod tests {
     fn a_switch_that_is_stopped_is_not_waited_for() {
         let (_folder, path, _listener) = listener();
         // The kernel takes the connection and the request, and nobody answers.
-        let error = exchange(&path, &Request::Show, patience(SHORT), LONG, &mut None).map(drop).unwrap_err();
+        let error = exchange(&path, &Request::Show { addresses: None }, patience(SHORT), LONG, &mut None)
+            .map(drop)
+            .unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
     }
 
@@ -259,7 +261,9 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
-        let error = exchange(&path, &Request::Show, patience(LONG), SHORT, &mut None).map(drop).unwrap_err();
+        let error = exchange(&path, &Request::Show { addresses: None }, patience(LONG), SHORT, &mut None)
+            .map(drop)
+            .unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
         drops.join().unwrap();
     }

@@ -24,7 +24,7 @@
 //! use ringferry_control::{Answer, Request, call, default_path};
 //!
 //! # fn main() -> Result<(), ringferry_control::ControlError> {
-//! if let Answer::Show(snapshot) = call(&default_path(), &Request::Show)? {
+//! if let Answer::Show(snapshot) = call(&default_path(), &Request::Show { addresses: None })? {
 //!     for port in &snapshot.ports {
 //!         println!("{}: {} drops", port.name, port.drops.values().sum::<u64>());
 //!     }

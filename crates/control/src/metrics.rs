@@ -472,14 +472,10 @@ impl Exposition {
             Kind::Gauge,
             "Addresses in the forwarding database, by the port that they are behind.",
             |family| {
-                let mut behind: BTreeMap<&str, u32> =
-                    snapshot.ports.iter().map(|port| (port.name.as_str(), 0)).collect();
-                for entry in &fdb.entries {
-                    if let Some(count) = behind.get_mut(entry.port.as_str()) {
-                        *count += 1;
-                    }
-                }
-                behind.iter().for_each(|(port, count)| family.sample(&[("port", port)], f64::from(*count)));
+                let count = |name| fdb.behind.get(name).copied().unwrap_or_default();
+                let counts: BTreeMap<&str, u64> =
+                    snapshot.ports.iter().map(|port| (port.name.as_str(), count(&port.name))).collect();
+                counts.iter().for_each(|(port, count)| family.sample(&[("port", port)], *count as f64));
             },
         );
         self.family(

@@ -21,7 +21,12 @@ use crate::why::Diagnosis;
 #[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
     /// The state of everything.
-    Show,
+    Show {
+        /// List at most so many addresses of the forwarding database, any of them if it has more; all of them without a number. How many are behind each
+        /// port is said in any case.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        addresses: Option<usize>,
+    },
     /// The configuration in force, as TOML. Only a switch has one.
     Dump,
     /// How many queue pairs a port has.

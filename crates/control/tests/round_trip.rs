@@ -33,7 +33,7 @@ fn counts() -> impl Strategy<Value = BTreeMap<String, u64>> {
 
 fn request() -> impl Strategy<Value = Request> {
     prop_oneof![
-        Just(Request::Show),
+        option::of(any::<usize>()).prop_map(|addresses| Request::Show { addresses }),
         Just(Request::Dump),
         (text(), any::<Option<u16>>()).prop_map(|(port, combined)| Request::Channels { port, combined }),
         text().prop_map(|port| Request::Steering { port }),
@@ -204,6 +204,7 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
             restless: entries.iter().map(moved).collect(),
             lost: entries.iter().map(lost).collect(),
             capacity,
+            behind: counters.clone(),
             entries,
             counters,
         }

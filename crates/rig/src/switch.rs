@@ -138,7 +138,7 @@ impl Switch<'_> {
     /// Asks the switch for its snapshot. It has carried out everything it was told before.
     #[track_caller]
     pub fn show(&self) -> Snapshot {
-        match control::call(&self.place.control(), &Request::Show).unwrap() {
+        match control::call(&self.place.control(), &Request::Show { addresses: None }).unwrap() {
             Answer::Show(snapshot) => *snapshot,
             _ => panic!("an answer to another question"),
         }

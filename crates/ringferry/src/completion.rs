@@ -79,7 +79,7 @@ fn settings(suffix: &str) -> Vec<CompletionCandidate> {
 fn ports() -> Vec<CompletionCandidate> {
     let control = control_of(env::args_os().filter_map(|word| word.into_string().ok()));
     let (answer, answered) = mpsc::channel();
-    thread::spawn(move || answer.send(control::call(&control, &Request::Show)));
+    thread::spawn(move || answer.send(control::call(&control, &Request::Show { addresses: Some(0) })));
     match answered.recv_timeout(PATIENCE) {
         Ok(Ok(Answer::Show(snapshot))) => {
             let ports = snapshot.ports.iter();

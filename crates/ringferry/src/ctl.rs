@@ -847,7 +847,9 @@ fn show_state(switch: &Switch, args: &ShowArgs, out: &mut dyn Write) -> Result<(
 
 /// Returns one answer of `ringferry ctl show`.
 fn state(switch: &Switch, args: &ShowArgs) -> Result<String, CtlError> {
-    let snapshot = match switch.call(&Request::Show)? {
+    // What is printed for people has numbers of addresses only, but for the page of a port.
+    let addresses = (!args.json && args.port.is_none()).then_some(0);
+    let snapshot = match switch.call(&Request::Show { addresses })? {
         Answer::Show(snapshot) => *snapshot,
         Answer::Guest(_) if args.reasons => return Err(CtlError::NoReasons),
         Answer::Guest(_) if args.port.is_some() || !args.columns.is_empty() => return Err(CtlError::OnePort),
@@ -899,7 +901,7 @@ fn ask(switch: &Switch, command: &CtlCommand) -> Result<String, CtlError> {
     let (request, json) = match command.clone() {
         CtlCommand::Show(args) => return state(switch, &args),
         CtlCommand::Fdb { change: None, json } => {
-            let Answer::Show(snapshot) = switch.call(&Request::Show)? else {
+            let Answer::Show(snapshot) = switch.call(&Request::Show { addresses: None })? else {
                 return Err(CtlError::NoFdb);
             };
             return Ok(if json { pretty(&snapshot.fdb)? } else { snapshot.fdb_to_text() });
@@ -1039,7 +1041,7 @@ mod tests {
                 while !done.load(Ordering::Relaxed) {
                     server.serve(&mut |request| {
                         Response::Ok(match request {
-                            Request::Show => Answer::Show(Box::new(Snapshot {
+                            Request::Show { .. } => Answer::Show(Box::new(Snapshot {
                                 pid: 42,
                                 ports: vec![port("vm0"), port("vm1")],
                                 ..Snapshot::default()

@@ -134,7 +134,9 @@ pub fn run(args: &MetricsArgs) -> Result<(), Error> {
 
 /// What a switch says now.
 fn ask(control: &Path, queues: bool) -> Result<(Snapshot, Vec<Stats>), Error> {
-    let Answer::Show(snapshot) = control::call_with(control, &Request::Show, Patience::SHORT)? else {
+    let Answer::Show(snapshot) =
+        control::call_with(control, &Request::Show { addresses: Some(0) }, Patience::SHORT)?
+    else {
         return Err(Error::NoSwitch);
     };
     let mut stats = Vec::new();

@@ -164,7 +164,11 @@ pub fn run(args: &OvsArgs) -> Result<(), Error> {
 }
 
 fn ask(question: &Question) -> Result<Option<String>, ControlError> {
-    match control::call_with(&control::default_path(), &Request::Show, Patience::SHORT)? {
+    match control::call_with(
+        &control::default_path(),
+        &Request::Show { addresses: Some(0) },
+        Patience::SHORT,
+    )? {
         Answer::Show(snapshot) => Ok(question.answer(&snapshot.ports)),
         // A guest has no ports.
         _ => Ok(None),

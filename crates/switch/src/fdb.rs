@@ -214,6 +214,13 @@ pub struct FdbWhole {
     pub restless: Vec<Restless>,
     /// The address that each port has lost last, where it is behind the other port still.
     pub lost: Vec<LostAddress>,
+    /// How many addresses each port has that has any, aged ones included until their slot is freed.
+    pub behind: Vec<(PortId, usize)>,
+}
+
+impl FdbPage {
+    /// The bucket from which on there are no addresses: a page from there is the state of the whole table alone.
+    pub const END: usize = usize::MAX;
 }
 
 /// An address that has moved from one port to another, which may have stolen it.
@@ -613,12 +620,19 @@ impl Fdb {
             stats: self.stats,
             restless: self.movers.restless(now).map(Restless::from).collect(),
             lost: self.lost(now).collect(),
+            behind: self.behind().collect(),
         };
         FdbPage {
             items: self.items(&self.buckets[from..end], now).collect(),
             next,
             whole: next.is_none().then(whole),
         }
+    }
+
+    /// How many addresses are behind each port that has any.
+    fn behind(&self) -> impl Iterator<Item = (PortId, usize)> {
+        let count = |holder: &Holder| holder.held as usize + holder.fixed.len();
+        (0u16..).map(PortId).zip(self.ports.iter().map(count)).filter(|(_, count)| *count > 0)
     }
 
     /// The address that each port has lost last, if it is behind another one still.

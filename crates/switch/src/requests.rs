@@ -116,8 +116,8 @@ impl Requests<'_> {
     /// Answers a request; descriptors that go with the answer are added to `fds`.
     fn answer(&mut self, request: Request, fds: &mut Vec<OwnedFd>) -> Result<Answer, String> {
         match &request {
-            Request::Show => {
-                Ok(Answer::Show(Box::new(Snapshot { fdb: self.addresses(), ..self.snapshot() })))
+            Request::Show { addresses } => {
+                Ok(Answer::Show(Box::new(Snapshot { fdb: self.addresses(*addresses), ..self.snapshot() })))
             }
             Request::Dump => Ok(Answer::Dump(self.config.dump())),
             Request::Channels { port, .. } | Request::Steering { port } | Request::Stats { port, .. } => {
@@ -146,7 +146,7 @@ impl Requests<'_> {
                 let snapshot = self.snapshot();
                 // Before all addresses are collected for it.
                 channels::find(&snapshot, port)?;
-                let mut snapshot = Snapshot { fdb: self.addresses(), ..snapshot };
+                let mut snapshot = Snapshot { fdb: self.addresses(None), ..snapshot };
                 // What can only be seen from outside of the sandbox is looked for now.
                 for found in snapshot.ports.iter_mut().filter(|found| found.name == *port) {
                     let is_other =
@@ -164,7 +164,7 @@ impl Requests<'_> {
                 why(&known, port, peer.as_deref()).map(Answer::Why)
             }
             Request::Trace(request) => {
-                let snapshot = Snapshot { fdb: self.addresses(), ..self.snapshot() };
+                let snapshot = Snapshot { fdb: self.addresses(None), ..self.snapshot() };
                 self.trace(&snapshot, request).map(|trace| Answer::Trace(Box::new(trace)))
             }
             Request::Capture(request) => {
@@ -453,13 +453,13 @@ impl Requests<'_> {
     }
 
     /// Returns the forwarding database of all workers: an address is where any worker saw it last.
-    fn addresses(&self) -> FdbSnapshot {
+    fn addresses(&self, most: Option<usize>) -> FdbSnapshot {
         let names: BTreeMap<PortId, String> =
             self.ports.interfaces().map(|port| (port.id, port.name.to_owned())).collect();
         let mut all = FdbMerge::default();
-        self.workers.addresses(|page| all.add(page, |port| names.get(&port).cloned().unwrap_or_default()));
-        all.settle();
-        all.into_inner()
+        let add = |page| all.add(page, |port| names.get(&port).cloned().unwrap_or_default());
+        let are_all_listed = self.workers.addresses(most, add);
+        all.settle(are_all_listed, most)
     }
 
     /// Returns the queue pairs of a port.

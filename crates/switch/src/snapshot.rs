@@ -75,7 +75,7 @@ impl FdbMerge {
             age_seconds: item.age,
             fixed: item.fixed,
         }));
-        let Some(FdbWhole { capacity, stats, restless, lost }) = page.whole else { return };
+        let Some(FdbWhole { capacity, stats, restless, lost, behind }) = page.whole else { return };
         self.0.capacity = self.0.capacity.max(capacity);
         for Restless { vid: vlan, mac, ports, moves, seconds } in restless {
             let ports = ports.into_iter().map(&name).collect();
@@ -83,6 +83,11 @@ impl FdbMerge {
         }
         for LostAddress { vid: vlan, mac, from, to, age } in lost {
             self.0.lost.push(FdbLost { vlan, mac, from: name(from), to: name(to), seconds: age });
+        }
+        for (port, count) in behind {
+            // Workers tell each other what they learn, so none knows less than it has told.
+            let most = self.0.behind.entry(name(port)).or_default();
+            *most = (*most).max(count as u64);
         }
         let FdbStats { learned, moved, replaced, refused, aged, limited } = stats;
         for (name, count) in [
@@ -97,8 +102,8 @@ impl FdbMerge {
         }
     }
 
-    /// Sorts the addresses. If several workers know one, the entry that was seen last stays.
-    pub(crate) fn settle(&mut self) {
+    /// Sorts the addresses and returns the merged table, with at most so many. If several workers know one, the entry that was seen last stays.
+    pub(crate) fn settle(mut self, are_all_listed: bool, most: Option<usize>) -> Merged {
         self.0.entries.sort_unstable_by_key(|entry| (entry.vlan, entry.mac, entry.age_seconds));
         self.0.entries.dedup_by(|later, first| (later.vlan, later.mac) == (first.vlan, first.mac));
         self.0.entries.sort_unstable_by(|a, b| (&a.port, a.vlan, a.mac).cmp(&(&b.port, b.vlan, b.mac)));
@@ -107,19 +112,24 @@ impl FdbMerge {
         restless.iter_mut().for_each(|address| address.ports.sort_unstable());
         restless.sort_unstable_by_key(|address| (address.vlan, address.mac, Reverse(address.moves)));
         restless.dedup_by_key(|address| (address.vlan, address.mac));
-        // Of each port the last one; what has come back there since is not lost.
-        let Merged { lost, entries, .. } = &mut self.0;
+        // Of each port the last one; what another worker has seen elsewhere since is not lost.
+        let Merged { lost, entries, behind, .. } = &mut self.0;
         lost.retain(|lost| {
-            entries
-                .iter()
-                .any(|entry| (entry.vlan, entry.mac, &entry.port) == (lost.vlan, lost.mac, &lost.to))
+            let is_it = |entry: &&FdbEntry| (entry.vlan, entry.mac) == (lost.vlan, lost.mac);
+            entries.iter().find(is_it).is_none_or(|entry| entry.port == lost.to)
         });
         lost.sort_unstable_by(|a, b| (&a.from, a.seconds).cmp(&(&b.from, b.seconds)));
         lost.dedup_by(|later, first| later.from == first.from);
-    }
-
-    /// Returns the merged table.
-    pub(crate) fn into_inner(self) -> Merged {
+        if are_all_listed {
+            behind.clear();
+            for entry in entries.iter() {
+                match behind.get_mut(&entry.port) {
+                    Some(count) => *count += 1,
+                    None => drop(behind.insert(entry.port.clone(), 1)),
+                }
+            }
+        }
+        entries.truncate(most.unwrap_or(usize::MAX));
         self.0
     }
 }
@@ -139,8 +149,7 @@ mod tests {
         for table in tables {
             all.add(table.page(0, 10), |port| ["vm0", "uplink"][usize::from(port.0)].to_owned());
         }
-        all.settle();
-        serde_json::to_value(all.into_inner()).unwrap()
+        serde_json::to_value(all.settle(true, None)).unwrap()
     }
 
     #[test]
@@ -177,6 +186,34 @@ mod tests {
             ])
         );
         assert_eq!(json["counters"]["learned"], 2);
+    }
+
+    #[test]
+    fn addresses_that_are_not_listed_are_counted() {
+        let mut fdb = Fdb::new(64, 300, [1, 2]);
+        let mac = |last| Mac([0x52, 0x54, 0, 0, 0, last]);
+        for (last, port) in [(1, 0), (2, 0), (3, 1), (4, 0), (4, 1)] {
+            let _ = fdb.learn(0, mac(last), PortId(port), 5);
+        }
+        fdb.set_static(PortId(0), &[(mac(5), 0)]);
+        let merged = |page: FdbPage, are_all_listed, most| {
+            let mut all = FdbMerge::default();
+            all.add(page, |port| ["vm0", "uplink"][usize::from(port.0)].to_owned());
+            all.settle(are_all_listed, most)
+        };
+        let counted = merged(fdb.page(FdbPage::END, 10), false, Some(0));
+        assert_eq!((counted.entries.len(), counted.capacity, counted.addresses()), (0, 64, 5));
+        let behind = [("uplink".to_owned(), 2), ("vm0".to_owned(), 3)].into();
+        assert_eq!(counted.behind, behind);
+        assert_eq!(
+            counted.lost[0].to_text(),
+            "52:54:00:00:00:04 was behind vm0 and has moved to uplink, 5 s ago"
+        );
+        // Those that are too old are counted only where they are not looked at.
+        let listed = merged(fdb.page(0, 400), true, None);
+        assert_eq!((listed.entries.len(), listed.addresses()), (1, 1));
+        assert_eq!(merged(fdb.page(FdbPage::END, 400), false, Some(0)).addresses(), 5);
+        assert_eq!(merged(fdb.page(0, 10), true, Some(2)).entries.len(), 2);
     }
 
     #[test]

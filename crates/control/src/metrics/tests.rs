@@ -70,6 +70,7 @@ fn snapshot(ports: usize) -> Snapshot {
     };
     let fdb = FdbSnapshot {
         capacity: 16,
+        behind: [("vm0".to_owned(), 1)].into(),
         entries: vec![entry],
         counters: [("learned".to_owned(), 1)].into(),
         ..FdbSnapshot::default()

@@ -28,7 +28,7 @@ fn snapshot() -> Snapshot {
 
 fn handle(request: Request) -> Response {
     match request {
-        Request::Show => Response::Ok(Answer::Show(Box::new(snapshot()))),
+        Request::Show { .. } => Response::Ok(Answer::Show(Box::new(snapshot()))),
         Request::Dump => Response::Error("line one\nline two".into()),
         other => Response::Error(format!("{other:?}")),
     }
@@ -78,7 +78,7 @@ fn line(stream: &UnixStream) -> String {
 #[test]
 fn call_gets_answers_and_errors() {
     let mut fixture = fixture();
-    let answer = fixture.serve_while(|path| call(path, &Request::Show));
+    let answer = fixture.serve_while(|path| call(path, &Request::Show { addresses: None }));
     assert_eq!(answer.unwrap(), Answer::Show(Box::new(snapshot())));
     let error = fixture.serve_while(|path| call(path, &Request::Dump)).unwrap_err();
     assert_eq!(error.to_string(), "the switch refuses: line one\nline two");
@@ -229,7 +229,7 @@ fn socket_has_the_mode_asked_for_and_goes_away() {
 fn absent_switch_is_said_so() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("none.sock");
-    let text = call(&path, &Request::Show).unwrap_err().to_string();
+    let text = call(&path, &Request::Show { addresses: None }).unwrap_err().to_string();
     assert!(
         text.starts_with(&format!(
             "no ringferry is running with control socket {path:?}: start one with `ringferry run`"
@@ -237,7 +237,7 @@ fn absent_switch_is_said_so() {
         "{text}"
     );
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-    assert!(matches!(call(&path, &Request::Show), Err(ControlError::NotRunning(_))));
+    assert!(matches!(call(&path, &Request::Show { addresses: None }), Err(ControlError::NotRunning(_))));
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn other_programs_on_the_socket_are_told_apart() {
                 let _ = BufReader::new(stream.try_clone().unwrap()).read_line(&mut String::new());
                 stream.write_all(answer.as_bytes()).unwrap();
             });
-            call(&path, &Request::Show).unwrap_err()
+            call(&path, &Request::Show { addresses: None }).unwrap_err()
         });
         assert!(matches!(error, ControlError::Garbled { .. }), "{error}");
     }

@@ -11,7 +11,10 @@ use serde::{Deserialize, Serialize};
 pub struct FdbSnapshot {
     /// Most addresses it can hold.
     pub capacity: usize,
-    /// Addresses seen lately, ordered by port, VLAN and address.
+    /// How many addresses are behind each port that has any. If not all are listed, those that nobody has seen lately count until their room is needed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub behind: BTreeMap<String, u64>,
+    /// Addresses seen lately, ordered by port, VLAN and address: all of them, or as many as were asked for.
     pub entries: Vec<FdbEntry>,
     /// What happened to addresses: `learned`, `moved`, `replaced`, `refused`, `aged`, `limited`.
     pub counters: BTreeMap<String, u64>,
@@ -21,6 +24,14 @@ pub struct FdbSnapshot {
     /// The address that each port has lost last to another one, if it is there still.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<FdbLost>,
+}
+
+impl FdbSnapshot {
+    /// How many addresses there are, listed or not.
+    pub fn addresses(&self) -> u64 {
+        // A switch of before there were numbers lists all.
+        self.behind.values().sum::<u64>().max(self.entries.len() as u64)
+    }
 }
 
 /// An address that has moved from one port to another: its machine has, or somebody else uses it.

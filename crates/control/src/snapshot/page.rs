@@ -174,6 +174,7 @@ impl Snapshot {
         }
         self.ports.retain(|port| port.name == name);
         self.fdb.entries.retain(|entry| entry.port == name);
+        self.fdb.behind.retain(|port, _| port == name);
         self.fdb.restless.retain(|address| address.ports.iter().any(|port| port == name));
         self.fdb.lost.retain(|address| address.from == name || address.to == name);
         self.captures.retain(|capture| capture.ports.iter().any(|port| port == name));
@@ -216,10 +217,11 @@ impl Snapshot {
             text.push('\n');
             text.push_str(&table);
         }
-        if !self.fdb.entries.is_empty() {
+        if self.fdb.addresses() > 0 {
             let behind: Vec<_> = self.fdb.entries.iter().filter(|entry| entry.port == port.name).collect();
-            let noun = if behind.len() == 1 { "address" } else { "addresses" };
-            let which = if behind.len() <= FEW {
+            let count = self.fdb.behind.get(&port.name).map_or(behind.len() as u64, |count| *count);
+            let noun = if count == 1 { "address" } else { "addresses" };
+            let which = if count <= behind.len().min(FEW) as u64 {
                 let name = |entry: &&FdbEntry| match entry.vlan {
                     0 => entry.mac.to_string(),
                     vlan => format!("{} (VLAN {vlan})", entry.mac),
@@ -228,9 +230,9 @@ impl Snapshot {
             } else {
                 "`ringferry ctl fdb`".to_owned()
             };
-            let colon = if behind.is_empty() { "" } else { ": " };
+            let colon = if which.is_empty() { "" } else { ": " };
             // Writing to a string cannot fail.
-            let _ = writeln!(text, "\n{} MAC {noun} behind it{colon}{which}", behind.len());
+            let _ = writeln!(text, "\n{count} MAC {noun} behind it{colon}{which}");
         }
         text += &self.copies_to_text();
         text += &self.restless_to_text();

@@ -80,6 +80,7 @@ fn example() -> Snapshot {
     };
     let fdb = FdbSnapshot {
         capacity: 64,
+        behind: named([("uplink", 1), ("vm0", 1)]),
         entries: vec![
             entry(0, "52:54:00:00:00:02", "uplink", 10, false),
             entry(0, "52:54:00:00:00:01", "vm0", 5, false),

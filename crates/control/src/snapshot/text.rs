@@ -30,7 +30,7 @@ impl Snapshot {
             self.program,
             self.pid,
             duration(self.uptime_seconds),
-            self.fdb.entries.len(),
+            self.fdb.addresses(),
             self.fdb.capacity
         );
         for trouble in &self.troubles {

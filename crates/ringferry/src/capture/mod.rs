@@ -364,7 +364,7 @@ pub fn to_memory(
 
 /// Prints the names of the ports.
 fn list(path: &Path, json: bool) -> Result<(), CaptureError> {
-    let Answer::Show(snapshot) = control::call(path, &Request::Show)? else {
+    let Answer::Show(snapshot) = control::call(path, &Request::Show { addresses: Some(0) })? else {
         return Err(CaptureError::Mismatch);
     };
     let names: Vec<_> = snapshot.ports.into_iter().map(|port| port.name).collect();

@@ -208,7 +208,7 @@ impl Network {
     }
 
     fn ports(&mut self) -> Result<Vec<Port>, Error> {
-        match control::call(&self.dir.0.join("ctl.sock"), &Request::Show) {
+        match control::call(&self.dir.0.join("ctl.sock"), &Request::Show { addresses: Some(0) }) {
             Ok(Answer::Show(snapshot)) => Ok(snapshot.ports.into_iter().map(Port::from).collect()),
             Ok(_) => Err(Error::NoSwitch),
             Err(error) => {

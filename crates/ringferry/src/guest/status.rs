@@ -53,7 +53,7 @@ impl Status<'_> {
             return Err(format!("there is no port {port:?}; this guest has one, {tap:?}"));
         }
         Ok(match request {
-            Request::Show => Answer::Guest(Box::new(GuestSnapshot {
+            Request::Show { .. } => Answer::Guest(Box::new(GuestSnapshot {
                 version: VERSION,
                 pid: std::process::id(),
                 uptime_seconds: self.started.elapsed().as_secs(),

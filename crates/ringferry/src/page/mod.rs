@@ -140,7 +140,7 @@ struct State {
     #[serde(flatten)]
     snapshot: Snapshot,
     /// Addresses in the forwarding database, of which the snapshot has the first [`ADDRESSES`].
-    addresses: usize,
+    addresses: u64,
     /// What happened and what to do, for each reason that there are drops for.
     reasons: BTreeMap<&'static str, String>,
     /// Whether captures are served.
@@ -148,14 +148,12 @@ struct State {
 }
 
 impl State {
-    fn of(mut snapshot: Snapshot, may_capture: bool) -> State {
-        let addresses = snapshot.fdb.entries.len();
-        snapshot.fdb.entries.truncate(ADDRESSES);
+    fn of(snapshot: Snapshot, may_capture: bool) -> State {
         let dropped = snapshot.ports.iter().flat_map(|port| &port.drops).filter(|(_, count)| **count > 0);
         let reasons = dropped
             .filter_map(|(name, _)| DropReason::from_name(name))
             .map(|reason| (reason.name(), format!("{} What to do: {}", reason.meaning(), reason.remedy())));
-        State { addresses, reasons: reasons.collect(), may_capture, snapshot }
+        State { addresses: snapshot.fdb.addresses(), reasons: reasons.collect(), may_capture, snapshot }
     }
 }
 
@@ -163,7 +161,7 @@ impl State {
 fn ask(control: &Path, question: &Question, captures: bool) -> Json {
     let unavailable = |why: &dyn std::fmt::Display| ("503 Service Unavailable", why.to_string());
     let request = match question {
-        Question::State => Request::Show,
+        Question::State => Request::Show { addresses: Some(ADDRESSES) },
         Question::Why(port) => Request::Why { port: port.clone(), peer: None },
     };
     let json = match control::call_with(control, &request, Patience::SHORT) {

@@ -33,16 +33,21 @@ pub enum AskError {
     Mismatch,
 }
 
+/// Addresses of the forwarding database that are looked at, each second: more than anybody scrolls through, and few enough that the switch has other things
+/// to do than to list them. A million take it 0.65 s.
+const ADDRESSES: usize = 10_000;
+
 /// Asks once, and waits for the answer.
 ///
 /// # Errors
 /// See [`AskError`].
 pub fn ask(control: &Path, port: Option<&str>) -> Result<Answered, AskError> {
-    let snapshot = match control::call_with(control, &Request::Show, Patience::SHORT)? {
-        Answer::Show(snapshot) => *snapshot,
-        Answer::Guest(_) => return Err(AskError::Guest),
-        _ => return Err(AskError::Mismatch),
-    };
+    let snapshot =
+        match control::call_with(control, &Request::Show { addresses: Some(ADDRESSES) }, Patience::SHORT)? {
+            Answer::Show(snapshot) => *snapshot,
+            Answer::Guest(_) => return Err(AskError::Guest),
+            _ => return Err(AskError::Mismatch),
+        };
     let why = port.map(|port| {
         match control::call_with(
             control,

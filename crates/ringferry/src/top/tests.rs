@@ -119,6 +119,7 @@ pub(super) fn busy() -> Snapshot {
     Snapshot {
         fdb: FdbSnapshot {
             capacity: 1024,
+            behind: [("vm0".to_owned(), 1), ("vm1".to_owned(), 1)].into(),
             entries: vec![entry(1, "vm0", true), entry(2, "vm1", false)],
             ..FdbSnapshot::default()
         },
@@ -155,7 +156,7 @@ fn top(words: &[&str]) -> (Result<(), TopError>, String) {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 server.serve(&mut |request| match request {
-                    Request::Show => Response::Ok(Answer::Show(busy().into())),
+                    Request::Show { .. } => Response::Ok(Answer::Show(busy().into())),
                     Request::Why { .. } => Response::Ok(Answer::Why(diagnosis())),
                     request => Response::Error(format!("{request:?} is not asked")),
                 });

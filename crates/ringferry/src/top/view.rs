@@ -217,7 +217,12 @@ impl Painter<'_> {
             View::Queues => self.queues_heading(),
             View::Workers => self.workers_heading(),
             View::Drops => self.drops_heading(),
-            View::Fdb => format!(" {:17} VLAN {}    AGE", "ADDRESS", self.look.left("PORT", self.fdb_name())),
+            View::Fdb => {
+                let fdb = &self.model.snapshot().fdb;
+                let left_out = fdb.addresses().saturating_sub(fdb.entries.len() as u64);
+                let note = if left_out > 0 { format!("   and {left_out} more") } else { String::new() };
+                format!(" {:17} VLAN {}    AGE{note}", "ADDRESS", self.look.left("PORT", self.fdb_name()))
+            }
         };
         Body { heading: Some(self.heading(&heading)), total: self.model.rows().len() }
     }
@@ -304,9 +309,12 @@ impl Painter<'_> {
     fn port(&self, port: &PortSnapshot, cells: &mut Cells) {
         let Widths { name, bar } = self.ports_widths();
         let rates = port.rates_over(self.model.settings.window);
-        let is_up = port.state == PortState::Up;
-        cells.left(&port.name, name, Tone::Plain);
-        cells.left(port.state.name(), 10, if is_up { Tone::Good } else { Tone::Bad });
+        let (state, tone) = match port.state {
+            PortState::Up if port.fault.is_some() => ("up, faulty", Tone::Bad),
+            PortState::Up => (PortState::Up.name(), Tone::Good),
+            state => (state.name(), Tone::Bad),
+        };
+        cells.left(&port.name, name, Tone::Plain).left(state, 10, tone);
         let most = self.most_bits();
         for counter in ["rx_bytes", "tx_bytes"] {
             let bits = rates.map(|rates| rates.bits(counter));

@@ -54,10 +54,12 @@ impl Guest {
     /// Waits until a back end serves it.
     #[track_caller]
     fn until_up(&self) {
-        eventually("the link is up", || match control::call(&self.control, &Request::Show) {
-            Ok(Answer::Guest(guest)) => guest.up.then_some(()),
-            Err(ControlError::NotRunning(_)) => None,
-            other => panic!("{other:?}"),
+        eventually("the link is up", || {
+            match control::call(&self.control, &Request::Show { addresses: None }) {
+                Ok(Answer::Guest(guest)) => guest.up.then_some(()),
+                Err(ControlError::NotRunning(_)) => None,
+                other => panic!("{other:?}"),
+            }
         });
     }
 

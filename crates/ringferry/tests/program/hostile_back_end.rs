@@ -62,7 +62,7 @@ impl Scene {
     /// Asks its control socket; `None` before that exists.
     #[track_caller]
     fn show(&self) -> Option<GuestSnapshot> {
-        match control::call(&self.control, &Request::Show) {
+        match control::call(&self.control, &Request::Show { addresses: None }) {
             Ok(Answer::Guest(guest)) => Some(*guest),
             Err(ControlError::NotRunning(_)) => None,
             other => panic!("{other:?}"),

@@ -36,7 +36,7 @@ pub fn kept(run: &Command) -> Command {
 
 /// The number of the switch's own process.
 pub fn pid(place: &Place) -> Option<u32> {
-    match control::call(&place.control(), &Request::Show) {
+    match control::call(&place.control(), &Request::Show { addresses: None }) {
         Ok(Answer::Show(snapshot)) => Some(snapshot.pid),
         _ => None,
     }

@@ -39,7 +39,7 @@ fn start(place: &Place) -> Process {
 
 /// Returns the number of the process that serves the place; none if there is none.
 fn serving(place: &Place) -> Option<u32> {
-    match control::call(&place.control(), &Request::Show) {
+    match control::call(&place.control(), &Request::Show { addresses: None }) {
         Ok(Answer::Show(snapshot)) => Some(snapshot.pid),
         _ => None,
     }

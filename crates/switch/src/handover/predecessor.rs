@@ -300,7 +300,7 @@ fn hello(parts: &Parts<'_>) -> Hello {
 /// Returns the learned addresses of all workers, while packets flow.
 fn all_addresses(workers: &Workers) -> Vec<Address> {
     let (mut all, now) = (Vec::new(), workers.seconds());
-    workers.addresses(|FdbPage { items, .. }| {
+    workers.addresses(None, |FdbPage { items, .. }| {
         all.extend(items.iter().filter(|item| !item.fixed).map(|item| Address::of(item, now)));
     });
     all

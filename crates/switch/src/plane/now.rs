@@ -63,7 +63,7 @@ impl Now {
     pub(crate) fn after(&self, micros: u64) -> Now {
         let seconds = self.seconds.saturating_add(u32::try_from(micros / 1_000_000).unwrap_or(u32::MAX));
         let micros = OnceCell::from(self.micros().saturating_add(micros));
-        Now { clock: self.clock.clone(), seconds, micros, wall: OnceCell::new() }
+        Now { clock: self.clock, seconds, micros, wall: OnceCell::new() }
     }
 
     /// Nanoseconds since 1970, the same at every call: the time stamp of captured frames.

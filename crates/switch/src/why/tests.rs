@@ -170,7 +170,6 @@ impl Scene {
                 fdb.add(page, |id| names[&id].to_owned());
             }
         }
-        fdb.settle();
         let age = Duration::from_micros(self.bed.now());
         let workers = (0..).zip(self.bed.worker_counters()).map(|(number, counters)| WorkerSnapshot {
             load: self.series.worker(&sample, number, |id| names.get(&id).copied()),
@@ -199,7 +198,7 @@ impl Scene {
             }
         });
         let (ports, workers) = (ports.collect(), workers.collect());
-        let (fdb, mirrors) = (fdb.into_inner(), self.mirrors.clone());
+        let (fdb, mirrors) = (fdb.settle(true, None), self.mirrors.clone());
         Snapshot { version: VERSION, ports, fdb, workers, mirrors, ..Snapshot::default() }
     }
 

@@ -552,15 +552,22 @@ impl<P: Queues> Workers<P> {
     }
 
     /// Hands the forwarding databases of all workers, but for late ones, to `page`, part by part. Packets go on between the parts.
-    pub fn addresses(&self, mut page: impl FnMut(FdbPage)) {
+    ///
+    /// Of each, no further part is asked for when it has given `most` addresses, but its counts. Returns true if all parts were.
+    pub fn addresses(&self, most: Option<usize>, mut page: impl FnMut(FdbPage)) -> bool {
+        let mut are_all_listed = true;
         for worker in self.not_late() {
-            let mut next = Some(0);
-            while let Some(from) = next {
+            let (mut next, mut listed) = (Some(0), 0);
+            while let Some(mut from) = next {
+                if most.is_some_and(|most| listed >= most) {
+                    (from, are_all_listed) = (FdbPage::END, false);
+                }
                 let Ok(Some(part)) = worker.ask(|reply| Command::Addresses(from, reply)) else { break };
-                next = part.next;
+                (next, listed) = (part.next, listed + part.items.len());
                 page(part);
             }
         }
+        are_all_listed
     }
 
     /// Has the workers forget learned addresses, part by part; returns how many, of the worker that knew most of them.
@@ -910,7 +917,7 @@ mod tests {
         });
         let known = || {
             let mut known = 0;
-            workers.addresses(|page| known += page.items.len());
+            workers.addresses(None, |page| known += page.items.len());
             known
         };
         let until = |count: usize| {
@@ -927,6 +934,13 @@ mod tests {
         workers.inject(port, frame);
         // One learns it, and tells the other.
         until(2);
+        let mut counts = Vec::new();
+        let are_all_listed = workers.addresses(Some(0), |page| {
+            assert!(page.items.is_empty(), "{page:?}");
+            counts.extend(page.whole.map(|whole| whole.behind));
+        });
+        assert_eq!((are_all_listed, &counts[..]), (false, &[vec![(port, 1)], vec![(port, 1)]][..]));
+        assert!(workers.addresses(Some(2), |_| {}));
         workers.forget(port);
         until(0);
     }
