@@ -106,9 +106,22 @@ impl Look {
         cut
     }
 
+    /// Takes out of the middle of a text what is wider than this: names of machines begin alike, and differ at their ends.
+    fn squeeze(self, text: &str, width: usize) -> String {
+        let text = printable(text);
+        if text.width() <= width || width == 0 {
+            return self.cut(&text, width);
+        }
+        let tail_room = (width - 1) / 2;
+        let mut ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
+        let tail = ends.find(|from| text[*from..].width() <= tail_room).unwrap_or(text.len());
+        let head = self.cut(&text, width - text[tail..].width());
+        head + &text[tail..]
+    }
+
     /// The text in a column of this width, at its left.
     pub fn left(self, text: &str, width: usize) -> String {
-        let text = self.cut(text, width);
+        let text = self.squeeze(text, width);
         let room = width - text.width();
         text + &" ".repeat(room)
     }
@@ -208,6 +221,16 @@ mod tests {
     }
 
     #[test]
+    fn names_are_cut_in_their_middle() {
+        for (width, expected) in
+            [(20, "customer-vm-0012    "), (9, "cust~0012"), (8, "cust~012"), (2, "c~"), (1, "~"), (0, "")]
+        {
+            assert_eq!(ASCII.left("customer-vm-0012", width), expected);
+        }
+        assert_eq!(BLOCKS.left("虚拟机的名字", 6), "虚…字 ");
+    }
+
+    #[test]
     fn columns_have_their_width_whatever_is_in_them() {
         for text in ["", "vm0", "a rather long name", "虚拟机的名字", "\x1b[2J\n", "\u{202e}abc"] {
             for width in 0..12 {
@@ -217,7 +240,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(BLOCKS.left("a rather long name", 8), "a rathe…");
+        assert_eq!(BLOCKS.cut("a rather long name", 8), "a rathe…");
         assert_eq!(ASCII.right("vm0", 5), "  vm0");
         assert_eq!(ASCII.cut("\x1b[2J", 80), "\\u{1b}[2J");
     }
